@@ -19,6 +19,8 @@ from homenode._native import (
     Error,
     Failed,
     Machine,
+    PageLog,
+    Recording,
     Scenario,
     Table,
     Workload,
@@ -27,19 +29,41 @@ from homenode._native import (
 )
 from homenode._policy import Policy
 from homenode._simulate import Run, Runs, simulate
+from homenode._studies import (
+    Experiment,
+    Reproduction,
+    Search,
+    WhatIf,
+    experiment,
+    published,
+    reproduce,
+    search,
+    whatif,
+)
 
 __all__ = [
     "BadInput",
     "Error",
+    "Experiment",
     "Failed",
     "Machine",
+    "PageLog",
     "Policy",
+    "Recording",
+    "Reproduction",
     "Run",
     "Runs",
     "Scenario",
+    "Search",
     "Table",
+    "WhatIf",
     "Workload",
     "__commit__",
     "__version__",
+    "experiment",
+    "published",
+    "reproduce",
+    "search",
     "simulate",
+    "whatif",
 ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 LINE_EVERY_S = 0.2
@@ -51,6 +52,16 @@ class Line:
             sys.stderr.flush()
 
 
-def line_if(progress: bool | Callable[..., Any]) -> Line | None:
-    """The line, where ``progress`` is true and somebody sees it."""
-    return Line() if progress is True and is_watched() else None
+@contextmanager
+def told(progress: bool | Callable[[str, float, float], Any]) -> Iterator[Callable[[str, float, float], Any] | None]:
+    """What is told how far work is: the function that was given, or a line where it is ``True`` and somebody sees it."""
+    if callable(progress):
+        yield progress
+    elif progress and is_watched():
+        line = Line()
+        try:
+            yield line.say
+        finally:
+            line.end()
+    else:
+        yield None

@@ -11,7 +11,7 @@ from homenode._native import BadInput, Machine, Scenario, Simulated, Table
 from homenode._native import simulate as _simulate
 from homenode._native import toml_of as _toml_of
 from homenode._policy import Policy
-from homenode._progress import line_if
+from homenode._progress import told
 
 
 def duration(value: str | float | None) -> str | None:
@@ -42,6 +42,12 @@ def config_of(what: Mapping[str, Any] | str | os.PathLike[str] | None) -> tuple[
         return (path, Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}") from error
+
+
+def options_of(**given: Any) -> dict[str, Any]:
+    """Options as the native side takes them, with those that were not given."""
+    names = ["machine", "seed", "epoch", "disturb", "config", "every", "progress"]
+    return {name: given.get(name) for name in names}
 
 
 class _Tables:
@@ -225,21 +231,14 @@ def simulate(
     """
     if isinstance(policies, str | Policy):
         policies = [policies]
-    line = line_if(progress)
-    told: Callable[..., Any] | None = progress if callable(progress) else None
-    if line is not None:
-        told = lambda policy, at_s, most_s: line.say(f"under {policy}", at_s, most_s)  # noqa: E731
-    options = {
-        "machine": machine_of(machine),
-        "seed": seed,
-        "epoch": duration(epoch),
-        "disturb": disturb,
-        "config": config_of(config),
-        "every": duration(every),
-        "progress": told,
-    }
-    try:
+    with told(progress) as tell:
+        options = options_of(
+            machine=machine_of(machine),
+            seed=seed,
+            epoch=duration(epoch),
+            disturb=disturb,
+            config=config_of(config),
+            every=duration(every),
+            progress=tell,
+        )
         return Runs(_simulate(scenario_of(scenario), None if policies is None else list(policies), options))
-    finally:
-        if line is not None:
-            line.end()

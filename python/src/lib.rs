@@ -10,11 +10,17 @@
 //! | `machine`, `workload`, `scenario` | what is simulated |
 //! | `simulate`, `report`, `over_time` | a scenario's runs, and their tables |
 //! | `policy` | policies in Python |
+//! | `asked` | questions about scenarios |
+//! | `experiment` | experiments and published claims |
+//! | `record` | recordings and logs of pages |
 
+mod asked;
 mod errors;
+mod experiment;
 mod machine;
 mod over_time;
 mod policy;
+mod record;
 mod report;
 mod scenario;
 mod simulate;
@@ -38,5 +44,15 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<report::Simulated>()?;
     module.add_function(wrap_pyfunction!(values::toml_of, module)?)?;
     module.add_function(wrap_pyfunction!(simulate::simulate, module)?)?;
+    module.add_class::<record::Recording>()?;
+    module.add_class::<record::PageLog>()?;
+    module.add_class::<experiment::MadeExperiment>()?;
+    module.add_class::<experiment::Decided>()?;
+    module.add_class::<asked::Searched>()?;
+    module.add_function(wrap_pyfunction!(experiment::experiment, module)?)?;
+    module.add_function(wrap_pyfunction!(experiment::published, module)?)?;
+    module.add_function(wrap_pyfunction!(experiment::reproduce, module)?)?;
+    module.add_function(wrap_pyfunction!(asked::whatif, module)?)?;
+    module.add_function(wrap_pyfunction!(asked::search, module)?)?;
     Ok(())
 }

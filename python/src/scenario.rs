@@ -172,7 +172,7 @@ impl Scenario {
 
     /// Reads the text of a scenario file; `path` is for messages, and others that it names lie beside it.
     #[staticmethod]
-    #[pyo3(signature = (text, path=PATH))]
+    #[pyo3(signature = (text, path="scenario.toml"))]
     fn from_toml(text: String, path: &str) -> PyResult<Scenario> {
         Scenario::read(path, text)
     }

@@ -41,11 +41,11 @@ pub struct Options<'py> {
     config: Option<(String, String)>,
     every: Option<String>,
     /// Called with the policies' name, simulated seconds so far, and how many it is at most.
-    progress: Option<Bound<'py, PyAny>>,
+    pub progress: Option<Bound<'py, PyAny>>,
 }
 
 /// The scenario on a machine, as options say.
-fn setup(scenario: &Scenario, options: &Options<'_>) -> PyResult<Setup> {
+pub fn setup(scenario: &Scenario, options: &Options<'_>) -> PyResult<Setup> {
     let mut inner = scenario.inner.clone();
     if let Some(names) = &options.disturb {
         inner = inner.disturbed(names.parse().map_err(bad_input)?);

@@ -6,15 +6,17 @@ use std::sync::Arc;
 use arrow_array::cast::AsArray;
 use arrow_array::ffi::FFI_ArrowSchema;
 use arrow_array::ffi_stream::FFI_ArrowArrayStream;
-use arrow_array::types::{Float64Type, UInt64Type};
+use arrow_array::types::{Float64Type, Int64Type, UInt64Type};
 use arrow_array::{
-    Array, ArrayRef, Float64Array, RecordBatch, RecordBatchIterator, StringArray, UInt64Array,
+    Array, ArrayRef, BooleanArray, Float64Array, Int64Array, RecordBatch, RecordBatchIterator, StringArray,
+    UInt64Array,
 };
 use arrow_schema::{DataType, Field, Schema};
 use homenode_units::Candidates;
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyList};
+use serde_json::Value;
 
 use crate::errors::{Failed, bad_input};
 
@@ -70,6 +72,57 @@ impl Columns {
         self.with(name, about, DataType::Utf8, Arc::new(array))
     }
 
+    /// A column of whole numbers.
+    pub fn wholes<T: Into<Option<i64>>>(
+        self,
+        name: &str,
+        about: &str,
+        cells: impl IntoIterator<Item = T>,
+    ) -> Columns {
+        let array: Int64Array = cells.into_iter().map(Into::into).collect();
+        self.with(name, about, DataType::Int64, Arc::new(array))
+    }
+
+    /// A column of yes and no.
+    pub fn flags<T: Into<Option<bool>>>(
+        self,
+        name: &str,
+        about: &str,
+        cells: impl IntoIterator<Item = T>,
+    ) -> Columns {
+        let cells: Vec<Option<bool>> = cells.into_iter().map(Into::into).collect();
+        self.with(
+            name,
+            about,
+            DataType::Boolean,
+            Arc::new(BooleanArray::from(cells)),
+        )
+    }
+
+    /// A column for each name in rows that name their own cells: of numbers where every cell is one, else of words.
+    pub fn cells<'a>(mut self, rows: impl Iterator<Item = &'a Vec<(String, Value)>> + Clone) -> Columns {
+        let mut names: Vec<&str> = Vec::new();
+        for (name, _) in rows.clone().flatten() {
+            if !names.contains(&name.as_str()) {
+                names.push(name);
+            }
+        }
+        for name in names {
+            let cell = |row: &'a Vec<(String, Value)>| {
+                let found = row.iter().find(|(own, _)| own == name);
+                found.map(|(_, value)| value).filter(|value| !value.is_null())
+            };
+            let cells = || rows.clone().map(cell);
+            self = if cells().flatten().all(Value::is_number) {
+                self.numbers(name, "", cells().map(|cell| cell.and_then(Value::as_f64)))
+            } else {
+                let word = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                self.words(name, "", cells().map(|cell| cell.map(word)))
+            };
+        }
+        self
+    }
+
     /// The table.
     ///
     /// # Errors
@@ -120,6 +173,7 @@ impl Table {
                 }
             }
             DataType::UInt64 => column.as_primitive::<UInt64Type>().value(row).to_string(),
+            DataType::Int64 => column.as_primitive::<Int64Type>().value(row).to_string(),
             DataType::Boolean => (if column.as_boolean().value(row) {
                 "yes"
             } else {
@@ -185,6 +239,7 @@ impl Table {
         match column.data_type() {
             DataType::Float64 => PyList::new(py, column.as_primitive::<Float64Type>()),
             DataType::UInt64 => PyList::new(py, column.as_primitive::<UInt64Type>()),
+            DataType::Int64 => PyList::new(py, column.as_primitive::<Int64Type>()),
             DataType::Boolean => PyList::new(py, column.as_boolean().iter().collect::<Vec<_>>()),
             _ => PyList::new(py, column.as_string::<i32>().iter().collect::<Vec<_>>()),
         }

@@ -55,7 +55,7 @@ fn schemas() -> Vec<(&'static str, String)> {
         "machine": homenode_machine::Machine,
         "profile": crate::profile::Profiled<'_>,
         "scenarios": crate::sim::Scenarios,
-        "search": crate::search::Search<'_>,
+        "search": homenode_search::outcome::Search<'_>,
         "simulation": homenode_search::trial::Simulation<'_>,
         "record": crate::record::RecordShow,
         "record-scenario": crate::record::scenario::RecordScenario,
