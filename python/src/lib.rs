@@ -8,7 +8,7 @@
 //! | `wait` | the interpreter's lock given away, and signals looked at |
 //! | `table` | columns that Arrow's readers take |
 //! | `machine`, `workload`, `scenario` | what is simulated |
-//! | `simulate`, `report`, `over_time` | a scenario's runs, and their tables |
+//! | `simulate`, `one`, `report`, `over_time` | a scenario's runs, what is kept of each, and their tables |
 //! | `policy` | policies in Python |
 //! | `asked` | questions about scenarios |
 //! | `experiment` | experiments and published claims |
@@ -18,6 +18,7 @@ mod asked;
 mod errors;
 mod experiment;
 mod machine;
+mod one;
 mod over_time;
 mod policy;
 mod record;

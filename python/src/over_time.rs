@@ -1,62 +1,10 @@
 //! What a run was like over time: rates between two of the agent's samples, taken now and then.
 
-use homenode_control::{Control, Epoch, Status};
-use homenode_host::{Rates, Sample, VmSample};
-use homenode_machine::Machine;
-use homenode_units::Ns;
+use homenode_host::VmSample;
 use pyo3::prelude::*;
 
-use crate::report::One;
+use crate::one::{Moment, One};
 use crate::table::{Columns, Table};
-
-/// Two moments of a run, and what happened between them.
-#[derive(Debug)]
-pub struct Moment {
-    at: Ns,
-    status: Status,
-    rates: Rates,
-    /// VMs in the later of them.
-    vms: Vec<VmSample>,
-}
-
-/// Takes moments.
-#[derive(Debug)]
-pub struct OverTime {
-    every: Ns,
-    last: Option<Sample>,
-    pub moments: Vec<Moment>,
-}
-
-impl OverTime {
-    /// One for each so long a time, or as soon afterwards as the agent looks.
-    pub fn new(every: Ns) -> OverTime {
-        OverTime {
-            every,
-            last: None,
-            moments: Vec::new(),
-        }
-    }
-
-    /// Looks at an epoch.
-    pub fn take(&mut self, machine: &Machine, epoch: &Epoch, control: &Control) {
-        let Some(sample) = control.sample() else { return };
-        if let Some(last) = &self.last {
-            if sample.at.saturating_sub(last.at) < self.every {
-                return;
-            }
-            let Some(rates) = Rates::between(machine, last, sample) else {
-                return;
-            };
-            self.moments.push(Moment {
-                at: sample.at,
-                status: epoch.status.clone(),
-                rates,
-                vms: sample.vms.clone(),
-            });
-        }
-        self.last = Some(sample.clone());
-    }
-}
 
 /// All moments of some runs, with the policies' name.
 fn moments<'a>(runs: &'a [&'a One]) -> impl Iterator<Item = (&'a str, &'a Moment)> + Clone {

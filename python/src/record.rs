@@ -163,12 +163,7 @@ impl Recording {
 
     /// A row for each VM and period, or for those of one VM, between two times: what `homenode record export` writes.
     #[pyo3(signature = (*, vm=None, from_ns=None, to_ns=None))]
-    fn vms(
-        &self,
-        vm: Option<String>,
-        from_ns: Option<i64>,
-        to_ns: Option<i64>,
-    ) -> PyResult<Table> {
+    fn vms(&self, vm: Option<String>, from_ns: Option<i64>, to_ns: Option<i64>) -> PyResult<Table> {
         let archive = self.open()?;
         let span = (from_ns.unwrap_or(i64::MIN), to_ns.unwrap_or(i64::MAX));
         let mut rows: Vec<(Frame, Value)> = Vec::new();

@@ -6,19 +6,10 @@ use homenode_twin::{EventResult, Setup, TwinReport, VmReport};
 use pyo3::prelude::*;
 
 use crate::errors::bad_input;
-use crate::over_time::{self, Moment};
+use crate::one::One;
+use crate::over_time;
 use crate::table::{Columns, Table};
 use crate::values;
-
-/// What one run left.
-#[derive(Debug)]
-pub struct One {
-    pub trial: Trial,
-    /// What the agent said, and when.
-    pub said: Vec<(f64, Event)>,
-    /// What it was like over time, where that was asked for.
-    pub over_time: Option<Vec<Moment>>,
-}
 
 /// Rows of a table: each with the run that it is of.
 type Rows<'a, T> = Vec<(&'a One, T)>;

@@ -14,9 +14,9 @@ use pyo3::types::PyString;
 
 use crate::errors::{bad_input, raised_by_policy};
 use crate::machine::Machine;
-use crate::over_time::OverTime;
+use crate::one::{One, OverTime};
 use crate::policy::{PyPolicy, Raised};
-use crate::report::{One, Simulated};
+use crate::report::Simulated;
 use crate::scenario::Scenario;
 use crate::table::duration;
 use crate::wait::Signals;

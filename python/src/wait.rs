@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-/// How long a signal may wait. Taking the lock costs a few microseconds, unless other threads of Python are busy: then up to their
-/// turn of 5 ms.
+/// How long a signal may wait. Taking the lock costs a few microseconds, unless other threads of Python are busy: then up to
+/// their turn of 5 ms.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// When signals were looked at last.
