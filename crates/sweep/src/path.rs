@@ -24,7 +24,8 @@ impl Path {
     /// # Errors
     /// What is no path, or is set by another option; in a sentence.
     pub fn parse(text: &str) -> Result<Path, String> {
-        let keys = toml_edit::Key::parse(text).map_err(|_| {
+        let every = text.replace(".*.", ".\"*\".");
+        let keys = toml_edit::Key::parse(&every).map_err(|_| {
             format!("`{text}` is no key: write a path into the scenario such as `vm.NAME.permit`, names with dots in quotes")
         })?;
         let parts: Vec<String> = keys.iter().map(|key| key.get().to_owned()).collect();

@@ -317,7 +317,17 @@ impl Plan {
                     continue;
                 };
                 let text = Value::String(one.text());
-                if one.value.is_str() || self.alone(axis, &text).is_err() {
+                let as_text = match one.value.is_str() {
+                    true => Err(error.clone()),
+                    false => self.alone(axis, &text),
+                };
+                if let Err(of_text) = as_text {
+                    // The one that is about the value, not about its type.
+                    let error = if error.contains("a text in quotes is expected") {
+                        of_text
+                    } else {
+                        error
+                    };
                     return Err(input(format!("{} = {}: {error}", axis.key, one.text())));
                 }
                 self.axes[at].values[value].value = text;

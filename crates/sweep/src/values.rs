@@ -191,12 +191,13 @@ fn range(text: &str) -> Result<Vec<Setting>, String> {
     };
     let is_whole = whole(from).is_some() && whole(&to).is_some();
     let at = |at: usize| {
-        let share = at as f64 / (count.max(2) - 1) as f64;
+        let (at, steps) = (at as f64, (count.max(2) - 1) as f64);
         match at {
-            0 => first.amount,
-            _ if at == count - 1 => last.amount,
-            _ if is_geometric => first.amount * libm::pow(last.amount / first.amount, share),
-            _ => first.amount + (last.amount - first.amount) * share,
+            0.0 => first.amount,
+            _ if at == steps => last.amount,
+            _ if is_geometric => first.amount * libm::pow(last.amount / first.amount, at / steps),
+            // In this order whole numbers stay whole.
+            _ => first.amount + (last.amount - first.amount) * at / steps,
         }
     };
     distinct((0..count).map(|step| made(at(step), unit, is_whole)).collect())
