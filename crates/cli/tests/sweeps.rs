@@ -151,6 +151,21 @@ impl Cluster {
             .expect("`make sweeps` installs it")
     }
 
+    /// Waits, and says what the cluster does where that takes too long.
+    fn wait(&self, what: &str, mut is_so: impl FnMut() -> bool) {
+        let begin = Instant::now();
+        while !is_so() {
+            let queue = || text(&self.ask("squeue", &["-r", "-o", "%i %T %r %S"]));
+            assert!(
+                begin.elapsed() < Duration::from_secs(180),
+                "{what} takes too long: {}\n{}",
+                queue(),
+                self.logs()
+            );
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
     fn count(&self, state: &str) -> usize {
         text(&self.ask("squeue", &["-h", "-r", "-t", state, "-o", "%i"]))
             .lines()
@@ -233,6 +248,14 @@ fn slurm_gives_the_bytes_of_threads_with_a_part_cancelled_in_the_middle() {
     let running = text(&cluster.ask("squeue", &["-h", "-r", "-t", "R", "-o", "%i"]));
     let cancelled = running.lines().next().expect("a part runs").to_owned();
     text(&cluster.ask("scontrol", &["requeue", &cancelled]));
+    // Slurm lets a job that was requeued wait for two minutes.
+    wait("the requeue", || {
+        let now = ["update", &format!("JobId={cancelled}"), "StartTime=now"];
+        text(&cluster.ask("squeue", &["-h", "-r", "-t", "PD", "-o", "%i"]))
+            .lines()
+            .any(|id| id == cancelled)
+            && cluster.ask("scontrol", &now).status.success()
+    });
     let missing = sweep(folder, &["merge", "store"]);
     assert_eq!(missing.status.code(), Some(1), "{}", stdout(&missing));
     assert!(
@@ -240,7 +263,7 @@ fn slurm_gives_the_bytes_of_threads_with_a_part_cancelled_in_the_middle() {
         "{}",
         stderr(&missing)
     );
-    wait("the array", || {
+    cluster.wait("the array", || {
         cluster.count("R") + cluster.count("PD") + cluster.count("CG") == 0
             && folder.join("slurm.parquet").exists()
     });

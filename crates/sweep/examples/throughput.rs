@@ -86,7 +86,11 @@ fn main() {
         let begin = Instant::now();
         let half = |shard: &str| {
             let mut program = Command::new(std::env::current_exe().unwrap());
-            program.arg(shard).arg(folder.path().join("halves")).spawn().unwrap()
+            program
+                .arg(shard)
+                .arg(folder.path().join("halves"))
+                .spawn()
+                .unwrap()
         };
         for mut child in ["1/2", "2/2"].map(half) {
             assert!(child.wait().unwrap().success());
@@ -96,6 +100,12 @@ fn main() {
         sweep(Shard::ALL, 2, &folder.path().join("two"));
         throughputs.push(apart_s / begin.elapsed().as_secs_f64());
     }
-    println!("overhead {:.2} percent, {overheads:.4?}", 100.0 * median(overheads.clone()));
-    println!("throughput {:.1} percent, {throughputs:.3?}", 100.0 * median(throughputs.clone()));
+    println!(
+        "overhead {:.2} percent, {overheads:.4?}",
+        100.0 * median(overheads.clone())
+    );
+    println!(
+        "throughput {:.1} percent, {throughputs:.3?}",
+        100.0 * median(throughputs.clone())
+    );
 }

@@ -1,4 +1,4 @@
-//! Rows as Parquet and CSV have them. A row is a JSON value for each column; what is null, or not of its column's kind, is missing.
+//! Rows as Parquet and CSV have them. A row is a JSON value for each column; what is null, or not of its kind, is missing.
 //!
 //! # Properties (tests of the same names)
 //! - What is written reads back.
