@@ -121,6 +121,7 @@ pub(crate) struct Place {
     pub seed: usize,
 }
 
+#[allow(clippy::needless_pass_by_value, reason = "what map_err hands over")]
 fn input(error: impl ToString) -> SweepError {
     SweepError::Input(error.to_string())
 }
@@ -573,10 +574,10 @@ fn inline(scenario: &mut Table, path: &str, named: &mut Value) -> Result<(), Str
     let own = scenario
         .entry("workload")
         .or_insert_with(|| Value::Array(Vec::new()));
-    if let Value::Array(own) = own {
-        if !own.contains(&found) {
-            own.push(found);
-        }
+    if let Value::Array(own) = own
+        && !own.contains(&found)
+    {
+        own.push(found);
     }
     *named = name;
     Ok(())
