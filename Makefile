@@ -76,7 +76,7 @@ sweeps: ## Have a Slurm of its own on this machine make a sweep, and compare the
 	@echo '== sweeping on the engines of others'
 	@$(SETUP) cargo xtask sweeps
 
-fuzz: ## Fuzz all that reads what others wrote (a minute for each of 19 targets); TARGETS=names, SECONDS=n
+fuzz: ## Fuzz all that reads what others wrote (a minute for each of 20 targets); TARGETS=names, SECONDS=n
 	@echo '== fuzzing for $(SECONDS) seconds each: $(or $(TARGETS),all targets)'
 	@$(SETUP) cargo xtask fuzz --seconds $(SECONDS) $(TARGETS)
 

@@ -40,8 +40,18 @@ pub fn schema<T: JsonSchema + Serialize>(kind: &str) -> String {
     schema.insert("title".into(), format!("Homenode's {kind}").into());
     let mut value = schema.to_value();
     value["properties"]["schema"] = json!({ "const": format!("{kind}/{VERSION}") });
-    if let Some(required) = value["required"].as_array_mut() {
+    if let Some(required) = value["required"].as_array_mut()
+        && !required.iter().any(|key| key == "schema")
+    {
         required.push("schema".into());
     }
     format!("{value:#}\n")
+}
+
+/// The schema of a kind of document that others write, as it is committed: what is read is described.
+pub fn read_schema<T: JsonSchema>(kind: &str) -> String {
+    let settings = SchemaSettings::draft2020_12();
+    let mut schema = settings.into_generator().into_root_schema_for::<T>();
+    schema.insert("title".into(), format!("Homenode's {kind}").into());
+    format!("{:#}\n", schema.to_value())
 }

@@ -6,7 +6,7 @@ use clap::{Parser, Subcommand};
 use homenode_api::http::Listen;
 use homenode_control::{Mode, PolicySet};
 use homenode_linux::Vms;
-use homenode_twin::Disturbance;
+use homenode_search::program::EXEC;
 use homenode_units::{BytesPerSec, MemoryPolicy, Ns, Permit};
 
 use crate::calibrate::{CalibrateArgs, KernelArgs};
@@ -21,7 +21,9 @@ use crate::recommend::{ModeArgs, PromisesArgs, RecommendArgs};
 use crate::record::RecordCommand;
 use crate::replay::ReplayArgs;
 use crate::reproduce::ReproduceArgs;
+use crate::search::SearchArgs;
 use crate::settings::ConfigCommand;
+use crate::sim::SimArgs;
 use crate::sweep::{self, SweepArgs};
 use crate::top::TopArgs;
 use crate::why::WhyArgs;
@@ -53,6 +55,7 @@ pub enum Command {
   homenode sim tavo-mixed                      one of them, under the policies that it names
   homenode sim my.toml --seed 7 --json         a file; the same command gives the same bytes
   homenode sim my.toml --policy default --policy homenode
+  homenode sim my.toml --policy default --policy 'exec:python3 mine.py'     a policy of your own (docs/POLICIES.md)
   homenode sim my.toml --machine amd48         the same VMs on another machine
   homenode sim gzip.toml                       a workload (`homenode profile` writes one), alone in a VM")]
     Sim(SimArgs),
@@ -65,6 +68,7 @@ Examples:
   homenode search tavo-mixed                                 300 evaluations, some minutes on one core
   homenode search my.toml --evaluations 1000 --jobs 8        more, and side by side: the number of jobs changes no result
   homenode search my.toml --seed 7 --json
+  homenode search my.toml --policy 'exec:python3 mine.py'    a policy of your own beside the others
   homenode search my.toml --known my-known.toml              go on from what was found before, and keep what is better"
     )]
     Search(SearchArgs),
@@ -363,7 +367,7 @@ pub struct RunArgs {
     #[arg(long)]
     pub period: Option<Ns>,
     /// Which policies act: `default` (none), `ff-pin`, `numad`, `memory`, `tavo` or `homenode`
-    #[arg(long)]
+    #[arg(long, value_parser = of_host)]
     pub policies: Option<PolicySet>,
     /// The twin's seed: same seed, same run
     #[arg(long)]
@@ -395,73 +399,6 @@ pub struct RunArgs {
     /// Leave pins and homes as they are when the agent stops in good order, for the next agent to continue; limits are lifted
     #[arg(long)]
     pub keep: bool,
-}
-
-/// Options of `sim`.
-#[derive(Debug, clap::Args)]
-pub struct SimArgs {
-    /// A scenario file, a workload file, or the name of a scenario that comes with the program
-    #[arg(value_name = "SCENARIO", required_unless_present = "list")]
-    pub scenario: Option<String>,
-    /// Another seed than the scenario's: same seed, same run
-    #[arg(long)]
-    pub seed: Option<u64>,
-    /// Another machine than the scenario's: a preset's name, or a machine file
-    #[arg(long, value_name = "NAME|FILE")]
-    pub machine: Option<String>,
-    /// Run it under these policies (`default` is none) instead of the scenario's; may be given several times
-    #[arg(long = "policy", value_name = "POLICY")]
-    pub policies: Vec<PolicySet>,
-    /// Let the host differ from what policies are told of it: some of memory-waits, replacement, noise, no-bandwidth and
-    /// no-llc-counters, with commas between them; a scenario's `[disturbance]` is the same with figures
-    #[arg(long, value_name = "NAMES")]
-    pub disturb: Option<Disturbance>,
-    /// Resolution of the simulation, such as `1ms`
-    #[arg(long, value_name = "DURATION")]
-    pub epoch: Option<Ns>,
-    /// Configuration file (TOML) for the policies; `--policy` says which run
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-    /// Write what happens as a trace for Perfetto's viewer (docs/HISTORY.md)
-    #[arg(long, value_name = "FILE")]
-    pub trace: Option<PathBuf>,
-    #[command(flatten)]
-    pub shown: ShownArgs,
-    /// List the scenarios that come with the program
-    #[arg(long, conflicts_with = "scenario")]
-    pub list: bool,
-}
-
-/// Options of `search`.
-#[derive(Debug, clap::Args)]
-pub struct SearchArgs {
-    /// A scenario file, or the name of a scenario that comes with the program (`homenode sim --list`)
-    #[arg(value_name = "SCENARIO")]
-    pub scenario: String,
-    /// Runs on the twin; those of policies are among them
-    #[arg(long, value_name = "N", default_value_t = 300, value_parser = evaluations)]
-    pub evaluations: usize,
-    /// How many at the same time [default: as many as there are CPUs]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    pub jobs: Option<u16>,
-    /// Another seed than the scenario's: same seed, same result
-    #[arg(long)]
-    pub seed: Option<u64>,
-    /// Another machine than the scenario's: a preset's name, or a machine file
-    #[arg(long, value_name = "NAME|FILE")]
-    pub machine: Option<String>,
-    /// Begin with what this file knows, and keep there what is better; it is made where there is none
-    #[arg(long, value_name = "FILE")]
-    pub known: Option<PathBuf>,
-    #[command(flatten)]
-    pub shown: ShownArgs,
-}
-
-fn evaluations(text: &str) -> Result<usize, String> {
-    let least = homenode_search::search::EVALUATIONS_MIN;
-    let number: Option<usize> = text.parse().ok();
-    let number = number.filter(|number| *number >= least);
-    number.ok_or_else(|| format!("a search takes {least} evaluations or more; 300 is usual"))
 }
 
 /// Options of `machine`.
@@ -522,6 +459,17 @@ pub enum PermitCommand {
     Suggest(SuggestArgs),
     /// Show what was used of what was booked, per VM and hour
     Bill(BillArgs),
+}
+
+/// A policy that is a program may hang, and is no part of what undoes its changes: it acts on no host's VMs.
+fn of_host(text: &str) -> Result<PolicySet, String> {
+    match text.starts_with(EXEC) {
+        true => Err(format!(
+            "a policy that is a program decides on the twin alone: `homenode sim SCENARIO --policy '{text}'`; \
+             `homenode record scenario` makes a scenario of a host's recording"
+        )),
+        false => text.parse(),
+    }
 }
 
 /// What to do about memory policies.

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use homenode_api::document::schema;
+use homenode_api::document::{read_schema, schema};
 use homenode_api::{Reply, Request, answer};
+use homenode_control::external::{PlanDocument, ViewDocument};
 
 use crate::complaint::Complaint;
 
@@ -11,7 +12,7 @@ use crate::complaint::Complaint;
 fn schemas() -> Vec<(&'static str, String)> {
     macro_rules! of {
         ($($kind:literal: $type:ty,)*) => {
-            vec![$(($kind, schema::<$type>($kind)),)*]
+            vec![$(($kind, schema::<$type>($kind)),)* ("plan", read_schema::<PlanDocument>("plan"))]
         };
     }
     of! {
@@ -63,6 +64,8 @@ fn schemas() -> Vec<(&'static str, String)> {
         "overview": crate::top::Shown<'_>,
         "fleet": crate::fleet::Fleet,
         "error": Complaint<'_>,
+        // What a policy from outside gets; what it answers, `plan`, is read.
+        "view": ViewDocument<'_>,
         // The agent's socket, a line each way.
         "request": Request,
         "reply": Reply,

@@ -1,10 +1,13 @@
 //! `homenode search`: the best that is known to be possible in a scenario, beside what policies make of it.
 
+use std::path::PathBuf;
+
 use homenode_agent::Show;
 use homenode_control::Config;
 use homenode_search::best::{Best, PolicyRun, best};
 use homenode_search::jobs::{self, Progress};
 use homenode_search::known::Known;
+use homenode_search::program::{EXEC, Program};
 use homenode_search::run::Run;
 use homenode_search::score::ratio;
 use homenode_search::search::Effort;
@@ -13,11 +16,57 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::args::SearchArgs;
 use crate::bad_input;
+use crate::options::ShownArgs;
 use crate::output::{Output, or_dash, table};
 use crate::trial::about_input;
 use crate::twin;
+
+/// Options of `search`.
+#[derive(Debug, clap::Args)]
+pub struct SearchArgs {
+    /// A scenario file, or the name of a scenario that comes with the program (`homenode sim --list`)
+    #[arg(value_name = "SCENARIO")]
+    pub scenario: String,
+    /// Runs on the twin; those of policies are among them
+    #[arg(long, value_name = "N", default_value_t = 300, value_parser = evaluations)]
+    pub evaluations: usize,
+    /// How many at the same time [default: as many as there are CPUs]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub jobs: Option<u16>,
+    /// Another seed than the scenario's: same seed, same result
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Another machine than the scenario's: a preset's name, or a machine file
+    #[arg(long, value_name = "NAME|FILE")]
+    pub machine: Option<String>,
+    /// Begin with what this file knows, and keep there what is better; it is made where there is none
+    #[arg(long, value_name = "FILE")]
+    pub known: Option<PathBuf>,
+    /// Have this program decide as well, beside the policies: `exec:PROGRAM ARG...` (docs/POLICIES.md). May be given
+    /// several times
+    #[arg(long = "policy", value_name = "exec:PROGRAM", value_parser = program)]
+    pub programs: Vec<Program>,
+    #[command(flatten)]
+    pub shown: ShownArgs,
+}
+
+fn evaluations(text: &str) -> Result<usize, String> {
+    let least = homenode_search::search::EVALUATIONS_MIN;
+    let number: Option<usize> = text.parse().ok();
+    let number = number.filter(|number| *number >= least);
+    number.ok_or_else(|| format!("a search takes {least} evaluations or more; 300 is usual"))
+}
+
+fn program(text: &str) -> Result<Program, String> {
+    match text.starts_with(EXEC) {
+        true => text.parse(),
+        false => Err(
+            "the policies that come with the program are there already; write `exec:` before yours"
+                .to_owned(),
+        ),
+    }
+}
 
 /// What was searched, and what was found.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -28,14 +77,14 @@ pub struct Search<'a> {
     machine: &'a str,
     seed: u64,
     evaluations: usize,
-    policies: Vec<OfPolicy>,
-    best: OfBest,
+    policies: Vec<OfPolicy<'a>>,
+    best: OfBest<'a>,
 }
 
 /// Policies beside `default` and the best known.
 #[derive(Debug, Serialize, JsonSchema)]
-struct OfPolicy {
-    policy: &'static str,
+struct OfPolicy<'a> {
+    policy: &'a str,
     /// Mean over VMs of the ratio beside `default`; absent where a VM did nothing.
     mean: Option<f64>,
     worst: Option<f64>,
@@ -45,8 +94,8 @@ struct OfPolicy {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct OfBest {
-    found_by: &'static str,
+struct OfBest<'a> {
+    found_by: &'a str,
     mean: f64,
     worst: Option<f64>,
     vms: Vec<OfVm>,
@@ -80,7 +129,14 @@ pub fn run(args: &SearchArgs) -> anyhow::Result<()> {
     };
     let progress = Progress::new(format!("{} seed {seed}", setup.scenario.name), args.evaluations);
     let before = known.schedules(&setup);
-    let best = best(&setup, &Config::default(), &before, &effort, &progress).map_err(about_input)?;
+    let best = best(
+        &setup,
+        &Config::default(),
+        (&args.programs, &before),
+        &effort,
+        &progress,
+    )
+    .map_err(about_input)?;
     drop(progress);
     let search = Search {
         version: env!("CARGO_PKG_VERSION"),
@@ -118,7 +174,7 @@ fn worst(vms: &[OfVm]) -> Option<f64> {
     vms.iter().filter_map(|vm| vm.ratio).reduce(f64::max)
 }
 
-fn of_policy(best: &Best, policy: &PolicyRun) -> OfPolicy {
+fn of_policy<'a>(best: &Best, policy: &'a PolicyRun) -> OfPolicy<'a> {
     let mean = policy.mean;
     let vms = of_vms(&best.base, &policy.run);
     OfPolicy {
@@ -130,7 +186,7 @@ fn of_policy(best: &Best, policy: &PolicyRun) -> OfPolicy {
     }
 }
 
-fn of_best(setup: &Setup, best: &Best) -> OfBest {
+fn of_best<'a>(setup: &Setup, best: &'a Best) -> OfBest<'a> {
     let vms = of_vms(&best.base, best.run());
     OfBest {
         found_by: best.found_by(),

@@ -1,20 +1,63 @@
 //! `homenode sim`: a scenario's run, and what came of it.
 
+use std::path::PathBuf;
+
 use homenode_agent::Show;
 use homenode_agent::trace::TraceFile;
-use homenode_control::{Config, Control, Epoch, PolicySet};
+use homenode_control::{Config, Control, Epoch};
+use homenode_search::contender::Contender;
+use homenode_search::program::ANSWER_MAX;
 use homenode_twin::Setup;
 use homenode_twin::{Disturbance, EPOCH_DEFAULT, EventReport, Scenario, Twin, TwinReport};
 use homenode_units::{Ns, Pages};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::args::SimArgs;
 use crate::bad_input;
+use crate::options::ShownArgs;
 use crate::output::{Output, or_dash, percent, progress, table};
 use crate::settings;
 use crate::trial::{self, Trial};
 use crate::twin;
+
+/// Options of `sim`.
+#[derive(Debug, clap::Args)]
+pub struct SimArgs {
+    /// A scenario file, a workload file, or the name of a scenario that comes with the program
+    #[arg(value_name = "SCENARIO", required_unless_present = "list")]
+    pub scenario: Option<String>,
+    /// Another seed than the scenario's: same seed, same run
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Another machine than the scenario's: a preset's name, or a machine file
+    #[arg(long, value_name = "NAME|FILE")]
+    pub machine: Option<String>,
+    /// Run it under these policies (`default` is none) instead of the scenario's; `exec:PROGRAM ARG...` is a program that gets
+    /// views and answers with plans (docs/POLICIES.md). May be given several times
+    #[arg(long = "policy", value_name = "POLICY")]
+    pub policies: Vec<Contender>,
+    /// How long a policy that is a program may take for each answer
+    #[arg(long, value_name = "DURATION", default_value_t = ANSWER_MAX)]
+    pub answer_within: Ns,
+    /// Let the host differ from what policies are told of it: some of memory-waits, replacement, noise, no-bandwidth and
+    /// no-llc-counters, with commas between them; a scenario's `[disturbance]` is the same with figures
+    #[arg(long, value_name = "NAMES")]
+    pub disturb: Option<Disturbance>,
+    /// Resolution of the simulation, such as `1ms`
+    #[arg(long, value_name = "DURATION")]
+    pub epoch: Option<Ns>,
+    /// Configuration file (TOML) for the policies; `--policy` says which run
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Write what happens as a trace for Perfetto's viewer (docs/HISTORY.md)
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    #[command(flatten)]
+    pub shown: ShownArgs,
+    /// List the scenarios that come with the program
+    #[arg(long, conflicts_with = "scenario")]
+    pub list: bool,
+}
 
 /// What was run, with every option, and what came of it.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -56,7 +99,7 @@ pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
         Some(file) => settings::of_file(file, &spec.machine)?,
         None => Config::default(),
     };
-    let sets = policies(args, &spec.scenario)?;
+    let contenders = contenders(args, &spec.scenario)?;
     let mut trace = args
         .trace
         .as_deref()
@@ -64,23 +107,24 @@ pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
         .transpose()
         .map_err(bad_input)?;
     let mut traced = None;
-    let watch = |policies: PolicySet, epoch: &Epoch, control: &Control| {
+    let watch = |contender: &Contender, epoch: &Epoch, control: &Control| {
         let Some(trace) = &mut trace else { return };
-        if traced.replace(policies) != Some(policies) {
-            trace.run(policies.name(), &spec.machine);
+        if traced.as_ref() != Some(contender) {
+            traced = Some(contender.clone());
+            trace.run(contender.name(), &spec.machine);
         }
         trace.epoch(epoch, control.sample());
     };
-    let look = |policies: PolicySet, twin: &Twin| {
+    let look = |contender: &Contender, twin: &Twin| {
         progress(&format!(
             "{} under {}: {} of at most {}",
             spec.scenario.name,
-            policies.name(),
+            contender.name(),
             twin.now(),
             spec.scenario.duration
         ));
     };
-    let trials = trial::run_all(&spec, &config, &sets, look, watch)?;
+    let trials = trial::run_all(&spec, &config, &contenders, look, watch)?;
     progress("");
     if let Some(trace) = trace {
         trace.finish()?;
@@ -103,17 +147,20 @@ pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Those asked for; else those that the scenario names; else none.
-fn policies(args: &SimArgs, scenario: &Scenario) -> anyhow::Result<Vec<PolicySet>> {
+/// Those asked for; else those that the scenario names; else none. A scenario, which others wrote, starts no programs.
+fn contenders(args: &SimArgs, scenario: &Scenario) -> anyhow::Result<Vec<Contender>> {
     if !args.policies.is_empty() {
-        return Ok(args.policies.clone());
+        let asked = args.policies.iter().cloned();
+        return Ok(asked
+            .map(|contender| contender.within(args.answer_within))
+            .collect());
     }
     if scenario.policies.is_empty() {
-        return Ok(vec![PolicySet::Default]);
+        return Ok(vec![Contender::DEFAULT]);
     }
     let named = scenario.policies.iter().enumerate().map(|(at, name)| {
         let unknown = |error: String| bad_input(scenario.complaint(&format!("policies[{at}]"), error));
-        name.parse().map_err(unknown)
+        name.parse().map(Contender::PolicySet).map_err(unknown)
     });
     named.collect()
 }

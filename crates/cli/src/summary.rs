@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use homenode_agent::Show;
 use homenode_control::{Config, PolicySet};
 use homenode_host::Bell;
+use homenode_search::contender::Contender;
 use homenode_twin::Setup;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -62,7 +63,7 @@ pub fn compare(spec: &Setup, config: &Config, output: &mut Output, bell: &Bell) 
     let thread = named.spawn(move || {
         let mut first = None;
         for policies in COMPARED {
-            let trial = trial::run(&spec, &config, policies, first.as_ref());
+            let trial = trial::run(&spec, &config, &Contender::PolicySet(policies), first.as_ref());
             if first.is_none() {
                 first = trial.as_ref().ok().map(|trial| trial.report.clone());
             }

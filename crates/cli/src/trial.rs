@@ -1,8 +1,9 @@
 //! A scenario's run to its end under a set of policies: the one way of it, and how several compare.
 
 use comfy_table::Table;
-use homenode_control::{Config, Control, Epoch, PolicySet};
-use homenode_search::run;
+use homenode_control::{Config, Control, Epoch};
+use homenode_search::contender::Contender;
+use homenode_search::program::NotStarted;
 use homenode_twin::Setup;
 use homenode_twin::{Twin, TwinError, TwinReport, VmReport};
 use schemars::JsonSchema;
@@ -14,8 +15,8 @@ use crate::output::{or_dash, percent, table};
 /// What came of a scenario under a set of policies.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Trial {
-    /// The policies' name.
-    pub policy: &'static str,
+    /// The policies' name; of a program as it was named.
+    pub policy: String,
     /// Mean over the VMs whose programs ended of runtime here over runtime under the policies run first.
     pub relative_runtime_mean: Option<f64>,
     /// So many VMs these are: their programs ended here and there.
@@ -40,20 +41,20 @@ pub struct Trial {
 pub fn run_all(
     spec: &Setup,
     config: &Config,
-    sets: &[PolicySet],
-    mut look: impl FnMut(PolicySet, &Twin),
-    mut watch: impl FnMut(PolicySet, &Epoch, &Control),
+    contenders: &[Contender],
+    mut look: impl FnMut(&Contender, &Twin),
+    mut watch: impl FnMut(&Contender, &Epoch, &Control),
 ) -> anyhow::Result<Vec<Trial>> {
     let mut trials: Vec<Trial> = Vec::new();
-    for policies in sets {
+    for contender in contenders {
         let first = trials.first().map(|first| &first.report);
         let (look, watch) = (
-            |twin: &Twin| look(*policies, twin),
+            |twin: &Twin| look(contender, twin),
             |epoch: &_, control: &_| {
-                watch(*policies, epoch, control);
+                watch(contender, epoch, control);
             },
         );
-        let trial = run_watched(spec, config, *policies, first, (look, watch))?;
+        let trial = run_watched(spec, config, contender, first, (look, watch))?;
         trials.push(trial);
     }
     Ok(trials)
@@ -66,24 +67,22 @@ pub fn run_all(
 pub fn run(
     spec: &Setup,
     config: &Config,
-    policies: PolicySet,
+    contender: &Contender,
     first: Option<&TwinReport>,
 ) -> anyhow::Result<Trial> {
-    run_watched(spec, config, policies, first, (|_: &_| (), |_: &_, _: &_| ()))
+    run_watched(spec, config, contender, first, (|_: &_| (), |_: &_, _: &_| ()))
 }
 
 fn run_watched(
     spec: &Setup,
     config: &Config,
-    policies: PolicySet,
+    contender: &Contender,
     first: Option<&TwinReport>,
     (look, watch): (impl FnMut(&Twin), impl FnMut(&Epoch, &Control)),
 ) -> anyhow::Result<Trial> {
-    let config = Config {
-        policies,
-        ..config.clone()
-    };
-    let run = run::run_watched(spec, config, look, watch).map_err(about_input)?;
+    let run = contender
+        .run_watched(spec, config, look, watch)
+        .map_err(about_input)?;
     let compared = Compared::of(first.unwrap_or(&run.report), &run.report);
     Ok(Trial {
         policy: run.policy,
@@ -96,9 +95,9 @@ fn run_watched(
     })
 }
 
-/// What a twin refuses is bad input; everything else is a failure.
+/// What a twin refuses is bad input, and so is a program that is none; everything else is a failure.
 pub fn about_input(error: anyhow::Error) -> anyhow::Error {
-    if error.is::<TwinError>() {
+    if error.is::<TwinError>() || error.is::<NotStarted>() {
         bad_input(error)
     } else {
         error
@@ -150,7 +149,7 @@ pub fn side_by_side(trials: &[Trial]) -> Table {
     let names = |first: &str| {
         let headed = |(at, trial): (usize, &Trial)| match at {
             0 => format!("{first}{}", trial.policy),
-            _ => trial.policy.to_owned(),
+            _ => trial.policy.clone(),
         };
         trials.iter().enumerate().map(headed).collect::<Vec<_>>()
     };
@@ -240,7 +239,7 @@ workload = "idle"
             Scenario::from_toml("case.toml", text).unwrap(),
             1,
         );
-        let sets = [PolicySet::Default, PolicySet::FfPin];
+        let sets = [PolicySet::Default, PolicySet::FfPin].map(Contender::PolicySet);
         run_all(&setup, &Config::default(), &sets, |_, _| (), |_, _, _| ()).unwrap()
     }
 

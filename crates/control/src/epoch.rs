@@ -14,8 +14,9 @@ use homenode_units::{NodeSet, Ns, VmId};
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::external::{self, External};
 use crate::foreign_changes::ForeignChanges;
-use crate::gate::Gate;
+use crate::gate::{Gate, InForce};
 use crate::recommendations::most_careful;
 use crate::stages::Plans;
 use crate::status::Known;
@@ -106,6 +107,8 @@ impl Control {
         self.told.retain(|(vm, _)| sample.vm(*vm).is_some());
         let (plan, acts_count) = self.decide(machine, &sample, rates.as_ref());
         events.extend(self.recommendations.take_events());
+        let refusal = self.external.as_mut().and_then(External::take_refusal);
+        events.extend(refusal.map(|refusal| Event::Refused { refusal }));
         self.turn = Turn {
             number: self.begun_count,
             before: std::mem::take(&mut self.inputs),
@@ -150,6 +153,9 @@ impl Control {
         );
         self.turn.during = std::mem::take(&mut self.inputs);
         self.turn.answered(&answer);
+        if let Some(external) = &mut self.external {
+            external.answered(plan.version, &plan.decisions, &answer);
+        }
         match answer {
             Err(refusal) => events.push(Event::Refused { refusal }),
             Ok(receipt) => {
@@ -238,7 +244,10 @@ impl Control {
         };
         let mut first = Plan::new(view.version);
         self.in_force.give_back(&gate, sample, &mut first);
-        let Plans { mut acting, kept } = stages::plans(&view, &self.config, &gate, &mut self.states);
+        let Plans { mut acting, kept } = match &mut self.external {
+            None => stages::plans(&view, &self.config, &gate, &mut self.states),
+            Some(external) => external_plans(external, &view, &gate, &self.states, &self.in_force),
+        };
         for (one, decisions) in due {
             let states = &mut self.states;
             give_home(&view, &self.config, &one, decisions, &acting, states, &mut first);
@@ -357,6 +366,22 @@ impl Control {
         status.paused_for_ns = self.paused_for();
         status
     }
+}
+
+/// What a planner from outside wants, in the place of what the stages do.
+fn external_plans(
+    external: &mut External,
+    view: &View<'_>,
+    gate: &Gate<'_>,
+    states: &stages::States,
+    in_force: &InForce,
+) -> Plans {
+    let mode = |vm: &VmSample| gate.mode(external::POLICY, Some(vm));
+    let plan = external.plan(view, in_force, mode);
+    let modes = gate.of_plan(view, states, &plan);
+    let mut plans = Plans::default();
+    plans.add(plan, modes);
+    plans
 }
 
 /// Gives a home that was approved, unless its policy has just decided the same. What is the arranger's is a trial from now on.

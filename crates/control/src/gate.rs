@@ -54,7 +54,8 @@ pub(crate) struct Gate<'a> {
 }
 
 impl Gate<'_> {
-    fn mode(&self, policy: &str, vm: Option<&VmSample>) -> Mode {
+    /// How far decisions of a policy on a VM go, unless they wait for nobody.
+    pub fn mode(&self, policy: &str, vm: Option<&VmSample>) -> Mode {
         most_careful(
             self.run,
             self.modes.of(policy),
@@ -162,6 +163,11 @@ impl InForce {
             }
             _ => {}
         }
+    }
+
+    /// All that can be lifted.
+    pub fn levers(&self) -> impl Iterator<Item = (VmId, Lever)> + '_ {
+        self.0.keys().copied()
     }
 
     /// Lifts what may no longer stand.

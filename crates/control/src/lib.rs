@@ -9,6 +9,7 @@
 //! | file | what is in it |
 //! |---|---|
 //! | `stages` | which policies plan, in which order, and what each may set: a table |
+//! | `external` | a policy from outside in their place |
 //! | `run` | the loop, and what each kind of run does around it |
 //! | `epoch` | one round of it: observe, plan, commit, remember |
 //! | `answers`, `idle` | what the loop is asked: where a VM would go, what is known of it, why nothing is done |
@@ -29,6 +30,7 @@ mod config;
 mod drain;
 mod epoch;
 mod event;
+pub mod external;
 mod foreign_changes;
 mod gate;
 pub mod http;
@@ -57,6 +59,7 @@ pub use config::{Config, Modes, PERIOD_MAX, PERIOD_MIN, PolicySet};
 pub use drain::{DrainStatus, LeftBehind, NotDrained};
 pub use epoch::{Begun, Epoch};
 pub use event::Event;
+use external::{External, Planner, PlannerFailed};
 use foreign_changes::ForeignChanges;
 use gate::InForce;
 use recent::Recent;
@@ -95,6 +98,8 @@ pub struct Control {
     homes: BTreeMap<VmId, NodeSet>,
     layouts: topology_feed::Layouts,
     foreign: ForeignChanges,
+    /// Who decides in the place of the policies, where somebody does.
+    external: Option<External>,
     /// Nodes that are to be emptied.
     drained: NodeSet,
     /// Until when the operator wants nothing changed.
@@ -135,6 +140,18 @@ impl Control {
             states,
             ..Control::default()
         }
+    }
+
+    /// The same with a planner from outside that decides in the place of all policies ([`external`]).
+    pub fn with_planner(mut self, planner: Box<dyn Planner>) -> Control {
+        self.config.policies = PolicySet::Default;
+        self.external = Some(External::new(planner));
+        self
+    }
+
+    /// Why the planner from outside decides nothing any more, once it has failed: a run that rests on it is over.
+    pub fn failed_planner(&self) -> Option<&PlannerFailed> {
+        self.external.as_ref()?.failed()
     }
 
     /// The same with promises made before.

@@ -135,11 +135,19 @@ pub(crate) struct Plans {
 pub(crate) fn plans(view: &View<'_>, config: &Config, gate: &Gate<'_>, states: &mut States) -> Plans {
     let mut plans = Plans::default();
     for stage in of(config.policies) {
-        let mut plan = (stage.plan)(view, config, states, &mut plans.acting);
+        let plan = (stage.plan)(view, config, states, &mut plans.acting);
         if cfg!(debug_assertions) {
             stage.check(&plan);
         }
         let modes = gate.of_plan(view, states, &plan);
+        plans.add(plan, modes);
+    }
+    plans
+}
+
+impl Plans {
+    /// Adds a plan, each decision of which goes so far.
+    pub fn add(&mut self, mut plan: Plan, modes: Vec<Mode>) {
         for kept in [Mode::Recommend, Mode::Observe] {
             let pairs = plan
                 .decisions
@@ -150,16 +158,15 @@ pub(crate) fn plans(view: &View<'_>, config: &Config, gate: &Gate<'_>, states: &
             if !decisions.is_empty() {
                 let plan = Plan {
                     decisions,
-                    ..Plan::new(view.version)
+                    ..Plan::new(plan.version)
                 };
-                plans.kept.push((plan, kept));
+                self.kept.push((plan, kept));
             }
         }
         let mut modes = modes.into_iter();
         plan.decisions.retain(|_| modes.next() == Some(Mode::Act));
-        plans.acting.push(plan);
+        self.acting.push(plan);
     }
-    plans
 }
 
 impl States {

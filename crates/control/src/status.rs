@@ -272,13 +272,6 @@ pub struct VirtualNodeStatus {
 impl TopologyStatus {
     /// As the sample and the layout have it.
     pub(crate) fn of(machine: &Machine, vm: &VmSample, now: Ns, layout: Option<&[NodeId]>) -> TopologyStatus {
-        let virtual_nodes = vm.virtual_nodes.iter().enumerate();
-        let virtual_nodes = virtual_nodes.map(|(at, seen)| VirtualNodeStatus {
-            vcpus: seen.vcpus.clone(),
-            memory_bytes: seen.memory_bytes,
-            home: layout.and_then(|nodes| nodes.get(at).copied()),
-            pages_by_node: seen.pages.as_ref().map(pages_by_node),
-        });
         let published = vm.published.as_ref();
         let believed = |published: &Published| {
             let at_boot = |vcpu: usize| {
@@ -291,7 +284,7 @@ impl TopologyStatus {
                 .collect()
         };
         TopologyStatus {
-            virtual_nodes: virtual_nodes.collect(),
+            virtual_nodes: virtual_nodes(vm, layout),
             published: published.cloned(),
             published_age_ns: published.map(|published| now.saturating_sub(published.at)),
             vcpus_believed_on: published.map(believed).unwrap_or_default(),
@@ -334,15 +327,6 @@ impl Status {
                 is_drained: false,
             }
         });
-        let counted = rates
-            .iter()
-            .flat_map(|rates| rates.links.iter().map(move |link| (rates, link)));
-        let links = counted.map(|(rates, link)| LinkStatus {
-            from: link.from,
-            to: link.to,
-            bandwidth_bytes_per_s: link.bandwidth,
-            busy: rates.link_use(machine, link.from, link.to),
-        });
         let mut vms: Vec<VmStatus> = sample
             .vms
             .iter()
@@ -384,7 +368,7 @@ impl Status {
         Status {
             at_ns: sample.at,
             nodes: nodes.collect(),
-            links: links.collect(),
+            links: links(machine, rates),
             vms,
             paused_for_ns: None,
         }
@@ -407,7 +391,33 @@ impl Status {
     }
 }
 
-fn pages_by_node(pages: &NodeMap<Pages>) -> Vec<NodePages> {
+/// Traffic between nodes.
+pub(crate) fn links(machine: &Machine, rates: Option<&Rates>) -> Vec<LinkStatus> {
+    let counted = rates
+        .iter()
+        .flat_map(|rates| rates.links.iter().map(move |link| (rates, link)));
+    let links = counted.map(|(rates, link)| LinkStatus {
+        from: link.from,
+        to: link.to,
+        bandwidth_bytes_per_s: link.bandwidth,
+        busy: rates.link_use(machine, link.from, link.to),
+    });
+    links.collect()
+}
+
+/// The nodes that a VM's guest sees, with the home of each one's memory.
+pub(crate) fn virtual_nodes(vm: &VmSample, layout: Option<&[NodeId]>) -> Vec<VirtualNodeStatus> {
+    let virtual_nodes = vm.virtual_nodes.iter().enumerate();
+    let virtual_nodes = virtual_nodes.map(|(at, seen)| VirtualNodeStatus {
+        vcpus: seen.vcpus.clone(),
+        memory_bytes: seen.memory_bytes,
+        home: layout.and_then(|nodes| nodes.get(at).copied()),
+        pages_by_node: seen.pages.as_ref().map(pages_by_node),
+    });
+    virtual_nodes.collect()
+}
+
+pub(crate) fn pages_by_node(pages: &NodeMap<Pages>) -> Vec<NodePages> {
     pages
         .iter()
         .map(|(node, pages)| NodePages { node, pages: *pages })
@@ -415,7 +425,7 @@ fn pages_by_node(pages: &NodeMap<Pages>) -> Vec<NodePages> {
 }
 
 /// Nodes without any are left out.
-fn traffic_by_node(traffic: &NodeMap<BytesPerSec>) -> Vec<NodeTraffic> {
+pub(crate) fn traffic_by_node(traffic: &NodeMap<BytesPerSec>) -> Vec<NodeTraffic> {
     let some = traffic.iter().filter(|(_, bytes_per_s)| bytes_per_s.0 > 0);
     let of = |(node, bytes_per_s): (NodeId, &BytesPerSec)| NodeTraffic {
         node,
@@ -424,7 +434,7 @@ fn traffic_by_node(traffic: &NodeMap<BytesPerSec>) -> Vec<NodeTraffic> {
     some.map(of).collect()
 }
 
-fn vcpus_by_node(machine: &Machine, vm: &VmSample) -> Vec<NodeVcpus> {
+pub(crate) fn vcpus_by_node(machine: &Machine, vm: &VmSample) -> Vec<NodeVcpus> {
     let mut on: BTreeMap<NodeId, usize> = BTreeMap::new();
     for node in vm.vcpus.iter().filter_map(|vcpu| machine.node_of(vcpu.cpu?)) {
         *on.entry(node).or_default() += 1;

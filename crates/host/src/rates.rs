@@ -86,8 +86,6 @@ pub struct VcpuRates {
     pub llc_miss_rate: Option<f64>,
 }
 
-/// A core whose busiest hyperthread was busy for less than this share of the period counts as idle.
-const CORE_IDLE_BUSY_MAX: f64 = 0.1;
 /// Bytes of a cache line, which one LLC miss moves on every machine modelled or supported so far.
 pub const LINE_BYTES: f64 = 64.0;
 
@@ -153,9 +151,9 @@ impl Rates {
             .map(|at| &self.vms[at])
     }
 
-    /// Physical cores of each node whose usable hyperthreads were all busy for less than a tenth of the period; a core without a
-    /// usable one does not count.
-    pub fn cores_idle(&self, machine: &Machine, usable: &CpuSet) -> NodeMap<u32> {
+    /// Physical cores of each node whose usable hyperthreads were all busy for less than `busy_max` of the period; a core
+    /// without a usable one does not count.
+    pub fn cores_idle(&self, machine: &Machine, usable: &CpuSet, busy_max: f64) -> NodeMap<u32> {
         let mut idle: NodeMap<u32> = machine.nodes.map(|_, _| 0);
         // Cores are numbered over the host, so siblings come together.
         let mut threads: Vec<(u32, NodeId, f64)> = Vec::with_capacity(self.cpus_busy.len());
@@ -164,7 +162,7 @@ impl Rates {
         }
         threads.sort_by_key(|(core, ..)| *core);
         for core in threads.chunk_by(|a, b| a.0 == b.0) {
-            if core.iter().all(|(.., busy)| *busy < CORE_IDLE_BUSY_MAX) {
+            if core.iter().all(|(.., busy)| *busy < busy_max) {
                 idle[core[0].1] += 1;
             }
         }

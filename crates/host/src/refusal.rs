@@ -115,6 +115,12 @@ pub enum Refusal {
         #[serde(flatten)]
         why: Impossible,
     },
+    /// It goes against what an operator said. Hosts say this of nothing: it is the loop that keeps to it.
+    #[error("{why}")]
+    Forbidden {
+        /// Which VM, and what he said.
+        why: String,
+    },
 }
 
 /// Why an action is impossible for a VM.

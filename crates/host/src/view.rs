@@ -2,6 +2,7 @@
 
 use homenode_machine::Machine;
 use homenode_units::{CpuSet, NodeId, NodeSet, Ns};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::rates::{Rates, VmRates};
@@ -60,7 +61,7 @@ pub struct VmView<'a> {
 }
 
 /// Why the agent leaves a VM's vCPUs or its quota alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum HandsOff {
     /// The operator opted the VM out.

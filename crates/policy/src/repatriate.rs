@@ -43,8 +43,9 @@ use crate::bounds::{MEMORY, PAGES, SPAN};
 /// Name of this policy in plans.
 pub const POLICY: &str = "repatriate";
 
+/// Default of the setting `start`, where that is an amount.
 const START_AMOUNT: Bytes = Bytes::from_mib(1);
-/// \[Flip\] moves at such intervals.
+/// Default of it where it is a time: \[Flip\] moves at such intervals.
 const START_PERIOD: Ns = Ns::from_secs(900);
 
 /// When a VM's memory sets out for home.

@@ -2,13 +2,14 @@
 
 use std::cell::Cell;
 
-use homenode_control::{Config, Event};
+use homenode_control::{Config, Event, PolicySet};
 use homenode_host::{Act, Lever, Outcome};
 use homenode_twin::{Scenario, Twin};
 use homenode_units::Ns;
 
 use crate::contender::Contender;
 use crate::jobs::{self, Progress};
+use crate::program::Program;
 use crate::run::Run;
 use crate::score::value;
 use crate::search::schedule::{Goal, Place};
@@ -53,11 +54,11 @@ impl Best {
     }
 
     /// Who found it.
-    pub fn found_by(&self) -> &'static str {
+    pub fn found_by(&self) -> &str {
         match self.policy() {
             Some(policy) => policy.contender.name(),
             None if self.found.mean < 1.0 => "search",
-            None => Contender::DEFAULT.name(),
+            None => PolicySet::Default.name(),
         }
     }
 
@@ -85,21 +86,23 @@ impl Best {
     }
 }
 
-/// Runs all policies, then searches for the rest of the evaluations from what they decided and from what was found before.
+/// Runs all policies and these programs. Then it searches for the rest of the evaluations from what they decided and from what
+/// was found before.
 ///
 /// # Errors
 /// A scenario that the machine cannot run.
 pub fn best(
     setup: &Setup,
     config: &Config,
-    before: &[Schedule],
+    (programs, before): (&[Program], &[Schedule]),
     effort: &Effort,
     progress: &Progress,
 ) -> anyhow::Result<Best> {
-    let (base, _) = recorded(setup, config, Contender::DEFAULT)?;
-    let others = Contender::all();
+    let (base, _) = recorded(setup, config, &Contender::DEFAULT)?;
+    let mut others = Contender::all();
+    others.extend(programs.iter().cloned().map(Contender::Program));
     let runs = jobs::each(effort.jobs, &others, progress, |other| {
-        recorded(setup, config, *other)
+        recorded(setup, config, other)
     });
     let mut policies = Vec::new();
     for (named, done) in others.into_iter().zip(runs) {
@@ -126,7 +129,7 @@ pub fn best(
 }
 
 /// A run under policies, with what they decided on homes and memory policies.
-fn recorded(setup: &Setup, config: &Config, contender: Contender) -> anyhow::Result<(Run, Schedule)> {
+fn recorded(setup: &Setup, config: &Config, contender: &Contender) -> anyhow::Result<(Run, Schedule)> {
     let (now, mut schedule) = (Cell::new(Ns::ZERO), Schedule::default());
     let look = |twin: &Twin| now.set(twin.now());
     let done = contender.run(setup, config, look, |event| {

@@ -21,7 +21,7 @@ pub struct Board {
     /// Seeds that all was run with.
     pub seeds: Vec<u64>,
     /// Scores of each set of policies, by name, in the order of the cases.
-    pub policies: Vec<(&'static str, Vec<CaseScore>)>,
+    pub policies: Vec<(String, Vec<CaseScore>)>,
     /// What is known best, in the order of the cases.
     pub known: Vec<Known>,
     /// The load sweep.
@@ -189,7 +189,7 @@ without an agent, `numad` that program's algorithm, `tavo` the paper's as publis
     }
 
     fn cases(&self, out: &mut String) {
-        let names: Vec<&str> = self.policies.iter().map(|(name, _)| *name).collect();
+        let names: Vec<&str> = self.policies.iter().map(|(name, _)| name.as_str()).collect();
         let _ = write!(
             out,
             "
@@ -296,7 +296,7 @@ default's time over theirs; above 1 is more.
         counts
     }
 
-    fn swept(&self) -> Vec<&'static str> {
+    fn swept(&self) -> Vec<&str> {
         let works = self.sweep.first().map_or(&[][..], |(_, works)| works);
         works.iter().map(|work| work.contender.name()).collect()
     }
@@ -404,7 +404,7 @@ which touched the policies: nobody can have tuned that commit to them. Every run
 
     /// Work by number of VMs, mean over machines and programs, as a figure.
     pub fn figure(&self) -> Figure {
-        let line = |name: &'static str| {
+        let line = |name: &str| {
             let at = |count: &usize| {
                 let works = self.sweep.iter().filter(|(cell, _)| cell.vms == *count);
                 let work = mean(works.filter_map(|(_, works)| work_of(works, name)))?;
@@ -483,8 +483,8 @@ mod tests {
         let board = Board {
             seeds: vec![1, 2],
             policies: vec![
-                ("ff-pin", vec![score([0.9, 1.0])]),
-                ("homenode", vec![score([0.6, 1.2])]),
+                ("ff-pin".to_owned(), vec![score([0.9, 1.0])]),
+                ("homenode".to_owned(), vec![score([0.6, 1.2])]),
             ],
             known: vec![Known {
                 case: "one".to_owned(),
@@ -522,7 +522,7 @@ mod tests {
     fn without_a_search_there_is_no_gap() {
         let board = Board {
             seeds: vec![1],
-            policies: vec![("homenode", vec![score([0.6, 1.2])])],
+            policies: vec![("homenode".to_owned(), vec![score([0.6, 1.2])])],
             known: vec![Known::default()],
             sweep: Vec::new(),
             lone: Vec::new(),

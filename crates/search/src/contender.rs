@@ -1,22 +1,25 @@
-//! Who is compared: sets of policies, and the kernel's own AutoNUMA.
+//! Who is compared: sets of policies, policies from outside, and the kernel's own AutoNUMA.
 
 use std::fmt;
 use std::str::FromStr;
 
-use homenode_control::{Config, Event, PolicySet};
+use homenode_control::{Config, Control, Epoch, Event, PolicySet};
 use homenode_twin::Twin;
-use homenode_units::Candidates;
+use homenode_units::{Candidates, Ns};
 
-use crate::run::{Run, run};
+use crate::program::{EXEC, Program};
+use crate::run::{Run, run_planned, run_watched};
 use homenode_twin::Setup;
 
 /// Somebody to be compared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Contender {
     /// A set of policies.
     PolicySet(PolicySet),
     /// No agent: the host's kernel moves pages and threads by itself (numa_balancing).
     AutoNuma,
+    /// A program from outside in the place of policies.
+    Program(Program),
 }
 
 /// Name of the kernel's AutoNUMA.
@@ -40,38 +43,68 @@ impl Contender {
     }
 
     /// Name in tables and files.
-    pub fn name(self) -> &'static str {
+    pub fn name(&self) -> &str {
         match self {
             Contender::PolicySet(policies) => policies.name(),
             Contender::AutoNuma => AUTONUMA,
+            Contender::Program(program) => program.name(),
         }
     }
 
-    /// Runs a scenario to its end; see [`run`]. `config` says all but which policies act.
+    /// The same; a program then has so long for each answer.
+    #[must_use]
+    pub fn within(self, answer_max: Ns) -> Contender {
+        match self {
+            Contender::Program(program) => Contender::Program(program.within(answer_max)),
+            other => other,
+        }
+    }
+
+    /// Runs a scenario to its end; see [`crate::run::run`]. `config` says all but which policies act.
     ///
     /// # Errors
-    /// See [`run`].
+    /// See [`crate::run::run`]; a program that cannot be started, or fails.
     pub fn run(
-        self,
+        &self,
         setup: &Setup,
         config: &Config,
         look: impl FnMut(&Twin),
-        told: impl FnMut(&Event),
+        mut told: impl FnMut(&Event),
+    ) -> anyhow::Result<Run> {
+        self.run_watched(setup, config, look, |epoch, _| {
+            epoch.events.iter().for_each(&mut told);
+        })
+    }
+
+    /// The same; `watch` is called with each epoch, and with the loop after it.
+    ///
+    /// # Errors
+    /// As [`Contender::run`].
+    pub fn run_watched(
+        &self,
+        setup: &Setup,
+        config: &Config,
+        look: impl FnMut(&Twin),
+        watch: impl FnMut(&Epoch, &Control),
     ) -> anyhow::Result<Run> {
         let with = |policies| Config {
             policies,
             ..config.clone()
         };
         match self {
-            Contender::PolicySet(policies) => run(setup, with(policies), look, told),
+            Contender::PolicySet(policies) => run_watched(setup, with(*policies), look, watch),
+            Contender::Program(program) => {
+                let planner = Box::new(program.start()?);
+                run_planned(setup, with(PolicySet::Default), planner, look, watch)
+            }
             Contender::AutoNuma => {
                 let setup = Setup {
                     scenario: setup.scenario.clone().with_autonuma(),
                     ..setup.clone()
                 };
-                let run = run(&setup, with(PolicySet::Default), look, told)?;
+                let run = run_watched(&setup, with(PolicySet::Default), look, watch)?;
                 Ok(Run {
-                    policy: AUTONUMA,
+                    policy: AUTONUMA.to_owned(),
                     ..run
                 })
             }
@@ -91,6 +124,9 @@ impl FromStr for Contender {
         if text == AUTONUMA {
             return Ok(Contender::AutoNuma);
         }
+        if text.starts_with(EXEC) {
+            return text.parse().map(Contender::Program);
+        }
         text.parse().map(Contender::PolicySet).map_err(|_: String| {
             let known = PolicySet::ALL.map(PolicySet::name).into_iter().chain([AUTONUMA]);
             format!("no policies are named `{text}`{}", Candidates::of(text, known))
@@ -108,6 +144,14 @@ mod tests {
             assert_eq!(contender.name().parse(), Ok(contender));
         }
         assert!(Contender::all().contains(&Contender::OURS));
+        let program: Contender = "exec:python3  mine.py".parse().unwrap();
+        assert_eq!(program.name(), "exec:python3 mine.py");
+        assert!(
+            "exec: "
+                .parse::<Contender>()
+                .unwrap_err()
+                .contains("names no program")
+        );
         let error = "homenod".parse::<Contender>().unwrap_err();
         assert!(error.contains("did you mean `homenode`?"), "{error}");
         assert!("autonum".parse::<Contender>().unwrap_err().contains("autonuma"));

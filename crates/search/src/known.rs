@@ -231,7 +231,14 @@ mod tests {
             jobs: 2,
             seed: 1,
         };
-        best(setup, &Config::default(), &[], &effort, &Progress::silent()).unwrap()
+        best(
+            setup,
+            &Config::default(),
+            (&[], &[]),
+            &effort,
+            &Progress::silent(),
+        )
+        .unwrap()
     }
 
     #[test]

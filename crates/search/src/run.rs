@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 use std::sync::{Mutex, PoisonError};
 
+use homenode_control::external::Planner;
 use homenode_control::{Around, Config, Control, Epoch, Event, Mode};
 use homenode_host::HostError;
 use homenode_twin::{Setup, Twin, TwinReport};
@@ -12,7 +13,7 @@ use homenode_units::Ns;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Run {
     /// Name of the policies.
-    pub policy: &'static str,
+    pub policy: String,
     /// Decisions carried out.
     pub decisions: usize,
     /// What each VM and node did; VMs in the scenario's order.
@@ -45,9 +46,35 @@ pub fn run_watched(
     look: impl FnMut(&Twin),
     watch: impl FnMut(&Epoch, &Control),
 ) -> anyhow::Result<Run> {
+    let policy = config.policies.name().to_owned();
+    run_control(setup, Control::new(config, Mode::Act), policy, (look, watch))
+}
+
+/// The same with a planner from outside in the place of all policies.
+///
+/// # Errors
+/// As [`run`]; a planner that fails, as [`homenode_control::external::PlannerFailed`].
+pub fn run_planned(
+    setup: &Setup,
+    config: Config,
+    planner: Box<dyn Planner>,
+    look: impl FnMut(&Twin),
+    watch: impl FnMut(&Epoch, &Control),
+) -> anyhow::Result<Run> {
+    let policy = planner.name().to_owned();
+    let control = Control::new(config, Mode::Act).with_planner(planner);
+    run_control(setup, control, policy, (look, watch))
+}
+
+fn run_control(
+    setup: &Setup,
+    control: Control,
+    policy: String,
+    (look, watch): (impl FnMut(&Twin), impl FnMut(&Epoch, &Control)),
+) -> anyhow::Result<Run> {
     let mut twin = setup.start()?;
-    let (policy, period) = (config.policies.name(), config.period);
-    let control = Mutex::new(Control::new(config, Mode::Act));
+    let period = control.config().period;
+    let control = Mutex::new(control);
     let mut to_end = ToEnd {
         setup,
         control: &control,
@@ -75,9 +102,9 @@ struct ToEnd<'a, L, W> {
 }
 
 impl<L: FnMut(&Twin), W: FnMut(&Epoch, &Control)> Around<Twin> for ToEnd<'_, L, W> {
-    type Error = HostError;
+    type Error = anyhow::Error;
 
-    fn before(&mut self, twin: &mut Twin) -> Result<ControlFlow<()>, HostError> {
+    fn before(&mut self, twin: &mut Twin) -> anyhow::Result<ControlFlow<()>> {
         if self.setup.is_over(twin) {
             return Ok(ControlFlow::Break(()));
         }
@@ -85,15 +112,16 @@ impl<L: FnMut(&Twin), W: FnMut(&Epoch, &Control)> Around<Twin> for ToEnd<'_, L, 
         Ok(ControlFlow::Continue(()))
     }
 
-    fn after(&mut self, _: &mut Twin, epoch: Result<Epoch, HostError>) -> Result<ControlFlow<()>, HostError> {
+    fn after(&mut self, _: &mut Twin, epoch: Result<Epoch, HostError>) -> anyhow::Result<ControlFlow<()>> {
         let epoch = epoch?;
         let decided = |event: &&Event| matches!(event, Event::Decided { .. });
         self.decisions += epoch.events.iter().filter(decided).count();
-        (self.watch)(
-            &epoch,
-            &self.control.lock().unwrap_or_else(PoisonError::into_inner),
-        );
-        Ok(ControlFlow::Continue(()))
+        let control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        (self.watch)(&epoch, &control);
+        match control.failed_planner() {
+            Some(failed) => Err(failed.clone().into()),
+            None => Ok(ControlFlow::Continue(())),
+        }
     }
 
     fn wait(&mut self, twin: &mut Twin) {

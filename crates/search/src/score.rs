@@ -256,7 +256,7 @@ mod tests {
         }
         report.vms[0].host_pages_moved = 131_072;
         Run {
-            policy: "some",
+            policy: "some".to_owned(),
             decisions,
             report,
         }

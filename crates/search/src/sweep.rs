@@ -145,18 +145,18 @@ impl Cell {
             let run = contender.run(&setup, &config, |_| (), |_| ());
             run.map_err(|error| format!("{}: {error:#}", scenario.name))
         };
-        let all = |contender: Contender| -> Result<Vec<Run>, String> {
-            seeds.iter().map(|seed| run(&contender, seed)).collect()
+        let all = |contender: &Contender| -> Result<Vec<Run>, String> {
+            seeds.iter().map(|seed| run(contender, seed)).collect()
         };
-        let base = all(Contender::DEFAULT)?;
+        let base = all(&Contender::DEFAULT)?;
         let base: Vec<&Run> = base.iter().collect();
         let work = |contender: &Contender| {
-            let other = all(*contender)?;
+            let other = all(contender)?;
             let score = CaseScore::of(&scenario.name, &base, &other.iter().collect::<Vec<_>>());
             let of_seed = |vms: &Vec<Option<f64>>| mean(vms.iter().flatten().map(|ratio| 1.0 / ratio));
             let of_default = mean(score.ratios.iter().filter_map(of_seed));
             Ok(Work {
-                contender: *contender,
+                contender: contender.clone(),
                 of_default: of_default
                     .ok_or_else(|| format!("{} does nothing under default", scenario.name))?,
                 score,

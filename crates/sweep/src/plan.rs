@@ -451,7 +451,7 @@ impl Plan {
     /// A run in words.
     pub fn name_of(&self, run: usize) -> String {
         let place = self.place(run);
-        let (policy, seed) = (self.policies[place.policy], self.seeds[place.seed]);
+        let (policy, seed) = (&self.policies[place.policy], self.seeds[place.seed]);
         let said = self.said(place.point);
         let comma = if said.is_empty() { "" } else { ", " };
         format!("{said}{comma}{policy}, seed {seed}")

@@ -152,7 +152,7 @@ fn one(plan: &Plan, open: &Open, at: usize, store: Option<&Store>) -> Result<(),
     let place = plan.place(run);
     let failed = |error: String| SweepError::Failed(format!("{}: {error}", plan.name_of(run)));
     let (setup, config) = plan.setup(place.point, plan.seeds[place.seed]).map_err(failed)?;
-    let policy = plan.policies[place.policy];
+    let policy = &plan.policies[place.policy];
     let came = policy
         .run(&setup, &config, |_| (), |_| ())
         .map_err(|error| failed(format!("{error:#}")))?;

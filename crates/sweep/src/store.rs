@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use homenode_machine_files::file::read_text_file;
 use homenode_reproduce::{Cache, Found};
+use homenode_search::contender::Contender;
 
 use crate::{COMMIT, Plan, Rows, SweepError};
 
@@ -84,7 +85,7 @@ impl Store {
     }
 
     fn description(&self, plan: &Plan, task: usize) -> Result<String, SweepError> {
-        let (digest, runs) = (plan.digest()?, plan.runs_of(task));
+        let (digest, runs) = (known(plan)?, plan.runs_of(task));
         Ok(format!(
             "sweep {digest} runs {}..{} by {}",
             runs.start, runs.end, self.program.0
@@ -96,7 +97,7 @@ impl Store {
     /// # Errors
     /// When it cannot be written.
     pub fn keep_plan(&self, plan: &Plan) -> Result<PathBuf, SweepError> {
-        let path = self.directory.join(format!("{}{PLAN}", &plan.digest()?[..16]));
+        let path = self.directory.join(format!("{}{PLAN}", &known(plan)?[..16]));
         let written = self.cache.write(&path, &plan.to_toml()?);
         written.map_err(|error| failed(&path, "cannot be written", &error))?;
         Ok(path)
@@ -150,6 +151,17 @@ impl Store {
         let description = self.description(plan, task)?;
         let kept = self.cache.keep(&description, rows);
         kept.map_err(|error| failed(&self.cache.path(&description), "cannot be written", &error))
+    }
+}
+
+/// The digest, where that says all.
+fn known(plan: &Plan) -> Result<String, SweepError> {
+    let is_program = |policy: &&Contender| matches!(policy, Contender::Program(_));
+    match plan.policies.iter().find(is_program) {
+        Some(program) => Err(SweepError::Input(format!(
+            "{program} may be another program tomorrow, which a store cannot know: sweep it without one"
+        ))),
+        None => plan.digest(),
     }
 }
 

@@ -151,6 +151,18 @@ fn another_plans_tasks_are_not_taken() {
 }
 
 #[test]
+fn a_program_as_policy_is_not_kept_in_a_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = plan("scenario = \"permits\"\npolicies = [\"exec:./mine\"]\n");
+    let refused = run(&plan, &[0], 1, Some(&store(folder.path())), &Seen::default()).unwrap_err();
+    assert!(
+        matches!(&refused, SweepError::Input(said) if said.contains("without one")),
+        "{refused}"
+    );
+    assert!(store(folder.path()).keep_plan(&plan).is_err());
+}
+
+#[test]
 fn every_key_and_value_is_checked_before_anything_runs() {
     for (set, said) in [
         (

@@ -71,6 +71,8 @@ pub const POLICY: &str = "balance";
 pub struct Config {
     /// Share of the period that a vCPU must have run or waited to count as active, in (0, 1].
     pub active_min: f64,
+    /// A core whose busiest hyperthread was busy for less than this share of the period is idle: vCPUs are lent there; in (0, 1].
+    pub core_idle_max: f64,
     /// Epochs that are remembered of each VM, 1 to 16.
     pub epochs: u32,
     /// More epochs of these than this that a VM was away, or crowded, re-home it; at most as many.
@@ -86,6 +88,7 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             active_min: 0.1,
+            core_idle_max: 0.1,
             epochs: 10,
             away_epochs_max: 8,
             full: 0.8,
@@ -97,6 +100,7 @@ impl Default for Config {
 homenode_units::settings! {
     Config {
         active_min: SOME_SHARE,
+        core_idle_max: SOME_SHARE,
         epochs: 1..=u16::BITS,
         away_epochs_max: 0..=u16::BITS,
         full: SHARE,
@@ -180,7 +184,7 @@ fn schedule(
     let usable = &view.cpus;
     let mut loads = Loads {
         waiting: waiting(view, rates, settings.balance, re_homed),
-        idle: rates.cores_idle(view.machine, usable),
+        idle: rates.cores_idle(view.machine, usable, settings.balance.core_idle_max),
         load: rates.nodes.map(|id, n| {
             let cpus = view
                 .machine

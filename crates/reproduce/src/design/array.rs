@@ -7,6 +7,9 @@ use std::collections::BTreeMap;
 
 use crate::verdict::show;
 
+/// Cells that an array may have. A slip of a digit in a file is a sentence then, not a full memory.
+const CELLS_MAX: usize = 1_000_000;
+
 /// Arrays by name.
 pub type Named = BTreeMap<String, Array>;
 
@@ -115,12 +118,20 @@ impl Array {
     /// An array whose cells a function gives.
     ///
     /// # Errors
-    /// The function's.
+    /// The function's; more than a million cells.
     pub fn build(
         axes: Vec<Axis>,
         mut of: impl FnMut(&[usize]) -> Result<Cell, String>,
     ) -> Result<Array, String> {
-        let count: usize = axes.iter().map(|axis| axis.labels.len()).product();
+        let lengths = axes.iter().map(|axis| axis.labels.len());
+        let count = lengths.clone().try_fold(1_usize, usize::checked_mul);
+        let count = count.filter(|count| *count <= CELLS_MAX).ok_or_else(|| {
+            let lengths: Vec<String> = lengths.map(|length| length.to_string()).collect();
+            format!(
+                "{} combinations of labels are more than {CELLS_MAX}",
+                lengths.join(" x ")
+            )
+        })?;
         let mut place = vec![0; axes.len()];
         let mut cells = Vec::with_capacity(count);
         for at in 0..count {

@@ -13,6 +13,12 @@
 //! A part with one label has no such axis any more. Where what stands behind `=` is an expression, that names the label, place by
 //! place. There are no variables, no loops and no own functions: what needs them is no experiment for a file.
 
+/// Words, numbers and signs that an expression may have, and how deep it may be nested: what reads and computes it is recursive.
+const TOKENS_MAX: usize = 1_000;
+const DEPTH_MAX: u32 = 64;
+/// A number of 64 bits has no more digits that mean something.
+const DIGITS_MAX: usize = 17;
+
 /// An expression.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Expression {
@@ -96,6 +102,7 @@ const NOT: usize = 2;
 struct Parser {
     tokens: Vec<Token>,
     at: usize,
+    depth: u32,
 }
 
 impl Expression {
@@ -108,7 +115,13 @@ impl Expression {
         let mut parser = Parser {
             tokens: tokens(text).map_err(wrong)?,
             at: 0,
+            depth: 0,
         };
+        if parser.tokens.len() > TOKENS_MAX {
+            return Err(format!(
+                "an expression has at most {TOKENS_MAX} words and signs: give parts of it names in `values`"
+            ));
+        }
         let whole = parser.operation(0).map_err(wrong)?;
         match parser.tokens.get(parser.at) {
             None => Ok(whole),
@@ -166,7 +179,8 @@ impl Parser {
             return self.unary();
         };
         if level == NOT && self.takes("not") {
-            return Ok(Expression::Call("not".to_owned(), vec![self.operation(level)?]));
+            let of = self.deeper(|parser| parser.operation(level))?;
+            return Ok(Expression::Call("not".to_owned(), vec![of]));
         }
         let mut left = self.operation(level + 1)?;
         while let Some(operator) = operators.iter().find(|operator| self.takes(operator)) {
@@ -176,9 +190,23 @@ impl Parser {
         Ok(left)
     }
 
+    fn deeper(
+        &mut self,
+        read: impl Fn(&mut Parser) -> Result<Expression, String>,
+    ) -> Result<Expression, String> {
+        self.depth += 1;
+        if self.depth > DEPTH_MAX {
+            return Err(format!("it is nested deeper than {DEPTH_MAX}"));
+        }
+        let found = read(self);
+        self.depth -= 1;
+        found
+    }
+
     fn unary(&mut self) -> Result<Expression, String> {
         if self.takes("-") {
-            return Ok(Expression::Call("minus".to_owned(), vec![self.unary()?]));
+            let of = self.deeper(Parser::unary)?;
+            return Ok(Expression::Call("minus".to_owned(), vec![of]));
         }
         let mut whole = self.atom()?;
         while self.takes("[") {
@@ -210,7 +238,7 @@ impl Parser {
                 Which::Some(labels)
             }
         } else {
-            match self.operation(0)? {
+            match self.deeper(|parser| parser.operation(0))? {
                 Expression::Text(label) if but => Which::But(vec![label]),
                 which => Which::One(Box::new(which)),
             }
@@ -241,7 +269,7 @@ impl Parser {
             Some(Token::Name(name)) if self.takes("(") => {
                 let mut given = Vec::new();
                 while !self.takes(")") {
-                    given.push(self.operation(0)?);
+                    given.push(self.deeper(|parser| parser.operation(0))?);
                     if !self.takes(",") {
                         self.expects(")")?;
                         break;
@@ -251,7 +279,7 @@ impl Parser {
             }
             Some(Token::Name(name)) => Ok(Expression::Name(name)),
             Some(Token::Sign("(")) => {
-                let inner = self.operation(0)?;
+                let inner = self.deeper(|parser| parser.operation(0))?;
                 self.expects(")")?;
                 Ok(inner)
             }
@@ -283,7 +311,12 @@ impl Template {
             let close = rest[open..].find('}').ok_or("`{` has no `}`")? + open;
             let inner = &rest[open + 1..close];
             let (inner, digits) = match inner.rsplit_once(":.") {
-                Some((inner, digits)) => (inner, digits.parse().ok()),
+                Some((inner, digits)) => {
+                    let digits: Option<usize> = digits.parse().ok().filter(|digits| *digits <= DIGITS_MAX);
+                    let said =
+                        || format!("`{{{inner}:.…}}` ends with how many digits: a number up to {DIGITS_MAX}");
+                    (inner, Some(digits.ok_or_else(said)?))
+                }
                 None => (inner, None),
             };
             pieces.push(Piece::Plain(rest[..open].to_owned()));

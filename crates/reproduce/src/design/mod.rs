@@ -21,7 +21,6 @@ mod settings;
 #[cfg(test)]
 mod tests;
 
-use std::cell::Cell as Flag;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -33,7 +32,7 @@ use crate::models::{MODELS, Model, OF_RUNS, OfRun};
 use crate::run::Run;
 use crate::work::Outcomes;
 use array::{Axis, Cell};
-use settings::{Settings, When, Words};
+use settings::{Nesting, Settings, When, Words};
 
 /// An experiment in a file.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -146,6 +145,12 @@ pub struct Design {
     csv: BTreeMap<String, BTreeMap<String, array::Array>>,
 }
 
+/// Labels of an axis, runs of a grid, and settings laid over each other for a run: a slip of a digit in a file is a sentence, not
+/// a full memory.
+const LABELS_MAX: usize = 10_000;
+const RUNS_MAX: usize = 20_000;
+const LAID_MAX: u32 = 200;
+
 /// How many bases may be below each other.
 const BASES_MAX: u32 = 4;
 
@@ -225,7 +230,10 @@ impl Design {
         for (name, labels) in &self.file.axes {
             let labels = match labels {
                 Labels::Listed(labels) => labels.iter().map(Label::text).collect(),
-                Labels::Numbers { from, to } => (*from..=*to).map(|number| number.to_string()).collect(),
+                Labels::Numbers { from, to } => {
+                    let numbers = (*from..=*to).take(LABELS_MAX + 1);
+                    numbers.map(|number| number.to_string()).collect()
+                }
                 Labels::Csv(table) => {
                     let first = self.csv.get(table).and_then(|columns| columns.values().next());
                     let first = first.ok_or_else(|| {
@@ -238,13 +246,11 @@ impl Design {
                     first.axes[0].labels.clone()
                 }
             };
-            self.axes.insert(
-                name.clone(),
-                Axis {
-                    name: name.clone(),
-                    labels,
-                },
-            );
+            if labels.len() > LABELS_MAX {
+                let said = format!("an axis has at most {LABELS_MAX} labels");
+                return Err(self.complaint(&format!("axes.{name}"), said));
+            }
+            self.axes.insert(name.clone(), Axis::new(name, labels));
         }
         for (name, labels) in [("run", &self.file.run.is)].into_iter().chain(
             self.file
@@ -321,6 +327,13 @@ impl Design {
     /// The runs of a grid in the order of its axes; `None` where a combination is not run.
     fn cells(&self, name: &str) -> Result<Vec<Option<Run>>, String> {
         let grid = &self.file.grid[name];
+        let lengths = grid.over.iter().map(|axis| self.axes[axis].labels.len());
+        let count = lengths.fold(1_usize, usize::saturating_mul);
+        if count > RUNS_MAX {
+            return Err(format!(
+                "{count} combinations of labels are more runs than {RUNS_MAX}"
+            ));
+        }
         let mut runs = Vec::new();
         let axes = grid.over.iter().map(|axis| self.axes[axis].clone()).collect();
         array::Array::build(axes, |place| {
@@ -346,23 +359,23 @@ impl Design {
 
     fn run(&self, grid: &Grid, labels: &[(&str, &str)]) -> Result<Option<Run>, String> {
         let mut settings = Settings::default();
-        self.lay(&mut settings, &self.file.run, 0)?;
-        self.lay(&mut settings, &grid.set, 0)?;
+        self.lay(&mut settings, &self.file.run, &mut 0)?;
+        self.lay(&mut settings, &grid.set, &mut 0)?;
         for (_, label) in labels {
             if let Some(own) = self.file.labels.get(*label) {
-                self.lay(&mut settings, own, 0)?;
+                self.lay(&mut settings, own, &mut 0)?;
             }
         }
-        let (depth, mut cells) = (Flag::new(0), BTreeMap::new());
+        let (nesting, mut cells) = (Nesting::default(), BTreeMap::new());
         for (axis, label) in labels {
             cells.insert((*axis).to_owned(), Cell::Text((*label).to_owned()));
         }
         for when in &self.file.when {
-            if Words::new(&settings.clone(), &self.csv, cells.clone(), &depth).applies(&when.test)? {
-                self.lay(&mut settings, &when.set, 0)?;
+            if Words::new(&settings.clone(), &self.csv, cells.clone(), &nesting).applies(&when.test)? {
+                self.lay(&mut settings, &when.set, &mut 0)?;
             }
         }
-        let words = Words::new(&settings, &self.csv, cells, &depth);
+        let words = Words::new(&settings, &self.csv, cells, &nesting);
         if let Some(only) = &grid.only
             && !words.hold(only)?
         {
@@ -372,12 +385,14 @@ impl Design {
     }
 
     /// Lays settings over others, those first that they name.
-    fn lay(&self, under: &mut Settings, over: &Settings, depth: u32) -> Result<(), String> {
-        if depth > 8 {
+    fn lay(&self, under: &mut Settings, over: &Settings, laid: &mut u32) -> Result<(), String> {
+        *laid += 1;
+        if *laid > LAID_MAX {
             return Err("labels name each other in a circle: `is`".to_owned());
         }
         for name in &over.is {
-            self.lay(under, &self.file.labels[name], depth + 1)?;
+            let unknown = || format!("`is` names `{name}`, which no `[labels.…]` describes");
+            self.lay(under, self.file.labels.get(name).ok_or_else(unknown)?, laid)?;
         }
         under.lay(over);
         Ok(())

@@ -32,6 +32,14 @@ const CONCENTRATE: &str = "concentrate";
 /// An event's key: how long the VM stays before it is sent away, again and again.
 const STAYS: &str = "stays";
 
+/// What one file may ask for. A slip of a digit is a sentence then, not a full memory.
+const COPIES_MAX: i64 = 1_000;
+const PINS_MAX: usize = 10_000;
+/// Words filled in for a run, how deep they may be within each other, and how long a text may become.
+const FILLED_MAX: u32 = 10_000;
+const WITHIN_MAX: u32 = 20;
+const TEXT_MAX: usize = 4_096;
+
 /// Settings of runs. Later ones take the place of earlier ones, key by key; VMs are told apart by name.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -253,7 +261,11 @@ fn repeated(tables: &[Table], words: &Words<'_>) -> Result<Vec<Table>, String> {
         let each = table.remove(EACH).map(|each| filled(&each, words)).transpose()?;
         let several: Vec<Words<'_>> = match (count, each) {
             (Some(count), _) => {
-                let count = count.as_integer().ok_or("`count` is a whole number")?;
+                let count = count
+                    .as_integer()
+                    .filter(|count| (0..=COPIES_MAX).contains(count));
+                let count =
+                    count.ok_or_else(|| format!("`count` is a whole number from 0 to {COPIES_MAX}"))?;
                 (1..=count)
                     .map(|n| words.with("n", Cell::Number(n as f64)))
                     .collect()
@@ -367,7 +379,14 @@ fn sent_away(event: &Table) -> Result<Vec<Table>, String> {
     let (mut at, mut chance, mut pins) = (time("at")?, Chance::new(1), Vec::new());
     while at < until {
         let drawn = chance.bits() % most.max(1);
-        for (at, cpus) in [(at + stays, of("away")?), (at + stays + drawn, of("home")?)] {
+        let away = at.saturating_add(stays);
+        let home = away.saturating_add(drawn);
+        if pins.len() >= PINS_MAX {
+            return Err(format!(
+                "it would be pinned more than {PINS_MAX} times: let it stay longer (`{STAYS}`)"
+            ));
+        }
+        for (at, cpus) in [(away, of("away")?), (home, of("home")?)] {
             let pin = Table::from_iter([("cpus".to_owned(), Value::String(cpus.to_owned()))]);
             let action = Table::from_iter([("pin".to_owned(), Value::Table(pin))]);
             pins.push(Table::from_iter([
@@ -376,7 +395,7 @@ fn sent_away(event: &Table) -> Result<Vec<Table>, String> {
                 ("action".to_owned(), Value::Table(action)),
             ]));
         }
-        at += stays + drawn;
+        at = home;
     }
     Ok(pins)
 }
@@ -389,8 +408,14 @@ pub struct Words<'a> {
     /// Published tables.
     csv: &'a BTreeMap<String, Named>,
     labels: BTreeMap<String, Cell>,
-    /// Words within words that are being filled in.
-    depth: &'a Flag<u32>,
+    nesting: &'a Nesting,
+}
+
+/// Words within words that are being filled in, and how many were.
+#[derive(Default)]
+pub struct Nesting {
+    depth: Flag<u32>,
+    filled: Flag<u32>,
 }
 
 impl<'a> Words<'a> {
@@ -399,14 +424,14 @@ impl<'a> Words<'a> {
         settings: &'a Settings,
         csv: &'a BTreeMap<String, Named>,
         labels: BTreeMap<String, Cell>,
-        depth: &'a Flag<u32>,
+        nesting: &'a Nesting,
     ) -> Words<'a> {
         Words {
             machine: settings.machine.as_deref().unwrap_or_default(),
             given: &settings.words,
             csv,
             labels,
-            depth,
+            nesting,
         }
     }
 
@@ -421,9 +446,13 @@ impl<'a> Words<'a> {
             return Some(Ok(cell.clone()));
         }
         let value = self.given.get(name)?;
-        self.depth.set(self.depth.get() + 1);
-        let found = if self.depth.get() > 20 {
+        let Nesting { depth, filled: all } = self.nesting;
+        depth.set(depth.get() + 1);
+        all.set(all.get() + 1);
+        let found = if depth.get() > WITHIN_MAX {
             Err(format!("word `{name}` is made of itself"))
+        } else if all.get() > FILLED_MAX {
+            Err(format!("more than {FILLED_MAX} words are filled in for one run"))
         } else {
             filled(value, self).and_then(|value| match value {
                 Value::String(text) => Ok(Cell::Text(text)),
@@ -433,7 +462,7 @@ impl<'a> Words<'a> {
                 _ => Err(format!("word `{name}` is neither a text nor a number")),
             })
         };
-        self.depth.set(self.depth.get() - 1);
+        depth.set(depth.get() - 1);
         Some(found)
     }
 
@@ -441,13 +470,19 @@ impl<'a> Words<'a> {
         if !text.contains('{') {
             return Ok(text.to_owned());
         }
-        Template::parse(text)?.filled(|expression, digits| match evaluate(expression, self)?.only()? {
-            // Not for people: every digit counts.
-            Cell::Number(number) => {
-                Ok(digits.map_or(number.to_string(), |digits| format!("{number:.digits$}")))
+        let whole = Template::parse(text)?.filled(|expression, digits| {
+            match evaluate(expression, self)?.only()? {
+                // Not for people: every digit counts.
+                Cell::Number(number) => {
+                    Ok(digits.map_or(number.to_string(), |digits| format!("{number:.digits$}")))
+                }
+                other => Ok(other.shown()),
             }
-            other => Ok(other.shown()),
-        })
+        })?;
+        match whole.len() <= TEXT_MAX {
+            true => Ok(whole),
+            false => Err(format!("a text becomes longer than {TEXT_MAX} bytes")),
+        }
     }
 
     /// Whether a condition holds; not where it names what this run has not.

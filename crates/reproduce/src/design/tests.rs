@@ -91,6 +91,68 @@ fn what_is_wrong_is_said_with_its_line_and_what_to_write_instead() {
 }
 
 #[test]
+fn a_file_that_asks_for_too_much_is_told_so_at_once() {
+    let with = |from: &str, to: &str| {
+        assert!(EXAMPLE.contains(from), "{from}");
+        parse(&EXAMPLE.replace(from, to)).unwrap_err()
+    };
+    let seeds = "seed = [1, 2, 3]";
+    let vm = "name = \"vm\"\n";
+    let deep = format!("most = \"{}1{}\"", "(".repeat(100), ")".repeat(100));
+    let long = format!("most = \"0{}\"", " + 1".repeat(2000));
+    for (from, to, said) in [
+        (
+            seeds,
+            "seed = { from = 0, to = 4294967295 }",
+            "an axis has at most 10000 labels",
+        ),
+        (
+            seeds,
+            "seed = { from = 1, to = 9000 }",
+            "are more runs than 20000",
+        ),
+        (
+            vm,
+            "name = \"vm{n}\"\ncount = 1000000000000\n",
+            "`count` is a whole number from 0 to 1000",
+        ),
+        (
+            vm,
+            "name = \"vm{n}\"\ncount = -1\n",
+            "`count` is a whole number from 0 to 1000",
+        ),
+        ("most = \"max(longer)\"", &deep, "nested deeper than 64"),
+        ("most = \"max(longer)\"", &long, "at most 1000 words and signs"),
+        (
+            "{longer} percent",
+            "{longer:.999999} percent",
+            "a number up to 17",
+        ),
+        (
+            "[values]\n",
+            "[grid.more]\nset = { is = [\"nobody\"] }\n[values]\n",
+            "`is` names `nobody`",
+        ),
+    ] {
+        let error = with(from, to);
+        assert!(error.contains(said), "{said}: {error}");
+    }
+    let words = (0..12).map(|at| format!("w{at} = \"{}\"\n", format!("{{w{}}}", at + 1).repeat(8)));
+    let words: String = words.collect();
+    let error = with(
+        "[run]\n",
+        &format!(
+            "[run]\nuntil = \"{{w0}}\"\nwords.w12 = \"1\"\n{}",
+            words.replace('w', "words.w").replace("{words.", "{")
+        ),
+    );
+    assert!(error.contains("words are filled in"), "{error}");
+    let event = "[[run.event]]\nat = \"0s\"\nvm = \"vm\"\nstays = \"0s\"\naway_at_most = \"1ns\"\nuntil = \"9s\"\naway = \"0\"\nhome = \"1\"\n";
+    let error = parse(&format!("{EXAMPLE}\n{event}")).unwrap_err();
+    assert!(error.contains("pinned more than 10000 times"), "{error}");
+}
+
+#[test]
 fn an_experiment_without_a_claim_gives_results_tests_tables_and_figures() {
     let small = EXAMPLE
         .replace("[\"cg.B\", \"mg.B\", \"povray\"]", "[\"povray\"]")

@@ -105,7 +105,7 @@ impl Arranger {
     /// What a run came to.
     pub fn came_to(&self, twin: &Twin) -> Run {
         Run {
-            policy: POLICY,
+            policy: POLICY.to_owned(),
             decisions: self.decisions,
             report: twin.report(),
         }

@@ -143,7 +143,11 @@ pub fn write(args: &Document) -> anyhow::Result<()> {
     let names = Disturbance::names().into_iter();
     let disturbed = names.map(|name| disturbed(name, &setups, &known, &machines, &seeds, args.jobs));
     let board = Board {
-        policies: contenders.iter().map(|one| one.name()).zip(scores).collect(),
+        policies: contenders
+            .iter()
+            .map(|one| one.name().to_owned())
+            .zip(scores)
+            .collect(),
         sweep: load_sweep(&machines, &seeds, Disturbance::default(), args.jobs)?,
         lone,
         disturbed: disturbed.collect::<anyhow::Result<_>>()?,

@@ -55,7 +55,7 @@ pub fn search(args: &Search) -> anyhow::Result<()> {
             };
             let progress = Progress::new(format!("{name} seed {seed}"), args.evaluations);
             let before = known.schedules(&setup);
-            let best = best(&setup, &Config::default(), &before, &effort, &progress)?;
+            let best = best(&setup, &Config::default(), (&[], &before), &effort, &progress)?;
             drop(progress);
             let was = known.of_seed(seed).map(|known| known.mean);
             known.add(&setup, &best, &commit);

@@ -84,7 +84,7 @@ impl Common {
         let mut named: Vec<Contender> = Vec::new();
         for contender in &self.policies {
             if *contender != Contender::DEFAULT && !named.contains(contender) {
-                named.push(*contender);
+                named.push(contender.clone());
             }
         }
         if named.is_empty() {

@@ -35,7 +35,7 @@ pub fn runs(
     let mut work = Vec::new();
     for setup in setups {
         for contender in [Contender::DEFAULT].iter().chain(contenders) {
-            work.extend(seeds.iter().map(|seed| (setup, *contender, *seed)));
+            work.extend(seeds.iter().map(|seed| (setup, contender.clone(), *seed)));
         }
     }
     let progress = Progress::new("runs", work.len());

@@ -1,0 +1,244 @@
+//! A policy from outside of the workspace: a planner that is asked in each epoch in the place of the stages.
+//!
+//! # Problem
+//! Who studies policies wants to try one without Rust. It must be judged as the agent's own are, and must not be able to do what
+//! they are not.
+//!
+//! # Approach
+//! ```text
+//!   View ─▶ ViewDocument ─▶ Planner ─▶ PlanDocument ─▶ checked ─▶ gate ─▶ levers::merge ─▶ host.commit()
+//!               ▲ last: what became of it ◀────────────────┴──────────────────────────────────────┘
+//! ```
+//! 1. No stage plans beside it: what decides is the planner alone. What stays is what protects VMs: leases end, operators' modes
+//!    and pauses hold (`gate`), and what may no longer stand is given back.
+//! 2. A plan is checked as a host checks it, and against what operators said, which the agent's own policies keep to by
+//!    themselves. It is carried out whole, or refused whole with the reason. In its next view the planner reads which.
+//! 3. A planner that fails (it ends, hangs, or says what is no plan) is asked no more: everything that is in force for it is
+//!    lifted in that epoch, and its run is over ([`crate::Control::failed_planner`]). Pages stay where they are.
+//!
+//! # Properties (`tests/external.rs`)
+//! - `a_plan_is_carried_out_whole_or_refused_whole`
+//! - `a_planner_reads_what_became_of_its_plan`
+//! - `a_planner_that_fails_leaves_nothing_in_force`
+//! - `what_operators_said_holds_for_planners_from_outside`
+//! - `the_same_planner_and_seed_give_the_same_bytes`
+
+mod plan;
+mod view;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use homenode_host::{Act, Decision, Lever, Mode, Outcome, Plan, Receipt, Refusal, Version, View, VmSample};
+use homenode_units::{MemoryPolicy, VmId};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use plan::{ACTIONS_MAX, PLAN_BYTES_MAX, PlanDocument, PlanSchema, PlannedAction, too_large};
+pub use view::{
+    ChosenDocument, NodeAccesses, NodeDocument, PageUseDocument, VIEW_SCHEMA, VcpuDocument, ViewDocument,
+    VmDocument,
+};
+
+use crate::gate::InForce;
+
+/// As decisions name it.
+pub const POLICY: &str = "external";
+
+/// A policy from outside.
+pub trait Planner: Send {
+    /// What it is called in errors.
+    fn name(&self) -> &str;
+
+    /// Decides from a view. It is asked once in each epoch, in order.
+    ///
+    /// # Errors
+    /// Why it cannot, in a sentence that follows its name: it is asked no more then. A plan that is refused is no error.
+    fn plan(&mut self, view: &ViewDocument<'_>) -> Result<PlanDocument, String>;
+}
+
+/// Why a planner is asked no more.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("policy {name}: {why}")]
+pub struct PlannerFailed {
+    /// Its name.
+    pub name: String,
+    /// What it did.
+    pub why: String,
+}
+
+/// What became of a plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "result", rename_all = "kebab-case")]
+pub enum LastPlan {
+    /// All of it was tried.
+    CarriedOut {
+        /// Version of the view that it was made from.
+        version: Version,
+        /// What became of each action, in its order; `None` where it waits for the operator (mode `recommend`).
+        outcomes: Vec<Option<Outcome>>,
+    },
+    /// Nothing of it was done.
+    Refused {
+        /// Version that it named.
+        version: Version,
+        /// Why.
+        #[serde(flatten)]
+        refusal: Refusal,
+        /// The same in a sentence.
+        message: String,
+    },
+}
+
+impl LastPlan {
+    fn refused(version: Version, refusal: &Refusal) -> LastPlan {
+        LastPlan::Refused {
+            version,
+            refusal: refusal.clone(),
+            message: refusal.to_string(),
+        }
+    }
+}
+
+/// A planner and what is remembered of it.
+pub(crate) struct External {
+    planner: Box<dyn Planner>,
+    /// What it wants done in this epoch.
+    decided: Vec<Decision>,
+    last: Option<LastPlan>,
+    /// Whether its plan of this epoch was refused before any host saw it.
+    is_refused: bool,
+    /// Why, while it is not told.
+    refused: Option<Refusal>,
+    failed: Option<PlannerFailed>,
+    /// VMs whose vCPUs it pinned, which is undone as a home is.
+    pinned: BTreeSet<VmId>,
+    /// Memory policies of before its own.
+    memory_policies: BTreeMap<VmId, MemoryPolicy>,
+}
+
+impl fmt::Debug for External {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("External")
+            .field("planner", &self.planner.name())
+            .field("failed", &self.failed)
+            .finish_non_exhaustive()
+    }
+}
+
+impl External {
+    pub fn new(planner: Box<dyn Planner>) -> External {
+        External {
+            planner,
+            decided: Vec::new(),
+            last: None,
+            is_refused: false,
+            refused: None,
+            failed: None,
+            pinned: BTreeSet::new(),
+            memory_policies: BTreeMap::new(),
+        }
+    }
+
+    /// Asks it, unless it has failed. Nothing is wanted where its plan is refused; everything is given back where it fails.
+    pub fn plan(&mut self, view: &View<'_>, in_force: &InForce, mode: impl Fn(&VmSample) -> Mode) -> Plan {
+        self.decided.clear();
+        self.is_refused = false;
+        let mut plan = Plan::new(view.version);
+        if self.failed.is_some() {
+            return plan;
+        }
+        let document = ViewDocument::of(view, self.last.as_ref(), mode);
+        let answer = self.planner.plan(&document);
+        match answer {
+            Err(why) => {
+                let name = self.planner.name().to_owned();
+                self.failed = Some(PlannerFailed { name, why });
+                self.last = None;
+                self.give_back(view, in_force, &mut plan);
+            }
+            Ok(answer) => {
+                let version = answer.version;
+                match answer.checked(view) {
+                    Ok(decisions) => {
+                        self.note_memory_policies(view, &decisions);
+                        self.decided.clone_from(&decisions);
+                        plan.decisions = decisions;
+                    }
+                    Err(refusal) => {
+                        self.last = Some(LastPlan::refused(version, &refusal));
+                        self.is_refused = true;
+                        self.refused = Some(refusal);
+                    }
+                }
+            }
+        }
+        plan
+    }
+
+    fn note_memory_policies(&mut self, view: &View<'_>, decisions: &[Decision]) {
+        for Decision { action, .. } in decisions {
+            if let (Act::SetMemoryPolicy { .. }, Some(vm)) = (&action.act, view.sample.vm(action.vm)) {
+                self.memory_policies.entry(vm.id).or_insert(vm.memory_policy);
+            }
+        }
+    }
+
+    fn give_back(&self, view: &View<'_>, in_force: &InForce, plan: &mut Plan) {
+        let why = || "given back: the policy that set it has failed".to_owned();
+        let mut levers: BTreeSet<(VmId, Lever)> = in_force.levers().collect();
+        levers.extend(self.pinned.iter().map(|vm| (*vm, Lever::Home)));
+        for (vm, lever) in levers {
+            if view.sample.vm(vm).is_some() {
+                plan.decide(POLICY, Act::Lift { lever }.on(vm), why());
+            }
+        }
+        for (id, policy) in &self.memory_policies {
+            let policy = *policy;
+            if view.sample.vm(*id).is_some_and(|vm| vm.memory_policy != policy) {
+                plan.decide(POLICY, Act::SetMemoryPolicy { policy }.on(*id), why());
+            }
+        }
+    }
+
+    /// Its plan that was refused before any host saw it, once.
+    pub fn take_refusal(&mut self) -> Option<Refusal> {
+        self.refused.take()
+    }
+
+    /// Whether it has failed, and why.
+    pub fn failed(&self) -> Option<&PlannerFailed> {
+        self.failed.as_ref()
+    }
+
+    /// Takes in what became of an epoch's decisions, of which some are its own.
+    pub fn answered(&mut self, version: Version, decisions: &[Decision], answer: &Result<Receipt, Refusal>) {
+        let outcomes = match answer {
+            Ok(receipt) => &receipt.outcomes,
+            Err(refusal) => {
+                self.last = Some(LastPlan::refused(version, refusal));
+                return;
+            }
+        };
+        let mut pairs: Vec<Option<(&Decision, &Outcome)>> =
+            decisions.iter().zip(outcomes).map(Some).collect();
+        for (Decision { action, .. }, outcome) in pairs.iter().flatten() {
+            match (&action.act, outcome) {
+                (Act::PinVcpus { .. }, Outcome::Done) => self.pinned.insert(action.vm),
+                (Act::Lift { lever: Lever::Home }, Outcome::Done) => self.pinned.remove(&action.vm),
+                _ => continue,
+            };
+        }
+        if self.is_refused {
+            return;
+        }
+        let outcome = |own: &Decision| {
+            let place = pairs
+                .iter_mut()
+                .find(|pair| pair.is_some_and(|(decision, _)| decision == own))?;
+            place.take().map(|(_, outcome)| outcome.clone())
+        };
+        let outcomes = self.decided.iter().map(outcome).collect();
+        self.last = Some(LastPlan::CarriedOut { version, outcomes });
+    }
+}

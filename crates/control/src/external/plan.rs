@@ -1,0 +1,155 @@
+//! The plan as a document, and what of it is refused.
+
+use homenode_host::{Act, Action, Decision, Limit, Plan, Refusal, Version, View, VmView};
+use homenode_policy::{levers, placement};
+use homenode_units::NodeSet;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::POLICY;
+
+/// A plan's text has at most so many bytes. This bounds memory, and is no setting; so does the next.
+pub const PLAN_BYTES_MAX: usize = 1 << 20;
+/// So many actions at most.
+pub const ACTIONS_MAX: usize = 4096;
+
+/// What a planner wants done in one epoch.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PlanDocument {
+    /// Kind and version of its form, where it says so: `plan/1`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schema: Option<PlanSchema>,
+    /// Version of the view that it was made from.
+    pub version: Version,
+    /// What to do, in the order to carry out; empty where nothing is to be done.
+    pub actions: Vec<PlannedAction>,
+}
+
+/// Forms of plans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum PlanSchema {
+    /// The only one so far.
+    #[serde(rename = "plan/1")]
+    One,
+}
+
+/// One action and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PlannedAction {
+    /// Which VM, and what to do to it.
+    #[serde(flatten)]
+    pub action: Action,
+    /// Why, in a sentence for the operator.
+    pub why: String,
+}
+
+impl PlanDocument {
+    /// Reads a plan.
+    ///
+    /// # Errors
+    /// What is no plan, with the reason and the place in the text; what has more than [`PLAN_BYTES_MAX`] bytes or [`ACTIONS_MAX`]
+    /// actions.
+    pub fn from_json(text: &[u8]) -> Result<PlanDocument, String> {
+        if text.len() > PLAN_BYTES_MAX {
+            return Err(too_large());
+        }
+        let plan: PlanDocument =
+            serde_json::from_slice(text).map_err(|error| format!("it is no plan: {error}"))?;
+        match plan.actions.len() {
+            0..=ACTIONS_MAX => Ok(plan),
+            count => Err(format!(
+                "a plan of {count} actions; at most {ACTIONS_MAX} are read"
+            )),
+        }
+    }
+
+    /// The plan, where a host could carry it out and no operator objects.
+    pub(super) fn checked(self, view: &View<'_>) -> Result<Vec<Decision>, Refusal> {
+        let decision = |planned: PlannedAction| Decision {
+            policy: POLICY,
+            action: planned.action,
+            reason: planned.why,
+        };
+        let plan = Plan {
+            version: self.version,
+            decisions: self.actions.into_iter().map(decision).collect(),
+            findings: Vec::new(),
+        };
+        plan.check(view.machine, view.sample)?;
+        against_operators(view, &plan)?;
+        let merged = levers::merge(view, vec![plan]);
+        match merged.findings.into_iter().next() {
+            None => Ok(merged.decisions),
+            Some(finding) => Err(Refusal::Forbidden { why: finding.message }),
+        }
+    }
+}
+
+/// What is said of a text that is not even read.
+pub fn too_large() -> String {
+    format!("its answer has more than {PLAN_BYTES_MAX} bytes")
+}
+
+/// The first action that goes against what an operator said of a VM or node, each in the light of those before it. Policies of
+/// the agent's own keep to that where they decide.
+fn against_operators(view: &View<'_>, plan: &Plan) -> Result<(), Refusal> {
+    let mut view = view.clone();
+    for Decision { action, .. } in &plan.decisions {
+        let Some(at) = view.vms.iter().position(|vm| vm.sample.id == action.vm) else {
+            return Err(Refusal::UnknownVm { vm: action.vm });
+        };
+        if let Some(why) = objection(&view, &view.vms[at], &action.act) {
+            let name = &view.vms[at].sample.name;
+            return Err(Refusal::Forbidden {
+                why: format!("VM {name}: {why}"),
+            });
+        }
+        if let Act::SetHome { nodes } = &action.act {
+            view.vms[at].home = Some(nodes);
+        }
+    }
+    Ok(())
+}
+
+fn objection(view: &View<'_>, vm: &VmView<'_>, act: &Act) -> Option<String> {
+    let settings = &vm.sample.settings;
+    match act {
+        Act::SetHome { nodes } => {
+            if let Some(own) = settings.home.as_ref().filter(|own| *own != nodes) {
+                return Some(format!(
+                    "its operator chose nodes {own} for its home, and not {nodes}"
+                ));
+            }
+            let allowed = placement::allowed_nodes(view, vm).unwrap_or_else(|| view.homes());
+            let of_operator = settings.home.is_some();
+            (!of_operator && !nodes.is_subset(&allowed))
+                .then(|| format!("nodes {nodes} cannot all be its home: it may have {{{allowed}}}"))
+        }
+        Act::PinVcpus { cpus, .. } => (!cpus.is_subset(&view.cpus))
+            .then(|| format!("its vCPUs cannot run on {cpus}: CPUs for VMs are {}", view.cpus)),
+        Act::MovePages { to, .. } => onto_drained(view, to),
+        Act::MoveVirtualNode { to, .. } => onto_drained(view, &NodeSet::one(*to)),
+        Act::MoveFrames { moves } => onto_drained(view, &moves.iter().map(|each| each.to).collect()),
+        Act::SetMemoryPolicy { policy } => {
+            let own = settings.memory_policy.filter(|own| own != policy);
+            own.map(|own| format!("its operator chose memory policy {own}, and not {policy}"))
+        }
+        Act::Limit {
+            limit: Limit::Memory(memory),
+            ..
+        } => match settings.memory_floor {
+            None => Some("its operator lets nobody take its memory: it has no floor".to_owned()),
+            Some(floor) if *memory < floor => {
+                Some(format!("{memory} are less than its operator's floor, {floor}"))
+            }
+            Some(_) => None,
+        },
+        _ => None,
+    }
+}
+
+fn onto_drained(view: &View<'_>, to: &NodeSet) -> Option<String> {
+    let drained = to.intersection(&view.drained);
+    (!drained.is_empty()).then(|| format!("no pages go to node {drained}, which is to be empty"))
+}

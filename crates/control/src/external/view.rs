@@ -1,0 +1,349 @@
+//! The view as a document: what a policy of the agent's own reads, in the words of the status.
+
+use homenode_host::{
+    Balloon, CountedBy, CpuQuota, HandsOff, Mode, Version, View, VmRates, VmSample, VmView,
+    observation::Observation,
+};
+use homenode_machine::Machine;
+use homenode_units::{
+    Bytes, BytesPerSec, CpuId, CpuSet, MemoryPolicy, NodeId, NodeMap, NodeSet, Ns, Pages, Permit, VmId,
+};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::LastPlan;
+use crate::status::{
+    LinkStatus, NodePages, NodeTraffic, NodeVcpus, VirtualNodeStatus, links, pages_by_node, traffic_by_node,
+    vcpus_by_node, virtual_nodes,
+};
+
+/// What the documents of this form are called.
+pub const VIEW_SCHEMA: &str = "view/1";
+
+/// All that a planner decides from in one epoch. What is not measured is `None`; rates are over the last period, so all of them
+/// are `None` in the first epoch.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct ViewDocument<'a> {
+    /// Kind and version of its form: `view/1`.
+    pub schema: &'static str,
+    /// A plan carries it back: the host refuses one that is made from another.
+    pub version: Version,
+    /// The host's monotonic clock.
+    pub at_ns: Ns,
+    /// Time since the sample before.
+    pub period_ns: Option<Ns>,
+    /// What became of the plan before; `None` before there was one.
+    pub last: Option<&'a LastPlan>,
+    /// What the host is, as in `homenode machine --json`.
+    pub machine: &'a Machine,
+    /// Every node, ascending.
+    pub nodes: Vec<NodeDocument>,
+    /// Traffic between nodes, where counted.
+    pub links: Vec<LinkStatus>,
+    /// Every VM that runs, by id.
+    pub vms: Vec<VmDocument<'a>>,
+}
+
+/// One node.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct NodeDocument {
+    /// Which.
+    pub node: NodeId,
+    /// CPUs that VMs may use: online, not the host's own, and of no node that is to be empty.
+    pub usable_cpus: CpuSet,
+    /// Whether it can be a home: it has memory, and CPUs that VMs may use.
+    pub can_be_home: bool,
+    /// Whether it is to be empty.
+    pub is_drained: bool,
+    /// CPUs busy.
+    pub cpus_busy: Option<f64>,
+    /// vCPUs waiting on its run queues.
+    pub vcpus_waiting: Option<f64>,
+    /// Memory of the node.
+    pub memory_bytes: Bytes,
+    /// Of it, free or reclaimable.
+    pub memory_free_bytes: Bytes,
+    /// Memory traffic.
+    pub bandwidth_bytes_per_s: Option<BytesPerSec>,
+    /// What its controllers can sustain.
+    pub bandwidth_max_bytes_per_s: Option<BytesPerSec>,
+}
+
+/// One VM.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct VmDocument<'a> {
+    /// UUID: by this plans name it.
+    pub id: VmId,
+    /// Name.
+    pub name: &'a str,
+    /// How far decisions about it go; under `act` they are carried out.
+    pub mode: Mode,
+    /// Why its vCPUs must be left alone, if they must: a plan that pins them is refused.
+    pub left_alone: Option<HandsOff>,
+    /// Why its CPU quota must be, if it must.
+    pub quota_left_alone: Option<HandsOff>,
+    /// Home nodes; `None` for a VM that is free, where the kernel puts it.
+    pub home: Option<&'a NodeSet>,
+    /// What its operator said of it.
+    pub chosen: ChosenDocument<'a>,
+    /// Its online vCPUs.
+    pub vcpus: Vec<VcpuDocument<'a>>,
+    /// How many of them last ran on each node.
+    pub vcpus_by_node: Vec<NodeVcpus>,
+    /// Memory that the guest may use.
+    pub memory_bytes: Bytes,
+    /// Its balloon, where it has one.
+    pub balloon: Option<Balloon>,
+    /// Touched pages on each node, where known.
+    pub pages_by_node: Option<Vec<NodePages>>,
+    /// Memory policy in force.
+    pub memory_policy: MemoryPolicy,
+    /// Why its memory cannot move, if it cannot.
+    pub memory_fixed: Option<String>,
+    /// The nodes that its guest sees, by number; none where it sees one.
+    pub virtual_nodes: Vec<VirtualNodeStatus>,
+    /// Nodes of devices assigned to it.
+    pub device_nodes: &'a NodeSet,
+    /// Who counts LLC misses, if anybody does.
+    pub counted_by: Option<CountedBy>,
+    /// CPUs' worth of time that it used.
+    pub cpus_used: Option<f64>,
+    /// vCPUs that waited.
+    pub vcpus_waiting: Option<f64>,
+    /// Instructions of all its vCPUs.
+    pub instructions_per_s: Option<f64>,
+    /// Cycles in which they were not halted.
+    pub cycles_per_s: Option<f64>,
+    /// LLC references.
+    pub llc_references_per_s: Option<f64>,
+    /// LLC misses.
+    pub llc_misses_per_s: Option<f64>,
+    /// LLC misses over references, in [0, 1].
+    pub llc_miss_rate: Option<f64>,
+    /// Share of memory accesses that were local, in [0, 1].
+    pub local_access_ratio: Option<f64>,
+    /// Memory accesses over the period by the node of the page.
+    pub accesses_by_node: Option<Vec<NodeAccesses>>,
+    /// Memory traffic, by its LLC misses.
+    pub bandwidth_bytes_per_s: Option<BytesPerSec>,
+    /// Which controllers serve it, an estimate: by its accesses where they are counted, else by where its pages are.
+    pub traffic_by_node: Option<Vec<NodeTraffic>>,
+    /// What was seen of the use of its memory in the last complete window while it is watched.
+    pub observed: Option<&'a Observation>,
+    /// Which nodes use which of its pages, while its memory policy has them sampled.
+    pub page_uses: Option<Vec<PageUseDocument>>,
+}
+
+/// What an operator said of a VM. A plan that goes against it is refused.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct ChosenDocument<'a> {
+    /// Home nodes.
+    pub home: Option<&'a NodeSet>,
+    /// Nodes that it may have for a home: where its operator lets it run, and beside whom.
+    pub home_allowed: NodeSet,
+    /// CPUs that it may run on; `None` where there is no limit.
+    pub cpus_allowed: Option<&'a CpuSet>,
+    /// VMs with the same word here share no home node.
+    pub apart: Option<&'a str>,
+    /// VMs with the same word here have one home.
+    pub together: Option<&'a str>,
+    /// Memory policy.
+    pub memory_policy: Option<MemoryPolicy>,
+    /// Memory bandwidth that it is declared to need.
+    pub bandwidth_bytes_per_s: Option<BytesPerSec>,
+    /// What it booked.
+    pub permit: Option<Permit>,
+    /// Memory below which it may not be held; without one none of its memory may be taken.
+    pub memory_floor_bytes: Option<Bytes>,
+    /// CPU quota of each vCPU.
+    pub quota: Option<CpuQuota>,
+}
+
+/// One online vCPU.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct VcpuDocument<'a> {
+    /// Position in the VM, from 0.
+    pub index: u16,
+    /// CPU it last ran on.
+    pub cpu: Option<CpuId>,
+    /// Node of that.
+    pub node: Option<NodeId>,
+    /// CPUs it may run on: what is in force.
+    pub affinity: &'a CpuSet,
+    /// CPU quota in force, whoever set it.
+    pub quota: Option<CpuQuota>,
+    /// Share of the period that it ran, in [0, 1].
+    pub running: Option<f64>,
+    /// Share that it waited for a CPU though nothing forbade it to run.
+    pub waiting: Option<f64>,
+    /// Share that a CPU quota kept it from running.
+    pub throttled: Option<f64>,
+    /// LLC misses over references.
+    pub llc_miss_rate: Option<f64>,
+}
+
+/// Memory accesses on a node.
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
+pub struct NodeAccesses {
+    /// Which node.
+    pub node: NodeId,
+    /// How many.
+    pub accesses: u64,
+}
+
+/// Which nodes use some pages, as memory sampling saw it.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct PageUseDocument {
+    /// Guest frame of the first of them.
+    pub frame: u64,
+    /// How many pages.
+    pub pages: Pages,
+    /// Where they lie.
+    pub node: NodeId,
+    /// Samples of accesses to each of them from the CPUs of each node; nodes without any are missing.
+    pub accesses_by_node: Vec<NodeAccesses>,
+    /// How many of a page's samples wrote.
+    pub writes: u32,
+}
+
+impl<'a> ViewDocument<'a> {
+    /// What policies read, with how far decisions about each VM go and what became of the plan before.
+    pub fn of(
+        view: &'a View<'a>,
+        last: Option<&'a LastPlan>,
+        mode: impl Fn(&VmSample) -> Mode,
+    ) -> ViewDocument<'a> {
+        let homes = view.homes();
+        let vm = |vm: &'a VmView<'a>| VmDocument::of(view, &homes, vm, mode(vm.sample));
+        ViewDocument {
+            schema: VIEW_SCHEMA,
+            version: view.version,
+            at_ns: view.at,
+            period_ns: view.rates.map(|rates| rates.period_ns),
+            last,
+            machine: view.machine,
+            nodes: nodes(view, &homes),
+            links: links(view.machine, view.rates),
+            vms: view.vms.iter().map(vm).collect(),
+        }
+    }
+}
+
+fn nodes(view: &View<'_>, homes: &NodeSet) -> Vec<NodeDocument> {
+    let node = |(node, of): (NodeId, &homenode_machine::Node)| {
+        let now = view.sample.nodes.get(node).copied().unwrap_or_default();
+        let over = view.rates.and_then(|rates| rates.nodes.get(node));
+        NodeDocument {
+            node,
+            usable_cpus: view.cpus_of(node),
+            can_be_home: homes.contains(node),
+            is_drained: view.drained.contains(node),
+            cpus_busy: over.map(|over| over.cpus_busy),
+            vcpus_waiting: over.map(|over| over.vcpus_waiting),
+            memory_bytes: now.memory_total_bytes,
+            memory_free_bytes: now.memory_free_bytes,
+            bandwidth_bytes_per_s: over.and_then(|over| over.bandwidth),
+            bandwidth_max_bytes_per_s: of.memory_bandwidth,
+        }
+    };
+    view.machine.nodes.iter().map(node).collect()
+}
+
+impl<'a> VmDocument<'a> {
+    fn of(view: &View<'a>, homes: &NodeSet, vm: &'a VmView<'a>, mode: Mode) -> VmDocument<'a> {
+        let (machine, sample, rates) = (view.machine, vm.sample, vm.rates);
+        let is_counted = sample.vcpus.iter().any(|vcpu| vcpu.counters.is_some());
+        let page_uses = sample.page_uses.as_ref();
+        VmDocument {
+            id: sample.id,
+            name: &sample.name,
+            mode,
+            left_alone: vm.hands_off,
+            quota_left_alone: vm.quota_hands_off,
+            home: vm.home,
+            chosen: ChosenDocument::of(view, homes, vm),
+            vcpus: vcpus(machine, sample, rates),
+            vcpus_by_node: vcpus_by_node(machine, sample),
+            memory_bytes: sample.memory_bytes,
+            balloon: sample.balloon,
+            pages_by_node: sample.pages.as_ref().map(pages_by_node),
+            memory_policy: sample.memory_policy,
+            memory_fixed: vm.memory_fixed().map(ToString::to_string),
+            virtual_nodes: virtual_nodes(sample, vm.layout),
+            device_nodes: &sample.device_nodes,
+            counted_by: is_counted.then_some(view.sample.counted_by),
+            cpus_used: rates.map(|rates| rates.cpus_used),
+            vcpus_waiting: rates.map(|rates| rates.vcpus.iter().map(|vcpu| vcpu.waiting).sum()),
+            instructions_per_s: rates.and_then(|rates| rates.instructions_per_s),
+            cycles_per_s: rates.and_then(|rates| rates.cycles_per_s),
+            llc_references_per_s: rates.and_then(|rates| rates.llc_references_per_s),
+            llc_misses_per_s: rates.and_then(|rates| rates.llc_misses_per_s),
+            llc_miss_rate: rates.and_then(|rates| rates.llc_miss_rate),
+            local_access_ratio: rates.and_then(|rates| rates.local_access_ratio),
+            accesses_by_node: rates.and_then(|rates| rates.accesses_on.as_ref().map(by_node)),
+            bandwidth_bytes_per_s: rates.and_then(VmRates::bandwidth),
+            traffic_by_node: rates
+                .and_then(|rates| rates.traffic_by_node(machine, sample))
+                .map(|traffic| traffic_by_node(&traffic)),
+            observed: sample.observed.as_ref(),
+            page_uses: page_uses.map(|uses| uses.iter().map(PageUseDocument::of).collect()),
+        }
+    }
+}
+
+impl<'a> ChosenDocument<'a> {
+    fn of(view: &View<'_>, homes: &NodeSet, vm: &'a VmView<'a>) -> ChosenDocument<'a> {
+        let settings = &vm.sample.settings;
+        let allowed = homenode_policy::placement::allowed_nodes(view, vm);
+        ChosenDocument {
+            home: settings.home.as_ref(),
+            home_allowed: allowed.unwrap_or_else(|| homes.clone()),
+            cpus_allowed: settings.cpus_allowed.as_ref(),
+            apart: settings.apart.as_deref(),
+            together: settings.together.as_deref(),
+            memory_policy: settings.memory_policy,
+            bandwidth_bytes_per_s: settings.bandwidth,
+            permit: settings.permit,
+            memory_floor_bytes: settings.memory_floor,
+            quota: settings.quota,
+        }
+    }
+}
+
+impl PageUseDocument {
+    fn of(of: &homenode_host::PageUse) -> PageUseDocument {
+        PageUseDocument {
+            frame: of.frame,
+            pages: of.pages,
+            node: of.on,
+            accesses_by_node: by_node(&of.samples),
+            writes: of.writes,
+        }
+    }
+}
+
+fn vcpus<'a>(machine: &Machine, sample: &'a VmSample, rates: Option<&VmRates>) -> Vec<VcpuDocument<'a>> {
+    let vcpu = |vcpu: &'a homenode_host::VcpuSample| {
+        let over = rates.and_then(|rates| rates.vcpus.iter().find(|own| own.index == vcpu.index));
+        VcpuDocument {
+            index: vcpu.index,
+            cpu: vcpu.cpu,
+            node: vcpu.cpu.and_then(|cpu| machine.node_of(cpu)),
+            affinity: &vcpu.affinity,
+            quota: vcpu.quota,
+            running: over.map(|over| over.running),
+            waiting: over.map(|over| over.waiting),
+            throttled: over.map(|over| over.throttled),
+            llc_miss_rate: over.and_then(|over| over.llc_miss_rate),
+        }
+    };
+    sample.vcpus.iter().map(vcpu).collect()
+}
+
+fn by_node<T: Copy + Into<u64>>(counts: &NodeMap<T>) -> Vec<NodeAccesses> {
+    let of = |(node, count): (NodeId, &T)| NodeAccesses {
+        node,
+        accesses: (*count).into(),
+    };
+    counts.iter().map(of).collect()
+}

@@ -1,0 +1,64 @@
+//! Plans of a policy from outside, a line for each of four epochs of the control loop on a small twin: what is no plan is refused
+//! with a sentence, what is refused has changed nothing, and whatever is carried out pages add up. A plan of version 0 stands for
+//! one of the view's.
+
+#![no_main]
+
+use homenode_control::external::{PlanDocument, Planner, ViewDocument};
+use homenode_control::{Config, Control, Event, Mode};
+use homenode_host::{Host as _, Version};
+use homenode_machine_files::preset;
+use homenode_twin::{Scenario, Twin, VmSpec};
+use homenode_units::{Bytes, Ns, Pages};
+use libfuzzer_sys::fuzz_target;
+
+const EPOCHS: usize = 4;
+
+struct Lines(Vec<String>);
+
+impl Planner for Lines {
+    fn name(&self) -> &str {
+        "lines"
+    }
+
+    fn plan(&mut self, view: &ViewDocument<'_>) -> Result<PlanDocument, String> {
+        serde_json::to_vec(view).expect("a view can be written");
+        let line = self.0.pop().unwrap_or_default();
+        let mut plan = PlanDocument::from_json(line.as_bytes())?;
+        let again = serde_json::to_vec(&plan).expect("what was read can be written");
+        assert_eq!(PlanDocument::from_json(&again).as_ref(), Ok(&plan));
+        if plan.version == Version(0) {
+            plan.version = view.version;
+        }
+        Ok(plan)
+    }
+}
+
+fuzz_target!(|text: &str| {
+    let mut lines: Vec<String> = text.lines().take(EPOCHS).map(str::to_owned).collect();
+    lines.reverse();
+    let machine = preset("amd48").expect("a preset");
+    let vms =
+        ["cg.B", "povray", "soplex"].map(|program| VmSpec::new(program, 2, Bytes::from_gib(2), program));
+    let mut twin = Twin::new(machine, &Scenario::of("fuzz", vms.to_vec()), 1).expect("a possible scenario");
+    twin.wait(Ns::from_millis(10));
+    let mut control = Control::new(Config::default(), Mode::Act).with_planner(Box::new(Lines(lines)));
+    for _ in 0..EPOCHS {
+        let before = twin.sample().expect("a twin can be read");
+        let epoch = control.step(&mut twin).expect("a twin can be read");
+        let after = twin.sample().expect("a twin can be read");
+        if epoch.events.iter().any(|event| matches!(event, Event::Refused { .. })) {
+            assert_eq!(before, after, "what is refused has changed nothing");
+        }
+        if let Some(failed) = control.failed_planner() {
+            assert!(failed.why.len() < text.len() + 1000, "{failed}");
+            assert!(epoch.status.vms.iter().all(|vm| vm.home.is_none()), "nothing is left in force");
+            return;
+        }
+        twin.wait(Ns::from_millis(100));
+        for vm in &twin.sample().expect("a twin can be read").vms {
+            let there: Pages = vm.pages.iter().flat_map(|pages| pages.values().copied()).sum();
+            assert!(there <= vm.memory_bytes.to_pages(), "{} has {there}", vm.name);
+        }
+    }
+});
