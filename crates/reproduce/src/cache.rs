@@ -1,6 +1,7 @@
-//! Finished runs on disk, so that an interrupted reproduction continues and a repeated one is quick.
+//! Finished work on disk, so that what was interrupted continues and what is repeated is quick: runs of a reproduction, tasks of
+//! a sweep.
 //!
-//! A file per run, named by a hash of its description. It repeats the whole description and the program that made it,
+//! A file for each, named by a hash of its description. It repeats the whole description and the program that made it,
 //! and is used only if both are the same: another program may simulate otherwise, and hashes may collide. Files are
 //! written beside their place and renamed, so a crash leaves the old file, the new one, or a rest that is never read. Nothing
 //! is synchronised to disk: what a power cut leaves half does not parse, and is simulated again.
@@ -14,14 +15,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{Mode, OFlags};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::run::{Outcome, Run};
+/// A run of 200 VMs is about 300 kilobytes, and a task has up to 64 runs.
+const FILE_BYTES_MAX: u64 = 32 << 20;
 
-/// A run of 200 VMs is about 300 kilobytes.
-const FILE_BYTES_MAX: u64 = 4 << 20;
-
-/// A directory of finished runs.
+/// A directory of finished runs, or of whatever else is made of a description alone.
 #[derive(Debug)]
 pub struct Cache {
     directory: PathBuf,
@@ -30,25 +30,25 @@ pub struct Cache {
 }
 
 #[derive(Serialize)]
-struct EntryRef<'a> {
+struct EntryRef<'a, T> {
     program: &'a str,
     run: &'a str,
-    outcome: &'a Outcome,
+    outcome: &'a T,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct Entry<T> {
     program: String,
     run: String,
-    outcome: Outcome,
+    outcome: T,
 }
 
 /// What was found under a run's name.
 #[derive(Debug, PartialEq)]
-pub enum Found {
+pub enum Found<T> {
     /// The run.
-    Run(Box<Outcome>),
+    Run(Box<T>),
     /// Nothing, or a run by another program.
     Nothing,
     /// Something that is no finished run; says what.
@@ -70,15 +70,15 @@ impl Cache {
         })
     }
 
-    fn path(&self, description: &str) -> PathBuf {
+    /// Where what came of a run of this description is kept.
+    pub fn path(&self, description: &str) -> PathBuf {
         let name = format!("{:016x}.json", hash(description.as_bytes()));
         self.directory.join(name)
     }
 
-    /// The outcome of a run that was finished before.
-    pub fn find(&self, run: &Run) -> Found {
-        let description = run.description();
-        let path = self.path(&description);
+    /// What came of a run of this description that was finished before.
+    pub fn find<T: DeserializeOwned>(&self, description: &str) -> Found<T> {
+        let path = self.path(description);
         let unusable =
             |what: &str| Found::Unusable(format!("{}: {what}; it is simulated again", path.display()));
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -100,7 +100,7 @@ impl Cache {
         if let Err(error) = file.take(FILE_BYTES_MAX).read_to_string(&mut text) {
             return unusable(&error.to_string());
         }
-        match serde_json::from_str::<Entry>(&text) {
+        match serde_json::from_str::<Entry<T>>(&text) {
             Ok(entry) if entry.program == self.program && entry.run == description => {
                 Found::Run(Box::new(entry.outcome))
             }
@@ -113,21 +113,28 @@ impl Cache {
     ///
     /// # Errors
     /// When it cannot be written. What was there before is still there then.
-    pub fn keep(&self, run: &Run, outcome: &Outcome) -> std::io::Result<()> {
-        let description = run.description();
+    pub fn keep<T: Serialize>(&self, description: &str, outcome: &T) -> std::io::Result<()> {
         let entry = EntryRef {
             program: &self.program,
-            run: &description,
+            run: description,
             outcome,
         };
         let text = serde_json::to_string(&entry)?;
+        self.write(&self.path(description), &text)
+    }
+
+    /// Writes a file of the directory beside its place, and renames it: others see all of it or nothing.
+    ///
+    /// # Errors
+    /// When it cannot be written. What was there before is still there then.
+    pub fn write(&self, path: &Path, text: &str) -> std::io::Result<()> {
         let unique = self.written.fetch_add(1, Ordering::Relaxed);
         let beside = self
             .directory
             .join(format!(".{}-{unique}.tmp", std::process::id()));
         let written = File::create(&beside)
             .and_then(|mut file| file.write_all(text.as_bytes()))
-            .and_then(|()| fs::rename(&beside, self.path(&description)));
+            .and_then(|()| fs::rename(&beside, path));
         if written.is_err() {
             fs::remove_file(&beside).ok();
         }
@@ -150,14 +157,19 @@ mod tests {
     use homenode_units::Bytes;
 
     use super::*;
+    use crate::run::{Outcome, Run};
 
-    fn run(seed: u64) -> Run {
+    fn run(seed: u64) -> String {
+        simulated(seed).description()
+    }
+
+    fn simulated(seed: u64) -> Run {
         let vm = VmSpec::new("a", 1, Bytes::from_gib(1), "povray").doing(0.0001);
         Run::to_end("r910", Scenario::of("cached", vec![vm]), PolicySet::Default, seed)
     }
 
     fn outcome() -> Outcome {
-        let mut outcome = run(1).execute().unwrap();
+        let mut outcome = simulated(1).execute().unwrap();
         // What shortest decimals and a hasty parser would not give back.
         outcome.at_s = 0.1 + 0.2;
         outcome.vms[0].runtime_s = Some(f64::from_bits(0x3ff0_0000_0000_0001));
@@ -168,10 +180,10 @@ mod tests {
     fn a_kept_run_comes_back_to_the_last_bit() {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache::open(directory.path(), b"program").unwrap();
-        assert_eq!(cache.find(&run(1)), Found::Nothing);
+        assert_eq!(cache.find::<Outcome>(&run(1)), Found::Nothing);
         cache.keep(&run(1), &outcome()).unwrap();
         assert_eq!(cache.find(&run(1)), Found::Run(Box::new(outcome())));
-        assert_eq!(cache.find(&run(2)), Found::Nothing);
+        assert_eq!(cache.find::<Outcome>(&run(2)), Found::Nothing);
         let left: Vec<_> = fs::read_dir(directory.path()).unwrap().collect();
         assert_eq!(left.len(), 1, "no temporary file stays");
     }
@@ -184,9 +196,9 @@ mod tests {
             .keep(&run(1), &outcome())
             .unwrap();
         let cache = Cache::open(directory.path(), b"new").unwrap();
-        assert_eq!(cache.find(&run(1)), Found::Nothing);
+        assert_eq!(cache.find::<Outcome>(&run(1)), Found::Nothing);
         cache.keep(&run(1), &outcome()).unwrap();
-        assert!(matches!(cache.find(&run(1)), Found::Run(_)));
+        assert!(matches!(cache.find::<Outcome>(&run(1)), Found::Run(_)));
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 
@@ -194,8 +206,8 @@ mod tests {
     fn what_is_no_finished_run_is_left_out_with_a_note() {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache::open(directory.path(), b"program").unwrap();
-        let path = cache.path(&run(1).description());
-        let note = || match cache.find(&run(1)) {
+        let path = cache.path(&run(1));
+        let note = || match cache.find::<Outcome>(&run(1)) {
             Found::Unusable(note) => note,
             other => panic!("{other:?}"),
         };

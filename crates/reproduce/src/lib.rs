@@ -33,7 +33,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-pub use cache::Cache;
+pub use cache::{Cache, Found};
 pub use claims::Claim;
 pub use design::Design;
 pub use design::array::Row;
@@ -43,7 +43,7 @@ pub use experiment::{Decision, Reproduced, Table};
 pub use figure::{Figure, Shape};
 pub use made::{Experiment, Made, experiment, experiment_to_json};
 pub use scoreboard::{Bands, Scoreboard};
-pub use work::Watch;
+pub use work::{Watch, each};
 
 /// Decides claims: makes the runs that they need over so many threads, then judges one after the other. Values have the bands
 /// that come with the program.

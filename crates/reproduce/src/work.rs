@@ -58,25 +58,11 @@ pub trait Watch: Sync {
 pub fn execute(runs: Vec<Run>, jobs: usize, cache: Option<&Cache>, watch: &dyn Watch) -> Outcomes {
     let runs: BTreeMap<String, Run> = runs.into_iter().map(|run| (run.description(), run)).collect();
     let list: Vec<&Run> = runs.values().collect();
-    let outcomes: Vec<Mutex<Option<Result<Outcome, String>>>> =
-        list.iter().map(|_| Mutex::new(None)).collect();
-    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    let work = || {
-        while let (at, Some(run)) = take(&next, &list) {
-            let outcome = make(run, cache, watch);
-            *outcomes[at].lock().expect("no run panics while it holds this") = Some(outcome);
-            watch.progress(done.fetch_add(1, Ordering::Relaxed) + 1, list.len());
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..jobs.clamp(1, list.len().max(1)) {
-            scope.spawn(work);
-        }
-        work();
-    });
-    let made = outcomes.into_iter().map(|outcome| {
-        let outcome = outcome.into_inner().expect("no run panics while it holds this");
-        outcome.expect("every run was made")
+    let done = AtomicUsize::new(0);
+    let made = each(jobs, &list, |run| {
+        let outcome = make(run, cache, watch);
+        watch.progress(done.fetch_add(1, Ordering::Relaxed) + 1, list.len());
+        outcome
     });
     Outcomes {
         made: Arc::new(runs.keys().cloned().zip(made).collect()),
@@ -84,21 +70,41 @@ pub fn execute(runs: Vec<Run>, jobs: usize, cache: Option<&Cache>, watch: &dyn W
     }
 }
 
-/// The next run that nobody has taken, and its place.
-fn take<'a>(next: &AtomicUsize, list: &[&'a Run]) -> (usize, Option<&'a Run>) {
-    let at = next.fetch_add(1, Ordering::Relaxed);
-    (at, list.get(at).copied())
+/// Does a piece of work for each item on up to `jobs` threads, and returns what came of them in the items' order.
+pub fn each<T: Sync, R: Send>(jobs: usize, items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let results: Vec<Mutex<Option<R>>> = items.iter().map(|_| Mutex::new(None)).collect();
+    let worker = || {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let (Some(item), Some(place)) = (items.get(at), results.get(at)) else {
+                return;
+            };
+            let result = work(item);
+            *place.lock().expect("nothing panics while it holds this") = Some(result);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..jobs.clamp(1, items.len().max(1)) {
+            scope.spawn(worker);
+        }
+        worker();
+    });
+    let done = results.into_iter().map(|place| place.into_inner().ok().flatten());
+    done.map(|result| result.expect("every item was worked on"))
+        .collect()
 }
 
 fn make(run: &Run, cache: Option<&Cache>, watch: &dyn Watch) -> Result<Outcome, String> {
     let Some(cache) = cache else { return run.execute() };
-    match cache.find(run) {
+    let description = run.description();
+    match cache.find(&description) {
         Found::Run(outcome) => return Ok(*outcome),
         Found::Nothing => {}
         Found::Unusable(note) => watch.note(&note),
     }
     let outcome = run.execute()?;
-    if let Err(error) = cache.keep(run, &outcome) {
+    if let Err(error) = cache.keep(&description, &outcome) {
         watch.note(&format!("a finished run cannot be kept: {error}"));
     }
     Ok(outcome)

@@ -1,7 +1,6 @@
 //! Independent pieces of work on plain threads, in an order that their number does not change.
 
 use std::io::{IsTerminal as _, Write as _, stderr};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
@@ -12,28 +11,11 @@ pub fn each<T: Sync, R: Send>(
     progress: &Progress,
     work: impl Fn(&T) -> R + Sync,
 ) -> Vec<R> {
-    let next = AtomicUsize::new(0);
-    let results: Vec<Mutex<Option<R>>> = items.iter().map(|_| Mutex::new(None)).collect();
-    let worker = || {
-        loop {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            let (Some(item), Some(place)) = (items.get(at), results.get(at)) else {
-                return;
-            };
-            let result = work(item);
-            *place.lock().expect("nothing panics while it holds this") = Some(result);
-            progress.one_done();
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..jobs.clamp(1, items.len().max(1)) {
-            scope.spawn(worker);
-        }
-        worker();
-    });
-    let done = results.into_iter().map(|place| place.into_inner().ok().flatten());
-    done.map(|result| result.expect("every item was worked on"))
-        .collect()
+    homenode_reproduce::each(jobs, items, |item| {
+        let result = work(item);
+        progress.one_done();
+        result
+    })
 }
 
 /// How far long work is: a line on a terminal, with the time left; silent in a pipe.

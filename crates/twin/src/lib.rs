@@ -29,6 +29,7 @@ mod index;
 mod io;
 mod levers;
 pub mod models;
+pub mod named;
 mod notation;
 mod report;
 pub mod scenario;

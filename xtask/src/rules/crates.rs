@@ -11,7 +11,7 @@ use crate::cargo::DependencyKind;
 /// Dependencies point one way: units ← machine ← host ← {policy, linux}; policy ← {twin, control}; control ← api ← agent ← cli;
 /// beside them machine ← machine-files, for those that read files or `/sys`.
 /// The testbed knows the product by its commands, and its live host by the contract that it must honour.
-const MAY_DEPEND_ON: [(&str, &[&str]); 26] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 28] = [
     ("homenode-units", &[]),
     ("homenode-topology-page", &["homenode-units"]),
     ("homenode-machine", &["homenode-units"]),
@@ -127,7 +127,25 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 26] = [
             "homenode-tracking",
         ],
     ),
-    ("homenode-recorder", &["homenode-units"]),
+    ("homenode-table", &[]),
+    ("homenode-recorder", &["homenode-table", "homenode-units"]),
+    (
+        "homenode-sweep",
+        &[
+            "homenode-search",
+            "homenode-formats",
+            "homenode-reproduce",
+            "homenode-table",
+            "homenode-control",
+            "homenode-twin",
+            "homenode-policy",
+            "homenode-host",
+            "homenode-machine-files",
+            "homenode-machine",
+            "homenode-units",
+            "homenode-tracking",
+        ],
+    ),
     (
         "homenode-why",
         &["homenode-host", "homenode-machine", "homenode-units"],
@@ -179,6 +197,8 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 26] = [
             "homenode-trace",
             "homenode-reproduce",
             "homenode-search",
+            "homenode-sweep",
+            "homenode-table",
             "homenode-calibrate",
             "homenode-control",
             "homenode-linux",

@@ -149,7 +149,10 @@ impl Scenario {
     }
 
     /// Whether a machine can run it.
-    pub(crate) fn check_on(&self, machine: &Machine) -> Result<(), TwinError> {
+    ///
+    /// # Errors
+    /// Why not, with the place where the scenario comes from a file.
+    pub fn check_on(&self, machine: &Machine) -> Result<(), TwinError> {
         self.check()?;
         self.check_fit(machine).map_err(|wrong| self.placed(wrong))
     }

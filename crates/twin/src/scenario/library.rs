@@ -38,9 +38,15 @@ impl Scenario {
 
     /// The scenario with this name that comes with the twin, if there is one.
     pub fn builtin(name: &str) -> Option<Scenario> {
-        let (_, text) = BUILTIN.iter().find(|(known, _)| *known == name)?;
+        let text = Scenario::builtin_text(name)?;
         // A test reads every one of them.
         Some(Scenario::from_toml(&format!("data/scenarios/{name}.toml"), text).expect("embedded scenario"))
+    }
+
+    /// Its file.
+    pub fn builtin_text(name: &str) -> Option<&'static str> {
+        let (_, text) = BUILTIN.iter().find(|(known, _)| *known == name)?;
+        Some(text)
     }
 
     /// The default scenario: a mixed set of VMs on the quad-socket R910 of \[TAVO\].

@@ -1,0 +1,119 @@
+//! Machines and scenarios as users name them: what comes with the program by its name, else a file, which ends with `.toml`.
+
+use std::path::Path;
+
+use homenode_machine::Machine;
+use homenode_machine_files::LoadError;
+use homenode_machine_files::file::{FileError, read_text_file};
+use homenode_units::Candidates;
+
+use crate::scenario::{Scenario, TwinError};
+use crate::workload::{Workload, WorkloadError};
+
+/// The machine of scenarios that name none.
+pub const MACHINE: &str = "r910";
+
+/// Why what was named cannot be had.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the messages say it
+pub enum NameError {
+    #[error("no scenario is named `{name}`, nor is that a file's name, which ends with `.toml`{valid}")]
+    NoScenario { name: String, valid: Candidates },
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error(transparent)]
+    Workload(#[from] WorkloadError),
+    #[error(transparent)]
+    Machine(#[from] LoadError),
+    #[error(transparent)]
+    Scenario(#[from] TwinError),
+}
+
+/// Whether a name is a file's.
+pub fn is_file(name: &str) -> bool {
+    name.ends_with(".toml") || name.contains('/')
+}
+
+/// Whether a file describes a workload, by its first table.
+pub fn is_workload(text: &str) -> bool {
+    text.lines()
+        .find_map(|line| line.trim().strip_prefix('['))
+        .is_some_and(|table| table.starts_with("program]"))
+}
+
+/// The workload in a file.
+///
+/// # Errors
+/// A bad file, with the place in it.
+pub fn workload(path: &str) -> Result<Workload, NameError> {
+    Ok(Workload::from_toml(path, &read_text_file(path)?)?)
+}
+
+/// The workload that a scenario at `path` names by a file, which lies beside it; `None` where the name is no file's.
+pub fn workload_beside(path: &str, named: &str) -> Option<Result<Workload, String>> {
+    let path = Path::new(path).with_file_name(named).display().to_string();
+    is_file(named).then(|| workload(&path).map_err(|error| error.to_string()))
+}
+
+/// The scenario in a file, or of a name; of a workload's file one VM that runs it.
+///
+/// # Errors
+/// A bad file, with the place in it; an unknown name, with the nearest.
+pub fn scenario(what: &str) -> Result<Scenario, NameError> {
+    if is_file(what) {
+        let text = read_text_file(what)?;
+        if is_workload(&text) {
+            return Ok(Scenario::alone(workload(what)?));
+        }
+        let beside = |named: &str| workload_beside(what, named);
+        return Ok(Scenario::from_toml_with(what, &text, &beside)?);
+    }
+    Scenario::builtin(what).ok_or_else(|| unknown(what))
+}
+
+/// Path and text of a scenario in a file, or of a name.
+///
+/// # Errors
+/// A file that cannot be read; an unknown name, with the nearest.
+pub fn scenario_text(what: &str) -> Result<(String, String), NameError> {
+    if is_file(what) {
+        return Ok((what.to_owned(), read_text_file(what)?));
+    }
+    let text = Scenario::builtin_text(what).ok_or_else(|| unknown(what))?;
+    Ok((format!("data/scenarios/{what}.toml"), text.to_owned()))
+}
+
+fn unknown(what: &str) -> NameError {
+    NameError::NoScenario {
+        name: what.to_owned(),
+        valid: Candidates::of(what, Scenario::names()),
+    }
+}
+
+/// The machine asked for, else the scenario's own: a preset, or a file, which lies beside the scenario's.
+///
+/// # Errors
+/// An unknown or bad machine.
+pub fn machine_for(scenario: &Scenario, path: &str, asked: Option<&str>) -> Result<Machine, NameError> {
+    match (asked, scenario.machine.as_deref()) {
+        (Some(asked), _) => machine(asked),
+        (None, Some(own)) => {
+            let beside = Path::new(path).with_file_name(own).display().to_string();
+            let own = if is_file(own) { &beside } else { own };
+            machine(own).map_err(|error| scenario.complaint("machine", error.to_string()).into())
+        }
+        (None, None) => machine(MACHINE),
+    }
+}
+
+/// The preset of a name, or the machine in a file.
+///
+/// # Errors
+/// An unknown machine, with the nearest name; a bad file.
+pub fn machine(what: &str) -> Result<Machine, NameError> {
+    Ok(if is_file(what) {
+        homenode_machine_files::from_toml_file(what)?
+    } else {
+        homenode_machine_files::preset(what)?
+    })
+}
