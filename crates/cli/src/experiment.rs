@@ -29,7 +29,7 @@ pub struct ExperimentArgs {
     /// Write those rows as Parquet
     #[arg(long, value_name = "FILE")]
     pub parquet: Option<PathBuf>,
-    /// Draw its figures as SVG in this directory
+    /// Draw its figures as SVG and PNG in this directory
     #[arg(long, value_name = "DIR")]
     pub figures: Option<PathBuf>,
     #[command(flatten)]
