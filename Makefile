@@ -23,7 +23,7 @@ RUNS :=
 SETUP := scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test wheel reproduction testbed http integrations page fuzz soak bench deb deb-check deb-boot tarball install
+.PHONY: help build run test wheel reproduction testbed http integrations page sweeps fuzz soak bench deb deb-check deb-boot tarball install
 
 help: ## Show this
 	@echo 'make TARGET, where TARGET is one of'
@@ -73,6 +73,12 @@ page: ## Open the page of an agent on the twin in Chromium and use it as an oper
 	@scripts/page-setup.sh
 	@echo '== using the page of an agent on the twin'
 	@$(SETUP) cargo xtask page
+
+sweeps: ## Have a Slurm of its own on this machine make a sweep, and compare the bytes (two minutes, building aside)
+	@echo '== installing Slurm and munge, if they are missing'
+	@scripts/sweeps-setup.sh
+	@echo '== sweeping on the engines of others'
+	@$(SETUP) cargo xtask sweeps
 
 fuzz: ## Fuzz all that reads what others wrote (a minute for each of 20 targets); TARGETS=names, SECONDS=n
 	@echo '== fuzzing for $(SECONDS) seconds each: $(or $(TARGETS),all targets)'

@@ -40,6 +40,7 @@ from homenode._studies import (
     search,
     whatif,
 )
+from homenode._sweep import Sweep, sweep
 
 __all__ = [
     "BadInput",
@@ -55,6 +56,7 @@ __all__ = [
     "Runs",
     "Scenario",
     "Search",
+    "Sweep",
     "Table",
     "WhatIf",
     "Workload",
@@ -65,5 +67,6 @@ __all__ = [
     "reproduce",
     "search",
     "simulate",
+    "sweep",
     "whatif",
 ]

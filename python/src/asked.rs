@@ -105,7 +105,7 @@ pub struct Searched {
 
 impl Searched {
     fn document(&self) -> Search<'_> {
-        let built = (env!("CARGO_PKG_VERSION"), env!("HOMENODE_COMMIT"));
+        let built = (env!("CARGO_PKG_VERSION"), homenode_sweep::COMMIT);
         Search::of(&self.setup, &self.best, built)
     }
 }

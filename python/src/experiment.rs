@@ -14,7 +14,7 @@ use crate::wait::{Work, apart};
 
 /// How far runs are.
 #[derive(Debug, Default)]
-struct Runs {
+pub struct Runs {
     done: AtomicUsize,
     all: AtomicUsize,
     is_over: AtomicBool,

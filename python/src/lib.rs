@@ -12,6 +12,7 @@
 //! | `policy` | policies in Python |
 //! | `asked` | questions about scenarios |
 //! | `experiment` | experiments and published claims |
+//! | `sweep` | sweeps |
 //! | `record` | recordings and logs of pages |
 
 mod asked;
@@ -25,6 +26,7 @@ mod record;
 mod report;
 mod scenario;
 mod simulate;
+mod sweep;
 mod table;
 mod values;
 mod wait;
@@ -36,7 +38,7 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    module.add("__commit__", env!("HOMENODE_COMMIT"))?;
+    module.add("__commit__", homenode_sweep::COMMIT)?;
     errors::add(module)?;
     module.add_class::<table::Table>()?;
     module.add_class::<machine::Machine>()?;
@@ -50,6 +52,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<experiment::MadeExperiment>()?;
     module.add_class::<experiment::Decided>()?;
     module.add_class::<asked::Searched>()?;
+    module.add_class::<sweep::SweepPlan>()?;
+    module.add_class::<sweep::SweepTable>()?;
     module.add_function(wrap_pyfunction!(experiment::experiment, module)?)?;
     module.add_function(wrap_pyfunction!(experiment::published, module)?)?;
     module.add_function(wrap_pyfunction!(experiment::reproduce, module)?)?;

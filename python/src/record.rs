@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use homenode_formats::page_log::{Log, Marks, PageLogError};
-use homenode_recorder::table::{COLUMNS, Cell, From, vms};
+use homenode_recorder::table::{COLUMNS, From, vms};
 use homenode_recorder::{Archive, Frame, Kind, RecordError, Wanted};
+use homenode_table::Kind as Cell;
 use pyo3::prelude::*;
 use serde_json::Value;
 

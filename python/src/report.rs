@@ -370,7 +370,7 @@ impl Simulated {
     /// What `homenode sim --json` prints of all.
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let trials: Vec<&Trial> = self.runs.iter().map(|run| &run.trial).collect();
-        let built = (env!("CARGO_PKG_VERSION"), env!("HOMENODE_COMMIT"));
+        let built = (env!("CARGO_PKG_VERSION"), homenode_sweep::COMMIT);
         values::to_python(py, &Simulation::of(&self.setup, &self.config, trials, built))
     }
 }

@@ -296,7 +296,7 @@ impl Scenario {
     }
 
     /// As a scenario file: as it was read, with its comments, unless it was changed since.
-    fn to_toml(&self) -> &str {
+    pub fn to_toml(&self) -> &str {
         &self.text
     }
 

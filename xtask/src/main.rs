@@ -75,6 +75,8 @@ enum Command {
     Integrations,
     /// Open the page of an agent on the twin in Chromium, and click in it; scripts/page-setup.sh installs it
     Page,
+    /// Have a Slurm of its own make a sweep, with a part cancelled in the middle; scripts/sweeps-setup.sh installs it
+    Sweeps,
     /// Build and run the testbed: real guests on an emulated 4-node host
     Testbed {
         /// Cases or groups; all without any
@@ -102,6 +104,7 @@ fn main() -> ExitCode {
         Command::Http => Step::Http,
         Command::Integrations => Step::Integrations,
         Command::Page => Step::Page,
+        Command::Sweeps => Step::Sweeps,
         Command::Testbed { names } => Step::Testbed(names),
     };
     end(&[run(&step)])

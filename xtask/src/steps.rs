@@ -64,6 +64,8 @@ pub enum Step {
     Page,
     /// Schedulers of fleets, which ask agents.
     Integrations,
+    /// Sweeps, on the engines of others.
+    Sweeps,
     /// The testbed, with the cases or groups to run; all without any.
     Testbed(Vec<String>),
 }
@@ -99,6 +101,7 @@ impl Step {
             Self::Http => "http",
             Self::Integrations => "integrations",
             Self::Page => "page",
+            Self::Sweeps => "sweeps",
             Self::Testbed(_) => "testbed",
         }
     }
@@ -128,6 +131,7 @@ impl Step {
             }
             Self::Integrations => "what schedulers of fleets make of agents' answers (two minutes)",
             Self::Page => "the page of an agent, as an operator uses it in Chromium (two minutes)",
+            Self::Sweeps => "the same bytes of a sweep by Slurm as by threads (two minutes)",
             Self::Testbed(_) => {
                 "real guests on an emulated 4-node host (all cases: some 25 minutes on 2 cores)"
             }
@@ -175,6 +179,7 @@ impl Step {
             ]),
             Self::Integrations => integrations(),
             Self::Page => test(&["--package", "homenode-cli", "--test", "page"]),
+            Self::Sweeps => test(&["--package", "homenode-cli", "--test", "sweeps"]),
             Self::Testbed(names) => testbed(names),
         }
     }

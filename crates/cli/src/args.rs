@@ -24,6 +24,7 @@ use crate::reproduce::ReproduceArgs;
 use crate::search::SearchArgs;
 use crate::settings::ConfigCommand;
 use crate::sim::SimArgs;
+use crate::sweep::{self, SweepArgs};
 use crate::top::TopArgs;
 use crate::why::WhyArgs;
 
@@ -280,6 +281,9 @@ Examples:
   homenode experiment mine.toml --json --figures figures"
     )]
     Experiment(ExperimentArgs),
+    /// Run a scenario over values of its keys, seeds and policies, and show means with confidence intervals
+    #[command(after_help = sweep::EXAMPLES)]
+    Sweep(Box<SweepArgs>),
     /// Say what this host has for all that the agent can do, what it lacks, and how to get it
     Doctor(AgentArgs),
     /// Check a file of settings, or show all settings

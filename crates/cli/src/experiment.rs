@@ -6,16 +6,12 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use homenode_reproduce::vary::Change;
 use homenode_reproduce::{Design, Made, Row, experiment, experiment_to_json};
-use parquet::basic::Compression;
-use parquet::data_type::{ByteArray, ByteArrayType, DoubleType};
-use parquet::file::properties::WriterProperties;
-use parquet::file::writer::SerializedFileWriter;
-use parquet::schema::parser::parse_message_type;
+use homenode_table::{Column, Kind, Parquet, csv};
 use serde_json::Value;
 
 use crate::bad_input;
 use crate::options::ShownArgs;
-use crate::output::{csv_cell, print, print_json, table};
+use crate::output::{print, print_json, table};
 use crate::reproduce::{RunsArgs, Terminal, write_figures};
 
 /// Options of `experiment`.
@@ -33,7 +29,7 @@ pub struct ExperimentArgs {
     /// Write those rows as Parquet
     #[arg(long, value_name = "FILE")]
     pub parquet: Option<PathBuf>,
-    /// Draw its figures as SVG in this directory
+    /// Draw its figures as SVG and PNG in this directory
     #[arg(long, value_name = "DIR")]
     pub figures: Option<PathBuf>,
     #[command(flatten)]
@@ -91,6 +87,7 @@ pub fn run(args: &ExperimentArgs) -> anyhow::Result<()> {
         return print_json("experiment", &experiment_to_json(&design, &made));
     }
     let text = if args.csv {
+        let columns: Vec<Column> = columns.iter().map(|name| Column::new(name, Kind::Text)).collect();
         csv(&columns, &rows)
     } else {
         picture(&design, &made)
@@ -147,7 +144,7 @@ fn picture(design: &Design, made: &[Made]) -> String {
 }
 
 /// Columns in the order in which rows have them, and rows with a cell for each.
-fn rows(made: &[Made]) -> (Vec<String>, Vec<Vec<Option<Value>>>) {
+fn rows(made: &[Made]) -> (Vec<String>, Vec<Vec<Value>>) {
     let mut columns = vec!["vary".to_owned()];
     let all = || {
         made.iter()
@@ -161,10 +158,12 @@ fn rows(made: &[Made]) -> (Vec<String>, Vec<Vec<Option<Value>>>) {
     let cell = |row: &Row, column: &String| {
         row.iter()
             .find(|(own, _)| own == column)
-            .map(|(_, value)| value.clone())
+            .map_or(Value::Null, |(_, value)| value.clone())
     };
     let rows = all().map(|(made, row)| {
-        let vary = made.change.map(|change| Value::String(change.to_string()));
+        let vary = made
+            .change
+            .map_or(Value::Null, |change| change.to_string().into());
         let rest = columns.iter().skip(1).map(|column| cell(row, column));
         std::iter::once(vary).chain(rest).collect()
     });
@@ -172,58 +171,21 @@ fn rows(made: &[Made]) -> (Vec<String>, Vec<Vec<Option<Value>>>) {
     (columns, rows)
 }
 
-fn csv(columns: &[String], rows: &[Vec<Option<Value>>]) -> String {
-    let head: Vec<String> = columns
-        .iter()
-        .map(|column| csv_cell(&Value::String(column.clone())))
-        .collect();
-    let cell = |value: &Option<Value>| value.as_ref().map_or_else(String::new, csv_cell);
-    let lines = rows
-        .iter()
-        .map(|row| row.iter().map(cell).collect::<Vec<String>>().join(","));
-    std::iter::once(head.join(","))
-        .chain(lines)
-        .map(|line| line + "\n")
-        .collect()
-}
-
 /// A column of numbers where every cell is one, else of words; cells that are missing are null.
-fn write_parquet(path: &Path, columns: &[String], rows: &[Vec<Option<Value>>]) -> anyhow::Result<()> {
-    let column = |at: usize| rows.iter().map(move |row| row[at].as_ref());
-    let is_number = |at: usize| column(at).flatten().all(Value::is_number);
-    let fields = columns.iter().enumerate().map(|(at, name)| {
-        let name: String = name
-            .chars()
-            .map(|c| if c.is_ascii_alphanumeric() { c } else { '_' })
-            .collect();
-        match is_number(at) {
-            true => format!("optional double {name};"),
-            false => format!("optional binary {name} (utf8);"),
-        }
-    });
-    let schema = parse_message_type(&format!("message runs {{ {} }}", fields.collect::<String>()))?;
-    let compressed = Compression::ZSTD(Default::default());
-    let properties = WriterProperties::builder().set_compression(compressed).build();
-    let mut writer = SerializedFileWriter::new(File::create(path)?, schema.into(), properties.into())?;
-    let mut group = writer.next_row_group()?;
-    for at in 0..columns.len() {
-        let levels: Vec<i16> = column(at).map(|cell| i16::from(cell.is_some())).collect();
-        let Some(mut to) = group.next_column()? else { break };
-        if is_number(at) {
-            let numbers: Vec<f64> = column(at).flatten().filter_map(Value::as_f64).collect();
-            to.typed::<DoubleType>()
-                .write_batch(&numbers, Some(&levels), None)?;
-        } else {
-            let words = column(at)
-                .flatten()
-                .map(|cell| cell.as_str().map_or_else(|| cell.to_string(), str::to_owned));
-            let words: Vec<ByteArray> = words.map(|word| ByteArray::from(word.into_bytes())).collect();
-            to.typed::<ByteArrayType>()
-                .write_batch(&words, Some(&levels), None)?;
-        }
-        to.close()?;
+fn write_parquet(path: &Path, columns: &[String], rows: &[Vec<Value>]) -> anyhow::Result<()> {
+    let column = |(at, name): (usize, &String)| {
+        let mut cells = rows.iter().map(|row| &row[at]);
+        let kind = match cells.all(|cell| cell.is_number() || cell.is_null()) {
+            true => Kind::Figure,
+            false => Kind::Text,
+        };
+        let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
+        Column::new(name.chars().map(plain).collect::<String>(), kind)
+    };
+    let columns: Vec<Column> = columns.iter().enumerate().map(column).collect();
+    let mut parquet = Parquet::new(File::create(path)?, "runs", &columns, &[])?;
+    for row in rows {
+        parquet.row(row)?;
     }
-    group.close()?;
-    writer.close()?;
-    Ok(())
+    Ok(parquet.finish()?)
 }

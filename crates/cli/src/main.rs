@@ -43,6 +43,7 @@ mod signals;
 mod sim;
 mod stand_in;
 mod summary;
+mod sweep;
 mod top;
 mod topology;
 mod trial;
@@ -226,6 +227,7 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::Why(args) => why::run(&args)?,
         Command::Reproduce(args) => reproduce::run(&args)?,
         Command::Experiment(args) => experiment::run(&args)?,
+        Command::Sweep(args) => sweep::run(&args)?,
         Command::Doctor(args) => doctor::run(&args)?,
         Command::Config(command) => return settings::run(&command),
         Command::Release(args) => {

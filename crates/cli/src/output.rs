@@ -337,19 +337,6 @@ pub fn progress(text: &str) {
     }
 }
 
-/// A cell as RFC 4180 has it; nothing where nothing is known.
-pub fn csv_cell(value: &Value) -> String {
-    match value {
-        Value::Null => String::new(),
-        Value::String(text) if text.contains([',', '"', '\n', '\r']) => {
-            format!("\"{}\"", text.replace('"', "\"\""))
-        }
-        Value::String(text) => text.clone(),
-        Value::Array(_) | Value::Object(_) => csv_cell(&Value::String(value.to_string())),
-        other => other.to_string(),
-    }
-}
-
 /// A table in the project's look: right-aligned but for the first column. Whatever a cell holds is on one line of it.
 pub fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Table {
     let mut table = Table::new();

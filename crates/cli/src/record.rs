@@ -9,6 +9,7 @@ use homenode_agent::history::{HISTORY, beside};
 use homenode_agent::trace;
 use homenode_recorder::table::{self, COLUMNS, Parquet};
 use homenode_recorder::{Archive, EventRow, Frame, Kind, RecordError, Wanted, prune};
+use homenode_table::csv_cell;
 use homenode_units::{Bytes, Ns};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -16,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::bad_input;
 use crate::options::{ShownArgs, Size};
-use crate::output::{csv_cell, print, print_json};
+use crate::output::{print, print_json};
 use crate::printable;
 use crate::wall::{self, Time, Wall};
 

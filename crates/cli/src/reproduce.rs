@@ -24,7 +24,7 @@ pub struct ReproduceArgs {
     /// `all`, a paper (`TAVO`; `own` for ours), a family (`tavo`) or a claim (`tavo.npb`); default: all
     #[arg(value_name = "CLAIMS")]
     pub claims: Vec<String>,
-    /// Draw each figure of a decided claim as SVG in this directory
+    /// Draw each figure of a decided claim as SVG and PNG in this directory
     #[arg(long, value_name = "DIR")]
     pub figures: Option<PathBuf>,
     /// Write all of it as Markdown: how near the numbers are to FILE, set-ups and reasons beside it to `…-DETAILS.md`
@@ -175,8 +175,11 @@ pub fn write_figures<'a>(
     figures: impl IntoIterator<Item = &'a Figure>,
 ) -> anyhow::Result<()> {
     for figure in figures {
-        let path = directory.join(format!("{}.svg", figure.name));
-        fs::write(&path, figure.svg()).with_context(|| format!("cannot write {}", path.display()))?;
+        let png = figure.png().map_err(anyhow::Error::msg)?;
+        for (ending, bytes) in [("svg", figure.svg().into_bytes()), ("png", png)] {
+            let path = directory.join(format!("{}.{ending}", figure.name));
+            fs::write(&path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
+        }
     }
     Ok(())
 }

@@ -40,7 +40,8 @@ pub struct SearchArgs {
     /// Begin with what this file knows, and keep there what is better; it is made where there is none
     #[arg(long, value_name = "FILE")]
     pub known: Option<PathBuf>,
-    /// Have this program decide as well, beside the policies: `exec:PROGRAM ARG...` (docs/POLICIES.md). May be given several times
+    /// Have this program decide as well, beside the policies: `exec:PROGRAM ARG...` (docs/POLICIES.md). May be given
+    /// several times
     #[arg(long = "policy", value_name = "exec:PROGRAM", value_parser = program)]
     pub programs: Vec<Program>,
     #[command(flatten)]

@@ -151,7 +151,7 @@ impl Rates {
             .map(|at| &self.vms[at])
     }
 
-    /// Physical cores of each node whose usable hyperthreads were all busy for less than `busy_max` of the period, a share; a core
+    /// Physical cores of each node whose usable hyperthreads were all busy for less than `busy_max` of the period; a core
     /// without a usable one does not count.
     pub fn cores_idle(&self, machine: &Machine, usable: &CpuSet, busy_max: f64) -> NodeMap<u32> {
         let mut idle: NodeMap<u32> = machine.nodes.map(|_, _| 0);

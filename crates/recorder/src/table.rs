@@ -3,14 +3,8 @@
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
-use std::sync::Arc;
 
-use parquet::basic::Compression;
-use parquet::data_type::{ByteArray, ByteArrayType, DoubleType, Int32Type, Int64Type};
-use parquet::errors::ParquetError;
-use parquet::file::properties::WriterProperties;
-use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
-use parquet::schema::parser::parse_message_type;
+use homenode_table::{Kind as Cell, ParquetError};
 use serde_json::Value;
 
 use crate::{Frame, RecordError};
@@ -28,21 +22,6 @@ pub enum From {
     AtNs,
     /// Of the VM's status, what this JSON pointer leads to.
     Status(&'static str),
-}
-
-/// What a cell is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cell {
-    /// Whole number.
-    Whole,
-    /// Nanoseconds since 1970, as a time.
-    Time,
-    /// Figure.
-    Figure,
-    /// Text.
-    Text,
-    /// List of whole numbers.
-    Wholes,
 }
 
 /// A column.
@@ -99,32 +78,8 @@ pub fn vms<'a>(frame: &'a Frame, vm: Option<&'a str>) -> impl Iterator<Item = &'
         .filter(move |status| vm.is_none_or(|vm| status["name"] == vm || status["id"] == vm))
 }
 
-/// Rows that are written at once: what is kept of them in memory is some MiB.
-const ROWS_AT_ONCE: usize = 1 << 16;
-
-/// Cells of a column that are not written yet. A level says of each what of it is there.
-#[derive(Debug)]
-enum Cells {
-    Whole(Vec<i64>),
-    Figure(Vec<f64>),
-    Text(Vec<ByteArray>),
-    /// With, for each level, whether it goes on with the list of the row before.
-    Wholes(Vec<i32>, Vec<i16>),
-}
-
-#[derive(Debug)]
-struct Waiting {
-    column: Column,
-    cells: Cells,
-    levels: Vec<i16>,
-}
-
-/// Writes rows to a Parquet file, typed, under zstd.
-pub struct Parquet<W: Write + Send> {
-    to: SerializedFileWriter<W>,
-    waiting: Vec<Waiting>,
-    rows: usize,
-}
+/// Writes rows to a Parquet file, typed.
+pub struct Parquet<W: Write + Send>(homenode_table::Parquet<W>);
 
 impl Parquet<File> {
     /// A file of no rows yet.
@@ -147,15 +102,8 @@ impl<W: Write + Send> Parquet<W> {
     /// # Errors
     /// When it cannot be written; here and below.
     pub fn new(to: W) -> Result<Parquet<W>, ParquetError> {
-        let schema = Arc::new(parse_message_type(&schema())?);
-        let properties = WriterProperties::builder()
-            .set_compression(Compression::ZSTD(Default::default()))
-            .set_created_by(concat!("homenode ", env!("CARGO_PKG_VERSION")).to_owned());
-        Ok(Parquet {
-            to: SerializedFileWriter::new(to, schema, Arc::new(properties.build()))?,
-            waiting: COLUMNS.map(Waiting::new).into(),
-            rows: 0,
-        })
+        let columns = COLUMNS.map(|column| homenode_table::Column::new(column.name, column.cell));
+        homenode_table::Parquet::new(to, "vm_periods", &columns, &[]).map(Parquet)
     }
 
     /// The rows of a period, of all VMs or of the one of this name or id.
@@ -163,28 +111,15 @@ impl<W: Write + Send> Parquet<W> {
     /// # Errors
     /// As [`Parquet::new`].
     pub fn frame(&mut self, frame: &Frame, vm: Option<&str>) -> Result<(), ParquetError> {
+        let (wall_ns, run, at_ns) = (frame.wall_ns.into(), frame.run.into(), frame.at.0.into());
         for status in vms(frame, vm) {
-            for waiting in &mut self.waiting {
-                waiting.push(frame, status);
-            }
-            self.rows += 1;
-            if self.rows >= ROWS_AT_ONCE {
-                self.write()?;
-            }
+            self.0.row(COLUMNS.iter().map(|column| match column.from {
+                From::Time | From::WallNs => &wall_ns,
+                From::Run => &run,
+                From::AtNs => &at_ns,
+                From::Status(pointer) => status.pointer(pointer).unwrap_or(&Value::Null),
+            }))?;
         }
-        Ok(())
-    }
-
-    fn write(&mut self) -> Result<(), ParquetError> {
-        if self.rows == 0 {
-            return Ok(());
-        }
-        let mut group = self.to.next_row_group()?;
-        for waiting in &mut self.waiting {
-            waiting.write(&mut group)?;
-        }
-        group.close()?;
-        self.rows = 0;
         Ok(())
     }
 
@@ -192,120 +127,9 @@ impl<W: Write + Send> Parquet<W> {
     ///
     /// # Errors
     /// As [`Parquet::new`].
-    pub fn finish(mut self) -> Result<(), ParquetError> {
-        self.write()?;
-        self.to.close().map(drop)
+    pub fn finish(self) -> Result<(), ParquetError> {
+        self.0.finish()
     }
-}
-
-/// The file's schema: every cell may be missing.
-fn schema() -> String {
-    let mut text = "message vm_periods {\n".to_owned();
-    for Column { name, cell, .. } in COLUMNS {
-        text += &match cell {
-            Cell::Whole => format!("  optional int64 {name};\n"),
-            Cell::Time => format!("  optional int64 {name} (TIMESTAMP(NANOS,true));\n"),
-            Cell::Figure => format!("  optional double {name};\n"),
-            Cell::Text => format!("  optional binary {name} (STRING);\n"),
-            Cell::Wholes => {
-                format!(
-                    "  optional group {name} (LIST) {{ repeated group list {{ required int32 element; }} }}\n"
-                )
-            }
-        };
-    }
-    text + "}\n"
-}
-
-impl Waiting {
-    fn new(column: Column) -> Waiting {
-        let cells = match column.cell {
-            Cell::Whole | Cell::Time => Cells::Whole(Vec::new()),
-            Cell::Figure => Cells::Figure(Vec::new()),
-            Cell::Text => Cells::Text(Vec::new()),
-            Cell::Wholes => Cells::Wholes(Vec::new(), Vec::new()),
-        };
-        Waiting {
-            column,
-            cells,
-            levels: Vec::new(),
-        }
-    }
-
-    fn push(&mut self, frame: &Frame, status: &Value) {
-        let number = match self.column.from {
-            From::Time | From::WallNs => frame.wall_ns.into(),
-            From::Run => frame.run.into(),
-            From::AtNs => frame.at.0.into(),
-            From::Status(_) => Value::Null,
-        };
-        let value = match self.column.from {
-            From::Status(pointer) => status.pointer(pointer).unwrap_or(&Value::Null),
-            _ => &number,
-        };
-        let levels = &mut self.levels;
-        match &mut self.cells {
-            Cells::Whole(cells) => put(cells, levels, value.as_i64()),
-            Cells::Figure(cells) => put(cells, levels, value.as_f64()),
-            Cells::Text(cells) => put(cells, levels, value.as_str().map(ByteArray::from)),
-            Cells::Wholes(cells, goes_on) => {
-                let list = value.as_array();
-                let numbers = list
-                    .into_iter()
-                    .flatten()
-                    .map(|item| item.as_i64().and_then(|n| i32::try_from(n).ok()));
-                let before = goes_on.len();
-                for number in numbers.flatten() {
-                    goes_on.push(i16::from(goes_on.len() > before));
-                    levels.push(2);
-                    cells.push(number);
-                }
-                if goes_on.len() == before {
-                    goes_on.push(0);
-                    levels.push(i16::from(list.is_some()));
-                }
-            }
-        }
-    }
-
-    /// Writes what waits as the next column of a group.
-    fn write<W: Write + Send>(
-        &mut self,
-        group: &mut SerializedRowGroupWriter<'_, W>,
-    ) -> Result<(), ParquetError> {
-        let mut column = group
-            .next_column()?
-            .ok_or(ParquetError::EOF("no column is left".to_owned()))?;
-        let levels = Some(&self.levels[..]);
-        match &mut self.cells {
-            Cells::Whole(cells) => {
-                column.typed::<Int64Type>().write_batch(cells, levels, None)?;
-                cells.clear();
-            }
-            Cells::Figure(cells) => {
-                column.typed::<DoubleType>().write_batch(cells, levels, None)?;
-                cells.clear();
-            }
-            Cells::Text(cells) => {
-                column.typed::<ByteArrayType>().write_batch(cells, levels, None)?;
-                cells.clear();
-            }
-            Cells::Wholes(cells, goes_on) => {
-                column
-                    .typed::<Int32Type>()
-                    .write_batch(cells, levels, Some(goes_on))?;
-                cells.clear();
-                goes_on.clear();
-            }
-        }
-        self.levels.clear();
-        column.close()
-    }
-}
-
-fn put<T>(cells: &mut Vec<T>, levels: &mut Vec<i16>, value: Option<T>) {
-    levels.push(i16::from(value.is_some()));
-    cells.extend(value);
 }
 
 #[cfg(test)]

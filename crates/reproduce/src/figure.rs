@@ -1,18 +1,40 @@
-//! Figures in the shape of the originals, as SVG with text elements: no font is needed to draw them.
+//! Figures in the shape of the originals: SVG with text elements, for which no font is needed, and PNG with a font that comes
+//! with the library.
+//!
+//! One style, drawn as wide as a column of a paper, so its words can be read there. Lines on top of each other are told apart by
+//! width and dashes, a bar of nothing has a 0, what is not known has no bar and no 0, and a whisker goes from the least to the
+//! greatest of several runs.
 
+use kuva::backend::png::PngBackend;
 use kuva::backend::svg::SvgBackend;
-use kuva::plot::{BarPlot, LinePlot};
+use kuva::plot::annotations::TextAnnotation;
+use kuva::plot::line::LineStyle;
+use kuva::plot::{BarPlot, LegendPosition, LinePlot};
 use kuva::render::layout::Layout;
 use kuva::render::plots::Plot;
-use kuva::render::render::render_multiple;
+use kuva::render::render::{Scene, collect_legend_entries, render_multiple};
 
-/// Colours of series in their order; what was published is grey, whichever series it is.
-const COLOURS: [&str; 7] = [
-    "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#000000",
+/// Colours of series in their order, told apart by people who see fewer colours too (Paul Tol's bright and vibrant schemes). What
+/// was published is grey, whichever series it is.
+const COLOURS: [&str; 9] = [
+    "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#ee7733", "#000000", "#009988",
 ];
 const PUBLISHED: &str = "#999999";
-const WIDTH: f64 = 860.0;
-const HEIGHT: f64 = 420.0;
+/// Units of a drawing; a column of a paper is about as many of 1/96 inch.
+const WIDTH: f64 = 460.0;
+const HEIGHT: f64 = 330.0;
+/// Sizes of words, in the same units, and how wide a letter is at most of them.
+const WORDS: u32 = 11;
+const SMALL: u32 = 9;
+const LETTER: f64 = 5.6;
+/// What is left of the width for the axis along which bars stand.
+const AXIS: f64 = WIDTH - 70.0;
+/// Room for each line of the legend, which stands below.
+const LEGEND_LINE: f64 = 18.0;
+/// Points of a PNG for each unit: about 300 an inch.
+const PNG_SCALE: f32 = 3.0;
+/// So wide is a group of bars, of the 1 that each has.
+const GROUP: f64 = 0.8;
 
 /// A figure of one claim.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,14 +51,42 @@ pub struct Figure {
     pub shape: Shape,
 }
 
+/// A number, and the least and the greatest where it stands for several runs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ranged {
+    /// The number.
+    pub value: f64,
+    /// From the least to the greatest.
+    pub range: Option<(f64, f64)>,
+}
+
+impl From<f64> for Ranged {
+    fn from(value: f64) -> Ranged {
+        Ranged { value, range: None }
+    }
+}
+
+impl Ranged {
+    fn is_drawn(&self) -> bool {
+        self.value.is_finite()
+    }
+
+    /// How far the whisker goes below and above; nowhere without a range.
+    fn whisker(&self) -> (f64, f64) {
+        let (low, high) = self.range.unwrap_or((self.value, self.value));
+        let length = |length: f64| if length.is_finite() { length.max(0.0) } else { 0.0 };
+        (length(self.value - low), length(high - self.value))
+    }
+}
+
 /// A line's name and points.
-pub type Line = (String, Vec<(f64, f64)>);
+pub type Line = (String, Vec<(f64, Ranged)>);
 
 /// Kinds of figures.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Shape {
-    /// Groups of bars: categories, and for each series its name and a value per category. What is not known has no height.
-    Bars(Vec<String>, Vec<(String, Vec<Option<f64>>)>),
+    /// Groups of bars: categories, and for each series its name and a value per category; `None` is not known.
+    Bars(Vec<String>, Vec<(String, Vec<Option<Ranged>>)>),
     /// Lines through points.
     Lines(Vec<Line>),
 }
@@ -47,21 +97,99 @@ pub const PUBLISHED_SERIES: &str = "published";
 impl Figure {
     /// The figure as SVG. The same figure gives the same bytes.
     pub fn svg(&self) -> String {
-        let plots = match &self.shape {
-            Shape::Bars(categories, series) => vec![bars(categories, series)],
-            Shape::Lines(series) => lines(series),
+        renumbered(&SvgBackend::default().render_scene(&self.scene()))
+    }
+
+    /// The figure as PNG, at 300 points an inch where it is as wide as a column.
+    ///
+    /// # Errors
+    /// What cannot be encoded.
+    pub fn png(&self) -> Result<Vec<u8>, String> {
+        PngBackend::new()
+            .with_scale(PNG_SCALE)
+            .render_scene(&self.scene())
+    }
+
+    fn scene(&self) -> Scene {
+        let (plots, names) = match &self.shape {
+            Shape::Bars(categories, series) => (vec![bars(categories, series)], names(series)),
+            Shape::Lines(series) => (lines(series), names(series)),
         };
+        // Names that are too long for half of the width have a line each.
+        let columns = if names.iter().all(|name| letters(name) < AXIS / 2.0 - 30.0) {
+            2
+        } else {
+            1
+        };
+        let legend = names.len().div_ceil(columns) as f64 * LEGEND_LINE;
         let mut layout = Layout::auto_from_plots(&plots)
             .with_title(&self.title)
+            .with_title_wrap((AXIS / LETTER / 1.1) as usize)
             .with_x_label(&self.x_label)
             .with_y_label(&self.y_label)
+            .with_title_size(WORDS + 1)
+            .with_label_size(WORDS)
+            .with_tick_size(SMALL)
+            .with_body_size(SMALL + 1)
             .with_width(WIDTH)
-            .with_height(HEIGHT);
-        if matches!(&self.shape, Shape::Bars(categories, _) if categories.len() > 10) {
-            layout = layout.with_x_tick_rotate(-45.0);
+            // What the library counts by itself are plots, and all bars are one.
+            .with_legend_entries(collect_legend_entries(&plots))
+            .with_legend_position(LegendPosition::OutsideBottomColumns)
+            .with_legend_col_limit(columns)
+            .with_legend_box(false);
+        let mut height = HEIGHT + legend;
+        if let Shape::Bars(categories, series) = &self.shape {
+            if !fits(categories) {
+                layout = layout.with_x_tick_rotate(-45.0);
+                let longest = categories.iter().map(|name| letters(name)).fold(0.0, f64::max);
+                height += longest * 0.6;
+            }
+            for (x, text) in zeros(categories.len(), series) {
+                layout = layout.with_annotation(TextAnnotation::new(text, x, 0.0).with_font_size(SMALL));
+            }
         }
-        renumbered(&SvgBackend::default().render_scene(&render_multiple(plots, layout)))
+        render_multiple(plots, layout.with_height(height))
     }
+}
+
+fn letters(text: &str) -> f64 {
+    text.chars().count() as f64 * LETTER
+}
+
+/// Whether names stand beside each other below their groups.
+fn fits(categories: &[String]) -> bool {
+    let room = AXIS / categories.len().max(1) as f64;
+    categories.iter().all(|name| letters(name) < room)
+}
+
+fn names<T>(series: &[(String, T)]) -> Vec<&String> {
+    series.iter().map(|(name, _)| name).collect()
+}
+
+/// Where bars have no height that could be seen, and what stands there: nothing where they are narrower than a digit.
+fn zeros(groups: usize, series: &[(String, Vec<Option<Ranged>>)]) -> Vec<(f64, &'static str)> {
+    let drawn = || {
+        series
+            .iter()
+            .flat_map(|(_, values)| values)
+            .flatten()
+            .filter(|value| value.is_drawn())
+    };
+    let greatest = drawn().map(|value| value.value.abs()).fold(0.0, f64::max);
+    let width = GROUP / series.len().max(1) as f64;
+    let mut found = Vec::new();
+    if AXIS * width < LETTER * groups as f64 {
+        return found;
+    }
+    for group in 0..groups {
+        for (at, (_, values)) in series.iter().enumerate() {
+            let value = values.get(group).copied().flatten().filter(Ranged::is_drawn);
+            if value.is_some_and(|value| value.value.abs() <= greatest / 200.0) {
+                found.push((group as f64 + 1.0 - GROUP / 2.0 + width * (at as f64 + 0.5), "0"));
+            }
+        }
+    }
+    found
 }
 
 /// The library numbers clip paths through the process; here each figure begins anew.
@@ -95,32 +223,48 @@ fn colours<'a>(names: impl Iterator<Item = &'a String>) -> Vec<&'static str> {
         .collect()
 }
 
-fn bars(categories: &[String], series: &[(String, Vec<Option<f64>>)]) -> Plot {
+fn bars(categories: &[String], series: &[(String, Vec<Option<Ranged>>)]) -> Plot {
     let colours = colours(series.iter().map(|(name, _)| name));
-    let mut plot = BarPlot::new();
+    let mut plot = BarPlot::new().with_width(GROUP);
+    let mut whiskers = Vec::new();
     for (at, category) in categories.iter().enumerate() {
         let values = series.iter().zip(&colours).map(|((_, values), colour)| {
-            let value = values
-                .get(at)
-                .copied()
-                .flatten()
-                .filter(|value| value.is_finite());
-            (value.unwrap_or(0.0), *colour)
+            let value = values.get(at).copied().flatten().filter(Ranged::is_drawn);
+            let value = value.unwrap_or(Ranged::from(0.0));
+            whiskers.push(value.whisker());
+            (value.value, *colour)
         });
         plot = plot.with_group(category, values.collect::<Vec<(f64, &str)>>());
+    }
+    if whiskers.iter().any(|whisker| *whisker != (0.0, 0.0)) {
+        plot = plot.with_asymmetric_error(whiskers);
     }
     Plot::Bar(plot.with_legend(series.iter().map(|(name, _)| name.as_str()).collect()))
 }
 
+/// The first is the widest: where others lie on it, it is seen on both sides of them.
 fn lines(series: &[Line]) -> Vec<Plot> {
     let colours = colours(series.iter().map(|(name, _)| name));
-    let line = |((name, points), colour): (&Line, &&str)| {
-        let line = LinePlot::new()
-            .with_data(points.iter().copied())
-            .with_color(*colour);
+    let count = series.len();
+    let line = |(at, ((name, points), colour)): (usize, (&Line, &&str))| {
+        let style = match at % 4 {
+            0 => LineStyle::Solid,
+            1 => LineStyle::Dashed,
+            2 => LineStyle::DashDot,
+            _ => LineStyle::Dotted,
+        };
+        let drawn = || points.iter().filter(|(x, y)| x.is_finite() && y.is_drawn());
+        let mut line = LinePlot::new()
+            .with_data(drawn().map(|(x, y)| (*x, y.value)))
+            .with_color(*colour)
+            .with_line_style(style)
+            .with_stroke_width(1.4 + 0.9 * (count - 1 - at) as f64);
+        if drawn().any(|(_, y)| y.range.is_some()) {
+            line = line.with_y_err_asymmetric(drawn().map(|(_, y)| y.whisker()));
+        }
         Plot::Line(line.with_legend(name))
     };
-    series.iter().zip(&colours).map(line).collect()
+    series.iter().zip(&colours).enumerate().map(line).collect()
 }
 
 #[cfg(test)]
@@ -129,13 +273,17 @@ mod tests {
 
     fn figures() -> [Figure; 2] {
         let names = ["ep.B", "cg.B", "a<b & c"].map(str::to_owned).to_vec();
-        let ours = vec![Some(1.0), Some(22.5), None];
-        let published = vec![Some(1.2), Some(f64::NAN), Some(3.0)];
+        let spread = Ranged {
+            value: 22.5,
+            range: Some((20.0, 30.0)),
+        };
+        let ours = vec![Some(1.0.into()), Some(spread), None];
+        let published = vec![Some(1.2.into()), Some(f64::NAN.into()), Some(0.0.into())];
         let bars = Shape::Bars(
             names,
             vec![("ours".into(), ours), ("published".into(), published)],
         );
-        let lines = Shape::Lines(vec![("ours".into(), vec![(1.0, 0.1), (32.0, 0.3)])]);
+        let lines = Shape::Lines(vec![("ours".into(), vec![(1.0, 0.1.into()), (32.0, 0.3.into())])]);
         [bars, lines].map(|shape| Figure {
             name: "figure".into(),
             title: "Runtime \"by\" program".into(),
@@ -172,6 +320,58 @@ mod tests {
         for figure in figures() {
             assert_eq!(figure.svg(), figure.clone().svg());
         }
+    }
+
+    #[test]
+    fn a_bar_of_nothing_has_a_zero_and_what_is_not_known_has_none() {
+        let Shape::Bars(categories, series) = &figures()[0].shape else {
+            panic!("bars")
+        };
+        let found = zeros(categories.len(), series);
+        assert_eq!(found.len(), 1);
+        // The third group's second bar.
+        assert!((3.0..3.4).contains(&found[0].0), "{found:?}");
+    }
+
+    #[test]
+    fn every_name_of_the_legend_is_within_the_figure() {
+        for count in 1..9 {
+            let names = (0..count).map(|at| format!("series {at}"));
+            let series = names.map(|name| (name, vec![Some(1.0.into())])).collect();
+            let figure = Figure {
+                shape: Shape::Bars(vec!["only".into()], series),
+                ..figures()[0].clone()
+            };
+            let svg = figure.svg();
+            let number = |text: &str, key: &str| -> f64 {
+                let (_, rest) = text.split_once(key).unwrap();
+                rest.split_once('"').unwrap().0.parse().unwrap()
+            };
+            let height = number(&svg, "height=\"");
+            let lowest = svg
+                .split("<text ")
+                .filter(|text| text.contains(">series "))
+                .map(|text| number(text, " y=\""))
+                .fold(0.0, f64::max);
+            assert!((1.0..height).contains(&lowest), "{count}: {lowest} of {height}");
+        }
+    }
+
+    #[test]
+    fn no_two_series_look_alike() {
+        let names: Vec<String> = (0..9).map(|at| at.to_string()).collect();
+        let mut of = colours(names.iter());
+        of.sort_unstable();
+        of.dedup();
+        assert_eq!(of.len(), 9);
+    }
+
+    #[test]
+    fn a_png_has_the_points_of_a_column_at_300_an_inch() {
+        let png = figures()[0].png().unwrap();
+        assert_eq!(&png[..8], b"\x89PNG\r\n\x1a\n");
+        let width = u32::from_be_bytes([png[16], png[17], png[18], png[19]]);
+        assert_eq!(width, (WIDTH * f64::from(PNG_SCALE)) as u32);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::claims::Kind;
 use crate::claims::{Attribution, Claim};
 use crate::decide;
 use crate::experiment::{Decides, Reproduced};
-use crate::figure::{Figure, Line, Shape};
+use crate::figure::{Figure, Line, Ranged, Shape};
 use crate::run::Run;
 use crate::stats::median;
 use crate::vary::Change;
@@ -246,18 +246,18 @@ pub fn figures(all: &[Reproduced]) -> Vec<Figure> {
 fn distribution(name: String, mut factors: Vec<f64>) -> Line {
     factors.sort_by(f64::total_cmp);
     let all = factors.len() as f64;
-    let mut points = vec![(1.0, 0.0)];
+    let mut points: Vec<(f64, Ranged)> = vec![(1.0, 0.0.into())];
     let mut share = 0.0;
     for (at, factor) in factors
         .iter()
         .enumerate()
         .filter(|(_, factor)| **factor <= DRAWN_FACTOR_MAX)
     {
-        points.push((*factor, share));
+        points.push((*factor, share.into()));
         share = 100.0 * (at + 1) as f64 / all;
-        points.push((*factor, share));
+        points.push((*factor, share.into()));
     }
-    points.push((DRAWN_FACTOR_MAX, share));
+    points.push((DRAWN_FACTOR_MAX, share.into()));
     (name, points)
 }
 
@@ -537,6 +537,7 @@ mod tests {
     fn a_distribution_steps_up_to_the_share_within_what_is_drawn() {
         let (_, points) = distribution("two of three".to_owned(), vec![2.0, f64::INFINITY, 1.5]);
         let third = 100.0 / 3.0;
+        let points: Vec<(f64, f64)> = points.iter().map(|(x, y)| (*x, y.value)).collect();
         assert_eq!(
             points,
             [

@@ -408,12 +408,12 @@ which touched the policies: nobody can have tuned that commit to them. Every run
             let at = |count: &usize| {
                 let works = self.sweep.iter().filter(|(cell, _)| cell.vms == *count);
                 let work = mean(works.filter_map(|(_, works)| work_of(works, name)))?;
-                Some((*count as f64, work))
+                Some((*count as f64, work.into()))
             };
             (name.to_owned(), self.counts().iter().filter_map(at).collect())
         };
         let counts = self.counts();
-        let default = |count: &usize| (*count as f64, 1.0);
+        let default = |count: &usize| (*count as f64, 1.0.into());
         let mut lines = vec![("default".to_owned(), counts.iter().map(default).collect())];
         lines.extend(self.swept().into_iter().map(line));
         Figure {

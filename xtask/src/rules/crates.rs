@@ -11,7 +11,7 @@ use crate::cargo::DependencyKind;
 /// Dependencies point one way: units ← machine ← host ← {policy, linux}; policy ← {twin, control}; control ← api ← agent ← cli;
 /// beside them machine ← machine-files, for those that read files or `/sys`.
 /// The testbed knows the product by its commands, and its live host by the contract that it must honour.
-const MAY_DEPEND_ON: [(&str, &[&str]); 27] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 29] = [
     ("homenode-units", &[]),
     ("homenode-topology-page", &["homenode-units"]),
     ("homenode-machine", &["homenode-units"]),
@@ -128,7 +128,25 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 27] = [
             "homenode-tracking",
         ],
     ),
-    ("homenode-recorder", &["homenode-units"]),
+    ("homenode-table", &[]),
+    ("homenode-recorder", &["homenode-table", "homenode-units"]),
+    (
+        "homenode-sweep",
+        &[
+            "homenode-search",
+            "homenode-formats",
+            "homenode-reproduce",
+            "homenode-table",
+            "homenode-control",
+            "homenode-twin",
+            "homenode-policy",
+            "homenode-host",
+            "homenode-machine-files",
+            "homenode-machine",
+            "homenode-units",
+            "homenode-tracking",
+        ],
+    ),
     (
         "homenode-why",
         &["homenode-host", "homenode-machine", "homenode-units"],
@@ -180,6 +198,8 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 27] = [
             "homenode-trace",
             "homenode-reproduce",
             "homenode-search",
+            "homenode-sweep",
+            "homenode-table",
             "homenode-calibrate",
             "homenode-control",
             "homenode-linux",
@@ -214,6 +234,8 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 27] = [
             "homenode-recorder",
             "homenode-reproduce",
             "homenode-search",
+            "homenode-sweep",
+            "homenode-table",
             "homenode-control",
             "homenode-formats",
             "homenode-twin",

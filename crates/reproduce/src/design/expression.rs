@@ -13,7 +13,7 @@
 //! A part with one label has no such axis any more. Where what stands behind `=` is an expression, that names the label, place by
 //! place. There are no variables, no loops and no own functions: what needs them is no experiment for a file.
 
-/// Words, numbers and signs that an expression may have, and how deep it may be nested: what reads it and computes it is recursive.
+/// Words, numbers and signs that an expression may have, and how deep it may be nested: what reads and computes it is recursive.
 const TOKENS_MAX: usize = 1_000;
 const DEPTH_MAX: u32 = 64;
 /// A number of 64 bits has no more digits that mean something.

@@ -145,8 +145,8 @@ pub struct Design {
     csv: BTreeMap<String, BTreeMap<String, array::Array>>,
 }
 
-/// Labels of an axis, runs of a grid, and settings of labels laid over each other for a run. A slip of a digit in a file is a sentence
-/// then, not a full memory.
+/// Labels of an axis, runs of a grid, and settings laid over each other for a run: a slip of a digit in a file is a sentence, not
+/// a full memory.
 const LABELS_MAX: usize = 10_000;
 const RUNS_MAX: usize = 20_000;
 const LAID_MAX: u32 = 200;

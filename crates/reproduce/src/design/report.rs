@@ -10,7 +10,7 @@ use super::functions::holds;
 use super::scope::{Scope, at};
 use crate::claims;
 use crate::experiment::{Decision, Table};
-use crate::figure::{Figure, Line, Shape as Drawing};
+use crate::figure::{Figure, Line, Ranged, Shape as Drawing};
 use crate::stats::regret;
 use crate::verdict::{Measured, Shape};
 
@@ -102,11 +102,13 @@ enum Groups {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(
     untagged,
-    expecting = "`[name, expression]`, or `{ name = …, points = [[x, y], …] }`"
+    expecting = "`[name, expression]`, `[name, expression, axis]` for means with a whisker, or `{ name = …, points = [[x, y], …] }`"
 )]
 pub enum Series {
     /// Name and expression: a series for each label that is no group's.
     Of(String, String),
+    /// The same of means along an axis, with a whisker from the least to the greatest.
+    Along(String, String, String),
     /// Points as they are.
     Points {
         /// Its name.
@@ -383,6 +385,42 @@ impl Value {
     }
 }
 
+/// What a series draws, and where it is a mean the least and the greatest.
+struct Drawn {
+    value: Array,
+    range: Option<(Array, Array)>,
+}
+
+impl Drawn {
+    fn at(&self, labels: &[(&str, &str)]) -> Result<Option<Ranged>, String> {
+        let number = |array: &Array| at(array.clone(), labels)?.only()?.number();
+        let range = match &self.range {
+            Some((low, high)) => number(low)?.zip(number(high)?),
+            None => None,
+        };
+        Ok(number(&self.value)?.map(|value| Ranged { value, range }))
+    }
+}
+
+impl Series {
+    /// Its name and what it draws; none of a series that is points.
+    fn values(&self, scope: &Scope<'_>) -> Result<Option<(&String, Drawn)>, String> {
+        let of = |name: &str, value: &str, along: &str| scope.value(&format!("{name}({value}, {along})"));
+        Ok(match self {
+            Series::Of(name, value) => {
+                let value = scope.value(value)?;
+                Some((name, Drawn { value, range: None }))
+            }
+            Series::Along(name, value, axis) => {
+                let range = Some((of("min", value, axis)?, of("max", value, axis)?));
+                let value = of("mean", value, axis)?;
+                Some((name, Drawn { value, range }))
+            }
+            Series::Points { .. } => None,
+        })
+    }
+}
+
 impl FigureOf {
     fn drawn(&self, scope: &Scope<'_>) -> Result<Figure, String> {
         let wrong = |error: String| format!("{error} (figure `{}`)", self.name);
@@ -416,14 +454,12 @@ impl FigureOf {
         };
         let mut series = Vec::new();
         for own in &self.series {
-            let Series::Of(name, value) = own else { continue };
-            let value = scope.value(value)?;
-            for more in spread(&value, &self.bars) {
-                let of_group = |labels: &Labels| {
-                    let labels = [borrowed(labels), borrowed(&more)].concat();
-                    at(value.clone(), &labels)?.only()?.number()
-                };
-                let bars: Vec<Option<f64>> = groups.iter().map(of_group).collect::<Result<_, _>>()?;
+            let Some((name, value)) = own.values(scope)? else {
+                continue;
+            };
+            for more in spread(&value.value, &self.bars) {
+                let of_group = |labels: &Labels| value.at(&[borrowed(labels), borrowed(&more)].concat());
+                let bars: Vec<Option<Ranged>> = groups.iter().map(of_group).collect::<Result<_, _>>()?;
                 series.push((scope.text(name, &borrowed(&more))?, bars));
             }
         }
@@ -435,22 +471,21 @@ impl FigureOf {
         let at_x = scope.value(self.at.as_deref().unwrap_or(&self.lines[0]))?;
         let mut series: Vec<Line> = Vec::new();
         for own in &self.series {
-            let (name, value) = match own {
-                Series::Points { name, points } => {
-                    series.push((name.clone(), points.clone()));
+            let (name, value) = match (own, own.values(scope)?) {
+                (_, Some(found)) => found,
+                (Series::Points { name, points }, None) => {
+                    let points = points.iter().map(|(x, y)| (*x, Ranged::from(*y)));
+                    series.push((name.clone(), points.collect()));
                     continue;
                 }
-                Series::Of(name, value) => (name, scope.value(value)?),
+                (_, None) => continue,
             };
-            for more in spread(&value, &self.lines) {
+            for more in spread(&value.value, &self.lines) {
                 let mut points = Vec::new();
                 for labels in &places {
-                    let number = |array: &Array| {
-                        at(array.clone(), &[borrowed(labels), borrowed(&more)].concat())?
-                            .only()?
-                            .number()
-                    };
-                    points.extend(number(&at_x)?.zip(number(&value)?));
+                    let labels = [borrowed(labels), borrowed(&more)].concat();
+                    let x = at(at_x.clone(), &labels)?.only()?.number()?;
+                    points.extend(x.zip(value.at(&labels)?));
                 }
                 series.push((scope.text(name, &borrowed(&more))?, points));
             }
@@ -501,7 +536,7 @@ pub fn check(design: &Design) -> Result<(), FileError> {
     }
     for (at, figure) in file.figures.iter().enumerate() {
         for series in &figure.series {
-            if let Series::Of(_, value) = series {
+            if let Series::Of(_, value) | Series::Along(_, value, _) = series {
                 all.push((format!("figure[{at}].series"), value, false));
             }
         }

@@ -1,0 +1,326 @@
+//! `homenode sweep`: a scenario over values, seeds and policies.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand};
+use homenode_search::jobs;
+use homenode_sweep::{Asked, Plan, Program, Rows, Shard, Slurm, Store, SweepError, Table};
+use serde_json::Value;
+
+use crate::bad_input;
+use crate::output::{print, table};
+use crate::reproduce::Terminal;
+
+/// What `--help` ends with.
+pub const EXAMPLES: &str = "Keys are paths into the scenario's file: vm.NAME.KEY (vm.*.KEY is every VM), workload.NAME.program.KEY, event.0.KEY, a key
+of its own such as duration, config.KEY of the agent's settings, machine. Ranges have both ends; with /geometric they grow by
+a factor. Every key and value is checked before anything runs.
+
+Examples:
+  homenode sweep permits --set vm.fluid.permit=50k..3M/20 --seeds 1..10
+  homenode sweep my.toml --set machine=r910,amd48 --csv             the same VMs on two machines
+  homenode sweep my.toml --set 'vm.\"a.b\".vcpus=1..8' --parquet means.parquet
+  homenode sweep PLAN.toml --store runs --shard 1/2     a half of it
+  homenode sweep merge runs --parquet means.parquet     the same bytes as without shards
+  homenode sweep PLAN.toml --store runs --slurm > job.sh && sh job.sh";
+
+/// Options of `sweep`.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct SweepArgs {
+    #[command(subcommand)]
+    command: Option<SweepCommand>,
+    /// A scenario file, the name of a scenario that comes with the program, or a plan (docs/SWEEPS.md)
+    #[arg(value_name = "FILE", required = true)]
+    file: Option<String>,
+    #[command(flatten)]
+    asked: AskedArgs,
+    #[command(flatten)]
+    result: ResultArgs,
+    /// Runs at a time [default: as many as there are CPUs]; results do not depend on it
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    jobs: Option<u16>,
+    /// Keep finished tasks in this directory, and take from it those that are there
+    #[arg(long, value_name = "DIR")]
+    store: Option<PathBuf>,
+    /// Make only this part, into the store: `1/8` to `8/8`
+    #[arg(long, value_name = "I/N", requires = "store", conflicts_with_all = ["csv", "parquet", "all_runs", "slurm"])]
+    shard: Option<Shard>,
+    /// Print the whole plan, checked, as a file that needs no other, and run nothing
+    #[arg(long, conflicts_with_all = ["shard", "slurm"])]
+    print_plan: bool,
+    /// Print the script of a Slurm array that makes it into the store, and run nothing; `--jobs` is the CPUs of each part
+    #[arg(long, requires = "store")]
+    slurm: bool,
+    /// Parts of the array [default: 16, or as many as there are tasks]
+    #[arg(long, value_name = "N", requires = "slurm", value_parser = clap::value_parser!(u16).range(1..))]
+    shards: Option<u16>,
+    /// Parts that run at the same time, at most
+    #[arg(long, value_name = "N", requires = "slurm", value_parser = clap::value_parser!(u16).range(1..))]
+    at_once: Option<u16>,
+    /// Another option of sbatch: `--partition=long`. May be given several times
+    #[arg(long, value_name = "OPTION", requires = "slurm", allow_hyphen_values = true)]
+    sbatch: Vec<String>,
+}
+
+/// What is run.
+#[derive(Debug, Args)]
+struct AskedArgs {
+    /// A key and its values: `vm.NAME.permit=50k..3M/20`, `machine=r910,amd48`, `config.period=1s,2s`. May be given several times
+    #[arg(long, value_name = "KEY=VALUES")]
+    set: Vec<String>,
+    /// Seeds: `1..10`, `1,2,5` [default: the scenario's]
+    #[arg(long, value_name = "SEEDS")]
+    seeds: Option<String>,
+    /// Policies, in runs of their own; may be given several times [default: the scenario's, else `default`]
+    #[arg(long = "policy", value_name = "NAME")]
+    policies: Vec<String>,
+    /// Another machine than the scenario's: a preset's name, or a machine file
+    #[arg(long, value_name = "NAME|FILE")]
+    machine: Option<String>,
+    /// The agent's settings in this file
+    #[arg(long, value_name = "FILE")]
+    config: Option<String>,
+    /// Runs of a task, which is what a store keeps [default: a 64th of all]; at most 64
+    #[arg(long, value_name = "N")]
+    runs_per_task: Option<usize>,
+}
+
+/// What is made of the runs.
+#[derive(Debug, Args)]
+struct ResultArgs {
+    /// A figure that the table has (docs/SWEEPS.md lists them); may be given several times [default: each VM's runtime, or where
+    /// it does not end its instructions per second]
+    #[arg(long = "metric", value_name = "NAME")]
+    metrics: Vec<String>,
+    /// A row for each run instead of means over seeds
+    #[arg(long)]
+    all_runs: bool,
+    /// Print the table as CSV
+    #[arg(long)]
+    csv: bool,
+    /// Write the table as Parquet
+    #[arg(long, value_name = "FILE")]
+    parquet: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+enum SweepCommand {
+    /// Make the table of what is in stores; says what is missing, and the status is 1 then
+    Merge(MergeArgs),
+}
+
+#[derive(Debug, Args)]
+struct MergeArgs {
+    /// Directories that `--store` named
+    #[arg(value_name = "STORE", required = true)]
+    stores: Vec<PathBuf>,
+    /// Of which plan, by the first digits of its digest, where the stores have several
+    #[arg(long, value_name = "DIGEST")]
+    plan: Option<String>,
+    #[command(flatten)]
+    result: ResultArgs,
+}
+
+/// What a sweep says, with the status that it ends with.
+fn told(error: SweepError) -> anyhow::Error {
+    match error {
+        SweepError::Input(said) => bad_input(said),
+        other => anyhow::Error::new(other),
+    }
+}
+
+/// Sweeps, or merges.
+///
+/// # Errors
+/// Bad input; a run that cannot be made; tasks that are missing; files that cannot be written.
+pub fn run(args: &SweepArgs) -> anyhow::Result<()> {
+    if let Some(SweepCommand::Merge(args)) = &args.command {
+        return merge(args);
+    }
+    let what = args.file.as_deref().unwrap_or_default();
+    let plan = args.asked.plan(what, &args.result.metrics).map_err(told)?;
+    if args.print_plan {
+        print(format_args!("{}", plan.to_toml().map_err(told)?));
+        return Ok(());
+    }
+    let store = args.store.as_deref().map(open).transpose()?;
+    let kept = store
+        .as_ref()
+        .map(|store| store.keep_plan(&plan))
+        .transpose()
+        .map_err(told)?;
+    if args.slurm {
+        return slurm(args, &plan, &kept.unwrap_or_default());
+    }
+    let jobs = args.jobs.map_or_else(jobs::available, usize::from);
+    let shard = args.shard.unwrap_or(Shard::ALL);
+    let watch = Terminal::default();
+    let rows = homenode_sweep::run(&plan, &shard.tasks(&plan), jobs, store.as_ref(), &watch);
+    watch.erase();
+    let rows = rows.map_err(told)?;
+    match args.shard {
+        Some(_) => Ok(()),
+        None => args.result.show(&plan, &rows),
+    }
+}
+
+fn open(directory: &Path) -> anyhow::Result<Store> {
+    let program = Program::running().context("this program cannot be read")?;
+    Store::open(directory, program).map_err(told)
+}
+
+impl AskedArgs {
+    /// The plan of a file, with what the options put in its place.
+    fn plan(&self, what: &str, metrics: &[String]) -> Result<Plan, SweepError> {
+        let mut asked: Asked = Plan::asked_by(what)?;
+        for set in &self.set {
+            let (key, values) = set.split_once('=').ok_or_else(|| {
+                SweepError::Input(format!(
+                    "--set {set}: write a key, `=` and values: `vm.NAME.permit=50k..3M/20`"
+                ))
+            })?;
+            let values = values.trim().to_owned();
+            asked.set.insert(key.trim().to_owned(), values.into());
+        }
+        if let Some(seeds) = &self.seeds {
+            asked.seeds = Some(seeds.clone().into());
+        }
+        if !self.policies.is_empty() {
+            asked.policies.clone_from(&self.policies);
+        }
+        if !metrics.is_empty() {
+            asked.metrics = metrics.to_vec();
+        }
+        if let Some(config) = &self.config {
+            asked.config = Some(config.clone().into());
+        }
+        asked.machine = self.machine.clone().or(asked.machine);
+        asked.runs_per_task = self.runs_per_task.or(asked.runs_per_task);
+        Plan::of(asked)
+    }
+}
+
+impl ResultArgs {
+    fn show(&self, plan: &Plan, rows: &[Rows]) -> anyhow::Result<()> {
+        let made = match self.all_runs {
+            true => Table::runs(plan, rows),
+            false => Table::means(plan, rows),
+        };
+        let made = made.map_err(told)?;
+        if let Some(path) = &self.parquet {
+            let bytes = made.parquet().map_err(told)?;
+            fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        match (self.csv, &self.parquet) {
+            (true, _) => print(format_args!("{}", made.csv())),
+            (false, None) => print(format_args!("{}", picture(&made))),
+            (false, Some(_)) => {}
+        }
+        Ok(())
+    }
+
+    /// The options again, for a merge that makes the same.
+    fn words(&self) -> Vec<String> {
+        let mut words = Vec::new();
+        for metric in &self.metrics {
+            words.extend(["--metric".to_owned(), metric.clone()]);
+        }
+        let flags = [(self.all_runs, "--all-runs"), (self.csv, "--csv")];
+        words.extend(
+            flags
+                .iter()
+                .filter(|(is_set, _)| *is_set)
+                .map(|(_, flag)| (*flag).to_owned()),
+        );
+        if let Some(path) = &self.parquet {
+            words.extend(["--parquet".to_owned(), path.display().to_string()]);
+        }
+        words
+    }
+}
+
+fn picture(made: &Table) -> String {
+    let header: Vec<&str> = made.columns.iter().map(|column| column.name.as_str()).collect();
+    let cell = |value: &Value| match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Number(number) if number.is_f64() => {
+            homenode_reproduce::verdict::show(number.as_f64().unwrap_or_default())
+        }
+        other => other.to_string(),
+    };
+    let rows = made.rows.iter().map(|row| row.iter().map(cell).collect());
+    format!("{}\n", table(&header, rows))
+}
+
+fn slurm(args: &SweepArgs, plan: &Plan, file: &Path) -> anyhow::Result<()> {
+    let whole = |path: &Path| std::path::absolute(path).context("there is no current directory");
+    let program = std::env::current_exe().context("this program cannot be found")?;
+    let store = whole(args.store.as_deref().unwrap_or(Path::new(".")))?;
+    let mut merge = args.result.words();
+    if let (Some(path), Some(last)) = (&args.result.parquet, merge.last_mut()) {
+        *last = whole(path)?.display().to_string();
+    }
+    merge.extend(["--plan".to_owned(), plan.digest().map_err(told)?[..16].to_owned()]);
+    let script = Slurm {
+        program: &program.display().to_string(),
+        plan: &whole(file)?,
+        store: &store,
+        shards: args.shards.map_or(16, usize::from).min(plan.tasks()),
+        at_once: args.at_once.map(usize::from),
+        cpus: args.jobs.map_or(1, usize::from),
+        options: &args.sbatch,
+        merge: &merge,
+    };
+    print(format_args!("{}", script.script()));
+    Ok(())
+}
+
+fn merge(args: &MergeArgs) -> anyhow::Result<()> {
+    let absent = args.stores.iter().find(|store| !store.is_dir());
+    if let Some(absent) = absent {
+        return Err(bad_input(format!("{}: there is no such store", absent.display())));
+    }
+    let stores: Vec<Store> = args
+        .stores
+        .iter()
+        .map(|store| open(store))
+        .collect::<Result<_, _>>()?;
+    let mut plans: Vec<(String, Plan)> = Vec::new();
+    for store in &stores {
+        for plan in store.plans().map_err(told)? {
+            let digest = plan.digest().map_err(told)?;
+            let is_asked = args
+                .plan
+                .as_ref()
+                .is_none_or(|asked| digest.starts_with(&**asked));
+            if is_asked && plans.iter().all(|(known, _)| *known != digest) {
+                plans.push((digest, plan));
+            }
+        }
+    }
+    let plan = match plans.len() {
+        0 => {
+            return Err(bad_input(
+                "the stores have no such plan: name directories that `homenode sweep --store` made",
+            ));
+        }
+        1 => plans.remove(0).1,
+        _ => {
+            let names: Vec<&str> = plans.iter().map(|(digest, _)| &digest[..16]).collect();
+            return Err(bad_input(format!(
+                "the stores have tasks of several plans: choose one with --plan: {}",
+                names.join(", ")
+            )));
+        }
+    };
+    let rows = homenode_sweep::merge(&plan, &stores).map_err(told)?;
+    let plan = match args.result.metrics.is_empty() {
+        true => plan,
+        false => plan.with_metrics(&args.result.metrics).map_err(told)?,
+    };
+    args.result.show(&plan, &rows)
+}

@@ -1,0 +1,169 @@
+//! Tasks, run on threads.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use homenode_reproduce::{Watch, each};
+use serde::{Deserialize, Serialize};
+
+use crate::metrics::{Figures, kept};
+use crate::store::{Kept, Store};
+use crate::{Plan, SweepError};
+
+/// What came of a task: of each of its runs, in order, every figure of every VM, node and the host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rows {
+    /// The first run's number.
+    pub first: usize,
+    pub(crate) runs: Vec<Vec<Figures>>,
+}
+
+/// A part of the tasks: number `at`, from 1, of so many; every so many-th task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shard {
+    at: usize,
+    of: usize,
+}
+
+impl Shard {
+    /// All of it.
+    pub const ALL: Shard = Shard { at: 1, of: 1 };
+
+    /// Its tasks.
+    pub fn tasks(self, plan: &Plan) -> Vec<usize> {
+        (self.at - 1..plan.tasks()).step_by(self.of).collect()
+    }
+}
+
+impl fmt::Display for Shard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.at, self.of)
+    }
+}
+
+impl FromStr for Shard {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Shard, String> {
+        let usual = "a shard is one of so many parts, such as `1/8` to `8/8`";
+        let (at, of) = text.split_once('/').ok_or(usual)?;
+        let number = |text: &str| text.trim().parse::<usize>().ok();
+        match number(at).zip(number(of)) {
+            Some((at, of)) if 1 <= at && at <= of => Ok(Shard { at, of }),
+            _ => Err(usual.to_owned()),
+        }
+    }
+}
+
+/// One task's runs as they come in.
+struct Open {
+    task: usize,
+    runs: Mutex<Vec<Option<Vec<Figures>>>>,
+    left: AtomicUsize,
+}
+
+/// Runs these tasks on so many threads, and returns their rows in the tasks' order. Those that the store has are taken from it,
+/// and each that is done is kept there; what comes of them does not depend on either.
+///
+/// # Errors
+/// The first run that could not be made; a store that cannot be written. What was done before is kept.
+pub fn run(
+    plan: &Plan,
+    tasks: &[usize],
+    jobs: usize,
+    store: Option<&Store>,
+    watch: &dyn Watch,
+) -> Result<Vec<Rows>, SweepError> {
+    if let Some(unknown) = tasks.iter().find(|task| **task >= plan.tasks()) {
+        let count = plan.tasks();
+        return Err(SweepError::Input(format!(
+            "there is no task {unknown}: tasks are 0 to {}",
+            count - 1
+        )));
+    }
+    let mut rows: Vec<Option<Rows>> = Vec::new();
+    for task in tasks {
+        let found = store.map(|store| store.find(plan, *task)).transpose()?;
+        rows.push(match found {
+            Some(Kept::Rows(rows)) => Some(rows),
+            Some(Kept::Unusable(note)) => {
+                watch.note(&note);
+                None
+            }
+            _ => None,
+        });
+    }
+    let missing = tasks.iter().zip(&rows).filter(|(_, rows)| rows.is_none());
+    let open: Vec<Open> = missing
+        .map(|(task, _)| {
+            let count = plan.runs_of(*task).len();
+            Open {
+                task: *task,
+                runs: Mutex::new(vec![None; count]),
+                left: AtomicUsize::new(count),
+            }
+        })
+        .collect();
+    let made = make(plan, &open, jobs, store, watch)?;
+    let mut made = made.into_iter();
+    Ok(rows
+        .into_iter()
+        .filter_map(|rows| rows.or_else(|| made.next()))
+        .collect())
+}
+
+fn make(
+    plan: &Plan,
+    open: &[Open],
+    jobs: usize,
+    store: Option<&Store>,
+    watch: &dyn Watch,
+) -> Result<Vec<Rows>, SweepError> {
+    let runs = open
+        .iter()
+        .flat_map(|open| (0..plan.runs_of(open.task).len()).map(move |at| (open, at)));
+    let runs: Vec<(&Open, usize)> = runs.collect();
+    let (done, has_failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let results = each(jobs, &runs, |(open, at)| {
+        if has_failed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if watch.is_over() {
+            return Err(SweepError::Failed("cut short".to_owned()));
+        }
+        let result = one(plan, open, *at, store);
+        has_failed.fetch_or(result.is_err(), Ordering::Relaxed);
+        watch.progress(done.fetch_add(1, Ordering::Relaxed) + 1, runs.len());
+        result
+    });
+    results.into_iter().collect::<Result<Vec<()>, SweepError>>()?;
+    Ok(open.iter().map(|open| rows(plan, open)).collect())
+}
+
+fn rows(plan: &Plan, open: &Open) -> Rows {
+    let runs = open.runs.lock().expect("nothing panics while it holds this");
+    Rows {
+        first: plan.runs_of(open.task).start,
+        runs: runs.iter().flatten().cloned().collect(),
+    }
+}
+
+fn one(plan: &Plan, open: &Open, at: usize, store: Option<&Store>) -> Result<(), SweepError> {
+    let run = plan.runs_of(open.task).start + at;
+    let place = plan.place(run);
+    let failed = |error: String| SweepError::Failed(format!("{}: {error}", plan.name_of(run)));
+    let (setup, config) = plan.setup(place.point, plan.seeds[place.seed]).map_err(failed)?;
+    let policy = &plan.policies[place.policy];
+    let came = policy
+        .run(&setup, &config, |_| (), |_| ())
+        .map_err(|error| failed(format!("{error:#}")))?;
+    open.runs.lock().expect("nothing panics while it holds this")[at] = Some(kept(&came));
+    if open.left.fetch_sub(1, Ordering::AcqRel) == 1
+        && let Some(store) = store
+    {
+        store.keep(plan, open.task, &rows(plan, open))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,237 @@
+//! Sweeps: a plan, the rows of some of its tasks as bytes that travel between processes, and the table of all.
+
+use std::path::Path;
+
+use homenode_sweep::{Asked, Plan, Program, Rows, Shard, Store, SweepError};
+use homenode_table::Kind;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyTuple};
+use serde_json::Value;
+use toml::Value as Toml;
+
+use crate::errors::{Failed, bad_input};
+use crate::experiment::Runs;
+use crate::scenario::Scenario;
+use crate::table::{Columns, Table};
+use crate::values;
+use crate::wait::apart;
+
+fn raised(error: SweepError) -> PyErr {
+    match error {
+        SweepError::Input(said) => bad_input(said),
+        other => Failed::new_err(other.to_string()),
+    }
+}
+
+/// Values of Python as a plan's file has them.
+fn toml_of(value: &Bound<'_, PyAny>) -> PyResult<Toml> {
+    Toml::try_from(values::to_json(value)?).map_err(bad_input)
+}
+
+/// A whole plan, checked: runs of a scenario over values, policies and seeds. See `homenode.sweep`.
+#[pyclass(frozen, module = "homenode._native", from_py_object)]
+#[derive(Clone, Debug)]
+pub struct SweepPlan {
+    plan: Plan,
+}
+
+/// What options put in the place of what a plan's file says.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub struct Given<'py> {
+    set: Vec<(String, Bound<'py, PyAny>)>,
+    seeds: Option<Bound<'py, PyAny>>,
+    policies: Vec<String>,
+    machine: Option<String>,
+    config: Option<Bound<'py, PyAny>>,
+    metrics: Vec<String>,
+    runs_per_task: Option<usize>,
+}
+
+fn planned(mut asked: Asked, given: Given<'_>) -> PyResult<SweepPlan> {
+    for (key, values) in given.set {
+        asked.set.insert(key, toml_of(&values)?);
+    }
+    if let Some(seeds) = given.seeds {
+        asked.seeds = Some(toml_of(&seeds)?);
+    }
+    if let Some(config) = given.config {
+        asked.config = Some(toml_of(&config)?);
+    }
+    if !given.policies.is_empty() {
+        asked.policies = given.policies;
+    }
+    if !given.metrics.is_empty() {
+        asked.metrics = given.metrics;
+    }
+    asked.machine = given.machine.or(asked.machine);
+    asked.runs_per_task = given.runs_per_task.or(asked.runs_per_task);
+    let plan = Plan::of(asked).map_err(raised)?;
+    Ok(SweepPlan { plan })
+}
+
+#[pymethods]
+impl SweepPlan {
+    /// Of a file or the name of a scenario, and what is given in its place.
+    #[staticmethod]
+    fn of_name(what: &str, given: Given<'_>) -> PyResult<SweepPlan> {
+        planned(Plan::asked_by(what).map_err(raised)?, given)
+    }
+
+    /// Of a scenario.
+    #[staticmethod]
+    fn of_scenario(scenario: &Scenario, given: Given<'_>) -> PyResult<SweepPlan> {
+        let whole: toml::Table = scenario.to_toml().parse().map_err(bad_input)?;
+        let asked = Asked {
+            scenario: Some(whole.into()),
+            ..Asked::default()
+        };
+        planned(asked, given)
+    }
+
+    /// Of the text of a whole plan.
+    #[staticmethod]
+    fn from_toml(text: &str) -> PyResult<SweepPlan> {
+        let plan = Plan::parse("plan", text).map_err(raised)?;
+        Ok(SweepPlan { plan })
+    }
+
+    /// The whole plan, which needs no other file.
+    fn to_toml(&self) -> PyResult<String> {
+        self.plan.to_toml().map_err(raised)
+    }
+
+    /// What decides what comes of the runs, the program aside.
+    fn digest(&self) -> PyResult<String> {
+        self.plan.digest().map_err(raised)
+    }
+
+    /// How many runs there are.
+    fn runs(&self) -> usize {
+        self.plan.runs()
+    }
+
+    /// How many tasks they are divided into.
+    fn tasks(&self) -> usize {
+        self.plan.tasks()
+    }
+
+    /// Makes these tasks, or all, and gives their rows, for each task bytes. `library` is this extension's own file, by which a
+    /// store tells builds apart.
+    #[pyo3(signature = (tasks, jobs, store, library, progress))]
+    fn run<'py>(
+        &self,
+        py: Python<'py>,
+        tasks: Option<Vec<usize>>,
+        jobs: Option<usize>,
+        store: Option<&str>,
+        library: &str,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let store = store.map(|directory| -> PyResult<Store> {
+            let program = Program::of(|| std::fs::read(library));
+            let program = program.map_err(|error| Failed::new_err(format!("{library}: {error}")))?;
+            let store = Store::open(Path::new(directory), program).map_err(raised)?;
+            store.keep_plan(&self.plan).map_err(raised)?;
+            Ok(store)
+        });
+        let store = store.transpose()?;
+        let tasks = tasks.unwrap_or_else(|| Shard::ALL.tasks(&self.plan));
+        let jobs = jobs.unwrap_or_else(homenode_search::jobs::available);
+        let runs = Runs::default();
+        let rows = apart(py, "runs", progress.as_ref(), &runs, || {
+            homenode_sweep::run(&self.plan, &tasks, jobs, store.as_ref(), &runs)
+        })?;
+        let bytes =
+            |rows: Rows| serde_json::to_vec(&rows).map_err(|error| Failed::new_err(error.to_string()));
+        let rows = rows.map_err(raised)?.into_iter();
+        rows.map(|rows| Ok(PyBytes::new(py, &bytes(rows)?))).collect()
+    }
+
+    /// The table of all tasks' rows: means over seeds, or a row for each run.
+    fn table(&self, rows: Vec<Vec<u8>>, all_runs: bool) -> PyResult<SweepTable> {
+        let read = |bytes: &Vec<u8>| serde_json::from_slice::<Rows>(bytes);
+        let mut rows: Vec<Rows> = rows
+            .iter()
+            .map(read)
+            .collect::<Result<_, _>>()
+            .map_err(|error| bad_input(format!("no rows of a task: {error}")))?;
+        rows.sort_by_key(|rows| rows.first);
+        let made = match all_runs {
+            true => homenode_sweep::Table::runs(&self.plan, &rows),
+            false => homenode_sweep::Table::means(&self.plan, &rows),
+        };
+        let made = made.map_err(raised)?;
+        Ok(SweepTable { made })
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
+        let from_toml = py.get_type::<SweepPlan>().getattr("from_toml")?;
+        Ok((from_toml, PyTuple::new(py, [self.to_toml()?])?))
+    }
+}
+
+/// What a sweep gives.
+#[pyclass(frozen, module = "homenode._native")]
+#[derive(Debug)]
+pub struct SweepTable {
+    made: homenode_sweep::Table,
+}
+
+/// What columns are that every sweep's table has.
+const COLUMNS: [(&str, &str); 12] = [
+    ("policy", "policies of the runs"),
+    ("seed", "seed of the run"),
+    ("vm", "the VM's name; none of figures of nodes and the host"),
+    ("node", "the node's number; none of figures of VMs and the host"),
+    ("metric", "which figure; its unit is in its name"),
+    ("value", "the figure; none where the run has none"),
+    ("count", "so many seeds have the figure"),
+    ("missing", "so many have not"),
+    ("mean", "mean over seeds"),
+    (
+        "ci95_low",
+        "lower end of the 95 percent confidence interval, by Student's t",
+    ),
+    ("ci95_high", "its upper end"),
+    ("stddev", "standard deviation of the sample"),
+];
+
+#[pymethods]
+impl SweepTable {
+    /// As a table.
+    fn table(&self) -> PyResult<Table> {
+        let mut columns = Columns::default();
+        for (at, column) in self.made.columns.iter().enumerate() {
+            let known = COLUMNS.iter().find(|(name, _)| *name == column.name);
+            let about = known.map_or("a key that is set", |(_, about)| about);
+            let cells = || {
+                self.made
+                    .rows
+                    .iter()
+                    .map(|row| row.get(at).unwrap_or(&Value::Null))
+            };
+            let word = |cell: &Value| match cell {
+                Value::Null => None,
+                Value::String(text) => Some(text.clone()),
+                other => Some(other.to_string()),
+            };
+            columns = match column.kind {
+                Kind::Figure => columns.numbers(&column.name, about, cells().map(Value::as_f64)),
+                Kind::Whole | Kind::Time => columns.wholes(&column.name, about, cells().map(Value::as_i64)),
+                Kind::Text | Kind::Wholes => columns.words(&column.name, about, cells().map(word)),
+            };
+        }
+        columns.table()
+    }
+
+    /// As `--csv` prints it.
+    fn csv(&self) -> String {
+        self.made.csv()
+    }
+
+    /// As `--parquet` writes it.
+    fn parquet<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        Ok(PyBytes::new(py, &self.made.parquet().map_err(raised)?))
+    }
+}
