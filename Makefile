@@ -23,7 +23,7 @@ RUNS :=
 SETUP := scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test reproduction testbed http integrations page sweeps fuzz soak bench deb deb-check deb-boot tarball install
+.PHONY: help build run test wheel reproduction testbed http integrations page sweeps fuzz soak bench deb deb-check deb-boot tarball install
 
 help: ## Show this
 	@echo 'make TARGET, where TARGET is one of'
@@ -41,6 +41,10 @@ run: build ## Build, then run the agent on its built-in simulated host, with its
 test: ## Run all checks and tests but the next two (within 15 minutes on 2 cores, building included)
 	@echo '== running all checks and tests'
 	@$(SETUP) cargo xtask check
+
+wheel: ## Build the Python package into TARGET/wheels, install it in an environment of its own and test it (6 minutes on 2 cores)
+	@echo '== building the Python package, and testing it as it is installed'
+	@$(SETUP) cargo xtask wheel
 
 reproduction: ## Make docs/REPRODUCTION.md anew and compare it (10 minutes on 2 cores)
 	@echo '== making all published claims anew'

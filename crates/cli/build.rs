@@ -20,6 +20,11 @@ fn main() {
     let commit = told.or_else(found).unwrap_or_else(|| "unknown".to_owned());
     println!("cargo:rerun-if-env-changed=HOMENODE_COMMIT");
     println!("cargo:rustc-env=HOMENODE_COMMIT={commit}");
-    println!("cargo:rerun-if-changed=../../.git/HEAD");
-    println!("cargo:rerun-if-changed=../../.git/index");
+    // A file that is not there would count as changed: of a worktree they are elsewhere.
+    let directory = git(&["rev-parse", "--absolute-git-dir"]);
+    let directory = directory.and_then(|said| String::from_utf8(said.stdout).ok());
+    if let Some(directory) = directory.as_deref().map(str::trim) {
+        println!("cargo:rerun-if-changed={directory}/HEAD");
+        println!("cargo:rerun-if-changed={directory}/index");
+    }
 }

@@ -13,6 +13,7 @@
 mod cargo;
 mod fuzz;
 mod nightly;
+mod python;
 mod reproduction;
 mod rules;
 mod steps;
@@ -38,7 +39,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run the next six, whose answers come within minutes
+    /// Run the next seven, whose answers come within minutes
     Check,
     /// Check that the code is formatted ('cargo fmt' repairs it)
     Fmt,
@@ -49,6 +50,8 @@ enum Command {
     Rules,
     /// Run the tests of all crates
     Test,
+    /// Test the Python package, in an environment that scripts/python-setup.sh makes
+    Python,
     /// Build the documentation, warnings denied
     Doc,
     /// Run tests of shared memory under Miri, with a pinned nightly that is installed if it is missing
@@ -63,6 +66,8 @@ enum Command {
     Decisions(DecisionsArgs),
     /// Fuzz everything that reads what others wrote, with a pinned nightly and cargo-fuzz that are installed if they are missing
     Fuzz(FuzzArgs),
+    /// Build the Python package as a wheel, install it in an environment of its own and test that
+    Wheel,
     /// Have Prometheus and schemathesis ask an agent on the twin; scripts/http-setup.sh fetches both
     Http,
     /// Have Nova, Kubernetes' client of scheduler extenders and Incus' interpreter ask agents on twins;
@@ -94,6 +99,8 @@ fn main() -> ExitCode {
         Command::Reproduction(args) => Step::Reproduction(args),
         Command::Decisions(args) => Step::Decisions(args),
         Command::Fuzz(args) => Step::Fuzz(args),
+        Command::Python => Step::Python,
+        Command::Wheel => Step::Wheel,
         Command::Http => Step::Http,
         Command::Integrations => Step::Integrations,
         Command::Page => Step::Page,
@@ -156,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn the_check_is_the_first_six_commands() {
+    fn the_check_is_the_first_seven_commands() {
         let cli = Cli::command();
         let mut names = cli.get_subcommands().map(clap::Command::get_name);
         assert_eq!(names.next(), Some("check"));

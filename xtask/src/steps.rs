@@ -10,6 +10,7 @@ use serde::Deserialize;
 use crate::cargo::{Build, build, cargo, metadata, succeeds};
 use crate::fuzz::{self, FuzzArgs};
 use crate::nightly;
+use crate::python;
 use crate::reproduction::{self, ReproductionArgs};
 use crate::rules;
 use crate::tally::{Tally, TestOutput};
@@ -53,6 +54,10 @@ pub enum Step {
     Decisions(DecisionsArgs),
     /// What reads what others wrote, with whatever can be thought of.
     Fuzz(FuzzArgs),
+    /// The Python package.
+    Python,
+    /// The Python package as it is published.
+    Wheel,
     /// HTTP, asked by the programs of others.
     Http,
     /// The page, in a browser.
@@ -67,11 +72,12 @@ pub enum Step {
 
 impl Step {
     /// What `cargo xtask check` runs: what is fast and often wrong before the rest.
-    pub const CHECK: [Self; 6] = [
+    pub const CHECK: [Self; 7] = [
         Self::Fmt,
         Self::Rules,
         Self::Clippy,
         Self::Test,
+        Self::Python,
         Self::Doc,
         Self::Miri,
     ];
@@ -90,6 +96,8 @@ impl Step {
             Self::Reproduction(_) => "reproduction",
             Self::Decisions(_) => "decisions",
             Self::Fuzz(_) => "fuzz",
+            Self::Python => "python",
+            Self::Wheel => "wheel",
             Self::Http => "http",
             Self::Integrations => "integrations",
             Self::Page => "page",
@@ -114,6 +122,10 @@ impl Step {
             }
             Self::Decisions(_) => "all policies and the best known, into docs/DECISIONS.md",
             Self::Fuzz(_) => "everything that reads what others wrote, fuzzed (a minute for each target)",
+            Self::Python => {
+                "the Python package: tables, types, threads, and the command's numbers and sentences"
+            }
+            Self::Wheel => "the Python package built as a wheel, installed and tested (6 minutes on 2 cores)",
             Self::Http => {
                 "what Prometheus and schemathesis make of an agent's HTTP, and Perfetto of traces (a minute)"
             }
@@ -155,6 +167,8 @@ impl Step {
             Self::Reproduction(args) => reproduction::run(args),
             Self::Decisions(args) => decisions(args),
             Self::Fuzz(args) => fuzz::run(args),
+            Self::Python => python::package(),
+            Self::Wheel => python::wheel(),
             Self::Http => test(&[
                 "--package",
                 "homenode-cli",

@@ -7,7 +7,7 @@ use homenode_api::answer::{
     Promised, Suggestion, Vms,
 };
 use homenode_api::http::VmSettings;
-use homenode_api::{Answer, ApiError, Request};
+use homenode_api::{Answer, ApiError, Request, forecast, named, no_such_vm};
 use homenode_control::{Control, Line, Remembered, Request as Ask, Status, VmStatus};
 use homenode_host::{Mode, Setting};
 use homenode_machine::Machine;
@@ -15,13 +15,12 @@ use homenode_policy::advisor;
 use homenode_policy::placement::Shape;
 use homenode_units::{Bytes, MemoryPolicy, Ns, VmId};
 
-use crate::answers::forecast::forecast;
 use crate::answers::maintenance::{drain, maintenance, pause};
 use crate::answers::promises::{dropped, promises};
 use crate::answers::recommendations::{judge, recommendations};
 use crate::answers::report::report;
 use crate::answers::working_sets::{can_be_watched, working_sets};
-use crate::answers::{is_called, named, no_such_vm, permits, placed};
+use crate::answers::{is_called, permits, placed};
 use crate::drain_file::DrainFile;
 use crate::wall_clock::WallClock;
 

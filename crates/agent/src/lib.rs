@@ -35,7 +35,6 @@ pub mod twin;
 pub mod wall_clock;
 pub mod why;
 
-pub use answers::forecast::forecast;
 pub use answers::placed;
 pub use handler::Handler;
 pub use run::{Listening, Notice, Show, Start};

@@ -10,6 +10,7 @@ pub mod answer;
 mod approval;
 mod client;
 pub mod document;
+mod forecast;
 pub mod http;
 mod maintenance;
 mod request;
@@ -18,6 +19,7 @@ pub mod why;
 
 pub use answer::{Answer, ApiError, Reply};
 pub use client::{AskError, ask, remedy, socket_path};
+pub use forecast::{forecast, named, no_such_vm};
 pub use request::{Homes, Request};
 
 /// A request is one line of at most so many bytes.

@@ -4,16 +4,13 @@ use std::path::PathBuf;
 
 use homenode_agent::Show;
 use homenode_control::Config;
-use homenode_search::best::{Best, PolicyRun, best};
+use homenode_search::best::{Best, best};
 use homenode_search::jobs::{self, Progress};
 use homenode_search::known::Known;
+use homenode_search::outcome::Search;
 use homenode_search::program::{EXEC, Program};
-use homenode_search::run::Run;
-use homenode_search::score::ratio;
 use homenode_search::search::Effort;
 use homenode_twin::Setup;
-use schemars::JsonSchema;
-use serde::Serialize;
 use serde_json::json;
 
 use crate::bad_input;
@@ -68,46 +65,6 @@ fn program(text: &str) -> Result<Program, String> {
     }
 }
 
-/// What was searched, and what was found.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct Search<'a> {
-    version: &'static str,
-    commit: &'static str,
-    scenario: &'a str,
-    machine: &'a str,
-    seed: u64,
-    evaluations: usize,
-    policies: Vec<OfPolicy<'a>>,
-    best: OfBest<'a>,
-}
-
-/// Policies beside `default` and the best known.
-#[derive(Debug, Serialize, JsonSchema)]
-struct OfPolicy<'a> {
-    policy: &'a str,
-    /// Mean over VMs of the ratio beside `default`; absent where a VM did nothing.
-    mean: Option<f64>,
-    worst: Option<f64>,
-    /// Its mean over the best known, less 1.
-    gap: Option<f64>,
-    vms: Vec<OfVm>,
-}
-
-#[derive(Debug, Serialize, JsonSchema)]
-struct OfBest<'a> {
-    found_by: &'a str,
-    mean: f64,
-    worst: Option<f64>,
-    vms: Vec<OfVm>,
-    decisions: Vec<String>,
-}
-
-#[derive(Debug, Serialize, JsonSchema)]
-struct OfVm {
-    name: String,
-    ratio: Option<f64>,
-}
-
 /// Searches.
 ///
 /// # Errors
@@ -138,20 +95,8 @@ pub fn run(args: &SearchArgs) -> anyhow::Result<()> {
     )
     .map_err(about_input)?;
     drop(progress);
-    let search = Search {
-        version: env!("CARGO_PKG_VERSION"),
-        commit: env!("HOMENODE_COMMIT"),
-        scenario: &setup.scenario.name,
-        machine: &setup.machine.name,
-        seed,
-        evaluations: best.evaluations(),
-        policies: best
-            .policies
-            .iter()
-            .map(|policy| of_policy(&best, policy))
-            .collect(),
-        best: of_best(&setup, &best),
-    };
+    let built = (env!("CARGO_PKG_VERSION"), env!("HOMENODE_COMMIT"));
+    let search = Search::of(&setup, &best, built);
     show(&search, &best, &mut output);
     output.object("search", json!(search));
     if let Some(path) = &args.known {
@@ -159,42 +104,6 @@ pub fn run(args: &SearchArgs) -> anyhow::Result<()> {
         known.write(path)?;
     }
     Ok(())
-}
-
-fn of_vms(base: &Run, run: &Run) -> Vec<OfVm> {
-    let pairs = base.report.vms.iter().zip(&run.report.vms);
-    let of_vm = |(base, vm): (&homenode_twin::VmReport, _)| OfVm {
-        name: base.name.clone(),
-        ratio: ratio(base, vm).filter(|ratio| ratio.is_finite()),
-    };
-    pairs.map(of_vm).collect()
-}
-
-fn worst(vms: &[OfVm]) -> Option<f64> {
-    vms.iter().filter_map(|vm| vm.ratio).reduce(f64::max)
-}
-
-fn of_policy<'a>(best: &Best, policy: &'a PolicyRun) -> OfPolicy<'a> {
-    let mean = policy.mean;
-    let vms = of_vms(&best.base, &policy.run);
-    OfPolicy {
-        policy: policy.contender.name(),
-        mean: Some(mean).filter(|mean| mean.is_finite()),
-        worst: worst(&vms),
-        gap: Some(mean / best.mean() - 1.0).filter(|gap| gap.is_finite()),
-        vms,
-    }
-}
-
-fn of_best<'a>(setup: &Setup, best: &'a Best) -> OfBest<'a> {
-    let vms = of_vms(&best.base, best.run());
-    OfBest {
-        found_by: best.found_by(),
-        mean: best.mean(),
-        worst: worst(&vms),
-        vms,
-        decisions: best.schedule().lines(&setup.scenario),
-    }
 }
 
 fn show(search: &Search<'_>, best: &Best, output: &mut Output) {

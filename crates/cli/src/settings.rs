@@ -11,7 +11,7 @@ use homenode_control::{Config, Mode, PolicySet};
 use homenode_host::Bell;
 use homenode_linux::peer::GroupId;
 use homenode_machine::Machine;
-use homenode_machine_files::file::{Source, read_text_file, read_toml, read_toml_every};
+use homenode_machine_files::file::{Source, read_text_file, read_toml_every, read_toml_file};
 use homenode_machine_files::sysfs;
 use homenode_units::{Ns, Settings as _};
 use schemars::JsonSchema;
@@ -70,9 +70,8 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<ExitCode> {
         } => {
             let usual = Some(PathBuf::from(FILE)).filter(|file| !defaults && file.exists());
             let file = file.clone().or(usual);
-            let read = file.as_deref().map(read).transpose()?;
-            let (config, _) = read.unzip();
-            let config = config.unwrap_or_default();
+            let read = |file| read_toml_file::<Config>(file).map_err(bad_input);
+            let config = file.as_deref().map(read).transpose()?.unwrap_or_default();
             let file = file.map(|file| file.display().to_string());
             let all = Shown { file, config };
             if shown.json {
@@ -86,21 +85,13 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn read(file: &Path) -> anyhow::Result<(Config, Source)> {
-    let text = read_text_file(file).map_err(bad_input)?;
-    let config = read_toml(file, &text).map_err(bad_input)?;
-    Ok((config, Source::new(file, &text)))
-}
-
 /// The settings of a file, for a run on this machine.
 ///
 /// # Errors
 /// A bad file, with the place.
 pub fn of_file(file: &Path, machine: &Machine) -> anyhow::Result<Config> {
-    let (config, source) = read(file)?;
-    let on_machine = config.check_on(machine);
-    on_machine.map_err(|bad| bad_input(source.bad_setting(&bad)))?;
-    Ok(config)
+    let text = read_text_file(file).map_err(bad_input)?;
+    homenode_search::settings::from_toml(file, &text, machine).map_err(bad_input)
 }
 
 fn check(file: &Path) -> anyhow::Result<ExitCode> {
@@ -202,6 +193,8 @@ impl Wanted {
 
 #[cfg(test)]
 mod tests {
+    use homenode_machine_files::file::read_toml;
+
     use super::*;
 
     #[test]

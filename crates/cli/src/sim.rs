@@ -7,6 +7,7 @@ use homenode_agent::trace::TraceFile;
 use homenode_control::{Config, Control, Epoch};
 use homenode_search::contender::Contender;
 use homenode_search::program::ANSWER_MAX;
+use homenode_search::trial::{self, Simulation, Trial, run_all};
 use homenode_twin::Setup;
 use homenode_twin::{Disturbance, EPOCH_DEFAULT, EventReport, Scenario, Twin, TwinReport};
 use homenode_units::{Ns, Pages};
@@ -17,7 +18,7 @@ use crate::bad_input;
 use crate::options::ShownArgs;
 use crate::output::{Output, or_dash, percent, progress, table};
 use crate::settings;
-use crate::trial::{self, Trial};
+use crate::trial::{about_input, sentences, side_by_side};
 use crate::twin;
 
 /// Options of `sim`.
@@ -57,23 +58,6 @@ pub struct SimArgs {
     /// List the scenarios that come with the program
     #[arg(long, conflicts_with = "scenario")]
     pub list: bool,
-}
-
-/// What was run, with every option, and what came of it.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct Simulation<'a> {
-    version: &'static str,
-    commit: &'static str,
-    scenario: &'a str,
-    machine: &'a str,
-    seed: u64,
-    epoch_ns: Ns,
-    duration_ns: Ns,
-    warm_up_ns: Ns,
-    period_ns: Ns,
-    #[serde(skip_serializing_if = "Disturbance::is_none")]
-    disturbance: Disturbance,
-    policies: Vec<Trial>,
 }
 
 /// Runs a scenario under its policies, or lists those that come with the program.
@@ -124,30 +108,19 @@ pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
             spec.scenario.duration
         ));
     };
-    let trials = trial::run_all(&spec, &config, &contenders, look, watch)?;
+    let trials = run_all(&spec, &config, &contenders, look, watch).map_err(about_input)?;
     progress("");
     if let Some(trace) = trace {
         trace.finish()?;
     }
     show(&spec, &trials, &mut output);
-    let simulation = Simulation {
-        version: env!("CARGO_PKG_VERSION"),
-        commit: env!("HOMENODE_COMMIT"),
-        scenario: &spec.scenario.name,
-        machine: &spec.machine.name,
-        seed: spec.seed,
-        epoch_ns: spec.epoch,
-        duration_ns: spec.scenario.duration,
-        warm_up_ns: spec.scenario.warm_up,
-        period_ns: config.period,
-        disturbance,
-        policies: trials,
-    };
+    let built = (env!("CARGO_PKG_VERSION"), env!("HOMENODE_COMMIT"));
+    let simulation = Simulation::of(&spec, &config, &trials, built);
     output.object("simulation", serde_json::json!(simulation));
     Ok(())
 }
 
-/// Those asked for; else those that the scenario names; else none. A scenario, which others wrote, starts no programs.
+/// Those asked for, else those that the scenario names.
 fn contenders(args: &SimArgs, scenario: &Scenario) -> anyhow::Result<Vec<Contender>> {
     if !args.policies.is_empty() {
         let asked = args.policies.iter().cloned();
@@ -155,14 +128,7 @@ fn contenders(args: &SimArgs, scenario: &Scenario) -> anyhow::Result<Vec<Contend
             .map(|contender| contender.within(args.answer_within))
             .collect());
     }
-    if scenario.policies.is_empty() {
-        return Ok(vec![Contender::DEFAULT]);
-    }
-    let named = scenario.policies.iter().enumerate().map(|(at, name)| {
-        let unknown = |error: String| bad_input(scenario.complaint(&format!("policies[{at}]"), error));
-        name.parse().map(Contender::PolicySet).map_err(unknown)
-    });
-    named.collect()
+    trial::contenders(scenario).map_err(bad_input)
 }
 
 /// The scenarios that come with the program.
@@ -235,11 +201,8 @@ fn show(spec: &Setup, trials: &[Trial], output: &mut Output) {
         }
     }
     if trials.len() > 1 {
-        output.text(format_args!(
-            "\nSide by side:\n\n{}\n",
-            trial::side_by_side(trials)
-        ));
-        for sentence in trial::sentences(trials) {
+        output.text(format_args!("\nSide by side:\n\n{}\n", side_by_side(trials)));
+        for sentence in sentences(trials) {
             output.line(&sentence);
         }
     }

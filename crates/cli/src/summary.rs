@@ -8,13 +8,14 @@ use homenode_agent::Show;
 use homenode_control::{Config, PolicySet};
 use homenode_host::Bell;
 use homenode_search::contender::Contender;
+use homenode_search::trial::{self, Trial};
 use homenode_twin::Setup;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
 
 use crate::output::{Output, Style};
-use crate::trial::{self, Trial};
+use crate::trial::{about_input, sentences, side_by_side};
 
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Summary {
@@ -63,7 +64,8 @@ pub fn compare(spec: &Setup, config: &Config, output: &mut Output, bell: &Bell) 
     let thread = named.spawn(move || {
         let mut first = None;
         for policies in COMPARED {
-            let trial = trial::run(&spec, &config, &Contender::PolicySet(policies), first.as_ref());
+            let contender = Contender::PolicySet(policies);
+            let trial = trial::run(&spec, &config, &contender, first.as_ref()).map_err(about_input);
             if first.is_none() {
                 first = trial.as_ref().ok().map(|trial| trial.report.clone());
             }
@@ -95,9 +97,9 @@ pub fn compare(spec: &Setup, config: &Config, output: &mut Output, bell: &Bell) 
         }
     };
     if !policies.is_empty() {
-        output.text(format_args!("{}", trial::side_by_side(&policies)));
+        output.text(format_args!("{}", side_by_side(&policies)));
     }
-    for sentence in trial::sentences(&policies) {
+    for sentence in sentences(&policies) {
         output.line(&sentence);
     }
     if !is_whole {

@@ -1,99 +1,12 @@
-//! A scenario's run to its end under a set of policies: the one way of it, and how several compare.
+//! How runs of a scenario under several sets of policies compare, for people.
 
 use comfy_table::Table;
-use homenode_control::{Config, Control, Epoch};
-use homenode_search::contender::Contender;
 use homenode_search::program::NotStarted;
-use homenode_twin::Setup;
-use homenode_twin::{Twin, TwinError, TwinReport, VmReport};
-use schemars::JsonSchema;
-use serde::Serialize;
+use homenode_search::trial::Trial;
+use homenode_twin::{TwinError, VmReport};
 
 use crate::bad_input;
 use crate::output::{or_dash, percent, table};
-
-/// What came of a scenario under a set of policies.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct Trial {
-    /// The policies' name; of a program as it was named.
-    pub policy: String,
-    /// Mean over the VMs whose programs ended of runtime here over runtime under the policies run first.
-    pub relative_runtime_mean: Option<f64>,
-    /// So many VMs these are: their programs ended here and there.
-    pub ended_count: usize,
-    /// Mean over the VMs whose programs did not end of the instructions that they executed here over those under the policies run
-    /// first, each per second that it had work.
-    pub relative_instructions_mean: Option<f64>,
-    /// So many VMs these are.
-    pub not_ended_count: usize,
-    /// How much the policies decided.
-    pub decisions: usize,
-    /// What came of VMs and nodes.
-    #[serde(flatten)]
-    pub report: TwinReport,
-}
-
-/// Runs a scenario to its end, or for its duration, under each set of policies; `look` is called now and then, `watch` with each
-/// epoch of the agent's and the loop after it.
-///
-/// # Errors
-/// When the twin cannot start.
-pub fn run_all(
-    spec: &Setup,
-    config: &Config,
-    contenders: &[Contender],
-    mut look: impl FnMut(&Contender, &Twin),
-    mut watch: impl FnMut(&Contender, &Epoch, &Control),
-) -> anyhow::Result<Vec<Trial>> {
-    let mut trials: Vec<Trial> = Vec::new();
-    for contender in contenders {
-        let first = trials.first().map(|first| &first.report);
-        let (look, watch) = (
-            |twin: &Twin| look(contender, twin),
-            |epoch: &_, control: &_| {
-                watch(contender, epoch, control);
-            },
-        );
-        let trial = run_watched(spec, config, contender, first, (look, watch))?;
-        trials.push(trial);
-    }
-    Ok(trials)
-}
-
-/// Runs a scenario under one set of policies, to compare with what came of it under the `first`, where there was one.
-///
-/// # Errors
-/// When the twin cannot start.
-pub fn run(
-    spec: &Setup,
-    config: &Config,
-    contender: &Contender,
-    first: Option<&TwinReport>,
-) -> anyhow::Result<Trial> {
-    run_watched(spec, config, contender, first, (|_: &_| (), |_: &_, _: &_| ()))
-}
-
-fn run_watched(
-    spec: &Setup,
-    config: &Config,
-    contender: &Contender,
-    first: Option<&TwinReport>,
-    (look, watch): (impl FnMut(&Twin), impl FnMut(&Epoch, &Control)),
-) -> anyhow::Result<Trial> {
-    let run = contender
-        .run_watched(spec, config, look, watch)
-        .map_err(about_input)?;
-    let compared = Compared::of(first.unwrap_or(&run.report), &run.report);
-    Ok(Trial {
-        policy: run.policy,
-        relative_runtime_mean: mean(&compared.runtimes),
-        ended_count: compared.runtimes.len(),
-        relative_instructions_mean: mean(&compared.instructions),
-        not_ended_count: compared.instructions.len(),
-        decisions: run.decisions,
-        report: run.report,
-    })
-}
 
 /// What a twin refuses is bad input, and so is a program that is none; everything else is a failure.
 pub fn about_input(error: anyhow::Error) -> anyhow::Error {
@@ -102,37 +15,6 @@ pub fn about_input(error: anyhow::Error) -> anyhow::Error {
     } else {
         error
     }
-}
-
-/// How VMs did under two sets of policies: each by its runtime, or where its program did not end under both by instructions.
-#[derive(Debug, Default)]
-struct Compared {
-    runtimes: Vec<f64>,
-    instructions: Vec<f64>,
-}
-
-impl Compared {
-    fn of(base: &TwinReport, other: &TwinReport) -> Compared {
-        let mut compared = Compared::default();
-        for (a, b) in base.vms.iter().zip(&other.vms) {
-            // One that did not run, or has no program, tells nothing.
-            match (a.runtime_s.zip(b.runtime_s), speed(a).zip(speed(b))) {
-                (Some((a, b)), _) => compared.runtimes.push(b / a),
-                (None, Some((a, b))) => compared.instructions.push(b / a),
-                (None, None) => {}
-            }
-        }
-        compared
-    }
-}
-
-/// Thousand millions of instructions for each second that a VM had work.
-fn speed(vm: &VmReport) -> Option<f64> {
-    (vm.instructions_g > 0.0 && vm.busy_s() > 0.0).then(|| vm.instructions_g / vm.busy_s())
-}
-
-fn mean(ratios: &[f64]) -> Option<f64> {
-    (!ratios.is_empty()).then(|| ratios.iter().sum::<f64>() / ratios.len() as f64)
 }
 
 /// How long a VM's program ran; of one that did not end what it executed.
@@ -205,9 +87,11 @@ fn sentence(first: &Trial, trial: &Trial) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use homenode_control::PolicySet;
+    use homenode_control::{Config, PolicySet};
     use homenode_machine_files::preset;
-    use homenode_twin::Scenario;
+    use homenode_search::contender::Contender;
+    use homenode_search::trial::run_all;
+    use homenode_twin::{Scenario, Setup};
 
     use super::*;
 

@@ -1,10 +1,8 @@
 //! `homenode whatif`: how fast VMs would be with other homes, asked of the running agent or on a scenario.
 
-use homenode_agent::forecast;
-use homenode_api::answer::{Forecast, Simulated};
-use homenode_api::{ApiError, AskError, Homes, Request};
-use homenode_control::{Config, Control, Mode};
-use homenode_host::Host;
+use homenode_api::answer::Forecast;
+use homenode_api::{AskError, Homes, Request};
+use homenode_search::whatif::{self, WhatIfError};
 use homenode_twin::Setup;
 use homenode_units::NodeSet;
 
@@ -72,43 +70,16 @@ fn simulate(args: &WhatIfArgs, what: &str, homes: &Homes) -> anyhow::Result<Fore
     let machine = twin::machine_for(&scenario, what, None)?;
     let seed = args.seed.unwrap_or(scenario.seed);
     let setup = Setup::new(machine, scenario, seed);
-    let (name, duration) = (&setup.scenario.name, setup.scenario.duration);
-    if args.at > duration {
-        return Err(bad_input(format!(
-            "scenario {name} lasts {duration}, so there is no {} in it; choose an earlier time with --at",
-            args.at
-        )));
-    }
-    let mut twin = setup.start().map_err(bad_input)?;
-    let mut control = Control::new(Config::default(), Mode::Act);
-    loop {
-        progress(&format!("{name}: {} of {}", twin.now(), args.at));
-        // Moving memory takes time: an epoch may begin before the time that is asked about, and end after it.
-        let is_due = twin.now() >= args.at;
-        control.step(&mut twin)?;
-        if is_due {
-            break;
-        }
-        if twin.finished() {
-            let now = twin.now();
-            return Err(bad_input(format!(
-                "all programs of scenario {name} ended by {now}; choose an earlier time with --at"
-            )));
-        }
-        let left = args.at.saturating_sub(twin.now());
-        twin.wait(left.min(control.config().period));
-    }
-    progress("");
-    let answer = forecast(&control, &setup.machine, homes).map_err(|complaint| match complaint {
-        ApiError::NotYet { why } => anyhow::anyhow!("{why}; ask about a later time with --at"),
-        other => AskError::Agent(other).into(),
-    })?;
-    let simulated = Some(Simulated {
-        scenario: name.clone(),
-        machine: setup.machine.name.clone(),
-        seed,
+    let answer = whatif::ask(&setup, args.at, homes, |now| {
+        progress(&format!("{}: {now} of {}", setup.scenario.name, args.at));
+        Ok(())
     });
-    Ok(Forecast { simulated, ..answer })
+    progress("");
+    answer.map_err(|error| match error {
+        WhatIfError::Input(_) | WhatIfError::Twin(_) => bad_input(error),
+        WhatIfError::Refused(refused) => AskError::Agent(refused).into(),
+        WhatIfError::Failed(error) => error,
+    })
 }
 
 fn show(answer: &Forecast, homes: &Homes) {

@@ -51,6 +51,10 @@ pub trait Watch: Sync {
     fn progress(&self, done: usize, all: usize);
     /// Something odd, in a sentence.
     fn note(&self, text: &str);
+    /// Whether nobody wants the rest any more: runs that have not begun then fail.
+    fn is_over(&self) -> bool {
+        false
+    }
 }
 
 /// Makes every run once, each on one of so many threads. Outcomes do not depend on their number, nor on which runs the cache
@@ -60,6 +64,9 @@ pub fn execute(runs: Vec<Run>, jobs: usize, cache: Option<&Cache>, watch: &dyn W
     let list: Vec<&Run> = runs.values().collect();
     let done = AtomicUsize::new(0);
     let made = each(jobs, &list, |run| {
+        if watch.is_over() {
+            return Err("cut short".to_owned());
+        }
         let outcome = make(run, cache, watch);
         watch.progress(done.fetch_add(1, Ordering::Relaxed) + 1, list.len());
         outcome

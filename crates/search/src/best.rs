@@ -102,6 +102,7 @@ pub fn best(
     let mut others = Contender::all();
     others.extend(programs.iter().cloned().map(Contender::Program));
     let runs = jobs::each(effort.jobs, &others, progress, |other| {
+        progress.go_on()?;
         recorded(setup, config, other)
     });
     let mut policies = Vec::new();

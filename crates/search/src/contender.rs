@@ -68,23 +68,27 @@ impl Contender {
         &self,
         setup: &Setup,
         config: &Config,
-        look: impl FnMut(&Twin),
+        mut look: impl FnMut(&Twin),
         mut told: impl FnMut(&Event),
     ) -> anyhow::Result<Run> {
+        let look = |twin: &Twin| {
+            look(twin);
+            Ok(())
+        };
         self.run_watched(setup, config, look, |epoch, _| {
             epoch.events.iter().for_each(&mut told);
         })
     }
 
-    /// The same; `watch` is called with each epoch, and with the loop after it.
+    /// The same, where an error of `look` ends the run; `watch` is called with each epoch, and with the loop after it.
     ///
     /// # Errors
-    /// As [`Contender::run`].
+    /// As [`Contender::run`], and those of `look`.
     pub fn run_watched(
         &self,
         setup: &Setup,
         config: &Config,
-        look: impl FnMut(&Twin),
+        look: impl FnMut(&Twin) -> anyhow::Result<()>,
         watch: impl FnMut(&Epoch, &Control),
     ) -> anyhow::Result<Run> {
         let with = |policies| Config {

@@ -1,7 +1,7 @@
 //! Independent pieces of work on plain threads, in an order that their number does not change.
 
 use std::io::{IsTerminal as _, Write as _, stderr};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// Does a piece of work for each item on up to `jobs` threads, and returns what came of them in the items' order.
@@ -26,6 +26,7 @@ pub struct Progress {
     done: AtomicUsize,
     begin: Instant,
     shown: bool,
+    is_over: AtomicBool,
 }
 
 impl Progress {
@@ -41,6 +42,7 @@ impl Progress {
             done: AtomicUsize::new(0),
             begin: Instant::now(),
             shown: stderr().is_terminal(),
+            is_over: AtomicBool::new(false),
         }
     }
 
@@ -49,6 +51,25 @@ impl Progress {
         let mut progress = Progress::new("", 0);
         progress.shown = false;
         progress
+    }
+
+    /// How many pieces are done.
+    pub fn done(&self) -> usize {
+        self.done.load(Ordering::Relaxed)
+    }
+
+    /// Nobody wants the rest any more.
+    pub fn end(&self) {
+        self.is_over.store(true, Ordering::Relaxed);
+    }
+
+    /// Who works asks this between pieces.
+    ///
+    /// # Errors
+    /// Nobody wants the rest any more.
+    pub fn go_on(&self) -> anyhow::Result<()> {
+        anyhow::ensure!(!self.is_over.load(Ordering::Relaxed), "cut short");
+        Ok(())
     }
 
     /// Counts a piece.

@@ -28,22 +28,26 @@ pub struct Run {
 pub fn run(
     setup: &Setup,
     config: Config,
-    look: impl FnMut(&Twin),
+    mut look: impl FnMut(&Twin),
     mut told: impl FnMut(&Event),
 ) -> anyhow::Result<Run> {
+    let look = |twin: &Twin| {
+        look(twin);
+        Ok(())
+    };
     run_watched(setup, config, look, |epoch, _| {
         epoch.events.iter().for_each(&mut told);
     })
 }
 
-/// The same; `watch` is called with each epoch, and with the loop after it.
+/// The same, where an error of `look` ends the run; `watch` is called with each epoch, and with the loop after it.
 ///
 /// # Errors
-/// As [`run`].
+/// As [`run`], and those of `look`.
 pub fn run_watched(
     setup: &Setup,
     config: Config,
-    look: impl FnMut(&Twin),
+    look: impl FnMut(&Twin) -> anyhow::Result<()>,
     watch: impl FnMut(&Epoch, &Control),
 ) -> anyhow::Result<Run> {
     let policy = config.policies.name().to_owned();
@@ -53,12 +57,12 @@ pub fn run_watched(
 /// The same with a planner from outside in the place of all policies.
 ///
 /// # Errors
-/// As [`run`]; a planner that fails, as [`homenode_control::external::PlannerFailed`].
+/// As [`run_watched`]; a planner that fails, as [`homenode_control::external::PlannerFailed`].
 pub fn run_planned(
     setup: &Setup,
     config: Config,
     planner: Box<dyn Planner>,
-    look: impl FnMut(&Twin),
+    look: impl FnMut(&Twin) -> anyhow::Result<()>,
     watch: impl FnMut(&Epoch, &Control),
 ) -> anyhow::Result<Run> {
     let policy = planner.name().to_owned();
@@ -70,7 +74,10 @@ fn run_control(
     setup: &Setup,
     control: Control,
     policy: String,
-    (look, watch): (impl FnMut(&Twin), impl FnMut(&Epoch, &Control)),
+    (look, watch): (
+        impl FnMut(&Twin) -> anyhow::Result<()>,
+        impl FnMut(&Epoch, &Control),
+    ),
 ) -> anyhow::Result<Run> {
     let mut twin = setup.start()?;
     let period = control.config().period;
@@ -101,14 +108,14 @@ struct ToEnd<'a, L, W> {
     decisions: usize,
 }
 
-impl<L: FnMut(&Twin), W: FnMut(&Epoch, &Control)> Around<Twin> for ToEnd<'_, L, W> {
+impl<L: FnMut(&Twin) -> anyhow::Result<()>, W: FnMut(&Epoch, &Control)> Around<Twin> for ToEnd<'_, L, W> {
     type Error = anyhow::Error;
 
     fn before(&mut self, twin: &mut Twin) -> anyhow::Result<ControlFlow<()>> {
         if self.setup.is_over(twin) {
             return Ok(ControlFlow::Break(()));
         }
-        (self.look)(twin);
+        (self.look)(twin)?;
         Ok(ControlFlow::Continue(()))
     }
 

@@ -11,7 +11,7 @@ use crate::cargo::DependencyKind;
 /// Dependencies point one way: units ← machine ← host ← {policy, linux}; policy ← {twin, control}; control ← api ← agent ← cli;
 /// beside them machine ← machine-files, for those that read files or `/sys`.
 /// The testbed knows the product by its commands, and its live host by the contract that it must honour.
-const MAY_DEPEND_ON: [(&str, &[&str]); 28] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 29] = [
     ("homenode-units", &[]),
     ("homenode-topology-page", &["homenode-units"]),
     ("homenode-machine", &["homenode-units"]),
@@ -115,6 +115,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 28] = [
     (
         "homenode-search",
         &[
+            "homenode-api",
             "homenode-formats",
             "homenode-reproduce",
             "homenode-control",
@@ -223,6 +224,23 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 28] = [
             "homenode-machine",
             "homenode-testbed-guest",
             "homenode-topology-page",
+            "homenode-units",
+        ],
+    ),
+    (
+        "homenode-python",
+        &[
+            "homenode-api",
+            "homenode-recorder",
+            "homenode-reproduce",
+            "homenode-search",
+            "homenode-table",
+            "homenode-control",
+            "homenode-formats",
+            "homenode-twin",
+            "homenode-host",
+            "homenode-machine-files",
+            "homenode-machine",
             "homenode-units",
         ],
     ),

@@ -1,6 +1,5 @@
 //! What the loop knows, as answers.
 
-pub mod forecast;
 pub mod maintenance;
 pub mod permits;
 pub mod promises;
@@ -8,9 +7,8 @@ pub mod recommendations;
 pub mod report;
 pub mod working_sets;
 
-use homenode_api::ApiError;
 use homenode_api::answer::{Placed, PlacedFigures};
-use homenode_control::{Status, VmStatus};
+use homenode_control::VmStatus;
 use homenode_policy::placement::{Placement, Unplaceable};
 
 /// Where a VM would go.
@@ -36,21 +34,7 @@ pub fn placed(found: &Result<Placement, Unplaceable>) -> Placed {
     }
 }
 
-/// The VM of a name.
-pub(crate) fn named<'a>(status: &'a Status, name: &str) -> Result<&'a VmStatus, ApiError> {
-    let found = status.vms.iter().find(|vm| vm.name == name);
-    found.ok_or_else(|| no_such_vm(status, name))
-}
-
 /// Whether a VM is called that: by its name or its UUID.
 pub(crate) fn is_called(vm: &VmStatus, id: &str) -> bool {
     vm.name == id || vm.id.to_string().eq_ignore_ascii_case(id)
-}
-
-/// That there is none, and which there are.
-pub(crate) fn no_such_vm(status: &Status, name: &str) -> ApiError {
-    ApiError::NoSuchVm {
-        vm: name.to_owned(),
-        running: status.vms.iter().map(|vm| vm.name.clone()).collect(),
-    }
 }

@@ -295,7 +295,7 @@ fn simulate(machine: &Machine, config: &Config, scenario: Scenario, lead: Ns) ->
     run_watched(
         &setup,
         config.clone(),
-        |_| (),
+        |_| Ok(()),
         |_, control| {
             if let Some(sample) = control.sample().filter(|sample| sample.at >= lead) {
                 seen.take(sample.clone());

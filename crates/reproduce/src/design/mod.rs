@@ -163,8 +163,15 @@ impl Design {
     /// # Errors
     /// What does not read or cannot be, with its line.
     pub fn open(path: &Path) -> Result<Design, FileError> {
-        let text = read_text_file(path)?;
-        Design::parse(path, &text, &|name| {
+        Design::beside(path, &read_text_file(path)?)
+    }
+
+    /// Reads the text of an experiment as if it were in the file `path`.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn beside(path: &Path, text: &str) -> Result<Design, FileError> {
+        Design::parse(path, text, &|name| {
             let folders = path.ancestors().skip(1).take(2);
             let mut places = folders.map(|folder| folder.join(format!("{name}.toml")));
             match (places.find(|place| place.is_file()), bases::base(name)) {

@@ -310,6 +310,7 @@ impl State<'_> {
             least: self.least.clone(),
         });
         let rollouts = jobs::each(jobs, &batch, progress, |candidate| {
+            progress.go_on()?;
             rollout(
                 setup,
                 config,

@@ -1,0 +1,176 @@
+//! A scenario's run to its end under a set of policies, beside what came of it under the policies run first.
+
+use homenode_control::{Config, Control, Epoch};
+use homenode_twin::{Disturbance, Scenario, Setup, Twin, TwinError, TwinReport, VmReport};
+use homenode_units::Ns;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::contender::Contender;
+use crate::run::Run;
+
+/// What was run, with every option, and what came of it.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Simulation<'a> {
+    /// Of the program.
+    pub version: &'static str,
+    /// Of the program's sources.
+    pub commit: &'static str,
+    scenario: &'a str,
+    machine: &'a str,
+    seed: u64,
+    epoch_ns: Ns,
+    duration_ns: Ns,
+    warm_up_ns: Ns,
+    period_ns: Ns,
+    #[serde(skip_serializing_if = "Disturbance::is_none")]
+    disturbance: Disturbance,
+    policies: Vec<&'a Trial>,
+}
+
+impl<'a> Simulation<'a> {
+    /// Everything of some trials.
+    pub fn of(
+        setup: &'a Setup,
+        config: &Config,
+        trials: impl IntoIterator<Item = &'a Trial>,
+        (version, commit): (&'static str, &'static str),
+    ) -> Simulation<'a> {
+        Simulation {
+            version,
+            commit,
+            scenario: &setup.scenario.name,
+            machine: &setup.machine.name,
+            seed: setup.seed,
+            epoch_ns: setup.epoch,
+            duration_ns: setup.scenario.duration,
+            warm_up_ns: setup.scenario.warm_up,
+            period_ns: config.period,
+            disturbance: setup.scenario.disturbance,
+            policies: trials.into_iter().collect(),
+        }
+    }
+}
+
+/// What came of a scenario under a set of policies.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Trial {
+    /// The policies' name; of a program as it was named.
+    pub policy: String,
+    /// Mean over the VMs whose programs ended of runtime here over runtime under the policies run first.
+    pub relative_runtime_mean: Option<f64>,
+    /// So many VMs these are: their programs ended here and there.
+    pub ended_count: usize,
+    /// Mean over the VMs whose programs did not end of the instructions that they executed here over those under the policies run
+    /// first, each per second that it had work.
+    pub relative_instructions_mean: Option<f64>,
+    /// So many VMs these are.
+    pub not_ended_count: usize,
+    /// How much the policies decided.
+    pub decisions: usize,
+    /// What came of VMs and nodes.
+    #[serde(flatten)]
+    pub report: TwinReport,
+}
+
+impl Trial {
+    /// What came of a run, beside what came of it under the `first` policies, where there were others.
+    pub fn of(run: Run, first: Option<&TwinReport>) -> Trial {
+        let compared = Compared::of(first.unwrap_or(&run.report), &run.report);
+        Trial {
+            policy: run.policy,
+            relative_runtime_mean: mean(&compared.runtimes),
+            ended_count: compared.runtimes.len(),
+            relative_instructions_mean: mean(&compared.instructions),
+            not_ended_count: compared.instructions.len(),
+            decisions: run.decisions,
+            report: run.report,
+        }
+    }
+}
+
+/// Who decides where nobody says it: those that the scenario names, else the hypervisor alone. A scenario, which others wrote,
+/// starts no programs.
+///
+/// # Errors
+/// A name that is none, with its place.
+pub fn contenders(scenario: &Scenario) -> Result<Vec<Contender>, TwinError> {
+    if scenario.policies.is_empty() {
+        return Ok(vec![Contender::DEFAULT]);
+    }
+    let named = scenario.policies.iter().enumerate().map(|(at, name)| {
+        let unknown = |error: String| scenario.complaint(&format!("policies[{at}]"), error);
+        name.parse().map(Contender::PolicySet).map_err(unknown)
+    });
+    named.collect()
+}
+
+/// Runs a scenario to its end, or for its duration, under each set of policies; `look` is called now and then, `watch` with each
+/// epoch of the agent's and the loop after it.
+///
+/// # Errors
+/// When the twin cannot start.
+pub fn run_all(
+    setup: &Setup,
+    config: &Config,
+    contenders: &[Contender],
+    mut look: impl FnMut(&Contender, &Twin),
+    mut watch: impl FnMut(&Contender, &Epoch, &Control),
+) -> anyhow::Result<Vec<Trial>> {
+    let mut trials: Vec<Trial> = Vec::new();
+    for contender in contenders {
+        let look = |twin: &Twin| {
+            look(contender, twin);
+            Ok(())
+        };
+        let watch = |epoch: &Epoch, control: &Control| watch(contender, epoch, control);
+        let run = contender.run_watched(setup, config, look, watch)?;
+        trials.push(Trial::of(run, trials.first().map(|first| &first.report)));
+    }
+    Ok(trials)
+}
+
+/// Runs a scenario under one set of policies, to compare with what came of it under the `first`, where there was one.
+///
+/// # Errors
+/// When the twin cannot start.
+pub fn run(
+    setup: &Setup,
+    config: &Config,
+    contender: &Contender,
+    first: Option<&TwinReport>,
+) -> anyhow::Result<Trial> {
+    let run = contender.run(setup, config, |_| (), |_| ())?;
+    Ok(Trial::of(run, first))
+}
+
+/// How VMs did under two sets of policies: each by its runtime, or where its program did not end under both by instructions.
+#[derive(Debug, Default)]
+struct Compared {
+    runtimes: Vec<f64>,
+    instructions: Vec<f64>,
+}
+
+impl Compared {
+    fn of(base: &TwinReport, other: &TwinReport) -> Compared {
+        let mut compared = Compared::default();
+        for (a, b) in base.vms.iter().zip(&other.vms) {
+            // One that did not run, or has no program, tells nothing.
+            match (a.runtime_s.zip(b.runtime_s), speed(a).zip(speed(b))) {
+                (Some((a, b)), _) => compared.runtimes.push(b / a),
+                (None, Some((a, b))) => compared.instructions.push(b / a),
+                (None, None) => {}
+            }
+        }
+        compared
+    }
+}
+
+/// Thousand millions of instructions for each second that a VM had work.
+fn speed(vm: &VmReport) -> Option<f64> {
+    (vm.instructions_g > 0.0 && vm.busy_s() > 0.0).then(|| vm.instructions_g / vm.busy_s())
+}
+
+fn mean(ratios: &[f64]) -> Option<f64> {
+    (!ratios.is_empty()).then(|| ratios.iter().sum::<f64>() / ratios.len() as f64)
+}

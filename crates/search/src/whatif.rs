@@ -1,0 +1,72 @@
+//! How fast VMs would be with other homes, asked of the agent in the middle of a scenario.
+
+use homenode_api::answer::{Forecast, Simulated};
+use homenode_api::{ApiError, Homes, forecast};
+use homenode_control::{Config, Control, Mode};
+use homenode_host::Host as _;
+use homenode_twin::{Setup, TwinError};
+use homenode_units::Ns;
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum WhatIfError {
+    /// What was asked for cannot be.
+    #[error("{0}")]
+    Input(String),
+    /// A scenario that the machine cannot run.
+    #[error(transparent)]
+    Twin(#[from] TwinError),
+    /// The agent says no.
+    #[error(transparent)]
+    Refused(ApiError),
+    /// Everything else, too little that is known among it.
+    #[error(transparent)]
+    Failed(#[from] anyhow::Error),
+}
+
+/// Runs the agent on a scenario up to a time, and asks it; `look` is told how far that is, and its error ends the run.
+///
+/// # Errors
+/// A time that the scenario has not; what the twin or the agent refuses.
+pub fn ask(
+    setup: &Setup,
+    at: Ns,
+    homes: &Homes,
+    mut look: impl FnMut(Ns) -> anyhow::Result<()>,
+) -> Result<Forecast, WhatIfError> {
+    let (name, duration) = (&setup.scenario.name, setup.scenario.duration);
+    if at > duration {
+        return Err(WhatIfError::Input(format!(
+            "scenario {name} lasts {duration}, so there is no {at} in it; choose an earlier time with --at"
+        )));
+    }
+    let mut twin = setup.start()?;
+    let mut control = Control::new(Config::default(), Mode::Act);
+    loop {
+        look(twin.now())?;
+        // Moving memory takes time: an epoch may begin before the time that is asked about, and end after it.
+        let is_due = twin.now() >= at;
+        control.step(&mut twin).map_err(anyhow::Error::new)?;
+        if is_due {
+            break;
+        }
+        if twin.finished() {
+            let now = twin.now();
+            return Err(WhatIfError::Input(format!(
+                "all programs of scenario {name} ended by {now}; choose an earlier time with --at"
+            )));
+        }
+        let left = at.saturating_sub(twin.now());
+        twin.wait(left.min(control.config().period));
+    }
+    let answer = forecast(&control, &setup.machine, homes).map_err(|complaint| match complaint {
+        ApiError::NotYet { why } => anyhow::anyhow!("{why}; ask about a later time with --at").into(),
+        other => WhatIfError::Refused(other),
+    })?;
+    let simulated = Some(Simulated {
+        scenario: name.clone(),
+        machine: setup.machine.name.clone(),
+        seed: setup.seed,
+    });
+    Ok(Forecast { simulated, ..answer })
+}

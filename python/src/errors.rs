@@ -1,0 +1,61 @@
+//! Which exception an error becomes.
+
+use std::fmt::Display;
+
+use homenode_control::external::PlannerFailed;
+use homenode_search::program::NotStarted;
+use homenode_twin::TwinError;
+use pyo3::create_exception;
+use pyo3::exceptions::PyException;
+use pyo3::prelude::*;
+
+create_exception!(
+    homenode,
+    Error,
+    PyException,
+    "Something that Homenode could not do; the message is the command's sentence."
+);
+create_exception!(
+    homenode,
+    BadInput,
+    Error,
+    "What was given is wrong: the message names it, with file, line and column where it is of a file. The command ends with 2 then."
+);
+create_exception!(
+    homenode,
+    Failed,
+    Error,
+    "Everything else that went wrong. The command ends with 1 then."
+);
+
+/// Adds them to the module.
+pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let py = module.py();
+    module.add("Error", py.get_type::<Error>())?;
+    module.add("BadInput", py.get_type::<BadInput>())?;
+    module.add("Failed", py.get_type::<Failed>())
+}
+
+/// What was given is wrong.
+pub fn bad_input(error: impl Display) -> PyErr {
+    BadInput::new_err(error.to_string())
+}
+
+/// What Python itself raised goes on as it is; what the twin refuses is bad input; everything else is a failure.
+pub fn raised(error: anyhow::Error) -> PyErr {
+    match error.downcast::<PyErr>() {
+        Ok(own) => own,
+        Err(error) if error.is::<TwinError>() || error.is::<NotStarted>() => bad_input(format!("{error:#}")),
+        Err(error) => Failed::new_err(format!("{error:#}")),
+    }
+}
+
+/// A run that ended since a policy in Python failed, which has its own exception for a cause.
+pub fn raised_by_policy(error: anyhow::Error, cause: Option<PyErr>, py: Python<'_>) -> PyErr {
+    let is_policys = error.is::<PlannerFailed>();
+    let raised = raised(error);
+    if is_policys && cause.is_some() {
+        raised.set_cause(py, cause);
+    }
+    raised
+}

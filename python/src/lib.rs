@@ -1,0 +1,59 @@
+//! What the Python package has of Rust: machines, scenarios, runs, tables. Python's side of it is in `homenode/`, and says what
+//! each thing is for those who use it.
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | `errors` | which exception an error becomes; the one place |
+//! | `values` | dictionaries of Python as TOML and JSON |
+//! | `wait` | the interpreter's lock given away, and signals looked at |
+//! | `table` | columns that Arrow's readers take |
+//! | `machine`, `workload`, `scenario` | what is simulated |
+//! | `simulate`, `one`, `report`, `over_time` | a scenario's runs, what is kept of each, and their tables |
+//! | `policy` | policies in Python |
+//! | `asked` | questions about scenarios |
+//! | `experiment` | experiments and published claims |
+//! | `record` | recordings and logs of pages |
+
+mod asked;
+mod errors;
+mod experiment;
+mod machine;
+mod one;
+mod over_time;
+mod policy;
+mod record;
+mod report;
+mod scenario;
+mod simulate;
+mod table;
+mod values;
+mod wait;
+mod workload;
+
+use pyo3::prelude::*;
+
+/// `homenode._native`.
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("__commit__", env!("HOMENODE_COMMIT"))?;
+    errors::add(module)?;
+    module.add_class::<table::Table>()?;
+    module.add_class::<machine::Machine>()?;
+    module.add_class::<workload::Workload>()?;
+    module.add_class::<scenario::Scenario>()?;
+    module.add_class::<report::Simulated>()?;
+    module.add_function(wrap_pyfunction!(values::toml_of, module)?)?;
+    module.add_function(wrap_pyfunction!(simulate::simulate, module)?)?;
+    module.add_class::<record::Recording>()?;
+    module.add_class::<record::PageLog>()?;
+    module.add_class::<experiment::MadeExperiment>()?;
+    module.add_class::<experiment::Decided>()?;
+    module.add_class::<asked::Searched>()?;
+    module.add_function(wrap_pyfunction!(experiment::experiment, module)?)?;
+    module.add_function(wrap_pyfunction!(experiment::published, module)?)?;
+    module.add_function(wrap_pyfunction!(experiment::reproduce, module)?)?;
+    module.add_function(wrap_pyfunction!(asked::whatif, module)?)?;
+    module.add_function(wrap_pyfunction!(asked::search, module)?)?;
+    Ok(())
+}

@@ -1,0 +1,80 @@
+//! A policy in Python as a planner of the control loop: it gets a view as a dictionary, and gives back a list of actions.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use homenode_control::external::{PlanDocument, Planner, ViewDocument};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+
+use crate::values;
+
+/// What a policy raised, for whoever ran it.
+pub type Raised = Arc<Mutex<Option<PyErr>>>;
+
+/// A policy in Python.
+pub struct PyPolicy {
+    name: String,
+    policy: Py<PyAny>,
+    raised: Raised,
+}
+
+impl PyPolicy {
+    /// Takes an object with a method `plan`; what that raises will be in `raised`.
+    ///
+    /// # Errors
+    /// What reading its attribute `name` raises.
+    pub fn new(policy: &Bound<'_, PyAny>, raised: Raised) -> PyResult<PyPolicy> {
+        Ok(PyPolicy {
+            name: PyPolicy::name_of(policy)?,
+            policy: policy.clone().unbind(),
+            raised,
+        })
+    }
+
+    /// What a policy is called: its attribute `name`, else its class.
+    ///
+    /// # Errors
+    /// What reading it raises.
+    pub fn name_of(policy: &Bound<'_, PyAny>) -> PyResult<String> {
+        match policy.getattr_opt("name")? {
+            Some(name) => Ok(name.str()?.to_string()),
+            None => Ok(policy.get_type().name()?.to_string()),
+        }
+    }
+
+    /// The text of its plan.
+    fn ask(&self, py: Python<'_>, view: &ViewDocument<'_>) -> PyResult<String> {
+        let version = view.version;
+        let view = values::to_python(py, view)?;
+        let answer = self.policy.bind(py).call_method1("plan", (view,))?;
+        // None is what a method without `return` gives: nothing is to be done.
+        let actions = match answer.is_none() {
+            true => PyList::empty(py),
+            false => answer
+                .try_iter()?
+                .collect::<PyResult<Vec<_>>>()
+                .and_then(|all| PyList::new(py, all))?,
+        };
+        let plan = PyDict::new(py);
+        plan.set_item("version", version.0)?;
+        plan.set_item("actions", actions)?;
+        Ok(values::to_json(&plan)?.to_string())
+    }
+}
+
+impl Planner for PyPolicy {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn plan(&mut self, view: &ViewDocument<'_>) -> Result<PlanDocument, String> {
+        let text = Python::attach(|py| {
+            self.ask(py, view).map_err(|error| {
+                let said = error.value(py).to_string();
+                *self.raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                said
+            })
+        })?;
+        PlanDocument::from_json(text.as_bytes())
+    }
+}

@@ -1,0 +1,320 @@
+//! Scenarios: the text of a file, and what the twin makes of it. A changed scenario is a changed text that is read again, so
+//! whatever is wrong is said as it is said of files.
+
+use homenode_machine_files::file::read_text_file;
+use homenode_twin::named::{self, is_file, is_workload};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+use toml::{Table, Value};
+
+use crate::errors::bad_input;
+use crate::values;
+use crate::workload::Workload;
+
+/// What is said of a scenario that is of no file.
+const PATH: &str = "scenario.toml";
+
+/// VMs, their programs, when they arrive, and what happens to them. It never changes: methods give changed ones.
+///
+/// Keys are those of scenario files (docs/SCENARIOS.md).
+#[pyclass(frozen, eq, module = "homenode", from_py_object)]
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// The file, of which others may lie beside; only for messages where there is none.
+    pub path: String,
+    text: String,
+    pub inner: homenode_twin::Scenario,
+}
+
+impl PartialEq for Scenario {
+    fn eq(&self, other: &Scenario) -> bool {
+        self.inner == other.inner
+    }
+}
+
+impl Scenario {
+    fn read(path: &str, text: String) -> PyResult<Scenario> {
+        let beside = |named: &str| named::workload_beside(path, named);
+        let inner = homenode_twin::Scenario::from_toml_with(path, &text, &beside).map_err(bad_input)?;
+        let mut scenario = Scenario {
+            path: path.to_owned(),
+            text,
+            inner,
+        };
+        scenario.take_in_workloads()?;
+        Ok(scenario)
+    }
+
+    /// Workloads that lie in files of their own become part of the text, so that it says everything.
+    fn take_in_workloads(&mut self) -> PyResult<()> {
+        let mut table = self.table()?;
+        let mut taken = Vec::new();
+        for vm in array(&mut table, "vm")? {
+            let workload = vm
+                .get("workload")
+                .and_then(Value::as_str)
+                .filter(|name| is_file(name));
+            let Some(Ok(found)) = workload.and_then(|file| named::workload_beside(&self.path, file)) else {
+                continue;
+            };
+            if let Some(own) = vm.get_mut("workload") {
+                *own = Value::String(found.name.clone());
+            }
+            taken.push(found);
+        }
+        if taken.is_empty() {
+            return Ok(());
+        }
+        for found in taken {
+            add_workload(&mut table, &found)?;
+        }
+        self.text = values::text_of(&table)?;
+        Ok(())
+    }
+
+    fn table(&self) -> PyResult<Table> {
+        self.text.parse().map_err(bad_input)
+    }
+
+    /// The same with something changed. Places of later complaints are those in [`Scenario::to_toml`].
+    fn changed(&self, change: impl FnOnce(&mut Table) -> PyResult<()>) -> PyResult<Scenario> {
+        let mut table = self.table()?;
+        change(&mut table)?;
+        let path = match self.path.ends_with(" (changed)") {
+            true => self.path.clone(),
+            false => format!("{} (changed)", self.path),
+        };
+        Scenario::read(&path, values::text_of(&table)?)
+    }
+
+    /// A VM of a workload's own.
+    fn of_workload(workload: &homenode_twin::Workload) -> PyResult<Scenario> {
+        let alone = homenode_twin::Scenario::alone(workload.clone());
+        let mut table = Table::new();
+        table.insert("name".to_owned(), alone.name.into());
+        table.insert("about".to_owned(), alone.about.into());
+        for vm in alone.vms {
+            let mut own = Table::new();
+            own.insert("name".to_owned(), vm.name.into());
+            own.insert("vcpus".to_owned(), i64::from(vm.vcpus).into());
+            own.insert("memory".to_owned(), vm.memory.to_string().into());
+            own.insert("workload".to_owned(), vm.workload.into());
+            array(&mut table, "vm")?.push(own.into());
+        }
+        add_workload(&mut table, workload)?;
+        Scenario::read(PATH, values::text_of(&table)?)
+    }
+}
+
+/// The list under a key, which is made where there is none.
+fn array<'a>(table: &'a mut Table, key: &str) -> PyResult<&'a mut Vec<Value>> {
+    let list = table
+        .entry(key.to_owned())
+        .or_insert_with(|| Value::Array(Vec::new()));
+    list.as_array_mut()
+        .ok_or_else(|| bad_input(format!("`{key}` is no list")))
+}
+
+fn add_workload(table: &mut Table, workload: &homenode_twin::Workload) -> PyResult<()> {
+    let own = Table::try_from(workload).map_err(bad_input)?;
+    let known = array(table, "workload")?;
+    known.retain(|known| known.get("name").and_then(Value::as_str) != Some(&workload.name));
+    known.push(own.into());
+    Ok(())
+}
+
+/// Puts keys into a table; `None` takes them out.
+fn put(table: &mut Table, keys: Option<&Bound<'_, PyDict>>) -> PyResult<()> {
+    let Some(keys) = keys else { return Ok(()) };
+    for (name, value) in keys {
+        if value.is_none() {
+            table.remove(&name.extract::<String>()?);
+        }
+    }
+    table.extend(values::to_toml(keys)?);
+    Ok(())
+}
+
+fn named_vm<'a>(
+    scenario: &homenode_twin::Scenario,
+    table: &'a mut Table,
+    name: &str,
+) -> PyResult<&'a mut Table> {
+    let found = array(table, "vm")?
+        .iter_mut()
+        .filter_map(Value::as_table_mut)
+        .find(|vm| vm.get("name").and_then(Value::as_str) == Some(name));
+    found.ok_or_else(|| {
+        let names: Vec<&str> = scenario.vms.iter().map(|vm| vm.name.as_str()).collect();
+        bad_input(format!(
+            "no VM of the scenario is named `{name}`; there are: {}",
+            names.join(", ")
+        ))
+    })
+}
+
+#[pymethods]
+impl Scenario {
+    /// The scenario that comes with the package by this name, or the one in a file, which ends with `.toml`; of a workload's file
+    /// one VM that runs it.
+    #[new]
+    fn new(what: &str) -> PyResult<Scenario> {
+        if !is_file(what) {
+            let (path, text) = named::scenario_text(what).map_err(bad_input)?;
+            return Scenario::read(&path, text);
+        }
+        let text = read_text_file(what).map_err(bad_input)?;
+        match is_workload(&text) {
+            true => Scenario::of_workload(&named::workload(what).map_err(bad_input)?),
+            false => Scenario::read(what, text),
+        }
+    }
+
+    /// Reads the text of a scenario file; `path` is for messages, and others that it names lie beside it.
+    #[staticmethod]
+    #[pyo3(signature = (text, path="scenario.toml"))]
+    fn from_toml(text: String, path: &str) -> PyResult<Scenario> {
+        Scenario::read(path, text)
+    }
+
+    /// Makes one of a dictionary with the keys of a scenario file: `name`, `vm` (a list of dictionaries), …
+    #[staticmethod]
+    fn from_dict(keys: &Bound<'_, PyAny>) -> PyResult<Scenario> {
+        Scenario::read(PATH, values::text_of(&values::to_toml(keys)?)?)
+    }
+
+    /// One VM that runs this workload and has memory for it.
+    #[staticmethod]
+    fn alone(workload: &Workload) -> PyResult<Scenario> {
+        Scenario::of_workload(&workload.inner)
+    }
+
+    /// Names of those that come with the package.
+    #[staticmethod]
+    fn names() -> Vec<&'static str> {
+        homenode_twin::Scenario::names().collect()
+    }
+
+    /// Its name.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// What it is for.
+    #[getter]
+    fn about(&self) -> &str {
+        &self.inner.about
+    }
+
+    /// The machine that it was written for, if it names one: a preset or a file.
+    #[getter]
+    fn machine(&self) -> Option<&str> {
+        self.inner.machine.as_deref()
+    }
+
+    /// Seed where `simulate` is given none.
+    #[getter]
+    fn seed(&self) -> u64 {
+        self.inner.seed
+    }
+
+    /// How long it lasts at most, in seconds.
+    #[getter]
+    fn duration_s(&self) -> f64 {
+        self.inner.duration.as_secs_f64()
+    }
+
+    /// Since when figures count, in seconds.
+    #[getter]
+    fn warm_up_s(&self) -> f64 {
+        self.inner.warm_up.as_secs_f64()
+    }
+
+    /// Policies that it is to be run under.
+    #[getter]
+    fn policies(&self) -> Vec<String> {
+        self.inner.policies.clone()
+    }
+
+    /// Names of its VMs, in order.
+    #[getter]
+    fn vm_names(&self) -> Vec<&str> {
+        self.inner.vms.iter().map(|vm| vm.name.as_str()).collect()
+    }
+
+    /// The same with these keys (`duration="60s"`, `policies=["default"]`); `None` takes one out.
+    #[pyo3(signature = (**keys))]
+    fn replace(&self, keys: Option<&Bound<'_, PyDict>>) -> PyResult<Scenario> {
+        self.changed(|table| put(table, keys))
+    }
+
+    /// The same with one VM more: `with_vm(name="web", vcpus=4, memory="8GiB", workload="cg.B")`.
+    #[pyo3(signature = (**keys))]
+    fn with_vm(&self, keys: Option<&Bound<'_, PyDict>>) -> PyResult<Scenario> {
+        let mut vm = Table::new();
+        put(&mut vm, keys)?;
+        self.changed(|table| {
+            array(table, "vm")?.push(vm.into());
+            Ok(())
+        })
+    }
+
+    /// The same with other keys of the VM `name`: `change_vm("web", vcpus=8)`; `None` takes one out.
+    #[pyo3(signature = (name, /, **keys))]
+    fn change_vm(&self, name: &str, keys: Option<&Bound<'_, PyDict>>) -> PyResult<Scenario> {
+        self.changed(|table| put(named_vm(&self.inner, table, name)?, keys))
+    }
+
+    /// The same without the VM `name`, and without what happens to it.
+    fn without_vm(&self, name: &str) -> PyResult<Scenario> {
+        self.changed(|table| {
+            named_vm(&self.inner, table, name)?;
+            let is_other =
+                |key: &'static str| move |entry: &Value| entry.get(key).and_then(Value::as_str) != Some(name);
+            array(table, "vm")?.retain(is_other("name"));
+            array(table, "event")?.retain(is_other("vm"));
+            Ok(())
+        })
+    }
+
+    /// The same with something that happens to a VM: `with_event(at="30s", vm="web", action="stop")`; an action with details is
+    /// a dictionary, `action={"pin": {"cpus": "0-3"}}`.
+    #[pyo3(signature = (**keys))]
+    fn with_event(&self, keys: Option<&Bound<'_, PyDict>>) -> PyResult<Scenario> {
+        let mut event = Table::new();
+        put(&mut event, keys)?;
+        self.changed(|table| {
+            array(table, "event")?.push(event.into());
+            Ok(())
+        })
+    }
+
+    /// The same with a workload of its own, which VMs may name.
+    fn with_workload(&self, workload: &Workload) -> PyResult<Scenario> {
+        self.changed(|table| add_workload(table, &workload.inner))
+    }
+
+    /// As a scenario file: as it was read, with its comments, unless it was changed since.
+    fn to_toml(&self) -> &str {
+        &self.text
+    }
+
+    /// The same as a dictionary.
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        values::to_python(py, &self.table()?)
+    }
+
+    fn __repr__(&self) -> String {
+        let (name, vms) = (&self.inner.name, self.inner.vms.len());
+        format!(
+            "<homenode.Scenario {name}: {vms} VMs, at most {}>",
+            self.inner.duration
+        )
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
+        let from_toml = py.get_type::<Scenario>().getattr("from_toml")?;
+        Ok((from_toml, PyTuple::new(py, [&self.text, &self.path])?))
+    }
+}

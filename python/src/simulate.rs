@@ -1,0 +1,188 @@
+//! Runs of a scenario.
+
+use std::path::Path;
+
+use homenode_control::{Config, Control, Epoch, PolicySet};
+use homenode_search::contender::Contender;
+use homenode_search::run::{Run, run_planned};
+use homenode_search::settings;
+use homenode_search::trial::{Trial, contenders};
+use homenode_twin::{EPOCH_DEFAULT, Setup, Twin, named};
+use homenode_units::Ns;
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use crate::errors::{bad_input, raised_by_policy};
+use crate::machine::Machine;
+use crate::one::{One, OverTime};
+use crate::policy::{PyPolicy, Raised};
+use crate::report::Simulated;
+use crate::scenario::Scenario;
+use crate::table::duration;
+use crate::wait::Signals;
+
+/// Who decides in a run.
+enum Who {
+    /// Somebody who comes with the package, or a program.
+    Contender(Contender),
+    /// An object of Python.
+    Python(Py<PyAny>),
+}
+
+/// What to simulate, beside the scenario.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub struct Options<'py> {
+    machine: Option<Machine>,
+    seed: Option<u64>,
+    epoch: Option<String>,
+    disturb: Option<String>,
+    /// Path and text of a file of settings.
+    config: Option<(String, String)>,
+    every: Option<String>,
+    /// Called with the policies' name, simulated seconds so far, and how many it is at most.
+    pub progress: Option<Bound<'py, PyAny>>,
+}
+
+/// The scenario on a machine, as options say.
+pub fn setup(scenario: &Scenario, options: &Options<'_>) -> PyResult<Setup> {
+    let mut inner = scenario.inner.clone();
+    if let Some(names) = &options.disturb {
+        inner = inner.disturbed(names.parse().map_err(bad_input)?);
+    }
+    let machine = match &options.machine {
+        Some(machine) => machine.inner.clone(),
+        None => named::machine_for(&inner, &scenario.path, None).map_err(bad_input)?,
+    };
+    let epoch = options
+        .epoch
+        .as_deref()
+        .map(|text| duration("epoch", text))
+        .transpose()?;
+    Ok(Setup {
+        machine,
+        seed: options.seed.unwrap_or(inner.seed),
+        epoch: epoch.unwrap_or(EPOCH_DEFAULT),
+        scenario: inner,
+    })
+}
+
+fn who(policies: Option<Vec<Bound<'_, PyAny>>>, setup: &Setup) -> PyResult<Vec<Who>> {
+    let Some(policies) = policies else {
+        let named = contenders(&setup.scenario).map_err(bad_input)?;
+        return Ok(named.into_iter().map(Who::Contender).collect());
+    };
+    let of = |policy: Bound<'_, PyAny>| match policy.cast::<PyString>() {
+        Ok(name) => name.to_str()?.parse().map(Who::Contender).map_err(bad_input),
+        Err(_) => Ok(Who::Python(policy.unbind())),
+    };
+    policies.into_iter().map(of).collect()
+}
+
+/// Runs a scenario under each of the policies. See `homenode.simulate`.
+#[pyfunction]
+#[pyo3(signature = (scenario, policies, options))]
+pub fn simulate(
+    py: Python<'_>,
+    scenario: &Scenario,
+    policies: Option<Vec<Bound<'_, PyAny>>>,
+    options: Options<'_>,
+) -> PyResult<Simulated> {
+    let setup = setup(scenario, &options)?;
+    let config = match &options.config {
+        Some((path, text)) => {
+            settings::from_toml(Path::new(path), text, &setup.machine).map_err(bad_input)?
+        }
+        None => Config::default(),
+    };
+    let who = who(policies, &setup)?;
+    let every = options
+        .every
+        .as_deref()
+        .map(|text| duration("every", text))
+        .transpose()?;
+    let progress = options.progress.map(Bound::unbind);
+    let mut runs: Vec<One> = Vec::new();
+    for who in &who {
+        let first = runs.first().map(|first| &first.trial.report);
+        let watched = Watched::new(&setup, progress.as_ref(), every);
+        let (run, watched) = watched.run(py, who, &config)?;
+        runs.push(One {
+            trial: Trial::of(run, first),
+            said: watched.said,
+            over_time: watched.over_time.map(|over| over.moments),
+        });
+    }
+    Ok(Simulated { setup, config, runs })
+}
+
+/// A run while it goes on.
+struct Watched<'a> {
+    setup: &'a Setup,
+    progress: Option<&'a Py<PyAny>>,
+    said: Vec<(f64, homenode_control::Event)>,
+    over_time: Option<OverTime>,
+}
+
+impl<'a> Watched<'a> {
+    fn new(setup: &'a Setup, progress: Option<&'a Py<PyAny>>, every: Option<Ns>) -> Watched<'a> {
+        Watched {
+            setup,
+            progress,
+            said: Vec::new(),
+            over_time: every.map(OverTime::new),
+        }
+    }
+
+    fn watch(&mut self, epoch: &Epoch, control: &Control) {
+        let at_s = epoch.status.at_ns.as_secs_f64();
+        self.said
+            .extend(epoch.events.iter().map(|event| (at_s, event.clone())));
+        if let Some(over_time) = &mut self.over_time {
+            over_time.take(&self.setup.machine, epoch, control);
+        }
+    }
+
+    /// Runs without the interpreter's lock.
+    fn run(mut self, py: Python<'_>, who: &Who, config: &Config) -> PyResult<(Run, Watched<'a>)> {
+        let (setup, progress) = (self.setup, self.progress);
+        let raised = Raised::default();
+        let planner = match who {
+            Who::Contender(_) => None,
+            Who::Python(policy) => Some(PyPolicy::new(policy.bind(py), raised.clone())?),
+        };
+        let name = match (who, &planner) {
+            (Who::Contender(contender), _) => contender.name().to_owned(),
+            (Who::Python(policy), _) => PyPolicy::name_of(policy.bind(py))?,
+        };
+        let mut signals = Signals::new();
+        let mut look = |twin: &Twin| -> anyhow::Result<()> {
+            let (at_s, most_s) = (twin.now().as_secs_f64(), setup.scenario.duration.as_secs_f64());
+            let told = |py: Python<'_>| match progress {
+                Some(progress) => progress.call1(py, (&name, at_s, most_s)).map(drop),
+                None => Ok(()),
+            };
+            Ok(signals.look(told)?)
+        };
+        let ran = py.detach(|| {
+            let watch = |epoch: &Epoch, control: &Control| self.watch(epoch, control);
+            match (who, planner) {
+                (Who::Contender(contender), _) => contender.run_watched(setup, config, &mut look, watch),
+                (Who::Python(_), Some(planner)) => {
+                    let config = Config {
+                        policies: PolicySet::Default,
+                        ..config.clone()
+                    };
+                    run_planned(setup, config, Box::new(planner), &mut look, watch)
+                }
+                (Who::Python(_), None) => unreachable!("a planner was made of it"),
+            }
+        });
+        let cause = raised
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .take();
+        let run = ran.map_err(|error| raised_by_policy(error, cause, py))?;
+        Ok((run, self))
+    }
+}

@@ -1,0 +1,78 @@
+"""The interpreter goes on while the twin works, and its signals are heard."""
+
+import os
+import signal
+import threading
+import time
+
+import homenode
+import pytest
+
+# Some seconds of work, and no end of it that a test could wait for.
+LONG = homenode.Scenario("tavo-mixed").replace(duration="100000s")
+for name in LONG.vm_names:
+    LONG = LONG.change_vm(name, work_share=100000)
+
+
+def counted(work) -> tuple[int, float]:
+    """How far another thread counts meanwhile, and how long it took."""
+    count, is_over = 0, threading.Event()
+
+    def others():
+        nonlocal count
+        while not is_over.is_set():
+            count += 1
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=others)
+    thread.start()
+    began = time.monotonic()
+    try:
+        work()
+    finally:
+        took = time.monotonic() - began
+        is_over.set()
+        thread.join()
+    return count, took
+
+
+def test_other_threads_go_on():
+    scenario = homenode.Scenario("tavo-mixed").replace(duration="60s")
+    count, took = counted(lambda: homenode.simulate(scenario, "default", epoch="200us"))
+    # A thread that sleeps a millisecond at a time counts some hundreds a second even on a busy machine; with the lock held, none.
+    assert took > 0.2 and count > 50 * took, (count, took)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda: homenode.simulate(LONG, "default"),
+        lambda: homenode.whatif(LONG, at="90000s"),
+        lambda: homenode.search(LONG.replace(duration="300s"), evaluations=10_000, jobs=1),
+        lambda: homenode.reproduce("TAVO", jobs=1),
+    ],
+    ids=["simulate", "whatif", "search", "reproduce"],
+)
+def test_ctrl_c_ends_long_work(work):
+    began = time.monotonic()
+    timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    timer.join()
+    assert time.monotonic() - began < 15
+
+
+def test_two_threads_simulate_at_once():
+    alone = homenode.simulate("churn", "homenode")
+    results = {}
+
+    def run(name):
+        results[name] = [homenode.simulate("churn", "homenode", seed=1).vms for _ in range(3)]
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(table == alone.vms for tables in results.values() for table in tables) and len(results) == 2

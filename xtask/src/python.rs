@@ -1,0 +1,134 @@
+//! The tests of the Python package.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, ensure};
+
+use crate::cargo::{Build, build, metadata, root, succeeds};
+use crate::tally::Tally;
+
+/// Runs the package's tests on the library that is built beside the other tests: it costs no build of its own. `make wheel`
+/// builds what is published, and runs the same tests on that.
+pub fn package() -> anyhow::Result<Tally> {
+    let (target, python) = environment()?;
+    let site = target.join("python/site");
+    install(&target.join("debug/lib_native.so"), &site.join("homenode"))?;
+    pytest(&python, &target.join("debug/homenode"), Some(&site))
+}
+
+/// Builds the programs; gives where everything is built, and a Python with all that tests need.
+fn environment() -> anyhow::Result<(PathBuf, PathBuf)> {
+    build(Build::BesideTests)?;
+    let target = metadata()?.target_directory;
+    let made = succeeds(&mut Command::new(root().join("scripts/python-setup.sh")))?;
+    ensure!(
+        made.failed == 0,
+        "the environment of Python's tests cannot be made: see above"
+    );
+    let python = target.join("python/venv/bin/python");
+    Ok((target, python))
+}
+
+/// Puts the package's files and the library where Python finds them.
+fn install(library: &Path, package: &Path) -> anyhow::Result<()> {
+    if package.exists() {
+        fs::remove_dir_all(package).with_context(|| format!("cannot remove {}", package.display()))?;
+    }
+    fs::create_dir_all(package).with_context(|| format!("cannot make {}", package.display()))?;
+    let copy = |from: &Path, name: &str| {
+        fs::copy(from, package.join(name)).with_context(|| format!("cannot copy {}", from.display()))
+    };
+    for entry in fs::read_dir(root().join("python/homenode")).context("cannot read python/homenode")? {
+        let entry = entry?;
+        if entry.file_type()?.is_file() {
+            copy(&entry.path(), &entry.file_name().to_string_lossy())?;
+        }
+    }
+    copy(library, "_native.abi3.so").map(drop)
+}
+
+/// Runs the tests, and counts them by what pytest writes.
+fn pytest(python: &Path, command: &Path, site: Option<&Path>) -> anyhow::Result<Tally> {
+    let report = std::env::temp_dir().join(format!("homenode-pytest-{}.xml", std::process::id()));
+    let mut tests = Command::new(python);
+    tests
+        .args(["-m", "pytest", "--durations=5", "-p", "no:cacheprovider"])
+        .arg(root().join("python/tests"))
+        .arg(format!("--junitxml={}", report.display()))
+        .env("HOMENODE", command)
+        // No compiled files beside the sources.
+        .env("PYTHONDONTWRITEBYTECODE", "1");
+    if let Some(site) = site {
+        tests.env("PYTHONPATH", site);
+    }
+    let run = succeeds(&mut tests)?;
+    let written = fs::read_to_string(&report);
+    fs::remove_file(&report).ok();
+    let counted = written
+        .ok()
+        .and_then(|text| counted(&text))
+        .unwrap_or(Tally::FAILED);
+    Ok(if run.failed > 0 && counted.failed == 0 {
+        counted + Tally::FAILED
+    } else {
+        counted
+    })
+}
+
+/// The first counts of a report: those of all tests.
+fn counted(report: &str) -> Option<Tally> {
+    let count = |name: &str| -> Option<u64> {
+        let (_, rest) = report.split_once(&format!(" {name}=\""))?;
+        rest.split_once('"')?.0.parse().ok()
+    };
+    let (all, skipped) = (count("tests")?, count("skipped")?);
+    let failed = count("failures")? + count("errors")?;
+    Some(Tally {
+        passed: all.saturating_sub(failed + skipped),
+        failed,
+        skipped,
+    })
+}
+
+/// Builds the wheel, installs it in an environment of its own, and runs the same tests on it.
+pub fn wheel() -> anyhow::Result<Tally> {
+    let (target, python) = environment()?;
+    let wheels = target.join("wheels");
+    let mut pip = Command::new(&python);
+    pip.args(["-m", "pip", "wheel", "--no-deps", "--wheel-dir"])
+        .arg(&wheels)
+        .arg(root().join("python"));
+    let built = succeeds(&mut pip)?;
+    ensure!(built.failed == 0, "the wheel does not build: see above");
+    let mut pip = Command::new(&python);
+    pip.args([
+        "-m",
+        "pip",
+        "install",
+        "--no-index",
+        "--force-reinstall",
+        "--find-links",
+    ])
+    .arg(&wheels)
+    .arg("homenode");
+    let installed = succeeds(&mut pip)?;
+    let tested = pytest(&python, &target.join("debug/homenode"), None);
+    let mut pip = Command::new(&python);
+    succeeds(pip.args(["-m", "pip", "uninstall", "--yes", "homenode"]))?;
+    Ok(installed + tested?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::counted;
+
+    #[test]
+    fn tests_are_counted_by_the_report() {
+        let report = r#"<testsuites name="pytest tests"><testsuite name="pytest" errors="1" failures="2" skipped="3" tests="10">"#;
+        let tally = counted(report).expect("counts");
+        assert_eq!((tally.passed, tally.failed, tally.skipped), (4, 3, 3));
+        assert!(counted("<testsuites>").is_none());
+    }
+}
