@@ -8,6 +8,7 @@ Pages are written as GitHub reads them. Where Python-Markdown wants a list diffe
 """
 
 import json
+import logging
 import os
 import posixpath
 import re
@@ -17,20 +18,28 @@ from pathlib import Path
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
+# What is said here as a warning fails the build.
+LOG = logging.getLogger("mkdocs.hooks.site")
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 ITEM = re.compile(r"( *)([-*]|\d+\.) +(?=\S)")
 # What lies in the repository as a page of the site, beside docs, and what a link to a folder shows.
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md"}
+# Pages are written for 130 columns of code.
+STYLE = ".md-grid { max-width: 88rem }\n"
+# What a browser would fetch by itself when it shows a page.
+FETCHED = re.compile(r"""(?:<(?:script|img|iframe)\b[^>]*\bsrc|<link\b[^>]*rel="?(?:stylesheet|preload|icon)[^>]*href)="?(https?:[^">]*)""")
 # Where each page came from, by its place in the site.
 sources: dict[str, str] = {}
 
 
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
+
+
 def homenode() -> str:
     """The built program."""
-    target = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
     given = os.environ.get("HOMENODE")
-    for program in [Path(given)] if given else [target / "release/homenode", target / "debug/homenode"]:
+    for program in [Path(given)] if given else [TARGET / "release/homenode", TARGET / "debug/homenode"]:
         if program.exists():
             return str(program.resolve())
     raise PluginError("no built homenode: 'make build' makes one, or HOMENODE says where it is")
@@ -214,6 +223,8 @@ def on_files(files, config):
     add("reference/commands.md", commands())
     add("reference/settings.md", settings())
     add("reference/schemas.md", schemas())
+    add("assets/site.css", STYLE)
+    add("assets/iframe-worker.js", (TARGET / "iframe-worker/package/shim/index.js").read_text())
     return files
 
 
@@ -265,3 +276,10 @@ def on_page_markdown(markdown, page, config, files):
         return markdown
     lines = [relinked(line, uri, path) if is_text else line for line, is_text in prose(markdown)]
     return as_python_markdown("\n".join(lines))
+
+
+def on_post_page(output, page, config):
+    """Says what is fetched from elsewhere when a page is shown."""
+    for address in FETCHED.findall(output):
+        LOG.warning("%s: browsers would fetch %s", page.file.src_uri, address)
+    return output
