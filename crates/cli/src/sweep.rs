@@ -14,17 +14,17 @@ use crate::output::{print, table};
 use crate::reproduce::Terminal;
 
 /// What `--help` ends with.
-pub const EXAMPLES: &str = "Keys are paths into the scenario's file: vm.NAME.KEY (vm.*.KEY is every VM), workload.NAME.program.KEY,
-event.0.KEY, a key of its own such as duration, config.KEY of the agent's settings, machine. Ranges have both
-ends; with /geometric they grow by a factor. Every key and value is checked before anything runs.
+pub const EXAMPLES: &str = "Keys are paths into the scenario's file: vm.NAME.KEY (vm.*.KEY is every VM), workload.NAME.program.KEY, event.0.KEY, a key
+of its own such as duration, config.KEY of the agent's settings, machine. Ranges have both ends; with /geometric they grow by
+a factor. Every key and value is checked before anything runs.
 
 Examples:
   homenode sweep permits --set vm.fluid.permit=50k..3M/20 --seeds 1..10
-  homenode sweep my.toml --set machine=r910,amd48 --policy default --policy homenode --csv > means.csv
-  homenode sweep my.toml --set 'vm.\"a.b\".vcpus=1..8' --metric local_access_ratio --parquet means.parquet
-  homenode sweep PLAN.toml --store runs --shard 1/2     a half of it; the other elsewhere, at the same time or later
+  homenode sweep my.toml --set machine=r910,amd48 --csv             the same VMs on two machines
+  homenode sweep my.toml --set 'vm.\"a.b\".vcpus=1..8' --parquet means.parquet
+  homenode sweep PLAN.toml --store runs --shard 1/2     a half of it
   homenode sweep merge runs --parquet means.parquet     the same bytes as without shards
-  homenode sweep PLAN.toml --store runs --slurm --parquet means.parquet > job.sh && sh job.sh";
+  homenode sweep PLAN.toml --store runs --slurm > job.sh && sh job.sh";
 
 /// Options of `sweep`.
 #[derive(Debug, Args)]

@@ -12,7 +12,7 @@ use kuva::plot::line::LineStyle;
 use kuva::plot::{BarPlot, LegendPosition, LinePlot};
 use kuva::render::layout::Layout;
 use kuva::render::plots::Plot;
-use kuva::render::render::{Scene, render_multiple};
+use kuva::render::render::{Scene, collect_legend_entries, render_multiple};
 
 /// Colours of series in their order, told apart by people who see fewer colours too (Paul Tol's bright and vibrant schemes). What
 /// was published is grey, whichever series it is.
@@ -132,6 +132,8 @@ impl Figure {
             .with_tick_size(SMALL)
             .with_body_size(SMALL + 1)
             .with_width(WIDTH)
+            // What the library counts by itself are plots, and all bars are one.
+            .with_legend_entries(collect_legend_entries(&plots))
             .with_legend_position(LegendPosition::OutsideBottomColumns)
             .with_legend_col_limit(columns)
             .with_legend_box(false);
@@ -164,7 +166,7 @@ fn names<T>(series: &[(String, T)]) -> Vec<&String> {
     series.iter().map(|(name, _)| name).collect()
 }
 
-/// Where bars have no height that could be seen, and what stands there.
+/// Where bars have no height that could be seen, and what stands there: nothing where they are narrower than a digit.
 fn zeros(groups: usize, series: &[(String, Vec<Option<Ranged>>)]) -> Vec<(f64, &'static str)> {
     let drawn = || {
         series
@@ -176,6 +178,9 @@ fn zeros(groups: usize, series: &[(String, Vec<Option<Ranged>>)]) -> Vec<(f64, &
     let greatest = drawn().map(|value| value.value.abs()).fold(0.0, f64::max);
     let width = GROUP / series.len().max(1) as f64;
     let mut found = Vec::new();
+    if AXIS * width < LETTER * groups as f64 {
+        return found;
+    }
     for group in 0..groups {
         for (at, (_, values)) in series.iter().enumerate() {
             let value = values.get(group).copied().flatten().filter(Ranged::is_drawn);
@@ -326,6 +331,30 @@ mod tests {
         assert_eq!(found.len(), 1);
         // The third group's second bar.
         assert!((3.0..3.4).contains(&found[0].0), "{found:?}");
+    }
+
+    #[test]
+    fn every_name_of_the_legend_is_within_the_figure() {
+        for count in 1..9 {
+            let names = (0..count).map(|at| format!("series {at}"));
+            let series = names.map(|name| (name, vec![Some(1.0.into())])).collect();
+            let figure = Figure {
+                shape: Shape::Bars(vec!["only".into()], series),
+                ..figures()[0].clone()
+            };
+            let svg = figure.svg();
+            let number = |text: &str, key: &str| -> f64 {
+                let (_, rest) = text.split_once(key).unwrap();
+                rest.split_once('"').unwrap().0.parse().unwrap()
+            };
+            let height = number(&svg, "height=\"");
+            let lowest = svg
+                .split("<text ")
+                .filter(|text| text.contains(">series "))
+                .map(|text| number(text, " y=\""))
+                .fold(0.0, f64::max);
+            assert!((1.0..height).contains(&lowest), "{count}: {lowest} of {height}");
+        }
     }
 
     #[test]
