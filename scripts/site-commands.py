@@ -2,10 +2,10 @@
 
     site-commands.py HOMENODE [PAGE.md]
 
-In the tutorial (or the page given) files in `toml` blocks that begin with `# name.toml` are written into a new directory, where
-`sh` blocks are then run in one shell, in their order, with `homenode` in PATH. Each must succeed. A `text` block is what the block
-before it printed: its lines stand there in this order, and only where it has `…` more may stand between them. The last line counts:
-`N passed, M failed`.
+In the tutorial (or the page given) files in `toml` blocks that begin with `# name.toml` are written into a new directory,
+where `sh` blocks are then run in one shell, in their order, with `homenode` in PATH. Each must succeed. A `text` block is what
+the block before it printed: its lines stand there in this order, and only where it has `…` more may stand between them. The last
+line counts: `N passed, M failed`.
 """
 
 import os
@@ -53,9 +53,11 @@ def run(page: Path, folder: Path, program: Path) -> list[tuple[str, str | None]]
         if language == "sh":
             (folder / f"{index}.sh").write_text(text)
             script.append(f". ../{index}.sh > ../{index}.out 2> ../{index}.err; : > ../{index}.done")
-    env = os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
+    # Runs that were kept by an earlier test would show nothing.
+    own = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
+    shell = ["bash", "-c", "\n".join(script)]
     try:
-        subprocess.run(["bash", "-c", "\n".join(script)], cwd=work, env=env, check=False, timeout=DEADLINE_S, stdin=subprocess.DEVNULL)
+        subprocess.run(shell, cwd=work, env=os.environ | own, check=False, timeout=DEADLINE_S, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
         print(f"{page.name}: not at its end after {DEADLINE_S} s", file=sys.stderr)
 
@@ -71,7 +73,8 @@ def run(page: Path, folder: Path, program: Path) -> list[tuple[str, str | None]]
             results.append((f"runs: {text.splitlines()[0]}", wrong))
         elif language == "text" and before is not None:
             out = folder / f"{before}.out"
-            results.append((f"prints what is shown: {blocks[before][1].splitlines()[0]}", differs(text, out.read_text() if out.exists() else "")))
+            printed = out.read_text() if out.exists() else ""
+            results.append((f"prints what is shown: {blocks[before][1].splitlines()[0]}", differs(text, printed)))
     return results
 
 

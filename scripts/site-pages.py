@@ -1,8 +1,8 @@
 """What mkdocs.yml has mkdocs call: pages that are made, and links out of docs.
 
-Three kinds of pages are made at each build, and none is committed. README.md is the front page. The reference's commands, settings
-and schemas come from a built `homenode` (HOMENODE, or one in CARGO_TARGET_DIR or target) and from data/schema. Whatever other file
-of the repository a page links to becomes a page below `repository`, so that every link leads somewhere without a network.
+Three kinds of pages are made at each build, and none is committed. README.md is the front page. The reference's commands,
+settings and schemas come from a built `homenode` (HOMENODE, or one in CARGO_TARGET_DIR or target) and from data/schema. Whatever
+other file of the repository a page links to becomes a page below `repository`, so that every link leads somewhere without a network.
 
 Pages are written as GitHub reads them. Where Python-Markdown wants a list differently, they are changed on their way.
 """
@@ -23,12 +23,14 @@ LOG = logging.getLogger("mkdocs.hooks.site")
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 ITEM = re.compile(r"( *)([-*]|\d+\.) +(?=\S)")
-# What lies in the repository as a page of the site, beside docs, and what a link to a folder shows.
+# What is a page of the site beside docs, and where.
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md"}
 # Pages are written for 130 columns of code.
 STYLE = ".md-grid { max-width: 88rem }\n"
 # What a browser would fetch by itself when it shows a page.
-FETCHED = re.compile(r"""(?:<(?:script|img|iframe)\b[^>]*\bsrc|<link\b[^>]*rel="?(?:stylesheet|preload|icon)[^>]*href)="?(https?:[^">]*)""")
+FETCHED = re.compile(
+    r"""(?:<(?:script|img|iframe)\b[^>]*\bsrc|<link\b[^>]*rel="?(?:stylesheet|preload|icon)[^>]*href)="?(https?:[^">]*)"""
+)
 # Where each page came from, by its place in the site.
 sources: dict[str, str] = {}
 
@@ -204,7 +206,8 @@ def on_files(files, config):
 
     for file in files.documentation_pages():
         sources[file.src_uri] = f"docs/{file.src_uri}"
-    waiting = [*PAGES, *sources.values(), *(str(path.relative_to(ROOT)) for path in (ROOT / "data/schema").rglob("*.schema.json"))]
+    written = [str(path.relative_to(ROOT)) for path in (ROOT / "data/schema").rglob("*.schema.json")]
+    waiting = [*PAGES, *sources.values(), *written]
     known = set(waiting)
     while waiting:
         path = waiting.pop()

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs what makes the site in 'make site': mkdocs and its theme, in an environment of their own below target, and iframe-worker
-# (MIT, finished), by which pages that no server serves can be searched. What is there already is not touched.
+# Installs what makes the site in 'make site': mkdocs and its theme, in an environment of their own below target, and
+# iframe-worker (MIT, finished), by which pages that no server serves can be searched. What is there already is not touched.
 #
 # For Debian 12 (and relatives), as root or with sudo where python3-venv or npm is missing.
 set -eu
