@@ -14,6 +14,9 @@
 //! | `experiment` | experiments and published claims |
 //! | `record` | recordings and logs of pages |
 
+// Functions that Python calls own what it gives them.
+#![allow(clippy::needless_pass_by_value)]
+
 mod asked;
 mod errors;
 mod experiment;
