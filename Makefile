@@ -23,7 +23,7 @@ RUNS :=
 SETUP := scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test wheel reproduction testbed http integrations page sweeps fuzz soak bench deb deb-check deb-boot tarball install
+.PHONY: help build run test wheel reproduction testbed http integrations page sweeps site fuzz soak bench deb deb-check deb-boot tarball install
 
 help: ## Show this
 	@echo 'make TARGET, where TARGET is one of'
@@ -79,6 +79,12 @@ sweeps: ## Have a Slurm of its own on this machine make a sweep, and compare the
 	@scripts/sweeps-setup.sh
 	@echo '== sweeping on the engines of others'
 	@$(SETUP) cargo xtask sweeps
+
+site: ## Build the documentation as a site into TARGET/site, and run its tutorial as it is written (a minute, building aside)
+	@echo '== installing mkdocs into $(TARGET), if it is missing'
+	@scripts/site-setup.sh
+	@echo '== building the site into $(TARGET)/site, and running what it says'
+	@$(SETUP) cargo xtask site
 
 fuzz: ## Fuzz all that reads what others wrote (a minute for each of 20 targets); TARGETS=names, SECONDS=n
 	@echo '== fuzzing for $(SECONDS) seconds each: $(or $(TARGETS),all targets)'

@@ -184,7 +184,9 @@ fn selected(words: &[String]) -> PyResult<Vec<Claim>> {
 /// What is published, a row for each value, bound, ranking and shape. See `homenode.published`.
 #[pyfunction]
 pub fn published(words: Vec<String>) -> PyResult<Table> {
-    let mut rows: Vec<(Claim, &str, Option<String>, Option<f64>, Option<String>)> = Vec::new();
+    // Claim, part, its words, number and test.
+    type Row<'a> = (Claim, &'a str, Option<String>, Option<f64>, Option<String>);
+    let mut rows: Vec<Row<'_>> = Vec::new();
     for claim in selected(&words)? {
         let numbers = [
             ("value", &claim.value),

@@ -15,6 +15,9 @@
 //! | `sweep` | sweeps |
 //! | `record` | recordings and logs of pages |
 
+// Functions that Python calls own what it gives them.
+#![allow(clippy::needless_pass_by_value)]
+
 mod asked;
 mod errors;
 mod experiment;

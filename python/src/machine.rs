@@ -96,7 +96,7 @@ impl Machine {
             .numbers(
                 "memory_bandwidth_bytes_per_s",
                 "what its controllers sustain, where known",
-                nodes().map(|(_, node)| node.memory_bandwidth.map(|rate| rate.as_f64())),
+                nodes().map(|(_, node)| node.memory_bandwidth.map(homenode_units::BytesPerSec::as_f64)),
             )
             .counts(
                 "socket",
@@ -120,7 +120,7 @@ impl Machine {
             .numbers(
                 "bandwidth_bytes_per_s",
                 "what it sustains, where known",
-                links().map(|link| link.bandwidth.map(|rate| rate.as_f64())),
+                links().map(|link| link.bandwidth.map(homenode_units::BytesPerSec::as_f64)),
             )
             .table()
     }

@@ -92,7 +92,7 @@ pub fn memory(runs: &[&One]) -> PyResult<Table> {
     let rows: Vec<_> = moments(runs)
         .flat_map(|(policy, moment)| moment.vms.iter().map(move |vm| (policy, moment, vm)))
         .flat_map(|(policy, moment, vm)| {
-            let pages = vm.pages.iter().flat_map(|pages| pages.iter());
+            let pages = vm.pages.iter().flat_map(homenode_units::NodeMap::iter);
             pages.map(move |(node, pages)| (policy, moment, vm, node, pages.to_bytes()))
         })
         .collect();
@@ -167,7 +167,7 @@ pub fn nodes(runs: &[&One]) -> PyResult<Table> {
         .numbers(
             "bandwidth_bytes_per_s",
             "data rate of its memory controllers, where counted",
-            rows().map(|(.., of)| of.bandwidth.map(|rate| rate.as_f64())),
+            rows().map(|(.., of)| of.bandwidth.map(homenode_units::BytesPerSec::as_f64)),
         )
         .counts(
             "memory_free_bytes",

@@ -46,8 +46,8 @@ pub trait Work: Sync {
     fn end(&self);
 }
 
-/// Has work done on a thread of its own, without the interpreter's lock. `progress` is called now and then with what it is and how
-/// much is done; what that or a signal raises ends the work after the pieces that have begun.
+/// Has work done on a thread of its own, without the interpreter's lock. `progress` is called now and then with what it is and
+/// how much is done; what that or a signal raises ends the work after the pieces that have begun.
 ///
 /// # Errors
 /// What was raised meanwhile.

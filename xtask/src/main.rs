@@ -77,6 +77,8 @@ enum Command {
     Page,
     /// Have a Slurm of its own make a sweep, with a part cancelled in the middle; scripts/sweeps-setup.sh installs it
     Sweeps,
+    /// Build the documentation's site, and run the tutorial's commands; scripts/site-setup.sh installs mkdocs
+    Site,
     /// Build and run the testbed: real guests on an emulated 4-node host
     Testbed {
         /// Cases or groups; all without any
@@ -105,6 +107,7 @@ fn main() -> ExitCode {
         Command::Integrations => Step::Integrations,
         Command::Page => Step::Page,
         Command::Sweeps => Step::Sweeps,
+        Command::Site => Step::Site,
         Command::Testbed { names } => Step::Testbed(names),
     };
     end(&[run(&step)])

@@ -9,8 +9,8 @@ use anyhow::{Context as _, ensure};
 use crate::cargo::{Build, build, metadata, root, succeeds};
 use crate::tally::Tally;
 
-/// Runs the package's tests on the library that is built beside the other tests: it costs no build of its own. `make wheel` builds
-/// what is published, and runs the same tests on that.
+/// Runs the package's tests on the library that is built beside the other tests: it costs no build of its own. `make wheel`
+/// builds what is published, and runs the same tests on that.
 pub fn package() -> anyhow::Result<Tally> {
     let (target, python) = environment()?;
     let site = target.join("python/site");

@@ -66,6 +66,8 @@ pub enum Step {
     Integrations,
     /// Sweeps, on the engines of others.
     Sweeps,
+    /// The documentation as a site, and what it says to type.
+    Site,
     /// The testbed, with the cases or groups to run; all without any.
     Testbed(Vec<String>),
 }
@@ -102,6 +104,7 @@ impl Step {
             Self::Integrations => "integrations",
             Self::Page => "page",
             Self::Sweeps => "sweeps",
+            Self::Site => "site",
             Self::Testbed(_) => "testbed",
         }
     }
@@ -132,6 +135,7 @@ impl Step {
             Self::Integrations => "what schedulers of fleets make of agents' answers (two minutes)",
             Self::Page => "the page of an agent, as an operator uses it in Chromium (two minutes)",
             Self::Sweeps => "the same bytes of a sweep by Slurm as by threads (two minutes)",
+            Self::Site => "the documentation as a site, and the commands that it shows (a minute)",
             Self::Testbed(_) => {
                 "real guests on an emulated 4-node host (all cases: some 25 minutes on 2 cores)"
             }
@@ -180,6 +184,7 @@ impl Step {
             Self::Integrations => integrations(),
             Self::Page => test(&["--package", "homenode-cli", "--test", "page"]),
             Self::Sweeps => test(&["--package", "homenode-cli", "--test", "sweeps"]),
+            Self::Site => site(),
             Self::Testbed(names) => testbed(names),
         }
     }
@@ -350,10 +355,45 @@ fn integrations() -> anyhow::Result<Tally> {
         "{} is missing: run scripts/integrations-setup.sh",
         python.display()
     );
-    let mut child = Command::new(python)
+    let mut tests = Command::new(python);
+    tests
         .arg(metadata.workspace_root.join("deploy/shims/tests/run.py"))
         .env("HOMENODE", metadata.target_directory.join("debug/homenode"))
-        .env("GO_TESTS", fetched.join("shims.test"))
+        .env("GO_TESTS", fetched.join("shims.test"));
+    counts(&mut tests)
+}
+
+/// Builds the site, every link of which must lead somewhere, and runs what its tutorial says.
+fn site() -> anyhow::Result<Tally> {
+    build(Build::BesideTests)?;
+    let metadata = metadata()?;
+    let python = metadata.target_directory.join("mkdocs/bin/python");
+    ensure!(
+        python.exists(),
+        "{} is missing: run scripts/site-setup.sh",
+        python.display()
+    );
+    let program = metadata.target_directory.join("debug/homenode");
+    let pages = succeeds(
+        Command::new(&python)
+            .current_dir(&metadata.workspace_root)
+            .args(["-m", "mkdocs", "build", "--strict", "--site-dir"])
+            .arg(metadata.target_directory.join("site"))
+            .env("HOMENODE", &program)
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            // Its theme tells of its successor at each build.
+            .env("NO_MKDOCS_2_WARNING", "1"),
+    )?;
+    let mut commands = Command::new(&python);
+    commands
+        .arg(metadata.workspace_root.join("scripts/site-commands.py"))
+        .arg(program);
+    Ok(pages + counts(&mut commands)?)
+}
+
+/// Runs tests in Python, which count by themselves in their last line.
+fn counts(tests: &mut Command) -> anyhow::Result<Tally> {
+    let mut child = tests
         // No compiled files beside the sources.
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .stdout(std::process::Stdio::piped())

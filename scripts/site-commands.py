@@ -1,0 +1,142 @@
+"""Runs what docs/TUTORIAL.md says, as it is written, and looks whether the other pages name commands and options that there are.
+
+    site-commands.py HOMENODE [PAGE.md]
+
+In the tutorial (or the page given) files in `toml` blocks that begin with `# name.toml` are written into a new directory,
+where `sh` blocks are then run in one shell, in their order, with `homenode` in PATH. Each must succeed. A `text` block is what
+the block before it printed: its lines stand there in this order, and only where it has `…` more may stand between them. The last
+line counts: `N passed, M failed`.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DEADLINE_S = 120
+FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+# What a page shows of a command: a line of code that begins with it. What a comment or a pipe adds ends it.
+SHOWN = re.compile(r"^(?: {4}|\t)?(?:sudo )?homenode( [^\n]*)$", re.M)
+
+
+def differs(shown: str, printed: str) -> str | None:
+    """The first line that is shown and was not printed where it should be."""
+    have = [line.rstrip() for line in printed.rstrip().splitlines()]
+    at, may_skip = 0, False
+    for line in (line.rstrip() for line in shown.rstrip().splitlines()):
+        if line == "…":
+            may_skip = True
+            continue
+        found = next((there for there in range(at, len(have)) if have[there] == line), None)
+        if found is None or (found != at and not may_skip):
+            there = "\n    ".join(have[at : at + 5])
+            return f"shown, and not printed here:\n    {line}\nbut:\n    {there}"
+        at, may_skip = found + 1, False
+    return None if may_skip or at == len(have) else f"printed after what is shown:\n    {have[at]}"
+
+
+def run(page: Path, folder: Path, program: Path) -> list[tuple[str, str | None]]:
+    """What came of each block: its name, and what is wrong."""
+    (folder / "bin").mkdir()
+    (folder / "bin/homenode").symlink_to(program)
+    work = folder / "work"
+    work.mkdir()
+    blocks = FENCED.findall(page.read_text())
+    script = ["set -e -o pipefail"]
+    for index, (language, text) in enumerate(blocks):
+        name = re.match(r"# ([\w.-]+\.toml)\n", text)
+        if language == "toml" and name:
+            (work / name[1]).write_text(text)
+        if language == "sh":
+            (folder / f"{index}.sh").write_text(text)
+            script.append(f". ../{index}.sh > ../{index}.out 2> ../{index}.err; : > ../{index}.done")
+    # Runs that were kept by an earlier test would show nothing.
+    own = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
+    shell = ["bash", "-c", "\n".join(script)]
+    try:
+        subprocess.run(shell, cwd=work, env=os.environ | own, check=False, timeout=DEADLINE_S, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        print(f"{page.name}: not at its end after {DEADLINE_S} s", file=sys.stderr)
+
+    results = []
+    before = None
+    for index, (language, text) in enumerate(blocks):
+        if language == "sh":
+            before = index
+            errors = folder / f"{index}.err"
+            wrong = None
+            if not (folder / f"{index}.done").exists():
+                wrong = "failed: " + errors.read_text() if errors.exists() else "not run: one before it failed"
+            results.append((f"runs: {text.splitlines()[0]}", wrong))
+        elif language == "text" and before is not None:
+            out = folder / f"{before}.out"
+            printed = out.read_text() if out.exists() else ""
+            results.append((f"prints what is shown: {blocks[before][1].splitlines()[0]}", differs(text, printed)))
+    return results
+
+
+class Help:
+    """What the program says of its commands, asked once each."""
+
+    def __init__(self, program: Path):
+        self.program = program
+        self.known: dict[tuple[str, ...], str] = {}
+
+    def of(self, names: tuple[str, ...]) -> str:
+        if names not in self.known:
+            asked = subprocess.run([self.program, *names, "--help"], capture_output=True, text=True, check=False)
+            self.known[names] = asked.stdout
+        return self.known[names]
+
+    def subcommands(self, names: tuple[str, ...]) -> set[str]:
+        listed = re.search(r"^Commands:\n((?: .*\n|\n(?= ))+)", self.of(names) + "\n", re.M)
+        return set(re.findall(r"^  ([a-z][a-z-]*)(?=  )", listed[1], re.M)) if listed else set()
+
+    def wrong(self, words: list[str]) -> str | None:
+        """What a line says that the program does not know."""
+        names: tuple[str, ...] = ()
+        while len(words) > len(names) and words[len(names)] in self.subcommands(names):
+            names += (words[len(names)],)
+        if not names and words and re.fullmatch(r"[a-z][a-z-]*", words[0]):
+            return f"there is no command {words[0]}"
+        for word in words:
+            if word == "--":
+                break
+            option = re.match(r"(--[a-z][a-z-]+)", word)
+            if option and option[1] != "--version" and not re.search(rf"{option[1]}\b(?!-)", self.of(names)):
+                return f"homenode {' '.join(names)} has no {option[1]}"
+        return None
+
+
+def held_to_help(page: Path, known: Help) -> tuple[str, str | None]:
+    """Whether all commands that a page shows are ones that there are."""
+    wrong = []
+    for line in SHOWN.findall(page.read_text()):
+        # Two spaces are where a column that explains begins.
+        said = known.wrong(re.split(r" {2,}| [|>&#]", line.strip())[0].split())
+        if said:
+            wrong.append(f"homenode{line}: {said}")
+    return f"knows the commands of {page.relative_to(ROOT)}", "\n".join(wrong) or None
+
+
+def main() -> int:
+    program = Path(sys.argv[1]).resolve()
+    page = Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "docs/TUTORIAL.md"
+    with tempfile.TemporaryDirectory() as folder:
+        results = run(page, Path(folder), program)
+    known = Help(program)
+    results += [held_to_help(other, known) for other in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]]
+    for name, wrong in results:
+        print(f"{'ok    ' if wrong is None else 'FAILED'} {name}")
+        if wrong:
+            print("    " + wrong.strip().replace("\n", "\n    "))
+    failed = sum(wrong is not None for _, wrong in results)
+    print(f"{len(results) - failed} passed, {failed} failed")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
