@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
+use homenode_agent::managed::Managed;
 use homenode_api::http::Listen;
 use homenode_control::{Mode, PolicySet};
-use homenode_linux::Vms;
 use homenode_search::program::EXEC;
 use homenode_units::{BytesPerSec, MemoryPolicy, Ns, Permit};
 
@@ -319,7 +319,7 @@ pub enum HostArg {
     /// The simulated host: a preset's name, or a scenario file.
     Twin(Option<String>),
     /// This one.
-    Live(Vms),
+    Live(Managed),
 }
 
 impl std::str::FromStr for HostArg {
@@ -334,7 +334,7 @@ impl std::str::FromStr for HostArg {
         match kind {
             "twin" => Ok(HostArg::Twin(rest)),
             _ => text.parse().map(HostArg::Live).map_err(|_| {
-                "a host is `twin`, `twin:MACHINE`, `twin:SCENARIO.toml`, `libvirt`, `libvirt:URI` or `qemu`".into()
+                "a host is `twin`, `twin:MACHINE`, `twin:SCENARIO.toml`, `libvirt`, `libvirt:URI`, `qemu` or `xen`".into()
             }),
         }
     }
@@ -613,9 +613,9 @@ pub struct BillArgs {
 /// Options of `release`.
 #[derive(Debug, clap::Args)]
 pub struct ReleaseArgs {
-    /// Who manages the VMs: `libvirt[:URI]` or `qemu`; default: as for `run`
+    /// Who manages the VMs: `libvirt[:URI]`, `qemu` or `xen`; default: as for `run`
     #[arg(long, value_name = "HOST")]
-    pub host: Option<Vms>,
+    pub host: Option<Managed>,
     #[command(flatten)]
     pub state: StateArgs,
 }
@@ -638,9 +638,9 @@ pub struct HookArgs {
 /// Options of `guard`.
 #[derive(Debug, clap::Args)]
 pub struct GuardArgs {
-    /// Who manages the VMs: `libvirt[:URI]` or `qemu`
+    /// Who manages the VMs: `libvirt[:URI]`, `qemu` or `xen`
     #[arg(long)]
-    pub host: Vms,
+    pub host: Managed,
     /// Where the journal is
     #[arg(long)]
     pub state: PathBuf,

@@ -1,5 +1,6 @@
 //! Questions that change nothing: `machine`, `place`, `vm`.
 
+use homenode_agent::managed::Managed;
 use homenode_agent::{placed, standalone};
 use homenode_api::answer::Placed;
 use homenode_api::{Request, ask};
@@ -44,7 +45,7 @@ pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
     };
     let answer: Placed = match &args.host {
         Some(HostArg::Twin(what)) => placed(&place_on_twin(what.as_deref(), &asked)?),
-        Some(HostArg::Live(Vms::Libvirt(uri))) if *uri != homenode_linux::DEFAULT_URI => {
+        Some(HostArg::Live(Managed::Kvm(Vms::Libvirt(uri)))) if *uri != homenode_linux::DEFAULT_URI => {
             return Err(bad_input(format!(
                 "`place` asks about this host or a twin, not about {uri}; run it on that host"
             )));
