@@ -17,6 +17,7 @@ pub mod qmp;
 pub mod report;
 pub mod runtimes;
 pub mod topology_guest;
+pub mod xen;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
