@@ -361,8 +361,7 @@ impl Guest {
         let done = self.wait_console(&format!("PHASE {order}"), Duration::from_secs(60));
         let silent = || self.spec.console().unexplained("stands still", &order);
         // Its kernel did not even echo what was typed.
-        done.map(drop)
-            .map_err(|error| silent().map_or(error, Into::into))
+        done.map(drop).map_err(|error| silent().map_or(error, Into::into))
     }
 
     /// Gives it a command, and waits for the line that answers it: a new one with this text.

@@ -77,6 +77,21 @@ impl HostKind {
     }
 }
 
+impl HostKind {
+    /// All distances, from each node to each.
+    #[must_use]
+    pub fn distance_matrix(self) -> Vec<Vec<u32>> {
+        let count = self.nodes() as usize;
+        let mut matrix = vec![vec![10; count]; count];
+        for (from, to, distance) in self.distances() {
+            let (from, to) = (from as usize, to as usize);
+            matrix[from][to] = distance;
+            matrix[to][from] = distance;
+        }
+        matrix
+    }
+}
+
 /// Transparent huge pages: khugepaged has locked up the emulated host in a TLB flush. A panic must end the boot soon, and an
 /// oops is no state to test in.
 const KERNEL_OPTIONS: [&str; 3] = [
@@ -240,7 +255,10 @@ impl EmulatedHost {
             .stdin(Stdio::null())
             .stdout(log("stdout.log")?)
             .stderr(log("console.log")?);
-        let process = command.process_group(0).spawn().context("cannot start the emulated host")?;
+        let process = command
+            .process_group(0)
+            .spawn()
+            .context("cannot start the emulated host")?;
         let group = process.id();
         guard.add(group)?;
         let capabilities = workshop.capabilities();
@@ -409,7 +427,7 @@ fn install_programs(workshop: &Workshop, dir: &Path) -> anyhow::Result<PathBuf> 
 }
 
 /// Copies the files of a directory, if it is there.
-fn copy_files(from: &Path, to: &Path) -> anyhow::Result<()> {
+pub(super) fn copy_files(from: &Path, to: &Path) -> anyhow::Result<()> {
     for entry in fs::read_dir(from).into_iter().flatten().flatten() {
         fs::create_dir_all(to).with_context(|| format!("cannot create {}", to.display()))?;
         copy(&entry.path(), &to.join(entry.file_name()))?;

@@ -100,10 +100,7 @@ pub(super) fn emulator(
         command.args(["-numa", &format!("dist,src={from},dst={to},val={distance}")]);
     }
     // Each boot finds the disk as it was made.
-    let disk = format!(
-        "file={},format=raw,if=none,id=disk,snapshot=on",
-        escaped(&disk)
-    );
+    let disk = format!("file={},format=raw,if=none,id=disk,snapshot=on", escaped(&disk));
     command.args(["-drive", &disk, "-device", "virtio-blk-pci,drive=disk"]);
     let shared = format!("local,id=boot,path={},security_model=none", escaped(dir));
     command.args([

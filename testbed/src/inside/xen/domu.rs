@@ -167,9 +167,7 @@ impl Domu {
     /// When it does not in time, or it has ended.
     pub fn wait_ready(&self) -> anyhow::Result<()> {
         let console = self.spec.console();
-        console
-            .wait(MARKER_READY, READY_LIMIT, || self.lives())
-            .map(drop)
+        console.wait(MARKER_READY, READY_LIMIT, || self.lives()).map(drop)
     }
 
     /// Gives it a command, and waits for the line that answers it: a new one with this text.
@@ -349,13 +347,14 @@ mod tests {
         let mut spec = DomuSpec::new("d", Kind::Pvh, "3").doing(Behaviour::busy(2));
         spec.cpus.push("1".to_owned());
         let (xml, configuration) = (spec.xml(), spec.configuration());
-        assert!(xml.contains("<vcpu>2</vcpu><cputune><vcpupin vcpu='0' cpuset='3'/><vcpupin vcpu='1' cpuset='1'/>"));
+        assert!(
+            xml.contains(
+                "<vcpu>2</vcpu><cputune><vcpupin vcpu='0' cpuset='3'/><vcpupin vcpu='1' cpuset='1'/>"
+            )
+        );
         assert!(xml.contains("<timer name='tsc' mode='native'/>"), "{xml}");
         assert!(configuration.contains("vcpus=2\ncpus=[\"3\",\"1\"]\ncpus_soft=[\"3\",\"1\"]\n"));
-        assert!(
-            configuration.contains("tsc_mode=\"native\"\n"),
-            "{configuration}"
-        );
+        assert!(configuration.contains("tsc_mode=\"native\"\n"), "{configuration}");
         let orders = spec.orders.to_cmdline();
         assert!(xml.contains(&orders) && configuration.contains(&orders));
     }

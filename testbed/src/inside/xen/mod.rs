@@ -80,7 +80,10 @@ pub fn clean_up() -> anyhow::Result<()> {
         }
     }
     let pools = xl(&["cpupool-list"])?;
-    let names = pools.lines().skip(1).filter_map(|line| line.split_whitespace().next());
+    let names = pools
+        .lines()
+        .skip(1)
+        .filter_map(|line| line.split_whitespace().next());
     for name in names.filter(|name| *name != POOL) {
         remove_pool(name)?;
     }
@@ -109,8 +112,13 @@ pub fn create_pool(name: &str, cpu: u32) -> anyhow::Result<()> {
 /// When a domain is in it.
 pub fn remove_pool(name: &str) -> anyhow::Result<()> {
     let cpus = xl(&["cpupool-list", "-c", name])?;
-    let cpus = cpus.lines().nth(1).and_then(|line| line.split_whitespace().nth(1));
-    let cpus = cpus.with_context(|| format!("pool {name} has no CPUs"))?.to_owned();
+    let cpus = cpus
+        .lines()
+        .nth(1)
+        .and_then(|line| line.split_whitespace().nth(1));
+    let cpus = cpus
+        .with_context(|| format!("pool {name} has no CPUs"))?
+        .to_owned();
     xl(&["cpupool-destroy", name])?;
     xl(&["cpupool-cpu-add", POOL, &cpus]).map(drop)
 }

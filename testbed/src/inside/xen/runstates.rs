@@ -92,10 +92,15 @@ impl Stretches {
 /// # Errors
 /// When the trace cannot be made or read.
 pub fn trace(dir: &Path, name: &str, time: Duration) -> anyhow::Result<Stretches> {
-    let mhz: f64 = info("cpu_mhz")?.parse().context("xl info: cpu_mhz is no number")?;
+    let mhz: f64 = info("cpu_mhz")?
+        .parse()
+        .context("xl info: cpu_mhz is no number")?;
     // Written to dom0's own memory: the shared directory is slow.
     let path = format!("/run/{name}.trace");
-    run("xentrace", &["-D", "-e", CLASS, "-T", &time.as_secs().to_string(), &path])?;
+    run(
+        "xentrace",
+        &["-D", "-e", CLASS, "-T", &time.as_secs().to_string(), &path],
+    )?;
     let bytes = fs::read(&path).with_context(|| format!("cannot read {path}"))?;
     fs::write(dir.join(format!("{name}.trace")), &bytes)?;
     fs::remove_file(&path)?;
