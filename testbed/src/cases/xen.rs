@@ -106,7 +106,11 @@ struct Share {
 /// How the credit scheduler shares one CPU, by the hypervisor's own trace: weights and caps, in pools of four CPUs and of one.
 pub fn credit(inside: &mut Inside) -> anyhow::Result<()> {
     let mut table = format!(
-        "version = 1\nxen = \"{}\"\ntraced_s = {}\n",
+        "# How Xen's credit scheduler shares a CPU between busy vCPUs, by its own trace: data. `running`, `runnable` (it waits) and\n\
+         # `offline` (its cap keeps it off) are shares of the time, `steal` is what its guest's kernel counts of the latter two.\n\
+         # docs/XEN.md shows it beside the twin. Made by the testbed's case xen-credit; differs a little from run to run:\n\
+         #   make xen CASE=xen-credit && cp target/testbed/xen-credit.toml data/measured/\n\
+         version = 1\nxen = \"{}\"\ntraced_s = {}\n",
         xen::info("xen_version")?,
         TRACED.as_secs()
     );
