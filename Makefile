@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 PREFIX := /usr/local
 # 'make run ARGS="--duration 30s"' passes these on to 'homenode run'.
 ARGS :=
-# 'make testbed CASE=name' runs one case or group, without it all.
+# 'make testbed CASE=name' runs one case or group, without it all; 'make xen CASE=name' one of a Xen host.
 CASE :=
 
 # 'make fuzz TARGETS=units' fuzzes these, without it all; SECONDS is for each.
@@ -23,7 +23,7 @@ RUNS :=
 SETUP := scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test wheel reproduction testbed http integrations page sweeps site fuzz soak bench deb deb-check deb-boot tarball install
+.PHONY: help build run test wheel reproduction testbed xen http integrations page sweeps site fuzz soak bench deb deb-check deb-boot tarball install
 
 help: ## Show this
 	@echo 'make TARGET, where TARGET is one of'
@@ -55,6 +55,13 @@ testbed: ## Run the testbed: real guests on an emulated 4-node host (25 minutes 
 	@scripts/testbed-setup.sh
 	@echo '== running the testbed: $(or $(CASE),all cases)'
 	@$(SETUP) cargo xtask testbed $(CASE)
+
+xen: ## Run the testbed's cases on an emulated 4-node Xen host (6 minutes on 2 cores, as root); CASE=name for one of them
+	@echo '== installing what the testbed needs, and making Xen and its dom0, if anything is missing'
+	@scripts/testbed-setup.sh
+	@scripts/xen-setup.sh
+	@echo '== running on a Xen host: $(or $(CASE),all its cases)'
+	@$(SETUP) cargo xtask testbed $(or $(CASE),xen)
 
 http: ## Have Prometheus and schemathesis ask an agent on the twin, and Perfetto read traces (a minute, building aside)
 	@echo '== fetching Prometheus, schemathesis and Perfetto into $(TARGET), if they are missing'

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 
-use homenode_testbed::inside::guest::GuestVanished;
+use homenode_testbed::inside::console::GuestVanished;
 use homenode_testbed::inside::server::EXIT_GUEST_VANISHED;
 use homenode_testbed::outside::emulated::HostKind;
 use homenode_testbed::outside::{Options, by_hand};
@@ -66,6 +66,9 @@ enum Command {
         /// With a kernel that has DAMON (scripts/testbed-setup.sh --damon)
         #[arg(long, conflicts_with = "counted")]
         damon: bool,
+        /// Under Xen (scripts/xen-setup.sh): commands and cases run in its dom0
+        #[arg(long, conflicts_with_all = ["counted", "damon"])]
+        xen: bool,
         #[command(flatten)]
         common: CommonArguments,
     },
@@ -113,11 +116,13 @@ fn main() -> ExitCode {
         Command::Up {
             counted,
             damon,
+            xen,
             common,
         } => {
-            let kind = match (counted, damon) {
-                (true, _) => HostKind::Counted,
-                (_, true) => HostKind::Damon,
+            let kind = match (counted, damon, xen) {
+                (true, _, _) => HostKind::Counted,
+                (_, true, _) => HostKind::Damon,
+                (_, _, true) => HostKind::Xen,
                 _ => HostKind::Plain,
             };
             by_hand::up(&options(&common, true), kind).map(|()| ExitCode::SUCCESS)

@@ -348,6 +348,17 @@ fn main() {
     }
 }
 
+/// Time in which the vCPUs wanted to run and did not, as the guest's kernel counts it: in ticks of 10 ms.
+fn steal_ms() -> u64 {
+    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let all = text.lines().next().unwrap_or_default();
+    let ticks = all
+        .split_whitespace()
+        .nth(8)
+        .and_then(|ticks| ticks.parse::<u64>().ok());
+    ticks.unwrap_or(0) * 10
+}
+
 /// Carries out a console command; a behaviour is for the caller to begin.
 fn follow(line: &str, counters: &Counters) -> Option<Behaviour> {
     match line {
@@ -355,9 +366,10 @@ fn follow(line: &str, counters: &Counters) -> Option<Behaviour> {
         "report" => {
             let (loops, passes) = (&counters.loops, &counters.passes);
             say(&format!(
-                "{MARKER_REPORT} loops={} passes={}",
+                "{MARKER_REPORT} loops={} passes={} steal_ms={}",
                 loops.load(Ordering::Relaxed),
-                passes.load(Ordering::Relaxed)
+                passes.load(Ordering::Relaxed),
+                steal_ms()
             ));
             None
         }

@@ -24,6 +24,7 @@ mod runtimes;
 mod topology;
 mod why;
 mod working_set;
+mod xen;
 
 use std::time::Duration;
 
@@ -54,6 +55,8 @@ pub enum Group {
     Programs,
     /// What was found out about libvirt, the kernel and the emulation: run by name only.
     Record,
+    /// A Xen host, which `scripts/xen-setup.sh` makes: run by name only.
+    Xen,
 }
 
 impl Group {
@@ -71,6 +74,7 @@ impl Group {
             Self::Speed => "speed",
             Self::Programs => "programs",
             Self::Record => "record",
+            Self::Xen => "xen",
         }
     }
 
@@ -78,7 +82,13 @@ impl Group {
     fn is_by_name(self) -> bool {
         matches!(
             self,
-            Self::Arrange | Self::Damon | Self::Kernels | Self::Programs | Self::Record | Self::Speed
+            Self::Arrange
+                | Self::Damon
+                | Self::Kernels
+                | Self::Programs
+                | Self::Record
+                | Self::Speed
+                | Self::Xen
         )
     }
 
@@ -89,6 +99,7 @@ impl Group {
             Self::Agent | Self::Record => Some(HostKind::Plain),
             Self::Counted | Self::Arrange => Some(HostKind::Counted),
             Self::Damon => Some(HostKind::Damon),
+            Self::Xen => Some(HostKind::Xen),
             Self::Pages | Self::Module | Self::Kernels | Self::Speed | Self::Programs => None,
         }
     }
@@ -495,6 +506,20 @@ pub static ALL: &[Case] = &[
         "what the real numad does about memory that a balloon scattered (record)",
         numad::drift,
     ),
+    case(
+        "xen-boots",
+        Group::Xen,
+        300,
+        "Xen sees 4 nodes; PV and PVH domUs of libvirt and of xl live with their memory where they were put",
+        xen::boots,
+    ),
+    case(
+        "xen-credit",
+        Group::Xen,
+        420,
+        "how credit1 shares a CPU by weights and caps, in pools of 4 CPUs and of 1, by the hypervisor's trace",
+        xen::credit,
+    ),
 ];
 
 /// The case of this name.
@@ -548,6 +573,7 @@ mod tests {
             Group::Programs,
             Group::Record,
             Group::Speed,
+            Group::Xen,
         ];
         let by_name = groups.map(|group| {
             let cases = select(&[group.name().to_owned()]).unwrap_or_default();

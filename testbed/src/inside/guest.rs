@@ -8,31 +8,18 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use homenode_linux::TOPOLOGY_SOCKET;
 use homenode_linux::domain::TOPOLOGY_DEVICE;
-use homenode_testbed_guest::{Behaviour, MARKER_ERROR, MARKER_READY, MARKER_REPORT, Orders, Phase};
+use homenode_testbed_guest::{Behaviour, MARKER_READY, MARKER_REPORT, Orders, Phase};
 use virt::domain::Domain;
 
+use super::console::{Console, count};
 use super::libvirtd::{IMAGE_DIR, RUN_DIR};
 use super::pages::{MoveOutcome, PAGE_BYTES, move_range};
 use super::proc::{Process, RamMapping};
-use super::wait::{Look, wait_until};
 
 const READY_LIMIT: Duration = Duration::from_secs(120);
-
-/// A guest that ended or stands still and did not say why: emulated SVM lets a guest fall into a triple fault now and then, or
-/// never take an interrupt again. The case that it belonged to has shown nothing, neither good nor bad.
-#[derive(Debug, thiserror::Error)]
-#[error("guest {name} {what} without a word of its kernel; its console: {console}")]
-pub struct GuestVanished {
-    /// The guest.
-    pub name: String,
-    /// What became of it.
-    pub what: &'static str,
-    /// The end of what it printed.
-    pub console: String,
-}
 
 /// Where a guest's memory may come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -199,25 +186,13 @@ impl GuestSpec {
         PathBuf::from(format!("{RUN_DIR}/{}.log", self.name))
     }
 
-    /// The error for this guest if it has ended, unless its kernel said why.
+    /// The guest's console.
     #[must_use]
-    pub fn vanished(&self) -> Option<GuestVanished> {
-        self.unexplained("has vanished", "Kernel panic")
-    }
-
-    /// The error for this guest if its kernel did not even echo what was typed on its console.
-    fn stands_still(&self, typed: &str) -> Option<GuestVanished> {
-        self.unexplained("stands still", typed)
-    }
-
-    fn unexplained(&self, what: &'static str, explanation: &str) -> Option<GuestVanished> {
-        let bytes = fs::read(self.console_log()).unwrap_or_default();
-        let console = String::from_utf8_lossy(&bytes);
-        (!console.contains(explanation)).then(|| GuestVanished {
-            name: self.name.clone(),
-            what,
-            console: tail(&console),
-        })
+    pub fn console(&self) -> Console {
+        Console {
+            guest: self.name.clone(),
+            log: self.console_log(),
+        }
     }
 
     /// The domain as libvirt wants it.
@@ -350,9 +325,7 @@ impl Guest {
     /// Everything it has printed.
     #[must_use]
     pub fn console(&self) -> String {
-        fs::read(self.spec.console_log())
-            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
-            .unwrap_or_default()
+        self.spec.console().text()
     }
 
     /// Waits for a line with this text; gives the last one.
@@ -360,30 +333,7 @@ impl Guest {
     /// # Errors
     /// When there is none in time, or the guest has ended.
     pub fn wait_console(&self, text: &str, limit: Duration) -> anyhow::Result<String> {
-        let what = format!("guest {} to print {text}", self.spec.name);
-        wait_until(&what, limit, || {
-            let console = self.console();
-            if let Some(line) = console.lines().rfind(|line| line.contains(text)) {
-                return Ok(Look::Done(line.trim().to_owned()));
-            }
-            self.expect_healthy(&console)?;
-            Ok(Look::NotYet(format!("console: {}", tail(&console))))
-        })
-    }
-
-    /// Fails when the guest cannot be expected to say anything more.
-    fn expect_healthy(&self, console: &str) -> anyhow::Result<()> {
-        let name = &self.spec.name;
-        let trouble = console
-            .lines()
-            .find(|line| line.starts_with(MARKER_ERROR) || line.contains("Kernel panic"));
-        if let Some(line) = trouble {
-            bail!("guest {name} failed: {}", line.trim());
-        }
-        match self.spec.vanished() {
-            Some(vanished) if !self.process.alive() => Err(vanished.into()),
-            _ => Ok(()),
-        }
+        self.spec.console().wait(text, limit, || self.process.alive())
     }
 
     /// Sends a line to its console. QEMU reads at its own pace, and what it has not read is lost when the connection is closed:
@@ -409,8 +359,9 @@ impl Guest {
         let order = behaviour.to_string();
         let _open = self.send(&order)?;
         let done = self.wait_console(&format!("PHASE {order}"), Duration::from_secs(60));
-        done.map(drop)
-            .map_err(|error| self.spec.stands_still(&order).map_or(error, Into::into))
+        let silent = || self.spec.console().unexplained("stands still", &order);
+        // Its kernel did not even echo what was typed.
+        done.map(drop).map_err(|error| silent().map_or(error, Into::into))
     }
 
     /// Gives it a command, and waits for the line that answers it: a new one with this text.
@@ -418,20 +369,10 @@ impl Guest {
     /// # Errors
     /// When it does not answer in time.
     pub fn command(&self, command: &str, answer: &str) -> anyhow::Result<String> {
-        let before = self.console().matches(answer).count();
-        let _open = self.send(command)?;
-        let what = format!("guest {} to answer {command}", self.spec.name);
-        wait_until(&what, Duration::from_secs(60), || {
-            let console = self.console();
-            // A line counts once it is whole.
-            let (whole, _) = console.rsplit_once('\n').unwrap_or_default();
-            let last = whole.lines().rfind(|line| line.contains(answer));
-            if let Some(line) = last.filter(|_| whole.matches(answer).count() > before) {
-                return Ok(Look::Done(line.trim().to_owned()));
-            }
-            self.expect_healthy(&console)?;
-            Ok(Look::NotYet(format!("console: {}", tail(&console))))
-        })
+        let lives = || self.process.alive();
+        self.spec
+            .console()
+            .answer(command, answer, |line| self.send(line), lives)
     }
 
     /// Loops computed and passes over memory so far.
@@ -440,12 +381,7 @@ impl Guest {
     /// When it does not answer in time.
     pub fn progress(&self) -> anyhow::Result<(u64, u64)> {
         let line = self.command("report", MARKER_REPORT)?;
-        let field = |key: &str| {
-            line.split_whitespace()
-                .find_map(|word| word.strip_prefix(key)?.parse::<u64>().ok())
-        };
-        let counts = field("loops=").zip(field("passes="));
-        counts.with_context(|| format!("a report without counts: {line}"))
+        Ok((count(&line, "loops=")?, count(&line, "passes=")?))
     }
 
     /// The mapping of its RAM in QEMU.
@@ -496,12 +432,6 @@ impl Guest {
 #[must_use]
 pub fn mib(pages: u64) -> u64 {
     (pages * PAGE_BYTES) >> 20
-}
-
-/// The end of a text, for a message.
-fn tail(text: &str) -> String {
-    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-    lines[lines.len().saturating_sub(3)..].join(" / ")
 }
 
 #[cfg(test)]

@@ -12,12 +12,12 @@ use virt::connect::Connect;
 
 use super::proc::Process;
 use super::wait::{Look, wait_until};
+use super::xen;
 
 /// Where guests' sockets and console logs are.
 pub const RUN_DIR: &str = "/run/homenode-testbed";
 /// Where the guests' kernel and initramfs are, in memory: QEMU maps the kernel.
 pub const IMAGE_DIR: &str = "/run/homenode-testbed/images";
-const URI: &str = "qemu:///system";
 const CAPABILITIES: &str = "/var/cache/libvirt/qemu/capabilities";
 const PID_FILE: &str = "/run/libvirtd.pid";
 const ANSWER_LIMIT: Duration = Duration::from_secs(120);
@@ -132,6 +132,15 @@ pub fn start() -> anyhow::Result<(Connect, Duration)> {
     Ok((connection, begin.elapsed()))
 }
 
+/// Where the daemon's domains are.
+fn uri() -> &'static str {
+    if xen::is_dom0() {
+        "xen:///system"
+    } else {
+        "qemu:///system"
+    }
+}
+
 /// A connection that has answered, as soon as there is one.
 ///
 /// # Errors
@@ -139,7 +148,7 @@ pub fn start() -> anyhow::Result<(Connect, Duration)> {
 pub fn connect_within(limit: Duration) -> anyhow::Result<Connect> {
     homenode_linux::load_libvirt().map_err(anyhow::Error::msg)?;
     wait_until("libvirt to answer", limit, || {
-        match Connect::open(Some(URI)).and_then(|connection| connection.lib_version().map(|_| connection)) {
+        match Connect::open(Some(uri())).and_then(|connection| connection.lib_version().map(|_| connection)) {
             Ok(connection) => Ok(Look::Done(connection)),
             Err(error) => Ok(Look::NotYet(error.message().to_owned())),
         }
@@ -184,7 +193,8 @@ pub fn clean_up() -> anyhow::Result<()> {
         start()?.0
     };
     for domain in connection.list_all_domains(0).context("cannot list domains")? {
-        if domain.is_active().unwrap_or(false) {
+        // The driver for Xen lists dom0 as well, whose number is 0.
+        if domain.is_active().unwrap_or(false) && domain.id() != Some(0) {
             let _ = domain.destroy();
         }
         if domain.is_persistent().unwrap_or(false) {
@@ -197,6 +207,9 @@ pub fn clean_up() -> anyhow::Result<()> {
         .flatten()
     {
         let _ = fs::remove_file(entry.path());
+    }
+    if xen::is_dom0() {
+        xen::clean_up()?;
     }
     Ok(())
 }

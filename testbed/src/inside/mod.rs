@@ -1,5 +1,6 @@
 //! The side that runs in the emulated host: what a case can use.
 
+pub mod console;
 pub mod guest;
 pub mod kvm;
 pub mod libvirtd;
@@ -8,6 +9,7 @@ pub mod proc;
 pub mod process;
 pub mod server;
 pub mod wait;
+pub mod xen;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,9 +22,11 @@ use anyhow::{Context as _, anyhow, bail, ensure};
 use serde_json::Value;
 use virt::connect::Connect;
 
-use self::guest::{Guest, GuestSpec, GuestVanished};
+use self::console::GuestVanished;
+use self::guest::{Guest, GuestSpec};
 use self::proc::Process;
 use self::process::Program;
+use self::xen::domu::{self, DomuSpec};
 use crate::cases;
 use crate::exchange::Exchange;
 
@@ -35,6 +39,8 @@ pub struct Inside {
     started: Instant,
     /// Guests that nobody has destroyed.
     guests: Mutex<Vec<(GuestSpec, Process)>>,
+    /// The same of a Xen host.
+    domus: Mutex<Vec<DomuSpec>>,
 }
 
 impl Inside {
@@ -141,12 +147,21 @@ impl Inside {
         self.guests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn domus(&self) -> MutexGuard<'_, Vec<DomuSpec>> {
+        self.domus.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The first guest that has ended although nobody destroyed it, and whose kernel said nothing.
     fn vanished(&self) -> Option<GuestVanished> {
         self.guests()
             .iter()
             .filter(|(_, process)| !process.alive())
-            .find_map(|(spec, _)| spec.vanished())
+            .find_map(|(spec, _)| spec.console().vanished())
+            .or_else(|| {
+                let domus = self.domus();
+                let gone = domus.iter().filter(|spec| !domu::lives(&spec.name));
+                gone.into_iter().find_map(|spec| spec.console().vanished())
+            })
     }
 
     /// Creates guests at the same time, each in a thread of its own, and does not wait.
@@ -243,13 +258,13 @@ pub fn run_case(root: &Path, name: &str) -> anyhow::Result<()> {
         .map(Path::to_owned)
         .context("this program is in no directory")?;
     let connection = libvirtd::connect_within(Duration::from_secs(60))?;
-    let guests = Mutex::default();
     let mut inside = Inside {
         connection,
         dir,
         programs,
         started: Instant::now(),
-        guests,
+        guests: Mutex::default(),
+        domus: Mutex::default(),
     };
     let cases::Run::Inside(run) = case.run else {
         bail!("{name} runs outside of the emulated host");

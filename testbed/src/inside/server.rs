@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::{kvm, libvirtd};
+use super::{kvm, libvirtd, xen};
 use crate::cases;
 use crate::exchange::{CAPABILITIES_DIR, Event, Exchange, Job};
 
@@ -101,15 +101,20 @@ pub fn serve(root: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The VM keeps KVM in use while it lives.
-fn prepare() -> anyhow::Result<kvm::HeldVm> {
+/// The VM keeps KVM in use while it lives; a dom0 has none.
+fn prepare() -> anyhow::Result<Option<kvm::HeldVm>> {
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let bin = program.parent().context("this program is in no directory")?;
+    if xen::is_dom0() {
+        xen::prepare(bin)?;
+        libvirtd::start()?;
+        return Ok(None);
+    }
     libvirtd::prepare(bin)?;
     libvirtd::restore_capabilities(&bin.join(CAPABILITIES_DIR))?;
     let vm = kvm::hold_vm()?;
     libvirtd::start()?;
-    Ok(vm)
+    Ok(Some(vm))
 }
 
 /// Says every two seconds that we are alive, from a thread of its own.
@@ -236,6 +241,9 @@ fn keep_logs(dir: &Path) -> anyhow::Result<()> {
                 fs::copy(entry.path(), dir.join(name))?;
             }
         }
+    }
+    if xen::is_dom0() {
+        xen::keep_logs(dir)?;
     }
     fs::write(dir.join("dmesg"), libvirtd::run("dmesg", &[])?)?;
     Ok(())

@@ -19,12 +19,13 @@ use homenode_formats::pmu_region::{Layout, SAMPLES, TAGS_MAX};
 use super::guard::{Guard, end_group};
 use super::guest_image::{Kernel, build_initramfs};
 use super::topology_guest::build_module;
+use super::xen;
 use crate::exchange::{CAPABILITIES_DIR, Exchange};
 
 /// Nodes of the emulated host where none are counted; each has one CPU.
 pub const NODES: u32 = 4;
 /// Memory of one node in MiB.
-const NODE_MIB: u32 = 1024;
+pub(super) const NODE_MIB: u32 = 1024;
 /// Last-level cache of each node of the modelled PMU: half of it is little for a guest, and a few guests overflow it.
 pub const LLC_BYTES: u64 = 2 << 20;
 /// Private cache of each of its CPUs.
@@ -44,33 +45,50 @@ pub enum HostKind {
     Counted,
     /// As the plain one, with a kernel that has DAMON; the guests have the stock one.
     Damon,
+    /// Four nodes of one CPU under Xen: the inside is its dom0.
+    Xen,
 }
 
 impl HostKind {
-    fn nodes(self) -> u32 {
+    pub(super) fn nodes(self) -> u32 {
         match self {
-            Self::Plain | Self::Damon => NODES,
+            Self::Plain | Self::Damon | Self::Xen => NODES,
             Self::Counted => 2,
         }
     }
 
     fn cpus_per_node(self) -> u32 {
         match self {
-            Self::Plain | Self::Damon => 1,
+            Self::Plain | Self::Damon | Self::Xen => 1,
             Self::Counted => 2,
         }
     }
 
-    fn cpus(self) -> u32 {
+    pub(super) fn cpus(self) -> u32 {
         self.nodes() * self.cpus_per_node()
     }
 
     /// A square of four nodes: neighbours at 16, the opposite corner at 22. Of two nodes they are neighbours.
-    fn distances(self) -> impl Iterator<Item = (u32, u32, u32)> {
+    pub(super) fn distances(self) -> impl Iterator<Item = (u32, u32, u32)> {
         let nodes = self.nodes();
         (0..nodes).flat_map(move |from| {
             (from + 1..nodes).map(move |to| (from, to, if from + to == NODES - 1 { 22 } else { 16 }))
         })
+    }
+}
+
+impl HostKind {
+    /// All distances, from each node to each.
+    #[must_use]
+    pub fn distance_matrix(self) -> Vec<Vec<u32>> {
+        let count = self.nodes() as usize;
+        let mut matrix = vec![vec![10; count]; count];
+        for (from, to, distance) in self.distances() {
+            let (from, to) = (from as usize, to as usize);
+            matrix[from][to] = distance;
+            matrix[to][from] = distance;
+        }
+        matrix
     }
 }
 
@@ -87,7 +105,7 @@ const KERNEL_OPTIONS: [&str; 3] = [
 pub struct Workshop {
     /// Directory for everything the testbed makes, `target/testbed`.
     pub dir: PathBuf,
-    kernel: Kernel,
+    pub(super) kernel: Kernel,
     /// The guests' kernel.
     pub vmlinux: PathBuf,
     /// Their only program.
@@ -217,73 +235,30 @@ impl EmulatedHost {
     /// Starts a boot in `dir`, which is new.
     ///
     /// # Errors
-    /// When a file cannot be copied or vng cannot be started.
+    /// When a file cannot be copied or the emulator cannot be started.
     pub fn boot(workshop: &Workshop, kind: HostKind, dir: &Path, guard: &mut Guard) -> anyhow::Result<Self> {
-        let venv_bin = workshop.dir.join("venv/bin");
-        if !venv_bin.join("vng").exists() {
-            bail!(
-                "virtme-ng is not in {}: run scripts/testbed-setup.sh",
-                venv_bin.display()
-            );
-        }
         let exchange = Exchange::create(&dir.join("exchange"))?;
         let program = install_programs(workshop, dir)?;
-        let inside = format!("{} inside {}", program.display(), exchange.root().display());
-        let path = std::env::var("PATH").unwrap_or_default();
         let log = |name: &str| {
             let path = dir.join(name);
             fs::File::create(&path).with_context(|| format!("cannot create {}", path.display()))
         };
-        let mut command = Command::new(venv_bin.join("vng"));
-        command.env("PATH", format!("{}:{path}", venv_bin.display()));
-        // Without --verbose the console goes nowhere, and a panic looks like a clean end.
-        command.args([
-            "--verbose",
-            "--disable-kvm",
-            "--disable-microvm",
-            "--force-9p",
-            "--run",
-        ]);
-        command.arg(workshop.image(kind)?);
-        command.args(["--cpus".to_owned(), kind.cpus().to_string()]);
-        command.args(["--memory".to_owned(), format!("{}M", kind.nodes() * NODE_MIB)]);
-        for node in 0..kind.nodes() {
-            let first = node * kind.cpus_per_node();
-            let cpus = match kind.cpus_per_node() {
-                1 => first.to_string(),
-                count => format!("{first}-{}", first + count - 1),
-            };
-            command.args(["--numa".to_owned(), format!("{NODE_MIB}M,cpus={cpus}")]);
-        }
-        for (from, to, distance) in kind.distances() {
-            command.args(["--numa-distance".to_owned(), format!("{from},{to}={distance}")]);
-        }
-        command.arg(format!("--rwdir={0}={0}", exchange.root().display()));
-        for option in KERNEL_OPTIONS {
-            command.args(["--append", option]);
-        }
-        let monitor = dir.join("monitor");
-        let monitor_options = format!(
-            "-chardev socket,id=testbed,path={},server=on,wait=off -mon testbed",
-            monitor.display()
-        );
-        let pmu_options = match kind {
-            HostKind::Plain | HostKind::Damon => String::new(),
-            HostKind::Counted => workshop.pmu_options(kind, &dir.join("pmu"))?,
+        let mut command = match kind {
+            HostKind::Xen => xen::emulator(workshop, &program, dir, exchange.root())?,
+            HostKind::Plain | HostKind::Counted | HostKind::Damon => {
+                virtme(workshop, kind, &program, dir, exchange.root())?
+            }
         };
-        command
-            .arg(format!(
-                "--qemu-opts=-cpu EPYC,+svm,+npt {monitor_options}{pmu_options}"
-            ))
-            .arg("--")
-            .arg(inside);
         // The console and the program's output are two files: QEMU opens each anew, and would overwrite one with
         // the other in a shared one.
         command
             .stdin(Stdio::null())
             .stdout(log("stdout.log")?)
             .stderr(log("console.log")?);
-        let process = command.process_group(0).spawn().context("cannot start vng")?;
+        let process = command
+            .process_group(0)
+            .spawn()
+            .context("cannot start the emulated host")?;
         let group = process.id();
         guard.add(group)?;
         let capabilities = workshop.capabilities();
@@ -311,13 +286,13 @@ impl EmulatedHost {
         let Some(status) = self
             .process
             .try_wait()
-            .context("cannot ask for the state of vng")?
+            .context("cannot ask for the state of the emulated host")?
         else {
             return Ok(None);
         };
         let how = match (status.code(), status.signal()) {
-            (_, Some(signal)) => format!("vng ended by signal {signal}"),
-            (code, None) => format!("vng ended with status {}", code.unwrap_or(-1)),
+            (_, Some(signal)) => format!("it ended by signal {signal}"),
+            (code, None) => format!("it ended with status {}", code.unwrap_or(-1)),
         };
         Ok(Some(match self.last_words() {
             Some(words) => format!("{how}; last kernel message of trouble: {words}"),
@@ -337,6 +312,7 @@ impl EmulatedHost {
             "soft lockup",
             "rcu: INFO",
             "general protection",
+            "(XEN) Panic",
         ];
         text.lines()
             .find(|line| trouble.iter().any(|word| line.contains(word)))
@@ -374,6 +350,69 @@ impl EmulatedHost {
     }
 }
 
+/// What starts the host of virtme-ng, which runs `program` in it.
+fn virtme(
+    workshop: &Workshop,
+    kind: HostKind,
+    program: &Path,
+    dir: &Path,
+    exchange: &Path,
+) -> anyhow::Result<Command> {
+    let venv_bin = workshop.dir.join("venv/bin");
+    if !venv_bin.join("vng").exists() {
+        bail!(
+            "virtme-ng is not in {}: run scripts/testbed-setup.sh",
+            venv_bin.display()
+        );
+    }
+    let inside = format!("{} inside {}", program.display(), exchange.display());
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut command = Command::new(venv_bin.join("vng"));
+    command.env("PATH", format!("{}:{path}", venv_bin.display()));
+    // Without --verbose the console goes nowhere, and a panic looks like a clean end.
+    command.args([
+        "--verbose",
+        "--disable-kvm",
+        "--disable-microvm",
+        "--force-9p",
+        "--run",
+    ]);
+    command.arg(workshop.image(kind)?);
+    command.args(["--cpus".to_owned(), kind.cpus().to_string()]);
+    command.args(["--memory".to_owned(), format!("{}M", kind.nodes() * NODE_MIB)]);
+    for node in 0..kind.nodes() {
+        let first = node * kind.cpus_per_node();
+        let cpus = match kind.cpus_per_node() {
+            1 => first.to_string(),
+            count => format!("{first}-{}", first + count - 1),
+        };
+        command.args(["--numa".to_owned(), format!("{NODE_MIB}M,cpus={cpus}")]);
+    }
+    for (from, to, distance) in kind.distances() {
+        command.args(["--numa-distance".to_owned(), format!("{from},{to}={distance}")]);
+    }
+    command.arg(format!("--rwdir={0}={0}", exchange.display()));
+    for option in KERNEL_OPTIONS {
+        command.args(["--append", option]);
+    }
+    let monitor = dir.join("monitor");
+    let monitor_options = format!(
+        "-chardev socket,id=testbed,path={},server=on,wait=off -mon testbed",
+        monitor.display()
+    );
+    let pmu_options = match kind {
+        HostKind::Plain | HostKind::Damon | HostKind::Xen => String::new(),
+        HostKind::Counted => workshop.pmu_options(kind, &dir.join("pmu"))?,
+    };
+    command
+        .arg(format!(
+            "--qemu-opts=-cpu EPYC,+svm,+npt {monitor_options}{pmu_options}"
+        ))
+        .arg("--")
+        .arg(inside);
+    Ok(command)
+}
+
 /// Copies this program, `homenode` if it is there, and the guest's files to where the boot reads them.
 fn install_programs(workshop: &Workshop, dir: &Path) -> anyhow::Result<PathBuf> {
     let bin = dir.join("bin");
@@ -388,7 +427,7 @@ fn install_programs(workshop: &Workshop, dir: &Path) -> anyhow::Result<PathBuf> 
 }
 
 /// Copies the files of a directory, if it is there.
-fn copy_files(from: &Path, to: &Path) -> anyhow::Result<()> {
+pub(super) fn copy_files(from: &Path, to: &Path) -> anyhow::Result<()> {
     for entry in fs::read_dir(from).into_iter().flatten().flatten() {
         fs::create_dir_all(to).with_context(|| format!("cannot create {}", to.display()))?;
         copy(&entry.path(), &to.join(entry.file_name()))?;

@@ -17,6 +17,7 @@ pub mod qmp;
 pub mod report;
 pub mod runtimes;
 pub mod topology_guest;
+pub mod xen;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
@@ -28,7 +29,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 
-use self::emulated::{EmulatedHost, HostKind, Workshop};
+use self::emulated::{EmulatedHost, HostKind, Workshop, copy_files};
 use self::guard::Guard;
 use self::plain::Outside;
 use self::report::{BootReport, CaseReport, Report, Verdict};
@@ -46,6 +47,8 @@ const RETRIES: usize = 2;
 /// Boots of one group that may fail before they are ready.
 const BOOT_TRIES: usize = 3;
 const POLL: Duration = Duration::from_millis(200);
+/// Folder of a case's directory: what it leaves there is worth keeping once it has passed.
+pub const KEPT: &str = "kept";
 
 /// What the command line asks for.
 #[derive(Debug, Clone)]
@@ -290,8 +293,10 @@ impl Run {
                     Ok(mut report) => {
                         pending.pop_front();
                         report.infrastructure = deaths.remove(case.name).unwrap_or_default();
-                        if report.verdict == Verdict::Fail {
-                            report.log = Some(session.host.exchange.case_dir(case.name));
+                        let dir = session.host.exchange.case_dir(case.name);
+                        match report.verdict {
+                            Verdict::Pass => copy_files(&dir.join(KEPT), &self.workshop.dir)?,
+                            Verdict::Fail | Verdict::Infrastructure => report.log = Some(dir),
                         }
                         self.record(report);
                     }

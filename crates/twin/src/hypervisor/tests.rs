@@ -1,5 +1,7 @@
 //! Both disciplines under a small driver: tasks that run and sleep, and nothing else.
 
+mod measured;
+
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;

@@ -1,0 +1,136 @@
+//! What a guest prints, kept in a file by whoever holds the other end of its console, and what it answers.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use homenode_testbed_guest::MARKER_ERROR;
+
+use super::wait::{Look, wait_until};
+
+/// How long a guest may take to answer a command.
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+
+/// A guest that ended or stands still and did not say why: emulated SVM lets a guest fall into a triple fault now and then, or
+/// never take an interrupt again. The case that it belonged to has shown nothing, neither good nor bad.
+#[derive(Debug, thiserror::Error)]
+#[error("guest {name} {what} without a word of its kernel; its console: {console}")]
+pub struct GuestVanished {
+    /// The guest.
+    pub name: String,
+    /// What became of it.
+    pub what: &'static str,
+    /// The end of what it printed.
+    pub console: String,
+}
+
+/// What one guest prints.
+#[derive(Debug, Clone)]
+pub struct Console {
+    /// The guest.
+    pub guest: String,
+    /// Where what it prints is kept.
+    pub log: PathBuf,
+}
+
+impl Console {
+    /// Everything that it has printed.
+    #[must_use]
+    pub fn text(&self) -> String {
+        fs::read(&self.log)
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+            .unwrap_or_default()
+    }
+
+    /// The error for a guest that has ended, unless its kernel said why.
+    #[must_use]
+    pub fn vanished(&self) -> Option<GuestVanished> {
+        self.unexplained("has vanished", "Kernel panic")
+    }
+
+    /// The error for a guest that stands so, unless it printed this.
+    #[must_use]
+    pub fn unexplained(&self, what: &'static str, explanation: &str) -> Option<GuestVanished> {
+        let console = self.text();
+        (!console.contains(explanation)).then(|| GuestVanished {
+            name: self.guest.clone(),
+            what,
+            console: tail(&console),
+        })
+    }
+
+    /// Waits for a line with this text; gives the last one. `lives` says whether the guest does.
+    ///
+    /// # Errors
+    /// When there is none in time, or the guest has ended.
+    pub fn wait(&self, text: &str, limit: Duration, lives: impl Fn() -> bool) -> anyhow::Result<String> {
+        let what = format!("guest {} to print {text}", self.guest);
+        wait_until(&what, limit, || {
+            let console = self.text();
+            if let Some(line) = console.lines().rfind(|line| line.contains(text)) {
+                return Ok(Look::Done(line.trim().to_owned()));
+            }
+            self.expect_healthy(&console, &lives)?;
+            Ok(Look::NotYet(format!("console: {}", tail(&console))))
+        })
+    }
+
+    /// Has a command sent, and waits for the line that answers it: a new one with this text.
+    ///
+    /// # Errors
+    /// When it cannot be sent, or is not answered in time.
+    pub fn answer<T>(
+        &self,
+        command: &str,
+        answer: &str,
+        send: impl FnOnce(&str) -> anyhow::Result<T>,
+        lives: impl Fn() -> bool,
+    ) -> anyhow::Result<String> {
+        let before = self.text().matches(answer).count();
+        // Some ways in lose what was not read when they are closed: open until the guest has answered.
+        let _open = send(command)?;
+        let what = format!("guest {} to answer {command}", self.guest);
+        wait_until(&what, ANSWER_LIMIT, || {
+            let console = self.text();
+            // A line counts once it is whole.
+            let (whole, _) = console.rsplit_once('\n').unwrap_or_default();
+            let last = whole.lines().rfind(|line| line.contains(answer));
+            if let Some(line) = last.filter(|_| whole.matches(answer).count() > before) {
+                return Ok(Look::Done(line.trim().to_owned()));
+            }
+            self.expect_healthy(&console, &lives)?;
+            Ok(Look::NotYet(format!("console: {}", tail(&console))))
+        })
+    }
+
+    /// Fails when the guest cannot be expected to say anything more.
+    fn expect_healthy(&self, console: &str, lives: impl Fn() -> bool) -> anyhow::Result<()> {
+        let trouble = console
+            .lines()
+            .find(|line| line.starts_with(MARKER_ERROR) || line.contains("Kernel panic"));
+        if let Some(line) = trouble {
+            bail!("guest {} failed: {}", self.guest, line.trim());
+        }
+        match self.vanished() {
+            Some(vanished) if !lives() => Err(vanished.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A count in what a guest answered, as in `loops=12`; `key` has the equals sign.
+///
+/// # Errors
+/// When there is none.
+pub fn count(line: &str, key: &str) -> anyhow::Result<u64> {
+    let mut words = line.split_whitespace();
+    let found = words.find_map(|word| word.strip_prefix(key)?.parse().ok());
+    found.with_context(|| format!("no {key} in: {line}"))
+}
+
+/// The end of a text, for a message.
+fn tail(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(3)..].join(" / ")
+}

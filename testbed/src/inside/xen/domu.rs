@@ -1,0 +1,370 @@
+//! DomUs: described, created by libvirt or by `xl`, looked at, destroyed.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow};
+use homenode_testbed_guest::{Behaviour, MARKER_READY, MARKER_REPORT, Orders};
+use virt::domain::Domain;
+
+use super::super::Inside;
+use super::super::console::{Console, count};
+use super::super::libvirtd::run;
+use super::super::wait::{Look, wait_until};
+use super::{IMAGE_DIR, LOG_DIR, domains, pages_by_node, xl};
+
+const READY_LIMIT: Duration = Duration::from_secs(120);
+
+/// How a domU is virtualised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Paravirtualised: its page tables are the hypervisor's business.
+    Pv,
+    /// In hardware's virtualisation, without a firmware or devices of a PC.
+    Pvh,
+}
+
+/// Who creates a domU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Toolstack {
+    /// libvirt's Xen driver.
+    Libvirt,
+    /// `xl`, which libvirt then does not know of.
+    Xl,
+}
+
+/// A domU to be created.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DomuSpec {
+    /// Its name.
+    pub name: String,
+    /// How it is virtualised.
+    pub kind: Kind,
+    /// Memory. Below 128 MiB the stock kernel does not boot reliably.
+    pub memory_mib: u64,
+    /// The list of CPUs on which each of its vCPUs may run. `xl` also tells the hypervisor that they are preferred: the
+    /// memory's place follows from that.
+    pub cpus: Vec<String>,
+    /// What it does.
+    pub orders: Orders,
+}
+
+impl DomuSpec {
+    /// 128 MiB and one vCPU that may run on these CPUs, idle.
+    #[must_use]
+    pub fn new(name: &str, kind: Kind, cpus: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            kind,
+            memory_mib: 128,
+            cpus: vec![cpus.to_owned()],
+            orders: Orders::default(),
+        }
+    }
+
+    /// The same, doing this from the start.
+    #[must_use]
+    pub fn doing(mut self, behaviour: Behaviour) -> Self {
+        self.orders.first = behaviour;
+        self
+    }
+
+    /// Its console, as Xen's daemon keeps it.
+    #[must_use]
+    pub fn console(&self) -> Console {
+        Console {
+            guest: self.name.clone(),
+            log: PathBuf::from(format!("{LOG_DIR}/guest-{}.log", self.name)),
+        }
+    }
+
+    fn cmdline(&self) -> String {
+        format!("console=hvc0 quiet {}", self.orders.to_cmdline())
+    }
+
+    /// The domain as libvirt wants it. Only a pin of a vCPU decides where the memory is.
+    #[must_use]
+    pub fn xml(&self) -> String {
+        let mut pins = String::new();
+        for (vcpu, cpus) in self.cpus.iter().enumerate() {
+            let _ = write!(pins, "<vcpupin vcpu='{vcpu}' cpuset='{cpus}'/>");
+        }
+        // Emulated SVM does not decode the instruction that an emulated TSC takes.
+        let (os, clock) = match self.kind {
+            Kind::Pv => ("machine='xenpv'>linux", ""),
+            Kind::Pvh => (
+                "machine='xenpvh'>xenpvh",
+                "<clock offset='utc' adjustment='reset'><timer name='tsc' mode='native'/></clock>",
+            ),
+        };
+        format!(
+            "<domain type='xen'><name>{}</name><memory unit='MiB'>{}</memory><vcpu>{}</vcpu><cputune>{pins}</cputune>\
+             <os><type arch='x86_64' {os}</type><kernel>{IMAGE_DIR}/vmlinux</kernel><initrd>{IMAGE_DIR}/initramfs</initrd>\
+             <cmdline>{}</cmdline></os>{clock}\
+             <on_poweroff>destroy</on_poweroff><on_reboot>destroy</on_reboot><on_crash>destroy</on_crash>\
+             <devices><console type='pty'><target type='xen'/></console></devices></domain>",
+            self.name,
+            self.memory_mib,
+            self.cpus.len(),
+            self.cmdline()
+        )
+    }
+
+    /// The domain as `xl` wants it.
+    #[must_use]
+    pub fn configuration(&self) -> String {
+        let kind = match self.kind {
+            Kind::Pv => "type=\"pv\"",
+            Kind::Pvh => "type=\"pvh\"\ntsc_mode=\"native\"",
+        };
+        let lists: Vec<String> = self.cpus.iter().map(|cpus| format!("\"{cpus}\"")).collect();
+        let lists = lists.join(",");
+        format!(
+            "name=\"{}\"\n{kind}\nkernel=\"{IMAGE_DIR}/vmlinux\"\nramdisk=\"{IMAGE_DIR}/initramfs\"\nextra=\"{}\"\n\
+             memory={}\nvcpus={}\ncpus=[{lists}]\ncpus_soft=[{lists}]\n\
+             on_poweroff=\"destroy\"\non_reboot=\"destroy\"\non_crash=\"destroy\"\n",
+            self.name,
+            self.cmdline(),
+            self.memory_mib,
+            self.cpus.len()
+        )
+    }
+}
+
+/// A running domU.
+pub struct Domu {
+    /// How it was described.
+    pub spec: DomuSpec,
+    /// The hypervisor's number of it.
+    pub id: u32,
+    /// libvirt's handle, where libvirt made it. Becomes stale when libvirtd is restarted.
+    pub domain: Option<Domain>,
+}
+
+/// One vCPU, as `xl vcpu-list` shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Vcpu {
+    /// The CPU on which it runs or ran last; none where it does not.
+    pub cpu: Option<u32>,
+    /// CPUs on which it may run, and those that it prefers, as Xen writes lists.
+    pub hard: String,
+    /// See [`Vcpu::hard`].
+    pub soft: String,
+}
+
+impl Domu {
+    fn lives(&self) -> bool {
+        lives(&self.spec.name)
+    }
+
+    /// Waits until its init has begun the ordered behaviour.
+    ///
+    /// # Errors
+    /// When it does not in time, or it has ended.
+    pub fn wait_ready(&self) -> anyhow::Result<()> {
+        let console = self.spec.console();
+        console.wait(MARKER_READY, READY_LIMIT, || self.lives()).map(drop)
+    }
+
+    /// Gives it a command, and waits for the line that answers it: a new one with this text.
+    ///
+    /// # Errors
+    /// When it does not answer in time.
+    pub fn command(&self, command: &str, answer: &str) -> anyhow::Result<String> {
+        let send = |line: &str| {
+            let key = format!("/local/domain/{}/console/tty", self.id);
+            let path = run("xenstore-read", &[&key])?;
+            let path = path.trim();
+            // It must not become the terminal of our process.
+            let mut options = fs::OpenOptions::new();
+            options.write(true).custom_flags(libc::O_NOCTTY);
+            let mut console = options
+                .open(path)
+                .with_context(|| format!("cannot open {path}"))?;
+            console
+                .write_all(format!("{line}\n").as_bytes())
+                .with_context(|| format!("cannot write to {path}"))?;
+            Ok(console)
+        };
+        let console = self.spec.console();
+        console.answer(command, answer, send, || self.lives())
+    }
+
+    /// Makes it do something else, and waits until it does.
+    ///
+    /// # Errors
+    /// When it does not answer in time.
+    pub fn switch_to(&self, behaviour: Behaviour) -> anyhow::Result<()> {
+        let order = behaviour.to_string();
+        self.command(&order, &format!("PHASE {order}")).map(drop)
+    }
+
+    /// Loops computed so far, and the steal of its vCPUs as its own kernel counts it.
+    ///
+    /// # Errors
+    /// When it does not answer in time.
+    pub fn progress(&self) -> anyhow::Result<(u64, Duration)> {
+        let line = self.command("report", MARKER_REPORT)?;
+        let steal = Duration::from_millis(count(&line, "steal_ms=")?);
+        Ok((count(&line, "loops=")?, steal))
+    }
+
+    /// Its vCPUs in order.
+    ///
+    /// # Errors
+    /// When the toolstack does not know it.
+    pub fn vcpus(&self) -> anyhow::Result<Vec<Vcpu>> {
+        let text = xl(&["vcpu-list", &self.spec.name])?;
+        text.lines()
+            .skip(1)
+            .map(|line| vcpu(line).with_context(|| format!("xl vcpu-list: not a vCPU: {line}")))
+            .collect()
+    }
+
+    /// Its pages on each node, by node.
+    ///
+    /// # Errors
+    /// When the hypervisor does not count them.
+    pub fn pages_by_node(&self) -> anyhow::Result<Vec<u64>> {
+        let all = pages_by_node()?;
+        let pages = all
+            .get(&self.id)
+            .with_context(|| format!("no pages of domain {}", self.id))?;
+        Ok(pages.values().copied().collect())
+    }
+
+    /// Its weight and its cap in percent of a CPU, from now on; a cap of 0 is none.
+    ///
+    /// # Errors
+    /// When the hypervisor refuses them.
+    pub fn set_credit(&self, weight: u32, cap_percent: u32) -> anyhow::Result<()> {
+        let (weight, cap) = (weight.to_string(), cap_percent.to_string());
+        let name = self.spec.name.as_str();
+        xl(&["sched-credit", "-d", name, "-w", &weight, "-c", &cap]).map(drop)
+    }
+
+    /// Where one of its vCPUs may run.
+    ///
+    /// # Errors
+    /// When the hypervisor refuses it.
+    pub fn pin(&self, vcpu: u32, cpus: &str) -> anyhow::Result<()> {
+        xl(&["vcpu-pin", &self.spec.name, &vcpu.to_string(), cpus]).map(drop)
+    }
+
+    /// Puts it into another pool of CPUs.
+    ///
+    /// # Errors
+    /// When there is no such pool.
+    pub fn move_to_pool(&self, pool: &str) -> anyhow::Result<()> {
+        xl(&["cpupool-migrate", &self.spec.name, pool]).map(drop)
+    }
+}
+
+/// Whether a domU of this name runs.
+pub(in super::super) fn lives(name: &str) -> bool {
+    domains().is_ok_and(|domains| domains.iter().any(|(_, other)| other == name))
+}
+
+/// `NAME ID VCPU CPU STATE TIME HARD / SOFT`.
+fn vcpu(line: &str) -> Option<Vcpu> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let slash = words.iter().position(|word| *word == "/")?;
+    Some(Vcpu {
+        cpu: words.get(3)?.parse().ok(),
+        hard: (*words.get(slash - 1)?).to_owned(),
+        soft: (*words.get(slash + 1)?).to_owned(),
+    })
+}
+
+impl Inside {
+    /// Creates a domU and waits until it is ready.
+    ///
+    /// # Errors
+    /// When the toolstack refuses it, or its init does not come up.
+    pub fn create_domu(&self, spec: &DomuSpec, by: Toolstack) -> anyhow::Result<Domu> {
+        let begin = Instant::now();
+        let name = spec.name.as_str();
+        // The daemon appends, and an earlier domU may have had the name.
+        let _ = fs::remove_file(spec.console().log);
+        let domain = match by {
+            Toolstack::Libvirt => {
+                let created = self.connection.create_domain_xml(&spec.xml(), 0);
+                Some(created.map_err(|error| anyhow!("libvirt did not start {name}: {}", error.message()))?)
+            }
+            Toolstack::Xl => {
+                let path = self.dir().join(format!("{name}.cfg"));
+                fs::write(&path, spec.configuration())
+                    .with_context(|| format!("cannot write {}", path.display()))?;
+                xl(&["create", &path.display().to_string()])?;
+                None
+            }
+        };
+        self.domus().push(spec.clone());
+        let created_s = begin.elapsed().as_secs_f64();
+        let id = wait_until("the domU to be listed", READY_LIMIT, || {
+            let found = domains()?.into_iter().find(|(_, other)| other == name);
+            Ok(found.map_or_else(|| Look::NotYet("it is not".to_owned()), |(id, _)| Look::Done(id)))
+        })?;
+        let domu = Domu {
+            spec: spec.clone(),
+            id,
+            domain,
+        };
+        domu.wait_ready()?;
+        let ready_s = begin.elapsed().as_secs_f64();
+        self.note(format!(
+            "domU {name} ({:?}, by {by:?}) created in {created_s:.1} s, ready after {ready_s:.1} s",
+            spec.kind
+        ));
+        Ok(domu)
+    }
+
+    /// Destroys a domU, as pulling its plug.
+    ///
+    /// # Errors
+    /// When the toolstack cannot.
+    pub fn destroy_domu(&self, domu: &Domu) -> anyhow::Result<()> {
+        self.domus().retain(|spec| *spec != domu.spec);
+        match &domu.domain {
+            Some(domain) => domain
+                .destroy()
+                .map_err(|error| anyhow!("libvirt did not destroy {}: {}", domu.spec.name, error.message())),
+            None => xl(&["destroy", &domu.spec.name]).map(drop),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_toolstacks_are_told_the_same() {
+        let mut spec = DomuSpec::new("d", Kind::Pvh, "3").doing(Behaviour::busy(2));
+        spec.cpus.push("1".to_owned());
+        let (xml, configuration) = (spec.xml(), spec.configuration());
+        assert!(
+            xml.contains(
+                "<vcpu>2</vcpu><cputune><vcpupin vcpu='0' cpuset='3'/><vcpupin vcpu='1' cpuset='1'/>"
+            )
+        );
+        assert!(xml.contains("<timer name='tsc' mode='native'/>"), "{xml}");
+        assert!(configuration.contains("vcpus=2\ncpus=[\"3\",\"1\"]\ncpus_soft=[\"3\",\"1\"]\n"));
+        assert!(configuration.contains("tsc_mode=\"native\"\n"), "{configuration}");
+        let orders = spec.orders.to_cmdline();
+        assert!(xml.contains(&orders) && configuration.contains(&orders));
+    }
+
+    #[test]
+    fn a_line_of_vcpus_is_read() {
+        let line = "pv1                                  1     0    3   r--      10.7  3 / all";
+        let (cpu, hard, soft) = (Some(3), "3".to_owned(), "all".to_owned());
+        assert_eq!(vcpu(line), Some(Vcpu { cpu, hard, soft }));
+        let line = "pv1                                  1     0    -   --p       0.0  all / all";
+        assert_eq!(vcpu(line).map(|vcpu| vcpu.cpu), Some(None));
+    }
+}

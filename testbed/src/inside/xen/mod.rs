@@ -1,0 +1,265 @@
+//! dom0 of a Xen host: its daemons, and what it can ask the hypervisor.
+
+pub mod domu;
+pub mod runstates;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+
+use super::libvirtd::{self, run};
+use super::wait::{Look, wait_until};
+
+/// Where Xen's daemons log, and where what domUs print is kept.
+pub const LOG_DIR: &str = "/var/log/xen";
+/// Where the domUs' kernel and initramfs are: on dom0's own disk, as the toolstack reads them whole for each domU.
+pub const IMAGE_DIR: &str = "/var/lib/homenode-testbed";
+/// The pool that all CPUs are in at first.
+const POOL: &str = "Pool-0";
+
+/// Directories that its daemons want.
+const STATE_DIRS: [&str; 8] = [
+    "/run/lock",
+    "/run/xen",
+    "/run/xenstored",
+    "/run/libvirt",
+    "/var/lib/xen/dump",
+    "/var/lib/xenstored",
+    "/var/log/libvirt/libxl",
+    LOG_DIR,
+];
+
+/// How soon the hypervisor and its daemons answer; the emulated host may stand still for a while.
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+
+/// Whether this is a dom0.
+#[must_use]
+pub fn is_dom0() -> bool {
+    fs::read_to_string("/proc/xen/capabilities").is_ok_and(|text| text.contains("control_d"))
+}
+
+/// Starts Xen's daemons; once per boot.
+///
+/// # Errors
+/// When one of them does not start, or the toolstack does not answer.
+pub fn prepare(images_from: &Path) -> anyhow::Result<()> {
+    for dir in STATE_DIRS.iter().chain(&[IMAGE_DIR]) {
+        fs::create_dir_all(dir).with_context(|| format!("cannot create {dir}"))?;
+    }
+    for name in ["vmlinux", "initramfs"] {
+        let (from, to) = (images_from.join(name), Path::new(IMAGE_DIR).join(name));
+        fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
+    }
+    run("xenstored", &["--pid-file", "/run/xenstored.pid"])?;
+    run("xen-init-dom0", &[])?;
+    let log_dir = format!("--log-dir={LOG_DIR}");
+    run(
+        "xenconsoled",
+        &["--pid-file=/run/xenconsoled.pid", "--log=all", &log_dir],
+    )?;
+    wait_until("xl to answer", ANSWER_LIMIT, || {
+        Ok(match xl(&["list"]) {
+            Ok(_) => Look::Done(()),
+            Err(error) => Look::NotYet(format!("{error:#}")),
+        })
+    })?;
+    run("virtlogd", &["-d"]).map(drop)
+}
+
+/// Destroys what libvirt does not know, and gives all CPUs back to the first pool.
+///
+/// # Errors
+/// When the toolstack does not answer.
+pub fn clean_up() -> anyhow::Result<()> {
+    for (id, _) in domains()? {
+        if id != 0 {
+            let _ = xl(&["destroy", &id.to_string()]);
+        }
+    }
+    let pools = xl(&["cpupool-list"])?;
+    let names = pools
+        .lines()
+        .skip(1)
+        .filter_map(|line| line.split_whitespace().next());
+    for name in names.filter(|name| *name != POOL) {
+        remove_pool(name)?;
+    }
+    Ok(())
+}
+
+/// Makes a pool of CPUs with a credit scheduler of its own.
+///
+/// # Errors
+/// When the CPUs are not the first pool's, or a domain is confined to them.
+pub fn create_pool(name: &str, cpu: u32) -> anyhow::Result<()> {
+    xl(&["cpupool-cpu-remove", POOL, &cpu.to_string()])?;
+    let name = format!("name=\"{name}\"");
+    xl(&[
+        "cpupool-create",
+        &name,
+        "sched=\"credit\"",
+        &format!("cpus=[\"{cpu}\"]"),
+    ])
+    .map(drop)
+}
+
+/// Ends a pool that no domain is in any more; its CPUs go to the first pool.
+///
+/// # Errors
+/// When a domain is in it.
+pub fn remove_pool(name: &str) -> anyhow::Result<()> {
+    let cpus = xl(&["cpupool-list", "-c", name])?;
+    let cpus = cpus
+        .lines()
+        .nth(1)
+        .and_then(|line| line.split_whitespace().nth(1));
+    let cpus = cpus
+        .with_context(|| format!("pool {name} has no CPUs"))?
+        .to_owned();
+    xl(&["cpupool-destroy", name])?;
+    xl(&["cpupool-cpu-add", POOL, &cpus]).map(drop)
+}
+
+/// What `xl` says.
+///
+/// # Errors
+/// When it fails; with what it complained of.
+pub fn xl(arguments: &[&str]) -> anyhow::Result<String> {
+    run("xl", arguments)
+}
+
+/// All domains, dom0 among them: number and name.
+///
+/// # Errors
+/// When the toolstack does not answer.
+pub fn domains() -> anyhow::Result<Vec<(u32, String)>> {
+    let text = xl(&["list"])?;
+    let read = |line: &str| {
+        let mut words = line.split_whitespace();
+        let name = words.next()?.to_owned();
+        Some((words.next()?.parse().ok()?, name))
+    };
+    text.lines()
+        .skip(1)
+        .map(|line| read(line).with_context(|| format!("xl list: not a domain: {line}")))
+        .collect()
+}
+
+/// A figure of `xl info`.
+///
+/// # Errors
+/// When it is not there.
+pub fn info(key: &str) -> anyhow::Result<String> {
+    let text = xl(&["info"])?;
+    let found = text.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        (name.trim() == key).then(|| value.trim().to_owned())
+    });
+    found.with_context(|| format!("xl info has no {key}"))
+}
+
+/// Sizes of the nodes in MiB, and their distances.
+///
+/// # Errors
+/// When `xl info` has no such table.
+pub fn nodes() -> anyhow::Result<Vec<(u64, Vec<u32>)>> {
+    let text = xl(&["info", "--numa"])?;
+    let rows = text.lines().skip_while(|line| !line.starts_with("numa_info"));
+    let rows = rows.skip(2).take_while(|line| line.starts_with(' '));
+    let read = |line: &str| {
+        let (_, figures) = line.split_once(':')?;
+        let mut figures = figures.split_whitespace();
+        let size = figures.next()?.parse().ok()?;
+        let distances = figures.nth(1)?.split(',').map(str::parse);
+        Some((size, distances.collect::<Result<_, _>>().ok()?))
+    };
+    let nodes: Vec<_> = rows
+        .map(|line| read(line).with_context(|| format!("xl info: not a node: {line}")))
+        .collect::<Result<_, _>>()?;
+    ensure!(!nodes.is_empty(), "xl info shows no nodes");
+    Ok(nodes)
+}
+
+/// Pages of each domain on each node, from the hypervisor's own count of them: it is asked for by a key of its console, and
+/// answers there.
+///
+/// # Errors
+/// When no answer comes.
+pub fn pages_by_node() -> anyhow::Result<BTreeMap<u32, BTreeMap<u32, u64>>> {
+    let before = placement(&xl(&["dmesg"])?).map(|(stamp, _)| stamp.to_owned());
+    xl(&["debug-keys", "u"])?;
+    let domains = domains()?.len();
+    wait_until("the hypervisor to count pages", ANSWER_LIMIT, || {
+        let text = xl(&["dmesg"])?;
+        let Some((stamp, pages)) = placement(&text) else {
+            return Ok(Look::NotYet("no count".to_owned()));
+        };
+        let whole = pages.len() >= domains && pages.values().all(|nodes| nodes.len() == pages[&0].len());
+        Ok(if before.as_deref() != Some(stamp) && whole {
+            Look::Done(pages)
+        } else {
+            Look::NotYet(format!("{stamp}: {pages:?}"))
+        })
+    })
+}
+
+/// The last count in the hypervisor's messages: when it was made, and pages by domain and node.
+fn placement(messages: &str) -> Option<(&str, BTreeMap<u32, BTreeMap<u32, u64>>)> {
+    let (_, last) = messages.rsplit_once("dumping numa info (now = ")?;
+    let (stamp, rest) = last.split_once(')')?;
+    let mut pages: BTreeMap<u32, BTreeMap<u32, u64>> = BTreeMap::new();
+    let mut domain = None;
+    let (_, table) = rest.split_once("Memory location of each domain")?;
+    for line in table.lines() {
+        let line = line.trim_start_matches("(XEN)").trim();
+        if let Some(rest) = line.strip_prefix("Domain ") {
+            domain = rest.split_whitespace().next().and_then(|id| id.parse().ok());
+        } else if let (Some(domain), Some(rest)) = (domain, line.strip_prefix("Node "))
+            && let Some((node, count)) = rest.split_once(':')
+            && let (Ok(node), Ok(count)) = (node.trim().parse(), count.trim().parse())
+        {
+            pages.entry(domain).or_default().insert(node, count);
+        }
+    }
+    (!pages.is_empty()).then_some((stamp, pages))
+}
+
+/// Copies what Xen and its daemons said to where the outside can read it.
+///
+/// # Errors
+/// When a file cannot be copied.
+pub fn keep_logs(dir: &Path) -> anyhow::Result<()> {
+    for from in [LOG_DIR, "/var/log/libvirt/libxl"] {
+        for entry in fs::read_dir(from).into_iter().flatten().flatten() {
+            fs::copy(entry.path(), dir.join(entry.file_name()))?;
+        }
+    }
+    fs::write(dir.join("xl-dmesg"), libvirtd::run("xl", &["dmesg"])?)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_count_of_pages_is_read() {
+        let count = |stamp: u32, third: u32| {
+            format!(
+                "(XEN) 'u' pressed -> dumping numa info (now = {stamp})\n(XEN) NODE0 start->0 size->262144 free->97757\n\
+                 (XEN) CPU0 -> NODE0\n(XEN) Memory location of each domain:\n(XEN) Domain 0 (total: 163840):\n\
+                 (XEN)     Node 0: 163334\n(XEN)     Node 1: 506\n(XEN) Domain 3 (total: 32768):\n\
+                 (XEN)     Node 0: 0\n(XEN)     Node 1: {third}\n"
+            )
+        };
+        let text = count(1, 5) + &count(2, 32768);
+        let (stamp, pages) = placement(&text).unwrap_or_default();
+        assert_eq!(stamp, "2");
+        assert_eq!(pages[&3], BTreeMap::from([(0, 0), (1, 32768)]));
+        assert_eq!(pages[&0][&1], 506);
+        assert_eq!(placement("(XEN) Freed 656kB init memory"), None);
+    }
+}

@@ -1,0 +1,202 @@
+//! How long vCPUs ran, waited for a CPU and slept, from the hypervisor's trace of each change.
+//!
+//! `xentrace -D -e 0x21000` writes a record for each change (`xen/include/public/trace.h`): a word with the event in its low 28
+//! bits, above them the count of words that follow, and in bit 31 whether a 64-bit time stamp stands between, in cycles. The
+//! event of a change has the old state in bits 8 and 9 and the new one in bits 4 and 5; its one word is the domain's number in
+//! the upper half and the vCPU's in the lower. Records of the CPUs are mixed, each stamped by its own CPU; all CPUs of an emulated
+//! host count alike.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+
+use super::super::libvirtd::run;
+use super::info;
+
+/// Runstate changes alone.
+const CLASS: &str = "0x21000";
+const CHANGE: u32 = 0x21001;
+const STATES: u32 = 0x330;
+const EVENT: u32 = 0x0fff_ffff;
+const HAS_CYCLES: u32 = 1 << 31;
+
+/// What a vCPU does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum State {
+    /// It runs.
+    Running,
+    /// It wants to run.
+    Runnable,
+    /// It waits for something.
+    Blocked,
+    /// It may not run: it is paused, off, or over its cap.
+    Offline,
+}
+
+impl State {
+    fn of(bits: u32) -> State {
+        match bits & 3 {
+            0 => State::Running,
+            1 => State::Runnable,
+            2 => State::Blocked,
+            _ => State::Offline,
+        }
+    }
+}
+
+/// A vCPU's change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Change {
+    cycles: u64,
+    domain: u32,
+    vcpu: u32,
+    from: State,
+    to: State,
+}
+
+/// The stretches of each vCPU in each state, in seconds, by domain and vCPU: those whose begin and end were both seen.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Stretches {
+    by_vcpu: BTreeMap<(u32, u32), BTreeMap<State, Vec<f64>>>,
+}
+
+impl Stretches {
+    /// Stretches of a vCPU in a state, in seconds, in order.
+    #[must_use]
+    pub fn of(&self, domain: u32, vcpu: u32, state: State) -> &[f64] {
+        let states = self.by_vcpu.get(&(domain, vcpu));
+        states
+            .and_then(|states| states.get(&state))
+            .map_or(&[], Vec::as_slice)
+    }
+
+    /// Their sum.
+    #[must_use]
+    pub fn total_s(&self, domain: u32, vcpu: u32, state: State) -> f64 {
+        self.of(domain, vcpu, state).iter().fold(0.0, |sum, stretch| sum + stretch)
+    }
+
+    /// Time of which a vCPU's states are known.
+    #[must_use]
+    pub fn known_s(&self, domain: u32, vcpu: u32) -> f64 {
+        let states = self.by_vcpu.get(&(domain, vcpu));
+        states.map_or(0.0, |states| states.values().flatten().fold(0.0, |sum, stretch| sum + stretch))
+    }
+}
+
+/// Traces all changes for some seconds; `dir` keeps the trace.
+///
+/// # Errors
+/// When the trace cannot be made or read.
+pub fn trace(dir: &Path, name: &str, time: Duration) -> anyhow::Result<Stretches> {
+    let mhz: f64 = info("cpu_mhz")?
+        .parse()
+        .context("xl info: cpu_mhz is no number")?;
+    // Written to dom0's own memory: the shared directory is slow.
+    let path = format!("/run/{name}.trace");
+    run(
+        "xentrace",
+        &["-D", "-e", CLASS, "-T", &time.as_secs().to_string(), &path],
+    )?;
+    let bytes = fs::read(&path).with_context(|| format!("cannot read {path}"))?;
+    fs::write(dir.join(format!("{name}.trace")), &bytes)?;
+    fs::remove_file(&path)?;
+    stretches(changes(&bytes)?, mhz * 1e6)
+}
+
+/// The changes in a trace, as it has them.
+fn changes(bytes: &[u8]) -> anyhow::Result<Vec<Change>> {
+    let mut words = bytes.chunks_exact(4).map(|word| {
+        let word: [u8; 4] = word.try_into().unwrap_or_default();
+        u32::from_le_bytes(word)
+    });
+    let mut changes = Vec::new();
+    while let Some(head) = words.next() {
+        let mut word = || words.next().context("a trace ends in mid-record");
+        let mut cycles = None;
+        if head & HAS_CYCLES != 0 {
+            let low = u64::from(word()?);
+            cycles = Some(low | u64::from(word()?) << 32);
+        }
+        let extra = (0..head >> 28 & 7)
+            .map(|_| word())
+            .collect::<anyhow::Result<Vec<u32>>>()?;
+        let event = head & EVENT;
+        if event & !STATES != CHANGE {
+            continue;
+        }
+        let (cycles, who) = cycles
+            .zip(extra.first())
+            .context("a change without a time or a vCPU")?;
+        changes.push(Change {
+            cycles,
+            domain: who >> 16,
+            vcpu: who & 0xffff,
+            from: State::of(event >> 8),
+            to: State::of(event >> 4),
+        });
+    }
+    Ok(changes)
+}
+
+/// Stretches between changes that fit together: between others, records were lost.
+fn stretches(mut changes: Vec<Change>, cycles_per_s: f64) -> anyhow::Result<Stretches> {
+    ensure!(!changes.is_empty(), "a trace without a change of a vCPU's state");
+    changes.sort_by_key(|change| change.cycles);
+    let mut last: BTreeMap<(u32, u32), Change> = BTreeMap::new();
+    let mut stretches = Stretches::default();
+    for change in changes {
+        let vcpu = (change.domain, change.vcpu);
+        if let Some(before) = last.insert(vcpu, change)
+            && before.to == change.from
+        {
+            let seconds = (change.cycles - before.cycles) as f64 / cycles_per_s;
+            let states = stretches.by_vcpu.entry(vcpu).or_default();
+            states.entry(change.from).or_default().push(seconds);
+        }
+    }
+    Ok(stretches)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A record of a change of vCPU 1 of domain 2.
+    fn record(cycles: u64, from: u32, to: u32) -> Vec<u8> {
+        let head = HAS_CYCLES | 1 << 28 | CHANGE | from << 8 | to << 4;
+        let words = [head, cycles as u32, (cycles >> 32) as u32, 2 << 16 | 1];
+        words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn stretches_between_changes_are_timed() -> anyhow::Result<()> {
+        // Which CPU the records after it are of; a tracing tool's own record, without a time.
+        let mut bytes: Vec<u8> = [2 << 28 | 0x1f003_u32, 3, 0]
+            .iter()
+            .flat_map(|word| word.to_le_bytes())
+            .collect();
+        let base = 5 << 32;
+        // It waits a second, runs two, is parked; then records are missing; then it waits half a second.
+        for (at, from, to) in [(30, 0, 3), (0, 2, 1), (10, 1, 0), (60, 0, 1), (65, 1, 0)] {
+            bytes.extend(record(base + at, from, to));
+        }
+        let found = stretches(changes(&bytes)?, 10.0)?;
+        assert_eq!(found.of(2, 1, State::Runnable), [1.0, 0.5]);
+        assert_eq!(found.of(2, 1, State::Running), [2.0]);
+        assert!(found.of(2, 1, State::Offline).is_empty());
+        assert!((found.known_s(2, 1) - 3.5).abs() < 1e-9);
+        assert!((found.total_s(2, 0, State::Running)).abs() < 1e-9);
+        Ok(())
+    }
+
+    #[test]
+    fn half_a_record_is_an_error() {
+        let bytes = record(1, 0, 1);
+        assert!(changes(&bytes[..12]).is_err());
+        assert!(stretches(Vec::new(), 1.0).is_err());
+    }
+}
