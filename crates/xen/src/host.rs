@@ -254,7 +254,49 @@ impl XenHost {
             }
         }
         self.domains = domains;
+        self.take_in_others_pins()?;
         self.forget_ended()
+    }
+
+    /// What somebody else pinned since is the operator's from now on, and is what is given back.
+    fn take_in_others_pins(&mut self) -> Result<(), CallError> {
+        let Some(journal) = &mut self.journal else {
+            return Ok(());
+        };
+        for (vm, domain) in &self.domains {
+            let Some(entry) = journal.entry(*vm).filter(|entry| entry.run == domain.run) else {
+                continue;
+            };
+            let (mut pins, mut before) = (entry.get::<Pins>().unwrap_or_default(), entry.before.clone());
+            let mut others = Vec::new();
+            for (index, vcpu) in &domain.vcpus {
+                if pins
+                    .0
+                    .get(index)
+                    .is_some_and(|ours| !ours.contains(&vcpu.affinity))
+                {
+                    pins.0.remove(index);
+                    before.vcpus.insert(*index, vcpu.affinity.clone());
+                    others.push((*index, vcpu.affinity.clone()));
+                }
+            }
+            if others.is_empty() {
+                continue;
+            }
+            // In this order: a crash in between leaves a pin that is not the agent's any more, and is left alone.
+            let written = journal
+                .begin(domain.run.clone(), before)
+                .and_then(|()| journal.set(*vm, &pins));
+            if let Err(error) = written {
+                self.notices.add(error.to_string());
+            }
+            for (index, cpus) in others {
+                let name = &domain.run.name;
+                self.notices
+                    .add(format!("vCPU {index} of domain {name} was given CPUs {cpus} by someone else; the agent keeps to them"));
+            }
+        }
+        Ok(())
     }
 
     /// A run of a domain; what never changes of it is looked up once.

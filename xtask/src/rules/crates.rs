@@ -228,6 +228,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 30] = [
         "homenode-testbed",
         &[
             "homenode-host",
+            "homenode-xen",
             "homenode-linux",
             "homenode-formats",
             "homenode-machine-files",

@@ -247,6 +247,20 @@ impl Domu {
         xl(&["sched-credit", "-d", name, "-w", &weight, "-c", &cap]).map(drop)
     }
 
+    /// Its cap in percent of a CPU; 0 for none.
+    ///
+    /// # Errors
+    /// When the toolstack does not know it.
+    pub fn cap(&self) -> anyhow::Result<u32> {
+        let text = xl(&["sched-credit", "-d", &self.spec.name])?;
+        let last = text
+            .lines()
+            .last()
+            .and_then(|line| line.split_whitespace().last());
+        let cap = last.and_then(|word| word.parse().ok());
+        cap.with_context(|| format!("xl sched-credit: no cap in {text}"))
+    }
+
     /// Where one of its vCPUs may run.
     ///
     /// # Errors
