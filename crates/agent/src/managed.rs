@@ -111,6 +111,18 @@ impl Managed {
     }
 }
 
+/// The machine that this system runs on: in dom0 as the hypervisor sees it.
+///
+/// # Errors
+/// What cannot be read.
+pub fn machine_here() -> anyhow::Result<Machine> {
+    let root = Path::new("/");
+    Ok(match homenode_xen::is_dom0(root) {
+        true => XenHost::machine_here(root)?,
+        false => homenode_machine_files::sysfs::read(root)?,
+    })
+}
+
 impl std::fmt::Display for Managed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

@@ -343,9 +343,9 @@ impl std::str::FromStr for HostArg {
 /// Options of `run`.
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
-    /// `twin[:MACHINE|:FILE.toml]` (the file a scenario or a machine), `libvirt[:URI]`, or `qemu` (VMs that no libvirt manages:
-    /// Proxmox, Incus, KubeVirt's pods, plain QEMU); default: libvirt if it answers, else `qemu` if such VMs run, else the twin,
-    /// but never as root, as a service or without a terminal
+    /// `twin[:MACHINE|:FILE.toml]` (the file a scenario or a machine), `libvirt[:URI]`, `qemu` (VMs that no libvirt manages:
+    /// Proxmox, Incus, KubeVirt's pods, plain QEMU) or `xen` (all domains, from dom0); default: `xen` in dom0, else libvirt if it
+    /// answers, else `qemu` if such VMs run, else the twin, but never as root, as a service or without a terminal
     #[arg(long, value_name = "HOST")]
     pub host: Option<HostArg>,
     /// Plan and explain, and touch nothing: the same as `--mode observe`
@@ -429,6 +429,9 @@ pub struct PlaceArgs {
     /// The memory bandwidth that it needs, such as `2GB/s`
     #[arg(long)]
     pub bandwidth: Option<BytesPerSec>,
+    /// Print two lines for xl's file of the VM, `cpus` and `cpus_soft`: together they decide where Xen takes its memory from
+    #[arg(long, conflicts_with = "json")]
+    pub xl: bool,
     /// Ask about another host: `twin:MACHINE` is the idle machine of that name; default: the running agent, else this host
     #[arg(long, value_name = "HOST")]
     pub host: Option<HostArg>,

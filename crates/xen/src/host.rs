@@ -7,7 +7,7 @@
 //!
 //! A domain is known by its UUID: its number changes when it is migrated to where it is, and when it is restored.
 
-mod levers;
+pub mod levers;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

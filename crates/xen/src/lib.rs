@@ -14,17 +14,20 @@
 //! | [`changed`] | none of its own: what was changed, how it was before, and how that is undone |
 //! | [`domain`] | none of its own: a domain, as the agent knows it |
 //! | [`host`] | none of its own: the contract |
+//! | [`features`] | what of all that this host has |
 
 #![deny(missing_docs)]
 
 mod changed;
 mod domain;
+mod features;
 mod host;
 mod hypervisor;
 mod library;
 mod memory;
 mod place;
 
-pub use changed::{Legacy, undo_all};
+pub use changed::Legacy;
+pub use features::features;
 pub use host::XenHost;
-pub use hypervisor::{Hypervisor, XenError, is_dom0};
+pub use hypervisor::{XenError, is_dom0};

@@ -529,6 +529,13 @@ pub static ALL: &[Case] = &[
         xen_agent::homes,
     ),
     case(
+        "xen-placed",
+        Group::Xen,
+        600,
+        "domUs created with the lines of 'homenode place --xl' have CPU and memory on a node of their own; xl's placement beside",
+        xen_agent::placed,
+    ),
+    case(
         "xen-caps",
         Group::Xen,
         300,

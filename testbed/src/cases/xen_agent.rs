@@ -1,6 +1,7 @@
 //! The agent in dom0: the host contract on real domUs, homes and pins, and what is left when it is killed.
 
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
@@ -202,4 +203,88 @@ pub fn caps(inside: &mut Inside) -> anyhow::Result<()> {
     let cap = domu.cap()?;
     ensure!(cap == 80, "expected its operator's cap of 80 percent, saw {cap}");
     inside.destroy_domu(&domu)
+}
+
+/// Where Xen's toolstack puts three busy domUs by itself, and where they are with the two lines that we print: each of ours has
+/// memory on one node, and none shares its CPU. The comparison is noted, not judged.
+pub fn placed(inside: &mut Inside) -> anyhow::Result<()> {
+    let busy = Behaviour::busy(1).with_touch(20);
+    let mut homes = Vec::new();
+    for is_ours in [false, true] {
+        let mut domus = Vec::new();
+        for number in 0..3 {
+            let name = format!("start{number}");
+            let spec = match is_ours {
+                false => DomuSpec::anywhere(&name, Kind::Pv),
+                true => DomuSpec::new(&name, Kind::Pv, &advice(inside)?),
+            };
+            let domu = inside.create_domu(&spec.doing(busy), Toolstack::Xl)?;
+            let (pages, vcpus) = (domu.pages_by_node()?, domu.vcpus()?);
+            let whose = if is_ours { "ours" } else { "xl's own" };
+            inside.note(format!(
+                "{whose}: {name} may run on {}, prefers {}, pages {pages:?}",
+                vcpus[0].hard, vcpus[0].soft
+            ));
+            if is_ours {
+                let on: Vec<usize> = (0..pages.len()).filter(|node| pages[*node] > 0).collect();
+                ensure!(
+                    on.len() == 1,
+                    "expected all pages of {name} on one node, saw {pages:?}"
+                );
+                ensure!(
+                    vcpus[0].hard == on[0].to_string(),
+                    "expected its CPU on node {}, saw {vcpus:?}",
+                    on[0]
+                );
+                homes.push(on[0]);
+            }
+            domus.push(domu);
+        }
+        for domu in &domus {
+            inside.destroy_domu(domu)?;
+        }
+    }
+    homes.sort_unstable();
+    homes.dedup();
+    ensure!(
+        homes.len() == 3,
+        "expected three nodes for three busy domUs, saw {homes:?}"
+    );
+    let doctor = inside.told("doctor", &[])?;
+    let features = doctor["features"]
+        .as_array()
+        .context("doctor names no features")?;
+    let has = |name: &str| {
+        features
+            .iter()
+            .find(|one| one["feature"] == name)
+            .map(|one| one["has"] == true)
+    };
+    ensure!(
+        has("Xen") == Some(true) && has("caps") == Some(true) && has("page moves") == Some(false),
+        "expected Xen and caps to be there and page moves not, saw {doctor}"
+    );
+    Ok(())
+}
+
+/// CPUs that `homenode place --xl` prints for a domU as ours are.
+fn advice(inside: &Inside) -> anyhow::Result<String> {
+    let output = Command::new(inside.homenode()?)
+        .args(["place", "--vcpus", "1", "--memory", "128MiB", "--xl"])
+        .output()
+        .context("cannot run homenode place")?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let of = |key: &str| {
+        let mut lines = text
+            .lines()
+            .filter_map(|line| line.strip_prefix(key)?.strip_prefix(" = \"")?.strip_suffix('"'));
+        lines.next().map(str::to_owned)
+    };
+    match (of("cpus"), of("cpus_soft")) {
+        (Some(hard), Some(soft)) if hard == soft => Ok(hard),
+        _ => Err(anyhow!(
+            "expected `cpus` and `cpus_soft`, saw {text}{}",
+            String::from_utf8_lossy(&output.stderr)
+        )),
+    }
 }

@@ -1,7 +1,7 @@
 //! What can be changed of a domain: each is written down, done, and read back.
 
 use homenode_host::{Act, CpuQuota, Failure, Lever, Limit, Outcome};
-use homenode_units::{CpuSet, MemoryPolicy, Migration, NodeSet, Placing, VmId};
+use homenode_units::{CpuSet, MemoryPolicy, NodeSet, VmId};
 
 use super::{XenHost, is_there};
 use crate::changed::{self, Cap, Home, PLACING, Part, Pins, newest};
@@ -46,7 +46,7 @@ pub fn failed(act: &Act, cause: &str) -> Failure {
 /// # Errors
 /// Why not.
 pub fn policy_is_possible(policy: MemoryPolicy) -> Result<(), Failure> {
-    match policy.migration == Migration::None && policy.placing != Placing::Round1g {
+    match policy == MemoryPolicy::default() {
         true => Ok(()),
         false => Err(Failure::MemoryPolicy {
             policy,

@@ -66,6 +66,12 @@ impl DomuSpec {
         }
     }
 
+    /// The same with one vCPU that may run anywhere: who creates it decides where its memory is.
+    #[must_use]
+    pub fn anywhere(name: &str, kind: Kind) -> Self {
+        Self::new(name, kind, "")
+    }
+
     /// The same, doing this from the start.
     #[must_use]
     pub fn doing(mut self, behaviour: Behaviour) -> Self {
@@ -90,7 +96,8 @@ impl DomuSpec {
     #[must_use]
     pub fn xml(&self) -> String {
         let mut pins = String::new();
-        for (vcpu, cpus) in self.cpus.iter().enumerate() {
+        let pinned = self.cpus.iter().enumerate().filter(|(_, cpus)| !cpus.is_empty());
+        for (vcpu, cpus) in pinned {
             let _ = write!(pins, "<vcpupin vcpu='{vcpu}' cpuset='{cpus}'/>");
         }
         // Emulated SVM does not decode the instruction that an emulated TSC takes.
@@ -123,9 +130,13 @@ impl DomuSpec {
         };
         let lists: Vec<String> = self.cpus.iter().map(|cpus| format!("\"{cpus}\"")).collect();
         let lists = lists.join(",");
+        let pins = match self.cpus.iter().all(String::is_empty) {
+            true => String::new(),
+            false => format!("cpus=[{lists}]\ncpus_soft=[{lists}]\n"),
+        };
         format!(
             "name=\"{}\"\n{kind}\nkernel=\"{IMAGE_DIR}/vmlinux\"\nramdisk=\"{IMAGE_DIR}/initramfs\"\nextra=\"{}\"\n\
-             memory={}\nvcpus={}\ncpus=[{lists}]\ncpus_soft=[{lists}]\n\
+             memory={}\nvcpus={}\n{pins}\
              on_poweroff=\"destroy\"\non_reboot=\"destroy\"\non_crash=\"destroy\"\n",
             self.name,
             self.cmdline(),
