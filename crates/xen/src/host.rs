@@ -412,7 +412,7 @@ impl XenHost {
     }
 
     fn sample_nodes(&self) -> Result<NodeMap<NodeSample>, CallError> {
-        let (memory, _) = self.hypervisor.nodes()?;
+        let memory = self.hypervisor.nodes()?.memory;
         let mut nodes = NodeMap::new();
         for node in self.options.machine.node_set().iter() {
             let of = memory
@@ -546,7 +546,8 @@ fn relied_on(vm: &VmSample) -> VmSample {
     }
 }
 
-/// The journal, and the right to act: in this order, the guard of an agent that died lets go of the host once it sees who follows.
+/// The journal, and the right to act: in this order, the guard of an agent that died lets go of the host once it sees who
+/// follows.
 fn take(options: &Options) -> Result<(Journal, (Lock, ActingLock)), ConnectError> {
     let lock = Lock::take(&options.state_dir, LOCK_PATIENCE)?;
     let acting = ActingLock::take(&options.root, &options.state_dir, LOCK_PATIENCE)?;

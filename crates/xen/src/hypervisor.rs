@@ -124,6 +124,15 @@ impl Pool {
     }
 }
 
+/// Nodes, by number.
+#[derive(Clone, Debug)]
+pub struct Nodes {
+    /// Memory of each, where there is such a node.
+    pub memory: Vec<Option<NodeMemory>>,
+    /// Distances from each, a row, to each.
+    pub distances: Vec<Vec<u32>>,
+}
+
 /// The hypervisor of this host. One thread's: its C library is asked by one at a time.
 #[derive(Debug)]
 pub struct Hypervisor {
@@ -218,8 +227,8 @@ impl Hypervisor {
             .collect())
     }
 
-    /// Memory of each node by number, where there is such a node, and distances between them (a row for each number).
-    pub fn nodes(&self) -> Result<(Vec<Option<NodeMemory>>, Vec<Vec<u32>>), CallError> {
+    /// Memory of nodes, and distances between them.
+    pub fn nodes(&self) -> Result<Nodes, CallError> {
         let mut memory = vec![NodeMemory::default(); self.node_max];
         let mut distances = vec![0u32; self.node_max * self.node_max];
         let mut count = memory.len() as c_uint;
@@ -236,10 +245,10 @@ impl Hypervisor {
         distances.truncate(count * count);
         let is_there = |of: &NodeMemory| of.size != u64::from(u32::MAX) && of.size != u64::MAX;
         let memory = memory.into_iter().map(|of| Some(of).filter(is_there)).collect();
-        Ok((
+        Ok(Nodes {
             memory,
-            distances.chunks(count.max(1)).map(<[u32]>::to_vec).collect(),
-        ))
+            distances: distances.chunks(count.max(1)).map(<[u32]>::to_vec).collect(),
+        })
     }
 
     /// Time that each CPU was idle, by number.
@@ -248,7 +257,7 @@ impl Hypervisor {
         let mut count: c_int = 0;
         // SAFETY: as many have room as it is told.
         let done = unsafe {
-            let most = idle.len() as c_int;
+            let most = c_int::try_from(idle.len()).unwrap_or(c_int::MAX);
             (self.control.xc_getcpuinfo)(self.at(), most, idle.as_mut_ptr(), &raw mut count)
         };
         if done != 0 {

@@ -17,10 +17,16 @@ const LINE_BYTES: u32 = 64;
 /// # Errors
 /// When it cannot be asked, or what it says makes no machine.
 pub fn machine(hypervisor: &Hypervisor, root: &Path) -> Result<Machine, XenError> {
-    let (memory, distances) = hypervisor.nodes()?;
+    let nodes = hypervisor.nodes()?;
     let name = std::fs::read_to_string(root.join("proc/sys/kernel/hostname"));
     let name = name.map_or_else(|_| "xen".to_owned(), |name| name.trim().to_owned());
-    built(name, &hypervisor.cpus()?, &memory, &distances, llc_bytes(root))
+    built(
+        name,
+        &hypervisor.cpus()?,
+        &nodes.memory,
+        &nodes.distances,
+        llc_bytes(root),
+    )
 }
 
 fn built(

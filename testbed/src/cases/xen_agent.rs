@@ -24,7 +24,8 @@ const CPUS: &str = "1-3";
 /// The guard waits 10 s for a successor, and undoes; under emulation the same instructions take many times as long.
 const UNDONE_WITHIN: Duration = Duration::from_secs(120);
 /// What stock Xen does not let dom0 do, on either kind of domU; each is refused with the reason.
-const NOT_HERE: [&str; 8] = [
+const NOT_HERE: [&str; 9] = [
+    "a memory policy is seen once it is set, and one that the host cannot have leaves the one before",
     "a home holds no vCPU, moves no page, and keeps what was brought there",
     "pages move within the budget, and the sample agrees with the receipt",
     "named pages move from where they are said to lie, and the sample agrees with the receipt",

@@ -8,8 +8,8 @@ use crate::cargo::DependencyKind;
 
 /// What each crate of the workspace may depend on in the workspace, tests and benches aside.
 ///
-/// Dependencies point one way: units ← machine ← host ← {policy, linux ← xen}; policy ← {twin, control}; control ← api ← agent ← cli;
-/// beside them machine ← machine-files, for those that read files or `/sys`.
+/// Dependencies point one way: units ← machine ← host ← {policy, linux ← xen}; policy ← {twin, control}; control ← api ← agent ←
+/// cli; beside them machine ← machine-files, for those that read files or `/sys`.
 /// The testbed knows the product by its commands, and its live host by the contract that it must honour.
 const MAY_DEPEND_ON: [(&str, &[&str]); 30] = [
     ("homenode-units", &[]),

@@ -183,12 +183,15 @@ pub fn nodes() -> anyhow::Result<Vec<(u64, Vec<u32>)>> {
     Ok(nodes)
 }
 
+/// Pages by domain and node.
+pub type PagesByNode = BTreeMap<u32, BTreeMap<u32, u64>>;
+
 /// Pages of each domain on each node, from the hypervisor's own count of them: it is asked for by a key of its console, and
 /// answers there.
 ///
 /// # Errors
 /// When no answer comes.
-pub fn pages_by_node() -> anyhow::Result<BTreeMap<u32, BTreeMap<u32, u64>>> {
+pub fn pages_by_node() -> anyhow::Result<PagesByNode> {
     let before = placement(&xl(&["dmesg"])?).map(|(stamp, _)| stamp.to_owned());
     xl(&["debug-keys", "u"])?;
     let domains = domains()?.len();
@@ -207,10 +210,10 @@ pub fn pages_by_node() -> anyhow::Result<BTreeMap<u32, BTreeMap<u32, u64>>> {
 }
 
 /// The last count in the hypervisor's messages: when it was made, and pages by domain and node.
-fn placement(messages: &str) -> Option<(&str, BTreeMap<u32, BTreeMap<u32, u64>>)> {
+fn placement(messages: &str) -> Option<(&str, PagesByNode)> {
     let (_, last) = messages.rsplit_once("dumping numa info (now = ")?;
     let (stamp, rest) = last.split_once(')')?;
-    let mut pages: BTreeMap<u32, BTreeMap<u32, u64>> = BTreeMap::new();
+    let mut pages = PagesByNode::new();
     let mut domain = None;
     let (_, table) = rest.split_once("Memory location of each domain")?;
     for line in table.lines() {

@@ -13,8 +13,8 @@ const END: &str = "<!-- credit1: end -->";
 /// Set to write the table into the document.
 const WRITE: &str = "HOMENODE_WRITE_XEN";
 
-/// How far the twin's shares may be off, of the traced time, and its median turns, of their length. The real host is emulated: its
-/// timers come a few milliseconds late, and it stands still for tens of them now and then.
+/// How far the twin's shares may be off, of the traced time, and its median turns, of their length. The real host is emulated:
+/// its timers come a few milliseconds late, and it stands still for tens of them now and then.
 const SHARE_OFF_MAX: f64 = 0.06;
 const TURN_OFF_MAX: f64 = 0.25;
 /// Turns of which a median says something: a vCPU that is hardly ever interrupted has a few long ones.
