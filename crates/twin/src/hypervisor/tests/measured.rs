@@ -194,3 +194,17 @@ fn the_twin_shares_a_cpu_as_credit1_does() {
     }
     assert!(off.is_empty(), "{}", off.join("\n"));
 }
+
+#[test]
+fn zz_offsets() {
+    for offset_us in [0, 1, 1000, 5000, 9_999, 10_000, 15_000, 20_000, 29_000, 29_999] {
+        let mut driver = Driver::new(Hypervisor::Xen, &lone_cpus(1), 1);
+        driver.now = Ns(offset_us * 1000);
+        let a = driver.vm(128, None, &hogs_on(1, &[0]));
+        let b = driver.vm(256, None, &hogs_on(1, &[0]));
+        let c = driver.vm(640, None, &hogs_on(1, &[0]));
+        driver.run_for(3000);
+        let rates = driver.rates(&[&a, &b, &c], 60_000);
+        println!("offset {offset_us} us: {rates:?}");
+    }
+}
