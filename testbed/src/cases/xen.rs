@@ -172,8 +172,19 @@ pub fn credit(inside: &mut Inside) -> anyhow::Result<()> {
     third.move_to_pool(ALONE)?;
     domus.push(third);
     let weights = WEIGHTS.map(|weight| (weight, 0));
-    let three = measure(inside, &mut table, "three weights in a pool of 1", 1, &domus, &weights)?;
-    expect("three weights in a pool of 1: the heaviest's share", three[2].running, 0.55..0.68)?;
+    let three = measure(
+        inside,
+        &mut table,
+        "three weights in a pool of 1",
+        1,
+        &domus,
+        &weights,
+    )?;
+    expect(
+        "three weights in a pool of 1: the heaviest's share",
+        three[2].running,
+        0.55..0.68,
+    )?;
 
     for domu in domus.drain(1..) {
         inside.destroy_domu(&domu)?;

@@ -29,7 +29,7 @@
 //! - Credits burnt equal time run.
 //! - Run time follows weight times active vCPUs, as far as the whole host is contended; caps hold; nobody starves. Debts beyond
 //!   300 credits are forgiven, as in the source (`csched_acct`, "Lower bound on credits"), so that vCPUs of little weight
-//!   gain: 6 percent where one CPU is shared 1 to 2 to 5, 1.6 where a host is shared 1 to 3.
+//!   gain: 2 to 14 percent where one CPU is shared 1 to 2 to 5, by where slices begin between accountings.
 //! - No CPU is idle while a vCPU that may run there waits.
 //! - A waking vCPU within its credits runs at once.
 //!

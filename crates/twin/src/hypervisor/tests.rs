@@ -257,11 +257,12 @@ fn run_time_follows_weight() {
 #[test]
 fn run_time_follows_weight_on_one_cpu() {
     // Where light vCPUs run though they owe credits, because all do, Xen forgives what they owe beyond 300 ("Lower bound
-    // on credits" in csched_acct): with very unequal weights they get some percent more than their share.
+    // on credits" in csched_acct): with very unequal weights they get some percent more than their share. A real one gave the
+    // lightest of these three 0.145 of a CPU (docs/XEN.md).
     let cases: [(Hypervisor, &[u32], f64); 3] = [
         (Hypervisor::Kvm, &[128, 256, 640], 0.01),
         (Hypervisor::Xen, &[256, 512], 0.01),
-        (Hypervisor::Xen, &[128, 256, 640], 0.06),
+        (Hypervisor::Xen, &[128, 256, 640], 0.15),
     ];
     for (hypervisor, weights, share) in cases {
         let mut driver = Driver::new(hypervisor, &single(), 1);

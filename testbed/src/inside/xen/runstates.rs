@@ -76,14 +76,18 @@ impl Stretches {
     /// Their sum.
     #[must_use]
     pub fn total_s(&self, domain: u32, vcpu: u32, state: State) -> f64 {
-        self.of(domain, vcpu, state).iter().fold(0.0, |sum, stretch| sum + stretch)
+        self.of(domain, vcpu, state)
+            .iter()
+            .fold(0.0, |sum, stretch| sum + stretch)
     }
 
     /// Time of which a vCPU's states are known.
     #[must_use]
     pub fn known_s(&self, domain: u32, vcpu: u32) -> f64 {
         let states = self.by_vcpu.get(&(domain, vcpu));
-        states.map_or(0.0, |states| states.values().flatten().fold(0.0, |sum, stretch| sum + stretch))
+        states.map_or(0.0, |states| {
+            states.values().flatten().fold(0.0, |sum, stretch| sum + stretch)
+        })
     }
 }
 
