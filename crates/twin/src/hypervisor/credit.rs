@@ -574,8 +574,8 @@ impl Discipline for Credit {
         slices.min().unwrap_or(NEVER).min(Ns((self.ticks + 1) * TICK.0))
     }
 
-    /// The tick and the accounting, then slices that are over, by CPU: in the source the end of a slice only asks for the scheduler,
-    /// which comes once all timers that are due were handled.
+    /// The tick and the accounting, then slices that are over, by CPU: in the source the end of a slice only asks for the
+    /// scheduler, which comes once all timers that are due were handled.
     fn handle_events(&mut self, queues: &mut Queues, now: Ns) {
         let is_tick = (self.ticks + 1) * TICK.0 <= now.0;
         if is_tick {

@@ -3,8 +3,8 @@
 //! `xentrace -D -e 0x21000` writes a record for each change (`xen/include/public/trace.h`): a word with the event in its low 28
 //! bits, above them the count of words that follow, and in bit 31 whether a 64-bit time stamp stands between, in cycles. The
 //! event of a change has the old state in bits 8 and 9 and the new one in bits 4 and 5; its one word is the domain's number in
-//! the upper half and the vCPU's in the lower. Records of the CPUs are mixed, each stamped by its own CPU; all CPUs of an emulated
-//! host count alike.
+//! the upper half and the vCPU's in the lower. Records of the CPUs are mixed, each stamped by its own CPU; all CPUs of an
+//! emulated host count alike.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -13,8 +13,8 @@ const END: &str = "<!-- credit1: end -->";
 /// Set to write the table into the document.
 const WRITE: &str = "HOMENODE_WRITE_XEN";
 
-/// How far the twin's shares may be off, of the traced time, and its median turns, of their length: the real host is emulated, and
-/// stands still for tens of milliseconds now and then.
+/// How far the twin's shares may be off, of the traced time, and its median turns, of their length: the real host is emulated,
+/// and stands still for tens of milliseconds now and then.
 const SHARE_OFF_MAX: f64 = 0.03;
 const TURN_OFF_MAX: f64 = 0.25;
 /// Turns of which a median says something: a vCPU that is hardly ever interrupted has a few long ones.
@@ -164,8 +164,8 @@ fn the_twin_shares_a_cpu_as_credit1_does() {
          |---|---|---|---|---|---|---|---|---|---|\n",
         measured.xen, measured.traced_s
     );
-    // Timers of an emulated host are late, so that its slices are longer than 30 ms. So are its accountings, and with each as many
-    // credits less a second of those that a cap allows.
+    // Timers of an emulated host are late, so that its slices are longer than 30 ms. So are its accountings, and of what a cap
+    // allows there is as much less in a second.
     let late = measured.setup[0].vcpu[0].turn_ms_median / 30.0 - 1.0;
     assert!((0.0..0.15).contains(&late), "{late} is not how late timers are");
     let mut off = Vec::new();
