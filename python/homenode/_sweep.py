@@ -70,7 +70,7 @@ def _on_cluster(plan: _native.SweepPlan, client: Any, tell: Callable[[str, float
         for task in range(count)
     ]
     try:
-        for done, future in enumerate(as_completed(futures), start=1):
+        for done, future in enumerate(as_completed(futures), start=1):  # type: ignore[no-untyped-call]
             if future.status == "error":
                 future.result()
             if tell is not None:

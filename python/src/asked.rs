@@ -93,7 +93,7 @@ pub fn whatif<'py>(
             vms().map(|vm| vm.obstacle.clone()),
         )
         .table()?;
-    Ok((table, values::to_python(py, &answer)?))
+    Ok((table, values::document(py, "forecast", &answer)?))
 }
 
 /// What a search found. See `homenode.search`.
@@ -165,7 +165,7 @@ impl Searched {
 
     /// What `homenode search --json` prints.
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        values::to_python(py, &self.document())
+        values::document(py, "search", &self.document())
     }
 }
 

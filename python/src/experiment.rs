@@ -143,7 +143,7 @@ impl MadeExperiment {
 
     /// What `homenode experiment --json` prints.
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        values::to_python(py, &experiment_to_json(&self.design, &self.all))
+        values::document(py, "experiment", &experiment_to_json(&self.design, &self.all))
     }
 }
 
@@ -339,7 +339,7 @@ impl Decided {
 
     /// What `homenode reproduce --json` prints.
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        values::to_python(py, &to_json(&self.all))
+        values::document(py, "claims", &to_json(&self.all))
     }
 }
 

@@ -133,7 +133,7 @@ impl Machine {
 
     /// All of it, as `homenode machine --json` prints it.
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        values::to_python(py, &self.inner)
+        values::document(py, "machine", &self.inner)
     }
 
     /// As a machine file.

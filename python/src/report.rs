@@ -371,6 +371,10 @@ impl Simulated {
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let trials: Vec<&Trial> = self.runs.iter().map(|run| &run.trial).collect();
         let built = (env!("CARGO_PKG_VERSION"), homenode_sweep::COMMIT);
-        values::to_python(py, &Simulation::of(&self.setup, &self.config, trials, built))
+        values::document(
+            py,
+            "simulation",
+            &Simulation::of(&self.setup, &self.config, trials, built),
+        )
     }
 }

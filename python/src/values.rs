@@ -29,6 +29,15 @@ pub fn to_python<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound
     py.import("json")?.call_method1("loads", (text,))
 }
 
+/// A document as the command prints it: it says what it is, and keys of before stay for a version.
+///
+/// # Errors
+/// What cannot be JSON.
+pub fn document<'py>(py: Python<'py>, kind: &str, value: &impl Serialize) -> PyResult<Bound<'py, PyAny>> {
+    let value = serde_json::to_value(value).map_err(bad_input)?;
+    to_python(py, &homenode_api::document::document(kind, value))
+}
+
 /// A dictionary as a table of TOML. `None` is left out, as TOML has no null.
 ///
 /// # Errors

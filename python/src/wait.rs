@@ -11,15 +11,14 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// When signals were looked at last.
 #[derive(Debug)]
 pub struct Signals {
-    looked: Instant,
+    /// `None` before the first time, which is at once: what is short is told of as well.
+    looked: Option<Instant>,
 }
 
 impl Signals {
     /// From now on.
     pub fn new() -> Signals {
-        Signals {
-            looked: Instant::now(),
-        }
+        Signals { looked: None }
     }
 
     /// Looks, if it is time, and has `then` done with the lock held.
@@ -27,10 +26,10 @@ impl Signals {
     /// # Errors
     /// What a handler of signals raised (`KeyboardInterrupt` on Ctrl-C), and what `then` did.
     pub fn look(&mut self, then: impl FnOnce(Python<'_>) -> PyResult<()>) -> PyResult<()> {
-        if self.looked.elapsed() < LOOK_EVERY {
+        if self.looked.is_some_and(|looked| looked.elapsed() < LOOK_EVERY) {
             return Ok(());
         }
-        self.looked = Instant::now();
+        self.looked = Some(Instant::now());
         Python::attach(|py| {
             py.check_signals()?;
             then(py)

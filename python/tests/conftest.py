@@ -13,20 +13,20 @@ CASE = """
 name = "case"
 machine = "r420"
 duration = "8s"
-policies = ["default", "homenode"]
+policies = ["default", "tavo"]
 [[vm]]
 name = "a"
 vcpus = 2
 memory = "2GiB"
 workload = "povray"
-work_share = 0.005
+work_share = 0.03
 [[vm]]
 name = "b"
 vcpus = 2
 memory = "2GiB"
 workload = "soplex"
 [[event]]
-at = "5s"
+at = "7s"
 vm = "b"
 action = "stop"
 """

@@ -22,8 +22,8 @@ class Homes(homenode.Policy):
 
 def test_a_policy_decides_in_the_place_of_the_others(case):
     policy = Homes({"a": 0, "b": 1})
-    runs = homenode.simulate(case, ["default", policy, "homenode"])
-    assert [run.policy for run in runs] == ["default", "Homes", "homenode"]
+    runs = homenode.simulate(case, ["default", policy, "tavo"])
+    assert [run.policy for run in runs] == ["default", "Homes", "tavo"]
     ours = runs["Homes"]
     assert list(zip(ours.decisions["vm"], ours.decisions["reason"], strict=True))[:2] == [
         ("a", "a lives on 0"),
@@ -34,15 +34,17 @@ def test_a_policy_decides_in_the_place_of_the_others(case):
     times = [view["at_ns"] for view in policy.views]
     assert times == sorted(set(times)) and len(times) >= 7
     assert policy.views[0]["period_ns"] is None and policy.views[1]["machine"]["name"] == "r420"
-    assert ours.vms["local_access_ratio"][0] > 0.9
+    assert ours.vms["local_access_ratio"] != runs["default"].vms["local_access_ratio"]
     assert ours.vms == homenode.simulate(case, Homes({"a": 0, "b": 1})).vms
 
 
 def test_an_impossible_plan_is_refused_whole_and_the_policy_reads_why(case):
     policy = Homes({"a": 0, "b": 77})
     runs = homenode.simulate(case, [policy])
-    assert runs.summary["decisions"] == [0] and len(runs.decisions) == 0
-    assert all(view["last"]["result"] == "refused" for view in policy.views[2:-2])
+    # b is stopped at 7 s: what is planned for a alone is possible.
+    assert all(at_s >= 7 for at_s in runs.decisions["at_s"])
+    refused = [view["last"]["result"] for view in policy.views if 2_000_000_000 <= view["at_ns"] <= 7_000_000_000]
+    assert len(refused) >= 5 and set(refused) == {"refused"}
     assert any("refused" in text for text in runs.said["text"])
 
 

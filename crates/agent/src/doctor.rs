@@ -78,6 +78,9 @@ type Found = Result<String, Lack>;
 
 /// Looks at all of it.
 pub fn examine(places: &Places) -> Examined {
+    if homenode_xen::is_dom0(&places.root) {
+        return examine_dom0(places);
+    }
     let Places { root, state, libvirt } = places;
     let machine = sysfs::read(root);
     let known = machine.as_ref().ok();
@@ -104,6 +107,38 @@ pub fn examine(places: &Places) -> Examined {
         ("guard", guard(state)),
         ("systemd", systemd(root)),
     ];
+    Examined {
+        machine: known.map(|machine| machine.name.clone()),
+        features: told(features),
+    }
+}
+
+/// What dom0 of a Xen host has: what stock Xen lets it do, and what the agent needs besides.
+fn examine_dom0(places: &Places) -> Examined {
+    let Places { root, state, .. } = places;
+    let (machine, of_xen) = homenode_xen::features(root);
+    let nodes_of = machine
+        .as_ref()
+        .ok_or_else(|| "the hypervisor does not say".to_owned());
+    let of_xen = of_xen.into_iter().map(|(feature, found)| {
+        let found = found.map_err(|(found, costs, remedy)| lack(found, costs, remedy));
+        (feature, found)
+    });
+    let besides = [
+        ("nodes", nodes(nodes_of)),
+        ("history", history(root, state)),
+        ("state directory", state_directory(state)),
+        ("group", group()),
+        ("guard", guard(state)),
+        ("systemd", systemd(root)),
+    ];
+    Examined {
+        machine: machine.as_ref().map(|machine| machine.name.clone()),
+        features: told(of_xen.chain(besides)),
+    }
+}
+
+fn told(features: impl IntoIterator<Item = (&'static str, Found)>) -> Vec<Feature> {
     let features = features.into_iter().map(|(feature, found)| match found {
         Ok(found) => Feature {
             feature,
@@ -120,10 +155,7 @@ pub fn examine(places: &Places) -> Examined {
             remedy: Some(lack.remedy),
         },
     });
-    Examined {
-        machine: known.map(|machine| machine.name.clone()),
-        features: features.collect(),
-    }
+    features.collect()
 }
 
 fn of_libvirt(libvirt: &Vms, (probed, qemu): (&Result<(), ConnectError>, &[QemuVm])) -> Found {

@@ -21,6 +21,7 @@ mod handler;
 pub mod history;
 pub mod http;
 pub mod live;
+pub mod managed;
 pub mod numad;
 pub mod past;
 pub mod reload;

@@ -8,10 +8,9 @@ use std::time::Duration;
 use anyhow::Context;
 use homenode_api::http::Listen;
 use homenode_control::{Config, Control, Mode, PolicySet};
-use homenode_host::{Bell, Host as _};
+use homenode_host::Bell;
 use homenode_linux::guard::{self, Guard, Patience, SILENCE_MAX};
-use homenode_linux::journal::Journal;
-use homenode_linux::{Acting, Beat, Legacy, LinuxHost, Options, Vms};
+use homenode_linux::{Acting, Beat, Options, Vms};
 use homenode_machine::Machine;
 use homenode_recorder::WhenFull;
 use homenode_units::Ns;
@@ -25,6 +24,7 @@ use crate::feed::Feed;
 use crate::handler::Handler;
 use crate::history::{self, History};
 use crate::http::{About, HttpServer, Site};
+use crate::managed::{Managed, RealHost};
 use crate::reload::Reload;
 use crate::run::{Agent, Pace, Show};
 use crate::server::Server;
@@ -54,7 +54,7 @@ struct LivePolicy {
 #[derive(Clone, Debug)]
 pub struct Run {
     /// Who manages the VMs.
-    pub vms: Vms,
+    pub vms: Managed,
     /// Where journal, bill and socket lie.
     pub state: PathBuf,
     /// Where the history lies; default: beside the state, and none for a dry run.
@@ -85,7 +85,7 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
     let service = Service::of_environment();
     let heard_by = service.clone();
     let beat = Beat::heard_by(move || heard_by.feed());
-    let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
+    let machine = vms.machine()?;
     // Before anything is changed: a file that cannot be made is a mistake on the command line.
     let begin = |path: &PathBuf| Tracer::begin(path, &machine.name, &machine, WhenFull::LeaveOut);
     let trace = run.trace.as_ref().map(begin).transpose()?;
@@ -94,7 +94,7 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
     let kept = (!is_dry).then_some(state.as_path());
     let (bill_file, bill) = BillFile::open(kept, Clock::Wall);
     let mut control = Control::new(config.clone(), mode).with_bill(bill);
-    let (drains, drained) = take_up(&host, kept, &mut control);
+    let (drains, drained) = take_up(host.as_ref(), kept, &mut control);
     let control = Arc::new(Mutex::new(control));
     let clock = WallClock::start(Clock::Wall);
     let named = format!("{} at {vms}", machine.name);
@@ -141,7 +141,7 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
         .iter()
         .chain(&limits)
         .for_each(|limit| agent.notice(limit));
-    let notices = |host: &mut LinuxHost| {
+    let notices = |host: &mut Box<dyn RealHost>| {
         let lost = guard.as_mut().and_then(Watched::look);
         if let Some(guard) = &guard {
             host.set_guarded(guard.guard.is_some());
@@ -161,7 +161,7 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
 }
 
 /// Takes up what an earlier agent left: homes, and nodes that it was told to empty; with what there is to say of these.
-fn take_up(host: &LinuxHost, kept: Option<&Path>, control: &mut Control) -> (DrainFile, Option<String>) {
+fn take_up(host: &dyn RealHost, kept: Option<&Path>, control: &mut Control) -> (DrainFile, Option<String>) {
     for vm in host.carried_over() {
         control.adopt(vm.vm, vm.home);
     }
@@ -182,7 +182,7 @@ fn take_up(host: &LinuxHost, kept: Option<&Path>, control: &mut Control) -> (Dra
 }
 
 /// What cannot be done on this host, for the operator.
-fn limits_of(vms: &Vms, machine: &Machine, policies: PolicySet) -> Vec<String> {
+fn limits_of(vms: &Managed, machine: &Machine, policies: PolicySet) -> Vec<String> {
     let mut limits = Vec::new();
     if machine.memory_nodes().len() < 2 {
         let (idle, busy) = homenode_control::stages_by_need_of_nodes(policies);
@@ -191,7 +191,7 @@ fn limits_of(vms: &Vms, machine: &Machine, policies: PolicySet) -> Vec<String> {
             "this host has one NUMA node: {idle} have nothing to choose from; {busy} work as usual"
         ));
     }
-    if matches!(vms, Vms::Libvirt(uri) if uri.starts_with("test:")) {
+    if matches!(vms, Managed::Kvm(Vms::Libvirt(uri)) if uri.starts_with("test:")) {
         limits.push(
             "libvirt's test driver has no processes: its VMs are listed, and nothing of them is measured or set"
                 .to_owned(),
@@ -201,7 +201,7 @@ fn limits_of(vms: &Vms, machine: &Machine, policies: PolicySet) -> Vec<String> {
 }
 
 /// The host, with who manages its VMs at hand.
-fn connect(run: &Run, machine: &Machine, bell: &Bell, beat: &Beat) -> anyhow::Result<LinuxHost> {
+fn connect(run: &Run, machine: &Machine, bell: &Bell, beat: &Beat) -> anyhow::Result<Box<dyn RealHost>> {
     let options = Options {
         state_dir: run.state.clone(),
         acting: match run.mode {
@@ -212,7 +212,7 @@ fn connect(run: &Run, machine: &Machine, bell: &Bell, beat: &Beat) -> anyhow::Re
         beat: beat.clone(),
         ..Options::new(machine.clone())
     };
-    Ok(LinuxHost::connect(&run.vms, options)?)
+    run.vms.connect(options)
 }
 
 /// The history of a run; a dry run leaves one only where it is told to.
@@ -235,7 +235,7 @@ fn begin_history(
 /// Ends a run: gives back what the VMs had, and says what is left.
 fn give_back(
     run: &Run,
-    mut host: LinuxHost,
+    mut host: Box<dyn RealHost>,
     guard: Option<Guard>,
     control: &Mutex<Control>,
     output: &mut dyn Show,
@@ -291,7 +291,7 @@ fn cpu_time() -> Duration {
 /// The agent's guard, which the agent watches as it is watched.
 struct Watched<'a> {
     state: &'a Path,
-    vms: &'a Vms,
+    vms: &'a Managed,
     beat: &'a Beat,
     guard: Option<Guard>,
     /// What there is to say of how the first one runs.
@@ -301,7 +301,7 @@ struct Watched<'a> {
 }
 
 impl<'a> Watched<'a> {
-    fn start(state: &'a Path, vms: &'a Vms, beat: &'a Beat) -> anyhow::Result<Watched<'a>> {
+    fn start(state: &'a Path, vms: &'a Managed, beat: &'a Beat) -> anyhow::Result<Watched<'a>> {
         let (guard, said) = start_guard(state, vms, beat)?;
         Ok(Watched {
             state,
@@ -338,7 +338,7 @@ impl<'a> Watched<'a> {
 }
 
 /// Starts a guard; with it comes what the operator should know of how it runs.
-fn start_guard(state: &Path, vms: &Vms, beat: &Beat) -> anyhow::Result<(Guard, Option<String>)> {
+fn start_guard(state: &Path, vms: &Managed, beat: &Beat) -> anyhow::Result<(Guard, Option<String>)> {
     let exe = std::env::current_exe().context("cannot find the program's own file, which the guard runs")?;
     // An upgrade replaces the file of a running agent; the kernel still has the program.
     let exe = if exe.exists() {
@@ -371,16 +371,21 @@ fn start_guard(state: &Path, vms: &Vms, beat: &Beat) -> anyhow::Result<(Guard, O
 ///
 /// # Errors
 /// When it cannot share the right to act on this host.
-pub fn guard(vms: &Vms, state: &Path, grace: Ns, say: impl FnMut(&str)) -> anyhow::Result<()> {
+pub fn guard(vms: &Managed, state: &Path, grace: Ns, say: impl FnMut(&str)) -> anyhow::Result<()> {
     let (pipe, mut answers) = (std::io::stdin(), std::io::stdout());
     let root = Path::new("/");
     let patience = Patience {
         silence: SILENCE_MAX,
         grace: Duration::from_nanos(grace.0),
     };
-    let mut legacy = Legacy::new(vms, root);
-    let undo = |journal: &mut Journal| legacy.undo(journal);
-    guard::run(pipe, &mut answers, (root, state), patience, undo, say)?;
+    guard::run(
+        pipe,
+        &mut answers,
+        (root, state),
+        patience,
+        vms.undoing(root),
+        say,
+    )?;
     Ok(())
 }
 
@@ -388,13 +393,12 @@ pub fn guard(vms: &Vms, state: &Path, grace: Ns, say: impl FnMut(&str)) -> anyho
 ///
 /// # Errors
 /// When an agent runs, or something cannot be restored.
-pub fn release(vms: &Vms, state: &Path) -> anyhow::Result<usize> {
-    let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
+pub fn release(vms: &Managed, state: &Path) -> anyhow::Result<usize> {
     let options = Options {
         state_dir: state.to_owned(),
-        ..Options::new(machine)
+        ..Options::new(vms.machine()?)
     };
-    let mut host = LinuxHost::connect(vms, options)?;
+    let mut host = vms.connect(options)?;
     let undone = host.restore();
     anyhow::ensure!(undone.failures.is_empty(), "{}", undone.failures.join("\n"));
     Ok(undone.vms.len())

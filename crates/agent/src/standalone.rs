@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crate::answers;
 use crate::bill_file::Clock;
 use crate::drain_file::DrainFile;
+use crate::managed::{Managed, machine_here};
 use crate::wall_clock::WallClock;
 use anyhow::Context;
 use homenode_api::AskError;
@@ -16,6 +17,7 @@ use homenode_api::answer::{PromiseDropped, Promises};
 use homenode_control::{Config, Control, Mode, Request as Ask};
 use homenode_host::{CpuSample, NodeSample, Sample};
 use homenode_linux::state_dir::StateDir;
+use homenode_linux::{Acting, Options};
 use homenode_linux::{meminfo, now, proc_stat};
 use homenode_machine::Machine;
 use homenode_policy::placement::{Announcement, Ledger, Placement, Shape, Unplaceable};
@@ -37,7 +39,7 @@ const LEDGER_BYTES_MAX: u64 = 16 << 20;
 pub fn place(state: &Path, ask: &Ask) -> anyhow::Result<Result<Placement, Unplaceable>> {
     // Without a right to the state directory there is no ledger to look at, and the question can still be answered.
     let ledger = open_ledger(state).map(|(_, ledger)| ledger).unwrap_or_default();
-    let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
+    let machine = machine_here()?;
     let control = look(state, &machine, ledger)?;
     Ok(control.place(&machine, ask))
 }
@@ -45,9 +47,9 @@ pub fn place(state: &Path, ask: &Ask) -> anyhow::Result<Result<Placement, Unplac
 /// Nodes for a VM that is about to start; promised to it in the ledger. There is always an answer, with what went wrong, if
 /// anything did.
 pub fn promise(state: &Path, shape: Shape) -> (NodeSet, Option<anyhow::Error>) {
-    let machine = match homenode_machine_files::sysfs::read(Path::new("/")) {
+    let machine = match machine_here() {
         Ok(machine) => machine,
-        Err(error) => return (NodeSet::one(NodeId(0)), Some(error.into())),
+        Err(error) => return (NodeSet::one(NodeId(0)), Some(error)),
     };
     match try_promise(state, &machine, shape) {
         Ok(nodes) => (nodes, None),
@@ -114,10 +116,25 @@ fn look(state: &Path, machine: &Machine, ledger: Ledger) -> anyhow::Result<Contr
     let drained = DrainFile::of(Some(state)).read().unwrap_or_default();
     let control = Control::new(Config::default(), Mode::Observe).with_ledger(ledger);
     let mut control = control.with_drained(drained);
-    control.begin(machine, sample(Path::new("/"), machine)?);
+    let mut sample = sampler(machine)?;
+    control.begin(machine, sample()?);
     std::thread::sleep(LOOK);
-    control.begin(machine, sample(Path::new("/"), machine)?);
+    control.begin(machine, sample()?);
     Ok(control)
+}
+
+/// What says how this host is: in dom0 the hypervisor, else the kernel.
+fn sampler(machine: &Machine) -> anyhow::Result<Box<dyn FnMut() -> anyhow::Result<Sample> + '_>> {
+    let root = Path::new("/");
+    if !homenode_xen::is_dom0(root) {
+        return Ok(Box::new(move || sample(root, machine)));
+    }
+    let options = Options {
+        acting: Acting::DryRun,
+        ..Options::new(machine.clone())
+    };
+    let mut host = Managed::Xen.connect(options)?;
+    Ok(Box::new(move || Ok(host.sample()?)))
 }
 
 /// What the kernel says of CPUs and nodes, without VMs.

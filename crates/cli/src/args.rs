@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
+use homenode_agent::managed::Managed;
 use homenode_api::http::Listen;
 use homenode_control::{Mode, PolicySet};
-use homenode_linux::Vms;
 use homenode_search::program::EXEC;
 use homenode_units::{BytesPerSec, MemoryPolicy, Ns, Permit};
 
@@ -319,7 +319,7 @@ pub enum HostArg {
     /// The simulated host: a preset's name, or a scenario file.
     Twin(Option<String>),
     /// This one.
-    Live(Vms),
+    Live(Managed),
 }
 
 impl std::str::FromStr for HostArg {
@@ -334,7 +334,7 @@ impl std::str::FromStr for HostArg {
         match kind {
             "twin" => Ok(HostArg::Twin(rest)),
             _ => text.parse().map(HostArg::Live).map_err(|_| {
-                "a host is `twin`, `twin:MACHINE`, `twin:SCENARIO.toml`, `libvirt`, `libvirt:URI` or `qemu`".into()
+                "a host is `twin`, `twin:MACHINE`, `twin:SCENARIO.toml`, `libvirt`, `libvirt:URI`, `qemu` or `xen`".into()
             }),
         }
     }
@@ -343,9 +343,9 @@ impl std::str::FromStr for HostArg {
 /// Options of `run`.
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
-    /// `twin[:MACHINE|:FILE.toml]` (the file a scenario or a machine), `libvirt[:URI]`, or `qemu` (VMs that no libvirt manages:
-    /// Proxmox, Incus, KubeVirt's pods, plain QEMU); default: libvirt if it answers, else `qemu` if such VMs run, else the twin,
-    /// but never as root, as a service or without a terminal
+    /// `twin[:MACHINE|:FILE.toml]` (the file a scenario or a machine), `libvirt[:URI]`, `qemu` (VMs that no libvirt manages:
+    /// Proxmox, Incus, KubeVirt's pods, plain QEMU) or `xen` (all domains, from dom0); default: `xen` in dom0, else libvirt if it
+    /// answers, else `qemu` if such VMs run, else the twin, but never as root, as a service or without a terminal
     #[arg(long, value_name = "HOST")]
     pub host: Option<HostArg>,
     /// Plan and explain, and touch nothing: the same as `--mode observe`
@@ -429,6 +429,9 @@ pub struct PlaceArgs {
     /// The memory bandwidth that it needs, such as `2GB/s`
     #[arg(long)]
     pub bandwidth: Option<BytesPerSec>,
+    /// Print two lines for xl's file of the VM, `cpus` and `cpus_soft`: together they decide where Xen takes its memory from
+    #[arg(long, conflicts_with = "json")]
+    pub xl: bool,
     /// Ask about another host: `twin:MACHINE` is the idle machine of that name; default: the running agent, else this host
     #[arg(long, value_name = "HOST")]
     pub host: Option<HostArg>,
@@ -613,9 +616,9 @@ pub struct BillArgs {
 /// Options of `release`.
 #[derive(Debug, clap::Args)]
 pub struct ReleaseArgs {
-    /// Who manages the VMs: `libvirt[:URI]` or `qemu`; default: as for `run`
+    /// Who manages the VMs: `libvirt[:URI]`, `qemu` or `xen`; default: as for `run`
     #[arg(long, value_name = "HOST")]
-    pub host: Option<Vms>,
+    pub host: Option<Managed>,
     #[command(flatten)]
     pub state: StateArgs,
 }
@@ -638,9 +641,9 @@ pub struct HookArgs {
 /// Options of `guard`.
 #[derive(Debug, clap::Args)]
 pub struct GuardArgs {
-    /// Who manages the VMs: `libvirt[:URI]` or `qemu`
+    /// Who manages the VMs: `libvirt[:URI]`, `qemu` or `xen`
     #[arg(long)]
-    pub host: Vms,
+    pub host: Managed,
     /// Where the journal is
     #[arg(long)]
     pub state: PathBuf,

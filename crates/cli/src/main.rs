@@ -60,6 +60,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{CommandFactory, Parser};
+use homenode_agent::managed::Managed;
 use homenode_api::AskError;
 use homenode_linux::{ConnectError, Vms};
 use homenode_twin::TwinError;
@@ -168,14 +169,14 @@ fn page(of: &clap::Command) -> std::io::Result<Vec<u8>> {
 /// Undoes what an agent left; how many VMs are as they were. Nobody needs to know who managed them: libvirt is asked if it
 /// answers, and then QEMU itself for what is left.
 fn release(args: &args::ReleaseArgs) -> anyhow::Result<usize> {
-    let release = |vms: &Vms| homenode_agent::live::release(vms, &args.state.dir);
+    let release = |vms: &Managed| homenode_agent::live::release(vms, &args.state.dir);
     if let Some(vms) = &args.host {
         return release(vms);
     }
-    let first = Vms::here()?;
+    let first = Managed::here()?;
     release(&first).or_else(|why| match first {
-        Vms::Libvirt(_) => release(&Vms::Qemu).map_err(|_| why),
-        Vms::Qemu => Err(why),
+        Managed::Kvm(Vms::Libvirt(_)) => release(&Managed::Kvm(Vms::Qemu)).map_err(|_| why),
+        Managed::Kvm(Vms::Qemu) | Managed::Xen => Err(why),
     })
 }
 

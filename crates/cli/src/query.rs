@@ -1,5 +1,8 @@
 //! Questions that change nothing: `machine`, `place`, `vm`.
 
+use std::path::Path;
+
+use homenode_agent::managed::Managed;
 use homenode_agent::{placed, standalone};
 use homenode_api::answer::Placed;
 use homenode_api::{Request, ask};
@@ -23,6 +26,7 @@ pub fn machine(args: &MachineArgs) -> anyhow::Result<()> {
     let machine = match (&args.file, &args.preset) {
         (Some(path), _) => homenode_machine_files::from_toml_file(path).map_err(bad_input)?,
         (None, Some(name)) => homenode_machine_files::preset(name).map_err(bad_input)?,
+        (None, None) if args.sysfs == Path::new("/") => homenode_agent::managed::machine_here()?,
         (None, None) => homenode_machine_files::sysfs::read(&args.sysfs)?,
     };
     if args.shown.json {
@@ -44,7 +48,7 @@ pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
     };
     let answer: Placed = match &args.host {
         Some(HostArg::Twin(what)) => placed(&place_on_twin(what.as_deref(), &asked)?),
-        Some(HostArg::Live(Vms::Libvirt(uri))) if *uri != homenode_linux::DEFAULT_URI => {
+        Some(HostArg::Live(Managed::Kvm(Vms::Libvirt(uri)))) if *uri != homenode_linux::DEFAULT_URI => {
             return Err(bad_input(format!(
                 "`place` asks about this host or a twin, not about {uri}; run it on that host"
             )));
@@ -74,6 +78,17 @@ pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
     let Placed { nodes, reasons, .. } = answer;
     match nodes {
         Some(_) if args.agent.json() => Ok(()),
+        Some(nodes) if args.xl => {
+            let machine = match &args.host {
+                Some(HostArg::Twin(what)) => crate::twin::spec(what.as_deref(), None)?.machine,
+                _ => homenode_agent::managed::machine_here()?,
+            };
+            let cpus = machine.cpus_of(&nodes);
+            // Pins alone do not decide where memory is taken from: what is preferred does.
+            say!("cpus = \"{cpus}\"");
+            say!("cpus_soft = \"{cpus}\"");
+            Ok(())
+        }
         Some(nodes) => {
             say!("node {nodes}");
             reasons.iter().for_each(|reason| say!("  {reason}"));

@@ -1,15 +1,14 @@
 //! `homenode run`: which host, with which configuration.
 
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use homenode_agent::managed::Managed;
 use homenode_agent::run::Pace;
 use homenode_agent::{Show, live, twin};
 use homenode_control::{Config, Mode};
 use homenode_host::Bell;
-use homenode_linux::Vms;
 use homenode_linux::state_dir::STATE_DIR;
 use signal_hook::iterator::Signals;
 
@@ -40,7 +39,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     match choose_host(args, &mut output)? {
         HostArg::Twin(what) => simulate(args, what.as_deref(), &mut output, (&bell, caught)),
         HostArg::Live(vms) => {
-            let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
+            let machine = vms.machine()?;
             let wanted = wanted(args, Some(FILE));
             let config = wanted.read(&machine)?;
             let reload = wanted.reload(&bell, machine);
@@ -159,7 +158,7 @@ fn choose_host(args: &RunArgs, output: &mut Output) -> anyhow::Result<HostArg> {
     if let Some(host) = &args.host {
         return Ok(host.clone());
     }
-    let why = match Vms::here() {
+    let why = match Managed::here() {
         Ok(vms) => return Ok(HostArg::Live(vms)),
         Err(error) => error.to_string(),
     };

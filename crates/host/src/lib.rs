@@ -73,6 +73,24 @@ pub trait Host {
     fn set(&mut self, vm: VmId, setting: Setting) -> Result<(), ActionError>;
 }
 
+impl<H: Host + ?Sized> Host for Box<H> {
+    fn machine(&self) -> &Machine {
+        (**self).machine()
+    }
+    fn wait(&mut self, period: Ns) -> Ns {
+        (**self).wait(period)
+    }
+    fn sample(&mut self) -> Result<Sample, HostError> {
+        (**self).sample()
+    }
+    fn commit(&mut self, plan: &Plan) -> Result<Receipt, Refusal> {
+        (**self).commit(plan)
+    }
+    fn set(&mut self, vm: VmId, setting: Setting) -> Result<(), ActionError> {
+        (**self).set(vm, setting)
+    }
+}
+
 /// Why a host could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostError {

@@ -238,6 +238,11 @@ pub enum Immovable {
         /// Nodes it is bound to.
         nodes: NodeSet,
     },
+    /// The hypervisor moves no page of a VM that runs.
+    Hypervisor {
+        /// Which, and what can be done instead.
+        reason: String,
+    },
     /// The VM is paused: nobody waits for its memory, and whoever paused it may be about to save it.
     Paused,
     /// It is on its way to another host or from there: what moves here would be copied twice.
@@ -265,6 +270,7 @@ impl std::fmt::Display for Immovable {
                 f,
                 "it was bound to node {nodes} at start; define the VM with <memory mode='restrictive'> to let it move"
             ),
+            Immovable::Hypervisor { reason } => f.write_str(reason),
             Immovable::Paused => write!(f, "the VM is paused; they can again once it runs"),
             Immovable::Migrating => {
                 write!(

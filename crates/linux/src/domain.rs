@@ -239,20 +239,7 @@ impl Domain {
             .settings
             .clone()
             .unwrap_or_else(|_| OperatorSettings::ignored());
-        VmSettings {
-            management: said.management,
-            mode: said.mode,
-            home: said.home,
-            apart: said.apart,
-            together: said.together,
-            bandwidth: said.bandwidth,
-            permit: said.permit,
-            memory_policy: said.memory_policy,
-            memory_floor: said.memory_floor,
-            cpus_allowed,
-            pinned_vcpus,
-            ..VmSettings::default()
-        }
+        said.of_vm(cpus_allowed, pinned_vcpus)
     }
 
     /// Whether the agent may take memory from it: its operator said how little it may be left with.

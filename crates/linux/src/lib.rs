@@ -28,6 +28,8 @@
 //! | [`peer`] | `SO_PEERCRED`, `SO_PEERGROUPS`: who is at the other end of a socket |
 //! | [`state_dir`] | files that are the agent's alone |
 //! | [`topology_server`] | none of its own: gives VMs the pages that tell them where they are |
+//! | [`settings_file`] | `/etc/homenode/vms/NAME.toml`: what the operator says of a VM that has no metadata |
+//! | [`notices`] | none of its own: what the operator is told, once |
 //! | [`numad_hook`] | what libvirt's prepare hook says of the domain that is about to start |
 
 pub mod attribution;
@@ -50,6 +52,7 @@ pub mod mark;
 pub mod meminfo;
 pub mod memory_blocks;
 pub mod modelled_pmu;
+pub mod notices;
 pub mod numa_maps;
 pub mod numad_hook;
 pub mod pagemap;
@@ -61,6 +64,7 @@ mod qemu;
 mod read;
 pub mod resctrl;
 mod scope;
+pub mod settings_file;
 pub mod state_dir;
 pub mod task;
 mod topology_pages;
@@ -73,6 +77,7 @@ mod xml;
 pub use beat::Beat;
 pub use clock::now;
 pub use connect::{Acting, ConnectError, DEFAULT_URI, Options, TOPOLOGY_SOCKET, Vms};
+pub use domain::OperatorSettings;
 pub use host::{CarriedOver, LinuxHost};
 pub use legacy::{Legacy, Undone};
 pub use levers::{Pins, Quotas, in_force};

@@ -14,7 +14,6 @@
 mod command_line;
 mod monitor;
 mod processes;
-mod settings_file;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -173,7 +172,7 @@ impl Qemu {
             topology_socket: told.topology_socket.clone(),
             ram_sizes: told.ram_sizes.clone(),
             assigned_devices: told.assigned_devices.clone(),
-            settings: settings_file::read(&self.root, name),
+            settings: crate::settings_file::read(&self.root, name),
             mark: None,
         }
     }
@@ -532,7 +531,7 @@ impl Manager for Qemu {
     fn set_settings(&mut self, vm: VmId, settings: &OperatorSettings) -> Result<(), CallError> {
         let name = self.vm(vm)?.name.clone();
         self.look_soon(vm);
-        settings_file::write(&self.root, &name, settings).map_err(CallError::Refused)
+        crate::settings_file::write(&self.root, &name, settings).map_err(CallError::Refused)
     }
 
     /// A process carries nothing that could be one.

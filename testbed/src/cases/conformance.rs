@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
-use homenode_host::Host as _;
+use homenode_host::Host;
 use homenode_host::conformance::{CHECKS, Check, Verdict};
 use homenode_linux::{LinuxHost, Options, Vms};
 use homenode_testbed_guest::Behaviour;
@@ -51,7 +51,7 @@ pub fn live_host(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs checks on a guest of its own; gives those that were skipped, of which each says why.
+/// Runs checks on a guest of its own; gives those that were skipped.
 fn run(
     inside: &Inside,
     host: &mut LinuxHost,
@@ -59,7 +59,17 @@ fn run(
     checks: &[&'static Check],
 ) -> anyhow::Result<Vec<&'static Check>> {
     let guest = inside.create(spec)?;
-    let vm = vm_named(host, &guest.spec.name)?;
+    check(inside, host, &guest.spec.name, checks)
+}
+
+/// Runs checks on the guest of this name; gives those that were skipped, of which each says why.
+pub fn check(
+    inside: &Inside,
+    host: &mut dyn Host,
+    guest: &str,
+    checks: &[&'static Check],
+) -> anyhow::Result<Vec<&'static Check>> {
+    let vm = vm_named(host, guest)?;
     let mut skipped = Vec::new();
     for check in checks {
         let verdict = (check.run)(host, vm).map_err(|error| anyhow!("{}: {error}", check.name))?;
@@ -74,7 +84,7 @@ fn run(
     Ok(skipped)
 }
 
-fn vm_named(host: &mut LinuxHost, name: &str) -> anyhow::Result<VmId> {
+fn vm_named(host: &mut dyn Host, name: &str) -> anyhow::Result<VmId> {
     let sample = host.sample()?;
     let vm = sample.vms.iter().find(|vm| vm.name == name);
     Ok(vm.context("the guest is not in the sample")?.id)

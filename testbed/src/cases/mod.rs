@@ -25,6 +25,7 @@ mod topology;
 mod why;
 mod working_set;
 mod xen;
+mod xen_agent;
 
 use std::time::Duration;
 
@@ -512,6 +513,34 @@ pub static ALL: &[Case] = &[
         300,
         "Xen sees 4 nodes; PV and PVH domUs of libvirt and of xl live with their memory where they were put",
         xen::boots,
+    ),
+    case(
+        "xen-contract",
+        Group::Xen,
+        600,
+        "the Xen host passes the conformance suite on a PV and a PVH domU, and says of the rest why not",
+        xen_agent::contract,
+    ),
+    case(
+        "xen-homes",
+        Group::Xen,
+        600,
+        "vCPUs come to their memory, and run where their operator let them once the agent is killed or stopped",
+        xen_agent::homes,
+    ),
+    case(
+        "xen-placed",
+        Group::Xen,
+        600,
+        "domUs created with the lines of 'homenode place --xl' have CPU and memory on a node of their own; xl's placement beside",
+        xen_agent::placed,
+    ),
+    case(
+        "xen-caps",
+        Group::Xen,
+        300,
+        "a cap holds, and 'homenode release' gives the operator's back after an agent that died",
+        xen_agent::caps,
     ),
     case(
         "xen-credit",

@@ -8,10 +8,10 @@ use crate::cargo::DependencyKind;
 
 /// What each crate of the workspace may depend on in the workspace, tests and benches aside.
 ///
-/// Dependencies point one way: units ← machine ← host ← {policy, linux}; policy ← {twin, control}; control ← api ← agent ← cli;
+/// Dependencies point one way: units ← machine ← host ← {policy, linux ← xen}; policy ← {twin, control}; control ← api ← agent ← cli;
 /// beside them machine ← machine-files, for those that read files or `/sys`.
 /// The testbed knows the product by its commands, and its live host by the contract that it must honour.
-const MAY_DEPEND_ON: [(&str, &[&str]); 29] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 30] = [
     ("homenode-units", &[]),
     ("homenode-topology-page", &["homenode-units"]),
     ("homenode-machine", &["homenode-units"]),
@@ -63,6 +63,15 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 29] = [
             "homenode-machine-files",
             "homenode-machine",
             "homenode-topology-page",
+            "homenode-units",
+        ],
+    ),
+    (
+        "homenode-xen",
+        &[
+            "homenode-linux",
+            "homenode-host",
+            "homenode-machine",
             "homenode-units",
         ],
     ),
@@ -179,6 +188,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 29] = [
             "homenode-control",
             "homenode-recorder",
             "homenode-trace",
+            "homenode-xen",
             "homenode-linux",
             "homenode-twin",
             "homenode-policy",
@@ -218,6 +228,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 29] = [
         "homenode-testbed",
         &[
             "homenode-host",
+            "homenode-xen",
             "homenode-linux",
             "homenode-formats",
             "homenode-machine-files",

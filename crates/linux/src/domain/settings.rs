@@ -1,7 +1,7 @@
 //! What an operator says of one VM, as names and values: attributes of libvirt's metadata element, or lines of the VM's own file.
 
-use homenode_host::{Management, Mode, Setting};
-use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, NodeSet, Permit};
+use homenode_host::{Management, Mode, Setting, VmSettings};
+use homenode_units::{Bytes, BytesPerSec, CpuSet, MemoryPolicy, NodeSet, Permit};
 
 /// Longest word by which VMs know each other.
 const WORD_MAX: usize = 64;
@@ -105,6 +105,24 @@ impl OperatorSettings {
         }
         settings.written = written;
         Ok(settings)
+    }
+
+    /// The same as policies see it, given which CPUs he allows and which vCPUs he pinned by hand.
+    pub fn of_vm(self, cpus_allowed: Option<CpuSet>, pinned_vcpus: Vec<u16>) -> VmSettings {
+        VmSettings {
+            management: self.management,
+            mode: self.mode,
+            home: self.home,
+            apart: self.apart,
+            together: self.together,
+            bandwidth: self.bandwidth,
+            permit: self.permit,
+            memory_policy: self.memory_policy,
+            memory_floor: self.memory_floor,
+            cpus_allowed,
+            pinned_vcpus,
+            ..VmSettings::default()
+        }
     }
 
     /// Names with their values, as they are to be written.

@@ -512,7 +512,10 @@ fn gives_nothing(why: &Immovable) -> bool {
         Immovable::Vfio | Immovable::Locked | Immovable::Encrypted { .. } | Immovable::HugePages { .. } => {
             true
         }
-        Immovable::BoundAtStart { .. } | Immovable::Paused | Immovable::Migrating => false,
+        Immovable::BoundAtStart { .. }
+        | Immovable::Hypervisor { .. }
+        | Immovable::Paused
+        | Immovable::Migrating => false,
     }
 }
 

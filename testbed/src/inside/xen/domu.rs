@@ -66,6 +66,12 @@ impl DomuSpec {
         }
     }
 
+    /// The same with one vCPU that may run anywhere: who creates it decides where its memory is.
+    #[must_use]
+    pub fn anywhere(name: &str, kind: Kind) -> Self {
+        Self::new(name, kind, "")
+    }
+
     /// The same, doing this from the start.
     #[must_use]
     pub fn doing(mut self, behaviour: Behaviour) -> Self {
@@ -90,7 +96,8 @@ impl DomuSpec {
     #[must_use]
     pub fn xml(&self) -> String {
         let mut pins = String::new();
-        for (vcpu, cpus) in self.cpus.iter().enumerate() {
+        let pinned = self.cpus.iter().enumerate().filter(|(_, cpus)| !cpus.is_empty());
+        for (vcpu, cpus) in pinned {
             let _ = write!(pins, "<vcpupin vcpu='{vcpu}' cpuset='{cpus}'/>");
         }
         // Emulated SVM does not decode the instruction that an emulated TSC takes.
@@ -123,9 +130,13 @@ impl DomuSpec {
         };
         let lists: Vec<String> = self.cpus.iter().map(|cpus| format!("\"{cpus}\"")).collect();
         let lists = lists.join(",");
+        let pins = match self.cpus.iter().all(String::is_empty) {
+            true => String::new(),
+            false => format!("cpus=[{lists}]\ncpus_soft=[{lists}]\n"),
+        };
         format!(
             "name=\"{}\"\n{kind}\nkernel=\"{IMAGE_DIR}/vmlinux\"\nramdisk=\"{IMAGE_DIR}/initramfs\"\nextra=\"{}\"\n\
-             memory={}\nvcpus={}\ncpus=[{lists}]\ncpus_soft=[{lists}]\n\
+             memory={}\nvcpus={}\n{pins}\
              on_poweroff=\"destroy\"\non_reboot=\"destroy\"\non_crash=\"destroy\"\n",
             self.name,
             self.cmdline(),
@@ -245,6 +256,20 @@ impl Domu {
         let (weight, cap) = (weight.to_string(), cap_percent.to_string());
         let name = self.spec.name.as_str();
         xl(&["sched-credit", "-d", name, "-w", &weight, "-c", &cap]).map(drop)
+    }
+
+    /// Its cap in percent of a CPU; 0 for none.
+    ///
+    /// # Errors
+    /// When the toolstack does not know it.
+    pub fn cap(&self) -> anyhow::Result<u32> {
+        let text = xl(&["sched-credit", "-d", &self.spec.name])?;
+        let last = text
+            .lines()
+            .last()
+            .and_then(|line| line.split_whitespace().last());
+        let cap = last.and_then(|word| word.parse().ok());
+        cap.with_context(|| format!("xl sched-credit: no cap in {text}"))
     }
 
     /// Where one of its vCPUs may run.

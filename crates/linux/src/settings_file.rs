@@ -25,7 +25,7 @@ fn path(root: &Path, name: &str) -> PathBuf {
 ///
 /// # Errors
 /// A sentence that names the file, and the line or value that is wrong.
-pub(super) fn read(root: &Path, name: &str) -> Result<OperatorSettings, String> {
+pub fn read(root: &Path, name: &str) -> Result<OperatorSettings, String> {
     let path = path(root, name);
     let Some(text) = read::text_if_there(&path, BYTES_MAX).map_err(|e| e.to_string())? else {
         return Ok(OperatorSettings::default());
@@ -50,7 +50,7 @@ pub(super) fn read(root: &Path, name: &str) -> Result<OperatorSettings, String> 
 ///
 /// # Errors
 /// A sentence that names the file.
-pub(super) fn write(root: &Path, name: &str, settings: &OperatorSettings) -> Result<(), String> {
+pub fn write(root: &Path, name: &str, settings: &OperatorSettings) -> Result<(), String> {
     let path = path(root, name);
     let table: toml::Table = settings
         .written()

@@ -1,0 +1,87 @@
+//! What the operator is told, once.
+
+use std::collections::{BTreeSet, VecDeque};
+
+/// Notices that are remembered in order to be said once; some for each VM of a large host.
+const SAID_MAX: usize = 32_768;
+/// Notices that wait to be told.
+const WAITING_MAX: usize = 4096;
+
+/// What the operator is told, each once as long as it is remembered. A host that has ever more to say is heard on: the oldest
+/// makes room.
+#[derive(Debug, Default)]
+pub struct Notices {
+    said: BTreeSet<String>,
+    /// The same by age, the oldest first.
+    by_age: VecDeque<String>,
+    waiting: VecDeque<String>,
+    /// Those that made room before they were told.
+    dropped_count: u64,
+}
+
+impl Notices {
+    /// Tells something, if it is not remembered.
+    pub fn add(&mut self, text: String) {
+        if !self.said.insert(text.clone()) {
+            return;
+        }
+        self.by_age.push_back(text.clone());
+        if self.by_age.len() > SAID_MAX
+            && let Some(oldest) = self.by_age.pop_front()
+        {
+            self.said.remove(&oldest);
+        }
+        self.waiting.push_back(text);
+        if self.waiting.len() > WAITING_MAX {
+            self.waiting.pop_front();
+            self.dropped_count += 1;
+        }
+    }
+
+    /// What is to be told and was not yet.
+    pub fn take(&mut self) -> Vec<String> {
+        let dropped = match std::mem::take(&mut self.dropped_count) {
+            0 => None,
+            1 => Some("one notice before these was dropped: more came at once than are kept".to_owned()),
+            count => Some(format!(
+                "{count} notices before these were dropped: more came at once than are kept"
+            )),
+        };
+        dropped.into_iter().chain(self.waiting.drain(..)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notices_go_on_after_any_number_of_them() {
+        let mut notices = Notices::default();
+        for number in 0..3 * SAID_MAX {
+            notices.add(format!("notice {number}"));
+            assert_eq!(notices.take(), [format!("notice {number}")]);
+        }
+        let last = format!("notice {}", 3 * SAID_MAX - 1);
+        notices.add(last);
+        assert_eq!(notices.take(), Vec::<String>::new(), "said once");
+        assert!(notices.said.len() <= SAID_MAX && notices.by_age.len() == notices.said.len());
+    }
+
+    #[test]
+    fn of_too_many_notices_at_once_the_newest_are_told_and_the_others_counted() {
+        let mut notices = Notices::default();
+        for number in 0..WAITING_MAX + 3 {
+            notices.add(format!("notice {number}"));
+        }
+        let told = notices.take();
+        assert!(
+            told[0].starts_with("3 notices before these were dropped"),
+            "{}",
+            told[0]
+        );
+        assert_eq!((told[1].as_str(), told.len()), ("notice 3", WAITING_MAX + 1));
+        notices.add("another".into());
+        assert_eq!(notices.take(), ["another"]);
+    }
+}

@@ -1,0 +1,254 @@
+//! What the agent has changed of domains, in its journal, and how that is undone: by the agent, by its guard, by
+//! `homenode release`. Only what still reads as the agent's is undone; what somebody else set since is left alone.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use homenode_linux::Undone;
+use homenode_linux::journal::{Before, Entry, Journal, Run, Written};
+use homenode_units::{CpuSet, NodeSet, VmId};
+use serde::{Deserialize, Serialize};
+
+use crate::hypervisor::{CallError, Hypervisor, Listed, XenError};
+
+/// CPUs that each vCPU may have been left pinned to, the newest first: several where an agent ended while it changed them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pins(pub BTreeMap<u16, Vec<CpuSet>>);
+
+impl Written for Pins {
+    const KEY: &'static str = "xen-vcpus";
+}
+
+/// Nodes that a domain's memory may have been told to come from, the newest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Home(pub Vec<NodeSet>);
+
+impl Written for Home {
+    const KEY: &'static str = "xen-home";
+}
+
+/// Its operator's cap, and caps that it may have been left with, the newest first; percent of a CPU, 0 for none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cap {
+    /// Its operator's.
+    pub before: u16,
+    /// The agent's.
+    pub ours: Vec<u16>,
+}
+
+impl Written for Cap {
+    const KEY: &'static str = "xen-cap";
+}
+
+/// More changes in a row without an answer are not told apart.
+const KEPT: usize = 8;
+
+/// Puts what is about to be set before what may have been left.
+pub fn newest<T: PartialEq>(ours: &mut Vec<T>, new: T) {
+    ours.retain(|old| *old != new);
+    ours.insert(0, new);
+    ours.truncate(KEPT);
+}
+
+/// Keys of what places a domain: while one is there, how the domain was before is known.
+pub const PLACING: [&str; 2] = [Pins::KEY, Home::KEY];
+
+/// Which part is undone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Pins and home.
+    Placing,
+    /// The cap: what must not outlast the agent.
+    Limits,
+}
+
+/// When a domain was started, in hundredths of a second of the wall clock: with its number and its UUID that is one run of it.
+pub fn started(hypervisor: &Hypervisor, vm: VmId) -> u64 {
+    let text = hypervisor.stored(&format!("/vm/{vm}/start_time"));
+    let digits = text.map(|text| {
+        text.chars()
+            .filter(char::is_ascii_digit)
+            .take(18)
+            .collect::<String>()
+    });
+    digits.and_then(|digits| digits.parse().ok()).unwrap_or(0)
+}
+
+/// The domain that a run is of; `None` once that run is over.
+///
+/// # Errors
+/// When the hypervisor cannot be asked.
+pub fn alive(hypervisor: &Hypervisor, run: &Run) -> Result<Option<Listed>, CallError> {
+    let found = hypervisor
+        .domain(run.runtime_id)?
+        .filter(|found| found.vm == run.vm && !found.is_ending);
+    Ok(found.filter(|_| started(hypervisor, run.vm) == run.start_ticks))
+}
+
+/// Undoes a part of what the journal says of a domain, and strikes it out. `Ok` also where that run of it is over.
+///
+/// # Errors
+/// What could not be undone; it stays in the journal.
+pub fn undo(hypervisor: &Hypervisor, journal: &mut Journal, vm: VmId, parts: &[Part]) -> Result<(), String> {
+    let Some(entry) = journal.entry(vm).cloned() else {
+        return Ok(());
+    };
+    let domain = alive(hypervisor, &entry.run).map_err(|error| error.to_string())?;
+    let mut failures = Vec::new();
+    for part in parts {
+        let (keys, done): (&[&str], _) = match part {
+            Part::Placing => (
+                &PLACING,
+                domain.map_or(Ok(()), |of| place_back(hypervisor, of, &entry)),
+            ),
+            Part::Limits => (
+                &[Cap::KEY],
+                domain.map_or(Ok(()), |of| lift_cap(hypervisor, of, &entry)),
+            ),
+        };
+        match done {
+            Ok(()) => journal.clear(vm, keys),
+            // It may have ended meanwhile.
+            Err(_) if matches!(alive(hypervisor, &entry.run), Ok(None)) => journal.clear(vm, keys),
+            Err(error) => failures.push(error.to_string()),
+        }
+    }
+    match failures.is_empty() {
+        true => Ok(()),
+        false => Err(failures.join("; ")),
+    }
+}
+
+fn place_back(hypervisor: &Hypervisor, domain: Listed, entry: &Entry) -> Result<(), CallError> {
+    let before = &entry.before;
+    let everywhere = || hypervisor.pool(domain.pool).map(|pool| pool.cpus);
+    for (index, ours) in entry.get::<Pins>().unwrap_or_default().0 {
+        // One that is offline, or that somebody else pinned.
+        let Ok(now) = hypervisor.affinity(domain.domid, index) else {
+            continue;
+        };
+        if !ours.contains(&now) {
+            continue;
+        }
+        let cpus = match before.vcpus.get(&index) {
+            Some(cpus) => cpus.clone(),
+            None => everywhere()?,
+        };
+        hypervisor.pin(domain.domid, index, &cpus)?;
+    }
+    if let Some(Home(ours)) = entry.get()
+        && ours.contains(&hypervisor.node_affinity(domain.domid)?)
+    {
+        hypervisor.set_node_affinity(domain.domid, before.nodes.as_ref())?;
+    }
+    Ok(())
+}
+
+fn lift_cap(hypervisor: &Hypervisor, domain: Listed, entry: &Entry) -> Result<(), CallError> {
+    let Some(Cap { before, ours }) = entry.get() else {
+        return Ok(());
+    };
+    let pool = hypervisor.pool(domain.pool)?;
+    match ours.contains(&hypervisor.cap(domain.domid, &pool)?) {
+        true => hypervisor.set_cap(domain.domid, &pool, before),
+        false => Ok(()),
+    }
+}
+
+/// Undoes all that the journal says.
+pub fn undo_all(hypervisor: &Hypervisor, journal: &mut Journal) -> Undone {
+    let mut undone = Undone::default();
+    let entries = journal.entries().iter();
+    let in_force = entries.filter(|(_, entry)| is_in_force(entry));
+    let all: Vec<(VmId, String)> = in_force
+        .map(|(vm, entry)| (*vm, entry.run.name.clone()))
+        .collect();
+    for (vm, name) in all {
+        match undo(hypervisor, journal, vm, &[Part::Placing, Part::Limits]) {
+            Ok(()) => {
+                journal.clear_all(vm);
+                undone.vms.push(vm);
+            }
+            Err(cause) => undone
+                .failures
+                .push(format!("domain {name} could not be restored: {cause}")),
+        }
+    }
+    undone
+}
+
+/// Whether something is to be undone.
+pub fn is_in_force(entry: &Entry) -> bool {
+    entry.has(&PLACING) || entry.has(&[Cap::KEY])
+}
+
+/// How a domain is, to be written down before it is touched.
+///
+/// # Errors
+/// When the hypervisor cannot be asked.
+pub fn before(hypervisor: &Hypervisor, domid: u32, vcpus: &[u16]) -> Result<Before, CallError> {
+    let affinities = vcpus
+        .iter()
+        .map(|&index| Ok((index, hypervisor.affinity(domid, index)?)));
+    let affinities: BTreeMap<u16, CpuSet> = affinities.collect::<Result<_, _>>()?;
+    let nodes = hypervisor.node_affinity(domid)?;
+    // Where its nodes are those of its CPUs, Xen follows the CPUs: it is to do so again.
+    let follows = nodes == nodes_of(hypervisor, affinities.values())?;
+    Ok(Before {
+        vcpus: affinities,
+        nodes: (!follows).then_some(nodes),
+        ..Before::default()
+    })
+}
+
+fn nodes_of<'a>(
+    hypervisor: &Hypervisor,
+    cpus: impl Iterator<Item = &'a CpuSet>,
+) -> Result<NodeSet, CallError> {
+    let places = hypervisor.cpus()?;
+    let of_cpu = |cpu: homenode_units::CpuId| {
+        let place = places.get(cpu.0 as usize).copied().flatten()?;
+        u16::try_from(place.node).ok().map(homenode_units::NodeId)
+    };
+    Ok(cpus
+        .flat_map(|cpus| cpus.iter().filter_map(of_cpu).collect::<Vec<_>>())
+        .collect())
+}
+
+/// What an agent that is no more left behind, for its guard to undo.
+#[derive(Debug)]
+pub struct Legacy {
+    root: PathBuf,
+    hypervisor: Option<Hypervisor>,
+}
+
+impl Legacy {
+    /// That of an agent of this host; the hypervisor is opened when it is needed.
+    pub fn new(root: &Path) -> Legacy {
+        Legacy {
+            root: root.to_owned(),
+            hypervisor: None,
+        }
+    }
+
+    /// Undoes all that the journal says. What fails is worth another try.
+    pub fn undo(&mut self, journal: &mut Journal) -> Undone {
+        let opened = match self.hypervisor.take() {
+            Some(hypervisor) => Ok(hypervisor),
+            None => Hypervisor::open(&self.root),
+        };
+        match opened {
+            Ok(hypervisor) => {
+                let undone = undo_all(&hypervisor, journal);
+                self.hypervisor = Some(hypervisor);
+                undone
+            }
+            // Rebooted without Xen: no domain is left to be undone.
+            Err(XenError::NotDom0 { .. }) => Undone::default(),
+            Err(error) => Undone {
+                vms: Vec::new(),
+                failures: vec![error.to_string()],
+            },
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! A domain, as the agent knows it.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use homenode_host::{CpuQuota, VcpuSample, VmSettings};
+use homenode_linux::journal::{Entry, Run};
+use homenode_linux::{OperatorSettings, settings_file};
+use homenode_units::{CpuSet, Ns};
+
+use crate::changed::{Cap, Pins};
+use crate::hypervisor::{CallError, Hypervisor, Listed, Pool, Vcpu};
+
+/// Length of a period of the credit schedulers' accounting: caps hold over it.
+const PERIOD: Ns = Ns::from_millis(30);
+
+/// See the module.
+#[derive(Debug)]
+pub struct Domain {
+    /// Which run of it.
+    pub run: Run,
+    /// As it was listed last.
+    pub listed: Listed,
+    /// The pool that it runs in.
+    pub pool: Pool,
+    /// Its online vCPUs, ascending by number.
+    pub vcpus: Vec<(u16, Vcpu)>,
+    /// What it may use at most, in percent of one CPU; 0 for what there is.
+    pub cap: u16,
+    /// What its operator says of it.
+    pub said: Result<OperatorSettings, String>,
+}
+
+impl Domain {
+    /// Looks at a domain.
+    pub fn look(
+        hypervisor: &Hypervisor,
+        (root, run, listed): (&Path, Run, Listed),
+        pool: Pool,
+    ) -> Result<Domain, CallError> {
+        let vcpus = (0..listed.vcpu_count).filter_map(|at| Some((at, hypervisor.vcpu(listed.domid, at)?)));
+        let vcpus = vcpus.collect();
+        let cap = match pool.has_caps() {
+            true => hypervisor.cap(listed.domid, &pool)?,
+            false => 0,
+        };
+        Ok(Domain {
+            said: settings_file::read(root, &run.name),
+            run,
+            listed,
+            pool,
+            vcpus,
+            cap,
+        })
+    }
+
+    /// Numbers of its online vCPUs.
+    pub fn indices(&self) -> Vec<u16> {
+        self.vcpus.iter().map(|(index, _)| *index).collect()
+    }
+
+    /// What a cap gives each vCPU, as the contract has it.
+    pub fn quota(&self) -> Option<CpuQuota> {
+        quota_of(self.cap, self.vcpus.len())
+    }
+
+    /// Its vCPUs for a sample. Xen does not tell dom0 how long they waited.
+    pub fn samples(&self, usable: &CpuSet) -> Vec<VcpuSample> {
+        let usable = self.pool.cpus.intersection(usable);
+        let sample = |(index, vcpu): &(u16, Vcpu)| VcpuSample {
+            index: *index,
+            running_ns: vcpu.running,
+            cpu: Some(vcpu.cpu),
+            affinity: vcpu.affinity.intersection(&usable),
+            quota: self.quota(),
+            ..VcpuSample::default()
+        };
+        self.vcpus.iter().map(sample).collect()
+    }
+
+    /// What its operator wants: by its file, and by where its vCPUs may run but for the agent's pins. All in one place are a
+    /// limit (`cpus=` in xl's file); some elsewhere than others are pinned by hand.
+    pub fn settings(&self, entry: Option<&Entry>, usable: &CpuSet) -> VmSettings {
+        let ours = entry.and_then(Entry::get::<Pins>).unwrap_or_default().0;
+        let all = self.pool.cpus.intersection(usable);
+        let wanted = |(index, vcpu): &(u16, Vcpu)| {
+            let is_ours = ours.get(index).is_some_and(|ours| ours.contains(&vcpu.affinity));
+            let before = entry
+                .filter(|_| is_ours)
+                .and_then(|entry| entry.before.vcpus.get(index));
+            let cpus = before.unwrap_or(&vcpu.affinity).intersection(&all);
+            (*index, if cpus.is_empty() { all.clone() } else { cpus })
+        };
+        let wanted: Vec<(u16, CpuSet)> = self.vcpus.iter().map(wanted).collect();
+        let different: BTreeSet<String> = wanted.iter().map(|(_, cpus)| cpus.to_string()).collect();
+        let said = self.said.clone().unwrap_or_else(|_| OperatorSettings::ignored());
+        let (allowed, pinned) = match (different.len(), wanted.first()) {
+            (1, Some((_, cpus))) => (cpus.clone(), Vec::new()),
+            _ => {
+                let pinned = wanted.iter().filter(|(_, cpus)| *cpus != all);
+                (all.clone(), pinned.map(|(index, _)| *index).collect())
+            }
+        };
+        let settings = said.of_vm(Some(allowed).filter(|cpus| cpus != usable), pinned);
+        let cap = entry
+            .and_then(Entry::get::<Cap>)
+            .filter(|cap| cap.ours.contains(&self.cap));
+        VmSettings {
+            quota: quota_of(cap.map_or(self.cap, |cap| cap.before), self.vcpus.len()),
+            ..settings
+        }
+    }
+}
+
+/// A domain's cap as what each of its vCPUs gets; `None` where it has none.
+fn quota_of(cap: u16, vcpus: usize) -> Option<CpuQuota> {
+    let of_vcpu = PERIOD.0 * u64::from(cap) / 100 / vcpus.max(1) as u64;
+    (cap > 0).then_some(CpuQuota {
+        run_ns: Ns(of_vcpu),
+        period_ns: PERIOD,
+    })
+}
+
+/// The cap that gives each of so many vCPUs that much, in percent of one CPU: at least one. `None` where it would limit nothing.
+pub fn cap_of(quota: CpuQuota, vcpus: usize) -> Option<u16> {
+    let most = 100 * vcpus.max(1);
+    // A cap is a whole number of percents: of what lies between two the larger, so that nobody gets less than he is due.
+    let percent = (quota.share() * most as f64 - 1e-9).ceil().max(1.0);
+    (percent < most as f64).then_some(percent as u16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cap_gives_each_vcpu_its_share() {
+        let quota = CpuQuota {
+            run_ns: Ns::from_millis(6),
+            period_ns: PERIOD,
+        };
+        for vcpus in [1, 2, 7] {
+            let cap = cap_of(quota, vcpus).unwrap();
+            assert_eq!(usize::from(cap), 20 * vcpus);
+            assert_eq!(quota_of(cap, vcpus), Some(quota));
+        }
+        assert_eq!(quota_of(0, 2), None);
+    }
+
+    #[test]
+    fn a_share_between_two_percents_is_rounded_up_and_one_of_all_caps_nothing() {
+        let of = |share: f64, vcpus| cap_of(CpuQuota::of(share, PERIOD), vcpus);
+        assert_eq!(
+            (of(0.0001, 1), of(0.301, 1), of(0.255, 2)),
+            (Some(4), Some(31), Some(51))
+        );
+        assert_eq!((of(1.0, 1), of(3.0, 2), of(0.999, 1)), (None, None, None));
+    }
+}

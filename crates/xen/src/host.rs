@@ -1,0 +1,639 @@
+//! Domains behind the host contract.
+//!
+//! ```text
+//!   sample ─ domains, vCPUs, affinities, caps (libxenctrl) ─ names (xenstore) ─ memory by node (console) ─▶ Sample
+//!   commit ─ Plan::check ─ as sampled? ─ journal ─ act ─ read back ─▶ Receipt
+//! ```
+//!
+//! A domain is known by its UUID: its number changes when it is migrated to where it is, and when it is restored.
+
+pub mod levers;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use homenode_host::{
+    Act, Action, ActionError, Bell, CpuSample, Failure, Host, HostError, Immovable, Lever, Management,
+    NodeSample, Outcome, Plan, Receipt, Refusal, Sample, Setting, Version, VmSample,
+};
+use homenode_linux::journal::{Journal, Run};
+use homenode_linux::lock::{ActingLock, Lock};
+use homenode_linux::notices::Notices;
+use homenode_linux::{Acting, Beat, CarriedOver, ConnectError, Options, Undone, now, settings_file};
+use homenode_machine::Machine;
+use homenode_units::{Bytes, CpuId, NodeMap, Ns, Pages, VmId};
+
+use crate::changed::{self, Cap, Home, Part, Pins};
+use crate::domain::Domain;
+use crate::hypervisor::{CallError, Hypervisor, Listed, XenError};
+use crate::{memory, place};
+
+/// How often is looked where memory lies: Xen counts every page for it, and writes to its console.
+const MEMORY_EVERY: Ns = Ns::from_secs(60);
+/// How long a limit that an earlier agent left may stay unless this one decides for it.
+const CARRIED_LEASE: Ns = Ns::from_secs(10);
+/// How long to wait before what could not be lifted is tried again.
+const RETRY: Ns = Ns::from_secs(1);
+/// A wait that is longer is interrupted: the guard takes an agent that says nothing for hung.
+const BEAT_AT_LEAST: Ns = Ns::from_secs(5);
+/// How long a new agent waits for a guard that is just undoing.
+const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+/// What `xl migrate` calls a domain that is on its way here, or from here.
+const ON_ITS_WAY: [&str; 2] = ["--incoming", "--migratedaway"];
+
+/// Why waiting is not told.
+const NO_WAITING: &str = "Xen does not tell dom0 how long vCPUs wait for a CPU; they are taken not to wait, and who shares CPUs is told by pins alone";
+/// Why nothing is counted.
+const NO_COUNTERS: &str =
+    "no hardware counters: dom0 cannot count for domains on stock Xen; LLC miss rates of VMs are unknown";
+
+/// A host that runs domains under Xen. This system is its dom0.
+#[derive(Debug)]
+pub struct XenHost {
+    hypervisor: Hypervisor,
+    options: Options,
+    /// Absent in a dry run.
+    journal: Option<Journal>,
+    /// Held as long as the journal is this agent's, and the host.
+    locks: Option<(Lock, ActingLock)>,
+    /// Whether a guard would undo what is done now.
+    is_guarded: bool,
+    carried: Vec<CarriedOver>,
+    domains: BTreeMap<VmId, Domain>,
+    /// Until when caps of the agent's hold.
+    leases: BTreeMap<VmId, Ns>,
+    /// Memory of each domain, by number, and when that was looked up.
+    memory: BTreeMap<u32, NodeMap<Pages>>,
+    memory_at: Option<Ns>,
+    /// Busy time of each CPU, and what is added to the time since boot for it never to be less than nothing.
+    busy: BTreeMap<CpuId, Ns>,
+    idle_ahead: Option<Ns>,
+    last: Sample,
+    /// What samples say that plans rely on, of the last one.
+    relied_on: Vec<VmSample>,
+    notices: Notices,
+}
+
+impl XenHost {
+    /// The machine of this host.
+    ///
+    /// # Errors
+    /// Each is a sentence with its remedy.
+    pub fn machine_here(root: &std::path::Path) -> Result<Machine, XenError> {
+        place::machine(&Hypervisor::open(root)?, root)
+    }
+
+    /// Opens the hypervisor, and takes over the journal.
+    ///
+    /// # Errors
+    /// [`XenError`], or why the journal or the right to act cannot be had: each is a sentence with its remedy.
+    pub fn connect(options: Options) -> Result<XenHost, Box<dyn std::error::Error + Send + Sync>> {
+        let hypervisor = Hypervisor::open(&options.root)?;
+        let mut notices = Notices::default();
+        let (mut journal, locks) = match options.acting {
+            Acting::DryRun => (None, None),
+            Acting::Live => {
+                let (journal, locks) = take(&options)?;
+                (Some(journal), Some(locks))
+            }
+        };
+        for warning in journal
+            .iter_mut()
+            .flat_map(|journal| std::mem::take(&mut journal.warnings))
+        {
+            notices.add(warning);
+        }
+        notices.add(NO_WAITING.to_owned());
+        notices.add(NO_COUNTERS.to_owned());
+        let mut host = XenHost {
+            hypervisor,
+            options,
+            journal,
+            locks,
+            is_guarded: true,
+            carried: Vec::new(),
+            domains: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            memory: BTreeMap::new(),
+            memory_at: None,
+            busy: BTreeMap::new(),
+            idle_ahead: None,
+            last: Sample::default(),
+            relied_on: Vec::new(),
+            notices,
+        };
+        host.carry_over()?;
+        Ok(host)
+    }
+
+    /// What an earlier agent left: homes and pins go on, caps end with a lease.
+    fn carry_over(&mut self) -> Result<(), CallError> {
+        let entries = self.journal.as_ref().map(|journal| journal.entries().clone());
+        for (vm, entry) in entries.unwrap_or_default() {
+            if changed::alive(&self.hypervisor, &entry.run)?.is_none() {
+                continue;
+            }
+            if entry.get::<Cap>().is_some() {
+                self.leases.insert(vm, now() + CARRIED_LEASE);
+            }
+            let pins = entry.get::<Pins>().unwrap_or_default().0;
+            self.carried.push(CarriedOver {
+                vm,
+                home: entry.get::<Home>().and_then(|home| home.0.first().cloned()),
+                pins: pins
+                    .into_iter()
+                    .filter_map(|(index, ours)| Some((index, ours.first()?.clone())))
+                    .collect(),
+                moving: None,
+            });
+        }
+        Ok(())
+    }
+
+    /// What the operator should know and no sample carries. Each is given once.
+    pub fn take_notices(&mut self) -> Vec<String> {
+        self.notices.take()
+    }
+
+    /// Says whether there is a guard that undoes if this process ends. While there is none nothing is changed but given back.
+    pub fn set_guarded(&mut self, is_guarded: bool) {
+        if let Some((lock, _)) = &mut self.locks {
+            lock.set_guarded(is_guarded);
+            self.is_guarded = is_guarded;
+        }
+    }
+
+    /// Homes and pins that an earlier agent left, of domains that still run.
+    pub fn carried_over(&self) -> Vec<CarriedOver> {
+        self.carried.clone()
+    }
+
+    /// Restores every domain that was touched, as the guard would; what cannot be restored is said and stays journalled.
+    pub fn restore(&mut self) -> Undone {
+        self.leases.clear();
+        match &mut self.journal {
+            Some(journal) => changed::undo_all(&self.hypervisor, journal),
+            None => Undone::default(),
+        }
+    }
+
+    /// Lifts every cap of the agent's: limits never outlast it. What cannot be lifted is said and stays journalled.
+    pub fn lift_limits(&mut self) -> Vec<String> {
+        let Some(journal) = &mut self.journal else {
+            return Vec::new();
+        };
+        let capped = journal
+            .entries()
+            .iter()
+            .filter(|(_, entry)| entry.get::<Cap>().is_some());
+        let capped: Vec<VmId> = capped.map(|(vm, _)| *vm).collect();
+        let lift = |vm| changed::undo(&self.hypervisor, journal, vm, &[Part::Limits]).err();
+        capped.into_iter().filter_map(lift).collect()
+    }
+
+    /// Whether its locks are where another agent would look for them.
+    pub fn owns_its_state(&self) -> bool {
+        let is_there = |(lock, acting): &(Lock, ActingLock)| lock.is_there() && acting.is_there();
+        self.locks.as_ref().is_none_or(is_there)
+    }
+
+    /// Lifts the caps whose leases are over.
+    fn end_leases(&mut self) {
+        let at = now();
+        let over: Vec<VmId> = self
+            .leases
+            .iter()
+            .filter(|(_, until)| **until <= at)
+            .map(|(vm, _)| *vm)
+            .collect();
+        for vm in over {
+            let Some(journal) = &mut self.journal else {
+                continue;
+            };
+            match changed::undo(&self.hypervisor, journal, vm, &[Part::Limits]) {
+                Ok(()) => drop(self.leases.remove(&vm)),
+                Err(error) => {
+                    self.notices
+                        .add(format!("a cap could not be lifted: {error}; tried again"));
+                    self.leases.insert(vm, at + RETRY);
+                }
+            }
+        }
+    }
+
+    /// Looks at all domains that run, and forgets those that ended.
+    fn look(&mut self) -> Result<(), CallError> {
+        let mut domains = BTreeMap::new();
+        let mut pools = BTreeMap::new();
+        for listed in self.hypervisor.domains()? {
+            // One that is being built has no name yet, and one that was destroyed none any more.
+            let name = self
+                .hypervisor
+                .stored(&format!("/local/domain/{}/name", listed.domid));
+            let Some(name) =
+                name.filter(|name| !listed.is_ending && !ON_ITS_WAY.iter().any(|end| name.ends_with(end)))
+            else {
+                continue;
+            };
+            let pool = match pools.get(&listed.pool) {
+                Some(pool) => Clone::clone(pool),
+                None => self.hypervisor.pool(listed.pool)?,
+            };
+            pools.insert(listed.pool, pool.clone());
+            let run = self.run_of(listed, name);
+            match Domain::look(&self.hypervisor, (&self.options.root, run, listed), pool) {
+                Ok(domain) if !domain.vcpus.is_empty() => drop(domains.insert(listed.vm, domain)),
+                // It ends just now.
+                Ok(_) | Err(_) => {}
+            }
+        }
+        for domain in domains.values() {
+            if let Err(why) = &domain.said {
+                self.notices
+                    .add(format!("domain {} is only watched: {why}", domain.run.name));
+            }
+        }
+        self.domains = domains;
+        self.take_in_others_pins()?;
+        self.forget_ended()
+    }
+
+    /// What somebody else pinned since is the operator's from now on, and is what is given back.
+    fn take_in_others_pins(&mut self) -> Result<(), CallError> {
+        let Some(journal) = &mut self.journal else {
+            return Ok(());
+        };
+        for (vm, domain) in &self.domains {
+            let Some(entry) = journal.entry(*vm).filter(|entry| entry.run == domain.run) else {
+                continue;
+            };
+            let (mut pins, mut before) = (entry.get::<Pins>().unwrap_or_default(), entry.before.clone());
+            let mut others = Vec::new();
+            for (index, vcpu) in &domain.vcpus {
+                if pins
+                    .0
+                    .get(index)
+                    .is_some_and(|ours| !ours.contains(&vcpu.affinity))
+                {
+                    pins.0.remove(index);
+                    before.vcpus.insert(*index, vcpu.affinity.clone());
+                    others.push((*index, vcpu.affinity.clone()));
+                }
+            }
+            if others.is_empty() {
+                continue;
+            }
+            // In this order: a crash in between leaves a pin that is not the agent's any more, and is left alone.
+            let written = journal
+                .begin(domain.run.clone(), before)
+                .and_then(|()| journal.set(*vm, &pins));
+            if let Err(error) = written {
+                self.notices.add(error.to_string());
+            }
+            for (index, cpus) in others {
+                let name = &domain.run.name;
+                self.notices
+                    .add(format!("vCPU {index} of domain {name} was given CPUs {cpus} by someone else; the agent keeps to them"));
+            }
+        }
+        Ok(())
+    }
+
+    /// A run of a domain; what never changes of it is looked up once.
+    fn run_of(&self, listed: Listed, name: String) -> Run {
+        let known = self
+            .domains
+            .get(&listed.vm)
+            .filter(|known| known.run.runtime_id == listed.domid);
+        Run {
+            vm: listed.vm,
+            name,
+            runtime_id: listed.domid,
+            pid: 0,
+            start_ticks: known.map_or_else(
+                || changed::started(&self.hypervisor, listed.vm),
+                |known| known.run.start_ticks,
+            ),
+        }
+    }
+
+    /// Drops domains from the journal whose run is over.
+    fn forget_ended(&mut self) -> Result<(), CallError> {
+        let Some(journal) = &mut self.journal else {
+            return Ok(());
+        };
+        let runs = |vm: &VmId, run: &Run| {
+            self.domains
+                .get(vm)
+                .is_some_and(|known| known.run.runtime_id == run.runtime_id)
+        };
+        let others: Vec<(VmId, Run)> = journal
+            .entries()
+            .iter()
+            .filter(|(vm, entry)| !runs(vm, &entry.run))
+            .map(|(vm, entry)| (*vm, entry.run.clone()))
+            .collect();
+        for (vm, run) in others {
+            if changed::alive(&self.hypervisor, &run)?.is_none() {
+                journal.forget(vm);
+                self.leases.remove(&vm);
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks where memory lies, where that was not done for long or of a domain.
+    fn look_at_memory(&mut self, at: Ns) {
+        let is_known = |domain: &Domain| {
+            let known = self.memory.get(&domain.run.runtime_id);
+            let sum = known.map(|of| of.values().map(|pages| pages.0).sum::<u64>());
+            // A balloon moves its pages by and by: it is not worth a look each time.
+            sum.is_some_and(|sum| sum.abs_diff(domain.listed.pages) <= domain.listed.pages / 16)
+        };
+        let is_fresh = self
+            .memory_at
+            .is_some_and(|last| at.saturating_sub(last) < MEMORY_EVERY);
+        // Those that are never told would be asked for in every period.
+        let is_settled = self
+            .memory_at
+            .is_some_and(|last| at.saturating_sub(last) < Ns(MEMORY_EVERY.0 / 6));
+        if is_settled || (is_fresh && self.domains.values().all(is_known)) {
+            return;
+        }
+        self.memory_at = Some(at);
+        match self.hypervisor.say(memory::KEY) {
+            Ok(console) => self.memory = memory::by_node(&console),
+            Err(error) => self
+                .notices
+                .add(format!("where memory of domains lies is not known: {error}")),
+        }
+    }
+
+    fn sample_of(&self, domain: &Domain) -> VmSample {
+        let usable = self.options.machine.cpu_set();
+        let entry = self
+            .journal
+            .as_ref()
+            .and_then(|journal| journal.entry(domain.run.vm));
+        let entry = entry.filter(|entry| entry.run == domain.run);
+        VmSample {
+            vcpus: domain.samples(&usable),
+            memory_bytes: Pages(domain.listed.pages).to_bytes(),
+            pages: self.memory.get(&domain.run.runtime_id).cloned(),
+            no_topology_device: Some(levers::NO_TOPOLOGY.to_owned()),
+            no_releases: Some(levers::NO_RELEASES.to_owned()),
+            immovable: Some(match domain.listed.is_paused {
+                true => Immovable::Paused,
+                false => Immovable::Hypervisor {
+                    reason: levers::NO_MOVES.to_owned(),
+                },
+            }),
+            settings: domain.settings(entry, &usable),
+            ..VmSample::new(domain.run.vm, domain.run.name.clone())
+        }
+    }
+
+    fn sample_cpus(&mut self, at: Ns) -> Result<Vec<CpuSample>, CallError> {
+        let idle = self.hypervisor.idle()?;
+        // Xen runs for longer than dom0: its CPUs were idle before dom0's clock began.
+        let ahead = *self.idle_ahead.get_or_insert_with(|| {
+            let most = idle.iter().copied().max().unwrap_or_default();
+            most.saturating_sub(at)
+        });
+        let mut cpus = Vec::new();
+        for cpu in &self.options.machine.cpus {
+            let idle = idle.get(cpu.id.0 as usize).copied().unwrap_or_default();
+            let before = self.busy.get(&cpu.id).copied().unwrap_or_default();
+            let busy_ns = (at + ahead).saturating_sub(idle).max(before);
+            self.busy.insert(cpu.id, busy_ns);
+            cpus.push(CpuSample { id: cpu.id, busy_ns });
+        }
+        Ok(cpus)
+    }
+
+    fn sample_nodes(&self) -> Result<NodeMap<NodeSample>, CallError> {
+        let (memory, _) = self.hypervisor.nodes()?;
+        let mut nodes = NodeMap::new();
+        for node in self.options.machine.node_set().iter() {
+            let of = memory
+                .get(usize::from(node.0))
+                .copied()
+                .flatten()
+                .unwrap_or_default();
+            let sample = NodeSample {
+                memory_total_bytes: Bytes(of.size),
+                memory_free_bytes: Bytes(of.free),
+                memory_traffic_bytes: None,
+            };
+            nodes.insert(node, sample);
+        }
+        Ok(nodes)
+    }
+
+    fn look_and_sample(&mut self, at: Ns) -> Result<Sample, CallError> {
+        self.look()?;
+        self.look_at_memory(at);
+        let cpus = self.sample_cpus(at)?;
+        let nodes = self.sample_nodes()?;
+        let vms: Vec<VmSample> = self
+            .domains
+            .values()
+            .map(|domain| self.sample_of(domain))
+            .collect();
+        Ok(Sample {
+            at,
+            version: self.version_of(&vms),
+            cpus,
+            nodes,
+            no_page_uses: Some(levers::NO_PAGE_USES.to_owned()),
+            trackers: Vec::new(),
+            vms,
+            ..Sample::default()
+        })
+    }
+
+    /// A new version where something differs that plans rely on.
+    fn version_of(&mut self, vms: &[VmSample]) -> Version {
+        let relied_on: Vec<VmSample> = vms.iter().map(relied_on).collect();
+        if relied_on != self.relied_on || self.last.version == Version::default() {
+            self.relied_on = relied_on;
+            self.last.version = Version(self.last.version.0 + 1);
+        }
+        self.last.version
+    }
+
+    /// Looks at the domains of a plan again: refused where somebody else changed one since the sample.
+    fn refuse_changed(&mut self, plan: &Plan) -> Result<(), Refusal> {
+        let touched: BTreeSet<VmId> = plan.decisions.iter().map(|of| of.action.vm).collect();
+        let before = self.last.version;
+        self.look_again(&touched);
+        match self.last.version == before {
+            true => Ok(()),
+            false => Err(Refusal::Stale {
+                planned: before,
+                current: self.last.version,
+            }),
+        }
+    }
+
+    /// Brings the last sample up to date on some domains, with a new version where it has changed.
+    fn look_again(&mut self, touched: &BTreeSet<VmId>) {
+        for vm in touched {
+            let Some(known) = self.domains.get(vm) else {
+                continue;
+            };
+            // What has ended fails when it is acted on, and is not in the next sample.
+            let Ok(Some(listed)) = changed::alive(&self.hypervisor, &known.run) else {
+                continue;
+            };
+            let Ok(pool) = self.hypervisor.pool(listed.pool) else {
+                continue;
+            };
+            let of = (self.options.root.as_path(), known.run.clone(), listed);
+            if let Ok(domain) = Domain::look(&self.hypervisor, of, pool) {
+                self.domains.insert(*vm, domain);
+            }
+        }
+        let mut vms = std::mem::take(&mut self.last.vms);
+        for sampled in vms.iter_mut().filter(|sampled| touched.contains(&sampled.id)) {
+            if let Some(domain) = self.domains.get(&sampled.id) {
+                *sampled = self.sample_of(domain);
+            }
+        }
+        self.version_of(&vms);
+        self.last.vms = vms;
+    }
+
+    /// Carries out one action.
+    fn act(&mut self, action: &Action) -> Result<Outcome, ActionError> {
+        let sampled = self.last.vm(action.vm);
+        let name = sampled.map(|vm| vm.name.clone()).unwrap_or_default();
+        let is_ignored = sampled.is_some_and(|vm| vm.settings.management == Management::Ignored);
+        let Some(domain) = self.domains.get(&action.vm) else {
+            return Err(Failure::VmGone.on(&name));
+        };
+        let run = domain.run.clone();
+        let failed = |cause: &str| Err(levers::failed(&action.act, cause).on(&name));
+        if is_ignored {
+            return failed("its operator opted it out; the agent only watches it");
+        }
+        if !self.is_guarded && !matches!(action.act, Act::Lift { .. }) {
+            return failed("there is no guard process, which would undo it if the agent died");
+        }
+        let result = self
+            .pull(action.vm, &action.act)
+            .map_err(|failure| failure.on(&name));
+        // Whatever went wrong: if the domain has ended, that is the reason.
+        match changed::alive(&self.hypervisor, &run) {
+            Ok(None) => Err(Failure::VmGone.on(&name)),
+            _ => result,
+        }
+    }
+}
+
+/// What of a VM plans rely on; the rest of a sample is left out.
+fn relied_on(vm: &VmSample) -> VmSample {
+    let vcpus = vm.vcpus.iter().map(|vcpu| homenode_host::VcpuSample {
+        index: vcpu.index,
+        affinity: vcpu.affinity.clone(),
+        quota: vcpu.quota,
+        ..Default::default()
+    });
+    VmSample {
+        vcpus: vcpus.collect(),
+        settings: vm.settings.clone(),
+        ..VmSample::new(vm.id, vm.name.clone())
+    }
+}
+
+/// The journal, and the right to act: in this order, the guard of an agent that died lets go of the host once it sees who follows.
+fn take(options: &Options) -> Result<(Journal, (Lock, ActingLock)), ConnectError> {
+    let lock = Lock::take(&options.state_dir, LOCK_PATIENCE)?;
+    let acting = ActingLock::take(&options.root, &options.state_dir, LOCK_PATIENCE)?;
+    Ok((Journal::open(&options.state_dir)?, (lock, acting)))
+}
+
+impl Host for XenHost {
+    fn machine(&self) -> &Machine {
+        &self.options.machine
+    }
+
+    fn wait(&mut self, period: Ns) -> Ns {
+        let begun = now();
+        let end = Ns(begun.0.saturating_add(period.0));
+        let (bell, beat): (Bell, Beat) = (self.options.bell.clone(), self.options.beat.clone());
+        let mut at = begun;
+        while at < end && !bell.is_stopping() {
+            let lease = self.leases.values().min().copied();
+            beat.beat();
+            let until = lease.map_or(end, |lease| lease.min(end)).min(at + BEAT_AT_LEAST);
+            let has_rung = bell.wait(Duration::from_nanos(until.saturating_sub(at).0));
+            self.end_leases();
+            at = now();
+            if has_rung {
+                break;
+            }
+        }
+        at - begun
+    }
+
+    fn sample(&mut self) -> Result<Sample, HostError> {
+        self.end_leases();
+        let sampled = self
+            .look_and_sample(now())
+            .map_err(|error| HostError::Unreachable {
+                service: "Xen's hypervisor".to_owned(),
+                cause: error.to_string(),
+            })?;
+        self.last = sampled;
+        Ok(self.last.clone())
+    }
+
+    fn commit(&mut self, plan: &Plan) -> Result<Receipt, Refusal> {
+        plan.check(&self.options.machine, &self.last)?;
+        self.refuse_changed(plan)?;
+        let mut outcomes = Vec::with_capacity(plan.decisions.len());
+        for decision in &plan.decisions {
+            self.options.beat.beat();
+            outcomes.push(match self.journal {
+                Some(_) => self.act(&decision.action).unwrap_or_else(Outcome::Failed),
+                None => Outcome::DryRun,
+            });
+        }
+        let touched: BTreeSet<VmId> = plan.decisions.iter().map(|of| of.action.vm).collect();
+        self.look_again(&touched);
+        Ok(Receipt {
+            version: self.last.version,
+            outcomes,
+        })
+    }
+
+    fn set(&mut self, vm: VmId, setting: Setting) -> Result<(), ActionError> {
+        let Some(domain) = self.domains.get(&vm) else {
+            return Err(Failure::VmGone.on(&vm.to_string()));
+        };
+        let name = &domain.run.name;
+        let failed = |cause: String| {
+            let what = format!("setting the {}", setting.name());
+            Failure::Host { what, cause }.on(name)
+        };
+        if self.journal.is_none() {
+            return Err(failed(
+                "this agent runs with --dry-run and touches nothing".into(),
+            ));
+        }
+        if let Setting::MemoryPolicy(Some(policy)) = setting {
+            levers::policy_is_possible(policy).map_err(|failure| failure.on(name))?;
+        }
+        let said = match &domain.said {
+            Ok(said) => said.with(setting),
+            Err(why) => return Err(failed(why.clone())),
+        };
+        settings_file::write(&self.options.root, name, &said).map_err(failed)
+    }
+}
+
+/// Whether a lever is one that Xen has.
+const fn is_there(lever: Lever) -> bool {
+    matches!(lever, Lever::VcpuPlacement | Lever::Home | Lever::CpuQuota)
+}

@@ -1,0 +1,240 @@
+//! What can be changed of a domain: each is written down, done, and read back.
+
+use homenode_host::{Act, CpuQuota, Failure, Lever, Limit, Outcome};
+use homenode_units::{CpuSet, MemoryPolicy, NodeSet, VmId};
+
+use super::{XenHost, is_there};
+use crate::changed::{self, Cap, Home, PLACING, Part, Pins, newest};
+use crate::domain::cap_of;
+use crate::hypervisor::CallError;
+use homenode_linux::now;
+
+/// Why no page moves.
+pub const NO_MOVES: &str = "stock Xen moves no page of a domain that runs: give it its home when it is created \
+                            (`homenode place --xl`), or migrate it to where it is with `cpus` and `cpus_soft` of that node";
+/// Why no guest is told.
+pub const NO_TOPOLOGY: &str =
+    "a domain has no device that tells it where it is; stock Xen gives PV domains no virtual nodes";
+/// Why its balloon is left alone.
+pub const NO_RELEASES: &str = "Xen learns what a guest releases from the guest's balloon alone";
+/// Why nobody is known to use a page.
+pub const NO_PAGE_USES: &str = "stock Xen does not tell dom0 which pages a domain uses, or from which node";
+/// Why nobody tells what a domain uses.
+const NO_TRACKER: &str = "stock Xen does not tell dom0 which memory a domain uses";
+/// Why there is no such part.
+const NO_PARTS: &str =
+    "Xen's own commands set parts of caches for sockets (`xl psr-cat-set`); the agent sets caps alone";
+/// Why no memory is taken.
+const NO_BALLOON: &str = "the agent does not set balloons of domains; `xl mem-set` does";
+
+/// What doing this failed of.
+pub fn failed(act: &Act, cause: &str) -> Failure {
+    let what = match act.lever() {
+        Lever::VcpuPlacement => "pinning vCPUs",
+        Lever::Home => "setting the home",
+        Lever::CpuQuota => "setting the cap",
+        _ => "changing something",
+    };
+    Failure::Host {
+        what: what.to_owned(),
+        cause: cause.to_owned(),
+    }
+}
+
+/// Whether a domain can have this memory policy.
+///
+/// # Errors
+/// Why not.
+pub fn policy_is_possible(policy: MemoryPolicy) -> Result<(), Failure> {
+    match policy == MemoryPolicy::default() {
+        true => Ok(()),
+        false => Err(Failure::MemoryPolicy {
+            policy,
+            why: NO_MOVES.to_owned(),
+        }),
+    }
+}
+
+impl XenHost {
+    /// Does what is asked of a domain.
+    pub(super) fn pull(&mut self, vm: VmId, act: &Act) -> Result<Outcome, Failure> {
+        let failing = |cause: String| failed(act, &cause);
+        let cannot = |why: &str| Err(failed(act, why));
+        match act {
+            Act::PinVcpus { vcpus, cpus } => self.pin(vm, vcpus, cpus).map_err(failing),
+            Act::SetHome { nodes } => self.set_home(vm, nodes).map_err(failing),
+            Act::Limit {
+                limit: Limit::CpuQuota(quota),
+                lease_ns,
+            } => {
+                let done = self.set_cap(vm, *quota);
+                self.leases
+                    .insert(vm, homenode_units::Ns(now().0.saturating_add(lease_ns.0)));
+                if done.is_err() {
+                    // Whatever came of it: the domain is as it was, or the lease's end tries again.
+                    let _ = self.lift(vm, Part::Limits);
+                }
+                done.map_err(failing)
+            }
+            Act::Limit { limit, .. } => cannot(match limit {
+                Limit::Memory(_) => NO_BALLOON,
+                _ => NO_PARTS,
+            }),
+            Act::MovePages { .. } | Act::MoveVirtualNode { .. } | Act::MoveFrames { .. } => {
+                Err(Failure::MemoryFixed {
+                    why: NO_MOVES.to_owned(),
+                })
+            }
+            Act::SetMemoryPolicy { policy } => policy_is_possible(*policy).map(|()| Outcome::Done),
+            Act::Watch { .. } => Err(Failure::NoTracker {
+                why: NO_TRACKER.to_owned(),
+            }),
+            Act::PublishTopology { .. } => Err(Failure::NoTopologyDevice {
+                why: NO_TOPOLOGY.to_owned(),
+            }),
+            // Where there is no such lever nothing of the agent's is in force.
+            Act::Lift { lever } if !is_there(*lever) => Ok(Outcome::Done),
+            Act::Lift { lever } => {
+                let part = if *lever == Lever::CpuQuota {
+                    Part::Limits
+                } else {
+                    Part::Placing
+                };
+                self.lift(vm, part).map(|()| Outcome::Done).map_err(failing)
+            }
+        }
+    }
+
+    /// Writes down how a domain is before it is touched: for the first time, or again where nothing of the agent's is in force.
+    fn begin(&mut self, vm: VmId) -> Result<(), String> {
+        let (Some(domain), Some(journal)) = (self.domains.get(&vm), &mut self.journal) else {
+            return Ok(());
+        };
+        let entry = journal.entry(vm).filter(|entry| entry.run == domain.run);
+        if entry.is_some_and(|entry| entry.has(&PLACING)) {
+            return Ok(());
+        }
+        let before = changed::before(&self.hypervisor, domain.run.runtime_id, &domain.indices());
+        let before = before.map_err(|error| error.to_string())?;
+        if entry.is_some_and(|entry| entry.before == before) {
+            return Ok(());
+        }
+        journal
+            .begin(domain.run.clone(), before)
+            .map_err(|error| error.to_string())
+    }
+
+    fn pin(&mut self, vm: VmId, vcpus: &[u16], cpus: &CpuSet) -> Result<Outcome, String> {
+        self.begin(vm)?;
+        let mut pins: Pins = self.written(vm).unwrap_or_default();
+        for index in vcpus {
+            newest(pins.0.entry(*index).or_default(), cpus.clone());
+        }
+        self.write(vm, &pins)?;
+        let domid = self.domid(vm);
+        for &index in vcpus {
+            self.hypervisor
+                .pin(domid, index, cpus)
+                .map_err(|error| error.to_string())?;
+            let seen = self
+                .hypervisor
+                .affinity(domid, index)
+                .map_err(|error| error.to_string())?;
+            if seen != *cpus {
+                return Err(format!("vCPU {index} may run on CPUs {seen}, not on {cpus}"));
+            }
+            pins.0.insert(index, vec![cpus.clone()]);
+        }
+        // What is in force is known: what was left before it is not the agent's any more.
+        self.write(vm, &pins)?;
+        Ok(Outcome::Done)
+    }
+
+    fn set_home(&mut self, vm: VmId, nodes: &NodeSet) -> Result<Outcome, String> {
+        self.begin(vm)?;
+        let mut home: Home = self.written(vm).unwrap_or_default();
+        newest(&mut home.0, nodes.clone());
+        self.write(vm, &home)?;
+        let domid = self.domid(vm);
+        let set = self.hypervisor.set_node_affinity(domid, Some(nodes));
+        set.map_err(|error| error.to_string())?;
+        let seen = self
+            .hypervisor
+            .node_affinity(domid)
+            .map_err(|error| error.to_string())?;
+        match seen == *nodes {
+            true => Ok(Outcome::Done),
+            false => Err(format!(
+                "its memory is to come from nodes {seen}, not from {nodes}"
+            )),
+        }
+    }
+
+    fn set_cap(&mut self, vm: VmId, quota: CpuQuota) -> Result<Outcome, String> {
+        let say = |error: CallError| error.to_string();
+        let Some(domain) = self.domains.get(&vm) else {
+            return Err("it has ended".into());
+        };
+        let (domid, pool) = (domain.run.runtime_id, domain.pool.clone());
+        let written: Option<Cap> = self.written(vm);
+        let now = self.hypervisor.cap(domid, &pool).map_err(say)?;
+        let before = match &written {
+            Some(cap) if cap.ours.contains(&now) => cap.before,
+            // Somebody else's: that is what is given back.
+            _ => now,
+        };
+        // A cap of the operator's that is lower than what is asked for stays in force.
+        let wanted = match (cap_of(quota, domain.vcpus.len()).unwrap_or(0), before) {
+            (0, before) | (before, 0) => before,
+            (ours, before) => ours.min(before),
+        };
+        let is_ours = written.as_ref().is_some_and(|cap| cap.ours.contains(&now));
+        if now == wanted && is_ours {
+            return Ok(Outcome::Renewed);
+        }
+        self.begin(vm)?;
+        let mut cap = written.unwrap_or(Cap {
+            before,
+            ours: Vec::new(),
+        });
+        cap.before = before;
+        newest(&mut cap.ours, wanted);
+        self.write(vm, &cap)?;
+        self.hypervisor.set_cap(domid, &pool, wanted).map_err(say)?;
+        match self.hypervisor.cap(domid, &pool).map_err(say)? {
+            seen if seen == wanted => Ok(Outcome::Done),
+            seen => Err(format!("its cap is {seen} percent, not {wanted}")),
+        }
+    }
+
+    fn lift(&mut self, vm: VmId, part: Part) -> Result<(), String> {
+        if let Some(journal) = &mut self.journal {
+            changed::undo(&self.hypervisor, journal, vm, &[part])?;
+        }
+        if part == Part::Limits {
+            self.leases.remove(&vm);
+        }
+        Ok(())
+    }
+
+    fn domid(&self, vm: VmId) -> u32 {
+        // No domain has this number: a call on it fails.
+        self.domains
+            .get(&vm)
+            .map_or(u32::MAX, |domain| domain.run.runtime_id)
+    }
+
+    /// What is written down of this run of a domain.
+    fn written<T: homenode_linux::journal::Written>(&self, vm: VmId) -> Option<T> {
+        let run = &self.domains.get(&vm)?.run;
+        let entry = self.journal.as_ref()?.entry(vm)?;
+        entry.get().filter(|_| entry.run == *run)
+    }
+
+    fn write<T: homenode_linux::journal::Written>(&mut self, vm: VmId, entry: &T) -> Result<(), String> {
+        match &mut self.journal {
+            Some(journal) => journal.set(vm, entry).map_err(|error| error.to_string()),
+            None => Ok(()),
+        }
+    }
+}

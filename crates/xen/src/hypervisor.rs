@@ -1,0 +1,544 @@
+//! The hypervisor as Rust has it: each call of libxenctrl and xenstore once, with what it gives checked.
+
+#![allow(unsafe_code)] // calls of a C library, each with buffers of the size that the library asks for
+
+use std::ffi::{CString, c_int, c_uint, c_void};
+use std::path::Path;
+use std::ptr::{NonNull, null_mut};
+
+use homenode_units::{CpuId, CpuSet, NodeId, NodeSet, Ns, VmId};
+
+use crate::library::{
+    self, CREDIT, CREDIT2, Control, CpuPlace, DomainInfo, HARD, NodeMemory, Share, Store, VcpuInfo,
+};
+
+/// More than any host has; what says more is not believed.
+const CPUS_MAX: usize = 16 << 10;
+const NODES_MAX: usize = 1024;
+const DOMAINS_MAX: usize = 64 << 10;
+/// The console ring is 16 KiB unless it was told otherwise at boot (`conring_size`).
+const CONSOLE_BYTES: usize = 4 << 20;
+
+/// Why Xen cannot be managed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum XenError {
+    /// Not started by Xen, or no dom0.
+    #[error("this system is not dom0 of a Xen host: {cause}. `homenode doctor` says what runs here")]
+    NotDom0 {
+        /// What is missing.
+        cause: String,
+    },
+    /// libxenctrl or libxenstore is not there.
+    #[error(
+        "Xen's library cannot be used ({cause}). Install Xen's tools (Debian: `apt install xen-utils`); Homenode knows those of Xen {}",
+        library::versions()
+    )]
+    NoLibrary {
+        /// What the loader said.
+        cause: String,
+    },
+    /// The hypervisor does not let us.
+    #[error("Xen's hypervisor cannot be asked: {cause}. Run as root in dom0, with xenstored running")]
+    NotPermitted {
+        /// What the system said.
+        cause: String,
+    },
+    /// What it says of the host makes no machine.
+    #[error("what Xen says of this host makes no machine: {cause}")]
+    NoMachine {
+        /// What is wrong.
+        cause: String,
+    },
+    /// A call failed.
+    #[error(transparent)]
+    Call(#[from] CallError),
+}
+
+/// A call that failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{call}: {cause}")]
+pub struct CallError {
+    /// Of libxenctrl.
+    pub call: &'static str,
+    /// What the system said.
+    pub cause: String,
+}
+
+impl CallError {
+    fn last(call: &'static str) -> CallError {
+        CallError {
+            call,
+            cause: std::io::Error::last_os_error().to_string(),
+        }
+    }
+}
+
+/// Whether this system is dom0 of a Xen host, by what the kernel says below `root`.
+pub fn is_dom0(root: &Path) -> bool {
+    std::fs::read_to_string(root.join("proc/xen/capabilities")).is_ok_and(|text| text.contains("control_d"))
+}
+
+/// A domain, as the hypervisor lists it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its number, of this run of it on this host.
+    pub domid: u32,
+    /// Its UUID.
+    pub vm: VmId,
+    /// It is about to be no more.
+    pub is_ending: bool,
+    /// `xl pause`, or about to be saved.
+    pub is_paused: bool,
+    /// Memory that it has, in pages of 4 KiB.
+    pub pages: u64,
+    /// Its vCPUs are numbered from 0 to one less.
+    pub vcpu_count: u16,
+    /// The pool of CPUs that it runs in.
+    pub pool: u32,
+}
+
+/// A vCPU, as the hypervisor has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vcpu {
+    /// Time that it ran.
+    pub running: Ns,
+    /// CPU that it last ran on.
+    pub cpu: CpuId,
+    /// CPUs that it may run on.
+    pub affinity: CpuSet,
+}
+
+/// A pool of CPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// Its CPUs.
+    pub cpus: CpuSet,
+    /// Its scheduler.
+    scheduler: u32,
+}
+
+impl Pool {
+    /// Whether its scheduler knows caps.
+    pub fn has_caps(&self) -> bool {
+        [CREDIT, CREDIT2].contains(&self.scheduler)
+    }
+}
+
+/// The hypervisor of this host. One thread's: its C library is asked by one at a time.
+#[derive(Debug)]
+pub struct Hypervisor {
+    control: Control,
+    store: Store,
+    handle: NonNull<c_void>,
+    cpu_map_bytes: usize,
+    node_map_bytes: usize,
+    cpu_max: usize,
+    node_max: usize,
+    /// How far its console was read.
+    console_at: u32,
+}
+
+// SAFETY: the handle is used by whoever has the value, and by one thread at a time: nothing here is `Sync`.
+unsafe impl Send for Hypervisor {}
+
+impl Drop for Hypervisor {
+    fn drop(&mut self) {
+        // SAFETY: opened by `open`, and closed once.
+        unsafe { (self.control.xc_interface_close)(self.handle.as_ptr()) };
+    }
+}
+
+impl Hypervisor {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// Each is a sentence with its remedy.
+    pub fn open(root: &Path) -> Result<Hypervisor, XenError> {
+        if !is_dom0(root) {
+            return Err(XenError::NotDom0 {
+                cause: "/proc/xen/capabilities does not say `control_d`".into(),
+            });
+        }
+        let control = Control::load().map_err(|cause| XenError::NoLibrary { cause })?;
+        let store = Store::load().map_err(|cause| XenError::NoLibrary { cause })?;
+        // SAFETY: no loggers are wanted but the library's own, which write to standard error.
+        let handle = unsafe { (control.xc_interface_open)(null_mut(), null_mut(), 0) };
+        let handle = NonNull::new(handle).ok_or_else(|| XenError::NotPermitted {
+            cause: std::io::Error::last_os_error().to_string(),
+        })?;
+        let size = |value: c_int, most: usize, call| match usize::try_from(value) {
+            Ok(value) if (1..=most).contains(&value) => Ok(value),
+            _ => Err(CallError::last(call)),
+        };
+        let at = handle.as_ptr();
+        // SAFETY: the handle is open.
+        let sizes = unsafe {
+            [
+                (control.xc_get_max_cpus)(at),
+                (control.xc_get_max_nodes)(at),
+                (control.xc_get_cpumap_size)(at),
+                (control.xc_get_nodemap_size)(at),
+            ]
+        };
+        let mut hypervisor = Hypervisor {
+            control,
+            store,
+            handle,
+            cpu_max: 0,
+            node_max: 0,
+            cpu_map_bytes: 0,
+            node_map_bytes: 0,
+            console_at: 0,
+        };
+        hypervisor.cpu_max = size(sizes[0], CPUS_MAX, "xc_get_max_cpus")?;
+        hypervisor.node_max = size(sizes[1], NODES_MAX, "xc_get_max_nodes")?;
+        hypervisor.cpu_map_bytes = size(sizes[2], CPUS_MAX, "xc_get_cpumap_size")?;
+        hypervisor.node_map_bytes = size(sizes[3], NODES_MAX, "xc_get_nodemap_size")?;
+        Ok(hypervisor)
+    }
+
+    fn at(&self) -> *mut c_void {
+        self.handle.as_ptr()
+    }
+
+    /// Where each CPU is, by number; one that is offline has none.
+    pub fn cpus(&self) -> Result<Vec<Option<CpuPlace>>, CallError> {
+        let mut places = vec![CpuPlace::default(); self.cpu_max];
+        let mut count = places.len() as c_uint;
+        // SAFETY: `count` places have room.
+        let done = unsafe { (self.control.xc_cputopoinfo)(self.at(), &raw mut count, places.as_mut_ptr()) };
+        if done != 0 {
+            return Err(CallError::last("xc_cputopoinfo"));
+        }
+        places.truncate(count as usize);
+        let is_there = |place: &CpuPlace| place.core != u32::MAX && (place.node as usize) < NODES_MAX;
+        Ok(places
+            .into_iter()
+            .map(|place| Some(place).filter(is_there))
+            .collect())
+    }
+
+    /// Memory of each node by number, where there is such a node, and distances between them (a row for each number).
+    pub fn nodes(&self) -> Result<(Vec<Option<NodeMemory>>, Vec<Vec<u32>>), CallError> {
+        let mut memory = vec![NodeMemory::default(); self.node_max];
+        let mut distances = vec![0u32; self.node_max * self.node_max];
+        let mut count = memory.len() as c_uint;
+        // SAFETY: `count` nodes have room, and the square of that in distances.
+        let done = unsafe {
+            let (memory, distances) = (memory.as_mut_ptr(), distances.as_mut_ptr());
+            (self.control.xc_numainfo)(self.at(), &raw mut count, memory, distances)
+        };
+        if done != 0 {
+            return Err(CallError::last("xc_numainfo"));
+        }
+        let count = (count as usize).min(self.node_max);
+        memory.truncate(count);
+        distances.truncate(count * count);
+        let is_there = |of: &NodeMemory| of.size != u64::from(u32::MAX) && of.size != u64::MAX;
+        let memory = memory.into_iter().map(|of| Some(of).filter(is_there)).collect();
+        Ok((
+            memory,
+            distances.chunks(count.max(1)).map(<[u32]>::to_vec).collect(),
+        ))
+    }
+
+    /// Time that each CPU was idle, by number.
+    pub fn idle(&self) -> Result<Vec<Ns>, CallError> {
+        let mut idle = vec![0u64; self.cpu_max];
+        let mut count: c_int = 0;
+        // SAFETY: as many have room as it is told.
+        let done = unsafe {
+            let most = idle.len() as c_int;
+            (self.control.xc_getcpuinfo)(self.at(), most, idle.as_mut_ptr(), &raw mut count)
+        };
+        if done != 0 {
+            return Err(CallError::last("xc_getcpuinfo"));
+        }
+        idle.truncate(usize::try_from(count).unwrap_or(0));
+        Ok(idle.into_iter().map(Ns).collect())
+    }
+
+    /// Domains other than dom0, ascending by number.
+    pub fn domains(&self) -> Result<Vec<Listed>, CallError> {
+        let mut listed = Vec::new();
+        let mut from = 1;
+        while listed.len() < DOMAINS_MAX {
+            let Some(found) = self.domain_from(from)? else {
+                break;
+            };
+            from = found.domid + 1;
+            listed.push(found);
+        }
+        Ok(listed)
+    }
+
+    /// The domain of this number.
+    pub fn domain(&self, domid: u32) -> Result<Option<Listed>, CallError> {
+        Ok(self.domain_from(domid)?.filter(|found| found.domid == domid))
+    }
+
+    /// The first domain from this number on.
+    fn domain_from(&self, from: u32) -> Result<Option<Listed>, CallError> {
+        let mut info = DomainInfo::default();
+        // SAFETY: one domain has room.
+        let count = unsafe { (self.control.xc_domain_getinfolist)(self.at(), from, 1, &raw mut info) };
+        match count {
+            0 => return Ok(None),
+            1 => {}
+            _ => return Err(CallError::last("xc_domain_getinfolist")),
+        }
+        let domid = u32::from(info.domain);
+        if domid < from {
+            return Ok(None);
+        }
+        Ok(Some(Listed {
+            domid,
+            vm: VmId(u128::from_be_bytes(info.handle)),
+            is_ending: info.flags & (library::DYING | library::SHUTDOWN) != 0,
+            is_paused: info.flags & library::PAUSED != 0,
+            pages: info.tot_pages,
+            vcpu_count: u16::try_from(info.max_vcpu_id.wrapping_add(1)).unwrap_or(0),
+            pool: info.cpupool,
+        }))
+    }
+
+    /// A vCPU of a domain; `None` where it is offline, or the domain has ended.
+    pub fn vcpu(&self, domid: u32, index: u16) -> Option<Vcpu> {
+        let mut info = VcpuInfo::default();
+        // SAFETY: one vCPU has room.
+        let done = unsafe { (self.control.xc_vcpu_getinfo)(self.at(), domid, index.into(), &raw mut info) };
+        if done != 0 || info.online == 0 {
+            return None;
+        }
+        Some(Vcpu {
+            running: Ns(info.cpu_time.unsigned_abs()),
+            cpu: CpuId(info.cpu),
+            affinity: self.affinity(domid, index).ok()?,
+        })
+    }
+
+    /// CPUs that a vCPU may run on.
+    pub fn affinity(&self, domid: u32, index: u16) -> Result<CpuSet, CallError> {
+        let (mut hard, mut soft) = (self.cpu_map(), self.cpu_map());
+        // SAFETY: both maps are as long as Xen's.
+        let done = unsafe {
+            let (hard, soft) = (hard.as_mut_ptr(), soft.as_mut_ptr());
+            (self.control.xc_vcpu_getaffinity)(self.at(), domid, index.into(), hard, soft, HARD)
+        };
+        match done {
+            0 => Ok(bits(&hard).map(|at| CpuId(at as u32)).collect()),
+            _ => Err(CallError::last("xc_vcpu_getaffinity")),
+        }
+    }
+
+    /// Lets a vCPU run on these CPUs alone; what it prefers of them stays as it is.
+    pub fn pin(&self, domid: u32, index: u16, cpus: &CpuSet) -> Result<(), CallError> {
+        let (mut hard, mut soft) = (self.cpu_map(), self.cpu_map());
+        cpus.iter().for_each(|cpu| set(&mut hard, cpu.0 as usize));
+        // SAFETY: both maps are as long as Xen's.
+        let done = unsafe {
+            let (hard, soft) = (hard.as_mut_ptr(), soft.as_mut_ptr());
+            (self.control.xc_vcpu_setaffinity)(self.at(), domid, index.into(), hard, soft, HARD)
+        };
+        match done {
+            0 => Ok(()),
+            _ => Err(CallError::last("xc_vcpu_setaffinity")),
+        }
+    }
+
+    /// Nodes that a domain's memory is taken from, as far as there is room.
+    pub fn node_affinity(&self, domid: u32) -> Result<NodeSet, CallError> {
+        let mut map = vec![0u8; self.node_map_bytes];
+        // SAFETY: the map is as long as Xen's.
+        let done = unsafe { (self.control.xc_domain_node_getaffinity)(self.at(), domid, map.as_mut_ptr()) };
+        match done {
+            0 => Ok(bits(&map).map(|at| NodeId(at as u16)).collect()),
+            _ => Err(CallError::last("xc_domain_node_getaffinity")),
+        }
+    }
+
+    /// Has a domain's memory taken from these nodes from now on. With all bits set Xen goes by the domain's CPUs again.
+    pub fn set_node_affinity(&self, domid: u32, nodes: Option<&NodeSet>) -> Result<(), CallError> {
+        let mut map = vec![if nodes.is_none() { 0xff } else { 0 }; self.node_map_bytes];
+        for node in nodes.into_iter().flat_map(NodeSet::iter) {
+            set(&mut map, usize::from(node.0));
+        }
+        // SAFETY: the map is as long as Xen's.
+        let done = unsafe { (self.control.xc_domain_node_setaffinity)(self.at(), domid, map.as_mut_ptr()) };
+        match done {
+            0 => Ok(()),
+            _ => Err(CallError::last("xc_domain_node_setaffinity")),
+        }
+    }
+
+    /// A pool of CPUs.
+    pub fn pool(&self, number: u32) -> Result<Pool, CallError> {
+        // SAFETY: what it gives is read here, and freed by its own function.
+        unsafe {
+            let Some(info) = NonNull::new((self.control.xc_cpupool_getinfo)(self.at(), number)) else {
+                return Err(CallError::last("xc_cpupool_getinfo"));
+            };
+            let found = info.as_ref();
+            let is_it = found.cpupool_id == number && !found.cpumap.is_null();
+            let pool = is_it.then(|| {
+                let map = std::slice::from_raw_parts(found.cpumap, self.cpu_map_bytes);
+                Pool {
+                    cpus: bits(map).map(|at| CpuId(at as u32)).collect(),
+                    scheduler: found.sched_id,
+                }
+            });
+            (self.control.xc_cpupool_infofree)(self.at(), info.as_ptr());
+            pool.ok_or(CallError {
+                call: "xc_cpupool_getinfo",
+                cause: format!("there is no pool {number}"),
+            })
+        }
+    }
+
+    /// Weight and cap of a domain.
+    fn share(&self, domid: u32, pool: &Pool) -> Result<Share, CallError> {
+        let mut share = Share::default();
+        let get = match pool.scheduler {
+            CREDIT => self.control.xc_sched_credit_domain_get,
+            CREDIT2 => self.control.xc_sched_credit2_domain_get,
+            _ => return Err(no_caps()),
+        };
+        // SAFETY: one share has room.
+        match unsafe { get(self.at(), domid, &raw mut share) } {
+            0 => Ok(share),
+            _ => Err(CallError::last("xc_sched_credit_domain_get")),
+        }
+    }
+
+    /// What a domain may use at most, in percent of one CPU; 0 where it may use what there is.
+    pub fn cap(&self, domid: u32, pool: &Pool) -> Result<u16, CallError> {
+        self.share(domid, pool).map(|share| share.cap)
+    }
+
+    /// Sets that; its weight stays as it is.
+    pub fn set_cap(&self, domid: u32, pool: &Pool, cap: u16) -> Result<(), CallError> {
+        let mut share = Share {
+            cap,
+            ..self.share(domid, pool)?
+        };
+        let set = match pool.scheduler {
+            CREDIT => self.control.xc_sched_credit_domain_set,
+            CREDIT2 => self.control.xc_sched_credit2_domain_set,
+            _ => return Err(no_caps()),
+        };
+        // SAFETY: it reads one share.
+        match unsafe { set(self.at(), domid, &raw mut share) } {
+            0 => Ok(()),
+            _ => Err(CallError::last("xc_sched_credit_domain_set")),
+        }
+    }
+
+    /// Has Xen say something on its console, and gives what came there since this was asked last.
+    pub fn say(&mut self, key: &str) -> Result<String, CallError> {
+        let keys = CString::new(key).map_err(|_| CallError {
+            call: "xc_send_debug_keys",
+            cause: "no such key".into(),
+        })?;
+        // What came before is not wanted.
+        self.console()?;
+        // SAFETY: a text that ends in zero.
+        if unsafe { (self.control.xc_send_debug_keys)(self.at(), keys.as_ptr()) } != 0 {
+            return Err(CallError::last("xc_send_debug_keys"));
+        }
+        self.console()
+    }
+
+    /// What came on Xen's console since it was read last.
+    fn console(&mut self) -> Result<String, CallError> {
+        let mut room = vec![0u8; 64 << 10];
+        let mut text = Vec::new();
+        while text.len() < CONSOLE_BYTES {
+            let mut count = room.len() as c_uint;
+            let mut at = self.console_at;
+            // SAFETY: as many bytes have room as it is told.
+            let done = unsafe {
+                let (room, count, at) = (room.as_mut_ptr().cast(), &raw mut count, &raw mut at);
+                (self.control.xc_readconsolering)(self.at(), room, count, 0, 1, at)
+            };
+            if done != 0 {
+                return Err(CallError::last("xc_readconsolering"));
+            }
+            self.console_at = at;
+            let count = (count as usize).min(room.len());
+            if count == 0 {
+                break;
+            }
+            text.extend_from_slice(&room[..count]);
+        }
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// What xenstore has under this path; nothing where there is none, or it does not answer.
+    pub fn stored(&self, path: &str) -> Option<String> {
+        let path = CString::new(path).ok()?;
+        // SAFETY: opened, asked and closed here; what it gives is `length` bytes that are ours to free.
+        unsafe {
+            let store = NonNull::new((self.store.xs_open)(0))?;
+            let mut length: c_uint = 0;
+            let read = (self.store.xs_read)(store.as_ptr(), 0, path.as_ptr(), &raw mut length);
+            let text = NonNull::new(read).map(|read| {
+                let bytes = std::slice::from_raw_parts(read.as_ptr().cast::<u8>(), length as usize);
+                let text = String::from_utf8_lossy(bytes).into_owned();
+                libc::free(read.as_ptr().cast());
+                text
+            });
+            (self.store.xs_close)(store.as_ptr());
+            text
+        }
+    }
+
+    fn cpu_map(&self) -> Vec<u8> {
+        vec![0; self.cpu_map_bytes]
+    }
+}
+
+fn no_caps() -> CallError {
+    CallError {
+        call: "xc_sched_credit_domain_get",
+        cause: "the scheduler of its pool knows no caps: boot Xen with sched=credit or sched=credit2".into(),
+    }
+}
+
+/// Bits that are set, lowest first.
+fn bits(map: &[u8]) -> impl Iterator<Item = usize> + '_ {
+    let of = |(at, byte): (usize, &u8)| {
+        let byte = *byte;
+        (0..8)
+            .filter(move |bit| byte >> bit & 1 == 1)
+            .map(move |bit| at * 8 + bit)
+    };
+    map.iter().enumerate().flat_map(of)
+}
+
+/// Sets a bit, if the map has it.
+fn set(map: &mut [u8], at: usize) {
+    if let Some(byte) = map.get_mut(at / 8) {
+        *byte |= 1 << (at % 8);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    proptest::proptest! {
+        #[test]
+        fn bits_come_out_as_they_went_in(ids in proptest::collection::btree_set(0usize..64, 0..20)) {
+            let mut map = [0u8; 8];
+            ids.iter().for_each(|at| set(&mut map, *at));
+            set(&mut map, 64);
+            proptest::prop_assert_eq!(bits(&map).collect::<Vec<_>>(), ids.into_iter().collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn a_system_that_is_no_dom0_is_told_so() {
+        let error = Hypervisor::open(Path::new("/nowhere")).unwrap_err();
+        assert!(error.to_string().contains("not dom0"), "{error}");
+    }
+}

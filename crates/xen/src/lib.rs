@@ -1,0 +1,33 @@
+//! Xen as a host: [`XenHost`] puts domains behind the contract of `homenode-host`, from dom0, with what stock Xen lets dom0 read
+//! and change. docs/XEN.md says what that is, and what is refused.
+//!
+//! Everything is asked of the hypervisor itself, through libxenctrl, and of xenstore: so the domains of `xl` and of libvirt are
+//! managed alike, and what is read is what is in force. Both libraries are loaded when a host is connected; the program is
+//! built and starts without them.
+//!
+//! | module | source |
+//! |---|---|
+//! | [`library`] | libxenctrl, libxenstore: the functions that are used, as they are in C |
+//! | [`hypervisor`] | the same as Rust has them: domains, vCPUs, affinities, caps, nodes |
+//! | [`memory`] | Xen's console: what its debug key `u` says of the memory of domains, by node |
+//! | [`place`] | the machine, as Xen sees it: dom0's kernel sees one node |
+//! | [`changed`] | none of its own: what was changed, how it was before, and how that is undone |
+//! | [`domain`] | none of its own: a domain, as the agent knows it |
+//! | [`host`] | none of its own: the contract |
+//! | [`features`] | what of all that this host has |
+
+#![deny(missing_docs)]
+
+mod changed;
+mod domain;
+mod features;
+mod host;
+mod hypervisor;
+mod library;
+mod memory;
+mod place;
+
+pub use changed::Legacy;
+pub use features::features;
+pub use host::XenHost;
+pub use hypervisor::{XenError, is_dom0};

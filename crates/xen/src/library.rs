@@ -1,0 +1,210 @@
+//! Functions of libxenctrl and libxenstore, as they are declared in C, found when a host is connected.
+//!
+//! Both libraries are LGPL-2.1 and are loaded, not linked. libxenctrl's structures belong to one version of Xen, and so does its
+//! file's name: a version that was not tried is not loaded.
+
+#![allow(unsafe_code)] // a library is trusted to be what its name says, as the loader does at a program's start
+#![allow(missing_docs)] // these are C's names, and C's documentation says what they do
+
+use std::error::Error as _;
+use std::ffi::{c_char, c_int, c_longlong, c_uint, c_void};
+
+use libloading::os::unix::Library;
+
+/// A version's name, and that of its libxenctrl.
+const VERSIONS: [(&str, &str); 1] = [("4.17", "libxenctrl.so.4.17")];
+const STORE: [(&str, &str); 1] = [("4", "libxenstore.so.4")];
+
+macro_rules! functions {
+    ($library:ident from $files:ident { $( fn $name:ident($($argument:ty),*) $(-> $result:ty)?; )* }) => {
+        /// Its functions. They stay loaded as long as the program runs.
+        #[derive(Debug)]
+        pub struct $library {
+            $( pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?, )*
+        }
+
+        impl $library {
+            /// Loads the first of its versions that is there.
+            ///
+            /// # Errors
+            /// What the loader said of the last.
+            pub fn load() -> Result<$library, String> {
+                let library = first_of(&$files)?;
+                let found = $library {
+                    $( $name: *unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }
+                        .map_err(|error| reason(&error))?, )*
+                };
+                // It stays: what was found is called from now on.
+                let _ = library.into_raw();
+                Ok(found)
+            }
+        }
+    };
+}
+
+fn reason(error: &libloading::Error) -> String {
+    error
+        .source()
+        .map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+fn first_of(files: &[(&str, &str)]) -> Result<Library, String> {
+    let mut why = String::new();
+    for (_, file) in files {
+        match unsafe { Library::new(*file) } {
+            Ok(library) => return Ok(library),
+            Err(error) => why = reason(&error),
+        }
+    }
+    Err(why)
+}
+
+functions! { Control from VERSIONS {
+    fn xc_interface_open(*mut c_void, *mut c_void, c_uint) -> *mut c_void;
+    fn xc_interface_close(*mut c_void) -> c_int;
+    fn xc_get_max_cpus(*mut c_void) -> c_int;
+    fn xc_get_max_nodes(*mut c_void) -> c_int;
+    fn xc_get_cpumap_size(*mut c_void) -> c_int;
+    fn xc_get_nodemap_size(*mut c_void) -> c_int;
+    fn xc_cputopoinfo(*mut c_void, *mut c_uint, *mut CpuPlace) -> c_int;
+    fn xc_numainfo(*mut c_void, *mut c_uint, *mut NodeMemory, *mut u32) -> c_int;
+    fn xc_getcpuinfo(*mut c_void, c_int, *mut u64, *mut c_int) -> c_int;
+    fn xc_domain_getinfolist(*mut c_void, u32, c_uint, *mut DomainInfo) -> c_int;
+    fn xc_vcpu_getinfo(*mut c_void, u32, u32, *mut VcpuInfo) -> c_int;
+    fn xc_vcpu_getaffinity(*mut c_void, u32, c_int, *mut u8, *mut u8, u32) -> c_int;
+    fn xc_vcpu_setaffinity(*mut c_void, u32, c_int, *mut u8, *mut u8, u32) -> c_int;
+    fn xc_domain_node_getaffinity(*mut c_void, u32, *mut u8) -> c_int;
+    fn xc_domain_node_setaffinity(*mut c_void, u32, *mut u8) -> c_int;
+    fn xc_cpupool_getinfo(*mut c_void, u32) -> *mut PoolInfo;
+    fn xc_cpupool_infofree(*mut c_void, *mut PoolInfo);
+    fn xc_sched_credit_domain_get(*mut c_void, u32, *mut Share) -> c_int;
+    fn xc_sched_credit_domain_set(*mut c_void, u32, *mut Share) -> c_int;
+    fn xc_sched_credit2_domain_get(*mut c_void, u32, *mut Share) -> c_int;
+    fn xc_sched_credit2_domain_set(*mut c_void, u32, *mut Share) -> c_int;
+    fn xc_send_debug_keys(*mut c_void, *const c_char) -> c_int;
+    fn xc_readconsolering(*mut c_void, *mut c_char, *mut c_uint, c_int, c_int, *mut u32) -> c_int;
+}}
+
+functions! { Store from STORE {
+    fn xs_open(std::ffi::c_ulong) -> *mut c_void;
+    fn xs_close(*mut c_void);
+    fn xs_read(*mut c_void, u32, *const c_char, *mut c_uint) -> *mut c_char;
+}}
+
+/// `xen_sysctl_cputopo`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CpuPlace {
+    pub core: u32,
+    pub socket: u32,
+    pub node: u32,
+}
+
+/// `xen_sysctl_meminfo`, bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NodeMemory {
+    pub size: u64,
+    pub free: u64,
+}
+
+/// `xen_domctl_getdomaininfo`, with room at its end for what other versions of the same library add.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DomainInfo {
+    pub domain: u16,
+    pad: u16,
+    pub flags: u32,
+    pub tot_pages: u64,
+    pub max_pages: u64,
+    pub outstanding_pages: u64,
+    pub shr_pages: u64,
+    pub paged_pages: u64,
+    pub shared_info_frame: u64,
+    pub cpu_time: u64,
+    pub nr_online_vcpus: u32,
+    pub max_vcpu_id: u32,
+    pub ssidref: u32,
+    pub handle: [u8; 16],
+    pub cpupool: u32,
+    room: [u64; 16],
+}
+
+/// `xen_domctl_getvcpuinfo`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VcpuInfo {
+    pub vcpu: u32,
+    pub online: u8,
+    pub blocked: u8,
+    pub running: u8,
+    pub cpu_time: c_longlong,
+    pub cpu: u32,
+}
+
+/// `xen_domctl_sched_credit`, and `…_credit2`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Share {
+    pub weight: u16,
+    pub cap: u16,
+}
+
+/// `xc_cpupoolinfo_t`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct PoolInfo {
+    pub cpupool_id: u32,
+    pub sched_id: u32,
+    pub n_dom: u32,
+    pub cpumap: *mut u8,
+}
+
+/// `XEN_VCPUAFFINITY_HARD`.
+pub const HARD: u32 = 1;
+/// `XEN_SCHEDULER_CREDIT`.
+pub const CREDIT: u32 = 5;
+/// `XEN_SCHEDULER_CREDIT2`.
+pub const CREDIT2: u32 = 6;
+/// `XEN_DOMINF_dying`.
+pub const DYING: u32 = 1 << 0;
+/// `XEN_DOMINF_shutdown`.
+pub const SHUTDOWN: u32 = 1 << 2;
+/// `XEN_DOMINF_paused`.
+pub const PAUSED: u32 = 1 << 3;
+
+/// Versions of Xen whose libxenctrl is loaded.
+pub fn versions() -> String {
+    VERSIONS.map(|(version, _)| version).join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structures_lie_as_c_has_them() {
+        use std::mem::{offset_of, size_of};
+        // As gcc 12 lays out what Xen 4.17's headers declare, on x86-64.
+        assert_eq!(offset_of!(DomainInfo, flags), 4);
+        assert_eq!(offset_of!(DomainInfo, cpu_time), 56);
+        assert_eq!(offset_of!(DomainInfo, max_vcpu_id), 68);
+        assert_eq!(offset_of!(DomainInfo, handle), 76);
+        assert_eq!(offset_of!(DomainInfo, cpupool), 92);
+        assert_eq!(
+            (
+                offset_of!(VcpuInfo, cpu_time),
+                offset_of!(VcpuInfo, cpu),
+                size_of::<VcpuInfo>()
+            ),
+            (8, 16, 24)
+        );
+        assert_eq!((offset_of!(PoolInfo, cpumap), size_of::<Share>()), (16, 4));
+    }
+
+    #[test]
+    fn a_library_that_is_not_there_or_is_another_is_said_to_be() {
+        let error = first_of(&[("1", "libdoes-not-exist.so.1")]).unwrap_err();
+        assert!(error.contains("libdoes-not-exist.so.1"), "{error}");
+    }
+}

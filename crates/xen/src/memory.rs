@@ -1,0 +1,142 @@
+//! Where the memory of domains lies, as Xen's debug key `u` says it on its console: the one source that tells it of PV and PVH
+//! domains alike, page by page counted.
+//!
+//! ```text
+//! (XEN) Memory location of each domain:
+//! (XEN) Domain 3 (total: 32768):
+//! (XEN)     Node 0: 0
+//! (XEN)     Node 3: 32768
+//! ```
+//!
+//! Guests write to that console too, each line behind the guest's own mark `(d3)`: only lines that Xen marks as its own count.
+//! A ring that overflows loses the oldest lines; a domain whose lines are not all there is not told.
+
+use std::collections::BTreeMap;
+
+use homenode_units::{NodeId, NodeMap, Pages};
+
+/// The debug key.
+pub const KEY: &str = "u";
+/// What Xen puts before its own lines.
+const OWN: &str = "(XEN)";
+
+/// Pages of each domain by node, from what came on the console after the key.
+pub fn by_node(console: &str) -> BTreeMap<u32, NodeMap<Pages>> {
+    let mut found: BTreeMap<u32, NodeMap<Pages>> = BTreeMap::new();
+    let mut current: Option<(u32, u64)> = None;
+    for line in console.lines().filter_map(own) {
+        if let Some(header) = domain(line) {
+            end(current.replace(header), &mut found);
+            found.insert(header.0, NodeMap::new());
+        } else if let (Some((domid, _)), Some((node, pages))) = (current, node(line)) {
+            if let Some(of) = found.get_mut(&domid) {
+                of.insert(node, pages);
+            }
+        } else {
+            end(current.take(), &mut found);
+        }
+    }
+    end(current, &mut found);
+    found.retain(|_, of| !of.is_empty());
+    found
+}
+
+/// A domain is over: one whose nodes do not make up its pages is not told.
+fn end(of: Option<(u32, u64)>, found: &mut BTreeMap<u32, NodeMap<Pages>>) {
+    let Some((domid, total)) = of else { return };
+    let sum: u64 = found
+        .get(&domid)
+        .map_or(0, |of| of.values().map(|pages| pages.0).sum());
+    if sum != total {
+        found.remove(&domid);
+    }
+}
+
+/// What stands behind Xen's own mark.
+fn own(line: &str) -> Option<&str> {
+    line.strip_prefix(OWN)
+}
+
+/// `Domain 3 (total: 32768):`, or `d3 (total: 32768):` of later versions.
+fn domain(line: &str) -> Option<(u32, u64)> {
+    let line = line.trim();
+    let rest = line.strip_prefix("Domain ").or_else(|| line.strip_prefix('d'))?;
+    let (domid, rest) = rest.split_once(" (total: ")?;
+    Some((domid.parse().ok()?, rest.strip_suffix("):")?.parse().ok()?))
+}
+
+/// `    Node 3: 32768`.
+fn node(line: &str) -> Option<(NodeId, Pages)> {
+    let (node, pages) = line.trim().strip_prefix("Node ")?.split_once(": ")?;
+    Some((NodeId(node.parse().ok()?), Pages(pages.parse().ok()?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What Xen 4.17.7 said.
+    const SAID: &str = "\
+(XEN) 'u' pressed -> dumping numa info (now = 225604630259)
+(XEN) NODE0 start->0 size->262144 free->97757
+(XEN) CPU0 -> NODE0
+(XEN) Memory location of each domain:
+(XEN) Domain 0 (total: 163840):
+(XEN)     Node 0: 163334
+(XEN)     Node 1: 0
+(XEN)     Node 2: 0
+(XEN)     Node 3: 506
+(XEN) Domain 1 (total: 32768):
+(XEN)     Node 0: 0
+(XEN)     Node 1: 0
+(XEN)     Node 2: 0
+(XEN)     Node 3: 32768
+(XEN) Domain 2 (total: 32784):
+(XEN)     Node 0: 0
+(XEN)     Node 1: 0
+(XEN)     Node 2: 32784
+(XEN)     Node 3: 0
+";
+
+    fn pages(found: &BTreeMap<u32, NodeMap<Pages>>, domid: u32) -> Option<Vec<u64>> {
+        found
+            .get(&domid)
+            .map(|of| of.values().map(|pages| pages.0).collect())
+    }
+
+    #[test]
+    fn domains_and_nodes_are_read() {
+        let found = by_node(SAID);
+        assert_eq!(found.keys().copied().collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(pages(&found, 0), Some(vec![163_334, 0, 0, 506]));
+        assert_eq!(pages(&found, 2), Some(vec![0, 0, 32_784, 0]));
+    }
+
+    #[test]
+    fn what_a_guest_writes_to_the_console_counts_for_nothing() {
+        let lie = "(d1) (XEN) Domain 2 (total: 5):\n(d1)     Node 3: 5\n(d1) Domain 7 (total: 0):\n";
+        let before = by_node(SAID);
+        assert_eq!(by_node(&format!("{lie}{SAID}{lie}")), before);
+        // In the midst of it, too.
+        assert_eq!(
+            by_node(&SAID.replace("(XEN) Domain 2", &format!("{lie}(XEN) Domain 2"))),
+            before
+        );
+    }
+
+    #[test]
+    fn a_domain_of_which_lines_are_lost_is_not_told() {
+        for lost in ["(XEN)     Node 3: 506\n", "(XEN) Domain 0 (total: 163840):\n"] {
+            let found = by_node(&SAID.replace(lost, ""));
+            assert_eq!(pages(&found, 0), None, "{lost}");
+            assert!(found.contains_key(&1) && found.contains_key(&2));
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read(text in "(\\(XEN\\)|\\(d1\\)| |Domain|Node|d|[0-9]{1,30}|:|total|\\(|\\)|\n){0,60}") {
+            by_node(&text);
+        }
+    }
+}

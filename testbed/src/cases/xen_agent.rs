@@ -1,0 +1,290 @@
+//! The agent in dom0: the host contract on real domUs, homes and pins, and what is left when it is killed.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, ensure};
+use homenode_host::conformance::CHECKS;
+use homenode_host::{Act, CpuQuota, Host as _, Limit, Outcome, Plan};
+use homenode_linux::Options;
+use homenode_testbed_guest::Behaviour;
+use homenode_units::Ns;
+use homenode_xen::XenHost;
+
+use super::agent::{SOON, stop};
+use super::conformance;
+use crate::inside::Inside;
+use crate::inside::process::{Ended, Program};
+use crate::inside::wait::{Look, wait_until};
+use crate::inside::xen::domu::{Domu, DomuSpec, Kind, Toolstack};
+
+/// CPUs of domUs: dom0 has CPU 0.
+const CPUS: &str = "1-3";
+/// The guard waits 10 s for a successor, and undoes; under emulation the same instructions take many times as long.
+const UNDONE_WITHIN: Duration = Duration::from_secs(120);
+/// What stock Xen does not let dom0 do, on either kind of domU; each is refused with the reason.
+const NOT_HERE: [&str; 8] = [
+    "a home holds no vCPU, moves no page, and keeps what was brought there",
+    "pages move within the budget, and the sample agrees with the receipt",
+    "named pages move from where they are said to lie, and the sample agrees with the receipt",
+    "a virtual node's memory moves within the budget, and no other's with it",
+    "a part of caches or bandwidth is seen, can be renewed and lifted, and ends with its lease",
+    "a watched VM's memory is seen once a window, and no more once the lease is over",
+    "a limit on memory is seen, can be renewed and lifted, and ends with its lease",
+    "what a guest is told is seen, with a new sequence each time, and stays until it is told otherwise",
+];
+
+/// The host, for a case that does what the agent's loop does.
+fn host(inside: &Inside) -> anyhow::Result<XenHost> {
+    let options = Options {
+        state_dir: inside.dir().join("state"),
+        ..Options::new(XenHost::machine_here(Path::new("/"))?)
+    };
+    XenHost::connect(options).map_err(|error| anyhow!(error))
+}
+
+/// Every check of the host contract, on a domU of each kind and toolstack.
+pub fn contract(inside: &mut Inside) -> anyhow::Result<()> {
+    let mut host = host(inside)?;
+    let busy = Behaviour::busy(1).with_duty(60).with_touch(20);
+    for (name, kind, by) in [
+        ("pv", Kind::Pv, Toolstack::Libvirt),
+        ("pvh", Kind::Pvh, Toolstack::Xl),
+    ] {
+        let domu = inside.create_domu(&DomuSpec::new(name, kind, CPUS).doing(busy), by)?;
+        let skipped = conformance::check(inside, &mut host, name, CHECKS)?;
+        let skipped: Vec<&str> = skipped.iter().map(|check| check.name).collect();
+        let other: Vec<&&str> = skipped.iter().filter(|name| !NOT_HERE.contains(name)).collect();
+        ensure!(
+            other.is_empty(),
+            "expected these checks not to be skipped: {other:?}"
+        );
+        inside.destroy_domu(&domu)?;
+    }
+    let failures = host.restore().failures;
+    ensure!(
+        failures.is_empty(),
+        "expected everything given back, saw {failures:?}"
+    );
+    Ok(())
+}
+
+/// An agent that gives domUs homes as published (TAVO).
+fn start(inside: &Inside) -> anyhow::Result<Program> {
+    let mut agent = inside.start_homenode(&["run", "--host", "xen", "--json", "--policies", "tavo"])?;
+    agent.wait_json("anything", SOON, |_| true)?;
+    Ok(agent)
+}
+
+fn affinities(domu: &Domu) -> anyhow::Result<Vec<String>> {
+    Ok(domu.vcpus()?.into_iter().map(|vcpu| vcpu.hard).collect())
+}
+
+fn wait_affinity(domu: &Domu, cpus: &str, limit: Duration) -> anyhow::Result<()> {
+    let what = format!("all vCPUs of {} to be allowed CPUs {cpus}", domu.spec.name);
+    wait_until(&what, limit, || {
+        let seen = affinities(domu)?;
+        let is_so = seen.iter().all(|seen| seen == cpus);
+        Ok(if is_so {
+            Look::Done(())
+        } else {
+            Look::NotYet(format!("{seen:?}"))
+        })
+    })
+}
+
+/// A domU of either toolstack whose memory lies on one node, and whose vCPU may run on three.
+fn strayed(inside: &Inside, name: &str, node: u32, (kind, by): (Kind, Toolstack)) -> anyhow::Result<Domu> {
+    let busy = Behaviour::busy(1).with_touch(20);
+    let domu = inside.create_domu(&DomuSpec::new(name, kind, &node.to_string()).doing(busy), by)?;
+    domu.pin(0, CPUS)?;
+    Ok(domu)
+}
+
+/// vCPUs come to the node that has the memory, and have what their operator gave them once the agent is killed, or stopped.
+pub fn homes(inside: &mut Inside) -> anyhow::Result<()> {
+    let pv = strayed(inside, "pv", 3, (Kind::Pv, Toolstack::Libvirt))?;
+    let pvh = strayed(inside, "pvh", 2, (Kind::Pvh, Toolstack::Xl))?;
+    let at_home = |inside: &Inside| {
+        for (domu, node) in [(&pv, "3"), (&pvh, "2")] {
+            wait_affinity(domu, node, SOON)?;
+            let pages = domu.pages_by_node()?;
+            inside.note(format!(
+                "{} is at home on node {node}: pages {pages:?}",
+                domu.spec.name
+            ));
+        }
+        anyhow::Ok(())
+    };
+    let mut agent = start(inside)?;
+    at_home(inside)?;
+    agent.kill()?;
+    let begin = Instant::now();
+    for domu in [&pv, &pvh] {
+        wait_affinity(domu, CPUS, UNDONE_WITHIN)?;
+    }
+    inside.note(format!(
+        "the agent was killed: undone after {:.1} s",
+        begin.elapsed().as_secs_f64()
+    ));
+
+    let agent = start(inside)?;
+    at_home(inside)?;
+    // What somebody else sets is left alone, and stays.
+    pvh.pin(0, "1-2")?;
+    stop(agent)?;
+    wait_affinity(&pv, CPUS, Duration::from_secs(5))?;
+    wait_affinity(&pvh, "1-2", Duration::from_secs(5))?;
+    for domu in [&pv, &pvh] {
+        inside.destroy_domu(domu)?;
+    }
+    Ok(())
+}
+
+/// A cap of an agent that died without a guard is lifted by `homenode release`; its operator's cap is in force again.
+pub fn caps(inside: &mut Inside) -> anyhow::Result<()> {
+    let domu = inside.create_domu(
+        &DomuSpec::new("held", Kind::Pv, "3").doing(Behaviour::busy(1)),
+        Toolstack::Xl,
+    )?;
+    domu.set_credit(256, 80)?;
+    let mut host = host(inside)?;
+    let sample = host.sample()?;
+    let vm = sample
+        .vms
+        .iter()
+        .find(|vm| vm.name == "held")
+        .context("the domU is not in the sample")?;
+    let quota = CpuQuota::of(0.3, Ns::from_millis(30));
+    let limit = Act::Limit {
+        limit: Limit::CpuQuota(quota),
+        lease_ns: Ns::from_secs(600),
+    };
+    let mut plan = Plan::new(sample.version);
+    plan.decide("testbed", limit.on(vm.id), "to see it undone".into());
+    let outcomes = host.commit(&plan)?.outcomes;
+    ensure!(
+        outcomes == [Outcome::Done],
+        "expected the cap to be set, saw {outcomes:?}"
+    );
+    let begun = host.sample()?;
+    host.wait(Ns::from_secs(5));
+    let ended = host.sample()?;
+    let ran = |sample: &homenode_host::Sample| {
+        sample
+            .vms
+            .iter()
+            .find(|found| found.id == vm.id)
+            .map(|found| found.vcpus[0].running_ns.as_f64())
+    };
+    let (Some(before), Some(after)) = (ran(&begun), ran(&ended)) else {
+        return Err(anyhow!("the domU has ended"));
+    };
+    let share = (after - before) / ended.at.saturating_sub(begun.at).as_f64();
+    inside.note(format!(
+        "held to 30 percent it ran {:.1} percent of 5 s",
+        share * 100.0
+    ));
+    ensure!(
+        (0.15..=0.33).contains(&share),
+        "expected a share of 0.15 to 0.33, saw {share:.3}"
+    );
+    // As an agent that died, and its guard with it.
+    drop(host);
+    let state = inside.dir().join("state");
+    let state = state.to_str().context("a path that is no text")?;
+    let mut release = inside.start_homenode(&["release", "--host", "xen", "--state", state])?;
+    let ended = release.wait_end(SOON)?;
+    ensure!(
+        ended == Ended::Status(0),
+        "expected `release` to end with status 0, saw {ended:?}"
+    );
+    let cap = domu.cap()?;
+    ensure!(cap == 80, "expected its operator's cap of 80 percent, saw {cap}");
+    inside.destroy_domu(&domu)
+}
+
+/// Where Xen's toolstack puts three busy domUs by itself, and where they are with the two lines that we print: each of ours has
+/// memory on one node, and none shares its CPU. The comparison is noted, not judged.
+pub fn placed(inside: &mut Inside) -> anyhow::Result<()> {
+    let busy = Behaviour::busy(1).with_touch(20);
+    let mut homes = Vec::new();
+    for is_ours in [false, true] {
+        let mut domus = Vec::new();
+        for number in 0..3 {
+            let name = format!("start{number}");
+            let spec = match is_ours {
+                false => DomuSpec::anywhere(&name, Kind::Pv),
+                true => DomuSpec::new(&name, Kind::Pv, &advice(inside)?),
+            };
+            let domu = inside.create_domu(&spec.doing(busy), Toolstack::Xl)?;
+            let (pages, vcpus) = (domu.pages_by_node()?, domu.vcpus()?);
+            let whose = if is_ours { "ours" } else { "xl's own" };
+            inside.note(format!(
+                "{whose}: {name} may run on {}, prefers {}, pages {pages:?}",
+                vcpus[0].hard, vcpus[0].soft
+            ));
+            if is_ours {
+                let on: Vec<usize> = (0..pages.len()).filter(|node| pages[*node] > 0).collect();
+                ensure!(
+                    on.len() == 1,
+                    "expected all pages of {name} on one node, saw {pages:?}"
+                );
+                ensure!(
+                    vcpus[0].hard == on[0].to_string(),
+                    "expected its CPU on node {}, saw {vcpus:?}",
+                    on[0]
+                );
+                homes.push(on[0]);
+            }
+            domus.push(domu);
+        }
+        for domu in &domus {
+            inside.destroy_domu(domu)?;
+        }
+    }
+    homes.sort_unstable();
+    homes.dedup();
+    ensure!(
+        homes.len() == 3,
+        "expected three nodes for three busy domUs, saw {homes:?}"
+    );
+    let doctor = inside.told("doctor", &[])?;
+    let features = doctor["features"]
+        .as_array()
+        .context("doctor names no features")?;
+    let has = |name: &str| {
+        features
+            .iter()
+            .find(|one| one["feature"] == name)
+            .map(|one| one["has"] == true)
+    };
+    ensure!(
+        has("Xen") == Some(true) && has("caps") == Some(true) && has("page moves") == Some(false),
+        "expected Xen and caps to be there and page moves not, saw {doctor}"
+    );
+    Ok(())
+}
+
+/// CPUs that `homenode place --xl` prints for a domU as ours are.
+fn advice(inside: &Inside) -> anyhow::Result<String> {
+    let output = Command::new(inside.homenode()?)
+        .args(["place", "--vcpus", "1", "--memory", "128MiB", "--xl"])
+        .output()
+        .context("cannot run homenode place")?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let of = |key: &str| {
+        let mut lines = text
+            .lines()
+            .filter_map(|line| line.strip_prefix(key)?.strip_prefix(" = \"")?.strip_suffix('"'));
+        lines.next().map(str::to_owned)
+    };
+    match (of("cpus"), of("cpus_soft")) {
+        (Some(hard), Some(soft)) if hard == soft => Ok(hard),
+        _ => Err(anyhow!(
+            "expected `cpus` and `cpus_soft`, saw {text}{}",
+            String::from_utf8_lossy(&output.stderr)
+        )),
+    }
+}
