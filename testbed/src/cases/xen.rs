@@ -23,6 +23,8 @@ const SETTLING: Duration = Duration::from_secs(2);
 /// A weight as every domain has it at first, and three times as much.
 const WEIGHT: u32 = 256;
 const WEIGHT_MORE: u32 = 768;
+/// Weights of 1 to 2 to 5.
+const WEIGHTS: [u32; 3] = [128, 256, 640];
 const ALONE: &str = "alone";
 
 /// Four nodes with the distances asked for, and domUs of both kinds and both toolstacks that live where they were put.
@@ -164,7 +166,29 @@ pub fn credit(inside: &mut Inside) -> anyhow::Result<()> {
         0.68..0.80,
     )?;
 
-    inside.destroy_domu(&domus.remove(1))?;
+    let spec = DomuSpec::new("third", Kind::Pv, "2").doing(Behaviour::busy(1));
+    let third = inside.create_domu(&spec, Toolstack::Xl)?;
+    third.pin(0, "all")?;
+    third.move_to_pool(ALONE)?;
+    domus.push(third);
+    let weights = WEIGHTS.map(|weight| (weight, 0));
+    let three = measure(
+        inside,
+        &mut table,
+        "three weights in a pool of 1",
+        1,
+        &domus,
+        &weights,
+    )?;
+    expect(
+        "three weights in a pool of 1: the heaviest's share",
+        three[2].running,
+        0.55..0.68,
+    )?;
+
+    for domu in domus.drain(1..) {
+        inside.destroy_domu(&domu)?;
+    }
     domus[0].move_to_pool("Pool-0")?;
     xen::remove_pool(ALONE)?;
     domus[0].pin(0, &CPU.to_string())?;

@@ -12,21 +12,21 @@ for _ in 1 2 3 4 5 6 7 8 9 10; do
     [ -b /dev/vda ] && break
     $b sleep 1
 done
-$b mount -t ext4 /dev/vda /newroot || echo "dom0-init: no disk"
+$b mount -t ext4 /dev/vda /disk || echo "dom0-init: no disk"
 for word in $($b cat /proc/cmdline); do
     case "$word" in homenode.dir=*) dir=${word#homenode.dir=} ;; esac
 done
-$b mkdir -p "/newroot$dir"
-$b mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,cache=none boot "/newroot$dir" || echo "dom0-init: no shared directory"
+$b mkdir -p "/disk$dir"
+$b mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,cache=none boot "/disk$dir" || echo "dom0-init: no shared directory"
 for place in proc sys dev; do
-    $b mount -o move "/$place" "/newroot/$place"
+    $b mount -o move "/$place" "/disk/$place"
 done
-$b mount -t tmpfs run /newroot/run
-$b mkdir -p /newroot/dev/pts
-$b mount -t devpts pts /newroot/dev/pts
-$b mount -t xenfs xenfs /newroot/proc/xen
+$b mount -t tmpfs run /disk/run
+$b mkdir -p /disk/dev/pts
+$b mount -t devpts pts /disk/dev/pts
+$b mount -t xenfs xenfs /disk/proc/xen
 $b ip link set lo up
-export PATH=/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib/xen-4.17/bin HOME=/ LC_ALL=C
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib/xen-4.17/bin HOME=/root LC_ALL=C
 # The shell is the first process, so that somebody waits for daemons that end.
 # shellcheck disable=SC2016 # the inner shell's arguments are meant
-exec $b switch_root /newroot /bin/bash -c '"$0" inside "$1"; busybox poweroff -f' "$dir/bin/homenode-testbed" "$dir/exchange"
+exec $b switch_root /disk /bin/bash -c '"$0" inside "$1"; busybox poweroff -f' "$dir/bin/homenode-testbed" "$dir/exchange"

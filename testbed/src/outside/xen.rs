@@ -143,7 +143,7 @@ fn escaped(path: &Path) -> String {
 fn build_initramfs(release: &str, target: &Path) -> anyhow::Result<()> {
     let read = |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
     let mut archive = Archive::default();
-    for dir in ["bin", "dev", "proc", "sys", "newroot", "modules"] {
+    for dir in ["bin", "dev", "proc", "sys", "disk", "modules"] {
         archive.directory(dir);
     }
     archive.file("init", 0o755, INIT.as_bytes());

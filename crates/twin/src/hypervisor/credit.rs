@@ -29,7 +29,7 @@
 //! - Credits burnt equal time run.
 //! - Run time follows weight times active vCPUs, as far as the whole host is contended; caps hold; nobody starves. Debts beyond
 //!   300 credits are forgiven, as in the source (`csched_acct`, "Lower bound on credits"), so that vCPUs of little weight
-//!   gain: 6 percent where one CPU is shared 1 to 2 to 5, 1.6 where a host is shared 1 to 3.
+//!   gain: 2 to 14 percent where one CPU is shared 1 to 2 to 5, by where slices begin between accountings.
 //! - No CPU is idle while a vCPU that may run there waits.
 //! - A waking vCPU within its credits runs at once.
 //!
@@ -574,20 +574,24 @@ impl Discipline for Credit {
         slices.min().unwrap_or(NEVER).min(Ns((self.ticks + 1) * TICK.0))
     }
 
-    /// Slices that are over, by CPU, then the tick, then the accounting.
+    /// The tick and the accounting, then slices that are over, by CPU: in the source the end of a slice only asks for the
+    /// scheduler, which comes once all timers that are due were handled.
     fn handle_events(&mut self, queues: &mut Queues, now: Ns) {
+        let is_tick = (self.ticks + 1) * TICK.0 <= now.0;
+        if is_tick {
+            self.ticks += 1;
+            self.tick(queues, now);
+            if self.ticks.is_multiple_of(TICKS_PER_ACCOUNTING) {
+                self.account(queues, now);
+            }
+        }
         for cpu in first(queues.cpus()) {
             if self.cpus[cpu].slice_end <= now {
                 self.schedule(queues, cpu, false, now);
             }
         }
-        if (self.ticks + 1) * TICK.0 > now.0 {
+        if !is_tick {
             return;
-        }
-        self.ticks += 1;
-        self.tick(queues, now);
-        if self.ticks.is_multiple_of(TICKS_PER_ACCOUNTING) {
-            self.account(queues, now);
         }
         self.at_rest = self.active.is_empty() && first(queues.cpus()).all(|cpu| queues.idle(cpu));
         if self.at_rest {

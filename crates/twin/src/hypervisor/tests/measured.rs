@@ -13,9 +13,9 @@ const END: &str = "<!-- credit1: end -->";
 /// Set to write the table into the document.
 const WRITE: &str = "HOMENODE_WRITE_XEN";
 
-/// How far the twin's shares may be off, of the traced time, and its median turns, of their length. The real host is emulated:
-/// its timers come a few milliseconds late, and it stands still for tens of them now and then.
-const SHARE_OFF_MAX: f64 = 0.06;
+/// How far the twin's shares may be off, of the traced time, and its median turns, of their length: the real host is emulated,
+/// and stands still for tens of milliseconds now and then.
+const SHARE_OFF_MAX: f64 = 0.03;
 const TURN_OFF_MAX: f64 = 0.25;
 /// Turns of which a median says something: a vCPU that is hardly ever interrupted has a few long ones.
 const TURNS_MIN: usize = 20;
@@ -164,6 +164,10 @@ fn the_twin_shares_a_cpu_as_credit1_does() {
          |---|---|---|---|---|---|---|---|---|---|\n",
         measured.xen, measured.traced_s
     );
+    // Timers of an emulated host are late, so that its slices are longer than 30 ms. So are its accountings, and of what a cap
+    // allows there is as much less in a second.
+    let late = measured.setup[0].vcpu[0].turn_ms_median / 30.0 - 1.0;
+    assert!((0.0..0.15).contains(&late), "{late} is not how late timers are");
     let mut off = Vec::new();
     for setup in &measured.setup {
         let twin = twin(setup, measured.traced_s);
@@ -174,10 +178,11 @@ fn the_twin_shares_a_cpu_as_credit1_does() {
                     off.push(format!("{}: {what}: real {real}, twin {twin}", setup.name));
                 }
             };
-            check("runs", real.running, twin.running, SHARE_OFF_MAX);
-            check("waits", real.runnable, twin.runnable, SHARE_OFF_MAX);
-            check("kept off", real.offline, twin.offline, SHARE_OFF_MAX);
-            check("steal", real.steal, twin.steal, SHARE_OFF_MAX);
+            let max = SHARE_OFF_MAX + late * f64::from(real.cap_percent) / 100.0;
+            check("runs", real.running, twin.running, max);
+            check("waits", real.runnable, twin.runnable, max);
+            check("kept off", real.offline, twin.offline, max);
+            check("steal", real.steal, twin.steal, max);
             if real.turns >= TURNS_MIN {
                 let max = TURN_OFF_MAX * real.turn_ms_median;
                 check("turn", real.turn_ms_median, twin.turn_ms_median, max);
