@@ -87,7 +87,7 @@ sweeps: ## Have a Slurm of its own on this machine make a sweep, and compare the
 	@echo '== sweeping on the engines of others'
 	@$(SETUP) cargo xtask sweeps
 
-site: ## Build the documentation as a site into TARGET/site, and run its tutorial as it is written (a minute, building aside)
+site: ## Run the notebooks, build the documentation as a site into TARGET/site, and run its tutorial (two minutes, building aside)
 	@echo '== installing mkdocs into $(TARGET), if it is missing'
 	@scripts/site-setup.sh
 	@echo '== building the site into $(TARGET)/site, and running what it says'

@@ -2,8 +2,9 @@
 
     site-commands.py HOMENODE [PAGE.md]
 
-In the tutorial (or the page given) files in `toml` blocks that begin with `# name.toml` are written into a new directory,
-where `sh` blocks are then run in one shell, in their order, with `homenode` in PATH. Each must succeed. A `text` block is what
+In the tutorial (or the page given) `toml` and `python` blocks that begin with `# name.toml` or `# name.py` are written as these files into
+a new directory, where `sh` blocks are then run in one shell, in their order, with `homenode` in PATH, and the Python that runs this as
+`python`: the package must be where that finds it. Each must succeed. A `text` block is what
 the block before it printed: its lines stand there in this order, and only where it has `…` more may stand between them. The last
 line counts: `N passed, M failed`.
 """
@@ -42,13 +43,16 @@ def run(page: Path, folder: Path, program: Path) -> list[tuple[str, str | None]]
     """What came of each block: its name, and what is wrong."""
     (folder / "bin").mkdir()
     (folder / "bin/homenode").symlink_to(program)
+    # A link to it would not know its environment.
+    (folder / "bin/python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (folder / "bin/python").chmod(0o755)
     work = folder / "work"
     work.mkdir()
     blocks = FENCED.findall(page.read_text())
     script = ["set -e -o pipefail"]
     for index, (language, text) in enumerate(blocks):
-        name = re.match(r"# ([\w.-]+\.toml)\n", text)
-        if language == "toml" and name:
+        name = re.match(r"# ([\w.-]+\.(?:toml|py))\n", text)
+        if language in ("toml", "python") and name:
             (work / name[1]).write_text(text)
         if language == "sh":
             (folder / f"{index}.sh").write_text(text)

@@ -1,8 +1,9 @@
 """What mkdocs.yml has mkdocs call: pages that are made, and links out of docs.
 
-Three kinds of pages are made at each build, and none is committed. README.md is the front page. The reference's commands,
-settings and schemas come from a built `homenode` (HOMENODE, or one in CARGO_TARGET_DIR or target) and from data/schema. Whatever
-other file of the repository a page links to becomes a page below `repository`, so that every link leads somewhere without a network.
+Four kinds of pages are made at each build, and none is committed. README.md is the front page. The reference's commands,
+settings and schemas come from a built `homenode` (HOMENODE, or one in CARGO_TARGET_DIR or target) and from data/schema. Notebooks come
+with what they printed when scripts/notebooks.py ran them. Whatever other file of the repository a page links to becomes a page below
+`repository`, so that every link leads somewhere without a network.
 
 Pages are written as GitHub reads them. Where Python-Markdown wants a list differently, they are changed on their way.
 """
@@ -158,12 +159,29 @@ def page_of(path: str) -> str:
         return PAGES[path]
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
+    if path.endswith(".ipynb"):
+        return path.removesuffix("ipynb") + "md"
     return "repository/" + (path if path.endswith(".md") else f"{path}.md")
+
+
+def is_markdown(path: str) -> bool:
+    """Whether a file of the repository has links and lists, and is no listing in a block of code."""
+    return path.endswith((".md", ".ipynb")) or (ROOT / path).is_dir()
+
+
+def notebook(path: str) -> str:
+    """A notebook with what it printed."""
+    page = TARGET / "notebooks" / f"{Path(path).stem}.md"
+    if not page.exists():
+        raise PluginError(f"{path} was not run: 'make site' runs all notebooks")
+    return page.read_text()
 
 
 def content(path: str) -> str:
     """The page of a file or folder of the repository."""
     place = ROOT / path
+    if path.endswith(".ipynb"):
+        return notebook(path)
     if place.is_dir():
         rows = [f"- [{one.name}]({posixpath.basename(path)}/{one.name})" for one in sorted(place.iterdir()) if one.is_file()]
         return "\n".join([f"# {path}", "", *rows])
@@ -197,7 +215,7 @@ def target_of(path: str, link: str) -> str | None:
 
 
 def on_files(files, config):
-    """Adds what is made: what pages link to, what that links to in turn, and the reference."""
+    """Adds what is made: notebooks, what pages link to, what that links to in turn, and the reference."""
 
     def add(uri: str, text: str, source: str | None = None) -> None:
         files.append(File.generated(config, uri, content=text))
@@ -207,14 +225,17 @@ def on_files(files, config):
     for file in files.documentation_pages():
         sources[file.src_uri] = f"docs/{file.src_uri}"
     written = [str(path.relative_to(ROOT)) for path in (ROOT / "data/schema").rglob("*.schema.json")]
-    waiting = [*PAGES, *sources.values(), *written]
+    notebooks = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
+    for picture in sorted((TARGET / "notebooks").glob("*.svg")):
+        files.append(File.generated(config, f"notebooks/{picture.name}", content=picture.read_bytes()))
+    waiting = [*PAGES, *sources.values(), *written, *notebooks]
     known = set(waiting)
     while waiting:
         path = waiting.pop()
         text = content(path)
         if page_of(path) not in sources:
             add(page_of(path), text, path)
-        if not path.endswith(".md") and not (ROOT / path).is_dir():
+        if not is_markdown(path):
             continue
         for line, is_text in prose(text):
             for link in LINK.findall(line) if is_text else []:
@@ -275,7 +296,7 @@ def on_page_markdown(markdown, page, config, files):
     """Changes links that lead out of docs, and lists."""
     uri = page.file.src_uri
     path = sources.get(uri)
-    if path is None or not path.endswith(".md") and not (ROOT / path).is_dir():
+    if path is None or not is_markdown(path):
         return markdown
     lines = [relinked(line, uri, path) if is_text else line for line, is_text in prose(markdown)]
     return as_python_markdown("\n".join(lines))

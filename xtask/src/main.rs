@@ -77,7 +77,7 @@ enum Command {
     Page,
     /// Have a Slurm of its own make a sweep, with a part cancelled in the middle; scripts/sweeps-setup.sh installs it
     Sweeps,
-    /// Build the documentation's site, and run the tutorial's commands; scripts/site-setup.sh installs mkdocs
+    /// Run the notebooks, build the documentation's site, and run the tutorial's commands; scripts/site-setup.sh installs mkdocs
     Site,
     /// Build and run the testbed: real guests on an emulated 4-node host
     Testbed {

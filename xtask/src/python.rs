@@ -7,15 +7,38 @@ use std::process::Command;
 use anyhow::{Context as _, ensure};
 
 use crate::cargo::{Build, build, metadata, root, succeeds};
-use crate::tally::Tally;
+use crate::tally::{Tally, counts};
 
 /// Runs the package's tests on the library that is built beside the other tests: it costs no build of its own. `make wheel`
 /// builds what is published, and runs the same tests on that.
 pub fn package() -> anyhow::Result<Tally> {
     let (target, python) = environment()?;
+    let site = installed(&target)?;
+    pytest(&python, &target.join("debug/homenode"), Some(&site))
+}
+
+/// What makes commands of Python, with the package and all that tests and notebooks need, and the programs in PATH.
+///
+/// # Errors
+/// What does not build, or cannot be installed.
+pub fn with_package() -> anyhow::Result<impl Fn() -> Command> {
+    let (target, python) = environment()?;
+    let site = installed(&target)?;
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let programs = [target.join("debug"), target.join("python/venv/bin")].into_iter();
+    let path = std::env::join_paths(programs.chain(std::env::split_paths(&paths))).context("PATH")?;
+    Ok(move || {
+        let mut command = Command::new(&python);
+        command.env("PYTHONPATH", &site).env("PATH", &path);
+        command
+    })
+}
+
+/// Puts the package where its library is not built for speed, and gives where that is.
+fn installed(target: &Path) -> anyhow::Result<PathBuf> {
     let site = target.join("python/site");
     install(&target.join("debug/lib_native.so"), &site.join("homenode"))?;
-    pytest(&python, &target.join("debug/homenode"), Some(&site))
+    Ok(site)
 }
 
 /// Builds the programs; gives where everything is built, and a Python with all that tests need.
@@ -92,7 +115,7 @@ fn counted(report: &str) -> Option<Tally> {
     })
 }
 
-/// Builds the wheel, installs it in an environment of its own, and runs the same tests on it.
+/// Builds the wheel, runs the same tests on it, and then the tutorial in a new environment, as who reads that has it.
 pub fn wheel() -> anyhow::Result<Tally> {
     let (target, python) = environment()?;
     let wheels = target.join("wheels");
@@ -117,7 +140,35 @@ pub fn wheel() -> anyhow::Result<Tally> {
     let tested = pytest(&python, &target.join("debug/homenode"), None);
     let mut pip = Command::new(&python);
     succeeds(pip.args(["-m", "pip", "uninstall", "--yes", "homenode"]))?;
-    Ok(installed + tested?)
+    Ok(installed + tested? + tutorial(&target, &wheels)?)
+}
+
+/// Makes an environment with what the tutorial has people install, and runs the tutorial in it.
+fn tutorial(target: &Path, wheels: &Path) -> anyhow::Result<Tally> {
+    let new = target.join("python/new");
+    if new.exists() {
+        fs::remove_dir_all(&new).with_context(|| format!("cannot remove {}", new.display()))?;
+    }
+    let made = succeeds(Command::new("python3").args(["-m", "venv"]).arg(&new))?;
+    ensure!(made.failed == 0, "python3 cannot make an environment: see above");
+    let python = new.join("bin/python");
+    let pip = |args: &[&str]| {
+        let mut pip = Command::new(&python);
+        pip.args(["-m", "pip", "install", "--quiet"]).args(args);
+        pip
+    };
+    // From here alone: an index may have another package of the name.
+    let own = succeeds(pip(&["--no-index", "homenode", "--find-links"]).arg(wheels))?;
+    let others = succeeds(&mut pip(&["matplotlib"]))?;
+    ensure!(
+        own.failed + others.failed == 0,
+        "what the tutorial needs cannot be installed: see above"
+    );
+    let mut commands = Command::new(&python);
+    commands
+        .arg(root().join("scripts/site-commands.py"))
+        .arg(target.join("debug/homenode"));
+    Ok(own + others + counts(&mut commands)?)
 }
 
 #[cfg(test)]

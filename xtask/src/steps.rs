@@ -13,7 +13,7 @@ use crate::nightly;
 use crate::python;
 use crate::reproduction::{self, ReproductionArgs};
 use crate::rules;
-use crate::tally::{Tally, TestOutput};
+use crate::tally::{Tally, TestOutput, counts};
 
 /// Options of `decisions`.
 #[derive(Debug, Clone, clap::Args)]
@@ -66,7 +66,7 @@ pub enum Step {
     Integrations,
     /// Sweeps, on the engines of others.
     Sweeps,
-    /// The documentation as a site, and what it says to type.
+    /// The notebooks, the documentation as a site, and what it says to type.
     Site,
     /// The testbed, with the cases or groups to run; all without any.
     Testbed(Vec<String>),
@@ -135,7 +135,9 @@ impl Step {
             Self::Integrations => "what schedulers of fleets make of agents' answers (two minutes)",
             Self::Page => "the page of an agent, as an operator uses it in Chromium (two minutes)",
             Self::Sweeps => "the same bytes of a sweep by Slurm as by threads (two minutes)",
-            Self::Site => "the documentation as a site, and the commands that it shows (a minute)",
+            Self::Site => {
+                "the notebooks, the documentation as a site, and the commands that it shows (two minutes)"
+            }
             Self::Testbed(_) => {
                 "real guests on an emulated 4-node host (all cases: some 25 minutes on 2 cores)"
             }
@@ -363,9 +365,9 @@ fn integrations() -> anyhow::Result<Tally> {
     counts(&mut tests)
 }
 
-/// Builds the site, every link of which must lead somewhere, and runs what its tutorial says.
+/// Runs the notebooks, builds the site, every link of which must lead somewhere, and runs what its tutorial says.
 fn site() -> anyhow::Result<Tally> {
-    build(Build::BesideTests)?;
+    let python_with_package = python::with_package()?;
     let metadata = metadata()?;
     let python = metadata.target_directory.join("mkdocs/bin/python");
     ensure!(
@@ -373,6 +375,11 @@ fn site() -> anyhow::Result<Tally> {
         "{} is missing: run scripts/site-setup.sh",
         python.display()
     );
+    let mut notebooks = python_with_package();
+    notebooks
+        .arg(metadata.workspace_root.join("scripts/notebooks.py"))
+        .arg(metadata.target_directory.join("notebooks"));
+    let notebooks = counts(&mut notebooks)?;
     let program = metadata.target_directory.join("debug/homenode");
     let pages = succeeds(
         Command::new(&python)
@@ -384,34 +391,11 @@ fn site() -> anyhow::Result<Tally> {
             // Its theme tells of its successor at each build.
             .env("NO_MKDOCS_2_WARNING", "1"),
     )?;
-    let mut commands = Command::new(&python);
+    let mut commands = python_with_package();
     commands
         .arg(metadata.workspace_root.join("scripts/site-commands.py"))
         .arg(program);
-    Ok(pages + counts(&mut commands)?)
-}
-
-/// Runs tests in Python, which count by themselves in their last line.
-fn counts(tests: &mut Command) -> anyhow::Result<Tally> {
-    let mut child = tests
-        // No compiled files beside the sources.
-        .env("PYTHONDONTWRITEBYTECODE", "1")
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-        .context("cannot start Python")?;
-    let mut last = String::new();
-    for line in child
-        .stdout
-        .take()
-        .into_iter()
-        .flat_map(|out| BufReader::new(out).lines())
-    {
-        last = line?;
-        println!("{last}");
-    }
-    let counted = Tally::read(&last).unwrap_or(Tally::FAILED);
-    let is_well = child.wait()?.success() || counted.failed > 0;
-    Ok(if is_well { counted } else { counted + Tally::FAILED })
+    Ok(notebooks + pages + counts(&mut commands)?)
 }
 
 #[cfg(test)]

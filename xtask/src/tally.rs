@@ -1,8 +1,12 @@
-//! How many checks passed and failed, and how to read that from what `cargo test` prints.
+//! How many checks passed and failed, and how to read that from what `cargo test` and other tests print.
 
 use std::fmt;
+use std::io::{BufRead as _, BufReader};
 use std::iter::Sum;
 use std::ops::Add;
+use std::process::Command;
+
+use anyhow::Context as _;
 
 /// Checks that passed and failed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -145,6 +149,32 @@ fn test_result(line: &str) -> Option<Tally> {
         failed: count(" failed;")?,
         ..Tally::default()
     })
+}
+
+/// Runs tests in Python, which count by themselves in their last line.
+///
+/// # Errors
+/// They cannot be started.
+pub fn counts(tests: &mut Command) -> anyhow::Result<Tally> {
+    let mut child = tests
+        // No compiled files beside the sources.
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .context("cannot start Python")?;
+    let mut last = String::new();
+    for line in child
+        .stdout
+        .take()
+        .into_iter()
+        .flat_map(|out| BufReader::new(out).lines())
+    {
+        last = line?;
+        println!("{last}");
+    }
+    let counted = Tally::read(&last).unwrap_or(Tally::FAILED);
+    let is_well = child.wait()?.success() || counted.failed > 0;
+    Ok(if is_well { counted } else { counted + Tally::FAILED })
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! `homenode calibrate`: measures this host, writes it as a machine file, and holds the twin against it.
 
-use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -20,6 +19,7 @@ use serde::Serialize;
 use crate::bad_input;
 use crate::options::ShownArgs;
 use crate::output::{or_dash, percent, print_json, table};
+use crate::progress::by_step;
 
 /// Options of `calibrate`.
 #[derive(Debug, clap::Args)]
@@ -89,11 +89,7 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
         "Measuring {} for about {seconds} s; what else runs meanwhile shows in the figures.",
         machine.name
     );
-    let mut progress = Progress::new();
-    let measured = calibrate(&machine, &options, &mut |at, of, what| {
-        progress.show(at, of, what);
-    });
-    progress.clear();
+    let measured = calibrate(&machine, &options, &mut by_step());
     let calibration = measured.map_err(|error| match error {
         CalibrateError::Node { .. } => bad_input(error),
         other => other.into(),
@@ -162,11 +158,7 @@ fn hold_against(file: &MachineFile, quick: bool) -> anyhow::Result<Validation> {
         command
     };
     eprintln!("Comparing two processes with the twin.");
-    let mut progress = Progress::new();
-    let result = validate::validate(&file.machine, quick, &spawn, &mut |at, of, what| {
-        progress.show(at, of, what);
-    });
-    progress.clear();
+    let result = validate::validate(&file.machine, quick, &spawn, &mut by_step());
     result.map_err(|error| match error {
         ValidateError::NoPartners => anyhow::Error::new(error),
         other => anyhow::Error::new(other).context("the comparison with the twin failed"),
@@ -183,32 +175,6 @@ pub fn kernel(args: &KernelArgs) -> anyhow::Result<()> {
     let node = args.node.map(NodeId);
     worker::serve(args.kernel, CpuId(args.cpu), node, orders, answers)
         .with_context(|| format!("kernel {} on CPU {}", args.kernel, args.cpu))
-}
-
-/// One line on standard error, redrawn, if that is a terminal.
-struct Progress {
-    terminal: bool,
-}
-
-impl Progress {
-    fn new() -> Progress {
-        Progress {
-            terminal: std::io::stderr().is_terminal(),
-        }
-    }
-
-    fn show(&mut self, at: usize, of: usize, what: &str) {
-        if self.terminal {
-            eprint!("\r\x1b[K[{at}/{of}] {what}");
-            let _ = std::io::stderr().flush();
-        }
-    }
-
-    fn clear(&mut self) {
-        if self.terminal {
-            eprint!("\r\x1b[K");
-        }
-    }
 }
 
 /// Median, spread and number of repetitions, in a unit.

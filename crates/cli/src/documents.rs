@@ -57,6 +57,7 @@ fn schemas() -> Vec<(&'static str, String)> {
         "scenarios": crate::sim::Scenarios,
         "search": homenode_search::outcome::Search<'_>,
         "simulation": homenode_search::trial::Simulation<'_>,
+        "sweep": crate::sweep::Swept<'_>,
         "record": crate::record::RecordShow,
         "record-scenario": crate::record::scenario::RecordScenario,
         "replay": homenode_agent::replay::Report,

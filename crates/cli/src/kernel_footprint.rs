@@ -10,7 +10,8 @@ use homenode_units::Ns;
 
 use crate::bad_input;
 use crate::options::{ShownArgs, Size};
-use crate::output::{print_json, progress, table};
+use crate::output::{print_json, table};
+use crate::progress::by_step;
 
 /// Options of `kernel-footprint`.
 #[derive(Debug, clap::Args)]
@@ -93,8 +94,7 @@ pub fn run(args: &FootprintArgs) -> anyhow::Result<()> {
         limit: args.limit,
         qemu: args.qemu.clone(),
     };
-    let found = footprint(&options, stop, &mut progress);
-    progress("");
+    let found = footprint(&options, stop, &mut by_step());
     let found = found.map_err(|error| match error {
         FootprintError::Given(_) => bad_input(error),
         other => other.into(),

@@ -29,6 +29,7 @@ mod permit;
 mod policy;
 mod printable;
 mod profile;
+mod progress;
 mod query;
 mod quiet;
 mod recommend;

@@ -11,8 +11,9 @@ use homenode_units::{Bytes, NodeSet, Ns};
 
 use crate::ask::ask_agent;
 use crate::options::AgentArgs;
-use crate::output::{or_dash, print_json, progress, table};
+use crate::output::{or_dash, print_json, table};
 use crate::printable::OneLine;
+use crate::progress::progress;
 use crate::report::span;
 
 /// What the help of `drain` says at its end.

@@ -328,15 +328,6 @@ fn erase(drawn: &[usize], width: usize) -> String {
     }
 }
 
-/// One line of standard error if that is a terminal, over the last one; nothing in a pipe.
-pub fn progress(text: &str) {
-    let mut err = std::io::stderr();
-    if err.is_terminal() {
-        // Whether it can be seen changes nothing.
-        let _ = write!(err, "\r\x1b[K{}", OneLine(text)).and_then(|()| err.flush());
-    }
-}
-
 /// A table in the project's look: right-aligned but for the first column. Whatever a cell holds is on one line of it.
 pub fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Table {
     let mut table = Table::new();

@@ -27,7 +27,8 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::bad_input;
 use crate::options::ShownArgs;
-use crate::output::{self, Output};
+use crate::output::Output;
+use crate::progress::progress;
 use crate::twin;
 
 /// Options of `profile`.
@@ -257,7 +258,7 @@ fn watch(command: &mut Command, name: &str, args: &ProfileArgs) -> std::io::Resu
     let alone = args.shown.json || args.stdout.is_some() || !std::io::stdout().is_terminal();
     loop {
         if let Some(status) = child.try_wait()? {
-            output::progress("");
+            progress("");
             return Ok(status);
         }
         if terminated.swap(false, Ordering::Relaxed) {
@@ -265,7 +266,7 @@ fn watch(command: &mut Command, name: &str, args: &ProfileArgs) -> std::io::Resu
         }
         if alone {
             let seconds = started.elapsed().as_secs();
-            output::progress(&format!("{name} under emulation: {seconds}s"));
+            progress(&format!("{name} under emulation: {seconds}s"));
         }
         std::thread::sleep(Duration::from_millis(20));
     }

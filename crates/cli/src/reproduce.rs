@@ -3,7 +3,6 @@
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use anyhow::Context;
 use homenode_reproduce::{
@@ -13,7 +12,8 @@ use homenode_reproduce::{
 
 use crate::bad_input;
 use crate::options::ShownArgs;
-use crate::output::{print, print_json, progress, table};
+use crate::output::{print, print_json, table};
+use crate::progress::Work;
 
 /// Longest cell of the table for people; the document has all.
 const CELL_CHARS_MAX: usize = 48;
@@ -229,30 +229,25 @@ fn cell(text: &str) -> String {
 }
 
 /// Progress on a terminal, nothing in a pipe; notes always, on standard error.
-pub struct Terminal {
-    since: Instant,
-}
+pub struct Terminal(Work);
 
 impl Default for Terminal {
     fn default() -> Terminal {
-        Terminal {
-            since: Instant::now(),
-        }
+        Terminal(Work::begin())
     }
 }
 
 impl Terminal {
     /// Takes the line of progress away.
     pub fn erase(&self) {
-        progress("");
+        self.0.erase();
     }
 }
 
 impl Watch for Terminal {
     fn progress(&self, done: usize, all: usize) {
-        let each = self.since.elapsed().as_secs_f64() / done.max(1) as f64;
-        let left = each * (all - done) as f64;
-        progress(&format!("{done} of {all} runs, {} left", minutes(left)));
+        let share = done as f64 / all.max(1) as f64;
+        self.0.at(&format!("{done} of {all} runs"), share);
     }
 
     fn note(&self, text: &str) {
@@ -261,24 +256,9 @@ impl Watch for Terminal {
     }
 }
 
-/// A time to come, as people say it.
-fn minutes(seconds: f64) -> String {
-    if seconds < 90.0 {
-        format!("{seconds:.0} s")
-    } else {
-        format!("{:.0} minutes", seconds / 60.0)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_is_left_is_told_in_seconds_or_minutes() {
-        assert_eq!(minutes(12.4), "12 s");
-        assert_eq!(minutes(150.0), "2 minutes");
-    }
 
     #[test]
     fn details_lie_beside_the_page() {

@@ -16,7 +16,8 @@ use serde::Serialize;
 
 use crate::bad_input;
 use crate::options::ShownArgs;
-use crate::output::{Output, or_dash, percent, progress, table};
+use crate::output::{Output, or_dash, percent, table};
+use crate::progress::Work;
 use crate::settings;
 use crate::trial::{about_input, sentences, side_by_side};
 use crate::twin;
@@ -99,17 +100,21 @@ pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
         }
         trace.epoch(epoch, control.sample());
     };
+    let work = Work::begin();
     let look = |contender: &Contender, twin: &Twin| {
-        progress(&format!(
-            "{} under {}: {} of at most {}",
+        let (now, most) = (twin.now(), spec.scenario.duration);
+        let text = format!(
+            "{} under {}: {now} of at most {most}",
             spec.scenario.name,
-            contender.name(),
-            twin.now(),
-            spec.scenario.duration
-        ));
+            contender.name()
+        );
+        // Programs may all end before.
+        let ended = contenders.iter().position(|one| std::ptr::eq(one, contender));
+        let runs = ended.unwrap_or_default() as f64 + now.as_secs_f64() / most.as_secs_f64();
+        work.at(&text, runs / contenders.len() as f64);
     };
     let trials = run_all(&spec, &config, &contenders, look, watch).map_err(about_input)?;
-    progress("");
+    drop(work);
     if let Some(trace) = trace {
         trace.finish()?;
     }

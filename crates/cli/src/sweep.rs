@@ -1,5 +1,6 @@
 //! `homenode sweep`: a scenario over values, seeds and policies.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -7,10 +8,12 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use homenode_search::jobs;
 use homenode_sweep::{Asked, Plan, Program, Rows, Shard, Slurm, Store, SweepError, Table};
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::bad_input;
-use crate::output::{print, table};
+use crate::output::{print, print_json, table};
 use crate::reproduce::Terminal;
 
 /// What `--help` ends with.
@@ -46,7 +49,7 @@ pub struct SweepArgs {
     #[arg(long, value_name = "DIR")]
     store: Option<PathBuf>,
     /// Make only this part, into the store: `1/8` to `8/8`
-    #[arg(long, value_name = "I/N", requires = "store", conflicts_with_all = ["csv", "parquet", "all_runs", "slurm"])]
+    #[arg(long, value_name = "I/N", requires = "store", conflicts_with_all = ["csv", "json", "parquet", "all_runs", "slurm"])]
     shard: Option<Shard>,
     /// Print the whole plan, checked, as a file that needs no other, and run nothing
     #[arg(long, conflicts_with_all = ["shard", "slurm"])]
@@ -101,6 +104,9 @@ struct ResultArgs {
     /// Print the table as CSV
     #[arg(long)]
     csv: bool,
+    /// Print it as JSON for programs (docs/JSON.md)
+    #[arg(long, conflicts_with = "csv")]
+    json: bool,
     /// Write the table as Parquet
     #[arg(long, value_name = "FILE")]
     parquet: Option<PathBuf>,
@@ -214,10 +220,11 @@ impl ResultArgs {
             let bytes = made.parquet().map_err(told)?;
             fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
         }
-        match (self.csv, &self.parquet) {
-            (true, _) => print(format_args!("{}", made.csv())),
-            (false, None) => print(format_args!("{}", picture(&made))),
-            (false, Some(_)) => {}
+        match (self.csv, self.json, &self.parquet) {
+            (true, ..) => print(format_args!("{}", made.csv())),
+            (_, true, _) => print_json("sweep", &Swept::of(&made))?,
+            (_, _, None) => print(format_args!("{}", picture(&made))),
+            (_, _, Some(_)) => {}
         }
         Ok(())
     }
@@ -228,7 +235,11 @@ impl ResultArgs {
         for metric in &self.metrics {
             words.extend(["--metric".to_owned(), metric.clone()]);
         }
-        let flags = [(self.all_runs, "--all-runs"), (self.csv, "--csv")];
+        let flags = [
+            (self.all_runs, "--all-runs"),
+            (self.csv, "--csv"),
+            (self.json, "--json"),
+        ];
         words.extend(
             flags
                 .iter()
@@ -239,6 +250,35 @@ impl ResultArgs {
             words.extend(["--parquet".to_owned(), path.display().to_string()]);
         }
         words
+    }
+}
+
+/// A sweep's table, for programs.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Swept<'a> {
+    /// Of the program.
+    version: &'static str,
+    /// Of the program's sources.
+    commit: &'static str,
+    /// The plan's digest, which names it.
+    plan: &'a str,
+    /// Names of all columns in their order: keys that are set, then those of docs/SWEEPS.md.
+    columns: Vec<&'a str>,
+    /// A row for each combination, policy, VM (or node, or the host) and metric: values by the column's name.
+    rows: Vec<BTreeMap<&'a str, &'a Value>>,
+}
+
+impl<'a> Swept<'a> {
+    fn of(made: &'a Table) -> Swept<'a> {
+        let columns: Vec<&str> = made.columns.iter().map(|column| column.name.as_str()).collect();
+        let row = |row: &'a Vec<Value>| columns.iter().copied().zip(row).collect();
+        Swept {
+            version: env!("CARGO_PKG_VERSION"),
+            commit: env!("HOMENODE_COMMIT"),
+            plan: made.digest(),
+            rows: made.rows.iter().map(row).collect(),
+            columns,
+        }
     }
 }
 

@@ -8,8 +8,9 @@ use homenode_units::NodeSet;
 
 use crate::args::WhatIfArgs;
 use crate::ask::ask_agent;
-use crate::output::{or_dash, or_free, percent, print_json, progress, table};
+use crate::output::{or_dash, or_free, percent, print_json, table};
 use crate::printable::OneLine;
+use crate::progress::Work;
 use crate::{bad_input, twin};
 
 /// How a home is written, said wherever one is not.
@@ -70,11 +71,13 @@ fn simulate(args: &WhatIfArgs, what: &str, homes: &Homes) -> anyhow::Result<Fore
     let machine = twin::machine_for(&scenario, what, None)?;
     let seed = args.seed.unwrap_or(scenario.seed);
     let setup = Setup::new(machine, scenario, seed);
+    let work = Work::begin();
     let answer = whatif::ask(&setup, args.at, homes, |now| {
-        progress(&format!("{}: {now} of {}", setup.scenario.name, args.at));
+        let done = now.as_secs_f64() / args.at.as_secs_f64();
+        work.at(&format!("{}: {now} of {}", setup.scenario.name, args.at), done);
         Ok(())
     });
-    progress("");
+    drop(work);
     answer.map_err(|error| match error {
         WhatIfError::Input(_) | WhatIfError::Twin(_) => bad_input(error),
         WhatIfError::Refused(refused) => AskError::Agent(refused).into(),

@@ -14,8 +14,9 @@ use serde::Serialize;
 use crate::args::WssArgs;
 use crate::ask::ask_agent;
 use crate::bad_input;
-use crate::output::{or_dash, percent, print_json, progress, table};
+use crate::output::{or_dash, percent, print_json, table};
 use crate::page_log;
+use crate::progress::progress;
 
 /// How often the agent is asked whether a window is over.
 const POLL: Duration = Duration::from_millis(500);

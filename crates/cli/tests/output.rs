@@ -219,3 +219,49 @@ fn a_run_says_what_repeats_once_a_minute_and_the_history_loses_nothing() {
     };
     assert_eq!(lines.iter().map(more).sum::<u64>(), kept, "{ran}");
 }
+
+/// What a command shows on a terminal, which `script` gives it.
+fn on_a_terminal(args: &[&str]) -> String {
+    let program = env!("CARGO_BIN_EXE_homenode");
+    let shown = Command::new("script")
+        .args([
+            "--quiet",
+            "--return",
+            "--command",
+            &format!("{program} {}", args.join(" ")),
+            "/dev/null",
+        ])
+        .stdin(Stdio::null())
+        .output()
+        .expect("script, which Debian always has");
+    text(&shown)
+}
+
+#[test]
+fn long_work_says_what_is_left_on_a_terminal_and_nothing_in_a_pipe() {
+    let long: [(&[&str], &str); 4] = [
+        (
+            &["sim", "tavo-mixed", "--policy", "default"],
+            "tavo-mixed under default: ",
+        ),
+        (
+            &["whatif", "--scenario", "tavo-mixed", "--at", "30s"],
+            "tavo-mixed: ",
+        ),
+        (&["sweep", "churn", "--seeds", "1..4"], "4 of 8 runs"),
+        (&["calibrate", "--quick", "--seconds", "2"], "[2/"),
+    ];
+    for (args, what) in long {
+        let shown = on_a_terminal(args);
+        let said = |line: &str| line.contains(what) && line.ends_with(" left");
+        assert!(shown.split("\r\x1b[K").any(said), "{args:?}: {shown:?}");
+    }
+    for (args, _) in &long[..3] {
+        let piped = run(args);
+        assert!(
+            piped.status.success() && piped.stderr.is_empty(),
+            "{args:?}: {}",
+            stderr(&piped)
+        );
+    }
+}

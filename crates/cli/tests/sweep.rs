@@ -245,3 +245,40 @@ fn rows_of_an_experiment_read_back_as_its_csv_has_them() {
         }
     }
 }
+
+#[test]
+fn json_has_the_rows_of_the_csv() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = [
+        "churn",
+        "--set",
+        "vm.long.vcpus=2,4",
+        "--seeds",
+        "1,2",
+        "--policy",
+        "default",
+    ];
+    let with = |more: &str| text(&sweep(folder.path(), &[&args[..], &[more]].concat()));
+    let document: Value = serde_json::from_str(&with("--json")).unwrap();
+    let csv = with("--csv");
+    let mut lines = csv.lines();
+    let columns: Vec<&str> = document["columns"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(Value::as_str)
+        .collect();
+    assert_eq!(lines.next().unwrap(), columns.join(","));
+    let rows = document["rows"].as_array().unwrap();
+    assert_eq!(
+        (rows.len(), document["schema"].as_str()),
+        (lines.clone().count(), Some("sweep/1"))
+    );
+    for (row, line) in rows.iter().zip(lines) {
+        let of_line: Vec<&str> = line.split(',').collect();
+        let mean = columns.iter().position(|name| *name == "mean").unwrap();
+        assert_eq!(row["mean"].as_f64(), of_line[mean].parse().ok(), "{line}");
+        assert_eq!(row["vm.long.vcpus"].as_f64(), of_line[0].parse().ok(), "{line}");
+        assert_eq!(row.as_object().unwrap().len(), columns.len());
+    }
+}

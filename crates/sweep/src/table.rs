@@ -130,6 +130,11 @@ impl Table {
         row
     }
 
+    /// The plan's digest, which names it.
+    pub fn digest(&self) -> &str {
+        &self.digest
+    }
+
     /// The table as CSV.
     pub fn csv(&self) -> String {
         homenode_table::csv(&self.columns, &self.rows)

@@ -142,14 +142,15 @@ pub struct Found {
     pub trials: Vec<Trial>,
 }
 
-/// Finds it. `told` hears which guest is under way; `stop` ends it, and the guest with it.
+/// Finds it. `told` hears which guest is under way, of how many at most, and with what memory; `stop` ends it, and the guest
+/// with it.
 ///
 /// # Errors
 /// No QEMU, no kernel, a guest that does not run with the memory to begin with, a user who wants no more.
 pub fn footprint(
     options: &Options,
     stop: Arc<AtomicBool>,
-    told: &mut dyn FnMut(&str),
+    told: &mut dyn FnMut(usize, usize, &str),
 ) -> Result<Found, FootprintError> {
     if INIT.is_empty() {
         return Err(FootprintError::NoProgram);
@@ -181,7 +182,11 @@ pub fn footprint(
         trials: Vec::new(),
     };
     let start = whole(options.start);
-    let guest_says_bytes = search.begin(start, &options.accelerators)?;
+    let more = match options.method {
+        Method::AsPublished => shrinks(start, options.step),
+        Method::Bisection => bisections(LEAST, start, options.step),
+    };
+    let guest_says_bytes = search.begin(start, &options.accelerators, more)?;
     let (footprint_bytes, dead_bytes) = match options.method {
         Method::AsPublished => search.shrink(start, options.step)?,
         Method::Bisection => search.bisect(start, options.step)?,
@@ -230,15 +235,17 @@ fn whole(bytes: Bytes) -> Bytes {
 
 /// The trials so far, and how the next is made.
 struct Search<'a> {
-    told: &'a mut dyn FnMut(&str),
+    told: &'a mut dyn FnMut(usize, usize, &str),
     maker: Maker,
     limit: Duration,
     trials: Vec<Trial>,
 }
 
 impl Search<'_> {
-    fn try_with(&mut self, memory: Bytes) -> Result<Outcome, FootprintError> {
-        (self.told)(&format!("trial {}: {memory} …", self.trials.len() + 1));
+    /// One more trial, after which so many more may follow.
+    fn try_with(&mut self, memory: Bytes, more: usize) -> Result<Outcome, FootprintError> {
+        let at = self.trials.len() + 1;
+        (self.told)(at, at + more, &format!("a guest with {memory}"));
         let trial = self.maker.run(memory, self.limit)?;
         let outcome = trial.outcome.clone();
         self.trials.push(trial);
@@ -246,11 +253,16 @@ impl Search<'_> {
     }
 
     /// The first trial, which chooses the accelerator: what the guest says that it uses.
-    fn begin(&mut self, start: Bytes, accelerators: &[Accelerator]) -> Result<Bytes, FootprintError> {
+    fn begin(
+        &mut self,
+        start: Bytes,
+        accelerators: &[Accelerator],
+        more: usize,
+    ) -> Result<Bytes, FootprintError> {
         let mut last = None;
         for accelerator in accelerators.iter().copied() {
             self.maker.accelerator = accelerator;
-            match self.try_with(start)? {
+            match self.try_with(start, more)? {
                 Outcome::Ran(memory) => {
                     // What did not run with another accelerator says nothing of memory.
                     self.trials.drain(..self.trials.len() - 1);
@@ -277,7 +289,7 @@ impl Search<'_> {
             if next <= LEAST {
                 return Ok((ran, None));
             }
-            match self.try_with(next)? {
+            match self.try_with(next, shrinks(next, step))? {
                 Outcome::Ran(_) => ran = next,
                 _ => return Ok((ran, Some(next))),
             }
@@ -287,13 +299,9 @@ impl Search<'_> {
     /// The same by bisection.
     fn bisect(&mut self, start: Bytes, step: f64) -> Result<(Bytes, Option<Bytes>), FootprintError> {
         let (mut dead, mut ran, mut has_died) = (LEAST, start, false);
-        while dead.as_f64() < ran.as_f64() * (1.0 - step) && ran.0 - dead.0 > PIECE {
-            let middle = whole(Bytes((dead.as_f64() * ran.as_f64()).sqrt() as u64));
-            let middle = middle.max(dead + Bytes(PIECE)).min(Bytes(ran.0 - PIECE));
-            if middle <= dead {
-                break;
-            }
-            match self.try_with(middle)? {
+        while let Some(middle) = middle(dead, ran, step) {
+            let more = bisections(dead, ran, step).saturating_sub(1);
+            match self.try_with(middle, more)? {
                 Outcome::Ran(_) => ran = middle,
                 _ => (dead, has_died) = (middle, true),
             }
@@ -302,9 +310,56 @@ impl Search<'_> {
     }
 }
 
+/// What bisection tries next; nothing where both are near enough.
+fn middle(dead: Bytes, ran: Bytes, step: f64) -> Option<Bytes> {
+    if dead.as_f64() >= ran.as_f64() * (1.0 - step) || ran.0 - dead.0 <= PIECE {
+        return None;
+    }
+    let middle = whole(Bytes((dead.as_f64() * ran.as_f64()).sqrt() as u64));
+    let middle = middle.max(dead + Bytes(PIECE)).min(Bytes(ran.0 - PIECE));
+    (middle > dead).then_some(middle)
+}
+
+/// How many trials bisection makes between these, at most: each halves the logarithm of what lies between.
+fn bisections(dead: Bytes, ran: Bytes, step: f64) -> usize {
+    let halves = ((ran.as_f64() / dead.as_f64()).ln() / -(1.0 - step).ln()).log2();
+    halves.ceil().max(0.0) as usize
+}
+
+/// How many trials shrinking makes from here on, at most.
+fn shrinks(from: Bytes, step: f64) -> usize {
+    let all = (from.as_f64() / LEAST.as_f64()).ln() / -(1.0 - step).ln();
+    all.ceil().max(0.0) as usize
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn as_many_trials_are_made_as_were_told_at_most() {
+        for step in [0.01, 0.05, 0.2, 0.5] {
+            for footprint in (5..2000).step_by(37).map(Bytes::from_mib) {
+                let (mut dead, mut ran, mut made) = (LEAST, Bytes::from_gib(2), 0);
+                let told = bisections(dead, ran, step);
+                while let Some(middle) = middle(dead, ran, step) {
+                    // Rounding to whole pieces may cost one.
+                    assert!(
+                        made + bisections(dead, ran, step) <= told + 1,
+                        "{footprint} by {step}"
+                    );
+                    match middle >= footprint {
+                        true => ran = middle,
+                        false => dead = middle,
+                    }
+                    made += 1;
+                }
+                assert!(made <= told + 1, "{footprint} by {step}: {made} of {told}");
+            }
+        }
+        assert_eq!(shrinks(LEAST, 0.05), 0);
+        assert_eq!(shrinks(Bytes(2 * LEAST.0), 0.5), 1);
+    }
 
     #[test]
     fn the_guests_program_is_static_and_comes_behind_the_users_archive() {

@@ -18,7 +18,8 @@ use serde::{Deserialize as _, Serialize};
 
 use super::{HistoryArgs, SpanArgs, open};
 use crate::options::ShownArgs;
-use crate::output::{or_dash, percent, print_json, progress, table};
+use crate::output::{or_dash, percent, print_json, table};
+use crate::progress::Work;
 use crate::wall::{self, Wall};
 use crate::{bad_input, trial, twin};
 
@@ -117,11 +118,16 @@ pub fn scenario(args: &ScenarioArgs) -> anyhow::Result<()> {
     let (named, machine_file) = name_machine(&machine, &args.output)?;
     let about = about(&stretch, named);
     let lead = recorded.lead;
+    let work = Work::begin();
     let simulated = recorded.fit(&machine, &about, args.rounds, |scenario, round| {
-        progress(&format!("simulating, round {} of {}", round + 1, args.rounds));
+        let done = f64::from(round) / f64::from(args.rounds);
+        work.at(
+            &format!("simulating, round {} of {}", round + 1, args.rounds),
+            done,
+        );
         simulate(&machine, &stretch.config, scenario, lead)
     });
-    progress("");
+    drop(work);
     let simulated = simulated.map_err(trial::about_input)?;
     let text = recorded.text(&about, Purpose::File);
     // What is written is what the twin reads.
