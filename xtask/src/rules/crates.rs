@@ -70,8 +70,11 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 30] = [
         "homenode-xen",
         &[
             "homenode-linux",
+            "homenode-formats",
             "homenode-host",
+            "homenode-machine-files",
             "homenode-machine",
+            "homenode-topology-page",
             "homenode-units",
         ],
     ),
