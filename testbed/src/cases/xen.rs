@@ -270,13 +270,17 @@ fn share(
     steal: f64,
 ) -> anyhow::Result<Share> {
     let known_s = stretches.known_s(domu.id, 0);
-    // A vCPU that never gave way changed nothing that a trace shows.
-    let ran = |state: State| stretches.total_s(domu.id, 0, state) / known_s.max(f64::MIN_POSITIVE);
+    // A busy vCPU that never gave way changed nothing that a trace shows: it ran.
+    let is_steady = known_s == 0.0;
+    let ran = |state: State| match is_steady {
+        true => f64::from(u8::from(state == State::Running)),
+        false => stretches.total_s(domu.id, 0, state) / known_s,
+    };
     let mut turns = stretches.of(domu.id, 0, State::Running).to_vec();
     turns.sort_by(f64::total_cmp);
     let name = &domu.spec.name;
     ensure!(
-        known_s > TRACED.as_secs_f64() / 2.0,
+        is_steady || known_s > TRACED.as_secs_f64() / 2.0,
         "the trace knows {known_s:.2} s of {name}, of {} s",
         TRACED.as_secs()
     );

@@ -57,14 +57,17 @@ struct Change {
     to: State,
 }
 
-/// The stretches of each vCPU in each state, in seconds, by domain and vCPU: those whose begin and end were both seen.
+/// The stretches of each vCPU in each state, in seconds, by domain and vCPU.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Stretches {
+    /// Those whose begin and end were both seen.
     by_vcpu: BTreeMap<(u32, u32), BTreeMap<State, Vec<f64>>>,
+    /// Before a vCPU's first change and after its last, from the trace's first record to its last: parts of stretches.
+    edges: BTreeMap<(u32, u32), BTreeMap<State, f64>>,
 }
 
 impl Stretches {
-    /// Stretches of a vCPU in a state, in seconds, in order.
+    /// Whole stretches of a vCPU in a state, in seconds, in order.
     #[must_use]
     pub fn of(&self, domain: u32, vcpu: u32, state: State) -> &[f64] {
         let states = self.by_vcpu.get(&(domain, vcpu));
@@ -73,21 +76,24 @@ impl Stretches {
             .map_or(&[], Vec::as_slice)
     }
 
-    /// Their sum.
+    /// Time of a vCPU in a state, parts of stretches counted.
     #[must_use]
     pub fn total_s(&self, domain: u32, vcpu: u32, state: State) -> f64 {
+        let edges = self.edges.get(&(domain, vcpu));
+        let edge = edges.and_then(|edges| edges.get(&state)).copied();
         self.of(domain, vcpu, state)
             .iter()
-            .fold(0.0, |sum, stretch| sum + stretch)
+            .fold(edge.unwrap_or_default(), |sum, stretch| sum + stretch)
     }
 
     /// Time of which a vCPU's states are known.
     #[must_use]
     pub fn known_s(&self, domain: u32, vcpu: u32) -> f64 {
-        let states = self.by_vcpu.get(&(domain, vcpu));
-        states.map_or(0.0, |states| {
-            states.values().flatten().fold(0.0, |sum, stretch| sum + stretch)
-        })
+        let states = [State::Running, State::Runnable, State::Blocked, State::Offline];
+        states
+            .map(|state| self.total_s(domain, vcpu, state))
+            .iter()
+            .fold(0.0, |sum, time| sum + time)
     }
 }
 
@@ -150,17 +156,28 @@ fn changes(bytes: &[u8]) -> anyhow::Result<Vec<Change>> {
 fn stretches(mut changes: Vec<Change>, cycles_per_s: f64) -> anyhow::Result<Stretches> {
     ensure!(!changes.is_empty(), "a trace without a change of a vCPU's state");
     changes.sort_by_key(|change| change.cycles);
+    let (begin, end) = (changes[0].cycles, changes[changes.len() - 1].cycles);
+    let seconds = |from: u64, to: u64| (to - from) as f64 / cycles_per_s;
     let mut last: BTreeMap<(u32, u32), Change> = BTreeMap::new();
     let mut stretches = Stretches::default();
     for change in changes {
         let vcpu = (change.domain, change.vcpu);
-        if let Some(before) = last.insert(vcpu, change)
-            && before.to == change.from
-        {
-            let seconds = (change.cycles - before.cycles) as f64 / cycles_per_s;
+        let Some(before) = last.insert(vcpu, change) else {
+            let edges = stretches.edges.entry(vcpu).or_default();
+            *edges.entry(change.from).or_default() += seconds(begin, change.cycles);
+            continue;
+        };
+        if before.to == change.from {
             let states = stretches.by_vcpu.entry(vcpu).or_default();
-            states.entry(change.from).or_default().push(seconds);
+            states
+                .entry(change.from)
+                .or_default()
+                .push(seconds(before.cycles, change.cycles));
         }
+    }
+    for (vcpu, change) in last {
+        let edges = stretches.edges.entry(vcpu).or_default();
+        *edges.entry(change.to).or_default() += seconds(change.cycles, end);
     }
     Ok(stretches)
 }
@@ -194,6 +211,14 @@ mod tests {
         assert!(found.of(2, 1, State::Offline).is_empty());
         assert!((found.known_s(2, 1) - 3.5).abs() < 1e-9);
         assert!((found.total_s(2, 0, State::Running)).abs() < 1e-9);
+        // Another runs from the trace's begin to its middle, and is parked to its end.
+        let mut other = record(base + 40, 0, 3);
+        other[12] = 0;
+        bytes.extend(other);
+        let found = stretches(changes(&bytes)?, 10.0)?;
+        assert!((found.total_s(2, 0, State::Running) - 4.0).abs() < 1e-9);
+        assert!((found.known_s(2, 0) - 6.5).abs() < 1e-9);
+        assert!(found.of(2, 0, State::Running).is_empty());
         Ok(())
     }
 
