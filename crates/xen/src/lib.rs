@@ -7,14 +7,14 @@
 //!
 //! | module | source |
 //! |---|---|
-//! | [`library`] | libxenctrl, libxenstore: the functions that are used, as they are in C |
-//! | [`hypervisor`] | the same as Rust has them: domains, vCPUs, affinities, caps, nodes |
-//! | [`memory`] | Xen's console: what its debug key `u` says of the memory of domains, by node |
-//! | [`place`] | the machine, as Xen sees it: dom0's kernel sees one node |
-//! | [`changed`] | none of its own: what was changed, how it was before, and how that is undone |
-//! | [`domain`] | none of its own: a domain, as the agent knows it |
-//! | [`host`] | none of its own: the contract |
-//! | [`features`] | what of all that this host has |
+//! | `library` | libxenctrl, libxenstore: the functions that are used, as they are in C |
+//! | `hypervisor` | the same as Rust has them: domains, vCPUs, affinities, caps, nodes |
+//! | `memory` | Xen's console: what its debug key `u` says of the memory of domains, by node |
+//! | `place` | the machine, as Xen sees it: dom0's kernel sees one node |
+//! | `changed` | none of its own: what was changed, how it was before, and how that is undone |
+//! | `domain` | none of its own: a domain, as the agent knows it |
+//! | `host` | none of its own: the contract |
+//! | `features` | what of all that this host has |
 
 #![deny(missing_docs)]
 
