@@ -51,7 +51,7 @@ const LIMIT_BYTES: u64 = 256 << 20;
 pub struct JournalError(#[from] pub StateError);
 
 /// One run of one VM: a VM that was restarted has another start time and nothing to restore.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Eq, Serialize, Deserialize)]
 pub struct Run {
     /// The VM.
     pub vm: VmId,
@@ -63,6 +63,14 @@ pub struct Run {
     pub pid: i32,
     /// When that process started, in clock ticks since boot.
     pub start_ticks: u64,
+}
+
+/// The same run, whatever it is called by now.
+impl PartialEq for Run {
+    fn eq(&self, other: &Run) -> bool {
+        let id = |run: &Run| (run.vm, run.runtime_id, run.pid, run.start_ticks);
+        id(self) == id(other)
+    }
 }
 
 /// A thread of QEMU's that can be pinned and runs no vCPU.

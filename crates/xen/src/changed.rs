@@ -62,27 +62,15 @@ pub enum Part {
     Limits,
 }
 
-/// When a domain was started, in hundredths of a second of the wall clock: with its number and its UUID that is one run of it.
-pub fn started(hypervisor: &Hypervisor, vm: VmId) -> u64 {
-    let text = hypervisor.stored(&format!("/vm/{vm}/start_time"));
-    let digits = text.map(|text| {
-        text.chars()
-            .filter(char::is_ascii_digit)
-            .take(18)
-            .collect::<String>()
-    });
-    digits.and_then(|digits| digits.parse().ok()).unwrap_or(0)
-}
-
 /// The domain that a run is of; `None` once that run is over.
 ///
 /// # Errors
 /// When the hypervisor cannot be asked.
 pub fn alive(hypervisor: &Hypervisor, run: &Run) -> Result<Option<Listed>, CallError> {
-    let found = hypervisor
-        .domain(run.runtime_id)?
-        .filter(|found| found.vm == run.vm && !found.is_ending);
-    Ok(found.filter(|_| started(hypervisor, run.vm) == run.start_ticks))
+    let found = hypervisor.domain(run.runtime_id)?;
+    let is_it =
+        |found: &Listed| found.vm == run.vm && !found.is_dying && run.start_ticks == hypervisor.boot();
+    Ok(found.filter(is_it))
 }
 
 /// Undoes a part of what the journal says of a domain, and strikes it out. `Ok` also where that run of it is over.
@@ -120,28 +108,37 @@ pub fn undo(hypervisor: &Hypervisor, journal: &mut Journal, vm: VmId, parts: &[P
 }
 
 fn place_back(hypervisor: &Hypervisor, domain: Listed, entry: &Entry) -> Result<(), CallError> {
-    let before = &entry.before;
-    let everywhere = || hypervisor.pool(domain.pool).map(|pool| pool.cpus);
+    // One that fails keeps no other from being given back.
+    let mut failed = None;
     for (index, ours) in entry.get::<Pins>().unwrap_or_default().0 {
-        // One that is offline, or that somebody else pinned.
-        let Ok(now) = hypervisor.affinity(domain.domid, index) else {
-            continue;
-        };
-        if !ours.contains(&now) {
-            continue;
-        }
-        let cpus = match before.vcpus.get(&index) {
-            Some(cpus) => cpus.clone(),
-            None => everywhere()?,
-        };
-        hypervisor.pin(domain.domid, index, &cpus)?;
+        failed = unpin(hypervisor, domain, entry, index, &ours).err().or(failed);
     }
-    if let Some(Home(ours)) = entry.get()
+    if let (Some(Home(ours)), Some(before)) = (entry.get(), &entry.before.nodes)
         && ours.contains(&hypervisor.node_affinity(domain.domid)?)
     {
-        hypervisor.set_node_affinity(domain.domid, before.nodes.as_ref())?;
+        hypervisor.set_node_affinity(domain.domid, before)?;
     }
-    Ok(())
+    failed.map_or(Ok(()), Err)
+}
+
+/// Gives a vCPU back the CPUs that it had, unless somebody else pinned it since.
+fn unpin(
+    hypervisor: &Hypervisor,
+    domain: Listed,
+    entry: &Entry,
+    index: u16,
+    ours: &[CpuSet],
+) -> Result<(), CallError> {
+    if !ours.contains(&hypervisor.affinity(domain.domid, index)?) {
+        return Ok(());
+    }
+    let there = hypervisor.pool(domain.pool)?.cpus;
+    let before = entry
+        .before
+        .vcpus
+        .get(&index)
+        .filter(|before| !before.intersection(&there).is_empty());
+    hypervisor.pin(domain.domid, index, before.unwrap_or(&there))
 }
 
 fn lift_cap(hypervisor: &Hypervisor, domain: Listed, entry: &Entry) -> Result<(), CallError> {
@@ -149,6 +146,10 @@ fn lift_cap(hypervisor: &Hypervisor, domain: Listed, entry: &Entry) -> Result<()
         return Ok(());
     };
     let pool = hypervisor.pool(domain.pool)?;
+    // It was moved to where there are none, and lost its cap with that.
+    if !pool.has_caps() {
+        return Ok(());
+    }
     match ours.contains(&hypervisor.cap(domain.domid, &pool)?) {
         true => hypervisor.set_cap(domain.domid, &pool, before),
         false => Ok(()),
@@ -191,28 +192,11 @@ pub fn before(hypervisor: &Hypervisor, domid: u32, vcpus: &[u16]) -> Result<Befo
         .iter()
         .map(|&index| Ok((index, hypervisor.affinity(domid, index)?)));
     let affinities: BTreeMap<u16, CpuSet> = affinities.collect::<Result<_, _>>()?;
-    let nodes = hypervisor.node_affinity(domid)?;
-    // Where its nodes are those of its CPUs, Xen follows the CPUs: it is to do so again.
-    let follows = nodes == nodes_of(hypervisor, affinities.values())?;
     Ok(Before {
         vcpus: affinities,
-        nodes: (!follows).then_some(nodes),
+        nodes: Some(hypervisor.node_affinity(domid)?),
         ..Before::default()
     })
-}
-
-fn nodes_of<'a>(
-    hypervisor: &Hypervisor,
-    cpus: impl Iterator<Item = &'a CpuSet>,
-) -> Result<NodeSet, CallError> {
-    let places = hypervisor.cpus()?;
-    let of_cpu = |cpu: homenode_units::CpuId| {
-        let place = places.get(cpu.0 as usize).copied().flatten()?;
-        u16::try_from(place.node).ok().map(homenode_units::NodeId)
-    };
-    Ok(cpus
-        .flat_map(|cpus| cpus.iter().filter_map(of_cpu).collect::<Vec<_>>())
-        .collect())
 }
 
 /// What an agent that is no more left behind, for its guard to undo.

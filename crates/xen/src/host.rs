@@ -30,6 +30,8 @@ use crate::{memory, place};
 
 /// How often is looked where memory lies: Xen counts every page for it, and writes to its console.
 const MEMORY_EVERY: Ns = Ns::from_secs(60);
+/// Xen is not asked to count the pages of a domain that has more: it holds a lock meanwhile.
+const COUNTED_MAX: Pages = Pages(4 << 20);
 /// How long a limit that an earlier agent left may stay unless this one decides for it.
 const CARRIED_LEASE: Ns = Ns::from_secs(10);
 /// How long to wait before what could not be lifted is tried again.
@@ -226,12 +228,14 @@ impl XenHost {
         let mut domains = BTreeMap::new();
         let mut pools = BTreeMap::new();
         for listed in self.hypervisor.domains()? {
+            let is_vm =
+                !listed.is_dying && !listed.is_shut_down && !listed.is_xenstore && listed.vm != VmId(0);
+            self.options.beat.beat();
             // One that is being built has no name yet, and one that was destroyed none any more.
             let name = self
                 .hypervisor
                 .stored(&format!("/local/domain/{}/name", listed.domid));
-            let Some(name) =
-                name.filter(|name| !listed.is_ending && !ON_ITS_WAY.iter().any(|end| name.ends_with(end)))
+            let Some(name) = name.filter(|name| is_vm && !ON_ITS_WAY.iter().any(|end| name.ends_with(end)))
             else {
                 continue;
             };
@@ -299,21 +303,14 @@ impl XenHost {
         Ok(())
     }
 
-    /// A run of a domain; what never changes of it is looked up once.
+    /// The run of a domain that is listed now.
     fn run_of(&self, listed: Listed, name: String) -> Run {
-        let known = self
-            .domains
-            .get(&listed.vm)
-            .filter(|known| known.run.runtime_id == listed.domid);
         Run {
             vm: listed.vm,
             name,
             runtime_id: listed.domid,
             pid: 0,
-            start_ticks: known.map_or_else(
-                || changed::started(&self.hypervisor, listed.vm),
-                |known| known.run.start_ticks,
-            ),
+            start_ticks: self.hypervisor.boot(),
         }
     }
 
@@ -344,6 +341,22 @@ impl XenHost {
 
     /// Looks where memory lies, where that was not done for long or of a domain.
     fn look_at_memory(&mut self, at: Ns) {
+        if self.journal.is_none() {
+            return;
+        }
+        if let Some(large) = self
+            .domains
+            .values()
+            .find(|domain| domain.listed.pages > COUNTED_MAX.0)
+        {
+            let name = &large.run.name;
+            self.notices.add(format!(
+                "domain {name} has more than {} of memory: Xen stands still on a CPU while it counts that, so where memory of domains lies is not looked up",
+                COUNTED_MAX.to_bytes()
+            ));
+            self.memory.clear();
+            return;
+        }
         let is_known = |domain: &Domain| {
             let known = self.memory.get(&domain.run.runtime_id);
             let sum = known.map(|of| of.values().map(|pages| pages.0).sum::<u64>());

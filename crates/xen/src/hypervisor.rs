@@ -73,6 +73,15 @@ impl CallError {
     }
 }
 
+/// What the kernel calls this boot.
+fn boot(root: &Path) -> Result<u64, XenError> {
+    let failed = |cause: String| XenError::NotDom0 { cause };
+    let path = root.join("proc/sys/kernel/random/boot_id");
+    let text = std::fs::read_to_string(&path).map_err(|e| failed(format!("{}: {e}", path.display())))?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(16).collect();
+    u64::from_str_radix(&digits, 16).map_err(|e| failed(format!("{}: {e}", path.display())))
+}
+
 /// Whether this system is dom0 of a Xen host, by what the kernel says below `root`.
 pub fn is_dom0(root: &Path) -> bool {
     std::fs::read_to_string(root.join("proc/xen/capabilities")).is_ok_and(|text| text.contains("control_d"))
@@ -85,8 +94,12 @@ pub struct Listed {
     pub domid: u32,
     /// Its UUID.
     pub vm: VmId,
-    /// It is about to be no more.
-    pub is_ending: bool,
+    /// It is being destroyed: whatever was set on it goes with it.
+    pub is_dying: bool,
+    /// It does not run: it has ended, or is suspended and may go on.
+    pub is_shut_down: bool,
+    /// xenstore's own: it is no VM.
+    pub is_xenstore: bool,
     /// `xl pause`, or about to be saved.
     pub is_paused: bool,
     /// Memory that it has, in pages of 4 KiB.
@@ -139,6 +152,8 @@ pub struct Hypervisor {
     control: Control,
     store: Store,
     handle: NonNull<c_void>,
+    /// Tells this boot of the host from others.
+    boot: u64,
     cpu_map_bytes: usize,
     node_map_bytes: usize,
     cpu_max: usize,
@@ -193,6 +208,7 @@ impl Hypervisor {
             control,
             store,
             handle,
+            boot: boot(root)?,
             cpu_max: 0,
             node_max: 0,
             cpu_map_bytes: 0,
@@ -204,6 +220,11 @@ impl Hypervisor {
         hypervisor.cpu_map_bytes = size(sizes[2], CPUS_MAX, "xc_get_cpumap_size")?;
         hypervisor.node_map_bytes = size(sizes[3], NODES_MAX, "xc_get_nodemap_size")?;
         Ok(hypervisor)
+    }
+
+    /// Tells this boot of the host from others: with a domain's number and its UUID that is one run of it.
+    pub fn boot(&self) -> u64 {
+        self.boot
     }
 
     fn at(&self) -> *mut c_void {
@@ -303,7 +324,9 @@ impl Hypervisor {
         Ok(Some(Listed {
             domid,
             vm: VmId(u128::from_be_bytes(info.handle)),
-            is_ending: info.flags & (library::DYING | library::SHUTDOWN) != 0,
+            is_dying: info.flags & library::DYING != 0,
+            is_shut_down: info.flags & library::SHUTDOWN != 0,
+            is_xenstore: info.flags & library::XENSTORE != 0,
             is_paused: info.flags & library::PAUSED != 0,
             pages: info.tot_pages,
             vcpu_count: u16::try_from(info.max_vcpu_id.wrapping_add(1)).unwrap_or(0),
@@ -366,10 +389,10 @@ impl Hypervisor {
         }
     }
 
-    /// Has a domain's memory taken from these nodes from now on. With all bits set Xen goes by the domain's CPUs again.
-    pub fn set_node_affinity(&self, domid: u32, nodes: Option<&NodeSet>) -> Result<(), CallError> {
-        let mut map = vec![if nodes.is_none() { 0xff } else { 0 }; self.node_map_bytes];
-        for node in nodes.into_iter().flat_map(NodeSet::iter) {
+    /// Has a domain's memory taken from these nodes from now on.
+    pub fn set_node_affinity(&self, domid: u32, nodes: &NodeSet) -> Result<(), CallError> {
+        let mut map = vec![0; self.node_map_bytes];
+        for node in nodes.iter() {
             set(&mut map, usize::from(node.0));
         }
         // SAFETY: the map is as long as Xen's.

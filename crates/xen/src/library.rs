@@ -170,6 +170,8 @@ pub const CREDIT2: u32 = 6;
 pub const DYING: u32 = 1 << 0;
 /// `XEN_DOMINF_shutdown`.
 pub const SHUTDOWN: u32 = 1 << 2;
+/// `XEN_DOMINF_xs_domain`.
+pub const XENSTORE: u32 = 1 << 7;
 /// `XEN_DOMINF_paused`.
 pub const PAUSED: u32 = 1 << 3;
 

@@ -156,14 +156,14 @@ impl XenHost {
         newest(&mut home.0, nodes.clone());
         self.write(vm, &home)?;
         let domid = self.domid(vm);
-        let set = self.hypervisor.set_node_affinity(domid, Some(nodes));
+        let set = self.hypervisor.set_node_affinity(domid, nodes);
         set.map_err(|error| error.to_string())?;
         let seen = self
             .hypervisor
             .node_affinity(domid)
             .map_err(|error| error.to_string())?;
         match seen == *nodes {
-            true => Ok(Outcome::Done),
+            true => self.write(vm, &Home(vec![nodes.clone()])).map(|()| Outcome::Done),
             false => Err(format!(
                 "its memory is to come from nodes {seen}, not from {nodes}"
             )),
@@ -202,7 +202,10 @@ impl XenHost {
         self.write(vm, &cap)?;
         self.hypervisor.set_cap(domid, &pool, wanted).map_err(say)?;
         match self.hypervisor.cap(domid, &pool).map_err(say)? {
-            seen if seen == wanted => Ok(Outcome::Done),
+            seen if seen == wanted => {
+                let ours = vec![wanted];
+                self.write(vm, &Cap { before, ours }).map(|()| Outcome::Done)
+            }
             seen => Err(format!("its cap is {seen} percent, not {wanted}")),
         }
     }
