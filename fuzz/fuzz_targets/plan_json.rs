@@ -47,12 +47,19 @@ fuzz_target!(|text: &str| {
         let before = twin.sample().expect("a twin can be read");
         let epoch = control.step(&mut twin).expect("a twin can be read");
         let after = twin.sample().expect("a twin can be read");
-        if epoch.events.iter().any(|event| matches!(event, Event::Refused { .. })) {
+        if epoch
+            .events
+            .iter()
+            .any(|event| matches!(event, Event::Refused { .. }))
+        {
             assert_eq!(before, after, "what is refused has changed nothing");
         }
         if let Some(failed) = control.failed_planner() {
             assert!(failed.why.len() < text.len() + 1000, "{failed}");
-            assert!(epoch.status.vms.iter().all(|vm| vm.home.is_none()), "nothing is left in force");
+            assert!(
+                epoch.status.vms.iter().all(|vm| vm.home.is_none()),
+                "nothing is left in force"
+            );
             return;
         }
         twin.wait(Ns::from_millis(100));
