@@ -4,7 +4,7 @@
 
 It runs in the environment of the package's tests, with the package where Python finds it and `homenode` in PATH. A notebook is kept
 without what it prints, so that nothing in it can be old; here every cell must succeed, none may warn, and there must be a picture.
-Figures look like the program's own: the style of both is compared. The last line counts: `N passed, M failed`.
+Figures look like the program's own: the style of both is compared. The last line counts, by results.py.
 """
 
 import re
@@ -18,6 +18,7 @@ import nbformat
 from jupyter_client.manager import KernelManager
 from nbconvert import MarkdownExporter
 from nbconvert.preprocessors import CellExecutionError, CoalesceStreamsPreprocessor, ExecutePreprocessor
+from results import told
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "notebooks"
@@ -87,13 +88,7 @@ def main() -> int:
         results.append((f"{path.name} is kept without what it prints", as_kept(path)))
         wrong = run(path, folder)
         results.append((f"{path.name} runs ({time.monotonic() - began:.0f} s)", wrong))
-    for name, wrong in results:
-        print(f"{'ok    ' if wrong is None else 'FAILED'} {name}")
-        if wrong:
-            print("    " + wrong.strip().replace("\n", "\n    "))
-    failed = sum(wrong is not None for _, wrong in results)
-    print(f"{len(results) - failed} passed, {failed} failed")
-    return failed > 0
+    return told(results)
 
 
 if __name__ == "__main__":

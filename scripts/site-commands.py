@@ -6,7 +6,7 @@ In the tutorial (or the page given) `toml` and `python` blocks that begin with `
 a new directory, where `sh` blocks are then run in one shell, in their order, with `homenode` in PATH, and the Python that runs this as
 `python`: the package must be where that finds it. Each must succeed. A `text` block is what
 the block before it printed: its lines stand there in this order, and only where it has `…` more may stand between them. The last
-line counts: `N passed, M failed`.
+line counts, by results.py.
 """
 
 import os
@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from results import told
 
 ROOT = Path(__file__).resolve().parent.parent
 DEADLINE_S = 120
@@ -133,13 +135,7 @@ def main() -> int:
         results = run(page, Path(folder), program)
     known = Help(program)
     results += [held_to_help(other, known) for other in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]]
-    for name, wrong in results:
-        print(f"{'ok    ' if wrong is None else 'FAILED'} {name}")
-        if wrong:
-            print("    " + wrong.strip().replace("\n", "\n    "))
-    failed = sum(wrong is not None for _, wrong in results)
-    print(f"{len(results) - failed} passed, {failed} failed")
-    return failed > 0
+    return told(results)
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ pub fn examine(places: &Places) -> Examined {
     if homenode_xen::is_dom0(&places.root) {
         return examine_dom0(places);
     }
-    let Places { root, state, libvirt } = places;
+    let Places { root, libvirt, .. } = places;
     let machine = sysfs::read(root);
     let known = machine.as_ref().ok();
     let probed = libvirt.probe();
@@ -101,22 +101,16 @@ pub fn examine(places: &Places) -> Examined {
         ("topology pages", topology_pages(root)),
         ("numad drop-in", numad(root)),
         ("libvirt hook", hook(root)),
-        ("history", history(root, state)),
-        ("state directory", state_directory(state)),
-        ("group", group()),
-        ("guard", guard(state)),
-        ("systemd", systemd(root)),
     ];
     Examined {
         machine: known.map(|machine| machine.name.clone()),
-        features: told(features),
+        features: told(features.into_iter().chain(besides(places))),
     }
 }
 
 /// What dom0 of a Xen host has: what stock Xen lets it do, and what the agent needs besides.
 fn examine_dom0(places: &Places) -> Examined {
-    let Places { root, state, .. } = places;
-    let (machine, of_xen) = homenode_xen::features(root);
+    let (machine, of_xen) = homenode_xen::features(&places.root);
     let nodes_of = machine
         .as_ref()
         .ok_or_else(|| "the hypervisor does not say".to_owned());
@@ -124,18 +118,22 @@ fn examine_dom0(places: &Places) -> Examined {
         let found = found.map_err(|(found, costs, remedy)| lack(found, costs, remedy));
         (feature, found)
     });
-    let besides = [
-        ("nodes", nodes(nodes_of)),
+    Examined {
+        machine: machine.as_ref().map(|machine| machine.name.clone()),
+        features: told(of_xen.chain([("nodes", nodes(nodes_of))]).chain(besides(places))),
+    }
+}
+
+/// What the agent needs besides, whoever runs the VMs.
+fn besides(places: &Places) -> [(&'static str, Found); 5] {
+    let Places { root, state, .. } = places;
+    [
         ("history", history(root, state)),
         ("state directory", state_directory(state)),
         ("group", group()),
         ("guard", guard(state)),
         ("systemd", systemd(root)),
-    ];
-    Examined {
-        machine: machine.as_ref().map(|machine| machine.name.clone()),
-        features: told(of_xen.chain(besides)),
-    }
+    ]
 }
 
 fn told(features: impl IntoIterator<Item = (&'static str, Found)>) -> Vec<Feature> {

@@ -1,5 +1,7 @@
 //! What policies ask of a host, and what the host answers.
 
+use std::collections::BTreeSet;
+
 use homenode_machine::Machine;
 use homenode_units::{Pages, VmId};
 use schemars::JsonSchema;
@@ -109,6 +111,11 @@ impl Plan {
     /// Adds a finding.
     pub fn find(&mut self, policy: &'static str, vm: Option<VmId>, message: String) {
         self.findings.push(Finding { policy, vm, message });
+    }
+
+    /// VMs that something is decided about.
+    pub fn vms(&self) -> BTreeSet<VmId> {
+        self.decisions.iter().map(|decision| decision.action.vm).collect()
     }
 
     /// Whether the host that said `now` could carry this out: every host calls it first in `commit`.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::action::{Lever, WINDOW_MAX, WINDOW_MIN};
 use crate::limit::CpuQuota;
-use crate::sample::Version;
+use crate::sample::{Setting, Version};
 
 /// Why an action failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error, JsonSchema)]
@@ -63,6 +63,14 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// Something that an operator wanted could not be set.
+    pub fn to_set(setting: Setting, cause: String) -> Failure {
+        Failure::Host {
+            what: format!("setting the {}", setting.name()),
+            cause,
+        }
+    }
+
     /// Of the VM of this name.
     pub fn on(self, name: &str) -> ActionError {
         ActionError {

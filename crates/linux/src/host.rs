@@ -13,20 +13,20 @@ mod changes;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use homenode_host::{
-    Act, Action, ActionError, CPUS_SETTLE, CountedBy, CpuSample, Failure, HandsOff, Host, HostError,
-    Management, NodeSample, Outcome, Plan, Receipt, Refusal, Sample, Setting,
+    Action, ActionError, CPUS_SETTLE, CountedBy, CpuSample, Failure, HandsOff, Host, HostError, NodeSample,
+    Outcome, Plan, Receipt, Refusal, Sample, Setting,
 };
 use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuId, CpuSet, NodeMap, NodeSet, Ns, VmId};
 
+use crate::acting::{self, Leases};
 use crate::attribution::{Attribution, Sampler};
 use crate::cgroup::Hierarchy;
 use crate::connect::{Acting, ConnectError, Options, Vms};
 use crate::hands::Hands;
-use crate::journal::{self, Journal};
+use crate::journal;
 use crate::legacy::{self, Undone};
 use crate::levers::{self, Home, Moving, Pins};
 use crate::lock::{ActingLock, Lock};
@@ -95,12 +95,6 @@ const LOOK_EVERY: LookEvery = LookEvery {
     pages: Ns::from_secs(10),
 };
 
-/// A wait that is longer is interrupted: the guard takes an agent that says nothing for hung.
-const BEAT_AT_LEAST: Ns = Ns::from_secs(5);
-
-/// How long a new agent waits for a guard that is just undoing.
-const LOCK_PATIENCE: Duration = Duration::from_secs(10);
-
 impl LinuxHost {
     /// Finds the host's VMs, and takes over the journal.
     ///
@@ -122,13 +116,10 @@ impl LinuxHost {
         let (journal, locks, carried) = match acting {
             Acting::DryRun => (None, None, journal::peek(&state_dir)),
             Acting::Live => {
-                // In this order: the guard of an agent that died lets go of the host once it sees who follows.
-                let lock = Lock::take(&state_dir, LOCK_PATIENCE)?;
-                let acting = ActingLock::take(&root, &state_dir, LOCK_PATIENCE)?;
-                let mut journal = Journal::open(&state_dir)?;
+                let (mut journal, locks) = acting::take_over(&root, &state_dir)?;
                 notices.append(&mut journal.warnings);
                 let carried = journal.entries().clone();
-                (Some(journal), Some((lock, acting)), carried)
+                (Some(journal), Some(locks), carried)
             }
         };
         raise_file_limit();
@@ -276,14 +267,6 @@ impl LinuxHost {
         self.locks
             .as_ref()
             .is_none_or(|(lock, acting)| lock.is_there() && acting.is_there())
-    }
-
-    /// Lifts the limits whose leases are over.
-    fn end_leases(&mut self) {
-        let at = now();
-        for vm in self.vms.values_mut().filter(|vm| vm.has_leases_over(at)) {
-            vm.end_leases(&mut self.hands, at);
-        }
     }
 
     /// The modelled PMU, where it stands in for one.
@@ -439,16 +422,11 @@ impl LinuxHost {
     fn act(&mut self, action: &Action) -> Result<Outcome, ActionError> {
         let sampled = self.last.vm(action.vm);
         let name = sampled.map(|vm| vm.name.clone()).unwrap_or_default();
-        let is_ignored = sampled.is_some_and(|vm| vm.settings.management == Management::Ignored);
+        let kept = acting::kept_from(sampled, self.is_guarded, &action.act);
         let Some(vm) = self.vms.get_mut(&action.vm) else {
             return Err(Failure::VmGone.on(&name));
         };
-        if is_ignored {
-            let cause = "its operator opted it out; the agent only watches it";
-            return Err(failed(vm, vm.what(&action.act), cause));
-        }
-        if !self.is_guarded && !matches!(action.act, Act::Lift { .. }) {
-            let cause = "there is no guard process, which would undo it if the agent died";
+        if let Some(cause) = kept {
             return Err(failed(vm, vm.what(&action.act), cause));
         }
         let result = vm.act(&mut self.hands, &action.act);
@@ -460,30 +438,27 @@ impl LinuxHost {
     }
 }
 
+impl Leases for LinuxHost {
+    fn next_lease_end(&self) -> Option<Ns> {
+        self.vms.values().filter_map(Vm::next_lease_end).min()
+    }
+
+    fn end_leases(&mut self) {
+        let at = now();
+        for vm in self.vms.values_mut().filter(|vm| vm.has_leases_over(at)) {
+            vm.end_leases(&mut self.hands, at);
+        }
+    }
+}
+
 impl Host for LinuxHost {
     fn machine(&self) -> &Machine {
         &self.hands.machine
     }
 
     fn wait(&mut self, period: Ns) -> Ns {
-        let begun = now();
-        let end = Ns(begun.0.saturating_add(period.0));
-        let mut at = begun;
-        while at < end && !self.hands.bell.is_stopping() {
-            let lease = self.vms.values().filter_map(Vm::next_lease_end).min();
-            self.hands.beat.beat();
-            let until = lease.map_or(end, |lease| lease.min(end)).min(at + BEAT_AT_LEAST);
-            let has_rung = self
-                .hands
-                .bell
-                .wait(Duration::from_nanos(until.saturating_sub(at).0));
-            self.end_leases();
-            at = now();
-            if has_rung {
-                break;
-            }
-        }
-        at - begun
+        let (bell, beat) = (self.hands.bell.clone(), self.hands.beat.clone());
+        acting::wait(self, (&bell, &beat), period)
     }
 
     fn sample(&mut self) -> Result<Sample, HostError> {
@@ -540,8 +515,7 @@ impl Host for LinuxHost {
                 None => Outcome::DryRun,
             });
         }
-        let touched: BTreeSet<VmId> = plan.decisions.iter().map(|d| d.action.vm).collect();
-        self.take_in_changes(&touched);
+        self.take_in_changes(&plan.vms());
         Ok(Receipt {
             version: self.last.version,
             outcomes,
@@ -553,14 +527,9 @@ impl Host for LinuxHost {
             return Err(Failure::VmGone.on(&vm.to_string()));
         };
         let name = known.run.name.clone();
-        let failed = |cause: String| {
-            let what = format!("setting the {}", setting.name());
-            Failure::Host { what, cause }.on(&name)
-        };
+        let failed = |cause: String| Failure::to_set(setting, cause).on(&name);
         if self.hands.journal.is_none() {
-            return Err(failed(
-                "this agent runs with --dry-run and touches nothing".into(),
-            ));
+            return Err(failed(acting::DRY_RUN.to_owned()));
         }
         if known.is_migrating() {
             return Err(failed(HandsOff::Migrating.to_string()));

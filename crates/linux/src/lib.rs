@@ -30,8 +30,10 @@
 //! | [`topology_server`] | none of its own: gives VMs the pages that tell them where they are |
 //! | [`settings_file`] | `/etc/homenode/vms/NAME.toml`: what the operator says of a VM that has no metadata |
 //! | [`notices`] | none of its own: what the operator is told, once |
+//! | [`acting`] | none of its own: the right to act, leases that end while waiting, whom nobody touches |
 //! | [`numad_hook`] | what libvirt's prepare hook says of the domain that is about to start |
 
+pub mod acting;
 pub mod attribution;
 mod beat;
 pub mod cgroup;

@@ -19,8 +19,6 @@ use crate::{meminfo, now, numa_maps};
 
 mod grip;
 
-#[cfg(test)]
-pub(crate) use grip::CARRIED_LEASE;
 pub(crate) use grip::{After, Grip, Levers};
 
 /// Reading `numa_maps` may take this part of one CPU's time per VM: it stops the VM's page faults while it walks.

@@ -4,9 +4,32 @@ use std::path::Path;
 
 use homenode_machine::Machine;
 
-use crate::host::levers;
 use crate::hypervisor::Hypervisor;
 use crate::place;
+
+/// Why waiting is not told.
+pub const NO_WAITING: &str = "Xen does not tell dom0 how long vCPUs wait for a CPU; they are taken not to wait, and who shares CPUs is told by pins alone";
+/// Why nothing is counted.
+pub const NO_COUNTERS: &str =
+    "no hardware counters: dom0 cannot count for domains on stock Xen; LLC miss rates of VMs are unknown";
+
+/// Why no page moves.
+pub const NO_MOVES: &str = "stock Xen moves no page of a domain that runs: give it its home when it is created \
+                            (`homenode place --xl`), or migrate it to where it is with `cpus` and `cpus_soft` of that node";
+/// Why no guest is told.
+pub const NO_TOPOLOGY: &str =
+    "a domain has no device that tells it where it is; stock Xen gives PV domains no virtual nodes";
+/// Why its balloon is left alone.
+pub const NO_RELEASES: &str = "Xen learns what a guest releases from the guest's balloon alone";
+/// Why nobody is known to use a page.
+pub const NO_PAGE_USES: &str = "stock Xen does not tell dom0 which pages a domain uses, or from which node";
+/// Why nobody tells what a domain uses.
+pub const NO_TRACKER: &str = "stock Xen does not tell dom0 which memory a domain uses";
+/// Why there is no such part.
+pub const NO_PARTS: &str =
+    "Xen's own commands set parts of caches for sockets (`xl psr-cat-set`); the agent sets caps alone";
+/// Why no memory is taken.
+pub const NO_BALLOON: &str = "the agent does not set balloons of domains; `xl mem-set` does";
 
 /// What was found, or what is missing, what that costs, and the remedy.
 type Found = Result<String, (String, &'static str, &'static str)>;
@@ -27,7 +50,7 @@ const LACKS: [(&str, &str, &str, &str); 6] = [
     ),
     (
         "page moves",
-        levers::NO_MOVES,
+        NO_MOVES,
         "vCPUs are brought to memory, never memory to vCPUs",
         "`homenode place --xl` before a domain is created",
     ),
@@ -39,13 +62,13 @@ const LACKS: [(&str, &str, &str, &str); 6] = [
     ),
     (
         "working sets",
-        levers::NO_PAGE_USES,
+        NO_PAGE_USES,
         "no working sets",
         "none on stock Xen",
     ),
     (
         "topology pages",
-        levers::NO_TOPOLOGY,
+        NO_TOPOLOGY,
         "guests do not know where they are",
         "none on stock Xen",
     ),

@@ -7,47 +7,35 @@
 //!
 //! A domain is known by its UUID: its number changes when it is migrated to where it is, and when it is restored.
 
-pub mod levers;
+mod levers;
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use homenode_host::{
-    Act, Action, ActionError, Bell, CpuSample, Failure, Host, HostError, Immovable, Lever, Management,
-    NodeSample, Outcome, Plan, Receipt, Refusal, Sample, Setting, Version, VmSample,
+    Action, ActionError, CpuSample, Failure, Host, HostError, Immovable, NodeSample, Outcome, Plan, Receipt,
+    Refusal, Sample, Setting, Version, VmSample,
 };
+use homenode_linux::acting::{self, CARRIED_LEASE, Leases, RETRY};
 use homenode_linux::journal::{Journal, Run};
 use homenode_linux::lock::{ActingLock, Lock};
 use homenode_linux::notices::Notices;
-use homenode_linux::{Acting, Beat, CarriedOver, ConnectError, Options, Undone, now, settings_file};
+use homenode_linux::{Acting, CarriedOver, Options, Undone, now, settings_file};
 use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuId, NodeMap, Ns, Pages, VmId};
 
 use crate::changed::{self, Cap, Home, Part, Pins};
 use crate::domain::Domain;
-use crate::hypervisor::{CallError, Hypervisor, Listed, XenError};
+use crate::features::{NO_COUNTERS, NO_MOVES, NO_PAGE_USES, NO_RELEASES, NO_TOPOLOGY, NO_WAITING};
+use crate::hypervisor::{CallError, Hypervisor, Listed, Pool, XenError};
 use crate::{memory, place};
 
 /// How often is looked where memory lies: Xen counts every page for it, and writes to its console.
 const MEMORY_EVERY: Ns = Ns::from_secs(60);
 /// Xen is not asked to count the pages of a domain that has more: it holds a lock meanwhile.
 const COUNTED_MAX: Pages = Pages(4 << 20);
-/// How long a limit that an earlier agent left may stay unless this one decides for it.
-const CARRIED_LEASE: Ns = Ns::from_secs(10);
-/// How long to wait before what could not be lifted is tried again.
-const RETRY: Ns = Ns::from_secs(1);
-/// A wait that is longer is interrupted: the guard takes an agent that says nothing for hung.
-const BEAT_AT_LEAST: Ns = Ns::from_secs(5);
-/// How long a new agent waits for a guard that is just undoing.
-const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 /// What `xl migrate` calls a domain that is on its way here, or from here.
 const ON_ITS_WAY: [&str; 2] = ["--incoming", "--migratedaway"];
-
-/// Why waiting is not told.
-const NO_WAITING: &str = "Xen does not tell dom0 how long vCPUs wait for a CPU; they are taken not to wait, and who shares CPUs is told by pins alone";
-/// Why nothing is counted.
-const NO_COUNTERS: &str =
-    "no hardware counters: dom0 cannot count for domains on stock Xen; LLC miss rates of VMs are unknown";
 
 /// A host that runs domains under Xen. This system is its dom0.
 #[derive(Debug)]
@@ -95,7 +83,7 @@ impl XenHost {
         let (mut journal, locks) = match options.acting {
             Acting::DryRun => (None, None),
             Acting::Live => {
-                let (journal, locks) = take(&options)?;
+                let (journal, locks) = acting::take_over(&options.root, &options.state_dir)?;
                 (Some(journal), Some(locks))
             }
         };
@@ -199,51 +187,24 @@ impl XenHost {
         self.locks.as_ref().is_none_or(is_there)
     }
 
-    /// Lifts the caps whose leases are over.
-    fn end_leases(&mut self) {
-        let at = now();
-        let over: Vec<VmId> = self
-            .leases
-            .iter()
-            .filter(|(_, until)| **until <= at)
-            .map(|(vm, _)| *vm)
-            .collect();
-        for vm in over {
-            let Some(journal) = &mut self.journal else {
-                continue;
-            };
-            match changed::undo(&self.hypervisor, journal, vm, &[Part::Limits]) {
-                Ok(()) => drop(self.leases.remove(&vm)),
-                Err(error) => {
-                    self.notices
-                        .add(format!("a cap could not be lifted: {error}; tried again"));
-                    self.leases.insert(vm, at + RETRY);
-                }
-            }
-        }
-    }
-
     /// Looks at all domains that run, and forgets those that ended.
     fn look(&mut self) -> Result<(), CallError> {
         let mut domains = BTreeMap::new();
-        let mut pools = BTreeMap::new();
-        for listed in self.hypervisor.domains()? {
-            let is_vm =
-                !listed.is_dying && !listed.is_shut_down && !listed.is_xenstore && listed.vm != VmId(0);
+        let mut pools: BTreeMap<u32, Pool> = BTreeMap::new();
+        let store = self.hypervisor.store();
+        for listed in self.hypervisor.domains()?.into_iter().filter(Listed::is_vm) {
             self.options.beat.beat();
             // One that is being built has no name yet, and one that was destroyed none any more.
-            let name = self
-                .hypervisor
-                .stored(&format!("/local/domain/{}/name", listed.domid));
-            let Some(name) = name.filter(|name| is_vm && !ON_ITS_WAY.iter().any(|end| name.ends_with(end)))
-            else {
+            let name = format!("/local/domain/{}/name", listed.domid);
+            let name = store.as_ref().and_then(|store| store.read(&name));
+            let Some(name) = name.filter(|name| !ON_ITS_WAY.iter().any(|end| name.ends_with(end))) else {
                 continue;
             };
-            let pool = match pools.get(&listed.pool) {
-                Some(pool) => Clone::clone(pool),
-                None => self.hypervisor.pool(listed.pool)?,
+            let pool = match pools.entry(listed.pool) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => new.insert(self.hypervisor.pool(listed.pool)?),
             };
-            pools.insert(listed.pool, pool.clone());
+            let pool = pool.clone();
             let run = self.run_of(listed, name);
             match Domain::look(&self.hypervisor, (&self.options.root, run, listed), pool) {
                 Ok(domain) if !domain.vcpus.is_empty() => drop(domains.insert(listed.vm, domain)),
@@ -251,6 +212,7 @@ impl XenHost {
                 Ok(_) | Err(_) => {}
             }
         }
+        drop(store);
         for domain in domains.values() {
             if let Err(why) = &domain.said {
                 self.notices
@@ -393,12 +355,12 @@ impl XenHost {
             vcpus: domain.samples(&usable),
             memory_bytes: Pages(domain.listed.pages).to_bytes(),
             pages: self.memory.get(&domain.run.runtime_id).cloned(),
-            no_topology_device: Some(levers::NO_TOPOLOGY.to_owned()),
-            no_releases: Some(levers::NO_RELEASES.to_owned()),
+            no_topology_device: Some(NO_TOPOLOGY.to_owned()),
+            no_releases: Some(NO_RELEASES.to_owned()),
             immovable: Some(match domain.listed.is_paused {
                 true => Immovable::Paused,
                 false => Immovable::Hypervisor {
-                    reason: levers::NO_MOVES.to_owned(),
+                    reason: NO_MOVES.to_owned(),
                 },
             }),
             settings: domain.settings(entry, &usable),
@@ -458,7 +420,7 @@ impl XenHost {
             version: self.version_of(&vms),
             cpus,
             nodes,
-            no_page_uses: Some(levers::NO_PAGE_USES.to_owned()),
+            no_page_uses: Some(NO_PAGE_USES.to_owned()),
             trackers: Vec::new(),
             vms,
             ..Sample::default()
@@ -477,9 +439,8 @@ impl XenHost {
 
     /// Looks at the domains of a plan again: refused where somebody else changed one since the sample.
     fn refuse_changed(&mut self, plan: &Plan) -> Result<(), Refusal> {
-        let touched: BTreeSet<VmId> = plan.decisions.iter().map(|of| of.action.vm).collect();
         let before = self.last.version;
-        self.look_again(&touched);
+        self.look_again(&plan.vms());
         match self.last.version == before {
             true => Ok(()),
             false => Err(Refusal::Stale {
@@ -521,17 +482,13 @@ impl XenHost {
     fn act(&mut self, action: &Action) -> Result<Outcome, ActionError> {
         let sampled = self.last.vm(action.vm);
         let name = sampled.map(|vm| vm.name.clone()).unwrap_or_default();
-        let is_ignored = sampled.is_some_and(|vm| vm.settings.management == Management::Ignored);
+        let kept = acting::kept_from(sampled, self.is_guarded, &action.act);
         let Some(domain) = self.domains.get(&action.vm) else {
             return Err(Failure::VmGone.on(&name));
         };
         let run = domain.run.clone();
-        let failed = |cause: &str| Err(levers::failed(&action.act, cause).on(&name));
-        if is_ignored {
-            return failed("its operator opted it out; the agent only watches it");
-        }
-        if !self.is_guarded && !matches!(action.act, Act::Lift { .. }) {
-            return failed("there is no guard process, which would undo it if the agent died");
+        if let Some(cause) = kept {
+            return Err(levers::failed(&action.act, cause).on(&name));
         }
         let result = self
             .pull(action.vm, &action.act)
@@ -559,12 +516,33 @@ fn relied_on(vm: &VmSample) -> VmSample {
     }
 }
 
-/// The journal, and the right to act: in this order, the guard of an agent that died lets go of the host once it sees who
-/// follows.
-fn take(options: &Options) -> Result<(Journal, (Lock, ActingLock)), ConnectError> {
-    let lock = Lock::take(&options.state_dir, LOCK_PATIENCE)?;
-    let acting = ActingLock::take(&options.root, &options.state_dir, LOCK_PATIENCE)?;
-    Ok((Journal::open(&options.state_dir)?, (lock, acting)))
+impl Leases for XenHost {
+    fn next_lease_end(&self) -> Option<Ns> {
+        self.leases.values().min().copied()
+    }
+
+    fn end_leases(&mut self) {
+        let at = now();
+        let over: Vec<VmId> = self
+            .leases
+            .iter()
+            .filter(|(_, until)| **until <= at)
+            .map(|(vm, _)| *vm)
+            .collect();
+        for vm in over {
+            let Some(journal) = &mut self.journal else {
+                continue;
+            };
+            match changed::undo(&self.hypervisor, journal, vm, &[Part::Limits]) {
+                Ok(()) => drop(self.leases.remove(&vm)),
+                Err(error) => {
+                    self.notices
+                        .add(format!("a cap could not be lifted: {error}; tried again"));
+                    self.leases.insert(vm, at + RETRY);
+                }
+            }
+        }
+    }
 }
 
 impl Host for XenHost {
@@ -573,22 +551,8 @@ impl Host for XenHost {
     }
 
     fn wait(&mut self, period: Ns) -> Ns {
-        let begun = now();
-        let end = Ns(begun.0.saturating_add(period.0));
-        let (bell, beat): (Bell, Beat) = (self.options.bell.clone(), self.options.beat.clone());
-        let mut at = begun;
-        while at < end && !bell.is_stopping() {
-            let lease = self.leases.values().min().copied();
-            beat.beat();
-            let until = lease.map_or(end, |lease| lease.min(end)).min(at + BEAT_AT_LEAST);
-            let has_rung = bell.wait(Duration::from_nanos(until.saturating_sub(at).0));
-            self.end_leases();
-            at = now();
-            if has_rung {
-                break;
-            }
-        }
-        at - begun
+        let (bell, beat) = (self.options.bell.clone(), self.options.beat.clone());
+        acting::wait(self, (&bell, &beat), period)
     }
 
     fn sample(&mut self) -> Result<Sample, HostError> {
@@ -614,8 +578,7 @@ impl Host for XenHost {
                 None => Outcome::DryRun,
             });
         }
-        let touched: BTreeSet<VmId> = plan.decisions.iter().map(|of| of.action.vm).collect();
-        self.look_again(&touched);
+        self.look_again(&plan.vms());
         Ok(Receipt {
             version: self.last.version,
             outcomes,
@@ -627,14 +590,9 @@ impl Host for XenHost {
             return Err(Failure::VmGone.on(&vm.to_string()));
         };
         let name = &domain.run.name;
-        let failed = |cause: String| {
-            let what = format!("setting the {}", setting.name());
-            Failure::Host { what, cause }.on(name)
-        };
+        let failed = |cause: String| Failure::to_set(setting, cause).on(name);
         if self.journal.is_none() {
-            return Err(failed(
-                "this agent runs with --dry-run and touches nothing".into(),
-            ));
+            return Err(failed(acting::DRY_RUN.to_owned()));
         }
         if let Setting::MemoryPolicy(Some(policy)) = setting {
             levers::policy_is_possible(policy).map_err(|failure| failure.on(name))?;
@@ -645,9 +603,4 @@ impl Host for XenHost {
         };
         settings_file::write(&self.options.root, name, &said).map_err(failed)
     }
-}
-
-/// Whether a lever is one that Xen has.
-const fn is_there(lever: Lever) -> bool {
-    matches!(lever, Lever::VcpuPlacement | Lever::Home | Lever::CpuQuota)
 }

@@ -110,6 +110,13 @@ pub struct Listed {
     pub pool: u32,
 }
 
+impl Listed {
+    /// Whether it is a VM that runs, or is paused.
+    pub fn is_vm(&self) -> bool {
+        !self.is_dying && !self.is_shut_down && !self.is_xenstore && self.vm != VmId(0)
+    }
+}
+
 /// A vCPU, as the hypervisor has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vcpu {
@@ -505,27 +512,48 @@ impl Hypervisor {
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// What xenstore has under this path; nothing where there is none, or it does not answer.
-    pub fn stored(&self, path: &str) -> Option<String> {
-        let path = CString::new(path).ok()?;
-        // SAFETY: opened, asked and closed here; what it gives is `length` bytes that are ours to free.
-        unsafe {
-            let store = NonNull::new((self.store.xs_open)(0))?;
-            let mut length: c_uint = 0;
-            let read = (self.store.xs_read)(store.as_ptr(), 0, path.as_ptr(), &raw mut length);
-            let text = NonNull::new(read).map(|read| {
-                let bytes = std::slice::from_raw_parts(read.as_ptr().cast::<u8>(), length as usize);
-                let text = String::from_utf8_lossy(bytes).into_owned();
-                libc::free(read.as_ptr().cast());
-                text
-            });
-            (self.store.xs_close)(store.as_ptr());
-            text
-        }
+    /// Xenstore; none where it does not answer.
+    pub fn store(&self) -> Option<Xenstore<'_>> {
+        // SAFETY: what it gives is closed with the value.
+        let handle = NonNull::new(unsafe { (self.store.xs_open)(0) })?;
+        let store = &self.store;
+        Some(Xenstore { store, handle })
     }
 
     fn cpu_map(&self) -> Vec<u8> {
         vec![0; self.cpu_map_bytes]
+    }
+}
+
+/// A connection to xenstore.
+#[derive(Debug)]
+pub struct Xenstore<'a> {
+    store: &'a Store,
+    handle: NonNull<c_void>,
+}
+
+impl Xenstore<'_> {
+    /// What stands under this path; nothing where there is none.
+    pub fn read(&self, path: &str) -> Option<String> {
+        let path = CString::new(path).ok()?;
+        // SAFETY: the connection is open; what it gives is `length` bytes that are ours to free.
+        unsafe {
+            let mut length: c_uint = 0;
+            let read = (self.store.xs_read)(self.handle.as_ptr(), 0, path.as_ptr(), &raw mut length);
+            NonNull::new(read).map(|read| {
+                let bytes = std::slice::from_raw_parts(read.as_ptr().cast::<u8>(), length as usize);
+                let text = String::from_utf8_lossy(bytes).into_owned();
+                libc::free(read.as_ptr().cast());
+                text
+            })
+        }
+    }
+}
+
+impl Drop for Xenstore<'_> {
+    fn drop(&mut self) {
+        // SAFETY: opened by `store`, and closed once.
+        unsafe { (self.store.xs_close)(self.handle.as_ptr()) };
     }
 }
 

@@ -52,8 +52,7 @@ impl LinuxHost {
     /// Refuses a plan whose VMs someone else pinned or gave a quota since the sample.
     pub(super) fn refuse_changed(&mut self, plan: &Plan) -> Result<(), Refusal> {
         let usable = self.hands.machine.cpu_set();
-        let touched: BTreeSet<VmId> = plan.decisions.iter().map(|d| d.action.vm).collect();
-        for id in touched {
+        for id in plan.vms() {
             let Some(mut vm) = self.vms.remove(&id) else {
                 continue;
             };

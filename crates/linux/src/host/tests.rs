@@ -18,6 +18,7 @@ use std::path::Path;
 use super::*;
 use crate::beat::Beat;
 use crate::fake::{Tree, machine};
+use crate::journal::Journal;
 use crate::levers::{Quotas, Watched};
 use crate::manager::Manager;
 use crate::task::tests::{stat, write_thread};

@@ -6,16 +6,12 @@ use homenode_host::{Act, ActionError, HandsOff, Lever, Limit, Outcome, VmSample}
 use homenode_units::{Ns, VmId};
 
 use super::{Vm, failed};
+use crate::acting::{CARRIED_LEASE, RETRY};
 use crate::hands::Hands;
 use crate::journal::{Before, JournalError, Run};
 use crate::levers::is_in_force;
 use crate::manager::Manager;
 use crate::{now, task};
-
-/// How long a limit that an earlier agent left may stay unless this one decides for it.
-pub(crate) const CARRIED_LEASE: Ns = Ns::from_secs(10);
-/// How long to wait before what could not be lifted is tried again.
-const RETRY: Ns = Ns::from_secs(1);
 
 /// One lever of one VM, and what of the agent's is in force on it.
 pub(crate) trait Grip {

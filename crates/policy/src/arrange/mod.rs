@@ -165,7 +165,7 @@ pub fn plan(
     }
     // A change that did not pay is undone even while other decisions wait for approval.
     let undone = trial::judge(view, settings.of_trials(), &state.profiles, &mut state.trials);
-    let placed_now: BTreeSet<VmId> = plan.decisions.iter().map(|decision| decision.action.vm).collect();
+    let placed_now: BTreeSet<VmId> = plan.vms();
     let undone = undone.decisions.into_iter();
     plan.decisions
         .extend(undone.filter(|decision| !placed_now.contains(&decision.action.vm)));

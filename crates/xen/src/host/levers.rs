@@ -3,29 +3,12 @@
 use homenode_host::{Act, CpuQuota, Failure, Lever, Limit, Outcome};
 use homenode_units::{CpuSet, MemoryPolicy, NodeSet, VmId};
 
-use super::{XenHost, is_there};
+use super::XenHost;
 use crate::changed::{self, Cap, Home, PLACING, Part, Pins, newest};
 use crate::domain::cap_of;
+use crate::features::{NO_BALLOON, NO_MOVES, NO_PARTS, NO_TOPOLOGY, NO_TRACKER};
 use crate::hypervisor::CallError;
 use homenode_linux::now;
-
-/// Why no page moves.
-pub const NO_MOVES: &str = "stock Xen moves no page of a domain that runs: give it its home when it is created \
-                            (`homenode place --xl`), or migrate it to where it is with `cpus` and `cpus_soft` of that node";
-/// Why no guest is told.
-pub const NO_TOPOLOGY: &str =
-    "a domain has no device that tells it where it is; stock Xen gives PV domains no virtual nodes";
-/// Why its balloon is left alone.
-pub const NO_RELEASES: &str = "Xen learns what a guest releases from the guest's balloon alone";
-/// Why nobody is known to use a page.
-pub const NO_PAGE_USES: &str = "stock Xen does not tell dom0 which pages a domain uses, or from which node";
-/// Why nobody tells what a domain uses.
-const NO_TRACKER: &str = "stock Xen does not tell dom0 which memory a domain uses";
-/// Why there is no such part.
-const NO_PARTS: &str =
-    "Xen's own commands set parts of caches for sockets (`xl psr-cat-set`); the agent sets caps alone";
-/// Why no memory is taken.
-const NO_BALLOON: &str = "the agent does not set balloons of domains; `xl mem-set` does";
 
 /// What doing this failed of.
 pub fn failed(act: &Act, cause: &str) -> Failure {
@@ -240,4 +223,9 @@ impl XenHost {
             None => Ok(()),
         }
     }
+}
+
+/// Whether a lever is one that Xen has.
+const fn is_there(lever: Lever) -> bool {
+    matches!(lever, Lever::VcpuPlacement | Lever::Home | Lever::CpuQuota)
 }

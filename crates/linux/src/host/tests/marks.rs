@@ -61,7 +61,10 @@ fn without_its_journal_an_agent_knows_by_the_mark_what_is_its_own() {
     assert_eq!(seen.vms[0].settings.quota, None, "the operator's");
     assert_eq!(seen.vms[0].vcpus[0].quota, Some(quota(3, 30)));
     let vm = &successor.vms[&vm()];
-    assert!(vm.has_leases_over(now() + crate::vm::CARRIED_LEASE), "it ends");
+    assert!(
+        vm.has_leases_over(now() + crate::acting::CARRIED_LEASE),
+        "it ends"
+    );
     let notices = successor.take_notices();
     assert!(
         notices.iter().any(|n| n.contains("the journal had lost it")),

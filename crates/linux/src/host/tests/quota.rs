@@ -125,7 +125,7 @@ fn a_quota_of_an_agent_that_died_is_lifted_by_the_guard_or_taken_over_for_a_whil
         (Some(quota(3, 30)), None)
     );
     let carried = &second.vms[&vm()];
-    assert!(!carried.has_leases_over(now()) && carried.has_leases_over(now() + crate::vm::CARRIED_LEASE));
+    assert!(!carried.has_leases_over(now()) && carried.has_leases_over(now() + crate::acting::CARRIED_LEASE));
     guard_undoes(&mut second, &tree);
     assert_eq!(cpu_max(&tree)[0], "max 100000");
 }

@@ -1,0 +1,74 @@
+//! What hosts have in common that are acted on from this system, KVM's and Xen's: taking the right to act, leases that end while
+//! waiting, and whom nobody touches.
+
+use std::path::Path;
+use std::time::Duration;
+
+use homenode_host::{Act, Bell, Management, VmSample};
+use homenode_units::Ns;
+
+use crate::beat::Beat;
+use crate::clock::now;
+use crate::connect::ConnectError;
+use crate::journal::Journal;
+use crate::lock::{ActingLock, Lock};
+
+/// How long a limit that an earlier agent left may stay unless this one decides for it.
+pub const CARRIED_LEASE: Ns = Ns::from_secs(10);
+/// How long to wait before what could not be lifted is tried again.
+pub const RETRY: Ns = Ns::from_secs(1);
+/// Why a dry run sets nothing.
+pub const DRY_RUN: &str = "this agent runs with --dry-run and touches nothing";
+/// A wait that is longer is interrupted: the guard takes an agent that says nothing for hung.
+const BEAT_AT_LEAST: Ns = Ns::from_secs(5);
+/// How long a new agent waits for a guard that is just undoing.
+const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Takes the right to act on this host, and the journal in this state directory.
+///
+/// # Errors
+/// Another agent has it, or the directory cannot be used.
+pub fn take_over(root: &Path, state_dir: &Path) -> Result<(Journal, (Lock, ActingLock)), ConnectError> {
+    // In this order: the guard of an agent that died lets go of the host once it sees who follows.
+    let lock = Lock::take(state_dir, LOCK_PATIENCE)?;
+    let acting = ActingLock::take(root, state_dir, LOCK_PATIENCE)?;
+    Ok((Journal::open(state_dir)?, (lock, acting)))
+}
+
+/// Who holds limits by leases.
+pub trait Leases {
+    /// When the next lease is over that can be ended.
+    fn next_lease_end(&self) -> Option<Ns>;
+    /// Lifts the limits whose leases are over.
+    fn end_leases(&mut self);
+}
+
+/// Lets a period pass, or less where the bell rings; leases end meanwhile, and the guard is told that the agent goes on. How long
+/// that was.
+pub fn wait(host: &mut impl Leases, (bell, beat): (&Bell, &Beat), period: Ns) -> Ns {
+    let begun = now();
+    let end = Ns(begun.0.saturating_add(period.0));
+    let mut at = begun;
+    while at < end && !bell.is_stopping() {
+        let lease = host.next_lease_end();
+        beat.beat();
+        let until = lease.map_or(end, |lease| lease.min(end)).min(at + BEAT_AT_LEAST);
+        let has_rung = bell.wait(Duration::from_nanos(until.saturating_sub(at).0));
+        host.end_leases();
+        at = now();
+        if has_rung {
+            break;
+        }
+    }
+    at - begun
+}
+
+/// Why nothing may be done to a VM, if so.
+pub fn kept_from(vm: Option<&VmSample>, is_guarded: bool, act: &Act) -> Option<&'static str> {
+    let is_ignored = vm.is_some_and(|vm| vm.settings.management == Management::Ignored);
+    if is_ignored {
+        return Some("its operator opted it out; the agent only watches it");
+    }
+    let is_lifting = matches!(act, Act::Lift { .. });
+    (!is_guarded && !is_lifting).then_some("there is no guard process, which would undo it if the agent died")
+}

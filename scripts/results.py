@@ -1,0 +1,12 @@
+"""What scripts say of checks that they made, for who counts them: a line of each, and `N passed, M failed`."""
+
+
+def told(results: list[tuple[str, str | None]]) -> bool:
+    """Prints checks, each with what is wrong, if anything; whether any failed."""
+    for name, wrong in results:
+        print(f"{'ok    ' if wrong is None else 'FAILED'} {name}")
+        if wrong:
+            print("    " + wrong.strip().replace("\n", "\n    "))
+    failed = sum(wrong is not None for _, wrong in results)
+    print(f"{len(results) - failed} passed, {failed} failed")
+    return failed > 0
