@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use homenode_reproduce::vary::Change;
+use homenode_reproduce::vary::End;
 use homenode_reproduce::{Claim, Design, Made, Reproduced, Row, Watch, claims, experiment_to_json, to_json};
 use pyo3::prelude::*;
 
@@ -54,7 +54,7 @@ pub struct MadeExperiment {
     all: Vec<Made>,
 }
 
-fn words(changes: Option<Change>) -> Option<String> {
+fn words(changes: Option<&End>) -> Option<String> {
     changes.map(|change| change.to_string())
 }
 
@@ -70,7 +70,7 @@ impl MadeExperiment {
         let rows: Vec<(Option<String>, &Row)> = self
             .all
             .iter()
-            .flat_map(|made| made.rows.iter().map(|row| (words(made.change), row)))
+            .flat_map(|made| made.rows.iter().map(|row| (words(made.change.as_ref()), row)))
             .collect();
         let changed = rows.iter().map(|(change, _)| change.clone());
         Columns::default()
@@ -93,7 +93,7 @@ impl MadeExperiment {
                     .measured
                     .numbers
                     .iter()
-                    .map(|result| (words(made.change), result))
+                    .map(|result| (words(made.change.as_ref()), result))
             })
             .collect();
         Columns::default()
@@ -117,7 +117,7 @@ impl MadeExperiment {
                     .measured
                     .shapes
                     .iter()
-                    .map(|test| (words(made.change), test))
+                    .map(|test| (words(made.change.as_ref()), test))
             })
             .collect();
         Columns::default()
@@ -167,8 +167,8 @@ pub fn experiment(
         None => Design::open(Path::new(path)),
     };
     let design = design.map_err(bad_input)?;
-    let changes = vary.iter().map(|(input, factor)| Change::parse(input, *factor));
-    let changes: Vec<Change> = changes.collect::<Result<_, _>>().map_err(bad_input)?;
+    let changes = vary.iter().map(|(input, factor)| End::parse(input, *factor));
+    let changes: Vec<End> = changes.collect::<Result<_, _>>().map_err(bad_input)?;
     let (runs, jobs) = (Runs::default(), self::jobs(jobs));
     let all = apart(py, design.title(), progress.as_ref(), &runs, || {
         homenode_reproduce::experiment(&design, &changes, jobs, None, &runs)

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use homenode_reproduce::vary::Change;
+use homenode_reproduce::vary::End;
 use homenode_reproduce::{Design, Made, Row, experiment, experiment_to_json};
 use homenode_table::{Column, Kind, Parquet, csv};
 use serde_json::Value;
@@ -20,7 +20,8 @@ pub struct ExperimentArgs {
     /// The experiment: docs/EXPERIMENTS.md explains the format, data/experiments has many
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Make it once more for each factor of an input: `machine.controllers=0.5,2`. May be given several times
+    /// Make it once more for each factor of an input (`machine.controllers=0.5,2`) or of a value of the file
+    /// (`values.exit_ns=0.5,2`). May be given several times
     #[arg(long, value_name = "INPUT=FACTOR,...", value_parser = changes)]
     pub vary: Vec<Changes>,
     /// Print a row for each VM of each run, with all that was counted, instead of results
@@ -40,7 +41,7 @@ pub struct ExperimentArgs {
 
 /// One input and its factors.
 #[derive(Clone, Debug)]
-pub struct Changes(Vec<Change>);
+pub struct Changes(Vec<End>);
 
 fn changes(text: &str) -> Result<Changes, String> {
     let (input, factors) = text
@@ -51,7 +52,7 @@ fn changes(text: &str) -> Result<Changes, String> {
             .trim()
             .parse()
             .map_err(|_| format!("`{factor}` is no number"))?;
-        Change::parse(input.trim(), factor)
+        End::parse(input.trim(), factor)
     };
     factors
         .split(',')
@@ -69,7 +70,7 @@ pub fn run(args: &ExperimentArgs) -> anyhow::Result<()> {
     if let Some(directory) = &args.figures {
         fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
     }
-    let changes: Vec<Change> = args.vary.iter().flat_map(|changes| changes.0.clone()).collect();
+    let changes: Vec<End> = args.vary.iter().flat_map(|changes| changes.0.clone()).collect();
     let watch = Terminal::default();
     let cache = args.runs.cache(&watch);
     let made = experiment(&design, &changes, args.runs.jobs(), cache.as_ref(), &watch);
@@ -98,8 +99,8 @@ pub fn run(args: &ExperimentArgs) -> anyhow::Result<()> {
 
 /// What changed, in words.
 fn name(made: &Made) -> String {
-    made.change
-        .map_or("as it is".to_owned(), |change| change.to_string())
+    let change = made.change.as_ref();
+    change.map_or("as it is".to_owned(), End::to_string)
 }
 
 fn picture(design: &Design, made: &[Made]) -> String {
@@ -161,9 +162,8 @@ fn rows(made: &[Made]) -> (Vec<String>, Vec<Vec<Value>>) {
             .map_or(Value::Null, |(_, value)| value.clone())
     };
     let rows = all().map(|(made, row)| {
-        let vary = made
-            .change
-            .map_or(Value::Null, |change| change.to_string().into());
+        let change = made.change.as_ref();
+        let vary = change.map_or(Value::Null, |change| change.to_string().into());
         let rest = columns.iter().skip(1).map(|column| cell(row, column));
         std::iter::once(vary).chain(rest).collect()
     });

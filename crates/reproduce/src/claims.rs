@@ -9,7 +9,7 @@ use homenode_units::Candidates;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::vary::Input;
+use crate::vary::Open;
 
 /// The claims and the tables that they refer to, as they are committed.
 pub const CLAIMS: &str = include_str!("../../../data/published/claims.toml");
@@ -126,20 +126,6 @@ impl Kind {
             Kind::Contradictory => "contradictory",
         }
     }
-}
-
-/// An input that a publication leaves open.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Open {
-    /// Which.
-    pub input: Input,
-    /// Least factor that it may have against what was chosen.
-    pub from: f64,
-    /// Largest.
-    pub to: f64,
-    /// Why this range.
-    pub because: String,
 }
 
 /// What a value depends on most, and so where a difference is looked for first.

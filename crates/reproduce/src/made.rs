@@ -10,7 +10,7 @@ use crate::design::Design;
 use crate::design::array::Row;
 use crate::experiment::{Decides, Decision, Reproduced};
 use crate::run::Run;
-use crate::vary::Change;
+use crate::vary::End;
 use crate::work::{self, Outcomes, Watch};
 use crate::{Claim, claims};
 
@@ -18,7 +18,7 @@ use crate::{Claim, claims};
 #[derive(Debug)]
 pub struct Made {
     /// What was changed of its runs.
-    pub change: Option<Change>,
+    pub change: Option<End>,
     /// What came of it.
     pub decision: Decision,
     /// The verdict, where it decides a claim.
@@ -33,24 +33,35 @@ pub struct Made {
 /// A run that cannot be made, a value that cannot be computed; in a sentence.
 pub fn experiment(
     design: &Design,
-    changes: &[Change],
+    changes: &[End],
     jobs: usize,
     cache: Option<&Cache>,
     watch: &dyn Watch,
 ) -> Result<Vec<Made>, String> {
+    for change in changes {
+        if let End::Value(name, _) = change {
+            design.has_value(name)?;
+        }
+    }
     let as_said = design.runs();
-    let changed = changes.iter().flat_map(|change| {
-        let changed = |run: &Run| work::changed(run, &[*change]);
+    let of_runs = changes.iter().filter_map(|change| match change {
+        End::Run(change) => Some(*change),
+        End::Value(..) => None,
+    });
+    let changed = of_runs.flat_map(|change| {
+        let changed = move |run: &Run| work::changed(run, &[change]);
         as_said.iter().map(changed)
     });
     let all: Vec<Run> = as_said.iter().cloned().chain(changed).collect();
     let outcomes = work::execute(all, jobs, cache, watch);
-    let each = std::iter::once(None).chain(changes.iter().copied().map(Some));
+    let each = std::iter::once(None).chain(changes.iter().cloned().map(Some));
     each.map(|change| made(design, change, &outcomes)).collect()
 }
 
-fn made(design: &Design, change: Option<Change>, outcomes: &Outcomes) -> Result<Made, String> {
-    let outcomes = outcomes.under(change.as_slice());
+fn made(design: &Design, change: Option<End>, outcomes: &Outcomes) -> Result<Made, String> {
+    let outcomes = change
+        .as_ref()
+        .map_or_else(|| outcomes.clone(), |end| outcomes.at(end));
     let decision = design.decide(&outcomes)?;
     let claim: Option<Claim> = claims::named(design.claim());
     Ok(Made {
@@ -102,7 +113,7 @@ pub fn experiment_to_json<'a>(design: &'a Design, all: &'a [Made]) -> Experiment
             holds: shape.holds,
         });
         Variation {
-            change: made.change.map(|change| change.to_string()),
+            change: made.change.as_ref().map(End::to_string),
             results: numbers
                 .map(|(name, number)| (name.clone(), json!(number)))
                 .collect(),

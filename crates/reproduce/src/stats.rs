@@ -55,6 +55,17 @@ pub fn regret<S: AsRef<str>>(ranking: &[S], cost: impl Fn(&str) -> Option<f64>) 
         .iter()
         .map(|name| cost(name.as_ref()))
         .collect::<Option<_>>()?;
+    of_ranked(&costs)
+}
+
+/// The same by a number for each, the greatest first; what has the same number stands in the order given.
+pub fn regret_of(by: &[f64], costs: &[f64]) -> Option<f64> {
+    let mut both: Vec<(f64, f64)> = by.iter().copied().zip(costs.iter().copied()).collect();
+    both.sort_by(|a, b| b.0.total_cmp(&a.0));
+    of_ranked(&both.into_iter().map(|(_, cost)| cost).collect::<Vec<_>>())
+}
+
+fn of_ranked(costs: &[f64]) -> Option<f64> {
     let pairs = costs.iter().enumerate().flat_map(|(at, left)| {
         let taken = costs[at + 1..].iter();
         taken.map(move |taken| (taken - left).max(0.0))

@@ -90,6 +90,79 @@ impl Input {
     }
 }
 
+/// An input that a publication leaves open: of runs, or a value of the experiment's file.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Open {
+    /// Which input of runs.
+    #[serde(default)]
+    pub input: Option<Input>,
+    /// Which value of the file, where it is none of those.
+    #[serde(default)]
+    pub value: Option<String>,
+    /// Least factor that it may have against what was chosen.
+    pub from: f64,
+    /// Largest.
+    pub to: f64,
+    /// Why this range.
+    pub because: String,
+}
+
+/// One end of an open input.
+#[derive(Clone, Debug, PartialEq)]
+pub enum End {
+    /// Of an input of runs.
+    Run(Change),
+    /// Of a value of the experiment's file: its name, and a factor.
+    Value(String, f64),
+}
+
+impl Open {
+    /// The ends of its range, but for one at what was chosen.
+    pub fn ends(&self) -> impl Iterator<Item = End> {
+        let factors = [self.from, self.to].into_iter().filter(|factor| *factor != 1.0);
+        factors.flat_map(|factor| {
+            let of_runs = self.input.map(|input| End::Run(Change { input, factor }));
+            let of_file = self.value.clone().map(|name| End::Value(name, factor));
+            of_runs.into_iter().chain(of_file)
+        })
+    }
+}
+
+/// How a value of the file is named beside inputs of runs: by its table.
+const VALUES: &str = "values.";
+
+impl End {
+    /// The input of this name, or the value of the experiment's file (`values.exit_ns`), by a factor.
+    ///
+    /// # Errors
+    /// A name that no input has, with the nearest; a factor that is not above 0.
+    pub fn parse(name: &str, factor: f64) -> Result<End, String> {
+        match name.strip_prefix(VALUES) {
+            None => Change::parse(name, factor).map(End::Run),
+            Some(value) => above_none(name, factor).map(|factor| End::Value(value.to_owned(), factor)),
+        }
+    }
+}
+
+fn above_none(name: &str, factor: f64) -> Result<f64, String> {
+    if factor > 0.0 && factor.is_finite() {
+        return Ok(factor);
+    }
+    Err(format!(
+        "`{name}` is multiplied by a number above 0, not by {factor}"
+    ))
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            End::Run(change) => change.fmt(f),
+            End::Value(name, factor) => write!(f, "{VALUES}{name} x {factor}"),
+        }
+    }
+}
+
 /// One input, by a factor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Change {
@@ -110,12 +183,7 @@ impl Change {
             let known = Candidates::of(name, ALL.iter().map(|input| input.name()));
             format!("no input is named `{name}`{known}")
         })?;
-        if factor > 0.0 && factor.is_finite() {
-            return Ok(Change { input, factor });
-        }
-        Err(format!(
-            "`{name}` is multiplied by a number above 0, not by {factor}"
-        ))
+        above_none(name, factor).map(|factor| Change { input, factor })
     }
 }
 

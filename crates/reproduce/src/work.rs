@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::cache::{Cache, Found};
 use crate::run::{Outcome, Run};
-use crate::vary::Change;
+use crate::vary::{Change, End};
 
 /// Outcomes by run.
 #[derive(Clone, Debug, Default)]
@@ -14,6 +14,8 @@ pub struct Outcomes {
     made: Arc<BTreeMap<String, Result<Outcome, String>>>,
     /// What is changed of every run that is asked for.
     changes: Vec<Change>,
+    /// What multiplies a value of an experiment's file, by its name.
+    factors: BTreeMap<String, f64>,
 }
 
 impl Outcomes {
@@ -23,7 +25,28 @@ impl Outcomes {
         Outcomes {
             made: Arc::clone(&self.made),
             changes: changes.to_vec(),
+            factors: self.factors.clone(),
         }
+    }
+
+    /// The outcomes under one change of an input of runs or of a value of the file.
+    pub fn at(&self, end: &End) -> Outcomes {
+        match end {
+            End::Run(change) => self.under(&[*change]),
+            End::Value(name, factor) => self.with_value(name, *factor),
+        }
+    }
+
+    /// The same outcomes for experiments one of whose values is multiplied: it stands in their file, and no run depends on it.
+    fn with_value(&self, name: &str, factor: f64) -> Outcomes {
+        let mut changed = self.clone();
+        changed.factors.insert(name.to_owned(), factor);
+        changed
+    }
+
+    /// What multiplies the value of this name.
+    pub fn factor(&self, name: &str) -> Option<f64> {
+        self.factors.get(name).copied()
     }
 
     /// What came of a run.
@@ -74,6 +97,7 @@ pub fn execute(runs: Vec<Run>, jobs: usize, cache: Option<&Cache>, watch: &dyn W
     Outcomes {
         made: Arc::new(runs.keys().cloned().zip(made).collect()),
         changes: Vec::new(),
+        factors: BTreeMap::new(),
     }
 }
 

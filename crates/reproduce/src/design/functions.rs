@@ -6,11 +6,13 @@
 //! | `count`, `rsd` (x, axis, …) | how many are not 0; the relative standard deviation in percent |
 //! | `min` `max` (a, b) | the smaller or larger of two, label by label |
 //! | `abs`(x), `ceil`(x), `floor`(x), `if`(test, a, b), `else`(x, other) | `else` is for what was not measured |
+//! | `power`(a, b) | `a` to the power of `b` |
 //! | `above`(a, b), `below`(a, b) | by how many percent `a` is above or below `b` |
 //! | `least` `greatest` (x, axis) | the label where it is so |
 //! | `ranked`(x, axis) | the labels, greatest first, along an axis `rank` from 1 |
 //! | `place`(x, axis) | which place each label has in that order |
 //! | `tau`(a, b, axis), `r_squared`(y, x, axis) | Kendall's tau; how well a straight line fits |
+//! | `regret`(a, cost, axis) | what those pay more who take the lower of two by `a`: the mean over all pairs |
 //! | `zigzags`(x, low, high, axis) | how often it falls below one number and then rises above the other |
 //! | `among`(x, 'one', …) | whether it is one of these words |
 //! | `solo_s`, `work_g` (program) | by its profile: seconds alone on the run's machine; thousand millions of instructions |
@@ -24,7 +26,7 @@ use homenode_units::Candidates;
 
 use super::array::{Array, Axis, Cell};
 use super::expression::{Expression, Which};
-use crate::stats::{kendall_tau, mean, rsd_percent};
+use crate::stats::{kendall_tau, mean, regret_of, rsd_percent};
 
 /// Who knows what names stand for.
 pub trait Names {
@@ -42,9 +44,11 @@ const REDUCTIONS: [&str; 7] = ["sum", "mean", "min", "max", "count", "geomean", 
 const LABELS: [&str; 4] = ["least", "greatest", "ranked", "place"];
 /// Of a series: how often it falls below one number and then rises above another.
 const ZIGZAGS: &str = "zigzags";
-const PAIRS: [&str; 2] = ["tau", "r_squared"];
+const PAIRS: [&str; 3] = ["tau", "r_squared", "regret"];
 const PROGRAMS: [&str; 4] = ["solo_s", "footprint_mib", "uses_disk", "work_g"];
-const PLAIN: [&str; 8] = ["abs", "ceil", "floor", "if", "else", "above", "below", "among"];
+const PLAIN: [&str; 9] = [
+    "abs", "ceil", "floor", "if", "else", "above", "below", "among", "power",
+];
 
 /// What an expression gives.
 ///
@@ -245,6 +249,7 @@ fn binary(function: &str, left: &Array, right: &Array) -> Result<Array, String> 
             "*" => Cell::Number(a * b),
             "/" => Cell::Number(a / b),
             "%" => Cell::Number(a % b),
+            "power" => Cell::Number(libm::pow(a, b)),
             "min" => Cell::Number(a.min(b)),
             "max" => Cell::Number(a.max(b)),
             "above" => Cell::Number(100.0 * (a / b - 1.0)),
@@ -340,10 +345,10 @@ fn pairs(function: &str, first: &Array, second: &Array, axes: &[String]) -> Resu
                 both.1.push(b);
             }
         }
-        let one = if function == "tau" {
-            kendall_tau(&both.0, &both.1)
-        } else {
-            r_squared(&both.0, &both.1)
+        let one = match function {
+            "tau" => kendall_tau(&both.0, &both.1),
+            "regret" => regret_of(&both.0, &both.1),
+            _ => r_squared(&both.0, &both.1),
         };
         Ok(one.into())
     })?;

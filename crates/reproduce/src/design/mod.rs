@@ -512,6 +512,20 @@ impl Design {
             .ok_or_else(|| format!("the file of machine `{name}` has no number `{path}`"))
     }
 
+    /// Whether the file has a value of this name.
+    ///
+    /// # Errors
+    /// That it has none, with the nearest.
+    pub fn has_value(&self, name: &str) -> Result<(), String> {
+        match self.file.values.contains_key(name) {
+            true => Ok(()),
+            false => {
+                let known = homenode_units::Candidates::of(name, self.file.values.keys().cloned());
+                Err(format!("the file has no value `{name}`{known}"))
+            }
+        }
+    }
+
     /// What it is about.
     pub fn title(&self) -> &str {
         &self.file.title

@@ -207,8 +207,15 @@ impl<'a> Scope<'a> {
                 scope: self,
                 grid: grid.to_owned(),
             };
-            return evaluate(&Expression::parse(value)?, &within)
-                .map_err(|error| format!("{error} (value `{name}`)"));
+            let found = evaluate(&Expression::parse(value)?, &within)
+                .map_err(|error| format!("{error} (value `{name}`)"))?;
+            return match self.outcomes.factor(name) {
+                None => Ok(found),
+                Some(factor) => found.zip(&Array::one(Cell::Number(factor)), |own, factor| {
+                    let both = own.number()?.zip(factor.number()?);
+                    Ok(both.map(|(own, factor)| own * factor).into())
+                }),
+            };
         }
         if let Some((first, rest)) = name.split_once('.') {
             if file.grid.contains_key(first) {

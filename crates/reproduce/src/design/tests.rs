@@ -304,6 +304,10 @@ fn expressions_by_hand() {
         ("x == 'two'", "0 1 0"),
         ("among(x, 'one', 'two')", "1 1 0"),
         ("tau(a, a * a, x)", "1"),
+        ("power(a, 2)", "9 1 4"),
+        ("regret(a, a, x)", "0"),
+        // Who takes the lower of two pays 1, 1 and 2 more.
+        ("regret(0 - a, a, x)", "1.33"),
         ("mean(rsd(g, x), y)", "95.5"),
     ] {
         assert_eq!(shown(text), expected, "{text}");
@@ -350,4 +354,19 @@ fn the_same_file_gives_the_same_runs_whatever_the_order_of_its_tables() {
     let (axes, rest) = rest.split_once("# What a label sets").unwrap();
     let moved = format!("{first}# What a label sets{rest}\n[axes]{axes}");
     assert_eq!(parse(EXAMPLE).unwrap().runs(), parse(&moved).unwrap().runs());
+}
+
+#[test]
+fn a_value_of_the_file_can_be_multiplied_and_one_that_it_has_not_cannot() {
+    use crate::vary::End;
+    let text = "title = \"one\"\n[values]\na = \"2\"\nb = \"a * 3 + 1\"\n[results]\nr = \"b\"\n";
+    let design = parse(text).unwrap();
+    let of = |outcomes: &Outcomes| design.decide(outcomes).unwrap().measured.numbers["r"];
+    let as_said = Outcomes::default();
+    let halved = as_said.at(&End::parse("values.a", 0.5).unwrap());
+    assert_eq!((of(&as_said), of(&halved)), (7.0, 4.0));
+    assert!(design.has_value("a").is_ok());
+    assert!(design.has_value("bb").unwrap_err().contains("did you mean `b`?"));
+    assert!(End::parse("values.a", 0.0).unwrap_err().contains("above 0"));
+    assert_eq!(End::parse("values.a", 2.0).unwrap().to_string(), "values.a x 2");
 }
