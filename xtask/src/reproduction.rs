@@ -3,6 +3,7 @@
 //! The log keeps people honest: a constant that is changed after a run, to come nearer to a claim, makes the claim's values
 //! `chosen-after-a-run`, and the log shows what changed between two entries.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -21,10 +22,14 @@ const MADE: [&str; 4] = [
     "scoreboard-by-paper.svg",
     "scoreboard-by-attribution.svg",
 ];
+/// Where runs of the twin are kept until the document is whole.
+const KEPT: &str = "runs";
 const LOG: &str = "data/reproduction/log.toml";
 const LOG_HEAD: &str = "\
 # Logged runs of the claims since their measure was mended on 2026-11-25, the last one below. `commit` is the code and data that ran; `changed` says what
-# was changed since the run before, and where it comes from. Written by `cargo xtask reproduction --log \"what changed\"`.
+# was changed since the run before, and where it comes from; `measure` (by hand) what was changed in how numbers are judged. `counted` are our numbers
+# that counted in the headline then, `beside` all others that the claims state: those of the first three runs are from the pages that were committed with
+# them, to three digits. Written by `cargo xtask reproduction --log \"what changed\"`.
 ";
 
 /// Options of `reproduction`.
@@ -46,8 +51,26 @@ struct Entry {
     date: String,
     commit: String,
     changed: String,
+    /// What was changed in how numbers are judged; written by hand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    measure: Option<String>,
     #[serde(flatten)]
     numbers: Numbers,
+    /// What counted in the headline, and all other numbers that the claims state.
+    #[serde(default)]
+    counted: Values,
+    #[serde(default)]
+    beside: Values,
+}
+
+/// Our numbers by claim and value.
+type Values = BTreeMap<String, BTreeMap<String, f64>>;
+
+/// What came of the claims.
+struct Made {
+    numbers: Numbers,
+    counted: Values,
+    beside: Values,
 }
 
 /// The headline of `homenode reproduce all --json`.
@@ -74,11 +97,15 @@ pub fn run(args: &ReproductionArgs) -> anyhow::Result<Tally> {
     let commit = args.log.is_some().then(|| committed(root)).transpose()?;
     build(Build::BesideTests)?;
     let made = Path::new(&metadata.target_directory).join("reproduction");
+    // Nothing of an earlier run: what was kept of it goes, too.
+    fs::remove_dir_all(made.join(KEPT)).ok();
     fs::create_dir_all(&made)?;
-    let numbers = make(
-        &Path::new(&metadata.target_directory).join("debug/homenode"),
-        &made,
-    )?;
+    let program = Path::new(&metadata.target_directory).join("debug/homenode");
+    let Made {
+        numbers,
+        counted,
+        beside,
+    } = make(&program, &made, &root.join(LOG))?;
     let log = fs::read_to_string(root.join(LOG)).unwrap_or_default();
     let mut log: Log = toml::from_str(&log).with_context(|| format!("{LOG} does not read"))?;
     if let (Some(changed), Some(commit)) = (&args.log, commit) {
@@ -90,9 +117,14 @@ pub fn run(args: &ReproductionArgs) -> anyhow::Result<Tally> {
             date: output(Command::new("date").arg("+%Y-%m-%d"))?,
             commit,
             changed: changed.clone(),
+            measure: None,
             numbers: numbers.clone(),
+            counted: counted.clone(),
+            beside: beside.clone(),
         });
         fs::write(root.join(LOG), format!("{LOG_HEAD}\n{}", toml::to_string(&log)?))?;
+        // Once more, for the document tells of the run, too; its runs of the twin are kept.
+        make(&program, &made, &root.join(LOG))?;
         for name in MADE {
             fs::copy(made.join(name), root.join("docs").join(name))?;
         }
@@ -109,7 +141,8 @@ pub fn run(args: &ReproductionArgs) -> anyhow::Result<Tally> {
             );
         }
     }
-    if log.run.last().is_none_or(|last| last.numbers != numbers) {
+    let last = log.run.last();
+    if last.is_none_or(|last| last.numbers != numbers || last.counted != counted || last.beside != beside) {
         same = false;
         println!("the last run in {LOG} has other numbers than came out now: {numbers:?}");
     }
@@ -122,12 +155,16 @@ pub fn run(args: &ReproductionArgs) -> anyhow::Result<Tally> {
 }
 
 /// Documents and figures into a directory, at the lowest priority: whatever else the machine does goes first.
-fn make(program: &Path, directory: &Path) -> anyhow::Result<Numbers> {
+fn make(program: &Path, directory: &Path, log: &Path) -> anyhow::Result<Made> {
     let run = Command::new("nice")
         .args(["-n", "19"])
         .arg(program)
-        .args(["reproduce", "all", "--fresh", "--json", "--document"])
+        .args(["reproduce", "all", "--json", "--cache"])
+        .arg(directory.join(KEPT))
+        .arg("--document")
         .arg(directory.join(MADE[0]))
+        .arg("--log")
+        .arg(log)
         .arg("--figures")
         .arg(directory)
         .output()
@@ -151,7 +188,36 @@ fn make(program: &Path, directory: &Path) -> anyhow::Result<Numbers> {
         "claims are not decided: {}",
         pending.join("; ")
     );
-    Ok(serde_json::from_value(claims["scoreboard"].clone())?)
+    let (counted, beside) = values(all);
+    Ok(Made {
+        numbers: serde_json::from_value(claims["scoreboard"].clone())?,
+        counted,
+        beside,
+    })
+}
+
+/// Our numbers that count in the headline, and those that do not, of all that the papers' claims state themselves.
+fn values(claims: &[Value]) -> (Values, Values) {
+    let (mut counted, mut beside) = (Values::new(), Values::new());
+    let stated = claims.iter().filter(|claim| {
+        claim["source"] != "own"
+            && claim["measured_here"] == false
+            && claim["published"]["value"] != Value::Null
+    });
+    for claim in stated {
+        let id = claim["id"].as_str().unwrap_or_default();
+        for part in claim["parts"].as_array().into_iter().flatten() {
+            let (Some(name), Some(ours)) = (part["name"].as_str(), part["score"]["ours"].as_f64()) else {
+                continue;
+            };
+            let counts = part["kind"] == "predicted" && part["trivial"] == false;
+            let into = if counts { &mut counted } else { &mut beside };
+            into.entry(id.to_owned())
+                .or_default()
+                .insert(name.to_owned(), ours);
+        }
+    }
+    (counted, beside)
 }
 
 /// The commit that runs: its crates and data, and nothing else.
@@ -195,13 +261,38 @@ mod tests {
             date: "2026-11-25".into(),
             commit: "52acbe3000".into(),
             changed: "nothing \"yet\"".into(),
+            measure: None,
             numbers: numbers.clone(),
+            counted: [("tavo.npb".to_owned(), [("cg".to_owned(), 3.5)].into())].into(),
+            beside: Values::new(),
         };
         let text = toml::to_string(&Log { run: vec![entry] }).unwrap();
         let log: Log = toml::from_str(&text).unwrap();
         assert_eq!(log.run[0].numbers, numbers);
+        assert_eq!(log.run[0].counted["tavo.npb"]["cg"], 3.5);
         assert_eq!(log.run[0].changed, "nothing \"yet\"");
         assert!(toml::from_str::<Log>("").unwrap().run.is_empty());
+    }
+
+    #[test]
+    fn numbers_of_the_headline_are_told_from_others() {
+        let claims = serde_json::json!([
+            { "id": "a.b", "source": "X", "measured_here": false, "published": { "value": 1.0 }, "parts": [
+                { "name": "in", "kind": "predicted", "trivial": false, "score": { "ours": 2.0 } },
+                { "name": "trivial", "kind": "predicted", "trivial": true, "score": { "ours": 3.0 } },
+                { "name": "fitted", "kind": "calibrated", "trivial": false, "score": { "ours": 4.0 } },
+                { "name": "test", "kind": "predicted", "trivial": false, "score": null },
+            ] },
+            { "id": "own.b", "source": "own", "measured_here": false, "published": { "value": 1.0 }, "parts": [
+                { "name": "in", "kind": "predicted", "trivial": false, "score": { "ours": 2.0 } },
+            ] },
+        ]);
+        let (counted, beside) = values(claims.as_array().unwrap());
+        assert_eq!(
+            counted,
+            [("a.b".to_owned(), [("in".to_owned(), 2.0)].into())].into()
+        );
+        assert_eq!(beside["a.b"].keys().collect::<Vec<_>>(), ["fitted", "trivial"]);
     }
 
     #[test]

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use homenode_reproduce::{
-    Bands, Cache, Figure, Reproduced, Watch, claims, headline, published, reproduce, reproduce_with_bands,
-    tally, to_json,
+    Bands, Cache, Figure, Log, Reproduced, Watch, claims, headline, published, reproduce,
+    reproduce_with_bands, tally, to_json,
 };
 
 use crate::bad_input;
@@ -30,6 +30,9 @@ pub struct ReproduceArgs {
     /// Write all of it as Markdown: how near the numbers are to FILE, set-ups and reasons beside it to `…-DETAILS.md`
     #[arg(long, value_name = "FILE")]
     pub document: Option<PathBuf>,
+    /// With --document: tell of the runs in this log, in place of those in the log that comes with the program
+    #[arg(long, value_name = "FILE", requires = "document")]
+    pub log: Option<PathBuf>,
     /// Make the bands of values over the inputs that the papers leave open (four times as many runs), and put them into
     /// FILE, where those of other claims stay
     #[arg(long, value_name = "FILE")]
@@ -85,6 +88,11 @@ pub fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
         fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
     }
     // Before hours of runs: a file that does not read would lose them.
+    let log = args
+        .document
+        .as_ref()
+        .map(|path| Ok::<_, anyhow::Error>((path, log(args.log.as_deref())?)));
+    let log = log.transpose()?;
     let bands = args
         .bands
         .as_ref()
@@ -109,8 +117,8 @@ pub fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
         write_figures(directory, own)?;
         write_figures(directory, &homenode_reproduce::scoreboard::figures(&results))?;
     }
-    if let Some(path) = &args.document {
-        let document = homenode_reproduce::render(&results);
+    if let Some((path, log)) = log {
+        let document = homenode_reproduce::render(&results, &log);
         let details = beside(path, "-DETAILS");
         for (path, text) in [(path, document.page), (&details, document.details)] {
             fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
@@ -121,6 +129,15 @@ pub fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
     }
     print(format_args!("{}", picture(&results)));
     Ok(())
+}
+
+/// The log in a file, or the one that comes with the program.
+fn log(path: Option<&Path>) -> anyhow::Result<Log> {
+    let Some(path) = path else {
+        return Log::committed().map_err(bad_input);
+    };
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Log::parse(&path.display().to_string(), &text).map_err(bad_input)
 }
 
 /// The bands in a file that may not be there yet: those of claims that are not selected stay in it.

@@ -1,7 +1,9 @@
 //! Which experiment decides a claim, and what comes of it.
 
 use crate::claims::Claim;
-use crate::experiment::{Decides, Decision, Reproduced, kind, kind_of_all, undecided};
+use crate::experiment::{
+    Decides, Decision, Reproduced, fitted_to, kind, kind_of_all, rests_on_own_paper, undecided,
+};
 use crate::experiments;
 use crate::verdict::{Verdict, judge, unknown_name, unmeasured};
 use crate::work::Outcomes;
@@ -31,8 +33,13 @@ pub fn judged(claim: Claim, experiment: &dyn Decides, mut decision: Decision) ->
         let said = format!("its experiment does not measure `{name}`");
         return undecided(claim, Verdict::Pending, said);
     }
-    let kind = kind(&claim, &decision.measured, &experiment.runs());
-    let judgement = judge(&claim, &decision.measured, kind);
+    let fitted = fitted_to(&experiment.runs());
+    let kind = kind(&claim, &decision.measured, &fitted);
+    let mut judgement = judge(&claim, &decision.measured, kind);
+    let same_paper = rests_on_own_paper(&claim, &fitted);
+    for part in &mut judgement.parts {
+        part.same_paper = same_paper && !part.input;
+    }
     if let Some(name) = unknown_name(&claim, &judgement) {
         let said =
             format!("the file of claims says something of `{name}`, which its experiment does not judge");

@@ -4,8 +4,9 @@
 //! experiments are made, the same run once. Set-ups that the publication leaves open are chosen in the experiment's text
 //! before anything is run, and what other choices would have given is a table of its decision.
 
-use crate::claims::Claim;
-use crate::claims::Kind;
+use std::collections::BTreeSet;
+
+use crate::claims::{self, Claim, Kind};
 use crate::figure::Figure;
 use crate::run::Run;
 use crate::verdict::{Judgement, Measured, Verdict};
@@ -112,24 +113,46 @@ pub(crate) fn undecided(claim: Claim, verdict: Verdict, reason: String) -> Repro
 }
 
 /// Calibrated is what has an input among its own values, or ran a profile that says it was calibrated to this claim.
-pub(crate) fn kind(claim: &Claim, measured: &Measured, runs: &[Run]) -> Kind {
-    let calibrated = |run: &Run| {
-        run.scenario.vms.iter().any(|vm| {
-            let own = run
-                .scenario
-                .workloads
-                .iter()
-                .find(|own| own.name == vm.workload)
-                .cloned();
-            let workload = own.or_else(|| homenode_twin::workload::builtin(&vm.workload));
-            workload.is_some_and(|workload| workload.calibrated_to.contains(&claim.id))
-        })
-    };
-    if !measured.inputs.is_empty() || runs.iter().any(calibrated) {
+pub(crate) fn kind(claim: &Claim, measured: &Measured, fitted: &BTreeSet<String>) -> Kind {
+    if !measured.inputs.is_empty() || fitted.contains(&claim.id) {
         Kind::Calibrated
     } else {
         Kind::Predicted
     }
+}
+
+/// The claims that profiles of these runs say they were calibrated to.
+pub(crate) fn fitted_to(runs: &[Run]) -> BTreeSet<String> {
+    let vms = runs.iter().flat_map(|run| {
+        let named = run.scenario.vms.iter().map(|vm| vm.workload.as_str());
+        let all = named.chain(
+            run.scenario
+                .vms
+                .iter()
+                .flat_map(|vm| vm.then.iter().map(|next| next.workload.as_str())),
+        );
+        all.map(move |name| (run, name))
+    });
+    let of = |(run, name): (&Run, &str)| {
+        let own = run
+            .scenario
+            .workloads
+            .iter()
+            .find(|own| own.name == name)
+            .cloned();
+        let workload = own.or_else(|| homenode_twin::workload::builtin(name));
+        workload.map_or(Vec::new(), |workload| workload.calibrated_to)
+    };
+    vms.flat_map(of).collect()
+}
+
+/// Whether a claim rests on profiles that were fitted to another one of the same paper.
+pub(crate) fn rests_on_own_paper(claim: &Claim, fitted: &BTreeSet<String>) -> bool {
+    let mut others = fitted
+        .iter()
+        .filter(|id| **id != claim.id)
+        .filter_map(|id| claims::named(id));
+    others.any(|other| other.source == claim.source)
 }
 
 /// The kind of a claim as a whole: that of most of its values, of as many the less worthy one. Where every value was an input,
@@ -166,7 +189,7 @@ mod tests {
         };
         let claim = crate::claims::named("tavo.npb").unwrap();
         let kind = |workload: &homenode_twin::Workload, measured: &Measured| {
-            let kind = super::kind(&claim, measured, &[run(workload)]);
+            let kind = super::kind(&claim, measured, &fitted_to(&[run(workload)]));
             kind_of_all(&judge(&claim, measured, kind))
         };
         let mut measured = Measured::default();
@@ -175,6 +198,18 @@ mod tests {
         assert_eq!(kind(&workload, &measured), Kind::Predicted);
         workload.calibrated_to = vec!["tavo.npb".into()];
         assert_eq!(kind(&workload, &measured), Kind::Calibrated);
+        // Of the same paper, and so marked, or of another.
+        let own_paper = |to: &str| {
+            workload.calibrated_to = vec![to.to_owned()];
+            rests_on_own_paper(&claim, &fitted_to(&[run(&workload)]))
+        };
+        assert_eq!(
+            ["tavo.npb", "tavo.spec", "policies.imbalance"].map(own_paper),
+            [false, true, false]
+        );
+        let mut workload = homenode_twin::workload::builtin("cg.B").unwrap();
+        workload.name = "own".into();
+        workload.calibrated_to = vec!["tavo.npb".into()];
         measured.inputs = vec!["ep".into(), "cg".into()];
         assert_eq!(kind(&workload, &measured), Kind::ByConstruction);
     }

@@ -7,7 +7,7 @@
 
 use kuva::backend::png::PngBackend;
 use kuva::backend::svg::SvgBackend;
-use kuva::plot::annotations::TextAnnotation;
+use kuva::plot::annotations::{ReferenceLine, TextAnnotation};
 use kuva::plot::line::LineStyle;
 use kuva::plot::{BarPlot, LegendPosition, LinePlot};
 use kuva::render::layout::Layout;
@@ -49,6 +49,8 @@ pub struct Figure {
     pub y_label: String,
     /// What is drawn.
     pub shape: Shape,
+    /// Lines across the figure at these places of the horizontal axis, and their names.
+    pub marks: Vec<(f64, String)>,
 }
 
 /// A number, and the least and the greatest where it stands for several runs.
@@ -137,6 +139,10 @@ impl Figure {
             .with_legend_position(LegendPosition::OutsideBottomColumns)
             .with_legend_col_limit(columns)
             .with_legend_box(false);
+        for (x, name) in &self.marks {
+            layout = layout
+                .with_reference_line(ReferenceLine::vertical(*x).with_color(PUBLISHED).with_label(name));
+        }
         let mut height = HEIGHT + legend;
         if let Shape::Bars(categories, series) = &self.shape {
             if !fits(categories) {
@@ -290,6 +296,7 @@ mod tests {
             x_label: "program".into(),
             y_label: "percent".into(),
             shape,
+            marks: vec![(2.0, "a mark".into())],
         })
     }
 
@@ -311,6 +318,7 @@ mod tests {
             }
             assert!(texts > 5, "{texts}");
             assert!(all.contains("ours") && all.contains("percent"), "{all}");
+            assert!(all.contains("a mark"), "{all}");
             assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
         }
     }

@@ -22,14 +22,15 @@ use crate::experiment::{Decides, Reproduced};
 use crate::figure::{Figure, Line, Ranged, Shape};
 use crate::run::Run;
 use crate::stats::median;
-use crate::vary::Change;
+use crate::vary::{End, Open};
 use crate::verdict::{Band, Part, Score};
 use crate::work::{Outcomes, changed};
 
 /// Factors that the headline counts within.
 const FACTORS: [f64; 3] = [1.25, 2.0, 3.0];
-/// To where the figures draw the factor that ours are off.
-const DRAWN_FACTOR_MAX: f64 = 10.0;
+/// How far right of the largest error the figures draw another sign, and where the marks of factors are.
+const BEYOND: f64 = 0.5;
+const MARKED: [f64; 2] = [2.0, 3.0];
 
 /// How near ours are to what is published.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
@@ -37,6 +38,10 @@ pub struct Scoreboard {
     /// Predicted, non-trivial numbers.
     #[serde(flatten)]
     pub headline: Group,
+    /// Of these, those that rest on profiles fitted to other figures of the same paper.
+    pub same_paper: Group,
+    /// All others of these.
+    pub without_same_paper: Group,
     /// All numbers that were judged, whatever their kind.
     pub judged: usize,
     /// Of these, how many no effect anywhere would be within tolerance of.
@@ -107,7 +112,7 @@ fn parts(all: &[Reproduced]) -> impl Iterator<Item = (&Claim, &Part)> {
 }
 
 /// Headline numbers, each with its claim.
-fn headline(all: &[Reproduced]) -> impl Iterator<Item = (&Claim, &Part, &Score)> {
+pub(crate) fn headline(all: &[Reproduced]) -> impl Iterator<Item = (&Claim, &Part, &Score)> {
     let counted = parts(all).filter(|(_, part)| part.kind == Kind::Predicted && !part.trivial);
     counted.filter_map(|(claim, part)| Some((claim, part, part.score.as_ref()?)))
 }
@@ -115,13 +120,14 @@ fn headline(all: &[Reproduced]) -> impl Iterator<Item = (&Claim, &Part, &Score)>
 impl Scoreboard {
     /// Of some claims.
     pub fn of(all: &[Reproduced]) -> Scoreboard {
-        let of = |keeps: &dyn Fn(&Claim) -> bool| {
+        let among = |keeps: &dyn Fn(&Claim, &Part) -> bool| {
             Group::of(
                 headline(all)
-                    .filter(|(claim, ..)| keeps(claim))
+                    .filter(|(claim, part, _)| keeps(claim, part))
                     .map(|(_, part, score)| (part, score)),
             )
         };
+        let of = |keeps: &dyn Fn(&Claim) -> bool| among(&|claim, _| keeps(claim));
         let judged = || parts(all).filter(|(_, part)| !part.input && part.score.is_some());
         let tests = parts(all)
             .filter(|(_, part)| part.kind == Kind::Predicted && !part.trivial && part.score.is_none());
@@ -141,6 +147,8 @@ impl Scoreboard {
         };
         Scoreboard {
             headline: of(&|_| true),
+            same_paper: among(&|_, part| part.same_paper),
+            without_same_paper: among(&|_, part| !part.same_paper),
             judged: judged().count(),
             trivial: judged().filter(|(_, part)| part.trivial).count(),
             tests: Tally::of(tests.map(|(_, part)| part.holds)),
@@ -169,7 +177,7 @@ impl Tally {
 }
 
 impl Group {
-    fn of<'a>(scores: impl Iterator<Item = (&'a Part, &'a Score)>) -> Group {
+    pub(crate) fn of<'a>(scores: impl Iterator<Item = (&'a Part, &'a Score)>) -> Group {
         let scores: Vec<(&Part, &Score)> = scores.collect();
         let within = |factor: f64| {
             scores
@@ -191,7 +199,6 @@ impl Group {
                 f64::INFINITY
             }
         };
-        let off = |score: &Score| score.ln_ratio.map_or(f64::INFINITY, f64::abs);
         Group {
             values: scores.len(),
             held: scores.iter().filter(|(part, _)| part.holds).count(),
@@ -199,7 +206,7 @@ impl Group {
             within_2x,
             within_3x,
             sign_right: scores.iter().filter(|(_, score)| score.sign_right).count(),
-            median_abs_ln: median(scores.iter().map(|(_, score)| off(score))),
+            median_abs_ln: median(scores.iter().map(|(_, score)| score.error())),
             median_ratio: median(scores.iter().map(|(_, score)| score.ratio())),
             in_band: Tally::of(banded().map(|(published, band)| (band.low..=band.high).contains(&published))),
             median_band_ln: median(banded().map(|(_, band)| width(band))),
@@ -207,29 +214,36 @@ impl Group {
     }
 }
 
-/// How many headline numbers are within which factor: one figure by paper and one by attribution.
+/// How many headline numbers are how far off: one figure by paper and one by attribution. Nothing lies off them: what has another
+/// sign is at the right end.
 pub fn figures(all: &[Reproduced]) -> Vec<Figure> {
+    let finite = headline(all).filter_map(|(_, _, score)| score.ln_ratio);
+    let end = finite.map(f64::abs).fold(libm::log(MARKED[1]), f64::max) + BEYOND;
     let figure = |name: &str, what: &str, groups: Vec<(String, Vec<f64>)>| Figure {
         name: format!("scoreboard-by-{name}"),
         title: format!("Predicted numbers by how far they are off, by {what}"),
-        x_label: "factor between ours and published (off the figure: beyond, or another sign)".to_owned(),
+        x_label: "|ln(ours/published)|; at the right end: no effect, or another sign".to_owned(),
         y_label: "percent of the numbers".to_owned(),
         shape: Shape::Lines(
             groups
                 .into_iter()
-                .map(|(name, factors)| distribution(name, factors))
+                .map(|(name, errors)| distribution(name, errors, end))
                 .collect(),
         ),
+        marks: MARKED
+            .iter()
+            .map(|factor| (libm::log(*factor), format!("{factor}x")))
+            .collect(),
     };
     let grouped = |by: &dyn Fn(&Claim) -> String| {
         let mut groups: BTreeMap<String, Vec<f64>> = BTreeMap::new();
         for (claim, _, score) in headline(all) {
-            groups.entry(by(claim)).or_default().push(score.factor());
+            groups.entry(by(claim)).or_default().push(score.error());
         }
-        let every = headline(all).map(|(_, _, score)| score.factor()).collect();
+        let every = headline(all).map(|(_, _, score)| score.error()).collect();
         let named = groups
             .into_iter()
-            .map(|(name, factors)| (format!("{name} ({})", factors.len()), factors));
+            .map(|(name, errors)| (format!("{name} ({})", errors.len()), errors));
         named.chain([("all".to_owned(), every)]).collect::<Vec<_>>()
     };
     vec![
@@ -242,22 +256,18 @@ pub fn figures(all: &[Reproduced]) -> Vec<Figure> {
     ]
 }
 
-/// The steps of a cumulative distribution.
-fn distribution(name: String, mut factors: Vec<f64>) -> Line {
-    factors.sort_by(f64::total_cmp);
-    let all = factors.len() as f64;
-    let mut points: Vec<(f64, Ranged)> = vec![(1.0, 0.0.into())];
+/// The steps of a cumulative distribution, what is infinitely far at its end.
+fn distribution(name: String, mut errors: Vec<f64>, end: f64) -> Line {
+    errors.sort_by(f64::total_cmp);
+    let all = errors.len() as f64;
+    let mut points: Vec<(f64, Ranged)> = vec![(0.0, 0.0.into())];
     let mut share = 0.0;
-    for (at, factor) in factors
-        .iter()
-        .enumerate()
-        .filter(|(_, factor)| **factor <= DRAWN_FACTOR_MAX)
-    {
-        points.push((*factor, share.into()));
+    for (at, error) in errors.iter().enumerate() {
+        points.push((error.min(end), share.into()));
         share = 100.0 * (at + 1) as f64 / all;
-        points.push((*factor, share.into()));
+        points.push((error.min(end), share.into()));
     }
-    points.push((DRAWN_FACTOR_MAX, share.into()));
+    points.push((end, share.into()));
     (name, points)
 }
 
@@ -318,10 +328,10 @@ impl Bands {
             let Some(experiment) = decide::of(claim) else {
                 continue;
             };
-            let at = |change: Change| {
-                let decision = experiment.decide(&outcomes.under(&[change]));
+            let at = |end: End| {
+                let decision = experiment.decide(&outcomes.at(&end));
                 let numbers = decision.map(|decision| decision.measured.numbers);
-                numbers.map_err(|why| format!("{} with {change}: {why}", claim.id))
+                numbers.map_err(|why| format!("{} with {end}: {why}", claim.id))
             };
             let ends = ends(claim).map(at).collect::<Result<Vec<_>, _>>()?;
             let decision = decision.as_ref().ok_or_else(|| {
@@ -377,20 +387,18 @@ impl Bands {
 }
 
 /// The ends of a claim's open inputs, one at a time.
-fn ends(claim: &Claim) -> impl Iterator<Item = Change> {
-    let both = claim.open.iter().flat_map(|open| {
-        [open.from, open.to].map(|factor| Change {
-            input: open.input,
-            factor,
-        })
-    });
-    both.filter(|change| change.factor != 1.0)
+fn ends(claim: &Claim) -> impl Iterator<Item = End> {
+    claim.open.iter().flat_map(Open::ends)
 }
 
 /// The runs that a claim's bands need beyond its own.
 pub fn runs(claim: &Claim, experiment: &dyn Decides) -> Vec<Run> {
     let runs = experiment.runs();
-    ends(claim)
+    let of_runs = ends(claim).filter_map(|end| match end {
+        End::Run(change) => Some(change),
+        End::Value(..) => None,
+    });
+    of_runs
         .flat_map(|change| runs.iter().map(move |run| changed(run, &[change])))
         .collect()
 }
@@ -528,26 +536,48 @@ mod tests {
                     claim.id
                 );
             }
-            let ends: Vec<Change> = ends(&claim).collect();
-            assert!(ends.iter().all(|change| change.factor != 1.0), "{}", claim.id);
+            let names = |open: &Open| usize::from(open.input.is_some()) + usize::from(open.value.is_some());
+            assert!(claim.open.iter().all(|open| names(open) == 1), "{}", claim.id);
+            assert!(claim.open.iter().all(|open| open.from < open.to), "{}", claim.id);
         }
     }
 
     #[test]
-    fn a_distribution_steps_up_to_the_share_within_what_is_drawn() {
-        let (_, points) = distribution("two of three".to_owned(), vec![2.0, f64::INFINITY, 1.5]);
+    fn a_distribution_steps_up_to_all_with_other_signs_at_its_end() {
+        let (_, points) = distribution("two of three".to_owned(), vec![2.0, f64::INFINITY, 1.5], 4.0);
         let third = 100.0 / 3.0;
         let points: Vec<(f64, f64)> = points.iter().map(|(x, y)| (*x, y.value)).collect();
         assert_eq!(
             points,
             [
-                (1.0, 0.0),
+                (0.0, 0.0),
                 (1.5, 0.0),
                 (1.5, third),
                 (2.0, third),
                 (2.0, 2.0 * third),
-                (10.0, 2.0 * third)
+                (4.0, 2.0 * third),
+                (4.0, 100.0),
+                (4.0, 100.0)
             ]
         );
+    }
+
+    #[test]
+    fn what_rests_on_profiles_of_its_own_paper_is_counted_apart() {
+        let mut all = measured(|_, _, published| published);
+        for part in all
+            .iter_mut()
+            .filter(|one| one.claim.source == "Policies")
+            .flat_map(|one| &mut one.judgement.parts)
+        {
+            part.same_paper = true;
+        }
+        let board = Scoreboard::of(&all);
+        assert_eq!(board.same_paper, board.by_source["Policies"]);
+        assert_eq!(
+            board.same_paper.values + board.without_same_paper.values,
+            board.headline.values
+        );
+        assert!(board.without_same_paper.values > 0);
     }
 }

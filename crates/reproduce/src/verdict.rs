@@ -78,8 +78,8 @@ pub struct Measured {
     pub inputs: Vec<String>,
     /// Of tests of single numbers published in a table: published and ours, by the test's name.
     pub tabled: BTreeMap<String, (f64, f64)>,
-    /// Of rankings: how much worse those who go by the published one choose between two, on average over all pairs, by what
-    /// was measured here.
+    /// Of rankings and tests of published choices: how much worse those who go by the published one choose between two, on
+    /// average over all pairs, or than the best, by what was measured here.
     pub regrets: BTreeMap<String, f64>,
 }
 
@@ -113,8 +113,11 @@ pub struct Part {
     pub trivial: bool,
     /// What a number says beyond whether it holds; null for bounds, rankings and tests.
     pub score: Option<Score>,
-    /// Of a ranking: how much worse those who go by the published one choose between two, on average.
+    /// Of a ranking: how much worse those who go by the published one choose between two, on average; of a choice, how much
+    /// worse the published one is than the best.
     pub regret: Option<f64>,
+    /// Whether a profile that it rests on was fitted to other figures of the same paper.
+    pub same_paper: bool,
 }
 
 /// A published number beside ours.
@@ -166,7 +169,12 @@ impl Score {
     /// Our effect over the published one or the other way round, whichever is larger; infinite where no factor leads from one to
     /// the other.
     pub fn factor(&self) -> f64 {
-        self.ln_ratio.map_or(f64::INFINITY, |ln| libm::exp(ln.abs()))
+        libm::exp(self.error())
+    }
+
+    /// How far ours is off: the logarithm of that factor.
+    pub fn error(&self) -> f64 {
+        self.ln_ratio.map_or(f64::INFINITY, f64::abs)
     }
 }
 
@@ -219,6 +227,17 @@ pub fn judge(claim: &Claim, measured: &Measured, kind: Kind) -> Judgement {
     Judgement { verdict, parts }
 }
 
+/// A published number of a claim, had this been ours.
+pub fn number(claim: &Claim, name: &str, ours: f64) -> Option<Part> {
+    let measured = Measured {
+        numbers: [(name.to_owned(), ours)].into(),
+        ..Measured::default()
+    };
+    numbers(claim, &measured)
+        .into_iter()
+        .find(|part| part.name == name && part.score.is_some())
+}
+
 /// A published number, bound or ranking that an experiment says nothing of.
 pub fn unmeasured(claim: &Claim, measured: &Measured) -> Option<String> {
     let stated = [&claim.value, &claim.at_least, &claim.at_most];
@@ -266,6 +285,7 @@ fn part(name: &str, published: String, ours: Option<f64>, holds: bool) -> Part {
         trivial: false,
         score: None,
         regret: None,
+        same_paper: false,
     }
 }
 
@@ -339,6 +359,7 @@ fn tested(claim: &Claim, measured: &Measured, shape: &Shape) -> Part {
         },
         holds: shape.holds && tabled.is_none_or(|(published, ours)| is_seen(*published, *ours, 0.0)),
         score: tabled.map(|(published, ours)| Score::of(*published, *ours, 0.0)),
+        regret: measured.regrets.get(&shape.name).copied(),
         ..part(&shape.name, "shape".to_owned(), None, shape.holds)
     }
 }

@@ -422,6 +422,7 @@ which touched the policies: nobody can have tuned that commit to them. Every run
             x_label: "VMs of 4 vCPUs".to_owned(),
             y_label: "work beside default, mean over machines and programs".to_owned(),
             shape: Shape::Lines(lines),
+            marks: Vec::new(),
         }
     }
 }

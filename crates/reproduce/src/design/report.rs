@@ -30,6 +30,9 @@ pub struct Test {
     /// Of a number that a table publishes: the published one, and ours.
     #[serde(default)]
     tabled: Option<(String, String)>,
+    /// Of the test of a published choice or ranking: what it costs to go by that, an expression.
+    #[serde(default)]
+    cost: Option<String>,
 }
 
 /// A table.
@@ -198,6 +201,13 @@ fn test(scope: &Scope<'_>, measured: &mut Measured) -> Result<(), String> {
                         .map_err(wrong)?
                         .ok_or_else(|| wrong("it was not measured".to_owned()))?;
                     measured.tabled.insert(name.clone(), both);
+                }
+                if let Some(cost) = &test.cost {
+                    let cost = at(scope.value(cost).map_err(wrong)?, &labels)?
+                        .only()
+                        .and_then(Cell::number);
+                    let cost = cost.map_err(wrong)?.map(|cost| (name.clone(), cost));
+                    measured.regrets.extend(cost);
                 }
                 measured.shapes.push(Shape {
                     name,
@@ -435,6 +445,7 @@ impl FigureOf {
             x_label: self.x.clone(),
             y_label: self.y.clone(),
             shape: shape.map_err(wrong)?,
+            marks: Vec::new(),
         })
     }
 
@@ -519,6 +530,7 @@ pub fn check(design: &Design) -> Result<(), FileError> {
             (key("ours"), &test.ours, true),
             (key("holds"), &test.holds, false),
         ]);
+        all.extend(test.cost.iter().map(|cost| (key("cost"), cost.as_str(), false)));
     }
     for (at, table) in file.tables.iter().enumerate() {
         let key = format!("table[{at}].columns");
