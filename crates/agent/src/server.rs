@@ -141,7 +141,13 @@ fn bind(
     let bound = net::UnixListener::bind(&hidden);
     let listener = bound.with_context(|| format!("cannot make {}", hidden.display()))?;
     if let Some(group) = group {
-        std::os::unix::fs::lchown(&hidden, None, Some(group.number()))?;
+        std::os::unix::fs::lchown(&hidden, None, Some(group.number())).with_context(|| {
+            format!(
+                "its group, number {}, cannot be given to it: a service that is not in that group says so in its unit \
+                 (systemctl edit homenode, SupplementaryGroups=)",
+                group.number()
+            )
+        })?;
     }
     std::fs::set_permissions(&hidden, Permissions::from_mode(mode))?;
     std::fs::rename(&hidden, path).with_context(|| format!("cannot put it at {}", path.display()))?;
