@@ -55,7 +55,7 @@ pub struct MadeExperiment {
 }
 
 fn words(changes: Option<&End>) -> Option<String> {
-    changes.map(|change| change.to_string())
+    changes.map(End::to_string)
 }
 
 #[pymethods]
