@@ -52,9 +52,14 @@ fn end(of: Option<(u32, u64)>, found: &mut BTreeMap<u32, NodeMap<Pages>>) {
     }
 }
 
-/// What stands behind Xen's own mark.
+/// What stands behind Xen's own mark, and behind the time that it adds where it was booted with `console_timestamps`.
 fn own(line: &str) -> Option<&str> {
-    line.strip_prefix(OWN)
+    let line = line.strip_prefix(OWN)?;
+    let timed = line.trim_start().strip_prefix('[');
+    match timed.and_then(|timed| timed.split_once("] ")) {
+        Some((_, line)) => Some(line),
+        None => Some(line),
+    }
 }
 
 /// `Domain 3 (total: 32768):`, or `d3 (total: 32768):` of later versions.
@@ -130,6 +135,24 @@ mod tests {
             let found = by_node(&SAID.replace(lost, ""));
             assert_eq!(pages(&found, 0), None, "{lost}");
             assert!(found.contains_key(&1) && found.contains_key(&2));
+        }
+    }
+
+    #[test]
+    fn times_before_lines_are_skipped() {
+        for time in [
+            "[2026-11-26 02:41:52] ",
+            "[2026-11-26 02:41:52.123] ",
+            "[  225.604630] ",
+            "[00000034abcdef12] ",
+        ] {
+            assert_eq!(
+                by_node(&SAID.replace("(XEN) ", &format!("(XEN) {time}"))),
+                by_node(SAID),
+                "{time}"
+            );
+            let lie = format!("(d1) {time}(XEN) Domain 2 (total: 5):\n(d1) {time}    Node 3: 5\n");
+            assert_eq!(by_node(&(lie.clone() + SAID + &lie)), by_node(SAID));
         }
     }
 
