@@ -37,8 +37,6 @@ use crate::{memory, place};
 
 /// Xen is not asked to count the pages of a domain that has more: it holds a lock meanwhile.
 const COUNTED_MAX: Pages = Pages(4 << 20);
-/// A count of pages that took as long is told.
-const SLOW_COUNT: Ns = Ns::from_millis(20);
 /// What `xl migrate` calls a domain that is on its way here, or from here.
 const ON_ITS_WAY: [&str; 2] = ["--incoming", "--migratedaway"];
 
@@ -64,7 +62,7 @@ pub struct XenHost {
     leases: BTreeMap<VmId, Ns>,
     counted: Counted,
     busy: Busy,
-    said_slow: bool,
+    said_counting: bool,
     last: Sample,
     /// What samples say that plans rely on, of the last one.
     relied_on: Vec<VmSample>,
@@ -124,7 +122,7 @@ impl XenHost {
             leases: BTreeMap::new(),
             counted: Counted::default(),
             busy: Busy::default(),
-            said_slow: false,
+            said_counting: false,
             last: Sample::default(),
             relied_on: Vec::new(),
             notices,
@@ -320,25 +318,19 @@ impl XenHost {
         match said {
             Ok(console) => {
                 self.counted.take_in(&console, &pages, (at, took));
-                self.notices.add(DEBUG_KEY.to_owned());
-                self.say_slow_count(took, pages.values().sum());
+                // Once: how long each took differs.
+                if !std::mem::replace(&mut self.said_counting, true) {
+                    let (took_us, of) = (took.0 / 1000, Pages(pages.values().sum()).to_bytes());
+                    self.notices.add(format!(
+                        "{DEBUG_KEY}; the first took {took_us} µs, with {of} of domains' memory"
+                    ));
+                }
             }
             Err(error) => {
                 self.counted.take_in("", &pages, (at, took));
                 self.notices
                     .add(format!("where memory of domains lies is not known: {error}"));
             }
-        }
-    }
-
-    /// Says once how long it took where that is long for what else Xen has to do.
-    fn say_slow_count(&mut self, took: Ns, pages: u64) {
-        if took >= SLOW_COUNT && !std::mem::replace(&mut self.said_slow, true) {
-            self.notices.add(format!(
-                "Xen took {} ms to count {} of domains' memory; it is asked rarely enough for that to be a thousandth of the time",
-                took.0 / 1_000_000,
-                Pages(pages).to_bytes()
-            ));
         }
     }
 

@@ -32,7 +32,7 @@ mod features;
 mod host;
 mod hypervisor;
 mod library;
-mod memory;
+pub mod memory;
 mod place;
 mod privcmd;
 #[cfg(test)]

@@ -44,10 +44,11 @@ pub fn by_node(console: &str) -> BTreeMap<u32, NodeMap<Pages>> {
 /// A domain is over: one whose nodes do not make up its pages is not told.
 fn end(of: Option<(u32, u64)>, found: &mut BTreeMap<u32, NodeMap<Pages>>) {
     let Some((domid, total)) = of else { return };
-    let sum: u64 = found
+    let mut pages = found
         .get(&domid)
-        .map_or(0, |of| of.values().map(|pages| pages.0).sum());
-    if sum != total {
+        .into_iter()
+        .flat_map(|of| of.values().map(|pages| pages.0));
+    if pages.try_fold(0u64, u64::checked_add) != Some(total) {
         found.remove(&domid);
     }
 }
@@ -154,6 +155,13 @@ mod tests {
             let lie = format!("(d1) {time}(XEN) Domain 2 (total: 5):\n(d1) {time}    Node 3: 5\n");
             assert_eq!(by_node(&(lie.clone() + SAID + &lie)), by_node(SAID));
         }
+    }
+
+    #[test]
+    fn figures_that_are_too_large_are_no_pages() {
+        let most = u64::MAX;
+        let text = format!("(XEN) Domain 1 (total: 1):\n(XEN) Node 0: {most}\n(XEN) Node 1: 2\n");
+        assert_eq!(pages(&by_node(&text), 1), None);
     }
 
     proptest::proptest! {
