@@ -44,11 +44,9 @@ pub fn by_node(console: &str) -> BTreeMap<u32, NodeMap<Pages>> {
 /// A domain is over: one whose nodes do not make up its pages is not told.
 fn end(of: Option<(u32, u64)>, found: &mut BTreeMap<u32, NodeMap<Pages>>) {
     let Some((domid, total)) = of else { return };
-    let mut pages = found
-        .get(&domid)
-        .into_iter()
-        .flat_map(|of| of.values().map(|pages| pages.0));
-    if pages.try_fold(0u64, u64::checked_add) != Some(total) {
+    let counts = found.get(&domid).map(|of| of.values().map(|pages| pages.0));
+    let sum = counts.and_then(|mut counts| counts.try_fold(0u64, u64::checked_add));
+    if sum != Some(total) {
         found.remove(&domid);
     }
 }

@@ -101,6 +101,7 @@ impl XenHost {
             }
         }
         if journal.entry(vm).is_some_and(|entry| entry.has(&PLACING)) {
+            self.look_at_pins(vm)?;
             return self.take_in_others(vm);
         }
         let (run, before) = (domain.run.clone(), self.before(domain)?);
@@ -114,7 +115,6 @@ impl XenHost {
     }
 
     fn pin(&mut self, vm: VmId, vcpus: &[u16], cpus: &CpuSet) -> Result<Outcome, String> {
-        self.look_at_pins(vm, vcpus)?;
         self.begin(vm)?;
         let mut pins: Pins = self.written(vm)?.unwrap_or_default();
         for index in vcpus {
@@ -218,12 +218,12 @@ impl XenHost {
             .map_or(u32::MAX, |domain| domain.run.runtime_id)
     }
 
-    /// Looks again where these vCPUs may run, just before that is changed.
-    fn look_at_pins(&mut self, vm: VmId, vcpus: &[u16]) -> Result<(), String> {
+    /// Looks again where its vCPUs may run, just before something is changed: the agent may have pinned them since the last look.
+    fn look_at_pins(&mut self, vm: VmId) -> Result<(), String> {
         let Some(domain) = self.domains.get_mut(&vm) else {
             return Ok(());
         };
-        for (index, vcpu) in domain.vcpus.iter_mut().filter(|(index, _)| vcpus.contains(index)) {
+        for (index, vcpu) in &mut domain.vcpus {
             let now = self.hypervisor.affinity(domain.run.runtime_id, *index);
             vcpu.affinity = now.map_err(|error| error.to_string())?;
         }

@@ -88,14 +88,19 @@ fn home(nodes: &str) -> Act {
 }
 
 fn does(host: &mut XenHost, act: Act) {
+    does_all(host, vec![act]);
+}
+
+/// In one plan.
+fn does_all(host: &mut XenHost, acts: Vec<Act>) {
     let sample = host.sample().unwrap();
     let mut plan = Plan::new(sample.version);
-    plan.decide("test", act.on(VM), "to see it undone".into());
+    for act in acts {
+        plan.decide("test", act.on(VM), "to see it undone".into());
+    }
     let outcomes = host.commit(&plan).unwrap().outcomes;
-    assert!(
-        matches!(outcomes[..], [Outcome::Done | Outcome::Renewed]),
-        "{outcomes:?}"
-    );
+    let is_done = |outcome: &Outcome| matches!(outcome, Outcome::Done | Outcome::Renewed);
+    assert!(outcomes.iter().all(is_done), "{outcomes:?}");
 }
 
 fn says(host: &mut XenHost, word: &str) -> usize {
@@ -212,6 +217,23 @@ fn what_an_operator_pins_again_and_again_is_given_back() {
     assert_eq!(bench.hard(0), 0b0100);
     assert_eq!(host.restore().failures, Vec::<String>::new());
     assert_eq!((bench.hard(0), bench.hard(1)), (0b0110, 0b1111));
+}
+
+#[test]
+fn what_the_agent_did_earlier_in_a_plan_is_nobody_elses() {
+    for acts in [
+        vec![pin(&[0], "3"), home("3"), pin(&[1], "3")],
+        vec![home("3"), pin(&[0, 1], "3")],
+    ] {
+        let bench = Bench::new();
+        let mut host = bench.agent();
+        does_all(&mut host, acts);
+        assert_eq!((bench.hard(0), bench.hard(1)), (0b1000, 0b1000));
+        assert_eq!(says(&mut host, "someone else"), 0);
+        assert_eq!(host.restore().failures, Vec::<String>::new());
+        assert_eq!((bench.hard(0), bench.hard(1)), (0b1111, 0b1111));
+        assert_eq!(bench.xen.world().doms[&1].nodes, 0b1111);
+    }
 }
 
 #[test]
