@@ -183,7 +183,9 @@ fn saved_and_restored(inside: &Inside, host: &mut XenHost, domu: &mut Domu) -> a
 /// While xenstored stands still the agent goes by the names that it knows.
 fn stood_still(inside: &Inside, host: &mut XenHost, domu: &Domu) -> anyhow::Result<()> {
     host.sample()?;
-    host.take_notices();
+    for notice in host.take_notices() {
+        inside.note(notice);
+    }
     let begun = Instant::now();
     let stopped = Stopped::xenstored()?;
     find(host, "lives")?;
