@@ -26,6 +26,7 @@ mod why;
 mod working_set;
 mod xen;
 mod xen_agent;
+mod xen_lives;
 
 use std::time::Duration;
 
@@ -541,6 +542,20 @@ pub static ALL: &[Case] = &[
         300,
         "a cap holds, and 'homenode release' gives the operator's back after an agent that died",
         xen_agent::caps,
+    ),
+    case(
+        "xen-lives",
+        Group::Xen,
+        600,
+        "paused, renamed, saved, restored, booted again, without xenstored: the agent's cap goes, the operator's is in force",
+        xen_lives::lives,
+    ),
+    case(
+        "xen-nodes",
+        Group::Xen,
+        300,
+        "memory that followed the CPUs does so again once it is given back, and what was told nodes keeps them",
+        xen_lives::nodes,
     ),
     case(
         "xen-credit",
