@@ -13,6 +13,7 @@
 //! 1. its *pace*, a share of what was planned, halves after an epoch with moves in which its speed was more than
 //!    [`Config::slowdown_max`] below its average over epochs without, down to [`Config::pace_min`]; it doubles after one with
 //!    moves in which it was not, up to 1. Where speed is not counted it stays 1;
+//!    What moves whole or not at all is not slowed down;
 //! 2. a move that left more than [`Config::vain_min`] of what it was to move where it was is *in vain*. After such moves nothing
 //!    is moved for 1, 2, 4 … epochs, up to [`Config::wait_max_epochs`], which is said once; a move that works ends that.
 //!
@@ -23,7 +24,7 @@
 
 use std::collections::BTreeMap;
 
-use homenode_host::{Act, Decision, Plan, View, VmView};
+use homenode_host::{Act, Decision, Immovable, Plan, View, VmView};
 use homenode_units::{Ewma, NodeSet, Pages, VmId, Weight};
 use serde::{Deserialize, Serialize};
 
@@ -129,6 +130,10 @@ impl Pace {
                 }
             }
         }
+        if vm.sample.immovable == Some(Immovable::Migrating) {
+            // It is still on its way.
+            return false;
+        }
         self.moved = false;
         self.wait = self.wait.saturating_sub(1);
         let Some((from, asked, before)) = self.asked.take() else {
@@ -150,7 +155,7 @@ impl Pace {
         if self.wait > 0 {
             return None;
         }
-        let share = self.share;
+        let share = if vm.sample.moves_whole { 1.0 } else { self.share };
         let part = |pages: Pages| Pages(((pages.as_f64() * share) as u64).max(1));
         match &mut decision.action.act {
             Act::MovePages { .. } | Act::MoveVirtualNode { .. } => {

@@ -2,14 +2,15 @@
 
 #![allow(unsafe_code)] // calls of a C library, each with buffers of the size that the library asks for
 
-use std::ffi::{CString, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::path::Path;
 use std::ptr::{NonNull, null_mut};
 
 use homenode_units::{CpuId, CpuSet, NodeId, NodeSet, Ns, VmId};
 
 use crate::library::{
-    self, CREDIT, CREDIT2, Control, CpuPlace, DomainInfo, HARD, NodeMemory, Share, Store, VcpuInfo,
+    self, CREDIT, CREDIT2, Control, CpuPlace, DomainInfo, HARD, HostInfo, NodeMemory, SOFT, Share, Store,
+    VcpuInfo,
 };
 
 /// More than any host has; what says more is not believed.
@@ -358,30 +359,61 @@ impl Hypervisor {
 
     /// CPUs that a vCPU may run on.
     pub fn affinity(&self, domid: u32, index: u16) -> Result<CpuSet, CallError> {
+        self.affinities(domid, index, HARD).map(|(hard, _)| hard)
+    }
+
+    /// CPUs that a vCPU prefers.
+    pub fn preference(&self, domid: u32, index: u16) -> Result<CpuSet, CallError> {
+        self.affinities(domid, index, SOFT).map(|(_, soft)| soft)
+    }
+
+    fn affinities(&self, domid: u32, index: u16, which: u32) -> Result<(CpuSet, CpuSet), CallError> {
         let (mut hard, mut soft) = (self.cpu_map(), self.cpu_map());
         // SAFETY: both maps are as long as Xen's.
         let done = unsafe {
             let (hard, soft) = (hard.as_mut_ptr(), soft.as_mut_ptr());
-            (self.control.xc_vcpu_getaffinity)(self.at(), domid, index.into(), hard, soft, HARD)
+            (self.control.xc_vcpu_getaffinity)(self.at(), domid, index.into(), hard, soft, which)
         };
+        let cpus = |map: &[u8]| bits(map).map(|at| CpuId(at as u32)).collect();
         match done {
-            0 => Ok(bits(&hard).map(|at| CpuId(at as u32)).collect()),
+            0 => Ok((cpus(&hard), cpus(&soft))),
             _ => Err(CallError::last("xc_vcpu_getaffinity")),
         }
     }
 
     /// Lets a vCPU run on these CPUs alone; what it prefers of them stays as it is.
     pub fn pin(&self, domid: u32, index: u16, cpus: &CpuSet) -> Result<(), CallError> {
-        let (mut hard, mut soft) = (self.cpu_map(), self.cpu_map());
+        self.set_affinity(domid, index, cpus, HARD)
+    }
+
+    /// Has a vCPU prefer these CPUs; where it may run stays as it is.
+    pub fn prefer(&self, domid: u32, index: u16, cpus: &CpuSet) -> Result<(), CallError> {
+        self.set_affinity(domid, index, cpus, SOFT)
+    }
+
+    fn set_affinity(&self, domid: u32, index: u16, cpus: &CpuSet, which: u32) -> Result<(), CallError> {
+        let mut hard = self.cpu_map();
         cpus.iter().for_each(|cpu| set(&mut hard, cpu.0 as usize));
+        // Xen takes the one that is meant, and says in both what holds.
+        let mut soft = hard.clone();
         // SAFETY: both maps are as long as Xen's.
         let done = unsafe {
             let (hard, soft) = (hard.as_mut_ptr(), soft.as_mut_ptr());
-            (self.control.xc_vcpu_setaffinity)(self.at(), domid, index.into(), hard, soft, HARD)
+            (self.control.xc_vcpu_setaffinity)(self.at(), domid, index.into(), hard, soft, which)
         };
         match done {
             0 => Ok(()),
             _ => Err(CallError::last("xc_vcpu_setaffinity")),
+        }
+    }
+
+    /// Whether it can follow what a PV domain writes: only with that can one be copied while it runs.
+    pub fn can_shadow(&self) -> Result<bool, CallError> {
+        let mut info = HostInfo::default();
+        // SAFETY: one has room, and more.
+        match unsafe { (self.control.xc_physinfo)(self.at(), &raw mut info) } {
+            0 => Ok(info.capabilities & library::CAN_SHADOW != 0),
+            _ => Err(CallError::last("xc_physinfo")),
         }
     }
 
@@ -546,6 +578,22 @@ impl Xenstore<'_> {
                 libc::free(read.as_ptr().cast());
                 text
             })
+        }
+    }
+
+    /// What there is below this path, by name; nothing where there is no such path.
+    pub fn list(&self, path: &str) -> Vec<String> {
+        let Ok(path) = CString::new(path) else { return Vec::new() };
+        // SAFETY: the connection is open; what it gives are so many texts, which are freed with the list of them.
+        unsafe {
+            let mut count: c_uint = 0;
+            let list = (self.store.xs_directory)(self.handle.as_ptr(), 0, path.as_ptr(), &raw mut count);
+            let Some(list) = NonNull::new(list) else { return Vec::new() };
+            let names = std::slice::from_raw_parts(list.as_ptr(), count as usize);
+            let text = |name: &*mut c_char| CStr::from_ptr(*name).to_string_lossy().into_owned();
+            let names = names.iter().map(text).collect();
+            libc::free(list.as_ptr().cast());
+            names
         }
     }
 }

@@ -14,6 +14,7 @@
 //! | `changed` | none of its own: what was changed, how it was before, and how that is undone |
 //! | `domain` | none of its own: a domain, as the agent knows it |
 //! | `host` | none of its own: the contract |
+//! | `moving` | `xl`: its stream, its notes on a domain, its migration of a domain to where it is |
 //! | `features` | what of all that this host has |
 
 #![deny(missing_docs)]
@@ -25,9 +26,11 @@ mod host;
 mod hypervisor;
 mod library;
 mod memory;
+mod moving;
 mod place;
 
 pub use changed::Legacy;
 pub use features::features;
 pub use host::XenHost;
 pub use hypervisor::{XenError, is_dom0};
+pub use moving::{carry_out, relay};

@@ -10,9 +10,7 @@ use serde_json::{Map, Value};
 /// More than any configuration has.
 pub const BYTES_MAX: usize = 1 << 20;
 /// What it says at its top of a domain without devices.
-const KNOWN: [&str; 7] = [
-    "c_info",
-    "b_info",
+const KNOWN: [&str; 5] = [
     "on_poweroff",
     "on_reboot",
     "on_watchdog",
@@ -31,7 +29,13 @@ pub enum Kind {
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Configuration(Map<String, Value>);
+pub struct Configuration {
+    /// `c_info`: what it is.
+    info: Map<String, Value>,
+    /// `b_info`: how it is built.
+    built: Map<String, Value>,
+    rest: Map<String, Value>,
+}
 
 impl Configuration {
     /// Reads it.
@@ -44,65 +48,59 @@ impl Configuration {
         }
         // What `xl` keeps ends in a zero, as C has it.
         let text = text.strip_suffix(&[0]).unwrap_or(text);
-        let all: Map<String, Value> = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-        for part in ["c_info", "b_info"] {
-            if !all.get(part).is_some_and(Value::is_object) {
-                return Err(format!("it has no `{part}`"));
-            }
+        let mut rest: Map<String, Value> = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+        if !rest.values().all(is_exact) {
+            return Err("it has a number that is no whole one of 64 bits".into());
         }
-        match all.values().all(is_exact) {
-            true => Ok(Configuration(all)),
-            false => Err("it has a number that is no whole one of 64 bits".into()),
-        }
+        let mut part = |name: &str| match rest.remove(name) {
+            Some(Value::Object(part)) => Ok(part),
+            _ => Err(format!("it has no `{name}`")),
+        };
+        Ok(Configuration {
+            info: part("c_info")?,
+            built: part("b_info")?,
+            rest,
+        })
     }
 
     /// As `xl` reads it.
     pub fn written(&self) -> Vec<u8> {
-        serde_json::to_vec(&self.0).unwrap_or_default()
-    }
-
-    fn part(&self, part: &str) -> &Map<String, Value> {
-        static EMPTY: Map<String, Value> = Map::new();
-        self.0.get(part).and_then(Value::as_object).unwrap_or(&EMPTY)
-    }
-
-    fn part_mut(&mut self, part: &str) -> Option<&mut Map<String, Value>> {
-        self.0.get_mut(part).and_then(Value::as_object_mut)
+        let mut all = self.rest.clone();
+        all.insert("c_info".into(), self.info.clone().into());
+        all.insert("b_info".into(), self.built.clone().into());
+        serde_json::to_vec(&all).unwrap_or_default()
     }
 
     /// Whose it is.
     pub fn vm(&self) -> Option<VmId> {
-        self.part("c_info").get("uuid")?.as_str()?.parse().ok()
+        VmId::parse(self.info.get("uuid")?.as_str()?)
     }
 
     /// What the domain is called.
     pub fn name(&self) -> Option<&str> {
-        self.part("c_info").get("name")?.as_str()
+        self.info.get("name")?.as_str()
     }
 
     /// Calls it otherwise.
     pub fn rename(&mut self, name: &str) {
-        if let Some(info) = self.part_mut("c_info") {
-            info.insert("name".into(), name.into());
-        }
+        self.info.insert("name".into(), name.into());
     }
 
     /// Whether its vCPUs' soft affinity is its operator's word.
     pub fn prefers_cpus(&self) -> bool {
-        self.part("b_info").contains_key("vcpu_soft_affinity")
+        self.built.contains_key("vcpu_soft_affinity")
     }
 
     /// Nodes that its memory is to come from, where that is its operator's word.
     pub fn nodemap(&self) -> Option<&Value> {
-        self.part("b_info").get("nodemap")
+        self.built.get("nodemap")
     }
 
     /// Has its memory come from these nodes, or from where `xl` or its affinities say.
     pub fn set_nodemap(&mut self, nodes: Option<Value>) {
-        let Some(info) = self.part_mut("b_info") else { return };
         match nodes {
-            Some(nodes) => drop(info.insert("nodemap".into(), nodes)),
-            None => drop(info.remove("nodemap")),
+            Some(nodes) => drop(self.built.insert("nodemap".into(), nodes)),
+            None => drop(self.built.remove("nodemap")),
         }
     }
 
@@ -111,7 +109,7 @@ impl Configuration {
     /// # Errors
     /// Why it cannot, as the end of a sentence.
     pub fn movable(&self) -> Result<Kind, String> {
-        let (info, built) = (self.part("c_info"), self.part("b_info"));
+        let (info, built) = (&self.info, &self.built);
         let kind = match info.get("type").and_then(Value::as_str) {
             Some("pv") => Kind::Pv,
             Some("pvh") => Kind::Pvh,
@@ -135,8 +133,8 @@ impl Configuration {
         if !is_first("poolid", &[0.into()]) || !is_first("pool_name", &["Pool-0".into()]) {
             return Err("its configuration puts it into another pool of CPUs than the first".into());
         }
-        let others: Vec<&str> = self.0.keys().map(String::as_str).collect();
-        let others: Vec<&str> = others.into_iter().filter(|key| !KNOWN.contains(key)).collect();
+        let others = self.rest.keys().map(String::as_str);
+        let others: Vec<&str> = others.filter(|key| !KNOWN.contains(key)).collect();
         match others.is_empty() {
             true => Ok(kind),
             false => Err(format!(
@@ -182,7 +180,7 @@ pub mod tests {
     fn what_xl_keeps_is_read_and_written() {
         let mut of = kept();
         assert_eq!((of.movable(), of.name()), (Ok(Kind::Pvh), Some("pvh")));
-        assert_eq!(of.vm(), "560f06d7-3070-4efa-981f-ca7533542446".parse().ok());
+        assert_eq!(of.vm(), VmId::parse("560f06d7-3070-4efa-981f-ca7533542446"));
         assert!(of.prefers_cpus() && of.nodemap().is_none());
         of.set_nodemap(Some(serde_json::json!([2])));
         of.rename("pvh--incoming");
