@@ -20,6 +20,7 @@
 //! # Properties
 //! - `a_vm_that_suffers_is_moved_ever_slower_and_recovers`
 //! - `what_moves_in_vain_is_tried_ever_more_rarely_and_said_once`
+//! - `what_is_on_its_way_is_not_in_vain_and_what_moves_whole_is_not_slowed`
 //! - `plans_without_moves_are_as_they_were`
 
 use std::collections::BTreeMap;
@@ -311,6 +312,20 @@ mod tests {
             "{moving:?}"
         );
         assert!(moving.len() > 5);
+    }
+
+    #[test]
+    fn what_is_on_its_way_is_not_in_vain_and_what_moves_whole_is_not_slowed() {
+        let (mut scene, mut state) = (scene(), State::default());
+        scene.vm(1).moves_whole();
+        assert_eq!(epoch(&mut scene, &mut state), (1_000_000, 0));
+        scene.vm(1).immovable(Immovable::Migrating).instructions_per_s(1_000);
+        for _ in 0..3 {
+            // Repatriation says once more why it does not move: its state is new each time.
+            assert_eq!(epoch(&mut scene, &mut state), (0, 1));
+        }
+        let pace = &state.paces[&vm_id(1)];
+        assert_eq!((pace.vain, pace.wait, pace.share), (0, 0, 1.0));
     }
 
     #[test]

@@ -177,7 +177,7 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
             continue;
         }
         if vm.sample.moves_whole {
-            let action = Action::gather(view.machine, id, home.clone(), Pages(u64::MAX));
+            let action = Action::gather(view.machine, id, home.clone(), pages);
             let reason = format!("{pages} lie away from its home, node {home}; all of it goes there at once");
             plan.decide(POLICY, action, reason);
             continue;
@@ -296,6 +296,23 @@ mod tests {
                 (vm_id(1), Pages(500))
             ]
         );
+    }
+
+    #[test]
+    fn what_moves_whole_is_asked_for_whole() {
+        let mut scene = Scene::four_nodes(4);
+        for n in 1..=2 {
+            let vm = scene.add_vm(n, 1, Bytes::from_gib(4), 0);
+            vm.home(0).pages(1, 3_000).pages(2, 2_000);
+        }
+        scene.vm(2).moves_whole();
+        let config = Config {
+            vm_pages_per_epoch: Pages(1_000),
+            host_pages_per_epoch: Pages(1_000),
+            ..Config::default()
+        };
+        let plan = scene.with_view(|view| plan(view, &config, &mut State::default()));
+        assert_eq!(budgets(&plan), [(vm_id(1), Pages(1_000)), (vm_id(2), Pages(5_000))]);
     }
 
     #[test]

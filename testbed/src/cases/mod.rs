@@ -26,6 +26,7 @@ mod why;
 mod working_set;
 mod xen;
 mod xen_agent;
+mod xen_moved;
 
 use std::time::Duration;
 
@@ -541,6 +542,13 @@ pub static ALL: &[Case] = &[
         300,
         "a cap holds, and 'homenode release' gives the operator's back after an agent that died",
         xen_agent::caps,
+    ),
+    case(
+        "xen-moved",
+        Group::Xen,
+        900,
+        "memory of a PV and a PVH domU comes to their vCPUs' node, also where the agent is killed meanwhile; what cannot move is told why",
+        xen_moved::moved,
     ),
     case(
         "xen-credit",

@@ -28,7 +28,7 @@ pub fn relay() -> Result<(), String> {
     end_in_time(&job, Arc::clone(&is_over));
     let input = rustix::io::dup(rustix::stdio::stdin()).map_err(|error| error.to_string())?;
     let output = rustix::io::dup(rustix::stdio::stdout()).map_err(|error| error.to_string())?;
-    copied(&job, &mut File::from(input), &mut File::from(output), &is_over)
+    copied(&job, (&mut File::from(input), &mut File::from(output)), &is_over, &mut files::copied)
 }
 
 /// Ends this process when it is time, unless all was sent.
@@ -43,7 +43,13 @@ fn end_in_time(job: &Job, is_over: Arc<AtomicBool>) {
     });
 }
 
-fn copied(job: &Job, input: &mut dyn Read, output: &mut dyn Write, is_over: &AtomicBool) -> Result<(), String> {
+/// Passes on what comes, and says now and then how many pages that were.
+fn copied(
+    job: &Job,
+    (input, output): (&mut dyn Read, &mut dyn Write),
+    is_over: &AtomicBool,
+    say: &mut dyn FnMut(u64),
+) -> Result<(), String> {
     let read = |error: std::io::Error| format!("what xl sends cannot be read: {error}");
     let write = |error: std::io::Error| format!("who receives the domain has gone: {error}");
     let mut head = [0; HEAD_BYTES];
@@ -74,11 +80,86 @@ fn copied(job: &Job, input: &mut dyn Read, output: &mut dyn Write, is_over: &Ato
         output.write_all(chunk).map_err(write)?;
         if said.elapsed() >= SAY_EVERY || follower.is_over() != was_over {
             said = Instant::now();
-            files::copied(follower.pages);
+            say(follower.pages);
         }
     }
     match follower.is_over() {
         true => Ok(()),
         false => Err("xl ended in the midst of the domain".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::configuration::tests::KEPT;
+    use super::super::stream::tests::{head, sent};
+    use super::*;
+    use homenode_units::{NodeId, Ns, VmId};
+
+    fn job(name: &str, still: bool) -> Job {
+        Job {
+            vm: VmId::parse("560f06d7-3070-4efa-981f-ca7533542446").unwrap(),
+            domid: 2,
+            name: name.into(),
+            to: NodeId(1),
+            still,
+            hard: [(0, "1-3".parse().unwrap())].into(),
+            soft: [(0, "3".parse().unwrap())].into(),
+            nodemap: None,
+            time_max: Ns::from_secs(60),
+        }
+    }
+
+    /// All that `xl` sends of a domain.
+    fn whole() -> Vec<u8> {
+        let text = [KEPT.as_bytes(), &[0]].concat();
+        let data = [&(text.len() as u32).to_le_bytes()[..], &text].concat();
+        [head(data.len() as u32).to_vec(), data, sent(), b"talk".to_vec()].concat()
+    }
+
+    fn relayed(job: &Job, input: &[u8], is_over: bool) -> (Result<(), String>, Vec<u8>, u64) {
+        let (mut output, mut pages) = (Vec::new(), 0);
+        let (is_over, mut say) = (AtomicBool::new(is_over), |count| pages = count);
+        let result = copied(job, (&mut &*input, &mut output), &is_over, &mut say);
+        (result, output, pages)
+    }
+
+    fn configuration_of(output: &[u8]) -> (super::super::Configuration, &[u8]) {
+        let (first, rest) = output.split_at(HEAD_BYTES);
+        let (data, rest) = rest.split_at(stream::configuration_bytes(first.try_into().unwrap()).unwrap());
+        (stream::configuration(data).unwrap(), rest)
+    }
+
+    #[test]
+    fn all_is_passed_on_with_another_node() {
+        for (still, name) in [(false, "pvh"), (true, "pvh--incoming")] {
+            let (result, output, pages) = relayed(&job("pvh", still), &whole(), false);
+            assert_eq!((result, pages), (Ok(()), 2));
+            let (of, rest) = configuration_of(&output);
+            assert_eq!((of.name(), of.nodemap()), (Some(name), Some(&serde_json::json!([1]))));
+            assert_eq!(rest, [sent(), b"talk".to_vec()].concat());
+        }
+    }
+
+    #[test]
+    fn what_is_late_cut_off_or_of_another_domain_does_not_arrive() {
+        let all = whole();
+        let end = sent().len() + b"talk".len();
+        let (result, output, _) = relayed(&job("pvh", false), &all, true);
+        assert!(result.unwrap_err().contains("time") && output.len() <= all.len());
+        assert_eq!(configuration_of(&output).1, b"", "the end went out with the first chunk");
+        for kept in [0, HEAD_BYTES, all.len() - end, all.len() - b"talk".len() - 1] {
+            let (result, ..) = relayed(&job("pvh", false), &all[..kept], false);
+            assert!(result.is_err(), "{kept}");
+        }
+        let (result, output, _) = relayed(&job("other", false), &all, false);
+        assert!(result.unwrap_err().contains("another domain") && output.is_empty());
+    }
+
+    #[test]
+    fn a_job_reads_back_as_written() {
+        let job = job("pvh", true);
+        let text = serde_json::to_string(&job).unwrap();
+        assert_eq!(serde_json::from_str::<Job>(&text).unwrap(), job);
     }
 }

@@ -194,11 +194,11 @@ impl Follower {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::super::configuration::tests::KEPT;
     use super::*;
 
-    fn head(bytes: u32) -> [u8; HEAD_BYTES] {
+    pub fn head(bytes: u32) -> [u8; HEAD_BYTES] {
         let words = [ORDER, MUST, 0, bytes].map(u32::to_le_bytes).concat();
         [MAGIC.as_slice(), &words].concat().try_into().unwrap()
     }
@@ -210,7 +210,7 @@ mod tests {
     }
 
     /// As Xen 4.17.7 sends a domain: two pages, something else, what libxl knows, and the end.
-    fn sent() -> Vec<u8> {
+    pub fn sent() -> Vec<u8> {
         let domain = [1u32, 12, 4, 17].map(u32::to_le_bytes).concat();
         let pages = vec![7; 8 + 2 * 8 + 2 * 4096];
         [
