@@ -443,7 +443,7 @@ fn state_directory(state: &Path) -> Found {
 
 fn group() -> Found {
     match GroupId::of(GROUP) {
-        Ok(_) => Ok(format!("there is a group `{GROUP}`")),
+        Ok(_) => Ok(format!("members of `{GROUP}` may read")),
         Err(why) => Err(lack(
             why,
             "root alone asks the agent",
