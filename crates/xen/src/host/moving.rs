@@ -243,8 +243,15 @@ impl XenHost {
         let own = std::env::current_exe().map_err(|error| error.to_string())?;
         let args = ["move-domain".into()];
         let description = "Moves a Xen domain's memory for homenode";
-        let (program, args) = scope::named(&self.options.root, ("move", description, &[]), &own, &args)
-            .unwrap_or_else(|_| (own, args.into()));
+        let scoped = scope::named(&self.options.root, ("move", description, &[]), &own, &args);
+        let (program, args) = match scoped {
+            Ok(scoped) => scoped,
+            // In the agent's unit it would end with the agent, and so would what watches the domain for `xl`.
+            Err(why) if self.options.root.join("run/systemd/system").is_dir() => {
+                return Err(format!("it cannot be done in a unit of its own: {why}"));
+            }
+            Err(_) => (own, args.into()),
+        };
         let mut command = Command::new(program);
         let command = command.args(args).env(JOB, text).stdin(Stdio::null());
         let mover = command
