@@ -215,8 +215,8 @@ fn ordinary() -> Behaviour {
     Behaviour::busy(1).with_duty(30).with_touch(40)
 }
 
-/// Somebody moves the guest to another cgroup while the agent holds it to a quota: the old one has its own again, and the other is
-/// left alone.
+/// Somebody moves the guest to another cgroup while the agent holds it to a quota: the old one has its own again, and the
+/// other is left alone.
 fn moved_while_held(
     inside: &mut Inside,
     host: &mut LinuxHost,
