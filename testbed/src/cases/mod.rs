@@ -546,7 +546,7 @@ pub static ALL: &[Case] = &[
     case(
         "xen-moved",
         Group::Xen,
-        900,
+        1800,
         "memory of a PV and a PVH domU comes to their vCPUs' node, also where the agent is killed meanwhile; what cannot move is told why",
         xen_moved::moved,
     ),

@@ -45,8 +45,8 @@ const COMMAND_MAX: Duration = Duration::from_secs(120);
 
 /// What sends, between them ourselves, and what receives. It runs on until most was copied.
 const LIVE: &str = "\"$HOMENODE_MOVER\" move-stream | xl migrate-receive";
-/// It stands still from the first page on, and both are paused at the end.
-const STILL: &str = "xl save -p \"$HOMENODE_DOMID\" /dev/stdout | \"$HOMENODE_MOVER\" move-stream | xl restore -p /dev/stdin";
+/// It stands still from the first page on, and both are paused at the end. Not every dom0 has a `/dev/stdout`.
+const STILL: &str = "xl save -p \"$HOMENODE_DOMID\" /proc/self/fd/1 | \"$HOMENODE_MOVER\" move-stream | xl restore -p /proc/self/fd/0";
 
 /// A domain that is to be moved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
