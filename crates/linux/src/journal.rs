@@ -106,6 +106,9 @@ pub trait Written: Serialize + DeserializeOwned {
     const KEY: &'static str;
 }
 
+/// The key of what is in force no more, and is remembered in case that a VM comes back with it.
+pub const PAST: &str = "past";
+
 /// The key of [`Start`].
 const RUN: &str = "run";
 

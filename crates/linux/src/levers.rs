@@ -81,7 +81,7 @@ fn to_undo(entry: &Entry) -> impl Iterator<Item = &str> {
 
 /// Whether what stands under a key is undone after the agent.
 pub(crate) fn is_undone(key: &str) -> bool {
-    key != Moving::KEY
+    key != Moving::KEY && key != crate::journal::PAST
 }
 
 /// Whether what stands under a key is part of libvirt's definition of a running VM, which goes with the VM to a file or another

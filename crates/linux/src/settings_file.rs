@@ -17,8 +17,15 @@ use crate::read;
 const DIR: &str = "etc/homenode/vms";
 const BYTES_MAX: u64 = 64 << 10;
 
-fn path(root: &Path, name: &str) -> PathBuf {
-    root.join(DIR).join(format!("{name}.toml"))
+/// The file of a VM. Some managers take any name: one that leads elsewhere is no file's, and nor is one that would be several
+/// lines of what is written.
+fn path(root: &Path, name: &str) -> Result<PathBuf, String> {
+    if name.is_empty() || name.contains('/') || name.contains(char::is_control) {
+        return Err(format!(
+            "{name:?} cannot be the name of a file of settings; rename it, without `/` and control characters"
+        ));
+    }
+    Ok(root.join(DIR).join(format!("{name}.toml")))
 }
 
 /// What the file of this VM says; nothing where there is none.
@@ -26,7 +33,7 @@ fn path(root: &Path, name: &str) -> PathBuf {
 /// # Errors
 /// A sentence that names the file, and the line or value that is wrong.
 pub fn read(root: &Path, name: &str) -> Result<OperatorSettings, String> {
-    let path = path(root, name);
+    let path = path(root, name)?;
     let Some(text) = read::text_if_there(&path, BYTES_MAX).map_err(|e| e.to_string())? else {
         return Ok(OperatorSettings::default());
     };
@@ -51,7 +58,7 @@ pub fn read(root: &Path, name: &str) -> Result<OperatorSettings, String> {
 /// # Errors
 /// A sentence that names the file.
 pub fn write(root: &Path, name: &str, settings: &OperatorSettings) -> Result<(), String> {
-    let path = path(root, name);
+    let path = path(root, name)?;
     let table: toml::Table = settings
         .written()
         .iter()
@@ -100,6 +107,25 @@ mod tests {
         assert_eq!(
             (again.permit, again.home.unwrap().to_string()),
             (Some(permit), "1".into())
+        );
+    }
+
+    #[test]
+    fn a_name_that_leads_elsewhere_is_no_file() {
+        let tree = Tree::new(&[
+            ("etc/homenode/other.toml", "manage = true"),
+            ("etc/homenode/vms/..toml", ""),
+        ]);
+        for name in ["../other", "a/b", "/etc/passwd", "", "a\0b", "a\nmanage = 'no'"] {
+            let why = read(tree.root(), name).unwrap_err();
+            assert!(why.contains("rename it"), "{name:?}: {why}");
+            let why = write(tree.root(), name, &OperatorSettings::default()).unwrap_err();
+            assert!(why.contains("rename it"), "{name:?}: {why}");
+        }
+        assert_eq!(
+            read(tree.root(), "."),
+            Ok(OperatorSettings::default()),
+            "a file like any other"
         );
     }
 

@@ -1,11 +1,16 @@
 //! What the agent has changed of domains, in its journal, and how that is undone: by the agent, by its guard, by
-//! `homenode release`. Only what still reads as the agent's is undone; what somebody else set since is left alone.
+//! `homenode release`. Only what still reads as the agent's is undone; what somebody else set since is left alone. What the
+//! journal says and cannot be read is a failure, and stays there.
+//!
+//! A cap outlives the run that it was set for: `xl` gives it to the domain again when it reboots, restores or migrates it. So
+//! it is lifted from whatever domain has the UUID; where there is none just then, it is remembered until there is
+//! ([`PastCap`]).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use homenode_linux::Undone;
-use homenode_linux::journal::{Before, Entry, Journal, Run, Written};
+use homenode_linux::journal::{self, Entry, Journal, Run, Written};
 use homenode_units::{CpuSet, NodeSet, VmId};
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +24,8 @@ impl Written for Pins {
     const KEY: &'static str = "xen-vcpus";
 }
 
-/// Nodes that a domain's memory may have been told to come from, the newest first.
+/// Nodes that a domain's memory may have been told to come from, the newest first. Where [`journal::Before`] names no nodes, the domain's
+/// memory came from wherever its CPUs were, and does so again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Home(pub Vec<NodeSet>);
 
@@ -39,6 +45,17 @@ pub struct Cap {
 impl Written for Cap {
     const KEY: &'static str = "xen-cap";
 }
+
+/// The same of runs that are over: of a domain that was saved, or that is about to boot again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PastCap(pub Cap);
+
+impl Written for PastCap {
+    const KEY: &'static str = journal::PAST;
+}
+
+/// Of more domains that ended with a cap none is remembered.
+const PAST_MAX: usize = 1024;
 
 /// More changes in a row without an answer are not told apart.
 const KEPT: usize = 8;
@@ -62,6 +79,16 @@ pub enum Part {
     Limits,
 }
 
+impl Part {
+    /// Keys of what it is about.
+    const fn keys(self) -> &'static [&'static str] {
+        match self {
+            Part::Placing => &PLACING,
+            Part::Limits => &[Cap::KEY],
+        }
+    }
+}
+
 /// The domain that a run is of; `None` once that run is over.
 ///
 /// # Errors
@@ -73,6 +100,28 @@ pub fn alive(hypervisor: &Hypervisor, run: &Run) -> Result<Option<Listed>, CallE
     Ok(found.filter(is_it))
 }
 
+/// Whether a cap of the agent's is in force.
+pub fn has_cap(entry: &Entry) -> bool {
+    entry.has(&[Cap::KEY])
+}
+
+/// What the journal has under a key; an error where that is there and cannot be read.
+///
+/// # Errors
+/// A sentence that names the key.
+pub fn read<T: Written>(entry: &Entry) -> Result<Option<T>, String> {
+    match entry.get() {
+        None if entry.has(&[T::KEY]) => Err(unreadable(T::KEY)),
+        read => Ok(read),
+    }
+}
+
+fn unreadable(key: &str) -> String {
+    format!(
+        "what the journal has under {key} cannot be read: another version of homenode wrote it, or it is damaged"
+    )
+}
+
 /// Undoes a part of what the journal says of a domain, and strikes it out. `Ok` also where that run of it is over.
 ///
 /// # Errors
@@ -81,24 +130,24 @@ pub fn undo(hypervisor: &Hypervisor, journal: &mut Journal, vm: VmId, parts: &[P
     let Some(entry) = journal.entry(vm).cloned() else {
         return Ok(());
     };
-    let domain = alive(hypervisor, &entry.run).map_err(|error| error.to_string())?;
+    let say = |error: CallError| error.to_string();
+    let domain = alive(hypervisor, &entry.run).map_err(say)?;
     let mut failures = Vec::new();
-    for part in parts {
-        let (keys, done): (&[&str], _) = match part {
-            Part::Placing => (
-                &PLACING,
-                domain.map_or(Ok(()), |of| place_back(hypervisor, of, &entry)),
-            ),
-            Part::Limits => (
-                &[Cap::KEY],
-                domain.map_or(Ok(()), |of| lift_cap(hypervisor, of, &entry)),
-            ),
+    for key in parts.iter().flat_map(|part| part.keys()) {
+        let done = match (*key, domain) {
+            _ if !entry.has(&[key]) => continue,
+            (Cap::KEY, _) => lift_cap(hypervisor, journal, &entry).map_err(|error| error.to_string()),
+            (_, None) => Ok(()),
+            (Pins::KEY, Some(of)) => unpin_all(hypervisor, of, &entry),
+            (_, Some(of)) => leave_home(hypervisor, of, &entry),
         };
         match done {
-            Ok(()) => journal.clear(vm, keys),
+            Ok(()) => journal.clear(vm, &[key]),
             // It may have ended meanwhile.
-            Err(_) if matches!(alive(hypervisor, &entry.run), Ok(None)) => journal.clear(vm, keys),
-            Err(error) => failures.push(error.to_string()),
+            Err(_) if *key != Cap::KEY && matches!(alive(hypervisor, &entry.run), Ok(None)) => {
+                journal.clear(vm, &[key]);
+            }
+            Err(error) => failures.push(error),
         }
     }
     match failures.is_empty() {
@@ -107,18 +156,25 @@ pub fn undo(hypervisor: &Hypervisor, journal: &mut Journal, vm: VmId, parts: &[P
     }
 }
 
-fn place_back(hypervisor: &Hypervisor, domain: Listed, entry: &Entry) -> Result<(), CallError> {
+fn unpin_all(hypervisor: &Hypervisor, domain: Listed, entry: &Entry) -> Result<(), String> {
     // One that fails keeps no other from being given back.
     let mut failed = None;
-    for (index, ours) in entry.get::<Pins>().unwrap_or_default().0 {
+    for (index, ours) in read::<Pins>(entry)?.unwrap_or_default().0 {
         failed = unpin(hypervisor, domain, entry, index, &ours).err().or(failed);
     }
-    if let (Some(Home(ours)), Some(before)) = (entry.get(), &entry.before.nodes)
-        && ours.contains(&hypervisor.node_affinity(domain.domid)?)
-    {
-        hypervisor.set_node_affinity(domain.domid, before)?;
+    failed.map_or(Ok(()), |error| Err(error.to_string()))
+}
+
+fn leave_home(hypervisor: &Hypervisor, domain: Listed, entry: &Entry) -> Result<(), String> {
+    let say = |error: CallError| error.to_string();
+    let ours = read::<Home>(entry)?.map_or_else(Vec::new, |home| home.0);
+    if !ours.contains(&hypervisor.node_affinity(domain.domid).map_err(say)?) {
+        return Ok(());
     }
-    failed.map_or(Ok(()), Err)
+    match &entry.before.nodes {
+        Some(before) => hypervisor.set_node_affinity(domain.domid, before).map_err(say),
+        None => hypervisor.follow_cpus(domain.domid).map_err(say),
+    }
 }
 
 /// Gives a vCPU back the CPUs that it had, unless somebody else pinned it since.
@@ -141,38 +197,134 @@ fn unpin(
     hypervisor.pin(domain.domid, index, before.unwrap_or(&there))
 }
 
-fn lift_cap(hypervisor: &Hypervisor, domain: Listed, entry: &Entry) -> Result<(), CallError> {
-    let Some(Cap { before, ours }) = entry.get() else {
+/// Gives whatever domains have the UUID their operator's cap back, where they have one of ours. Where none has the UUID just
+/// then, or one is on its way, that is remembered.
+fn lift_cap(hypervisor: &Hypervisor, journal: &mut Journal, entry: &Entry) -> Result<(), String> {
+    let vm = entry.run.vm;
+    let domains = of_uuid(hypervisor, vm).map_err(|error| error.to_string())?;
+    let cap = match read::<Cap>(entry) {
+        // Nothing has it any more.
+        Err(_) if domains.is_empty() => None,
+        read => read?,
+    };
+    let Some(cap) = cap else { return Ok(()) };
+    let own = (entry.run.start_ticks == hypervisor.boot()).then_some(entry.run.runtime_id);
+    if !uncap(hypervisor, &domains, own, &cap)? {
+        remember(journal, hypervisor.boot(), vm, cap);
+    }
+    Ok(())
+}
+
+/// Domains of a UUID: one, or two while it is migrated to where it is.
+fn of_uuid(hypervisor: &Hypervisor, vm: VmId) -> Result<Vec<Listed>, CallError> {
+    let mut domains = hypervisor.domains()?;
+    domains.retain(|listed| listed.vm == vm && !listed.is_dying);
+    Ok(domains)
+}
+
+/// Lifts a cap from domains of a UUID. Whether that settles it: one that is being built gets its cap at the end, and one that is
+/// suspended may be so in order to be saved with it. `own` is the one that it was set for.
+fn uncap(
+    hypervisor: &Hypervisor,
+    domains: &[Listed],
+    own: Option<u32>,
+    Cap { before, ours }: &Cap,
+) -> Result<bool, String> {
+    let lift = |of: &Listed| {
+        let pool = hypervisor.pool(of.pool)?;
+        // It was moved to where there are none, and lost its cap with that.
+        let has_ours = pool.has_caps() && ours.contains(&hypervisor.cap(of.domid, &pool)?);
+        if has_ours {
+            hypervisor.set_cap(of.domid, &pool, *before)?;
+        }
+        let is_built = has_ours || !of.is_paused || Some(of.domid) == own;
+        Ok(is_built && !of.is_shut_down)
+    };
+    let (mut is_settled, mut failures) = (!domains.is_empty(), Vec::new());
+    for of in domains {
+        match lift(of) {
+            Ok(of_it) => is_settled &= of_it,
+            // One that has ended meanwhile has no cap any more.
+            Err(_) if matches!(hypervisor.domain(of.domid), Ok(None)) => is_settled = false,
+            Err(error) => failures.push(CallError::to_string(&error)),
+        }
+    }
+    match failures.is_empty() {
+        true => Ok(is_settled),
+        false => Err(failures.join("; ")),
+    }
+}
+
+/// Remembers what cap a domain may come back with. Where that cannot be written it is forgotten: it takes no room from what is.
+fn remember(journal: &mut Journal, boot: u64, vm: VmId, cap: Cap) {
+    let past = journal
+        .entries()
+        .iter()
+        .filter(|(other, entry)| **other != vm && entry.has(&[PastCap::KEY]));
+    if past.clone().count() >= PAST_MAX {
+        // Numbers ascend within a boot.
+        let oldest = past.min_by_key(|(_, entry)| (entry.run.start_ticks == boot, entry.run.runtime_id));
+        if let Some(oldest) = oldest.map(|(vm, _)| *vm) {
+            journal.clear_all(oldest);
+        }
+    }
+    let _ = journal.set(vm, &PastCap(cap));
+}
+
+/// Settles what the journal says of a run of a domain that is over, or that another run of it has followed: a cap that it left is
+/// lifted or remembered, all else is forgotten.
+///
+/// # Errors
+/// What could not be undone; it stays in the journal.
+pub fn settle(hypervisor: &Hypervisor, journal: &mut Journal, vm: VmId) -> Result<(), String> {
+    let Some(entry) = journal.entry(vm).cloned() else {
         return Ok(());
     };
-    let pool = hypervisor.pool(domain.pool)?;
-    // It was moved to where there are none, and lost its cap with that.
-    if !pool.has_caps() {
-        return Ok(());
+    if entry.has(&[Cap::KEY]) {
+        lift_cap(hypervisor, journal, &entry)?;
     }
-    match ours.contains(&hypervisor.cap(domain.domid, &pool)?) {
-        true => hypervisor.set_cap(domain.domid, &pool, before),
-        false => Ok(()),
+    if let Some(PastCap(cap)) = journal.entry(vm).and_then(Entry::get) {
+        let domains = of_uuid(hypervisor, vm).map_err(|error| error.to_string())?;
+        if !uncap(hypervisor, &domains, None, &cap)? {
+            let others: Vec<&str> = entry.keys().filter(|key| *key != PastCap::KEY).collect();
+            journal.clear(vm, &others);
+            return Ok(());
+        }
     }
+    journal.forget(vm);
+    Ok(())
 }
 
 /// Undoes all that the journal says.
 pub fn undo_all(hypervisor: &Hypervisor, journal: &mut Journal) -> Undone {
     let mut undone = Undone::default();
-    let entries = journal.entries().iter();
-    let in_force = entries.filter(|(_, entry)| is_in_force(entry));
-    let all: Vec<(VmId, String)> = in_force
-        .map(|(vm, entry)| (*vm, entry.run.name.clone()))
+    let all: Vec<(VmId, Entry)> = journal
+        .entries()
+        .iter()
+        .map(|(vm, entry)| (*vm, entry.clone()))
         .collect();
-    for (vm, name) in all {
-        match undo(hypervisor, journal, vm, &[Part::Placing, Part::Limits]) {
-            Ok(()) => {
-                journal.clear_all(vm);
-                undone.vms.push(vm);
-            }
-            Err(cause) => undone
-                .failures
-                .push(format!("domain {name} could not be restored: {cause}")),
+    for (vm, entry) in all {
+        let was_in_force = is_in_force(&entry);
+        if !was_in_force && !entry.has(&[PastCap::KEY]) {
+            continue;
+        }
+        let run_is_over = matches!(alive(hypervisor, &entry.run), Ok(None));
+        let done = match run_is_over {
+            true => settle(hypervisor, journal, vm),
+            false => undo(hypervisor, journal, vm, &[Part::Placing, Part::Limits]).and_then(|()| {
+                let key = journal
+                    .entry(vm)
+                    .and_then(|left| left.keys().find(|key| *key != PastCap::KEY));
+                key.map_or(Ok(()), |key| Err(unreadable(key)))
+            }),
+        };
+        match done {
+            Ok(()) if was_in_force => undone.vms.push(vm),
+            Ok(()) => {}
+            Err(cause) => undone.failures.push(format!(
+                "domain {} could not be restored: {cause}",
+                entry.run.name
+            )),
         }
     }
     undone
@@ -180,23 +332,7 @@ pub fn undo_all(hypervisor: &Hypervisor, journal: &mut Journal) -> Undone {
 
 /// Whether something is to be undone.
 pub fn is_in_force(entry: &Entry) -> bool {
-    entry.has(&PLACING) || entry.has(&[Cap::KEY])
-}
-
-/// How a domain is, to be written down before it is touched.
-///
-/// # Errors
-/// When the hypervisor cannot be asked.
-pub fn before(hypervisor: &Hypervisor, domid: u32, vcpus: &[u16]) -> Result<Before, CallError> {
-    let affinities = vcpus
-        .iter()
-        .map(|&index| Ok((index, hypervisor.affinity(domid, index)?)));
-    let affinities: BTreeMap<u16, CpuSet> = affinities.collect::<Result<_, _>>()?;
-    Ok(Before {
-        vcpus: affinities,
-        nodes: Some(hypervisor.node_affinity(domid)?),
-        ..Before::default()
-    })
+    entry.keys().any(|key| key != PastCap::KEY)
 }
 
 /// What an agent that is no more left behind, for its guard to undo.

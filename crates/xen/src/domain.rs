@@ -54,11 +54,6 @@ impl Domain {
         })
     }
 
-    /// Numbers of its online vCPUs.
-    pub fn indices(&self) -> Vec<u16> {
-        self.vcpus.iter().map(|(index, _)| *index).collect()
-    }
-
     /// What a cap gives each vCPU, as the contract has it.
     pub fn quota(&self) -> Option<CpuQuota> {
         quota_of(self.cap, self.vcpus.len())

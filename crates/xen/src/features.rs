@@ -12,6 +12,9 @@ pub const NO_WAITING: &str = "Xen does not tell dom0 how long vCPUs wait for a C
 /// Why nothing is counted.
 pub const NO_COUNTERS: &str =
     "no hardware counters: dom0 cannot count for domains on stock Xen; LLC miss rates of VMs are unknown";
+/// What the operator may want to know before his domains are large, or somebody reads that console.
+pub const DEBUG_KEY: &str = "where memory of domains lies is counted by Xen's debug key `u` and read from its console: once a minute, and \
+                             when a domain is new";
 
 /// Why no page moves, where nobody allowed it.
 pub const NO_MOVES: &str = "stock Xen moves no page of a domain that runs; migrating it to where it is moves all of it, and is off \
@@ -117,7 +120,10 @@ pub fn features(root: &Path) -> (Option<Machine>, Vec<(&'static str, Found)>) {
         ));
         features.push((
             "memory by node",
-            Ok("Xen counts it on its console, once a minute and for each new domain".to_owned()),
+            Ok(
+                "Xen's debug key `u` counts it on its console, once a minute and for each new domain"
+                    .to_owned(),
+            ),
         ));
     }
     let lacks =

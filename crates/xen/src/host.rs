@@ -5,10 +5,12 @@
 //!   commit ─ Plan::check ─ as sampled? ─ journal ─ act ─ read back ─▶ Receipt
 //! ```
 //!
-//! A domain is known by its UUID: its number changes when it is migrated to where it is, and when it is restored.
+//! A domain is known by its UUID: its number changes when it is migrated to where it is, and when it is restored. Where two have
+//! one UUID, neither is touched or shown: what is written down of one would be taken for the other's.
 
 mod levers;
 mod moving;
+mod others;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,23 +20,24 @@ use homenode_host::{
     Refusal, Sample, Setting, VcpuSample, Version, VmSample,
 };
 use homenode_linux::acting::{self, CARRIED_LEASE, Leases, RETRY};
-use homenode_linux::journal::{Journal, Run};
+use homenode_linux::journal::{Entry as Journalled, Journal, Run, peek};
 use homenode_linux::lock::{ActingLock, Lock};
 use homenode_linux::notices::Notices;
 use homenode_linux::{Acting, CarriedOver, Options, Undone, now, settings_file};
 use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuId, NodeMap, Ns, Pages, VmId};
 
-use crate::changed::{self, Cap, Home, Part, Pins};
+use crate::busy::Busy;
+use crate::changed::{self, Home, Part, Pins};
+use crate::counted::Counted;
 use crate::domain::Domain;
-use crate::features::{NO_COUNTERS, NO_PAGE_USES, NO_RELEASES, NO_TOPOLOGY, NO_WAITING};
+use crate::features::{DEBUG_KEY, NO_COUNTERS, NO_PAGE_USES, NO_RELEASES, NO_TOPOLOGY, NO_WAITING};
 use crate::hypervisor::{CallError, Hypervisor, Listed, Pool, XenError};
 use crate::moving::{INCOMING, LEFT};
+use crate::store::Asking;
 use crate::{memory, place};
 use moving::Moves;
 
-/// How often is looked where memory lies: Xen counts every page for it, and writes to its console.
-const MEMORY_EVERY: Ns = Ns::from_secs(60);
 /// Xen is not asked to count the pages of a domain that has more: it holds a lock meanwhile.
 const COUNTED_MAX: Pages = Pages(4 << 20);
 /// What `xl migrate` calls a domain that is on its way here, or from here.
@@ -44,9 +47,14 @@ const ON_ITS_WAY: [&str; 2] = [INCOMING, LEFT];
 #[derive(Debug)]
 pub struct XenHost {
     hypervisor: Hypervisor,
+    /// Xenstore, and the names that it told last.
+    store: Asking,
+    names: BTreeMap<(u32, VmId), String>,
     options: Options,
     /// Absent in a dry run.
     journal: Option<Journal>,
+    /// What another agent's journal says, in a dry run.
+    peeked: BTreeMap<VmId, Journalled>,
     /// Held as long as the journal is this agent's, and the host.
     locks: Option<(Lock, ActingLock)>,
     /// Whether a guard would undo what is done now.
@@ -59,12 +67,9 @@ pub struct XenHost {
     moves: Moves,
     /// How long vCPUs ran before their domain was moved.
     ran_before: BTreeMap<VmId, BTreeMap<u16, Ns>>,
-    /// Memory of each domain, by number, and when that was looked up.
-    memory: BTreeMap<u32, NodeMap<Pages>>,
-    memory_at: Option<Ns>,
-    /// Busy time of each CPU, and what is added to the time since boot for it never to be less than nothing.
-    busy: BTreeMap<CpuId, Ns>,
-    idle_ahead: Option<Ns>,
+    counted: Counted,
+    busy: Busy,
+    said_counting: bool,
     last: Sample,
     /// What samples say that plans rely on, of the last one.
     relied_on: Vec<VmSample>,
@@ -86,6 +91,14 @@ impl XenHost {
     /// [`XenError`], or why the journal or the right to act cannot be had: each is a sentence with its remedy.
     pub fn connect(options: Options) -> Result<XenHost, Box<dyn std::error::Error + Send + Sync>> {
         let hypervisor = Hypervisor::open(&options.root)?;
+        XenHost::of(hypervisor, options)
+    }
+
+    /// The same of a hypervisor that is open.
+    fn of(
+        hypervisor: Hypervisor,
+        options: Options,
+    ) -> Result<XenHost, Box<dyn std::error::Error + Send + Sync>> {
         let mut notices = Notices::default();
         let (mut journal, locks) = match options.acting {
             Acting::DryRun => (None, None),
@@ -103,6 +116,9 @@ impl XenHost {
         notices.add(NO_WAITING.to_owned());
         notices.add(NO_COUNTERS.to_owned());
         let mut host = XenHost {
+            store: hypervisor.store(),
+            names: BTreeMap::new(),
+            peeked: BTreeMap::new(),
             hypervisor,
             options,
             journal,
@@ -113,10 +129,9 @@ impl XenHost {
             leases: BTreeMap::new(),
             moves: Moves::default(),
             ran_before: BTreeMap::new(),
-            memory: BTreeMap::new(),
-            memory_at: None,
-            busy: BTreeMap::new(),
-            idle_ahead: None,
+            counted: Counted::default(),
+            busy: Busy::default(),
+            said_counting: false,
             last: Sample::default(),
             relied_on: Vec::new(),
             notices,
@@ -133,7 +148,7 @@ impl XenHost {
             if changed::alive(&self.hypervisor, &entry.run)?.is_none() {
                 continue;
             }
-            if entry.get::<Cap>().is_some() {
+            if changed::has_cap(&entry) {
                 self.leases.insert(vm, now() + CARRIED_LEASE);
             }
             let pins = entry.get::<Pins>().unwrap_or_default().0;
@@ -185,7 +200,7 @@ impl XenHost {
         let capped = journal
             .entries()
             .iter()
-            .filter(|(_, entry)| entry.get::<Cap>().is_some());
+            .filter(|(_, entry)| changed::has_cap(entry));
         let capped: Vec<VmId> = capped.map(|(vm, _)| *vm).collect();
         let lift = |vm| changed::undo(&self.hypervisor, journal, vm, &[Part::Limits]).err();
         capped.into_iter().filter_map(lift).collect()
@@ -200,21 +215,17 @@ impl XenHost {
     /// Looks at all domains that run, and forgets those that ended.
     fn look(&mut self) -> Result<(), CallError> {
         self.look_who_arrives();
-        let mut domains = BTreeMap::new();
+        let mut listed = self.hypervisor.domains()?;
         let moving = self.moves.on_its_way();
+        listed.retain(|of| of.is_vm() && moving != Some(of.vm));
+        if self.journal.is_none() {
+            self.peeked = peek(&self.options.state_dir);
+        }
+        self.settle_ended()?;
+        let mut domains = BTreeMap::new();
         let mut pools: BTreeMap<u32, Pool> = BTreeMap::new();
-        let store = self.hypervisor.store();
-        for listed in self.hypervisor.domains()?.into_iter().filter(Listed::is_vm) {
+        for (listed, name) in self.named(&listed) {
             self.options.beat.beat();
-            if moving == Some(listed.vm) {
-                continue;
-            }
-            // One that is being built has no name yet, and one that was destroyed none any more.
-            let name = format!("/local/domain/{}/name", listed.domid);
-            let name = store.as_ref().and_then(|store| store.read(&name));
-            let Some(name) = name.filter(|name| !ON_ITS_WAY.iter().any(|end| name.ends_with(end))) else {
-                continue;
-            };
             let pool = match pools.entry(listed.pool) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(new) => new.insert(self.hypervisor.pool(listed.pool)?),
@@ -227,7 +238,6 @@ impl XenHost {
                 Ok(_) | Err(_) => {}
             }
         }
-        drop(store);
         // The one on its way is the old one for as long as it is there, and as it was last until the new one has arrived.
         if let Some(vm) = moving.filter(|vm| !self.moves.is_anothers(*vm))
             && let Some(mut known) = self.domains.remove(&vm)
@@ -246,8 +256,15 @@ impl XenHost {
         self.domains = domains;
         self.ran_before.retain(|vm, _| self.domains.contains_key(vm));
         self.look_who_moves();
-        self.take_in_others_pins()?;
-        self.forget_ended()
+        let all: Vec<VmId> = self.domains.keys().copied().collect();
+        for vm in all {
+            if let Err(error) = self.take_in_others(vm) {
+                let name = self.domains.get(&vm).map_or("", |domain| &domain.run.name);
+                let said = format!("what others set of domain {name} cannot be taken in: {error}");
+                self.notices.add(said);
+            }
+        }
+        Ok(())
     }
 
     /// A domain as it is now, where that run of it is still there.
@@ -259,45 +276,36 @@ impl XenHost {
         (looked.vcpus.len() == known.vcpus.len()).then_some(looked)
     }
 
-    /// What somebody else pinned since is the operator's from now on, and is what is given back.
-    fn take_in_others_pins(&mut self) -> Result<(), CallError> {
-        let Some(journal) = &mut self.journal else {
-            return Ok(());
-        };
-        for (vm, domain) in &self.domains {
-            let Some(entry) = journal.entry(*vm).filter(|entry| entry.run == domain.run) else {
-                continue;
-            };
-            let (mut pins, mut before) = (entry.get::<Pins>().unwrap_or_default(), entry.before.clone());
-            let mut others = Vec::new();
-            for (index, vcpu) in &domain.vcpus {
-                if pins
-                    .0
-                    .get(index)
-                    .is_some_and(|ours| !ours.contains(&vcpu.affinity))
-                {
-                    pins.0.remove(index);
-                    before.vcpus.insert(*index, vcpu.affinity.clone());
-                    others.push((*index, vcpu.affinity.clone()));
-                }
+    /// Those of these domains that are called something, each once. One that is being built has no name yet, and one that was
+    /// destroyed none any more. Where xenstore does not tell, domains are called what they were called last.
+    fn named(&mut self, listed: &[Listed]) -> Vec<(Listed, String)> {
+        let path = |of: &Listed| format!("/local/domain/{}/name", of.domid);
+        let key = |of: &Listed| (of.domid, of.vm);
+        match self.store.read(listed.iter().map(path).collect()) {
+            Ok(names) => {
+                let named = listed.iter().zip(names);
+                self.names = named.filter_map(|(of, name)| Some((key(of), name?))).collect();
             }
-            if others.is_empty() {
-                continue;
-            }
-            // In this order: a crash in between leaves a pin that is not the agent's any more, and is left alone.
-            let written = journal
-                .begin(domain.run.clone(), before)
-                .and_then(|()| journal.set(*vm, &pins));
-            if let Err(error) = written {
-                self.notices.add(error.to_string());
-            }
-            for (index, cpus) in others {
-                let name = &domain.run.name;
-                self.notices
-                    .add(format!("vCPU {index} of domain {name} was given CPUs {cpus} by someone else; the agent keeps to them"));
+            Err(why) => self.notices.add(format!(
+                "xenstored does not tell what domains are called ({why}): they go by the names that they had, and new ones are not managed until it does"
+            )),
+        }
+        let mut named: BTreeMap<VmId, Vec<(Listed, String)>> = BTreeMap::new();
+        for of in listed {
+            let name = self.names.get(&key(of));
+            if let Some(name) = name.filter(|name| !ON_ITS_WAY.iter().any(|end| name.ends_with(end))) {
+                named.entry(of.vm).or_default().push((*of, name.clone()));
             }
         }
-        Ok(())
+        for of in named.values().filter(|of| of.len() > 1) {
+            let names: Vec<&str> = of.iter().map(|(_, name)| name.as_str()).collect();
+            self.notices.add(format!(
+                "domains {} have the same UUID: none of them is managed; give each its own",
+                names.join(", ")
+            ));
+        }
+        let alone = named.into_values().filter(|of| of.len() == 1);
+        alone.flatten().collect()
     }
 
     /// The run of a domain that is listed now.
@@ -311,32 +319,7 @@ impl XenHost {
         }
     }
 
-    /// Drops domains from the journal whose run is over.
-    fn forget_ended(&mut self) -> Result<(), CallError> {
-        let Some(journal) = &mut self.journal else {
-            return Ok(());
-        };
-        let runs = |vm: &VmId, run: &Run| {
-            self.domains
-                .get(vm)
-                .is_some_and(|known| known.run.runtime_id == run.runtime_id)
-        };
-        let others: Vec<(VmId, Run)> = journal
-            .entries()
-            .iter()
-            .filter(|(vm, entry)| !runs(vm, &entry.run))
-            .map(|(vm, entry)| (*vm, entry.run.clone()))
-            .collect();
-        for (vm, run) in others {
-            if changed::alive(&self.hypervisor, &run)?.is_none() {
-                journal.forget(vm);
-                self.leases.remove(&vm);
-            }
-        }
-        Ok(())
-    }
-
-    /// Looks where memory lies, where that was not done for long or of a domain.
+    /// Looks where memory lies, where that is due.
     fn look_at_memory(&mut self, at: Ns) {
         if self.journal.is_none() {
             return;
@@ -351,45 +334,54 @@ impl XenHost {
                 "domain {name} has more than {} of memory: Xen stands still on a CPU while it counts that, so where memory of domains lies is not looked up",
                 COUNTED_MAX.to_bytes()
             ));
-            self.memory.clear();
+            self.counted.forget();
             return;
         }
-        let is_known = |domain: &Domain| {
-            let known = self.memory.get(&domain.run.runtime_id);
-            let sum = known.map(|of| of.values().map(|pages| pages.0).sum::<u64>());
-            // A balloon moves its pages by and by: it is not worth a look each time.
-            sum.is_some_and(|sum| sum.abs_diff(domain.listed.pages) <= domain.listed.pages / 16)
+        let pages = self.domains.values();
+        let pages = pages
+            .map(|domain| (domain.run.runtime_id, domain.listed.pages))
+            .collect();
+        if !self.counted.is_due(&pages, at) {
+            return;
+        }
+        let begun = now();
+        let said = self.hypervisor.say(memory::KEY);
+        let took = now().saturating_sub(begun);
+        match said {
+            Ok(console) => {
+                self.counted.take_in(&console, &pages, (at, took));
+                // Once: how long each took differs.
+                if !std::mem::replace(&mut self.said_counting, true) {
+                    let (took_us, of) = (took.0 / 1000, Pages(pages.values().sum()).to_bytes());
+                    self.notices.add(format!(
+                        "{DEBUG_KEY}; the first took {took_us} µs, with {of} of domains' memory"
+                    ));
+                }
+            }
+            Err(error) => {
+                self.counted.take_in("", &pages, (at, took));
+                self.notices
+                    .add(format!("where memory of domains lies is not known: {error}"));
+            }
+        }
+    }
+
+    /// What is written down of this run of a domain: by this agent, or as a dry run sees another's.
+    fn entry_of(&self, run: &Run) -> Option<&Journalled> {
+        let entry = match &self.journal {
+            Some(journal) => journal.entry(run.vm),
+            None => self.peeked.get(&run.vm),
         };
-        let is_fresh = self
-            .memory_at
-            .is_some_and(|last| at.saturating_sub(last) < MEMORY_EVERY);
-        // Those that are never told would be asked for in every period.
-        let is_settled = self
-            .memory_at
-            .is_some_and(|last| at.saturating_sub(last) < Ns(MEMORY_EVERY.0 / 6));
-        if is_settled || (is_fresh && self.domains.values().all(is_known)) {
-            return;
-        }
-        self.memory_at = Some(at);
-        match self.hypervisor.say(memory::KEY) {
-            Ok(console) => self.memory = memory::by_node(&console),
-            Err(error) => self
-                .notices
-                .add(format!("where memory of domains lies is not known: {error}")),
-        }
+        entry.filter(|entry| entry.run == *run)
     }
 
     fn sample_of(&self, domain: &Domain) -> VmSample {
         let usable = self.options.machine.cpu_set();
-        let entry = self
-            .journal
-            .as_ref()
-            .and_then(|journal| journal.entry(domain.run.vm));
-        let entry = entry.filter(|entry| entry.run == domain.run);
+        let entry = self.entry_of(&domain.run);
         VmSample {
             vcpus: self.with_before(domain.run.vm, domain.samples(&usable)),
             memory_bytes: Pages(domain.listed.pages).to_bytes(),
-            pages: self.memory.get(&domain.run.runtime_id).cloned(),
+            pages: self.counted.of(domain.run.runtime_id).cloned(),
             no_topology_device: Some(NO_TOPOLOGY.to_owned()),
             no_releases: Some(NO_RELEASES.to_owned()),
             immovable: self.immovable(domain),
@@ -409,22 +401,14 @@ impl XenHost {
         vcpus
     }
 
-    fn sample_cpus(&mut self, at: Ns) -> Result<Vec<CpuSample>, CallError> {
-        let idle = self.hypervisor.idle()?;
-        // Xen runs for longer than dom0: its CPUs were idle before dom0's clock began.
-        let ahead = *self.idle_ahead.get_or_insert_with(|| {
-            let most = idle.iter().copied().max().unwrap_or_default();
-            most.saturating_sub(at)
-        });
-        let mut cpus = Vec::new();
-        for cpu in &self.options.machine.cpus {
-            let idle = idle.get(cpu.id.0 as usize).copied().unwrap_or_default();
-            let before = self.busy.get(&cpu.id).copied().unwrap_or_default();
-            let busy_ns = (at + ahead).saturating_sub(idle).max(before);
-            self.busy.insert(cpu.id, busy_ns);
-            cpus.push(CpuSample { id: cpu.id, busy_ns });
-        }
-        Ok(cpus)
+    fn sample_cpus(&mut self) -> Result<Vec<CpuSample>, CallError> {
+        // At the time of this look, not of the sample's: what was done in between was not idle time.
+        self.busy.take_in(now(), self.hypervisor.idle()?);
+        let busy = |id: CpuId| CpuSample {
+            id,
+            busy_ns: self.busy.of(id),
+        };
+        Ok(self.options.machine.cpus.iter().map(|cpu| busy(cpu.id)).collect())
     }
 
     fn sample_nodes(&self) -> Result<NodeMap<NodeSample>, CallError> {
@@ -449,7 +433,7 @@ impl XenHost {
     fn look_and_sample(&mut self, at: Ns) -> Result<Sample, CallError> {
         self.look()?;
         self.look_at_memory(at);
-        let cpus = self.sample_cpus(at)?;
+        let cpus = self.sample_cpus()?;
         let nodes = self.sample_nodes()?;
         let vms: Vec<VmSample> = self
             .domains
@@ -641,3 +625,6 @@ impl Host for XenHost {
         settings_file::write(&self.options.root, name, &said).map_err(failed)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,8 +2,8 @@
 
 #![allow(unsafe_code)] // calls of a C library, each with buffers of the size that the library asks for
 
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
-use std::path::Path;
+use std::ffi::{CString, c_int, c_uint, c_void};
+use std::path::{Path, PathBuf};
 use std::ptr::{NonNull, null_mut};
 
 use homenode_units::{CpuId, CpuSet, NodeId, NodeSet, Ns, VmId};
@@ -12,6 +12,8 @@ use crate::library::{
     self, CREDIT, CREDIT2, Control, CpuPlace, DomainInfo, HARD, HostInfo, NodeMemory, SOFT, Share, Store,
     VcpuInfo,
 };
+use crate::store::{Asking, Source};
+use crate::{dom0, privcmd};
 
 /// More than any host has; what says more is not believed.
 const CPUS_MAX: usize = 16 << 10;
@@ -27,6 +29,12 @@ pub enum XenError {
     #[error("this system is not dom0 of a Xen host: {cause}. `homenode doctor` says what runs here")]
     NotDom0 {
         /// What is missing.
+        cause: String,
+    },
+    /// Whether it is one cannot be told.
+    #[error("whether this system is dom0 of a Xen host is not known: {cause}")]
+    Unknown {
+        /// What the system said.
         cause: String,
     },
     /// libxenctrl or libxenstore is not there.
@@ -76,16 +84,11 @@ impl CallError {
 
 /// What the kernel calls this boot.
 fn boot(root: &Path) -> Result<u64, XenError> {
-    let failed = |cause: String| XenError::NotDom0 { cause };
+    let failed = |cause: String| XenError::Unknown { cause };
     let path = root.join("proc/sys/kernel/random/boot_id");
     let text = std::fs::read_to_string(&path).map_err(|e| failed(format!("{}: {e}", path.display())))?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(16).collect();
     u64::from_str_radix(&digits, 16).map_err(|e| failed(format!("{}: {e}", path.display())))
-}
-
-/// Whether this system is dom0 of a Xen host, by what the kernel says below `root`.
-pub fn is_dom0(root: &Path) -> bool {
-    std::fs::read_to_string(root.join("proc/xen/capabilities")).is_ok_and(|text| text.contains("control_d"))
 }
 
 /// A domain, as the hypervisor lists it.
@@ -158,8 +161,9 @@ pub struct Nodes {
 #[derive(Debug)]
 pub struct Hypervisor {
     control: Control,
-    store: Store,
+    store: Source,
     handle: NonNull<c_void>,
+    root: PathBuf,
     /// Tells this boot of the host from others.
     boot: u64,
     cpu_map_bytes: usize,
@@ -186,11 +190,7 @@ impl Hypervisor {
     /// # Errors
     /// Each is a sentence with its remedy.
     pub fn open(root: &Path) -> Result<Hypervisor, XenError> {
-        if !is_dom0(root) {
-            return Err(XenError::NotDom0 {
-                cause: "/proc/xen/capabilities does not say `control_d`".into(),
-            });
-        }
+        dom0::check(root)?;
         let control = Control::load().map_err(|cause| XenError::NoLibrary { cause })?;
         let store = Store::load().map_err(|cause| XenError::NoLibrary { cause })?;
         // SAFETY: no loggers are wanted but the library's own, which write to standard error.
@@ -198,6 +198,16 @@ impl Hypervisor {
         let handle = NonNull::new(handle).ok_or_else(|| XenError::NotPermitted {
             cause: std::io::Error::last_os_error().to_string(),
         })?;
+        Hypervisor::of(root, control, handle, Source::of(store))
+    }
+
+    /// The same of a library that has opened it.
+    pub(crate) fn of(
+        root: &Path,
+        control: Control,
+        handle: NonNull<c_void>,
+        store: Source,
+    ) -> Result<Hypervisor, XenError> {
         let size = |value: c_int, most: usize, call| match usize::try_from(value) {
             Ok(value) if (1..=most).contains(&value) => Ok(value),
             _ => Err(CallError::last(call)),
@@ -216,6 +226,7 @@ impl Hypervisor {
             control,
             store,
             handle,
+            root: root.to_owned(),
             boot: boot(root)?,
             cpu_max: 0,
             node_max: 0,
@@ -353,26 +364,27 @@ impl Hypervisor {
         Some(Vcpu {
             running: Ns(info.cpu_time.unsigned_abs()),
             cpu: CpuId(info.cpu),
-            affinity: self.affinity(domid, index).ok()?,
+            affinity: self.affinities(domid, index).ok()?.0,
         })
     }
 
     /// CPUs that a vCPU may run on.
     pub fn affinity(&self, domid: u32, index: u16) -> Result<CpuSet, CallError> {
-        self.affinities(domid, index, HARD).map(|(hard, _)| hard)
+        self.affinities(domid, index).map(|(hard, _)| hard)
     }
 
     /// CPUs that a vCPU prefers.
     pub fn preference(&self, domid: u32, index: u16) -> Result<CpuSet, CallError> {
-        self.affinities(domid, index, SOFT).map(|(_, soft)| soft)
+        self.affinities(domid, index).map(|(_, soft)| soft)
     }
 
-    fn affinities(&self, domid: u32, index: u16, which: u32) -> Result<(CpuSet, CpuSet), CallError> {
+    /// The same, and CPUs that it prefers; of a vCPU that is offline, too.
+    pub fn affinities(&self, domid: u32, index: u16) -> Result<(CpuSet, CpuSet), CallError> {
         let (mut hard, mut soft) = (self.cpu_map(), self.cpu_map());
         // SAFETY: both maps are as long as Xen's.
         let done = unsafe {
             let (hard, soft) = (hard.as_mut_ptr(), soft.as_mut_ptr());
-            (self.control.xc_vcpu_getaffinity)(self.at(), domid, index.into(), hard, soft, which)
+            (self.control.xc_vcpu_getaffinity)(self.at(), domid, index.into(), hard, soft, HARD | SOFT)
         };
         let cpus = |map: &[u8]| bits(map).map(|at| CpuId(at as u32)).collect();
         match done {
@@ -442,6 +454,24 @@ impl Hypervisor {
         }
     }
 
+    /// Whether [`Hypervisor::follow_cpus`] can be: the call beside it says the same as the library does.
+    pub fn can_follow_cpus(&self, domid: u32) -> bool {
+        let known = self.node_affinity(domid).map(|nodes| {
+            let bit = |node: NodeId| 1u64.checked_shl(node.0.into()).unwrap_or(0);
+            nodes.iter().map(bit).fold(0, |all, bit| all | bit)
+        });
+        let told = privcmd::nodes(&self.root, domid);
+        matches!((known, told), (Ok(known), Ok(told)) if known == told)
+    }
+
+    /// Has a domain's memory taken from the nodes of its CPUs, wherever these are from now on.
+    pub fn follow_cpus(&self, domid: u32) -> Result<(), CallError> {
+        privcmd::follow(&self.root, domid).map_err(|error| CallError {
+            call: "XEN_DOMCTL_setnodeaffinity",
+            cause: error.to_string(),
+        })
+    }
+
     /// A pool of CPUs.
     pub fn pool(&self, number: u32) -> Result<Pool, CallError> {
         // SAFETY: what it gives is read here, and freed by its own function.
@@ -488,10 +518,8 @@ impl Hypervisor {
 
     /// Sets that; its weight stays as it is.
     pub fn set_cap(&self, domid: u32, pool: &Pool, cap: u16) -> Result<(), CallError> {
-        let mut share = Share {
-            cap,
-            ..self.share(domid, pool)?
-        };
+        // A weight of 0 is none to either scheduler: what somebody sets meanwhile is not written over.
+        let mut share = Share { weight: 0, cap };
         let set = match pool.scheduler {
             CREDIT => self.control.xc_sched_credit_domain_set,
             CREDIT2 => self.control.xc_sched_credit2_domain_set,
@@ -544,64 +572,13 @@ impl Hypervisor {
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// Xenstore; none where it does not answer.
-    pub fn store(&self) -> Option<Xenstore<'_>> {
-        // SAFETY: what it gives is closed with the value.
-        let handle = NonNull::new(unsafe { (self.store.xs_open)(0) })?;
-        let store = &self.store;
-        Some(Xenstore { store, handle })
+    /// Xenstore, from a thread of its own.
+    pub fn store(&self) -> Asking {
+        Asking::start(self.store.clone())
     }
 
     fn cpu_map(&self) -> Vec<u8> {
         vec![0; self.cpu_map_bytes]
-    }
-}
-
-/// A connection to xenstore.
-#[derive(Debug)]
-pub struct Xenstore<'a> {
-    store: &'a Store,
-    handle: NonNull<c_void>,
-}
-
-impl Xenstore<'_> {
-    /// What stands under this path; nothing where there is none.
-    pub fn read(&self, path: &str) -> Option<String> {
-        let path = CString::new(path).ok()?;
-        // SAFETY: the connection is open; what it gives is `length` bytes that are ours to free.
-        unsafe {
-            let mut length: c_uint = 0;
-            let read = (self.store.xs_read)(self.handle.as_ptr(), 0, path.as_ptr(), &raw mut length);
-            NonNull::new(read).map(|read| {
-                let bytes = std::slice::from_raw_parts(read.as_ptr().cast::<u8>(), length as usize);
-                let text = String::from_utf8_lossy(bytes).into_owned();
-                libc::free(read.as_ptr().cast());
-                text
-            })
-        }
-    }
-
-    /// What there is below this path, by name; nothing where there is no such path.
-    pub fn list(&self, path: &str) -> Vec<String> {
-        let Ok(path) = CString::new(path) else { return Vec::new() };
-        // SAFETY: the connection is open; what it gives are so many texts, which are freed with the list of them.
-        unsafe {
-            let mut count: c_uint = 0;
-            let list = (self.store.xs_directory)(self.handle.as_ptr(), 0, path.as_ptr(), &raw mut count);
-            let Some(list) = NonNull::new(list) else { return Vec::new() };
-            let names = std::slice::from_raw_parts(list.as_ptr(), count as usize);
-            let text = |name: &*mut c_char| CStr::from_ptr(*name).to_string_lossy().into_owned();
-            let names = names.iter().map(text).collect();
-            libc::free(list.as_ptr().cast());
-            names
-        }
-    }
-}
-
-impl Drop for Xenstore<'_> {
-    fn drop(&mut self) {
-        // SAFETY: opened by `store`, and closed once.
-        unsafe { (self.store.xs_close)(self.handle.as_ptr()) };
     }
 }
 

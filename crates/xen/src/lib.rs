@@ -11,6 +11,11 @@
 //! | `hypervisor` | the same as Rust has them: domains, vCPUs, affinities, caps, nodes |
 //! | `memory` | Xen's console: what its debug key `u` says of the memory of domains, by node |
 //! | `place` | the machine, as Xen sees it: dom0's kernel sees one node |
+//! | `dom0` | `/proc/xen/capabilities`: whether this is dom0 |
+//! | `store` | xenstore, asked by a thread of its own |
+//! | `privcmd` | `/dev/xen/privcmd`: one hypercall that libxenctrl does not make |
+//! | `counted` | none of its own: when Xen is asked to count pages |
+//! | `busy` | none of its own: busy time of CPUs, from how long they were idle |
 //! | `changed` | none of its own: what was changed, how it was before, and how that is undone |
 //! | `domain` | none of its own: a domain, as the agent knows it |
 //! | `host` | none of its own: the contract |
@@ -19,18 +24,26 @@
 
 #![deny(missing_docs)]
 
+mod busy;
 mod changed;
+mod counted;
+mod dom0;
 mod domain;
 mod features;
 mod host;
 mod hypervisor;
 mod library;
-mod memory;
+pub mod memory;
 mod moving;
 mod place;
+mod privcmd;
+#[cfg(test)]
+mod stand_in;
+mod store;
 
 pub use changed::Legacy;
+pub use dom0::is_dom0;
 pub use features::features;
 pub use host::XenHost;
-pub use hypervisor::{XenError, is_dom0};
+pub use hypervisor::XenError;
 pub use moving::{carry_out, relay};

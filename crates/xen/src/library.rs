@@ -18,7 +18,7 @@ const STORE: [(&str, &str); 1] = [("4", "libxenstore.so.4")];
 macro_rules! functions {
     ($library:ident from $files:ident { $( fn $name:ident($($argument:ty),*) $(-> $result:ty)?; )* }) => {
         /// Its functions. They stay loaded as long as the program runs.
-        #[derive(Debug)]
+        #[derive(Clone, Debug)]
         pub struct $library {
             $( pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?, )*
         }
@@ -37,6 +37,20 @@ macro_rules! functions {
                 // It stays: what was found is called from now on.
                 let _ = library.into_raw();
                 Ok(found)
+            }
+
+            /// None of them: a stand-in has those that a test calls.
+            #[cfg(test)]
+            #[allow(dead_code)]
+            pub fn absent() -> $library {
+                $library {
+                    $( $name: {
+                        unsafe extern "C" fn none($(_: $argument),*) $(-> $result)? {
+                            unimplemented!(stringify!($name))
+                        }
+                        none
+                    }, )*
+                }
             }
         }
     };

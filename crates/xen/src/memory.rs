@@ -44,17 +44,21 @@ pub fn by_node(console: &str) -> BTreeMap<u32, NodeMap<Pages>> {
 /// A domain is over: one whose nodes do not make up its pages is not told.
 fn end(of: Option<(u32, u64)>, found: &mut BTreeMap<u32, NodeMap<Pages>>) {
     let Some((domid, total)) = of else { return };
-    let sum: u64 = found
-        .get(&domid)
-        .map_or(0, |of| of.values().map(|pages| pages.0).sum());
-    if sum != total {
+    let counts = found.get(&domid).map(|of| of.values().map(|pages| pages.0));
+    let sum = counts.and_then(|mut counts| counts.try_fold(0u64, u64::checked_add));
+    if sum != Some(total) {
         found.remove(&domid);
     }
 }
 
-/// What stands behind Xen's own mark.
+/// What stands behind Xen's own mark, and behind the time that it adds where it was booted with `console_timestamps`.
 fn own(line: &str) -> Option<&str> {
-    line.strip_prefix(OWN)
+    let line = line.strip_prefix(OWN)?;
+    let timed = line.trim_start().strip_prefix('[');
+    match timed.and_then(|timed| timed.split_once("] ")) {
+        Some((_, line)) => Some(line),
+        None => Some(line),
+    }
 }
 
 /// `Domain 3 (total: 32768):`, or `d3 (total: 32768):` of later versions.
@@ -131,6 +135,31 @@ mod tests {
             assert_eq!(pages(&found, 0), None, "{lost}");
             assert!(found.contains_key(&1) && found.contains_key(&2));
         }
+    }
+
+    #[test]
+    fn times_before_lines_are_skipped() {
+        for time in [
+            "[2026-11-26 02:41:52] ",
+            "[2026-11-26 02:41:52.123] ",
+            "[  225.604630] ",
+            "[00000034abcdef12] ",
+        ] {
+            assert_eq!(
+                by_node(&SAID.replace("(XEN) ", &format!("(XEN) {time}"))),
+                by_node(SAID),
+                "{time}"
+            );
+            let lie = format!("(d1) {time}(XEN) Domain 2 (total: 5):\n(d1) {time}    Node 3: 5\n");
+            assert_eq!(by_node(&(lie.clone() + SAID + &lie)), by_node(SAID));
+        }
+    }
+
+    #[test]
+    fn figures_that_are_too_large_are_no_pages() {
+        let most = u64::MAX;
+        let text = format!("(XEN) Domain 1 (total: 1):\n(XEN) Node 0: {most}\n(XEN) Node 1: 2\n");
+        assert_eq!(pages(&by_node(&text), 1), None);
     }
 
     proptest::proptest! {

@@ -26,6 +26,7 @@ mod why;
 mod working_set;
 mod xen;
 mod xen_agent;
+mod xen_lives;
 mod xen_moved;
 
 use std::time::Duration;
@@ -549,6 +550,20 @@ pub static ALL: &[Case] = &[
         1800,
         "memory of a PV and a PVH domU comes to their vCPUs' node, also where the agent is killed meanwhile; what cannot move is told why",
         xen_moved::moved,
+    ),
+    case(
+        "xen-lives",
+        Group::Xen,
+        600,
+        "paused, renamed, saved, restored, booted again, without xenstored: the agent's cap goes, the operator's is in force",
+        xen_lives::lives,
+    ),
+    case(
+        "xen-nodes",
+        Group::Xen,
+        300,
+        "memory that followed the CPUs does so again once it is given back, and what was told nodes keeps them",
+        xen_lives::nodes,
     ),
     case(
         "xen-credit",

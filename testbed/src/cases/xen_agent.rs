@@ -37,7 +37,7 @@ const NOT_HERE: [&str; 9] = [
 ];
 
 /// The host, for a case that does what the agent's loop does.
-fn host(inside: &Inside) -> anyhow::Result<XenHost> {
+pub(super) fn host(inside: &Inside) -> anyhow::Result<XenHost> {
     let options = Options {
         state_dir: inside.dir().join("state"),
         ..Options::new(XenHost::machine_here(Path::new("/"))?)

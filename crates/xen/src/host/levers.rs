@@ -88,28 +88,35 @@ impl XenHost {
         }
     }
 
-    /// Writes down how a domain is before it is touched: for the first time, or again where nothing of the agent's is in force.
+    /// Writes down how a domain is before it is touched: for the first time, or again where nothing of the agent's is in force;
+    /// and what others have set since.
     fn begin(&mut self, vm: VmId) -> Result<(), String> {
         let (Some(domain), Some(journal)) = (self.domains.get(&vm), &mut self.journal) else {
             return Ok(());
         };
-        let entry = journal.entry(vm).filter(|entry| entry.run == domain.run);
-        if entry.is_some_and(|entry| entry.has(&PLACING)) {
+        if journal.entry(vm).is_some_and(|entry| entry.run != domain.run) {
+            changed::settle(&self.hypervisor, journal, vm)?;
+            if journal.entry(vm).is_some() {
+                return Err("it is being built, and may be given a cap that an earlier run of it had".into());
+            }
+        }
+        if journal.entry(vm).is_some_and(|entry| entry.has(&PLACING)) {
+            self.look_at_pins(vm)?;
+            return self.take_in_others(vm);
+        }
+        let (run, before) = (domain.run.clone(), self.before(domain)?);
+        let Some(journal) = &mut self.journal else {
+            return Ok(());
+        };
+        if journal.entry(vm).is_some_and(|entry| entry.before == before) {
             return Ok(());
         }
-        let before = changed::before(&self.hypervisor, domain.run.runtime_id, &domain.indices());
-        let before = before.map_err(|error| error.to_string())?;
-        if entry.is_some_and(|entry| entry.before == before) {
-            return Ok(());
-        }
-        journal
-            .begin(domain.run.clone(), before)
-            .map_err(|error| error.to_string())
+        journal.begin(run, before).map_err(|error| error.to_string())
     }
 
     pub(super) fn pin(&mut self, vm: VmId, vcpus: &[u16], cpus: &CpuSet) -> Result<Outcome, String> {
         self.begin(vm)?;
-        let mut pins: Pins = self.written(vm).unwrap_or_default();
+        let mut pins: Pins = self.written(vm)?.unwrap_or_default();
         for index in vcpus {
             newest(pins.0.entry(*index).or_default(), cpus.clone());
         }
@@ -135,7 +142,7 @@ impl XenHost {
 
     pub(super) fn set_home(&mut self, vm: VmId, nodes: &NodeSet) -> Result<Outcome, String> {
         self.begin(vm)?;
-        let mut home: Home = self.written(vm).unwrap_or_default();
+        let mut home: Home = self.written(vm)?.unwrap_or_default();
         newest(&mut home.0, nodes.clone());
         self.write(vm, &home)?;
         let domid = self.domid(vm);
@@ -155,11 +162,13 @@ impl XenHost {
 
     fn set_cap(&mut self, vm: VmId, quota: CpuQuota) -> Result<Outcome, String> {
         let say = |error: CallError| error.to_string();
+        // First of all: the cap that it has may be one that an earlier run of it left.
+        self.begin(vm)?;
         let Some(domain) = self.domains.get(&vm) else {
             return Err("it has ended".into());
         };
         let (domid, pool) = (domain.run.runtime_id, domain.pool.clone());
-        let written: Option<Cap> = self.written(vm);
+        let written: Option<Cap> = self.written(vm)?;
         let now = self.hypervisor.cap(domid, &pool).map_err(say)?;
         let before = match &written {
             Some(cap) if cap.ours.contains(&now) => cap.before,
@@ -175,7 +184,6 @@ impl XenHost {
         if now == wanted && is_ours {
             return Ok(Outcome::Renewed);
         }
-        self.begin(vm)?;
         let mut cap = written.unwrap_or(Cap {
             before,
             ours: Vec::new(),
@@ -210,11 +218,23 @@ impl XenHost {
             .map_or(u32::MAX, |domain| domain.run.runtime_id)
     }
 
+    /// Looks again where its vCPUs may run, just before something is changed: the agent may have pinned them since the last look.
+    fn look_at_pins(&mut self, vm: VmId) -> Result<(), String> {
+        let Some(domain) = self.domains.get_mut(&vm) else {
+            return Ok(());
+        };
+        for (index, vcpu) in &mut domain.vcpus {
+            let now = self.hypervisor.affinity(domain.run.runtime_id, *index);
+            vcpu.affinity = now.map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
     /// What is written down of this run of a domain.
-    fn written<T: homenode_linux::journal::Written>(&self, vm: VmId) -> Option<T> {
-        let run = &self.domains.get(&vm)?.run;
-        let entry = self.journal.as_ref()?.entry(vm)?;
-        entry.get().filter(|_| entry.run == *run)
+    fn written<T: homenode_linux::journal::Written>(&self, vm: VmId) -> Result<Option<T>, String> {
+        let run = self.domains.get(&vm).map(|domain| &domain.run);
+        let entry = run.and_then(|run| self.entry_of(run));
+        entry.map_or(Ok(None), changed::read)
     }
 
     fn write<T: homenode_linux::journal::Written>(&mut self, vm: VmId, entry: &T) -> Result<(), String> {

@@ -10,12 +10,14 @@ use homenode_linux::{now, scope};
 use homenode_units::{Bytes, CpuSet, NodeId, NodeSet, Ns, Pages, VmId};
 
 use super::XenHost;
-use crate::changed::{self, Home, Part, Pins};
+use crate::changed::{Home, Part, Pins};
 use crate::domain::Domain;
 use crate::features::NO_MOVES;
 use crate::hypervisor::Hypervisor;
 use crate::moving::configuration::Kind;
+
 use crate::moving::{self, Ended, JOB, Job, files};
+use crate::store::Asking;
 
 /// How long what was found of a domain holds: whether it can be moved is asked of files and of xenstore.
 const FOUND_FOR: Ns = Ns::from_secs(60);
@@ -135,7 +137,7 @@ impl XenHost {
         for (vm, domain) in domains {
             if !self.moves.found.contains_key(vm) {
                 let domid = domain.run.runtime_id;
-                let is_still = is_still(&self.hypervisor, domain, self.options.local_migration.allow);
+                let is_still = is_still((&self.hypervisor, &mut self.store), domain, self.options.local_migration.allow);
                 self.moves.found.insert(*vm, Found { domid, at, is_still });
             }
         }
@@ -156,7 +158,7 @@ impl XenHost {
         if let Some(why) = self.immovable(domain) {
             return Err(fixed(why.to_string()));
         }
-        let known = self.memory.get(&domain.run.runtime_id);
+        let known = self.counted.of(domain.run.runtime_id);
         let known = known.ok_or_else(|| fixed("where it lies is not known".into()))?;
         let all: u64 = known.values().map(|pages| pages.0).sum();
         let there = known.get(node).map_or(0, |pages| pages.0);
@@ -173,7 +175,7 @@ impl XenHost {
         }
         self.fits(domain, node)?;
         // As it is now: it was looked at some time ago.
-        let still = is_still(&self.hypervisor, domain, self.options.local_migration.allow).map_err(fixed)?;
+        let still = is_still((&self.hypervisor, &mut self.store), domain, self.options.local_migration.allow).map_err(fixed)?;
         if self.moves.current.is_some() || !moving::is_free() {
             return Err(fixed("another domain is on its way, and one at a time moves".into()));
         }
@@ -203,8 +205,7 @@ impl XenHost {
     fn job(&self, domain: &Domain, to: NodeId, still: bool) -> Result<Job, String> {
         let (vm, domid) = (domain.run.vm, domain.run.runtime_id);
         let of = files::configuration(domid, vm)?;
-        let entry = self.journal.as_ref().and_then(|journal| journal.entry(vm));
-        let entry = entry.filter(|entry| entry.run == domain.run);
+        let entry = self.entry_of(&domain.run);
         let ours = entry.and_then(|entry| entry.get::<Pins>()).unwrap_or_default().0;
         let (mut hard, mut soft) = (BTreeMap::new(), BTreeMap::new());
         let nodes = self.hypervisor.node_affinity(domid).map_err(|error| error.to_string())?;
@@ -308,7 +309,7 @@ impl XenHost {
             ..Ended::default()
         });
         // Where its memory lies is asked for anew.
-        self.memory_at = None;
+        self.counted.ask_again();
         self.moves.rests.insert(job.vm, now() + self.options.local_migration.interval);
         self.notices.add(told(&job, &ended));
         if let Some(domid) = ended.arrived {
@@ -336,25 +337,20 @@ impl XenHost {
         };
         let indices = domain.indices();
         self.domains.insert(job.vm, domain);
-        let Some(journal) = &mut self.journal else { return };
-        let Some(entry) = journal.entry(job.vm).filter(|entry| entry.run == known.run).cloned() else {
+        let entry = self.journal.as_ref().and_then(|journal| journal.entry(job.vm));
+        let Some(entry) = entry.filter(|entry| entry.run == known.run).cloned() else {
             return;
         };
-        let begun = changed::before(&self.hypervisor, domid, &indices)
-            .map_err(|error| error.to_string())
-            .and_then(|before| journal.begin(run, before).map_err(|error| error.to_string()));
-        let set = begun.and_then(|()| {
-            let pins = entry.get::<Pins>().unwrap_or_default().0;
-            for (index, ours) in pins.iter().filter(|(index, _)| indices.contains(index)) {
-                if let Some(cpus) = ours.first() {
-                    self.pin(job.vm, &[*index], cpus)?;
-                }
+        // The first of these writes down how the new one is, in the place of the old one.
+        let mut set = Ok(());
+        for (index, ours) in entry.get::<Pins>().unwrap_or_default().0 {
+            if let Some(cpus) = ours.first().filter(|_| indices.contains(&index)) {
+                set = set.and(self.pin(job.vm, &[index], cpus).map(drop));
             }
-            match entry.get::<Home>().and_then(|home| home.0.first().cloned()) {
-                Some(home) => self.set_home(job.vm, &home).map(drop),
-                None => Ok(()),
-            }
-        });
+        }
+        if let Some(home) = entry.get::<Home>().and_then(|home| home.0.first().cloned()) {
+            set = set.and(self.set_home(job.vm, &home).map(drop));
+        }
         if let Err(why) = set {
             let name = &job.name;
             self.notices.add(format!(
@@ -389,7 +385,11 @@ fn told(job: &Job, ended: &Ended) -> String {
 ///
 /// # Errors
 /// Why it cannot be moved, as the end of a sentence.
-fn is_still(hypervisor: &Hypervisor, domain: &Domain, allow: Allow) -> Result<bool, String> {
+fn is_still(
+    (hypervisor, store): (&Hypervisor, &mut Asking),
+    domain: &Domain,
+    allow: Allow,
+) -> Result<bool, String> {
     let (vm, domid, name) = (domain.run.vm, domain.run.runtime_id, &domain.run.name);
     if allow == Allow::Off {
         return Err(NO_MOVES.into());
@@ -407,18 +407,20 @@ fn is_still(hypervisor: &Hypervisor, domain: &Domain, allow: Allow) -> Result<bo
     if name.starts_with('-') {
         return Err("its name begins with `-`".into());
     }
-    let store = hypervisor.store().ok_or("xenstore does not answer")?;
-    let devices = store.list(&format!("/libxl/{domid}/device"));
-    if let Some(device) = devices.iter().find(|device| *device != "console") {
+    let path = format!("/local/domain/{domid}");
+    let asked = [format!("/libxl/{domid}/device/"), format!("{path}/backend/"), format!("{path}/{SUSPENDS}")];
+    let told = store.read(asked.into());
+    let told = told.map_err(|why| format!("xenstored does not tell what devices it has: {why}"))?;
+    let told = |at: usize| told.get(at).cloned().flatten().unwrap_or_default();
+    if let Some(device) = told(0).lines().find(|device| *device != "console") {
         return Err(format!(
             "it has a device `{device}`: what serves that would have to serve two of it at once, which was not tried"
         ));
     }
-    let path = format!("/local/domain/{domid}");
-    if !store.list(&format!("{path}/backend")).is_empty() {
+    if !told(1).is_empty() {
         return Err("others use what it serves".into());
     }
-    if store.read(&format!("{path}/{SUSPENDS}")).as_deref() != Some("1") {
+    if told(2) != "1" {
         return Err("its guest does not say that it can be suspended".into());
     }
     let runs_on = kind == Kind::Pvh || hypervisor.can_shadow().map_err(|error| error.to_string())?;

@@ -262,9 +262,10 @@ pub fn settle(hypervisor: &Hypervisor, job: &Job) -> Result<u32, String> {
     let of_it = |of: &&Listed| of.vm == job.vm && !of.is_dying;
     let old = all.iter().filter(of_it).find(|of| of.domid == job.domid);
     let new = all.iter().filter(of_it).find(|of| of.domid != job.domid);
-    let name = |of: &Listed| {
-        let store = hypervisor.store();
-        store.and_then(|store| store.read(&format!("/local/domain/{}/name", of.domid)))
+    let mut store = hypervisor.store();
+    let mut name = |of: &Listed| {
+        let names = store.read(vec![format!("/local/domain/{}/name", of.domid)]);
+        names.ok().and_then(|mut names| names.pop()?)
     };
     match (old, new) {
         (Some(old), new) => {

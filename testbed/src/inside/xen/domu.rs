@@ -51,6 +51,8 @@ pub struct DomuSpec {
     pub cpus: Vec<String>,
     /// What it does.
     pub orders: Orders,
+    /// What becomes of it when it reboots, as `xl` calls it.
+    pub on_reboot: &'static str,
 }
 
 impl DomuSpec {
@@ -63,6 +65,7 @@ impl DomuSpec {
             memory_mib: 128,
             cpus: vec![cpus.to_owned()],
             orders: Orders::default(),
+            on_reboot: "destroy",
         }
     }
 
@@ -76,6 +79,13 @@ impl DomuSpec {
     #[must_use]
     pub fn doing(mut self, behaviour: Behaviour) -> Self {
         self.orders.first = behaviour;
+        self
+    }
+
+    /// The same, which boots again when it is told to; `xl`'s daemon sees to that.
+    #[must_use]
+    pub fn that_reboots(mut self) -> Self {
+        self.on_reboot = "restart";
         self
     }
 
@@ -137,11 +147,12 @@ impl DomuSpec {
         format!(
             "name=\"{}\"\n{kind}\nkernel=\"{IMAGE_DIR}/vmlinux\"\nramdisk=\"{IMAGE_DIR}/initramfs\"\nextra=\"{}\"\n\
              memory={}\nvcpus={}\n{pins}\
-             on_poweroff=\"destroy\"\non_reboot=\"destroy\"\non_crash=\"destroy\"\n",
+             on_poweroff=\"destroy\"\non_reboot=\"{}\"\non_crash=\"destroy\"\n",
             self.name,
             self.cmdline(),
             self.memory_mib,
-            self.cpus.len()
+            self.cpus.len(),
+            self.on_reboot
         )
     }
 }

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::libvirtd::{self, run};
 use super::wait::{Look, wait_until};
@@ -146,6 +147,49 @@ pub fn domains() -> anyhow::Result<Vec<(u32, String)>> {
         .skip(1)
         .map(|line| read(line).with_context(|| format!("xl list: not a domain: {line}")))
         .collect()
+}
+
+/// Nodes that a domain's memory comes from, as `xl` writes them.
+///
+/// # Errors
+/// When the toolstack does not know it.
+pub fn node_affinity(name: &str) -> anyhow::Result<String> {
+    let text = xl(&["list", "--numa", name])?;
+    let last = text
+        .lines()
+        .last()
+        .and_then(|line| line.split_whitespace().last());
+    last.map(str::to_owned).context("xl list --numa shows no nodes")
+}
+
+/// A daemon that stands still; it goes on with this value's end.
+pub struct Stopped(Pid);
+
+impl Stopped {
+    /// Has xenstored stand still.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn xenstored() -> anyhow::Result<Self> {
+        let pid = fs::read_to_string("/run/xenstored.pid").context("cannot find xenstored")?;
+        let pid = Pid::from_raw(pid.trim().parse()?).context("xenstored has no number")?;
+        kill_process(pid, Signal::STOP)?;
+        Ok(Self(pid))
+    }
+
+    /// Lets it go on.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn goes_on(self) -> anyhow::Result<()> {
+        Ok(kill_process(self.0, Signal::CONT)?)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::CONT);
+    }
 }
 
 /// A figure of `xl info`.

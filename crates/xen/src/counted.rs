@@ -1,0 +1,149 @@
+//! When Xen is asked to count the pages of domains, and what it said: it stands still on a CPU meanwhile, so it is asked as rarely
+//! as that allows.
+//!
+//! A domain that is new is asked for at once, and one that is not told again and again, each time after twice as long: one that
+//! is being built is told a little later, and one that is never told costs no more than all others.
+
+use std::collections::BTreeMap;
+
+use homenode_units::{NodeMap, Ns, Pages};
+
+use crate::memory;
+
+/// How often all of it is counted.
+const EVERY: Ns = Ns::from_secs(60);
+/// At least this many times as long as a count took lies between two.
+const SHARE: u64 = 1000;
+/// Between the first two times that a domain is asked for.
+const AGAIN: Ns = Ns::from_secs(10);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Counted {
+    /// By number of the domain.
+    pages: BTreeMap<u32, NodeMap<Pages>>,
+    at: Option<Ns>,
+    /// How long the last took.
+    took: Ns,
+    /// Domains that were not told: how often, and when they are asked for again.
+    untold: BTreeMap<u32, (u32, Ns)>,
+}
+
+impl Counted {
+    /// Pages of a domain by node, as far as they were told.
+    pub fn of(&self, domid: u32) -> Option<&NodeMap<Pages>> {
+        self.pages.get(&domid)
+    }
+
+    /// Nothing is known any more.
+    pub fn forget(&mut self) {
+        self.pages.clear();
+    }
+
+    /// Where a domain's memory lies has changed: it is asked for with the next look.
+    pub fn ask_again(&mut self) {
+        self.at = None;
+    }
+
+    fn every(&self) -> Ns {
+        EVERY.max(Ns(self.took.0.saturating_mul(SHARE)))
+    }
+
+    fn is_told(&self, domid: u32, pages: u64) -> bool {
+        let sum = self
+            .of(domid)
+            .map(|of| of.values().map(|pages| pages.0).sum::<u64>());
+        // A balloon moves its pages by and by: it is not worth a look each time.
+        sum.is_some_and(|sum| sum.abs_diff(pages) <= pages / 16)
+    }
+
+    /// Whether these domains, by number with the pages that they have, are to be asked for now.
+    pub fn is_due(&self, domains: &BTreeMap<u32, u64>, at: Ns) -> bool {
+        let Some(last) = self.at else {
+            return !domains.is_empty();
+        };
+        let since = at.saturating_sub(last);
+        // What is asked for early keeps to its share of the time, too.
+        let may_be_early = since >= Ns(self.every().0 / 6);
+        let wants = |(domid, pages): (&u32, &u64)| {
+            !self.is_told(*domid, *pages) && self.untold.get(domid).is_none_or(|(_, next)| *next <= at)
+        };
+        !domains.is_empty() && (since >= self.every() || (may_be_early && domains.iter().any(wants)))
+    }
+
+    /// Takes in what was told from then on, and how long that took.
+    pub fn take_in(&mut self, console: &str, domains: &BTreeMap<u32, u64>, (at, took): (Ns, Ns)) {
+        self.pages = memory::by_node(console);
+        (self.at, self.took) = (Some(at), took);
+        self.untold.retain(|domid, _| domains.contains_key(domid));
+        for (domid, pages) in domains {
+            if self.is_told(*domid, *pages) {
+                self.untold.remove(domid);
+                continue;
+            }
+            let times = self.untold.get(domid).map_or(0, |(times, _)| times + 1);
+            let pause = Ns(AGAIN.0.saturating_mul(1 << times.min(10)));
+            self.untold.insert(*domid, (times, at + pause.min(self.every())));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(domid: u32, pages: u64) -> String {
+        format!("(XEN) Domain {domid} (total: {pages}):\n(XEN)     Node 0: {pages}\n")
+    }
+
+    /// Seconds at which it is asked within an hour, looked at each second.
+    fn asked(counted: &mut Counted, domains: &BTreeMap<u32, u64>, says: &str, took: Ns) -> Vec<u64> {
+        let mut times = Vec::new();
+        for second in 0..3600 {
+            let at = Ns::from_secs(1000 + second);
+            if counted.is_due(domains, at) {
+                counted.take_in(says, domains, (at, took));
+                times.push(second);
+            }
+        }
+        times
+    }
+
+    #[test]
+    fn one_that_is_never_told_is_asked_for_less_and_less() {
+        let domains = BTreeMap::from([(1, 100), (2, 100)]);
+        let mut counted = Counted::default();
+        let times = asked(&mut counted, &domains, &told(1, 100), Ns::from_millis(1));
+        assert_eq!(times[..5], [0, 10, 30, 70, 130]);
+        assert_eq!(times.len(), 3 + (3600 - 70_usize).div_ceil(60));
+        // A new one is asked for at once.
+        let domains = BTreeMap::from([(1, 100), (2, 100), (3, 100)]);
+        assert!(counted.is_due(&domains, Ns::from_secs(1000 + 3599)));
+    }
+
+    #[test]
+    fn what_takes_long_is_done_rarely() {
+        let domains = BTreeMap::from([(1, 100)]);
+        let times = asked(
+            &mut Counted::default(),
+            &domains,
+            &told(1, 100),
+            Ns::from_millis(600),
+        );
+        assert_eq!(times, [0, 600, 1200, 1800, 2400, 3000]);
+        // One that is not told, no more often than six times that.
+        let times = asked(&mut Counted::default(), &domains, "", Ns::from_millis(600));
+        assert_eq!(times[..3], [0, 100, 200]);
+        assert!(asked(&mut Counted::default(), &BTreeMap::new(), "", Ns::from_millis(1)).is_empty());
+    }
+
+    #[test]
+    fn a_balloon_that_moved_much_is_asked_for() {
+        let mut counted = Counted::default();
+        let at = Ns::from_secs(1000);
+        counted.take_in(&told(1, 1600), &BTreeMap::from([(1, 1600)]), (at, Ns(1)));
+        let later = at + Ns::from_secs(10);
+        assert!(!counted.is_due(&BTreeMap::from([(1, 1510)]), later));
+        assert!(counted.is_due(&BTreeMap::from([(1, 1500)]), later));
+    }
+}

@@ -1,0 +1,179 @@
+//! What others do to domains that the agent has touched: it becomes what is given back. And what becomes of what is written down
+//! of a domain whose run is over.
+
+use homenode_linux::journal::{Before, Journal, Run, Written};
+use homenode_units::{CpuSet, NodeSet, VmId};
+
+use super::XenHost;
+use crate::changed::{self, Home, PLACING, Pins};
+use crate::domain::Domain;
+
+impl XenHost {
+    /// Settles what the journal says of runs that are over.
+    pub(super) fn settle_ended(&mut self) -> Result<(), crate::hypervisor::CallError> {
+        let Some(journal) = &mut self.journal else {
+            return Ok(());
+        };
+        let runs: Vec<Run> = journal
+            .entries()
+            .values()
+            .map(|entry| entry.run.clone())
+            .collect();
+        for run in runs {
+            // What is written down of one on its way is set again once it has arrived.
+            if self.moves.on_its_way() == Some(run.vm) || changed::alive(&self.hypervisor, &run)?.is_some() {
+                continue;
+            }
+            match changed::settle(&self.hypervisor, journal, run.vm) {
+                Ok(()) => drop(self.leases.remove(&run.vm)),
+                Err(cause) => self.notices.add(format!(
+                    "what the agent left of an earlier run of domain {} is not undone: {cause}",
+                    run.name
+                )),
+            }
+        }
+        Ok(())
+    }
+
+    /// What somebody else has set since the agent placed a domain is the operator's from now on, and is what is given back.
+    pub(super) fn take_in_others(&mut self, vm: VmId) -> Result<(), String> {
+        let (Some(domain), Some(journal)) = (self.domains.get(&vm), &mut self.journal) else {
+            return Ok(());
+        };
+        let Some(entry) = journal.entry(vm).filter(|entry| entry.run == domain.run) else {
+            return Ok(());
+        };
+        if !entry.has(&PLACING) {
+            return Ok(());
+        }
+        let (mut pins, mut before) = (
+            changed::read::<Pins>(entry)?.unwrap_or_default(),
+            entry.before.clone(),
+        );
+        let home = changed::read::<Home>(entry)?;
+        let name = &domain.run.name;
+        let mut said = Vec::new();
+        for (index, vcpu) in &domain.vcpus {
+            let ours = pins.0.get(index);
+            let is_ours = ours.is_some_and(|ours| ours.contains(&vcpu.affinity));
+            if is_ours || (ours.is_none() && before.vcpus.get(index) == Some(&vcpu.affinity)) {
+                continue;
+            }
+            pins.0.remove(index);
+            before.vcpus.insert(*index, vcpu.affinity.clone());
+            let cpus = &vcpu.affinity;
+            said.push(format!(
+                "vCPU {index} of domain {name} was given CPUs {cpus} by someone else; the agent keeps to them"
+            ));
+        }
+        let nodes = self.hypervisor.node_affinity(domain.run.runtime_id);
+        let nodes = nodes.map_err(|error| error.to_string())?;
+        let is_at_home = home.as_ref().is_some_and(|home| home.0.contains(&nodes));
+        if !is_at_home && before.nodes.as_ref() != Some(&nodes) {
+            let follows = nodes == self.followed(domain)?;
+            if home.is_some() {
+                said.push(format!(
+                    "memory of domain {name} was told by someone else to come from nodes {nodes}; the agent keeps to them"
+                ));
+            }
+            match follows {
+                // They came along with the agent's pins: they are given back with these.
+                true if self.hypervisor.can_follow_cpus(domain.run.runtime_id) => before.nodes = None,
+                true if home.is_none() => {}
+                _ => before.nodes = Some(nodes),
+            }
+        }
+        let is_home_lost = home.is_some() && !is_at_home;
+        let journal = self.journal.as_mut().expect("it was there");
+        write(journal, (vm, &domain.run), before, &pins, is_home_lost)?;
+        for text in said {
+            self.notices.add(text);
+        }
+        Ok(())
+    }
+
+    /// How a domain is, to be written down before it is touched. Nodes that merely follow its CPUs are none of its own, as far as
+    /// that can be told, and undone.
+    pub(super) fn before(&self, domain: &Domain) -> Result<Before, String> {
+        let say = |error: crate::hypervisor::CallError| error.to_string();
+        let domid = domain.run.runtime_id;
+        let nodes = self.hypervisor.node_affinity(domid).map_err(say)?;
+        let (all, preferred) = (self.nodes_of(domain, Preferred::No)?, self.followed(domain)?);
+        // Where vCPUs prefer a part of where they may run, the toolstack chose a place, and told it the hypervisor.
+        let follows = nodes == all && all == preferred && self.hypervisor.can_follow_cpus(domid);
+        Ok(Before {
+            // Those that are offline, too: they may come online when nobody looks.
+            vcpus: (0..domain.listed.vcpu_count)
+                .filter_map(|index| Some((index, self.hypervisor.affinity(domid, index).ok()?)))
+                .collect(),
+            nodes: Some(nodes).filter(|_| !follows),
+            ..Before::default()
+        })
+    }
+
+    /// Nodes that the memory of a domain comes from that was told none.
+    fn followed(&self, domain: &Domain) -> Result<NodeSet, String> {
+        self.nodes_of(domain, Preferred::Yes)
+    }
+
+    /// As Xen takes them: of all CPUs that vCPUs may run on, those that some prefer; all where none is.
+    fn nodes_of(&self, domain: &Domain, preferred: Preferred) -> Result<NodeSet, String> {
+        let (mut hard, mut soft) = (CpuSet::new(), CpuSet::new());
+        for index in 0..domain.listed.vcpu_count {
+            let of = self.hypervisor.affinities(domain.run.runtime_id, index);
+            let (may, prefers) = of.map_err(|error| error.to_string())?;
+            hard = hard.union(&may);
+            soft = soft.union(&prefers);
+        }
+        let hard = hard.intersection(&domain.pool.cpus);
+        let soft = soft.intersection(&hard);
+        let cpus = match preferred == Preferred::Yes && !soft.is_empty() {
+            true => soft,
+            false => hard,
+        };
+        let of = self
+            .options
+            .machine
+            .cpus
+            .iter()
+            .filter(|cpu| cpus.contains(cpu.id));
+        Ok(of.map(|cpu| cpu.node).collect())
+    }
+}
+
+/// Whether what vCPUs prefer counts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Preferred {
+    Yes,
+    No,
+}
+
+/// Writes down what is the agent's still, and what is given back. In this order: a crash in between leaves a pin that is not the
+/// agent's any more, and is left alone.
+fn write(
+    journal: &mut Journal,
+    (vm, run): (VmId, &Run),
+    before: Before,
+    pins: &Pins,
+    is_home_lost: bool,
+) -> Result<(), String> {
+    let Some(entry) = journal.entry(vm) else {
+        return Ok(());
+    };
+    let had: Option<Pins> = entry.get();
+    if entry.before != before {
+        journal
+            .begin(run.clone(), before)
+            .map_err(|error| error.to_string())?;
+    }
+    if had.is_some_and(|had| had != *pins) {
+        match pins.0.is_empty() {
+            true => journal.clear(vm, &[Pins::KEY]),
+            false => journal.set(vm, pins).map_err(|error| error.to_string())?,
+        }
+    }
+    if is_home_lost {
+        journal.clear(vm, &[Home::KEY]);
+    }
+    Ok(())
+}

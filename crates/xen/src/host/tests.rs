@@ -1,0 +1,407 @@
+use homenode_host::{Act, CpuQuota, Lever, Limit};
+use homenode_linux::journal::Written;
+use serde::{Deserialize, Serialize};
+
+use super::*;
+use crate::changed::{PastCap, undo_all};
+use crate::stand_in::{Dom, StandIn};
+
+const VM: VmId = VmId(7);
+
+struct Bench {
+    dir: tempfile::TempDir,
+    xen: StandIn,
+}
+
+impl Bench {
+    /// A host with one domain, number 1.
+    fn new() -> Bench {
+        let bench = Bench {
+            dir: tempfile::tempdir().unwrap(),
+            xen: StandIn::default(),
+        };
+        bench.xen.world().doms.insert(1, Dom::new("web", 7));
+        bench
+    }
+
+    fn hypervisor(&self) -> Hypervisor {
+        self.xen.open(self.dir.path())
+    }
+
+    fn agent_that(&self, acting: Acting) -> XenHost {
+        let hypervisor = self.hypervisor();
+        let machine = place::machine(&hypervisor, self.dir.path()).unwrap();
+        let options = Options {
+            root: self.dir.path().to_owned(),
+            state_dir: self.dir.path().join("state"),
+            acting,
+            ..Options::new(machine)
+        };
+        XenHost::of(hypervisor, options).unwrap()
+    }
+
+    fn agent(&self) -> XenHost {
+        self.agent_that(Acting::Live)
+    }
+
+    fn journal(&self) -> Journal {
+        Journal::open(&self.dir.path().join("state")).unwrap()
+    }
+
+    /// What a living agent's journal says.
+    fn entries(&self) -> BTreeMap<VmId, Journalled> {
+        peek(&self.dir.path().join("state"))
+    }
+
+    fn cap(&self, domid: u32) -> u16 {
+        self.xen.world().doms[&domid].share.1
+    }
+
+    fn hard(&self, index: usize) -> u8 {
+        self.xen.world().doms[&1].vcpus[index].hard
+    }
+
+    /// The domain ends; another run of it, as `xl` makes it with the cap that it had, is there.
+    fn runs_again(&self, domid: u32, dom: Dom) {
+        let mut world = self.xen.world();
+        world.doms.clear();
+        world.doms.insert(domid, dom);
+    }
+}
+
+fn cap_of(percent: f64) -> Act {
+    Act::Limit {
+        limit: Limit::CpuQuota(CpuQuota::of(percent / 200.0, Ns::from_millis(30))),
+        lease_ns: Ns::from_secs(600),
+    }
+}
+
+fn pin(vcpus: &[u16], cpus: &str) -> Act {
+    let (vcpus, cpus) = (vcpus.to_vec(), cpus.parse().unwrap());
+    Act::PinVcpus { vcpus, cpus }
+}
+
+fn home(nodes: &str) -> Act {
+    Act::SetHome {
+        nodes: nodes.parse().unwrap(),
+    }
+}
+
+fn does(host: &mut XenHost, act: Act) {
+    does_all(host, vec![act]);
+}
+
+/// In one plan.
+fn does_all(host: &mut XenHost, acts: Vec<Act>) {
+    let sample = host.sample().unwrap();
+    let mut plan = Plan::new(sample.version);
+    for act in acts {
+        plan.decide("test", act.on(VM), "to see it undone".into());
+    }
+    let outcomes = host.commit(&plan).unwrap().outcomes;
+    let is_done = |outcome: &Outcome| matches!(outcome, Outcome::Done | Outcome::Renewed);
+    assert!(outcomes.iter().all(is_done), "{outcomes:?}");
+}
+
+fn says(host: &mut XenHost, word: &str) -> usize {
+    let notices = host.take_notices();
+    notices.iter().filter(|text| text.contains(word)).count()
+}
+
+fn capped(name: &str, cap: u16) -> Dom {
+    Dom {
+        share: (256, cap),
+        ..Dom::new(name, 7)
+    }
+}
+
+#[test]
+fn a_cap_that_the_next_run_has_is_lifted_and_its_operators_is_in_force() {
+    let bench = Bench::new();
+    bench.xen.world().doms.get_mut(&1).unwrap().share = (512, 80);
+    let mut host = bench.agent();
+    does(&mut host, cap_of(30.0));
+    assert_eq!(bench.xen.world().doms[&1].share, (512, 30));
+    bench.runs_again(2, capped("web", 30));
+    let sample = host.sample().unwrap();
+    assert_eq!(bench.cap(2), 80);
+    // The agent takes it for its operator's from the first look on.
+    let quota = sample.vms[0].settings.quota.unwrap();
+    assert!((quota.share() - 0.4).abs() < 0.01, "{quota:?}");
+    // Others than ours stay.
+    does(&mut host, cap_of(30.0));
+    bench.runs_again(3, capped("web", 55));
+    host.sample().unwrap();
+    assert_eq!(bench.cap(3), 55);
+    assert!(bench.entries().is_empty());
+}
+
+#[test]
+fn a_saved_domain_comes_back_without_the_cap_that_it_was_saved_with() {
+    let bench = Bench::new();
+    let mut host = bench.agent();
+    does(&mut host, cap_of(30.0));
+    does(&mut host, pin(&[0], "2"));
+    bench.xen.world().doms.clear();
+    host.sample().unwrap();
+    let entry = bench.entries()[&VM].clone();
+    assert_eq!(entry.keys().collect::<Vec<_>>(), [PastCap::KEY]);
+    assert_eq!(host.next_lease_end(), None);
+    // Nothing is in force: neither its end nor another agent with a state of its own has to do with it.
+    assert_eq!(host.restore(), Undone::default());
+    drop(host);
+    let mut host = bench.agent();
+    // While it is being built it has none yet.
+    bench.runs_again(9, Dom::new("web", 7).paused());
+    host.sample().unwrap();
+    assert!(bench.entries().contains_key(&VM));
+    bench.runs_again(9, capped("web", 30));
+    host.sample().unwrap();
+    assert_eq!(bench.cap(9), 0);
+    assert!(bench.entries().is_empty());
+}
+
+#[test]
+fn a_guard_and_release_lift_what_another_run_has() {
+    let bench = Bench::new();
+    let mut host = bench.agent();
+    does(&mut host, cap_of(30.0));
+    drop(host);
+    bench.runs_again(2, capped("web", 30));
+    let hypervisor = bench.hypervisor();
+    bench.xen.world().failing = Some("set_share");
+    let undone = undo_all(&hypervisor, &mut bench.journal());
+    assert!(undone.failures[0].contains("domain web"), "{undone:?}");
+    bench.xen.world().failing = None;
+    let undone = undo_all(&hypervisor, &mut bench.journal());
+    assert_eq!((undone.failures, bench.cap(2)), (vec![], 0));
+    assert!(bench.entries().is_empty());
+}
+
+#[test]
+fn a_migration_in_flight_is_followed_to_its_end() {
+    let bench = Bench::new();
+    let mut host = bench.agent();
+    does(&mut host, cap_of(30.0));
+    // It gets its cap when it is built.
+    bench
+        .xen
+        .world()
+        .doms
+        .insert(2, Dom::new("web--incoming", 7).paused());
+    drop(host);
+    let hypervisor = bench.hypervisor();
+    assert_eq!(undo_all(&hypervisor, &mut bench.journal()).vms, [VM]);
+    assert_eq!(bench.cap(1), 0);
+    bench.runs_again(2, capped("web", 30));
+    let mut host = bench.agent();
+    host.sample().unwrap();
+    assert_eq!(bench.cap(2), 0);
+    assert!(bench.entries().is_empty());
+}
+
+#[test]
+fn what_an_operator_pins_again_and_again_is_given_back() {
+    let bench = Bench::new();
+    let mut host = bench.agent();
+    does(&mut host, pin(&[0, 1], "3"));
+    let pins = |cpus: u8| bench.xen.world().doms.get_mut(&1).unwrap().vcpus[0].hard = cpus;
+    pins(0b0001);
+    host.sample().unwrap();
+    assert_eq!(says(&mut host, "given CPUs 0 by someone else"), 1);
+    // The second time it was not the agent's any more.
+    pins(0b0110);
+    host.sample().unwrap();
+    assert_eq!(says(&mut host, "given CPUs 1-2 by someone else"), 1);
+    does(&mut host, pin(&[0], "2"));
+    assert_eq!(bench.hard(0), 0b0100);
+    assert_eq!(host.restore().failures, Vec::<String>::new());
+    assert_eq!((bench.hard(0), bench.hard(1)), (0b0110, 0b1111));
+}
+
+#[test]
+fn what_the_agent_did_earlier_in_a_plan_is_nobody_elses() {
+    for acts in [
+        vec![pin(&[0], "3"), home("3"), pin(&[1], "3")],
+        vec![home("3"), pin(&[0, 1], "3")],
+    ] {
+        let bench = Bench::new();
+        let mut host = bench.agent();
+        does_all(&mut host, acts);
+        assert_eq!((bench.hard(0), bench.hard(1)), (0b1000, 0b1000));
+        assert_eq!(says(&mut host, "someone else"), 0);
+        assert_eq!(host.restore().failures, Vec::<String>::new());
+        assert_eq!((bench.hard(0), bench.hard(1)), (0b1111, 0b1111));
+        assert_eq!(bench.xen.world().doms[&1].nodes, 0b1111);
+    }
+}
+
+#[test]
+fn a_vcpu_that_comes_online_later_has_back_what_it_had() {
+    let bench = Bench::new();
+    {
+        let mut world = bench.xen.world();
+        let vcpus = &mut world.doms.get_mut(&1).unwrap().vcpus;
+        (vcpus[1].is_online, vcpus[1].hard) = (false, 0b0110);
+    }
+    let mut host = bench.agent();
+    does(&mut host, pin(&[0], "3"));
+    bench.xen.world().doms.get_mut(&1).unwrap().vcpus[1].is_online = true;
+    does(&mut host, pin(&[1], "2"));
+    assert_eq!(host.restore().failures, Vec::<String>::new());
+    assert_eq!((bench.hard(0), bench.hard(1)), (0b1111, 0b0110));
+}
+
+#[test]
+fn nodes_that_somebody_else_set_are_given_back() {
+    let bench = Bench::new();
+    let nodes = |bits: u8| bench.xen.world().doms.get_mut(&1).unwrap().nodes = bits;
+    let mut host = bench.agent();
+    does(&mut host, home("3"));
+    does(&mut host, pin(&[0], "3"));
+    nodes(0b0010);
+    host.sample().unwrap();
+    assert_eq!(says(&mut host, "to come from nodes 1"), 1);
+    nodes(0b0011);
+    does(&mut host, home("2"));
+    assert_eq!(bench.xen.world().doms[&1].nodes, 0b0100);
+    assert_eq!(host.restore().failures, Vec::<String>::new());
+    assert_eq!(bench.xen.world().doms[&1].nodes, 0b0011);
+}
+
+/// What no version of ours writes.
+macro_rules! foreign {
+    ($name:ident as $key:expr) => {
+        #[derive(Serialize, Deserialize)]
+        struct $name(String);
+        impl Written for $name {
+            const KEY: &'static str = $key;
+        }
+    };
+}
+foreign!(ForeignPins as Pins::KEY);
+foreign!(ForeignCap as crate::changed::Cap::KEY);
+foreign!(Unknown as "xen-of-later");
+
+#[test]
+fn what_cannot_be_read_is_a_failure_and_stays() {
+    let keys = [ForeignPins::KEY, ForeignCap::KEY, Unknown::KEY];
+    for (at, key) in keys.into_iter().enumerate() {
+        let bench = Bench::new();
+        let mut host = bench.agent();
+        does(&mut host, home("3"));
+        drop(host);
+        let mut journal = bench.journal();
+        let text = || "?".to_owned();
+        match at {
+            0 => journal.set(VM, &ForeignPins(text())),
+            1 => journal.set(VM, &ForeignCap(text())),
+            _ => journal.set(VM, &Unknown(text())),
+        }
+        .unwrap();
+        for _ in 0..2 {
+            let undone = undo_all(&bench.hypervisor(), &mut journal);
+            assert!(undone.failures[0].contains(key), "{undone:?}");
+            let kept = journal.entry(VM).unwrap();
+            assert_eq!(kept.keys().collect::<Vec<_>>(), [key], "all else is undone");
+        }
+        assert_eq!(bench.xen.world().doms[&1].nodes, 0b1111);
+        // An agent says so, too, and leaves it; with the domain's end it goes.
+        drop(journal);
+        let mut host = bench.agent();
+        host.sample().unwrap();
+        assert!(host.restore().failures[0].contains(key));
+        bench.xen.world().doms.clear();
+        host.sample().unwrap();
+        assert!(bench.entries().is_empty());
+    }
+}
+
+#[test]
+fn a_xenstore_that_does_not_answer_costs_no_domain_its_name() {
+    let bench = Bench::new();
+    let mut host = bench.agent();
+    assert_eq!(host.sample().unwrap().vms[0].name, "web");
+    bench.xen.world().store_fails = Some("it does not answer".into());
+    bench.xen.world().doms.insert(2, Dom::new("new", 8));
+    for _ in 0..3 {
+        let vms = host.sample().unwrap().vms;
+        assert_eq!((vms[0].name.as_str(), vms.len()), ("web", 1));
+    }
+    assert_eq!(says(&mut host, "xenstored does not tell"), 1);
+    // Its levers work meanwhile.
+    does(&mut host, pin(&[0], "3"));
+    bench.xen.world().store_fails = None;
+    assert_eq!(host.sample().unwrap().vms.len(), 2);
+}
+
+#[test]
+fn of_two_domains_with_one_uuid_none_is_touched() {
+    let bench = Bench::new();
+    let mut host = bench.agent();
+    does(&mut host, pin(&[0], "3"));
+    bench.xen.world().doms.insert(2, Dom::new("copy", 7));
+    bench.xen.world().doms.insert(3, Dom::new("other", 8));
+    let vms = host.sample().unwrap().vms;
+    assert_eq!((vms[0].name.as_str(), vms.len()), ("other", 1));
+    assert_eq!(says(&mut host, "web, copy have the same UUID"), 1);
+    // What was done to the first is still known, and undone.
+    assert_eq!(host.restore().vms, [VM]);
+    assert_eq!(bench.hard(0), 0b1111);
+}
+
+#[test]
+fn a_dry_run_sees_what_is_the_agents_and_takes_nothing_over() {
+    let bench = Bench::new();
+    bench.xen.world().doms.get_mut(&1).unwrap().share = (256, 80);
+    let mut host = bench.agent();
+    does(&mut host, cap_of(30.0));
+    does(&mut host, pin(&[0, 1], "3"));
+    let seen = host.sample().unwrap().vms.remove(0).settings;
+    let mut dry = bench.agent_that(Acting::DryRun);
+    assert_eq!(dry.sample().unwrap().vms[0].settings, seen);
+    assert_eq!(seen.cpus_allowed, None, "{seen:?}");
+    does(
+        &mut host,
+        Act::Lift {
+            lever: Lever::CpuQuota,
+        },
+    );
+    assert_eq!(
+        dry.sample().unwrap().vms[0].settings,
+        host.sample().unwrap().vms[0].settings
+    );
+}
+
+#[test]
+fn a_cap_is_set_without_reading_the_weight() {
+    let bench = Bench::new();
+    let hypervisor = bench.hypervisor();
+    let pool = hypervisor.pool(0).unwrap();
+    bench.xen.world().doms.get_mut(&1).unwrap().share = (700, 0);
+    // What is not read cannot be written back over what somebody sets meanwhile.
+    bench.xen.world().failing = Some("share");
+    hypervisor.set_cap(1, &pool, 40).unwrap();
+    assert_eq!(bench.xen.world().doms[&1].share, (700, 40));
+}
+
+#[test]
+fn a_domain_whose_name_leads_elsewhere_is_only_watched() {
+    let bench = Bench::new();
+    bench.xen.world().doms.insert(1, Dom::new("../../evil", 7));
+    let mut host = bench.agent();
+    let vms = host.sample().unwrap().vms;
+    assert_eq!(vms[0].settings.management, homenode_host::Management::Ignored);
+    assert_eq!(says(&mut host, "rename it"), 1);
+}
+
+#[test]
+fn memory_is_asked_for_and_said_to_be() {
+    let bench = Bench::new();
+    bench.xen.world().console = "(XEN) Domain 1 (total: 32768):\n(XEN)     Node 2: 32768\n".into();
+    let mut host = bench.agent();
+    host.sample().unwrap();
+    host.sample().unwrap();
+    assert_eq!(bench.xen.world().keys_pressed, 1);
+    assert_eq!(says(&mut host, "debug key `u`"), 1);
+}

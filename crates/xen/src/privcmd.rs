@@ -1,0 +1,131 @@
+//! One hypercall that libxenctrl does not make: a domain's node affinity is to follow its CPUs again, as that of a new domain
+//! does. Xen 4.17 takes an affinity to all nodes that there may ever be for that; libxenctrl's sets end with the host's last.
+
+#![allow(unsafe_code)] // a call of the hypervisor, with memory that it reads and writes
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+/// Linux's way to it.
+const DEVICE: &str = "dev/xen/privcmd";
+/// `IOCTL_PRIVCMD_HYPERCALL`: no direction, type `P`, number 0, of a [`Call`].
+const HYPERCALL: libc::c_ulong = (size_of::<Call>() as libc::c_ulong) << 16 | (b'P' as libc::c_ulong) << 8;
+/// `__HYPERVISOR_domctl`, `XEN_DOMCTL_INTERFACE_VERSION` of 4.17, `XEN_DOMCTL_{set,get}nodeaffinity`.
+const DOMCTL: u64 = 36;
+const VERSION: u32 = 0x15;
+const SET: u32 = 68;
+const GET: u32 = 69;
+/// `MAX_NUMNODES` on x86.
+const NODES: u32 = 64;
+const PAGE: usize = 4096;
+/// The kernel may move a page just then, and the hypervisor does not wait for it.
+const TRIES: u32 = 5;
+
+/// `privcmd_hypercall`.
+#[repr(C)]
+struct Call {
+    op: u64,
+    arguments: [u64; 5],
+}
+
+/// `xen_domctl` with an `xenctl_bitmap`, and the set that this points to.
+#[repr(C)]
+struct Order {
+    command: u32,
+    version: u32,
+    domain: u16,
+    pad: [u16; 3],
+    set: u64,
+    bits: u32,
+    rest: [u32; 29],
+    nodes: u64,
+}
+
+/// Nodes of a domain as the hypervisor has them, bit by bit: what shows that its calls are the ones that are known here.
+pub fn nodes(root: &Path, domid: u32) -> std::io::Result<u64> {
+    call(root, domid, GET, 0)
+}
+
+/// Has a domain's node affinity follow its CPUs.
+pub fn follow(root: &Path, domid: u32) -> std::io::Result<()> {
+    call(root, domid, SET, u64::MAX).map(drop)
+}
+
+fn call(root: &Path, domid: u32, command: u32, nodes: u64) -> std::io::Result<u64> {
+    let device = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(root.join(DEVICE))?;
+    let domain = u16::try_from(domid).map_err(std::io::Error::other)?;
+    // SAFETY: a page of our own, locked, as the hypervisor does not wait for one that is not there.
+    unsafe {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_LOCKED | libc::MAP_POPULATE;
+        let page = libc::mmap(
+            std::ptr::null_mut(),
+            PAGE,
+            libc::PROT_READ | libc::PROT_WRITE,
+            flags,
+            -1,
+            0,
+        );
+        if page == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error());
+        }
+        let order = page.cast::<Order>();
+        order.write(Order {
+            command,
+            version: VERSION,
+            domain,
+            pad: [0; 3],
+            set: (&raw mut (*order).nodes) as u64,
+            bits: NODES,
+            rest: [0; 29],
+            nodes,
+        });
+        let mut done = ask(&device, order);
+        for _ in 1..TRIES {
+            match &done {
+                Err(error) if error.raw_os_error() == Some(libc::EFAULT) => done = ask(&device, order),
+                _ => break,
+            }
+        }
+        let nodes = (&raw const (*order).nodes).read_volatile();
+        libc::munmap(page, PAGE);
+        done.map(|()| nodes)
+    }
+}
+
+/// # Safety
+/// The order must be in memory that stays while this runs.
+unsafe fn ask(device: &File, order: *mut Order) -> std::io::Result<()> {
+    let call = Call {
+        op: DOMCTL,
+        arguments: [order as u64, 0, 0, 0, 0],
+    };
+    // SAFETY: the kernel reads a `Call` there.
+    match unsafe { libc::ioctl(device.as_raw_fd(), HYPERCALL, &raw const call) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structures_lie_as_c_has_them() {
+        use std::mem::offset_of;
+        // `xen_domctl` is 16 bytes and a union of 128, which begins with the set's address.
+        assert_eq!(
+            (
+                offset_of!(Order, set),
+                offset_of!(Order, bits),
+                offset_of!(Order, nodes)
+            ),
+            (16, 24, 144)
+        );
+        assert_eq!(HYPERCALL, 0x0030_5000);
+    }
+}

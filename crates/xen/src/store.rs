@@ -1,0 +1,208 @@
+//! Xenstore, asked by a thread of its own: a daemon that hangs, or one that was killed, has the thread wait and not the agent.
+
+#![allow(unsafe_code)] // calls of a C library
+
+use std::ffi::{CStr, CString, c_char, c_uint};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+use crate::library::Store;
+
+/// How long xenstored may take to answer all that is asked at once: it takes milliseconds, and seconds on an emulated host.
+const ANSWER_MAX: Duration = Duration::from_secs(3);
+
+/// What is said meanwhile, and ever since.
+const SILENT: &str = "it does not answer";
+
+/// What stands under each path, nothing where there is no such, or why that is not known. Of a path that ends in `/`: what there
+/// is below it, a name to a line.
+pub type Read = Result<Vec<Option<String>>, String>;
+
+/// What reads xenstore, however long it takes.
+#[derive(Clone)]
+pub struct Source(Arc<dyn Fn(&[String]) -> Read + Send + Sync>);
+
+impl std::fmt::Debug for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Source")
+    }
+}
+
+impl Source {
+    /// Of a function that reads.
+    pub fn new(read: impl Fn(&[String]) -> Read + Send + Sync + 'static) -> Source {
+        Source(Arc::new(read))
+    }
+
+    /// This host's, by its library.
+    pub fn of(library: Store) -> Source {
+        Source::new(move |paths| Connection::open(&library)?.read(paths))
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Asking {
+    questions: Sender<Vec<String>>,
+    answers: Receiver<Read>,
+    /// Whether an answer is still to come that nobody waits for any more.
+    is_late: bool,
+    patience: Duration,
+}
+
+impl Asking {
+    /// Starts the thread. It ends with this value, or with the program where it hangs.
+    pub fn start(source: Source) -> Asking {
+        Asking::with(source, ANSWER_MAX)
+    }
+
+    fn with(Source(read): Source, patience: Duration) -> Asking {
+        let (questions, asked) = channel::<Vec<String>>();
+        let (answer, answers) = channel();
+        std::thread::spawn(move || {
+            while let Ok(paths) = asked.recv() {
+                if answer.send(read(&paths)).is_err() {
+                    break;
+                }
+            }
+        });
+        Asking {
+            questions,
+            answers,
+            is_late: false,
+            patience,
+        }
+    }
+
+    /// What stands under these paths, in their order.
+    ///
+    /// # Errors
+    /// Why that is not known. While an answer is late that is said at once.
+    pub fn read(&mut self, paths: Vec<String>) -> Read {
+        let gone = || "the thread that asks it has ended".to_owned();
+        if self.is_late && self.answers.try_recv().is_err() {
+            return Err(SILENT.into());
+        }
+        self.is_late = false;
+        self.questions.send(paths).map_err(|_| gone())?;
+        match self.answers.recv_timeout(self.patience) {
+            Ok(answer) => answer,
+            Err(RecvTimeoutError::Timeout) => {
+                self.is_late = true;
+                Err(SILENT.into())
+            }
+            Err(RecvTimeoutError::Disconnected) => Err(gone()),
+        }
+    }
+}
+
+/// A connection to xenstored.
+struct Connection<'a> {
+    library: &'a Store,
+    handle: NonNull<std::ffi::c_void>,
+}
+
+impl Connection<'_> {
+    fn open(library: &Store) -> Result<Connection<'_>, String> {
+        // SAFETY: what it gives is closed with the value.
+        let handle = NonNull::new(unsafe { (library.xs_open)(0) });
+        let handle = handle.ok_or_else(|| format!("xs_open: {}", std::io::Error::last_os_error()))?;
+        Ok(Connection { library, handle })
+    }
+
+    fn read(&self, paths: &[String]) -> Read {
+        paths.iter().map(|path| self.value(path)).collect()
+    }
+
+    /// What there is below a path, a name to a line.
+    fn names(&self, path: &str) -> Result<Option<String>, String> {
+        let Ok(path) = CString::new(path) else {
+            return Ok(None);
+        };
+        // SAFETY: the connection is open; what it gives are so many texts, which are freed with the list of them.
+        unsafe {
+            let mut count: c_uint = 0;
+            let list = (self.library.xs_directory)(self.handle.as_ptr(), 0, path.as_ptr(), &raw mut count);
+            let Some(list) = NonNull::new(list) else {
+                return none_or("xs_directory");
+            };
+            let names = std::slice::from_raw_parts(list.as_ptr(), count as usize);
+            let text = |name: &*mut c_char| CStr::from_ptr(*name).to_string_lossy().into_owned();
+            let names: Vec<String> = names.iter().map(text).collect();
+            libc::free(list.as_ptr().cast());
+            Ok(Some(names.join("\n")))
+        }
+    }
+
+    fn value(&self, path: &str) -> Result<Option<String>, String> {
+        if let Some(path) = path.strip_suffix('/') {
+            return self.names(path);
+        }
+        let Ok(path) = CString::new(path) else {
+            return Ok(None);
+        };
+        // SAFETY: the connection is open; what it gives is `length` bytes that are ours to free.
+        unsafe {
+            let mut length: c_uint = 0;
+            let read = (self.library.xs_read)(self.handle.as_ptr(), 0, path.as_ptr(), &raw mut length);
+            let Some(read) = NonNull::new(read) else {
+                return none_or("xs_read");
+            };
+            let bytes = std::slice::from_raw_parts(read.as_ptr().cast::<u8>(), length as usize);
+            let text = String::from_utf8_lossy(bytes).into_owned();
+            libc::free(read.as_ptr().cast());
+            Ok(Some(text))
+        }
+    }
+}
+
+/// Nothing is there, or the call failed.
+fn none_or(call: &str) -> Result<Option<String>, String> {
+    let error = std::io::Error::last_os_error();
+    match error.kind() {
+        std::io::ErrorKind::NotFound => Ok(None),
+        _ => Err(format!("{call}: {error}")),
+    }
+}
+
+impl Drop for Connection<'_> {
+    fn drop(&mut self) {
+        // SAFETY: opened by `open`, and closed once.
+        unsafe { (self.library.xs_close)(self.handle.as_ptr()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[test]
+    fn one_that_hangs_is_waited_for_once_and_asked_again_when_it_has_answered() {
+        let (go, gate) = channel::<()>();
+        let gate = Mutex::new(gate);
+        let source = Source::new(move |paths| {
+            gate.lock().unwrap().recv().map_err(|e| e.to_string())?;
+            Ok(paths.iter().map(|path| Some(path.to_uppercase())).collect())
+        });
+        let mut asking = Asking::with(source, Duration::from_millis(50));
+        let of = |path: &str| vec![path.to_owned()];
+        go.send(()).unwrap();
+        assert_eq!(asking.read(of("a")), Ok(vec![Some("A".into())]));
+        assert_eq!(asking.read(of("b")), Err(SILENT.into()));
+        let begun = std::time::Instant::now();
+        assert_eq!(asking.read(of("c")), Err(SILENT.into()));
+        assert!(begun.elapsed() < Duration::from_millis(50), "nobody waits again");
+        // It goes on: the late answer is to the old question, and is thrown away.
+        go.send(()).unwrap();
+        go.send(()).unwrap();
+        let answered = (0..500).find_map(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            asking.read(of("d")).ok()
+        });
+        assert_eq!(answered, Some(vec![Some("D".into())]));
+    }
+}
