@@ -319,7 +319,10 @@ mod tests {
         let (mut scene, mut state) = (scene(), State::default());
         scene.vm(1).moves_whole();
         assert_eq!(epoch(&mut scene, &mut state), (1_000_000, 0));
-        scene.vm(1).immovable(Immovable::Migrating).instructions_per_s(1_000);
+        scene
+            .vm(1)
+            .immovable(Immovable::Migrating)
+            .instructions_per_s(1_000);
         for _ in 0..3 {
             // Repatriation says once more why it does not move: its state is new each time.
             assert_eq!(epoch(&mut scene, &mut state), (0, 1));

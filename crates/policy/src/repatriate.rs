@@ -312,7 +312,10 @@ mod tests {
             ..Config::default()
         };
         let plan = scene.with_view(|view| plan(view, &config, &mut State::default()));
-        assert_eq!(budgets(&plan), [(vm_id(1), Pages(1_000)), (vm_id(2), Pages(5_000))]);
+        assert_eq!(
+            budgets(&plan),
+            [(vm_id(1), Pages(1_000)), (vm_id(2), Pages(5_000))]
+        );
     }
 
     #[test]

@@ -19,8 +19,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use homenode_testbed_guest::{
-    Behaviour, COMMAND_RUN, MARKER_CHECKED, MARKER_ERROR, MARKER_FOLLOWS, MARKER_HOLDS, MARKER_NODES, MARKER_PHASE,
-    MARKER_RAN, MARKER_READY, MARKER_REPORT, MARKER_SWEPT, Orders, Sweep,
+    Behaviour, COMMAND_RUN, MARKER_CHECKED, MARKER_ERROR, MARKER_FOLLOWS, MARKER_HOLDS, MARKER_NODES,
+    MARKER_PHASE, MARKER_RAN, MARKER_READY, MARKER_REPORT, MARKER_SWEPT, Orders, Sweep,
 };
 use rustix::mount::{MountFlags, mount};
 

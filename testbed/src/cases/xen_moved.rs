@@ -21,12 +21,12 @@ const FULL: u32 = 1;
 /// Of 1 GiB a node has, so that another domU finds no room.
 const FILLING_MIB: u64 = 848;
 /// A move takes 10 to 20 s where nothing else runs, and minutes where much does.
-const MOVED_WITHIN: Duration = Duration::from_secs(600);
+const MOVED_WITHIN: Duration = Duration::from_secs(900);
 /// What holds memory, writes it, and computes.
 const TOUCHED_MIB: u32 = 40;
 const WRITE_EVERY_MS: u32 = 150;
 /// Emulated, a domU that stands still takes longer than any real one should.
-const SETTINGS: &str = "[local_migration]\nallow = \"paused\"\npause_max = \"5min\"\ninterval = \"1h\"\n";
+const SETTINGS: &str = "[local_migration]\nallow = \"paused\"\ntime_max = \"3000s\"\npause_max = \"1500s\"\ninterval = \"3600s\"\n";
 
 /// A domU whose memory is on one node, and whose vCPU was then pinned to another.
 fn split(inside: &Inside, name: &str, to: u32, (kind, by): (Kind, Toolstack)) -> anyhow::Result<Domu> {
@@ -45,7 +45,16 @@ fn start(inside: &Inside) -> anyhow::Result<Program> {
     let config = inside.dir().join("moves.toml");
     fs::write(&config, SETTINGS).context("cannot write the agent's settings")?;
     let config = config.display().to_string();
-    let arguments = ["run", "--host", "xen", "--json", "--policies", "tavo", "--config", &config];
+    let arguments = [
+        "run",
+        "--host",
+        "xen",
+        "--json",
+        "--policies",
+        "tavo",
+        "--config",
+        &config,
+    ];
     let mut agent = inside.start_homenode(&arguments)?;
     agent.wait_json("anything", SOON, |_| true)?;
     Ok(agent)
@@ -163,12 +172,16 @@ pub fn moved(inside: &mut Inside) -> anyhow::Result<()> {
     wait_moved(inside, &mut orphan, TO)?;
     expect_whole(inside, &orphan)?;
     for domu in [&pvh, &pv, &orphan] {
-        wait_until(&format!("{} to be as before", domu.spec.name), MOVED_WITHIN, || {
-            Ok(match expect_as_before(domu, TO) {
-                Ok(()) => Look::Done(()),
-                Err(error) => Look::NotYet(format!("{error:#}")),
-            })
-        })?;
+        wait_until(
+            &format!("{} to be as before", domu.spec.name),
+            MOVED_WITHIN,
+            || {
+                Ok(match expect_as_before(domu, TO) {
+                    Ok(()) => Look::Done(()),
+                    Err(error) => Look::NotYet(format!("{error:#}")),
+                })
+            },
+        )?;
     }
     // Another agent finds them at home.
     let agent = start(inside)?;

@@ -105,7 +105,11 @@ impl XenHost {
         if domain.listed.is_paused {
             return Some(Immovable::Paused);
         }
-        let hypervisor = |reason: &str| Some(Immovable::Hypervisor { reason: reason.into() });
+        let hypervisor = |reason: &str| {
+            Some(Immovable::Hypervisor {
+                reason: reason.into(),
+            })
+        };
         match self.moves.found.get(&vm).map(|found| &found.is_still) {
             None => hypervisor(NO_MOVES),
             Some(Err(why)) => hypervisor(why),
@@ -137,7 +141,11 @@ impl XenHost {
         for (vm, domain) in domains {
             if !self.moves.found.contains_key(vm) {
                 let domid = domain.run.runtime_id;
-                let is_still = is_still((&self.hypervisor, &mut self.store), domain, self.options.local_migration.allow);
+                let is_still = is_still(
+                    (&self.hypervisor, &mut self.store),
+                    domain,
+                    self.options.local_migration.allow,
+                );
                 self.moves.found.insert(*vm, Found { domid, at, is_still });
             }
         }
@@ -175,9 +183,16 @@ impl XenHost {
         }
         self.fits(domain, node)?;
         // As it is now: it was looked at some time ago.
-        let still = is_still((&self.hypervisor, &mut self.store), domain, self.options.local_migration.allow).map_err(fixed)?;
+        let still = is_still(
+            (&self.hypervisor, &mut self.store),
+            domain,
+            self.options.local_migration.allow,
+        )
+        .map_err(fixed)?;
         if self.moves.current.is_some() || !moving::is_free() {
-            return Err(fixed("another domain is on its way, and one at a time moves".into()));
+            return Err(fixed(
+                "another domain is on its way, and one at a time moves".into(),
+            ));
         }
         let job = self.job(domain, node, still).map_err(fixed)?;
         self.begin_move(job).map_err(|cause| Failure::Host {
@@ -208,18 +223,27 @@ impl XenHost {
         let entry = self.entry_of(&domain.run);
         let ours = entry.and_then(|entry| entry.get::<Pins>()).unwrap_or_default().0;
         let (mut hard, mut soft) = (BTreeMap::new(), BTreeMap::new());
-        let nodes = self.hypervisor.node_affinity(domid).map_err(|error| error.to_string())?;
+        let nodes = self
+            .hypervisor
+            .node_affinity(domid)
+            .map_err(|error| error.to_string())?;
         let machine = &self.options.machine;
         // `xl` had it prefer the node that its memory was put on: that follows the memory.
         let followed = machine.cpus_of(&nodes);
         for (index, vcpu) in &domain.vcpus {
             let is_ours = ours.get(index).is_some_and(|ours| ours.contains(&vcpu.affinity));
-            let before = entry.filter(|_| is_ours).and_then(|entry| entry.before.vcpus.get(index));
+            let before = entry
+                .filter(|_| is_ours)
+                .and_then(|entry| entry.before.vcpus.get(index));
             hard.insert(*index, before.unwrap_or(&vcpu.affinity).clone());
             let prefers = self.hypervisor.preference(domid, *index);
             let prefers = prefers.map_err(|error| error.to_string())?;
             let follows = !of.prefers_cpus() && prefers == followed;
-            let new: CpuSet = if follows { machine.cpus_of(&NodeSet::one(to)) } else { prefers };
+            let new: CpuSet = if follows {
+                machine.cpus_of(&NodeSet::one(to))
+            } else {
+                prefers
+            };
             soft.insert(*index, new);
         }
         let settings = &self.options.local_migration;
@@ -232,7 +256,11 @@ impl XenHost {
             hard,
             soft,
             nodemap: of.nodemap().cloned(),
-            time_max: if still { settings.pause_max } else { settings.time_max },
+            time_max: if still {
+                settings.pause_max
+            } else {
+                settings.time_max
+            },
         })
     }
 
@@ -260,12 +288,18 @@ impl XenHost {
             .stderr(Stdio::null())
             .spawn()
             .map_err(|error| error.to_string())?;
-        let meanwhile = if job.still { "it stands still meanwhile" } else { "it runs meanwhile" };
+        let meanwhile = if job.still {
+            "it stands still meanwhile"
+        } else {
+            "it runs meanwhile"
+        };
         self.notices.add(format!(
             "domain {} is on its way to node {}; {meanwhile}",
             job.name, job.to
         ));
-        self.moves.rests.insert(job.vm, now() + self.options.local_migration.interval);
+        self.moves
+            .rests
+            .insert(job.vm, now() + self.options.local_migration.interval);
         self.moves.current = Some(Move {
             job,
             mover: Some(mover),
@@ -291,7 +325,8 @@ impl XenHost {
             if now().saturating_sub(current.said_at) >= SAY_EVERY {
                 current.said_at = now();
                 let (name, copied) = (&current.job.name, files::how_many_copied());
-                self.notices.add(format!("domain {name} is on its way: {copied} pages are copied"));
+                self.notices
+                    .add(format!("domain {name} is on its way: {copied} pages are copied"));
             }
             return false;
         }
@@ -310,7 +345,9 @@ impl XenHost {
         });
         // Where its memory lies is asked for anew.
         self.counted.ask_again();
-        self.moves.rests.insert(job.vm, now() + self.options.local_migration.interval);
+        self.moves
+            .rests
+            .insert(job.vm, now() + self.options.local_migration.interval);
         self.notices.add(told(&job, &ended));
         if let Some(domid) = ended.arrived {
             self.arrived(&job, domid);
@@ -320,13 +357,17 @@ impl XenHost {
 
     /// The domain is another run from now on: what the agent had set of the one before is set on it.
     fn arrived(&mut self, job: &Job, domid: u32) {
-        let Some(known) = self.domains.remove(&job.vm) else { return };
+        let Some(known) = self.domains.remove(&job.vm) else {
+            return;
+        };
         let ran = known.vcpus.iter().map(|(index, vcpu)| (*index, vcpu.running));
         let before = self.ran_before.entry(job.vm).or_default();
         *before = ran
             .map(|(index, ran)| (index, ran + before.get(&index).copied().unwrap_or_default()))
             .collect();
-        let Ok(Some(listed)) = self.hypervisor.domain(domid) else { return };
+        let Ok(Some(listed)) = self.hypervisor.domain(domid) else {
+            return;
+        };
         let run = Run {
             runtime_id: domid,
             ..known.run.clone()
@@ -335,7 +376,7 @@ impl XenHost {
         let Ok(domain) = Domain::look(&self.hypervisor, of, known.pool) else {
             return;
         };
-        let indices = domain.indices();
+        let indices: Vec<u16> = domain.vcpus.iter().map(|(index, _)| *index).collect();
         self.domains.insert(job.vm, domain);
         let entry = self.journal.as_ref().and_then(|journal| journal.entry(job.vm));
         let Some(entry) = entry.filter(|entry| entry.run == known.run).cloned() else {
@@ -371,13 +412,20 @@ fn nothing(left: u64) -> Outcome {
 /// What came of a move, for the operator.
 fn told(job: &Job, ended: &Ended) -> String {
     let (name, node) = (&job.name, job.to);
-    let but = ended.why.as_ref().map(|why| format!("; {why}")).unwrap_or_default();
+    let but = ended
+        .why
+        .as_ref()
+        .map(|why| format!("; {why}"))
+        .unwrap_or_default();
     match ended.arrived {
         Some(domid) => format!(
             "domain {name} has arrived on node {node} as domain {domid}: {} pages copied in {}, it stood still for {}{but}",
             ended.copied, ended.took, ended.paused
         ),
-        None => format!("domain {name} did not get to node {node} within {}{but}", ended.took),
+        None => format!(
+            "domain {name} did not get to node {node} within {}{but}",
+            ended.took
+        ),
     }
 }
 
@@ -396,7 +444,9 @@ fn is_still(
     }
     let notes = files::others_notes(domid, vm)?;
     if let Some(whose) = notes.first() {
-        return Err(format!("its toolstack keeps notes on it (`{whose}`), and would lose it: xl did not make it"));
+        return Err(format!(
+            "its toolstack keeps notes on it (`{whose}`), and would lose it: xl did not make it"
+        ));
     }
     if domain.listed.pool != 0 {
         return Err("it runs in another pool of CPUs than the first, and would be put there".into());
@@ -408,7 +458,11 @@ fn is_still(
         return Err("its name begins with `-`".into());
     }
     let path = format!("/local/domain/{domid}");
-    let asked = [format!("/libxl/{domid}/device/"), format!("{path}/backend/"), format!("{path}/{SUSPENDS}")];
+    let asked = [
+        format!("/libxl/{domid}/device/"),
+        format!("{path}/backend/"),
+        format!("{path}/{SUSPENDS}"),
+    ];
     let told = store.read(asked.into());
     let told = told.map_err(|why| format!("xenstored does not tell what devices it has: {why}"))?;
     let told = |at: usize| told.get(at).cloned().flatten().unwrap_or_default();

@@ -185,7 +185,10 @@ pub mod tests {
         of.set_nodemap(Some(serde_json::json!([2])));
         of.rename("pvh--incoming");
         let again = Configuration::read(&[of.written(), vec![0]].concat()).unwrap();
-        assert_eq!((again.name(), again.nodemap()), (Some("pvh--incoming"), of.nodemap()));
+        assert_eq!(
+            (again.name(), again.nodemap()),
+            (Some("pvh--incoming"), of.nodemap())
+        );
         of.set_nodemap(None);
         of.rename("pvh");
         assert_eq!(of, kept());
@@ -197,17 +200,40 @@ pub mod tests {
             ("\"type\":\"pvh\"", "\"type\":\"hvm\"", "device model"),
             ("\"type\":\"pvh\"", "\"type\":7", "what kind"),
             ("\"on_soft_reset\"", "\"disks\":[{}],\"on_soft_reset\"", "`disks`"),
-            ("\"on_soft_reset\"", "\"pcidevs\":[{}],\"nics\":[],\"on_soft_reset\"", "`nics`, `pcidevs`"),
-            ("\"max_vcpus\":1", "\"disable_migrate\":\"True\",\"max_vcpus\":1", "nomigrate"),
-            ("\"domid\"", "\"driver_domain\":\"True\",\"domid\"", "driver domain"),
+            (
+                "\"on_soft_reset\"",
+                "\"pcidevs\":[{}],\"nics\":[],\"on_soft_reset\"",
+                "`nics`, `pcidevs`",
+            ),
+            (
+                "\"max_vcpus\":1",
+                "\"disable_migrate\":\"True\",\"max_vcpus\":1",
+                "nomigrate",
+            ),
+            (
+                "\"domid\"",
+                "\"driver_domain\":\"True\",\"domid\"",
+                "driver domain",
+            ),
             ("\"domid\"", "\"pool_name\":\"fast\",\"domid\"", "pool"),
-            ("\"max_vcpus\":1", "\"vnuma_nodes\":[],\"max_vcpus\":1", "virtual nodes"),
+            (
+                "\"max_vcpus\":1",
+                "\"vnuma_nodes\":[],\"max_vcpus\":1",
+                "virtual nodes",
+            ),
         ] {
             let said = with(from, to).unwrap_err();
             assert!(said.contains(why), "{said}");
         }
-        assert_eq!(with("\"domid\"", "\"pool_name\":\"Pool-0\",\"domid\""), Ok(Kind::Pvh));
-        assert!(with("\"video_memkb\":0", "\"video_memkb\":0.5").unwrap_err().contains("number"));
+        assert_eq!(
+            with("\"domid\"", "\"pool_name\":\"Pool-0\",\"domid\""),
+            Ok(Kind::Pvh)
+        );
+        assert!(
+            with("\"video_memkb\":0", "\"video_memkb\":0.5")
+                .unwrap_err()
+                .contains("number")
+        );
         assert!(with("\"b_info\"", "\"b\"").unwrap_err().contains("b_info"));
     }
 

@@ -82,7 +82,10 @@ fn read(path: &Path) -> Option<String> {
 /// When it cannot be written.
 pub fn begin(job: &Job) -> Result<(), String> {
     write(COPIED, "0")?;
-    write(JOB, &serde_json::to_string(job).map_err(|error| error.to_string())?)
+    write(
+        JOB,
+        &serde_json::to_string(job).map_err(|error| error.to_string())?,
+    )
 }
 
 /// What was being done last, where that was not brought to its end.
@@ -137,7 +140,9 @@ fn kept(domid: u32, vm: VmId, what: &str) -> PathBuf {
 pub fn others_notes(domid: u32, vm: VmId) -> Result<Vec<String>, String> {
     let entries = fs::read_dir(USERDATA).map_err(|error| format!("{USERDATA}: {error}"))?;
     let mine = format!("userdata-d.{domid}.{vm}.");
-    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let names = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok());
     let mut notes: Vec<String> = names
         .filter_map(|name| name.strip_prefix(&mine).map(str::to_owned))
         .collect();
@@ -169,7 +174,10 @@ pub fn change(domid: u32, vm: VmId, change: impl FnOnce(&mut Configuration)) -> 
     let held = loop {
         let mut options = File::options();
         let options = options.read(true).write(true).create(true).mode(0o600);
-        let file = options.custom_flags(libc::O_NOFOLLOW).open(&lock).map_err(failed)?;
+        let file = options
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(&lock)
+            .map_err(failed)?;
         rustix::fs::fcntl_lock(&file, FlockOperation::LockExclusive).map_err(|error| failed(error.into()))?;
         // Who had it before removes the file with it.
         let is_it = fs::metadata(&lock).is_ok_and(|there| {
@@ -182,7 +190,10 @@ pub fn change(domid: u32, vm: VmId, change: impl FnOnce(&mut Configuration)) -> 
     };
     let result = configuration(domid, vm).and_then(|mut of| {
         change(&mut of);
-        let (path, new) = (kept(domid, vm, KEPT), kept(domid, vm, KEPT).with_extension("homenode-new"));
+        let (path, new) = (
+            kept(domid, vm, KEPT),
+            kept(domid, vm, KEPT).with_extension("homenode-new"),
+        );
         let mut options = File::options();
         let options = options.write(true).create(true).truncate(true).mode(0o600);
         let written = options.open(&new).and_then(|mut file| {

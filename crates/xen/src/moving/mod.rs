@@ -206,7 +206,9 @@ fn copy(hypervisor: &Hypervisor, job: &Job, watch: &mut Watch) -> Result<(), Str
         .stdin(Stdio::null())
         .stdout(shared)
         .stderr(said);
-    let mut child = command.spawn().map_err(|error| format!("xl cannot be started: {error}"))?;
+    let mut child = command
+        .spawn()
+        .map_err(|error| format!("xl cannot be started: {error}"))?;
     loop {
         watch.look(hypervisor, job);
         match child.try_wait() {
@@ -239,9 +241,12 @@ impl Watch {
     }
 
     fn look(&mut self, hypervisor: &Hypervisor, job: &Job) {
-        let all = hypervisor.domains().unwrap_or_default();
         let runs = |of: &Listed| of.vm == job.vm && of.is_vm() && !of.is_paused;
-        match (all.iter().any(runs), self.still_since) {
+        // The old one is asked for alone as long as it runs.
+        let old = hypervisor.domain(job.domid).ok().flatten();
+        let is_running =
+            old.is_some_and(|old| runs(&old)) || hypervisor.domains().is_ok_and(|all| all.iter().any(runs));
+        match (is_running, self.still_since) {
             (false, None) => self.still_since = Some(Instant::now()),
             (true, Some(since)) => {
                 self.paused += since.elapsed();

@@ -28,7 +28,12 @@ pub fn relay() -> Result<(), String> {
     end_in_time(&job, Arc::clone(&is_over));
     let input = rustix::io::dup(rustix::stdio::stdin()).map_err(|error| error.to_string())?;
     let output = rustix::io::dup(rustix::stdio::stdout()).map_err(|error| error.to_string())?;
-    copied(&job, (&mut File::from(input), &mut File::from(output)), &is_over, &mut files::copied)
+    copied(
+        &job,
+        (&mut File::from(input), &mut File::from(output)),
+        &is_over,
+        &mut files::copied,
+    )
 }
 
 /// Ends this process when it is time, unless all was sent.
@@ -136,7 +141,10 @@ mod tests {
             let (result, output, pages) = relayed(&job("pvh", still), &whole(), false);
             assert_eq!((result, pages), (Ok(()), 2));
             let (of, rest) = configuration_of(&output);
-            assert_eq!((of.name(), of.nodemap()), (Some(name), Some(&serde_json::json!([1]))));
+            assert_eq!(
+                (of.name(), of.nodemap()),
+                (Some(name), Some(&serde_json::json!([1])))
+            );
             assert_eq!(rest, [sent(), b"talk".to_vec()].concat());
         }
     }
@@ -147,7 +155,11 @@ mod tests {
         let end = sent().len() + b"talk".len();
         let (result, output, _) = relayed(&job("pvh", false), &all, true);
         assert!(result.unwrap_err().contains("time") && output.len() <= all.len());
-        assert_eq!(configuration_of(&output).1, b"", "the end went out with the first chunk");
+        assert_eq!(
+            configuration_of(&output).1,
+            b"",
+            "the end went out with the first chunk"
+        );
         for kept in [0, HEAD_BYTES, all.len() - end, all.len() - b"talk".len() - 1] {
             let (result, ..) = relayed(&job("pvh", false), &all[..kept], false);
             assert!(result.is_err(), "{kept}");

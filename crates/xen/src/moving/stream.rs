@@ -90,9 +90,14 @@ enum Next {
     Libxl,
     Libxc,
     /// A record of libxl, or of libxc among them.
-    Record { is_memory: bool },
+    Record {
+        is_memory: bool,
+    },
     /// So many more bytes of one.
-    Body { left: u64, is_memory: bool },
+    Body {
+        left: u64,
+        is_memory: bool,
+    },
     /// What the two `xl` still have to say to each other.
     Talk,
 }
@@ -252,7 +257,11 @@ pub mod tests {
         assert!(refused(36, 7).contains("flags"));
         assert!(refused(47, 0x7f).contains("bytes"));
         assert!(configuration_bytes(&head(3)).is_err());
-        assert!(configuration(&[9, 0, 0, 0, b'{', b'}']).unwrap_err().contains("something else"));
+        assert!(
+            configuration(&[9, 0, 0, 0, b'{', b'}'])
+                .unwrap_err()
+                .contains("something else")
+        );
         assert!(configuration(&[1]).is_err());
     }
 
