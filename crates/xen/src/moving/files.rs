@@ -123,10 +123,20 @@ pub fn for_what_is_said() -> Result<File, String> {
 pub fn what_was_said() -> String {
     let text = read(&Path::new(DIR).join(SAID)).unwrap_or_default();
     let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
+    // Ours says that the domain was not sent or received whole, and the other's first word may say why.
     let ours = lines().rfind(|line| line.starts_with("homenode"));
-    let errors = || lines().find(|line| line.contains("error"));
-    let told = ours.or_else(errors).or_else(|| lines().next_back());
-    told.unwrap_or("xl gave no reason").chars().take(300).collect()
+    let error = lines().find(|line| line.contains("error") || line.contains("ailed"));
+    let told: Vec<&str> = match (ours, error) {
+        (None, None) => lines().next_back().into_iter().collect(),
+        (ours, error) => ours
+            .into_iter()
+            .chain(error.filter(|line| ours != Some(line)))
+            .collect(),
+    };
+    match told.is_empty() {
+        true => "xl gave no reason".into(),
+        false => told.join("; ").chars().take(400).collect(),
+    }
 }
 
 fn kept(domid: u32, vm: VmId, what: &str) -> PathBuf {
