@@ -130,7 +130,10 @@ impl Handler {
                     memory: memory_bytes,
                     bandwidth,
                 };
-                placed(&control.place(machine, &ask)).into()
+                let found = control.place(machine, &ask);
+                let beside = found.as_ref().ok();
+                let beside = beside.map(|placement| control.beside(machine, &ask, &placement.nodes));
+                placed(&found, beside).into()
             }
             Request::Vms => {
                 let vms = told(&control, machine).vms;

@@ -4,6 +4,7 @@ use homenode_control::{Line, PermitStatus, Status, VmStatus};
 use homenode_host::CountedBy;
 use homenode_host::observation::{Sees, TrackerChoice};
 use homenode_policy::advisor;
+use homenode_policy::arrange::Beside;
 use homenode_policy::demand::BandwidthFrom;
 use homenode_policy::placement::{Match, Shortage};
 use homenode_units::{Bytes, MemoryPolicy, NodeSet, Ns, Pages, Permit, VmId};
@@ -219,6 +220,9 @@ pub struct Placed {
     pub nodes: Option<NodeSet>,
     /// Why, in sentences.
     pub reasons: Vec<String>,
+    /// What is predicted of it beside the VMs that run, and of them; nothing is without an agent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beside: Option<Beside>,
     /// The same in figures.
     #[serde(flatten)]
     pub figures: PlacedFigures,

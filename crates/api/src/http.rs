@@ -7,6 +7,7 @@ use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::str::FromStr;
 
 use homenode_control::{LinkStatus, Mode, NodeStatus, Status};
+use homenode_policy::arrange::Beside;
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, NodeSet, Ns, Permit, VmId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -317,14 +318,17 @@ mod whole {
 pub struct Evaluated {
     /// Whether it fits.
     pub fits: bool,
-    /// The share of the scarcest resource of its home that it leaves, over the home's nodes, from 0 to 1; 0 where it does not
-    /// fit.
+    /// The share of the scarcest resource of its home that it leaves, over the home's nodes, times the speeds of `beside`: from
+    /// 0 to 1; 0 where it does not fit.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub score: f64,
     /// Where.
     pub nodes: Option<NodeSet>,
     /// Why, in sentences.
     pub reasons: Vec<String>,
+    /// What is predicted of it beside the VMs that run, and of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beside: Option<Beside>,
     /// The same in figures.
     pub figures: PlacedFigures,
 }
@@ -344,7 +348,10 @@ impl Evaluated {
                 let stay = counted.map(|(needs, left)| 1.0 - needs / left);
                 // Of n nodes one is near: with memory interleaved, so is one access of n.
                 let nodes = placed.nodes.as_ref().map_or(1, NodeSet::len).max(1);
-                stay.fold(1.0, f64::min).clamp(0.0, 1.0) / nodes as f64
+                let speed = placed
+                    .beside
+                    .map_or(1.0, |beside| beside.own * beside.worst_neighbour);
+                stay.fold(1.0, f64::min).clamp(0.0, 1.0) / nodes as f64 * speed.clamp(0.0, 1.0)
             }
             PlacedFigures::Short { .. } => 0.0,
         };
@@ -353,6 +360,7 @@ impl Evaluated {
             score: if score.is_finite() { score } else { 0.0 },
             nodes: placed.nodes,
             reasons: placed.reasons,
+            beside: placed.beside,
             figures: placed.figures,
         }
     }
@@ -499,7 +507,7 @@ mod tests {
     #[test]
     fn a_score_is_what_is_left_of_the_scarcest_resource() {
         let shares = |[cpu, memory, bandwidth]: [f64; 3]| Shares::from([cpu, memory, bandwidth]);
-        let score_on = |nodes: &str, needs, left| {
+        let score_beside = |beside, nodes: &str, needs, left| {
             let figures = PlacedFigures::Fits {
                 matched: Match::Room,
                 needs: shares(needs),
@@ -510,20 +518,29 @@ mod tests {
             Evaluated::of(Placed {
                 nodes,
                 reasons,
+                beside,
                 figures,
             })
             .score
         };
+        let score_on = |nodes, needs, left| score_beside(None, nodes, needs, left);
         let score = |needs, left| score_on("1", needs, left);
         // 1 - .1/.2 of CPUs is less than 1 - .1/.4 of memory.
         assert!((score([0.1, 0.1, 0.0], [0.2, 0.4, 0.0]) - 0.5).abs() < 1e-9);
         assert_eq!(score([0.2, 0.0, 0.0], [0.2, 1.0, 1.0]), 0.0);
         // One node with half left is as good as a home of two that has all left: half of the accesses there are remote.
         assert_eq!(score_on("0-1", [0.0; 3], [1.0; 3]), 0.5);
+        // Half empty, and half as fast beside others.
+        let slow = Beside {
+            own: 0.5,
+            worst_neighbour: 1.0,
+        };
+        assert_eq!(score_beside(Some(slow), "1", [0.0; 3], [1.0; 3]), 0.5);
         let figures = PlacedFigures::Short { shortages: vec![] };
         let short = Placed {
             nodes: None,
             reasons: vec![],
+            beside: None,
             figures,
         };
         assert_eq!(

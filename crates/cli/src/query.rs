@@ -47,7 +47,7 @@ pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
         bandwidth: args.bandwidth,
     };
     let answer: Placed = match &args.host {
-        Some(HostArg::Twin(what)) => placed(&place_on_twin(what.as_deref(), &asked)?),
+        Some(HostArg::Twin(what)) => placed(&place_on_twin(what.as_deref(), &asked)?, None),
         Some(HostArg::Live(Managed::Kvm(Vms::Libvirt(uri)))) if *uri != homenode_linux::DEFAULT_URI => {
             return Err(bad_input(format!(
                 "`place` asks about this host or a twin, not about {uri}; run it on that host"
@@ -68,7 +68,7 @@ pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
                 },
             )? {
                 Some(answer) => answer,
-                None => placed(&standalone::place(args.agent.dir(), &asked)?),
+                None => placed(&standalone::place(args.agent.dir(), &asked)?, None),
             }
         }
     };

@@ -1,8 +1,9 @@
 //! What the loop is asked, and answers from what it knows.
 
 use homenode_host::observation::TrackerChoice;
-use homenode_host::{CountedBy, Management, View};
+use homenode_host::{CountedBy, Management, Mode, View};
 use homenode_machine::Machine;
+use homenode_policy::arrange::Beside;
 use homenode_policy::arrange::what_if::{Forecast, NoForecast, Wanted};
 use homenode_policy::demand::Demand;
 use homenode_policy::permits::suggest::{self, NoSuggestion, Suggestion};
@@ -139,6 +140,16 @@ impl Control {
     /// What is short where.
     pub fn place(&self, machine: &Machine, request: &Request) -> Result<Placement, Unplaceable> {
         self.place_for(machine, request, None).1
+    }
+
+    /// How fast it is predicted to be there beside the VMs that run, and they beside it.
+    pub fn beside(&self, machine: &Machine, request: &Request, nodes: &NodeSet) -> Beside {
+        // An agent that changes nothing leaves it to the kernel.
+        let home = (self.mode == Mode::Act).then_some(nodes);
+        let needs = (request.vcpus, request.bandwidth);
+        self.look(machine, |view| {
+            arrange::beside(view, self.config.of_homes(), &self.states.arrange, needs, home)
+        })
     }
 
     /// What nodes have left.

@@ -23,7 +23,7 @@ impl Busy {
                 let is_online = *is != Ns::ZERO && *was != Ns::ZERO && is >= was;
                 let busy = self.busy.entry(CpuId(number as u32)).or_default();
                 if is_online {
-                    *busy = *busy + passed.saturating_sub(*is - *was);
+                    *busy += passed.saturating_sub(*is - *was);
                 }
             }
         }

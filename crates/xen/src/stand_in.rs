@@ -131,7 +131,7 @@ unsafe extern "C" fn close(handle: *mut c_void) -> c_int {
 }
 
 unsafe extern "C" fn most(_: *mut c_void) -> c_int {
-    CPUS as c_int
+    c_int::try_from(CPUS).unwrap()
 }
 
 unsafe extern "C" fn one(_: *mut c_void) -> c_int {

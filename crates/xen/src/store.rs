@@ -20,9 +20,11 @@ const SILENT: &str = "it does not answer";
 /// is below it, a name to a line.
 pub type Read = Result<Vec<Option<String>>, String>;
 
+type Reader = dyn Fn(&[String]) -> Read + Send + Sync;
+
 /// What reads xenstore, however long it takes.
 #[derive(Clone)]
-pub struct Source(Arc<dyn Fn(&[String]) -> Read + Send + Sync>);
+pub struct Source(Arc<Reader>);
 
 impl std::fmt::Debug for Source {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

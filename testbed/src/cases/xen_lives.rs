@@ -29,7 +29,7 @@ fn find(host: &mut XenHost, name: &str) -> anyhow::Result<VmSample> {
     found.with_context(|| format!("{name} is not in the sample"))
 }
 
-fn does(host: &mut XenHost, vm: VmId, act: Act) -> anyhow::Result<()> {
+fn does(host: &mut XenHost, vm: VmId, act: &Act) -> anyhow::Result<()> {
     let sample = host.sample()?;
     let mut plan = Plan::new(sample.version);
     plan.decide("testbed", act.clone().on(vm), "to see it undone".into());
@@ -45,15 +45,15 @@ fn does(host: &mut XenHost, vm: VmId, act: Act) -> anyhow::Result<()> {
 fn hold(host: &mut XenHost, name: &str) -> anyhow::Result<VmId> {
     let vm = find(host, name)?.id;
     let nodes = "3".parse().map_err(|error| anyhow!("{error}"))?;
-    does(host, vm, Act::SetHome { nodes })?;
+    does(host, vm, &Act::SetHome { nodes })?;
     let cpus = "3".parse().map_err(|error| anyhow!("{error}"))?;
-    does(host, vm, Act::PinVcpus { vcpus: vec![0], cpus })?;
+    does(host, vm, &Act::PinVcpus { vcpus: vec![0], cpus })?;
     let quota = CpuQuota::of(f64::from(OURS) / 100.0, Ns::from_millis(30));
     let limit = Act::Limit {
         limit: Limit::CpuQuota(quota),
         lease_ns: Ns::from_secs(3600),
     };
-    does(host, vm, limit)?;
+    does(host, vm, &limit)?;
     Ok(vm)
 }
 
@@ -183,7 +183,9 @@ fn saved_and_restored(inside: &Inside, host: &mut XenHost, domu: &mut Domu) -> a
 /// While xenstored stands still the agent goes by the names that it knows.
 fn stood_still(inside: &Inside, host: &mut XenHost, domu: &Domu) -> anyhow::Result<()> {
     host.sample()?;
-    host.take_notices();
+    for notice in host.take_notices() {
+        inside.note(notice);
+    }
     let begun = Instant::now();
     let stopped = Stopped::xenstored()?;
     find(host, "lives")?;
@@ -256,9 +258,9 @@ pub fn nodes(inside: &mut Inside) -> anyhow::Result<()> {
     for name in ["follows", "placed"] {
         let vm = find(&mut host, name)?.id;
         let nodes = "0".parse().map_err(|error| anyhow!("{error}"))?;
-        does(&mut host, vm, Act::SetHome { nodes })?;
+        does(&mut host, vm, &Act::SetHome { nodes })?;
         let cpus = "2".parse().map_err(|error| anyhow!("{error}"))?;
-        does(&mut host, vm, Act::PinVcpus { vcpus: vec![0], cpus })?;
+        does(&mut host, vm, &Act::PinVcpus { vcpus: vec![0], cpus })?;
     }
     let at_home = seen("at home on node 0, on CPU 2")?;
     ensure!(

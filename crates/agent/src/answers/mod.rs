@@ -9,14 +9,20 @@ pub mod working_sets;
 
 use homenode_api::answer::{Placed, PlacedFigures};
 use homenode_control::VmStatus;
+use homenode_policy::arrange::Beside;
 use homenode_policy::placement::{Placement, Unplaceable};
 
-/// Where a VM would go.
-pub fn placed(found: &Result<Placement, Unplaceable>) -> Placed {
+/// Where a VM would go, and what is predicted of it there.
+pub fn placed(found: &Result<Placement, Unplaceable>, beside: Option<Beside>) -> Placed {
     match found {
         Ok(placement) => Placed {
             nodes: Some(placement.nodes.clone()),
-            reasons: placement.reasons(),
+            reasons: placement
+                .reasons()
+                .into_iter()
+                .chain(beside.map(|beside| beside.to_string()))
+                .collect(),
+            beside,
             figures: PlacedFigures::Fits {
                 matched: placement.matched,
                 needs: placement.requirement.into(),
@@ -26,6 +32,7 @@ pub fn placed(found: &Result<Placement, Unplaceable>) -> Placed {
         },
         Err(unplaceable) => Placed {
             nodes: None,
+            beside: None,
             reasons: vec![unplaceable.to_string()],
             figures: PlacedFigures::Short {
                 shortages: unplaceable.shortages.clone(),

@@ -64,6 +64,7 @@
 //! - Taking back the first home of one VM alone: it is pushed off the memory that it touched.
 
 mod config;
+mod newcomer;
 mod rest;
 pub mod search;
 #[cfg(test)]
@@ -81,6 +82,7 @@ use crate::placement;
 use crate::predict::{self, AsFound, Character, Place, Profiles, Room, Shape};
 use crate::trial;
 pub use config::{Config, Settings};
+pub use newcomer::{Beside, beside};
 use rest::{News, Rest};
 use search::{Search, Wish};
 pub use what_if::what_if;

@@ -673,6 +673,43 @@ impl Character {
         })
     }
 
+    /// A VM that has not run yet, with so many threads: one that draws this bandwidth (bytes per second, of all of them) from
+    /// memory, or else waits for memory for a third of its time.
+    pub fn newcomer(threads: f64, bandwidth: Option<BytesPerSec>, config: &Config) -> Character {
+        let (core, stall, clock, bytes) = (
+            profile::CORE,
+            profile::STALL,
+            profile::CLOCK,
+            config.bytes_per_miss,
+        );
+        // Of x misses per instruction a thread draws clock * x * bytes / (core + x * stall).
+        let misses = match bandwidth {
+            None => core / (2.0 * stall),
+            Some(bandwidth) => {
+                let each = bandwidth.as_f64() / threads.max(1.0);
+                let most = clock * bytes / stall;
+                let each = each.min(0.9 * most);
+                each * core / (clock * bytes - each * stall)
+            }
+        };
+        Character {
+            threads: threads.max(0.01),
+            share: 1.0,
+            clock,
+            core,
+            stall,
+            references: 2.0 * misses,
+            miss_ratio: 0.5,
+            capacity: 0.0,
+            slope: profile::SLOPE,
+            bytes_per_miss: bytes,
+            local_free: config.local_unknown,
+            memory: None,
+            at_home: 1.0,
+            at_free: 1.0,
+        }
+    }
+
     /// Share of its cycles that it waits for memory, on an idle host.
     pub fn waiting_share(&self) -> f64 {
         let waits = self.references * self.miss_ratio * self.stall;

@@ -9,11 +9,13 @@ use super::{BUSY_MAX, Character, Config, QUEUE, Shape};
 
 // What is expected before anything is counted, how unsure that is, and what no fit may pass; no settings.
 /// Cycles that a miss stalls before anything is known: 100 ns at 2 GHz, four misses in flight.
-const STALL: f64 = 50.0;
+pub(super) const STALL: f64 = 50.0;
 /// How unsure that is.
 const STALL_SD: f64 = 50.0;
 /// Cycles per instruction but for memory, before anything is known, and how unsure that is.
-const CORE: f64 = 0.4;
+pub(super) const CORE: f64 = 0.4;
+/// Cycles per second of a thread, before anything is known.
+pub(super) const CLOCK: f64 = 2e9;
 const CORE_SD: f64 = 0.25;
 /// Cycles that an LLC hit takes of the core, most of it hidden.
 const HIT: f64 = 6.0;
@@ -21,7 +23,7 @@ const CORE_MIN: f64 = 0.2;
 /// What counted cycles per instruction differ from the model by, as a share.
 const NOISE: f64 = 0.15;
 /// Power of the miss ratio over capacity before anything is known ((Hartstein): 0.3 to 0.7), and how unsure it is.
-const SLOPE: f64 = 0.35;
+pub(super) const SLOPE: f64 = 0.35;
 const SLOPE_SD: f64 = 0.3;
 const SLOPE_MAX: f64 = 1.5;
 /// What counted miss ratios differ from the power law by, in logarithms.
@@ -190,7 +192,7 @@ impl Profiles {
                 .unwrap_or(vm.sample.vcpus.len() as f64)
                 .max(0.01),
             share: profile.share.value().unwrap_or(1.0).clamp(0.05, 1.0),
-            clock: profile.clock.value().unwrap_or(2e9),
+            clock: profile.clock.value().unwrap_or(CLOCK),
             core,
             stall,
             references: profile.references.value().unwrap_or(0.0),

@@ -1,0 +1,174 @@
+//! What is predicted of a VM that does not run yet, and of those that it would run beside. Nothing is decided here.
+//!
+//! # Problem
+//! A scheduler of a fleet asks hosts how well a VM would do there. Room that is left says nothing of neighbours who fill a
+//! controller, or of a neighbour who would be slowed down.
+//!
+//! # Algorithm
+//! 1. Nobody knows a program before it runs. It is taken for one that has as many threads as the VM has vCPUs, and draws the
+//!    bandwidth that is asked for, or else waits for memory for a third of its time ([`Character::newcomer`]). What VMs of its
+//!    size do on this host is not looked at: on another host they do something else, and hosts are to be compared.
+//! 2. Speeds are predicted of it alone, of the VMs as they are, and of all together.
+//!
+//! # Properties
+//! - `on_an_idle_host_a_newcomer_is_as_fast_as_alone`
+//! - `a_newcomer_beside_a_polluter_is_predicted_slower_than_beside_nobody`
+//! - `what_a_newcomer_costs_its_neighbours_is_told`
+
+use std::fmt;
+
+use homenode_host::View;
+use homenode_units::{BytesPerSec, NodeSet};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{Scene, Settings, State};
+use crate::predict::{AsFound, Character, Place, Room};
+
+/// Speeds, each as a share of what it is otherwise, above 0 and about 1 at most.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Beside {
+    /// Of the newcomer: beside those that run, over alone on this host.
+    pub own: f64,
+    /// Of the VM that loses most: beside the newcomer, over without it. 1 where none is at work.
+    pub worst_neighbour: f64,
+}
+
+impl fmt::Display for Beside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let percent = |share: f64| (share * 100.0).round();
+        write!(
+            f,
+            "predicted to run at {} percent of its speed alone here, and to leave every other VM {} percent of its own or more",
+            percent(self.own),
+            percent(self.worst_neighbour)
+        )
+    }
+}
+
+/// What is predicted of a VM with so many vCPUs that draws this bandwidth, where vCPUs and memory are kept on `home`, or are put
+/// anywhere by the kernel.
+pub fn beside(
+    view: &View<'_>,
+    settings: Settings<'_>,
+    state: &State,
+    (vcpus, bandwidth): (u32, Option<BytesPerSec>),
+    home: Option<&NodeSet>,
+) -> Beside {
+    let shape = state
+        .shape(view, settings)
+        .unwrap_or_else(|| settings.shape_of(view));
+    let place = home
+        .and_then(|home| shape.mask(home))
+        .map_or(Place::Free, Place::Home);
+    let newcomer = Character::newcomer(f64::from(vcpus), bandwidth, settings.predict);
+    let scene = Scene::of(view, settings, shape, state);
+    let mut room = Room::default();
+    let mut speeds = |vms: &[Character], places: &[Place]| {
+        let mut speeds = Vec::new();
+        room.speeds(&scene.shape, vms, places, AsFound::Yes, &mut speeds);
+        speeds
+    };
+    let together = [&scene.characters[..], std::slice::from_ref(&newcomer)].concat();
+    let then = speeds(&together, &[&scene.places[..], &[place]].concat());
+    let now = speeds(&scene.characters, &scene.places);
+    let alone = speeds(&[newcomer], &[place]);
+    let ratio = |then: Option<&f64>, now: Option<&f64>| match (then, now) {
+        (Some(then), Some(now)) if *then > 0.0 && *now > 0.0 => then / now,
+        _ => 1.0,
+    };
+    Beside {
+        own: ratio(then.last(), alone.first()),
+        worst_neighbour: scene
+            .active()
+            .map(|at| ratio(then.get(at), now.get(at)))
+            .fold(1.0, f64::min),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::demand::History;
+    use crate::placement;
+    use crate::testing::{OfHomes, Scene as Host};
+    use homenode_units::{Bytes, Ns};
+
+    const GIB: Bytes = Bytes::from_gib(1);
+
+    /// Four nodes of four CPUs; VM 1 reads all that node 1 gives, if it is there.
+    fn host(with_polluter: bool) -> (Host, State) {
+        let mut host = Host::four_nodes(4);
+        if with_polluter {
+            let polluter = host.add_vm(1, 4, GIB, 1).vcpus_busy(1.0).home(1).pages(1, 1000);
+            polluter
+                .instructions_per_s(700_000_000)
+                .misses_per_s(60_000_000)
+                .local(1.0);
+        }
+        let mut state = State::default();
+        for _ in 0..8 {
+            host.at += Ns::from_secs(1);
+            host.with_view(|view| {
+                super::super::plan(
+                    view,
+                    OfHomes::default().settings(),
+                    &History::default(),
+                    &mut placement::State::default(),
+                    &mut state,
+                )
+            });
+        }
+        (host, state)
+    }
+
+    fn ask((host, state): &mut (Host, State), home: Option<&str>) -> Beside {
+        let home: Option<NodeSet> = home.map(|home| home.parse().unwrap());
+        host.with_view(|view| {
+            beside(
+                view,
+                OfHomes::default().settings(),
+                state,
+                (2, None),
+                home.as_ref(),
+            )
+        })
+    }
+
+    #[test]
+    fn on_an_idle_host_a_newcomer_is_as_fast_as_alone() {
+        let idle = &mut host(false);
+        for home in [Some("0"), Some("0-1"), None] {
+            let Beside { own, worst_neighbour } = ask(idle, home);
+            assert!(
+                (own - 1.0).abs() < 1e-9 && worst_neighbour == 1.0,
+                "{home:?}: {own} {worst_neighbour}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_newcomer_beside_a_polluter_is_predicted_slower_than_beside_nobody() {
+        let polluted = &mut host(true);
+        let (beside_it, elsewhere) = (ask(polluted, Some("1")), ask(polluted, Some("3")));
+        assert!(
+            beside_it.own < 0.95 * elsewhere.own,
+            "{beside_it:?} {elsewhere:?}"
+        );
+        assert!((elsewhere.own - 1.0).abs() < 0.02, "{elsewhere:?}");
+        // Where the kernel puts it, it is sometimes there.
+        let anywhere = ask(polluted, None);
+        assert!(
+            anywhere.own <= elsewhere.own && anywhere.own >= beside_it.own,
+            "{anywhere:?}"
+        );
+    }
+
+    #[test]
+    fn what_a_newcomer_costs_its_neighbours_is_told() {
+        let polluted = &mut host(true);
+        let (beside_it, elsewhere) = (ask(polluted, Some("1")), ask(polluted, Some("3")));
+        assert!(beside_it.worst_neighbour < 0.99, "{beside_it:?}");
+        assert!(elsewhere.worst_neighbour > 0.99, "{elsewhere:?}");
+    }
+}
