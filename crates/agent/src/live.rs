@@ -90,7 +90,7 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
     // Before anything is changed: a file that cannot be made is a mistake on the command line.
     let begin = |path: &PathBuf| Tracer::begin(path, &machine.name, &machine, WhenFull::LeaveOut);
     let trace = run.trace.as_ref().map(begin).transpose()?;
-    let mut host = connect(run, &machine, bell, &beat)?;
+    let mut host = connect((run, config), &machine, bell, &beat)?;
     // A dry run leaves nothing there.
     let kept = (!is_dry).then_some(state.as_path());
     let (bill_file, bill) = BillFile::open(kept, Clock::Wall);
@@ -203,7 +203,12 @@ fn limits_of(vms: &Managed, machine: &Machine, policies: PolicySet) -> Vec<Strin
 }
 
 /// The host, with who manages its VMs at hand.
-fn connect(run: &Run, machine: &Machine, bell: &Bell, beat: &Beat) -> anyhow::Result<Box<dyn RealHost>> {
+fn connect(
+    (run, config): (&Run, &Config),
+    machine: &Machine,
+    bell: &Bell,
+    beat: &Beat,
+) -> anyhow::Result<Box<dyn RealHost>> {
     let options = Options {
         state_dir: run.state.clone(),
         acting: match run.mode {
@@ -212,6 +217,7 @@ fn connect(run: &Run, machine: &Machine, bell: &Bell, beat: &Beat) -> anyhow::Re
         },
         bell: bell.clone(),
         beat: beat.clone(),
+        local_migration: config.local_migration.clone(),
         ..Options::new(machine.clone())
     };
     run.vms.connect(options)

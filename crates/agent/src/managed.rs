@@ -123,6 +123,22 @@ pub fn machine_here() -> anyhow::Result<Machine> {
     })
 }
 
+/// The life of a process that moves a Xen domain's memory, started by the agent.
+///
+/// # Errors
+/// It could not begin.
+pub fn move_domain() -> anyhow::Result<()> {
+    homenode_xen::carry_out().map_err(anyhow::Error::msg)
+}
+
+/// The life of the process that passes on what `xl` sends of that domain.
+///
+/// # Errors
+/// Why it could not: the domain then stays where it is.
+pub fn move_stream() -> anyhow::Result<()> {
+    homenode_xen::relay().map_err(anyhow::Error::msg)
+}
+
 impl std::fmt::Display for Managed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

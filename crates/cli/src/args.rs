@@ -299,6 +299,12 @@ Examples:
     /// Started by the agent: lifts what the agent set, should the agent die
     #[command(hide = true)]
     Guard(GuardArgs),
+    /// Started by the agent: moves a Xen domain's memory
+    #[command(hide = true)]
+    MoveDomain,
+    /// Started by `move-domain`: passes on what xl sends
+    #[command(hide = true)]
+    MoveStream,
     /// Print shell completions
     Completions {
         /// For which shell.

@@ -238,6 +238,8 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         }
         Command::Hook(args) => numad::hook(&args),
         Command::Guard(args) => guard(&args)?,
+        Command::MoveDomain => homenode_agent::managed::move_domain()?,
+        Command::MoveStream => homenode_agent::managed::move_stream()?,
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Args::command(), "homenode", &mut script);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use homenode_host::Mode;
+use homenode_host::{LocalMigration, Mode};
 use homenode_machine::Machine;
 use homenode_policy::{
     arrange, balance, demand, memory, overcommit, pace, permits, placement, predict, repatriate,
@@ -148,6 +148,8 @@ pub struct Config {
     pub balance: balance::Config,
     /// Page budgets.
     pub repatriate: repatriate::Config,
+    /// Whether memory may move by migrating a VM to where it is.
+    pub local_migration: LocalMigration,
     /// How memory policies are carried out.
     pub memory: memory::Config,
     /// When moves slow down.
@@ -181,6 +183,7 @@ impl Default for Config {
             trial: trial::Config::default(),
             balance: balance::Config::default(),
             repatriate: repatriate::Config::default(),
+            local_migration: LocalMigration::default(),
             memory: memory::Config::default(),
             pace: pace::Config::default(),
             permits: permits::Config::default(),
@@ -207,6 +210,7 @@ homenode_units::settings! {
         trial: Section,
         balance: Section,
         repatriate: Section,
+        local_migration: Section,
         memory: Section,
         pace: Section,
         permits: Section,
@@ -267,6 +271,8 @@ impl Config {
             "permits.terms",
             (&mut taken.permits.terms, &self.permits.terms),
         );
+        let local_migration = (&mut taken.local_migration, &self.local_migration);
+        keep(&mut kept, "local_migration", local_migration);
         keep(&mut kept, "record", (&mut taken.record, &self.record));
         keep(&mut kept, "http", (&mut taken.http, &self.http));
         (taken.completed(), kept)

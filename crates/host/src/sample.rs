@@ -107,6 +107,9 @@ pub struct VmSample {
     pub observed: Option<Observation>,
     /// Why the VM's memory cannot move, if it cannot.
     pub immovable: Option<Immovable>,
+    /// All of its memory moves to one node or none of it does, in the background and whatever its size: what is planned is all.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub moves_whole: bool,
     /// Why the host never learns which pages the guest releases, with the remedy; `None` where it does.
     pub no_releases: Option<String>,
     /// Limit of the agent's on its part of caches or memory bandwidth, while it is in force.
@@ -135,6 +138,7 @@ impl VmSample {
             page_uses: None,
             observed: None,
             immovable: None,
+            moves_whole: false,
             no_releases: None,
             confined: None,
             device_nodes: NodeSet::new(),

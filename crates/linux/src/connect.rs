@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use homenode_host::Bell;
+use homenode_host::{Bell, LocalMigration};
 use homenode_machine::Machine;
 
 use crate::beat::Beat;
@@ -119,6 +119,8 @@ pub struct Options {
     pub bell: Bell,
     /// Tells the guard that the agent goes on.
     pub beat: Beat,
+    /// Which VMs may be migrated to where they are. On Xen; elsewhere pages move without.
+    pub local_migration: LocalMigration,
 }
 
 impl Options {
@@ -132,6 +134,7 @@ impl Options {
             acting: Acting::Live,
             bell: Bell::default(),
             beat: Beat::default(),
+            local_migration: LocalMigration::default(),
         }
     }
 }

@@ -65,7 +65,7 @@ pub mod proc_stat;
 mod qemu;
 mod read;
 pub mod resctrl;
-mod scope;
+pub mod scope;
 pub mod settings_file;
 pub mod state_dir;
 pub mod task;

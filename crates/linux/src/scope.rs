@@ -1,10 +1,10 @@
-//! A unit of its own for the guard, where systemd runs the host: so that what ends all of the agent's unit (a stop,
+//! A unit of its own for the guard, and for what else must outlive the agent, where systemd runs the host: so that what ends all of the agent's unit (a stop,
 //! `systemctl kill`, a watchdog) does not end who undoes what the agent changed.
 //!
 //! `systemd-run --scope` has systemd make the unit, moves itself into it, and becomes the guard: its parent, its pipes and its
 //! number stay what they are.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -19,12 +19,27 @@ const ORDER: [&str; 2] = [
 /// Guards that this process started.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// What runs a program in a scope of its own: a program, and arguments. `root` is where the host's own files lie.
+/// What runs the guard in a scope of its own: a program, and arguments. `root` is where the host's own files lie.
 ///
 /// # Errors
 /// Why there can be none, as the end of a sentence.
 pub(crate) fn around(
     root: &Path,
+    program: &Path,
+    args: &[OsString],
+) -> Result<(PathBuf, Vec<OsString>), &'static str> {
+    let description = "Guard of homenode: undoes what an agent that is gone has changed";
+    let properties = [STOP, ORDER[0], ORDER[1]];
+    named(root, ("guard", description, &properties), program, args)
+}
+
+/// The same for another program of ours, by what is done there: a word, and a sentence.
+///
+/// # Errors
+/// Why there can be none, as the end of a sentence.
+pub fn named(
+    root: &Path,
+    (what, description, properties): (&str, &str, &[&str]),
     program: &Path,
     args: &[OsString],
 ) -> Result<(PathBuf, Vec<OsString>), &'static str> {
@@ -39,25 +54,19 @@ pub(crate) fn around(
         return Err("there is no systemd-run (Debian: systemd)");
     };
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    let unit = format!("--unit=homenode-guard-{}-{number}.scope", std::process::id());
-    let own = [
-        "--scope",
-        "--quiet",
-        "--collect",
-        &unit,
-        "--slice=system.slice",
-        "--description=Guard of homenode: undoes what an agent that is gone has changed",
-        "--property",
-        STOP,
-        "--property",
-        ORDER[0],
-        "--property",
-        ORDER[1],
-        "--",
-    ];
-    let own = own.map(OsStr::new).into_iter().map(OsStr::to_owned);
-    let whole = own.chain([program.into()]).chain(args.iter().cloned());
-    Ok((runner, whole.collect()))
+    let mut own: Vec<OsString> = ["--scope", "--quiet", "--collect", "--slice=system.slice"]
+        .map(OsString::from)
+        .into();
+    own.push(format!("--unit=homenode-{what}-{}-{number}.scope", std::process::id()).into());
+    own.push(format!("--description={description}").into());
+    own.extend(
+        properties
+            .iter()
+            .flat_map(|property| ["--property".into(), property.into()]),
+    );
+    own.extend(["--".into(), program.into()]);
+    own.extend(args.iter().cloned());
+    Ok((runner, own))
 }
 
 #[cfg(test)]

@@ -13,17 +13,19 @@
 //! 1. its *pace*, a share of what was planned, halves after an epoch with moves in which its speed was more than
 //!    [`Config::slowdown_max`] below its average over epochs without, down to [`Config::pace_min`]; it doubles after one with
 //!    moves in which it was not, up to 1. Where speed is not counted it stays 1;
+//!    What moves whole or not at all is not slowed down;
 //! 2. a move that left more than [`Config::vain_min`] of what it was to move where it was is *in vain*. After such moves nothing
 //!    is moved for 1, 2, 4 … epochs, up to [`Config::wait_max_epochs`], which is said once; a move that works ends that.
 //!
 //! # Properties
 //! - `a_vm_that_suffers_is_moved_ever_slower_and_recovers`
 //! - `what_moves_in_vain_is_tried_ever_more_rarely_and_said_once`
+//! - `what_is_on_its_way_is_not_in_vain_and_what_moves_whole_is_not_slowed`
 //! - `plans_without_moves_are_as_they_were`
 
 use std::collections::BTreeMap;
 
-use homenode_host::{Act, Decision, Plan, View, VmView};
+use homenode_host::{Act, Decision, Immovable, Plan, View, VmView};
 use homenode_units::{Ewma, NodeSet, Pages, VmId, Weight};
 use serde::{Deserialize, Serialize};
 
@@ -129,6 +131,10 @@ impl Pace {
                 }
             }
         }
+        if vm.sample.immovable == Some(Immovable::Migrating) {
+            // It is still on its way.
+            return false;
+        }
         self.moved = false;
         self.wait = self.wait.saturating_sub(1);
         let Some((from, asked, before)) = self.asked.take() else {
@@ -150,7 +156,7 @@ impl Pace {
         if self.wait > 0 {
             return None;
         }
-        let share = self.share;
+        let share = if vm.sample.moves_whole { 1.0 } else { self.share };
         let part = |pages: Pages| Pages(((pages.as_f64() * share) as u64).max(1));
         match &mut decision.action.act {
             Act::MovePages { .. } | Act::MoveVirtualNode { .. } => {
@@ -306,6 +312,23 @@ mod tests {
             "{moving:?}"
         );
         assert!(moving.len() > 5);
+    }
+
+    #[test]
+    fn what_is_on_its_way_is_not_in_vain_and_what_moves_whole_is_not_slowed() {
+        let (mut scene, mut state) = (scene(), State::default());
+        scene.vm(1).moves_whole();
+        assert_eq!(epoch(&mut scene, &mut state), (1_000_000, 0));
+        scene
+            .vm(1)
+            .immovable(Immovable::Migrating)
+            .instructions_per_s(1_000);
+        for _ in 0..3 {
+            // Repatriation says once more why it does not move: its state is new each time.
+            assert_eq!(epoch(&mut scene, &mut state), (0, 1));
+        }
+        let pace = &state.paces[&vm_id(1)];
+        assert_eq!((pace.vain, pace.wait, pace.share), (0, 0, 1.0));
     }
 
     #[test]

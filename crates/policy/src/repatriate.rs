@@ -14,6 +14,8 @@
 //!    seen. It is then on its way until no more than [`Config::outside_pages_max`] pages are outside.
 //!    Of a VM whose guest is told where it is, each virtual node's memory has a home node of its own ([`VmView::layout`]): what
 //!    lies elsewhere is outside. From a node that is drained all goes at once, however little it is.
+//!    A VM whose memory moves whole or not at all ([`homenode_host::VmSample::moves_whole`]) is moved whole, and the budgets, which
+//!    are for pages that move within an epoch, hold for the others.
 //! 2. VMs on their way whose memory can move are served in order of most pages outside, each with at most
 //!    [`Config::vm_pages_per_epoch`], all together with at most [`Config::host_pages_per_epoch`].
 //!
@@ -23,6 +25,7 @@
 //! - `memory_that_cannot_move_is_said_once`
 //! - `by_amount_all_goes_home_once_enough_is_away`
 //! - `periodically_all_goes_home_however_little_is_away`
+//! - `what_moves_whole_is_asked_for_whole`
 //! - `each_virtual_node_goes_whole_to_its_own_node`
 //!
 //! # Departures
@@ -173,6 +176,12 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
             }
             continue;
         }
+        if vm.sample.moves_whole {
+            let action = Action::gather(view.machine, id, home.clone(), pages);
+            let reason = format!("{pages} lie away from its home, node {home}; all of it goes there at once");
+            plan.decide(POLICY, action, reason);
+            continue;
+        }
         let mut vm_left = config.vm_pages_per_epoch;
         for part in parts {
             let budget = part.pages.min(vm_left).min(left);
@@ -286,6 +295,26 @@ mod tests {
                 (vm_id(2), Pages(2_000)),
                 (vm_id(1), Pages(500))
             ]
+        );
+    }
+
+    #[test]
+    fn what_moves_whole_is_asked_for_whole() {
+        let mut scene = Scene::four_nodes(4);
+        for n in 1..=2 {
+            let vm = scene.add_vm(n, 1, Bytes::from_gib(4), 0);
+            vm.home(0).pages(1, 3_000).pages(2, 2_000);
+        }
+        scene.vm(2).moves_whole();
+        let config = Config {
+            vm_pages_per_epoch: Pages(1_000),
+            host_pages_per_epoch: Pages(1_000),
+            ..Config::default()
+        };
+        let plan = scene.with_view(|view| plan(view, &config, &mut State::default()));
+        assert_eq!(
+            budgets(&plan),
+            [(vm_id(1), Pages(1_000)), (vm_id(2), Pages(5_000))]
         );
     }
 

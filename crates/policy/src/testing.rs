@@ -53,6 +53,7 @@ pub struct SceneVm {
     accesses_on: Vec<u64>,
     instructions_per_s: u64,
     immovable: Option<Immovable>,
+    moves_whole: bool,
     no_releases: Option<String>,
     hands_off: Option<HandsOff>,
     quota_hands_off: Option<HandsOff>,
@@ -184,6 +185,7 @@ impl Scene {
             accesses_on: Vec::new(),
             instructions_per_s: 0,
             immovable: None,
+            moves_whole: false,
             no_releases: None,
             hands_off: None,
             quota_hands_off: None,
@@ -376,6 +378,11 @@ impl SceneVm {
         self
     }
 
+    pub fn moves_whole(&mut self) -> &mut Self {
+        self.moves_whole = true;
+        self
+    }
+
     pub fn immovable(&mut self, why: Immovable) -> &mut Self {
         self.immovable = Some(why);
         self
@@ -477,6 +484,7 @@ impl SceneVm {
             page_uses: self.page_uses.clone(),
             observed: self.observed.clone(),
             immovable: self.immovable.clone(),
+            moves_whole: self.moves_whole,
             no_releases: self.no_releases.clone(),
             confined: None,
             device_nodes: self.device_nodes.clone(),

@@ -205,6 +205,7 @@ impl Twin {
             memory_policy: vm.memory_policy,
             page_uses: None,
             observed: None,
+            moves_whole: false,
             immovable: None,
             no_releases: None,
             confined: None,

@@ -359,6 +359,9 @@ impl Legacy {
         };
         match opened {
             Ok(hypervisor) => {
+                if let Some(said) = crate::moving::recover(&hypervisor) {
+                    eprintln!("{said}");
+                }
                 let undone = undo_all(&hypervisor, journal);
                 self.hypervisor = Some(hypervisor);
                 undone

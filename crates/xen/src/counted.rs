@@ -40,6 +40,11 @@ impl Counted {
         self.pages.clear();
     }
 
+    /// Where a domain's memory lies has changed: it is asked for with the next look.
+    pub fn ask_again(&mut self) {
+        self.at = None;
+    }
+
     fn every(&self) -> Ns {
         EVERY.max(Ns(self.took.0.saturating_mul(SHARE)))
     }

@@ -16,9 +16,9 @@ pub const NO_COUNTERS: &str =
 pub const DEBUG_KEY: &str = "where memory of domains lies is counted by Xen's debug key `u` and read from its console: once a minute, and \
                              when a domain is new";
 
-/// Why no page moves.
-pub const NO_MOVES: &str = "stock Xen moves no page of a domain that runs: give it its home when it is created \
-                            (`homenode place --xl`), or migrate it to where it is with `cpus` and `cpus_soft` of that node";
+/// Why no page moves, where nobody allowed it.
+pub const NO_MOVES: &str = "stock Xen moves no page of a domain that runs; migrating it to where it is moves all of it, and is off \
+                            (`local_migration.allow`). Or give it its home when it is created (`homenode place --xl`)";
 /// Why no guest is told.
 pub const NO_TOPOLOGY: &str =
     "a domain has no device that tells it where it is; stock Xen gives PV domains no virtual nodes";
@@ -38,7 +38,7 @@ pub const NO_BALLOON: &str = "the agent does not set balloons of domains; `xl me
 type Found = Result<String, (String, &'static str, &'static str)>;
 
 /// What cannot be on stock Xen, by what it is called elsewhere: why, what that costs, and what can be done instead.
-const LACKS: [(&str, &str, &str, &str); 6] = [
+const LACKS: [(&str, &str, &str, &str); 5] = [
     (
         "hardware counters",
         "dom0 cannot count for domains",
@@ -50,12 +50,6 @@ const LACKS: [(&str, &str, &str, &str); 6] = [
         "Xen tells each domain its own waiting, and dom0 none",
         "CPUs that are too few are seen by their load alone",
         "`xentrace -e 0x21000` traces it by hand",
-    ),
-    (
-        "page moves",
-        NO_MOVES,
-        "vCPUs are brought to memory, never memory to vCPUs",
-        "`homenode place --xl` before a domain is created",
     ),
     (
         "balloon",
@@ -112,6 +106,16 @@ pub fn features(root: &Path) -> (Option<Machine>, Vec<(&'static str, Found)>) {
                     "boot Xen with sched=credit2, or sched=credit",
                 )),
                 Err(error) => Err((error.to_string(), without, mend)),
+            },
+        ));
+        features.push((
+            "page moves",
+            match hypervisor.can_shadow() {
+                Ok(can_shadow) => Ok(format!(
+                    "all of a domain by migrating it to where it is, where `local_migration.allow` says so: PVH domains while they run{}",
+                    if can_shadow { ", PV domains too" } else { "; PV domains stand still for it, as this Xen has no shadow paging" }
+                )),
+                Err(error) => Err((error.to_string(), "vCPUs are brought to memory, never memory to vCPUs", mend)),
             },
         ));
         features.push((

@@ -9,14 +9,15 @@
 //! one UUID, neither is touched or shown: what is written down of one would be taken for the other's.
 
 mod levers;
+mod moving;
 mod others;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_host::{
-    Action, ActionError, CpuSample, Failure, Host, HostError, Immovable, NodeSample, Outcome, Plan, Receipt,
-    Refusal, Sample, Setting, Version, VmSample,
+    Act, Action, ActionError, CpuSample, Failure, Host, HostError, NodeSample, Outcome, Plan, Receipt,
+    Refusal, Sample, Setting, VcpuSample, Version, VmSample,
 };
 use homenode_linux::acting::{self, CARRIED_LEASE, Leases, RETRY};
 use homenode_linux::journal::{Entry as Journalled, Journal, Run, peek};
@@ -30,15 +31,17 @@ use crate::busy::Busy;
 use crate::changed::{self, Home, Part, Pins};
 use crate::counted::Counted;
 use crate::domain::Domain;
-use crate::features::{DEBUG_KEY, NO_COUNTERS, NO_MOVES, NO_PAGE_USES, NO_RELEASES, NO_TOPOLOGY, NO_WAITING};
+use crate::features::{DEBUG_KEY, NO_COUNTERS, NO_PAGE_USES, NO_RELEASES, NO_TOPOLOGY, NO_WAITING};
 use crate::hypervisor::{CallError, Hypervisor, Listed, Pool, XenError};
+use crate::moving::{INCOMING, LEFT};
 use crate::store::Asking;
 use crate::{memory, place};
+use moving::Moves;
 
 /// Xen is not asked to count the pages of a domain that has more: it holds a lock meanwhile.
 const COUNTED_MAX: Pages = Pages(4 << 20);
 /// What `xl migrate` calls a domain that is on its way here, or from here.
-const ON_ITS_WAY: [&str; 2] = ["--incoming", "--migratedaway"];
+const ON_ITS_WAY: [&str; 2] = [INCOMING, LEFT];
 
 /// A host that runs domains under Xen. This system is its dom0.
 #[derive(Debug)]
@@ -60,6 +63,10 @@ pub struct XenHost {
     domains: BTreeMap<VmId, Domain>,
     /// Until when caps of the agent's hold.
     leases: BTreeMap<VmId, Ns>,
+    /// Domains on their way to another node.
+    moves: Moves,
+    /// How long vCPUs ran before their domain was moved.
+    ran_before: BTreeMap<VmId, BTreeMap<u16, Ns>>,
     counted: Counted,
     busy: Busy,
     said_counting: bool,
@@ -120,6 +127,8 @@ impl XenHost {
             carried: Vec::new(),
             domains: BTreeMap::new(),
             leases: BTreeMap::new(),
+            moves: Moves::default(),
+            ran_before: BTreeMap::new(),
             counted: Counted::default(),
             busy: Busy::default(),
             said_counting: false,
@@ -127,6 +136,7 @@ impl XenHost {
             relied_on: Vec::new(),
             notices,
         };
+        host.take_over_moves();
         host.carry_over()?;
         Ok(host)
     }
@@ -204,8 +214,10 @@ impl XenHost {
 
     /// Looks at all domains that run, and forgets those that ended.
     fn look(&mut self) -> Result<(), CallError> {
+        self.look_who_arrives();
         let mut listed = self.hypervisor.domains()?;
-        listed.retain(Listed::is_vm);
+        let moving = self.moves.on_its_way();
+        listed.retain(|of| of.is_vm() && moving != Some(of.vm));
         if self.journal.is_none() {
             self.peeked = peek(&self.options.state_dir);
         }
@@ -226,6 +238,15 @@ impl XenHost {
                 Ok(_) | Err(_) => {}
             }
         }
+        // The one on its way is the old one for as long as it is there, and as it was last until the new one has arrived.
+        if let Some(vm) = moving.filter(|vm| !self.moves.is_anothers(*vm))
+            && let Some(mut known) = self.domains.remove(&vm)
+        {
+            if let Some(looked) = self.looked_again(&known) {
+                known = looked;
+            }
+            domains.insert(vm, known);
+        }
         for domain in domains.values() {
             if let Err(why) = &domain.said {
                 self.notices
@@ -233,6 +254,8 @@ impl XenHost {
             }
         }
         self.domains = domains;
+        self.ran_before.retain(|vm, _| self.domains.contains_key(vm));
+        self.look_who_moves();
         let all: Vec<VmId> = self.domains.keys().copied().collect();
         for vm in all {
             if let Err(error) = self.take_in_others(vm) {
@@ -242,6 +265,15 @@ impl XenHost {
             }
         }
         Ok(())
+    }
+
+    /// A domain as it is now, where that run of it is still there.
+    fn looked_again(&self, known: &Domain) -> Option<Domain> {
+        let listed = changed::alive(&self.hypervisor, &known.run).ok()??;
+        let pool = self.hypervisor.pool(listed.pool).ok()?;
+        let of = (self.options.root.as_path(), known.run.clone(), listed);
+        let looked = Domain::look(&self.hypervisor, of, pool).ok()?;
+        (looked.vcpus.len() == known.vcpus.len()).then_some(looked)
     }
 
     /// Those of these domains that are called something, each once. One that is being built has no name yet, and one that was
@@ -347,20 +379,26 @@ impl XenHost {
         let usable = self.options.machine.cpu_set();
         let entry = self.entry_of(&domain.run);
         VmSample {
-            vcpus: domain.samples(&usable),
+            vcpus: self.with_before(domain.run.vm, domain.samples(&usable)),
             memory_bytes: Pages(domain.listed.pages).to_bytes(),
             pages: self.counted.of(domain.run.runtime_id).cloned(),
             no_topology_device: Some(NO_TOPOLOGY.to_owned()),
             no_releases: Some(NO_RELEASES.to_owned()),
-            immovable: Some(match domain.listed.is_paused {
-                true => Immovable::Paused,
-                false => Immovable::Hypervisor {
-                    reason: NO_MOVES.to_owned(),
-                },
-            }),
+            immovable: self.immovable(domain),
+            moves_whole: true,
             settings: domain.settings(entry, &usable),
             ..VmSample::new(domain.run.vm, domain.run.name.clone())
         }
+    }
+
+    /// vCPUs with the time that they ran before their domain was moved: that of the new one begins at nothing.
+    fn with_before(&self, vm: VmId, mut vcpus: Vec<VcpuSample>) -> Vec<VcpuSample> {
+        let before = self.ran_before.get(&vm);
+        for vcpu in &mut vcpus {
+            let ran = before.and_then(|before| before.get(&vcpu.index)).copied();
+            vcpu.running_ns = vcpu.running_ns + ran.unwrap_or_default();
+        }
+        vcpus
     }
 
     fn sample_cpus(&mut self) -> Result<Vec<CpuSample>, CallError> {
@@ -444,14 +482,7 @@ impl XenHost {
                 continue;
             };
             // What has ended fails when it is acted on, and is not in the next sample.
-            let Ok(Some(listed)) = changed::alive(&self.hypervisor, &known.run) else {
-                continue;
-            };
-            let Ok(pool) = self.hypervisor.pool(listed.pool) else {
-                continue;
-            };
-            let of = (self.options.root.as_path(), known.run.clone(), listed);
-            if let Ok(domain) = Domain::look(&self.hypervisor, of, pool) {
+            if let Some(domain) = self.looked_again(known) {
                 self.domains.insert(*vm, domain);
             }
         }
@@ -477,6 +508,9 @@ impl XenHost {
         if let Some(cause) = kept {
             return Err(levers::failed(&action.act, cause).on(&name));
         }
+        if self.moves.on_its_way() == Some(action.vm) && !matches!(action.act, Act::Lift { .. }) {
+            return Err(levers::failed(&action.act, "it is on its way to another node").on(&name));
+        }
         let result = self
             .pull(action.vm, &action.act)
             .map_err(|failure| failure.on(&name));
@@ -490,7 +524,7 @@ impl XenHost {
 
 /// What of a VM plans rely on; the rest of a sample is left out.
 fn relied_on(vm: &VmSample) -> VmSample {
-    let vcpus = vm.vcpus.iter().map(|vcpu| homenode_host::VcpuSample {
+    let vcpus = vm.vcpus.iter().map(|vcpu| VcpuSample {
         index: vcpu.index,
         affinity: vcpu.affinity.clone(),
         quota: vcpu.quota,

@@ -9,7 +9,8 @@ use std::ptr::{NonNull, null_mut};
 use homenode_units::{CpuId, CpuSet, NodeId, NodeSet, Ns, VmId};
 
 use crate::library::{
-    self, CREDIT, CREDIT2, Control, CpuPlace, DomainInfo, HARD, NodeMemory, SOFT, Share, Store, VcpuInfo,
+    self, CREDIT, CREDIT2, Control, CpuPlace, DomainInfo, HARD, HostInfo, NodeMemory, SOFT, Share, Store,
+    VcpuInfo,
 };
 use crate::store::{Asking, Source};
 use crate::{dom0, privcmd};
@@ -372,6 +373,11 @@ impl Hypervisor {
         self.affinities(domid, index).map(|(hard, _)| hard)
     }
 
+    /// CPUs that a vCPU prefers.
+    pub fn preference(&self, domid: u32, index: u16) -> Result<CpuSet, CallError> {
+        self.affinities(domid, index).map(|(_, soft)| soft)
+    }
+
     /// The same, and CPUs that it prefers; of a vCPU that is offline, too.
     pub fn affinities(&self, domid: u32, index: u16) -> Result<(CpuSet, CpuSet), CallError> {
         let (mut hard, mut soft) = (self.cpu_map(), self.cpu_map());
@@ -389,16 +395,37 @@ impl Hypervisor {
 
     /// Lets a vCPU run on these CPUs alone; what it prefers of them stays as it is.
     pub fn pin(&self, domid: u32, index: u16, cpus: &CpuSet) -> Result<(), CallError> {
-        let (mut hard, mut soft) = (self.cpu_map(), self.cpu_map());
+        self.set_affinity(domid, index, cpus, HARD)
+    }
+
+    /// Has a vCPU prefer these CPUs; where it may run stays as it is.
+    pub fn prefer(&self, domid: u32, index: u16, cpus: &CpuSet) -> Result<(), CallError> {
+        self.set_affinity(domid, index, cpus, SOFT)
+    }
+
+    fn set_affinity(&self, domid: u32, index: u16, cpus: &CpuSet, which: u32) -> Result<(), CallError> {
+        let mut hard = self.cpu_map();
         cpus.iter().for_each(|cpu| set(&mut hard, cpu.0 as usize));
+        // Xen takes the one that is meant, and says in both what holds.
+        let mut soft = hard.clone();
         // SAFETY: both maps are as long as Xen's.
         let done = unsafe {
             let (hard, soft) = (hard.as_mut_ptr(), soft.as_mut_ptr());
-            (self.control.xc_vcpu_setaffinity)(self.at(), domid, index.into(), hard, soft, HARD)
+            (self.control.xc_vcpu_setaffinity)(self.at(), domid, index.into(), hard, soft, which)
         };
         match done {
             0 => Ok(()),
             _ => Err(CallError::last("xc_vcpu_setaffinity")),
+        }
+    }
+
+    /// Whether it can follow what a PV domain writes: only with that can one be copied while it runs.
+    pub fn can_shadow(&self) -> Result<bool, CallError> {
+        let mut info = HostInfo::default();
+        // SAFETY: one has room, and more.
+        match unsafe { (self.control.xc_physinfo)(self.at(), &raw mut info) } {
+            0 => Ok(info.capabilities & library::CAN_SHADOW != 0),
+            _ => Err(CallError::last("xc_physinfo")),
         }
     }
 

@@ -19,6 +19,7 @@
 //! | `changed` | none of its own: what was changed, how it was before, and how that is undone |
 //! | `domain` | none of its own: a domain, as the agent knows it |
 //! | `host` | none of its own: the contract |
+//! | `moving` | `xl`: its stream, its notes on a domain, its migration of a domain to where it is |
 //! | `features` | what of all that this host has |
 
 #![deny(missing_docs)]
@@ -33,6 +34,7 @@ mod host;
 mod hypervisor;
 mod library;
 pub mod memory;
+mod moving;
 mod place;
 mod privcmd;
 #[cfg(test)]
@@ -44,3 +46,4 @@ pub use dom0::is_dom0;
 pub use features::features;
 pub use host::XenHost;
 pub use hypervisor::XenError;
+pub use moving::{carry_out, relay};

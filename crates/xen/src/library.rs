@@ -82,6 +82,7 @@ functions! { Control from VERSIONS {
     fn xc_get_nodemap_size(*mut c_void) -> c_int;
     fn xc_cputopoinfo(*mut c_void, *mut c_uint, *mut CpuPlace) -> c_int;
     fn xc_numainfo(*mut c_void, *mut c_uint, *mut NodeMemory, *mut u32) -> c_int;
+    fn xc_physinfo(*mut c_void, *mut HostInfo) -> c_int;
     fn xc_getcpuinfo(*mut c_void, c_int, *mut u64, *mut c_int) -> c_int;
     fn xc_domain_getinfolist(*mut c_void, u32, c_uint, *mut DomainInfo) -> c_int;
     fn xc_vcpu_getinfo(*mut c_void, u32, u32, *mut VcpuInfo) -> c_int;
@@ -103,6 +104,7 @@ functions! { Store from STORE {
     fn xs_open(std::ffi::c_ulong) -> *mut c_void;
     fn xs_close(*mut c_void);
     fn xs_read(*mut c_void, u32, *const c_char, *mut c_uint) -> *mut c_char;
+    fn xs_directory(*mut c_void, u32, *const c_char, *mut c_uint) -> *mut *mut c_char;
 }}
 
 /// `xen_sysctl_cputopo`.
@@ -120,6 +122,15 @@ pub struct CpuPlace {
 pub struct NodeMemory {
     pub size: u64,
     pub free: u64,
+}
+
+/// `xen_sysctl_physinfo`, with room at its end.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HostInfo {
+    before: [u32; 7],
+    pub capabilities: u32,
+    room: [u64; 24],
 }
 
 /// `xen_domctl_getdomaininfo`, with room at its end for what other versions of the same library add.
@@ -178,6 +189,8 @@ pub struct PoolInfo {
 pub const HARD: u32 = 1;
 /// `XEN_VCPUAFFINITY_SOFT`.
 pub const SOFT: u32 = 2;
+/// `XEN_SYSCTL_PHYSCAP_shadow`.
+pub const CAN_SHADOW: u32 = 1 << 4;
 /// `XEN_SCHEDULER_CREDIT`.
 pub const CREDIT: u32 = 5;
 /// `XEN_SCHEDULER_CREDIT2`.
@@ -204,6 +217,7 @@ mod tests {
     fn structures_lie_as_c_has_them() {
         use std::mem::{offset_of, size_of};
         // As gcc 12 lays out what Xen 4.17's headers declare, on x86-64.
+        assert_eq!(offset_of!(HostInfo, capabilities), 28);
         assert_eq!(offset_of!(DomainInfo, flags), 4);
         assert_eq!(offset_of!(DomainInfo, cpu_time), 56);
         assert_eq!(offset_of!(DomainInfo, max_vcpu_id), 68);

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)] // calls of a C library
 
-use std::ffi::{CString, c_uint};
+use std::ffi::{CStr, CString, c_char, c_uint};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -16,7 +16,8 @@ const ANSWER_MAX: Duration = Duration::from_secs(3);
 /// What is said meanwhile, and ever since.
 const SILENT: &str = "it does not answer";
 
-/// What stands under each path, nothing where there is no such, or why that is not known.
+/// What stands under each path, nothing where there is no such, or why that is not known. Of a path that ends in `/`: what there
+/// is below it, a name to a line.
 pub type Read = Result<Vec<Option<String>>, String>;
 
 type Reader = dyn Fn(&[String]) -> Read + Send + Sync;
@@ -117,7 +118,30 @@ impl Connection<'_> {
         paths.iter().map(|path| self.value(path)).collect()
     }
 
+    /// What there is below a path, a name to a line.
+    fn names(&self, path: &str) -> Result<Option<String>, String> {
+        let Ok(path) = CString::new(path) else {
+            return Ok(None);
+        };
+        // SAFETY: the connection is open; what it gives are so many texts, which are freed with the list of them.
+        unsafe {
+            let mut count: c_uint = 0;
+            let list = (self.library.xs_directory)(self.handle.as_ptr(), 0, path.as_ptr(), &raw mut count);
+            let Some(list) = NonNull::new(list) else {
+                return none_or("xs_directory");
+            };
+            let names = std::slice::from_raw_parts(list.as_ptr(), count as usize);
+            let text = |name: &*mut c_char| CStr::from_ptr(*name).to_string_lossy().into_owned();
+            let names: Vec<String> = names.iter().map(text).collect();
+            libc::free(list.as_ptr().cast());
+            Ok(Some(names.join("\n")))
+        }
+    }
+
     fn value(&self, path: &str) -> Result<Option<String>, String> {
+        if let Some(path) = path.strip_suffix('/') {
+            return self.names(path);
+        }
         let Ok(path) = CString::new(path) else {
             return Ok(None);
         };
@@ -126,17 +150,22 @@ impl Connection<'_> {
             let mut length: c_uint = 0;
             let read = (self.library.xs_read)(self.handle.as_ptr(), 0, path.as_ptr(), &raw mut length);
             let Some(read) = NonNull::new(read) else {
-                let error = std::io::Error::last_os_error();
-                return match error.kind() {
-                    std::io::ErrorKind::NotFound => Ok(None),
-                    _ => Err(format!("xs_read: {error}")),
-                };
+                return none_or("xs_read");
             };
             let bytes = std::slice::from_raw_parts(read.as_ptr().cast::<u8>(), length as usize);
             let text = String::from_utf8_lossy(bytes).into_owned();
             libc::free(read.as_ptr().cast());
             Ok(Some(text))
         }
+    }
+}
+
+/// Nothing is there, or the call failed.
+fn none_or(call: &str) -> Result<Option<String>, String> {
+    let error = std::io::Error::last_os_error();
+    match error.kind() {
+        std::io::ErrorKind::NotFound => Ok(None),
+        _ => Err(format!("{call}: {error}")),
     }
 }
 

@@ -18,6 +18,8 @@ pub const MARKER_READY: &str = "READY";
 pub const MARKER_PHASE: &str = "PHASE";
 /// Printed in answer to the console command `report`.
 pub const MARKER_REPORT: &str = "REPORT";
+/// Printed in answer to the console command `check`, with how many pages are held and how many are not as they were written.
+pub const MARKER_CHECKED: &str = "CHECKED";
 /// Printed when all passes of a sweep were made.
 pub const MARKER_SWEPT: &str = "SWEPT";
 /// Begins the console command that runs a line of shell: an initramfs that has `/bin/busybox` and programs is needed.

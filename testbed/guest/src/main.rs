@@ -2,7 +2,7 @@
 //!
 //! It mounts /proc and /dev, loads the modules of the initramfs, starts the behaviour that the kernel command
 //! line asks for, prints `READY`, and then follows the console: a [`Behaviour`] as a line replaces the present one,
-//! `report` prints counters, `nodes` which CPUs each node has, `holds` from which nodes its memory is, `follow` loads
+//! `report` prints counters, `check` whether the memory that it holds is as it was written, `nodes` which CPUs each node has, `holds` from which nodes its memory is, `follow` loads
 //! the module that follows the topology page, `run LINE` runs a line of shell, `poweroff` ends the guest. It never exits: that
 //! would panic the guest's kernel.
 
@@ -19,14 +19,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use homenode_testbed_guest::{
-    Behaviour, COMMAND_RUN, MARKER_ERROR, MARKER_FOLLOWS, MARKER_HOLDS, MARKER_NODES, MARKER_PHASE,
-    MARKER_RAN, MARKER_READY, MARKER_REPORT, MARKER_SWEPT, Orders, Sweep,
+    Behaviour, COMMAND_RUN, MARKER_CHECKED, MARKER_ERROR, MARKER_FOLLOWS, MARKER_HOLDS, MARKER_NODES,
+    MARKER_PHASE, MARKER_RAN, MARKER_READY, MARKER_REPORT, MARKER_SWEPT, Orders, Sweep,
 };
 use rustix::mount::{MountFlags, mount};
 
 const PERIOD: Duration = Duration::from_millis(20);
 const PAGE_BYTES: usize = 4096;
 const LINE_BYTES: usize = 64;
+/// Where a page says which it is.
+const NUMBER: std::ops::Range<usize> = 8..16;
 /// Left to the guest's kernel: page tables, and threads of the next behaviour.
 const MEMORY_MARGIN_MIB: u32 = 4;
 /// Where the initramfs has the kernel modules, in the order of their names.
@@ -123,6 +125,7 @@ fn resize(memory: &Mutex<Vec<u8>>, behaviour: Behaviour) {
     // `vec![0]` only maps: the pages come with the first write.
     for (number, page) in held.chunks_mut(PAGE_BYTES).enumerate() {
         page[0] = number as u8;
+        page[NUMBER].copy_from_slice(&number.to_le_bytes());
     }
     if let Some(anywhere) = anywhere {
         pin(0..anywhere);
@@ -148,6 +151,18 @@ fn write_pages(behaviour: Behaviour, memory: &Mutex<Vec<u8>>, counters: &Counter
         page[0] = page[0].wrapping_add(1);
     }
     counters.passes.fetch_add(1, Ordering::Relaxed);
+}
+
+/// How many pages are held, and how many of them are not as they were written: each says its number, and its first byte is as
+/// many passes ahead of that as every other's.
+fn check(memory: &Mutex<Vec<u8>>) -> (usize, usize) {
+    let held = memory.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let passes = held.first().copied().unwrap_or_default();
+    let pages = held.chunks(PAGE_BYTES).enumerate();
+    let is_wrong = |(number, page): &(usize, &[u8])| {
+        page[NUMBER] != number.to_le_bytes() || page[0] != (*number as u8).wrapping_add(passes)
+    };
+    (held.len() / PAGE_BYTES, pages.filter(is_wrong).count())
 }
 
 /// Makes passes over the memory, a byte of each page, and says when they are made.
@@ -336,7 +351,7 @@ fn main() {
             Duration::from_secs(u64::from(phase.at_s)).saturating_sub(ready.elapsed())
         });
         let next = match lines.recv_timeout(wait) {
-            Ok(line) => follow(line.trim(), &counters),
+            Ok(line) => follow(line.trim(), &counters, &memory),
             Err(RecvTimeoutError::Timeout) => phases.next().map(|phase| phase.behaviour),
             Err(RecvTimeoutError::Disconnected) => None,
         };
@@ -360,7 +375,7 @@ fn steal_ms() -> u64 {
 }
 
 /// Carries out a console command; a behaviour is for the caller to begin.
-fn follow(line: &str, counters: &Counters) -> Option<Behaviour> {
+fn follow(line: &str, counters: &Counters, memory: &Mutex<Vec<u8>>) -> Option<Behaviour> {
     match line {
         "" => None,
         "report" => {
@@ -371,6 +386,11 @@ fn follow(line: &str, counters: &Counters) -> Option<Behaviour> {
                 passes.load(Ordering::Relaxed),
                 steal_ms()
             ));
+            None
+        }
+        "check" => {
+            let (pages, wrong) = check(memory);
+            say(&format!("{MARKER_CHECKED} pages={pages} wrong={wrong}"));
             None
         }
         "nodes" => {

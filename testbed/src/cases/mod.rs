@@ -27,6 +27,7 @@ mod working_set;
 mod xen;
 mod xen_agent;
 mod xen_lives;
+mod xen_moved;
 
 use std::time::Duration;
 
@@ -542,6 +543,13 @@ pub static ALL: &[Case] = &[
         300,
         "a cap holds, and 'homenode release' gives the operator's back after an agent that died",
         xen_agent::caps,
+    ),
+    case(
+        "xen-moved",
+        Group::Xen,
+        1800,
+        "memory of a PV and a PVH domU comes to their vCPUs' node, also where the agent is killed meanwhile; what cannot move is told why",
+        xen_moved::moved,
     ),
     case(
         "xen-lives",

@@ -4,6 +4,7 @@ use homenode_host::{Act, CpuQuota, Failure, Lever, Limit, Outcome};
 use homenode_units::{CpuSet, MemoryPolicy, NodeSet, VmId};
 
 use super::XenHost;
+use super::moving::ALL_OR_NONE;
 use crate::changed::{self, Cap, Home, PLACING, Part, Pins, newest};
 use crate::domain::cap_of;
 use crate::features::{NO_BALLOON, NO_MOVES, NO_PARTS, NO_TOPOLOGY, NO_TRACKER};
@@ -63,11 +64,10 @@ impl XenHost {
                 Limit::Memory(_) => NO_BALLOON,
                 _ => NO_PARTS,
             }),
-            Act::MovePages { .. } | Act::MoveVirtualNode { .. } | Act::MoveFrames { .. } => {
-                Err(Failure::MemoryFixed {
-                    why: NO_MOVES.to_owned(),
-                })
-            }
+            Act::MovePages { from, to, pages_max } => self.move_pages(vm, (from, to), *pages_max),
+            Act::MoveVirtualNode { .. } | Act::MoveFrames { .. } => Err(Failure::MemoryFixed {
+                why: ALL_OR_NONE.to_owned(),
+            }),
             Act::SetMemoryPolicy { policy } => policy_is_possible(*policy).map(|()| Outcome::Done),
             Act::Watch { .. } => Err(Failure::NoTracker {
                 why: NO_TRACKER.to_owned(),
@@ -114,7 +114,7 @@ impl XenHost {
         journal.begin(run, before).map_err(|error| error.to_string())
     }
 
-    fn pin(&mut self, vm: VmId, vcpus: &[u16], cpus: &CpuSet) -> Result<Outcome, String> {
+    pub(super) fn pin(&mut self, vm: VmId, vcpus: &[u16], cpus: &CpuSet) -> Result<Outcome, String> {
         self.begin(vm)?;
         let mut pins: Pins = self.written(vm)?.unwrap_or_default();
         for index in vcpus {
@@ -140,7 +140,7 @@ impl XenHost {
         Ok(Outcome::Done)
     }
 
-    fn set_home(&mut self, vm: VmId, nodes: &NodeSet) -> Result<Outcome, String> {
+    pub(super) fn set_home(&mut self, vm: VmId, nodes: &NodeSet) -> Result<Outcome, String> {
         self.begin(vm)?;
         let mut home: Home = self.written(vm)?.unwrap_or_default();
         newest(&mut home.0, nodes.clone());
@@ -201,7 +201,7 @@ impl XenHost {
         }
     }
 
-    fn lift(&mut self, vm: VmId, part: Part) -> Result<(), String> {
+    pub(super) fn lift(&mut self, vm: VmId, part: Part) -> Result<(), String> {
         if let Some(journal) = &mut self.journal {
             changed::undo(&self.hypervisor, journal, vm, &[part])?;
         }

@@ -20,7 +20,8 @@ impl XenHost {
             .map(|entry| entry.run.clone())
             .collect();
         for run in runs {
-            if changed::alive(&self.hypervisor, &run)?.is_some() {
+            // What is written down of one on its way is set again once it has arrived.
+            if self.moves.on_its_way() == Some(run.vm) || changed::alive(&self.hypervisor, &run)?.is_some() {
                 continue;
             }
             match changed::settle(&self.hypervisor, journal, run.vm) {

@@ -165,6 +165,8 @@ pub struct Domu {
     pub id: u32,
     /// libvirt's handle, where libvirt made it. Becomes stale when libvirtd is restarted.
     pub domain: Option<Domain>,
+    /// Whether it was migrated to where it is: what it prints is kept by the name that it had meanwhile.
+    was_moved: bool,
 }
 
 /// One vCPU, as `xl vcpu-list` shows it.
@@ -179,6 +181,19 @@ pub struct Vcpu {
 }
 
 impl Domu {
+    /// It was migrated to where it is, and has this number now.
+    pub fn arrived(&mut self, id: u32) {
+        (self.id, self.was_moved) = (id, true);
+    }
+
+    fn console(&self) -> Console {
+        let mut console = self.spec.console();
+        if self.was_moved {
+            console.log = PathBuf::from(format!("{LOG_DIR}/guest-{}--incoming.log", self.spec.name));
+        }
+        console
+    }
+
     fn lives(&self) -> bool {
         lives(&self.spec.name)
     }
@@ -212,7 +227,7 @@ impl Domu {
                 .with_context(|| format!("cannot write to {path}"))?;
             Ok(console)
         };
-        let console = self.spec.console();
+        let console = self.console();
         console.answer(command, answer, send, || self.lives())
     }
 
@@ -349,6 +364,7 @@ impl Inside {
             spec: spec.clone(),
             id,
             domain,
+            was_moved: false,
         };
         domu.wait_ready()?;
         let ready_s = begin.elapsed().as_secs_f64();

@@ -227,6 +227,20 @@ pub fn nodes() -> anyhow::Result<Vec<(u64, Vec<u32>)>> {
     Ok(nodes)
 }
 
+/// What the toolstack keeps of a domain on disk.
+///
+/// # Errors
+/// When its directory cannot be read.
+pub fn userdata(domain: u32) -> anyhow::Result<Vec<String>> {
+    let entries = fs::read_dir("/var/lib/xen").context("cannot read /var/lib/xen")?;
+    let begin = format!("userdata-d.{domain}.");
+    let is_its = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with(&begin);
+    let files = entries.flatten().filter(is_its);
+    files
+        .map(|entry| fs::read_to_string(entry.path()).context("cannot read a domain's notes"))
+        .collect()
+}
+
 /// Pages by domain and node.
 pub type PagesByNode = BTreeMap<u32, BTreeMap<u32, u64>>;
 

@@ -1,0 +1,489 @@
+//! Moving a domain's memory: whether it can be, beginning it, and taking in the domain that arrives.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::process::{Child, Command, Stdio};
+
+use homenode_host::{Allow, Failure, Immovable, Outcome};
+use homenode_linux::journal::Run;
+use homenode_linux::{now, scope};
+use homenode_units::{Bytes, CpuSet, NodeId, NodeSet, Ns, Pages, VmId};
+
+use super::XenHost;
+use crate::changed::{Home, Part, Pins};
+use crate::domain::Domain;
+use crate::features::NO_MOVES;
+use crate::hypervisor::Hypervisor;
+use crate::moving::configuration::Kind;
+
+use crate::moving::{self, Ended, JOB, Job, files};
+use crate::store::Asking;
+
+/// How long what was found of a domain holds: whether it can be moved is asked of files and of xenstore.
+const FOUND_FOR: Ns = Ns::from_secs(60);
+/// How often is said how far a move is.
+const SAY_EVERY: Ns = Ns::from_secs(10);
+/// Room that must be left on a node beside the domain.
+const MARGIN: Bytes = Bytes::from_mib(64);
+/// What Xen needs of memory for a domain beside the domain's own: so much for each vCPU, and a share of its memory.
+const FOR_VCPU: Bytes = Bytes::from_mib(1);
+const SHARE_FOR_TABLES: u64 = 64;
+/// Of xenstore: what a guest must have said to be suspended.
+const SUSPENDS: &str = "control/feature-suspend";
+/// Why parts do not move.
+pub const ALL_OR_NONE: &str = "Xen moves all of a domain's memory to one node, or none";
+
+/// What is known of moves.
+#[derive(Debug, Default)]
+pub struct Moves {
+    current: Option<Move>,
+    /// Until when a domain is left alone.
+    rests: BTreeMap<VmId, Ns>,
+    found: BTreeMap<VmId, Found>,
+}
+
+/// Whether a domain can be moved.
+#[derive(Debug)]
+struct Found {
+    domid: u32,
+    at: Ns,
+    /// Whether it stands still meanwhile, or why it cannot be moved.
+    is_still: Result<bool, String>,
+}
+
+/// A domain on its way.
+#[derive(Debug)]
+struct Move {
+    job: Job,
+    /// The mover; none where another agent started it.
+    mover: Option<Child>,
+    said_at: Ns,
+}
+
+impl Moves {
+    /// The domain that is on its way.
+    pub fn on_its_way(&self) -> Option<VmId> {
+        self.current.as_ref().map(|current| current.job.vm)
+    }
+
+    /// Whether another agent began to move this one: it is neither here nor there.
+    pub fn is_anothers(&self, vm: VmId) -> bool {
+        let anothers = self.current.as_ref().filter(|current| current.mover.is_none());
+        anothers.is_some_and(|current| current.job.vm == vm)
+    }
+}
+
+impl XenHost {
+    /// Takes in what an earlier agent began to move.
+    pub(super) fn take_over_moves(&mut self) {
+        if self.journal.is_none() {
+            return;
+        }
+        if let Some(said) = moving::recover(&self.hypervisor) {
+            self.notices.add(said);
+        }
+        if let Some(job) = moving::under_way() {
+            let name = &job.name;
+            self.notices.add(format!(
+                "domain {name} is being moved to node {} by an agent that is gone; it is left alone until it has arrived",
+                job.to
+            ));
+            self.moves.current = Some(Move {
+                job,
+                mover: None,
+                said_at: now(),
+            });
+        }
+    }
+
+    /// Why a domain's memory does not move now, if so.
+    pub(super) fn immovable(&self, domain: &Domain) -> Option<Immovable> {
+        let vm = domain.run.vm;
+        if self.moves.on_its_way() == Some(vm) {
+            return Some(Immovable::Migrating);
+        }
+        if domain.listed.is_paused {
+            return Some(Immovable::Paused);
+        }
+        let hypervisor = |reason: &str| {
+            Some(Immovable::Hypervisor {
+                reason: reason.into(),
+            })
+        };
+        match self.moves.found.get(&vm).map(|found| &found.is_still) {
+            None => hypervisor(NO_MOVES),
+            Some(Err(why)) => hypervisor(why),
+            Some(Ok(_)) if self.rests(vm) => hypervisor(
+                "it was moved not long ago, and is left alone for `local_migration.interval` afterwards",
+            ),
+            Some(Ok(_)) => None,
+        }
+    }
+
+    fn rests(&self, vm: VmId) -> bool {
+        self.moves.rests.get(&vm).is_some_and(|until| *until > now())
+    }
+
+    /// Looks which domains can be moved, where that is wanted and was not done for long.
+    pub(super) fn look_who_moves(&mut self) {
+        if self.options.local_migration.allow == Allow::Off || self.journal.is_none() {
+            return;
+        }
+        let at = now();
+        let domains = &self.domains;
+        self.moves.rests.retain(|_, until| *until > at);
+        self.moves.found.retain(|vm, found| {
+            domains
+                .get(vm)
+                .is_some_and(|domain| domain.run.runtime_id == found.domid)
+                && at.saturating_sub(found.at) < FOUND_FOR
+        });
+        for (vm, domain) in domains {
+            if !self.moves.found.contains_key(vm) {
+                let domid = domain.run.runtime_id;
+                let is_still = is_still(
+                    (&self.hypervisor, &mut self.store),
+                    domain,
+                    self.options.local_migration.allow,
+                );
+                self.moves.found.insert(*vm, Found { domid, at, is_still });
+            }
+        }
+    }
+
+    /// Begins to move a domain's memory. What has moved is told once it has arrived.
+    pub(super) fn move_pages(
+        &mut self,
+        vm: VmId,
+        (from, to): (&NodeSet, &NodeSet),
+        pages_max: Pages,
+    ) -> Result<Outcome, Failure> {
+        let fixed = |why: String| Failure::MemoryFixed { why };
+        let domain = self.domains.get(&vm).ok_or(Failure::VmGone)?;
+        let [node] = to.iter().collect::<Vec<_>>()[..] else {
+            return Err(fixed(format!("{ALL_OR_NONE}: not to nodes {to}")));
+        };
+        if let Some(why) = self.immovable(domain) {
+            return Err(fixed(why.to_string()));
+        }
+        let known = self.counted.of(domain.run.runtime_id);
+        let known = known.ok_or_else(|| fixed("where it lies is not known".into()))?;
+        let all: u64 = known.values().map(|pages| pages.0).sum();
+        let there = known.get(node).map_or(0, |pages| pages.0);
+        let leaving = known.iter().filter(|(at, _)| from.contains(*at));
+        let leaving: u64 = leaving.map(|(_, pages)| pages.0).sum();
+        if all == there {
+            return Ok(nothing(0));
+        }
+        if leaving + there < all || pages_max.0 < leaving {
+            return Err(fixed(format!(
+                "{ALL_OR_NONE}: {leaving} pages of {all} may leave, and {} of them are asked for",
+                pages_max.0
+            )));
+        }
+        self.fits(domain, node)?;
+        // As it is now: it was looked at some time ago.
+        let still = is_still(
+            (&self.hypervisor, &mut self.store),
+            domain,
+            self.options.local_migration.allow,
+        )
+        .map_err(fixed)?;
+        if self.moves.current.is_some() || !moving::is_free() {
+            return Err(fixed(
+                "another domain is on its way, and one at a time moves".into(),
+            ));
+        }
+        let job = self.job(domain, node, still).map_err(fixed)?;
+        self.begin_move(job).map_err(|cause| Failure::Host {
+            what: "moving memory".into(),
+            cause,
+        })?;
+        Ok(nothing(leaving))
+    }
+
+    /// Whether a node has room for all of a domain, as long as there are two of it.
+    fn fits(&self, domain: &Domain, node: NodeId) -> Result<(), Failure> {
+        let memory = self.hypervisor.nodes().map(|nodes| nodes.memory);
+        let free = memory.ok().and_then(|memory| *memory.get(usize::from(node.0))?);
+        let own = Pages(domain.listed.pages).to_bytes().0;
+        let besides = FOR_VCPU.0 * domain.vcpus.len() as u64 + own / SHARE_FOR_TABLES + MARGIN.0;
+        match free {
+            Some(free) if free.free >= own.saturating_add(besides) => Ok(()),
+            _ => Err(Failure::NoMemory {
+                nodes: NodeSet::one(node),
+            }),
+        }
+    }
+
+    /// What is to be done, with all as its operator has it.
+    fn job(&self, domain: &Domain, to: NodeId, still: bool) -> Result<Job, String> {
+        let (vm, domid) = (domain.run.vm, domain.run.runtime_id);
+        let of = files::configuration(domid, vm)?;
+        let entry = self.entry_of(&domain.run);
+        let ours = entry.and_then(|entry| entry.get::<Pins>()).unwrap_or_default().0;
+        let (mut hard, mut soft) = (BTreeMap::new(), BTreeMap::new());
+        let nodes = self
+            .hypervisor
+            .node_affinity(domid)
+            .map_err(|error| error.to_string())?;
+        let machine = &self.options.machine;
+        // `xl` had it prefer the node that its memory was put on: that follows the memory.
+        let followed = machine.cpus_of(&nodes);
+        for (index, vcpu) in &domain.vcpus {
+            let is_ours = ours.get(index).is_some_and(|ours| ours.contains(&vcpu.affinity));
+            let before = entry
+                .filter(|_| is_ours)
+                .and_then(|entry| entry.before.vcpus.get(index));
+            hard.insert(*index, before.unwrap_or(&vcpu.affinity).clone());
+            let prefers = self.hypervisor.preference(domid, *index);
+            let prefers = prefers.map_err(|error| error.to_string())?;
+            let follows = !of.prefers_cpus() && prefers == followed;
+            let new: CpuSet = if follows {
+                machine.cpus_of(&NodeSet::one(to))
+            } else {
+                prefers
+            };
+            soft.insert(*index, new);
+        }
+        let settings = &self.options.local_migration;
+        Ok(Job {
+            vm,
+            domid,
+            name: domain.run.name.clone(),
+            to,
+            still,
+            hard,
+            soft,
+            nodemap: of.nodemap().cloned(),
+            time_max: if still {
+                settings.pause_max
+            } else {
+                settings.time_max
+            },
+        })
+    }
+
+    /// Starts the mover.
+    fn begin_move(&mut self, job: Job) -> Result<(), String> {
+        // `xl` copies the cap, and keeps it: it must be the operator's.
+        self.lift(job.vm, Part::Limits)?;
+        let text = serde_json::to_string(&job).map_err(|error| error.to_string())?;
+        let own = std::env::current_exe().map_err(|error| error.to_string())?;
+        let args = ["move-domain".into()];
+        let description = "Moves a Xen domain's memory for homenode";
+        let scoped = scope::named(&self.options.root, ("move", description, &[]), &own, &args);
+        let (program, args) = match scoped {
+            Ok(scoped) => scoped,
+            // In the agent's unit it would end with the agent, and so would what watches the domain for `xl`.
+            Err(why) if self.options.root.join("run/systemd/system").is_dir() => {
+                return Err(format!("it cannot be done in a unit of its own: {why}"));
+            }
+            Err(_) => (own, args.into()),
+        };
+        let mut command = Command::new(program);
+        let command = command.args(args).env(JOB, text).stdin(Stdio::null());
+        let mover = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|error| error.to_string())?;
+        let meanwhile = if job.still {
+            "it stands still meanwhile"
+        } else {
+            "it runs meanwhile"
+        };
+        self.notices.add(format!(
+            "domain {} is on its way to node {}; {meanwhile}",
+            job.name, job.to
+        ));
+        self.moves
+            .rests
+            .insert(job.vm, now() + self.options.local_migration.interval);
+        self.moves.current = Some(Move {
+            job,
+            mover: Some(mover),
+            said_at: now(),
+        });
+        Ok(())
+    }
+
+    /// Looks whether the domain that is on its way has arrived. True where it has: then its run is another.
+    pub(super) fn look_who_arrives(&mut self) -> bool {
+        let Some(current) = &mut self.moves.current else {
+            return false;
+        };
+        let Some(mover) = &mut current.mover else {
+            if moving::is_free() {
+                let name = current.job.name.clone();
+                self.notices.add(format!("domain {name} is no longer on its way"));
+                self.moves.current = None;
+            }
+            return false;
+        };
+        if matches!(mover.try_wait(), Ok(None)) {
+            if now().saturating_sub(current.said_at) >= SAY_EVERY {
+                current.said_at = now();
+                let (name, copied) = (&current.job.name, files::how_many_copied());
+                self.notices
+                    .add(format!("domain {name} is on its way: {copied} pages are copied"));
+            }
+            return false;
+        }
+        let mut text = String::new();
+        if let Some(said) = &mut mover.stdout {
+            let _ = said.read_to_string(&mut text);
+        }
+        let job = current.job.clone();
+        self.moves.current = None;
+        let ended: Ended = serde_json::from_str(&text).unwrap_or_else(|_| Ended {
+            why: Some(match moving::recover(&self.hypervisor) {
+                Some(said) => said,
+                None => "its mover ended without a word".into(),
+            }),
+            ..Ended::default()
+        });
+        // Where its memory lies is asked for anew.
+        self.counted.ask_again();
+        self.moves
+            .rests
+            .insert(job.vm, now() + self.options.local_migration.interval);
+        self.notices.add(told(&job, &ended));
+        if let Some(domid) = ended.arrived {
+            self.arrived(&job, domid);
+        }
+        ended.arrived.is_some()
+    }
+
+    /// The domain is another run from now on: what the agent had set of the one before is set on it.
+    fn arrived(&mut self, job: &Job, domid: u32) {
+        let Some(known) = self.domains.remove(&job.vm) else {
+            return;
+        };
+        let ran = known.vcpus.iter().map(|(index, vcpu)| (*index, vcpu.running));
+        let before = self.ran_before.entry(job.vm).or_default();
+        *before = ran
+            .map(|(index, ran)| (index, ran + before.get(&index).copied().unwrap_or_default()))
+            .collect();
+        let Ok(Some(listed)) = self.hypervisor.domain(domid) else {
+            return;
+        };
+        let run = Run {
+            runtime_id: domid,
+            ..known.run.clone()
+        };
+        let of = (self.options.root.as_path(), run.clone(), listed);
+        let Ok(domain) = Domain::look(&self.hypervisor, of, known.pool) else {
+            return;
+        };
+        let indices: Vec<u16> = domain.vcpus.iter().map(|(index, _)| *index).collect();
+        self.domains.insert(job.vm, domain);
+        let entry = self.journal.as_ref().and_then(|journal| journal.entry(job.vm));
+        let Some(entry) = entry.filter(|entry| entry.run == known.run).cloned() else {
+            return;
+        };
+        // The first of these writes down how the new one is, in the place of the old one.
+        let mut set = Ok(());
+        for (index, ours) in entry.get::<Pins>().unwrap_or_default().0 {
+            if let Some(cpus) = ours.first().filter(|_| indices.contains(&index)) {
+                set = set.and(self.pin(job.vm, &[index], cpus).map(drop));
+            }
+        }
+        if let Some(home) = entry.get::<Home>().and_then(|home| home.0.first().cloned()) {
+            set = set.and(self.set_home(job.vm, &home).map(drop));
+        }
+        if let Err(why) = set {
+            let name = &job.name;
+            self.notices.add(format!(
+                "domain {name} has arrived, and what the agent had set of it could not be set again: {why}"
+            ));
+        }
+    }
+}
+
+fn nothing(left: u64) -> Outcome {
+    Outcome::Moved {
+        moved: Pages::ZERO,
+        left: Pages(left),
+        busy: Pages::ZERO,
+    }
+}
+
+/// What came of a move, for the operator.
+fn told(job: &Job, ended: &Ended) -> String {
+    let (name, node) = (&job.name, job.to);
+    let but = ended
+        .why
+        .as_ref()
+        .map(|why| format!("; {why}"))
+        .unwrap_or_default();
+    match ended.arrived {
+        Some(domid) => format!(
+            "domain {name} has arrived on node {node} as domain {domid}: {} pages copied in {}, it stood still for {}{but}",
+            ended.copied, ended.took, ended.paused
+        ),
+        None => format!(
+            "domain {name} did not get to node {node} within {}{but}",
+            ended.took
+        ),
+    }
+}
+
+/// Whether a domain stands still while it is moved.
+///
+/// # Errors
+/// Why it cannot be moved, as the end of a sentence.
+fn is_still(
+    (hypervisor, store): (&Hypervisor, &mut Asking),
+    domain: &Domain,
+    allow: Allow,
+) -> Result<bool, String> {
+    let (vm, domid, name) = (domain.run.vm, domain.run.runtime_id, &domain.run.name);
+    if allow == Allow::Off {
+        return Err(NO_MOVES.into());
+    }
+    let notes = files::others_notes(domid, vm)?;
+    if let Some(whose) = notes.first() {
+        return Err(format!(
+            "its toolstack keeps notes on it (`{whose}`), and would lose it: xl did not make it"
+        ));
+    }
+    if domain.listed.pool != 0 {
+        return Err("it runs in another pool of CPUs than the first, and would be put there".into());
+    }
+    let of = files::configuration(domid, vm)?;
+    let kind = of.movable()?;
+    // What `xl rename` would take for an option.
+    if name.starts_with('-') {
+        return Err("its name begins with `-`".into());
+    }
+    let path = format!("/local/domain/{domid}");
+    let asked = [
+        format!("/libxl/{domid}/device/"),
+        format!("{path}/backend/"),
+        format!("{path}/{SUSPENDS}"),
+    ];
+    let told = store.read(asked.into());
+    let told = told.map_err(|why| format!("xenstored does not tell what devices it has: {why}"))?;
+    let told = |at: usize| told.get(at).cloned().flatten().unwrap_or_default();
+    if let Some(device) = told(0).lines().find(|device| *device != "console") {
+        return Err(format!(
+            "it has a device `{device}`: what serves that would have to serve two of it at once, which was not tried"
+        ));
+    }
+    if !told(1).is_empty() {
+        return Err("others use what it serves".into());
+    }
+    if told(2) != "1" {
+        return Err("its guest does not say that it can be suspended".into());
+    }
+    let runs_on = kind == Kind::Pvh || hypervisor.can_shadow().map_err(|error| error.to_string())?;
+    match (runs_on, allow) {
+        (true, _) => Ok(false),
+        (false, Allow::Paused) => Ok(true),
+        (false, _) => Err(
+            "this Xen has no shadow paging, so that a PV domain must stand still while it is copied: `local_migration.allow = \"paused\"` lets it"
+                .into(),
+        ),
+    }
+}

@@ -1,0 +1,250 @@
+//! A domain's configuration as `xl` keeps it and sends it along: JSON. What is read of it is why a domain is not moved; what is
+//! changed of it is where memory comes from (`nodemap`), and its name while there are two of it.
+//!
+//! It is `xl`'s own text, with names and command lines in it that others chose. Nothing is taken for known but what is named
+//! here: a domain of which it says anything else is not moved.
+
+use homenode_units::VmId;
+use serde_json::{Map, Value};
+
+/// More than any configuration has.
+pub const BYTES_MAX: usize = 1 << 20;
+/// What it says at its top of a domain without devices.
+const KNOWN: [&str; 5] = [
+    "on_poweroff",
+    "on_reboot",
+    "on_watchdog",
+    "on_crash",
+    "on_soft_reset",
+];
+
+/// How a domain is virtualised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Its page tables are the hypervisor's business.
+    Pv,
+    /// In hardware's virtualisation, without an emulated PC.
+    Pvh,
+}
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Configuration {
+    /// `c_info`: what it is.
+    info: Map<String, Value>,
+    /// `b_info`: how it is built.
+    built: Map<String, Value>,
+    rest: Map<String, Value>,
+}
+
+impl Configuration {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// What is wrong with it, as the end of a sentence.
+    pub fn read(text: &[u8]) -> Result<Configuration, String> {
+        if text.len() > BYTES_MAX {
+            return Err(format!("it has {} bytes, more than {BYTES_MAX}", text.len()));
+        }
+        // What `xl` keeps ends in a zero, as C has it.
+        let text = text.strip_suffix(&[0]).unwrap_or(text);
+        let mut rest: Map<String, Value> = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+        if !rest.values().all(is_exact) {
+            return Err("it has a number that is no whole one of 64 bits".into());
+        }
+        let mut part = |name: &str| match rest.remove(name) {
+            Some(Value::Object(part)) => Ok(part),
+            _ => Err(format!("it has no `{name}`")),
+        };
+        Ok(Configuration {
+            info: part("c_info")?,
+            built: part("b_info")?,
+            rest,
+        })
+    }
+
+    /// As `xl` reads it.
+    pub fn written(&self) -> Vec<u8> {
+        let mut all = self.rest.clone();
+        all.insert("c_info".into(), self.info.clone().into());
+        all.insert("b_info".into(), self.built.clone().into());
+        serde_json::to_vec(&all).unwrap_or_default()
+    }
+
+    /// Whose it is.
+    pub fn vm(&self) -> Option<VmId> {
+        VmId::parse(self.info.get("uuid")?.as_str()?)
+    }
+
+    /// What the domain is called.
+    pub fn name(&self) -> Option<&str> {
+        self.info.get("name")?.as_str()
+    }
+
+    /// Calls it otherwise.
+    pub fn rename(&mut self, name: &str) {
+        self.info.insert("name".into(), name.into());
+    }
+
+    /// Whether its vCPUs' soft affinity is its operator's word.
+    pub fn prefers_cpus(&self) -> bool {
+        self.built.contains_key("vcpu_soft_affinity")
+    }
+
+    /// Nodes that its memory is to come from, where that is its operator's word.
+    pub fn nodemap(&self) -> Option<&Value> {
+        self.built.get("nodemap")
+    }
+
+    /// Has its memory come from these nodes, or from where `xl` or its affinities say.
+    pub fn set_nodemap(&mut self, nodes: Option<Value>) {
+        match nodes {
+            Some(nodes) => drop(self.built.insert("nodemap".into(), nodes)),
+            None => drop(self.built.remove("nodemap")),
+        }
+    }
+
+    /// What kind of domain it is, where it can be moved at all.
+    ///
+    /// # Errors
+    /// Why it cannot, as the end of a sentence.
+    pub fn movable(&self) -> Result<Kind, String> {
+        let (info, built) = (&self.info, &self.built);
+        let kind = match info.get("type").and_then(Value::as_str) {
+            Some("pv") => Kind::Pv,
+            Some("pvh") => Kind::Pvh,
+            Some("hvm") => return Err("an HVM domain's device model would have to move with it".into()),
+            _ => return Err("its configuration does not say what kind of domain it is".into()),
+        };
+        let is_true = |part: &Map<String, Value>, key: &str| {
+            part.get(key)
+                .is_some_and(|value| value.as_bool() == Some(true) || value.as_str() == Some("True"))
+        };
+        if is_true(built, "disable_migrate") {
+            return Err("its configuration says `nomigrate`".into());
+        }
+        if is_true(info, "driver_domain") {
+            return Err("it is a driver domain: others use what it serves".into());
+        }
+        if built.contains_key("vnuma_nodes") {
+            return Err("it has virtual nodes".into());
+        }
+        let is_first = |key: &str, first: &[Value]| info.get(key).is_none_or(|pool| first.contains(pool));
+        if !is_first("poolid", &[0.into()]) || !is_first("pool_name", &["Pool-0".into()]) {
+            return Err("its configuration puts it into another pool of CPUs than the first".into());
+        }
+        let others = self.rest.keys().map(String::as_str);
+        let others: Vec<&str> = others.filter(|key| !KNOWN.contains(key)).collect();
+        match others.is_empty() {
+            true => Ok(kind),
+            false => Err(format!(
+                "its configuration has `{}`: what serves that would have to serve two of it at once, which was not tried",
+                others.join("`, `")
+            )),
+        }
+    }
+}
+
+/// Whether it can be written again as it was read.
+fn is_exact(value: &Value) -> bool {
+    match value {
+        Value::Number(number) => number.is_i64() || number.is_u64(),
+        Value::Array(all) => all.iter().all(is_exact),
+        Value::Object(all) => all.values().all(is_exact),
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// What Xen 4.17.7 keeps of a PVH domain, with line breaks left out.
+    pub const KEPT: &str = r#"{"c_info":{"type":"pvh","name":"pvh","domid":4294967295,
+        "uuid":"560f06d7-3070-4efa-981f-ca7533542446","run_hotplug_scripts":"True"},
+        "b_info":{"max_vcpus":1,"avail_vcpus":[0],"vcpu_hard_affinity":[[3]],"vcpu_soft_affinity":[[3]],
+        "numa_placement":"False","tsc_mode":"native","max_memkb":131072,"target_memkb":131072,"video_memkb":0,
+        "sched_params":{},"claim_mode":"True","kernel":"/vmlinux","cmdline":"console=hvc0","type.pvh":{},
+        "arch_arm":{},"arch_x86":{"msr_relaxed":"False"}},"on_soft_reset":"soft_reset"}"#;
+
+    fn kept() -> Configuration {
+        Configuration::read(KEPT.as_bytes()).unwrap()
+    }
+
+    fn with(from: &str, to: &str) -> Result<Kind, String> {
+        assert!(KEPT.contains(from));
+        Configuration::read(KEPT.replace(from, to).as_bytes())?.movable()
+    }
+
+    #[test]
+    fn what_xl_keeps_is_read_and_written() {
+        let mut of = kept();
+        assert_eq!((of.movable(), of.name()), (Ok(Kind::Pvh), Some("pvh")));
+        assert_eq!(of.vm(), VmId::parse("560f06d7-3070-4efa-981f-ca7533542446"));
+        assert!(of.prefers_cpus() && of.nodemap().is_none());
+        of.set_nodemap(Some(serde_json::json!([2])));
+        of.rename("pvh--incoming");
+        let again = Configuration::read(&[of.written(), vec![0]].concat()).unwrap();
+        assert_eq!(
+            (again.name(), again.nodemap()),
+            (Some("pvh--incoming"), of.nodemap())
+        );
+        of.set_nodemap(None);
+        of.rename("pvh");
+        assert_eq!(of, kept());
+    }
+
+    #[test]
+    fn what_cannot_be_moved_is_told_why() {
+        for (from, to, why) in [
+            ("\"type\":\"pvh\"", "\"type\":\"hvm\"", "device model"),
+            ("\"type\":\"pvh\"", "\"type\":7", "what kind"),
+            ("\"on_soft_reset\"", "\"disks\":[{}],\"on_soft_reset\"", "`disks`"),
+            (
+                "\"on_soft_reset\"",
+                "\"pcidevs\":[{}],\"nics\":[],\"on_soft_reset\"",
+                "`nics`, `pcidevs`",
+            ),
+            (
+                "\"max_vcpus\":1",
+                "\"disable_migrate\":\"True\",\"max_vcpus\":1",
+                "nomigrate",
+            ),
+            (
+                "\"domid\"",
+                "\"driver_domain\":\"True\",\"domid\"",
+                "driver domain",
+            ),
+            ("\"domid\"", "\"pool_name\":\"fast\",\"domid\"", "pool"),
+            (
+                "\"max_vcpus\":1",
+                "\"vnuma_nodes\":[],\"max_vcpus\":1",
+                "virtual nodes",
+            ),
+        ] {
+            let said = with(from, to).unwrap_err();
+            assert!(said.contains(why), "{said}");
+        }
+        assert_eq!(
+            with("\"domid\"", "\"pool_name\":\"Pool-0\",\"domid\""),
+            Ok(Kind::Pvh)
+        );
+        assert!(
+            with("\"video_memkb\":0", "\"video_memkb\":0.5")
+                .unwrap_err()
+                .contains("number")
+        );
+        assert!(with("\"b_info\"", "\"b\"").unwrap_err().contains("b_info"));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(text in "([{}\\[\\],:\"0-9a-z._]|c_info|b_info|nodemap|type|pv){0,80}") {
+            if let Ok(mut read) = Configuration::read(text.as_bytes()) {
+                let _ = read.movable();
+                read.set_nodemap(Some(serde_json::json!([1])));
+                proptest::prop_assert_eq!(Configuration::read(&read.written()), Ok(read));
+            }
+        }
+    }
+}

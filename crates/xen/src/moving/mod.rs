@@ -1,0 +1,354 @@
+//! Moves all memory of a domain to another node, by migrating it to where it is: `xl` makes it anew beside itself, and its
+//! memory is allocated where the new one's configuration says.
+//!
+//! ```text
+//!   agent ── homenode move-domain ── xl migrate ── homenode move-stream ── xl migrate-receive       it runs meanwhile
+//!   (own unit)                  └── xl save -p ── homenode move-stream ── xl restore -p             it stands still
+//! ```
+//!
+//! The agent starts the mover in a unit of its own and looks when it has ended: whoever kills the agent does not kill the move.
+//! The new domain arrives as its operator had the old one: the agent's pins are not part of what is copied, and the agent sets
+//! them again, or its guard gives back what is left of the old one. What is to be done is in a file until it is brought to its
+//! end ([`settle`]), by the mover, or by the next agent, guard or `homenode release` where the mover was killed.
+
+pub mod configuration;
+pub mod files;
+mod relay;
+mod stream;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use homenode_units::{CpuSet, NodeId, Ns, VmId};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::hypervisor::{Hypervisor, Listed};
+use configuration::Configuration;
+pub use relay::relay;
+
+/// Where the processes of a move read what is to be done.
+pub const JOB: &str = "HOMENODE_MOVE";
+/// The program that is the mover.
+const SELF: &str = "HOMENODE_MOVER";
+const DOMID: &str = "HOMENODE_DOMID";
+/// What `xl` calls a domain that is on its way here.
+pub const INCOMING: &str = "--incoming";
+/// What `xl` calls one that has left.
+pub const LEFT: &str = "--migratedaway";
+/// How often is looked whether the domain runs.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How long a command of `xl`'s may take that copies nothing.
+const COMMAND_MAX: Duration = Duration::from_secs(120);
+
+/// What sends, between them ourselves, and what receives. It runs on until most was copied.
+const LIVE: &str = "\"$HOMENODE_MOVER\" move-stream | xl migrate-receive";
+/// It stands still from the first page on, and both are paused at the end. Not every dom0 has a `/dev/stdout`.
+const STILL: &str = "xl save -p \"$HOMENODE_DOMID\" /proc/self/fd/1 | \"$HOMENODE_MOVER\" move-stream | xl restore -p /proc/self/fd/0";
+
+/// A domain that is to be moved.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Job {
+    /// Its UUID.
+    pub vm: VmId,
+    /// Its number before.
+    pub domid: u32,
+    /// Its name.
+    pub name: String,
+    /// Where its memory is to lie.
+    pub to: NodeId,
+    /// Whether it stands still while it is copied.
+    pub still: bool,
+    /// Where its vCPUs may run, as its operator has them.
+    pub hard: BTreeMap<u16, CpuSet>,
+    /// CPUs that they prefer.
+    pub soft: BTreeMap<u16, CpuSet>,
+    /// What its configuration says of nodes.
+    pub nodemap: Option<Value>,
+    /// How long it may be copied.
+    pub time_max: Ns,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ended {
+    /// The domain's number now, where it has arrived.
+    pub arrived: Option<u32>,
+    /// Why it has not, or what is not as it was.
+    pub why: Option<String>,
+    /// How long all of it took.
+    pub took: Ns,
+    /// How long the domain did not run, to some hundredths of a second.
+    pub paused: Ns,
+    /// Pages that were copied; those that changed meanwhile count each time.
+    pub copied: u64,
+}
+
+impl Job {
+    /// What this process was started for.
+    ///
+    /// # Errors
+    /// It was not started by the agent.
+    pub fn of_environment() -> Result<Job, String> {
+        let text = std::env::var(JOB).map_err(|_| "the agent starts this, and nobody else".to_owned())?;
+        serde_json::from_str(&text).map_err(|error| format!("{JOB}: {error}"))
+    }
+
+    /// Its name while there are two of it.
+    pub fn incoming(&self) -> String {
+        format!("{}{INCOMING}", self.name)
+    }
+
+    /// Whether this is its configuration.
+    fn fits(&self, of: &Configuration) -> Result<(), String> {
+        if of.vm() != Some(self.vm) || of.name() != Some(&self.name) {
+            return Err("another domain is sent than was asked for".into());
+        }
+        of.movable().map(drop)
+    }
+}
+
+/// Whether a domain is on its way, and which.
+pub fn under_way() -> Option<Job> {
+    match files::lock(files::MOVING) {
+        Ok(None) => files::job(),
+        _ => None,
+    }
+}
+
+/// Whether nobody moves a domain.
+pub fn is_free() -> bool {
+    matches!(files::lock(files::MOVING), Ok(Some(_)))
+}
+
+/// Brings to its end what a mover began that was killed. What there is to say of it.
+pub fn recover(hypervisor: &Hypervisor) -> Option<String> {
+    let job = files::job()?;
+    let locks = [files::MOVING, files::COPYING].map(|name| files::lock(name).ok().flatten());
+    if locks.iter().any(Option::is_none) {
+        return None;
+    }
+    let said = match settle(hypervisor, &job) {
+        Ok(domid) => format!("domain {} is at its new place as domain {domid}", job.name),
+        Err(why) => format!("domain {} is where it was: {why}", job.name),
+    };
+    files::end();
+    Some(format!("a move was cut off in the middle; {said}"))
+}
+
+/// The mover: does what it was started for, and says what came of it on standard output.
+///
+/// # Errors
+/// It could not begin.
+pub fn carry_out() -> Result<(), String> {
+    let job = Job::of_environment()?;
+    // A signal to the agent's group or terminal is not for it.
+    let _ = rustix::process::setsid();
+    let lock = files::lock(files::MOVING)?.ok_or("another domain is on its way")?;
+    let hypervisor = Hypervisor::open(std::path::Path::new("/")).map_err(|error| error.to_string())?;
+    files::begin(&job)?;
+    let ended = carried_out(&hypervisor, &job);
+    files::end();
+    drop(lock);
+    let text = serde_json::to_string(&ended).map_err(|error| error.to_string())?;
+    // The agent may be gone.
+    use std::io::Write as _;
+    let _ = writeln!(std::io::stdout(), "{text}");
+    Ok(())
+}
+
+fn carried_out(hypervisor: &Hypervisor, job: &Job) -> Ended {
+    let mut watch = Watch::new();
+    let copied = copy(hypervisor, job, &mut watch);
+    let settled = match &copied {
+        // With this the new one is the domain; where it fails the old one is.
+        Ok(()) if job.still => {
+            let _ = destroy(job.domid);
+            settle(hypervisor, job)
+        }
+        _ => settle(hypervisor, job),
+    };
+    watch.look(hypervisor, job);
+    let (arrived, why) = match (settled, copied) {
+        (Ok(domid), copied) => (Some(domid), copied.err()),
+        (Err(why), Ok(())) => (None, Some(why)),
+        (Err(also), Err(why)) if also.is_empty() => (None, Some(why)),
+        (Err(also), Err(why)) => (None, Some(format!("{why}; {also}"))),
+    };
+    Ended {
+        arrived,
+        why,
+        took: nanoseconds(watch.begun.elapsed()),
+        paused: nanoseconds(watch.paused),
+        copied: files::how_many_copied(),
+    }
+}
+
+/// Has `xl` make a second one of the domain. `Ok` where the new one is whole.
+fn copy(hypervisor: &Hypervisor, job: &Job, watch: &mut Watch) -> Result<(), String> {
+    let mover = std::env::current_exe().map_err(|error| error.to_string())?;
+    let said = files::for_what_is_said()?;
+    let domid = job.domid.to_string();
+    let mut command = match job.still {
+        true => Command::new("sh"),
+        false => Command::new("xl"),
+    };
+    match job.still {
+        true => command.args(["-c", STILL]),
+        false => command.args(["migrate", "-s", "", &domid, LIVE]),
+    };
+    let shared = said.try_clone().map_err(|error| error.to_string())?;
+    command
+        .env(SELF, mover)
+        .env(DOMID, &domid)
+        .stdin(Stdio::null())
+        .stdout(shared)
+        .stderr(said);
+    let mut child = command
+        .spawn()
+        .map_err(|error| format!("xl cannot be started: {error}"))?;
+    loop {
+        watch.look(hypervisor, job);
+        match child.try_wait() {
+            Ok(Some(status)) if status.success() => return Ok(()),
+            Ok(Some(_)) => return Err(files::what_was_said()),
+            Ok(None) => std::thread::sleep(LOOK_EVERY),
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+}
+
+fn nanoseconds(time: Duration) -> Ns {
+    Ns(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// How long a domain does not run.
+struct Watch {
+    begun: Instant,
+    still_since: Option<Instant>,
+    paused: Duration,
+}
+
+impl Watch {
+    fn new() -> Watch {
+        Watch {
+            begun: Instant::now(),
+            still_since: None,
+            paused: Duration::ZERO,
+        }
+    }
+
+    fn look(&mut self, hypervisor: &Hypervisor, job: &Job) {
+        let runs = |of: &Listed| of.vm == job.vm && of.is_vm() && !of.is_paused;
+        // The old one is asked for alone as long as it runs.
+        let old = hypervisor.domain(job.domid).ok().flatten();
+        let is_running =
+            old.is_some_and(|old| runs(&old)) || hypervisor.domains().is_ok_and(|all| all.iter().any(runs));
+        match (is_running, self.still_since) {
+            (false, None) => self.still_since = Some(Instant::now()),
+            (true, Some(since)) => {
+                self.paused += since.elapsed();
+                self.still_since = None;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Leaves one of a domain, whatever was begun with it: the old one where it is still there, else the new one, as its operator had
+/// the old one. The number of the new one.
+///
+/// # Errors
+/// The domain is where it was, or is no more; with what is not as it was, if so.
+pub fn settle(hypervisor: &Hypervisor, job: &Job) -> Result<u32, String> {
+    let all = hypervisor.domains().map_err(|error| error.to_string())?;
+    let of_it = |of: &&Listed| of.vm == job.vm && !of.is_dying;
+    let old = all.iter().filter(of_it).find(|of| of.domid == job.domid);
+    let new = all.iter().filter(of_it).find(|of| of.domid != job.domid);
+    let mut store = hypervisor.store();
+    let mut name = |of: &Listed| {
+        let names = store.read(vec![format!("/local/domain/{}/name", of.domid)]);
+        names.ok().and_then(|mut names| names.pop()?)
+    };
+    match (old, new) {
+        (Some(old), new) => {
+            let mut failed = Vec::new();
+            if let Some(new) = new.filter(|new| name(new).is_none_or(|name| name.ends_with(INCOMING))) {
+                failed.extend(destroy(new.domid).err());
+            }
+            let number = old.domid.to_string();
+            if name(old).is_some_and(|name| name.ends_with(LEFT)) {
+                failed.extend(xl(&["rename", &number, &job.name]).err());
+            }
+            if job.still && old.is_paused {
+                failed.extend(xl(&["unpause", &number]).err());
+            }
+            if old.is_shut_down {
+                failed.push("it is suspended, and xl has no command that lets it go on".into());
+            }
+            Err(failed.join("; "))
+        }
+        (None, Some(new)) => {
+            let number = new.domid.to_string();
+            if name(new).is_some_and(|name| name != job.name) {
+                xl(&["rename", &number, &job.name])?;
+            }
+            let failed = as_it_was(hypervisor, job, new.domid);
+            if new.is_paused {
+                xl(&["unpause", &number])?;
+            }
+            failed.map(|()| new.domid)
+        }
+        (None, None) => Err("it has ended".into()),
+    }
+}
+
+/// Gives the new one what its operator had given the old one.
+fn as_it_was(hypervisor: &Hypervisor, job: &Job, domid: u32) -> Result<(), String> {
+    for (index, cpus) in &job.hard {
+        let pinned = hypervisor.pin(domid, *index, cpus);
+        pinned.map_err(|error| error.to_string())?;
+    }
+    for (index, cpus) in &job.soft {
+        let set = hypervisor.prefer(domid, *index, cpus);
+        set.map_err(|error| error.to_string())?;
+    }
+    files::change(domid, job.vm, |of| of.set_nodemap(job.nodemap.clone()))
+}
+
+fn destroy(domid: u32) -> Result<(), String> {
+    xl(&["destroy", &domid.to_string()])
+}
+
+/// A command of `xl`'s, which must end in time.
+fn xl(arguments: &[&str]) -> Result<(), String> {
+    let failed = |why: String| format!("xl {}: {why}", arguments.join(" "));
+    let said = files::for_what_is_said().map_err(failed)?;
+    let shared = said.try_clone().map_err(|error| failed(error.to_string()))?;
+    let mut command = Command::new("xl");
+    let command = command.args(arguments).stdin(Stdio::null());
+    let mut child = command
+        .stdout::<File>(shared)
+        .stderr::<File>(said)
+        .spawn()
+        .map_err(|error| failed(error.to_string()))?;
+    match ended(&mut child).map_err(failed)? {
+        status if status.success() => Ok(()),
+        _ => Err(failed(files::what_was_said())),
+    }
+}
+
+fn ended(child: &mut Child) -> Result<ExitStatus, String> {
+    let begun = Instant::now();
+    while begun.elapsed() < COMMAND_MAX {
+        if let Some(status) = child.try_wait().map_err(|error| error.to_string())? {
+            return Ok(status);
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+    Err(format!("it did not end within {} s", COMMAND_MAX.as_secs()))
+}

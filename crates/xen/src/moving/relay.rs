@@ -1,0 +1,177 @@
+//! Stands between the `xl` that sends a domain and the one that makes it anew: says in its configuration where its memory comes
+//! from, and passes on the rest.
+//!
+//! It is what bounds a move's time. Where it ends early the receiver lacks the end, gives up, and the sender's domain runs on;
+//! once all was sent it stays, whatever the time: the two then agree on which of both runs.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::stream::{self, Follower, HEAD_BYTES};
+use super::{Job, files};
+
+const CHUNK_BYTES: usize = 1 << 20;
+/// How often is said how far it is.
+const SAY_EVERY: Duration = Duration::from_secs(1);
+
+/// Relays what is sent, until it ends.
+///
+/// # Errors
+/// Why it cannot be: the domain then stays where it is.
+pub fn relay() -> Result<(), String> {
+    let job = Job::of_environment()?;
+    let _copying = files::lock(files::COPYING)?.ok_or("another domain is being copied")?;
+    let is_over = Arc::new(AtomicBool::new(false));
+    end_in_time(&job, Arc::clone(&is_over));
+    let input = rustix::io::dup(rustix::stdio::stdin()).map_err(|error| error.to_string())?;
+    let output = rustix::io::dup(rustix::stdio::stdout()).map_err(|error| error.to_string())?;
+    copied(
+        &job,
+        (&mut File::from(input), &mut File::from(output)),
+        &is_over,
+        &mut files::copied,
+    )
+}
+
+/// Ends this process when it is time, unless all was sent.
+fn end_in_time(job: &Job, is_over: Arc<AtomicBool>) {
+    let (name, time) = (job.name.clone(), job.time_max);
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_nanos(time.0));
+        if !is_over.swap(true, Ordering::SeqCst) {
+            eprintln!("homenode: domain {name} was not copied within {time}");
+            std::process::exit(1);
+        }
+    });
+}
+
+/// Passes on what comes, and says now and then how many pages that were.
+fn copied(
+    job: &Job,
+    (input, output): (&mut dyn Read, &mut dyn Write),
+    is_over: &AtomicBool,
+    say: &mut dyn FnMut(u64),
+) -> Result<(), String> {
+    let read = |error: std::io::Error| format!("what xl sends cannot be read: {error}");
+    let write = |error: std::io::Error| format!("who receives the domain has gone: {error}");
+    let mut head = [0; HEAD_BYTES];
+    input.read_exact(&mut head).map_err(read)?;
+    let mut data = vec![0; stream::configuration_bytes(&head)?];
+    input.read_exact(&mut data).map_err(read)?;
+    let mut of = stream::configuration(&data)?;
+    job.fits(&of)?;
+    of.set_nodemap(Some(serde_json::json!([job.to.0])));
+    if job.still {
+        of.rename(&job.incoming());
+    }
+    output.write_all(&stream::header(&head, &of)).map_err(write)?;
+
+    let (mut follower, mut room, mut said) = (Follower::default(), vec![0; CHUNK_BYTES], Instant::now());
+    loop {
+        let count = input.read(&mut room).map_err(read)?;
+        if count == 0 {
+            break;
+        }
+        let chunk = &room[..count];
+        let was_over = follower.is_over();
+        follower.take(chunk)?;
+        // The end is not let through if the time was over before it.
+        if follower.is_over() && !was_over && is_over.swap(true, Ordering::SeqCst) {
+            return Err("its time is over".into());
+        }
+        output.write_all(chunk).map_err(write)?;
+        if said.elapsed() >= SAY_EVERY || follower.is_over() != was_over {
+            said = Instant::now();
+            say(follower.pages);
+        }
+    }
+    match follower.is_over() {
+        true => Ok(()),
+        false => Err("xl ended in the midst of the domain".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::configuration::tests::KEPT;
+    use super::super::stream::tests::{head, sent};
+    use super::*;
+    use homenode_units::{NodeId, Ns, VmId};
+
+    fn job(name: &str, still: bool) -> Job {
+        Job {
+            vm: VmId::parse("560f06d7-3070-4efa-981f-ca7533542446").unwrap(),
+            domid: 2,
+            name: name.into(),
+            to: NodeId(1),
+            still,
+            hard: [(0, "1-3".parse().unwrap())].into(),
+            soft: [(0, "3".parse().unwrap())].into(),
+            nodemap: None,
+            time_max: Ns::from_secs(60),
+        }
+    }
+
+    /// All that `xl` sends of a domain.
+    fn whole() -> Vec<u8> {
+        let text = [KEPT.as_bytes(), &[0]].concat();
+        let data = [&(text.len() as u32).to_le_bytes()[..], &text].concat();
+        [head(data.len() as u32).to_vec(), data, sent(), b"talk".to_vec()].concat()
+    }
+
+    fn relayed(job: &Job, input: &[u8], is_over: bool) -> (Result<(), String>, Vec<u8>, u64) {
+        let (mut output, mut pages) = (Vec::new(), 0);
+        let (is_over, mut say) = (AtomicBool::new(is_over), |count| pages = count);
+        let result = copied(job, (&mut &*input, &mut output), &is_over, &mut say);
+        (result, output, pages)
+    }
+
+    fn configuration_of(output: &[u8]) -> (super::super::Configuration, &[u8]) {
+        let (first, rest) = output.split_at(HEAD_BYTES);
+        let (data, rest) = rest.split_at(stream::configuration_bytes(first.try_into().unwrap()).unwrap());
+        (stream::configuration(data).unwrap(), rest)
+    }
+
+    #[test]
+    fn all_is_passed_on_with_another_node() {
+        for (still, name) in [(false, "pvh"), (true, "pvh--incoming")] {
+            let (result, output, pages) = relayed(&job("pvh", still), &whole(), false);
+            assert_eq!((result, pages), (Ok(()), 2));
+            let (of, rest) = configuration_of(&output);
+            assert_eq!(
+                (of.name(), of.nodemap()),
+                (Some(name), Some(&serde_json::json!([1])))
+            );
+            assert_eq!(rest, [sent(), b"talk".to_vec()].concat());
+        }
+    }
+
+    #[test]
+    fn what_is_late_cut_off_or_of_another_domain_does_not_arrive() {
+        let all = whole();
+        let end = sent().len() + b"talk".len();
+        let (result, output, _) = relayed(&job("pvh", false), &all, true);
+        assert!(result.unwrap_err().contains("time") && output.len() <= all.len());
+        assert_eq!(
+            configuration_of(&output).1,
+            b"",
+            "the end went out with the first chunk"
+        );
+        for kept in [0, HEAD_BYTES, all.len() - end, all.len() - b"talk".len() - 1] {
+            let (result, ..) = relayed(&job("pvh", false), &all[..kept], false);
+            assert!(result.is_err(), "{kept}");
+        }
+        let (result, output, _) = relayed(&job("other", false), &all, false);
+        assert!(result.unwrap_err().contains("another domain") && output.is_empty());
+    }
+
+    #[test]
+    fn a_job_reads_back_as_written() {
+        let job = job("pvh", true);
+        let text = serde_json::to_string(&job).unwrap();
+        assert_eq!(serde_json::from_str::<Job>(&text).unwrap(), job);
+    }
+}

@@ -1,0 +1,312 @@
+//! What `xl` writes when it saves or migrates a domain: a header with the domain's configuration, records of libxl, and among
+//! them those of libxc, which are its memory.
+//!
+//! ```text
+//!   xl       "Xen saved domain, xl format\n \0 \r"   order, flags that must be known, others, bytes   configuration
+//!   libxl    "LibxlFmt", version, options            records: type, bytes, body to a multiple of 8 … type 0: the end
+//!   libxc      after a record of type 1: 8 bytes of 0xff, "XENF" …, domain, records … type 0: the end
+//! ```
+//!
+//! The header is read whole and written anew. What follows is only followed: to know when all of the domain was sent, and that
+//! it is what it is taken for. Anything unknown is an error, and `xl` then lets the domain run on where it is.
+
+use super::configuration::{BYTES_MAX, Configuration};
+
+/// What the header begins with.
+const MAGIC: &[u8; 32] = b"Xen saved domain, xl format\n \0 \r";
+/// Bytes of what stands before the configuration.
+pub const HEAD_BYTES: usize = 48;
+/// How this machine orders bytes.
+const ORDER: u32 = 0x0102_0304;
+/// The configuration is JSON, and libxl's records are those of its second version.
+const MUST: u32 = 3;
+const LIBXL: &[u8; 16] = b"LibxlFmt\0\0\0\x02\0\0\0\0";
+/// Until its version: flags follow, which are those of the byte order.
+const LIBXC: &[u8; 16] = b"\xff\xff\xff\xff\xff\xff\xff\xffXENF\0\0\0\x03";
+/// Bytes of libxc's header, and of what it says of the domain.
+const LIBXC_BYTES: usize = 24 + 16;
+const RECORD_BYTES: usize = 8;
+const END: u32 = 0;
+/// Of libxl: libxc's follow.
+const MEMORY: u32 = 1;
+/// Of libxc: pages and what they hold.
+const PAGES: u32 = 1;
+/// libxc's own limit of a record.
+const RECORD_MAX: u32 = 128 << 20;
+const PAGE_BYTES: u32 = 4096;
+
+/// Bytes of the configuration, by the first of the header.
+///
+/// # Errors
+/// It is no such header, or of a kind that is not known.
+pub fn configuration_bytes(head: &[u8; HEAD_BYTES]) -> Result<usize, String> {
+    let (magic, words) = head.split_at(MAGIC.len());
+    if magic != MAGIC {
+        return Err("this is not what xl writes".into());
+    }
+    let word = |at: usize| little(words, 4 * at);
+    if word(0) != ORDER {
+        return Err("its bytes are in another order than this machine's".into());
+    }
+    if word(1) != MUST {
+        return Err(format!("flags {:#x} are not those of Xen 4.17", word(1)));
+    }
+    let bytes = word(3) as usize;
+    match (4..=BYTES_MAX).contains(&bytes) {
+        true => Ok(bytes),
+        false => Err(format!("its configuration is said to have {bytes} bytes")),
+    }
+}
+
+/// The configuration, by what follows the first of the header.
+///
+/// # Errors
+/// There is something else, too, or it cannot be read.
+pub fn configuration(data: &[u8]) -> Result<Configuration, String> {
+    let text = data.get(4..).unwrap_or_default();
+    if data.len() < 4 || little(data, 0) as usize != text.len() {
+        return Err("beside its configuration there is something else".into());
+    }
+    Configuration::read(text).map_err(|why| format!("its configuration cannot be read: {why}"))
+}
+
+/// The header with another configuration.
+pub fn header(head: &[u8; HEAD_BYTES], configuration: &Configuration) -> Vec<u8> {
+    let mut text = configuration.written();
+    text.push(0);
+    let bytes = |count: usize| u32::try_from(count).unwrap_or(u32::MAX).to_le_bytes();
+    let kept = &head[..HEAD_BYTES - 4];
+    [kept, &bytes(text.len() + 4), &bytes(text.len()), &text].concat()
+}
+
+fn little(bytes: &[u8], at: usize) -> u32 {
+    let word = bytes.get(at..at + 4).and_then(|word| word.try_into().ok());
+    word.map_or(0, u32::from_le_bytes)
+}
+
+/// What comes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    Libxl,
+    Libxc,
+    /// A record of libxl, or of libxc among them.
+    Record {
+        is_memory: bool,
+    },
+    /// So many more bytes of one.
+    Body {
+        left: u64,
+        is_memory: bool,
+    },
+    /// What the two `xl` still have to say to each other.
+    Talk,
+}
+
+/// Follows what comes after the header.
+#[derive(Clone, Debug)]
+pub struct Follower {
+    next: Next,
+    /// The beginning of what comes next.
+    held: Vec<u8>,
+    /// Pages that were sent; one that changed meanwhile counts each time.
+    pub pages: u64,
+}
+
+impl Default for Follower {
+    fn default() -> Follower {
+        Follower {
+            next: Next::Libxl,
+            held: Vec::new(),
+            pages: 0,
+        }
+    }
+}
+
+impl Follower {
+    /// Whether all of the domain was sent.
+    pub fn is_over(&self) -> bool {
+        self.next == Next::Talk
+    }
+
+    /// Takes in what was read next.
+    ///
+    /// # Errors
+    /// It is not what it should be.
+    pub fn take(&mut self, mut bytes: &[u8]) -> Result<(), String> {
+        while !bytes.is_empty() {
+            let wanted = match self.next {
+                Next::Talk => return Ok(()),
+                Next::Body { left, is_memory } => {
+                    let some = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
+                    bytes = &bytes[some..];
+                    self.next = match left - some as u64 {
+                        0 => Next::Record { is_memory },
+                        left => Next::Body { left, is_memory },
+                    };
+                    continue;
+                }
+                Next::Libxl => LIBXL.len(),
+                Next::Libxc => LIBXC_BYTES,
+                Next::Record { .. } => RECORD_BYTES,
+            };
+            let some = (wanted - self.held.len()).min(bytes.len());
+            self.held.extend_from_slice(&bytes[..some]);
+            bytes = &bytes[some..];
+            if self.held.len() == wanted {
+                self.next = self.after()?;
+                self.held.clear();
+            }
+        }
+        Ok(())
+    }
+
+    /// What comes after what is held.
+    fn after(&mut self) -> Result<Next, String> {
+        let begins = |with: &[u8], whose: &str| match self.held.starts_with(with) {
+            true => Ok(()),
+            false => Err(format!("{whose} begins otherwise than that of Xen 4.17")),
+        };
+        let is_memory = match self.next {
+            Next::Libxl => {
+                begins(LIBXL, "libxl's part")?;
+                return Ok(Next::Record { is_memory: false });
+            }
+            Next::Libxc => {
+                begins(LIBXC, "libxc's part")?;
+                return Ok(Next::Record { is_memory: true });
+            }
+            Next::Record { is_memory } => is_memory,
+            Next::Body { .. } | Next::Talk => return Ok(self.next),
+        };
+        let (kind, bytes) = (little(&self.held, 0), little(&self.held, 4));
+        if bytes > RECORD_MAX {
+            return Err(format!("a record is said to have {bytes} bytes"));
+        }
+        if is_memory && kind == PAGES {
+            self.pages += u64::from(bytes / PAGE_BYTES);
+        }
+        Ok(match (is_memory, kind) {
+            (false, END) => Next::Talk,
+            (false, MEMORY) => Next::Libxc,
+            (true, END) => Next::Record { is_memory: false },
+            _ if bytes == 0 => Next::Record { is_memory },
+            _ => Next::Body {
+                left: u64::from(bytes).next_multiple_of(8),
+                is_memory,
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::super::configuration::tests::KEPT;
+    use super::*;
+
+    pub fn head(bytes: u32) -> [u8; HEAD_BYTES] {
+        let words = [ORDER, MUST, 0, bytes].map(u32::to_le_bytes).concat();
+        [MAGIC.as_slice(), &words].concat().try_into().unwrap()
+    }
+
+    fn record(kind: u32, body: &[u8]) -> Vec<u8> {
+        let head = [kind, body.len() as u32].map(u32::to_le_bytes).concat();
+        let padding = vec![0; body.len().next_multiple_of(8) - body.len()];
+        [head, body.to_vec(), padding].concat()
+    }
+
+    /// As Xen 4.17.7 sends a domain: two pages, something else, what libxl knows, and the end.
+    pub fn sent() -> Vec<u8> {
+        let domain = [1u32, 12, 4, 17].map(u32::to_le_bytes).concat();
+        let pages = vec![7; 8 + 2 * 8 + 2 * 4096];
+        [
+            LIBXL.to_vec(),
+            record(MEMORY, &[]),
+            [LIBXC.as_slice(), &[0; 8], &domain].concat(),
+            record(PAGES, &pages),
+            record(0x11, &[5; 13]),
+            record(END, &[]),
+            record(2, b"abc"),
+            record(END, &[]),
+        ]
+        .concat()
+    }
+
+    #[test]
+    fn the_header_is_written_anew() {
+        let text = [KEPT.as_bytes(), &[0]].concat();
+        let data = [&(text.len() as u32).to_le_bytes()[..], &text].concat();
+        let head = head(data.len() as u32);
+        assert_eq!(configuration_bytes(&head), Ok(data.len()));
+        let mut of = configuration(&data).unwrap();
+        of.set_nodemap(Some(serde_json::json!([2])));
+        let new = header(&head, &of);
+        let (first, rest) = new.split_at(HEAD_BYTES);
+        assert_eq!(configuration_bytes(first.try_into().unwrap()), Ok(rest.len()));
+        assert_eq!(configuration(rest), Ok(of));
+    }
+
+    #[test]
+    fn what_is_no_header_or_an_unknown_one_is_refused() {
+        let refused = |at: usize, byte: u8| {
+            let mut head = head(100);
+            head[at] = byte;
+            configuration_bytes(&head).unwrap_err()
+        };
+        assert!(refused(5, b'x').contains("not what xl writes"));
+        assert!(refused(32, 1).contains("order"));
+        assert!(refused(36, 7).contains("flags"));
+        assert!(refused(47, 0x7f).contains("bytes"));
+        assert!(configuration_bytes(&head(3)).is_err());
+        assert!(
+            configuration(&[9, 0, 0, 0, b'{', b'}'])
+                .unwrap_err()
+                .contains("something else")
+        );
+        assert!(configuration(&[1]).is_err());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn the_end_is_seen_however_it_comes(parts in proptest::collection::vec(1usize..3000, 1..40), more in 0usize..30) {
+            let all = sent();
+            let whole = [all.clone(), vec![0xee; more]].concat();
+            let (mut follower, mut rest) = (Follower::default(), whole.as_slice());
+            for part in parts.into_iter().cycle() {
+                let (some, left) = rest.split_at(part.min(rest.len()));
+                let before = whole.len() - rest.len();
+                proptest::prop_assert_eq!(follower.is_over(), before >= all.len());
+                follower.take(some).unwrap();
+                rest = left;
+                if rest.is_empty() {
+                    break;
+                }
+            }
+            proptest::prop_assert!(follower.is_over());
+            proptest::prop_assert_eq!(follower.pages, 2);
+        }
+
+        #[test]
+        fn no_bytes_are_too_bad(at in 0usize..8300, byte: u8, bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
+            let mut follower = Follower::default();
+            let _ = follower.take(&bytes);
+            let mut all = sent();
+            let at = at % all.len();
+            all[at] = byte;
+            let mut follower = Follower::default();
+            let _ = follower.take(&all);
+            let _ = configuration(&bytes);
+        }
+    }
+
+    #[test]
+    fn another_beginning_or_too_long_a_record_is_refused() {
+        let refused = |at: usize| {
+            let mut all = sent();
+            all[at] ^= 0xff;
+            Follower::default().take(&all).unwrap_err()
+        };
+        assert!(refused(0).contains("libxl"));
+        assert!(refused(LIBXL.len() + RECORD_BYTES).contains("libxc"));
+        assert!(refused(LIBXL.len() + RECORD_BYTES + LIBXC_BYTES + 7).contains("record"));
+    }
+}
