@@ -9,6 +9,7 @@ use homenode_linux::{OperatorSettings, settings_file};
 use homenode_units::{CpuSet, Ns};
 
 use crate::changed::{Cap, Pins};
+use crate::counted::Counted;
 use crate::hypervisor::{CallError, Hypervisor, Listed, Pool, Vcpu};
 
 /// Length of a period of the credit schedulers' accounting: caps hold over it.
@@ -65,7 +66,7 @@ impl Domain {
     }
 
     /// Its vCPUs for a sample. Xen does not tell dom0 how long they waited.
-    pub fn samples(&self, usable: &CpuSet) -> Vec<VcpuSample> {
+    pub fn samples(&self, usable: &CpuSet, counted: Option<&Counted>) -> Vec<VcpuSample> {
         let usable = self.pool.cpus.intersection(usable);
         let sample = |(index, vcpu): &(u16, Vcpu)| VcpuSample {
             index: *index,
@@ -73,6 +74,7 @@ impl Domain {
             cpu: Some(vcpu.cpu),
             affinity: vcpu.affinity.intersection(&usable),
             quota: self.quota(),
+            counters: counted.and_then(|counted| counted.get(index).copied()),
             ..VcpuSample::default()
         };
         self.vcpus.iter().map(sample).collect()

@@ -13,6 +13,9 @@ pub const NO_WAITING: &str = "Xen does not tell dom0 how long vCPUs wait for a C
 pub const NO_COUNTERS: &str =
     "no hardware counters: dom0 cannot count for domains on stock Xen; LLC miss rates of VMs are unknown";
 
+/// Who counts on an emulated host.
+pub const COUNTED_BY_MODEL: &str = "no hardware counters; LLC misses of domains are counted by the emulator's model of caches, not by hardware";
+
 /// Why no page moves.
 pub const NO_MOVES: &str = "stock Xen moves no page of a domain that runs: give it its home when it is created \
                             (`homenode place --xl`), or migrate it to where it is with `cpus` and `cpus_soft` of that node";

@@ -13,20 +13,23 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_host::{
-    Action, ActionError, CpuSample, Failure, Host, HostError, Immovable, NodeSample, Outcome, Plan, Receipt,
-    Refusal, Sample, Setting, Version, VmSample,
+    Action, ActionError, CountedBy, CpuSample, Failure, Host, HostError, Immovable, NodeSample, Outcome,
+    Plan, Receipt, Refusal, Sample, Setting, Version, VmSample,
 };
 use homenode_linux::acting::{self, CARRIED_LEASE, Leases, RETRY};
 use homenode_linux::journal::{Journal, Run};
 use homenode_linux::lock::{ActingLock, Lock};
 use homenode_linux::notices::Notices;
-use homenode_linux::{Acting, CarriedOver, Options, Undone, now, settings_file};
+use homenode_linux::{Acting, CarriedOver, Options, Undone, modelled_pmu, now, settings_file};
 use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuId, NodeMap, Ns, Pages, VmId};
 
 use crate::changed::{self, Cap, Home, Part, Pins};
+use crate::counted::{Counted, Model};
 use crate::domain::Domain;
-use crate::features::{NO_COUNTERS, NO_MOVES, NO_PAGE_USES, NO_RELEASES, NO_TOPOLOGY, NO_WAITING};
+use crate::features::{
+    COUNTED_BY_MODEL, NO_COUNTERS, NO_MOVES, NO_PAGE_USES, NO_RELEASES, NO_TOPOLOGY, NO_WAITING,
+};
 use crate::hypervisor::{CallError, Hypervisor, Listed, Pool, XenError};
 use crate::{memory, place};
 
@@ -50,6 +53,9 @@ pub struct XenHost {
     is_guarded: bool,
     carried: Vec<CarriedOver>,
     domains: BTreeMap<VmId, Domain>,
+    /// A modelled PMU, where there is one, and what it counted last.
+    model: Option<Model>,
+    counted: BTreeMap<VmId, Counted>,
     /// Until when caps of the agent's hold.
     leases: BTreeMap<VmId, Ns>,
     /// Memory of each domain, by number, and when that was looked up.
@@ -94,7 +100,7 @@ impl XenHost {
             notices.add(warning);
         }
         notices.add(NO_WAITING.to_owned());
-        notices.add(NO_COUNTERS.to_owned());
+        let model = model_of(&options, &mut notices);
         let mut host = XenHost {
             hypervisor,
             options,
@@ -103,6 +109,8 @@ impl XenHost {
             is_guarded: true,
             carried: Vec::new(),
             domains: BTreeMap::new(),
+            model,
+            counted: BTreeMap::new(),
             leases: BTreeMap::new(),
             memory: BTreeMap::new(),
             memory_at: None,
@@ -352,7 +360,7 @@ impl XenHost {
             .and_then(|journal| journal.entry(domain.run.vm));
         let entry = entry.filter(|entry| entry.run == domain.run);
         VmSample {
-            vcpus: domain.samples(&usable),
+            vcpus: domain.samples(&usable, self.counted.get(&domain.run.vm)),
             memory_bytes: Pages(domain.listed.pages).to_bytes(),
             pages: self.memory.get(&domain.run.runtime_id).cloned(),
             no_topology_device: Some(NO_TOPOLOGY.to_owned()),
@@ -405,11 +413,30 @@ impl XenHost {
         Ok(nodes)
     }
 
+    /// What the modelled PMU counts for each domain.
+    fn count(&mut self) {
+        let Some(model) = &mut self.model else {
+            return;
+        };
+        self.counted.clear();
+        for (vm, counted) in model.look(&self.hypervisor, &self.domains, &self.busy) {
+            match (counted, self.domains.get(&vm)) {
+                (Ok(counted), _) => drop(self.counted.insert(vm, counted)),
+                (Err(why), Some(domain)) => self.notices.add(format!(
+                    "LLC misses of domain {} are not counted: {why}",
+                    domain.run.name
+                )),
+                (Err(_), None) => {}
+            }
+        }
+    }
+
     fn look_and_sample(&mut self, at: Ns) -> Result<Sample, CallError> {
         self.look()?;
         self.look_at_memory(at);
         let cpus = self.sample_cpus(at)?;
         let nodes = self.sample_nodes()?;
+        self.count();
         let vms: Vec<VmSample> = self
             .domains
             .values()
@@ -420,6 +447,10 @@ impl XenHost {
             version: self.version_of(&vms),
             cpus,
             nodes,
+            counted_by: match self.model {
+                Some(_) => CountedBy::Model,
+                None => CountedBy::Hardware,
+            },
             no_page_uses: Some(NO_PAGE_USES.to_owned()),
             trackers: Vec::new(),
             vms,
@@ -499,6 +530,28 @@ impl XenHost {
             _ => result,
         }
     }
+}
+
+/// The modelled PMU of an emulated host; what is counted by whom is said.
+fn model_of(options: &Options, notices: &mut Notices) -> Option<Model> {
+    let found = match options.acting {
+        Acting::Live => modelled_pmu::find(&options.root),
+        Acting::DryRun => Ok(None),
+    };
+    let page = found.unwrap_or_else(|error| {
+        notices.add(format!("the modelled PMU is not used: {error}"));
+        None
+    });
+    notices.add(match page {
+        Some(_) => COUNTED_BY_MODEL.to_owned(),
+        None => NO_COUNTERS.to_owned(),
+    });
+    let clock = options
+        .machine
+        .hardware
+        .as_ref()
+        .map(|hardware| hardware.clock_hz);
+    page.map(|page| Model::new(page, clock))
 }
 
 /// What of a VM plans rely on; the rest of a sample is left out.

@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code)] // calls of a C library, each with buffers of the size that the library asks for
 
+mod frames;
+
 use std::ffi::{CString, c_int, c_uint, c_void};
 use std::path::Path;
 use std::ptr::{NonNull, null_mut};
@@ -98,6 +100,8 @@ pub struct Listed {
     pub is_dying: bool,
     /// It does not run: it has ended, or is suspended and may go on.
     pub is_shut_down: bool,
+    /// It is no PV domain.
+    pub is_hvm: bool,
     /// xenstore's own: it is no VM.
     pub is_xenstore: bool,
     /// `xl pause`, or about to be saved.
@@ -333,6 +337,7 @@ impl Hypervisor {
             vm: VmId(u128::from_be_bytes(info.handle)),
             is_dying: info.flags & library::DYING != 0,
             is_shut_down: info.flags & library::SHUTDOWN != 0,
+            is_hvm: info.flags & library::HVM != 0,
             is_xenstore: info.flags & library::XENSTORE != 0,
             is_paused: info.flags & library::PAUSED != 0,
             pages: info.tot_pages,

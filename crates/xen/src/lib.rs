@@ -14,11 +14,13 @@
 //! | `changed` | none of its own: what was changed, how it was before, and how that is undone |
 //! | `domain` | none of its own: a domain, as the agent knows it |
 //! | `host` | none of its own: the contract |
+//! | `counted` | none of its own: what a modelled PMU of an emulated host counts, by domain |
 //! | `features` | what of all that this host has |
 
 #![deny(missing_docs)]
 
 mod changed;
+mod counted;
 mod domain;
 mod features;
 mod host;
@@ -26,6 +28,7 @@ mod hypervisor;
 mod library;
 mod memory;
 mod place;
+pub mod runstates;
 
 pub use changed::Legacy;
 pub use features::features;

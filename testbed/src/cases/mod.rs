@@ -26,6 +26,7 @@ mod why;
 mod working_set;
 mod xen;
 mod xen_agent;
+mod xen_permit;
 
 use std::time::Duration;
 
@@ -58,6 +59,8 @@ pub enum Group {
     Record,
     /// A Xen host, which `scripts/xen-setup.sh` makes: run by name only.
     Xen,
+    /// A Xen host with a modelled PMU: run by name only.
+    XenCounted,
 }
 
 impl Group {
@@ -76,6 +79,7 @@ impl Group {
             Self::Programs => "programs",
             Self::Record => "record",
             Self::Xen => "xen",
+            Self::XenCounted => "xen-counted",
         }
     }
 
@@ -90,6 +94,7 @@ impl Group {
                 | Self::Record
                 | Self::Speed
                 | Self::Xen
+                | Self::XenCounted
         )
     }
 
@@ -101,6 +106,7 @@ impl Group {
             Self::Counted | Self::Arrange => Some(HostKind::Counted),
             Self::Damon => Some(HostKind::Damon),
             Self::Xen => Some(HostKind::Xen),
+            Self::XenCounted => Some(HostKind::XenCounted),
             Self::Pages | Self::Module | Self::Kernels | Self::Speed | Self::Programs => None,
         }
     }
@@ -549,6 +555,13 @@ pub static ALL: &[Case] = &[
         "how credit1 shares a CPU by weights and caps, in pools of 4 CPUs and of 1, by the hypervisor's trace",
         xen::credit,
     ),
+    case(
+        "xen-permit",
+        Group::XenCounted,
+        600,
+        "a thrasher domU is capped by the agent to the misses that it booked, and its neighbour misses less",
+        xen_permit::permit_held,
+    ),
 ];
 
 /// The case of this name.
@@ -603,6 +616,7 @@ mod tests {
             Group::Record,
             Group::Speed,
             Group::Xen,
+            Group::XenCounted,
         ];
         let by_name = groups.map(|group| {
             let cases = select(&[group.name().to_owned()]).unwrap_or_default();
