@@ -65,6 +65,8 @@ pub struct Run {
     pub trace: Option<PathBuf>,
     /// Whether plans are carried out.
     pub mode: Mode,
+    /// Whether Xen's trace tells how long vCPUs wait.
+    pub trace_waiting: bool,
     /// Whether homes and pins are left as they are at the end.
     pub keep: bool,
     /// Time after which it stops.
@@ -210,6 +212,7 @@ fn connect(run: &Run, machine: &Machine, bell: &Bell, beat: &Beat) -> anyhow::Re
         },
         bell: bell.clone(),
         beat: beat.clone(),
+        trace_waiting: run.trace_waiting,
         ..Options::new(machine.clone())
     };
     run.vms.connect(options)

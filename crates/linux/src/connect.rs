@@ -119,6 +119,8 @@ pub struct Options {
     pub bell: Bell,
     /// Tells the guard that the agent goes on.
     pub beat: Beat,
+    /// Whether Xen's trace tells how long vCPUs wait, on a host that has one.
+    pub trace_waiting: bool,
 }
 
 impl Options {
@@ -132,6 +134,7 @@ impl Options {
             acting: Acting::Live,
             bell: Bell::default(),
             beat: Beat::default(),
+            trace_waiting: false,
         }
     }
 }

@@ -109,6 +109,7 @@ impl LinuxHost {
             acting,
             bell,
             beat,
+            trace_waiting: _,
         } = options;
         let manager = vms.open(&root, beat.clone())?;
         let cgroups = Hierarchy::read(&root)?;

@@ -11,6 +11,7 @@ use homenode_units::{CpuSet, Ns};
 use crate::changed::{Cap, Pins};
 use crate::counted::Counted;
 use crate::hypervisor::{CallError, Hypervisor, Listed, Pool, Vcpu};
+use crate::waiting::OfVcpus;
 
 /// Length of a period of the credit schedulers' accounting: caps hold over it.
 const PERIOD: Ns = Ns::from_millis(30);
@@ -65,12 +66,19 @@ impl Domain {
         quota_of(self.cap, self.vcpus.len())
     }
 
-    /// Its vCPUs for a sample. Xen does not tell dom0 how long they waited.
-    pub fn samples(&self, usable: &CpuSet, counted: Option<&Counted>) -> Vec<VcpuSample> {
+    /// Its vCPUs for a sample, with what was counted and how long they waited, where that is known.
+    pub fn samples(
+        &self,
+        usable: &CpuSet,
+        (counted, waited): (Option<&Counted>, Option<&OfVcpus>),
+    ) -> Vec<VcpuSample> {
         let usable = self.pool.cpus.intersection(usable);
+        let waited = |index: &u16| waited.and_then(|waited| waited.get(index)).copied();
         let sample = |(index, vcpu): &(u16, Vcpu)| VcpuSample {
             index: *index,
             running_ns: vcpu.running,
+            waiting_ns: waited(index).map(|waited| waited.waiting),
+            throttled_ns: waited(index).map(|waited| waited.throttled).unwrap_or_default(),
             cpu: Some(vcpu.cpu),
             affinity: vcpu.affinity.intersection(&usable),
             quota: self.quota(),

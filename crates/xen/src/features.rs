@@ -8,7 +8,7 @@ use crate::hypervisor::Hypervisor;
 use crate::place;
 
 /// Why waiting is not told.
-pub const NO_WAITING: &str = "Xen does not tell dom0 how long vCPUs wait for a CPU; they are taken not to wait, and who shares CPUs is told by pins alone";
+pub const NO_WAITING: &str = "how long vCPUs wait for a CPU is not known, and they are taken not to wait";
 /// Why nothing is counted.
 pub const NO_COUNTERS: &str =
     "no hardware counters: dom0 cannot count for domains on stock Xen; LLC miss rates of VMs are unknown";

@@ -31,6 +31,8 @@ use crate::features::{
     COUNTED_BY_MODEL, NO_COUNTERS, NO_MOVES, NO_PAGE_USES, NO_RELEASES, NO_TOPOLOGY, NO_WAITING,
 };
 use crate::hypervisor::{CallError, Hypervisor, Listed, Pool, XenError};
+use crate::trace::Trace;
+use crate::waiting::{OfVcpus, Waiting};
 use crate::{memory, place};
 
 /// How often is looked where memory lies: Xen counts every page for it, and writes to its console.
@@ -56,6 +58,9 @@ pub struct XenHost {
     /// A modelled PMU, where there is one, and what it counted last.
     model: Option<Model>,
     counted: BTreeMap<VmId, Counted>,
+    /// Xen's trace, where it is read, and how long vCPUs had waited at the last look.
+    waiting: Option<Waiting>,
+    waited: BTreeMap<VmId, OfVcpus>,
     /// Until when caps of the agent's hold.
     leases: BTreeMap<VmId, Ns>,
     /// Memory of each domain, by number, and when that was looked up.
@@ -99,8 +104,8 @@ impl XenHost {
         {
             notices.add(warning);
         }
-        notices.add(NO_WAITING.to_owned());
         let model = model_of(&options, &mut notices);
+        let waiting = waiting_of(&hypervisor, &options, &mut notices);
         let mut host = XenHost {
             hypervisor,
             options,
@@ -111,6 +116,8 @@ impl XenHost {
             domains: BTreeMap::new(),
             model,
             counted: BTreeMap::new(),
+            waiting,
+            waited: BTreeMap::new(),
             leases: BTreeMap::new(),
             memory: BTreeMap::new(),
             memory_at: None,
@@ -353,14 +360,14 @@ impl XenHost {
     }
 
     fn sample_of(&self, domain: &Domain) -> VmSample {
-        let usable = self.options.machine.cpu_set();
+        let (usable, vm) = (self.options.machine.cpu_set(), domain.run.vm);
         let entry = self
             .journal
             .as_ref()
             .and_then(|journal| journal.entry(domain.run.vm));
         let entry = entry.filter(|entry| entry.run == domain.run);
         VmSample {
-            vcpus: domain.samples(&usable, self.counted.get(&domain.run.vm)),
+            vcpus: domain.samples(&usable, (self.counted.get(&vm), self.waited.get(&vm))),
             memory_bytes: Pages(domain.listed.pages).to_bytes(),
             pages: self.memory.get(&domain.run.runtime_id).cloned(),
             no_topology_device: Some(NO_TOPOLOGY.to_owned()),
@@ -431,12 +438,23 @@ impl XenHost {
         }
     }
 
+    /// What Xen's trace tells of how long vCPUs waited.
+    fn trace(&mut self) {
+        if let Some(waiting) = &mut self.waiting {
+            self.waited = waiting.look(&self.domains);
+            if let Some(why) = waiting.ended() {
+                self.notices.add(format!("{NO_WAITING}: {why}"));
+            }
+        }
+    }
+
     fn look_and_sample(&mut self, at: Ns) -> Result<Sample, CallError> {
         self.look()?;
         self.look_at_memory(at);
         let cpus = self.sample_cpus(at)?;
         let nodes = self.sample_nodes()?;
         self.count();
+        self.trace();
         let vms: Vec<VmSample> = self
             .domains
             .values()
@@ -552,6 +570,22 @@ fn model_of(options: &Options, notices: &mut Notices) -> Option<Model> {
         .as_ref()
         .map(|hardware| hardware.clock_hz);
     page.map(|page| Model::new(page, clock))
+}
+
+/// Xen's trace, where the operator wants it read; why it is not is said.
+fn waiting_of(hypervisor: &Hypervisor, options: &Options, notices: &mut Notices) -> Option<Waiting> {
+    let begun = match (options.trace_waiting, options.acting) {
+        (true, Acting::Live) => Trace::begin(hypervisor, &options.root),
+        (true, Acting::DryRun) => Err("a dry run does not trace".to_owned()),
+        (false, _) => Err("Xen's trace is not read (`--trace-waiting`)".to_owned()),
+    };
+    match begun {
+        Ok(trace) => Some(Waiting::new(trace)),
+        Err(why) => {
+            notices.add(format!("{NO_WAITING}: {why}"));
+            None
+        }
+    }
 }
 
 /// What of a VM plans rely on; the rest of a sample is left out.

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)] // calls of a C library, each with buffers of the size that the library asks for
 
 mod frames;
+mod tracing;
 
 use std::ffi::{CString, c_int, c_uint, c_void};
 use std::path::Path;
@@ -13,6 +14,7 @@ use homenode_units::{CpuId, CpuSet, NodeId, NodeSet, Ns, VmId};
 use crate::library::{
     self, CREDIT, CREDIT2, Control, CpuPlace, DomainInfo, HARD, NodeMemory, Share, Store, VcpuInfo,
 };
+use crate::runstates::State;
 
 /// More than any host has; what says more is not believed.
 const CPUS_MAX: usize = 16 << 10;
@@ -126,6 +128,8 @@ impl Listed {
 pub struct Vcpu {
     /// Time that it ran.
     pub running: Ns,
+    /// What it does; nothing where Xen does not say: it waits, or may not run.
+    pub state: Option<State>,
     /// CPU that it last ran on.
     pub cpu: CpuId,
     /// CPUs that it may run on.
@@ -356,6 +360,11 @@ impl Hypervisor {
         }
         Some(Vcpu {
             running: Ns(info.cpu_time.unsigned_abs()),
+            state: match (info.running, info.blocked) {
+                (1.., _) => Some(State::Running),
+                (0, 1..) => Some(State::Blocked),
+                (0, 0) => None,
+            },
             cpu: CpuId(info.cpu),
             affinity: self.affinity(domid, index).ok()?,
         })

@@ -15,6 +15,9 @@
 //! | `domain` | none of its own: a domain, as the agent knows it |
 //! | `host` | none of its own: the contract |
 //! | `counted` | none of its own: what a modelled PMU of an emulated host counts, by domain |
+//! | [`runstates`] | `xentrace`: how long vCPUs waited, and were kept off by a cap |
+//! | `waiting` | none of its own: what of that a sample has |
+//! | `trace` | none of its own: whose Xen's trace is, and how reading it begins and ends |
 //! | `features` | what of all that this host has |
 
 #![deny(missing_docs)]
@@ -29,6 +32,8 @@ mod library;
 mod memory;
 mod place;
 pub mod runstates;
+mod trace;
+mod waiting;
 
 pub use changed::Legacy;
 pub use features::features;

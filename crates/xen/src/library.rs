@@ -81,6 +81,9 @@ functions! { Control from VERSIONS {
     fn xc_sched_credit_domain_set(*mut c_void, u32, *mut Share) -> c_int;
     fn xc_sched_credit2_domain_get(*mut c_void, u32, *mut Share) -> c_int;
     fn xc_sched_credit2_domain_set(*mut c_void, u32, *mut Share) -> c_int;
+    fn xc_physinfo(*mut c_void, *mut Physical) -> c_int;
+    fn xc_tbuf_get_size(*mut c_void, *mut c_ulong) -> c_int;
+    fn xc_tbuf_disable(*mut c_void) -> c_int;
     fn xc_maximum_ram_page(*mut c_void, *mut c_ulong) -> c_int;
     fn xc_get_pfn_type_batch(*mut c_void, u32, c_uint, *mut u64) -> c_int;
     fn xc_send_debug_keys(*mut c_void, *const c_char) -> c_int;
@@ -162,6 +165,21 @@ pub struct PoolInfo {
     pub cpumap: *mut u8,
 }
 
+/// `xen_sysctl_physinfo`, with room at its end.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Physical {
+    threads_per_core: u32,
+    cores_per_socket: u32,
+    nr_cpus: u32,
+    max_cpu_id: u32,
+    nr_nodes: u32,
+    max_node_id: u32,
+    pub cpu_khz: u32,
+    capabilities: u32,
+    room: [u64; 24],
+}
+
 /// `XEN_VCPUAFFINITY_HARD`.
 pub const HARD: u32 = 1;
 /// `XEN_SCHEDULER_CREDIT`.
@@ -206,6 +224,7 @@ mod tests {
             (8, 16, 24)
         );
         assert_eq!((offset_of!(PoolInfo, cpumap), size_of::<Share>()), (16, 4));
+        assert_eq!(offset_of!(Physical, cpu_khz), 24);
     }
 
     #[test]

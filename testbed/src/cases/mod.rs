@@ -27,6 +27,7 @@ mod working_set;
 mod xen;
 mod xen_agent;
 mod xen_permit;
+mod xen_waiting;
 
 use std::time::Duration;
 
@@ -554,6 +555,13 @@ pub static ALL: &[Case] = &[
         420,
         "how credit1 shares a CPU by weights and caps, in pools of 4 CPUs and of 1, by the hypervisor's trace",
         xen::credit,
+    ),
+    case(
+        "xen-waiting",
+        Group::Xen,
+        420,
+        "how long vCPUs wait is what their guests count as steal, and Xen's trace is the operator's again afterwards",
+        xen_waiting::waiting,
     ),
     case(
         "xen-permit",
