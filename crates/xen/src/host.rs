@@ -8,6 +8,7 @@
 //! A domain is known by its UUID: its number changes when it is migrated to where it is, and when it is restored.
 
 mod levers;
+mod sources;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,18 +21,15 @@ use homenode_linux::acting::{self, CARRIED_LEASE, Leases, RETRY};
 use homenode_linux::journal::{Journal, Run};
 use homenode_linux::lock::{ActingLock, Lock};
 use homenode_linux::notices::Notices;
-use homenode_linux::{Acting, CarriedOver, Options, Undone, modelled_pmu, now, settings_file};
+use homenode_linux::{Acting, CarriedOver, Options, Undone, now, settings_file};
 use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuId, NodeMap, Ns, Pages, VmId};
 
 use crate::changed::{self, Cap, Home, Part, Pins};
 use crate::counted::{Counted, Model};
 use crate::domain::Domain;
-use crate::features::{
-    COUNTED_BY_MODEL, NO_COUNTERS, NO_MOVES, NO_PAGE_USES, NO_RELEASES, NO_TOPOLOGY, NO_WAITING,
-};
+use crate::features::{NO_MOVES, NO_PAGE_USES, NO_RELEASES, NO_TOPOLOGY};
 use crate::hypervisor::{CallError, Hypervisor, Listed, Pool, XenError};
-use crate::trace::Trace;
 use crate::waiting::{OfVcpus, Waiting};
 use crate::{memory, place};
 
@@ -104,8 +102,8 @@ impl XenHost {
         {
             notices.add(warning);
         }
-        let model = model_of(&options, &mut notices);
-        let waiting = waiting_of(&hypervisor, &options, &mut notices);
+        let model = sources::model(&options, &mut notices);
+        let waiting = sources::waiting(&hypervisor, &options, &mut notices);
         let mut host = XenHost {
             hypervisor,
             options,
@@ -420,34 +418,6 @@ impl XenHost {
         Ok(nodes)
     }
 
-    /// What the modelled PMU counts for each domain.
-    fn count(&mut self) {
-        let Some(model) = &mut self.model else {
-            return;
-        };
-        self.counted.clear();
-        for (vm, counted) in model.look(&self.hypervisor, &self.domains, &self.busy) {
-            match (counted, self.domains.get(&vm)) {
-                (Ok(counted), _) => drop(self.counted.insert(vm, counted)),
-                (Err(why), Some(domain)) => self.notices.add(format!(
-                    "LLC misses of domain {} are not counted: {why}",
-                    domain.run.name
-                )),
-                (Err(_), None) => {}
-            }
-        }
-    }
-
-    /// What Xen's trace tells of how long vCPUs waited.
-    fn trace(&mut self) {
-        if let Some(waiting) = &mut self.waiting {
-            self.waited = waiting.look(&self.domains);
-            if let Some(why) = waiting.ended() {
-                self.notices.add(format!("{NO_WAITING}: {why}"));
-            }
-        }
-    }
-
     fn look_and_sample(&mut self, at: Ns) -> Result<Sample, CallError> {
         self.look()?;
         self.look_at_memory(at);
@@ -546,44 +516,6 @@ impl XenHost {
         match changed::alive(&self.hypervisor, &run) {
             Ok(None) => Err(Failure::VmGone.on(&name)),
             _ => result,
-        }
-    }
-}
-
-/// The modelled PMU of an emulated host; what is counted by whom is said.
-fn model_of(options: &Options, notices: &mut Notices) -> Option<Model> {
-    let found = match options.acting {
-        Acting::Live => modelled_pmu::find(&options.root),
-        Acting::DryRun => Ok(None),
-    };
-    let page = found.unwrap_or_else(|error| {
-        notices.add(format!("the modelled PMU is not used: {error}"));
-        None
-    });
-    notices.add(match page {
-        Some(_) => COUNTED_BY_MODEL.to_owned(),
-        None => NO_COUNTERS.to_owned(),
-    });
-    let clock = options
-        .machine
-        .hardware
-        .as_ref()
-        .map(|hardware| hardware.clock_hz);
-    page.map(|page| Model::new(page, clock))
-}
-
-/// Xen's trace, where the operator wants it read; why it is not is said.
-fn waiting_of(hypervisor: &Hypervisor, options: &Options, notices: &mut Notices) -> Option<Waiting> {
-    let begun = match (options.trace_waiting, options.acting) {
-        (true, Acting::Live) => Trace::begin(hypervisor, &options.root),
-        (true, Acting::DryRun) => Err("a dry run does not trace".to_owned()),
-        (false, _) => Err("Xen's trace is not read (`--trace-waiting`)".to_owned()),
-    };
-    match begun {
-        Ok(trace) => Some(Waiting::new(trace)),
-        Err(why) => {
-            notices.add(format!("{NO_WAITING}: {why}"));
-            None
         }
     }
 }
