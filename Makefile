@@ -109,7 +109,7 @@ deb: ## Build Debian packages from the committed sources into TARGET/deb (8 minu
 	@echo '== building packages into $(TARGET)/deb'
 	@$(SETUP) scripts/deb.sh
 
-deb-check: deb ## Install, upgrade, downgrade, remove and purge them on a fresh Debian (3 minutes, as root); SUITE=trixie for Debian 13
+deb-check: deb tarball ## Install, upgrade, downgrade, remove and purge them on a fresh Debian (3 minutes, as root); SUITE=trixie for Debian 13
 	@echo '== trying the packages on a fresh Debian ($(SUITE))'
 	@scripts/deb-check.sh $(SUITE)
 

@@ -174,6 +174,34 @@ check "the watchdog said so" sh -c 'journalctl -u homenode --no-pager | grep -i 
 check "the next agent takes up both guests" within 120 are_held
 check "nothing is left when it stops" stops
 
+# A machine that no libvirt manages, as Proxmox starts them: the same unit has what that takes.
+begin_plain() {
+    systemd-run --scope --slice=qemu --unit=plain -p CPUAccounting=yes qemu-system-x86_64 -name plain,debug-threads=on \
+        -uuid 6695eb01-f6a4-8304-79aa-97f2502e193f -machine pc,accel=kvm -cpu host -m 160 -smp 1 -nodefaults -display none -no-reboot \
+        -qmp unix:/run/plain.qmp,server=on,wait=off -device virtio-balloon-pci,id=balloon0 -kernel "$kernel" -initrd /tried/guest.cpio \
+        -append "console=ttyS0 quiet panic=0 rdinit=/init" -serial file:/run/plain.console -daemonize -pidfile /run/plain.pid
+}
+plain_allowed() { grep -h Cpus_allowed_list "/proc/$(cat /run/plain.pid)/task"/*/status | sort -u; }
+plain_is_held() { plain_allowed | has '	[0-3]$'; }
+plain_is_free() { [ "$(plain_allowed | wc -l)" = 1 ] && plain_allowed | has '	0-3$'; }
+mkdir -p /run/systemd/system/homenode.service.d
+printf '[Service]\nExecStart=\nExecStart=/usr/bin/homenode run --host qemu\n' > /run/systemd/system/homenode.service.d/qemu.conf
+systemctl daemon-reload
+check "an agent of QEMUs that nobody manages starts without any" systemctl start homenode
+check "a plain QEMU starts in a scope of its own" begin_plain
+check "it is found and given a home" within 120 plain_is_held
+check "libvirt's guests are left alone" is_as_before
+check "what is asked of the agent for it is kept" sh -c 'homenode permit set plain 250k && grep 250k /etc/homenode/vms/plain.toml'
+check "the agent may write its quota" nsenter -t "$(main)" -m sh -c 'echo max > /sys/fs/cgroup/qemu.slice/plain.scope/cpu.max'
+check "and no other file of the host's" not nsenter -t "$(main)" -m touch /usr/tried /etc/tried /sys/kernel/tried
+check "members of the group read without root" setpriv --reuid=65534 --regid=65534 --groups="$(getent group homenode | cut -d: -f3)" homenode top --once
+check "and change nothing" not setpriv --reuid=65534 --regid=65534 --groups="$(getent group homenode | cut -d: -f3)" homenode permit set plain none
+check "its home is given back" sh -c 'systemctl stop homenode'
+check "nothing of it is left" within 90 plain_is_free
+kill "$(cat /run/plain.pid)"
+rm -f /run/systemd/system/homenode.service.d/qemu.conf /etc/homenode/vms/plain.toml
+systemctl daemon-reload
+
 # numad is asked all the while.
 check "apt-get install ./homenode-numad_*.deb" install /tried/packages/homenode-numad_*.deb
 check "numad answers without an agent" sh -c 'numad -w 1:128 | grep "[0-3]"'

@@ -62,7 +62,7 @@ cp "$@" "$fresh/packages/"
 for package in "$@"; do raise_version "$package" "$fresh/newer"; done
 within apt-get -q update > "$place/check.log" 2>&1 || die "the fresh Debian's apt-get cannot update: see $place/check.log"
 # What they depend on stays, and is there before.
-check "dependencies are found in Debian" within sh -c 'apt-get install -q -y --no-install-recommends libvirt0 dkms numad systemd'
+check "dependencies are found in Debian" within sh -c 'apt-get install -q -y --no-install-recommends libvirt0 dkms numad systemd xz-utils'
 list > "$place/before"
 check "install" within sh -c 'apt-get install -q -y --no-install-recommends /packages/*.deb'
 check "the command runs" within homenode --version
@@ -78,6 +78,20 @@ check "the hook that stays lets machines start" within sh -c 'test ! -e /etc/lib
 check "purge" within dpkg --purge homenode homenode-numad homenode-guest
 list > "$place/after"
 check "nothing is left" same_as_before
+
+# The tarball, installed and removed as its INSTALL says, without a systemd that runs.
+tarball=$(ls "$target"/homenode-*-"$(uname -m)".tar.xz)
+cp "$tarball" "$fresh/packages/tarball.tar.xz"
+list > "$place/before"
+check "the tarball is unpacked" within tar -xJf /packages/tarball.tar.xz --strip-components=1 -C /usr/local
+check "its command runs" within /usr/local/bin/homenode --version
+check "its numad answers" within sh -c '/usr/local/bin/numad -V | grep homenode'
+check "its twin runs" within /usr/local/bin/homenode sim tavo-mixed --json
+check "its unit is right" within systemd-analyze verify --man=no /usr/local/lib/systemd/system/homenode.service
+check "its hook lets machines start" within /usr/local/share/homenode/etc/libvirt-hook vm prepare begin -
+within sh -c 'cd /usr/local && tar -tJf /packages/tarball.tar.xz | cut -d/ -f2- | grep -v "/$" | xargs rm -f && find . -mindepth 2 -type d -empty -delete'
+list > "$place/after"
+check "nothing of it is left" sh -c "! diff '$place/before' '$place/after' | grep '^>' | grep -v '/run\|/tmp'"
 
 # It looks for what packages depend on in Debian, where homenode is not: homenode-numad, which needs it, was tried above.
 check "piuparts" piuparts --basetgz="$fresh.tar.gz" --keep-sources-list --distribution="$suite" --no-upgrade-test \

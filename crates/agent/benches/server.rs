@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{BatchSize, Criterion, criterion_group};
 use homenode_agent::bill_file::Clock;
+use homenode_agent::role::Readers;
 use homenode_agent::run::Pace;
 use homenode_agent::server::Server;
 use homenode_agent::setting_queue::SettingQueue;
@@ -50,7 +51,13 @@ fn answers(c: &mut Criterion) {
         clock: WallClock::start(Clock::Host),
         drains: homenode_agent::drain_file::DrainFile::default(),
     };
-    let _server = Server::open(dir.path(), handler, SettingQueue::new(&Bell::default())).expect("a server");
+    let _server = Server::open(
+        dir.path(),
+        Readers::default(),
+        handler,
+        SettingQueue::new(&Bell::default()),
+    )
+    .expect("a server");
     let answered = |_| {
         let vms: Option<Vms> = ask(dir.path(), &Request::Vms).expect("an answer");
         vms.expect("an agent").vms.len()

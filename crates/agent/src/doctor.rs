@@ -48,6 +48,22 @@ pub struct Feature {
     pub remedy: Option<String>,
 }
 
+impl Feature {
+    /// Whether nothing can be done about it, on this hardware or at all.
+    pub fn is_out_of_reach(&self) -> bool {
+        !self.has
+            && self
+                .remedy
+                .as_ref()
+                .is_none_or(|remedy| remedy.starts_with("none"))
+    }
+
+    /// Whether it is who runs VMs here.
+    pub fn is_of_vms(&self) -> bool {
+        matches!(self.feature, "libvirt" | "plain QEMU" | "Xen")
+    }
+}
+
 /// Where to look.
 #[derive(Clone, Debug)]
 pub struct Places {
@@ -419,7 +435,7 @@ fn history(root: &Path, state: &Path) -> Found {
         _ => Err(lack(
             format!("no directory for {}", file.display()),
             "nothing is recorded yet",
-            "none needed: an agent that runs as root makes it",
+            "an agent that runs as root makes it",
         )),
     }
 }
@@ -443,7 +459,7 @@ fn state_directory(state: &Path) -> Found {
 
 fn group() -> Found {
     match GroupId::of(GROUP) {
-        Ok(_) => Ok(format!("there is a group `{GROUP}`")),
+        Ok(_) => Ok(format!("members of `{GROUP}` may read")),
         Err(why) => Err(lack(
             why,
             "root alone asks the agent",

@@ -26,6 +26,7 @@ pub mod numad;
 pub mod past;
 pub mod reload;
 pub mod replay;
+pub mod role;
 pub mod run;
 pub mod server;
 pub mod service;

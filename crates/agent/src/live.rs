@@ -26,6 +26,7 @@ use crate::history::{self, History};
 use crate::http::{About, HttpServer, Site};
 use crate::managed::{Managed, RealHost};
 use crate::reload::Reload;
+use crate::role::Readers;
 use crate::run::{Agent, Pace, Show};
 use crate::server::Server;
 use crate::service::Service;
@@ -111,7 +112,8 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
         clock,
         drains,
     };
-    let server = kept.map(|state| Server::open(state, handler.clone(), settings.clone()));
+    let readers = Readers::of(&config.http)?;
+    let server = kept.map(|state| Server::open(state, readers, handler.clone(), settings.clone()));
     let server = server.transpose()?;
     let site = Site::new(
         Feed::new(clock),

@@ -25,6 +25,7 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use rustix::process::{Resource, getrlimit};
 
 use crate::handler::{Answered, Handler};
+use crate::role::{OPERATORS, Readers, Role, VIEWERS_READ};
 use crate::setting_queue::{NotSet, SettingQueue};
 
 /// How long a client may take to say its request, and to take its answer, however it trickles.
@@ -50,8 +51,6 @@ const WOKEN: usize = 1;
 const CLIENTS: usize = 2;
 /// Events that are taken at one time.
 const EVENTS: usize = 256;
-/// Rights of the socket.
-const SOCKET_MODE: u32 = 0o660;
 const BUSY: &str = "the agent is busy or stopping; look with `homenode vm` whether it was done";
 
 /// The open server. Closing it removes the socket.
@@ -67,14 +66,19 @@ impl Server {
     ///
     /// # Errors
     /// When the socket cannot be made.
-    pub fn open(state: &Path, handler: Handler, settings: SettingQueue) -> anyhow::Result<Server> {
+    pub fn open(
+        state: &Path,
+        readers: Readers,
+        handler: Handler,
+        settings: SettingQueue,
+    ) -> anyhow::Result<Server> {
         let path = socket_path(state);
         anyhow::ensure!(
             net::UnixStream::connect(&path).is_err(),
             "an agent is listening at {} already",
             path.display()
         );
-        let listener = listen(state, &path, SOCKET_MODE, None)?;
+        let listener = listen(state, &path, readers)?;
         let mut listener = UnixListener::from_std(listener);
         let poll = Poll::new().context("cannot wait for clients")?;
         let registry = poll.registry();
@@ -83,6 +87,7 @@ impl Server {
         let waker = Arc::new(Waker::new(registry, Token(WOKEN)).context("cannot wait for clients")?);
         let closing = Arc::new(AtomicBool::new(false));
         let serving = Serving {
+            readers,
             handler,
             settings,
             listener,
@@ -114,20 +119,19 @@ fn clients_max() -> usize {
     half.clamp(1, CLIENTS_MAX)
 }
 
-/// A socket with these rights, of this group: it has them before it comes to where it is looked for. What was there is replaced.
-pub(crate) fn listen(
-    state: &Path,
-    path: &Path,
-    mode: u32,
-    group: Option<GroupId>,
-) -> anyhow::Result<net::UnixListener> {
-    bind(state, path, mode, group).map_err(|e| {
+/// A socket that these may write to: it has its rights before it comes to where it is looked for. What was there is replaced.
+pub(crate) fn listen(state: &Path, path: &Path, readers: Readers) -> anyhow::Result<net::UnixListener> {
+    bind(state, path, readers.of_socket()).map_err(|e| {
         let remedy = e.downcast_ref::<std::io::Error>().map_or("", remedy);
         e.context(format!("cannot listen at {}{remedy}", path.display()))
     })
 }
 
-fn bind(state: &Path, path: &Path, mode: u32, group: Option<GroupId>) -> anyhow::Result<net::UnixListener> {
+fn bind(
+    state: &Path,
+    path: &Path,
+    (group, mode): (Option<GroupId>, u32),
+) -> anyhow::Result<net::UnixListener> {
     let name = path
         .file_name()
         .and_then(|name| name.to_str())
@@ -137,7 +141,13 @@ fn bind(state: &Path, path: &Path, mode: u32, group: Option<GroupId>) -> anyhow:
     let bound = net::UnixListener::bind(&hidden);
     let listener = bound.with_context(|| format!("cannot make {}", hidden.display()))?;
     if let Some(group) = group {
-        std::os::unix::fs::lchown(&hidden, None, Some(group.number()))?;
+        std::os::unix::fs::lchown(&hidden, None, Some(group.number())).with_context(|| {
+            format!(
+                "its group, number {}, cannot be given to it: a service that is not in that group says so in its unit \
+                 (systemctl edit homenode, SupplementaryGroups=)",
+                group.number()
+            )
+        })?;
     }
     std::fs::set_permissions(&hidden, Permissions::from_mode(mode))?;
     std::fs::rename(&hidden, path).with_context(|| format!("cannot put it at {}", path.display()))?;
@@ -161,6 +171,7 @@ type CarriedOut = Arc<Mutex<Vec<(usize, Result<(), NotSet>)>>>;
 
 /// The thread that serves.
 struct Serving {
+    readers: Readers,
     handler: Handler,
     settings: SettingQueue,
     listener: UnixListener,
@@ -178,6 +189,7 @@ struct Serving {
 /// One connection.
 struct Client {
     stream: UnixStream,
+    role: Role,
     /// When it is dropped, or told that there is no answer.
     until: Instant,
     at: Stage,
@@ -261,6 +273,9 @@ impl Serving {
         if self.clients.len() >= self.clients_max {
             self.make_room();
         }
+        let Some(role) = self.readers.role(&stream) else {
+            return;
+        };
         let key = self.next_key;
         self.next_key += 1;
         let interest = Interest::READABLE | Interest::WRITABLE;
@@ -270,6 +285,7 @@ impl Serving {
         }
         let client = Client {
             stream,
+            role,
             until: Instant::now() + PATIENCE,
             at: Stage::Asking(Vec::new()),
         };
@@ -313,6 +329,15 @@ impl Serving {
         let request = request.map_err(|malformed| ApiError::Malformed {
             why: malformed.to_string(),
         });
+        let may = self.clients.get(&key).map(|client| client.role);
+        let request = request.and_then(
+            |request| match request.only_reads() || may == Some(Role::Operator) {
+                true => Ok(request),
+                false => Err(ApiError::MayNot {
+                    why: format!("{VIEWERS_READ}: {OPERATORS}"),
+                }),
+            },
+        );
         let (at, patience) = match request.and_then(|request| self.handler.answer(request)) {
             Err(error) => return self.send(key, Err(error)),
             Ok(Answered::Now(answer)) => return self.send(key, Ok(answer)),

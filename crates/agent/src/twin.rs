@@ -18,6 +18,7 @@ use crate::handler::Handler;
 use crate::history::History;
 use crate::http::{About, HttpServer, Site};
 use crate::reload::Reload;
+use crate::role::Readers;
 use crate::run::{Agent, Pace, Show};
 use crate::server::Server;
 use crate::service::Service;
@@ -73,7 +74,8 @@ pub fn run(
         clock,
         drains: crate::drain_file::DrainFile::default(),
     };
-    let server = state.map(|state| Server::open(state, handler.clone(), settings.clone()));
+    let readers = Readers::of(&config.http)?;
+    let server = state.map(|state| Server::open(state, readers, handler.clone(), settings.clone()));
     let server = server.transpose()?;
     let (machine, scenario) = (&spec.machine.name, &spec.scenario.name);
     let name = format!("the twin of {machine} with scenario {scenario}");

@@ -78,6 +78,12 @@ pub enum ApiError {
         /// Why.
         why: String,
     },
+    /// Whoever asks may read, and this changes something.
+    #[error("{why}")]
+    MayNot {
+        /// Who may.
+        why: String,
+    },
     /// That was no request.
     #[error("not a request: {why}")]
     Malformed {

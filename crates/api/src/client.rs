@@ -65,7 +65,12 @@ pub fn ask<A: TryFrom<Answer, Error = Answer>>(
     let path = socket_path(state);
     let unreachable = |cause: std::io::Error| AskError::Unreachable {
         path: path.display().to_string(),
-        remedy: remedy(&cause),
+        remedy: match cause.kind() {
+            ErrorKind::PermissionDenied => {
+                "; run as root, or as a member of the group that the agent's `[http] group` names"
+            }
+            _ => "",
+        },
         cause,
     };
     let no_answer = |cause: String| AskError::NoAnswer {

@@ -135,6 +135,37 @@ pub enum Request {
 }
 
 impl Request {
+    /// Whether nothing is another for being asked. A working set of one VM is measured for it.
+    pub fn only_reads(&self) -> bool {
+        match self {
+            Request::Place { .. }
+            | Request::Vms
+            | Request::Overview
+            | Request::PolicyAdvise { .. }
+            | Request::Permits { .. }
+            | Request::PermitSuggest { .. }
+            | Request::WorkingSets { vm: None, .. }
+            | Request::WhatIf { .. }
+            | Request::Report { .. }
+            | Request::Recommendations
+            | Request::Promises
+            | Request::Maintenance
+            | Request::PermitBill { .. } => true,
+            Request::Announce(_)
+            | Request::Promise(_)
+            | Request::PermitSet { .. }
+            | Request::PolicySet { .. }
+            | Request::FloorSet { .. }
+            | Request::WorkingSets { vm: Some(_), .. }
+            | Request::RecommendationApply { .. }
+            | Request::RecommendationReject { .. }
+            | Request::ModeSet { .. }
+            | Request::PromiseDrop { .. }
+            | Request::Drain { .. }
+            | Request::Pause { .. } => false,
+        }
+    }
+
     /// Whether the agent's loop must carry something out before there is an answer.
     pub fn is_for_the_loop(&self) -> bool {
         matches!(

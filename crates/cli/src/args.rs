@@ -10,6 +10,7 @@ use homenode_search::program::EXEC;
 use homenode_units::{BytesPerSec, MemoryPolicy, Ns, Permit};
 
 use crate::calibrate::{CalibrateArgs, KernelArgs};
+use crate::doctor::DoctorArgs;
 use crate::experiment::ExperimentArgs;
 use crate::fleet::FleetCommand;
 use crate::kernel_footprint::FootprintArgs;
@@ -285,7 +286,7 @@ Examples:
     #[command(after_help = sweep::EXAMPLES)]
     Sweep(Box<SweepArgs>),
     /// Say what this host has for all that the agent can do, what it lacks, and how to get it
-    Doctor(AgentArgs),
+    Doctor(DoctorArgs),
     /// Check a file of settings, or show all settings
     #[command(subcommand)]
     Config(ConfigCommand),

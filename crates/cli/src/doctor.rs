@@ -16,27 +16,81 @@ const INDENT: usize = 19;
 /// Where a remedy begins; terminals are taken to be 20 columns wide at least.
 const REMEDY_AT: usize = 4;
 
+/// Options of `homenode doctor`.
+#[derive(Debug, clap::Args)]
+pub struct DoctorArgs {
+    /// Say more: what was found of each, and what is missing on this hardware
+    #[arg(long)]
+    all: bool,
+    #[command(flatten)]
+    agent: AgentArgs,
+}
+
 /// Carries out `homenode doctor`. What it finds is no failure.
 ///
 /// # Errors
 /// When it cannot be said.
-pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
+pub fn run(args: &DoctorArgs) -> anyhow::Result<()> {
     let found = examine(&Places {
         root: Path::new("/").to_owned(),
-        state: args.dir().to_owned(),
+        state: args.agent.dir().to_owned(),
         libvirt: Vms::of_libvirt(),
     });
-    if args.json() {
+    if args.agent.json() {
         return print_json("doctor", &found);
     }
-    for line in lines(&found, crate::top::terminal_size().0.min(WIDTH_MAX)) {
+    let width = crate::top::terminal_size().0.min(WIDTH_MAX);
+    let lines = match args.all {
+        true => all_lines(&found, width),
+        false => lines(&found, width),
+    };
+    for line in lines {
         say!("{line}");
     }
     Ok(())
 }
 
-/// Lines of at most this width: what is there, then what is missing, each with its remedy below it.
+/// What is there, what can be had and how, and what cannot: a screen of it.
 fn lines(found: &Examined, width: usize) -> Vec<String> {
+    let (there, missing): (Vec<&Feature>, Vec<&Feature>) = found.features.iter().partition(|one| one.has);
+    let (lost, to_get): (Vec<&Feature>, Vec<&Feature>) =
+        missing.iter().partition(|one| one.is_out_of_reach());
+    let machine = found.machine.as_deref().unwrap_or("a host that cannot be read");
+    let mut lines = wrapped(
+        &format!(
+            "{machine}: {} of {} features are there; 'homenode doctor --all' says more of each",
+            there.len(),
+            found.features.len()
+        ),
+        width,
+        2,
+    );
+    let names = |of: &[&Feature]| of.iter().map(|one| one.feature).collect::<Vec<_>>().join(", ");
+    let mut paragraph =
+        |name: &str, text: &str| lines.extend(wrapped(&format!("{name:<18} {text}"), width, INDENT));
+    // Who runs VMs here is more than a name.
+    let (vms, others): (Vec<&Feature>, Vec<&Feature>) = there.iter().partition(|one| one.is_of_vms());
+    for one in vms {
+        paragraph(one.feature, &one.found);
+    }
+    if !others.is_empty() {
+        paragraph("there", &names(&others));
+    }
+    if !lost.is_empty() {
+        paragraph("not on this host", &names(&lost));
+    }
+    for one in to_get {
+        let (costs, remedy) = (
+            one.costs.unwrap_or_default(),
+            one.remedy.as_deref().unwrap_or_default(),
+        );
+        paragraph(one.feature, &format!("{costs} -> {remedy}"));
+    }
+    lines
+}
+
+/// Lines of at most this width: what is there, then what is missing, each with its remedy below it.
+fn all_lines(found: &Examined, width: usize) -> Vec<String> {
     let (there, missing): (Vec<&Feature>, Vec<&Feature>) = found.features.iter().partition(|one| one.has);
     let machine = found.machine.as_deref().unwrap_or("a host that cannot be read");
     let count = found.features.len();
@@ -76,8 +130,12 @@ mod tests {
             state: root.path().join("state"),
             libvirt: Vms::Libvirt("qemu+unix:///system?socket=/does/not/exist".to_owned()),
         });
-        for (width, most) in [(80, 56), (100, 46)] {
-            let lines = lines(&found, width);
+        for (width, most, lines) in [
+            (80, 38, lines(&found, 80)),
+            (100, 30, lines(&found, 100)),
+            (80, 56, all_lines(&found, 80)),
+            (100, 46, all_lines(&found, 100)),
+        ] {
             let whole = lines.join("\n");
             assert!(lines.len() <= most, "{} of {most}:\n{whole}", lines.len());
             assert!(
@@ -86,6 +144,11 @@ mod tests {
             );
             for one in &found.features {
                 let remedy = one.remedy.as_deref().unwrap_or_default();
+                let remedy = if most < 40 && one.is_out_of_reach() {
+                    ""
+                } else {
+                    remedy
+                };
                 let word = remedy.split(' ').next_back().unwrap_or_default();
                 assert!(
                     whole.contains(one.feature) && whole.contains(word),

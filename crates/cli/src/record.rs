@@ -166,6 +166,16 @@ impl HistoryArgs {
 /// # Errors
 /// As [`Archive::open`]; where there is none it is the user's input.
 pub fn open(path: &Path) -> anyhow::Result<Archive> {
+    // SQLite says no more of that than that it cannot be opened.
+    if let Err(error) = std::fs::File::open(path)
+        && error.kind() == std::io::ErrorKind::PermissionDenied
+    {
+        return Err(bad_input(format!(
+            "the history {} may be read by root and the agent's user alone: run this as root; members of `[http] group` ask the agent, \
+             over its http.sock (/v1/vms/NAME/why, /v1/history)",
+            path.display()
+        )));
+    }
     Archive::open(path).map_err(|error| match error {
         RecordError::Missing { .. } | RecordError::Foreign { .. } => bad_input(error.to_string()),
         other => other.into(),

@@ -10,6 +10,7 @@ use homenode_agent::run::Pace;
 use homenode_agent::{Show, live, twin};
 use homenode_control::{Config, Mode};
 use homenode_host::Bell;
+use homenode_linux::Vms;
 use homenode_linux::state_dir::STATE_DIR;
 use signal_hook::iterator::Signals;
 
@@ -160,13 +161,20 @@ fn complained(error: anyhow::Error, json: bool) -> ExitCode {
     said.recv_timeout(PATIENCE).unwrap_or(ExitCode::FAILURE)
 }
 
-/// The host asked for; else this one, if libvirt answers or QEMUs run without it; else the twin, for a user at a terminal.
+/// The host asked for; else this one, if libvirt answers or QEMUs run without it, or where a service waits for them; else
+/// the twin, for a user at a terminal.
 fn choose_host(args: &RunArgs, output: &mut Output) -> anyhow::Result<HostArg> {
     if let Some(host) = &args.host {
         return Ok(host.clone());
     }
     let why = match Managed::here() {
         Ok(vms) => return Ok(HostArg::Live(vms)),
+        // Where libvirt is not installed it will not be in a moment: the first QEMU is waited for. Where it is, its machines
+        // are not to be taken for nobody's.
+        Err(_) if stand_in::is_a_service() && homenode_linux::load_libvirt().is_err() => {
+            output.line("No VM runs here, and libvirt is not installed: waiting for the first QEMU.");
+            return Ok(HostArg::Live(Managed::Kvm(Vms::Qemu)));
+        }
         Err(error) => error.to_string(),
     };
     stand_in::only_where_a_user_looks(&why)?;

@@ -12,6 +12,11 @@ struct Here {
     at_terminal: bool,
 }
 
+/// Whether this process is a service of systemd's.
+pub fn is_a_service() -> bool {
+    is_service(|name| std::env::var_os(name), std::process::id())
+}
+
 /// Fails where a run that nobody asked to be simulated could be taken for a real one; `why` says why there is none.
 ///
 /// # Errors
@@ -19,7 +24,7 @@ struct Here {
 pub fn only_where_a_user_looks(why: &str) -> anyhow::Result<()> {
     let here = Here {
         is_root: rustix::process::geteuid().is_root(),
-        is_service: is_service(|name| std::env::var_os(name), std::process::id()),
+        is_service: is_a_service(),
         at_terminal: std::io::stdin().is_terminal() && std::io::stdout().is_terminal(),
     };
     match here.refusal() {

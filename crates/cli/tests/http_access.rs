@@ -190,7 +190,7 @@ fn a_group_that_is_not_there_is_refused_before_anything_is_begun() {
 
 #[test]
 #[allow(clippy::print_stderr)] // why nothing was looked at
-fn members_of_the_group_read_on_the_socket_and_change_nothing() {
+fn members_of_the_group_read_on_the_sockets_and_change_nothing() {
     // Another user and a group of the host, which takes root to become.
     let id = Command::new("id").arg("-u").output().unwrap();
     if id.stdout.trim_ascii() != b"0" || Command::new("setpriv").arg("--version").output().is_err() {
@@ -237,6 +237,38 @@ fn members_of_the_group_read_on_the_socket_and_change_nothing() {
     let none = settings(None, None, None);
     assert_eq!(ask("--groups=60", &[&change[..], &[&none, &url]].concat()), "403");
     assert_eq!(ask("--clear-groups", &[&url]), "000");
+
+    // The command as they run it, from where they may run it.
+    let program = site.dir.path().join("homenode");
+    std::fs::copy(env!("CARGO_BIN_EXE_homenode"), &program).unwrap();
+    let state = site.dir.path().join("state").display().to_string();
+    let command = |groups: &str, args: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", groups]);
+        command.arg(&program).args(args).args(["--state", &state]);
+        let output = command.output().expect("it can be started");
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8(said).unwrap())
+    };
+    let member = |args: &[&str]| command("--groups=60", args);
+    for reads in [
+        &["vm"][..],
+        &["top", "--once"],
+        &["permit", "show"],
+        &["recommend"],
+    ] {
+        let (is_told, said) = member(reads);
+        assert!(is_told, "{reads:?}: {said}");
+    }
+    for changes in [&["permit", "set", "web", "250k"][..], &["pause"], &["wss", "web"]] {
+        let (is_done, said) = member(changes);
+        assert!(
+            !is_done && said.contains("only an operator may change anything"),
+            "{changes:?}: {said}"
+        );
+    }
+    let (is_told, said) = command("--clear-groups", &["vm"]);
+    assert!(!is_told && said.contains("`[http] group`"), "{said}");
 }
 
 /// Certificates made by openssl, with an authority of their own.

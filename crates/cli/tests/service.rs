@@ -287,6 +287,24 @@ fn a_service_is_never_a_simulation_that_nobody_asked_for() {
     );
 }
 
+#[test]
+fn a_service_waits_for_the_first_vm_where_libvirt_is_not_installed() {
+    let dir = tempfile::tempdir().unwrap();
+    // In the place of the library that the loader would find, if one is installed here.
+    std::fs::write(dir.path().join("libvirt.so.0"), "no library").unwrap();
+    let output = homenode()
+        .args(["run", "--dry-run", "--duration", "1s"])
+        .env("LD_LIBRARY_PATH", dir.path())
+        .env("INVOCATION_ID", "0123")
+        .env_remove("SYSTEMD_EXEC_PID")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let (said, complaint) = (stdout(&output), stderr(&output));
+    assert!(output.status.success(), "{said}{complaint}");
+    assert!(said.contains(" at qemu"), "{said}{complaint}");
+}
+
 /// The unit, with a program that is there in the place of one that is not installed here.
 fn unit(dir: &tempfile::TempDir) -> String {
     let unit = concat!(

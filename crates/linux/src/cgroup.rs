@@ -164,7 +164,7 @@ impl Hierarchy {
         let Some(group) = self.group_of(pid, pid)? else {
             return Ok(None);
         };
-        let path = group.own.path().join("cpuset.cpus.effective");
+        let path = group.path().join("cpuset.cpus.effective");
         let cpus: Option<CpuSet> = read::value_if_there(&path, "a list of CPUs")?;
         Ok(cpus.filter(|cpus| !cpus.is_empty()))
     }
@@ -183,14 +183,29 @@ impl Mount {
 }
 
 impl CpuGroup {
+    /// Its directory.
+    pub fn path(&self) -> &Path {
+        self.own.path()
+    }
+
+    /// Whether it is a vCPU's own, as libvirt makes them.
+    pub(crate) fn is_of_vcpu(&self) -> bool {
+        is_of_vcpu(self.path())
+    }
+
     /// The group of this directory; `None` where that is not there.
-    fn open(path: &Path) -> Result<Option<CpuGroup>, ReadError> {
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub(crate) fn open(path: &Path) -> Result<Option<CpuGroup>, ReadError> {
         let Some(own) = Group::open(path)? else {
             return Ok(None);
         };
-        let name = path.file_name().and_then(|name| name.to_str());
-        let is_vcpu = name.is_some_and(|name| name.starts_with("vcpu"));
-        let above = path.parent().filter(|_| is_vcpu).map(Group::open).transpose()?;
+        let above = path
+            .parent()
+            .filter(|_| is_of_vcpu(path))
+            .map(Group::open)
+            .transpose()?;
         Ok(Some(CpuGroup {
             own: Arc::new(own),
             above: above.flatten().map(Arc::new),
@@ -331,13 +346,17 @@ impl CpuGroup {
     /// # Errors
     /// Why it is not, as the end of a sentence.
     pub fn check_own(&self, root: &Path, pid: i32) -> Result<(), String> {
-        let path = self.own.path();
+        let path = self.path();
         let name = path.display();
         let procs = read::text_if_there(&path.join("cgroup.procs"), 1 << 20).map_err(|e| e.to_string())?;
-        let mut procs = procs.iter().flat_map(|procs| procs.lines());
-        let is_its = |other: i32| other == pid || task::is_of_kernel(root, other);
-        let is_alone = procs.all(|other| other.trim().parse().is_ok_and(is_its));
-        if !is_alone {
+        let procs = procs.iter().flat_map(|procs| procs.lines());
+        let procs: Vec<Option<i32>> = procs.map(|other| other.trim().parse().ok()).collect();
+        if !procs.contains(&Some(pid)) {
+            return Err(format!("it is not in its cgroup {name} any more"));
+        }
+        let is_its =
+            |other: &Option<i32>| other.is_some_and(|other| other == pid || task::is_of_kernel(root, other));
+        if !procs.iter().all(is_its) {
             return Err(format!(
                 "its cgroup {name} is not its own: other processes are in it; start it in a scope of its own (systemd-run --scope)"
             ));
@@ -393,6 +412,11 @@ impl CpuGroup {
         };
         Ok(cpu_max(run, period))
     }
+}
+
+fn is_of_vcpu(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.is_some_and(|name| name.starts_with("vcpu"))
 }
 
 /// Period of a cgroup to which nobody gave one.

@@ -17,7 +17,7 @@ use virt::enumutil::Enum;
 use virt::sys;
 
 use crate::beat::Beat;
-use crate::cgroup::{PERIOD_DEFAULT, QUOTA_MAX_US};
+use crate::cgroup::{CpuGroup, PERIOD_DEFAULT, QUOTA_MAX_US};
 use crate::connect::{ConnectError, host_of};
 use crate::domain::{Domain as Description, NAMESPACE, OperatorSettings};
 use crate::journal::Run;
@@ -448,14 +448,24 @@ impl Manager for Libvirt {
         self.set_element(vm, element, (mark::PREFIX, mark::NAMESPACE), 0)
     }
 
-    fn hold(&mut self, vm: VmId, quota: CpuQuota) -> Result<(), CallError> {
+    fn check_groups(&self, _vm: VmId, groups: &[CpuGroup]) -> Result<(), String> {
+        match groups.iter().find(|group| !group.is_of_vcpu()) {
+            None => Ok(()),
+            Some(other) => Err(format!(
+                "its vCPUs are in the cgroup {}, not in those that libvirt makes for them: somebody moved them",
+                other.path().display()
+            )),
+        }
+    }
+
+    fn hold(&mut self, vm: VmId, quota: CpuQuota, _groups: &[CpuGroup]) -> Result<(), CallError> {
         // First the quota, so that in between the domain has less and not more: a cgroup above it may allow no more.
         let run_us = i64::try_from(quota.run_ns.0 / 1000).unwrap_or(i64::MAX);
         self.set_vcpu_bandwidth(vm, None, Some(run_us))?;
         self.set_vcpu_bandwidth(vm, Some(quota.period_ns.0 / 1000), None)
     }
 
-    fn lift(&mut self, vm: VmId, before: Option<CpuQuota>) -> Result<(), CallError> {
+    fn lift(&mut self, vm: VmId, before: Option<CpuQuota>, _held: &[CpuGroup]) -> Result<(), CallError> {
         let period_us = before.map_or(PERIOD_DEFAULT, |quota| quota.period_ns).0 / 1000;
         self.set_vcpu_bandwidth(vm, Some(period_us), None)?;
         match before {

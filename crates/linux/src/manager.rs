@@ -8,6 +8,7 @@ use std::sync::Arc;
 use homenode_host::{CpuQuota, GuestMemory, HostError, Immovable};
 use homenode_units::{Bytes, CpuSet, NodeSet, VmId};
 
+use crate::cgroup::CpuGroup;
 use crate::domain::{Domain, OperatorSettings};
 use crate::journal::Run;
 use crate::read::ReadError;
@@ -76,11 +77,17 @@ pub(crate) trait Manager: std::fmt::Debug {
     /// Replaces the mark of a VM that runs, or takes it away.
     fn set_mark(&mut self, vm: VmId, element: Option<&str>) -> Result<(), CallError>;
 
-    /// Holds every vCPU to a quota.
-    fn hold(&mut self, vm: VmId, quota: CpuQuota) -> Result<(), CallError>;
+    /// Whether quotas can be set in these cgroups, where a VM's vCPUs are.
+    ///
+    /// # Errors
+    /// Why not, as the end of a sentence.
+    fn check_groups(&self, vm: VmId, groups: &[CpuGroup]) -> Result<(), String>;
 
-    /// Gives every vCPU back the quota that it had, or none.
-    fn lift(&mut self, vm: VmId, before: Option<CpuQuota>) -> Result<(), CallError>;
+    /// Holds every vCPU to a quota, in these cgroups.
+    fn hold(&mut self, vm: VmId, quota: CpuQuota, groups: &[CpuGroup]) -> Result<(), CallError>;
+
+    /// Gives every vCPU back the quota that it had, or none. `held` are the cgroups that hold the agent's.
+    fn lift(&mut self, vm: VmId, before: Option<CpuQuota>, held: &[CpuGroup]) -> Result<(), CallError>;
 
     /// Has a VM's balloon leave its guest this much memory. It comes to that in its own time.
     fn set_memory(&mut self, vm: VmId, memory: Bytes) -> Result<(), CallError>;

@@ -379,13 +379,6 @@ impl Qemu {
         Err(CallError::Refused("it has no balloon".to_owned()))
     }
 
-    /// Writes what its cgroup may use of the CPU, where that is the VM's alone.
-    fn set_cpu_max(&mut self, vm: VmId, max: CpuMax) -> Result<(), CallError> {
-        let pid = self.vm(vm)?.process.pid;
-        let set = self.own_group(pid).and_then(|group| group.set_max(max));
-        set.map_err(CallError::Refused)
-    }
-
     /// Its cgroup, where it is alone there and has a quota.
     fn own_group(&self, pid: i32) -> Result<CpuGroup, String> {
         let groups = self
@@ -397,6 +390,11 @@ impl Qemu {
         group.check_own(&self.root, pid)?;
         Ok(group)
     }
+}
+
+fn set_max(groups: &[CpuGroup], max: CpuMax) -> Result<(), CallError> {
+    let mut set = groups.iter().map(|group| group.set_max(max));
+    set.try_for_each(|result| result.map_err(CallError::Refused))
 }
 
 /// Why memory should be left where it is, by what a monitor says of run and migration.
@@ -539,12 +537,19 @@ impl Manager for Qemu {
         Ok(())
     }
 
-    fn hold(&mut self, vm: VmId, quota: CpuQuota) -> Result<(), CallError> {
-        self.set_cpu_max(vm, CpuMax::Quota(quota))
+    fn check_groups(&self, vm: VmId, groups: &[CpuGroup]) -> Result<(), String> {
+        let known = self.vms.get(&vm).ok_or(ENDED)?;
+        groups
+            .iter()
+            .try_for_each(|group| group.check_own(&self.root, known.process.pid))
     }
 
-    fn lift(&mut self, vm: VmId, before: Option<CpuQuota>) -> Result<(), CallError> {
-        self.set_cpu_max(vm, before.map_or(CpuMax::Unlimited, CpuMax::Quota))
+    fn hold(&mut self, _vm: VmId, quota: CpuQuota, groups: &[CpuGroup]) -> Result<(), CallError> {
+        set_max(groups, CpuMax::Quota(quota))
+    }
+
+    fn lift(&mut self, _vm: VmId, before: Option<CpuQuota>, held: &[CpuGroup]) -> Result<(), CallError> {
+        set_max(held, before.map_or(CpuMax::Unlimited, CpuMax::Quota))
     }
 
     fn set_memory(&mut self, vm: VmId, memory: Bytes) -> Result<(), CallError> {

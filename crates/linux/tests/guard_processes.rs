@@ -75,6 +75,7 @@ fn play_agent(dir: &Path, how: &str) {
             ours: CpuQuota::of(0.1, slice),
             previous: None,
             before: Some(CpuQuota::of(0.5, slice)),
+            groups: Vec::new(),
         };
         journal.set(VmId(7), &quotas).expect("a line");
     }

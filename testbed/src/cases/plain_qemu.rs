@@ -8,10 +8,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
-use homenode_host::Host as _;
 use homenode_host::conformance::{CHECKS, Verdict};
+use homenode_host::{Act, CpuQuota, Host as _, Limit, Outcome, Plan};
 use homenode_linux::{LinuxHost, Options, Vms};
 use homenode_testbed_guest::{Behaviour, MARKER_READY};
+use homenode_units::{Ns, VmId};
 
 use super::agent::{SOON, stop};
 use crate::inside::Inside;
@@ -214,6 +215,56 @@ fn ordinary() -> Behaviour {
     Behaviour::busy(1).with_duty(30).with_touch(40)
 }
 
+/// Somebody moves the guest to another cgroup while the agent holds it to a quota: the old one has its own again, and the
+/// other is left alone.
+fn moved_while_held(
+    inside: &mut Inside,
+    host: &mut LinuxHost,
+    vm: VmId,
+    guest: &Guest,
+) -> anyhow::Result<()> {
+    let limit = Limit::CpuQuota(CpuQuota::of(0.3, Ns::from_millis(100)));
+    let lease_ns = Ns::from_secs(60);
+    let version = host.sample()?.version;
+    let mut plan = Plan::new(version);
+    plan.decide(
+        "testbed",
+        Act::Limit { limit, lease_ns }.on(vm),
+        "to move it meanwhile".into(),
+    );
+    let receipt = host.commit(&plan)?;
+    ensure!(
+        receipt.outcomes == [Outcome::Done],
+        "expected it to be held, saw {:?}",
+        receipt.outcomes
+    );
+    let held = guest.quota()?;
+    let other = own_group("elsewhere")?;
+    fs::write(other.join("cgroup.procs"), guest.process.0.to_string())?;
+    wait_until("its old cgroup to be given back", SOON, || {
+        host.sample()?;
+        let now = guest.quota()?;
+        Ok(match now.starts_with("max ") {
+            true => Look::Done(()),
+            false => Look::NotYet(now),
+        })
+    })?;
+    let there = fs::read_to_string(other.join("cpu.max"))?;
+    ensure!(there.starts_with("max "), "its new cgroup was changed: {there}");
+    let said = host.take_notices();
+    ensure!(
+        said.iter()
+            .any(|notice| notice.contains("was moved out of its cgroup")),
+        "expected a notice of it, saw {said:?}"
+    );
+    inside.note(format!(
+        "held to {held}, moved, and given back: {}",
+        guest.quota()?
+    ));
+    fs::write(guest.group.join("cgroup.procs"), guest.process.0.to_string())?;
+    Ok(())
+}
+
 /// Every check of the host contract, on a guest as Proxmox starts it.
 pub fn conforming(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = Guest::start(inside, spec("proxmox", ordinary()), As::Proxmox)?;
@@ -241,6 +292,7 @@ pub fn conforming(inside: &mut Inside) -> anyhow::Result<()> {
             }
         }
     }
+    moved_while_held(inside, &mut host, vm, &guest)?;
     let failures = host.restore().failures;
     ensure!(
         failures.is_empty(),

@@ -26,11 +26,8 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use homenode_linux::peer::GroupId;
 use homenode_linux::state_dir::StateDir;
-use rustix::process::geteuid;
 use rustix::rand::{GetRandomFlags, getrandom};
-use serde::Deserialize;
 use subtle::ConstantTimeEq as _;
 use tokio_rustls::rustls::ServerConfig;
 
@@ -39,21 +36,12 @@ use super::passwords::Passwords;
 use super::problem::Failed;
 use super::web::{Current, Web};
 use crate::feed::Feed;
+use crate::role::{OPERATORS, Role, VIEWERS_READ};
 
 /// The file of the key, in the state directory.
 const KEY_FILE: &str = "http.key";
 /// Random bytes of a key, in the file as twice as many digits.
 const KEY_BYTES: usize = 32;
-
-/// What somebody may do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    /// Reads everything.
-    Viewer,
-    /// Also changes.
-    Operator,
-}
 
 /// How somebody came in.
 #[derive(Clone, Copy, Debug)]
@@ -72,9 +60,6 @@ struct Asker {
     why_not: Failed,
 }
 
-/// Why viewers may not change anything.
-const VIEWERS_READ: &str = "only an operator may change anything";
-
 /// Who may do what, in one run.
 #[derive(Debug)]
 pub(super) struct Access {
@@ -85,8 +70,6 @@ pub(super) struct Access {
     passwords: Passwords,
     /// Where nobody has a password.
     key: Option<Key>,
-    /// Whose members may read on the socket.
-    group: Option<GroupId>,
 }
 
 impl Access {
@@ -97,7 +80,6 @@ impl Access {
     pub(super) fn new(
         bound: Option<SocketAddr>,
         state: Option<&Path>,
-        group: Option<GroupId>,
         (web_config, feed): (Option<&Path>, &Feed),
     ) -> anyhow::Result<Access> {
         let web = match (bound, web_config) {
@@ -116,7 +98,6 @@ impl Access {
             web,
             passwords: Passwords::new(&random()?),
             key: needs_key.then(|| Key::make(state)).transpose()?,
-            group,
         })
     }
 
@@ -134,17 +115,6 @@ impl Access {
         self.web.as_ref()?.get().tls.clone()
     }
 
-    /// What the peer of a socket may do; `None` where it has nothing to look for here. The socket's rights say so too, unless
-    /// somebody changed them.
-    pub(super) fn of_peer(&self, stream: &tokio::net::UnixStream) -> Option<Role> {
-        let user = stream.peer_cred().ok()?.uid();
-        if user == 0 || user == geteuid().as_raw() {
-            return Some(Role::Operator);
-        }
-        let is_member = self.group?.has(stream).unwrap_or(false);
-        is_member.then_some(Role::Viewer)
-    }
-
     /// Who asks.
     ///
     /// # Errors
@@ -152,7 +122,7 @@ impl Access {
     async fn asker(&self, came: Came, head: &Parts) -> Result<Asker, Failed> {
         let (from, bound) = match (came, self.bound) {
             (Came::Socket(role), _) => {
-                let why_not = format!("{VIEWERS_READ}: ask as root or as the agent's user");
+                let why_not = format!("{VIEWERS_READ}: {OPERATORS}");
                 let why_not = Failed::may_not(why_not);
                 return Ok(Asker { role, why_not });
             }

@@ -51,7 +51,7 @@ use access::Access;
 use exposition::Format;
 use problem::Failed;
 
-pub use access::{Came, Role};
+pub use access::Came;
 pub use serve::{Answers, HttpServer, check};
 
 /// Bytes of a request's body.

@@ -222,6 +222,7 @@ impl From<ApiError> for Failed {
                 detail,
             ),
             ApiError::NotYet { .. } => Failed::not_now(detail),
+            ApiError::MayNot { .. } => Failed::may_not(detail),
             ApiError::BadInput { .. } | ApiError::Malformed { .. } | ApiError::Refused { .. } => {
                 Failed::refused(detail)
             }

@@ -16,7 +16,6 @@ use futures_util::future::OptionFuture;
 use homenode_api::http::Listen;
 use homenode_api::remedy;
 use homenode_control::http::Config;
-use homenode_linux::peer::GroupId;
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -34,12 +33,11 @@ use super::access::{Access, Came};
 use super::web::Web;
 use super::{Site, THREADS, router};
 use crate::feed::Feed;
+use crate::role::Readers;
 use crate::server::listen;
 
 /// The socket's name in the state directory.
 const SOCKET: &str = "http.sock";
-/// Its rights, without and with a group: whoever may write to it may read everything.
-const SOCKET_MODES: (u32, u32) = (0o600, 0o660);
 /// How long a client may take to say a request's head, and be silent between two.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Most bytes of a request's head.
@@ -95,22 +93,17 @@ impl HttpServer {
         config: &Config,
         site: Site,
     ) -> anyhow::Result<HttpServer> {
-        let group = Some(config.group.as_str()).filter(|name| !name.is_empty());
-        let group = group.map(GroupId::of).transpose();
-        let group = group.map_err(|error| anyhow::anyhow!("setting `http.group`: {error}"))?;
+        let readers = Readers::of(config)?;
         check(listen_at, config).map_err(anyhow::Error::msg)?;
         let tcp = listen_at.map(tcp_listener).transpose()?;
         let bound = tcp.as_ref().map(TcpListener::local_addr).transpose()?;
         let path = state.map(|state| state.join(SOCKET));
         let unix = match (state, &path) {
-            (Some(state), Some(path)) => Some(match group {
-                None => listen(state, path, SOCKET_MODES.0, None)?,
-                Some(group) => listen(state, path, SOCKET_MODES.1, Some(group))?,
-            }),
+            (Some(state), Some(path)) => Some(listen(state, path, readers)?),
             _ => None,
         };
         let feed = site.feed.clone();
-        let answers = Answers::new(bound, state, (config, group), site)?;
+        let answers = Answers::new(bound, state, config, site)?;
         let url = answers.access.url();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -120,7 +113,7 @@ impl HttpServer {
             .context("cannot start the runtime that answers HTTP")?;
         let (stop, stopped) = oneshot::channel();
         let serving = async move {
-            let mut doors = Doors::new(answers);
+            let mut doors = Doors::new(answers, readers);
             let tcp = tcp.and_then(|tcp| tokio::net::TcpListener::from_std(tcp).ok());
             let unix = unix.and_then(|unix| tokio::net::UnixListener::from_std(unix).ok());
             tokio::select! {
@@ -209,10 +202,10 @@ impl Answers {
     pub fn new(
         bound: Option<SocketAddr>,
         state: Option<&Path>,
-        (config, group): (&Config, Option<GroupId>),
+        config: &Config,
         site: Site,
     ) -> anyhow::Result<Answers> {
-        let access = Access::new(bound, state, group, (web_config(config), &site.feed))?;
+        let access = Access::new(bound, state, (web_config(config), &site.feed))?;
         let access = Arc::new(access);
         Ok(Answers {
             routes: TowerToHyperService::new(router(site, &access)),
@@ -234,6 +227,7 @@ impl Answers {
 /// Who is in. Whoever may knock at the address takes no room from those who may use the socket.
 struct Doors {
     answers: Answers,
+    readers: Readers,
     over_tcp: Room,
     over_socket: Room,
 }
@@ -245,9 +239,10 @@ struct Room {
 }
 
 impl Doors {
-    fn new(answers: Answers) -> Doors {
+    fn new(answers: Answers, readers: Readers) -> Doors {
         Doors {
             answers,
+            readers,
             over_tcp: Room::new(),
             over_socket: Room::new(),
         }
@@ -269,7 +264,7 @@ impl Doors {
                     Err(_) => tokio::time::sleep(KNOCK_AGAIN).await,
                 },
                 Some(guest) = of_unix => match guest {
-                    Ok((stream, _)) => if let Some(role) = self.answers.access.of_peer(&stream) {
+                    Ok((stream, _)) => if let Some(role) = self.readers.role(&stream) {
                         self.over_socket.let_in(serve(self.answers.clone(), stream, Came::Socket(role)));
                     },
                     Err(_) => tokio::time::sleep(KNOCK_AGAIN).await,

@@ -23,8 +23,8 @@ use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::version::{TLS12, TLS13};
 use tokio_rustls::rustls::{RootCertStore, ServerConfig, SupportedProtocolVersion};
 
-use super::access::Role;
 use crate::feed::Feed;
+use crate::role::Role;
 
 /// Most bytes of a file: a store of all public authorities has a quarter.
 const BYTES_MAX: u64 = 1 << 20;

@@ -19,7 +19,13 @@ fn serving(control: Control) -> (tempfile::TempDir, Server) {
         clock: WallClock::start(Clock::Host),
         drains: crate::drain_file::DrainFile::default(),
     };
-    let server = Server::open(dir.path(), handler, SettingQueue::new(&Bell::default())).unwrap();
+    let server = Server::open(
+        dir.path(),
+        Readers::default(),
+        handler,
+        SettingQueue::new(&Bell::default()),
+    )
+    .unwrap();
     (dir, server)
 }
 
@@ -63,11 +69,11 @@ fn a_misbehaving_client_gets_an_error_and_the_next_is_served() {
 }
 
 #[test]
-fn only_owner_and_group_may_connect_and_all_else_is_the_owners_alone() {
+fn without_a_group_all_is_the_owners_alone() {
     use std::os::unix::fs::MetadataExt as _;
     let (dir, _open) = server();
     let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o777;
-    assert_eq!(mode(&socket_path(dir.path())), 0o660);
+    assert_eq!(mode(&socket_path(dir.path())), 0o600);
     assert_eq!(mode(&dir.path().join("private")), 0o700);
 }
 

@@ -66,6 +66,7 @@ impl LinuxHost {
     /// Looks at what a VM does; `None` where it has no vCPUs.
     fn look(&mut self, vm: &mut Vm, at: Ns, is_first: bool) -> Result<Option<VmSample>, ReadError> {
         let name = vm.run.name.clone();
+        let is_whole = at >= vm.next_looks.1;
         self.look_at_threads(vm, at)?;
         if vm.vcpu_tids().next().is_none() {
             return Ok(None);
@@ -80,7 +81,7 @@ impl LinuxHost {
                     .notice(format!("where the memory of VM {name} lies is unknown: {error}"));
             }
         }
-        self.find_groups(vm)?;
+        self.find_groups(vm, is_whole)?;
         if !vm.is_migrating() {
             vm.reconcile(&mut self.hands, is_first);
             self.hands.keep_marked(vm);
@@ -205,8 +206,16 @@ impl LinuxHost {
         is_undone
     }
 
-    /// Finds the cgroups of vCPUs that are new.
-    fn find_groups(&self, vm: &mut Vm) -> Result<(), ReadError> {
+    /// Finds the cgroups of vCPUs that are new; of all where the first was moved since, if that is to be looked at. Whoever
+    /// moves a VM moves its process, and all threads with it.
+    fn find_groups(&self, vm: &mut Vm, looks_again: bool) -> Result<(), ReadError> {
+        let first = vm.vcpu_tids().next().filter(|_| looks_again);
+        let known = first.and_then(|tid| Some((tid, vm.groups.get(&tid)?)));
+        if let Some((tid, known)) = known
+            && self.cgroups.group_of(vm.run.pid, tid)? != *known
+        {
+            vm.groups.clear();
+        }
         vm.groups
             .retain(|tid, _| vm.threads.iter().any(|t| t.tid == *tid));
         let is_new = |tid: &i32| !vm.groups.contains_key(tid);

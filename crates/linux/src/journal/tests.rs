@@ -33,6 +33,7 @@ fn quotas() -> Quotas {
         ours: CpuQuota::of(0.1, slice),
         previous: None,
         before: Some(CpuQuota::of(0.5, slice)),
+        groups: vec!["/sys/fs/cgroup/machine/one/vcpu0".into()],
     }
 }
 

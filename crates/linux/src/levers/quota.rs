@@ -1,6 +1,10 @@
 //! CPU quotas of vCPUs: set through libvirt, read back from the cgroups.
 //!
-//! libvirt's quotas never end by themselves. While the agent lives it ends them; when it dies the guard does.
+//! Quotas never end by themselves. While the agent lives it ends them; when it dies the guard does. Which cgroups they were set
+//! in is written down: a VM may be moved to another one, or end before its own is removed, and whatever is there then would
+//! stay held.
+
+use std::path::PathBuf;
 
 use homenode_host::{Act, ActionError, CpuQuota, Lever, Limit, Outcome, VmSample};
 use homenode_units::Ns;
@@ -16,7 +20,7 @@ use crate::task::Role;
 use crate::vm::Vm;
 
 /// A CPU quota that the agent set in the place of the operator's, as a cgroup holds it: where vCPUs share one, that of all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quotas {
     /// The agent's.
     pub ours: CpuQuota,
@@ -25,6 +29,9 @@ pub struct Quotas {
     pub previous: Option<CpuQuota>,
     /// The operator's, if there was one.
     pub before: Option<CpuQuota>,
+    /// Directories of the cgroups in which it was set; none where an older version wrote this.
+    #[serde(default)]
+    pub groups: Vec<PathBuf>,
 }
 
 impl Written for Quotas {
@@ -93,6 +100,31 @@ impl Quotas {
     fn is_left_in(&self, seen: InForce) -> bool {
         seen == InForce::Mixed || self.is_in(seen)
     }
+
+    /// Those of these cgroups that hold what may be the agent's.
+    fn held_in(&self, groups: impl IntoIterator<Item = CpuGroup>) -> Result<Vec<CpuGroup>, ReadError> {
+        let mut held = Vec::new();
+        for group in groups {
+            if group.max()?.is_some_and(|max| self.is_in(InForce::All(max))) {
+                held.push(group);
+            }
+        }
+        Ok(held)
+    }
+
+    /// Those in which it was set that still hold it, though the VM's vCPUs are in these by now.
+    fn left_behind(&self, now: &[CpuGroup]) -> Result<Vec<CpuGroup>, ReadError> {
+        let is_left = |path: &&PathBuf| !now.iter().any(|group| group.path() == **path);
+        let left = self.groups.iter().filter(is_left);
+        let left: Vec<Option<CpuGroup>> = left.map(|path| CpuGroup::open(path)).collect::<Result<_, _>>()?;
+        self.held_in(left.into_iter().flatten())
+    }
+
+    /// All that hold it: of these, in which the VM's vCPUs are, and of those in which it was set.
+    fn held_anywhere(&self, now: Vec<CpuGroup>) -> Result<Vec<CpuGroup>, ReadError> {
+        let left = self.left_behind(&now)?;
+        Ok([self.held_in(now)?, left].concat())
+    }
 }
 
 impl std::fmt::Display for InForce {
@@ -106,27 +138,46 @@ impl std::fmt::Display for InForce {
     }
 }
 
-/// What the vCPUs of a VM may use now: for the guard, who knows nothing else of it.
-fn of_run(after: &mut After<'_>) -> Result<InForce, ReadError> {
+/// The cgroups of a VM's vCPUs: for the guard, who knows nothing else of it.
+fn groups_of_run(after: &mut After<'_>) -> Result<Vec<CpuGroup>, ReadError> {
     let cgroups = Hierarchy::read(after.root)?;
-    let mut each = Vec::new();
+    let mut groups = Vec::new();
     for thread in after.manager.threads(after.run)? {
         if matches!(thread.role, Role::Vcpu(_)) {
-            let group = cgroups.group_of(after.run.pid, thread.tid)?;
-            each.push(group.map(|group| group.max()).transpose()?.flatten());
+            groups.extend(cgroups.group_of(after.run.pid, thread.tid)?);
         }
     }
-    Ok(InForce::of(each.into_iter()))
+    Ok(each_once(groups))
+}
+
+/// The same groups without repetitions.
+fn each_once(groups: impl IntoIterator<Item = CpuGroup>) -> Vec<CpuGroup> {
+    let mut once: Vec<CpuGroup> = Vec::new();
+    for group in groups {
+        if !once.contains(&group) {
+            once.push(group);
+        }
+    }
+    once
+}
+
+impl InForce {
+    /// What these cgroups allow.
+    fn in_groups(groups: &[CpuGroup]) -> Result<InForce, ReadError> {
+        let each: Vec<Option<CpuMax>> = groups.iter().map(CpuGroup::max).collect::<Result<_, _>>()?;
+        Ok(InForce::of(each.into_iter()))
+    }
 }
 
 impl Vm {
+    /// The cgroups of its vCPUs.
+    fn cpu_groups(&self) -> Vec<CpuGroup> {
+        each_once(self.vcpu_tids().filter_map(|tid| self.group(tid).cloned()))
+    }
+
     /// What its vCPUs may use now.
     fn in_force(&self) -> Result<InForce, ReadError> {
-        let each = self
-            .vcpu_tids()
-            .map(|tid| self.group(tid).map_or(Ok(None), CpuGroup::max));
-        let each: Vec<Option<CpuMax>> = each.collect::<Result<_, _>>()?;
-        Ok(InForce::of(each.into_iter()))
+        InForce::in_groups(&self.cpu_groups())
     }
 }
 
@@ -160,7 +211,7 @@ impl Grip for OfVm {
     }
 
     fn holds(&self, _hands: &Hands, vm: &Vm, act: &Act) -> Result<bool, ActionError> {
-        let ours = self.quotas.map(|quotas| quotas.ours);
+        let ours = self.quotas.as_ref().map(|quotas| quotas.ours);
         Ok(ours.is_some() && wanted(act) == self.asked && seen(vm, HOLD)?.quota() == ours)
     }
 
@@ -168,12 +219,13 @@ impl Grip for OfVm {
         let Some(asked) = wanted(act) else {
             return Ok(Outcome::Done);
         };
+        self.give_back_what_it_left(hands, vm)?;
         self.sharing = sharing(vm);
         let ours = CpuQuota {
             run_ns: Ns(asked.run_ns.0.saturating_mul(self.sharing)),
             ..asked
         };
-        let before = match (self.quotas, seen(vm, HOLD)?) {
+        let before = match (&self.quotas, seen(vm, HOLD)?) {
             (_, InForce::Unknown) => {
                 let cause = "its vCPUs have no cgroups with a quota; is libvirt's cpu controller mounted?";
                 return Err(failed(vm, HOLD, cause));
@@ -185,15 +237,19 @@ impl Grip for OfVm {
             (Some(quotas), _) => quotas.before,
             (None, seen) => seen.quota(),
         };
+        let groups = vm.cpu_groups();
+        let can = hands.manager.check_groups(vm.run.vm, &groups);
+        can.map_err(|cause| failed(vm, HOLD, &cause))?;
         let quotas = Quotas {
             ours,
-            previous: self.quotas.map(|quotas| quotas.ours),
+            previous: self.quotas.as_ref().map(|quotas| quotas.ours),
             before,
+            groups: groups.iter().map(|group| group.path().to_owned()).collect(),
         };
         hands.set(vm, HOLD, &quotas)?;
         (self.quotas, self.asked) = (Some(quotas), Some(asked));
         let call = |e: CallError| failed(vm, HOLD, e.cause());
-        hands.manager.hold(vm.run.vm, ours).map_err(call)?;
+        hands.manager.hold(vm.run.vm, ours, &groups).map_err(call)?;
         match seen(vm, HOLD)? {
             seen if seen.quota() == Some(ours) => Ok(Outcome::Done),
             seen => Err(failed(vm, HOLD, &format!("asked for {ours}, in force is {seen}"))),
@@ -201,14 +257,20 @@ impl Grip for OfVm {
     }
 
     fn lift(&mut self, hands: &mut Hands, vm: &mut Vm) -> Result<(), ActionError> {
-        let Some(Quotas { before, .. }) = self.quotas else {
+        let Some(quotas) = &self.quotas else {
             return Ok(());
         };
+        let unread = |e: ReadError| failed(vm, LIFT, &e.to_string());
+        let held = quotas.held_anywhere(vm.cpu_groups()).map_err(unread)?;
         let call = |e: CallError| failed(vm, LIFT, e.cause());
-        hands.manager.lift(vm.run.vm, before).map_err(call)?;
+        hands
+            .manager
+            .lift(vm.run.vm, quotas.before, &held)
+            .map_err(call)?;
         // What cannot be read, or is still the agent's, stays to be lifted.
-        let seen = seen(vm, LIFT)?;
-        if seen.quota() != before && self.quotas.is_some_and(|quotas| quotas.is_in(seen)) {
+        let places = if held.is_empty() { vm.cpu_groups() } else { held };
+        let seen = InForce::in_groups(&places).map_err(unread)?;
+        if seen.quota() != quotas.before && quotas.is_left_in(seen) {
             return Err(failed(vm, LIFT, &format!("in force is {seen}")));
         }
         (self.quotas, self.asked) = (None, None);
@@ -217,7 +279,11 @@ impl Grip for OfVm {
     }
 
     fn reconcile(&mut self, hands: &mut Hands, vm: &mut Vm, is_first: bool) {
-        let Some(quotas) = self.quotas else { return };
+        if let Err(error) = self.give_back_what_it_left(hands, vm) {
+            hands.notice(error.to_string());
+            return;
+        }
+        let Some(quotas) = &self.quotas else { return };
         let Ok(seen) = vm.in_force() else { return };
         if quotas.is_in(seen) || (is_first && quotas.is_left_in(seen)) {
             return;
@@ -235,36 +301,75 @@ impl Grip for OfVm {
 
     fn tell(&mut self, _hands: &mut Hands, vm: &mut Vm, sample: &mut VmSample) {
         self.sharing = sharing(vm);
-        sample.settings.quota = match self.quotas {
+        sample.settings.quota = match &self.quotas {
             Some(quotas) => quotas.before.map(|before| of_one(before, self.sharing)),
             None => sample.vcpus.first().and_then(|vcpu| vcpu.quota),
         };
     }
 
     fn limit(&self) -> Option<Limit> {
-        let ours = self.quotas?.ours;
+        let ours = self.quotas.as_ref()?.ours;
         let asked = self.asked.unwrap_or_else(|| of_one(ours, self.sharing));
         Some(Limit::CpuQuota(asked))
     }
 
     fn journalled(&self) -> Vec<&'static str> {
-        self.quotas.map(|_| Quotas::KEY).into_iter().collect()
+        self.quotas.as_ref().map(|_| Quotas::KEY).into_iter().collect()
     }
 
     fn undo(&self, after: &mut After<'_>) -> Result<(), String> {
-        let (Some(quotas), Some(vm)) = (self.quotas, after.vm()?) else {
+        let Some(quotas) = &self.quotas else {
             return Ok(());
         };
         let mut steps = Steps::default();
-        match of_run(after) {
-            Ok(seen) if quotas.is_left_in(seen) => {
-                steps.note("CPU quota", after.manager.lift(vm, quotas.before));
+        let unread = |steps: &mut Steps, e: ReadError| steps.unknown("its CPU quota", &e.to_string());
+        let Some(vm) = after.vm()? else {
+            // A cgroup that is not removed with its VM holds whatever comes into it.
+            match quotas.left_behind(&[]) {
+                Ok(left) => {
+                    let before = quotas.before.map_or(CpuMax::Unlimited, CpuMax::Quota);
+                    let given_back = left.iter().map(|group| group.set_max(before));
+                    given_back.for_each(|result| steps.note("CPU quota", result.map_err(CallError::Refused)));
+                }
+                Err(error) => unread(&mut steps, error),
+            }
+            return steps.done();
+        };
+        let groups = groups_of_run(after).and_then(|now| {
+            let seen = InForce::in_groups(&now)?;
+            Ok((seen, quotas.held_anywhere(now)?))
+        });
+        match groups {
+            Ok((seen, held)) if quotas.is_left_in(seen) || !held.is_empty() => {
+                steps.note("CPU quota", after.manager.lift(vm, quotas.before, &held));
             }
             // What somebody else set meanwhile is left alone.
             Ok(_) => {}
-            Err(cause) => steps.unknown("its CPU quota", &cause.to_string()),
+            Err(error) => unread(&mut steps, error),
         }
         steps.done()
+    }
+}
+
+impl OfVm {
+    /// Where the VM was moved out of a cgroup that holds it to a quota of the agent's: gives that cgroup back what it had. What
+    /// its new one allows is somebody else's.
+    fn give_back_what_it_left(&mut self, hands: &mut Hands, vm: &mut Vm) -> Result<(), ActionError> {
+        let Some(quotas) = &self.quotas else {
+            return Ok(());
+        };
+        let unread = |e: ReadError| failed(vm, LIFT, &e.to_string());
+        let left = quotas.left_behind(&vm.cpu_groups()).map_err(unread)?;
+        let Some(group) = left.first() else {
+            return Ok(());
+        };
+        let (from, ours) = (group.path().display().to_string(), quotas.ours);
+        self.lift(hands, vm)?;
+        let name = &vm.run.name;
+        hands.notice(format!(
+            "VM {name} was moved out of its cgroup {from} while the agent held it to {ours} there: that is given back"
+        ));
+        Ok(())
     }
 }
 

@@ -138,6 +138,7 @@ fn marked(host: &str, boot: &str, start_ticks: u64) -> String {
         ours: quota(3, 30),
         previous: None,
         before: None,
+        groups: Vec::new(),
     };
     journal.set(vm(), &quotas).unwrap();
     let mark = Mark::for_entry(&Here::read(there.root()), journal.entry(vm())).unwrap();

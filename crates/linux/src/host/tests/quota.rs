@@ -245,3 +245,69 @@ fn an_agent_whose_files_were_removed_knows_it_and_gives_back() {
     assert_eq!(host.restore().failures, Vec::<String>::new());
     assert_eq!(cpu_max(&tree)[0], "max 100000");
 }
+
+/// Moves the VM's threads to another cgroup, as `systemd` or a script may, which has a quota of its own.
+fn move_to_another_group(tree: &Tree) {
+    for tid in [41, 42] {
+        tree.write(&format!("proc/{PID}/task/{tid}/cgroup"), "0::/machine/two\n");
+    }
+    tree.write("sys/fs/cgroup/machine/two/cpu.max", "70000 100000\n");
+    tree.write("sys/fs/cgroup/machine/two/cpu.stat", "throttled_usec 0\n");
+}
+
+fn of_the_other_group(tree: &Tree) -> String {
+    std::fs::read_to_string(tree.root().join("sys/fs/cgroup/machine/two/cpu.max")).unwrap()
+}
+
+#[test]
+fn a_vm_that_is_moved_to_another_cgroup_leaves_no_quota_in_its_old_one() {
+    for acts in [Some(hold(6, LONG)), Some(lift()), None] {
+        let tree = host_with_groups("50000 100000");
+        let mut host = connect_with_quotas(&tree);
+        assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
+        move_to_another_group(&tree);
+        match acts {
+            // Whatever is asked of it meanwhile.
+            Some(act) => drop(commit(&mut host, act)),
+            None => host.vms.get_mut(&vm()).unwrap().look_soon(),
+        }
+        let seen = host.sample().unwrap();
+        assert_eq!(cpu_max(&tree), ["50000 100000", "50000 100000"]);
+        assert_eq!(of_the_other_group(&tree), "70000 100000\n", "somebody else's");
+        assert_eq!(
+            seen.vms[0].settings.quota,
+            Some(quota(35, 100)),
+            "half of it for each of two"
+        );
+        assert_eq!(host.vms[&vm()].limits().count(), 0);
+        let notices = host.take_notices();
+        let of_it = notices
+            .iter()
+            .filter(|n| n.contains("was moved out of its cgroup"));
+        assert_eq!(of_it.count(), 1, "{notices:?}");
+        assert_eq!(host.restore().failures, Vec::<String>::new());
+    }
+    // Nor does the guard.
+    let tree = host_with_groups("max 100000");
+    let mut host = connect_with_quotas(&tree);
+    assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
+    move_to_another_group(&tree);
+    guard_undoes(&mut host, &tree);
+    assert_eq!(cpu_max(&tree), ["max 100000", "max 100000"]);
+    assert_eq!(of_the_other_group(&tree), "70000 100000\n");
+}
+
+#[test]
+fn a_cgroup_that_outlasts_its_vm_is_given_back() {
+    for by_guard in [false, true] {
+        let tree = host_with_groups("max 100000");
+        let mut host = connect_with_quotas(&tree);
+        assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
+        std::fs::remove_dir_all(tree.root().join(format!("proc/{PID}"))).unwrap();
+        match by_guard {
+            true => guard_undoes(&mut host, &tree),
+            false => drop(host.sample().unwrap()),
+        }
+        assert_eq!(cpu_max(&tree), ["max 100000", "max 100000"]);
+    }
+}
