@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use homenode_linux::modelled_pmu;
 use homenode_machine::Machine;
 
 use crate::hypervisor::Hypervisor;
@@ -38,19 +39,7 @@ pub const NO_BALLOON: &str = "the agent does not set balloons of domains; `xl me
 type Found = Result<String, (String, &'static str, &'static str)>;
 
 /// What cannot be on stock Xen, by what it is called elsewhere: why, what that costs, and what can be done instead.
-const LACKS: [(&str, &str, &str, &str); 6] = [
-    (
-        "hardware counters",
-        "dom0 cannot count for domains",
-        "no miss rates: permits are not enforced, and decisions go by CPU and memory alone",
-        "none on stock Xen",
-    ),
-    (
-        "waiting for CPUs",
-        "Xen tells each domain its own waiting, and dom0 none",
-        "CPUs that are too few are seen by their load alone",
-        "`xentrace -e 0x21000` traces it by hand",
-    ),
+const LACKS: [(&str, &str, &str, &str); 4] = [
     (
         "page moves",
         NO_MOVES,
@@ -76,6 +65,31 @@ const LACKS: [(&str, &str, &str, &str); 6] = [
         "none on stock Xen",
     ),
 ];
+
+/// Who counts for domains.
+fn counters(root: &Path) -> Found {
+    match modelled_pmu::find(root) {
+        Ok(Some(_)) => Ok(COUNTED_BY_MODEL.to_owned()),
+        Ok(None) | Err(_) => Err((
+            "dom0 cannot count for domains".to_owned(),
+            "no miss rates: permits are booked and not enforced, and decisions go by CPU and memory alone",
+            "none on stock Xen",
+        )),
+    }
+}
+
+/// Whether it can be known how long vCPUs wait.
+fn waiting() -> Found {
+    let places = std::env::var_os("PATH").unwrap_or_default();
+    match std::env::split_paths(&places).any(|place| place.join("xentrace").is_file()) {
+        true => Ok("`run --trace-waiting` reads Xen's trace, unless somebody else does".to_owned()),
+        false => Err((
+            "there is no xentrace".to_owned(),
+            "CPUs that are too few are seen by their load alone",
+            "install Xen's tools (Debian: `apt install xen-utils`)",
+        )),
+    }
+}
 
 /// The machine, where it can be read, and all features, whether there or not.
 pub fn features(root: &Path) -> (Option<Machine>, Vec<(&'static str, Found)>) {
@@ -119,6 +133,8 @@ pub fn features(root: &Path) -> (Option<Machine>, Vec<(&'static str, Found)>) {
             Ok("Xen counts it on its console, once a minute and for each new domain".to_owned()),
         ));
     }
+    features.push(("hardware counters", counters(root)));
+    features.push(("waiting for CPUs", waiting()));
     let lacks =
         LACKS.map(|(feature, found, costs, remedy)| (feature, Err((found.to_owned(), costs, remedy))));
     features.extend(lacks);

@@ -39,6 +39,8 @@ const VIRQ_TBUF: u32 = 4;
 /// How long `xentrace` may take to end.
 const ENDING_MAX: Duration = Duration::from_secs(5);
 const READ_BYTES: usize = 64 << 10;
+/// More of what it complains of is not read.
+const SAID_MAX: u64 = 4096;
 
 /// What the trace has told so far.
 #[derive(Debug)]
@@ -134,9 +136,15 @@ fn start(told: Arc<Mutex<Told>>) -> Result<(Child, JoinHandle<()>), String> {
             Ok(child) => child,
             Err(error) => return drop(send.send(Err(format!("xentrace cannot be started: {error}")))),
         };
-        let output = child.stdout.take();
+        let (output, complaints) = (child.stdout.take(), child.stderr.take());
         let _ = send.send(Ok(child));
         let why = output.map_or_else(|| "it has no output".into(), |output| follow(output, &told));
+        let mut said = Vec::new();
+        // Its complaints are few.
+        let _ = complaints.map(|complaints| complaints.take(SAID_MAX).read_to_end(&mut said));
+        let said = String::from_utf8_lossy(&said);
+        let last = said.lines().rev().find(|line| !line.trim().is_empty());
+        let why = last.map_or(why.clone(), |last| format!("{why}: {}", last.trim()));
         told.lock().unwrap_or_else(PoisonError::into_inner).ended = Some(why);
     };
     let reader = thread::Builder::new().name("xentrace".into()).spawn(read);
@@ -147,11 +155,12 @@ fn start(told: Arc<Mutex<Told>>) -> Result<(Child, JoinHandle<()>), String> {
 
 fn xentrace() -> Command {
     let mut command = Command::new("xentrace");
-    command.args(["-D", "-e", CLASS]);
+    // It wants a file's name.
+    command.args(["-D", "-e", CLASS, "/proc/self/fd/1"]);
     command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::null());
+        .stderr(Stdio::piped());
     let parent = std::process::id();
     let with_parent = move || {
         // SAFETY: calls that may be made between fork and exec.

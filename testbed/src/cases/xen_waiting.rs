@@ -78,13 +78,15 @@ pub fn waiting(inside: &mut Inside) -> anyhow::Result<()> {
     domus[2].set_credit(256, CAP)?;
 
     let mut host = host(inside)?;
+    let mut notices = Vec::new();
     wait_until("the trace to tell of all vCPUs", SOON, || {
         let sample = host.sample()?;
+        notices.extend(host.take_notices());
         let is_told = |vm: &homenode_host::VmSample| vm.vcpus.iter().all(|vcpu| vcpu.waiting_ns.is_some());
         Ok(
             match sample.vms.len() == domus.len() && sample.vms.iter().all(is_told) {
                 true => Look::Done(()),
-                false => Look::NotYet(format!("{:?}; {:?}", sample.vms, host.take_notices())),
+                false => Look::NotYet(format!("{} domUs; {notices:?}", sample.vms.len())),
             },
         )
     })?;
