@@ -29,12 +29,11 @@ impl Hypervisor {
         }
     }
 
-    /// Which of so many frames from the first on are a PV domain's, ascending.
+    /// Which of these frames are a PV domain's, in their order.
     ///
     /// # Errors
     /// When it cannot be asked, as of a domain that has ended.
-    pub fn frames(&self, domid: u32, first: u64, count: u64) -> Result<Vec<u64>, CallError> {
-        let all: Vec<u64> = (first..first.saturating_add(count)).collect();
+    pub fn frames(&self, domid: u32, all: &[u64]) -> Result<Vec<u64>, CallError> {
         let mut its = Vec::new();
         for batch in all.chunks(BATCH) {
             let mut kinds = batch.to_vec();
