@@ -83,7 +83,6 @@ impl Domain {
             affinity: vcpu.affinity.intersection(&usable),
             quota: self.quota(),
             counters: counted.and_then(|counted| counted.get(index).copied()),
-            ..VcpuSample::default()
         };
         self.vcpus.iter().map(sample).collect()
     }

@@ -104,7 +104,7 @@ impl Trace {
 impl Drop for Trace {
     fn drop(&mut self) {
         // SAFETY: a signal to a child that was not waited for, whose number is therefore still its own.
-        let _ = unsafe { libc::kill(self.child.id() as i32, libc::SIGTERM) };
+        let _ = unsafe { libc::kill(self.child.id().cast_signed(), libc::SIGTERM) };
         let begin = Instant::now();
         let ended = loop {
             match self.child.try_wait() {
