@@ -130,12 +130,13 @@ fn quota_of(cap: u16, vcpus: usize) -> Option<CpuQuota> {
     })
 }
 
-/// The cap that gives each of so many vCPUs that much, in percent of one CPU: at least one. `None` where it would limit nothing.
-pub fn cap_of(quota: CpuQuota, vcpus: usize) -> Option<u16> {
+/// The cap that gives each of so many vCPUs that much, in percent of one CPU: at least one.
+pub fn cap_of(quota: CpuQuota, vcpus: usize) -> u16 {
     let most = 100 * vcpus.max(1);
     // A cap is a whole number of percents: of what lies between two the larger, so that nobody gets less than he is due.
     let percent = (quota.share() * most as f64 - 1e-9).ceil().max(1.0);
-    (percent < most as f64).then_some(percent as u16)
+    // One of all there is, too: what was asked for is what is read back.
+    percent.min(most as f64) as u16
 }
 
 #[cfg(test)]
@@ -149,7 +150,7 @@ mod tests {
             period_ns: PERIOD,
         };
         for vcpus in [1, 2, 7] {
-            let cap = cap_of(quota, vcpus).unwrap();
+            let cap = cap_of(quota, vcpus);
             assert_eq!(usize::from(cap), 20 * vcpus);
             assert_eq!(quota_of(cap, vcpus), Some(quota));
         }
@@ -157,12 +158,9 @@ mod tests {
     }
 
     #[test]
-    fn a_share_between_two_percents_is_rounded_up_and_one_of_all_caps_nothing() {
+    fn a_share_between_two_percents_is_rounded_up_and_one_of_all_is_a_cap_too() {
         let of = |share: f64, vcpus| cap_of(CpuQuota::of(share, PERIOD), vcpus);
-        assert_eq!(
-            (of(0.0001, 1), of(0.301, 1), of(0.255, 2)),
-            (Some(4), Some(31), Some(51))
-        );
-        assert_eq!((of(1.0, 1), of(3.0, 2), of(0.999, 1)), (None, None, None));
+        assert_eq!((of(0.0001, 1), of(0.301, 1), of(0.255, 2)), (4, 31, 51));
+        assert_eq!((of(1.0, 1), of(3.0, 2), of(0.999, 1)), (100, 200, 100));
     }
 }
