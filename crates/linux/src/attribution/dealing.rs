@@ -119,7 +119,7 @@ impl Speed {
 #[derive(Debug, Default)]
 pub struct Dealt {
     /// The VM's counts at the last look.
-    since: Option<Counts>,
+    pub(super) since: Option<Counts>,
     vcpus: BTreeMap<u16, Share>,
 }
 
