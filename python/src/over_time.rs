@@ -57,7 +57,7 @@ pub fn vms(runs: &[&One]) -> PyResult<Table> {
         .numbers(
             "vcpus_waiting",
             "vCPUs that waited for a CPU, on average",
-            rates().map(|vm| Some(vm?.vcpus.iter().map(|vcpu| vcpu.waiting).sum())),
+            rates().map(|vm| vm?.vcpus.iter().map(|vcpu| vcpu.waiting).sum::<Option<f64>>()),
         )
         .numbers(
             "instructions_per_s",

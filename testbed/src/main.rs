@@ -67,7 +67,7 @@ enum Command {
         #[arg(long, conflicts_with = "counted")]
         damon: bool,
         /// Under Xen (scripts/xen-setup.sh): commands and cases run in its dom0
-        #[arg(long, conflicts_with_all = ["counted", "damon"])]
+        #[arg(long, conflicts_with = "damon")]
         xen: bool,
         #[command(flatten)]
         common: CommonArguments,
@@ -120,6 +120,7 @@ fn main() -> ExitCode {
             common,
         } => {
             let kind = match (counted, damon, xen) {
+                (true, _, true) => HostKind::XenCounted,
                 (true, _, _) => HostKind::Counted,
                 (_, true, _) => HostKind::Damon,
                 (_, _, true) => HostKind::Xen,

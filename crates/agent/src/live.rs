@@ -66,6 +66,8 @@ pub struct Run {
     pub trace: Option<PathBuf>,
     /// Whether plans are carried out.
     pub mode: Mode,
+    /// Whether Xen's trace tells how long vCPUs wait.
+    pub trace_waiting: bool,
     /// Whether homes and pins are left as they are at the end.
     pub keep: bool,
     /// Time after which it stops.
@@ -218,6 +220,7 @@ fn connect(
         bell: bell.clone(),
         beat: beat.clone(),
         local_migration: config.local_migration.clone(),
+        trace_waiting: run.trace_waiting,
         ..Options::new(machine.clone())
     };
     run.vms.connect(options)

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use anyhow::ensure;
 use homenode_agent::managed::Managed;
 use homenode_agent::run::Pace;
 use homenode_agent::{Show, live, twin};
@@ -37,7 +38,12 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let caught = signals::caught()?;
     let mut output = Output::new(args.shown.json);
     let bell = Bell::default();
-    match choose_host(args, &mut output)? {
+    let host = choose_host(args, &mut output)?;
+    ensure!(
+        !args.trace_waiting || matches!(host, HostArg::Live(Managed::Xen)),
+        "--trace-waiting reads Xen's trace, and this host is not Xen: leave it out"
+    );
+    match host {
         HostArg::Twin(what) => simulate(args, what.as_deref(), &mut output, (&bell, caught)),
         HostArg::Live(vms) => {
             let machine = vms.machine()?;
@@ -53,6 +59,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
                 listen: web.listen,
                 trace: args.trace.clone(),
                 mode,
+                trace_waiting: args.trace_waiting,
                 keep: args.keep,
                 duration: args.duration,
                 commit: COMMIT,

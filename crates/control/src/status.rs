@@ -117,7 +117,7 @@ pub struct VmStatus {
     pub memory_bytes: Bytes,
     /// CPUs used over the last period.
     pub cpus_used: Option<f64>,
-    /// vCPUs that waited over the last period.
+    /// vCPUs that waited over the last period, where the host can tell.
     pub vcpus_waiting: Option<f64>,
     /// Who counts its LLC misses, if anybody does.
     pub counted_by: Option<CountedBy>,
@@ -347,7 +347,7 @@ impl Status {
                     memory_fixed: vm.immovable.as_ref().map(ToString::to_string),
                     memory_bytes: vm.memory_bytes,
                     cpus_used: over.map(|over| over.cpus_used),
-                    vcpus_waiting: over.map(|over| over.vcpus.iter().map(|vcpu| vcpu.waiting).sum()),
+                    vcpus_waiting: over.and_then(|over| over.vcpus.iter().map(|vcpu| vcpu.waiting).sum()),
                     counted_by: is_counted.then_some(sample.counted_by),
                     llc_miss_rate: over.and_then(|over| over.llc_miss_rate),
                     local_access_ratio: over.and_then(|over| over.local_access_ratio),

@@ -78,8 +78,8 @@ pub struct VcpuRates {
     /// Share of the period that it ran, in [0, 1].
     pub running: f64,
     /// Share of the period that it waited for a CPU though nothing forbade it to run, in [0, 1]: run-queue delay
-    /// less throttled time.
-    pub waiting: f64,
+    /// less throttled time; `None` where the host cannot tell.
+    pub waiting: Option<f64>,
     /// Share of the period that a CPU quota kept it from running, in [0, 1].
     pub throttled: f64,
     /// LLC misses over references, where counted.
@@ -288,14 +288,23 @@ fn shares(machine: &Machine, of: &NodeMap<f64>) -> NodeMap<f64> {
 }
 
 impl VcpuRates {
+    /// Share of the period that it waited; 0 where the host cannot tell.
+    pub fn waited(&self) -> f64 {
+        self.waiting.unwrap_or(0.0)
+    }
+
     fn between(machine: &Machine, prev: &VcpuSample, cur: &VcpuSample, period: Ns) -> Option<VcpuRates> {
-        let waited = cur.waiting_ns.0.checked_sub(prev.waiting_ns.0)?;
+        let waited = match (prev.waiting_ns, cur.waiting_ns) {
+            (Some(prev), Some(cur)) => Some(cur.0.checked_sub(prev.0)?),
+            _ => None,
+        };
         let throttled = cur.throttled_ns.0.checked_sub(prev.throttled_ns.0)?;
         Some(VcpuRates {
             index: cur.index,
             node: cur.cpu.and_then(|cpu| machine.node_of(cpu)),
             running: share(prev.running_ns, cur.running_ns, period)?,
-            waiting: (waited.saturating_sub(throttled) as f64 / period.as_f64()).min(1.0),
+            waiting: waited
+                .map(|waited| (waited.saturating_sub(throttled) as f64 / period.as_f64()).min(1.0)),
             throttled: (throttled as f64 / period.as_f64()).min(1.0),
             llc_miss_rate: counter_deltas(prev, cur)
                 .and_then(|(references, misses)| ratio(misses, references)),
@@ -329,7 +338,7 @@ fn node_rates(
     }
     for vcpu in vms.iter().flat_map(|vm| &vm.vcpus) {
         if let Some(rates) = vcpu.node.and_then(|node| nodes.get_mut(node)) {
-            rates.vcpus_waiting += vcpu.waiting;
+            rates.vcpus_waiting += vcpu.waited();
         }
     }
     nodes

@@ -154,8 +154,8 @@ pub struct VcpuSample {
     pub index: u16,
     /// Time it ran.
     pub running_ns: Ns,
-    /// Time it was runnable and did not run: run-queue delay, throttled time included.
-    pub waiting_ns: Ns,
+    /// Time it was runnable and did not run: run-queue delay, throttled time included; `None` where the host cannot tell.
+    pub waiting_ns: Option<Ns>,
     /// Time it was kept from running by a CPU quota.
     pub throttled_ns: Ns,
     /// CPU it last ran on.

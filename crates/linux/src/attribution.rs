@@ -35,12 +35,13 @@
 //! - Frames of a VM that went away are nobody's, and its tag is free for the next.
 //! - Samples go to the page whose frame they name, and say which nodes used it.
 
+pub mod dealing;
 mod samples;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use homenode_formats::pmu_region::{Counts, Page};
+use homenode_formats::pmu_region::Page;
 use homenode_host::{Accesses, Counters, PageUse};
 use homenode_units::{NodeMap, Ns, PAGE_BYTES, Pages, VmId};
 
@@ -50,7 +51,10 @@ use crate::pagemap::{self, Place};
 use crate::read::ReadError;
 use crate::task::Process;
 
+pub use dealing::{LLC_CYCLES, MEMORY_CYCLES, REMOTE_CYCLES};
 pub use samples::Sampler;
+
+use dealing::{Dealt, Pulse, State, of_tag};
 
 /// Pages of a VM that are looked at in one go: 256 MiB.
 pub const PART_PAGES: usize = 65_536;
@@ -58,16 +62,6 @@ pub const PART_PAGES: usize = 65_536;
 pub const COST_SHARE: u64 = 20;
 /// Pages that are read from the kernel at once.
 const READ_PAGES: usize = 4096;
-/// What a reference to the LLC, a miss that local memory answers and one that another node's does cost: round figures of
-/// servers with a few sockets.
-pub const LLC_CYCLES: f64 = 40.0;
-/// See [`LLC_CYCLES`].
-pub const MEMORY_CYCLES: f64 = 200.0;
-/// See [`LLC_CYCLES`].
-pub const REMOTE_CYCLES: f64 = 300.0;
-/// Where a machine's clock is not known.
-const CLOCK_HZ: u64 = 1_000_000_000;
-
 /// Why a VM has no counters of the model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotCounted {
@@ -113,25 +107,12 @@ pub struct Seen<'a> {
 #[derive(Debug)]
 pub struct Attribution {
     page: Page<'static>,
-    clock_hz: u64,
-    /// Of all CPUs, at the last look, with the time for which they were busy.
-    instructions: Option<(u64, Ns)>,
-    /// Instructions for each nanosecond for which a CPU was busy between the last two looks.
-    rate: f64,
-    state: State,
+    pulse: Pulse,
     /// Or why there are no samples.
     sampler: Result<Sampler, String>,
     /// The next to be given last.
     free: Vec<u8>,
     vms: BTreeMap<VmId, Tagged>,
-}
-
-/// Whether the model counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Unknown,
-    Counting,
-    Silent,
 }
 
 /// A VM with a tag.
@@ -147,42 +128,9 @@ struct Tagged {
     next_read: Ns,
     is_read: bool,
     is_beyond: bool,
-    /// Its tag's counts at the last look, once all was read.
-    since: Option<Counts>,
-    vcpus: BTreeMap<u16, Share>,
+    /// From when all was read on.
+    dealt: Dealt,
     accesses: Option<Accesses>,
-}
-
-/// What was dealt to a vCPU.
-#[derive(Clone, Copy, Debug, Default)]
-struct Share {
-    ran: Ns,
-    counts: Counts,
-    instructions: u64,
-}
-
-/// What makes time run into instructions.
-#[derive(Clone, Copy, Debug)]
-struct Speed {
-    clock_hz: u64,
-    /// Instructions that the emulator makes in a nanosecond.
-    rate: f64,
-    /// Share of misses that local memory answers.
-    local: f64,
-}
-
-impl Speed {
-    /// Instructions of a VM that ran for so many nanoseconds in all, with so many references and misses: those that the emulator
-    /// made, and those that the machine would have made.
-    fn instructions(self, ran: f64, references: u64, misses: u64) -> (f64, f64) {
-        let miss = self.local * MEMORY_CYCLES + (1.0 - self.local) * REMOTE_CYCLES;
-        let waited = references as f64 * LLC_CYCLES + misses as f64 * miss;
-        let emulated = (self.rate * ran).max(1.0);
-        (
-            emulated,
-            self.clock_hz as f64 / 1e9 * ran * emulated / (emulated + waited),
-        )
-    }
 }
 
 impl Attribution {
@@ -193,10 +141,7 @@ impl Attribution {
         let tags = page.layout().tags.min(256) as u16;
         Attribution {
             page,
-            clock_hz: clock_hz.unwrap_or(CLOCK_HZ),
-            instructions: None,
-            rate: 0.0,
-            state: State::Unknown,
+            pulse: Pulse::new(page, clock_hz),
             sampler,
             free: (1..tags).rev().map(|tag| tag as u8).collect(),
             vms: BTreeMap::new(),
@@ -205,23 +150,10 @@ impl Attribution {
 
     /// Begins a look at all VMs; CPUs were busy for so long in all. Asks for counts, which costs the emulator most of its speed.
     pub fn begin(&mut self, busy: Ns) {
-        self.page.want();
+        self.pulse.beat(busy);
         if let Ok(sampler) = &mut self.sampler {
             sampler.look();
         }
-        let cpus = 0..self.page.layout().cpus;
-        let instructions = cpus
-            .filter_map(|cpu| self.page.instructions_of(cpu))
-            .fold(0, u64::wrapping_add);
-        self.state = match self.instructions.replace((instructions, busy)) {
-            None => State::Unknown,
-            Some((before, _)) if before == instructions => State::Silent,
-            Some((before, busy_before)) => {
-                let time = busy.saturating_sub(busy_before).0.max(1);
-                self.rate = instructions.wrapping_sub(before) as f64 / time as f64;
-                State::Counting
-            }
-        };
     }
 
     /// Counters of a VM's vCPUs, by index; `None` where there are none yet, or the VM has just ended.
@@ -243,7 +175,7 @@ impl Attribution {
             let tag = self.free.pop().ok_or(NotCounted::NoTag { tags })?;
             self.vms.insert(seen.id, Tagged::new(tag, &seen));
         }
-        let (page, state, clock_hz, rate) = (self.page, self.state, self.clock_hz, self.rate);
+        let page = self.page;
         let vm = self.vms.get_mut(&seen.id).expect("there, or just put there");
         if at >= vm.next_read {
             let start = now();
@@ -255,12 +187,12 @@ impl Attribution {
             }
         }
         if vm.is_beyond {
-            vm.since = None;
+            vm.dealt.interrupt();
             return Err(NotCounted::Beyond {
                 frames: page.layout().frames,
             });
         }
-        match state {
+        match self.pulse.state() {
             State::Unknown => return Ok(None),
             State::Silent => return Err(NotCounted::Silent),
             State::Counting if !vm.is_read => return Ok(None),
@@ -271,23 +203,8 @@ impl Attribution {
         let local = sampled.map_or(1.0, |sampled| {
             sampled.local as f64 / (sampled.local + sampled.remote) as f64
         });
-        let speed = Speed {
-            clock_hz,
-            rate,
-            local,
-        };
-        vm.deal(of_tag(page, vm.tag), seen.ran, speed)?;
-        let cycles = |ran: Ns| (u128::from(ran.0) * u128::from(clock_hz) / 1_000_000_000) as u64;
-        let counters = vm.vcpus.iter().map(|(index, share)| {
-            let counters = Counters {
-                instructions: share.instructions,
-                cycles: cycles(share.ran),
-                llc_references: share.counts.references,
-                llc_misses: share.counts.misses,
-            };
-            (*index, counters)
-        });
-        Ok(Some(counters.collect()))
+        let speed = self.pulse.speed(local);
+        vm.dealt.deal(of_tag(page, vm.tag), seen.ran, speed).map(Some)
     }
 
     /// Why nobody is known to use a page, if so.
@@ -358,15 +275,6 @@ impl Drop for Attribution {
     }
 }
 
-/// What all CPUs did to memory of a tag.
-fn of_tag(page: Page<'_>, tag: u8) -> Counts {
-    let counts = (0..page.layout().cpus).filter_map(|cpu| page.counts(cpu, tag));
-    counts.fold(Counts::default(), |sum, counts| Counts {
-        references: sum.references.wrapping_add(counts.references),
-        misses: sum.misses.wrapping_add(counts.misses),
-    })
-}
-
 impl Tagged {
     fn new(tag: u8, seen: &Seen<'_>) -> Tagged {
         let pages: u64 = seen.ranges.iter().map(|range| range.pages().0).sum();
@@ -379,8 +287,7 @@ impl Tagged {
             next_read: Ns::ZERO,
             is_read: false,
             is_beyond: false,
-            since: None,
-            vcpus: BTreeMap::new(),
+            dealt: Dealt::default(),
             accesses: None,
         }
     }
@@ -458,52 +365,6 @@ impl Tagged {
         }
         self.frames[part.clone()].copy_from_slice(&now);
         self.next = part.end;
-    }
-
-    /// Deals what its tag's counts have grown by to the vCPUs that ran meanwhile. What came while none ran waits for the next.
-    fn deal(&mut self, counts: Counts, ran: &BTreeMap<u16, Ns>, speed: Speed) -> Result<(), NotCounted> {
-        let since = *self.since.get_or_insert(counts);
-        let grown = |before: u64, now: u64| {
-            let grown = now.wrapping_sub(before);
-            (grown < 1 << 63).then_some(grown).ok_or(NotCounted::Backwards)
-        };
-        let grown = grown(since.references, counts.references)
-            .and_then(|references| Ok((references, grown(since.misses, counts.misses)?)));
-        let (references, misses) = grown.inspect_err(|_| self.since = None)?;
-        self.vcpus.retain(|index, _| ran.contains_key(index));
-        let time = |index: &u16, now: Ns| {
-            self.vcpus
-                .get(index)
-                .map_or(Ns::ZERO, |share| now.saturating_sub(share.ran))
-        };
-        let ran_now: Vec<(u16, Ns, Ns)> = ran
-            .iter()
-            .map(|(index, now)| (*index, *now, time(index, *now)))
-            .collect();
-        let total: u128 = ran_now.iter().map(|(.., time)| u128::from(time.0)).sum();
-        if total > 0 {
-            self.since = Some(counts);
-        }
-        let (emulated, made) = speed.instructions(total as f64, references, misses);
-        let scaled = |count: u64| (count as f64 * made / emulated).round() as u64;
-        let counted = [made as u64, scaled(references), scaled(misses)];
-        let mut before: u128 = 0;
-        for (index, now, time) in ran_now {
-            let share = self.vcpus.entry(index).or_default();
-            share.ran = now;
-            let after = before + u128::from(time.0);
-            // Parts of cumulated shares: they add up.
-            let part = |count: u64| {
-                let upto = |time: u128| (u128::from(count) * time).checked_div(total).unwrap_or(0);
-                (upto(after) - upto(before)) as u64
-            };
-            let [instructions, references, misses] = counted.map(part);
-            share.instructions = share.instructions.wrapping_add(instructions);
-            share.counts.references = share.counts.references.wrapping_add(references);
-            share.counts.misses = share.counts.misses.wrapping_add(misses);
-            before = after;
-        }
-        Ok(())
     }
 }
 

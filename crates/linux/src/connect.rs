@@ -121,6 +121,8 @@ pub struct Options {
     pub beat: Beat,
     /// Which VMs may be migrated to where they are. On Xen; elsewhere pages move without.
     pub local_migration: LocalMigration,
+    /// Whether Xen's trace tells how long vCPUs wait, on a host that has one.
+    pub trace_waiting: bool,
 }
 
 impl Options {
@@ -135,6 +137,7 @@ impl Options {
             bell: Bell::default(),
             beat: Beat::default(),
             local_migration: LocalMigration::default(),
+            trace_waiting: false,
         }
     }
 }

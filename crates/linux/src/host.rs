@@ -110,6 +110,7 @@ impl LinuxHost {
             bell,
             beat,
             local_migration: _,
+            trace_waiting: _,
         } = options;
         let manager = vms.open(&root, beat.clone())?;
         let cgroups = Hierarchy::read(&root)?;

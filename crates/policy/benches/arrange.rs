@@ -93,7 +93,7 @@ fn sample(machine: &Machine, vms: u64, seconds: u64, lives: Lives) -> Sample {
         let vcpu = |index: u16| VcpuSample {
             index,
             running_ns: Ns::from_millis(500 * seconds),
-            waiting_ns: Ns::from_millis(500 * seconds),
+            waiting_ns: Some(Ns::from_millis(500 * seconds)),
             throttled_ns: Ns::ZERO,
             cpu: cpus.iter().nth(usize::from(index) % cpus.len()),
             affinity: machine.cpu_set(),

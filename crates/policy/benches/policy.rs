@@ -29,7 +29,7 @@ fn sample(machine: &Machine, seconds: u64) -> Sample {
             vcpus: vec![VcpuSample {
                 index: 0,
                 running_ns: Ns::from_millis(20 * seconds),
-                waiting_ns: Ns::ZERO,
+                waiting_ns: Some(Ns::ZERO),
                 throttled_ns: Ns::ZERO,
                 cpu: cpus.iter().nth(n as usize % cpus.len()),
                 affinity: cpus.clone(),

@@ -139,9 +139,10 @@ impl History {
             record.vcpus = vm.sample.vcpus.len();
             record.observed_ns += rates.period_ns;
             record.is_settled = record.observed_ns >= config.settle;
-            record
-                .cpus
-                .update(measured.vcpus.iter().map(|v| v.running + v.waiting).sum(), weight);
+            record.cpus.update(
+                measured.vcpus.iter().map(|v| v.running + v.waited()).sum(),
+                weight,
+            );
             if let Some(bandwidth) = measured.bandwidth() {
                 record.bandwidth.update(bandwidth.as_f64(), weight);
             }

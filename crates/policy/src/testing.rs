@@ -455,7 +455,7 @@ impl SceneVm {
         let vcpus = self.vcpus.iter().enumerate().map(|(index, vcpu)| VcpuSample {
             index: index as u16,
             running_ns: ns(vcpu.running),
-            waiting_ns: ns(vcpu.waiting + vcpu.throttled),
+            waiting_ns: Some(ns(vcpu.waiting + vcpu.throttled)),
             throttled_ns: ns(vcpu.throttled),
             cpu: Some(CpuId(vcpu.cpu)),
             affinity: vcpu.affinity.clone(),

@@ -226,7 +226,7 @@ impl Twin {
         VcpuSample {
             index: thread.0 as u16,
             running_ns: Ns(task.running_ns),
-            waiting_ns: Ns(task.waiting_ns(engine.now) + throttled_ns),
+            waiting_ns: Some(Ns(task.waiting_ns(engine.now) + throttled_ns)),
             throttled_ns: Ns(throttled_ns),
             cpu: Some(self.machine.cpus[task.cpu.0].id),
             affinity,

@@ -223,7 +223,7 @@ fn cpu_time_is_conserved() {
         busy - running
     );
     for vcpu in sample.vms.iter().flat_map(|vm| &vm.vcpus) {
-        assert!(vcpu.running_ns.0 + vcpu.waiting_ns.0 <= sample.at.0);
+        assert!(vcpu.running_ns.0 + vcpu.waiting_ns.unwrap().0 <= sample.at.0);
     }
 }
 
@@ -241,7 +241,7 @@ fn equal_tasks_on_one_cpu_get_equal_shares() {
     for (a, b) in before.vms.iter().zip(&after.vms) {
         let (ran, waited) = (
             b.vcpus[0].running_ns.0 - a.vcpus[0].running_ns.0,
-            b.vcpus[0].waiting_ns.0 - a.vcpus[0].waiting_ns.0,
+            b.vcpus[0].waiting_ns.unwrap().0 - a.vcpus[0].waiting_ns.unwrap().0,
         );
         assert!(
             (ran as f64 / 1e10 - 1.0 / 3.0).abs() < 0.01,

@@ -27,7 +27,7 @@ fn rates(before: &Sample, after: &Sample, at: usize) -> [f64; 3] {
         let vcpus = &sample.vms[at].vcpus;
         [
             vcpus.iter().map(|v| v.running_ns.0).sum::<u64>(),
-            vcpus.iter().map(|v| v.waiting_ns.0).sum::<u64>(),
+            vcpus.iter().map(|v| v.waiting_ns.unwrap().0).sum::<u64>(),
             vcpus.iter().map(|v| v.throttled_ns.0).sum::<u64>(),
         ]
     };

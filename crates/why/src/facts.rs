@@ -415,7 +415,11 @@ impl Facts {
     ) -> Option<Step> {
         let own = rates.vm(self.vm)?;
         let sum = |of: fn(&homenode_host::VcpuRates) -> f64| own.vcpus.iter().map(of).sum::<f64>();
-        let (ran, waited, throttled) = (sum(|v| v.running), sum(|v| v.waiting), sum(|v| v.throttled));
+        let (ran, waited, throttled) = (
+            sum(|v| v.running),
+            sum(homenode_host::VcpuRates::waited),
+            sum(|v| v.throttled),
+        );
         if ran + waited + throttled < WANTED_MIN {
             return None;
         }

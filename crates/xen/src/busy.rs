@@ -30,6 +30,11 @@ impl Busy {
         self.last = Some((at, idle));
     }
 
+    /// Busy time of all CPUs together since the first look.
+    pub fn of_all(&self) -> Ns {
+        self.busy.values().copied().sum()
+    }
+
     /// Busy time of a CPU since the first look.
     pub fn of(&self, cpu: CpuId) -> Ns {
         self.busy.get(&cpu).copied().unwrap_or_default()

@@ -15,6 +15,7 @@ use homenode_units::{CpuSet, NodeSet, VmId};
 use serde::{Deserialize, Serialize};
 
 use crate::hypervisor::{CallError, Hypervisor, Listed, XenError};
+use crate::trace;
 
 /// CPUs that each vCPU may have been left pinned to, the newest first: several where an agent ended while it changed them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -362,7 +363,10 @@ impl Legacy {
                 if let Some(said) = crate::moving::recover(&hypervisor) {
                     eprintln!("{said}");
                 }
-                let undone = undo_all(&hypervisor, journal);
+                let mut undone = undo_all(&hypervisor, journal);
+                undone
+                    .failures
+                    .extend(trace::stop_leftover(&hypervisor, &self.root).err());
                 self.hypervisor = Some(hypervisor);
                 undone
             }

@@ -10,6 +10,8 @@ use homenode_units::{CpuSet, Ns};
 
 use crate::changed::{Cap, Pins};
 use crate::hypervisor::{CallError, Hypervisor, Listed, Pool, Vcpu};
+use crate::modelled::Counted;
+use crate::waiting::OfVcpus;
 
 /// Length of a period of the credit schedulers' accounting: caps hold over it.
 const PERIOD: Ns = Ns::from_millis(30);
@@ -59,16 +61,23 @@ impl Domain {
         quota_of(self.cap, self.vcpus.len())
     }
 
-    /// Its vCPUs for a sample. Xen does not tell dom0 how long they waited.
-    pub fn samples(&self, usable: &CpuSet) -> Vec<VcpuSample> {
+    /// Its vCPUs for a sample, with what was counted and how long they waited, where that is known.
+    pub fn samples(
+        &self,
+        usable: &CpuSet,
+        (counted, waited): (Option<&Counted>, Option<&OfVcpus>),
+    ) -> Vec<VcpuSample> {
         let usable = self.pool.cpus.intersection(usable);
+        let waited = |index: &u16| waited.and_then(|waited| waited.get(index)).copied();
         let sample = |(index, vcpu): &(u16, Vcpu)| VcpuSample {
             index: *index,
             running_ns: vcpu.running,
+            waiting_ns: waited(index).map(|waited| waited.waiting),
+            throttled_ns: waited(index).map(|waited| waited.throttled).unwrap_or_default(),
             cpu: Some(vcpu.cpu),
             affinity: vcpu.affinity.intersection(&usable),
             quota: self.quota(),
-            ..VcpuSample::default()
+            counters: counted.and_then(|counted| counted.get(index).copied()),
         };
         self.vcpus.iter().map(sample).collect()
     }
@@ -116,12 +125,13 @@ fn quota_of(cap: u16, vcpus: usize) -> Option<CpuQuota> {
     })
 }
 
-/// The cap that gives each of so many vCPUs that much, in percent of one CPU: at least one. `None` where it would limit nothing.
-pub fn cap_of(quota: CpuQuota, vcpus: usize) -> Option<u16> {
+/// The cap that gives each of so many vCPUs that much, in percent of one CPU: at least one.
+pub fn cap_of(quota: CpuQuota, vcpus: usize) -> u16 {
     let most = 100 * vcpus.max(1);
     // A cap is a whole number of percents: of what lies between two the larger, so that nobody gets less than he is due.
     let percent = (quota.share() * most as f64 - 1e-9).ceil().max(1.0);
-    (percent < most as f64).then_some(percent as u16)
+    // One of all there is, too: what was asked for is what is read back.
+    percent.min(most as f64) as u16
 }
 
 #[cfg(test)]
@@ -135,7 +145,7 @@ mod tests {
             period_ns: PERIOD,
         };
         for vcpus in [1, 2, 7] {
-            let cap = cap_of(quota, vcpus).unwrap();
+            let cap = cap_of(quota, vcpus);
             assert_eq!(usize::from(cap), 20 * vcpus);
             assert_eq!(quota_of(cap, vcpus), Some(quota));
         }
@@ -143,12 +153,9 @@ mod tests {
     }
 
     #[test]
-    fn a_share_between_two_percents_is_rounded_up_and_one_of_all_caps_nothing() {
+    fn a_share_between_two_percents_is_rounded_up_and_one_of_all_is_a_cap_too() {
         let of = |share: f64, vcpus| cap_of(CpuQuota::of(share, PERIOD), vcpus);
-        assert_eq!(
-            (of(0.0001, 1), of(0.301, 1), of(0.255, 2)),
-            (Some(4), Some(31), Some(51))
-        );
-        assert_eq!((of(1.0, 1), of(3.0, 2), of(0.999, 1)), (None, None, None));
+        assert_eq!((of(0.0001, 1), of(0.301, 1), of(0.255, 2)), (4, 31, 51));
+        assert_eq!((of(1.0, 1), of(3.0, 2), of(0.999, 1)), (100, 200, 100));
     }
 }

@@ -2,19 +2,23 @@
 
 use std::path::Path;
 
+use homenode_linux::modelled_pmu;
 use homenode_machine::Machine;
 
 use crate::hypervisor::Hypervisor;
 use crate::place;
 
 /// Why waiting is not told.
-pub const NO_WAITING: &str = "Xen does not tell dom0 how long vCPUs wait for a CPU; they are taken not to wait, and who shares CPUs is told by pins alone";
+pub const NO_WAITING: &str = "how long vCPUs wait for a CPU is not known, and they are taken not to wait";
 /// Why nothing is counted.
 pub const NO_COUNTERS: &str =
     "no hardware counters: dom0 cannot count for domains on stock Xen; LLC miss rates of VMs are unknown";
 /// What the operator may want to know before his domains are large, or somebody reads that console.
 pub const DEBUG_KEY: &str = "where memory of domains lies is counted by Xen's debug key `u` and read from its console: once a minute, and \
                              when a domain is new";
+
+/// Who counts on an emulated host.
+pub const COUNTED_BY_MODEL: &str = "no hardware counters; LLC misses of domains are counted by the emulator's model of caches, not by hardware";
 
 /// Why no page moves, where nobody allowed it.
 pub const NO_MOVES: &str = "stock Xen moves no page of a domain that runs; migrating it to where it is moves all of it, and is off \
@@ -38,19 +42,7 @@ pub const NO_BALLOON: &str = "the agent does not set balloons of domains; `xl me
 type Found = Result<String, (String, &'static str, &'static str)>;
 
 /// What cannot be on stock Xen, by what it is called elsewhere: why, what that costs, and what can be done instead.
-const LACKS: [(&str, &str, &str, &str); 5] = [
-    (
-        "hardware counters",
-        "dom0 cannot count for domains",
-        "no miss rates: permits are not enforced, and decisions go by CPU and memory alone",
-        "none on stock Xen",
-    ),
-    (
-        "waiting for CPUs",
-        "Xen tells each domain its own waiting, and dom0 none",
-        "CPUs that are too few are seen by their load alone",
-        "`xentrace -e 0x21000` traces it by hand",
-    ),
+const LACKS: [(&str, &str, &str, &str); 3] = [
     (
         "balloon",
         "the agent does not set balloons of domains",
@@ -70,6 +62,31 @@ const LACKS: [(&str, &str, &str, &str); 5] = [
         "none on stock Xen",
     ),
 ];
+
+/// Who counts for domains.
+fn counters(root: &Path) -> Found {
+    match modelled_pmu::find(root) {
+        Ok(Some(_)) => Ok(COUNTED_BY_MODEL.to_owned()),
+        Ok(None) | Err(_) => Err((
+            "dom0 cannot count for domains".to_owned(),
+            "no miss rates: permits are booked and not enforced, and decisions go by CPU and memory alone",
+            "none on stock Xen",
+        )),
+    }
+}
+
+/// Whether it can be known how long vCPUs wait.
+fn waiting() -> Found {
+    let places = std::env::var_os("PATH").unwrap_or_default();
+    match std::env::split_paths(&places).any(|place| place.join("xentrace").is_file()) {
+        true => Ok("`run --trace-waiting` reads Xen's trace, unless somebody else does".to_owned()),
+        false => Err((
+            "there is no xentrace".to_owned(),
+            "CPUs that are too few are seen by their load alone",
+            "install Xen's tools (Debian: `apt install xen-utils`)",
+        )),
+    }
+}
 
 /// The machine, where it can be read, and all features, whether there or not.
 pub fn features(root: &Path) -> (Option<Machine>, Vec<(&'static str, Found)>) {
@@ -126,6 +143,8 @@ pub fn features(root: &Path) -> (Option<Machine>, Vec<(&'static str, Found)>) {
             ),
         ));
     }
+    features.push(("hardware counters", counters(root)));
+    features.push(("waiting for CPUs", waiting()));
     let lacks =
         LACKS.map(|(feature, found, costs, remedy)| (feature, Err((found.to_owned(), costs, remedy))));
     features.extend(lacks);

@@ -11,13 +11,14 @@
 mod levers;
 mod moving;
 mod others;
+mod sources;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_host::{
-    Act, Action, ActionError, CpuSample, Failure, Host, HostError, NodeSample, Outcome, Plan, Receipt,
-    Refusal, Sample, Setting, VcpuSample, Version, VmSample,
+    Act, Action, ActionError, CountedBy, CpuSample, Failure, Host, HostError, NodeSample, Outcome, Plan,
+    Receipt, Refusal, Sample, Setting, VcpuSample, Version, VmSample,
 };
 use homenode_linux::acting::{self, CARRIED_LEASE, Leases, RETRY};
 use homenode_linux::journal::{Entry as Journalled, Journal, Run, peek};
@@ -29,12 +30,14 @@ use homenode_units::{Bytes, CpuId, NodeMap, Ns, Pages, VmId};
 
 use crate::busy::Busy;
 use crate::changed::{self, Home, Part, Pins};
-use crate::counted::Counted;
 use crate::domain::Domain;
-use crate::features::{DEBUG_KEY, NO_COUNTERS, NO_PAGE_USES, NO_RELEASES, NO_TOPOLOGY, NO_WAITING};
+use crate::features::{DEBUG_KEY, NO_PAGE_USES, NO_RELEASES, NO_TOPOLOGY};
 use crate::hypervisor::{CallError, Hypervisor, Listed, Pool, XenError};
+use crate::modelled::{Counted, Model};
 use crate::moving::{INCOMING, LEFT};
+use crate::page_counts::PageCounts;
 use crate::store::Asking;
+use crate::waiting::{OfVcpus, Waiting};
 use crate::{memory, place};
 use moving::Moves;
 
@@ -61,13 +64,19 @@ pub struct XenHost {
     is_guarded: bool,
     carried: Vec<CarriedOver>,
     domains: BTreeMap<VmId, Domain>,
+    /// A modelled PMU, where there is one, and what it counted last.
+    model: Option<Model>,
+    counted: BTreeMap<VmId, Counted>,
+    /// Xen's trace, where it is read, and how long vCPUs had waited at the last look.
+    waiting: Option<Waiting>,
+    waited: BTreeMap<VmId, OfVcpus>,
     /// Until when caps of the agent's hold.
     leases: BTreeMap<VmId, Ns>,
     /// Domains on their way to another node.
     moves: Moves,
     /// How long vCPUs ran before their domain was moved.
     ran_before: BTreeMap<VmId, BTreeMap<u16, Ns>>,
-    counted: Counted,
+    page_counts: PageCounts,
     busy: Busy,
     said_counting: bool,
     last: Sample,
@@ -113,8 +122,8 @@ impl XenHost {
         {
             notices.add(warning);
         }
-        notices.add(NO_WAITING.to_owned());
-        notices.add(NO_COUNTERS.to_owned());
+        let model = sources::model(&options, &mut notices);
+        let waiting = sources::waiting(&hypervisor, &options, &mut notices);
         let mut host = XenHost {
             store: hypervisor.store(),
             names: BTreeMap::new(),
@@ -126,10 +135,14 @@ impl XenHost {
             is_guarded: true,
             carried: Vec::new(),
             domains: BTreeMap::new(),
+            model,
+            counted: BTreeMap::new(),
+            waiting,
+            waited: BTreeMap::new(),
             leases: BTreeMap::new(),
             moves: Moves::default(),
             ran_before: BTreeMap::new(),
-            counted: Counted::default(),
+            page_counts: PageCounts::default(),
             busy: Busy::default(),
             said_counting: false,
             last: Sample::default(),
@@ -334,14 +347,14 @@ impl XenHost {
                 "domain {name} has more than {} of memory: Xen stands still on a CPU while it counts that, so where memory of domains lies is not looked up",
                 COUNTED_MAX.to_bytes()
             ));
-            self.counted.forget();
+            self.page_counts.forget();
             return;
         }
         let pages = self.domains.values();
         let pages = pages
             .map(|domain| (domain.run.runtime_id, domain.listed.pages))
             .collect();
-        if !self.counted.is_due(&pages, at) {
+        if !self.page_counts.is_due(&pages, at) {
             return;
         }
         let begun = now();
@@ -349,7 +362,7 @@ impl XenHost {
         let took = now().saturating_sub(begun);
         match said {
             Ok(console) => {
-                self.counted.take_in(&console, &pages, (at, took));
+                self.page_counts.take_in(&console, &pages, (at, took));
                 // Once: how long each took differs.
                 if !std::mem::replace(&mut self.said_counting, true) {
                     let (took_us, of) = (took.0 / 1000, Pages(pages.values().sum()).to_bytes());
@@ -359,7 +372,7 @@ impl XenHost {
                 }
             }
             Err(error) => {
-                self.counted.take_in("", &pages, (at, took));
+                self.page_counts.take_in("", &pages, (at, took));
                 self.notices
                     .add(format!("where memory of domains lies is not known: {error}"));
             }
@@ -376,12 +389,13 @@ impl XenHost {
     }
 
     fn sample_of(&self, domain: &Domain) -> VmSample {
-        let usable = self.options.machine.cpu_set();
+        let (usable, vm) = (self.options.machine.cpu_set(), domain.run.vm);
         let entry = self.entry_of(&domain.run);
+        let known = (self.counted.get(&vm), self.waited.get(&vm));
         VmSample {
-            vcpus: self.with_before(domain.run.vm, domain.samples(&usable)),
+            vcpus: self.with_before(vm, domain.samples(&usable, known)),
             memory_bytes: Pages(domain.listed.pages).to_bytes(),
-            pages: self.counted.of(domain.run.runtime_id).cloned(),
+            pages: self.page_counts.of(domain.run.runtime_id).cloned(),
             no_topology_device: Some(NO_TOPOLOGY.to_owned()),
             no_releases: Some(NO_RELEASES.to_owned()),
             immovable: self.immovable(domain),
@@ -435,6 +449,8 @@ impl XenHost {
         self.look_at_memory(at);
         let cpus = self.sample_cpus()?;
         let nodes = self.sample_nodes()?;
+        self.count();
+        self.trace();
         let vms: Vec<VmSample> = self
             .domains
             .values()
@@ -445,6 +461,10 @@ impl XenHost {
             version: self.version_of(&vms),
             cpus,
             nodes,
+            counted_by: match self.model {
+                Some(_) => CountedBy::Model,
+                None => CountedBy::Hardware,
+            },
             no_page_uses: Some(NO_PAGE_USES.to_owned()),
             trackers: Vec::new(),
             vms,

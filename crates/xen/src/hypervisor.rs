@@ -2,6 +2,9 @@
 
 #![allow(unsafe_code)] // calls of a C library, each with buffers of the size that the library asks for
 
+mod frames;
+mod tracing;
+
 use std::ffi::{CString, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::{NonNull, null_mut};
@@ -12,6 +15,7 @@ use crate::library::{
     self, CREDIT, CREDIT2, Control, CpuPlace, DomainInfo, HARD, HostInfo, NodeMemory, SOFT, Share, Store,
     VcpuInfo,
 };
+use crate::runstates::State;
 use crate::store::{Asking, Source};
 use crate::{dom0, privcmd};
 
@@ -102,6 +106,8 @@ pub struct Listed {
     pub is_dying: bool,
     /// It does not run: it has ended, or is suspended and may go on.
     pub is_shut_down: bool,
+    /// It is no PV domain.
+    pub is_hvm: bool,
     /// xenstore's own: it is no VM.
     pub is_xenstore: bool,
     /// `xl pause`, or about to be saved.
@@ -126,6 +132,8 @@ impl Listed {
 pub struct Vcpu {
     /// Time that it ran.
     pub running: Ns,
+    /// What it does; nothing where Xen does not say: it waits, or may not run.
+    pub state: Option<State>,
     /// CPU that it last ran on.
     pub cpu: CpuId,
     /// CPUs that it may run on.
@@ -345,6 +353,7 @@ impl Hypervisor {
             vm: VmId(u128::from_be_bytes(info.handle)),
             is_dying: info.flags & library::DYING != 0,
             is_shut_down: info.flags & library::SHUTDOWN != 0,
+            is_hvm: info.flags & library::HVM != 0,
             is_xenstore: info.flags & library::XENSTORE != 0,
             is_paused: info.flags & library::PAUSED != 0,
             pages: info.tot_pages,
@@ -363,6 +372,11 @@ impl Hypervisor {
         }
         Some(Vcpu {
             running: Ns(info.cpu_time.unsigned_abs()),
+            state: match (info.running, info.blocked) {
+                (1.., _) => Some(State::Running),
+                (0, 1..) => Some(State::Blocked),
+                (0, 0) => None,
+            },
             cpu: CpuId(info.cpu),
             affinity: self.affinities(domid, index).ok()?.0,
         })

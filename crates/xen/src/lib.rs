@@ -14,19 +14,22 @@
 //! | `dom0` | `/proc/xen/capabilities`: whether this is dom0 |
 //! | `store` | xenstore, asked by a thread of its own |
 //! | `privcmd` | `/dev/xen/privcmd`: one hypercall that libxenctrl does not make |
-//! | `counted` | none of its own: when Xen is asked to count pages |
+//! | `page_counts` | none of its own: when Xen is asked to count pages |
 //! | `busy` | none of its own: busy time of CPUs, from how long they were idle |
 //! | `changed` | none of its own: what was changed, how it was before, and how that is undone |
 //! | `domain` | none of its own: a domain, as the agent knows it |
 //! | `host` | none of its own: the contract |
 //! | `moving` | `xl`: its stream, its notes on a domain, its migration of a domain to where it is |
+//! | `modelled` | none of its own: what a modelled PMU of an emulated host counts, by domain |
+//! | [`runstates`] | `xentrace`: how long vCPUs waited, and were kept off by a cap |
+//! | `waiting` | none of its own: what of that a sample has |
+//! | `trace` | none of its own: whose Xen's trace is, and how reading it begins and ends |
 //! | `features` | what of all that this host has |
 
 #![deny(missing_docs)]
 
 mod busy;
 mod changed;
-mod counted;
 mod dom0;
 mod domain;
 mod features;
@@ -34,12 +37,17 @@ mod host;
 mod hypervisor;
 mod library;
 pub mod memory;
+mod modelled;
 mod moving;
+mod page_counts;
 mod place;
 mod privcmd;
+pub mod runstates;
 #[cfg(test)]
 mod stand_in;
 mod store;
+mod trace;
+mod waiting;
 
 pub use changed::Legacy;
 pub use dom0::is_dom0;

@@ -7,7 +7,7 @@
 #![allow(missing_docs)] // these are C's names, and C's documentation says what they do
 
 use std::error::Error as _;
-use std::ffi::{c_char, c_int, c_longlong, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_longlong, c_uint, c_ulong, c_void};
 
 use libloading::os::unix::Library;
 
@@ -96,12 +96,16 @@ functions! { Control from VERSIONS {
     fn xc_sched_credit_domain_set(*mut c_void, u32, *mut Share) -> c_int;
     fn xc_sched_credit2_domain_get(*mut c_void, u32, *mut Share) -> c_int;
     fn xc_sched_credit2_domain_set(*mut c_void, u32, *mut Share) -> c_int;
+    fn xc_tbuf_get_size(*mut c_void, *mut c_ulong) -> c_int;
+    fn xc_tbuf_disable(*mut c_void) -> c_int;
+    fn xc_maximum_ram_page(*mut c_void, *mut c_ulong) -> c_int;
+    fn xc_get_pfn_type_batch(*mut c_void, u32, c_uint, *mut u64) -> c_int;
     fn xc_send_debug_keys(*mut c_void, *const c_char) -> c_int;
     fn xc_readconsolering(*mut c_void, *mut c_char, *mut c_uint, c_int, c_int, *mut u32) -> c_int;
 }}
 
 functions! { Store from STORE {
-    fn xs_open(std::ffi::c_ulong) -> *mut c_void;
+    fn xs_open(c_ulong) -> *mut c_void;
     fn xs_close(*mut c_void);
     fn xs_read(*mut c_void, u32, *const c_char, *mut c_uint) -> *mut c_char;
     fn xs_directory(*mut c_void, u32, *const c_char, *mut c_uint) -> *mut *mut c_char;
@@ -128,7 +132,8 @@ pub struct NodeMemory {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HostInfo {
-    before: [u32; 7],
+    before: [u32; 6],
+    pub cpu_khz: u32,
     pub capabilities: u32,
     room: [u64; 24],
 }
@@ -197,6 +202,8 @@ pub const CREDIT: u32 = 5;
 pub const CREDIT2: u32 = 6;
 /// `XEN_DOMINF_dying`.
 pub const DYING: u32 = 1 << 0;
+/// `XEN_DOMINF_hvm_guest`: PVH, or HVM.
+pub const HVM: u32 = 1 << 1;
 /// `XEN_DOMINF_shutdown`.
 pub const SHUTDOWN: u32 = 1 << 2;
 /// `XEN_DOMINF_xs_domain`.
@@ -232,6 +239,7 @@ mod tests {
             (8, 16, 24)
         );
         assert_eq!((offset_of!(PoolInfo, cpumap), size_of::<Share>()), (16, 4));
+        assert_eq!(offset_of!(HostInfo, cpu_khz), 24);
     }
 
     #[test]

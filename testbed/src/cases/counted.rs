@@ -28,7 +28,7 @@ use crate::outside::emulated::LLC_BYTES;
 /// How long misses are counted before and after.
 const WINDOW: Duration = Duration::from_secs(10);
 /// The permit is this part of what the thrasher does without one.
-const PERMIT_PART: u64 = 5;
+pub(super) const PERMIT_PART: u64 = 5;
 /// How far the thrasher may be from its permit over a window, in percent: the agent looks once a second, and under emulation
 /// each look is late by a part of that.
 const NEAR_PERCENT: u64 = 35;
@@ -72,11 +72,11 @@ pub(super) fn tag(page: Page<'_>, guest: &Guest) -> anyhow::Result<Option<u8>> {
 }
 
 /// LLC misses of a window.
-struct Seen {
+pub(super) struct Seen {
     /// Of the thrasher, per slice.
-    thrasher: u64,
+    pub(super) thrasher: u64,
     /// Of the victim.
-    victim: u64,
+    pub(super) victim: u64,
     /// How many of its references the victim missed.
     victim_percent: u64,
 }
@@ -104,7 +104,7 @@ pub(super) fn counts(page: Page<'_>, tag: u8) -> Counts {
     })
 }
 
-fn watch(page: Page<'_>, tags: [u8; 2]) -> Seen {
+pub(super) fn watch(page: Page<'_>, tags: [u8; 2]) -> Seen {
     let of = |tag| counts(page, tag);
     let (before, begin) = (tags.map(of), Instant::now());
     std::thread::sleep(WINDOW);
@@ -120,7 +120,7 @@ fn watch(page: Page<'_>, tags: [u8; 2]) -> Seen {
 }
 
 /// Waits until the agent knows what these guests miss.
-fn wait_counted(inside: &Inside, names: [&str; 2]) -> anyhow::Result<()> {
+pub(super) fn wait_counted(inside: &Inside, names: [&str; 2]) -> anyhow::Result<()> {
     wait_until("the agent to count both guests", SOON, || {
         let shown = permit(inside, &["show"]).unwrap_or_default();
         let is_counted = |name: &str| {
@@ -159,33 +159,7 @@ pub fn permit_held(inside: &mut Inside) -> anyhow::Result<()> {
         !found.is_empty()
     })?;
     inside.note(format!("a permit of {booked}: {found:?}"));
-    // Until it was held it has polluted freely, which it repays first.
-    wait_until("the thrasher to have repaid what it owes", SOON, || {
-        let shown = permit(inside, &["show", "thrasher"])?["vms"][0].clone();
-        Ok(if shown["standing"] == "UNDER" {
-            Look::Done(())
-        } else {
-            Look::NotYet(shown.to_string())
-        })
-    })?;
-    // In windows in which the host was busy elsewhere neither could do much.
-    let held = wait_until(
-        "the thrasher to miss as it booked, and the victim less",
-        SOON,
-        || {
-            let held = watch(page, tags);
-            let is_near = held.thrasher.abs_diff(booked) * 100 <= booked * NEAR_PERCENT;
-            let is_spared = held.victim * 100 <= free.victim * VICTIM_PERCENT;
-            Ok(if is_near && is_spared {
-                Look::Done(held)
-            } else {
-                Look::NotYet(format!(
-                    "a permit of {booked}, {} victim's misses before: {held}",
-                    free.victim
-                ))
-            })
-        },
-    )?;
+    let held = wait_held(inside, (page, tags), booked, &free)?;
     let found = super::agent::limits(&guests[0])?;
     inside.note(format!("with it {held}; {found:?}"));
 
@@ -205,6 +179,39 @@ pub fn permit_held(inside: &mut Inside) -> anyhow::Result<()> {
     })?;
     inside.note(format!("the guard lifted it: {freed}"));
     Ok(())
+}
+
+/// Waits until the thrasher has repaid what it owed, and misses as it booked while its neighbour misses less.
+pub(super) fn wait_held(
+    inside: &Inside,
+    (page, tags): (Page<'_>, [u8; 2]),
+    booked: u64,
+    free: &Seen,
+) -> anyhow::Result<Seen> {
+    wait_until("the thrasher to have repaid what it owes", SOON, || {
+        let shown = permit(inside, &["show", "thrasher"])?["vms"][0].clone();
+        Ok(match shown["standing"] == "UNDER" {
+            true => Look::Done(()),
+            false => Look::NotYet(shown.to_string()),
+        })
+    })?;
+    // In windows in which the host was busy elsewhere neither could do much.
+    wait_until(
+        "the thrasher to miss as it booked, and the victim less",
+        SOON,
+        || {
+            let held = watch(page, tags);
+            let is_near = held.thrasher.abs_diff(booked) * 100 <= booked * NEAR_PERCENT;
+            let is_spared = held.victim * 100 <= free.victim * VICTIM_PERCENT;
+            Ok(match is_near && is_spared {
+                true => Look::Done(held),
+                false => Look::NotYet(format!(
+                    "a permit of {booked}, {} victim's misses before: {held}",
+                    free.victim
+                )),
+            })
+        },
+    )
 }
 
 /// Memory that the follower walks through all the time: four times what a cache holds.

@@ -28,6 +28,8 @@ mod xen;
 mod xen_agent;
 mod xen_lives;
 mod xen_moved;
+mod xen_permit;
+mod xen_waiting;
 
 use std::time::Duration;
 
@@ -60,6 +62,8 @@ pub enum Group {
     Record,
     /// A Xen host, which `scripts/xen-setup.sh` makes: run by name only.
     Xen,
+    /// A Xen host with a modelled PMU: run by name only.
+    XenCounted,
 }
 
 impl Group {
@@ -78,6 +82,7 @@ impl Group {
             Self::Programs => "programs",
             Self::Record => "record",
             Self::Xen => "xen",
+            Self::XenCounted => "xen-counted",
         }
     }
 
@@ -92,6 +97,7 @@ impl Group {
                 | Self::Record
                 | Self::Speed
                 | Self::Xen
+                | Self::XenCounted
         )
     }
 
@@ -103,6 +109,7 @@ impl Group {
             Self::Counted | Self::Arrange => Some(HostKind::Counted),
             Self::Damon => Some(HostKind::Damon),
             Self::Xen => Some(HostKind::Xen),
+            Self::XenCounted => Some(HostKind::XenCounted),
             Self::Pages | Self::Module | Self::Kernels | Self::Speed | Self::Programs => None,
         }
     }
@@ -572,6 +579,20 @@ pub static ALL: &[Case] = &[
         "how credit1 shares a CPU by weights and caps, in pools of 4 CPUs and of 1, by the hypervisor's trace",
         xen::credit,
     ),
+    case(
+        "xen-waiting",
+        Group::Xen,
+        420,
+        "how long vCPUs wait is what their guests count as steal, and Xen's trace is the operator's again afterwards",
+        xen_waiting::waiting,
+    ),
+    case(
+        "xen-permit",
+        Group::XenCounted,
+        600,
+        "a thrasher domU is capped by the agent to the misses that it booked, and its neighbour misses less",
+        xen_permit::permit_held,
+    ),
 ];
 
 /// The case of this name.
@@ -626,6 +647,7 @@ mod tests {
             Group::Record,
             Group::Speed,
             Group::Xen,
+            Group::XenCounted,
         ];
         let by_name = groups.map(|group| {
             let cases = select(&[group.name().to_owned()]).unwrap_or_default();

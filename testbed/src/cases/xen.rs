@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use homenode_testbed_guest::Behaviour;
+use homenode_xen::runstates::State;
 
 use crate::inside::Inside;
 use crate::inside::xen::domu::{Domu, DomuSpec, Kind, Toolstack};
-use crate::inside::xen::runstates::{State, Stretches, trace};
+use crate::inside::xen::runstates::{Stretches, trace};
 use crate::inside::xen::{self, create_pool};
 use crate::outside::KEPT;
 use crate::outside::emulated::HostKind;

@@ -47,7 +47,7 @@ pub(super) fn host(inside: &Inside) -> anyhow::Result<XenHost> {
 
 /// Every check of the host contract, on a domU of each kind and toolstack.
 pub fn contract(inside: &mut Inside) -> anyhow::Result<()> {
-    let mut host = host(inside)?;
+    let mut host = super::xen_waiting::host(inside)?;
     let busy = Behaviour::busy(1).with_duty(60).with_touch(20);
     for (name, kind, by) in [
         ("pv", Kind::Pv, Toolstack::Libvirt),
@@ -60,6 +60,13 @@ pub fn contract(inside: &mut Inside) -> anyhow::Result<()> {
         ensure!(
             other.is_empty(),
             "expected these checks not to be skipped: {other:?}"
+        );
+        let sample = host.sample()?;
+        let vcpus = sample.vms.iter().flat_map(|vm| &vm.vcpus);
+        ensure!(
+            vcpus.clone().count() == 1 && vcpus.clone().all(|vcpu| vcpu.waiting_ns.is_some()),
+            "expected how long {name} waited, saw {:?}",
+            vcpus.collect::<Vec<_>>()
         );
         inside.destroy_domu(&domu)?;
     }

@@ -47,25 +47,36 @@ pub enum HostKind {
     Damon,
     /// Four nodes of one CPU under Xen: the inside is its dom0.
     Xen,
+    /// The same with two nodes of two CPUs and a modelled PMU.
+    XenCounted,
 }
 
 impl HostKind {
     pub(super) fn nodes(self) -> u32 {
         match self {
             Self::Plain | Self::Damon | Self::Xen => NODES,
-            Self::Counted => 2,
+            Self::Counted | Self::XenCounted => 2,
         }
     }
 
     fn cpus_per_node(self) -> u32 {
         match self {
             Self::Plain | Self::Damon | Self::Xen => 1,
-            Self::Counted => 2,
+            Self::Counted | Self::XenCounted => 2,
         }
     }
 
     pub(super) fn cpus(self) -> u32 {
         self.nodes() * self.cpus_per_node()
+    }
+
+    /// The list of a node's CPUs.
+    pub(super) fn cpus_of(self, node: u32) -> String {
+        let first = node * self.cpus_per_node();
+        match self.cpus_per_node() {
+            1 => first.to_string(),
+            count => format!("{first}-{}", first + count - 1),
+        }
     }
 
     /// A square of four nodes: neighbours at 16, the opposite corner at 22. Of two nodes they are neighbours.
@@ -157,7 +168,7 @@ impl Workshop {
 
     /// What QEMU is told of a modelled PMU that counts in `file`: the plugin makes the file, and the host inside finds it
     /// as a device's memory.
-    fn pmu_options(&self, kind: HostKind, file: &Path) -> anyhow::Result<String> {
+    pub(super) fn pmu_options(&self, kind: HostKind, file: &Path) -> anyhow::Result<String> {
         let plugin = self.plugin()?;
         let layout = Layout {
             cpus: kind.cpus().into(),
@@ -244,7 +255,9 @@ impl EmulatedHost {
             fs::File::create(&path).with_context(|| format!("cannot create {}", path.display()))
         };
         let mut command = match kind {
-            HostKind::Xen => xen::emulator(workshop, &program, dir, exchange.root())?,
+            HostKind::Xen | HostKind::XenCounted => {
+                xen::emulator(workshop, kind, &program, dir, exchange.root())?
+            }
             HostKind::Plain | HostKind::Counted | HostKind::Damon => {
                 virtme(workshop, kind, &program, dir, exchange.root())?
             }
@@ -381,11 +394,7 @@ fn virtme(
     command.args(["--cpus".to_owned(), kind.cpus().to_string()]);
     command.args(["--memory".to_owned(), format!("{}M", kind.nodes() * NODE_MIB)]);
     for node in 0..kind.nodes() {
-        let first = node * kind.cpus_per_node();
-        let cpus = match kind.cpus_per_node() {
-            1 => first.to_string(),
-            count => format!("{first}-{}", first + count - 1),
-        };
+        let cpus = kind.cpus_of(node);
         command.args(["--numa".to_owned(), format!("{NODE_MIB}M,cpus={cpus}")]);
     }
     for (from, to, distance) in kind.distances() {
@@ -401,8 +410,8 @@ fn virtme(
         monitor.display()
     );
     let pmu_options = match kind {
-        HostKind::Plain | HostKind::Damon | HostKind::Xen => String::new(),
         HostKind::Counted => workshop.pmu_options(kind, &dir.join("pmu"))?,
+        _ => String::new(),
     };
     command
         .arg(format!(

@@ -58,11 +58,11 @@ const INIT: &str = include_str!("dom0-init.sh");
 /// When `scripts/xen-setup.sh` has not been run, or dom0's initramfs cannot be made.
 pub(super) fn emulator(
     workshop: &Workshop,
+    kind: HostKind,
     program: &Path,
     dir: &Path,
     exchange: &Path,
 ) -> anyhow::Result<Command> {
-    let kind = HostKind::Xen;
     let made = |name: &str| -> anyhow::Result<PathBuf> {
         let path = workshop.dir.join("xen").join(name);
         ensure!(
@@ -93,7 +93,7 @@ pub(super) fn emulator(
         ]);
         command.args([
             "-numa",
-            &format!("node,nodeid={node},cpus={node},memdev=node{node}"),
+            &format!("node,nodeid={node},cpus={},memdev=node{node}", kind.cpus_of(node)),
         ]);
     }
     for (from, to, distance) in kind.distances() {
@@ -119,6 +119,10 @@ pub(super) fn emulator(
         escaped(&dir.join("monitor"))
     );
     command.args(["-chardev", &monitor, "-mon", "testbed"]);
+    if kind == HostKind::XenCounted {
+        let options = workshop.pmu_options(kind, &dir.join("pmu"))?;
+        command.args(options.split_whitespace());
+    }
     command.arg("-kernel").arg(xen);
     command.args([
         "-append",

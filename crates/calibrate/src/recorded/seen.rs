@@ -264,7 +264,7 @@ fn counted(machine: &Machine, vm: &VmSample, own: &VmRates, seconds: f64, held: 
         waited: own
             .vcpus
             .iter()
-            .map(|vcpu| vcpu.waiting + vcpu.throttled)
+            .map(|vcpu| vcpu.waited() + vcpu.throttled)
             .sum::<f64>()
             * seconds,
         counted_ran: own.instructions_per_s.map_or(0.0, |_| ran),

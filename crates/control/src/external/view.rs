@@ -273,7 +273,7 @@ impl<'a> VmDocument<'a> {
             device_nodes: &sample.device_nodes,
             counted_by: is_counted.then_some(view.sample.counted_by),
             cpus_used: rates.map(|rates| rates.cpus_used),
-            vcpus_waiting: rates.map(|rates| rates.vcpus.iter().map(|vcpu| vcpu.waiting).sum()),
+            vcpus_waiting: rates.and_then(|rates| rates.vcpus.iter().map(|vcpu| vcpu.waiting).sum()),
             instructions_per_s: rates.and_then(|rates| rates.instructions_per_s),
             cycles_per_s: rates.and_then(|rates| rates.cycles_per_s),
             llc_references_per_s: rates.and_then(|rates| rates.llc_references_per_s),
@@ -332,7 +332,7 @@ fn vcpus<'a>(machine: &Machine, sample: &'a VmSample, rates: Option<&VmRates>) -
             affinity: &vcpu.affinity,
             quota: vcpu.quota,
             running: over.map(|over| over.running),
-            waiting: over.map(|over| over.waiting),
+            waiting: over.and_then(|over| over.waiting),
             throttled: over.map(|over| over.throttled),
             llc_miss_rate: over.and_then(|over| over.llc_miss_rate),
         }

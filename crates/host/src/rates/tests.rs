@@ -12,7 +12,7 @@ fn vcpu(index: u16, ran_ms: u64, waited_ms: u64) -> VcpuSample {
     VcpuSample {
         index,
         running_ns: Ns::from_millis(ran_ms),
-        waiting_ns: Ns::from_millis(waited_ms),
+        waiting_ns: Some(Ns::from_millis(waited_ms)),
         cpu: Some(CpuId(0)),
         ..VcpuSample::default()
     }
@@ -72,7 +72,10 @@ fn what_a_vm_did_is_its_counters_over_the_period() {
     let [first] = vm.vcpus.as_slice() else {
         panic!("{vm:?}")
     };
-    assert_eq!((first.running, first.waiting, first.throttled), (0.5, 0.25, 0.0));
+    assert_eq!(
+        (first.running, first.waiting, first.throttled),
+        (0.5, Some(0.25), 0.0)
+    );
 }
 
 #[test]
@@ -87,7 +90,7 @@ fn waiting_for_a_quota_is_not_waiting_for_a_cpu() {
     );
     let first = rates.vms[0].vcpus[0];
     assert!(
-        (first.waiting - 0.1).abs() < 1e-9 && (first.throttled - 0.3).abs() < 1e-9,
+        (first.waited() - 0.1).abs() < 1e-9 && (first.throttled - 0.3).abs() < 1e-9,
         "{first:?}"
     );
 }
@@ -144,7 +147,7 @@ fn any_vcpu() -> impl Strategy<Value = VcpuSample> {
     (0..3u16, any::<[u64; 3]>(), counters, 0..80u32).prop_map(|(index, times, counters, cpu)| VcpuSample {
         index,
         running_ns: Ns(times[0]),
-        waiting_ns: Ns(times[1]),
+        waiting_ns: Some(Ns(times[1])),
         throttled_ns: Ns(times[2]),
         cpu: Some(CpuId(cpu)),
         counters: counters.map(|[instructions, cycles, llc_references, llc_misses]| Counters {
@@ -190,7 +193,7 @@ proptest! {
             prop_assert!(vm.local_access_ratio.is_none_or(is_share), "{vm:?}");
             prop_assert!(vm.llc_miss_rate.is_none_or(is_share), "{vm:?}");
             for vcpu in &vm.vcpus {
-                let shares = [vcpu.running, vcpu.waiting, vcpu.throttled];
+                let shares = [vcpu.running, vcpu.waited(), vcpu.throttled];
                 prop_assert!(shares.into_iter().all(is_share), "{vcpu:?}");
             }
         }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
-use homenode_formats::pmu_region::{Layout, Sampled, Use};
+use homenode_formats::pmu_region::{Counts, Layout, Sampled, Use};
 use homenode_units::{Bytes, NodeId};
 use proptest::prelude::*;
 
@@ -226,7 +226,7 @@ fn counts_that_run_backwards_are_said_and_begin_anew() {
     rig.miss(0, 10, 50);
     assert_eq!(rig.counts(1, 1, 5), (50, 50));
     let vm = rig.attribution.vms.get_mut(&vm(1)).expect("known");
-    vm.since = vm.since.map(|since| Counts {
+    vm.dealt.since = vm.dealt.since.map(|since| Counts {
         references: since.references + 1,
         ..since
     });

@@ -144,7 +144,7 @@ fn a_sample_has_the_vm_and_the_version_is_stable() {
         "offline CPUs 2 and 3 are not the host's"
     );
     assert_eq!(
-        (seen.vcpus[0].running_ns, seen.vcpus[0].waiting_ns),
+        (seen.vcpus[0].running_ns, seen.vcpus[0].waiting_ns.unwrap()),
         (Ns(5000), Ns(700))
     );
     assert_eq!(seen.pages.as_ref().unwrap()[NodeId(1)], Pages(4));

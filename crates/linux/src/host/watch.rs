@@ -263,7 +263,7 @@ impl LinuxHost {
             vcpus.push(VcpuSample {
                 index,
                 running_ns: thread.running_ns,
-                waiting_ns: thread.waiting_ns,
+                waiting_ns: Some(thread.waiting_ns),
                 throttled_ns,
                 cpu: thread.cpu.filter(|cpu| usable.contains(*cpu)),
                 affinity: thread.affinity.intersection(usable),

@@ -219,7 +219,7 @@ fn waiting(view: &View<'_>, rates: &Rates, config: &Config, re_homed: &BTreeSet<
     let mut movable_waiting: NodeMap<f64> = view.machine.nodes.map(|_, _| 0.0);
     for vcpu in movable(view, re_homed).flat_map(|vm| vm.rates.iter().flat_map(|rates| &rates.vcpus)) {
         if let Some(sum) = vcpu.node.and_then(|node| movable_waiting.get_mut(node)) {
-            *sum += vcpu.waiting;
+            *sum += vcpu.waited();
         }
     }
     movable_waiting.map(|node, movable| match rates.nodes.get(node) {
@@ -334,7 +334,7 @@ fn lend(
             let to = target_cpus(view, vm, destination);
             // A vCPU that may run there already gains nothing.
             let moves = !to.is_empty() && vm.sample.vcpu(vcpu.index).is_some_and(|seen| seen.affinity != to);
-            let active = vcpu.running + vcpu.waiting >= settings.balance.active_min;
+            let active = vcpu.running + vcpu.waited() >= settings.balance.active_min;
             vcpu.node == Some(source) && active && moves && !moved.contains(&(vm.sample.id, vcpu.index))
         })
         .map(|(vm, vcpu)| Candidate {
@@ -342,7 +342,7 @@ fn lend(
             index: vcpu.index,
             goes_home: vm.home.is_some_and(|home| home.contains(destination)),
             miss_rate: vcpu.llc_miss_rate,
-            waiting: vcpu.waiting,
+            waiting: vcpu.waited(),
         })
         .collect();
     candidates.sort_by(Candidate::order);

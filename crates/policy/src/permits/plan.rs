@@ -317,7 +317,7 @@ fn slices(time: Ns) -> f64 {
 fn demands(vm: &VmView<'_>) -> Vec<f64> {
     let vcpus = vm.rates.iter().flat_map(|rates| &rates.vcpus);
     vcpus
-        .map(|vcpu| (vcpu.running + vcpu.waiting + vcpu.throttled).min(1.0))
+        .map(|vcpu| (vcpu.running + vcpu.waited() + vcpu.throttled).min(1.0))
         .collect()
 }
 

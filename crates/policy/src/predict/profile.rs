@@ -313,7 +313,7 @@ impl Profile {
     ) {
         let weight = config.weight();
         self.was_moved |= vm.home.is_some();
-        let wanted: f64 = rates.vcpus.iter().map(|vcpu| vcpu.running + vcpu.waiting).sum();
+        let wanted: f64 = rates.vcpus.iter().map(|vcpu| vcpu.running + vcpu.waited()).sum();
         self.wanted = wanted;
         self.threads.update(wanted, weight);
         if vm.home.is_none() && wanted > config.ran_min {

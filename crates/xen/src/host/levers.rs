@@ -176,7 +176,7 @@ impl XenHost {
             _ => now,
         };
         // A cap of the operator's that is lower than what is asked for stays in force.
-        let wanted = match (cap_of(quota, domain.vcpus.len()).unwrap_or(0), before) {
+        let wanted = match (cap_of(quota, domain.vcpus.len()), before) {
             (0, before) | (before, 0) => before,
             (ours, before) => ours.min(before),
         };

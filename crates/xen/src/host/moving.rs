@@ -166,7 +166,7 @@ impl XenHost {
         if let Some(why) = self.immovable(domain) {
             return Err(fixed(why.to_string()));
         }
-        let known = self.counted.of(domain.run.runtime_id);
+        let known = self.page_counts.of(domain.run.runtime_id);
         let known = known.ok_or_else(|| fixed("where it lies is not known".into()))?;
         let all: u64 = known.values().map(|pages| pages.0).sum();
         let there = known.get(node).map_or(0, |pages| pages.0);
@@ -344,7 +344,7 @@ impl XenHost {
             ..Ended::default()
         });
         // Where its memory lies is asked for anew.
-        self.counted.ask_again();
+        self.page_counts.ask_again();
         self.moves
             .rests
             .insert(job.vm, now() + self.options.local_migration.interval);

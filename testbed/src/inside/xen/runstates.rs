@@ -1,10 +1,6 @@
 //! How long vCPUs ran, waited for a CPU and slept, from the hypervisor's trace of each change.
 //!
-//! `xentrace -D -e 0x21000` writes a record for each change (`xen/include/public/trace.h`): a word with the event in its low 28
-//! bits, above them the count of words that follow, and in bit 31 whether a 64-bit time stamp stands between, in cycles. The
-//! event of a change has the old state in bits 8 and 9 and the new one in bits 4 and 5; its one word is the domain's number in
-//! the upper half and the vCPU's in the lower. Records of the CPUs are mixed, each stamped by its own CPU; all CPUs of an
-//! emulated host count alike.
+//! What a trace says is in `homenode_xen::runstates`, whose reader is used here; all CPUs of an emulated host count alike.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,49 +9,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
+use homenode_xen::runstates::{CLASS, Change, Records, State};
+
 use super::super::libvirtd::run;
 use super::info;
-
-/// Runstate changes alone.
-const CLASS: &str = "0x21000";
-const CHANGE: u32 = 0x21001;
-const STATES: u32 = 0x330;
-const EVENT: u32 = 0x0fff_ffff;
-const HAS_CYCLES: u32 = 1 << 31;
-
-/// What a vCPU does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum State {
-    /// It runs.
-    Running,
-    /// It wants to run.
-    Runnable,
-    /// It waits for something.
-    Blocked,
-    /// It may not run: it is paused, off, or over its cap.
-    Offline,
-}
-
-impl State {
-    fn of(bits: u32) -> State {
-        match bits & 3 {
-            0 => State::Running,
-            1 => State::Runnable,
-            2 => State::Blocked,
-            _ => State::Offline,
-        }
-    }
-}
-
-/// A vCPU's change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Change {
-    cycles: u64,
-    domain: u32,
-    vcpu: u32,
-    from: State,
-    to: State,
-}
 
 /// The stretches of each vCPU in each state, in seconds, by domain and vCPU.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -119,36 +76,9 @@ pub fn trace(dir: &Path, name: &str, time: Duration) -> anyhow::Result<Stretches
 
 /// The changes in a trace, as it has them.
 fn changes(bytes: &[u8]) -> anyhow::Result<Vec<Change>> {
-    let mut words = bytes.chunks_exact(4).map(|word| {
-        let word: [u8; 4] = word.try_into().unwrap_or_default();
-        u32::from_le_bytes(word)
-    });
-    let mut changes = Vec::new();
-    while let Some(head) = words.next() {
-        let mut word = || words.next().context("a trace ends in mid-record");
-        let mut cycles = None;
-        if head & HAS_CYCLES != 0 {
-            let low = u64::from(word()?);
-            cycles = Some(low | u64::from(word()?) << 32);
-        }
-        let extra = (0..head >> 28 & 7)
-            .map(|_| word())
-            .collect::<anyhow::Result<Vec<u32>>>()?;
-        let event = head & EVENT;
-        if event & !STATES != CHANGE {
-            continue;
-        }
-        let (cycles, who) = cycles
-            .zip(extra.first())
-            .context("a change without a time or a vCPU")?;
-        changes.push(Change {
-            cycles,
-            domain: who >> 16,
-            vcpu: who & 0xffff,
-            from: State::of(event >> 8),
-            to: State::of(event >> 4),
-        });
-    }
+    let mut records = Records::default();
+    let changes = records.read(bytes);
+    ensure!(!records.is_within(), "a trace ends in mid-record");
     Ok(changes)
 }
 
@@ -161,7 +91,7 @@ fn stretches(mut changes: Vec<Change>, cycles_per_s: f64) -> anyhow::Result<Stre
     let mut last: BTreeMap<(u32, u32), Change> = BTreeMap::new();
     let mut stretches = Stretches::default();
     for change in changes {
-        let vcpu = (change.domain, change.vcpu);
+        let vcpu = (u32::from(change.domain), u32::from(change.vcpu));
         let Some(before) = last.insert(vcpu, change) else {
             let edges = stretches.edges.entry(vcpu).or_default();
             *edges.entry(change.from).or_default() += seconds(begin, change.cycles);
@@ -188,7 +118,8 @@ mod tests {
 
     /// A record of a change of vCPU 1 of domain 2.
     fn record(cycles: u64, from: u32, to: u32) -> Vec<u8> {
-        let head = HAS_CYCLES | 1 << 28 | CHANGE | from << 8 | to << 4;
+        // With a time stamp, and one more word.
+        let head = 1 << 31 | 1 << 28 | 0x21001 | from << 8 | to << 4;
         let words = [head, cycles as u32, (cycles >> 32) as u32, 2 << 16 | 1];
         words.iter().flat_map(|word| word.to_le_bytes()).collect()
     }

@@ -64,7 +64,7 @@ impl Host {
             let ran = part(self.demand.min(may));
             vcpu.running_ns += ran;
             vcpu.throttled_ns += part((self.demand - may).max(0.0));
-            vcpu.waiting_ns = vcpu.throttled_ns;
+            vcpu.waiting_ns = Some(vcpu.throttled_ns);
             if let Some(counters) = &mut vcpu.counters {
                 counters.llc_misses += ran.0 * self.intensity / 1_000_000;
                 counters.cycles += ran.0 * GHZ / 1_000_000_000;

@@ -19,7 +19,7 @@ const AGAIN: Ns = Ns::from_secs(10);
 
 /// See the module.
 #[derive(Debug, Default)]
-pub struct Counted {
+pub struct PageCounts {
     /// By number of the domain.
     pages: BTreeMap<u32, NodeMap<Pages>>,
     at: Option<Ns>,
@@ -29,7 +29,7 @@ pub struct Counted {
     untold: BTreeMap<u32, (u32, Ns)>,
 }
 
-impl Counted {
+impl PageCounts {
     /// Pages of a domain by node, as far as they were told.
     pub fn of(&self, domid: u32) -> Option<&NodeMap<Pages>> {
         self.pages.get(&domid)
@@ -97,7 +97,7 @@ mod tests {
     }
 
     /// Seconds at which it is asked within an hour, looked at each second.
-    fn asked(counted: &mut Counted, domains: &BTreeMap<u32, u64>, says: &str, took: Ns) -> Vec<u64> {
+    fn asked(counted: &mut PageCounts, domains: &BTreeMap<u32, u64>, says: &str, took: Ns) -> Vec<u64> {
         let mut times = Vec::new();
         for second in 0..3600 {
             let at = Ns::from_secs(1000 + second);
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn one_that_is_never_told_is_asked_for_less_and_less() {
         let domains = BTreeMap::from([(1, 100), (2, 100)]);
-        let mut counted = Counted::default();
+        let mut counted = PageCounts::default();
         let times = asked(&mut counted, &domains, &told(1, 100), Ns::from_millis(1));
         assert_eq!(times[..5], [0, 10, 30, 70, 130]);
         assert_eq!(times.len(), 3 + (3600 - 70_usize).div_ceil(60));
@@ -125,21 +125,29 @@ mod tests {
     fn what_takes_long_is_done_rarely() {
         let domains = BTreeMap::from([(1, 100)]);
         let times = asked(
-            &mut Counted::default(),
+            &mut PageCounts::default(),
             &domains,
             &told(1, 100),
             Ns::from_millis(600),
         );
         assert_eq!(times, [0, 600, 1200, 1800, 2400, 3000]);
         // One that is not told, no more often than six times that.
-        let times = asked(&mut Counted::default(), &domains, "", Ns::from_millis(600));
+        let times = asked(&mut PageCounts::default(), &domains, "", Ns::from_millis(600));
         assert_eq!(times[..3], [0, 100, 200]);
-        assert!(asked(&mut Counted::default(), &BTreeMap::new(), "", Ns::from_millis(1)).is_empty());
+        assert!(
+            asked(
+                &mut PageCounts::default(),
+                &BTreeMap::new(),
+                "",
+                Ns::from_millis(1)
+            )
+            .is_empty()
+        );
     }
 
     #[test]
     fn a_balloon_that_moved_much_is_asked_for() {
-        let mut counted = Counted::default();
+        let mut counted = PageCounts::default();
         let at = Ns::from_secs(1000);
         counted.take_in(&told(1, 1600), &BTreeMap::from([(1, 1600)]), (at, Ns(1)));
         let later = at + Ns::from_secs(10);

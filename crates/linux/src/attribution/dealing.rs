@@ -1,0 +1,224 @@
+//! What a modelled PMU counted for a VM, dealt to its vCPUs as a PMU's counters would stand: the part that does not ask whose a
+//! frame is, or who says so. What the figures are is said in [`super`].
+
+use std::collections::BTreeMap;
+
+use homenode_formats::pmu_region::{Counts, Page};
+use homenode_host::Counters;
+use homenode_units::Ns;
+
+use super::NotCounted;
+
+/// What a reference to the LLC, a miss that local memory answers and one that another node's does cost: round figures of
+/// servers with a few sockets.
+pub const LLC_CYCLES: f64 = 40.0;
+/// See [`LLC_CYCLES`].
+pub const MEMORY_CYCLES: f64 = 200.0;
+/// See [`LLC_CYCLES`].
+pub const REMOTE_CYCLES: f64 = 300.0;
+/// Where a machine's clock is not known.
+const CLOCK_HZ: u64 = 1_000_000_000;
+
+/// Whether the model counts, and how fast the machine that it models runs.
+#[derive(Debug)]
+pub struct Pulse {
+    page: Page<'static>,
+    clock_hz: u64,
+    /// Of all CPUs, at the last look, with the time for which they were busy.
+    instructions: Option<(u64, Ns)>,
+    /// Instructions for each nanosecond for which a CPU was busy between the last two looks.
+    rate: f64,
+    state: State,
+}
+
+/// Whether the model counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It was not looked at twice yet.
+    Unknown,
+    /// It does.
+    Counting,
+    /// No CPU has begun an instruction since the last look.
+    Silent,
+}
+
+impl Pulse {
+    /// Nothing is known yet. `clock_hz` is the machine's clock, where known.
+    pub fn new(page: Page<'static>, clock_hz: Option<u64>) -> Pulse {
+        Pulse {
+            page,
+            clock_hz: clock_hz.unwrap_or(CLOCK_HZ),
+            instructions: None,
+            rate: 0.0,
+            state: State::Unknown,
+        }
+    }
+
+    /// Looks; CPUs were busy for so long in all. Asks for counts, which costs the emulator most of its speed.
+    pub fn beat(&mut self, busy: Ns) {
+        self.page.want();
+        let cpus = 0..self.page.layout().cpus;
+        let instructions = cpus
+            .filter_map(|cpu| self.page.instructions_of(cpu))
+            .fold(0, u64::wrapping_add);
+        self.state = match self.instructions.replace((instructions, busy)) {
+            None => State::Unknown,
+            Some((before, _)) if before == instructions => State::Silent,
+            Some((before, busy_before)) => {
+                let time = busy.saturating_sub(busy_before).0.max(1);
+                self.rate = instructions.wrapping_sub(before) as f64 / time as f64;
+                State::Counting
+            }
+        };
+    }
+
+    /// As of the last look.
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// What makes time run into instructions, for a VM of whose misses local memory answers this share.
+    pub fn speed(&self, local: f64) -> Speed {
+        Speed {
+            clock_hz: self.clock_hz,
+            rate: self.rate,
+            local,
+        }
+    }
+}
+
+/// What makes time run into instructions.
+#[derive(Clone, Copy, Debug)]
+pub struct Speed {
+    clock_hz: u64,
+    /// Instructions that the emulator makes in a nanosecond.
+    rate: f64,
+    /// Share of misses that local memory answers.
+    local: f64,
+}
+
+impl Speed {
+    /// Instructions of a VM that ran for so many nanoseconds in all, with so many references and misses: those that the emulator
+    /// made, and those that the machine would have made.
+    fn instructions(self, ran: f64, references: u64, misses: u64) -> (f64, f64) {
+        let miss = self.local * MEMORY_CYCLES + (1.0 - self.local) * REMOTE_CYCLES;
+        let waited = references as f64 * LLC_CYCLES + misses as f64 * miss;
+        let emulated = (self.rate * ran).max(1.0);
+        (
+            emulated,
+            self.clock_hz as f64 / 1e9 * ran * emulated / (emulated + waited),
+        )
+    }
+
+    fn cycles(self, ran: Ns) -> u64 {
+        (u128::from(ran.0) * u128::from(self.clock_hz) / 1_000_000_000) as u64
+    }
+}
+
+/// What was dealt to the vCPUs of a VM so far.
+#[derive(Debug, Default)]
+pub struct Dealt {
+    /// The VM's counts at the last look.
+    pub(super) since: Option<Counts>,
+    vcpus: BTreeMap<u16, Share>,
+}
+
+/// What was dealt to a vCPU.
+#[derive(Clone, Copy, Debug, Default)]
+struct Share {
+    ran: Ns,
+    counts: Counts,
+    instructions: u64,
+}
+
+impl Dealt {
+    /// Does not count what comes before the next look.
+    pub fn interrupt(&mut self) {
+        self.since = None;
+    }
+
+    /// Deals what a VM's counts have grown by to the vCPUs that ran meanwhile: `ran` has the time that each ran so far. What came
+    /// while none ran waits for the next.
+    ///
+    /// # Errors
+    /// Counts that ran backwards.
+    pub fn deal(
+        &mut self,
+        counts: Counts,
+        ran: &BTreeMap<u16, Ns>,
+        speed: Speed,
+    ) -> Result<BTreeMap<u16, Counters>, NotCounted> {
+        let since = *self.since.get_or_insert(counts);
+        let (references, misses) = grown(since, counts)
+            .ok_or(NotCounted::Backwards)
+            .inspect_err(|_| self.since = None)?;
+        self.vcpus.retain(|index, _| ran.contains_key(index));
+        let time = |index: &u16, now: Ns| {
+            self.vcpus
+                .get(index)
+                .map_or(Ns::ZERO, |share| now.saturating_sub(share.ran))
+        };
+        let ran_now: Vec<(u16, Ns, Ns)> = ran
+            .iter()
+            .map(|(index, now)| (*index, *now, time(index, *now)))
+            .collect();
+        let total: u128 = ran_now.iter().map(|(.., time)| u128::from(time.0)).sum();
+        if total > 0 {
+            self.since = Some(counts);
+        }
+        let (emulated, made) = speed.instructions(total as f64, references, misses);
+        let scaled = |count: u64| (count as f64 * made / emulated).round() as u64;
+        let counted = [made as u64, scaled(references), scaled(misses)];
+        let mut before: u128 = 0;
+        for (index, now, time) in ran_now {
+            let share = self.vcpus.entry(index).or_default();
+            share.ran = now;
+            let after = before + u128::from(time.0);
+            // Parts of cumulated shares: they add up.
+            let part = |count: u64| {
+                let upto = |time: u128| (u128::from(count) * time).checked_div(total).unwrap_or(0);
+                (upto(after) - upto(before)) as u64
+            };
+            let [instructions, references, misses] = counted.map(part);
+            share.instructions = share.instructions.wrapping_add(instructions);
+            share.counts.references = share.counts.references.wrapping_add(references);
+            share.counts.misses = share.counts.misses.wrapping_add(misses);
+            before = after;
+        }
+        Ok(self.counters(speed))
+    }
+
+    fn counters(&self, speed: Speed) -> BTreeMap<u16, Counters> {
+        let counters = self.vcpus.iter().map(|(index, share)| {
+            let counters = Counters {
+                instructions: share.instructions,
+                cycles: speed.cycles(share.ran),
+                llc_references: share.counts.references,
+                llc_misses: share.counts.misses,
+            };
+            (*index, counters)
+        });
+        counters.collect()
+    }
+}
+
+/// How many references and misses came since; `None` where they ran backwards.
+pub fn grown(since: Counts, now: Counts) -> Option<(u64, u64)> {
+    let grown = |before: u64, now: u64| {
+        let grown = now.wrapping_sub(before);
+        (grown < 1 << 63).then_some(grown)
+    };
+    Some((
+        grown(since.references, now.references)?,
+        grown(since.misses, now.misses)?,
+    ))
+}
+
+/// What all CPUs did to memory of a tag.
+pub fn of_tag(page: Page<'_>, tag: u8) -> Counts {
+    let counts = (0..page.layout().cpus).filter_map(|cpu| page.counts(cpu, tag));
+    counts.fold(Counts::default(), |sum, counts| Counts {
+        references: sum.references.wrapping_add(counts.references),
+        misses: sum.misses.wrapping_add(counts.misses),
+    })
+}

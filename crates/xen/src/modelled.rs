@@ -1,0 +1,366 @@
+//! What each domain does to the caches of an emulated host: its share of what a modelled PMU counts ([`modelled_pmu`]).
+//!
+//! # Problem
+//! The model counts by CPU and by tag of the machine frame that is used. It knows no domains. On hardware there is no such model,
+//! and stock Xen lets dom0 count nothing: then nothing here is used.
+//!
+//! # Approach
+//! 1. Each PV domain gets a tag of its own, and so do the frames that Xen says are its. It is asked for pieces of [`PIECE`] frames
+//!    first; where that finds less than 19 in 20 of the domain's pages, for [`PART_FRAMES`] in a look until all of the machine were
+//!    asked for; and again where the domain's number of pages has changed, and every [`FRAMES_EVERY`]. There are no counters before.
+//! 2. Of PVH and HVM domains Xen tells no frames. They are dealt what was counted for no tag on the CPUs that their vCPUs were on,
+//!    with others of the same kind there by the time that each ran. dom0's own frames have a tag then, so that they are nobody's.
+//! 3. What a domain's counts have grown by is dealt to its vCPUs ([`dealing`]).
+//!
+//! # What the figures are
+//! As [`homenode_linux::attribution`] says, but that no misses are sampled: all are taken to be answered by local memory. Where 2
+//! applies, what Xen itself does on a CPU is the domain's as well, and a vCPU that changed its CPU since the last look is taken to
+//! have been on the new one all the time.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+
+use homenode_formats::pmu_region::{Counts, Page};
+use homenode_host::Counters;
+use homenode_linux::attribution::NotCounted;
+use homenode_linux::attribution::dealing::{self, Dealt, Pulse, State};
+use homenode_linux::now;
+use homenode_units::{CpuId, Ns, VmId};
+
+use crate::domain::Domain;
+use crate::hypervisor::{CallError, Hypervisor};
+
+/// How often is asked whose frames are while a domain has as many pages as before.
+const FRAMES_EVERY: Ns = Ns::from_secs(60);
+/// Frames that are asked for in a look for each domain: 128 MiB.
+const PART_FRAMES: u64 = 32_768;
+/// Frames in which Xen mostly gives memory out: 2 MiB.
+const PIECE: u64 = 512;
+/// No misses are sampled.
+const LOCAL: f64 = 1.0;
+
+/// Why a domain has no counters of the model.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Why {
+    /// The model, or what is dealt of it.
+    #[error(transparent)]
+    NotCounted(#[from] NotCounted),
+    /// Its frames cannot be asked for.
+    #[error(transparent)]
+    Call(#[from] CallError),
+}
+
+/// What a domain is told of its vCPUs; nothing while too little is known.
+pub type Counted = BTreeMap<u16, Counters>;
+
+/// Deals what a modelled PMU counts to domains. There may be one alone: tags are its.
+#[derive(Debug)]
+pub struct Model {
+    page: Page<'static>,
+    pulse: Pulse,
+    /// The next to be given last.
+    free: Vec<u8>,
+    domains: BTreeMap<VmId, Known>,
+    /// dom0's, once a domain's frames are not listed.
+    dom0: Option<Frames>,
+    /// What was counted for no tag, by CPU, at the last look.
+    untagged: BTreeMap<CpuId, Counts>,
+}
+
+/// A domain that is counted.
+#[derive(Debug)]
+struct Known {
+    /// Its number: with another one it is another run.
+    domid: u32,
+    by: By,
+    dealt: Dealt,
+}
+
+/// By what is told what it did.
+#[derive(Debug)]
+enum By {
+    Frames(Frames),
+    /// By who ran: what it was dealt so far, and how long its vCPUs had run at the last look.
+    Running(Counts, BTreeMap<u16, Ns>),
+}
+
+/// Frames with a tag.
+#[derive(Debug)]
+struct Frames {
+    tag: u8,
+    /// Frame to go on from; none where all were asked for.
+    next: Option<u64>,
+    is_read: bool,
+    /// Pages that the domain had when that began.
+    pages: u64,
+    next_read: Ns,
+}
+
+impl Model {
+    /// All frames are nobody's: what an agent before this one said is forgotten. `clock_hz` is the machine's clock, where known.
+    pub fn new(page: Page<'static>, clock_hz: Option<u64>) -> Model {
+        page.clear_tags();
+        let tags = page.layout().tags.min(256) as u16;
+        Model {
+            pulse: Pulse::new(page, clock_hz),
+            page,
+            free: (1..tags).rev().map(|tag| tag as u8).collect(),
+            domains: BTreeMap::new(),
+            dom0: None,
+            untagged: BTreeMap::new(),
+        }
+    }
+
+    /// Counters of each domain's vCPUs, or why it has none. `busy` is for how long all CPUs were busy.
+    pub fn look(
+        &mut self,
+        hypervisor: &Hypervisor,
+        domains: &BTreeMap<VmId, Domain>,
+        busy: Ns,
+    ) -> BTreeMap<VmId, Result<Counted, Why>> {
+        self.pulse.beat(busy);
+        self.forget_ended(domains);
+        let mut told = BTreeMap::new();
+        for (vm, domain) in domains {
+            if let Err(why) = self.follow(hypervisor, *vm, domain) {
+                told.insert(*vm, Err(why));
+            }
+        }
+        self.deal_untagged(domains);
+        for (vm, domain) in domains {
+            if !told.contains_key(vm)
+                && let Some(counted) = self.deal(*vm, domain).transpose()
+            {
+                told.insert(*vm, counted.map_err(Why::from));
+            }
+        }
+        told
+    }
+
+    fn forget_ended(&mut self, domains: &BTreeMap<VmId, Domain>) {
+        let is_over = |vm: &VmId, known: &Known| {
+            domains
+                .get(vm)
+                .is_none_or(|domain| domain.run.runtime_id != known.domid)
+        };
+        let over = self.domains.iter().filter(|(vm, known)| is_over(vm, known));
+        for vm in over.map(|(vm, _)| *vm).collect::<Vec<_>>() {
+            if let Some(Known {
+                by: By::Frames(of), ..
+            }) = self.domains.remove(&vm)
+            {
+                (0..self.page.layout().frames).for_each(|frame| untag(self.page, of.tag, frame));
+                self.free.push(of.tag);
+            }
+        }
+    }
+
+    /// Tags the frames that a domain has now.
+    fn follow(&mut self, hypervisor: &Hypervisor, vm: VmId, domain: &Domain) -> Result<(), Why> {
+        let (domid, listed) = (domain.run.runtime_id, domain.listed);
+        let known = match self.domains.entry(vm) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => new.insert(Known {
+                domid,
+                by: match listed.is_hvm {
+                    true => By::Running(Counts::default(), times(domain)),
+                    false => By::Frames(Frames::new(&mut self.free, self.page)?),
+                },
+                dealt: Dealt::default(),
+            }),
+        };
+        match &mut known.by {
+            By::Frames(of) => of.follow(self.page, hypervisor, (domid, listed.pages)),
+            By::Running(..) => self.tag_dom0(hypervisor),
+        }
+    }
+
+    /// dom0's frames are its own from now on.
+    fn tag_dom0(&mut self, hypervisor: &Hypervisor) -> Result<(), Why> {
+        let Some(listed) = hypervisor.domain(0)? else {
+            return Ok(());
+        };
+        let dom0 = match &mut self.dom0 {
+            Some(dom0) => dom0,
+            none => none.insert(Frames::new(&mut self.free, self.page)?),
+        };
+        dom0.follow(self.page, hypervisor, (0, listed.pages))
+    }
+
+    /// Deals what no tag has to the domains whose frames are not known, by who ran where.
+    fn deal_untagged(&mut self, domains: &BTreeMap<VmId, Domain>) {
+        let mut grown = BTreeMap::new();
+        for number in 0..self.page.layout().cpus {
+            let (cpu, now) = (
+                CpuId(number as u32),
+                self.page.counts(number, 0).unwrap_or_default(),
+            );
+            let before = self.untagged.insert(cpu, now);
+            let since = before.and_then(|before| dealing::grown(before, now));
+            grown.insert(cpu, since.unwrap_or_default());
+        }
+        // Who ran where since, and for how long.
+        let mut ran: BTreeMap<CpuId, Vec<(VmId, Ns)>> = BTreeMap::new();
+        for (vm, known) in &mut self.domains {
+            let (By::Running(_, before), Some(domain)) = (&mut known.by, domains.get(vm)) else {
+                continue;
+            };
+            for (index, vcpu) in &domain.vcpus {
+                let since = before.insert(*index, vcpu.running).unwrap_or(vcpu.running);
+                let time = vcpu.running.saturating_sub(since);
+                ran.entry(vcpu.cpu).or_default().push((*vm, time));
+            }
+        }
+        for (cpu, ran) in ran {
+            let (references, misses) = grown.get(&cpu).copied().unwrap_or_default();
+            let total: u128 = ran.iter().map(|(_, time)| u128::from(time.0)).sum();
+            for (vm, time) in ran {
+                let part = |count: u64| {
+                    (u128::from(count) * u128::from(time.0))
+                        .checked_div(total)
+                        .unwrap_or(0) as u64
+                };
+                if let Some(Known {
+                    by: By::Running(sum, _),
+                    ..
+                }) = self.domains.get_mut(&vm)
+                {
+                    sum.references = sum.references.wrapping_add(part(references));
+                    sum.misses = sum.misses.wrapping_add(part(misses));
+                }
+            }
+        }
+    }
+
+    /// Deals a domain's counts to its vCPUs; nothing while too little is known.
+    fn deal(&mut self, vm: VmId, domain: &Domain) -> Result<Option<Counted>, NotCounted> {
+        match self.pulse.state() {
+            State::Unknown => return Ok(None),
+            State::Silent => return Err(NotCounted::Silent),
+            State::Counting => {}
+        }
+        let Some(known) = self.domains.get_mut(&vm) else {
+            return Ok(None);
+        };
+        let counts = match &known.by {
+            By::Frames(of) if !of.is_read => return Ok(None),
+            By::Frames(of) => dealing::of_tag(self.page, of.tag),
+            By::Running(sum, _) => *sum,
+        };
+        let speed = self.pulse.speed(LOCAL);
+        known.dealt.deal(counts, &times(domain), speed).map(Some)
+    }
+}
+
+/// Nobody reads any more: the emulator gets its speed back.
+impl Drop for Model {
+    fn drop(&mut self) {
+        self.page.rest();
+    }
+}
+
+impl Frames {
+    /// None yet, with a tag of their own.
+    fn new(free: &mut Vec<u8>, page: Page<'_>) -> Result<Frames, NotCounted> {
+        let tags = page.layout().tags - 1;
+        Ok(Frames {
+            tag: free.pop().ok_or(NotCounted::NoTag { tags })?,
+            next: Some(0),
+            is_read: false,
+            pages: 0,
+            next_read: Ns::ZERO,
+        })
+    }
+
+    /// Asks for the next part of them, where it is time to.
+    fn follow(
+        &mut self,
+        page: Page<'_>,
+        hypervisor: &Hypervisor,
+        (domid, pages): (u32, u64),
+    ) -> Result<(), Why> {
+        let at = now();
+        if self.next.is_none() && (at >= self.next_read || pages != self.pages) {
+            self.next = Some(0);
+        }
+        let Some(first) = self.next else {
+            return Ok(());
+        };
+        if first == 0 {
+            self.pages = pages;
+        }
+        let (last, most) = (hypervisor.frame_count()?, page.layout().frames);
+        if last > most {
+            return Err(NotCounted::Beyond { frames: most }.into());
+        }
+        if first == 0 && self.in_pieces(page, hypervisor, (domid, last))? * 20 >= pages * 19 {
+            (self.next, self.is_read, self.next_read) = (None, true, at + FRAMES_EVERY);
+            return Ok(());
+        }
+        let until = last.min(first + PART_FRAMES);
+        let all: Vec<u64> = (first..until).collect();
+        self.tag_those(page, hypervisor, domid, &all)?;
+        self.next = Some(until).filter(|until| *until < last);
+        if self.next.is_none() {
+            self.is_read = true;
+            self.next_read = at + FRAMES_EVERY;
+        }
+        Ok(())
+    }
+}
+
+impl Frames {
+    /// Looks for pieces, as Xen gives memory out: into those of which one frame is the domain's, and those beside. Gives how many
+    /// frames are the domain's there.
+    fn in_pieces(
+        &self,
+        page: Page<'_>,
+        hypervisor: &Hypervisor,
+        (domid, last): (u32, u64),
+    ) -> Result<u64, CallError> {
+        let probes: Vec<u64> = (PIECE / 2..last).step_by(PIECE as usize).collect();
+        let hits = hypervisor.frames(domid, &probes)?;
+        let beside = hits.iter().flat_map(|hit| {
+            let piece = hit / PIECE;
+            piece.saturating_sub(1)..=piece + 1
+        });
+        let pieces: BTreeSet<u64> = beside.collect();
+        let all = pieces.iter().flat_map(|piece| piece * PIECE..(piece + 1) * PIECE);
+        let all: Vec<u64> = all.filter(|frame| *frame < last).collect();
+        self.tag_those(page, hypervisor, domid, &all)
+    }
+
+    /// Tags those of these frames, ascending, that are the domain's; gives how many are.
+    fn tag_those(
+        &self,
+        page: Page<'_>,
+        hypervisor: &Hypervisor,
+        domid: u32,
+        all: &[u64],
+    ) -> Result<u64, CallError> {
+        let its = hypervisor.frames(domid, all)?;
+        let count = its.len() as u64;
+        let mut its = its.into_iter().peekable();
+        for frame in all {
+            match its.next_if_eq(frame) {
+                Some(_) if page.tag(*frame) != self.tag => page.set_tag(*frame, self.tag),
+                Some(_) => {}
+                None => untag(page, self.tag, *frame),
+            }
+        }
+        Ok(count)
+    }
+}
+
+/// It may be another's by now.
+fn untag(page: Page<'_>, tag: u8, frame: u64) {
+    if page.tag(frame) == tag {
+        page.set_tag(frame, 0);
+    }
+}
+
+/// How long each vCPU ran so far.
+fn times(domain: &Domain) -> BTreeMap<u16, Ns> {
+    let times = domain.vcpus.iter().map(|(index, vcpu)| (*index, vcpu.running));
+    times.collect()
+}

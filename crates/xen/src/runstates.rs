@@ -1,0 +1,472 @@
+//! How long vCPUs ran, waited for a CPU and were kept off it, from the hypervisor's trace of each change.
+//!
+//! # What is read
+//! `xentrace -e 0x21000` writes a record for each change (`xen/include/public/trace.h`): a word with the event in its low 28 bits,
+//! above them the count of words that follow, and in bit 31 whether a 64-bit time stamp stands between, in cycles. The event of a
+//! change has the old state in bits 8 and 9 and the new one in bits 4 and 5; its one word is the domain's number in the upper half
+//! and the vCPU's in the lower. Words are little-endian.
+//!
+//! # How it is summed
+//! 1. Records of the CPUs come mixed, CPU by CPU, each stamped by its own: they wait until the newest is [`LATE`] newer, and are
+//!    taken in order of time. All CPUs count alike, as Xen itself relies on.
+//! 2. A change says in which state its vCPU was since the one before. If that one says otherwise records were lost between, or came
+//!    later than all waited: that time is nobody's, and the vCPU's sums are not known until its next change.
+//! 3. What a vCPU has been in since its last change counts up to the newest record that is taken.
+//!
+//! # Trust
+//! What comes is believed no further than this: any bytes are read, what is kept is bounded ([`PENDING_MAX`], [`VCPUS_MAX`]), and
+//! sums only grow. What does not fit ends knowledge, and never makes a wrong sum of it.
+
+use std::collections::BTreeMap;
+
+use homenode_units::Ns;
+
+/// Runstate changes alone.
+pub const CLASS: &str = "0x21000";
+const CHANGE: u32 = 0x21001;
+const STATES: u32 = 0x330;
+const EVENT: u32 = 0x0fff_ffff;
+const HAS_CYCLES: u32 = 1 << 31;
+/// The number of what runs where nobody wants to.
+const IDLE: u16 = 0x7fff;
+/// For how long a record waits for older ones. `xentrace` reads all CPUs' buffers every 100 ms, one after the other.
+pub const LATE: Ns = Ns::from_millis(250);
+/// More records that wait are not kept.
+pub const PENDING_MAX: usize = 1 << 20;
+/// More vCPUs are not known.
+pub const VCPUS_MAX: usize = 1 << 16;
+
+/// What a vCPU does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum State {
+    /// It runs.
+    Running,
+    /// It wants to run.
+    Runnable,
+    /// It waits for something.
+    Blocked,
+    /// It may not run: it is paused, off, or over its cap.
+    Offline,
+}
+
+impl State {
+    fn of(bits: u32) -> State {
+        match bits & 3 {
+            0 => State::Running,
+            1 => State::Runnable,
+            2 => State::Blocked,
+            _ => State::Offline,
+        }
+    }
+}
+
+/// A vCPU's change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Change {
+    /// When, by the CPU's counter.
+    pub cycles: u64,
+    /// Number of its domain.
+    pub domain: u16,
+    /// Its own.
+    pub vcpu: u16,
+    /// What it did before.
+    pub from: State,
+    /// What it does now.
+    pub to: State,
+}
+
+/// Reads a trace as it comes, in parts that may end anywhere.
+#[derive(Debug, Default)]
+pub struct Records {
+    /// The begin of a record that is not all there: fewer than 40 bytes.
+    rest: Vec<u8>,
+}
+
+impl Records {
+    /// The changes in the next part. Other records are left out.
+    pub fn read(&mut self, part: &[u8]) -> Vec<Change> {
+        let mut bytes = std::mem::take(&mut self.rest);
+        bytes.extend_from_slice(part);
+        let mut changes = Vec::new();
+        let mut rest = bytes.as_slice();
+        while let Some((change, after)) = record(rest) {
+            changes.extend(change);
+            rest = after;
+        }
+        self.rest = rest.to_vec();
+        changes
+    }
+
+    /// Whether a record has begun and is not all there.
+    pub fn is_within(&self) -> bool {
+        !self.rest.is_empty()
+    }
+}
+
+/// The first record, if it is a change, and what follows it; nothing where it is not all there.
+fn record(bytes: &[u8]) -> Option<(Option<Change>, &[u8])> {
+    let (head, rest) = bytes.split_first_chunk::<4>()?;
+    let head = u32::from_le_bytes(*head);
+    let (cycles, rest) = match head & HAS_CYCLES {
+        0 => (None, rest),
+        _ => rest
+            .split_first_chunk::<8>()
+            .map(|(cycles, rest)| (Some(u64::from_le_bytes(*cycles)), rest))?,
+    };
+    let words = (head >> 28 & 7) as usize;
+    let (extra, rest) = rest.split_at_checked(4 * words)?;
+    let event = head & EVENT;
+    let who = extra.first_chunk::<4>().map(|who| u32::from_le_bytes(*who));
+    let change = cycles
+        .zip(who)
+        .filter(|_| event & !STATES == CHANGE)
+        .map(|(cycles, who)| Change {
+            cycles,
+            domain: (who >> 16) as u16,
+            vcpu: who as u16,
+            from: State::of(event >> 8),
+            to: State::of(event >> 4),
+        });
+    Some((change, rest))
+}
+
+/// What a vCPU is known to have done since the trace began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Spent {
+    /// Wanted to run, and waited.
+    pub runnable: Ns,
+    /// Was kept off: by its cap, or paused.
+    pub offline: Ns,
+}
+
+/// A vCPU, in cycles.
+#[derive(Debug, Clone, Copy)]
+struct Vcpu {
+    /// Unknown after records were lost.
+    state: Option<State>,
+    since: u64,
+    runnable: u64,
+    offline: u64,
+    /// Its last change did not fit the one before.
+    is_broken: bool,
+}
+
+impl Vcpu {
+    /// Its sums if it stays as it is until then.
+    fn until(mut self, at: u64) -> Vcpu {
+        let time = at.saturating_sub(self.since);
+        match self.state {
+            Some(State::Runnable) => self.runnable = self.runnable.saturating_add(time),
+            Some(State::Offline) => self.offline = self.offline.saturating_add(time),
+            Some(State::Running | State::Blocked) | None => {}
+        }
+        self.since = self.since.max(at);
+        self
+    }
+}
+
+/// Sums of all vCPUs.
+#[derive(Debug)]
+pub struct Runstates {
+    cycles_per_s: f64,
+    late: u64,
+    /// By time; changes of the same time in the order in which they came.
+    pending: BTreeMap<u64, Vec<Change>>,
+    count: usize,
+    newest: u64,
+    /// Up to when all was taken.
+    taken: u64,
+    vcpus: BTreeMap<(u16, u16), Vcpu>,
+}
+
+impl Runstates {
+    /// Nothing is known yet; CPUs count so many cycles a second.
+    pub fn new(cycles_per_s: f64) -> Runstates {
+        Runstates {
+            cycles_per_s,
+            late: (LATE.as_secs_f64() * cycles_per_s) as u64,
+            pending: BTreeMap::new(),
+            count: 0,
+            newest: 0,
+            taken: 0,
+            vcpus: BTreeMap::new(),
+        }
+    }
+
+    /// Takes in what was read. Too much at once is as if records were lost.
+    pub fn add(&mut self, changes: &[Change]) {
+        for change in changes {
+            // A time stamp of another counter would keep all that follow waiting, or take them at once.
+            let is_far =
+                self.newest > 0 && change.cycles.abs_diff(self.newest) > self.late.saturating_mul(1 << 12);
+            if is_far || self.count >= PENDING_MAX {
+                self.forget();
+            }
+            self.newest = self.newest.max(change.cycles);
+            self.pending.entry(change.cycles).or_default().push(*change);
+            self.count += 1;
+        }
+        self.take(self.newest.saturating_sub(self.late));
+    }
+
+    /// Records were lost: what vCPUs do is not known until it is told twice.
+    pub fn forget(&mut self) {
+        self.pending.clear();
+        for vcpu in self.vcpus.values_mut() {
+            // What was told stays.
+            *vcpu = vcpu.until(self.taken);
+            (vcpu.state, vcpu.since, vcpu.is_broken) = (None, 0, true);
+        }
+        (self.count, self.newest, self.taken) = (0, 0, 0);
+    }
+
+    /// Forgets vCPUs of domains that are gone.
+    pub fn keep_only(&mut self, domains: impl Fn(u16) -> bool) {
+        self.vcpus.retain(|(domain, _), _| domains(*domain));
+    }
+
+    fn take(&mut self, until: u64) {
+        let later = self.pending.split_off(&until.saturating_add(1));
+        let due = std::mem::replace(&mut self.pending, later);
+        for change in due.into_values().flatten() {
+            self.count -= 1;
+            if change.domain != IDLE {
+                self.change(&change);
+            }
+        }
+        self.taken = self.taken.max(until);
+    }
+
+    fn change(&mut self, change: &Change) {
+        let key = (change.domain, change.vcpu);
+        let Some(vcpu) = self.vcpus.get_mut(&key) else {
+            if self.vcpus.len() < VCPUS_MAX {
+                self.vcpus.insert(key, Vcpu::new(change.to, change.cycles));
+            }
+            return;
+        };
+        // What was told stays.
+        let taken = self.taken;
+        let fits = vcpu.state == Some(change.from) && vcpu.since.max(taken) <= change.cycles;
+        *vcpu = match fits {
+            true => Vcpu {
+                state: Some(change.to),
+                is_broken: false,
+                ..vcpu.until(change.cycles)
+            },
+            false => Vcpu {
+                state: Some(change.to),
+                since: vcpu.since.max(taken).max(change.cycles),
+                is_broken: true,
+                ..vcpu.until(taken)
+            },
+        };
+    }
+
+    /// Says what a vCPU does, as far as its changes have not told: one that does the same all the time has none.
+    pub fn begin(&mut self, domain: u16, vcpu: u16, state: State) {
+        let taken = self.taken;
+        if taken > 0 && self.vcpus.len() < VCPUS_MAX {
+            self.vcpus
+                .entry((domain, vcpu))
+                .or_insert_with(|| Vcpu::new(state, taken));
+        }
+    }
+
+    /// What a vCPU did so far; `None` where that is not known.
+    pub fn spent(&self, domain: u16, vcpu: u16) -> Option<Spent> {
+        let known = self.vcpus.get(&(domain, vcpu)).filter(|known| !known.is_broken)?;
+        let known = known.until(self.taken);
+        let time = |cycles: u64| Ns((cycles as f64 / self.cycles_per_s * 1e9) as u64);
+        Some(Spent {
+            runnable: time(known.runnable),
+            offline: time(known.offline),
+        })
+    }
+}
+
+impl Vcpu {
+    fn new(state: State, since: u64) -> Vcpu {
+        Vcpu {
+            state: Some(state),
+            since,
+            runnable: 0,
+            offline: 0,
+            is_broken: false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// CPUs count a thousand cycles a second: a cycle is a millisecond.
+    const CYCLES_PER_S: f64 = 1000.0;
+
+    fn change(cycles: u64, from: State, to: State) -> Change {
+        Change {
+            cycles,
+            domain: 2,
+            vcpu: 1,
+            from,
+            to,
+        }
+    }
+
+    /// A record of it, as Xen writes it.
+    fn written(change: &Change) -> Vec<u8> {
+        let (from, to) = (change.from as u32, change.to as u32);
+        let head = HAS_CYCLES | 1 << 28 | CHANGE | from << 8 | to << 4;
+        let who = u32::from(change.domain) << 16 | u32::from(change.vcpu);
+        let words = [head, change.cycles as u32, (change.cycles >> 32) as u32, who];
+        words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    fn spent(runstates: &Runstates) -> Option<(u64, u64)> {
+        let spent = runstates.spent(2, 1)?;
+        Some((spent.runnable.0 / 1_000_000, spent.offline.0 / 1_000_000))
+    }
+
+    #[test]
+    fn changes_are_read_wherever_the_parts_end() {
+        // Which CPU the records after it are of: a tracing tool's own record, without a time.
+        let mut bytes: Vec<u8> = [2 << 28 | 0x1f003_u32, 3, 0]
+            .iter()
+            .flat_map(|word| word.to_le_bytes())
+            .collect();
+        let base = 5 << 32;
+        let changes = [
+            change(base, State::Blocked, State::Runnable),
+            change(base + 10, State::Runnable, State::Running),
+            change(base + 30, State::Running, State::Offline),
+        ];
+        changes.iter().for_each(|change| bytes.extend(written(change)));
+        for part in [1, 3, 7, 16, 1000] {
+            let mut records = Records::default();
+            let read: Vec<Change> = bytes.chunks(part).flat_map(|part| records.read(part)).collect();
+            assert_eq!(read, changes, "in parts of {part}");
+            assert!(!records.is_within());
+            records.read(&bytes[..14]);
+            assert!(records.is_within());
+        }
+    }
+
+    #[test]
+    fn waiting_and_being_kept_off_are_summed_in_order_of_time() {
+        let mut runstates = Runstates::new(CYCLES_PER_S);
+        // Two CPUs' records, one after the other.
+        runstates.add(&[
+            change(10_000, State::Blocked, State::Runnable),
+            change(10_130, State::Running, State::Offline),
+            change(10_030, State::Runnable, State::Running),
+        ]);
+        assert_eq!(spent(&runstates), None, "they wait for older ones");
+        runstates.add(&[change(10_200, State::Offline, State::Runnable)]);
+        // 10 to 10.03 s it waited, 10.13 to 10.2 s it was kept off, and from then on it waits.
+        runstates.add(&[change(10_700, State::Runnable, State::Running)]);
+        assert_eq!(spent(&runstates), Some((30 + 250, 70)));
+        runstates.add(&[change(11_000, State::Running, State::Blocked)]);
+        assert_eq!(spent(&runstates), Some((30 + 500, 70)));
+    }
+
+    #[test]
+    fn one_that_does_the_same_all_the_time_is_known_once_it_is_said() {
+        let mut runstates = Runstates::new(CYCLES_PER_S);
+        runstates.begin(2, 1, State::Runnable);
+        assert_eq!(spent(&runstates), None, "nothing was traced yet");
+        let other = |cycles| Change {
+            domain: 3,
+            ..change(cycles, State::Running, State::Blocked)
+        };
+        runstates.add(&[other(1000)]);
+        runstates.begin(2, 1, State::Runnable);
+        assert_eq!(spent(&runstates), Some((0, 0)));
+        runstates.add(&[other(1500)]);
+        assert_eq!(spent(&runstates), Some((500, 0)));
+    }
+
+    #[test]
+    fn what_was_lost_is_nobodys_and_ends_knowledge_until_the_next_change() {
+        let mut runstates = Runstates::new(CYCLES_PER_S);
+        runstates.add(&[
+            change(1000, State::Running, State::Runnable),
+            change(1100, State::Runnable, State::Running),
+            // It was not runnable.
+            change(1900, State::Runnable, State::Running),
+            change(3000, State::Running, State::Runnable),
+        ]);
+        assert_eq!(spent(&runstates), None);
+        runstates.add(&[change(3500, State::Runnable, State::Blocked)]);
+        assert_eq!(spent(&runstates), Some((100 + 250, 0)));
+        runstates.forget();
+        assert_eq!(spent(&runstates), None);
+        runstates.add(&[
+            change(9000, State::Running, State::Runnable),
+            change(9010, State::Runnable, State::Running),
+            change(9500, State::Running, State::Blocked),
+        ]);
+        assert_eq!(spent(&runstates), Some((100 + 250 + 10, 0)));
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let mut runstates = Runstates::new(CYCLES_PER_S);
+        let flood: Vec<Change> = (0..PENDING_MAX + 10)
+            .map(|_| change(5, State::Running, State::Runnable))
+            .collect();
+        runstates.add(&flood);
+        assert!(runstates.count <= PENDING_MAX);
+        let many: Vec<Change> = (0..=u32::from(u16::MAX) + 100)
+            .map(|who| Change {
+                domain: (who >> 8) as u16,
+                vcpu: who as u16,
+                ..change(10, State::Running, State::Runnable)
+            })
+            .collect();
+        runstates.add(&many);
+        runstates.add(&[change(1000, State::Running, State::Runnable)]);
+        assert!(runstates.vcpus.len() <= VCPUS_MAX);
+        runstates.keep_only(|domain| domain == 2);
+        assert!(runstates.vcpus.keys().all(|(domain, _)| *domain == 2));
+    }
+
+    fn any_change() -> impl Strategy<Value = Change> {
+        let cycles = prop_oneof![0u64..5000, any::<u64>()];
+        (cycles, 0u16..3, 0u16..2, any::<u32>(), any::<u32>()).prop_map(|(cycles, domain, vcpu, from, to)| {
+            Change {
+                cycles,
+                domain,
+                vcpu,
+                from: State::of(from),
+                to: State::of(to),
+            }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_alike_in_any_parts(bytes in prop::collection::vec(any::<u8>(), 0..300), part in 1usize..50) {
+            let whole = Records::default().read(&bytes);
+            let mut records = Records::default();
+            let parts: Vec<Change> = bytes.chunks(part).flat_map(|part| records.read(part)).collect();
+            prop_assert_eq!(whole, parts);
+            prop_assert!(records.rest.len() < 40);
+        }
+
+        #[test]
+        fn sums_never_shrink_while_they_are_known(parts in prop::collection::vec(prop::collection::vec(any_change(), 0..6), 0..30)) {
+            let mut runstates = Runstates::new(CYCLES_PER_S);
+            let mut before: Option<Spent> = None;
+            for part in parts {
+                runstates.add(&part);
+                let now = runstates.spent(2, 1);
+                if let (Some(before), Some(now)) = (before, now) {
+                    prop_assert!(before.runnable <= now.runnable && before.offline <= now.offline);
+                }
+                before = now.or(before);
+            }
+        }
+    }
+}

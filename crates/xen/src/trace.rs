@@ -1,0 +1,242 @@
+//! Xen's trace of runstates, read through `xentrace` while the agent runs.
+//!
+//! # Whose the trace is
+//! A host has one set of trace buffers, and one who reads them. It is taken only where nobody can miss it:
+//!
+//! 1. Nobody is bound to the event that Xen sends to who reads them (`VIRQ_TBUF`). Xen binds it to one alone: an `xentrace` of an
+//!    operator's has it while it runs, and fails to start while ours does, with a reason.
+//! 2. Xen has no buffers yet, or those that an agent had made ([`MARK`]). Xen does not tell whether it traces, so that buffers of
+//!    somebody else's are taken to be in use.
+//!
+//! # How it ends
+//! `xentrace` gets SIGTERM when the agent stops, and also when it dies in any way: then it stops tracing and ends. Where it could
+//! not (it was killed as well), who undoes what the agent did stops tracing ([`stop_leftover`]). The buffers stay until the host
+//! is booted again: Xen has no call that frees them.
+
+#![allow(unsafe_code)] // signals to a child, a device that the standard library does not know
+
+use std::fs::{self, OpenOptions};
+use std::io::{Error, Read as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::hypervisor::Hypervisor;
+use crate::runstates::{CLASS, Records, Runstates};
+
+/// Says that trace buffers are an agent's, and of which boot.
+pub const MARK: &str = "run/homenode-xentrace";
+/// Where events are bound.
+const EVENTS: &str = "dev/xen/evtchn";
+/// `IOCTL_EVTCHN_BIND_VIRQ`, and the event.
+const BIND_VIRQ: libc::c_ulong = 0x44500;
+const VIRQ_TBUF: u32 = 4;
+/// How long `xentrace` may take to end.
+const ENDING_MAX: Duration = Duration::from_secs(5);
+const READ_BYTES: usize = 64 << 10;
+/// More of what it complains of is not read.
+const SAID_MAX: u64 = 4096;
+
+/// What the trace has told so far.
+#[derive(Debug)]
+pub struct Told {
+    /// Sums of vCPUs.
+    pub runstates: Runstates,
+    /// Why no more comes.
+    pub ended: Option<String>,
+}
+
+/// A trace that goes on until this is dropped.
+#[derive(Debug)]
+pub struct Trace {
+    told: Arc<Mutex<Told>>,
+    child: Child,
+    reader: Option<JoinHandle<()>>,
+    root: std::path::PathBuf,
+}
+
+impl Trace {
+    /// Begins to trace.
+    ///
+    /// # Errors
+    /// Why not: a sentence.
+    pub fn begin(hypervisor: &Hypervisor, root: &Path) -> Result<Trace, String> {
+        let mark = root.join(MARK);
+        if is_read(root)? {
+            return Err("somebody else traces Xen; end that, and start the agent again".into());
+        }
+        let ours = fs::read_to_string(&mark).is_ok_and(|of| of.trim() == hypervisor.boot().to_string());
+        if hypervisor.has_trace_buffers() && !ours {
+            return Err(format!(
+                "somebody has made Xen's trace buffers, and may trace into them; if nobody does, say so with `echo {} > {}`",
+                hypervisor.boot(),
+                mark.display()
+            ));
+        }
+        let cycles_per_s = hypervisor.cycles_per_s().map_err(|error| error.to_string())?;
+        // Before there are any.
+        fs::write(&mark, hypervisor.boot().to_string())
+            .map_err(|error| format!("{}: {error}", mark.display()))?;
+        let told = Arc::new(Mutex::new(Told {
+            runstates: Runstates::new(cycles_per_s),
+            ended: None,
+        }));
+        let (child, reader) = start(Arc::clone(&told))?;
+        Ok(Trace {
+            told,
+            child,
+            reader: Some(reader),
+            root: root.to_owned(),
+        })
+    }
+
+    /// What it has told so far.
+    pub fn told(&self) -> MutexGuard<'_, Told> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        // SAFETY: a signal to a child that was not waited for, whose number is therefore still its own.
+        let _ = unsafe { libc::kill(self.child.id().cast_signed(), libc::SIGTERM) };
+        let begin = Instant::now();
+        let ended = loop {
+            match self.child.try_wait() {
+                Ok(None) if begin.elapsed() < ENDING_MAX => thread::sleep(Duration::from_millis(20)),
+                Ok(status) => break status,
+                Err(_) => break None,
+            }
+        };
+        if ended.is_none() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+        if let Some(reader) = self.reader.take() {
+            let _ = reader.join();
+        }
+        if !ended.is_some_and(|status| status.success())
+            && let Ok(hypervisor) = Hypervisor::open(&self.root)
+        {
+            let _ = hypervisor.stop_tracing();
+        }
+    }
+}
+
+/// Starts `xentrace` on the thread that reads what it writes: Linux ends a child with the thread that made it.
+fn start(told: Arc<Mutex<Told>>) -> Result<(Child, JoinHandle<()>), String> {
+    let (send, receive) = mpsc::channel();
+    let read = move || {
+        let mut child = match xentrace().spawn() {
+            Ok(child) => child,
+            Err(error) => return drop(send.send(Err(format!("xentrace cannot be started: {error}")))),
+        };
+        let (output, complaints) = (child.stdout.take(), child.stderr.take());
+        let _ = send.send(Ok(child));
+        let why = output.map_or_else(|| "it has no output".into(), |output| follow(output, &told));
+        let mut said = Vec::new();
+        // Its complaints are few.
+        let _ = complaints.map(|complaints| complaints.take(SAID_MAX).read_to_end(&mut said));
+        let said = String::from_utf8_lossy(&said);
+        let last = said.lines().rev().find(|line| !line.trim().is_empty());
+        let why = last.map_or(why.clone(), |last| format!("{why}: {}", last.trim()));
+        told.lock().unwrap_or_else(PoisonError::into_inner).ended = Some(why);
+    };
+    let reader = thread::Builder::new().name("xentrace".into()).spawn(read);
+    let reader = reader.map_err(|error| error.to_string())?;
+    let child = receive.recv().map_err(|error| error.to_string())??;
+    Ok((child, reader))
+}
+
+fn xentrace() -> Command {
+    let mut command = Command::new("xentrace");
+    // It wants a file's name.
+    command.args(["-D", "-e", CLASS, "/proc/self/fd/1"]);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let parent = std::process::id();
+    let with_parent = move || {
+        // SAFETY: calls that may be made between fork and exec.
+        unsafe {
+            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) != 0 {
+                return Err(Error::last_os_error());
+            }
+            // It died before that.
+            if libc::getppid() as u32 != parent {
+                return Err(Error::from_raw_os_error(libc::ESRCH));
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: the closure allocates nothing.
+    unsafe { command.pre_exec(with_parent) };
+    command
+}
+
+/// Reads to the end; says why it ended.
+fn follow(mut output: ChildStdout, told: &Mutex<Told>) -> String {
+    let mut records = Records::default();
+    let mut room = vec![0; READ_BYTES];
+    loop {
+        match output.read(&mut room) {
+            Ok(0) => return "xentrace has ended".into(),
+            Ok(count) => {
+                let changes = records.read(&room[..count]);
+                let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+                told.runstates.add(&changes);
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return error.to_string(),
+        }
+    }
+}
+
+/// Whether somebody is bound to the event of who reads the trace.
+fn is_read(root: &Path) -> Result<bool, String> {
+    let path = root.join(EVENTS);
+    let failed = |error: Error| format!("{}: {error}", path.display());
+    let events = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .map_err(failed)?;
+    let virq = VIRQ_TBUF;
+    // SAFETY: it reads one number. What is bound is unbound when the device is closed.
+    match unsafe { libc::ioctl(events.as_raw_fd(), BIND_VIRQ, &raw const virq) } {
+        0.. => Ok(false),
+        _ => match Error::last_os_error() {
+            error if error.raw_os_error() == Some(libc::EEXIST) => Ok(true),
+            error => Err(failed(error)),
+        },
+    }
+}
+
+/// Stops tracing where an agent that is no more could not: its mark is there, and nobody reads.
+///
+/// # Errors
+/// Why that failed.
+pub fn stop_leftover(hypervisor: &Hypervisor, root: &Path) -> Result<(), String> {
+    let mark = fs::read_to_string(root.join(MARK));
+    if mark.is_ok_and(|of| of.trim() == hypervisor.boot().to_string()) && !is_read(root)? {
+        hypervisor.stop_tracing().map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_without_events_is_not_traced() {
+        let why = is_read(Path::new("/nowhere")).unwrap_err();
+        assert!(why.contains("/nowhere/dev/xen/evtchn"), "{why}");
+    }
+}

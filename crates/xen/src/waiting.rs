@@ -1,0 +1,127 @@
+//! How long each domain's vCPUs waited for a CPU, for samples.
+//!
+//! Time that a vCPU was kept off counts as waiting, and as throttled, while its domain has a cap. Without one it was paused, which
+//! is neither.
+
+use std::collections::BTreeMap;
+
+use homenode_units::{Ns, VmId};
+
+use crate::domain::Domain;
+use crate::runstates::{Runstates, Spent};
+use crate::trace::Trace;
+
+/// Of a vCPU, since it is traced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waited {
+    /// Wanted to run, and did not: what its cap kept it from among it.
+    pub waiting: Ns,
+    /// What its cap kept it from.
+    pub throttled: Ns,
+}
+
+/// What vCPUs waited, by index; those of which it is not known are left out.
+pub type OfVcpus = BTreeMap<u16, Waited>;
+
+/// A trace, and what was made of it.
+#[derive(Debug)]
+pub struct Waiting {
+    trace: Trace,
+    sums: Sums,
+    is_said: bool,
+}
+
+impl Waiting {
+    /// Of a trace that has begun.
+    pub fn new(trace: Trace) -> Waiting {
+        Waiting {
+            trace,
+            sums: Sums::default(),
+            is_said: false,
+        }
+    }
+
+    /// What the vCPUs of these domains waited so far.
+    pub fn look(&mut self, domains: &BTreeMap<VmId, Domain>) -> BTreeMap<VmId, OfVcpus> {
+        let mut told = self.trace.told();
+        match told.ended {
+            None => self.sums.look(&mut told.runstates, domains),
+            Some(_) => BTreeMap::new(),
+        }
+    }
+
+    /// Why nothing is known any more, once.
+    pub fn ended(&mut self) -> Option<String> {
+        let ended = self.trace.told().ended.clone().filter(|_| !self.is_said);
+        self.is_said |= ended.is_some();
+        ended
+    }
+}
+
+/// By domain's number and vCPU: how long it was kept off at the last look, and how much of that by a cap.
+#[derive(Debug, Default)]
+struct Sums(BTreeMap<(u16, u16), (Ns, Ns)>);
+
+impl Sums {
+    fn look(
+        &mut self,
+        runstates: &mut Runstates,
+        domains: &BTreeMap<VmId, Domain>,
+    ) -> BTreeMap<VmId, OfVcpus> {
+        let number = |domain: &Domain| domain.run.runtime_id as u16;
+        let numbers: Vec<u16> = domains.values().map(number).collect();
+        runstates.keep_only(|domain| numbers.contains(&domain));
+        self.0.retain(|(domain, _), _| numbers.contains(domain));
+        let mut told = BTreeMap::new();
+        for (vm, domain) in domains {
+            let mut of = OfVcpus::new();
+            for (index, vcpu) in &domain.vcpus {
+                if let Some(state) = vcpu.state {
+                    runstates.begin(number(domain), *index, state);
+                }
+                if let Some(spent) = runstates.spent(number(domain), *index) {
+                    let is_capped = domain.cap > 0 && !domain.listed.is_paused;
+                    of.insert(*index, self.add((number(domain), *index), spent, is_capped));
+                }
+            }
+            told.insert(*vm, of);
+        }
+        told
+    }
+
+    /// Takes in what a vCPU has spent so far.
+    fn add(&mut self, key: (u16, u16), spent: Spent, is_capped: bool) -> Waited {
+        let (before, throttled) = self.0.entry(key).or_default();
+        let since = spent.offline.saturating_sub(*before);
+        *before = spent.offline;
+        if is_capped {
+            *throttled += since;
+        }
+        Waited {
+            waiting: spent.runnable + *throttled,
+            throttled: *throttled,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_cap_kept_off_was_waited_for_and_a_pause_was_not() {
+        let spent = |runnable, offline| Spent {
+            runnable: Ns(runnable),
+            offline: Ns(offline),
+        };
+        let waited = |waiting, throttled| Waited {
+            waiting: Ns(waiting),
+            throttled: Ns(throttled),
+        };
+        let mut sums = Sums::default();
+        assert_eq!(sums.add((1, 0), spent(10, 100), false), waited(10, 0), "paused");
+        assert_eq!(sums.add((1, 0), spent(10, 150), true), waited(60, 50), "capped");
+        assert_eq!(sums.add((1, 0), spent(15, 150), false), waited(65, 50));
+        assert_eq!(sums.add((1, 1), spent(0, 7), true), waited(7, 7), "another");
+    }
+}

@@ -1,0 +1,161 @@
+//! Permits on a Xen host (KS4Xen): two domUs share a last-level cache, each with a CPU of its own. What holds the polluter is
+//! credit1's cap, which the agent in dom0 sets from what was counted; what that does to misses is read from the model's page, not
+//! from the agent.
+
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context as _, ensure};
+use homenode_formats::pmu_region::Page;
+use homenode_linux::modelled_pmu;
+use homenode_testbed_guest::Behaviour;
+
+use super::agent::SOON;
+use super::counted::{PERMIT_PART, counts, wait_counted, wait_held, watch};
+use super::permits::permit;
+use crate::inside::Inside;
+use crate::inside::process::Program;
+use crate::inside::wait::{Look, wait_until};
+use crate::inside::xen::domu::{Domu, DomuSpec, Kind, Toolstack};
+use crate::outside::emulated::{HostKind, LLC_BYTES};
+
+/// CPUs of the node that dom0 does not run on: they share a cache.
+const CPUS: [u32; 2] = [2, 3];
+/// The victim has more memory, so that its tag is known by its frames.
+const VICTIM_MIB: u64 = 160;
+/// Part of a domU's misses, in percent, that must be counted on its one CPU; the rest is Xen's and dom0's work in its memory.
+const OWN_PERCENT: u64 = 90;
+
+/// Walks eight times what the cache holds, so that each line evicts another.
+fn thrasher(kind: Kind) -> DomuSpec {
+    let walk = Behaviour::walking(((8 * LLC_BYTES) >> 10) as u32, 0);
+    DomuSpec::new("thrasher", kind, &CPUS[0].to_string()).doing(walk)
+}
+
+/// Walks half of what the cache holds, at a leisure at which the thrasher evicts it between two rounds.
+fn victim(kind: Kind) -> DomuSpec {
+    let walk = Behaviour::walking(((LLC_BYTES / 2) >> 10) as u32, 20);
+    let mut spec = DomuSpec::new("victim", kind, &CPUS[1].to_string()).doing(walk);
+    spec.memory_mib = VICTIM_MIB;
+    spec
+}
+
+/// Frames of a node of the emulated host.
+const NODE_FRAMES: u64 = 1 << 18;
+
+/// The tags that about as many frames have as the domUs have pages, each on the node where Xen counts those.
+fn tags_of(page: Page<'_>, domus: [&Domu; 2]) -> anyhow::Result<[u8; 2]> {
+    let nodes = HostKind::XenCounted.distance_matrix().len() as u64;
+    let mut frames = vec![vec![0_u64; nodes as usize]; 256];
+    for frame in 0..nodes * NODE_FRAMES {
+        frames[usize::from(page.tag(frame))][(frame / NODE_FRAMES) as usize] += 1;
+    }
+    let mut tags = [0; 2];
+    for (tag, domu) in tags.iter_mut().zip(domus) {
+        let pages = domu.pages_by_node()?;
+        let room = pages.iter().sum::<u64>() / 50;
+        let is_its = |frames: &Vec<u64>| frames.iter().zip(&pages).all(|(a, b)| a.abs_diff(*b) <= room);
+        let found = (1..=255_u8).find(|tag| is_its(&frames[usize::from(*tag)]));
+        *tag = found.with_context(|| {
+            let tagged = frames[1..]
+                .iter()
+                .filter(|frames| frames.iter().any(|count| *count > 0));
+            let tagged: Vec<_> = tagged.collect();
+            format!(
+                "{} has pages {pages:?}, and tags have frames {tagged:?}",
+                domu.spec.name
+            )
+        })?;
+    }
+    Ok(tags)
+}
+
+/// What is counted for a domU happens on its CPU, and what happens there is counted for it.
+fn expect_attributed(inside: &Inside, page: Page<'_>, tags: [u8; 2]) -> anyhow::Result<()> {
+    for (tag, cpu) in tags.into_iter().zip(CPUS) {
+        let all = counts(page, tag).misses;
+        let there = page.counts(cpu.into(), tag).unwrap_or_default().misses;
+        let by_all: u64 = (0..=255)
+            .filter_map(|tag| page.counts(cpu.into(), tag))
+            .map(|counts| counts.misses)
+            .sum();
+        let (own, of_cpu) = (there * 100 / all.max(1), there * 100 / by_all.max(1));
+        inside.note(format!(
+            "of {all} misses in the frames of tag {tag} {own} percent were on CPU {cpu}, where they are {of_cpu} percent of all"
+        ));
+        ensure!(
+            own >= OWN_PERCENT,
+            "expected {OWN_PERCENT} percent of them on its CPU, saw {own}"
+        );
+    }
+    Ok(())
+}
+
+fn wait_cap(domu: &Domu, what: &str, accept: impl Fn(u32) -> bool) -> anyhow::Result<u32> {
+    wait_until(what, SOON, || {
+        let cap = domu.cap()?;
+        Ok(match accept(cap) {
+            true => Look::Done(cap),
+            false => Look::NotYet(format!("a cap of {cap}")),
+        })
+    })
+}
+
+fn start(inside: &Inside) -> anyhow::Result<Program> {
+    let mut agent = inside.start_homenode(&["run", "--host", "xen", "--json"])?;
+    agent.wait_json("anything", SOON, |_| true)?;
+    Ok(agent)
+}
+
+/// A thrasher is held to its permit by a cap that the agent sets, and its neighbour misses less; the cap is lifted when the agent
+/// was killed.
+pub fn permit_held(inside: &mut Inside) -> anyhow::Result<()> {
+    let page = modelled_pmu::find(Path::new("/"))?.context("this host has no modelled PMU")?;
+    // An agent that was killed has left the model running: domUs boot faster without.
+    page.rest();
+    let thrasher = inside.create_domu(&thrasher(Kind::Pv), Toolstack::Xl)?;
+    let victim = inside.create_domu(&victim(Kind::Pv), Toolstack::Libvirt)?;
+    // Only now does the model run, and all else a few times slower.
+    let mut agent = start(inside)?;
+    wait_counted(inside, ["thrasher", "victim"])?;
+    let tags = tags_of(page, [&thrasher, &victim])?;
+    let free = watch(page, tags);
+    inside.note(format!("without a permit {free}"));
+    expect_attributed(inside, page, tags)?;
+
+    let booked = free.thrasher / PERMIT_PART;
+    permit(inside, &["set", "thrasher", &booked.to_string()])?;
+    let cap = wait_cap(&thrasher, "the thrasher to be capped", |cap| cap > 0)?;
+    inside.note(format!("a permit of {booked}: a cap of {cap} percent"));
+    let held = wait_held(inside, (page, tags), booked, &free)?;
+    let cap = thrasher.cap()?;
+    ensure!(
+        victim.cap()? == 0,
+        "expected no cap of the victim, saw {}",
+        victim.cap()?
+    );
+    inside.note(format!("with it {held}; a cap of {cap} percent"));
+
+    agent.kill()?;
+    let begin = Instant::now();
+    wait_cap(
+        &thrasher,
+        "the guard of the killed agent to lift the cap",
+        |cap| cap == 0,
+    )?;
+    inside.note(format!(
+        "the agent was killed: lifted after {:.1} s",
+        begin.elapsed().as_secs_f64()
+    ));
+    let freed = wait_until("the thrasher to be free again", SOON, || {
+        let freed = watch(page, tags);
+        Ok(match freed.thrasher > 2 * booked {
+            true => Look::Done(freed),
+            false => Look::NotYet(freed.to_string()),
+        })
+    })?;
+    inside.note(format!("free again {freed}"));
+    page.rest();
+    inside.destroy_domu(&thrasher)?;
+    inside.destroy_domu(&victim)
+}
