@@ -362,7 +362,8 @@ pub struct RunArgs {
     /// apply`) or `act`; default: what the configuration file says, else `act`
     #[arg(long)]
     pub mode: Option<Mode>,
-    /// On Xen, read the hypervisor's trace to know how long vCPUs wait for a CPU; it is one host-wide trace, which nobody else can use meanwhile
+    /// On Xen, read the hypervisor's trace to know how long vCPUs wait for a CPU; it is one host-wide trace, which nobody else
+    /// can use meanwhile
     #[arg(long)]
     pub trace_waiting: bool,
     /// Stop after this much of the host's time, such as `60s`; default: until Ctrl-C, or until the scenario is done

@@ -1,5 +1,5 @@
-//! A unit of its own for the guard, and for what else must outlive the agent, where systemd runs the host: so that what ends all of the agent's unit (a stop,
-//! `systemctl kill`, a watchdog) does not end who undoes what the agent changed.
+//! A unit of its own for the guard, and for what else must outlive the agent, where systemd runs the host: so that what ends
+//! all of the agent's unit (a stop, `systemctl kill`, a watchdog) does not end who undoes what the agent changed.
 //!
 //! `systemd-run --scope` has systemd make the unit, moves itself into it, and becomes the guard: its parent, its pipes and its
 //! number stay what they are.

@@ -14,8 +14,8 @@
 //!    seen. It is then on its way until no more than [`Config::outside_pages_max`] pages are outside.
 //!    Of a VM whose guest is told where it is, each virtual node's memory has a home node of its own ([`VmView::layout`]): what
 //!    lies elsewhere is outside. From a node that is drained all goes at once, however little it is.
-//!    A VM whose memory moves whole or not at all ([`homenode_host::VmSample::moves_whole`]) is moved whole, and the budgets, which
-//!    are for pages that move within an epoch, hold for the others.
+//!    A VM whose memory moves whole or not at all ([`homenode_host::VmSample::moves_whole`]) is moved whole, and the budgets,
+//!    which are for pages that move within an epoch, hold for the others.
 //! 2. VMs on their way whose memory can move are served in order of most pages outside, each with at most
 //!    [`Config::vm_pages_per_epoch`], all together with at most [`Config::host_pages_per_epoch`].
 //!

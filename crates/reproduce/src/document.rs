@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use crate::claims::{self, Attribution, Claim, Kind};
 use crate::experiment::{Reproduced, Table};
 use crate::history::Log;
+use crate::markdown::markdown;
 use crate::scoreboard::{Group, Scoreboard, Tally};
 use crate::verdict::{Part, Score, Verdict, show};
 
@@ -490,17 +491,4 @@ fn anchor(id: &str) -> String {
     id.chars()
         .filter(|c| c.is_ascii_alphanumeric() || *c == '-')
         .collect()
-}
-
-pub(crate) fn markdown(header: &[String], rows: impl Iterator<Item = Vec<String>>) -> String {
-    let line = |cells: &[String]| {
-        let cells: Vec<String> = cells
-            .iter()
-            .map(|cell| cell.replace('|', "\\|").replace('\n', " "))
-            .collect();
-        format!("| {} |\n", cells.join(" | "))
-    };
-    let rule = vec!["---".to_owned(); header.len()];
-    let rows: String = rows.map(|row| line(&row)).collect();
-    format!("{}{}{rows}", line(header), line(&rule))
 }

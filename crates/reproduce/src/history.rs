@@ -1,15 +1,15 @@
 //! The runs of the claims that were logged, and what became of the numbers between them: a section of `docs/REPRODUCTION.md`.
 //!
-//! `data/reproduction/log.toml` has for each run its headline and every number that the claims state. So an old run can be judged by
-//! the measure of today, and what moved is told from the file alone.
+//! `data/reproduction/log.toml` has for each run its headline and every number that the claims state. So an old run can be
+//! judged by the measure of today, and what moved is told from the file alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_machine_files::file::{FileError, read_toml};
 use serde::Deserialize;
 
-use crate::document::markdown;
 use crate::experiment::Reproduced;
+use crate::markdown::markdown;
 use crate::scoreboard::{Group, Scoreboard, headline};
 use crate::verdict::{Part, Score, number, show};
 

@@ -22,6 +22,7 @@ mod experiments;
 mod figure;
 pub mod history;
 mod made;
+mod markdown;
 mod models;
 mod run;
 pub mod scoreboard;

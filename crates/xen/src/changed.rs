@@ -14,7 +14,8 @@ use homenode_linux::journal::{self, Entry, Journal, Run, Written};
 use homenode_units::{CpuSet, NodeSet, VmId};
 use serde::{Deserialize, Serialize};
 
-use crate::hypervisor::{CallError, Hypervisor, Listed, XenError};
+use crate::error::{CallError, XenError};
+use crate::hypervisor::{Hypervisor, Listed};
 use crate::trace;
 
 /// CPUs that each vCPU may have been left pinned to, the newest first: several where an agent ended while it changed them.
@@ -25,8 +26,8 @@ impl Written for Pins {
     const KEY: &'static str = "xen-vcpus";
 }
 
-/// Nodes that a domain's memory may have been told to come from, the newest first. Where [`journal::Before`] names no nodes, the domain's
-/// memory came from wherever its CPUs were, and does so again.
+/// Nodes that a domain's memory may have been told to come from, the newest first. Where [`journal::Before`] names no nodes,
+/// the domain's memory came from wherever its CPUs were, and does so again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Home(pub Vec<NodeSet>);
 

@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::path::Path;
 
-use crate::hypervisor::XenError;
+use crate::error::XenError;
 
 /// What xenfs says of this domain.
 const CAPABILITIES: &str = "proc/xen/capabilities";

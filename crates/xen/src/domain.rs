@@ -1,17 +1,25 @@
 //! A domain, as the agent knows it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use homenode_host::{CpuQuota, VcpuSample, VmSettings};
+use homenode_host::{Counters, CpuQuota, VcpuSample, VmSettings};
 use homenode_linux::journal::{Entry, Run};
 use homenode_linux::{OperatorSettings, settings_file};
 use homenode_units::{CpuSet, Ns};
 
 use crate::changed::{Cap, Pins};
-use crate::hypervisor::{CallError, Hypervisor, Listed, Pool, Vcpu};
-use crate::modelled::Counted;
-use crate::waiting::OfVcpus;
+use crate::error::CallError;
+use crate::hypervisor::{Hypervisor, Listed, Pool, Vcpu};
+
+/// How long a vCPU waited, since it is traced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waited {
+    /// Wanted to run, and did not: what its cap kept it from among it.
+    pub waiting: Ns,
+    /// What its cap kept it from.
+    pub throttled: Ns,
+}
 
 /// Length of a period of the credit schedulers' accounting: caps hold over it.
 const PERIOD: Ns = Ns::from_millis(30);
@@ -65,7 +73,7 @@ impl Domain {
     pub fn samples(
         &self,
         usable: &CpuSet,
-        (counted, waited): (Option<&Counted>, Option<&OfVcpus>),
+        (counted, waited): (Option<&BTreeMap<u16, Counters>>, Option<&BTreeMap<u16, Waited>>),
     ) -> Vec<VcpuSample> {
         let usable = self.pool.cpus.intersection(usable);
         let waited = |index: &u16| waited.and_then(|waited| waited.get(index)).copied();

@@ -11,6 +11,7 @@ use std::ptr::{NonNull, null_mut};
 
 use homenode_units::{CpuId, CpuSet, NodeId, NodeSet, Ns, VmId};
 
+use crate::error::{CallError, XenError};
 use crate::library::{
     self, CREDIT, CREDIT2, Control, CpuPlace, DomainInfo, HARD, HostInfo, NodeMemory, SOFT, Share, Store,
     VcpuInfo,
@@ -25,66 +26,6 @@ const NODES_MAX: usize = 1024;
 const DOMAINS_MAX: usize = 64 << 10;
 /// The console ring is 16 KiB unless it was told otherwise at boot (`conring_size`).
 const CONSOLE_BYTES: usize = 4 << 20;
-
-/// Why Xen cannot be managed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum XenError {
-    /// Not started by Xen, or no dom0.
-    #[error("this system is not dom0 of a Xen host: {cause}. `homenode doctor` says what runs here")]
-    NotDom0 {
-        /// What is missing.
-        cause: String,
-    },
-    /// Whether it is one cannot be told.
-    #[error("whether this system is dom0 of a Xen host is not known: {cause}")]
-    Unknown {
-        /// What the system said.
-        cause: String,
-    },
-    /// libxenctrl or libxenstore is not there.
-    #[error(
-        "Xen's library cannot be used ({cause}). Install Xen's tools (Debian: `apt install xen-utils`); Homenode knows those of Xen {}",
-        library::versions()
-    )]
-    NoLibrary {
-        /// What the loader said.
-        cause: String,
-    },
-    /// The hypervisor does not let us.
-    #[error("Xen's hypervisor cannot be asked: {cause}. Run as root in dom0, with xenstored running")]
-    NotPermitted {
-        /// What the system said.
-        cause: String,
-    },
-    /// What it says of the host makes no machine.
-    #[error("what Xen says of this host makes no machine: {cause}")]
-    NoMachine {
-        /// What is wrong.
-        cause: String,
-    },
-    /// A call failed.
-    #[error(transparent)]
-    Call(#[from] CallError),
-}
-
-/// A call that failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{call}: {cause}")]
-pub struct CallError {
-    /// Of libxenctrl.
-    pub call: &'static str,
-    /// What the system said.
-    pub cause: String,
-}
-
-impl CallError {
-    fn last(call: &'static str) -> CallError {
-        CallError {
-            call,
-            cause: std::io::Error::last_os_error().to_string(),
-        }
-    }
-}
 
 /// What the kernel calls this boot.
 fn boot(root: &Path) -> Result<u64, XenError> {

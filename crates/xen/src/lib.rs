@@ -12,6 +12,7 @@
 //! | `memory` | Xen's console: what its debug key `u` says of the memory of domains, by node |
 //! | `place` | the machine, as Xen sees it: dom0's kernel sees one node |
 //! | `dom0` | `/proc/xen/capabilities`: whether this is dom0 |
+//! | `error` | none of its own: why Xen cannot be asked, or managed |
 //! | `store` | xenstore, asked by a thread of its own |
 //! | `privcmd` | `/dev/xen/privcmd`: one hypercall that libxenctrl does not make |
 //! | `page_counts` | none of its own: when Xen is asked to count pages |
@@ -32,6 +33,7 @@ mod busy;
 mod changed;
 mod dom0;
 mod domain;
+mod error;
 mod features;
 mod host;
 mod hypervisor;
@@ -51,7 +53,7 @@ mod waiting;
 
 pub use changed::Legacy;
 pub use dom0::is_dom0;
+pub use error::XenError;
 pub use features::features;
 pub use host::XenHost;
-pub use hypervisor::XenError;
 pub use moving::{carry_out, relay};

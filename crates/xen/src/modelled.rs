@@ -5,17 +5,19 @@
 //! and stock Xen lets dom0 count nothing: then nothing here is used.
 //!
 //! # Approach
-//! 1. Each PV domain gets a tag of its own, and so do the frames that Xen says are its. It is asked for pieces of [`PIECE`] frames
-//!    first; where that finds less than 19 in 20 of the domain's pages, for [`PART_FRAMES`] in a look until all of the machine were
-//!    asked for; and again where the domain's number of pages has changed, and every [`FRAMES_EVERY`]. There are no counters before.
-//! 2. Of PVH and HVM domains Xen tells no frames. They are dealt what was counted for no tag on the CPUs that their vCPUs were on,
-//!    with others of the same kind there by the time that each ran. dom0's own frames have a tag then, so that they are nobody's.
+//! 1. Each PV domain gets a tag of its own, and so do the frames that Xen says are its. It is asked for pieces of [`PIECE`]
+//!    frames first; where that finds less than 19 in 20 of the domain's pages, for [`PART_FRAMES`] in a look until all of the
+//!    machine were asked for; and again where the domain's number of pages has changed, and every [`FRAMES_EVERY`]. There are
+//!    no counters before.
+//! 2. Of PVH and HVM domains Xen tells no frames. They are dealt what was counted for no tag on the CPUs that their vCPUs were
+//!    on, with others of the same kind there by the time that each ran. dom0's own frames have a tag then, so that they are
+//!    nobody's.
 //! 3. What a domain's counts have grown by is dealt to its vCPUs ([`dealing`]).
 //!
 //! # What the figures are
 //! As [`homenode_linux::attribution`] says, but that no misses are sampled: all are taken to be answered by local memory. Where 2
-//! applies, what Xen itself does on a CPU is the domain's as well, and a vCPU that changed its CPU since the last look is taken to
-//! have been on the new one all the time.
+//! applies, what Xen itself does on a CPU is the domain's as well, and a vCPU that changed its CPU since the last look is taken
+//! to have been on the new one all the time.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,7 +30,8 @@ use homenode_linux::now;
 use homenode_units::{CpuId, Ns, VmId};
 
 use crate::domain::Domain;
-use crate::hypervisor::{CallError, Hypervisor};
+use crate::error::CallError;
+use crate::hypervisor::Hypervisor;
 
 /// How often is asked whose frames are while a domain has as many pages as before.
 const FRAMES_EVERY: Ns = Ns::from_secs(60);

@@ -1,5 +1,5 @@
-//! When Xen is asked to count the pages of domains, and what it said: it stands still on a CPU meanwhile, so it is asked as rarely
-//! as that allows.
+//! When Xen is asked to count the pages of domains, and what it said: it stands still on a CPU meanwhile, so it is asked as
+//! rarely as that allows.
 //!
 //! A domain that is new is asked for at once, and one that is not told again and again, each time after twice as long: one that
 //! is being built is told a little later, and one that is never told costs no more than all others.

@@ -6,7 +6,8 @@ use std::path::Path;
 use homenode_machine::{Cpu, Distances, Llc, Machine, Node};
 use homenode_units::{Bytes, CpuId, CpuSet, NodeId, NodeMap};
 
-use crate::hypervisor::{Hypervisor, XenError};
+use crate::error::XenError;
+use crate::hypervisor::Hypervisor;
 use crate::library::{CpuPlace, NodeMemory};
 
 /// Bytes of a cache line of every x86 that Xen runs on.

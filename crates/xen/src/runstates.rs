@@ -1,16 +1,16 @@
 //! How long vCPUs ran, waited for a CPU and were kept off it, from the hypervisor's trace of each change.
 //!
 //! # What is read
-//! `xentrace -e 0x21000` writes a record for each change (`xen/include/public/trace.h`): a word with the event in its low 28 bits,
-//! above them the count of words that follow, and in bit 31 whether a 64-bit time stamp stands between, in cycles. The event of a
-//! change has the old state in bits 8 and 9 and the new one in bits 4 and 5; its one word is the domain's number in the upper half
-//! and the vCPU's in the lower. Words are little-endian.
+//! `xentrace -e 0x21000` writes a record for each change (`xen/include/public/trace.h`): a word with the event in its low 28
+//! bits, above them the count of words that follow, and in bit 31 whether a 64-bit time stamp stands between, in cycles. The
+//! event of a change has the old state in bits 8 and 9 and the new one in bits 4 and 5; its one word is the domain's number in
+//! the upper half and the vCPU's in the lower. Words are little-endian.
 //!
 //! # How it is summed
 //! 1. Records of the CPUs come mixed, CPU by CPU, each stamped by its own: they wait until the newest is [`LATE`] newer, and are
 //!    taken in order of time. All CPUs count alike, as Xen itself relies on.
-//! 2. A change says in which state its vCPU was since the one before. If that one says otherwise records were lost between, or came
-//!    later than all waited: that time is nobody's, and the vCPU's sums are not known until its next change.
+//! 2. A change says in which state its vCPU was since the one before. If that one says otherwise records were lost between, or
+//!    came later than all waited: that time is nobody's, and the vCPU's sums are not known until its next change.
 //! 3. What a vCPU has been in since its last change counts up to the newest record that is taken.
 //!
 //! # Trust
@@ -456,7 +456,9 @@ mod tests {
         }
 
         #[test]
-        fn sums_never_shrink_while_they_are_known(parts in prop::collection::vec(prop::collection::vec(any_change(), 0..6), 0..30)) {
+        fn sums_never_shrink_while_they_are_known(
+            parts in prop::collection::vec(prop::collection::vec(any_change(), 0..6), 0..30)
+        ) {
             let mut runstates = Runstates::new(CYCLES_PER_S);
             let mut before: Option<Spent> = None;
             for part in parts {

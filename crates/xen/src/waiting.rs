@@ -1,24 +1,15 @@
 //! How long each domain's vCPUs waited for a CPU, for samples.
 //!
-//! Time that a vCPU was kept off counts as waiting, and as throttled, while its domain has a cap. Without one it was paused, which
-//! is neither.
+//! Time that a vCPU was kept off counts as waiting, and as throttled, while its domain has a cap. Without one it was paused,
+//! which is neither.
 
 use std::collections::BTreeMap;
 
 use homenode_units::{Ns, VmId};
 
-use crate::domain::Domain;
+use crate::domain::{Domain, Waited};
 use crate::runstates::{Runstates, Spent};
 use crate::trace::Trace;
-
-/// Of a vCPU, since it is traced.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Waited {
-    /// Wanted to run, and did not: what its cap kept it from among it.
-    pub waiting: Ns,
-    /// What its cap kept it from.
-    pub throttled: Ns,
-}
 
 /// What vCPUs waited, by index; those of which it is not known are left out.
 pub type OfVcpus = BTreeMap<u16, Waited>;

@@ -2,9 +2,9 @@
 //!
 //! It mounts /proc and /dev, loads the modules of the initramfs, starts the behaviour that the kernel command
 //! line asks for, prints `READY`, and then follows the console: a [`Behaviour`] as a line replaces the present one,
-//! `report` prints counters, `check` whether the memory that it holds is as it was written, `nodes` which CPUs each node has, `holds` from which nodes its memory is, `follow` loads
-//! the module that follows the topology page, `run LINE` runs a line of shell, `poweroff` ends the guest. It never exits: that
-//! would panic the guest's kernel.
+//! `report` prints counters, `check` whether the memory that it holds is as it was written, `nodes` which CPUs each node has,
+//! `holds` from which nodes its memory is, `follow` loads the module that follows the topology page, `run LINE` runs a line of
+//! shell, `poweroff` ends the guest. It never exits: that would panic the guest's kernel.
 
 #![allow(clippy::print_stdout, reason = "the console is how the guest speaks")]
 

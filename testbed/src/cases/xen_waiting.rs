@@ -21,8 +21,8 @@ use crate::inside::xen::domu::{Domu, DomuSpec, Kind, Toolstack};
 const CPU: &str = "3";
 /// How long they are watched.
 const WATCHED: Ns = Ns::from_secs(15);
-/// How far waiting may be from what the guest counts as steal, as a share of the time. A guest counts in ticks of 4 ms, and is asked
-/// a little before or after.
+/// How far waiting may be from what the guest counts as steal, as a share of the time. A guest counts in ticks of 4 ms, and is
+/// asked a little before or after.
 const NEAR: f64 = 0.05;
 /// The cap of one, in percent.
 const CAP: u32 = 40;

@@ -7,8 +7,8 @@ use super::XenHost;
 use super::moving::ALL_OR_NONE;
 use crate::changed::{self, Cap, Home, PLACING, Part, Pins, newest};
 use crate::domain::cap_of;
+use crate::error::CallError;
 use crate::features::{NO_BALLOON, NO_MOVES, NO_PARTS, NO_TOPOLOGY, NO_TRACKER};
-use crate::hypervisor::CallError;
 use homenode_linux::now;
 
 /// What doing this failed of.

@@ -10,7 +10,7 @@ use crate::domain::Domain;
 
 impl XenHost {
     /// Settles what the journal says of runs that are over.
-    pub(super) fn settle_ended(&mut self) -> Result<(), crate::hypervisor::CallError> {
+    pub(super) fn settle_ended(&mut self) -> Result<(), crate::error::CallError> {
         let Some(journal) = &mut self.journal else {
             return Ok(());
         };
@@ -95,7 +95,7 @@ impl XenHost {
     /// How a domain is, to be written down before it is touched. Nodes that merely follow its CPUs are none of its own, as far as
     /// that can be told, and undone.
     pub(super) fn before(&self, domain: &Domain) -> Result<Before, String> {
-        let say = |error: crate::hypervisor::CallError| error.to_string();
+        let say = |error: crate::error::CallError| error.to_string();
         let domid = domain.run.runtime_id;
         let nodes = self.hypervisor.node_affinity(domid).map_err(say)?;
         let (all, preferred) = (self.nodes_of(domain, Preferred::No)?, self.followed(domain)?);

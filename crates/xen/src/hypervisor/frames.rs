@@ -1,8 +1,8 @@
 //! Which machine frames are a PV domain's.
 //!
 //! Xen has no call that lists them. It says of frames that it is asked about what they are to a PV domain, which names frames by
-//! their numbers: of those that are another's that they are none of its. Nothing of that is the guest's to say. Of a PVH domain it
-//! tells so of the guest's own numbers, which say nothing about frames.
+//! their numbers: of those that are another's that they are none of its. Nothing of that is the guest's to say. Of a PVH domain
+//! it tells so of the guest's own numbers, which say nothing about frames.
 
 #![allow(unsafe_code)] // a call of a C library, with a buffer of the size that it is told
 

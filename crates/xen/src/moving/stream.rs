@@ -286,7 +286,11 @@ pub mod tests {
         }
 
         #[test]
-        fn no_bytes_are_too_bad(at in 0usize..8300, byte: u8, bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
+        fn no_bytes_are_too_bad(
+            at in 0usize..8300,
+            byte: u8,
+            bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200),
+        ) {
             let mut follower = Follower::default();
             let _ = follower.take(&bytes);
             let mut all = sent();
