@@ -11,7 +11,8 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Method, Request, header};
-use homenode_agent::http::{Came, Role};
+use homenode_agent::http::Came;
+use homenode_agent::role::Role;
 use homenode_fuzz::site::Served;
 use libfuzzer_sys::fuzz_target;
 

@@ -143,7 +143,7 @@ impl Served {
             (handler, settings.clone(), reload),
         );
         let bound = ADDRESS.parse().expect("an address");
-        let answers = Answers::new(Some(bound), Some(tree.root()), (&config.http, None), site)?;
+        let answers = Answers::new(Some(bound), Some(tree.root()), &config.http, site)?;
         let runtime = Builder::new_current_thread()
             .enable_time()
             .max_blocking_threads(1)

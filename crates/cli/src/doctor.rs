@@ -132,7 +132,7 @@ mod tests {
         });
         for (width, most, lines) in [
             (80, 38, lines(&found, 80)),
-            (100, 30, lines(&found, 100)),
+            (100, 32, lines(&found, 100)),
             (80, 56, all_lines(&found, 80)),
             (100, 46, all_lines(&found, 100)),
         ] {

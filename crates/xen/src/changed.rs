@@ -7,6 +7,7 @@
 //! ([`PastCap`]).
 
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use homenode_linux::Undone;
@@ -362,7 +363,8 @@ impl Legacy {
         match opened {
             Ok(hypervisor) => {
                 if let Some(said) = crate::moving::recover(&hypervisor) {
-                    eprintln!("{said}");
+                    // The guard's and the command's own reader; whoever does not read it misses no more than that.
+                    let _ = writeln!(std::io::stderr(), "{said}");
                 }
                 let mut undone = undo_all(&hypervisor, journal);
                 undone

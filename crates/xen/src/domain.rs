@@ -21,6 +21,9 @@ pub struct Waited {
     pub throttled: Ns,
 }
 
+/// What is known of vCPUs, by index.
+pub type OfVcpus<T> = BTreeMap<u16, T>;
+
 /// Length of a period of the credit schedulers' accounting: caps hold over it.
 const PERIOD: Ns = Ns::from_millis(30);
 
@@ -73,7 +76,7 @@ impl Domain {
     pub fn samples(
         &self,
         usable: &CpuSet,
-        (counted, waited): (Option<&BTreeMap<u16, Counters>>, Option<&BTreeMap<u16, Waited>>),
+        (counted, waited): (Option<&OfVcpus<Counters>>, Option<&OfVcpus<Waited>>),
     ) -> Vec<VcpuSample> {
         let usable = self.pool.cpus.intersection(usable);
         let waited = |index: &u16| waited.and_then(|waited| waited.get(index)).copied();

@@ -38,7 +38,7 @@ use crate::modelled::{Counted, Model};
 use crate::moving::{INCOMING, LEFT};
 use crate::page_counts::PageCounts;
 use crate::store::Asking;
-use crate::waiting::{OfVcpus, Waiting};
+use crate::waiting::{Waiting, Waits};
 use crate::{memory, place};
 use moving::Moves;
 
@@ -70,7 +70,7 @@ pub struct XenHost {
     counted: BTreeMap<VmId, Counted>,
     /// Xen's trace, where it is read, and how long vCPUs had waited at the last look.
     waiting: Option<Waiting>,
-    waited: BTreeMap<VmId, OfVcpus>,
+    waited: BTreeMap<VmId, Waits>,
     /// Until when caps of the agent's hold.
     leases: BTreeMap<VmId, Ns>,
     /// Domains on their way to another node.
@@ -411,7 +411,7 @@ impl XenHost {
         let before = self.ran_before.get(&vm);
         for vcpu in &mut vcpus {
             let ran = before.and_then(|before| before.get(&vcpu.index)).copied();
-            vcpu.running_ns = vcpu.running_ns + ran.unwrap_or_default();
+            vcpu.running_ns += ran.unwrap_or_default();
         }
         vcpus
     }

@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 
 use homenode_units::{Ns, VmId};
 
-use crate::domain::{Domain, Waited};
+use crate::domain::{Domain, OfVcpus, Waited};
 use crate::runstates::{Runstates, Spent};
 use crate::trace::Trace;
 
 /// What vCPUs waited, by index; those of which it is not known are left out.
-pub type OfVcpus = BTreeMap<u16, Waited>;
+pub type Waits = OfVcpus<Waited>;
 
 /// A trace, and what was made of it.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl Waiting {
     }
 
     /// What the vCPUs of these domains waited so far.
-    pub fn look(&mut self, domains: &BTreeMap<VmId, Domain>) -> BTreeMap<VmId, OfVcpus> {
+    pub fn look(&mut self, domains: &BTreeMap<VmId, Domain>) -> BTreeMap<VmId, Waits> {
         let mut told = self.trace.told();
         match told.ended {
             None => self.sums.look(&mut told.runstates, domains),
@@ -54,18 +54,14 @@ impl Waiting {
 struct Sums(BTreeMap<(u16, u16), (Ns, Ns)>);
 
 impl Sums {
-    fn look(
-        &mut self,
-        runstates: &mut Runstates,
-        domains: &BTreeMap<VmId, Domain>,
-    ) -> BTreeMap<VmId, OfVcpus> {
+    fn look(&mut self, runstates: &mut Runstates, domains: &BTreeMap<VmId, Domain>) -> BTreeMap<VmId, Waits> {
         let number = |domain: &Domain| domain.run.runtime_id as u16;
         let numbers: Vec<u16> = domains.values().map(number).collect();
         runstates.keep_only(|domain| numbers.contains(&domain));
         self.0.retain(|(domain, _), _| numbers.contains(domain));
         let mut told = BTreeMap::new();
         for (vm, domain) in domains {
-            let mut of = OfVcpus::new();
+            let mut of = Waits::new();
             for (index, vcpu) in &domain.vcpus {
                 if let Some(state) = vcpu.state {
                     runstates.begin(number(domain), *index, state);

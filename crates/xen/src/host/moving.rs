@@ -5,7 +5,7 @@ use std::io::Read as _;
 use std::process::{Child, Command, Stdio};
 
 use homenode_host::{Allow, Failure, Immovable, Outcome};
-use homenode_linux::journal::Run;
+use homenode_linux::journal::{Entry, Run};
 use homenode_linux::{now, scope};
 use homenode_units::{Bytes, CpuSet, NodeId, NodeSet, Ns, Pages, VmId};
 
@@ -221,7 +221,7 @@ impl XenHost {
         let (vm, domid) = (domain.run.vm, domain.run.runtime_id);
         let of = files::configuration(domid, vm)?;
         let entry = self.entry_of(&domain.run);
-        let ours = entry.and_then(|entry| entry.get::<Pins>()).unwrap_or_default().0;
+        let ours = entry.and_then(Entry::get::<Pins>).unwrap_or_default().0;
         let (mut hard, mut soft) = (BTreeMap::new(), BTreeMap::new());
         let nodes = self
             .hypervisor
@@ -477,7 +477,14 @@ fn is_still(
     if told(2) != "1" {
         return Err("its guest does not say that it can be suspended".into());
     }
-    let runs_on = kind == Kind::Pvh || hypervisor.can_shadow().map_err(|error| error.to_string())?;
+    // What was seen where it was tried; a page that is in its place is worth no guest.
+    if kind == Kind::Pvh {
+        return Err(
+            "PVH domains arrived whole on the emulated host where this was tried, and their guests died there of an illegal instruction"
+                .into(),
+        );
+    }
+    let runs_on = hypervisor.can_shadow().map_err(|error| error.to_string())?;
     match (runs_on, allow) {
         (true, _) => Ok(false),
         (false, Allow::Paused) => Ok(true),

@@ -42,7 +42,10 @@ fn end_in_time(job: &Job, is_over: Arc<AtomicBool>) {
     std::thread::spawn(move || {
         std::thread::sleep(Duration::from_nanos(time.0));
         if !is_over.swap(true, Ordering::SeqCst) {
-            eprintln!("homenode: domain {name} was not copied within {time}");
+            let _ = writeln!(
+                std::io::stderr(),
+                "homenode: domain {name} was not copied within {time}"
+            );
             std::process::exit(1);
         }
     });
