@@ -146,7 +146,7 @@ pub fn moved(inside: &mut Inside) -> anyhow::Result<()> {
     expect_whole(inside, &pv)?;
     let said = wait_said(&mut agent, &["roams", "illegal instruction"])?;
     inside.note(said);
-    let said = wait_said(&mut agent, &["crowded", "no free memory left"])?;
+    let said = wait_said(&mut agent, &["crowded", "no-memory"])?;
     inside.note(said);
     let said = wait_said(&mut agent, &["theirs", "xl did not make it"])?;
     inside.note(said);
