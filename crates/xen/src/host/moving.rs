@@ -480,7 +480,7 @@ fn is_still(
     // What was seen where it was tried; a page that is in its place is worth no guest.
     if kind == Kind::Pvh {
         return Err(
-            "PVH domains arrived whole on the emulated host where this was tried, and their guests died there of an illegal instruction"
+            "guests of PVH domains died of an illegal instruction on the emulated host where this was tried, moved or not: it is not known to be safe"
                 .into(),
         );
     }
