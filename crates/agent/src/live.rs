@@ -121,7 +121,7 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
         path.as_deref().filter(|_| history.is_kept()),
         (handler, settings.clone(), run.reload.clone()),
     );
-    let http = HttpServer::open_where_asked(run.listen, kept, &config.http, site)?;
+    let http = HttpServer::open_where_asked(run.listen, kept, (&config.http, readers), site)?;
     let mut agent = Agent {
         control: Arc::clone(&control),
         settings,

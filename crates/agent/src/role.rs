@@ -1,10 +1,10 @@
-//! What somebody may do who asks over a Unix socket: the kernel says who that is.
+//! What the peer of a Unix socket may do; the kernel says which user it is.
 //!
 //! | comes in as | may |
 //! |---|---|
 //! | root, or the agent's own user | read and change |
 //! | a member of `[http] group` in the settings | read |
-//! | anybody else | nothing: the socket's rights keep him out, and so does this where somebody changed them |
+//! | another user | nothing: the socket's rights keep other users out, and this check does where those rights were changed |
 
 use std::os::fd::AsFd;
 
@@ -13,7 +13,7 @@ use homenode_linux::peer::GroupId;
 use rustix::process::geteuid;
 use serde::Deserialize;
 
-/// What somebody may do.
+/// What a client may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -45,7 +45,7 @@ impl Readers {
         Ok(Readers(group))
     }
 
-    /// The group that sockets belong to, and their rights: whoever may write to one may ask.
+    /// The group that sockets belong to, and their rights: a user who may write to one may ask.
     pub(crate) fn of_socket(self) -> (Option<GroupId>, u32) {
         (self.0, if self.0.is_some() { 0o660 } else { 0o600 })
     }

@@ -95,7 +95,7 @@ pub fn run(
         run.history.as_deref().filter(|_| history.is_kept()),
         (handler, settings.clone(), run.reload.clone()),
     );
-    let http = HttpServer::open_where_asked(run.listen, state, &config.http, site)?;
+    let http = HttpServer::open_where_asked(run.listen, state, (&config.http, readers), site)?;
     let trace = run
         .trace
         .as_deref()

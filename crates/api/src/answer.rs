@@ -79,7 +79,7 @@ pub enum ApiError {
         /// Why.
         why: String,
     },
-    /// Whoever asks may read, and this changes something.
+    /// The request changes something, and this client may only read.
     #[error("{why}")]
     MayNot {
         /// Who may.

@@ -169,8 +169,8 @@ fn choose_host(args: &RunArgs, output: &mut Output) -> anyhow::Result<HostArg> {
     }
     let why = match Managed::here() {
         Ok(vms) => return Ok(HostArg::Live(vms)),
-        // Where libvirt is not installed it will not be in a moment: the first QEMU is waited for. Where it is, its machines
-        // are not to be taken for nobody's.
+        // Without libvirt on this host the agent waits for the first QEMU. Where libvirt is installed and does not answer, its
+        // machines must not be managed beside it.
         Err(_) if stand_in::is_a_service() && homenode_linux::load_libvirt().is_err() => {
             output.line("No VM runs here, and libvirt is not installed: waiting for the first QEMU.");
             return Ok(HostArg::Live(Managed::Kvm(Vms::Qemu)));

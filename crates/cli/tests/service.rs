@@ -267,15 +267,20 @@ fn libvirts_test_driver_runs_as_far_as_it_can_whatever_this_host_is() {
     assert_eq!(said.contains("one NUMA node: "), is_single, "{said}");
 }
 
-#[test]
-fn a_service_is_never_a_simulation_that_nobody_asked_for() {
-    let output = homenode()
+/// An agent for a second, as systemd starts it.
+fn as_a_service() -> Command {
+    let mut command = homenode();
+    command
         .args(["run", "--dry-run", "--duration", "1s"])
         .env("INVOCATION_ID", "0123")
         .env_remove("SYSTEMD_EXEC_PID")
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
+        .stdin(Stdio::null());
+    command
+}
+
+#[test]
+fn a_service_is_never_a_simulation_that_nobody_asked_for() {
+    let output = as_a_service().output().unwrap();
     let (said, complaint) = (stdout(&output), stderr(&output));
     // Where libvirt answers here, or a QEMU runs, it is a real host's agent, which changes nothing.
     let is_real = said.contains("qemu:///system") || said.contains(" at qemu");
@@ -292,12 +297,8 @@ fn a_service_waits_for_the_first_vm_where_libvirt_is_not_installed() {
     let dir = tempfile::tempdir().unwrap();
     // In the place of the library that the loader would find, if one is installed here.
     std::fs::write(dir.path().join("libvirt.so.0"), "no library").unwrap();
-    let output = homenode()
-        .args(["run", "--dry-run", "--duration", "1s"])
+    let output = as_a_service()
         .env("LD_LIBRARY_PATH", dir.path())
-        .env("INVOCATION_ID", "0123")
-        .env_remove("SYSTEMD_EXEC_PID")
-        .stdin(Stdio::null())
         .output()
         .unwrap();
     let (said, complaint) = (stdout(&output), stderr(&output));

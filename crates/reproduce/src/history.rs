@@ -391,31 +391,7 @@ fn off(all: &[Reproduced]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::claims::{self, Kind, Values};
-    use crate::experiment::Decision;
-    use crate::verdict::{Measured, judge};
-
-    /// A run that measured these numbers, and what is published of everything else.
-    fn reproduced(ours: impl Fn(&str, &str, f64) -> f64) -> Vec<Reproduced> {
-        let claims = claims::all().into_iter().filter(|claim| claim.value.is_some());
-        let judged = claims.map(|claim| {
-            let published = claim.value.iter().flat_map(Values::iter);
-            let numbers =
-                published.map(|(name, number)| (name.to_owned(), ours(&claim.id, name, number.get())));
-            let measured = Measured {
-                numbers: numbers.collect(),
-                ..Measured::default()
-            };
-            Reproduced {
-                judgement: judge(&claim, &measured, Kind::Predicted),
-                decision: Some(Decision::default()),
-                kind: Kind::Predicted,
-                reason: None,
-                claim,
-            }
-        });
-        judged.collect()
-    }
+    use crate::scoreboard::tests::measured;
 
     fn run(counted: &str) -> String {
         format!(
@@ -428,7 +404,7 @@ mod tests {
     fn an_old_run_is_judged_by_the_rules_of_today() {
         let text = run("[run.counted.\"tavo.npb\"]\ncg = 11.3\nep = 1.2");
         let log = Log::parse("log", &text).unwrap();
-        let group = log.run[0].today(&reproduced(|_, _, published| published));
+        let group = log.run[0].today(&measured(|_, _, published| published));
         // ep is trivial, and so in no headline.
         assert_eq!((group.values, group.within_2x, group.held), (1, 1, 0));
         assert!((group.median_abs_ln.unwrap() - libm::log(2.0)).abs() < 1e-9);
@@ -440,7 +416,7 @@ mod tests {
             run("[run.counted.\"tavo.npb\"]\ncg = 20.0\n[run.counted.\"flip.cost\"]\nstream_pct = 2.0");
         let second = run("measure = \"Kinds were changed.\"\n[run.counted.\"tavo.npb\"]\ncg = 5.0");
         let log = Log::parse("log", &format!("{first}{second}")).unwrap();
-        let text = log.section(&reproduced(
+        let text = log.section(&measured(
             |_, name, published| if name == "cg" { -1.0 } else { published },
         ));
         assert!(
@@ -457,12 +433,12 @@ mod tests {
 
     #[test]
     fn targets_are_met_by_what_is_published_and_missed_by_no_effect() {
-        let met = targets(&reproduced(|_, _, published| published));
+        let met = targets(&measured(|_, _, published| published));
         assert_eq!(
             (met.matches("| met |").count(), met.matches("missed").count()),
             (4, 0)
         );
-        let missed = targets(&reproduced(|_, _, _| 0.0));
+        let missed = targets(&measured(|_, _, _| 0.0));
         assert_eq!(missed.matches("missed").count(), 4);
     }
 

@@ -404,7 +404,7 @@ pub fn runs(claim: &Claim, experiment: &dyn Decides) -> Vec<Run> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
@@ -413,7 +413,7 @@ mod tests {
     use crate::verdict::{Measured, judge};
 
     /// Every published claim with numbers, as if an experiment had measured them so.
-    fn measured(ours: impl Fn(&Claim, &str, f64) -> f64) -> Vec<Reproduced> {
+    pub(crate) fn measured(ours: impl Fn(&Claim, &str, f64) -> f64) -> Vec<Reproduced> {
         let claims = claims::all().into_iter().filter(|claim| claim.value.is_some());
         let judged = claims.map(|claim| {
             let published = claim.value.iter().flat_map(Values::iter);

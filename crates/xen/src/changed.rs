@@ -363,7 +363,7 @@ impl Legacy {
         match opened {
             Ok(hypervisor) => {
                 if let Some(said) = crate::moving::recover(&hypervisor) {
-                    // The guard's and the command's own reader; whoever does not read it misses no more than that.
+                    // A guard has no other place to say it.
                     let _ = writeln!(std::io::stderr(), "{said}");
                 }
                 let mut undone = undo_all(&hypervisor, journal);

@@ -73,7 +73,7 @@ impl HttpServer {
     pub fn open_where_asked(
         listen_at: Option<Listen>,
         state: Option<&Path>,
-        config: &Config,
+        config: (&Config, Readers),
         site: Site,
     ) -> anyhow::Result<Option<HttpServer>> {
         let is_asked = state.is_some() || listen_at.is_some();
@@ -85,15 +85,13 @@ impl HttpServer {
     /// Opens it: on loopback where that is asked for, and on a socket in the state directory where there is one.
     ///
     /// # Errors
-    /// An address that is taken or may not be listened on; a group that is not there; a state directory that cannot hold the
-    /// socket.
+    /// An address that is taken or may not be listened on; a state directory that cannot hold the socket.
     pub fn open(
         listen_at: Option<Listen>,
         state: Option<&Path>,
-        config: &Config,
+        (config, readers): (&Config, Readers),
         site: Site,
     ) -> anyhow::Result<HttpServer> {
-        let readers = Readers::of(config)?;
         check(listen_at, config).map_err(anyhow::Error::msg)?;
         let tcp = listen_at.map(tcp_listener).transpose()?;
         let bound = tcp.as_ref().map(TcpListener::local_addr).transpose()?;

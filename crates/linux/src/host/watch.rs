@@ -206,7 +206,7 @@ impl LinuxHost {
         is_undone
     }
 
-    /// Finds the cgroups of vCPUs that are new; of all where the first was moved since, if that is to be looked at. Whoever
+    /// Finds the cgroups of vCPUs that are new; of all where the first was moved since, if that is to be looked at. What
     /// moves a VM moves its process, and all threads with it.
     fn find_groups(&self, vm: &mut Vm, looks_again: bool) -> Result<(), ReadError> {
         let first = vm.vcpu_tids().next().filter(|_| looks_again);

@@ -5,7 +5,7 @@
 //! controller, or of a neighbour who would be slowed down.
 //!
 //! # Algorithm
-//! 1. Nobody knows a program before it runs. It is taken for one that has as many threads as the VM has vCPUs, and draws the
+//! 1. The program is not known before it runs. It is taken for one that has as many threads as the VM has vCPUs, and draws the
 //!    bandwidth that is asked for, or else waits for memory for a third of its time ([`Character::newcomer`]). What VMs of its
 //!    size do on this host is not looked at: on another host they do something else, and hosts are to be compared.
 //! 2. Speeds are predicted of it alone, of the VMs as they are, and of all together.
@@ -89,10 +89,9 @@ pub fn beside(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demand::History;
-    use crate::placement;
+    use crate::arrange::tests::watched;
     use crate::testing::{OfHomes, Scene as Host};
-    use homenode_units::{Bytes, Ns};
+    use homenode_units::Bytes;
 
     const GIB: Bytes = Bytes::from_gib(1);
 
@@ -106,19 +105,7 @@ mod tests {
                 .misses_per_s(60_000_000)
                 .local(1.0);
         }
-        let mut state = State::default();
-        for _ in 0..8 {
-            host.at += Ns::from_secs(1);
-            host.with_view(|view| {
-                super::super::plan(
-                    view,
-                    OfHomes::default().settings(),
-                    &History::default(),
-                    &mut placement::State::default(),
-                    &mut state,
-                )
-            });
-        }
+        let state = watched(&mut host, 8);
         (host, state)
     }
 

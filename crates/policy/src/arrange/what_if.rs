@@ -288,11 +288,9 @@ impl Scene<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demand::History;
-    use crate::placement;
+    use crate::arrange::tests::watched;
     use crate::testing::{OfHomes, Scene as Host, vm_id};
     use homenode_host::Immovable;
-    use homenode_units::Ns;
 
     const GIB: Bytes = Bytes::from_gib(1);
 
@@ -319,24 +317,6 @@ mod tests {
             host.traffic.insert(NodeId(node), traffic);
         }
         host
-    }
-
-    /// What is known after so many periods.
-    fn watched(host: &mut Host, periods: u32) -> State {
-        let mut state = State::default();
-        for _ in 0..periods {
-            host.at += Ns::from_secs(1);
-            host.with_view(|view| {
-                super::super::plan(
-                    view,
-                    OfHomes::default().settings(),
-                    &History::default(),
-                    &mut placement::State::default(),
-                    &mut state,
-                )
-            });
-        }
-        state
     }
 
     fn ask(host: &mut Host, state: &State, wanted: &[(u128, &str)]) -> Result<Forecast, NoForecast> {

@@ -15,7 +15,6 @@ use crate::domain::Domain;
 use crate::features::NO_MOVES;
 use crate::hypervisor::Hypervisor;
 use crate::moving::configuration::Kind;
-
 use crate::moving::{self, Ended, JOB, Job, files};
 use crate::store::Asking;
 

@@ -191,16 +191,14 @@ fn copy(hypervisor: &Hypervisor, job: &Job, watch: &mut Watch) -> Result<(), Str
     let mover = std::env::current_exe().map_err(|error| error.to_string())?;
     let said = files::for_what_is_said()?;
     let domid = job.domid.to_string();
-    let mut command = match job.still {
-        true => Command::new("sh"),
-        false => Command::new("xl"),
-    };
-    match job.still {
-        true => command.args(["-c", STILL]),
-        false => command.args(["migrate", "-s", "", &domid, LIVE]),
+    let (program, arguments): (_, &[&str]) = match job.still {
+        true => ("sh", &["-c", STILL]),
+        false => ("xl", &["migrate", "-s", "", &domid, LIVE]),
     };
     let shared = said.try_clone().map_err(|error| error.to_string())?;
+    let mut command = Command::new(program);
     command
+        .args(arguments)
         .env(SELF, mover)
         .env(DOMID, &domid)
         .stdin(Stdio::null())
