@@ -24,6 +24,8 @@ LIST
 # The hypervisor, its tools, libvirt's driver for them, and what a person wants who looks into it.
 packages=xen-hypervisor-4.17-amd64,xen-utils-4.17,xen-utils-common,libvirt-daemon,libvirt-daemon-driver-xen,libvirt-clients
 packages=$packages,kmod,procps,iproute2,busybox-static
+# With systemd the group xen-service boots; for all others the testbed's own program is the first.
+packages=$packages,systemd-sysv,dbus
 
 work=$(mktemp -d)
 trap 'as_root rm -rf "$work"' EXIT

@@ -2,9 +2,9 @@
 //! `homenode release`. Only what still reads as the agent's is undone; what somebody else set since is left alone. What the
 //! journal says and cannot be read is a failure, and stays there.
 //!
-//! A cap outlives the run that it was set for: `xl` gives it to the domain again when it reboots, restores or migrates it. So
-//! it is lifted from whatever domain has the UUID; where there is none just then, it is remembered until there is
-//! ([`PastCap`]).
+//! Limits outlive the run that they were set for: `xl` gives a cap, and the memory that its balloon was to come to, to the domain
+//! again when it reboots, restores or migrates it. So they are lifted from whatever domain has the UUID; where there is none just
+//! then, they are remembered until there is ([`Past`]).
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -15,6 +15,7 @@ use homenode_linux::journal::{self, Entry, Journal, Run, Written};
 use homenode_units::{CpuSet, NodeSet, VmId};
 use serde::{Deserialize, Serialize};
 
+use crate::balloon::Target;
 use crate::error::{CallError, XenError};
 use crate::hypervisor::{Hypervisor, Listed};
 use crate::trace;
@@ -49,15 +50,54 @@ impl Written for Cap {
     const KEY: &'static str = "xen-cap";
 }
 
-/// The same of runs that are over: of a domain that was saved, or that is about to boot again.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PastCap(pub Cap);
+/// Limits of runs that are over: of a domain that was saved, or that is about to boot again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Past {
+    /// Its cap.
+    pub cap: Option<Cap>,
+    /// The memory that its balloon was to come to.
+    pub memory: Option<Target>,
+}
 
-impl Written for PastCap {
+impl Written for Past {
     const KEY: &'static str = journal::PAST;
 }
 
-/// Of more domains that ended with a cap none is remembered.
+/// What `xl` gives to a domain's next run, too.
+trait Outlasting: Written {
+    /// Gives a domain its operator's back. Whether it had one of ours.
+    fn give_back(&self, hypervisor: &Hypervisor, of: &Listed) -> Result<bool, String>;
+    fn put(self, past: &mut Past);
+}
+
+impl Outlasting for Cap {
+    fn give_back(&self, hypervisor: &Hypervisor, of: &Listed) -> Result<bool, String> {
+        let say = |error: CallError| error.to_string();
+        let pool = hypervisor.pool(of.pool).map_err(say)?;
+        // It was moved to where there are none, and lost its cap with that.
+        let has_ours = pool.has_caps() && self.ours.contains(&hypervisor.cap(of.domid, &pool).map_err(say)?);
+        if has_ours {
+            hypervisor.set_cap(of.domid, &pool, self.before).map_err(say)?;
+        }
+        Ok(has_ours)
+    }
+
+    fn put(self, past: &mut Past) {
+        past.cap = Some(self);
+    }
+}
+
+impl Outlasting for Target {
+    fn give_back(&self, hypervisor: &Hypervisor, of: &Listed) -> Result<bool, String> {
+        Target::give_back(self, hypervisor, of)
+    }
+
+    fn put(self, past: &mut Past) {
+        past.memory = Some(self);
+    }
+}
+
+/// Of more domains that ended with a limit none is remembered.
 const PAST_MAX: usize = 1024;
 
 /// More changes in a row without an answer are not told apart.
@@ -74,20 +114,28 @@ pub fn newest<T: PartialEq>(ours: &mut Vec<T>, new: T) {
 pub const PLACING: [&str; 2] = [Pins::KEY, Home::KEY];
 
 /// Which part is undone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
     /// Pins and home.
     Placing,
-    /// The cap: what must not outlast the agent.
-    Limits,
+    /// The cap.
+    Cap,
+    /// The memory that its balloon is to come to.
+    Memory,
 }
 
 impl Part {
+    /// In the order in which they are undone.
+    const ALL: [Part; 3] = [Part::Placing, Part::Cap, Part::Memory];
+    /// What must not outlast the agent.
+    pub const LIMITS: [Part; 2] = [Part::Cap, Part::Memory];
+
     /// Keys of what it is about.
     const fn keys(self) -> &'static [&'static str] {
         match self {
             Part::Placing => &PLACING,
-            Part::Limits => &[Cap::KEY],
+            Part::Cap => &[Cap::KEY],
+            Part::Memory => &[Target::KEY],
         }
     }
 }
@@ -103,9 +151,9 @@ pub fn alive(hypervisor: &Hypervisor, run: &Run) -> Result<Option<Listed>, CallE
     Ok(found.filter(is_it))
 }
 
-/// Whether a cap of the agent's is in force.
-pub fn has_cap(entry: &Entry) -> bool {
-    entry.has(&[Cap::KEY])
+/// Which limits of the agent's are in force.
+pub fn limits(entry: &Entry) -> impl Iterator<Item = Part> + '_ {
+    Part::LIMITS.into_iter().filter(|part| entry.has(part.keys()))
 }
 
 /// What the journal has under a key; an error where that is there and cannot be read.
@@ -139,7 +187,8 @@ pub fn undo(hypervisor: &Hypervisor, journal: &mut Journal, vm: VmId, parts: &[P
     for key in parts.iter().flat_map(|part| part.keys()) {
         let done = match (*key, domain) {
             _ if !entry.has(&[key]) => continue,
-            (Cap::KEY, _) => lift_cap(hypervisor, journal, &entry).map_err(|error| error.to_string()),
+            (Cap::KEY, _) => lift::<Cap>(hypervisor, journal, &entry),
+            (Target::KEY, _) => lift::<Target>(hypervisor, journal, &entry),
             (_, None) => Ok(()),
             (Pins::KEY, Some(of)) => unpin_all(hypervisor, of, &entry),
             (_, Some(of)) => leave_home(hypervisor, of, &entry),
@@ -147,7 +196,7 @@ pub fn undo(hypervisor: &Hypervisor, journal: &mut Journal, vm: VmId, parts: &[P
         match done {
             Ok(()) => journal.clear(vm, &[key]),
             // It may have ended meanwhile.
-            Err(_) if *key != Cap::KEY && matches!(alive(hypervisor, &entry.run), Ok(None)) => {
+            Err(_) if PLACING.contains(key) && matches!(alive(hypervisor, &entry.run), Ok(None)) => {
                 journal.clear(vm, &[key]);
             }
             Err(error) => failures.push(error),
@@ -200,20 +249,20 @@ fn unpin(
     hypervisor.pin(domain.domid, index, before.unwrap_or(&there))
 }
 
-/// Gives whatever domains have the UUID their operator's cap back, where they have one of ours. Where none has the UUID just
-/// then, or one is on its way, that is remembered.
-fn lift_cap(hypervisor: &Hypervisor, journal: &mut Journal, entry: &Entry) -> Result<(), String> {
+/// Gives whatever domains have the UUID back what their operator had set, where they have one of ours. Where none has the UUID
+/// just then, or one is on its way, that is remembered.
+fn lift<T: Outlasting>(hypervisor: &Hypervisor, journal: &mut Journal, entry: &Entry) -> Result<(), String> {
     let vm = entry.run.vm;
     let domains = of_uuid(hypervisor, vm).map_err(|error| error.to_string())?;
-    let cap = match read::<Cap>(entry) {
+    let limit = match read::<T>(entry) {
         // Nothing has it any more.
         Err(_) if domains.is_empty() => None,
         read => read?,
     };
-    let Some(cap) = cap else { return Ok(()) };
+    let Some(limit) = limit else { return Ok(()) };
     let own = (entry.run.start_ticks == hypervisor.boot()).then_some(entry.run.runtime_id);
-    if !uncap(hypervisor, &domains, own, &cap)? {
-        remember(journal, hypervisor.boot(), vm, cap);
+    if !give_back(hypervisor, &domains, own, &limit)? {
+        remember(journal, hypervisor.boot(), vm, limit);
     }
     Ok(())
 }
@@ -225,31 +274,26 @@ fn of_uuid(hypervisor: &Hypervisor, vm: VmId) -> Result<Vec<Listed>, CallError> 
     Ok(domains)
 }
 
-/// Lifts a cap from domains of a UUID. Whether that settles it: one that is being built gets its cap at the end, and one that is
+/// Lifts a limit from domains of a UUID. Whether that settles it: one that is being built gets its own at the end, and one that is
 /// suspended may be so in order to be saved with it. `own` is the one that it was set for.
-fn uncap(
+fn give_back<T: Outlasting>(
     hypervisor: &Hypervisor,
     domains: &[Listed],
     own: Option<u32>,
-    Cap { before, ours }: &Cap,
+    limit: &T,
 ) -> Result<bool, String> {
     let lift = |of: &Listed| {
-        let pool = hypervisor.pool(of.pool)?;
-        // It was moved to where there are none, and lost its cap with that.
-        let has_ours = pool.has_caps() && ours.contains(&hypervisor.cap(of.domid, &pool)?);
-        if has_ours {
-            hypervisor.set_cap(of.domid, &pool, *before)?;
-        }
+        let has_ours = limit.give_back(hypervisor, of)?;
         let is_built = has_ours || !of.is_paused || Some(of.domid) == own;
-        Ok(is_built && !of.is_shut_down)
+        Ok::<bool, String>(is_built && !of.is_shut_down)
     };
     let (mut is_settled, mut failures) = (!domains.is_empty(), Vec::new());
     for of in domains {
         match lift(of) {
             Ok(of_it) => is_settled &= of_it,
-            // One that has ended meanwhile has no cap any more.
+            // One that has ended meanwhile has none any more.
             Err(_) if matches!(hypervisor.domain(of.domid), Ok(None)) => is_settled = false,
-            Err(error) => failures.push(CallError::to_string(&error)),
+            Err(error) => failures.push(error),
         }
     }
     match failures.is_empty() {
@@ -258,12 +302,12 @@ fn uncap(
     }
 }
 
-/// Remembers what cap a domain may come back with. Where that cannot be written it is forgotten: it takes no room from what is.
-fn remember(journal: &mut Journal, boot: u64, vm: VmId, cap: Cap) {
+/// Remembers what limit a domain may come back with. Where that cannot be written it is forgotten: it takes no room from what is.
+fn remember<T: Outlasting>(journal: &mut Journal, boot: u64, vm: VmId, limit: T) {
     let past = journal
         .entries()
         .iter()
-        .filter(|(other, entry)| **other != vm && entry.has(&[PastCap::KEY]));
+        .filter(|(other, entry)| **other != vm && entry.has(&[Past::KEY]));
     if past.clone().count() >= PAST_MAX {
         // Numbers ascend within a boot.
         let oldest = past.min_by_key(|(_, entry)| (entry.run.start_ticks == boot, entry.run.runtime_id));
@@ -271,11 +315,14 @@ fn remember(journal: &mut Journal, boot: u64, vm: VmId, cap: Cap) {
             journal.clear_all(oldest);
         }
     }
-    let _ = journal.set(vm, &PastCap(cap));
+    let known = journal.entry(vm).and_then(Entry::get::<Past>);
+    let mut past = known.unwrap_or_default();
+    limit.put(&mut past);
+    let _ = journal.set(vm, &past);
 }
 
-/// Settles what the journal says of a run of a domain that is over, or that another run of it has followed: a cap that it left is
-/// lifted or remembered, all else is forgotten.
+/// Settles what the journal says of a run of a domain that is over, or that another run of it has followed: limits that it left
+/// are lifted or remembered, all else is forgotten.
 ///
 /// # Errors
 /// What could not be undone; it stays in the journal.
@@ -283,19 +330,34 @@ pub fn settle(hypervisor: &Hypervisor, journal: &mut Journal, vm: VmId) -> Resul
     let Some(entry) = journal.entry(vm).cloned() else {
         return Ok(());
     };
-    if entry.has(&[Cap::KEY]) {
-        lift_cap(hypervisor, journal, &entry)?;
-    }
-    if let Some(PastCap(cap)) = journal.entry(vm).and_then(Entry::get) {
+    let done = [
+        lift::<Cap>(hypervisor, journal, &entry),
+        lift::<Target>(hypervisor, journal, &entry),
+    ];
+    all_done(done)?;
+    if let Some(Past { cap, memory }) = journal.entry(vm).and_then(Entry::get) {
         let domains = of_uuid(hypervisor, vm).map_err(|error| error.to_string())?;
-        if !uncap(hypervisor, &domains, None, &cap)? {
-            let others: Vec<&str> = entry.keys().filter(|key| *key != PastCap::KEY).collect();
+        let cap = cap.map_or(Ok(true), |cap| give_back(hypervisor, &domains, None, &cap));
+        let memory = memory.map_or(Ok(true), |memory| give_back(hypervisor, &domains, None, &memory));
+        let is_settled = matches!((&cap, &memory), (Ok(true), Ok(true)));
+        all_done([cap.map(drop), memory.map(drop)])?;
+        if !is_settled {
+            let others: Vec<&str> = entry.keys().filter(|key| *key != Past::KEY).collect();
             journal.clear(vm, &others);
             return Ok(());
         }
     }
     journal.forget(vm);
     Ok(())
+}
+
+/// That both were done, or what failed of them.
+fn all_done(done: [Result<(), String>; 2]) -> Result<(), String> {
+    let failures: Vec<String> = done.into_iter().filter_map(Result::err).collect();
+    match failures.is_empty() {
+        true => Ok(()),
+        false => Err(failures.join("; ")),
+    }
 }
 
 /// Undoes all that the journal says.
@@ -308,16 +370,16 @@ pub fn undo_all(hypervisor: &Hypervisor, journal: &mut Journal) -> Undone {
         .collect();
     for (vm, entry) in all {
         let was_in_force = is_in_force(&entry);
-        if !was_in_force && !entry.has(&[PastCap::KEY]) {
+        if !was_in_force && !entry.has(&[Past::KEY]) {
             continue;
         }
         let run_is_over = matches!(alive(hypervisor, &entry.run), Ok(None));
         let done = match run_is_over {
             true => settle(hypervisor, journal, vm),
-            false => undo(hypervisor, journal, vm, &[Part::Placing, Part::Limits]).and_then(|()| {
+            false => undo(hypervisor, journal, vm, &Part::ALL).and_then(|()| {
                 let key = journal
                     .entry(vm)
-                    .and_then(|left| left.keys().find(|key| *key != PastCap::KEY));
+                    .and_then(|left| left.keys().find(|key| *key != Past::KEY));
                 key.map_or(Ok(()), |key| Err(unreadable(key)))
             }),
         };
@@ -335,7 +397,7 @@ pub fn undo_all(hypervisor: &Hypervisor, journal: &mut Journal) -> Undone {
 
 /// Whether something is to be undone.
 pub fn is_in_force(entry: &Entry) -> bool {
-    entry.keys().any(|key| key != PastCap::KEY)
+    entry.keys().any(|key| key != Past::KEY)
 }
 
 /// What an agent that is no more left behind, for its guard to undo.

@@ -40,6 +40,8 @@ pub struct Domain {
     pub vcpus: Vec<(u16, Vcpu)>,
     /// What it may use at most, in percent of one CPU; 0 for what there is.
     pub cap: u16,
+    /// What its balloon is to come to, in KiB, where it has one.
+    pub target: Option<u64>,
     /// What its operator says of it.
     pub said: Result<OperatorSettings, String>,
 }
@@ -64,6 +66,7 @@ impl Domain {
             pool,
             vcpus,
             cap,
+            target: None,
         })
     }
 

@@ -35,24 +35,16 @@ pub const NO_TRACKER: &str = "stock Xen does not tell dom0 which memory a domain
 /// Why there is no such part.
 pub const NO_PARTS: &str =
     "Xen's own commands set parts of caches for sockets (`xl psr-cat-set`); the agent sets caps alone";
-/// Why no memory is taken.
-pub const NO_BALLOON: &str = "the agent does not set balloons of domains; `xl mem-set` does";
 
 /// What was found, or what is missing, what that costs, and the remedy.
 type Found = Result<String, (String, &'static str, &'static str)>;
 
 /// What cannot be on stock Xen, by what it is called elsewhere: why, what that costs, and what can be done instead.
-const LACKS: [(&str, &str, &str, &str); 3] = [
-    (
-        "balloon",
-        "the agent does not set balloons of domains",
-        "memory is not sized by working sets",
-        "`xl mem-set`",
-    ),
+const LACKS: [(&str, &str, &str, &str); 2] = [
     (
         "working sets",
         NO_PAGE_USES,
-        "no working sets",
+        "no working sets, and the agent's own policies take no memory",
         "none on stock Xen",
     ),
     (
@@ -75,10 +67,29 @@ fn counters(root: &Path) -> Found {
     }
 }
 
+fn is_installed(program: &str) -> bool {
+    let places = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&places).any(|place| place.join(program).is_file())
+}
+
+/// Whether a domain's memory can be limited.
+fn balloon() -> Found {
+    match is_installed("xl") {
+        true => Ok(
+            "`xl mem-set` has a domain's balloon come to a limit; the agent's own policies set none"
+                .to_owned(),
+        ),
+        false => Err((
+            "there is no xl".to_owned(),
+            "no limit on memory can be set",
+            "install Xen's tools (Debian: `apt install xen-utils`)",
+        )),
+    }
+}
+
 /// Whether it can be known how long vCPUs wait.
 fn waiting() -> Found {
-    let places = std::env::var_os("PATH").unwrap_or_default();
-    match std::env::split_paths(&places).any(|place| place.join("xentrace").is_file()) {
+    match is_installed("xentrace") {
         true => Ok("`run --trace-waiting` reads Xen's trace, unless somebody else does".to_owned()),
         false => Err((
             "there is no xentrace".to_owned(),
@@ -143,6 +154,7 @@ pub fn features(root: &Path) -> (Option<Machine>, Vec<(&'static str, Found)>) {
             ),
         ));
     }
+    features.push(("balloon", balloon()));
     features.push(("hardware counters", counters(root)));
     features.push(("waiting for CPUs", waiting()));
     let lacks =

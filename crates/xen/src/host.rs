@@ -17,8 +17,8 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_host::{
-    Act, Action, ActionError, CountedBy, CpuSample, Failure, Host, HostError, NodeSample, Outcome, Plan,
-    Receipt, Refusal, Sample, Setting, VcpuSample, Version, VmSample,
+    Act, Action, ActionError, Balloon, CountedBy, CpuSample, Failure, Host, HostError, NodeSample, Outcome,
+    Plan, Receipt, Refusal, Sample, Setting, VcpuSample, Version, VmSample,
 };
 use homenode_linux::acting::{self, CARRIED_LEASE, Leases, RETRY};
 use homenode_linux::journal::{Entry as Journalled, Journal, Run, peek};
@@ -39,7 +39,7 @@ use crate::moving::{INCOMING, LEFT};
 use crate::page_counts::PageCounts;
 use crate::store::Asking;
 use crate::waiting::{Waiting, Waits};
-use crate::{memory, place};
+use crate::{balloon, memory, place};
 use moving::Moves;
 
 /// Xen is not asked to count the pages of a domain that has more: it holds a lock meanwhile.
@@ -54,6 +54,8 @@ pub struct XenHost {
     /// Xenstore, and the names that it told last.
     store: Asking,
     names: BTreeMap<(u32, VmId), String>,
+    /// What balloons are to come to, in KiB, as it told last.
+    targets: BTreeMap<(u32, VmId), u64>,
     options: Options,
     /// Absent in a dry run.
     journal: Option<Journal>,
@@ -71,8 +73,8 @@ pub struct XenHost {
     /// Xen's trace, where it is read, and how long vCPUs had waited at the last look.
     waiting: Option<Waiting>,
     waited: BTreeMap<VmId, Waits>,
-    /// Until when caps of the agent's hold.
-    leases: BTreeMap<VmId, Ns>,
+    /// Until when caps and targets of the agent's hold.
+    leases: BTreeMap<(VmId, Part), Ns>,
     /// Domains on their way to another node.
     moves: Moves,
     /// How long vCPUs ran before their domain was moved.
@@ -128,6 +130,7 @@ impl XenHost {
         let mut host = XenHost {
             store: hypervisor.store(),
             names: BTreeMap::new(),
+            targets: BTreeMap::new(),
             peeked: BTreeMap::new(),
             hypervisor,
             options,
@@ -155,15 +158,15 @@ impl XenHost {
         Ok(host)
     }
 
-    /// What an earlier agent left: homes and pins go on, caps end with a lease.
+    /// What an earlier agent left: homes and pins go on, limits end with a lease.
     fn carry_over(&mut self) -> Result<(), CallError> {
         let entries = self.journal.as_ref().map(|journal| journal.entries().clone());
         for (vm, entry) in entries.unwrap_or_default() {
             if changed::alive(&self.hypervisor, &entry.run)?.is_none() {
                 continue;
             }
-            if changed::has_cap(&entry) {
-                self.leases.insert(vm, now() + CARRIED_LEASE);
+            for part in changed::limits(&entry) {
+                self.leases.insert((vm, part), now() + CARRIED_LEASE);
             }
             let pins = entry.get::<Pins>().unwrap_or_default().0;
             self.carried.push(CarriedOver {
@@ -206,18 +209,18 @@ impl XenHost {
         }
     }
 
-    /// Lifts every cap of the agent's: limits never outlast it. What cannot be lifted is said and stays journalled.
+    /// Lifts every limit of the agent's: none outlasts it. What cannot be lifted is said and stays journalled.
     pub fn lift_limits(&mut self) -> Vec<String> {
         let Some(journal) = &mut self.journal else {
             return Vec::new();
         };
-        let capped = journal
+        let limited = journal
             .entries()
             .iter()
-            .filter(|(_, entry)| changed::has_cap(entry));
-        let capped: Vec<VmId> = capped.map(|(vm, _)| *vm).collect();
-        let lift = |vm| changed::undo(&self.hypervisor, journal, vm, &[Part::Limits]).err();
-        capped.into_iter().filter_map(lift).collect()
+            .filter(|(_, entry)| changed::limits(entry).next().is_some());
+        let limited: Vec<VmId> = limited.map(|(vm, _)| *vm).collect();
+        let lift = |vm| changed::undo(&self.hypervisor, journal, vm, &Part::LIMITS).err();
+        limited.into_iter().filter_map(lift).collect()
     }
 
     /// Whether its locks are where another agent would look for them.
@@ -246,8 +249,11 @@ impl XenHost {
             };
             let pool = pool.clone();
             let run = self.run_of(listed, name);
+            let target = self.targets.get(&(listed.domid, listed.vm)).copied();
             match Domain::look(&self.hypervisor, (&self.options.root, run, listed), pool) {
-                Ok(domain) if !domain.vcpus.is_empty() => drop(domains.insert(listed.vm, domain)),
+                Ok(domain) if !domain.vcpus.is_empty() => {
+                    drop(domains.insert(listed.vm, Domain { target, ..domain }));
+                }
                 // It ends just now.
                 Ok(_) | Err(_) => {}
             }
@@ -286,19 +292,30 @@ impl XenHost {
         let listed = changed::alive(&self.hypervisor, &known.run).ok()??;
         let pool = self.hypervisor.pool(listed.pool).ok()?;
         let of = (self.options.root.as_path(), known.run.clone(), listed);
-        let looked = Domain::look(&self.hypervisor, of, pool).ok()?;
+        let target = known.target;
+        let looked = Domain {
+            target,
+            ..Domain::look(&self.hypervisor, of, pool).ok()?
+        };
         (looked.vcpus.len() == known.vcpus.len()).then_some(looked)
     }
 
     /// Those of these domains that are called something, each once. One that is being built has no name yet, and one that was
     /// destroyed none any more. Where xenstore does not tell, domains are called what they were called last.
     fn named(&mut self, listed: &[Listed]) -> Vec<(Listed, String)> {
-        let path = |of: &Listed| format!("/local/domain/{}/name", of.domid);
+        let paths = |of: &Listed| {
+            let name = format!("/local/domain/{}/name", of.domid);
+            std::iter::once(name).chain(balloon::paths(of.domid))
+        };
         let key = |of: &Listed| (of.domid, of.vm);
-        match self.store.read(listed.iter().map(path).collect()) {
-            Ok(names) => {
-                let named = listed.iter().zip(names);
-                self.names = named.filter_map(|(of, name)| Some((key(of), name?))).collect();
+        match self.store.read(listed.iter().flat_map(paths).collect()) {
+            Ok(said) => {
+                let told = || listed.iter().zip(said.chunks(1 + balloon::PATHS));
+                let name = |(of, said): (&Listed, &[Option<String>])| Some((key(of), said[0].clone()?));
+                let target =
+                    |(of, said): (&Listed, &[Option<String>])| Some((key(of), balloon::target(&said[1..])?));
+                self.names = told().filter_map(name).collect();
+                self.targets = told().filter_map(target).collect();
             }
             Err(why) => self.notices.add(format!(
                 "xenstored does not tell what domains are called ({why}): they go by the names that they had, and new ones are not managed until it does"
@@ -396,6 +413,9 @@ impl XenHost {
         VmSample {
             vcpus: self.with_before(vm, domain.samples(&usable, known)),
             memory_bytes: Pages(domain.listed.pages).to_bytes(),
+            balloon: domain
+                .target
+                .map(|target| balloon::sample(target, domain.listed.pages, entry)),
             pages: self.page_counts.of(domain.run.runtime_id).cloned(),
             no_topology_device: Some(NO_TOPOLOGY.to_owned()),
             no_releases: Some(NO_RELEASES.to_owned()),
@@ -554,6 +574,11 @@ fn relied_on(vm: &VmSample) -> VmSample {
     VmSample {
         vcpus: vcpus.collect(),
         settings: vm.settings.clone(),
+        // How far a balloon is on its way is not.
+        balloon: vm.balloon.map(|balloon| Balloon {
+            current: Bytes::ZERO,
+            ..balloon
+        }),
         ..VmSample::new(vm.id, vm.name.clone())
     }
 }
@@ -565,22 +590,18 @@ impl Leases for XenHost {
 
     fn end_leases(&mut self) {
         let at = now();
-        let over: Vec<VmId> = self
-            .leases
-            .iter()
-            .filter(|(_, until)| **until <= at)
-            .map(|(vm, _)| *vm)
-            .collect();
-        for vm in over {
+        let over = self.leases.iter().filter(|(_, until)| **until <= at);
+        let over: Vec<(VmId, Part)> = over.map(|(of, _)| *of).collect();
+        for (vm, part) in over {
             let Some(journal) = &mut self.journal else {
                 continue;
             };
-            match changed::undo(&self.hypervisor, journal, vm, &[Part::Limits]) {
-                Ok(()) => drop(self.leases.remove(&vm)),
+            match changed::undo(&self.hypervisor, journal, vm, &[part]) {
+                Ok(()) => drop(self.leases.remove(&(vm, part))),
                 Err(error) => {
                     self.notices
-                        .add(format!("a cap could not be lifted: {error}; tried again"));
-                    self.leases.insert(vm, at + RETRY);
+                        .add(format!("a limit could not be lifted: {error}; tried again"));
+                    self.leases.insert((vm, part), at + RETRY);
                 }
             }
         }

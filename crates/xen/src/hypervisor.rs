@@ -18,7 +18,7 @@ use crate::library::{
 };
 use crate::runstates::State;
 use crate::store::{Asking, Source};
-use crate::{dom0, privcmd};
+use crate::{dom0, privcmd, store};
 
 /// More than any host has; what says more is not believed.
 const CPUS_MAX: usize = 16 << 10;
@@ -525,6 +525,28 @@ impl Hypervisor {
             text.extend_from_slice(&room[..count]);
         }
         Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// Has a domain's balloon come to this much memory, in KiB.
+    ///
+    /// # Errors
+    /// What the toolstack said.
+    pub fn set_memory(&self, domid: u32, kib: u64) -> Result<(), String> {
+        self.store.set_memory(domid, kib)
+    }
+
+    /// Lets a PV domain go on that was suspended to be copied, as libxl does where it could not be: its kernel is told that the
+    /// suspension was called off.
+    ///
+    /// # Errors
+    /// What failed.
+    pub fn resume(&self, domid: u32) -> Result<(), String> {
+        let library = library::Guest::load()?;
+        // SAFETY: the handle is open, and of the same version of the library.
+        if unsafe { (library.xc_domain_resume)(self.at(), domid, 1) } != 0 {
+            return Err(CallError::last("xc_domain_resume").to_string());
+        }
+        store::resumed(&Store::load()?, domid)
     }
 
     /// Xenstore, from a thread of its own.

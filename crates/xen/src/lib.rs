@@ -16,6 +16,8 @@
 //! | `store` | xenstore, asked by a thread of its own |
 //! | `privcmd` | `/dev/xen/privcmd`: one hypercall that libxenctrl does not make |
 //! | `page_counts` | none of its own: when Xen is asked to count pages |
+//! | `balloon` | xenstore: the memory that domains are to come to |
+//! | `xl` | `xl`: its commands that end soon |
 //! | `busy` | none of its own: busy time of CPUs, from how long they were idle |
 //! | `changed` | none of its own: what was changed, how it was before, and how that is undone |
 //! | `domain` | none of its own: a domain, as the agent knows it |
@@ -29,6 +31,7 @@
 
 #![deny(missing_docs)]
 
+mod balloon;
 mod busy;
 mod changed;
 mod dom0;
@@ -50,6 +53,7 @@ mod stand_in;
 mod store;
 mod trace;
 mod waiting;
+mod xl;
 
 pub use changed::Legacy;
 pub use dom0::is_dom0;

@@ -13,6 +13,8 @@ use libloading::os::unix::Library;
 
 /// A version's name, and that of its libxenctrl.
 const VERSIONS: [(&str, &str); 1] = [("4.17", "libxenctrl.so.4.17")];
+/// Used with a libxenctrl of the same version alone.
+const GUEST: [(&str, &str); 1] = [("4.17", "libxenguest.so.4.17")];
 const STORE: [(&str, &str); 1] = [("4", "libxenstore.so.4")];
 
 macro_rules! functions {
@@ -104,10 +106,15 @@ functions! { Control from VERSIONS {
     fn xc_readconsolering(*mut c_void, *mut c_char, *mut c_uint, c_int, c_int, *mut u32) -> c_int;
 }}
 
+functions! { Guest from GUEST {
+    fn xc_domain_resume(*mut c_void, u32, c_int) -> c_int;
+}}
+
 functions! { Store from STORE {
     fn xs_open(c_ulong) -> *mut c_void;
     fn xs_close(*mut c_void);
     fn xs_read(*mut c_void, u32, *const c_char, *mut c_uint) -> *mut c_char;
+    fn xs_resume_domain(*mut c_void, c_uint) -> bool;
     fn xs_directory(*mut c_void, u32, *const c_char, *mut c_uint) -> *mut *mut c_char;
 }}
 

@@ -33,6 +33,8 @@ pub struct Dom {
     pub nodes: u8,
     pub share: (u16, u16),
     pub pages: u64,
+    /// What its balloon is to come to, in KiB; its guest does at once.
+    pub target: Option<u64>,
     pub flags: u32,
 }
 
@@ -51,6 +53,7 @@ impl Dom {
             nodes: 0xf,
             share: (256, 0),
             pages: 32768,
+            target: None,
             flags: 0,
         }
     }
@@ -92,20 +95,37 @@ impl StandIn {
         }
         let handle = Box::into_raw(Box::new(Arc::clone(&self.0)));
         let of_store = self.clone();
-        let source = Source::new(move |paths| {
+        let read = move |paths: &[String]| {
             let world = of_store.world();
             match &world.store_fails {
                 Some(why) => Err(why.clone()),
-                None => Ok(paths.iter().map(|path| name(&world, path)).collect()),
+                None => Ok(paths.iter().map(|path| value(&world, path)).collect()),
             }
-        });
+        };
+        let of_store = self.clone();
+        let set = move |domid: u32, kib: u64| {
+            let mut world = of_store.world();
+            if world.failing == Some("set_memory") {
+                return Err("xl mem-set fails".into());
+            }
+            let dom = world.doms.get_mut(&domid).ok_or("there is no such domain")?;
+            (dom.target, dom.pages) = (Some(kib), kib / 4);
+            Ok(())
+        };
+        let source = Source::new(read, set);
         Hypervisor::of(root, control(), NonNull::new(handle).unwrap().cast(), source).unwrap()
     }
 }
 
-fn name(world: &World, path: &str) -> Option<String> {
-    let domid = path.strip_prefix("/local/domain/")?.strip_suffix("/name")?;
-    world.doms.get(&domid.parse().ok()?).map(|dom| dom.name.clone())
+fn value(world: &World, path: &str) -> Option<String> {
+    let (domid, key) = path.strip_prefix("/local/domain/")?.split_once('/')?;
+    let dom = world.doms.get(&domid.parse().ok()?)?;
+    match key {
+        "name" => Some(dom.name.clone()),
+        "memory/target" => dom.target.map(|kib| kib.to_string()),
+        "memory/static-max" => Some("131072".to_owned()),
+        _ => None,
+    }
 }
 
 fn world<'a>(handle: *mut c_void) -> MutexGuard<'a, World> {

@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use crate::library::Store;
+use crate::xl;
 
 /// How long xenstored may take to answer all that is asked at once: it takes milliseconds, and seconds on an emulated host.
 const ANSWER_MAX: Duration = Duration::from_secs(3);
@@ -22,9 +23,18 @@ pub type Read = Result<Vec<Option<String>>, String>;
 
 type Reader = dyn Fn(&[String]) -> Read + Send + Sync;
 
-/// What reads xenstore, however long it takes.
+type Setter = dyn Fn(u32, u64) -> Result<(), String> + Send + Sync;
+
+/// What reads xenstore, however long it takes, and what changes the one thing there that the agent changes: the memory that a
+/// domain is to come to, in KiB.
 #[derive(Clone)]
-pub struct Source(Arc<Reader>);
+pub struct Source {
+    read: Arc<Reader>,
+    set_memory: Arc<Setter>,
+}
+
+/// How long `xl` may take for that.
+const SET_MAX: Duration = Duration::from_secs(8);
 
 impl std::fmt::Debug for Source {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -33,14 +43,32 @@ impl std::fmt::Debug for Source {
 }
 
 impl Source {
-    /// Of a function that reads.
-    pub fn new(read: impl Fn(&[String]) -> Read + Send + Sync + 'static) -> Source {
-        Source(Arc::new(read))
+    /// Of functions that do.
+    pub fn new(
+        read: impl Fn(&[String]) -> Read + Send + Sync + 'static,
+        set_memory: impl Fn(u32, u64) -> Result<(), String> + Send + Sync + 'static,
+    ) -> Source {
+        Source {
+            read: Arc::new(read),
+            set_memory: Arc::new(set_memory),
+        }
     }
 
-    /// This host's, by its library.
+    /// This host's, by its library and `xl`.
     pub fn of(library: Store) -> Source {
-        Source::new(move |paths| Connection::open(&library)?.read(paths))
+        let set = |domid: u32, kib: u64| {
+            let (domid, kib) = (domid.to_string(), format!("{kib}k"));
+            xl::run(&["mem-set", &domid, &kib], SET_MAX)
+        };
+        Source::new(move |paths| Connection::open(&library)?.read(paths), set)
+    }
+
+    /// Has a domain come to this much memory, in KiB.
+    ///
+    /// # Errors
+    /// What the toolstack said.
+    pub fn set_memory(&self, domid: u32, kib: u64) -> Result<(), String> {
+        (self.set_memory)(domid, kib)
     }
 }
 
@@ -60,7 +88,7 @@ impl Asking {
         Asking::with(source, ANSWER_MAX)
     }
 
-    fn with(Source(read): Source, patience: Duration) -> Asking {
+    fn with(Source { read, .. }: Source, patience: Duration) -> Asking {
         let (questions, asked) = channel::<Vec<String>>();
         let (answer, answers) = channel();
         std::thread::spawn(move || {
@@ -160,6 +188,19 @@ impl Connection<'_> {
     }
 }
 
+/// Tells xenstored that a domain goes on that had said it would end.
+///
+/// # Errors
+/// What failed.
+pub fn resumed(library: &Store, domid: u32) -> Result<(), String> {
+    let connection = Connection::open(library)?;
+    // SAFETY: the connection is open.
+    match unsafe { (library.xs_resume_domain)(connection.handle.as_ptr(), domid) } {
+        true => Ok(()),
+        false => Err(format!("xs_resume_domain: {}", std::io::Error::last_os_error())),
+    }
+}
+
 /// Nothing is there, or the call failed.
 fn none_or(call: &str) -> Result<Option<String>, String> {
     let error = std::io::Error::last_os_error();
@@ -186,10 +227,11 @@ mod tests {
     fn one_that_hangs_is_waited_for_once_and_asked_again_when_it_has_answered() {
         let (go, gate) = channel::<()>();
         let gate = Mutex::new(gate);
-        let source = Source::new(move |paths| {
+        let read = move |paths: &[String]| {
             gate.lock().unwrap().recv().map_err(|e| e.to_string())?;
             Ok(paths.iter().map(|path| Some(path.to_uppercase())).collect())
-        });
+        };
+        let source = Source::new(read, |_, _| Ok(()));
         let mut asking = Asking::with(source, Duration::from_millis(50));
         let of = |path: &str| vec![path.to_owned()];
         go.send(()).unwrap();

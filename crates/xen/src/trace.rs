@@ -15,7 +15,7 @@
 
 #![allow(unsafe_code)] // signals to a child, a device that the standard library does not know
 
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{Error, Read as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::process::CommandExt as _;
@@ -26,11 +26,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use homenode_linux::state_dir::{STATE_DIR, StateDir};
+
 use crate::hypervisor::Hypervisor;
 use crate::runstates::{CLASS, Records, Runstates};
 
-/// Says that trace buffers are an agent's, and of which boot.
-pub const MARK: &str = "run/homenode-xentrace";
+/// Says that trace buffers are an agent's, and of which boot; in the host's own place, beside the lock of who acts.
+pub const MARK: &str = "xentrace";
+/// More than it says.
+const MARK_BYTES_MAX: u64 = 64;
 /// Where events are bound.
 const EVENTS: &str = "dev/xen/evtchn";
 /// `IOCTL_EVTCHN_BIND_VIRQ`, and the event.
@@ -66,22 +70,23 @@ impl Trace {
     /// # Errors
     /// Why not: a sentence.
     pub fn begin(hypervisor: &Hypervisor, root: &Path) -> Result<Trace, String> {
-        let mark = root.join(MARK);
+        let dir = StateDir::open(&place(root)).map_err(|error| error.to_string())?;
         if is_read(root)? {
             return Err("somebody else traces Xen; end that, and start the agent again".into());
         }
-        let ours = fs::read_to_string(&mark).is_ok_and(|of| of.trim() == hypervisor.boot().to_string());
+        let ours = is_marked(&dir, hypervisor);
         if hypervisor.has_trace_buffers() && !ours {
             return Err(format!(
                 "somebody has made Xen's trace buffers, and may trace into them; if nobody does, say so with `echo {} > {}`",
                 hypervisor.boot(),
-                mark.display()
+                dir.path_of(MARK).display()
             ));
         }
         let cycles_per_s = hypervisor.cycles_per_s().map_err(|error| error.to_string())?;
         // Before there are any.
-        fs::write(&mark, hypervisor.boot().to_string())
-            .map_err(|error| format!("{}: {error}", mark.display()))?;
+        let boot = hypervisor.boot().to_string();
+        dir.replace(MARK, boot.as_bytes())
+            .map_err(|error| error.to_string())?;
         let told = Arc::new(Mutex::new(Told {
             runstates: Runstates::new(cycles_per_s),
             ended: None,
@@ -218,13 +223,23 @@ fn is_read(root: &Path) -> Result<bool, String> {
     }
 }
 
+fn place(root: &Path) -> std::path::PathBuf {
+    root.join(STATE_DIR.trim_start_matches('/'))
+}
+
+/// Whether the trace buffers of this boot are an agent's.
+fn is_marked(dir: &StateDir, hypervisor: &Hypervisor) -> bool {
+    let mark = dir.read(MARK, MARK_BYTES_MAX).ok().flatten();
+    mark.is_some_and(|of| String::from_utf8_lossy(&of).trim() == hypervisor.boot().to_string())
+}
+
 /// Stops tracing where an agent that is no more could not: its mark is there, and nobody reads.
 ///
 /// # Errors
 /// Why that failed.
 pub fn stop_leftover(hypervisor: &Hypervisor, root: &Path) -> Result<(), String> {
-    let mark = fs::read_to_string(root.join(MARK));
-    if mark.is_ok_and(|of| of.trim() == hypervisor.boot().to_string()) && !is_read(root)? {
+    let dir = StateDir::open_existing(&place(root)).map_err(|error| error.to_string())?;
+    if dir.is_some_and(|dir| is_marked(&dir, hypervisor)) && !is_read(root)? {
         hypervisor.stop_tracing().map_err(|error| error.to_string())?;
     }
     Ok(())

@@ -31,9 +31,9 @@ const WINDOW: Duration = Duration::from_secs(10);
 pub(super) const PERMIT_PART: u64 = 5;
 /// How far the thrasher may be from its permit over a window, in percent: the agent looks once a second, and under emulation
 /// each look is late by a part of that.
-const NEAR_PERCENT: u64 = 35;
+pub(super) const NEAR_PERCENT: u64 = 35;
 /// What the victim still misses, at most, in percent of what it missed beside a free thrasher.
-const VICTIM_PERCENT: u64 = 70;
+pub(super) const VICTIM_PERCENT: u64 = 70;
 
 /// Walks eight times what the cache holds, so that each line evicts another.
 fn thrasher() -> GuestSpec {

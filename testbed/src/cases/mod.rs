@@ -26,9 +26,12 @@ mod why;
 mod working_set;
 mod xen;
 mod xen_agent;
+mod xen_balloon;
 mod xen_lives;
 mod xen_moved;
+mod xen_peers;
 mod xen_permit;
+mod xen_unit;
 mod xen_waiting;
 
 use std::time::Duration;
@@ -62,6 +65,8 @@ pub enum Group {
     Record,
     /// A Xen host, which `scripts/xen-setup.sh` makes: run by name only.
     Xen,
+    /// A Xen host whose dom0 has systemd: run by name only.
+    XenService,
     /// A Xen host with a modelled PMU: run by name only.
     XenCounted,
 }
@@ -82,6 +87,7 @@ impl Group {
             Self::Programs => "programs",
             Self::Record => "record",
             Self::Xen => "xen",
+            Self::XenService => "xen-service",
             Self::XenCounted => "xen-counted",
         }
     }
@@ -97,6 +103,7 @@ impl Group {
                 | Self::Record
                 | Self::Speed
                 | Self::Xen
+                | Self::XenService
                 | Self::XenCounted
         )
     }
@@ -109,6 +116,7 @@ impl Group {
             Self::Counted | Self::Arrange => Some(HostKind::Counted),
             Self::Damon => Some(HostKind::Damon),
             Self::Xen => Some(HostKind::Xen),
+            Self::XenService => Some(HostKind::XenService),
             Self::XenCounted => Some(HostKind::XenCounted),
             Self::Pages | Self::Module | Self::Kernels | Self::Speed | Self::Programs => None,
         }
@@ -552,10 +560,17 @@ pub static ALL: &[Case] = &[
         xen_agent::caps,
     ),
     case(
+        "xen-balloon",
+        Group::Xen,
+        600,
+        "domUs give memory by their balloons, keep what they wrote, and have it back when the agent is gone, or once they are restored",
+        xen_balloon::held,
+    ),
+    case(
         "xen-moved",
         Group::Xen,
         1800,
-        "memory of a PV and a PVH domU comes to their vCPUs' node, also where the agent is killed meanwhile; what cannot move is told why",
+        "memory of a PV domU comes to its vCPU's node, also where agent or mover are killed meanwhile; what cannot move is told why, unpaused",
         xen_moved::moved,
     ),
     case(
@@ -573,6 +588,13 @@ pub static ALL: &[Case] = &[
         xen_lives::nodes,
     ),
     case(
+        "xen-peers",
+        Group::Xen,
+        1200,
+        "six domUs started one after the other: xl's own placement, a pool for each node, and ours, by local memory, work and steal",
+        xen_peers::compared,
+    ),
+    case(
         "xen-credit",
         Group::Xen,
         420,
@@ -585,6 +607,13 @@ pub static ALL: &[Case] = &[
         420,
         "how long vCPUs wait is what their guests count as steal, and Xen's trace is the operator's again afterwards",
         xen_waiting::waiting,
+    ),
+    case(
+        "xen-unit",
+        Group::XenService,
+        900,
+        "the agent's unit of systemd with its drop-in for dom0: ready, brings a domU home, gives back when killed and when stopped",
+        xen_unit::unit,
     ),
     case(
         "xen-permit",
@@ -647,6 +676,7 @@ mod tests {
             Group::Record,
             Group::Speed,
             Group::Xen,
+            Group::XenService,
             Group::XenCounted,
         ];
         let by_name = groups.map(|group| {

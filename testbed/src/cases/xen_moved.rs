@@ -5,14 +5,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use homenode_testbed_guest::{Behaviour, MARKER_CHECKED};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::agent::{SOON, stop};
 use crate::inside::Inside;
 use crate::inside::console::count;
+use crate::inside::libvirtd::run;
 use crate::inside::process::Program;
 use crate::inside::wait::{Look, wait_until};
 use crate::inside::xen::domu::{Domu, DomuSpec, Kind, Toolstack, Vcpu};
-use crate::inside::xen::{domains, userdata};
+use crate::inside::xen::{domains, userdata, xl};
 
 /// Where domUs' memory is at first, where their vCPUs may run then, and a node that a domU fills.
 const FROM: u32 = 3;
@@ -25,6 +27,10 @@ const MOVED_WITHIN: Duration = Duration::from_secs(900);
 /// What holds memory, writes it, and computes.
 const TOUCHED_MIB: u32 = 40;
 const WRITE_EVERY_MS: u32 = 150;
+/// Where the agent keeps what it has to know of a move.
+const MOVES: &str = "/run/homenode/private";
+/// What `xl` calls a domain that has left.
+const LEFT: &str = "--migratedaway";
 /// Emulated, a domU that stands still takes longer than any real one should.
 const SETTINGS: &str = "[local_migration]\nallow = \"paused\"\ntime_max = \"3000s\"\npause_max = \"1500s\"\ninterval = \"3600s\"\n";
 
@@ -127,9 +133,118 @@ fn expect_as_before(domu: &Domu, cpus: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Domains of this UUID, by number and state, as `xl` lists them.
+fn of_uuid(uuid: &str) -> anyhow::Result<Vec<String>> {
+    let text = xl(&["list", "-v"])?;
+    let lines = text.lines().filter(|line| line.contains(uuid));
+    Ok(lines.map(str::to_owned).collect())
+}
+
+fn uuid(domu: &Domu) -> anyhow::Result<String> {
+    let path = run("xenstore-read", &[&format!("/local/domain/{}/vm", domu.id)])?;
+    let uuid = path.trim().rsplit('/').next().map(str::to_owned);
+    uuid.context("xenstore has no UUID of it")
+}
+
+/// One domain of that UUID is left, and nothing that a move needs: no note of what was to be done, no process, no lock of `xl`'s.
+fn expect_one(inside: &Inside, domu: &Domu, uuid: &str) -> anyhow::Result<()> {
+    let left = of_uuid(uuid)?;
+    ensure!(
+        left.len() == 1 && left[0].starts_with(&format!("{} ", domu.spec.name)),
+        "expected one {} of UUID {uuid}, saw {left:?}",
+        domu.spec.name
+    );
+    let mut files = Vec::new();
+    for dir in [MOVES, "/var/lib/xen"] {
+        let entries = fs::read_dir(dir).with_context(|| format!("cannot read {dir}"))?;
+        let names = entries
+            .flatten()
+            .map(|entry| entry.file_name().to_string_lossy().into_owned());
+        files.extend(names.filter(|name| {
+            let is_note = name.starts_with("move.") || name.starts_with("userdata-l.");
+            is_note || name.contains("homenode-new") || name.contains(LEFT)
+        }));
+    }
+    ensure!(
+        files.is_empty(),
+        "expected no files of a move to be left, saw {files:?}"
+    );
+    let movers = movers();
+    ensure!(movers.is_empty(), "expected no mover to be left, saw {movers:?}");
+    inside.note(format!(
+        "{}: one domain of its UUID, no file, lock or process of the move is left",
+        domu.spec.name
+    ));
+    Ok(())
+}
+
+/// Processes that move a domain: ours, and `xl`'s on either side.
+fn movers() -> Vec<(Pid, String)> {
+    let is_mover = |line: &str| {
+        ["move-domain", "move-stream", "xl save", "xl restore"]
+            .iter()
+            .any(|word| line.contains(word))
+    };
+    let numbers = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = numbers.filter_map(|entry| entry.file_name().to_string_lossy().parse::<i32>().ok());
+    let line = |number: i32| {
+        let bytes = fs::read(format!("/proc/{number}/cmdline")).ok()?;
+        let text = String::from_utf8_lossy(&bytes).replace('\0', " ");
+        Some((Pid::from_raw(number)?, text)).filter(|(_, text)| is_mover(text))
+    };
+    numbers.filter_map(line).collect()
+}
+
+/// Waits until the agent says why it is not moved; it has not stood still by then.
+fn expect_refused_unpaused(
+    inside: &Inside,
+    agent: &mut Program,
+    domu: &Domu,
+    why: &str,
+) -> anyhow::Result<()> {
+    let name = domu.spec.name.as_str();
+    let mut looks = 0;
+    let said = wait_until(
+        &format!("the agent to say why {name} is not moved"),
+        MOVED_WITHIN,
+        || {
+            let list = xl(&["list", name])?;
+            let state = list
+                .lines()
+                .last()
+                .and_then(|line| line.split_whitespace().nth(4));
+            ensure!(
+                state.is_some_and(|state| !state.contains('p') && !state.contains('s')),
+                "expected {name} to run, saw {list}"
+            );
+            looks += 1;
+            let lines = agent.lines();
+            let said = lines
+                .iter()
+                .find(|line| line.contains(name) && line.contains(why));
+            Ok(said.map_or_else(
+                || Look::NotYet("it does not".to_owned()),
+                |line| Look::Done(line.clone()),
+            ))
+        },
+    )?;
+    inside.note(said);
+    inside.note(format!("{name} was not paused at any of {looks} looks"));
+    expect_stayed(inside, domu)
+}
+
+fn expect_stayed(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
+    let pages = domu.pages_by_node()?;
+    ensure!(
+        pages.iter().sum::<u64>() == pages[FROM as usize],
+        "expected {} to stay on node {FROM}, saw {pages:?}",
+        domu.spec.name
+    );
+    expect_whole(inside, domu)
+}
+
 /// See the row of cases.
 pub fn moved(inside: &mut Inside) -> anyhow::Result<()> {
-    let pvh = split(inside, "roams", TO, (Kind::Pvh, Toolstack::Xl))?;
     let mut pv = split(inside, "still", TO, (Kind::Pv, Toolstack::Xl))?;
     let theirs = split(inside, "theirs", TO, (Kind::Pv, Toolstack::Libvirt))?;
     let filler = DomuSpec {
@@ -138,38 +253,20 @@ pub fn moved(inside: &mut Inside) -> anyhow::Result<()> {
     };
     let filler = inside.create_domu(&filler, Toolstack::Xl)?;
     let crowded = split(inside, "crowded", FULL, (Kind::Pv, Toolstack::Xl))?;
+    let id = uuid(&pv)?;
 
     let mut agent = start(inside)?;
     wait_moved(inside, &mut pv, TO)?;
     let said = wait_said(&mut agent, &[&format!("domain still has arrived on node {TO}")])?;
     inside.note(said);
     expect_whole(inside, &pv)?;
-    let said = wait_said(&mut agent, &["roams", "illegal instruction"])?;
-    inside.note(said);
-    let said = wait_said(&mut agent, &["crowded", "no-memory"])?;
-    inside.note(said);
-    let said = wait_said(&mut agent, &["theirs", "xl did not make it"])?;
-    inside.note(said);
-    for domu in [&theirs, &crowded, &pvh] {
-        let pages = domu.pages_by_node()?;
-        ensure!(
-            pages.iter().sum::<u64>() == pages[FROM as usize],
-            "expected {} to stay on node {FROM}, saw {pages:?}",
-            domu.spec.name
-        );
-        expect_whole(inside, domu)?;
-    }
-    for domu in [theirs, crowded, filler, pvh] {
+    expect_one(inside, &pv, &id)?;
+    expect_refused_unpaused(inside, &mut agent, &crowded, "no-memory")?;
+    expect_refused_unpaused(inside, &mut agent, &theirs, "xl did not make it")?;
+    for domu in [theirs, crowded, filler] {
         inside.destroy_domu(&domu)?;
     }
-
-    // The agent dies in the midst of a move, which goes on without it.
-    let mut orphan = split(inside, "orphan", TO, (Kind::Pv, Toolstack::Xl))?;
-    wait_said(&mut agent, &["orphan is on its way"])?;
-    agent.kill()?;
-    inside.note("the agent was killed while the domU was on its way".to_owned());
-    wait_moved(inside, &mut orphan, TO)?;
-    expect_whole(inside, &orphan)?;
+    let orphan = orphaned(inside, agent)?;
     for domu in [&pv, &orphan] {
         wait_until(
             &format!("{} to be as before", domu.spec.name),
@@ -182,16 +279,84 @@ pub fn moved(inside: &mut Inside) -> anyhow::Result<()> {
             },
         )?;
     }
+    let cut = cut_off(inside)?;
     // Another agent finds them at home.
     let agent = start(inside)?;
     std::thread::sleep(Duration::from_secs(15));
     let lines = agent.lines();
     stop(agent)?;
-    let again = lines.iter().find(|line| line.contains("is on its way"));
+    let again = lines
+        .iter()
+        .find(|line| line.contains("is on its way") && !line.contains("cut"));
     ensure!(again.is_none(), "expected nothing to move again, saw {again:?}");
     for domu in [&pv, &orphan] {
         expect_as_before(domu, TO)?;
         inside.destroy_domu(domu)?;
     }
-    Ok(())
+    inside.destroy_domu(&cut)
+}
+
+/// The agent dies in the midst of a move, which goes on without it.
+fn orphaned(inside: &Inside, mut agent: Program) -> anyhow::Result<Domu> {
+    let mut orphan = split(inside, "orphan", TO, (Kind::Pv, Toolstack::Xl))?;
+    let id = uuid(&orphan)?;
+    wait_said(&mut agent, &["orphan is on its way"])?;
+    wait_until("the domU to be copied", MOVED_WITHIN, || {
+        let copiers = movers();
+        let is_begun = copiers.iter().any(|(_, line)| line.contains("xl restore"));
+        Ok(match is_begun {
+            true => Look::Done(()),
+            false => Look::NotYet(format!("{copiers:?}")),
+        })
+    })?;
+    agent.kill()?;
+    inside.note("the agent was killed while the domU was being copied".to_owned());
+    wait_moved(inside, &mut orphan, TO)?;
+    expect_whole(inside, &orphan)?;
+    wait_until("the mover to end", MOVED_WITHIN, || {
+        Ok(match expect_one(inside, &orphan, &id) {
+            Ok(()) => Look::Done(()),
+            Err(error) => Look::NotYet(format!("{error:#}")),
+        })
+    })?;
+    Ok(orphan)
+}
+
+/// All that moves a domU is killed, and the agent and its guard with it: `homenode release` leaves one of it, which goes on.
+fn cut_off(inside: &Inside) -> anyhow::Result<Domu> {
+    let mut cut = split(inside, "cut", TO, (Kind::Pv, Toolstack::Xl))?;
+    let id = uuid(&cut)?;
+    let mut agent = start(inside)?;
+    wait_said(&mut agent, &["cut is on its way"])?;
+    wait_until("the domU to be copied", MOVED_WITHIN, || {
+        let copiers = movers();
+        let is_begun = copiers.iter().any(|(_, line)| line.contains("xl restore"));
+        Ok(match is_begun {
+            true => Look::Done(()),
+            false => Look::NotYet(format!("{copiers:?}")),
+        })
+    })?;
+    let begin = Instant::now();
+    let copiers = movers();
+    for (pid, _) in &copiers {
+        let _ = kill_process(*pid, Signal::KILL);
+    }
+    let lines: Vec<&str> = copiers.iter().map(|(_, line)| line.as_str()).collect();
+    inside.note(format!(
+        "killed in the midst of a move: {lines:?}; {:?}",
+        of_uuid(&id)?
+    ));
+    let said = wait_said(&mut agent, &["cut", "a move was cut off in the middle"])?;
+    inside.note(said);
+    let left = of_uuid(&id)?;
+    inside.note(format!("{:.1} s later: {left:?}", begin.elapsed().as_secs_f64()));
+    stop(agent)?;
+    let number = |line: &String| line.split_whitespace().nth(1).and_then(|word| word.parse().ok());
+    match (left.len(), left.first().and_then(number)) {
+        (1, Some(id)) if id != cut.id => cut.arrived(id),
+        _ => {}
+    }
+    expect_one(inside, &cut, &id)?;
+    expect_whole(inside, &cut)?;
+    Ok(cut)
 }

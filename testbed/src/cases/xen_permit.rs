@@ -11,7 +11,9 @@ use homenode_linux::modelled_pmu;
 use homenode_testbed_guest::Behaviour;
 
 use super::agent::SOON;
-use super::counted::{PERMIT_PART, counts, wait_counted, wait_held, watch};
+use super::counted::{
+    NEAR_PERCENT, PERMIT_PART, Seen, VICTIM_PERCENT, counts, wait_counted, wait_held, watch,
+};
 use super::permits::permit;
 use crate::inside::Inside;
 use crate::inside::process::Program;
@@ -23,6 +25,8 @@ use crate::outside::emulated::{HostKind, LLC_BYTES};
 const CPUS: [u32; 2] = [2, 3];
 /// The victim has more memory, so that its tag is known by its frames.
 const VICTIM_MIB: u64 = 160;
+/// Windows over which the hold is watched.
+const LASTING: usize = 4;
 /// Part of a domU's misses, in percent, that must be counted on its one CPU; the rest is Xen's and dom0's work in its memory.
 const OWN_PERCENT: u64 = 90;
 
@@ -101,6 +105,30 @@ fn wait_cap(domu: &Domu, what: &str, accept: impl Fn(u32) -> bool) -> anyhow::Re
     })
 }
 
+/// Over a while after that the thrasher misses as it booked, and the victim less, window by window on average.
+fn expect_lasting(
+    inside: &Inside,
+    (page, tags): (Page<'_>, [u8; 2]),
+    booked: u64,
+    free: &Seen,
+) -> anyhow::Result<()> {
+    let mut seen = Vec::new();
+    for _ in 0..LASTING {
+        let held = watch(page, tags);
+        inside.note(format!("it lasts: {held}"));
+        seen.push(held);
+    }
+    let mean = |of: fn(&Seen) -> u64| seen.iter().map(of).sum::<u64>() / LASTING as u64;
+    let (thrasher, victim) = (mean(|seen| seen.thrasher), mean(|seen| seen.victim));
+    ensure!(
+        thrasher.abs_diff(booked) * 100 <= booked * NEAR_PERCENT
+            && victim * 100 <= free.victim * VICTIM_PERCENT,
+        "expected misses of {booked} a slice, and fewer than {} of the victim, saw {thrasher} and {victim} on average",
+        free.victim
+    );
+    Ok(())
+}
+
 fn start(inside: &Inside) -> anyhow::Result<Program> {
     let mut agent = inside.start_homenode(&["run", "--host", "xen", "--json"])?;
     agent.wait_json("anything", SOON, |_| true)?;
@@ -128,6 +156,7 @@ pub fn permit_held(inside: &mut Inside) -> anyhow::Result<()> {
     let cap = wait_cap(&thrasher, "the thrasher to be capped", |cap| cap > 0)?;
     inside.note(format!("a permit of {booked}: a cap of {cap} percent"));
     let held = wait_held(inside, (page, tags), booked, &free)?;
+    expect_lasting(inside, (page, tags), booked, &free)?;
     let cap = thrasher.cap()?;
     ensure!(
         victim.cap()? == 0,

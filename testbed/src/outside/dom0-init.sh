@@ -26,6 +26,23 @@ $b mkdir -p /disk/dev/pts
 $b mount -t devpts pts /disk/dev/pts
 $b mount -t xenfs xenfs /disk/proc/xen
 $b ip link set lo up
+# With systemd as the first process the inside is a service of it, and Xen's daemons are those of the Debian package.
+if $b grep -q homenode.systemd /proc/cmdline; then
+    units=/disk/run/systemd/system
+    $b mkdir -p "$units/multi-user.target.wants"
+    $b cat > "$units/homenode-testbed.service" <<UNIT
+[Unit]
+Description=The inside of the testbed
+After=xen.service
+[Service]
+Environment=PATH=/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib/xen-4.17/bin HOME=/root LC_ALL=C
+ExecStart=$dir/bin/homenode-testbed inside $dir/exchange
+ExecStopPost=/bin/busybox poweroff -f
+KillMode=process
+UNIT
+    $b ln -s ../homenode-testbed.service "$units/multi-user.target.wants/"
+    exec $b switch_root /disk /lib/systemd/systemd --unit=multi-user.target
+fi
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib/xen-4.17/bin HOME=/root LC_ALL=C
 # The shell is the first process, so that somebody waits for daemons that end.
 # shellcheck disable=SC2016 # the inner shell's arguments are meant

@@ -47,21 +47,23 @@ pub enum HostKind {
     Damon,
     /// Four nodes of one CPU under Xen: the inside is its dom0.
     Xen,
-    /// The same with two nodes of two CPUs and a modelled PMU.
+    /// The same with systemd as dom0's first process.
+    XenService,
+    /// As the first of these with two nodes of two CPUs and a modelled PMU.
     XenCounted,
 }
 
 impl HostKind {
     pub(super) fn nodes(self) -> u32 {
         match self {
-            Self::Plain | Self::Damon | Self::Xen => NODES,
+            Self::Plain | Self::Damon | Self::Xen | Self::XenService => NODES,
             Self::Counted | Self::XenCounted => 2,
         }
     }
 
     fn cpus_per_node(self) -> u32 {
         match self {
-            Self::Plain | Self::Damon | Self::Xen => 1,
+            Self::Plain | Self::Damon | Self::Xen | Self::XenService => 1,
             Self::Counted | Self::XenCounted => 2,
         }
     }
@@ -255,7 +257,7 @@ impl EmulatedHost {
             fs::File::create(&path).with_context(|| format!("cannot create {}", path.display()))
         };
         let mut command = match kind {
-            HostKind::Xen | HostKind::XenCounted => {
+            HostKind::Xen | HostKind::XenService | HostKind::XenCounted => {
                 xen::emulator(workshop, kind, &program, dir, exchange.root())?
             }
             HostKind::Plain | HostKind::Counted | HostKind::Damon => {

@@ -128,8 +128,12 @@ pub(super) fn emulator(
         "-append",
         &format!("{XEN_OPTIONS} dom0_mem={DOM0_MIB}M,max:{DOM0_MIB}M"),
     ]);
+    let first = match kind {
+        HostKind::XenService => " homenode.systemd",
+        _ => "",
+    };
     let modules = format!(
-        "{} console=hvc0 panic=-1 quiet homenode.dir={},{}",
+        "{} console=hvc0 panic=-1 quiet{first} homenode.dir={},{}",
         escaped(&workshop.kernel.image),
         escaped(dir),
         escaped(&initramfs)

@@ -1,15 +1,19 @@
 //! What can be changed of a domain: each is written down, done, and read back.
 
 use homenode_host::{Act, CpuQuota, Failure, Lever, Limit, Outcome};
-use homenode_units::{CpuSet, MemoryPolicy, NodeSet, VmId};
+use homenode_units::{Bytes, CpuSet, MemoryPolicy, NodeSet, Ns, VmId};
 
 use super::XenHost;
 use super::moving::ALL_OR_NONE;
+use crate::balloon::{self, Target};
 use crate::changed::{self, Cap, Home, PLACING, Part, Pins, newest};
 use crate::domain::cap_of;
 use crate::error::CallError;
-use crate::features::{NO_BALLOON, NO_MOVES, NO_PARTS, NO_TOPOLOGY, NO_TRACKER};
+use crate::features::{NO_MOVES, NO_PARTS, NO_TOPOLOGY, NO_TRACKER};
 use homenode_linux::now;
+
+/// Xenstore has memory in these.
+const KIB: u64 = 1024;
 
 /// What doing this failed of.
 pub fn failed(act: &Act, cause: &str) -> Failure {
@@ -17,6 +21,7 @@ pub fn failed(act: &Act, cause: &str) -> Failure {
         Lever::VcpuPlacement => "pinning vCPUs",
         Lever::Home => "setting the home",
         Lever::CpuQuota => "setting the cap",
+        Lever::Memory => "setting the memory",
         _ => "changing something",
     };
     Failure::Host {
@@ -52,18 +57,16 @@ impl XenHost {
                 lease_ns,
             } => {
                 let done = self.set_cap(vm, *quota);
-                self.leases
-                    .insert(vm, homenode_units::Ns(now().0.saturating_add(lease_ns.0)));
-                if done.is_err() {
-                    // Whatever came of it: the domain is as it was, or the lease's end tries again.
-                    let _ = self.lift(vm, Part::Limits);
-                }
-                done.map_err(failing)
+                self.leased(vm, Part::Cap, *lease_ns, done).map_err(failing)
             }
-            Act::Limit { limit, .. } => cannot(match limit {
-                Limit::Memory(_) => NO_BALLOON,
-                _ => NO_PARTS,
-            }),
+            Act::Limit {
+                limit: Limit::Memory(memory),
+                lease_ns,
+            } => {
+                let done = self.set_memory(vm, *memory);
+                self.leased(vm, Part::Memory, *lease_ns, done).map_err(failing)
+            }
+            Act::Limit { .. } => cannot(NO_PARTS),
             Act::MovePages { from, to, pages_max } => self.move_pages(vm, (from, to), *pages_max),
             Act::MoveVirtualNode { .. } | Act::MoveFrames { .. } => Err(Failure::MemoryFixed {
                 why: ALL_OR_NONE.to_owned(),
@@ -78,10 +81,10 @@ impl XenHost {
             // Where there is no such lever nothing of the agent's is in force.
             Act::Lift { lever } if !is_there(*lever) => Ok(Outcome::Done),
             Act::Lift { lever } => {
-                let part = if *lever == Lever::CpuQuota {
-                    Part::Limits
-                } else {
-                    Part::Placing
+                let part = match lever {
+                    Lever::CpuQuota => Part::Cap,
+                    Lever::Memory => Part::Memory,
+                    _ => Part::Placing,
                 };
                 self.lift(vm, part).map(|()| Outcome::Done).map_err(failing)
             }
@@ -201,12 +204,69 @@ impl XenHost {
         }
     }
 
+    /// Has its balloon come to so much memory, at most what its operator gave it.
+    fn set_memory(&mut self, vm: VmId, memory: Bytes) -> Result<Outcome, String> {
+        self.begin(vm)?;
+        let domid = self.domid(vm);
+        let asked = |host: &mut Self| {
+            let target = balloon::target_of(&mut host.store, domid)?;
+            target.ok_or_else(|| "it has no balloon".to_owned())
+        };
+        let now = asked(self)?;
+        let written: Option<Target> = self.written(vm)?;
+        let ours = written.filter(|target| target.ours.contains(&now));
+        let wanted = |before: u64| (memory.0 / KIB).min(before);
+        // Somebody else's is what is given back.
+        let mut target = match ours {
+            Some(ours) if wanted(ours.before) == now => return Ok(Outcome::Renewed),
+            Some(ours) => ours,
+            None => Target {
+                before: now,
+                ours: Vec::new(),
+            },
+        };
+        let (before, wanted) = (target.before, wanted(target.before));
+        newest(&mut target.ours, wanted);
+        self.write(vm, &target)?;
+        self.hypervisor.set_memory(domid, wanted)?;
+        let seen = asked(self)?;
+        if let Some(domain) = self.domains.get_mut(&vm) {
+            domain.target = Some(seen);
+        }
+        if seen != wanted {
+            return Err(format!("it is to come to {seen} KiB, not to {wanted}"));
+        }
+        let ours = vec![wanted];
+        self.write(vm, &Target { before, ours }).map(|()| Outcome::Done)
+    }
+
+    /// Begins the lease of a limit. Where it could not be set the domain is as it was, or the lease's end tries again.
+    fn leased(
+        &mut self,
+        vm: VmId,
+        part: Part,
+        lease: Ns,
+        done: Result<Outcome, String>,
+    ) -> Result<Outcome, String> {
+        self.leases
+            .insert((vm, part), Ns(now().0.saturating_add(lease.0)));
+        if done.is_err() {
+            let _ = self.lift(vm, part);
+        }
+        done
+    }
+
     pub(super) fn lift(&mut self, vm: VmId, part: Part) -> Result<(), String> {
         if let Some(journal) = &mut self.journal {
             changed::undo(&self.hypervisor, journal, vm, &[part])?;
         }
-        if part == Part::Limits {
-            self.leases.remove(&vm);
+        self.leases.remove(&(vm, part));
+        if part == Part::Memory
+            && let Some(domain) = self.domains.get_mut(&vm)
+            && domain.target.is_some()
+            && let Ok(target) = balloon::target_of(&mut self.store, domain.run.runtime_id)
+        {
+            domain.target = target;
         }
         Ok(())
     }
@@ -247,5 +307,8 @@ impl XenHost {
 
 /// Whether a lever is one that Xen has.
 const fn is_there(lever: Lever) -> bool {
-    matches!(lever, Lever::VcpuPlacement | Lever::Home | Lever::CpuQuota)
+    matches!(
+        lever,
+        Lever::VcpuPlacement | Lever::Home | Lever::CpuQuota | Lever::Memory
+    )
 }

@@ -205,7 +205,12 @@ impl XenHost {
     fn fits(&self, domain: &Domain, node: NodeId) -> Result<(), Failure> {
         let memory = self.hypervisor.nodes().map(|nodes| nodes.memory);
         let free = memory.ok().and_then(|memory| *memory.get(usize::from(node.0))?);
-        let own = Pages(domain.listed.pages).to_bytes().0;
+        // What its balloon holds back it gets again first.
+        let given = self
+            .sample_of(domain)
+            .balloon
+            .map_or(Bytes::ZERO, |of| of.maximum);
+        let own = Pages(domain.listed.pages).to_bytes().max(given).0;
         let besides = FOR_VCPU.0 * domain.vcpus.len() as u64 + own / SHARE_FOR_TABLES + MARGIN.0;
         match free {
             Some(free) if free.free >= own.saturating_add(besides) => Ok(()),
@@ -265,8 +270,10 @@ impl XenHost {
 
     /// Starts the mover.
     fn begin_move(&mut self, job: Job) -> Result<(), String> {
-        // `xl` copies the cap, and keeps it: it must be the operator's.
-        self.lift(job.vm, Part::Limits)?;
+        // `xl` copies them, and keeps them: they must be the operator's.
+        for part in Part::LIMITS {
+            self.lift(job.vm, part)?;
+        }
         let text = serde_json::to_string(&job).map_err(|error| error.to_string())?;
         let own = std::env::current_exe().map_err(|error| error.to_string())?;
         let args = ["move-domain".into()];
@@ -479,7 +486,7 @@ fn is_still(
     // What was seen where it was tried; a page that is in its place is worth no guest.
     if kind == Kind::Pvh {
         return Err(
-            "guests of PVH domains died of an illegal instruction on the emulated host where this was tried, moved or not: it is not known to be safe"
+            "guests of PVH domains died of illegal instructions and broken memory on the emulated host where this was tried, moved or not: it is not known to be safe"
                 .into(),
         );
     }

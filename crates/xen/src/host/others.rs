@@ -25,7 +25,7 @@ impl XenHost {
                 continue;
             }
             match changed::settle(&self.hypervisor, journal, run.vm) {
-                Ok(()) => drop(self.leases.remove(&run.vm)),
+                Ok(()) => self.leases.retain(|(vm, _), _| *vm != run.vm),
                 Err(cause) => self.notices.add(format!(
                     "what the agent left of an earlier run of domain {} is not undone: {cause}",
                     run.name

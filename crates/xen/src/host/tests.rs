@@ -3,7 +3,7 @@ use homenode_linux::journal::Written;
 use serde::{Deserialize, Serialize};
 
 use super::*;
-use crate::changed::{PastCap, undo_all};
+use crate::changed::{Past, undo_all};
 use crate::stand_in::{Dom, StandIn};
 
 const VM: VmId = VmId(7);
@@ -76,6 +76,21 @@ fn cap_of(percent: f64) -> Act {
     }
 }
 
+fn memory_of(mib: u64, lease_ns: Ns) -> Act {
+    Act::Limit {
+        limit: Limit::Memory(Bytes::from_mib(mib)),
+        lease_ns,
+    }
+}
+
+/// One whose balloon is to come to so many MiB.
+fn ballooned(mib: u64) -> Dom {
+    Dom {
+        target: Some(mib << 10),
+        ..Dom::new("web", 7)
+    }
+}
+
 fn pin(vcpus: &[u16], cpus: &str) -> Act {
     let (vcpus, cpus) = (vcpus.to_vec(), cpus.parse().unwrap());
     Act::PinVcpus { vcpus, cpus }
@@ -145,7 +160,7 @@ fn a_saved_domain_comes_back_without_the_cap_that_it_was_saved_with() {
     bench.xen.world().doms.clear();
     host.sample().unwrap();
     let entry = bench.entries()[&VM].clone();
-    assert_eq!(entry.keys().collect::<Vec<_>>(), [PastCap::KEY]);
+    assert_eq!(entry.keys().collect::<Vec<_>>(), [Past::KEY]);
     assert_eq!(host.next_lease_end(), None);
     // Nothing is in force: neither its end nor another agent with a state of its own has to do with it.
     assert_eq!(host.restore(), Undone::default());
@@ -404,4 +419,87 @@ fn memory_is_asked_for_and_said_to_be() {
     host.sample().unwrap();
     assert_eq!(bench.xen.world().keys_pressed, 1);
     assert_eq!(says(&mut host, "debug key `u`"), 1);
+}
+
+#[test]
+fn memory_is_limited_renewed_and_given_back_with_its_lease() {
+    let bench = Bench::new();
+    let target = || bench.xen.world().doms[&1].target.unwrap() >> 10;
+    let mut host = bench.agent();
+    assert!(
+        host.sample().unwrap().vms[0].balloon.is_none(),
+        "it has no target"
+    );
+    bench.runs_again(1, ballooned(100));
+    does(&mut host, memory_of(80, Ns::from_secs(600)));
+    let seen = host.sample().unwrap().vms[0].balloon.unwrap();
+    let bytes = Bytes::from_mib;
+    assert_eq!((target(), seen.limit), (80, Some(bytes(80))));
+    assert_eq!((seen.current, seen.maximum), (bytes(80), bytes(100)));
+    // What its operator sets meanwhile is what it has at most, and what is given back.
+    bench.xen.world().doms.get_mut(&1).unwrap().target = Some(70 << 10);
+    assert_eq!(host.sample().unwrap().vms[0].balloon.unwrap().maximum, bytes(70));
+    does(&mut host, memory_of(60, Ns::from_millis(1)));
+    does(&mut host, cap_of(30.0));
+    std::thread::sleep(std::time::Duration::from_millis(2));
+    host.sample().unwrap();
+    assert_eq!((target(), bench.cap(1)), (70, 30), "the cap's lease goes on");
+    assert_eq!(host.restore(), undone(&[VM]));
+    assert_eq!((target(), bench.cap(1)), (70, 0));
+}
+
+fn undone(vms: &[VmId]) -> Undone {
+    Undone {
+        vms: vms.to_vec(),
+        failures: Vec::new(),
+    }
+}
+
+#[test]
+fn the_next_run_of_a_domain_has_its_operators_memory() {
+    let bench = Bench::new();
+    bench.runs_again(1, ballooned(100));
+    let mut host = bench.agent();
+    does(&mut host, memory_of(80, Ns::from_secs(600)));
+    does(&mut host, cap_of(30.0));
+    // Saved by `xl` with both; then the agent is gone, and it is restored.
+    bench.xen.world().doms.clear();
+    host.sample().unwrap();
+    assert_eq!(bench.entries()[&VM].keys().collect::<Vec<_>>(), [Past::KEY]);
+    drop(host);
+    let dom = Dom {
+        share: (256, 30),
+        ..ballooned(80)
+    };
+    bench.runs_again(2, dom);
+    bench.xen.world().failing = Some("set_memory");
+    let mut journal = bench.journal();
+    let failed = undo_all(&bench.hypervisor(), &mut journal).failures;
+    assert!(failed[0].contains("mem-set"), "{failed:?}");
+    assert_eq!(
+        bench.cap(2),
+        0,
+        "one that fails keeps no other from being given back"
+    );
+    bench.xen.world().failing = None;
+    assert_eq!(undo_all(&bench.hypervisor(), &mut journal), undone(&[]));
+    assert_eq!(bench.xen.world().doms[&2].target, Some(100 << 10));
+    drop(journal);
+    assert!(bench.entries().is_empty());
+}
+
+#[test]
+fn memory_is_not_given_back_while_xenstored_is_silent_and_stays_written_down() {
+    let bench = Bench::new();
+    bench.runs_again(1, ballooned(100));
+    let mut host = bench.agent();
+    does(&mut host, memory_of(80, Ns::from_secs(600)));
+    does(&mut host, pin(&[0], "3"));
+    bench.xen.world().store_fails = Some("it does not answer".into());
+    let failed = host.restore().failures;
+    assert!(failed[0].contains("does not answer"), "{failed:?}");
+    assert_eq!(bench.hard(0), 0b1111);
+    bench.xen.world().store_fails = None;
+    assert_eq!(host.restore(), undone(&[VM]));
+    assert_eq!(bench.xen.world().doms[&1].target, Some(100 << 10));
 }

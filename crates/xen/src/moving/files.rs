@@ -1,48 +1,40 @@
 //! Files of a move: who is at it, what is to be done, how far it is; and `xl`'s own, where it keeps what it knows of a domain.
+//!
+//! The former are in the host's own place, beside the lock of who acts: one move at a time, wherever an agent's state lies.
 
 use std::fs::{self, File};
 use std::io::Read as _;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use homenode_linux::state_dir::{STATE_DIR, StateDir, StateError};
 use homenode_units::VmId;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use super::Job;
 use super::configuration::{BYTES_MAX, Configuration};
+use crate::xl;
 
-/// Where files of moves lie; gone after a reboot, as domains are.
-const DIR: &str = "/run/homenode-xen";
 /// Held by who moves a domain.
 pub const MOVING: &str = "moving.lock";
 /// Held as long as a domain is being copied.
 pub const COPYING: &str = "copying.lock";
-const JOB: &str = "job";
-const COPIED: &str = "copied";
+const JOB: &str = "move.job";
+const COPIED: &str = "move.copied";
 /// What `xl` said.
-const SAID: &str = "said";
+const SAID: &str = "move.said";
 /// Where libxl keeps what it knows of domains.
 const USERDATA: &str = "/var/lib/xen";
 /// What it keeps of each; others keep more there, as libvirt does.
 const KEPT: &str = "libxl-json";
 
-/// A file in the directory of moves, for writing.
-///
-/// # Errors
-/// When it cannot be had.
-pub fn open(name: &str) -> Result<File, String> {
-    let failed = |error: std::io::Error| format!("{DIR}/{name}: {error}");
-    match fs::DirBuilder::new().mode(0o700).create(DIR) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(failed(error)),
-        _ => {}
-    }
-    let mut options = File::options();
-    let options = options.read(true).write(true).create(true).mode(0o600);
-    options
-        .custom_flags(libc::O_NOFOLLOW)
-        .open(Path::new(DIR).join(name))
-        .map_err(failed)
+fn place() -> Result<StateDir, String> {
+    StateDir::open(Path::new(STATE_DIR)).map_err(told)
+}
+
+fn told(error: StateError) -> String {
+    error.to_string()
 }
 
 /// Takes one of the locks; `None` while another holds it. It is held until the file is closed.
@@ -50,30 +42,24 @@ pub fn open(name: &str) -> Result<File, String> {
 /// # Errors
 /// When it cannot be had.
 pub fn lock(name: &str) -> Result<Option<File>, String> {
-    let file = open(name)?;
+    let dir = place()?;
+    let file = dir.open_to_write(name).map_err(told)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(Some(file)),
         Err(Errno::WOULDBLOCK) => Ok(None),
-        Err(error) => Err(format!("{DIR}/{name}: {error}")),
+        Err(error) => Err(format!("{}: {error}", dir.path_of(name).display())),
     }
 }
 
 fn write(name: &str, text: &str) -> Result<(), String> {
-    use std::io::Write as _;
-    let new = format!("{name}.new");
-    let mut file = open(&new)?;
-    let written = file
-        .set_len(0)
-        .and_then(|()| file.write_all(text.as_bytes()))
-        .and_then(|()| fs::rename(Path::new(DIR).join(&new), Path::new(DIR).join(name)));
-    written.map_err(|error| format!("{DIR}/{name}: {error}"))
+    place()?.replace(name, text.as_bytes()).map(drop).map_err(told)
 }
 
-fn read(path: &Path) -> Option<String> {
-    let mut text = String::new();
-    let file = File::open(path).ok()?;
-    file.take(BYTES_MAX as u64).read_to_string(&mut text).ok()?;
-    Some(text)
+/// What a file says; nothing where there is none, or it is not ours.
+fn read(name: &str) -> Option<String> {
+    let dir = StateDir::open_existing(Path::new(STATE_DIR)).ok()??;
+    let bytes = dir.read(name, BYTES_MAX as u64).ok()??;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Writes down what is to be done, before it is.
@@ -90,12 +76,16 @@ pub fn begin(job: &Job) -> Result<(), String> {
 
 /// What was being done last, where that was not brought to its end.
 pub fn job() -> Option<Job> {
-    serde_json::from_str(&read(&Path::new(DIR).join(JOB))?).ok()
+    serde_json::from_str(&read(JOB)?).ok()
 }
 
 /// It was brought to its end.
 pub fn end() {
-    let _ = fs::remove_file(Path::new(DIR).join(JOB));
+    if let Ok(dir) = place() {
+        for name in [JOB, COPIED, SAID] {
+            let _ = dir.remove(name);
+        }
+    }
 }
 
 /// Says how many pages were copied.
@@ -105,8 +95,9 @@ pub fn copied(pages: u64) {
 
 /// How many pages were copied.
 pub fn how_many_copied() -> u64 {
-    let text = read(&Path::new(DIR).join(COPIED));
-    text.and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+    read(COPIED)
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or(0)
 }
 
 /// Where what `xl` says goes.
@@ -114,29 +105,14 @@ pub fn how_many_copied() -> u64 {
 /// # Errors
 /// When it cannot be had.
 pub fn for_what_is_said() -> Result<File, String> {
-    let file = open(SAID)?;
+    let file = place()?.open_to_write(SAID).map_err(told)?;
     file.set_len(0).map_err(|error| error.to_string())?;
     Ok(file)
 }
 
 /// What `xl` said last that tells why it failed.
 pub fn what_was_said() -> String {
-    let text = read(&Path::new(DIR).join(SAID)).unwrap_or_default();
-    let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
-    // Ours says that the domain was not sent or received whole, and the other's first word may say why.
-    let ours = lines().rfind(|line| line.starts_with("homenode"));
-    let error = lines().find(|line| line.contains("error") || line.contains("ailed"));
-    let told: Vec<&str> = match (ours, error) {
-        (None, None) => lines().next_back().into_iter().collect(),
-        (ours, error) => ours
-            .into_iter()
-            .chain(error.filter(|line| ours != Some(line)))
-            .collect(),
-    };
-    match told.is_empty() {
-        true => "xl gave no reason".into(),
-        false => told.join("; ").chars().take(400).collect(),
-    }
+    xl::reason(&read(SAID).unwrap_or_default())
 }
 
 fn kept(domid: u32, vm: VmId, what: &str) -> PathBuf {
@@ -170,8 +146,12 @@ pub fn others_notes(domid: u32, vm: VmId) -> Result<Vec<String>, String> {
 /// When it cannot be read, as the end of a sentence.
 pub fn configuration(domid: u32, vm: VmId) -> Result<Configuration, String> {
     let path = kept(domid, vm, KEPT);
-    let text = read(&path).ok_or_else(|| format!("{} cannot be read", path.display()))?;
-    Configuration::read(text.as_bytes()).map_err(|why| format!("{}: {why}", path.display()))
+    let failed = |why: String| format!("{}: {why}", path.display());
+    let mut text = Vec::new();
+    let file = File::open(&path).map_err(|error| failed(error.to_string()))?;
+    let read = file.take(BYTES_MAX as u64 + 1).read_to_end(&mut text);
+    read.map_err(|error| failed(error.to_string()))?;
+    Configuration::read(&text).map_err(failed)
 }
 
 /// Changes what libxl keeps of a domain, as libxl does: under its lock, a new file in the place of the old one.

@@ -17,8 +17,7 @@ mod relay;
 mod stream;
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use homenode_units::{CpuSet, NodeId, Ns, VmId};
@@ -26,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::hypervisor::{Hypervisor, Listed};
+use crate::xl;
 use configuration::Configuration;
 pub use relay::relay;
 
@@ -42,6 +42,9 @@ pub const LEFT: &str = "--migratedaway";
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How long a command of `xl`'s may take that copies nothing.
 const COMMAND_MAX: Duration = Duration::from_secs(120);
+
+/// How long `xl save` may take from its last byte until the domain is no longer suspended.
+const RESUMED_MAX: Duration = Duration::from_secs(10);
 
 /// What sends, between them ourselves, and what receives. It runs on until most was copied.
 const LIVE: &str = "\"$HOMENODE_MOVER\" move-stream | xl migrate-receive";
@@ -280,11 +283,18 @@ pub fn settle(hypervisor: &Hypervisor, job: &Job) -> Result<u32, String> {
             if name(old).is_some_and(|name| name.ends_with(LEFT)) {
                 failed.extend(xl(&["rename", &number, &job.name]).err());
             }
-            if job.still && old.is_paused {
-                failed.extend(xl(&["unpause", &number]).err());
+            // `xl` lets it go on itself, unless it was killed, too.
+            if job.still && old.is_shut_down && !goes_on(hypervisor, job.domid, RESUMED_MAX) {
+                let resumed = hypervisor.resume(job.domid);
+                failed.extend(resumed.err().map(|why| format!("it is suspended: {why}")));
             }
-            if old.is_shut_down {
-                failed.push("it is suspended, and xl has no command that lets it go on".into());
+            let is_paused = hypervisor
+                .domain(job.domid)
+                .ok()
+                .flatten()
+                .is_some_and(|of| of.is_paused);
+            if job.still && is_paused {
+                failed.extend(xl(&["unpause", &number]).err());
             }
             Err(failed.join("; "))
         }
@@ -301,6 +311,18 @@ pub fn settle(hypervisor: &Hypervisor, job: &Job) -> Result<u32, String> {
         }
         (None, None) => Err("it has ended".into()),
     }
+}
+
+/// Waits until a domain is no longer suspended. False where it is after that time.
+fn goes_on(hypervisor: &Hypervisor, domid: u32, limit: Duration) -> bool {
+    let begun = Instant::now();
+    while begun.elapsed() < limit {
+        if !matches!(hypervisor.domain(domid), Ok(Some(of)) if of.is_shut_down) {
+            return true;
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    false
 }
 
 /// Gives the new one what its operator had given the old one.
@@ -320,33 +342,7 @@ fn destroy(domid: u32) -> Result<(), String> {
     xl(&["destroy", &domid.to_string()])
 }
 
-/// A command of `xl`'s, which must end in time.
+/// A command of `xl`'s that copies nothing.
 fn xl(arguments: &[&str]) -> Result<(), String> {
-    let failed = |why: String| format!("xl {}: {why}", arguments.join(" "));
-    let said = files::for_what_is_said().map_err(failed)?;
-    let shared = said.try_clone().map_err(|error| failed(error.to_string()))?;
-    let mut command = Command::new("xl");
-    let command = command.args(arguments).stdin(Stdio::null());
-    let mut child = command
-        .stdout::<File>(shared)
-        .stderr::<File>(said)
-        .spawn()
-        .map_err(|error| failed(error.to_string()))?;
-    match ended(&mut child).map_err(failed)? {
-        status if status.success() => Ok(()),
-        _ => Err(failed(files::what_was_said())),
-    }
-}
-
-fn ended(child: &mut Child) -> Result<ExitStatus, String> {
-    let begun = Instant::now();
-    while begun.elapsed() < COMMAND_MAX {
-        if let Some(status) = child.try_wait().map_err(|error| error.to_string())? {
-            return Ok(status);
-        }
-        std::thread::sleep(LOOK_EVERY);
-    }
-    let _ = child.kill();
-    let _ = child.wait();
-    Err(format!("it did not end within {} s", COMMAND_MAX.as_secs()))
+    xl::run(arguments, COMMAND_MAX)
 }

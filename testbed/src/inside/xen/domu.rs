@@ -49,6 +49,8 @@ pub struct DomuSpec {
     /// The list of CPUs on which each of its vCPUs may run. `xl` also tells the hypervisor that they are preferred: the
     /// memory's place follows from that.
     pub cpus: Vec<String>,
+    /// The pool of CPUs that `xl` puts it into; the first where it is empty.
+    pub pool: String,
     /// What it does.
     pub orders: Orders,
     /// What becomes of it when it reboots, as `xl` calls it.
@@ -64,6 +66,7 @@ impl DomuSpec {
             kind,
             memory_mib: 128,
             cpus: vec![cpus.to_owned()],
+            pool: String::new(),
             orders: Orders::default(),
             on_reboot: "destroy",
         }
@@ -144,9 +147,13 @@ impl DomuSpec {
             true => String::new(),
             false => format!("cpus=[{lists}]\ncpus_soft=[{lists}]\n"),
         };
+        let pool = match self.pool.as_str() {
+            "" => String::new(),
+            pool => format!("pool=\"{pool}\"\n"),
+        };
         format!(
             "name=\"{}\"\n{kind}\nkernel=\"{IMAGE_DIR}/vmlinux\"\nramdisk=\"{IMAGE_DIR}/initramfs\"\nextra=\"{}\"\n\
-             memory={}\nvcpus={}\n{pins}\
+             memory={}\nvcpus={}\n{pins}{pool}\
              on_poweroff=\"destroy\"\non_reboot=\"{}\"\non_crash=\"destroy\"\n",
             self.name,
             self.cmdline(),

@@ -42,6 +42,12 @@ pub fn is_dom0() -> bool {
     fs::read_to_string("/proc/xen/capabilities").is_ok_and(|text| text.contains("control_d"))
 }
 
+/// Whether dom0's first process is systemd.
+#[must_use]
+pub fn has_systemd() -> bool {
+    Path::new("/run/systemd/system/homenode-testbed.service").exists()
+}
+
 /// Starts Xen's daemons; once per boot.
 ///
 /// # Errors
@@ -54,8 +60,23 @@ pub fn prepare(images_from: &Path) -> anyhow::Result<()> {
         let (from, to) = (images_from.join(name), Path::new(IMAGE_DIR).join(name));
         fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
     }
-    run("xenstored", &["--pid-file", "/run/xenstored.pid"])?;
-    run("xen-init-dom0", &[])?;
+    if has_systemd() {
+        // Debian's script has started them; what domUs print is not kept unless that is asked for.
+        wait_until(
+            "Debian's script to have started Xen's daemons",
+            ANSWER_LIMIT,
+            || {
+                Ok(match run("systemctl", &["is-active", "xen.service"]) {
+                    Ok(_) => Look::Done(()),
+                    Err(error) => Look::NotYet(format!("{error:#}")),
+                })
+            },
+        )?;
+        run("pkill", &["-x", "xenconsoled"])?;
+    } else {
+        run("xenstored", &["--pid-file", "/run/xenstored.pid"])?;
+        run("xen-init-dom0", &[])?;
+    }
     let log_dir = format!("--log-dir={LOG_DIR}");
     run(
         "xenconsoled",
@@ -81,11 +102,15 @@ pub fn clean_up() -> anyhow::Result<()> {
         }
     }
     let pools = xl(&["cpupool-list"])?;
-    let names = pools
+    let mut names = pools
         .lines()
         .skip(1)
         .filter_map(|line| line.split_whitespace().next());
-    for name in names.filter(|name| *name != POOL) {
+    // `xl cpupool-numa-split` calls it otherwise.
+    if let Some(first) = names.next().filter(|name| *name != POOL) {
+        xl(&["cpupool-rename", first, POOL])?;
+    }
+    for name in names {
         remove_pool(name)?;
     }
     Ok(())

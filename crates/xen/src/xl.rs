@@ -1,0 +1,97 @@
+//! Commands of `xl`'s that end soon: each must end in time, and what it said is told where it failed.
+
+use std::fs::File;
+use std::io::{Read as _, Seek as _};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::fs::MemfdFlags;
+
+/// How often is looked whether it has ended.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// More of what it said is not read.
+const SAID_MAX: u64 = 64 << 10;
+
+/// Runs one of them.
+///
+/// # Errors
+/// It failed, with what it said, or did not end within `limit`, and was ended.
+pub fn run(arguments: &[&str], limit: Duration) -> Result<(), String> {
+    let failed = |why: String| format!("xl {}: {why}", arguments.join(" "));
+    // No pipe: nobody would read it while it is waited for.
+    let said =
+        rustix::fs::memfd_create("xl", MemfdFlags::CLOEXEC).map_err(|error| failed(error.to_string()))?;
+    let mut said = File::from(said);
+    let shared = || said.try_clone().map_err(|error| failed(error.to_string()));
+    let mut child = Command::new("xl")
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout::<File>(shared()?)
+        .stderr::<File>(shared()?)
+        .spawn()
+        .map_err(|error| failed(error.to_string()))?;
+    match ended(&mut child, limit).map_err(failed)? {
+        status if status.success() => Ok(()),
+        _ => {
+            let mut bytes = Vec::new();
+            let read = said
+                .rewind()
+                .and_then(|()| said.take(SAID_MAX).read_to_end(&mut bytes));
+            let text = read.map(|_| String::from_utf8_lossy(&bytes).into_owned());
+            Err(failed(reason(&text.unwrap_or_default())))
+        }
+    }
+}
+
+fn ended(child: &mut Child, limit: Duration) -> Result<ExitStatus, String> {
+    let begun = Instant::now();
+    while begun.elapsed() < limit {
+        if let Some(status) = child.try_wait().map_err(|error| error.to_string())? {
+            return Ok(status);
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+    Err(format!("it did not end within {} s", limit.as_secs()))
+}
+
+/// What of all that was said tells why something failed: the last line of ours, where a program of ours had a part in it, and
+/// the first of `xl`'s that speaks of an error.
+pub fn reason(text: &str) -> String {
+    let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
+    // Ours says that the domain was not sent or received whole, and the other's first word may say why.
+    let ours = lines().rfind(|line| line.starts_with("homenode"));
+    let error = lines().find(|line| line.contains("error") || line.contains("ailed"));
+    let told: Vec<&str> = match (ours, error) {
+        (None, None) => lines().next_back().into_iter().collect(),
+        (ours, error) => ours
+            .into_iter()
+            .chain(error.filter(|line| ours != Some(line)))
+            .collect(),
+    };
+    match told.is_empty() {
+        true => "xl gave no reason".into(),
+        false => told.join("; ").chars().take(400).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ours_and_the_first_error_tell_the_reason() {
+        let said = "libxl: error: one\nlibxl: error: two\nhomenode: late\nmore\n";
+        assert_eq!(reason(said), "homenode: late; libxl: error: one");
+        assert_eq!(reason("a\nb\n"), "b");
+        assert_eq!(reason(" \n"), "xl gave no reason");
+    }
+
+    #[test]
+    fn what_does_not_end_is_ended() {
+        let mut child = Command::new("sleep").arg("100").spawn().unwrap();
+        let error = ended(&mut child, Duration::from_millis(60)).unwrap_err();
+        assert!(error.contains("did not end"), "{error}");
+    }
+}

@@ -1,0 +1,202 @@
+//! Who places domUs on a host that fills up: Xen's own toolstack, an operator who has made a pool of CPUs for each node and deals
+//! domUs out to them, and ours. The same domUs are started in the same order, and the same figures are taken of all: the comparison
+//! is noted, not judged.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, ensure};
+use homenode_host::{Host as _, Sample};
+use homenode_linux::{Acting, Options};
+use homenode_testbed_guest::Behaviour;
+use homenode_units::VmId;
+use homenode_xen::XenHost;
+
+use super::agent::stop;
+use super::xen_agent::{advice, start};
+use crate::inside::Inside;
+use crate::inside::xen::domu::{Domu, DomuSpec, Kind, Toolstack};
+use crate::inside::xen::{clean_up, xl};
+
+/// What is started, in this order: name, memory in MiB, share of its CPU that it wants in percent. All of it is more than the
+/// three CPUs beside dom0's have, and some want memory and little else.
+const STARTS: [(&str, u64, u32); 6] = [
+    ("web0", 128, 90),
+    ("store", 512, 20),
+    ("web1", 128, 90),
+    ("web2", 192, 60),
+    ("cache", 384, 30),
+    ("web3", 128, 40),
+];
+/// How long they run before they are watched, and are watched; how often is looked where vCPUs are.
+const SETTLING: Duration = Duration::from_secs(15);
+const WATCHED: Duration = Duration::from_secs(30);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Who decides.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Placer {
+    Xl,
+    Pools,
+    Ours,
+    OursAndAgent,
+}
+
+impl Placer {
+    const ALL: [(Placer, &str); 4] = [
+        (Placer::Xl, "xl's own placement"),
+        (Placer::Pools, "cpupool-numa-split, dealt out in turn"),
+        (Placer::Ours, "place --xl"),
+        (Placer::OursAndAgent, "place --xl, and the agent (tavo)"),
+    ];
+}
+
+fn spec(inside: &Inside, placer: Placer, at: usize) -> anyhow::Result<DomuSpec> {
+    let (name, memory_mib, duty) = STARTS[at];
+    let busy = Behaviour::busy(1)
+        .with_duty(duty)
+        .with_touch((memory_mib / 4) as u32);
+    let mut spec = match placer {
+        Placer::Xl | Placer::Pools => DomuSpec::anywhere(name, Kind::Pv),
+        Placer::Ours | Placer::OursAndAgent => {
+            DomuSpec::new(name, Kind::Pv, &advice(inside, &format!("{memory_mib}MiB"))?)
+        }
+    };
+    spec.memory_mib = memory_mib;
+    if placer == Placer::Pools {
+        // Dom0 is in that of node 0.
+        spec.pool = format!("Pool-node{}", 1 + at % 3);
+    }
+    Ok(spec.doing(busy))
+}
+
+/// Where vCPUs ran how long, by domain and CPU.
+type Ran = BTreeMap<VmId, BTreeMap<u32, f64>>;
+
+/// Looks for a while where vCPUs are, and how long they ran since the last look.
+fn watch(host: &mut XenHost) -> anyhow::Result<Ran> {
+    let running = |sample: &Sample| -> BTreeMap<VmId, (f64, u32)> {
+        let of = sample.vms.iter().filter_map(|vm| {
+            let vcpu = vm.vcpus.first()?;
+            Some((vm.id, (vcpu.running_ns.as_secs_f64(), vcpu.cpu?.0)))
+        });
+        of.collect()
+    };
+    let (mut ran, begin) = (Ran::new(), Instant::now());
+    let mut before = running(&host.sample()?);
+    while begin.elapsed() < WATCHED {
+        thread::sleep(LOOK_EVERY);
+        let now = running(&host.sample()?);
+        for (vm, (ran_s, cpu)) in &now {
+            if let Some((then_s, _)) = before.get(vm) {
+                *ran.entry(*vm).or_default().entry(*cpu).or_default() += ran_s - then_s;
+            }
+        }
+        before = now;
+    }
+    Ok(ran)
+}
+
+/// What came of it.
+struct Seen {
+    /// Of the time that vCPUs ran, weighted by the part of their domain's memory that is on the node where they ran.
+    local: f64,
+    /// Loops per second of all, and the share of the time that guests were kept from running.
+    loops_per_s: f64,
+    steal: f64,
+    /// Of the one that was kept off most.
+    steal_max: f64,
+}
+
+fn measure(inside: &Inside, domus: &[Domu]) -> anyhow::Result<Seen> {
+    let options = Options {
+        acting: Acting::DryRun,
+        state_dir: inside.dir().join("watching"),
+        ..Options::new(XenHost::machine_here(Path::new("/"))?)
+    };
+    let mut host = XenHost::connect(options).map_err(|error| anyhow!(error))?;
+    let names: BTreeMap<String, VmId> = host
+        .sample()?
+        .vms
+        .into_iter()
+        .map(|vm| (vm.name, vm.id))
+        .collect();
+    thread::sleep(SETTLING);
+    let begins = domus
+        .iter()
+        .map(|domu| Ok((Instant::now(), domu.progress()?)))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    let ran = watch(&mut host)?;
+    let (mut all_s, mut local_s) = (0.0, 0.0);
+    let (mut loops_per_s, mut steals) = (0.0, Vec::new());
+    for (domu, (begin, (loops, steal))) in domus.iter().zip(begins) {
+        let name = &domu.spec.name;
+        let (loops_now, steal_now) = domu.progress()?;
+        let took_s = begin.elapsed().as_secs_f64();
+        let worked = (loops_now - loops) as f64 / took_s;
+        let stolen = (steal_now - steal).as_secs_f64() / took_s;
+        let pages = domu.pages_by_node()?;
+        let sum = pages.iter().sum::<u64>().max(1) as f64;
+        let of = ran.get(names.get(name).context("a domU was not seen")?);
+        let of = of.with_context(|| format!("{name} was not seen to run"))?;
+        for (cpu, ran_s) in of {
+            all_s += ran_s;
+            // A CPU to a node, numbered alike.
+            local_s += ran_s * pages[*cpu as usize] as f64 / sum;
+        }
+        let ran: Vec<String> = of
+            .iter()
+            .map(|(cpu, ran_s)| format!("{cpu}: {ran_s:.1} s"))
+            .collect();
+        inside.note(format!(
+            "  {name}: pages {pages:?}, ran on CPU {}; {worked:.1} loops a second, steal {:.1} percent",
+            ran.join(", "),
+            100.0 * stolen
+        ));
+        loops_per_s += worked;
+        steals.push(stolen);
+    }
+    ensure!(all_s > 0.0, "expected vCPUs to run");
+    Ok(Seen {
+        local: local_s / all_s,
+        loops_per_s,
+        steal: steals.iter().sum::<f64>() / steals.len() as f64,
+        steal_max: steals.iter().copied().fold(0.0, f64::max),
+    })
+}
+
+/// See the module.
+pub fn compared(inside: &mut Inside) -> anyhow::Result<()> {
+    for (placer, whose) in Placer::ALL {
+        if placer == Placer::Pools {
+            xl(&["cpupool-numa-split"])?;
+        }
+        let mut domus = Vec::new();
+        for at in 0..STARTS.len() {
+            domus.push(inside.create_domu(&spec(inside, placer, at)?, Toolstack::Xl)?);
+        }
+        let agent = match placer {
+            Placer::OursAndAgent => Some(start(inside)?),
+            _ => None,
+        };
+        let seen = measure(inside, &domus)?;
+        inside.note(format!(
+            "{whose}: {:.1} percent of memory local, {:.1} loops a second, steal {:.1} percent on average, {:.1} at most",
+            100.0 * seen.local,
+            seen.loops_per_s,
+            100.0 * seen.steal,
+            100.0 * seen.steal_max
+        ));
+        if let Some(agent) = agent {
+            stop(agent)?;
+        }
+        for domu in &domus {
+            inside.destroy_domu(domu)?;
+        }
+        // Gives the pools' CPUs back.
+        clean_up()?;
+    }
+    Ok(())
+}
