@@ -69,6 +69,9 @@ enum Command {
         /// Under Xen (scripts/xen-setup.sh): commands and cases run in its dom0
         #[arg(long, conflicts_with = "damon")]
         xen: bool,
+        /// With systemd as dom0's first process
+        #[arg(long, requires = "xen", conflicts_with = "counted")]
+        systemd: bool,
         #[command(flatten)]
         common: CommonArguments,
     },
@@ -117,9 +120,11 @@ fn main() -> ExitCode {
             counted,
             damon,
             xen,
+            systemd,
             common,
         } => {
             let kind = match (counted, damon, xen) {
+                _ if systemd => HostKind::XenService,
                 (true, _, true) => HostKind::XenCounted,
                 (true, _, _) => HostKind::Counted,
                 (_, true, _) => HostKind::Damon,

@@ -570,7 +570,7 @@ pub static ALL: &[Case] = &[
         "xen-moved",
         Group::Xen,
         1800,
-        "memory of a PV domU comes to its vCPU's node, also where agent or mover are killed meanwhile; what cannot move is told why, unpaused",
+        "memory of a PV and a PVH domU comes to their vCPUs' node, also where agent or mover are killed meanwhile; what cannot move is told why",
         xen_moved::moved,
     ),
     case(

@@ -1,9 +1,12 @@
 //! Memory of domUs that lies elsewhere than their vCPUs run: the agent moves it, by migrating them to where they are.
 
 use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, anyhow, ensure};
 use homenode_testbed_guest::{Behaviour, MARKER_CHECKED};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -178,58 +181,92 @@ fn expect_one(inside: &Inside, domu: &Domu, uuid: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Processes that move a domain: ours, and `xl`'s on either side.
-fn movers() -> Vec<(Pid, String)> {
+/// A process: its number, that of its session, and its command line.
+type Running = (Pid, i32, String);
+
+fn processes() -> impl Iterator<Item = Running> {
+    let numbers = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = numbers.filter_map(|entry| entry.file_name().to_string_lossy().parse::<i32>().ok());
+    numbers.filter_map(|number| {
+        let bytes = fs::read(format!("/proc/{number}/cmdline")).ok()?;
+        let stat = fs::read_to_string(format!("/proc/{number}/stat")).ok()?;
+        let session = stat.rsplit(')').next()?.split_whitespace().nth(3)?.parse().ok()?;
+        let line = String::from_utf8_lossy(&bytes).replace('\0', " ");
+        Some((Pid::from_raw(number)?, session, line))
+    })
+}
+
+/// Processes that move a domain. What `xl restore` leaves behind watches the domain, as for any that `xl` made.
+fn movers() -> Vec<Running> {
     let is_mover = |line: &str| {
-        ["move-domain", "move-stream", "xl save", "xl restore"]
+        ["move-domain", "move-stream", "xl save"]
             .iter()
             .any(|word| line.contains(word))
     };
-    let numbers = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let numbers = numbers.filter_map(|entry| entry.file_name().to_string_lossy().parse::<i32>().ok());
-    let line = |number: i32| {
-        let bytes = fs::read(format!("/proc/{number}/cmdline")).ok()?;
-        let text = String::from_utf8_lossy(&bytes).replace('\0', " ");
-        Some((Pid::from_raw(number)?, text)).filter(|(_, text)| is_mover(text))
-    };
-    numbers.filter_map(line).collect()
+    processes().filter(|(_, _, line)| is_mover(line)).collect()
 }
 
-/// Waits until the agent says why it is not moved; it has not stood still by then.
-fn expect_refused_unpaused(
-    inside: &Inside,
-    agent: &mut Program,
-    domu: &Domu,
-    why: &str,
-) -> anyhow::Result<()> {
+/// Waits until some of a domU is copied.
+fn wait_copied() -> anyhow::Result<()> {
+    wait_until("some of the domU to be copied", MOVED_WITHIN, || {
+        let copied = fs::read_to_string(format!("{MOVES}/move.copied")).unwrap_or_default();
+        Ok(match copied.trim().parse::<u64>() {
+            Ok(1..) => Look::Done(()),
+            _ => Look::NotYet(format!("copied: {copied}")),
+        })
+    })
+}
+
+/// Looks at a domU from a thread of its own, twice a second: whether it was ever paused, suspended or doubled.
+struct Watched {
+    name: String,
+    is_over: Arc<AtomicBool>,
+    looks: JoinHandle<anyhow::Result<usize>>,
+}
+
+impl Watched {
+    fn begin(name: &str) -> Self {
+        let (is_over, named) = (Arc::new(AtomicBool::new(false)), name.to_owned());
+        let ends = Arc::clone(&is_over);
+        let looks = std::thread::spawn(move || {
+            let mut looks = 0;
+            while !ends.load(Ordering::Relaxed) {
+                let list = xl(&["list"])?;
+                let states: Vec<&str> = list
+                    .lines()
+                    .filter(|line| line.starts_with(&named))
+                    .filter_map(|line| line.split_whitespace().nth(4))
+                    .collect();
+                let runs = states.len() == 1 && !states[0].contains(['p', 's']);
+                ensure!(runs, "expected {named} to run, alone, saw {list}");
+                looks += 1;
+                std::thread::sleep(Duration::from_millis(500));
+            }
+            Ok(looks)
+        });
+        Self {
+            name: name.to_owned(),
+            is_over,
+            looks,
+        }
+    }
+
+    fn end(self, inside: &Inside) -> anyhow::Result<()> {
+        self.is_over.store(true, Ordering::Relaxed);
+        let looks = self.looks.join().map_err(|_| anyhow!("a thread panicked"))??;
+        inside.note(format!(
+            "{} ran, alone of its name, at each of {looks} looks",
+            self.name
+        ));
+        Ok(())
+    }
+}
+
+/// Waits until the agent says why it is not moved.
+fn expect_refused(inside: &Inside, agent: &mut Program, domu: &Domu, why: &str) -> anyhow::Result<()> {
     let name = domu.spec.name.as_str();
-    let mut looks = 0;
-    let said = wait_until(
-        &format!("the agent to say why {name} is not moved"),
-        MOVED_WITHIN,
-        || {
-            let list = xl(&["list", name])?;
-            let state = list
-                .lines()
-                .last()
-                .and_then(|line| line.split_whitespace().nth(4));
-            ensure!(
-                state.is_some_and(|state| !state.contains('p') && !state.contains('s')),
-                "expected {name} to run, saw {list}"
-            );
-            looks += 1;
-            let lines = agent.lines();
-            let said = lines
-                .iter()
-                .find(|line| line.contains(name) && line.contains(why));
-            Ok(said.map_or_else(
-                || Look::NotYet("it does not".to_owned()),
-                |line| Look::Done(line.clone()),
-            ))
-        },
-    )?;
-    inside.note(said);
-    inside.note(format!("{name} was not paused at any of {looks} looks"));
+    wait_said(agent, &[name, why])?;
+    inside.note(format!("the agent said of {name}: {why}"));
     expect_stayed(inside, domu)
 }
 
@@ -246,6 +283,7 @@ fn expect_stayed(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
 /// See the row of cases.
 pub fn moved(inside: &mut Inside) -> anyhow::Result<()> {
     let mut pv = split(inside, "still", TO, (Kind::Pv, Toolstack::Xl))?;
+    let mut pvh = split(inside, "roams", TO, (Kind::Pvh, Toolstack::Xl))?;
     let theirs = split(inside, "theirs", TO, (Kind::Pv, Toolstack::Libvirt))?;
     let filler = DomuSpec {
         memory_mib: FILLING_MIB,
@@ -253,17 +291,25 @@ pub fn moved(inside: &mut Inside) -> anyhow::Result<()> {
     };
     let filler = inside.create_domu(&filler, Toolstack::Xl)?;
     let crowded = split(inside, "crowded", FULL, (Kind::Pv, Toolstack::Xl))?;
-    let id = uuid(&pv)?;
+    let ids = [uuid(&pv)?, uuid(&pvh)?];
 
+    let watched = Watched::begin("crowded");
     let mut agent = start(inside)?;
-    wait_moved(inside, &mut pv, TO)?;
-    let said = wait_said(&mut agent, &[&format!("domain still has arrived on node {TO}")])?;
-    inside.note(said);
-    expect_whole(inside, &pv)?;
-    expect_one(inside, &pv, &id)?;
-    expect_refused_unpaused(inside, &mut agent, &crowded, "no-memory")?;
-    expect_refused_unpaused(inside, &mut agent, &theirs, "xl did not make it")?;
-    for domu in [theirs, crowded, filler] {
+    for domu in [&mut pv, &mut pvh] {
+        wait_moved(inside, domu, TO)?;
+        let name = &domu.spec.name;
+        let said = wait_said(&mut agent, &[&format!("domain {name} has arrived on node {TO}")])?;
+        inside.note(said);
+    }
+    for (domu, id) in [&pv, &pvh].into_iter().zip(&ids) {
+        expect_whole(inside, domu)?;
+        expect_one(inside, domu, id)?;
+    }
+    expect_refused(inside, &mut agent, &crowded, "no-memory")?;
+    expect_refused(inside, &mut agent, &theirs, "xl did not make it")?;
+    watched.end(inside)?;
+    expect_as_before(&pvh, TO)?;
+    for domu in [theirs, crowded, filler, pvh] {
         inside.destroy_domu(&domu)?;
     }
     let orphan = orphaned(inside, agent)?;
@@ -301,14 +347,7 @@ fn orphaned(inside: &Inside, mut agent: Program) -> anyhow::Result<Domu> {
     let mut orphan = split(inside, "orphan", TO, (Kind::Pv, Toolstack::Xl))?;
     let id = uuid(&orphan)?;
     wait_said(&mut agent, &["orphan is on its way"])?;
-    wait_until("the domU to be copied", MOVED_WITHIN, || {
-        let copiers = movers();
-        let is_begun = copiers.iter().any(|(_, line)| line.contains("xl restore"));
-        Ok(match is_begun {
-            true => Look::Done(()),
-            false => Look::NotYet(format!("{copiers:?}")),
-        })
-    })?;
+    wait_copied()?;
     agent.kill()?;
     inside.note("the agent was killed while the domU was being copied".to_owned());
     wait_moved(inside, &mut orphan, TO)?;
@@ -328,24 +367,20 @@ fn cut_off(inside: &Inside) -> anyhow::Result<Domu> {
     let id = uuid(&cut)?;
     let mut agent = start(inside)?;
     wait_said(&mut agent, &["cut is on its way"])?;
-    wait_until("the domU to be copied", MOVED_WITHIN, || {
-        let copiers = movers();
-        let is_begun = copiers.iter().any(|(_, line)| line.contains("xl restore"));
-        Ok(match is_begun {
-            true => Look::Done(()),
-            false => Look::NotYet(format!("{copiers:?}")),
-        })
-    })?;
+    wait_copied()?;
     let begin = Instant::now();
-    let copiers = movers();
-    for (pid, _) in &copiers {
+    // All that the mover started, itself among it.
+    let mover = movers()
+        .into_iter()
+        .find(|(_, _, line)| line.contains("move-domain"));
+    let (_, session, _) = mover.context("the domU has arrived already")?;
+    let of_it: Vec<Running> = processes().filter(|(_, of, _)| *of == session).collect();
+    for (pid, ..) in &of_it {
         let _ = kill_process(*pid, Signal::KILL);
     }
-    let lines: Vec<&str> = copiers.iter().map(|(_, line)| line.as_str()).collect();
-    inside.note(format!(
-        "killed in the midst of a move: {lines:?}; {:?}",
-        of_uuid(&id)?
-    ));
+    let lines: Vec<&str> = of_it.iter().map(|(_, _, line)| line.trim()).collect();
+    inside.note(format!("killed in the midst of a move: {lines:?}"));
+    inside.note(format!("left: {:?}", of_uuid(&id)?));
     let said = wait_said(&mut agent, &["cut", "a move was cut off in the middle"])?;
     inside.note(said);
     let left = of_uuid(&id)?;

@@ -27,7 +27,7 @@ $b mount -t devpts pts /disk/dev/pts
 $b mount -t xenfs xenfs /disk/proc/xen
 $b ip link set lo up
 # With systemd as the first process the inside is a service of it, and Xen's daemons are those of the Debian package.
-if $b grep -q homenode.systemd /proc/cmdline; then
+if $b grep -q homenode.systemd /disk/proc/cmdline; then
     units=/disk/run/systemd/system
     $b mkdir -p "$units/multi-user.target.wants"
     $b cat > "$units/homenode-testbed.service" <<UNIT

@@ -16,8 +16,9 @@ use super::emulated::{HostKind, NODE_MIB, Workshop};
 /// Memory of dom0: libvirt, the agent and the testbed's own program have room in it, and node 0 keeps some for domUs.
 const DOM0_MIB: u32 = 640;
 
-/// What of an EPYC the emulator does not get right for Xen: without MONITOR, SMAP and SMEP it neither panics nor loses dom0.
-const CPU: &str = "EPYC,+svm,+npt,-monitor,-smap,-smep";
+/// What of an EPYC the emulator does not get right for Xen: without MONITOR, SMAP and SMEP it neither panics nor loses dom0. With
+/// AVX each PVH domU whose vCPU had come to another CPU died of an illegal instruction.
+const CPU: &str = "EPYC,+svm,+npt,-monitor,-smap,-smep,-avx,-avx2,-fma,-f16c";
 
 /// For the hypervisor. Deep idle states panic under emulation.
 const XEN_OPTIONS: &str = "console=com1 com1=115200,8n1 dom0_max_vcpus=1 dom0_nodes=0 sched=credit cpuidle=0 \
