@@ -61,7 +61,7 @@ xen: ## Run the testbed's cases on an emulated 4-node Xen host (9 minutes on 2 c
 	@scripts/testbed-setup.sh
 	@scripts/xen-setup.sh
 	@echo '== running on a Xen host: $(or $(CASE),all its cases)'
-	@$(SETUP) cargo xtask testbed $(or $(CASE),xen xen-counted)
+	@$(SETUP) cargo xtask testbed $(or $(CASE),xen xen-service xen-counted)
 
 http: ## Have Prometheus and schemathesis ask an agent on the twin, and Perfetto read traces (a minute, building aside)
 	@echo '== fetching Prometheus, schemathesis and Perfetto into $(TARGET), if they are missing'

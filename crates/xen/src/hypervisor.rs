@@ -47,6 +47,8 @@ pub struct Listed {
     pub is_dying: bool,
     /// It does not run: it has ended, or is suspended and may go on.
     pub is_shut_down: bool,
+    /// It does not run since it was told to suspend, and may go on.
+    pub is_suspended: bool,
     /// It is no PV domain.
     pub is_hvm: bool,
     /// xenstore's own: it is no VM.
@@ -294,6 +296,8 @@ impl Hypervisor {
             vm: VmId(u128::from_be_bytes(info.handle)),
             is_dying: info.flags & library::DYING != 0,
             is_shut_down: info.flags & library::SHUTDOWN != 0,
+            is_suspended: info.flags & library::SHUTDOWN != 0
+                && info.flags >> library::REASON_SHIFT & library::REASON == library::SUSPENDED,
             is_hvm: info.flags & library::HVM != 0,
             is_xenstore: info.flags & library::XENSTORE != 0,
             is_paused: info.flags & library::PAUSED != 0,
@@ -535,7 +539,7 @@ impl Hypervisor {
         self.store.set_memory(domid, kib)
     }
 
-    /// Lets a PV domain go on that was suspended to be copied, as libxl does where it could not be: its kernel is told that the
+    /// Lets a domain go on that was suspended to be copied, as libxl does where it could not be: its kernel is told that the
     /// suspension was called off.
     ///
     /// # Errors

@@ -213,6 +213,11 @@ pub const DYING: u32 = 1 << 0;
 pub const HVM: u32 = 1 << 1;
 /// `XEN_DOMINF_shutdown`.
 pub const SHUTDOWN: u32 = 1 << 2;
+/// `XEN_DOMINF_shutdownshift`, `XEN_DOMINF_shutdownmask`: why it was shut down.
+pub const REASON_SHIFT: u32 = 16;
+pub const REASON: u32 = 0xff;
+/// `SHUTDOWN_suspend`.
+pub const SUSPENDED: u32 = 2;
 /// `XEN_DOMINF_xs_domain`.
 pub const XENSTORE: u32 = 1 << 7;
 /// `XEN_DOMINF_paused`.

@@ -7,7 +7,7 @@ use std::io::Read as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use homenode_linux::state_dir::{STATE_DIR, StateDir, StateError};
+use homenode_linux::state_dir::{STATE_DIR, StateDir};
 use homenode_units::VmId;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -30,11 +30,7 @@ const USERDATA: &str = "/var/lib/xen";
 const KEPT: &str = "libxl-json";
 
 fn place() -> Result<StateDir, String> {
-    StateDir::open(Path::new(STATE_DIR)).map_err(told)
-}
-
-fn told(error: StateError) -> String {
-    error.to_string()
+    StateDir::open(Path::new(STATE_DIR)).map_err(|error| error.to_string())
 }
 
 /// Takes one of the locks; `None` while another holds it. It is held until the file is closed.
@@ -43,7 +39,7 @@ fn told(error: StateError) -> String {
 /// When it cannot be had.
 pub fn lock(name: &str) -> Result<Option<File>, String> {
     let dir = place()?;
-    let file = dir.open_to_write(name).map_err(told)?;
+    let file = dir.open_to_write(name).map_err(|error| error.to_string())?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(Some(file)),
         Err(Errno::WOULDBLOCK) => Ok(None),
@@ -52,7 +48,10 @@ pub fn lock(name: &str) -> Result<Option<File>, String> {
 }
 
 fn write(name: &str, text: &str) -> Result<(), String> {
-    place()?.replace(name, text.as_bytes()).map(drop).map_err(told)
+    place()?
+        .replace(name, text.as_bytes())
+        .map(drop)
+        .map_err(|error| error.to_string())
 }
 
 /// What a file says; nothing where there is none, or it is not ours.
@@ -105,7 +104,7 @@ pub fn how_many_copied() -> u64 {
 /// # Errors
 /// When it cannot be had.
 pub fn for_what_is_said() -> Result<File, String> {
-    let file = place()?.open_to_write(SAID).map_err(told)?;
+    let file = place()?.open_to_write(SAID).map_err(|error| error.to_string())?;
     file.set_len(0).map_err(|error| error.to_string())?;
     Ok(file)
 }

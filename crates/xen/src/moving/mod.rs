@@ -135,6 +135,7 @@ pub fn recover(hypervisor: &Hypervisor) -> Option<String> {
     }
     let said = match settle(hypervisor, &job) {
         Ok(domid) => format!("domain {} is at its new place as domain {domid}", job.name),
+        Err(why) if why.is_empty() => format!("domain {} is where it was, and goes on", job.name),
         Err(why) => format!("domain {} is where it was: {why}", job.name),
     };
     files::end();
@@ -284,7 +285,7 @@ pub fn settle(hypervisor: &Hypervisor, job: &Job) -> Result<u32, String> {
                 failed.extend(xl(&["rename", &number, &job.name]).err());
             }
             // `xl` lets it go on itself, unless it was killed, too.
-            if job.still && old.is_shut_down && !goes_on(hypervisor, job.domid, RESUMED_MAX) {
+            if old.is_suspended && !goes_on(hypervisor, job.domid, RESUMED_MAX) {
                 let resumed = hypervisor.resume(job.domid);
                 failed.extend(resumed.err().map(|why| format!("it is suspended: {why}")));
             }
@@ -317,7 +318,7 @@ pub fn settle(hypervisor: &Hypervisor, job: &Job) -> Result<u32, String> {
 fn goes_on(hypervisor: &Hypervisor, domid: u32, limit: Duration) -> bool {
     let begun = Instant::now();
     while begun.elapsed() < limit {
-        if !matches!(hypervisor.domain(domid), Ok(Some(of)) if of.is_shut_down) {
+        if !matches!(hypervisor.domain(domid), Ok(Some(of)) if of.is_suspended) {
             return true;
         }
         std::thread::sleep(LOOK_EVERY);
