@@ -18,7 +18,8 @@ const DROP_IN: &str = include_str!("../../../deploy/systemd/xen.conf");
 const UNIT_AT: &str = "/lib/systemd/system/homenode.service";
 const DROP_IN_AT: &str = "/etc/systemd/system/homenode.service.d/xen.conf";
 const SETTINGS_AT: &str = "/etc/homenode/homenode.toml";
-const SETTINGS: &str = "mode = \"act\"\npolicies = \"tavo\"\n[local_migration]\nallow = \"paused\"\n";
+/// Emulated, a domU that stands still takes longer than any real one should.
+const SETTINGS: &str = "mode = \"act\"\npolicies = \"tavo\"\n[local_migration]\nallow = \"paused\"\ntime_max = \"1000s\"\npause_max = \"500s\"\n";
 
 fn write(path: &str, text: &str) -> anyhow::Result<()> {
     let dir = Path::new(path).parent().context("a file in no directory")?;
@@ -135,7 +136,7 @@ fn moved(inside: &Inside, mut domu: Domu) -> anyhow::Result<()> {
     domu.pin(0, "2")?;
     systemctl(&["start", "homenode"])?;
     let (name, before) = (domu.spec.name.clone(), domu.id);
-    let id = wait_until("the domU to be another domain", Duration::from_secs(300), || {
+    let id = wait_until("the domU to be another domain", Duration::from_secs(600), || {
         let all = crate::inside::xen::domains()?;
         let found: Vec<u32> = all
             .into_iter()
