@@ -56,7 +56,7 @@ testbed: ## Run the testbed: real guests on an emulated 4-node host (25 minutes 
 	@echo '== running the testbed: $(or $(CASE),all cases)'
 	@$(SETUP) cargo xtask testbed $(CASE)
 
-xen: ## Run the testbed's cases on an emulated 4-node Xen host (9 minutes on 2 cores, as root); CASE=name for one of them
+xen: ## Run the testbed's cases on an emulated 4-node Xen host (half an hour on 2 cores, as root); CASE=name for one of them
 	@echo '== installing what the testbed needs, and making Xen and its dom0, if anything is missing'
 	@scripts/testbed-setup.sh
 	@scripts/xen-setup.sh

@@ -32,6 +32,8 @@ pub(super) const PERMIT_PART: u64 = 5;
 /// How far the thrasher may be from its permit over a window, in percent: the agent looks once a second, and under emulation
 /// each look is late by a part of that.
 pub(super) const NEAR_PERCENT: u64 = 35;
+/// What it owes by the time that it is first held: seconds of a guest, and minutes of an emulated one on a busy machine.
+const REPAID: Duration = Duration::from_secs(400);
 /// What the victim still misses, at most, in percent of what it missed beside a free thrasher.
 pub(super) const VICTIM_PERCENT: u64 = 70;
 
@@ -188,7 +190,7 @@ pub(super) fn wait_held(
     booked: u64,
     free: &Seen,
 ) -> anyhow::Result<Seen> {
-    wait_until("the thrasher to have repaid what it owes", SOON, || {
+    wait_until("the thrasher to have repaid what it owes", REPAID, || {
         let shown = permit(inside, &["show", "thrasher"])?["vms"][0].clone();
         Ok(match shown["standing"] == "UNDER" {
             true => Look::Done(()),

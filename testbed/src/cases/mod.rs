@@ -333,7 +333,7 @@ pub static ALL: &[Case] = &[
     case(
         "permit-held",
         Group::Counted,
-        600,
+        900,
         "a cache thrasher is held to its permit and its neighbour misses less, until the agent is killed",
         counted::permit_held,
     ),
@@ -550,7 +550,7 @@ pub static ALL: &[Case] = &[
     case(
         "xen-permit",
         Group::XenCounted,
-        600,
+        1200,
         "a thrasher domU is capped by the agent to the misses that it booked, and its neighbour misses less",
         xen_permit::permit_held,
     ),
