@@ -1,5 +1,5 @@
-//! Memory of domains, by their balloons. What a guest is to come to is its target in xenstore; `xl mem-set` changes it with all that
-//! belongs to it: the hypervisor's own bound, and, of what is no PV domain, the pages that are populated on demand.
+//! Memory of domains, by their balloons. What a guest is to come to is its target in xenstore; `xl mem-set` changes it with all
+//! that belongs to it: the hypervisor's own bound, and, of what is no PV domain, the pages that are populated on demand.
 //!
 //! A balloon follows as fast as its guest likes, so reading back what was asked for tells only that: the domain's pages tell the
 //! rest. A target that is not the agent's was set by somebody else, and is left alone.
@@ -37,8 +37,8 @@ pub fn paths(domid: u32) -> impl Iterator<Item = String> {
 /// How many that are.
 pub const PATHS: usize = KEYS.len();
 
-/// The target by what stands there, in KiB. `None` of a domain without a balloon, of one that is being built, and of one with video
-/// memory: `xl` counts that in, and none was tried.
+/// The target by what stands there, in KiB. `None` of a domain without a balloon, of one that is being built, and of one with
+/// video memory: `xl` counts that in, and none was tried.
 pub fn target(values: &[Option<String>]) -> Option<u64> {
     let number = |at: usize| values.get(at)?.as_ref()?.trim().parse::<u64>().ok();
     let (target, most) = (number(0)?, number(1)?);

@@ -274,8 +274,8 @@ fn of_uuid(hypervisor: &Hypervisor, vm: VmId) -> Result<Vec<Listed>, CallError> 
     Ok(domains)
 }
 
-/// Lifts a limit from domains of a UUID. Whether that settles it: one that is being built gets its own at the end, and one that is
-/// suspended may be so in order to be saved with it. `own` is the one that it was set for.
+/// Lifts a limit from domains of a UUID. Whether that settles it: one that is being built gets its own at the end, and one that
+/// is suspended may be so in order to be saved with it. `own` is the one that it was set for.
 fn give_back<T: Outlasting>(
     hypervisor: &Hypervisor,
     domains: &[Listed],

@@ -1,6 +1,6 @@
 //! Who places domUs on a host that fills up: Xen's own toolstack, an operator who has made a pool of CPUs for each node and deals
-//! domUs out to them, and ours. The same domUs are started in the same order, and the same figures are taken of all: the comparison
-//! is noted, not judged.
+//! domUs out to them, and ours. The same domUs are started in the same order, and the same figures are taken of all: the
+//! comparison is noted, not judged.
 
 use std::collections::BTreeMap;
 use std::path::Path;
