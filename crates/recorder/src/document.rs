@@ -210,20 +210,20 @@ struct Writer<'a> {
 }
 
 /// A place in a text or among tokens; what is too long is refused in the end.
-fn short(place: usize) -> u32 {
+fn narrow(place: usize) -> u32 {
     u32::try_from(place).unwrap_or(u32::MAX)
 }
 
 impl Writer<'_> {
     fn token(&mut self, shape: Shape, begin: usize) {
-        let begin = short(begin);
+        let begin = narrow(begin);
         let tokens = &mut self.document.tokens;
         tokens.push(Token {
             shape,
             key: self.key.take().unwrap_or(begin),
             begin,
-            end: short(self.document.text.len()),
-            next: short(tokens.len() + 1),
+            end: narrow(self.document.text.len()),
+            next: narrow(tokens.len() + 1),
         });
     }
 
@@ -268,9 +268,9 @@ impl Writer<'_> {
     fn end(&mut self, sign: u8) {
         self.document.text.push(sign);
         let Some(at) = self.open.pop() else { return };
-        let next = short(self.document.tokens.len());
+        let next = narrow(self.document.tokens.len());
         let token = &mut self.document.tokens[at];
-        (token.end, token.next) = (short(self.document.text.len()), next);
+        (token.end, token.next) = (narrow(self.document.text.len()), next);
     }
 
     fn separate(&mut self, is_first: bool) {
@@ -286,7 +286,7 @@ impl Writer<'_> {
     }
 
     fn begin_key(&mut self) {
-        self.key = Some(short(self.document.text.len()));
+        self.key = Some(narrow(self.document.text.len()));
         self.is_in_key = true;
     }
 

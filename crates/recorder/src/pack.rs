@@ -19,6 +19,40 @@ use crate::document::{Document, Place, Shape};
 /// Deeper nesting is written as it is. A level takes two of a block's, of which readers go 128 deep.
 const DEPTH_MAX: usize = 16;
 
+/// Bytes of a text that need no room of their own.
+const SHORT_MAX: usize = 22;
+
+/// A JSON text. Most are a number or a word, which is looked at in each period.
+#[derive(Debug)]
+enum Text {
+    Short(u8, [u8; SHORT_MAX]),
+    Long(Box<[u8]>),
+}
+
+impl From<&[u8]> for Text {
+    fn from(text: &[u8]) -> Text {
+        let mut short = [0; SHORT_MAX];
+        match (short.get_mut(..text.len()), u8::try_from(text.len())) {
+            (Some(room), Ok(length)) => {
+                room.copy_from_slice(text);
+                Text::Short(length, short)
+            }
+            _ => Text::Long(text.into()),
+        }
+    }
+}
+
+impl std::ops::Deref for Text {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Text::Short(length, text) => text.get(..usize::from(*length)).unwrap_or_default(),
+            Text::Long(text) => text,
+        }
+    }
+}
+
 /// JSON texts, each with a comma in front.
 #[derive(Debug, Default)]
 struct Texts {
@@ -47,7 +81,7 @@ enum Column {
     #[default]
     Empty,
     /// All have this text, so many.
-    Same(Box<[u8]>, usize),
+    Same(Text, usize),
     Whole(Vec<i64>),
     Object(Fields),
     /// Lists of one length, so many.
@@ -390,7 +424,7 @@ impl Orders {
             Orders::Same(order) => {
                 let mut text = Vec::new();
                 list_of(order.iter().map(|id| &**id), &mut text);
-                Column::Same(text.into(), 0).write(to)
+                Column::Same(text.as_slice().into(), 0).write(to)
             }
             Orders::Mixed(texts) => texts.write(to),
         }
