@@ -69,8 +69,8 @@ http: ## Have Prometheus and schemathesis ask an agent on the twin, and Perfetto
 	@echo '== asking an agent on the twin over HTTP, and reading traces'
 	@$(SETUP) cargo xtask http
 
-integrations: ## Have Nova, Kubernetes' extender client and Incus' interpreter ask agents on twins (two minutes, building aside)
-	@echo '== fetching Nova and Kubernetes into $(TARGET)/integrations, if they are missing'
+integrations: ## Have Nova, Kubernetes' extender client and a cluster of Incus ask agents on twins (two minutes, building aside, as root)
+	@echo '== fetching Nova, Kubernetes and Incus into $(TARGET)/integrations, if they are missing'
 	@scripts/integrations-setup.sh
 	@echo '== asking agents on twins as schedulers do'
 	@$(SETUP) cargo xtask integrations

@@ -1,17 +1,16 @@
 #!/bin/sh
-# Fetches what judges the shims of deploy from outside in 'make integrations': Nova and placement in an environment of Python's, and
-# Kubernetes' client of scheduler extenders with Incus' interpreter as a compiled test. All lies below target; what is there already,
-# in these versions, is not touched.
+# Fetches what judges the shims of deploy from outside in 'make integrations': Nova and placement in an environment of Python's,
+# Kubernetes' client of scheduler extenders with Incus' interpreter as a compiled test, and Incus in a Debian of its own. All lies below
+# target, but for mmdebstrap, which makes that Debian; what is there already, in these versions, is not touched.
 #
-# For Debian 12 (and relatives): Python 3.10 or newer with venv, Go 1.24 or newer.
+# For Debian 12 (and relatives), as root or with sudo: Python 3.10 or newer with venv, Go 1.24 or newer.
 set -eu
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 target=${CARGO_TARGET_DIR:-$root/target}/integrations
 tests=$root/deploy/shims/tests
 
-say() { printf 'integrations-setup: %s\n' "$*" >&2; }
-die() { say "$*"; exit 1; }
+. "$root/scripts/lib/packages.sh"
 
 mkdir -p "$target"
 if ! cmp -s "$tests/requirements.txt" "$target/requirements.txt"; then
@@ -37,3 +36,19 @@ cp -R "$root/deploy/shims/pyproject.toml" "$root/deploy/shims/homenode_shims" "$
 command -v go >/dev/null 2>&1 || die "there is no go: install Go 1.24 or newer"
 say "compiling what asks the extender (2 minutes on 2 cores, the first time)"
 (cd "$tests/go" && GOFLAGS=-mod=readonly go test -vet=off -c -o "$target/shims.test" .) >&2 || die "go could not compile it, see above"
+
+# Debian 13 is the first that has Incus.
+made=$(sha256sum "$0" | cut -d' ' -f1)
+if [ "$(cat "$target/incus.made" 2>/dev/null || true)" != "$made" ]; then
+    need <<LIST
+mmdebstrap|makes a Debian with Incus in it
+LIST
+    say "making a Debian 13 with Incus (a minute and a half, 250 MB)"
+    apt_options > "$target/apt-options"
+    as_root rm -rf "$target/incus"
+    # shellcheck disable=SC2046 # one word per file is meant
+    as_root mmdebstrap --quiet --variant=minbase --format=directory --aptopt='APT::Install-Recommends "false"' \
+        --aptopt="$target/apt-options" --include=incus-base,incus-client,iproute2 \
+        trixie "$target/incus" $(apt_sources trixie "$target/sources") >&2
+    echo "$made" > "$target/incus.made"
+fi

@@ -361,7 +361,8 @@ fn integrations() -> anyhow::Result<Tally> {
     tests
         .arg(metadata.workspace_root.join("deploy/shims/tests/run.py"))
         .env("HOMENODE", metadata.target_directory.join("debug/homenode"))
-        .env("GO_TESTS", fetched.join("shims.test"));
+        .env("GO_TESTS", fetched.join("shims.test"))
+        .env("INCUS_ROOT", fetched.join("incus"));
     counts(&mut tests)
 }
 
