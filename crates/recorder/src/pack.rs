@@ -108,6 +108,7 @@ struct Field {
     /// Of how many values it is.
     count: usize,
     /// Of which; `None` where of all that there were when it was there last.
+    #[allow(clippy::box_collection)] // hardly any has it, and each of many has the room for it
     which: Option<Box<Vec<usize>>>,
 }
 

@@ -153,7 +153,7 @@ impl Kind {
     }
 
     pub(crate) fn number(self) -> i64 {
-        self.index() as i64
+        self.index().cast_signed() as i64
     }
 }
 
