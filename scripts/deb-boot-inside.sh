@@ -91,7 +91,9 @@ has_guard() { [ -n "$(guard)" ]; }
 has_no_guard() { [ -z "$(scopes)" ]; }
 told() { journalctl -u homenode --no-pager -o cat | has "$1"; }
 settings() { printf '%s\n' "$@" > /etc/homenode/homenode.toml; }
-acting() { settings 'mode = "act"' 'policies = "tavo"' '[repatriate]' 'vm_pages_per_epoch = 256' 'host_pages_per_epoch = 512'; }
+acting() {
+    settings 'mode = "act"' 'policies = "tavo"' '[http]' 'group = "homenode"' '[repatriate]' 'vm_pages_per_epoch = 256' 'host_pages_per_epoch = 512'
+}
 # Whether systemd starts it again when it dies.
 restart() {
     mkdir -p /run/systemd/system/homenode.service.d
@@ -176,7 +178,7 @@ check "nothing is left when it stops" stops
 
 # A machine that no libvirt manages, as Proxmox starts them: the same unit has what that takes.
 begin_plain() {
-    systemd-run --scope --slice=qemu --unit=plain -p CPUAccounting=yes qemu-system-x86_64 -name plain,debug-threads=on \
+    systemd-run --scope --slice=qemu --unit=plain -p CPUWeight=100 qemu-system-x86_64 -name plain,debug-threads=on \
         -uuid 6695eb01-f6a4-8304-79aa-97f2502e193f -machine pc,accel=kvm -cpu host -m 160 -smp 1 -nodefaults -display none -no-reboot \
         -qmp unix:/run/plain.qmp,server=on,wait=off -device virtio-balloon-pci,id=balloon0 -kernel "$kernel" -initrd /tried/guest.cpio \
         -append "console=ttyS0 quiet panic=0 rdinit=/init" -serial file:/run/plain.console -daemonize -pidfile /run/plain.pid

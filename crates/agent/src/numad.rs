@@ -47,7 +47,7 @@ pub fn nodes_for(state: &Path, shape: Shape) -> (NodeSet, Option<anyhow::Error>)
 /// # Errors
 /// When it is no domain, or cannot be noted. The VM starts all the same.
 pub fn starting(state: &Path, xml: &str) -> anyhow::Result<()> {
-    let starting = Starting::parse(xml)?;
+    let starting = Starting::parse(xml, Path::new("/"))?;
     let announcement = Announcement {
         vm: starting.id,
         shape: Shape {
@@ -57,6 +57,7 @@ pub fn starting(state: &Path, xml: &str) -> anyhow::Result<()> {
         name: starting.name,
         bandwidth: starting.bandwidth,
         home: starting.home,
+        device_nodes: starting.device_nodes,
     };
     match ask::<Noted>(state, &Request::Announce(announcement.clone())) {
         Ok(Some(_)) => Ok(()),

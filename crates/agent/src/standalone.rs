@@ -221,6 +221,7 @@ mod tests {
             shape,
             bandwidth: None,
             home: None,
+            device_nodes: homenode_units::NodeSet::one(homenode_units::NodeId(1)),
         };
         announce(dir.path(), announcement.clone()).unwrap();
         let (_, mut ledger) = open_ledger(dir.path()).unwrap();

@@ -228,7 +228,11 @@ fn new_events(picture: &Picture, last_at: Option<Ns>) -> &[Happened] {
 
 /// The size of the terminal that standard output is, or what is usual.
 pub fn terminal_size() -> (usize, usize) {
-    let (width, height) = terminal::size().unwrap_or((80, 24));
+    // A serial line knows of none.
+    let known = terminal::size()
+        .ok()
+        .filter(|(width, height)| *width > 0 && *height > 0);
+    let (width, height) = known.unwrap_or((80, 24));
     (usize::from(width.max(20)), usize::from(height.max(5)))
 }
 

@@ -139,7 +139,7 @@ impl Control {
     /// # Errors
     /// What is short where.
     pub fn place(&self, machine: &Machine, request: &Request) -> Result<Placement, Unplaceable> {
-        self.place_for(machine, request, None).1
+        self.place_for(machine, request, None, NodeSet::new()).1
     }
 
     /// How fast it is predicted to be there beside the VMs that run, and they beside it.
@@ -163,6 +163,7 @@ impl Control {
         machine: &Machine,
         request: &Request,
         vm: Option<VmId>,
+        device_nodes: NodeSet,
     ) -> (Demand, Result<Placement, Unplaceable>) {
         let supply = self.look(machine, |view| self.supply(view));
         let (bandwidth, bandwidth_from) =
@@ -174,7 +175,7 @@ impl Control {
             memory_bytes: request.memory,
             bandwidth,
             bandwidth_from,
-            device_nodes: NodeSet::new(),
+            device_nodes,
         };
         let placed = placement::place(&supply, &demand, None, &self.config.placement);
         (demand, placed)
@@ -187,6 +188,7 @@ impl Control {
         let now = self.now();
         let announced = self.states.placement.ledger.announced(shape, now);
         let vm = announced.as_ref().map(|a| a.vm);
+        let devices = announced.as_ref().map(|a| a.device_nodes.clone());
         let bandwidth = announced.as_ref().and_then(|a| a.bandwidth);
         let chosen = announced
             .as_ref()
@@ -197,7 +199,7 @@ impl Control {
             memory: Bytes::from_mib(shape.memory_mib),
             bandwidth,
         };
-        let (demand, placed) = self.place_for(machine, &request, vm);
+        let (demand, placed) = self.place_for(machine, &request, vm, devices.unwrap_or_default());
         let nodes = chosen.map_or_else(|| placed.map(|placement| placement.nodes), Ok);
         let name = announced.map(|a| a.name);
         match nodes {

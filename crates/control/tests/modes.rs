@@ -6,9 +6,9 @@ use homenode_control::recommendations::State;
 use homenode_control::{Config, Control, Epoch, Event, Mode, PolicySet, Recommendation, Request};
 use homenode_host::{Act, Action, Host, HostError, Lever, Outcome, Plan, Receipt, Refusal, Sample, Setting};
 use homenode_machine::Machine;
-use homenode_policy::placement::Shape;
+use homenode_policy::placement::{Announcement, Shape};
 use homenode_twin::{Scenario, Twin, VmSpec};
-use homenode_units::{Bytes, Ns, Permit, VmId};
+use homenode_units::{Bytes, NodeId, NodeSet, Ns, Permit, VmId};
 
 const PERIOD: Ns = Ns::from_secs(1);
 
@@ -445,4 +445,25 @@ fn promises_are_seen_and_a_dropped_one_is_room_at_once() {
     }
     assert!(control.promises().is_empty());
     assert!(control.place(&machine, &wanted).is_ok());
+}
+
+#[test]
+fn a_vm_that_is_announced_with_a_device_is_promised_the_devices_node() {
+    let mut twin = twin(vec![vm("a", "povray")]);
+    let mut control = Control::new(of(PolicySet::Homenode), Mode::Act);
+    run(&mut control, &mut twin, 2);
+    let machine = twin.machine().clone();
+    for node in [3, 1] {
+        let shape = Shape::new(2, Bytes::from_gib(1));
+        control.announce(Announcement {
+            vm: VmId(100 + node),
+            name: format!("with-{node}"),
+            shape,
+            bandwidth: None,
+            home: None,
+            device_nodes: NodeSet::one(NodeId(node as u16)),
+        });
+        let promised = control.promise(&machine, shape).nodes;
+        assert_eq!(promised.to_string(), node.to_string());
+    }
 }

@@ -7,7 +7,7 @@ use homenode_host::{Act, Host, Plan, Sample, Setting};
 use homenode_machine::Machine;
 use homenode_policy::placement::{Announcement, Shape};
 use homenode_twin::{Scenario, Twin};
-use homenode_units::{Bytes, Ns, VmId};
+use homenode_units::{Bytes, NodeSet, Ns, VmId};
 use proptest::prelude::*;
 
 const EPOCHS: u64 = 40;
@@ -42,6 +42,7 @@ fn disturb(control: &mut Control, twin: &mut Twin, epoch: u64) {
                 shape,
                 bandwidth: None,
                 home: None,
+                device_nodes: NodeSet::new(),
             });
             control.promise(&twin.machine().clone(), shape);
         }

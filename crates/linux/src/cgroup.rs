@@ -156,7 +156,7 @@ impl Hierarchy {
 }
 
 impl Hierarchy {
-    /// CPUs that a process's cgroup leaves it, where it is limited (v2).
+    /// CPUs that a process's cgroup leaves it, where that is to be seen (v2): the nearest group above that has a say says it.
     ///
     /// # Errors
     /// When a file is malformed.
@@ -164,9 +164,14 @@ impl Hierarchy {
         let Some(group) = self.group_of(pid, pid)? else {
             return Ok(None);
         };
-        let path = group.path().join("cpuset.cpus.effective");
-        let cpus: Option<CpuSet> = read::value_if_there(&path, "a list of CPUs")?;
-        Ok(cpus.filter(|cpus| !cpus.is_empty()))
+        for directory in group.path().ancestors() {
+            let path = directory.join("cpuset.cpus.effective");
+            let cpus: Option<CpuSet> = read::value_if_there(&path, "a list of CPUs")?;
+            if let Some(cpus) = cpus.filter(|cpus| !cpus.is_empty()) {
+                return Ok(Some(cpus));
+            }
+        }
+        Ok(None)
     }
 }
 

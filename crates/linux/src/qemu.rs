@@ -463,11 +463,10 @@ impl Manager for Qemu {
             Role::Vcpu(index) => Some((index, thread.affinity.clone())),
             _ => None,
         });
+        // Where it is not known what its cgroup leaves it each is told: that of one which may run anywhere is no pin to anybody.
         let is_everywhere = |affinity: &CpuSet| {
-            domain
-                .cpuset
-                .as_ref()
-                .is_none_or(|allowed| allowed.is_subset(affinity))
+            let allowed = domain.cpuset.as_ref();
+            allowed.is_some_and(|allowed| allowed.is_subset(affinity))
         };
         vcpus.filter(|(_, affinity)| !is_everywhere(affinity)).collect()
     }

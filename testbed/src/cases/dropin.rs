@@ -1,27 +1,39 @@
 //! Our numad at the real one's place.
 
 use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 use homenode_testbed_guest::Behaviour;
 
 use super::agent::{start_agent, stop};
+use super::basics::in_mib;
 use super::numad::{NumadReplaced, write_script};
 use crate::inside::Inside;
+use crate::inside::device::Device;
 use crate::inside::guest::{Cpus, GuestSpec};
+use crate::inside::pages::expect_share;
+use crate::outside::emulated::DEVICE_NODE;
+
+/// Gives libvirt the hook; where our numad lies.
+fn put_in_place(inside: &mut Inside) -> anyhow::Result<PathBuf> {
+    // The binary answers as numad when it is called by that name.
+    let numad = PathBuf::from("/run/homenode-testbed/numad");
+    fs::copy(inside.homenode()?, &numad).context("cannot copy the homenode binary")?;
+    // The hook tells which guest asks; libvirtd looks for hooks when it starts.
+    let hook = format!("#!/bin/sh\nexec {} hook \"$@\"\n", inside.homenode()?.display());
+    write_script(Path::new("/etc/libvirt/hooks/qemu.d/homenode"), &hook)?;
+    inside.kill_libvirtd()?;
+    inside.restart_libvirtd()?;
+    Ok(numad)
+}
 
 /// Three guests started at once with `placement='auto'` get three nodes, with the agent's ledger behind the answer.
 pub fn three_starts(inside: &mut Inside) -> anyhow::Result<()> {
-    // The binary answers as numad when it is called by that name.
-    let numad = std::path::Path::new("/run/homenode-testbed/numad");
-    std::fs::copy(inside.homenode()?, numad).context("cannot copy the homenode binary")?;
-    // The hook tells which guest asks; libvirtd looks for hooks when it starts.
-    let hook = format!("#!/bin/sh\nexec {} hook \"$@\"\n", inside.homenode()?.display());
-    write_script(std::path::Path::new("/etc/libvirt/hooks/qemu.d/homenode"), &hook)?;
-    inside.kill_libvirtd()?;
-    inside.restart_libvirtd()?;
+    let numad = put_in_place(inside)?;
     let agent = start_agent(inside)?;
-    let _replaced = NumadReplaced::with(numad)?;
+    let _replaced = NumadReplaced::with(&numad)?;
     let specs: Vec<GuestSpec> = (0..3)
         .map(|number| {
             GuestSpec::new(&format!("auto{number}"))
@@ -47,5 +59,33 @@ pub fn three_starts(inside: &mut Inside) -> anyhow::Result<()> {
         distinct.len() == guests.len(),
         "expected three different nodes, saw {nodes:?}"
     );
+    stop(agent)
+}
+
+/// Libvirt asks our numad for a guest that is given a PCI device: it gets the device's node, though all have as much left. Its
+/// memory, which the device pins, lies there from the start.
+pub fn near_its_device(inside: &mut Inside) -> anyhow::Result<()> {
+    let device = Device::take()?;
+    inside.note(format!("{} is on node {DEVICE_NODE}", device.address));
+    let numad = put_in_place(inside)?;
+    let agent = start_agent(inside)?;
+    let _replaced = NumadReplaced::with(&numad)?;
+    for (name, devices_xml) in [("given", device.hostdev()), ("not-given", String::new())] {
+        let mut spec = GuestSpec::new(name)
+            .cpus(Cpus::Auto)
+            .doing(Behaviour::idle().with_touch(40));
+        spec.devices_xml = devices_xml;
+        let guest = inside.create(&spec)?;
+        let (advice, pages) = (inside.numad_advice(name)?, guest.pages_per_node()?);
+        inside.note(format!(
+            "{name}: our numad said {advice:?}, {:?} MiB",
+            in_mib(&pages)
+        ));
+        let is_near = advice == [DEVICE_NODE];
+        ensure!(is_near == (name == "given"), "{name}: our numad said {advice:?}");
+        if is_near {
+            expect_share(&pages, DEVICE_NODE, 100)?;
+        }
+    }
     stop(agent)
 }

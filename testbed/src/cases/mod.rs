@@ -202,6 +202,13 @@ pub static ALL: &[Case] = &[
         plain_qemu::homes,
     ),
     case(
+        "plain-qemu-unmovable",
+        Group::Agent,
+        600,
+        "memory locked, pinned by VFIO or in huge pages stays, and the agent says why; huge pages move once there is room",
+        plain_qemu::unmovable,
+    ),
+    case(
         "scattered-memory",
         Group::Record,
         240,
@@ -389,6 +396,13 @@ pub static ALL: &[Case] = &[
         480,
         "three guests started at once through our numad end on three nodes",
         dropin::three_starts,
+    ),
+    case(
+        "dropin-near-device",
+        Group::Agent,
+        480,
+        "a guest that is given a PCI device is started on the device's node",
+        dropin::near_its_device,
     ),
     case(
         "permit-held",

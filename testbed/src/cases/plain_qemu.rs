@@ -16,6 +16,7 @@ use homenode_units::{Ns, VmId};
 
 use super::agent::{SOON, stop};
 use crate::inside::Inside;
+use crate::inside::device::Device;
 use crate::inside::guest::GuestSpec;
 use crate::inside::libvirtd::{IMAGE_DIR, RUN_DIR};
 use crate::inside::pages::move_range;
@@ -55,6 +56,11 @@ enum As {
 impl Guest {
     /// Starts one in a cgroup of its own, and waits until it is ready.
     fn start(inside: &Inside, spec: GuestSpec, how: As) -> anyhow::Result<Guest> {
+        Guest::start_with(inside, spec, how, "")
+    }
+
+    /// The same with further options for QEMU.
+    fn start_with(inside: &Inside, spec: GuestSpec, how: As, options: &str) -> anyhow::Result<Guest> {
         let group = own_group(&spec.name)?;
         let monitor = match how {
             As::Proxmox => "/var/run/qemu-server".to_owned(),
@@ -74,7 +80,7 @@ impl Guest {
              -smbios 'type=1,uuid={}' -smp '{},sockets=1,cores={},maxcpus={}' -nodefaults -display none -cpu host -m {} \
              -machine 'type=pc,accel=kvm' -device 'virtio-balloon-pci,id=balloon0,free-page-reporting=on' \
              -kernel {IMAGE_DIR}/vmlinux -initrd {IMAGE_DIR}/initramfs -append 'console=ttyS0 quiet panic=0 {}' -no-reboot \
-             -chardev 'file,id=console,path={}' -serial chardev:console",
+             -chardev 'file,id=console,path={}' -serial chardev:console {options}",
             spec.name,
             uuid(&spec.name),
             spec.vcpus,
@@ -175,14 +181,14 @@ fn uuid(name: &str) -> String {
     format!("6695eb01-f6a4-8304-79aa-{sum:012x}")
 }
 
-/// `qemu.slice/NAME.scope`, with what systemd would delegate to it.
+/// `qemu.slice/NAME.scope`, with what systemd hands out to one that has a weight: no say on which CPUs it runs.
 fn own_group(name: &str) -> anyhow::Result<PathBuf> {
     let slice = Path::new(CGROUPS).join("qemu.slice");
     let group = slice.join(format!("{name}.scope"));
     fs::create_dir_all(&group)?;
     for parent in [Path::new(CGROUPS), &slice] {
         let path = parent.join("cgroup.subtree_control");
-        fs::write(&path, "+cpu +cpuset").with_context(|| path.display().to_string())?;
+        fs::write(&path, "+cpu").with_context(|| path.display().to_string())?;
     }
     Ok(group)
 }
@@ -390,6 +396,115 @@ pub fn homes(inside: &mut Inside) -> anyhow::Result<()> {
             left.values().all(|cpus| cpus == "0-3"),
             "expected the misspelt guest untouched, saw {left:?}"
         );
+        stop(agent)
+    })();
+    let _ = fs::remove_dir_all(SETTINGS);
+    result
+}
+
+/// Size of a huge page.
+const HUGE_BYTES: u64 = 2 << 20;
+
+/// Reserves huge pages on a node, for a guest and no more.
+fn reserve_huge_pages(node: u32, memory_mib: u64) -> anyhow::Result<()> {
+    let path = format!("/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages");
+    let count = (memory_mib << 20) / HUGE_BYTES;
+    fs::write(&path, count.to_string()).with_context(|| path.clone())?;
+    let got = fs::read_to_string(&path)?;
+    ensure!(
+        got.trim() == count.to_string(),
+        "node {node} has {} huge pages of {count}",
+        got.trim()
+    );
+    Ok(())
+}
+
+/// Has all threads of a process run on these CPUs.
+fn taskset(cpus: &str, pid: u32) -> anyhow::Result<()> {
+    let mut command = Command::new("taskset");
+    let status = command
+        .args(["--all-tasks", "--cpu-list", "--pid", cpus])
+        .arg(pid.to_string())
+        .stdout(Stdio::null())
+        .status()?;
+    ensure!(status.success(), "taskset {cpus} {pid}: {status}");
+    Ok(())
+}
+
+/// Waits until the agent has confined a guest to a node, and says why its memory stays on node 0, where all of it is.
+fn wait_left(agent: &Program, guest: &Guest, node: u32, why: &str) -> anyhow::Result<()> {
+    let name = &guest.spec.name;
+    let what = format!("{name} to run on node {node}, and a word on its memory");
+    wait_until(&what, SOON, || {
+        let threads = guest.affinities()?;
+        let pinned = threads.values().filter(|cpus| **cpus == node.to_string()).count();
+        let said = agent
+            .lines()
+            .into_iter()
+            .filter(|line| line.contains(name.as_str()));
+        let said: Vec<String> = said.collect();
+        let is_said = node == 0 || said.iter().any(|line| line.contains(why));
+        Ok(match is_said && pinned == threads.len() {
+            true => Look::Done(()),
+            false => Look::NotYet(format!("threads on {threads:?}, said: {said:?}")),
+        })
+    })?;
+    let pages = guest.pages()?;
+    ensure!(
+        pages.keys().eq([&0]),
+        "expected the memory of {name} on node 0, saw {pages:?}"
+    );
+    Ok(())
+}
+
+/// Memory that is locked, that a device pins through VFIO, and that lies in huge pages of which no other node has any: it
+/// stays, and the agent says why. Without a word of its operator's the VM with the device runs where its memory is. Huge pages
+/// come home once the operator reserves some there.
+pub fn unmovable(inside: &mut Inside) -> anyhow::Result<()> {
+    let device = Device::take()?;
+    let memory_mib = spec("", ordinary()).memory_mib;
+    reserve_huge_pages(0, memory_mib)?;
+    let huge = format!(
+        "-object 'memory-backend-memfd,id=ram-node0,size={memory_mib}M,hugetlb=on,hugetlbsize=2M,prealloc=on' \
+         -numa 'node,nodeid=0,cpus=0,memdev=ram-node0'"
+    );
+    let kinds = [
+        (
+            "locked",
+            "-overcommit mem-lock=on".to_owned(),
+            Some(1),
+            "is locked",
+        ),
+        (
+            "given",
+            format!("-device 'vfio-pci,host={}'", device.address),
+            None,
+            "",
+        ),
+        ("huge", huge, Some(3), "too few are free elsewhere"),
+    ];
+    fs::create_dir_all(SETTINGS)?;
+    let mut guests = Vec::new();
+    let result = (|| {
+        for (name, options, home, _) in &kinds {
+            // All of it comes from node 0, where this process is meanwhile.
+            taskset("0", std::process::id())?;
+            let guest = Guest::start_with(inside, spec(name, ordinary()), As::Proxmox, options);
+            taskset("0-3", std::process::id())?;
+            let guest = guest?;
+            taskset("0-3", guest.process.0)?;
+            guests.push(guest);
+            if let Some(home) = home {
+                fs::write(format!("{SETTINGS}/{name}.toml"), format!("home = {home}\n"))?;
+            }
+        }
+        let agent = start_agent(inside)?;
+        for (guest, (name, _, home, why)) in guests.iter().zip(&kinds) {
+            wait_left(&agent, guest, home.unwrap_or(0), why)?;
+            inside.note(format!("{name} stays: {why}"));
+        }
+        reserve_huge_pages(3, memory_mib)?;
+        wait_home(inside, &guests[2], 3)?;
         stop(agent)
     })();
     let _ = fs::remove_dir_all(SETTINGS);

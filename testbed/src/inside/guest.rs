@@ -107,6 +107,8 @@ pub struct GuestSpec {
     pub balloon: Balloon,
     /// Further XML inside `<domain>`, such as `<metadata>`.
     pub extra_xml: String,
+    /// Further XML inside `<devices>`.
+    pub devices_xml: String,
 }
 
 impl GuestSpec {
@@ -123,6 +125,7 @@ impl GuestSpec {
             orders: Orders::default(),
             balloon: Balloon::Driven,
             extra_xml: String::new(),
+            devices_xml: String::new(),
         }
     }
 
@@ -241,13 +244,14 @@ impl GuestSpec {
              <on_poweroff>destroy</on_poweroff><on_reboot>destroy</on_reboot><on_crash>destroy</on_crash>\
              <devices><emulator>/usr/bin/qemu-system-x86_64</emulator><controller type='usb' model='none'/>\
              <serial type='unix'><source mode='bind' path='{}'/><log file='{}' append='off'/><target port='0'/></serial>\
-             <memballoon {}/>{}</devices></domain>",
+             <memballoon {}/>{}{}</devices></domain>",
             self.orders.to_cmdline(),
             self.balloon.cmdline(),
             self.socket().display(),
             self.console_log().display(),
             self.balloon.attributes(),
-            self.topology_device()
+            self.topology_device(),
+            self.devices_xml
         );
         xml
     }

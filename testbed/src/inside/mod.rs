@@ -1,6 +1,7 @@
 //! The side that runs in the emulated host: what a case can use.
 
 pub mod console;
+pub mod device;
 pub mod guest;
 pub mod kvm;
 pub mod libvirtd;

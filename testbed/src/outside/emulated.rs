@@ -33,6 +33,12 @@ const PRIVATE_BYTES: u64 = 64 << 10;
 /// Frames that it can tag: 8 GiB, more than the emulated host has, and than its hole for devices.
 const FRAMES: u64 = 1 << 21;
 
+/// Where the plain host has a device that can be given to a guest (`inside::device`).
+pub const DEVICE_NODE: u32 = 2;
+/// That device, behind a root port of its own, and an IOMMU.
+const DEVICE: &str = " -device intel-iommu,intremap=off -device pxb-pcie,id=far,bus=pcie.0,bus_nr=64,numa_node=2 \
+    -device pcie-root-port,id=far-port,bus=far,chassis=1 -device edu,bus=far-port";
+
 /// The emulator's plugin, beside this program.
 const PLUGIN: &str = "libhomenode_plugin.so";
 
@@ -105,7 +111,8 @@ impl HostKind {
 
 /// Transparent huge pages: khugepaged has locked up the emulated host in a TLB flush. A panic must end the boot soon, and an
 /// oops is no state to test in.
-const KERNEL_OPTIONS: [&str; 3] = [
+const KERNEL_OPTIONS: [&str; 4] = [
+    "intel_iommu=on",
     "transparent_hugepage=never",
     "numa_balancing=disable",
     "panic=5 oops=panic",
@@ -409,13 +416,14 @@ fn virtme(
         "-chardev socket,id=testbed,path={},server=on,wait=off -mon testbed",
         monitor.display()
     );
-    let pmu_options = match kind {
+    let devices = match kind {
         HostKind::Counted => workshop.pmu_options(kind, &dir.join("pmu"))?,
+        HostKind::Plain => DEVICE.to_owned(),
         _ => String::new(),
     };
     command
         .arg(format!(
-            "--qemu-opts=-cpu EPYC,+svm,+npt {monitor_options}{pmu_options}"
+            "--qemu-opts=-cpu EPYC,+svm,+npt {monitor_options}{devices}"
         ))
         .arg("--")
         .arg(inside);

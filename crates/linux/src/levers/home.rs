@@ -92,7 +92,7 @@ impl Grip for OfVm {
             return Ok(());
         };
         let before = &entry.before;
-        vcpus::unpin(hands, vm, &before.vcpus)?;
+        vcpus::unpin(hands, vm, before)?;
         if entry.has(&[Home::KEY]) {
             for (helper, cpus) in helpers_before(before) {
                 pin_helper(hands, vm, helper, &cpus)?;

@@ -6,10 +6,10 @@ use homenode_host::{Act, ActionError, Failure, Lever, Outcome};
 use homenode_units::CpuSet;
 use serde::{Deserialize, Serialize};
 
-use super::{After, Grip, Steps, failed};
+use super::{After, Grip, Home, Steps, failed};
 use crate::clock::now;
 use crate::hands::Hands;
-use crate::journal::{Entry, Written};
+use crate::journal::{Before, Entry, Helper, Written};
 use crate::manager::CallError;
 use crate::task;
 use crate::vm::{Pinned, Vm};
@@ -87,6 +87,9 @@ impl Grip for Vcpus {
     fn reconcile(&mut self, hands: &mut Hands, vm: &mut Vm, is_first: bool) {
         let usable = hands.machine.cpu_set();
         let is_kernels = now() < hands.kernels_until;
+        if let Err(error) = adopt_inherited(hands, vm) {
+            hands.notice(error.to_string());
+        }
         let mut others = Vec::new();
         let pins = hands.manager.pins(&vm.domain, &vm.threads);
         for index in vm.vcpu_indices() {
@@ -172,13 +175,50 @@ impl Grip for Vcpus {
         for (index, ours) in &self.journalled.0 {
             // What somebody else pinned meanwhile is left alone.
             let is_ours = pins.get(index).is_some_and(|pin| ours.contains(pin));
-            let before = after.before.vcpus.get(index).filter(|cpus| !cpus.is_empty());
+            let before = before_of(after.before, *index);
             if let Some(cpus) = before.filter(|_| is_ours) {
                 steps.note(&format!("vCPU {index}"), after.manager.pin_vcpu(vm, *index, cpus));
             }
         }
         steps.done()
     }
+}
+
+/// What a vCPU ran on before the agent; one that came later was begun by the emulator.
+fn before_of(before: &Before, index: u16) -> Option<&CpuSet> {
+    let of_vcpu = before.vcpus.get(&index).unwrap_or(&before.emulator);
+    Some(of_vcpu).filter(|cpus| !cpus.is_empty())
+}
+
+/// Takes vCPUs for the agent's own that came after it had pinned the emulator: QEMU begins a vCPU's thread from its main one,
+/// where that may run, when the VM starts as when a vCPU is plugged in. Left alone they would keep the agent's pin for good.
+fn adopt_inherited(hands: &mut Hands, vm: &mut Vm) -> Result<(), ActionError> {
+    let Some(entry) = hands.entry(vm).filter(|entry| entry.has(&[Home::KEY])) else {
+        return Ok(());
+    };
+    let before = &entry.before;
+    let main = vm.threads.iter().find(|thread| thread.tid == vm.run.pid);
+    let Some(inherited) = main
+        .map(|main| main.affinity.clone())
+        .filter(|cpus| *cpus != before.emulator && !before.operator_helpers.contains(&Helper::Emulator))
+    else {
+        return Ok(());
+    };
+    let came_later = |index: &u16| {
+        !before.vcpus.contains_key(index)
+            && !vm.pins.ours.contains_key(index)
+            && !vm.pins.operator.contains(index)
+            && vm
+                .vcpu_thread(*index)
+                .is_some_and(|thread| thread.affinity == inherited)
+    };
+    let later: Vec<u16> = vm.vcpu_indices().into_iter().filter(came_later).collect();
+    if later.is_empty() {
+        return Ok(());
+    }
+    let ours = later.into_iter().map(|index| (index, vec![inherited.clone()]));
+    vm.pins.ours.extend(ours);
+    hands.set(vm, PIN, &Pins(vm.pins.ours.clone()))
 }
 
 /// Pins that an operator set meanwhile are not undone when the agent ends.
@@ -196,15 +236,12 @@ fn leave_to_others(hands: &mut Hands, vm: &Vm, vcpus: &[u16]) -> Result<(), Acti
 
 /// Gives vCPUs the CPUs back that they had before the agent's first pin. Those that somebody else pinned meanwhile are not the
 /// agent's any more.
-pub(super) fn unpin(
-    hands: &mut Hands,
-    vm: &mut Vm,
-    before: &BTreeMap<u16, CpuSet>,
-) -> Result<(), ActionError> {
-    vm.pins.restored.clone_from(before);
+pub(super) fn unpin(hands: &mut Hands, vm: &mut Vm, before: &Before) -> Result<(), ActionError> {
+    vm.pins.restored.clone_from(&before.vcpus);
     for index in vm.pins.ours.keys().copied().collect::<Vec<_>>() {
         let anywhere = || vm.cpus_allowed.clone().unwrap_or_else(|| hands.machine.cpu_set());
-        let cpus = vm.pins.restored.entry(index).or_insert_with(anywhere).clone();
+        let cpus = before_of(before, index).cloned().unwrap_or_else(anywhere);
+        vm.pins.restored.insert(index, cpus.clone());
         if vm.vcpu_thread(index).is_some() {
             pin(hands, vm, index, &cpus)?;
         }

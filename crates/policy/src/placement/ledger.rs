@@ -44,6 +44,9 @@ pub struct Announcement {
     pub bandwidth: Option<BytesPerSec>,
     /// Home that the operator chose.
     pub home: Option<NodeSet>,
+    /// Nodes of devices that it is given; announcements before 0.2 have none.
+    #[serde(default, skip_serializing_if = "NodeSet::is_empty")]
+    pub device_nodes: NodeSet,
 }
 
 /// Nodes promised to a VM.

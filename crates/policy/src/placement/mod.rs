@@ -38,7 +38,8 @@
 //!   memory and would promise pages that interleaving cannot place.
 //! - Where no bandwidth is known, of the nodes (no preset, no HMAT) or of the VM, packing is in two dimensions. Counted as
 //!   nothing, a VM's bandwidth would draw it to the node with the busiest controllers: the one that has least left of it.
-//! - Of equal bins those that contain the node of the VM's assigned device come first.
+//! - A VM with an assigned device gets the device's node where that alone has room, whatever the order: its memory is pinned
+//!   once it runs, so a home that is far from the device stays far. Of equal bins those with the device's nodes come first.
 //! - Load that is not homed VMs' is rounded to whole CPUs: a daemon's two percent must not push a VM off an idle node.
 //! - The paper compares with measured use only; VMs started together would all get the same node. See [`Ledger`].
 //!
@@ -262,22 +263,10 @@ pub fn place(
 ) -> Result<Placement, Unplaceable> {
     let need = supply.normalise(demand);
     let may = |bin: &Bin| allowed.is_none_or(|allowed| supply.nodes_of(bin.mask).is_subset(allowed));
-    let mut singles = supply.single_bins();
-    singles.retain(may);
-    let found = match config.algorithm {
-        Algorithm::Tah => search_tah(supply, demand, &need, singles, may),
-        // Both baselines look at CPU and memory only.
-        Algorithm::FirstFit => singles
-            .into_iter()
-            .find(|bin| roomy(bin, &need, &[CPU, MEMORY]))
-            .map(|bin| (bin, Match::Room)),
-        Algorithm::BestFit => singles
-            .into_iter()
-            .filter(|bin| roomy(bin, &need, &[CPU, MEMORY]))
-            .min_by(|a, b| (a.left[CPU] + a.left[MEMORY]).total_cmp(&(b.left[CPU] + b.left[MEMORY])))
-            .map(|bin| (bin, Match::Room)),
-    };
-    match found {
+    let devices = &demand.device_nodes;
+    let is_theirs = |bin: &Bin| may(bin) && supply.nodes_of(bin.mask) == *devices;
+    let near = search(supply, demand, &need, config, is_theirs);
+    match near.or_else(|| search(supply, demand, &need, config, may)) {
         Some((bin, matched)) => Ok(Placement {
             nodes: supply.nodes_of(bin.mask),
             matched,
@@ -287,6 +276,29 @@ pub fn place(
         }),
         None => Err(shortages(supply, demand, allowed)),
     }
+}
+
+/// The bin of those that may be it, and how well it matches.
+fn search(
+    supply: &Supply,
+    demand: &Demand,
+    need: &Vector,
+    config: &Config,
+    may: impl Fn(&Bin) -> bool,
+) -> Option<(Bin, Match)> {
+    let mut singles = supply.single_bins();
+    singles.retain(&may);
+    // Both baselines look at CPU and memory only.
+    let is_roomy = |bin: &Bin| roomy(bin, need, &[CPU, MEMORY]);
+    let of_room = match config.algorithm {
+        Algorithm::Tah => return search_tah(supply, demand, need, singles, may),
+        Algorithm::FirstFit => singles.into_iter().find(is_roomy),
+        Algorithm::BestFit => singles
+            .into_iter()
+            .filter(is_roomy)
+            .min_by(|a, b| (a.left[CPU] + a.left[MEMORY]).total_cmp(&(b.left[CPU] + b.left[MEMORY]))),
+    };
+    of_room.map(|bin| (bin, Match::Room))
 }
 
 /// Steps 1 to 4. Sizes are made only as the search gets to them; a later step looks at them all again.

@@ -232,6 +232,7 @@ fn a_promise_finds_its_vm_by_name_then_by_shape() {
         shape,
         bandwidth: None,
         home: None,
+        device_nodes: NodeSet::new(),
     };
     ledger.announce(announcement(9), now);
     assert_eq!(ledger.announced(shape, now).map(|a| a.vm), Some(vm_id(9)));
@@ -266,6 +267,7 @@ fn a_promise_of_the_future_is_one_of_before_a_reboot_and_does_not_hold() {
         shape,
         bandwidth: None,
         home: None,
+        device_nodes: NodeSet::new(),
     };
     let mut ledger = Ledger::default();
     // Made after five days, read a minute after a reboot.
@@ -334,6 +336,25 @@ fn reserved_cpus_and_memory_are_nobodys_and_devices_attract() {
         ..Config::default()
     };
     assert_eq!(homes(&mut scene, &config), []);
+}
+
+#[test]
+fn a_vm_with_a_device_gets_the_devices_node_where_that_alone_has_room() {
+    let mut scene = Scene::four_nodes(4);
+    // Node 2 has least left, and of another order than the VM wants.
+    scene.add_vm(9, 2, Bytes::from_gib(3), 0).home(2);
+    scene.add_vm(1, 2, GIB, 0).device_on(2);
+    assert_eq!(homes(&mut scene, &Config::default()), [(1, "2".into())]);
+    for algorithm in [Algorithm::FirstFit, Algorithm::BestFit] {
+        let config = Config {
+            algorithm,
+            ..Config::default()
+        };
+        assert_eq!(homes(&mut scene, &config), [(1, "2".into())]);
+    }
+    // Where it has none, any other.
+    scene.vm(1).allowed("0-7");
+    assert_ne!(homes(&mut scene, &Config::default()), [(1, "2".into())]);
 }
 
 #[test]
