@@ -5,7 +5,7 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use homenode_recorder::{Archive, Begin, Kind, Limits, Period, Pick, Recorder, WhenFull};
+use homenode_recorder::{Archive, Begin, Figures, Kind, Limits, Period, Pick, Recorder, WhenFull};
 use homenode_units::{Bytes, Ns};
 use serde_json::{Value, json};
 
@@ -61,14 +61,14 @@ fn write(path: &std::path::Path) {
     let mut recorder = Recorder::begin(path, &begin, limits, WhenFull::Wait).expect("a history");
     for second in 0..PERIODS {
         let at = Ns::from_secs(second);
-        recorder.keep(at, move || Period {
-            at,
-            wall_ns: at.0.cast_signed(),
-            status: json!({"at_ns": at, "vms": (0..VMS).map(|n| vm(n, second)).collect::<Vec<_>>()})
-                .to_string()
-                .into_bytes(),
-            sample: None,
-            events: Vec::new(),
+        recorder.keep(at, move |documents| {
+            let vms: Vec<Value> = (0..VMS).map(|n| vm(n, second)).collect();
+            documents.put(Kind::Status, Figures::Whole, &json!({"at_ns": at, "vms": vms}));
+            Period {
+                at,
+                wall_ns: at.0.cast_signed(),
+                events: Vec::new(),
+            }
         });
     }
     recorder.close();

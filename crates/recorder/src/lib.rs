@@ -16,6 +16,7 @@
 
 mod archive;
 pub mod columns;
+mod document;
 mod minute;
 mod pack;
 mod recorder;
@@ -25,6 +26,7 @@ pub mod table;
 
 pub use archive::{Archive, EventRow, Frame, Frames, Run, Wanted, prune};
 pub use columns::Pick;
+pub use document::{Documents, Figures};
 pub use minute::{Minute, Which};
 pub use recorder::{Recorder, WhenFull};
 pub use schema::{Kind, RecordError};

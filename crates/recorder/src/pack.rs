@@ -1,294 +1,235 @@
 //! Writing [`columns`](crate::columns): a minute grows by one period at a time, and no value is kept as a tree of its own.
 //!
 //! ```text
-//!   text of a period ──▶ Tape (flat, its room is used again) ──▶ Columns (one growing column for each place) ──▶ text of a block
+//!   a period ──▶ Document (text and where each value stands) ──▶ Columns (one growing column for each place) ──▶ text of a block
 //! ```
 //!
-//! Most of a period is as it was in the one before, so what it costs is to compare it.
+//! Most of a period is as it was in the one before, so what it costs is to compare it: a column begins as the text of its first
+//! value, however large, and has columns below it only once one is different.
 
 use std::collections::BTreeSet;
-use std::fmt;
-use std::ops::Range;
+use std::io::{self, Write};
+use std::sync::Arc;
 
-use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
-use serde::ser::{Serialize, SerializeMap as _, SerializeSeq as _, Serializer};
-use serde_json::{Map, Number, Value};
+use serde_json::Value;
 
 use crate::columns;
+use crate::document::{Document, Place, Shape};
 
-/// Deeper nesting is written as it is.
-const DEPTH_MAX: usize = 32;
+/// Deeper nesting is written as it is. A level takes two of a block's, of which readers go 128 deep.
+const DEPTH_MAX: usize = 16;
 
-/// Where something begins on a tape.
-type Place = usize;
+/// Bytes of a text that need no room of their own.
+const SHORT_MAX: usize = 22;
 
-/// What stands at a place of a tape. Lists and objects say where they end; what is in them follows.
-#[derive(Clone, Debug, PartialEq)]
-enum Token {
-    Null,
-    Bool(bool),
-    Whole(i64),
-    /// One that is not whole, or too large.
-    Number(Number),
-    /// A part of the tape's text.
-    Text(Range<usize>),
-    List(Place),
-    /// In it a text and what it is the key of, in turns.
-    Object(Place),
+/// A JSON text. Most are a number or a word, which is looked at in each period.
+#[derive(Debug)]
+enum Text {
+    Short(u8, [u8; SHORT_MAX]),
+    Long(Box<[u8]>),
 }
 
-/// One value in a row, without an allocation for each of its parts.
-#[derive(Debug, Default)]
-struct Tape {
-    tokens: Vec<Token>,
-    text: String,
-}
-
-impl Tape {
-    fn read(&mut self, json: &[u8]) -> serde_json::Result<()> {
-        self.tokens.clear();
-        self.text.clear();
-        let mut reader = serde_json::Deserializer::from_slice(json);
-        Rest(self).deserialize(&mut reader)?;
-        reader.end()
-    }
-
-    fn text(&self, range: &Range<usize>) -> &str {
-        self.text.get(range.clone()).unwrap_or_default()
-    }
-
-    fn add_text(&mut self, text: &str) {
-        let begin = self.text.len();
-        self.text.push_str(text);
-        self.tokens.push(Token::Text(begin..self.text.len()));
-    }
-
-    /// Where the value at a place ends.
-    fn end(&self, at: Place) -> Place {
-        match self.tokens[at] {
-            Token::List(end) | Token::Object(end) => end,
-            _ => at + 1,
-        }
-    }
-
-    /// The places of a list's items, which go up to `end`.
-    fn items(&self, list: Place, end: Place) -> impl Iterator<Item = Place> {
-        let next = move |at: Place| (at < end).then_some(at);
-        std::iter::successors(next(list + 1), move |at| next(self.end(*at)))
-    }
-
-    /// The keys of an object, and the places of what is below them.
-    fn fields(&self, object: Place, end: Place) -> impl Iterator<Item = (&str, Place)> {
-        let next = move |at: Place| (at < end).then_some(at);
-        let keys = std::iter::successors(next(object + 1), move |at| next(self.end(at + 1)));
-        keys.map(|at| match &self.tokens[at] {
-            Token::Text(key) => (self.text(key), at + 1),
-            // An object has a text in front of each value.
-            _ => ("", at + 1),
-        })
-    }
-
-    /// The `id` of an object that has one.
-    fn id(&self, at: Place) -> Option<&str> {
-        let Token::Object(end) = self.tokens[at] else {
-            return None;
-        };
-        let (_, id) = self.fields(at, end).find(|(key, _)| *key == "id")?;
-        match &self.tokens[id] {
-            Token::Text(id) => Some(self.text(id)),
-            _ => None,
-        }
-    }
-
-    /// The ids of a list of objects, where each has another.
-    fn ids(&self, list: Place, end: Place) -> Option<Vec<&str>> {
-        let ids = self.items(list, end).map(|item| self.id(item));
-        let ids = ids.collect::<Option<Vec<_>>>()?;
-        let each: BTreeSet<&str> = ids.iter().copied().collect();
-        (each.len() == ids.len()).then_some(ids)
-    }
-
-    /// Whether the scalar at a place is this.
-    fn is(&self, at: Place, value: &Value) -> bool {
-        match (&self.tokens[at], value) {
-            (Token::Null, Value::Null) => true,
-            (Token::Bool(one), Value::Bool(other)) => one == other,
-            (Token::Whole(one), Value::Number(other)) => other.as_i64() == Some(*one),
-            (Token::Number(one), Value::Number(other)) => one == other,
-            (Token::Text(one), Value::String(other)) => self.text(one) == other,
-            _ => false,
-        }
-    }
-
-    fn value(&self, at: Place) -> Value {
-        match &self.tokens[at] {
-            Token::Null => Value::Null,
-            Token::Bool(value) => (*value).into(),
-            Token::Whole(value) => (*value).into(),
-            Token::Number(value) => value.clone().into(),
-            Token::Text(range) => self.text(range).into(),
-            Token::List(end) => self.items(at, *end).map(|item| self.value(item)).collect(),
-            Token::Object(end) => {
-                let fields = self.fields(at, *end);
-                let fields = fields.map(|(key, at)| (key.to_owned(), self.value(at)));
-                Value::Object(fields.collect())
+impl From<&[u8]> for Text {
+    fn from(text: &[u8]) -> Text {
+        let mut short = [0; SHORT_MAX];
+        match (short.get_mut(..text.len()), u8::try_from(text.len())) {
+            (Some(room), Ok(length)) => {
+                room.copy_from_slice(text);
+                Text::Short(length, short)
             }
+            _ => Text::Long(text.into()),
         }
     }
 }
 
-/// Puts the next value at the end of a tape.
-struct Rest<'a>(&'a mut Tape);
+impl std::ops::Deref for Text {
+    type Target = [u8];
 
-impl<'de> DeserializeSeed<'de> for Rest<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
-        from.deserialize_any(self)
+    fn deref(&self) -> &[u8] {
+        match self {
+            Text::Short(length, text) => text.get(..usize::from(*length)).unwrap_or_default(),
+            Text::Long(text) => text,
+        }
     }
 }
 
-impl<'de> Visitor<'de> for Rest<'_> {
-    type Value = ();
+/// JSON texts, each with a comma in front.
+#[derive(Debug, Default)]
+struct Texts {
+    all: Vec<u8>,
+    count: usize,
+}
 
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a value")
+impl Texts {
+    fn repeated(text: &[u8], count: usize) -> Texts {
+        let mut texts = Texts::default();
+        (0..count).for_each(|_| texts.push(text));
+        texts
     }
 
-    fn visit_unit<E>(self) -> Result<(), E> {
-        self.0.tokens.push(Token::Null);
-        Ok(())
-    }
-
-    fn visit_bool<E>(self, value: bool) -> Result<(), E> {
-        self.0.tokens.push(Token::Bool(value));
-        Ok(())
-    }
-
-    fn visit_i64<E>(self, value: i64) -> Result<(), E> {
-        self.0.tokens.push(Token::Whole(value));
-        Ok(())
-    }
-
-    fn visit_u64<E>(self, value: u64) -> Result<(), E> {
-        let whole = i64::try_from(value).map(Token::Whole);
-        self.0
-            .tokens
-            .push(whole.unwrap_or_else(|_| Token::Number(value.into())));
-        Ok(())
-    }
-
-    fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<(), E> {
-        let number = Number::from_f64(value).ok_or_else(|| E::custom("a number that is none"))?;
-        self.0.tokens.push(Token::Number(number));
-        Ok(())
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<(), E> {
-        self.0.add_text(text);
-        Ok(())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
-        let begin = self.0.tokens.len();
-        self.0.tokens.push(Token::Null);
-        while items.next_element_seed(Rest(self.0))?.is_some() {}
-        self.0.tokens[begin] = Token::List(self.0.tokens.len());
-        Ok(())
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
-        let begin = self.0.tokens.len();
-        self.0.tokens.push(Token::Null);
-        while fields.next_key_seed(Rest(self.0))?.is_some() {
-            fields.next_value_seed(Rest(self.0))?;
-        }
-        self.0.tokens[begin] = Token::Object(self.0.tokens.len());
-        Ok(())
+    fn push(&mut self, text: &[u8]) {
+        self.all.push(b',');
+        self.all.extend_from_slice(text);
+        self.count += 1;
     }
 }
 
 /// A column that grows by a value at a time.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 enum Column {
     /// There is no value yet.
     #[default]
     Empty,
-    /// All are this scalar, so many.
-    Same(Value, usize),
+    /// All have this text, so many.
+    Same(Text, usize),
     Whole(Vec<i64>),
     Object(Fields),
     /// Lists of one length, so many.
     List(Vec<Column>, usize),
     /// Lists of objects by their ids, and the ids of each list in its order.
-    ById(Fields, Orders),
+    ById(Box<(Fields, Orders)>),
     /// Anything.
-    Mixed(Vec<Value>),
+    Mixed(Texts),
 }
 
 /// Columns by key of values that need not all have each.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 struct Fields {
     fields: Vec<Field>,
     /// How many values there are.
     count: usize,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Field {
-    key: String,
+    /// A JSON text.
+    key: Arc<[u8]>,
     column: Column,
     /// Of how many values it is.
     count: usize,
     /// Of which; `None` where of all that there were when it was there last.
-    which: Option<Vec<usize>>,
+    #[allow(clippy::box_collection)] // hardly any has it, and each of many has the room for it
+    which: Option<Box<Vec<usize>>>,
 }
 
 /// The ids of lists, in order.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 enum Orders {
-    Same(Vec<String>),
-    Mixed(Vec<Value>),
+    Same(Vec<Arc<[u8]>>),
+    Mixed(Texts),
+}
+
+/// Each key once: many objects have the same.
+#[derive(Debug, Default)]
+struct Keys(BTreeSet<Arc<[u8]>>);
+
+impl Keys {
+    fn of(&mut self, key: &[u8]) -> Arc<[u8]> {
+        if let Some(known) = self.0.get(key) {
+            return Arc::clone(known);
+        }
+        let new: Arc<[u8]> = key.into();
+        self.0.insert(Arc::clone(&new));
+        new
+    }
+}
+
+/// The ids of a list of objects, where each has another.
+fn ids(document: &Document, list: Place) -> Option<Vec<&[u8]>> {
+    let ids = document.items(list).map(|item| document.id(item));
+    let ids = ids.collect::<Option<Vec<_>>>()?;
+    let each: BTreeSet<&[u8]> = ids.iter().copied().collect();
+    (each.len() == ids.len()).then_some(ids)
+}
+
+/// The same with the places of the objects.
+fn by_id(document: &Document, list: Place) -> impl Iterator<Item = (&[u8], Place)> {
+    let items = document.items(list);
+    items.map(|item| (document.id(item).unwrap_or_default(), item))
 }
 
 impl Orders {
     /// The ids of one more list, of which there were so many.
-    fn push(&mut self, ids: &[&str], count: usize) {
-        let list = |ids: &[String]| ids.iter().cloned().map(Value::from).collect::<Value>();
+    fn push(&mut self, document: &Document, list: Place, count: usize) {
+        let mut text = Vec::new();
+        list_of(by_id(document, list).map(|(id, _)| id), &mut text);
         match self {
-            Orders::Same(same) if same == ids => {}
             Orders::Same(same) => {
-                let mut orders = vec![list(same); count];
-                orders.push(ids.iter().copied().map(Value::from).collect());
+                let mut before = Vec::new();
+                list_of(same.iter().map(|id| &**id), &mut before);
+                let mut orders = Texts::repeated(&before, count);
+                orders.push(&text);
                 *self = Orders::Mixed(orders);
             }
-            Orders::Mixed(orders) => orders.push(ids.iter().copied().map(Value::from).collect()),
+            Orders::Mixed(orders) => orders.push(&text),
+        }
+    }
+
+    /// Whether a list has the same in the same order as all before.
+    fn is(&self, document: &Document, list: Place) -> bool {
+        match self {
+            Orders::Same(same) => {
+                let ids = document.items(list).map(|item| document.id(item));
+                ids.eq(same.iter().map(|id| Some(&**id)))
+            }
+            Orders::Mixed(_) => false,
         }
     }
 }
 
+fn list_of<'a>(texts: impl Iterator<Item = &'a [u8]>, to: &mut Vec<u8>) {
+    to.push(b'[');
+    for (n, text) in texts.enumerate() {
+        to.extend_from_slice(if n > 0 { b"," } else { b"" });
+        to.extend_from_slice(text);
+    }
+    to.push(b']');
+}
+
 impl Fields {
+    /// So many values, all with these.
+    fn same<'d>(
+        document: &'d Document,
+        fields: impl Iterator<Item = (&'d [u8], Place)>,
+        count: usize,
+        keys: &mut Keys,
+    ) -> Fields {
+        let mut all = Fields {
+            fields: Vec::new(),
+            count,
+        };
+        for (key, at) in fields {
+            let column = Column::Same(document.value(at).into(), count);
+            // A key that comes twice counts once.
+            if all.fields.iter().all(|field| *field.key != *key) {
+                all.fields.push(Field::new(keys.of(key), column, count));
+            }
+        }
+        all
+    }
+
     /// One more value, with what these keys have.
-    fn push<'t>(&mut self, tape: &'t Tape, fields: impl Iterator<Item = (&'t str, Place)>, depth: usize) {
+    fn push<'d>(
+        &mut self,
+        document: &'d Document,
+        fields: impl Iterator<Item = (&'d [u8], Place)>,
+        depth: usize,
+        keys: &mut Keys,
+    ) {
         let number = self.count;
         // Keys come in the order of the value before, as a rule.
         let mut next = 0;
         for (key, at) in fields {
-            let is_next = self.fields.get(next).is_some_and(|field| field.key == key);
+            let is_next = self.fields.get(next).is_some_and(|field| *field.key == *key);
             let found = match is_next {
                 true => Some(next),
-                false => self.fields.iter().position(|field| field.key == key),
+                false => self.fields.iter().position(|field| *field.key == *key),
             };
             let index = found.unwrap_or_else(|| {
-                self.fields.push(Field {
-                    key: key.to_owned(),
-                    column: Column::Empty,
-                    count: 0,
-                    which: None,
-                });
+                self.fields.push(Field::new(keys.of(key), Column::Empty, 0));
                 self.fields.len() - 1
             });
-            self.fields[index].push(tape, at, number, depth);
+            self.fields[index].push(document, at, number, depth, keys);
             next = index + 1;
         }
         self.count += 1;
@@ -296,8 +237,17 @@ impl Fields {
 }
 
 impl Field {
+    fn new(key: Arc<[u8]>, column: Column, count: usize) -> Field {
+        Field {
+            key,
+            column,
+            count,
+            which: None,
+        }
+    }
+
     /// What it has in the value of this number. A key that comes twice counts once.
-    fn push(&mut self, tape: &Tape, at: Place, number: usize, depth: usize) {
+    fn push(&mut self, document: &Document, at: Place, number: usize, depth: usize, keys: &mut Keys) {
         let last = self
             .which
             .as_ref()
@@ -306,87 +256,94 @@ impl Field {
             return;
         }
         if self.which.is_none() && self.count < number {
-            self.which = Some((0..self.count).collect());
+            self.which = Some(Box::new((0..self.count).collect()));
         }
         if let Some(which) = &mut self.which {
             which.push(number);
         }
-        self.column.push(tape, at, depth + 1);
+        self.column.push(document, at, depth + 1, keys);
         self.count += 1;
     }
 }
 
 impl Column {
-    /// The value at a place of a tape comes next.
-    fn push(&mut self, tape: &Tape, at: Place, depth: usize) {
-        let token = &tape.tokens[at];
-        match (&mut *self, token) {
-            (Column::Empty, _) => *self = Column::of(tape, at, depth),
-            (Column::Same(value, count), _) if tape.is(at, value) => *count += 1,
-            (Column::Same(value, count), Token::Whole(new)) if value.is_i64() => {
-                let mut all = vec![value.as_i64().unwrap_or_default(); *count];
-                all.push(*new);
-                *self = Column::Whole(all);
+    /// The value at a place of a document comes next.
+    fn push(&mut self, document: &Document, at: Place, depth: usize, keys: &mut Keys) {
+        let shape = document.shape(at);
+        match self {
+            Column::Empty => *self = Column::Same(document.value(at).into(), 1),
+            Column::Same(text, count) if **text == *document.value(at) => *count += 1,
+            Column::Same(text, count) => match Column::parted(text, *count, (shape, depth), keys) {
+                Some(column) => {
+                    *self = column;
+                    self.push(document, at, depth, keys);
+                }
+                None => self.push_mixed(document.value(at)),
+            },
+            Column::Whole(all) => match document.whole(at) {
+                Some(new) => all.push(new),
+                None => self.push_mixed(document.value(at)),
+            },
+            Column::Object(fields) if shape == Shape::Object => {
+                fields.push(document, document.fields(at), depth, keys);
             }
-            (Column::Whole(all), Token::Whole(new)) => all.push(*new),
-            (Column::Object(fields), Token::Object(end)) => {
-                fields.push(tape, tape.fields(at, *end), depth);
-            }
-            (Column::List(columns, count), Token::List(end))
-                if tape.items(at, *end).count() == columns.len() =>
+            Column::List(columns, count)
+                if shape == Shape::List && document.items(at).count() == columns.len() =>
             {
-                for (column, item) in columns.iter_mut().zip(tape.items(at, *end)) {
-                    column.push(tape, item, depth + 1);
+                for (column, item) in columns.iter_mut().zip(document.items(at)) {
+                    column.push(document, item, depth + 1, keys);
                 }
                 *count += 1;
             }
-            (Column::ById(fields, orders), Token::List(end)) => match tape.ids(at, *end) {
-                Some(ids) => {
-                    orders.push(&ids, fields.count);
-                    fields.push(tape, ids.iter().copied().zip(tape.items(at, *end)), depth);
+            Column::ById(lists) if shape == Shape::List => {
+                let (fields, orders) = &mut **lists;
+                if !orders.is(document, at) {
+                    if ids(document, at).is_none() {
+                        return self.push_mixed(document.value(at));
+                    }
+                    orders.push(document, at, fields.count);
                 }
-                None => self.push_mixed(tape.value(at)),
-            },
-            _ => self.push_mixed(tape.value(at)),
+                fields.push(document, by_id(document, at), depth, keys);
+            }
+            _ => self.push_mixed(document.value(at)),
         }
     }
 
-    /// One with its first value.
-    fn of(tape: &Tape, at: Place, depth: usize) -> Column {
-        match &tape.tokens[at] {
-            Token::List(_) | Token::Object(_) if depth >= DEPTH_MAX => Column::Mixed(vec![tape.value(at)]),
-            Token::Object(end) => {
-                let mut fields = Fields::default();
-                fields.push(tape, tape.fields(at, *end), depth);
-                Column::Object(fields)
+    /// So many values of one text as a column to which others of the same shape can be added; `None` where that is any column.
+    fn parted(text: &[u8], count: usize, (shape, depth): (Shape, usize), keys: &mut Keys) -> Option<Column> {
+        match shape {
+            Shape::Whole => {
+                let whole = std::str::from_utf8(text).ok()?.parse().ok()?;
+                Some(Column::Whole(vec![whole; count]))
             }
-            Token::List(end) => match tape.ids(at, *end) {
-                Some(ids) => {
-                    let mut fields = Fields::default();
-                    fields.push(tape, ids.iter().copied().zip(tape.items(at, *end)), depth);
-                    let order = ids.iter().map(|id| (*id).to_owned()).collect();
-                    Column::ById(fields, Orders::Same(order))
+            Shape::Text | Shape::Other => None,
+            Shape::List | Shape::Object => {
+                let mut was = Document::default();
+                was.read(text).ok()?;
+                if was.shape(0) != shape || depth >= DEPTH_MAX {
+                    return None;
                 }
-                None => {
-                    let one = |item| {
-                        let mut column = Column::Empty;
-                        column.push(tape, item, depth + 1);
-                        column
-                    };
-                    Column::List(tape.items(at, *end).map(one).collect(), 1)
+                if shape == Shape::Object {
+                    return Some(Column::Object(Fields::same(&was, was.fields(0), count, keys)));
                 }
-            },
-            _ => Column::Same(tape.value(at), 1),
+                let Some(ids) = ids(&was, 0) else {
+                    let same = |item| Column::Same(was.value(item).into(), count);
+                    return Some(Column::List(was.items(0).map(same).collect(), count));
+                };
+                let orders = Orders::Same(ids.into_iter().map(|id| keys.of(id)).collect());
+                let fields = Fields::same(&was, by_id(&was, 0), count, keys);
+                Some(Column::ById(Box::new((fields, orders))))
+            }
         }
     }
 
     /// One that fits nothing that was there before.
-    fn push_mixed(&mut self, value: Value) {
+    fn push_mixed(&mut self, text: &[u8]) {
         if !matches!(self, Column::Mixed(_)) {
-            *self = Column::Mixed(std::mem::take(self).values());
+            *self = Column::Mixed(std::mem::take(self).texts());
         }
-        if let Column::Mixed(values) = self {
-            values.push(value);
+        if let Column::Mixed(texts) = self {
+            texts.push(text);
         }
     }
 
@@ -395,109 +352,126 @@ impl Column {
             Column::Empty => 0,
             Column::Same(_, count) | Column::List(_, count) => *count,
             Column::Whole(all) => all.len(),
-            Column::Object(fields) | Column::ById(fields, _) => fields.count,
-            Column::Mixed(values) => values.len(),
+            Column::Object(fields) => fields.count,
+            Column::ById(lists) => lists.0.count,
+            Column::Mixed(texts) => texts.count,
         }
     }
 
     /// All of its values.
-    fn values(self) -> Vec<Value> {
+    fn texts(self) -> Texts {
         let count = self.count();
-        let packed = serde_json::to_value(&self).unwrap_or_default();
-        let values = columns::unpack_own(&packed, count);
+        if let Column::Same(text, count) = self {
+            return Texts::repeated(&text, count);
+        }
+        let mut text = Vec::new();
+        let written = self.write(&mut text).ok();
+        let packed = written.and_then(|()| serde_json::from_slice(&text).ok());
+        let values = packed.and_then(|packed: Value| columns::unpack_own(&packed, count));
         debug_assert!(values.is_some(), "what is packed comes back");
-        values.unwrap_or_else(|| vec![Value::Null; count])
+        let mut texts = Texts::default();
+        for value in values.unwrap_or_else(|| vec![Value::Null; count]) {
+            texts.push(value.to_string().as_bytes());
+        }
+        texts
     }
 
-    /// What all of its values are, where they are the same.
-    fn same(&self) -> Option<Value> {
+    fn write(&self, to: &mut impl Write) -> io::Result<()> {
         match self {
-            Column::Same(value, _) => Some(value.clone()),
-            Column::Object(fields) => fields.same().map(Value::Object),
-            Column::List(columns, _) => columns.iter().map(Column::same).collect(),
-            Column::ById(fields, Orders::Same(order)) => {
-                let mut items = fields.same()?;
-                order.iter().map(|id| items.remove(id)).collect()
+            Column::Empty => to.write_all(br#"["*"]"#),
+            Column::Same(text, _) => {
+                to.write_all(br#"["=","#)?;
+                to.write_all(text)?;
+                to.write_all(b"]")
             }
-            Column::Mixed(values) => match values.as_slice() {
-                [value] => Some(value.clone()),
-                _ => None,
-            },
-            Column::Empty | Column::Whole(_) | Column::ById(_, Orders::Mixed(_)) => None,
+            Column::Whole(all) => write_whole(all, to),
+            Column::Object(fields) => {
+                to.write_all(br#"["{","#)?;
+                fields.write(to)?;
+                to.write_all(b"]")
+            }
+            Column::List(columns, _) => {
+                to.write_all(br#"["[",["#)?;
+                for (n, column) in columns.iter().enumerate() {
+                    to.write_all(if n > 0 { b"," } else { b"" })?;
+                    column.write(to)?;
+                }
+                to.write_all(b"]]")
+            }
+            Column::ById(lists) => {
+                let (fields, orders) = &**lists;
+                to.write_all(br#"["@","#)?;
+                fields.write(to)?;
+                to.write_all(b",")?;
+                orders.write(to)?;
+                to.write_all(b"]")
+            }
+            Column::Mixed(texts) => texts.write(to),
+        }
+    }
+}
+
+impl Texts {
+    fn write(&self, to: &mut impl Write) -> io::Result<()> {
+        to.write_all(br#"["*""#)?;
+        to.write_all(&self.all)?;
+        to.write_all(b"]")
+    }
+}
+
+impl Orders {
+    fn write(&self, to: &mut impl Write) -> io::Result<()> {
+        match self {
+            Orders::Same(order) => {
+                let mut text = Vec::new();
+                list_of(order.iter().map(|id| &**id), &mut text);
+                Column::Same(text.as_slice().into(), 0).write(to)
+            }
+            Orders::Mixed(texts) => texts.write(to),
         }
     }
 }
 
 impl Fields {
-    fn same(&self) -> Option<Map<String, Value>> {
-        let same = |field: &Field| {
-            let is_whole = field.which.is_none() && field.count == self.count;
-            is_whole.then(|| Some((field.key.clone(), field.column.same()?)))?
-        };
-        self.fields.iter().map(same).collect()
-    }
-}
-
-impl Serialize for Column {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        if let Some(value) = self.same() {
-            return ("=", value).serialize(to);
+    fn write(&self, to: &mut impl Write) -> io::Result<()> {
+        to.write_all(b"{")?;
+        for (n, field) in self.fields.iter().enumerate() {
+            to.write_all(if n > 0 { b"," } else { b"" })?;
+            to.write_all(&field.key)?;
+            to.write_all(b":")?;
+            let some: Vec<usize>;
+            let which = match &field.which {
+                Some(which) => which,
+                None if field.count < self.count => {
+                    some = (0..field.count).collect();
+                    &some
+                }
+                None => {
+                    field.column.write(to)?;
+                    continue;
+                }
+            };
+            to.write_all(br#"["?","#)?;
+            serde_json::to_writer(&mut *to, which)?;
+            to.write_all(b",")?;
+            field.column.write(to)?;
+            to.write_all(b"]")?;
         }
-        match self {
-            Column::Object(fields) => ("{", fields).serialize(to),
-            Column::List(columns, _) => ("[", columns).serialize(to),
-            Column::ById(fields, Orders::Same(order)) => ("@", fields, ("=", order)).serialize(to),
-            Column::ById(fields, Orders::Mixed(orders)) => ("@", fields, Tagged("*", orders)).serialize(to),
-            Column::Mixed(values) => Tagged("*", values).serialize(to),
-            Column::Whole(all) => whole(all, to),
-            // A column of a value that is the same, or of none.
-            Column::Same(..) | Column::Empty => Tagged::<Value>("*", &[]).serialize(to),
-        }
-    }
-}
-
-/// A tag and what follows it, in one list.
-struct Tagged<'a, T>(&'static str, &'a [T]);
-
-impl<T: Serialize> Serialize for Tagged<'_, T> {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let mut list = to.serialize_seq(Some(self.1.len() + 1))?;
-        list.serialize_element(self.0)?;
-        self.1.iter().try_for_each(|item| list.serialize_element(item))?;
-        list.end()
+        to.write_all(b"}")
     }
 }
 
 /// The first, then by how much each is above the one before; as they are where one is too far from the next.
-fn whole<S: Serializer>(all: &[i64], to: S) -> Result<S::Ok, S::Error> {
-    let more = all.windows(2).map(|pair| pair[1].checked_sub(pair[0]));
-    match more.collect::<Option<Vec<i64>>>() {
-        Some(more) => {
-            let mut list = to.serialize_seq(Some(all.len() + 1))?;
-            list.serialize_element("+")?;
-            let mut numbers = all.iter().take(1).chain(&more);
-            numbers.try_for_each(|number| list.serialize_element(number))?;
-            list.end()
-        }
-        None => Tagged("*", all).serialize(to),
+fn write_whole(all: &[i64], to: &mut impl Write) -> io::Result<()> {
+    let is_near = all.windows(2).all(|pair| pair[1].checked_sub(pair[0]).is_some());
+    to.write_all(if is_near { br#"["+""# } else { br#"["*""# })?;
+    let mut last = 0;
+    for number in all {
+        to.write_all(b",")?;
+        serde_json::to_writer(&mut *to, &(number - last))?;
+        last = if is_near { *number } else { 0 };
     }
-}
-
-impl Serialize for Fields {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let mut map = to.serialize_map(Some(self.fields.len()))?;
-        for field in &self.fields {
-            match &field.which {
-                Some(which) => map.serialize_entry(&field.key, &("?", which, &field.column))?,
-                None if field.count < self.count => {
-                    let which: Vec<usize> = (0..field.count).collect();
-                    map.serialize_entry(&field.key, &("?", which, &field.column))?;
-                }
-                None => map.serialize_entry(&field.key, &field.column)?,
-            }
-        }
-        map.end()
-    }
+    to.write_all(b"]")
 }
 
 /// The periods of a block, as they come.
@@ -506,20 +480,15 @@ pub(crate) struct Columns {
     at_ns: Vec<i64>,
     wall_ns: Vec<i64>,
     frames: Column,
-    tape: Tape,
+    keys: Keys,
 }
 
 impl Columns {
-    /// Adds a period, a JSON text of any shape.
-    ///
-    /// # Errors
-    /// What is no JSON; it is not there then.
-    pub fn push(&mut self, at_ns: i64, wall_ns: i64, frame: &[u8]) -> serde_json::Result<()> {
-        self.tape.read(frame)?;
-        self.frames.push(&self.tape, 0, 1);
+    /// Adds a period.
+    pub fn push(&mut self, at_ns: i64, wall_ns: i64, frame: &Document) {
+        self.frames.push(frame, 0, 1, &mut self.keys);
         self.at_ns.push(at_ns);
         self.wall_ns.push(wall_ns);
-        Ok(())
     }
 
     /// How many periods there are.
@@ -532,33 +501,16 @@ impl Columns {
         let time = |index: usize| Some((*self.at_ns.get(index)?, *self.wall_ns.get(index)?));
         Some([time(0)?, time(self.len().checked_sub(1)?)?])
     }
-}
 
-impl Serialize for Columns {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        struct Times<'a>(&'a [i64]);
-        impl Serialize for Times<'_> {
-            fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-                whole(self.0, to)
-            }
-        }
-        struct All<'a>(&'a Columns);
-        impl Serialize for All<'_> {
-            fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-                let Columns {
-                    at_ns,
-                    wall_ns,
-                    frames,
-                    ..
-                } = self.0;
-                let mut map = to.serialize_map(Some(3))?;
-                map.serialize_entry("at_ns", &Times(at_ns))?;
-                map.serialize_entry("wall_ns", &Times(wall_ns))?;
-                map.serialize_entry("frame", frames)?;
-                map.end()
-            }
-        }
-        ("{", All(self)).serialize(to)
+    /// Writes the text of a block.
+    pub fn write(&self, to: &mut impl Write) -> io::Result<()> {
+        to.write_all(br#"["{",{"at_ns":"#)?;
+        write_whole(&self.at_ns, to)?;
+        to.write_all(br#","wall_ns":"#)?;
+        write_whole(&self.wall_ns, to)?;
+        to.write_all(br#","frame":"#)?;
+        self.frames.write(to)?;
+        to.write_all(b"}]")
     }
 }
 
@@ -569,15 +521,22 @@ mod tests {
 
     use super::*;
     use crate::columns::Pick;
+    use crate::document::Figures;
+
+    fn read(columns: &Columns) -> Value {
+        let mut text = Vec::new();
+        columns.write(&mut text).unwrap();
+        serde_json::from_slice(&text).unwrap()
+    }
 
     /// The column of these values, as a block has it.
     fn pack(values: &[Value]) -> Value {
-        let (mut tape, mut column) = (Tape::default(), Column::Empty);
+        let (mut document, mut columns) = (Document::default(), Columns::default());
         for value in values {
-            tape.read(value.to_string().as_bytes()).unwrap();
-            column.push(&tape, 0, 0);
+            document.write(value, Figures::Whole).unwrap();
+            columns.push(0, 0, &document);
         }
-        serde_json::to_value(column).unwrap()
+        read(&columns)[1]["frame"].take()
     }
 
     #[test]
@@ -616,14 +575,19 @@ mod tests {
 
     #[test]
     fn what_is_no_json_is_refused_and_leaves_what_was_there() {
-        let mut columns = Columns::default();
-        columns.push(1, 10, br#"{"n": 1}"#).unwrap();
+        let (mut columns, mut document) = (Columns::default(), Document::default());
+        document.read(br#"{"n": 1}"#).unwrap();
+        columns.push(1, 10, &document);
         for broken in ["", "{", "[1 2]", "{} {}", "\"\\ud800\""] {
-            assert!(columns.push(2, 20, broken.as_bytes()).is_err(), "{broken}");
+            assert!(
+                document.read(broken.as_bytes()).is_err() && document.is_empty(),
+                "{broken}"
+            );
         }
-        columns.push(3, 30, br#"{"n": 1, "n": 2}"#).unwrap();
+        document.read(br#"{"n": 1, "n": 2}"#).unwrap();
+        columns.push(3, 30, &document);
         assert_eq!((columns.len(), columns.span()), (2, Some([(1, 10), (3, 30)])));
-        let packed = serde_json::to_value(&columns).unwrap();
+        let packed = read(&columns);
         let frame = |at: u64| json!({"at_ns": at, "wall_ns": 10 * at, "frame": {"n": 1}});
         assert_eq!(columns::unpack(&packed, 2), Some(vec![frame(1), frame(3)]));
     }

@@ -7,14 +7,16 @@ use std::thread::JoinHandle;
 use homenode_units::Ns;
 use serde_json::json;
 
+use crate::document::Documents;
 use crate::schema::RecordError;
 use crate::store::{Begin, Event, Limits, Period, Store, Written};
 
 /// Periods that may wait for the disk.
 const WAITING_MAX: usize = 64;
 
-/// Makes the period that is to be kept: on the recorder's thread, since turning figures into JSON takes a while.
-type Make = Box<dyn FnOnce() -> Period + Send>;
+/// Makes the period that is to be kept, and writes what is kept as documents: on the recorder's thread, since turning figures
+/// into JSON takes a while.
+type Make = Box<dyn FnOnce(&mut Documents) -> Period + Send>;
 
 /// What becomes of a period for which there is no room, since the disk is slower than the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,11 +72,11 @@ impl Recorder {
     }
 
     /// Hands over a period.
-    pub fn keep(&mut self, at: Ns, make: impl FnOnce() -> Period + Send + 'static) {
+    pub fn keep(&mut self, at: Ns, make: impl FnOnce(&mut Documents) -> Period + Send + 'static) {
         let Some(periods) = &self.periods else { return };
         let missed = self.missed_count;
-        let make: Make = Box::new(move || {
-            let mut period = make();
+        let make: Make = Box::new(move |documents: &mut Documents| {
+            let mut period = make(documents);
             period.events.extend((missed > 0).then(|| left_out(missed, at)));
             period
         });
@@ -138,13 +140,15 @@ impl Told {
 /// Writes until the run ends. What cannot be written is left out, and told where it can be again.
 fn write(mut store: Store, waiting: &Receiver<Make>, told: &Told) {
     let (mut lost_count, mut said, mut unpruned) = (0, None, None);
+    let mut documents = Documents::default();
     for make in waiting {
-        let mut period = make();
+        documents.clear();
+        let mut period = make(&mut documents);
         let at = period.at;
         period
             .events
             .extend((lost_count > 0).then(|| left_out(lost_count, at)));
-        match store.append(period) {
+        match store.append(&period, &documents) {
             Ok(written) => {
                 if said.take().is_some() {
                     told.notice("the history is written again".into());
@@ -172,5 +176,94 @@ fn write(mut store: Store, waiting: &Receiver<Make>, told: &Told) {
     }
     if let Err(error) = store.close() {
         told.notice(error.to_string());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::Value;
+
+    use super::*;
+    use crate::columns::tests::value;
+    use crate::document::Figures;
+    use crate::{Archive, Kind};
+
+    fn begin(path: &Path) -> Recorder {
+        let begin = Begin {
+            wall_ns: 0,
+            version: "test".into(),
+            host: "test".into(),
+            detail: json!({}),
+        };
+        let limits = Limits {
+            status: Ns(u64::MAX),
+            samples: Ns(u64::MAX),
+            samples_bytes: homenode_units::Bytes::from_gib(1),
+            bytes: homenode_units::Bytes::from_gib(1),
+        };
+        Recorder::begin(path, &begin, limits, WhenFull::Wait).unwrap()
+    }
+
+    fn keep(recorder: &mut Recorder, second: u64, (status, sample): (Value, Option<Value>)) {
+        let at = Ns::from_secs(second);
+        recorder.keep(at, move |documents| {
+            documents.put(Kind::Status, Figures::Whole, &status);
+            if let Some(sample) = sample {
+                documents.put(Kind::Sample, Figures::Whole, &sample);
+            }
+            Period {
+                at,
+                wall_ns: at.0.cast_signed(),
+                events: Vec::new(),
+            }
+        });
+    }
+
+    /// What is there, once it is so many.
+    fn back(path: &Path, kind: Kind, count: usize) -> Vec<Value> {
+        loop {
+            let archive = Archive::open(path).unwrap();
+            let frames = archive.iter(None, kind, (i64::MIN, i64::MAX)).unwrap();
+            let values: Vec<Value> = frames.map(|frame| frame.unwrap().value).collect();
+            if values.len() >= count {
+                return values;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+        #[test]
+        fn whatever_was_given_is_read_back_from_the_tail_from_a_block_and_from_what_a_killed_agent_left(
+            given in prop::collection::vec((value(), prop::option::of(value())), 1..8),
+            // Of those that are given the next block begins with one that comes a minute later.
+            later in 0..8usize,
+        ) {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("history.sqlite");
+            let statuses: Vec<Value> = given.iter().map(|(status, _)| status.clone()).collect();
+            let samples: Vec<Value> = given.iter().filter_map(|(_, sample)| sample.clone()).collect();
+            let is_back = |path: &Path| {
+                back(path, Kind::Status, statuses.len()) == statuses
+                    && back(path, Kind::Sample, samples.len()) == samples
+            };
+            let mut recorder = begin(&path);
+            for (n, period) in given.iter().enumerate() {
+                let second = if n < later { n } else { n + 60 };
+                keep(&mut recorder, second as u64, period.clone());
+            }
+            prop_assert!(is_back(&path));
+            // As it is where the agent is killed now.
+            let killed = dir.path().join("killed.sqlite");
+            for end in ["", "-wal"] {
+                std::fs::copy(format!("{}{end}", path.display()), format!("{}{end}", killed.display())).unwrap();
+            }
+            drop(begin(&killed));
+            prop_assert!(is_back(&killed));
+            drop(recorder);
+            prop_assert!(is_back(&path));
+        }
     }
 }

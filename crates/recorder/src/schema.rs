@@ -144,11 +144,16 @@ impl Kind {
     /// Both.
     pub const ALL: [Kind; 2] = [Kind::Status, Kind::Sample];
 
-    pub(crate) fn number(self) -> i64 {
+    /// Its place in [`Kind::ALL`].
+    pub(crate) fn index(self) -> usize {
         match self {
             Kind::Status => 0,
             Kind::Sample => 1,
         }
+    }
+
+    pub(crate) fn number(self) -> i64 {
+        self.index().cast_signed() as i64
     }
 }
 

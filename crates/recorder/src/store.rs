@@ -1,6 +1,7 @@
 //! The writing end: periods as they come, minutes of them as blocks, and no more than there is room for.
 
 use std::fs;
+use std::io::{self, BufWriter};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -10,6 +11,7 @@ use rustix::fs::FlockOperation;
 use serde_json::Value;
 use zstd::bulk::Compressor;
 
+use crate::document::{Document, Documents};
 use crate::pack::Columns;
 use crate::schema::{self, BLOCK_BYTES_MAX, Kind, RecordError};
 
@@ -23,6 +25,8 @@ const AGAIN: Ns = Ns::from_secs(60);
 const DECIDED: &str = "decided";
 /// How hard zstd tries. Trying harder takes twice as long, and makes nothing less of samples, which are most of it.
 const LEVEL: i32 = 1;
+/// How much of a block's text is compressed at once.
+const TEXT_BYTES: usize = 64 << 10;
 /// How long a clock that was set must go on before anything is dropped for its age: one that jumps for a while makes all of it
 /// old.
 const BELIEVED: Ns = Ns::from_secs(600);
@@ -109,17 +113,13 @@ pub struct Written {
     pub outcome: String,
 }
 
-/// What there is to keep of one period.
+/// What there is to keep of one period beside its [`Documents`].
 #[derive(Clone, Debug)]
 pub struct Period {
     /// The host's monotonic clock.
     pub at: Ns,
     /// The wall clock, in nanoseconds since 1970.
     pub wall_ns: i64,
-    /// What the agent makes of the host, a JSON text.
-    pub status: Vec<u8>,
-    /// What the host said, a JSON text.
-    pub sample: Option<Vec<u8>>,
     /// What happened.
     pub events: Vec<Event>,
 }
@@ -140,12 +140,14 @@ pub(crate) struct Store {
     is_prune_due: bool,
     /// Makes of texts what stands in the tail.
     compressor: Compressor<'static>,
+    /// What it made of a period's, by kind.
+    packed: [Vec<u8>; Kind::ALL.len()],
 }
 
 struct Minute {
     begun: Ns,
     last_wall_ns: i64,
-    /// Its periods by kind, as the tail holds them: so they need not be read again.
+    /// Its periods by kind, which the tail holds too: so they need not be read again.
     frames: [Columns; Kind::ALL.len()],
 }
 
@@ -212,6 +214,7 @@ impl Store {
             steady: None,
             is_prune_due: false,
             compressor: Compressor::new(LEVEL).map_err(|e| RecordError::new(path, e))?,
+            packed: Default::default(),
         };
         store.within(|change| {
             let runs: Vec<i64> = change
@@ -248,12 +251,18 @@ impl Store {
     }
 
     /// Writes a period down; its decisions, with their numbers.
-    pub fn append(&mut self, period: Period) -> Result<Vec<Written>, RecordError> {
-        let mut packed = |text: &Vec<u8>| self.compressor.compress(text);
-        let tail =
-            [Some(&period.status), period.sample.as_ref()].map(|text| text.map(&mut packed).transpose());
+    pub fn append(&mut self, period: &Period, documents: &Documents) -> Result<Vec<Written>, RecordError> {
+        for (kind, document) in documents.iter() {
+            let packed = compress(
+                &mut self.compressor,
+                document.text(),
+                &mut self.packed[kind.index()],
+            );
+            packed.map_err(|e| RecordError::new(&self.path, e))?;
+        }
         let run = self.run;
         let minute = self.minute.take();
+        let packed = std::mem::take(&mut self.packed);
         // A clock that was set back begins a new block: times within one only grow.
         let is_over = minute.as_ref().is_some_and(|minute| {
             period.at.saturating_sub(minute.begun) >= BLOCK
@@ -264,14 +273,17 @@ impl Store {
             if let Some(minute) = minute.as_ref().filter(|_| is_over) {
                 close_minute(change, run, &minute.frames)?;
             }
-            write_tail(change, run, &period, tail)?;
+            for (kind, _) in documents.iter() {
+                write_tail(change, run, period, (kind, &packed[kind.index()]))?;
+            }
             let mut decisions = Vec::new();
             for event in &period.events {
-                let id = write_event(change, run, &period, event)?;
+                let id = write_event(change, run, period, event)?;
                 decisions.extend(id.and_then(|id| event.written(id, period.wall_ns)));
             }
             Ok(decisions)
         });
+        self.packed = packed;
         let decisions = match written {
             Ok(decisions) => decisions,
             Err(error) => {
@@ -279,31 +291,29 @@ impl Store {
                 return Err(error);
             }
         };
-        let mut minute = minute.filter(|_| !is_over).unwrap_or(Minute {
-            begun: period.at,
-            last_wall_ns: period.wall_ns,
+        self.take_in(minute.filter(|_| !is_over), period, documents);
+        self.is_prune_due |= is_over;
+        // What is no JSON takes nothing else with it.
+        let failed = documents.failed().map(|e| RecordError::new(&self.path, e));
+        failed.map_or(Ok(decisions), Err)
+    }
+
+    /// Adds a period that is in the tail to the minute that is not over, or begins another.
+    fn take_in(&mut self, minute: Option<Minute>, period: &Period, documents: &Documents) {
+        let (at, wall_ns) = (period.at, period.wall_ns);
+        let mut minute = minute.unwrap_or(Minute {
+            begun: at,
+            last_wall_ns: wall_ns,
             frames: Default::default(),
         });
-        minute.last_wall_ns = period.wall_ns;
-        let Period {
-            at,
-            wall_ns,
-            status,
-            sample,
-            ..
-        } = period;
-        let texts = minute.frames.iter_mut().zip([Some(status), sample]);
-        let added = texts.filter_map(|(frames, text)| Some(frames.push(whole(at.0), wall_ns, &text?)));
-        // One that is no JSON takes no other with it.
-        let added: Vec<serde_json::Result<()>> = added.collect();
+        minute.last_wall_ns = wall_ns;
+        for (kind, document) in documents.iter() {
+            minute.frames[kind.index()].push(whole(at.0), wall_ns, document);
+        }
         self.minute = Some(minute);
-        self.is_prune_due |= is_over;
         let ahead_ns = wall_ns.saturating_sub(whole(at.0));
         let is_steady = |(_, was): &(Ns, i64)| ahead_ns.saturating_sub(*was).saturating_abs() < STEP_NS;
         self.steady = Some(self.steady.filter(is_steady).unwrap_or((at, ahead_ns)));
-        let added: serde_json::Result<()> = added.into_iter().collect();
-        added.map_err(|e| RecordError::new(&self.path, e))?;
-        Ok(decisions)
     }
 
     /// Ends the run: what is not a block yet becomes one.
@@ -455,6 +465,7 @@ pub(crate) fn give_back(connection: &Connection, path: &Path) -> Result<(), Reco
 /// The periods that an agent which was killed left one by one.
 fn left_in_tail(change: &Transaction<'_>, run: i64) -> rusqlite::Result<[Columns; Kind::ALL.len()]> {
     let mut left: [Columns; Kind::ALL.len()] = Default::default();
+    let mut document = Document::default();
     for (frames, kind) in left.iter_mut().zip(Kind::ALL) {
         let mut rows = change.prepare_cached(
             "SELECT at_ns, wall_ns, frame FROM tail WHERE run = ? AND kind = ? ORDER BY id",
@@ -465,34 +476,38 @@ fn left_in_tail(change: &Transaction<'_>, run: i64) -> rusqlite::Result<[Columns
         for row in rows {
             let (at, wall_ns, bytes) = row?;
             // One that cannot be read any more takes no other with it.
-            let _ = decompressed(&bytes).map(|text| frames.push(at, wall_ns, &text));
+            let read = decompressed(&bytes).and_then(|text| document.read(&text).ok());
+            if read.is_some() {
+                frames.push(at, wall_ns, &document);
+            }
         }
     }
     Ok(left)
 }
 
-/// Writes what was made of a period's values.
+/// Compresses a text into a room that is used again and again.
+fn compress(compressor: &mut Compressor<'_>, text: &[u8], to: &mut Vec<u8>) -> io::Result<()> {
+    to.clear();
+    to.reserve(zstd::zstd_safe::compress_bound(text.len()));
+    compressor.compress_to_buffer(text, to).map(drop)
+}
+
+/// Writes what was made of a period's document.
 fn write_tail(
     change: &Transaction<'_>,
     run: i64,
     period: &Period,
-    packed: [std::io::Result<Option<Vec<u8>>>; Kind::ALL.len()],
+    (kind, bytes): (Kind, &[u8]),
 ) -> rusqlite::Result<()> {
-    let failed = |e: std::io::Error| rusqlite::Error::ToSqlConversionFailure(e.into());
-    for (kind, bytes) in Kind::ALL.into_iter().zip(packed) {
-        let Some(bytes) = bytes.map_err(failed)? else {
-            continue;
-        };
-        change
-            .prepare_cached("INSERT INTO tail (run, kind, at_ns, wall_ns, frame) VALUES (?, ?, ?, ?, ?)")?
-            .execute(params![
-                run,
-                kind.number(),
-                whole(period.at.0),
-                period.wall_ns,
-                bytes
-            ])?;
-    }
+    change
+        .prepare_cached("INSERT INTO tail (run, kind, at_ns, wall_ns, frame) VALUES (?, ?, ?, ?, ?)")?
+        .execute(params![
+            run,
+            kind.number(),
+            whole(period.at.0),
+            period.wall_ns,
+            bytes
+        ])?;
     Ok(())
 }
 
@@ -502,13 +517,12 @@ fn close_minute(
     run: i64,
     frames: &[Columns; Kind::ALL.len()],
 ) -> rusqlite::Result<()> {
-    let failed = |e: std::io::Error| rusqlite::Error::ToSqlConversionFailure(e.into());
+    let failed = |e: io::Error| rusqlite::Error::ToSqlConversionFailure(e.into());
     for (kind, frames) in Kind::ALL.into_iter().zip(frames) {
         let Some([(first_at, first_wall), (last_at, last_wall)]) = frames.span() else {
             continue;
         };
-        let text = serde_json::to_vec(frames).map_err(|e| failed(e.into()))?;
-        let bytes = zstd::bulk::compress(&text, LEVEL).map_err(failed)?;
+        let bytes = block_of(frames).map_err(failed)?;
         change.execute(
             "INSERT INTO block (run, kind, first_at_ns, last_at_ns, first_wall_ns, last_wall_ns, count, frames)
              VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -526,6 +540,14 @@ fn close_minute(
     }
     change.execute("DELETE FROM tail WHERE run = ?", params![run])?;
     Ok(())
+}
+
+/// A block of these periods. Its text is never there as a whole: a minute of a thousand VMs has tens of megabytes.
+fn block_of(frames: &Columns) -> io::Result<Vec<u8>> {
+    let compressor = zstd::stream::write::Encoder::new(Vec::new(), LEVEL)?;
+    let mut text = BufWriter::with_capacity(TEXT_BYTES, compressor);
+    frames.write(&mut text)?;
+    text.into_inner()?.finish()
 }
 
 /// Writes an event; the number of its row, where it has one of its own.

@@ -138,6 +138,10 @@ impl FakeHost {
         );
         let all = self.machine.cpu_set().to_string();
         let nodes = self.machine.node_set().to_string();
+        self.put(
+            &format!("proc/{pid}/status"),
+            &status(pid, pid, "kvm", &all, &nodes),
+        );
         for (at, tid) in tids(vm).enumerate() {
             let dir = format!("proc/{pid}/task/{tid}");
             let vcpu = at.checked_sub(OTHERS.len());

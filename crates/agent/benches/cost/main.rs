@@ -59,6 +59,8 @@ struct Spent {
     handing_over: Duration,
     recorder: Duration,
     all: Duration,
+    /// In the last sample.
+    vms: usize,
     decisions: u64,
     events: u64,
 }
@@ -139,6 +141,7 @@ impl Host for Metered {
         let mut meter = self.meter.borrow_mut();
         let lap = meter.lap();
         meter.spent.sampling += lap;
+        meter.spent.vms = sample.as_ref().map_or(0, |sample| sample.vms.len());
         sample.iter_mut().for_each(|sample| self.stand_in.add_to(sample));
         meter.lap();
         sample
@@ -295,6 +298,7 @@ fn measure(vms: usize, periods: u64, period: Duration) {
     }
     assert!(agent.wait().expect("its end").success(), "the agent failed");
     let spent: Spent = serde_json::from_str(&last).expect("figures");
+    assert_eq!(spent.vms, vms, "the agent sees all VMs");
     print(vms, periods, period, &spent, (share, most));
 }
 

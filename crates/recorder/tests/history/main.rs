@@ -2,14 +2,14 @@
 
 mod files;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use homenode_recorder::{
-    Archive, Begin, Event, Frame, Kind, Limits, Minute, Period, RecordError, Recorder, Wanted, WhenFull,
-    Which, prune,
+    Archive, Begin, Documents, Event, Figures, Frame, Kind, Limits, Minute, RecordError, Recorder, Wanted,
+    WhenFull, Which, prune,
 };
 use homenode_units::{Bytes, Ns};
 use serde_json::{Value, json};
@@ -49,12 +49,27 @@ fn event(kind: &str, text: &str) -> Event {
     }
 }
 
-fn text(value: &serde_json::Value) -> Vec<u8> {
-    value.to_string().into_bytes()
+/// A period with its documents.
+#[derive(Clone)]
+struct Period {
+    at: Ns,
+    wall_ns: i64,
+    status: Value,
+    sample: Option<Value>,
+    events: Vec<Event>,
 }
 
-fn read(text: &[u8]) -> serde_json::Value {
-    serde_json::from_slice(text).unwrap()
+impl Period {
+    fn put(self, documents: &mut Documents) -> homenode_recorder::Period {
+        documents.put(Kind::Status, Figures::Whole, &self.status);
+        if let Some(sample) = &self.sample {
+            documents.put(Kind::Sample, Figures::Whole, sample);
+        }
+        let Period {
+            at, wall_ns, events, ..
+        } = self;
+        homenode_recorder::Period { at, wall_ns, events }
+    }
 }
 
 /// The period of this second, on a clock that is off by so much.
@@ -64,8 +79,8 @@ fn period(second: u64, off: i64) -> Period {
     Period {
         at: Ns::from_secs(second),
         wall_ns: NOON + second.cast_signed() * SECOND + off,
-        status: text(&json!({"vms": [vm("a"), vm("b")], "second": second})),
-        sample: Some(text(&json!({"cpus": [second, 2 * second]}))),
+        status: json!({"vms": [vm("a"), vm("b")], "second": second}),
+        sample: Some(json!({"cpus": [second, 2 * second]})),
         events: Vec::new(),
     }
 }
@@ -82,9 +97,9 @@ fn record(path: &Path, periods: impl Iterator<Item = Period>) {
 
 fn keep(recorder: &mut Recorder, period: Period) {
     let (done, is_done) = std::sync::mpsc::channel::<()>();
-    recorder.keep(period.at, move || {
+    recorder.keep(period.at, move |documents| {
         drop(done);
-        period
+        period.put(documents)
     });
     let _ = is_done.recv();
 }
@@ -118,8 +133,8 @@ fn every_period_comes_back_as_it_was() {
         for (second, frame) in (0..).zip(back) {
             let was = period(second, 0);
             let value = match kind {
-                Kind::Status => read(&was.status),
-                Kind::Sample => read(&was.sample.unwrap()),
+                Kind::Status => was.status,
+                Kind::Sample => was.sample.unwrap(),
             };
             assert_eq!(
                 (frame.at, frame.wall_ns, frame.value),
@@ -164,7 +179,7 @@ fn periods_that_are_wanted_far_apart_are_the_first_after_each_gap_of_every_run()
         [(1, 0), (1, 25), (1, 50), (1, 75), (1, 100), (1, 125), (2, 150)]
     );
     for ((_, second), (_, frame)) in told.iter().zip(&seen) {
-        assert_eq!(frame.value, read(&period(*second, 0).sample.unwrap()));
+        assert_eq!(frame.value, period(*second, 0).sample.unwrap());
     }
 }
 
@@ -276,7 +291,7 @@ fn an_agent_that_is_killed_while_it_writes_leaves_whole_periods() {
         writer.wait().unwrap();
         let back = frames(&path, Kind::Status);
         for (second, frame) in (0..).zip(&back) {
-            assert_eq!(frame.value, read(&period(second, 0).status), "round {round}");
+            assert_eq!(frame.value, period(second, 0).status, "round {round}");
         }
         assert_eq!(frames(&path, Kind::Sample).len(), back.len(), "round {round}");
         first = back.len() as u64;
@@ -302,7 +317,7 @@ fn a_history_that_is_torn_anywhere_gives_what_is_whole_and_is_set_aside() {
         if let Ok(archive) = Archive::open(&torn) {
             let _ = archive.frames(Kind::Status, (i64::MIN, i64::MAX), |frame| {
                 let second = frame.at.0 / 1_000_000_000;
-                assert_eq!(frame.value, read(&period(second, 0).status), "torn at {length}");
+                assert_eq!(frame.value, period(second, 0).status, "torn at {length}");
                 true
             });
         }
@@ -366,19 +381,17 @@ fn a_period_that_is_no_json_costs_itself_alone_and_is_said() {
     let (_dir, path) = place();
     let mut recorder = Recorder::begin(&path, &begin(), plenty(), WhenFull::LeaveOut).unwrap();
     for second in 0..90 {
-        let status = match second {
-            30 => b"{".to_vec(),
-            _ => period(second, 0).status,
-        };
-        let sample = None;
-        keep(
-            &mut recorder,
-            Period {
-                status,
-                sample,
-                ..period(second, 0)
-            },
-        );
+        let (done, is_done) = std::sync::mpsc::channel::<()>();
+        recorder.keep(Ns::from_secs(second), move |documents| {
+            drop(done);
+            let kept = period(second, 0).put(documents);
+            if second == 30 {
+                // The keys of objects are texts.
+                documents.put(Kind::Status, Figures::Whole, &BTreeMap::from([((1, 2), 3)]));
+            }
+            kept
+        });
+        let _ = is_done.recv();
     }
     recorder.close();
     assert!(recorder.take_notices()[0].contains("is not recorded"));
@@ -530,7 +543,7 @@ fn a_disk_that_fills_up_costs_periods_that_are_counted_and_nothing_else() {
         keep(
             &mut recorder,
             Period {
-                status: text(&noise(second)),
+                status: noise(second),
                 ..period(second, 0)
             },
         );
@@ -582,15 +595,17 @@ fn a_host_never_waits_for_the_disk_and_a_simulated_one_loses_nothing() {
     let stuck = |when_full| {
         let mut recorder = Recorder::begin(&path, &begin(), plenty(), when_full).unwrap();
         let (release, released) = std::sync::mpsc::channel::<()>();
-        recorder.keep(Ns(0), move || {
+        recorder.keep(Ns(0), move |documents| {
             let _ = released.recv();
-            period(0, 0)
+            period(0, 0).put(documents)
         });
         (recorder, release)
     };
     let (mut recorder, release) = stuck(WhenFull::LeaveOut);
     for second in 1..200 {
-        recorder.keep(Ns::from_secs(second), move || period(second, 0));
+        recorder.keep(Ns::from_secs(second), move |documents| {
+            period(second, 0).put(documents)
+        });
     }
     drop(release);
     recorder.close();
@@ -604,7 +619,9 @@ fn a_host_never_waits_for_the_disk_and_a_simulated_one_loses_nothing() {
             drop(release);
         });
         for second in 1..200 {
-            recorder.keep(Ns::from_secs(second), move || period(second, 0));
+            recorder.keep(Ns::from_secs(second), move |documents| {
+                period(second, 0).put(documents)
+            });
         }
     });
     recorder.close();

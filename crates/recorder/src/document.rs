@@ -1,0 +1,603 @@
+//! What is kept of a period, as it is serialized: JSON text, and beside it where each value stands in it. So nobody has to read
+//! the text again to know what is in it.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::ser::{CharEscape, CompactFormatter, Formatter, Serializer};
+
+use crate::schema::Kind;
+
+/// How much of figures is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Figures {
+    /// All of it.
+    Whole,
+    /// As many digits as tell anything; of whole numbers only rates are figures, and the rest are counts, which stay as they
+    /// are. What a controller can sustain is no measurement, so `_max_` rates stay too.
+    Short,
+}
+
+/// Digits of a short figure.
+const DIGITS: u32 = 3;
+
+/// Where a value stands among the tokens of a document.
+pub(crate) type Place = usize;
+
+/// What a value is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// A whole number, which may be too large for 64 bits.
+    Whole,
+    Text,
+    /// Null, true, false, or a number that is not whole.
+    Other,
+    List,
+    Object,
+}
+
+/// A value in a document. What is in a list or an object follows it, up to its end.
+#[derive(Clone, Debug)]
+pub(crate) struct Token {
+    pub shape: Shape,
+    /// Where its key begins, if it has one, which goes up to a colon before the value.
+    key: u32,
+    /// Its text.
+    begin: u32,
+    end: u32,
+    /// The place after it and what is in it.
+    next: u32,
+}
+
+/// A value as JSON without spaces. Its room is used again for the next.
+#[derive(Debug, Default)]
+pub(crate) struct Document {
+    text: Vec<u8>,
+    tokens: Vec<Token>,
+}
+
+impl Document {
+    /// Becomes this value.
+    ///
+    /// # Errors
+    /// What is no JSON, as keys that are no texts; it is empty then.
+    pub fn write(&mut self, value: &impl Serialize, figures: Figures) -> serde_json::Result<()> {
+        self.become_of(figures, |writer| {
+            value.serialize(&mut Serializer::with_formatter(io::sink(), writer))
+        })
+    }
+
+    /// Becomes what a JSON text says.
+    ///
+    /// # Errors
+    /// As [`Document::write`].
+    pub fn read(&mut self, text: &[u8]) -> serde_json::Result<()> {
+        self.become_of(Figures::Whole, |writer| {
+            let mut reader = serde_json::Deserializer::from_slice(text);
+            Rest(writer).deserialize(&mut reader)?;
+            reader.end()
+        })
+    }
+
+    fn become_of(
+        &mut self,
+        figures: Figures,
+        of: impl FnOnce(&mut Writer<'_>) -> serde_json::Result<()>,
+    ) -> serde_json::Result<()> {
+        self.clear();
+        let made = of(&mut Writer {
+            document: self,
+            figures,
+            open: Vec::new(),
+            key: None,
+            is_in_key: false,
+            is_rate: false,
+        });
+        let is_small = u32::try_from(self.text.len()).is_ok();
+        let made = match is_small {
+            true => made,
+            false => Err(serde::ser::Error::custom("more than 4 GiB of text")),
+        };
+        if made.is_err() {
+            self.clear();
+        }
+        made
+    }
+
+    pub fn clear(&mut self) {
+        self.text.clear();
+        self.tokens.clear();
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+
+    /// All of it.
+    pub fn text(&self) -> &[u8] {
+        &self.text
+    }
+
+    pub fn shape(&self, at: Place) -> Shape {
+        self.tokens[at].shape
+    }
+
+    /// The text of a value.
+    pub fn value(&self, at: Place) -> &[u8] {
+        let Token { begin, end, .. } = self.tokens[at];
+        &self.text[begin as usize..end as usize]
+    }
+
+    /// The text of its key; empty where it has none.
+    fn key(&self, at: Place) -> &[u8] {
+        let Token { key, begin, .. } = self.tokens[at];
+        self.text[key as usize..begin as usize]
+            .strip_suffix(b":")
+            .unwrap_or_default()
+    }
+
+    /// A value that is a whole number of 64 bits.
+    pub fn whole(&self, at: Place) -> Option<i64> {
+        let is_whole = self.shape(at) == Shape::Whole;
+        is_whole.then(|| std::str::from_utf8(self.value(at)).ok()?.parse().ok())?
+    }
+
+    /// The places of what is in a list or an object.
+    pub fn items(&self, at: Place) -> impl Iterator<Item = Place> {
+        let end = self.tokens[at].next as usize;
+        let next = move |at: Place| (at < end).then_some(at);
+        std::iter::successors(next(at + 1), move |at| next(self.tokens[*at].next as usize))
+    }
+
+    /// The keys of an object, as JSON texts, and the places of what is below them.
+    pub fn fields(&self, at: Place) -> impl Iterator<Item = (&[u8], Place)> {
+        self.items(at).map(|at| (self.key(at), at))
+    }
+
+    /// The `id` of an object that has one, as a JSON text.
+    pub fn id(&self, at: Place) -> Option<&[u8]> {
+        if self.shape(at) != Shape::Object {
+            return None;
+        }
+        let (_, id) = self.fields(at).find(|(key, _)| *key == br#""id""#)?;
+        (self.shape(id) == Shape::Text).then(|| self.value(id))
+    }
+}
+
+/// What there is to keep of one period.
+#[derive(Debug, Default)]
+pub struct Documents {
+    all: [Document; Kind::ALL.len()],
+    failed: Option<serde_json::Error>,
+}
+
+impl Documents {
+    /// Keeps this value. Where it is no JSON, the period goes without it, and that is told as what the disk does not take.
+    pub fn put(&mut self, kind: Kind, figures: Figures, value: &impl Serialize) {
+        if let Err(error) = self.all[kind.index()].write(value, figures) {
+            self.failed = Some(error);
+        }
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.all.iter_mut().for_each(Document::clear);
+        self.failed = None;
+    }
+
+    /// Those that there are.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Kind, &Document)> {
+        let all = Kind::ALL.into_iter().zip(&self.all);
+        all.filter(|(_, document)| !document.is_empty())
+    }
+
+    pub(crate) fn failed(&self) -> Option<&serde_json::Error> {
+        self.failed.as_ref()
+    }
+}
+
+/// Adds to a document.
+struct Writer<'a> {
+    document: &'a mut Document,
+    figures: Figures,
+    /// Lists and objects that have not ended.
+    open: Vec<Place>,
+    /// Where the key of the value begins that comes.
+    key: Option<u32>,
+    is_in_key: bool,
+    /// Whether the value that comes is a rate: a figure, though it is written without a point.
+    is_rate: bool,
+}
+
+/// A place in a text or among tokens; what is too long is refused in the end.
+fn narrow(place: usize) -> u32 {
+    u32::try_from(place).unwrap_or(u32::MAX)
+}
+
+impl Writer<'_> {
+    fn token(&mut self, shape: Shape, begin: usize) {
+        let begin = narrow(begin);
+        let tokens = &mut self.document.tokens;
+        tokens.push(Token {
+            shape,
+            key: self.key.take().unwrap_or(begin),
+            begin,
+            end: narrow(self.document.text.len()),
+            next: narrow(tokens.len() + 1),
+        });
+    }
+
+    /// A value without others in it; a number may also be a key.
+    fn scalar(&mut self, shape: Shape, write: impl FnOnce(&mut Vec<u8>) -> io::Result<()>) -> io::Result<()> {
+        let begin = self.document.text.len();
+        write(&mut self.document.text)?;
+        if !self.is_in_key {
+            self.token(shape, begin);
+        }
+        Ok(())
+    }
+
+    fn whole(&mut self, value: i64) -> io::Result<()> {
+        self.scalar(Shape::Whole, |text| CompactFormatter.write_i64(text, value))
+    }
+
+    fn large(&mut self, value: u64) -> io::Result<()> {
+        let is_figure = self.is_rate && self.figures == Figures::Short && !self.is_in_key;
+        let value = if is_figure { short_whole(value) } else { value };
+        self.scalar(Shape::Whole, |text| CompactFormatter.write_u64(text, value))
+    }
+
+    fn figure(&mut self, value: f64) -> io::Result<()> {
+        let value = match self.figures {
+            Figures::Short => short_figure(value),
+            Figures::Whole => value,
+        };
+        self.scalar(Shape::Other, |text| CompactFormatter.write_f64(text, value))
+    }
+
+    fn word(&mut self, word: &str) -> io::Result<()> {
+        self.scalar(Shape::Other, |text| text.write_all(word.as_bytes()))
+    }
+
+    fn begin(&mut self, shape: Shape, sign: u8) {
+        self.open.push(self.document.tokens.len());
+        self.token(shape, self.document.text.len());
+        self.document.text.push(sign);
+    }
+
+    fn end(&mut self, sign: u8) {
+        self.document.text.push(sign);
+        let Some(at) = self.open.pop() else { return };
+        let next = narrow(self.document.tokens.len());
+        let token = &mut self.document.tokens[at];
+        (token.end, token.next) = (narrow(self.document.text.len()), next);
+    }
+
+    fn separate(&mut self, is_first: bool) {
+        if !is_first {
+            self.document.text.push(b',');
+        }
+    }
+
+    /// A comma, where something stands in front that is not the begin of a list or an object, nor a key.
+    fn separate_from_last(&mut self) {
+        let last = self.document.text.last();
+        self.separate(matches!(last, None | Some(b'[' | b'{' | b':')));
+    }
+
+    fn begin_key(&mut self) {
+        self.key = Some(narrow(self.document.text.len()));
+        self.is_in_key = true;
+    }
+
+    fn end_key(&mut self) {
+        self.is_in_key = false;
+        if self.figures == Figures::Short {
+            let key = self.key.map(|begin| &self.document.text[begin as usize..]);
+            let key = key.unwrap_or_default();
+            self.is_rate = key.ends_with(b"_per_s\"") && !key.windows(5).any(|part| part == b"_max_");
+        }
+        self.document.text.push(b':');
+    }
+}
+
+/// Nothing goes to where a serializer means to write.
+impl Formatter for &mut Writer<'_> {
+    fn write_null<W: Write + ?Sized>(&mut self, _: &mut W) -> io::Result<()> {
+        self.word("null")
+    }
+
+    fn write_bool<W: Write + ?Sized>(&mut self, _: &mut W, value: bool) -> io::Result<()> {
+        self.word(if value { "true" } else { "false" })
+    }
+
+    fn write_i8<W: Write + ?Sized>(&mut self, _: &mut W, value: i8) -> io::Result<()> {
+        self.whole(value.into())
+    }
+
+    fn write_i16<W: Write + ?Sized>(&mut self, _: &mut W, value: i16) -> io::Result<()> {
+        self.whole(value.into())
+    }
+
+    fn write_i32<W: Write + ?Sized>(&mut self, _: &mut W, value: i32) -> io::Result<()> {
+        self.whole(value.into())
+    }
+
+    fn write_i64<W: Write + ?Sized>(&mut self, _: &mut W, value: i64) -> io::Result<()> {
+        self.whole(value)
+    }
+
+    fn write_i128<W: Write + ?Sized>(&mut self, _: &mut W, value: i128) -> io::Result<()> {
+        self.scalar(Shape::Whole, |text| CompactFormatter.write_i128(text, value))
+    }
+
+    fn write_u8<W: Write + ?Sized>(&mut self, _: &mut W, value: u8) -> io::Result<()> {
+        self.large(value.into())
+    }
+
+    fn write_u16<W: Write + ?Sized>(&mut self, _: &mut W, value: u16) -> io::Result<()> {
+        self.large(value.into())
+    }
+
+    fn write_u32<W: Write + ?Sized>(&mut self, _: &mut W, value: u32) -> io::Result<()> {
+        self.large(value.into())
+    }
+
+    fn write_u64<W: Write + ?Sized>(&mut self, _: &mut W, value: u64) -> io::Result<()> {
+        self.large(value)
+    }
+
+    fn write_u128<W: Write + ?Sized>(&mut self, _: &mut W, value: u128) -> io::Result<()> {
+        self.scalar(Shape::Whole, |text| CompactFormatter.write_u128(text, value))
+    }
+
+    fn write_f32<W: Write + ?Sized>(&mut self, _: &mut W, value: f32) -> io::Result<()> {
+        self.scalar(Shape::Other, |text| CompactFormatter.write_f32(text, value))
+    }
+
+    fn write_f64<W: Write + ?Sized>(&mut self, _: &mut W, value: f64) -> io::Result<()> {
+        self.figure(value)
+    }
+
+    fn write_number_str<W: Write + ?Sized>(&mut self, _: &mut W, _: &str) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn begin_string<W: Write + ?Sized>(&mut self, _: &mut W) -> io::Result<()> {
+        if !self.is_in_key {
+            self.begin(Shape::Text, b'"');
+            return Ok(());
+        }
+        self.document.text.push(b'"');
+        Ok(())
+    }
+
+    fn end_string<W: Write + ?Sized>(&mut self, _: &mut W) -> io::Result<()> {
+        if !self.is_in_key {
+            self.end(b'"');
+            return Ok(());
+        }
+        self.document.text.push(b'"');
+        Ok(())
+    }
+
+    fn write_string_fragment<W: Write + ?Sized>(&mut self, _: &mut W, fragment: &str) -> io::Result<()> {
+        self.document.text.write_all(fragment.as_bytes())
+    }
+
+    fn write_char_escape<W: Write + ?Sized>(&mut self, _: &mut W, escape: CharEscape) -> io::Result<()> {
+        CompactFormatter.write_char_escape(&mut self.document.text, escape)
+    }
+
+    fn begin_array<W: Write + ?Sized>(&mut self, _: &mut W) -> io::Result<()> {
+        self.is_rate = false;
+        self.begin(Shape::List, b'[');
+        Ok(())
+    }
+
+    fn end_array<W: Write + ?Sized>(&mut self, _: &mut W) -> io::Result<()> {
+        self.end(b']');
+        Ok(())
+    }
+
+    fn begin_array_value<W: Write + ?Sized>(&mut self, _: &mut W, is_first: bool) -> io::Result<()> {
+        self.separate(is_first);
+        Ok(())
+    }
+
+    fn begin_object<W: Write + ?Sized>(&mut self, _: &mut W) -> io::Result<()> {
+        self.begin(Shape::Object, b'{');
+        Ok(())
+    }
+
+    fn end_object<W: Write + ?Sized>(&mut self, _: &mut W) -> io::Result<()> {
+        self.end(b'}');
+        Ok(())
+    }
+
+    fn begin_object_key<W: Write + ?Sized>(&mut self, _: &mut W, is_first: bool) -> io::Result<()> {
+        self.separate(is_first);
+        self.begin_key();
+        Ok(())
+    }
+
+    fn end_object_key<W: Write + ?Sized>(&mut self, _: &mut W) -> io::Result<()> {
+        self.end_key();
+        Ok(())
+    }
+
+    fn begin_object_value<W: Write + ?Sized>(&mut self, _: &mut W) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn write_raw_fragment<W: Write + ?Sized>(&mut self, _: &mut W, _: &str) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+/// Reads the next value into a document, or the text of a key.
+struct Rest<'a, 'd>(&'a mut Writer<'d>);
+
+/// What a document does not take; nothing that can be read is so.
+fn refused<E: serde::de::Error>(error: io::Error) -> E {
+    E::custom(error)
+}
+
+impl<'de> DeserializeSeed<'de> for Rest<'_, '_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
+        self.0.separate_from_last();
+        from.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Rest<'_, '_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> Result<(), E> {
+        self.0.word("null").map_err(refused)
+    }
+
+    fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<(), E> {
+        let word = if value { "true" } else { "false" };
+        self.0.word(word).map_err(refused)
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<(), E> {
+        self.0.whole(value).map_err(refused)
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<(), E> {
+        self.0.large(value).map_err(refused)
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<(), E> {
+        self.0.figure(value).map_err(refused)
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<(), E> {
+        let write = |to: &mut Vec<u8>| serde_json::to_writer(to, text).map_err(io::Error::from);
+        self.0.scalar(Shape::Text, write).map_err(refused)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
+        self.0.begin(Shape::List, b'[');
+        while items.next_element_seed(Rest(self.0))?.is_some() {}
+        self.0.end(b']');
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
+        self.0.begin(Shape::Object, b'{');
+        while fields.next_key_seed(Key(self.0))?.is_some() {
+            fields.next_value_seed(Rest(self.0))?;
+        }
+        self.0.end(b'}');
+        Ok(())
+    }
+}
+
+/// Reads the next key into a document.
+struct Key<'a, 'd>(&'a mut Writer<'d>);
+
+impl<'de> DeserializeSeed<'de> for Key<'_, '_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
+        self.0.separate_from_last();
+        self.0.begin_key();
+        from.deserialize_any(Rest(self.0))?;
+        self.0.end_key();
+        Ok(())
+    }
+}
+
+/// A whole number with as many digits as tell anything.
+fn short_whole(number: u64) -> u64 {
+    let digits = number.checked_ilog10().map_or(1, |places| places + 1);
+    let unit = 10_u64.pow(digits.saturating_sub(DIGITS));
+    number / unit * unit
+}
+
+/// A figure with as many digits as tell anything.
+fn short_figure(full: f64) -> f64 {
+    /// Powers of ten that are exact, so that what is divided by them is the nearest figure to its decimals.
+    const EXACT_MAX: i32 = 22;
+    const EXACT_MIN: i32 = -EXACT_MAX;
+    let magnitude = full.abs().log10().floor() as i32;
+    let places = (DIGITS.cast_signed() - 1).saturating_sub(magnitude);
+    match places {
+        0..=EXACT_MAX => (full * 10_f64.powi(places)).round() / 10_f64.powi(places),
+        EXACT_MIN..0 => (full / 10_f64.powi(-places)).round() * 10_f64.powi(-places),
+        // Far smaller or larger than any figure of a host; 0 has no magnitude.
+        _ => full,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::columns::tests::value;
+
+    /// The value at a place, from what the tokens say.
+    fn told(document: &Document, at: Place) -> Value {
+        match document.shape(at) {
+            Shape::List => document.items(at).map(|item| told(document, item)).collect(),
+            Shape::Object => {
+                let field = |(key, at)| (serde_json::from_slice::<String>(key).unwrap(), told(document, at));
+                Value::Object(document.fields(at).map(field).collect())
+            }
+            Shape::Whole | Shape::Text | Shape::Other => serde_json::from_slice(document.value(at)).unwrap(),
+        }
+    }
+
+    #[test]
+    fn keys_that_are_no_texts_are_written_as_such_or_refused() {
+        let mut document = Document::default();
+        let by_number = std::collections::BTreeMap::from([(7u16, "a\"b\n"), (8, "")]);
+        document.write(&by_number, Figures::Short).unwrap();
+        assert_eq!(told(&document, 0), json!({"7": "a\"b\n", "8": ""}));
+        let by_pair = std::collections::BTreeMap::from([((1, 2), 3)]);
+        assert!(document.write(&by_pair, Figures::Short).is_err() && document.is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn text_and_tokens_say_what_was_written_and_what_was_read(value in value()) {
+            let (mut written, mut read) = (Document::default(), Document::default());
+            written.write(&value, Figures::Whole).unwrap();
+            prop_assert_eq!(written.text(), serde_json::to_vec(&value).unwrap());
+            prop_assert_eq!(told(&written, 0), value.clone());
+            read.read(written.text()).unwrap();
+            prop_assert_eq!(read.text(), written.text());
+            prop_assert_eq!(told(&read, 0), value);
+        }
+    }
+
+    fn kept(value: &Value) -> Value {
+        let mut document = Document::default();
+        document.write(value, Figures::Short).unwrap();
+        serde_json::from_slice(document.text()).unwrap()
+    }
+
+    #[test]
+    fn figures_keep_three_digits_and_counts_all_of_them() {
+        let value = json!({"a": [0.123_456, 123_456.7, 1.234e-9, 0.0, -9.996], "n": 123_456_789_012_u64, "t": "0.123456"});
+        let short =
+            json!({"a": [0.123, 123_000.0, 1.23e-9, 0.0, -10.0], "n": 123_456_789_012_u64, "t": "0.123456"});
+        assert_eq!(kept(&value), short);
+        let rates =
+            json!({"bandwidth_bytes_per_s": 1_234_567, "bytes_per_s": 12, "a_max_bytes_per_s": 1_234_567});
+        let short =
+            json!({"bandwidth_bytes_per_s": 1_230_000, "bytes_per_s": 12, "a_max_bytes_per_s": 1_234_567});
+        assert_eq!(kept(&rates), short);
+    }
+}
