@@ -3,7 +3,7 @@
 # Kubernetes' client of scheduler extenders with Incus' interpreter as a compiled test, and Incus in a Debian of its own. All lies below
 # target, but for mmdebstrap, which makes that Debian; what is there already, in these versions, is not touched.
 #
-# For Debian 12 (and relatives), as root or with sudo: Python 3.10 or newer with venv, Go 1.24 or newer.
+# For Debian 12 (and relatives), as root, as Incus' daemons are: Python 3.10 or newer with venv, Go 1.24 or newer.
 set -eu
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
@@ -45,9 +45,10 @@ mmdebstrap|makes a Debian with Incus in it
 LIST
     say "making a Debian 13 with Incus (a minute and a half, 250 MB)"
     apt_options > "$target/apt-options"
-    as_root rm -rf "$target/incus"
+    [ "$(id -u)" -eq 0 ] || die "Incus' daemons run as root: run this as root"
+    rm -rf "$target/incus"
     # shellcheck disable=SC2046 # one word per file is meant
-    as_root mmdebstrap --quiet --variant=minbase --format=directory --aptopt='APT::Install-Recommends "false"' \
+    mmdebstrap --quiet --variant=minbase --format=directory --aptopt='APT::Install-Recommends "false"' \
         --aptopt="$target/apt-options" --include=incus-base,incus-client,iproute2 \
         trixie "$target/incus" $(apt_sources trixie "$target/sources") >&2
     echo "$made" > "$target/incus.made"

@@ -51,6 +51,8 @@ pub(crate) struct Qemu {
     root: PathBuf,
     /// Where control groups are mounted, as of the last scan.
     groups: Option<Hierarchy>,
+    /// CPUs of the host's first process, as of the last scan.
+    ordinary: Option<CpuSet>,
     vms: BTreeMap<VmId, Vm>,
     next_scan: Ns,
     scan_count: i32,
@@ -118,6 +120,7 @@ impl Qemu {
         Qemu {
             root: root.to_owned(),
             groups: None,
+            ordinary: None,
             vms: BTreeMap::new(),
             next_scan: Ns::ZERO,
             scan_count: 0,
@@ -143,11 +146,8 @@ impl Qemu {
                 let main = task::affinity(&self.root, process.pid, process.pid)
                     .ok()
                     .flatten();
-                main.filter(|affinity| {
-                    cpuset
-                        .as_ref()
-                        .is_some_and(|allowed| !allowed.is_subset(affinity))
-                })
+                let is_known = cpuset.is_some() || self.ordinary.is_some();
+                main.filter(|affinity| is_known && !self.is_free(cpuset.as_ref(), affinity))
             }
         };
         Domain {
@@ -175,6 +175,13 @@ impl Qemu {
             settings: crate::settings_file::read(&self.root, name),
             mark: None,
         }
+    }
+
+    /// Whether a thread that may run on these CPUs is pinned by nobody: it may on all that its cgroup leaves it, or on all that
+    /// the host's first process may, from which every program has what it has (`isolcpus=`, systemd's `CPUAffinity=`).
+    fn is_free(&self, allowed: Option<&CpuSet>, cpus: &CpuSet) -> bool {
+        let bounds = [allowed, self.ordinary.as_ref()];
+        bounds.into_iter().flatten().any(|bound| bound.is_subset(cpus))
     }
 
     /// CPUs that the owner of its cgroup leaves it, where they are not all.
@@ -458,17 +465,20 @@ impl Manager for Qemu {
         }
     }
 
-    fn pins(&mut self, domain: &Domain, threads: &[Thread]) -> BTreeMap<u16, CpuSet> {
-        let vcpus = threads.iter().filter_map(|thread| match thread.role {
+    fn pins(&mut self, _domain: &Domain, threads: &[Thread]) -> BTreeMap<u16, CpuSet> {
+        let of_vcpu = |thread: &Thread| match thread.role {
             Role::Vcpu(index) => Some((index, thread.affinity.clone())),
             _ => None,
-        });
-        // Where it is not known what its cgroup leaves it each is told: that of one which may run anywhere is no pin to anybody.
-        let is_everywhere = |affinity: &CpuSet| {
-            let allowed = domain.cpuset.as_ref();
-            allowed.is_some_and(|allowed| allowed.is_subset(affinity))
         };
-        vcpus.filter(|(_, affinity)| !is_everywhere(affinity)).collect()
+        threads.iter().filter_map(of_vcpu).collect()
+    }
+
+    fn is_unpinned(&self, domain: &Domain, cpus: &CpuSet) -> bool {
+        self.is_free(domain.cpuset.as_ref(), cpus)
+    }
+
+    fn vcpus_inherit(&self) -> bool {
+        true
     }
 
     fn knows(&mut self, run: &Run) -> Result<bool, CallError> {

@@ -34,11 +34,14 @@ class Cluster:
     def __init__(self):
         assert os.geteuid() == 0, "Incus runs as root: run these tests as root"
         assert (ROOT / "usr/libexec/incus/incusd").exists(), "INCUS_ROOT has no Incus: run scripts/integrations-setup.sh"
-        self.folder = pathlib.Path(tempfile.mkdtemp(dir=ROOT / "srv"))
+        # What an earlier one left that was killed.
+        for folder in (ROOT / "srv").glob("cluster-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="cluster-", dir=ROOT / "srv"))
         within = [f"/{(self.folder / member).relative_to(ROOT)}" for member in MEMBERS]
         for member in MEMBERS:
             (self.folder / member).mkdir()
-        alone = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--net", "--fork", "--kill-child"]
+        alone = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--net", "--cgroup", "--fork", "--kill-child"]
         command = [*alone, "chroot", ROOT, "/bin/sh", "-c", BEGIN, "sh", *within]
         with (self.folder / "said").open("w") as said:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
@@ -108,7 +111,10 @@ class Cluster:
     def close(self):
         self.process.kill()
         self.process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        # Its daemons may take a moment to end.
+        end = time.monotonic() + PATIENCE_S
+        while self.folder.exists() and time.monotonic() < end:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def preseed(name, before=""):

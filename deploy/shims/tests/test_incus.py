@@ -66,6 +66,7 @@ class Incus(unittest.TestCase):
         self.cluster.tell("config", "set", f"instances.placement.scriptlet={SCRIPTLET.read_text()}")
         self.addCleanup(self.cluster.tell, "config", "unset", "instances.placement.scriptlet")
         self.assertEqual(set(self.create(2)), set(MEMBERS))
+        self.assertIn("no member says what its nodes have left", self.cluster.log())
 
     def test_where_no_agent_answers_the_key_is_removed(self):
         self.assertTrue(self.feed_all()["two"])

@@ -23,7 +23,7 @@ use crate::inside::pages::move_range;
 use crate::inside::proc::Process;
 use crate::inside::process::Program;
 use crate::inside::wait::{Look, wait_until};
-use crate::outside::emulated::NODES;
+use crate::outside::emulated::{DEVICE_NODE, NODES};
 
 /// Where the operator says what he wants of VMs.
 const SETTINGS: &str = "/etc/homenode/vms";
@@ -443,7 +443,7 @@ fn wait_left(agent: &Program, guest: &Guest, node: u32, why: &str) -> anyhow::Re
             .into_iter()
             .filter(|line| line.contains(name.as_str()));
         let said: Vec<String> = said.collect();
-        let is_said = node == 0 || said.iter().any(|line| line.contains(why));
+        let is_said = said.iter().any(|line| line.contains(why));
         Ok(match is_said && pinned == threads.len() {
             true => Look::Done(()),
             false => Look::NotYet(format!("threads on {threads:?}, said: {said:?}")),
@@ -458,8 +458,7 @@ fn wait_left(agent: &Program, guest: &Guest, node: u32, why: &str) -> anyhow::Re
 }
 
 /// Memory that is locked, that a device pins through VFIO, and that lies in huge pages of which no other node has any: it
-/// stays, and the agent says why. Without a word of its operator's the VM with the device runs where its memory is. Huge pages
-/// come home once the operator reserves some there.
+/// stays, and the agent says why, while vCPUs go home. Huge pages come home once the operator reserves some there.
 pub fn unmovable(inside: &mut Inside) -> anyhow::Result<()> {
     let device = Device::take()?;
     let memory_mib = spec("", ordinary()).memory_mib;
@@ -469,19 +468,14 @@ pub fn unmovable(inside: &mut Inside) -> anyhow::Result<()> {
          -numa 'node,nodeid=0,cpus=0,memdev=ram-node0'"
     );
     let kinds = [
-        (
-            "locked",
-            "-overcommit mem-lock=on".to_owned(),
-            Some(1),
-            "is locked",
-        ),
+        ("locked", "-overcommit mem-lock=on".to_owned(), 1, "is locked"),
         (
             "given",
             format!("-device 'vfio-pci,host={}'", device.address),
-            None,
-            "",
+            DEVICE_NODE,
+            "a device assigned through VFIO pins all of its memory",
         ),
-        ("huge", huge, Some(3), "too few are free elsewhere"),
+        ("huge", huge, 3, "too few are free elsewhere"),
     ];
     fs::create_dir_all(SETTINGS)?;
     let mut guests = Vec::new();
@@ -494,13 +488,11 @@ pub fn unmovable(inside: &mut Inside) -> anyhow::Result<()> {
             let guest = guest?;
             taskset("0-3", guest.process.0)?;
             guests.push(guest);
-            if let Some(home) = home {
-                fs::write(format!("{SETTINGS}/{name}.toml"), format!("home = {home}\n"))?;
-            }
+            fs::write(format!("{SETTINGS}/{name}.toml"), format!("home = {home}\n"))?;
         }
         let agent = start_agent(inside)?;
         for (guest, (name, _, home, why)) in guests.iter().zip(&kinds) {
-            wait_left(&agent, guest, home.unwrap_or(0), why)?;
+            wait_left(&agent, guest, *home, why)?;
             inside.note(format!("{name} stays: {why}"));
         }
         reserve_huge_pages(3, memory_mib)?;
@@ -508,5 +500,10 @@ pub fn unmovable(inside: &mut Inside) -> anyhow::Result<()> {
         stop(agent)
     })();
     let _ = fs::remove_dir_all(SETTINGS);
+    drop(guests);
+    // The host has them back for the cases that come.
+    [0, 3]
+        .into_iter()
+        .try_for_each(|node| reserve_huge_pages(node, 0))?;
     result
 }

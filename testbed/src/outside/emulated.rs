@@ -35,10 +35,6 @@ const FRAMES: u64 = 1 << 21;
 
 /// Where the plain host has a device that can be given to a guest (`inside::device`).
 pub const DEVICE_NODE: u32 = 2;
-/// That device, behind a root port of its own, and an IOMMU.
-const DEVICE: &str = " -device intel-iommu,intremap=off -device pxb-pcie,id=far,bus=pcie.0,bus_nr=64,numa_node=2 \
-    -device pcie-root-port,id=far-port,bus=far,chassis=1 -device edu,bus=far-port";
-
 /// The emulator's plugin, beside this program.
 const PLUGIN: &str = "libhomenode_plugin.so";
 
@@ -372,6 +368,14 @@ impl EmulatedHost {
     }
 }
 
+/// The device that can be given to a guest, behind a root port of its own, and an IOMMU.
+fn device() -> String {
+    format!(
+        " -device intel-iommu,intremap=off -device pxb-pcie,id=far,bus=pcie.0,bus_nr=64,numa_node={DEVICE_NODE} \
+         -device pcie-root-port,id=far-port,bus=far,chassis=1 -device edu,bus=far-port"
+    )
+}
+
 /// What starts the host of virtme-ng, which runs `program` in it.
 fn virtme(
     workshop: &Workshop,
@@ -420,7 +424,7 @@ fn virtme(
     );
     let devices = match kind {
         HostKind::Counted => workshop.pmu_options(kind, &dir.join("pmu"))?,
-        HostKind::Plain => DEVICE.to_owned(),
+        HostKind::Plain => device(),
         _ => String::new(),
     };
     command

@@ -38,12 +38,14 @@ const MEMORY_NODES: &str = "setting the memory nodes";
 struct OfVm {
     home: Option<Home>,
     nodes: Option<MemoryNodes>,
+    pinned: Pins,
 }
 
 pub(super) fn grip(entry: Option<&Entry>) -> Box<dyn Grip> {
     Box::new(OfVm {
         home: entry.and_then(Entry::get),
         nodes: entry.and_then(Entry::get),
+        pinned: entry.and_then(Entry::get).unwrap_or_default(),
     })
 }
 
@@ -64,10 +66,7 @@ impl Grip for OfVm {
             return Ok(Outcome::Done);
         };
         hands.set(vm, HOME, &Home(nodes.clone()))?;
-        let mut cpus = hands.machine.cpus_of(nodes);
-        if let Some(allowed) = &vm.cpus_allowed {
-            cpus = cpus.intersection(allowed);
-        }
+        let cpus = cpus_of_home(hands, vm, nodes);
         // A home of memory-only nodes, or outside what the operator allows, leaves these threads where they are.
         if !cpus.is_empty() {
             let iothreads = vm.domain.iothreads.iter().map(|id| Helper::IoThread(*id));
@@ -123,6 +122,7 @@ impl Grip for OfVm {
         };
         let mut steps = Steps::default();
         if self.home.is_some() {
+            give_back_late_vcpus(after, &self.pinned, &mut steps);
             for (helper, cpus) in helpers_before(after.before) {
                 let (what, done) = match helper {
                     Helper::Emulator => ("emulator".to_owned(), after.manager.pin_emulator(vm, &cpus)),
@@ -138,6 +138,32 @@ impl Grip for OfVm {
             steps.note("memory nodes", after.manager.set_memory_nodes(vm, &nodes));
         }
         steps.done()
+    }
+}
+
+/// CPUs of a home for threads that are not vCPUs.
+pub(super) fn cpus_of_home(hands: &Hands, vm: &Vm, nodes: &NodeSet) -> CpuSet {
+    let cpus = hands.machine.cpus_of(nodes);
+    match &vm.cpus_allowed {
+        Some(allowed) => cpus.intersection(allowed),
+        None => cpus,
+    }
+}
+
+/// Gives vCPUs that the emulator began at home what it had itself: whoever follows the agent has never seen them.
+fn give_back_late_vcpus(after: &mut After<'_>, pinned: &Pins, steps: &mut Steps) {
+    let before = &after.before;
+    let cpus = &before.emulator;
+    if !after.manager.vcpus_inherit() || !helpers_before(before).contains_key(&Helper::Emulator) {
+        return;
+    }
+    let Ok(threads) = after.manager.threads(after.run) else {
+        return;
+    };
+    let (later, _) = vcpus::begun_by_emulator(&threads, after.run.pid, before, &pinned.0);
+    for index in later {
+        let done = after.manager.pin_vcpu(after.run.vm, index, cpus);
+        steps.note(&format!("vCPU {index}"), done);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Where vCPUs may run: pinned through libvirt, read back from the kernel, respected where somebody else pins.
+//! Where vCPUs may run: pinned through who manages the VM, read back from the kernel, respected where somebody else pins.
 
 use std::collections::BTreeMap;
 
@@ -6,13 +6,14 @@ use homenode_host::{Act, ActionError, Failure, Lever, Outcome};
 use homenode_units::CpuSet;
 use serde::{Deserialize, Serialize};
 
+use super::home::cpus_of_home;
 use super::{After, Grip, Home, Steps, failed};
 use crate::clock::now;
 use crate::hands::Hands;
 use crate::journal::{Before, Entry, Helper, Written};
 use crate::manager::CallError;
-use crate::task;
-use crate::vm::{Pinned, Vm};
+use crate::task::{self, Thread};
+use crate::vm::{Pinned, Vm, vcpu_index};
 
 /// CPUs that each vCPU may have been left pinned to, the newest first: several where an agent ended, or had no answer, while it
 /// changed them.
@@ -87,13 +88,19 @@ impl Grip for Vcpus {
     fn reconcile(&mut self, hands: &mut Hands, vm: &mut Vm, is_first: bool) {
         let usable = hands.machine.cpu_set();
         let is_kernels = now() < hands.kernels_until;
-        if let Err(error) = adopt_inherited(hands, vm) {
+        let later = came_at_home(hands, vm);
+        if let Err(error) = adopt(hands, vm, &later) {
             hands.notice(error.to_string());
         }
         let mut others = Vec::new();
         let pins = hands.manager.pins(&vm.domain, &vm.threads);
-        for index in vm.vcpu_indices() {
+        for index in vm
+            .vcpu_indices()
+            .into_iter()
+            .filter(|index| !later.contains(index))
+        {
             let written = pins.get(&index);
+            let written = written.filter(|cpus| !hands.manager.is_unpinned(&vm.domain, cpus));
             let written = written.map(|pin| pin.intersection(&usable));
             let thread = vm.vcpu_thread(index);
             let in_force = thread
@@ -186,39 +193,58 @@ impl Grip for Vcpus {
 
 /// What a vCPU ran on before the agent; one that came later was begun by the emulator.
 fn before_of(before: &Before, index: u16) -> Option<&CpuSet> {
-    let of_vcpu = before.vcpus.get(&index).unwrap_or(&before.emulator);
-    Some(of_vcpu).filter(|cpus| !cpus.is_empty())
+    let is_operators = before.operator_helpers.contains(&Helper::Emulator);
+    let of_emulator = (!is_operators).then_some(&before.emulator);
+    let of_vcpu = before.vcpus.get(&index).or(of_emulator);
+    of_vcpu.filter(|cpus| !cpus.is_empty())
 }
 
-/// Takes vCPUs for the agent's own that came after it had pinned the emulator: QEMU begins a vCPU's thread from its main one,
-/// where that may run, when the VM starts as when a vCPU is plugged in. Left alone they would keep the agent's pin for good.
-fn adopt_inherited(hands: &mut Hands, vm: &mut Vm) -> Result<(), ActionError> {
-    let Some(entry) = hands.entry(vm).filter(|entry| entry.has(&[Home::KEY])) else {
-        return Ok(());
+/// vCPUs that were not there before the agent, and that it has not pinned, where the emulator of this process may run.
+pub(super) fn begun_by_emulator<'a>(
+    threads: &'a [Thread],
+    pid: i32,
+    before: &Before,
+    ours: &BTreeMap<u16, Vec<CpuSet>>,
+) -> (Vec<u16>, Option<&'a CpuSet>) {
+    let main = threads.iter().find(|thread| thread.tid == pid);
+    let main = main.map(|main| &main.affinity);
+    let came_later = |thread: &Thread| {
+        let index = vcpu_index(&thread.role)?;
+        let is_new = !before.vcpus.contains_key(&index) && !ours.contains_key(&index);
+        (is_new && Some(&thread.affinity) == main).then_some(index)
     };
-    let before = &entry.before;
-    let main = vm.threads.iter().find(|thread| thread.tid == vm.run.pid);
-    let Some(inherited) = main
-        .map(|main| main.affinity.clone())
-        .filter(|cpus| *cpus != before.emulator && !before.operator_helpers.contains(&Helper::Emulator))
-    else {
-        return Ok(());
+    (threads.iter().filter_map(came_later).collect(), main)
+}
+
+/// vCPUs that came after the agent had given the VM a home, and begun there: QEMU begins a vCPU's thread from its main one, where
+/// that may run just then. Left alone they would keep the agent's pin for good.
+fn came_at_home(hands: &Hands, vm: &Vm) -> Vec<u16> {
+    let entry = hands.entry(vm).filter(|entry| entry.run == vm.run);
+    let before = entry
+        .filter(|entry| hands.manager.vcpus_inherit() && entry.has(&[Home::KEY]))
+        .map(|entry| &entry.before)
+        .filter(|before| !before.operator_helpers.contains(&Helper::Emulator));
+    let (Some(before), Some(home)) = (before, &vm.home) else {
+        return Vec::new();
     };
-    let came_later = |index: &u16| {
-        !before.vcpus.contains_key(index)
-            && !vm.pins.ours.contains_key(index)
-            && !vm.pins.operator.contains(index)
-            && vm
-                .vcpu_thread(*index)
-                .is_some_and(|thread| thread.affinity == inherited)
-    };
-    let later: Vec<u16> = vm.vcpu_indices().into_iter().filter(came_later).collect();
+    let (later, main) = begun_by_emulator(&vm.threads, vm.run.pid, before, &vm.pins.ours);
+    // Where somebody else has pinned the emulator meanwhile they are his.
+    let is_ours = main.is_some_and(|main| *main == cpus_of_home(hands, vm, home));
+    let not_operators = |index: &u16| is_ours && !vm.pins.operator.contains(index);
+    later.into_iter().filter(not_operators).collect()
+}
+
+/// Takes these vCPUs for pinned by the agent to where they may run.
+fn adopt(hands: &mut Hands, vm: &mut Vm, later: &[u16]) -> Result<(), ActionError> {
     if later.is_empty() {
         return Ok(());
     }
-    let ours = later.into_iter().map(|index| (index, vec![inherited.clone()]));
-    vm.pins.ours.extend(ours);
-    hands.set(vm, PIN, &Pins(vm.pins.ours.clone()))
+    let affinity = |index: &u16| Some((*index, vec![vm.vcpu_thread(*index)?.affinity.clone()]));
+    let mut ours = vm.pins.ours.clone();
+    ours.extend(later.iter().filter_map(affinity));
+    hands.set(vm, PIN, &Pins(ours.clone()))?;
+    vm.pins.ours = ours;
+    Ok(())
 }
 
 /// Pins that an operator set meanwhile are not undone when the agent ends.

@@ -35,6 +35,7 @@ impl Qemu {
     pub(super) fn scan(&mut self, whole: bool) -> Result<(), CallError> {
         let lost = |e: ReadError| CallError::Lost(e.to_string());
         self.groups = Hierarchy::read(&self.root).ok();
+        self.ordinary = task::affinity(&self.root, 1, 1).ok().flatten();
         let mut pids = Vec::new();
         if let Some(proc) = Dir::open(&self.root.join("proc")).map_err(lost)? {
             proc.numbers(PROCESSES_MAX, &mut pids).map_err(lost)?;

@@ -22,6 +22,7 @@
 //!
 //! # Properties (tests of the same name)
 //! - `single_node_bins_come_before_hybrid_bins`
+//! - `a_vm_with_a_device_gets_the_devices_node_where_that_alone_has_room`, under the baselines, too
 //! - `the_relative_order_decides_between_bins_with_room`
 //! - `the_order_is_relaxed_twice_then_refused`
 //! - `a_busy_link_splits_hybrid_bins`
