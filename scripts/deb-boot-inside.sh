@@ -67,10 +67,15 @@ state() {
 is_as_before() { state > /run/now && diff /run/before /run/now; }
 is_held() { virsh dumpxml "$1" | has xmlns/mark && grep -h Cpus_allowed_list "/proc/$(pid_of "$1")/task"/*/status | has '	[0-3]$'; }
 are_held() { for guest in $guests; do is_held "$guest" || return 1; done; }
-# Both on all nodes, so that there is something to bring home.
-scatter() { for guest in $guests; do migratepages "$(pid_of "$guest")" all 0,1,2,3; done; }
 # Pages of the first guest on each node.
 pages() { grep -o 'N[0-3]=[0-9]*' "/proc/$(pid_of one)/numa_maps" | awk -F= '{of[$1] += $2} END {for (node in of) print node, of[node]}' | sort; }
+# Its operator wants it where least of it is, so that there is something to bring home; and there is room for it there.
+want_it_elsewhere() {
+    local least
+    least=$( (pages; printf 'N%s 0\n' 0 1 2 3) | awk '{of[$1] += $2} END {for (node in of) print of[node], node}' | sort -n | sed -n '1s/.*N//p')
+    echo 1 > /proc/sys/vm/drop_caches
+    virsh metadata one --live --uri https://homenode.dev/xmlns/vm/1 --key homenode --set "<vm home='$least'/>"
+}
 is_moving() {
     local before
     before=$(pages)
@@ -207,7 +212,7 @@ systemctl daemon-reload
 # numad is asked all the while.
 check "apt-get install ./homenode-numad_*.deb" install /tried/packages/homenode-numad_*.deb
 check "numad answers without an agent" sh -c 'numad -w 1:128 | grep "[0-3]"'
-scatter
+check "its operator wants the first elsewhere" want_it_elsewhere
 check "it starts for the upgrade" starts
 check "pages move" is_moving
 guests_before=$(pids)
@@ -219,7 +224,7 @@ check "it runs" within 60 is_active
 check "it takes up both guests" within 120 are_held
 check "the newer agent goes on with the history" within 60 goes_on "$count"
 count=$(runs)
-scatter
+check "and elsewhere again" want_it_elsewhere
 check "pages move again" within 30 is_moving
 check "downgrade while guests move" install /tried/packages/*.deb
 check "the older version is there" test "$(version | grep -c newer)" = 0
@@ -227,6 +232,7 @@ check "it runs too" within 60 is_active
 check "it goes on with the history too" within 60 goes_on "$count"
 check "it takes up both guests too" within 120 are_held
 kill "$asking"
+virsh metadata one --live --uri https://homenode.dev/xmlns/vm/1 --key homenode --remove
 check "numad answered all the while" sh -c '[ "$(wc -l < /run/numad.answers)" -gt 5 ] && ! grep -v "^[0-3]\(-[0-3]\)\?$" /run/numad.answers'
 say "    $(wc -l < /run/numad.answers) answers of numad"
 check "no guest was restarted" test "$(pids)" = "$guests_before"
