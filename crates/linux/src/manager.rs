@@ -53,12 +53,12 @@ pub(crate) trait Manager: std::fmt::Debug {
     /// CPUs that vCPUs were pinned to, by the agent or anybody else. `threads` are the VM's.
     fn pins(&mut self, domain: &Domain, threads: &[Thread]) -> BTreeMap<u16, CpuSet>;
 
-    /// Whether a vCPU that may run on these CPUs is pinned by nobody, though it is among the pins.
+    /// Whether a vCPU may run on these CPUs without anybody's having pinned it, though it is among the pins.
     fn is_unpinned(&self, _domain: &Domain, _cpus: &CpuSet) -> bool {
         false
     }
 
-    /// Whether a vCPU begins where the emulator may run just then, and nobody changes that.
+    /// Whether a vCPU begins where the emulator may run just then, and the manager leaves it there.
     fn vcpus_inherit(&self) -> bool {
         false
     }

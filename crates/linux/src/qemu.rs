@@ -32,6 +32,7 @@ use crate::journal::Run;
 use crate::manager::{CallError, Manager};
 use crate::read::ReadError;
 use crate::task::{self, Process, Role, Tasks, Thread};
+use crate::vm;
 use command_line::Told;
 use monitor::{Command, MonitorError};
 
@@ -177,14 +178,14 @@ impl Qemu {
         }
     }
 
-    /// Whether a thread that may run on these CPUs is pinned by nobody: it may on all that its cgroup leaves it, or on all that
-    /// the host's first process may, from which every program has what it has (`isolcpus=`, systemd's `CPUAffinity=`).
+    /// Whether a thread has these CPUs without having been pinned: they are all that its cgroup leaves it, or all of the host's
+    /// first process, which every program inherits (`isolcpus=`, systemd's `CPUAffinity=`).
     fn is_free(&self, allowed: Option<&CpuSet>, cpus: &CpuSet) -> bool {
         let bounds = [allowed, self.ordinary.as_ref()];
         bounds.into_iter().flatten().any(|bound| bound.is_subset(cpus))
     }
 
-    /// CPUs that the owner of its cgroup leaves it, where they are not all.
+    /// CPUs that the owner of its cgroup leaves it, where that is to be seen.
     fn allowed(&self, pid: i32) -> Option<CpuSet> {
         self.groups.as_ref()?.cpus_of(pid).ok()?
     }
@@ -466,11 +467,7 @@ impl Manager for Qemu {
     }
 
     fn pins(&mut self, _domain: &Domain, threads: &[Thread]) -> BTreeMap<u16, CpuSet> {
-        let of_vcpu = |thread: &Thread| match thread.role {
-            Role::Vcpu(index) => Some((index, thread.affinity.clone())),
-            _ => None,
-        };
-        threads.iter().filter_map(of_vcpu).collect()
+        vm::affinities(threads).collect()
     }
 
     fn is_unpinned(&self, domain: &Domain, cpus: &CpuSet) -> bool {

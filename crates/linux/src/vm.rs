@@ -164,17 +164,13 @@ impl Vm {
             let thread = self.threads.iter().find(|t| t.role == *role);
             thread.map(|t| t.affinity.clone())
         };
-        let vcpus = self.threads.iter().filter_map(|t| match t.role {
-            Role::Vcpu(index) => Some((index, t.affinity.clone())),
-            _ => None,
-        });
         let iothreads = self
             .domain
             .iothreads
             .iter()
             .filter_map(|id| Some((*id, affinity(&Role::IoThread(*id))?)));
         Before {
-            vcpus: vcpus.collect(),
+            vcpus: affinities(&self.threads).collect(),
             operator_pins: self.pins.operator.iter().copied().collect(),
             emulator: affinity(&Role::Emulator).unwrap_or_default(),
             iothreads: iothreads.collect(),
@@ -378,6 +374,12 @@ impl Vm {
     pub fn forget_pages(&mut self) {
         self.memory.next_read = Ns::ZERO;
     }
+}
+
+/// CPUs that each vCPU of these threads may run on.
+pub(crate) fn affinities(threads: &[Thread]) -> impl Iterator<Item = (u16, CpuSet)> + '_ {
+    let of_vcpu = |thread: &Thread| Some((vcpu_index(&thread.role)?, thread.affinity.clone()));
+    threads.iter().filter_map(of_vcpu)
 }
 
 pub(crate) fn vcpu_index(role: &Role) -> Option<u16> {

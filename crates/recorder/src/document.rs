@@ -1,5 +1,5 @@
-//! What is kept of a period, as it is serialized: JSON text, and beside it where each value stands in it. So nobody has to read
-//! the text again to know what is in it.
+//! What is kept of a period, as it is serialized: JSON text, and beside it where each value stands in it. The
+//! recorder need not parse that text again to know what is in it.
 
 use std::io::{self, Write};
 

@@ -2,7 +2,7 @@
 //! that belongs to it: the hypervisor's own bound, and, of what is no PV domain, the pages that are populated on demand.
 //!
 //! A balloon follows as fast as its guest likes, so reading back what was asked for tells only that: the domain's pages tell the
-//! rest. A target that is not the agent's was set by somebody else, and is left alone.
+//! rest. A target that is not the agent's is its operator's, and left alone.
 
 use homenode_host::Balloon;
 use homenode_linux::journal::{Entry, Written};

@@ -18,7 +18,7 @@ use crate::library::{
 };
 use crate::runstates::State;
 use crate::store::{Asking, Source};
-use crate::{dom0, privcmd, store};
+use crate::{dom0, privcmd, store, xl};
 
 /// More than any host has; what says more is not believed.
 const CPUS_MAX: usize = 16 << 10;
@@ -108,11 +108,21 @@ pub struct Nodes {
     pub distances: Vec<Vec<u32>>,
 }
 
+/// Has the domain of this number come to so many KiB.
+struct SetMemory(Box<dyn Fn(u32, u64) -> Result<(), String> + Send>);
+
+impl std::fmt::Debug for SetMemory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SetMemory")
+    }
+}
+
 /// The hypervisor of this host. One thread's: its C library is asked by one at a time.
 #[derive(Debug)]
 pub struct Hypervisor {
     control: Control,
     store: Source,
+    memory: SetMemory,
     handle: NonNull<c_void>,
     root: PathBuf,
     /// Tells this boot of the host from others.
@@ -149,7 +159,7 @@ impl Hypervisor {
         let handle = NonNull::new(handle).ok_or_else(|| XenError::NotPermitted {
             cause: std::io::Error::last_os_error().to_string(),
         })?;
-        Hypervisor::of(root, control, handle, Source::of(store))
+        Hypervisor::of(root, control, handle, (Source::of(store), xl::set_memory))
     }
 
     /// The same of a library that has opened it.
@@ -157,7 +167,7 @@ impl Hypervisor {
         root: &Path,
         control: Control,
         handle: NonNull<c_void>,
-        store: Source,
+        (store, memory): (Source, impl Fn(u32, u64) -> Result<(), String> + Send + 'static),
     ) -> Result<Hypervisor, XenError> {
         let size = |value: c_int, most: usize, call| match usize::try_from(value) {
             Ok(value) if (1..=most).contains(&value) => Ok(value),
@@ -176,6 +186,7 @@ impl Hypervisor {
         let mut hypervisor = Hypervisor {
             control,
             store,
+            memory: SetMemory(Box::new(memory)),
             handle,
             root: root.to_owned(),
             boot: boot(root)?,
@@ -536,7 +547,7 @@ impl Hypervisor {
     /// # Errors
     /// What the toolstack said.
     pub fn set_memory(&self, domid: u32, kib: u64) -> Result<(), String> {
-        self.store.set_memory(domid, kib)
+        (self.memory.0)(domid, kib)
     }
 
     /// Lets a domain go on that was suspended to be copied, as libxl does where it could not be: its kernel is told that the

@@ -112,8 +112,8 @@ impl StandIn {
             (dom.target, dom.pages) = (Some(kib), kib / 4);
             Ok(())
         };
-        let source = Source::new(read, set);
-        Hypervisor::of(root, control(), NonNull::new(handle).unwrap().cast(), source).unwrap()
+        let handle = NonNull::new(handle).unwrap().cast();
+        Hypervisor::of(root, control(), handle, (Source::new(read), set)).unwrap()
     }
 }
 

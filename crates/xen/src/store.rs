@@ -9,7 +9,6 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use crate::library::Store;
-use crate::xl;
 
 /// How long xenstored may take to answer all that is asked at once: it takes milliseconds, and seconds on an emulated host.
 const ANSWER_MAX: Duration = Duration::from_secs(3);
@@ -23,18 +22,9 @@ pub type Read = Result<Vec<Option<String>>, String>;
 
 type Reader = dyn Fn(&[String]) -> Read + Send + Sync;
 
-type Setter = dyn Fn(u32, u64) -> Result<(), String> + Send + Sync;
-
-/// What reads xenstore, however long it takes, and what changes the one thing there that the agent changes: the memory that a
-/// domain is to come to, in KiB.
+/// What reads xenstore, however long it takes.
 #[derive(Clone)]
-pub struct Source {
-    read: Arc<Reader>,
-    set_memory: Arc<Setter>,
-}
-
-/// How long `xl` may take for that.
-const SET_MAX: Duration = Duration::from_secs(8);
+pub struct Source(Arc<Reader>);
 
 impl std::fmt::Debug for Source {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -43,32 +33,14 @@ impl std::fmt::Debug for Source {
 }
 
 impl Source {
-    /// Of functions that do.
-    pub fn new(
-        read: impl Fn(&[String]) -> Read + Send + Sync + 'static,
-        set_memory: impl Fn(u32, u64) -> Result<(), String> + Send + Sync + 'static,
-    ) -> Source {
-        Source {
-            read: Arc::new(read),
-            set_memory: Arc::new(set_memory),
-        }
+    /// Of a function that reads.
+    pub fn new(read: impl Fn(&[String]) -> Read + Send + Sync + 'static) -> Source {
+        Source(Arc::new(read))
     }
 
-    /// This host's, by its library and `xl`.
+    /// This host's, by its library.
     pub fn of(library: Store) -> Source {
-        let set = |domid: u32, kib: u64| {
-            let (domid, kib) = (domid.to_string(), format!("{kib}k"));
-            xl::run(&["mem-set", &domid, &kib], SET_MAX)
-        };
-        Source::new(move |paths| Connection::open(&library)?.read(paths), set)
-    }
-
-    /// Has a domain come to this much memory, in KiB.
-    ///
-    /// # Errors
-    /// What the toolstack said.
-    pub fn set_memory(&self, domid: u32, kib: u64) -> Result<(), String> {
-        (self.set_memory)(domid, kib)
+        Source::new(move |paths| Connection::open(&library)?.read(paths))
     }
 }
 
@@ -88,7 +60,7 @@ impl Asking {
         Asking::with(source, ANSWER_MAX)
     }
 
-    fn with(Source { read, .. }: Source, patience: Duration) -> Asking {
+    fn with(Source(read): Source, patience: Duration) -> Asking {
         let (questions, asked) = channel::<Vec<String>>();
         let (answer, answers) = channel();
         std::thread::spawn(move || {
@@ -227,11 +199,10 @@ mod tests {
     fn one_that_hangs_is_waited_for_once_and_asked_again_when_it_has_answered() {
         let (go, gate) = channel::<()>();
         let gate = Mutex::new(gate);
-        let read = move |paths: &[String]| {
+        let source = Source::new(move |paths| {
             gate.lock().unwrap().recv().map_err(|e| e.to_string())?;
             Ok(paths.iter().map(|path| Some(path.to_uppercase())).collect())
-        };
-        let source = Source::new(read, |_, _| Ok(()));
+        });
         let mut asking = Asking::with(source, Duration::from_millis(50));
         let of = |path: &str| vec![path.to_owned()];
         go.send(()).unwrap();

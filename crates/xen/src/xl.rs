@@ -12,13 +12,25 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// More of what it said is not read.
 const SAID_MAX: u64 = 64 << 10;
 
+/// How long `xl mem-set` may take.
+const SET_MAX: Duration = Duration::from_secs(8);
+
+/// Has the domain of this number come to so many KiB.
+///
+/// # Errors
+/// As [`run`].
+pub fn set_memory(domid: u32, kib: u64) -> Result<(), String> {
+    let (domid, kib) = (domid.to_string(), format!("{kib}k"));
+    run(&["mem-set", &domid, &kib], SET_MAX)
+}
+
 /// Runs one of them.
 ///
 /// # Errors
 /// It failed, with what it said, or did not end within `limit`, and was ended.
 pub fn run(arguments: &[&str], limit: Duration) -> Result<(), String> {
     let failed = |why: String| format!("xl {}: {why}", arguments.join(" "));
-    // No pipe: nobody would read it while it is waited for.
+    // No pipe: it could fill while the command is waited for, which would then wait, too.
     let said =
         rustix::fs::memfd_create("xl", MemfdFlags::CLOEXEC).map_err(|error| failed(error.to_string()))?;
     let mut said = File::from(said);

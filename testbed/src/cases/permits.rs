@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, ensure};
-use homenode_host::{Act, CpuQuota, Host as _, Limit, Outcome, Plan};
+use homenode_host::{Act, CpuQuota, Limit, Outcome};
 use homenode_linux::{LinuxHost, Options, Vms, guard};
 use homenode_testbed_guest::Behaviour;
 use homenode_units::Ns;
@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::agent::{SOON, limits, start_agent, stop};
 use crate::inside::Inside;
+use crate::inside::acts::{commit, find};
 use crate::inside::guest::{Guest, GuestSpec};
 use crate::inside::wait::{Look, wait_until};
 
@@ -75,21 +76,16 @@ pub fn quota(inside: &mut Inside) -> anyhow::Result<()> {
     let state = state.display().to_string();
     let arguments = ["guard", "--host", "libvirt", "--state", &state, "--grace", GRACE];
     let guard = guard::spawn(&inside.homenode()?, &arguments.map(Into::into), &beat)?;
-    let sample = host.sample()?;
-    let named = sample.vms.iter().find(|vm| vm.name == guest.spec.name);
-    let vm = named.context("the guest is not in the sample")?.id;
+    let vm = find(&mut host, &guest.spec.name)?.id;
     let quota = CpuQuota::of(0.1, Ns::from_millis(30));
-    let mut plan = Plan::new(sample.version);
     let limit = Act::Limit {
         limit: Limit::CpuQuota(quota),
         lease_ns: Ns::from_secs(3600),
-    }
-    .on(vm);
-    plan.decide("testbed", limit, "a case".into());
-    let receipt = host.commit(&plan)?;
+    };
+    let outcomes = commit(&mut host, vm, limit)?;
     ensure!(
-        receipt.outcomes == [Outcome::Done],
-        "expected the quota set, saw {receipt:?}"
+        outcomes == [Outcome::Done],
+        "expected the quota set, saw {outcomes:?}"
     );
     wait_limits(&guest, "cpu.max of the vCPU to be 3000 30000", |found| {
         found.iter().any(|line| line.ends_with("3000 30000"))

@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
 use homenode_host::conformance::{CHECKS, Verdict};
-use homenode_host::{Act, CpuQuota, Host as _, Limit, Outcome, Plan};
+use homenode_host::{Act, CpuQuota, Host as _, Limit, Outcome};
 use homenode_linux::{LinuxHost, Options, Vms};
 use homenode_testbed_guest::{Behaviour, MARKER_READY};
 use homenode_units::{Ns, VmId};
 
 use super::agent::{SOON, stop};
 use crate::inside::Inside;
+use crate::inside::acts::{commit, find};
 use crate::inside::device::Device;
 use crate::inside::guest::GuestSpec;
 use crate::inside::libvirtd::{IMAGE_DIR, RUN_DIR};
@@ -231,18 +232,10 @@ fn moved_while_held(
 ) -> anyhow::Result<()> {
     let limit = Limit::CpuQuota(CpuQuota::of(0.3, Ns::from_millis(100)));
     let lease_ns = Ns::from_secs(60);
-    let version = host.sample()?.version;
-    let mut plan = Plan::new(version);
-    plan.decide(
-        "testbed",
-        Act::Limit { limit, lease_ns }.on(vm),
-        "to move it meanwhile".into(),
-    );
-    let receipt = host.commit(&plan)?;
+    let outcomes = commit(host, vm, Act::Limit { limit, lease_ns })?;
     ensure!(
-        receipt.outcomes == [Outcome::Done],
-        "expected it to be held, saw {:?}",
-        receipt.outcomes
+        outcomes == [Outcome::Done],
+        "expected it to be held, saw {outcomes:?}"
     );
     let held = guest.quota()?;
     let other = own_group("elsewhere")?;
@@ -281,13 +274,7 @@ pub fn conforming(inside: &mut Inside) -> anyhow::Result<()> {
         ..Options::new(machine)
     };
     let mut host = LinuxHost::connect(&Vms::Qemu, options)?;
-    let sample = host.sample()?;
-    let vm = sample
-        .vms
-        .iter()
-        .find(|vm| vm.name == "proxmox")
-        .context("it is not in the sample")?
-        .id;
+    let vm = find(&mut host, "proxmox")?.id;
     let mut skipped = Vec::new();
     for check in CHECKS {
         match (check.run)(&mut host, vm).map_err(|error| anyhow!("{}: {error}", check.name))? {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
 use homenode_host::conformance::CHECKS;
-use homenode_host::{Act, CpuQuota, Host as _, Limit, Outcome, Plan};
+use homenode_host::{Act, CpuQuota, Host as _, Limit, Outcome};
 use homenode_linux::Options;
 use homenode_testbed_guest::Behaviour;
 use homenode_units::Ns;
@@ -15,6 +15,7 @@ use homenode_xen::XenHost;
 use super::agent::{SOON, stop};
 use super::conformance;
 use crate::inside::Inside;
+use crate::inside::acts::{commit, find};
 use crate::inside::process::{Ended, Program};
 use crate::inside::wait::{Look, wait_until};
 use crate::inside::xen::domu::{Domu, DomuSpec, Kind, Toolstack};
@@ -157,20 +158,13 @@ pub fn caps(inside: &mut Inside) -> anyhow::Result<()> {
     )?;
     domu.set_credit(256, 80)?;
     let mut host = host(inside)?;
-    let sample = host.sample()?;
-    let vm = sample
-        .vms
-        .iter()
-        .find(|vm| vm.name == "held")
-        .context("the domU is not in the sample")?;
+    let vm = find(&mut host, "held")?;
     let quota = CpuQuota::of(0.3, Ns::from_millis(30));
     let limit = Act::Limit {
         limit: Limit::CpuQuota(quota),
         lease_ns: Ns::from_secs(600),
     };
-    let mut plan = Plan::new(sample.version);
-    plan.decide("testbed", limit.on(vm.id), "to see it undone".into());
-    let outcomes = host.commit(&plan)?.outcomes;
+    let outcomes = commit(&mut host, vm.id, limit)?;
     ensure!(
         outcomes == [Outcome::Done],
         "expected the cap to be set, saw {outcomes:?}"

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
-use homenode_host::{Act, Host as _, Limit, Outcome, Plan, VmSample};
+use homenode_host::{Act, Host as _, Limit, Outcome};
 use homenode_linux::{Beat, Options, guard};
 use homenode_testbed_guest::{Behaviour, MARKER_CHECKED};
 use homenode_units::{Bytes, Ns};
@@ -14,6 +14,7 @@ use homenode_xen::XenHost;
 
 use super::agent::SOON;
 use crate::inside::Inside;
+use crate::inside::acts::{commit, find};
 use crate::inside::console::count;
 use crate::inside::libvirtd::run;
 use crate::inside::wait::{Look, wait_until};
@@ -78,12 +79,6 @@ fn expect_whole(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn find(host: &mut XenHost, name: &str) -> anyhow::Result<VmSample> {
-    let vms = host.sample()?.vms;
-    let found = vms.into_iter().find(|vm| vm.name == name);
-    found.with_context(|| format!("{name} is not in the sample"))
-}
-
 fn hold(host: &mut XenHost, name: &str) -> anyhow::Result<()> {
     let vm = find(host, name)?;
     let balloon = vm.balloon.with_context(|| format!("{name} has no balloon"))?;
@@ -91,14 +86,11 @@ fn hold(host: &mut XenHost, name: &str) -> anyhow::Result<()> {
         balloon.maximum == Bytes::from_mib(MEMORY_MIB),
         "expected all its memory to be what its operator gave it, saw {balloon:?}"
     );
-    let sample = host.sample()?;
     let limit = Act::Limit {
         limit: Limit::Memory(Bytes::from_mib(HELD_MIB)),
         lease_ns: Ns::from_secs(3600),
     };
-    let mut plan = Plan::new(sample.version);
-    plan.decide("testbed", limit.on(vm.id), "to see it given back".into());
-    let outcomes = host.commit(&plan)?.outcomes;
+    let outcomes = commit(host, vm.id, limit)?;
     ensure!(
         outcomes == [Outcome::Done],
         "expected {name} to be held, saw {outcomes:?}"

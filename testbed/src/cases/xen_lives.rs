@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
-use homenode_host::{Act, CpuQuota, Host as _, Immovable, Limit, Outcome, Plan, VmSample};
+use homenode_host::{Act, CpuQuota, Host as _, Immovable, Limit, Outcome};
 use homenode_testbed_guest::Behaviour;
 use homenode_units::{Ns, VmId};
 use homenode_xen::XenHost;
@@ -12,6 +12,7 @@ use homenode_xen::XenHost;
 use super::agent::SOON;
 use super::xen_agent::host;
 use crate::inside::Inside;
+use crate::inside::acts::{commit, find};
 use crate::inside::process::{Ended, Program};
 use crate::inside::wait::{Look, wait_until};
 use crate::inside::xen::domu::{Domu, DomuSpec, Kind, Toolstack};
@@ -23,17 +24,8 @@ const OURS: u32 = 30;
 /// How soon an agent that asks xenstored in vain goes on.
 const WITHOUT_STORE: Duration = Duration::from_secs(20);
 
-fn find(host: &mut XenHost, name: &str) -> anyhow::Result<VmSample> {
-    let sample = host.sample()?;
-    let found = sample.vms.into_iter().find(|vm| vm.name == name);
-    found.with_context(|| format!("{name} is not in the sample"))
-}
-
 fn does(host: &mut XenHost, vm: VmId, act: &Act) -> anyhow::Result<()> {
-    let sample = host.sample()?;
-    let mut plan = Plan::new(sample.version);
-    plan.decide("testbed", act.clone().on(vm), "to see it undone".into());
-    let outcomes = host.commit(&plan)?.outcomes;
+    let outcomes = commit(host, vm, act.clone())?;
     ensure!(
         matches!(outcomes[..], [Outcome::Done | Outcome::Renewed]),
         "expected {act:?} to be done, saw {outcomes:?}"

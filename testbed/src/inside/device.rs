@@ -1,4 +1,4 @@
-//! A PCI device to give to a guest: the emulated host has one that nobody needs, behind a bridge of its own on node
+//! A PCI device to give to a guest: the emulated host has a spare one, behind a bridge of its own on node
 //! [`DEVICE_NODE`], and an IOMMU.
 
 use std::fs;

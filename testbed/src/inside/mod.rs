@@ -1,5 +1,6 @@
 //! The side that runs in the emulated host: what a case can use.
 
+pub mod acts;
 pub mod console;
 pub mod device;
 pub mod guest;

@@ -150,19 +150,23 @@ pub(super) fn cpus_of_home(hands: &Hands, vm: &Vm, nodes: &NodeSet) -> CpuSet {
     }
 }
 
-/// Gives vCPUs that the emulator began at home what it had itself: whoever follows the agent has never seen them.
+/// CPUs of the emulator before the agent, but where the operator had pinned it.
+pub(super) fn emulator_before(before: &Before) -> Option<&CpuSet> {
+    let is_operators = before.operator_helpers.contains(&Helper::Emulator);
+    Some(&before.emulator).filter(|cpus| !is_operators && !cpus.is_empty())
+}
+
+/// Gives vCPUs that the emulator began at home what it had itself: the agent did not live to see and to journal them.
 fn give_back_late_vcpus(after: &mut After<'_>, pinned: &Pins, steps: &mut Steps) {
-    let before = &after.before;
-    let cpus = &before.emulator;
-    if !after.manager.vcpus_inherit() || !helpers_before(before).contains_key(&Helper::Emulator) {
+    if !after.manager.vcpus_inherit() {
         return;
     }
-    let Ok(threads) = after.manager.threads(after.run) else {
+    let (run, before) = (after.run, after.before);
+    let (Some(cpus), Ok(threads)) = (emulator_before(before), after.manager.threads(run)) else {
         return;
     };
-    let (later, _) = vcpus::begun_by_emulator(&threads, after.run.pid, before, &pinned.0);
-    for index in later {
-        let done = after.manager.pin_vcpu(after.run.vm, index, cpus);
+    for index in vcpus::begun_by_emulator(&threads, (run, before), &pinned.0) {
+        let done = after.manager.pin_vcpu(run.vm, index, cpus);
         steps.note(&format!("vCPU {index}"), done);
     }
 }

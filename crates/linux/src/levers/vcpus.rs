@@ -1,4 +1,4 @@
-//! Where vCPUs may run: pinned through who manages the VM, read back from the kernel, respected where somebody else pins.
+//! Where vCPUs may run: pinned through the VM's manager, read back from the kernel, left alone where the operator pins them.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +6,11 @@ use homenode_host::{Act, ActionError, Failure, Lever, Outcome};
 use homenode_units::CpuSet;
 use serde::{Deserialize, Serialize};
 
-use super::home::cpus_of_home;
+use super::home::{cpus_of_home, emulator_before};
 use super::{After, Grip, Home, Steps, failed};
 use crate::clock::now;
 use crate::hands::Hands;
-use crate::journal::{Before, Entry, Helper, Written};
+use crate::journal::{Before, Entry, Run, Written};
 use crate::manager::CallError;
 use crate::task::{self, Thread};
 use crate::vm::{Pinned, Vm, vcpu_index};
@@ -193,45 +193,47 @@ impl Grip for Vcpus {
 
 /// What a vCPU ran on before the agent; one that came later was begun by the emulator.
 fn before_of(before: &Before, index: u16) -> Option<&CpuSet> {
-    let is_operators = before.operator_helpers.contains(&Helper::Emulator);
-    let of_emulator = (!is_operators).then_some(&before.emulator);
-    let of_vcpu = before.vcpus.get(&index).or(of_emulator);
+    let of_vcpu = before.vcpus.get(&index).or_else(|| emulator_before(before));
     of_vcpu.filter(|cpus| !cpus.is_empty())
 }
 
-/// vCPUs that were not there before the agent, and that it has not pinned, where the emulator of this process may run.
-pub(super) fn begun_by_emulator<'a>(
-    threads: &'a [Thread],
-    pid: i32,
-    before: &Before,
+/// vCPUs that were not there before the agent, and that it has not pinned, where the main thread of this process may run: it
+/// began them there. None where the operator had pinned the main thread. To be asked where vCPUs inherit.
+pub(super) fn begun_by_emulator(
+    threads: &[Thread],
+    (run, before): (&Run, &Before),
     ours: &BTreeMap<u16, Vec<CpuSet>>,
-) -> (Vec<u16>, Option<&'a CpuSet>) {
-    let main = threads.iter().find(|thread| thread.tid == pid);
-    let main = main.map(|main| &main.affinity);
+) -> Vec<u16> {
+    let main = threads.iter().find(|thread| thread.tid == run.pid);
+    let main = main.filter(|_| emulator_before(before).is_some());
     let came_later = |thread: &Thread| {
         let index = vcpu_index(&thread.role)?;
         let is_new = !before.vcpus.contains_key(&index) && !ours.contains_key(&index);
-        (is_new && Some(&thread.affinity) == main).then_some(index)
+        (is_new && thread.affinity == main?.affinity).then_some(index)
     };
-    (threads.iter().filter_map(came_later).collect(), main)
+    threads.iter().filter_map(came_later).collect()
 }
 
 /// vCPUs that came after the agent had given the VM a home, and begun there: QEMU begins a vCPU's thread from its main one, where
 /// that may run just then. Left alone they would keep the agent's pin for good.
 fn came_at_home(hands: &Hands, vm: &Vm) -> Vec<u16> {
-    let entry = hands.entry(vm).filter(|entry| entry.run == vm.run);
-    let before = entry
-        .filter(|entry| hands.manager.vcpus_inherit() && entry.has(&[Home::KEY]))
-        .map(|entry| &entry.before)
-        .filter(|before| !before.operator_helpers.contains(&Helper::Emulator));
-    let (Some(before), Some(home)) = (before, &vm.home) else {
+    let entry = hands
+        .entry(vm)
+        .filter(|entry| hands.manager.vcpus_inherit() && entry.run == vm.run);
+    let (Some(entry), Some(home)) = (entry.filter(|entry| entry.has(&[Home::KEY])), &vm.home) else {
         return Vec::new();
     };
-    let (later, main) = begun_by_emulator(&vm.threads, vm.run.pid, before, &vm.pins.ours);
-    // Where somebody else has pinned the emulator meanwhile they are his.
-    let is_ours = main.is_some_and(|main| *main == cpus_of_home(hands, vm, home));
-    let not_operators = |index: &u16| is_ours && !vm.pins.operator.contains(index);
-    later.into_iter().filter(not_operators).collect()
+    let of = (&vm.run, &entry.before);
+    let mut later = begun_by_emulator(&vm.threads, of, &vm.pins.ours);
+    // Where the operator has pinned the emulator meanwhile, its vCPUs are his, too.
+    let given = cpus_of_home(hands, vm, home);
+    later.retain(|index| {
+        let is_at_home = vm
+            .vcpu_thread(*index)
+            .is_some_and(|thread| thread.affinity == given);
+        is_at_home && !vm.pins.operator.contains(index)
+    });
+    later
 }
 
 /// Takes these vCPUs for pinned by the agent to where they may run.

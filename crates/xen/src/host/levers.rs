@@ -52,21 +52,14 @@ impl XenHost {
         match act {
             Act::PinVcpus { vcpus, cpus } => self.pin(vm, vcpus, cpus).map_err(failing),
             Act::SetHome { nodes } => self.set_home(vm, nodes).map_err(failing),
-            Act::Limit {
-                limit: Limit::CpuQuota(quota),
-                lease_ns,
-            } => {
-                let done = self.set_cap(vm, *quota);
-                self.leased(vm, Part::Cap, *lease_ns, done).map_err(failing)
+            Act::Limit { limit, lease_ns } => {
+                let (part, done) = match limit {
+                    Limit::CpuQuota(quota) => (Part::Cap, self.set_cap(vm, *quota)),
+                    Limit::Memory(memory) => (Part::Memory, self.set_memory(vm, *memory)),
+                    _ => return cannot(NO_PARTS),
+                };
+                self.leased(vm, part, *lease_ns, done).map_err(failing)
             }
-            Act::Limit {
-                limit: Limit::Memory(memory),
-                lease_ns,
-            } => {
-                let done = self.set_memory(vm, *memory);
-                self.leased(vm, Part::Memory, *lease_ns, done).map_err(failing)
-            }
-            Act::Limit { .. } => cannot(NO_PARTS),
             Act::MovePages { from, to, pages_max } => self.move_pages(vm, (from, to), *pages_max),
             Act::MoveVirtualNode { .. } | Act::MoveFrames { .. } => Err(Failure::MemoryFixed {
                 why: ALL_OR_NONE.to_owned(),
@@ -216,7 +209,7 @@ impl XenHost {
         let written: Option<Target> = self.written(vm)?;
         let ours = written.filter(|target| target.ours.contains(&now));
         let wanted = |before: u64| (memory.0 / KIB).min(before);
-        // Somebody else's is what is given back.
+        // A target that is not the agent's is its operator's, and given back.
         let mut target = match ours {
             Some(ours) if wanted(ours.before) == now => return Ok(Outcome::Renewed),
             Some(ours) => ours,
