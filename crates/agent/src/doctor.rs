@@ -94,7 +94,8 @@ type Found = Result<String, Lack>;
 
 /// Looks at all of it.
 pub fn examine(places: &Places) -> Examined {
-    if homenode_xen::is_dom0(&places.root) {
+    // A dom0 that lacks something is looked at as one: that says what.
+    if homenode_xen::is_dom0(&places.root).unwrap_or(true) {
         return examine_dom0(places);
     }
     let Places { root, libvirt, .. } = places;
@@ -555,6 +556,19 @@ mod tests {
             "guard",
         ];
         assert!(of_files.iter().all(|feature| !has(&bare, feature)), "{bare:#?}");
+    }
+
+    #[test]
+    fn a_dom0_without_xenfs_is_told_to_mount_it() {
+        let root = tempfile::tempdir().unwrap();
+        let properties = root.path().join("sys/hypervisor/properties");
+        std::fs::create_dir_all(&properties).unwrap();
+        std::fs::write(properties.with_file_name("type"), "xen\n").unwrap();
+        std::fs::write(properties.join("features"), "00002a05\n").unwrap();
+        let dom0 = examined(root.path());
+        let xen = dom0.features.iter().find(|feature| feature.feature == "Xen");
+        let xen = xen.expect("what a Xen host has");
+        assert!(!xen.has && xen.found.contains("mount -t xenfs"), "{xen:?}");
     }
 
     #[test]

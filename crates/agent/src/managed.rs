@@ -4,9 +4,9 @@ use std::path::Path;
 
 use homenode_host::Host;
 use homenode_linux::journal::Journal;
-use homenode_linux::{CarriedOver, Legacy, LinuxHost, Options, Undone, Vms};
+use homenode_linux::{CarriedOver, ConnectError, Legacy, LinuxHost, Options, Undone, Vms};
 use homenode_machine::Machine;
-use homenode_xen::XenHost;
+use homenode_xen::{XenError, XenHost};
 
 /// Who runs the VMs of a real host. Written as in `--host`: `libvirt:URI`, `qemu` or `xen`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,6 +15,17 @@ pub enum Managed {
     Kvm(Vms),
     /// Xen, of which this system is dom0.
     Xen,
+}
+
+/// Why nobody is found who runs the VMs of this host.
+#[derive(Debug, thiserror::Error)]
+pub enum FindError {
+    /// It is a Xen host that lacks something, and must not be taken for one of KVM.
+    #[error(transparent)]
+    Xen(#[from] XenError),
+    /// It has none of KVM's: what libvirt said.
+    #[error(transparent)]
+    Kvm(#[from] ConnectError),
 }
 
 /// What the agent needs of a real host beside the contract: an end in good order, whatever happens.
@@ -65,9 +76,9 @@ impl Managed {
     /// Those of this host: Xen's in its dom0; else libvirt's if it answers, else those that run without it.
     ///
     /// # Errors
-    /// Why there are none: what libvirt said.
-    pub fn here() -> anyhow::Result<Managed> {
-        match homenode_xen::is_dom0(Path::new("/")) {
+    /// Why there are none.
+    pub fn here() -> Result<Managed, FindError> {
+        match homenode_xen::is_dom0(Path::new("/"))? {
             true => Ok(Managed::Xen),
             false => Ok(Managed::Kvm(Vms::here()?)),
         }
@@ -117,7 +128,7 @@ impl Managed {
 /// What cannot be read.
 pub fn machine_here() -> anyhow::Result<Machine> {
     let root = Path::new("/");
-    Ok(match homenode_xen::is_dom0(root) {
+    Ok(match homenode_xen::is_dom0(root)? {
         true => XenHost::machine_here(root)?,
         false => homenode_machine_files::sysfs::read(root)?,
     })

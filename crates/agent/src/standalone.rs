@@ -126,7 +126,7 @@ fn look(state: &Path, machine: &Machine, ledger: Ledger) -> anyhow::Result<Contr
 /// What says how this host is: in dom0 the hypervisor, else the kernel.
 fn sampler(machine: &Machine) -> anyhow::Result<Box<dyn FnMut() -> anyhow::Result<Sample> + '_>> {
     let root = Path::new("/");
-    if !homenode_xen::is_dom0(root) {
+    if !homenode_xen::is_dom0(root)? {
         return Ok(Box::new(move || sample(root, machine)));
     }
     let options = Options {

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::ensure;
-use homenode_agent::managed::Managed;
+use homenode_agent::managed::{FindError, Managed};
 use homenode_agent::run::Pace;
 use homenode_agent::{Show, live, twin};
 use homenode_control::{Config, Mode};
@@ -161,21 +161,23 @@ fn complained(error: anyhow::Error, json: bool) -> ExitCode {
     said.recv_timeout(PATIENCE).unwrap_or(ExitCode::FAILURE)
 }
 
-/// The host asked for; else this one, if libvirt answers or QEMUs run without it, or where a service waits for them; else
-/// the twin, for a user at a terminal.
+/// The host asked for; else this one, if it is dom0 of Xen, libvirt answers or QEMUs run without it, or where a service waits for
+/// them; else the twin, for a user at a terminal.
 fn choose_host(args: &RunArgs, output: &mut Output) -> anyhow::Result<HostArg> {
     if let Some(host) = &args.host {
         return Ok(host.clone());
     }
     let why = match Managed::here() {
         Ok(vms) => return Ok(HostArg::Live(vms)),
+        // This is a real host, for which no twin stands in.
+        Err(error @ FindError::Xen(_)) => return Err(error.into()),
         // Without libvirt on this host the agent waits for the first QEMU. Where libvirt is installed and does not answer, its
         // machines must not be managed beside it.
-        Err(_) if stand_in::is_a_service() && homenode_linux::load_libvirt().is_err() => {
+        Err(FindError::Kvm(_)) if stand_in::is_a_service() && homenode_linux::load_libvirt().is_err() => {
             output.line("No VM runs here, and libvirt is not installed: waiting for the first QEMU.");
             return Ok(HostArg::Live(Managed::Kvm(Vms::Qemu)));
         }
-        Err(error) => error.to_string(),
+        Err(FindError::Kvm(error)) => error.to_string(),
     };
     stand_in::only_where_a_user_looks(&why)?;
     output.line(&format!("Running on the twin, a simulated host: {why}."));

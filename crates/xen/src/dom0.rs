@@ -1,4 +1,8 @@
 //! Whether this system is dom0 of a Xen host: what the kernel says of it.
+//!
+//! Xen's own file system (xenfs) says it where it is mounted, which distributions leave to Xen's tools. The kernel's files
+//! below `/sys/hypervisor` need no mount of their own: where they name the initial domain and xenfs says nothing, this is a dom0
+//! that lacks something, and no host without Xen.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -9,10 +13,21 @@ use crate::error::XenError;
 const CAPABILITIES: &str = "proc/xen/capabilities";
 /// The hypervisor below this kernel, whether xenfs is mounted or not.
 const KIND: &str = "sys/hypervisor/type";
+/// What the hypervisor has for this domain: eight hexadecimal digits for each 32 features, the first of them last.
+const FEATURES: &str = "sys/hypervisor/properties/features";
+/// The feature that Xen gives to the initial domain alone (`XENFEAT_dom0`). systemd goes by it, too.
+const INITIAL_DOMAIN: u32 = 1 << 11;
 
-/// Whether this system is dom0 of a Xen host, by what the kernel says below `root`. Where that cannot be read it is not.
-pub fn is_dom0(root: &Path) -> bool {
-    check(root).is_ok()
+/// Whether this system is dom0 of a Xen host, by what the kernel says below `root`. Where nothing says so it is not.
+///
+/// # Errors
+/// [`XenError::NoXenfs`]: it is, and lacks what an agent needs there. It must not be taken for a host without Xen.
+pub fn is_dom0(root: &Path) -> Result<bool, XenError> {
+    match check(root) {
+        Ok(()) => Ok(true),
+        Err(error @ XenError::NoXenfs { .. }) => Err(error),
+        Err(_) => Ok(false),
+    }
 }
 
 /// The same with the reason: only what says that there is no Xen, or that this is another domain, is [`XenError::NotDom0`].
@@ -22,46 +37,105 @@ pub fn is_dom0(root: &Path) -> bool {
 pub fn check(root: &Path) -> Result<(), XenError> {
     let not = |cause: &str| Err(XenError::NotDom0 { cause: cause.into() });
     let unknown = |cause: String| Err(XenError::Unknown { cause });
-    match std::fs::read_to_string(root.join(CAPABILITIES)) {
-        Ok(text) if text.contains("control_d") => Ok(()),
-        Ok(_) => not("/proc/xen/capabilities does not say `control_d`"),
-        Err(error) if error.kind() == ErrorKind::NotFound => match std::fs::read_to_string(root.join(KIND)) {
-            Ok(kind) if kind.trim() == "xen" => {
-                unknown("there is no /proc/xen/capabilities: mount xenfs at /proc/xen".into())
-            }
-            Ok(_) => not("its hypervisor is another"),
-            Err(error) if error.kind() == ErrorKind::NotFound => not("there is no /proc/xen/capabilities"),
-            Err(error) => unknown(format!("/{KIND}: {error}")),
+    let error = match std::fs::read_to_string(root.join(CAPABILITIES)) {
+        Ok(text) if text.contains("control_d") => return Ok(()),
+        Ok(_) => return not("/proc/xen/capabilities does not say `control_d`"),
+        Err(error) => error,
+    };
+    let is_missing = error.kind() == ErrorKind::NotFound;
+    let cause = format!("/{CAPABILITIES}: {error}");
+    match std::fs::read_to_string(root.join(KIND)) {
+        Ok(kind) if kind.trim() == "xen" => match is_initial_domain(root) {
+            Some(true) => Err(XenError::NoXenfs { cause }),
+            Some(false) if is_missing => not("its features are those of another domain"),
+            Some(false) | None => unknown(cause),
         },
-        Err(error) => unknown(format!("/{CAPABILITIES}: {error}")),
+        Ok(_) if is_missing => not("its hypervisor is another"),
+        Err(other) if is_missing && other.kind() == ErrorKind::NotFound => {
+            not("there is no /proc/xen/capabilities")
+        }
+        Err(other) if is_missing => unknown(format!("/{KIND}: {other}")),
+        Ok(_) | Err(_) => unknown(cause),
     }
+}
+
+/// Whether a Xen below this kernel takes it for the initial domain; `None` where that cannot be read.
+fn is_initial_domain(root: &Path) -> Option<bool> {
+    let text = std::fs::read_to_string(root.join(FEATURES)).ok()?;
+    let text = text.trim();
+    let first = text.get(text.len().saturating_sub(8)..)?;
+    let first = u32::from_str_radix(first, 16).ok()?;
+    Some(first & INITIAL_DOMAIN != 0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// What a tree with these files is taken for, and why.
+    fn found(files: &[(&str, &str)]) -> (Result<(), XenError>, Result<bool, XenError>) {
+        let dir = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        (check(dir.path()), is_dom0(dir.path()))
+    }
+
     #[test]
     fn only_what_says_that_there_is_no_xen_is_taken_for_that() {
         let is_not = |error: XenError| matches!(error, XenError::NotDom0 { .. });
-        let found = |files: &[(&str, &str)]| {
-            let dir = tempfile::tempdir().unwrap();
-            for (path, text) in files {
-                let path = dir.path().join(path);
-                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-                std::fs::write(path, text).unwrap();
-            }
-            check(dir.path()).map_err(is_not)
-        };
+        let found = |files: &[(&str, &str)]| found(files).0.map_err(is_not);
         assert_eq!(found(&[(CAPABILITIES, "control_d\n")]), Ok(()));
         assert_eq!(found(&[]), Err(true), "no Xen");
         assert_eq!(found(&[(CAPABILITIES, "")]), Err(true), "another domain");
         assert_eq!(found(&[(KIND, "kvm\n")]), Err(true));
-        assert_eq!(found(&[(KIND, "xen\n")]), Err(false), "xenfs is not mounted");
-        // What cannot be read: here a directory in its place, and one that is no text.
+        assert_eq!(found(&[(KIND, "xen\n")]), Err(false), "nothing says which domain");
+        // What cannot be read: here a directory in its place.
         let inside = format!("{CAPABILITIES}/x");
         assert_eq!(found(&[(inside.as_str(), "")]), Err(false));
         let inside = format!("{KIND}/x");
         assert_eq!(found(&[(inside.as_str(), "")]), Err(false));
+    }
+
+    #[test]
+    fn a_dom0_without_xenfs_is_taken_for_no_host_without_xen() {
+        let hidden = format!("{CAPABILITIES}/x");
+        for features in ["00002a05\n", "00000800", "0000000000000800\n"] {
+            let bare = [(KIND, "xen\n"), (FEATURES, features)];
+            let unreadable = [bare[0], bare[1], (hidden.as_str(), "")];
+            for files in [&bare[..], &unreadable] {
+                let (why, is_dom0) = found(files);
+                assert!(
+                    matches!(why, Err(XenError::NoXenfs { .. })),
+                    "{features}: {why:?}"
+                );
+                let said = is_dom0.unwrap_err().to_string();
+                assert!(said.contains("`mount -t xenfs xenfs /proc/xen`"), "{said}");
+            }
+        }
+        let mounted = [
+            (KIND, "xen\n"),
+            (FEATURES, "00002a05\n"),
+            (CAPABILITIES, "control_d\n"),
+        ];
+        assert_eq!(found(&mounted), (Ok(()), Ok(true)));
+    }
+
+    #[test]
+    fn another_domain_is_a_host_like_any_other() {
+        // Without the feature; with the same bit of later features; with what is no number; without the file.
+        for features in ["00000705\n", "0000080000000000\n", "", "é0000800", "00000z00\n"] {
+            let files = [(KIND, "xen\n"), (FEATURES, features)];
+            assert_eq!(found(&files).1, Ok(false), "{features}");
+        }
+        assert_eq!(found(&[(KIND, "xen\n")]).1, Ok(false));
+        assert_eq!(found(&[(KIND, "xen\n"), (CAPABILITIES, "\n")]).1, Ok(false));
+        // Rebooted as a guest: nothing that an agent of a dom0 left is there to be undone.
+        let guest = [(KIND, "xen\n"), (FEATURES, "00000705\n")];
+        assert!(matches!(found(&guest).0, Err(XenError::NotDom0 { .. })));
+        // No Xen, whatever the features.
+        assert_eq!(found(&[(KIND, "kvm\n"), (FEATURES, "00000800\n")]).1, Ok(false));
     }
 }

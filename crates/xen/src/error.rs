@@ -17,6 +17,15 @@ pub enum XenError {
         /// What the system said.
         cause: String,
     },
+    /// It is one, and Xen's own file system does not say so.
+    #[error(
+        "this system is dom0 of a Xen host, and xenfs does not say so ({cause}). Mount it: `mount -t xenfs xenfs /proc/xen`; as a service \
+         Homenode needs its drop-in for dom0 besides, `xen.conf` (docs/XEN.md)"
+    )]
+    NoXenfs {
+        /// What the system said.
+        cause: String,
+    },
     /// libxenctrl or libxenstore is not there.
     #[error(
         "Xen's library cannot be used ({cause}). Install Xen's tools (Debian: `apt install xen-utils`); Homenode knows those of Xen {}",

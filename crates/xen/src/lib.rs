@@ -11,7 +11,7 @@
 //! | `hypervisor` | the same as Rust has them: domains, vCPUs, affinities, caps, nodes |
 //! | `memory` | Xen's console: what its debug key `u` says of the memory of domains, by node |
 //! | `place` | the machine, as Xen sees it: dom0's kernel sees one node |
-//! | `dom0` | `/proc/xen/capabilities`: whether this is dom0 |
+//! | `dom0` | `/proc/xen/capabilities`, `/sys/hypervisor`: whether this is dom0 |
 //! | `error` | none of its own: why Xen cannot be asked, or managed |
 //! | `store` | xenstore, asked by a thread of its own |
 //! | `privcmd` | `/dev/xen/privcmd`: one hypercall that libxenctrl does not make |
