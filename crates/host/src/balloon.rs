@@ -20,6 +20,17 @@ pub struct Balloon {
     pub guest: Option<GuestMemory>,
 }
 
+/// Whose balloons a host's VMs have: what gives a VM one, and what of its guest tells how it fares.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Balloons {
+    /// QEMU's device, and virtio's driver in the guest.
+    #[default]
+    Virtio,
+    /// Xen's: no device, but a target in xenstore, which Xen's driver in the guest follows.
+    Xen,
+}
+
 /// What a guest says of its memory. Counters are cumulative since it booted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GuestMemory {
@@ -43,6 +54,36 @@ impl Balloon {
     /// Whether a balloon is where it should be: guests return and take memory in pieces.
     pub fn is_near(current: Bytes, wanted: Bytes) -> bool {
         current.0.abs_diff(wanted.0) <= 4 << 20
+    }
+}
+
+impl Balloons {
+    /// Whether these are virtio's. Recordings say only that others are not.
+    pub fn is_virtio(&self) -> bool {
+        *self == Balloons::Virtio
+    }
+
+    /// How a VM that has none gets one.
+    pub fn how_to_get_one(self) -> &'static str {
+        match self {
+            Balloons::Virtio => {
+                "put <memballoon model='virtio'/> into its <devices> (virsh edit), and start it anew"
+            }
+            Balloons::Xen => {
+                "Xen gives one, up to `maxmem`, to a domain without video memory (HVM: vga = \"none\"), and its kernel needs Xen's driver \
+                 (xen-balloon, CONFIG_XEN_BALLOON)"
+            }
+        }
+    }
+
+    /// What to look at where a guest's driver says nothing of its memory.
+    pub fn why_silent(self) -> &'static str {
+        match self {
+            Balloons::Virtio => "is virtio_balloon loaded in the guest?",
+            Balloons::Xen => {
+                "Xen's (xen-balloon, CONFIG_XEN_BALLOON) never does, so nothing is taken; `xl mem-set` sets what it has, up to its `maxmem`"
+            }
+        }
     }
 }
 

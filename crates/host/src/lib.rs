@@ -29,7 +29,7 @@ mod topology;
 mod view;
 
 pub use action::{Act, Action, FrameMove, Lever, WINDOW_MAX, WINDOW_MIN};
-pub use balloon::{Balloon, GuestMemory};
+pub use balloon::{Balloon, Balloons, GuestMemory};
 pub use bell::Bell;
 pub use limit::{CpuQuota, Limit, Percent};
 pub use local_migration::{Allow, LocalMigration};

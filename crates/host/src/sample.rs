@@ -7,7 +7,7 @@ use homenode_units::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::balloon::Balloon;
+use crate::balloon::{Balloon, Balloons};
 use crate::limit::{CpuQuota, Limit};
 use crate::observation::{Observation, TrackerChoice};
 use crate::topology::{Published, VirtualNode};
@@ -27,6 +27,9 @@ pub struct Sample {
     pub version: Version,
     /// Who counts [`Counters`].
     pub counted_by: CountedBy,
+    /// Whose balloons VMs have.
+    #[serde(default, skip_serializing_if = "Balloons::is_virtio")]
+    pub balloons: Balloons,
     /// Every usable CPU that is online, ascending.
     pub cpus: Vec<CpuSample>,
     /// Every node.

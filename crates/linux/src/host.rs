@@ -15,8 +15,8 @@ mod watch;
 use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_host::{
-    Action, ActionError, CPUS_SETTLE, CountedBy, CpuSample, Failure, HandsOff, Host, HostError, NodeSample,
-    Outcome, Plan, Receipt, Refusal, Sample, Setting,
+    Action, ActionError, Balloons, CPUS_SETTLE, CountedBy, CpuSample, Failure, HandsOff, Host, HostError,
+    NodeSample, Outcome, Plan, Receipt, Refusal, Sample, Setting,
 };
 use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuId, CpuSet, NodeMap, NodeSet, Ns, VmId};
@@ -496,6 +496,7 @@ impl Host for LinuxHost {
             at,
             version,
             counted_by,
+            balloons: Balloons::Virtio,
             cpus,
             nodes,
             links,

@@ -17,8 +17,8 @@
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use homenode_host::{
-    Accesses, Barred, CountedBy, Counters, CpuSample, NodeSample, Rates, Sample, VcpuSample, Version, View,
-    VmSample, VmView,
+    Accesses, Balloons, Barred, CountedBy, Counters, CpuSample, NodeSample, Rates, Sample, VcpuSample,
+    Version, View, VmSample, VmView,
 };
 use homenode_machine::Machine;
 use homenode_policy::arrange::{Config, Settings, State, plan};
@@ -122,6 +122,7 @@ fn sample(machine: &Machine, vms: u64, seconds: u64, lives: Lives) -> Sample {
         at: Ns::from_secs(seconds),
         version: Version(1),
         counted_by: CountedBy::Hardware,
+        balloons: Balloons::Virtio,
         cpus: machine
             .cpus
             .iter()

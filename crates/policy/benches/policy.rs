@@ -6,7 +6,8 @@
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use homenode_host::{
-    Barred, CountedBy, CpuSample, NodeSample, Rates, Sample, VcpuSample, Version, View, VmSample, VmView,
+    Balloons, Barred, CountedBy, CpuSample, NodeSample, Rates, Sample, VcpuSample, Version, View, VmSample,
+    VmView,
 };
 use homenode_machine::Machine;
 use homenode_policy::demand::{BandwidthFrom, Demand, History};
@@ -45,6 +46,7 @@ fn sample(machine: &Machine, seconds: u64) -> Sample {
         at: Ns::from_secs(seconds),
         version: Version(1),
         counted_by: CountedBy::Hardware,
+        balloons: Balloons::Virtio,
         cpus: machine
             .cpus
             .iter()

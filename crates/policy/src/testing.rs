@@ -5,8 +5,9 @@ use crate::predict::{Character, NodeShape, Shape};
 use crate::{arrange, placement, predict, trial};
 use homenode_host::observation::Observation;
 use homenode_host::{
-    Accesses, Balloon, Barred, CountedBy, CpuQuota, CpuSample, HandsOff, Immovable, LinkSample, NodeSample,
-    PageUse, Published, Rates, Sample, VcpuSample, Version, View, VirtualNode, VmSample, VmSettings, VmView,
+    Accesses, Balloon, Balloons, Barred, CountedBy, CpuQuota, CpuSample, HandsOff, Immovable, LinkSample,
+    NodeSample, PageUse, Published, Rates, Sample, VcpuSample, Version, View, VirtualNode, VmSample,
+    VmSettings, VmView,
 };
 use homenode_machine::{Cpu, Distances, Link, Machine, Node};
 use homenode_units::{
@@ -34,6 +35,7 @@ pub struct Scene {
     pub links: Vec<(NodeId, NodeId, u64)>,
     pub traffic: NodeMap<u64>,
     pub no_page_uses: Option<String>,
+    pub balloons: Balloons,
     pub reserved_cpus: CpuSet,
     pub offline: CpuSet,
     pub drained: NodeSet,
@@ -148,6 +150,7 @@ impl Scene {
             links: vec![],
             traffic: NodeMap::new(),
             no_page_uses: None,
+            balloons: Balloons::Virtio,
             reserved_cpus: CpuSet::new(),
             offline: CpuSet::new(),
             drained: NodeSet::new(),
@@ -282,6 +285,7 @@ impl Scene {
             at,
             version: Version(7),
             counted_by: CountedBy::Hardware,
+            balloons: self.balloons,
             cpus: cpus.collect(),
             nodes,
             links,

@@ -2,8 +2,9 @@
 
 use homenode_host::observation::{Tracker, TrackerChoice};
 use homenode_host::{
-    Accesses, ActionError, Balloon, CountedBy, Counters, CpuSample, Failure, Host, HostError, LinkSample,
-    NodeSample, PageUse, Plan, Receipt, Refusal, Sample, Setting, VcpuSample, Version, VmSample, VmSettings,
+    Accesses, ActionError, Balloon, Balloons, CountedBy, Counters, CpuSample, Failure, Host, HostError,
+    LinkSample, NodeSample, PageUse, Plan, Receipt, Refusal, Sample, Setting, VcpuSample, Version, VmSample,
+    VmSettings,
 };
 use homenode_machine::Machine;
 use homenode_units::{CpuSet, NodeMap, NodeSet, Ns, Pages, VmId};
@@ -125,6 +126,7 @@ impl Twin {
             at: engine.now,
             version: Version(engine.version),
             counted_by: CountedBy::Hardware,
+            balloons: Balloons::Virtio,
             cpus: cpus
                 .map(|(at, cpu)| CpuSample {
                     id: cpu.id,

@@ -17,8 +17,8 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_host::{
-    Act, Action, ActionError, Balloon, CountedBy, CpuSample, Failure, Host, HostError, NodeSample, Outcome,
-    Plan, Receipt, Refusal, Sample, Setting, VcpuSample, Version, VmSample,
+    Act, Action, ActionError, Balloon, Balloons, CountedBy, CpuSample, Failure, Host, HostError, NodeSample,
+    Outcome, Plan, Receipt, Refusal, Sample, Setting, VcpuSample, Version, VmSample,
 };
 use homenode_linux::acting::{self, CARRIED_LEASE, Leases, RETRY};
 use homenode_linux::journal::{Entry as Journalled, Journal, Run, peek};
@@ -486,6 +486,7 @@ impl XenHost {
                 Some(_) => CountedBy::Model,
                 None => CountedBy::Hardware,
             },
+            balloons: Balloons::Xen,
             no_page_uses: Some(NO_PAGE_USES.to_owned()),
             trackers: Vec::new(),
             vms,

@@ -176,7 +176,7 @@ pub fn plan<'e>(
             need_bytes: need,
             why: String::new(),
         });
-        let (wish, trouble) = known.wish(view.at, vm, config, need, estimate, &nodes);
+        let (wish, trouble) = known.wish(view, vm, config, need, estimate, &nodes);
         if trouble != known.said {
             if let Some(message) = trouble.clone() {
                 plan.find(POLICY, Some(vm.sample.id), message);
@@ -263,17 +263,16 @@ impl Known {
     /// What a VM is to have, and what is wrong with its balloon, if anything is.
     fn wish(
         &mut self,
-        at: Ns,
+        view: &View<'_>,
         vm: &VmView<'_>,
         config: &Config,
         need: Option<Bytes>,
         estimate: Option<&Estimate>,
         nodes: &Nodes,
     ) -> (Wish, Option<String>) {
-        let name = &vm.sample.name;
+        let (at, balloons, name) = (view.at, view.sample.balloons, &vm.sample.name);
         let Some(balloon) = vm.sample.balloon else {
-            let remedy =
-                "put <memballoon model='virtio'/> into its <devices> (virsh edit), and start it anew";
+            let remedy = balloons.how_to_get_one();
             let why = format!("VM {name} has a memory floor and no balloon: {remedy}");
             return (Wish::Same(String::new()), Some(why));
         };
@@ -310,7 +309,8 @@ impl Known {
             Some(format!("taking memory from VM {name} would free none: {why}"))
         } else if report.is_none() {
             Some(format!(
-                "the balloon driver of VM {name} says nothing of its memory: is virtio_balloon loaded in the guest?"
+                "the balloon driver of VM {name} says nothing of its memory: {}",
+                balloons.why_silent()
             ))
         } else if moved == Moved::Stuck {
             let (current, limit) = (balloon.current, self.limit.unwrap_or(balloon.maximum));

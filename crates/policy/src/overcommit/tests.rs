@@ -3,6 +3,7 @@
 use super::*;
 use crate::testing::{Scene, vm_id};
 use crate::working_set::Tracker;
+use homenode_host::Balloons;
 use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;
@@ -448,6 +449,34 @@ fn a_vm_without_a_balloon_is_told_how_to_get_one() {
     let mut said = || scene.with_view(|view| plan(view, &Config::default(), |_| None, &mut state).findings);
     assert!(said()[0].message.contains("<memballoon model='virtio'/>"));
     assert_eq!(said(), []);
+}
+
+#[test]
+fn what_is_said_of_balloons_is_of_those_that_the_host_has() {
+    for (balloons, has) in [(Balloons::Virtio, "virtio"), (Balloons::Xen, "xen-balloon")] {
+        let mut scene = Scene::nodes(2, 2);
+        scene.balloons = balloons;
+        scene.add_vm(1, 1, mib(512), 0).settings().memory_floor = Some(mib(64));
+        let silent = Guest {
+            manner: Manner::Silent,
+            ..Guest::new(0, 512, Some(64), None)
+        };
+        let vm = scene.add_vm(2, 1, mib(512), 0).balloon(silent.balloon());
+        vm.settings().memory_floor = Some(mib(64));
+        let (config, mut state) = (Config::default(), State::default());
+        let mut findings = Vec::new();
+        for _ in 0..2 {
+            let plan = scene.with_view(|view| plan(view, &config, |_| None, &mut state));
+            findings.extend(plan.findings);
+            scene.at += config.first_report_max;
+        }
+        assert_eq!(findings.len(), 2, "{findings:?}");
+        for finding in findings {
+            let said = finding.message;
+            assert!(said.contains(has), "{said}");
+            assert_eq!(said.contains("virtio"), balloons.is_virtio(), "{said}");
+        }
+    }
 }
 
 #[test]

@@ -422,14 +422,25 @@ fn memory_is_asked_for_and_said_to_be() {
 }
 
 #[test]
+fn recordings_say_whose_balloons_they_are_and_of_virtios_nothing() {
+    let written = |sample: &Sample| serde_json::to_string(sample).unwrap();
+    let mut sample = Bench::new().agent().sample().unwrap();
+    let again: Sample = serde_json::from_str(&written(&sample)).unwrap();
+    assert_eq!(again.balloons, Balloons::Xen);
+    sample.balloons = Balloons::Virtio;
+    assert!(!written(&sample).contains("balloons"));
+    let again: Sample = serde_json::from_str(&written(&sample)).unwrap();
+    assert_eq!(again.balloons, Balloons::Virtio);
+}
+
+#[test]
 fn memory_is_limited_renewed_and_given_back_with_its_lease() {
     let bench = Bench::new();
     let target = || bench.xen.world().doms[&1].target.unwrap() >> 10;
     let mut host = bench.agent();
-    assert!(
-        host.sample().unwrap().vms[0].balloon.is_none(),
-        "it has no target"
-    );
+    let sample = host.sample().unwrap();
+    assert!(sample.vms[0].balloon.is_none(), "it has no target");
+    assert_eq!(sample.balloons, Balloons::Xen);
     bench.runs_again(1, ballooned(100));
     does(&mut host, memory_of(80, Ns::from_secs(600)));
     let seen = host.sample().unwrap().vms[0].balloon.unwrap();
