@@ -93,7 +93,7 @@ site: ## Run the notebooks, build the documentation as a site into TARGET/site, 
 	@echo '== building the site into $(TARGET)/site, and running what it says'
 	@$(SETUP) cargo xtask site
 
-fuzz: ## Fuzz all that reads what others wrote (a minute for each of 20 targets); TARGETS=names, SECONDS=n
+fuzz: ## Fuzz all that reads what others wrote (a minute for each of 23 targets); TARGETS=names, SECONDS=n
 	@echo '== fuzzing for $(SECONDS) seconds each: $(or $(TARGETS),all targets)'
 	@$(SETUP) cargo xtask fuzz --seconds $(SECONDS) $(TARGETS)
 

@@ -44,7 +44,7 @@ mod library;
 pub mod memory;
 mod modelled;
 mod moving;
-mod page_counts;
+pub mod page_counts;
 mod place;
 mod privcmd;
 pub mod runstates;
