@@ -20,6 +20,10 @@ pub const MARKER_PHASE: &str = "PHASE";
 pub const MARKER_REPORT: &str = "REPORT";
 /// Printed in answer to the console command `check`, with how many pages are held and how many are not as they were written.
 pub const MARKER_CHECKED: &str = "CHECKED";
+/// Printed in answer to the console command `disk`, with how many blocks were written and how many are not as they were.
+pub const MARKER_DISK: &str = "DISK";
+/// Printed in answer to the console command `up`, with the MAC of the NIC that is up.
+pub const MARKER_UP: &str = "UP";
 /// Printed when all passes of a sweep were made.
 pub const MARKER_SWEPT: &str = "SWEPT";
 /// Begins the console command that runs a line of shell: an initramfs that has `/bin/busybox` and programs is needed.
@@ -67,6 +71,8 @@ pub struct Behaviour {
     pub think: u32,
     /// That thread reads for so many milliseconds and rests for as long, in turns; 0 where it never rests.
     pub burst_ms: u32,
+    /// How much of a domU's disk is written again and again, in MiB; 0 leaves it alone.
+    pub disk_mib: u32,
 }
 
 /// What a pass over memory does to a page.
@@ -114,6 +120,7 @@ impl Default for Behaviour {
             walk_kib: 0,
             think: 0,
             burst_ms: 0,
+            disk_mib: 0,
         }
     }
 }
@@ -198,6 +205,15 @@ impl Behaviour {
         }
     }
 
+    /// The same, writing so much of its disk again and again.
+    #[must_use]
+    pub fn with_disk(self, mib: u32) -> Self {
+        Self {
+            disk_mib: mib,
+            ..self
+        }
+    }
+
     /// The same, writing the memory again and again with this pause between passes.
     #[must_use]
     pub fn with_every(self, ms: u32) -> Self {
@@ -209,7 +225,7 @@ impl fmt::Display for Behaviour {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "busy={},duty={},pin={},touch={},on={},every={},hot={},stride={},sweep={},passes={},walk={},think={},burst={}",
+            "busy={},duty={},pin={},touch={},on={},every={},hot={},stride={},sweep={},passes={},walk={},think={},burst={},disk={}",
             self.busy,
             self.duty_percent,
             u8::from(self.pinned),
@@ -223,7 +239,8 @@ impl fmt::Display for Behaviour {
             self.passes,
             self.walk_kib,
             self.think,
-            self.burst_ms
+            self.burst_ms,
+            self.disk_mib
         )
     }
 }
@@ -233,7 +250,7 @@ impl fmt::Display for Behaviour {
 pub enum BehaviourError {
     /// The text has a key that no guest knows.
     #[error(
-        "unknown key '{0}' in a guest behaviour: use busy, duty, pin, touch, on, every, hot, stride, sweep, passes, walk, think, burst"
+        "unknown key '{0}' in a guest behaviour: use busy, duty, pin, touch, on, every, hot, stride, sweep, passes, walk, think, burst, disk"
     )]
     UnknownKey(String),
     /// A value is no number in range.
@@ -286,6 +303,7 @@ impl FromStr for Behaviour {
                 "walk" => behaviour.walk_kib = number()?,
                 "think" => behaviour.think = number()?,
                 "burst" => behaviour.burst_ms = number()?,
+                "disk" => behaviour.disk_mib = number()?,
                 _ => return Err(BehaviourError::UnknownKey(key.to_owned())),
             }
         }
@@ -360,6 +378,7 @@ mod tests {
                 .with_touch_on(1)
                 .with_every(500)
                 .with_hot(10, 4)
+                .with_disk(3)
                 .with_duty(60),
             phases: vec![Phase {
                 at_s: 30,

@@ -3,10 +3,12 @@
 //! It mounts /proc and /dev, loads the modules of the initramfs, starts the behaviour that the kernel command
 //! line asks for, prints `READY`, and then follows the console: a [`Behaviour`] as a line replaces the present one,
 //! `report` prints counters, `check` whether the memory that it holds is as it was written, `nodes` which CPUs each node has,
-//! `holds` from which nodes its memory is, `follow` loads the module that follows the topology page, `run LINE` runs a line of
+//! `holds` from which nodes its memory is, `disk` whether what it wrote to its disk is as it was written, `up` brings its NIC up, `follow` loads the module that follows the topology page, `run LINE` runs a line of
 //! shell, `poweroff` ends the guest. It never exits: that would panic the guest's kernel.
 
 #![allow(clippy::print_stdout, reason = "the console is how the guest speaks")]
+
+mod devices;
 
 use std::fs;
 use std::io::{BufRead as _, Write as _};
@@ -18,9 +20,11 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use devices::Disk;
 use homenode_testbed_guest::{
-    Behaviour, COMMAND_RUN, MARKER_CHECKED, MARKER_ERROR, MARKER_FOLLOWS, MARKER_HOLDS, MARKER_NODES,
-    MARKER_PHASE, MARKER_RAN, MARKER_READY, MARKER_REPORT, MARKER_SWEPT, Orders, Sweep,
+    Behaviour, COMMAND_RUN, MARKER_CHECKED, MARKER_DISK, MARKER_ERROR, MARKER_FOLLOWS, MARKER_HOLDS,
+    MARKER_NODES, MARKER_PHASE, MARKER_RAN, MARKER_READY, MARKER_REPORT, MARKER_SWEPT, MARKER_UP, Orders,
+    Sweep,
 };
 use rustix::mount::{MountFlags, mount};
 
@@ -44,6 +48,13 @@ struct Counters {
     passes: AtomicU64,
 }
 
+/// What a behaviour leaves to the next.
+#[derive(Clone, Default)]
+struct Held {
+    memory: Arc<Mutex<Vec<u8>>>,
+    disk: Arc<Mutex<Option<Disk>>>,
+}
+
 /// The threads of one behaviour; they end when `stop` is set.
 struct Load {
     stop: Arc<AtomicBool>,
@@ -51,8 +62,9 @@ struct Load {
 }
 
 impl Load {
-    fn start(behaviour: Behaviour, memory: &Arc<Mutex<Vec<u8>>>, counters: &Arc<Counters>) -> Self {
+    fn start(behaviour: Behaviour, held: &Held, counters: &Arc<Counters>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
+        let Held { memory, disk } = held;
         let mut threads = Vec::new();
         resize(memory, behaviour);
         for index in 0..behaviour.busy {
@@ -81,6 +93,14 @@ impl Load {
         if behaviour.walk_kib > 0 {
             let (stop, counters) = (Arc::clone(&stop), Arc::clone(counters));
             threads.push(thread::spawn(move || walk(behaviour, &stop, &counters)));
+        }
+        if behaviour.disk_mib > 0 {
+            let (stop, disk) = (Arc::clone(&stop), Arc::clone(disk));
+            threads.push(thread::spawn(move || {
+                if let Err(error) = devices::write_disk(&disk, behaviour.disk_mib, &stop) {
+                    say(&format!("{MARKER_ERROR} the disk cannot be written: {error}"));
+                }
+            }));
         }
         Self { stop, threads }
     }
@@ -338,9 +358,9 @@ fn main() {
         say(&format!("{MARKER_ERROR} {error}"));
         Orders::default()
     });
-    let memory = Arc::new(Mutex::new(Vec::new()));
+    let held = Held::default();
     let counters = Arc::new(Counters::default());
-    let mut load = Load::start(orders.first, &memory, &counters);
+    let mut load = Load::start(orders.first, &held, &counters);
     let ready = Instant::now();
     say(&format!("{MARKER_READY} cpus={} {}", cpu_count(), orders.first));
 
@@ -351,13 +371,13 @@ fn main() {
             Duration::from_secs(u64::from(phase.at_s)).saturating_sub(ready.elapsed())
         });
         let next = match lines.recv_timeout(wait) {
-            Ok(line) => follow(line.trim(), &counters, &memory),
+            Ok(line) => follow(line.trim(), &counters, &held),
             Err(RecvTimeoutError::Timeout) => phases.next().map(|phase| phase.behaviour),
             Err(RecvTimeoutError::Disconnected) => None,
         };
         if let Some(behaviour) = next {
             load.finish();
-            load = Load::start(behaviour, &memory, &counters);
+            load = Load::start(behaviour, &held, &counters);
             say(&format!("{MARKER_PHASE} {behaviour}"));
         }
     }
@@ -375,7 +395,7 @@ fn steal_ms() -> u64 {
 }
 
 /// Carries out a console command; a behaviour is for the caller to begin.
-fn follow(line: &str, counters: &Counters, memory: &Mutex<Vec<u8>>) -> Option<Behaviour> {
+fn follow(line: &str, counters: &Counters, held: &Held) -> Option<Behaviour> {
     match line {
         "" => None,
         "report" => {
@@ -389,8 +409,27 @@ fn follow(line: &str, counters: &Counters, memory: &Mutex<Vec<u8>>) -> Option<Be
             None
         }
         "check" => {
-            let (pages, wrong) = check(memory);
+            let (pages, wrong) = check(&held.memory);
             say(&format!("{MARKER_CHECKED} pages={pages} wrong={wrong}"));
+            None
+        }
+        "disk" => {
+            let disk = held
+                .disk
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            match disk.as_ref().map(Disk::check) {
+                Some(Ok((blocks, wrong))) => say(&format!("{MARKER_DISK} blocks={blocks} wrong={wrong}")),
+                Some(Err(error)) => say(&format!("{MARKER_ERROR} the disk cannot be read: {error}")),
+                None => say(&format!("{MARKER_DISK} blocks=0 wrong=0")),
+            }
+            None
+        }
+        "up" => {
+            match devices::bring_up() {
+                Ok(mac) => say(&format!("{MARKER_UP} mac={mac}")),
+                Err(error) => say(&format!("{MARKER_ERROR} the NIC cannot be brought up: {error}")),
+            }
             None
         }
         "nodes" => {

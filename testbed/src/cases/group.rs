@@ -27,6 +27,10 @@ pub enum Group {
     Record,
     /// A Xen host, which `scripts/xen-setup.sh` makes: run by name only.
     Xen,
+    /// The same, cases of minutes: run by name only.
+    XenLong,
+    /// What was found out there, and is not judged: run by name only.
+    XenRecord,
     /// A Xen host whose dom0 has systemd: run by name only.
     XenService,
     /// A Xen host with a modelled PMU: run by name only.
@@ -49,6 +53,8 @@ impl Group {
             Self::Programs => "programs",
             Self::Record => "record",
             Self::Xen => "xen",
+            Self::XenLong => "xen-long",
+            Self::XenRecord => "xen-record",
             Self::XenService => "xen-service",
             Self::XenCounted => "xen-counted",
         }
@@ -65,6 +71,8 @@ impl Group {
                 | Self::Record
                 | Self::Speed
                 | Self::Xen
+                | Self::XenLong
+                | Self::XenRecord
                 | Self::XenService
                 | Self::XenCounted
         )
@@ -77,7 +85,7 @@ impl Group {
             Self::Agent | Self::Record => Some(HostKind::Plain),
             Self::Counted | Self::Arrange => Some(HostKind::Counted),
             Self::Damon => Some(HostKind::Damon),
-            Self::Xen => Some(HostKind::Xen),
+            Self::Xen | Self::XenLong | Self::XenRecord => Some(HostKind::Xen),
             Self::XenService => Some(HostKind::XenService),
             Self::XenCounted => Some(HostKind::XenCounted),
             Self::Pages | Self::Module | Self::Kernels | Self::Speed | Self::Programs => None,

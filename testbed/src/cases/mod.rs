@@ -28,6 +28,7 @@ mod working_set;
 mod xen;
 mod xen_agent;
 mod xen_balloon;
+mod xen_devices;
 mod xen_lives;
 mod xen_moved;
 mod xen_peers;
@@ -500,10 +501,17 @@ pub static ALL: &[Case] = &[
     ),
     case(
         "xen-moved",
-        Group::Xen,
+        Group::XenLong,
         1800,
         "memory of a PV and a PVH domU comes to their vCPUs' node, also where agent or mover are killed meanwhile; what cannot move is told why",
         xen_moved::moved,
+    ),
+    case(
+        "xen-devices",
+        Group::Xen,
+        900,
+        "a PV and a PVH domU with a disk and a NIC come to their vCPUs' node: what they wrote is there, and they answer on the bridge",
+        xen_devices::moved,
     ),
     case(
         "xen-lives",
@@ -521,21 +529,21 @@ pub static ALL: &[Case] = &[
     ),
     case(
         "xen-peers",
-        Group::Xen,
+        Group::XenRecord,
         1200,
         "six domUs started one after the other: xl's own placement, a pool for each node, and ours, by local memory, work and steal",
         xen_peers::compared,
     ),
     case(
         "xen-credit",
-        Group::Xen,
+        Group::XenLong,
         420,
         "how credit1 shares a CPU by weights and caps, in pools of 4 CPUs and of 1, by the hypervisor's trace",
         xen::credit,
     ),
     case(
         "xen-waiting",
-        Group::Xen,
+        Group::XenLong,
         420,
         "how long vCPUs wait is what their guests count as steal, and Xen's trace is the operator's again afterwards",
         xen_waiting::waiting,
@@ -608,6 +616,8 @@ mod tests {
             Group::Record,
             Group::Speed,
             Group::Xen,
+            Group::XenLong,
+            Group::XenRecord,
             Group::XenService,
             Group::XenCounted,
         ];

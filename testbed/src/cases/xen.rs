@@ -42,7 +42,7 @@ pub fn boots(inside: &mut Inside) -> anyhow::Result<()> {
     let version = xen::info("xen_version")?;
     inside.note(format!("Xen {version}, nodes of {nodes:?}"));
 
-    let busy = Behaviour::busy(1).with_touch(20);
+    let busy = Behaviour::busy(1).with_duty(30).with_touch(20);
     let mut domus = Vec::new();
     for (name, kind, node, by) in [
         ("pv-libvirt", Kind::Pv, 3, Toolstack::Libvirt),

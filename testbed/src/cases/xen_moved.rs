@@ -21,7 +21,7 @@ use crate::inside::xen::{domains, userdata, xl};
 
 /// Where domUs' memory is at first, where their vCPUs may run then, and a node that a domU fills.
 const FROM: u32 = 3;
-const TO: u32 = 2;
+pub(super) const TO: u32 = 2;
 const FULL: u32 = 1;
 /// Of 1 GiB a node has, so that another domU finds no room.
 const FILLING_MIB: u64 = 848;
@@ -37,20 +37,30 @@ const LEFT: &str = "--migratedaway";
 /// Emulated, a domU that stands still takes longer than any real one should.
 const SETTINGS: &str = "[local_migration]\nallow = \"paused\"\ntime_max = \"3000s\"\npause_max = \"1500s\"\ninterval = \"3600s\"\n";
 
-/// A domU whose memory is on one node, and whose vCPU was then pinned to another.
-fn split(inside: &Inside, name: &str, to: u32, (kind, by): (Kind, Toolstack)) -> anyhow::Result<Domu> {
-    let writes = Behaviour {
+/// What a domU does that is moved.
+pub(super) fn writing() -> Behaviour {
+    Behaviour {
         touch_mib: TOUCHED_MIB,
         every_ms: WRITE_EVERY_MS,
         ..Behaviour::busy(1).with_duty(60)
-    };
-    let domu = inside.create_domu(&DomuSpec::new(name, kind, &FROM.to_string()).doing(writes), by)?;
+    }
+}
+
+/// This domU, with memory on one node, and a vCPU that was then pinned to another.
+pub(super) fn split(inside: &Inside, mut spec: DomuSpec, to: u32, by: Toolstack) -> anyhow::Result<Domu> {
+    spec.cpus = vec![FROM.to_string()];
+    let domu = inside.create_domu(&spec, by)?;
     domu.pin(0, &to.to_string())?;
     Ok(domu)
 }
 
+/// The same of one without devices.
+fn plain(inside: &Inside, name: &str, to: u32, (kind, by): (Kind, Toolstack)) -> anyhow::Result<Domu> {
+    split(inside, DomuSpec::anywhere(name, kind).doing(writing()), to, by)
+}
+
 /// An agent that may move them.
-fn start(inside: &Inside) -> anyhow::Result<Program> {
+pub(super) fn start(inside: &Inside) -> anyhow::Result<Program> {
     let config = inside.dir().join("moves.toml");
     fs::write(&config, SETTINGS).context("cannot write the agent's settings")?;
     let config = config.display().to_string();
@@ -70,7 +80,7 @@ fn start(inside: &Inside) -> anyhow::Result<Program> {
 }
 
 /// Waits until the agent has said a sentence with these words.
-fn wait_said(agent: &mut Program, words: &[&str]) -> anyhow::Result<String> {
+pub(super) fn wait_said(agent: &mut Program, words: &[&str]) -> anyhow::Result<String> {
     let has = |text: &str| words.iter().all(|word| text.contains(word));
     agent.wait_json(&words.join(" … "), MOVED_WITHIN, |line| has(&line.to_string()))?;
     let lines = agent.lines();
@@ -79,7 +89,7 @@ fn wait_said(agent: &mut Program, words: &[&str]) -> anyhow::Result<String> {
 }
 
 /// Waits until it is another domain of its name, alone, and all its pages are on a node.
-fn wait_moved(inside: &Inside, domu: &mut Domu, node: u32) -> anyhow::Result<()> {
+pub(super) fn wait_moved(inside: &Inside, domu: &mut Domu, node: u32) -> anyhow::Result<()> {
     let (name, before) = (domu.spec.name.clone(), domu.id);
     let begin = Instant::now();
     let id = wait_until(&format!("{name} to be another domain"), MOVED_WITHIN, || {
@@ -105,7 +115,7 @@ fn wait_moved(inside: &Inside, domu: &mut Domu, node: u32) -> anyhow::Result<()>
 }
 
 /// Its guest goes on, and its memory is as it wrote it.
-fn expect_whole(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
+pub(super) fn expect_whole(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
     let (before, _) = domu.progress()?;
     let checked = domu.command("check", MARKER_CHECKED)?;
     let (pages, wrong) = (count(&checked, "pages=")?, count(&checked, "wrong=")?);
@@ -143,14 +153,14 @@ fn of_uuid(uuid: &str) -> anyhow::Result<Vec<String>> {
     Ok(lines.map(str::to_owned).collect())
 }
 
-fn uuid(domu: &Domu) -> anyhow::Result<String> {
+pub(super) fn uuid(domu: &Domu) -> anyhow::Result<String> {
     let path = run("xenstore-read", &[&format!("/local/domain/{}/vm", domu.id)])?;
     let uuid = path.trim().rsplit('/').next().map(str::to_owned);
     uuid.context("xenstore has no UUID of it")
 }
 
 /// One domain of that UUID is left, and nothing that a move needs: no note of what was to be done, no process, no lock of `xl`'s.
-fn expect_one(inside: &Inside, domu: &Domu, uuid: &str) -> anyhow::Result<()> {
+pub(super) fn expect_one(inside: &Inside, domu: &Domu, uuid: &str) -> anyhow::Result<()> {
     let left = of_uuid(uuid)?;
     ensure!(
         left.len() == 1 && left[0].starts_with(&format!("{} ", domu.spec.name)),
@@ -263,7 +273,12 @@ impl Watched {
 }
 
 /// Waits until the agent says why it is not moved.
-fn expect_refused(inside: &Inside, agent: &mut Program, domu: &Domu, why: &str) -> anyhow::Result<()> {
+pub(super) fn expect_refused(
+    inside: &Inside,
+    agent: &mut Program,
+    domu: &Domu,
+    why: &str,
+) -> anyhow::Result<()> {
     let name = domu.spec.name.as_str();
     wait_said(agent, &[name, why])?;
     inside.note(format!("the agent said of {name}: {why}"));
@@ -282,15 +297,15 @@ fn expect_stayed(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
 
 /// See the row of cases.
 pub fn moved(inside: &mut Inside) -> anyhow::Result<()> {
-    let mut pv = split(inside, "still", TO, (Kind::Pv, Toolstack::Xl))?;
-    let mut pvh = split(inside, "roams", TO, (Kind::Pvh, Toolstack::Xl))?;
-    let theirs = split(inside, "theirs", TO, (Kind::Pv, Toolstack::Libvirt))?;
+    let mut pv = plain(inside, "still", TO, (Kind::Pv, Toolstack::Xl))?;
+    let mut pvh = plain(inside, "roams", TO, (Kind::Pvh, Toolstack::Xl))?;
+    let theirs = plain(inside, "theirs", TO, (Kind::Pv, Toolstack::Libvirt))?;
     let filler = DomuSpec {
         memory_mib: FILLING_MIB,
         ..DomuSpec::new("filler", Kind::Pv, &FULL.to_string())
     };
     let filler = inside.create_domu(&filler, Toolstack::Xl)?;
-    let crowded = split(inside, "crowded", FULL, (Kind::Pv, Toolstack::Xl))?;
+    let crowded = plain(inside, "crowded", FULL, (Kind::Pv, Toolstack::Xl))?;
     let ids = [uuid(&pv)?, uuid(&pvh)?];
 
     let watched = Watched::begin("crowded");
@@ -344,7 +359,7 @@ pub fn moved(inside: &mut Inside) -> anyhow::Result<()> {
 
 /// The agent dies in the midst of a move, which goes on without it.
 fn orphaned(inside: &Inside, mut agent: Program) -> anyhow::Result<Domu> {
-    let mut orphan = split(inside, "orphan", TO, (Kind::Pv, Toolstack::Xl))?;
+    let mut orphan = plain(inside, "orphan", TO, (Kind::Pv, Toolstack::Xl))?;
     let id = uuid(&orphan)?;
     wait_said(&mut agent, &["orphan is on its way"])?;
     wait_copied()?;
@@ -363,7 +378,7 @@ fn orphaned(inside: &Inside, mut agent: Program) -> anyhow::Result<Domu> {
 
 /// All that moves a domU is killed, and the agent and its guard with it: `homenode release` leaves one of it, which goes on.
 fn cut_off(inside: &Inside) -> anyhow::Result<Domu> {
-    let mut cut = split(inside, "cut", TO, (Kind::Pv, Toolstack::Xl))?;
+    let mut cut = plain(inside, "cut", TO, (Kind::Pv, Toolstack::Xl))?;
     let id = uuid(&cut)?;
     let mut agent = start(inside)?;
     wait_said(&mut agent, &["cut is on its way"])?;

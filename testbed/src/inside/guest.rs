@@ -363,7 +363,11 @@ impl Guest {
         let order = behaviour.to_string();
         let _open = self.send(&order)?;
         let done = self.wait_console(&format!("PHASE {order}"), Duration::from_secs(60));
-        let silent = || self.spec.console().unexplained("stands still", &order);
+        let silent = || {
+            self.spec
+                .console()
+                .unexplained("stands still without a word of its kernel", &order)
+        };
         // Its kernel did not even echo what was typed.
         done.map(drop).map_err(|error| silent().map_or(error, Into::into))
     }

@@ -153,7 +153,8 @@ impl Inside {
         self.domus.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first guest that has ended although nobody destroyed it, and whose kernel said nothing.
+    /// The first guest that has ended although nobody destroyed it, and whose kernel did not say why. A domU whose memory was
+    /// moved is none of these: that may be why.
     fn vanished(&self) -> Option<GuestVanished> {
         self.guests()
             .iter()
@@ -162,7 +163,8 @@ impl Inside {
             .or_else(|| {
                 let domus = self.domus();
                 let gone = domus.iter().filter(|spec| !domu::lives(&spec.name));
-                gone.into_iter().find_map(|spec| spec.console().vanished())
+                gone.filter(|spec| !spec.console_once_moved().log.exists())
+                    .find_map(|spec| spec.console().vanished())
             })
     }
 

@@ -22,6 +22,11 @@ for place in proc sys dev; do
     $b mount -o move "/$place" "/disk/$place"
 done
 $b mount -t tmpfs run /disk/run
+# udev would make these, which Xen's scripts need.
+$b ln -s /proc/self/fd /disk/dev/fd
+for stream in 0:stdin 1:stdout 2:stderr; do
+    $b ln -s "fd/${stream%:*}" "/disk/dev/${stream#*:}"
+done
 $b mkdir -p /disk/dev/pts
 $b mount -t devpts pts /disk/dev/pts
 $b mount -t xenfs xenfs /disk/proc/xen

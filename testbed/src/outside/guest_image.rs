@@ -20,6 +20,8 @@ const MODULES: [&str; 6] = [
     "virtio/virtio_pci",
     "virtio/virtio_balloon",
 ];
+/// Drivers of a domU's devices, which a guest loads when it is told to.
+const DEVICES: [&str; 2] = ["block/xen-blkfront", "net/xen-netfront"];
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 const STOCK_PREFIX: &str = "vmlinuz-6.1.";
 
@@ -172,17 +174,24 @@ pub fn build_initramfs(
         &fs::read(&init).with_context(|| format!("cannot read {}", init.display()))?,
     );
     // The mount points and the directory of the modules must be there before init runs.
-    for dir in ["dev", "proc", "sys", "modules", "topology"] {
+    for dir in ["dev", "proc", "sys", "modules", "devices", "topology"] {
         archive.directory(dir);
     }
-    for (number, module) in MODULES.iter().enumerate() {
+    let mut add = |module: &str, place: &str| {
         let path = PathBuf::from(format!(
             "/lib/modules/{}/kernel/drivers/{module}.ko",
             kernel.release
         ));
         let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let name = module.rsplit('/').next().unwrap_or(module);
-        archive.file(&format!("modules/{number}-{name}.ko"), 0o644, &bytes);
+        archive.file(&format!("{place}{name}.ko"), 0o644, &bytes);
+        anyhow::Ok(())
+    };
+    for (number, module) in MODULES.iter().enumerate() {
+        add(module, &format!("modules/{number}-"))?;
+    }
+    for module in DEVICES {
+        add(module, "devices/")?;
     }
     let bytes =
         fs::read(topology_module).with_context(|| format!("cannot read {}", topology_module.display()))?;

@@ -24,8 +24,9 @@ const CPU: &str = "EPYC,+svm,+npt,-monitor,-smap,-smep,-avx,-avx2,-fma,-f16c";
 const XEN_OPTIONS: &str = "console=com1 com1=115200,8n1 dom0_max_vcpus=1 dom0_nodes=0 sched=credit cpuidle=0 \
                            loglvl=warning guest_loglvl=warning";
 
-/// Modules of dom0's kernel, in the order in which they must be loaded: its disk, the shared directory, Xen's devices.
-const MODULES: [&str; 22] = [
+/// Modules of dom0's kernel, in the order in which they must be loaded: its disk, the shared directory, Xen's devices, what serves
+/// domUs' disks and NICs.
+const MODULES: [&str; 27] = [
     "arch/x86/crypto/crc32c-intel",
     "crypto/crc32c_generic",
     "drivers/virtio/virtio_ring",
@@ -48,7 +49,16 @@ const MODULES: [&str; 22] = [
     "drivers/xen/xen-evtchn",
     "drivers/xen/xen-gntdev",
     "drivers/xen/xen-gntalloc",
+    "drivers/block/xen-blkback/xen-blkback",
+    "drivers/net/xen-netback/xen-netback",
+    "net/llc/llc",
+    "net/802/stp",
+    "net/bridge/bridge",
 ];
+
+/// Disks that domUs can be given, and how large they are. Empty at each boot.
+pub const DISKS: [&str; 2] = ["vdb", "vdc"];
+const DISK_BYTES: u64 = 16 << 20;
 
 /// dom0's first program.
 const INIT: &str = include_str!("dom0-init.sh");
@@ -103,6 +113,18 @@ pub(super) fn emulator(
     // Each boot finds the disk as it was made.
     let disk = format!("file={},format=raw,if=none,id=disk,snapshot=on", escaped(&disk));
     command.args(["-drive", &disk, "-device", "virtio-blk-pci,drive=disk"]);
+    for name in DISKS {
+        let path = dir.join(name);
+        let made = fs::File::create(&path).and_then(|file| file.set_len(DISK_BYTES));
+        made.with_context(|| format!("cannot make {}", path.display()))?;
+        let disk = format!("file={},format=raw,if=none,id={name}", escaped(&path));
+        command.args([
+            "-drive",
+            &disk,
+            "-device",
+            &format!("virtio-blk-pci,drive={name}"),
+        ]);
+    }
     let shared = format!("local,id=boot,path={},security_model=none", escaped(dir));
     command.args([
         "-fsdev",

@@ -7,9 +7,11 @@
 use homenode_units::VmId;
 use serde_json::{Map, Value};
 
+use super::devices;
+
 /// More than any configuration has.
 pub const BYTES_MAX: usize = 1 << 20;
-/// What it says at its top of a domain without devices.
+/// What it says at its top beside what it says of devices.
 const KNOWN: [&str; 5] = [
     "on_poweroff",
     "on_reboot",
@@ -134,14 +136,15 @@ impl Configuration {
             return Err("its configuration puts it into another pool of CPUs than the first".into());
         }
         let others = self.rest.keys().map(String::as_str);
-        let others: Vec<&str> = others.filter(|key| !KNOWN.contains(key)).collect();
-        match others.is_empty() {
-            true => Ok(kind),
-            false => Err(format!(
+        let others = others.filter(|key| !KNOWN.contains(key) && !devices::is_known(key));
+        let others: Vec<&str> = others.collect();
+        if !others.is_empty() {
+            return Err(format!(
                 "its configuration has `{}`: what serves that would have to serve two of it at once, which was not tried",
                 others.join("`, `")
-            )),
+            ));
         }
+        devices::configured(&self.rest).map(|()| kind)
     }
 }
 
@@ -199,11 +202,15 @@ pub mod tests {
         for (from, to, why) in [
             ("\"type\":\"pvh\"", "\"type\":\"hvm\"", "device model"),
             ("\"type\":\"pvh\"", "\"type\":7", "what kind"),
-            ("\"on_soft_reset\"", "\"disks\":[{}],\"on_soft_reset\"", "`disks`"),
             (
                 "\"on_soft_reset\"",
-                "\"pcidevs\":[{}],\"nics\":[],\"on_soft_reset\"",
-                "`nics`, `pcidevs`",
+                "\"disks\":[{\"backend\":\"tap\"}],\"on_soft_reset\"",
+                "tap",
+            ),
+            (
+                "\"on_soft_reset\"",
+                "\"pcidevs\":[{}],\"nics\":[],\"vfbs\":[],\"on_soft_reset\"",
+                "`pcidevs`, `vfbs`",
             ),
             (
                 "\"max_vcpus\":1",

@@ -12,6 +12,7 @@
 //! end ([`settle`]), by the mover, or by the next agent, guard or `homenode release` where the mover was killed.
 
 pub mod configuration;
+pub mod devices;
 pub mod files;
 mod relay;
 mod stream;

@@ -49,6 +49,11 @@ pub struct DomuSpec {
     /// The list of CPUs on which each of its vCPUs may run. `xl` also tells the hypervisor that they are preferred: the
     /// memory's place follows from that.
     pub cpus: Vec<String>,
+    /// The device of dom0's that is its disk, and dom0's bridge that its NIC is on, with that NIC's MAC: as `xl` is told, and where
+    /// there are any.
+    pub disk: Option<String>,
+    /// See [`DomuSpec::disk`].
+    pub nic: Option<String>,
     /// The pool of CPUs that `xl` puts it into; the first where it is empty.
     pub pool: String,
     /// What it does.
@@ -66,6 +71,8 @@ impl DomuSpec {
             kind,
             memory_mib: 128,
             cpus: vec![cpus.to_owned()],
+            disk: None,
+            nic: None,
             pool: String::new(),
             orders: Orders::default(),
             on_reboot: "destroy",
@@ -98,6 +105,15 @@ impl DomuSpec {
         Console {
             guest: self.name.clone(),
             log: PathBuf::from(format!("{LOG_DIR}/guest-{}.log", self.name)),
+        }
+    }
+
+    /// The same of one that was moved: what it prints is kept by the name that it had meanwhile.
+    #[must_use]
+    pub fn console_once_moved(&self) -> Console {
+        Console {
+            log: PathBuf::from(format!("{LOG_DIR}/guest-{}--incoming.log", self.name)),
+            ..self.console()
         }
     }
 
@@ -151,9 +167,14 @@ impl DomuSpec {
             "" => String::new(),
             pool => format!("pool=\"{pool}\"\n"),
         };
+        let listed = |key: &str, device: &Option<String>| {
+            let device = device.as_ref().map(|device| format!("{key}=[\"{device}\"]\n"));
+            device.unwrap_or_default()
+        };
+        let devices = listed("disk", &self.disk) + &listed("vif", &self.nic);
         format!(
             "name=\"{}\"\n{kind}\nkernel=\"{IMAGE_DIR}/vmlinux\"\nramdisk=\"{IMAGE_DIR}/initramfs\"\nextra=\"{}\"\n\
-             memory={}\nvcpus={}\n{pins}{pool}\
+             memory={}\nvcpus={}\n{pins}{pool}{devices}\
              on_poweroff=\"destroy\"\non_reboot=\"{}\"\non_crash=\"destroy\"\n",
             self.name,
             self.cmdline(),
@@ -172,7 +193,7 @@ pub struct Domu {
     pub id: u32,
     /// libvirt's handle, where libvirt made it. Becomes stale when libvirtd is restarted.
     pub domain: Option<Domain>,
-    /// Whether it was migrated to where it is: what it prints is kept by the name that it had meanwhile.
+    /// Whether it was migrated to where it is.
     was_moved: bool,
 }
 
@@ -194,11 +215,10 @@ impl Domu {
     }
 
     fn console(&self) -> Console {
-        let mut console = self.spec.console();
-        if self.was_moved {
-            console.log = PathBuf::from(format!("{LOG_DIR}/guest-{}--incoming.log", self.spec.name));
+        match self.was_moved {
+            true => self.spec.console_once_moved(),
+            false => self.spec.console(),
         }
-        console
     }
 
     fn lives(&self) -> bool {
@@ -348,7 +368,9 @@ impl Inside {
         let begin = Instant::now();
         let name = spec.name.as_str();
         // The daemon appends, and an earlier domU may have had the name.
-        let _ = fs::remove_file(spec.console().log);
+        for console in [spec.console(), spec.console_once_moved()] {
+            let _ = fs::remove_file(console.log);
+        }
         let domain = match by {
             Toolstack::Libvirt => {
                 let created = self.connection.create_domain_xml(&spec.xml(), 0);

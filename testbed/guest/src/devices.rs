@@ -1,0 +1,135 @@
+//! Devices of a domU: a disk that is written and checked, and a NIC that is brought up. Their drivers are loaded when they are first
+//! wanted: other guests have no such devices.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::OFlags;
+
+use crate::load_module;
+
+/// Drivers that the initramfs has.
+const DISK_MODULE: &str = "/devices/xen-blkfront.ko";
+const NIC_MODULE: &str = "/devices/xen-netfront.ko";
+const DISK: &str = "/dev/xvda";
+const NIC: &str = "/sys/class/net/eth0";
+/// `IFF_UP`, and what else such an interface has.
+const UP: &str = "0x1003";
+/// How long a device may take to appear.
+const APPEARS_WITHIN: Duration = Duration::from_secs(30);
+const BLOCK_BYTES: usize = 4096;
+/// Between two blocks: the disk is not to be all that the host is busy with.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// A block as the disk takes it without the kernel's cache between.
+#[repr(align(4096))]
+struct Block([u8; BLOCK_BYTES]);
+
+/// What is on a disk: blocks that are written one after the other, in rounds. Each says which it is and of which round.
+pub struct Disk {
+    file: File,
+    blocks: u64,
+    next: u64,
+    round: u64,
+}
+
+fn appears(path: &str) -> io::Result<()> {
+    let begun = Instant::now();
+    while !Path::new(path).exists() {
+        if begun.elapsed() > APPEARS_WITHIN {
+            return Err(io::Error::other(format!("there is no {path}")));
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+impl Disk {
+    /// Opens the guest's disk, of which the first so many MiB are written.
+    ///
+    /// # Errors
+    /// When there is no such disk.
+    pub fn open(mib: u32) -> io::Result<Disk> {
+        load_module(Path::new(DISK_MODULE))?;
+        appears(DISK)?;
+        let flags = (OFlags::DIRECT | OFlags::DSYNC).bits().cast_signed();
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(flags)
+            .open(DISK)?;
+        Ok(Disk {
+            file,
+            blocks: u64::from(mib) << 20 >> BLOCK_BYTES.trailing_zeros(),
+            next: 0,
+            round: 1,
+        })
+    }
+
+    fn write(&mut self) -> io::Result<()> {
+        let mut block = Block([0; BLOCK_BYTES]);
+        block.0[..8].copy_from_slice(&self.next.to_le_bytes());
+        block.0[8..16].copy_from_slice(&self.round.to_le_bytes());
+        self.file.write_all_at(&block.0, self.next * BLOCK_BYTES as u64)?;
+        self.next += 1;
+        if self.next == self.blocks {
+            (self.next, self.round) = (0, self.round + 1);
+        }
+        Ok(())
+    }
+
+    /// How many blocks there are to be, and how many of them are not as they were written last.
+    ///
+    /// # Errors
+    /// When the disk cannot be read.
+    pub fn check(&self) -> io::Result<(u64, u64)> {
+        let (mut written, mut wrong) = (0, 0);
+        let mut block = Block([0; BLOCK_BYTES]);
+        for number in 0..self.blocks {
+            let round = self.round - u64::from(number >= self.next);
+            if round == 0 {
+                continue;
+            }
+            self.file
+                .read_exact_at(&mut block.0, number * BLOCK_BYTES as u64)?;
+            let is_so = block.0[..8] == number.to_le_bytes() && block.0[8..16] == round.to_le_bytes();
+            written += 1;
+            wrong += u64::from(!is_so);
+        }
+        Ok((written, wrong))
+    }
+}
+
+/// Writes a disk until told to stop, or it fails.
+///
+/// # Errors
+/// What failed.
+pub fn write_disk(disk: &Mutex<Option<Disk>>, mib: u32, stop: &AtomicBool) -> io::Result<()> {
+    let held = || disk.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    *held() = Some(Disk::open(mib)?);
+    while !stop.load(Ordering::Relaxed) {
+        if let Some(disk) = held().as_mut() {
+            disk.write()?;
+        }
+        thread::sleep(PAUSE);
+    }
+    Ok(())
+}
+
+/// Brings the NIC up, which then has the address that follows from its MAC. Its MAC.
+///
+/// # Errors
+/// When there is none.
+pub fn bring_up() -> io::Result<String> {
+    load_module(Path::new(NIC_MODULE))?;
+    appears(NIC)?;
+    fs::write(Path::new(NIC).join("flags"), UP)?;
+    let mac = fs::read_to_string(Path::new(NIC).join("address"))?;
+    Ok(mac.trim().to_owned())
+}

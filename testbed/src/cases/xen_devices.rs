@@ -1,0 +1,154 @@
+//! DomUs with a disk and a NIC, whose memory is moved: for a moment there are two of each, and dom0 serves both.
+
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use homenode_testbed_guest::{MARKER_DISK, MARKER_UP};
+
+use super::agent::stop;
+use super::xen_moved::{
+    TO, expect_one, expect_refused, expect_whole, split, start, uuid, wait_moved, wait_said, writing,
+};
+use crate::inside::Inside;
+use crate::inside::console::count;
+use crate::inside::libvirtd::run;
+use crate::inside::wait::{Look, wait_until};
+use crate::inside::xen::domu::{Domu, DomuSpec, Kind, Toolstack};
+use crate::outside::xen::DISKS;
+
+/// dom0's bridge that their NICs are on.
+const BRIDGE: &str = "xenbr0";
+/// How much of its disk each writes again and again.
+const WRITTEN_MIB: u32 = 2;
+const BLOCKS: u64 = 512;
+/// How long a NIC may take to answer once its domU goes on: it says that it is there again when its driver has connected.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(90);
+
+/// A domU that writes its memory, and its disk where there is one for it, and answers on the bridge.
+fn create(inside: &Inside, at: usize, (name, kind): (&str, Kind), more: &str) -> anyhow::Result<Domu> {
+    let mut spec = DomuSpec::anywhere(name, kind).doing(writing());
+    if let Some(disk) = DISKS.get(at) {
+        spec.disk = Some(format!("phy:/dev/{disk},xvda,w"));
+        spec = spec.doing(writing().with_disk(WRITTEN_MIB));
+    }
+    spec.nic = Some(format!("mac={},bridge={BRIDGE}{more}", mac(at)));
+    let domu = split(inside, spec, TO, Toolstack::Xl)?;
+    let up = domu.command("up", MARKER_UP)?;
+    ensure!(
+        up.contains(&mac(at)),
+        "expected {name} to have MAC {}, saw {up}",
+        mac(at)
+    );
+    Ok(domu)
+}
+
+fn mac(at: usize) -> String {
+    format!("00:16:3e:00:00:{:02x}", at + 1)
+}
+
+/// The address that follows from its MAC.
+fn address(at: usize) -> String {
+    format!("fe80::216:3eff:fe00:{:x}", at + 1)
+}
+
+/// Waits until its NIC answers.
+fn expect_answers(inside: &Inside, domu: &Domu, at: usize) -> anyhow::Result<()> {
+    let (name, address) = (&domu.spec.name, address(at));
+    wait_until(&format!("{name} to answer as {address}"), ANSWERS_WITHIN, || {
+        let mut ping = Command::new("busybox");
+        ping.args(["ping6", "-c", "1", "-W", "2", "-I", BRIDGE, &address]);
+        let said = ping.output().context("cannot start busybox")?;
+        Ok(match said.status.success() {
+            true => Look::Done(()),
+            false => Look::NotYet(String::from_utf8_lossy(&said.stdout).into_owned()),
+        })
+    })?;
+    inside.note(format!("{name} answers as {address}"));
+    Ok(())
+}
+
+/// Waits until it has written all of its part of the disk at least once more, and finds that as it was written.
+fn expect_disk(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
+    let said = domu.command("disk", MARKER_DISK)?;
+    let (blocks, wrong) = (count(&said, "blocks=")?, count(&said, "wrong=")?);
+    let name = &domu.spec.name;
+    inside.note(format!("{name}: {said}"));
+    ensure!(
+        blocks > 0 && blocks <= BLOCKS && wrong == 0,
+        "expected what {name} wrote to its disk to be there, saw {said}"
+    );
+    Ok(())
+}
+
+/// Each has one disk and one NIC in dom0, and they are those of the domain that it is now.
+fn expect_served_once(domu: &Domu) -> anyhow::Result<()> {
+    for (kind, number) in [("vbd", "51712"), ("vif", "0")] {
+        let path = format!("/local/domain/0/backend/{kind}/{}/{number}/state", domu.id);
+        let state = run("xenstore-read", &[&path])?;
+        ensure!(
+            state.trim() == "4",
+            "expected {path} to be 4 (connected), saw {state}"
+        );
+    }
+    Ok(())
+}
+
+/// Ports of the bridge.
+fn ports() -> anyhow::Result<Vec<String>> {
+    let entries = fs::read_dir(format!("/sys/class/net/{BRIDGE}/brif")).context("there is no bridge")?;
+    let names = entries.flatten().map(|entry| entry.file_name());
+    Ok(names.map(|name| name.to_string_lossy().into_owned()).collect())
+}
+
+/// See the row of cases.
+pub fn moved(inside: &mut Inside) -> anyhow::Result<()> {
+    if !fs::exists(format!("/sys/class/net/{BRIDGE}"))? {
+        run("ip", &["link", "add", BRIDGE, "type", "bridge"])?;
+    }
+    run("ip", &["link", "set", BRIDGE, "up"])?;
+    let mut pv = create(inside, 0, ("still", Kind::Pv), "")?;
+    let mut pvh = create(inside, 1, ("roams", Kind::Pvh), "")?;
+    // One that gives its NIC a name in dom0 can be there once alone.
+    let named = create(inside, 2, ("named", Kind::Pv), ",vifname=named0")?;
+    for (at, domu) in [&pv, &pvh].into_iter().enumerate() {
+        expect_answers(inside, domu, at)?;
+        expect_disk(inside, domu)?;
+    }
+    let ids = [uuid(&pv)?, uuid(&pvh)?];
+
+    let mut agent = start(inside)?;
+    expect_refused(inside, &mut agent, &named, "has no name of its own there")?;
+    inside.destroy_domu(&named)?;
+    for (at, domu) in [&mut pv, &mut pvh].into_iter().enumerate() {
+        wait_moved(inside, domu, TO)?;
+        let name = &domu.spec.name;
+        let said = wait_said(&mut agent, &[&format!("domain {name} has arrived on node {TO}")])?;
+        inside.note(said);
+        expect_answers(inside, domu, at)?;
+        expect_disk(inside, domu)?;
+        expect_whole(inside, domu)?;
+        expect_served_once(domu)?;
+    }
+    for (domu, id) in [&pv, &pvh].into_iter().zip(&ids) {
+        expect_one(inside, domu, id)?;
+    }
+    let mut expected: Vec<String> = [&pv, &pvh]
+        .iter()
+        .map(|domu| format!("vif{}.0", domu.id))
+        .collect();
+    let mut seen = ports()?;
+    expected.sort();
+    seen.sort();
+    ensure!(
+        seen == expected,
+        "expected the bridge to have ports {expected:?}, saw {seen:?}"
+    );
+    stop(agent)?;
+    for domu in [&pv, &pvh] {
+        expect_disk(inside, domu)?;
+        inside.destroy_domu(domu)?;
+    }
+    run("ip", &["link", "del", BRIDGE]).map(drop)
+}
