@@ -2,7 +2,8 @@
 //! all of the agent's unit (a stop, `systemctl kill`, a watchdog) does not end who undoes what the agent changed.
 //!
 //! `systemd-run --scope` has systemd make the unit, moves itself into it, and becomes the guard: its parent, its pipes and its
-//! number stay what they are.
+//! number stay what they are, and so does the confinement of the agent's unit: what files it sees, and what it may call. What
+//! must do without that is begun by systemd itself, as a service, and `systemd-run` waits for its end.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -28,45 +29,92 @@ pub(crate) fn around(
     program: &Path,
     args: &[OsString],
 ) -> Result<(PathBuf, Vec<OsString>), &'static str> {
-    let description = "Guard of homenode: undoes what an agent that is gone has changed";
-    let properties = [STOP, ORDER[0], ORDER[1]];
-    named(root, ("guard", description, &properties), program, args)
+    let unit = Unit {
+        what: "guard",
+        kind: "scope",
+        description: "Guard of homenode: undoes what an agent that is gone has changed",
+        options: &["--scope"],
+        properties: &[STOP, ORDER[0], ORDER[1]],
+    };
+    unit.of(root, program, args)
 }
 
-/// The same for another program of ours, by what is done there: a word, and a sentence.
+/// What runs another program of ours in a service of its own, by what is done there: a word, and a sentence. It has the agent's
+/// input and outputs, these variables, and none of the agent's confinement. What it leaves running is left running.
 ///
 /// # Errors
 /// Why there can be none, as the end of a sentence.
-pub fn named(
+pub fn apart(
     root: &Path,
-    (what, description, properties): (&str, &str, &[&str]),
+    (what, description): (&str, &str),
+    variables: &[(&str, &str)],
     program: &Path,
     args: &[OsString],
 ) -> Result<(PathBuf, Vec<OsString>), &'static str> {
-    if !root.join("run/systemd/system").is_dir() {
-        return Err("systemd does not run this host");
-    }
-    if !rustix::process::geteuid().is_root() {
-        return Err("only root can have one made");
-    }
-    let runner = ["usr/bin/systemd-run", "bin/systemd-run"].map(|path| root.join(path));
-    let Some(runner) = runner.into_iter().find(|path| path.exists()) else {
-        return Err("there is no systemd-run (Debian: systemd)");
+    let variables = variables
+        .iter()
+        .map(|(name, value)| format!("--setenv={name}={value}"));
+    let options: Vec<String> = ["--pipe", "--wait"]
+        .map(String::from)
+        .into_iter()
+        .chain(variables)
+        .collect();
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    let unit = Unit {
+        what,
+        kind: "service",
+        description,
+        options: &options,
+        properties: &["KillMode=process"],
     };
-    let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    let mut own: Vec<OsString> = ["--scope", "--quiet", "--collect", "--slice=system.slice"]
-        .map(OsString::from)
-        .into();
-    own.push(format!("--unit=homenode-{what}-{}-{number}.scope", std::process::id()).into());
-    own.push(format!("--description={description}").into());
-    own.extend(
-        properties
-            .iter()
-            .flat_map(|property| ["--property".into(), property.into()]),
-    );
-    own.extend(["--".into(), program.into()]);
-    own.extend(args.iter().cloned());
-    Ok((runner, own))
+    unit.of(root, program, args)
+}
+
+/// A unit that systemd-run makes.
+struct Unit<'a> {
+    what: &'a str,
+    kind: &'a str,
+    description: &'a str,
+    options: &'a [&'a str],
+    properties: &'a [&'a str],
+}
+
+impl Unit<'_> {
+    /// The program that makes it, and its arguments.
+    fn of(
+        &self,
+        root: &Path,
+        program: &Path,
+        args: &[OsString],
+    ) -> Result<(PathBuf, Vec<OsString>), &'static str> {
+        if !root.join("run/systemd/system").is_dir() {
+            return Err("systemd does not run this host");
+        }
+        if !rustix::process::geteuid().is_root() {
+            return Err("only root can have one made");
+        }
+        let runner = ["usr/bin/systemd-run", "bin/systemd-run"].map(|path| root.join(path));
+        let Some(runner) = runner.into_iter().find(|path| path.exists()) else {
+            return Err("there is no systemd-run (Debian: systemd)");
+        };
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let (what, kind, pid) = (self.what, self.kind, std::process::id());
+        let mut own: Vec<OsString> = ["--quiet", "--collect", "--slice=system.slice"]
+            .into_iter()
+            .chain(self.options.iter().copied())
+            .map(OsString::from)
+            .collect();
+        own.push(format!("--unit=homenode-{what}-{pid}-{number}.{kind}").into());
+        own.push(format!("--description={}", self.description).into());
+        own.extend(
+            self.properties
+                .iter()
+                .flat_map(|property| ["--property".into(), (*property).into()]),
+        );
+        own.extend(["--".into(), program.into()]);
+        own.extend(args.iter().cloned());
+        Ok((runner, own))
+    }
 }
 
 #[cfg(test)]
@@ -93,5 +141,18 @@ mod tests {
             "{args:?}"
         );
         assert!(args.contains(&"--scope".into()));
+        let what = ("move", "Moves a domain");
+        let (_, args) = apart(
+            root.path(),
+            what,
+            &[("JOB", "{\"a\": 1}")],
+            Path::new("/x/homenode"),
+            &[],
+        )
+        .unwrap();
+        for word in ["--wait", "--pipe", "--setenv=JOB={\"a\": 1}", "KillMode=process"] {
+            assert!(args.contains(&word.into()), "{word}: {args:?}");
+        }
+        assert!(!args.contains(&"--scope".into()));
     }
 }

@@ -1,5 +1,5 @@
-//! Devices of a domU: a disk that is written and checked, and a NIC that is brought up. Their drivers are loaded when they are first
-//! wanted: other guests have no such devices.
+//! Devices of a domU: a disk that is written and checked, and a NIC that is brought up. Their drivers are loaded when they are
+//! first wanted: other guests have no such devices.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -84,12 +84,12 @@ impl Disk {
         Ok(())
     }
 
-    /// How many blocks there are to be, and how many of them are not as they were written last.
+    /// How many blocks were written in all, and how many of those on the disk are not as they were written last.
     ///
     /// # Errors
     /// When the disk cannot be read.
     pub fn check(&self) -> io::Result<(u64, u64)> {
-        let (mut written, mut wrong) = (0, 0);
+        let mut wrong = 0;
         let mut block = Block([0; BLOCK_BYTES]);
         for number in 0..self.blocks {
             let round = self.round - u64::from(number >= self.next);
@@ -99,10 +99,9 @@ impl Disk {
             self.file
                 .read_exact_at(&mut block.0, number * BLOCK_BYTES as u64)?;
             let is_so = block.0[..8] == number.to_le_bytes() && block.0[8..16] == round.to_le_bytes();
-            written += 1;
             wrong += u64::from(!is_so);
         }
-        Ok((written, wrong))
+        Ok(((self.round - 1) * self.blocks + self.next, wrong))
     }
 }
 

@@ -20,7 +20,8 @@ pub const MARKER_PHASE: &str = "PHASE";
 pub const MARKER_REPORT: &str = "REPORT";
 /// Printed in answer to the console command `check`, with how many pages are held and how many are not as they were written.
 pub const MARKER_CHECKED: &str = "CHECKED";
-/// Printed in answer to the console command `disk`, with how many blocks were written and how many are not as they were.
+/// Printed in answer to the console command `disk`, with how many blocks were written and how many are not as they
+/// were written last.
 pub const MARKER_DISK: &str = "DISK";
 /// Printed in answer to the console command `up`, with the MAC of the NIC that is up.
 pub const MARKER_UP: &str = "UP";

@@ -1,10 +1,11 @@
 //! Init of a testbed guest, and its only process but for what `run` starts.
 //!
-//! It mounts /proc and /dev, loads the modules of the initramfs, starts the behaviour that the kernel command
-//! line asks for, prints `READY`, and then follows the console: a [`Behaviour`] as a line replaces the present one,
-//! `report` prints counters, `check` whether the memory that it holds is as it was written, `nodes` which CPUs each node has,
-//! `holds` from which nodes its memory is, `disk` whether what it wrote to its disk is as it was written, `up` brings its NIC up, `follow` loads the module that follows the topology page, `run LINE` runs a line of
-//! shell, `poweroff` ends the guest. It never exits: that would panic the guest's kernel.
+//! It mounts /proc and /dev, loads the modules of the initramfs, starts the behaviour that the kernel command line asks for,
+//! prints `READY`, and then follows the console: a [`Behaviour`] as a line replaces the present one, `report` prints counters,
+//! `check` whether the memory that it holds is as it was written, `nodes` which CPUs each node has, `holds` from which nodes its
+//! memory is, `disk` whether what it wrote to its disk is as it was written, `up` brings its NIC up, `follow` loads the module
+//! that follows the topology page, `run LINE` runs a line of shell, `poweroff` ends the guest. It never exits: that would panic
+//! the guest's kernel.
 
 #![allow(clippy::print_stdout, reason = "the console is how the guest speaks")]
 
@@ -419,9 +420,9 @@ fn follow(line: &str, counters: &Counters, held: &Held) -> Option<Behaviour> {
                 .lock()
                 .unwrap_or_else(std::sync::PoisonError::into_inner);
             match disk.as_ref().map(Disk::check) {
-                Some(Ok((blocks, wrong))) => say(&format!("{MARKER_DISK} blocks={blocks} wrong={wrong}")),
+                Some(Ok((written, wrong))) => say(&format!("{MARKER_DISK} written={written} wrong={wrong}")),
                 Some(Err(error)) => say(&format!("{MARKER_ERROR} the disk cannot be read: {error}")),
-                None => say(&format!("{MARKER_DISK} blocks=0 wrong=0")),
+                None => say(&format!("{MARKER_DISK} written=0 wrong=0")),
             }
             None
         }

@@ -22,7 +22,6 @@ use crate::outside::xen::DISKS;
 const BRIDGE: &str = "xenbr0";
 /// How much of its disk each writes again and again.
 const WRITTEN_MIB: u32 = 2;
-const BLOCKS: u64 = 512;
 /// How long a NIC may take to answer once its domU goes on: it says that it is there again when its driver has connected.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(90);
 
@@ -35,12 +34,7 @@ fn create(inside: &Inside, at: usize, (name, kind): (&str, Kind), more: &str) ->
     }
     spec.nic = Some(format!("mac={},bridge={BRIDGE}{more}", mac(at)));
     let domu = split(inside, spec, TO, Toolstack::Xl)?;
-    let up = domu.command("up", MARKER_UP)?;
-    ensure!(
-        up.contains(&mac(at)),
-        "expected {name} to have MAC {}, saw {up}",
-        mac(at)
-    );
+    expect_mac(&domu, at)?;
     Ok(domu)
 }
 
@@ -69,29 +63,66 @@ fn expect_answers(inside: &Inside, domu: &Domu, at: usize) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Waits until it has written all of its part of the disk at least once more, and finds that as it was written.
+/// Waits until it has written to its disk, finds there what it wrote last, and writes on.
 fn expect_disk(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
-    let said = domu.command("disk", MARKER_DISK)?;
-    let (blocks, wrong) = (count(&said, "blocks=")?, count(&said, "wrong=")?);
     let name = &domu.spec.name;
-    inside.note(format!("{name}: {said}"));
-    ensure!(
-        blocks > 0 && blocks <= BLOCKS && wrong == 0,
-        "expected what {name} wrote to its disk to be there, saw {said}"
-    );
+    let look = || {
+        let said = domu.command("disk", MARKER_DISK)?;
+        let (written, wrong) = (count(&said, "written=")?, count(&said, "wrong=")?);
+        ensure!(
+            wrong == 0,
+            "expected what {name} wrote to its disk to be there, saw {said}"
+        );
+        anyhow::Ok(written)
+    };
+    let before = look()?;
+    let written = wait_until(&format!("{name} to write on"), ANSWERS_WITHIN, || {
+        let written = look()?;
+        Ok(match written > before {
+            true => Look::Done(written),
+            false => Look::NotYet(format!("{written} blocks")),
+        })
+    })?;
+    inside.note(format!(
+        "{name} has written {before} blocks of 4 KiB, then {written}: all that it wrote last is there"
+    ));
     Ok(())
 }
 
-/// Each has one disk and one NIC in dom0, and they are those of the domain that it is now.
-fn expect_served_once(domu: &Domu) -> anyhow::Result<()> {
+/// dom0 serves one disk and one NIC of each, which are connected, and none of the domains that they were.
+fn expect_served_once(domus: [&Domu; 2]) -> anyhow::Result<()> {
     for (kind, number) in [("vbd", "51712"), ("vif", "0")] {
-        let path = format!("/local/domain/0/backend/{kind}/{}/{number}/state", domu.id);
-        let state = run("xenstore-read", &[&path])?;
+        let all = format!("/local/domain/0/backend/{kind}");
+        let listed = run("xenstore-list", &[&all])?;
+        let mut seen: Vec<&str> = listed.lines().collect();
+        let mut expected = domus.map(|domu| domu.id.to_string());
+        seen.sort_unstable();
+        expected.sort_unstable();
         ensure!(
-            state.trim() == "4",
-            "expected {path} to be 4 (connected), saw {state}"
+            seen == expected,
+            "expected {all} to have {expected:?}, saw {seen:?}"
         );
+        for domu in domus {
+            let path = format!("{all}/{}/{number}/state", domu.id);
+            let state = run("xenstore-read", &[&path])?;
+            ensure!(
+                state.trim() == "4",
+                "expected {path} to be 4 (connected), saw {state}"
+            );
+        }
     }
+    Ok(())
+}
+
+/// Its NIC has the MAC that it was given.
+fn expect_mac(domu: &Domu, at: usize) -> anyhow::Result<()> {
+    let up = domu.command("up", MARKER_UP)?;
+    ensure!(
+        up.contains(&mac(at)),
+        "expected {} to have MAC {}, saw {up}",
+        domu.spec.name,
+        mac(at)
+    );
     Ok(())
 }
 
@@ -128,9 +159,10 @@ pub fn moved(inside: &mut Inside) -> anyhow::Result<()> {
         inside.note(said);
         expect_answers(inside, domu, at)?;
         expect_disk(inside, domu)?;
+        expect_mac(domu, at)?;
         expect_whole(inside, domu)?;
-        expect_served_once(domu)?;
     }
+    expect_served_once([&pv, &pvh])?;
     for (domu, id) in [&pv, &pvh].into_iter().zip(&ids) {
         expect_one(inside, domu, id)?;
     }

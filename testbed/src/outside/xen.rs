@@ -24,8 +24,8 @@ const CPU: &str = "EPYC,+svm,+npt,-monitor,-smap,-smep,-avx,-avx2,-fma,-f16c";
 const XEN_OPTIONS: &str = "console=com1 com1=115200,8n1 dom0_max_vcpus=1 dom0_nodes=0 sched=credit cpuidle=0 \
                            loglvl=warning guest_loglvl=warning";
 
-/// Modules of dom0's kernel, in the order in which they must be loaded: its disk, the shared directory, Xen's devices, what serves
-/// domUs' disks and NICs.
+/// Modules of dom0's kernel, in the order in which they must be loaded: its disk, the shared directory, Xen's devices, what
+/// serves domUs' disks and NICs.
 const MODULES: [&str; 27] = [
     "arch/x86/crypto/crc32c-intel",
     "crypto/crc32c_generic",

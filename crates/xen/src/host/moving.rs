@@ -277,11 +277,12 @@ impl XenHost {
         let text = serde_json::to_string(&job).map_err(|error| error.to_string())?;
         let own = std::env::current_exe().map_err(|error| error.to_string())?;
         let args = ["move-domain".into()];
-        let description = "Moves a Xen domain's memory for homenode";
-        let scoped = scope::named(&self.options.root, ("move", description, &[]), &own, &args);
-        let (program, args) = match scoped {
-            Ok(scoped) => scoped,
-            // In the agent's unit it would end with the agent, and so would what watches the domain for `xl`.
+        let what = ("move", "Moves a Xen domain's memory for homenode");
+        let apart = scope::apart(&self.options.root, what, &[(JOB, &text)], &own, &args);
+        let (program, args) = match apart {
+            Ok(apart) => apart,
+            // In the agent's unit it would end with the agent, and so would what watches the domain for `xl`; and `xl` could not
+            // write its logs.
             Err(why) if self.options.root.join("run/systemd/system").is_dir() => {
                 return Err(format!("it cannot be done in a unit of its own: {why}"));
             }
@@ -428,11 +429,6 @@ fn told(job: &Job, ended: &Ended) -> String {
             "domain {name} has arrived on node {node} as domain {domid}: {} pages copied in {}, it stood still for {}{but}",
             ended.copied, ended.took, ended.paused
         ),
-        // `xl` takes a domain that was suspended for one that has ended, and no longer watches it.
-        None if ended.paused > Ns::ZERO => format!(
-            "domain {name} did not get to node {node} within {}{but}; it stood still for {}, and xl may not restart it any more when it reboots, as after `xl save -c`",
-            ended.took, ended.paused
-        ),
         None => format!(
             "domain {name} did not get to node {node} within {}{but}",
             ended.took
@@ -468,7 +464,7 @@ fn is_still(
     if name.starts_with('-') {
         return Err("its name begins with `-`".into());
     }
-    devices::attached(store, domid)?;
+    devices::attached(store, domid, &devices::found)?;
     let path = format!("/local/domain/{domid}");
     let told = store.read(vec![format!("{path}/backend/"), format!("{path}/{SUSPENDS}")]);
     let told = told.map_err(|why| format!("xenstored does not tell who needs it: {why}"))?;

@@ -131,6 +131,12 @@ impl Configuration {
         if built.contains_key("vnuma_nodes") {
             return Err("it has virtual nodes".into());
         }
+        if let Some(key) = ["irqs", "ioports", "iomem"]
+            .iter()
+            .find(|key| built.contains_key(**key))
+        {
+            return Err(format!("it was given hardware (`{key}`)"));
+        }
         let is_first = |key: &str, first: &[Value]| info.get(key).is_none_or(|pool| first.contains(pool));
         if !is_first("poolid", &[0.into()]) || !is_first("pool_name", &["Pool-0".into()]) {
             return Err("its configuration puts it into another pool of CPUs than the first".into());
@@ -228,6 +234,7 @@ pub mod tests {
                 "\"vnuma_nodes\":[],\"max_vcpus\":1",
                 "virtual nodes",
             ),
+            ("\"max_vcpus\":1", "\"irqs\":[9],\"max_vcpus\":1", "`irqs`"),
         ] {
             let said = with(from, to).unwrap_err();
             assert!(said.contains(why), "{said}");

@@ -1,8 +1,11 @@
 //! Disks and NICs of a domain that is moved. For a moment there are two of it, and dom0 serves both.
 //!
-//! Xen's own scripts know that a domain may be migrated to where it is: a block device is handed to a second domain where that
-//! has the UUID of the first, and a bridge takes both interfaces. The new domain runs only once the old one has stopped for good. What
-//! is served in another way, or by others than dom0's kernel, has to be told so by whoever knows it, and is not moved.
+//! Xen's own script of disks knows that a domain may be migrated to where it is: a block device is handed to a second domain
+//! where that has the UUID of the first. A bridge takes both interfaces. The new domain runs only once the old one is destroyed,
+//! with all that dom0 was still to write for it. What is served in another way, or by others than dom0's kernel, keeps its
+//! domain where it is.
+
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 
 use serde_json::{Map, Value};
 
@@ -20,6 +23,8 @@ struct Kind {
     must: &'static [(&'static str, &'static [&'static str])],
     /// What xenstore says of how it is served, by its name there: nothing, or one of these.
     served: &'static [(&'static str, &'static [&'static str])],
+    /// What says where the new domain's is, and what says which the old one's is, by their names in xenstore.
+    same: (&'static str, &'static str),
     /// Which are meant, as the end of a sentence.
     which: &'static str,
 }
@@ -47,6 +52,7 @@ const KINDS: [Kind; 2] = [
             ("backend_domid", &["0"]),
         ],
         served: &[("type", &["phy"]), ("script", &["/etc/xen/scripts/block"])],
+        same: ("params", "physical-device"),
         which: "only a disk that is a block device of dom0 is moved with its domain",
     },
     Kind {
@@ -57,6 +63,8 @@ const KINDS: [Kind; 2] = [
             "mtu",
             "model",
             "mac",
+            "ip",
+            "gatewaydev",
             "bridge",
             "rate_bytes_per_interval",
             "rate_interval_usecs",
@@ -68,6 +76,7 @@ const KINDS: [Kind; 2] = [
             ("backend_domid", &["0"]),
         ],
         served: &[("type", &["vif"]), ("script", &[BRIDGE]), ("vifname", &[])],
+        same: ("", "bridge"),
         which: "only a NIC on a bridge of dom0's that has no name of its own there (`vifname`) is moved with its domain",
     },
 ];
@@ -114,54 +123,99 @@ impl Kind {
     }
 }
 
-/// Whether all devices that a domain has, and its console, can be served twice, as xenstore says that they are served. A guest
-/// writes none of it.
+/// A device that a domain has: its kind and number, as xenstore has them.
+pub type Device = (String, String);
+
+/// What dom0 finds under a path: of a block device its number, of a link in `/sys` what it leads to.
+pub fn found(path: &str) -> Option<String> {
+    if path.starts_with("/sys/") {
+        let to = std::fs::read_link(path).ok()?;
+        return Some(to.file_name()?.to_str()?.to_owned());
+    }
+    let of = std::fs::metadata(path).ok()?;
+    let number = of.file_type().is_block_device().then(|| of.rdev())?;
+    // As Xen's script writes it.
+    Some(format!(
+        "{:x}:{:x}",
+        rustix::fs::major(number),
+        rustix::fs::minor(number)
+    ))
+}
+
+/// The devices of a domain beside its console, all of which can be served twice, by what xenstore says of them (a guest writes
+/// none of that) and what dom0 finds: the disk that a path leads to now is the one that the domain has, and its NIC is on the
+/// bridge that the new one's will be on.
 ///
 /// # Errors
 /// Which cannot, as the end of a sentence.
-pub fn attached(store: &mut Asking, domid: u32) -> Result<(), String> {
+pub fn attached(
+    store: &mut Asking,
+    domid: u32,
+    found: &dyn Fn(&str) -> Option<String>,
+) -> Result<Vec<Device>, String> {
     let mut read = |paths: Vec<String>| {
         let told = store.read(paths);
         told.map_err(|why| format!("xenstored does not tell what devices it has: {why}"))
     };
     let of_all = format!("/libxl/{domid}/device");
-    let lines = |told: &[Option<String>]| -> Vec<String> {
-        let told = told.first().cloned().flatten().unwrap_or_default();
-        told.lines().map(str::to_owned).collect()
+    let mut names = |path: String| -> Result<Vec<String>, String> {
+        let told = read(vec![format!("{path}/")])?.pop().flatten();
+        let told = told.ok_or_else(|| format!("xenstore has no {path}"))?;
+        Ok(told.lines().map(str::to_owned).collect())
     };
-    for name in lines(&read(vec![format!("{of_all}/")])?) {
-        if name == "console" {
-            continue;
+    let mut all = Vec::new();
+    for name in names(of_all.clone())? {
+        if name != "console" {
+            let numbers = names(format!("{of_all}/{name}"))?;
+            all.extend(numbers.into_iter().map(|number| (name.clone(), number)));
         }
+    }
+    for (name, number) in &all {
         let Some(kind) = KINDS.iter().find(|kind| kind.attached == name) else {
             return Err(format!(
                 "it has a device `{name}`: what serves that would have to serve two of it at once, which was not tried"
             ));
         };
-        for number in lines(&read(vec![format!("{of_all}/{name}/")])?) {
-            let served = format!("/local/domain/0/backend/{name}/{domid}/{number}");
-            let mut paths = vec![format!("{of_all}/{name}/{number}/backend")];
-            paths.extend(kind.served.iter().map(|(key, _)| format!("{served}/{key}")));
-            let told = read(paths)?;
-            let said = told.get(1..).unwrap_or_default().iter().zip(kind.served);
-            let other = said
-                .filter_map(|(said, (key, values))| Some((said.as_deref()?, key, values)))
-                .find(|(said, _, values)| !values.contains(said));
-            if let Some((said, key, _)) = other {
-                return Err(format!(
-                    "its device `{name}` {number} is served with `{key}` = `{said}`: {}",
-                    kind.which
-                ));
-            }
-            if told.first().and_then(Option::as_deref) != Some(served.as_str()) {
-                return Err(format!(
-                    "its device `{name}` {number} is served by another than dom0's kernel: {}",
-                    kind.which
-                ));
-            }
+        let served = format!("/local/domain/0/backend/{name}/{domid}/{number}");
+        let (by, is) = kind.same;
+        let mut paths = vec![
+            format!("{of_all}/{name}/{number}/backend"),
+            format!("{served}/{by}"),
+            format!("{served}/{is}"),
+        ];
+        paths.extend(kind.served.iter().map(|(key, _)| format!("{served}/{key}")));
+        let told = read(paths)?;
+        let of = |at: usize| told.get(at).and_then(Option::as_deref);
+        if of(0) != Some(served.as_str()) {
+            return Err(format!(
+                "its device `{name}` {number} is served by another than dom0's kernel: {}",
+                kind.which
+            ));
+        }
+        let said = told.iter().skip(3).zip(kind.served);
+        let other = said
+            .filter_map(|(said, (key, values))| Some((said.as_deref()?, key, values)))
+            .find(|(said, _, values)| !values.contains(said));
+        if let Some((said, key, _)) = other {
+            return Err(format!(
+                "its device `{name}` {number} is served with `{key}` = `{said}`: {}",
+                kind.which
+            ));
+        }
+        let path = match name.as_str() {
+            "vif" => Some(format!("/sys/class/net/vif{domid}.{number}/master")),
+            _ => of(1).map(str::to_owned),
+        };
+        let now = path.as_deref().and_then(found);
+        if now.is_none() || now.as_deref() != of(2) {
+            return Err(format!(
+                "its device `{name}` {number} has `{is}` = `{}`, and a new domain's would have `{}`: moving it would change that",
+                of(2).unwrap_or_default(),
+                now.unwrap_or_default()
+            ));
         }
     }
-    Ok(())
+    Ok(all)
 }
 
 #[cfg(test)]
@@ -172,7 +226,7 @@ mod tests {
     use crate::store::Source;
 
     /// What xenstore has of a domain with a disk and a NIC.
-    const STORE: [(&str, &str); 9] = [
+    const STORE: [(&str, &str); 12] = [
         ("/libxl/3/device/", "console\nvbd\nvif"),
         ("/libxl/3/device/vbd/", "51712"),
         (
@@ -180,6 +234,8 @@ mod tests {
             "/local/domain/0/backend/vbd/3/51712",
         ),
         ("/local/domain/0/backend/vbd/3/51712/type", "phy"),
+        ("/local/domain/0/backend/vbd/3/51712/params", "/dev/vg/web"),
+        ("/local/domain/0/backend/vbd/3/51712/physical-device", "fd:1a"),
         (
             "/local/domain/0/backend/vbd/3/51712/script",
             "/etc/xen/scripts/block",
@@ -187,58 +243,92 @@ mod tests {
         ("/libxl/3/device/vif/", "0"),
         ("/libxl/3/device/vif/0/backend", "/local/domain/0/backend/vif/3/0"),
         ("/local/domain/0/backend/vif/3/0/type", "vif"),
+        ("/local/domain/0/backend/vif/3/0/bridge", "xenbr0"),
         (
             "/local/domain/0/backend/vif/3/0/script",
             "/etc/xen/scripts/vif-bridge",
         ),
     ];
 
-    fn attached_with(path: &str, value: &str) -> Result<(), String> {
-        let mut all = BTreeMap::from(STORE);
-        all.insert(path, value);
-        let all: BTreeMap<String, String> = all
-            .into_iter()
-            .map(|(path, value)| (path.to_owned(), value.to_owned()))
-            .collect();
+    fn attached_with(path: &str, value: Option<&str>) -> Result<Vec<Device>, String> {
+        let own = |text: &str| text.to_owned();
+        let mut all: BTreeMap<String, String> = STORE.map(|(path, text)| (own(path), own(text))).into();
+        match value {
+            Some(value) => drop(all.insert(own(path), own(value))),
+            None => drop(all.remove(path)),
+        }
         let source = Source::new(move |paths| Ok(paths.iter().map(|path| all.get(path).cloned()).collect()));
-        attached(&mut Asking::start(source), 3)
+        attached(&mut Asking::start(source), 3, &|path| match path {
+            "/dev/vg/web" => Some("fd:1a".into()),
+            "/sys/class/net/vif3.0/master" => Some("xenbr0".into()),
+            _ => None,
+        })
     }
 
     #[test]
     fn a_block_device_and_a_nic_on_a_bridge_are_served_twice_and_nothing_else_is() {
-        assert_eq!(attached_with("/libxl/4/device/", "vfb"), Ok(()));
-        let served = "/local/domain/0/backend";
+        let all = [
+            ("vbd".to_owned(), "51712".to_owned()),
+            ("vif".to_owned(), "0".to_owned()),
+        ];
+        assert_eq!(attached_with("/libxl/4/device/", Some("vfb")), Ok(all.into()));
+        assert_eq!(attached_with("/libxl/3/device/", Some("console")), Ok(Vec::new()));
+        let (disk, nic) = (
+            "/local/domain/0/backend/vbd/3/51712",
+            "/local/domain/0/backend/vif/3/0",
+        );
         for (path, value, word) in [
-            ("/libxl/3/device/".to_owned(), "console\nvfb", "`vfb`"),
+            ("/libxl/3/device/".to_owned(), None, "no /libxl/3/device"),
+            (
+                "/libxl/3/device/".to_owned(),
+                Some("console\nvfb"),
+                "no /libxl/3/device/vfb",
+            ),
             (
                 "/libxl/3/device/vbd/51712/backend".to_owned(),
-                "/local/domain/0/backend/qdisk/3/51712",
+                Some("/local/domain/0/backend/qdisk/3/51712"),
                 "another than dom0's kernel",
             ),
             (
                 "/libxl/3/device/vif/0/backend".to_owned(),
-                "/local/domain/2/backend/vif/3/0",
+                Some("/local/domain/2/backend/vif/3/0"),
                 "another than dom0's kernel",
             ),
-            (format!("{served}/vbd/3/51712/type"), "qdisk", "`type`"),
+            (format!("{disk}/type"), Some("qdisk"), "`type`"),
             (
-                format!("{served}/vbd/3/51712/script"),
-                "/etc/xen/scripts/block-iscsi",
+                format!("{disk}/script"),
+                Some("/etc/xen/scripts/block-iscsi"),
                 "block-iscsi",
             ),
             (
-                format!("{served}/vif/3/0/script"),
-                "/etc/xen/scripts/vif-route",
+                format!("{nic}/script"),
+                Some("/etc/xen/scripts/vif-route"),
                 "vif-route",
             ),
-            (format!("{served}/vif/3/0/vifname"), "web0", "`vifname`"),
+            (format!("{nic}/vifname"), Some("web0"), "`vifname`"),
+            // A path that leads to another volume since, or nowhere; a NIC that was put on another bridge.
+            (
+                format!("{disk}/physical-device"),
+                Some("fd:1b"),
+                "would have `fd:1a`",
+            ),
+            (format!("{disk}/params"), Some("/dev/vg/gone"), "would have ``"),
+            (format!("{disk}/params"), None, "would have ``"),
+            (format!("{nic}/bridge"), Some("xenbr1"), "would have `xenbr0`"),
+            // One that says no more where it is served.
+            ("/libxl/3/device/vbd/".to_owned(), Some("51712\n51728"), "51728"),
         ] {
             let said = attached_with(&path, value).unwrap_err();
             assert!(said.contains(word), "{said}");
         }
-        // One that says no more where it is served.
-        let said = attached_with("/libxl/3/device/vbd/", "51712\n51728").unwrap_err();
-        assert!(said.contains("51728"), "{said}");
+    }
+
+    #[test]
+    fn dom0_tells_a_block_device_by_its_number_and_a_bridge_by_its_name() {
+        assert_eq!(
+            (found("/dev/null"), found("/no/such"), found("/sys/no/such")),
+            (None, None, None)
+        );
     }
 
     #[test]

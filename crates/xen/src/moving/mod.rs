@@ -47,10 +47,18 @@ const COMMAND_MAX: Duration = Duration::from_secs(120);
 /// How long `xl save` may take from its last byte until the domain is no longer suspended.
 const RESUMED_MAX: Duration = Duration::from_secs(10);
 
-/// What sends, between them ourselves, and what receives. It runs on until most was copied.
-const LIVE: &str = "\"$HOMENODE_MOVER\" move-stream | xl migrate-receive";
+/// What sends, between them ourselves, and what receives. It runs on until most was copied. The new one is paused until the old
+/// one is destroyed: dom0 has then written all that it was to write for it.
+const LIVE: &str = "\"$HOMENODE_MOVER\" move-stream | xl migrate-receive -p";
 /// It stands still from the first page on, and both are paused at the end. Not every dom0 has a `/dev/stdout`.
 const STILL: &str = "xl save -p \"$HOMENODE_DOMID\" /proc/self/fd/1 | \"$HOMENODE_MOVER\" move-stream | xl restore -p /proc/self/fd/0";
+
+/// `xl` takes a domain that is suspended for one that has ended, and watches it no longer.
+const UNWATCHED: &str =
+    "; it was suspended meanwhile, and xl may not restart it when it reboots, as after `xl save -c`";
+
+/// How long xenstored is asked what the two are called: who does not know that must touch neither.
+const NAMES_MAX: Duration = Duration::from_secs(60);
 
 /// A domain that is to be moved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -168,20 +176,21 @@ fn carried_out(hypervisor: &Hypervisor, job: &Job) -> Ended {
     let mut watch = Watch::new();
     let copied = copy(hypervisor, job, &mut watch);
     let settled = match &copied {
-        // With this the new one is the domain; where it fails the old one is.
-        Ok(()) if job.still => {
-            let _ = destroy(job.domid);
-            settle(hypervisor, job)
-        }
+        Ok(()) if job.still => hand_over(hypervisor, job).and_then(|()| settle(hypervisor, job)),
         _ => settle(hypervisor, job),
     };
     watch.look(hypervisor, job);
-    let (arrived, why) = match (settled, copied) {
+    let (arrived, mut why) = match (settled, copied) {
         (Ok(domid), copied) => (Some(domid), copied.err()),
         (Err(why), Ok(())) => (None, Some(why)),
         (Err(also), Err(why)) if also.is_empty() => (None, Some(why)),
         (Err(also), Err(why)) => (None, Some(format!("{why}; {also}"))),
     };
+    let stays =
+        arrived.is_none() && matches!(hypervisor.domain(job.domid), Ok(Some(old)) if old.vm == job.vm);
+    if let Some(why) = why.as_mut().filter(|_| stays && watch.paused > Duration::ZERO) {
+        *why += UNWATCHED;
+    }
     Ended {
         arrived,
         why,
@@ -260,8 +269,19 @@ impl Watch {
     }
 }
 
-/// Leaves one of a domain, whatever was begun with it: the old one where it is still there, else the new one, as its operator had
-/// the old one. The number of the new one.
+/// The new one of a domain that stands still is whole: from now on it bears the name.
+fn hand_over(hypervisor: &Hypervisor, job: &Job) -> Result<(), String> {
+    let all = hypervisor.domains().map_err(|error| error.to_string())?;
+    let new = all
+        .iter()
+        .find(|of| of.vm == job.vm && !of.is_dying && of.domid != job.domid);
+    let new = new.ok_or("the new one has ended")?;
+    xl(&["rename", &job.domid.to_string(), &format!("{}{LEFT}", job.name)])?;
+    xl(&["rename", &new.domid.to_string(), &job.name])
+}
+
+/// Leaves one of a domain, whatever was begun with it: the one that bears its name, as its operator had it. Until the new one
+/// does that it has not run, and the old one is whole; afterwards the old one must not run again. The number of the new one.
 ///
 /// # Errors
 /// The domain is where it was, or is no more; with what is not as it was, if so.
@@ -270,19 +290,21 @@ pub fn settle(hypervisor: &Hypervisor, job: &Job) -> Result<u32, String> {
     let of_it = |of: &&Listed| of.vm == job.vm && !of.is_dying;
     let old = all.iter().filter(of_it).find(|of| of.domid == job.domid);
     let new = all.iter().filter(of_it).find(|of| of.domid != job.domid);
-    let mut store = hypervisor.store();
-    let mut name = |of: &Listed| {
-        let names = store.read(vec![format!("/local/domain/{}/name", of.domid)]);
-        names.ok().and_then(|mut names| names.pop()?)
-    };
+    let named = |of: Option<&Listed>| of.map_or(Ok(None), |of| name(hypervisor, of.domid));
+    let (old_is, new_is) = (named(old)?, named(new)?);
     match (old, new) {
+        (Some(old), Some(new)) if new_is.as_ref() == Some(&job.name) => {
+            destroy(old.domid)?;
+            stay(hypervisor, job, new)
+        }
         (Some(old), new) => {
             let mut failed = Vec::new();
-            if let Some(new) = new.filter(|new| name(new).is_none_or(|name| name.ends_with(INCOMING))) {
+            // One without a name was just being built.
+            if let Some(new) = new.filter(|_| new_is.is_none_or(|name| name.ends_with(INCOMING))) {
                 failed.extend(destroy(new.domid).err());
             }
             let number = old.domid.to_string();
-            if name(old).is_some_and(|name| name.ends_with(LEFT)) {
+            if old_is.is_some_and(|name| name.ends_with(LEFT)) {
                 failed.extend(xl(&["rename", &number, &job.name]).err());
             }
             // `xl` lets it go on itself, unless it was killed, too.
@@ -301,17 +323,37 @@ pub fn settle(hypervisor: &Hypervisor, job: &Job) -> Result<u32, String> {
             Err(failed.join("; "))
         }
         (None, Some(new)) => {
-            let number = new.domid.to_string();
-            if name(new).is_some_and(|name| name != job.name) {
-                xl(&["rename", &number, &job.name])?;
+            if new_is.is_some_and(|name| name != job.name) {
+                xl(&["rename", &new.domid.to_string(), &job.name])?;
             }
-            let failed = as_it_was(hypervisor, job, new.domid);
-            if new.is_paused {
-                xl(&["unpause", &number])?;
-            }
-            failed.map(|()| new.domid)
+            stay(hypervisor, job, new)
         }
         (None, None) => Err("it has ended".into()),
+    }
+}
+
+/// The new one is the domain, and goes on.
+fn stay(hypervisor: &Hypervisor, job: &Job, new: &Listed) -> Result<u32, String> {
+    let failed = as_it_was(hypervisor, job, new.domid);
+    if new.is_paused {
+        xl(&["unpause", &new.domid.to_string()])?;
+    }
+    failed.map(|()| new.domid)
+}
+
+/// What a domain is called; nothing where it has no name yet.
+fn name(hypervisor: &Hypervisor, domid: u32) -> Result<Option<String>, String> {
+    let (mut store, begun) = (hypervisor.store(), Instant::now());
+    loop {
+        match store.read(vec![format!("/local/domain/{domid}/name")]) {
+            Ok(mut names) => return Ok(names.pop().flatten()),
+            Err(why) if begun.elapsed() > NAMES_MAX => {
+                return Err(format!(
+                    "xenstored does not tell which of two domains is it ({why}): both are left as they are"
+                ));
+            }
+            Err(_) => std::thread::sleep(LOOK_EVERY),
+        }
     }
 }
 

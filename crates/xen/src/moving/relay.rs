@@ -10,8 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::devices::{self, Device};
 use super::stream::{self, Follower, HEAD_BYTES};
 use super::{Job, files};
+use crate::library::Store;
+use crate::store::{Asking, Source};
 
 const CHUNK_BYTES: usize = 1 << 20;
 /// How often is said how far it is.
@@ -28,11 +31,13 @@ pub fn relay() -> Result<(), String> {
     end_in_time(&job, Arc::clone(&is_over));
     let input = rustix::io::dup(rustix::stdio::stdin()).map_err(|error| error.to_string())?;
     let output = rustix::io::dup(rustix::stdio::stdout()).map_err(|error| error.to_string())?;
+    let mut store = Asking::start(Source::of(Store::load()?));
     copied(
         &job,
         (&mut File::from(input), &mut File::from(output)),
         &is_over,
         &mut files::copied,
+        &mut || devices::attached(&mut store, job.domid, &devices::found),
     )
 }
 
@@ -51,12 +56,14 @@ fn end_in_time(job: &Job, is_over: Arc<AtomicBool>) {
     });
 }
 
-/// Passes on what comes, and says now and then how many pages that were.
+/// Passes on what comes, and says now and then how many pages that were. The end is let through only where the domain still has
+/// the devices that it had: the configuration that went ahead says nothing of others.
 fn copied(
     job: &Job,
     (input, output): (&mut dyn Read, &mut dyn Write),
     is_over: &AtomicBool,
     say: &mut dyn FnMut(u64),
+    attached: &mut dyn FnMut() -> Result<Vec<Device>, String>,
 ) -> Result<(), String> {
     let read = |error: std::io::Error| format!("what xl sends cannot be read: {error}");
     let write = |error: std::io::Error| format!("who receives the domain has gone: {error}");
@@ -66,6 +73,7 @@ fn copied(
     input.read_exact(&mut data).map_err(read)?;
     let mut of = stream::configuration(&data)?;
     job.fits(&of)?;
+    let devices = attached()?;
     of.set_nodemap(Some(serde_json::json!([job.to.0])));
     if job.still {
         of.rename(&job.incoming());
@@ -81,9 +89,14 @@ fn copied(
         let chunk = &room[..count];
         let was_over = follower.is_over();
         follower.take(chunk)?;
-        // The end is not let through if the time was over before it.
-        if follower.is_over() && !was_over && is_over.swap(true, Ordering::SeqCst) {
-            return Err("its time is over".into());
+        if follower.is_over() && !was_over {
+            if attached()? != devices {
+                return Err("a device was attached or detached meanwhile".into());
+            }
+            // Nor is it if the time was over before it.
+            if is_over.swap(true, Ordering::SeqCst) {
+                return Err("its time is over".into());
+            }
         }
         output.write_all(chunk).map_err(write)?;
         if said.elapsed() >= SAY_EVERY || follower.is_over() != was_over {
@@ -126,9 +139,18 @@ mod tests {
     }
 
     fn relayed(job: &Job, input: &[u8], is_over: bool) -> (Result<(), String>, Vec<u8>, u64) {
+        relayed_with(job, input, is_over, &mut || Ok(Vec::new()))
+    }
+
+    fn relayed_with(
+        job: &Job,
+        input: &[u8],
+        is_over: bool,
+        attached: &mut dyn FnMut() -> Result<Vec<Device>, String>,
+    ) -> (Result<(), String>, Vec<u8>, u64) {
         let (mut output, mut pages) = (Vec::new(), 0);
         let (is_over, mut say) = (AtomicBool::new(is_over), |count| pages = count);
-        let result = copied(job, (&mut &*input, &mut output), &is_over, &mut say);
+        let result = copied(job, (&mut &*input, &mut output), &is_over, &mut say, attached);
         (result, output, pages)
     }
 
@@ -169,6 +191,23 @@ mod tests {
         }
         let (result, output, _) = relayed(&job("other", false), &all, false);
         assert!(result.unwrap_err().contains("another domain") && output.is_empty());
+    }
+
+    #[test]
+    fn a_domain_whose_devices_change_meanwhile_stays() {
+        let disk = || ("vbd".to_owned(), "51712".to_owned());
+        let mut attached = [vec![disk()], Vec::new()].into_iter();
+        let mut attached = || Ok(attached.next().unwrap_or_default());
+        let (result, output, _) = relayed_with(&job("pvh", false), &whole(), false, &mut attached);
+        assert!(result.unwrap_err().contains("detached") && configuration_of(&output).1.is_empty());
+        let mut attached = || Ok(vec![disk()]);
+        assert_eq!(
+            relayed_with(&job("pvh", false), &whole(), false, &mut attached).0,
+            Ok(())
+        );
+        let mut refused = || Err("it has a device `vfb`".to_owned());
+        let (result, output, _) = relayed_with(&job("pvh", false), &whole(), false, &mut refused);
+        assert!(result.unwrap_err().contains("vfb") && output.is_empty());
     }
 
     #[test]

@@ -49,8 +49,8 @@ pub struct DomuSpec {
     /// The list of CPUs on which each of its vCPUs may run. `xl` also tells the hypervisor that they are preferred: the
     /// memory's place follows from that.
     pub cpus: Vec<String>,
-    /// The device of dom0's that is its disk, and dom0's bridge that its NIC is on, with that NIC's MAC: as `xl` is told, and where
-    /// there are any.
+    /// The device of dom0's that is its disk, and dom0's bridge that its NIC is on, with that NIC's MAC: as `xl` is told, and
+    /// where there are any.
     pub disk: Option<String>,
     /// See [`DomuSpec::disk`].
     pub nic: Option<String>,
