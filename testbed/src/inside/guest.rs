@@ -458,7 +458,7 @@ mod tests {
         assert!(
             xml.contains(
                 "homenode.do=busy=2,duty=100,pin=1,touch=0,on=any,every=0,hot=0,stride=1,sweep=off,passes=0,\
-                 walk=0,think=0,burst=0</cmdline>"
+                 walk=0,think=0,burst=0,disk=0</cmdline>"
             ),
             "{xml}"
         );
