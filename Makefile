@@ -60,7 +60,7 @@ xen: ## Run the testbed's cases on an emulated 4-node Xen host (10 minutes on 2 
 	@echo '== installing what the testbed needs, and making Xen and its dom0, if anything is missing'
 	@scripts/testbed-setup.sh
 	@scripts/xen-setup.sh
-	@echo '== running on a Xen host: $(or $(CASE),cases of a minute or less)'
+	@echo '== running on a Xen host: $(or $(CASE),the short cases)'
 	@$(SETUP) cargo xtask testbed $(or $(CASE),xen)
 
 xen-all: CASE = xen xen-long xen-service xen-counted

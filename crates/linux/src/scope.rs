@@ -33,7 +33,7 @@ pub(crate) fn around(
         what: "guard",
         kind: "scope",
         description: "Guard of homenode: undoes what an agent that is gone has changed",
-        options: &["--scope"],
+        options: vec!["--scope".into()],
         properties: &[STOP, ORDER[0], ORDER[1]],
     };
     unit.of(root, program, args)
@@ -54,17 +54,16 @@ pub fn apart(
     let variables = variables
         .iter()
         .map(|(name, value)| format!("--setenv={name}={value}"));
-    let options: Vec<String> = ["--pipe", "--wait"]
+    let options = ["--pipe", "--wait"]
         .map(String::from)
         .into_iter()
         .chain(variables)
         .collect();
-    let options: Vec<&str> = options.iter().map(String::as_str).collect();
     let unit = Unit {
         what,
         kind: "service",
         description,
-        options: &options,
+        options,
         properties: &["KillMode=process"],
     };
     unit.of(root, program, args)
@@ -75,7 +74,7 @@ struct Unit<'a> {
     what: &'a str,
     kind: &'a str,
     description: &'a str,
-    options: &'a [&'a str],
+    options: Vec<String>,
     properties: &'a [&'a str],
 }
 
@@ -100,10 +99,9 @@ impl Unit<'_> {
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let (what, kind, pid) = (self.what, self.kind, std::process::id());
         let mut own: Vec<OsString> = ["--quiet", "--collect", "--slice=system.slice"]
-            .into_iter()
-            .chain(self.options.iter().copied())
             .map(OsString::from)
-            .collect();
+            .into();
+        own.extend(self.options.iter().map(OsString::from));
         own.push(format!("--unit=homenode-{what}-{pid}-{number}.{kind}").into());
         own.push(format!("--description={}", self.description).into());
         own.extend(

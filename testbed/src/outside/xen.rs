@@ -110,20 +110,18 @@ pub(super) fn emulator(
     for (from, to, distance) in kind.distances() {
         command.args(["-numa", &format!("dist,src={from},dst={to},val={distance}")]);
     }
+    let mut drive = |name: &str, path: &Path, how: &str| {
+        let drive = format!("file={},format=raw,if=none,id={name}{how}", escaped(path));
+        let device = format!("virtio-blk-pci,drive={name}");
+        command.args(["-drive", &drive, "-device", &device]);
+    };
     // Each boot finds the disk as it was made.
-    let disk = format!("file={},format=raw,if=none,id=disk,snapshot=on", escaped(&disk));
-    command.args(["-drive", &disk, "-device", "virtio-blk-pci,drive=disk"]);
+    drive("disk", &disk, ",snapshot=on");
     for name in DISKS {
         let path = dir.join(name);
         let made = fs::File::create(&path).and_then(|file| file.set_len(DISK_BYTES));
         made.with_context(|| format!("cannot make {}", path.display()))?;
-        let disk = format!("file={},format=raw,if=none,id={name}", escaped(&path));
-        command.args([
-            "-drive",
-            &disk,
-            "-device",
-            &format!("virtio-blk-pci,drive={name}"),
-        ]);
+        drive(name, &path, "");
     }
     let shared = format!("local,id=boot,path={},security_model=none", escaped(dir));
     command.args([

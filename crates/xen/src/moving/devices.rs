@@ -23,10 +23,20 @@ struct Kind {
     must: &'static [(&'static str, &'static [&'static str])],
     /// What xenstore says of how it is served, by its name there: nothing, or one of these.
     served: &'static [(&'static str, &'static [&'static str])],
-    /// What says where the new domain's is, and what says which the old one's is, by their names in xenstore.
-    same: (&'static str, &'static str),
+    /// Where dom0 has what a new domain's would be.
+    place: Place,
+    /// What of it must still be what this one's is, by its name in xenstore.
+    same: &'static str,
     /// Which are meant, as the end of a sentence.
     which: &'static str,
+}
+
+/// Where dom0 has a device.
+enum Place {
+    /// Under the path that xenstore has by this name.
+    Told(&'static str),
+    /// Under the bridge that its port is of.
+    Port,
 }
 
 const KINDS: [Kind; 2] = [
@@ -52,7 +62,8 @@ const KINDS: [Kind; 2] = [
             ("backend_domid", &["0"]),
         ],
         served: &[("type", &["phy"]), ("script", &["/etc/xen/scripts/block"])],
-        same: ("params", "physical-device"),
+        place: Place::Told("params"),
+        same: "physical-device",
         which: "only a disk that is a block device of dom0 is moved with its domain",
     },
     Kind {
@@ -76,7 +87,8 @@ const KINDS: [Kind; 2] = [
             ("backend_domid", &["0"]),
         ],
         served: &[("type", &["vif"]), ("script", &[BRIDGE]), ("vifname", &[])],
-        same: ("", "bridge"),
+        place: Place::Port,
+        same: "bridge",
         which: "only a NIC on a bridge of dom0's that has no name of its own there (`vifname`) is moved with its domain",
     },
 ];
@@ -177,13 +189,15 @@ pub fn attached(
             ));
         };
         let served = format!("/local/domain/0/backend/{name}/{domid}/{number}");
-        let (by, is) = kind.same;
+        let is = kind.same;
         let mut paths = vec![
             format!("{of_all}/{name}/{number}/backend"),
-            format!("{served}/{by}"),
             format!("{served}/{is}"),
         ];
         paths.extend(kind.served.iter().map(|(key, _)| format!("{served}/{key}")));
+        if let Place::Told(key) = kind.place {
+            paths.push(format!("{served}/{key}"));
+        }
         let told = read(paths)?;
         let of = |at: usize| told.get(at).and_then(Option::as_deref);
         if of(0) != Some(served.as_str()) {
@@ -192,7 +206,7 @@ pub fn attached(
                 kind.which
             ));
         }
-        let said = told.iter().skip(3).zip(kind.served);
+        let said = told.iter().skip(2).zip(kind.served);
         let other = said
             .filter_map(|(said, (key, values))| Some((said.as_deref()?, key, values)))
             .find(|(said, _, values)| !values.contains(said));
@@ -202,15 +216,15 @@ pub fn attached(
                 kind.which
             ));
         }
-        let path = match name.as_str() {
-            "vif" => Some(format!("/sys/class/net/vif{domid}.{number}/master")),
-            _ => of(1).map(str::to_owned),
+        let path = match kind.place {
+            Place::Told(_) => told.last().cloned().flatten(),
+            Place::Port => Some(format!("/sys/class/net/vif{domid}.{number}/master")),
         };
         let now = path.as_deref().and_then(found);
-        if now.is_none() || now.as_deref() != of(2) {
+        if now.is_none() || now.as_deref() != of(1) {
             return Err(format!(
                 "its device `{name}` {number} has `{is}` = `{}`, and a new domain's would have `{}`: moving it would change that",
-                of(2).unwrap_or_default(),
+                of(1).unwrap_or_default(),
                 now.unwrap_or_default()
             ));
         }
@@ -345,12 +359,12 @@ mod tests {
             (disk, "\"readwrite\"", "\"backend_domid\"", "backend_domid"),
             (nic, "vif-bridge", "vif-openvswitch", "openvswitch"),
             (nic, "\"devid\":0", "\"ifname\":\"web0\"", "`ifname`"),
-            (nic, "[{", "{\"a\":[{", "no list"),
         ] {
-            let text = text.replacen(from, to, 1);
-            let text = text.replace("}]}", if to.starts_with("{\"a") { "}]}}" } else { "}]}" });
-            let said = of(&text).unwrap_err();
+            let said = of(&text.replacen(from, to, 1)).unwrap_err();
             assert!(said.contains(word), "{said}");
+        }
+        for text in [r#"{"nics":{"a":[]}}"#, r#"{"disks":["a"]}"#] {
+            assert!(of(text).unwrap_err().contains("no list"), "{text}");
         }
     }
 }

@@ -269,12 +269,17 @@ impl Watch {
     }
 }
 
+/// The two of a domain, as far as they are there: the old one, and the new one.
+fn both<'a>(all: &'a [Listed], job: &Job) -> (Option<&'a Listed>, Option<&'a Listed>) {
+    let of_it = || all.iter().filter(|of| of.vm == job.vm && !of.is_dying);
+    let is_old = |of: &&Listed| of.domid == job.domid;
+    (of_it().find(is_old), of_it().find(|of| !is_old(of)))
+}
+
 /// The new one of a domain that stands still is whole: from now on it bears the name.
 fn hand_over(hypervisor: &Hypervisor, job: &Job) -> Result<(), String> {
     let all = hypervisor.domains().map_err(|error| error.to_string())?;
-    let new = all
-        .iter()
-        .find(|of| of.vm == job.vm && !of.is_dying && of.domid != job.domid);
+    let (_, new) = both(&all, job);
     let new = new.ok_or("the new one has ended")?;
     xl(&["rename", &job.domid.to_string(), &format!("{}{LEFT}", job.name)])?;
     xl(&["rename", &new.domid.to_string(), &job.name])
@@ -287,9 +292,7 @@ fn hand_over(hypervisor: &Hypervisor, job: &Job) -> Result<(), String> {
 /// The domain is where it was, or is no more; with what is not as it was, if so.
 pub fn settle(hypervisor: &Hypervisor, job: &Job) -> Result<u32, String> {
     let all = hypervisor.domains().map_err(|error| error.to_string())?;
-    let of_it = |of: &&Listed| of.vm == job.vm && !of.is_dying;
-    let old = all.iter().filter(of_it).find(|of| of.domid == job.domid);
-    let new = all.iter().filter(of_it).find(|of| of.domid != job.domid);
+    let (old, new) = both(&all, job);
     let named = |of: Option<&Listed>| of.map_or(Ok(None), |of| name(hypervisor, of.domid));
     let (old_is, new_is) = (named(old)?, named(new)?);
     match (old, new) {
