@@ -154,7 +154,7 @@ impl Inside {
     }
 
     /// The first guest that has ended although nobody destroyed it, and whose kernel said nothing; or a PVH domU that the
-    /// emulation has ended, as it does one in some eighty, with nothing done to it. A domU whose memory was moved is neither:
+    /// emulation has ended, as it does one in some fifty, with nothing done to it. A domU whose memory was moved is neither:
     /// that may be why.
     fn vanished(&self) -> Option<GuestVanished> {
         self.guests()
@@ -163,13 +163,16 @@ impl Inside {
             .find_map(|(spec, _)| spec.console().vanished())
             .or_else(|| {
                 let domus = self.domus();
-                let gone = domus.iter().filter(|spec| !domu::lives(&spec.name));
-                gone.filter(|spec| !spec.console_once_moved().log.exists())
-                    .find_map(|spec| {
-                        let console = spec.console();
-                        let lost = || console.lost_init().filter(|_| spec.kind == domu::Kind::Pvh);
-                        console.vanished().or_else(lost)
-                    })
+                let mut unmoved = domus
+                    .iter()
+                    .filter(|spec| !spec.console_once_moved().log.exists());
+                unmoved.find_map(|spec| {
+                    let console = spec.console();
+                    // It is still listed while Xen takes it down.
+                    let lost = console.lost_init().filter(|_| spec.kind == domu::Kind::Pvh);
+                    let vanished = || console.vanished().filter(|_| !domu::lives(&spec.name));
+                    lost.or_else(vanished)
+                })
             })
     }
 
