@@ -38,6 +38,9 @@ use super::web::{Current, Web};
 use crate::feed::Feed;
 use crate::role::{OPERATORS, Role, VIEWERS_READ};
 
+#[cfg(test)]
+mod tests;
+
 /// The file of the key, in the state directory.
 const KEY_FILE: &str = "http.key";
 /// Random bytes of a key, in the file as twice as many digits.

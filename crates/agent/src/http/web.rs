@@ -3,28 +3,36 @@
 //!
 //! The files are looked at with each connection and each request, and read again where one of them changed, so that renewed
 //! certificates and removed users need no restart. What is wrong then is said once, and what was read before stays in force: an
-//! agent does not become open, or unreachable, by a slip of the pen.
+//! agent does not become open, or unreachable, by a slip of the pen. What would let more in than before takes a restart, and is
+//! said too ([`bounds`]).
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fmt;
 use std::io::Read as _;
+use std::marker::PhantomData;
 use std::net::SocketAddr;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr as _;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bcrypt::HashParts;
-use serde::Deserialize;
+use rustix::fs::OFlags;
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, TrustAnchor};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::version::{TLS12, TLS13};
 use tokio_rustls::rustls::{RootCertStore, ServerConfig, SupportedProtocolVersion};
 
 use crate::feed::Feed;
 use crate::role::Role;
+
+mod bounds;
+
+use bounds::Bounds;
 
 /// Most bytes of a file: a store of all public authorities has a quarter.
 const BYTES_MAX: u64 = 1 << 20;
@@ -36,13 +44,43 @@ const COST: std::ops::RangeInclusive<u32> = 4..=15;
 #[serde(deny_unknown_fields)]
 struct Written {
     tls_server_config: Option<TlsWritten>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "named_once")]
     basic_auth_users: BTreeMap<String, String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "named_once")]
     homenode_roles: BTreeMap<String, Role>,
 }
 
-#[derive(Debug, Deserialize)]
+/// Refuses a name that is there twice: in a file cut short the first value would be in force, and in the whole file the second.
+fn named_once<'de, D, T>(deserializer: D) -> Result<BTreeMap<String, T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    struct Names<T>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Names<T> {
+        type Value = BTreeMap<String, T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a value for each name")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut values = BTreeMap::new();
+            while let Some((name, value)) = map.next_entry::<String, T>()? {
+                if values.contains_key(&name) {
+                    return Err(A::Error::custom(format!("`{name}` is there twice: remove one")));
+                }
+                values.insert(name, value);
+            }
+            Ok(values)
+        }
+    }
+
+    deserializer.deserialize_map(Names(PhantomData))
+}
+
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TlsWritten {
     cert_file: PathBuf,
@@ -54,8 +92,9 @@ struct TlsWritten {
     min_version: Version,
 }
 
-/// What clients show of themselves. Those two of the toolkit's kinds that take any certificate, whoever made it, prove nothing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+/// What clients show of themselves, the weakest first. Those two of the toolkit's kinds that take any certificate, whoever made
+/// it, prove nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 enum ClientAuth {
     #[default]
     NoClientCert,
@@ -63,13 +102,23 @@ enum ClientAuth {
     RequireAndVerifyClientCert,
 }
 
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 enum Version {
     #[default]
     #[serde(rename = "TLS12")]
     Tls12,
     #[serde(rename = "TLS13")]
     Tls13,
+}
+
+impl Version {
+    /// The version as `web.yml` has it.
+    fn name(self) -> &'static str {
+        match self {
+            Version::Tls12 => "TLS12",
+            Version::Tls13 => "TLS13",
+        }
+    }
 }
 
 /// Somebody with a password.
@@ -89,6 +138,7 @@ pub(super) struct Web {
     pub users: BTreeMap<String, User>,
     /// Whether nobody comes in without a certificate that was verified.
     pub has_verified_clients: bool,
+    bounds: Bounds,
     read: Vec<(PathBuf, Option<Stamp>)>,
 }
 
@@ -110,6 +160,17 @@ impl Stamp {
     }
 }
 
+/// What came up while a file was read.
+#[derive(Debug, Default)]
+struct Reading {
+    /// Whether an earlier state of the file is in force, whose bounds hold.
+    is_again: bool,
+    /// What was looked at.
+    files: Vec<(PathBuf, Option<Stamp>)>,
+    /// What the file would open, and what stays in force instead.
+    kept: Vec<String>,
+}
+
 /// Who else may do what with a file that is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Others {
@@ -124,13 +185,13 @@ impl Web {
     /// # Errors
     /// With the file, and what to do about it.
     pub(super) fn read(path: &Path) -> Result<Web, String> {
-        Web::read_noting(path, &mut Vec::new())
+        Web::default().read_again(path, &mut Reading::default())
     }
 
-    /// The same; `read` is what was looked at until then, also where it fails.
-    fn read_noting(path: &Path, read: &mut Vec<(PathBuf, Option<Stamp>)>) -> Result<Web, String> {
+    /// Reads the file and what it names, within the bounds of `self`. `reading` says what was looked at, also after an error.
+    fn read_again(&self, path: &Path, reading: &mut Reading) -> Result<Web, String> {
         let wrong = |what: String| format!("{}: {what}", path.display());
-        let text = text_of(path, Others::MayRead, read)?;
+        let text = text_of(path, Others::MayRead, reading)?;
         let text = String::from_utf8(text).map_err(|_| wrong("this is not text".into()))?;
         let written: Option<Written> = yaml_serde::from_str(&text).map_err(|e| wrong(e.to_string()))?;
         let Some(written) = written else {
@@ -138,18 +199,25 @@ impl Web {
                 "it is empty: it has tls_server_config, basic_auth_users and homenode_roles".into(),
             ));
         };
-        let users = users(&written).map_err(wrong)?;
+        let mut users = users(&written).map_err(wrong)?;
+        let mut tls = written.tls_server_config;
+        if reading.is_again {
+            users = self.bounds.narrow_users(users, &self.users, &mut reading.kept);
+            tls = self.bounds.narrow_tls(tls, &mut reading.kept);
+        }
         let folder = path.parent().unwrap_or(Path::new(""));
-        let tls = written.tls_server_config.as_ref();
+        let made = tls
+            .as_ref()
+            .map(|tls| tls_config(tls, folder, &self.bounds, reading));
+        let (config, authorities) = made.transpose().map_err(wrong)?.unzip();
         Ok(Web {
-            users,
             has_verified_clients: tls
+                .as_ref()
                 .is_some_and(|tls| tls.client_auth_type == ClientAuth::RequireAndVerifyClientCert),
-            tls: tls
-                .map(|tls| tls_config(tls, folder, read).map_err(wrong))
-                .transpose()?
-                .map(Arc::new),
-            read: read.clone(),
+            bounds: self.bounds.after(tls, authorities.unwrap_or_default(), &users),
+            users,
+            tls: config.map(Arc::new),
+            read: reading.files.clone(),
         })
     }
 
@@ -216,14 +284,16 @@ fn users(written: &Written) -> Result<BTreeMap<String, User>, String> {
     written.basic_auth_users.iter().map(user).collect()
 }
 
+/// Returns what connections are made with, and the authorities of clients.
 fn tls_config(
     tls: &TlsWritten,
     folder: &Path,
-    read: &mut Vec<(PathBuf, Option<Stamp>)>,
-) -> Result<ServerConfig, String> {
+    bounds: &Bounds,
+    reading: &mut Reading,
+) -> Result<(ServerConfig, Vec<TrustAnchor<'static>>), String> {
     let (cert_file, key_file) = (folder.join(&tls.cert_file), folder.join(&tls.key_file));
-    let certificates = certificates(&cert_file, read)?;
-    let key = text_of(&key_file, Others::MayDoNothing, read)?;
+    let certificates = certificates(&cert_file, reading)?;
+    let key = text_of(&key_file, Others::MayDoNothing, reading)?;
     let key = PrivateKeyDer::from_pem_slice(&key)
         .map_err(|e| format!("{} has no private key in PEM: {e}", key_file.display()))?;
     let versions: &[&SupportedProtocolVersion] = match tls.min_version {
@@ -235,6 +305,7 @@ fn tls_config(
     let builder = builder
         .with_protocol_versions(versions)
         .map_err(|e| e.to_string())?;
+    let mut accepted = Vec::new();
     let builder = match (tls.client_auth_type, &tls.client_ca_file) {
         (ClientAuth::NoClientCert, None) => builder.with_no_client_auth(),
         (ClientAuth::NoClientCert, Some(_)) => {
@@ -250,10 +321,13 @@ fn tls_config(
         (kind, Some(authorities)) => {
             let path = folder.join(authorities);
             let mut roots = RootCertStore::empty();
-            for certificate in self::certificates(&path, read)? {
+            for certificate in self::certificates(&path, reading)? {
                 let added = roots.add(certificate);
                 added.map_err(|e| format!("{} cannot be used: {e}", path.display()))?;
             }
+            let narrowed = bounds.narrow_authorities(&mut roots, &mut reading.kept);
+            narrowed.map_err(|e| format!("{}: {e}", path.display()))?;
+            accepted.clone_from(&roots.roots);
             let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
             let verifier = match kind {
                 ClientAuth::RequireAndVerifyClientCert => verifier,
@@ -271,14 +345,11 @@ fn tls_config(
         )
     })?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(config)
+    Ok((config, accepted))
 }
 
-fn certificates(
-    path: &Path,
-    read: &mut Vec<(PathBuf, Option<Stamp>)>,
-) -> Result<Vec<CertificateDer<'static>>, String> {
-    let text = text_of(path, Others::MayRead, read)?;
+fn certificates(path: &Path, reading: &mut Reading) -> Result<Vec<CertificateDer<'static>>, String> {
+    let text = text_of(path, Others::MayRead, reading)?;
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
     let all = all.map_err(|e| format!("{} has no certificate in PEM: {e}", path.display()))?;
     match all.is_empty() {
@@ -287,11 +358,21 @@ fn certificates(
     }
 }
 
-fn text_of(path: &Path, others: Others, read: &mut Vec<(PathBuf, Option<Stamp>)>) -> Result<Vec<u8>, String> {
+fn text_of(path: &Path, others: Others, reading: &mut Reading) -> Result<Vec<u8>, String> {
     let failed =
         |e: std::io::Error| format!("cannot read {}: {e}{}", path.display(), homenode_api::remedy(&e));
-    read.push((path.to_owned(), stamp(path)));
-    let file = File::open(path).map_err(failed)?;
+    reading.files.push((path.to_owned(), stamp(path)));
+    // A device may act on being opened, and a pipe would wait for a writer.
+    let no_file = || format!("{} is not a regular file: put one in its place", path.display());
+    if !std::fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(no_file());
+    }
+    let no_wait = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
+    let file = std::fs::File::options()
+        .read(true)
+        .custom_flags(no_wait)
+        .open(path)
+        .map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
     let mode = metadata.mode() & 0o777;
     let (forbidden, what) = match others {
@@ -299,7 +380,7 @@ fn text_of(path: &Path, others: Others, read: &mut Vec<(PathBuf, Option<Stamp>)>
         Others::MayDoNothing => (0o006, "be read or written to"),
     };
     if !metadata.is_file() {
-        return Err(format!("{} is no file", path.display()));
+        return Err(no_file());
     }
     if mode & forbidden != 0 {
         return Err(format!(
@@ -351,33 +432,29 @@ impl Current {
         if now.read.iter().all(|(path, was)| stamp(path) == *was) {
             return Arc::clone(&now);
         }
-        let mut read = Vec::new();
-        let again = Web::read_noting(&self.path, &mut read);
+        let mut reading = Reading {
+            is_again: true,
+            ..Reading::default()
+        };
+        let again = now.read_again(&self.path, &mut reading);
+        // What is in force is as narrow as it was at least: this cannot fail.
         let again = again.and_then(|web| web.may_listen(self.bound).map(|()| web));
-        *now = Arc::new(match again {
+        let web = match again {
             Ok(web) => {
-                self.feed
-                    .notice(format!("{} was read again", self.path.display()));
+                self.feed.notice(bounds::notice(&self.path, &reading.kept));
                 web
             }
             Err(error) => {
-                let text = format!("{error}; what was read before stays in force");
-                self.feed.notice(text);
-                // Not read again until something changes once more.
-                let read = match read.is_empty() {
-                    true => now
-                        .read
-                        .iter()
-                        .map(|(path, _)| (path.clone(), stamp(path)))
-                        .collect(),
-                    false => read,
-                };
+                self.feed
+                    .notice(format!("{error}; what was read before stays in force"));
+                // It is not read again before one of these changes once more.
                 Web {
-                    read,
+                    read: reading.files,
                     ..Web::clone(&now)
                 }
             }
-        });
+        };
+        *now = Arc::new(web);
         Arc::clone(&now)
     }
 }

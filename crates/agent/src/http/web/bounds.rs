@@ -1,0 +1,155 @@
+//! What a run of the agent may let in. Reading `web.yml` again narrows it; only a restart widens it.
+//!
+//! An editor, a copy or a full disk can leave a file cut short at any byte, and what remains is often a valid file that asks for
+//! less: no TLS, no passwords, no certificates of clients. So a file that is read again is held to these bounds:
+//!
+//! | the file | takes effect |
+//! |---|---|
+//! | renews a certificate, changes a password | at once |
+//! | removes some of the users, makes an operator a viewer, asks more of clients | at once |
+//! | names users again that this run has let in before, at most with the same role | at once |
+//! | has no TLS, no users, an older TLS version, a weaker `client_auth_type` | after a restart; what was in force stays |
+//! | has a new user, an operator who was a viewer, a new authority of clients | after a restart; these are refused until then |
+
+use std::collections::BTreeMap;
+
+use tokio_rustls::rustls::RootCertStore;
+use tokio_rustls::rustls::pki_types::TrustAnchor;
+
+use super::{TlsWritten, User};
+use crate::role::Role;
+
+/// The bounds of one run.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Bounds {
+    /// What TLS asks of clients, once connections have TLS.
+    tls: Option<TlsWritten>,
+    /// The authorities of clients, once clients are asked for a certificate.
+    authorities: Vec<TrustAnchor<'static>>,
+    /// The users with their strongest role, once users are asked for a password.
+    roles: BTreeMap<String, Role>,
+}
+
+impl Bounds {
+    /// Returns the bounds after a file was read within these.
+    pub(super) fn after(
+        &self,
+        tls: Option<TlsWritten>,
+        authorities: Vec<TrustAnchor<'static>>,
+        users: &BTreeMap<String, User>,
+    ) -> Bounds {
+        let roles = || users.iter().map(|(name, user)| (name.clone(), user.role));
+        Bounds {
+            tls,
+            authorities: match self.authorities.is_empty() {
+                true => authorities,
+                false => self.authorities.clone(),
+            },
+            roles: match self.roles.is_empty() {
+                true => roles().collect(),
+                false => self.roles.clone(),
+            },
+        }
+    }
+
+    /// Narrows TLS as a file has it. `kept` gets a sentence for each thing that takes a restart.
+    pub(super) fn narrow_tls(&self, tls: Option<TlsWritten>, kept: &mut Vec<String>) -> Option<TlsWritten> {
+        let Some(before) = &self.tls else { return tls };
+        let Some(mut tls) = tls else {
+            kept.push("it has no tls_server_config: TLS stays in force".into());
+            return Some(before.clone());
+        };
+        if tls.min_version < before.min_version {
+            kept.push(format!(
+                "min_version is {}: {} stays in force",
+                tls.min_version.name(),
+                before.min_version.name()
+            ));
+            tls.min_version = before.min_version;
+        }
+        if tls.client_auth_type < before.client_auth_type {
+            kept.push(format!(
+                "client_auth_type is {:?}: {:?} stays in force",
+                tls.client_auth_type, before.client_auth_type
+            ));
+            tls.client_auth_type = before.client_auth_type;
+            let authorities = tls.client_ca_file.take();
+            tls.client_ca_file = authorities.or_else(|| before.client_ca_file.clone());
+        }
+        Some(tls)
+    }
+
+    /// Removes the authorities that this run has not accepted before.
+    ///
+    /// # Errors
+    /// None is left.
+    pub(super) fn narrow_authorities(
+        &self,
+        roots: &mut RootCertStore,
+        kept: &mut Vec<String>,
+    ) -> Result<(), String> {
+        if self.authorities.is_empty() {
+            return Ok(());
+        }
+        let count = roots.len();
+        roots
+            .roots
+            .retain(|authority| self.authorities.contains(authority));
+        if roots.is_empty() {
+            return Err("all of its authorities are new, which takes a restart of the agent".into());
+        }
+        let new = count - roots.len();
+        if new > 0 {
+            kept.push(format!(
+                "client_ca_file has {new} new authorities: their clients are refused"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Narrows the users that a file has; `before` are those in force.
+    pub(super) fn narrow_users(
+        &self,
+        mut users: BTreeMap<String, User>,
+        before: &BTreeMap<String, User>,
+        kept: &mut Vec<String>,
+    ) -> BTreeMap<String, User> {
+        users.retain(|name, user| {
+            // While users needed no password, all were viewers.
+            let most = match self.roles.is_empty() {
+                true => Some(Role::Viewer),
+                false => self.roles.get(name).copied(),
+            };
+            match most {
+                None => kept.push(format!("user `{name}` is new: refused")),
+                Some(most) if user.role > most => {
+                    kept.push(format!("user `{name}` is a new operator: stays a viewer"));
+                    user.role = most;
+                }
+                Some(_) => {}
+            }
+            most.is_some()
+        });
+        if !users.is_empty() || before.is_empty() {
+            return users;
+        }
+        let names: Vec<&str> = before.keys().map(String::as_str).collect();
+        kept.push(format!(
+            "none of the users in force is left in basic_auth_users: passwords stay in force, those of {}",
+            names.join(", ")
+        ));
+        before.clone()
+    }
+}
+
+/// Returns what is said when a file was read again.
+pub(super) fn notice(path: &std::path::Path, kept: &[String]) -> String {
+    let path = path.display();
+    match kept.is_empty() {
+        true => format!("{path} was read again"),
+        false => format!(
+            "{path} was read again. It would let more in than before, which takes a restart of the agent. Until then: {}",
+            kept.join("; ")
+        ),
+    }
+}
