@@ -13,7 +13,9 @@
 
 mod command_line;
 mod monitor;
+mod options;
 mod processes;
+mod seen;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -67,7 +69,11 @@ pub(crate) struct Qemu {
 struct Vm {
     process: Process,
     tasks: Tasks,
+    /// The users whose rights it has or may take.
+    users: [u32; 4],
     name: String,
+    /// Why it cannot be told whose name and UUID these are, where another process claims them, too.
+    claimed: Option<String>,
     told: Told,
     described: Arc<Domain>,
     /// When it is to be described anew.
@@ -134,7 +140,7 @@ impl Qemu {
     fn domain(
         &self,
         id: VmId,
-        name: &str,
+        (name, claimed): (&str, Option<&str>),
         process: Process,
         told: &Told,
         before: Option<(&Domain, &Heard)>,
@@ -173,7 +179,10 @@ impl Qemu {
             topology_socket: told.topology_socket.clone(),
             ram_sizes: told.ram_sizes.clone(),
             assigned_devices: told.assigned_devices.clone(),
-            settings: crate::settings_file::read(&self.root, name),
+            settings: match claimed {
+                Some(why) => Err(why.to_owned()),
+                None => crate::settings_file::read(&self.root, name),
+            },
             mark: None,
         }
     }
@@ -437,7 +446,8 @@ impl Manager for Qemu {
             return Ok(Arc::clone(&known.described));
         }
         let before = Some((known.described.as_ref(), &known.heard));
-        let described = self.domain(vm, &known.name, known.process, &known.told, before);
+        let who = (known.name.as_str(), known.claimed.as_deref());
+        let described = self.domain(vm, who, known.process, &known.told, before);
         let known = self.vms.get_mut(&vm).ok_or_else(ended)?;
         known.next_look = at + LOOK_EVERY;
         if described != *known.described {
@@ -478,15 +488,14 @@ impl Manager for Qemu {
         true
     }
 
+    /// By the journal's own process, whatever that is called by now, and whoever else claims its name: from here on the VM is this
+    /// process.
     fn knows(&mut self, run: &Run) -> Result<bool, CallError> {
-        // By the journal's own process: that it runs was asked before.
-        if !self.vms.contains_key(&run.vm) {
-            self.scan(true)?;
+        let is_known = |vm: &Vm| vm.process == run.process();
+        if !self.vms.get(&run.vm).is_some_and(is_known) {
+            self.take_on(run)?;
         }
-        Ok(self
-            .vms
-            .get(&run.vm)
-            .is_some_and(|vm| vm.process == run.process()))
+        Ok(self.vms.get(&run.vm).is_some_and(is_known))
     }
 
     fn is_gone(&mut self, vm: VmId) -> bool {

@@ -101,10 +101,12 @@ impl Memory {
             mover: Mover::new(pid, ranges),
             pages: None,
         };
-        // Memory objects come in the order of the cells that have memory.
-        let mut objects = numa_maps::objects(&ranges, &sizes).into_iter();
+        // Memory objects come in the order of the cells that have memory, unless the cells have a part each of one object
+        // (`-numa node,mem=`, with which no part of it is a cell's alone to move).
+        let mut objects = numa_maps::objects(&ranges, &sizes).into_iter().zip(sizes.clone());
         let of_cell = |cell: &Cell| {
-            let object = (cell.memory_bytes > Bytes::ZERO).then(|| objects.next())??;
+            let (object, size) = (cell.memory_bytes > Bytes::ZERO).then(|| objects.next())??;
+            (size == cell.memory_bytes).then_some(())?;
             Some(part(vec![ranges.get(object)?.clone()]))
         };
         Memory {
@@ -448,4 +450,41 @@ impl Hands {
 pub(crate) fn failed(vm: &Vm, what: &str, cause: &str) -> ActionError {
     let (what, cause) = (what.to_owned(), cause.to_owned());
     Failure::Host { what, cause }.on(&vm.run.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::numa_maps::Sharing;
+
+    #[test]
+    fn a_cell_has_memory_of_its_own_only_where_an_object_is_its_own() {
+        let range = |start: u64, mib: u64| Range {
+            start,
+            end: start + (mib << 20),
+            sharing: Sharing::Private,
+            page_bytes: Bytes(PAGE_BYTES),
+        };
+        let cell = |mib: u64| Cell {
+            vcpus: Vec::new(),
+            memory_bytes: Bytes(mib << 20),
+        };
+        let own = |sizes: &[u64], cells: &[u64]| {
+            let sizes: Vec<Bytes> = sizes.iter().map(|mib| Bytes(mib << 20)).collect();
+            let ranges = (0u64..).zip(&sizes);
+            let ranges = ranges.map(|(at, size)| range((1 << 40) - (at << 32), size.0 >> 20));
+            let cells: Vec<Cell> = cells.iter().map(|mib| cell(*mib)).collect();
+            let memory = Memory::found(1, sizes.clone(), ranges.collect(), &cells);
+            let parts = memory.virtual_nodes.iter();
+            parts.map(Option::is_some).collect::<Vec<_>>()
+        };
+        assert_eq!(own(&[64, 32], &[64, 32]), [true, true]);
+        assert_eq!(
+            own(&[64, 32, 16], &[64, 0, 32]),
+            [true, false, true],
+            "and a DIMM"
+        );
+        assert_eq!(own(&[96], &[64, 32]), [false, false]);
+        assert_eq!(own(&[96, 16], &[64, 32]), [false, false], "and a DIMM");
+    }
 }

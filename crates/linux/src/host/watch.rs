@@ -16,7 +16,7 @@ use crate::levers::{self, Home};
 use crate::mark::{self, TakenIn};
 use crate::now;
 use crate::read::ReadError;
-use crate::task::{Depth, Tasks};
+use crate::task::{self, Depth, Tasks};
 use crate::vm::{Found, Memory, Pinned, Vm, vcpu_index};
 
 /// What a domain lacks whose guest keeps its free pages.
@@ -119,6 +119,13 @@ impl LinuxHost {
         let Some(run) = mark::run_of(self.hands.manager.as_mut(), &domain)? else {
             return Ok(None);
         };
+        if let Err(cause) = self.undo_former(&run) {
+            let name = &domain.name;
+            self.hands.notice(format!(
+                "VM {name} is left out until what was changed of the process that was taken for it before is undone: {cause}; tried again"
+            ));
+            return Ok(None);
+        }
         if self.take_in(&domain, &run)
             && let Ok(again) = self.hands.manager.describe(run.vm)
         {
@@ -163,6 +170,31 @@ impl LinuxHost {
             immovable: None,
             standstill: None,
         }))
+    }
+
+    /// Undoes what is in force on another process that was taken for this VM and still runs: a service's user had given it the name
+    /// or the UUID of root's.
+    fn undo_former(&mut self, run: &Run) -> Result<(), String> {
+        let Hands {
+            manager,
+            journal: Some(journal),
+            root,
+            ..
+        } = &mut self.hands
+        else {
+            return Ok(());
+        };
+        let is_former = |entry: &&Entry| {
+            let other = entry.process();
+            other != run.process() && levers::is_in_force(entry) && task::is_alive(root, other)
+        };
+        if journal.entry(run.vm).filter(is_former).is_none() {
+            return Ok(());
+        }
+        let undone = levers::undo(manager.as_mut(), root, journal, run.vm);
+        // From here on the VM is this process again.
+        let known = manager.knows(run).map_err(|e| e.cause().to_owned());
+        undone.and(known.map(drop))
     }
 
     /// Takes in what a VM's mark says; whether something was undone by that, and it is described otherwise now.

@@ -3,11 +3,9 @@
 //! The process may have written over its own command line, so that all of this is hostile until parsed. What it says concerns its
 //! own VM alone.
 
-use std::collections::BTreeMap;
+use homenode_units::{Bytes, NodeId, NodeSet};
 
-use homenode_units::{Bytes, CpuSet, NodeSet};
-use serde_json::Value;
-
+use super::options::{self, QemuOption};
 use crate::domain::{BalloonDevice, Cell, FreePages, HugePages, Locked, NumaTune, TOPOLOGY_DEVICE};
 
 /// What QEMU gives a VM that is told nothing.
@@ -19,29 +17,6 @@ const VCPUS_MAX: u32 = 4096;
 pub(super) fn is_qemu(program: &str) -> bool {
     let name = program.rsplit('/').next().unwrap_or(program);
     name.starts_with("qemu-system-") || matches!(name, "qemu-kvm" | "kvm")
-}
-
-/// One option with its parameters. What stands first without a name is under the empty one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct QemuOption {
-    name: String,
-    parameters: BTreeMap<String, String>,
-}
-
-impl QemuOption {
-    fn get(&self, key: &str) -> Option<&str> {
-        self.parameters.get(key).map(String::as_str)
-    }
-
-    /// A parameter that may stand first without its name.
-    fn implied(&self, key: &str) -> Option<&str> {
-        self.get(key)
-            .or_else(|| self.get("").filter(|text| !text.is_empty()))
-    }
-
-    fn is_on(&self, key: &str) -> bool {
-        matches!(self.get(key), Some("on" | "yes" | "true"))
-    }
 }
 
 /// All options of one QEMU.
@@ -56,6 +31,7 @@ pub(super) struct Told {
     pub name: Option<String>,
     pub uuid: Option<String>,
     pub memory: Bytes,
+    /// vCPUs that it starts with.
     pub vcpus: u16,
     pub ram_sizes: Vec<Bytes>,
     pub cells: Vec<Cell>,
@@ -73,70 +49,64 @@ pub(super) struct Told {
     pub has_no_machine: bool,
 }
 
+/// How its vCPUs are arranged, at most so many of them.
+struct Topology {
+    vcpus: u32,
+    vcpus_max: u32,
+    /// How many vCPUs a socket has, a die, a cluster, a module and a core.
+    spans: [u32; 5],
+}
+
 impl CommandLine {
-    /// Reads the words of a command line, the program's name aside. A word after an option belongs to it unless it begins
-    /// with a dash.
+    /// Reads the words of a command line, the program's name aside.
     pub fn of<'a>(words: impl IntoIterator<Item = &'a str>) -> CommandLine {
-        let mut options: Vec<QemuOption> = Vec::new();
-        let mut is_open = false;
-        for word in words {
-            match word.strip_prefix('-').filter(|rest| !rest.is_empty()) {
-                Some(name) => {
-                    options.push(QemuOption {
-                        name: name.strip_prefix('-').unwrap_or(name).to_owned(),
-                        parameters: BTreeMap::new(),
-                    });
-                    is_open = true;
-                }
-                None if is_open => {
-                    if let Some(option) = options.last_mut() {
-                        option.parameters = parameters(word);
-                    }
-                    is_open = false;
-                }
-                None => {} // the image of a first disk
-            }
-        }
+        let options = options::of_words(words);
         CommandLine { options }
     }
 
-    /// Files that it takes more options from.
-    pub fn read_configs(&self) -> impl Iterator<Item = &str> {
-        self.all("readconfig").filter_map(|option| option.get(""))
-    }
-
-    /// Takes in what such a file says: groups `[option "id"]` with lines `key = "value"`.
-    pub fn take_in_config(&mut self, text: &str) {
-        let mut option: Option<QemuOption> = None;
-        for line in text.lines().map(str::trim) {
-            if let Some(group) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
-                self.options.extend(option.take());
-                let (name, id) = group.split_once(' ').unwrap_or((group, ""));
-                let id = id.trim().trim_matches('"');
-                let id = (!id.is_empty()).then(|| ("id".to_owned(), id.to_owned()));
-                option = Some(QemuOption {
-                    name: name.to_owned(),
-                    parameters: id.into_iter().collect(),
-                });
-            } else if let Some((key, value)) = line.split_once('=').filter(|_| !line.starts_with('#'))
-                && let Some(option) = &mut option
-            {
-                let value = value.trim().trim_matches('"');
-                option.parameters.insert(key.trim().to_owned(), value.to_owned());
+    /// Puts the options of files in the places where the files are named (`-readconfig`).
+    ///
+    /// # Errors
+    /// As `read` has it, which gets the path of a file.
+    pub fn read_files<E>(&mut self, mut read: impl FnMut(&str) -> Result<String, E>) -> Result<(), E> {
+        for option in std::mem::take(&mut self.options) {
+            match option.name == "readconfig" {
+                true => self.options.extend(options::of_file(&read(&option.word)?)),
+                false => self.options.push(option),
             }
         }
-        self.options.extend(option);
+        Ok(())
+    }
+
+    /// Whether it changes its root (`-chroot`), after it has opened the files that it was told of.
+    pub fn changes_root(&self) -> bool {
+        self.all("chroot").next().is_some() || self.last("run-with", "chroot").is_some()
+    }
+
+    /// Whether it leaves the directory that it was started in.
+    pub fn leaves_directory(&self) -> bool {
+        self.changes_root() || self.all("daemonize").next().is_some()
+    }
+
+    /// Where it writes down its process id.
+    pub fn pid_file(&self) -> Option<&str> {
+        self.all("pidfile").last().map(|option| option.word.as_str())
     }
 
     fn all(&self, name: &str) -> impl Iterator<Item = &QemuOption> {
         self.options.iter().filter(move |option| option.name == name)
     }
 
+    /// The value of a key of an option that QEMU puts together from all of its uses: the last counts.
+    fn last(&self, name: &str, key: &str) -> Option<&str> {
+        self.all(name).filter_map(|option| option.get(key)).last()
+    }
+
     /// Objects whose type begins so.
     fn objects(&self, kind: &str) -> impl Iterator<Item = &QemuOption> {
         let is_such = move |option: &&QemuOption| {
             option
-                .implied("qom-type")
+                .get("qom-type")
                 .is_some_and(|found| found.starts_with(kind))
         };
         self.all("object").filter(is_such)
@@ -146,169 +116,288 @@ impl CommandLine {
     fn devices(&self, driver: &str) -> impl Iterator<Item = &QemuOption> {
         let is_such = move |option: &&QemuOption| {
             option
-                .implied("driver")
+                .get("driver")
                 .is_some_and(|found| found.starts_with(driver))
         };
         self.all("device").filter(is_such)
     }
 
     /// What a host needs to know of it.
-    pub fn told(&self) -> Told {
-        let machine = || self.all("machine").chain(self.all("M"));
-        let memory = self.memory();
-        let vcpus = self.vcpus();
-        let balloon = self.devices("virtio-balloon").next();
+    pub fn told(mut self) -> Told {
+        options::set(&mut self.options);
+        let balloon = self.devices("virtio-balloon").last();
         let backends: Vec<&QemuOption> = self.objects("memory-backend-").collect();
-        let size_of = |backend: &&QemuOption| backend.get("size").and_then(|size| bytes(size, 1));
-        let cells = self.cells(&backends, vcpus);
-        // Memory that is the machine's own, and not plugged into it.
-        let is_main = |backend: &QemuOption| {
-            let id = backend.get("id");
-            let of_node = self.all("numa").any(|node| node.get("memdev") == id);
-            id.is_some() && (of_node || machine().any(|machine| machine.get("memory-backend") == id))
-        };
-        let mut ram_sizes: Vec<Bytes> = backends.iter().filter_map(size_of).collect();
-        if !backends.iter().any(|backend| is_main(backend)) {
-            ram_sizes.insert(0, memory);
-        }
-        let in_huge_pages = |backend: &&QemuOption| {
-            backend.is_on("hugetlb")
-                || backend
-                    .get("mem-path")
-                    .is_some_and(|path| path.contains("hugepages"))
-        };
-        let secret = ["sev-", "tdx-"]
-            .into_iter()
-            .find_map(|kind| self.objects(kind).next());
+        let (memory, ram_sizes) = self.memory(&backends);
+        let topology = self.topology();
         Told {
-            name: self
-                .all("name")
-                .find_map(|name| name.implied("guest"))
-                .map(str::to_owned),
+            name: self.last("name", "guest").map(str::to_owned),
             uuid: self.uuid().map(str::to_owned),
-            memory: ram_sizes
-                .iter()
-                .fold(Bytes::ZERO, |sum, size| Bytes(sum.0.saturating_add(size.0)))
-                .max(memory),
-            vcpus,
+            memory,
+            vcpus: self.vcpus(&topology),
             ram_sizes,
-            cells,
+            cells: self.cells(&backends, &topology),
             numatune: bound_to(&backends),
-            huge_pages: backends
-                .iter()
-                .any(in_huge_pages)
+            huge_pages: self
+                .is_in_huge_pages(&backends)
                 .then_some(HugePages { page_bytes: None }),
-            locked: (self.all("overcommit").any(|option| option.is_on("mem-lock"))
-                || self.all("realtime").any(|option| option.is_on("mlock")))
-            .then_some(Locked),
-            encrypted: secret
-                .and_then(|object| object.implied("qom-type"))
-                .map(str::to_owned),
-            assigned_devices: self
-                .devices("vfio-")
-                .filter_map(|device| pci_address(device.get("host")?))
-                .collect(),
+            locked: self.is_locked().then_some(Locked),
+            encrypted: self.encrypted(),
+            assigned_devices: self.devices("vfio-").filter_map(assigned_address).collect(),
             balloon: balloon.map(|_| BalloonDevice { stats_period_s: 0 }),
-            free_pages: match balloon.is_some_and(|balloon| balloon.is_on("free-page-reporting")) {
+            free_pages: match balloon.is_some_and(|balloon| self.reports_free_pages(balloon)) {
                 true => FreePages::Reported,
                 false => FreePages::Kept,
             },
             topology_socket: self.topology_socket(),
             monitors: self.monitors(),
-            has_no_machine: machine().any(|machine| machine.implied("type") == Some("none")),
+            has_no_machine: self.last("machine", "type") == Some("none"),
         }
     }
 
+    /// The one that was said last.
     fn uuid(&self) -> Option<&str> {
-        let given = self.all("uuid").find_map(|option| option.get(""));
-        let system = |option: &&QemuOption| option.get("type") == Some("1");
-        given.or_else(|| {
-            self.all("smbios")
-                .filter(system)
-                .find_map(|option| option.get("uuid"))
-        })
+        let said = self
+            .options
+            .iter()
+            .filter_map(|option| match option.name.as_str() {
+                "uuid" => Some(option.word.as_str()),
+                "smbios" if option.number("type") == Some(1) => option.get("uuid"),
+                _ => None,
+            });
+        said.last()
     }
 
-    fn memory(&self) -> Bytes {
-        let given = self
-            .all("m")
-            .chain(self.all("memory"))
-            .filter_map(|option| option.implied("size"));
-        given
-            .filter_map(|size| bytes(size, 1 << 20))
-            .last()
-            .unwrap_or(MEMORY_DEFAULT)
+    /// All memory that it has, and the size of each object of it: that of the machine, and what is plugged into it.
+    fn memory(&self, backends: &[&QemuOption]) -> (Bytes, Vec<Bytes>) {
+        let of_machine = || options::size(self.last("machine", "memory.size")?).filter(|size| size.0 > 0);
+        let given = self.last("memory", "size").and_then(options::memory_size);
+        let given = given.or_else(of_machine);
+        let main = self.last("machine", "memory-backend");
+        let is_main = |backend: &&QemuOption| {
+            let id = backend.get("id");
+            id.is_some() && (id == main || self.all("numa").any(|node| node.get("memdev") == id))
+        };
+        let mut sizes: Vec<Bytes> = backends
+            .iter()
+            .filter_map(|backend| backend.size("size"))
+            .collect();
+        if !backends.iter().any(|backend| is_main(backend)) {
+            sizes.insert(0, given.unwrap_or(MEMORY_DEFAULT));
+        }
+        let sum = sizes.iter().fold(0u64, |sum, size| sum.saturating_add(size.0));
+        let whole = Bytes(sum).max(given.unwrap_or_default());
+        (
+            if whole > Bytes::ZERO {
+                whole
+            } else {
+                MEMORY_DEFAULT
+            },
+            sizes,
+        )
     }
 
-    fn vcpus(&self) -> u16 {
-        let given = self.all("smp").chain(self.all("smp-opts")).last();
-        let number = |key: &str| given.and_then(|option| option.get(key)?.parse::<u32>().ok());
-        let cpus = given.and_then(|option| option.implied("cpus")?.parse::<u32>().ok());
-        let product = ["sockets", "dies", "cores", "threads"]
-            .into_iter()
-            .filter_map(number)
-            .fold(1u32, u32::saturating_mul);
-        cpus.unwrap_or(product).clamp(1, VCPUS_MAX) as u16
+    fn is_in_huge_pages(&self, backends: &[&QemuOption]) -> bool {
+        let is_such = |path: &str| path.contains("huge");
+        let of_backend =
+            |backend: &&QemuOption| backend.is_on("hugetlb") || backend.get("mem-path").is_some_and(is_such);
+        backends.iter().any(of_backend)
+            || self
+                .all("mem-path")
+                .last()
+                .is_some_and(|option| is_such(&option.word))
     }
 
-    /// Nodes as the guest sees them: `-numa node,cpus=0-1,memdev=ram0`, or `mem=` of old.
-    fn cells(&self, backends: &[&QemuOption], vcpus: u16) -> Vec<Cell> {
+    /// Whether something keeps its memory where it is: it was asked to, or a device of the host has it pinned that no PCI address
+    /// stands for.
+    fn is_locked(&self) -> bool {
+        let is_asked =
+            |value: Option<&str>| value.is_some_and(|value| options::is_on(value) || value == "on-fault");
+        is_asked(self.last("overcommit", "mem-lock"))
+            || is_asked(self.last("realtime", "mlock"))
+            || self
+                .devices("vfio-")
+                .any(|device| assigned_address(device).is_none())
+            || self.devices("vhost-vdpa").next().is_some()
+            || self
+                .all("netdev")
+                .any(|netdev| netdev.get("type") == Some("vhost-vdpa"))
+    }
+
+    /// What keeps its memory from the host, if anything does.
+    fn encrypted(&self) -> Option<String> {
+        let kinds = ["sev-", "tdx-", "s390-pv-", "pef-", "arm-rme-"];
+        let object = kinds.into_iter().find_map(|kind| self.objects(kind).next());
+        let kind = object.and_then(|object| object.get("qom-type"));
+        let named = || self.last("machine", "confidential-guest-support");
+        kind.or_else(named).map(str::to_owned)
+    }
+
+    fn reports_free_pages(&self, balloon: &QemuOption) -> bool {
+        const KEY: &str = "free-page-reporting";
+        let driver = balloon.get("driver").unwrap_or_default();
+        let everywhere = || self.last("global", &format!("{driver}.{KEY}"));
+        balloon.get(KEY).or_else(everywhere).is_some_and(options::is_on)
+    }
+
+    /// A number of `-smp`, or of `-machine smp.key=`.
+    fn smp(&self, key: &str) -> Option<u32> {
+        let of_machine = || self.last("machine", &format!("smp.{key}"));
+        let said = self.last("smp-opts", key).or_else(of_machine);
+        said.and_then(options::number).filter(|number| *number > 0)
+    }
+
+    fn topology(&self) -> Topology {
+        let part = |key| self.smp(key).map_or(1, |number| number.min(VCPUS_MAX));
+        let product = |all: &[u32]| all.iter().copied().fold(1u32, u32::saturating_mul);
+        let outer = ["drawers", "books"].map(part);
+        let inner = ["dies", "clusters", "modules"].map(part);
+        let (sockets, threads) = (part("sockets"), part("threads"));
+        let (cpus, most) = (self.smp("cpus"), self.smp("maxcpus"));
+        let all_but_cores = product(&[product(&outer), sockets, product(&inner), threads]);
+        let cores = match (self.smp("cores"), most.or(cpus)) {
+            (Some(cores), _) => cores.min(VCPUS_MAX),
+            // What is left is cores, as of QEMU 6.2.
+            (None, Some(most)) => (most / all_but_cores).max(1),
+            (None, None) => 1,
+        };
+        let product = all_but_cores.saturating_mul(cores);
+        let vcpus_max = most.or(cpus).unwrap_or(product).max(product);
+        let core = threads;
+        let module = core.saturating_mul(cores);
+        let cluster = module.saturating_mul(inner[2]);
+        let die = cluster.saturating_mul(inner[1]);
+        let socket = die.saturating_mul(inner[0]);
+        Topology {
+            vcpus: cpus.or(most).unwrap_or(product).clamp(1, VCPUS_MAX),
+            vcpus_max: vcpus_max.clamp(1, VCPUS_MAX),
+            spans: [socket, die, cluster, module, core],
+        }
+    }
+
+    /// vCPUs that it starts with: those of `-smp`, and those that are devices of their own, as Proxmox adds them.
+    fn vcpus(&self, topology: &Topology) -> u16 {
+        let is_vcpu = |device: &&QemuOption| {
+            let driver = device.get("driver").unwrap_or_default();
+            driver.ends_with("-cpu") || driver.ends_with("-spapr-cpu-core")
+        };
+        let added = self.all("device").filter(is_vcpu).count();
+        let added = u32::try_from(added).unwrap_or(VCPUS_MAX);
+        topology.vcpus.saturating_add(added).min(topology.vcpus_max) as u16
+    }
+
+    /// Nodes as the guest sees them, by their numbers: `-numa node,cpus=0-1,memdev=ram0`, or `mem=` of old. Their vCPUs are all that
+    /// there may ever be.
+    fn cells(&self, backends: &[&QemuOption], topology: &Topology) -> Vec<Cell> {
         let nodes = self
             .all("numa")
-            .filter(|option| option.implied("type") == Some("node"));
-        nodes
-            .map(|node| {
-                let cpus: CpuSet = node
-                    .get("cpus")
-                    .and_then(|list| list.parse().ok())
-                    .unwrap_or_default();
-                let backend = backends
-                    .iter()
-                    .find(|backend| backend.get("id") == node.get("memdev"));
-                let size = match backend.filter(|_| node.get("memdev").is_some()) {
-                    Some(backend) => backend.get("size").and_then(|size| bytes(size, 1)),
-                    None => node.get("mem").and_then(|size| bytes(size, 1 << 20)),
-                };
-                Cell {
-                    vcpus: cpus
-                        .iter()
-                        .filter(|cpu| cpu.0 < u32::from(vcpus))
-                        .map(|cpu| cpu.0 as u16)
-                        .collect(),
-                    memory_bytes: size.unwrap_or(Bytes::ZERO),
+            .filter(|option| option.get("type") == Some("node"));
+        let numbered = nodes
+            .enumerate()
+            .map(|(at, node)| (node.number("nodeid").unwrap_or(at as u32), node));
+        let mut nodes: Vec<(u32, &QemuOption)> = numbered.collect();
+        nodes.sort_by_key(|(number, _)| *number);
+        let homes = self.homes_of_vcpus(&nodes, topology);
+        let size = |node: &QemuOption| match node.get("memdev") {
+            Some(id) => backends
+                .iter()
+                .find(|backend| backend.get("id") == Some(id))?
+                .size("size"),
+            None => options::memory_size(node.get("mem")?),
+        };
+        let cell = |&(number, node): &(u32, &QemuOption)| Cell {
+            vcpus: (0u16..)
+                .zip(&homes)
+                .filter(|(_, home)| **home == Some(number))
+                .map(|(vcpu, _)| vcpu)
+                .collect(),
+            memory_bytes: size(node).unwrap_or_default(),
+        };
+        nodes.iter().map(cell).collect()
+    }
+
+    /// The guest's node of each vCPU. Where QEMU is told of none it goes by sockets; one that it is not told of is in the first.
+    fn homes_of_vcpus(&self, nodes: &[(u32, &QemuOption)], topology: &Topology) -> Vec<Option<u32>> {
+        let count = topology.vcpus_max as usize;
+        let mut homes = vec![None; count];
+        for (number, node) in nodes {
+            for vcpu in node.numbers("cpus") {
+                if let Some(home) = homes.get_mut(vcpu as usize) {
+                    *home = Some(*number);
                 }
-            })
-            .collect()
+            }
+        }
+        for option in self
+            .all("numa")
+            .filter(|option| option.get("type") == Some("cpu"))
+        {
+            let of_option = (0u32..).zip(&mut homes);
+            for (_, home) in of_option.filter(|(vcpu, _)| topology.has(option, *vcpu)) {
+                *home = option.number("node-id");
+            }
+        }
+        let are_told = homes.iter().any(Option::is_some);
+        let socket = topology.spans[0].max(1) as usize;
+        for (vcpu, home) in homes.iter_mut().enumerate().filter(|(_, home)| home.is_none()) {
+            let at = if are_told { 0 } else { vcpu / socket };
+            *home = nodes.get(at % nodes.len().max(1)).map(|(number, _)| *number);
+        }
+        homes
     }
 
     fn topology_socket(&self) -> Option<String> {
         let named = |device: &&QemuOption| device.get("id") == Some(TOPOLOGY_DEVICE);
         let device = self.devices("ivshmem-doorbell").find(named)?;
-        let id = device.get("chardev")?;
-        let chardev = self
-            .all("chardev")
-            .find(|chardev| chardev.get("id") == Some(id))?;
-        chardev.get("path").map(str::to_owned)
+        let path = self.chardev(device.get("chardev")?)?.get("path")?;
+        Some(path.to_owned())
     }
 
+    fn chardev(&self, id: &str) -> Option<&QemuOption> {
+        self.all("chardev").find(|chardev| chardev.get("id") == Some(id))
+    }
+
+    /// Sockets on which its monitor listens. Where it connects to somebody else instead there is nothing to connect to.
     fn monitors(&self) -> Vec<String> {
-        let short = self.all("qmp").chain(self.all("qmp-pretty"));
-        let short = short.filter_map(|option| option.get("")?.strip_prefix("unix:"));
-        let is_control = |option: &&QemuOption| option.get("mode") == Some("control");
-        let chardevs = self
-            .all("mon")
-            .filter(is_control)
-            .filter_map(|option| option.implied("chardev"));
-        let sockets = chardevs.filter_map(|id| {
-            self.all("chardev")
-                .find(|chardev| chardev.get("id") == Some(id))?
-                .get("path")
-        });
-        short
-            .chain(sockets)
-            .filter(|path| path.starts_with('/'))
-            .map(str::to_owned)
-            .collect()
+        let mut paths = Vec::new();
+        let listens = |option: &QemuOption| {
+            let is_client = option.get("reconnect").or(option.get("reconnect-ms")).is_some();
+            let path = option.get("path").filter(|path| path.starts_with('/'));
+            path.filter(|_| option.is_on("server") && !is_client && !option.is_on("abstract"))
+                .map(str::to_owned)
+        };
+        let of_chardev = |id: &str| {
+            let chardev = self.chardev(id)?;
+            listens(chardev).filter(|_| chardev.get("backend") == Some("socket"))
+        };
+        for option in &self.options {
+            paths.extend(match option.name.as_str() {
+                "qmp" | "qmp-pretty" => match option.word.split_once(':') {
+                    Some(("unix", rest)) => listens(&QemuOption::of_socket(rest)),
+                    Some(("chardev", id)) => of_chardev(id),
+                    _ => None,
+                },
+                "mon" if option.get("mode") == Some("control") => option.get("chardev").and_then(of_chardev),
+                _ => None,
+            });
+        }
+        paths
+    }
+}
+
+impl Topology {
+    /// Whether a vCPU is among those of `-numa cpu,socket-id=…,core-id=…`.
+    fn has(&self, option: &QemuOption, vcpu: u32) -> bool {
+        let keys = ["socket-id", "die-id", "cluster-id", "module-id", "core-id"];
+        let mut within = u32::MAX;
+        for (key, span) in keys.into_iter().zip(self.spans) {
+            let at = vcpu % within / span.max(1);
+            within = span.max(1);
+            if option.number(key).is_some_and(|wanted| wanted != at) {
+                return false;
+            }
+        }
+        option
+            .number("thread-id")
+            .is_none_or(|wanted| wanted == vcpu % within)
     }
 }
 
@@ -317,62 +406,23 @@ fn bound_to(backends: &[&QemuOption]) -> Option<NumaTune> {
     let bound = backends
         .iter()
         .filter(|backend| backend.get("policy") == Some("bind"));
-    let nodes: Vec<NodeSet> = bound
-        .filter_map(|backend| backend.get("host-nodes")?.parse().ok())
-        .collect();
-    let all = nodes.into_iter().reduce(|a, b| a.union(&b))?;
+    let nodes = bound.map(|backend| {
+        let numbers = backend.numbers("host-nodes").into_iter();
+        numbers
+            .filter_map(|node| u16::try_from(node).ok().map(NodeId))
+            .collect::<NodeSet>()
+    });
+    let all = nodes.reduce(|a, b| a.union(&b))?;
     Some(NumaTune {
         mode: "strict".to_owned(),
         nodes: Some(all),
     })
 }
 
-/// Parameters as QEMU reads them: `a,b=c`, in which `,,` is a comma of a value, or one object of JSON.
-fn parameters(word: &str) -> BTreeMap<String, String> {
-    if word.starts_with('{')
-        && let Ok(Value::Object(object)) = serde_json::from_str(word)
-    {
-        let text = |value: Value| match value {
-            Value::String(text) => Some(text),
-            Value::Bool(is_on) => Some(if is_on { "on" } else { "off" }.to_owned()),
-            Value::Number(number) => Some(number.to_string()),
-            Value::Array(numbers) => {
-                let numbers: Vec<String> = numbers.iter().map(Value::to_string).collect();
-                Some(numbers.join(","))
-            }
-            Value::Null | Value::Object(_) => None,
-        };
-        return object
-            .into_iter()
-            .filter_map(|(key, value)| Some((key, text(value)?)))
-            .collect();
-    }
-    let mut parameters = BTreeMap::new();
-    for (at, part) in word.replace(",,", "\0").split(',').enumerate() {
-        let part = part.replace('\0', ",");
-        match part.split_once('=') {
-            Some((key, value)) => parameters.insert(key.to_owned(), value.to_owned()),
-            None if at == 0 => parameters.insert(String::new(), part),
-            None => parameters.insert(part, "on".to_owned()),
-        };
-    }
-    parameters
-}
-
-/// A size with QEMU's suffix; without one it is in units of `unit`.
-fn bytes(text: &str, unit: u64) -> Option<Bytes> {
-    let text = text.trim();
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let factor = match text[digits.len()..].to_ascii_uppercase().trim_end_matches("IB") {
-        "" => unit,
-        "B" => 1,
-        "K" => 1 << 10,
-        "M" => 1 << 20,
-        "G" => 1 << 30,
-        "T" => 1 << 40,
-        _ => return None,
-    };
-    digits.parse::<u64>().ok()?.checked_mul(factor).map(Bytes)
+/// The PCI address of a device of the host that a guest has.
+fn assigned_address(device: &QemuOption) -> Option<String> {
+    let of_path = || device.get("sysfsdev")?.rsplit('/').next();
+    pci_address(device.get("host").or_else(of_path)?)
 }
 
 /// `0000:3b:10.1`, with or without its domain.
@@ -431,7 +481,8 @@ mod tests {
         assert_eq!(told.assigned_devices, ["0000:3b:00.0"]);
         assert_eq!(
             told.monitors,
-            ["/var/run/qemu-server/100.qmp", "/var/run/qmeventd.sock"]
+            ["/var/run/qemu-server/100.qmp"],
+            "the other is a client's"
         );
         assert_eq!(
             (told.locked, told.encrypted, told.has_no_machine),
@@ -444,22 +495,185 @@ mod tests {
     fn what_stands_in_a_file_of_options_counts_too() {
         let line = "-S -name v1 -uuid 6695eb01-f6a4-8304-79aa-97f2502e193f -daemonize -cpu host -readconfig /run/incus/v1/qemu.conf";
         let mut line = CommandLine::of(line.split(' '));
-        assert_eq!(
-            line.read_configs().collect::<Vec<_>>(),
-            ["/run/incus/v1/qemu.conf"]
-        );
-        line.take_in_config(
-            "# Machine\n[machine]\ntype = \"q35\"\n\n[memory]\nsize = \"1024M\"\n[smp-opts]\ncpus = \"3\"\n\
+        let text = "# Machine\n[machine]\ntype = \"q35\"\n\n[memory]\nsize = \"1024M\"\n[smp-opts]\ncpus = \"3\"\n\
              [object \"mem0\"]\nqom-type = \"memory-backend-memfd\"\nsize = \"1024M\"\nshare = \"on\"\n\
              [numa]\ntype = \"node\"\nnodeid = \"0\"\nmemdev = \"mem0\"\n\
-             [chardev \"monitor\"]\nbackend = \"socket\"\npath = \"/run/incus/v1/qemu.monitor\"\n\
-             [mon]\nchardev = \"monitor\"\nmode = \"control\"\n[device \"qemu_balloon\"]\ndriver = \"virtio-balloon-pci\"\n",
-        );
+             [chardev \"monitor\"]\nbackend = \"socket\"\npath = \"/run/incus/v1/qemu.monitor\"\nserver = \"on\"\n\
+             [mon]\nchardev = \"monitor\"\nmode = \"control\"\n[device \"qemu_balloon\"]\ndriver = \"virtio-balloon-pci\"\n";
+        let read = line.read_files(|path| {
+            (path == "/run/incus/v1/qemu.conf")
+                .then(|| text.to_owned())
+                .ok_or(())
+        });
+        assert_eq!(read, Ok(()));
         let told = line.told();
         assert_eq!((told.memory, told.vcpus), (Bytes(1 << 30), 3));
         assert_eq!(told.ram_sizes, [Bytes(1 << 30)]);
         assert_eq!(told.monitors, ["/run/incus/v1/qemu.monitor"]);
         assert!(told.balloon.is_some());
+    }
+
+    /// As Proxmox joins ranges, with vCPUs that are plugged in at start.
+    #[test]
+    fn lists_of_cpus_and_nodes_may_stand_in_pieces_and_reach_up_to_the_most_vcpus() {
+        let plug = "-smp 1,sockets=2,cores=2,maxcpus=4 -device kvm64-x86_64-cpu,id=cpu2,socket-id=0,core-id=1,thread-id=0";
+        let cells = |line: &str| {
+            told(line)
+                .cells
+                .into_iter()
+                .map(|cell| cell.vcpus)
+                .collect::<Vec<_>>()
+        };
+        let line = format!(
+            "{plug} -object memory-backend-ram,id=r0,size=512M,host-nodes=0,host-nodes=2-3,policy=bind -numa node,nodeid=0,cpus=0,cpus=2,memdev=r0 \
+             -object memory-backend-ram,id=r1,size=512M -numa node,nodeid=1,cpus=1,cpus=3,memdev=r1"
+        );
+        assert_eq!(cells(&line), [[0, 2], [1, 3]]);
+        let told = told(&line);
+        assert_eq!((told.vcpus, told.memory), (2, Bytes(1 << 30)));
+        assert_eq!(told.numatune.unwrap().nodes.unwrap().to_string(), "0,2-3");
+        // In whichever order nodes are told of, they stand by their numbers.
+        assert_eq!(
+            cells("-smp 4 -numa node,nodeid=1,cpus=0-1 -numa node,nodeid=0,cpus=2-3"),
+            [[2, 3], [0, 1]]
+        );
+        // By their place, as Incus does, or as QEMU deals them out where it is told nothing.
+        let nodes = "-smp 4,sockets=2,cores=2 -numa node -numa node";
+        let by_place = format!("{nodes} -numa cpu,node-id=1,socket-id=0 -numa cpu,node-id=0,socket-id=1");
+        assert_eq!(cells(&by_place), [[2, 3], [0, 1]]);
+        assert_eq!(cells(nodes), [[0, 1], [2, 3]]);
+        let by_core = "-smp 1,cores=2,threads=2,maxcpus=4 -numa node -numa node -numa cpu,node-id=0,core-id=1 -numa cpu,node-id=1,core-id=0,thread-id=1";
+        assert_eq!(
+            cells(by_core),
+            [vec![0, 2, 3], vec![1]],
+            "what is not told of is in the first"
+        );
+    }
+
+    #[test]
+    fn vcpus_are_those_at_start_however_they_are_written() {
+        for (line, vcpus) in [
+            ("", 1),
+            ("-smp 0x2", 2),
+            ("-smp cpus=2,sockets=2", 2),
+            ("-smp cores=3", 3),
+            ("-smp maxcpus=4", 4),
+            ("-smp sockets=2,maxcpus=4", 4),
+            ("-smp 2 -smp maxcpus=4", 2),
+            ("-smp 2 -smp 3", 3),
+            ("-machine q35,smp.cpus=3", 3),
+            (
+                "-smp 1,maxcpus=2 -device host-x86_64-cpu -device host-x86_64-cpu",
+                2,
+            ),
+            (
+                r#"-smp 1,maxcpus=4 -device {"driver":"host-arm-cpu","id":"c"}"#,
+                2,
+            ),
+        ] {
+            assert_eq!(told(line).vcpus, vcpus, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_monitor_is_a_socket_that_it_listens_on() {
+        for (line, monitor) in [
+            ("-qmp unix:/a,,b,server,nowait", Some("/a,b")),
+            ("-qmp-pretty unix:/a,server=on,wait=off", Some("/a")),
+            ("-qmp unix:path=/a,server=yes", Some("/a")),
+            ("-qmp unix:/a", None),
+            ("-qmp unix:/a,server=off", None),
+            ("-qmp unix:/a,noserver", None),
+            ("-qmp unix:a,server", None),
+            ("-qmp tcp:localhost:4444,server", None),
+            ("-monitor unix:/a,server,nowait", None),
+            (
+                "-chardev socket,id=c,path=/a,server=on -mon c,mode=control",
+                Some("/a"),
+            ),
+            (
+                "-chardev socket,id=c,path=/a,server=on -qmp chardev:c",
+                Some("/a"),
+            ),
+            (
+                "-chardev socket,id=c,path=/a,server=on -mon chardev=c,mode=readline",
+                None,
+            ),
+            ("-chardev socket,id=c,path=/a,server=on -mon chardev=c", None),
+            ("-chardev socket,id=c,path=/a -mon chardev=c,mode=control", None),
+            (
+                "-chardev socket,id=c,path=/a,server=on,server=off -mon chardev=c,mode=control",
+                None,
+            ),
+            (
+                "-chardev socket,id=c,path=/a,server=on,abstract=on -mon chardev=c,mode=control",
+                None,
+            ),
+            (
+                "-chardev pipe,id=c,path=/a,server=on -mon chardev=c,mode=control",
+                None,
+            ),
+            (
+                "-chardev socket,id=c,path=/a,reconnect=5 -mon chardev=c,mode=control",
+                None,
+            ),
+            (
+                r#"-chardev {"backend":"socket","id":"c","path":"/a","server":true} --mon chardev=c,mode=control"#,
+                Some("/a"),
+            ),
+        ] {
+            let monitors = told(line).monitors;
+            assert_eq!(monitors.first().map(String::as_str), monitor, "{line}");
+            assert!(monitors.len() < 2, "{line}");
+        }
+    }
+
+    #[test]
+    fn what_is_said_last_counts() {
+        let uuids = [
+            "6695eb01-f6a4-8304-79aa-97f2502e193f",
+            "7795eb01-f6a4-8304-79aa-97f2502e193f",
+        ];
+        let [a, b] = uuids;
+        let told_by = |line: String| told(&line);
+        assert_eq!(
+            told_by(format!("-uuid {a} -smbios type=1,uuid={b}"))
+                .uuid
+                .as_deref(),
+            Some(b)
+        );
+        assert_eq!(
+            told_by(format!("-smbios type=1,uuid={b} -uuid {a}"))
+                .uuid
+                .as_deref(),
+            Some(a)
+        );
+        for (line, name) in [
+            ("-name a -name b,debug-threads=on", "b"),
+            ("-name a -name debug-threads=on", "a"),
+            ("-name a,guest=b", "b"),
+            ("-name guest=a,guest=b", "b"),
+        ] {
+            assert_eq!(told(line).name.as_deref(), Some(name), "{line}");
+        }
+        let reports = |line: &str| told(line).free_pages == FreePages::Reported;
+        assert!(!reports(
+            "-device virtio-balloon-pci,free-page-reporting=on,free-page-reporting=off"
+        ));
+        assert!(reports(
+            "-device virtio-balloon-pci,id=b -set device.b.free-page-reporting=on"
+        ));
+        assert!(reports(
+            "-global virtio-balloon-pci.free-page-reporting=on -device virtio-balloon-pci"
+        ));
+        assert!(reports(
+            "-device {'driver':'virtio-balloon','free-page-reporting':true}"
+        ));
+        assert!(!told("-M none -machine q35").has_no_machine);
+        assert_eq!(
+            told("-overcommit mem-lock=on -overcommit cpu-pm=on").locked,
+            Some(Locked)
+        );
     }
 
     #[test]
@@ -480,6 +694,15 @@ mod tests {
         let json = r#"-m 64 -object {"qom-type":"memory-backend-memfd","id":"m","size":67108864} -machine q35,memory-backend=m"#;
         assert_eq!(sizes(json), [64]);
         assert_eq!(sizes("-m 99999999999999999999T"), [128], "no such size");
+        assert_eq!(sizes("-m 0.5G"), [512]);
+        assert_eq!(sizes("-m maxmem=8G -m 1.25G,slots=2"), [1280]);
+        assert_eq!(sizes("-machine q35,memory.size=96M"), [96]);
+        assert_eq!(
+            sizes("-machine memory-backend=m -object memory-backend-ram,id=m,size=0.0625G"),
+            [64]
+        );
+        let told = told("-object memory-backend-ram,id=m,size=64M -machine memory-backend=m");
+        assert_eq!(told.memory, Bytes(64 << 20), "nothing else is said");
     }
 
     #[test]
@@ -493,6 +716,23 @@ mod tests {
         let tdx = r#"-object {"qom-type":"tdx-guest","id":"tdx0"}"#;
         assert_eq!(told(tdx).encrypted.as_deref(), Some("tdx-guest"));
         assert!(told("-M none -S -qmp unix:/x,server").has_no_machine);
+        for line in [
+            "-overcommit mem-lock=on-fault",
+            "-device vfio-pci,sysfsdev=/sys/bus/mdev/devices/6695eb01-f6a4-8304-79aa-97f2502e193f",
+            "-netdev vhost-vdpa,id=n,vhostdev=/dev/vhost-vdpa-0",
+        ] {
+            assert_eq!(told(line).locked, Some(Locked), "{line}");
+        }
+        let device = told("-device vfio-pci,sysfsdev=/sys/bus/pci/devices/0000:3b:00.1");
+        assert_eq!(
+            (device.assigned_devices, device.locked),
+            (vec!["0000:3b:00.1".to_owned()], None)
+        );
+        assert!(
+            told("-mem-path /dev/hugepages -mem-prealloc")
+                .huge_pages
+                .is_some()
+        );
     }
 
     #[test]
@@ -521,7 +761,7 @@ mod tests {
         #[test]
         fn any_words_and_any_file_are_read(words in vec(WORD, 0..20), lines in vec("(\\[\\PC{0,12}\\]|\\PC{0,20}=\\PC{0,20}|\\PC{0,30})", 0..20)) {
             let mut line = CommandLine::of(words.iter().map(String::as_str));
-            line.take_in_config(&lines.join("\n"));
+            line.options.extend(options::of_file(&lines.join("\n")));
             let told = line.told();
             prop_assert!(told.vcpus >= 1 && told.memory > Bytes::ZERO);
             prop_assert!(told.monitors.iter().all(|path| path.starts_with('/')));

@@ -4,14 +4,15 @@
 //! no longer than its questions take, waits briefly, and goes without an answer where somebody else is connected.
 
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::{Value, json};
+
+use super::seen::Eyes;
 
 /// How long all questions of one visit may take.
 const VISIT_MAX: Duration = Duration::from_millis(500);
@@ -123,30 +124,10 @@ pub(super) fn ask(
     Ok(answers)
 }
 
-/// A file as a process sees it. Links are followed as if its root were ours.
-pub(super) fn open_as_seen_by(root: &Path, pid: i32, path: &str, flags: OFlags) -> io::Result<OwnedFd> {
-    let its_root = root.join(format!("proc/{pid}/root"));
-    let its_root = rustix::fs::open(
-        its_root,
-        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?;
-    let below = path.trim_start_matches('/');
-    let below = if below.is_empty() { "." } else { below };
-    let flags = flags | OFlags::CLOEXEC;
-    Ok(rustix::fs::openat2(
-        its_root,
-        below,
-        flags,
-        Mode::empty(),
-        ResolveFlags::IN_ROOT,
-    )?)
-}
-
 /// Connects without ever waiting: a monitor whose queue of clients is full says so.
 fn connect(root: &Path, pid: i32, path: &str) -> io::Result<UnixStream> {
     // What an open descriptor names can be connected to however long its path is.
-    let socket = open_as_seen_by(root, pid, path, OFlags::PATH)?;
+    let socket = Eyes::of(root, pid).open(path)?;
     let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", socket.as_raw_fd()))?;
     let stream = rustix::net::socket_with(
         AddressFamily::UNIX,
