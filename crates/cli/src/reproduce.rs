@@ -9,6 +9,7 @@ use homenode_reproduce::{
     Bands, Cache, Figure, Log, Reproduced, Watch, claims, headline, published, reproduce,
     reproduce_with_bands, tally, to_json,
 };
+use homenode_units::file_name;
 
 use crate::bad_input;
 use crate::options::ShownArgs;
@@ -193,8 +194,8 @@ pub fn write_figures<'a>(
 ) -> anyhow::Result<()> {
     for figure in figures {
         let png = figure.png().map_err(anyhow::Error::msg)?;
-        for (ending, bytes) in [("svg", figure.svg().into_bytes()), ("png", png)] {
-            let path = directory.join(format!("{}.{ending}", figure.name));
+        for (ending, bytes) in [(".svg", figure.svg().into_bytes()), (".png", png)] {
+            let path = directory.join(file_name(&figure.name, ending).map_err(bad_input)?);
             fs::write(&path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
         }
     }

@@ -325,8 +325,10 @@ impl Manager for Libvirt {
     /// By libvirt's pid file, else by its command line.
     fn process(&mut self, domain: &Description) -> Result<Option<Process>, ReadError> {
         let (root, uuid) = (&self.root, domain.id.to_string());
-        let path = root.join("run/libvirt/qemu").join(format!("{}.pid", domain.name));
-        match read::value_if_there(&path, "a process id")? {
+        let file = homenode_units::file_name(&domain.name, ".pid").ok();
+        let path = file.map(|file| root.join("run/libvirt/qemu").join(file));
+        let written = path.map(|path| read::value_if_there(&path, "a process id"));
+        match written.transpose()?.flatten() {
             Some(pid) if task::is_qemu_of(root, pid, &uuid) => task::process(root, pid),
             _ => task::find_qemu(root, &uuid),
         }

@@ -20,12 +20,8 @@ const BYTES_MAX: u64 = 64 << 10;
 /// The file of a VM. Some managers take any name: one that leads elsewhere is no file's, and nor is one that would be several
 /// lines of what is written.
 fn path(root: &Path, name: &str) -> Result<PathBuf, String> {
-    if name.is_empty() || name.contains('/') || name.contains(char::is_control) {
-        return Err(format!(
-            "{name:?} cannot be the name of a file of settings; rename it, without `/` and control characters"
-        ));
-    }
-    Ok(root.join(DIR).join(format!("{name}.toml")))
+    let file = homenode_units::file_name(name, ".toml").map_err(|error| error.to_string())?;
+    Ok(root.join(DIR).join(file))
 }
 
 /// What the file of this VM says; nothing where there is none.

@@ -1,9 +1,10 @@
-//! Newtypes wherever two numbers could be swapped, sets of ids in the kernel's list format, one value per
-//! NUMA node, the nearest names to a misspelt one, what settings may be, one seeded generator, and the arithmetic every crate
+//! Newtypes wherever two numbers could be swapped, sets of ids in the kernel's list format, one value per NUMA node, the nearest
+//! names to a misspelt one, names that may be files', what settings may be, one seeded generator, and the arithmetic every crate
 //! shares. Nothing does I/O.
 
 mod candidates;
 mod chance;
+mod file_name;
 mod id;
 mod math;
 mod memory_policy;
@@ -16,6 +17,7 @@ mod setting;
 
 pub use candidates::Candidates;
 pub use chance::{Chance, SplitMix, finalize, mix};
+pub use file_name::{BadFileName, file_name};
 pub use id::{CpuId, NodeId, VcpuId, VmId};
 pub use math::{Ewma, Weight, divide_proportionally};
 pub use memory_policy::{MemoryPolicy, MemoryPolicyError, Migration, Placing};

@@ -15,6 +15,7 @@ mod bases;
 mod expression;
 mod functions;
 pub mod measures;
+mod names;
 mod report;
 mod scope;
 mod settings;
@@ -172,8 +173,9 @@ impl Design {
     /// As above.
     pub fn beside(path: &Path, text: &str) -> Result<Design, FileError> {
         Design::parse(path, text, &|name| {
+            let file = homenode_units::file_name(name, ".toml").map_err(|error| error.to_string())?;
             let folders = path.ancestors().skip(1).take(2);
-            let mut places = folders.map(|folder| folder.join(format!("{name}.toml")));
+            let mut places = folders.map(|folder| folder.join(&file));
             match (places.find(|place| place.is_file()), bases::base(name)) {
                 (Some(place), _) => {
                     let text = read_text_file(&place).map_err(|error| error.to_string())?;
@@ -300,6 +302,7 @@ impl Design {
             })?;
         }
         self.model().map_err(|error| self.complaint("model", error))?;
+        names::check(self)?;
         report::check(self)
     }
 

@@ -77,7 +77,7 @@ pub enum Column {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FigureOf {
-    name: String,
+    pub(super) name: String,
     title: String,
     x: String,
     y: String,

@@ -370,3 +370,65 @@ fn a_value_of_the_file_can_be_multiplied_and_one_that_it_has_not_cannot() {
     assert!(End::parse("values.a", 0.0).unwrap_err().contains("above 0"));
     assert_eq!(End::parse("values.a", 2.0).unwrap().to_string(), "values.a x 2");
 }
+
+#[test]
+fn a_figures_name_is_a_file_of_the_directory_that_no_other_figure_has() {
+    let named = |name: &str| parse(&EXAMPLE.replacen("name = \"example\"", &format!("name = {name}"), 1));
+    for name in [
+        "../x",
+        ".hidden",
+        "/abs",
+        "a/b",
+        ".",
+        "..",
+        "",
+        "a\\u0000b",
+        "a\\nb",
+        &"a".repeat(300),
+    ] {
+        let said = named(&format!("\"{name}\"")).unwrap_err();
+        assert!(
+            said.contains("figure[0].name") || said.contains("`figure.name`"),
+            "{name}: {said}"
+        );
+        assert!(said.contains("rename it"), "{name}: {said}");
+    }
+    assert!(named("\"1a what it costs\"").is_ok());
+    let figure = &EXAMPLE[EXAMPLE.find("[[figure]]").unwrap()..];
+    let said = parse(&format!("{EXAMPLE}\n{figure}")).unwrap_err();
+    assert!(said.contains("two figures have the name `example`"), "{said}");
+    let unnamed = parse(&EXAMPLE.replacen("name = \"example\"\n", "", 1)).unwrap_err();
+    assert!(unnamed.contains("is empty"), "{unnamed}");
+}
+
+#[test]
+fn figures_of_all_claims_have_files_of_their_own() {
+    let mut taken = std::collections::BTreeSet::new();
+    for (name, text) in crate::experiments::FILES {
+        let design = Design::embedded(name, text).unwrap();
+        for figure in &design.file.figures {
+            assert!(taken.insert(figure.name.clone()), "{}", figure.name);
+        }
+    }
+    let scoreboard = crate::scoreboard::figures(&[]);
+    assert!(!taken.is_empty() && scoreboard.iter().all(|figure| taken.insert(figure.name.clone())));
+}
+
+#[test]
+fn a_base_is_a_name_and_no_path() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("a/b");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(dir.path().join("mine.toml"), EXAMPLE).unwrap();
+    std::fs::write(dir.path().join("a/beside.toml"), EXAMPLE).unwrap();
+    let absolute = dir.path().join("mine").display().to_string();
+    for base in ["../../mine", "../mine", &absolute] {
+        let text = format!("base = \"{base}\"\n{}", EXAMPLE);
+        let said = Design::beside(&folder.join("x.toml"), &text)
+            .unwrap_err()
+            .to_string();
+        assert!(said.contains("has a `/`"), "{base}: {said}");
+    }
+    let text = format!("base = \"beside\"\n{}", EXAMPLE);
+    assert!(Design::beside(&folder.join("x.toml"), &text).is_ok());
+}

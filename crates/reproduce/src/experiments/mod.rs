@@ -15,7 +15,7 @@ macro_rules! files {
 }
 
 /// Experiments in files, and their text.
-const FILES: &[(&str, &str)] = files!(
+pub(crate) const FILES: &[(&str, &str)] = files!(
     "kyoto/private-caches",
     "kyoto/parallel-and-alternate",
     "kyoto/misses-per-tick",

@@ -22,6 +22,7 @@ use homenode_search::search::replay;
 use homenode_search::sweep::{self, Cell, Work};
 use homenode_twin::Disturbance;
 use homenode_twin::Setup;
+use homenode_units::file_name;
 
 use crate::known::last_commit;
 use crate::scores::{print_total, runs, score, scores};
@@ -128,8 +129,8 @@ pub fn write(args: &Document) -> anyhow::Result<()> {
     let contenders = Contender::all();
     let scores = scores(&setups, &seeds, &contenders, args.jobs)?;
     let known = setups.iter().map(|setup| {
-        let name = format!("{}.toml", setup.scenario.name);
-        Known::read(&args.data.join("known").join(name), setup)
+        let name = file_name(&setup.scenario.name, ".toml")?;
+        anyhow::Ok(Known::read(&args.data.join("known").join(name), setup)?)
     });
     let known: Vec<Known> = known.collect::<Result<_, _>>()?;
     let mut machines = generate::machines();

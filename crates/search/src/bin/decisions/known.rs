@@ -13,6 +13,7 @@ use homenode_search::jobs::{self, Progress};
 use homenode_search::known::Known;
 use homenode_search::search::Effort;
 use homenode_twin::Setup;
+use homenode_units::file_name;
 
 use crate::{read, seeds, show};
 
@@ -44,7 +45,7 @@ pub fn search(args: &Search) -> anyhow::Result<()> {
     for path in &args.cases {
         let case = read(path)?;
         let name = case.scenario.name.clone();
-        let file = args.known.join(format!("{name}.toml"));
+        let file = args.known.join(file_name(&name, ".toml")?);
         for seed in args.seeds.clone() {
             let setup = Setup { seed, ..case.clone() };
             let mut known = Known::read(&file, &setup)?;
