@@ -166,10 +166,12 @@ impl HistoryArgs {
 /// # Errors
 /// As [`Archive::open`]; where there is none it is the user's input.
 pub fn open(path: &Path) -> anyhow::Result<Archive> {
-    // SQLite says no more of that than that it cannot be opened.
-    if let Err(error) = std::fs::File::open(path)
-        && error.kind() == std::io::ErrorKind::PermissionDenied
-    {
+    // SQLite says of a file that may not be read only that it cannot be opened. A pipe would wait for a writer: it is refused below.
+    let opened = match std::fs::metadata(path) {
+        Ok(found) if found.is_file() => std::fs::File::open(path).err(),
+        found => found.err(),
+    };
+    if opened.is_some_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied) {
         return Err(bad_input(format!(
             "the history {} may be read by root and the agent's user alone: run this as root; members of `[http] group` ask the agent, \
              over its http.sock (/v1/vms/NAME/why, /v1/history)",

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::process::Command;
+
 use serde_json::Value;
 
 use common::{json, refused, run, stdout};
@@ -145,20 +147,36 @@ fn a_history_that_is_none_is_refused_with_the_remedy() {
     assert!(status == 2 && said.contains("no history"), "{status}: {said}");
     let (status, said) = refused(&run(&["record", "show", "--from", "noon", "--history", &words]));
     assert!(status == 2 && said.contains("03:12"), "{status}: {said}");
+    // Nor is a pipe waited for.
+    let pipe = dir.path().join("pipe").display().to_string();
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for args in [
+        &["record", "show"][..],
+        &["record", "export", "--csv"],
+        &["why", "web"],
+    ] {
+        let (status, said) = refused(&run(&[args, &["--history", &pipe]].concat()));
+        assert!(
+            status == 2 && said.contains("no history"),
+            "{args:?}: {status}: {said}"
+        );
+    }
     // A run does not stand still for it: it says so, and goes on.
-    let ran = run(&[
-        "run",
-        "--host",
-        "twin",
-        "--fast",
-        "--duration",
-        "2s",
-        "--history",
-        &words,
-        "--json",
-    ]);
-    assert!(ran.status.success());
-    assert!(stdout(&ran).contains("not recorded"), "{}", stdout(&ran));
+    for history in [&words, &pipe] {
+        let ran = run(&[
+            "run",
+            "--host",
+            "twin",
+            "--fast",
+            "--duration",
+            "2s",
+            "--history",
+            history,
+            "--json",
+        ]);
+        assert!(ran.status.success());
+        assert!(stdout(&ran).contains("not recorded"), "{}", stdout(&ran));
+    }
 }
 
 /// What a downgrade meets.

@@ -159,6 +159,7 @@ impl Kind {
 
 /// Opens a history to write to, and makes what is missing.
 pub(crate) fn open_to_write(path: &Path) -> Result<Connection, RecordError> {
+    check_kind(path)?;
     let failed = |e: rusqlite::Error| RecordError::of_sqlite(path, e);
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
         | OpenFlags::SQLITE_OPEN_CREATE
@@ -211,6 +212,23 @@ fn whole(path: &Path) -> PathBuf {
     }
 }
 
+/// Whether a history may be there. SQLite says of a directory that the disk fails, and waits for ever at a pipe.
+///
+/// # Errors
+/// There is a directory, a pipe, a socket or a device. SQLite refuses a link.
+pub(crate) fn check_kind(path: &Path) -> Result<(), RecordError> {
+    match path.symlink_metadata() {
+        Ok(found) if !found.is_file() && !found.is_symlink() => Err(foreign(path)),
+        _ => Ok(()),
+    }
+}
+
+fn foreign(path: &Path) -> RecordError {
+    RecordError::Foreign {
+        path: path.display().to_string(),
+    }
+}
+
 /// Opens a history to read, also while an agent writes to it.
 pub(crate) fn open_to_read(path: &Path) -> Result<Connection, RecordError> {
     if !path.exists() {
@@ -218,11 +236,9 @@ pub(crate) fn open_to_read(path: &Path) -> Result<Connection, RecordError> {
             path: path.display().to_string(),
         });
     }
-    // SQLite says of a directory that the disk fails, and waits for ever at a pipe.
+    // Of a link, what it leads to.
     if !path.is_file() {
-        return Err(RecordError::Foreign {
-            path: path.display().to_string(),
-        });
+        return Err(foreign(path));
     }
     let failed = |e: rusqlite::Error| RecordError::of_sqlite(path, e);
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;

@@ -363,6 +363,7 @@ fn beside(path: &Path, end: &str) -> PathBuf {
 /// another user writes to is that user's.
 fn own_file(path: &Path) -> Result<fs::File, RecordError> {
     let failed = |e: std::io::Error| RecordError::new(path, e);
+    schema::check_kind(path)?;
     let file = fs::OpenOptions::new()
         .create(true)
         .append(true)

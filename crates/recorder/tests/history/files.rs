@@ -75,6 +75,10 @@ fn what_is_no_file_is_no_history_and_is_not_waited_for() {
     for path in [dir.path(), &pipe, Path::new("/dev/null")] {
         let refused = Archive::open(path).unwrap_err();
         assert!(matches!(refused, RecordError::Foreign { .. }), "{refused}");
+        let refused = Recorder::begin(path, &begin(), plenty(), WhenFull::LeaveOut).unwrap_err();
+        assert!(matches!(refused, RecordError::Foreign { .. }), "{refused}");
+        let refused = prune(path, None, None).unwrap_err();
+        assert!(matches!(refused, RecordError::Foreign { .. }), "{refused}");
     }
 }
 
