@@ -2,13 +2,17 @@
 //!
 //! It is started once for a run. In each epoch it gets a view as one line of JSON on its standard input, and answers with a plan
 //! as one line on its standard output; what it writes to its standard error goes to ours. It has a time for each answer. At the
-//! end of the run its input ends, and what has not ended soon after is killed by its id, and waited for.
+//! end of the run its input ends, and what has not ended soon after is killed, and waited for.
+//!
+//! A program and what it starts are a process group of their own ([`Group`]), which ends with the run, and with the process that
+//! makes the run, also where that is killed. A process that leaves the group (`setsid`) is not ended.
 //!
 //! Views and plans are [`homenode_control::external`]'s, which also says what is refused.
 
 use std::fmt;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
@@ -17,6 +21,10 @@ use homenode_control::external::{PLAN_BYTES_MAX, PlanDocument, Planner, ViewDocu
 use homenode_units::Ns;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+#[cfg(test)]
+mod tests;
 
 /// What a program's name begins with among names of policies.
 pub const EXEC: &str = "exec:";
@@ -92,10 +100,12 @@ impl Program {
             name: self.name.clone(),
             cause,
         };
+        let group = Group::start().map_err(failed)?;
         let mut child = Command::new(&self.words[0])
             .args(&self.words[1..])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            .process_group(group.id())
             .spawn()
             .map_err(failed)?;
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
@@ -103,6 +113,7 @@ impl Program {
             name: self.name.clone(),
             answer_max: self.answer_max,
             child,
+            group,
             stdin,
             stdout,
             said: Vec::new(),
@@ -121,12 +132,60 @@ impl Program {
     }
 }
 
+/// What the leader of a program's group does: it waits until its input ends, which is when the process that started it ends or
+/// closes it, and then kills the group, itself with it. Signals that a program sends to its own group do not end it.
+const LEADER: &str = "trap '' HUP INT QUIT TERM; read _; kill -KILL 0";
+
+/// The process group of a program and of what that starts. It ends with this value.
+///
+/// A leader of our own does what the kernel's signal at a parent's death (`PR_SET_PDEATHSIG`) cannot: that reaches no grandchild,
+/// and comes when the thread ends that started the program. The group's id cannot become another's while the leader is not
+/// waited for.
+#[derive(Debug)]
+struct Group {
+    leader: Child,
+}
+
+impl Group {
+    fn start() -> std::io::Result<Group> {
+        let leader = Command::new("/bin/sh")
+            .args(["-c", LEADER])
+            .env_clear()
+            .current_dir("/")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()?;
+        Ok(Group { leader })
+    }
+
+    fn id(&self) -> i32 {
+        self.leader.id().cast_signed()
+    }
+
+    fn kill(&self) {
+        if let Some(id) = Pid::from_raw(self.id()) {
+            // All of its processes may have ended meanwhile.
+            let _ = kill_process_group(id, Signal::KILL);
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.kill();
+        let _ = self.leader.wait();
+    }
+}
+
 /// A program that was started.
 #[derive(Debug)]
 pub struct Running {
     name: String,
     answer_max: Ns,
     child: Child,
+    group: Group,
     stdin: Option<ChildStdin>,
     stdout: Option<ChildStdout>,
     /// What it said since its last answer.
@@ -260,7 +319,8 @@ impl Drop for Running {
         drop((self.stdin.take(), self.stdout.take()));
         let end_max = if self.has_failed { Duration::ZERO } else { END_MAX };
         if self.ends_within(end_max).is_none() {
-            // One that has ended meanwhile cannot be killed any more, and is waited for as well.
+            // A program may have left its group. One that has ended meanwhile cannot be killed any more, and is waited for as well.
+            self.group.kill();
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
