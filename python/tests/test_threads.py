@@ -43,6 +43,14 @@ def test_other_threads_go_on():
     assert took > 0.2 and count > 50 * took, (count, took)
 
 
+@pytest.fixture
+def sigint():
+    """Sets how SIGINT is handled. Python leaves it ignored where it was so at the start, as in a shell's background job."""
+    before = signal.getsignal(signal.SIGINT)
+    yield lambda handler: signal.signal(signal.SIGINT, handler)
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(
     "work",
     [
@@ -53,7 +61,8 @@ def test_other_threads_go_on():
     ],
     ids=["simulate", "whatif", "search", "reproduce"],
 )
-def test_ctrl_c_ends_long_work(work):
+def test_ctrl_c_ends_long_work(work, sigint):
+    sigint(signal.default_int_handler)
     began = time.monotonic()
     timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
@@ -61,6 +70,15 @@ def test_ctrl_c_ends_long_work(work):
         work()
     timer.join()
     assert time.monotonic() - began < 15
+
+
+def test_sigint_that_is_ignored_stays_ignored(sigint):
+    sigint(signal.SIG_IGN)
+    timer = threading.Timer(0.01, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    homenode.simulate("churn", "homenode")
+    timer.join()
+    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 
 
 def test_two_threads_simulate_at_once():
