@@ -166,7 +166,8 @@ impl HistoryArgs {
 /// # Errors
 /// As [`Archive::open`]; where there is none it is the user's input.
 pub fn open(path: &Path) -> anyhow::Result<Archive> {
-    // SQLite says of a file that may not be read only that it cannot be opened. A pipe would wait for a writer: it is refused below.
+    // SQLite says of a file that may not be read only that it cannot be opened. A pipe, which would wait for a writer, is refused
+    // below.
     let opened = match std::fs::metadata(path) {
         Ok(found) if found.is_file() => std::fs::File::open(path).err(),
         found => found.err(),

@@ -319,7 +319,8 @@ impl Drop for Running {
         drop((self.stdin.take(), self.stdout.take()));
         let end_max = if self.has_failed { Duration::ZERO } else { END_MAX };
         if self.ends_within(end_max).is_none() {
-            // A program may have left its group. One that has ended meanwhile cannot be killed any more, and is waited for as well.
+            // A program may have left its group. One that has ended meanwhile cannot be killed any more, and is waited for
+            // as well.
             self.group.kill();
             let _ = self.child.kill();
             let _ = self.child.wait();
