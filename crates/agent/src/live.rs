@@ -256,6 +256,7 @@ fn give_back(
     } else {
         host.restore().failures
     };
+    let is_guarded = guard.is_some();
     // What could not be given back is left to the guard, which tries again once the agent is gone.
     match guard {
         Some(guard) if failures.is_empty() => guard.goodbye(),
@@ -277,20 +278,38 @@ fn give_back(
         kept: run.keep,
     };
     output.object("live-summary", json!(summary));
-    let left = if run.keep {
-        "homes and pins are left as they are"
-    } else {
-        "homes and pins are given back"
-    };
-    output.line(&format!(
-        "stopped after {:.2} s of CPU time; {left}",
-        summary.agent_cpu_s
-    ));
-    anyhow::ensure!(
-        failures.is_empty(),
-        "not everything could be given back; the guard goes on trying, and so does `homenode release`"
-    );
+    let cpu_time = format!("stopped after {:.2} s of CPU time", summary.agent_cpu_s);
+    match last_words(run.keep, failures.len(), is_guarded, &run.state) {
+        Ok(left) => output.line(&format!("{cpu_time}; {left}")),
+        Err(left) => {
+            output.line(&cpu_time);
+            anyhow::bail!(left);
+        }
+    }
     Ok(())
+}
+
+/// How a run left the VMs, or that something is not given back, and who goes on with it.
+fn last_words(
+    is_kept: bool,
+    failures: usize,
+    is_guarded: bool,
+    state: &Path,
+) -> Result<&'static str, String> {
+    let what = match (is_kept, failures) {
+        (true, 0) => return Ok("homes and pins are left as they are"),
+        (false, 0) => return Ok("homes and pins are given back"),
+        (true, _) => "homes and pins are left as they are, but not every limit could be lifted",
+        (false, _) => "not everything could be given back",
+    };
+    let state = state.display();
+    let who = match is_guarded {
+        true => "the guard goes on trying, and so does",
+        false => "there is no guard that goes on trying; run",
+    };
+    Err(format!(
+        "{what} (see above); {who} `homenode release --state {state}`"
+    ))
 }
 
 /// Processor time that this process has used.
@@ -400,11 +419,22 @@ pub fn guard(vms: &Managed, state: &Path, grace: Ns, say: impl FnMut(&str)) -> a
     Ok(())
 }
 
-/// Restores what the journal lists; how many VMs that were.
+/// What came of `homenode release`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Released {
+    /// VMs that are as they were.
+    pub count: usize,
+    /// What the operator should know beside that.
+    pub notices: Vec<String>,
+    /// Why more may be in force than could be known, if so.
+    pub lost_journal: Option<String>,
+}
+
+/// Restores what the journal lists, and what VMs' marks say. A guard of a dead agent that is stopped or hangs is ended first.
 ///
 /// # Errors
 /// When an agent runs, or something cannot be restored.
-pub fn release(vms: &Managed, state: &Path) -> anyhow::Result<usize> {
+pub fn release(vms: &Managed, state: &Path) -> anyhow::Result<Released> {
     let options = Options {
         state_dir: state.to_owned(),
         ..Options::new(vms.machine()?)
@@ -412,5 +442,37 @@ pub fn release(vms: &Managed, state: &Path) -> anyhow::Result<usize> {
     let mut host = vms.connect(options)?;
     let undone = host.restore();
     anyhow::ensure!(undone.failures.is_empty(), "{}", undone.failures.join("\n"));
-    Ok(undone.vms.len())
+    let lost_journal = host.lost_journal().map(str::to_owned);
+    let mut notices = host.take_notices();
+    notices.retain(|notice| Some(notice) != lost_journal.as_ref());
+    Ok(Released {
+        count: undone.vms.len(),
+        notices,
+        lost_journal,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_words_of_a_run_never_say_that_all_is_given_back_where_it_is_not() {
+        let words =
+            |is_kept, failures, is_guarded| last_words(is_kept, failures, is_guarded, Path::new("/x"));
+        assert_eq!(words(false, 0, true), Ok("homes and pins are given back"));
+        assert_eq!(words(true, 0, true), Ok("homes and pins are left as they are"));
+        let said = words(false, 2, true).unwrap_err();
+        assert!(
+            !said.contains("are given back") && said.contains("guard goes on"),
+            "{said}"
+        );
+        let said = words(false, 1, false).unwrap_err();
+        assert!(
+            said.contains("no guard") && said.contains("homenode release --state /x"),
+            "{said}"
+        );
+        let said = words(true, 1, true).unwrap_err();
+        assert!(said.contains("limit"), "{said}");
+    }
 }

@@ -42,6 +42,8 @@ pub trait RealHost: Host {
     fn lift_limits(&mut self) -> Vec<String>;
     /// Whether its locks are where another agent would look for them.
     fn owns_its_state(&self) -> bool;
+    /// Why the journal does not say all that an earlier agent changed, if so.
+    fn lost_journal(&self) -> Option<&str>;
 }
 
 macro_rules! real_host {
@@ -64,6 +66,9 @@ macro_rules! real_host {
             }
             fn owns_its_state(&self) -> bool {
                 self.owns_its_state()
+            }
+            fn lost_journal(&self) -> Option<&str> {
+                self.lost_journal()
             }
         }
     };

@@ -167,18 +167,32 @@ fn page(of: &clap::Command) -> std::io::Result<Vec<u8>> {
     Ok(page)
 }
 
-/// Undoes what an agent left; how many VMs are as they were. Nobody needs to know who managed them: libvirt is asked if it
-/// answers, and then QEMU itself for what is left.
-fn release(args: &args::ReleaseArgs) -> anyhow::Result<usize> {
+/// Undoes what an agent left, and says what came of it. Nobody needs to know who managed the VMs: libvirt is asked if it answers,
+/// and then QEMU itself for what is left.
+fn release(args: &args::ReleaseArgs) -> anyhow::Result<()> {
     let release = |vms: &Managed| homenode_agent::live::release(vms, &args.state.dir);
-    if let Some(vms) = &args.host {
-        return release(vms);
+    let released = match &args.host {
+        Some(vms) => release(vms),
+        None => {
+            let first = Managed::here()?;
+            release(&first).or_else(|why| match first {
+                Managed::Kvm(Vms::Libvirt(_)) => release(&Managed::Kvm(Vms::Qemu)).map_err(|_| why),
+                Managed::Kvm(Vms::Qemu) | Managed::Xen => Err(why),
+            })
+        }
+    }?;
+    for notice in &released.notices {
+        // The reader may be gone.
+        let _ = writeln!(std::io::stderr(), "homenode: {}", printable::Sentence(notice));
     }
-    let first = Managed::here()?;
-    release(&first).or_else(|why| match first {
-        Managed::Kvm(Vms::Libvirt(_)) => release(&Managed::Kvm(Vms::Qemu)).map_err(|_| why),
-        Managed::Kvm(Vms::Qemu) | Managed::Xen => Err(why),
-    })
+    say!(
+        "{} VMs are as they were before homenode touched them",
+        released.count
+    );
+    match released.lost_journal {
+        Some(lost) => Err(anyhow::anyhow!(lost)),
+        None => Ok(()),
+    }
 }
 
 /// The guard's life. What it says goes through a thread: a reader that takes its time must not hold up what is to be undone.
@@ -232,10 +246,7 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::Sweep(args) => sweep::run(&args)?,
         Command::Doctor(args) => doctor::run(&args)?,
         Command::Config(command) => return settings::run(&command),
-        Command::Release(args) => {
-            let count = release(&args)?;
-            say!("{count} VMs are as they were before homenode touched them");
-        }
+        Command::Release(args) => release(&args)?,
         Command::Hook(args) => numad::hook(&args),
         Command::Guard(args) => guard(&args)?,
         Command::MoveDomain => homenode_agent::managed::move_domain()?,

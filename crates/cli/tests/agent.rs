@@ -141,7 +141,8 @@ fn limited(dir: &tempfile::TempDir, limits: &[&str]) -> std::process::Command {
     command.args(["--host", &format!("twin:{}", scenario.display())]);
     command.arg("--state").arg(dir.path().join("state"));
     if rustix::process::geteuid().is_root() {
-        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
+        // Without the sticky bit the agent refuses a directory below it.
+        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o1777)).unwrap();
         // Nobody: a limit of processes does not bind root.
         command.uid(65534).gid(65534);
     }

@@ -10,8 +10,9 @@ use homenode_units::Ns;
 use crate::beat::Beat;
 use crate::clock::now;
 use crate::connect::ConnectError;
-use crate::journal::Journal;
-use crate::lock::{ActingLock, Lock};
+use crate::holder::JournalWas;
+use crate::journal::{self, Journal};
+use crate::lock::{ActingLock, Lock, Waits};
 
 /// How long a limit that an earlier agent left may stay unless this one decides for it.
 pub const CARRIED_LEASE: Ns = Ns::from_secs(10);
@@ -24,15 +25,79 @@ const BEAT_AT_LEAST: Ns = Ns::from_secs(5);
 /// How long a new agent waits for a guard that is just undoing.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Takes the right to act on this host, and the journal in this state directory.
+/// The right to act on a host and to write its journal, for as long as this lives.
+#[derive(Debug)]
+pub struct Locks {
+    lock: Lock,
+    acting: ActingLock,
+    /// Why the journal does not say all that an earlier agent changed, if so.
+    lost: Option<String>,
+}
+
+impl Locks {
+    /// Whether they are where another agent would look for them. Where the state directory was removed or moved they are not:
+    /// another agent may act, and finds no journal.
+    pub fn are_there(&self) -> bool {
+        self.lock.is_there() && self.acting.is_there()
+    }
+
+    /// Says whether this process has a guard.
+    pub fn set_guarded(&mut self, is_guarded: bool) {
+        self.lock.set_guarded(is_guarded);
+    }
+
+    /// Everything that the journal listed is undone: another agent does not miss it.
+    pub fn set_undone(&mut self) {
+        self.set_journal(JournalWas::Over);
+    }
+
+    /// Why the journal does not say all that an earlier agent changed, if so.
+    pub fn lost_journal(&self) -> Option<&str> {
+        self.lost.as_deref()
+    }
+
+    fn set_journal(&mut self, journal: JournalWas) {
+        self.lock.set_journal(journal);
+        self.acting.set_journal(self.lock.process(), journal);
+    }
+}
+
+/// Takes the right to act on this host, and the journal in this state directory. A guard of a dead agent that is stopped or hangs
+/// is ended. What the operator should know of it stands in the journal's warnings.
 ///
 /// # Errors
 /// Another agent has it, or the directory cannot be used.
-pub fn take_over(root: &Path, state_dir: &Path) -> Result<(Journal, (Lock, ActingLock)), ConnectError> {
+pub fn take_over(root: &Path, state_dir: &Path) -> Result<(Journal, Locks), ConnectError> {
+    take_over_within(root, state_dir, LOCK_PATIENCE.into())
+}
+
+/// The same, waiting as long as these say.
+///
+/// # Errors
+/// As [`take_over`].
+pub fn take_over_within(
+    root: &Path,
+    state_dir: &Path,
+    waits: Waits,
+) -> Result<(Journal, Locks), ConnectError> {
     // In this order: the guard of an agent that died lets go of the host once it sees who follows.
-    let lock = Lock::take(state_dir, LOCK_PATIENCE)?;
-    let acting = ActingLock::take(root, state_dir, LOCK_PATIENCE)?;
-    Ok((Journal::open(state_dir)?, (lock, acting)))
+    let mut lock = Lock::take(state_dir, waits)?;
+    let mut acting = ActingLock::take(root, state_dir, waits)?;
+    let mut journal = Journal::open(state_dir)?;
+    let former = [lock.former_journal(), acting.former_journal()];
+    let was_lost = former.contains(&JournalWas::Lost);
+    let is_missing = !journal.was_there() && former.contains(&JournalWas::Kept);
+    let lost = (was_lost || is_missing).then(|| journal::lost_at(state_dir));
+    let ended = lock.take_ended().into_iter().chain(acting.take_ended());
+    journal.warnings.extend(ended.chain(lost.clone()));
+    // Said again until everything was undone once: a process that begins may end before its operator read it.
+    let now = match lost {
+        Some(_) => JournalWas::Lost,
+        None => JournalWas::Kept,
+    };
+    let mut locks = Locks { lock, acting, lost };
+    locks.set_journal(now);
+    Ok((journal, locks))
 }
 
 /// Who holds limits by leases.

@@ -28,12 +28,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal};
 
 use crate::beat::{BEAT, Beat, Line};
-use crate::journal::Journal;
+use crate::holder::{Holder, JournalWas};
+use crate::journal::{self, Journal};
 use crate::legacy::Undone;
-use crate::lock::{ActingLock, Lock};
+use crate::lock::{ActingLock, Lock, Owner};
 use crate::scope;
-use crate::state_dir::StateError;
-use crate::task;
+use crate::state_dir::{StateDir, StateError};
+use crate::task::{self, Process};
 
 const GOODBYE: u8 = b'q';
 const READY: u8 = b'r';
@@ -50,6 +51,8 @@ const DYING_MAX: Duration = Duration::from_secs(5);
 /// Times between two attempts to undo what could not be undone: libvirt may be restarting as well, or be away for long.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(10);
+const LEFT_TO_ANOTHER: &str = "the state directory was moved or removed, and another agent acts: what is to be undone is left to that \
+                               agent, which knows it by the VMs' marks";
 
 /// Why there is no guard.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -243,17 +246,14 @@ pub fn run(
     mut undo: impl FnMut(&mut Journal) -> Undone,
     mut say: impl FnMut(&str),
 ) -> Result<Ending, StateError> {
-    // Fails only for a process group's leader, which has no group of the agent's to leave.
-    let _ = rustix::process::setsid();
-    let ignored = Arc::new(AtomicBool::new(false));
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        // Refused for signals that cannot be caught only, which these are not.
-        let _ = signal_hook::flag::register(signal, Arc::clone(&ignored));
-    }
-    let mut acting = Some(ActingLock::share(root)?);
+    leave_session();
+    // Held open: whoever moves it away takes nothing with it that is to be undone.
+    let dir = StateDir::open(state)?;
     let agent = rustix::process::getppid();
     // Its lock may outlast it for a while: it is not its own successor.
     let own = agent.and_then(|agent| task::process(Path::new("/"), agent.as_raw_nonzero().get()).ok()?);
+    let who = Holder::own_guard(state, own);
+    let acting = Some(ActingLock::share(root, &who)?);
     let _ = ready.write_all(&[READY]).and_then(|()| ready.flush());
     match last_word(&pipe, ready, patience.silence) {
         LastWord::Goodbye => return Ok(Ending::Goodbye),
@@ -266,58 +266,134 @@ pub fn run(
         }
     }
     wait_for_end_of(agent);
-    let (mut waited, mut retry) = (Duration::ZERO, RETRY_FIRST);
-    let (mut done, mut said) = (BTreeSet::new(), BTreeSet::new());
-    loop {
-        let owner = Lock::owner(state).ok().flatten();
-        let pause = match owner.filter(|owner| Some(owner.process) != own) {
-            Some(owner) if owner.is_guarded => return Ok(Ending::TakenOver),
-            // It is about to have a guard, or it undoes; if it ends before, this one goes on.
-            Some(_) => {
-                acting = None;
-                LOOK_EVERY
-            }
-            None => {
-                acting = acting.or_else(|| ActingLock::share(root).ok());
-                if waited < patience.grace {
-                    LOOK_EVERY.min(patience.grace - waited)
-                } else {
-                    let failures = undo_all(state, &mut undo, &mut done);
-                    if failures.is_empty() {
-                        return Ok(Ending::Undone(done.len()));
-                    }
-                    for failure in failures {
-                        if said.insert(failure.clone()) {
-                            say(&format!("{failure}; tried again"));
-                        }
-                    }
-                    let pause = retry;
-                    retry = (retry * 2).min(RETRY_MAX);
-                    pause
-                }
-            }
-        };
-        std::thread::sleep(pause);
-        waited += pause;
+    let undoing = Undoing {
+        dir,
+        root,
+        state,
+        who,
+        own,
+        acting,
+        done: BTreeSet::new(),
+        said: BTreeSet::new(),
+        journal: JournalWas::Over,
+    };
+    Ok(undoing.until_done(patience.grace, &mut undo, &mut say))
+}
+
+/// Leaves the agent's session, so that no signal to the agent's group reaches this process.
+fn leave_session() {
+    // Fails only for a process group's leader, which has no group of the agent's to leave.
+    let _ = rustix::process::setsid();
+    let ignored = Arc::new(AtomicBool::new(false));
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // Refused for signals that cannot be caught only, which these are not.
+        let _ = signal_hook::flag::register(signal, Arc::clone(&ignored));
     }
 }
 
-/// Undoes what is in force; what could not be undone.
-fn undo_all(
-    state: &Path,
-    undo: &mut impl FnMut(&mut Journal) -> Undone,
-    done: &mut BTreeSet<VmId>,
-) -> Vec<String> {
-    // Held while undoing: an agent that starts now waits. A process that merely holds it does not keep VMs as they are.
-    let _lock = Lock::try_take(state);
-    // Warnings that its files cannot be written keep nothing from being undone.
-    match Journal::open(state) {
-        Ok(mut journal) => {
-            let Undone { vms, failures } = undo(&mut journal);
-            done.extend(vms);
-            failures
+/// What a guard undoes once its agent is gone, and what it said of it.
+struct Undoing<'a> {
+    /// The state directory, held open.
+    dir: StateDir,
+    root: &'a Path,
+    state: &'a Path,
+    /// The guard.
+    who: Holder,
+    /// Its agent.
+    own: Option<Process>,
+    acting: Option<ActingLock>,
+    done: BTreeSet<VmId>,
+    said: BTreeSet<String>,
+    /// What is to be expected of the journal after it.
+    journal: JournalWas,
+}
+
+impl Undoing<'_> {
+    /// Waits for a new agent, and undoes once `grace` is over, until nothing is in force.
+    fn until_done(
+        mut self,
+        grace: Duration,
+        undo: &mut impl FnMut(&mut Journal) -> Undone,
+        say: &mut impl FnMut(&str),
+    ) -> Ending {
+        // No agent can take over from a directory that is not where an agent looks for it.
+        let grace = if self.dir.is_in_place() {
+            grace
+        } else {
+            Duration::ZERO
+        };
+        let (mut waited, mut retry, mut next) = (Duration::ZERO, RETRY_FIRST, grace);
+        loop {
+            let owner = Lock::owner_in(&self.dir).ok().flatten();
+            match owner.filter(|owner| Some(owner.process) != self.own) {
+                Some(owner) if owner.is_guarded => return Ending::TakenOver,
+                // It is about to have a guard, or it undoes; if it ends before, this one goes on.
+                Some(_) => self.acting = None,
+                None if self.is_replaced() => {
+                    say(LEFT_TO_ANOTHER);
+                    return Ending::TakenOver;
+                }
+                None => {
+                    let acting = self.acting.take();
+                    self.acting = acting.or_else(|| ActingLock::share(self.root, &self.who).ok());
+                    if waited >= next {
+                        if self.undo(undo, say) {
+                            return Ending::Undone(self.done.len());
+                        }
+                        next = waited + retry;
+                        retry = (retry * 2).min(RETRY_MAX);
+                    }
+                }
+            }
+            // Often: a guard that did not run for long is taken to hang.
+            let pause = LOOK_EVERY.min(next.saturating_sub(waited));
+            let pause = pause.max(Duration::from_millis(1));
+            std::thread::sleep(pause);
+            waited += pause;
         }
-        Err(error) => vec![error.to_string()],
+    }
+
+    /// Whether an agent acts from another directory of the same name, which this guard's right to act does not keep from it.
+    fn is_replaced(&self) -> bool {
+        let is_another = |owner: Owner| owner.is_guarded && Some(owner.process) != self.own;
+        !self.dir.is_in_place()
+            && self.acting.as_ref().is_none_or(|acting| !acting.is_there())
+            && Lock::owner(self.state).ok().flatten().is_some_and(is_another)
+    }
+
+    /// Undoes what is in force; whether nothing is left.
+    fn undo(&mut self, undo: &mut impl FnMut(&mut Journal) -> Undone, say: &mut impl FnMut(&str)) -> bool {
+        // Held while undoing: an agent that starts now waits. A process that merely holds it does not keep VMs as they are.
+        let mut lock = Lock::try_take_in(&self.dir, &self.who).ok().flatten();
+        // Warnings that its files cannot be written keep nothing from being undone.
+        let opened = self.dir.again().map_err(Into::into).and_then(Journal::open_in);
+        let failures = match opened {
+            Ok(mut journal) => {
+                if !journal.was_there() && self.journal != JournalWas::Lost {
+                    self.journal = JournalWas::Lost;
+                    say(&journal::lost_at(self.state));
+                }
+                let Undone { vms, failures } = undo(&mut journal);
+                self.done.extend(vms);
+                failures
+            }
+            Err(error) => vec![error.to_string()],
+        };
+        for failure in &failures {
+            if self.said.insert(failure.clone()) {
+                say(&format!("{failure}; tried again"));
+            }
+        }
+        if !failures.is_empty() {
+            return false;
+        }
+        if let Some(lock) = &mut lock {
+            lock.set_journal(self.journal);
+        }
+        if let (Some(acting), Some(agent)) = (&mut self.acting, self.own) {
+            acting.set_journal(agent, self.journal);
+        }
+        true
     }
 }
 

@@ -21,7 +21,7 @@ use homenode_host::{
 use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuId, CpuSet, NodeMap, NodeSet, Ns, VmId};
 
-use crate::acting::{self, Leases};
+use crate::acting::{self, Leases, Locks};
 use crate::attribution::{Attribution, Sampler};
 use crate::cgroup::Hierarchy;
 use crate::connect::{Acting, ConnectError, Options, Vms};
@@ -29,7 +29,6 @@ use crate::hands::Hands;
 use crate::journal;
 use crate::legacy::{self, Undone};
 use crate::levers::{self, Home, Moving, Pins};
-use crate::lock::{ActingLock, Lock};
 use crate::manager::CallError;
 use crate::perf::Perf;
 use crate::resctrl::Resctrl;
@@ -56,7 +55,7 @@ pub struct CarriedOver {
 pub struct LinuxHost {
     hands: Hands,
     /// Held as long as the journal is this agent's, and the host.
-    locks: Option<(Lock, ActingLock)>,
+    locks: Option<Locks>,
     /// Whether a guard would undo what is done now.
     is_guarded: bool,
     /// What was in force when this agent started.
@@ -187,8 +186,8 @@ impl LinuxHost {
 
     /// Says whether there is a guard that undoes if this process ends. While there is none nothing is changed but given back.
     pub fn set_guarded(&mut self, is_guarded: bool) {
-        if let Some((lock, _)) = &mut self.locks {
-            lock.set_guarded(is_guarded);
+        if let Some(locks) = &mut self.locks {
+            locks.set_guarded(is_guarded);
             self.is_guarded = is_guarded;
         }
     }
@@ -233,6 +232,9 @@ impl LinuxHost {
         for vm in &undone.vms {
             self.carried.remove(vm);
         }
+        if let Some(locks) = self.locks.as_mut().filter(|_| undone.failures.is_empty()) {
+            locks.set_undone();
+        }
         undone
     }
 
@@ -263,12 +265,15 @@ impl LinuxHost {
         failures
     }
 
-    /// Whether its locks are where another agent would look for them. Where its state directory was removed they are not: another
-    /// agent may act, and nothing more can be written down.
+    /// Why the journal does not say all that an earlier agent changed, if so.
+    pub fn lost_journal(&self) -> Option<&str> {
+        self.locks.as_ref()?.lost_journal()
+    }
+
+    /// Whether its locks are where another agent would look for them. Where its state directory was removed or moved they are not:
+    /// another agent may act, and finds no journal.
     pub fn owns_its_state(&self) -> bool {
-        self.locks
-            .as_ref()
-            .is_none_or(|(lock, acting)| lock.is_there() && acting.is_there())
+        self.locks.as_ref().is_none_or(Locks::are_there)
     }
 
     /// The modelled PMU, where it stands in for one.

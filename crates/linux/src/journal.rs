@@ -145,6 +145,8 @@ pub struct Journal {
     rewrite_at: u64,
     /// Whether the files had all that was written to them; else VMs' own marks may know more.
     is_whole: bool,
+    /// Whether there were files.
+    was_there: bool,
     /// What was wrong with the files, for the operator.
     pub warnings: Vec<String>,
 }
@@ -156,7 +158,14 @@ impl Journal {
     /// # Errors
     /// When the directory cannot be used, or a file is too large.
     pub fn open(state: &Path) -> Result<Journal, JournalError> {
-        let dir = StateDir::open(state)?;
+        Journal::open_in(StateDir::open(state)?)
+    }
+
+    /// The same in a directory that is open, wherever it was moved since.
+    ///
+    /// # Errors
+    /// When a file is too large.
+    pub(crate) fn open_in(dir: StateDir) -> Result<Journal, JournalError> {
         let (replay, is_there, mut warnings) = read(&dir)?;
         let Replay {
             entries,
@@ -196,6 +205,7 @@ impl Journal {
             owed: Vec::new(),
             rewrite_at: 0,
             is_whole,
+            was_there: is_there,
             warnings,
         };
         if let Err(error) = journal.rewrite() {
@@ -207,6 +217,11 @@ impl Journal {
     /// Whether its files were there with all that had been written to them.
     pub fn is_whole(&self) -> bool {
         self.is_whole
+    }
+
+    /// Whether there was a journal before it was opened.
+    pub fn was_there(&self) -> bool {
+        self.was_there
     }
 
     /// What is in force, per VM.
@@ -452,6 +467,23 @@ impl Entry {
         let keys = self.levers.keys().filter(|key| is_meant(key));
         keys.map(|key| Line::none(self.run.vm, key)).collect()
     }
+}
+
+/// Whether there is a journal, or there may be one that cannot be looked at.
+pub(crate) fn is_there(state: &Path) -> bool {
+    let found = StateDir::open_existing(state).map(|dir| dir.map(|dir| read(&dir)));
+    !matches!(found, Ok(None | Some(Ok((_, false, _)))))
+}
+
+/// What there is to say of a journal that was there and is not.
+pub(crate) fn lost_at(state: &Path) -> String {
+    let state = state.display();
+    format!(
+        "the journal of the agent that acted last is not in {state}/private any more: what that agent changed is known only where VMs \
+         carry its mark. If the directory was moved, put it back and run `homenode release --state {state}`; if it was removed, \
+         compare pins, quotas and memory nodes of each VM with what they should be (`virsh vcpupin`, `virsh schedinfo`, `virsh \
+         numatune`)"
+    )
 }
 
 /// What a journal holds, without touching it; nothing where it is absent or unreadable.

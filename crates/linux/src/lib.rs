@@ -34,6 +34,7 @@
 //! | [`numad_hook`] | what libvirt's prepare hook says of the domain that is about to start |
 
 pub mod acting;
+mod ancestors;
 pub mod attribution;
 mod beat;
 pub mod cgroup;
@@ -43,6 +44,7 @@ mod connect;
 pub mod domain;
 pub mod guard;
 mod hands;
+mod holder;
 mod host;
 pub mod journal;
 mod legacy;

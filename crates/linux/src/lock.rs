@@ -9,69 +9,37 @@
 //! Both lie where other users cannot lock them. They say who acts, and not whether it does: that is for the guard's beat.
 
 use std::fs::File;
-use std::io::{Read, Seek, Write};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
-use serde::{Deserialize, Serialize};
 
+use crate::guard::SILENCE_MAX;
+use crate::holder::{self, Holder, JournalWas, Record, Watch};
 use crate::state_dir::{STATE_DIR, StateDir, StateError};
 use crate::task::{self, Process};
 
 const AGENT: &str = "agent.lock";
 const ACTING: &str = "acting.lock";
-/// A path and two numbers.
-const HOLDER_BYTES_MAX: u64 = 16 << 10;
 /// How often a lock that another holds is tried again.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Who took a lock last.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Holder {
-    pid: i32,
-    start_ticks: u64,
-    /// Its state directory.
-    state: PathBuf,
-    /// Whether it has a guard, which undoes if it ends.
-    #[serde(default)]
-    is_guarded: bool,
+/// How long a lock is waited for that another process holds.
+#[derive(Clone, Copy, Debug)]
+pub struct Waits {
+    /// While its holder goes on: a guard may be about to finish.
+    pub patience: Duration,
+    /// How long a guard whose agent is dead may be silent before it is ended.
+    pub silence: Duration,
 }
 
-impl Holder {
-    fn own(state: &Path) -> Holder {
-        let pid = std::process::id().cast_signed();
-        let own = task::process(Path::new("/"), pid).ok().flatten();
-        Holder {
-            pid,
-            start_ticks: own.map_or(0, |own| own.start_ticks),
-            state: std::path::absolute(state).unwrap_or_else(|_| state.to_owned()),
-            is_guarded: false,
-        }
-    }
-
-    fn read(file: &mut File) -> Option<Holder> {
-        let mut text = String::new();
-        file.rewind().ok()?;
-        file.take(HOLDER_BYTES_MAX).read_to_string(&mut text).ok()?;
-        serde_json::from_str(&text).ok()
-    }
-
-    /// Says who holds the file's lock. A full disk leaves it empty, and then its holder is unknown.
-    fn write(&self, file: &mut File) {
-        let text = serde_json::to_string(self).expect("a holder is JSON");
-        let _ = file
-            .set_len(0)
-            .and_then(|()| file.rewind())
-            .and_then(|()| file.write_all(text.as_bytes()));
-    }
-
-    fn process(&self) -> Process {
-        Process {
-            pid: self.pid,
-            start_ticks: self.start_ticks,
+impl From<Duration> for Waits {
+    fn from(patience: Duration) -> Waits {
+        Waits {
+            patience,
+            silence: SILENCE_MAX,
         }
     }
 }
@@ -80,7 +48,12 @@ impl Holder {
 #[derive(Debug)]
 pub struct Lock {
     file: File,
+    path: PathBuf,
     holder: Holder,
+    /// What the holder before this one says of its journal.
+    former: JournalWas,
+    /// Guards that were ended for it.
+    ended: Vec<String>,
     /// That of version 0.1, which lay in the open.
     _former: Option<File>,
 }
@@ -101,30 +74,44 @@ impl Lock {
     /// When the lock file cannot be had.
     pub fn try_take(state: &Path) -> Result<Option<Lock>, StateError> {
         let dir = StateDir::open(state)?;
-        let mut file = dir.open_to_write(AGENT)?;
-        let take = |file: &File| {
-            flock(
-                file,
-                FlockOperation::NonBlockingLockExclusive,
-                &dir.path_of(AGENT),
-            )
-        };
-        if !take(&file)? {
+        let path = dir.path_of(AGENT);
+        let file = dir.open_to_write(AGENT)?;
+        if !flock(&file, ALONE, &path)? {
             return Ok(None);
         }
         // An agent of version 0.1 may still run, and its journal is its own.
         let former = dir.open_former(state, AGENT);
-        if former.as_ref().map(take).transpose()? == Some(false) {
+        let is_free = former
+            .as_ref()
+            .map(|file| flock(file, ALONE, &path))
+            .transpose()?;
+        if is_free == Some(false) {
             return Ok(None);
         }
         dir.take_in(state);
-        let holder = Holder::own(state);
+        Ok(Some(Lock::of((file, path), former, Holder::own(state))))
+    }
+
+    /// The same for the guard of an agent, in the directory that the guard holds open.
+    pub(crate) fn try_take_in(dir: &StateDir, guard: &Holder) -> Result<Option<Lock>, StateError> {
+        let path = dir.path_of(AGENT);
+        let file = dir.open_to_write(AGENT)?;
+        let is_ours = flock(&file, ALONE, &path)?;
+        Ok(is_ours.then(|| Lock::of((file, path), None, guard.clone())))
+    }
+
+    fn of((mut file, path): (File, PathBuf), version_0_1: Option<File>, mut holder: Holder) -> Lock {
+        let former = Holder::read(&mut file).map_or(JournalWas::Over, |former| former.journal);
+        holder.journal = former;
         holder.write(&mut file);
-        Ok(Some(Lock {
+        Lock {
             file,
+            path,
             holder,
-            _former: former,
-        }))
+            former,
+            ended: Vec::new(),
+            _former: version_0_1,
+        }
     }
 
     /// Says whether its holder has a guard: the guard of an agent that ended stays until then.
@@ -133,27 +120,57 @@ impl Lock {
         self.holder.write(&mut self.file);
     }
 
-    /// Whether its file is still there: not removed with its directory.
-    pub fn is_there(&self) -> bool {
-        is_there(&self.file)
+    /// The process that holds it: this one.
+    pub(crate) fn process(&self) -> Process {
+        self.holder.process()
     }
 
-    /// Takes the lock, waiting for at most so long: a guard may be about to finish.
+    /// What is to be expected of its journal from now on.
+    pub(crate) fn set_journal(&mut self, journal: JournalWas) {
+        self.holder.journal = journal;
+        self.holder.write(&mut self.file);
+    }
+
+    /// What the holder before this one said of its journal.
+    pub(crate) fn former_journal(&self) -> JournalWas {
+        self.former
+    }
+
+    /// Which guards were ended in order to have it, as sentences for the operator; each once.
+    pub fn take_ended(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// Whether its file is still where another agent would look for it: neither removed nor moved with its directory.
+    pub fn is_there(&self) -> bool {
+        is_there(&self.file, &self.path)
+    }
+
+    /// Takes the lock, waiting for as long as these say: a guard may be about to finish. A silent guard of a dead agent is ended.
     ///
     /// # Errors
     /// When the lock file cannot be had, or another agent holds it all that time.
-    pub fn take(state: &Path, patience: Duration) -> Result<Lock, StateError> {
-        let taken = wait_for(patience, || Lock::try_take(state))?;
-        taken.ok_or_else(|| {
-            let cause = match Lock::owner(state) {
-                Ok(Some(owner)) => format!(
-                    "process {} holds it, an agent or a guard that undoes for one; stop that agent, or wait for its guard",
-                    owner.process.pid
-                ),
-                _ => "another process holds it; end that one first (`fuser` says which)".into(),
-            };
-            StateError::new("lock", &state.join("private").join(AGENT), cause)
-        })
+    pub fn take(state: &Path, waits: impl Into<Waits>) -> Result<Lock, StateError> {
+        let waits = waits.into();
+        let file = StateDir::open(state)?.open_to_write(AGENT)?;
+        let mut reader = file.try_clone().map_err(|e| StateError::new("lock", state, e))?;
+        let mut watch = Watch::new(&file, state, waits.silence);
+        let taken = wait_for(
+            waits.patience,
+            || Lock::try_take(state),
+            || watch.look(Holder::read(&mut reader)),
+        )?;
+        if let Some(lock) = taken {
+            return Ok(Lock {
+                ended: watch.ended,
+                ..lock
+            });
+        }
+        let holder =
+            Holder::read(&mut reader).filter(|holder| task::is_alive(Path::new("/"), holder.process()));
+        let who = || holder.map_or_else(|| holder::kernel_says(&file), |holder| holder.described());
+        let cause = watch.stuck.take().unwrap_or_else(who);
+        Err(StateError::new("lock", &state.join("private").join(AGENT), cause))
     }
 
     /// The living process that holds the lock and says so; `None` where the lock is free, or its holder does not say who it is.
@@ -161,9 +178,14 @@ impl Lock {
     /// # Errors
     /// When the lock file cannot be had.
     pub fn owner(state: &Path) -> Result<Option<Owner>, StateError> {
-        let Some(dir) = StateDir::open_existing(state)? else {
-            return Ok(None);
-        };
+        match StateDir::open_existing(state)? {
+            Some(dir) => Lock::owner_in(&dir),
+            None => Ok(None),
+        }
+    }
+
+    /// The same in a directory that is open.
+    pub(crate) fn owner_in(dir: &StateDir) -> Result<Option<Owner>, StateError> {
         let Some(mut file) = dir.open_to_read(AGENT)? else {
             return Ok(None);
         };
@@ -182,73 +204,103 @@ impl Lock {
 #[derive(Debug)]
 pub struct ActingLock {
     file: File,
+    path: PathBuf,
+    /// What the agent before this one says of its journal, if its state lay in the same place.
+    former: JournalWas,
+    /// Guards that were ended for it.
+    ended: Vec<String>,
+    /// Where it is written down that a guard shares it.
+    _record: Option<Record>,
 }
 
 impl ActingLock {
     /// Takes it for an agent: alone at first, so that no other agent acts, then so that its guard can share it. The host's own
-    /// place lies below `root`.
+    /// place lies below `root`. A silent guard of a dead agent with the same state directory is ended.
     ///
     /// # Errors
     /// When the lock file cannot be had; while another agent acts, or a guard undoes for one; and when one that is gone left
     /// something in force, which only its own state directory tells.
-    pub fn take(root: &Path, state: &Path, patience: Duration) -> Result<ActingLock, StateError> {
+    pub fn take(root: &Path, state: &Path, waits: impl Into<Waits>) -> Result<ActingLock, StateError> {
+        let waits = waits.into();
         let dir = StateDir::open(&place(root))?;
         let path = dir.path_of(ACTING);
         let mut file = dir.open_to_write(ACTING)?;
-        let alone = || {
-            flock(&file, FlockOperation::NonBlockingLockExclusive, &path).map(|is_ours| is_ours.then_some(()))
-        };
-        let taken = wait_for(patience, alone)?;
-        let holder = Holder::read(&mut file);
         let failed = |cause: String| StateError::new("lock", &path, cause);
-        let own = Holder::own(state);
+        let mut watch = Watch::new(&file, state, waits.silence);
+        let alone = || flock(&file, ALONE, &path).map(|is_ours| is_ours.then_some(()));
+        let taken = wait_for(waits.patience, alone, || watch.look(holder::guards(&dir)))?;
+        let (ended, stuck) = (watch.ended, watch.stuck);
+        let former = Holder::read(&mut file);
         if taken.is_none() {
-            let who = holder.map_or_else(
-                || "another agent".to_owned(),
-                |holder| {
-                    format!(
-                        "the agent with state in {} (process {})",
-                        holder.state.display(),
-                        holder.pid
-                    )
-                },
-            );
-            return Err(failed(format!(
-                "{who} acts on this host, or its guard undoes for it; stop that one first, or watch with --dry-run"
-            )));
+            let who = || who_acts(former.as_ref(), &holder::guards(&dir), &file);
+            return Err(failed(stuck.unwrap_or_else(who)));
         }
-        if let Some(left) =
-            holder.filter(|holder| holder.state != own.state && leaves_something(&holder.state))
-        {
-            let state = left.state.display();
-            return Err(failed(format!(
-                "an agent with state in {state} ended and left VMs changed, or its journal cannot be read; run `homenode release --state {state}` first"
-            )));
+        holder::forget_guards(&dir);
+        let mut own = Holder::own(state);
+        let (of_us, of_another) = match former {
+            Some(former) if former.state == own.state => (former.journal, None),
+            former => (JournalWas::Over, former),
+        };
+        if let Some(why) = of_another.and_then(|left| left_behind(&left)) {
+            return Err(failed(why));
         }
+        own.journal = of_us;
         own.write(&mut file);
         if !flock(&file, FlockOperation::NonBlockingLockShared, &path)? {
             return Err(failed(
                 "another agent has just begun to act; stop that one first".into(),
             ));
         }
-        Ok(ActingLock { file })
+        let former = of_us;
+        Ok(ActingLock {
+            file,
+            path,
+            former,
+            ended,
+            _record: None,
+        })
     }
 
-    /// Whether its file is still there.
+    /// Whether its file is still where another agent would look for it.
     pub fn is_there(&self) -> bool {
-        is_there(&self.file)
+        is_there(&self.file, &self.path)
     }
 
-    /// Shares it with the agent that has it, for the agent's guard.
+    /// What the agent before this one said of its journal, if its state lay in the same place.
+    pub(crate) fn former_journal(&self) -> JournalWas {
+        self.former
+    }
+
+    /// Which guards were ended in order to have it, as sentences for the operator; each once.
+    pub fn take_ended(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// What is to be expected of a journal from now on: that of the process which took the right last, if it is this one.
+    pub(crate) fn set_journal(&mut self, of: Process, journal: JournalWas) {
+        let holder = Holder::read(&mut self.file).filter(|holder| holder.process() == of);
+        if let Some(mut holder) = holder {
+            holder.journal = journal;
+            holder.write(&mut self.file);
+        }
+    }
+
+    /// Shares it with the agent that has it, for the agent's guard; that is written down beside it.
     ///
     /// # Errors
     /// When the lock file cannot be had, or an agent is just beginning.
-    pub fn share(root: &Path) -> Result<ActingLock, StateError> {
+    pub(crate) fn share(root: &Path, guard: &Holder) -> Result<ActingLock, StateError> {
         let dir = StateDir::open(&place(root))?;
         let path = dir.path_of(ACTING);
         let file = dir.open_to_write(ACTING)?;
         match flock(&file, FlockOperation::NonBlockingLockShared, &path)? {
-            true => Ok(ActingLock { file }),
+            true => Ok(ActingLock {
+                file,
+                path,
+                former: JournalWas::Over,
+                ended: Vec::new(),
+                _record: Some(Record::begin(dir, guard)),
+            }),
             false => Err(StateError::new(
                 "lock",
                 &path,
@@ -258,8 +310,51 @@ impl ActingLock {
     }
 }
 
-fn is_there(file: &File) -> bool {
-    file.metadata().is_ok_and(|file| file.nlink() > 0)
+/// Who keeps an agent from acting, and what to do.
+fn who_acts(agent: Option<&Holder>, guards: &[Holder], lock: &File) -> String {
+    let is_alive = |holder: &&Holder| task::is_alive(Path::new("/"), holder.process());
+    let agent = agent.filter(is_alive);
+    match agent.or_else(|| guards.iter().find(is_alive)) {
+        Some(holder) => format!(
+            "another agent acts on this host, or its guard undoes for it: {}; or watch with --dry-run",
+            holder.described()
+        ),
+        None => format!("another agent acts on this host: {}", holder::kernel_says(lock)),
+    }
+}
+
+/// Why an agent must not begin after one whose state lies elsewhere, if so.
+fn left_behind(left: &Holder) -> Option<String> {
+    let state = left.state.display();
+    let is_lost = match left.journal {
+        JournalWas::Over => false,
+        JournalWas::Kept => !crate::journal::is_there(&left.state),
+        JournalWas::Lost => true,
+    };
+    if is_lost {
+        return Some(format!(
+            "an agent with state in {state} ended, and its journal is not there any more, which says how VMs were before: put the              directory back if it was moved, and run `homenode release --state {state}` in any case"
+        ));
+    }
+    leaves_something(&left.state).then(|| {
+        format!(
+            "an agent with state in {state} ended and left VMs changed, or its journal cannot be read; run `homenode release --state              {state}` first"
+        )
+    })
+}
+
+const ALONE: FlockOperation = FlockOperation::NonBlockingLockExclusive;
+
+fn is_there(file: &File, path: &Path) -> bool {
+    let id = |file: &std::fs::Metadata| (file.dev(), file.ino());
+    let is_linked = file.metadata().is_ok_and(|file| file.nlink() > 0);
+    // Where it cannot be looked for it is not said to be gone.
+    let is_at = |found: std::fs::Metadata| file.metadata().is_ok_and(|file| id(&file) == id(&found));
+    is_linked
+        && match std::fs::symlink_metadata(path) {
+            Ok(found) => is_at(found),
+            Err(error) => !crate::read::is_absence(&error),
+        }
 }
 
 fn place(root: &Path) -> PathBuf {
@@ -281,14 +376,16 @@ fn flock(file: &File, how: FlockOperation, path: &Path) -> Result<bool, StateErr
     }
 }
 
+/// Tries to take something until it is taken, or patience ends and `look` sees no reason to wait on.
 fn wait_for<T>(
     patience: Duration,
     mut take: impl FnMut() -> Result<Option<T>, StateError>,
+    mut look: impl FnMut() -> bool,
 ) -> Result<Option<T>, StateError> {
     let mut waited = Duration::ZERO;
     loop {
         let taken = take()?;
-        if taken.is_some() || waited >= patience {
+        if taken.is_some() || (!look() && waited >= patience) {
             return Ok(taken);
         }
         std::thread::sleep(LOOK_EVERY);
@@ -357,7 +454,7 @@ mod tests {
         let (one, other) = (root.path().join("one"), root.path().join("other"));
         let take = |state: &Path| ActingLock::take(root.path(), state, Duration::ZERO);
         let agent = take(&one).unwrap();
-        let guard = ActingLock::share(root.path()).unwrap();
+        let guard = ActingLock::share(root.path(), &Holder::own_guard(&one, None)).unwrap();
         let said = take(&other).unwrap_err().to_string();
         assert!(said.contains("/one") && said.contains("--dry-run"), "{said}");
         drop(agent);

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Everything in `private` is opened by its name below a descriptor of that directory, never through a link. Only a regular
-//! file of our own with one name is taken for ours: root must not be made to overwrite another file.
+//! file of our own with one name is taken for ours: root must not be made to overwrite another file. The directories above are
+//! such that no other user can move it away (`ancestors`).
 
 use std::fmt::Display;
 use std::fs::File;
@@ -16,18 +17,20 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
+
+use crate::ancestors;
 
 /// Where the agent's directory lies unless the operator says otherwise: gone after a reboot, as the VMs are.
 pub const STATE_DIR: &str = "/run/homenode";
 /// What in it is the agent's alone.
 const PRIVATE: &str = "private";
 const PRIVATE_MODE: Mode = Mode::RWXU;
-const PUBLIC_MODE: Mode = Mode::from_raw_mode(0o755);
+pub(crate) const PUBLIC_MODE: Mode = Mode::from_raw_mode(0o755);
 const FILE_MODE: Mode = Mode::from_raw_mode(0o600);
 /// Rights by which other users can change a directory.
-const WRITABLE_BY_OTHERS: u32 = 0o022;
+pub(crate) const WRITABLE_BY_OTHERS: u32 = 0o022;
 /// Files that version 0.1 kept in the open.
 const FORMER: [&str; 3] = ["journal", "bill.json", "ledger.json"];
 
@@ -67,14 +70,7 @@ impl StateDir {
     /// # Errors
     /// When it cannot be made, or belongs to or can be changed by another user.
     pub fn open(state: &Path) -> Result<StateDir, StateError> {
-        if let Some(above) = state.parent() {
-            std::fs::create_dir_all(above).map_err(|e| StateError::new("create", above, e))?;
-        }
-        make(CWD, state, state, PUBLIC_MODE)?;
-        let there = |dir: Option<OwnedFd>, path: &Path| {
-            dir.ok_or_else(|| StateError::new("open", path, "it went away"))
-        };
-        let public = there(directory(CWD, state, state)?, state)?;
+        let public = made(state)?;
         let path = state.join(PRIVATE);
         make(&public, Path::new(PRIVATE), &path, PRIVATE_MODE)?;
         let dir = there(directory(&public, Path::new(PRIVATE), &path)?, &path)?;
@@ -94,10 +90,9 @@ impl StateDir {
     /// As [`StateDir::open`].
     pub fn open_public(state: &Path) -> Result<StateDir, StateError> {
         StateDir::open(state)?;
-        let dir = directory(CWD, state, state)?;
         Ok(StateDir {
             path: state.to_owned(),
-            dir: dir.ok_or_else(|| StateError::new("open", state, "it went away"))?,
+            dir: made(state)?,
         })
     }
 
@@ -106,7 +101,7 @@ impl StateDir {
     /// # Errors
     /// When it cannot be opened, or belongs to or can be changed by another user.
     pub fn open_existing(state: &Path) -> Result<Option<StateDir>, StateError> {
-        let Some(public) = directory(CWD, state, state)? else {
+        let Some(public) = existing(state)? else {
             return Ok(None);
         };
         let path = state.join(PRIVATE);
@@ -229,6 +224,42 @@ impl StateDir {
         Ok(Some(file))
     }
 
+    /// Names of files that begin so.
+    pub(crate) fn names(&self, prefix: &str) -> Vec<String> {
+        let entries = rustix::fs::Dir::read_from(&self.dir)
+            .into_iter()
+            .flatten()
+            .flatten();
+        let names = entries.filter_map(|entry| entry.file_name().to_str().ok().map(str::to_owned));
+        names.filter(|name| name.starts_with(prefix)).collect()
+    }
+
+    /// The same directory, opened once more.
+    ///
+    /// # Errors
+    /// When no more files can be opened.
+    pub(crate) fn again(&self) -> Result<StateDir, StateError> {
+        let dir = self
+            .dir
+            .try_clone()
+            .map_err(|e| StateError::new("open", &self.path, e))?;
+        Ok(StateDir {
+            path: self.path.clone(),
+            dir,
+        })
+    }
+
+    /// Whether it still has the path by which it was opened.
+    pub(crate) fn is_in_place(&self) -> bool {
+        let id = |stat: &rustix::fs::Stat| (stat.st_dev, stat.st_ino);
+        let own = rustix::fs::fstat(&self.dir).map(|stat| id(&stat));
+        match rustix::fs::stat(&self.path) {
+            Ok(there) => own == Ok(id(&there)),
+            // Where it cannot be looked for it is not said to be gone.
+            Err(error) => !matches!(error, Errno::NOENT | Errno::NOTDIR),
+        }
+    }
+
     /// A file that version 0.1 kept beside this directory, if it is ours.
     pub(crate) fn open_former(&self, state: &Path, name: &str) -> Option<File> {
         StateDir::in_the_open(state)?
@@ -252,7 +283,7 @@ impl StateDir {
     }
 
     fn in_the_open(state: &Path) -> Option<StateDir> {
-        let dir = directory(CWD, state, state).ok()??;
+        let dir = existing(state).ok()??;
         Some(StateDir {
             path: state.to_owned(),
             dir,
@@ -264,10 +295,34 @@ impl StateDir {
     }
 }
 
+/// A state directory itself, made where it is missing.
+fn made(state: &Path) -> Result<OwnedFd, StateError> {
+    let (above, name) = there(ancestors::above(state, true)?, state)?;
+    make(&above, Path::new(&name), state, PUBLIC_MODE)?;
+    there(directory(&above, Path::new(&name), state)?, state)
+}
+
+/// A state directory itself, if there is one.
+fn existing(state: &Path) -> Result<Option<OwnedFd>, StateError> {
+    match ancestors::above(state, false)? {
+        Some((above, name)) => directory(&above, Path::new(&name), state),
+        None => Ok(None),
+    }
+}
+
+fn there<T>(found: Option<T>, path: &Path) -> Result<T, StateError> {
+    found.ok_or_else(|| StateError::new("open", path, "it went away"))
+}
+
 /// Links are not followed, and a pipe without a writer is not waited for.
 const SAFE: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 
-fn make(below: impl std::os::fd::AsFd, name: &Path, path: &Path, mode: Mode) -> Result<(), StateError> {
+pub(crate) fn make(
+    below: impl std::os::fd::AsFd,
+    name: &Path,
+    path: &Path,
+    mode: Mode,
+) -> Result<(), StateError> {
     match rustix::fs::mkdirat(below, name, mode) {
         Ok(()) | Err(Errno::EXIST) => Ok(()),
         Err(e) => Err(StateError::new("create", path, with_remedy(e))),
@@ -306,7 +361,7 @@ fn directory(below: impl std::os::fd::AsFd, name: &Path, path: &Path) -> Result<
     Ok(Some(dir))
 }
 
-fn with_remedy(error: Errno) -> String {
+pub(crate) fn with_remedy(error: Errno) -> String {
     match error {
         Errno::ACCESS | Errno::PERM => {
             format!("{error}; run as root, or choose another directory with --state")

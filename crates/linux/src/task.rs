@@ -64,7 +64,7 @@ pub struct Thread {
 }
 
 /// Identity of a process: its number may be used again, its number and start time together may not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Process {
     /// Kernel's process id.
     pub pid: i32,

@@ -10,9 +10,10 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use homenode_host::CpuQuota;
+use homenode_linux::acting;
 use homenode_linux::guard::{self, Patience};
 use homenode_linux::journal::{Before, Journal, Run};
-use homenode_linux::lock::{ActingLock, Lock};
+use homenode_linux::lock::{ActingLock, Lock, Waits};
 use homenode_linux::{Beat, Pins, Quotas, Undone, in_force};
 use homenode_units::{CpuId, CpuSet, Ns, VmId};
 
@@ -26,7 +27,9 @@ fn main() {
     let args: Vec<String> = std::env::args().collect();
     match args.get(1).map(String::as_str) {
         Some("play-agent") => play_agent(Path::new(&args[2]), &args[3]),
-        Some("play-guard") => play_guard(Path::new(&args[2])),
+        // The word by which the program is a guard.
+        Some("guard") => play_guard(Path::new(&args[2])),
+        Some("play-successor") => play_successor(Path::new(&args[2])),
         // `cargo test` may pass filters and flags: one test is all there is.
         Some("--list") => {}
         _ => {
@@ -37,6 +40,13 @@ fn main() {
             an_agent_that_hangs_is_ended_and_undone();
             a_guard_that_dies_or_hangs_is_followed_by_another();
             somebody_who_holds_the_lock_is_no_successor();
+            a_stopped_guard_of_a_dead_agent_is_ended_by_who_follows();
+            a_guard_that_hangs_while_it_undoes_is_ended_by_who_follows();
+            a_guard_that_undoes_is_not_ended_however_long_it_takes();
+            a_stopped_guard_of_a_stopped_agent_is_left_and_said_with_the_remedy();
+            two_who_follow_a_stopped_guard_act_one_after_the_other();
+            a_state_directory_that_is_moved_away_takes_no_undo_with_it();
+            a_journal_that_is_gone_is_said_by_who_follows();
             a_full_or_read_only_disk_keeps_nothing_from_being_undone();
             a_guard_that_cannot_start_is_an_error();
         }
@@ -50,7 +60,7 @@ fn play_agent(dir: &Path, how: &str) {
     let beat = Beat::default();
     let start = || {
         let exe = std::env::current_exe().expect("this binary");
-        guard::spawn(&exe, &["play-guard".into(), dir.into()], &beat).expect("a guard")
+        guard::spawn(&exe, &["guard".into(), dir.into()], &beat).expect("a guard")
     };
     let mut guard = start();
     lock.set_guarded(true);
@@ -98,6 +108,14 @@ fn play_agent(dir: &Path, how: &str) {
 fn play_guard(dir: &Path) {
     let undone = markers().join("undone");
     let undo_one = |journal: &mut Journal, vm: VmId| -> Result<(), String> {
+        // As a lock in libvirt's library that is never let go of, and as a libvirt that is slow.
+        while markers().join("hang").exists() {
+            std::thread::sleep(Duration::from_secs(3600));
+        }
+        std::fs::write(markers().join("undoing"), "").expect("a marker");
+        while markers().join("slow").exists() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
         let before = std::fs::read_to_string(&undone).unwrap_or_default();
         let entry = journal.entry(vm).expect("what is to be undone");
         let quotas: Quotas = entry.get().expect("a quota");
@@ -304,6 +322,217 @@ fn somebody_who_holds_the_lock_is_no_successor() {
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).expect("the lock");
     eventually("the guard ends", || !endings(dir.path()).is_empty());
     assert_eq!(endings(dir.path()), ["Undone(1)"]);
+}
+
+/// How long who follows waits in these tests.
+const WAITS: Waits = Waits {
+    patience: Duration::from_secs(3),
+    silence: Duration::from_secs(2),
+};
+
+/// Ends the run of an agent whose guard is stopped or hangs: what it left is in the journal.
+fn killed(mut agent: Child) {
+    agent.kill().expect("SIGKILL");
+    agent.wait().expect("the agent's end");
+}
+
+/// The process of the guard that started last.
+fn guard_of(markers: &Path) -> rustix::process::Pid {
+    let mut guard = None;
+    eventually("the guard is there", || {
+        let pid = std::fs::read_to_string(markers.join("guard")).ok();
+        guard = pid.and_then(|pid| rustix::process::Pid::from_raw(pid.parse().ok()?));
+        guard.is_some()
+    });
+    guard.expect("a guard")
+}
+
+fn signal(pid: rustix::process::Pid, signal: rustix::process::Signal) {
+    rustix::process::kill_process(pid, signal).expect("a signal");
+}
+
+/// Stopped, and not only told to stop.
+fn stop(pid: rustix::process::Pid) {
+    signal(pid, rustix::process::Signal::STOP);
+    let stat = format!("/proc/{}/stat", pid.as_raw_nonzero());
+    eventually("the process stops", || {
+        std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "))
+    });
+}
+
+fn is_gone(pid: rustix::process::Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+    stat.is_ok_and(|stat| stat.contains(") Z ")) || rustix::process::test_kill_process(pid).is_err()
+}
+
+/// Takes over what a dead agent left; holds the right to act alone for a while.
+fn play_successor(dir: &Path) {
+    let waits = Waits {
+        patience: Duration::from_secs(40),
+        ..WAITS
+    };
+    let (journal, locks) = acting::take_over_within(dir, dir, waits).expect("the right to act");
+    let alone = markers().join("alone");
+    std::fs::File::create_new(&alone).expect("no other acts at the same time");
+    assert_eq!(in_force(&journal), [VmId(7)]);
+    std::thread::sleep(Duration::from_millis(200));
+    std::fs::remove_file(&alone).expect("the marker");
+    drop((journal, locks));
+    let own = markers().join(format!("followed-{}", std::process::id()));
+    std::fs::write(own, "").expect("a marker");
+}
+
+fn a_stopped_guard_of_a_dead_agent_is_ended_by_who_follows() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let agent = agent(dir.path(), "first");
+    let guard = guard_of(dir.path());
+    stop(guard);
+    killed(agent);
+    let (journal, locks) = acting::take_over_within(dir.path(), dir.path(), WAITS).expect("the right to act");
+    assert!(
+        is_gone(guard),
+        "it must not wake up and undo what the next one does"
+    );
+    assert_eq!(in_force(&journal), [VmId(7)], "what it left is to be undone");
+    let said = journal.warnings.join("\n");
+    assert!(
+        said.contains(&guard.as_raw_nonzero().to_string()) && said.contains("stopped"),
+        "{said}"
+    );
+    drop(locks);
+    assert_eq!(undone(dir.path()), "");
+}
+
+fn a_guard_that_hangs_while_it_undoes_is_ended_by_who_follows() {
+    let dir = tempfile::tempdir().expect("a directory");
+    std::fs::write(dir.path().join("hang"), "").expect("a marker");
+    let agent = agent(dir.path(), "first");
+    let guard = guard_of(dir.path());
+    killed(agent);
+    eventually("the guard holds the journal", || {
+        let owner = Lock::owner(dir.path()).expect("the lock");
+        owner.is_some_and(|owner| owner.process.pid == guard.as_raw_nonzero().get())
+    });
+    let (journal, _locks) =
+        acting::take_over_within(dir.path(), dir.path(), WAITS).expect("the right to act");
+    assert!(is_gone(guard));
+    assert_eq!(in_force(&journal), [VmId(7)]);
+    assert!(
+        journal.warnings.join("\n").contains("silent"),
+        "{:?}",
+        journal.warnings
+    );
+}
+
+fn a_guard_that_undoes_is_not_ended_however_long_it_takes() {
+    let dir = tempfile::tempdir().expect("a directory");
+    std::fs::write(dir.path().join("slow"), "").expect("a marker");
+    let agent = agent(dir.path(), "first");
+    let guard = guard_of(dir.path());
+    killed(agent);
+    eventually("the guard undoes", || dir.path().join("undoing").exists());
+    // Shorter than on a host, and yet far longer than a guard at work is not seen to run on a busy machine.
+    let waits = Waits {
+        patience: Duration::from_secs(3),
+        silence: Duration::from_secs(20),
+    };
+    let said = acting::take_over_within(dir.path(), dir.path(), waits)
+        .expect_err("the guard undoes")
+        .to_string();
+    assert!(
+        said.contains(&guard.as_raw_nonzero().to_string()) && said.contains("wait for it"),
+        "{said}"
+    );
+    assert!(!is_gone(guard));
+    std::fs::remove_file(dir.path().join("slow")).expect("the marker");
+    eventually("the guard ends", || !endings(dir.path()).is_empty());
+    assert_eq!(endings(dir.path()), ["Undone(1)"]);
+}
+
+fn a_stopped_guard_of_a_stopped_agent_is_left_and_said_with_the_remedy() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut agent = agent(dir.path(), "first");
+    let guard = guard_of(dir.path());
+    stop(guard);
+    stop(rustix::process::Pid::from_child(&agent));
+    let said = acting::take_over_within(dir.path(), dir.path(), WAITS)
+        .expect_err("the agent may wake up")
+        .to_string();
+    assert!(said.contains(&format!("kill -KILL {}", agent.id())), "{said}");
+    assert!(!is_gone(guard) && agent.try_wait().expect("a child").is_none());
+    killed(agent);
+    drop(acting::take_over_within(dir.path(), dir.path(), WAITS).expect("the right to act"));
+    assert!(is_gone(guard));
+}
+
+fn two_who_follow_a_stopped_guard_act_one_after_the_other() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let agent = agent(dir.path(), "first");
+    stop(guard_of(dir.path()));
+    killed(agent);
+    let follow = || {
+        let mut command = Command::new(std::env::current_exe().expect("this binary"));
+        command
+            .arg("play-successor")
+            .arg(dir.path())
+            .env(MARKERS, dir.path());
+        command.spawn().expect("a successor")
+    };
+    for mut one in [follow(), follow()] {
+        assert!(one.wait().expect("its end").success());
+    }
+    assert!(endings(dir.path()).is_empty());
+}
+
+fn a_state_directory_that_is_moved_away_takes_no_undo_with_it() {
+    let outside = tempfile::tempdir().expect("a directory");
+    let state = outside.path().join("state");
+    let agent = agent_with(&state, outside.path(), "first");
+    std::fs::rename(&state, outside.path().join("elsewhere")).expect("a directory that is moved");
+    killed(agent);
+    eventually("the guard ends", || !endings(outside.path()).is_empty());
+    assert_eq!(endings(outside.path()), ["Undone(1)"]);
+    assert_eq!(undone(outside.path()), "seven {0: {3}} 15ms of every 30ms\n");
+    assert!(!state.exists(), "nothing new is made in its place");
+}
+
+fn a_journal_that_is_gone_is_said_by_who_follows() {
+    for (is_whole, is_guarded) in [(true, false), (false, false), (false, true)] {
+        let outside = tempfile::tempdir().expect("a directory");
+        let (root, state) = (outside.path(), outside.path().join("state"));
+        let (journal, mut locks) = acting::take_over_within(root, &state, WAITS).expect("the right to act");
+        assert_eq!(locks.lost_journal(), None, "{:?}", journal.warnings);
+        locks.set_guarded(is_guarded);
+        drop((journal, locks));
+        if is_whole {
+            std::fs::remove_dir_all(&state).expect("a directory that is removed");
+        } else {
+            for name in ["journal", "journal.copy"] {
+                std::fs::remove_file(state.join("private").join(name)).expect("a file");
+            }
+        }
+        // An agent whose state lies elsewhere does not begin after it.
+        let other = acting::take_over_within(root, &outside.path().join("other"), WAITS);
+        let said = other.expect_err("what was changed is not known").to_string();
+        assert!(
+            said.contains("homenode release --state") && said.contains("/state"),
+            "{said}"
+        );
+        // Nor does its successor in silence, until everything was undone once.
+        for _ in 0..2 {
+            let (journal, locks) = acting::take_over_within(root, &state, WAITS).expect("the right to act");
+            let said = locks.lost_journal().expect("it is said");
+            assert!(
+                said.contains("/state/private") && journal.warnings.contains(&said.to_owned()),
+                "{said}"
+            );
+        }
+        let (_journal, mut locks) = acting::take_over_within(root, &state, WAITS).expect("the right to act");
+        locks.set_undone();
+        drop(locks);
+        let (journal, locks) = acting::take_over_within(root, &state, WAITS).expect("the right to act");
+        assert_eq!(locks.lost_journal(), None, "{:?}", journal.warnings);
+    }
 }
 
 /// A tmpfs that is full, or read-only, while the agent dies: as `/run` may be.

@@ -20,9 +20,8 @@ use homenode_host::{
     Act, Action, ActionError, Balloon, Balloons, CountedBy, CpuSample, Failure, Host, HostError, NodeSample,
     Outcome, Plan, Receipt, Refusal, Sample, Setting, VcpuSample, Version, VmSample,
 };
-use homenode_linux::acting::{self, CARRIED_LEASE, Leases, RETRY};
+use homenode_linux::acting::{self, CARRIED_LEASE, Leases, Locks, RETRY};
 use homenode_linux::journal::{Entry as Journalled, Journal, Run, peek};
-use homenode_linux::lock::{ActingLock, Lock};
 use homenode_linux::notices::Notices;
 use homenode_linux::{Acting, CarriedOver, Options, Undone, now, settings_file};
 use homenode_machine::Machine;
@@ -62,7 +61,7 @@ pub struct XenHost {
     /// What another agent's journal says, in a dry run.
     peeked: BTreeMap<VmId, Journalled>,
     /// Held as long as the journal is this agent's, and the host.
-    locks: Option<(Lock, ActingLock)>,
+    locks: Option<Locks>,
     /// Whether a guard would undo what is done now.
     is_guarded: bool,
     carried: Vec<CarriedOver>,
@@ -189,8 +188,8 @@ impl XenHost {
 
     /// Says whether there is a guard that undoes if this process ends. While there is none nothing is changed but given back.
     pub fn set_guarded(&mut self, is_guarded: bool) {
-        if let Some((lock, _)) = &mut self.locks {
-            lock.set_guarded(is_guarded);
+        if let Some(locks) = &mut self.locks {
+            locks.set_guarded(is_guarded);
             self.is_guarded = is_guarded;
         }
     }
@@ -204,7 +203,13 @@ impl XenHost {
     pub fn restore(&mut self) -> Undone {
         self.leases.clear();
         match &mut self.journal {
-            Some(journal) => changed::undo_all(&self.hypervisor, journal),
+            Some(journal) => {
+                let undone = changed::undo_all(&self.hypervisor, journal);
+                if let Some(locks) = self.locks.as_mut().filter(|_| undone.failures.is_empty()) {
+                    locks.set_undone();
+                }
+                undone
+            }
             None => Undone::default(),
         }
     }
@@ -225,8 +230,12 @@ impl XenHost {
 
     /// Whether its locks are where another agent would look for them.
     pub fn owns_its_state(&self) -> bool {
-        let is_there = |(lock, acting): &(Lock, ActingLock)| lock.is_there() && acting.is_there();
-        self.locks.as_ref().is_none_or(is_there)
+        self.locks.as_ref().is_none_or(Locks::are_there)
+    }
+
+    /// Why the journal does not say all that an earlier agent changed, if so.
+    pub fn lost_journal(&self) -> Option<&str> {
+        self.locks.as_ref()?.lost_journal()
     }
 
     /// Looks at all domains that run, and forgets those that ended.

@@ -329,7 +329,11 @@ fn a_home_moves_the_emulator_and_a_second_agent_must_wait() {
         [Outcome::Done]
     );
     assert_eq!(host.vms[&vm()].home, Some(nodes));
-    assert!(Lock::try_take(&tree.root().join("state")).unwrap().is_none());
+    assert!(
+        crate::lock::Lock::try_take(&tree.root().join("state"))
+            .unwrap()
+            .is_none()
+    );
 }
 
 #[test]
