@@ -18,11 +18,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use homenode_api::{Answer, ApiError, REQUEST_BYTES_MAX, Reply, Request, remedy, socket_path};
+use homenode_linux::files::Part;
 use homenode_linux::peer::GroupId;
 use homenode_linux::state_dir::StateDir;
 use mio::net::{UnixListener, UnixStream};
 use mio::{Events, Interest, Poll, Token, Waker};
-use rustix::process::{Resource, getrlimit};
 
 use crate::handler::{Answered, Handler};
 use crate::role::{OPERATORS, Readers, Role, VIEWERS_READ};
@@ -36,8 +36,7 @@ const PATIENCE_PER_MIB: Duration = Duration::from_millis(100);
 const ANSWERS_BYTES_MAX: usize = 512 << 20;
 /// How long a client waits for the loop: moving pages may keep it busy for a while.
 const PATIENCE_LOOP: Duration = Duration::from_secs(30);
-/// Clients at one time; the one that came first makes room. Fewer where the process may open less than twice as many files:
-/// clients must not take what the loop reads the host with.
+/// Clients at one time; the one that came first makes room. Fewer where the process may open less than four times as many files.
 const CLIENTS_MAX: usize = 4096;
 /// Clients that are taken in before those that are there have their turn.
 const TURN: usize = 64;
@@ -94,7 +93,7 @@ impl Server {
             poll,
             waker: Arc::clone(&waker),
             clients: BTreeMap::new(),
-            clients_max: clients_max(),
+            clients_max: Part::Clients.share(CLIENTS_MAX),
             accept_at: None,
             next_key: CLIENTS,
             carried_out: Arc::default(),
@@ -110,13 +109,6 @@ impl Server {
             thread: Some(thread),
         })
     }
-}
-
-/// Half of what the process may open.
-fn clients_max() -> usize {
-    let limit = getrlimit(Resource::Nofile).current;
-    let half = limit.map_or(usize::MAX, |limit| limit as usize / 2);
-    half.clamp(1, CLIENTS_MAX)
 }
 
 /// A socket that these may write to: it has its rights before it comes to where it is looked for. What was there is replaced.

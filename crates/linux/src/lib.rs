@@ -25,6 +25,7 @@
 //! | [`domain`] | libvirt's domain XML |
 //! | [`journal`], [`guard`], [`lock`] | crash safety: what was changed, who undoes it when the agent dies, who may act |
 //! | [`mark`] | none of its own: what a VM's own metadata says was changed, where the journal is lost or elsewhere |
+//! | [`files`] | none of its own: how many files each part may have open |
 //! | [`peer`] | `SO_PEERCRED`, `SO_PEERGROUPS`: who is at the other end of a socket |
 //! | [`state_dir`] | files that are the agent's alone |
 //! | [`topology_server`] | none of its own: gives VMs the pages that tell them where they are |
@@ -42,6 +43,7 @@ mod clock;
 pub mod confine;
 mod connect;
 pub mod domain;
+pub mod files;
 pub mod guard;
 mod hands;
 mod holder;

@@ -12,6 +12,8 @@ use homenode_host::HostError;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::files::Part;
+
 /// Why a kernel file could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
@@ -293,15 +295,10 @@ pub(crate) struct Often {
 /// Files that are kept open by all of this process.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
 
-/// How many may be: half of the descriptors, since counters, sockets and journals need theirs.
+/// How many may be.
 fn kept_max() -> usize {
     static MAX: OnceLock<usize> = OnceLock::new();
-    *MAX.get_or_init(|| {
-        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-        limit
-            .current
-            .map_or(usize::MAX, |most| usize::try_from(most / 2).unwrap_or(usize::MAX))
-    })
+    *MAX.get_or_init(|| Part::KeptOpen.share(usize::MAX))
 }
 
 impl Often {

@@ -35,7 +35,9 @@
 //!   since a process that has a doorbell can make who rings it wait. In the worst case guests are without interrupts, and
 //!   look by themselves.
 //! - Regions and connections are bounded, and so is what one user can use up: [`REGIONS_MAX`], [`USER_REGIONS_MAX`],
-//!   [`CONNECTIONS_MAX`].
+//!   [`CONNECTIONS_MAX`]. All their descriptors together are a share of those that the agent may open
+//!   ([`Part::TopologyPages`]), and half of it for one user: where these are used up, the process that came first among
+//!   those whose pages say nothing makes room, of the user with most of them; else the new one is refused.
 //! - Any local user may connect, because QEMU's is another one than the agent's. What it gets is a page that says nothing;
 //!   only who calls [`TopologyServer::publish`] decides whose page says something.
 
@@ -62,6 +64,8 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::files::Part;
+
 /// Most processes that have a region.
 pub const REGIONS_MAX: usize = 512;
 /// Most of them that belong to one user: whoever fills these leaves room for others.
@@ -78,6 +82,9 @@ const PEER: i64 = 0;
 const RINGS_MAX: usize = 1024;
 /// How long no peer is accepted after one could not be: for want of descriptors as a rule, and it would be tried again at once.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Descriptors of a region (its process, its memory) and of a connection (its socket, its doorbell).
+const REGION_FILES: usize = 2;
+const CONNECTION_FILES: usize = 2;
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 /// Why there is no server.
@@ -148,6 +155,7 @@ impl TopologyServer {
         let mut regions = Regions {
             watch: Arc::new(watch),
             by_pid: BTreeMap::new(),
+            files_max: Part::TopologyPages.share(usize::MAX),
             refusal: None,
         };
         regions.find_again();
@@ -338,6 +346,8 @@ fn serve(listener: &UnixListener, regions: &Mutex<Regions>) {
 struct Regions {
     watch: Arc<OwnedFd>,
     by_pid: BTreeMap<i32, Region>,
+    /// Descriptors that all regions and connections may have.
+    files_max: usize,
     refusal: Option<String>,
 }
 
@@ -365,7 +375,47 @@ impl Regions {
         }
     }
 
+    /// Sees to it that a process of this user may have so many more descriptors: others make room whose pages say nothing.
+    fn make_room(&mut self, (pid, user): (i32, u32), files: usize) -> io::Result<()> {
+        let user_max = self.files_max / 2;
+        loop {
+            let (mut all, mut untold) = (BTreeMap::<u32, usize>::new(), BTreeMap::<u32, usize>::new());
+            for (other, region) in &self.by_pid {
+                *all.entry(region.user).or_default() += region.files();
+                if region.told.is_none() && *other != pid {
+                    *untold.entry(region.user).or_default() += region.files();
+                }
+            }
+            let of_user = all.get(&user).copied().unwrap_or_default();
+            let total: usize = all.values().sum();
+            let from = if of_user + files > user_max {
+                Some(user)
+            } else if total + files > self.files_max {
+                untold
+                    .into_iter()
+                    .max_by_key(|(_, files)| *files)
+                    .map(|(user, _)| user)
+            } else {
+                return Ok(());
+            };
+            let makes_room = |(other, region): &(&i32, &Region)| {
+                **other != pid && region.told.is_none() && Some(region.user) == from
+            };
+            let candidates = self.by_pid.iter().filter(makes_room);
+            let first = candidates.min_by_key(|(_, region)| (!region.connections.is_empty(), region.since));
+            let Some(first) = first.map(|(other, _)| *other) else {
+                return Err(io::Error::other(format!(
+                    "{total} files are open for topology pages, {of_user} of them for its user (at most {} and {user_max}; raise \
+                     LimitNOFILE in the service)",
+                    self.files_max
+                )));
+            };
+            self.by_pid.remove(&first);
+        }
+    }
+
     fn add(&mut self, pid: i32, region: Region) -> io::Result<()> {
+        self.make_room((pid, region.user), region.files())?;
         let of_user = self
             .by_pid
             .values()
@@ -406,6 +456,11 @@ impl Regions {
         {
             self.by_pid.remove(&peer.pid);
         }
+        let files = match self.by_pid.contains_key(&peer.pid) {
+            true => CONNECTION_FILES,
+            false => REGION_FILES + CONNECTION_FILES,
+        };
+        self.make_room((peer.pid, peer.uid), files)?;
         if !self.by_pid.contains_key(&peer.pid) {
             let mut region = Region::new(pidfd(peer.pid)?, peer.uid, new_memory()?)?;
             // Not to be written again: a page that is loaded over this one says more.
@@ -448,6 +503,8 @@ struct Region {
     sequence: u64,
     told: Option<Topology>,
     connections: Vec<Connection>,
+    /// When it was made, or found again.
+    since: Instant,
 }
 
 impl Region {
@@ -462,7 +519,13 @@ impl Region {
             sequence: now_ns.cast_unsigned() & !1,
             told: None,
             connections: Vec::new(),
+            since: Instant::now(),
         })
+    }
+
+    /// Descriptors that it has.
+    fn files(&self) -> usize {
+        REGION_FILES + CONNECTION_FILES * self.connections.len()
     }
 
     fn is_alive(&self) -> bool {

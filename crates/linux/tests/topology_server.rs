@@ -21,6 +21,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use rustix::fs::{OFlags, fcntl_setfl, ftruncate};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// For what happens in another thread or process.
 const SOON: Duration = Duration::from_secs(20);
@@ -45,6 +46,7 @@ fn main() {
             the_socket_of_a_living_server_is_left_alone();
             what_is_no_socket_is_left_alone();
             pages_are_what_was_told_whatever_happens();
+            peers_that_want_all_files_leave_the_agent_its_own_and_the_told_their_pages();
         }
     }
 }
@@ -449,6 +451,63 @@ fn what_is_no_socket_is_left_alone() {
     assert_eq!(std::fs::read(&path).expect("the file"), b"precious");
     let error = TopologyServer::listen(&dir.path().join("none/socket")).expect_err("no directory");
     assert!(error.to_string().contains("none/socket"), "{error}");
+}
+
+/// Under a low limit of open files, as a service has it that no unit raises.
+fn peers_that_want_all_files_leave_the_agent_its_own_and_the_told_their_pages() {
+    const LIMIT: u64 = 256;
+    let before = getrlimit(Resource::Nofile);
+    let limited = |current| Rlimit {
+        current,
+        maximum: before.maximum,
+    };
+    setrlimit(Resource::Nofile, limited(Some(LIMIT))).expect("a lower limit");
+    {
+        let dir = dir();
+        let socket = dir.path().join("socket");
+        let server = TopologyServer::listen(&socket).expect("a server");
+        let mut told = Peer::connected(&socket);
+        server.publish(told.pid(), &topology(1)).expect("a page");
+        // Each has two pipes to this process: so many would take all files by their connections alone.
+        let mut flood: Vec<Peer> = Vec::new();
+        for _ in 0..24 {
+            let mut peer = Peer::start(&socket);
+            for _ in 0..CONNECTIONS_MAX {
+                assert_eq!(
+                    peer.tell("connect"),
+                    "connected",
+                    "one that was told nothing makes room"
+                );
+            }
+            flood.push(peer);
+        }
+        let opened: Vec<_> = (0..LIMIT / 4).map(|_| File::open("/proc/self/stat")).collect();
+        assert!(opened.iter().all(Result::is_ok), "the agent reads what it needs");
+        drop(opened);
+        assert!(!server.serves(flood[0].pid()), "it came first");
+        let sequence = server.publish(told.pid(), &topology(2)).expect("still its page");
+        assert!(told.sees(sequence, 2));
+        let last = flood.last_mut().expect("the last one");
+        let sequence = server.publish(last.pid(), &topology(3)).expect("a page");
+        assert!(last.sees(sequence, 3), "a VM that starts has its page");
+        // Where all that are there have been told, the next one is refused, and it is said why.
+        let mut refused = None;
+        for _ in 0..24 {
+            let mut peer = Peer::start(&socket);
+            let answer = peer.tell("connect");
+            if answer != "connected" {
+                refused = Some(answer);
+                break;
+            }
+            server.publish(peer.pid(), &topology(4)).expect("a page");
+            flood.push(peer);
+        }
+        assert!(refused.is_some_and(|answer| answer.starts_with("refused")));
+        let said = server.take_refusal().expect("a reason");
+        assert!(said.contains("LimitNOFILE"), "{said}");
+        assert!(server.serves(told.pid()));
+    }
+    setrlimit(Resource::Nofile, before).expect("the limit before");
 }
 
 #[derive(Debug, Clone, Copy)]

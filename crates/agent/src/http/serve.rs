@@ -16,13 +16,13 @@ use futures_util::future::OptionFuture;
 use homenode_api::http::Listen;
 use homenode_api::remedy;
 use homenode_control::http::Config;
+use homenode_linux::files::Part;
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use rustix::process::{Resource, getrlimit};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
@@ -289,11 +289,9 @@ impl Doors {
 
 impl Room {
     fn new() -> Room {
-        let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let share = usize::try_from(files / 16).unwrap_or(usize::MAX);
         Room {
             inside: VecDeque::new(),
-            inside_max: share.clamp(1, CONNECTIONS_MAX),
+            inside_max: Part::Http.share(CONNECTIONS_MAX),
         }
     }
 
