@@ -126,7 +126,8 @@ impl CommandLine {
     pub fn told(mut self) -> Told {
         options::set(&mut self.options);
         let balloon = self.devices("virtio-balloon").last();
-        let backends: Vec<&QemuOption> = self.objects("memory-backend-").collect();
+        let backends = self.objects("memory-backend-");
+        let backends: Vec<&QemuOption> = backends.filter(|backend| self.is_ram(backend)).collect();
         let (memory, ram_sizes) = self.memory(&backends);
         let topology = self.topology();
         Told {
@@ -156,15 +157,20 @@ impl CommandLine {
 
     /// The one that was said last.
     fn uuid(&self) -> Option<&str> {
-        let said = self
-            .options
-            .iter()
-            .filter_map(|option| match option.name.as_str() {
-                "uuid" => Some(option.word.as_str()),
-                "smbios" if option.number("type") == Some(1) => option.get("uuid"),
-                _ => None,
-            });
-        said.last()
+        let mut latest = self.options.iter().rev();
+        latest.find_map(|option| match option.name.as_str() {
+            "uuid" => Some(option.word.as_str()),
+            "smbios" if option.number("type") == Some(1) => option.get("uuid"),
+            _ => None,
+        })
+    }
+
+    /// Whether a memory object is the guest's RAM: not memory that it shares with others, a file of its own, or SGX's.
+    fn is_ram(&self, backend: &QemuOption) -> bool {
+        let others = ["ivshmem-", "nvdimm", "virtio-pmem"];
+        let mut other_devices = others.into_iter().flat_map(|driver| self.devices(driver));
+        backend.get("qom-type") != Some("memory-backend-epc")
+            && !other_devices.any(|device| device.get("memdev") == backend.get("id"))
     }
 
     /// All memory that it has, and the size of each object of it: that of the machine, and what is plugged into it.
@@ -181,7 +187,7 @@ impl CommandLine {
             .iter()
             .filter_map(|backend| backend.size("size"))
             .collect();
-        if !backends.iter().any(|backend| is_main(backend)) {
+        if !backends.iter().any(is_main) {
             sizes.insert(0, given.unwrap_or(MEMORY_DEFAULT));
         }
         let sum = sizes.iter().fold(0u64, |sum, size| sum.saturating_add(size.0));
@@ -701,6 +707,17 @@ mod tests {
             sizes("-machine memory-backend=m -object memory-backend-ram,id=m,size=0.0625G"),
             [64]
         );
+        // What a device shares with others, or keeps in a file, is no RAM.
+        for device in [
+            "ivshmem-plain,memdev=s",
+            "nvdimm,id=n,memdev=s",
+            "virtio-pmem-pci,memdev=s",
+        ] {
+            let line = format!(
+                "-m 1G -object memory-backend-file,id=s,share=on,mem-path=/dev/shm/s,size=32M -device {device}"
+            );
+            assert_eq!(sizes(&line), [1024], "{device}");
+        }
         let told = told("-object memory-backend-ram,id=m,size=64M -machine memory-backend=m");
         assert_eq!(told.memory, Bytes(64 << 20), "nothing else is said");
     }

@@ -144,6 +144,9 @@ impl Qemu {
     /// any. Root's VM has its own; of two of root's with one UUID the one that is known stays, or the older. Of others neither is
     /// managed.
     fn settle(&mut self, mut claims: Vec<Claim>) {
+        if claims.is_empty() && self.vms.values().all(|vm| vm.claimed.is_none()) {
+            return;
+        }
         claims.sort_by_key(|claim| {
             (
                 !claim.vm.is_roots(),

@@ -77,7 +77,7 @@ impl Eyes {
     /// before: then it is that of a process above it which is in the same mount namespace.
     ///
     /// # Errors
-    /// A sentence that says that `-chroot` is why.
+    /// Its own is not there, and it has not changed its root.
     fn roots(&self) -> io::Result<Vec<OwnedFd>> {
         let open = |path: PathBuf| -> io::Result<OwnedFd> {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -201,7 +201,9 @@ fn checked_file(file: &OwnedFd) -> io::Result<Stat> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(io::Error::other("it is no regular file"));
     }
-    match OF_KERNEL.contains(&(kind as i64)) {
+    // Its type depends on the architecture.
+    let is_kernels = |of: &i64| i128::from(*of) == i128::from(kind);
+    match OF_KERNEL.iter().any(is_kernels) {
         true => Err(io::Error::other("it is a file of the kernel's")),
         false => Ok(stat),
     }
