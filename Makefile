@@ -23,7 +23,7 @@ RUNS :=
 SETUP := scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test wheel reproduction testbed xen xen-all http integrations page sweeps site fuzz soak bench deb deb-check deb-boot tarball install
+.PHONY: help build run test ci all wheel reproduction testbed xen xen-all http integrations page sweeps site fuzz soak bench deb deb-check deb-boot tarball install
 
 help: ## Show this
 	@echo 'make TARGET, where TARGET is one of'
@@ -38,63 +38,46 @@ run: build ## Build, then run the agent on its built-in simulated host, with its
 	@echo '== running the agent on the twin of a quad-socket R910; Ctrl-C ends it with a summary'
 	@$(TARGET)/release/homenode run --host twin --web $(ARGS)
 
-test: ## Run all checks and tests but the next two (within 15 minutes on 2 cores, building included)
+test: ## Run all checks and tests of the code itself (README says how long)
 	@echo '== running all checks and tests'
 	@$(SETUP) cargo xtask check
 
-wheel: ## Build the Python package into TARGET/wheels, install it in an environment of its own and test it (6 minutes on 2 cores)
-	@echo '== building the Python package, and testing it as it is installed'
-	@$(SETUP) cargo xtask wheel
+ci: ## Run what CI runs: test and all suites below up to reproduction; of the last three what changed since it passed
+	@$(SETUP) cargo xtask ci
 
-reproduction: ## Make docs/REPRODUCTION.md anew and compare it (10 minutes on 2 cores)
-	@echo '== making all published claims anew'
-	@$(SETUP) cargo xtask reproduction
+all: ## The same with every case of testbed, Xen and reproduction
+	@$(SETUP) cargo xtask ci --all
 
-testbed: ## Run the testbed: real guests on an emulated 4-node host (25 minutes on 2 cores); CASE=name for one case or group
-	@echo '== installing what the testbed needs, if anything is missing'
-	@scripts/testbed-setup.sh
-	@echo '== running the testbed: $(or $(CASE),all cases)'
-	@$(SETUP) cargo xtask testbed $(CASE)
-
-xen: ## Run the testbed's cases on an emulated 4-node Xen host (10 minutes on 2 cores, as root); CASE=name for a case or group
-	@echo '== installing what the testbed needs, and making Xen and its dom0, if anything is missing'
-	@scripts/testbed-setup.sh
-	@scripts/xen-setup.sh
-	@echo '== running on a Xen host: $(or $(CASE),the short cases)'
-	@$(SETUP) cargo xtask testbed $(or $(CASE),xen)
-
-xen-all: CASE = xen xen-long xen-service xen-counted
-xen-all: xen ## The same with those that take minutes: moves, credit1, waiting, permits, the service (25 minutes)
-
-http: ## Have Prometheus and schemathesis ask an agent on the twin, and Perfetto read traces (a minute, building aside)
-	@echo '== fetching Prometheus, schemathesis and Perfetto into $(TARGET), if they are missing'
-	@scripts/http-setup.sh
-	@echo '== asking an agent on the twin over HTTP, and reading traces'
+http: ## Have Prometheus and schemathesis ask an agent on the twin, and Perfetto read traces
 	@$(SETUP) cargo xtask http
 
-integrations: ## Have Nova, Kubernetes' extender client and a cluster of Incus ask agents on twins (two minutes, building aside, as root)
-	@echo '== fetching Nova, Kubernetes and Incus into $(TARGET)/integrations, if they are missing'
-	@scripts/integrations-setup.sh
-	@echo '== asking agents on twins as schedulers do'
+integrations: ## Have Nova, Kubernetes' extender client and a cluster of Incus ask agents on twins (as root)
 	@$(SETUP) cargo xtask integrations
 
-page: ## Open the page of an agent on the twin in Chromium and use it as an operator does (two minutes, building aside)
-	@echo '== installing Chromium and fetching axe-core into $(TARGET), if they are missing'
-	@scripts/page-setup.sh
-	@echo '== using the page of an agent on the twin'
+page: ## Open the page of an agent on the twin in Chromium and use it as an operator does
 	@$(SETUP) cargo xtask page
 
-sweeps: ## Have a Slurm of its own on this machine make a sweep, and compare the bytes (two minutes, building aside)
-	@echo '== installing Slurm and munge, if they are missing'
-	@scripts/sweeps-setup.sh
-	@echo '== sweeping on the engines of others'
+sweeps: ## Have a Slurm of its own on this machine make a sweep, and compare the bytes
 	@$(SETUP) cargo xtask sweeps
 
-site: ## Run the notebooks, build the documentation as a site into TARGET/site, and run its tutorial (two minutes, building aside)
-	@echo '== installing mkdocs into $(TARGET), if it is missing'
-	@scripts/site-setup.sh
-	@echo '== building the site into $(TARGET)/site, and running what it says'
+site: ## Run the notebooks, build the documentation as a site into TARGET/site, and run its tutorial
 	@$(SETUP) cargo xtask site
+
+testbed: ## Run the testbed: real guests on an emulated 4-node host; CASE=name for one case or group
+	@$(SETUP) cargo xtask testbed $(CASE)
+
+xen: ## Run the testbed's cases on an emulated 4-node Xen host (as root); CASE=name for a case or group
+	@$(SETUP) cargo xtask $(if $(CASE),testbed $(CASE),xen)
+
+xen-all: ## The same with those that take minutes: moves, credit1, waiting, permits, the service
+	@$(SETUP) cargo xtask xen
+	@$(SETUP) cargo xtask testbed xen-long xen-service xen-counted
+
+reproduction: ## Make docs/REPRODUCTION.md again and compare it
+	@$(SETUP) cargo xtask reproduction
+
+wheel: ## Build the Python package into TARGET/wheels, install it in an environment of its own and test it
+	@$(SETUP) cargo xtask wheel
 
 fuzz: ## Fuzz all that reads what others wrote (a minute for each of 23 targets); TARGETS=names, SECONDS=n
 	@echo '== fuzzing for $(SECONDS) seconds each: $(or $(TARGETS),all targets)'

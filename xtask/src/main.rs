@@ -2,7 +2,8 @@
 //!
 //! `cargo xtask check` is what `make test` runs: formatting, clippy, house rules, tests, documentation and Miri. It goes on
 //! after a failure, so that one run shows all there is to repair, and ends with a line `N passed, N failed`. Each step is also
-//! a command of its own; the long ones, which are no part of the check, CI runs beside it (`.ci/run`).
+//! a command of its own. `cargo xtask ci` runs all of them but the long cases whose files did not change, each within its budget;
+//! `cargo xtask ci --all` leaves none out.
 
 #![allow(
     clippy::print_stdout,
@@ -13,11 +14,13 @@
 mod cargo;
 mod fuzz;
 mod nightly;
+mod passed;
 mod python;
 mod reproduction;
 mod rules;
 mod steps;
 mod tally;
+mod testbed;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -26,7 +29,7 @@ use clap::{Parser, Subcommand};
 
 use crate::fuzz::FuzzArgs;
 use crate::reproduction::ReproductionArgs;
-use crate::steps::{DecisionsArgs, Step};
+use crate::steps::{DecisionsArgs, Rerun, Step};
 use crate::tally::Tally;
 
 /// Checks of the Homenode workspace.
@@ -85,11 +88,23 @@ enum Command {
         #[arg(value_name = "GROUP|CASE")]
         names: Vec<String>,
     },
+    /// Run the testbed's short cases on an emulated Xen host
+    Xen,
+    /// Run everything that CI runs: the check and all suites, of testbed, Xen and reproduction what changed since it passed
+    Ci {
+        /// Also the long cases that passed with the files as they are now
+        #[arg(long)]
+        all: bool,
+    },
 }
 
 fn main() -> ExitCode {
     let step = match Cli::parse().command {
         Command::Check => return end(&Step::CHECK.iter().map(run).collect::<Vec<_>>()),
+        Command::Ci { all } => {
+            let rerun = if all { Rerun::All } else { Rerun::Changed };
+            return end(&Step::ci(rerun).iter().map(run).collect::<Vec<_>>());
+        }
         Command::Fmt => Step::Fmt,
         Command::Clippy => Step::Clippy,
         Command::Rules => Step::Rules,
@@ -98,7 +113,7 @@ fn main() -> ExitCode {
         Command::Miri => Step::Miri,
         Command::Schema => Step::Schema,
         Command::Validate => Step::Validate,
-        Command::Reproduction(args) => Step::Reproduction(args),
+        Command::Reproduction(args) => Step::Reproduction(args, Rerun::All),
         Command::Decisions(args) => Step::Decisions(args),
         Command::Fuzz(args) => Step::Fuzz(args),
         Command::Python => Step::Python,
@@ -108,18 +123,21 @@ fn main() -> ExitCode {
         Command::Page => Step::Page,
         Command::Sweeps => Step::Sweeps,
         Command::Site => Step::Site,
-        Command::Testbed { names } => Step::Testbed(names),
+        Command::Xen => Step::Xen(Rerun::All),
+        Command::Testbed { names } => Step::Testbed(names, Rerun::All),
     };
     end(&[run(&step)])
 }
 
-/// Prints what came of each step.
+/// Prints what came of each step, and its time beside its budget.
 fn end(all: &[Done]) -> ExitCode {
     println!();
-    for Done { name, tally, time } in all {
-        println!("{name:<12} {tally} in {} s", time.as_secs());
+    for done in all {
+        println!("{done}");
     }
-    let total: Tally = all.iter().map(|done| done.tally).sum();
+    let time: Duration = all.iter().map(|done| done.time).sum();
+    println!("{:<12} {} min", "all", minutes(time));
+    let total: Tally = all.iter().map(Done::counted).sum();
     println!("{total}");
     if total.failed == 0 {
         ExitCode::SUCCESS
@@ -128,18 +146,58 @@ fn end(all: &[Done]) -> ExitCode {
     }
 }
 
+/// To a tenth.
+fn minutes(time: Duration) -> String {
+    format!("{:.1}", time.as_secs_f64() / 60.0)
+}
+
 /// A step that was run.
 struct Done {
     name: &'static str,
     tally: Tally,
     time: Duration,
+    budget: Option<Duration>,
 }
 
-/// A step that cannot even start is one failure.
+impl Done {
+    /// A step that took more than twice its budget has failed, whatever it counted: the next one of its kind ends in no time.
+    fn is_over(&self) -> bool {
+        self.budget.is_some_and(|budget| self.time > 2 * budget)
+    }
+
+    fn counted(&self) -> Tally {
+        self.tally
+            + if self.is_over() {
+                Tally::FAILED
+            } else {
+                Tally::default()
+            }
+    }
+}
+
+impl std::fmt::Display for Done {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:<12} {} in {}", self.name, self.tally, minutes(self.time))?;
+        match self.budget {
+            Some(budget) => write!(f, " of {} min", budget.as_secs() / 60)?,
+            None => f.write_str(" min")?,
+        }
+        if self.is_over() {
+            write!(f, ": FAILED, it took more than twice its budget")?;
+        }
+        Ok(())
+    }
+}
+
+/// A step that cannot even start is one failure. What it needs is installed before its time begins.
 fn run(step: &Step) -> Done {
     println!("\n== {}: {}", step.name(), step.about());
-    let begin = Instant::now();
-    let tally = step.run().unwrap_or_else(|error| {
+    let mut begin = Instant::now();
+    let tally = step.set_up().and_then(|()| {
+        begin = Instant::now();
+        step.run()
+    });
+    let tally = tally.unwrap_or_else(|error| {
         eprintln!("{}: {error:#}", step.name());
         Tally::FAILED
     });
@@ -147,18 +205,18 @@ fn run(step: &Step) -> Done {
         name: step.name(),
         tally,
         time: begin.elapsed(),
+        budget: step.budget(),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::os::unix::fs::PermissionsExt as _;
-    use std::process::Command;
+    use std::time::Duration;
 
     use clap::CommandFactory as _;
 
-    use super::{Cli, Step};
+    use super::{Cli, Done, Rerun, Step};
+    use crate::tally::Tally;
 
     #[test]
     fn arguments_are_consistent() {
@@ -177,60 +235,39 @@ mod tests {
         assert_eq!(first, check);
     }
 
-    /// What `.ci/run` prints last, and whether it succeeds, where `make SUITE` ends with these lines.
-    fn ci(test: &str, testbed: &str, reproduction: &str) -> (String, bool) {
-        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-        let folder = tempfile::tempdir().expect("a folder");
-        let text = format!(
-            "#!/bin/sh\n\
-             case $1 in test) echo '{test}';; testbed) echo '{testbed}';; reproduction) echo '{reproduction}';; *) echo '0 passed, 0 failed';; esac\n\
-             case $1,'{test}' in test,*' 0 failed') exit 0;; test,*) echo 'make: Error 1'; exit 2;; esac\n"
-        );
-        let make = folder.path().join("make");
-        fs::write(&make, text).expect("a program");
-        fs::set_permissions(&make, fs::Permissions::from_mode(0o755)).expect("a program");
-        let path = format!(
-            "{}:{}",
-            folder.path().display(),
-            std::env::var("PATH").expect("a path")
-        );
-        let run = Command::new(format!("{root}/.ci/run"))
-            .env("PATH", path)
-            .output()
-            .expect("a shell");
-        let text = String::from_utf8(run.stdout).expect("text");
-        (
-            text.lines().last().unwrap_or_default().to_owned(),
-            run.status.success(),
-        )
+    fn done(seconds: u64, budget_s: Option<u64>) -> Done {
+        Done {
+            name: "http",
+            tally: Tally::PASSED,
+            time: Duration::from_secs(seconds),
+            budget: budget_s.map(Duration::from_secs),
+        }
     }
 
     #[test]
-    fn ci_counts_all_suites() {
-        let good = ci(
-            "10 passed, 0 failed",
-            "5 passed, 0 failed, 2 skipped",
-            "1 passed, 0 failed",
-        );
-        assert_eq!(good, ("16 passed, 0 failed, 2 skipped".to_owned(), true));
-        let bad = ci("9 passed, 1 failed", "7 passed, 0 failed", "0 passed, 1 failed");
-        assert_eq!(bad, ("16 passed, 2 failed".to_owned(), false));
+    fn a_step_over_twice_its_budget_has_failed_by_name() {
+        let slow = done(241, Some(120));
+        assert_eq!((slow.counted().passed, slow.counted().failed), (1, 1));
+        assert!(slow.to_string().starts_with("http") && slow.to_string().contains("twice its budget"));
+        for fine in [done(240, Some(120)), done(9999, None)] {
+            assert_eq!(fine.counted().failed, 0, "{fine}");
+        }
     }
 
     #[test]
-    fn a_suite_that_ends_badly_has_failed_whatever_it_counted() {
-        let broken = ci(
-            "8 passed, 0 failed, 0 skipped",
-            "2 passed, 0 failed",
-            "1 passed, 0 failed",
-        );
-        assert_eq!(broken, ("11 passed, 1 failed".to_owned(), false));
+    fn ci_runs_the_check_and_every_suite_within_its_45_minutes() {
+        let steps = Step::ci(Rerun::Changed);
+        let names: Vec<&str> = steps.iter().map(Step::name).collect();
+        assert!(Step::CHECK.iter().all(|step| names.contains(&step.name())));
+        let long = ["testbed", "xen", "reproduction"];
+        let budgets = steps.iter().filter(|step| !long.contains(&step.name()));
+        let sum: Duration = budgets.map(|step| step.budget().expect("a budget")).sum();
+        assert!(sum <= Duration::from_secs(45 * 60), "{} s", sum.as_secs());
     }
 
     #[test]
-    fn a_suite_without_an_end_has_failed() {
-        let broken = ci("8 passed, 0 failed", "make: Error 2", "1 passed, 0 failed");
-        assert!(!broken.1, "{}", broken.0);
-        assert!(broken.0.ends_with("1 failed"), "{}", broken.0);
+    fn ci_is_one_command_that_developers_have_too() {
+        let ci = include_str!("../../.ci/run");
+        assert!(ci.contains("make ci"), "{ci}");
     }
 }

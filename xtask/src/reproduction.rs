@@ -7,12 +7,15 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::Instant;
 
 use anyhow::{Context as _, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::cargo::{Build, build, metadata};
+use crate::passed::{self, Record};
+use crate::steps::Rerun;
 use crate::tally::Tally;
 
 /// What is made and committed; beside them lie the log and the bands.
@@ -33,7 +36,7 @@ const LOG_HEAD: &str = "\
 ";
 
 /// Options of `reproduction`.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Debug, Clone, Default, clap::Args)]
 pub struct ReproductionArgs {
     /// Write docs/ and add this run to the log, with what was changed since the last one and where it comes from
     #[arg(long, value_name = "WHAT CHANGED")]
@@ -90,7 +93,18 @@ struct Numbers {
 }
 
 /// Makes the documents anew, with none of the runs kept before, and compares them and the last entry of the log; or writes both.
-pub fn run(args: &ReproductionArgs) -> anyhow::Result<Tally> {
+pub fn run(args: &ReproductionArgs, rerun: Rerun) -> anyhow::Result<Tally> {
+    const NAME: &str = "reproduction";
+    let mut record = Record::read()?;
+    record.begin(NAME)?;
+    if rerun == Rerun::Changed {
+        println!("{NAME} tests {}", passed::paths_of(NAME));
+        if let Some(date) = record.passed(NAME, NAME)? {
+            println!("not run: passed on {date} with the files as they are now");
+            return Ok(Tally::SKIPPED);
+        }
+    }
+    let begin = Instant::now();
     let metadata = metadata()?;
     let root: &Path = metadata.workspace_root.as_ref();
     // Before the run: what is committed meanwhile did not run.
@@ -150,6 +164,10 @@ pub fn run(args: &ReproductionArgs) -> anyhow::Result<Tally> {
         println!(
             "see what changed, then write docs and log with `cargo xtask reproduction --log 'what changed, and where it comes from'`"
         );
+    }
+    if same {
+        record.add(NAME, NAME, begin.elapsed().as_secs())?;
+        record.write()?;
     }
     Ok(Tally::of(same))
 }

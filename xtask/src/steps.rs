@@ -1,19 +1,19 @@
 //! The steps of a check: each runs one thing and counts what passed.
 
-use std::fs;
 use std::io::{BufRead as _, BufReader, IsTerminal as _, stdout};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use serde::Deserialize;
 
-use crate::cargo::{Build, build, cargo, metadata, succeeds};
+use crate::cargo::{Build, build, cargo, metadata, root, succeeds};
 use crate::fuzz::{self, FuzzArgs};
 use crate::nightly;
 use crate::python;
 use crate::reproduction::{self, ReproductionArgs};
 use crate::rules;
 use crate::tally::{Tally, TestOutput, counts};
+use crate::testbed;
 
 /// Options of `decisions`.
 #[derive(Debug, Clone, clap::Args)]
@@ -27,6 +27,15 @@ pub struct DecisionsArgs {
     /// Run held-out cases first, drawn by the last commit that touched the policies, and add what comes of them to the list
     #[arg(long)]
     held_out: bool,
+}
+
+/// Whether a long step runs what already passed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rerun {
+    /// All of it.
+    All,
+    /// Only what has not passed yet with the files as they are now: see [`crate::passed`].
+    Changed,
 }
 
 /// One thing to run.
@@ -49,7 +58,7 @@ pub enum Step {
     /// The twin against the access-level reference.
     Validate,
     /// The documents of published claims.
-    Reproduction(ReproductionArgs),
+    Reproduction(ReproductionArgs, Rerun),
     /// The scoreboard of decisions.
     Decisions(DecisionsArgs),
     /// What reads what others wrote, with whatever can be thought of.
@@ -68,8 +77,26 @@ pub enum Step {
     Sweeps,
     /// The notebooks, the documentation as a site, and what it says to type.
     Site,
-    /// The testbed, with the cases or groups to run; all without any.
-    Testbed(Vec<String>),
+    /// The testbed, with the cases or groups to run; the default ones without any.
+    Testbed(Vec<String>, Rerun),
+    /// The testbed's cases on an emulated Xen host.
+    Xen(Rerun),
+}
+
+/// What an emulated host needs, and a Xen one beside it.
+const XEN_SETUP: [&str; 2] = ["scripts/testbed-setup.sh", "scripts/xen-setup.sh"];
+
+/// What is said of a step.
+struct Facts {
+    /// Its name on the command line.
+    name: &'static str,
+    /// What it does, in a few words.
+    about: &'static str,
+    /// Minutes that it may take on two cores, its share of building included: over twice of that it has failed. None where a
+    /// person says how long it runs.
+    budget_min: Option<u64>,
+    /// Scripts that install what it needs.
+    setup: &'static [&'static str],
 }
 
 impl Step {
@@ -84,64 +111,179 @@ impl Step {
         Self::Miri,
     ];
 
+    /// What CI runs: the check, then the suites that need programs of others.
+    pub fn ci(rerun: Rerun) -> Vec<Self> {
+        let mut steps = Self::CHECK.to_vec();
+        steps.extend([
+            Self::Http,
+            Self::Integrations,
+            Self::Page,
+            Self::Sweeps,
+            Self::Site,
+            Self::Testbed(Vec::new(), rerun),
+            Self::Xen(rerun),
+            Self::Reproduction(ReproductionArgs::default(), rerun),
+        ]);
+        steps
+    }
+
+    fn facts(&self) -> Facts {
+        let of = |name, about, budget_min, setup| Facts {
+            name,
+            about,
+            budget_min,
+            setup,
+        };
+        match self {
+            Self::Fmt => of(
+                "fmt",
+                "is everything formatted? ('cargo fmt' repairs it)",
+                Some(1),
+                &[],
+            ),
+            Self::Clippy => of(
+                "clippy",
+                "clippy over all crates, tests, benches and fuzz targets, warnings denied",
+                Some(6),
+                &[],
+            ),
+            Self::Rules => of("rules", "house rules, which clippy cannot see", Some(2), &[]),
+            Self::Test => of(
+                "test",
+                "unit, property, integration and documentation tests of all crates",
+                Some(20),
+                &[],
+            ),
+            Self::Doc => of(
+                "doc",
+                "documentation of all crates, warnings denied",
+                Some(3),
+                &[],
+            ),
+            Self::Miri => of(
+                "miri",
+                "memory shared with guests and emulators, under other orders of threads and memory",
+                Some(3),
+                &[],
+            ),
+            Self::Schema => of(
+                "schema",
+                "schemas of the files that people write, written again",
+                None,
+                &[],
+            ),
+            Self::Validate => of(
+                "validate",
+                "the twin against the access-level reference, into docs/VALIDATION.md",
+                None,
+                &[],
+            ),
+            Self::Reproduction(..) => of(
+                "reproduction",
+                "is docs/REPRODUCTION.md what `homenode reproduce` writes?",
+                Some(12),
+                &[],
+            ),
+            Self::Decisions(_) => of(
+                "decisions",
+                "all policies and the best known, into docs/DECISIONS.md",
+                None,
+                &[],
+            ),
+            Self::Fuzz(_) => of(
+                "fuzz",
+                "everything that reads what others wrote, fuzzed (a minute for each target)",
+                None,
+                &[],
+            ),
+            Self::Python => of(
+                "python",
+                "the Python package: tables, types, threads, and the command's numbers and sentences",
+                Some(2),
+                &["scripts/python-setup.sh"],
+            ),
+            Self::Wheel => of(
+                "wheel",
+                "the Python package built as a wheel, installed and tested",
+                Some(8),
+                &["scripts/python-setup.sh"],
+            ),
+            Self::Http => of(
+                "http",
+                "what Prometheus and schemathesis make of an agent's HTTP, and Perfetto of traces",
+                Some(2),
+                &["scripts/http-setup.sh"],
+            ),
+            Self::Integrations => of(
+                "integrations",
+                "what schedulers of fleets make of agents' answers",
+                Some(3),
+                &["scripts/integrations-setup.sh"],
+            ),
+            Self::Page => of(
+                "page",
+                "the page of an agent, as an operator uses it in Chromium",
+                Some(3),
+                &["scripts/page-setup.sh"],
+            ),
+            Self::Sweeps => of(
+                "sweeps",
+                "the same bytes of a sweep by Slurm as by threads",
+                Some(3),
+                &["scripts/sweeps-setup.sh"],
+            ),
+            Self::Site => of(
+                "site",
+                "the notebooks, the documentation as a site, and the commands that it shows",
+                Some(3),
+                &["scripts/python-setup.sh", "scripts/site-setup.sh"],
+            ),
+            Self::Testbed(names, _) => of(
+                "testbed",
+                "real guests on an emulated 4-node host",
+                Some(30),
+                match names.iter().any(|name| name.starts_with("xen")) {
+                    true => &XEN_SETUP,
+                    false => &XEN_SETUP[..1],
+                },
+            ),
+            Self::Xen(_) => of(
+                "xen",
+                "domains of a real Xen on an emulated 4-node host",
+                Some(12),
+                &XEN_SETUP,
+            ),
+        }
+    }
+
     /// Its name on the command line.
     pub fn name(&self) -> &'static str {
-        match self {
-            Self::Fmt => "fmt",
-            Self::Clippy => "clippy",
-            Self::Rules => "rules",
-            Self::Test => "test",
-            Self::Doc => "doc",
-            Self::Miri => "miri",
-            Self::Schema => "schema",
-            Self::Validate => "validate",
-            Self::Reproduction(_) => "reproduction",
-            Self::Decisions(_) => "decisions",
-            Self::Fuzz(_) => "fuzz",
-            Self::Python => "python",
-            Self::Wheel => "wheel",
-            Self::Http => "http",
-            Self::Integrations => "integrations",
-            Self::Page => "page",
-            Self::Sweeps => "sweeps",
-            Self::Site => "site",
-            Self::Testbed(_) => "testbed",
-        }
+        self.facts().name
     }
 
     /// What it does, in a few words.
     pub fn about(&self) -> &'static str {
-        match self {
-            Self::Fmt => "is everything formatted? ('cargo fmt' repairs it)",
-            Self::Clippy => "clippy over all crates, tests, benches and fuzz targets, warnings denied",
-            Self::Rules => "house rules, which clippy cannot see",
-            Self::Test => "unit, property, integration and documentation tests of all crates",
-            Self::Doc => "documentation of all crates, warnings denied",
-            Self::Miri => "memory shared with guests and emulators, under other orders of threads and memory",
-            Self::Schema => "schemas of the files that people write, written anew",
-            Self::Validate => "the twin against the access-level reference, into docs/VALIDATION.md",
-            Self::Reproduction(_) => {
-                "is docs/REPRODUCTION.md what `homenode reproduce` writes? (10 minutes on 2 cores)"
-            }
-            Self::Decisions(_) => "all policies and the best known, into docs/DECISIONS.md",
-            Self::Fuzz(_) => "everything that reads what others wrote, fuzzed (a minute for each target)",
-            Self::Python => {
-                "the Python package: tables, types, threads, and the command's numbers and sentences"
-            }
-            Self::Wheel => "the Python package built as a wheel, installed and tested (6 minutes on 2 cores)",
-            Self::Http => {
-                "what Prometheus and schemathesis make of an agent's HTTP, and Perfetto of traces (a minute)"
-            }
-            Self::Integrations => "what schedulers of fleets make of agents' answers (two minutes)",
-            Self::Page => "the page of an agent, as an operator uses it in Chromium (two minutes)",
-            Self::Sweeps => "the same bytes of a sweep by Slurm as by threads (two minutes)",
-            Self::Site => {
-                "the notebooks, the documentation as a site, and the commands that it shows (two minutes)"
-            }
-            Self::Testbed(_) => {
-                "real guests on an emulated 4-node host (all cases: some 25 minutes on 2 cores)"
-            }
+        self.facts().about
+    }
+
+    /// How long it may take on two cores.
+    pub fn budget(&self) -> Option<Duration> {
+        self.facts().budget_min.map(|min| Duration::from_secs(60 * min))
+    }
+
+    /// Installs what it needs, if it is missing. That is not part of its time.
+    ///
+    /// # Errors
+    /// It cannot be installed; the script said why.
+    pub fn set_up(&self) -> anyhow::Result<()> {
+        for script in self.facts().setup {
+            let done = succeeds(&mut Command::new(root().join(script)))?;
+            ensure!(
+                done.failed == 0,
+                "{script} could not install what is needed: see above"
+            );
         }
+        Ok(())
     }
 
     /// Runs it.
@@ -170,24 +312,18 @@ impl Step {
                 "--example",
                 "validation",
             ])),
-            Self::Reproduction(args) => reproduction::run(args),
+            Self::Reproduction(args, rerun) => reproduction::run(args, *rerun),
             Self::Decisions(args) => decisions(args),
             Self::Fuzz(args) => fuzz::run(args),
             Self::Python => python::package(),
             Self::Wheel => python::wheel(),
-            Self::Http => test(&[
-                "--package",
-                "homenode-cli",
-                "--test",
-                "http_peers",
-                "--test",
-                "perfetto",
-            ]),
+            Self::Http => peers(&["http_peers::", "perfetto::"]),
             Self::Integrations => integrations(),
-            Self::Page => test(&["--package", "homenode-cli", "--test", "page"]),
-            Self::Sweeps => test(&["--package", "homenode-cli", "--test", "sweeps"]),
+            Self::Page => peers(&["page::"]),
+            Self::Sweeps => peers(&["sweeps::"]),
             Self::Site => site(),
-            Self::Testbed(names) => testbed(names),
+            Self::Testbed(names, rerun) => testbed::run(names, *rerun),
+            Self::Xen(rerun) => testbed::run(&["xen".to_owned()], *rerun),
         }
     }
 }
@@ -229,6 +365,12 @@ fn test(which: &[&str]) -> anyhow::Result<Tally> {
         output.line(&line);
     }
     Ok(output.end(child.wait()?.success()))
+}
+
+/// Runs the tests of these modules that need programs of others. The whole workspace is named: a package alone has other features,
+/// and would be built again with all that it needs.
+fn peers(modules: &[&str]) -> anyhow::Result<Tally> {
+    test(&[&["--workspace", "--test", "peers", "--"], modules].concat())
 }
 
 /// What Miri runs: package, tests, and the part of their names that says which. They share memory between threads.
@@ -291,63 +433,6 @@ fn decisions(args: &DecisionsArgs) -> anyhow::Result<Tally> {
     Ok(tally + succeeds(&mut document)?)
 }
 
-/// What the testbed writes with `--json`, as far as it is read here.
-#[derive(Debug, Deserialize)]
-struct TestbedReport {
-    cases: Vec<TestbedCase>,
-}
-
-#[derive(Debug, Deserialize)]
-struct TestbedCase {
-    verdict: String,
-}
-
-impl TestbedReport {
-    /// A case of which the emulated host died every time says nothing of Homenode: it counts as skipped, never as passed. Where
-    /// that happens to more than a third of the cases the testbed itself is broken, and has failed.
-    fn tally(&self) -> Tally {
-        let verdict = |case: &TestbedCase| match case.verdict.as_str() {
-            "pass" => Tally::PASSED,
-            "infrastructure" => Tally::SKIPPED,
-            _ => Tally::FAILED,
-        };
-        let tally: Tally = self.cases.iter().map(verdict).sum();
-        if 3 * tally.skipped > self.cases.len() as u64 {
-            tally + Tally::FAILED
-        } else {
-            tally
-        }
-    }
-}
-
-/// Builds the agent and the testbed, runs the latter, and counts its cases.
-fn testbed(names: &[String]) -> anyhow::Result<Tally> {
-    // These are what CI runs after the tests.
-    let is_of_ci = names.is_empty() || names == ["xen"];
-    build(if is_of_ci {
-        Build::BesideTests
-    } else {
-        Build::Programs
-    })?;
-    let target = metadata()?.target_directory;
-    let report = target.join("testbed-report.json");
-    if report.exists() {
-        fs::remove_file(&report).with_context(|| format!("cannot remove {}", report.display()))?;
-    }
-    let program = target.join("debug/homenode-testbed");
-    let run = succeeds(Command::new(program).arg("--json").arg(&report).args(names))?;
-    let text = fs::read(&report).context("the testbed left no report: see above")?;
-    let cases = serde_json::from_slice::<TestbedReport>(&text)
-        .context("cannot read the testbed's report")?
-        .tally();
-    let fails_without_case = run.failed > 0 && cases.failed + cases.skipped == 0;
-    Ok(if fails_without_case {
-        cases + Tally::FAILED
-    } else {
-        cases
-    })
-}
-
 /// Runs what is in `deploy/shims/tests`, which counts by itself.
 fn integrations() -> anyhow::Result<Tally> {
     build(Build::BesideTests)?;
@@ -399,33 +484,4 @@ fn site() -> anyhow::Result<Tally> {
         .arg(metadata.workspace_root.join("scripts/site-commands.py"))
         .arg(program);
     Ok(notebooks + pages + counts(&mut commands)?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::TestbedReport;
-    use crate::tally::Tally;
-
-    fn tally(verdicts: &[&str]) -> Tally {
-        let cases: Vec<String> = verdicts
-            .iter()
-            .map(|verdict| format!(r#"{{"verdict": "{verdict}"}}"#))
-            .collect();
-        let text = format!(r#"{{"cases": [{}]}}"#, cases.join(","));
-        serde_json::from_str::<TestbedReport>(&text)
-            .expect("a report")
-            .tally()
-    }
-
-    #[test]
-    fn what_came_to_no_end_is_neither_passed_nor_failed() {
-        let some = tally(&["pass", "pass", "fail", "infrastructure"]);
-        assert_eq!((some.passed, some.failed, some.skipped), (2, 1, 1));
-        assert_eq!(some.to_string(), "2 passed, 1 failed, 1 skipped");
-    }
-
-    #[test]
-    fn a_testbed_that_mostly_dies_has_failed() {
-        assert_eq!(tally(&["pass", "infrastructure"]).failed, 1);
-    }
 }

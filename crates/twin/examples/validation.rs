@@ -35,7 +35,7 @@ fn main() -> std::io::Result<()> {
 const HEAD: &str = "# Validation of the twin against single accesses
 
 Written by `cargo xtask validate`; do not edit. The same seeds give the same figures. Tests hold the bounds on a part of the
-cases (`crates/twin/tests/validation.rs`).
+cases (`crates/twin/tests/twin/validation.rs`).
 
 The twin counts populations: lines held, misses a second. `homenode-tracking` makes every access, one by one: set-associative
 caches with the machine's ways and replacement policy, controllers and links that serve line after line, pages that lie where

@@ -11,6 +11,8 @@ pub enum Group {
     Counted,
     /// What the agent decides and explains by counters: run by name only, as a run takes a quarter of an hour.
     Arrange,
+    /// What operators set, by any means, on a host that somebody has configured: ten minutes of an agent that acts.
+    Bounds,
     /// Trackers of memory use, on a kernel with DAMON: run by name only, as that kernel is not the stock one.
     Damon,
     /// Guests of a plain QEMU, under the plugin that logs pages: no emulated host.
@@ -45,6 +47,7 @@ impl Group {
             Self::Agent => "agent",
             Self::Counted => "counted",
             Self::Arrange => "arrange",
+            Self::Bounds => "bounds",
             Self::Damon => "damon",
             Self::Pages => "pages",
             Self::Module => "module",
@@ -84,6 +87,7 @@ impl Group {
         match self {
             Self::Agent | Self::Record => Some(HostKind::Plain),
             Self::Counted | Self::Arrange => Some(HostKind::Counted),
+            Self::Bounds => Some(HostKind::Bounds),
             Self::Damon => Some(HostKind::Damon),
             Self::Xen | Self::XenLong | Self::XenRecord => Some(HostKind::Xen),
             Self::XenService => Some(HostKind::XenService),

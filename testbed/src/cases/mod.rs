@@ -7,6 +7,7 @@ mod agent;
 mod arrange;
 mod balloon;
 mod basics;
+mod bounds;
 mod conformance;
 mod counted;
 mod crash;
@@ -330,6 +331,20 @@ pub static ALL: &[Case] = &[
         480,
         "a guest that is given a PCI device is started on the device's node",
         dropin::near_its_device,
+    ),
+    case(
+        "bounds",
+        Group::Bounds,
+        1800,
+        "isolated CPUs, cpusets of slices and domains, bound cells and huge pages hold at every look, and all is as before afterwards",
+        bounds::held,
+    ),
+    case(
+        "bounds-names",
+        Group::Bounds,
+        900,
+        "of two VMs of a name, and with a domain's cpuset emptied, nothing is changed, and the reason is said",
+        bounds::names,
     ),
     case(
         "permit-held",

@@ -33,6 +33,14 @@ pub enum Memory {
         /// The node list, as libvirt writes it.
         nodeset: String,
     },
+    /// A cell of even size for each node, whose memory is bound to that node (`<memnode mode='strict'>`) and all there from the
+    /// start.
+    BoundCells(Vec<u32>),
+    /// Huge pages of the host's pool, from these nodes.
+    HugePages {
+        /// The node list, as libvirt writes it.
+        nodeset: String,
+    },
     /// `placement='auto'` with this mode: libvirt asks numad.
     Auto {
         /// The mode.
@@ -221,6 +229,8 @@ impl GuestSpec {
         }
         let mut tune = match &self.memory {
             Memory::Default => String::new(),
+            Memory::BoundCells(nodes) => bound_cells(nodes),
+            Memory::HugePages { nodeset } => format!("<memory mode='strict' nodeset='{nodeset}'/>"),
             Memory::Nodes { mode, nodeset } => format!("<memory mode='{mode}' nodeset='{nodeset}'/>"),
             Memory::Auto { mode } => format!("<memory mode='{mode}' placement='auto'/>"),
         };
@@ -233,6 +243,11 @@ impl GuestSpec {
         if !tune.is_empty() {
             let _ = write!(xml, "<numatune>{tune}</numatune>");
         }
+        xml.push_str(match &self.memory {
+            Memory::BoundCells(_) => "<memoryBacking><allocation mode='immediate'/></memoryBacking>",
+            Memory::HugePages { .. } => "<memoryBacking><hugepages/></memoryBacking>",
+            _ => "",
+        });
         xml.push_str(&self.cpu());
         // panic=0, on_reboot: a guest that resets runs into paths of emulated SVM that have crashed the emulated
         // host. A guest whose kernel fails stands still instead, and its console says why.
@@ -258,7 +273,10 @@ impl GuestSpec {
 
     /// What it sees of nodes: a vCPU to a socket, as the module wants it.
     fn cpu(&self) -> String {
-        let cells = self.virtual_nodes.len() as u32;
+        let cells = match &self.memory {
+            Memory::BoundCells(nodes) => nodes.len() as u32,
+            _ => self.virtual_nodes.len() as u32,
+        };
         if cells == 0 {
             return String::new();
         }
@@ -287,6 +305,16 @@ impl GuestSpec {
              <server path='{TOPOLOGY_SOCKET}'/><msi vectors='1' ioeventfd='off'/></shmem>"
         )
     }
+}
+
+/// `<numatune>` of cells that are bound to a node each.
+fn bound_cells(nodes: &[u32]) -> String {
+    let all: Vec<String> = nodes.iter().map(u32::to_string).collect();
+    let mut tune = format!("<memory mode='strict' nodeset='{}'/>", all.join(","));
+    for (cell, node) in nodes.iter().enumerate() {
+        let _ = write!(tune, "<memnode cellid='{cell}' mode='strict' nodeset='{node}'/>");
+    }
+    tune
 }
 
 /// A running guest.

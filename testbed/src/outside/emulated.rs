@@ -33,6 +33,8 @@ const PRIVATE_BYTES: u64 = 64 << 10;
 /// Frames that it can tag: 8 GiB, more than the emulated host has, and than its hole for devices.
 const FRAMES: u64 = 1 << 21;
 
+/// The CPU that the kernel of [`HostKind::Bounds`] keeps free.
+pub const ISOLATED_CPU: u32 = 3;
 /// Where the plain host has a device that can be given to a guest (`inside::device`).
 pub const DEVICE_NODE: u32 = 2;
 /// The emulator's plugin, beside this program.
@@ -47,6 +49,8 @@ pub enum HostKind {
     Counted,
     /// As the plain one, with a kernel that has DAMON; the guests have the stock one.
     Damon,
+    /// Two nodes of two CPUs, the last of which the kernel keeps free (`isolcpus=`).
+    Bounds,
     /// Four nodes of one CPU under Xen: the inside is its dom0.
     Xen,
     /// The same with systemd as dom0's first process.
@@ -59,14 +63,14 @@ impl HostKind {
     pub(super) fn nodes(self) -> u32 {
         match self {
             Self::Plain | Self::Damon | Self::Xen | Self::XenService => NODES,
-            Self::Counted | Self::XenCounted => 2,
+            Self::Counted | Self::Bounds | Self::XenCounted => 2,
         }
     }
 
     fn cpus_per_node(self) -> u32 {
         match self {
             Self::Plain | Self::Damon | Self::Xen | Self::XenService => 1,
-            Self::Counted | Self::XenCounted => 2,
+            Self::Counted | Self::Bounds | Self::XenCounted => 2,
         }
     }
 
@@ -263,7 +267,7 @@ impl EmulatedHost {
             HostKind::Xen | HostKind::XenService | HostKind::XenCounted => {
                 xen::emulator(workshop, kind, &program, dir, exchange.root())?
             }
-            HostKind::Plain | HostKind::Counted | HostKind::Damon => {
+            HostKind::Plain | HostKind::Counted | HostKind::Damon | HostKind::Bounds => {
                 virtme(workshop, kind, &program, dir, exchange.root())?
             }
         };
@@ -414,7 +418,9 @@ fn virtme(
         command.args(["--numa-distance".to_owned(), format!("{from},{to}={distance}")]);
     }
     command.arg(format!("--rwdir={0}={0}", exchange.display()));
-    for option in KERNEL_OPTIONS {
+    let isolated = format!("isolcpus={ISOLATED_CPU}");
+    let isolated = (kind == HostKind::Bounds).then_some(isolated.as_str());
+    for option in KERNEL_OPTIONS.into_iter().chain(isolated) {
         command.args(["--append", option]);
     }
     let monitor = dir.join("monitor");

@@ -52,13 +52,18 @@ pub(super) fn unused_files(workspace: &Workspace) -> Vec<Finding> {
     unused.map(|(_, file)| file.whole(say.to_owned())).collect()
 }
 
-/// Whether it is what a test is compared with, as insta names it: `tests/snapshots/texts__help.snap` is one of `tests/texts.rs`.
+/// Whether it is what a test is compared with, as insta names it: `tests/snapshots/texts__help.snap` is one of `tests/texts.rs`,
+/// `tests/all/snapshots/all__texts__help.snap` one of `tests/all/texts.rs`.
 fn is_snapshot(workspace: &Workspace, path: &str) -> bool {
-    let test = path.split_once("/snapshots/").and_then(|(folder, name)| {
-        let (test, _) = name.split_once("__").filter(|_| name.ends_with(".snap"))?;
-        Some(format!("{folder}/{test}.rs"))
-    });
-    test.is_some_and(|test| workspace.file(&test).is_some())
+    let Some((folder, name)) = path.split_once("/snapshots/").filter(|_| path.ends_with(".snap")) else {
+        return false;
+    };
+    let mut modules = name.split("__");
+    let mut first = modules.next();
+    if first.is_some_and(|program| folder.ends_with(&format!("/{program}"))) {
+        first = modules.next();
+    }
+    first.is_some_and(|test| workspace.file(&format!("{folder}/{test}.rs")).is_some())
 }
 
 /// Whether a fuzz target begins with it: `fuzz/corpus/units/00` is one of `fuzz/fuzz_targets/units.rs`.
@@ -216,6 +221,10 @@ mod tests {
             ("crates/a/shared/y.rs", ""),
             ("crates/a/tests/snapshots/t__help.snap", ""),
             ("crates/a/tests/snapshots/gone__help.snap", ""),
+            ("crates/a/tests/all/main.rs", "mod texts;\n"),
+            ("crates/a/tests/all/texts.rs", ""),
+            ("crates/a/tests/all/snapshots/all__texts__help.snap", ""),
+            ("crates/a/tests/all/snapshots/all__gone__help.snap", ""),
             ("fuzz/fuzz_targets/t.rs", ""),
             ("fuzz/corpus/t/00", ""),
             ("fuzz/corpus/gone/00", ""),
@@ -229,6 +238,7 @@ mod tests {
                 "crates/a/src/c.rs",
                 "crates/a/src/e.rs",
                 "crates/a/tests/snapshots/gone__help.snap",
+                "crates/a/tests/all/snapshots/all__gone__help.snap",
                 "fuzz/corpus/gone/00",
                 "data/dead.toml"
             ]

@@ -1,0 +1,356 @@
+//! Modes, recommendations and promises, as a user meets them.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::common::http::Site;
+use crate::common::{Agent, is_as_its_schema_says, json, refused, run, text};
+
+/// Two VMs that work for hours.
+const SCENARIO: &str = "\
+name = \"two\"
+machine = \"r420\"
+duration = \"36000s\"
+[[vm]]
+name = \"web\"
+vcpus = 2
+memory = \"2GiB\"
+workload = \"povray\"
+work_share = 1000.0
+[[vm]]
+name = \"db\"
+vcpus = 2
+memory = \"2GiB\"
+workload = \"povray\"
+work_share = 1000.0
+";
+
+/// Policies that give homes to VMs as they come.
+const RECOMMENDING: [&str; 6] = ["--mode", "recommend", "--policies", "tavo", "--period", "100ms"];
+
+fn open(document: &Value) -> Option<Vec<Value>> {
+    let all = document["recommendations"].as_array().expect("a list").clone();
+    let open: Vec<Value> = all.into_iter().filter(|one| one["state"] == "open").collect();
+    (open.len() == 2).then_some(open)
+}
+
+fn of<'a>(all: &'a [Value], vm: &str) -> &'a Value {
+    all.iter().find(|one| one["vm"] == vm).expect("one of this VM")
+}
+
+/// What the agent answers on its socket.
+fn asked(state: &Path, request: &Value) -> Value {
+    let mut socket = UnixStream::connect(state.join("agent.sock")).unwrap();
+    writeln!(socket, "{request}").unwrap();
+    let mut line = String::new();
+    BufReader::new(socket).read_line(&mut line).unwrap();
+    serde_json::from_str(&line).unwrap()
+}
+
+#[test]
+fn what_is_recommended_waits_is_applied_and_rejected() {
+    let agent = Agent::on(tempfile::tempdir().unwrap(), SCENARIO, &RECOMMENDING);
+    let ask = |args: &[&str]| json(&agent.ask(&[args, &["--json"]].concat()));
+    let both = agent.eventually("both VMs are recommended a home", || open(&ask(&["recommend"])));
+    is_as_its_schema_says(&ask(&["recommend"]));
+    let (web, db) = (of(&both, "web"), of(&both, "db"));
+    assert_eq!(
+        (&web["policy"], &web["action"]["action"]),
+        (&json!("placement"), &json!("set-home"))
+    );
+    assert!(
+        web["text"]
+            .as_str()
+            .unwrap()
+            .starts_with("give VM web a home on node"),
+        "{web}"
+    );
+    assert!(
+        web["gain"].is_null() && web["expires"].as_str() > web["time"].as_str(),
+        "{web}"
+    );
+    assert!(ask(&["vm", "web"])["vms"][0]["home"].is_null());
+    let table = text(&agent.ask(&["recommend"]));
+    assert!(
+        table.contains("give VM web a home") && table.contains("placement"),
+        "{table}"
+    );
+    let (id, other) = (web["id"].to_string(), db["id"].to_string());
+    for verb in ["apply", "reject"] {
+        let (status, said) = refused(&agent.ask(&["recommend", verb, "99"]));
+        assert!(
+            status == 2 && said.contains("no open recommendation 99; there are: "),
+            "{status} {said}"
+        );
+        for bad in ["-1", "seven", "1.5", "18446744073709551616"] {
+            assert_eq!(refused(&agent.ask(&["recommend", verb, "--", bad])).0, 2, "{bad}");
+        }
+    }
+    let applied = ask(&["recommend", "apply", &id]);
+    is_as_its_schema_says(&applied);
+    assert_eq!(applied["recommendations"][0]["state"], "approved");
+    let home = agent.eventually("the home is given", || {
+        let vm = ask(&["vm", "web"])["vms"][0].clone();
+        (!vm["home"].is_null()).then_some(vm["home"].clone())
+    });
+    assert_eq!(home, web["action"]["nodes"]);
+    let (status, said) = refused(&agent.ask(&["recommend", "apply", &id]));
+    assert!(status == 1 && said.contains("applied already"), "{status} {said}");
+    assert!(text(&agent.ask(&["recommend", "reject", &other])).contains("is rejected: give VM db"));
+    assert!(
+        ask(&["recommend"])["recommendations"]
+            .as_array()
+            .unwrap()
+            .is_empty()
+    );
+    assert_eq!(text(&agent.ask(&["recommend"])), "nothing waits for you\n");
+    let all = ask(&["recommend", "--all"])["recommendations"].clone();
+    let states: Vec<&Value> = all.as_array().unwrap().iter().map(|one| &one["state"]).collect();
+    assert!(
+        states.contains(&&json!("applied")) && states.contains(&&json!("rejected")),
+        "{states:?}"
+    );
+    assert!(ask(&["vm", "db"])["vms"][0]["home"].is_null());
+}
+
+#[test]
+fn a_mode_of_a_vm_is_set_shown_and_taken_back() {
+    let agent = Agent::on(
+        tempfile::tempdir().unwrap(),
+        SCENARIO,
+        &["--policies", "tavo", "--period", "100ms"],
+    );
+    let ask = |args: &[&str]| json(&agent.ask(&[args, &["--json"]].concat()));
+    let has_home = || !ask(&["vm", "web"])["vms"][0]["home"].is_null();
+    // The first look may be before the VM's arrival.
+    agent.eventually("web runs", || {
+        agent.ask(&["vm", "web"]).status.success().then_some(())
+    });
+    agent.eventually("web has a home", || has_home().then_some(()));
+    let set = ask(&["mode", "web", "observe"]);
+    is_as_its_schema_says(&set);
+    assert_eq!(
+        (&set["vm"], &set["mode"], &set["note"]),
+        (&json!("web"), &json!("observe"), &Value::Null)
+    );
+    agent.eventually("web is given back", || (!has_home()).then_some(()));
+    let shown = ask(&["mode", "web"])["vms"][0].clone();
+    assert_eq!(
+        (&shown["mode"], &shown["mode_chosen"]),
+        (&json!("observe"), &json!("observe"))
+    );
+    let table = text(&agent.ask(&["mode"]));
+    assert!(table.contains("observe") && table.contains("act"), "{table}");
+    assert!(text(&agent.ask(&["mode", "web", "recommend"])).contains("web has mode recommend"));
+    agent.eventually("a home is recommended", || {
+        let all = ask(&["recommend"])["recommendations"].as_array().unwrap().clone();
+        all.iter().any(|one| one["vm"] == "web").then_some(())
+    });
+    assert!(text(&agent.ask(&["mode", "web", "none"])).contains("of the run"));
+    agent.eventually("web has a home again", || has_home().then_some(()));
+    for (args, said) in [
+        (
+            &["web", "careful"][..],
+            "`careful` is no mode; there are observe, recommend and act",
+        ),
+        (&["nobody", "observe"], "there are: db, web"),
+        (&["nobody"], "there are: "),
+    ] {
+        let (status, text) = refused(&agent.ask(&[&["mode"], args].concat()));
+        assert!(status == 2 && text.contains(said), "{args:?}: {status} {text}");
+    }
+}
+
+#[test]
+fn promises_are_shown_and_dropped_and_what_they_held_is_free_at_once() {
+    let agent = Agent::on(tempfile::tempdir().unwrap(), SCENARIO, &["--period", "100ms"]);
+    let state = agent.dir.path().join("state");
+    let ask = |args: &[&str]| json(&agent.ask(&[args, &["--json"]].concat()));
+    agent.eventually("the host was looked at", || {
+        (ask(&["vm"])["vms"].as_array()?.len() == 2).then_some(())
+    });
+    assert_eq!(text(&agent.ask(&["promises"])), "nothing is promised\n");
+    let shape = json!({"vcpus": 4, "memory_mib": 1024});
+    let announced = json!({
+        "request": "announce", "vm": "00000000-0000-0000-0000-000000000007", "name": "to come", "shape": shape,
+        "bandwidth": null, "home": null,
+    });
+    assert!(
+        asked(&state, &announced)["answer"].is_object(),
+        "{}",
+        asked(&state, &announced)
+    );
+    let place = || {
+        agent
+            .ask(&["place", "--vcpus", "4", "--memory", "1GiB"])
+            .status
+            .success()
+    };
+    assert!(place());
+    for _ in 0..21 {
+        asked(
+            &state,
+            &json!({"request": "promise", "vcpus": 4, "memory_mib": 1024}),
+        );
+    }
+    assert!(!place(), "an almost empty host is short of CPU");
+    let shown = ask(&["promises"]);
+    is_as_its_schema_says(&shown);
+    let promises = shown["promises"].as_array().unwrap();
+    assert!(promises.len() > 2, "{shown}");
+    assert_eq!(
+        (&promises[0]["vm"], &promises[1]["vm"]),
+        (&json!("to come"), &Value::Null)
+    );
+    assert_eq!(
+        (&promises[0]["vcpus"], &promises[0]["memory_bytes"]),
+        (&json!(4), &json!(1_u64 << 30))
+    );
+    assert!(text(&agent.ask(&["promises"])).contains("to come"));
+    let ids: Vec<String> = promises.iter().map(|promise| promise["id"].to_string()).collect();
+    let (status, said) = refused(&agent.ask(&["promises", "drop", "99"]));
+    assert!(
+        status == 2 && said.contains("no open promise 99; there are: 1, 2"),
+        "{status} {said}"
+    );
+    let mut args = vec!["promises", "drop"];
+    args.extend(ids.iter().map(String::as_str));
+    let dropped = ask(&args);
+    is_as_its_schema_says(&dropped);
+    assert_eq!(dropped["ids"].as_array().unwrap().len(), ids.len());
+    assert!(place());
+}
+
+#[test]
+fn without_an_agent_promises_are_those_of_the_ledger_where_numad_put_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = dir.path().display().to_string();
+    let link = dir.path().join("numad");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_homenode"), &link).unwrap();
+    let numad = || {
+        let mut command = std::process::Command::new(&link);
+        text(
+            &command
+                .args(["-w", "0:16"])
+                .env("HOMENODE_STATE", dir.path())
+                .output()
+                .unwrap(),
+        )
+    };
+    numad();
+    numad();
+    let shown = json(&run(&["promises", "--json", "--state", &state]));
+    let ids: Vec<u64> = shown["promises"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one["id"].as_u64().unwrap())
+        .collect();
+    assert_eq!(ids, [1, 2], "{shown}");
+    let (status, said) = refused(&run(&["promises", "drop", "3", "--state", &state]));
+    assert!(
+        status == 2 && said.contains("no open promise 3; there are: 1, 2"),
+        "{status} {said}"
+    );
+    text(&run(&["promises", "drop", "1", "--state", &state]));
+    let shown = json(&run(&["promises", "--json", "--state", &state]));
+    assert_eq!(shown["promises"].as_array().unwrap().len(), 1, "{shown}");
+    assert_eq!(shown["promises"][0]["id"], 2);
+}
+
+#[test]
+fn programs_decide_over_the_socket_and_with_the_key_over_tcp() {
+    let site = Site::on(tempfile::tempdir().unwrap(), SCENARIO, &RECOMMENDING);
+    let both = site.eventually("both VMs are recommended a home", |site| {
+        open(&site.json("/v1/recommendations"))
+    });
+    let (web, db) = (of(&both, "web")["id"].clone(), of(&both, "db")["id"].clone());
+    let of_web = |verb: &str| format!("/v1/recommendations/{web}/{verb}");
+    // Over TCP only who has the key may decide.
+    assert_eq!(
+        site.ask("POST", &of_web("apply"), "", "").problem(),
+        "unauthorized"
+    );
+    assert_eq!(
+        site.ask("DELETE", "/v1/promises/1", "", "").problem(),
+        "unauthorized"
+    );
+    let applied = site.does_over_socket("POST", &of_web("apply"));
+    assert_eq!(
+        (applied.status, &applied.json()["state"]),
+        (200, &json!("approved")),
+        "{applied:?}"
+    );
+    let again = site.does_over_socket("POST", &of_web("apply"));
+    assert_eq!((again.status, again.problem().as_str()), (409, "conflict"));
+    let with_key = format!("Authorization: Bearer {}\r\n", site.key);
+    let rejected = site.ask("POST", &format!("/v1/recommendations/{db}/reject"), &with_key, "");
+    assert_eq!(
+        (rejected.status, &rejected.json()["state"]),
+        (200, &json!("rejected"))
+    );
+    for (method, path, status) in [
+        ("POST", "/v1/recommendations/99/apply", 404),
+        ("POST", "/v1/recommendations/99/reject", 404),
+        ("POST", "/v1/recommendations/x/apply", 400),
+        ("POST", "/v1/recommendations/-1/apply", 400),
+        ("POST", "/v1/recommendations/99999999999999999999/reject", 400),
+        ("GET", "/v1/recommendations/1/apply", 405),
+        ("DELETE", "/v1/promises/99", 404),
+        ("DELETE", "/v1/promises/x", 400),
+    ] {
+        let answer = site.does_over_socket(method, path);
+        assert_eq!(answer.status, status, "{method} {path}: {answer:?}");
+        answer.problem();
+    }
+    asked(
+        &site.dir.path().join("state"),
+        &json!({"request": "promise", "vcpus": 1, "memory_mib": 64}),
+    );
+    let promises = site.json("/v1/promises")["promises"].clone();
+    assert_eq!(promises.as_array().map(Vec::len), Some(1), "{promises}");
+    let path = format!("/v1/promises/{}", promises[0]["id"]);
+    assert_eq!(site.does_over_socket("DELETE", &path).status, 204);
+    assert_eq!(site.does_over_socket("DELETE", &path).status, 404);
+    // It is in the history as all else is.
+    site.eventually("decisions are recorded", |site| {
+        let history = site.dir.path().join("history.sqlite").display().to_string();
+        let kinds = ["recommended", "approved", "rejected"];
+        let told = |kind: &&str| {
+            let shown = run(&["record", "show", "--kind", kind, "--history", &history]);
+            String::from_utf8_lossy(&shown.stdout).contains("recommendation")
+        };
+        kinds.iter().all(told).then_some(())
+    });
+}
+
+#[test]
+fn an_agent_that_acts_says_that_nothing_waits_and_bad_modes_are_refused_at_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("agent.toml");
+    let path = config.display().to_string();
+    for (written, said) in [
+        ("mode = \"careful\"\n", "careful"),
+        ("[modes]\narange = \"act\"\n", "arrange"),
+        ("[modes]\nmemory = \"perhaps\"\n", "perhaps"),
+    ] {
+        std::fs::write(&config, written).unwrap();
+        let (status, text) = refused(&run(&["run", "--host", "twin", "--fast", "--config", &path]));
+        assert!(
+            status == 2 && text.contains(said) && text.contains("agent.toml"),
+            "{status} {text}"
+        );
+    }
+    for args in [&["--mode", "careful"][..], &["--mode", "act", "--dry-run"]] {
+        let (status, text) = refused(&run(&[&["run", "--host", "twin"], args].concat()));
+        assert_eq!(status, 2, "{text}");
+    }
+    let (status, text) = refused(&run(&["recommend", "--state", &dir.path().display().to_string()]));
+    assert!(
+        status == 1 && text.contains("no agent runs here"),
+        "{status} {text}"
+    );
+}

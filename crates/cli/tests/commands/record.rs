@@ -1,0 +1,218 @@
+//! The history of a run, asked as an operator does it.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::common::{json, refused, run, stdout};
+
+/// A VM that comes later than another.
+const SCENARIO: &str = "\
+name = \"two\"
+machine = \"r420\"
+duration = \"200s\"
+[[vm]]
+name = \"web\"
+vcpus = 1
+memory = \"1GiB\"
+workload = \"povray\"
+work_share = 1000.0
+[[vm]]
+name = \"db, the second\"
+vcpus = 1
+memory = \"1GiB\"
+workload = \"idle\"
+arrival = \"100s\"
+work_share = 1000.0
+";
+
+#[test]
+fn what_a_run_saw_and_decided_is_shown_exported_and_pruned() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (scenario, history) = (path("two.toml"), path("history.sqlite"));
+    std::fs::write(&scenario, SCENARIO).unwrap();
+    let host = format!("twin:{scenario}");
+    let ran = run(&[
+        "run",
+        "--host",
+        &host,
+        "--fast",
+        "--duration",
+        "150s",
+        "--history",
+        &history,
+        "--json",
+    ]);
+    assert!(ran.status.success(), "{ran:?}");
+    let epochs: Vec<Value> = stdout(&ran)
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let epochs: Vec<&Value> = epochs.iter().filter(|line| line["type"] == "epoch").collect();
+    let record = |args: &[&str]| run(&[&["record"], args, &["--history", &history]].concat());
+
+    let shown = json(&record(&["show", "--json"]));
+    assert_eq!(shown["runs"].as_array().unwrap().len(), 1);
+    let appeared: Vec<&str> = shown["events"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|e| e["kind"] == "appeared")
+        .map(|e| e["vm"].as_str().unwrap())
+        .collect();
+    assert_eq!(appeared, ["web", "db, the second"]);
+    let of_web = json(&record(&["show", "web", "--kind", "appeared", "--json"]));
+    assert_eq!(of_web["events"].as_array().unwrap().len(), 1);
+    let text = record(&["show", "web", "--last", "1"]);
+    assert!(stdout(&text).contains("VM web"), "{}", stdout(&text));
+
+    // Every period that the run told is there, as it was told.
+    let lines = record(&["export", "--json"]);
+    let lines: Vec<Value> = stdout(&lines)
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(lines.len(), epochs.len());
+    for (line, epoch) in lines.iter().zip(&epochs) {
+        let (kept, told) = (&line["status"], *epoch);
+        assert_eq!(kept["at_ns"], told["at_ns"]);
+        assert_eq!(kept["vms"][0]["pages_by_node"], told["vms"][0]["pages_by_node"]);
+        let used = |status: &Value| status["vms"][0]["cpus_used"].as_f64().unwrap_or_default();
+        assert!((used(kept) - used(told)).abs() <= 0.005 * used(told).abs());
+    }
+    let samples = record(&["export", "--samples"]);
+    assert_eq!(stdout(&samples).lines().count(), epochs.len());
+    let csv = stdout(&record(&["export", "--csv"])).to_owned();
+    let rows = epochs
+        .iter()
+        .map(|epoch| epoch["vms"].as_array().unwrap().len())
+        .sum::<usize>();
+    assert_eq!(csv.lines().count(), 1 + rows);
+    assert!(csv.contains("\"db, the second\""));
+    let parquet = path("vms.parquet");
+    let exported = record(&["export", "--parquet", &parquet]);
+    assert!(exported.status.success(), "{exported:?}");
+    let magic = std::fs::read(&parquet).unwrap();
+    assert!(magic.starts_with(b"PAR1") && magic.ends_with(b"PAR1"));
+    let of_web = stdout(&record(&["export", "web", "--csv"])).lines().count();
+    let with_web = epochs
+        .iter()
+        .filter(|epoch| !epoch["vms"].as_array().unwrap().is_empty())
+        .count();
+    assert_eq!(of_web, 1 + with_web);
+
+    // Decided anew it is the same; under other policies it is not, and that is said.
+    let same = json(&run(&["replay", &history, "--json"]));
+    assert_eq!(
+        (&same["same"], &same["inexact"]),
+        (&true.into(), &serde_json::json!([])),
+        "{same}"
+    );
+    let text = run(&["replay", &history]);
+    assert!(stdout(&text).contains("to the last letter"), "{}", stdout(&text));
+    let other = run(&["replay", "--history", &history, "--policies", "ff-pin"]);
+    assert!(
+        stdout(&other).contains("now only   placement: VM web"),
+        "{}",
+        stdout(&other)
+    );
+    let (status, said) = refused(&run(&["replay", &history, "--run", "7"]));
+    assert!(
+        status == 2 && said.contains("no run 7; it has 1"),
+        "{status}: {said}"
+    );
+
+    let pruned = record(&["prune", "--most", "1KiB"]);
+    assert!(pruned.status.success(), "{pruned:?}");
+    assert!(
+        json(&record(&["show", "--json"]))["events"]
+            .as_array()
+            .unwrap()
+            .is_empty()
+    );
+}
+
+#[test]
+fn a_history_that_is_none_is_refused_with_the_remedy() {
+    let dir = tempfile::tempdir().unwrap();
+    let none = dir.path().join("none").display().to_string();
+    let (status, said) = refused(&run(&["record", "show", "--history", &none]));
+    assert!(status == 2 && said.contains("--history"), "{status}: {said}");
+    let words = dir.path().join("words").display().to_string();
+    std::fs::write(&words, "x".repeat(5000)).unwrap();
+    let (status, said) = refused(&run(&["record", "export", "--csv", "--history", &words]));
+    assert!(status == 2 && said.contains("no history"), "{status}: {said}");
+    let (status, said) = refused(&run(&["record", "show", "--from", "noon", "--history", &words]));
+    assert!(status == 2 && said.contains("03:12"), "{status}: {said}");
+    // Nor is a pipe waited for.
+    let pipe = dir.path().join("pipe").display().to_string();
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for args in [
+        &["record", "show"][..],
+        &["record", "export", "--csv"],
+        &["why", "web"],
+    ] {
+        let (status, said) = refused(&run(&[args, &["--history", &pipe]].concat()));
+        assert!(
+            status == 2 && said.contains("no history"),
+            "{args:?}: {status}: {said}"
+        );
+    }
+    // A run does not stand still for it: it says so, and goes on.
+    for history in [&words, &pipe] {
+        let ran = run(&[
+            "run",
+            "--host",
+            "twin",
+            "--fast",
+            "--duration",
+            "2s",
+            "--history",
+            history,
+            "--json",
+        ]);
+        assert!(ran.status.success());
+        assert!(stdout(&ran).contains("not recorded"), "{}", stdout(&ran));
+    }
+}
+
+/// What a downgrade meets.
+#[test]
+fn a_history_of_a_newer_version_is_left_as_it_is_and_the_agent_runs_without_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("history.sqlite");
+    let history = path.display().to_string();
+    let runs = || {
+        let ran = run(&[
+            "run",
+            "--host",
+            "twin",
+            "--fast",
+            "--duration",
+            "2s",
+            "--history",
+            &history,
+            "--json",
+        ]);
+        assert!(ran.status.success(), "{ran:?}");
+        stdout(&ran)
+    };
+    assert!(!runs().contains("not recorded"));
+    // SQLite has `user_version` at byte 60, the most significant byte first.
+    let mut newer = std::fs::read(&path).unwrap();
+    assert_eq!(newer[60..64], [0, 0, 0, 1]);
+    newer[63] = 9;
+    std::fs::write(&path, &newer).unwrap();
+    let said = runs();
+    assert!(
+        said.contains("has format 9") && said.contains("not recorded"),
+        "{said}"
+    );
+    let (status, refusal) = refused(&run(&["record", "show", "--history", &history]));
+    assert!(
+        status == 1 && refusal.contains("use a newer one"),
+        "{status}: {refusal}"
+    );
+    assert_eq!(std::fs::read(&path).unwrap(), newer);
+}

@@ -1,0 +1,140 @@
+//! What users and programs read, held to what is committed (`tests/snapshots`): the help of each command, and the keys of one
+//! JSON answer of each. `INSTA_UPDATE=always cargo test -p homenode-cli --test texts` writes them anew; the diff is then read.
+
+use crate::common;
+use crate::common::{Agent, json, run, text};
+use serde_json::{Map, Value};
+
+const SCENARIO: &str = "\
+name = \"two\"
+machine = \"r910\"
+duration = \"10min\"
+[[vm]]
+name = \"a\"
+vcpus = 4
+memory = \"4GiB\"
+workload = \"lbm\"
+[[vm]]
+name = \"b\"
+vcpus = 2
+memory = \"2GiB\"
+workload = \"povray\"
+";
+
+/// Names of the commands in a help text.
+fn commands(help: &str) -> Vec<String> {
+    let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let listed = listed.take_while(|line| !line.is_empty());
+    // Lines that go on with what a command does are further in.
+    let names = listed.filter_map(|line| line.strip_prefix("  ").filter(|line| !line.starts_with(' ')));
+    let names = names.filter_map(|line| line.split_whitespace().next());
+    names.filter(|name| *name != "help").map(str::to_owned).collect()
+}
+
+fn help(path: &[&str]) -> String {
+    text(&run(&[path, &["--help"]].concat()))
+}
+
+#[test]
+fn help_of_each_command_is_as_committed() {
+    let all = help(&[]);
+    insta::assert_snapshot!("help", all);
+    for command in commands(&all) {
+        let own = help(&[&command]);
+        let parts = commands(&own);
+        let of_parts = parts.iter().map(|part| help(&[&command, part]));
+        let whole: Vec<String> = std::iter::once(own).chain(of_parts).collect();
+        insta::assert_snapshot!(format!("help-{command}"), whole.join("\n-----\n\n"));
+    }
+}
+
+/// Keys of a JSON value without what they hold, which is another thing a second later; of a list of objects its first.
+fn shape(value: &Value) -> Value {
+    match value {
+        Value::Array(items) if items.first().is_some_and(Value::is_object) => vec![shape(&items[0])].into(),
+        Value::Object(fields) => {
+            let fields = fields.iter().map(|(key, value)| (key.clone(), shape(value)));
+            Value::Object(fields.collect::<Map<String, Value>>())
+        }
+        _ => "value".into(),
+    }
+}
+
+/// The answer has the committed keys, and is what the committed schema of its kind says.
+fn hold(name: &str, answer: &Value) {
+    common::is_as_its_schema_says(answer);
+    let shape = serde_json::to_string_pretty(&shape(answer)).unwrap();
+    insta::assert_snapshot!(format!("json-{name}"), shape);
+}
+
+#[test]
+fn json_without_an_agent_has_the_committed_keys() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("two.toml");
+    std::fs::write(&path, SCENARIO).unwrap();
+    let path = path.display().to_string();
+    let place = [
+        "place", "--vcpus", "4", "--memory", "4096", "--host", "twin", "--json",
+    ];
+    hold("machine", &json(&run(&["machine", "--preset", "r910", "--json"])));
+    hold("place", &json(&run(&place)));
+    hold(
+        "whatif",
+        &json(&run(&[
+            "whatif",
+            "a=1",
+            "--scenario",
+            &path,
+            "--at",
+            "30s",
+            "--json",
+        ])),
+    );
+    hold("sim", &json(&run(&["sim", &path, "--json"])));
+}
+
+#[test]
+fn json_of_an_agent_has_the_committed_keys() {
+    let agent = Agent::on(tempfile::tempdir().unwrap(), SCENARIO, &[]);
+    let ask = |args: &[&str]| json(&agent.ask(&[args, &["--json"]].concat()));
+    agent.eventually("two samples were taken", || {
+        ask(&["vm"])["vms"][0]["cpus_used"].is_number().then_some(())
+    });
+    for args in [
+        ["vm"].as_slice(),
+        &["permit", "show"],
+        &["permit", "suggest", "a"],
+        &["permit", "set", "b", "1M"],
+        &["memory-policy", "show"],
+        &["memory-policy", "advise", "a"],
+        &["memory-policy", "set", "b", "none"],
+        &["memory", "show"],
+        &["memory", "set", "b", "none"],
+        &["topology"],
+        &["report"],
+        &["wss"],
+    ] {
+        hold(&args.join("-"), &ask(args));
+    }
+}
+
+/// docs/USE.md lists every setting with its default.
+#[test]
+fn the_documented_settings_are_all_there_are_with_their_defaults() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/USE.md");
+    let document = std::fs::read_to_string(path).unwrap();
+    let (_, settings) = document.split_once("```toml\n").expect("settings");
+    let (settings, _) = settings.split_once("```").expect("their end");
+    let documented: Value = toml::from_str(settings).unwrap();
+    let run = text(&run(&[
+        "run",
+        "--host",
+        "twin",
+        "--fast",
+        "--duration",
+        "1s",
+        "--json",
+    ]));
+    let start: Value = serde_json::from_str(run.lines().next().unwrap()).unwrap();
+    assert_eq!(documented, start["config"]);
+}

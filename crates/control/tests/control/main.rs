@@ -1,0 +1,11 @@
+//! The loop as a whole, on the twin.
+
+mod defaults;
+mod drain;
+mod external;
+mod hostile;
+mod modes;
+mod replay;
+mod settings;
+mod swarm;
+mod twin;

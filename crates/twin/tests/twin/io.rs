@@ -1,0 +1,295 @@
+//! Devices: programs run as fast as theirs feed them, and what devices move loads the machine and adds up.
+
+use crate::common::{bound, r910, stream};
+use homenode_machine::Machine;
+use homenode_machine_files::preset;
+use homenode_twin::{EventAction, Hypervisor, Scenario, Twin, TwinReport, VmSpec, Workload};
+use homenode_units::{Bytes, BytesPerSec, NodeId, Ns, Placing};
+
+/// \[Policies\]'s machine: its disk is on node 6.
+fn amd48() -> Machine {
+    preset("amd48").expect("amd48 comes with the machines")
+}
+
+const BANDWIDTH: f64 = 265e6;
+
+/// The same with another disk.
+fn with_disk(bandwidth: u64) -> Machine {
+    let mut machine = amd48();
+    machine.devices[1].bandwidth = Some(BytesPerSec(bandwidth));
+    machine
+}
+
+/// The same without any figure of its disk.
+fn without_disk() -> Machine {
+    let mut machine = amd48();
+    machine.devices[1].bandwidth = None;
+    machine
+}
+
+/// A program that lives in its private caches and reads: 64 bytes per thousand instructions are 200 MB/s of a thread.
+fn reader(bytes_per_kilo_instruction: f64, request: &str, barrier: &str) -> Workload {
+    let threads = if barrier.is_empty() {
+        "one-copy-per-vcpu"
+    } else {
+        "one-per-vcpu"
+    };
+    let text = format!(
+        "name = \"reader\"\nabout = \"test\"\n[program]\nthreads = \"{threads}\"\ninstructions_g_per_thread = 4.0\n\
+         cpi_core = 0.7\nllc_accesses_per_kilo_instruction = 0.01\nmisses_in_flight = 4.0\nhits_in_flight = 6.0\n\
+         write_share = 0.0\n[program.miss_ratio]\nm_inf = 0.02\nc0 = \"3MiB\"\nk = 2.0\n{barrier}\n\
+         [[program.io]]\ndevice = \"disk\"\nbytes_per_kilo_instruction = {bytes_per_kilo_instruction}\nrequest = \"{request}\"\n\
+         [[program.regions]]\nkind = \"private\"\nsize = \"16MiB\"\naccess_share = 1.0\n"
+    );
+    Workload::from_toml("test.toml", &text).expect("a possible workload")
+}
+
+const BARRIER: &str = "[program.barrier]\ninterval_m_instructions = 5.0\nimbalance = 0.1\n";
+
+/// A VM of 2 vCPUs on node 0, its memory there.
+fn vm(machine: &Machine) -> VmSpec {
+    bound(machine, "a", "reader", 0, 0, 0)
+}
+
+fn start(machine: &Machine, scenario: &Scenario) -> Twin {
+    Twin::new(machine.clone(), scenario, 1).expect("the scenario fits")
+}
+
+fn one(machine: &Machine, reader: Workload) -> Scenario {
+    Scenario::of("test", vec![vm(machine)]).with_workload(reader)
+}
+
+fn ended(machine: &Machine, scenario: &Scenario) -> TwinReport {
+    let mut twin = start(machine, scenario);
+    assert!(twin.run_to_end(Ns::from_secs(200)), "the program does not end");
+    twin.report()
+}
+
+/// Bytes per second that the VM reads once its program runs.
+fn rate(machine: &Machine, mut scenario: Scenario) -> f64 {
+    scenario.vms[0].work_share = 10.0;
+    let mut twin = start(machine, &scenario);
+    twin.run_to_end(Ns::from_secs(2));
+    twin.mark();
+    twin.run_to_end(Ns::from_secs(4));
+    assert!(!twin.finished(), "the program is too short");
+    twin.report().vms[0].io_bytes as f64 / 2.0
+}
+
+fn close(is: f64, expected: f64, tolerance: f64) {
+    assert!(
+        (is / expected - 1.0).abs() < tolerance,
+        "{is} is not {expected} within {tolerance}"
+    );
+}
+
+#[test]
+fn a_program_that_needs_more_than_its_device_gives_runs_at_the_devices_bandwidth() {
+    let machine = amd48();
+    // 2 threads of 200 MB/s; twice that where barriers now and then leave the device without a request.
+    for (bytes, barrier) in [(64.0, ""), (128.0, BARRIER)] {
+        let scenario = one(&machine, reader(bytes, "128KiB", barrier));
+        close(rate(&machine, scenario), BANDWIDTH, 0.02);
+    }
+}
+
+#[test]
+fn a_device_that_feeds_a_program_costs_it_nothing() {
+    // 2 threads of 125 MB/s; of 78 MB/s where barriers make them ask at the same time again and again.
+    for (bytes, request, barrier) in [
+        (40.0, "128KiB", ""),
+        (40.0, "1MiB", ""),
+        (25.0, "128KiB", BARRIER),
+    ] {
+        let scenario = one(&amd48(), reader(bytes, request, barrier));
+        let (fed, without) = (ended(&amd48(), &scenario), ended(&without_disk(), &scenario));
+        let (fed, without) = (fed.vms[0].runtime_s.unwrap(), without.vms[0].runtime_s.unwrap());
+        close(fed, without, 0.01);
+    }
+}
+
+/// 4 KiB at a time, and 200 MB/s asked for: each request takes its transfer and the latency.
+#[test]
+fn small_requests_of_one_thread_are_bounded_by_latency() {
+    let machine = amd48();
+    let mut last = f64::INFINITY;
+    for (hypervisor, passthrough, latency_us) in [
+        (Hypervisor::Native, false, 74.0),
+        (Hypervisor::Kvm, true, 186.0),
+        (Hypervisor::Kvm, false, 307.0),
+        (Hypervisor::Xen, false, 307.0),
+    ] {
+        let mut scenario = one(&machine, reader(64.0, "4KiB", ""));
+        scenario.hypervisor = hypervisor;
+        scenario.vms[0].vcpus = 1;
+        scenario.vms[0].passthrough = passthrough;
+        if passthrough {
+            scenario.vms[0].memory_policy = Placing::Round4k.alone();
+        }
+        let rate = rate(&machine, scenario);
+        close(rate, 4096.0 / (latency_us / 1e6 + 4096.0 / BANDWIDTH), 0.02);
+        assert!(
+            rate <= 1.001 * last,
+            "{hypervisor:?} is faster than what costs less"
+        );
+        last = rate;
+    }
+}
+
+#[test]
+fn a_latency_that_a_machine_does_not_state_is_the_native_one() {
+    let mut machine = amd48();
+    machine.devices[1].latency_virtual_ns = None;
+    let mut scenario = one(&machine, reader(64.0, "4KiB", ""));
+    scenario.vms[0].vcpus = 1;
+    close(
+        rate(&machine, scenario),
+        4096.0 / (74e-6 + 4096.0 / BANDWIDTH),
+        0.02,
+    );
+}
+
+/// A disk of 4 GB/s on node 6, read into memory of node 0.
+#[test]
+fn data_from_a_remote_device_loads_links_and_speeds_nobody_up() {
+    let machine = with_disk(4_000_000_000);
+    let mut slower = 0;
+    for memory_node in [0, 3, 6] {
+        let other = bound(&machine, "b", "stream", 0, 2, memory_node);
+        let scenario = one(&machine, reader(480.0, "1MiB", "")).with_workload(stream());
+        let mut scenario = Scenario {
+            vms: vec![other, scenario.vms[0].clone()],
+            ..scenario
+        };
+        // It reads for as long as the other runs.
+        scenario.vms[1].work_share = 20.0;
+        let alone = without_disk();
+        let run = |machine: &Machine| {
+            let mut twin = start(machine, &scenario);
+            while twin.report().vms[0].runtime_s.is_none() {
+                twin.run_to_end(Ns(twin.now().0 + 500_000_000));
+            }
+            let report = twin.report();
+            let bytes = report.links.iter().map(|link| link.bytes).sum::<u64>();
+            (
+                report.vms[0].runtime_s.unwrap(),
+                bytes as f64 / report.at_ns.as_f64(),
+            )
+        };
+        let ((with, loaded), (without, idle)) = (run(&machine), run(&alone));
+        assert!(
+            with > 0.999 * without,
+            "memory on {memory_node}: {with} s with, {without} s without"
+        );
+        assert!(
+            loaded > idle,
+            "memory on {memory_node}: links carry {loaded}, {idle} without"
+        );
+        slower += usize::from(with > 1.005 * without);
+    }
+    assert!(slower > 0, "nobody feels 3 GB/s");
+}
+
+#[test]
+fn every_byte_asked_for_is_moved_once() {
+    let machine = amd48();
+    let hops = machine.route(NodeId(6), NodeId(0)).expect("there is one").len() as f64;
+    // 10 KiB do not divide anything; 4 KiB go to the device by several.
+    for (request, bytes, barrier) in [
+        ("10KiB", 10240.0, BARRIER),
+        ("4KiB", 4096.0, ""),
+        ("1MiB", 1048576.0, ""),
+    ] {
+        let mut twin = start(&machine, &one(&machine, reader(64.0, request, barrier)));
+        assert!(twin.run_to_end(Ns::from_secs(100)));
+        let report = twin.report();
+        let asked = report.vms[0].io_bytes as f64;
+        let profiled = report.vms[0].instructions_g * 1e9 * 64.0 / 1e3;
+        // A request of each thread; small ones of 100 us together.
+        let slack = 2.0 * f64::max(bytes, 200e6 * 100e-6 + bytes);
+        assert!(
+            (asked - profiled).abs() <= slack,
+            "{request}: {asked} of {profiled} bytes"
+        );
+        let carried: f64 = report.links.iter().map(|link| link.bytes as f64).sum();
+        let moved = carried / hops;
+        assert!(
+            moved <= asked + 8.0 && moved >= asked - slack,
+            "{request}: {moved} of {asked} bytes moved"
+        );
+    }
+}
+
+#[test]
+fn a_vm_that_stops_while_it_waits_can_start_again() {
+    let machine = with_disk(1_000_000);
+    let mut scenario = one(&machine, reader(64.0, "1MiB", ""));
+    scenario.vms[0].work_share = 0.01;
+    let at = |ms| Ns::from_millis(ms);
+    let scenario = scenario
+        .with_event(at(500), "a", EventAction::Start)
+        .with_event(at(3000), "a", EventAction::Stop)
+        .with_event(at(3100), "a", EventAction::Start);
+    let mut twin = start(&machine, &scenario);
+    twin.run_to_end(at(2900));
+    let before = twin.report().vms[0].io_bytes;
+    assert!(before > 0 && !twin.finished());
+    assert!(twin.run_to_end(Ns::from_secs(60)), "it waits for ever");
+    let after = twin.report().vms[0].io_bytes;
+    assert!(
+        after > before,
+        "{after} bytes after a second life, {before} before"
+    );
+}
+
+#[test]
+fn a_machine_without_the_device_runs_the_program_without_its_io_and_says_so() {
+    let machine = r910();
+    let report = ended(&machine, &one(&machine, reader(64.0, "128KiB", "")));
+    assert_eq!(report.vms[0].io_bytes, 0);
+    assert_eq!(
+        report.notes,
+        [
+            "machine r910 has no disk with `bandwidth` and `latency`: reader runs without its I/O there; \
+          add them to a [[devices]] of class 0x01 in the machine's file"
+        ]
+    );
+    assert!(
+        ended(&amd48(), &one(&amd48(), reader(1.0, "128KiB", "")))
+            .notes
+            .is_empty()
+    );
+}
+
+#[test]
+fn the_same_run_gives_the_same_bytes() {
+    let machine = amd48();
+    for barrier in ["", BARRIER] {
+        let scenario = one(&machine, reader(64.0, "4KiB", barrier));
+        let text = || serde_json::to_string(&ended(&machine, &scenario)).unwrap();
+        assert_eq!(text(), text());
+    }
+}
+
+/// 48 threads on the bare machine: the profile's I/O overlaps with computing, and the disk is just fast enough.
+#[test]
+fn the_disk_of_seed_004_feeds_its_programs() {
+    for (name, published) in [("sssp", 261e6), ("mongodb", 184e6), ("dc.B", 175e6)] {
+        let mut spec = VmSpec::new("a", 48, Bytes::from_gib(64), name);
+        spec.work_share = 10.0;
+        let mut scenario = Scenario::of("test", vec![spec]);
+        scenario.hypervisor = Hypervisor::Native;
+        let rate = |machine: &Machine| {
+            let mut twin = start(machine, &scenario);
+            twin.run_to_end(Ns::from_secs(10));
+            twin.mark();
+            twin.run_to_end(Ns::from_secs(12));
+            let vm = &twin.report().vms[0];
+            (vm.instructions_g / 2.0, vm.io_bytes as f64 / 2.0)
+        };
+        let ((with, bytes), (without, _)) = (rate(&amd48()), rate(&without_disk()));
+        close(with, without, 0.01);
+        // Two seconds see some requests of every thread more or less.
+        close(bytes, published, 0.05);
+    }
+}
