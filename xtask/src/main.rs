@@ -28,8 +28,9 @@ use std::time::{Duration, Instant};
 use clap::{Parser, Subcommand};
 
 use crate::fuzz::FuzzArgs;
+use crate::passed::Rerun;
 use crate::reproduction::ReproductionArgs;
-use crate::steps::{DecisionsArgs, Rerun, Step};
+use crate::steps::{DecisionsArgs, Step};
 use crate::tally::Tally;
 
 /// Checks of the Homenode workspace.

@@ -109,6 +109,15 @@ const TESTED: [(&str, &[&[&str]]); 13] = [
 ];
 const XEN: &[&str] = &["crates/xen", "scripts/xen-setup.sh"];
 
+/// Whether a long step runs what already passed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rerun {
+    /// All of it.
+    All,
+    /// Only what has not passed yet with the files as they are now: see [`TESTED`].
+    Changed,
+}
+
 /// A case that passed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Passed {

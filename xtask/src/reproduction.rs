@@ -14,8 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::cargo::{Build, build, metadata};
-use crate::passed::{self, Record};
-use crate::steps::Rerun;
+use crate::passed::{self, Record, Rerun};
 use crate::tally::Tally;
 
 /// What is made and committed; beside them lie the log and the bands.

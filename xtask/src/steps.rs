@@ -9,6 +9,7 @@ use anyhow::{Context as _, ensure};
 use crate::cargo::{Build, build, cargo, metadata, root, succeeds};
 use crate::fuzz::{self, FuzzArgs};
 use crate::nightly;
+use crate::passed::Rerun;
 use crate::python;
 use crate::reproduction::{self, ReproductionArgs};
 use crate::rules;
@@ -27,15 +28,6 @@ pub struct DecisionsArgs {
     /// Run held-out cases first, drawn by the last commit that touched the policies, and add what comes of them to the list
     #[arg(long)]
     held_out: bool,
-}
-
-/// Whether a long step runs what already passed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rerun {
-    /// All of it.
-    All,
-    /// Only what has not passed yet with the files as they are now: see [`crate::passed`].
-    Changed,
 }
 
 /// One thing to run.
@@ -144,20 +136,20 @@ impl Step {
             Self::Clippy => of(
                 "clippy",
                 "clippy over all crates, tests, benches and fuzz targets, warnings denied",
-                Some(6),
+                Some(4),
                 &[],
             ),
-            Self::Rules => of("rules", "house rules, which clippy cannot see", Some(2), &[]),
+            Self::Rules => of("rules", "house rules, which clippy cannot see", Some(1), &[]),
             Self::Test => of(
                 "test",
                 "unit, property, integration and documentation tests of all crates",
-                Some(20),
+                Some(22),
                 &[],
             ),
             Self::Doc => of(
                 "doc",
                 "documentation of all crates, warnings denied",
-                Some(3),
+                Some(2),
                 &[],
             ),
             Self::Miri => of(
@@ -199,7 +191,7 @@ impl Step {
             Self::Python => of(
                 "python",
                 "the Python package: tables, types, threads, and the command's numbers and sentences",
-                Some(2),
+                Some(1),
                 &["scripts/python-setup.sh"],
             ),
             Self::Wheel => of(
@@ -217,31 +209,31 @@ impl Step {
             Self::Integrations => of(
                 "integrations",
                 "what schedulers of fleets make of agents' answers",
-                Some(3),
+                Some(2),
                 &["scripts/integrations-setup.sh"],
             ),
             Self::Page => of(
                 "page",
                 "the page of an agent, as an operator uses it in Chromium",
-                Some(3),
+                Some(2),
                 &["scripts/page-setup.sh"],
             ),
             Self::Sweeps => of(
                 "sweeps",
                 "the same bytes of a sweep by Slurm as by threads",
-                Some(3),
+                Some(2),
                 &["scripts/sweeps-setup.sh"],
             ),
             Self::Site => of(
                 "site",
                 "the notebooks, the documentation as a site, and the commands that it shows",
-                Some(3),
+                Some(2),
                 &["scripts/python-setup.sh", "scripts/site-setup.sh"],
             ),
             Self::Testbed(names, _) => of(
                 "testbed",
                 "real guests on an emulated 4-node host",
-                Some(30),
+                Some(45),
                 match names.iter().any(|name| name.starts_with("xen")) {
                     true => &XEN_SETUP,
                     false => &XEN_SETUP[..1],
@@ -367,8 +359,8 @@ fn test(which: &[&str]) -> anyhow::Result<Tally> {
     Ok(output.end(child.wait()?.success()))
 }
 
-/// Runs the tests of these modules that need programs of others. The whole workspace is named: a package alone has other features,
-/// and would be built again with all that it needs.
+/// Runs the tests of these modules that need programs of others. The whole workspace is named: a package alone has other
+/// features, and would be built again with all that it needs.
 fn peers(modules: &[&str]) -> anyhow::Result<Tally> {
     test(&[&["--workspace", "--test", "peers", "--"], modules].concat())
 }

@@ -7,8 +7,7 @@ use anyhow::Context as _;
 use serde::Deserialize;
 
 use crate::cargo::{Build, build, metadata, succeeds};
-use crate::passed::{self, Record};
-use crate::steps::Rerun;
+use crate::passed::{self, Record, Rerun};
 use crate::tally::Tally;
 
 /// What the testbed writes with `--json`, as far as it is read here.

@@ -1,5 +1,6 @@
 //! Hosts that an operator has configured: isolated CPUs, a cpuset on the slice of all domains, bound cells, huge pages, an agent
-//! in a slice of its own, two VMs of a name. Each bound holds at every look, and everything is as before once the agent has ended.
+//! in a slice of its own, two VMs of a name. Each bound holds at every look, and everything is as before once the agent has
+//! ended.
 //!
 //! ```text
 //!   node 0: CPU 0 (the agent's slice), CPU 1      node 1: CPU 2, CPU 3 (isolcpus)      machine: cpuset 1-3
