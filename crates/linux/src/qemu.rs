@@ -488,8 +488,8 @@ impl Manager for Qemu {
         true
     }
 
-    /// By the journal's own process, whatever that is called by now, and whoever else claims its name: from here on the VM is this
-    /// process.
+    /// By the journal's own process, whatever that is called by now, and whoever else claims its name: from here on the VM is
+    /// this process.
     fn knows(&mut self, run: &Run) -> Result<bool, CallError> {
         let is_known = |vm: &Vm| vm.process == run.process();
         if !self.vms.get(&run.vm).is_some_and(is_known) {

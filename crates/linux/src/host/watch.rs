@@ -172,8 +172,8 @@ impl LinuxHost {
         }))
     }
 
-    /// Undoes what is in force on another process that was taken for this VM and still runs: a service's user had given it the name
-    /// or the UUID of root's.
+    /// Undoes what is in force on another process that was taken for this VM and still runs: a service's user had given it the
+    /// name or the UUID of root's.
     fn undo_former(&mut self, run: &Run) -> Result<(), String> {
         let Hands {
             manager,
