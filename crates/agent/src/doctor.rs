@@ -244,13 +244,18 @@ fn nodes(machine: Result<&Machine, String>) -> Found {
             "mount /sys, or mend what is said there",
         )
     };
-    match machine.map_err(unread)?.memory_nodes().len() {
+    let machine = machine.map_err(unread)?;
+    let isolated = match machine.isolated.is_empty() {
+        true => String::new(),
+        false => format!("; CPUs {} are isolated, for VMs that name them", machine.isolated),
+    };
+    match machine.memory_nodes().len() {
         0 | 1 => Err(lack(
             "this host has one node",
             "nothing is placed or moved; all else works",
             "none, where it has one socket; else node interleaving off in the firmware",
         )),
-        count => Ok(format!("{count} nodes with memory")),
+        count => Ok(format!("{count} nodes with memory{isolated}")),
     }
 }
 

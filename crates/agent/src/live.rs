@@ -187,7 +187,7 @@ fn take_up(host: &dyn RealHost, kept: Option<&Path>, control: &mut Control) -> (
 
 /// What cannot be done on this host, for the operator.
 fn limits_of(vms: &Managed, machine: &Machine, policies: PolicySet) -> Vec<String> {
-    let mut limits = Vec::new();
+    let mut limits = machine.notes.clone();
     if machine.memory_nodes().len() < 2 {
         let (idle, busy) = homenode_control::stages_by_need_of_nodes(policies);
         let (idle, busy) = (idle.join(", "), busy.join(", "));
@@ -221,6 +221,7 @@ fn connect(
         beat: beat.clone(),
         local_migration: config.local_migration.clone(),
         trace_waiting: run.trace_waiting,
+        reserved_cpus: config.placement.reserved_cpus.clone(),
         ..Options::new(machine.clone())
     };
     run.vms.connect(options)

@@ -78,7 +78,8 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.output {
         writable(path)?;
     }
-    let machine = sysfs::read(Path::new("/"))?;
+    // The measuring threads run on these CPUs themselves.
+    let machine = sysfs::read_confined(Path::new("/"))?;
     let seconds = args.seconds.unwrap_or(if args.quick { 8 } else { 60 });
     let options = Options {
         node: args.node.map(NodeId),

@@ -80,7 +80,11 @@ fn pins(vcpus: &[u16], cpus: &CpuSet, machine: &Machine, vm: &VmSample) -> Resul
     if let Some(&index) = vcpus.iter().find(|index| vm.vcpu(**index).is_none()) {
         return Err(Impossible::UnknownVcpu { index });
     }
-    let usable = machine.cpu_set();
+    // What the VM may use is a bound that no plan crosses.
+    let usable = match &vm.settings.cpus_allowed {
+        Some(allowed) => machine.cpu_set().intersection(allowed),
+        None => machine.cpu_set(),
+    };
     let is_so = !cpus.is_empty() && cpus.is_subset(&usable);
     possible(is_so, || Impossible::Cpus {
         cpus: cpus.clone(),

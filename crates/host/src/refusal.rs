@@ -141,8 +141,8 @@ pub enum Impossible {
         /// The index asked for.
         index: u16,
     },
-    /// CPUs that the host lacks, or none at all.
-    #[error("CPUs {{{cpus}}} are not a non-empty part of the host's CPUs {usable}")]
+    /// CPUs that the host lacks, that the VM may not use, or none at all.
+    #[error("CPUs {{{cpus}}} are not a non-empty part of the CPUs {usable} that the VM may use")]
     Cpus {
         /// CPUs asked for.
         cpus: CpuSet,

@@ -26,8 +26,10 @@ pub struct View<'a> {
     pub sample: &'a Sample,
     /// What happened since the sample before; `None` in the first epoch.
     pub rates: Option<&'a Rates>,
-    /// CPUs that VMs may use: online, not the host's own, and on no node that is to be emptied.
+    /// CPUs that all VMs may use: online, not the host's own, not isolated, and on no node that is to be emptied.
     pub cpus: CpuSet,
+    /// CPUs that the kernel keeps free, and that are as usable as those above for the VMs whose operator names them.
+    pub isolated: CpuSet,
     /// Nodes that are to be emptied of VMs.
     pub drained: NodeSet,
     /// Every VM, ascending by id.
@@ -111,7 +113,8 @@ impl<'a> View<'a> {
             machine,
             sample,
             rates,
-            cpus,
+            isolated: cpus.intersection(&machine.isolated),
+            cpus: cpus.difference(&machine.isolated),
             drained,
             vms,
         }
@@ -126,7 +129,15 @@ impl View<'_> {
         memory.iter().filter(has_cpus).collect()
     }
 
-    /// CPUs of a node that VMs may use.
+    /// CPUs that a VM may use of which the host says this: `None` where nothing keeps it from what all VMs may use.
+    pub fn cpus_for(&self, allowed: Option<&CpuSet>) -> CpuSet {
+        allowed.map_or_else(
+            || self.cpus.clone(),
+            |allowed| self.cpus.union(&self.isolated).intersection(allowed),
+        )
+    }
+
+    /// CPUs of a node that all VMs may use.
     pub fn cpus_of(&self, node: NodeId) -> CpuSet {
         let of_node = self.machine.nodes.get(node);
         of_node.map_or_else(CpuSet::new, |of| of.cpus.intersection(&self.cpus))

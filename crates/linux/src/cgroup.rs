@@ -12,7 +12,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use homenode_host::CpuQuota;
-use homenode_units::{CpuSet, Ns};
+use homenode_units::{CpuSet, Id, IdSet, NodeSet, Ns};
 
 use crate::read::{self, Dir, Often, ReadError};
 use crate::task;
@@ -35,9 +35,11 @@ impl Throttled {
     }
 }
 
-/// One place where a cgroup hierarchy with CPU control is mounted.
+/// One place where a cgroup hierarchy with control of CPU time or of cpusets is mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Mount {
+    /// Controllers that it has, if it is v1.
+    controllers: Vec<String>,
     /// Path within the hierarchy that is mounted.
     from: PathBuf,
     /// Where.
@@ -57,6 +59,15 @@ enum Version {
 pub struct Hierarchy {
     root: PathBuf,
     mounts: Vec<Mount>,
+}
+
+/// What cgroups leave a process; `None` where that is not to be seen.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cpuset {
+    /// CPUs.
+    pub cpus: Option<CpuSet>,
+    /// Nodes that its memory may come from, where these are fewer than all groups have.
+    pub nodes: Option<NodeSet>,
 }
 
 /// A directory whose `cpu.stat` tells of a thread; found once per thread, as threads rarely change cgroups. It is kept open, and
@@ -127,9 +138,25 @@ impl Hierarchy {
     /// # Errors
     /// When the thread's `cgroup` file is malformed.
     pub fn group_of(&self, pid: i32, tid: i32) -> Result<Option<CpuGroup>, ReadError> {
+        for (_, dir) in self.directories(pid, tid, "cpu")? {
+            if let Some(group) = CpuGroup::open(&dir)? {
+                return Ok(Some(group));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Directories of a thread's groups that a controller may have, v1's first, each with where its hierarchy is mounted. None
+    /// where the thread is gone.
+    fn directories(
+        &self,
+        pid: i32,
+        tid: i32,
+        controller: &str,
+    ) -> Result<Vec<(PathBuf, PathBuf)>, ReadError> {
         let path = self.root.join(format!("proc/{pid}/task/{tid}/cgroup"));
         let Some(text) = read::text_if_there(&path, read::SMALL_BYTES)? else {
-            return Ok(None);
+            return Ok(Vec::new());
         };
         let mut groups = Vec::new();
         for line in text.lines() {
@@ -140,39 +167,69 @@ impl Hierarchy {
             };
             groups.push((controllers, group));
         }
-        for mount in &self.mounts {
-            let group = groups.iter().find(|(controllers, _)| match mount.version {
-                Version::V1 => controllers.split(',').any(|c| c == "cpu"),
+        let directory = |mount: &Mount| {
+            let (_, group) = groups.iter().find(|(controllers, _)| match mount.version {
+                Version::V1 => controllers.split(',').any(|c| c == controller),
                 Version::V2 => controllers.is_empty(),
-            });
-            if let Some(dir) = group.and_then(|(_, group)| mount.directory(&self.root, Path::new(group)))
-                && let Some(group) = CpuGroup::open(&dir)?
-            {
-                return Ok(Some(group));
-            }
-        }
-        Ok(None)
+            })?;
+            let top = mount.directory(&self.root, &mount.from)?;
+            Some((top, mount.directory(&self.root, Path::new(group))?))
+        };
+        let has = |mount: &&Mount| {
+            mount.version == Version::V2 || mount.controllers.iter().any(|each| each == controller)
+        };
+        Ok(self.mounts.iter().filter(has).filter_map(directory).collect())
     }
 }
 
 impl Hierarchy {
-    /// CPUs that a process's cgroup leaves it, where that is to be seen (v2): the nearest group above that has a say says it.
+    /// CPUs and memory nodes that the cgroups of a process leave it, up to the root: the nearest group that has a say gives what
+    /// is in force there, which is within the groups above it.
+    ///
+    /// Groups that libvirt makes for single threads of a VM do not count: their cpusets are its pins.
     ///
     /// # Errors
     /// When a file is malformed.
-    pub fn cpus_of(&self, pid: i32) -> Result<Option<CpuSet>, ReadError> {
-        let Some(group) = self.group_of(pid, pid)? else {
-            return Ok(None);
-        };
-        for directory in group.path().ancestors() {
-            let path = directory.join("cpuset.cpus.effective");
-            let cpus: Option<CpuSet> = read::value_if_there(&path, "a list of CPUs")?;
-            if let Some(cpus) = cpus.filter(|cpus| !cpus.is_empty()) {
-                return Ok(Some(cpus));
+    pub fn cpuset_of(&self, pid: i32) -> Result<Cpuset, ReadError> {
+        let mut cpuset = Cpuset::default();
+        for (top, directory) in self.directories(pid, pid, "cpuset")? {
+            let of_vm = match is_of_thread(&directory) {
+                true => directory.parent().unwrap_or(&directory),
+                false => &directory,
+            };
+            if cpuset.cpus.is_none() {
+                cpuset.cpus = nearest(of_vm, &top, &CPUS_IN_FORCE, "a list of CPUs")?;
+            }
+            if cpuset.nodes.is_none() {
+                let nodes = |group: &Path| nearest(group, &top, &NODES_IN_FORCE, "a list of nodes");
+                let of_all = nodes(&top)?;
+                cpuset.nodes = nodes(of_vm)?.filter(|nodes| Some(nodes) != of_all.as_ref());
             }
         }
-        Ok(None)
+        Ok(cpuset)
     }
+}
+
+/// Files that say what is in force: of v2, of v1, and of v1 before Linux 3.17.
+const CPUS_IN_FORCE: [&str; 3] = ["cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"];
+const NODES_IN_FORCE: [&str; 3] = ["cpuset.mems.effective", "cpuset.effective_mems", "cpuset.mems"];
+
+/// The list that is in force in the nearest group at or above a directory that has one.
+fn nearest<T: Id>(
+    directory: &Path,
+    top: &Path,
+    files: &[&str],
+    expected: &'static str,
+) -> Result<Option<IdSet<T>>, ReadError> {
+    for group in directory.ancestors().take_while(|group| group.starts_with(top)) {
+        for file in files {
+            let listed: Option<IdSet<T>> = read::value_if_there(&group.join(file), expected)?;
+            if let Some(listed) = listed.filter(|listed| !listed.is_empty()) {
+                return Ok(Some(listed));
+            }
+        }
+    }
+    Ok(None)
 }
 
 impl Mount {
@@ -424,6 +481,12 @@ fn is_of_vcpu(path: &Path) -> bool {
     name.is_some_and(|name| name.starts_with("vcpu"))
 }
 
+/// Whether libvirt made a group for one thread of a VM, or for those that help it.
+fn is_of_thread(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.is_some_and(|name| name == "emulator" || name.starts_with("vcpu") || name.starts_with("iothread"))
+}
+
 /// Period of a cgroup to which nobody gave one.
 pub(crate) const PERIOD_DEFAULT: Ns = Ns::from_millis(100);
 /// The largest quota that the kernel takes: as good as none.
@@ -475,10 +538,11 @@ fn parse_mount(line: &str) -> Option<Option<Mount>> {
     let options = kind.next().unwrap_or("");
     let version = match fs {
         "cgroup2" => Version::V2,
-        "cgroup" if options.split(',').any(|o| o == "cpu") => Version::V1,
+        "cgroup" if options.split(',').any(|o| o == "cpu" || o == "cpuset") => Version::V1,
         _ => return Some(None),
     };
     Some(Some(Mount {
+        controllers: options.split(',').map(str::to_owned).collect(),
         from: unescape(from).into(),
         at: unescape(at).into(),
         version,

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use homenode_host::{Bell, LocalMigration};
 use homenode_machine::Machine;
+use homenode_units::CpuSet;
 
 use crate::beat::Beat;
 use crate::journal::JournalError;
@@ -107,6 +108,8 @@ impl std::str::FromStr for Vms {
 pub struct Options {
     /// What the host is.
     pub machine: Machine,
+    /// CPUs that the operator keeps for the host: nothing of a VM is pinned there.
+    pub reserved_cpus: CpuSet,
     /// Root of `/proc`, `/sys` and `/run`: `/`, but in tests.
     pub root: PathBuf,
     /// Where the journal and the lock lie.
@@ -130,6 +133,7 @@ impl Options {
     pub fn new(machine: Machine) -> Options {
         Options {
             machine,
+            reserved_cpus: CpuSet::new(),
             root: PathBuf::from("/"),
             state_dir: PathBuf::from(STATE_DIR),
             topology_socket: PathBuf::from(TOPOLOGY_SOCKET),

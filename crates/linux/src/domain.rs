@@ -79,6 +79,8 @@ pub struct Domain {
     pub vcpus_current: u16,
     /// CPUs allowed to all vCPUs (`<vcpu cpuset>`).
     pub cpuset: Option<CpuSet>,
+    /// Whether libvirt asked a tool (`numad`) for the nodes that it starts on (`<vcpu placement='auto'>`).
+    pub placed_by_advice: bool,
     /// CPUs of single vCPUs (`<vcpupin>`).
     pub vcpu_pins: BTreeMap<u16, CpuSet>,
     /// CPUs of the emulator (`<emulatorpin>`).
@@ -202,6 +204,7 @@ impl Domain {
                 .attribute("cpuset")
                 .map(|list| cpus(list, "<vcpu cpuset>"))
                 .transpose()?,
+            placed_by_advice: vcpu.attribute("placement") == Some("auto"),
             vcpu_pins: pins(cputune, "vcpupin", "vcpu")?,
             emulator_pin: match cputune.and_then(|c| c.child("emulatorpin")?.attribute("cpuset")) {
                 Some(list) => Some(cpus(list, "<emulatorpin cpuset>")?),

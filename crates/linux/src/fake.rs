@@ -54,6 +54,7 @@ pub fn machine(sockets: &[u16]) -> Machine {
         name: "test".into(),
         nodes: (0..count).map(|at| (NodeId(at as u16), node(at))).collect(),
         memory_allowed: (0..count).map(|at| NodeId(at as u16)).collect(),
+        isolated: CpuSet::new(),
         cpus: (0..count).map(cpu).collect(),
         llcs: vec![],
         distances: Distances {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use homenode_host::Bell;
 use homenode_machine::Machine;
-use homenode_units::Ns;
+use homenode_units::{CpuSet, Ns};
 
 use crate::beat::Beat;
 use crate::journal::Journal;
@@ -24,6 +24,8 @@ pub(crate) struct Hands {
     /// Root of `/proc`, `/sys` and `/run`.
     pub root: PathBuf,
     pub machine: Machine,
+    /// CPUs that the operator keeps for the host.
+    pub reserved_cpus: CpuSet,
     /// Ends moving early.
     pub bell: Bell,
     /// Tells the guard that the agent goes on.
@@ -42,7 +44,7 @@ impl Hands {
         manager: Box<dyn Manager>,
         journal: Option<Journal>,
         root: PathBuf,
-        machine: Machine,
+        (machine, reserved_cpus): (Machine, CpuSet),
         (bell, beat): (Bell, Beat),
         topology: TopologyPages,
     ) -> Hands {
@@ -52,6 +54,7 @@ impl Hands {
             marks: Marks::new(&root),
             root,
             machine,
+            reserved_cpus,
             bell,
             beat,
             topology,

@@ -102,6 +102,7 @@ impl LinuxHost {
     pub fn connect(vms: &Vms, options: Options) -> Result<LinuxHost, ConnectError> {
         let Options {
             machine,
+            reserved_cpus,
             root,
             state_dir,
             topology_socket,
@@ -153,7 +154,14 @@ impl LinuxHost {
         });
         let pages = TopologyPages::open(topology_socket, acting);
         notices.extend(pages.trouble(acting));
-        let mut hands = Hands::new(manager, journal, root, machine, (bell, beat), pages);
+        let mut hands = Hands::new(
+            manager,
+            journal,
+            root,
+            (machine, reserved_cpus),
+            (bell, beat),
+            pages,
+        );
         for notice in notices {
             hands.notice(notice);
         }

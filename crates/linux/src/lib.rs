@@ -67,6 +67,7 @@ pub mod peer;
 pub mod perf;
 pub mod proc_stat;
 mod qemu;
+mod reach;
 mod read;
 pub mod resctrl;
 pub mod scope;

@@ -409,7 +409,7 @@ impl Manager for Libvirt {
     fn pin_vcpu(&mut self, vm: VmId, index: u16, cpus: &CpuSet) -> Result<(), CallError> {
         let (map, live) = (cpu_map(cpus), self.live);
         #[cfg(test)]
-        let obey = self.stand_in.pin(1 + i32::from(index), cpus);
+        let obey = self.stand_in.pin(1 + i32::from(index), cpus)?;
         self.ask(vm, move |domain| {
             #[cfg(test)]
             obey();
@@ -420,7 +420,7 @@ impl Manager for Libvirt {
     fn pin_emulator(&mut self, vm: VmId, cpus: &CpuSet) -> Result<(), CallError> {
         let (map, live) = (cpu_map(cpus), self.live);
         #[cfg(test)]
-        let obey = self.stand_in.pin(0, cpus);
+        let obey = self.stand_in.pin(0, cpus)?;
         self.ask(vm, move |domain| {
             #[cfg(test)]
             obey();

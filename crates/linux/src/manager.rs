@@ -58,6 +58,11 @@ pub(crate) trait Manager: std::fmt::Debug {
         false
     }
 
+    /// Whether the pins that it tells are the affinities in force, and not those that were asked for.
+    fn shows_affinities(&self) -> bool {
+        false
+    }
+
     /// Whether a vCPU begins where the emulator may run just then, and the manager leaves it there.
     fn vcpus_inherit(&self) -> bool {
         false

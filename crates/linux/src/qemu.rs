@@ -165,6 +165,7 @@ impl Qemu {
             memory_current_bytes: current,
             vcpus_current: told.vcpus,
             cpuset,
+            placed_by_advice: false,
             vcpu_pins: BTreeMap::new(),
             emulator_pin,
             iothread_pins: BTreeMap::new(),
@@ -196,7 +197,7 @@ impl Qemu {
 
     /// CPUs that the owner of its cgroup leaves it, where that is to be seen.
     fn allowed(&self, pid: i32) -> Option<CpuSet> {
-        self.groups.as_ref()?.cpus_of(pid).ok()?
+        self.groups.as_ref()?.cpuset_of(pid).ok()?.cpus
     }
 
     fn vm(&self, vm: VmId) -> Result<&Vm, CallError> {
@@ -482,6 +483,10 @@ impl Manager for Qemu {
 
     fn is_unpinned(&self, domain: &Domain, cpus: &CpuSet) -> bool {
         self.is_free(domain.cpuset.as_ref(), cpus)
+    }
+
+    fn shows_affinities(&self) -> bool {
+        true
     }
 
     fn vcpus_inherit(&self) -> bool {

@@ -11,8 +11,10 @@ use crate::cgroup::{CpuGroup, CpuMax};
 use crate::domain::{Cell, Domain};
 use crate::hands::Hands;
 use crate::journal::{Before, Entry, Helper, Run, Written};
+use crate::levers::vcpus::before_of;
 use crate::numa_maps::Range;
 use crate::pages::Mover;
+use crate::reach::{Left, Reach};
 use crate::read::ReadError;
 use crate::task::{Process, Role, Tasks, Thread};
 use crate::{meminfo, now, numa_maps};
@@ -33,8 +35,9 @@ pub(crate) struct Vm {
     pub described: Arc<Domain>,
     /// The same, with what was set since.
     pub domain: Domain,
+    /// What its operator's bounds leave it, but for affinities.
+    pub reach: Reach,
     /// What it was when first seen; the live XML shows our own pins later.
-    pub cpus_allowed: Option<CpuSet>,
     pub operator_helpers: BTreeSet<Helper>,
     pub pins: Pinned,
     pub threads: Vec<Thread>,
@@ -179,6 +182,47 @@ impl Vm {
             operator_helpers: self.operator_helpers.iter().copied().collect(),
             nodes: self.restrictive_nodes().cloned(),
         }
+    }
+
+    /// What is left of the host for it when every bound is applied: those that were read, and the affinities that its vCPUs had
+    /// before the agent pinned them. Affinities that libvirt gave it on a tool's advice (`placement='auto'`) are no bound: they
+    /// are that tool's placement.
+    pub fn left(&self, hands: &Hands) -> Left {
+        let before = hands.entry(self).map(|entry| &entry.before);
+        let affinity = |thread: &Thread| {
+            let index = vcpu_index(&thread.role)?;
+            if self.pins.operator.contains(&index) {
+                return None;
+            }
+            if !self.pins.ours.contains_key(&index) {
+                return Some(thread.affinity.clone());
+            }
+            let journalled = before.and_then(|before| before_of(before, index));
+            journalled.or_else(|| self.pins.restored.get(&index)).cloned()
+        };
+        let is_placed = self.domain.placed_by_advice;
+        let threads = self.threads.iter().filter(|_| !is_placed);
+        let affinities: Vec<CpuSet> = threads.filter_map(affinity).collect();
+        self.reach.left(&hands.machine, &affinities)
+    }
+
+    /// Whether something of the agent's is in force outside what is left to it: a pin, or a home that its operator did not choose.
+    pub fn is_out_of_reach(&self, hands: &Hands, left: &Left) -> bool {
+        let mut pins = self.pins.ours.values().filter_map(|sets| sets.first());
+        let chosen = self
+            .domain
+            .settings
+            .as_ref()
+            .ok()
+            .and_then(|said| said.home.as_ref());
+        let is_lost = |home: &NodeSet| {
+            let mut nodes = home
+                .iter()
+                .map(NodeSet::one)
+                .map(|node| hands.machine.cpus_of(&node));
+            chosen.is_none() && nodes.any(|cpus| !cpus.is_empty() && cpus.intersection(&left.cpus).is_empty())
+        };
+        pins.any(|cpus| !cpus.is_subset(&left.cpus)) || self.home.as_ref().is_some_and(is_lost)
     }
 
     /// Whether it is between two hosts: libvirt then refuses every change, and only after a long wait.

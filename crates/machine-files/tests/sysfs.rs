@@ -3,7 +3,7 @@
 mod support;
 
 use homenode_machine::Machine;
-use homenode_machine_files::sysfs::read;
+use homenode_machine_files::sysfs::{read, read_confined};
 use homenode_units::{Bytes, BytesPerSec, CpuId, NodeId};
 use support::{TREES, Tree};
 
@@ -70,7 +70,7 @@ fn a_node_without_memory() {
             "node 0: socket 0 cpus 0-1 cores 2 memory 982824kB llcs [0] distances [10, 20]",
             "node 1: socket 0 cpus 2-3 cores 2 memory 0kB llcs [1] distances [20, 10]",
             "llcs 0-1:8MiB 2-3:8MiB",
-            "note: node 1 has no memory",
+            "note: node 1 has no memory: homes need memory, so VMs with a home do not run on CPUs 2-3",
         ],
     );
     assert_eq!(machine("memoryless-node").memory_nodes().to_string(), "0");
@@ -175,10 +175,73 @@ fn devices_are_on_their_nodes() {
 }
 
 #[test]
-fn a_cpuset_leaves_out_cpus_and_memory() {
+fn the_host_is_what_is_online_whatever_the_reading_process_may_use() {
     assert_shown(
         "cpuset-restricted",
         &[
+            "node 0: socket 0 cpus 0 cores 1 memory 985460kB llcs [0] distances [10, 16, 22, 16]",
+            "node 1: socket 0 cpus 1 cores 1 memory 966100kB llcs [1] distances [16, 10, 16, 22]",
+            "node 2: socket 0 cpus 2 cores 1 memory 1031768kB llcs [2] distances [22, 16, 10, 16]",
+            "node 3: socket 0 cpus 3 cores 1 memory 1030940kB llcs [3] distances [16, 22, 16, 10]",
+            "llcs 0:8MiB 1:8MiB 2:8MiB 3:8MiB",
+            "0000:40:00.0 0x060400 node 2",
+            "0000:41:00.0 0x020000 node 2",
+        ],
+    );
+    // An affinity of its own, as CPUAffinity= of a service manager gives it, is no bound of the host's either.
+    let tree = Tree::saved("testbed");
+    tree.write(
+        "proc/self/status",
+        b"Cpus_allowed_list:\t0,2\nMems_allowed_list:\t0\n",
+    );
+    let whole = read(tree.root()).unwrap();
+    assert_eq!(
+        (whole.cpu_set().to_string(), whole.memory_nodes().to_string()),
+        ("0-3".into(), "0-3".into())
+    );
+    let confined = read_confined(tree.root()).unwrap();
+    assert_eq!(
+        (
+            confined.cpu_set().to_string(),
+            confined.memory_nodes().to_string()
+        ),
+        ("0,2".into(), "0".into())
+    );
+}
+
+#[test]
+fn isolated_cpus_are_told_apart_and_said() {
+    let tree = Tree::saved("testbed");
+    for (isolated, expected) in [("1,3\n", "1,3"), ("2-7\n", "2-3"), ("\n", ""), ("", "")] {
+        tree.write("sys/devices/system/cpu/isolated", isolated.as_bytes());
+        let machine = read(tree.root()).unwrap();
+        assert_eq!(machine.isolated.to_string(), expected);
+        assert_eq!(
+            machine.cpu_set().to_string(),
+            "0-3",
+            "they are the host's all the same"
+        );
+        let is_said = machine
+            .notes
+            .iter()
+            .any(|note| note.contains("isolated (isolcpus=)"));
+        assert_eq!(is_said, !expected.is_empty(), "{:?}", machine.notes);
+    }
+    tree.write("sys/devices/system/cpu/isolated", b"many\n");
+    assert!(
+        read(tree.root())
+            .unwrap_err()
+            .to_string()
+            .contains("cpu/isolated")
+    );
+}
+
+#[test]
+fn a_process_that_measures_leaves_out_what_its_cpuset_keeps_from_it() {
+    let confined = read_confined(Tree::saved("cpuset-restricted").root()).unwrap();
+    assert_eq!(
+        shown(&confined),
+        [
             "node 0: socket 0 cpus  cores 0 memory 985460kB llcs [] distances [10, 16, 22, 16]",
             "node 1: socket 0 cpus  cores 0 memory 966100kB llcs [] distances [16, 10, 16, 22]",
             "node 2: socket 0 cpus 2 cores 1 memory 1031768kB llcs [0] distances [22, 16, 10, 16]",
@@ -190,10 +253,9 @@ fn a_cpuset_leaves_out_cpus_and_memory() {
             "note: nodes 0-1 have memory that a cpuset keeps from this process",
         ],
     );
-    let machine = machine("cpuset-restricted");
-    assert_eq!(machine.node_set().to_string(), "0-3");
-    assert_eq!(machine.memory_nodes().to_string(), "2-3");
-    assert_eq!(machine.cpu_set().to_string(), "2-3");
+    assert_eq!(confined.node_set().to_string(), "0-3");
+    assert_eq!(confined.memory_nodes().to_string(), "2-3");
+    assert_eq!(confined.cpu_set().to_string(), "2-3");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 mod support;
 
 use homenode_machine::MachineError;
-use homenode_machine_files::sysfs::{SysfsError, read};
+use homenode_machine_files::sysfs::{SysfsError, read, read_confined};
 use homenode_units::CpuId;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -13,7 +13,7 @@ use support::{TREES, Tree};
 fn refused(name: &str, change: impl FnOnce(&Tree)) -> (SysfsError, String) {
     let tree = Tree::saved(name);
     change(&tree);
-    let error = read(tree.root()).expect_err("must be refused");
+    let error = read_confined(tree.root()).expect_err("must be refused");
     let text = error.to_string().replace(tree.root().to_str().unwrap(), "ROOT");
     (error, text)
 }
@@ -195,7 +195,7 @@ fn malformed_files_are_named_with_what_was_expected() {
     ] {
         let whole = std::fs::read(tree.root().join(&path)).ok();
         tree.write(&path, contents.as_bytes());
-        let error = read(tree.root()).expect_err("must be refused");
+        let error = read_confined(tree.root()).expect_err("must be refused");
         let text = error.to_string().replace(tree.root().to_str().unwrap(), "ROOT");
         match whole {
             Some(whole) => tree.write(&path, &whole),

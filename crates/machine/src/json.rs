@@ -129,6 +129,7 @@ impl<'de> Deserialize<'de> for Machine {
             name: json.name.into_owned(),
             nodes: json.nodes.into_iter().map(node).collect(),
             memory_allowed,
+            isolated: CpuSet::new(),
             cpus: json.cpus.into_owned(),
             llcs: json.llcs.into_iter().map(llc).collect(),
             distances: Distances {

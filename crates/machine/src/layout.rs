@@ -284,6 +284,7 @@ impl MachineFile {
         let mut machine = Machine {
             name,
             memory_allowed: nodes.node_set(),
+            isolated: CpuSet::new(),
             nodes,
             cpus,
             llcs,

@@ -13,10 +13,13 @@ pub struct Machine {
     pub name: String,
     /// Online nodes. A node may lack CPUs (memory expander) or memory.
     pub nodes: NodeMap<Node>,
-    /// Nodes whose memory this process may use: all of them, unless a cpuset says otherwise.
+    /// Nodes whose memory may be used: all of them, unless the machine was read as one process may use it.
     pub memory_allowed: NodeSet,
-    /// Logical CPUs that are online and that this process may use, ascending by id.
+    /// Logical CPUs that are online, ascending by id.
     pub cpus: Vec<Cpu>,
+    /// CPUs that the kernel keeps free of everything that is not bound to them (`isolcpus=`). VMs use them only where their
+    /// operator says so. Not part of the JSON: a note says it.
+    pub isolated: CpuSet,
     /// Last-level caches; a socket or a node may have several.
     pub llcs: Vec<Llc>,
     /// Firmware distances (SLIT), 10 = local.
@@ -257,7 +260,7 @@ impl Machine {
         self.nodes.node_set()
     }
 
-    /// Nodes that have memory which this process may use: the only ones that can be a home.
+    /// Nodes that have memory which may be used: the only ones that can be a home.
     pub fn memory_nodes(&self) -> NodeSet {
         let has_memory = |(id, node): &(NodeId, &Node)| {
             node.memory_bytes > Bytes::ZERO && self.memory_allowed.contains(*id)

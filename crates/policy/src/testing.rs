@@ -108,6 +108,7 @@ impl Scene {
                 })
                 .collect(),
             memory_allowed: ids().collect(),
+            isolated: CpuSet::new(),
             cpus: ids()
                 .flat_map(|node| {
                     of(node)

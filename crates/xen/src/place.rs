@@ -90,6 +90,7 @@ fn built(
     Machine {
         name,
         memory_allowed: nodes.node_set(),
+        isolated: CpuSet::new(),
         nodes,
         cpus: found,
         llcs,

@@ -123,7 +123,7 @@ fn a_plan_is_carried_out_whole_or_refused_whole() {
     // What is wrong comes last, so that what is before it would have been done.
     let wrong: [(usize, Act, &str); 6] = [
         (1, home(99), "are not a non-empty part of the host's nodes"),
-        (1, pin(9999), "are not a non-empty part of the host's CPUs"),
+        (1, pin(9999), "are not a non-empty part of the CPUs"),
         (
             1,
             Act::Limit {

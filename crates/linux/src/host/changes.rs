@@ -49,7 +49,7 @@ impl LinuxHost {
         self.last.version
     }
 
-    /// Refuses a plan whose VMs someone else pinned or gave a quota or a vCPU since the sample.
+    /// Refuses a plan whose VMs someone else pinned or bounded, or gave a quota or a vCPU, since the sample.
     pub(super) fn refuse_changed(&mut self, plan: &Plan) -> Result<(), Refusal> {
         let usable = self.hands.machine.cpu_set();
         for id in plan.vms() {
@@ -70,10 +70,13 @@ impl LinuxHost {
                 let same_quota = quota.is_none_or(|max| max.quota() == vcpu.quota);
                 thread.affinity.intersection(&usable) != vcpu.affinity || !same_quota
             };
+            let limit = vm.left(&self.hands).limit(&self.hands.machine);
             let sampled = is_read.then(|| self.last.vm(id)).flatten();
             let is_changed = sampled.is_some_and(|sampled| {
                 let is_new = |index: &u16| sampled.vcpus.iter().all(|vcpu| vcpu.index != *index);
-                sampled.vcpus.iter().any(is_other) || vm.vcpu_indices().iter().any(is_new)
+                sampled.settings.cpus_allowed != limit
+                    || sampled.vcpus.iter().any(is_other)
+                    || vm.vcpu_indices().iter().any(is_new)
             });
             self.vms.insert(id, vm);
             if is_changed {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use homenode_host::{Immovable, Management, VcpuSample, VmSample};
+use homenode_host::{Act, Immovable, Lever, Management, VcpuSample, VmSample};
 use homenode_units::{CpuSet, Migration, Ns};
 
 use super::LinuxHost;
@@ -15,6 +15,7 @@ use crate::journal::{Entry, Helper, Run};
 use crate::levers::{self, Home};
 use crate::mark::{self, TakenIn};
 use crate::now;
+use crate::reach::Reach;
 use crate::read::ReadError;
 use crate::task::{self, Depth, Tasks};
 use crate::vm::{Found, Memory, Pinned, Vm, vcpu_index};
@@ -85,6 +86,7 @@ impl LinuxHost {
         if !vm.is_migrating() {
             vm.reconcile(&mut self.hands, is_first);
             self.hands.keep_marked(vm);
+            self.give_up_what_is_out_of_reach(vm);
         }
         let sample = self.vm_sample(vm, &usable)?;
         if sample.settings.management == Management::Ignored && !vm.is_migrating() {
@@ -93,6 +95,27 @@ impl LinuxHost {
             }
         }
         Ok(Some(sample))
+    }
+
+    /// Lifts home and pins of a VM that its operator has bounded otherwise since: policies then decide within the new bounds.
+    fn give_up_what_is_out_of_reach(&mut self, vm: &mut Vm) {
+        let left = vm.left(&self.hands);
+        if self.hands.journal.is_none() || !vm.is_out_of_reach(&self.hands, &left) {
+            return;
+        }
+        let name = vm.run.name.clone();
+        let left = match left.cpus.is_empty() {
+            true => left.why_nothing(),
+            false => format!("it may use CPUs {} only", left.cpus),
+        };
+        let done = vm.act(&mut self.hands, &Act::Lift { lever: Lever::Home });
+        self.hands.notice(match done {
+            Ok(_) => format!("home and pins of VM {name} are given up: its bounds were changed, and {left}"),
+            Err(error) => {
+                format!("{error}; it is tried again: the bounds of VM {name} were changed, and {left}")
+            }
+        });
+        vm.look_soon();
     }
 
     /// Looks at a VM's threads, as closely as is due.
@@ -106,6 +129,10 @@ impl LinuxHost {
         vm.tasks.look(depth, &mut vm.threads)?;
         if depth >= Depth::Affinities {
             *affinities = at + self.look_every.affinities;
+        }
+        // After affinities: a cpuset that became smaller in between explains an affinity that did not yet.
+        if depth >= Depth::Affinities {
+            vm.reach = Reach::read(&self.cgroups, vm.run.pid, &vm.domain)?;
         }
         if depth == Depth::Whole {
             *all = at + self.look_every.all;
@@ -139,9 +166,7 @@ impl LinuxHost {
             );
             self.hands.notice(text);
         }
-        let usable = self.hands.machine.cpu_set();
-        let cpus_allowed = domain.cpuset.as_ref().map(|set| set.intersection(&usable));
-        let cpus_allowed = cpus_allowed.filter(|set| !set.is_empty() && *set != usable);
+        let reach = Reach::read(&self.cgroups, run.pid, &domain)?;
         let journal = self.hands.journal.as_ref();
         let entry = journal.map_or_else(|| self.carried.get(&run.vm), |journal| journal.entry(run.vm));
         let entry = entry.filter(|entry| entry.run == run);
@@ -149,7 +174,10 @@ impl LinuxHost {
             Some(entry) => entry.before.operator_helpers.iter().copied().collect(),
             None => {
                 let iothreads = domain.iothread_pins.keys().map(|id| Helper::IoThread(*id));
-                let emulator = domain.emulator_pin.as_ref().map(|_| Helper::Emulator);
+                // A pin to all that it may use limits nothing: an agent that gave back leaves such a one.
+                let is_pin = |cpus: &&CpuSet| !reach.is_no_limit(&self.hands.machine, cpus);
+                let emulator = domain.emulator_pin.as_ref().filter(is_pin);
+                let emulator = emulator.map(|_| Helper::Emulator);
                 iothreads.chain(emulator).collect()
             }
         };
@@ -162,7 +190,7 @@ impl LinuxHost {
             run,
             domain: Domain::clone(&domain),
             described: domain,
-            cpus_allowed,
+            reach,
             operator_helpers,
             threads: Vec::new(),
             groups: BTreeMap::new(),
@@ -306,10 +334,16 @@ impl LinuxHost {
         vcpus.sort_by_key(|vcpu| vcpu.index);
         self.count_by_model(vm, &mut vcpus);
         let memory_nodes = self.hands.machine.memory_nodes();
+        let left = vm.left(&self.hands);
         let mut settings = vm.domain.settings(
-            vm.cpus_allowed.clone(),
+            left.limit(&self.hands.machine),
             vm.pins.operator.iter().copied().collect(),
         );
+        if left.cpus.is_empty() {
+            settings.management = Management::Ignored;
+            let (name, why) = (&vm.domain.name, left.why_nothing());
+            self.hands.notice(format!("VM {name} is watched only: {why}"));
+        }
         if let Some(home) = settings
             .home
             .clone()

@@ -12,7 +12,7 @@ use crate::hands::Hands;
 use crate::journal::{Before, Entry, Helper, Written};
 use crate::manager::CallError;
 use crate::pages::WINDOW_PAGES;
-use crate::task::Role;
+use crate::task::{self, Role};
 use crate::vm::Vm;
 
 /// The home that emulator, I/O threads and memory nodes follow.
@@ -66,16 +66,7 @@ impl Grip for OfVm {
             return Ok(Outcome::Done);
         };
         hands.set(vm, HOME, &Home(nodes.clone()))?;
-        let cpus = cpus_of_home(hands, vm, nodes);
-        // A home of memory-only nodes, or outside what the operator allows, leaves these threads where they are.
-        if !cpus.is_empty() {
-            let iothreads = vm.domain.iothreads.iter().map(|id| Helper::IoThread(*id));
-            for helper in std::iter::once(Helper::Emulator).chain(iothreads) {
-                if !vm.operator_helpers.contains(&helper) {
-                    pin_helper(hands, vm, helper, &cpus)?;
-                }
-            }
-        }
+        pin_helpers(hands, vm, nodes)?;
         if let Some(set) = vm.restrictive_nodes().cloned() {
             set_memory_nodes(hands, vm, &set.union(nodes))?;
         }
@@ -94,7 +85,7 @@ impl Grip for OfVm {
         vcpus::unpin(hands, vm, before)?;
         if entry.has(&[Home::KEY]) {
             for (helper, cpus) in helpers_before(before) {
-                pin_helper(hands, vm, helper, &cpus)?;
+                pin_helper(hands, vm, helper, &vm.reach.to_give_back(&cpus))?;
             }
         }
         if let (Some(all), Some(before)) = (nodes_before(before, entry.get()), &before.nodes) {
@@ -123,7 +114,9 @@ impl Grip for OfVm {
         let mut steps = Steps::default();
         if self.home.is_some() {
             give_back_late_vcpus(after, &self.pinned, &mut steps);
+            let reach = after.reach();
             for (helper, cpus) in helpers_before(after.before) {
+                let cpus = reach.to_give_back(&cpus);
                 let (what, done) = match helper {
                     Helper::Emulator => ("emulator".to_owned(), after.manager.pin_emulator(vm, &cpus)),
                     Helper::IoThread(id) => (
@@ -141,12 +134,78 @@ impl Grip for OfVm {
     }
 }
 
-/// CPUs of a home for threads that are not vCPUs.
+/// CPUs of a home for the emulator: those that are left to the VM, that the operator does not keep for the host, and that the
+/// emulator had before.
 pub(super) fn cpus_of_home(hands: &Hands, vm: &Vm, nodes: &NodeSet) -> CpuSet {
-    let cpus = hands.machine.cpus_of(nodes);
-    match &vm.cpus_allowed {
-        Some(allowed) => cpus.intersection(allowed),
-        None => cpus,
+    let cpus = hands.machine.cpus_of(nodes).intersection(&vm.left(hands).cpus);
+    within_before(
+        hands,
+        vm,
+        Helper::Emulator,
+        &cpus.difference(&hands.reserved_cpus),
+    )
+}
+
+/// The part of these CPUs that a helper had before the agent: all of them where a tool placed the VM, or nothing is known.
+fn within_before(hands: &Hands, vm: &Vm, helper: Helper, cpus: &CpuSet) -> CpuSet {
+    let before = hands.entry(vm).filter(|_| !vm.domain.placed_by_advice);
+    let own = before.and_then(|entry| match helper {
+        Helper::Emulator => Some(&entry.before.emulator),
+        Helper::IoThread(id) => entry.before.iothreads.get(&id),
+    });
+    match own.filter(|own| !own.is_empty()) {
+        Some(own) => cpus.intersection(own),
+        None => cpus.clone(),
+    }
+}
+
+/// Has emulator and I/O threads run at home, or all of them where they ran before. A home of memory-only nodes, or outside of what
+/// they may use, leaves them where they are.
+fn pin_helpers(hands: &mut Hands, vm: &mut Vm, nodes: &NodeSet) -> Result<(), ActionError> {
+    let cpus = cpus_of_home(hands, vm, nodes);
+    let iothreads = vm.domain.iothreads.iter().map(|id| Helper::IoThread(*id));
+    let helpers: Vec<Helper> = std::iter::once(Helper::Emulator).chain(iothreads).collect();
+    let mut before = Vec::with_capacity(helpers.len());
+    for helper in helpers {
+        let own = within_before(hands, vm, helper, &cpus);
+        if own.is_empty() || vm.operator_helpers.contains(&helper) {
+            continue;
+        }
+        let tid = thread_of(vm, helper);
+        let now = tid.and_then(|tid| task::affinity(&hands.root, vm.run.pid, tid).ok()?);
+        before.push((helper, now));
+        if let Err(error) = pin_helper(hands, vm, helper, &own) {
+            roll_back(hands, vm, before);
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// Takes back a home that came into force in part: helpers run as they did before. Where that fails, too, the journal goes on to
+/// name the home, and it is lifted later.
+fn roll_back(hands: &mut Hands, vm: &mut Vm, before: Vec<(Helper, Option<CpuSet>)>) {
+    vm.reach.look_again(&hands.root, vm.run.pid);
+    let mut is_as_before = true;
+    for (helper, cpus) in before {
+        is_as_before &= cpus.is_some_and(|cpus| pin_helper(hands, vm, helper, &cpus).is_ok());
+    }
+    match &vm.home {
+        _ if !is_as_before => {}
+        // Where this cannot be written the journal names more than is in force, which harms nothing.
+        Some(home) => drop(hands.set(vm, HOME, &Home(home.clone()))),
+        None => hands.clear::<Home>(vm),
+    }
+}
+
+/// The thread of a helper; that of an I/O thread may not be known.
+fn thread_of(vm: &Vm, helper: Helper) -> Option<i32> {
+    match helper {
+        Helper::Emulator => Some(vm.run.pid),
+        Helper::IoThread(id) => {
+            let thread = vm.threads.iter().find(|t| t.role == Role::IoThread(id));
+            thread.map(|t| t.tid)
+        }
     }
 }
 
@@ -161,12 +220,12 @@ fn give_back_late_vcpus(after: &mut After<'_>, pinned: &Pins, steps: &mut Steps)
     if !after.manager.vcpus_inherit() {
         return;
     }
-    let (run, before) = (after.run, after.before);
+    let (run, before, reach) = (after.run, after.before, after.reach());
     let (Some(cpus), Ok(threads)) = (emulator_before(before), after.manager.threads(run)) else {
         return;
     };
     for index in vcpus::begun_by_emulator(&threads, (run, before), &pinned.0) {
-        let done = after.manager.pin_vcpu(run.vm, index, cpus);
+        let done = after.manager.pin_vcpu(run.vm, index, &reach.to_give_back(cpus));
         steps.note(&format!("vCPU {index}"), done);
     }
 }
@@ -191,20 +250,18 @@ fn nodes_before(before: &Before, set: Option<MemoryNodes>) -> Option<NodeSet> {
 }
 
 fn pin_helper(hands: &mut Hands, vm: &Vm, helper: Helper, cpus: &CpuSet) -> Result<(), ActionError> {
-    let (what, tid, pinned) = match helper {
+    let (what, pinned) = match helper {
         Helper::Emulator => {
             let pinned = hands.manager.pin_emulator(vm.run.vm, cpus);
-            ("pinning the emulator".to_owned(), Some(vm.run.pid), pinned)
+            ("pinning the emulator".to_owned(), pinned)
         }
         Helper::IoThread(id) => {
-            let role = Role::IoThread(id);
-            let thread = vm.threads.iter().find(|t| t.role == role);
             let pinned = hands.manager.pin_iothread(vm.run.vm, id, cpus);
-            (format!("pinning I/O thread {id}"), thread.map(|t| t.tid), pinned)
+            (format!("pinning I/O thread {id}"), pinned)
         }
     };
     pinned.map_err(|e| failed(vm, &what, e.cause()))?;
-    tid.map_or(Ok(()), |tid| read_back(hands, vm, tid, cpus, &what))
+    thread_of(vm, helper).map_or(Ok(()), |tid| read_back(hands, vm, tid, cpus, &what))
 }
 
 /// Sets the memory nodes of a `restrictive` VM. The kernel moves at once, unthrottled, whatever lies on a

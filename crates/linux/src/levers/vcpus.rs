@@ -77,9 +77,22 @@ impl Grip for Vcpus {
         }
         hands.set(vm, PIN, &Pins(may_be.clone()))?;
         // Whether libvirt does it or not, it is the agent's doing.
-        vm.pins.ours = may_be;
+        let was = std::mem::replace(&mut vm.pins.ours, may_be);
+        let mut before = Vec::with_capacity(vcpus.len());
         for &index in vcpus {
-            pin(hands, vm, index, cpus)?;
+            let pinned = affinity_now(hands, vm, index).and_then(|now| {
+                // A pin of the agent's that was read back, or what the kernel says.
+                let ours = was.get(&index).and_then(|sets| match sets.as_slice() {
+                    [one] => Some(one.clone()),
+                    _ => None,
+                });
+                before.push((index, ours.unwrap_or(now)));
+                pin(hands, vm, index, cpus)
+            });
+            if let Err(error) = pinned {
+                roll_back(hands, vm, &before, was);
+                return Err(error);
+            }
             vm.pins.ours.insert(index, vec![cpus.clone()]);
         }
         Ok(Outcome::Done)
@@ -93,6 +106,7 @@ impl Grip for Vcpus {
             hands.notice(error.to_string());
         }
         let mut others = Vec::new();
+        let shows_affinities = hands.manager.shows_affinities();
         let pins = hands.manager.pins(&vm.domain, &vm.threads);
         for index in vm
             .vcpu_indices()
@@ -100,14 +114,17 @@ impl Grip for Vcpus {
             .filter(|index| !later.contains(index))
         {
             let written = pins.get(&index);
-            let written = written.filter(|cpus| !hands.manager.is_unpinned(&vm.domain, cpus));
+            let limits = |cpus: &&CpuSet| {
+                !hands.manager.is_unpinned(&vm.domain, cpus) && !vm.reach.is_no_limit(&hands.machine, cpus)
+            };
+            let written = written.filter(limits);
             let written = written.map(|pin| pin.intersection(&usable));
             let thread = vm.vcpu_thread(index);
             let in_force = thread
                 .map(|t| t.affinity.intersection(&usable))
                 .unwrap_or_default();
             let restored = vm.pins.restored(index, &usable);
-            let (run, pins) = (&vm.run, &mut vm.pins);
+            let (run, pins, reach) = (&vm.run, &mut vm.pins, &vm.reach);
             let by_hand = |in_force: &CpuSet| {
                 let name = &run.name;
                 format!(
@@ -115,9 +132,12 @@ impl Grip for Vcpus {
                 )
             };
             if let Some(ours) = pins.ours.get_mut(&index) {
-                let is_ours = |set: &CpuSet| ours.contains(set);
-                if is_ours(&in_force) && written.as_ref().is_none_or(is_ours) {
-                    if written.is_none_or(|written| written == in_force) {
+                // Within a smaller cpuset the kernel has it run on a part of what the agent asked for.
+                let is_ours = reach.is_one_of(&in_force, &usable, ours);
+                let is_ours_written =
+                    |set: &CpuSet| ours.contains(set) || shows_affinities && *set == in_force;
+                if is_ours && written.as_ref().is_none_or(is_ours_written) {
+                    if ours.contains(&in_force) && written.is_none_or(|written| written == in_force) {
                         *ours = vec![in_force];
                     }
                     continue;
@@ -172,6 +192,8 @@ impl Grip for Vcpus {
         let mut steps = Steps::default();
         let threads = after.manager.threads(after.run).map_err(|e| e.to_string());
         let described = after.manager.describe(vm).map_err(|e| e.cause().to_owned());
+        let reach = after.reach();
+        let shows_affinities = after.manager.shows_affinities();
         let pins = match described.and_then(|domain| Ok(after.manager.pins(&domain, &threads?))) {
             Ok(pins) => pins,
             Err(cause) => {
@@ -181,10 +203,17 @@ impl Grip for Vcpus {
         };
         for (index, ours) in &self.journalled.0 {
             // What somebody else pinned meanwhile is left alone.
-            let is_ours = pins.get(index).is_some_and(|pin| ours.contains(pin));
+            let is_ours = |pin: &CpuSet| {
+                ours.contains(pin) || shows_affinities && ours.iter().any(|set| reach.in_force(set) == *pin)
+            };
+            let is_ours = pins.get(index).is_some_and(is_ours);
             let before = before_of(after.before, *index);
             if let Some(cpus) = before.filter(|_| is_ours) {
-                steps.note(&format!("vCPU {index}"), after.manager.pin_vcpu(vm, *index, cpus));
+                let cpus = reach.to_give_back(cpus);
+                steps.note(
+                    &format!("vCPU {index}"),
+                    after.manager.pin_vcpu(vm, *index, &cpus),
+                );
             }
         }
         steps.done()
@@ -192,7 +221,7 @@ impl Grip for Vcpus {
 }
 
 /// What a vCPU ran on before the agent; one that came later was begun by the emulator.
-fn before_of(before: &Before, index: u16) -> Option<&CpuSet> {
+pub(crate) fn before_of(before: &Before, index: u16) -> Option<&CpuSet> {
     let of_vcpu = before.vcpus.get(&index).or_else(|| emulator_before(before));
     of_vcpu.filter(|cpus| !cpus.is_empty())
 }
@@ -267,8 +296,9 @@ fn leave_to_others(hands: &mut Hands, vm: &Vm, vcpus: &[u16]) -> Result<(), Acti
 pub(super) fn unpin(hands: &mut Hands, vm: &mut Vm, before: &Before) -> Result<(), ActionError> {
     vm.pins.restored.clone_from(&before.vcpus);
     for index in vm.pins.ours.keys().copied().collect::<Vec<_>>() {
-        let anywhere = || vm.cpus_allowed.clone().unwrap_or_else(|| hands.machine.cpu_set());
+        let anywhere = || vm.reach.left(&hands.machine, &[]).cpus;
         let cpus = before_of(before, index).cloned().unwrap_or_else(anywhere);
+        let cpus = vm.reach.to_give_back(&cpus);
         vm.pins.restored.insert(index, cpus.clone());
         if vm.vcpu_thread(index).is_some() {
             pin(hands, vm, index, &cpus)?;
@@ -276,6 +306,35 @@ pub(super) fn unpin(hands: &mut Hands, vm: &mut Vm, before: &Before) -> Result<(
         vm.pins.ours.remove(&index);
     }
     Ok(())
+}
+
+/// Where a vCPU may run at this moment.
+fn affinity_now(hands: &Hands, vm: &Vm, index: u16) -> Result<CpuSet, ActionError> {
+    let what = format!("{PIN} {index}");
+    let thread = vm.vcpu_thread(index);
+    let tid = thread.ok_or_else(|| failed(vm, &what, "it has no thread"))?.tid;
+    let affinity = task::affinity(&hands.root, vm.run.pid, tid);
+    let affinity = affinity.map_err(|e| failed(vm, &what, &e.to_string()))?;
+    affinity.ok_or_else(|| Failure::VmGone.on(&vm.run.name))
+}
+
+/// Takes back a pin that came into force in part, or not at all: the vCPUs that were touched run as they did `before`. Where that
+/// fails, too, the journal goes on to name what may be in force, and it is undone with the home, or after the agent.
+fn roll_back(hands: &mut Hands, vm: &mut Vm, before: &[(u16, CpuSet)], mut ours: BTreeMap<u16, Vec<CpuSet>>) {
+    vm.reach.look_again(&hands.root, vm.run.pid);
+    for (index, cpus) in before {
+        if pin(hands, vm, *index, cpus).is_err() {
+            ours.extend(vm.pins.ours.get(index).map(|sets| (*index, sets.clone())));
+        } else if !ours.contains_key(index) {
+            vm.pins.restored.insert(*index, cpus.clone());
+        }
+    }
+    vm.pins.ours = ours;
+    match vm.pins.ours.is_empty() {
+        true => hands.clear::<Pins>(vm),
+        // Where this cannot be written the journal names more than is in force, which harms nothing.
+        false => drop(hands.set(vm, PIN, &Pins(vm.pins.ours.clone()))),
+    }
 }
 
 /// Pins one vCPU.
@@ -302,7 +361,8 @@ pub(super) fn read_back(
     let seen = seen.map_err(|e| failed(vm, what, &e.to_string()))?;
     let usable = hands.machine.cpu_set();
     match seen.map(|seen| seen.intersection(&usable)) {
-        Some(seen) if seen == cpus.intersection(&usable) => Ok(()),
+        // What is given back may be more than its cpuset leaves it by now.
+        Some(seen) if seen == vm.reach.in_force(cpus).intersection(&usable) => Ok(()),
         Some(seen) => {
             let cause = format!("asked for CPUs {cpus}, in force are {seen}");
             Err(failed(vm, what, &cause))

@@ -17,6 +17,8 @@ use crate::fault::{self, Fault, Point};
 pub(crate) struct StandIn {
     /// Folder of handmade threads that run where they are pinned, and the main thread's number; vCPUs follow.
     pub threads: Option<(PathBuf, i32)>,
+    /// CPUs of the cpuset that the kernel holds those threads to.
+    pub cpuset: Option<CpuSet>,
     /// Cgroups of vCPUs.
     pub groups: Vec<PathBuf>,
     /// Calls that were given up, and how many others are made before each is carried out.
@@ -40,19 +42,25 @@ pub(crate) enum Call<C> {
 }
 
 impl StandIn {
-    /// Has a thread run on these CPUs.
-    pub fn pin(&self, thread: i32, cpus: &CpuSet) -> impl FnOnce() + Send + 'static {
+    /// Has a thread run on these CPUs, as far as its cpuset has them.
+    pub fn pin(&self, thread: i32, cpus: &CpuSet) -> Result<impl FnOnce() + Send + 'static, CallError> {
+        let within = self.cpuset.as_ref().map(|cpuset| cpus.intersection(cpuset));
+        let cpus = within.unwrap_or_else(|| cpus.clone());
+        if cpus.is_empty() {
+            let cause = format!("cannot set CPU affinity on process {thread}: Invalid argument");
+            return Err(CallError::Refused(cause));
+        }
         let status = format!("Cpus_allowed_list:\t{cpus}\nMems_allowed_list:\t0-1\n");
         let file = self
             .threads
             .as_ref()
             .map(|(task, main)| task.join(format!("{}/status", main + thread)));
-        move || {
+        Ok(move || {
             if let Some(file) = file {
                 // The VM may have ended.
                 let _ = std::fs::write(file, status);
             }
-        }
+        })
     }
 
     /// Has cgroups hold vCPUs to this, where there are any.

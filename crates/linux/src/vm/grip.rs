@@ -11,6 +11,7 @@ use crate::hands::Hands;
 use crate::journal::{Before, JournalError, Run};
 use crate::levers::is_in_force;
 use crate::manager::Manager;
+use crate::reach::Reach;
 use crate::{now, task};
 
 /// One lever of one VM, and what of the agent's is in force on it.
@@ -65,6 +66,39 @@ pub(crate) trait Grip {
 struct Leased {
     grip: Box<dyn Grip>,
     until: Option<Ns>,
+    refused: Option<Refused>,
+}
+
+/// What failed the last times that it was tried, one after the other.
+struct Refused {
+    act: Act,
+    error: ActionError,
+    count: u32,
+    /// Until when it is not tried again.
+    until: Ns,
+}
+
+/// How often the same act may fail on a VM before it is tried less often.
+const TRIES: u32 = 3;
+/// How long it is not tried then: at first, and at most.
+const PAUSES: (Ns, Ns) = (Ns::from_secs(10), Ns::from_secs(600));
+
+impl Refused {
+    /// The same act failed once more, or another one did.
+    fn again(before: Option<Refused>, act: &Act, error: ActionError, at: Ns) -> Refused {
+        let before = before.filter(|refused| refused.act == *act);
+        let count = before.map_or(0, |refused| refused.count) + 1;
+        let pause = match count.checked_sub(TRIES) {
+            Some(more) => Ns(PAUSES.0.0.saturating_mul(1 << more.min(16))).min(PAUSES.1),
+            None => Ns::ZERO,
+        };
+        Refused {
+            act: act.clone(),
+            error,
+            count,
+            until: at + pause,
+        }
+    }
 }
 
 impl Leased {
@@ -73,7 +107,7 @@ impl Leased {
             return self.lift(hands, vm).map(|()| Outcome::Done);
         }
         let Some(lease) = act.lease() else {
-            return self.grip.set(hands, vm, act);
+            return self.set(hands, vm, act);
         };
         let until = Some(Ns(now().0.saturating_add(lease.0)));
         if self.grip.holds(hands, vm, act)? {
@@ -86,6 +120,23 @@ impl Leased {
             // Whatever came of it: the VM is as it was, or the lease's end tries again.
             let _ = self.lift(hands, vm);
         }
+        done
+    }
+
+    /// Sets what has no lease. A pin or a home that the host refused again and again is tried less and less often.
+    fn set(&mut self, hands: &mut Hands, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
+        let waits = |refused: &&Refused| refused.act == *act && now() < refused.until;
+        if let Some(refused) = self.refused.as_ref().filter(waits) {
+            return Err(refused.error.clone());
+        }
+        let done = self.grip.set(hands, vm, act);
+        let before = self.refused.take();
+        self.refused = match &done {
+            Err(error) if matches!(act.lever(), Lever::Home | Lever::VcpuPlacement) => {
+                Some(Refused::again(before, act, error.clone(), now()))
+            }
+            _ => None,
+        };
         done
     }
 
@@ -112,6 +163,7 @@ impl Levers {
         let leased = |grip: Box<dyn Grip>| Leased {
             until: carried.filter(|_| grip.lever().is_leased() && !grip.journalled().is_empty()),
             grip,
+            refused: None,
         };
         Levers {
             all: grips.into_iter().map(leased).collect(),
@@ -281,6 +333,11 @@ impl<'a> After<'a> {
     /// Whether that run of the VM is over.
     pub fn is_over(&self) -> bool {
         !task::is_alive(self.root, self.run.process())
+    }
+
+    /// What its cgroups leave the VM now.
+    pub fn reach(&self) -> Reach {
+        Reach::of_process(self.root, self.run.pid)
     }
 
     /// The VM; `None` once that run of it is over.

@@ -61,13 +61,14 @@ pub(super) fn machine(told: Told) -> Result<Machine, SysfsError> {
     };
     let nodes: NodeMap<Node> = told_nodes.iter().map(node).collect();
     let memory_allowed = memory_allowed(&told, &nodes, &mut notes);
-    note_nodes(&told_nodes, &mut notes);
+    note_nodes(&told_nodes, &usable, &mut notes);
     let distances = distances(&told, &told_nodes, &mut notes)?;
     let devices = devices(told.devices, &nodes.node_set(), &mut notes);
     Ok(Machine {
         name: told.name,
         nodes,
         memory_allowed,
+        isolated: told.cpus_isolated.intersection(&usable),
         cpus,
         llcs,
         distances,
@@ -130,6 +131,13 @@ fn note_cpus(told: &Told, usable: &CpuSet, notes: &mut Vec<String>) {
             cpus_are(&forbidden)
         ));
     }
+    let isolated = told.cpus_isolated.intersection(usable);
+    if !isolated.is_empty() {
+        notes.push(format!(
+            "{} isolated (isolcpus=): a VM runs there only where its own cpuset or affinity names them",
+            cpus_are(&isolated)
+        ));
+    }
 }
 
 fn cpus_are(cpus: &CpuSet) -> String {
@@ -148,7 +156,7 @@ fn nodes_have(nodes: &NodeSet) -> String {
     }
 }
 
-fn note_nodes(nodes: &[ToldNode], notes: &mut Vec<String>) {
+fn note_nodes(nodes: &[ToldNode], usable: &CpuSet, notes: &mut Vec<String>) {
     let which = |odd: fn(&ToldNode) -> bool| {
         nodes
             .iter()
@@ -158,7 +166,16 @@ fn note_nodes(nodes: &[ToldNode], notes: &mut Vec<String>) {
     };
     let memoryless = which(|node| node.memory == Bytes::ZERO);
     if !memoryless.is_empty() {
-        notes.push(format!("{} no memory", nodes_have(&memoryless)));
+        let theirs = nodes.iter().filter(|node| memoryless.contains(node.id));
+        let cpus: CpuSet = theirs
+            .flat_map(|node| node.cpus.iter())
+            .filter(|cpu| usable.contains(*cpu))
+            .collect();
+        let unused = match cpus.is_empty() {
+            true => String::new(),
+            false => format!(": homes need memory, so VMs with a home do not run on CPUs {cpus}"),
+        };
+        notes.push(format!("{} no memory{unused}", nodes_have(&memoryless)));
     }
     let cpuless = which(|node| node.cpus.is_empty());
     if !cpuless.is_empty() {

@@ -12,7 +12,8 @@
 //! | cores, packages | `…/cpu/cpuN/topology/{core_cpus_list,thread_siblings_list,physical_package_id}` | a core each; package 0 |
 //! | last-level caches | `…/cpu/cpuN/cache/indexM/…` | none |
 //! | devices | `sys/bus/pci/devices/*/{numa_node,class}` | left out, as is `-1` |
-//! | what this process may use | `proc/self/status` | everything |
+//! | CPUs that the kernel keeps free | `sys/devices/system/cpu/isolated` | none |
+//! | what this process may use, for [`read_confined`] | `proc/self/status` | everything |
 //! | name | `proc/sys/kernel/hostname` | `host` |
 //!
 //! `reader` knows the files and their formats, `types` holds what they said, and `build` makes a [`Machine`] of it
@@ -74,7 +75,19 @@ pub enum SysfsError {
     },
 }
 
+/// How much of a host is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Extent {
+    /// Everything that is online.
+    WholeHost,
+    /// What cpusets and the affinity of the calling process leave it.
+    ThisProcess,
+}
+
 /// Reads the machine that the tree below `root` describes; `/` is this host.
+///
+/// The machine is everything that is online. A cpuset or an affinity of the calling process bounds the process, not its VMs:
+/// [`read_confined`] is for programs that measure on the CPUs themselves.
 ///
 /// Links are not in the tree: [`Machine::links`] is empty and [`Machine::hardware`] is `None`.
 ///
@@ -82,7 +95,19 @@ pub enum SysfsError {
 /// A tree without CPUs, files that are malformed, unreadable or too large, files that contradict each other. A CPU or a
 /// device that disappears while the tree is read may look like the latter; reading again settles it.
 pub fn read(root: &Path) -> Result<Machine, SysfsError> {
-    let told = reader::read(root)?;
+    read_as(root, Extent::WholeHost)
+}
+
+/// Reads the part of the machine below `root` that the calling process may run on and take memory from.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_confined(root: &Path) -> Result<Machine, SysfsError> {
+    read_as(root, Extent::ThisProcess)
+}
+
+fn read_as(root: &Path, extent: Extent) -> Result<Machine, SysfsError> {
+    let told = reader::read(root, extent)?;
     build::machine(told)?
         .checked()
         .map_err(|error| SysfsError::Impossible {

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, Id, IdSet, NodeId, NodeSet};
 
-use super::SysfsError;
 use super::types::{Told, ToldCache, ToldCpu, ToldDevice, ToldNode};
+use super::{Extent, SysfsError};
 
 /// No file that is read here comes near it: the longest is `status`, whose CPU masks take 2 KiB at 8192 CPUs.
 const FILE_BYTES_MAX: u64 = 64 << 10;
@@ -24,8 +24,8 @@ const CPU_DIR: &str = "sys/devices/system/cpu";
 const NODE_DIR: &str = "sys/devices/system/node";
 const PCI_DIR: &str = "sys/bus/pci/devices";
 
-/// Reads everything below `root`.
-pub(super) fn read(root: &Path) -> Result<Told, SysfsError> {
+/// Reads everything below `root`, and where that is asked for also what this process may use of it.
+pub(super) fn read(root: &Path, extent: Extent) -> Result<Told, SysfsError> {
     let cpu_dir = root.join(CPU_DIR);
     let cpus_online: CpuSet = list(&cpu_dir.join("online"), CPU_LIST)?.ok_or_else(|| {
         missing(
@@ -38,7 +38,10 @@ pub(super) fn read(root: &Path) -> Result<Told, SysfsError> {
         .map(|id| cpu(&cpu_dir, id))
         .collect::<Result<_, _>>()?;
     let status = root.join("proc/self/status");
-    let status_text = text(&status)?;
+    let status_text = match extent {
+        Extent::WholeHost => None,
+        Extent::ThisProcess => text(&status)?,
+    };
     let status_line = |key| {
         status_text
             .as_deref()
@@ -53,6 +56,7 @@ pub(super) fn read(root: &Path) -> Result<Told, SysfsError> {
         memory: memory_total(&root.join("proc/meminfo"), "MemTotal:")?,
         cpus_present: list(&cpu_dir.join("present"), CPU_LIST)?,
         cpus_online,
+        cpus_isolated: isolated(&cpu_dir.join("isolated"))?,
         cpus,
         devices: devices(&root.join(PCI_DIR))?,
         cpus_allowed: status_line("Cpus_allowed_list:")
@@ -62,6 +66,13 @@ pub(super) fn read(root: &Path) -> Result<Told, SysfsError> {
             .map(|(path, list)| parse_list(path, list, NODE_LIST))
             .transpose()?,
     })
+}
+
+/// CPUs that the kernel keeps free (`isolcpus=`, isolated cpuset partitions). Some kernels print an empty list as a blank line.
+fn isolated(path: &Path) -> Result<CpuSet, SysfsError> {
+    let listed = text(path)?.filter(|list| !list.trim().is_empty());
+    let parsed = listed.map(|list| parse_list(path, &list, CPU_LIST));
+    Ok(parsed.transpose()?.unwrap_or_default())
 }
 
 fn name(root: &Path) -> Result<String, SysfsError> {

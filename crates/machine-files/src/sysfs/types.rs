@@ -21,7 +21,9 @@ pub(super) struct Told {
     /// Online CPUs, ascending.
     pub cpus: Vec<ToldCpu>,
     pub devices: Vec<ToldDevice>,
-    /// CPUs and nodes that this process may use.
+    /// CPUs that the kernel keeps free of what is not bound to them.
+    pub cpus_isolated: CpuSet,
+    /// CPUs and nodes that this process may use; `None` where the machine is read as a whole.
     pub cpus_allowed: Option<CpuSet>,
     pub nodes_allowed: Option<NodeSet>,
 }

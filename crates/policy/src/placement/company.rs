@@ -57,9 +57,9 @@ pub(super) fn allowed<'a>(
     let homes = view.homes();
     let mut allowed = homes.clone();
     if let Some(cpus) = &settings.cpus_allowed {
-        let cpus = cpus.intersection(&view.cpus);
+        let cpus = view.cpus_for(Some(cpus));
         let nodes: NodeSet = cpus.iter().filter_map(|cpu| view.machine.node_of(cpu)).collect();
-        allowed = allowed.intersection(&nodes);
+        allowed = view.machine.memory_nodes().intersection(&nodes);
     }
     let mut is_led = false;
     for mate in view.vms.iter().filter(|mate| mate.sample.id != vm.sample.id) {

@@ -56,7 +56,7 @@ mod supply;
 mod tests;
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_host::{Act, Plan, View, VmView};
 use homenode_machine::Machine;
@@ -426,6 +426,8 @@ pub struct State {
     sheltered: BTreeSet<VmId>,
     /// CPUs that VMs could use in the last epoch, and when that changed last.
     cpus: Option<(CpuSet, Option<Ns>)>,
+    /// CPUs that each VM may use, as of the last epoch.
+    allowed: BTreeMap<VmId, Option<CpuSet>>,
 }
 
 impl State {

@@ -8,9 +8,10 @@ use super::{Algorithm, Config, POLICY, State, Supply, company};
 /// Has the vCPUs of all VMs run at home again after a change of which CPUs they may use: the kernel changes affinities where CPUs
 /// go offline, and what is lent to a node that is drained comes back.
 pub(super) fn pin_anew(view: &View<'_>, config: &Config, state: &mut State, plan: &mut Plan) {
+    let has_new_bounds = take_in_bounds(view, state);
     let changed_at = match &state.cpus {
         None => None,
-        Some((cpus, at)) if *cpus == view.cpus => *at,
+        Some((cpus, at)) if *cpus == view.cpus && !has_new_bounds => *at,
         Some(_) => Some(view.at),
     };
     state.cpus = Some((view.cpus.clone(), changed_at));
@@ -25,7 +26,8 @@ pub(super) fn pin_anew(view: &View<'_>, config: &Config, state: &mut State, plan
         let Some(home) = vm.home.filter(|home| !company::must_leave(view, vm, home)) else {
             continue;
         };
-        let cpus = Supply::cpus_for(view, home, vm.sample.settings.cpus_allowed.as_ref());
+        let allowed = vm.sample.settings.cpus_allowed.as_ref();
+        let (cpus, usable) = (Supply::cpus_for(view, home, allowed), view.cpus_for(allowed));
         // At a seat of its guest's, or on a CPU of its own.
         let may_be_narrow = vm.layout.is_some() || config.algorithm == Algorithm::FirstFit;
         let is_lent = |index: u16| vm.away_node(view.machine, index).is_some();
@@ -33,12 +35,28 @@ pub(super) fn pin_anew(view: &View<'_>, config: &Config, state: &mut State, plan
             let is_narrow = may_be_narrow && vcpu.affinity.is_subset(&cpus);
             let may_be_so = is_lent(vcpu.index) || is_narrow;
             vcpu.affinity == cpus
-                || may_be_so && !vcpu.affinity.is_empty() && vcpu.affinity.is_subset(&view.cpus)
+                || may_be_so && !vcpu.affinity.is_empty() && vcpu.affinity.is_subset(&usable)
         };
         if !vm.sample.vcpus.iter().all(stands) {
             pin(view, config, vm, home, POLICY, plan);
         }
     }
+}
+
+/// Takes in which CPUs each VM may use; whether that changed of a VM that was there before.
+fn take_in_bounds(view: &View<'_>, state: &mut State) -> bool {
+    let of = |vm: &VmView<'_>| (vm.sample.id, vm.sample.settings.cpus_allowed.clone());
+    let known = |vm: &VmView<'_>| {
+        let known = state.allowed.get(&vm.sample.id);
+        known.map(|known| *known == vm.sample.settings.cpus_allowed)
+    };
+    let has_changed = view.vms.iter().any(|vm| known(vm) == Some(false));
+    let is_as_before =
+        state.allowed.len() == view.vms.len() && view.vms.iter().all(|vm| known(vm) == Some(true));
+    if !is_as_before {
+        state.allowed = view.vms.iter().map(of).collect();
+    }
+    has_changed
 }
 
 /// Decisions that have all vCPUs of a VM run on these nodes.

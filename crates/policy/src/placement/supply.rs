@@ -266,10 +266,9 @@ impl Supply {
         masks.into_iter().map(|mask| self.bin(mask)).collect()
     }
 
-    /// CPUs of these nodes that VMs may use.
+    /// CPUs of these nodes that a VM may use.
     pub fn cpus_for(view: &View<'_>, nodes: &NodeSet, allowed: Option<&CpuSet>) -> CpuSet {
-        let cpus = view.machine.cpus_of(nodes).intersection(&view.cpus);
-        allowed.map_or(cpus.clone(), |allowed| cpus.intersection(allowed))
+        view.machine.cpus_of(nodes).intersection(&view.cpus_for(allowed))
     }
 }
 

@@ -65,6 +65,31 @@ fn vms_that_are_kept_apart_share_no_node() {
 }
 
 #[test]
+fn a_vm_gets_a_home_only_on_nodes_where_its_bounds_leave_it_a_cpu() {
+    let mut scene = Scene::four_nodes(2);
+    scene.machine.isolated = "0-1,3,5".parse().unwrap();
+    // Most free on node 0, whose CPUs are all isolated; only the second VM's own bounds name them.
+    scene.add_vm(1, 1, GIB, 0);
+    scene.add_vm(2, 1, GIB, 0).settings().cpus_allowed = Some("0-1".parse().unwrap());
+    scene.add_vm(3, 1, GIB, 0).settings().cpus_allowed = Some("4,6".parse().unwrap());
+    scene.add_vm(4, 1, GIB, 0).settings().cpus_allowed = Some("".parse().unwrap());
+    let (given, _) = step(&mut scene, &mut State::default());
+    let home = |vm: u128| {
+        given
+            .iter()
+            .find(|(id, _)| *id == vm)
+            .map(|(_, nodes)| nodes.to_string())
+    };
+    assert!(home(1).is_some_and(|home| home != "0"), "{given:?}");
+    assert!(home(2).is_none_or(|home| home == "0"), "{given:?}");
+    assert!(
+        home(3).is_some_and(|home| ["2", "3"].contains(&home.as_str())),
+        "{given:?}"
+    );
+    assert_eq!(home(4), None, "nowhere, and not anywhere");
+}
+
+#[test]
 fn of_two_that_shall_be_apart_now_the_later_one_goes() {
     let mut scene = Scene::four_nodes(8);
     for n in [1, 2] {
