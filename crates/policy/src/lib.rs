@@ -32,6 +32,7 @@ pub mod demand;
 pub mod flip_pool;
 pub mod levers;
 pub mod memory;
+mod near;
 pub mod numad;
 pub mod overcommit;
 pub mod pace;

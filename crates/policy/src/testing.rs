@@ -1,6 +1,7 @@
 //! A small host in a few lines, for the tests of every policy. Built from the same types as a real one.
 
 use crate::arrange::Settings;
+use crate::near::Near;
 use crate::predict::{Character, NodeShape, Shape};
 use crate::{arrange, placement, predict, trial};
 use homenode_host::observation::Observation;
@@ -155,6 +156,35 @@ impl Scene {
             reserved_cpus: CpuSet::new(),
             offline: CpuSet::new(),
             drained: NodeSet::new(),
+        }
+    }
+
+    /// Sockets of so many nodes of so many CPUs; distances within a socket and across.
+    pub fn sockets(sockets: u16, nodes: u16, cpus: u32, (within, across): (u32, u32)) -> Scene {
+        let mut scene = Scene::nodes(sockets * nodes, cpus);
+        let socket = |node: usize| node / usize::from(nodes);
+        for (from, row) in scene.machine.distances.rows.iter_mut().enumerate() {
+            for (to, distance) in row.iter_mut().enumerate().filter(|(to, _)| *to != from) {
+                *distance = if socket(from) == socket(to) {
+                    within
+                } else {
+                    across
+                };
+            }
+        }
+        for cpu in &mut scene.machine.cpus {
+            cpu.socket = cpu.node.0 / nodes;
+        }
+        for (id, node) in scene.machine.nodes.iter_mut() {
+            node.socket = Some(id.0 / nodes);
+        }
+        scene
+    }
+
+    /// Has each so many CPUs of a node share a core.
+    pub fn hyperthreads(&mut self, per_core: u32) {
+        for cpu in &mut self.machine.cpus {
+            cpu.core = cpu.id.0 / per_core;
         }
     }
 
@@ -547,6 +577,7 @@ pub fn shape(nodes: u16, cores: f64, cpus: f64) -> Shape {
             .flat_map(|from| (0..nodes).map(move |to| latency(from, to)))
             .collect(),
         smt_stretch: predict::Config::default().smt_stretch,
+        near: Near::by(usize::from(nodes), |_, _| 20),
     }
 }
 

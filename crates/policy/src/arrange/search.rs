@@ -4,11 +4,18 @@
 //! [`candidates_max`](super::Config::candidates_max) and their work by [`work_max`](super::Config::work_max), so that a search
 //! ends in time on any host. One on which not even a first home for each VM is found by then stays as it is.
 //!
+//! A VM with more vCPUs than a node has cores is weighed on one node, whose hyperthreads it shares, and on as many nodes as
+//! have cores for it: the prediction knows what sharing a core costs, and what distance does. Of sets of several nodes only the
+//! nearest with room are weighed ([`crate::near`]): a prediction that does not see the difference, of a VM that computes, must
+//! not give a set across sockets where one within a socket has room.
+//!
 //! # Properties
+//! - `of_homes_of_several_nodes_the_nearest_with_room_are_weighed`
 //! - `a_search_ends_in_time_on_any_host`
 
 use super::Settings;
-use crate::predict::{AsFound, Character, Place, Room, Shape, positions};
+use crate::near::positions;
+use crate::predict::{AsFound, Character, Place, Room, Shape};
 
 /// VMs of which it is cheaper to see whether they fit than to predict the speed of one. A measure of work, no setting.
 const FIT_PER_WORK: usize = 32;
@@ -195,27 +202,31 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Homes that a VM may have: sets of as few nodes as hold it, and of one more where they may be wide.
+    /// Homes that a VM may have: sets of as few nodes as hold it, of as many as have a core for each vCPU, and of one more where
+    /// they may be wide. Where nodes are not equally far from each other those of less span come first.
     fn homes(&self, at: usize) -> Vec<u64> {
         let n = self.shape.nodes.len();
         let wish = &self.wishes[at];
-        let node_cpus = self.shape.nodes.iter().map(|node| node.cpus).fold(0.0, f64::max);
-        let fewest = (wish.vcpus / node_cpus).ceil().max(1.0) as u32;
-        let most = fewest + u32::from(self.wide);
+        let nodes = || self.shape.nodes.iter();
+        let enough = |most: f64| (wish.vcpus / most).ceil().max(1.0) as u32;
+        let fewest = enough(nodes().map(|node| node.cpus).fold(0.0, f64::max));
+        let most = enough(nodes().map(|node| node.cores).fold(0.0, f64::max)) + u32::from(self.wide);
         // All nodes are no home.
         let all = self.shape.all();
-        let allowed = |mask: &u64| mask & !wish.allowed == 0 && *mask != all;
-        if most <= 2 {
-            let one_or_two = (0..n).flat_map(|a| (a..n).map(move |b| 1 << a | 1 << b));
-            let sizes = fewest..=most;
-            return one_or_two
-                .filter(|mask: &u64| sizes.contains(&mask.count_ones()) && allowed(mask))
-                .collect();
+        let sizes = fewest..=most;
+        let may =
+            |mask: &u64| mask & !wish.allowed == 0 && *mask != all && sizes.contains(&mask.count_ones());
+        let mut homes: Vec<u64> = match most <= 2 {
+            true => (0..n)
+                .flat_map(|a| (a..n).map(move |b| 1 << a | 1 << b))
+                .filter(may)
+                .collect(),
+            false => (1u64..1 << n.min(10)).filter(may).collect(),
+        };
+        if !self.shape.near.is_even() {
+            homes.sort_by_key(|mask| self.shape.near.span(*mask));
         }
-        let bits = n.min(10) as u32;
-        (1u64..1 << bits)
-            .filter(|mask| (fewest..=most).contains(&mask.count_ones()) && allowed(mask))
-            .collect()
+        homes
     }
 
     /// A home for each of these, found one by one, widest first, and then improved; `None` where one finds none in time. Homes
@@ -240,13 +251,19 @@ impl<'a> Search<'a> {
         seekers.iter().for_each(|at| places[*at] = Place::Unplaced);
         for at in order {
             let mut best: Option<(Place, f64)> = None;
+            let homes = self.homes(at);
+            let mut reach = Reach::new(self.shape, self.wishes[at].vcpus, &homes);
             self.cost_base(&places);
-            for mask in self.homes(at) {
+            for mask in homes {
                 if self.has_worked_enough() {
                     return None;
                 }
+                if reach.is_beyond(self.shape, mask) {
+                    break;
+                }
                 places[at] = Place::Home(mask);
                 if self.fits(&places) {
+                    reach.note(self.shape, mask);
                     let cost = self.cost_beside(&places, mask);
                     if best.is_none_or(|(_, least)| cost < least) {
                         best = Some((places[at], cost));
@@ -298,7 +315,9 @@ impl<'a> Search<'a> {
         let mut best: Option<(Vec<Place>, f64)> = None;
         let mut candidate = from.to_vec();
         for at in (0..from.len()).filter(|at| may_move[*at]) {
-            let moves = self.homes(at).into_iter().map(|mask| (at, Place::Home(mask)));
+            let homes = self.homes(at);
+            let mut reach = Reach::new(self.shape, self.wishes[at].vcpus, &homes);
+            let moves = homes.into_iter().map(|mask| (at, Place::Home(mask)));
             let exchanges = (at + 1..from.len())
                 .filter(|other| may_move[*other])
                 .map(|other| (other, from[at]));
@@ -308,7 +327,12 @@ impl<'a> Search<'a> {
                 {
                     return best;
                 }
+                let is_move = other == at;
+                if is_move && reach.is_beyond(self.shape, place.mask()) {
+                    continue;
+                }
                 if place == from[other] {
+                    reach.note(self.shape, place.mask());
                     continue;
                 }
                 candidate[at] = from[other];
@@ -318,6 +342,9 @@ impl<'a> Search<'a> {
                     .iter()
                     .all(|vm| candidate[*vm].mask() & !self.wishes[*vm].allowed == 0);
                 if may && self.fits(&candidate) {
+                    if is_move {
+                        reach.note(self.shape, place.mask());
+                    }
                     let changed = from[at].mask() | from[other].mask() | place.mask();
                     let cost = self.cost_beside(&candidate, changed);
                     if cost < best.as_ref().map_or(most, |(_, least)| *least) {
@@ -328,5 +355,46 @@ impl<'a> Search<'a> {
             }
         }
         best
+    }
+}
+
+/// How far apart the nodes of a VM's home may be: no farther than those of the nearest set of several nodes with room, which are
+/// as many as have a core for each vCPU, or, where none of the sets has, a hyperthread.
+#[derive(Clone, Copy, Debug)]
+struct Reach {
+    most: Option<u32>,
+    vcpus: f64,
+    by_cores: bool,
+}
+
+impl Reach {
+    /// Of a VM that may have one of these homes.
+    fn new(shape: &Shape, vcpus: f64, homes: &[u64]) -> Reach {
+        let mut reach = Reach {
+            most: None,
+            vcpus,
+            by_cores: true,
+        };
+        reach.by_cores = homes.iter().any(|mask| reach.is_enough(shape, *mask));
+        reach
+    }
+
+    fn is_enough(&self, shape: &Shape, mask: u64) -> bool {
+        let nodes = positions(mask).map(|at| &shape.nodes[at]);
+        let there: f64 = nodes
+            .map(|node| if self.by_cores { node.cores } else { node.cpus })
+            .sum();
+        there >= self.vcpus
+    }
+
+    /// Takes in a set with room. Sets come by span.
+    fn note(&mut self, shape: &Shape, mask: u64) {
+        if mask.count_ones() > 1 && self.is_enough(shape, mask) {
+            self.most.get_or_insert(shape.near.span(mask));
+        }
+    }
+
+    fn is_beyond(&self, shape: &Shape, mask: u64) -> bool {
+        self.most.is_some_and(|most| shape.near.span(mask) > most)
     }
 }

@@ -5,6 +5,7 @@ use homenode_units::{Bytes, BytesPerSec, CpuSet, NodeId, NodeMap, NodeSet, PAGE_
 
 use super::{Config, Ledger};
 use crate::demand::{Demand, History};
+use crate::near::{self, Near, positions};
 
 /// CPU, memory, bandwidth: as absolute amounts (CPUs, bytes, bytes/s) or normalised to the host's totals.
 pub(super) type Vector = [f64; 3];
@@ -14,7 +15,7 @@ pub(super) const BANDWIDTH: usize = 2;
 
 /// A bin is a bit mask over nodes with memory; of a host with more such nodes only the first so many can be homes.
 const MASK_NODES_MAX: usize = 64;
-/// At most so many bins of one size are looked at. Eight nodes have 70 of one size at most; beyond about 14 fully
+/// At most so many bins of one size and span are looked at. Eight nodes have 70 of one size at most; beyond about 14 fully
 /// connected nodes this bound cuts, keeping the sets of lowest node numbers. It bounds work, and is no setting.
 const BINS_OF_ONE_SIZE_MAX: usize = 4096;
 
@@ -24,10 +25,16 @@ pub struct Supply {
     pub(super) nodes: Vec<NodeSupply>,
     /// Totals of the host, by which everything is normalised.
     pub(super) total: Vector,
+    /// CPUs of the host where each hyperthread counts.
+    total_threads: f64,
+    /// Whether hyperthreads count as CPUs here, or cores do.
+    pub(super) counts_threads: bool,
     /// Whether bandwidth is known here; where not, placement packs in two dimensions.
     pub(super) bandwidth_known: bool,
     /// For each node the others that it has a quiet link to, as a mask over positions.
     quiet: Vec<u64>,
+    /// Distances between nodes, by position.
+    pub(super) near: Near,
 }
 
 /// One node.
@@ -35,6 +42,8 @@ pub struct Supply {
 pub(super) struct NodeSupply {
     pub node: NodeId,
     pub left: Vector,
+    /// CPUs left where each hyperthread counts.
+    pub threads: f64,
 }
 
 /// What a node has left for a VM that does not run yet.
@@ -42,7 +51,7 @@ pub(super) struct NodeSupply {
 pub struct NodeLeft {
     /// Which.
     pub node: NodeId,
-    /// CPUs.
+    /// CPUs, each hyperthread counted.
     pub cpus: f64,
     /// Memory.
     pub memory: Bytes,
@@ -75,7 +84,7 @@ impl Supply {
         let mut nodes: Vec<NodeSupply> = Vec::with_capacity(machine.nodes.len());
         let homes = view.homes();
         let counted = Counted { ledger, without };
-        let mut total = [0.0; 3];
+        let (mut total, mut total_threads) = ([0.0; 3], 0.0);
         let mut bandwidth_known = true;
         for (id, node) in machine
             .nodes
@@ -83,7 +92,8 @@ impl Supply {
             .filter(|(id, _)| homes.contains(*id))
             .take(MASK_NODES_MAX)
         {
-            let cpus = node.cpus.intersection(&view.cpus).len() as f64;
+            let cpus = node.cpus.intersection(&view.cpus);
+            let (cores, threads) = (near::cores(machine, &cpus) as f64, cpus.len() as f64);
             let free = view
                 .sample
                 .nodes
@@ -94,24 +104,31 @@ impl Supply {
             let unplaced = unplaced_running(view, &counted, id);
             bandwidth_known &= node.memory_bandwidth.is_some();
             let bandwidth = node.memory_bandwidth.unwrap_or_default();
+            // Half a CPU's worth of daemons displaces no vCPU.
+            let busy = history.host_cpus(id).round() + unplaced;
             nodes.push(NodeSupply {
                 node: id,
+                threads: threads - busy,
                 left: [
-                    // Half a CPU's worth of daemons displaces no vCPU.
-                    cpus - history.host_cpus(id).round() - unplaced,
+                    cores - busy,
                     free - config.reserved_memory.as_f64(),
                     bandwidth.saturating_sub(used).as_f64(),
                 ],
             });
-            total[CPU] += cpus;
+            total[CPU] += cores;
+            total_threads += threads;
             total[MEMORY] += node.memory_bytes.as_f64();
             total[BANDWIDTH] += bandwidth.as_f64();
         }
+        let ids: Vec<NodeId> = nodes.iter().map(|of| of.node).collect();
         let mut supply = Supply {
             nodes,
             total,
+            total_threads,
+            counts_threads: false,
             bandwidth_known,
             quiet: Vec::new(),
+            near: Near::of(machine, &ids),
         };
         supply.charge_vms(view, history, &counted);
         for reservation in ledger.pending(view) {
@@ -124,16 +141,33 @@ impl Supply {
         }
         for node in &mut supply.nodes {
             node.left = node.left.map(|left| left.max(0.0));
+            node.threads = node.threads.max(0.0);
         }
         supply.quiet = quiet_links(view, config, &supply.nodes);
         supply
+    }
+
+    /// The same where each hyperthread counts as a CPU.
+    pub(super) fn by_threads(&self) -> Supply {
+        let mut supply = self.clone();
+        supply.counts_threads = true;
+        supply.total[CPU] = self.total_threads;
+        for node in &mut supply.nodes {
+            node.left[CPU] = node.threads;
+        }
+        supply
+    }
+
+    /// Whether a core has several hyperthreads here.
+    pub(super) fn has_threads(&self) -> bool {
+        self.total_threads > self.total[CPU]
     }
 
     /// What each node has left, ascending: what [`super::place`] gives from.
     pub fn left(&self) -> impl Iterator<Item = NodeLeft> {
         self.nodes.iter().map(|of| NodeLeft {
             node: of.node,
-            cpus: of.left[CPU],
+            cpus: of.threads,
             memory: Bytes(of.left[MEMORY] as u64),
             bandwidth: self
                 .bandwidth_known
@@ -195,6 +229,7 @@ impl Supply {
         let parts = nodes.len().max(1) as f64;
         for node in nodes.iter() {
             if let Some(node) = self.node_mut(node) {
+                node.threads -= amount[CPU] / parts;
                 for (left, amount) in node.left.iter_mut().zip(amount) {
                     *left -= amount / parts;
                 }
@@ -231,7 +266,7 @@ impl Supply {
     }
 
     /// The bin of a mask.
-    fn bin(&self, mask: u64) -> Bin {
+    pub(super) fn bin(&self, mask: u64) -> Bin {
         let mut left = [0.0; 3];
         let mut least_memory = f64::INFINITY;
         for at in positions(mask) {
@@ -253,12 +288,13 @@ impl Supply {
         (0..self.nodes.len()).map(|at| self.bin(1 << at)).collect()
     }
 
-    /// Bins of one node more than those of `smaller`: sets that stay connected over quiet links.
-    pub(super) fn grow(&self, smaller: &[Bin]) -> Vec<Bin> {
+    /// Bins of one node more than those of `smaller`: sets that stay connected over quiet links, of this span at most.
+    pub(super) fn grow(&self, smaller: &[Bin], span: u32) -> Vec<Bin> {
         let mut masks: Vec<u64> = Vec::new();
         for bin in smaller {
             let neighbours = positions(bin.mask).fold(0, |all, at| all | self.quiet[at]) & !bin.mask;
-            masks.extend(positions(neighbours).map(|at| bin.mask | 1 << at));
+            let near = neighbours & self.near.within(bin.mask, span);
+            masks.extend(positions(near).map(|at| bin.mask | 1 << at));
         }
         masks.sort_unstable();
         masks.dedup();
@@ -302,15 +338,6 @@ fn unplaced_running<'a>(view: &View<'a>, counted: &Counted<'a>, node: NodeId) ->
         .filter(|vcpu| vcpu.node == Some(node))
         .map(|vcpu| vcpu.running)
         .sum()
-}
-
-/// Set bits, ascending.
-pub(super) fn positions(mask: u64) -> impl Iterator<Item = usize> {
-    std::iter::successors((mask != 0).then_some(mask), |rest| {
-        let rest = rest & (rest - 1);
-        (rest != 0).then_some(rest)
-    })
-    .map(|rest| rest.trailing_zeros() as usize)
 }
 
 fn quiet_links(view: &View<'_>, config: &Config, nodes: &[NodeSupply]) -> Vec<u64> {

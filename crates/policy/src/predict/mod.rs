@@ -62,6 +62,8 @@ use homenode_units::{BytesPerSec, CpuSet, NodeId, NodeSet};
 pub use config::Config;
 pub use profile::Profiles;
 
+use crate::near::{self, Near, positions};
+
 // The laws' own figures, and what a fixed point of few steps can take; no settings.
 /// Weight of the queue in the latency of a controller.
 const QUEUE: f64 = 0.12;
@@ -121,6 +123,8 @@ pub struct Shape {
     pub latency: Vec<f64>,
     /// How much longer a core's own work takes beside a busy hyperthread.
     pub smt_stretch: f64,
+    /// Which nodes are near each other.
+    pub(crate) near: Near,
 }
 
 impl Shape {
@@ -133,9 +137,9 @@ impl Shape {
             .filter(|(id, node)| homes.contains(*id) && !node.cpus.intersection(usable).is_empty())
             .take(NODES_MAX)
             .map(|(id, node)| {
-                let cpus = node.cpus.intersection(usable).len() as f64;
-                let threads = machine.threads_per_core() as f64;
-                let cores = (machine.core_count(id) as f64).min(cpus).max(cpus / threads);
+                let cpus = node.cpus.intersection(usable);
+                let cores = near::cores(machine, &cpus) as f64;
+                let cpus = cpus.len() as f64;
                 let llcs = machine.llcs_of(id);
                 let part = |at: &u32| {
                     let llc = &machine.llcs[*at as usize];
@@ -163,7 +167,9 @@ impl Shape {
             .iter()
             .flat_map(|a| nodes.iter().map(move |b| ratio(a, b)))
             .collect();
+        let ids: Vec<NodeId> = nodes.iter().map(|node| node.id).collect();
         Shape {
+            near: Near::of(machine, &ids),
             nodes,
             latency,
             smt_stretch: config.smt_stretch,
@@ -196,15 +202,6 @@ impl Shape {
     fn latency_between(&self, from: usize, to: usize) -> f64 {
         self.latency[from * self.nodes.len() + to]
     }
-}
-
-/// Set bits, ascending.
-pub fn positions(mask: u64) -> impl Iterator<Item = usize> {
-    std::iter::successors((mask != 0).then_some(mask), |rest| {
-        let rest = rest & (rest - 1);
-        (rest != 0).then_some(rest)
-    })
-    .map(|rest| rest.trailing_zeros() as usize)
 }
 
 /// What a VM asks of a host.

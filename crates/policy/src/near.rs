@@ -1,0 +1,152 @@
+//! How near the nodes of a set are to each other, and how many cores CPUs are: the one place where everything that gives a VM
+//! several nodes looks both up ([`crate::placement`], [`crate::arrange`], [`crate::advisor`]).
+//!
+//! # Problem
+//! A VM on several nodes has its memory interleaved over them: each access crosses the distance between two of them with the
+//! same probability. Two nodes of one socket are 11 to 12 apart, two sockets 20 to 32. A set across sockets that has no more
+//! room than a set within one makes the VM slower for nothing.
+//!
+//! # Terms
+//! - *Distance* of two nodes: what firmware says (SLIT, 10 = local), of the two directions the longer one.
+//! - *Span* of a set of nodes: the longest distance between two of its nodes; 0 for one node.
+//!
+//! # Algorithm
+//! A caller looks at sets of one span after another, in the order of [`Near::spans`], and stops at the first span of which a set
+//! has room. So a set across sockets is given only where no set within a socket has room. Of sets of one span those of less
+//! [`Near::sum`] come first.
+
+use homenode_machine::Machine;
+use homenode_units::{CpuSet, NodeId};
+
+/// Distance where firmware states none: a route that firmware calls unusable.
+const UNKNOWN: u32 = 255;
+
+/// Distances between some nodes, by position: at most 64, so that a set of them is a mask.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Near {
+    count: usize,
+    /// Row by row; 0 of a node to itself.
+    between: Vec<u32>,
+    /// Whether all nodes are equally far from each other.
+    is_even: bool,
+}
+
+impl Near {
+    /// Distances between these nodes of a machine.
+    pub fn of(machine: &Machine, nodes: &[NodeId]) -> Near {
+        let one_way = |a: NodeId, b: NodeId| machine.distance(a, b).unwrap_or(UNKNOWN);
+        let longer = |a: usize, b: usize| one_way(nodes[a], nodes[b]).max(one_way(nodes[b], nodes[a]));
+        Near::by(nodes.len(), longer)
+    }
+
+    /// So many nodes with these distances from one to another.
+    pub fn by(count: usize, distance: impl Fn(usize, usize) -> u32) -> Near {
+        let distance = |a: usize, b: usize| if a == b { 0 } else { distance(a, b) };
+        let row = |a: usize| (0..count).map(move |b| (a, b));
+        let between: Vec<u32> = (0..count).flat_map(row).map(|(a, b)| distance(a, b)).collect();
+        let mut near = Near {
+            count,
+            between,
+            is_even: false,
+        };
+        near.is_even = near.spans().len() <= 2;
+        near
+    }
+
+    /// Whether all nodes are equally far from each other, so that sets of several nodes differ in nothing but their number.
+    pub fn is_even(&self) -> bool {
+        self.is_even
+    }
+
+    fn between(&self, a: usize, b: usize) -> u32 {
+        self.between[a * self.count + b]
+    }
+
+    /// All spans that sets of these nodes can have, ascending; the first is 0, of one node.
+    pub fn spans(&self) -> Vec<u32> {
+        let mut spans = self.between.clone();
+        spans.push(0);
+        spans.sort_unstable();
+        spans.dedup();
+        spans
+    }
+
+    /// Longest distance between two nodes of a set; 0 for one node.
+    pub fn span(&self, mask: u64) -> u32 {
+        self.pairs(mask).max().unwrap_or(0)
+    }
+
+    /// Sum of distances between the nodes of a set: with their number it is the mean distance of an access.
+    pub fn sum(&self, mask: u64) -> u32 {
+        self.pairs(mask).sum()
+    }
+
+    fn pairs(&self, mask: u64) -> impl Iterator<Item = u32> + '_ {
+        positions(mask).flat_map(move |a| positions(mask & ((1 << a) - 1)).map(move |b| self.between(a, b)))
+    }
+
+    /// Nodes that are at most `most` from every node of a set.
+    pub fn within(&self, mask: u64, most: u32) -> u64 {
+        (0..self.count)
+            .filter(|to| positions(mask).all(|from| self.between(from, *to) <= most))
+            .fold(0, |all, at| all | 1 << at)
+    }
+}
+
+/// Set bits, ascending.
+pub(crate) fn positions(mask: u64) -> impl Iterator<Item = usize> {
+    std::iter::successors((mask != 0).then_some(mask), |rest| {
+        let rest = rest & (rest - 1);
+        (rest != 0).then_some(rest)
+    })
+    .map(|rest| rest.trailing_zeros() as usize)
+}
+
+/// How many physical cores these CPUs belong to: a core of which one hyperthread is among them counts.
+pub(crate) fn cores(machine: &Machine, cpus: &CpuSet) -> usize {
+    let mut cores: Vec<u32> = cpus
+        .iter()
+        .filter_map(|cpu| machine.cpu(cpu))
+        .map(|cpu| cpu.core)
+        .collect();
+    cores.sort_unstable();
+    cores.dedup();
+    cores.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Scene;
+
+    #[test]
+    fn a_span_is_the_longest_distance_of_a_set_and_the_longer_direction_counts() {
+        // Two sockets of two nodes, 12 within and 32 across; from node 1 to node 0 firmware says 14.
+        let mut scene = Scene::sockets(2, 2, 4, (12, 32));
+        scene.machine.distances.rows[1][0] = 14;
+        let ids: Vec<NodeId> = (0..4).map(NodeId).collect();
+        let near = Near::of(&scene.machine, &ids);
+        assert_eq!(near.spans(), [0, 12, 14, 32]);
+        assert_eq!(
+            [0b1, 0b11, 0b1100, 0b0110, 0b1111].map(|mask| near.span(mask)),
+            [0, 14, 12, 32, 32]
+        );
+        // 14 + 12 + 4 x 32
+        assert_eq!(near.sum(0b1111), 154);
+        assert_eq!(near.within(0b0100, 12), 0b1100);
+        assert_eq!(near.within(0b0110, 12), 0);
+        assert_eq!(near.within(0b1, 0), 0b1);
+    }
+
+    #[test]
+    fn a_core_counts_once_however_many_of_its_threads_are_usable() {
+        let mut scene = Scene::nodes(2, 4);
+        scene.hyperthreads(2);
+        let count = |cpus: &str| cores(&scene.machine, &cpus.parse().unwrap());
+        // CPUs 0-1 and 2-3 of node 0 are cores, 4-5 and 6-7 of node 1.
+        assert_eq!(
+            [count("0-7"), count("0,2"), count("0-2"), count("1"), count("")],
+            [4, 2, 2, 1, 0]
+        );
+    }
+}
