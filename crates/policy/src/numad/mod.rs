@@ -195,6 +195,7 @@ fn look(view: &View<'_>, state: &mut State) -> Vec<Node> {
         })
     };
     let threads = threads_per_core(view.machine);
+    let distance = |a, b| view.machine.distance(a, b).map_or(10, i64::from);
     let ids: Vec<NodeId> = view
         .machine
         .memory_nodes()
@@ -218,7 +219,7 @@ fn look(view: &View<'_>, state: &mut State) -> Vec<Node> {
                 free_mib: mib(sample.memory_free_bytes),
                 cpus: total,
                 cpus_free: free.clamp(0, total),
-                distances: ids.iter().map(|to| distance(view.machine, id, *to)).collect(),
+                distances: ids.iter().map(|to| distance(id, *to)).collect(),
             }
         })
         .collect()
@@ -235,13 +236,6 @@ fn threads_per_core(machine: &Machine) -> i64 {
     };
     let siblings = machine.cpus.iter().filter(|cpu| cpu.core == first.core);
     whole(siblings.count())
-}
-
-fn distance(machine: &Machine, a: NodeId, b: NodeId) -> i64 {
-    let at = |node| machine.nodes.position(node).ok();
-    let row = at(a).and_then(|a| machine.distances.rows.get(a));
-    let known = row.zip(at(b)).and_then(|(row, b)| row.get(b));
-    known.map_or(10, |distance| i64::from(*distance))
 }
 
 /// Step 1: notes what each VM uses, and sorts those that use enough.
