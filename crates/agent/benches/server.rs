@@ -160,6 +160,7 @@ fn siege(clients: &str) {
                 vcpus: 4,
                 memory_bytes: Bytes::from_gib(4),
                 bandwidth_bytes_per_s: None,
+                huge_page_bytes: None,
             };
             let asked = Instant::now();
             let answer: Option<Placed> = ask(state, &question).expect("an answer");

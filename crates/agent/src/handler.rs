@@ -9,10 +9,10 @@ use homenode_api::answer::{
 use homenode_api::http::VmSettings;
 use homenode_api::{Answer, ApiError, Request, forecast, named, no_such_vm};
 use homenode_control::{Control, Line, Remembered, Request as Ask, Status, VmStatus};
-use homenode_host::{Mode, Setting};
+use homenode_host::{HugeMemory, Mode, Setting};
 use homenode_machine::Machine;
 use homenode_policy::advisor;
-use homenode_policy::placement::Shape;
+use homenode_policy::placement::Asked;
 use homenode_units::{Bytes, MemoryPolicy, Ns, VmId};
 
 use crate::answers::maintenance::{drain, maintenance, pause};
@@ -119,16 +119,22 @@ impl Handler {
                 control.announce(announcement);
                 Noted { noted: true }.into()
             }
-            Request::Promise(shape) => promised(&mut control, machine, shape).into(),
+            Request::Promise(asked) => promised(&mut control, machine, asked).into(),
             Request::Place {
                 vcpus,
                 memory_bytes,
                 bandwidth_bytes_per_s: bandwidth,
+                huge_page_bytes,
             } => {
+                let all = |page_bytes| HugeMemory {
+                    page_bytes,
+                    memory_bytes,
+                };
                 let ask = Ask {
                     vcpus,
                     memory: memory_bytes,
                     bandwidth,
+                    huge_pages: huge_page_bytes.map(all).into_iter().collect(),
                 };
                 let found = control.place(machine, &ask);
                 let beside = found.as_ref().ok();
@@ -195,8 +201,8 @@ impl Handler {
     }
 }
 
-fn promised(control: &mut Control, machine: &Machine, shape: Shape) -> Promised {
-    let promise = control.promise(machine, shape);
+fn promised(control: &mut Control, machine: &Machine, asked: Asked) -> Promised {
+    let promise = control.promise(machine, asked);
     Promised {
         nodes: promise.nodes,
         name: promise.name,

@@ -13,8 +13,8 @@ use std::path::Path;
 use homenode_api::answer::{Noted, Promised};
 use homenode_api::{Request, ask};
 use homenode_linux::numad_hook::Starting;
-use homenode_policy::placement::{Announcement, Shape};
-use homenode_units::NodeSet;
+use homenode_policy::placement::{Announcement, Asked, Shape};
+use homenode_units::{Bytes, NodeSet, PAGE_BYTES};
 
 use crate::standalone;
 
@@ -34,12 +34,27 @@ pub fn parse(request: &str) -> Option<Shape> {
 }
 
 /// Nodes for a VM of this shape, promised to it: by the agent, or by a look at the host, with what went wrong then.
-pub fn nodes_for(state: &Path, shape: Shape) -> (NodeSet, Option<anyhow::Error>) {
-    let promised = ask::<Promised>(state, &Request::Promise(shape)).ok().flatten();
+///
+/// A VM that fits nowhere gets all nodes. Who asked for huge pages is told what is short: there the VM will not start.
+pub fn nodes_for(state: &Path, asked: Asked) -> (NodeSet, Option<anyhow::Error>) {
+    let promised = ask::<Promised>(state, &Request::Promise(asked)).ok().flatten();
     match promised.filter(|promised| !promised.nodes.is_empty()) {
-        Some(promised) => (promised.nodes, None),
-        None => standalone::promise(state, shape),
+        Some(promised) => {
+            let why = promised.unplaceable.filter(|_| asked.huge_page_bytes.is_some());
+            (promised.nodes, why.map(anyhow::Error::msg))
+        }
+        None => standalone::promise(state, asked),
     }
+}
+
+/// Size of huge pages as `-H` has it: a number is KiB, as in the kernel's names of pools; or a size with a unit, as `2MiB`.
+/// Pages no larger than ordinary ones are `Some(None)`; what is no size is `None`.
+pub fn page_size(text: &str) -> Option<Option<Bytes>> {
+    let bytes = match text.parse::<u64>() {
+        Ok(kib) => Bytes(kib.checked_mul(1024)?),
+        Err(_) => text.parse::<Bytes>().ok()?,
+    };
+    Some((bytes.0 > PAGE_BYTES).then_some(bytes))
 }
 
 /// Tells the agent, or whoever answers without one, which domain is about to start. `xml` is what libvirt gives its hooks.
@@ -58,6 +73,7 @@ pub fn starting(state: &Path, xml: &str) -> anyhow::Result<()> {
         bandwidth: starting.bandwidth,
         home: starting.home,
         device_nodes: starting.device_nodes,
+        huge_pages: starting.huge_pages,
     };
     match ask::<Noted>(state, &Request::Announce(announcement.clone())) {
         Ok(Some(_)) => Ok(()),
@@ -68,6 +84,26 @@ pub fn starting(state: &Path, xml: &str) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_of_huge_pages_are_kib_unless_they_say_otherwise() {
+        let mib = |mib| Some(Some(Bytes::from_mib(mib)));
+        assert_eq!(
+            [page_size("2048"), page_size("1048576"), page_size("2MiB")],
+            [mib(2), mib(1024), mib(2)]
+        );
+        assert_eq!([page_size("4"), page_size("0")], [Some(None), Some(None)]);
+        for bad in [
+            "",
+            "x",
+            "-2048",
+            "2048 x",
+            "99999999999999999999",
+            "18014398509481984",
+        ] {
+            assert_eq!(page_size(bad), None, "{bad}");
+        }
+    }
 
     #[test]
     fn requests_are_read_as_numad_reads_them() {

@@ -14,13 +14,13 @@ use crate::wall_clock::WallClock;
 use anyhow::Context;
 use homenode_api::AskError;
 use homenode_api::answer::{PromiseDropped, Promises};
-use homenode_control::{Config, Control, Mode, Request as Ask};
+use homenode_control::{Config, Control, Mode, Promise, Request as Ask};
 use homenode_host::{CpuSample, NodeSample, Sample};
 use homenode_linux::state_dir::StateDir;
 use homenode_linux::{Acting, Options};
 use homenode_linux::{meminfo, now, proc_stat};
 use homenode_machine::Machine;
-use homenode_policy::placement::{Announcement, Ledger, Placement, Shape, Unplaceable};
+use homenode_policy::placement::{Announcement, Asked, Ledger, Placement, Unplaceable};
 use homenode_units::{NodeId, NodeSet};
 
 /// Time between the two looks that tell how busy CPUs are: ten of the kernel's ticks.
@@ -46,13 +46,16 @@ pub fn place(state: &Path, ask: &Ask) -> anyhow::Result<Result<Placement, Unplac
 
 /// Nodes for a VM that is about to start; promised to it in the ledger. There is always an answer, with what went wrong, if
 /// anything did.
-pub fn promise(state: &Path, shape: Shape) -> (NodeSet, Option<anyhow::Error>) {
+pub fn promise(state: &Path, asked: Asked) -> (NodeSet, Option<anyhow::Error>) {
     let machine = match machine_here() {
         Ok(machine) => machine,
         Err(error) => return (NodeSet::one(NodeId(0)), Some(error)),
     };
-    match try_promise(state, &machine, shape) {
-        Ok(nodes) => (nodes, None),
+    match try_promise(state, &machine, asked) {
+        Ok(promise) => {
+            let why = promise.unplaceable.filter(|_| asked.huge_page_bytes.is_some());
+            (promise.nodes, why.map(anyhow::Error::from))
+        }
         Err(error) => (
             machine.memory_nodes(),
             Some(error.context("all nodes are advised")),
@@ -60,12 +63,12 @@ pub fn promise(state: &Path, shape: Shape) -> (NodeSet, Option<anyhow::Error>) {
     }
 }
 
-fn try_promise(state: &Path, machine: &Machine, shape: Shape) -> anyhow::Result<NodeSet> {
+fn try_promise(state: &Path, machine: &Machine, asked: Asked) -> anyhow::Result<Promise> {
     let (mut file, ledger) = open_ledger(state)?;
     let mut control = look(state, machine, ledger)?;
-    let promise = control.promise(machine, shape);
+    let promise = control.promise(machine, asked);
     save(&mut file, control.ledger())?;
-    Ok(promise.nodes)
+    Ok(promise)
 }
 
 /// Notes a VM that is about to start.
@@ -147,10 +150,12 @@ fn sample(root: &Path, machine: &Machine) -> anyhow::Result<Sample> {
     let mut nodes = homenode_units::NodeMap::new();
     for node in machine.nodes.keys() {
         let memory = meminfo::read(root, node)?;
+        let huge_pages = meminfo::huge_pages(root, node).ok();
         let sample = memory.map_or_else(NodeSample::default, |memory| NodeSample {
             memory_total_bytes: memory.total_bytes,
             memory_free_bytes: memory.free_bytes,
             memory_traffic_bytes: None,
+            huge_pages,
         });
         nodes.insert(node, sample);
     }
@@ -206,6 +211,7 @@ fn save(file: &mut File, ledger: &Ledger) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use homenode_policy::placement::Shape;
     use homenode_units::VmId;
 
     #[test]
@@ -222,6 +228,7 @@ mod tests {
             bandwidth: None,
             home: None,
             device_nodes: homenode_units::NodeSet::one(homenode_units::NodeId(1)),
+            huge_pages: Vec::new(),
         };
         announce(dir.path(), announcement.clone()).unwrap();
         let (_, mut ledger) = open_ledger(dir.path()).unwrap();
@@ -254,7 +261,7 @@ mod tests {
             memory_mib: 128,
         };
         let begun = Instant::now();
-        let (nodes, trouble) = promise(dir.path(), shape);
+        let (nodes, trouble) = promise(dir.path(), shape.into());
         assert!(begun.elapsed() < Duration::from_secs(5) && !nodes.is_empty());
         let said = format!("{:#}", trouble.unwrap());
         assert!(
@@ -262,7 +269,7 @@ mod tests {
             "{said}"
         );
         drop(held);
-        assert!(promise(dir.path(), shape).1.is_none());
+        assert!(promise(dir.path(), shape.into()).1.is_none());
     }
 
     #[test]

@@ -264,6 +264,14 @@ pub struct Evaluate {
     #[schemars(extend("minimum" = 0, "maximum" = whole::MAX))]
     #[serde(default, deserialize_with = "whole::bandwidth")]
     pub bandwidth_bytes_per_s: Option<BytesPerSec>,
+    /// Size of the huge pages that all of its memory lies in; none where it lies in ordinary pages.
+    #[schemars(extend("minimum" = 8192, "maximum" = whole::MAX))]
+    #[serde(
+        default,
+        deserialize_with = "whole::huge_page",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub huge_page_bytes: Option<Bytes>,
 }
 
 /// Whole numbers as JSON has them: `4.0` is one.
@@ -302,6 +310,13 @@ mod whole {
         let number = Option::<Number>::deserialize(d)?;
         number
             .map(|number| whole(&number, (0, MAX)).map(Bytes))
+            .transpose()
+    }
+
+    pub(super) fn huge_page<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Bytes>, D::Error> {
+        let number = Option::<Number>::deserialize(d)?;
+        number
+            .map(|number| whole(&number, (8192, MAX)).map(Bytes))
             .transpose()
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use homenode_host::Mode;
-use homenode_policy::placement::{Announcement, Shape};
+use homenode_policy::placement::{Announcement, Asked};
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, NodeSet, Ns, Permit};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -18,7 +18,7 @@ pub enum Request {
     /// A VM is about to start: which, and what libvirt will ask for.
     Announce(Announcement),
     /// Nodes for a VM that is about to start; promised to it.
-    Promise(Shape),
+    Promise(Asked),
     /// Where a VM would go, and why; nothing is promised.
     Place {
         /// Its vCPUs.
@@ -27,6 +27,9 @@ pub enum Request {
         memory_bytes: Bytes,
         /// The bandwidth it needs.
         bandwidth_bytes_per_s: Option<BytesPerSec>,
+        /// Size of the huge pages that all of its memory lies in; `None`: in ordinary pages.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        huge_page_bytes: Option<Bytes>,
     },
     /// What the agent manages.
     Vms,

@@ -440,6 +440,9 @@ pub struct PlaceArgs {
     /// The memory bandwidth that it needs, such as `2GB/s`
     #[arg(long)]
     pub bandwidth: Option<BytesPerSec>,
+    /// All its memory lies in huge pages of this size, such as `2MiB` or `1GiB`: only free ones count; a number alone is MiB
+    #[arg(long, value_name = "SIZE")]
+    pub huge_pages: Option<Size>,
     /// Print two lines for xl's file of the VM, `cpus` and `cpus_soft`: together they decide where Xen takes its memory from
     #[arg(long, conflicts_with = "json")]
     pub xl: bool,

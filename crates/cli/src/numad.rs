@@ -4,13 +4,14 @@ use std::io::Read;
 use std::path::Path;
 use std::process::ExitCode;
 
-use homenode_agent::numad::{nodes_for, parse, starting};
+use homenode_agent::numad::{nodes_for, page_size, parse, starting};
+use homenode_policy::placement::Asked;
 
 use crate::args::HookArgs;
 
 const USAGE: &str = "Usage: numad -w NCPUS[:MB] [-H HUGEPAGESIZE]
 Homenode's answer to libvirt's placement='auto': prints the nodes on which a VM of so many vCPUs and so much memory
-should run, and promises them to it. The running agent is asked; without one the host is looked at directly.
+should run, and promises them to it; with -H (in KiB, such as 2048) all of the memory is in free huge pages of that size. The running agent is asked; without one the host is looked at directly.
 numad's own daemon options are not served: run `homenode run` instead.";
 
 /// Names under which programs ask: SUSE's numa-preplace obsoletes numad, and is asked in the same way.
@@ -20,12 +21,20 @@ pub const NAMES: [&str; 2] = ["numad", "numa-preplace"];
 pub fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let mut args: Vec<&str> = args.iter().map(String::as_str).collect();
-    // The size of huge pages, which changes no answer here: they are moved as others are, or said not to move.
+    let mut huge_page_bytes = None;
     if let Some(at) = args
         .iter()
         .position(|arg| *arg == "-H")
         .filter(|at| at + 1 < args.len())
     {
+        let Some(size) = page_size(args[at + 1]) else {
+            complain!(
+                "Can't parse arg value(s): -H {}; it takes the size of huge pages in KiB, such as 2048",
+                args[at + 1]
+            );
+            return ExitCode::FAILURE;
+        };
+        huge_page_bytes = size;
         args.drain(at..at + 2);
     }
     let request = match args.as_slice() {
@@ -49,7 +58,13 @@ pub fn main() -> ExitCode {
             // libvirt gives no more arguments than `-w`; an agent with another --state is found through the environment.
             let state = std::env::var_os("HOMENODE_STATE");
             let state = state.unwrap_or_else(|| homenode_linux::state_dir::STATE_DIR.into());
-            let (nodes, trouble) = nodes_for(Path::new(&state), shape);
+            let (nodes, trouble) = nodes_for(
+                Path::new(&state),
+                Asked {
+                    huge_page_bytes,
+                    ..shape.into()
+                },
+            );
             if let Some(trouble) = trouble {
                 complain!("homenode: {trouble:#}");
             }

@@ -7,11 +7,12 @@ use homenode_agent::{placed, standalone};
 use homenode_api::answer::Placed;
 use homenode_api::{Request, ask};
 use homenode_control::{Config, Control, Mode, Request as Ask, VmStatus};
-use homenode_host::{Host, Sample};
+use homenode_host::{Host, HugeMemory, Sample};
 use homenode_linux::Vms;
 use homenode_machine::Machine;
 use homenode_policy::placement::{Placement, Unplaceable};
 use homenode_twin::{Scenario, Twin};
+use homenode_units::PAGE_BYTES;
 
 use crate::args::{HostArg, MachineArgs, PlaceArgs, VmArgs};
 use crate::ask::vms;
@@ -41,10 +42,21 @@ pub fn machine(args: &MachineArgs) -> anyhow::Result<()> {
 /// # Errors
 /// Bad input; a VM that fits nowhere is a failure that says what is short.
 pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
+    let huge_page_bytes = args.huge_pages.map(|size| size.0);
+    if let Some(page) = huge_page_bytes.filter(|page| page.0 <= PAGE_BYTES) {
+        return Err(bad_input(format!(
+            "--huge-pages is the size of huge pages, such as 2MiB or 1GiB; {page} is no larger than an ordinary page"
+        )));
+    }
+    let all = |page_bytes| HugeMemory {
+        page_bytes,
+        memory_bytes: args.memory.0,
+    };
     let asked = Ask {
         vcpus: args.vcpus,
         memory: args.memory.0,
         bandwidth: args.bandwidth,
+        huge_pages: huge_page_bytes.map(all).into_iter().collect(),
     };
     let answer: Placed = match &args.host {
         Some(HostArg::Twin(what)) => placed(&place_on_twin(what.as_deref(), &asked)?, None),
@@ -58,6 +70,7 @@ pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
                 vcpus,
                 memory: memory_bytes,
                 bandwidth,
+                ..
             } = asked;
             match ask(
                 args.agent.dir(),
@@ -65,6 +78,7 @@ pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
                     vcpus,
                     memory_bytes,
                     bandwidth_bytes_per_s: bandwidth,
+                    huge_page_bytes,
                 },
             )? {
                 Some(answer) => answer,

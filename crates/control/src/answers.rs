@@ -1,13 +1,13 @@
 //! What the loop is asked, and answers from what it knows.
 
 use homenode_host::observation::TrackerChoice;
-use homenode_host::{CountedBy, Management, Mode, View};
+use homenode_host::{CountedBy, HugeMemory, Management, Mode, View};
 use homenode_machine::Machine;
 use homenode_policy::arrange::Beside;
 use homenode_policy::arrange::what_if::{Forecast, NoForecast, Wanted};
 use homenode_policy::demand::Demand;
 use homenode_policy::permits::suggest::{self, NoSuggestion, Suggestion};
-use homenode_policy::placement::{Placement, Reservation, Shape, Supply, Unplaceable};
+use homenode_policy::placement::{Asked, Placement, Reservation, Supply, Unplaceable};
 use homenode_policy::{advisor, arrange, memory, permits, placement, trial, working_set};
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, Migration, NodeSet, Ns, Permit, VmId};
 use serde::Serialize;
@@ -24,6 +24,8 @@ pub struct Request {
     pub memory: Bytes,
     /// Declared memory bandwidth.
     pub bandwidth: Option<BytesPerSec>,
+    /// What of the memory lies in huge pages, by their size; the rest lies in ordinary ones.
+    pub huge_pages: Vec<HugeMemory>,
 }
 
 /// What a VM might book.
@@ -176,6 +178,7 @@ impl Control {
             bandwidth,
             bandwidth_from,
             device_nodes,
+            huge_pages: request.huge_pages.clone(),
         };
         let placed = placement::place(&supply, &demand, None, &self.config.placement);
         (demand, placed)
@@ -183,8 +186,10 @@ impl Control {
 
     /// Where a VM that is about to start goes, promised to it. There is always an answer: a VM that fits nowhere gets all
     /// nodes, and the second part says why.
-    pub fn promise(&mut self, machine: &Machine, shape: Shape) -> Promise {
-        self.inputs.push(Input::Promised(shape));
+    pub fn promise(&mut self, machine: &Machine, asked: impl Into<Asked>) -> Promise {
+        let asked = asked.into();
+        let shape = asked.shape();
+        self.inputs.push(Input::Promised(asked));
         let now = self.now();
         let announced = self.states.placement.ledger.announced(shape, now);
         let vm = announced.as_ref().map(|a| a.vm);
@@ -194,10 +199,21 @@ impl Control {
             .as_ref()
             .and_then(|a| a.home.clone())
             .filter(|home| home.is_subset(&machine.memory_nodes()));
+        let memory = Bytes::from_mib(shape.memory_mib);
+        let told = announced.as_ref().map(|a| a.huge_pages.clone());
+        // Who asks knows the size for all of it; the hook knows each part.
+        let all = |page_bytes| HugeMemory {
+            page_bytes,
+            memory_bytes: memory,
+        };
+        let huge_pages = told
+            .filter(|told| !told.is_empty())
+            .unwrap_or_else(|| asked.huge_page_bytes.map(all).into_iter().collect());
         let request = Request {
             vcpus: shape.vcpus,
-            memory: Bytes::from_mib(shape.memory_mib),
+            memory,
             bandwidth,
+            huge_pages,
         };
         let (demand, placed) = self.place_for(machine, &request, vm, devices.unwrap_or_default());
         let nodes = chosen.map_or_else(|| placed.map(|placement| placement.nodes), Ok);

@@ -133,7 +133,7 @@ fn take_in(control: &mut Control, machine: &Machine, inputs: &Inputs, settings: 
             Input::Adopted { vm, home } => control.adopt(vm, home),
             Input::PermitSet { vm } => control.was_set(vm, homenode_host::Setting::Permit(None)),
             Input::Announced(announcement) => control.announce(announcement),
-            Input::Promised(shape) => drop(control.promise(machine, shape)),
+            Input::Promised(asked) => drop(control.promise(machine, asked)),
             Input::PromiseDropped { id } => drop(control.drop_promise(id)),
             // Under other settings there may be none of this number.
             Input::Approved { id } => drop(control.approve(id)),

@@ -2,7 +2,7 @@
 //! repeated ([`crate::replay`]).
 
 use homenode_host::{Action, Decision, Outcome, Receipt, Refusal};
-use homenode_policy::placement::{Announcement, Shape};
+use homenode_policy::placement::{Announcement, Asked};
 use homenode_units::{NodeSet, Ns, VmId};
 use serde::{Deserialize, Serialize};
 
@@ -31,7 +31,7 @@ pub enum Input {
     /// A VM is about to start ([`crate::Control::announce`]).
     Announced(Announcement),
     /// libvirt asked for nodes ([`crate::Control::promise`]).
-    Promised(Shape),
+    Promised(Asked),
     /// The operator took back a promise ([`crate::Control::drop_promise`]).
     PromiseDropped {
         /// Its number.

@@ -37,8 +37,8 @@ pub use plan::{Decision, Finding, Outcome, Plan, Receipt};
 pub use rates::{LINE_BYTES, LinkRates, NodeRates, Rates, VcpuRates, VmRates, imbalance};
 pub use refusal::{ActionError, Failure, Impossible, Refusal};
 pub use sample::{
-    Accesses, CountedBy, Counters, CpuSample, Immovable, LinkSample, Management, Mode, NodeSample, PageUse,
-    Sample, Setting, VcpuSample, Version, VmSample, VmSettings,
+    Accesses, CountedBy, Counters, CpuSample, HugeMemory, HugePages, Immovable, LinkSample, Management, Mode,
+    NodeSample, PageUse, Sample, Setting, VcpuSample, Version, VmSample, VmSettings,
 };
 pub use topology::{GuestTopology, Published, VirtualNode};
 pub use view::{Barred, CPUS_SETTLE, HandsOff, View, VmView};

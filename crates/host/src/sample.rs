@@ -54,7 +54,7 @@ pub struct CpuSample {
 }
 
 /// One node.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeSample {
     /// Memory that the kernel manages on the node.
     pub memory_total_bytes: Bytes,
@@ -62,6 +62,29 @@ pub struct NodeSample {
     pub memory_free_bytes: Bytes,
     /// Bytes that the node's memory controllers have moved, where counted.
     pub memory_traffic_bytes: Option<u64>,
+    /// Its pools of huge pages, by size ascending; `None` where the host does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub huge_pages: Option<Vec<HugePages>>,
+}
+
+/// A node's pool of huge pages of one size. They are no part of the node's free memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HugePages {
+    /// Size of one.
+    pub page_bytes: Bytes,
+    /// Pages of the pool.
+    pub total_count: u64,
+    /// Those that nothing uses.
+    pub free_count: u64,
+}
+
+/// Memory that lies in huge pages of one size, or shall.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct HugeMemory {
+    /// Size of a page.
+    pub page_bytes: Bytes,
+    /// How much.
+    pub memory_bytes: Bytes,
 }
 
 /// Directed traffic from one node to another.
@@ -90,6 +113,9 @@ pub struct VmSample {
     pub balloon: Option<Balloon>,
     /// Where the guest's touched memory lies, where known.
     pub pages: Option<NodeMap<Pages>>,
+    /// Size of the huge pages that its memory lies in; `None` where it lies in ordinary ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub huge_page_bytes: Option<Bytes>,
     /// The nodes that its guest sees; none where it sees a single one.
     pub virtual_nodes: Vec<VirtualNode>,
     /// Why its guest cannot be told where it is, with the remedy; `None` where it can ([`crate::Act::PublishTopology`]).
@@ -133,6 +159,7 @@ impl VmSample {
             memory_bytes: Bytes::ZERO,
             balloon: None,
             pages: None,
+            huge_page_bytes: None,
             virtual_nodes: Vec::new(),
             no_topology_device: None,
             published: None,

@@ -290,11 +290,11 @@ fn balloon(root: &Element) -> Option<BalloonDevice> {
 }
 
 /// A size with its unit attribute; libvirt's default is KiB.
-fn size(element: &Element) -> Option<Bytes> {
+pub(crate) fn size(element: &Element) -> Option<Bytes> {
     scaled(element.text.trim(), element.attribute("unit"))
 }
 
-fn scaled(number: &str, unit: Option<&str>) -> Option<Bytes> {
+pub(crate) fn scaled(number: &str, unit: Option<&str>) -> Option<Bytes> {
     let factor: u64 = match unit.unwrap_or("KiB") {
         "b" | "bytes" => 1,
         "KB" => 1000,

@@ -421,12 +421,14 @@ impl LinuxHost {
         let mut nodes = NodeMap::new();
         for node in self.hands.machine.node_set().iter() {
             let memory = meminfo::read(&self.hands.root, node)?;
+            let huge_pages = meminfo::huge_pages(&self.hands.root, node).ok();
             nodes.insert(
                 node,
                 NodeSample {
                     memory_total_bytes: memory.map_or(Bytes::ZERO, |m| m.total_bytes),
                     memory_free_bytes: memory.map_or(Bytes::ZERO, |m| m.free_bytes),
                     memory_traffic_bytes: traffic.get(node).copied(),
+                    huge_pages,
                 },
             );
         }

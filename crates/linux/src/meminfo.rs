@@ -7,6 +7,7 @@
 
 use std::path::Path;
 
+use homenode_host::HugePages;
 use homenode_units::{Bytes, NodeId};
 
 use crate::read::{self, ReadError};
@@ -18,15 +19,6 @@ pub struct NodeMemory {
     pub total_bytes: Bytes,
     /// What could be given to a VM now; the module says how it is counted.
     pub free_bytes: Bytes,
-}
-
-/// Huge pages of one size on one node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HugePages {
-    /// Size of one.
-    pub page_bytes: Bytes,
-    /// Reserved and unused.
-    pub free_count: u64,
 }
 
 /// Memory of a node; `None` where the node is not there (offline).
@@ -73,7 +65,10 @@ fn parse_line(line: &str, node: NodeId, key: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Free huge pages of a node, by size ascending; empty where the kernel has none.
+/// Huge pages of a node, by size ascending; empty where the kernel has none.
+///
+/// Surplus pages, which the kernel takes from ordinary memory on demand (`nr_overcommit_hugepages`) and gives back as soon as they
+/// are free, are not counted: neither those that there are (`surplus_hugepages`) nor those that there could be.
 ///
 /// # Errors
 /// When a count is not a number.
@@ -82,17 +77,44 @@ pub fn huge_pages(root: &Path, node: NodeId) -> Result<Vec<HugePages>, ReadError
     let mut sizes = Vec::new();
     for name in read::names(&dir, 64)? {
         let kib = name.strip_prefix("hugepages-").and_then(|n| n.strip_suffix("kB"));
-        let Some(page_bytes) = kib.and_then(|n| n.parse::<u64>().ok()?.checked_mul(1024)) else {
+        let page_bytes = kib.and_then(|n| n.parse::<u64>().ok()?.checked_mul(1024));
+        let Some(page_bytes) = page_bytes.filter(|bytes| *bytes > 0) else {
             continue;
         };
-        let free = read::value_if_there(&dir.join(&name).join("free_hugepages"), "a count of huge pages")?;
+        let count = |file: &str| -> Result<u64, ReadError> {
+            let count = read::value_if_there(&dir.join(&name).join(file), "a count of huge pages")?;
+            Ok(count.unwrap_or(0))
+        };
+        let surplus = count("surplus_hugepages")?;
         sizes.push(HugePages {
             page_bytes: Bytes(page_bytes),
-            free_count: free.unwrap_or(0),
+            total_count: count("nr_hugepages")?.saturating_sub(surplus),
+            free_count: count("free_hugepages")?.saturating_sub(surplus),
         });
     }
     sizes.sort_by_key(|size| size.page_bytes);
     Ok(sizes)
+}
+
+/// Size of the huge pages that a program gets which names none (`Hugepagesize` of `/proc/meminfo`); `None` where the kernel has no
+/// huge pages.
+///
+/// # Errors
+/// When the file cannot be read, or its line is not a size.
+pub fn default_huge_page(root: &Path) -> Result<Option<Bytes>, ReadError> {
+    let path = root.join("proc/meminfo");
+    let Some(text) = read::text_if_there(&path, read::SMALL_BYTES)? else {
+        return Ok(None);
+    };
+    let Some(line) = text.lines().find_map(|line| line.strip_prefix("Hugepagesize:")) else {
+        return Ok(None);
+    };
+    let kib = line.trim().strip_suffix("kB").map(str::trim);
+    let bytes = kib.and_then(|kib| kib.parse::<u64>().ok()?.checked_mul(1024));
+    match bytes {
+        Some(bytes) => Ok(Some(Bytes(bytes))),
+        None => Err(ReadError::malformed(&path, "a line `Hugepagesize: … kB`", &text)),
+    }
 }
 
 #[cfg(test)]
@@ -138,15 +160,67 @@ mod tests {
     fn huge_pages_are_listed_by_size() {
         let dir = "sys/devices/system/node/node0/hugepages";
         let tree = Tree::new(&[
+            (&format!("{dir}/hugepages-1048576kB/nr_hugepages"), "2\n"),
             (&format!("{dir}/hugepages-1048576kB/free_hugepages"), "1\n"),
+            (&format!("{dir}/hugepages-2048kB/nr_hugepages"), "40\n"),
             (&format!("{dir}/hugepages-2048kB/free_hugepages"), "37\n"),
+            (&format!("{dir}/hugepages-0kB/free_hugepages"), "37\n"),
+            (
+                &format!("{dir}/hugepages-99999999999999999999kB/free_hugepages"),
+                "37\n",
+            ),
             (&format!("{dir}/other/free_hugepages"), "37\n"),
         ]);
         let pages = huge_pages(tree.root(), NodeId(0)).unwrap();
-        let seen: Vec<_> = pages.iter().map(|p| (p.page_bytes.0, p.free_count)).collect();
-        assert_eq!(seen, [(2 << 20, 37), (1 << 30, 1)]);
+        let seen: Vec<_> = pages
+            .iter()
+            .map(|p| (p.page_bytes.0, p.total_count, p.free_count))
+            .collect();
+        assert_eq!(seen, [(2 << 20, 40, 37), (1 << 30, 2, 1)]);
         assert_eq!(huge_pages(tree.root(), NodeId(1)), Ok(vec![]));
-        tree.write(&format!("{dir}/hugepages-2048kB/free_hugepages"), "many");
-        assert!(huge_pages(tree.root(), NodeId(0)).is_err());
+        for bad in ["many", "-1", "", "99999999999999999999"] {
+            tree.write(&format!("{dir}/hugepages-2048kB/free_hugepages"), bad);
+            let error = huge_pages(tree.root(), NodeId(0)).unwrap_err().to_string();
+            assert!(error.contains("hugepages-2048kB/free_hugepages"), "{error}");
+        }
+    }
+
+    #[test]
+    fn surplus_huge_pages_are_not_counted_on() {
+        let dir = "sys/devices/system/node/node0/hugepages/hugepages-2048kB";
+        let tree = Tree::new(&[
+            (&format!("{dir}/nr_hugepages"), "12\n"),
+            (&format!("{dir}/free_hugepages"), "5\n"),
+            (&format!("{dir}/surplus_hugepages"), "4\n"),
+        ]);
+        let free = |tree: &Tree| {
+            let pages = huge_pages(tree.root(), NodeId(0)).unwrap();
+            (pages[0].total_count, pages[0].free_count)
+        };
+        assert_eq!(free(&tree), (8, 1));
+        tree.write(&format!("{dir}/surplus_hugepages"), "12\n");
+        assert_eq!(free(&tree), (0, 0));
+        // A pool that may grow has no page more for it.
+        tree.write(&format!("{dir}/surplus_hugepages"), "0\n");
+        tree.write(&format!("{dir}/nr_overcommit_hugepages"), "1000\n");
+        assert_eq!(free(&tree), (12, 5));
+    }
+
+    #[test]
+    fn the_default_huge_page_is_what_meminfo_says() {
+        let read = |text: &str| default_huge_page(Tree::new(&[("proc/meminfo", text)]).root());
+        assert_eq!(
+            read("MemTotal: 10 kB\nHugepagesize:       2048 kB\n"),
+            Ok(Some(Bytes(2 << 20)))
+        );
+        assert_eq!(read("Hugepagesize:    1048576 kB\n"), Ok(Some(Bytes(1 << 30))));
+        assert_eq!(read("MemTotal: 10 kB\n"), Ok(None));
+        assert_eq!(default_huge_page(Tree::new(&[]).root()), Ok(None));
+        for bad in ["Hugepagesize: 2048\n", "Hugepagesize: x kB\n", "Hugepagesize:\n"] {
+            assert!(
+                read(bad).unwrap_err().to_string().contains("proc/meminfo"),
+                "{bad}"
+            );
+        }
     }
 }

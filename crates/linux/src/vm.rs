@@ -125,6 +125,13 @@ impl Memory {
         self.whole.as_ref().map(|whole| &whole.mover)
     }
 
+    /// Size of the huge pages that it lies in, the largest of several; `None` where it lies in ordinary ones, or was not found yet.
+    pub fn huge_page_bytes(&self) -> Option<Bytes> {
+        let ranges = self.mover().into_iter().flat_map(Mover::ranges);
+        let largest = ranges.map(|range| range.page_bytes).max();
+        largest.filter(|bytes| bytes.0 > PAGE_BYTES)
+    }
+
     /// Where all of it lies, where that is known.
     pub fn pages(&self) -> Option<&NodeMap<Pages>> {
         self.whole.as_ref()?.pages.as_ref()
@@ -313,14 +320,7 @@ impl Vm {
                 return Ok(Some(Immovable::BoundAtStart { nodes: allowed }));
             }
         }
-        let page_bytes = self
-            .memory
-            .mover()
-            .into_iter()
-            .flat_map(Mover::ranges)
-            .map(|r| r.page_bytes)
-            .max();
-        match page_bytes.filter(|bytes| bytes.0 > PAGE_BYTES) {
+        match self.memory.huge_page_bytes() {
             Some(page_bytes) if !self.huge_pages_fit_elsewhere(root, memory_nodes, page_bytes)? => {
                 Ok(Some(Immovable::HugePages { page_bytes }))
             }

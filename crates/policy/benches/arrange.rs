@@ -135,6 +135,7 @@ fn sample(machine: &Machine, vms: u64, seconds: u64, lives: Lives) -> Sample {
             memory_total_bytes: node.memory_bytes,
             memory_free_bytes: Bytes(node.memory_bytes.0 / 2),
             memory_traffic_bytes: Some(9_000_000_000 * seconds),
+            huge_pages: None,
         }),
         links: vec![],
         no_page_uses: None,

@@ -59,6 +59,7 @@ fn sample(machine: &Machine, seconds: u64) -> Sample {
             memory_total_bytes: node.memory_bytes,
             memory_free_bytes: Bytes(node.memory_bytes.0 / 2),
             memory_traffic_bytes: Some(1_000_000_000 * seconds),
+            huge_pages: None,
         }),
         links: vec![],
         no_page_uses: None,
@@ -92,6 +93,7 @@ fn placement(c: &mut Criterion) {
         bandwidth: Some(BytesPerSec(100_000_000)),
         bandwidth_from: BandwidthFrom::Declared,
         device_nodes: NodeSet::new(),
+        huge_pages: Vec::new(),
     };
     let mut group = c.benchmark_group("placement, 8 nodes, 200 VMs");
     for (name, demand) in [

@@ -12,7 +12,8 @@
 //! - CPU: a VM that is not settled counts with all its vCPUs, so that VMs started together do not pile up; a settled one
 //!   counts with the moving average of what it used *and waited for* (what it wanted), at most its vCPUs.
 //! - The host's own CPU load: the moving average of what is busy on a node and no VM's.
-//! - Memory: what the guest may use, touched or not: memory that a VM has not touched yet is not free.
+//! - Memory: what the guest may use, touched or not: memory that a VM has not touched yet is not free. Huge pages are counted
+//!   by their size, apart from ordinary memory: neither can stand in for the other.
 //! - Bandwidth (the paper is silent on a new VM's): what the operator declared; else the moving average of what was
 //!   measured of this VM, in this life or an earlier one; else the median over settled VMs of its size class; else
 //!   unknown. Every answer says which.
@@ -23,7 +24,7 @@
 
 use std::collections::BTreeMap;
 
-use homenode_host::View;
+use homenode_host::{HugeMemory, View};
 use homenode_units::{Bytes, BytesPerSec, Ewma, NodeId, NodeSet, Ns, VmId, Weight};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -66,6 +67,35 @@ pub struct Demand {
     pub bandwidth_from: BandwidthFrom,
     /// Nodes of devices assigned to the VM: preferred.
     pub device_nodes: NodeSet,
+    /// What of the memory lies in huge pages, by their size, each size once; the rest lies in ordinary ones.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub huge_pages: Vec<HugeMemory>,
+}
+
+impl Demand {
+    /// Memory in ordinary pages.
+    pub fn ordinary_bytes(&self) -> Bytes {
+        let huge = self.huge_pages.iter().map(|part| part.memory_bytes.0);
+        let huge = huge.fold(0, u64::saturating_add);
+        self.memory_bytes.saturating_sub(Bytes(huge))
+    }
+
+    /// Takes in what another VM asks of the same nodes.
+    pub fn join(&mut self, other: Demand) {
+        self.cpus += other.cpus;
+        self.memory_bytes += other.memory_bytes;
+        self.bandwidth = match (self.bandwidth, other.bandwidth) {
+            (Some(own), Some(other)) => Some(BytesPerSec(own.0.saturating_add(other.0))),
+            _ => None,
+        };
+        for part in other.huge_pages {
+            let own = self.huge_pages.iter_mut();
+            match own.into_iter().find(|own| own.page_bytes == part.page_bytes) {
+                Some(own) => own.memory_bytes += part.memory_bytes,
+                None => self.huge_pages.push(part),
+            }
+        }
+    }
 }
 
 /// How a VM's bandwidth is known.

@@ -6,9 +6,9 @@ use crate::predict::{Character, NodeShape, Shape};
 use crate::{arrange, placement, predict, trial};
 use homenode_host::observation::Observation;
 use homenode_host::{
-    Accesses, Balloon, Balloons, Barred, CountedBy, CpuQuota, CpuSample, HandsOff, Immovable, LinkSample,
-    NodeSample, PageUse, Published, Rates, Sample, VcpuSample, Version, View, VirtualNode, VmSample,
-    VmSettings, VmView,
+    Accesses, Balloon, Balloons, Barred, CountedBy, CpuQuota, CpuSample, HandsOff, HugePages, Immovable,
+    LinkSample, NodeSample, PageUse, Published, Rates, Sample, VcpuSample, Version, View, VirtualNode,
+    VmSample, VmSettings, VmView,
 };
 use homenode_machine::{Cpu, Distances, Link, Machine, Node};
 use homenode_units::{
@@ -35,6 +35,7 @@ pub struct Scene {
     pub host_busy: Vec<f64>,
     pub links: Vec<(NodeId, NodeId, u64)>,
     pub traffic: NodeMap<u64>,
+    pub huge_pages: NodeMap<Vec<HugePages>>,
     pub no_page_uses: Option<String>,
     pub balloons: Balloons,
     pub reserved_cpus: CpuSet,
@@ -48,6 +49,7 @@ pub struct SceneVm {
     vcpus: Vec<SceneVcpu>,
     home: Option<NodeSet>,
     pages: NodeMap<Pages>,
+    huge_page_bytes: Option<Bytes>,
     misses_per_s: Option<u64>,
     memory_policy: MemoryPolicy,
     page_uses: Option<Vec<PageUse>>,
@@ -151,6 +153,7 @@ impl Scene {
             host_busy,
             links: vec![],
             traffic: NodeMap::new(),
+            huge_pages: NodeMap::new(),
             no_page_uses: None,
             balloons: Balloons::Virtio,
             reserved_cpus: CpuSet::new(),
@@ -188,6 +191,18 @@ impl Scene {
         }
     }
 
+    /// Gives a node a pool of so many huge pages of this size, of which so many are free.
+    pub fn pool(&mut self, node: u16, page_bytes: Bytes, (total_count, free_count): (u64, u64)) {
+        if self.huge_pages.get(NodeId(node)).is_none() {
+            self.huge_pages.insert(NodeId(node), Vec::new());
+        }
+        self.huge_pages[NodeId(node)].push(HugePages {
+            page_bytes,
+            total_count,
+            free_count,
+        });
+    }
+
     /// A VM whose vCPUs sit on the CPUs of `node` in turn, idle, allowed everywhere.
     pub fn add_vm(&mut self, n: u128, vcpus: u32, memory: Bytes, node: u16) -> &mut SceneVm {
         let cpus = &self.machine.nodes[NodeId(node)].cpus;
@@ -211,6 +226,7 @@ impl Scene {
             vcpus,
             home: None,
             pages: NodeMap::new(),
+            huge_page_bytes: None,
             misses_per_s: None,
             memory_policy: MemoryPolicy::default(),
             page_uses: None,
@@ -290,10 +306,12 @@ impl Scene {
             let used: u64 = self
                 .vms
                 .iter()
+                .filter(|vm| vm.huge_page_bytes.is_none())
                 .filter_map(|vm| vm.pages.get(id))
                 .map(|p| p.0 * PAGE_BYTES)
                 .sum();
             NodeSample {
+                huge_pages: self.huge_pages.get(id).cloned(),
                 memory_total_bytes: node.memory_bytes,
                 memory_free_bytes: node.memory_bytes.saturating_sub(Bytes(used)),
                 memory_traffic_bytes: Some(
@@ -413,6 +431,12 @@ impl SceneVm {
         self
     }
 
+    /// Its memory lies in huge pages of this size.
+    pub fn in_huge_pages(&mut self, page_bytes: Bytes) -> &mut Self {
+        self.huge_page_bytes = Some(page_bytes);
+        self
+    }
+
     pub fn moves_whole(&mut self) -> &mut Self {
         self.moves_whole = true;
         self
@@ -504,6 +528,7 @@ impl SceneVm {
             memory_bytes: self.memory,
             balloon: self.balloon,
             pages: Some(self.pages.clone()),
+            huge_page_bytes: self.huge_page_bytes,
             virtual_nodes: self.virtual_nodes.clone(),
             no_topology_device: (!self.follows).then(|| "it has no topology device".to_owned()),
             published: self.published.clone(),

@@ -139,6 +139,7 @@ impl Twin {
                         memory_total_bytes: Pages(engine.memory.total[at]).to_bytes(),
                         memory_free_bytes: Pages(engine.memory.free[at]).to_bytes(),
                         memory_traffic_bytes: Some(controllers[at] as u64),
+                        huge_pages: None,
                     };
                     (id, sample)
                 })
@@ -209,6 +210,7 @@ impl Twin {
             observed: None,
             moves_whole: false,
             immovable: None,
+            huge_page_bytes: None,
             no_releases: None,
             confined: None,
             device_nodes: NodeSet::new(),

@@ -468,6 +468,7 @@ impl XenHost {
                 memory_total_bytes: Bytes(of.size),
                 memory_free_bytes: Bytes(of.free),
                 memory_traffic_bytes: None,
+                huge_pages: None,
             };
             nodes.insert(node, sample);
         }

@@ -306,6 +306,7 @@ async fn evaluate(
         vcpus: wanted.vcpus,
         memory_bytes: wanted.memory_bytes,
         bandwidth_bytes_per_s: wanted.bandwidth_bytes_per_s,
+        huge_page_bytes: wanted.huge_page_bytes,
     };
     let answered = site.on_a_thread(move || handler.answer(question)).await??;
     match answered {

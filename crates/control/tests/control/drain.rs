@@ -75,6 +75,7 @@ fn a_node_that_is_drained_is_empty_soon_and_stays_so_whatever_the_policies() {
             vcpus: 2,
             memory: Bytes::from_gib(1),
             bandwidth: None,
+            huge_pages: Vec::new(),
         };
         assert!(
             !control

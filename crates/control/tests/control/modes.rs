@@ -4,9 +4,12 @@ use std::collections::BTreeSet;
 
 use homenode_control::recommendations::State;
 use homenode_control::{Config, Control, Epoch, Event, Mode, PolicySet, Recommendation, Request};
-use homenode_host::{Act, Action, Host, HostError, Lever, Outcome, Plan, Receipt, Refusal, Sample, Setting};
+use homenode_host::{
+    Act, Action, Host, HostError, HugeMemory, HugePages, Lever, Outcome, Plan, Receipt, Refusal, Sample,
+    Setting,
+};
 use homenode_machine::Machine;
-use homenode_policy::placement::{Announcement, Shape};
+use homenode_policy::placement::{Announcement, Asked, Shape};
 use homenode_twin::{Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, NodeId, NodeSet, Ns, Permit, VmId};
 
@@ -422,6 +425,7 @@ fn promises_are_seen_and_a_dropped_one_is_room_at_once() {
         vcpus: 4,
         memory: Bytes::from_gib(1),
         bandwidth: None,
+        huge_pages: Vec::new(),
     };
     assert!(control.place(&machine, &wanted).is_ok());
     for _ in 0..21 {
@@ -447,6 +451,76 @@ fn promises_are_seen_and_a_dropped_one_is_room_at_once() {
     assert!(control.place(&machine, &wanted).is_ok());
 }
 
+/// A control that has seen an idle host of four nodes, of which node 1 has 350 free huge pages of 2 MiB and node 3 has 100.
+fn with_huge_pages(machine: &Machine, twin: &mut Twin) -> Control {
+    let mut control = Control::new(of(PolicySet::Homenode), Mode::Observe);
+    for _ in 0..2 {
+        twin.wait(PERIOD);
+        let mut sample = twin.sample().unwrap();
+        for (node, of) in sample.nodes.iter_mut() {
+            let count = [0, 350, 0, 100][usize::from(node.0)];
+            of.huge_pages = Some(vec![HugePages {
+                page_bytes: Bytes::from_mib(2),
+                total_count: count,
+                free_count: count,
+            }]);
+        }
+        control.begin(machine, sample);
+    }
+    control
+}
+
+#[test]
+fn a_domain_in_huge_pages_that_the_hook_announced_goes_where_the_pool_has_room() {
+    let mut twin = twin(vec![]);
+    let machine = twin.machine().clone();
+    let mut control = with_huge_pages(&machine, &mut twin);
+    let shape = Shape::new(1, Bytes::from_mib(600));
+    let huge = |mib| HugeMemory {
+        page_bytes: Bytes::from_mib(2),
+        memory_bytes: Bytes::from_mib(mib),
+    };
+    let announcement = |huge_pages| Announcement {
+        vm: VmId(7),
+        name: "seven".into(),
+        shape,
+        bandwidth: None,
+        home: None,
+        device_nodes: NodeSet::new(),
+        huge_pages,
+    };
+    let nodes = |control: &mut Control, asked: Asked| control.promise(&machine, asked).nodes.to_string();
+    assert_eq!(nodes(&mut control, shape.into()), "0");
+    // 300 of 350 pages; the number that `-H` gives says the same without a hook.
+    control.announce(announcement(vec![huge(600)]));
+    assert_eq!(nodes(&mut control, shape.into()), "1");
+    // 50 are left there: 100 MiB of a VM's 600 go to node 3, whose pool has room for 200.
+    let asked = Asked {
+        huge_page_bytes: Some(Bytes::from_mib(2)),
+        ..shape.into()
+    };
+    let promise = control.promise(&machine, asked);
+    let why = promise
+        .unplaceable
+        .expect("no pool has 300 pages left")
+        .to_string();
+    assert!(
+        why.contains("node 1 is short of huge pages of 2MiB (50 of a pool of 350 left, 300 needed)"),
+        "{why}"
+    );
+    assert_eq!(promise.nodes, machine.memory_nodes());
+    control.announce(announcement(vec![huge(200)]));
+    assert_eq!(
+        nodes(&mut control, shape.into()),
+        "3",
+        "200 MiB in huge pages and 400 in ordinary ones"
+    );
+    // What is asked for in the same words by hand, and what is dropped is free again.
+    let promised: Vec<u64> = control.promises().iter().map(|promise| promise.id).collect();
+    promised.iter().for_each(|id| assert!(control.drop_promise(*id)));
+    assert_eq!(nodes(&mut control, asked), "1");
+}
+
 #[test]
 fn a_vm_that_is_announced_with_a_device_is_promised_the_devices_node() {
     let mut twin = twin(vec![vm("a", "povray")]);
@@ -462,6 +536,7 @@ fn a_vm_that_is_announced_with_a_device_is_promised_the_devices_node() {
             bandwidth: None,
             home: None,
             device_nodes: NodeSet::one(NodeId(node as u16)),
+            huge_pages: Vec::new(),
         });
         let promised = control.promise(&machine, shape).nodes;
         assert_eq!(promised.to_string(), node.to_string());

@@ -43,6 +43,7 @@ fn disturb(control: &mut Control, twin: &mut Twin, epoch: u64) {
                 bandwidth: None,
                 home: None,
                 device_nodes: NodeSet::new(),
+                huge_pages: Vec::new(),
             });
             control.promise(&twin.machine().clone(), shape);
         }

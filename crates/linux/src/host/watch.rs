@@ -359,6 +359,7 @@ impl LinuxHost {
             vcpus,
             memory_bytes: vm.domain.memory_current_bytes,
             pages: vm.memory.pages().cloned(),
+            huge_page_bytes: vm.memory.huge_page_bytes(),
             virtual_nodes: vm.virtual_nodes(),
             accesses: self.model().and_then(|model| model.accesses(vm.run.vm)),
             immovable: vm.immovable.clone(),

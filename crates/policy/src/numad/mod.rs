@@ -212,7 +212,7 @@ fn look(view: &View<'_>, state: &mut State) -> Vec<Node> {
             let idle: u64 = cpus.iter().map(idle_ns).sum();
             let idle = whole(idle.saturating_mul(100) / elapsed_ns.max(1));
             let free = idle - seconds * (100 - THREAD_PERCENT);
-            let sample = view.sample.nodes.get(id).copied().unwrap_or_default();
+            let sample = view.sample.nodes.get(id).cloned().unwrap_or_default();
             Node {
                 id,
                 memory_mib: mib(sample.memory_total_bytes),

@@ -22,7 +22,7 @@
 //! - `whose_memory_cannot_move_stays_and_so_does_whose_home_the_operator_chose`
 
 use homenode_host::{View, VmSettings, VmView};
-use homenode_units::{BytesPerSec, NodeSet, VmId};
+use homenode_units::{NodeSet, VmId};
 
 use super::demand_of as demand_of_one;
 use crate::demand::{Demand, History};
@@ -124,13 +124,7 @@ pub(super) fn demand_of<'a>(
         if mate.home.is_some() && vm.home.is_none() || promised(mate.sample.id).is_some() {
             continue;
         }
-        let theirs = demand_of_one(mate, history);
-        demand.cpus += theirs.cpus;
-        demand.memory_bytes += theirs.memory_bytes;
-        demand.bandwidth = match (demand.bandwidth, theirs.bandwidth) {
-            (Some(own), Some(other)) => Some(BytesPerSec(own.0.saturating_add(other.0))),
-            _ => None,
-        };
+        demand.join(demand_of_one(mate, history));
     }
     demand
 }

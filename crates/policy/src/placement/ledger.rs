@@ -1,7 +1,7 @@
 //! Promises to VMs that have not appeared yet. Without it VMs that start together would all be told the same node:
 //! memory that nobody has touched looks free.
 
-use homenode_host::{View, VmSample};
+use homenode_host::{HugeMemory, View, VmSample};
 use homenode_units::{Bytes, BytesPerSec, NodeSet, Ns, VmId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -31,6 +31,38 @@ impl Shape {
     }
 }
 
+/// What `numad -w` is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Asked {
+    /// Online vCPUs at start.
+    pub vcpus: u32,
+    /// Memory in MiB, rounded up.
+    pub memory_mib: u64,
+    /// Size of the huge pages that all of the memory lies in (`-H`); none where the hook tells, or where they are ordinary ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub huge_page_bytes: Option<Bytes>,
+}
+
+impl Asked {
+    /// By what a promise and a VM are matched.
+    pub fn shape(self) -> Shape {
+        Shape {
+            vcpus: self.vcpus,
+            memory_mib: self.memory_mib,
+        }
+    }
+}
+
+impl From<Shape> for Asked {
+    fn from(shape: Shape) -> Asked {
+        Asked {
+            vcpus: shape.vcpus,
+            memory_mib: shape.memory_mib,
+            huge_page_bytes: None,
+        }
+    }
+}
+
 /// A VM that is about to start, by name: the libvirt hook tells it before libvirt asks for nodes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Announcement {
@@ -47,6 +79,9 @@ pub struct Announcement {
     /// Nodes of devices that it is given; announcements before 0.2 have none.
     #[serde(default, skip_serializing_if = "NodeSet::is_empty")]
     pub device_nodes: NodeSet,
+    /// What of its memory lies in huge pages, by their size; the rest lies in ordinary ones.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub huge_pages: Vec<HugeMemory>,
 }
 
 /// Nodes promised to a VM.

@@ -1,8 +1,11 @@
 //! What nodes have left, and the bins that a VM could go into.
 
-use homenode_host::{View, VmSample, VmView};
+use std::borrow::Cow;
+
+use homenode_host::{HugeMemory, View, VmSample, VmView};
 use homenode_units::{Bytes, BytesPerSec, CpuSet, NodeId, NodeMap, NodeSet, PAGE_BYTES, VmId};
 
+use super::pools::{self, Pools};
 use super::{Config, Ledger};
 use crate::demand::{Demand, History};
 use crate::near::{self, Near, positions};
@@ -35,6 +38,23 @@ pub struct Supply {
     quiet: Vec<u64>,
     /// Distances between nodes, by position.
     pub(super) near: Near,
+    /// Huge pages.
+    pools: Pools,
+    /// What the memory of [`NodeSupply::left`] is: huge pages of this size, or ordinary memory.
+    memory_of: Option<Bytes>,
+    /// What else of memory the VM in question needs ([`Supply::counting`]).
+    pub(super) rest: Vec<Rest>,
+}
+
+/// A part of a VM's memory beside the one that is counted as [`MEMORY`].
+#[derive(Clone, Debug)]
+pub(super) struct Rest {
+    /// Size of its huge pages; `None` of ordinary memory.
+    pub page_bytes: Option<Bytes>,
+    /// How much of it is needed.
+    pub needed: f64,
+    /// What is left of it on each node, by position.
+    pub left: Vec<f64>,
 }
 
 /// One node.
@@ -67,6 +87,8 @@ pub(super) struct Bin {
     pub left: Vector,
     /// What an even share on the fullest node allows: interleaving fills all nodes alike.
     pub memory_if_interleaved: f64,
+    /// Whether the other parts of the VM's memory have room in the same way ([`Supply::rest`]).
+    pub has_rest: bool,
 }
 
 impl Supply {
@@ -129,22 +151,33 @@ impl Supply {
             bandwidth_known,
             quiet: Vec::new(),
             near: Near::of(machine, &ids),
+            pools: pools_of(view, &ids),
+            memory_of: None,
+            rest: Vec::new(),
         };
         supply.charge_vms(view, history, &counted);
-        for reservation in ledger.pending(view) {
-            let demand = &reservation.demand;
-            let bandwidth = demand.bandwidth.unwrap_or_default();
-            supply.charge(
-                &reservation.nodes,
-                [demand.cpus, demand.memory_bytes.as_f64(), bandwidth.as_f64()],
-            );
-        }
+        supply.charge_pending(view, ledger);
         for node in &mut supply.nodes {
             node.left = node.left.map(|left| left.max(0.0));
             node.threads = node.threads.max(0.0);
         }
         supply.quiet = quiet_links(view, config, &supply.nodes);
         supply
+    }
+
+    /// Charges what is promised to VMs that do not run yet.
+    fn charge_pending(&mut self, view: &View<'_>, ledger: &Ledger) {
+        for reservation in ledger.pending(view) {
+            let demand = &reservation.demand;
+            let bandwidth = demand.bandwidth.unwrap_or_default();
+            self.charge(
+                &reservation.nodes,
+                [demand.cpus, demand.ordinary_bytes().as_f64(), bandwidth.as_f64()],
+            );
+            for part in &demand.huge_pages {
+                self.charge_pool(&reservation.nodes, *part);
+            }
+        }
     }
 
     /// The same where each hyperthread counts as a CPU.
@@ -199,7 +232,11 @@ impl Supply {
                 .unwrap_or_default()
                 .saturating_sub(outside)
                 .as_f64();
-            let untouched = (vm.sample.memory_bytes.as_f64() - on_home * PAGE_BYTES as f64).max(0.0);
+            let mut untouched = (vm.sample.memory_bytes.as_f64() - on_home * PAGE_BYTES as f64).max(0.0);
+            if let Some(page_bytes) = vm.sample.huge_page_bytes {
+                self.charge_pool(home, pools::untouched(vm.sample, page_bytes, on_home));
+                untouched = 0.0;
+            }
             let (expected, _) = history.bandwidth(Some(vm.sample.id), vcpus, vm.sample.settings.bandwidth);
             let there =
                 measured.as_f64() * on_home / vm.sample.pages_touched().unwrap_or_default().as_f64().max(1.0);
@@ -217,10 +254,17 @@ impl Supply {
             .flat_map(NodeMap::iter)
             .filter(|(node, _)| !but.contains(*node))
         {
-            if let Some(node) = self.node_mut(node) {
-                node.left[MEMORY] += pages.as_f64() * PAGE_BYTES as f64;
-                node.left[BANDWIDTH] += measured.as_f64() * pages.as_f64() / touched;
-            }
+            let Some(at) = self.position(node) else { continue };
+            let bytes = match vm.huge_page_bytes {
+                Some(page_bytes) => {
+                    self.pools.give_back(page_bytes, at, *pages);
+                    0.0
+                }
+                None => pages.as_f64() * PAGE_BYTES as f64,
+            };
+            let node = &mut self.nodes[at];
+            node.left[MEMORY] += bytes;
+            node.left[BANDWIDTH] += measured.as_f64() * pages.as_f64() / touched;
         }
     }
 
@@ -237,17 +281,96 @@ impl Supply {
         }
     }
 
-    fn node_mut(&mut self, id: NodeId) -> Option<&mut NodeSupply> {
-        self.nodes
-            .binary_search_by_key(&id, |n| n.node)
-            .ok()
-            .map(|at| &mut self.nodes[at])
+    fn charge_pool(&mut self, nodes: &NodeSet, part: HugeMemory) {
+        let at: Vec<usize> = nodes.iter().filter_map(|node| self.position(node)).collect();
+        self.pools.charge(part, &at);
     }
 
-    /// A demand as a share of the host's totals, each value in [0, 1] for a VM that is not larger than the host.
+    fn position(&self, id: NodeId) -> Option<usize> {
+        self.nodes.binary_search_by_key(&id, |n| n.node).ok()
+    }
+
+    fn node_mut(&mut self, id: NodeId) -> Option<&mut NodeSupply> {
+        self.position(id).map(|at| &mut self.nodes[at])
+    }
+
+    /// The same where memory is what most of this VM's lies in, ordinary memory or huge pages of a size; its other parts are
+    /// checked beside ([`Bin::has_rest`]).
+    pub(super) fn counting(&self, demand: &Demand) -> Cow<'_, Supply> {
+        let Some(largest) = demand.huge_pages.iter().max_by_key(|part| part.memory_bytes) else {
+            return Cow::Borrowed(self);
+        };
+        let mut supply = self.clone();
+        let ordinary = demand.ordinary_bytes();
+        let is_huge = largest.memory_bytes >= ordinary;
+        if is_huge {
+            let on = |at: usize| self.pool_of(largest.page_bytes, at);
+            let left: Vec<f64> = (0..supply.nodes.len()).map(|at| on(at).left).collect();
+            supply.total[MEMORY] = (0..supply.nodes.len()).map(|at| on(at).total).sum();
+            for (node, left) in supply.nodes.iter_mut().zip(left) {
+                node.left[MEMORY] = left;
+            }
+            supply.memory_of = Some(largest.page_bytes);
+        }
+        let others = demand.huge_pages.iter();
+        let others = others.filter(|part| Some(part.page_bytes) != supply.memory_of);
+        let huge = others.map(|part| Rest {
+            page_bytes: Some(part.page_bytes),
+            needed: pools::whole(*part) as f64 * part.page_bytes.as_f64(),
+            left: (0..self.nodes.len())
+                .map(|at| self.pool_of(part.page_bytes, at).left)
+                .collect(),
+        });
+        supply.rest = huge.collect();
+        if is_huge && ordinary > Bytes::ZERO {
+            supply.rest.push(Rest {
+                page_bytes: None,
+                needed: ordinary.as_f64(),
+                left: self.nodes.iter().map(|node| node.left[MEMORY]).collect(),
+            });
+        }
+        Cow::Owned(supply)
+    }
+
+    /// What a node has of huge pages of a size, never below 0.
+    pub(super) fn pool_of(&self, page_bytes: Bytes, at: usize) -> pools::PoolOfNode {
+        let of = self
+            .pools
+            .get(page_bytes)
+            .map_or_else(Default::default, |pool| pool.nodes[at]);
+        pools::PoolOfNode {
+            left: of.left.max(0.0),
+            ..of
+        }
+    }
+
+    /// Bytes that a demand needs of what is counted as memory here, in whole pages.
+    pub(super) fn memory_needed(&self, demand: &Demand) -> f64 {
+        let part = demand
+            .huge_pages
+            .iter()
+            .find(|part| Some(part.page_bytes) == self.memory_of);
+        match part {
+            Some(part) => pools::whole(*part) as f64 * part.page_bytes.as_f64(),
+            None => demand.ordinary_bytes().as_f64(),
+        }
+    }
+
+    /// Size of the huge pages that are counted as memory here; `None` of ordinary memory.
+    pub(super) fn memory_of(&self) -> Option<Bytes> {
+        self.memory_of
+    }
+
+    /// A demand as a share of the host's totals, each value in [0, 1] for a VM that is not larger than the host. Of what the host
+    /// has none of, any need is more than all.
     pub(super) fn normalise(&self, demand: &Demand) -> Vector {
         let bandwidth = demand.bandwidth.unwrap_or(BytesPerSec(0)).as_f64();
-        self.share([demand.cpus, demand.memory_bytes.as_f64(), bandwidth])
+        let memory = self.memory_needed(demand);
+        let mut need = self.share([demand.cpus, memory, bandwidth]);
+        if self.total[MEMORY] <= 0.0 && memory > 0.0 {
+            need[MEMORY] = f64::INFINITY;
+        }
+        need
     }
 
     fn share(&self, amount: Vector) -> Vector {
@@ -275,11 +398,14 @@ impl Supply {
             }
             least_memory = least_memory.min(self.nodes[at].left[MEMORY]);
         }
-        let memory_if_interleaved = least_memory * f64::from(mask.count_ones()) / self.total[MEMORY].max(1.0);
+        let count = f64::from(mask.count_ones());
+        let memory_if_interleaved = least_memory * count / self.total[MEMORY].max(1.0);
+        let fits = |rest: &Rest| positions(mask).all(|at| rest.left[at] * count >= rest.needed);
         Bin {
             mask,
             left: self.share(left),
             memory_if_interleaved,
+            has_rest: self.rest.iter().all(fits),
         }
     }
 
@@ -356,4 +482,14 @@ fn quiet_links(view: &View<'_>, config: &Config, nodes: &[NodeSupply]) -> Vec<u6
                 .fold(0, |mask, (at, _)| mask | 1 << at)
         })
         .collect()
+}
+
+/// Pools of these nodes, as the view has them.
+fn pools_of(view: &View<'_>, nodes: &[NodeId]) -> Pools {
+    let said = nodes.iter().enumerate().flat_map(|(at, node)| {
+        let node = view.sample.nodes.get(*node);
+        let pages = node.and_then(|node| node.huge_pages.as_ref());
+        pages.into_iter().flatten().map(move |pages| (at, pages))
+    });
+    Pools::new(nodes.len(), said)
 }
