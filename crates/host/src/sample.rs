@@ -136,6 +136,10 @@ pub struct VmSample {
     pub observed: Option<Observation>,
     /// Why the VM's memory cannot move, if it cannot.
     pub immovable: Option<Immovable>,
+    /// Nodes on which its memory stays by its operator's will: it is bound to them, or lies there in huge pages of a pool. `None`
+    /// where its memory may follow its vCPUs, or where what keeps it is not the operator's will alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bound_to: Option<NodeSet>,
     /// All of its memory moves to one node or none of it does, in the background and whatever its size: what is planned is all.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub moves_whole: bool,
@@ -168,6 +172,7 @@ impl VmSample {
             page_uses: None,
             observed: None,
             immovable: None,
+            bound_to: None,
             moves_whole: false,
             no_releases: None,
             confined: None,
@@ -267,9 +272,19 @@ pub enum Immovable {
         /// Size of one huge page.
         page_bytes: Bytes,
     },
+    /// It lies in huge pages of its nodes' pools, and its operator did not say that they may move.
+    HugePagePool {
+        /// Size of one huge page.
+        page_bytes: Bytes,
+    },
     /// The VM is bound to its nodes in a mode that libvirt cannot change while it runs.
     BoundAtStart {
         /// Nodes it is bound to.
+        nodes: NodeSet,
+    },
+    /// Its parts are bound to different nodes, cell by cell or page by page (interleaved).
+    BoundInParts {
+        /// Nodes that some part is bound to.
         nodes: NodeSet,
     },
     /// The hypervisor moves no page of a VM that runs.
@@ -300,6 +315,14 @@ impl std::fmt::Display for Immovable {
                     "it lies in huge pages of {page_bytes} and too few are free elsewhere; reserve some there"
                 )
             }
+            Immovable::HugePagePool { page_bytes } => write!(
+                f,
+                "it lies in huge pages of {page_bytes} of its nodes' pools, on which others may count; say hugepages=\"move\" in the VM's settings to let it move"
+            ),
+            Immovable::BoundInParts { nodes } => write!(
+                f,
+                "its parts were bound to nodes {nodes} at start, each to its own (strict cells, or interleaving); define the VM with <memory mode='restrictive'> and without <memnode> to let it move"
+            ),
             Immovable::BoundAtStart { nodes } => write!(
                 f,
                 "it was bound to node {nodes} at start; define the VM with <memory mode='restrictive'> to let it move"

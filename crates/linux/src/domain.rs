@@ -17,13 +17,14 @@ use std::path::Path;
 use homenode_host::{Management, Mode, VmSettings};
 use homenode_units::{Bytes, CpuId, CpuSet, NodeId, NodeSet, VmId};
 
+use crate::binding::Binding;
 use crate::mark::Mark;
 use crate::read;
 use crate::xml::{self, Element, XmlError};
 
 mod settings;
 
-pub use settings::OperatorSettings;
+pub use settings::{OperatorSettings, PoolPages};
 
 /// Namespace of the metadata element.
 pub const NAMESPACE: &str = "https://homenode.dev/xmlns/vm/1";
@@ -89,8 +90,10 @@ pub struct Domain {
     pub iothread_pins: BTreeMap<u32, CpuSet>,
     /// Numbers of I/O threads.
     pub iothreads: Vec<u32>,
-    /// Memory binding.
+    /// Where all of its memory may be (`<numatune><memory>`).
     pub numatune: Option<NumaTune>,
+    /// Nodes that its memory was bound to at start, joined over its cells and DIMMs.
+    pub binding: Option<Binding>,
     /// Whether it lies in huge pages (`<memoryBacking><hugepages>`).
     pub huge_pages: Option<HugePages>,
     /// Whether its memory is locked (`<memoryBacking><locked/>`).
@@ -213,6 +216,7 @@ impl Domain {
             iothread_pins: pins(cputune, "iothreadpin", "iothread")?,
             iothreads: iothreads(&root),
             numatune: numatune(&root)?,
+            binding: binding(&root, cells.len())?,
             huge_pages: backing.and_then(|b| b.child("hugepages")).map(|h| HugePages {
                 page_bytes: h
                     .child("page")
@@ -360,17 +364,58 @@ fn numatune(root: &Element) -> Result<Option<NumaTune>, DomainError> {
     let Some(memory) = root.path(&["numatune", "memory"]) else {
         return Ok(None);
     };
-    let nodes = match memory.attribute("nodeset") {
-        Some(list) => {
-            let set = cpus(list, "<memory nodeset>")?;
-            Some(set.iter().map(|cpu| NodeId(cpu.0 as u16)).collect())
-        }
-        None => None,
-    };
+    let list = memory.attribute("nodeset");
     Ok(Some(NumaTune {
-        mode: memory.attribute("mode").unwrap_or("strict").to_owned(),
-        nodes,
+        mode: mode(memory).to_owned(),
+        nodes: list.map(|list| nodes(list, "<memory nodeset>")).transpose()?,
     }))
+}
+
+/// Nodes that memory is bound to. Memory of a cell goes by its `<memnode>`, that of a DIMM by its own `<nodemask>` or else by its cell's
+/// `<memnode>`; what has neither goes by `<memory>`. A DIMM with a `<nodemask>` takes its cell's mode.
+fn binding(root: &Element, cells: usize) -> Result<Option<Binding>, DomainError> {
+    let whole = numatune(root)?;
+    let whole_mode = whole.as_ref().map_or("strict", |tune| &tune.mode);
+    let of_all = whole
+        .as_ref()
+        .and_then(|tune| Binding::of(&tune.mode, tune.nodes.as_ref()?));
+    let mut of_cells: BTreeMap<usize, (&str, Option<Binding>)> = BTreeMap::new();
+    let tune = root.child("numatune");
+    for memnode in tune.into_iter().flat_map(|tune| tune.all("memnode")) {
+        let id = memnode.attribute("cellid").unwrap_or("");
+        let id = id.parse().map_err(|_| malformed("<memnode cellid>", id))?;
+        let list = memnode.attribute("nodeset").unwrap_or("");
+        let binding = Binding::of(mode(memnode), &nodes(list, "<memnode nodeset>")?);
+        of_cells.insert(id, (mode(memnode), binding));
+    }
+    let of_cell = |id: usize| of_cells.get(&id).map_or(&of_all, |(_, binding)| binding);
+    // One cell where the guest sees none.
+    let mut all = (0..cells.max(1)).fold(None, |all, id| Binding::join(all, of_cell(id).as_ref()));
+    let devices = root.child("devices").into_iter().flat_map(|d| d.all("memory"));
+    for device in devices.filter(|device| is_ram(device)) {
+        let cell = device.path(&["target", "node"]);
+        let cell: usize = cell.and_then(|cell| cell.text.trim().parse().ok()).unwrap_or(0);
+        all = match device.path(&["source", "nodemask"]) {
+            Some(mask) => {
+                let mode = of_cells.get(&cell).map_or(whole_mode, |(mode, _)| mode);
+                let own = Binding::of(mode, &nodes(mask.text.trim(), "<nodemask>")?);
+                Binding::join(all, own.as_ref())
+            }
+            None => Binding::join(all, of_cell(cell).as_ref()),
+        };
+    }
+    Ok(all)
+}
+
+/// What `<memory>` or `<memnode>` does with its nodes; libvirt's default is `strict`.
+fn mode(element: &Element) -> &str {
+    element.attribute("mode").unwrap_or("strict")
+}
+
+/// A list of nodes in libvirt's format.
+fn nodes(list: &str, what: &'static str) -> Result<NodeSet, DomainError> {
+    let set = cpus(list, what)?;
+    Ok(set.iter().map(|cpu| NodeId(cpu.0 as u16)).collect())
 }
 
 /// Cells by number: libvirt lists them in order, and numbers them in that order where the XML does not.
@@ -412,9 +457,8 @@ fn topology_socket(root: &Element) -> Option<String> {
 
 fn ram_sizes(root: &Element, memory: Bytes, cells: &[Cell]) -> Vec<Bytes> {
     let devices = root.child("devices").into_iter().flat_map(|d| d.all("memory"));
-    // An NVDIMM is a file of the guest's, not RAM; virtio-mem is mapped at its full size.
     let dimms: Vec<Bytes> = devices
-        .filter(|device| matches!(device.attribute("model"), Some("dimm" | "virtio-mem")))
+        .filter(|device| is_ram(device))
         .filter_map(|device| size(device.path(&["target", "size"])?))
         .collect();
     let with_memory = cells.iter().map(|cell| cell.memory_bytes);
@@ -424,6 +468,11 @@ fn ram_sizes(root: &Element, memory: Bytes, cells: &[Cell]) -> Vec<Bytes> {
     }
     sizes.extend(dimms);
     sizes
+}
+
+/// An NVDIMM is a file of the guest's, not RAM; virtio-mem is mapped at its full size.
+fn is_ram(device: &Element) -> bool {
+    matches!(device.attribute("model"), Some("dimm" | "virtio-mem"))
 }
 
 /// `<hostdev type='pci'>` with `managed` or a VFIO driver: KVM assigns PCI devices in no other way.

@@ -38,6 +38,7 @@ pub mod acting;
 mod ancestors;
 pub mod attribution;
 mod beat;
+pub mod binding;
 pub mod cgroup;
 mod clock;
 pub mod confine;

@@ -21,6 +21,7 @@ use std::path::Path;
 
 use homenode_units::{Bytes, NodeId, NodeMap, PAGE_BYTES, Pages};
 
+use crate::binding::Binding;
 use crate::read::{self, ReadError};
 
 /// `vm.max_map_count` is 65530 by default; lines are short but for file names.
@@ -242,8 +243,19 @@ struct Line {
     start: u64,
     is_huge: bool,
     page_bytes: u64,
+    /// The nodes that its memory policy binds it to.
+    binding: Option<Binding>,
     /// Pages of `page_bytes` per node.
     counts: Vec<(NodeId, u64)>,
+}
+
+/// What `numa_maps` says of one range.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Its pages by node, in base pages whatever the mapping's page size; nodes without a page are left out.
+    pub pages: NodeMap<Pages>,
+    /// The nodes that memory policies bind it to, its own (`mbind(2)`) or its process's (`numactl --membind`).
+    pub binding: Option<Binding>,
 }
 
 impl Line {
@@ -255,29 +267,40 @@ impl Line {
     }
 }
 
-/// Pages per node of each of these ranges (ascending), in base pages whatever the mapping's page size; nodes without a page are
-/// left out. `None` where the process is gone, or has no `numa_maps` (kernel without NUMA).
+/// Where the pages of each of these ranges (ascending) lie, and what binds them there. `None` where the process is gone, or has no
+/// `numa_maps` (kernel without NUMA).
 ///
 /// # Errors
 /// When `numa_maps` is malformed, may not be read, or has more pages than fit.
+pub fn look(root: &Path, pid: i32, ranges: &[Range]) -> Result<Option<Vec<Seen>>, ReadError> {
+    let bounds: Vec<(u64, u64)> = ranges.iter().map(|range| (range.start, range.end)).collect();
+    let mut seen = vec![Seen::default(); ranges.len()];
+    let found = for_each_line(root, pid, &bounds, |at, line| {
+        let seen = &mut seen[at];
+        for &(node, count) in &line.counts {
+            // Within the range, as the sum was checked.
+            add(
+                &mut seen.pages,
+                node,
+                Pages(count * (line.page_bytes / PAGE_BYTES)),
+            );
+        }
+        seen.binding = Binding::join(seen.binding.take(), line.binding.as_ref());
+    })?;
+    Ok(found.map(|()| seen))
+}
+
+/// The pages alone.
+///
+/// # Errors
+/// As [`look`].
 pub fn pages_per_node(
     root: &Path,
     pid: i32,
     ranges: &[Range],
 ) -> Result<Option<Vec<NodeMap<Pages>>>, ReadError> {
-    let bounds: Vec<(u64, u64)> = ranges.iter().map(|range| (range.start, range.end)).collect();
-    let mut pages: Vec<NodeMap<Pages>> = vec![NodeMap::new(); ranges.len()];
-    let found = for_each_line(root, pid, &bounds, |at, line| {
-        for &(node, count) in &line.counts {
-            // Within the range, as the sum was checked.
-            add(
-                &mut pages[at],
-                node,
-                Pages(count * (line.page_bytes / PAGE_BYTES)),
-            );
-        }
-    })?;
-    Ok(found.map(|()| pages))
+    let seen = look(root, pid, ranges)?;
+    Ok(seen.map(|seen| seen.into_iter().map(|range| range.pages).collect()))
 }
 
 /// What several ranges hold together.
@@ -358,11 +381,16 @@ fn parse_start(line: &str) -> Option<u64> {
 fn parse_line(line: &str) -> Option<Line> {
     let start = parse_start(line)?;
     let mut words = line.split(' ').skip(1);
-    words.next()?;
+    let policy = match words.next()? {
+        // `weighted interleave:0-1`
+        "weighted" => words.next()?,
+        policy => policy,
+    };
     let mut parsed = Line {
         start,
         is_huge: false,
         page_bytes: PAGE_BYTES,
+        binding: parse_policy(policy)?,
         counts: Vec::new(),
     };
     for word in words {
@@ -377,6 +405,17 @@ fn parse_line(line: &str) -> Option<Line> {
         }
     }
     (parsed.page_bytes >= PAGE_BYTES && parsed.page_bytes.is_power_of_two()).then_some(parsed)
+}
+
+/// Reads a memory policy: `default`, `local`, `prefer:1`, `prefer (many):0-1`, `interleave:0-3`, `bind:0`, `bind=static|balancing:0-1`. The
+/// outer `None` is a policy that cannot be read, the inner one a policy that binds nothing.
+fn parse_policy(policy: &str) -> Option<Option<Binding>> {
+    let (mode, nodes) = policy.split_once(':').unwrap_or((policy, ""));
+    let mode = mode.split_once('=').map_or(mode, |(mode, _flags)| mode);
+    match mode {
+        "default" | "local" | "prefer" => Some(None),
+        mode => Some(Binding::of(mode, &nodes.parse().ok()?)),
+    }
 }
 
 #[cfg(test)]
@@ -469,6 +508,36 @@ mod tests {
         assert_eq!(counts(&pages), [(0, 500 * 512 + 9), (1, 12 * 512 + 9)]);
         assert_eq!(counts(&pages[1..2]), [(1, 9)]);
         assert_eq!(objects(&ram, &sizes), [2, 0, 1]);
+    }
+
+    #[test]
+    fn what_binds_a_mapping_is_read_whichever_way_the_kernel_writes_it() {
+        let nodes = |list: &str| list.parse().unwrap();
+        for (policy, binds) in [
+            ("default", None),
+            ("local", None),
+            ("prefer:1", None),
+            ("prefer=static:1", None),
+            ("prefer (many):0-1", None),
+            ("bind:1", Some(("bind", "1"))),
+            ("bind=static:0,2", Some(("bind", "0,2"))),
+            ("bind=static|balancing:0-1", Some(("bind", "0-1"))),
+            ("bind=relative:3", Some(("bind", "3"))),
+            ("interleave:0-3", Some(("interleave", "0-3"))),
+            ("weighted interleave:0-1", Some(("interleave", "0-1"))),
+        ] {
+            let line = parse_line(&format!("7f0000000000 {policy} anon=9 N0=9 kernelpagesize_kB=4")).unwrap();
+            let expected = binds.and_then(|(mode, list)| Binding::of(mode, &nodes(list)));
+            assert_eq!((line.pages(), line.binding), (9, expected), "{policy}");
+        }
+        assert_eq!(parse_line("7f0000000000 bind:x anon=9 N0=9"), None);
+        // RAM of several mappings is bound by each that is bound.
+        let numa = "7f0000000000 bind:0 anon=9 N0=9 kernelpagesize_kB=4\n7f0002000000 bind:1 anon=5 N1=5 kernelpagesize_kB=4\n";
+        let tree = tree(MAPS, numa);
+        let ram = guest_ram(tree.root(), 7, &[Bytes(128 * MIB)]).unwrap().unwrap();
+        let seen = look(tree.root(), 7, &ram).unwrap().unwrap();
+        let binding = seen[0].binding.clone().unwrap();
+        assert_eq!((binding.nodes, binding.common), (nodes("0-1"), nodes("")));
     }
 
     #[test]

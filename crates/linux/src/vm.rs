@@ -5,20 +5,22 @@ use std::path::Path;
 use std::sync::Arc;
 
 use homenode_host::{ActionError, Failure, Immovable, VirtualNode};
-use homenode_units::{Bytes, CpuSet, NodeMap, NodeSet, Ns, PAGE_BYTES, Pages};
+use homenode_units::{Bytes, CpuSet, NodeMap, NodeSet, Ns, Pages};
 
+use crate::binding::Binding;
 use crate::cgroup::{CpuGroup, CpuMax};
 use crate::domain::{Cell, Domain};
 use crate::hands::Hands;
 use crate::journal::{Before, Entry, Helper, Run, Written};
 use crate::levers::vcpus::before_of;
-use crate::numa_maps::Range;
+use crate::numa_maps::{Range, Seen};
 use crate::pages::Mover;
 use crate::reach::{Left, Reach};
 use crate::read::ReadError;
 use crate::task::{Process, Role, Tasks, Thread};
-use crate::{meminfo, now, numa_maps};
+use crate::{now, numa_maps};
 
+mod bound;
 mod grip;
 
 pub(crate) use grip::{After, Grip, Levers};
@@ -79,6 +81,8 @@ pub(crate) struct Memory {
 pub(crate) struct Part {
     pub mover: Mover,
     pub pages: Option<NodeMap<Pages>>,
+    /// The nodes that memory policies bind it to, as the kernel says.
+    pub binding: Option<Binding>,
 }
 
 /// What a look for a VM's memory found.
@@ -103,6 +107,7 @@ impl Memory {
         let part = |ranges| Part {
             mover: Mover::new(pid, ranges),
             pages: None,
+            binding: None,
         };
         // Memory objects come in the order of the cells that have memory, unless the cells have a part each of one object
         // (`-numa node,mem=`, with which no part of it is a cell's alone to move).
@@ -279,80 +284,6 @@ impl Vm {
         Ok(max.map(|max| max.divided(sharing)))
     }
 
-    /// Whether libvirt can change its memory nodes while it runs.
-    pub fn restrictive_nodes(&self) -> Option<&NodeSet> {
-        let tune = self
-            .domain
-            .numatune
-            .as_ref()
-            .filter(|tune| tune.mode == "restrictive")?;
-        tune.nodes.as_ref()
-    }
-
-    /// Why its memory cannot move, if it cannot.
-    pub fn why_immovable(&self, root: &Path, memory_nodes: &NodeSet) -> Result<Option<Immovable>, ReadError> {
-        if !self.domain.assigned_devices.is_empty() {
-            return Ok(Some(Immovable::Vfio));
-        }
-        if self.standstill.is_some() {
-            return Ok(self.standstill.clone());
-        }
-        if self.domain.locked.is_some() {
-            return Ok(Some(Immovable::Locked));
-        }
-        if let Some(kind) = &self.domain.encrypted {
-            return Ok(Some(Immovable::Encrypted { kind: kind.clone() }));
-        }
-        if self.restrictive_nodes().is_none() {
-            let limits = [
-                self.threads.first().map(|t| t.memory_nodes.clone()),
-                self.domain
-                    .numatune
-                    .as_ref()
-                    .filter(|t| t.mode == "strict")
-                    .and_then(|t| t.nodes.clone()),
-            ];
-            let allowed = limits
-                .into_iter()
-                .flatten()
-                .fold(memory_nodes.clone(), |a, b| a.intersection(&b));
-            if allowed != *memory_nodes {
-                return Ok(Some(Immovable::BoundAtStart { nodes: allowed }));
-            }
-        }
-        match self.memory.huge_page_bytes() {
-            Some(page_bytes) if !self.huge_pages_fit_elsewhere(root, memory_nodes, page_bytes)? => {
-                Ok(Some(Immovable::HugePages { page_bytes }))
-            }
-            _ => Ok(None),
-        }
-    }
-
-    /// Whether some node that does not hold the whole VM has enough free huge pages for the rest of it.
-    fn huge_pages_fit_elsewhere(
-        &self,
-        root: &Path,
-        nodes: &NodeSet,
-        page_bytes: Bytes,
-    ) -> Result<bool, ReadError> {
-        let Some(pages) = self.memory.pages() else {
-            return Ok(false);
-        };
-        let total: Pages = pages.values().copied().sum();
-        for node in nodes.iter() {
-            let rest = total.saturating_sub(pages.get(node).copied().unwrap_or_default());
-            let sizes = meminfo::huge_pages(root, node)?;
-            let free = sizes
-                .iter()
-                .find(|size| size.page_bytes == page_bytes)
-                .map_or(0, |size| size.free_count);
-            if rest > Pages::ZERO && free.saturating_mul(page_bytes.0 / PAGE_BYTES) >= rest.0 {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
     /// Reads where its pages lie, if that is due: after this time at the earliest, unless the agent moved some.
     pub fn refresh_pages(&mut self, root: &Path, at: Ns, every: Ns) -> Result<Found, ReadError> {
         if self.memory.sizes != self.domain.ram_sizes {
@@ -389,13 +320,16 @@ impl Vm {
             return Ok(Found::None);
         };
         let ranges = mover.ranges().to_vec();
-        let pages = numa_maps::pages_per_node(root, pid, &ranges)?;
+        let seen = numa_maps::look(root, pid, &ranges)?;
         for part in self.memory.parts() {
-            part.pages = pages.as_ref().map(|pages| {
-                let is_own = |(range, _): &(&Range, &NodeMap<Pages>)| part.mover.ranges().contains(range);
-                let own = ranges.iter().zip(pages).filter(is_own);
-                numa_maps::sum(own.map(|(_, pages)| pages))
-            });
+            let is_own = |(range, _): &(&Range, &Seen)| part.mover.ranges().contains(range);
+            let own = |seen| ranges.iter().zip(seen).filter(is_own).map(|(_, seen)| seen);
+            let seen = seen.as_deref();
+            part.pages = seen.map(|seen| numa_maps::sum(own(seen).map(|seen| &seen.pages)));
+            if let Some(seen) = seen {
+                let all = |all, seen: &Seen| Binding::join(all, seen.binding.as_ref());
+                part.binding = own(seen).fold(None, all);
+            }
         }
         Ok(Found::Memory)
     }

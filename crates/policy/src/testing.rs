@@ -58,6 +58,7 @@ pub struct SceneVm {
     accesses_on: Vec<u64>,
     instructions_per_s: u64,
     immovable: Option<Immovable>,
+    bound_to: Option<NodeSet>,
     moves_whole: bool,
     no_releases: Option<String>,
     hands_off: Option<HandsOff>,
@@ -235,6 +236,7 @@ impl Scene {
             accesses_on: Vec::new(),
             instructions_per_s: 0,
             immovable: None,
+            bound_to: None,
             moves_whole: false,
             no_releases: None,
             hands_off: None,
@@ -447,6 +449,13 @@ impl SceneVm {
         self
     }
 
+    /// Its memory is bound part by part to these nodes.
+    pub fn bound_to(&mut self, nodes: &str) -> &mut Self {
+        let nodes: NodeSet = nodes.parse().expect("a list of nodes");
+        self.bound_to = Some(nodes.clone());
+        self.immovable(Immovable::BoundInParts { nodes })
+    }
+
     pub fn no_releases(&mut self, why: &str) -> &mut Self {
         self.no_releases = Some(why.to_owned());
         self
@@ -544,6 +553,7 @@ impl SceneVm {
             page_uses: self.page_uses.clone(),
             observed: self.observed.clone(),
             immovable: self.immovable.clone(),
+            bound_to: self.bound_to.clone(),
             moves_whole: self.moves_whole,
             no_releases: self.no_releases.clone(),
             confined: None,

@@ -211,6 +211,7 @@ impl Twin {
             moves_whole: false,
             immovable: None,
             huge_page_bytes: None,
+            bound_to: None,
             no_releases: None,
             confined: None,
             device_nodes: NodeSet::new(),

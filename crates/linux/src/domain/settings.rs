@@ -6,6 +6,16 @@ use homenode_units::{Bytes, BytesPerSec, CpuSet, MemoryPolicy, NodeSet, Permit};
 /// Longest word by which VMs know each other.
 const WORD_MAX: usize = 64;
 
+/// What becomes of huge pages that a VM has of its nodes' pools (hugetlbfs).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PoolPages {
+    /// They stay: a scheduler counts on what is free of each pool.
+    #[default]
+    Stay,
+    /// They may move to where another node's pool has room.
+    Move,
+}
+
 /// What the operator said of a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OperatorSettings {
@@ -27,6 +37,8 @@ pub struct OperatorSettings {
     pub memory_policy: Option<MemoryPolicy>,
     /// How little memory it may be left with.
     pub memory_floor: Option<Bytes>,
+    /// What becomes of its huge pages.
+    pub pool_pages: PoolPages,
     /// The same as it is written.
     written: Vec<(String, String)>,
 }
@@ -89,10 +101,17 @@ impl OperatorSettings {
                     settings.memory_policy = Some(value.parse().map_err(|e| format!("memory: {e}"))?);
                 }
                 "floor" => settings.memory_floor = Some(value.parse().map_err(|e| format!("floor: {e}"))?),
+                "hugepages" => {
+                    settings.pool_pages = match value.as_str() {
+                        "stay" => PoolPages::Stay,
+                        "move" => PoolPages::Move,
+                        _ => return Err(format!("hugepages='{shown}' is neither `stay` nor `move`")),
+                    }
+                }
                 other => {
                     let other: String = other.chars().take(40).collect();
                     return Err(format!(
-                        "unknown attribute `{other}`; there are manage, mode, home, apart, together, bandwidth, permit, memory, floor"
+                        "unknown attribute `{other}`; there are manage, mode, home, apart, together, bandwidth, permit, memory, floor, hugepages"
                     ));
                 }
             }

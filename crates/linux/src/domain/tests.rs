@@ -246,3 +246,81 @@ proptest! {
         let _ = Domain::parse(&text);
     }
 }
+
+/// A domain with this memory tuning, these cells and these devices.
+fn bound(numatune: &str, cells: &str, devices: &str) -> Option<(String, String)> {
+    let text = format!(
+        "<domain type='qemu'><name>cells</name><uuid>01234567-89ab-cdef-0011-223344556677</uuid><memory unit='MiB'>192</memory><vcpu>2</vcpu>
+         <numatune>{numatune}</numatune><cpu><numa>{cells}</numa></cpu><devices>{devices}</devices></domain>"
+    );
+    let binding = Domain::parse(&text).unwrap().binding?;
+    Some((binding.nodes.to_string(), binding.common.to_string()))
+}
+
+#[test]
+fn memory_is_bound_cell_by_cell_and_dimm_by_dimm() {
+    let two = "<cell id='0' cpus='0' memory='96' unit='MiB'/><cell id='1' cpus='1' memory='96' unit='MiB'/>";
+    let memory = |mode: &str, nodes: &str| format!("<memory mode='{mode}' nodeset='{nodes}'/>");
+    let memnode = |cell: u32, mode: &str, nodes: &str| {
+        format!("<memnode cellid='{cell}' mode='{mode}' nodeset='{nodes}'/>")
+    };
+    let on_each = |mode: &str| memnode(0, mode, "0") + &memnode(1, mode, "1");
+    let dimm = |source: &str, cell: u32| {
+        format!(
+            "<memory model='dimm'><source>{source}</source><target><size unit='MiB'>64</size><node>{cell}</node></target></memory>"
+        )
+    };
+    let is = |nodes: &str, common: &str| Some((nodes.to_owned(), common.to_owned()));
+    // As Nova and KubeVirt write it, and without `<memory>`.
+    assert_eq!(
+        bound(&(memory("strict", "0-1") + &on_each("strict")), two, ""),
+        is("0-1", "")
+    );
+    assert_eq!(bound(&on_each("strict"), two, ""), is("0-1", ""));
+    assert_eq!(
+        bound("<memnode cellid='1' nodeset='1'/>", two, ""),
+        is("1", "1"),
+        "strict by default"
+    );
+    // A cell without its own goes by `<memory>`; where none has one, all do.
+    assert_eq!(
+        bound(&(memory("strict", "0,2") + &memnode(1, "strict", "2")), two, ""),
+        is("0,2", "2")
+    );
+    assert_eq!(bound(&memory("strict", "0-1,^0"), two, ""), is("1", "1"));
+    assert_eq!(bound("<memory nodeset='1'/>", "", ""), is("1", "1"));
+    // These bind nothing, or, interleaved, each page.
+    assert_eq!(
+        bound(&(memory("restrictive", "0-1") + &on_each("restrictive")), two, ""),
+        None
+    );
+    assert_eq!(bound(&on_each("preferred"), two, ""), None);
+    assert_eq!(
+        bound("<memory mode='strict' placement='auto'/>", two, ""),
+        None,
+        "numa_maps tells"
+    );
+    assert_eq!(bound(&memory("interleave", "0-1"), "", ""), is("0-1", ""));
+    assert_eq!(bound("", two, ""), None);
+    // DIMMs: by their own mask, else by their cell's.
+    assert_eq!(bound("", two, &dimm("<nodemask>1</nodemask>", 0)), is("1", "1"));
+    assert_eq!(bound(&memnode(1, "strict", "3"), two, &dimm("", 1)), is("3", "3"));
+    assert_eq!(
+        bound(&memory("preferred", "0"), two, &dimm("<nodemask>1</nodemask>", 0)),
+        None
+    );
+    assert_eq!(
+        bound(&on_each("strict"), two, &dimm("<nodemask>2</nodemask>", 0)),
+        is("0-2", "")
+    );
+    for bad in [
+        "<memnode cellid='x' nodeset='0'/>",
+        "<memnode cellid='0' nodeset='a'/>",
+    ] {
+        let text = LIVE.replace("<numatune>", &format!("<numatune>{bad}"));
+        assert!(
+            Domain::parse(&text).unwrap_err().to_string().contains("memnode"),
+            "{bad}"
+        );
+    }
+}

@@ -6,6 +6,7 @@ use homenode_host::{Act, Action, CpuQuota, Lever, Limit, Management, Percent, Ve
 use homenode_units::{NodeId, Pages, Permit};
 
 mod balloon;
+mod bound;
 mod bounds;
 mod faults;
 mod home;

@@ -363,6 +363,7 @@ impl LinuxHost {
             virtual_nodes: vm.virtual_nodes(),
             accesses: self.model().and_then(|model| model.accesses(vm.run.vm)),
             immovable: vm.immovable.clone(),
+            bound_to: vm.bound_to(&memory_nodes),
             no_releases: (vm.domain.free_pages == FreePages::Kept).then(|| NO_RELEASES.to_owned()),
             device_nodes: vm.domain.device_nodes(&self.hands.root),
             settings,

@@ -281,8 +281,10 @@ pub(super) fn set_memory_nodes(hands: &mut Hands, vm: &mut Vm, nodes: &NodeSet) 
 
 /// Narrows a `restrictive` VM's memory nodes to its home once little of its memory lies outside. Until then nodes are only
 /// ever added.
+///
+/// Narrowing moves what lies outside, so it waits where the VM's memory is to stay.
 pub(super) fn narrow_if_little_is_left(hands: &mut Hands, vm: &mut Vm) -> Result<(), ActionError> {
-    let home = vm.home.clone();
+    let home = vm.home.clone().filter(|_| vm.immovable.is_none());
     home.map_or(Ok(()), |home| narrow_to(hands, vm, &home))
 }
 

@@ -67,12 +67,17 @@ impl Grip for OfVm {
 }
 
 /// Whether anything is known to keep this VM's memory from going there.
-fn check_movable(vm: &Vm, to: &NodeSet) -> Result<(), ActionError> {
+fn check_movable(hands: &Hands, vm: &Vm, to: &NodeSet) -> Result<(), ActionError> {
     match &vm.immovable {
         // Within the nodes that it is bound to it can still move.
-        Some(Immovable::BoundAtStart { nodes }) if to.is_subset(nodes) => Ok(()),
-        Some(why) => Err(fixed(vm, why.to_string())),
-        None => Ok(()),
+        Some(Immovable::BoundAtStart { nodes }) if to.is_subset(nodes) => {}
+        Some(why) => return Err(fixed(vm, why.to_string())),
+        None => {}
+    }
+    // As it is now: what was read last may be newer than the sample.
+    match vm.binding(&hands.machine.memory_nodes()) {
+        Some(bound) if !to.is_subset(&bound.common) => Err(fixed(vm, bound.reason().to_string())),
+        _ => Ok(()),
     }
 }
 
@@ -88,12 +93,13 @@ fn move_pages(
     to: &NodeSet,
     budget: Pages,
 ) -> Result<Outcome, ActionError> {
-    check_movable(vm, to)?;
+    check_movable(hands, vm, to)?;
+    look_again(hands, vm)?;
+    check_movable(hands, vm, to)?;
     if let Some(set) = vm.restrictive_nodes().filter(|set| !to.is_subset(set)) {
         let wider = set.union(to);
         set_memory_nodes(hands, vm, &wider)?;
     }
-    look_again(hands, vm)?;
     // Written down once per destination.
     let moving = Moving(to.clone());
     if hands.journalled(vm).as_ref() != Some(&moving) {
@@ -105,6 +111,7 @@ fn move_pages(
     let Some(Part {
         mover,
         pages: Some(before),
+        ..
     }) = part
     else {
         return Err(failed(vm, MOVE, NO_MAPPING));
@@ -145,9 +152,10 @@ fn look_again(hands: &Hands, vm: &mut Vm) -> Result<(), ActionError> {
 /// is to be undone.
 fn move_frames(hands: &mut Hands, vm: &mut Vm, moves: &[FrameMove]) -> Result<Outcome, ActionError> {
     let to: NodeSet = moves.iter().map(|each| each.to).collect();
-    check_movable(vm, &to)?;
+    check_movable(hands, vm, &to)?;
     let looked = vm.refresh_pages(&hands.root, now(), Ns::ZERO);
     looked.map_err(|e| failed(vm, MOVE, &e.to_string()))?;
+    check_movable(hands, vm, &to)?;
     let Some(mover) = vm.memory.mover() else {
         return Err(failed(vm, MOVE, NO_MAPPING));
     };

@@ -6,7 +6,8 @@
 use homenode_units::{Bytes, NodeId, NodeSet};
 
 use super::options::{self, QemuOption};
-use crate::domain::{BalloonDevice, Cell, FreePages, HugePages, Locked, NumaTune, TOPOLOGY_DEVICE};
+use crate::binding::Binding;
+use crate::domain::{BalloonDevice, Cell, FreePages, HugePages, Locked, TOPOLOGY_DEVICE};
 
 /// What QEMU gives a VM that is told nothing.
 const MEMORY_DEFAULT: Bytes = Bytes(128 << 20);
@@ -35,7 +36,7 @@ pub(super) struct Told {
     pub vcpus: u16,
     pub ram_sizes: Vec<Bytes>,
     pub cells: Vec<Cell>,
-    pub numatune: Option<NumaTune>,
+    pub binding: Option<Binding>,
     pub huge_pages: Option<HugePages>,
     pub locked: Option<Locked>,
     pub encrypted: Option<String>,
@@ -137,7 +138,7 @@ impl CommandLine {
             vcpus: self.vcpus(&topology),
             ram_sizes,
             cells: self.cells(&backends, &topology),
-            numatune: bound_to(&backends),
+            binding: binding(&backends),
             huge_pages: self
                 .is_in_huge_pages(&backends)
                 .then_some(HugePages { page_bytes: None }),
@@ -407,21 +408,14 @@ impl Topology {
     }
 }
 
-/// Nodes that its memory was bound to when it started.
-fn bound_to(backends: &[&QemuOption]) -> Option<NumaTune> {
-    let bound = backends
-        .iter()
-        .filter(|backend| backend.get("policy") == Some("bind"));
-    let nodes = bound.map(|backend| {
+/// Nodes that its memory was bound to when it started, backend by backend.
+fn binding(backends: &[&QemuOption]) -> Option<Binding> {
+    backends.iter().fold(None, |all, backend| {
+        let policy = backend.get("policy").unwrap_or("default");
         let numbers = backend.numbers("host-nodes").into_iter();
-        numbers
-            .filter_map(|node| u16::try_from(node).ok().map(NodeId))
-            .collect::<NodeSet>()
-    });
-    let all = nodes.reduce(|a, b| a.union(&b))?;
-    Some(NumaTune {
-        mode: "strict".to_owned(),
-        nodes: Some(all),
+        let nodes = numbers.filter_map(|node| u16::try_from(node).ok().map(NodeId));
+        let own = Binding::of(policy, &nodes.collect::<NodeSet>());
+        Binding::join(all, own.as_ref())
     })
 }
 
@@ -485,7 +479,7 @@ mod tests {
         assert_eq!((told.memory, told.vcpus), (Bytes(2048 << 20), 4));
         assert_eq!(told.ram_sizes, [Bytes(1024 << 20); 2]);
         assert_eq!(told.cells.iter().map(cpus).collect::<Vec<_>>(), [[0, 1], [2, 3]]);
-        assert_eq!(told.numatune.unwrap().nodes.unwrap().to_string(), "0-1");
+        assert_eq!(told.binding, Binding::of("bind", &"0-1".parse().unwrap()));
         assert_eq!(told.free_pages, FreePages::Reported);
         assert_eq!(told.assigned_devices, ["0000:3b:00.0"]);
         assert_eq!(
@@ -497,6 +491,49 @@ mod tests {
             (told.locked, told.encrypted, told.has_no_machine),
             (None, None, false)
         );
+    }
+
+    #[test]
+    fn memory_is_bound_backend_by_backend() {
+        let is = |line: &str, nodes: &str, common: &str| {
+            let binding = told(line)
+                .binding
+                .map(|of| (of.nodes.to_string(), of.common.to_string()));
+            assert_eq!(binding, Some((nodes.to_owned(), common.to_owned())), "{line}");
+        };
+        let cells = "-object memory-backend-ram,id=ram-node0,size=120M,host-nodes=0,policy=bind -numa node,nodeid=0,cpus=0,memdev=ram-node0 \
+            -object memory-backend-ram,id=ram-node1,size=120M,host-nodes=1,policy=bind -numa node,nodeid=1,cpus=1,memdev=ram-node1";
+        is(cells, "0-1", "");
+        is(
+            "-object {\"qom-type\":\"memory-backend-memfd\",\"id\":\"a\",\"hugetlb\":true,\"size\":67108864,\"host-nodes\":[0],\"policy\":\"bind\"} \
+             -object {\"qom-type\":\"memory-backend-file\",\"id\":\"b\",\"mem-path\":\"/dev/hugepages\",\"size\":67108864,\"host-nodes\":[1,2],\"policy\":\"bind\"}",
+            "0-2",
+            "",
+        );
+        is(
+            "-object memory-backend-ram,id=a,size=1G,host-nodes=2-3,policy=bind",
+            "2-3",
+            "2-3",
+        );
+        is(
+            "-object memory-backend-ram,id=a,size=1G,host-nodes=0-1,policy=interleave",
+            "0-1",
+            "",
+        );
+        is(
+            "-object memory-backend-ram,id=a,size=1G -object memory-backend-ram,id=dimm,size=1G,host-nodes=1,policy=bind",
+            "1",
+            "1",
+        );
+        for free in ["preferred", "default"] {
+            let line = format!("-object memory-backend-ram,id=a,size=1G,host-nodes=1,policy={free}");
+            assert_eq!(told(&line).binding, None, "{free}");
+        }
+        assert_eq!(told("-m 1G -numa node,mem=512 -numa node,mem=512").binding, None);
+        let mut line = CommandLine::of(["-readconfig", "/run/v1.conf"]);
+        let text = "[object \"mem0\"]\nqom-type = \"memory-backend-memfd\"\nsize = \"64M\"\npolicy = \"bind\"\nhost-nodes.0 = \"1\"\nhost-nodes.1 = \"3\"\n";
+        assert_eq!(line.read_files(|_| Ok::<_, ()>(text.to_owned())), Ok(()));
+        assert_eq!(line.told().binding, Binding::of("bind", &"1,3".parse().unwrap()));
     }
 
     /// As Incus 6 starts one: nearly all of it is in a file.

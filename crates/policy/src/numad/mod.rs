@@ -247,7 +247,9 @@ fn candidates<'v>(view: &'v View<'v>, state: &mut State, nodes: &[Node]) -> Vec<
         let touched = vm.sample.pages_touched().map_or(0, |pages| mib(pages.to_bytes()));
         let settings = &vm.sample.settings;
         let is_excluded = !vm.managed() || vm.hands_off.is_some() || settings.home.is_some();
-        if touched <= MEMORY_MIN_MIB || is_excluded || settings.cpus_allowed.is_some() {
+        // numad would move it away from where it is bound.
+        let is_bound = vm.sample.bound_to.is_some() || settings.cpus_allowed.is_some();
+        if touched <= MEMORY_MIN_MIB || is_excluded || is_bound {
             process.seen = None;
             process.cpus_used = 0;
             continue;

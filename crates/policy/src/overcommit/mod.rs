@@ -509,10 +509,13 @@ fn usable_min(given: Bytes, config: &Config) -> Bytes {
 /// Whether a balloon in such a VM frees nothing on the host.
 fn gives_nothing(why: &Immovable) -> bool {
     match why {
-        Immovable::Vfio | Immovable::Locked | Immovable::Encrypted { .. } | Immovable::HugePages { .. } => {
-            true
-        }
+        Immovable::Vfio
+        | Immovable::Locked
+        | Immovable::Encrypted { .. }
+        | Immovable::HugePages { .. }
+        | Immovable::HugePagePool { .. } => true,
         Immovable::BoundAtStart { .. }
+        | Immovable::BoundInParts { .. }
         | Immovable::Hypervisor { .. }
         | Immovable::Paused
         | Immovable::Migrating => false,

@@ -14,15 +14,21 @@
 //! memory cannot move: its vCPUs alone would only be slower elsewhere. Where a node is drained, or its CPUs are gone, only
 //! memory has to find room: VMs share CPUs then.
 //!
+//! A VM whose memory its operator bound to nodes has exactly these nodes for its home, less those that have no CPUs at all (CXL), or no
+//! home: a home of some of them would leave the memory on the others remote. It leaves every other home. So two cells that are
+//! bound to nodes 0 and 1 give home 0-1; where one of the two is drained, or may not be a home for another reason, the VM stays
+//! unplaced. What the operator names as its home goes before that.
+//!
 //! # Properties
 //! - `vms_that_are_kept_apart_share_no_node`
 //! - `vms_that_are_kept_together_have_one_home_with_room_for_all`
 //! - `a_vm_leaves_a_node_that_is_drained_and_no_other_comes`
 //! - `where_a_node_is_drained_vms_share_cpus_and_memory_needs_room`
 //! - `whose_memory_cannot_move_stays_and_so_does_whose_home_the_operator_chose`
+//! - `a_vm_whose_memory_is_bound_has_all_nodes_of_the_binding_for_its_home_or_none`
 
-use homenode_host::{View, VmSettings, VmView};
-use homenode_units::{NodeSet, VmId};
+use homenode_host::{Immovable, View, VmSettings, VmView};
+use homenode_units::{NodeId, NodeSet, VmId};
 
 use super::demand_of as demand_of_one;
 use crate::demand::{Demand, History};
@@ -61,6 +67,11 @@ pub(super) fn allowed<'a>(
         let nodes: NodeSet = cpus.iter().filter_map(|cpu| view.machine.node_of(cpu)).collect();
         allowed = view.machine.memory_nodes().intersection(&nodes);
     }
+    if let Some(bound) = bound_home(view, vm) {
+        allowed = allowed.intersection(&bound);
+    } else if let Some(Immovable::BoundAtStart { nodes }) = vm.memory_fixed() {
+        allowed = allowed.intersection(nodes);
+    }
     let mut is_led = false;
     for mate in view.vms.iter().filter(|mate| mate.sample.id != vm.sample.id) {
         let Some(home) = promised(mate.sample.id).or(mate.home) else {
@@ -81,6 +92,18 @@ pub(super) fn allowed<'a>(
     (allowed != view.machine.memory_nodes()).then_some(allowed)
 }
 
+/// The home of a VM whose memory is bound to nodes: those that have CPUs. `None` where its memory may follow a home.
+pub(super) fn bound_home(view: &View<'_>, vm: &VmView<'_>) -> Option<NodeSet> {
+    let bound = vm.sample.bound_to.as_ref()?;
+    let has_cpus = |node: &NodeId| {
+        view.machine
+            .nodes
+            .get(*node)
+            .is_some_and(|node| !node.cpus.is_empty())
+    };
+    Some(bound.iter().filter(has_cpus).collect())
+}
+
 /// Whether the agent may give a VM another home.
 fn may_move(vm: &VmView<'_>) -> bool {
     vm.managed() && vm.hands_off.is_none()
@@ -92,6 +115,9 @@ fn is_same(own: &Option<String>, other: &Option<String>) -> bool {
 
 /// Whether a VM may not have its home any more, and can leave it.
 pub(super) fn must_leave(view: &View<'_>, vm: &VmView<'_>, home: &NodeSet) -> bool {
+    if let Some(bound) = bound_home(view, vm) {
+        return vm.sample.settings.home.is_none() && bound != *home;
+    }
     vm.sample.settings.home.is_none()
         && vm.memory_fixed().is_none()
         && allowed(view, vm, Asked::Kept, |_| None).is_some_and(|allowed| !home.is_subset(&allowed))

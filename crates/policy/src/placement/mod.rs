@@ -80,7 +80,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use homenode_host::{Act, HugeMemory, Plan, View, VmView};
+use homenode_host::{Act, HugeMemory, Lever, Plan, View, VmView};
 use homenode_machine::Machine;
 use homenode_units::{Any, BadSetting, Bytes, CpuSet, NodeSet, Ns, Pages, VmId, Wrong};
 use schemars::JsonSchema;
@@ -476,6 +476,12 @@ pub fn plan_for(
                 settle(view, config, vm, &nodes, &reason, POLICY, &mut plan);
             }
             Err(unplaceable) => {
+                let bound = vm.sample.bound_to.as_ref();
+                if let Some(home) = vm.home.filter(|_| bound.is_some()) {
+                    let why =
+                        format!("its memory is bound, and part of it is remote from its home, node {home}");
+                    plan.decide(POLICY, Act::Lift { lever: Lever::Home }.on(vm.sample.id), why);
+                }
                 if state.refused.insert(vm.sample.id) {
                     let until = match vm.home {
                         Some(home) => format!("it stays on node {home}"),
@@ -485,10 +491,14 @@ pub fn plan_for(
                         true => " among the nodes that `apart` and `together` leave it",
                         false => "",
                     };
-                    let message = format!(
-                        "VM {} {unplaceable}{among}; {until} until there is room",
-                        vm.sample.name
-                    );
+                    let name = &vm.sample.name;
+                    let message = match bound {
+                        Some(bound) => format!(
+                            "VM {name} has no home: its memory is bound to node {bound}, and these nodes may not all be its home, or are \
+                             short of CPUs; it runs wherever the kernel puts it"
+                        ),
+                        None => format!("VM {name} {unplaceable}{among}; {until} until there is room"),
+                    };
                     plan.find(POLICY, Some(vm.sample.id), message);
                 }
             }
@@ -516,7 +526,8 @@ fn home_of(
     let promised = |mate: VmId| state.ledger.promised(mate);
     let allowed = company::allowed(view, vm, company::Asked::New, promised);
     let may = |nodes: &NodeSet| allowed.as_ref().is_none_or(|allowed| nodes.is_subset(allowed));
-    if let Some(nodes) = redeemed.filter(may) {
+    let bound = company::bound_home(view, vm);
+    if let Some(nodes) = redeemed.filter(|nodes| bound.is_none() && may(nodes)) {
         return Ok((nodes, "promised when it started".into()));
     }
     let without = if without.contains(&vm.sample.id) {
@@ -526,6 +537,16 @@ fn home_of(
     };
     let supply = Supply::new(view, history, &state.ledger, config, without);
     let demand = company::demand_of(view, vm, history, promised);
+    if let Some(nodes) = bound {
+        let is_allowed = allowed.as_ref() == Some(&nodes) || allowed.is_none() && nodes == view.homes();
+        let there = supply.nodes.iter().filter(|node| nodes.contains(node.node));
+        // Its memory has its room there, whatever the measured figures say.
+        let cpus_left: f64 = there.map(|node| node.left[CPU]).sum();
+        return match is_allowed && !nodes.is_empty() && cpus_left >= demand.cpus {
+            true => Ok((nodes, "its memory is bound to it, and stays".into())),
+            false => Err(shortages(&supply, &demand, allowed.as_ref())),
+        };
+    }
     if let Some(nodes) = where_memory_is(view, config, vm).filter(may)
         && place(&supply, &demand, Some(&nodes), config).is_ok()
     {

@@ -32,7 +32,10 @@ impl Layouts {
                 .filter(|known| known.home == *home && known.nodes.len() == count);
             let layout = kept.unwrap_or_else(|| Layout {
                 home: home.clone(),
-                nodes: lay_out(&vm.virtual_nodes, home),
+                nodes: match vm.bound_to {
+                    Some(_) => as_it_lies(&vm.virtual_nodes, home),
+                    None => lay_out(&vm.virtual_nodes, home),
+                },
             });
             self.vms.insert(vm.id, layout);
         }
@@ -42,6 +45,20 @@ impl Layouts {
     pub fn of(&self, vm: VmId) -> Option<&[NodeId]> {
         self.vms.get(&vm).map(|layout| layout.nodes.as_slice())
     }
+}
+
+/// The layout of memory that is bound: each virtual node on the home node with most of its pages.
+fn as_it_lies(virtual_nodes: &[VirtualNode], home: &NodeSet) -> Vec<NodeId> {
+    let most = |virtual_node: &VirtualNode| {
+        let pages = |node: &NodeId| {
+            virtual_node
+                .pages
+                .as_ref()
+                .and_then(|pages| pages.get(*node).copied())
+        };
+        home.iter().max_by_key(|node| (pages(node), Reverse(*node)))
+    };
+    virtual_nodes.iter().filter_map(most).collect()
 }
 
 /// As many virtual nodes on each home node, or one more; of the ways to do so one that moves little: who has most pages on a

@@ -180,6 +180,25 @@ fn a_vm_whose_pages_follow_their_users_does_not_follow_and_that_is_said_once() {
 }
 
 #[test]
+fn virtual_nodes_whose_memory_is_bound_are_laid_out_where_it_lies() {
+    let mut scene = Scene::four_nodes(4);
+    // Dealt out evenly, one of the three on node 0 would have to go to node 1.
+    scene
+        .add_vm(1, 4, Bytes::from_gib(4), 0)
+        .homes("0-1")
+        .bound_to("0-1")
+        .follows(&[
+            (&[0], &[(0, 1000)]),
+            (&[1], &[(1, 1000)]),
+            (&[2], &[(0, 900), (1, 10)]),
+            (&[3], &[(0, 1000)]),
+        ]);
+    let mut layouts = Layouts::default();
+    update(&mut layouts, &mut scene);
+    assert_eq!(layouts.of(vm_id(1)), Some(&[0, 1, 0, 0].map(NodeId)[..]));
+}
+
+#[test]
 fn a_layout_holds_until_the_home_changes() {
     let mut run = Run::new(scene());
     run.epoch();

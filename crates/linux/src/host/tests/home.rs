@@ -17,7 +17,7 @@ pub(super) fn lift_home() -> Action {
 }
 
 /// A host whose VM has node 1 for its home, both vCPUs on it.
-fn homed(tree: &Tree) -> LinuxHost {
+pub(super) fn homed(tree: &Tree) -> LinuxHost {
     let mut host = connect(tree, Acting::Live);
     let tasks = tree.root().join(format!("proc/{PID}/task"));
     host.hands.manager.libvirt().stand_in.threads = Some((tasks, PID));

@@ -199,6 +199,70 @@ fn whose_memory_cannot_move_stays_and_so_does_whose_home_the_operator_chose() {
 }
 
 #[test]
+fn a_vm_whose_memory_is_bound_has_all_nodes_of_the_binding_for_its_home_or_none() {
+    let mut scene = Scene::four_nodes(4);
+    // Cells on nodes 0 and 1, most of the memory on node 0; one cell on node 3; one on a node that is drained; one that
+    // its operator lets run on node 2 alone.
+    scene
+        .add_vm(1, 2, GIB, 0)
+        .vcpus_busy(0.2)
+        .pages(0, 240_000)
+        .pages(1, 20_000)
+        .bound_to("0-1");
+    scene.add_vm(2, 2, GIB, 0).pages(3, 200_000).bound_to("3");
+    scene.add_vm(3, 2, GIB, 0).pages(2, 100_000).bound_to("0,2");
+    scene
+        .add_vm(4, 1, GIB, 0)
+        .pages(3, 100_000)
+        .bound_to("3")
+        .allowed("0-3");
+    scene.drained = set("2");
+    let mut state = State::default();
+    let (given, said) = step(&mut scene, &mut state);
+    assert_eq!(given, [(1, set("0-1")), (2, set("3"))]);
+    assert_eq!(said.len(), 2, "{said:?}");
+    assert!(said.iter().all(|said| said.contains("bound to node")), "{said:?}");
+    // What was bound later leaves a home that is another, as when a DIMM was plugged in.
+    scene.drained = set("");
+    scene.vms.truncate(2);
+    scene.vm(1).bound_to("1");
+    assert_eq!(step(&mut scene, &mut state).0, [(1, set("1"))]);
+    assert_eq!(step(&mut scene, &mut state).0, []);
+    // Its operator's word about its home goes before that.
+    scene.vm(1).settings().home = Some(set("2"));
+    assert_eq!(step(&mut scene, &mut state).0, []);
+}
+
+#[test]
+fn a_vm_whose_memory_is_bound_takes_no_home_short_of_cpus_and_gives_back_one_that_is_remote() {
+    let mut scene = Scene::four_nodes(4);
+    scene.add_vm(9, 4, GIB, 0).vcpus_busy(1.0).home(0);
+    scene.add_vm(1, 4, GIB, 1).vcpus_busy(1.0).home(1).bound_to("0");
+    let (given, said) = step(&mut scene, &mut State::default());
+    assert_eq!(given, []);
+    assert!(
+        matches!(&said[..], [one] if one.contains("short of CPUs")),
+        "{said:?}"
+    );
+    let plan = scene.with_view(|view| {
+        let mut history = History::default();
+        history.observe(view, &demand::Config::default());
+        plan(view, &Config::default(), &history, &mut State::default())
+    });
+    let acts: Vec<&Act> = plan
+        .decisions
+        .iter()
+        .map(|decision| &decision.action.act)
+        .collect();
+    assert_eq!(
+        acts,
+        [&Act::Lift {
+            lever: homenode_host::Lever::Home
+        }]
+    );
+}
+
+#[test]
 fn a_mate_that_cannot_move_holds_no_other() {
     let mut scene = Scene::four_nodes(8);
     for n in 1..=3 {

@@ -1,0 +1,117 @@
+//! The nodes that a VM's memory is bound to, by whatever means its operator or its manager chose.
+//!
+//! # Problem
+//! Memory that was bound to nodes stays on them: an operator counts on the room that is left elsewhere. A VM's memory is often bound
+//! object by object (a cell of the guest, a DIMM), each to nodes of its own, and several sources say so.
+//!
+//! # Terms
+//! - *Object*: memory with a policy of its own: a guest's cell, a DIMM, a mapping.
+//! - *Nodes* of a binding: every node that some object is bound to.
+//! - *Common* nodes: the nodes to which all bound objects may go.
+//!
+//! # Algorithm
+//! `strict` and `bind` bind an object to their nodes. `interleave` binds each page to the node that it lies on: gathering pages on
+//! one node would undo what the operator chose, so no node is common. `preferred` names nodes to begin on and binds nothing, like
+//! `restrictive`, with which libvirt leaves the place to cgroups. A mode that is not known binds.
+//! Bindings are joined: nodes are united, common nodes are intersected. So two cells that are bound to nodes 0 and 1 are bound to
+//! nodes 0 and 1, and have no node in common: neither may leave its node, though both nodes are bound to.
+//!
+//! # Properties
+//! - `cells_that_are_bound_to_different_nodes_have_no_node_in_common`
+//! - `what_is_bound_to_all_nodes_of_the_host_is_free_and_what_is_interleaved_is_not`
+
+use homenode_host::Immovable;
+use homenode_units::NodeSet;
+
+/// Nodes that memory is bound to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Binding {
+    /// Nodes that some of it is bound to.
+    pub nodes: NodeSet,
+    /// Nodes that all of it may be on; none where its objects are bound to different nodes, or where it is interleaved.
+    pub common: NodeSet,
+}
+
+impl Binding {
+    /// What a mode binds to these nodes, under the name that libvirt, QEMU or the kernel gives it; `None` where it binds nothing.
+    pub fn of(mode: &str, nodes: &NodeSet) -> Option<Binding> {
+        let common = match mode {
+            "default" | "local" | "preferred" | "prefer" | "restrictive" => return None,
+            "interleave" => NodeSet::new(),
+            _ => nodes.clone(),
+        };
+        let nodes = nodes.clone();
+        Some(Binding { nodes, common })
+    }
+
+    /// Joins what two objects or two sources say.
+    pub fn join(one: Option<Binding>, other: Option<&Binding>) -> Option<Binding> {
+        match (one, other) {
+            (Some(one), Some(other)) => Some(Binding {
+                nodes: one.nodes.union(&other.nodes),
+                common: one.common.intersection(&other.common),
+            }),
+            (one, other) => one.or_else(|| other.cloned()),
+        }
+    }
+
+    /// What is left of it on a host with these memory nodes: nothing where all of it may go to each of them.
+    pub fn on(self, memory_nodes: &NodeSet) -> Option<Binding> {
+        let common = self.common.intersection(memory_nodes);
+        let nodes = self.nodes.intersection(memory_nodes);
+        (common != *memory_nodes).then_some(Binding { nodes, common })
+    }
+
+    /// Why memory that is bound like this stays.
+    pub fn reason(&self) -> Immovable {
+        let nodes = self.nodes.clone();
+        match self.common == self.nodes {
+            true => Immovable::BoundAtStart { nodes },
+            false => Immovable::BoundInParts { nodes },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nodes(list: &str) -> NodeSet {
+        list.parse().unwrap()
+    }
+
+    fn join(all: &[(&str, &str)]) -> Option<Binding> {
+        let each = all.iter().map(|(mode, list)| Binding::of(mode, &nodes(list)));
+        each.fold(None, |all, each| Binding::join(all, each.as_ref()))
+    }
+
+    #[test]
+    fn cells_that_are_bound_to_different_nodes_have_no_node_in_common() {
+        let cells = join(&[("bind", "0"), ("bind", "1")]).unwrap();
+        assert_eq!(
+            (cells.nodes.clone(), cells.common.clone()),
+            (nodes("0-1"), nodes(""))
+        );
+        let bound = cells.on(&nodes("0-1")).unwrap();
+        assert_eq!(bound.reason(), Immovable::BoundInParts { nodes: nodes("0-1") });
+        // Cells that overlap may meet where they do.
+        let overlap = join(&[("strict", "0-1"), ("strict", "1-2"), ("preferred", "3")]).unwrap();
+        assert_eq!((overlap.nodes, overlap.common), (nodes("0-2"), nodes("1")));
+    }
+
+    #[test]
+    fn what_is_bound_to_all_nodes_of_the_host_is_free_and_what_is_interleaved_is_not() {
+        let all = nodes("0-1");
+        assert_eq!(join(&[("strict", "0-1")]).unwrap().on(&all), None);
+        assert_eq!(join(&[("strict", "0-3")]).unwrap().on(&all), None);
+        let one = join(&[("bind", "1")]).unwrap().on(&all).unwrap();
+        assert_eq!(one.reason(), Immovable::BoundAtStart { nodes: nodes("1") });
+        let interleaved = join(&[("interleave", "0-1")]).unwrap().on(&all).unwrap();
+        assert_eq!(interleaved.common, nodes(""));
+        assert_eq!(interleaved.reason(), Immovable::BoundInParts { nodes: all });
+        for free in ["preferred", "prefer", "restrictive", "default", "local"] {
+            assert_eq!(Binding::of(free, &nodes("1")), None, "{free}");
+        }
+        assert!(Binding::of("of a later kernel", &nodes("1")).is_some());
+    }
+}
