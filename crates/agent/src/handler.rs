@@ -7,7 +7,7 @@ use homenode_api::answer::{
     Promised, Suggestion, Vms,
 };
 use homenode_api::http::VmSettings;
-use homenode_api::{Answer, ApiError, Request, forecast, named, no_such_vm};
+use homenode_api::{Answer, ApiError, Request, forecast, named};
 use homenode_control::{Control, Line, Remembered, Request as Ask, Status, VmStatus};
 use homenode_host::{HugeMemory, Mode, Setting};
 use homenode_machine::Machine;
@@ -20,7 +20,7 @@ use crate::answers::promises::{dropped, promises};
 use crate::answers::recommendations::{judge, recommendations};
 use crate::answers::report::report;
 use crate::answers::working_sets::{can_be_watched, working_sets};
-use crate::answers::{is_called, permits, placed};
+use crate::answers::{permits, placed};
 use crate::drain_file::DrainFile;
 use crate::wall_clock::WallClock;
 
@@ -53,6 +53,8 @@ pub(crate) struct Wish {
     /// What they were when it was asked for.
     pub now: VmSettings,
     pub wanted: VmSettings,
+    /// Whether what they were is of no importance to who asked.
+    pub is_whole: bool,
 }
 
 impl Handler {
@@ -63,18 +65,22 @@ impl Handler {
     pub(crate) fn in_force(&self, id: &str) -> Result<(VmId, VmSettings), ApiError> {
         let control = self.looked()?;
         let status = control.status(&self.machine);
-        let found = status.vms.iter().find(|vm| is_called(vm, id));
-        let vm = found.ok_or_else(|| no_such_vm(&status, id))?.id;
-        let settings = control.settings(vm).ok_or_else(|| no_such_vm(&status, id))?;
+        let vm = named(&status.vms, id)?.id;
+        let settings = control.settings(vm).ok_or_else(|| gone(id))?;
         Ok((vm, VmSettings::of(&settings)))
     }
 
-    /// What has to be set for a wish.
+    /// What has to be set for a wish: what is other than it was, or all of it where the wish holds whatever it was.
     ///
     /// # Errors
     /// What the VM cannot have.
     pub(crate) fn check(&self, wish: &Wish) -> Result<Vec<Setting>, ApiError> {
-        let Wish { vm, now, wanted } = *wish;
+        let Wish {
+            vm,
+            now,
+            wanted,
+            is_whole,
+        } = *wish;
         let control = self.looked()?;
         if let Some(policy) = wanted
             .memory_policy
@@ -85,10 +91,10 @@ impl Handler {
             return Err(ApiError::Refused { why });
         }
         let changed = [
-            (now.permit != wanted.permit).then_some(Setting::Permit(wanted.permit)),
-            (now.memory_policy != wanted.memory_policy)
+            (is_whole || now.permit != wanted.permit).then_some(Setting::Permit(wanted.permit)),
+            (is_whole || now.memory_policy != wanted.memory_policy)
                 .then_some(Setting::MemoryPolicy(wanted.memory_policy)),
-            (now.memory_floor_bytes != wanted.memory_floor_bytes)
+            (is_whole || now.memory_floor_bytes != wanted.memory_floor_bytes)
                 .then_some(Setting::MemoryFloor(wanted.memory_floor_bytes)),
         ];
         Ok(changed.into_iter().flatten().collect())
@@ -147,7 +153,7 @@ impl Handler {
             }
             Request::Overview => overview(&control, machine).into(),
             Request::PermitSet { vm, permit } => {
-                let id = named(&control.status(machine), &vm)?.id;
+                let id = named(&control.status(machine).vms, &vm)?.id;
                 let note = control.permits_idle();
                 let done = PermitSet { vm, permit, note }.into();
                 return Ok(Answered::Once(id, Setting::Permit(permit), done));
@@ -238,7 +244,7 @@ fn overview(control: &Control, machine: &Machine) -> Overview {
 /// The VM of this name, or all.
 fn chosen<'a>(status: &'a Status, name: Option<&str>) -> Result<Vec<&'a VmStatus>, ApiError> {
     match name {
-        Some(name) => Ok(vec![named(status, name)?]),
+        Some(name) => Ok(vec![named(&status.vms, name)?]),
         None => Ok(status.vms.iter().collect()),
     }
 }
@@ -249,7 +255,7 @@ fn set_policy(
     vm: String,
     policy: Option<MemoryPolicy>,
 ) -> Result<Answered, ApiError> {
-    let id = named(&control.status(machine), &vm)?.id;
+    let id = named(&control.status(machine).vms, &vm)?.id;
     if let Some((policy, why)) = policy.and_then(|p| Some((p, control.objection(id, p)?))) {
         let why = format!("VM {vm} cannot have memory policy {policy}: {why}");
         return Err(ApiError::Refused { why });
@@ -268,7 +274,7 @@ fn set_floor(
     floor_bytes: Option<Bytes>,
 ) -> Result<Answered, ApiError> {
     let status = control.status(machine);
-    let found = named(&status, &vm)?;
+    let found = named(&status.vms, &vm)?;
     let note = match (floor_bytes, found.memory.maximum_bytes) {
         (None, _) => None,
         (Some(_), None) => Some("it has no balloon, so nothing can be taken from it".to_owned()),
@@ -292,7 +298,7 @@ fn set_mode(
     vm: String,
     mode: Option<Mode>,
 ) -> Result<Answered, ApiError> {
-    let id = named(&control.status(machine), &vm)?.id;
+    let id = named(&control.status(machine).vms, &vm)?.id;
     let run = control.mode();
     let is_less = mode.is_some_and(|mode| mode > run);
     let note = is_less.then(|| format!("this agent runs in mode {run}, and goes no further with any VM"));
@@ -300,9 +306,17 @@ fn set_mode(
     Ok(Answered::Once(id, Setting::Mode(mode), done))
 }
 
+/// One that ended just now.
+fn gone(vm: &str) -> ApiError {
+    ApiError::NoSuchVm {
+        vm: vm.to_owned(),
+        running: Vec::new(),
+    }
+}
+
 fn advise(control: &Control, machine: &Machine, vm: String) -> Result<PolicyAdvice, ApiError> {
     let status = control.status(machine);
-    let found = named(&status, &vm)?;
+    let found = named(&status.vms, &vm)?;
     let advice = control.memory_advice(found.id).cloned();
     Ok(PolicyAdvice {
         vm,
@@ -313,17 +327,23 @@ fn advise(control: &Control, machine: &Machine, vm: String) -> Result<PolicyAdvi
 
 fn suggest(control: &Control, machine: &Machine, vm: String) -> Result<Suggestion, ApiError> {
     let status = control.status(machine);
-    let id = named(&status, &vm)?.id;
+    let id = named(&status.vms, &vm)?.id;
     let advice = control.suggest(machine, id);
-    let advice = advice.ok_or_else(|| no_such_vm(&status, &vm))?;
+    let advice = advice.ok_or_else(|| gone(&vm))?;
     Ok(permits::suggestion(vm, &advice, control.config().period))
 }
 
 fn bill(control: &Control, machine: &Machine, vm: Option<&str>) -> Result<Bill, ApiError> {
-    let of = |line: &Line| vm.is_none_or(|name| line.name == name);
+    let of = |line: &Line| vm.is_none_or(|name| line.name == name || VmId::parse(name) == Some(line.vm));
     let lines: Vec<Line> = control.bill().lines().filter(of).collect();
-    if let Some(name) = vm.filter(|_| lines.is_empty()) {
-        named(&control.status(machine), name)?;
+    if let Some(name) = vm {
+        match named(&control.status(machine).vms, name) {
+            // One that has ended is billed, too.
+            Err(ApiError::NoSuchVm { .. }) if !lines.is_empty() => {}
+            running => {
+                running?;
+            }
+        }
     }
     Ok(Bill { lines })
 }

@@ -13,7 +13,7 @@ use crate::feed::Feed;
 /// Why settings are not in force.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum NotSet {
-    /// The host could not; what comes before it in the list is in force.
+    /// The host could not.
     #[error("{0}")]
     Failed(#[from] ActionError),
     /// They are not any more what they were when it was asked for.
@@ -24,7 +24,7 @@ pub enum NotSet {
 /// Who is told what came of settings.
 type Told = Box<dyn FnOnce(Result<(), NotSet>) + Send>;
 /// What must still hold of a VM's settings.
-type Holds = Box<dyn FnOnce(&VmSettings) -> bool + Send>;
+type Holds = Box<dyn Fn(&VmSettings) -> bool + Send>;
 
 /// Settings of a VM that are to be carried out.
 struct Pending {
@@ -61,13 +61,13 @@ impl SettingQueue {
         self.set_where(vm, vec![setting], |_| true, told);
     }
 
-    /// Asks for several, one after the other, if `holds` of the VM's settings when the loop comes to them: nobody else sets
-    /// something between that and them. The first that fails ends it.
+    /// Asks for several at once, if `holds` of the VM's settings when the loop comes to them: of those that the loop knows, and of
+    /// those that are stored then, under the lock that they are stored under.
     pub fn set_where(
         &self,
         vm: VmId,
         settings: Vec<Setting>,
-        holds: impl FnOnce(&VmSettings) -> bool + Send + 'static,
+        holds: impl Fn(&VmSettings) -> bool + Send + 'static,
         told: impl FnOnce(Result<(), NotSet>) + Send + 'static,
     ) {
         self.lock().push_back(Pending {
@@ -96,15 +96,20 @@ impl SettingQueue {
             told(if is_changed {
                 Err(NotSet::Changed)
             } else {
-                settings.into_iter().try_for_each(|setting| {
-                    host.set(vm, setting)?;
-                    let mut control = control();
-                    control.was_set(vm, setting);
-                    if let Some(feed) = feed {
-                        feed.refresh(control.status(host.machine()));
+                match host.set_where(vm, &settings, &holds) {
+                    Ok(true) => {
+                        let mut control = control();
+                        for setting in settings {
+                            control.was_set(vm, setting);
+                        }
+                        if let Some(feed) = feed {
+                            feed.refresh(control.status(host.machine()));
+                        }
+                        Ok(())
                     }
-                    Ok(())
-                })
+                    Ok(false) => Err(NotSet::Changed),
+                    Err(error) => Err(error.into()),
+                }
             });
         }
     }

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use homenode_api::http::WallTime;
 use homenode_api::why::{Answer, WallSpan};
+use homenode_api::{ApiError, meant};
 use homenode_host::Sample;
 use homenode_machine::Machine;
 use homenode_recorder::{Archive, EventRow, Frame, Kind, RecordError, Wanted};
@@ -26,6 +27,9 @@ pub enum AskError {
     /// The history cannot be read.
     #[error(transparent)]
     Record(#[from] RecordError),
+    /// Nobody can know which VM is meant.
+    #[error(transparent)]
+    Vm(#[from] ApiError),
     /// It does not go there.
     #[error("samples are recorded from {} to {} only", .recorded.from, .recorded.to)]
     Outside {
@@ -91,7 +95,7 @@ pub fn ask(
         .filter(|frame| frame.run == run)
         .filter_map(|frame| Some(read_recorded(frame.value).ok()?.0))
         .collect();
-    let id = find(&samples, vm).ok_or_else(|| {
+    let id = find(&samples, vm)?.ok_or_else(|| {
         AskError::Nothing(format!(
             "there was no VM {vm} then: `homenode record show` lists those that came and went"
         ))
@@ -150,11 +154,15 @@ fn sparse(
     }
 }
 
-fn find(samples: &[Sample], vm: &str) -> Option<VmId> {
-    let id = VmId::parse(vm);
-    let all = || samples.iter().rev().flat_map(|sample| &sample.vms);
-    let named = all().find(|seen| seen.name == vm || Some(seen.id) == id);
-    named.map(|seen| seen.id)
+/// Which VM is meant, by those that ran last of all that had the name.
+fn find(samples: &[Sample], text: &str) -> Result<Option<VmId>, ApiError> {
+    for sample in samples.iter().rev() {
+        match meant(&sample.vms, |vm| (vm.id, vm.name.as_str()), text) {
+            Err(ApiError::NoSuchVm { .. }) => {}
+            found => return found.map(|vm| Some(vm.id)),
+        }
+    }
+    Ok(None)
 }
 
 /// What the agent made of a VM; that one came or went says nothing of that.
@@ -171,4 +179,36 @@ fn happening(event: EventRow) -> Option<Happening> {
         action: event.action.unwrap_or_default(),
         text: event.text,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use homenode_host::VmSample;
+
+    use super::*;
+
+    #[test]
+    fn a_name_means_the_vm_that_had_it_last_and_of_two_at_once_neither() {
+        let sample = |vms: &[(u128, &str)]| Sample {
+            vms: vms
+                .iter()
+                .map(|(id, name)| VmSample::new(VmId(*id), (*name).to_owned()))
+                .collect(),
+            ..Sample::default()
+        };
+        let mut samples = vec![
+            sample(&[(1, "web"), (2, "web")]),
+            sample(&[(2, "web")]),
+            sample(&[(3, "db")]),
+        ];
+        assert_eq!(find(&samples, "web"), Ok(Some(VmId(2))));
+        assert_eq!(find(&samples, &VmId(1).to_string()), Ok(Some(VmId(1))));
+        assert_eq!(find(&samples, "nobody"), Ok(None));
+        samples.truncate(1);
+        let refused = find(&samples, "web").unwrap_err().to_string();
+        assert!(
+            [1, 2].iter().all(|id| refused.contains(&VmId(*id).to_string())),
+            "{refused}"
+        );
+    }
 }

@@ -45,8 +45,16 @@ pub enum ApiError {
         /// Those that run.
         running: Vec<String>,
     },
+    /// Several VMs of this name run here.
+    #[error("{} VMs that run here are named `{vm}`: {}; say by its UUID which of them is meant", ids.len(), listed(.ids))]
+    AmbiguousVm {
+        /// The name asked for.
+        vm: String,
+        /// Those that have it.
+        ids: Vec<VmId>,
+    },
     /// There is none of this number.
-    #[error("there is no {what} {id}; {}", listed(.known))]
+    #[error("there is no {what} {id}; {}", there_are(.known))]
     NoSuchId {
         /// Of what: `recommendation`, `promise`.
         what: String,
@@ -96,11 +104,15 @@ pub enum ApiError {
 /// At most so many numbers are listed in a sentence.
 const LISTED_MAX: usize = 32;
 
-fn listed(ids: &[u64]) -> String {
-    let shown: Vec<String> = ids.iter().take(LISTED_MAX).map(u64::to_string).collect();
-    match shown.len() {
-        0 => "there are none".to_owned(),
-        _ => format!("there are: {}", shown.join(", ")),
+fn listed<T: ToString>(ids: &[T]) -> String {
+    let shown: Vec<String> = ids.iter().take(LISTED_MAX).map(T::to_string).collect();
+    shown.join(", ")
+}
+
+fn there_are(ids: &[u64]) -> String {
+    match ids {
+        [] => "there are none".to_owned(),
+        _ => format!("there are: {}", listed(ids)),
     }
 }
 
@@ -114,7 +126,10 @@ impl ApiError {
     pub fn is_about_input(&self) -> bool {
         matches!(
             self,
-            ApiError::NoSuchVm { .. } | ApiError::NoSuchId { .. } | ApiError::BadInput { .. }
+            ApiError::NoSuchVm { .. }
+                | ApiError::AmbiguousVm { .. }
+                | ApiError::NoSuchId { .. }
+                | ApiError::BadInput { .. }
         )
     }
 }

@@ -1,11 +1,12 @@
 //! How fast VMs would be with other homes.
 
-use homenode_control::{Control, Status, VmStatus};
+use homenode_control::Control;
 use homenode_machine::Machine;
 use homenode_policy::arrange::what_if::{NoForecast, Unknown, VmForecast};
 
 use crate::Homes;
 use crate::answer::{ApiError, Forecast, Predicted};
+use crate::named;
 
 /// What the agent's loop predicts.
 ///
@@ -17,7 +18,7 @@ pub fn forecast(control: &Control, machine: &Machine, homes: &Homes) -> Result<F
     }
     let status = control.status(machine);
     let wanted = homes.iter().map(|(name, home)| {
-        let vm = named(&status, name)?;
+        let vm = named(&status.vms, name)?;
         Ok((vm.id, home.clone()))
     });
     let wanted = wanted.collect::<Result<_, ApiError>>()?;
@@ -68,22 +69,5 @@ fn predicted(name: String, found: &VmForecast) -> Predicted {
         slow_down_then: found.slow_down.ok().map(|slow| slow.then),
         why_unknown: found.slow_down.err().map(|why| why.to_string()),
         obstacle: found.obstacle.as_ref().map(ToString::to_string),
-    }
-}
-
-/// The VM of a name.
-///
-/// # Errors
-/// There is none.
-pub fn named<'a>(status: &'a Status, name: &str) -> Result<&'a VmStatus, ApiError> {
-    let found = status.vms.iter().find(|vm| vm.name == name);
-    found.ok_or_else(|| no_such_vm(status, name))
-}
-
-/// That there is none, and which there are.
-pub fn no_such_vm(status: &Status, name: &str) -> ApiError {
-    ApiError::NoSuchVm {
-        vm: name.to_owned(),
-        running: status.vms.iter().map(|vm| vm.name.clone()).collect(),
     }
 }

@@ -13,13 +13,15 @@ pub mod document;
 mod forecast;
 pub mod http;
 mod maintenance;
+mod meant;
 mod request;
 mod time;
 pub mod why;
 
 pub use answer::{Answer, ApiError, Reply};
 pub use client::{AskError, ask, remedy, socket_path};
-pub use forecast::{forecast, named, no_such_vm};
+pub use forecast::forecast;
+pub use meant::{meant, named};
 pub use request::{Homes, Request};
 
 /// A request is one line of at most so many bytes.

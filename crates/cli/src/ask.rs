@@ -4,8 +4,7 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use homenode_api::answer::Vms;
-use homenode_api::{Answer, ApiError, AskError, Request, ask};
-use homenode_control::VmStatus;
+use homenode_api::{Answer, AskError, Request, ask, named};
 
 /// Asks the agent.
 ///
@@ -29,13 +28,6 @@ pub fn vms(state: &Path, name: Option<&str>) -> anyhow::Result<Vms> {
     let Some(name) = name else {
         return Ok(Vms { vms });
     };
-    let (found, others): (Vec<VmStatus>, Vec<VmStatus>) = vms.into_iter().partition(|vm| vm.name == name);
-    if found.is_empty() {
-        let error = ApiError::NoSuchVm {
-            vm: name.to_owned(),
-            running: others.into_iter().map(|vm| vm.name).collect(),
-        };
-        return Err(AskError::Agent(error).into());
-    }
-    Ok(Vms { vms: found })
+    let found = named(&vms, name).map_err(AskError::Agent)?.clone();
+    Ok(Vms { vms: vec![found] })
 }

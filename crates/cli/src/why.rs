@@ -46,7 +46,7 @@ pub fn run(args: &WhyArgs) -> anyhow::Result<()> {
             let (from, to) = (Wall(recorded.from.0), Wall(recorded.to.0));
             bad_input(format!("samples are recorded from {from} to {to} only"))
         }
-        AskError::Nothing(_) | AskError::Why(_) => bad_input(error.to_string()),
+        AskError::Nothing(_) | AskError::Why(_) | AskError::Vm(_) => bad_input(error.to_string()),
         AskError::Record(error) => error.into(),
     })?;
     if args.shown.json {

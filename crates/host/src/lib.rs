@@ -73,6 +73,22 @@ pub trait Host {
     /// # Errors
     /// When the VM is gone, or the host cannot keep it.
     fn set(&mut self, vm: VmId, setting: Setting) -> Result<(), ActionError>;
+
+    /// Sets several things at once where `holds` of what is stored of the VM's settings when that is done, under the lock that it is
+    /// done under; false, and nothing is set, where it does not. The default is for hosts whose settings their caller alone sets:
+    /// the caller has asked by then.
+    ///
+    /// # Errors
+    /// As for [`Host::set`].
+    fn set_where(
+        &mut self,
+        vm: VmId,
+        settings: &[Setting],
+        _holds: &dyn Fn(&VmSettings) -> bool,
+    ) -> Result<bool, ActionError> {
+        settings.iter().try_for_each(|setting| self.set(vm, *setting))?;
+        Ok(true)
+    }
 }
 
 impl<H: Host + ?Sized> Host for Box<H> {
@@ -90,6 +106,14 @@ impl<H: Host + ?Sized> Host for Box<H> {
     }
     fn set(&mut self, vm: VmId, setting: Setting) -> Result<(), ActionError> {
         (**self).set(vm, setting)
+    }
+    fn set_where(
+        &mut self,
+        vm: VmId,
+        settings: &[Setting],
+        holds: &dyn Fn(&VmSettings) -> bool,
+    ) -> Result<bool, ActionError> {
+        (**self).set_where(vm, settings, holds)
     }
 }
 

@@ -63,10 +63,11 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// Something that an operator wanted could not be set.
-    pub fn to_set(setting: Setting, cause: String) -> Failure {
+    /// What an operator wanted could not be set.
+    pub fn to_set(settings: &[Setting], cause: String) -> Failure {
+        let names: Vec<&str> = settings.iter().map(|setting| setting.name()).collect();
         Failure::Host {
-            what: format!("setting the {}", setting.name()),
+            what: format!("setting the {}", names.join(" and the ")),
             cause,
         }
     }

@@ -24,7 +24,7 @@ use crate::xml::{self, Element, XmlError};
 
 mod settings;
 
-pub use settings::{OperatorSettings, PoolPages};
+pub use settings::{Change, OperatorSettings, PoolPages};
 
 /// Namespace of the metadata element.
 pub const NAMESPACE: &str = "https://homenode.dev/xmlns/vm/1";

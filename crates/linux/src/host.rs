@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_host::{
     Action, ActionError, Balloons, CPUS_SETTLE, CountedBy, CpuSample, Failure, HandsOff, Host, HostError,
-    NodeSample, Outcome, Plan, Receipt, Refusal, Sample, Setting,
+    NodeSample, Outcome, Plan, Receipt, Refusal, Sample, Setting, VmSettings,
 };
 use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuId, CpuSet, NodeMap, NodeSet, Ns, VmId};
@@ -25,6 +25,7 @@ use crate::acting::{self, Leases, Locks};
 use crate::attribution::{Attribution, Sampler};
 use crate::cgroup::Hierarchy;
 use crate::connect::{Acting, ConnectError, Options, Vms};
+use crate::domain::Change;
 use crate::hands::Hands;
 use crate::journal;
 use crate::legacy::{self, Undone};
@@ -541,28 +542,34 @@ impl Host for LinuxHost {
     }
 
     fn set(&mut self, vm: VmId, setting: Setting) -> Result<(), ActionError> {
+        self.set_where(vm, &[setting], &|_| true).map(drop)
+    }
+
+    fn set_where(
+        &mut self,
+        vm: VmId,
+        settings: &[Setting],
+        holds: &dyn Fn(&VmSettings) -> bool,
+    ) -> Result<bool, ActionError> {
         let Some(known) = self.vms.get(&vm) else {
             return Err(Failure::VmGone.on(&vm.to_string()));
         };
         let name = known.run.name.clone();
-        let failed = |cause: String| Failure::to_set(setting, cause).on(&name);
+        let failed = |cause: String| Failure::to_set(settings, cause).on(&name);
         if self.hands.journal.is_none() {
             return Err(failed(acting::DRY_RUN.to_owned()));
         }
         if known.is_migrating() {
             return Err(failed(HandsOff::Migrating.to_string()));
         }
-        if let Setting::MemoryPolicy(Some(policy)) = setting {
-            levers::memory_policy_is_possible(&self.hands, &name, policy)?;
+        for setting in settings {
+            if let Setting::MemoryPolicy(Some(policy)) = setting {
+                levers::memory_policy_is_possible(&self.hands, &name, *policy)?;
+            }
         }
-        let settings = match &known.domain.settings {
-            Ok(said) => said.with(setting),
-            Err(why) => return Err(failed(format!("its homenode settings are wrong: {why}"))),
-        };
-        self.hands
-            .manager
-            .set_settings(vm, &settings)
-            .map_err(|e| failed(e.cause().to_owned()))
+        let change = Change { settings, holds };
+        let changed = self.hands.manager.change_settings(vm, &change);
+        changed.map_err(|error| failed(error.cause().to_owned()))
     }
 }
 

@@ -29,7 +29,7 @@
 //! | [`peer`] | `SO_PEERCRED`, `SO_PEERGROUPS`: who is at the other end of a socket |
 //! | [`state_dir`] | files that are the agent's alone |
 //! | [`topology_server`] | none of its own: gives VMs the pages that tell them where they are |
-//! | [`settings_file`] | `/etc/homenode/vms/NAME.toml`: what the operator says of a VM that has no metadata |
+//! | [`settings_file`] | `/etc/homenode/vms/UUID.toml`: what the operator says of a VM that has no metadata |
 //! | [`notices`] | none of its own: what the operator is told, once |
 //! | [`acting`] | none of its own: the right to act, leases that end while waiting, whom nobody touches |
 //! | [`numad_hook`] | what libvirt's prepare hook says of the domain that is about to start |
@@ -85,7 +85,7 @@ mod xml;
 pub use beat::Beat;
 pub use clock::now;
 pub use connect::{Acting, ConnectError, DEFAULT_URI, Options, TOPOLOGY_SOCKET, Vms};
-pub use domain::OperatorSettings;
+pub use domain::{Change, OperatorSettings};
 pub use host::{CarriedOver, LinuxHost};
 pub use legacy::{Legacy, Undone};
 pub use levers::{Pins, Quotas, in_force};

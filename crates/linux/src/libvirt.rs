@@ -19,7 +19,7 @@ use virt::sys;
 use crate::beat::Beat;
 use crate::cgroup::{CpuGroup, PERIOD_DEFAULT, QUOTA_MAX_US};
 use crate::connect::{ConnectError, host_of};
-use crate::domain::{Domain as Description, NAMESPACE, OperatorSettings};
+use crate::domain::{Change, Domain as Description, NAMESPACE, OperatorSettings};
 use crate::journal::Run;
 use crate::manager::{CallError, Manager};
 use crate::mark;
@@ -234,14 +234,35 @@ impl Libvirt {
         vm: VmId,
         element: Option<&str>,
         (prefix, namespace): (&'static str, &'static str),
-        also: u32,
+        flags: u32,
     ) -> Result<(), CallError> {
         let kind = sys::VIR_DOMAIN_METADATA_ELEMENT.cast_signed();
-        let flags = sys::VIR_DOMAIN_AFFECT_LIVE | also;
         let element = element.map(str::to_owned);
         self.ask(vm, move |domain| {
             domain.set_metadata(kind, element.as_deref(), Some(prefix), Some(namespace), flags)
         })
+    }
+
+    /// What the operator says of a domain: of the one that runs, or, inactive, of its next start.
+    pub fn said(&mut self, vm: VmId, flags: u32) -> Result<OperatorSettings, CallError> {
+        let of = match flags & sys::VIR_DOMAIN_XML_INACTIVE {
+            0 => "metadata",
+            _ => "metadata for the next start (virsh dumpxml --inactive)",
+        };
+        let xml = self.ask(vm, move |domain| domain.xml_desc(flags))?;
+        let described = Description::parse(&xml).map_err(|e| CallError::Unclear(e.to_string()))?;
+        let wrong = |why| {
+            CallError::Refused(format!(
+                "its homenode settings in libvirt's {of} are wrong: {why}"
+            ))
+        };
+        described.settings.map_err(wrong)
+    }
+
+    /// Stores what the operator says, where `flags` say.
+    pub fn say(&mut self, vm: VmId, said: &OperatorSettings, flags: u32) -> Result<(), CallError> {
+        let element = said.element();
+        self.set_element(vm, element.as_deref(), ("homenode", NAMESPACE), flags)
     }
 
     fn set_vcpu_bandwidth(
@@ -348,18 +369,39 @@ impl Manager for Libvirt {
         Ok(known.is_some_and(|known| known.domain.id() == Some(run.runtime_id)))
     }
 
-    /// For good where the domain is defined.
-    fn set_settings(&mut self, vm: VmId, settings: &OperatorSettings) -> Result<(), CallError> {
-        let defined = match self.ask(vm, Domain::is_persistent)? {
-            true => sys::VIR_DOMAIN_AFFECT_CONFIG,
-            false => 0,
+    /// For good where the domain is defined: in what it is now, and in what it is from its next start, each as it stands.
+    fn change_settings(&mut self, vm: VmId, change: &Change<'_>) -> Result<bool, CallError> {
+        let before = self.said(vm, 0)?;
+        if !change.holds(&before) {
+            return Ok(false);
+        }
+        let after = change.made_on(&before);
+        let mut live = match after == before {
+            true => 0,
+            false => sys::VIR_DOMAIN_AFFECT_LIVE,
         };
-        self.set_element(
-            vm,
-            settings.element().as_deref(),
-            ("homenode", NAMESPACE),
-            defined,
-        )
+        if self.ask(vm, Domain::is_persistent)? {
+            let before_next = self.said(vm, sys::VIR_DOMAIN_XML_INACTIVE)?;
+            let next = change.made_on(&before_next);
+            if next == after && next != before_next {
+                live |= sys::VIR_DOMAIN_AFFECT_CONFIG;
+            } else if next != before_next {
+                self.say(vm, &next, sys::VIR_DOMAIN_AFFECT_CONFIG)?;
+                let set = match live {
+                    0 => Ok(()),
+                    live => self.say(vm, &after, live),
+                };
+                if set.is_err() {
+                    // What fails is said; the domain's next start is as it was, as far as libvirt lets it.
+                    let _ = self.say(vm, &before_next, sys::VIR_DOMAIN_AFFECT_CONFIG);
+                }
+                return set.map(|()| true);
+            }
+        }
+        match live {
+            0 => Ok(true),
+            live => self.say(vm, &after, live).map(|()| true),
+        }
     }
 
     #[cfg(test)]
@@ -447,7 +489,8 @@ impl Manager for Libvirt {
     }
 
     fn set_mark(&mut self, vm: VmId, element: Option<&str>) -> Result<(), CallError> {
-        self.set_element(vm, element, (mark::PREFIX, mark::NAMESPACE), 0)
+        let flags = sys::VIR_DOMAIN_AFFECT_LIVE;
+        self.set_element(vm, element, (mark::PREFIX, mark::NAMESPACE), flags)
     }
 
     fn check_groups(&self, _vm: VmId, groups: &[CpuGroup]) -> Result<(), String> {

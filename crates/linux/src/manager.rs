@@ -9,7 +9,7 @@ use homenode_host::{CpuQuota, GuestMemory, HostError, Immovable};
 use homenode_units::{Bytes, CpuSet, NodeSet, VmId};
 
 use crate::cgroup::CpuGroup;
-use crate::domain::{Domain, OperatorSettings};
+use crate::domain::{Change, Domain};
 use crate::journal::Run;
 use crate::read::ReadError;
 use crate::task::{Process, Thread};
@@ -86,8 +86,9 @@ pub(crate) trait Manager: std::fmt::Debug {
     /// Nodes that a `restrictive` VM may take memory from.
     fn set_memory_nodes(&mut self, vm: VmId, nodes: &NodeSet) -> Result<(), CallError>;
 
-    /// Keeps what the operator says of a VM in the place of what he said before.
-    fn set_settings(&mut self, vm: VmId, settings: &OperatorSettings) -> Result<(), CallError>;
+    /// Makes a change on what is stored of the operator's settings now, whatever [`Manager::describe`] said last; false, and nothing
+    /// is stored, where that is not what the change is meant for. With an error everything is as it was.
+    fn change_settings(&mut self, vm: VmId, change: &Change<'_>) -> Result<bool, CallError>;
 
     /// Replaces the mark of a VM that runs, or takes it away.
     fn set_mark(&mut self, vm: VmId, element: Option<&str>) -> Result<(), CallError>;

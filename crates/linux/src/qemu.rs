@@ -28,11 +28,11 @@ use serde_json::{Value, json};
 
 use crate::cgroup::{CpuGroup, CpuMax, Hierarchy};
 use crate::clock::now;
-use crate::domain::Domain;
-use crate::domain::OperatorSettings;
+use crate::domain::{Change, Domain};
 use crate::journal::Run;
 use crate::manager::{CallError, Manager};
 use crate::read::ReadError;
+use crate::settings_file::{self, Whose};
 use crate::task::{self, Process, Role, Tasks, Thread};
 use crate::vm;
 use command_line::Told;
@@ -183,10 +183,23 @@ impl Qemu {
             assigned_devices: told.assigned_devices.clone(),
             settings: match claimed {
                 Some(why) => Err(why.to_owned()),
-                None => crate::settings_file::read(&self.root, name),
+                None => self.with_names(id, name, |whose| settings_file::read(&self.root, whose)),
             },
             mark: None,
         }
+    }
+
+    /// Has something done for a VM that knows which other VMs have its name.
+    fn with_names<T>(&self, vm: VmId, name: &str, done: impl FnOnce(Whose<'_>) -> T) -> T {
+        // One whose name is disputed has no settings: root's VM keeps its own.
+        let has_it = |(id, other): &(&VmId, &Vm)| **id != vm && other.name == name && other.claimed.is_none();
+        let others = self.vms.iter().filter(has_it);
+        let namesakes: Vec<VmId> = others.map(|(id, _)| *id).collect();
+        done(Whose {
+            vm,
+            name,
+            namesakes: &namesakes,
+        })
     }
 
     /// Whether a thread has these CPUs without having been pinned: they are all that its cgroup leaves it, or all of the host's
@@ -547,10 +560,17 @@ impl Manager for Qemu {
         ))
     }
 
-    fn set_settings(&mut self, vm: VmId, settings: &OperatorSettings) -> Result<(), CallError> {
-        let name = self.vm(vm)?.name.clone();
+    fn change_settings(&mut self, vm: VmId, change: &Change<'_>) -> Result<bool, CallError> {
+        let known = self.vm(vm)?;
+        if let Some(why) = &known.claimed {
+            return Err(CallError::Refused(why.clone()));
+        }
+        let name = known.name.clone();
         self.look_soon(vm);
-        crate::settings_file::write(&self.root, &name, settings).map_err(CallError::Refused)
+        self.with_names(vm, &name, |whose| {
+            settings_file::change(&self.root, whose, change)
+        })
+        .map_err(CallError::Refused)
     }
 
     /// A process carries nothing that could be one.

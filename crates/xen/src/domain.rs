@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use homenode_host::{Counters, CpuQuota, VcpuSample, VmSettings};
+use homenode_linux::OperatorSettings;
 use homenode_linux::journal::{Entry, Run};
-use homenode_linux::{OperatorSettings, settings_file};
-use homenode_units::{CpuSet, Ns};
+use homenode_linux::settings_file::{self, Whose};
+use homenode_units::{CpuSet, Ns, VmId};
 
 use crate::changed::{Cap, Pins};
 use crate::error::CallError;
@@ -32,6 +33,8 @@ const PERIOD: Ns = Ns::from_millis(30);
 pub struct Domain {
     /// Which run of it.
     pub run: Run,
+    /// Other domains of its name.
+    pub namesakes: Vec<VmId>,
     /// As it was listed last.
     pub listed: Listed,
     /// The pool that it runs in.
@@ -52,6 +55,7 @@ impl Domain {
         hypervisor: &Hypervisor,
         (root, run, listed): (&Path, Run, Listed),
         pool: Pool,
+        namesakes: Vec<VmId>,
     ) -> Result<Domain, CallError> {
         let vcpus = (0..listed.vcpu_count).filter_map(|at| Some((at, hypervisor.vcpu(listed.domid, at)?)));
         let vcpus = vcpus.collect();
@@ -59,8 +63,14 @@ impl Domain {
             true => hypervisor.cap(listed.domid, &pool)?,
             false => 0,
         };
+        let whose = Whose {
+            vm: run.vm,
+            name: &run.name,
+            namesakes: &namesakes,
+        };
         Ok(Domain {
-            said: settings_file::read(root, &run.name),
+            said: settings_file::read(root, whose),
+            namesakes,
             run,
             listed,
             pool,
@@ -68,6 +78,15 @@ impl Domain {
             cap,
             target: None,
         })
+    }
+
+    /// Whose settings its operator's are.
+    pub fn whose(&self) -> Whose<'_> {
+        Whose {
+            vm: self.run.vm,
+            name: &self.run.name,
+            namesakes: &self.namesakes,
+        }
     }
 
     /// What a cap gives each vCPU, as the contract has it.

@@ -18,12 +18,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_host::{
     Act, Action, ActionError, Balloon, Balloons, CountedBy, CpuSample, Failure, Host, HostError, NodeSample,
-    Outcome, Plan, Receipt, Refusal, Sample, Setting, VcpuSample, Version, VmSample,
+    Outcome, Plan, Receipt, Refusal, Sample, Setting, VcpuSample, Version, VmSample, VmSettings,
 };
 use homenode_linux::acting::{self, CARRIED_LEASE, Leases, Locks, RETRY};
 use homenode_linux::journal::{Entry as Journalled, Journal, Run, peek};
 use homenode_linux::notices::Notices;
-use homenode_linux::{Acting, CarriedOver, Options, Undone, now, settings_file};
+use homenode_linux::{Acting, CarriedOver, Change, Options, Undone, now, settings_file};
 use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuId, NodeMap, Ns, Pages, VmId};
 
@@ -250,8 +250,13 @@ impl XenHost {
         self.settle_ended()?;
         let mut domains = BTreeMap::new();
         let mut pools: BTreeMap<u32, Pool> = BTreeMap::new();
-        for (listed, name) in self.named(&listed) {
+        let named = self.named(&listed);
+        for (listed, name) in named.clone() {
             self.options.beat.beat();
+            let others = named
+                .iter()
+                .filter(|(other, called)| other.vm != listed.vm && *called == name);
+            let namesakes = others.map(|(other, _)| other.vm).collect();
             let pool = match pools.entry(listed.pool) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(new) => new.insert(self.hypervisor.pool(listed.pool)?),
@@ -259,7 +264,12 @@ impl XenHost {
             let pool = pool.clone();
             let run = self.run_of(listed, name);
             let target = self.targets.get(&(listed.domid, listed.vm)).copied();
-            match Domain::look(&self.hypervisor, (&self.options.root, run, listed), pool) {
+            match Domain::look(
+                &self.hypervisor,
+                (&self.options.root, run, listed),
+                pool,
+                namesakes,
+            ) {
                 Ok(domain) if !domain.vcpus.is_empty() => {
                     drop(domains.insert(listed.vm, Domain { target, ..domain }));
                 }
@@ -304,7 +314,7 @@ impl XenHost {
         let target = known.target;
         let looked = Domain {
             target,
-            ..Domain::look(&self.hypervisor, of, pool).ok()?
+            ..Domain::look(&self.hypervisor, of, pool, known.namesakes.clone()).ok()?
         };
         (looked.vcpus.len() == known.vcpus.len()).then_some(looked)
     }
@@ -660,22 +670,30 @@ impl Host for XenHost {
     }
 
     fn set(&mut self, vm: VmId, setting: Setting) -> Result<(), ActionError> {
+        self.set_where(vm, &[setting], &|_| true).map(drop)
+    }
+
+    fn set_where(
+        &mut self,
+        vm: VmId,
+        settings: &[Setting],
+        holds: &dyn Fn(&VmSettings) -> bool,
+    ) -> Result<bool, ActionError> {
         let Some(domain) = self.domains.get(&vm) else {
             return Err(Failure::VmGone.on(&vm.to_string()));
         };
         let name = &domain.run.name;
-        let failed = |cause: String| Failure::to_set(setting, cause).on(name);
+        let failed = |cause: String| Failure::to_set(settings, cause).on(name);
         if self.journal.is_none() {
             return Err(failed(acting::DRY_RUN.to_owned()));
         }
-        if let Setting::MemoryPolicy(Some(policy)) = setting {
-            levers::policy_is_possible(policy).map_err(|failure| failure.on(name))?;
+        for setting in settings {
+            if let Setting::MemoryPolicy(Some(policy)) = setting {
+                levers::policy_is_possible(*policy).map_err(|failure| failure.on(name))?;
+            }
         }
-        let said = match &domain.said {
-            Ok(said) => said.with(setting),
-            Err(why) => return Err(failed(why.clone())),
-        };
-        settings_file::write(&self.options.root, name, &said).map_err(failed)
+        let change = Change { settings, holds };
+        settings_file::change(&self.options.root, domain.whose(), &change).map_err(failed)
     }
 }
 

@@ -8,7 +8,6 @@ pub mod report;
 pub mod working_sets;
 
 use homenode_api::answer::{Placed, PlacedFigures};
-use homenode_control::VmStatus;
 use homenode_policy::arrange::Beside;
 use homenode_policy::placement::{Placement, Unplaceable};
 
@@ -39,9 +38,4 @@ pub fn placed(found: &Result<Placement, Unplaceable>, beside: Option<Beside>) ->
             },
         },
     }
-}
-
-/// Whether a VM is called that: by its name or its UUID.
-pub(crate) fn is_called(vm: &VmStatus, id: &str) -> bool {
-    vm.name == id || vm.id.to_string().eq_ignore_ascii_case(id)
 }

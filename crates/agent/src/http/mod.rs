@@ -38,11 +38,11 @@ use axum::{Json, Router};
 use homenode_api::Request as Ask;
 use homenode_api::answer::{Placed, Vms};
 use homenode_api::http::{Evaluate, Evaluated, HostStatus, Links, Nodes, WallTime, openapi};
+use homenode_api::named;
 use homenode_control::{Config, Mode, VmStatus};
 use homenode_units::Ns;
 use tokio::sync::Semaphore;
 
-use crate::answers::is_called;
 use crate::feed::{Feed, Seen};
 use crate::handler::{Answered, Handler};
 use crate::reload::Reload;
@@ -280,10 +280,7 @@ async fn vm(
 ) -> Result<Json<VmStatus>, Failed> {
     let InPath(id) = id?;
     let seen = site.seen()?;
-    let vms = &seen.status.vms;
-    let found = vms.iter().find(|vm| is_called(vm, &id)).cloned();
-    let none = || Failed::no_such_vm(&id, vms.iter().map(|vm| vm.name.clone()));
-    found.map(Json).ok_or_else(none)
+    Ok(Json(named(&seen.status.vms, &id)?.clone()))
 }
 
 async fn nodes(State(site): State<Site>) -> Result<Json<Nodes>, Failed> {

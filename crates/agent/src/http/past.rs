@@ -13,8 +13,9 @@ use homenode_api::http::{
     OverviewQuery, POINTS_MAX, Pictured, VmHistory, WallTime, WhyQuery,
 };
 use homenode_api::why::{Answer, WINDOW, WallSpan};
+use homenode_api::{ApiError, meant, named};
 use homenode_recorder::{Archive, EventRow, Kind, Pick, RecordError, Wanted};
-use homenode_units::{Bytes, BytesPerSec, Ns, PAGE_BYTES};
+use homenode_units::{Bytes, BytesPerSec, Ns, PAGE_BYTES, VmId};
 use serde_json::Value;
 
 use super::Site;
@@ -171,6 +172,7 @@ pub(super) async fn why(
     let answer = ask(site, move |archive| {
         crate::why::ask(archive, &id, (at, window), Some(until)).map_err(|error| match error {
             AskError::Record(error) => error.into(),
+            AskError::Vm(error) => error.into(),
             AskError::Outside { .. } | AskError::Nothing(_) | AskError::Why(_) => {
                 Failed::nothing_known(error.to_string())
             }
@@ -237,15 +239,9 @@ pub(super) async fn history(
     let name = query.vm.clone();
     let read = move |archive: &Archive| points(archive, &name, stretch, Instant::now() + READING_MAX);
     let (points, to_ns) = ask(site, read).await?;
-    if points.is_empty()
-        && !seen
-            .as_ref()
-            .is_some_and(|seen| seen.status.vms.iter().any(|vm| super::is_called(vm, &query.vm)))
-    {
-        let running = seen
-            .iter()
-            .flat_map(|seen| seen.status.vms.iter().map(|vm| vm.name.clone()));
-        return Err(Failed::no_such_vm(&query.vm, running));
+    if points.is_empty() {
+        let running = seen.as_ref().map(|seen| seen.status.vms.as_slice());
+        named(running.unwrap_or_default(), &query.vm)?;
     }
     Ok(Json(VmHistory {
         vm: query.vm,
@@ -302,11 +298,16 @@ fn points(
             Some(Value::Object(vms)) => vms.values_mut().collect(),
             _ => Vec::new(),
         };
-        let mut vms = vms.into_iter();
-        let vm = vms.find(|vm| {
-            vm["name"] == *name || vm["id"].as_str().is_some_and(|id| id.eq_ignore_ascii_case(name))
-        });
-        if let Some(vm) = vm {
+        let id = |vm: &Value| vm["id"].as_str().and_then(VmId::parse);
+        let called =
+            |vm: &&mut Value| id(vm).map(|id| (id, vm["name"].as_str().unwrap_or_default().to_owned()));
+        let known: Vec<(VmId, String)> = vms.iter().filter_map(called).collect();
+        let chosen = match meant(&known, |(id, called)| (*id, called.as_str()), name) {
+            Ok((chosen, _)) => Some(*chosen),
+            Err(ApiError::NoSuchVm { .. }) => None,
+            Err(ambiguous) => return Err(ambiguous.into()),
+        };
+        if let Some(vm) = vms.into_iter().find(|vm| chosen.is_some() && id(vm) == chosen) {
             let step = frame.wall_ns.saturating_sub(stretch.from_ns) / stretch.step_ns;
             let sum = steps.entry(step).or_default();
             sum.periods += 1;

@@ -211,6 +211,10 @@ impl From<ApiError> for Failed {
         let detail = error.to_string();
         match error {
             ApiError::NoSuchVm { vm, running } => Failed::no_such_vm(&vm, running.into_iter()),
+            ApiError::AmbiguousVm { .. } => {
+                let title = "Several VMs have this name";
+                Failed::new(StatusCode::CONFLICT, "ambiguous-vm", title, detail)
+            }
             ApiError::NoSuchId { .. } => {
                 let title = "There is none of this number";
                 Failed::new(StatusCode::NOT_FOUND, "no-such-id", title, detail)
@@ -272,6 +276,10 @@ mod tests {
                 known: vec![],
             },
             ApiError::Conflict { why: "over".into() },
+            ApiError::AmbiguousVm {
+                vm: "web".into(),
+                ids: vec![],
+            },
         ];
         let all = [
             Failed::bad_parameter(""),

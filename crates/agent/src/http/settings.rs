@@ -1,7 +1,8 @@
 //! What operators set of a VM: read and written whole, so that two of them do not undo each other's work unseen.
 //!
-//! An answer carries an `ETag` of what is in force. Who writes says which one was read (`If-Match`), and the loop, which alone
-//! sets anything, looks once more before it does: what was set by somebody else meanwhile is not overwritten.
+//! An answer carries an `ETag` of what is in force. Who writes says which one was read (`If-Match`), and the loop compares it with
+//! what is stored when it writes, under the lock that it writes under: what was set by somebody else meanwhile, in a file or in
+//! libvirt's metadata too, is not overwritten.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use homenode_api::http::{Reloaded, VmSettings};
-use homenode_units::VmId;
+use homenode_units::{Bytes, VmId};
 use tokio::sync::oneshot;
 
 use super::Site;
@@ -39,13 +40,24 @@ pub(super) async fn put(
     headers: HeaderMap,
     body: Result<Json<VmSettings>, JsonRejection>,
 ) -> Result<Response, Failed> {
-    let (Path(id), Json(wanted)) = (id?, body?);
+    let (Path(id), Json(mut wanted)) = (id?, body?);
+    // As it is stored, so that it reads back as it is answered.
+    wanted.memory_floor_bytes = wanted
+        .memory_floor_bytes
+        .map(|floor| Bytes(floor.0.div_ceil(1024).saturating_mul(1024)));
     let tags = wanted_tags(&headers)?;
     let (vm, now) = in_force(&site, id).await?;
     if !is_one_of(&tags, &tag(vm, now)) {
         return Err(Failed::changed(&tag(vm, now)));
     }
-    let (handler, wish) = (site.handler.clone(), Wish { vm, now, wanted });
+    let is_whole = tags.split(',').any(|tag| tag.trim() == "*");
+    let wish = Wish {
+        vm,
+        now,
+        wanted,
+        is_whole,
+    };
+    let handler = site.handler.clone();
     let settings = site.on_a_thread(move || handler.check(&wish)).await??;
     let holds = move |settings: &_| is_one_of(&tags, &tag(vm, VmSettings::of(settings)));
     match of_loop(|told| site.settings.set_where(vm, settings, holds, told)).await? {
@@ -135,7 +147,7 @@ mod tests {
     fn a_tag_is_another_whenever_a_setting_or_the_vm_is() {
         let none = VmSettings::default();
         let with_floor = VmSettings {
-            memory_floor_bytes: Some(homenode_units::Bytes(1)),
+            memory_floor_bytes: Some(Bytes(1)),
             ..none
         };
         let with_policy = VmSettings {

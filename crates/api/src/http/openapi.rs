@@ -52,9 +52,9 @@ fn paths(made: &mut Maker) -> Value {
     json!({
         "/v1/status": get(made.operation::<HostStatus>("status", "The agent, and the host as it was last seen", &[503])),
         "/v1/vms": get(made.operation::<Vms>("vms", "Every VM", &[503])),
-        "/v1/vms/{id}": get(with(made.operation::<VmStatus>("vm", "One VM", &[404, 503]), "parameters", json!([by_name.clone()]))),
+        "/v1/vms/{id}": get(with(made.operation::<VmStatus>("vm", "One VM", &[404, 409, 503]), "parameters", json!([by_name.clone()]))),
         "/v1/vms/{id}/why": get(made.about::<WhyQuery, Answer>(
-            &by_name, "why", "Why a VM was slow: what changed, by how much, and who changed it", &[400, 404, 503]
+            &by_name, "why", "Why a VM was slow: what changed, by how much, and who changed it", &[400, 404, 409, 503]
         )),
         "/v1/overview": get(made.query::<OverviewQuery, Pictured>(
             "overview", "Nodes, links, VMs and what happened lately, as it is or as it was", &[400, 404, 503]
@@ -68,7 +68,7 @@ fn paths(made: &mut Maker) -> Value {
         "/v1/decisions/{id}": get(with(made.operation::<DecisionRow>(
             "decision", "One decision, by its number in the history", &[400, 404, 503]
         ), "parameters", by_number.clone())),
-        "/v1/history": get(made.query::<HistoryQuery, VmHistory>("history", "What a VM did", &[400, 404, 503])),
+        "/v1/history": get(made.query::<HistoryQuery, VmHistory>("history", "What a VM did", &[400, 404, 409, 503])),
         "/v1/placements/evaluate": {"post": made.posted::<Evaluate, Evaluated>(
             "evaluate", "Whether and where a VM would fit; nothing is promised", &[400, 413, 415, 422, 503]
         )},
@@ -120,13 +120,16 @@ fn settings(made: &mut Maker, by_name: &Value) -> Value {
     let tag = json!({"ETag": {
         "description": "What `If-Match` has to say to change just this.", "schema": {"type": "string"},
     }});
-    let mut get =
-        made.operation::<VmSettings>("settings", "What an operator set of a VM", &[400, 404, 422, 503]);
+    let mut get = made.operation::<VmSettings>(
+        "settings",
+        "What an operator set of a VM",
+        &[400, 404, 409, 422, 503],
+    );
     get["parameters"] = json!([by_name]);
     let mut put = made.posted::<VmSettings, VmSettings>(
         "set",
         "Sets all that an operator may set of a VM; answered once it is in force",
-        &[400, 404, 412, 413, 415, 422, 428, 503],
+        &[400, 404, 409, 412, 413, 415, 422, 428, 503],
     );
     put["parameters"] = json!([by_name, {
         "name": "If-Match", "in": "header", "required": true,
@@ -284,7 +287,9 @@ fn what_is_wrong(status: u16) -> &'static str {
         401 => "Who asks is not known; `WWW-Authenticate` says how to become known",
         403 => "Who asks may not do that, or asks from where nobody may",
         404 => "There is no such thing",
-        409 => "It does not go with what is so already, or the file of settings is wrong",
+        409 => {
+            "It does not go with what is so already, several VMs have that name, or the file of settings is wrong"
+        }
         412 => "It is not as it was read: somebody else changed it",
         413 => "The body is too long",
         415 => "The body is not said to be JSON",

@@ -93,6 +93,12 @@ fn proxmox_notes_become_settings_and_nothing_else_is_touched() {
         file("db").unwrap(),
         "# From the notes of VM 100, when it was started.\nhome = \"1\"\npermit = \"250k\"\n"
     );
+    let uuid = "0f3f8a44-6c2b-4a38-9d0e-5b1f2c3d4e5f";
+    let with_uuid = format!("db\nsmbios1: base64=1,uuid={},family=eA==", uuid.to_uppercase());
+    started("homenode%3A home=1", &with_uuid, "pre-start");
+    assert!(file(uuid).unwrap().contains("home = \"1\""));
+    assert_eq!(file("db"), None, "one file says it");
+    started("A database.%0Ahomenode%3A home=1 permit=250k", "db", "pre-start");
     started("no word of it", "db", "pre-start");
     assert!(
         file("db").unwrap().contains("250k"),

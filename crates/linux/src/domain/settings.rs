@@ -160,9 +160,13 @@ impl OperatorSettings {
             ),
             Setting::Mode(mode) => ("mode", mode.map(|mode| mode.to_string())),
         };
-        let others = self.written.iter().filter(|(name, _)| name != key).cloned();
         let new = value.map(|value| (key.to_owned(), value));
-        OperatorSettings::of(others.chain(new).collect()).expect("settings read back as they are written")
+        if new.as_ref().is_some_and(|new| self.written.contains(new)) {
+            return self.clone();
+        }
+        let others = self.written.iter().filter(|(name, _)| name != key).cloned();
+        let written = others.chain(new).collect();
+        OperatorSettings::of(written).expect("settings read back as they are written")
     }
 
     /// The metadata element that says it; `None` where there is nothing to say.
@@ -171,5 +175,34 @@ impl OperatorSettings {
             |(name, value): &(String, String)| format!(" {name}='{}'", quick_xml::escape::escape(value));
         let attributes: String = self.written.iter().map(written).collect();
         (!attributes.is_empty()).then(|| format!("<vm{attributes}/>"))
+    }
+}
+
+/// What an operator wants to be set of a VM, on what is stored of it when that is done.
+pub struct Change<'a> {
+    /// What is to be set.
+    pub settings: &'a [Setting],
+    /// Whether what is stored is still what the change is meant for.
+    pub holds: &'a dyn Fn(&VmSettings) -> bool,
+}
+
+impl std::fmt::Debug for Change<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Change")
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Change<'_> {
+    /// Whether the change is meant for these settings.
+    pub fn holds(&self, stored: &OperatorSettings) -> bool {
+        (self.holds)(&stored.clone().of_vm(None, Vec::new()))
+    }
+
+    /// These settings with the change.
+    pub fn made_on(&self, stored: &OperatorSettings) -> OperatorSettings {
+        let settings = self.settings.iter();
+        settings.fold(stored.clone(), |said, setting| said.with(*setting))
     }
 }

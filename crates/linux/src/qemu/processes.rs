@@ -173,7 +173,13 @@ impl Qemu {
                     .map(|said| said.dispute(&vm));
                 self.notices.extend(notices);
                 match self.vms.get(&id).filter(|first| first.is_roots()) {
-                    None => drop(self.vms.insert(id, vm)),
+                    None => {
+                        // A file of this name may have been the other's.
+                        for other in self.vms.values_mut().filter(|other| other.name == vm.name) {
+                            other.next_look = Ns::ZERO;
+                        }
+                        self.vms.insert(id, vm);
+                    }
                     Some(first) => {
                         let (first, second) = (first.process.pid, vm.process.pid);
                         self.notices.push(format!(

@@ -380,7 +380,7 @@ impl XenHost {
             ..known.run.clone()
         };
         let of = (self.options.root.as_path(), run.clone(), listed);
-        let Ok(domain) = Domain::look(&self.hypervisor, of, known.pool) else {
+        let Ok(domain) = Domain::look(&self.hypervisor, of, known.pool, known.namesakes) else {
             return;
         };
         let indices: Vec<u16> = domain.vcpus.iter().map(|(index, _)| *index).collect();

@@ -400,14 +400,87 @@ fn a_cap_is_set_without_reading_the_weight() {
     assert_eq!(bench.xen.world().doms[&1].share, (700, 40));
 }
 
+/// The path of a domain's settings.
+fn settings_at(bench: &Bench, name: &str) -> std::path::PathBuf {
+    let dir = bench.dir.path().join("etc/homenode/vms");
+    std::fs::create_dir_all(&dir).unwrap();
+    dir.join(format!("{name}.toml"))
+}
+
 #[test]
-fn a_domain_whose_name_leads_elsewhere_is_only_watched() {
+fn a_domain_whose_name_leads_elsewhere_has_the_file_of_its_uuid() {
     let bench = Bench::new();
-    bench.xen.world().doms.insert(1, Dom::new("../../evil", 7));
+    std::fs::write(settings_at(&bench, "../evil"), "manage = 'no'").unwrap();
+    bench.xen.world().doms.insert(1, Dom::new("../evil", 7));
     let mut host = bench.agent();
+    let settings = host.sample().unwrap().vms.remove(0).settings;
+    assert_eq!(settings.management, homenode_host::Management::Managed);
+    std::fs::write(settings_at(&bench, &VmId(7).to_string()), "manage = 'no'").unwrap();
+    let settings = host.sample().unwrap().vms.remove(0).settings;
+    assert_eq!(settings.management, homenode_host::Management::Ignored);
+}
+
+#[test]
+fn of_settings_given_in_one_period_none_is_lost_and_nor_is_what_an_operator_writes_meanwhile() {
+    let bench = Bench::new();
+    let mut host = bench.agent();
+    host.sample().unwrap();
+    let mode = Setting::Mode(Some(homenode_host::Mode::Observe));
+    let floor = Setting::MemoryFloor(Some(Bytes::from_mib(64)));
+    let permit = Setting::Permit(Some("100k".parse().unwrap()));
+    host.set(VmId(7), mode).unwrap();
+    host.set(VmId(7), floor).unwrap();
+    let path = settings_at(&bench, &VmId(7).to_string());
+    let written = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, format!("{written}home = '1' # mine\n")).unwrap();
+    assert_eq!(
+        host.set_where(VmId(7), &[permit], &|stored| stored.mode.is_none()),
+        Ok(false)
+    );
+    assert_eq!(
+        host.set_where(VmId(7), &[permit], &|stored| stored.mode.is_some()),
+        Ok(true)
+    );
+    let said = host.sample().unwrap().vms.remove(0).settings;
+    assert!(
+        [mode, floor, permit].iter().all(|setting| said.has(*setting)),
+        "{said:?}"
+    );
+    assert!(said.home.is_some());
+    assert!(std::fs::read_to_string(&path).unwrap().contains("# mine"));
+}
+
+#[test]
+fn a_file_of_a_name_that_two_domains_have_applies_to_neither() {
+    let bench = Bench::new();
+    let name = bench.xen.world().doms[&1].name.clone();
+    std::fs::write(settings_at(&bench, &name), "home = '1'").unwrap();
+    let mut host = bench.agent();
+    assert!(host.sample().unwrap().vms[0].settings.home.is_some());
+    bench.xen.world().doms.insert(2, Dom::new(&name, 8));
     let vms = host.sample().unwrap().vms;
-    assert_eq!(vms[0].settings.management, homenode_host::Management::Ignored);
-    assert_eq!(says(&mut host, "rename it"), 1);
+    assert_eq!(vms.len(), 2);
+    for vm in &vms {
+        assert_eq!(vm.settings.management, homenode_host::Management::Ignored);
+        assert!(vm.settings.home.is_none());
+    }
+    assert!(says(&mut host, &VmId(7).to_string()) > 0);
+    let refused = host.set(VmId(7), Setting::Mode(None)).unwrap_err().to_string();
+    assert!(
+        refused.contains(&VmId(7).to_string()) && refused.contains(&VmId(8).to_string()),
+        "{refused}"
+    );
+    std::fs::remove_file(settings_at(&bench, &name)).unwrap();
+    host.set(VmId(8), Setting::Mode(Some(homenode_host::Mode::Observe)))
+        .unwrap();
+    let modes: Vec<_> = host
+        .sample()
+        .unwrap()
+        .vms
+        .iter()
+        .map(|vm| vm.settings.mode)
+        .collect();
+    assert_eq!(modes, [None, Some(homenode_host::Mode::Observe)]);
 }
 
 #[test]

@@ -225,9 +225,11 @@ fn a_vm_that_is_opted_out_is_given_back_at_once() {
     assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
     host.hands
         .manager
-        .set_settings(
+        .libvirt()
+        .say(
             vm(),
             &crate::domain::OperatorSettings::of(vec![("manage".into(), "no".into())]).unwrap(),
+            virt::sys::VIR_DOMAIN_AFFECT_LIVE,
         )
         .unwrap();
     host.take_notices();

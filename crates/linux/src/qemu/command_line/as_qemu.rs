@@ -24,7 +24,10 @@ fn lists_of_cpus_and_nodes_may_stand_in_pieces_and_reach_up_to_the_most_vcpus() 
     assert_eq!(cells(&line), [[0, 2], [1, 3]]);
     let told = told(&line);
     assert_eq!((told.vcpus, told.memory), (2, Bytes(1 << 30)));
-    assert_eq!(told.numatune.unwrap().nodes.unwrap().to_string(), "0,2-3");
+    assert_eq!(
+        told.binding,
+        crate::binding::Binding::of("bind", &"0,2-3".parse().unwrap())
+    );
     // In whichever order nodes are told of, they stand by their numbers.
     assert_eq!(
         cells("-smp 4 -numa node,nodeid=1,cpus=0-1 -numa node,nodeid=0,cpus=2-3"),
