@@ -51,7 +51,7 @@ impl Vms {
     pub fn here() -> Result<Vms, ConnectError> {
         match Vms::of_libvirt().probe() {
             Ok(()) => Ok(Vms::of_libvirt()),
-            Err(_) if !qemu::vms(Path::new("/")).is_empty() => Ok(Vms::Qemu),
+            Err(_) if qemu::has_vms(Path::new("/")) => Ok(Vms::Qemu),
             Err(error) => Err(error),
         }
     }
@@ -76,7 +76,7 @@ impl Vms {
     pub(crate) fn unconnected(&self, root: &Path, beat: Beat) -> Box<dyn Manager> {
         match self {
             Vms::Libvirt(uri) => Box::new(Libvirt::unconnected(uri, root, beat)),
-            Vms::Qemu => Box::new(Qemu::new(root)),
+            Vms::Qemu => Box::new(Qemu::for_restoring(root)),
         }
     }
 }

@@ -14,6 +14,8 @@ pub enum Part {
     TopologyPages,
     /// Files of the kernel that are kept open because they are read often.
     KeptOpen,
+    /// Connections to monitors of QEMUs, out of what is left to the loop, in whose place they are asked.
+    Monitors,
 }
 
 impl Part {
@@ -22,7 +24,7 @@ impl Part {
         match self {
             Part::Clients | Part::TopologyPages => 4,
             Part::KeptOpen => 8,
-            Part::Http => 16,
+            Part::Http | Part::Monitors => 16,
         }
     }
 
@@ -49,6 +51,10 @@ mod tests {
                     .map(|part| part.share_of(limit) as u64);
             assert!(clients + 2 * http + pages + kept <= limit / 4 * 3, "{limit}");
         }
+        assert!(
+            Part::Monitors.share_of(1024) <= 1024 / 4 / 4,
+            "most of that quarter is the loop's own"
+        );
         assert_eq!(Part::Clients.share(0x1), 1);
     }
 }

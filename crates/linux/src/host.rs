@@ -250,6 +250,7 @@ impl LinuxHost {
     /// Lifts every limit of the agent's: limits never outlast it, whatever else it leaves in force. What cannot be lifted is
     /// said and stays journalled.
     pub fn lift_limits(&mut self) -> Vec<String> {
+        self.hands.manager.take_time();
         let failures = self
             .vms
             .values_mut()

@@ -83,6 +83,15 @@ pub enum Helper {
     IoThread(u32),
 }
 
+/// A thread that runs a vCPU: its number may be used again, its number and start time together may not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VcpuThread {
+    /// Kernel's thread id.
+    pub tid: i32,
+    /// When it started, in clock ticks since boot.
+    pub start_ticks: u64,
+}
+
 /// How a VM was before the agent touched it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Before {
@@ -98,6 +107,9 @@ pub struct Before {
     pub operator_helpers: Vec<Helper>,
     /// Memory nodes, where libvirt can change them while the VM runs.
     pub nodes: Option<NodeSet>,
+    /// Threads of vCPUs that QEMU's monitor alone can tell: restoring must not have to ask it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub threads: BTreeMap<u16, VcpuThread>,
 }
 
 /// What is written down of one lever of a VM, before it is pulled and for as long as something of the agent's is in force there.

@@ -30,6 +30,7 @@ pub(crate) fn undo_all(
     let may_be_marked = |entry: &Entry| task::is_alive(root, entry.process());
     *must_look |= !journal.is_whole() || journal.entries().values().any(may_be_marked);
     let looked = mark::take_in_all(manager, root, journal);
+    manager.take_time();
     let mut undone = Undone::default();
     for vm in levers::in_force(journal) {
         let name = journal

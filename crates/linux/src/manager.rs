@@ -10,7 +10,7 @@ use homenode_units::{Bytes, CpuSet, NodeSet, VmId};
 
 use crate::cgroup::CpuGroup;
 use crate::domain::{Change, Domain};
-use crate::journal::Run;
+use crate::journal::{Run, VcpuThread};
 use crate::read::ReadError;
 use crate::task::{Process, Thread};
 
@@ -49,6 +49,17 @@ pub(crate) trait Manager: std::fmt::Debug {
 
     /// Fills in what threads of a VM do that tell it neither by their groups nor by their names.
     fn roles(&mut self, _run: &Run, _threads: &mut [Thread]) {}
+
+    /// Threads that run vCPUs, where neither their groups nor their names say so and who manages the VMs did.
+    fn told_vcpus(&self, _vm: VmId) -> BTreeMap<u16, VcpuThread> {
+        BTreeMap::new()
+    }
+
+    /// Takes over which threads run vCPUs from the journal, where that is not known.
+    fn recall_vcpus(&mut self, _run: &Run, _vcpus: &BTreeMap<u16, VcpuThread>) {}
+
+    /// Everything is given back from now on, until VMs are listed again: no period waits, and calls may take longer.
+    fn take_time(&mut self) {}
 
     /// CPUs that vCPUs were pinned to, by the agent or anybody else. `threads` are the VM's.
     fn pins(&mut self, domain: &Domain, threads: &[Thread]) -> BTreeMap<u16, CpuSet>;
@@ -104,6 +115,11 @@ pub(crate) trait Manager: std::fmt::Debug {
 
     /// Gives every vCPU back the quota that it had, or none. `held` are the cgroups that hold the agent's.
     fn lift(&mut self, vm: VmId, before: Option<CpuQuota>, held: &[CpuGroup]) -> Result<(), CallError>;
+
+    /// What a VM's balloon leaves its guest now, or is about to.
+    fn memory_now(&mut self, vm: VmId) -> Result<Bytes, CallError> {
+        Ok(self.describe(vm)?.memory_current_bytes)
+    }
 
     /// Has a VM's balloon leave its guest this much memory. It comes to that in its own time.
     fn set_memory(&mut self, vm: VmId, memory: Bytes) -> Result<(), CallError>;

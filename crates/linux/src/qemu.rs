@@ -3,23 +3,31 @@
 //! ```text
 //!   /proc/PID/cmdline ─ what it was told ─┐
 //!   its settings file ─ what its operator says ─┤─▶ Domain
-//!   its monitor (QMP) ─ state, balloon ─┘
+//!   its monitor (QMP) ─ state, balloon ─┘   asked by a thread of its own: [`asker`]
 //!   pins: sched_setaffinity(2) · quota: cpu.max of its own cgroup · balloon: its monitor
 //! ```
 //!
 //! What its owner sets is respected: a vCPU that may not run on all CPUs of its cgroup is pinned by hand, a cgroup that is not
 //! the VM's alone is not written to, and a monitor is left as soon as its answer is there. There is no place for a mark: the
 //! journal is the only witness.
+//!
+//! No look at a VM waits for its monitor. Commands do, for a short time that all VMs share. What a VM runs on is restored without
+//! its monitor: by the names of its threads, or by what the journal says of them.
 
+mod asker;
 mod command_line;
+mod hearing;
 mod monitor;
 mod options;
 mod processes;
+mod questions;
 mod seen;
+mod visits;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use homenode_host::{CpuQuota, GuestMemory, HostError, Immovable};
 use homenode_units::{Bytes, CpuSet, NodeSet, Ns, VmId};
@@ -29,23 +37,26 @@ use serde_json::{Value, json};
 use crate::cgroup::{CpuGroup, CpuMax, Hierarchy};
 use crate::clock::now;
 use crate::domain::{Change, Domain};
-use crate::journal::Run;
+use crate::journal::{Run, VcpuThread};
 use crate::manager::{CallError, Manager};
 use crate::read::ReadError;
 use crate::settings_file::{self, Whose};
 use crate::task::{self, Process, Role, Tasks, Thread};
 use crate::vm;
+use asker::Asker;
 use command_line::Told;
-use monitor::{Command, MonitorError};
+use hearing::Heard;
 
 /// How often all processes are looked through for new VMs.
 const SCAN_EVERY: Ns = Ns::from_secs(3);
-/// How often a VM's state and balloon are asked for.
-const ASK_EVERY: Ns = Ns::from_secs(2);
 /// How often its settings and what its owner leaves it are looked up.
 const LOOK_EVERY: Ns = Ns::from_secs(10);
-/// How long a monitor that was of no use is left in peace.
-const PATIENCE: Ns = Ns::from_secs(5);
+/// How long all commands to monitors may take together from one look at the host to the next: a tenth of a usual period.
+const COMMANDS_MAX: Ns = Ns(100_000_000);
+/// The same while everything is given back, and no look waits for that.
+const RESTORING_MAX: Ns = Ns::from_secs(2);
+/// How long a question to all monitors may take (`doctor`).
+const EXAMINING_MAX: Duration = Duration::from_secs(1);
 const ENDED: &str = "its QEMU has ended";
 
 /// The VMs of a host, found by their processes.
@@ -62,6 +73,11 @@ pub(crate) struct Qemu {
     /// Processes that run no VM, ascending, and how often that was looked at.
     others: Vec<(i32, u8)>,
     notices: Vec<String>,
+    asker: Asker,
+    /// Whether all monitors are asked again and again, or only where that is needed to restore something.
+    is_asking: bool,
+    /// What is left of the time for commands.
+    time_left: Ns,
 }
 
 /// A QEMU that runs a VM.
@@ -81,19 +97,6 @@ struct Vm {
     heard: Heard,
 }
 
-/// What its monitor said last.
-#[derive(Clone, Debug, Default, PartialEq)]
-struct Heard {
-    next: Ns,
-    standstill: Option<Immovable>,
-    balloon: Option<Bytes>,
-    /// Where the balloon is among QEMU's objects, once it was looked for.
-    balloon_path: Option<String>,
-    /// What threads without a name of their own do, by their number on this host.
-    roles: BTreeMap<i32, Role>,
-    next_roles: Ns,
-}
-
 /// A VM that no libvirt of this host manages, and what of it cannot be changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QemuVm {
@@ -105,17 +108,31 @@ pub struct QemuVm {
     pub no_monitor: Option<String>,
 }
 
-/// The VMs below a root that no libvirt manages.
+/// Whether a VM runs below a root that no libvirt manages.
+pub(crate) fn has_vms(root: &Path) -> bool {
+    let listed = Qemu::for_restoring(root).list();
+    listed.is_ok_and(|listed| !listed.is_empty())
+}
+
+/// The VMs below a root that no libvirt manages. Their monitors are asked at the same time, and share one short time.
 pub fn vms(root: &Path) -> Vec<QemuVm> {
     let mut qemu = Qemu::new(root);
     // What cannot be listed is not there.
     let listed = qemu.list().unwrap_or_default();
+    let has_monitor = |vm: &&VmId| {
+        qemu.vms
+            .get(vm)
+            .is_some_and(|known| !known.told.monitors.is_empty())
+    };
+    let asked: Vec<VmId> = listed.iter().filter(has_monitor).copied().collect();
+    qemu.asker.wait_for(&asked, EXAMINING_MAX);
     let looked = listed.into_iter().filter_map(|vm| {
+        qemu.hear(vm);
         let known = qemu.vms.get(&vm)?;
         Some(QemuVm {
             name: known.name.clone(),
             no_quota: qemu.own_group(known.process.pid).err(),
-            no_monitor: qemu.ask(vm, &[]).err().map(|error| error.to_string()),
+            no_monitor: known.no_monitor(),
         })
     });
     looked.collect()
@@ -133,19 +150,31 @@ impl Qemu {
             scan_count: 0,
             others: Vec::new(),
             notices: Vec::new(),
+            asker: Asker::new(root),
+            is_asking: true,
+            time_left: COMMANDS_MAX,
         }
     }
 
-    /// What is to be known of a VM; `before` is what was known, and keeps what was true when it was first seen.
+    /// The same to restore what an agent has changed: a monitor is asked only where nothing else can do that.
+    pub fn for_restoring(root: &Path) -> Qemu {
+        Qemu {
+            is_asking: false,
+            ..Qemu::new(root)
+        }
+    }
+
+    /// What is to be known of a VM; `before` is what was known, and keeps what was true when it was first seen; with it comes
+    /// what the balloon leaves the VM, where that is known.
     fn domain(
         &self,
         id: VmId,
         (name, claimed): (&str, Option<&str>),
         process: Process,
         told: &Told,
-        before: Option<(&Domain, &Heard)>,
+        before: Option<(&Domain, Option<Bytes>)>,
     ) -> Domain {
-        let current = before.and_then(|(_, heard)| heard.balloon).unwrap_or(told.memory);
+        let balloon = before.and_then(|(_, balloon)| balloon);
         let cpuset = self.allowed(process.pid);
         let emulator_pin = match before {
             Some((domain, _)) => domain.emulator_pin.clone(),
@@ -162,7 +191,7 @@ impl Qemu {
             name: name.to_owned(),
             runtime_id: u32::try_from(process.pid).ok(),
             memory_kib: told.memory.0 / 1024,
-            memory_current_bytes: current,
+            memory_current_bytes: balloon.unwrap_or(told.memory),
             vcpus_current: told.vcpus,
             cpuset,
             placed_by_advice: false,
@@ -175,7 +204,8 @@ impl Qemu {
             huge_pages: told.huge_pages,
             locked: told.locked,
             encrypted: told.encrypted.clone(),
-            balloon: told.balloon.filter(|_| !told.monitors.is_empty()),
+            // As long as nobody says what it holds nothing can be given back, so nothing is taken.
+            balloon: told.balloon.filter(|_| balloon.is_some()),
             free_pages: told.free_pages,
             cells: told.cells.clone(),
             topology_socket: told.topology_socket.clone(),
@@ -222,134 +252,6 @@ impl Qemu {
         known.ok_or_else(|| CallError::Refused(ENDED.to_owned()))
     }
 
-    /// Asks a VM's monitor; the first that is its own and free.
-    fn ask(&self, vm: VmId, commands: &[Command]) -> Result<Vec<Value>, MonitorError> {
-        let none = MonitorError::Broken {
-            path: "(none)".to_owned(),
-            cause: "it was started without one; start it with `-qmp unix:/run/…,server=on,wait=off`"
-                .to_owned(),
-        };
-        let Some(known) = self.vms.get(&vm) else {
-            return Err(none);
-        };
-        let mut why = none;
-        for path in &known.told.monitors {
-            match monitor::ask(&self.root, known.process.pid, path, commands) {
-                Err(error @ MonitorError::Refused { .. }) => return Err(error),
-                Err(error) => why = error,
-                Ok(answers) => return Ok(answers),
-            }
-        }
-        Err(why)
-    }
-
-    /// The same for a change.
-    fn command(&self, vm: VmId, command: Command) -> Result<Value, CallError> {
-        self.vm(vm)?;
-        let answers = self
-            .ask(vm, &[command])
-            .map_err(|e| CallError::Refused(e.to_string()))?;
-        Ok(answers.into_iter().next().unwrap_or(Value::Null))
-    }
-
-    /// Something of a VM was just changed: it is described anew next time.
-    fn look_soon(&mut self, vm: VmId) {
-        if let Some(known) = self.vms.get_mut(&vm) {
-            (known.next_look, known.heard.next) = (Ns::ZERO, Ns::ZERO);
-        }
-    }
-
-    /// Hears a VM's monitor again, where that is due; whether it says something else.
-    fn hear(&mut self, id: VmId) -> bool {
-        let at = now();
-        let Some(vm) = self
-            .vms
-            .get(&id)
-            .filter(|vm| at >= vm.heard.next && !vm.told.monitors.is_empty())
-        else {
-            return false;
-        };
-        let before = vm.heard.balloon;
-        let mut commands = vec![("query-status", json!({})), ("query-migrate", json!({}))];
-        if vm.told.balloon.is_some() {
-            commands.push(("query-balloon", json!({})));
-        }
-        let heard = self.ask(id, &commands);
-        let Some(vm) = self.vms.get_mut(&id) else {
-            return false;
-        };
-        match heard {
-            Ok(answers) => {
-                let text = |at: usize| answers.get(at).and_then(|answer| answer.get("status")?.as_str());
-                vm.heard.standstill = standstill(text(0), text(1));
-                let balloon = answers.get(2).and_then(|answer| answer.get("actual")?.as_u64());
-                vm.heard.balloon = balloon
-                    .map(Bytes)
-                    .filter(|bytes| bytes.0 > 0 && *bytes <= vm.told.memory);
-                vm.heard.next = at + ASK_EVERY;
-            }
-            Err(error) => {
-                vm.heard.next = at + PATIENCE;
-                // One that is in use now is free in a moment, and nobody needs to know.
-                if !matches!(error, MonitorError::Busy { .. }) {
-                    self.notices.push(format!(
-                        "what VM {} does is not known to the end: {error}",
-                        vm.name
-                    ));
-                }
-            }
-        }
-        vm.heard.balloon != before
-    }
-
-    /// What threads do that bear no names, by what the monitor says.
-    fn roles_told(&mut self, vm: VmId, threads: &[Thread]) -> BTreeMap<i32, Role> {
-        let at = now();
-        let Some(known) = self.vms.get(&vm).filter(|vm| at >= vm.heard.next_roles) else {
-            return self
-                .vms
-                .get(&vm)
-                .map(|vm| vm.heard.roles.clone())
-                .unwrap_or_default();
-        };
-        let pid = known.process.pid;
-        let asked = self.ask(vm, &[("query-cpus-fast", json!({}))]);
-        let roles = asked.map(|answers| {
-            let cpus = answers
-                .first()
-                .and_then(Value::as_array)
-                .cloned()
-                .unwrap_or_default();
-            let inner = cpus.iter().filter_map(|cpu| {
-                let index = u16::try_from(cpu.get("cpu-index")?.as_u64()?).ok()?;
-                Some((i32::try_from(cpu.get("thread-id")?.as_u64()?).ok()?, index))
-            });
-            let inner: BTreeMap<i32, u16> = inner.collect();
-            // It counts its threads as its own namespace does.
-            let role = |thread: &Thread| {
-                let told = task::innermost_id(&self.root, pid, thread.tid)?;
-                Some((thread.tid, Role::Vcpu(*inner.get(&told)?)))
-            };
-            threads
-                .iter()
-                .filter(|thread| thread.tid != pid)
-                .filter_map(role)
-                .collect()
-        });
-        let Some(known) = self.vms.get_mut(&vm) else {
-            return BTreeMap::new();
-        };
-        known.heard.next_roles = at + PATIENCE;
-        match roles {
-            Ok(roles) => known.heard.roles = roles,
-            Err(error) => self.notices.push(format!(
-                "which threads run the vCPUs of VM {} is not known: they bear no names (start it with `-name {},debug-threads=on`), and {error}",
-                known.name, known.name
-            )),
-        }
-        known.heard.roles.clone()
-    }
-
     /// Has threads run on these CPUs.
     fn pin(&self, tids: &[i32], cpus: &CpuSet) -> Result<(), CallError> {
         let mut set = rustix::thread::CpuSet::new();
@@ -386,31 +288,6 @@ impl Qemu {
         Ok((process, threads))
     }
 
-    /// Where its balloon is among QEMU's objects.
-    fn balloon_path(&mut self, vm: VmId) -> Result<String, CallError> {
-        if let Some(path) = self.vm(vm)?.heard.balloon_path.clone() {
-            return Ok(path);
-        }
-        for folder in ["/machine/peripheral", "/machine/peripheral-anon"] {
-            let listed = self.command(vm, ("qom-list", json!({"path": folder})))?;
-            let is_balloon = |entry: &&Value| {
-                let kind = entry.get("type").and_then(Value::as_str);
-                kind.is_some_and(|kind| kind.starts_with("child<virtio-balloon"))
-            };
-            let found = listed
-                .as_array()
-                .and_then(|all| all.iter().find(is_balloon)?.get("name")?.as_str());
-            if let Some(name) = found {
-                let path = format!("{folder}/{name}");
-                if let Some(known) = self.vms.get_mut(&vm) {
-                    known.heard.balloon_path = Some(path.clone());
-                }
-                return Ok(path);
-            }
-        }
-        Err(CallError::Refused("it has no balloon".to_owned()))
-    }
-
     /// Its cgroup, where it is alone there and has a quota.
     fn own_group(&self, pid: i32) -> Result<CpuGroup, String> {
         let groups = self
@@ -429,38 +306,31 @@ fn set_max(groups: &[CpuGroup], max: CpuMax) -> Result<(), CallError> {
     set.try_for_each(|result| result.map_err(CallError::Refused))
 }
 
-/// Why memory should be left where it is, by what a monitor says of run and migration.
-fn standstill(run: Option<&str>, migration: Option<&str>) -> Option<Immovable> {
-    let is_over = |status: &str| matches!(status, "none" | "completed" | "failed" | "cancelled");
-    if migration.is_some_and(|status| !is_over(status)) {
-        return Some(Immovable::Migrating);
-    }
-    match run? {
-        "inmigrate" | "finish-migrate" | "postmigrate" => Some(Immovable::Migrating),
-        "running" | "debug" | "watchdog" | "colo" => None,
-        _ => Some(Immovable::Paused),
-    }
-}
-
 impl Manager for Qemu {
     fn list(&mut self) -> Result<Vec<VmId>, CallError> {
+        self.time_left = COMMANDS_MAX;
         self.vms.retain(|_, vm| vm.tasks.is_alive(vm.process));
         if now() >= self.next_scan {
             self.scan(false)?;
             self.next_scan = now() + SCAN_EVERY;
         }
-        Ok(self.vms.keys().copied().collect())
+        self.asker.keep_only(|vm| self.vms.contains_key(&vm));
+        let listed: Vec<VmId> = self.vms.keys().copied().collect();
+        if self.is_asking {
+            listed.iter().for_each(|vm| self.watch(*vm));
+        }
+        Ok(listed)
     }
 
     fn describe(&mut self, vm: VmId) -> Result<Arc<Domain>, CallError> {
         let at = now();
         let ended = || CallError::Refused(ENDED.to_owned());
-        let has_heard = self.hear(vm);
+        self.hear(vm);
         let known = self.vms.get(&vm).ok_or_else(ended)?;
-        if at < known.next_look && !has_heard {
+        if at < known.next_look && known.is_as_described() {
             return Ok(Arc::clone(&known.described));
         }
-        let before = Some((known.described.as_ref(), &known.heard));
+        let before = Some((known.described.as_ref(), known.balloon()));
         let who = (known.name.as_str(), known.claimed.as_deref());
         let described = self.domain(vm, who, known.process, &known.told, before);
         let known = self.vms.get_mut(&vm).ok_or_else(ended)?;
@@ -485,10 +355,38 @@ impl Manager for Qemu {
         if threads.iter().any(|thread| matches!(thread.role, Role::Vcpu(_))) {
             return;
         }
-        let roles = self.roles_told(run.vm, threads);
-        for thread in threads {
-            thread.role = roles.get(&thread.tid).copied().unwrap_or(thread.role);
+        self.roles_told(run.vm, threads);
+        let Some(known) = self.vms.get(&run.vm) else {
+            return;
+        };
+        for thread in threads.iter_mut().filter(|thread| thread.tid != run.pid) {
+            if let Some((_, index)) = known.heard.vcpus.get(&thread.tid) {
+                thread.role = Role::Vcpu(*index);
+            }
         }
+    }
+
+    fn told_vcpus(&self, vm: VmId) -> BTreeMap<u16, VcpuThread> {
+        let told = self.vms.get(&vm).map(|known| known.heard.vcpus.values());
+        told.into_iter()
+            .flatten()
+            .map(|(thread, index)| (*index, *thread))
+            .collect()
+    }
+
+    fn recall_vcpus(&mut self, run: &Run, vcpus: &BTreeMap<u16, VcpuThread>) {
+        let its = |vm: &&mut Vm| vm.process == run.process() && vm.heard.vcpus.is_empty();
+        if let Some(known) = self.vms.get_mut(&run.vm).filter(its) {
+            known.heard.vcpus = vcpus
+                .iter()
+                .map(|(index, vcpu)| (vcpu.tid, (*vcpu, *index)))
+                .collect();
+            known.heard.next_check = Ns::ZERO;
+        }
+    }
+
+    fn take_time(&mut self) {
+        self.time_left = RESTORING_MAX;
     }
 
     fn pins(&mut self, _domain: &Domain, threads: &[Thread]) -> BTreeMap<u16, CpuSet> {
@@ -526,7 +424,7 @@ impl Manager for Qemu {
             .vms
             .get(&vm)
             .ok_or_else(|| CallError::Refused(ENDED.to_owned()))?;
-        Ok(known.heard.standstill.clone())
+        Ok(known.heard.said.heard.standstill.clone())
     }
 
     fn pin_vcpu(&mut self, vm: VmId, index: u16, cpus: &CpuSet) -> Result<(), CallError> {
@@ -593,6 +491,13 @@ impl Manager for Qemu {
         set_max(held, before.map_or(CpuMax::Unlimited, CpuMax::Quota))
     }
 
+    fn memory_now(&mut self, vm: VmId) -> Result<Bytes, CallError> {
+        let said = self.command(vm, ("query-balloon", json!({})))?;
+        let actual = said.get("actual").and_then(Value::as_u64);
+        let unclear = || CallError::Unclear("its monitor does not say what its balloon holds".to_owned());
+        actual.map(Bytes).ok_or_else(unclear)
+    }
+
     fn set_memory(&mut self, vm: VmId, memory: Bytes) -> Result<(), CallError> {
         self.command(vm, ("balloon", json!({"value": memory.0})))
             .map(drop)?;
@@ -607,30 +512,13 @@ impl Manager for Qemu {
     }
 
     fn guest_memory(&mut self, vm: VmId) -> Result<Option<(u64, GuestMemory)>, CallError> {
-        let path = self.balloon_path(vm)?;
-        let said = self.command(vm, ("qom-get", json!({"path": path, "property": "guest-stats"})))?;
-        let spoke = said
-            .get("last-update")
-            .and_then(Value::as_u64)
-            .filter(|seconds| *seconds > 0);
-        // What the guest does not say is the largest number there is.
-        let value = |name: &str| {
-            said.get("stats")?
-                .get(name)?
-                .as_u64()
-                .filter(|value| *value != u64::MAX)
-        };
-        let bytes = |name: &str| value(name).map(Bytes);
-        let memory = GuestMemory {
-            age: None,
-            total: bytes("stat-total-memory"),
-            usable: bytes("stat-available-memory"),
-            unused: bytes("stat-free-memory"),
-            swapped_in: bytes("stat-swap-in"),
-            swapped_out: bytes("stat-swap-out"),
-            major_faults: value("stat-major-faults"),
-        };
-        Ok(spoke.map(|stamp_s| (stamp_s, memory)))
+        self.hear(vm);
+        self.want(vm, |wants| wants.guest = true);
+        let heard = &self.vm(vm)?.heard.said.heard;
+        let age = Some(now().saturating_sub(heard.at));
+        Ok(heard
+            .guest
+            .map(|(stamp_s, memory)| (stamp_s, GuestMemory { age, ..memory })))
     }
 
     fn unreachable(&self, cause: &str) -> HostError {
@@ -641,6 +529,7 @@ impl Manager for Qemu {
     }
 
     fn take_notices(&mut self) -> Vec<String> {
+        self.notices.extend(self.asker.take_notices());
         std::mem::take(&mut self.notices)
     }
 }

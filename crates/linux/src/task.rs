@@ -425,6 +425,13 @@ pub fn affinity(root: &Path, pid: i32, tid: i32) -> Result<Option<CpuSet>, ReadE
         .ok_or_else(|| ReadError::malformed(&path, STATUS.1, &text))
 }
 
+/// When a thread started, in clock ticks since boot; `None` where it has ended or that cannot be read.
+pub(crate) fn thread_start(root: &Path, pid: i32, tid: i32) -> Option<u64> {
+    let path = process_dir(root, pid).join(format!("task/{tid}/stat"));
+    let text = read::text_if_there(&path, read::SMALL_BYTES).ok()??;
+    Some(parse_stat(&text)?.start_ticks)
+}
+
 /// Whether a process is a thread of the kernel's, all of which are children of the second process.
 pub fn is_of_kernel(root: &Path, pid: i32) -> bool {
     let text = read::text_if_there(&process_dir(root, pid).join("stat"), read::SMALL_BYTES);

@@ -193,6 +193,7 @@ impl Vm {
             iothreads: iothreads.collect(),
             operator_helpers: self.operator_helpers.iter().copied().collect(),
             nodes: self.restrictive_nodes().cloned(),
+            threads: BTreeMap::new(),
         }
     }
 

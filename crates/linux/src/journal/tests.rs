@@ -45,6 +45,7 @@ fn before() -> Before {
         iothreads: [(1, cpus("2")), (2, cpus("3"))].into(),
         operator_helpers: vec![Helper::IoThread(2)],
         nodes: Some(nodes("0")),
+        ..Before::default()
     }
 }
 

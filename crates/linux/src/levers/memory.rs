@@ -42,6 +42,8 @@ impl Written for StatsPeriod {
 
 /// How often guests are asked for figures, in seconds, where the operator does not have them asked.
 const STATS_PERIOD_S: u32 = 2;
+/// How often that is tried where it fails.
+const QUESTION_RETRY: Ns = Ns::from_secs(10);
 
 const SHRINK: &str = "setting the memory";
 const GIVE_BACK: &str = "giving back the memory";
@@ -69,13 +71,13 @@ struct Heard {
 }
 
 impl Heard {
-    /// How old a report of this stamp is at most, looked at now. `None` for the first one seen, which may have waited for any
-    /// time.
-    fn age(&mut self, stamp_s: u64, now: Ns) -> Option<Ns> {
-        if let Some((last_s, looked)) = self.last.replace((stamp_s, now))
+    /// How old a report of this stamp, which the look at this time found, is at most by now. `None` for the first one seen,
+    /// which may have waited for any time.
+    fn age(&mut self, stamp_s: u64, looked: Ns, now: Ns) -> Option<Ns> {
+        if let Some((last_s, before)) = self.last.replace((stamp_s, looked))
             && last_s != stamp_s
         {
-            self.before = Some(looked);
+            self.before = Some(before);
         }
         self.before.map(|before| now.saturating_sub(before))
     }
@@ -86,6 +88,8 @@ struct OfVm {
     heard: Heard,
     /// How often the guest was asked for statistics before an agent changed that.
     asked: Option<StatsPeriod>,
+    /// When the guest is to be asked, where that failed.
+    next_question: Option<Ns>,
 }
 
 pub(super) fn grip(entry: Option<&Entry>) -> Box<dyn Grip> {
@@ -99,6 +103,7 @@ pub(super) fn grip(entry: Option<&Entry>) -> Box<dyn Grip> {
         shrunk,
         heard: Heard::default(),
         asked,
+        next_question: None,
     })
 }
 
@@ -181,9 +186,14 @@ impl Grip for OfVm {
             true => hands.manager.guest_memory(vm.run.vm).unwrap_or_default(),
             false => None,
         };
-        let guest = said.map(|(stamp_s, said)| GuestMemory {
-            age: self.heard.age(stamp_s, now()),
-            ..said
+        let guest = said.map(|(stamp_s, said)| {
+            let now = now();
+            // Who manages the VM may have asked some time ago.
+            let looked = now.saturating_sub(said.age.unwrap_or_default());
+            GuestMemory {
+                age: self.heard.age(stamp_s, looked, now),
+                ..said
+            }
         });
         sample.balloon = Some(Balloon {
             current,
@@ -209,9 +219,9 @@ impl Grip for OfVm {
         };
         let mut steps = Steps::default();
         if let Some(Shrunk { shrink, .. }) = self.shrunk {
-            match after.manager.describe(vm) {
+            match after.manager.memory_now(vm) {
                 // Its operator gave it more meanwhile.
-                Ok(domain) if domain.memory_current_bytes > shrink.before => {}
+                Ok(now) if now > shrink.before => {}
                 // As much as before may be a balloon that has not moved yet, and will.
                 Ok(_) => steps.note("memory", after.manager.set_memory(vm, shrink.before)),
                 Err(error) => steps.unknown("its memory", error.cause()),
@@ -262,6 +272,14 @@ impl OfVm {
         }
     }
 
+    /// Has the guest asked for figures; again where that failed.
+    fn have_asked(&mut self, hands: &mut Hands, vm: &Vm) -> Result<(), ActionError> {
+        self.next_question = Some(now() + QUESTION_RETRY);
+        set_stats_period(hands, vm, STATS_PERIOD_S)?;
+        self.next_question = None;
+        Ok(())
+    }
+
     /// Has the guest asked for figures while it may be shrunk, and not otherwise.
     fn question(&mut self, hands: &mut Hands, vm: &mut Vm) -> Result<(), ActionError> {
         let Some(device) = vm.domain.balloon.filter(|_| hands.journal.is_some()) else {
@@ -276,7 +294,10 @@ impl OfVm {
                 let begun = vm.begin(hands);
                 begun.map_err(|e| failed(vm, QUESTION, &e.to_string()))?;
                 hands.set(vm, QUESTION, &asked)?;
-                set_stats_period(hands, vm, STATS_PERIOD_S)
+                self.have_asked(hands, vm)
+            }
+            (true, Some(_)) if self.next_question.is_some_and(|next| next <= now()) => {
+                self.have_asked(hands, vm)
             }
             (false, Some(_)) => self.leave(hands, vm),
             _ => Ok(()),
@@ -301,23 +322,35 @@ mod tests {
     fn a_report_that_nobody_saw_come_is_of_unknown_age() {
         let mut heard = Heard::default();
         for at in [1, 2, 100] {
-            assert_eq!(heard.age(5_000, s(at)), None);
+            assert_eq!(heard.age(5_000, s(at), s(at)), None);
         }
         // Nor does one from the future count as new.
-        assert_eq!(Heard::default().age(u64::MAX, s(1)), None);
+        assert_eq!(Heard::default().age(u64::MAX, s(1), s(1)), None);
     }
 
     #[test]
     fn reports_age_by_the_monotonic_clock_and_no_step_of_the_wall_clock_changes_that() {
         let mut heard = Heard::default();
-        assert_eq!(heard.age(5_000, s(10)), None);
-        assert_eq!(heard.age(5_002, s(12)), Some(s(2)), "came after the look before");
-        assert_eq!(heard.age(5_002, s(14)), Some(s(4)), "and no other since");
+        assert_eq!(heard.age(5_000, s(10), s(10)), None);
+        assert_eq!(
+            heard.age(5_002, s(12), s(12)),
+            Some(s(2)),
+            "came after the look before"
+        );
+        assert_eq!(heard.age(5_002, s(14), s(14)), Some(s(4)), "and no other since");
         // The wall clock is set back by an hour: the guest still speaks.
-        assert_eq!(heard.age(1_400, s(16)), Some(s(2)));
+        assert_eq!(heard.age(1_400, s(16), s(16)), Some(s(2)));
         // It falls silent: no step makes that fresh.
-        assert_eq!(heard.age(1_400, s(116)), Some(s(102)));
+        assert_eq!(heard.age(1_400, s(116), s(116)), Some(s(102)));
         // The clock is set forward, and it speaks again.
-        assert_eq!(heard.age(90_000, s(118)), Some(s(2)));
+        assert_eq!(heard.age(90_000, s(118), s(118)), Some(s(2)));
+    }
+
+    #[test]
+    fn a_report_ages_from_when_the_guest_was_asked_and_not_from_when_that_was_looked_up() {
+        let mut heard = Heard::default();
+        assert_eq!(heard.age(5_000, s(10), s(11)), None);
+        assert_eq!(heard.age(5_002, s(12), s(14)), Some(s(4)), "it came after 10");
+        assert_eq!(heard.age(5_002, s(12), s(15)), Some(s(5)));
     }
 }

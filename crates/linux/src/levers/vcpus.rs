@@ -273,6 +273,7 @@ fn adopt(hands: &mut Hands, vm: &mut Vm, later: &[u16]) -> Result<(), ActionErro
     let affinity = |index: &u16| Some((*index, vec![vm.vcpu_thread(*index)?.affinity.clone()]));
     let mut ours = vm.pins.ours.clone();
     ours.extend(later.iter().filter_map(affinity));
+    vm.begin(hands).map_err(|e| failed(vm, PIN, &e.to_string()))?;
     hands.set(vm, PIN, &Pins(ours.clone()))?;
     vm.pins.ours = ours;
     Ok(())

@@ -1,29 +1,30 @@
 //! QEMU's monitor (QMP), as far as it is needed: a few commands at a time over a socket that is left at once.
 //!
 //! A monitor has room for one client. Its owner (Proxmox' and Incus' own daemons) connects for each command, so the agent stays
-//! no longer than its questions take, waits briefly, and goes without an answer where somebody else is connected.
+//! no longer than its questions take. Nothing here waits for a monitor: a [`Conversation`] goes on where its socket is ready.
 
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::{Value, json};
 
 use super::seen::Eyes;
 
-/// How long all questions of one visit may take.
-const VISIT_MAX: Duration = Duration::from_millis(500);
 /// More than a monitor says to a few short questions, events of a busy VM included.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
+/// How much is read of one monitor before the others have their turn.
+const TURN_BYTES: usize = 64 << 10;
 
 /// Why a monitor was of no use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum MonitorError {
-    /// Somebody else is connected.
-    #[error("its monitor {path} is in use by another program")]
+    /// It does not greet.
+    #[error(
+        "its monitor {path} does not greet: another program is connected to it, or its QEMU stands still"
+    )]
     Busy {
         /// The socket.
         path: String,
@@ -52,36 +53,33 @@ pub(super) enum MonitorError {
         /// What it said.
         cause: String,
     },
+    /// No time is left to wait for it.
+    #[error("{0}")]
+    NoTime(&'static str),
 }
 
 /// A command with its arguments.
 pub(super) type Command = (&'static str, Value);
 
-/// Asks the monitor of this process these questions, one after the other. `path` is as the process sees it, which may be in a
-/// mount namespace of its own.
+/// What QEMU answers to a command.
+pub(super) type Answer = Result<Value, MonitorError>;
+
+/// Connects to the monitor of this process, unless another process listens there. `path` is as the process sees it, which may be
+/// in a mount namespace of its own. Waits for no monitor, but for the file systems that the path leads over.
 ///
 /// # Errors
-/// Nothing was answered to the end; what had been asked before that may have been done.
-pub(super) fn ask(
-    root: &Path,
-    pid: i32,
-    path: &str,
-    commands: &[Command],
-) -> Result<Vec<Value>, MonitorError> {
-    let broken = |cause: &dyn std::fmt::Display| MonitorError::Broken {
-        path: path.to_owned(),
-        cause: cause.to_string(),
-    };
-    let busy = || MonitorError::Busy {
-        path: path.to_owned(),
-    };
-    let deadline = Instant::now() + VISIT_MAX;
-    let stream = match connect(root, pid, path) {
+/// Why not; one whose queue of clients is full is busy.
+pub(super) fn connect(root: &Path, pid: i32, path: &str) -> Result<UnixStream, MonitorError> {
+    let stream = match connect_at(root, pid, path) {
         Ok(stream) => stream,
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(busy()),
-        Err(error) => return Err(broken(&error)),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            return Err(MonitorError::Busy {
+                path: path.to_owned(),
+            });
+        }
+        Err(error) => return Err(broken(path, &error)),
     };
-    let listener = rustix::net::sockopt::socket_peercred(&stream).map_err(|e| broken(&e))?;
+    let listener = rustix::net::sockopt::socket_peercred(&stream).map_err(|e| broken(path, &e))?;
     let listener = listener.pid.as_raw_nonzero().get();
     if listener != pid {
         return Err(MonitorError::Foreign {
@@ -89,43 +87,10 @@ pub(super) fn ask(
             pid: listener,
         });
     }
-    let mut lines = Lines {
-        stream,
-        read: Vec::new(),
-        total: 0,
-        deadline,
-    };
-    match lines.next() {
-        Ok(greeting) if greeting.get("QMP").is_some() => {}
-        Ok(_) => return Err(broken(&"it does not speak QMP")),
-        // One that is connected to somebody else greets nobody.
-        Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(busy()),
-        Err(error) => return Err(broken(&error)),
-    }
-    let mut answers = Vec::with_capacity(commands.len());
-    let begin = ("qmp_capabilities", json!({}));
-    for (at, (command, arguments)) in std::iter::once(&begin).chain(commands).enumerate() {
-        let request = json!({"execute": command, "arguments": arguments, "id": at});
-        let answer = lines.exchange(&request, at).map_err(|e| broken(&e))?;
-        if let Some(error) = answer.get("error") {
-            let cause = error
-                .get("desc")
-                .and_then(Value::as_str)
-                .unwrap_or("it does not say why");
-            return Err(MonitorError::Refused {
-                command: (*command).to_owned(),
-                cause: cause.chars().take(200).collect(),
-            });
-        }
-        if at > 0 {
-            answers.push(answer.get("return").cloned().unwrap_or(Value::Null));
-        }
-    }
-    Ok(answers)
+    Ok(stream)
 }
 
-/// Connects without ever waiting: a monitor whose queue of clients is full says so.
-fn connect(root: &Path, pid: i32, path: &str) -> io::Result<UnixStream> {
+fn connect_at(root: &Path, pid: i32, path: &str) -> io::Result<UnixStream> {
     // What an open descriptor names can be connected to however long its path is.
     let socket = Eyes::of(root, pid).open(path)?;
     let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", socket.as_raw_fd()))?;
@@ -136,64 +101,221 @@ fn connect(root: &Path, pid: i32, path: &str) -> io::Result<UnixStream> {
         None,
     )?;
     rustix::net::connect(&stream, &address)?;
-    let stream = UnixStream::from(stream);
-    stream.set_nonblocking(false)?;
-    Ok(stream)
+    Ok(UnixStream::from(stream))
 }
 
-/// What a monitor says, a line of JSON at a time.
-struct Lines {
+/// A monitor that cannot be had, or broke off.
+pub(super) fn broken(path: &str, cause: &dyn std::fmt::Display) -> MonitorError {
+    MonitorError::Broken {
+        path: path.to_owned(),
+        cause: cause.to_string(),
+    }
+}
+
+/// How far a conversation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Its monitor has said nothing: the connection may wait in QEMU's queue of clients.
+    Queued,
+    /// Its monitor has begun to greet.
+    Greeting,
+    /// A command is answered.
+    Asked,
+    /// All commands are answered.
+    Ready,
+}
+
+/// A connection to a monitor.
+#[derive(Debug)]
+pub(super) struct Conversation {
+    path: String,
     stream: UnixStream,
+    stage: Stage,
+    /// What is to be asked, and how many commands were sent.
+    commands: Vec<Command>,
+    sent_count: usize,
+    /// The number of the command that is answered next; numbers are never given twice.
+    id: u64,
+    answers: Vec<Answer>,
+    unsent: Vec<u8>,
     read: Vec<u8>,
+    /// How much of that holds no end of a line.
+    searched: usize,
     total: usize,
-    deadline: Instant,
 }
 
-impl Lines {
-    fn left(&self) -> io::Result<Duration> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        match left.is_zero() {
-            true => Err(io::Error::new(
-                io::ErrorKind::TimedOut,
-                "it did not answer in time",
-            )),
-            false => Ok(left),
+impl Conversation {
+    /// One over this connection, which never blocks.
+    pub fn new(path: &str, stream: UnixStream) -> Conversation {
+        Conversation {
+            path: path.to_owned(),
+            stream,
+            stage: Stage::Queued,
+            commands: Vec::new(),
+            sent_count: 0,
+            id: 0,
+            answers: Vec::new(),
+            unsent: Vec::new(),
+            read: Vec::new(),
+            searched: 0,
+            total: 0,
         }
     }
 
-    /// Asks, and waits for the answer; events in between are passed over.
-    fn exchange(&mut self, request: &Value, id: usize) -> io::Result<Value> {
-        self.stream.set_write_timeout(Some(self.left()?))?;
-        self.stream.write_all(format!("{request}\n").as_bytes())?;
+    pub fn stage(&self) -> Stage {
+        self.stage
+    }
+
+    /// What its monitor did not do in time.
+    pub fn overdue(&self) -> MonitorError {
+        match self.stage {
+            Stage::Queued => MonitorError::Busy {
+                path: self.path.clone(),
+            },
+            _ => broken(&self.path, &"it did not answer in time"),
+        }
+    }
+
+    /// Whether it waits to write.
+    pub fn wants_to_write(&self) -> bool {
+        !self.unsent.is_empty()
+    }
+
+    /// Asks these after all else was answered.
+    pub fn ask(&mut self, commands: Vec<Command>) {
+        self.answers.clear();
+        self.commands = commands;
+        self.sent_count = 0;
+        self.send_next();
+    }
+
+    /// What was answered, in the order of the commands.
+    pub fn take_answers(&mut self) -> Vec<Answer> {
+        std::mem::take(&mut self.answers)
+    }
+
+    /// Goes on as far as that is possible without waiting.
+    ///
+    /// # Errors
+    /// It is over, and nothing more is answered; what was asked last may have been done.
+    pub fn go_on(&mut self) -> Result<Stage, MonitorError> {
+        self.write().map_err(|e| broken(&self.path, &e))?;
+        let mut turn = 0;
         loop {
-            let line = self.next()?;
-            if line.get("id").and_then(Value::as_u64) == Some(id as u64) {
-                return Ok(line);
+            while let Some(line) = self.line().map_err(|e| broken(&self.path, &e))? {
+                self.hear(&line)?;
+                self.write().map_err(|e| broken(&self.path, &e))?;
+            }
+            if turn >= TURN_BYTES {
+                return Ok(self.stage);
+            }
+            match self.read_some() {
+                Ok(count) => turn += count,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(self.stage),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(broken(&self.path, &e)),
             }
         }
     }
 
-    fn next(&mut self) -> io::Result<Value> {
-        loop {
-            if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = self.read.drain(..=end).collect();
-                return serde_json::from_slice(&line).map_err(io::Error::other);
-            }
-            self.stream.set_read_timeout(Some(self.left()?))?;
-            let mut part = [0; 4096];
-            let count = match self.stream.read(&mut part) {
-                Ok(0) => return Err(io::Error::other("it closed the connection")),
-                Ok(count) => count,
-                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
-                    continue;
-                }
+    fn read_some(&mut self) -> io::Result<usize> {
+        let mut part = [0; 4096];
+        let count = self.stream.read(&mut part)?;
+        if count == 0 {
+            return Err(io::Error::other("it closed the connection"));
+        }
+        self.total += count;
+        if self.total > ANSWER_BYTES_MAX {
+            return Err(io::Error::other("it says more than any monitor does"));
+        }
+        if self.stage == Stage::Queued {
+            self.stage = Stage::Greeting;
+        }
+        self.read.extend_from_slice(&part[..count]);
+        Ok(count)
+    }
+
+    fn write(&mut self) -> io::Result<()> {
+        while !self.unsent.is_empty() {
+            match self.stream.write(&self.unsent) {
+                Ok(count) => drop(self.unsent.drain(..count)),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(e),
-            };
-            self.total += count;
-            if self.total > ANSWER_BYTES_MAX {
-                return Err(io::Error::other("it says more than any monitor does"));
             }
-            self.read.extend_from_slice(&part[..count]);
+        }
+        Ok(())
+    }
+
+    /// The next line that has come whole.
+    fn line(&mut self) -> io::Result<Option<Value>> {
+        let end = self.read[self.searched..].iter().position(|byte| *byte == b'\n');
+        let Some(end) = end.map(|end| end + self.searched) else {
+            self.searched = self.read.len();
+            return Ok(None);
+        };
+        self.searched = 0;
+        let line: Vec<u8> = self.read.drain(..=end).collect();
+        serde_json::from_slice(&line).map(Some).map_err(io::Error::other)
+    }
+
+    /// Takes in a line; events are passed over.
+    fn hear(&mut self, line: &Value) -> Result<(), MonitorError> {
+        match self.stage {
+            Stage::Queued | Stage::Greeting => {
+                if line.get("QMP").is_none() {
+                    return Err(broken(&self.path, &"it does not speak QMP"));
+                }
+                self.send(&("qmp_capabilities", json!({})));
+                self.stage = Stage::Asked;
+            }
+            Stage::Ready => {}
+            Stage::Asked if line.get("id").and_then(Value::as_u64) != Some(self.id) => {}
+            // What is answered first is the request to begin, which has no place among the commands.
+            Stage::Asked if self.id == 1 => match refusal("qmp_capabilities", line) {
+                Some(error) => return Err(error),
+                None => self.send_next(),
+            },
+            Stage::Asked => {
+                let command = self.commands[self.sent_count - 1].0;
+                let value = || line.get("return").cloned().unwrap_or(Value::Null);
+                self.answers
+                    .push(refusal(command, line).map_or_else(|| Ok(value()), Err));
+                self.send_next();
+            }
+        }
+        Ok(())
+    }
+
+    fn send_next(&mut self) {
+        match self.commands.get(self.sent_count).cloned() {
+            Some(command) => {
+                self.sent_count += 1;
+                self.send(&command);
+                self.stage = Stage::Asked;
+            }
+            None => self.stage = Stage::Ready,
         }
     }
+
+    fn send(&mut self, (command, arguments): &Command) {
+        self.id += 1;
+        let request = json!({"execute": command, "arguments": arguments, "id": self.id});
+        self.unsent.extend_from_slice(format!("{request}\n").as_bytes());
+    }
+}
+
+impl AsFd for Conversation {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+/// What QEMU says against a command, if it does.
+fn refusal(command: &str, line: &Value) -> Option<MonitorError> {
+    let cause = line.get("error")?.get("desc").and_then(Value::as_str);
+    Some(MonitorError::Refused {
+        command: command.to_owned(),
+        cause: cause.unwrap_or("it does not say why").chars().take(200).collect(),
+    })
 }

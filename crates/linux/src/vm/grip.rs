@@ -187,11 +187,19 @@ impl Vm {
         let Some(journal) = &mut hands.journal else {
             return Ok(());
         };
+        let threads = hands.manager.told_vcpus(self.run.vm);
         let entry = journal.entry(self.run.vm).filter(|entry| entry.run == self.run);
-        if entry.is_some_and(|entry| entry.has(self.levers.placing)) {
-            return Ok(());
-        }
-        let before = self.before();
+        let before = match entry.filter(|entry| entry.has(self.levers.placing)) {
+            // A vCPU may have come since, which has to be found again, too.
+            Some(placed) => Before {
+                threads: placed.before.threads.clone().into_iter().chain(threads).collect(),
+                ..placed.before.clone()
+            },
+            None => Before {
+                threads,
+                ..self.before()
+            },
+        };
         if entry.is_some_and(|entry| entry.before == before) {
             return Ok(());
         }
@@ -348,6 +356,9 @@ impl<'a> After<'a> {
         if !self.is_found {
             let known = self.manager.knows(self.run);
             self.is_found = known.map_err(|e| e.cause().to_owned())?;
+            if self.is_found {
+                self.manager.recall_vcpus(self.run, &self.before.threads);
+            }
         }
         match self.is_found {
             true => Ok(Some(self.run.vm)),

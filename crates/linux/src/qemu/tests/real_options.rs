@@ -28,7 +28,7 @@ fn asked(options: &[&str], questions: &[&'static str]) -> Option<(Told, Vec<Valu
     let questions: Vec<Command> = questions.iter().map(|name| (*name, json!({}))).collect();
     let mut answers = None;
     let is_over = until(|| {
-        answers = monitor::ask(Path::new("/"), pid, &socket, &questions).ok();
+        answers = ask(pid, &socket, &questions).ok();
         answers.is_some() || matches!(child.try_wait(), Ok(Some(_)))
     });
     let _ = child.kill();
@@ -172,10 +172,9 @@ fn a_qemu_that_changed_its_root_or_its_user_is_found_and_asked() {
         });
         assert!(found, "{more:?}: {:?}", qemu.take_notices());
         assert_eq!(qemu.describe(id).unwrap().ram_sizes, [Bytes(64 << 20)]);
-        assert!(
-            until(|| qemu.ask(id, &[]).is_ok()),
-            "{more:?}: {:?}",
-            qemu.ask(id, &[])
-        );
+        done(&mut qemu, |qemu| {
+            qemu.watch(id);
+            qemu.command(id, ("query-status", json!({})))
+        });
     }
 }

@@ -1,0 +1,600 @@
+//! Which monitors are asked when: each on its own, none of them waited for.
+//!
+//! ```text
+//!   due ─▶ opening ─▶ queued ─▶ greeted ─▶ commands, then questions ─▶ left; due again in 2 s
+//!              │         │          │
+//!              └─────────┴──────────┴─ nothing in time ─▶ the next monitor of the VM, or none: rests 5 s, 10 s, … 320 s
+//! ```
+//!
+//! A connection that QEMU has not accepted yet is kept: it has its place in QEMU's queue of clients. To leave it and to come
+//! again would fill that queue, and then the VM's owner could not connect either. While it is kept no other is made to that
+//! monitor.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+
+use homenode_units::{Ns, VmId};
+use serde_json::Value;
+
+use super::monitor::{Command, Conversation, MonitorError, Stage, broken};
+use super::questions::{Heard, Topic, Wants, questions};
+
+/// How often a monitor that answers is asked.
+const ASK_EVERY: Ns = Ns::from_secs(2);
+/// How often it is asked which threads run vCPUs.
+const VCPUS_EVERY: Ns = Ns::from_secs(5);
+/// How long a monitor may take to greet, and to answer to all that it is asked.
+pub(super) const VISIT_MAX: Ns = Ns(500_000_000);
+/// How long a VM whose monitors were of no use is left in peace, at first and at most: twice as long each time.
+const REST_FIRST: Ns = Ns::from_secs(5);
+const REST_MAX: Ns = Ns::from_secs(320);
+/// So often in a row a monitor does not greet before the operator hears of it: its owner's questions are short.
+const BUSY_SAID: u32 = 3;
+/// Monitors of one VM that are asked.
+pub(super) const MONITORS_MAX: usize = 4;
+/// Connections at the same time, each of which is a file: a third is for VMs that are visited, the rest is kept in queues.
+pub(super) const CONNECTIONS_MAX: usize = 192;
+
+/// Whom to ask.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Target {
+    pub name: String,
+    pub pid: i32,
+    /// Sockets of its monitor, each once.
+    pub monitors: Vec<String>,
+    /// Whether it is asked of itself, and not only where somebody commands.
+    pub is_asked: bool,
+}
+
+/// Commands that somebody waits for.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub commands: Vec<Command>,
+    /// Until when.
+    pub until: Ns,
+    pub reply: SyncSender<Result<Vec<Value>, MonitorError>>,
+}
+
+impl Job {
+    /// Who waited may have gone.
+    fn end(self, result: Result<Vec<Value>, MonitorError>) {
+        let _ = self.reply.try_send(result);
+    }
+}
+
+/// A socket that is to be opened and connected to, which may hang on its file system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Opening {
+    pub ticket: u64,
+    pub vm: VmId,
+    pub pid: i32,
+    pub path: String,
+}
+
+/// What is known of a VM by its monitors.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Said {
+    /// The process that runs the VM.
+    pub pid: i32,
+    /// What they said last.
+    pub heard: Heard,
+    /// Why the last visit was of no use, if so, and until when there is no other.
+    pub trouble: Option<(MonitorError, Ns)>,
+    /// How often a visit came to its end.
+    pub visits_count: u64,
+}
+
+/// A monitor of a VM.
+#[derive(Debug)]
+struct Monitor {
+    path: String,
+    /// A connection in its queue.
+    queued: Option<Conversation>,
+}
+
+/// A VM that is asked now.
+#[derive(Debug)]
+struct Visit {
+    /// Which of its monitors, and how many were tried before.
+    at: usize,
+    tried_count: usize,
+    step: Step,
+    deadline: Ns,
+    /// Whether questions are to be asked.
+    asks: bool,
+    /// Why the first that was tried is of no use.
+    error: Option<MonitorError>,
+}
+
+#[derive(Debug)]
+enum Step {
+    Opening(u64),
+    Talking(Conversation, Script),
+}
+
+/// What a monitor is answering.
+#[derive(Debug)]
+enum Script {
+    Nothing,
+    Questions(Vec<Topic>),
+    Job(Job),
+}
+
+#[derive(Debug)]
+struct Visited {
+    target: Target,
+    wants: Wants,
+    monitors: Vec<Monitor>,
+    /// The monitor that answered last.
+    first: usize,
+    visit: Option<Visit>,
+    jobs: VecDeque<Job>,
+    /// When it is to be asked of itself.
+    next: Option<Ns>,
+    next_vcpus: Ns,
+    failures_count: u32,
+    /// An opening that hangs.
+    hanging: Option<u64>,
+    said: Said,
+}
+
+/// What comes of visits, for who carries them out to take.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    pub to_open: VecDeque<Opening>,
+    pub said: Vec<(VmId, Arc<Said>)>,
+    pub notices: Vec<String>,
+    last_ticket: u64,
+    /// How many connections more may be kept in queues.
+    queues_left: usize,
+}
+
+/// All VMs whose monitors are asked.
+#[derive(Debug)]
+pub(super) struct Visits {
+    vms: BTreeMap<VmId, Visited>,
+    pub outcome: Outcome,
+    /// VMs that are visited at the same time, and connections that are kept in queues.
+    under_way_max: usize,
+    queued_max: usize,
+}
+
+/// A connection: the one of the visit, or the one that is queued at a monitor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Which {
+    Visit,
+    Queued(usize),
+}
+
+impl Visits {
+    /// None yet, with so many connections at most.
+    pub fn new(connections_max: usize) -> Visits {
+        let under_way_max = connections_max.div_ceil(3);
+        Visits {
+            vms: BTreeMap::new(),
+            outcome: Outcome::default(),
+            under_way_max,
+            queued_max: connections_max - under_way_max,
+        }
+    }
+
+    /// Has a VM's monitors asked from now on.
+    pub fn watch(&mut self, vm: VmId, target: Target, at: Ns) {
+        let monitor = |path: &String| Monitor {
+            path: path.clone(),
+            queued: None,
+        };
+        let visited = Visited {
+            monitors: target.monitors.iter().take(MONITORS_MAX).map(monitor).collect(),
+            next: target.is_asked.then_some(at),
+            said: Said {
+                pid: target.pid,
+                ..Said::default()
+            },
+            target,
+            wants: Wants::default(),
+            first: 0,
+            visit: None,
+            jobs: VecDeque::new(),
+            next_vcpus: Ns::ZERO,
+            failures_count: 0,
+            hanging: None,
+        };
+        self.vms.insert(vm, visited);
+    }
+
+    pub fn forget(&mut self, vm: VmId) {
+        self.vms.remove(&vm);
+    }
+
+    /// What is to be asked beside whether it runs.
+    pub fn want(&mut self, vm: VmId, wants: Wants) {
+        if let Some(visited) = self.vms.get_mut(&vm) {
+            visited.wants = wants;
+        }
+    }
+
+    /// Has it asked now, unless it rests.
+    pub fn ask_soon(&mut self, vm: VmId, at: Ns) {
+        if let Some(visited) = self.vms.get_mut(&vm)
+            && visited
+                .said
+                .trouble
+                .as_ref()
+                .is_none_or(|(_, until)| *until <= at)
+        {
+            match &mut visited.next {
+                Some(next) => *next = at,
+                None => visited.begin(vm, at, &mut self.outcome),
+            }
+        }
+    }
+
+    /// Has commands carried out, before any question.
+    pub fn command(&mut self, vm: VmId, job: Job, at: Ns) {
+        let Some(visited) = self.vms.get_mut(&vm) else {
+            return job.end(Err(MonitorError::NoTime("its QEMU has ended")));
+        };
+        visited.jobs.push_back(job);
+        visited.begin(vm, at, &mut self.outcome);
+    }
+
+    /// Takes in that a socket was connected to, or why not.
+    pub fn opened(&mut self, (vm, ticket): (VmId, u64), result: Result<UnixStream, MonitorError>, at: Ns) {
+        if let Some(visited) = self.vms.get_mut(&vm) {
+            visited.opened(ticket, result, (vm, at), &mut self.outcome);
+        }
+    }
+
+    /// Takes in that opening a socket hangs.
+    pub fn hangs(&mut self, (vm, ticket): (VmId, u64), at: Ns) {
+        let Some(visited) = self.vms.get_mut(&vm) else {
+            return;
+        };
+        let is_current = |visit: &Visit| matches!(visit.step, Step::Opening(its) if its == ticket);
+        if let Some(visit) = visited.visit.as_ref().filter(|visit| is_current(visit)) {
+            let error = broken(&visited.monitors[visit.at].path, &HANGS);
+            visited.hanging = Some(ticket);
+            visited.go_elsewhere(error, (vm, at), &mut self.outcome);
+        }
+    }
+
+    /// Takes in that a connection is ready to be read or written.
+    pub fn ready(&mut self, vm: VmId, which: Which, at: Ns) {
+        let Some(visited) = self.vms.get_mut(&vm) else {
+            return;
+        };
+        match which {
+            Which::Visit => visited.go_on((vm, at), &mut self.outcome),
+            Which::Queued(monitor) => visited.come_up(monitor, (vm, at), &mut self.outcome),
+        }
+    }
+
+    /// Ends what took too long, and begins what is due.
+    pub fn tick(&mut self, at: Ns) {
+        let queued = |visited: &Visited| visited.monitors.iter().filter(|m| m.queued.is_some()).count();
+        let queued_count = self.vms.values().map(queued).sum();
+        self.outcome.queues_left = self.queued_max.saturating_sub(queued_count);
+        for (vm, visited) in &mut self.vms {
+            visited.end_overdue((*vm, at), &mut self.outcome);
+        }
+        let under_way_count = self.vms.values().filter(|vm| vm.visit.is_some()).count();
+        let due = self.vms.iter().filter(|(_, visited)| visited.visit.is_none());
+        let due = due.filter_map(|(vm, visited)| Some((visited.next.filter(|next| *next <= at)?, *vm)));
+        // The one that waits for longest is the first.
+        let due: BTreeSet<(Ns, VmId)> = due.collect();
+        for (_, vm) in due
+            .into_iter()
+            .take(self.under_way_max.saturating_sub(under_way_count))
+        {
+            if let Some(visited) = self.vms.get_mut(&vm) {
+                visited.begin(vm, at, &mut self.outcome);
+            }
+        }
+    }
+
+    /// When something is to be ended or begun, if nothing comes before.
+    pub fn next_event(&self) -> Option<Ns> {
+        let is_full = self.vms.values().filter(|vm| vm.visit.is_some()).count() >= self.under_way_max;
+        let of_vm = |visited: &Visited| {
+            let jobs = visited.jobs.iter().map(|job| job.until).min();
+            let own = match &visited.visit {
+                Some(visit) => Some(visit.deadline),
+                None => visited.next.filter(|_| !is_full),
+            };
+            jobs.into_iter().chain(own).min()
+        };
+        self.vms.values().filter_map(of_vm).min()
+    }
+
+    /// Connections that may become ready.
+    pub fn connections(&self) -> impl Iterator<Item = (VmId, Which, &Conversation)> {
+        self.vms.iter().flat_map(|(vm, visited)| {
+            let visit = visited.visit.as_ref().and_then(|visit| match &visit.step {
+                Step::Talking(conversation, _) => Some((*vm, Which::Visit, conversation)),
+                Step::Opening(_) => None,
+            });
+            let queued = visited.monitors.iter().enumerate();
+            let queued =
+                queued.filter_map(|(at, monitor)| Some((*vm, Which::Queued(at), monitor.queued.as_ref()?)));
+            visit.into_iter().chain(queued)
+        })
+    }
+}
+
+const HANGS: &str =
+    "opening it takes longer than a quarter of a second: the file system that it lies on does not answer";
+const LATE: &str = "its monitor did not answer in the time that there was";
+
+impl Visited {
+    /// Begins a visit, unless one is under way.
+    fn begin(&mut self, vm: VmId, at: Ns, outcome: &mut Outcome) {
+        if self.visit.is_none() {
+            self.visit = Some(Visit {
+                at: self.first,
+                tried_count: 0,
+                step: Step::Opening(0),
+                deadline: Ns(u64::MAX),
+                asks: self.next.is_some_and(|next| next <= at),
+                error: None,
+            });
+            self.try_next((vm, at), outcome);
+        }
+    }
+
+    /// Goes to the next monitor of the VM, after this happened at the one before.
+    fn go_elsewhere(&mut self, error: MonitorError, of: (VmId, Ns), outcome: &mut Outcome) {
+        if let Some(visit) = &mut self.visit {
+            visit.error.get_or_insert(error);
+        }
+        self.try_next(of, outcome);
+    }
+
+    fn try_next(&mut self, (vm, at): (VmId, Ns), outcome: &mut Outcome) {
+        let Some(visit) = &mut self.visit else { return };
+        while visit.tried_count < self.monitors.len() {
+            visit.at = (self.first + visit.tried_count) % self.monitors.len();
+            visit.tried_count += 1;
+            let monitor = &self.monitors[visit.at];
+            if let Some(queued) = &monitor.queued {
+                visit.error.get_or_insert(queued.overdue());
+            } else if self.hanging.is_some() {
+                visit.error.get_or_insert(broken(&monitor.path, &HANGS));
+            } else {
+                outcome.last_ticket += 1;
+                visit.step = Step::Opening(outcome.last_ticket);
+                visit.deadline = Ns(u64::MAX);
+                outcome.to_open.push_back(Opening {
+                    ticket: outcome.last_ticket,
+                    vm,
+                    pid: self.target.pid,
+                    path: monitor.path.clone(),
+                });
+                return;
+            }
+        }
+        let error = visit.error.take();
+        self.fail(
+            error.unwrap_or(MonitorError::NoTime("it has no monitor")),
+            (vm, at),
+            outcome,
+        );
+    }
+
+    fn opened(
+        &mut self,
+        ticket: u64,
+        result: Result<UnixStream, MonitorError>,
+        of: (VmId, Ns),
+        outcome: &mut Outcome,
+    ) {
+        if self.hanging == Some(ticket) {
+            self.hanging = None;
+            return;
+        }
+        let is_current = |visit: &&mut Visit| matches!(visit.step, Step::Opening(its) if its == ticket);
+        let Some(visit) = self.visit.as_mut().filter(is_current) else {
+            return;
+        };
+        match result {
+            Ok(stream) => {
+                let conversation = Conversation::new(&self.monitors[visit.at].path, stream);
+                visit.step = Step::Talking(conversation, Script::Nothing);
+                visit.deadline = of.1 + VISIT_MAX;
+                self.go_on(of, outcome);
+            }
+            Err(error) => self.go_elsewhere(error, of, outcome),
+        }
+    }
+
+    /// Goes on with the conversation of the visit as far as that is possible.
+    fn go_on(&mut self, of: (VmId, Ns), outcome: &mut Outcome) {
+        loop {
+            let Some(visit) = &mut self.visit else { return };
+            let Step::Talking(conversation, _) = &mut visit.step else {
+                return;
+            };
+            let was_greeted = !matches!(conversation.stage(), Stage::Queued | Stage::Greeting);
+            match conversation.go_on() {
+                Ok(Stage::Ready) => {}
+                Ok(Stage::Asked) if !was_greeted => {
+                    visit.deadline = of.1 + VISIT_MAX;
+                    return;
+                }
+                Ok(_) => return,
+                Err(error) => {
+                    self.break_off(&error);
+                    return self.go_elsewhere(error, of, outcome);
+                }
+            }
+            if !self.next_script(of.1) {
+                return self.succeed(of, outcome);
+            }
+        }
+    }
+
+    /// What was asked is answered: takes that in and asks what comes next; whether there is anything.
+    fn next_script(&mut self, at: Ns) -> bool {
+        let Some(visit) = &mut self.visit else {
+            return false;
+        };
+        let Step::Talking(conversation, script) = &mut visit.step else {
+            return false;
+        };
+        let answers = conversation.take_answers();
+        match std::mem::replace(script, Script::Nothing) {
+            Script::Nothing => {}
+            Script::Questions(topics) => {
+                let asked_vcpus = topics.contains(&Topic::Vcpus);
+                self.said.heard.take_in(at, &topics, answers);
+                self.next_vcpus = if asked_vcpus {
+                    at + VCPUS_EVERY
+                } else {
+                    self.next_vcpus
+                };
+            }
+            Script::Job(job) => job.end(answers.into_iter().collect()),
+        }
+        while let Some(job) = self.jobs.pop_front() {
+            if job.until <= at {
+                job.end(Err(MonitorError::NoTime(LATE)));
+                continue;
+            }
+            visit.deadline = job.until;
+            conversation.ask(job.commands.clone());
+            *script = Script::Job(job);
+            return true;
+        }
+        if !std::mem::take(&mut visit.asks) {
+            return false;
+        }
+        let wants = Wants {
+            vcpus: self.wants.vcpus && at >= self.next_vcpus,
+            ..self.wants
+        };
+        let (topics, commands) = questions(wants, &self.said.heard).into_iter().unzip();
+        visit.deadline = at + VISIT_MAX;
+        conversation.ask(commands);
+        *script = Script::Questions(topics);
+        true
+    }
+
+    /// A connection that was queued was closed, or is its monitor's now.
+    fn come_up(&mut self, monitor: usize, of: (VmId, Ns), outcome: &mut Outcome) {
+        let Some(mut conversation) = self.monitors[monitor].queued.take() else {
+            return;
+        };
+        match conversation.go_on() {
+            Ok(Stage::Queued) => self.monitors[monitor].queued = Some(conversation),
+            // Another of its monitors is asked just now: one is enough.
+            Ok(_) if self.visit.is_none() => {
+                self.visit = Some(Visit {
+                    at: monitor,
+                    tried_count: self.monitors.len(),
+                    step: Step::Talking(conversation, Script::Nothing),
+                    deadline: of.1 + VISIT_MAX,
+                    asks: self.target.is_asked,
+                    error: None,
+                });
+                self.go_on(of, outcome);
+            }
+            Ok(_) | Err(_) => {}
+        }
+    }
+
+    fn end_overdue(&mut self, of: (VmId, Ns), outcome: &mut Outcome) {
+        let at = of.1;
+        self.jobs.retain(|job| {
+            let is_late = job.until <= at;
+            if is_late {
+                let _ = job.reply.try_send(Err(MonitorError::NoTime(LATE)));
+            }
+            !is_late
+        });
+        let Some(visit) = self.visit.as_mut().filter(|visit| visit.deadline <= at) else {
+            return;
+        };
+        let Step::Talking(conversation, _) = &visit.step else {
+            return;
+        };
+        let error = conversation.overdue();
+        let stage = conversation.stage();
+        self.break_off(&error);
+        if stage == Stage::Queued && outcome.queues_left > 0 {
+            outcome.queues_left -= 1;
+            self.keep_in_queue();
+        }
+        self.go_elsewhere(error, of, outcome);
+    }
+
+    /// What is being asked has no answer.
+    fn break_off(&mut self, error: &MonitorError) {
+        if let Some(visit) = &mut self.visit
+            && let Step::Talking(_, script) = &mut visit.step
+            && let Script::Job(job) = std::mem::replace(script, Script::Nothing)
+        {
+            job.end(Err(error.clone()));
+        }
+    }
+
+    fn keep_in_queue(&mut self) {
+        if let Some(visit) = &mut self.visit
+            && let Step::Talking(conversation, _) = std::mem::replace(&mut visit.step, Step::Opening(0))
+        {
+            self.monitors[visit.at].queued = Some(conversation);
+        }
+    }
+
+    fn succeed(&mut self, (vm, at): (VmId, Ns), outcome: &mut Outcome) {
+        if let Some(visit) = self.visit.take() {
+            self.first = visit.at;
+        }
+        self.monitors.iter_mut().for_each(|monitor| monitor.queued = None);
+        self.failures_count = 0;
+        self.said.trouble = None;
+        self.next = self.target.is_asked.then_some(at + ASK_EVERY);
+        if let Some(refusal) = &self.said.heard.refusal {
+            let name = &self.target.name;
+            outcome
+                .notices
+                .push(format!("the state of VM {name} is known in part: {refusal}"));
+        }
+        self.tell(vm, outcome);
+    }
+
+    fn fail(&mut self, error: MonitorError, (vm, at): (VmId, Ns), outcome: &mut Outcome) {
+        self.visit = None;
+        self.failures_count = self.failures_count.saturating_add(1);
+        let doublings = (self.failures_count - 1).min(16);
+        let rest = match error {
+            // It is not going to be this VM's, and who listens there should not hear the agent knock.
+            MonitorError::Foreign { .. } => REST_MAX,
+            _ => Ns(REST_FIRST.0 << doublings).min(REST_MAX),
+        };
+        let until = at + rest;
+        for job in std::mem::take(&mut self.jobs) {
+            job.end(Err(error.clone()));
+        }
+        let is_busy = matches!(error, MonitorError::Busy { .. });
+        if self.failures_count == if is_busy { BUSY_SAID } else { 1 } {
+            outcome.notices.push(format!(
+                "VM {}: {error}. Whether it is paused and what its balloon holds is not known; the agent asks again later \
+                 and later, until it answers",
+                self.target.name
+            ));
+        }
+        self.next = self.target.is_asked.then_some(until);
+        self.said.trouble = Some((error, until));
+        self.tell(vm, outcome);
+    }
+
+    fn tell(&mut self, vm: VmId, outcome: &mut Outcome) {
+        self.said.visits_count += 1;
+        outcome.said.push((vm, Arc::new(self.said.clone())));
+    }
+}
+
+#[cfg(test)]
+mod tests;
