@@ -312,7 +312,7 @@ impl Status {
         known: impl Fn(&VmSample) -> Known,
     ) -> Status {
         let nodes = machine.nodes.iter().map(|(id, node)| {
-            let now = sample.nodes.get(id).copied().unwrap_or_default();
+            let now = sample.nodes.get(id).cloned().unwrap_or_default();
             let over = rates.and_then(|rates| rates.nodes.get(id));
             NodeStatus {
                 node: id,

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use homenode_host::{ActionError, Failure, Immovable, VirtualNode};
-use homenode_units::{Bytes, CpuSet, NodeMap, NodeSet, Ns, Pages};
+use homenode_units::{Bytes, CpuSet, NodeMap, NodeSet, Ns, PAGE_BYTES, Pages};
 
 use crate::binding::Binding;
 use crate::cgroup::{CpuGroup, CpuMax};

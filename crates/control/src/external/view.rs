@@ -231,7 +231,7 @@ impl<'a> ViewDocument<'a> {
 
 fn nodes(view: &View<'_>, homes: &NodeSet) -> Vec<NodeDocument> {
     let node = |(node, of): (NodeId, &homenode_machine::Node)| {
-        let now = view.sample.nodes.get(node).copied().unwrap_or_default();
+        let now = view.sample.nodes.get(node).cloned().unwrap_or_default();
         let over = view.rates.and_then(|rates| rates.nodes.get(node));
         NodeDocument {
             node,

@@ -79,7 +79,8 @@ fn a_file_keeps_comments_rights_and_links_whatever_is_set() {
     let mut lines: Vec<_> = expected.lines().collect();
     let written = text(&tree, "srv/web.toml");
     let mut found: Vec<_> = written.lines().collect();
-    (lines.sort_unstable(), found.sort_unstable());
+    lines.sort_unstable();
+    found.sort_unstable();
     assert_eq!(found, lines);
     assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o640);
     assert!(link.is_symlink());

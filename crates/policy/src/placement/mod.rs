@@ -539,12 +539,15 @@ fn home_of(
     let demand = company::demand_of(view, vm, history, promised);
     if let Some(nodes) = bound {
         let is_allowed = allowed.as_ref() == Some(&nodes) || allowed.is_none() && nodes == view.homes();
+        // Its memory has its room there, whatever the measured figures say; hyperthreads do where cores are short.
         let there = supply.nodes.iter().filter(|node| nodes.contains(node.node));
-        // Its memory has its room there, whatever the measured figures say.
-        let cpus_left: f64 = there.map(|node| node.left[CPU]).sum();
+        let cpus_left: f64 = there.map(|node| node.threads).sum();
         return match is_allowed && !nodes.is_empty() && cpus_left >= demand.cpus {
             true => Ok((nodes, "its memory is bound to it, and stays".into())),
-            false => Err(shortages(&supply, &demand, allowed.as_ref())),
+            false => {
+                let supply = supply.counting(&demand).by_threads();
+                Err(short::shortages(&supply, &demand, allowed.as_ref()))
+            }
         };
     }
     if let Some(nodes) = where_memory_is(view, config, vm).filter(may)

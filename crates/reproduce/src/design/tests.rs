@@ -423,12 +423,12 @@ fn a_base_is_a_name_and_no_path() {
     std::fs::write(dir.path().join("a/beside.toml"), EXAMPLE).unwrap();
     let absolute = dir.path().join("mine").display().to_string();
     for base in ["../../mine", "../mine", &absolute] {
-        let text = format!("base = \"{base}\"\n{}", EXAMPLE);
+        let text = format!("base = \"{base}\"\n{EXAMPLE}");
         let said = Design::beside(&folder.join("x.toml"), &text)
             .unwrap_err()
             .to_string();
         assert!(said.contains("has a `/`"), "{base}: {said}");
     }
-    let text = format!("base = \"beside\"\n{}", EXAMPLE);
+    let text = format!("base = \"beside\"\n{EXAMPLE}");
     assert!(Design::beside(&folder.join("x.toml"), &text).is_ok());
 }

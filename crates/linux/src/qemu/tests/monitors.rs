@@ -46,13 +46,13 @@ fn a_monitor_tells_the_state_sets_the_balloon_and_is_left_at_once() {
         || path().is_some_and(|path| path == "/machine/peripheral/b0")
     ));
     let pid = qemu.found(guest.id).unwrap();
-    ask_in_turn(pid, &guest.socket(), ("stop", json!({}))).unwrap();
+    ask_in_turn(pid, &guest.socket(), &("stop", json!({}))).unwrap();
     let mut again = guest.seen();
     assert!(until(|| {
         again.describe(guest.id).unwrap();
         again.standstill(guest.id) == Ok(Some(Immovable::Paused))
     }));
-    let refused = ask_in_turn(pid, &guest.socket(), ("no-such-command", json!({}))).unwrap_err();
+    let refused = ask_in_turn(pid, &guest.socket(), &("no-such-command", json!({}))).unwrap_err();
     assert!(refused.to_string().contains("no-such-command"), "{refused:?}");
 }
 
