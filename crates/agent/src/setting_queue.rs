@@ -61,8 +61,8 @@ impl SettingQueue {
         self.set_where(vm, vec![setting], |_| true, told);
     }
 
-    /// Asks for several at once, if `holds` of the VM's settings when the loop comes to them: of those that the loop knows, and of
-    /// those that are stored then, under the lock that they are stored under.
+    /// Asks for several at once, if `holds` of the VM's settings when the loop comes to them: of those that the loop knows, and
+    /// of those that are stored then, under the lock that they are stored under.
     pub fn set_where(
         &self,
         vm: VmId,

@@ -74,9 +74,9 @@ pub trait Host {
     /// When the VM is gone, or the host cannot keep it.
     fn set(&mut self, vm: VmId, setting: Setting) -> Result<(), ActionError>;
 
-    /// Sets several things at once where `holds` of what is stored of the VM's settings when that is done, under the lock that it is
-    /// done under; false, and nothing is set, where it does not. The default is for hosts whose settings their caller alone sets:
-    /// the caller has asked by then.
+    /// Sets several things at once where `holds` of what is stored of the VM's settings when that is done, under the lock that
+    /// it is done under; false, and nothing is set, where it does not. The default is for hosts whose settings their caller
+    /// alone sets: the caller has asked by then.
     ///
     /// # Errors
     /// As for [`Host::set`].

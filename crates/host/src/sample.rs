@@ -414,8 +414,8 @@ pub struct VmSettings {
     pub together: Option<String>,
     /// Memory bandwidth that the VM is declared to need.
     pub bandwidth: Option<BytesPerSec>,
-    /// CPUs that everything that its operator set leaves it (cpusets of its cgroups, `<vcpu cpuset>`, its affinity from before the
-    /// agent, and `isolcpus=`); `None` where it may use every CPU that all VMs may use.
+    /// CPUs that everything that its operator set leaves it (cpusets of its cgroups, `<vcpu cpuset>`, its affinity from before
+    /// the agent, and `isolcpus=`); `None` where it may use every CPU that all VMs may use.
     pub cpus_allowed: Option<CpuSet>,
     /// vCPUs that the operator pinned by hand (`<vcpupin>`): the agent leaves them alone.
     pub pinned_vcpus: Vec<u16>,

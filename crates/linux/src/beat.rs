@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 pub(crate) const BEAT: u8 = b'.';
 /// How often an agent says that it goes on, at most.
 const BEAT_EVERY: Duration = Duration::from_secs(1);
+/// How long an agent may say nothing: twice as long as a call of libvirt's may take.
+pub const SILENCE_MAX: Duration = Duration::from_secs(20);
 
 /// How an agent says to its guard that it goes on, and to others who want to know. Whatever takes long beats in between.
 #[derive(Clone, Default)]

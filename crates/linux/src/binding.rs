@@ -1,8 +1,8 @@
 //! The nodes that a VM's memory is bound to, by whatever means its operator or its manager chose.
 //!
 //! # Problem
-//! Memory that was bound to nodes stays on them: an operator counts on the room that is left elsewhere. A VM's memory is often bound
-//! object by object (a cell of the guest, a DIMM), each to nodes of its own, and several sources say so.
+//! Memory that was bound to nodes stays on them: an operator counts on the room that is left elsewhere. A VM's memory is often
+//! bound object by object (a cell of the guest, a DIMM), each to nodes of its own, and several sources say so.
 //!
 //! # Terms
 //! - *Object*: memory with a policy of its own: a guest's cell, a DIMM, a mapping.
@@ -10,9 +10,9 @@
 //! - *Common* nodes: the nodes to which all bound objects may go.
 //!
 //! # Algorithm
-//! `strict` and `bind` bind an object to their nodes. `interleave` binds each page to the node that it lies on: gathering pages on
-//! one node would undo what the operator chose, so no node is common. `preferred` names nodes to begin on and binds nothing, like
-//! `restrictive`, with which libvirt leaves the place to cgroups. A mode that is not known binds.
+//! `strict` and `bind` bind an object to their nodes. `interleave` binds each page to the node that it lies on: gathering pages
+//! on one node would undo what the operator chose, so no node is common. `preferred` names nodes to begin on and binds nothing,
+//! like `restrictive`, with which libvirt leaves the place to cgroups. A mode that is not known binds.
 //! Bindings are joined: nodes are united, common nodes are intersected. So two cells that are bound to nodes 0 and 1 are bound to
 //! nodes 0 and 1, and have no node in common: neither may leave its node, though both nodes are bound to.
 //!

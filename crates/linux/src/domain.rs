@@ -371,8 +371,8 @@ fn numatune(root: &Element) -> Result<Option<NumaTune>, DomainError> {
     }))
 }
 
-/// Nodes that memory is bound to. Memory of a cell goes by its `<memnode>`, that of a DIMM by its own `<nodemask>` or else by its cell's
-/// `<memnode>`; what has neither goes by `<memory>`. A DIMM with a `<nodemask>` takes its cell's mode.
+/// Nodes that memory is bound to. Memory of a cell goes by its `<memnode>`, that of a DIMM by its own `<nodemask>` or else by
+/// its cell's `<memnode>`; what has neither goes by `<memory>`. A DIMM with a `<nodemask>` takes its cell's mode.
 fn binding(root: &Element, cells: usize) -> Result<Option<Binding>, DomainError> {
     let whole = numatune(root)?;
     let whole_mode = whole.as_ref().map_or("strict", |tune| &tune.mode);

@@ -1,5 +1,5 @@
-//! How many files each part of the agent may have open. The process has one limit for all, and clients, whoever they are, must not
-//! take what the control loop reads the host with (`/proc`, counters, libvirt).
+//! How many files each part of the agent may have open. The process has one limit for all, and clients, whoever they are, must
+//! not take what the control loop reads the host with (`/proc`, counters, libvirt).
 
 use rustix::process::{Resource, getrlimit};
 

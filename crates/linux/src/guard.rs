@@ -27,6 +27,7 @@ use homenode_units::VmId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal};
 
+pub use crate::beat::SILENCE_MAX;
 use crate::beat::{BEAT, Beat, Line};
 use crate::holder::{Holder, JournalWas};
 use crate::journal::{self, Journal};
@@ -38,8 +39,6 @@ use crate::task::{self, Process};
 
 const GOODBYE: u8 = b'q';
 const READY: u8 = b'r';
-/// How long an agent may say nothing: twice as long as a call of libvirt's may take.
-pub const SILENCE_MAX: Duration = Duration::from_secs(20);
 /// How long a guard may take to begin, or to end, on a host that is busy: less than the agent's own silence may last.
 const START_MAX: Duration = Duration::from_secs(15);
 /// How long a guard that was itself stopped waits for the beat of an agent that was stopped with it.

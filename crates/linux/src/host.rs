@@ -280,8 +280,8 @@ impl LinuxHost {
         self.locks.as_ref()?.lost_journal()
     }
 
-    /// Whether its locks are where another agent would look for them. Where its state directory was removed or moved they are not:
-    /// another agent may act, and finds no journal.
+    /// Whether its locks are where another agent would look for them. Where its state directory was removed or moved they are
+    /// not: another agent may act, and finds no journal.
     pub fn owns_its_state(&self) -> bool {
         self.locks.as_ref().is_none_or(Locks::are_there)
     }

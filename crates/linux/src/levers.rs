@@ -32,7 +32,7 @@ use crate::manager::{CallError, Manager};
 use crate::mark;
 use crate::vm::{After, Grip, Levers, failed};
 
-pub use home::{Home, MemoryNodes};
+pub use home::{Home, MemoryNodes, NO_HOME};
 pub use memory::{Shrink, StatsPeriod};
 pub use memory_policy::is_possible as memory_policy_is_possible;
 pub use pages::Moving;

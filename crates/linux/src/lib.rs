@@ -35,7 +35,6 @@
 //! | [`numad_hook`] | what libvirt's prepare hook says of the domain that is about to start |
 
 pub mod acting;
-mod ancestors;
 pub mod attribution;
 mod beat;
 pub mod binding;

@@ -16,7 +16,7 @@ use std::time::Duration;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
-use crate::guard::SILENCE_MAX;
+use crate::beat::SILENCE_MAX;
 use crate::holder::{self, Holder, JournalWas, Record, Watch};
 use crate::state_dir::{STATE_DIR, StateDir, StateError};
 use crate::task::{self, Process};

@@ -97,8 +97,8 @@ pub(crate) trait Manager: std::fmt::Debug {
     /// Nodes that a `restrictive` VM may take memory from.
     fn set_memory_nodes(&mut self, vm: VmId, nodes: &NodeSet) -> Result<(), CallError>;
 
-    /// Makes a change on what is stored of the operator's settings now, whatever [`Manager::describe`] said last; false, and nothing
-    /// is stored, where that is not what the change is meant for. With an error everything is as it was.
+    /// Makes a change on what is stored of the operator's settings now, whatever [`Manager::describe`] said last; false, and
+    /// nothing is stored, where that is not what the change is meant for. With an error everything is as it was.
     fn change_settings(&mut self, vm: VmId, change: &Change<'_>) -> Result<bool, CallError>;
 
     /// Replaces the mark of a VM that runs, or takes it away.

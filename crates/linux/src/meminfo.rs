@@ -67,8 +67,8 @@ fn parse_line(line: &str, node: NodeId, key: &str) -> Option<u64> {
 
 /// Huge pages of a node, by size ascending; empty where the kernel has none.
 ///
-/// Surplus pages, which the kernel takes from ordinary memory on demand (`nr_overcommit_hugepages`) and gives back as soon as they
-/// are free, are not counted: neither those that there are (`surplus_hugepages`) nor those that there could be.
+/// Surplus pages, which the kernel takes from ordinary memory on demand (`nr_overcommit_hugepages`) and gives back as soon as
+/// they are free, are not counted: neither those that there are (`surplus_hugepages`) nor those that there could be.
 ///
 /// # Errors
 /// When a count is not a number.
@@ -96,8 +96,8 @@ pub fn huge_pages(root: &Path, node: NodeId) -> Result<Vec<HugePages>, ReadError
     Ok(sizes)
 }
 
-/// Size of the huge pages that a program gets which names none (`Hugepagesize` of `/proc/meminfo`); `None` where the kernel has no
-/// huge pages.
+/// Size of the huge pages that a program gets which names none (`Hugepagesize` of `/proc/meminfo`); `None` where the kernel has
+/// no huge pages.
 ///
 /// # Errors
 /// When the file cannot be read, or its line is not a size.

@@ -64,9 +64,9 @@ impl Starting {
     }
 }
 
-/// What of a domain's memory lies in huge pages (`<memoryBacking><hugepages>`), by size. As libvirt does: each `<page>` is for the
-/// guest's nodes that its `nodeset` names, or without one for all that no other names; without any `<page>` all memory lies in
-/// huge pages of the kernel's default size. A DIMM is of its target node, unless its `<source>` says another size. A size that
+/// What of a domain's memory lies in huge pages (`<memoryBacking><hugepages>`), by size. As libvirt does: each `<page>` is for
+/// the guest's nodes that its `nodeset` names, or without one for all that no other names; without any `<page>` all memory lies
+/// in huge pages of the kernel's default size. A DIMM is of its target node, unless its `<source>` says another size. A size that
 /// is not known (a host without huge pages) is left out: the domain will not start.
 fn huge_pages(xml: &str, domain: &Domain, root: &Path) -> Vec<HugeMemory> {
     let Some(parsed) = xml::parse(xml).ok() else {

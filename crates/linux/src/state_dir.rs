@@ -11,6 +11,8 @@
 //! file of our own with one name is taken for ours: root must not be made to overwrite another file. The directories above are
 //! such that no other user can move it away (`ancestors`).
 
+mod ancestors;
+
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{Read, Write};
@@ -19,8 +21,6 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
-
-use crate::ancestors;
 
 /// Where the agent's directory lies unless the operator says otherwise: gone after a reboot, as the VMs are.
 pub const STATE_DIR: &str = "/run/homenode";

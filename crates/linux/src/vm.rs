@@ -130,7 +130,8 @@ impl Memory {
         self.whole.as_ref().map(|whole| &whole.mover)
     }
 
-    /// Size of the huge pages that it lies in, the largest of several; `None` where it lies in ordinary ones, or was not found yet.
+    /// Size of the huge pages that it lies in, the largest of several; `None` where it lies in ordinary ones, or was not found
+    /// yet.
     pub fn huge_page_bytes(&self) -> Option<Bytes> {
         let ranges = self.mover().into_iter().flat_map(Mover::ranges);
         let largest = ranges.map(|range| range.page_bytes).max();
@@ -219,7 +220,8 @@ impl Vm {
         self.reach.left(&hands.machine, &affinities)
     }
 
-    /// Whether something of the agent's is in force outside what is left to it: a pin, or a home that its operator did not choose.
+    /// Whether something of the agent's is in force outside what is left to it: a pin, or a home that its operator did not
+    /// choose.
     pub fn is_out_of_reach(&self, hands: &Hands, left: &Left) -> bool {
         let mut pins = self.pins.ours.values().filter_map(|sets| sets.first());
         let chosen = self

@@ -641,13 +641,12 @@ impl Host for XenHost {
 
     fn sample(&mut self) -> Result<Sample, HostError> {
         self.end_leases();
-        let sampled = self
+        self.last = self
             .look_and_sample(now())
             .map_err(|error| HostError::Unreachable {
                 service: "Xen's hypervisor".to_owned(),
                 cause: error.to_string(),
             })?;
-        self.last = sampled;
         Ok(self.last.clone())
     }
 

@@ -1,8 +1,8 @@
 //! What operators set of a VM: read and written whole, so that two of them do not undo each other's work unseen.
 //!
-//! An answer carries an `ETag` of what is in force. Who writes says which one was read (`If-Match`), and the loop compares it with
-//! what is stored when it writes, under the lock that it writes under: what was set by somebody else meanwhile, in a file or in
-//! libvirt's metadata too, is not overwritten.
+//! An answer carries an `ETag` of what is in force. Who writes says which one was read (`If-Match`), and the loop compares it
+//! with what is stored when it writes, under the lock that it writes under: what was set by somebody else meanwhile, in a file
+//! or in libvirt's metadata too, is not overwritten.
 
 use std::time::Duration;
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use homenode_host::{Act, Immovable, Lever, Management, VcpuSample, VmSample};
+use homenode_host::{Immovable, Management, VcpuSample, VmSample};
 use homenode_units::{CpuSet, Migration, Ns};
 
 use super::LinuxHost;
@@ -108,7 +108,7 @@ impl LinuxHost {
             true => left.why_nothing(),
             false => format!("it may use CPUs {} only", left.cpus),
         };
-        let done = vm.act(&mut self.hands, &Act::Lift { lever: Lever::Home });
+        let done = vm.act(&mut self.hands, &levers::NO_HOME);
         self.hands.notice(match done {
             Ok(_) => format!("home and pins of VM {name} are given up: its bounds were changed, and {left}"),
             Err(error) => {

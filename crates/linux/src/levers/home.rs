@@ -31,6 +31,9 @@ impl Written for MemoryNodes {
     const KEY: &'static str = "memory-nodes";
 }
 
+/// Leaves a home, and gives vCPUs back.
+pub const NO_HOME: Act = Act::Lift { lever: Lever::Home };
+
 const HOME: &str = "setting the home";
 const LEAVE: &str = "lifting the home";
 const MEMORY_NODES: &str = "setting the memory nodes";
@@ -52,6 +55,10 @@ pub(super) fn grip(entry: Option<&Entry>) -> Box<dyn Grip> {
 impl Grip for OfVm {
     fn lever(&self) -> Lever {
         Lever::Home
+    }
+
+    fn may_be_refused_for_good(&self) -> bool {
+        true
     }
 
     fn what(&self, act: &Act) -> &'static str {
@@ -159,8 +166,8 @@ fn within_before(hands: &Hands, vm: &Vm, helper: Helper, cpus: &CpuSet) -> CpuSe
     }
 }
 
-/// Has emulator and I/O threads run at home, or all of them where they ran before. A home of memory-only nodes, or outside of what
-/// they may use, leaves them where they are.
+/// Has emulator and I/O threads run at home, or all of them where they ran before. A home of memory-only nodes, or outside of
+/// what they may use, leaves them where they are.
 fn pin_helpers(hands: &mut Hands, vm: &mut Vm, nodes: &NodeSet) -> Result<(), ActionError> {
     let cpus = cpus_of_home(hands, vm, nodes);
     let iothreads = vm.domain.iothreads.iter().map(|id| Helper::IoThread(*id));

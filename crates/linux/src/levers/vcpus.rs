@@ -60,6 +60,10 @@ impl Grip for Vcpus {
         Lever::VcpuPlacement
     }
 
+    fn may_be_refused_for_good(&self) -> bool {
+        true
+    }
+
     fn what(&self, _act: &Act) -> &'static str {
         PIN
     }

@@ -414,7 +414,8 @@ proptest! {
         for setting in all {
             prop_assert!(said.has(setting), "{:?} of {:?}", setting, said);
         }
-        let written = fs::read_to_string(tree.root().join(&file)).or_else(|_| fs::read_to_string(tree.root().join(path_of(WEB)))).unwrap();
+        let written = fs::read_to_string(tree.root().join(&file));
+        let written = written.or_else(|_| fs::read_to_string(tree.root().join(path_of(WEB)))).unwrap();
         prop_assert!(written.contains("# of the operator") && written.contains("# so"));
     }
 }

@@ -1,16 +1,17 @@
 //! What keeps a VM's memory where it is, and which nodes it is bound to.
 //!
 //! # Problem
-//! Pages that move are a gain only where nothing and no one wants them where they are. Devices and encryption pin pages; operators bind
-//! memory to nodes, and schedulers count on the huge pages that are left on each node.
+//! Pages that move are a gain only where nothing and no one wants them where they are. Devices and encryption pin pages;
+//! operators bind memory to nodes, and schedulers count on the huge pages that are left on each node.
 //!
 //! # Algorithm
 //! Memory policies come from two sources: what the manager says of the VM ([`Domain::binding`](crate::domain::Domain)), and what
-//! `numa_maps` says of each mapping that is guest RAM. The second is what the kernel acts by, whoever bound the memory: libvirt, another
-//! manager, `numactl`. Both are joined ([`Binding::join`]). Where a part of a VM's memory is bound, policies move none of it.
+//! `numa_maps` says of each mapping that is guest RAM. The second is what the kernel acts by, whoever bound the memory:
+//! libvirt, another manager, `numactl`. Both are joined ([`Binding::join`]). Where a part of a VM's memory is bound, policies
+//! move none of it.
 //!
-//! Huge pages are of a pool of each node. A scheduler (Nova, KubeVirt) counts on the pages that are free there, so they stay unless
-//! the VM's operator says `hugepages="move"`; and even then they are not moved where they are bound.
+//! Huge pages are of a pool of each node. A scheduler (Nova, KubeVirt) counts on the pages that are free there, so they stay
+//! unless the VM's operator says `hugepages="move"`; and even then they are not moved where they are bound.
 //!
 //! A VM whose memory stays by its operator's will has its vCPUs where that memory is, or anywhere: see
 //! [`VmSample::bound_to`](homenode_host::VmSample).

@@ -40,6 +40,11 @@ pub(crate) trait Grip {
         Ok(())
     }
 
+    /// Whether the kernel may refuse the same act each time, as a pin outside a cpuset: it is then tried less and less often.
+    fn may_be_refused_for_good(&self) -> bool {
+        false
+    }
+
     /// Takes in what others did since the last look.
     fn reconcile(&mut self, _hands: &mut Hands, _vm: &mut Vm, _is_first: bool) {}
 
@@ -132,7 +137,7 @@ impl Leased {
         let done = self.grip.set(hands, vm, act);
         let before = self.refused.take();
         self.refused = match &done {
-            Err(error) if matches!(act.lever(), Lever::Home | Lever::VcpuPlacement) => {
+            Err(error) if self.grip.may_be_refused_for_good() => {
                 Some(Refused::again(before, act, error.clone(), now()))
             }
             _ => None,

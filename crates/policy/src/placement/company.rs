@@ -14,10 +14,10 @@
 //! memory cannot move: its vCPUs alone would only be slower elsewhere. Where a node is drained, or its CPUs are gone, only
 //! memory has to find room: VMs share CPUs then.
 //!
-//! A VM whose memory its operator bound to nodes has exactly these nodes for its home, less those that have no CPUs at all (CXL), or no
-//! home: a home of some of them would leave the memory on the others remote. It leaves every other home. So two cells that are
-//! bound to nodes 0 and 1 give home 0-1; where one of the two is drained, or may not be a home for another reason, the VM stays
-//! unplaced. What the operator names as its home goes before that.
+//! A VM whose memory its operator bound to nodes has exactly these nodes for its home, less those that have no CPUs at all
+//! (CXL), or no home: a home of some of them would leave the memory on the others remote. It leaves every other home. So two
+//! cells that are bound to nodes 0 and 1 give home 0-1; where one of the two is drained, or may not be a home for another
+//! reason, the VM stays unplaced. What the operator names as its home goes before that.
 //!
 //! # Properties
 //! - `vms_that_are_kept_apart_share_no_node`

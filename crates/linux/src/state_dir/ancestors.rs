@@ -2,9 +2,9 @@
 //! would find no journal, and undo nothing.
 //!
 //! Each component of the path is opened below the one before it and checked, and a link is resolved component by component in the
-//! same way. A directory is fine if root or the agent's own user has it and no other user can write to it. One that has the sticky
-//! bit, as `/tmp` has, may be written to by others: there a user can rename and remove what is his own only, and what comes next
-//! on the path must be root's or the agent's own user's.
+//! same way. A directory is fine if root or the agent's own user has it and no other user can write to it. One that has the
+//! sticky bit, as `/tmp` has, may be written to by others: there a user can rename and remove what is his own only, and what
+//! comes next on the path must be root's or the agent's own user's.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -15,7 +15,7 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use crate::state_dir::{PUBLIC_MODE, StateError, WRITABLE_BY_OTHERS, make, with_remedy};
+use super::{PUBLIC_MODE, StateError, WRITABLE_BY_OTHERS, make, with_remedy};
 
 /// Links on a path; the kernel follows as many.
 const LINKS_MAX: usize = 40;
@@ -173,7 +173,7 @@ fn check_owner(stat: &Stat, path: &Path, of: &Path) -> Result<(), StateError> {
 mod tests {
     use std::os::unix::fs::{PermissionsExt as _, lchown, symlink};
 
-    use crate::state_dir::StateDir;
+    use super::super::StateDir;
 
     use super::*;
 

@@ -1,0 +1,161 @@
+//! VMs in huge pages, and pools that have room for them.
+
+use super::*;
+
+/// A VM of one vCPU that asks for so much memory in all, and for so much of it in huge pages of these sizes.
+fn huge(mib: u64, parts: &[(Bytes, u64)]) -> Demand {
+    let part = |(page_bytes, mib): &(Bytes, u64)| HugeMemory {
+        page_bytes: *page_bytes,
+        memory_bytes: Bytes::from_mib(*mib),
+    };
+    Demand {
+        memory_bytes: Bytes::from_mib(mib),
+        huge_pages: parts.iter().map(part).collect(),
+        ..demand(1.0, 0, 0.0)
+    }
+}
+
+/// Where it goes, or why it goes nowhere, in words.
+fn placed_or_short(scene: &mut Scene, demand: &Demand) -> Result<String, String> {
+    placed(scene, demand)
+        .map(|(nodes, _)| nodes)
+        .map_err(|refused| refused.to_string())
+}
+
+#[test]
+fn a_vm_in_huge_pages_goes_where_the_pool_has_room() {
+    // Node 1 has 350 huge pages of 2 MiB, 10 of them in use, and only 1 of its 16 GiB of ordinary memory left; node 0 none.
+    let mut scene = Scene::nodes(2, 2);
+    scene.add_vm(9, 0, Bytes::from_gib(15), 1).pages(1, 15 << 18);
+    scene.pool(1, SMALL_HUGE, (350, 340));
+    // 600 MiB are 300 pages, 680 MiB 340.
+    assert_eq!(placed_or_short(&mut scene, &huge(600, &[])), Ok("0".into()));
+    assert_eq!(
+        placed_or_short(&mut scene, &huge(600, &[(SMALL_HUGE, 600)])),
+        Ok("1".into())
+    );
+    assert_eq!(
+        placed_or_short(&mut scene, &huge(680, &[(SMALL_HUGE, 680)])),
+        Ok("1".into())
+    );
+    // 681 MiB are 341 pages: the last is not full.
+    assert_eq!(
+        placed_or_short(&mut scene, &huge(681, &[(SMALL_HUGE, 681)])).unwrap_err(),
+        "fits nowhere: node 0 is short of huge pages of 2MiB (0 of a pool of 0 left, 341 needed); node 1 is short of huge pages \
+         of 2MiB (340 of a pool of 350 left, 341 needed); a home of several nodes is short of huge pages of 2MiB (340 of a pool \
+         of 350 left, 341 needed)"
+    );
+    // Pages of another size do not help.
+    let gib = huge(1024, &[(GIB, 1024)]);
+    assert!(
+        placed_or_short(&mut scene, &gib)
+            .unwrap_err()
+            .contains("huge pages of 1GiB (0 of a pool of 0 left, 1 needed)")
+    );
+    scene.pool(0, GIB, (2, 1));
+    assert_eq!(placed_or_short(&mut scene, &gib), Ok("0".into()));
+    // On several nodes each has an even part: 340 pages on node 1 and 20 on node 0 have no room for 360, and 180 on each have.
+    scene.pool(0, SMALL_HUGE, (20, 20));
+    assert!(placed_or_short(&mut scene, &huge(720, &[(SMALL_HUGE, 720)])).is_err());
+    scene.huge_pages[NodeId(0)].pop();
+    scene.pool(0, SMALL_HUGE, (180, 180));
+    assert_eq!(
+        placed_or_short(&mut scene, &huge(720, &[(SMALL_HUGE, 720)])),
+        Ok("0-1".into())
+    );
+    assert!(
+        placed_or_short(&mut scene, &huge(722, &[(SMALL_HUGE, 722)])).is_err(),
+        "181 on each"
+    );
+}
+
+#[test]
+fn huge_pages_and_ordinary_memory_do_not_stand_in_for_each_other() {
+    // Node 0 has 100 huge pages and all of its ordinary memory, node 1 has 350 and 1 GiB.
+    let mut scene = Scene::nodes(2, 8);
+    scene.add_vm(9, 0, Bytes::from_gib(15), 1).pages(1, 15 << 18);
+    scene.pool(0, SMALL_HUGE, (100, 100));
+    scene.pool(1, SMALL_HUGE, (350, 350));
+    // 400 MiB in 200 huge pages beside 800 MiB or 1,600 MiB of ordinary memory: of these node 1 has 1,024.
+    let both = |ordinary: u64| huge(400 + ordinary, &[(SMALL_HUGE, 400)]);
+    assert_eq!(placed_or_short(&mut scene, &both(800)), Ok("1".into()));
+    // On both, 100 pages and 800 MiB on each.
+    assert_eq!(placed_or_short(&mut scene, &both(1600)), Ok("0-1".into()));
+    let refused = placed_or_short(&mut scene, &huge(600 + 1600, &[(SMALL_HUGE, 600)])).unwrap_err();
+    assert!(
+        refused.contains("node 0 is short of huge pages of 2MiB (100 of a pool of 100 left, 300 needed)")
+            && refused.contains("node 1 is short of memory (1GiB left, 1.563GiB needed)"),
+        "{refused}"
+    );
+    // A VM that runs in huge pages on node 0 takes nothing of its 16 GiB, and one in ordinary memory nothing of its pool.
+    scene
+        .add_vm(1, 1, GIB, 0)
+        .in_huge_pages(SMALL_HUGE)
+        .home(0)
+        .pages(0, 1 << 18);
+    scene.add_vm(2, 1, GIB, 0).home(0);
+    let left = scene.with_view(|view| supply_of(view, &Config::default()).left().next().unwrap().memory);
+    assert_eq!(left, Bytes::from_gib(15));
+    assert_eq!(
+        placed_or_short(&mut scene, &huge(200, &[(SMALL_HUGE, 200)])).unwrap(),
+        "1",
+        "most left"
+    );
+    scene.huge_pages[NodeId(1)].clear();
+    assert_eq!(
+        placed_or_short(&mut scene, &huge(200, &[(SMALL_HUGE, 200)])).unwrap(),
+        "0"
+    );
+}
+
+#[test]
+fn huge_pages_that_are_promised_are_not_given_twice() {
+    // Two nodes of 100 pages. VM 1 lives on node 0 and has touched 40 MiB of 120: 80 MiB are promised to it, 40 pages.
+    let mut scene = Scene::nodes(2, 8);
+    scene.pool(0, SMALL_HUGE, (120, 100));
+    scene.pool(1, SMALL_HUGE, (100, 100));
+    scene
+        .add_vm(1, 1, Bytes::from_mib(120), 0)
+        .in_huge_pages(SMALL_HUGE)
+        .home(0)
+        .pages(0, 40 << 8);
+    let config = Config::default();
+    let mut ledger = Ledger::default();
+    let mut answers = Vec::new();
+    // 60 pages each: node 0 has 60 left, node 1 100; then node 0 60, node 1 40; then none.
+    for _ in 0..3 {
+        scene.with_view(|view| {
+            let supply = Supply::new(view, &seen(view), &ledger, &config, &[]);
+            let demand = huge(120, &[(SMALL_HUGE, 120)]);
+            let found = place(&supply, &demand, None, &config);
+            answers.push(found.as_ref().map(|found| found.nodes.to_string()).ok());
+            let Ok(found) = found else { return };
+            ledger.reserve(Reservation {
+                id: 0,
+                name: None,
+                vm: None,
+                shape: Shape::new(1, demand.memory_bytes),
+                demand,
+                nodes: found.nodes,
+                made_at: view.at,
+            });
+        });
+    }
+    assert_eq!(answers, [Some("1".into()), Some("0".into()), None]);
+    // A VM that moves elsewhere gives back what it holds there.
+    scene.with_view(|view| {
+        let without = [vm_id(1)];
+        let supply = Supply::new(view, &seen(view), &Ledger::default(), &config, &without);
+        let found = place(
+            &supply,
+            &huge(240, &[(SMALL_HUGE, 240)]),
+            Some(&set("0")),
+            &config,
+        );
+        assert_eq!(
+            found.map(|found| found.nodes),
+            Ok(set("0")),
+            "100 free and 20 of its own"
+        );
+    });
+}
