@@ -133,7 +133,7 @@ pub static ALL: &[Case] = &[
         "plain-qemu-unmovable",
         Group::Agent,
         600,
-        "memory locked, pinned by VFIO or in huge pages stays, and the agent says why; huge pages move once there is room",
+        "memory locked, pinned by VFIO or in huge pages stays, and the agent says why; huge pages move where the operator lets them",
         plain_qemu::unmovable,
     ),
     case(

@@ -444,8 +444,8 @@ fn wait_left(agent: &Program, guest: &Guest, node: u32, why: &str) -> anyhow::Re
     Ok(())
 }
 
-/// Memory that is locked, that a device pins through VFIO, and that lies in huge pages of which no other node has any: it
-/// stays, and the agent says why, while vCPUs go home. Huge pages come home once the operator reserves some there.
+/// Memory that is locked, that a device pins through VFIO, and that lies in huge pages of a pool: it stays, and the agent says
+/// why, while vCPUs go home. Huge pages come home once the operator lets them move and reserves some there.
 pub fn unmovable(inside: &mut Inside) -> anyhow::Result<()> {
     let device = Device::take()?;
     let memory_mib = spec("", ordinary()).memory_mib;
@@ -462,7 +462,7 @@ pub fn unmovable(inside: &mut Inside) -> anyhow::Result<()> {
             DEVICE_NODE,
             "a device assigned through VFIO pins all of its memory",
         ),
-        ("huge", huge, 3, "too few are free elsewhere"),
+        ("huge", huge, 3, "of its nodes' pools, on which others may count"),
     ];
     fs::create_dir_all(SETTINGS)?;
     let mut guests = Vec::new();
@@ -482,6 +482,11 @@ pub fn unmovable(inside: &mut Inside) -> anyhow::Result<()> {
             wait_left(&agent, guest, *home, why)?;
             inside.note(format!("{name} stays: {why}"));
         }
+        fs::write(
+            format!("{SETTINGS}/huge.toml"),
+            "home = 3\nhugepages = \"move\"\n",
+        )?;
+        wait_left(&agent, &guests[2], 3, "too few are free elsewhere")?;
         reserve_huge_pages(3, memory_mib)?;
         wait_home(inside, &guests[2], 3)?;
         stop(agent)

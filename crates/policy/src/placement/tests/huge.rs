@@ -2,6 +2,8 @@
 
 use super::*;
 
+const SMALL_HUGE: Bytes = Bytes::from_mib(2);
+
 /// A VM of one vCPU that asks for so much memory in all, and for so much of it in huge pages of these sizes.
 fn huge(mib: u64, parts: &[(Bytes, u64)]) -> Demand {
     let part = |(page_bytes, mib): &(Bytes, u64)| HugeMemory {

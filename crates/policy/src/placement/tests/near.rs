@@ -138,5 +138,3 @@ fn of_devices_on_two_sockets_one_is_near() {
     assert_eq!(nodes(&with(8.0, "3")), "2-3");
     assert_eq!(nodes(&with(12.0, "1,2")), "0-2", "three nodes with both devices");
 }
-
-const SMALL_HUGE: Bytes = Bytes::from_mib(2);
