@@ -333,12 +333,12 @@ fn left_behind(left: &Holder) -> Option<String> {
     };
     if is_lost {
         return Some(format!(
-            "an agent with state in {state} ended, and its journal is not there any more, which says how VMs were before: put the              directory back if it was moved, and run `homenode release --state {state}` in any case"
+            "an agent with state in {state} ended, and its journal is not there any more, which says how VMs were before: put the directory back if it was moved, and run `homenode release --state {state}` in any case"
         ));
     }
     leaves_something(&left.state).then(|| {
         format!(
-            "an agent with state in {state} ended and left VMs changed, or its journal cannot be read; run `homenode release --state              {state}` first"
+            "an agent with state in {state} ended and left VMs changed, or its journal cannot be read; run `homenode release --state {state}` first"
         )
     })
 }

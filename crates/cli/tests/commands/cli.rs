@@ -305,7 +305,7 @@ fn place_says_nodes_and_reasons() {
     ]);
     assert_eq!(answer["nodes"], serde_json::json!([0]));
     assert!(!answer["reasons"].as_array().unwrap().is_empty());
-    // More than any node has: several nodes.
+    // A node has four cores of two hyperthreads: twelve vCPUs get a core each on three nodes.
     let wide = json(&[
         "place",
         "--host",
@@ -316,7 +316,7 @@ fn place_says_nodes_and_reasons() {
         "8GiB",
         "--json",
     ]);
-    assert_eq!(wide["nodes"], serde_json::json!([0, 1]));
+    assert_eq!(wide["nodes"], serde_json::json!([0, 1, 2]));
     let (status, complaint) = refused(&[
         "place",
         "--host",

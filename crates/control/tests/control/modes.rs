@@ -472,7 +472,7 @@ fn with_huge_pages(machine: &Machine, twin: &mut Twin) -> Control {
 
 #[test]
 fn a_domain_in_huge_pages_that_the_hook_announced_goes_where_the_pool_has_room() {
-    let mut twin = twin(vec![]);
+    let mut twin = twin(vec![vm("later", "povray").arriving(Ns::from_secs(3600))]);
     let machine = twin.machine().clone();
     let mut control = with_huge_pages(&machine, &mut twin);
     let shape = Shape::new(1, Bytes::from_mib(600));

@@ -349,14 +349,16 @@ fn act(twin: &mut Twin, action: Action) {
     twin.commit(&plan).expect("a possible plan");
 }
 
-/// Pins all vCPUs of VM `a` to the first cores of a node.
-fn pin(twin: &mut Twin, vcpus: u16, to: u16) {
-    let action = Act::PinVcpus {
-        vcpus: (0..vcpus).collect(),
-        cpus: cores(&amd48(), to, 0, usize::from(vcpus)),
-    }
-    .on(twin.vm_id("a").unwrap());
-    act(twin, action);
+/// The same scenario whose operator pins the two vCPUs of VM `a` to the first cores of nodes, at these seconds.
+fn pinned(scenario: Scenario, to: &[(u64, u16)]) -> Scenario {
+    to.iter().fold(scenario, |scenario, (at_s, node)| {
+        let cpus = cores(&amd48(), *node, 0, 2);
+        scenario.with_event(
+            Ns::from_secs(*at_s),
+            "a",
+            homenode_twin::EventAction::Pin { cpus },
+        )
+    })
 }
 
 #[test]
@@ -364,10 +366,10 @@ fn a_guest_with_stale_virtual_nodes_allocates_where_its_vcpus_were() {
     for (vnuma, expected) in [(Vnuma::Static, 2), (Vnuma::None, 5)] {
         let mut spec = VmSpec::new("a", 2, Bytes::from_gib(4), "stream").on_cpus(cores(&amd48(), 2, 0, 2));
         spec.vnuma = vnuma;
-        let mut twin = start(&amd48(), &one(Hypervisor::Kvm, spec, &[common::stream()]));
-        twin.wait(Ns::from_secs(1));
-        pin(&mut twin, 2, 5); // booted on node 2; its program has not begun
-        twin.wait(Ns::from_secs(3));
+        // It boots on node 2; its program has not begun.
+        let scenario = pinned(one(Hypervisor::Kvm, spec, &[common::stream()]), &[(1, 5)]);
+        let mut twin = start(&amd48(), &scenario);
+        twin.wait(Ns::from_secs(4));
         let pages = pages(&mut twin, 0);
         let program = Bytes::from_mib(512).to_pages().0;
         assert!(pages[expected] >= program, "{vnuma:?}: {pages:?}");
@@ -399,24 +401,21 @@ fn a_full_virtual_node_sends_pages_to_the_other() {
     );
 }
 
-/// A VM of two copies of `stream`, on node 0 from the start, whose kernel moves pages.
-fn with_autonuma(work: f64) -> Twin {
+/// A VM of two copies of `stream`, on node 0 from the start and then on others, whose kernel moves pages.
+fn with_autonuma(work: f64, to: &[(u64, u16)]) -> Twin {
     let mut spec = VmSpec::new("a", 2, Bytes::from_gib(4), "stream").on_cpus(cores(&amd48(), 0, 0, 2));
     spec.autonuma = true;
-    start(
-        &amd48(),
-        &one(Hypervisor::Native, spec.doing(work), &[common::stream()]),
-    )
+    let scenario = one(Hypervisor::Native, spec.doing(work), &[common::stream()]);
+    start(&amd48(), &pinned(scenario, to))
 }
 
 #[test]
 fn autonuma_brings_memory_home_and_then_stops() {
     let program = Bytes::from_mib(512).to_pages().0;
-    let mut twin = with_autonuma(100.0);
+    let mut twin = with_autonuma(100.0, &[(4, 3), (48, 6)]);
     twin.wait(Ns::from_secs(4));
     assert_eq!(twin.report().vms[0].guest_pages_moved, 0, "nothing is remote");
     // In the first passes one fault is enough: the next pass, about 2 s at most after this, moves everything.
-    pin(&mut twin, 2, 3);
     twin.wait(Ns::from_secs(4));
     assert_eq!(twin.report().vms[0].guest_pages_moved, program);
     assert!(pages(&mut twin, 0)[3] >= program);
@@ -424,7 +423,6 @@ fn autonuma_brings_memory_home_and_then_stops() {
     twin.wait(Ns::from_secs(40));
     twin.mark();
     assert_eq!(twin.report().vms[0].guest_pages_moved, 0, "it has converged");
-    pin(&mut twin, 2, 6);
     let moved_at = |twin: &mut Twin, pages: u64| {
         while twin.report().vms[0].guest_pages_moved < pages {
             twin.wait(Ns::from_millis(500));
@@ -442,9 +440,7 @@ fn autonuma_brings_memory_home_and_then_stops() {
 
 #[test]
 fn autonuma_scans_within_its_bound_and_costs_what_it_moves() {
-    let mut twin = with_autonuma(8.0);
-    twin.wait(Ns::from_secs(3));
-    pin(&mut twin, 2, 3);
+    let mut twin = with_autonuma(8.0, &[(3, 3)]);
     assert!(twin.run_to_end(Ns::from_secs(200)));
     let report = twin.report();
     let (runtime, scan) = (report.vms[0].runtime_s.unwrap(), report.vms[0].guest_scan_s);
@@ -457,9 +453,7 @@ fn autonuma_scans_within_its_bound_and_costs_what_it_moves() {
     // The same without AutoNUMA: memory stays remote, and the program takes longer.
     let spec = VmSpec::new("a", 2, Bytes::from_gib(4), "stream").on_cpus(cores(&amd48(), 0, 0, 2));
     let scenario = one(Hypervisor::Native, spec.doing(8.0), &[common::stream()]);
-    let mut without = start(&amd48(), &scenario);
-    without.wait(Ns::from_secs(3));
-    pin(&mut without, 2, 3);
+    let mut without = start(&amd48(), &pinned(scenario, &[(3, 3)]));
     assert!(without.run_to_end(Ns::from_secs(200)));
     let remote = without.report().vms[0].runtime_s.unwrap();
     assert!(
@@ -472,13 +466,9 @@ fn autonuma_scans_within_its_bound_and_costs_what_it_moves() {
 fn autonuma_of_a_stale_guest_moves_nothing() {
     let mut spec = VmSpec::new("a", 2, Bytes::from_gib(4), "stream").on_cpus(cores(&amd48(), 0, 0, 2));
     (spec.vnuma, spec.autonuma) = (Vnuma::Static, true);
-    let mut twin = start(
-        &amd48(),
-        &one(Hypervisor::Kvm, spec.doing(8.0), &[common::stream()]),
-    );
-    twin.wait(Ns::from_secs(3));
-    pin(&mut twin, 2, 3);
-    twin.wait(Ns::from_secs(10));
+    let scenario = one(Hypervisor::Kvm, spec.doing(8.0), &[common::stream()]);
+    let mut twin = start(&amd48(), &pinned(scenario, &[(3, 3)]));
+    twin.wait(Ns::from_secs(13));
     let report = twin.report();
     assert_eq!(report.vms[0].guest_pages_moved, 0);
     assert!(report.vms[0].guest_scan_s > 0.0);

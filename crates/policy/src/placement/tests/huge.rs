@@ -86,7 +86,7 @@ fn huge_pages_and_ordinary_memory_do_not_stand_in_for_each_other() {
     let refused = placed_or_short(&mut scene, &huge(600 + 1600, &[(SMALL_HUGE, 600)])).unwrap_err();
     assert!(
         refused.contains("node 0 is short of huge pages of 2MiB (100 of a pool of 100 left, 300 needed)")
-            && refused.contains("node 1 is short of memory (1GiB left, 1.563GiB needed)"),
+            && refused.contains("node 1 is short of memory (1GiB left, 1.56GiB needed)"),
         "{refused}"
     );
     // A VM that runs in huge pages on node 0 takes nothing of its 16 GiB, and one in ordinary memory nothing of its pool.
