@@ -2,13 +2,15 @@
 //!
 //! The cases of testbed, Xen and reproduction take longer together than CI has. A case that passes is recorded with a digest of
 //! the files that it tests ([`TESTED`]). CI runs the cases whose files have changed since, and [`ALWAYS`]; `make all` runs
-//! every case. The record holds digests of content, so it survives rebases, and a change that is taken back needs no second run.
+//! every case. CI begins only what will end within its time by how long it took last, and says what it left out: run that by
+//! name, and commit the record. The record holds digests of content, so it survives rebases, and a change that is taken back needs no second run.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
@@ -114,8 +116,12 @@ const XEN: &[&str] = &["crates/xen", "scripts/xen-setup.sh"];
 pub enum Rerun {
     /// All of it.
     All,
-    /// Only what has not passed yet with the files as they are now: see [`TESTED`].
-    Changed,
+    /// Only what has not passed yet with the files as they are now: see [`TESTED`]. What would not end in time is not begun: CI
+    /// is killed after 90 minutes, and says nothing then.
+    Changed {
+        /// When it is to have ended.
+        until: Instant,
+    },
 }
 
 /// A case that passed.
@@ -158,6 +164,13 @@ impl Record {
         };
         let known = self.passed.get(case).filter(|passed| passed.files == digest);
         Ok(known.map(|passed| passed.date.clone()))
+    }
+
+    /// How long a case took when it passed last, or what a case takes where it never did.
+    pub fn expected(&self, case: &str) -> Duration {
+        const UNKNOWN: Duration = Duration::from_secs(120);
+        let known = self.passed.get(case);
+        known.map_or(UNKNOWN, |passed| Duration::from_secs(passed.seconds))
     }
 
     /// Notes what the files of a group are now, before its cases run: what changes meanwhile was not tested.
