@@ -136,14 +136,14 @@ impl Step {
             Self::Clippy => of(
                 "clippy",
                 "clippy over all crates, tests, benches and fuzz targets, warnings denied",
-                Some(4),
+                Some(3),
                 &[],
             ),
             Self::Rules => of("rules", "house rules, which clippy cannot see", Some(1), &[]),
             Self::Test => of(
                 "test",
                 "unit, property, integration and documentation tests of all crates",
-                Some(22),
+                Some(24),
                 &[],
             ),
             Self::Doc => of(
@@ -191,7 +191,7 @@ impl Step {
             Self::Python => of(
                 "python",
                 "the Python package: tables, types, threads, and the command's numbers and sentences",
-                Some(1),
+                Some(2),
                 &["scripts/python-setup.sh"],
             ),
             Self::Wheel => of(
@@ -203,7 +203,7 @@ impl Step {
             Self::Http => of(
                 "http",
                 "what Prometheus and schemathesis make of an agent's HTTP, and Perfetto of traces",
-                Some(2),
+                Some(1),
                 &["scripts/http-setup.sh"],
             ),
             Self::Integrations => of(
@@ -284,7 +284,11 @@ impl Step {
             Self::Fmt => fmt(),
             Self::Clippy => clippy(),
             Self::Rules => rules::run(),
-            Self::Test => test(&["--workspace"]),
+            Self::Test => {
+                // Also what the steps that follow need, so that it is built once.
+                build(Build::BesideTests)?;
+                test(&["--workspace"])
+            }
             Self::Doc => {
                 succeeds(cargo(&["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "--deny warnings"))
             }

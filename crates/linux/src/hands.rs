@@ -24,6 +24,8 @@ pub(crate) struct Hands {
     /// Root of `/proc`, `/sys` and `/run`.
     pub root: PathBuf,
     pub machine: Machine,
+    /// CPUs of the machine that were offline in the last sample.
+    pub offline: CpuSet,
     /// CPUs that the operator keeps for the host.
     pub reserved_cpus: CpuSet,
     /// Ends moving early.
@@ -54,6 +56,7 @@ impl Hands {
             marks: Marks::new(&root),
             root,
             machine,
+            offline: CpuSet::new(),
             reserved_cpus,
             bell,
             beat,

@@ -387,6 +387,7 @@ impl LinuxHost {
         let online = proc_stat::read(&self.hands.root)?;
         self.busy.extend(online.iter().copied());
         let ids: CpuSet = online.iter().map(|(id, _)| *id).collect();
+        self.hands.offline = self.hands.machine.cpu_set().difference(&ids);
         if self
             .online
             .replace(ids.clone())

@@ -8,8 +8,11 @@
 //!   not isolated (isolcpus=)       ─┘
 //! ```
 //!
-//! An isolated CPU is left to a VM if one of the other bounds names it: a bound that is less than the whole host, and so was set
-//! for this VM or its slice. An affinity that every process inherits does not name isolated CPUs, since it has none of them.
+//! An isolated CPU is left to a VM if its operator names it: by the domain's own `<vcpu cpuset>`, or by a cpuset or an affinity that
+//! has isolated CPUs only. A slice or an affinity of many CPUs, isolated ones among them, does not: the kernel would leave vCPUs
+//! that are pinned there on top of each other.
+//!
+//! The kernel takes a CPU that goes offline out of every cpuset. That is no bound of an operator's, and ends no home.
 
 use std::path::Path;
 
@@ -27,6 +30,8 @@ pub(crate) struct Reach {
     pub cpuset: Cpuset,
     /// CPUs of `<vcpu cpuset>`.
     allowed: Option<CpuSet>,
+    /// CPUs of the machine that are offline just now.
+    pub offline: CpuSet,
 }
 
 /// What is left of a host for a VM.
@@ -43,6 +48,7 @@ impl Reach {
         Ok(Reach {
             cpuset: groups.cpuset_of(pid)?,
             allowed: domain.cpuset.clone(),
+            offline: CpuSet::new(),
         })
     }
 
@@ -53,6 +59,7 @@ impl Reach {
         Reach {
             cpuset: cpuset.unwrap_or_default(),
             allowed: None,
+            offline: CpuSet::new(),
         }
     }
 
@@ -63,7 +70,7 @@ impl Reach {
 
     /// What is left to a VM of whose threads these affinities were set before the agent.
     pub fn left(&self, machine: &Machine, affinities: &[CpuSet]) -> Left {
-        let online = machine.cpu_set();
+        let all_cpus = machine.cpu_set();
         let by_nodes = self.cpus_near_memory(machine);
         let mut bounds: Vec<(&'static str, CpuSet)> = Vec::new();
         let all = [
@@ -75,24 +82,28 @@ impl Reach {
             .iter()
             .map(|cpus| ("the affinity of its threads", Some(cpus)));
         for (what, cpus) in all.into_iter().chain(affinities) {
-            let Some(cpus) = cpus.map(|cpus| cpus.intersection(&online)) else {
+            let Some(cpus) = cpus.map(|cpus| cpus.union(&self.offline).intersection(&all_cpus)) else {
                 continue;
             };
-            if cpus != online && bounds.iter().all(|(_, known)| *known != cpus) {
+            if cpus != all_cpus && bounds.iter().all(|(_, known)| *known != cpus) {
                 bounds.push((what, cpus));
             }
         }
-        let mut cpus = online;
+        let mut cpus = all_cpus;
         let mut isolated = machine.isolated.clone();
         for (what, bound) in &bounds {
             cpus = cpus.intersection(bound);
             // A bound to nodes names no CPU.
-            if *what != all[1].0 {
+            let is_by_name = *what == all[2].0 || *what != all[1].0 && bound.is_subset(&machine.isolated);
+            if is_by_name {
                 isolated = isolated.difference(bound);
             }
         }
-        let left = cpus.difference(&isolated);
-        if left.is_empty() && !cpus.is_empty() {
+        let mut left = cpus.difference(&isolated);
+        if left.is_subset(&self.offline) {
+            left = CpuSet::new();
+        }
+        if left.is_empty() && !cpus.is_subset(&self.offline) {
             bounds.push(("isolcpus=", machine.cpu_set().difference(&isolated)));
         }
         Left { cpus: left, bounds }
@@ -181,6 +192,7 @@ mod tests {
                 nodes: nodes.map(|nodes| nodes.parse().unwrap()),
             },
             allowed: allowed.map(cpus),
+            offline: CpuSet::new(),
         }
     }
 
@@ -226,11 +238,34 @@ mod tests {
         assert_eq!(left("1,3", &reach(Some("1,3"), None, None), &["1,3"]), "1,3");
         assert_eq!(left("1,3", &reach(Some("0-1"), None, None), &["0"]), "0");
         assert_eq!(left("1,3", &reach(None, Some("0-1"), None), &["0-3"]), "0");
+        // A slice of many CPUs, and what the kernel makes of an affinity in it, names none of them.
+        assert_eq!(left("1,3", &reach(Some("1-3"), None, None), &["1-3"]), "2");
+        assert_eq!(
+            left("1,3", &reach(Some("1-3"), None, Some("1-3")), &["1-3"]),
+            "1-3"
+        );
         assert_eq!(free.left(&host("1,3"), &[]).limit(&host("1,3")), None);
         assert_eq!(
             free.left(&host("1,3"), &[cpus("1")]).limit(&host("1,3")),
             Some(cpus("1"))
         );
+    }
+
+    #[test]
+    fn a_cpu_that_is_offline_is_no_bound_of_an_operators() {
+        // The kernel takes CPU 3 out of every cpuset meanwhile.
+        let offline = |mut reach: Reach| {
+            reach.offline = cpus("3");
+            reach
+        };
+        let free = offline(reach(Some("0-2"), None, None));
+        assert_eq!(free.left(&host(""), &[cpus("0-2")]).limit(&host("")), None);
+        assert_eq!(
+            left("", &offline(reach(Some("1-2"), None, None)), &["0-2"]),
+            "1-3"
+        );
+        // But what leaves that CPU alone leaves none.
+        assert_eq!(left("", &offline(reach(None, None, Some("3"))), &["0-2"]), "");
     }
 
     #[test]

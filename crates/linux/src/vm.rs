@@ -217,7 +217,9 @@ impl Vm {
         let is_placed = self.domain.placed_by_advice;
         let threads = self.threads.iter().filter(|_| !is_placed);
         let affinities: Vec<CpuSet> = threads.filter_map(affinity).collect();
-        self.reach.left(&hands.machine, &affinities)
+        let mut reach = self.reach.clone();
+        reach.offline.clone_from(&hands.offline);
+        reach.left(&hands.machine, &affinities)
     }
 
     /// Whether something of the agent's is in force outside what is left to it: a pin, or a home that its operator did not

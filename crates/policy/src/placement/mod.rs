@@ -363,7 +363,7 @@ fn sort_bins(supply: &Supply, demand: &Demand, bins: &mut [Bin]) {
     };
     let sum = |bin: &Bin| bin.left.iter().sum::<f64>();
     bins.sort_by(|a, b| {
-        (supply.near.sum(a.mask).cmp(&supply.near.sum(b.mask)))
+        (a.distance.cmp(&b.distance))
             .then(with_device(b).cmp(&with_device(a)))
             .then(sum(b).total_cmp(&sum(a)))
             .then(b.mask.reverse_bits().cmp(&a.mask.reverse_bits()))
@@ -535,7 +535,8 @@ fn home_of(
     } else {
         &[vm.sample.id]
     };
-    let supply = Supply::new(view, history, &state.ledger, config, without);
+    let allowed_cpus = vm.sample.settings.cpus_allowed.as_ref();
+    let supply = Supply::new(view, history, &state.ledger, config, without).within(view, allowed_cpus);
     let demand = company::demand_of(view, vm, history, promised);
     if let Some(nodes) = bound {
         let is_allowed = allowed.as_ref() == Some(&nodes) || allowed.is_none() && nodes == view.homes();

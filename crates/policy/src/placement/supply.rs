@@ -87,6 +87,8 @@ pub(super) struct Bin {
     pub left: Vector,
     /// What an even share on the fullest node allows: interleaving fills all nodes alike.
     pub memory_if_interleaved: f64,
+    /// Sum of the distances between its nodes ([`crate::near::Near::sum`]).
+    pub distance: u32,
     /// Whether the other parts of the VM's memory have room in the same way ([`Supply::rest`]).
     pub has_rest: bool,
 }
@@ -405,8 +407,26 @@ impl Supply {
             mask,
             left: self.share(left),
             memory_if_interleaved,
+            distance: self.near.sum(mask),
             has_rest: self.rest.iter().all(fits),
         }
+    }
+
+    /// The same for a VM that may run on these CPUs only: a node has no more for it than are its own.
+    pub(super) fn within(mut self, view: &View<'_>, allowed: Option<&CpuSet>) -> Supply {
+        if allowed.is_none() {
+            return self;
+        }
+        let usable = view.cpus_for(allowed);
+        for node in &mut self.nodes {
+            let cpus = view
+                .machine
+                .cpus_of(&NodeSet::one(node.node))
+                .intersection(&usable);
+            node.threads = node.threads.min(cpus.len() as f64);
+            node.left[CPU] = node.left[CPU].min(crate::near::cores(view.machine, &cpus) as f64);
+        }
+        self
     }
 
     /// Every node as a bin of its own.

@@ -376,6 +376,14 @@ fn the_operators_cpus_bound_the_home() {
 }
 
 #[test]
+fn a_node_has_no_more_for_a_vm_than_its_operator_leaves_it_there() {
+    // Four CPUs a node; two vCPUs have CPU 3 of node 0 and all of node 1.
+    let mut scene = Scene::four_nodes(4);
+    scene.add_vm(1, 2, GIB, 0).allowed("3-7");
+    assert_eq!(homes(&mut scene, &Config::default()), [(1, "1".into())]);
+}
+
+#[test]
 fn first_fit_fills_nodes_in_order_and_pins_one_vcpu_to_one_cpu() {
     let config = Config {
         algorithm: Algorithm::FirstFit,
