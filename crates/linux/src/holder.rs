@@ -146,12 +146,16 @@ impl Holder {
         serde_json::from_str(&text).ok()
     }
 
-    /// Says who holds the file's lock. A full disk leaves it empty, and then its holder is unknown.
+    /// Says who holds the file's lock. It is written over and then cut: nobody reads nothing, also where the disk is full.
     pub fn write(&self, file: &mut File) {
+        let text = self.text();
+        let before = file.metadata().map_or(0, |file| file.len()).min(HOLDER_BYTES_MAX);
+        // Blanks after a document are JSON's.
+        let padded = format!("{text:<width$}", width = before as usize);
         let _ = file
-            .set_len(0)
-            .and_then(|()| file.rewind())
-            .and_then(|()| file.write_all(self.text().as_bytes()));
+            .rewind()
+            .and_then(|()| file.write_all(padded.as_bytes()))
+            .and_then(|()| file.set_len(text.len() as u64));
     }
 
     fn text(&self) -> String {

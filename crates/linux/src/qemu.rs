@@ -229,6 +229,7 @@ impl Qemu {
             vm,
             name,
             namesakes: &namesakes,
+            keeps_uuid: true,
         })
     }
 

@@ -44,6 +44,9 @@ pub struct Whose<'a> {
     pub name: &'a str,
     /// Other VMs that run here under the same name.
     pub namesakes: &'a [VmId],
+    /// Whether it has the same UUID at its next start. Xen gives a domain another each time where its configuration names none:
+    /// such a VM's file keeps its name.
+    pub keeps_uuid: bool,
 }
 
 impl Whose<'_> {
@@ -117,6 +120,8 @@ struct Stored {
     file: Option<Read>,
     /// Files of other names that say nothing else.
     others: Vec<Read>,
+    /// Whether a file of another name is to be renamed to that.
+    is_renamed: bool,
 }
 
 impl Stored {
@@ -162,7 +167,18 @@ impl Stored {
             }
             others.push(other);
         }
-        Ok(Stored { own, file, others })
+        // The first settings of a VM whose UUID changes go where its next start finds them.
+        let named = whose.named(dir).filter(|_| whose.namesakes.is_empty());
+        let own = match (whose.keeps_uuid, &file, named) {
+            (false, None, Some(named)) => named,
+            _ => own,
+        };
+        Ok(Stored {
+            own,
+            file,
+            others,
+            is_renamed: whose.keeps_uuid,
+        })
     }
 
     fn said(&self) -> OperatorSettings {
@@ -188,7 +204,7 @@ impl Stored {
                 Err(failed) => Err(failed.error),
             };
         };
-        if before.path != self.own {
+        if before.path != self.own && self.is_renamed {
             match renameat_with(CWD, &before.path, CWD, &self.own, RenameFlags::NOREPLACE) {
                 Err(rustix::io::Errno::NOENT | rustix::io::Errno::EXIST) => return Ok(false),
                 // A file system that cannot: who writes holds the lock.
@@ -199,7 +215,7 @@ impl Stored {
             }
         }
         // Through a link of the operator's, not in its place.
-        let path = fs::canonicalize(&self.own)?;
+        let path = fs::canonicalize(if self.is_renamed { &self.own } else { &before.path })?;
         let text = edited(&before.text, before.said.written(), after.written());
         let file = new_file(&path, &text, Some(&fs::metadata(&path)?))?;
         for other in &self.others {

@@ -67,6 +67,7 @@ impl Domain {
             vm: run.vm,
             name: &run.name,
             namesakes: &namesakes,
+            keeps_uuid: false,
         };
         Ok(Domain {
             said: settings_file::read(root, whose),
@@ -86,6 +87,7 @@ impl Domain {
             vm: self.run.vm,
             name: &self.run.name,
             namesakes: &self.namesakes,
+            keeps_uuid: false,
         }
     }
 

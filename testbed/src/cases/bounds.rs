@@ -71,22 +71,19 @@ impl Watched {
         Ok(watched)
     }
 
-    /// What libvirt says of its CPUs and memory.
+    /// What libvirt says of its CPUs and memory. It forgets no pin: one to all CPUs that the domain may use is none.
     fn definition(&self) -> anyhow::Result<String> {
         let xml = self.guest.domain.xml_desc(0);
         let xml = xml.map_err(|error| anyhow!("{}: {}", self.guest.spec.name, error.message()))?;
-        let told = [
-            "<vcpu",
-            "<cputune",
-            "pin ",
-            "<numatune",
-            "<memory ",
-            "<memnode",
-            "quota",
-        ];
+        let told = ["<vcpu", "pin ", "<numatune", "<memory ", "<memnode", "quota"];
+        let is_free = format!("pin cpuset='{MACHINE_CPUS}'");
+        let is_free_vcpu = format!("cpuset='{MACHINE_CPUS}'/>");
+        let is_none = |line: &&str| {
+            line.contains(&is_free) || line.contains("<vcpupin") && line.contains(&is_free_vcpu)
+        };
         let lines = xml
             .lines()
-            .filter(|line| told.iter().any(|word| line.contains(word)));
+            .filter(|line| told.iter().any(|word| line.contains(word)) && !is_none(line));
         Ok(lines.collect::<Vec<_>>().join("\n"))
     }
 
@@ -122,10 +119,14 @@ impl Watched {
 
     fn as_before(&self) -> anyhow::Result<Look<()>> {
         let now = affinities(self.guest.process.0)?;
-        let same = self
-            .affinities
-            .iter()
-            .all(|(thread, cpus)| now.get(thread).is_none_or(|now| now == cpus));
+        let vcpus = self.guest.process.vcpu_threads()?;
+        let is_vcpu = |thread: &u32| vcpus.values().any(|vcpu| vcpu == thread);
+        // libvirt pins its emulator by a cpuset, and the kernel gives all of that to a thread which had less of it from the
+        // time of its start.
+        let same = self.affinities.iter().all(|(thread, before)| {
+            let is_wider = |now: &Vec<u32>| !is_vcpu(thread) && before.iter().all(|cpu| now.contains(cpu));
+            now.get(thread).is_none_or(|now| now == before || is_wider(now))
+        });
         let definition = self.definition()?;
         Ok(match same && definition == self.definition {
             true => Look::Done(()),
@@ -332,7 +333,7 @@ pub fn names(inside: &mut Inside) -> anyhow::Result<()> {
     let settings = inside.dir().join("reserved.toml");
     write(
         &settings,
-        &format!("[placement]\nreserved_cpus = \"{ISOLATED_CPU}\"\n"),
+        &format!("[placement]\nreserved_cpus = [{ISOLATED_CPU}]\n"),
     )?;
     cpuset(MACHINE, MACHINE_CPUS)?;
     let spec = busy("only").cpus(Cpus::Set(ISOLATED_CPU.to_string()));

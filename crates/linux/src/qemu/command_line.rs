@@ -70,9 +70,16 @@ impl CommandLine {
     /// # Errors
     /// As `read` has it, which gets the path of a file.
     pub fn read_files<E>(&mut self, mut read: impl FnMut(&str) -> Result<String, E>) -> Result<(), E> {
+        // Whoever may name a process may name any number of files.
+        const FILES_MAX: usize = 8;
+        let mut file_count = 0;
         for option in std::mem::take(&mut self.options) {
             match option.name == "readconfig" {
-                true => self.options.extend(options::of_file(&read(&option.word)?)),
+                true if file_count < FILES_MAX => {
+                    file_count += 1;
+                    self.options.extend(options::of_file(&read(&option.word)?));
+                }
+                true => {}
                 false => self.options.push(option),
             }
         }

@@ -42,6 +42,10 @@ const WORDS: [&str; 11] = [
 const NOT_SET: [&str; 3] = ["object", "machine", "smp-opts"];
 /// More numbers than any list of CPUs or nodes has.
 const NUMBERS_MAX: usize = 4096;
+/// More options, more parameters of one, and longer keys no VM has; whoever may name a process may write any line.
+const OPTIONS_MAX: usize = 4096;
+const PARAMETERS_MAX: usize = 4096;
+const KEY_BYTES_MAX: usize = 64;
 
 /// One option with its parameters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -114,7 +118,7 @@ pub(super) fn is_on(value: &str) -> bool {
 pub(super) fn of_words<'a>(words: impl IntoIterator<Item = &'a str>) -> Vec<QemuOption> {
     let mut options = Vec::new();
     let mut words = words.into_iter().peekable();
-    while let Some(word) = words.next() {
+    while let Some(word) = words.next().filter(|_| options.len() < OPTIONS_MAX) {
         let Some(name) = word.strip_prefix('-').filter(|rest| !rest.is_empty()) else {
             continue; // the image of a first disk
         };
@@ -151,6 +155,9 @@ pub(super) fn of_words<'a>(words: impl IntoIterator<Item = &'a str>) -> Vec<Qemu
 pub(super) fn of_file(text: &str) -> Vec<QemuOption> {
     let mut options: Vec<QemuOption> = Vec::new();
     for line in text.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
+        if options.len() >= OPTIONS_MAX {
+            break;
+        }
         if let Some(group) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
             let (name, id) = group.split_once(' ').unwrap_or((group, ""));
             let id = id.trim().trim_matches('"');
@@ -163,6 +170,7 @@ pub(super) fn of_file(text: &str) -> Vec<QemuOption> {
         } else if let Some((key, value)) = line.split_once('=')
             && let Some(value) = value.trim().strip_prefix('"')
             && let Some(option) = options.last_mut()
+            && option.parameters.len() < PARAMETERS_MAX
         {
             let value = value.split('"').next().unwrap_or_default();
             option.parameters.push((key.trim().to_owned(), value.to_owned()));
@@ -192,7 +200,7 @@ pub(super) fn set(options: &mut [QemuOption]) {
         if let Some(other) = before
             .iter_mut()
             .find(is_meant)
-            .filter(|_| !NOT_SET.contains(&group))
+            .filter(|other| !NOT_SET.contains(&group) && other.parameters.len() < PARAMETERS_MAX)
         {
             other.parameters.push((key.to_owned(), value.to_owned()));
         }
@@ -208,7 +216,7 @@ fn parameters(word: &str, implied: Option<&str>) -> Vec<(String, String)> {
     let mut parameters = Vec::new();
     let mut rest = word;
     let mut implied = implied;
-    while !rest.is_empty() {
+    while !rest.is_empty() && parameters.len() < PARAMETERS_MAX {
         let end = rest.find(['=', ',']).unwrap_or(rest.len());
         let (name, value) = if let Some(after) = rest[end..].strip_prefix('=') {
             let (value, left) = until_comma(after);
@@ -253,6 +261,9 @@ fn until_comma(text: &str) -> (String, &str) {
 /// The members of an object of JSON: an array has its key once for each element, an object within has its keys after a point.
 fn of_json(text: &str) -> Vec<(String, String)> {
     fn add(key: String, value: Value, into: &mut Vec<(String, String)>) {
+        if into.len() >= PARAMETERS_MAX || key.len() > KEY_BYTES_MAX {
+            return;
+        }
         match value {
             Value::String(text) => into.push((key, text)),
             Value::Bool(is_on) => into.push((key, if is_on { "on" } else { "off" }.to_owned())),
@@ -490,5 +501,26 @@ mod tests {
         let mut options = of_words(line.split(' '));
         set(&mut options);
         assert_eq!((options[0].get("x"), options[2].get("x")), (Some("2"), Some("1")));
+    }
+
+    #[test]
+    fn no_line_makes_more_of_itself_than_it_is() {
+        // 30,000 elements under a key of 60,000 letters would be 1.8 GB.
+        let key = "k".repeat(60_000);
+        let zeros = vec!["0"; 30_000].join(",");
+        let of = |word: &str| of_words(["-object", word]).pop().expect("an option").parameters;
+        assert_eq!(of(&format!("{{\"{key}\":[{zeros}]}}")), []);
+        assert_eq!(of(&format!("{{\"cpus\":[{zeros}]}}")).len(), PARAMETERS_MAX);
+        assert_eq!(of(&vec!["a=b"; 30_000].join(",")).len(), PARAMETERS_MAX);
+        let words = vec!["-S"; 30_000];
+        assert_eq!(of_words(words).len(), OPTIONS_MAX);
+        let file = "[device]\n".repeat(30_000) + &"a = \"b\"\n".repeat(30_000);
+        let options = of_file(&file);
+        assert!(
+            options.len() <= OPTIONS_MAX
+                && options
+                    .iter()
+                    .all(|option| option.parameters.len() <= PARAMETERS_MAX)
+        );
     }
 }

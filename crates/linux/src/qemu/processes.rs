@@ -1,6 +1,7 @@
 //! Which processes of the host run VMs.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 
 use homenode_units::VmId;
@@ -202,6 +203,14 @@ impl Qemu {
         let lost = |e: ReadError| CallError::Lost(e.to_string());
         let process = run.process();
         if task::process(&self.root, run.pid).map_err(lost)? != Some(process) {
+            return Ok(());
+        }
+        // What libvirt manages is given back through libvirt, which would not know of it otherwise.
+        let of_libvirt = homenode_units::file_name(&run.name, ".pid").ok();
+        let of_libvirt = of_libvirt.map(|file| self.root.join("run/libvirt/qemu").join(file));
+        let pid_in = |path: &Path| read::value_if_there::<i32>(path, "a process id");
+        let is_libvirts = |path: &Path| pid_in(path).is_ok_and(|pid| pid == Some(run.pid));
+        if of_libvirt.as_deref().is_some_and(is_libvirts) {
             return Ok(());
         }
         self.look_around();

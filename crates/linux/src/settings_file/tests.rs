@@ -13,6 +13,7 @@ fn web() -> Whose<'static> {
         vm: WEB,
         name: "web",
         namesakes: &[],
+        keeps_uuid: true,
     }
 }
 
@@ -122,6 +123,7 @@ fn a_file_of_a_name_that_two_vms_have_applies_to_neither_and_both_are_named() {
             vm: OTHER,
             name: "web",
             namesakes: &[WEB],
+            keeps_uuid: true,
         },
     );
     for whose in [one, two] {
@@ -418,4 +420,28 @@ proptest! {
         let written = written.or_else(|_| fs::read_to_string(tree.root().join(path_of(WEB)))).unwrap();
         prop_assert!(written.contains("# of the operator") && written.contains("# so"));
     }
+}
+
+#[test]
+fn the_file_of_a_vm_that_has_another_uuid_at_each_start_keeps_its_name() {
+    let tree = Tree::new(&[("etc/homenode/vms/web.toml", "manage = 'no' # the operator's\n")]);
+    let xen = Whose {
+        keeps_uuid: false,
+        ..web()
+    };
+    set(&tree, xen, &[Setting::Mode(Some(homenode_host::Mode::Observe))]).unwrap();
+    assert!(!tree.root().join(path_of(WEB)).exists());
+    let next = Whose { vm: OTHER, ..xen };
+    assert_eq!(
+        read(tree.root(), next).unwrap().mode,
+        Some(homenode_host::Mode::Observe)
+    );
+    assert!(text(&tree, "etc/homenode/vms/web.toml").contains("manage = 'no' # the operator's"));
+    // The same of one that has no file yet.
+    let tree = Tree::new(&[]);
+    set(&tree, xen, &[Setting::Mode(Some(homenode_host::Mode::Observe))]).unwrap();
+    assert_eq!(
+        read(tree.root(), next).unwrap().mode,
+        Some(homenode_host::Mode::Observe)
+    );
 }
