@@ -8,9 +8,9 @@
 //!   not isolated (isolcpus=)       ─┘
 //! ```
 //!
-//! An isolated CPU is left to a VM if its operator names it: by the domain's own `<vcpu cpuset>`, or by a cpuset or an affinity that
-//! has isolated CPUs only. A slice or an affinity of many CPUs, isolated ones among them, does not: the kernel would leave vCPUs
-//! that are pinned there on top of each other.
+//! An isolated CPU is left to a VM if its operator names it: by the domain's own `<vcpu cpuset>`, or by a cpuset or an affinity
+//! that has isolated CPUs only. A slice or an affinity of many CPUs, isolated ones among them, does not: the kernel would leave
+//! vCPUs that are pinned there on top of each other.
 //!
 //! The kernel takes a CPU that goes offline out of every cpuset. That is no bound of an operator's, and ends no home.
 
@@ -89,13 +89,15 @@ impl Reach {
                 bounds.push((what, cpus));
             }
         }
-        let mut cpus = all_cpus;
         let mut isolated = machine.isolated.clone();
+        if let Some(named) = self.allowed.as_ref().filter(|named| !all_cpus.is_subset(named)) {
+            isolated = isolated.difference(named);
+        }
+        let mut cpus = all_cpus;
         for (what, bound) in &bounds {
             cpus = cpus.intersection(bound);
             // A bound to nodes names no CPU.
-            let is_by_name = *what == all[2].0 || *what != all[1].0 && bound.is_subset(&machine.isolated);
-            if is_by_name {
+            if *what != all[1].0 && bound.is_subset(&machine.isolated) {
                 isolated = isolated.difference(bound);
             }
         }
@@ -156,6 +158,17 @@ impl Reach {
 }
 
 impl Left {
+    /// The same where the operator keeps these CPUs from all VMs: what leaves no others leaves nothing.
+    pub fn but_for(mut self, reserved: &CpuSet) -> Left {
+        if !self.cpus.is_empty() && self.cpus.is_subset(reserved) {
+            self.bounds.push(("what bounds it", self.cpus.clone()));
+            self.bounds
+                .push(("and placement.reserved_cpus keeps from VMs", reserved.clone()));
+            self.cpus = CpuSet::new();
+        }
+        self
+    }
+
     /// CPUs by which plans are bound; `None` where these are all that VMs may use.
     pub fn limit(&self, machine: &Machine) -> Option<CpuSet> {
         let of_all = machine.cpu_set().difference(&machine.isolated);
@@ -266,6 +279,18 @@ mod tests {
         );
         // But what leaves that CPU alone leaves none.
         assert_eq!(left("", &offline(reach(None, None, Some("3"))), &["0-2"]), "");
+    }
+
+    #[test]
+    fn a_vm_whose_only_cpus_are_reserved_has_none() {
+        let only = reach(None, None, Some("3")).left(&host(""), &[]);
+        assert_eq!(only.clone().but_for(&cpus("0")).cpus, cpus("3"));
+        let none = only.but_for(&cpus("0,3"));
+        assert!(
+            none.cpus.is_empty() && none.why_nothing().contains("reserved_cpus"),
+            "{}",
+            none.why_nothing()
+        );
     }
 
     #[test]

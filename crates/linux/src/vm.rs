@@ -219,7 +219,9 @@ impl Vm {
         let affinities: Vec<CpuSet> = threads.filter_map(affinity).collect();
         let mut reach = self.reach.clone();
         reach.offline.clone_from(&hands.offline);
-        reach.left(&hands.machine, &affinities)
+        reach
+            .left(&hands.machine, &affinities)
+            .but_for(&hands.reserved_cpus)
     }
 
     /// Whether something of the agent's is in force outside what is left to it: a pin, or a home that its operator did not

@@ -1,6 +1,6 @@
 //! Pins of vCPUs.
 
-use homenode_units::{CpuSet, NodeSet, VmId};
+use homenode_units::{CpuSet, VmId};
 
 use super::{Check, PERIOD, expect, passed, refused, sample};
 use crate::{Act, Host, Impossible, Outcome, Plan, Sample, Version};
@@ -20,16 +20,13 @@ pub(super) fn pin_plan(
     let seen = now
         .vm(vm)
         .ok_or_else(|| format!("VM {vm} is not in the sample"))?;
-    let node = host
-        .machine()
-        .nodes
-        .iter()
-        .filter(|(_, n)| !n.cpus.is_empty())
-        .map(|(id, _)| id)
-        .nth(node_index);
-    let cpus = host
-        .machine()
-        .cpus_of(&NodeSet::one(node.ok_or("the host has too few nodes with CPUs")?));
+    // Its operator's bounds are no plan's to cross.
+    let allowed = seen.settings.cpus_allowed.clone();
+    let allowed = allowed.unwrap_or_else(|| host.machine().cpu_set());
+    let of_nodes = host.machine().nodes.iter();
+    let of_nodes = of_nodes.map(|(_, node)| node.cpus.intersection(&allowed));
+    let cpus = of_nodes.filter(|cpus| !cpus.is_empty()).nth(node_index);
+    let cpus = cpus.ok_or("the VM may use CPUs of too few nodes")?;
     let mut plan = Plan::new(version);
     let vcpus = vec![seen.vcpus[0].index];
     plan.decide(

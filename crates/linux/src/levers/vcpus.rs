@@ -173,10 +173,8 @@ impl Grip for Vcpus {
                 hands.notice(by_hand(&in_force));
             }
             if !is_pinned && pins.operator.remove(&index) {
-                let name = &run.name;
-                hands.notice(format!(
-                    "vCPU {index} of VM {name} is no longer pinned by hand; the agent manages it"
-                ));
+                let text = "is no longer pinned by hand; the agent manages it";
+                hands.notice(format!("vCPU {index} of VM {} {text}", run.name));
             }
         }
         if let Err(error) = leave_to_others(hands, vm, &others) {

@@ -430,7 +430,7 @@ fn of_settings_given_in_one_period_none_is_lost_and_nor_is_what_an_operator_writ
     let permit = Setting::Permit(Some("100k".parse().unwrap()));
     host.set(VmId(7), mode).unwrap();
     host.set(VmId(7), floor).unwrap();
-    let path = settings_at(&bench, &VmId(7).to_string());
+    let path = settings_at(&bench, "web");
     let written = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, format!("{written}home = '1' # mine\n")).unwrap();
     assert_eq!(
