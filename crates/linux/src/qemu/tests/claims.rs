@@ -145,13 +145,7 @@ fn what_was_changed_of_a_process_that_took_roots_name_is_given_back_and_roots_is
     assert!(until(|| vcpus_of(&mut qemu, theirs.id) == 2));
     let (their_run, before) = (qemu.run(theirs.id), qemu.affinities(theirs.id));
     let dir = tempfile::tempdir().unwrap();
-    let _acts = acts();
-    let options = Options {
-        state_dir: dir.path().join("state"),
-        topology_socket: dir.path().join("topology.sock"),
-        ..Options::new(crate::fake::machine(&[1, 1]))
-    };
-    let mut host = LinuxHost::connect(&Vms::Qemu, options).unwrap();
+    let (_acts, mut host) = acting(&dir);
     let cpu = CpuSet::one(homenode_units::CpuId(1));
     let id = theirs.id;
     let pin = |host: &mut LinuxHost| {

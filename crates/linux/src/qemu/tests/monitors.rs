@@ -308,13 +308,7 @@ fn a_guard_restores_a_qemu_that_stands_still_and_gives_its_threads_no_names() {
     assert!(until(|| vcpus_of(&mut qemu, guest.id) == 2));
     let before = qemu.affinities(guest.id);
     let dir = tempfile::tempdir().unwrap();
-    let _acts = acts();
-    let options = Options {
-        state_dir: dir.path().join("state"),
-        topology_socket: dir.path().join("topology.sock"),
-        ..Options::new(crate::fake::machine(&[1, 1]))
-    };
-    let mut host = LinuxHost::connect(&Vms::Qemu, options).unwrap();
+    let (_acts, mut host) = acting(&dir);
     let mut version = None;
     assert!(until(|| {
         let sample = host.sample().unwrap();
