@@ -276,6 +276,8 @@ pub enum PlacedFigures {
         needs: Shares,
         /// What its home has left without it.
         left: Shares,
+        /// Share of its free hyperthreads that stay free beside it, 0 to 1.
+        cpus_stay: f64,
         /// How the VM's bandwidth is known.
         bandwidth_from: BandwidthFrom,
     },

@@ -333,8 +333,8 @@ mod whole {
 pub struct Evaluated {
     /// Whether it fits.
     pub fits: bool,
-    /// The share of the scarcest resource of its home that it leaves, over the home's nodes, times the speeds of `beside`: from
-    /// 0 to 1; 0 where it does not fit.
+    /// The share of the scarcest resource of its home that it leaves (of CPU: of free hyperthreads), over the home's nodes, times
+    /// the speeds of `beside`: from 0 to 1; 0 where it does not fit.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub score: f64,
     /// Where.
@@ -352,9 +352,13 @@ impl Evaluated {
     /// What is thought of where a VM would go.
     pub fn of(placed: crate::answer::Placed) -> Evaluated {
         let score = match &placed.figures {
-            PlacedFigures::Fits { needs, left, .. } => {
+            PlacedFigures::Fits {
+                needs,
+                left,
+                cpus_stay,
+                ..
+            } => {
                 let pairs = [
-                    (needs.cpu_share, left.cpu_share),
                     (needs.memory_share, left.memory_share),
                     (needs.bandwidth_share, left.bandwidth_share),
                 ];
@@ -366,7 +370,7 @@ impl Evaluated {
                 let speed = placed
                     .beside
                     .map_or(1.0, |beside| beside.own * beside.worst_neighbour);
-                stay.fold(1.0, f64::min).clamp(0.0, 1.0) / nodes as f64 * speed.clamp(0.0, 1.0)
+                stay.fold(*cpus_stay, f64::min).clamp(0.0, 1.0) / nodes as f64 * speed.clamp(0.0, 1.0)
             }
             PlacedFigures::Short { .. } => 0.0,
         };
@@ -527,6 +531,8 @@ mod tests {
                 matched: Match::Room,
                 needs: shares(needs),
                 left: shares(left),
+                // Two hyperthreads a core.
+                cpus_stay: 1.0 - needs[0] / 2.0 / left[0],
                 bandwidth_from: BandwidthFrom::Unknown,
             };
             let (nodes, reasons) = (Some(nodes.parse().unwrap()), vec![]);
@@ -540,9 +546,11 @@ mod tests {
         };
         let score_on = |nodes, needs, left| score_beside(None, nodes, needs, left);
         let score = |needs, left| score_on("1", needs, left);
-        // 1 - .1/.2 of CPUs is less than 1 - .1/.4 of memory.
-        assert!((score([0.1, 0.1, 0.0], [0.2, 0.4, 0.0]) - 0.5).abs() < 1e-9);
-        assert_eq!(score([0.2, 0.0, 0.0], [0.2, 1.0, 1.0]), 0.0);
+        // 1 - .1/.2 of memory is less than 1 - .05/.1 of hyperthreads.
+        assert!((score([0.1, 0.1, 0.0], [0.4, 0.2, 0.0]) - 0.5).abs() < 1e-9);
+        assert_eq!(score([0.1, 0.2, 0.0], [1.0, 0.2, 1.0]), 0.0);
+        // A core for each vCPU, and no core left: the cores' second hyperthreads are.
+        assert_eq!(score([0.2, 0.0, 0.0], [0.2, 1.0, 1.0]), 0.5);
         // One node with half left is as good as a home of two that has all left: half of the accesses there are remote.
         assert_eq!(score_on("0-1", [0.0; 3], [1.0; 3]), 0.5);
         // Half empty, and half as fast beside others.

@@ -4,7 +4,7 @@
 //! as one line on its standard output; what it writes to its standard error goes to ours. It has a time for each answer. At the
 //! end of the run its input ends, and what has not ended soon after is killed, and waited for.
 //!
-//! A program and what it starts are a process group of their own ([`Group`]), which ends with the run, and with the process that
+//! A program and what it starts are a process group of their own, which ends with the run, and with the process that
 //! makes the run, also where that is killed. A process that leaves the group (`setsid`) is not ended.
 //!
 //! Views and plans are [`homenode_control::external`]'s, which also says what is refused.

@@ -26,6 +26,7 @@ pub fn placed(found: &Result<Placement, Unplaceable>, beside: Option<Beside>) ->
                 matched: placement.matched,
                 needs: placement.requirement.into(),
                 left: placement.capacity.into(),
+                cpus_stay: placement.cpus_stay,
                 bandwidth_from: placement.bandwidth_from,
             },
         },

@@ -6,7 +6,7 @@
 //!
 //! A VM with more vCPUs than a node has cores is weighed on one node, whose hyperthreads it shares, and on as many nodes as
 //! have cores for it: the prediction knows what sharing a core costs, and what distance does. Of sets of several nodes only the
-//! nearest with room are weighed ([`crate::near`]): a prediction that does not see the difference, of a VM that computes, must
+//! nearest with room are weighed (`near.rs`): a prediction that does not see the difference, of a VM that computes, must
 //! not give a set across sockets where one within a socket has room.
 //!
 //! # Properties

@@ -188,6 +188,8 @@ pub struct Placement {
     pub requirement: [f64; 3],
     /// What the bin has left, as shares of the host.
     pub capacity: [f64; 3],
+    /// Share of the hyperthreads free there that stay free beside it, 0 to 1.
+    pub cpus_stay: f64,
     /// How the VM's bandwidth is known.
     pub bandwidth_from: BandwidthFrom,
     /// Whether vCPUs share cores there: no bin has a free core for each, so hyperthreads were counted.
@@ -271,6 +273,7 @@ fn find(supply: &Supply, demand: &Demand, allowed: Option<&NodeSet>, config: &Co
         matched,
         requirement: need,
         capacity: bin.left,
+        cpus_stay: supply.cpus_stay(bin.mask, demand.cpus),
         bandwidth_from: demand.bandwidth_from,
         shares_cores: supply.counts_threads && demand.cpus > 0.0,
     })

@@ -193,6 +193,12 @@ impl Supply {
         supply
     }
 
+    /// Share of these nodes' free hyperthreads that so many CPUs leave free, 0 to 1.
+    pub(super) fn cpus_stay(&self, mask: u64, cpus: f64) -> f64 {
+        let free: f64 = positions(mask).map(|at| self.nodes[at].threads).sum();
+        (1.0 - cpus / free.max(cpus).max(1.0)).clamp(0.0, 1.0)
+    }
+
     /// Whether a core has several hyperthreads here.
     pub(super) fn has_threads(&self) -> bool {
         self.total_threads > self.total[CPU]

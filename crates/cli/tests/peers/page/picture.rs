@@ -87,7 +87,7 @@ impl Picture {
 }
 
 fn path(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/page/screens/{name}.png"))
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/peers/page/screens/{name}.png"))
 }
 
 /// Width, height, bytes, and bytes of a pixel.
