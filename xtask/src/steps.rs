@@ -136,20 +136,20 @@ impl Step {
             Self::Clippy => of(
                 "clippy",
                 "clippy over all crates, tests, benches and fuzz targets, warnings denied",
-                Some(3),
+                Some(4),
                 &[],
             ),
             Self::Rules => of("rules", "house rules, which clippy cannot see", Some(1), &[]),
             Self::Test => of(
                 "test",
                 "unit, property, integration and documentation tests of all crates",
-                Some(24),
+                Some(22),
                 &[],
             ),
             Self::Doc => of(
                 "doc",
                 "documentation of all crates, warnings denied",
-                Some(2),
+                Some(1),
                 &[],
             ),
             Self::Miri => of(
@@ -173,7 +173,7 @@ impl Step {
             Self::Reproduction(..) => of(
                 "reproduction",
                 "is docs/REPRODUCTION.md what `homenode reproduce` writes?",
-                Some(12),
+                Some(7),
                 &[],
             ),
             Self::Decisions(_) => of(
@@ -209,13 +209,13 @@ impl Step {
             Self::Integrations => of(
                 "integrations",
                 "what schedulers of fleets make of agents' answers",
-                Some(2),
+                Some(1),
                 &["scripts/integrations-setup.sh"],
             ),
             Self::Page => of(
                 "page",
                 "the page of an agent, as an operator uses it in Chromium",
-                Some(2),
+                Some(1),
                 &["scripts/page-setup.sh"],
             ),
             Self::Sweeps => of(
@@ -227,7 +227,7 @@ impl Step {
             Self::Site => of(
                 "site",
                 "the notebooks, the documentation as a site, and the commands that it shows",
-                Some(2),
+                Some(1),
                 &["scripts/python-setup.sh", "scripts/site-setup.sh"],
             ),
             Self::Testbed(names, _) => of(

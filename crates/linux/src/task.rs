@@ -81,12 +81,24 @@ fn process_dir(root: &Path, pid: i32) -> PathBuf {
 /// # Errors
 /// When its `stat` is malformed or may not be read.
 pub fn process(root: &Path, pid: i32) -> Result<Option<Process>, ReadError> {
+    Ok(stat(root, pid)?.and_then(|stat| stat.process(pid)))
+}
+
+/// The process that started one, or that it was left to; `None` where there is no such process.
+///
+/// # Errors
+/// When its `stat` is malformed or may not be read.
+pub fn parent(root: &Path, pid: i32) -> Result<Option<i32>, ReadError> {
+    Ok(stat(root, pid)?.map(|stat| stat.parent))
+}
+
+fn stat(root: &Path, pid: i32) -> Result<Option<Stat>, ReadError> {
     let path = process_dir(root, pid).join("stat");
     let Some(text) = read::text_if_there(&path, read::SMALL_BYTES)? else {
         return Ok(None);
     };
     let stat = parse_stat(&text).ok_or_else(|| ReadError::malformed(&path, STAT.1, &text))?;
-    Ok(stat.process(pid))
+    Ok(Some(stat))
 }
 
 /// Whether this very process still runs. One that cannot be looked at (no descriptor left, say) is not taken for ended:
@@ -565,6 +577,7 @@ fn grouped(text: &str) -> Option<Role> {
 
 struct Stat {
     state: char,
+    parent: i32,
     cpu_time: Ns,
     /// Of the whole process.
     thread_count: Option<usize>,
@@ -587,13 +600,15 @@ fn parse_stat(text: &str) -> Option<Stat> {
     let (_, rest) = text.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace();
     let state = fields.next()?.chars().next()?; // field 3 in proc(5)
+    let parent = fields.next()?.parse::<i32>().ok()?;
     let mut number = |skipped: usize| fields.nth(skipped)?.parse::<u64>().ok();
-    let ticks = number(14 - 4)?.checked_add(number(0)?)?;
+    let ticks = number(14 - 5)?.checked_add(number(0)?)?;
     let thread_count = number(20 - 16)?;
     let start_ticks = number(22 - 21)?;
     let cpu = number(39 - 23)?;
     Some(Stat {
         state,
+        parent,
         cpu_time: Ns(ticks.checked_mul(10_000_000)?),
         thread_count: usize::try_from(thread_count).ok(),
         start_ticks,

@@ -109,4 +109,13 @@ fn proxmox_notes_become_settings_and_nothing_else_is_touched() {
     assert_eq!(table["home"].as_str(), Some("1"));
     started("homenode%3A home=1", "../escaped", "pre-start");
     assert!(!dir.path().join("escaped.toml").exists());
+    // Its turn comes late, or never: who holds the lock keeps no VM from starting.
+    let lock = std::fs::File::open(vms.join(".lock")).unwrap();
+    lock.lock().unwrap();
+    started("homenode%3A home=0", "db", "pre-start");
+    assert!(file("db").unwrap().contains("home = \"0\""));
+    // Nor does a place that cannot be written.
+    std::fs::remove_dir_all(&vms).unwrap();
+    std::fs::write(&vms, "").unwrap();
+    started("homenode%3A home=1", "db", "pre-start");
 }

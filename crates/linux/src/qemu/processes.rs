@@ -284,7 +284,15 @@ impl Qemu {
 
     /// The VM that a process runs, if it runs one. `strangers` gets the user of a process that may not run any.
     fn look_at(&self, pid: i32, strangers: &mut BTreeSet<u32>) -> Result<Option<Claim>, String> {
-        if !self.is_called_qemu(pid) {
+        let Some(words) = self.words_of_qemu(pid) else {
+            return Ok(None);
+        };
+        // A QEMU's own child, which it made with its command line: `-daemonize`, or who frees its memory (`async-teardown`).
+        let parent = task::parent(&self.root, pid).ok().flatten();
+        if parent.is_some_and(|parent| {
+            self.words_of_qemu(parent)
+                .is_some_and(|of_parent| of_parent == words)
+        }) {
             return Ok(None);
         }
         // Before and after: all that is read in between is of the same process.
@@ -332,10 +340,11 @@ impl Qemu {
         Ok(Some(Claim { id, vm }))
     }
 
-    fn is_called_qemu(&self, pid: i32) -> bool {
+    /// The command line of a process that is called as a QEMU is.
+    fn words_of_qemu(&self, pid: i32) -> Option<String> {
         let path = self.root.join(format!("proc/{pid}/cmdline"));
-        let words = read::text_if_there(&path, COMMAND_LINE_MAX).ok().flatten();
-        words.is_some_and(|words| words.split('\0').next().is_some_and(is_qemu))
+        let words = read::text_if_there(&path, COMMAND_LINE_MAX).ok().flatten()?;
+        words.split('\0').next().is_some_and(is_qemu).then_some(words)
     }
 
     /// Whether a process's program is a QEMU, as far as that can be seen: an upgrade may have taken its file away.

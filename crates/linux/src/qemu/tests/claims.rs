@@ -109,6 +109,37 @@ fn of_two_services_processes_that_claim_a_name_neither_is_managed_and_it_is_said
 }
 
 #[test]
+fn a_child_of_a_vms_own_is_no_rival() {
+    let (vm, child) = ((50, 107, "web", TWIN), (51, 107, "web", TWIN));
+    let (tree, mut qemu) = claimed(&[vm]);
+    let has_parent = |pid: i32, parent: i32| {
+        let stat = crate::task::tests::stat(pid, "kvm", 'S', 7, 0);
+        let stat = stat.replacen(" S 1 ", &format!(" S {parent} "), 1);
+        assert!(stat.contains(&format!(" S {parent} ")), "{stat}");
+        tree.write(&format!("proc/{pid}/stat"), &stat);
+    };
+    for is_late in [true, false] {
+        if is_late {
+            assert_eq!(taken(&mut qemu), [(50, true)]);
+        } else {
+            qemu = Qemu::new(tree.root());
+        }
+        claim(&tree, &[child]);
+        has_parent(51, 50);
+        assert_eq!(taken(&mut qemu), [(50, true)], "late: {is_late}");
+        assert_eq!(qemu.take_notices(), [""; 0]);
+    }
+    // What another VM started under that name is not its child.
+    claim(&tree, &[(60, 107, "db", OTHER)]);
+    has_parent(51, 60);
+    let seen = taken(&mut qemu);
+    assert!(
+        seen.contains(&(50, false)) && seen.contains(&(60, true)),
+        "{seen:?}"
+    );
+}
+
+#[test]
 fn what_was_changed_is_found_by_its_process_whatever_that_is_called_by_now() {
     let (tree, mut qemu) = claimed(&[(60, 0, "web", TWIN)]);
     taken(&mut qemu);
