@@ -85,8 +85,9 @@ const LEFT_OUT: [&str; 6] = [
 ];
 
 /// The files that the cases of a group test, by the group's name.
-const TESTED: [(&str, &[&[&str]]); 13] = [
+const TESTED: [(&str, &[&[&str]]); 14] = [
     ("agent", &[&AGENT]),
+    ("bounds", &[&AGENT]),
     ("counted", &[&AGENT, &PLUGIN]),
     ("arrange", &[&AGENT, &PLUGIN]),
     ("damon", &[&AGENT]),

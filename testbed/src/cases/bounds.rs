@@ -94,10 +94,16 @@ impl Watched {
             let is_as_before = self.affinities.get(&thread) == Some(&cpus);
             ensure!(
                 is_as_before || cpus.iter().all(|cpu| self.allowed.contains(cpu)),
-                "a thread of {name} may run on {cpus:?}: its operator leaves it {:?}",
-                self.allowed
+                "thread {thread} of {name} may run on {cpus:?}: its operator leaves it {:?}; it had {:?}",
+                self.allowed,
+                self.affinities.get(&thread)
             );
         }
+        self.keeps_bound_memory()
+    }
+
+    fn keeps_bound_memory(&self) -> anyhow::Result<()> {
+        let name = &self.guest.spec.name;
         let bound = bound_memory(self.guest.process.0)?;
         ensure!(
             bound == self.bound,
@@ -121,8 +127,8 @@ impl Watched {
         let now = affinities(self.guest.process.0)?;
         let vcpus = self.guest.process.vcpu_threads()?;
         let is_vcpu = |thread: &u32| vcpus.values().any(|vcpu| vcpu == thread);
-        // libvirt pins its emulator by a cpuset, and the kernel gives all of that to a thread which had less of it from the
-        // time of its start.
+        // libvirt pins its emulator by a cpuset, and the kernel gives all of that, what is isolated included, to a thread which
+        // had less of it from the time of its start: then it has what the emulator's other threads had before.
         let same = self.affinities.iter().all(|(thread, before)| {
             let is_wider = |now: &Vec<u32>| !is_vcpu(thread) && before.iter().all(|cpu| now.contains(cpu));
             now.get(thread).is_none_or(|now| now == before || is_wider(now))
@@ -270,7 +276,7 @@ pub fn held(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)?;
     for guest in &watched {
         wait_until("the guests to be as before", SOON, || guest.as_before())?;
-        guest.holds()?;
+        guest.keeps_bound_memory()?;
     }
     let groups = cpusets()?;
     ensure!(
