@@ -151,7 +151,7 @@ pub struct Journal {
     entries: BTreeMap<VmId, Entry>,
     /// The number of the next line.
     next: u64,
-    /// Lines that are to be written before any other: what is struck out and could not be said yet.
+    /// Lines that are to be written before any other: what is so and could not be said yet.
     owed: Vec<Line>,
     /// Bytes in a file at which both are rewritten.
     rewrite_at: u64,
@@ -264,10 +264,8 @@ impl Journal {
     }
 
     /// Takes in what another witness says is in force on a run of a VM. What is written here of a lever is believed before that.
-    ///
-    /// # Errors
-    /// When it could not be written.
-    pub fn take_in(&mut self, seen: &Entry) -> Result<(), JournalError> {
+    /// It is in force whether it can be written down or not, and has to be undone.
+    pub fn take_in(&mut self, seen: &Entry) {
         let vm = seen.run.vm;
         let known = self.entry(vm).filter(|known| known.run == seen.run);
         let new = seen
@@ -276,13 +274,13 @@ impl Journal {
             .filter(|(lever, _)| !known.is_some_and(|known| known.has(&[lever])));
         let new: Vec<Line> = new.map(|(lever, entry)| Line::new(vm, lever, entry)).collect();
         if new.is_empty() {
-            return Ok(());
+            return;
         }
         let start = match known {
             Some(_) => Vec::new(),
             None => self.start(seen.run.clone(), seen.before.clone()),
         };
-        self.write(start.into_iter().chain(new).collect())
+        self.note(start.into_iter().chain(new).collect());
     }
 
     /// Writes down what will be in force on a lever of a VM.
@@ -296,22 +294,22 @@ impl Journal {
     /// Under these keys nothing is in force for a VM any more.
     pub fn clear(&mut self, vm: VmId, keys: &[&str]) {
         let lines = self.entry(vm).map(|entry| entry.none(|key| keys.contains(&key)));
-        self.strike(lines.unwrap_or_default());
+        self.note(lines.unwrap_or_default());
     }
 
     /// Everything of a VM was restored.
     pub fn clear_all(&mut self, vm: VmId) {
         let lines = self.entry(vm).map(|entry| entry.none(|_| true));
-        self.strike(lines.unwrap_or_default());
+        self.note(lines.unwrap_or_default());
     }
 
     /// The VM ended.
     pub fn forget(&mut self, vm: VmId) {
-        self.strike(vec![Line::none(vm, RUN)]);
+        self.note(vec![Line::none(vm, RUN)]);
     }
 
-    /// Strikes out what is no longer in force: at once, or with the next line that can be written.
-    fn strike(&mut self, lines: Vec<Line>) {
+    /// Writes down what is so already: at once, or with the next line that can be written.
+    fn note(&mut self, lines: Vec<Line>) {
         for line in &lines {
             line.clone().apply(&mut self.entries);
         }

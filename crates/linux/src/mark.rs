@@ -164,7 +164,7 @@ pub(crate) enum TakenIn {
 /// Takes what a VM's mark says into the journal.
 ///
 /// # Errors
-/// A sentence: the mark cannot be read, or the journal cannot be written.
+/// A sentence: the mark cannot be read.
 pub(crate) fn take_in(
     here: &Here,
     journal: &mut Journal,
@@ -190,7 +190,7 @@ pub(crate) fn take_in(
         Said::OfAnother(entry) => (entry, TakenIn::Carried),
     };
     let had = journal.entry(run.vm).cloned();
-    journal.take_in(&entry).map_err(|e| e.to_string())?;
+    journal.take_in(&entry);
     let is_new = journal.entry(run.vm) != had.as_ref();
     Ok(if is_new || taken == TakenIn::Carried {
         taken

@@ -340,10 +340,16 @@ fn wait_home(inside: &Inside, guest: &Guest, node: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A place for settings without those of an earlier case.
+fn no_settings() -> anyhow::Result<()> {
+    let _ = fs::remove_dir_all(SETTINGS);
+    Ok(fs::create_dir_all(SETTINGS)?)
+}
+
 /// Two guests whose operators chose a home, in files: both come home, threads and scattered memory; the agent is killed, and
 /// all is as it was.
 pub fn homes(inside: &mut Inside) -> anyhow::Result<()> {
-    fs::create_dir_all(SETTINGS)?;
+    no_settings()?;
     let guests = [
         Guest::start(inside, spec("proxmox", ordinary()), As::Proxmox)?,
         Guest::start(inside, spec("pod", ordinary()), As::Pod)?,
@@ -464,7 +470,7 @@ pub fn unmovable(inside: &mut Inside) -> anyhow::Result<()> {
         ),
         ("huge", huge, 3, "of its nodes' pools, on which others may count"),
     ];
-    fs::create_dir_all(SETTINGS)?;
+    no_settings()?;
     let mut guests = Vec::new();
     let result = (|| {
         for (name, options, home, _) in &kinds {
