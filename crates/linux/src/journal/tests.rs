@@ -251,15 +251,15 @@ fn what_a_newer_version_wrote_is_set_aside_and_said_and_what_is_understood_count
 #[test]
 fn what_a_witness_says_is_known_also_where_nothing_can_be_written() {
     let (ours, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let seen = filled(other.path()).entry(VmId(2)).unwrap().clone();
+    let seen = filled(other.path()).entry(VmId(1)).unwrap().clone();
     let mut journal = Journal::open(ours.path()).unwrap();
     std::fs::remove_dir_all(ours.path().join("private")).unwrap();
     journal.take_in(&seen);
-    assert_eq!(journal.entry(VmId(2)), Some(&seen));
+    assert_eq!(journal.entry(VmId(1)), Some(&seen));
     // But nothing is done that cannot be written down before.
-    assert!(journal.set(VmId(2), &Home(nodes("1"))).is_err());
-    assert_eq!(journal.entry(VmId(2)), Some(&seen));
-    journal.clear_all(VmId(2));
+    assert!(journal.set(VmId(1), &Home(nodes("1"))).is_err());
+    assert_eq!(journal.entry(VmId(1)), Some(&seen));
+    journal.clear_all(VmId(1));
     assert!(crate::levers::in_force(&journal).is_empty());
 }
 
