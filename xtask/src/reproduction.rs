@@ -132,6 +132,10 @@ pub fn run(args: &ReproductionArgs, rerun: Rerun) -> anyhow::Result<Tally> {
             !changed.trim().is_empty(),
             "say what was changed since the last run"
         );
+        ensure!(
+            committed(root)? == commit,
+            "another commit came meanwhile: run this again"
+        );
         log.run.push(Entry {
             date: output(Command::new("date").arg("+%Y-%m-%d"))?,
             commit,
@@ -147,6 +151,9 @@ pub fn run(args: &ReproductionArgs, rerun: Rerun) -> anyhow::Result<Tally> {
         for name in MADE {
             fs::copy(made.join(name), root.join("docs").join(name))?;
         }
+        // What was written is among the files that count.
+        record = Record::read()?;
+        record.begin(NAME)?;
     }
     let mut same = true;
     for name in MADE {

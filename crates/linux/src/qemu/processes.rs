@@ -289,10 +289,7 @@ impl Qemu {
         };
         // A QEMU's own child, which it made with its command line: `-daemonize`, or who frees its memory (`async-teardown`).
         let parent = task::parent(&self.root, pid).ok().flatten();
-        if parent.is_some_and(|parent| {
-            self.words_of_qemu(parent)
-                .is_some_and(|of_parent| of_parent == words)
-        }) {
+        if parent.and_then(|parent| self.words_of_qemu(parent)) == Some(words) {
             return Ok(None);
         }
         // Before and after: all that is read in between is of the same process.
