@@ -72,8 +72,10 @@ impl Grip for OfVm {
         let Act::SetHome { nodes } = act else {
             return Ok(Outcome::Done);
         };
+        // Also one of which the memory nodes could not be set.
+        let was = hands.journalled::<Home>(vm);
         hands.set(vm, HOME, &Home(nodes.clone()))?;
-        pin_helpers(hands, vm, nodes)?;
+        pin_helpers(hands, vm, nodes, was)?;
         if let Some(set) = vm.restrictive_nodes().cloned() {
             set_memory_nodes(hands, vm, &set.union(nodes))?;
         }
@@ -167,8 +169,13 @@ fn within_before(hands: &Hands, vm: &Vm, helper: Helper, cpus: &CpuSet) -> CpuSe
 }
 
 /// Has emulator and I/O threads run at home, or all of them where they ran before. A home of memory-only nodes, or outside of
-/// what they may use, leaves them where they are.
-fn pin_helpers(hands: &mut Hands, vm: &mut Vm, nodes: &NodeSet) -> Result<(), ActionError> {
+/// what they may use, leaves them where they are. `was` is what the journal says that is in force.
+fn pin_helpers(
+    hands: &mut Hands,
+    vm: &mut Vm,
+    nodes: &NodeSet,
+    was: Option<Home>,
+) -> Result<(), ActionError> {
     let cpus = cpus_of_home(hands, vm, nodes);
     let iothreads = vm.domain.iothreads.iter().map(|id| Helper::IoThread(*id));
     let helpers: Vec<Helper> = std::iter::once(Helper::Emulator).chain(iothreads).collect();
@@ -182,7 +189,7 @@ fn pin_helpers(hands: &mut Hands, vm: &mut Vm, nodes: &NodeSet) -> Result<(), Ac
         let now = tid.and_then(|tid| task::affinity(&hands.root, vm.run.pid, tid).ok()?);
         before.push((helper, now));
         if let Err(error) = pin_helper(hands, vm, helper, &own) {
-            roll_back(hands, vm, before);
+            roll_back(hands, vm, before, was);
             return Err(error);
         }
     }
@@ -191,16 +198,16 @@ fn pin_helpers(hands: &mut Hands, vm: &mut Vm, nodes: &NodeSet) -> Result<(), Ac
 
 /// Takes back a home that came into force in part: helpers run as they did before. Where that fails, too, the journal goes on to
 /// name the home, and it is lifted later.
-fn roll_back(hands: &mut Hands, vm: &mut Vm, before: Vec<(Helper, Option<CpuSet>)>) {
+fn roll_back(hands: &mut Hands, vm: &mut Vm, before: Vec<(Helper, Option<CpuSet>)>, was: Option<Home>) {
     vm.reach.look_again(&hands.root, vm.run.pid);
     let mut is_as_before = true;
     for (helper, cpus) in before {
         is_as_before &= cpus.is_some_and(|cpus| pin_helper(hands, vm, helper, &cpus).is_ok());
     }
-    match &vm.home {
+    match was {
         _ if !is_as_before => {}
         // Where this cannot be written the journal names more than is in force, which harms nothing.
-        Some(home) => drop(hands.set(vm, HOME, &Home(home.clone()))),
+        Some(home) => drop(hands.set(vm, HOME, &home)),
         None => hands.clear::<Home>(vm),
     }
 }

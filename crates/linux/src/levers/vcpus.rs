@@ -74,10 +74,7 @@ impl Grip for Vcpus {
         };
         let mut may_be = vm.pins.ours.clone();
         for index in vcpus {
-            let of_vcpu = may_be.entry(*index).or_default();
-            of_vcpu.retain(|set| set != cpus);
-            of_vcpu.insert(0, cpus.clone());
-            of_vcpu.truncate(PINS_KEPT);
+            add(may_be.entry(*index).or_default(), std::slice::from_ref(cpus));
         }
         hands.set(vm, PIN, &Pins(may_be.clone()))?;
         // Whether libvirt does it or not, it is the agent's doing.
@@ -321,13 +318,22 @@ fn affinity_now(hands: &Hands, vm: &Vm, index: u16) -> Result<CpuSet, ActionErro
     affinity.ok_or_else(|| Failure::VmGone.on(&vm.run.name))
 }
 
+/// Adds sets that a vCPU may be pinned to by now to those that it may have been pinned to before.
+fn add(may_be: &mut Vec<CpuSet>, newer: &[CpuSet]) {
+    may_be.retain(|set| !newer.contains(set));
+    may_be.splice(0..0, newer.iter().cloned());
+    may_be.truncate(PINS_KEPT);
+}
+
 /// Takes back a pin that came into force in part, or not at all: the vCPUs that were touched run as they did `before`. Where that
 /// fails, too, the journal goes on to name what may be in force, and it is undone with the home, or after the agent.
 fn roll_back(hands: &mut Hands, vm: &mut Vm, before: &[(u16, CpuSet)], mut ours: BTreeMap<u16, Vec<CpuSet>>) {
     vm.reach.look_again(&hands.root, vm.run.pid);
     for (index, cpus) in before {
         if pin(hands, vm, *index, cpus).is_err() {
-            ours.extend(vm.pins.ours.get(index).map(|sets| (*index, sets.clone())));
+            // It may have come into force without an answer, or not.
+            let tried = vm.pins.ours.get(index).map_or(&[][..], Vec::as_slice);
+            add(ours.entry(*index).or_default(), tried);
         } else if !ours.contains_key(index) {
             vm.pins.restored.insert(*index, cpus.clone());
         }

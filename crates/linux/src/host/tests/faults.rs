@@ -223,6 +223,43 @@ fn a_libvirt_that_is_killed_before_or_after_any_call_is_waited_for() {
     }
 }
 
+#[test]
+fn what_was_carried_out_without_an_answer_is_undone_though_taking_it_back_had_none_either() {
+    let lost_in_a_row = [1, 2, 3, 5];
+    let lives = lost_in_a_row
+        .into_iter()
+        .flat_map(|in_a_row| (0..200).map(move |first| (in_a_row, first)));
+    for (in_a_row, first) in lives {
+        let tree = everything();
+        let mut host = begin(&tree);
+        let answers = Rc::new(Cell::new(0));
+        let made = Rc::clone(&answers);
+        fault::plan(move |point| {
+            if point != Point::Answer {
+                return None;
+            }
+            made.set(made.get() + 1);
+            (first..first + in_a_row)
+                .contains(&(made.get() - 1))
+                .then_some(Fault::Lost)
+        });
+        live(&mut host);
+        fault::end();
+        let undone = host.restore();
+        let mut libvirt = ended(host);
+        let guarded = guard(&tree, libvirt.as_mut());
+        assert_eq!(
+            (
+                undone.failures,
+                guarded.failures,
+                state(&tree, libvirt.as_mut()).as_str()
+            ),
+            (Vec::new(), Vec::new(), BEFORE),
+            "{in_a_row} answers from {first} on"
+        );
+    }
+}
+
 /// A host of which one thing in so many goes wrong.
 fn lies(seed: u64) {
     let mut dice = SplitMix(seed);
@@ -279,7 +316,7 @@ fn on_a_host_that_lies_a_vm_is_as_before_or_said_not_to_be() {
     let seeds = std::env::var("HOMENODE_SEEDS")
         .ok()
         .and_then(|seeds| seeds.parse().ok());
-    let seeds: u64 = seeds.unwrap_or(1000);
+    let seeds: u64 = seeds.unwrap_or(3000);
     let not_restored = (0..seeds).map(lied_to).filter(|times| *times > 0).count();
     assert!(not_restored > 0, "nothing went wrong in {seeds} lives");
 }
