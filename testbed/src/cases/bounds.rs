@@ -71,15 +71,18 @@ impl Watched {
         Ok(watched)
     }
 
-    /// What libvirt says of its CPUs and memory. It forgets no pin: one to all CPUs that the domain may use is none.
+    /// What libvirt says of its CPUs and memory. It forgets no pin: one to all CPUs of the machine, or of the domain's
+    /// own `cpuset`, is none.
     fn definition(&self) -> anyhow::Result<String> {
         let xml = self.guest.domain.xml_desc(0);
         let xml = xml.map_err(|error| anyhow!("{}: {}", self.guest.spec.name, error.message()))?;
         let told = ["<vcpu", "pin ", "<numatune", "<memory ", "<memnode", "quota"];
-        let is_free = format!("pin cpuset='{MACHINE_CPUS}'");
-        let is_free_vcpu = format!("cpuset='{MACHINE_CPUS}'/>");
+        let own = xml.lines().find_map(|line| attribute(line, "<vcpu ", "cpuset"));
+        let all = own.unwrap_or(MACHINE_CPUS);
         let is_none = |line: &&str| {
-            line.contains(&is_free) || line.contains("<vcpupin") && line.contains(&is_free_vcpu)
+            let pin =
+                attribute(line, "<vcpupin", "cpuset").or_else(|| attribute(line, "<emulatorpin", "cpuset"));
+            pin == Some(all)
         };
         let lines = xml
             .lines()
@@ -142,6 +145,12 @@ impl Watched {
             )),
         })
     }
+}
+
+/// An attribute's value on the line of this element.
+fn attribute<'a>(line: &'a str, element: &str, name: &str) -> Option<&'a str> {
+    let (_, rest) = line.split_once(element)?.1.split_once(&format!("{name}='"))?;
+    Some(rest.split_once('\'')?.0)
 }
 
 /// CPUs that each thread of a process may run on.
@@ -287,12 +296,13 @@ pub fn held(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The cpuset of each cgroup below the domains'.
+/// The cpuset in force of each cgroup below the domains'. One that was empty, and so its parent's, libvirt does not empty again:
+/// it stays at all that the domain may use.
 fn cpusets() -> anyhow::Result<BTreeMap<String, String>> {
     let mut all = BTreeMap::new();
     let mut open = vec![Path::new(CGROUPS).join(MACHINE)];
     while let Some(group) = open.pop() {
-        let cpus = fs::read_to_string(group.join("cpuset.cpus")).unwrap_or_default();
+        let cpus = fs::read_to_string(group.join("cpuset.cpus.effective")).unwrap_or_default();
         all.insert(group.display().to_string(), cpus);
         let inner = fs::read_dir(&group)?.flatten();
         open.extend(inner.map(|entry| entry.path()).filter(|path| path.is_dir()));
