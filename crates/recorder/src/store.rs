@@ -129,7 +129,7 @@ pub(crate) struct Store {
     path: PathBuf,
     connection: Connection,
     /// Locked while it is open, so that it goes with the connection and not before: closing it frees SQLite's own locks too.
-    _alone: fs::File,
+    _alone: Alone,
     limits: Limits,
     run: i64,
     /// The minute that is not over.
@@ -184,14 +184,7 @@ impl Store {
 
     fn begin(path: &Path, begin: &Begin, limits: Limits) -> Result<Store, RecordError> {
         // Not the database itself: on NFS and 9p a file has one kind of locks, and SQLite would wait for ours.
-        let alone = own_file(&beside(path, "-lock"))?;
-        let locked = rustix::fs::flock(&alone, FlockOperation::NonBlockingLockExclusive);
-        locked.map_err(|_| {
-            RecordError::new(
-                path,
-                "another agent writes to it: name another file with --history",
-            )
-        })?;
+        let alone = Alone::with(path)?;
         // Made before SQLite makes it, which would have the umask say who may read it.
         own_file(path)?;
         let connection = schema::open_to_write(path)?;
@@ -349,6 +342,29 @@ impl Store {
             ],
             bytes,
         )
+    }
+}
+
+/// The lock of who writes to a history.
+struct Alone(fs::File);
+
+impl Alone {
+    fn with(path: &Path) -> Result<Alone, RecordError> {
+        let file = own_file(&beside(path, "-lock"))?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Alone(file)),
+            Err(_) => Err(RecordError::new(
+                path,
+                "another agent writes to it: name another file with --history",
+            )),
+        }
+    }
+}
+
+impl Drop for Alone {
+    /// Closing is not enough: a child between fork and exec has the file open, and with it the lock.
+    fn drop(&mut self) {
+        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
     }
 }
 
@@ -630,4 +646,21 @@ pub(crate) fn decompressed(bytes: &[u8]) -> Option<Vec<u8>> {
         .read_to_end(&mut json)
         .ok()?;
     (json.len() <= BLOCK_BYTES_MAX).then_some(json)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_history_is_free_once_its_writer_is_done_though_a_child_has_the_lock_file_open() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("history.sqlite");
+        let alone = Alone::with(&path).unwrap();
+        let of_a_child = alone.0.try_clone().unwrap();
+        assert!(Alone::with(&path).is_err());
+        drop(alone);
+        assert!(Alone::with(&path).is_ok());
+        drop(of_a_child);
+    }
 }
