@@ -46,7 +46,7 @@ def config_of(what: Mapping[str, Any] | str | os.PathLike[str] | None) -> tuple[
 
 def options_of(**given: Any) -> dict[str, Any]:
     """Options as the native side takes them, with those that were not given."""
-    names = ["machine", "seed", "epoch", "disturb", "config", "every", "progress"]
+    names = ["machine", "seed", "epoch", "disturb", "numa_balancing", "config", "every", "progress"]
     return {name: given.get(name) for name in names}
 
 
@@ -203,6 +203,7 @@ def simulate(
     epoch: str | float | None = None,
     config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     disturb: str | None = None,
+    numa_balancing: bool | None = None,
     every: str | float | None = None,
     progress: bool | Callable[[str, float, float], Any] = False,
 ) -> Runs:
@@ -216,6 +217,7 @@ def simulate(
     :param epoch: the simulation's resolution; a number is seconds
     :param config: the agent's settings: a file, or a dictionary with its keys
     :param disturb: how the host differs from what policies are told of it (``"noise,no-bandwidth"``)
+    :param numa_balancing: whether the host's kernel balances NUMA memory (``kernel.numa_balancing``), whatever the scenario says
     :param every: keep what happens over time, at this distance; a number is seconds. Nothing is seen more often than the agent
         looks (once a second, unless ``config`` says otherwise)
     :param progress: ``True`` for a line on a terminal or in a notebook; or a function that is called some times a second with the
@@ -237,6 +239,7 @@ def simulate(
             seed=seed,
             epoch=duration(epoch),
             disturb=disturb,
+            numa_balancing=numa_balancing,
             config=config_of(config),
             every=duration(every),
             progress=tell,

@@ -37,6 +37,7 @@ pub struct Options<'py> {
     seed: Option<u64>,
     epoch: Option<String>,
     disturb: Option<String>,
+    numa_balancing: Option<bool>,
     /// Path and text of a file of settings.
     config: Option<(String, String)>,
     every: Option<String>,
@@ -49,6 +50,9 @@ pub fn setup(scenario: &Scenario, options: &Options<'_>) -> PyResult<Setup> {
     let mut inner = scenario.inner.clone();
     if let Some(names) = &options.disturb {
         inner = inner.disturbed(names.parse().map_err(bad_input)?);
+    }
+    if let Some(is_on) = options.numa_balancing {
+        inner = inner.with_numa_balancing(is_on);
     }
     let machine = match &options.machine {
         Some(machine) => machine.inner.clone(),

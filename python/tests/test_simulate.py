@@ -17,6 +17,7 @@ def without_build(document: dict) -> dict:
         (["--machine", "r910"], {"machine": "r910"}),
         (["--epoch", "2ms"], {"epoch": 0.002}),
         (["--disturb", "noise"], {"disturb": "noise"}),
+        (["--numa-balancing", "on"], {"numa_balancing": True}),
         (["--policy", "tavo", "--policy", "autonuma"], {"policies": ["tavo", "autonuma"]}),
     ],
 )

@@ -3,7 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
+use homenode_host::KernelSettings;
 use homenode_host::observation::Tracker;
+use homenode_linux::kernel_settings;
 use homenode_linux::lock::Lock;
 use homenode_linux::peer::GroupId;
 use homenode_linux::perf::Perf;
@@ -29,6 +31,8 @@ const TOPOLOGY: &str = homenode_linux::TOPOLOGY_SOCKET;
 pub struct Examined {
     /// The machine, where it can be read.
     pub machine: Option<String>,
+    /// What the kernel does with memory by itself.
+    pub kernel: KernelSettings,
     /// All features, whether there or not.
     pub features: Vec<Feature>,
 }
@@ -121,6 +125,7 @@ pub fn examine(places: &Places) -> Examined {
     ];
     Examined {
         machine: known.map(|machine| machine.name.clone()),
+        kernel: kernel_settings::read(root, |_| ()),
         features: told(features.into_iter().chain(besides(places))),
     }
 }
@@ -137,6 +142,8 @@ fn examine_dom0(places: &Places) -> Examined {
     });
     Examined {
         machine: machine.as_ref().map(|machine| machine.name.clone()),
+        // Dom0's own kernel decides nothing for domains.
+        kernel: KernelSettings::default(),
         features: told(of_xen.chain([("nodes", nodes(nodes_of))]).chain(besides(places))),
     }
 }
@@ -249,13 +256,13 @@ fn nodes(machine: Result<&Machine, String>) -> Found {
         true => String::new(),
         false => format!("; CPUs {} are isolated, for VMs that name them", machine.isolated),
     };
-    match machine.memory_nodes().len() {
+    match machine.home_nodes().len() {
         0 | 1 => Err(lack(
             "this host has one node",
             "nothing is placed or moved; all else works",
             "none, where it has one socket; else node interleaving off in the firmware",
         )),
-        count => Ok(format!("{count} nodes with memory{isolated}")),
+        count => Ok(format!("{count} nodes with CPUs and memory{isolated}")),
     }
 }
 

@@ -188,7 +188,7 @@ fn take_up(host: &dyn RealHost, kept: Option<&Path>, control: &mut Control) -> (
 /// What cannot be done on this host, for the operator.
 fn limits_of(vms: &Managed, machine: &Machine, policies: PolicySet) -> Vec<String> {
     let mut limits = machine.notes.clone();
-    if machine.memory_nodes().len() < 2 {
+    if machine.home_nodes().len() < 2 {
         let (idle, busy) = homenode_control::stages_by_need_of_nodes(policies);
         let (idle, busy) = (idle.join(", "), busy.join(", "));
         limits.push(format!(

@@ -56,10 +56,7 @@ pub fn promise(state: &Path, asked: Asked) -> (NodeSet, Option<anyhow::Error>) {
             let why = promise.unplaceable.filter(|_| asked.huge_page_bytes.is_some());
             (promise.nodes, why.map(anyhow::Error::from))
         }
-        Err(error) => (
-            machine.memory_nodes(),
-            Some(error.context("all nodes are advised")),
-        ),
+        Err(error) => (machine.home_nodes(), Some(error.context("all nodes are advised"))),
     }
 }
 

@@ -213,7 +213,13 @@ fn links(c: &Calibration, machine: &mut Machine, comments: &mut Comments) {
                 None
             }
         };
-        machine.links.push(Link { from, to, bandwidth });
+        let hop_ns = None;
+        machine.links.push(Link {
+            from,
+            to,
+            bandwidth,
+            hop_ns,
+        });
     }
 }
 

@@ -15,7 +15,7 @@ use crate::experiment::ExperimentArgs;
 use crate::fleet::FleetCommand;
 use crate::kernel_footprint::FootprintArgs;
 use crate::maintenance::{DrainArgs, PauseArgs};
-use crate::options::{AgentArgs, OrNone, ShownArgs, Size, StateArgs};
+use crate::options::{AgentArgs, OrNone, ShownArgs, Size, StateArgs, TwinKernelArgs};
 use crate::page_log::LogArgs;
 use crate::profile::ProfileArgs;
 use crate::recommend::{ModeArgs, PromisesArgs, RecommendArgs};
@@ -383,6 +383,8 @@ pub struct RunArgs {
     /// The twin's seed: same seed, same run
     #[arg(long)]
     pub seed: Option<u64>,
+    #[command(flatten)]
+    pub kernel: TwinKernelArgs,
     /// Do not wait between the twin's simulated seconds
     #[arg(long)]
     pub fast: bool,

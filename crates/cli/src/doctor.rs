@@ -68,6 +68,9 @@ fn lines(found: &Examined, width: usize) -> Vec<String> {
     let names = |of: &[&Feature]| of.iter().map(|one| one.feature).collect::<Vec<_>>().join(", ");
     let mut paragraph =
         |name: &str, text: &str| lines.extend(wrapped(&format!("{name:<18} {text}"), width, INDENT));
+    if !found.kernel.is_unknown() {
+        paragraph("kernel", &found.kernel.to_string());
+    }
     // Who runs VMs here is more than a name.
     let (vms, others): (Vec<&Feature>, Vec<&Feature>) = there.iter().partition(|one| one.is_of_vms());
     for one in vms {
@@ -99,6 +102,13 @@ fn all_lines(found: &Examined, width: usize) -> Vec<String> {
         width,
         2,
     );
+    if !found.kernel.is_unknown() {
+        lines.extend(wrapped(
+            &format!("{:<18} {}", "kernel", found.kernel),
+            width,
+            INDENT,
+        ));
+    }
     for one in there {
         let text = format!("{:<18} {}", one.feature, one.found);
         lines.extend(wrapped(&text, width, INDENT));

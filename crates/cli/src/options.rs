@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use clap::builder::BoolishValueParser;
+use homenode_twin::Scenario;
 use homenode_units::Bytes;
 
 /// How a command answers.
@@ -10,6 +12,24 @@ pub struct ShownArgs {
     /// JSON for programs instead of text (docs/JSON.md)
     #[arg(long)]
     pub json: bool,
+}
+
+/// What the twin's kernel does with memory by itself.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct TwinKernelArgs {
+    /// Whether the twin's kernel balances NUMA memory (`kernel.numa_balancing`), whatever the scenario says
+    #[arg(long, value_name = "on|off", value_parser = BoolishValueParser::new())]
+    pub numa_balancing: Option<bool>,
+}
+
+impl TwinKernelArgs {
+    /// The scenario on such a kernel.
+    pub fn of(self, scenario: Scenario) -> Scenario {
+        match self.numa_balancing {
+            Some(is_on) => scenario.with_numa_balancing(is_on),
+            None => scenario,
+        }
+    }
 }
 
 /// Where the agent keeps its files.

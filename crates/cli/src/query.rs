@@ -8,7 +8,7 @@ use homenode_api::answer::Placed;
 use homenode_api::{Request, ask};
 use homenode_control::{Config, Control, Mode, Request as Ask, VmStatus};
 use homenode_host::{Host, HugeMemory, Sample};
-use homenode_linux::Vms;
+use homenode_linux::{Vms, kernel_settings};
 use homenode_machine::Machine;
 use homenode_policy::placement::{Placement, Unplaceable};
 use homenode_twin::{Scenario, Twin};
@@ -34,6 +34,12 @@ pub fn machine(args: &MachineArgs) -> anyhow::Result<()> {
         return print_json("machine", &machine);
     }
     crate::output::print(format_args!("{}", homenode_machine_files::render_text(&machine)));
+    if args.file.is_none() && args.preset.is_none() {
+        let kernel = kernel_settings::read(&args.sysfs, |error| complain!("{error}"));
+        if !kernel.is_unknown() {
+            say!("kernel: {kernel}");
+        }
+    }
     Ok(())
 }
 

@@ -15,6 +15,7 @@ use homenode_linux::state_dir::STATE_DIR;
 use signal_hook::iterator::Signals;
 
 use crate::args::{HostArg, RunArgs};
+use crate::bad_input;
 use crate::complaint::Complaint;
 use crate::output::{Clock, Output};
 use crate::settings::{FILE, Wanted};
@@ -43,6 +44,11 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         !args.trace_waiting || matches!(host, HostArg::Live(Managed::Xen)),
         "--trace-waiting reads Xen's trace, and this host is not Xen: leave it out"
     );
+    if args.kernel.numa_balancing.is_some() && !matches!(host, HostArg::Twin(_)) {
+        return Err(bad_input(
+            "--numa-balancing is for the twin: the kernel of this host is set with `sysctl kernel.numa_balancing=0` (or 1)",
+        ));
+    }
     match host {
         HostArg::Twin(what) => simulate(args, what.as_deref(), &mut output, (&bell, caught)),
         HostArg::Live(vms) => {
@@ -93,7 +99,8 @@ fn simulate(
     output: &mut Output,
     (bell, caught): (&Bell, Signals),
 ) -> anyhow::Result<ExitCode> {
-    let spec = crate::twin::spec(what, args.seed)?;
+    let mut spec = crate::twin::spec(what, args.seed)?;
+    spec.scenario = args.kernel.of(spec.scenario);
     let wanted = wanted(args, None);
     let config = wanted.read(&spec.machine)?;
     let reload = wanted.reload(bell, spec.machine.clone());

@@ -14,7 +14,7 @@ use homenode_twin::Setup;
 use serde_json::json;
 
 use crate::bad_input;
-use crate::options::ShownArgs;
+use crate::options::{ShownArgs, TwinKernelArgs};
 use crate::output::{Output, or_dash, table};
 use crate::trial::about_input;
 use crate::twin;
@@ -37,6 +37,8 @@ pub struct SearchArgs {
     /// Another machine than the scenario's: a preset's name, or a machine file
     #[arg(long, value_name = "NAME|FILE")]
     pub machine: Option<String>,
+    #[command(flatten)]
+    pub kernel: TwinKernelArgs,
     /// Begin with what this file knows, and keep there what is better; it is made where there is none
     #[arg(long, value_name = "FILE")]
     pub known: Option<PathBuf>,
@@ -71,7 +73,7 @@ fn program(text: &str) -> Result<Program, String> {
 /// Bad input; a scenario that the machine cannot run; a file of what is known that is none, or cannot be written.
 pub fn run(args: &SearchArgs) -> anyhow::Result<()> {
     let mut output = Output::new(args.shown.json);
-    let scenario = twin::scenario(&args.scenario)?;
+    let scenario = args.kernel.of(twin::scenario(&args.scenario)?);
     let machine = twin::machine_for(&scenario, &args.scenario, args.machine.as_deref())?;
     let seed = args.seed.unwrap_or(scenario.seed);
     let setup = Setup::new(machine, scenario, seed);

@@ -15,7 +15,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::bad_input;
-use crate::options::ShownArgs;
+use crate::options::{ShownArgs, TwinKernelArgs};
 use crate::output::{Output, or_dash, percent, table};
 use crate::progress::Work;
 use crate::settings;
@@ -45,6 +45,8 @@ pub struct SimArgs {
     /// no-llc-counters, with commas between them; a scenario's `[disturbance]` is the same with figures
     #[arg(long, value_name = "NAMES")]
     pub disturb: Option<Disturbance>,
+    #[command(flatten)]
+    pub kernel: TwinKernelArgs,
     /// Resolution of the simulation, such as `1ms`
     #[arg(long, value_name = "DURATION")]
     pub epoch: Option<Ns>,
@@ -73,7 +75,7 @@ pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
     };
     let scenario = twin::scenario(what)?;
     let disturbance = args.disturb.unwrap_or(scenario.disturbance);
-    let scenario = scenario.disturbed(disturbance);
+    let scenario = args.kernel.of(scenario.disturbed(disturbance));
     let spec = Setup {
         machine: twin::machine_for(&scenario, what, args.machine.as_deref())?,
         seed: args.seed.unwrap_or(scenario.seed),
@@ -175,6 +177,12 @@ fn show(spec: &Setup, trials: &[Trial], output: &mut Output) {
     ));
     if !spec.scenario.disturbance.is_none() {
         output.line(&format!("disturbed: {}", spec.scenario.disturbance));
+    }
+    if let Some(is_on) = spec.scenario.numa_balancing {
+        output.line(&format!(
+            "NUMA balancing of the host's kernel: {}",
+            if is_on { "on" } else { "off" }
+        ));
     }
     for trial in trials {
         let report = &trial.report;

@@ -404,9 +404,16 @@ fn give_home(
     if let (arrange::POLICY, Some(vm), Act::SetHome { nodes }) =
         (one.decision.policy, vm, &one.decision.action.act)
     {
+        let mut home = homenode_policy::placement::Home::whole(view, nodes);
+        let pinned = decisions.iter().find_map(|decision| match &decision.action.act {
+            Act::PinVcpus { cpus, .. } => Some(cpus.clone()),
+            _ => None,
+        });
+        home.cpus = pinned.unwrap_or(home.cpus);
+        let predicted = 1.0 + one.gain.unwrap_or(0.0);
         states
             .arrange
-            .begin_trial(view, config.of_homes(), vm, nodes, 1.0 + one.gain.unwrap_or(0.0));
+            .begin_trial(view, config.of_homes(), vm, home, predicted);
     }
     plan.decisions.extend(decisions);
 }
@@ -467,9 +474,9 @@ pub(crate) fn view<'a>(
 fn may_use(machine: &Machine, vm: &VmSample) -> NodeSet {
     let cpus = vm.vcpus.iter().flat_map(|vcpu| vcpu.affinity.iter());
     let nodes: NodeSet = cpus.filter_map(|cpu| machine.node_of(cpu)).collect();
-    let nodes = nodes.intersection(&machine.memory_nodes());
+    let nodes = nodes.intersection(&machine.home_nodes());
     if nodes.is_empty() {
-        machine.memory_nodes()
+        machine.home_nodes()
     } else {
         nodes
     }

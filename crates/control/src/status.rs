@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use homenode_host::{CountedBy, CpuQuota, Mode, Published, Rates, Sample, VirtualNode, VmRates, VmSample};
+use homenode_host::{
+    CountedBy, CpuQuota, KernelSettings, Mode, Published, Rates, Sample, VirtualNode, VmRates, VmSample,
+};
 use homenode_machine::Machine;
 use homenode_policy::memory::caution;
 use homenode_policy::overcommit;
@@ -27,6 +29,9 @@ pub struct Status {
     /// How much longer nothing is changed; `None` where the agent is not paused.
     #[serde(default)]
     pub paused_for_ns: Option<Ns>,
+    /// What the host's kernel does with memory by itself.
+    #[serde(default)]
+    pub kernel: KernelSettings,
 }
 
 /// One node.
@@ -371,6 +376,7 @@ impl Status {
             links: links(machine, rates),
             vms,
             paused_for_ns: None,
+            kernel: sample.kernel,
         }
     }
 }

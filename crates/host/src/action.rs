@@ -175,7 +175,7 @@ impl Lever {
 impl Action {
     /// Moves pages onto `to` from wherever else they lie.
     pub fn gather(machine: &Machine, vm: VmId, to: NodeSet, pages_max: Pages) -> Action {
-        let from = machine.memory_nodes().difference(&to);
+        let from = machine.home_nodes().difference(&to);
         let act = Act::MovePages { from, to, pages_max };
         act.on(vm)
     }

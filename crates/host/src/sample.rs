@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::balloon::{Balloon, Balloons};
+use crate::kernel::KernelSettings;
 use crate::limit::{CpuQuota, Limit};
 use crate::observation::{Observation, TrackerChoice};
 use crate::topology::{Published, VirtualNode};
@@ -40,6 +41,9 @@ pub struct Sample {
     pub no_page_uses: Option<String>,
     /// Who can tell which memory VMs use, best first: the first that can is asked by [`crate::Act::Watch`].
     pub trackers: Vec<TrackerChoice>,
+    /// What the host's kernel does with memory by itself; nothing is known where that is no Linux.
+    #[serde(default, skip_serializing_if = "KernelSettings::is_unknown")]
+    pub kernel: KernelSettings,
     /// VMs that run, ascending by id.
     pub vms: Vec<VmSample>,
 }
@@ -502,6 +506,13 @@ impl VmSample {
                 .map(|(_, pages)| *pages)
                 .sum(),
         )
+    }
+
+    /// Touched pages that lie on `nodes`; `None` where the host does not know where pages lie.
+    pub fn pages_on(&self, nodes: &NodeSet) -> Option<Pages> {
+        let pages = self.pages.as_ref()?;
+        let there = pages.iter().filter(|(node, _)| nodes.contains(*node));
+        Some(there.map(|(_, pages)| *pages).sum())
     }
 
     /// Touched pages in all; `None` where the host does not know.

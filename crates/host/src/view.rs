@@ -124,9 +124,15 @@ impl<'a> View<'a> {
 impl View<'_> {
     /// Nodes that can be a home: they have memory, and CPUs that VMs may use.
     pub fn homes(&self) -> NodeSet {
-        let memory = self.machine.memory_nodes();
+        let memory = self.machine.home_nodes();
         let has_cpus = |node: &NodeId| !self.cpus_of(*node).is_empty();
         memory.iter().filter(has_cpus).collect()
+    }
+
+    /// Nodes whose pages belong on `home`: all others with CPUs, and those that are to be emptied. What the kernel put on a node
+    /// without CPUs is its own to bring back.
+    pub fn away_from(&self, home: &NodeSet) -> NodeSet {
+        self.machine.home_nodes().union(&self.drained).difference(home)
     }
 
     /// CPUs that a VM may use of which the host says this: `None` where nothing keeps it from what all VMs may use.

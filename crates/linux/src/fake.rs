@@ -40,6 +40,7 @@ pub fn machine(sockets: &[u16]) -> Machine {
         cpus: CpuSet::one(CpuId(at as u32)),
         memory_bytes: Bytes::from_gib(1),
         memory_bandwidth: None,
+        memory_ns: None,
         socket: Some(sockets[at]),
     };
     let cpu = |at: usize| Cpu {

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_host::{
     Action, ActionError, Balloons, CPUS_SETTLE, CountedBy, CpuSample, Failure, HandsOff, Host, HostError,
-    NodeSample, Outcome, Plan, Receipt, Refusal, Sample, Setting, VmSettings,
+    KernelSettings, NodeSample, Outcome, Plan, Receipt, Refusal, Sample, Setting, VmSettings,
 };
 use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuId, CpuSet, NodeMap, NodeSet, Ns, VmId};
@@ -36,7 +36,7 @@ use crate::resctrl::Resctrl;
 use crate::topology_pages::TopologyPages;
 use crate::uncore::{self, Uncore};
 use crate::vm::{Vm, failed};
-use crate::{meminfo, memory_blocks, modelled_pmu, now, proc_stat, read, task, trackers};
+use crate::{kernel_settings, meminfo, memory_blocks, modelled_pmu, now, proc_stat, read, task, trackers};
 use changes::Fingerprint;
 
 /// What the journal of an earlier agent says of a VM that still runs.
@@ -74,6 +74,8 @@ pub struct LinuxHost {
     fingerprint: Fingerprint,
     last: Sample,
     look_every: LookEvery,
+    /// When what the kernel does by itself is read next.
+    kernel_due: Ns,
     /// For what is read, again and again.
     room: Vec<u8>,
 }
@@ -81,7 +83,7 @@ pub struct LinuxHost {
 /// How often is looked up anew what rarely changes of a VM, and takes the kernel long to tell.
 #[derive(Clone, Copy, Debug)]
 struct LookEvery {
-    /// Where vCPUs may run: they are looked at before a plan is carried out, too, and after it.
+    /// Where vCPUs may run: they are looked at before a plan is carried out, too, and after it. And the kernel's settings.
     affinities: Ns,
     /// Names and groups of all threads, and where those may run.
     all: Ns,
@@ -183,6 +185,7 @@ impl LinuxHost {
             fingerprint: Fingerprint::new(),
             last: Sample::default(),
             look_every: LOOK_EVERY,
+            kernel_due: Ns::ZERO,
             room: Vec::new(),
         })
     }
@@ -382,6 +385,23 @@ impl LinuxHost {
         }
     }
 
+    /// What the kernel does by itself now; a change since the last look is said.
+    fn kernel_settings(&mut self, at: Ns) -> KernelSettings {
+        if at < self.kernel_due {
+            return self.last.kernel;
+        }
+        self.kernel_due = Ns(at.0 + self.look_every.affinities.0);
+        let mut troubles = Vec::new();
+        let now = kernel_settings::read(&self.hands.root, |error| troubles.push(error.to_string()));
+        if self.last.at > Ns::ZERO {
+            troubles.extend(now.changes(&self.last.kernel));
+        }
+        for said in troubles {
+            self.hands.notice(said);
+        }
+        now
+    }
+
     fn sample_cpus(&mut self) -> Result<Vec<CpuSample>, HostError> {
         // Those that are online. One that came online since the start is none of the machine's.
         let online = proc_stat::read(&self.hands.root)?;
@@ -510,6 +530,7 @@ impl Host for LinuxHost {
         }
         let version = self.version_of(&vms);
         self.hands.no_page_uses = self.no_page_uses();
+        let kernel = self.kernel_settings(at);
         self.last = Sample {
             at,
             version,
@@ -520,6 +541,7 @@ impl Host for LinuxHost {
             links,
             no_page_uses: self.hands.no_page_uses.clone(),
             trackers: trackers::choices(&self.hands.root, trackers::Runs::Kvm),
+            kernel,
             vms,
         };
         Ok(self.last.clone())

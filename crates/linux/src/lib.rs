@@ -49,6 +49,7 @@ mod hands;
 mod holder;
 mod host;
 pub mod journal;
+pub mod kernel_settings;
 mod legacy;
 mod levers;
 mod libvirt;

@@ -53,13 +53,21 @@ macro_rules! presets {
 
 /// Name, file name and text of every preset, in alphabetical order.
 const PRESETS: &[(&str, &str, &str)] = presets![
+    "altra-q80",
     "amd48",
     "amd6344x8",
     "e5_1603v3",
+    "epyc7763-nps1",
+    "epyc7763-nps4",
+    "epyc9654-nps4",
     "i7_pml",
     "r420",
     "r910",
-    "xeon26x2"
+    "xeon-cxl",
+    "xeon26x2",
+    "xeon8380",
+    "xeon8480",
+    "xeon8480-snc4"
 ];
 
 /// Names of the machines that come with the program.
@@ -67,7 +75,7 @@ pub fn preset_names() -> impl Iterator<Item = &'static str> {
     PRESETS.iter().map(|(name, ..)| *name)
 }
 
-/// A machine that comes with the program: the hosts of the published experiments.
+/// A machine that comes with the program: hosts of the published experiments, and hosts of today.
 ///
 /// # Errors
 /// [`LoadError::UnknownPreset`], which names the nearest and lists all.

@@ -175,15 +175,16 @@ fn links(machine: &Machine) -> String {
             .links
             .iter()
             .find(|other| (other.from, other.to) == (link.to, link.from));
-        let both = back.is_some_and(|back| back.bandwidth == link.bandwidth);
+        let both = back.is_some_and(|back| (back.bandwidth, back.hop_ns) == (link.bandwidth, link.hop_ns));
         if both && link.from > link.to {
             continue;
         }
         let arrow = if both { "<->" } else { "->" };
         let each = if both { " each way" } else { "" };
+        let hop = link.hop_ns.map_or(String::new(), |hop| format!(", {hop} ns"));
         let bandwidth = link
             .bandwidth
-            .map_or("-".to_owned(), |rate| format!("{rate}{each}"));
+            .map_or(format!("-{hop}"), |rate| format!("{rate}{each}{hop}"));
         table.add_row([format!("{} {arrow} {}", link.from, link.to), bandwidth]);
     }
     finish(table, &[1])
@@ -236,7 +237,11 @@ fn timing(machine: &Machine, hardware: &Hardware) -> String {
     );
     table.add_row(["L1 / L2 / LLC".to_owned(), caches]);
     let hops = if machine.nodes.len() > 1 {
-        format!(", and {} ns per hop", hardware.link.hop_ns)
+        let own = match machine.links.iter().any(|link| link.hop_ns.is_some()) {
+            true => " where no link says otherwise",
+            false => "",
+        };
+        format!(", and {} ns per hop{own}", hardware.link.hop_ns)
     } else {
         String::new()
     };

@@ -102,6 +102,10 @@ fn node(machine: &Machine, id: NodeId, node: &Node, comments: &Comments) -> Tabl
         let of = format!("node.{id}.memory_bandwidth");
         comments.put(&mut table, "memory_bandwidth", rate(bandwidth), &of);
     }
+    if let Some(ns) = node.memory_ns {
+        let of = format!("node.{id}.memory_ns");
+        comments.put(&mut table, "memory_ns", ns, &of);
+    }
     table
 }
 
@@ -158,6 +162,9 @@ fn link(link: &Link, comments: &Comments) -> Table {
     if let Some(bandwidth) = link.bandwidth {
         let of = format!("links.{}.{}", link.from, link.to);
         comments.put(&mut table, "bandwidth", rate(bandwidth), &of);
+    }
+    if let Some(hop) = link.hop_ns {
+        table.insert("hop_ns", toml_edit::value(hop));
     }
     table
 }

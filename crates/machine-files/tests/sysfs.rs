@@ -320,3 +320,135 @@ fn memory_of_a_node_is_what_meminfo_says() {
         Bytes(2_010_268 * 1024)
     );
 }
+
+#[test]
+fn caches_of_a_node_are_told_apart() {
+    let machine = machine("ccx-in-node");
+    assert_eq!((machine.nodes.len(), machine.llcs.len()), (2, 4));
+    assert_eq!(machine.llcs_of(NodeId(1)), [2, 3]);
+}
+
+#[test]
+fn memory_without_cpus_is_no_home_and_its_latency_is_read() {
+    let machine = machine("cxl-node");
+    assert_eq!(machine.memory_nodes().to_string(), "0,2");
+    assert_eq!(machine.home_nodes().to_string(), "0");
+    assert_eq!(machine.nodes[NodeId(0)].memory_ns, Some(100.0));
+    assert_eq!(machine.nodes[NodeId(2)].memory_ns, Some(250.0));
+    // Firmware that does not say prints 0.
+    let tree = Tree::saved("cxl-node");
+    tree.write(
+        "sys/devices/system/node/node2/access0/initiators/read_latency",
+        b"0\n",
+    );
+    assert_eq!(read(tree.root()).unwrap().nodes[NodeId(2)].memory_ns, None);
+}
+
+#[test]
+fn a_cache_of_which_nobody_says_who_shares_it_is_each_cpus_own() {
+    let note =
+        "the kernel does not tell who shares some last-level caches; each CPU is taken to have its own";
+    let hidden = machine("empty-shared-list");
+    assert_eq!(hidden.llcs.len(), hidden.cpus.len());
+    assert!(hidden.notes.contains(&note.to_owned()), "{:?}", hidden.notes);
+    // A list without the CPU itself is as good as none.
+    let tree = Tree::saved("ccx-in-node");
+    tree.write(
+        "sys/devices/system/cpu/cpu0/cache/index3/shared_cpu_list",
+        b"6-7\n",
+    );
+    let wrong = read(tree.root()).unwrap();
+    assert_eq!(wrong.llcs[0].cpus.to_string(), "0");
+    assert!(wrong.notes.contains(&note.to_owned()), "{:?}", wrong.notes);
+}
+
+#[test]
+fn a_cache_whose_sharers_are_a_mask_alone() {
+    let old = machine("shared-map-only");
+    let llcs: Vec<String> = old.llcs.iter().map(|llc| llc.cpus.to_string()).collect();
+    assert_eq!(llcs, ["0-3", "4-7"]);
+    assert_eq!(old.notes, Vec::<String>::new());
+    // Masks come in words of 32 CPUs, the highest first.
+    let tree = Tree::saved("shared-map-only");
+    let path = |cpu: u32| format!("sys/devices/system/cpu/cpu{cpu}/cache/index3/shared_cpu_map");
+    (0..8).for_each(|cpu| tree.write(&path(cpu), b"00000001,00000000,000000ff\n"));
+    assert_eq!(read(tree.root()).unwrap().llcs.len(), 1);
+    tree.write(&path(3), b"00000000,0000000g\n");
+    let error = read(tree.root()).unwrap_err().to_string();
+    assert!(
+        error.contains("shared_cpu_map") && error.contains("a mask of CPUs"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_gpus_memory_is_not_for_vms() {
+    let gpus = machine("gpu-memory-nodes");
+    assert_eq!(gpus.memory_nodes().to_string(), "0-1");
+    assert_eq!(
+        gpus.notes,
+        [
+            "nodes 250-251 have a device's memory, which is not for VMs",
+            "nodes 2-3 have neither CPUs nor memory",
+            "nodes 250-251 have memory but no CPU",
+        ]
+    );
+    // One whose driver keeps its memory to itself says -1, and one without a driver nothing.
+    let tree = Tree::saved("gpu-memory-nodes");
+    tree.write(
+        "proc/driver/nvidia/gpus/0004:04:00.0/numa_status",
+        b"Node: -1\nStatus: offline\n",
+    );
+    tree.remove("proc/driver/nvidia/gpus/0035:03:00.0/numa_status");
+    assert_eq!(
+        read(tree.root()).unwrap().memory_nodes().to_string(),
+        "0-1,250-251"
+    );
+}
+
+#[test]
+fn a_nul_behind_a_list_is_white_space() {
+    let old = machine("nul-after-list");
+    assert_eq!((old.nodes.len(), old.cpus.len()), (2, 4));
+    let tree = Tree::saved("nul-after-list");
+    for file in [
+        "cpu/online",
+        "cpu/present",
+        "node/node0/cpulist",
+        "cpu/cpu1/topology/core_cpus_list",
+    ] {
+        let path = format!("sys/devices/system/{file}");
+        let mut text = std::fs::read(tree.root().join(&path)).unwrap();
+        text.push(0);
+        tree.write(&path, &text);
+    }
+    assert_eq!(read(tree.root()).unwrap().nodes, old.nodes);
+}
+
+#[test]
+fn of_fake_nodes_a_cpu_is_in_the_one_that_it_links() {
+    let fake = machine("numa-fake");
+    let cpus: Vec<String> = fake.nodes.values().map(|node| node.cpus.to_string()).collect();
+    assert_eq!(cpus, ["0-1", "2-3"]);
+    // Where nothing says whose a CPU is, that is said.
+    let tree = Tree::saved("numa-fake");
+    tree.remove("sys/devices/system/cpu/cpu3/node1");
+    let error = read(tree.root()).unwrap_err().to_string();
+    assert!(error.contains("nodes 0 and 1 both list CPU 3"), "{error}");
+}
+
+#[test]
+fn a_host_may_be_called_anything() {
+    assert_eq!(machine("odd-host-name").name, "db_1-prod--");
+    let tree = Tree::saved("odd-host-name");
+    for (bytes, name) in [
+        (&b"\xff\xfe\n"[..], "host"),
+        (b"\x1b[31mred\n", "--31mred"),
+        (b"", "host"),
+        (b"(none)\n", "(none)"),
+        (&[b'x'; 300], &"x".repeat(64)),
+    ] {
+        tree.write("proc/sys/kernel/hostname", bytes);
+        assert_eq!(read(tree.root()).unwrap().name, name);
+    }
+}

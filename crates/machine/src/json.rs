@@ -23,6 +23,8 @@ struct NodeJson<'a> {
     memory_bytes: Bytes,
     memory_allowed: bool,
     memory_bandwidth_bytes_per_s: Option<BytesPerSec>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    memory_ns: Option<f64>,
     socket: Option<u16>,
     llcs: Vec<u32>,
 }
@@ -42,6 +44,8 @@ struct LinkJson {
     from: NodeId,
     to: NodeId,
     bandwidth_bytes_per_s: Option<BytesPerSec>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    hop_ns: Option<f64>,
 }
 
 #[derive(Serialize, Deserialize, JsonSchema)]
@@ -67,6 +71,7 @@ impl Serialize for Machine {
             memory_bytes: node.memory_bytes,
             memory_allowed: self.memory_allowed.contains(id),
             memory_bandwidth_bytes_per_s: node.memory_bandwidth,
+            memory_ns: node.memory_ns,
             socket: node.socket,
             llcs: self.llcs_of(id),
         });
@@ -82,6 +87,7 @@ impl Serialize for Machine {
             from: link.from,
             to: link.to,
             bandwidth_bytes_per_s: link.bandwidth,
+            hop_ns: link.hop_ns,
         });
         let machine = MachineJson {
             name: Cow::Borrowed(&self.name),
@@ -109,6 +115,7 @@ impl<'de> Deserialize<'de> for Machine {
                 cpus: node.cpus.into_owned(),
                 memory_bytes: node.memory_bytes,
                 memory_bandwidth: node.memory_bandwidth_bytes_per_s,
+                memory_ns: node.memory_ns,
                 socket: node.socket,
             };
             (node.id, described)
@@ -124,6 +131,7 @@ impl<'de> Deserialize<'de> for Machine {
             from: link.from,
             to: link.to,
             bandwidth: link.bandwidth_bytes_per_s,
+            hop_ns: link.hop_ns,
         };
         let machine = Machine {
             name: json.name.into_owned(),

@@ -19,8 +19,9 @@
 //! replacement = "pseudo-lru"      # or "lru", "not-recently-used", "quad-age", "random"; may be left out: "pseudo-lru"
 //! shared_by = "node"              # or "socket"; may be left out: "node"
 //! per_node = 1                    # caches per node, which share its cores evenly; may be left out: 1
-//! [[links]]                       # a group of links with one bandwidth; none at all: every two nodes are joined
+//! [[links]]                       # a group of links of one kind; none at all: every two nodes are joined
 //! bandwidth = "9.6GB/s"           # in each direction; may be left out: not known
+//! hop_ns = 50                     # latency that one adds; may be left out: as hardware.link says
 //! between = [[0, 1]]              # both directions
 //! directed = []                   # from, to
 //! [distances]                     # may be left out: 10 and 20, as Linux takes them
@@ -29,9 +30,10 @@
 //! `[hardware]` with `[hardware.latency]`, `[hardware.memory_curve]`, `[hardware.link]`, `[hardware.walk]`,
 //! `[hardware.ipi]` and `[hardware.wake]` are as in [`crate::Hardware`] (`clock = "1.87GHz"`); only the twin needs them. What
 //! is an `Option` there may be left out.
-//! A node by itself is `[[node]]` with `id`, `cpus = "0-3,8"`, `threads_per_core`, `memory`, `memory_bandwidth` and
-//! `socket`; devices are `[[devices]]` with `address`, `class`, `node`, and where known `bandwidth` and `latency`,
-//! `latency_passthrough` and `latency_virtual` (of guests; as `latency` where absent).
+//! A node by itself is `[[node]]` with `id`, `cpus = "0-3,8"`, `threads_per_core`, `memory`, `memory_bandwidth`,
+//! `memory_ns` (of a kind of memory that is slower than the others'; may be left out: as hardware.latency says) and `socket`;
+//! devices are `[[devices]]` with `address`, `class`, `node`, and where known `bandwidth` and `latency`, `latency_passthrough`
+//! and `latency_virtual` (of guests; as `latency` where absent).
 //!
 //! CPUs are numbered as Linux does where firmware lists cores before threads: the first threads of all cores in node
 //! order, then the second threads.
@@ -97,6 +99,7 @@ struct NodeEntry {
     memory: Bytes,
     #[serde(default, with = "homenode_units::text::option")]
     memory_bandwidth: Option<BytesPerSec>,
+    memory_ns: Option<f64>,
 }
 
 #[derive(Deserialize)]
@@ -127,6 +130,7 @@ enum SharedBy {
 struct LinkGroup {
     #[serde(default, with = "homenode_units::text::option")]
     bandwidth: Option<BytesPerSec>,
+    hop_ns: Option<f64>,
     #[serde(default)]
     between: Vec<(NodeId, NodeId)>,
     #[serde(default)]
@@ -347,6 +351,7 @@ impl Shape {
                 cpus: cpus.iter().map(|cpu| cpu.id).collect(),
                 memory_bytes: self.memory_per_node,
                 memory_bandwidth: self.memory_bandwidth_per_node,
+                memory_ns: None,
                 socket: Some(socket),
             };
             (NodeId(id), Described { node, cpus })
@@ -396,6 +401,7 @@ fn listed_nodes(machine: &str, entries: &[NodeEntry]) -> Result<NodeMap<Describe
             cpus: entry.cpus.clone(),
             memory_bytes: entry.memory,
             memory_bandwidth: entry.memory_bandwidth,
+            memory_ns: entry.memory_ns,
             socket: entry.socket,
         };
         nodes.insert(id, Described { node, cpus });
@@ -464,6 +470,7 @@ impl LinkGroup {
             from,
             to,
             bandwidth: self.bandwidth,
+            hop_ns: self.hop_ns,
         })
     }
 }

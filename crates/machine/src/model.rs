@@ -43,6 +43,9 @@ pub struct Node {
     pub memory_bytes: Bytes,
     /// Memory bandwidth that the node's controllers can sustain, where known (preset, or HMAT in sysfs).
     pub memory_bandwidth: Option<BytesPerSec>,
+    /// Latency of its memory without load, nanoseconds, from its own CPUs, or of a node without CPUs from the nearest; `None`:
+    /// as [`Latency::memory_ns`] says of all. Memory of several kinds differs.
+    pub memory_ns: Option<f64>,
     /// Physical package, where known. Several nodes may share one (sub-NUMA clusters, two dies).
     pub socket: Option<u16>,
 }
@@ -118,7 +121,7 @@ impl Replacement {
 }
 
 /// A directed link between two nodes. The two directions of a cable are two links and may differ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
     /// Where data comes from.
     pub from: NodeId,
@@ -126,6 +129,9 @@ pub struct Link {
     pub to: NodeId,
     /// Data rate that the link can sustain in this direction, where known.
     pub bandwidth: Option<BytesPerSec>,
+    /// Latency that it adds, nanoseconds; `None`: as [`LinkTiming::hop_ns`] says of all. Links within a package and between
+    /// packages differ.
+    pub hop_ns: Option<f64>,
 }
 
 /// A PCI device on a node.
@@ -248,7 +254,7 @@ pub struct LoadCurve {
 /// Timing of a link. The curve multiplies [`LinkTiming::hop_ns`] alone, not the whole latency of a remote access.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LinkTiming {
-    /// Latency that one hop adds, nanoseconds.
+    /// Latency that one hop adds, nanoseconds, where the link has none of its own ([`Link::hop_ns`]).
     pub hop_ns: f64,
     /// How it grows with the link's load.
     pub curve: LoadCurve,
@@ -260,7 +266,14 @@ impl Machine {
         self.nodes.node_set()
     }
 
-    /// Nodes that have memory which may be used: the only ones that can be a home.
+    /// Nodes with memory and CPUs: the only ones that can be a home, and over which memory is spread. A node without CPUs holds
+    /// memory of another kind, slower (CXL, persistent) or scarcer (HBM), of which the kernel decides what lies there.
+    pub fn home_nodes(&self) -> NodeSet {
+        let has_cpus = |node: &NodeId| self.nodes.get(*node).is_some_and(|node| !node.cpus.is_empty());
+        self.memory_nodes().iter().filter(has_cpus).collect()
+    }
+
+    /// Nodes that have memory which may be used.
     pub fn memory_nodes(&self) -> NodeSet {
         let has_memory = |(id, node): &(NodeId, &Node)| {
             node.memory_bytes > Bytes::ZERO && self.memory_allowed.contains(*id)

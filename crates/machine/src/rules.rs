@@ -223,6 +223,14 @@ impl Machine {
         let machine = || self.name.clone();
         for (at, link) in self.links.iter().enumerate() {
             let Link { from, to, .. } = *link;
+            if let Some(hop) = link.hop_ns {
+                self.require(
+                    hop > 0.0 && hop <= 100_000.0,
+                    || format!("hop_ns of the link from node {from} to node {to}"),
+                    hop,
+                    "it is above 0 and at most 100000",
+                )?;
+            }
             if !nodes.contains(from) || !nodes.contains(to) {
                 return Err(MachineError::LinkToNowhere {
                     machine: machine(),
@@ -277,6 +285,14 @@ impl Machine {
             )?;
             if let Some(rate) = described.memory_bandwidth {
                 self.check_bandwidth(&format!("memory bandwidth of node {node}"), rate)?;
+            }
+            if let Some(ns) = described.memory_ns {
+                self.require(
+                    ns > 0.0 && ns <= 100_000.0,
+                    || format!("memory_ns of node {node}"),
+                    ns,
+                    "it is above 0 and at most 100000",
+                )?;
             }
         }
         for link in &self.links {

@@ -93,6 +93,29 @@ fn said(from: &str, to: &str) -> String {
 }
 
 #[test]
+fn a_link_may_have_a_latency_of_its_own_and_keeps_it() {
+    let with = |hop: &str| {
+        let group = format!("[[links]]\nhop_ns = {hop}\ndirected = [[3, 0]]");
+        UNIFORM.replacen("directed = [[3, 0]]", &group, 1)
+    };
+    let machine = read(&with("12.5")).unwrap();
+    let (last, others) = machine.links.split_last().unwrap();
+    assert_eq!(last.hop_ns, Some(12.5));
+    assert!(others.iter().all(|link| link.hop_ns.is_none()), "{others:?}");
+    let written = homenode_machine_files::to_toml(&machine, &homenode_machine_files::Comments::default());
+    assert_eq!(read(&written).unwrap().links, machine.links, "{written}");
+    let json = serde_json::to_string(&machine).unwrap();
+    assert_eq!(
+        serde_json::from_str::<Machine>(&json).unwrap().links,
+        machine.links
+    );
+    for bad in ["0", "-1", "100001", "nan"] {
+        let said = read(&with(bad)).expect_err(bad).to_string();
+        assert!(said.contains("hop_ns of the link from node"), "{said}");
+    }
+}
+
+#[test]
 fn counts_become_nodes_cpus_caches_and_links() {
     let machine = read(UNIFORM).unwrap();
     assert_eq!(machine.nodes[NodeId(1)].cpus.to_string(), "2-3,10-11");

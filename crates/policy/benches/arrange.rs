@@ -140,6 +140,7 @@ fn sample(machine: &Machine, vms: u64, seconds: u64, lives: Lives) -> Sample {
         links: vec![],
         no_page_uses: None,
         trackers: Vec::new(),
+        kernel: homenode_host::KernelSettings::default(),
         vms: (0..vms).map(vm).collect(),
     }
 }

@@ -64,6 +64,7 @@ fn sample(machine: &Machine, seconds: u64) -> Sample {
         links: vec![],
         no_page_uses: None,
         trackers: Vec::new(),
+        kernel: homenode_host::KernelSettings::default(),
         vms: (0..VMS).map(vm).collect(),
     }
 }

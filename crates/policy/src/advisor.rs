@@ -393,7 +393,7 @@ fn not_advised(view: &View<'_>, config: &Config, vm: &VmView<'_>, home: &NodeSet
 
 /// Nodes that a VM's memory may lie on: its home, or where its operator lets it run while it has none.
 pub(crate) fn lives_on(view: &View<'_>, vm: &VmView<'_>) -> NodeSet {
-    let memory = view.machine.memory_nodes();
+    let memory = view.machine.home_nodes();
     vm.home
         .cloned()
         .unwrap_or_else(|| match placement::allowed_nodes(view, vm) {

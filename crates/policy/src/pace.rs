@@ -6,19 +6,23 @@
 //! them, should not be tried every second for ever.
 //!
 //! # Terms
-//! *Speed*: instructions per second that its vCPUs run, so that a VM that idles is not a slow one.
+//! - *Speed*: instructions per second that its vCPUs run, so that a VM that idles is not a slow one.
+//! - *Usual speed*: its average over epochs without moves, since it has the home that it has. A VM in a new home is slow because
+//!   its memory is not there yet: moving less of it would keep it slow.
 //!
 //! # Algorithm
 //! For each VM whose pages a plan moves:
 //! 1. its *pace*, a share of what was planned, halves after an epoch with moves in which its speed was more than
-//!    [`Config::slowdown_max`] below its average over epochs without, down to [`Config::pace_min`]; it doubles after one with
-//!    moves in which it was not, up to 1. Where speed is not counted it stays 1;
+//!    [`Config::slowdown_max`] below its usual one, down to [`Config::pace_min`]; it doubles after one with
+//!    moves in which it was not, up to 1. Where speed is not counted it stays 1. So that there is a usual speed, nothing moves
+//!    in the first epoch in which a VM is seen, and in one after [`IN_A_ROW_MAX`] while its pace is below 1;
 //!    What moves whole or not at all is not slowed down;
 //! 2. a move that left more than [`Config::vain_min`] of what it was to move where it was is *in vain*. After such moves nothing
 //!    is moved for 1, 2, 4 … epochs, up to [`Config::wait_max_epochs`], which is said once; a move that works ends that.
 //!
 //! # Properties
 //! - `a_vm_that_suffers_is_moved_ever_slower_and_recovers`
+//! - `a_vm_that_is_slow_in_its_new_home_gets_its_memory_as_fast_as_any`
 //! - `what_moves_in_vain_is_tried_ever_more_rarely_and_said_once`
 //! - `what_is_on_its_way_is_not_in_vain_and_what_moves_whole_is_not_slowed`
 //! - `plans_without_moves_are_as_they_were`
@@ -33,6 +37,9 @@ use crate::bounds::{SHARE, SOME_SHARE};
 
 /// Name of this policy in plans.
 pub const POLICY: &str = "pace";
+
+/// While a VM's pace is below 1, it is left in peace for an epoch after so many with moves.
+const IN_A_ROW_MAX: u32 = 16;
 
 /// What the operator may set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -77,8 +84,11 @@ homenode_units::settings! {
 #[derive(Clone, Debug)]
 struct Pace {
     share: f64,
-    /// Speed in epochs without moves.
+    /// Speed in epochs without moves, in the home that it has.
     usual: Ewma,
+    home: Option<NodeSet>,
+    /// Epochs with moves since the last without.
+    in_a_row: u32,
     /// What the last epoch moved: from where, how much, and what lay there.
     asked: Option<(NodeSet, Pages, Pages)>,
     /// Whether the last epoch moved anything.
@@ -92,6 +102,8 @@ impl Default for Pace {
         Pace {
             share: 1.0,
             usual: Ewma::default(),
+            home: None,
+            in_a_row: 0,
             asked: None,
             moved: false,
             vain: 0,
@@ -120,6 +132,10 @@ fn pages_on(vm: &VmView<'_>, nodes: &NodeSet) -> Option<Pages> {
 impl Pace {
     /// Takes in what the last epoch's moves did; says so where they were in vain for the first time.
     fn learn(&mut self, vm: &VmView<'_>, config: &Config) -> bool {
+        if self.home.as_ref() != vm.home {
+            self.home = vm.home.cloned();
+            self.usual = Ewma::default();
+        }
         if let Some(speed) = speed(vm) {
             match (self.moved, self.usual.value()) {
                 (true, Some(usual)) if speed < usual * (1.0 - config.slowdown_max) => {
@@ -127,9 +143,14 @@ impl Pace {
                 }
                 (true, _) => self.share = (self.share * 2.0).min(1.0),
                 (false, _) => {
+                    if self.in_a_row > 0 {
+                        // What it was before its memory moved is over.
+                        self.usual = Ewma::default();
+                    }
                     self.usual.update(speed, Weight(config.average_weight));
                 }
             }
+            self.in_a_row = if self.moved { self.in_a_row + 1 } else { 0 };
         }
         if vm.sample.immovable == Some(Immovable::Migrating) {
             // It is still on its way.
@@ -153,7 +174,8 @@ impl Pace {
 
     /// What of a decision may be carried out.
     fn hold(&mut self, vm: &VmView<'_>, mut decision: Decision) -> Option<Decision> {
-        if self.wait > 0 {
+        let is_unknown = self.usual.value().is_none() || (self.share < 1.0 && self.in_a_row >= IN_A_ROW_MAX);
+        if self.wait > 0 || (is_unknown && speed(vm).is_some() && !vm.sample.moves_whole) {
             return None;
         }
         let share = if vm.sample.moves_whole { 1.0 } else { self.share };
@@ -291,11 +313,32 @@ mod tests {
     }
 
     #[test]
+    fn a_vm_that_is_slow_in_its_new_home_gets_its_memory_as_fast_as_any() {
+        let (mut scene, mut state) = (scene(), State::default());
+        let mut left = 1_000_000;
+        scene.vm(1).pages(1, 0).pages(0, left);
+        for _ in 0..3 {
+            epoch(&mut scene, &mut state);
+        }
+        // All is remote there, and it takes three times as long.
+        scene.vm(1).home(1).instructions_per_s(333_000_000);
+        let full = repatriate::Config::default().vm_pages_per_epoch.0;
+        let mut moved = Vec::new();
+        for _ in 0..6 {
+            let (pages, _) = epoch(&mut scene, &mut state);
+            left -= pages;
+            scene.vm(1).pages(0, left).pages(1, 1_000_000 - left);
+            moved.push(pages);
+        }
+        assert_eq!(moved, [full; 6]);
+    }
+
+    #[test]
     fn what_moves_in_vain_is_tried_ever_more_rarely_and_said_once() {
         let (mut scene, mut state) = (scene(), State::default());
         let epochs: Vec<(u64, usize)> = (0..40).map(|_| epoch(&mut scene, &mut state)).collect();
         let tried: Vec<usize> = (0..40).filter(|at| epochs[*at].0 > 0).collect();
-        assert_eq!(tried, [0, 3, 8, 17, 34]);
+        assert_eq!(tried, [1, 4, 9, 18, 35]);
         assert_eq!(epochs.iter().map(|(_, said)| said).sum::<usize>(), 1);
         // Then it works, and nothing is held back any more: after the rest of the wait, 65,536 pages an epoch.
         let mut left = 1_000_000;
@@ -357,6 +400,8 @@ mod tests {
                 ..Config::default()
             };
             let (mut scene, mut state, mut left) = (self::scene(), State::default(), 1_000_000);
+            // Its usual speed is seen first.
+            epoch_by(&config, &mut scene, &mut state);
             let idle = (0..8).filter(|_| {
                 let (moved, _) = epoch_by(&config, &mut scene, &mut state);
                 left -= moved / 10;

@@ -37,7 +37,6 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_host::{Act, Action, Plan, View, VmView};
-use homenode_machine::Machine;
 use homenode_units::{Allowed as _, BadSetting, Bytes, NodeId, NodeSet, Ns, Pages, Section, Settings, VmId};
 use serde::{Deserialize, Serialize};
 
@@ -144,7 +143,7 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
         .filter(|vm| vm.managed() && vm.hands_off.is_none())
         .filter_map(|vm| {
             let home = vm.home?;
-            let parts = astray(vm, home)?;
+            let parts = astray(view, vm, home)?;
             let pages: Pages = parts.iter().map(|part| part.pages).sum();
             let id = vm.sample.id;
             // A node that is to be empty is left to the last page.
@@ -177,7 +176,7 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
             continue;
         }
         if vm.sample.moves_whole {
-            let action = Action::gather(view.machine, id, home.clone(), pages);
+            let action = gather(view, id, home, pages);
             let reason = format!("{pages} lie away from its home, node {home}; all of it goes there at once");
             plan.decide(POLICY, action, reason);
             continue;
@@ -190,7 +189,7 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
             }
             left -= budget;
             vm_left -= budget;
-            let (action, reason) = part.goes(view.machine, id, home, budget);
+            let (action, reason) = part.goes(view, id, home, budget);
             plan.decide(POLICY, action, reason);
         }
     }
@@ -210,9 +209,9 @@ struct Part {
 }
 
 /// What of a VM's memory is not where it should be, most first; `None` where that is not known.
-fn astray(vm: &VmView<'_>, home: &NodeSet) -> Option<Vec<Part>> {
+fn astray(view: &View<'_>, vm: &VmView<'_>, home: &NodeSet) -> Option<Vec<Part>> {
     let Some(layout) = vm.layout else {
-        let pages = vm.sample.pages_outside(home)?;
+        let pages = vm.sample.pages_on(&view.away_from(home))?;
         let virtual_node = None;
         return Some(vec![Part { pages, virtual_node }]);
     };
@@ -232,12 +231,18 @@ fn astray(vm: &VmView<'_>, home: &NodeSet) -> Option<Vec<Part>> {
     Some(parts)
 }
 
+/// Moves pages home from wherever they do not belong.
+fn gather(view: &View<'_>, vm: VmId, home: &NodeSet, pages_max: Pages) -> Action {
+    let (from, to) = (view.away_from(home), home.clone());
+    Act::MovePages { from, to, pages_max }.on(vm)
+}
+
 impl Part {
-    fn goes(&self, machine: &Machine, vm: VmId, home: &NodeSet, budget: Pages) -> (Action, String) {
+    fn goes(&self, view: &View<'_>, vm: VmId, home: &NodeSet, budget: Pages) -> (Action, String) {
         let pages = self.pages;
         let Some((virtual_node, to)) = self.virtual_node else {
             return (
-                Action::gather(machine, vm, home.clone(), budget),
+                gather(view, vm, home, budget),
                 format!(
                     "{pages} lie away from its home, node {home}; {budget} of them go home in this epoch"
                 ),

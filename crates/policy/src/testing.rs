@@ -2,13 +2,13 @@
 
 use crate::arrange::Settings;
 use crate::near::Near;
-use crate::predict::{Character, NodeShape, Shape};
+use crate::predict::{CacheShape, Character, NodeShape, Shape};
 use crate::{arrange, placement, predict, trial};
 use homenode_host::observation::Observation;
 use homenode_host::{
     Accesses, Balloon, Balloons, Barred, CountedBy, CpuQuota, CpuSample, HandsOff, HugePages, Immovable,
-    LinkSample, NodeSample, PageUse, Published, Rates, Sample, VcpuSample, Version, View, VirtualNode,
-    VmSample, VmSettings, VmView,
+    KernelSettings, LinkSample, NodeSample, PageUse, Published, Rates, Sample, VcpuSample, Version, View,
+    VirtualNode, VmSample, VmSettings, VmView,
 };
 use homenode_machine::{Cpu, Distances, Link, Machine, Node};
 use homenode_units::{
@@ -37,6 +37,7 @@ pub struct Scene {
     pub traffic: NodeMap<u64>,
     pub huge_pages: NodeMap<Vec<HugePages>>,
     pub no_page_uses: Option<String>,
+    pub kernel: KernelSettings,
     pub balloons: Balloons,
     pub reserved_cpus: CpuSet,
     pub offline: CpuSet,
@@ -106,6 +107,7 @@ impl Scene {
                             cpus: of(id),
                             memory_bytes: Bytes::from_gib(16),
                             memory_bandwidth,
+                            memory_ns: None,
                             socket: Some(id.0),
                         },
                     )
@@ -136,6 +138,7 @@ impl Scene {
             links: ids()
                 .flat_map(|a| ids().filter(move |b| *b != a).map(move |b| (a, b)))
                 .map(|(from, to)| Link {
+                    hop_ns: None,
                     from,
                     to,
                     bandwidth: Some(BytesPerSec(8_000_000_000)),
@@ -156,6 +159,7 @@ impl Scene {
             traffic: NodeMap::new(),
             huge_pages: NodeMap::new(),
             no_page_uses: None,
+            kernel: KernelSettings::default(),
             balloons: Balloons::Virtio,
             reserved_cpus: CpuSet::new(),
             offline: CpuSet::new(),
@@ -342,6 +346,7 @@ impl Scene {
             links,
             no_page_uses: self.no_page_uses.clone(),
             trackers: Vec::new(),
+            kernel: self.kernel.clone(),
             vms,
         }
     }
@@ -596,18 +601,34 @@ pub fn character(threads: f64, misses_per_kilo: f64) -> Character {
     }
 }
 
-/// Nodes of so many cores and CPUs, with 16 MiB of LLC and 16 GB/s, all as far from each other.
+/// Nodes of so many cores and CPUs, each with one cache of 16 MB and 16 GB/s, all as far from each other.
 pub fn shape(nodes: u16, cores: f64, cpus: f64) -> Shape {
+    shape_of_caches(nodes, 1, cores, cpus)
+}
+
+/// The same with so many caches in each node, and so many cores and CPUs at each cache.
+pub fn shape_of_caches(nodes: u16, per_node: u32, cores: f64, cpus: f64) -> Shape {
+    let each = f64::from(per_node);
     let node = |id| NodeShape {
         id: NodeId(id),
-        cores,
-        cpus,
-        llc_bytes: 16e6,
+        cores: cores * each,
+        cpus: cpus * each,
         bandwidth: 16e9,
+        caches: ((1 << per_node) - 1) << (u32::from(id) * per_node),
+    };
+    let cache = |at: u32| CacheShape {
+        node: (at / per_node) as usize,
+        cpu_set: (0..cpus as u32)
+            .map(|cpu| CpuId(at * cpus as u32 + cpu))
+            .collect(),
+        cpus,
+        cores,
+        bytes: 16e6,
     };
     let latency = |from, to| if from == to { 1.0 } else { 1.6 };
     Shape {
         nodes: (0..nodes).map(node).collect(),
+        caches: (0..u32::from(nodes) * per_node).map(cache).collect(),
         latency: (0..nodes)
             .flat_map(|from| (0..nodes).map(move |to| latency(from, to)))
             .collect(),

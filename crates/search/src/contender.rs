@@ -102,8 +102,13 @@ impl Contender {
                 run_planned(setup, with(PolicySet::Default), planner, look, watch)
             }
             Contender::AutoNuma => {
+                let mut scenario = setup.scenario.clone();
+                // Xen's kernel has none: nothing happens there.
+                if scenario.balances().is_some() {
+                    scenario = scenario.with_numa_balancing(true);
+                }
                 let setup = Setup {
-                    scenario: setup.scenario.clone().with_autonuma(),
+                    scenario,
                     ..setup.clone()
                 };
                 let run = run_watched(&setup, with(PolicySet::Default), look, watch)?;

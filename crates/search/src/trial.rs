@@ -25,6 +25,8 @@ pub struct Simulation<'a> {
     period_ns: Ns,
     #[serde(skip_serializing_if = "Disturbance::is_none")]
     disturbance: Disturbance,
+    /// Whether the host's kernel balances NUMA memory; `None` where it has none that could.
+    numa_balancing: Option<bool>,
     policies: Vec<&'a Trial>,
 }
 
@@ -47,6 +49,7 @@ impl<'a> Simulation<'a> {
             warm_up_ns: setup.scenario.warm_up,
             period_ns: config.period,
             disturbance: setup.scenario.disturbance,
+            numa_balancing: setup.scenario.balances(),
             policies: trials.into_iter().collect(),
         }
     }

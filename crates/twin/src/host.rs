@@ -3,8 +3,8 @@
 use homenode_host::observation::{Tracker, TrackerChoice};
 use homenode_host::{
     Accesses, ActionError, Balloon, Balloons, CountedBy, Counters, CpuSample, Failure, Host, HostError,
-    LinkSample, NodeSample, PageUse, Plan, Receipt, Refusal, Sample, Setting, VcpuSample, Version, VmSample,
-    VmSettings,
+    KernelSettings, LinkSample, NodeSample, NumaBalancing, PageUse, Plan, Receipt, Refusal, Sample, Setting,
+    VcpuSample, Version, VmSample, VmSettings,
 };
 use homenode_machine::Machine;
 use homenode_units::{CpuSet, NodeMap, NodeSet, Ns, Pages, VmId};
@@ -156,6 +156,13 @@ impl Twin {
                 tracker: Tracker::Exact,
                 why_not: None,
             }],
+            kernel: KernelSettings {
+                numa_balancing: engine.numa_balancing.map(|is_on| match is_on {
+                    true => NumaBalancing::On,
+                    false => NumaBalancing::Off,
+                }),
+                ..KernelSettings::default()
+            },
             // Scenario order is id order.
             vms: engine
                 .vms

@@ -68,6 +68,7 @@ fn built(
                 cpus: of_node.iter().map(|cpu| cpu.id).collect(),
                 memory_bytes: memory.map_or(Bytes::ZERO, |memory| Bytes(memory.size)),
                 memory_bandwidth: None,
+                memory_ns: None,
                 socket: of_node.first().map(|cpu| cpu.socket),
             },
         );

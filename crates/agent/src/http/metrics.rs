@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use homenode_control::{Phase, VmStatus};
-use homenode_host::CountedBy;
+use homenode_host::{CountedBy, KernelSettings};
 use homenode_units::{NodeSet, Ns};
 
 use super::About;
@@ -30,6 +30,7 @@ families! {
     SEEN: Gauge "homenode_last_epoch_timestamp_seconds" [] "When the host was last seen, by the clock of the run.";
     PERIOD: Gauge "homenode_period_seconds" [] "Time between looks at the host.";
     PAUSED: Gauge "homenode_paused_seconds" [] "How much longer nothing is changed; 0 where the agent is not paused.";
+    KERNEL: Info "homenode_kernel_info" ["numa_balancing", "transparent_huge_pages", "ksm", "zone_reclaim"] "What the host's kernel does with memory by itself; what is not known is empty.";
     VMS: Gauge "homenode_vms" [] "VMs that run.";
     DROPPED: Gauge "homenode_series_dropped" [] "Series that this answer has no room for.";
     DECISIONS: Counter "homenode_decisions_total" ["policy", "action", "outcome"] "Decisions, by what came of them.";
@@ -121,6 +122,7 @@ fn of_agent(
     );
     if let Some(seen) = seen {
         out.always(&SEEN, seen.wall_ns as f64 / 1e9);
+        out.family(&KERNEL, [(kernel(&seen.status.kernel), 1.0)]);
         out.always(&VMS, seen.status.vms.len() as f64);
     }
 }
@@ -227,6 +229,23 @@ fn counter(by: CountedBy) -> &'static str {
         CountedBy::Hardware => "hardware",
         CountedBy::Model => "model",
     }
+}
+
+/// Values of the labels of [`KERNEL`].
+fn kernel(settings: &KernelSettings) -> [String; 4] {
+    let on = |is_on: Option<bool>| {
+        is_on.map_or(String::new(), |is_on| if is_on { "on" } else { "off" }.to_owned())
+    };
+    [
+        settings
+            .numa_balancing
+            .map_or(String::new(), |value| value.to_string()),
+        settings
+            .transparent_huge_pages
+            .map_or(String::new(), |value| value.to_string()),
+        on(settings.merges_pages),
+        on(settings.reclaims_zones),
+    ]
 }
 
 fn name(phase: Phase) -> &'static str {

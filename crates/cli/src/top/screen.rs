@@ -128,6 +128,9 @@ fn title(view: &View, width: usize) -> Line<'static> {
     if let Some(left) = status.paused_for_ns {
         host += &format!("  nothing is changed for {}", span(left));
     }
+    if let Some(balancing) = status.kernel.numa_balancing {
+        host += &format!("  NUMA balancing {balancing}");
+    }
     let left = stamp(picture.wall_ns);
     let rest = cut(
         &format!("  {what}  {host}"),

@@ -110,6 +110,8 @@ fn a_dry_run_decides_and_touches_nothing() {
         "--fast",
         "--duration",
         "2min",
+        "--policies",
+        "tavo",
         "--json",
         "--dry-run",
     ]);

@@ -147,7 +147,8 @@ fn a_recorded_twin_simulated_again_is_as_near_as_stated() {
         ("r910", Scenario::tavo_mixed(), PolicySet::Homenode),
         ("xeon26x2", mixed("xeon26x2"), PolicySet::Homenode),
         ("r420", mixed("r420"), PolicySet::Default),
-        ("amd48", mixed("amd48"), PolicySet::Homenode),
+        // Whether homes pay on its eight small nodes is a matter of a percent: the product may decide otherwise the second time.
+        ("amd48", mixed("amd48"), PolicySet::Tavo),
     ];
     let threads = cases.map(|(machine, scenario, policies)| {
         std::thread::spawn(move || again(machine, scenario, 60, policies))

@@ -20,8 +20,8 @@ use homenode_machine::Machine;
 use homenode_twin::{EventAction, Scenario, Twin, TwinReport, VmSpec};
 use homenode_units::{Bytes, Ns, VmId};
 
-/// Of two seeds one move more or less was up to three percent of a neighbour's work.
-const SEEDS: std::ops::RangeInclusive<u64> = 1..=8;
+/// Of two seeds one move more or less was up to three percent of a neighbour's work, of eight up to 1.4.
+const SEEDS: std::ops::RangeInclusive<u64> = 1..=24;
 /// Until then all tenants are honest, and the agent finds its arrangement; what comes after counts.
 const BEGINS: Ns = Ns::from_secs(60);
 const ENDS: Ns = Ns::from_secs(300);

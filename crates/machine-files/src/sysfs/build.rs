@@ -55,6 +55,7 @@ pub(super) fn machine(told: Told) -> Result<Machine, SysfsError> {
             cpus: told_node.cpus.intersection(&usable),
             memory_bytes: told_node.memory,
             memory_bandwidth: told_node.memory_bandwidth,
+            memory_ns: told_node.memory_ns,
             socket: first.filter(|_| packages.all(|package| package == first)),
         };
         (told_node.id, node)
@@ -88,6 +89,7 @@ fn whole_host(told: &Told) -> ToldNode {
         memory: told.memory.unwrap_or(Bytes::ZERO),
         distances: Some(vec![10]),
         memory_bandwidth: None,
+        memory_ns: None,
     }
 }
 
@@ -164,7 +166,11 @@ fn note_nodes(nodes: &[ToldNode], usable: &CpuSet, notes: &mut Vec<String>) {
             .map(|node| node.id)
             .collect::<NodeSet>()
     };
-    let memoryless = which(|node| node.memory == Bytes::ZERO);
+    let empty = which(|node| node.memory == Bytes::ZERO && node.cpus.is_empty());
+    if !empty.is_empty() {
+        notes.push(format!("{} neither CPUs nor memory", nodes_have(&empty)));
+    }
+    let memoryless = which(|node| node.memory == Bytes::ZERO && !node.cpus.is_empty());
     if !memoryless.is_empty() {
         let theirs = nodes.iter().filter(|node| memoryless.contains(node.id));
         let cpus: CpuSet = theirs
@@ -177,14 +183,21 @@ fn note_nodes(nodes: &[ToldNode], usable: &CpuSet, notes: &mut Vec<String>) {
         };
         notes.push(format!("{} no memory{unused}", nodes_have(&memoryless)));
     }
-    let cpuless = which(|node| node.cpus.is_empty());
+    let cpuless = which(|node| node.cpus.is_empty() && node.memory > Bytes::ZERO);
     if !cpuless.is_empty() {
         notes.push(format!("{} memory but no CPU", nodes_have(&cpuless)));
     }
 }
 
 fn memory_allowed(told: &Told, nodes: &NodeMap<Node>, notes: &mut Vec<String>) -> NodeSet {
-    let all = nodes.node_set();
+    let of_devices = nodes.node_set().intersection(&told.nodes_of_devices);
+    if !of_devices.is_empty() {
+        notes.push(format!(
+            "{} a device's memory, which is not for VMs",
+            nodes_have(&of_devices)
+        ));
+    }
+    let all = nodes.node_set().difference(&of_devices);
     let Some(allowed) = &told.nodes_allowed else {
         return all;
     };
@@ -246,17 +259,16 @@ fn core_numbers(cpus: &[ToldCpu]) -> Result<Vec<u32>, SysfsError> {
 fn caches(cpus: &[ToldCpu], usable: &CpuSet, notes: &mut Vec<String>) -> (Vec<Llc>, Vec<Option<u32>>) {
     let mut known: Vec<(u32, CpuSet)> = Vec::new();
     let mut llcs: Vec<Llc> = Vec::new();
-    let mut unsized_caches = false;
+    let (mut unsized_caches, mut is_private) = (false, false);
     let of = |cpu: &ToldCpu| {
         let cache = cpu.llc.as_ref().filter(|_| usable.contains(cpu.id))?;
         let Some(size_bytes) = cache.size.filter(|size| *size > Bytes::ZERO) else {
             unsized_caches = true;
             return None;
         };
-        let key = (
-            cache.level,
-            cache.shared.clone().unwrap_or_else(|| CpuSet::one(cpu.id)),
-        );
+        is_private |= cache.shared.is_none();
+        let shared = cache.shared.clone().unwrap_or_else(|| CpuSet::one(cpu.id));
+        let key = (cache.level, shared);
         let at = known.iter().position(|other| *other == key).unwrap_or_else(|| {
             let line_bytes = cache
                 .line_bytes
@@ -279,6 +291,12 @@ fn caches(cpus: &[ToldCpu], usable: &CpuSet, notes: &mut Vec<String>) -> (Vec<Ll
     if unsized_caches {
         notes.push(
             "the kernel does not tell the size of some last-level caches; they are left out".to_owned(),
+        );
+    }
+    if is_private {
+        notes.push(
+            "the kernel does not tell who shares some last-level caches; each CPU is taken to have its own"
+                .to_owned(),
         );
     }
     (llcs, llc_of)

@@ -23,6 +23,9 @@ const NODE_LIST: &str = "a list of nodes such as `0-1`";
 const CPU_DIR: &str = "sys/devices/system/cpu";
 const NODE_DIR: &str = "sys/devices/system/node";
 const PCI_DIR: &str = "sys/bus/pci/devices";
+const GPU_DIR: &str = "proc/driver/nvidia/gpus";
+/// Longest name of a host.
+const NAME_MAX: usize = 64;
 
 /// Reads everything below `root`, and where that is asked for also what this process may use of it.
 pub(super) fn read(root: &Path, extent: Extent) -> Result<Told, SysfsError> {
@@ -48,10 +51,15 @@ pub(super) fn read(root: &Path, extent: Extent) -> Result<Told, SysfsError> {
             .and_then(|text| line_after(text, key))
             .map(|value| (&status, value))
     };
+    let mut nodes = nodes(&root.join(NODE_DIR))?;
+    if let Some(nodes) = &mut nodes {
+        part(nodes, &cpu_dir);
+    }
     Ok(Told {
         nodes_path: root.join(NODE_DIR),
         name: name(root)?,
-        nodes: nodes(&root.join(NODE_DIR))?,
+        nodes,
+        nodes_of_devices: nodes_of_devices(&root.join(GPU_DIR))?,
         nodes_possible: list(&root.join(NODE_DIR).join("possible"), NODE_LIST)?,
         memory: memory_total(&root.join("proc/meminfo"), "MemTotal:")?,
         cpus_present: list(&cpu_dir.join("present"), CPU_LIST)?,
@@ -75,24 +83,57 @@ fn isolated(path: &Path) -> Result<CpuSet, SysfsError> {
     Ok(parsed.transpose()?.unwrap_or_default())
 }
 
+/// The host's name. `sethostname(2)` takes any bytes: what is no letter, digit, `-`, `_` or `.` becomes `-`.
 fn name(root: &Path) -> Result<String, SysfsError> {
-    let path = root.join("proc/sys/kernel/hostname");
-    let Some(name) = text(&path)? else {
-        return Ok("host".to_owned());
-    };
-    let name = name.trim();
-    let plain = name
+    let bytes = bytes(&root.join("proc/sys/kernel/hostname"))?.unwrap_or_default();
+    let name = String::from_utf8_lossy(&bytes);
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.()".contains(c);
+    let plain: String = name
+        .trim()
         .chars()
-        .all(|c| c.is_ascii_alphanumeric() || "-_.()".contains(c));
-    match plain && name.len() <= 64 {
-        true if name.is_empty() => Ok("host".to_owned()),
-        true => Ok(name.to_owned()),
-        false => Err(malformed(
-            &path,
-            name,
-            "a host name of at most 64 letters, digits, `-`, `_` and `.`",
-        )),
+        .map(|c| if is_plain(c) { c } else { '-' })
+        .take(NAME_MAX)
+        .collect();
+    match plain.chars().any(|c| c.is_ascii_alphanumeric()) {
+        true => Ok(plain),
+        false => Ok("host".to_owned()),
     }
+}
+
+/// Under `numa=fake=` every node of a socket lists all CPUs of it, and only `cpuN/nodeM` says whose a CPU is.
+fn part(nodes: &mut [ToldNode], cpu_dir: &Path) {
+    let mut seen = CpuSet::new();
+    let mut shared = CpuSet::new();
+    for node in nodes.iter() {
+        shared = shared.union(&seen.intersection(&node.cpus));
+        seen = seen.union(&node.cpus);
+    }
+    for cpu in shared.iter() {
+        let links = |node: &ToldNode| cpu_dir.join(format!("cpu{cpu}/node{}", node.id)).is_dir();
+        let owns: Vec<bool> = nodes
+            .iter()
+            .map(|node| node.cpus.contains(cpu) && links(node))
+            .collect();
+        if owns.iter().filter(|owns| **owns).count() == 1 {
+            let others = nodes.iter_mut().zip(owns).filter(|(_, owns)| !owns);
+            others.for_each(|(node, _)| node.cpus.remove(cpu));
+        }
+    }
+}
+
+/// Nodes whose memory is a device's: a GPU whose driver lends its memory to the kernel says which node that is.
+fn nodes_of_devices(dir: &Path) -> Result<NodeSet, SysfsError> {
+    if !dir.is_dir() {
+        return Ok(NodeSet::new());
+    }
+    let mut nodes = NodeSet::new();
+    for gpu in entries(dir)? {
+        let status = text(&dir.join(gpu).join("numa_status"))?.unwrap_or_default();
+        // `-1` of one whose memory is not the kernel's.
+        let node = line_after(&status, "Node:").and_then(|node| node.parse().ok());
+        node.map(NodeId).into_iter().for_each(|node| nodes.insert(node));
+    }
+    Ok(nodes)
 }
 
 fn nodes(dir: &Path) -> Result<Option<Vec<ToldNode>>, SysfsError> {
@@ -123,7 +164,7 @@ fn node(dir: &Path, id: NodeId) -> Result<ToldNode, SysfsError> {
         .ok_or_else(|| missing(&file("cpulist"), "it lists the node's CPUs"))?;
     let memory = memory_total(&file("meminfo"), &format!("Node {id} MemTotal:"))?
         .ok_or_else(|| missing(&file("meminfo"), "it tells the node's memory"))?;
-    // The figure is that of the initiators which reach the memory best, and so the memory's own.
+    // The figures are those of the initiators which reach the memory best, and so the memory's own.
     let megabytes: Option<u64> = number(&file("access0/initiators/read_bandwidth"), "a bandwidth in MB/s")?;
     let bytes = |mb: u64| {
         mb.checked_mul(1_000_000).map(BytesPerSec).ok_or_else(|| {
@@ -135,12 +176,14 @@ fn node(dir: &Path, id: NodeId) -> Result<ToldNode, SysfsError> {
         })
     };
     let memory_bandwidth = megabytes.filter(|mb| *mb > 0).map(bytes).transpose()?;
+    let latency: Option<u32> = number(&file("access0/initiators/read_latency"), "a latency in ns")?;
     Ok(ToldNode {
         id,
         cpus,
         memory,
         distances: distances(&file("distance"))?,
         memory_bandwidth,
+        memory_ns: latency.filter(|ns| *ns > 0).map(f64::from),
         path,
     })
 }
@@ -177,12 +220,12 @@ fn cpu(dir: &Path, id: CpuId) -> Result<ToldCpu, SysfsError> {
         id,
         siblings,
         package,
-        llc: last_level_cache(&path.join("cache"))?,
+        llc: last_level_cache(&path.join("cache"), id)?,
         path,
     })
 }
 
-fn last_level_cache(dir: &Path) -> Result<Option<ToldCache>, SysfsError> {
+fn last_level_cache(dir: &Path, cpu: CpuId) -> Result<Option<ToldCache>, SysfsError> {
     let mut last: Option<ToldCache> = None;
     for index in 0..CACHES_MAX {
         let path = dir.join(format!("index{index}"));
@@ -207,10 +250,28 @@ fn last_level_cache(dir: &Path) -> Result<Option<ToldCache>, SysfsError> {
             // 0 stands for "not known" and for full associativity.
             ways: number(&path.join("ways_of_associativity"), "a number of ways")?.filter(|ways| *ways > 0),
             line_bytes: number(&path.join("coherency_line_size"), "a line size in bytes")?,
-            shared: list(&path.join("shared_cpu_list"), CPU_LIST)?,
+            // A list without the CPU itself, as of a cache that a hypervisor hides, says nothing.
+            shared: shared_by(&path)?.filter(|cpus| cpus.contains(cpu)),
         });
     }
     Ok(last)
+}
+
+/// CPUs that share a cache. Kernels of POWER before 5.4 print them as a mask alone.
+fn shared_by(dir: &Path) -> Result<Option<CpuSet>, SysfsError> {
+    if let Some(listed) = list(&dir.join("shared_cpu_list"), CPU_LIST)? {
+        return Ok(Some(listed));
+    }
+    let path = dir.join("shared_cpu_map");
+    let Some(text) = text(&path)? else { return Ok(None) };
+    let word = |word: &str| u32::from_str_radix(word, 16).ok().filter(|_| word.len() <= 8);
+    let words: Option<Vec<u32>> = text.trim().rsplit(',').map(word).collect();
+    let words = words.ok_or_else(|| malformed(&path, &text, "a mask of CPUs such as `00000000,0000000f`"))?;
+    let bits = words.iter().zip((0u32..).step_by(32)).flat_map(|(word, first)| {
+        let is_set = move |bit: &u32| word >> bit & 1 == 1;
+        (0..32).filter(is_set).map(move |bit| CpuId(first + bit))
+    });
+    Ok(Some(bits.collect()))
 }
 
 fn cache_size(path: &Path) -> Result<Option<Bytes>, SysfsError> {
@@ -302,8 +363,22 @@ fn parse_list<T: Id>(path: &Path, text: &str, expected: &str) -> Result<IdSet<T>
     text.parse().map_err(|_| malformed(path, text, expected))
 }
 
-/// Text of a file, `None` if there is no such file.
+/// Text of a file, `None` if there is no such file. Some kernels end a list with a NUL, which is white space here.
 fn text(path: &Path) -> Result<Option<String>, SysfsError> {
+    let Some(mut bytes) = bytes(path)? else {
+        return Ok(None);
+    };
+    bytes
+        .iter_mut()
+        .filter(|byte| **byte == 0)
+        .for_each(|byte| *byte = b' ');
+    String::from_utf8(bytes)
+        .map(Some)
+        .map_err(|error| malformed(path, &String::from_utf8_lossy(error.as_bytes()), "text"))
+}
+
+/// What a file holds, `None` if there is no such file.
+fn bytes(path: &Path) -> Result<Option<Vec<u8>>, SysfsError> {
     let unreadable = |error: io::Error| SysfsError::Unreadable {
         path: path.to_owned(),
         kind: error.kind(),
@@ -339,9 +414,7 @@ fn text(path: &Path) -> Result<Option<String>, SysfsError> {
             limit: FILE_LIMIT,
         });
     }
-    String::from_utf8(bytes)
-        .map(Some)
-        .map_err(|error| malformed(path, &String::from_utf8_lossy(error.as_bytes()), "text"))
+    Ok(Some(bytes))
 }
 
 /// `ENODEV`.

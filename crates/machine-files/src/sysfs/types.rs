@@ -12,6 +12,8 @@ pub(super) struct Told {
     pub name: String,
     /// `None` where the kernel knows no nodes.
     pub nodes: Option<Vec<ToldNode>>,
+    /// Nodes whose memory belongs to a device.
+    pub nodes_of_devices: NodeSet,
     /// Node numbers that the kernel has room for.
     pub nodes_possible: Option<NodeSet>,
     /// Memory of the whole host.
@@ -38,6 +40,8 @@ pub(super) struct ToldNode {
     pub memory: Bytes,
     pub distances: Option<Vec<u32>>,
     pub memory_bandwidth: Option<BytesPerSec>,
+    /// Nanoseconds.
+    pub memory_ns: Option<f64>,
 }
 
 /// One `cpuN` directory.

@@ -10,15 +10,23 @@ use std::path::{Component, Path, PathBuf};
 use tempfile::TempDir;
 
 /// All saved trees.
-pub const TREES: [&str; 11] = [
+pub const TREES: [&str; 19] = [
+    "ccx-in-node",
     "cpuless-node",
     "cpuset-restricted",
+    "cxl-node",
+    "empty-shared-list",
     "gaps-in-node-numbers",
+    "gpu-memory-nodes",
     "hyperthreads",
     "long-distance-rows",
     "memoryless-node",
     "no-numa",
+    "nul-after-list",
+    "numa-fake",
+    "odd-host-name",
     "offline-cpus",
+    "shared-map-only",
     "sub-numa-clusters",
     "testbed",
     "uneven-nodes",

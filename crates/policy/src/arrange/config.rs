@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use homenode_host::View;
-use homenode_units::{BadSetting, Bytes, Ns};
+use homenode_units::{Any, BadSetting, Bytes, Ns};
 use serde::{Deserialize, Serialize};
 
 use crate::bounds::{PAUSE, SHARE, SPAN};
@@ -13,6 +13,8 @@ use crate::{placement, predict, trial};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
+    /// Whether a home may be some of a node's caches, and not whole nodes alone.
+    pub by_cache: bool,
     /// Share of the host's cores that VMs of a crowded host want, 0 to 1000.
     pub crowded_threads: f64,
     /// VMs per node, or threads per core, of a crowded host, 0 to 1000.
@@ -23,6 +25,11 @@ pub struct Config {
     pub mean_max_crowded: f64,
     /// and none above this.
     pub worst_max: f64,
+    /// The same on a host whose kernel balances, where only polluters get homes, 0 to 10.
+    pub mean_max_balanced: f64,
+    /// Lines that a polluter brings into caches in a second, over the mean VM's, thread by thread, 0 to 1000: where the host's
+    /// kernel balances only polluters get homes.
+    pub polluter_min: f64,
     /// Least gain of a move or exchange, in slow-downs of one VM, 0 to 1000.
     pub move_gain_min: f64,
     /// Least that a step of the search must lower the cost, in slow-downs of one VM, 0 to 1000.
@@ -34,9 +41,15 @@ pub struct Config {
     /// Time over which a move must pay.
     #[serde(with = "homenode_units::text")]
     pub horizon: Ns,
-    /// Memory of a VM that moves in a second, while others move too, as it is taken for what a move costs. 1 MiB to 1 TiB.
+    /// The same where the host's kernel balances: polluters get their homes once.
+    #[serde(with = "homenode_units::text")]
+    pub horizon_balanced: Ns,
+    /// Memory of a VM that moves in a second, as it is taken for what a move costs. 1 MiB to 1 TiB.
     #[serde(with = "homenode_units::text")]
     pub moved_per_s: Bytes,
+    /// The same of all VMs together, while many move. 1 MiB to 1 TiB.
+    #[serde(with = "homenode_units::text")]
+    pub host_moved_per_s: Bytes,
     /// Share of its speed that a VM is taken to lack while its memory is on its way, 0 to 1.
     pub moving_loss: f64,
     /// Least time between two looks at the whole arrangement.
@@ -56,27 +69,32 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// On drawn cases, homes gave six tenths of what was predicted. 40 VMs on 8 nodes find homes and use up all predictions
-    /// within the work; of 1000 that weighs some 20 arrangements without homes, or more of homes.
+    /// On drawn cases, homes gave six tenths of what was predicted. 40 VMs on 8 nodes find homes and
+    /// use up all predictions within the work; of 1000 that weighs some 20 arrangements without homes, or more of homes.
     fn default() -> Config {
         Config {
+            by_cache: true,
             crowded_threads: 0.8,
             crowded_vms: 1.25,
             mean_max: 0.95,
             mean_max_crowded: 0.98,
             worst_max: 1.08,
+            mean_max_balanced: 0.995,
+            polluter_min: 1.5,
             move_gain_min: 0.15,
             step_min: 0.01,
             harm_weight: 6.0,
             belief: 0.6,
             horizon: Ns::from_secs(60),
-            moved_per_s: Bytes::from_mib(256),
+            horizon_balanced: Ns::from_secs(600),
+            moved_per_s: Bytes::from_mib(512),
+            host_moved_per_s: Bytes::from_gib(1),
             moving_loss: 0.3,
             rest: Ns::from_secs(5),
             rest_idle: Ns::from_secs(120),
             looks_per_hour: 30.0,
             news_min: 0.1,
-            candidates_max: 1000,
+            candidates_max: 10_000,
             work_max: 170_000,
         }
     }
@@ -84,17 +102,22 @@ impl Default for Config {
 
 homenode_units::settings! {
     Config {
+        by_cache: Any,
         crowded_threads: 0.0..=1000.0,
         crowded_vms: 0.0..=1000.0,
         mean_max: 0.0..=10.0,
         mean_max_crowded: 0.0..=10.0,
         worst_max: 0.0..=10.0,
+        mean_max_balanced: 0.0..=10.0,
+        polluter_min: 0.0..=1000.0,
         move_gain_min: 0.0..=1000.0,
         step_min: 0.0..=1000.0,
         harm_weight: 0.0..=1000.0,
         belief: SHARE,
         horizon: SPAN,
+        horizon_balanced: SPAN,
         moved_per_s: Bytes::from_mib(1)..=Bytes::from_gib(1024),
+        host_moved_per_s: Bytes::from_mib(1)..=Bytes::from_gib(1024),
         moving_loss: SHARE,
         rest: PAUSE,
         rest_idle: PAUSE,

@@ -4,6 +4,10 @@
 //! [`candidates_max`](super::Config::candidates_max) and their work by [`work_max`](super::Config::work_max), so that a search
 //! ends in time on any host. One on which not even a first home for each VM is found by then stays as it is.
 //!
+//! A home is whole nodes, or where the operator has it so ([`by_cache`](super::Config::by_cache)) a run of caches of one node.
+//! A VM that has its home on a part of a node is kept from the CPUs beside it, so a part is given only where each of its VMs'
+//! vCPUs has a CPU: on a host with more threads than CPUs a home is whole nodes, over whose CPUs the kernel balances.
+//!
 //! A VM with more vCPUs than a node has cores is weighed on one node, whose hyperthreads it shares, and on as many nodes as
 //! have cores for it: the prediction knows what sharing a core costs, and what distance does. Of sets of several nodes only the
 //! nearest with room are weighed (`near.rs`): a prediction that does not see the difference, of a VM that computes, must
@@ -13,9 +17,13 @@
 //! - `of_homes_of_several_nodes_the_nearest_with_room_are_weighed`
 //! - `a_search_ends_in_time_on_any_host`
 
+use std::collections::BTreeSet;
+
+use homenode_units::Ns;
+
 use super::Settings;
 use crate::near::positions;
-use crate::predict::{AsFound, Character, Place, Room, Shape};
+use crate::predict::{AsFound, CacheShape, Character, NodeShape, Place, Room, Shape};
 
 /// VMs of which it is cheaper to see whether they fit than to predict the speed of one. A measure of work, no setting.
 const FIT_PER_WORK: usize = 32;
@@ -27,8 +35,10 @@ pub struct Wish {
     pub movable: bool,
     /// Whether its place is one that we chose.
     pub ours: bool,
-    /// Nodes that it may use, by position.
+    /// Caches of nodes that it may use, by position.
     pub allowed: u64,
+    /// Those of them of which it may use all CPUs: a home that is a part of a node is of these.
+    pub whole: u64,
     /// Its vCPUs.
     pub vcpus: f64,
     /// Bytes of its memory on each node.
@@ -36,10 +46,10 @@ pub struct Wish {
 }
 
 impl Wish {
-    /// Bytes of its memory that would come to each node of a home.
-    pub fn coming(&self, home: u64) -> impl Iterator<Item = (usize, f64)> {
-        let part = self.bytes.iter().sum::<f64>() / f64::from(home.count_ones());
-        positions(home).map(move |node| (node, (part - self.bytes[node]).max(0.0)))
+    /// Bytes of its memory that would come to each of these nodes, if they were its home.
+    pub fn coming(&self, nodes: u64) -> impl Iterator<Item = (usize, f64)> {
+        let part = self.bytes.iter().sum::<f64>() / f64::from(nodes.count_ones());
+        positions(nodes).map(move |node| (node, (part - self.bytes[node]).max(0.0)))
     }
 }
 
@@ -53,6 +63,8 @@ pub struct Search<'a> {
     free_bytes: &'a [f64],
     now: &'a [Place],
     room: &'a mut Room,
+    /// Time over which a move must pay.
+    horizon: Ns,
     /// Speed of each VM if no VM had a home.
     none: Vec<f64>,
     speeds: Vec<f64>,
@@ -93,6 +105,7 @@ impl<'a> Search<'a> {
             free_bytes,
             now,
             room,
+            horizon: settings.arrange.horizon,
             none,
             speeds: Vec::new(),
             base: Vec::new(),
@@ -104,6 +117,12 @@ impl<'a> Search<'a> {
         }
     }
 
+    /// The same where homes pay for moves within this time.
+    #[must_use]
+    pub fn within(self, horizon: Ns) -> Self {
+        Search { horizon, ..self }
+    }
+
     /// What was done so far, as in [`work_max`](super::Config::work_max).
     pub fn work(&self) -> usize {
         self.work
@@ -111,6 +130,10 @@ impl<'a> Search<'a> {
 
     fn has_worked_enough(&self) -> bool {
         self.work >= self.settings.arrange.work_max as usize
+    }
+
+    fn is_over(&self) -> bool {
+        self.candidates >= self.settings.arrange.candidates_max as usize || self.has_worked_enough()
     }
 
     /// Predicted slow-down of each VM under an arrangement.
@@ -125,7 +148,7 @@ impl<'a> Search<'a> {
     }
 
     /// Sum over active VMs of slow-downs, harm and moves.
-    fn cost(&mut self, places: &[Place]) -> f64 {
+    pub fn cost(&mut self, places: &[Place]) -> f64 {
         self.room
             .speeds(self.shape, self.vms, places, AsFound::Yes, &mut self.speeds);
         self.weigh(places)
@@ -152,81 +175,128 @@ impl<'a> Search<'a> {
         self.candidates += 1;
         self.work += self.room.cells_count();
         let mut sum = 0.0;
+        let (mut movers, mut bytes) = (0.0, 0.0);
         for (at, place) in places.iter().enumerate() {
             if self.vms[at].threads < predict.active_min || *place == Place::Unplaced {
                 continue;
             }
             let slow = self.none[at] / self.speeds[at];
             sum += arrange.believed(slow) + arrange.harm_weight * (slow - 1.0).max(0.0);
-            if *place != self.now[at] {
-                sum += self.move_cost(at, *place);
+            let away = self.away(at, *place);
+            if away > 0.0 {
+                movers += 1.0;
+                bytes += away;
             }
         }
-        sum
+        // Memory of all that move goes through the host's budget: each waits for half of it on average, and for its own.
+        let own_s = bytes / arrange.moved_per_s.as_f64();
+        let queue_s = movers * bytes / (2.0 * arrange.host_moved_per_s.as_f64());
+        sum + (own_s + queue_s) * arrange.moving_loss / self.horizon.as_secs_f64()
     }
 
-    fn move_cost(&self, at: usize, to: Place) -> f64 {
+    /// Bytes of a VM's memory that would have to move to a place that it has not yet.
+    fn away(&self, at: usize, to: Place) -> f64 {
         let Place::Home(mask) = to else { return 0.0 };
+        if to == self.now[at] {
+            return 0.0;
+        }
+        let nodes = self.shape.node_mask(mask);
         let bytes = self.wishes[at].bytes.iter().enumerate();
-        let away: f64 = bytes
-            .filter(|(node, _)| mask >> node & 1 == 0)
-            .map(|(_, bytes)| bytes)
-            .sum();
-        let config = self.settings.arrange;
-        away / config.moved_per_s.as_f64() * config.moving_loss / config.horizon.as_secs_f64()
+        let elsewhere = bytes.filter(|(node, _)| nodes >> node & 1 == 0);
+        elsewhere.map(|(_, bytes)| bytes).sum()
     }
 
     /// Whether all homes have CPUs for their VMs, as far as the host has, and memory for what moves.
     fn fits(&mut self, places: &[Place]) -> bool {
         self.work += places.len().div_ceil(FIT_PER_WORK);
+        let shape = self.shape;
         let mut held = [0.0; crate::predict::NODES_MAX];
         let mut moved = [0.0; crate::predict::NODES_MAX];
+        // Of VMs that are kept on a part of a node, by cache.
+        let mut kept = [0.0; crate::predict::NODES_MAX];
         for (at, place) in places.iter().enumerate() {
-            let Place::Home(mask) = place else { continue };
-            let count = f64::from(mask.count_ones());
+            let Place::Home(mask) = *place else { continue };
+            let nodes = shape.node_mask(mask);
             let wish = &self.wishes[at];
             let active = self.vms[at].threads >= self.settings.predict.active_min;
-            for node in positions(*mask) {
-                held[node] += if active { wish.vcpus / count } else { 0.0 };
+            for node in positions(nodes) {
+                held[node] += if active {
+                    wish.vcpus / f64::from(nodes.count_ones())
+                } else {
+                    0.0
+                };
+            }
+            if shape.caches_on(nodes) != mask {
+                // One that idles now may work in a second.
+                positions(mask).for_each(|cache| kept[cache] += wish.vcpus / f64::from(mask.count_ones()));
             }
             if *place != self.now[at] {
-                wish.coming(*mask).for_each(|(node, bytes)| moved[node] += bytes);
+                wish.coming(nodes).for_each(|(node, bytes)| moved[node] += bytes);
             }
         }
-        let nodes = self.shape.nodes.iter().enumerate();
-        nodes.into_iter().all(|(node, shape)| {
-            // What a VM is wider than its share of an overcommitted host rounds up to whole VMs.
-            let above = if self.excess > 1.0 { 4.0 } else { self.above };
-            let room = shape.cpus * self.excess + above;
-            held[node] <= room + 0.01 && moved[node] <= self.free_bytes[node]
-        })
+        // What a VM is wider than its share of an overcommitted host rounds up to whole VMs.
+        let above = if self.excess > 1.0 { 4.0 } else { self.above };
+        let in_node = |(node, of): (usize, &NodeShape)| {
+            held[node] <= of.cpus * self.excess + above + 0.01 && moved[node] <= self.free_bytes[node]
+        };
+        let in_cache = |(cache, of): (usize, &CacheShape)| kept[cache] <= of.cpus + 0.01;
+        shape.nodes.iter().enumerate().all(in_node) && shape.caches.iter().enumerate().all(in_cache)
     }
 
-    /// Homes that a VM may have: sets of as few nodes as hold it, of as many as have a core for each vCPU, and of one more where
-    /// they may be wide. Where nodes are not equally far from each other those of less span come first.
+    /// Homes that a VM may have: parts of a node with room for it, then sets of nodes. Where nodes are not equally far from each
+    /// other those of less span come first.
     fn homes(&self, at: usize) -> Vec<u64> {
-        let n = self.shape.nodes.len();
+        let shape = self.shape;
         let wish = &self.wishes[at];
+        let mut sets = self.node_sets(wish.vcpus);
+        if !shape.near.is_even() {
+            sets.sort_by_key(|nodes| shape.near.span(*nodes));
+        }
+        let parts = shape.nodes.iter().flat_map(|node| self.parts(node, wish.vcpus));
+        let whole = sets.into_iter().map(|nodes| shape.caches_on(nodes));
+        parts
+            .chain(whole)
+            .filter(|mask| self.may_live(at, *mask))
+            .collect()
+    }
+
+    fn may_live(&self, at: usize, mask: u64) -> bool {
+        let wish = &self.wishes[at];
+        let is_part = self.shape.caches_on(self.shape.node_mask(mask)) != mask;
+        mask & !(if is_part { wish.whole } else { wish.allowed }) == 0
+    }
+
+    /// Runs of a node's caches, but not all of them: as few as have a CPU for each vCPU, to as many as have a core, and one more
+    /// where homes may be wide.
+    fn parts(&self, node: &NodeShape, vcpus: f64) -> Vec<u64> {
+        let count = node.caches.count_ones();
+        if count < 2 || self.excess > 1.0 || !self.settings.arrange.by_cache {
+            return Vec::new();
+        }
+        let enough = |of_node: f64| (vcpus / (of_node / f64::from(count))).ceil().max(1.0) as u32;
+        let sizes = enough(node.cpus)..=(enough(node.cores) + u32::from(self.wide)).min(count - 1);
+        let first = node.caches.trailing_zeros();
+        let runs = |size: u32| (first..=first + count - size).map(move |at| ((1 << size) - 1) << at);
+        sizes.flat_map(runs).collect()
+    }
+
+    /// Sets of as few nodes as hold a VM, of as many as have a core for each vCPU, and of one more where they may be wide. All
+    /// nodes are no home.
+    fn node_sets(&self, vcpus: f64) -> Vec<u64> {
+        let n = self.shape.nodes.len();
         let nodes = || self.shape.nodes.iter();
-        let enough = |most: f64| (wish.vcpus / most).ceil().max(1.0) as u32;
+        let enough = |most: f64| (vcpus / most).ceil().max(1.0) as u32;
         let fewest = enough(nodes().map(|node| node.cpus).fold(0.0, f64::max));
         let most = enough(nodes().map(|node| node.cores).fold(0.0, f64::max)) + u32::from(self.wide);
-        // All nodes are no home.
-        let all = self.shape.all();
         let sizes = fewest..=most;
-        let may =
-            |mask: &u64| mask & !wish.allowed == 0 && *mask != all && sizes.contains(&mask.count_ones());
-        let mut homes: Vec<u64> = match most <= 2 {
+        let may = |mask: &u64| mask.count_ones() < n as u32 && sizes.contains(&mask.count_ones());
+        match most <= 2 {
             true => (0..n)
                 .flat_map(|a| (a..n).map(move |b| 1 << a | 1 << b))
                 .filter(may)
                 .collect(),
             false => (1u64..1 << n.min(10)).filter(may).collect(),
-        };
-        if !self.shape.near.is_even() {
-            homes.sort_by_key(|mask| self.shape.near.span(*mask));
         }
-        homes
     }
 
     /// A home for each of these, found one by one, widest first, and then improved; `None` where one finds none in time. Homes
@@ -275,12 +345,102 @@ impl<'a> Search<'a> {
         }
         let mut may_move = vec![false; places.len()];
         seekers.iter().for_each(|at| may_move[*at] = true);
-        loop {
-            let most = self.cost_base(&places) - self.settings.arrange.step_min;
-            match self.step(&places, &may_move, most) {
-                Some((better, _)) => places = better,
-                None => return Some(places),
+        self.improve(&mut places, &may_move);
+        Some(places)
+    }
+
+    /// Homes for polluters, while all others stay where they are: who brings most lines into caches first, one after the other,
+    /// where the cost is least, until one for each cache and one more have not lowered it: polluters that are alike are all the
+    /// better off the more evenly they are spread. `None` where no home lowers it.
+    pub fn homes_for_polluters(&mut self, seekers: &[usize]) -> Option<Vec<Place>> {
+        let lines = |at: usize| {
+            let vm = &self.vms[at];
+            self.none[at] / vm.threads * vm.references * vm.miss_ratio
+        };
+        let active: Vec<usize> = (0..self.vms.len())
+            .filter(|at| self.vms[*at].threads >= self.settings.predict.active_min)
+            .collect();
+        let mean = active.iter().map(|at| lines(*at)).sum::<f64>() / active.len().max(1) as f64;
+        let least = self.settings.arrange.polluter_min * mean;
+        let mut order: Vec<(usize, f64)> = seekers.iter().map(|at| (*at, lines(*at))).collect();
+        order.retain(|(_, lines)| *lines >= least);
+        order.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        let mut places = self.now.to_vec();
+        let mut least = self.cost(&places);
+        let (mut best, mut in_vain) = (None, 0);
+        for (at, _) in order {
+            let mut found: Option<(Place, f64)> = None;
+            for mask in self.unlike(at, &places) {
+                if self.is_over() {
+                    return best;
+                }
+                let place = Place::Home(mask);
+                let before = std::mem::replace(&mut places[at], place);
+                if self.fits(&places) {
+                    let cost = self.cost(&places);
+                    if found.is_none_or(|(_, least)| cost < least) {
+                        found = Some((place, cost));
+                    }
+                }
+                places[at] = before;
             }
+            let Some((place, cost)) = found else { continue };
+            places[at] = place;
+            if cost < least - self.settings.arrange.step_min {
+                (least, in_vain) = (cost, 0);
+                best = Some(places.clone());
+            } else {
+                in_vain += 1;
+                if in_vain > self.shape.caches.len() {
+                    break;
+                }
+            }
+        }
+        best
+    }
+
+    /// Homes that a VM may have on caches on which nobody has one yet, and of those that are alike the one with most of its
+    /// memory: homes on as many caches of one node, or of nodes of a kind on which nobody has a home.
+    fn unlike(&self, at: usize, places: &[Place]) -> Vec<u64> {
+        let shape = self.shape;
+        let held = places.iter().fold(0, |held, place| held | place.mask());
+        let held_nodes = shape.node_mask(held);
+        let bytes = |mask: &u64| -> f64 {
+            let of_nodes = positions(shape.node_mask(*mask));
+            of_nodes.map(|node| self.wishes[at].bytes[node]).sum()
+        };
+        let mut homes = self.homes(at);
+        homes.sort_by(|a, b| bytes(b).total_cmp(&bytes(a)));
+        let kind_of = |node: usize| {
+            let of = &shape.nodes[node];
+            let known = (held_nodes >> node & 1 == 1).then_some(node);
+            (known, of.cpus.to_bits(), of.bandwidth.to_bits())
+        };
+        let mut seen = BTreeSet::new();
+        homes.retain(|mask| {
+            let nodes: Vec<_> = positions(shape.node_mask(*mask)).map(kind_of).collect();
+            mask & held == 0 && seen.insert((mask.count_ones(), nodes))
+        });
+        homes
+    }
+
+    /// One VM after the other is moved, or exchanges its home with another, as lowers the cost most, until none does.
+    fn improve(&mut self, places: &mut Vec<Place>, may_move: &[bool]) {
+        let movers: Vec<usize> = (0..places.len()).filter(|at| may_move[*at]).collect();
+        // So many in a row for whom there was nothing better.
+        let mut content = 0;
+        for at in movers.iter().cycle() {
+            if content == movers.len() || self.is_over() {
+                return;
+            }
+            let most = self.cost_base(places) - self.settings.arrange.step_min;
+            content = match self.step_of(*at, places, may_move, most) {
+                Some((better, _)) => {
+                    *places = better;
+                    0
+                }
+                None => content + 1,
+            };
         }
     }
 
@@ -313,46 +473,59 @@ impl<'a> Search<'a> {
     /// The move or exchange of least cost below `most`, beside the arrangement that [`Search::cost_base`] weighed last.
     fn step(&mut self, from: &[Place], may_move: &[bool], most: f64) -> Option<(Vec<Place>, f64)> {
         let mut best: Option<(Vec<Place>, f64)> = None;
-        let mut candidate = from.to_vec();
         for at in (0..from.len()).filter(|at| may_move[*at]) {
-            let homes = self.homes(at);
-            let mut reach = Reach::new(self.shape, self.wishes[at].vcpus, &homes);
-            let moves = homes.into_iter().map(|mask| (at, Place::Home(mask)));
-            let exchanges = (at + 1..from.len())
-                .filter(|other| may_move[*other])
-                .map(|other| (other, from[at]));
-            for (other, place) in moves.chain(exchanges) {
-                if self.candidates >= self.settings.arrange.candidates_max as usize
-                    || self.has_worked_enough()
-                {
-                    return best;
-                }
-                let is_move = other == at;
-                if is_move && reach.is_beyond(self.shape, place.mask()) {
-                    continue;
-                }
-                if place == from[other] {
-                    reach.note(self.shape, place.mask());
-                    continue;
-                }
-                candidate[at] = from[other];
-                candidate[other] = place;
-                // Who exchanges homes may have other CPUs than the other.
-                let may = [at, other]
-                    .iter()
-                    .all(|vm| candidate[*vm].mask() & !self.wishes[*vm].allowed == 0);
-                if may && self.fits(&candidate) {
-                    if is_move {
-                        reach.note(self.shape, place.mask());
-                    }
-                    let changed = from[at].mask() | from[other].mask() | place.mask();
-                    let cost = self.cost_beside(&candidate, changed);
-                    if cost < best.as_ref().map_or(most, |(_, least)| *least) {
-                        best = Some((candidate.clone(), cost));
-                    }
-                }
-                (candidate[at], candidate[other]) = (from[at], from[other]);
+            let most = best.as_ref().map_or(most, |(_, least)| *least);
+            best = self.step_of(at, from, may_move, most).or(best);
+        }
+        best
+    }
+
+    /// The same of one VM, with those behind it in order.
+    fn step_of(
+        &mut self,
+        at: usize,
+        from: &[Place],
+        may_move: &[bool],
+        mut most: f64,
+    ) -> Option<(Vec<Place>, f64)> {
+        let mut best = None;
+        let mut candidate = from.to_vec();
+        let homes = self.homes(at);
+        let mut reach = Reach::new(self.shape, self.wishes[at].vcpus, &homes);
+        let moves = homes.into_iter().map(|mask| (at, Place::Home(mask)));
+        let exchanges = (at + 1..from.len())
+            .filter(|other| may_move[*other])
+            .map(|other| (other, from[at]));
+        for (other, place) in moves.chain(exchanges) {
+            if self.is_over() {
+                return best;
             }
+            let is_move = other == at;
+            if is_move && reach.is_beyond(self.shape, place.mask()) {
+                continue;
+            }
+            if place == from[other] {
+                reach.note(self.shape, place.mask());
+                continue;
+            }
+            candidate[at] = from[other];
+            candidate[other] = place;
+            // Who exchanges homes may have other CPUs than the other.
+            let may = [at, other]
+                .iter()
+                .all(|vm| self.may_live(*vm, candidate[*vm].mask()));
+            if may && self.fits(&candidate) {
+                if is_move {
+                    reach.note(self.shape, place.mask());
+                }
+                let changed = from[at].mask() | from[other].mask() | place.mask();
+                let cost = self.cost_beside(&candidate, changed);
+                if cost < most {
+                    most = cost;
+                    best = Some((candidate.clone(), cost));
+                }
+            }
+            (candidate[at], candidate[other]) = (from[at], from[other]);
         }
         best
     }
@@ -375,13 +548,15 @@ impl Reach {
             vcpus,
             by_cores: true,
         };
-        reach.by_cores = homes.iter().any(|mask| reach.is_enough(shape, *mask));
+        reach.by_cores = homes
+            .iter()
+            .any(|mask| reach.is_enough(shape, shape.node_mask(*mask)));
         reach
     }
 
-    fn is_enough(&self, shape: &Shape, mask: u64) -> bool {
-        let nodes = positions(mask).map(|at| &shape.nodes[at]);
-        let there: f64 = nodes
+    fn is_enough(&self, shape: &Shape, nodes: u64) -> bool {
+        let of_nodes = positions(nodes).map(|at| &shape.nodes[at]);
+        let there: f64 = of_nodes
             .map(|node| if self.by_cores { node.cores } else { node.cpus })
             .sum();
         there >= self.vcpus
@@ -389,12 +564,14 @@ impl Reach {
 
     /// Takes in a set with room. Sets come by span.
     fn note(&mut self, shape: &Shape, mask: u64) {
-        if mask.count_ones() > 1 && self.is_enough(shape, mask) {
-            self.most.get_or_insert(shape.near.span(mask));
+        let nodes = shape.node_mask(mask);
+        if nodes.count_ones() > 1 && self.is_enough(shape, nodes) {
+            self.most.get_or_insert(shape.near.span(nodes));
         }
     }
 
     fn is_beyond(&self, shape: &Shape, mask: u64) -> bool {
-        self.most.is_some_and(|most| shape.near.span(mask) > most)
+        let span = || shape.near.span(shape.node_mask(mask));
+        self.most.is_some_and(|most| span() > most)
     }
 }

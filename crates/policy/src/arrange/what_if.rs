@@ -270,7 +270,7 @@ impl Scene<'_> {
                 continue;
             }
             self.wishes[at]
-                .coming(mask)
+                .coming(self.shape.node_mask(mask))
                 .for_each(|(node, bytes)| needed[node] += bytes);
         }
         let nodes = self.shape.nodes.iter().zip(needed).zip(&self.free_bytes);

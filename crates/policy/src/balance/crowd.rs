@@ -9,7 +9,7 @@ use crate::placement;
 /// The VM that should leave a crowded home, and the nodes where it would meet less traffic; the first in order of nodes,
 /// and of those on the node the one with least memory to move.
 pub(super) fn crowded(view: &View<'_>, rates: &Rates, config: &Config) -> Option<(VmId, NodeSet)> {
-    let homes = view.machine.memory_nodes();
+    let homes = view.machine.home_nodes();
     homes.iter().find_map(|node| {
         let capacity = view.machine.nodes.get(node)?.memory_bandwidth?.as_f64();
         let traffic = traffic(rates, node)?;

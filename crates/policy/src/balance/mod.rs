@@ -60,7 +60,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bounds::{SHARE, SOME_SHARE};
 use crate::demand::History;
-use crate::placement::{self, Supply};
+use crate::placement::{self, Home, Supply};
 
 /// Name of this policy in plans.
 pub const POLICY: &str = "balance";
@@ -380,12 +380,14 @@ fn lend(
 
 /// Where a vCPU may run once it is moved to a node: all of its home, if that is part of it, unless its guest follows.
 fn target_cpus(view: &View<'_>, vm: &VmView<'_>, node: NodeId) -> CpuSet {
-    let home = vm.home.filter(|home| vm.layout.is_none() && home.contains(node));
-    Supply::cpus_for(
-        view,
-        home.unwrap_or(&NodeSet::one(node)),
-        vm.sample.settings.cpus_allowed.as_ref(),
-    )
+    match vm.home.filter(|home| vm.layout.is_none() && home.contains(node)) {
+        Some(home) => placement::cpus_at_home(view, vm, home),
+        None => Supply::cpus_for(
+            view,
+            &NodeSet::one(node),
+            vm.sample.settings.cpus_allowed.as_ref(),
+        ),
+    }
 }
 
 /// A vCPU that could move in step 4.
@@ -506,7 +508,8 @@ fn re_home(
                 placement
                     .ledger
                     .reserve(placement::reservation(view, history, vm, &found.nodes));
-                placement::settle(view, config, vm, &found.nodes, &reason, POLICY, plan);
+                let home = Home::whole(view, &found.nodes);
+                placement::settle(view, config, vm, &home, &reason, POLICY, plan);
                 re_homed.insert(id);
             }
             Ok(_) => plan.find(

@@ -238,7 +238,7 @@ fn judge(
             .bandwidth
             .map(|rate| rate.as_f64() / LINE_BYTES)
     };
-    let memory = view.machine.memory_nodes();
+    let memory = view.machine.home_nodes();
     let of_all: f64 = memory.iter().map(rate).sum::<Option<f64>>()?;
     let home = vm.home.map(|home| home.intersection(&memory));
     let nodes = home.filter(|home| !home.is_empty()).unwrap_or(memory);

@@ -65,7 +65,7 @@ pub(super) fn allowed<'a>(
     if let Some(cpus) = &settings.cpus_allowed {
         let cpus = view.cpus_for(Some(cpus));
         let nodes: NodeSet = cpus.iter().filter_map(|cpu| view.machine.node_of(cpu)).collect();
-        allowed = view.machine.memory_nodes().intersection(&nodes);
+        allowed = view.machine.home_nodes().intersection(&nodes);
     }
     if let Some(bound) = bound_home(view, vm) {
         allowed = allowed.intersection(&bound);
@@ -89,7 +89,7 @@ pub(super) fn allowed<'a>(
             allowed = allowed.intersection(home);
         }
     }
-    (allowed != view.machine.memory_nodes()).then_some(allowed)
+    (allowed != view.machine.home_nodes()).then_some(allowed)
 }
 
 /// The home of a VM whose memory is bound to nodes: those that have CPUs. `None` where its memory may follow a home.

@@ -88,6 +88,7 @@ use serde::{Deserialize, Serialize};
 
 pub use company::{allowed_nodes, has_company};
 pub use ledger::{Announcement, Asked, Ledger, RESERVATION_LIFE, Reservation, Shape};
+pub use pins::cpus_at_home;
 use pins::{pin, pin_anew};
 pub use short::{Shortage, Unplaceable};
 use supply::{BANDWIDTH, Bin, CPU, MEMORY, Vector};
@@ -476,7 +477,8 @@ pub fn plan_for(
                 if is_free(vm) {
                     state.sheltered.insert(vm.sample.id);
                 }
-                settle(view, config, vm, &nodes, &reason, POLICY, &mut plan);
+                let home = Home::whole(view, &nodes);
+                settle(view, config, vm, &home, &reason, POLICY, &mut plan);
             }
             Err(unplaceable) => {
                 let bound = vm.sample.bound_to.as_ref();
@@ -633,20 +635,62 @@ pub(crate) fn reservation(
     }
 }
 
-/// Decisions that make `nodes` the home of a VM: the home itself, and its vCPUs on it.
+/// A home: nodes, and those of their CPUs on which its vCPUs run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Home {
+    /// Nodes for its memory.
+    pub nodes: NodeSet,
+    /// CPUs for its vCPUs: all of the nodes', or those of some of the nodes' caches. What the VM may not use is left out
+    /// where it is settled.
+    pub cpus: CpuSet,
+}
+
+impl Home {
+    /// All of these nodes.
+    pub fn whole(view: &View<'_>, nodes: &NodeSet) -> Home {
+        Home {
+            nodes: nodes.clone(),
+            cpus: view.machine.cpus_of(nodes),
+        }
+    }
+
+    /// What it is called where the VM may use these CPUs of its nodes.
+    fn name(&self, may: &CpuSet) -> String {
+        match self.cpus == *may {
+            true => format!("node {}", self.nodes),
+            false => format!("CPUs {} of node {}", self.cpus, self.nodes),
+        }
+    }
+
+    /// Where a VM is at home now.
+    pub fn of(view: &View<'_>, vm: &VmView<'_>) -> Option<Home> {
+        Some(Home {
+            nodes: vm.home?.clone(),
+            cpus: cpus_at_home(view, vm, vm.home?),
+        })
+    }
+}
+
+/// Decisions that give a VM a home: the home itself, and its vCPUs on it.
 pub fn settle(
     view: &View<'_>,
     config: &Config,
     vm: &VmView<'_>,
-    nodes: &NodeSet,
+    home: &Home,
     reason: &str,
     policy: &'static str,
     plan: &mut Plan,
 ) {
+    let nodes = &home.nodes;
+    let may = Supply::cpus_for(view, nodes, vm.sample.settings.cpus_allowed.as_ref());
+    let home = Home {
+        nodes: nodes.clone(),
+        cpus: may.intersection(&home.cpus),
+    };
     plan.decide(
         policy,
         Act::SetHome { nodes: nodes.clone() }.on(vm.sample.id),
-        format!("home is node {nodes}: {reason}"),
+        format!("home is {}: {reason}", home.name(&may)),
     );
-    pin(view, config, vm, nodes, policy, plan);
+    pin(view, config, vm, &home, policy, plan);
 }

@@ -3,7 +3,7 @@
 use homenode_host::{Act, CPUS_SETTLE, Plan, VcpuSample, View, VmView};
 use homenode_units::{CpuSet, NodeSet};
 
-use super::{Algorithm, Config, POLICY, State, Supply, company};
+use super::{Algorithm, Config, Home, POLICY, State, Supply, company};
 
 /// Has the vCPUs of all VMs run at home again after a change of which CPUs they may use: the kernel changes affinities where CPUs
 /// go offline, and what is lent to a node that is drained comes back.
@@ -26,6 +26,7 @@ pub(super) fn pin_anew(view: &View<'_>, config: &Config, state: &mut State, plan
         let Some(home) = vm.home.filter(|home| !company::must_leave(view, vm, home)) else {
             continue;
         };
+        // All of it, also where it was kept on some of its caches: there may be more of them now.
         let allowed = vm.sample.settings.cpus_allowed.as_ref();
         let (cpus, usable) = (Supply::cpus_for(view, home, allowed), view.cpus_for(allowed));
         // At a seat of its guest's, or on a CPU of its own.
@@ -38,7 +39,11 @@ pub(super) fn pin_anew(view: &View<'_>, config: &Config, state: &mut State, plan
                 || may_be_so && !vcpu.affinity.is_empty() && vcpu.affinity.is_subset(&usable)
         };
         if !vm.sample.vcpus.iter().all(stands) {
-            pin(view, config, vm, home, POLICY, plan);
+            let home = Home {
+                nodes: home.clone(),
+                cpus,
+            };
+            pin(view, config, vm, &home, POLICY, plan);
         }
     }
 }
@@ -59,17 +64,41 @@ fn take_in_bounds(view: &View<'_>, state: &mut State) -> bool {
     has_changed
 }
 
-/// Decisions that have all vCPUs of a VM run on these nodes.
+/// CPUs on which a VM's vCPUs are at home: those of its home nodes, or, where they are kept on some of these nodes' caches, those
+/// of these caches. What it may not use is left out.
+///
+/// Where vCPUs are kept is read from their affinities: it is in force, whoever decided it and however long ago.
+pub fn cpus_at_home(view: &View<'_>, vm: &VmView<'_>, home: &NodeSet) -> CpuSet {
+    let all = Supply::cpus_for(view, home, vm.sample.settings.cpus_allowed.as_ref());
+    // At seats of its guest's each vCPU has a place of its own.
+    if vm.layout.is_some() {
+        return all;
+    }
+    let is_kept = |cpus: &CpuSet| {
+        vm.sample
+            .vcpus
+            .iter()
+            .any(|vcpu| !vcpu.affinity.intersection(cpus).is_empty())
+    };
+    let caches = view.machine.llcs.iter().map(|llc| llc.cpus.intersection(&all));
+    let kept: CpuSet = caches
+        .filter(is_kept)
+        .flat_map(|cpus| cpus.iter().collect::<Vec<_>>())
+        .collect();
+    if kept.is_empty() { all } else { kept }
+}
+
+/// Decisions that have all vCPUs of a VM run at home.
 pub(super) fn pin(
     view: &View<'_>,
     config: &Config,
     vm: &VmView<'_>,
-    nodes: &NodeSet,
+    home: &Home,
     policy: &'static str,
     plan: &mut Plan,
 ) {
     let id = vm.sample.id;
-    let cpus = Supply::cpus_for(view, nodes, vm.sample.settings.cpus_allowed.as_ref());
+    let Home { nodes, cpus } = home;
     let vcpus: Vec<u16> = vm.sample.vcpus.iter().map(|vcpu| vcpu.index).collect();
     if cpus.is_empty() {
         let message = format!(
@@ -80,7 +109,9 @@ pub(super) fn pin(
         return;
     }
     if config.algorithm != Algorithm::FirstFit {
-        let reason = format!("its vCPUs run at home, node {nodes}");
+        let may = Supply::cpus_for(view, nodes, vm.sample.settings.cpus_allowed.as_ref());
+        let reason = format!("its vCPUs run at home, {}", home.name(&may));
+        let cpus = cpus.clone();
         plan.decide(policy, Act::PinVcpus { vcpus, cpus }.on(id), reason);
         return;
     }

@@ -6,7 +6,10 @@
 //! Trying every arrangement would cost VMs more than the best one gains, so most must be told from counters.
 //!
 //! # Terms
-//! - *Place* of a VM: [`Place::Free`], wherever the kernel puts it; [`Place::Home`], one node or several.
+//! - *Cache*: CPUs of one node that share a last-level cache, or a node's part of one that several nodes share. A node has one
+//!   or several.
+//! - *Place* of a VM: [`Place::Free`], wherever the kernel puts it; [`Place::Home`], one cache or several, of one node or
+//!   several.
 //! - *Arrangement*: a place for each VM.
 //! - *Speed*: instructions per second, of all vCPUs together.
 //! - *Character* of a VM ([`Character`]): what it asks of a host, whatever the arrangement. Learnt by [`Profiles`].
@@ -14,12 +17,16 @@
 //! - *Capacity*: bytes of an LLC that a thread can call its own.
 //!
 //! # Model
-//! 1. *Threads.* Homes hold their VMs' threads; threads of free VMs fill up what is least loaded, as the kernel's balancing
-//!    does. More threads than CPUs share their time; more threads than cores share cores, and then the core's own work takes
+//! 1. *Threads.* Caches and nodes are a hierarchy: threads run on the CPUs of a cache, and their memory is on a node. Homes
+//!    hold their VMs' threads; threads of free VMs fill up what is least loaded, as the kernel's balancing does. More threads
+//!    than CPUs share their time; more threads than cores share cores, and then the core's own work takes
 //!    [`Config::smt_stretch`] times as long. Waiting for memory overlaps, which is what hyperthreads are for (Tullsen).
-//! 2. *Caches.* Sharers of an LLC hold parts in proportion to how often they access it (Chandra, FOA). Threads of a VM divide
-//!    its part. The miss ratio follows a power of the capacity (Hartstein); the power is
-//!    learnt, from about 1/3 on.
+//! 2. *Caches.* The miss ratio `m` follows a power of the capacity, `m = m0 (c / c0)^-s` (Hartstein); the power is learnt, from
+//!    about 1/3 on. Under LRU lines of all sharers live equally long without use, so that each holds what it
+//!    touches in that time, of which misses are the rate of growth (Xiang): with the power law, `1 + s` times its misses
+//!    in that time. So sharers hold parts in proportion to `(1 + s)` times their misses: a program that streams holds much
+//!    though it hits nothing. Threads of a VM divide its part. Where a VM has less than a thread on a cache's CPUs on average,
+//!    as the kernel moves them about, a thread that is there is a whole one.
 //! 3. *Controllers.* A node's latency grows with the share `u` of its bandwidth in use as `1 + q u / (1 - u)`, an open queue
 //!    with many servers (Lazowska). Where no bandwidth is known a core is taken to come with
 //!    [`Config::bandwidth_per_core`].
@@ -44,25 +51,27 @@
 //! - `a_lone_vm_is_never_crowded_by_itself`
 //! - `a_vm_that_computes_gains_nothing_from_a_home`
 //! - `a_change_is_felt_where_homes_join`
+//! - `a_thread_that_is_seldom_on_a_cache_is_a_whole_one_while_it_is`
 //!
 //! # Sources
-//! (Tullsen) ISCA 1995. (Chandra) HPCA 2005, "Predicting inter-thread cache contention". (Hartstein) CF 2006, "Cache miss
+//! (Tullsen) ISCA 1995. (Xiang) ASPLOS 2013, "HOTL: a higher order theory of locality". (Hartstein) CF 2006, "Cache miss
 //! behavior: is it sqrt(2)?". (Lazowska) "Quantitative System Performance", 1984. (Eyerman) TOCS 2009, "A mechanistic
 //! performance model". Nothing here is taken from the twin, which has other laws: an error of one must not hide
 //! in the other.
 
 mod config;
 mod profile;
+mod shape;
 #[cfg(test)]
 mod tests;
 
-use homenode_machine::Machine;
-use homenode_units::{BytesPerSec, CpuSet, NodeId, NodeSet};
+use homenode_units::BytesPerSec;
 
 pub use config::Config;
 pub use profile::Profiles;
+pub use shape::{CacheShape, NodeShape, Shape};
 
-use crate::near::{self, Near, positions};
+use crate::near::positions;
 
 // The laws' own figures, and what a fixed point of few steps can take; no settings.
 /// Weight of the queue in the latency of a controller.
@@ -75,7 +84,7 @@ const STEPS: usize = 12;
 const MISS_FLOOR: f64 = 0.3;
 /// A capacity that differs from a known one by less than this share needs no power of its own.
 const POWER_NEAR: f64 = 0.03;
-/// Most nodes that are told apart: sets of them are masks.
+/// Most nodes, and most caches, that are told apart: sets of them are masks. Of a host with more caches each node counts as one.
 pub const NODES_MAX: usize = 64;
 
 /// Where a VM lives.
@@ -83,124 +92,19 @@ pub const NODES_MAX: usize = 64;
 pub enum Place {
     /// Wherever the kernel puts it.
     Free,
-    /// On these nodes, by position.
+    /// On these caches, by position; its memory on their nodes.
     Home(u64),
     /// Nowhere yet: it takes nothing of the host.
     Unplaced,
 }
 
 impl Place {
-    /// Home nodes, by position; none where it has no home.
+    /// Caches of its home, by position; none where it has no home.
     pub fn mask(self) -> u64 {
         match self {
             Place::Free | Place::Unplaced => 0,
             Place::Home(mask) => mask,
         }
-    }
-}
-
-/// A node, as the predictor sees it.
-#[derive(Clone, Debug)]
-pub struct NodeShape {
-    /// Which.
-    pub id: NodeId,
-    /// Cores that VMs may use.
-    pub cores: f64,
-    /// CPUs that VMs may use.
-    pub cpus: f64,
-    /// Bytes of its last-level caches; 0 where not known.
-    pub llc_bytes: f64,
-    /// Bytes per second that its controllers sustain, known or by cores.
-    pub bandwidth: f64,
-}
-
-/// A host, as the predictor sees it.
-#[derive(Clone, Debug)]
-pub struct Shape {
-    /// Nodes with memory and CPUs, ascending.
-    pub nodes: Vec<NodeShape>,
-    /// Latency of an access from a node to a node without load, local = 1, row by row.
-    pub latency: Vec<f64>,
-    /// How much longer a core's own work takes beside a busy hyperthread.
-    pub smt_stretch: f64,
-    /// Which nodes are near each other.
-    pub(crate) near: Near,
-}
-
-impl Shape {
-    /// The shape of a machine of which VMs may use these CPUs.
-    pub fn of(machine: &Machine, usable: &CpuSet, config: &Config) -> Shape {
-        let homes = machine.memory_nodes();
-        let nodes: Vec<NodeShape> = machine
-            .nodes
-            .iter()
-            .filter(|(id, node)| homes.contains(*id) && !node.cpus.intersection(usable).is_empty())
-            .take(NODES_MAX)
-            .map(|(id, node)| {
-                let cpus = node.cpus.intersection(usable);
-                let cores = near::cores(machine, &cpus) as f64;
-                let cpus = cpus.len() as f64;
-                let llcs = machine.llcs_of(id);
-                let part = |at: &u32| {
-                    let llc = &machine.llcs[*at as usize];
-                    // A cache that several nodes share counts in each with its part.
-                    let here = llc.cpus.intersection(&node.cpus).len() as f64 / llc.cpus.len().max(1) as f64;
-                    llc.size_bytes.as_f64() * here
-                };
-                NodeShape {
-                    id,
-                    cores,
-                    cpus,
-                    llc_bytes: llcs.iter().map(part).sum(),
-                    bandwidth: node
-                        .memory_bandwidth
-                        .filter(|known| known.0 > 0)
-                        .map_or(config.bandwidth_per_core.as_f64() * cores, BytesPerSec::as_f64),
-                }
-            })
-            .collect();
-        let ratio = |a: &NodeShape, b: &NodeShape| {
-            let distance = machine.distance(a.id, b.id).unwrap_or(10).max(10);
-            1.0 + config.distance_real * (f64::from(distance) / 10.0 - 1.0)
-        };
-        let latency = nodes
-            .iter()
-            .flat_map(|a| nodes.iter().map(move |b| ratio(a, b)))
-            .collect();
-        let ids: Vec<NodeId> = nodes.iter().map(|node| node.id).collect();
-        Shape {
-            near: Near::of(machine, &ids),
-            nodes,
-            latency,
-            smt_stretch: config.smt_stretch,
-        }
-    }
-
-    /// Position of a node.
-    pub fn position(&self, id: NodeId) -> Option<usize> {
-        self.nodes.iter().position(|node| node.id == id)
-    }
-
-    /// Mask of a set of nodes; `None` where one of them is not among these.
-    pub fn mask(&self, nodes: &NodeSet) -> Option<u64> {
-        nodes.iter().map(|id| Some(1 << self.position(id)?)).sum()
-    }
-
-    /// Nodes of a mask.
-    pub fn nodes_of(&self, mask: u64) -> NodeSet {
-        positions(mask).map(|at| self.nodes[at].id).collect()
-    }
-
-    /// All nodes.
-    pub fn all(&self) -> u64 {
-        self.nodes
-            .iter()
-            .enumerate()
-            .fold(0, |mask, (at, _)| mask | 1 << at)
-    }
-
-    fn latency_between(&self, from: usize, to: usize) -> f64 {
-        self.latency[from * self.nodes.len() + to]
     }
 }
 
@@ -242,7 +146,7 @@ pub struct Character {
 pub struct Room {
     /// VMs that are predicted.
     who: Vec<usize>,
-    /// Threads of each VM on each node, row by row.
+    /// Threads of each VM on each cache's CPUs, row by row.
     threads: Vec<f64>,
     /// Where those VMs have threads.
     cells: Vec<Cell>,
@@ -250,18 +154,21 @@ pub struct Room {
     load: Vec<f64>,
     /// What more a full controller takes, so that it carries what it can and no more.
     full: Vec<f64>,
+    /// Threads on each cache's CPUs,
     held: Vec<f64>,
-    /// Threads on each node, each counted by what it gets of a CPU that several want.
+    /// each counted by what it gets of a CPU that several want.
     claims: Vec<f64>,
     /// Share of a free VM's threads that are where they would be if no VM had a home.
     stayed: f64,
     free: Vec<f64>,
-    /// Share of their threads, and so of memory that they touched first, that free VMs have on each node.
+    /// Share of their threads that free VMs have on each cache's CPUs,
+    spread: Vec<f64>,
+    /// and on each node, and so of memory that they touched first.
     scattered: Vec<f64>,
     /// Latency that free VMs meet from each node where a thread's memory is not beside it.
     remote: Vec<f64>,
-    /// One over the LLC references per second on each node.
-    per_access: Vec<f64>,
+    /// Lines that come into each cache in a second, each sharer's `1 + s` times.
+    lines: Vec<f64>,
     traffic: Vec<f64>,
     /// Whether threads are only where homes are, so that nodes that no home joins have nothing to do with each other.
     is_apart: bool,
@@ -275,16 +182,19 @@ struct Base {
     is_apart: bool,
 }
 
-/// A VM's threads on a node.
+/// A VM's threads on a cache's CPUs.
 #[derive(Clone, Copy, Debug)]
 struct Cell {
     vm: usize,
+    cache: usize,
     node: usize,
     memory: Memory,
     threads: f64,
+    /// How many it has there while any is, over that number: at least 1.
+    whole: f64,
     /// LLC references of all threads per instruction of each.
     references: f64,
-    /// Capacity, as a multiple of [`Character::capacity`], that it would have if all accesses of the node were its own; 0
+    /// Capacity, as a multiple of [`Character::capacity`], that it would have if all accesses to the cache were its own; 0
     /// where not known.
     roomy: f64,
     /// Cycles per second of a thread: it may wait for the CPU.
@@ -293,6 +203,10 @@ struct Cell {
     core: f64,
     /// Speed of one thread.
     speed: f64,
+    /// Share of its references that miss.
+    missed: f64,
+    /// Share of the cache that it holds.
+    part: f64,
     /// One over a capacity, as such a multiple, and its miss ratio: that of one close by follows without a power.
     known: (f64, f64),
 }
@@ -322,7 +236,7 @@ impl Room {
         self.who.clear();
         self.who.extend(0..vms.len());
         self.held.clear();
-        self.held.resize(shape.nodes.len(), 0.0);
+        self.held.resize(shape.caches.len(), 0.0);
         self.place_homes(shape, vms, places);
         let lends = self.lend(shape);
         let free = self.place_free(shape, vms, places);
@@ -342,7 +256,7 @@ impl Room {
         self.base.is_apart = self.is_apart;
     }
 
-    /// The same for an arrangement that differs from the base only in VMs that have or had their homes on the nodes of
+    /// The same for an arrangement that differs from the base only in VMs that have or had their homes on the caches of
     /// `changed`. `out` holds the speeds of the base: those of VMs that the change does not reach stay.
     pub fn speeds_beside(
         &mut self,
@@ -352,14 +266,14 @@ impl Room {
         changed: u64,
         out: &mut Vec<f64>,
     ) {
-        let Some(reached) = reached(places, changed).filter(|_| self.base.is_apart) else {
+        let Some(reached) = reached(shape, places, changed).filter(|_| self.base.is_apart) else {
             return self.speeds(shape, vms, places, AsFound::Yes, out);
         };
         self.who.clear();
         self.who
             .extend((0..vms.len()).filter(|at| places[*at].mask() & reached != 0));
         self.held.clone_from(&self.base.held);
-        positions(reached).for_each(|node| self.held[node] = 0.0);
+        positions(reached).for_each(|cache| self.held[cache] = 0.0);
         self.place_homes(shape, vms, places);
         if self.lent(shape).is_some() {
             return self.speeds(shape, vms, places, AsFound::Yes, out);
@@ -367,7 +281,7 @@ impl Room {
         self.solve(shape, vms, places, AsFound::Yes, out);
     }
 
-    /// How many pairs of a VM and a node the last prediction was of.
+    /// How many pairs of a VM and a cache the last prediction was of.
     pub fn cells_count(&self) -> usize {
         self.cells.len()
     }
@@ -404,7 +318,7 @@ impl Room {
     }
 
     fn place_homes(&mut self, shape: &Shape, vms: &[Character], places: &[Place]) {
-        let n = shape.nodes.len();
+        let n = shape.caches.len();
         self.threads.resize(vms.len() * n, 0.0);
         for at in &self.who {
             self.threads[at * n..(at + 1) * n].fill(0.0);
@@ -416,9 +330,9 @@ impl Room {
                     continue;
                 }
                 fill(shape, mask, &self.held, vms[*at].threads, &mut self.free);
-                for node in positions(mask) {
-                    self.threads[at * n + node] = self.free[node];
-                    self.held[node] += self.free[node];
+                for cache in positions(mask) {
+                    self.threads[at * n + cache] = self.free[cache];
+                    self.held[cache] += self.free[cache];
                 }
             }
         }
@@ -426,93 +340,101 @@ impl Room {
 
     /// Threads of free VMs fill up what homes leave. Gives their number.
     fn place_free(&mut self, shape: &Shape, vms: &[Character], places: &[Place]) -> f64 {
-        let n = shape.nodes.len();
+        let n = shape.caches.len();
         let free = || (0..vms.len()).filter(|at| places[*at] == Place::Free);
         self.stayed = 1.0;
+        self.spread.clear();
         self.scattered.clear();
         let all: f64 = free().map(|at| vms[at].threads).sum();
         if all > 0.0 {
             fill(shape, shape.all(), &self.held, all, &mut self.free);
-            self.scattered
-                .extend(self.free.iter().map(|threads| threads / all));
+            self.spread.extend(self.free.iter().map(|threads| threads / all));
             for at in free() {
-                for node in 0..n {
-                    self.threads[at * n + node] = self.scattered[node] * vms[at].threads;
+                for cache in 0..n {
+                    self.threads[at * n + cache] = self.spread[cache] * vms[at].threads;
                 }
             }
-            let cpus: f64 = shape.nodes.iter().map(|node| node.cpus).sum();
-            self.stayed = 0.0;
-            for node in 0..n {
-                self.held[node] += self.free[node];
-                self.stayed += self.scattered[node].min(shape.nodes[node].cpus / cpus);
+            self.scattered.resize(shape.nodes.len(), 0.0);
+            for (cache, share) in shape.caches.iter().zip(&self.spread) {
+                self.scattered[cache.node] += share;
             }
+            for (held, free) in self.held.iter_mut().zip(&self.free) {
+                *held += free;
+            }
+            let cpus: f64 = shape.nodes.iter().map(|node| node.cpus).sum();
+            let stay = |(share, node): (&f64, &NodeShape)| share.min(node.cpus / cpus);
+            self.stayed = self.scattered.iter().zip(&shape.nodes).map(stay).sum();
         }
         all
     }
 
-    /// CPUs that idle and threads above a node's CPUs, where there are both.
+    /// CPUs that idle and threads above a cache's CPUs, where there are both.
     fn lent(&self, shape: &Shape) -> Option<(f64, f64)> {
-        let nodes = || shape.nodes.iter().zip(&self.held);
-        let idle: f64 = nodes().map(|(node, held)| (node.cpus - held).max(0.0)).sum();
-        let over: f64 = nodes().map(|(node, held)| (held - node.cpus).max(0.0)).sum();
+        let caches = || shape.caches.iter().zip(&self.held);
+        let idle: f64 = caches().map(|(cache, held)| (cache.cpus - held).max(0.0)).sum();
+        let over: f64 = caches().map(|(cache, held)| (held - cache.cpus).max(0.0)).sum();
         (over > 0.0 && idle > 0.0).then_some((idle, over))
     }
 
-    /// Threads above a node's CPUs run on CPUs that others leave idle: vCPUs are lent ([`crate::balance`]). Gives whether any
+    /// Threads above a cache's CPUs run on CPUs that others leave idle: vCPUs are lent ([`crate::balance`]). Gives whether any
     /// are.
     fn lend(&mut self, shape: &Shape) -> bool {
         let Some((idle, over)) = self.lent(shape) else {
             return false;
         };
-        let n = shape.nodes.len();
+        let n = shape.caches.len();
         let lent = (idle / over).min(1.0);
         self.free.clear();
         let (held, free) = (&self.held, &mut self.free);
-        free.extend((0..n).map(|node| (shape.nodes[node].cpus - held[node]).max(0.0) / idle));
-        for node in 0..n {
-            let excess = (self.held[node] - shape.nodes[node].cpus).max(0.0) * lent;
+        free.extend((0..n).map(|cache| (shape.caches[cache].cpus - held[cache]).max(0.0) / idle));
+        for cache in 0..n {
+            let excess = (self.held[cache] - shape.caches[cache].cpus).max(0.0) * lent;
             if excess <= 0.0 {
                 continue;
             }
             for row in self.threads.chunks_exact_mut(n) {
-                let part = excess * row[node] / self.held[node];
-                row[node] -= part;
+                let part = excess * row[cache] / self.held[cache];
+                row[cache] -= part;
                 for (to, share) in self.free.iter().enumerate() {
                     row[to] += part * share;
                 }
             }
         }
-        for node in 0..n {
-            self.held[node] = self.threads.iter().skip(node).step_by(n).sum();
+        for cache in 0..n {
+            self.held[cache] = self.threads.iter().skip(cache).step_by(n).sum();
         }
         true
     }
 
     fn make_cells(&mut self, shape: &Shape, vms: &[Character], places: &[Place], as_found: AsFound) {
-        let n = shape.nodes.len();
+        let n = shape.caches.len();
         self.claims.clear();
         self.claims.resize(n, 0.0);
         for at in &self.who {
-            for node in 0..n {
-                self.claims[node] += self.threads[at * n + node] * vms[*at].share;
+            for cache in 0..n {
+                self.claims[cache] += self.threads[at * n + cache] * vms[*at].share;
             }
         }
         self.cells.clear();
         for at in &self.who {
             let vm = &vms[*at];
             let memory = match places[*at] {
-                Place::Home(mask) => Memory::Even(mask, 1.0 / f64::from(mask.count_ones().max(1))),
+                Place::Home(mask) => {
+                    let nodes = shape.node_mask(mask);
+                    Memory::Even(nodes, 1.0 / f64::from(nodes.count_ones().max(1)))
+                }
                 Place::Free if as_found == AsFound::Yes && vm.memory.is_some() => Memory::Found,
                 Place::Free | Place::Unplaced => Memory::Scattered,
             };
-            for (node, here) in shape.nodes.iter().enumerate() {
-                let threads = self.threads[at * n + node];
+            for (cache, here) in shape.caches.iter().enumerate() {
+                let threads = self.threads[at * n + cache];
                 if threads <= 0.0 {
                     continue;
                 }
-                let held = self.held[node].max(threads);
+                let held = self.held[cache].max(threads);
+                let whole = (1.0 / threads).max(1.0);
                 let run = match held > here.cpus {
-                    true => (here.cpus * vm.share / self.claims[node].max(1e-9)).min(1.0),
+                    true => (here.cpus * vm.share / self.claims[cache].max(1e-9)).min(1.0),
                     false => 1.0,
                 };
                 let beside = match here.cpus > here.cores {
@@ -520,19 +442,23 @@ impl Room {
                     false => 0.0,
                 };
                 let roomy = match vm.capacity > 0.0 {
-                    true => here.llc_bytes / threads.max(1.0) / vm.capacity,
+                    true => here.bytes / (threads * whole) / vm.capacity,
                     false => 0.0,
                 };
                 self.cells.push(Cell {
                     vm: *at,
-                    node,
+                    cache,
+                    node: here.node,
                     memory,
                     threads,
+                    whole,
                     references: threads * vm.references,
                     roomy,
                     clock: vm.clock * run,
                     core: vm.core * (1.0 + beside * (shape.smt_stretch - 1.0)),
                     speed: vm.clock / (vm.core + vm.references * vm.miss_ratio * vm.stall),
+                    missed: vm.miss_ratio,
+                    part: part_of(threads, held, whole),
                     known: (0.0, 0.0),
                 });
             }
@@ -541,13 +467,11 @@ impl Room {
 
     fn step(&mut self, shape: &Shape, vms: &[Character]) {
         let n = shape.nodes.len();
-        self.per_access.clear();
-        self.per_access.resize(n, 0.0);
+        self.lines.clear();
+        self.lines.resize(shape.caches.len(), 0.0);
         for cell in &self.cells {
-            self.per_access[cell.node] += cell.references * cell.speed;
+            self.lines[cell.cache] += cell.lines(&vms[cell.vm]);
         }
-        let invert = |sum: &mut f64| *sum = 1.0 / sum.max(1e-9);
-        self.per_access.iter_mut().for_each(invert);
         self.remote.clear();
         self.remote.extend((0..self.scattered.len()).map(|from| {
             let here = self.scattered[from];
@@ -565,8 +489,11 @@ impl Room {
         let mut scattered = 0.0;
         for cell in &mut self.cells {
             let (vm, node) = (&vms[cell.vm], cell.node);
-            let own = cell.references * cell.speed * self.per_access[node];
-            let misses = vm.references * cell.miss_ratio(vm, cell.roomy * own);
+            // Who holds more misses less, and so holds less: half of the way, in logarithms.
+            let own = part_of(cell.lines(vm), self.lines[cell.cache], cell.whole);
+            cell.part = (cell.part * own).sqrt();
+            cell.missed = cell.miss_ratio(vm, cell.roomy * cell.part);
+            let misses = vm.references * cell.missed;
             let met = |share: f64, to: usize| share * self.load[to] * shape.latency_between(node, to);
             let local = vm.local_free * self.stayed;
             let latency = match (cell.memory, &vm.memory) {
@@ -605,7 +532,18 @@ impl Room {
     }
 }
 
+/// What part of all is a VM's own while its threads are there, which is `1 / whole` of the time.
+fn part_of(own: f64, all: f64, whole: f64) -> f64 {
+    let there = own * whole;
+    there / (all - own + there).max(1e-9)
+}
+
 impl Cell {
+    /// Lines that it brings into its cache in a second, `1 + s` times.
+    fn lines(&self, vm: &Character) -> f64 {
+        (1.0 + vm.slope) * self.references * self.speed * self.missed
+    }
+
     /// Miss ratio of its VM at this multiple of the capacity where it is known.
     fn miss_ratio(&mut self, vm: &Character, capacity: f64) -> f64 {
         if capacity <= 0.0 {
@@ -626,9 +564,10 @@ impl Cell {
     }
 }
 
-/// All nodes on which a change of these nodes is felt: homes join them. `None` where a VM has no home.
-fn reached(places: &[Place], changed: u64) -> Option<u64> {
-    let mut reached = changed;
+/// All caches on which a change of these is felt: caches of a node share its memory, and homes join them. `None` where a VM has
+/// no home.
+fn reached(shape: &Shape, places: &[Place], changed: u64) -> Option<u64> {
+    let mut reached = shape.caches_on(shape.node_mask(changed));
     loop {
         let mut more = reached;
         for place in places {
@@ -643,7 +582,7 @@ fn reached(places: &[Place], changed: u64) -> Option<u64> {
         if more == reached {
             return Some(reached);
         }
-        reached = more;
+        reached = shape.caches_on(shape.node_mask(more));
     }
 }
 
@@ -723,26 +662,27 @@ pub enum AsFound {
     No,
 }
 
-/// Spreads threads over the nodes of a mask that are least loaded per CPU, given what each holds already.
+/// Spreads threads over the caches of a mask whose CPUs are least loaded, given what each holds already.
 fn fill(shape: &Shape, mask: u64, held: &[f64], threads: f64, out: &mut Vec<f64>) {
     out.clear();
-    out.resize(shape.nodes.len(), 0.0);
-    let level_of = |node: usize| held[node] / shape.nodes[node].cpus;
-    // Raise the level over the least loaded nodes until all threads are in; nodes above it take none.
+    out.resize(shape.caches.len(), 0.0);
+    let cpus_of = |cache: usize| shape.caches[cache].cpus;
+    let level_of = |cache: usize| held[cache] / cpus_of(cache);
+    // Raise the level over the least loaded until all threads are in; those above it take none.
     let mut in_it = mask;
     loop {
-        let cpus: f64 = positions(in_it).map(|node| shape.nodes[node].cpus).sum();
+        let cpus: f64 = positions(in_it).map(cpus_of).sum();
         if cpus <= 0.0 {
             return;
         }
-        let all: f64 = positions(in_it).map(|node| held[node]).sum::<f64>() + threads;
+        let all: f64 = positions(in_it).map(|cache| held[cache]).sum::<f64>() + threads;
         let level = all / cpus;
         let above = positions(in_it)
-            .filter(|node| level_of(*node) > level)
-            .fold(0, |mask, node| mask | 1 << node);
+            .filter(|cache| level_of(*cache) > level)
+            .fold(0, |mask, cache| mask | 1 << cache);
         if above == 0 {
-            for node in positions(in_it) {
-                out[node] = (level - level_of(node)) * shape.nodes[node].cpus;
+            for cache in positions(in_it) {
+                out[cache] = (level - level_of(cache)) * cpus_of(cache);
             }
             return;
         }

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use homenode_host::{Rates, View, VmRates, VmView};
 use homenode_units::{BytesPerSec, Ewma, VmId};
 
-use super::{BUSY_MAX, Character, Config, QUEUE, Shape};
+use super::{BUSY_MAX, Character, Config, QUEUE, Shape, part_of};
+use crate::near::positions;
 
 // What is expected before anything is counted, how unsure that is, and what no fit may pass; no settings.
 /// Cycles that a miss stalls before anything is known: 100 ns at 2 GHz, four misses in flight.
@@ -109,17 +110,53 @@ struct Met {
     capacity: f64,
 }
 
+impl Met {
+    /// What threads that are on these caches met, of whose accesses this share was local, and that brought so many lines into
+    /// caches in a second.
+    fn of(on: &[f64], local: f64, lines: f64, shape: &Shape, loads: &Loads) -> Met {
+        let n = shape.nodes.len();
+        let all: f64 = on.iter().sum::<f64>().max(1e-9);
+        let (mut beside, mut log_capacity, mut here, mut far) = (0.0, 0.0, 0.0, 0.0);
+        for (cache, threads) in on.iter().enumerate() {
+            let share = threads / all;
+            if share <= 0.0 {
+                continue;
+            }
+            let node = shape.caches[cache].node;
+            beside += share * loads.beside[node];
+            let whole = (1.0 / threads).max(1.0);
+            let own = part_of(lines * share, loads.lines[cache], whole);
+            let each = shape.caches[cache].bytes * own.min(1.0) / (threads * whole);
+            log_capacity += share * each.max(1.0).ln();
+            here += share * loads.load[node];
+            let others = (0..n).filter(|to| *to != node);
+            let sum: f64 = others
+                .map(|to| loads.load[to] * shape.latency_between(node, to))
+                .sum();
+            far += share * sum / (n.max(2) - 1) as f64;
+        }
+        Met {
+            stretch: 1.0 + beside * (shape.smt_stretch - 1.0),
+            latency: local * here + (1.0 - local) * far,
+            capacity: match shape.caches.iter().any(|cache| cache.bytes > 0.0) {
+                true => log_capacity.exp(),
+                false => 0.0,
+            },
+        }
+    }
+}
+
 impl Profiles {
     /// Takes in an epoch.
     pub fn observe(&mut self, view: &View<'_>, shape: &Shape, config: &Config) {
         self.vms.retain(|id, _| view.sample.vm(*id).is_some());
         let Some(rates) = view.rates else { return };
         self.observe_traffic(rates, config);
-        let nodes = NodeLoads::of(view, rates, shape);
+        let loads = Loads::of(view, rates, shape, |vm| self.slope(vm));
         for vm in &view.vms {
             let Some(measured) = vm.rates else { continue };
             let profile = self.vms.entry(vm.sample.id).or_default();
-            profile.observe(vm, measured, shape, &nodes, config);
+            profile.observe(view, vm, measured, shape, &loads, config);
         }
     }
 
@@ -136,6 +173,12 @@ impl Profiles {
             self.bytes_per_miss
                 .update((moved / misses).clamp(64.0, 192.0), config.weight());
         }
+    }
+
+    /// Power by which a VM's miss ratio falls with capacity.
+    fn slope(&self, vm: VmId) -> f64 {
+        let line = self.vms.get(&vm).and_then(|profile| profile.line.fit());
+        line.map_or(SLOPE, |(.., slope)| slope)
     }
 
     /// How many epochs a VM was seen at work.
@@ -226,18 +269,18 @@ fn memory(vm: &VmView<'_>, shape: &Shape) -> Option<Vec<f64>> {
     (all > 0.0).then(|| on.iter().map(|pages| pages / all).collect())
 }
 
-/// Nodes over an epoch, by position.
-struct NodeLoads {
-    /// Share of threads beside a busy hyperthread.
+/// Nodes and caches over an epoch, by position.
+struct Loads {
+    /// Share of a node's threads beside a busy hyperthread.
     beside: Vec<f64>,
-    /// Latency of the controllers.
+    /// Latency of a node's controllers.
     load: Vec<f64>,
-    /// LLC references per second.
-    references: Vec<f64>,
+    /// Lines that come into a cache in a second, each sharer's `1 + s` times.
+    lines: Vec<f64>,
 }
 
-impl NodeLoads {
-    fn of(view: &View<'_>, rates: &Rates, shape: &Shape) -> NodeLoads {
+impl Loads {
+    fn of(view: &View<'_>, rates: &Rates, shape: &Shape, slope: impl Fn(VmId) -> f64) -> Loads {
         let n = shape.nodes.len();
         let (mut beside, mut busy) = (vec![0.0; n], vec![0.0; n]);
         let mut cores: Vec<(u32, usize, f64)> = rates
@@ -271,33 +314,39 @@ impl NodeLoads {
                 .min(BUSY_MAX);
             1.0 + QUEUE * busy / (1.0 - busy)
         });
-        let mut references = vec![0.0; n];
+        let mut lines = vec![0.0; shape.caches.len()];
         for vm in &rates.vms {
-            let on = threads_on(vm, shape);
+            let on = threads_on(view, vm, shape);
             let all: f64 = on.iter().sum();
-            if let Some(count) = vm.llc_references_per_s
+            if let Some(misses) = vm.llc_misses_per_s
                 && all > 0.0
             {
-                for (sum, on) in references.iter_mut().zip(&on) {
-                    *sum += count * on / all;
-                }
+                let each = (1.0 + slope(vm.id)) * misses / all;
+                lines.iter_mut().zip(&on).for_each(|(sum, on)| *sum += each * on);
             }
         }
-        NodeLoads {
+        Loads {
             beside: beside.collect(),
             load: load.collect(),
-            references,
+            lines,
         }
     }
 }
 
-/// Threads of a VM on each node, by where its vCPUs were seen last.
-fn threads_on(vm: &VmRates, shape: &Shape) -> Vec<f64> {
-    let mut on = vec![0.0; shape.nodes.len()];
+/// Threads of a VM on the CPUs of each cache, by where its vCPUs were seen last.
+fn threads_on(view: &View<'_>, vm: &VmRates, shape: &Shape) -> Vec<f64> {
+    let mut on = vec![0.0; shape.caches.len()];
+    let sample = view.sample.vm(vm.id);
     for vcpu in &vm.vcpus {
-        if let Some(at) = vcpu.node.and_then(|node| shape.position(node)) {
-            on[at] += vcpu.running;
-        }
+        let Some(node) = vcpu.node.and_then(|node| shape.position(node)) else {
+            continue;
+        };
+        let cpu = sample.and_then(|sample| sample.vcpu(vcpu.index)?.cpu);
+        let ran_on = |at: &usize| cpu.is_some_and(|cpu| shape.caches[*at].cpu_set.contains(cpu));
+        let mut of_node = positions(shape.nodes[node].caches);
+        // Where it ran on a CPU that VMs may not use, any cache of the node is as good as another.
+        let any = shape.nodes[node].caches.trailing_zeros() as usize;
+        on[of_node.find(ran_on).unwrap_or(any)] += vcpu.running;
     }
     on
 }
@@ -305,10 +354,11 @@ fn threads_on(vm: &VmRates, shape: &Shape) -> Vec<f64> {
 impl Profile {
     fn observe(
         &mut self,
+        view: &View<'_>,
         vm: &VmView<'_>,
         rates: &VmRates,
         shape: &Shape,
-        nodes: &NodeLoads,
+        loads: &Loads,
         config: &Config,
     ) {
         let weight = config.weight();
@@ -343,7 +393,14 @@ impl Profile {
             return;
         };
         self.references.update(count / instructions, weight);
-        let met = self.met(vm, rates, shape, nodes, count, config);
+        let on = threads_on(view, rates, shape);
+        let local = rates.local_access_ratio.unwrap_or(match vm.home {
+            Some(_) => 1.0,
+            None => config.local_unknown,
+        });
+        let slope = self.line.fit().map_or(SLOPE, |(.., slope)| slope);
+        let lines = (1.0 + slope) * rates.llc_misses_per_s.unwrap_or(0.0);
+        let met = Met::of(&on, local, lines, shape, loads);
         let misses = rates.llc_misses_per_s.unwrap_or(0.0) / instructions;
         self.fit_cycles(cpi, met.stretch, misses * met.latency, config.evidence_kept);
         if let Some(ratio) = rates.llc_miss_rate
@@ -352,52 +409,6 @@ impl Profile {
         {
             self.line
                 .note(met.capacity.ln(), ratio.ln(), config.evidence_kept);
-        }
-    }
-
-    fn met(
-        &self,
-        vm: &VmView<'_>,
-        rates: &VmRates,
-        shape: &Shape,
-        nodes: &NodeLoads,
-        count: f64,
-        config: &Config,
-    ) -> Met {
-        let n = shape.nodes.len();
-        let on = threads_on(rates, shape);
-        let all: f64 = on.iter().sum::<f64>().max(1e-9);
-        let (mut beside, mut log_capacity, mut here, mut far) = (0.0, 0.0, 0.0, 0.0);
-        for (node, threads) in on.iter().enumerate() {
-            let share = threads / all;
-            if share <= 0.0 {
-                continue;
-            }
-            beside += share * nodes.beside[node];
-            let own = count * share / nodes.references[node].max(1e-9);
-            let part = shape.nodes[node].llc_bytes * own.min(1.0);
-            let each = part / threads.max(1.0);
-            log_capacity += share * each.max(1.0).ln();
-            here += share * nodes.load[node];
-            let others = (0..n).filter(|to| *to != node);
-            let sum: f64 = others
-                .map(|to| nodes.load[to] * shape.latency_between(node, to))
-                .sum();
-            far += share * sum / (n.max(2) - 1) as f64;
-        }
-        let local = rates.local_access_ratio.unwrap_or(if vm.home.is_some() {
-            1.0
-        } else {
-            config.local_unknown
-        });
-        Met {
-            stretch: 1.0 + beside * (shape.smt_stretch - 1.0),
-            latency: local * here + (1.0 - local) * far,
-            capacity: if shape.nodes.iter().any(|node| node.llc_bytes > 0.0) {
-                log_capacity.exp()
-            } else {
-                0.0
-            },
         }
     }
 

@@ -14,11 +14,13 @@
 //! # Algorithm
 //! A change begins a trial. Once its memory is at home, or after [`Config::settle_max`], and [`Config::watch`] later, the
 //! VM's speed is compared with its baseline.
-//! 1. At most [`Config::loss_max`] slower, or with more gained than lost since: it stays.
-//! 2. Slower: it gets back the home that it had ("undone"). First homes are
-//!    judged together, since a VM that alone gives up its home is pushed off the memory that it touched: all are taken
-//!    back where they made VMs slower on average, by more than half of [`Config::loss_max`]. Later they are
-//!    challenged for as long as they last ([`crate::arrange`]).
+//! 1. At most [`Config::loss_max`] slower it stays; where it only went from caches of a node to others of it, so that going back
+//!    moves no memory, at most [`Config::loss_free`].
+//! 2. Slower: it gets back the home that it had ("undone"), and of a first home on some of a node's caches all of them.
+//!    First homes are
+//!    judged together, and with them the VMs beside them that have none, since a VM that alone gives up its home is pushed off
+//!    the memory that it touched: all are taken back where they made VMs slower on average, by more than half of
+//!    [`Config::loss_max`]. Later they are challenged for as long as they last ([`crate::arrange`]).
 //! 3. Its company changed in between: nothing can be said. It stays where the ratio is no worse than [`Config::loss_unsure`],
 //!    else it is undone as well.
 //!
@@ -26,6 +28,7 @@
 //! - `a_change_that_does_not_pay_is_undone`
 //! - `a_change_that_pays_stays`
 //! - `first_homes_fail_together`
+//! - `first_homes_fail_by_what_they_do_to_vms_beside_them`
 //! - `what_failed_is_tried_ever_more_rarely`
 //! - `a_vm_that_ended_is_not_judged`
 //! - `what_was_not_carried_out_is_not_judged`
@@ -41,7 +44,7 @@ use homenode_units::{BadSetting, NodeSet, Ns, Pages, VmId};
 use serde::{Deserialize, Serialize};
 
 use crate::bounds::{PAGES, PAUSE, SHARE};
-use crate::placement;
+use crate::placement::{self, Home};
 use crate::predict::{self, Profiles};
 pub use results::{KEPT_MAX, Past, Results};
 
@@ -64,6 +67,8 @@ pub struct Config {
     pub loss_max: f64,
     /// The same where its company changed; at least as much.
     pub loss_unsure: f64,
+    /// The same where going back moves no memory, 0 to 1: between caches of one node.
+    pub loss_free: f64,
     /// Time between two trials of a VM.
     #[serde(with = "homenode_units::text")]
     pub hold: Ns,
@@ -83,6 +88,7 @@ impl Default for Config {
             watch: Ns::from_secs(4),
             loss_max: 0.05,
             loss_unsure: 0.15,
+            loss_free: 0.01,
             hold: Ns::from_secs(30),
             hold_max: Ns::from_secs(3600),
             results_kept: Ns::from_secs(3600),
@@ -97,10 +103,22 @@ homenode_units::settings! {
         watch: PAUSE,
         loss_max: SHARE,
         loss_unsure: SHARE,
+        loss_free: SHARE,
         hold: PAUSE,
         hold_max: PAUSE,
         results_kept: PAUSE,
     } ordered
+}
+
+impl Config {
+    /// What a VM may lose, in the same company or another, where going back moves memory or not.
+    fn loss_max(&self, is_same: bool, moves_memory: bool) -> f64 {
+        match (is_same, moves_memory) {
+            (false, _) => self.loss_unsure,
+            (true, true) => self.loss_max,
+            (true, false) => self.loss_free,
+        }
+    }
 }
 
 fn ordered(config: &Config) -> Result<(), BadSetting> {
@@ -131,8 +149,25 @@ struct Trial {
     before: f64,
     predicted: f64,
     company: BTreeSet<VmId>,
-    from: Option<NodeSet>,
-    to: NodeSet,
+    from: Option<Home>,
+    to: Home,
+}
+
+impl Trial {
+    fn is_in_force(&self, view: &View<'_>, vm: &VmView<'_>) -> bool {
+        let is_there = |home: &&NodeSet| {
+            **home == self.to.nodes && placement::cpus_at_home(view, vm, home).is_subset(&self.to.cpus)
+        };
+        vm.hands_off.is_none() && vm.home.filter(is_there).is_some()
+    }
+
+    /// The home that its VM gets back. A first home on some of a node's caches is given up for all of them: nobody is pushed off
+    /// memory by that.
+    fn back(&self, view: &View<'_>) -> Option<Home> {
+        let whole = Home::whole(view, &self.to.nodes);
+        let is_narrow = !whole.cpus.intersection(&view.cpus).is_subset(&self.to.cpus);
+        self.from.clone().or(is_narrow.then_some(whole))
+    }
 }
 
 /// What came of a trial.
@@ -157,6 +192,8 @@ pub struct State {
     holds: BTreeMap<VmId, (Ns, u32)>,
     /// What came of first homes that were given together, of those judged in the same company.
     first: Vec<f64>,
+    /// Speeds of all VMs at work when the first of them was given.
+    first_before: BTreeMap<VmId, f64>,
     results: Results,
     /// VMs that got back what they had when trials were judged last.
     undone: BTreeSet<VmId>,
@@ -194,19 +231,23 @@ impl State {
         Results::error(self.past().flat_map(|(_, past)| &past.verdicts))
     }
 
-    /// A VM shall be at home on these nodes from this epoch on; its speed is predicted to change by this factor.
+    /// A VM shall be at home there from this epoch on; its speed is predicted to change by this factor.
     pub fn begin(
         &mut self,
         view: &View<'_>,
         settings: Settings<'_>,
         vm: &VmView<'_>,
-        to: &NodeSet,
+        to: Home,
         profiles: &Profiles,
         predicted: f64,
     ) {
         let Some(before) = profiles.speed(vm.sample.id) else {
             return;
         };
+        if vm.home.is_none() && !self.first_homes_run() {
+            let at_work = company(view, profiles, settings.predict).into_iter();
+            self.first_before = at_work.filter_map(|id| Some((id, profiles.speed(id)?))).collect();
+        }
         let trial = Trial {
             began: view.at,
             home_at: None,
@@ -214,8 +255,8 @@ impl State {
             before,
             predicted,
             company: company(view, profiles, settings.predict),
-            from: vm.home.cloned(),
-            to: to.clone(),
+            from: Home::of(view, vm),
+            to,
         };
         self.running.insert(vm.sample.id, trial);
     }
@@ -236,16 +277,39 @@ impl State {
         self.end(vm, now, config, true);
     }
 
-    /// Whether first homes that were given together are all judged, and made their VMs slower on average.
-    pub fn first_homes_failed(&mut self, config: &Config) -> bool {
-        if self.first.is_empty() || self.running.values().any(|trial| trial.from.is_none()) {
-            return false;
+    fn first_homes_run(&self) -> bool {
+        self.running.values().any(|trial| trial.from.is_none())
+    }
+
+    /// Time that VMs take over their time before, on average, if first homes that were given together are all judged and made
+    /// VMs slower, those without a home among them.
+    pub fn first_homes_failed(&mut self, config: &Config) -> Option<f64> {
+        if self.first.is_empty() || self.first_homes_run() {
+            return None;
         }
         let slow: f64 = self.first.iter().map(|seen| 1.0 / seen).sum();
         let mean = slow / self.first.len() as f64;
         self.first.clear();
         // What was moved stays moved: a tie is no reason to move it again.
-        mean > 1.0 + config.loss_max / 2.0
+        (mean > 1.0 + config.loss_max / 2.0).then_some(mean)
+    }
+
+    /// Once all first homes are judged: what they did to VMs that have none.
+    fn judge_beside(&mut self, view: &View<'_>, profiles: &Profiles, config: &predict::Config) {
+        if self.first_homes_run() {
+            return;
+        }
+        let before = std::mem::take(&mut self.first_before);
+        if self.first.is_empty() {
+            return;
+        }
+        for vm in view.vms.iter().filter(|vm| vm.home.is_none()) {
+            let id = vm.sample.id;
+            let now = profiles.speed(id).filter(|_| profiles.is_active(id, config));
+            if let Some((now, before)) = now.zip(before.get(&id)) {
+                self.first.push(now / before);
+            }
+        }
     }
 
     fn end(&mut self, vm: VmId, now: Ns, config: &Config, failed: bool) {
@@ -280,16 +344,13 @@ pub fn judge(view: &View<'_>, settings: Settings<'_>, profiles: &Profiles, state
             continue;
         };
         // A change may fail, or only be said in a dry run: then there is nothing to judge.
-        let in_force = vm
-            .home
-            .filter(|home| **home == trial.to && vm.hands_off.is_none());
-        let Some(home) = in_force else {
+        let Some(home) = vm.home.filter(|_| trial.is_in_force(view, vm)) else {
             if view.at > trial.began + config.settle_max {
                 state.running.remove(&id);
             }
             continue;
         };
-        let pages_away = vm.sample.pages_outside(home);
+        let pages_away = vm.sample.pages_on(&view.away_from(home));
         trial.away_most = trial.away_most.max(pages_away);
         let is_home = pages_away.unwrap_or_default() <= config.away_pages_max;
         if trial.home_at.is_none() && (is_home || view.at >= trial.began + config.settle_max) {
@@ -308,15 +369,16 @@ pub fn judge(view: &View<'_>, settings: Settings<'_>, profiles: &Profiles, state
         };
         let seen = now / trial.before;
         let is_same = trial.company == present;
-        let loss_max = if is_same {
-            config.loss_max
-        } else {
-            config.loss_unsure
-        };
+        let back = trial.back(view);
+        let moves_memory = back.as_ref().is_none_or(|back| back.nodes != trial.to.nodes);
+        let loss_max = config.loss_max(is_same, moves_memory);
         // A home of before may be none any more: its node is drained, say.
         let allowed = placement::allowed_nodes(view, vm);
-        let may = |from: &NodeSet| allowed.as_ref().is_none_or(|allowed| from.is_subset(allowed));
-        let undone = trial.from.as_ref().is_some_and(may) && seen < 1.0 - loss_max;
+        let may = |from: &Home| {
+            let allowed = allowed.as_ref();
+            allowed.is_none_or(|allowed| from.nodes.is_subset(allowed))
+        };
+        let undone = back.as_ref().is_some_and(may) && seen < 1.0 - loss_max;
         let result = Verdict {
             at: view.at,
             predicted: trial.predicted,
@@ -331,14 +393,15 @@ pub fn judge(view: &View<'_>, settings: Settings<'_>, profiles: &Profiles, state
             state.first.push(seen);
         }
         state.end(id, view.at, config, undone);
-        if let Some(from) = trial.from.filter(|_| undone) {
+        if let Some(back) = back.filter(|_| undone) {
             let why = format!(
                 "undone: it ran at {seen:.2} of its speed before, and {:.2} were predicted",
                 trial.predicted
             );
-            placement::settle(view, settings.placement, vm, &from, &why, POLICY, &mut plan);
+            placement::settle(view, settings.placement, vm, &back, &why, POLICY, &mut plan);
             state.undone.insert(id);
         }
     }
+    state.judge_beside(view, profiles, settings.predict);
     plan
 }

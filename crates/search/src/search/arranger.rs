@@ -186,7 +186,7 @@ fn decide_place(
                 view,
                 &config.placement,
                 vm,
-                nodes,
+                &placement::Home::whole(view, nodes),
                 "it is on the schedule",
                 POLICY,
                 plan,

@@ -23,8 +23,8 @@ pub struct Choices {
 impl Choices {
     /// Those of a scenario on a machine.
     pub fn new(machine: &Machine, scenario: &Scenario) -> Choices {
-        let nodes: Vec<NodeId> = machine.memory_nodes().iter().collect();
-        let cpus = machine.cpus_of(&machine.memory_nodes()).len();
+        let nodes: Vec<NodeId> = machine.home_nodes().iter().collect();
+        let cpus = machine.cpus_of(&machine.home_nodes()).len();
         let per_node = (cpus / nodes.len().max(1)).max(1);
         let least = |vcpus: u16| usize::from(vcpus).div_ceil(per_node).clamp(1, nodes.len().max(1));
         Choices {

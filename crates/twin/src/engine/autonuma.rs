@@ -1,7 +1,7 @@
 //! AutoNUMA: when guests' kernels and the host's scan, and what their moves cost. What they do is in
 //! [`crate::guest::autonuma`].
 
-use homenode_units::{Chance, Migration, Ns};
+use homenode_units::{Chance, Migration, Ns, Placing};
 
 use super::agenda::Timer;
 use super::moves::copying;
@@ -11,6 +11,7 @@ use crate::guest::view::By;
 use crate::guest::{Stage, Vm};
 use crate::hypervisor::{EXIT_CYCLES, Run, SHOOTDOWN_CYCLES};
 use crate::index::{IxVec, TaskIx, ThreadIx, VmIx};
+use crate::scenario::Hypervisor;
 
 /// Share of its accesses that a move of a vCPU must bring home to be worth it (`SMALLIMP`, 30 of 1000).
 const VCPU_GAIN_LEAST: f64 = 0.03;
@@ -33,10 +34,15 @@ impl Engine {
         }
     }
 
-    /// Has the host's kernel move a VM's pages from now on, or no longer, as its memory policy wants.
+    /// Has the host's kernel move a VM's pages from now on, or no longer, as its memory policy wants, or the host's setting of
+    /// all.
     pub(super) fn set_host_autonuma(&mut self, vm: VmIx) {
         let owner = &mut self.vms[vm];
-        if owner.memory_policy.migration != Migration::AutoNuma {
+        let policy = owner.memory_policy;
+        // Of interleaved memory the kernel looks at nothing, as of bound memory.
+        let is_balanced = owner.host.balanced
+            && (policy.placing, policy.migration) == (Placing::FirstTouch, Migration::None);
+        if policy.migration != Migration::AutoNuma && !is_balanced {
             self.epochs.dirty |= owner.host.autonuma.take().is_some();
         } else if owner.host.autonuma.is_none() {
             owner.host.autonumas += 1;
@@ -68,7 +74,9 @@ impl Engine {
         let pairs = (0..nodes).flat_map(|from| (0..nodes).map(move |to| (from, to)));
         let line_ns =
             |(from, to)| self.fabric.latency_between(to, from) + self.fabric.latency_between(to, to);
-        let page_ns: Vec<f64> = pairs.map(|pair| self.page_ns(line_ns(pair))).collect();
+        let copy_ns: Vec<f64> = pairs.map(|pair| self.copy_ns(line_ns(pair))).collect();
+        // A guest's own huge pages are not modelled.
+        let is_hosts = by == By::Host || self.hypervisor == Hypervisor::Native;
         let node_of: IxVec<ThreadIx, usize> = self.vms[vm]
             .threads
             .places()
@@ -100,7 +108,8 @@ impl Engine {
             threads,
             node_of: &node_of,
             clock_ghz: self.figures.clock_ghz,
-            page_ns: &page_ns,
+            huge: if is_hosts { host.huge } else { 0.0 },
+            copy_ns: &copy_ns,
             shootdown_ns: SHOOTDOWN_CYCLES / self.figures.clock_ghz,
             free: &mut self.memory.free,
         };

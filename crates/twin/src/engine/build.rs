@@ -43,6 +43,13 @@ impl Guests<'_> {
         let (machine, scenario, hardware) = (self.machine, self.scenario, self.hardware);
         let at = VmIx(self.vms.len());
         let workload = scenario.workload(spec)?;
+        let balances = scenario.balances() == Some(true) && !scenario.owns_frames(spec);
+        let is_native = scenario.hypervisor == Hypervisor::Native;
+        // Without a hypervisor the guest's kernel is the host's.
+        let spec = &VmSpec {
+            autonuma: spec.autonuma || balances && is_native,
+            ..spec.clone()
+        };
         let mut vm = Vm::new(
             spec,
             scenario.hypervisor,
@@ -67,6 +74,9 @@ impl Guests<'_> {
                 workload,
             });
         }
+        // Of memory that is bound to nodes the kernel looks at nothing (`vma_policy_mof`).
+        vm.host.balanced = balances && !is_native && spec.memory_nodes.is_none();
+        vm.host.huge = scenario.huge_share();
         vm.memory.owns_frames = scenario.owns_frames(spec);
         vm.channel = flip::channel(scenario, spec)?;
         vm.memory.pool = vm.pool_at_start().map(|_| vec![0; nodes]);
@@ -134,6 +144,7 @@ impl Engine {
             permits: Permits::new(scenario.enforcer, hardware.clock_hz / 1000, line_bytes, permits),
             attribution: scenario.attribution,
             hypervisor: scenario.hypervisor,
+            numa_balancing: scenario.balances(),
             vms,
             owners,
             daemons: Daemons::new(seed),

@@ -175,7 +175,7 @@ impl Engine {
             self.moving = Some(Moving {
                 vm: work.vm,
                 by: Mover::Event,
-                stall: self.move_stall(page_ns),
+                stall: self.move_stall(work.vm, page_ns),
                 copying: Vec::new(),
             });
             let memory = &mut self.vms[work.vm].memory;

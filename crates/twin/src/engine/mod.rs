@@ -110,6 +110,8 @@ pub(crate) struct Engine {
     pub permits: Option<Permits>,
     attribution: Attribution,
     hypervisor: Hypervisor,
+    /// Whether the host's kernel balances NUMA memory; `None` where it is none of Linux's.
+    pub numa_balancing: Option<bool>,
     pub vms: IxVec<VmIx, Vm>,
     pub owners: IxVec<TaskIx, Owner>,
     daemons: Daemons,

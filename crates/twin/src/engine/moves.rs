@@ -4,14 +4,14 @@
 //!
 //! One kernel thread moves page after page: a fixed amount of kernel work each, and a copy as fast as one core's misses
 //! in flight allow at the present latencies. Copies load controllers and links. Each page's shootdown takes every
-//! running vCPU of the VM out of the guest for a moment. Pages are drawn evenly from all that lie on the nodes to leave, or
-//! are of the classes that a policy names.
+//! running vCPU of the VM out of the guest for a moment. A huge page moves whole: one of each for 512 pages. Pages are drawn
+//! evenly from all that lie on the nodes to leave, or are of the classes that a policy names.
 //! The call returns when the pages are there: simulated time passes. Where the VM has a driver domain, that one's vCPU runs
 //! the kernel thread's work ([Flip, section IV.B]: "handled by the privVM resources").
 //!
 //! # Left out
 //!
-//! The CPU that the kernel thread needs elsewhere, pages that somebody holds (none is ever busy), huge pages and their splitting.
+//! The CPU that the kernel thread needs elsewhere, pages that somebody holds (none is ever busy), huge pages that are split.
 
 use homenode_units::{Ns, PAGE_BYTES};
 
@@ -46,7 +46,8 @@ impl Engine {
             let latency = |reader, memory| self.fabric.latency_between(reader, memory);
             alike.pages as f64 * (latency(alike.to, alike.from) + latency(alike.to, alike.to))
         };
-        let page_ns = self.page_ns(moves.iter().map(line_ns).sum::<f64>() / pages.max(1) as f64);
+        let line_ns = moves.iter().map(line_ns).sum::<f64>() / pages.max(1) as f64;
+        let page_ns = self.page_ns(vm, line_ns);
         let mut rest = moves.to_vec();
         rest.reverse();
         let moved = self.let_move(vm, pages, page_ns, |engine, budget| {
@@ -86,7 +87,7 @@ impl Engine {
         page_ns: f64,
         mut some: impl FnMut(&mut Engine, u64) -> Vec<(usize, usize, u64)>,
     ) -> u64 {
-        let stall = self.move_stall(page_ns);
+        let stall = self.move_stall(vm, page_ns);
         let (mut moved, mut carry) = (0, 0.0);
         self.moving = Some(Moving {
             vm,
@@ -120,9 +121,10 @@ impl Engine {
         moved
     }
 
-    /// Share of time that the vCPUs of a VM lose while a page moves every `page_ns`.
-    pub(super) fn move_stall(&self, page_ns: f64) -> f64 {
-        (SHOOTDOWN_CYCLES / self.figures.clock_ghz / page_ns).min(0.9)
+    /// Share of time that the vCPUs of a VM lose while a page of it moves every `page_ns`.
+    pub(super) fn move_stall(&self, vm: VmIx, page_ns: f64) -> f64 {
+        let shootdown_ns = SHOOTDOWN_CYCLES / self.figures.clock_ghz * self.vms[vm].host.per_page();
+        (shootdown_ns / page_ns).min(0.9)
     }
 
     /// What one page costs to move: the kernel's work, and copying its lines as fast as one core's misses allow.
@@ -134,12 +136,12 @@ impl Engine {
             .flat_map(|from| to.iter().map(move |to| (*from, *to)))
             .map(|(from, to)| self.fabric.latency_between(to, from) + self.fabric.latency_between(to, to))
             .collect();
-        self.page_ns(reads.iter().sum::<f64>() / reads.len().max(1) as f64)
+        self.page_ns(vm, reads.iter().sum::<f64>() / reads.len().max(1) as f64)
     }
 
-    /// What one page costs to move where reading a line and writing it take this long.
-    pub(super) fn page_ns(&self, line_ns: f64) -> f64 {
-        PAGE_MOVE_NS + self.copy_ns(line_ns)
+    /// What one page of a VM costs to move where reading a line and writing it take this long.
+    fn page_ns(&self, vm: VmIx, line_ns: f64) -> f64 {
+        PAGE_MOVE_NS * self.vms[vm].host.per_page() + self.copy_ns(line_ns)
     }
 
     /// What copying the lines of a page takes, as fast as one core's misses allow.

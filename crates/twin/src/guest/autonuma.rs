@@ -20,12 +20,14 @@
 //! - Scanning takes at most a 32nd of the scanning thread's time: the next scan waits for 32 times what the last took.
 //!
 //! The host's own knows each vCPU's node as it is, and has one process for the VM, whose threads are the vCPUs; its faults are
-//! exits from the guest. It moves nothing of a VM whose memory is bound to nodes. After its first pass it also moves running
-//! vCPUs to the node that holds most of what they use, at each scan (`engine/autonuma.rs`).
+//! exits from the guest. Of memory in transparent huge pages it marks, faults and moves 2 MiB at a time: a fault counts for all
+//! 512 pages, as in the kernel, and costs one. It moves nothing of a VM whose memory is bound to nodes. After its first pass
+//! it also moves running vCPUs to the node that holds most of what they use, at each scan (`engine/autonuma.rs`).
 //!
 //! Pages of a class are a population: a pass marks pages in their order (class by class), those of a class drawn evenly;
-//! each faults with probability `1 - exp(-rate * time of a pass)`, by a thread drawn by the threads' LLC accesses since
-//! the last scan, which is the probability of each rule above. What is expected to move moves, rounded at random.
+//! each faults with probability `1 - exp(-rate * time of a pass)`, a huge one at 512 times the rate, by a thread drawn by the
+//! threads' LLC accesses since the last scan, which is the probability of each rule above. What is expected to move moves,
+//! rounded at random.
 //!
 //! A fault and a moved page cost the faulting thread time, a moved page also every other running thread (shootdown). A
 //! scan's moves happen when it marks, and load controllers and links evenly until the next.
@@ -44,6 +46,7 @@ use super::memory::{ClassUse, VmMemory};
 use super::thread::Thread;
 use super::view::By;
 use crate::hardware::fabric::Copying;
+use crate::hypervisor::PAGE_MOVE_NS;
 use crate::index::{IxVec, ThreadIx};
 
 /// When scanning begins, and its period until then (`scan_delay`).
@@ -54,6 +57,8 @@ const PASS_MAX_NS: f64 = 60e9;
 const PERIOD_MIN_NS: f64 = 1e8;
 /// Pages of one scan (`scan_size`, 256 MiB).
 const WINDOW: u64 = Bytes::from_mib(256).0 / homenode_units::PAGE_BYTES;
+/// Pages of 4 KiB in a transparent huge page.
+pub(crate) const HUGE_PAGES: f64 = 512.0;
 /// Slots of a period, and the share of them from which on faults are local or private enough.
 const SLOTS: f64 = 10.0;
 const THRESHOLD: f64 = 7.0;
@@ -121,8 +126,10 @@ pub(crate) struct Scene<'a> {
     pub clock_ghz: f64,
     /// Nanoseconds of an exit from the guest.
     pub exit_ns: f64,
-    /// Nanoseconds of moving a page from a node to a node, by `from * nodes + to`, and for every other thread.
-    pub page_ns: &'a [f64],
+    /// Share of the memory that this kernel holds in huge pages.
+    pub huge: f64,
+    /// Nanoseconds of copying a page from a node to a node, by `from * nodes + to`, and of a move for every other thread.
+    pub copy_ns: &'a [f64],
     pub shootdown_ns: f64,
     /// Free pages of the host.
     pub free: &'a mut [u64],
@@ -252,7 +259,7 @@ impl Group {
                 self.fault(&marks, memory, scene, chance, &mut scan.moved);
             }
         }
-        scan.scan_ns = (to - from) as f64 * MARK_NS;
+        scan.scan_ns = (to - from) as f64 * MARK_NS * (1.0 - scene.huge + scene.huge / HUGE_PAGES);
         scene.threads[scanner].owed_ns += scan.scan_ns;
         self.cursor = to;
         if to >= pages {
@@ -314,7 +321,11 @@ impl Group {
         }
         let pages = marks.uses.pages();
         let per_page = rate * marks.uses.share / pages as f64;
-        let faulting = 1.0 - libm::exp(-per_page * marks.pass_ns);
+        let used = |pages: f64| 1.0 - libm::exp(-per_page * pages * marks.pass_ns);
+        let (small, huge) = ((1.0 - scene.huge) * used(1.0), scene.huge * used(HUGE_PAGES));
+        // Share of the pages that fault, and how often the kernel does for one of them what it does once for a huge page.
+        let faulting = small + huge;
+        let per_page = (small + huge / HUGE_PAGES) / faulting;
         let ever: f64 = self.last[class].iter().sum();
         let private = (1.0 - ever) + ever * own.iter().sum::<f64>();
         let (mut rest, mut draws) = (pages, marks.marked);
@@ -342,15 +353,15 @@ impl Group {
                 }
                 self.count(faults, from, to, moved, private);
                 let exit_ns = if scene.by == By::Host { scene.exit_ns } else { 0.0 };
-                let fault_ns =
-                    faults * (FAULT_NS + exit_ns) + moved as f64 * scene.page_ns[from * nodes + to];
+                let move_ns = PAGE_MOVE_NS * per_page + scene.copy_ns[from * nodes + to];
+                let fault_ns = faults * per_page * (FAULT_NS + exit_ns) + moved as f64 * move_ns;
                 for (thread, thread_rate) in self.threads().zip(&rates) {
                     let state = &mut scene.threads[thread];
                     if scene.node_of[thread] == to {
                         state.owed_ns += fault_ns * thread_rate / (rate * by_node[to]);
                     }
                     if state.runnable() {
-                        state.owed_ns += moved as f64 * scene.shootdown_ns;
+                        state.owed_ns += moved as f64 * per_page * scene.shootdown_ns;
                     }
                 }
             }

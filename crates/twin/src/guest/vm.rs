@@ -30,7 +30,7 @@ use std::ops::Range;
 use homenode_host::CpuQuota;
 use homenode_units::{Bytes, Chance, MemoryPolicy, Ns, Placing, VmId};
 
-use super::autonuma::{Autonuma, one_process};
+use super::autonuma::{Autonuma, HUGE_PAGES, one_process};
 use super::costs::{BOOT_CPU, BOOT_CPU_SECONDARY, HIGH_MEMORY, HOUSEKEEPING_RUN, TOUCH_NS, boot_footprint};
 use super::memory::{Scattered, Touches, VmMemory};
 use super::releases::Releases;
@@ -133,9 +133,20 @@ pub(crate) struct HostCare {
     /// The host kernel's page mover, and how often it was begun.
     pub autonuma: Option<Autonuma>,
     pub autonumas: u32,
+    /// Whether the host's kernel would balance its memory, whatever its policy says.
+    pub balanced: bool,
+    /// Share of its memory that the host's kernel holds in huge pages.
+    pub huge: f64,
     /// Samples of which nodes use its pages, while a policy wants them, and how often sampling was begun.
     pub sampling: Option<Sampling>,
     pub samplings: u32,
+}
+
+impl HostCare {
+    /// What the kernel does once for a huge page, and once for each other page, in times per page.
+    pub fn per_page(&self) -> f64 {
+        1.0 - self.huge + self.huge / HUGE_PAGES
+    }
 }
 
 /// The program that a VM runs, and how far it has come.

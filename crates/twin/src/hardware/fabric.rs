@@ -28,7 +28,7 @@
 //! Requests and coherence traffic (data only), the load of zeroing new pages (it is counted as traffic), reads and writes
 //! with different costs at the controller, DRAM banks, streams that close each other's DRAM pages, directory lookups.
 
-use homenode_machine::Hardware;
+use homenode_machine::{Hardware, Link};
 
 use super::core::CoreCost;
 use super::resource::{Resource, answer};
@@ -119,15 +119,16 @@ fn dot(latencies: &[f64], weights: &[f64]) -> f64 {
 impl Fabric {
     pub fn new(topology: &Topology, hw: &Hardware, line_bytes: f64) -> Fabric {
         let nodes = topology.nodes();
-        let controller = |cap: &f64| Resource::new(hw.latency.memory_ns, hw.memory_curve, *cap);
+        let controller = |(cap, ns): (&f64, &f64)| Resource::new(*ns, hw.memory_curve, *cap);
         // A hop that costs nothing could not hold back what the link cannot carry.
-        let hop_ns = hw.link.hop_ns.max(1.0);
-        let link = |cap: &f64| Resource::new(hop_ns, hw.link.curve, *cap);
+        let hop_ns = |link: &Link| link.hop_ns.unwrap_or(hw.link.hop_ns).max(1.0);
+        let link = |(link, cap): (&Link, &f64)| Resource::new(hop_ns(link), hw.link.curve, *cap);
         let resources: Vec<Resource> = topology
             .controller_caps
             .iter()
+            .zip(&topology.memory_ns)
             .map(controller)
-            .chain(topology.link_caps.iter().map(link))
+            .chain(topology.links.iter().zip(&topology.link_caps).map(link))
             .collect();
         let as_resources = |route: &Vec<usize>| route.iter().map(|link| nodes + link).collect();
         let mut fabric = Fabric {

@@ -1,8 +1,8 @@
 //! The machine with dense numbers: node, CPU, cache and link numbers become positions in vectors, and routes and
 //! siblings are worked out once.
 
-use homenode_machine::{Hardware, Link, Machine};
-use homenode_units::NodeSet;
+use homenode_machine::{Hardware, Link, Machine, Node};
+use homenode_units::{NodeId, NodeSet};
 
 use crate::index::{CpuIx, IxVec, first};
 use crate::scenario::TwinError;
@@ -29,6 +29,8 @@ pub(crate) struct Topology {
     pub llc_cpus: Vec<Vec<CpuIx>>,
     /// Bytes per nanosecond of each node's controllers; 0 for a node without memory.
     pub controller_caps: Vec<f64>,
+    /// Latency of each node's memory without load, nanoseconds.
+    pub memory_ns: Vec<f64>,
     /// Directed links: the machine's own, or all pairs where it states none.
     pub links: Vec<Link>,
     /// Bytes per nanosecond of each link; infinite where unknown.
@@ -83,15 +85,14 @@ impl Topology {
                 .filter(|other| *other != at)
                 .collect();
         }
-        let mut controller_caps = Vec::new();
-        for (id, node) in machine.nodes.iter() {
-            let cap = match node.memory_bandwidth {
-                Some(rate) if rate.0 > 0 => rate.as_f64() / 1e9,
-                _ if node.memory_bytes.0 == 0 => 0.0,
-                _ => return Err(missing(format!("the memory bandwidth of node {id}"))),
-            };
-            controller_caps.push(cap);
-        }
+        let cap = |(id, node): (NodeId, &Node)| match node.memory_bandwidth {
+            Some(rate) if rate.0 > 0 => Ok(rate.as_f64() / 1e9),
+            _ if node.memory_bytes.0 == 0 => Ok(0.0),
+            _ => Err(missing(format!("the memory bandwidth of node {id}"))),
+        };
+        let controller_caps = machine.nodes.iter().map(cap).collect::<Result<_, _>>()?;
+        let of_node = |node: &Node| node.memory_ns.unwrap_or(hardware.latency.memory_ns);
+        let memory_ns = machine.nodes.values().map(of_node).collect();
         let machine = with_links(machine);
         let link_caps = machine
             .links
@@ -111,6 +112,7 @@ impl Topology {
                 llc_cpus,
                 core_cpus,
                 controller_caps,
+                memory_ns,
                 link_caps: link_caps.collect(),
                 routes: machine.nodes.keys().map(routes).collect(),
                 fallback: fallback(&machine),
@@ -118,6 +120,14 @@ impl Topology {
             },
             hardware,
         ))
+    }
+
+    /// Last-level caches of these CPUs, ascending.
+    pub fn llcs_of(&self, cpus: &[CpuIx]) -> Vec<usize> {
+        let mut llcs: Vec<usize> = cpus.iter().map(|cpu| self.cpus[*cpu].llc).collect();
+        llcs.sort_unstable();
+        llcs.dedup();
+        llcs
     }
 
     pub fn nodes(&self) -> usize {
@@ -139,6 +149,7 @@ fn with_links(machine: &Machine) -> Machine {
                 from,
                 to,
                 bandwidth: None,
+                hop_ns: None,
             })
             .collect();
     }

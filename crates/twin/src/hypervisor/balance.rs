@@ -2,8 +2,9 @@
 //!
 //! # Algorithm (`load_balance`, `idle_balance` and `active_load_balance` of Linux 3.8)
 //!
-//! Three levels of domains: the hyperthreads of a core, the cores of a node, and the nodes of the machine. On its turn
-//! a CPU (an idle one of its group, else the group's first) compares the load of its group with the busiest group's.
+//! Levels of domains: the hyperthreads of a core, the cores below an LLC, the LLCs of a node where it has several, and the
+//! nodes of the machine. On its turn a CPU (an idle one of its group, else the group's first) compares the load of its group
+//! with the busiest group's.
 //!
 //! - The load of a CPU is what its vCPUs weigh (`task_h_load`): each its part of its VM's shares.
 //! - A group without an idle CPU pulls from the one with the most load per CPU that has a waiting task, if that exceeds its
@@ -179,8 +180,10 @@ impl Fair {
         self.domains.loads = loads;
         let wanted = wanted?;
         let cpus = domain.groups[wanted.group].iter().copied();
+        // A CPU of which all tasks are bound elsewhere is passed over for the next (`LBF_ALL_PINNED`).
         let source = if idle.is_some() {
-            cpus.max_by_key(|from| (queues.runnable(*from), *from))
+            cpus.filter(|from| may_go(queues, &[*from], &[cpu]))
+                .max_by_key(|from| (queues.runnable(*from), *from))
         } else {
             let may = |from: &CpuIx| {
                 let mut waiting = queues.waiting(*from).iter();

@@ -180,18 +180,29 @@ impl Domains {
                     patience: 0,
                 });
             }
-            for cpu in cpus {
-                of_cpu[*cpu].push(domains.len());
+            let mut in_node = |groups: Vec<Vec<CpuIx>>| {
+                let all = groups.iter().flatten();
+                all.clone().for_each(|cpu| of_cpu[*cpu].push(domains.len()));
+                domains.push(Domain {
+                    interval: all.count() as u64,
+                    imbalance_pct: 117,
+                    patience: 1,
+                    groups,
+                });
+            };
+            let llcs = topology.llcs_of(cpus);
+            for llc in &llcs {
+                let cores = cores.iter().map(|core| &topology.core_cpus[*core]);
+                let here = cores.filter(|core| topology.cpus[core[0]].llc == *llc);
+                in_node(here.cloned().collect());
             }
-            domains.push(Domain {
-                groups: cores
-                    .iter()
-                    .map(|core| topology.core_cpus[*core].clone())
-                    .collect(),
-                interval: cpus.len() as u64,
-                imbalance_pct: 117,
-                patience: 1,
-            });
+            if llcs.len() > 1 {
+                let of = |llc: &usize| {
+                    let there = cpus.iter().filter(|cpu| topology.cpus[**cpu].llc == *llc);
+                    there.copied().collect()
+                };
+                in_node(llcs.iter().map(of).collect());
+            }
         }
         if domains.len() > 1 {
             for list in &mut of_cpu {

@@ -11,7 +11,7 @@
 //!   the wake-up granularity ahead.
 //! - It wakes on the CPU it ran on last, or on the waker's if its own is the more loaded (`wake_affine`); from there
 //!   `select_idle_sibling` looks for an idle core, then an idle hyperthread, below the same LLC. None idle: it waits.
-//! - A new task goes to the least loaded node, core and CPU (`find_idlest_group`); of equal ones chance decides.
+//! - A new task goes to the least loaded node, LLC, core and CPU (`find_idlest_group`); of equal ones chance decides.
 //! - Hard affinity is obeyed everywhere.
 //! - A VM is a task group, as libvirt makes it: `cpu.shares` are 4 times its weight (256 is 1024), divided among its
 //!   runnable vCPUs, and virtual time passes faster for lighter tasks. A cap is a quota of the VM's, and each vCPU may
@@ -455,9 +455,25 @@ impl Discipline for Fair {
         };
         let places = &queues.places;
         let node = least(places.node_cpus.iter().map(|cpus| load(cpus)), chance);
-        let cores: Vec<usize> = (0..places.core_cpus.len())
-            .filter(|core| places.node_of[places.core_cpus[*core][0]] == node)
+        let on_node = |core: &&usize| places.node_of[places.core_cpus[**core][0]] == node;
+        let here: Vec<Vec<usize>> = places
+            .llc_cores
+            .iter()
+            .map(|cores| cores.iter().filter(on_node).copied().collect::<Vec<_>>())
+            .filter(|cores| !cores.is_empty())
             .collect();
+        let load_of = |cores: &Vec<usize>| {
+            let cpus: Vec<CpuIx> = cores
+                .iter()
+                .flat_map(|core| places.core_cpus[*core].clone())
+                .collect();
+            load(&cpus)
+        };
+        let llc = match here.len() {
+            1 => 0,
+            _ => least(here.iter().map(load_of), chance),
+        };
+        let cores = &here[llc];
         let core = cores[least(cores.iter().map(|core| load(&places.core_cpus[*core])), chance)];
         let cpus = &places.core_cpus[core];
         let cpu = cpus[least(cpus.iter().map(|cpu| load(&[*cpu])), chance)];

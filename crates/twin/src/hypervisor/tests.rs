@@ -32,6 +32,7 @@ fn topology(nodes: usize, cores: usize) -> Topology {
         core_cpus: (0..nodes * cores).map(range(2)).collect(),
         llc_cpus: (0..nodes).map(range(2 * cores)).collect(),
         controller_caps: vec![1.0; nodes],
+        memory_ns: vec![100.0; nodes],
         links: Vec::new(),
         link_caps: Vec::new(),
         routes: Vec::new(),

@@ -183,6 +183,7 @@ impl Scenario {
         self.check_workloads()?;
         self.check_vms()?;
         self.check_enforcer()?;
+        self.check_balancing()?;
         for (at, event) in self.events.iter().enumerate() {
             self.check_event(event).map_err(within(&format!("event[{at}]")))?;
         }
@@ -274,6 +275,38 @@ impl Scenario {
             }
         }
         Ok(())
+    }
+
+    /// Xen has no NUMA balancing, and its huge pages are not modelled.
+    fn check_balancing(&self) -> Result<(), Wrong> {
+        let is_xen = self.hypervisor == Hypervisor::Xen;
+        let wrong = |key: &str, message: &str| {
+            let (scenario, message) = (self.name.clone(), message.to_owned());
+            let key = key.to_owned();
+            let error = TwinError::Key {
+                scenario,
+                key: key.clone(),
+                message,
+            };
+            Err(Wrong {
+                key,
+                error: Box::new(error),
+            })
+        };
+        if is_xen && self.numa_balancing == Some(true) {
+            let message = "Xen has none; leave it out, or give the scenario hypervisor = \"kvm\"";
+            return wrong("numa_balancing", message);
+        }
+        match self.huge_pages {
+            Some(share) if !(0.0..=1.0).contains(&share) => {
+                wrong("huge_pages", &format!("it is {share}; give a share from 0 to 1"))
+            }
+            Some(_) if is_xen => wrong(
+                "huge_pages",
+                "it is of Linux alone; leave it out, or give the scenario hypervisor = \"kvm\"",
+            ),
+            _ => Ok(()),
+        }
     }
 
     /// An enforcer belongs to a scheduler, or to a host whose VMs share no CPU.

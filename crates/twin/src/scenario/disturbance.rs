@@ -11,7 +11,7 @@ use homenode_units::Candidates;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Hypervisor, Scenario};
+use super::Scenario;
 use crate::notation;
 
 /// How a simulated host differs from what its machine file says and from what an agent is told.
@@ -161,23 +161,6 @@ impl Scenario {
     #[must_use]
     pub fn disturbed(mut self, disturbance: Disturbance) -> Scenario {
         self.disturbance = disturbance;
-        self
-    }
-
-    /// The same scenario, all of whose VMs the host's kernel has under AutoNUMA in the place of whatever else would move
-    /// their pages. Where there is no hypervisor that is the one kernel's. Left as they are: driver domains and VMs that
-    /// have one, whose memory lies on one node.
-    #[must_use]
-    pub fn with_autonuma(mut self) -> Scenario {
-        let owns_frames: Vec<bool> = self.vms.iter().map(|vm| self.owns_frames(vm)).collect();
-        let is_native = self.hypervisor == Hypervisor::Native;
-        for (vm, owns_frames) in self.vms.iter_mut().zip(owns_frames) {
-            match (owns_frames, is_native) {
-                (true, _) => {}
-                (false, true) => vm.autonuma = true,
-                (false, false) => vm.memory_policy.migration = homenode_units::Migration::AutoNuma,
-            }
-        }
         self
     }
 }

@@ -56,6 +56,16 @@ pub struct Scenario {
     /// known. It comes on top of what the hypervisor's scheduler does.
     #[serde(default)]
     pub vcpu_exchanges_per_minute: f64,
+    /// Whether the host's kernel moves pages and threads of all processes towards each other, as `kernel.numa_balancing` says
+    /// (AutoNUMA): of `kvm` and `native`. Absent it is off. A VM whose memory is bound or interleaved is left alone, as by
+    /// the kernel.
+    #[serde(default)]
+    pub numa_balancing: Option<bool>,
+    /// Share of VMs' memory, 0 to 1, that the host's kernel holds in transparent huge pages of 2 MiB: of `kvm` and `native`. It
+    /// marks, faults and moves those whole. Absent it is 0.9 where the kernel balances, as QEMU asks for huge pages for all of a
+    /// guest's memory and distributions grant that, and 0 elsewhere.
+    #[serde(default)]
+    pub huge_pages: Option<f64>,
     /// How long to simulate where the caller does not say; a run may end before, when every program is done.
     #[serde(default = "long_enough", with = "homenode_units::text")]
     #[schemars(with = "notation::Time")]
@@ -345,6 +355,9 @@ pub enum AfterProgram {
     Leave,
 }
 
+/// Share of guests' memory in huge pages on a stock host (estimate; 0.7 to 1 by how fragmented the host is).
+const STOCK_HUGE_PAGES: f64 = 0.9;
+
 fn first_seed() -> u64 {
     1
 }
@@ -545,6 +558,8 @@ impl Scenario {
             enforcer: Enforcer::None,
             attribution: Attribution::Replay,
             vcpu_exchanges_per_minute: 0.0,
+            numa_balancing: None,
+            huge_pages: None,
             seed: first_seed(),
             duration: long_enough(),
             warm_up: Ns::ZERO,
@@ -557,6 +572,28 @@ impl Scenario {
             events: Vec::new(),
             origin: Origin::default(),
         }
+    }
+
+    /// The same scenario on a host whose kernel balances NUMA memory, or does not.
+    #[must_use]
+    pub fn with_numa_balancing(mut self, is_on: bool) -> Scenario {
+        self.numa_balancing = Some(is_on);
+        self
+    }
+
+    /// Whether the host's kernel balances NUMA memory; `None` where the host has no such kernel.
+    pub fn balances(&self) -> Option<bool> {
+        (self.hypervisor != Hypervisor::Xen).then(|| self.numa_balancing.unwrap_or(false))
+    }
+
+    /// Share of VMs' memory that the host's kernel holds in huge pages.
+    pub fn huge_share(&self) -> f64 {
+        let stock = if self.balances() == Some(true) {
+            STOCK_HUGE_PAGES
+        } else {
+            0.0
+        };
+        self.huge_pages.unwrap_or(stock)
     }
 
     /// The same scenario with something that happens to a VM.

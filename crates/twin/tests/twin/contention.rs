@@ -3,6 +3,7 @@
 
 use crate::common;
 use crate::common::{bound, cores, node, program, r910, runtime};
+use homenode_machine::Machine;
 use homenode_machine_files::preset;
 use homenode_twin::workload::MissRatioCurve;
 use homenode_twin::{Hypervisor, Scenario, Twin, VmSpec};
@@ -66,6 +67,31 @@ fn remote_memory_and_link_contention_slow() {
         contended > 1.1 * remote,
         "{contended} over a shared link, {remote} over a free one"
     );
+}
+
+/// A hop within a package is shorter than one between packages: what is remote costs as the link between says.
+#[test]
+fn a_link_of_its_own_latency_costs_that_and_changes_no_other() {
+    let usual = r910();
+    let mut near = usual.clone();
+    for link in &mut near.links {
+        let is_pair = link.from.0.max(link.to.0) == 1;
+        link.hop_ns = is_pair.then_some(1.0);
+    }
+    let on =
+        |machine: &Machine, memory| runtime(machine, vec![bound(machine, "vm1", "stream", 0, 0, memory)]);
+    let local = on(&usual, 0);
+    assert!(
+        on(&near, 1) < local + 0.1 * (on(&usual, 1) - local),
+        "{} by a short link",
+        on(&near, 1)
+    );
+    for memory in [0, 2] {
+        assert!(
+            (on(&near, memory) / on(&usual, memory) - 1.0).abs() < 1e-9,
+            "node {memory}"
+        );
+    }
 }
 
 #[test]

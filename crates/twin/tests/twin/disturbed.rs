@@ -3,7 +3,7 @@
 use homenode_host::{Host, Sample};
 use homenode_machine::Replacement;
 use homenode_twin::{Disturbance, Hypervisor, Scenario, Twin, TwinReport, VmSpec};
-use homenode_units::{Bytes, CpuSet, NodeId, NodeSet, Ns};
+use homenode_units::{Bytes, CpuSet, NodeId, NodeSet, Ns, Placing};
 
 const SECOND: Ns = Ns::from_secs(1);
 
@@ -194,7 +194,7 @@ fn a_file_states_a_disturbance_with_figures() {
 }
 
 #[test]
-fn with_autonuma_the_kernel_moves_pages_of_every_vm() {
+fn where_the_host_balances_memory_the_kernel_moves_pages_of_every_vm() {
     let wide = |name: &str, workload: &str| VmSpec::new(name, 12, Bytes::from_gib(20), workload);
     let scenario = Scenario::of("two", vec![wide("a", "jbb2005"), wide("b", "cassandra")]);
     let moved = |scenario: Scenario| -> Vec<u64> {
@@ -212,8 +212,101 @@ fn with_autonuma_the_kernel_moves_pages_of_every_vm() {
                 hypervisor,
                 ..scenario.clone()
             }
-            .with_autonuma(),
+            .with_numa_balancing(true),
         );
         assert!(moved.iter().all(|pages| *pages > 0), "{hypervisor:?}: {moved:?}");
     }
+}
+
+/// What is set for the host is no operator's choice for a VM: an agent sees it of the host, and no policy of the VM's.
+#[test]
+fn balancing_is_the_hosts_and_spares_bound_and_interleaved_memory() {
+    let wide = |name: &str| VmSpec::new(name, 12, Bytes::from_gib(20), "cassandra");
+    let bound = VmSpec {
+        memory_nodes: Some("0-1".parse().unwrap()),
+        ..wide("bound")
+    };
+    let spread = VmSpec {
+        memory_policy: Placing::Round4k.alone(),
+        ..wide("spread")
+    };
+    let scenario = Scenario::of("three", vec![wide("free"), bound, spread]).with_numa_balancing(true);
+    let mut twin = twin(&scenario, 1);
+    samples(&mut twin, 40);
+    let moved = |name: &str| {
+        twin.report()
+            .vms
+            .iter()
+            .find(|vm| vm.name == name)
+            .unwrap()
+            .host_pages_moved
+    };
+    assert!(moved("free") > 0);
+    assert_eq!((moved("bound"), moved("spread")), (0, 0));
+    let sample = twin.sample().unwrap();
+    assert!(sample.kernel.balances());
+    assert_eq!(sample.vms[0].settings.memory_policy, None);
+}
+
+/// A fault is of 2 MiB there, so that the kernel's looking costs the VM next to nothing, and the same memory moves.
+#[test]
+fn huge_pages_are_marked_fault_and_move_as_one() {
+    let wide = |name: &str| VmSpec::new(name, 12, Bytes::from_gib(20), "cassandra");
+    let of = |huge_pages: f64| {
+        let scenario = Scenario {
+            huge_pages: Some(huge_pages),
+            ..Scenario::of("two", vec![wide("a"), wide("b")]).with_numa_balancing(true)
+        };
+        let mut twin = twin(&scenario, 1);
+        samples(&mut twin, 40);
+        let vms = twin.report().vms;
+        let done: f64 = vms.iter().map(|vm| vm.instructions_g).sum();
+        let moved: u64 = vms.iter().map(|vm| vm.host_pages_moved).sum();
+        (done, moved)
+    };
+    let ((small, small_moved), (huge, huge_moved)) = (of(0.0), of(1.0));
+    assert!(huge > 1.005 * small, "{huge} beside {small}");
+    assert!(
+        huge_moved * 2 > small_moved && small_moved > 0,
+        "{huge_moved} beside {small_moved}"
+    );
+}
+
+#[test]
+fn a_share_of_huge_pages_is_a_share_and_of_linux() {
+    let vm = VmSpec::new("a", 2, Bytes::from_gib(1), "idle");
+    let machine = homenode_machine_files::preset("r910").unwrap();
+    let refused = |hypervisor, share| {
+        let scenario = Scenario {
+            hypervisor,
+            huge_pages: Some(share),
+            ..Scenario::of("one", vec![vm.clone()])
+        };
+        Twin::new(machine.clone(), &scenario, 1)
+            .err()
+            .map(|error| error.to_string())
+    };
+    for share in [1.5, -0.1, f64::NAN] {
+        let said = refused(Hypervisor::Kvm, share).unwrap();
+        assert!(said.contains("huge_pages") && said.contains("0 to 1"), "{said}");
+    }
+    assert_eq!(refused(Hypervisor::Kvm, 1.0), None);
+    assert!(refused(Hypervisor::Xen, 0.5).unwrap().contains("of Linux alone"));
+}
+
+#[test]
+fn xen_has_no_balancing() {
+    let vm = VmSpec::new("a", 2, Bytes::from_gib(1), "idle");
+    let scenario = Scenario {
+        hypervisor: Hypervisor::Xen,
+        ..Scenario::of("xen", vec![vm])
+    };
+    let machine = homenode_machine_files::preset("r910").unwrap();
+    let refused = Twin::new(machine.clone(), &scenario.clone().with_numa_balancing(true), 1).unwrap_err();
+    assert!(
+        refused.to_string().contains("numa_balancing") && refused.to_string().contains("Xen has none"),
+        "{refused}"
+    );
+    let mut twin = Twin::new(machine, &scenario.with_numa_balancing(false), 1).unwrap();
+    assert_eq!(twin.sample().unwrap().kernel.numa_balancing, None);
 }

@@ -15,11 +15,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 use homenode_machine_files::file::read_text_file;
-use homenode_machine_files::preset;
 use homenode_search::contender::Contender;
 use homenode_search::{generate, jobs};
-use homenode_twin::Setup;
-use homenode_twin::{Disturbance, Scenario};
+use homenode_twin::{Disturbance, Scenario, Setup, named};
 
 /// Scores policies over cases × seeds beside `default`
 #[derive(Debug, Parser)]
@@ -133,12 +131,12 @@ fn generated(seeds: RangeInclusive<u64>, out: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A scenario in a file, on its own machine.
+/// A scenario in a file, on its own machine: a preset, or a file beside it.
 fn read(path: &Path) -> anyhow::Result<Setup> {
     let text = read_text_file(path)?;
-    let scenario = Scenario::from_toml(&path.display().to_string(), &text)?;
-    let machine = preset(scenario.machine.as_deref().unwrap_or("r910"))
-        .map_err(|error| anyhow::anyhow!("{}", scenario.complaint("machine", error.to_string())))?;
+    let path = path.display().to_string();
+    let scenario = Scenario::from_toml(&path, &text)?;
+    let machine = named::machine_for(&scenario, &path, None)?;
     Ok(Setup::new(machine, scenario, 1))
 }
 

@@ -1,0 +1,204 @@
+//! A host, as the predictor sees it: caches in nodes.
+
+use homenode_machine::Machine;
+use homenode_units::{BytesPerSec, CpuSet, NodeId, NodeSet};
+
+use super::{Config, NODES_MAX};
+use crate::near::{self, Near, positions};
+
+/// A node, as the predictor sees it.
+#[derive(Clone, Debug)]
+pub struct NodeShape {
+    /// Which.
+    pub id: NodeId,
+    /// Cores that VMs may use.
+    pub cores: f64,
+    /// CPUs that VMs may use.
+    pub cpus: f64,
+    /// Bytes per second that its controllers sustain, known or by cores.
+    pub bandwidth: f64,
+    /// Its caches, by position.
+    pub caches: u64,
+}
+
+/// CPUs of one node that share a last-level cache, as the predictor sees them.
+#[derive(Clone, Debug)]
+pub struct CacheShape {
+    /// Position of its node.
+    pub node: usize,
+    /// CPUs that VMs may use.
+    pub cpu_set: CpuSet,
+    /// How many these are,
+    pub cpus: f64,
+    /// and of how many cores.
+    pub cores: f64,
+    /// Bytes of it, or of the node's part of it; 0 where not known.
+    pub bytes: f64,
+}
+
+impl CacheShape {
+    /// The caches of a node of which VMs may use these CPUs.
+    fn of_node(machine: &Machine, id: NodeId, node: usize, usable: &CpuSet) -> Vec<CacheShape> {
+        let all = &machine.nodes[id].cpus;
+        let part = |at: u32| {
+            let llc = &machine.llcs[at as usize];
+            // A cache that several nodes share counts in each with its part.
+            let here = llc.cpus.intersection(all).len() as f64 / llc.cpus.len().max(1) as f64;
+            (llc.cpus.intersection(usable), llc.size_bytes.as_f64() * here)
+        };
+        let parts: Vec<(CpuSet, f64)> = machine.llcs_of(id).into_iter().map(part).collect();
+        let cache = |(cpu_set, bytes): (CpuSet, f64)| CacheShape {
+            node,
+            cpus: cpu_set.len() as f64,
+            cores: near::cores(machine, &cpu_set) as f64,
+            cpu_set,
+            bytes,
+        };
+        let known: usize = parts.iter().map(|(cpus, _)| cpus.len()).sum();
+        if known < usable.len() {
+            let bytes = parts.iter().map(|(_, bytes)| bytes).sum();
+            return vec![cache((usable.clone(), bytes))];
+        }
+        parts
+            .into_iter()
+            .filter(|(cpus, _)| !cpus.is_empty())
+            .map(cache)
+            .collect()
+    }
+
+    /// All of a node's caches as one.
+    fn merge(of_node: Vec<CacheShape>) -> Option<CacheShape> {
+        of_node.into_iter().reduce(|a, b| CacheShape {
+            node: a.node,
+            cpu_set: a.cpu_set.union(&b.cpu_set),
+            cpus: a.cpus + b.cpus,
+            cores: a.cores + b.cores,
+            bytes: a.bytes + b.bytes,
+        })
+    }
+}
+
+/// A host, as the predictor sees it.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    /// Nodes with memory and CPUs, ascending.
+    pub nodes: Vec<NodeShape>,
+    /// Their caches, in the order of nodes.
+    pub caches: Vec<CacheShape>,
+    /// Latency of an access from a node to a node without load, local = 1, row by row.
+    pub latency: Vec<f64>,
+    /// How much longer a core's own work takes beside a busy hyperthread.
+    pub smt_stretch: f64,
+    /// Which nodes are near each other.
+    pub(crate) near: Near,
+}
+
+impl Shape {
+    /// The shape of a machine of which VMs may use these CPUs.
+    pub fn of(machine: &Machine, usable: &CpuSet, config: &Config) -> Shape {
+        let homes = machine.home_nodes();
+        let usable_of = |id: NodeId| machine.nodes[id].cpus.intersection(usable);
+        let ids: Vec<NodeId> = homes
+            .iter()
+            .filter(|id| !usable_of(*id).is_empty())
+            .take(NODES_MAX)
+            .collect();
+        let of_node = |(at, id): (usize, &NodeId)| CacheShape::of_node(machine, *id, at, &usable_of(*id));
+        let mut by_node: Vec<Vec<CacheShape>> = ids.iter().enumerate().map(of_node).collect();
+        if by_node.iter().map(Vec::len).sum::<usize>() > NODES_MAX {
+            let as_one = |caches| CacheShape::merge(caches).into_iter().collect();
+            by_node = by_node.into_iter().map(as_one).collect();
+        }
+        let caches: Vec<CacheShape> = by_node.into_iter().flatten().collect();
+        let nodes: Vec<NodeShape> = ids
+            .iter()
+            .enumerate()
+            .map(|(at, id)| {
+                let of_node = || caches.iter().filter(|cache| cache.node == at);
+                let cores = of_node().map(|cache| cache.cores).sum();
+                NodeShape {
+                    id: *id,
+                    cores,
+                    cpus: of_node().map(|cache| cache.cpus).sum(),
+                    bandwidth: machine.nodes[*id]
+                        .memory_bandwidth
+                        .filter(|known| known.0 > 0)
+                        .map_or(config.bandwidth_per_core.as_f64() * cores, BytesPerSec::as_f64),
+                    caches: mask_of(caches.iter(), |cache| cache.node == at),
+                }
+            })
+            .collect();
+        let ratio = |a: &NodeShape, b: &NodeShape| {
+            let distance = machine.distance(a.id, b.id).unwrap_or(10).max(10);
+            1.0 + config.distance_real * (f64::from(distance) / 10.0 - 1.0)
+        };
+        let latency = nodes
+            .iter()
+            .flat_map(|a| nodes.iter().map(move |b| ratio(a, b)))
+            .collect();
+        Shape {
+            near: Near::of(machine, &ids),
+            nodes,
+            caches,
+            latency,
+            smt_stretch: config.smt_stretch,
+        }
+    }
+
+    /// Position of a node.
+    pub fn position(&self, id: NodeId) -> Option<usize> {
+        self.nodes.iter().position(|node| node.id == id)
+    }
+
+    /// All caches of a set of nodes; `None` where one of them is not among these.
+    pub fn mask(&self, nodes: &NodeSet) -> Option<u64> {
+        let caches_of = |id| Some(self.nodes[self.position(id)?].caches);
+        nodes.iter().map(caches_of).sum()
+    }
+
+    /// Those of these caches of which some of these CPUs are.
+    pub fn caches_of(&self, mask: u64, cpus: &CpuSet) -> u64 {
+        mask & mask_of(self.caches.iter(), |cache| {
+            !cache.cpu_set.intersection(cpus).is_empty()
+        })
+    }
+
+    /// Positions of the nodes of these caches.
+    pub fn node_mask(&self, mask: u64) -> u64 {
+        positions(mask).fold(0, |nodes, at| nodes | 1 << self.caches[at].node)
+    }
+
+    /// All caches of the nodes at these positions.
+    pub fn caches_on(&self, node_mask: u64) -> u64 {
+        positions(node_mask).fold(0, |caches, at| caches | self.nodes[at].caches)
+    }
+
+    /// Nodes of these caches.
+    pub fn nodes_of(&self, mask: u64) -> NodeSet {
+        positions(self.node_mask(mask))
+            .map(|at| self.nodes[at].id)
+            .collect()
+    }
+
+    /// CPUs of these caches.
+    pub fn cpus_of(&self, mask: u64) -> CpuSet {
+        positions(mask)
+            .flat_map(|at| self.caches[at].cpu_set.iter())
+            .collect()
+    }
+
+    /// All caches.
+    pub fn all(&self) -> u64 {
+        mask_of(self.caches.iter(), |_| true)
+    }
+
+    pub(super) fn latency_between(&self, from: usize, to: usize) -> f64 {
+        self.latency[from * self.nodes.len() + to]
+    }
+}
+
+/// Positions of those that are it.
+fn mask_of<T>(all: impl Iterator<Item = T>, is_it: impl Fn(T) -> bool) -> u64 {
+    all.enumerate()
+        .fold(0, |mask, (at, of)| mask | u64::from(is_it(of)) << at)
+}
