@@ -346,7 +346,7 @@ impl Scene {
             links,
             no_page_uses: self.no_page_uses.clone(),
             trackers: Vec::new(),
-            kernel: self.kernel.clone(),
+            kernel: self.kernel,
             vms,
         }
     }

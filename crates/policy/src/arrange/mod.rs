@@ -234,7 +234,7 @@ fn arrange(view: &View<'_>, settings: Settings<'_>, shape: Arc<Shape>, state: &m
         let free = scene.search(&mut state.room).all_free();
         let why =
             format!("undone: with these first homes VMs take {mean:.2} of their time before, on average");
-        return scene.carry_out(view, &free, Some(why), state);
+        return scene.carry_out(view, &free, Some(&why), state);
     }
     let lives_in_homes = scene.lives_in_homes();
     let arrivals =
@@ -532,7 +532,7 @@ impl<'a> Scene<'a> {
         &mut self,
         view: &View<'_>,
         wanted: &[Place],
-        lifted: Option<String>,
+        lifted: Option<&str>,
         state: &mut State,
     ) -> Plan {
         let settings = self.settings;
@@ -544,7 +544,7 @@ impl<'a> Scene<'a> {
                 continue;
             }
             let Place::Home(mask) = wanted[at] else {
-                let why = lifted.clone().unwrap_or_else(|| {
+                let by_prediction = || {
                     let mean = |of: &[f64]| {
                         let active = || self.active().map(|at| of[at]);
                         active().sum::<f64>() / active().count().max(1) as f64
@@ -557,7 +557,8 @@ impl<'a> Scene<'a> {
                         then[at],
                         now[at]
                     )
-                });
+                };
+                let why = lifted.map_or_else(by_prediction, str::to_owned);
                 let (vm, lever) = (vm.sample.id, Lever::Home);
                 plan.decide(POLICY, Act::Lift { lever }.on(vm), why);
                 state.trials.take_back(vm, view.at, settings.trial);
