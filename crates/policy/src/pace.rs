@@ -15,7 +15,7 @@
 //! 1. its *pace*, a share of what was planned, halves after an epoch with moves in which its speed was more than
 //!    [`Config::slowdown_max`] below its usual one, down to [`Config::pace_min`]; it doubles after one with
 //!    moves in which it was not, up to 1. Where speed is not counted it stays 1. So that there is a usual speed, nothing moves
-//!    in the first epoch in which a VM is seen, and in one after [`IN_A_ROW_MAX`] while its pace is below 1;
+//!    in the first epoch in which a VM is seen, and in one after 16 with moves while its pace is below 1;
 //!    What moves whole or not at all is not slowed down;
 //! 2. a move that left more than [`Config::vain_min`] of what it was to move where it was is *in vain*. After such moves nothing
 //!    is moved for 1, 2, 4 … epochs, up to [`Config::wait_max_epochs`], which is said once; a move that works ends that.

@@ -112,7 +112,7 @@ homenode_units::settings! {
 
 impl Config {
     /// What a VM may lose, in the same company or another, where going back moves memory or not.
-    fn loss_max(&self, is_same: bool, moves_memory: bool) -> f64 {
+    fn loss_borne(&self, is_same: bool, moves_memory: bool) -> f64 {
         match (is_same, moves_memory) {
             (false, _) => self.loss_unsure,
             (true, true) => self.loss_max,
@@ -371,7 +371,7 @@ pub fn judge(view: &View<'_>, settings: Settings<'_>, profiles: &Profiles, state
         let is_same = trial.company == present;
         let back = trial.back(view);
         let moves_memory = back.as_ref().is_none_or(|back| back.nodes != trial.to.nodes);
-        let loss_max = config.loss_max(is_same, moves_memory);
+        let loss_max = config.loss_borne(is_same, moves_memory);
         // A home of before may be none any more: its node is drained, say.
         let allowed = placement::allowed_nodes(view, vm);
         let may = |from: &Home| {
