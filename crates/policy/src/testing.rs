@@ -595,6 +595,7 @@ pub fn character(threads: f64, misses_per_kilo: f64) -> Character {
         slope: 0.4,
         bytes_per_miss: 85.0,
         local_free: 0.7,
+        found: None,
         memory: None,
         at_home: 1.0,
         at_free: 1.0,

@@ -19,6 +19,8 @@ pub struct Config {
     pub crowded_threads: f64,
     /// VMs per node, or threads per core, of a crowded host, 0 to 1000.
     pub crowded_vms: f64,
+    /// Share of the host's cores below which VMs of a quiet host want, 0 to 1000; at most [`Config::crowded_threads`].
+    pub quiet_threads: f64,
     /// Homes are given where they promise at most this mean slow-down, 0 to 10,
     pub mean_max: f64,
     /// on a crowded host, where they also keep what is local local, at most this,
@@ -30,6 +32,9 @@ pub struct Config {
     /// Lines that a polluter brings into caches in a second, over the mean VM's, thread by thread, 0 to 1000: where the host's
     /// kernel balances only polluters get homes.
     pub polluter_min: f64,
+    /// Least share of its time that a VM must be predicted to save where its threads and its memory are brought together, 0 to 1:
+    /// where the host's kernel balances.
+    pub together_min: f64,
     /// Least gain of a move or exchange, in slow-downs of one VM, 0 to 1000.
     pub move_gain_min: f64,
     /// Least that a step of the search must lower the cost, in slow-downs of one VM, 0 to 1000.
@@ -76,11 +81,13 @@ impl Default for Config {
             by_cache: true,
             crowded_threads: 0.8,
             crowded_vms: 1.25,
+            quiet_threads: 0.6,
             mean_max: 0.95,
             mean_max_crowded: 0.98,
             worst_max: 1.08,
             mean_max_balanced: 0.995,
             polluter_min: 1.5,
+            together_min: 0.02,
             move_gain_min: 0.15,
             step_min: 0.01,
             harm_weight: 6.0,
@@ -105,11 +112,13 @@ homenode_units::settings! {
         by_cache: Any,
         crowded_threads: 0.0..=1000.0,
         crowded_vms: 0.0..=1000.0,
+        quiet_threads: 0.0..=1000.0,
         mean_max: 0.0..=10.0,
         mean_max_crowded: 0.0..=10.0,
         worst_max: 0.0..=10.0,
         mean_max_balanced: 0.0..=10.0,
         polluter_min: 0.0..=1000.0,
+        together_min: SHARE,
         move_gain_min: 0.0..=1000.0,
         step_min: 0.0..=1000.0,
         harm_weight: 0.0..=1000.0,
@@ -130,6 +139,10 @@ homenode_units::settings! {
 }
 
 fn ordered(config: &Config) -> Result<(), BadSetting> {
+    BadSetting::unless_ordered(
+        ("quiet_threads", config.quiet_threads),
+        ("crowded_threads", config.crowded_threads),
+    )?;
     BadSetting::unless_ordered(("rest", config.rest), ("rest_idle", config.rest_idle))
 }
 

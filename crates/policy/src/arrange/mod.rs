@@ -12,6 +12,7 @@
 //! - *Active* VM: it wants at least [`predict::Config::active_min`] of a CPU.
 //! - *Crowded* host: its VMs want [`Config::crowded_threads`] of its cores, and there are [`Config::crowded_vms`] times as many
 //!   of them as nodes, or they want that many times its cores.
+//! - *Quiet* host: its VMs want less than [`Config::quiet_threads`] of its cores.
 //! - *Slow-down* of a VM: its predicted speed if no VM had a home, over its predicted speed ([`crate::predict`]).
 //! - *Cost* of an arrangement: mean slow-down of active VMs; what exceeds 1 counts [`Config::harm_weight`] times more, and
 //!   of a gain that a move promises [`Config::belief`] counts; moving memory costs its time on the way, through one queue for
@@ -36,9 +37,15 @@
 //!
 //!    On a host whose kernel balances (AutoNUMA, as on a stock host) locality is the kernel's: it brings memory to threads and
 //!    threads to memory, and spreads a VM over more caches than a home has. What it does not see is who pollutes whose cache.
-//!    There, and on a crowded host alone, homes are searched for polluters ([`Config::polluter_min`]), each on caches of its
+//!    There, on a crowded host, homes are searched for polluters alone ([`Config::polluter_min`]), each on caches of its
 //!    own, evenly over the controllers; all others stay free, over the caches that are left to them. The kernel is a partner:
 //!    vCPUs are placed, pages follow by either hand.
+//!
+//!    Nor does it bring together what is apart for long on a quiet host, as most are: the threads of a VM that mostly rests stay
+//!    on the nodes on which they woke, and its memory on all of these. There VMs that are far from their memory get whole nodes
+//!    with room for all of their vCPUs, a few at a time, those first that gain most, where nobody is predicted to lose anything
+//!    ([`Config::together_min`]). Who is made slower by a home than no agent would by more than
+//!    [`trial::Config::loss_max`], as learnt there, is freed at the next look.
 //! 3. While VMs live in homes and the kernel does not balance, a VM that arrives on a crowded host gets one at once, before it
 //!    touches memory, by the character of the mean VM.
 //! 4. Else the one move or exchange of homes that lowers the cost most is made, if it lowers the sum of slow-downs by
@@ -54,7 +61,10 @@
 //! - `a_vm_alone_on_the_host_is_left_free`
 //! - `where_homes_promise_little_all_stay_free`
 //! - `where_the_kernel_balances_only_polluters_get_homes_and_each_a_cache_of_its_own`
-//! - `where_the_kernel_balances_a_host_with_idle_cores_is_left_alone`
+//! - `where_the_kernel_balances_a_host_with_idle_cores_and_local_vms_is_left_alone`
+//! - `where_the_kernel_balances_a_quiet_host_a_vm_is_brought_together_with_its_memory`
+//! - `where_the_kernel_balances_a_home_that_has_become_crowded_is_taken_back`
+//! - `who_is_brought_together_with_its_memory_has_a_cpu_for_each_vcpu`
 //! - `a_vm_that_never_worked_counts_as_idle`
 //! - `a_crowded_host_gets_homes_that_keep_polluters_apart`
 //! - `a_node_that_empties_is_offered_to_those_that_suffer`
@@ -240,7 +250,10 @@ fn arrange(view: &View<'_>, settings: Settings<'_>, shape: Arc<Shape>, state: &m
     let arrivals =
         lives_in_homes && !scene.is_balanced && scene.is_crowded() && scene.only_arrivals_seek(state);
     let is_alone = scene.active().count() < 2;
-    let may_seek = arrivals || (!is_alone && scene.all_known(state));
+    let may_seek = match scene.is_balanced && scene.is_quiet() {
+        true => scene.vms.len() > 1,
+        false => arrivals || (!is_alone && scene.all_known(state)),
+    };
     if !(may_seek || lives_in_homes)
         || !(arrivals
             || state
@@ -251,11 +264,11 @@ fn arrange(view: &View<'_>, settings: Settings<'_>, shape: Arc<Shape>, state: &m
     }
     let homes = match scene.is_balanced {
         _ if !may_seek => None,
-        true if !scene.is_crowded() => None,
-        true => scene.homes_for_polluters(&mut state.room),
+        true => scene.homes_where_balanced(state),
         false => scene.homes_for_all(&mut state.room),
     };
     let wanted = match homes {
+        Some(wanted) if scene.is_balanced => Some(wanted),
         Some(wanted) if arrivals || scene.pays(&wanted, &mut state.room) => Some(wanted),
         None if lives_in_homes && !scene.is_balanced => scene.search(&mut state.room).one_better(),
         _ => None,
@@ -307,7 +320,7 @@ impl<'a> Scene<'a> {
             .iter()
             .map(|vm| state.profiles.character(vm, &shape, settings.predict))
             .collect();
-        let is_known = |at: &usize| state.profiles.is_known(vms[*at].sample.id, settings.predict);
+        let is_known = |vm: &VmView<'_>| state.profiles.is_known(vm.sample.id, settings.predict);
         let is_balanced = view.sample.kernel.balances();
         if is_balanced {
             // Memory is beside the threads already: what a VM is slower than modelled it would be at home, too.
@@ -317,7 +330,7 @@ impl<'a> Scene<'a> {
                 }
             }
         }
-        let (known, new): (Vec<usize>, Vec<usize>) = (0..vms.len()).partition(is_known);
+        let (known, new): (Vec<usize>, Vec<usize>) = (0..vms.len()).partition(|at| is_known(vms[*at]));
         if let Some(mean) = Character::mean(&known.iter().map(|at| &characters[*at]).collect::<Vec<_>>()) {
             for at in new {
                 let threads = characters[at].threads;
@@ -343,8 +356,10 @@ impl<'a> Scene<'a> {
                     && vm.memory_fixed().is_none()
                     && !has_a_place(vm);
                 let (allowed, whole) = allowed(view, vm, &shape);
+                let movable_at_rest = ours && is_known(vm) && !state.trials.holds(vm.sample.id, view.at);
                 Wish {
                     ours,
+                    movable_at_rest,
                     movable: ours
                         && character.threads >= settings.predict.active_min
                         && !state.trials.holds(vm.sample.id, view.at),
@@ -370,7 +385,7 @@ impl<'a> Scene<'a> {
                 node.map_or(0.0, |node| node.memory_free_bytes.as_f64())
             })
             .collect();
-        Scene {
+        let mut scene = Scene {
             settings,
             shape,
             vms,
@@ -379,7 +394,12 @@ impl<'a> Scene<'a> {
             wishes,
             free_bytes,
             is_balanced,
+        };
+        if scene.is_crowded() {
+            // Where threads wait for cores the kernel has them change places all the time: where they were says nothing.
+            scene.characters.iter_mut().for_each(|vm| vm.found = None);
         }
+        scene
     }
 
     /// Positions of VMs at work.
@@ -395,6 +415,13 @@ impl<'a> Scene<'a> {
         let config = self.settings.arrange;
         let is_dense = vms >= config.crowded_vms * nodes || threads >= config.crowded_vms * cores;
         threads >= config.crowded_threads * cores && is_dense
+    }
+
+    /// Whether cores idle enough for a VM to be kept on a few of them.
+    fn is_quiet(&self) -> bool {
+        let threads: f64 = self.characters.iter().map(|vm| vm.threads).sum();
+        let cores: f64 = self.shape.nodes.iter().map(|node| node.cores).sum();
+        threads < self.settings.arrange.quiet_threads * cores
     }
 
     fn lives_in_homes(&self) -> bool {
@@ -422,10 +449,15 @@ impl<'a> Scene<'a> {
         );
         for (at, vm) in self.vms.iter().enumerate() {
             let id = vm.sample.id;
-            let Some(speed) = profiles.speed(id).filter(|_| profiles.is_known(id, config)) else {
+            let character = &mut self.characters[at];
+            // Of one that rests now and then, how fast it is while it works.
+            let speed = match profiles.rests(vm) {
+                true => profiles.pace(id).map(|pace| pace * character.threads),
+                false => profiles.speed(id),
+            };
+            let Some(speed) = speed.filter(|_| profiles.is_known(id, config)) else {
                 continue;
             };
-            let character = &mut self.characters[at];
             let seen = speed / predicted[at];
             match vm.home {
                 None if !lives_in_homes && !profiles.was_moved(id) => {
@@ -501,10 +533,38 @@ impl<'a> Scene<'a> {
         self.search(room).homes_for(&seekers)
     }
 
-    /// Homes for polluters that seek one; `None` where that promises nothing.
-    fn homes_for_polluters(&self, room: &mut Room) -> Option<Vec<Place>> {
-        let seekers: Vec<usize> = self.seekers().collect();
-        self.search(room).homes_for_polluters(&seekers)
+    /// Homes where the kernel balances: on a crowded host for polluters, where they pay; on a quiet one for VMs that are far from
+    /// their memory.
+    fn homes_where_balanced(&self, state: &mut State) -> Option<Vec<Place>> {
+        if let Some(freed) = self.without_lost(&mut state.room) {
+            return Some(freed);
+        }
+        if self.is_crowded() {
+            let seekers: Vec<usize> = self.seekers().collect();
+            let homes = self.search(&mut state.room).homes_for_polluters(&seekers);
+            return homes.filter(|homes| self.pays(homes, &mut state.room));
+        }
+        if !self.is_quiet() {
+            return None;
+        }
+        let is_free = |at: &usize| self.places[*at] == Place::Free && self.wishes[*at].movable_at_rest;
+        let seekers: Vec<usize> = (0..self.vms.len()).filter(is_free).collect();
+        self.search(&mut state.room).homes_together(&seekers)
+    }
+
+    /// Where VMs are now, but for those without their homes that these make slower than no agent would; `None` where none does.
+    fn without_lost(&self, room: &mut Room) -> Option<Vec<Place>> {
+        let most = 1.0 + self.settings.trial.loss_max;
+        let slow = self.search(room).slow_downs(&self.places);
+        let is_lost = |at: &usize| {
+            let has_home = matches!(self.places[*at], Place::Home(_));
+            has_home && self.wishes[*at].movable_at_rest && slow[*at] > most
+        };
+        let mut places = self.places.clone();
+        (0..places.len())
+            .filter(is_lost)
+            .for_each(|at| places[at] = Place::Free);
+        (places != self.places).then_some(places)
     }
 
     fn pays(&self, wanted: &[Place], room: &mut Room) -> bool {

@@ -27,12 +27,18 @@ use crate::predict::{AsFound, CacheShape, Character, NodeShape, Place, Room, Sha
 
 /// VMs of which it is cheaper to see whether they fit than to predict the speed of one. A measure of work, no setting.
 const FIT_PER_WORK: usize = 32;
+/// So many VMs are brought together at a time: their memory is on its way at once.
+const TOGETHER_MAX: usize = 4;
+/// What others may lose to that, in slow-downs: what no prediction can tell from nothing.
+const LOST_MAX: f64 = 0.005;
 
 /// What a search may do with a VM.
 #[derive(Clone, Debug)]
 pub struct Wish {
-    /// Whether it may be given another place.
+    /// Whether it may be given another place,
     pub movable: bool,
+    /// or might if it were active: it mostly rests.
+    pub movable_at_rest: bool,
     /// Whether its place is one that we chose.
     pub ours: bool,
     /// Caches of nodes that it may use, by position.
@@ -397,6 +403,87 @@ impl<'a> Search<'a> {
             }
         }
         best
+    }
+
+    /// Homes for free VMs of which much of the memory that they use is away from their threads, while all others stay where they
+    /// are: on whole nodes, those first that gain most, at most [`TOGETHER_MAX`] at once. Each gains at least
+    /// [`together_min`](super::Config::together_min), nobody loses anything to speak of, and a node that is a home has a CPU for
+    /// each vCPU of those who live there, at work or not.
+    pub fn homes_together(&mut self, seekers: &[usize]) -> Option<Vec<Place>> {
+        let least = self.settings.arrange.together_min;
+        let mut order: Vec<(usize, f64)> = seekers
+            .iter()
+            .map(|at| {
+                (
+                    *at,
+                    (1.0 - self.vms[*at].local_free) * self.vms[*at].waiting_share(),
+                )
+            })
+            .filter(|(_, waits_for_others)| *waits_for_others >= least)
+            .collect();
+        order.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        let mut places = self.now.to_vec();
+        let mut slow = self.slow_downs(&places);
+        let mut given = 0;
+        for (at, _) in order {
+            let mut best: Option<(u64, Vec<f64>)> = None;
+            for mask in self.roomy(at, &places) {
+                if self.is_over() {
+                    break;
+                }
+                let before = std::mem::replace(&mut places[at], Place::Home(mask));
+                let then = self.slow_downs(&places);
+                (self.candidates, self.work) = (self.candidates + 1, self.work + self.room.cells_count());
+                places[at] = before;
+                let harms = |(other, then): (usize, &f64)| other != at && *then > slow[other] + LOST_MAX;
+                let is_better = best.as_ref().is_none_or(|(_, best)| then[at] < best[at]);
+                if is_better && !then.iter().enumerate().any(harms) {
+                    best = Some((mask, then));
+                }
+            }
+            let Some((mask, then)) = best.filter(|(_, then)| then[at] <= slow[at] * (1.0 - least)) else {
+                continue;
+            };
+            (places[at], slow) = (Place::Home(mask), then);
+            given += 1;
+            if given == TOGETHER_MAX {
+                break;
+            }
+        }
+        (given > 0).then_some(places)
+    }
+
+    /// Whole nodes that have a CPU for each vCPU of a VM beside those of VMs that live there: of each size the one with most of its
+    /// memory, and the one with most room.
+    fn roomy(&self, at: usize, places: &[Place]) -> Vec<u64> {
+        let shape = self.shape;
+        let mut booked = [0.0; crate::predict::NODES_MAX];
+        for (place, wish) in places.iter().zip(self.wishes) {
+            let nodes = shape.node_mask(place.mask());
+            positions(nodes).for_each(|node| booked[node] += wish.vcpus / f64::from(nodes.count_ones()));
+        }
+        let wish = &self.wishes[at];
+        let share = |nodes: u64| wish.vcpus / f64::from(nodes.count_ones());
+        let left = |nodes: u64| {
+            let of = positions(nodes).map(|node| shape.nodes[node].cpus - booked[node] - share(nodes));
+            of.fold(f64::INFINITY, f64::min)
+        };
+        let fits = |nodes: &u64| {
+            let has_memory = wish
+                .coming(*nodes)
+                .all(|(node, bytes)| bytes <= self.free_bytes[node]);
+            left(*nodes) >= 0.0 && has_memory && self.may_live(at, shape.caches_on(*nodes))
+        };
+        let sets: Vec<u64> = self.node_sets(wish.vcpus).into_iter().filter(fits).collect();
+        let held = |nodes: &u64| -> f64 { positions(*nodes).map(|node| wish.bytes[node]).sum() };
+        let mut chosen = Vec::new();
+        for size in 1..=shape.nodes.len() as u32 {
+            let sized = || sets.iter().copied().filter(|nodes| nodes.count_ones() == size);
+            chosen.extend(sized().max_by(|a, b| held(a).total_cmp(&held(b))));
+            chosen.extend(sized().max_by(|a, b| left(*a).total_cmp(&left(*b))));
+        }
+        chosen.dedup();
+        chosen.into_iter().map(|nodes| shape.caches_on(nodes)).collect()
     }
 
     /// Homes that a VM may have on caches on which nobody has one yet, and of those that are alike the one with most of its

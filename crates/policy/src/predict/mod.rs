@@ -18,7 +18,8 @@
 //!
 //! # Model
 //! 1. *Threads.* Caches and nodes are a hierarchy: threads run on the CPUs of a cache, and their memory is on a node. Homes
-//!    hold their VMs' threads; threads of free VMs fill up what is least loaded, as the kernel's balancing does. More threads
+//!    hold their VMs' threads; threads of free VMs are where the kernel has kept them, but for those that homes leave no core:
+//!    these fill up what is least loaded, as the kernel's balancing does. More threads
 //!    than CPUs share their time; more threads than cores share cores, and then the core's own work takes
 //!    [`Config::smt_stretch`] times as long. Waiting for memory overlaps, which is what hyperthreads are for (Tullsen).
 //! 2. *Caches.* The miss ratio `m` follows a power of the capacity, `m = m0 (c / c0)^-s` (Hartstein); the power is learnt, from
@@ -52,6 +53,7 @@
 //! - `a_vm_that_computes_gains_nothing_from_a_home`
 //! - `a_change_is_felt_where_homes_join`
 //! - `a_thread_that_is_seldom_on_a_cache_is_a_whole_one_while_it_is`
+//! - `threads_of_free_vms_stay_where_they_were_seen_as_long_as_there_is_a_core`
 //!
 //! # Sources
 //! (Tullsen) ISCA 1995. (Xiang) ASPLOS 2013, "HOTL: a higher order theory of locality". (Hartstein) CF 2006, "Cache miss
@@ -133,6 +135,9 @@ pub struct Character {
     pub bytes_per_miss: f64,
     /// Share of its accesses that are local where the kernel puts it and its memory was never moved.
     pub local_free: f64,
+    /// Share of its threads that the kernel keeps on each cache's CPUs, by position; `None` where that was not seen, and it is
+    /// taken to spread them evenly.
+    pub found: Option<Vec<f64>>,
     /// Share of its memory on each node, by position, if it lies where an agent put it; else it lies where threads are.
     pub memory: Option<Vec<f64>>,
     /// Measured over modelled speed at home, seen while its memory is there.
@@ -161,6 +166,9 @@ pub struct Room {
     /// Share of a free VM's threads that are where they would be if no VM had a home.
     stayed: f64,
     free: Vec<f64>,
+    /// Threads of free VMs on each cache's CPUs before homes push any off, and the share of them that stays.
+    wanted: Vec<f64>,
+    stay: Vec<f64>,
     /// Share of their threads that free VMs have on each cache's CPUs,
     spread: Vec<f64>,
     /// and on each node, and so of memory that they touched first.
@@ -338,7 +346,8 @@ impl Room {
         }
     }
 
-    /// Threads of free VMs fill up what homes leave. Gives their number.
+    /// Threads of free VMs stay where the kernel has them, as long as homes leave cores there; others go to the least loaded
+    /// CPUs. Gives their number.
     fn place_free(&mut self, shape: &Shape, vms: &[Character], places: &[Place]) -> f64 {
         let n = shape.caches.len();
         let free = || (0..vms.len()).filter(|at| places[*at] == Place::Free);
@@ -346,25 +355,80 @@ impl Room {
         self.spread.clear();
         self.scattered.clear();
         let all: f64 = free().map(|at| vms[at].threads).sum();
-        if all > 0.0 {
-            fill(shape, shape.all(), &self.held, all, &mut self.free);
-            self.spread.extend(self.free.iter().map(|threads| threads / all));
+        if all <= 0.0 {
+            return all;
+        }
+        let cpus: f64 = shape.caches.iter().map(|cache| cache.cpus).sum();
+        self.wanted.clear();
+        self.wanted.resize(n, 0.0);
+        for at in free() {
+            let vm = &vms[at];
+            for (cache, of) in shape.caches.iter().enumerate() {
+                let share = vm.found.as_ref().map_or(of.cpus / cpus, |found| found[cache]);
+                self.threads[at * n + cache] = share * vm.threads;
+                self.wanted[cache] += share * vm.threads;
+            }
+        }
+        self.stay.clear();
+        for (cache, of) in shape.caches.iter().enumerate() {
+            let (held, wanted) = (self.held[cache], self.wanted[cache]);
+            let is_pushed = held > 0.0 && held + wanted > of.cores;
+            let room = (of.cores - held).max(0.0);
+            self.stay.push(if is_pushed {
+                room.min(wanted) / wanted.max(1e-9)
+            } else {
+                1.0
+            });
+        }
+        let kept = || {
+            self.wanted
+                .iter()
+                .zip(&self.stay)
+                .map(|(wanted, stay)| wanted * stay)
+        };
+        let pushed = all - kept().sum::<f64>();
+        for (held, kept) in self.held.iter_mut().zip(kept()) {
+            *held += kept;
+        }
+        if pushed > 1e-9 {
+            fill(shape, shape.all(), &self.held, pushed, &mut self.free);
             for at in free() {
-                for cache in 0..n {
-                    self.threads[at * n + cache] = self.spread[cache] * vms[at].threads;
+                let row = &mut self.threads[at * n..(at + 1) * n];
+                let off: f64 = row
+                    .iter()
+                    .zip(&self.stay)
+                    .map(|(own, stay)| own * (1.0 - stay))
+                    .sum();
+                for ((own, stay), free) in row.iter_mut().zip(&self.stay).zip(&self.free) {
+                    *own = *own * stay + off * free / pushed;
                 }
             }
-            self.scattered.resize(shape.nodes.len(), 0.0);
-            for (cache, share) in shape.caches.iter().zip(&self.spread) {
-                self.scattered[cache.node] += share;
-            }
-            for (held, free) in self.held.iter_mut().zip(&self.free) {
-                *held += free;
-            }
-            let cpus: f64 = shape.nodes.iter().map(|node| node.cpus).sum();
-            let stay = |(share, node): (&f64, &NodeShape)| share.min(node.cpus / cpus);
-            self.stayed = self.scattered.iter().zip(&shape.nodes).map(stay).sum();
+            self.held
+                .iter_mut()
+                .zip(&self.free)
+                .for_each(|(held, free)| *held += free);
         }
+        self.spread.resize(n, 0.0);
+        for at in free() {
+            let row = &self.threads[at * n..(at + 1) * n];
+            self.spread
+                .iter_mut()
+                .zip(row)
+                .for_each(|(spread, own)| *spread += own / all);
+        }
+        self.scattered.resize(shape.nodes.len(), 0.0);
+        for (cache, share) in shape.caches.iter().zip(&self.spread) {
+            self.scattered[cache.node] += share;
+        }
+        // Who is pushed to another cache of its node still is beside its memory.
+        self.stayed = positions(shape.node_mask(shape.all()))
+            .map(|node| {
+                let wanted: f64 = positions(shape.nodes[node].caches)
+                    .map(|cache| self.wanted[cache] / all)
+                    .sum();
+                self.scattered[node].min(wanted)
+            })
+            .sum();
         all
     }
 
@@ -603,6 +667,7 @@ impl Character {
             slope: mean(|vm| vm.slope),
             bytes_per_miss: mean(|vm| vm.bytes_per_miss),
             local_free: mean(|vm| vm.local_free),
+            found: None,
             memory: None,
             at_home: 1.0,
             at_free: 1.0,
@@ -640,6 +705,7 @@ impl Character {
             slope: profile::SLOPE,
             bytes_per_miss: bytes,
             local_free: config.local_unknown,
+            found: None,
             memory: None,
             at_home: 1.0,
             at_free: 1.0,

@@ -30,6 +30,9 @@ const SLOPE_MAX: f64 = 1.5;
 /// What counted miss ratios differ from the power law by, in logarithms.
 const MISS_NOISE: f64 = 0.1;
 
+/// A VM that wants less than this share of its CPUs rests.
+const BUSY_SHARE: f64 = 0.75;
+
 /// Everything learnt of one VM.
 #[derive(Clone, Debug, Default)]
 struct Profile {
@@ -45,6 +48,8 @@ struct Profile {
     cycles_per_instruction: Ewma,
     references: Ewma,
     local_free: Ewma,
+    /// Share of its threads on each cache's CPUs while it had no home; empty before it ran.
+    found: Vec<f64>,
     /// Sums over epochs of outer products of (stretch, misses x latency), and of these with cycles per instruction.
     evidence: [f64; 3],
     target: [f64; 2],
@@ -53,6 +58,8 @@ struct Profile {
     at_home: Ewma,
     at_free: Ewma,
     speed: Ewma,
+    /// Instructions per second of a CPU that it wanted.
+    pace: Ewma,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -196,6 +203,26 @@ impl Profiles {
         self.vms.get(&vm)?.speed.value()
     }
 
+    /// Instructions per second of CPU time that a VM wants of late, on average: how fast it is while it has work. `None` of one
+    /// that was never at work.
+    pub fn pace(&self, vm: VmId) -> Option<f64> {
+        self.vms.get(&vm)?.pace.value()
+    }
+
+    /// Whether a VM wants its CPUs for less than [`BUSY_SHARE`] of the time: how much it does says little of how fast it is.
+    pub fn rests(&self, vm: &VmView<'_>) -> bool {
+        let threads = self
+            .vms
+            .get(&vm.sample.id)
+            .and_then(|profile| profile.threads.value());
+        threads.is_some_and(|threads| threads < BUSY_SHARE * vm.sample.vcpus.len() as f64)
+    }
+
+    /// What is compared of a VM before and after a change: its pace where it rests, else its speed.
+    pub fn progress(&self, vm: VmId, rests: bool) -> Option<f64> {
+        if rests { self.pace(vm) } else { self.speed(vm) }
+    }
+
     /// Whether a VM ever had a home.
     pub fn was_moved(&self, vm: VmId) -> bool {
         self.vms.get(&vm).is_some_and(|profile| profile.was_moved)
@@ -244,6 +271,7 @@ impl Profiles {
             slope: line.map_or(SLOPE, |(.., slope)| slope),
             bytes_per_miss: self.bytes_per_miss.value().unwrap_or(config.bytes_per_miss),
             local_free,
+            found: (profile.found.len() == shape.caches.len()).then(|| profile.found.clone()),
             memory: profile.was_moved.then(|| memory(vm, shape)).flatten(),
             at_home: profile.at_home.value().unwrap_or(1.0),
             at_free: profile.at_free.value().unwrap_or(1.0),
@@ -381,6 +409,8 @@ impl Profile {
         }
         self.epochs += 1;
         self.speed.update(instructions, weight);
+        self.pace
+            .update(instructions / wanted.max(config.ran_min), weight);
         self.clock.update(cycles / rates.cpus_used, weight);
         let cpi = cycles / instructions;
         self.cycles_per_instruction.update(cpi, weight);
@@ -394,6 +424,9 @@ impl Profile {
         };
         self.references.update(count / instructions, weight);
         let on = threads_on(view, rates, shape);
+        if vm.home.is_none() {
+            self.see(&on, config.average_weight);
+        }
         let local = rates.local_access_ratio.unwrap_or(match vm.home {
             Some(_) => 1.0,
             None => config.local_unknown,
@@ -409,6 +442,21 @@ impl Profile {
         {
             self.line
                 .note(met.capacity.ln(), ratio.ln(), config.evidence_kept);
+        }
+    }
+
+    /// Takes in where its threads are.
+    fn see(&mut self, on: &[f64], weight: f64) {
+        let all: f64 = on.iter().sum();
+        if all <= 0.0 {
+            return;
+        }
+        if self.found.len() != on.len() {
+            self.found = on.iter().map(|threads| threads / all).collect();
+            return;
+        }
+        for (found, threads) in self.found.iter_mut().zip(on) {
+            *found += weight * (threads / all - *found);
         }
     }
 

@@ -21,12 +21,15 @@
 //!    judged together, and with them the VMs beside them that have none, since a VM that alone gives up its home is pushed off
 //!    the memory that it touched: all are taken back where they made VMs slower on average, by more than half of
 //!    [`Config::loss_max`]. Later they are challenged for as long as they last ([`crate::arrange`]).
-//! 3. Its company changed in between: nothing can be said. It stays where the ratio is no worse than [`Config::loss_unsure`],
+//! 3. Of a VM that rests much of the time its pace is compared (instructions per CPU time that it wants), over as many epochs at
+//!    work as it takes to know a VM, whatever its company: how much it does is what its clients ask for.
+//! 4. Its company changed in between: nothing can be said. It stays where the ratio is no worse than [`Config::loss_unsure`],
 //!    else it is undone as well.
 //!
 //! # Properties
 //! - `a_change_that_does_not_pay_is_undone`
 //! - `a_change_that_pays_stays`
+//! - `of_a_vm_that_rests_the_pace_is_compared_and_not_how_much_it_does`
 //! - `first_homes_fail_together`
 //! - `first_homes_fail_by_what_they_do_to_vms_beside_them`
 //! - `what_failed_is_tried_ever_more_rarely`
@@ -147,6 +150,10 @@ struct Trial {
     /// Most pages that were away from the new home; `None` where not known.
     away_most: Option<Pages>,
     before: f64,
+    /// Whether it rested much of the time, so that its pace is compared, whatever its company.
+    rests: bool,
+    /// How many epochs it had been seen at work when its memory was found at home.
+    epochs: u32,
     predicted: f64,
     company: BTreeSet<VmId>,
     from: Option<Home>,
@@ -241,7 +248,8 @@ impl State {
         profiles: &Profiles,
         predicted: f64,
     ) {
-        let Some(before) = profiles.speed(vm.sample.id) else {
+        let rests = profiles.rests(vm);
+        let Some(before) = profiles.progress(vm.sample.id, rests) else {
             return;
         };
         if vm.home.is_none() && !self.first_homes_run() {
@@ -253,6 +261,8 @@ impl State {
             home_at: None,
             away_most: None,
             before,
+            rests,
+            epochs: profiles.epochs(vm.sample.id),
             predicted,
             company: company(view, profiles, settings.predict),
             from: Home::of(view, vm),
@@ -354,21 +364,25 @@ pub fn judge(view: &View<'_>, settings: Settings<'_>, profiles: &Profiles, state
         trial.away_most = trial.away_most.max(pages_away);
         let is_home = pages_away.unwrap_or_default() <= config.away_pages_max;
         if trial.home_at.is_none() && (is_home || view.at >= trial.began + config.settle_max) {
-            trial.home_at = Some(view.at);
+            (trial.home_at, trial.epochs) = (Some(view.at), profiles.epochs(id));
         }
         if trial.home_at.is_none_or(|at| view.at < at + config.watch) {
+            continue;
+        }
+        // Of one that rests, as many epochs at work are waited for as it takes to know a VM.
+        if trial.rests && profiles.epochs(id) < trial.epochs + settings.predict.known_epochs {
             continue;
         }
         let trial = trial.clone();
         state.running.remove(&id);
         let Some(now) = profiles
-            .speed(id)
-            .filter(|_| profiles.is_active(id, settings.predict))
+            .progress(id, trial.rests)
+            .filter(|_| trial.rests || profiles.is_active(id, settings.predict))
         else {
             continue;
         };
         let seen = now / trial.before;
-        let is_same = trial.company == present;
+        let is_same = trial.rests || trial.company == present;
         let back = trial.back(view);
         let moves_memory = back.as_ref().is_none_or(|back| back.nodes != trial.to.nodes);
         let loss_max = config.loss_borne(is_same, moves_memory);
@@ -389,7 +403,7 @@ pub fn judge(view: &View<'_>, settings: Settings<'_>, profiles: &Profiles, state
                 .map(|most| most.saturating_sub(pages_away.unwrap_or(most))),
         };
         state.results.note(id, &vm.sample.name, result);
-        if is_same && trial.from.is_none() {
+        if is_same && !trial.rests && trial.from.is_none() {
             state.first.push(seen);
         }
         state.end(id, view.at, config, undone);
