@@ -35,8 +35,8 @@ build: ## Build the homenode program and the emulator's plugin (release)
 	@scripts/strip.sh $(TARGET)/release/homenode
 
 run: build ## Build, then run the agent on its built-in simulated host, with its page; ends by itself or on Ctrl-C
-	@echo '== running the agent on the twin of a quad-socket R910; Ctrl-C ends it with a summary'
-	@$(TARGET)/release/homenode run --host twin --web $(ARGS)
+	@echo '== running the agent on the twin of two EPYC 7763 with a stock kernel; Ctrl-C ends it with a summary'
+	@$(TARGET)/release/homenode run --host twin:epyc-services --web $(ARGS)
 
 test: ## Run all checks and tests of the code itself (README says how long)
 	@echo '== running all checks and tests'

@@ -350,7 +350,7 @@ impl std::str::FromStr for HostArg {
 /// Options of `run`.
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
-    /// `twin[:MACHINE|:FILE.toml]` (the file a scenario or a machine), `libvirt[:URI]`, `qemu` (VMs that no libvirt manages:
+    /// `twin[:NAME|:FILE.toml]` (a scenario or a machine), `libvirt[:URI]`, `qemu` (VMs that no libvirt manages:
     /// Proxmox, Incus, KubeVirt's pods, plain QEMU) or `xen` (all domains, from dom0); default: `xen` in dom0, else libvirt if it
     /// answers, else `qemu` if such VMs run, else the twin, but never as root, as a service or without a terminal
     #[arg(long, value_name = "HOST")]

@@ -113,9 +113,11 @@ pub fn drain(args: &DrainArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!is_empty)))
 }
 
-/// Waits until nodes are empty, or nothing moves any more, or somebody has ended it.
+/// Waits until nodes are empty, or what is left becomes no less any more, or somebody has ended it.
 fn wait(args: &DrainArgs, nodes: &NodeSet, begun: Maintenance) -> anyhow::Result<Maintenance> {
     let (started, at_first) = (Instant::now(), memory(&begun, nodes));
+    let of = |drains: &Maintenance| (left(drains, nodes).count(), memory(drains, nodes));
+    let mut least = of(&begun);
     let (mut last, mut changed, mut looks) = (begun, started, 0);
     loop {
         let vms = left(&last, nodes).count();
@@ -134,7 +136,10 @@ fn wait(args: &DrainArgs, nodes: &NodeSet, begun: Maintenance) -> anyhow::Result
         sleep(LOOK);
         let next: Maintenance = ask_agent(args.agent.dir(), &Request::Maintenance)?;
         looks += u32::from(next.at_ns != last.at_ns);
-        if next.drains != last.drains {
+        // A kernel that balances moves pages of a VM that stays to and fro: that is no progress.
+        let now = of(&next);
+        if now.0 < least.0 || now.1 < least.1 {
+            least = (now.0.min(least.0), now.1.min(least.1));
             (changed, looks) = (Instant::now(), 0);
         }
         last = next;

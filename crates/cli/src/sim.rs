@@ -195,6 +195,7 @@ fn show(spec: &Setup, trials: &[Trial], output: &mut Output) {
             nodes(report)
         ));
         let more = [
+            requests(report),
             permits(report),
             memory(report),
             programs(report),
@@ -259,6 +260,24 @@ fn vms(report: &TwinReport) -> String {
         "waiting",
     ];
     table(&header, rows).to_string()
+}
+
+/// VMs that serve requests, if there are any.
+fn requests(report: &TwinReport) -> Option<String> {
+    let ms = |ms: f64| format!("{ms:.1}ms");
+    let serving = report.vms.iter().filter_map(|vm| Some((vm, vm.requests?)));
+    let rows: Vec<_> = serving
+        .map(|(vm, requests)| {
+            vec![
+                vm.name.clone(),
+                requests.count.to_string(),
+                ms(requests.mean_ms),
+                ms(requests.p50_ms),
+                ms(requests.p99_ms),
+            ]
+        })
+        .collect();
+    some(&["VM", "requests", "mean", "p50", "p99"], rows)
 }
 
 /// VMs with a permit, if there are any.

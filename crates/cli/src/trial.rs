@@ -17,8 +17,11 @@ pub fn about_input(error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// How long a VM's program ran; of one that did not end what it executed.
+/// How long a request of a VM takes; of one that serves none how long its program ran; of one that did not end what it executed.
 fn runtime(vm: &VmReport) -> String {
+    if let Some(requests) = vm.requests {
+        return format!("{:.1}ms", requests.mean_ms);
+    }
     match vm.runtime_s {
         Some(seconds) => format!("{seconds:.1}s"),
         None if vm.instructions_g > 0.0 => format!("{:.0}G instr.", vm.instructions_g),
@@ -26,7 +29,8 @@ fn runtime(vm: &VmReport) -> String {
     }
 }
 
-/// Runtimes and local shares of accesses of every VM, side by side.
+/// Runtimes and local shares of accesses of every VM, side by side; of those that serve requests the mean time of one, and that
+/// of the slowest of a hundred.
 pub fn side_by_side(trials: &[Trial]) -> Table {
     let names = |first: &str| {
         let headed = |(at, trial): (usize, &Trial)| match at {
@@ -37,12 +41,24 @@ pub fn side_by_side(trials: &[Trial]) -> Table {
     };
     let mut header = vec!["VM".to_owned(), "workload".to_owned()];
     header.extend(names("runtime: "));
+    let serve = trials.iter().any(|trial| trial.serving_count > 0);
+    if serve {
+        header.extend(names("p99: "));
+    }
     header.extend(names("local: "));
     let vms = trials.first().map_or(&[][..], |trial| &trial.report.vms);
     let rows = vms.iter().enumerate().map(|(at, vm)| {
         let of_all = trials.iter().map(|trial| &trial.report.vms[at]);
         let mut row = vec![vm.name.clone(), vm.workload.clone()];
         row.extend(of_all.clone().map(runtime));
+        if serve {
+            let p99 = |vm: &VmReport| {
+                or_dash(vm.requests.map(|requests| requests.p99_ms), |ms| {
+                    format!("{ms:.1}ms")
+                })
+            };
+            row.extend(of_all.clone().map(p99));
+        }
         row.extend(of_all.map(|vm| or_dash(vm.local_access_ratio, percent)));
         row
     });
@@ -54,7 +70,32 @@ pub fn sentences(trials: &[Trial]) -> Vec<String> {
     let Some((first, others)) = trials.split_first() else {
         return Vec::new();
     };
-    others.iter().filter_map(|trial| sentence(first, trial)).collect()
+    let of = |trial| {
+        sentence(first, trial)
+            .into_iter()
+            .chain(sentence_of_requests(first, trial))
+    };
+    others.iter().flat_map(of).collect()
+}
+
+fn sentence_of_requests(first: &Trial, trial: &Trial) -> Option<String> {
+    let change = |ratio: f64| {
+        let change = (1.0 - ratio) * 100.0;
+        format!(
+            "{:.1} percent {}",
+            change.abs(),
+            if change >= 0.0 { "less" } else { "more" }
+        )
+    };
+    Some(format!(
+        "{}: requests take {} time than under {}, the slowest of a hundred {}, on average over {} of {} VMs",
+        trial.policy,
+        change(trial.relative_request_time_mean?),
+        first.policy,
+        change(trial.relative_request_p99_mean?),
+        trial.serving_count,
+        first.report.vms.len()
+    ))
 }
 
 fn sentence(first: &Trial, trial: &Trial) -> Option<String> {
@@ -125,6 +166,32 @@ workload = "idle"
         );
         let sets = [PolicySet::Default, PolicySet::FfPin].map(Contender::PolicySet);
         run_all(&setup, &Config::default(), &sets, |_, _| (), |_, _, _| ()).unwrap()
+    }
+
+    #[test]
+    fn servers_are_compared_by_their_requests() {
+        let rest = "rest = { interval_m_instructions = 50.0, mean = \"50ms\" }\n";
+        let both = trials(&CASE.replace(
+            "workload = \"soplex\"\n",
+            &format!("workload = \"soplex\"\n{rest}"),
+        ));
+        assert_eq!(
+            (
+                both[1].ended_count,
+                both[1].not_ended_count,
+                both[1].serving_count
+            ),
+            (1, 0, 1)
+        );
+        let mean = |trial: &Trial| trial.report.vms[1].requests.unwrap().mean_ms;
+        let ratio = mean(&both[1]) / mean(&both[0]);
+        assert!((both[1].relative_request_time_mean.unwrap() - ratio).abs() < 1e-9);
+        let said = sentences(&both);
+        assert!(
+            said.len() == 2 && said[1].contains("on average over 1 of 3 VMs"),
+            "{said:?}"
+        );
+        assert!(side_by_side(&both).to_string().contains("p99: default"));
     }
 
     #[test]

@@ -9,16 +9,16 @@ use crate::bad_input;
 /// The twin's machine where none is named.
 pub const TWIN_MACHINE: &str = named::MACHINE;
 
-/// Reads `twin`, `twin:MACHINE` or `twin:FILE.toml`, a scenario or a machine.
+/// Reads `twin`, `twin:NAME` or `twin:FILE.toml`: a scenario or a machine.
 ///
 /// # Errors
 /// An unknown machine (with the nearest name), a bad file.
 pub fn spec(what: Option<&str>, seed: Option<u64>) -> anyhow::Result<Setup> {
     let (machine, scenario) = match what {
         None | Some(TWIN_MACHINE) => (machine(TWIN_MACHINE)?, Scenario::tavo_mixed()),
-        Some(path) if is_file(path) && !is_machine(&read(path)?) => {
-            let scenario = scenario(path)?;
-            (machine_for(&scenario, path, None)?, scenario)
+        Some(what) if is_scenario(what)? => {
+            let scenario = scenario(what)?;
+            (machine_for(&scenario, what, None)?, scenario)
         }
         Some(name) => {
             let machine = machine(name)?;
@@ -30,8 +30,13 @@ pub fn spec(what: Option<&str>, seed: Option<u64>) -> anyhow::Result<Setup> {
     Ok(Setup::new(machine, scenario, seed))
 }
 
-fn read(path: &str) -> anyhow::Result<String> {
-    homenode_machine_files::file::read_text_file(path).map_err(bad_input)
+/// Whether it is a file that describes no machine, or the name of a scenario that comes with the program.
+fn is_scenario(what: &str) -> anyhow::Result<bool> {
+    if is_file(what) {
+        let text = homenode_machine_files::file::read_text_file(what).map_err(bad_input)?;
+        return Ok(!is_machine(&text));
+    }
+    Ok(Scenario::names().any(|name| name == what))
 }
 
 /// Whether a file describes a machine, by its tables; if not it is a scenario.

@@ -66,6 +66,7 @@ fn scenario(vms: u64, duration: Ns) -> Scenario {
                 let phase = EventAction::Phase {
                     llc_access_factor,
                     cpi_factor,
+                    rest_factor: 1.0,
                 };
                 (chance.bits() % vms, phase)
             }

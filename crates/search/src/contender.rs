@@ -4,8 +4,9 @@ use std::fmt;
 use std::str::FromStr;
 
 use homenode_control::{Config, Control, Epoch, Event, PolicySet};
-use homenode_twin::Twin;
-use homenode_units::{Candidates, Ns};
+use homenode_machine::Machine;
+use homenode_twin::{Scenario, Twin};
+use homenode_units::{Candidates, CpuSet, Ns};
 
 use crate::program::{EXEC, Program};
 use crate::run::{Run, run_planned, run_watched};
@@ -16,14 +17,20 @@ use homenode_twin::Setup;
 pub enum Contender {
     /// A set of policies.
     PolicySet(PolicySet),
-    /// No agent: the host's kernel moves pages and threads by itself (numa_balancing).
-    AutoNuma,
+    /// No agent, and a kernel that moves pages and threads by itself (`kernel.numa_balancing`), or does not, whatever the
+    /// scenario says.
+    Balancing(bool),
+    /// No agent, and each VM's vCPUs on the CPUs of one L3, or of as many as they need, all shared out evenly: what operators are
+    /// advised to do by hand.
+    FixedPerL3,
     /// A program from outside in the place of policies.
     Program(Program),
 }
 
-/// Name of the kernel's AutoNUMA.
+/// Names of those without an agent.
 const AUTONUMA: &str = "autonuma";
+const NO_AUTONUMA: &str = "no-autonuma";
+const FIXED_PER_L3: &str = "fixed-per-l3";
 
 impl Contender {
     /// Nobody: the kernel's scheduler alone, beside which all others are.
@@ -38,7 +45,18 @@ impl Contender {
             .filter(|policies| !matches!(policies, PolicySet::Default | PolicySet::Memory))
             .map(Contender::PolicySet)
             .collect();
-        all.insert(1, Contender::AutoNuma);
+        all.insert(1, Contender::Balancing(true));
+        all
+    }
+
+    /// Those whom a stock host is compared with: `default` is the kernel as it comes, which balances.
+    pub fn on_stock() -> Vec<Contender> {
+        let mut all = vec![Contender::Balancing(false), Contender::FixedPerL3];
+        all.extend(
+            Contender::all()
+                .into_iter()
+                .filter(|one| *one != Contender::Balancing(true)),
+        );
         all
     }
 
@@ -46,7 +64,9 @@ impl Contender {
     pub fn name(&self) -> &str {
         match self {
             Contender::PolicySet(policies) => policies.name(),
-            Contender::AutoNuma => AUTONUMA,
+            Contender::Balancing(true) => AUTONUMA,
+            Contender::Balancing(false) => NO_AUTONUMA,
+            Contender::FixedPerL3 => FIXED_PER_L3,
             Contender::Program(program) => program.name(),
         }
     }
@@ -101,24 +121,65 @@ impl Contender {
                 let planner = Box::new(program.start()?);
                 run_planned(setup, with(PolicySet::Default), planner, look, watch)
             }
-            Contender::AutoNuma => {
-                let mut scenario = setup.scenario.clone();
-                // Xen's kernel has none: nothing happens there.
-                if scenario.balances().is_some() {
-                    scenario = scenario.with_numa_balancing(true);
-                }
+            Contender::Balancing(_) | Contender::FixedPerL3 => {
                 let setup = Setup {
-                    scenario,
+                    scenario: self.configured(setup),
                     ..setup.clone()
                 };
                 let run = run_watched(&setup, with(PolicySet::Default), look, watch)?;
                 Ok(Run {
-                    policy: AUTONUMA.to_owned(),
+                    policy: self.name().to_owned(),
                     ..run
                 })
             }
         }
     }
+
+    /// The scenario as an operator without an agent configures its host.
+    fn configured(&self, setup: &Setup) -> Scenario {
+        let scenario = setup.scenario.clone();
+        match self {
+            // Xen's kernel has none: nothing happens there.
+            Contender::Balancing(on) if scenario.balances().is_some() => scenario.with_numa_balancing(*on),
+            Contender::FixedPerL3 => fixed_per_l3(scenario, &setup.machine),
+            _ => scenario,
+        }
+    }
+}
+
+/// Gives each VM, in the scenario's order, the L3 on which least vCPUs are booked for each CPU; a VM that is wider than an L3 gets
+/// the next ones of the same node, then those of others, until it has a CPU for each vCPU.
+fn fixed_per_l3(mut scenario: Scenario, machine: &Machine) -> Scenario {
+    let mut booked = vec![0.0; machine.llcs.len()];
+    for vm in scenario.vms.iter_mut().filter(|vm| vm.cpus.is_none()) {
+        let load = |at: &usize| booked[*at] / machine.llcs[*at].cpus.len() as f64;
+        let mut order: Vec<usize> = (0..machine.llcs.len()).collect();
+        order.sort_by(|a, b| load(a).total_cmp(&load(b)).then(a.cmp(b)));
+        let node = |at: usize| {
+            machine.llcs[at]
+                .cpus
+                .iter()
+                .next()
+                .and_then(|cpu| machine.node_of(cpu))
+        };
+        if let Some(first) = order.first().copied() {
+            order.sort_by_key(|at| node(*at) != node(first));
+        }
+        let wanted = usize::from(vm.vcpus);
+        let (mut cpus, mut taken) = (CpuSet::default(), Vec::new());
+        for at in order {
+            if cpus.len() >= wanted {
+                break;
+            }
+            cpus = cpus.iter().chain(machine.llcs[at].cpus.iter()).collect();
+            taken.push(at);
+        }
+        for at in &taken {
+            booked[*at] += f64::from(vm.vcpus) / taken.len() as f64;
+        }
+        vm.cpus = Some(cpus);
+    }
+    scenario
 }
 
 impl fmt::Display for Contender {
@@ -130,14 +191,18 @@ impl fmt::Display for Contender {
 impl FromStr for Contender {
     type Err = String;
     fn from_str(text: &str) -> Result<Contender, String> {
-        if text == AUTONUMA {
-            return Ok(Contender::AutoNuma);
+        match text {
+            AUTONUMA => return Ok(Contender::Balancing(true)),
+            NO_AUTONUMA => return Ok(Contender::Balancing(false)),
+            FIXED_PER_L3 => return Ok(Contender::FixedPerL3),
+            _ => {}
         }
         if text.starts_with(EXEC) {
             return text.parse().map(Contender::Program);
         }
         text.parse().map(Contender::PolicySet).map_err(|_: String| {
-            let known = PolicySet::ALL.map(PolicySet::name).into_iter().chain([AUTONUMA]);
+            let others = [AUTONUMA, NO_AUTONUMA, FIXED_PER_L3];
+            let known = PolicySet::ALL.map(PolicySet::name).into_iter().chain(others);
             format!("no policies are named `{text}`{}", Candidates::of(text, known))
         })
     }
@@ -145,11 +210,45 @@ impl FromStr for Contender {
 
 #[cfg(test)]
 mod tests {
+    use homenode_machine_files::preset;
+    use homenode_twin::VmSpec;
+    use homenode_units::Bytes;
+
     use super::*;
 
     #[test]
+    fn fixed_vms_are_shared_out_evenly_and_have_a_cpu_for_each_vcpu() {
+        let machine = preset("epyc7763-nps4").unwrap();
+        let vm = |at: usize| {
+            VmSpec::new(
+                &format!("vm{at}"),
+                if at == 0 { 20 } else { 4 },
+                Bytes::from_gib(2),
+                "cg.B",
+            )
+        };
+        let scenario = fixed_per_l3(Scenario::of("some", (0..15).map(vm).collect()), &machine);
+        let llcs_of = |vm: &VmSpec| -> Vec<usize> {
+            let cpus = vm.cpus.as_ref().expect("fixed");
+            assert!(cpus.len() >= usize::from(vm.vcpus));
+            let llcs = 0..machine.llcs.len();
+            llcs.filter(|at| !cpus.intersection(&machine.llcs[*at].cpus).is_empty())
+                .collect()
+        };
+        let wide = llcs_of(&scenario.vms[0]);
+        let node = |at: usize| machine.node_of(machine.llcs[at].cpus.iter().next().unwrap());
+        assert!(wide.len() == 2 && node(wide[0]) == node(wide[1]), "{wide:?}");
+        let mut others: Vec<usize> = scenario.vms[1..].iter().flat_map(llcs_of).collect();
+        others.sort_unstable();
+        others.dedup();
+        assert_eq!(others.len(), 14, "one L3 for each of them");
+        assert!(others.iter().all(|at| !wide.contains(at)));
+    }
+
+    #[test]
     fn names_are_read_as_they_are_written() {
-        for contender in Contender::all().into_iter().chain([Contender::DEFAULT]) {
+        let others = Contender::on_stock().into_iter().chain([Contender::DEFAULT]);
+        for contender in Contender::all().into_iter().chain(others) {
             assert_eq!(contender.name().parse(), Ok(contender));
         }
         assert!(Contender::all().contains(&Contender::OURS));

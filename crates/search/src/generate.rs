@@ -172,7 +172,7 @@ pub fn name(seed: u64) -> String {
     format!("case-{seed}")
 }
 
-fn pick<'a, T>(chance: &mut Chance, of: &'a [T]) -> &'a T {
+pub(crate) fn pick<'a, T>(chance: &mut Chance, of: &'a [T]) -> &'a T {
     &of[chance.below(of.len() as u64) as usize]
 }
 
@@ -270,6 +270,7 @@ fn text(chance: &mut Chance, seed: u64, machine: &Machine, arrivals: Arrivals, v
         duration: "600s",
         arrival_order: "by-seed",
         arrival_jitter: "500ms",
+        numa_balancing: false,
         vm: Vec::new(),
         event: Vec::new(),
         name,
@@ -310,6 +311,7 @@ struct Case<'a> {
     duration: &'a str,
     arrival_order: &'a str,
     arrival_jitter: &'a str,
+    numa_balancing: bool,
     vm: Vec<Vm<'a>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     event: Vec<Start<'a>>,

@@ -1,4 +1,4 @@
-//! Runs of cases that nobody has looked at: drawn by seeds that follow the last commit which touched the policies, and each of
+//! Runs of cases that nobody has looked at, of [`crate::generate`] or [`crate::operations`]: drawn by seeds that follow the last commit which touched the policies, and each of
 //! them written down, so that nobody can run until the figures please.
 
 use std::fs;
@@ -34,9 +34,23 @@ pub struct HeldOutRun {
     pub cases: usize,
     /// Seeds of each case.
     pub seeds: usize,
+    /// What draws the cases.
+    #[serde(default)]
+    pub drawn_as: DrawnAs,
     /// By policies.
     #[serde(rename = "policy")]
     pub policies: Vec<HeldOutPolicy>,
+}
+
+/// What draws the cases of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DrawnAs {
+    /// [`crate::generate`]: programs that compute, on kernels that do not balance.
+    #[default]
+    Benchmarks,
+    /// [`crate::operations`]: VMs as in operation, on stock kernels.
+    Operations,
 }
 
 /// What policies came to in a held-out run.
@@ -45,10 +59,16 @@ pub struct HeldOutRun {
 pub struct HeldOutPolicy {
     /// Their name.
     pub name: String,
+    /// The class of the cases, of which each has a line of its own; absent where it is all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class: Option<String>,
     /// Mean over VMs, seeds and cases; `None` where no VM did anything.
     pub mean: Option<f64>,
     /// The VM that fares worst, by its mean over seeds.
     pub worst_vm: Option<f64>,
+    /// 99th percentile of requests' times beside the base's; `None` where no VM serves any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p99: Option<f64>,
     /// VMs hurt.
     pub hurt: usize,
     /// VMs in all.
@@ -65,6 +85,8 @@ impl HeldOutPolicy {
         let rounded = |value: Option<f64>| value.map(|value| (value * 1e4).round() / 1e4);
         HeldOutPolicy {
             name: name.to_owned(),
+            class: None,
+            p99: rounded(total.p99),
             mean: rounded(total.mean),
             worst_vm: rounded(total.worst_vm),
             hurt: total.hurt.0,
@@ -76,6 +98,11 @@ impl HeldOutPolicy {
 }
 
 impl HeldOut {
+    /// The runs of cases that were drawn so, oldest first.
+    pub fn drawn_as(&self, drawn_as: DrawnAs) -> impl Iterator<Item = &HeldOutRun> {
+        self.runs.iter().filter(move |run| run.drawn_as == drawn_as)
+    }
+
     /// The list in a file; an empty one where there is no such file.
     ///
     /// # Errors
@@ -115,6 +142,7 @@ mod tests {
                 commit: "abc".to_owned(),
                 cases: 2,
                 seeds: 1,
+                drawn_as: DrawnAs::Operations,
                 policies: vec![HeldOutPolicy::of("homenode", &Total::of(&[]))],
             });
             list.write(&path).unwrap();

@@ -7,6 +7,7 @@ pub mod generate;
 pub mod held_out;
 pub mod jobs;
 pub mod known;
+pub mod operations;
 pub mod outcome;
 pub mod program;
 pub mod run;

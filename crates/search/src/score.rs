@@ -6,6 +6,8 @@
 //! - A VM is *hurt* where the mean of its time over seeds is over [`HURT`] times that of the base's over the same seeds.
 //!
 //! # Method
+//! 0. Where its threads rest between requests, as a server's: the mean time of a request over that of the base. Its run lasts as
+//!    long however fast they are served.
 //! 1. Where every program that the VM began ended in both runs, and they are as many: the sum of their runtimes over that of
 //!    the base.
 //! 2. Else seconds per instruction over those of the base. A program that ends in one run and not in the other is so counted
@@ -41,8 +43,11 @@ pub fn value(base: &Run, other: &Run) -> f64 {
         .unwrap_or(f64::INFINITY)
 }
 
-/// Time of the VM's work in both runs, in seconds, or in seconds per thousand million instructions.
+/// Time of the VM's work in both runs, in seconds, in seconds per thousand million instructions, or in milliseconds per request.
 fn times(base: &VmReport, other: &VmReport) -> Option<(f64, f64)> {
+    if let (Some(base), Some(other)) = (base.requests, other.requests) {
+        return Some((base.mean_ms, other.mean_ms));
+    }
     if base.runtimes_s().count() == other.runtimes_s().count()
         && let (Some(base_s), Some(other_s)) = (base.whole_s(), other.whole_s())
         && base_s > 0.0
@@ -78,6 +83,8 @@ pub struct VmScore {
     pub workload: String,
     /// Mean time over seeds over that of the base.
     pub ratio: Option<f64>,
+    /// 99th percentile of its requests' times, mean over seeds, over that of the base; `None` where it serves none.
+    pub p99: Option<f64>,
     /// Mean time of its programs in the base runs, in seconds; `None` where one did not end.
     pub base_s: Option<f64>,
 }
@@ -96,7 +103,13 @@ impl CaseScore {
                 pairs().filter_map(|(base, other)| times(&base.report.vms[at], &other.report.vms[at]));
             let (base_s, other_s) = times.fold((0.0, 0.0), |sum, (a, b)| (sum.0 + a, sum.1 + b));
             let whole: Option<Vec<f64>> = base.iter().map(|run| run.report.vms[at].whole_s()).collect();
+            let p99s = pairs().filter_map(|(base, other)| {
+                let of = |run: &Run| Some(run.report.vms[at].requests?.p99_ms);
+                Some((of(base)?, of(other)?))
+            });
+            let (base_p99, other_p99) = p99s.fold((0.0, 0.0), |sum, (a, b)| (sum.0 + a, sum.1 + b));
             VmScore {
+                p99: (base_p99 > 0.0).then(|| other_p99 / base_p99),
                 name: vm.name.clone(),
                 workload: vm.workload.clone(),
                 ratio: (base_s > 0.0).then(|| other_s / base_s),
@@ -135,6 +148,11 @@ impl CaseScore {
         self.vms.iter().filter_map(|vm| vm.ratio).reduce(f64::max)
     }
 
+    /// Mean over VMs with requests of the 99th percentile beside the base's.
+    pub fn p99(&self) -> Option<f64> {
+        mean(self.vms.iter().filter_map(|vm| vm.p99))
+    }
+
     /// VMs that are hurt.
     pub fn hurt(&self) -> impl Iterator<Item = &VmScore> {
         self.vms
@@ -153,6 +171,8 @@ impl CaseScore {
 pub struct Total {
     /// Mean over VMs, then over seeds, then over cases.
     pub mean: Option<f64>,
+    /// 99th percentile of requests' times beside the base's: mean over VMs, then over cases; `None` where no VM serves any.
+    pub p99: Option<f64>,
     /// Worst VM, by its mean over seeds.
     pub worst_vm: Option<f64>,
     /// Worst run of a VM.
@@ -175,6 +195,7 @@ impl Total {
         let runs = || cases.iter().flat_map(CaseScore::runs);
         Total {
             mean: mean(cases.iter().filter_map(CaseScore::mean)),
+            p99: mean(cases.iter().filter_map(CaseScore::p99)),
             worst_vm: worst(CaseScore::worst_vm),
             worst_run: worst(CaseScore::worst_run),
             hurt: (

@@ -69,6 +69,12 @@ pub struct Trial {
     pub relative_instructions_mean: Option<f64>,
     /// So many VMs these are.
     pub not_ended_count: usize,
+    /// Mean over the VMs that serve requests of the mean time of one here over that under the policies run first,
+    pub relative_request_time_mean: Option<f64>,
+    /// and of the time within which 99 of 100 are done.
+    pub relative_request_p99_mean: Option<f64>,
+    /// So many VMs these are.
+    pub serving_count: usize,
     /// How much the policies decided.
     pub decisions: usize,
     /// What came of VMs and nodes.
@@ -86,6 +92,9 @@ impl Trial {
             ended_count: compared.runtimes.len(),
             relative_instructions_mean: mean(&compared.instructions),
             not_ended_count: compared.instructions.len(),
+            relative_request_time_mean: mean(&compared.request_means),
+            relative_request_p99_mean: mean(&compared.request_p99s),
+            serving_count: compared.request_means.len(),
             decisions: run.decisions,
             report: run.report,
         }
@@ -147,17 +156,25 @@ pub fn run(
     Ok(Trial::of(run, first))
 }
 
-/// How VMs did under two sets of policies: each by its runtime, or where its program did not end under both by instructions.
+/// How VMs did under two sets of policies: each by its requests where it serves any, else by its runtime, or where its program
+/// did not end under both by instructions.
 #[derive(Debug, Default)]
 struct Compared {
     runtimes: Vec<f64>,
     instructions: Vec<f64>,
+    request_means: Vec<f64>,
+    request_p99s: Vec<f64>,
 }
 
 impl Compared {
     fn of(base: &TwinReport, other: &TwinReport) -> Compared {
         let mut compared = Compared::default();
         for (a, b) in base.vms.iter().zip(&other.vms) {
+            if let Some((a, b)) = a.requests.zip(b.requests) {
+                compared.request_means.push(b.mean_ms / a.mean_ms);
+                compared.request_p99s.push(b.p99_ms / a.p99_ms);
+                continue;
+            }
             // One that did not run, or has no program, tells nothing.
             match (a.runtime_s.zip(b.runtime_s), speed(a).zip(speed(b))) {
                 (Some((a, b)), _) => compared.runtimes.push(b / a),

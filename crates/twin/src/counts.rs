@@ -5,11 +5,11 @@ use homenode_policy::permits::Account;
 use homenode_units::{BytesPerSec, Ns, Pages, Permit};
 
 use crate::engine::Engine;
-use crate::guest::{Life, Vm};
+use crate::guest::{Life, RequestTimes, Vm};
 use crate::index::{CpuIx, IxVec, VmIx, first};
 use crate::report::{
-    FlipReport, LinkReport, MemoryReport, NodeReport, PermitReport, ReleaseReport, StartReport, TwinReport,
-    VmReport,
+    FlipReport, LinkReport, MemoryReport, NodeReport, PermitReport, ReleaseReport, RequestReport,
+    StartReport, TwinReport, VmReport,
 };
 
 /// Counts of a host at one point in time; the difference of two of them is what happened in between.
@@ -39,6 +39,7 @@ struct VmCounts {
     node_changes: u64,
     waiting_ns: u64,
     io_bytes: f64,
+    requests: RequestTimes,
     throttled_ns: u64,
     used_units: u64,
     punished_count: u32,
@@ -87,6 +88,7 @@ impl Counts {
             now.node_changes -= then.node_changes;
             now.waiting_ns -= then.waiting_ns;
             now.io_bytes -= then.io_bytes;
+            now.requests.less(&then.requests);
             now.throttled_ns -= then.throttled_ns;
             // A VM that was started again has a new account.
             now.used_units = now.used_units.saturating_sub(then.used_units);
@@ -123,6 +125,7 @@ impl VmCounts {
                 .map(|task| engine.scheduler.queues.tasks[task].waiting_ns(engine.now))
                 .sum(),
             io_bytes: vm.threads.iter().map(|t| t.requests.bytes).sum(),
+            requests: vm.counts.requests.clone(),
             throttled_ns: tasks
                 .map(|task| engine.scheduler.queues.tasks[task].throttled_ns(engine.now))
                 .sum(),
@@ -233,6 +236,15 @@ fn report_start(life: &Life, (mark, now): (Ns, Ns)) -> StartReport {
     }
 }
 
+fn report_requests(times: &RequestTimes) -> Option<RequestReport> {
+    Some(RequestReport {
+        count: times.count(),
+        mean_ms: times.mean_ns()? / 1e6,
+        p50_ms: times.quantile_ns(0.5)? / 1e6,
+        p99_ms: times.quantile_ns(0.99)? / 1e6,
+    })
+}
+
 /// `since`: the mark, and now.
 fn report_vm(machine: &Machine, vm: &Vm, counts: &VmCounts, since: (Ns, Ns)) -> VmReport {
     let by_node = machine.nodes.keys().zip(&counts.by_node);
@@ -275,6 +287,7 @@ fn report_vm(machine: &Machine, vm: &Vm, counts: &VmCounts, since: (Ns, Ns)) -> 
         node_changes: counts.node_changes,
         waiting_s: counts.waiting_ns as f64 / 1e9,
         io_bytes: counts.io_bytes as u64,
+        requests: report_requests(&counts.requests),
         permit: None,
         memory: vm.limits.floor.map(|_| MemoryReport {
             given_bytes: vm.memory_bytes,

@@ -42,7 +42,7 @@ pub mod workload;
 pub use guest::boot_footprint;
 pub use report::{
     EventReport, EventResult, FlipReport, LinkReport, NodeReport, PermitReport, ProgramReport, ReleaseReport,
-    StartReport, TwinReport, VmReport,
+    RequestReport, StartReport, TwinReport, VmReport,
 };
 pub use scenario::{
     AfterProgram, Allocation, ArrivalOrder, Attribution, Backend, Disturbance, Enforcer, EventAction,

@@ -165,6 +165,9 @@ pub struct VmReport {
     pub waiting_s: f64,
     /// Bytes that its program asked devices for; what is still on its way is among them.
     pub io_bytes: u64,
+    /// What its clients waited for, where its threads rest between pieces of work; absent before the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requests: Option<RequestReport>,
     /// What its I/O did to its pages, whatever the mark; absent where it has no driver domain.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub driver_domain: Option<FlipReport>,
@@ -197,6 +200,20 @@ impl VmReport {
     pub fn first_arrival_s(&self) -> Option<f64> {
         self.starts.first().map(|start| start.arrival_s)
     }
+}
+
+/// Pieces of a program's work from one rest to the next, as a server's requests: times from the moment that work was there to its
+/// end, waits for a CPU included.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct RequestReport {
+    /// How many were done.
+    pub count: u64,
+    /// Their mean time, in milliseconds.
+    pub mean_ms: f64,
+    /// Half of them took at most so many milliseconds (up to 5 percent less).
+    pub p50_ms: f64,
+    /// 99 of 100 took at most so many milliseconds (up to 5 percent less).
+    pub p99_ms: f64,
 }
 
 /// One start of a VM.

@@ -135,6 +135,7 @@ fn quiet() -> EventAction {
     EventAction::Phase {
         llc_access_factor: 0.01,
         cpi_factor: 1.0,
+        rest_factor: 1.0,
     }
 }
 
@@ -212,6 +213,7 @@ fn plant(machine: &Machine, kind: Option<Kind>, shape: Kind, draw: &mut Draw) ->
             action = Some(EventAction::Phase {
                 llc_access_factor: llc,
                 cpi_factor: cpi,
+                rest_factor: 1.0,
             });
         }
         Kind::SiblingsBusy => {
@@ -276,6 +278,7 @@ fn phase(llc_access_factor: f64) -> EventAction {
     EventAction::Phase {
         llc_access_factor,
         cpi_factor: 1.0,
+        rest_factor: 1.0,
     }
 }
 

@@ -73,6 +73,8 @@ pub struct Recorded {
     pub lasted: Ns,
     /// When it begins in the scenario.
     pub lead: Ns,
+    /// Whether the host's kernel balanced NUMA memory at the end.
+    pub is_balanced: bool,
 }
 
 /// A VM of the scenario.
@@ -161,6 +163,7 @@ impl Recorded {
             vms,
             lasted: seen.lasted(),
             lead,
+            is_balanced: seen.is_balanced(),
         })
     }
 

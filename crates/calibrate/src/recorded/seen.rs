@@ -132,6 +132,12 @@ impl Life {
 }
 
 impl Seen {
+    /// Whether the host's kernel balanced NUMA memory when it was seen last; not where it did not say.
+    pub fn is_balanced(&self) -> bool {
+        let last = self.last.as_ref();
+        last.is_some_and(|sample| sample.kernel.balances())
+    }
+
     /// Nothing yet, on this machine.
     pub fn new(machine: &Machine) -> Seen {
         Seen {

@@ -35,6 +35,7 @@ pub fn scenario(recorded: &Recorded, about: &About, purpose: Purpose) -> String 
         Purpose::Fit => lasted,
     };
     document.insert("duration", value(time(duration)));
+    document.insert("numa_balancing", value(recorded.is_balanced));
     if recorded.lead > Ns::ZERO {
         let source =
             "VMs that ran before the stretch begin anew here, and get their memory and homes meanwhile";

@@ -49,6 +49,7 @@ fn scenario(tenant: Tenant) -> Scenario {
     let does = |llc_access_factor| EventAction::Phase {
         llc_access_factor,
         cpi_factor: 1.0,
+        rest_factor: 1.0,
     };
     let scenario = scenario.with_event(Ns::from_millis(1), TENANT, does(tenant.steady));
     let Some(every) = tenant.alternates else {

@@ -19,7 +19,7 @@ use homenode_units::{Bytes, Pages};
 use super::agenda::Timer;
 use super::script::{Event, Migration};
 use super::{Engine, Mover, Moving};
-use crate::guest::Stage;
+use crate::guest::{Factors, Stage};
 use crate::index::{ThreadIx, VmIx, first};
 use crate::report::{EventReport, EventResult};
 use crate::scenario::EventAction;
@@ -95,9 +95,14 @@ impl Engine {
             EventAction::Phase {
                 llc_access_factor,
                 cpi_factor,
+                rest_factor,
             } => {
                 self.settle_all();
-                self.vms[vm].course.factors = (llc_access_factor, cpi_factor);
+                self.vms[vm].course.factors = Factors {
+                    llc_accesses: llc_access_factor,
+                    cycles: cpi_factor,
+                    rest: rest_factor,
+                };
                 self.set_speeds_of(vm);
                 (EventResult::Done, None)
             }

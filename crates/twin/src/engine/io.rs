@@ -80,6 +80,7 @@ impl Engine {
         let rested = owner.threads[thread].doing == Doing::Resting;
         owner.threads[thread].doing = Doing::Computing;
         if rested {
+            owner.threads[thread].began = Some(self.now);
             self.wake(vm, thread, None);
             return;
         }

@@ -1,5 +1,7 @@
 //! What one vCPU's guest thread is doing, and what it has done.
 
+use homenode_units::Ns;
+
 use super::memory::Touch;
 use crate::io::Requests;
 
@@ -40,6 +42,8 @@ pub(crate) struct Thread {
     pub instructions_left: f64,
     /// What it asks devices for.
     pub requests: Requests,
+    /// When its program's last rest was over, or the program began; `None` while there is none.
+    pub began: Option<Ns>,
     /// Whether a housekeeping timer is set.
     pub timer_set: bool,
     /// Share of its accesses to memory that all threads use.
@@ -60,6 +64,7 @@ impl Thread {
             touches: Vec::new(),
             instructions_left: 0.0,
             requests: Requests::default(),
+            began: None,
             timer_set: false,
             shared_share,
             instructions: 0.0,

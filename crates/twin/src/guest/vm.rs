@@ -34,6 +34,7 @@ use super::autonuma::{Autonuma, HUGE_PAGES, one_process};
 use super::costs::{BOOT_CPU, BOOT_CPU_SECONDARY, HIGH_MEMORY, HOUSEKEEPING_RUN, TOUCH_NS, boot_footprint};
 use super::memory::{Scattered, Touches, VmMemory};
 use super::releases::Releases;
+use super::requests::RequestTimes;
 use super::runtime::Runtime;
 use super::thread::{Doing, Thread};
 use super::view::{By, View};
@@ -125,6 +126,8 @@ pub(crate) struct VmCounts {
     pub pages_moved: u64,
     pub vcpus_drawn: u64,
     pub policy_changes: u32,
+    /// Pieces of its program's work between two rests.
+    pub requests: RequestTimes,
 }
 
 /// What the host does to find out who uses a VM's pages, as its memory policy says.
@@ -149,6 +152,24 @@ impl HostCare {
     }
 }
 
+/// What an event multiplies of a program.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Factors {
+    pub llc_accesses: f64,
+    pub cycles: f64,
+    pub rest: f64,
+}
+
+impl Default for Factors {
+    fn default() -> Factors {
+        Factors {
+            llc_accesses: 1.0,
+            cycles: 1.0,
+            rest: 1.0,
+        }
+    }
+}
+
 /// The program that a VM runs, and how far it has come.
 #[derive(Clone, Debug)]
 pub(crate) struct Course {
@@ -163,8 +184,8 @@ pub(crate) struct Course {
     pub ran: Vec<ProgramReport>,
     /// Pages that the program took, and how many of them lay away from the VM's home.
     pub touched: (u64, u64),
-    /// What an event has made of it: factors of LLC accesses and cycles.
-    pub factors: (f64, f64),
+    /// What an event has made of it: factors of LLC accesses, cycles and rests.
+    pub factors: Factors,
     work_share: f64,
     starts: Touches,
     at_barrier: usize,
@@ -204,7 +225,7 @@ impl Course {
             then: VecDeque::new(),
             ran: Vec::new(),
             touched: (0, 0),
-            factors: (1.0, 1.0),
+            factors: Factors::default(),
             work_share: spec.work_share,
             starts,
             at_barrier: 0,
@@ -433,6 +454,9 @@ impl Vm {
                 if rest == Ns::ZERO {
                     return Next::Run;
                 }
+                if let Some(began) = self.threads[thread].began.take() {
+                    self.counts.requests.note(Ns(now.0 - began.0));
+                }
                 self.threads[thread].doing = Doing::Resting;
                 Next::Rest(rest)
             }
@@ -606,6 +630,7 @@ impl Vm {
         {
             return self.arrive(thread, now);
         }
+        self.threads[thread].began = Some(now);
         self.stretch(thread);
         Next::Run
     }
@@ -645,7 +670,7 @@ impl Vm {
         let factor = self
             .phase_at(self.progress(thread))
             .map_or(1.0, |phase| phase.rest_factor);
-        match rest.mean.as_f64() * factor {
+        match rest.mean.as_f64() * factor * self.course.factors.rest {
             mean if mean > 0.0 => Ns(self.chance.exponential(mean) as u64),
             _ => Ns::ZERO,
         }
@@ -745,7 +770,10 @@ impl Vm {
             Some(phases) if !phases.is_empty() => self.profile_phase(thread),
             _ => (1.0, 1.0),
         };
-        (accesses * self.course.factors.0, cycles * self.course.factors.1)
+        (
+            accesses * self.course.factors.llc_accesses,
+            cycles * self.course.factors.cycles,
+        )
     }
 
     fn profile_phase(&self, thread: ThreadIx) -> (f64, f64) {

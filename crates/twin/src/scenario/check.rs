@@ -451,6 +451,14 @@ impl Scenario {
                 factor,
                 "it must be above 0",
             ),
+            EventAction::Phase {
+                rest_factor: factor, ..
+            } if !(0.0..=1e6).contains(&factor) => figure(
+                "action.phase.rest_factor",
+                "rest_factor",
+                factor,
+                "it must lie between 0 and 1000000",
+            ),
             _ => Ok(()),
         }
     }

@@ -72,6 +72,9 @@ pub enum EventAction {
         /// Multiplies `cpi_core`.
         #[serde(default = "super::whole")]
         cpi_factor: f64,
+        /// Multiplies the mean rest, where threads rest: how busy a server is.
+        #[serde(default = "super::whole")]
+        rest_factor: f64,
     },
 }
 

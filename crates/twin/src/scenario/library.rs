@@ -18,6 +18,7 @@ macro_rules! builtin {
 builtin!(
     "balloon",
     "churn",
+    "epyc-services",
     "flip",
     "memory-overcommit",
     "move-memory",

@@ -21,7 +21,7 @@ use serde::Deserialize;
 
 use crate::index::{CpuIxSet, ThreadIx, marked};
 use crate::notation;
-use crate::workload::{self, Waiting, Workload};
+use crate::workload::{self, Rest, Waiting, Workload};
 
 pub use backend::{Backend, NextProgram, PoolSpec, Transfer};
 pub use check::TwinError;
@@ -57,8 +57,8 @@ pub struct Scenario {
     #[serde(default)]
     pub vcpu_exchanges_per_minute: f64,
     /// Whether the host's kernel moves pages and threads of all processes towards each other, as `kernel.numa_balancing` says
-    /// (AutoNUMA): of `kvm` and `native`. Absent it is off. A VM whose memory is bound or interleaved is left alone, as by
-    /// the kernel.
+    /// (AutoNUMA): of `kvm` and `native`. A file that does not say has it on, as stock hosts have. A VM whose memory is bound or
+    /// interleaved is left alone, as by the kernel.
     #[serde(default)]
     pub numa_balancing: Option<bool>,
     /// Share of VMs' memory, 0 to 1, that the host's kernel holds in transparent huge pages of 2 MiB: of `kvm` and `native`. It
@@ -189,6 +189,10 @@ pub struct VmSpec {
     /// in place of the kernel's sleep, and spare its interrupts [Policies, section 5.3.2].
     #[serde(default)]
     pub waiting: Option<Waiting>,
+    /// How its program's threads rest between pieces of work, in place of what the program says; not with a program that has
+    /// barriers. So the same program is a batch job, or a server that is little used.
+    #[serde(default)]
+    pub rest: Option<Rest>,
     /// Most CPU time that all of its vCPUs together get, in percent of one CPU; absent where there is no limit.
     #[serde(default)]
     pub cap_percent: Option<u32>,
@@ -415,6 +419,7 @@ impl VmSpec {
             memory_scattered: 0.0,
             weight: usual_weight(),
             waiting: None,
+            rest: None,
             cap_percent: None,
             passthrough: false,
             driver_domain: None,
@@ -513,6 +518,9 @@ impl Scenario {
         named: &dyn Fn(&str) -> Option<Result<Workload, String>>,
     ) -> Result<Scenario, TwinError> {
         let mut scenario: Scenario = read_toml(path, text)?;
+        // As stock hosts come.
+        let is_linux = scenario.hypervisor != Hypervisor::Xen;
+        scenario.numa_balancing = scenario.numa_balancing.or(is_linux.then_some(true));
         scenario.origin = Origin(Some(Arc::new(Source::new(path, text))));
         for at in 0..scenario.vms.len() {
             let Some(found) = named(&scenario.vms[at].workload) else {
@@ -633,6 +641,10 @@ impl Scenario {
         })?;
         if let (Some(program), Some(waiting)) = (&mut workload.program, vm.waiting) {
             program.waiting = waiting;
+        }
+        if let (Some(program), Some(rest)) = (&mut workload.program, vm.rest) {
+            program.rest = Some(rest);
+            workload.check()?;
         }
         Ok(workload)
     }

@@ -210,6 +210,7 @@ fn a_phase_holds_from_its_event_on() {
             let action = EventAction::Phase {
                 llc_access_factor,
                 cpi_factor,
+                rest_factor: 1.0,
             };
             scenario = scenario.with_event(at(5), "a", action);
         }
@@ -229,6 +230,62 @@ fn a_phase_holds_from_its_event_on() {
     assert!(none == 0.0 && quiet > plain, "{none} accesses per instruction");
     let (_, (slow, same_density)) = rate(Some((1.0, 3.0)));
     assert!(slow < plain && (same_density / density - 1.0).abs() < 1e-6);
+}
+
+/// Servers of the same program that each rest 50 ms after a request of about 40 ms, on these CPUs.
+fn servers(cpus: [&str; 2], more: &str) -> Scenario {
+    let vm = |(name, cpus): (&str, &str)| {
+        format!(
+            "[[vm]]\nname = \"{name}\"\nvcpus = 1\nmemory = \"1GiB\"\nworkload = \"povray\"\ncpus = \"{cpus}\"\n\
+             rest = {{ interval_m_instructions = 100.0, mean = \"50ms\" }}\n"
+        )
+    };
+    let vms: String = ["a", "b"].into_iter().zip(cpus).map(vm).collect();
+    let text = format!("name = \"servers\"\nmachine = \"r910\"\nwarm_up = \"5s\"\n{vms}{more}");
+    Scenario::from_toml("servers.toml", &text).unwrap()
+}
+
+#[test]
+fn a_request_takes_from_when_there_is_work_to_its_end() {
+    let requests = |scenario: &Scenario, until| {
+        let mut twin = twin(scenario);
+        twin.run_to_end(at(until));
+        twin.report().vms[0].requests.expect("it served some")
+    };
+    let alone = requests(&servers(["0", "1"], ""), 25);
+    assert!(
+        alone.p50_ms <= 1.06 * alone.mean_ms && alone.p99_ms < 1.2 * alone.mean_ms,
+        "{alone:?}"
+    );
+    // As many seconds of work and rest as were counted.
+    let counted_s = alone.count as f64 * (alone.mean_ms + 50.0) / 1e3;
+    assert!((counted_s / 20.0 - 1.0).abs() < 0.1, "{counted_s} s");
+    // Who shares a CPU waits for it.
+    let shared = requests(&servers(["0", "0"], ""), 25);
+    assert!(
+        shared.mean_ms > 1.2 * alone.mean_ms && shared.p99_ms > 1.5 * alone.p99_ms,
+        "{shared:?}"
+    );
+    // A server that becomes busier serves more, each as fast as before.
+    let event = "[[event]]\nat = \"5s\"\nvm = \"a\"\naction = { phase = { rest_factor = 0.1 } }\n";
+    let busy = requests(&servers(["0", "1"], event), 25);
+    assert!(busy.count as f64 > 1.5 * alone.count as f64, "{busy:?} {alone:?}");
+    assert!(
+        (busy.mean_ms / alone.mean_ms - 1.0).abs() < 0.02,
+        "{busy:?} {alone:?}"
+    );
+}
+
+#[test]
+fn programs_that_meet_at_barriers_have_no_rests() {
+    let text = "name = \"one\"\nmachine = \"r910\"\n[[vm]]\nname = \"a\"\nvcpus = 2\nmemory = \"2GiB\"\nworkload = \"cg.B\"\n\
+                rest = { interval_m_instructions = 100.0, mean = \"50ms\" }\n";
+    let scenario = Scenario::from_toml("one.toml", text);
+    let error = scenario
+        .and_then(|scenario| Twin::new(r910(), &scenario, 1).map(drop))
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("a program with barriers has no rests"), "{error}");
 }
 
 #[test]

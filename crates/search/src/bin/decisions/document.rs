@@ -13,7 +13,7 @@ use homenode_machine_files::preset;
 use homenode_search::board::{Board, Disturbed};
 use homenode_search::contender::Contender;
 use homenode_search::generate;
-use homenode_search::held_out::{HeldOut, HeldOutPolicy, HeldOutRun};
+use homenode_search::held_out::{DrawnAs, HeldOut, HeldOutPolicy, HeldOutRun};
 use homenode_search::jobs::{self, Progress};
 use homenode_search::known::Known;
 use homenode_search::run::Run;
@@ -29,7 +29,7 @@ use crate::scores::{print_total, runs, score, scores};
 use crate::{read, seeds, swept};
 
 /// What the policies are in: the last commit to touch it draws the held-out cases.
-const POLICY_PATH: &str = "crates/policy";
+pub const POLICY_PATH: &str = "crates/policy";
 
 #[derive(Debug, Args)]
 pub struct Held {
@@ -99,6 +99,7 @@ pub fn held_out(args: &Held) -> anyhow::Result<()> {
         commit: commit.chars().take(12).collect(),
         cases: setups.len(),
         seeds: seeds.len(),
+        drawn_as: DrawnAs::Benchmarks,
         policies,
     });
     list.write(&args.keep)
@@ -110,7 +111,7 @@ pub fn held_out(args: &Held) -> anyhow::Result<()> {
     clippy::disallowed_methods,
     reason = "the date of a run is no part of its result"
 )]
-fn today() -> anyhow::Result<String> {
+pub fn today() -> anyhow::Result<String> {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
     let time = chrono::DateTime::from_timestamp(i64::try_from(since.as_secs())?, 0);
     Ok(time

@@ -5,6 +5,7 @@
 
 mod document;
 mod known;
+mod operations;
 mod scores;
 mod swept;
 
@@ -28,7 +29,8 @@ use homenode_twin::{Disturbance, Scenario, Setup, named};
   decisions sweep --policy homenode --policy ff-pin                        one program, from one VM to a full host
   decisions lone --below 0.98                                              one VM alone
   decisions known --evaluations 300 data/decisions/cases/*.toml            what is known best
-  decisions held-out --keep data/decisions/held-out.toml                   cases that nobody has looked at")]
+  decisions held-out --keep data/decisions/held-out.toml                   cases that nobody has looked at
+  decisions operations --commit look --cases 8 --seeds 1 --policy homenode VMs as in operation, to look at")]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
@@ -55,6 +57,8 @@ enum Command {
     Known(known::Search),
     /// Run cases drawn by the last commit that touched the policies, and add what came of them to a list
     HeldOut(document::Held),
+    /// Score policies on VMs as in operation, on stock kernels, by class of hosts and of fullness
+    Operations(operations::Operations),
     /// Write the scoreboard as a document, with its figure beside it
     Document(document::Document),
 }
@@ -113,20 +117,25 @@ fn main() -> anyhow::Result<()> {
     let cli = Cli::parse();
     match cli.command {
         None => scores::print(&cli.scores),
-        Some(Command::Generate { seeds, out }) => generated(seeds, &out),
+        Some(Command::Generate { seeds, out }) => write_all(
+            &out,
+            seeds.map(|seed| (generate::name(seed), generate::case(seed))),
+        ),
         Some(Command::Sweep(args)) => swept::sweep(&args),
         Some(Command::Lone(args)) => swept::lone(&args),
         Some(Command::Known(args)) => known::search(&args),
         Some(Command::HeldOut(args)) => document::held_out(&args),
+        Some(Command::Operations(args)) => operations::run(&args),
         Some(Command::Document(args)) => document::write(&args),
     }
 }
 
-fn generated(seeds: RangeInclusive<u64>, out: &Path) -> anyhow::Result<()> {
-    fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
-    for seed in seeds {
-        let path = out.join(format!("{}.toml", generate::name(seed)));
-        fs::write(&path, generate::case(seed)).with_context(|| format!("cannot write {}", path.display()))?;
+/// Writes cases, each with its name, into a folder.
+fn write_all(folder: &Path, cases: impl Iterator<Item = (String, String)>) -> anyhow::Result<()> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    for (name, text) in cases {
+        let path = folder.join(format!("{name}.toml"));
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
 }

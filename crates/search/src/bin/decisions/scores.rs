@@ -106,7 +106,7 @@ pub fn print(args: &Scores) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn print_case(score: &CaseScore) {
+pub fn print_case(score: &CaseScore) {
     println!(
         "{:14} mean {} worst-run {} worst-vm {} decisions {:.0} moved {:.1} GiB",
         score.case,
@@ -126,14 +126,17 @@ fn print_vms(score: &CaseScore, base: &[Run], other: &[Run]) {
         let by_seed: Vec<String> = score.ratios.iter().map(|vms| show(vms[at])).collect();
         let both = |of| format!("{}->{}", of_runs(base, of), of_runs(other, of));
         println!(
-            "    {:18} {:11} {}  [{}]  local {} miss {} runtime {} s",
+            "    {:18} {:11} {}  [{}]  local {} miss {} node changes {} waited {} s runtime {} s p99 {} ms",
             vm.name,
             vm.workload,
             show(vm.ratio),
             by_seed.join(" "),
             both(|vm| vm.local_access_ratio),
             both(|vm| vm.llc_miss_rate),
+            both(|vm| Some(vm.node_changes as f64)),
+            both(|vm| Some(vm.waiting_s)),
             both(|vm| vm.runtime_s),
+            both(|vm| Some(vm.requests?.p99_ms)),
         );
     }
 }
@@ -148,10 +151,11 @@ pub fn print_total(scores: &[CaseScore]) {
         })
         .collect();
     println!(
-        "mean of cases {}; worst VM {}; hurt {}/{}: {}; runs over {MUCH_WORSE:.2}: {}/{}",
+        "mean of cases {}; p99 {}; worst VM {}; hurt {}/{}: {}; runs over {MUCH_WORSE:.2}: {}/{}",
         total
             .mean
             .map_or_else(|| "-".to_owned(), |mean| format!("{mean:.4}")),
+        show(total.p99),
         show(total.worst_vm),
         total.hurt.0,
         total.hurt.1,

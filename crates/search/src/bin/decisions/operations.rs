@@ -1,0 +1,128 @@
+//! `decisions operations`: VMs as in operation on stock kernels, by class of hosts and of fullness.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::Args;
+use homenode_machine_files::preset;
+use homenode_search::contender::Contender;
+use homenode_search::generate;
+use homenode_search::held_out::{DrawnAs, HeldOut, HeldOutPolicy, HeldOutRun};
+use homenode_search::jobs;
+use homenode_search::operations::{self, Class};
+use homenode_search::score::{CaseScore, Total};
+use homenode_twin::Setup;
+
+use crate::document::{POLICY_PATH, today};
+use crate::known::last_commit;
+use crate::scores::{print_case, print_total, scores};
+use crate::{seeds, show, write_all};
+
+#[derive(Debug, Args)]
+pub struct Operations {
+    /// How many cases; of 8 classes in turn
+    #[arg(long, default_value_t = 24)]
+    cases: usize,
+    /// Seeds of each case, as 1-5 or 7
+    #[arg(long, default_value = "1-5", value_parser = seeds)]
+    seeds: RangeInclusive<u64>,
+    /// Commit to draw cases from, or any word for cases to look at [default: the last one that touched the policies]
+    #[arg(long)]
+    commit: Option<String>,
+    /// Policies beside the stock kernel (again for more) [default: all]
+    #[arg(long = "policy")]
+    policies: Vec<Contender>,
+    /// Write the cases into this folder and run nothing
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Add the result to this list
+    #[arg(long)]
+    keep: Option<PathBuf>,
+    /// Runs at the same time [default: as many as there are CPUs]
+    #[arg(long, default_value_t = jobs::available(), hide_default_value = true)]
+    jobs: usize,
+}
+
+pub fn run(args: &Operations) -> anyhow::Result<()> {
+    let commit = match &args.commit {
+        Some(commit) => commit.clone(),
+        None => last_commit(POLICY_PATH)
+            .with_context(|| format!("no commit is known that touched {POLICY_PATH}; run this in the work tree, or name one with --commit"))?,
+    };
+    let drawn = generate::held_out(&commit, args.cases).into_iter().enumerate();
+    let cases: Vec<(Class, u64)> = drawn.map(|(at, seed)| (operations::class(at), seed)).collect();
+    if let Some(folder) = &args.out {
+        let name = |(class, seed): &(Class, u64)| operations::name(*class, *seed);
+        return write_all(
+            folder,
+            cases
+                .iter()
+                .map(|case| (name(case), operations::case(case.0, case.1))),
+        );
+    }
+    let setup = |(class, seed): &(Class, u64)| {
+        let scenario = operations::scenario(*class, *seed);
+        let machine = preset(scenario.machine.as_deref().unwrap_or_default())?;
+        Ok(Setup::new(machine, scenario, 1))
+    };
+    let setups: Vec<Setup> = cases.iter().map(setup).collect::<anyhow::Result<_>>()?;
+    let contenders = match args.policies.as_slice() {
+        [] => Contender::on_stock(),
+        named => named.to_vec(),
+    };
+    let seeds: Vec<u64> = args.seeds.clone().collect();
+    let scores = scores(&setups, &seeds, &contenders, args.jobs)?;
+    let mut policies = Vec::new();
+    for (contender, scores) in contenders.iter().zip(&scores) {
+        println!("== {contender}");
+        for (score, setup) in scores.iter().zip(&setups) {
+            print!("{:14} ", setup.machine.name);
+            print_case(score);
+        }
+        print_total(scores);
+        policies.push(HeldOutPolicy::of(contender.name(), &Total::of(scores)));
+        for (class, scores) in by_class(&cases, scores) {
+            let total = Total::of(&scores);
+            println!(
+                "{class:24} mean {} p99 {} worst VM {}",
+                show(total.mean),
+                show(total.p99),
+                show(total.worst_vm)
+            );
+            policies.push(HeldOutPolicy {
+                class: Some(class),
+                ..HeldOutPolicy::of(contender.name(), &total)
+            });
+        }
+    }
+    let Some(keep) = &args.keep else {
+        return Ok(());
+    };
+    let mut list = HeldOut::read(keep)?;
+    list.runs.push(HeldOutRun {
+        date: today()?,
+        commit: commit.chars().take(12).collect(),
+        cases: setups.len(),
+        seeds: seeds.len(),
+        drawn_as: DrawnAs::Operations,
+        policies,
+    });
+    list.write(keep)
+        .with_context(|| format!("cannot write {}", keep.display()))
+}
+
+/// Scores of the cases of each class, and of each kind of hosts.
+fn by_class(cases: &[(Class, u64)], scores: &[CaseScore]) -> BTreeMap<String, Vec<CaseScore>> {
+    let mut classes: BTreeMap<String, Vec<CaseScore>> = BTreeMap::new();
+    for (((hosts, fullness), _), score) in cases.iter().zip(scores) {
+        for name in [
+            hosts.name().to_owned(),
+            format!("{}, {}", hosts.name(), fullness.name()),
+        ] {
+            classes.entry(name).or_default().push(score.clone());
+        }
+    }
+    classes
+}

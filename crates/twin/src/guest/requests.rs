@@ -1,0 +1,96 @@
+//! How long a program's pieces of work take from one rest to the next: what the clients of a server wait for.
+
+use homenode_units::Ns;
+
+/// The shortest time that is told apart.
+const LEAST_NS: f64 = 1000.0;
+/// Each class of times ends so many times as late as the one before: how exact a quantile is.
+const STEP: f64 = 1.05;
+/// As many classes as reach from [`LEAST_NS`] to five minutes.
+const CLASSES: usize = 400;
+
+/// Counts of requests by how long they took.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestTimes {
+    /// By class: the first ends at [`LEAST_NS`], the last holds all that take longer.
+    classes: Box<[u32; CLASSES]>,
+    sum_ns: f64,
+}
+
+impl Default for RequestTimes {
+    fn default() -> RequestTimes {
+        RequestTimes {
+            classes: Box::new([0; CLASSES]),
+            sum_ns: 0.0,
+        }
+    }
+}
+
+impl RequestTimes {
+    /// Notes one.
+    pub fn note(&mut self, took: Ns) {
+        let above = libm::log((took.as_f64() / LEAST_NS).max(1.0)) / libm::log(STEP);
+        self.classes[(libm::ceil(above) as usize).min(CLASSES - 1)] += 1;
+        self.sum_ns += took.as_f64();
+    }
+
+    /// What was noted since an earlier point.
+    pub fn less(&mut self, earlier: &RequestTimes) {
+        for (now, then) in self.classes.iter_mut().zip(&*earlier.classes) {
+            *now -= then;
+        }
+        self.sum_ns -= earlier.sum_ns;
+    }
+
+    /// How many there were.
+    pub fn count(&self) -> u64 {
+        self.classes.iter().map(|count| u64::from(*count)).sum()
+    }
+
+    /// Their mean, in nanoseconds; `None` of none.
+    pub fn mean_ns(&self) -> Option<f64> {
+        let count = self.count();
+        (count > 0).then(|| self.sum_ns / count as f64)
+    }
+
+    /// A time within which this share of them was done, in nanoseconds: up to 5 percent too long. `None` of none.
+    pub fn quantile_ns(&self, share: f64) -> Option<f64> {
+        let wanted = (self.count() as f64 * share).max(1.0);
+        let mut sum = 0.0;
+        let is_reached = |count: &u32| {
+            sum += f64::from(*count);
+            sum >= wanted
+        };
+        let class = self.classes.iter().position(is_reached)?;
+        Some(LEAST_NS * libm::pow(STEP, class as f64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_within_a_class_and_nothing_is_lost() {
+        let mut times = RequestTimes::default();
+        assert_eq!(
+            (times.count(), times.mean_ns(), times.quantile_ns(0.5)),
+            (0, None, None)
+        );
+        for ms in 1..=1000 {
+            times.note(Ns::from_millis(ms));
+        }
+        times.note(Ns(1));
+        let earlier = times.clone();
+        for (share, exact_ms) in [(0.5, 500.0), (0.99, 990.0)] {
+            let ms = times.quantile_ns(share).unwrap() / 1e6;
+            assert!((0.999..1.051).contains(&(ms / exact_ms)), "{ms} {exact_ms}");
+        }
+        // Longer than the last class, as a server that stands still: it counts, and so does its length.
+        times.note(Ns::from_secs(3600));
+        times.less(&earlier);
+        assert_eq!(times.count(), 1);
+        assert_eq!(times.mean_ns(), Some(3600e9));
+        assert!(times.quantile_ns(0.5).unwrap() > 250e9);
+    }
+}
