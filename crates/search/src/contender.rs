@@ -147,8 +147,8 @@ impl Contender {
     }
 }
 
-/// Gives each VM, in the scenario's order, the L3 on which least vCPUs are booked for each CPU; a VM that is wider than an L3 gets
-/// the next ones of the same node, then those of others, until it has a CPU for each vCPU.
+/// Gives each VM, in the scenario's order, the L3 on which least vCPUs are booked for each CPU; a VM that is wider than an L3
+/// gets the next ones of the same node, then those of others, until it has a CPU for each vCPU.
 fn fixed_per_l3(mut scenario: Scenario, machine: &Machine) -> Scenario {
     let mut booked = vec![0.0; machine.llcs.len()];
     for vm in scenario.vms.iter_mut().filter(|vm| vm.cpus.is_none()) {

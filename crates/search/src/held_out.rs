@@ -1,5 +1,5 @@
-//! Runs of cases that nobody has looked at, of [`crate::generate`] or [`crate::operations`]: drawn by seeds that follow the last commit which touched the policies, and each of
-//! them written down, so that nobody can run until the figures please.
+//! Runs of cases that nobody has looked at, of [`crate::generate`] or [`crate::operations`]: drawn by seeds that follow the
+//! last commit which touched the policies, and each of them written down, so that nobody can run until the figures please.
 
 use std::fs;
 use std::io::ErrorKind;

@@ -12,8 +12,8 @@
 //! # Algorithm
 //! From a stream of the seed:
 //! 1. A machine of the class.
-//! 2. VMs until the class' vCPUs are reached: size, use of CPUs, kind and program from the distributions below. Where programs are
-//!    busy alone they would be busy for the share of time that was drawn: its threads rest between pieces of work.
+//! 2. VMs until the class' vCPUs are reached: size, use of CPUs, kind and program from the distributions below. A VM's threads
+//!    rest between pieces of work, so that alone it would be busy for the share of time that was drawn.
 //! 3. They arrive in the first minute, but for a few that come during the run, and a few go, at the trace's rate.
 //! 4. Twice in a run a VM becomes more or less busy.
 //!
@@ -26,8 +26,8 @@
 //! - [`INTERACTIVE`]: 43 of 100 core hours; what is unknown is counted with the delay-insensitive.
 //! - [`ARRIVALS_PER_VM_HOUR`]: 2.7 million VMs in 30 days, of which 226,000 were there at a time.
 //!
-//! *Estimates*, as nothing public says it: how long a request takes alone ([`REQUEST_S`]), how long a batch job's piece
-//! ([`PIECE_S`]), how use changes within a run ([`SWINGS`]; the trace has the 95th percentile of maxima at about seven times the
+//! *Estimates*, as nothing public says it: how long a request takes alone (`REQUEST_S`), how long a batch job's piece
+//! (`PIECE_S`), how use changes within a run (`SWINGS`; the trace has the 95th percentile of maxima at about seven times the
 //! average), and which program a VM runs: each of those that have no barriers, alike; those with barriers too where a VM is busy
 //! all the time.
 //!
@@ -199,7 +199,8 @@ pub fn scenario(class: Class, seed: u64) -> Scenario {
 pub fn case(class: Class, seed: u64) -> String {
     let (hosts, fullness) = class;
     let mut chance = Chance::labelled(seed, "operations", 0);
-    let machine = preset(*pick(&mut chance, hosts.presets())).expect("a preset");
+    let named: &&str = pick(&mut chance, hosts.presets());
+    let machine = preset(named).expect("a preset");
     let hardware = machine.hardware.clone().expect("these have figures");
     let programs = programs();
     let mut drawing = Drawing {

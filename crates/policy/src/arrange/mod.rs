@@ -103,7 +103,7 @@ use homenode_units::{CpuSet, NodeId, PAGE_BYTES, VmId};
 use crate::demand::History;
 use crate::near::positions;
 use crate::placement;
-use crate::predict::{self, AsFound, Character, Place, Profiles, Room, Shape};
+use crate::predict::{self, AsFound, Character, NodeShape, Place, Profiles, Room, Shape};
 use crate::trial;
 pub use config::{Config, Settings};
 pub use newcomer::{Beside, beside};
@@ -377,15 +377,12 @@ impl<'a> Scene<'a> {
                 }
             })
             .collect();
-        let free_bytes = shape
-            .nodes
-            .iter()
-            .map(|node| {
-                let node = view.sample.nodes.get(node.id);
-                node.map_or(0.0, |node| node.memory_free_bytes.as_f64())
-            })
-            .collect();
-        let mut scene = Scene {
+        let free_bytes = |node: &NodeShape| {
+            let node = view.sample.nodes.get(node.id);
+            node.map_or(0.0, |node| node.memory_free_bytes.as_f64())
+        };
+        let free_bytes = shape.nodes.iter().map(free_bytes).collect();
+        Scene {
             settings,
             shape,
             vms,
@@ -394,12 +391,16 @@ impl<'a> Scene<'a> {
             wishes,
             free_bytes,
             is_balanced,
-        };
-        if scene.is_crowded() {
-            // Where threads wait for cores the kernel has them change places all the time: where they were says nothing.
-            scene.characters.iter_mut().for_each(|vm| vm.found = None);
         }
-        scene
+        .with_threads_where_they_stay()
+    }
+
+    /// Where threads wait for cores the kernel has them change places all the time: where they were says nothing.
+    fn with_threads_where_they_stay(mut self) -> Self {
+        if self.is_crowded() {
+            self.characters.iter_mut().for_each(|vm| vm.found = None);
+        }
+        self
     }
 
     /// Positions of VMs at work.

@@ -453,8 +453,8 @@ impl<'a> Search<'a> {
         (given > 0).then_some(places)
     }
 
-    /// Whole nodes that have a CPU for each vCPU of a VM beside those of VMs that live there: of each size the one with most of its
-    /// memory, and the one with most room.
+    /// Whole nodes that have a CPU for each vCPU of a VM beside those of VMs that live there: of each size the one with most of
+    /// its memory, and the one with most room.
     fn roomy(&self, at: usize, places: &[Place]) -> Vec<u64> {
         let shape = self.shape;
         let mut booked = [0.0; crate::predict::NODES_MAX];

@@ -61,14 +61,14 @@
 //! performance model". Nothing here is taken from the twin, which has other laws: an error of one must not hide
 //! in the other.
 
+mod character;
 mod config;
 mod profile;
 mod shape;
 #[cfg(test)]
 mod tests;
 
-use homenode_units::BytesPerSec;
-
+pub use character::Character;
 pub use config::Config;
 pub use profile::Profiles;
 pub use shape::{CacheShape, NodeShape, Shape};
@@ -108,42 +108,6 @@ impl Place {
             Place::Home(mask) => mask,
         }
     }
-}
-
-/// What a VM asks of a host.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Character {
-    /// CPUs' worth of time that it wants.
-    pub threads: f64,
-    /// What it gets of a CPU that several want, by weight: share of the time it wants that it ran.
-    pub share: f64,
-    /// Cycles per second of a running thread.
-    pub clock: f64,
-    /// Cycles per instruction but for waiting for memory, on a core of its own.
-    pub core: f64,
-    /// Cycles that a miss stalls a thread per unloaded local latency.
-    pub stall: f64,
-    /// LLC references per instruction.
-    pub references: f64,
-    /// Miss ratio where each thread has [`Character::capacity`].
-    pub miss_ratio: f64,
-    /// Bytes; 0 where not known.
-    pub capacity: f64,
-    /// Power by which the miss ratio falls with capacity.
-    pub slope: f64,
-    /// Bytes that a miss moves.
-    pub bytes_per_miss: f64,
-    /// Share of its accesses that are local where the kernel puts it and its memory was never moved.
-    pub local_free: f64,
-    /// Share of its threads that the kernel keeps on each cache's CPUs, by position; `None` where that was not seen, and it is
-    /// taken to spread them evenly.
-    pub found: Option<Vec<f64>>,
-    /// Share of its memory on each node, by position, if it lies where an agent put it; else it lies where threads are.
-    pub memory: Option<Vec<f64>>,
-    /// Measured over modelled speed at home, seen while its memory is there.
-    pub at_home: f64,
-    /// Measured over modelled speed while no VM had a home: where the kernel keeps it is not what a mean kernel does.
-    pub at_free: f64,
 }
 
 /// Room for predictions, kept for its memory.
@@ -369,6 +333,35 @@ impl Room {
                 self.wanted[cache] += share * vm.threads;
             }
         }
+        self.push_off(shape, vms, places, all);
+        self.spread.resize(n, 0.0);
+        for at in free() {
+            let row = &self.threads[at * n..(at + 1) * n];
+            self.spread
+                .iter_mut()
+                .zip(row)
+                .for_each(|(spread, own)| *spread += own / all);
+        }
+        self.scattered.resize(shape.nodes.len(), 0.0);
+        for (cache, share) in shape.caches.iter().zip(&self.spread) {
+            self.scattered[cache.node] += share;
+        }
+        // Who is pushed to another cache of its node still is beside its memory.
+        self.stayed = positions(shape.node_mask(shape.all()))
+            .map(|node| {
+                let wanted: f64 = positions(shape.nodes[node].caches)
+                    .map(|cache| self.wanted[cache] / all)
+                    .sum();
+                self.scattered[node].min(wanted)
+            })
+            .sum();
+        all
+    }
+
+    /// Threads of free VMs, of which there are so many, go to the least loaded CPUs where homes leave them no core.
+    fn push_off(&mut self, shape: &Shape, vms: &[Character], places: &[Place], all: f64) {
+        let n = shape.caches.len();
+        let free = || (0..vms.len()).filter(|at| places[*at] == Place::Free);
         self.stay.clear();
         for (cache, of) in shape.caches.iter().enumerate() {
             let (held, wanted) = (self.held[cache], self.wanted[cache]);
@@ -408,28 +401,6 @@ impl Room {
                 .zip(&self.free)
                 .for_each(|(held, free)| *held += free);
         }
-        self.spread.resize(n, 0.0);
-        for at in free() {
-            let row = &self.threads[at * n..(at + 1) * n];
-            self.spread
-                .iter_mut()
-                .zip(row)
-                .for_each(|(spread, own)| *spread += own / all);
-        }
-        self.scattered.resize(shape.nodes.len(), 0.0);
-        for (cache, share) in shape.caches.iter().zip(&self.spread) {
-            self.scattered[cache.node] += share;
-        }
-        // Who is pushed to another cache of its node still is beside its memory.
-        self.stayed = positions(shape.node_mask(shape.all()))
-            .map(|node| {
-                let wanted: f64 = positions(shape.nodes[node].caches)
-                    .map(|cache| self.wanted[cache] / all)
-                    .sum();
-                self.scattered[node].min(wanted)
-            })
-            .sum();
-        all
     }
 
     /// CPUs that idle and threads above a cache's CPUs, where there are both.
@@ -647,75 +618,6 @@ fn reached(shape: &Shape, places: &[Place], changed: u64) -> Option<u64> {
             return Some(reached);
         }
         reached = shape.caches_on(shape.node_mask(more));
-    }
-}
-
-impl Character {
-    /// The mean VM of several; `None` of none.
-    pub fn mean(all: &[&Character]) -> Option<Character> {
-        let count = all.len() as f64;
-        let mean = |of: fn(&Character) -> f64| all.iter().map(|vm| of(vm)).sum::<f64>() / count;
-        (count > 0.0).then(|| Character {
-            threads: mean(|vm| vm.threads),
-            share: mean(|vm| vm.share),
-            clock: mean(|vm| vm.clock),
-            core: mean(|vm| vm.core),
-            stall: mean(|vm| vm.stall),
-            references: mean(|vm| vm.references),
-            miss_ratio: mean(|vm| vm.miss_ratio),
-            capacity: mean(|vm| vm.capacity),
-            slope: mean(|vm| vm.slope),
-            bytes_per_miss: mean(|vm| vm.bytes_per_miss),
-            local_free: mean(|vm| vm.local_free),
-            found: None,
-            memory: None,
-            at_home: 1.0,
-            at_free: 1.0,
-        })
-    }
-
-    /// A VM that has not run yet, with so many threads: one that draws this bandwidth (bytes per second, of all of them) from
-    /// memory, or else waits for memory for a third of its time.
-    pub fn newcomer(threads: f64, bandwidth: Option<BytesPerSec>, config: &Config) -> Character {
-        let (core, stall, clock, bytes) = (
-            profile::CORE,
-            profile::STALL,
-            profile::CLOCK,
-            config.bytes_per_miss,
-        );
-        // Of x misses per instruction a thread draws clock * x * bytes / (core + x * stall).
-        let misses = match bandwidth {
-            None => core / (2.0 * stall),
-            Some(bandwidth) => {
-                let each = bandwidth.as_f64() / threads.max(1.0);
-                let most = clock * bytes / stall;
-                let each = each.min(0.9 * most);
-                each * core / (clock * bytes - each * stall)
-            }
-        };
-        Character {
-            threads: threads.max(0.01),
-            share: 1.0,
-            clock,
-            core,
-            stall,
-            references: 2.0 * misses,
-            miss_ratio: 0.5,
-            capacity: 0.0,
-            slope: profile::SLOPE,
-            bytes_per_miss: bytes,
-            local_free: config.local_unknown,
-            found: None,
-            memory: None,
-            at_home: 1.0,
-            at_free: 1.0,
-        }
-    }
-
-    /// Share of its cycles that it waits for memory, on an idle host.
-    pub fn waiting_share(&self) -> f64 {
-        let waits = self.references * self.miss_ratio * self.stall;
-        waits / (self.core + waits)
     }
 }
 

@@ -161,6 +161,13 @@ struct Trial {
 }
 
 impl Trial {
+    /// Whether its VM, seen at work for so many epochs by now, was watched long enough. Of one that rests as many epochs at work
+    /// are waited for as it takes to know a VM.
+    fn is_due(&self, now: Ns, settings: Settings<'_>, epochs: u32) -> bool {
+        let is_watched = self.home_at.is_some_and(|at| now >= at + settings.trial.watch);
+        is_watched && (!self.rests || epochs >= self.epochs + settings.predict.known_epochs)
+    }
+
     fn is_in_force(&self, view: &View<'_>, vm: &VmView<'_>) -> bool {
         let is_there = |home: &&NodeSet| {
             **home == self.to.nodes && placement::cpus_at_home(view, vm, home).is_subset(&self.to.cpus)
@@ -366,11 +373,7 @@ pub fn judge(view: &View<'_>, settings: Settings<'_>, profiles: &Profiles, state
         if trial.home_at.is_none() && (is_home || view.at >= trial.began + config.settle_max) {
             (trial.home_at, trial.epochs) = (Some(view.at), profiles.epochs(id));
         }
-        if trial.home_at.is_none_or(|at| view.at < at + config.watch) {
-            continue;
-        }
-        // Of one that rests, as many epochs at work are waited for as it takes to know a VM.
-        if trial.rests && profiles.epochs(id) < trial.epochs + settings.predict.known_epochs {
+        if !trial.is_due(view.at, settings, profiles.epochs(id)) {
             continue;
         }
         let trial = trial.clone();
@@ -389,8 +392,9 @@ pub fn judge(view: &View<'_>, settings: Settings<'_>, profiles: &Profiles, state
         // A home of before may be none any more: its node is drained, say.
         let allowed = placement::allowed_nodes(view, vm);
         let may = |from: &Home| {
-            let allowed = allowed.as_ref();
-            allowed.is_none_or(|allowed| from.nodes.is_subset(allowed))
+            allowed
+                .as_ref()
+                .is_none_or(|allowed| from.nodes.is_subset(allowed))
         };
         let undone = back.as_ref().is_some_and(may) && seen < 1.0 - loss_max;
         let result = Verdict {
