@@ -227,7 +227,7 @@ impl Step {
             Self::Site => of(
                 "site",
                 "the notebooks, the documentation as a site, and the commands that it shows",
-                Some(1),
+                Some(2),
                 &["scripts/python-setup.sh", "scripts/site-setup.sh"],
             ),
             Self::Testbed(names, _) => of(
