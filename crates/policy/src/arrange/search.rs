@@ -406,7 +406,7 @@ impl<'a> Search<'a> {
     }
 
     /// Homes for free VMs of which much of the memory that they use is away from their threads, while all others stay where they
-    /// are: on whole nodes, those first that gain most, at most [`TOGETHER_MAX`] at once. Each gains at least
+    /// are: on whole nodes, those first that gain most, at most `TOGETHER_MAX` at once. Each gains at least
     /// [`together_min`](super::Config::together_min), nobody loses anything to speak of, and a node that is a home has a CPU for
     /// each vCPU of those who live there, at work or not.
     pub fn homes_together(&mut self, seekers: &[usize]) -> Option<Vec<Place>> {

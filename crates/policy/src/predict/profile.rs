@@ -209,7 +209,7 @@ impl Profiles {
         self.vms.get(&vm)?.pace.value()
     }
 
-    /// Whether a VM wants its CPUs for less than [`BUSY_SHARE`] of the time: how much it does says little of how fast it is.
+    /// Whether a VM wants its CPUs for less than `BUSY_SHARE` of the time: how much it does says little of how fast it is.
     pub fn rests(&self, vm: &VmView<'_>) -> bool {
         let threads = self
             .vms
