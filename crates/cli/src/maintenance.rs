@@ -113,7 +113,7 @@ pub fn drain(args: &DrainArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!is_empty)))
 }
 
-/// Waits until nodes are empty, or what is left becomes no less any more, or somebody has ended it.
+/// Waits until nodes are empty, or what is left shrinks no further, or the drain is ended elsewhere.
 fn wait(args: &DrainArgs, nodes: &NodeSet, begun: Maintenance) -> anyhow::Result<Maintenance> {
     let (started, at_first) = (Instant::now(), memory(&begun, nodes));
     let of = |drains: &Maintenance| (left(drains, nodes).count(), memory(drains, nodes));

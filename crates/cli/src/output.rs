@@ -357,6 +357,11 @@ pub fn percent(share: f64) -> String {
     format!("{:.0}%", share * 100.0)
 }
 
+/// A time in milliseconds.
+pub fn millis(ms: f64) -> String {
+    format!("{ms:.1}ms")
+}
+
 /// A figure that rests on counters; says so where a model counts them.
 pub fn counted(figure: String, by: Option<CountedBy>) -> String {
     match by {

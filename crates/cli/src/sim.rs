@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::bad_input;
 use crate::options::{ShownArgs, TwinKernelArgs};
-use crate::output::{Output, or_dash, percent, table};
+use crate::output::{Output, millis, or_dash, percent, table};
 use crate::progress::Work;
 use crate::settings;
 use crate::trial::{about_input, sentences, side_by_side};
@@ -264,16 +264,15 @@ fn vms(report: &TwinReport) -> String {
 
 /// VMs that serve requests, if there are any.
 fn requests(report: &TwinReport) -> Option<String> {
-    let ms = |ms: f64| format!("{ms:.1}ms");
     let serving = report.vms.iter().filter_map(|vm| Some((vm, vm.requests?)));
     let rows: Vec<_> = serving
         .map(|(vm, requests)| {
             vec![
                 vm.name.clone(),
                 requests.count.to_string(),
-                ms(requests.mean_ms),
-                ms(requests.p50_ms),
-                ms(requests.p99_ms),
+                millis(requests.mean_ms),
+                millis(requests.p50_ms),
+                millis(requests.p99_ms),
             ]
         })
         .collect();

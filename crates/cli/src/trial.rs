@@ -6,7 +6,7 @@ use homenode_search::trial::Trial;
 use homenode_twin::{TwinError, VmReport};
 
 use crate::bad_input;
-use crate::output::{or_dash, percent, table};
+use crate::output::{millis, or_dash, percent, table};
 
 /// What a twin refuses is bad input, and so is a program that is none; everything else is a failure.
 pub fn about_input(error: anyhow::Error) -> anyhow::Error {
@@ -20,7 +20,7 @@ pub fn about_input(error: anyhow::Error) -> anyhow::Error {
 /// How long a request of a VM takes; of one that serves none how long its program ran; of one that did not end what it executed.
 fn runtime(vm: &VmReport) -> String {
     if let Some(requests) = vm.requests {
-        return format!("{:.1}ms", requests.mean_ms);
+        return millis(requests.mean_ms);
     }
     match vm.runtime_s {
         Some(seconds) => format!("{seconds:.1}s"),
@@ -52,11 +52,7 @@ pub fn side_by_side(trials: &[Trial]) -> Table {
         let mut row = vec![vm.name.clone(), vm.workload.clone()];
         row.extend(of_all.clone().map(runtime));
         if serve {
-            let p99 = |vm: &VmReport| {
-                or_dash(vm.requests.map(|requests| requests.p99_ms), |ms| {
-                    format!("{ms:.1}ms")
-                })
-            };
+            let p99 = |vm: &VmReport| or_dash(vm.requests.map(|requests| requests.p99_ms), millis);
             row.extend(of_all.clone().map(p99));
         }
         row.extend(of_all.map(|vm| or_dash(vm.local_access_ratio, percent)));

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use homenode_reproduce::{Figure, Shape};
 
-use crate::held_out::{DrawnAs, HeldOut};
+use crate::held_out::{DrawnAs, HeldOut, HeldOutPolicy};
 use crate::known::Known;
 use crate::score::{CaseScore, HURT, MUCH_WORSE, Total, mean};
 use crate::sweep::{Cell, Work};
@@ -382,17 +382,23 @@ which touched the policies: nobody can have tuned that commit to them. Every run
 |---|---|---|---|---|---|---|---|
 ",
         );
-        for run in self.held_out.drawn_as(DrawnAs::Benchmarks) {
+        self.runs(out, DrawnAs::Benchmarks, |of| {
+            format!("{} | {}", of.name, figure(of.mean))
+        });
+    }
+
+    /// A line for each run of cases that were drawn so and each of its policies; `middle` writes their name and means.
+    fn runs(&self, out: &mut String, drawn_as: DrawnAs, middle: fn(&HeldOutPolicy) -> String) {
+        for run in self.held_out.drawn_as(drawn_as) {
             for of in &run.policies {
                 let _ = writeln!(
                     out,
-                    "| {} | {} | {} × {} | {} | {} | {} | {} of {} | {} of {} |",
+                    "| {} | {} | {} × {} | {} | {} | {} of {} | {} of {} |",
                     run.date,
                     run.commit,
                     run.cases,
                     run.seeds,
-                    of.name,
-                    figure(of.mean),
+                    middle(of),
                     figure(of.worst_vm),
                     of.hurt,
                     of.vms,
@@ -418,27 +424,10 @@ hundred, beside the stock kernel's. Drawn and listed as above; the classes of a 
 |---|---|---|---|---|---|---|---|---|---|
 ",
         );
-        for run in self.held_out.drawn_as(DrawnAs::Operations) {
-            for of in &run.policies {
-                let _ = writeln!(
-                    out,
-                    "| {} | {} | {} × {} | {} | {} | {} | {} | {} | {} of {} | {} of {} |",
-                    run.date,
-                    run.commit,
-                    run.cases,
-                    run.seeds,
-                    of.class.as_deref().unwrap_or("all"),
-                    of.name,
-                    figure(of.mean),
-                    figure(of.p99),
-                    figure(of.worst_vm),
-                    of.hurt,
-                    of.vms,
-                    of.much_worse,
-                    of.runs
-                );
-            }
-        }
+        self.runs(out, DrawnAs::Operations, |of| {
+            let class = of.class.as_deref().unwrap_or("all");
+            format!("{class} | {} | {} | {}", of.name, figure(of.mean), figure(of.p99))
+        });
     }
 
     /// Work by number of VMs, mean over machines and programs, as a figure.
@@ -490,7 +479,7 @@ fn summary(name: &str, cells: &[(Cell, Vec<Work>)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::held_out::{HeldOutPolicy, HeldOutRun};
+    use crate::held_out::HeldOutRun;
     use crate::known::OfSeed;
     use crate::score::VmScore;
 

@@ -49,7 +49,7 @@ impl Contender {
         all
     }
 
-    /// Those whom a stock host is compared with: `default` is the kernel as it comes, which balances.
+    /// What a stock host is compared with: `default` is the kernel as it comes, which balances.
     pub fn on_stock() -> Vec<Contender> {
         let mut all = vec![Contender::Balancing(false), Contender::FixedPerL3];
         all.extend(

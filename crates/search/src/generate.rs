@@ -89,11 +89,13 @@ struct Drawn {
     work_share: f64,
 }
 
+/// Presets of the hosts of the published experiments that have several nodes.
+pub(crate) const PUBLISHED: [&str; 5] = ["amd48", "amd6344x8", "r420", "r910", "xeon26x2"];
+
 /// Machines that cases are drawn on, by name: the hosts of the published experiments that have several nodes. Hosts of today are
 /// not among them: the board has its figures, year by year, of these.
 pub fn machines() -> Vec<Machine> {
-    let named = ["amd48", "amd6344x8", "r420", "r910", "xeon26x2"];
-    named.iter().filter_map(|name| preset(name).ok()).collect()
+    PUBLISHED.iter().filter_map(|name| preset(name).ok()).collect()
 }
 
 /// Names of the workloads that have a program.
@@ -110,13 +112,18 @@ pub fn memory_for(program: &Program, vcpus: u16) -> Bytes {
     Bytes((touched + touched / 4).next_multiple_of(gib))
 }
 
-/// The share of a program's work that lasts about so long alone on an empty machine, where the kernel gives each vCPU as much
-/// of the LLCs as there is.
-pub fn share_for(program: &Program, vcpus: u16, machine: &Machine, hardware: &Hardware, seconds: f64) -> f64 {
+/// Seconds of a whole program alone on an empty machine, where the kernel gives each vCPU as much of the LLCs as there is.
+pub(crate) fn alone_s(program: &Program, vcpus: u16, machine: &Machine, hardware: &Hardware) -> f64 {
     let llcs = machine.llcs.iter().map(|llc| llc.size_bytes.as_f64());
     let largest = llcs.fold(0.0, f64::max);
     let (llcs, vcpus) = (machine.llcs.len() as f64, f64::from(vcpus.max(1)));
-    let whole = program.seconds_within(largest * (llcs / vcpus).min(1.0), hardware);
+    program.seconds_within(largest * (llcs / vcpus).min(1.0), hardware)
+}
+
+/// The share of a program's work that lasts about so long alone on an empty machine, where the kernel gives each vCPU as much
+/// of the LLCs as there is.
+pub fn share_for(program: &Program, vcpus: u16, machine: &Machine, hardware: &Hardware, seconds: f64) -> f64 {
+    let whole = alone_s(program, vcpus, machine, hardware);
     // Rounded, so that the text says what it is.
     (seconds / whole * 1e4).round().max(1.0) / 1e4
 }

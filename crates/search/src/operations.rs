@@ -1,11 +1,11 @@
 //! Cases like operations: hosts of today, with VMs as a public trace has them, on the kernel as it comes.
 //!
 //! # Problem
-//! Cases of [`crate::generate`] are busy from the first second to the last, as benchmarks are. An operator's host is full of VMs
-//! that mostly do nothing, of sizes that people order, and whoever judges an agent by benchmarks judges it for nobody.
+//! Cases of [`crate::generate`] are busy from the first second to the last, as benchmarks are. VMs of an operator's
+//! host mostly do nothing, and have the sizes that users order. A score on benchmarks does not say what an agent does there.
 //!
 //! # Terms
-//! - [`Hosts`]: those of today, those of the published experiments, or small ones.
+//! - [`Hosts`]: those of today, or those of the published experiments.
 //! - [`Fullness`]: vCPUs over CPUs: a quarter, a half, one, two.
 //! - *Class*: both together. The k-th case of a list is of the k-th class, round and round, so that none is left to luck.
 //!
@@ -43,7 +43,7 @@ use homenode_twin::workload::Program;
 use homenode_units::{Bytes, Chance, Ns};
 use serde::Serialize;
 
-use crate::generate::{memory_for, pick, programs};
+use crate::generate::{self, PUBLISHED, memory_for, pick, programs};
 
 /// Cores and GiB of memory by the share of VMs that have at most as many.
 pub const SIZES: [(f64, u16, u64); 9] = [
@@ -69,9 +69,9 @@ pub const CPU_SHARES: [(f64, f64); 9] = [
     (0.98, 0.80),
     (1.0, 1.0),
 ];
-/// Share of VMs that serve requests of somebody who waits.
+/// Share of VMs that serve requests of waiting clients.
 pub const INTERACTIVE: f64 = 0.43;
-/// So many VMs come for each VM on the host in an hour, and as many go.
+/// VMs that come in an hour for each VM on the host; as many go.
 pub const ARRIVALS_PER_VM_HOUR: f64 = 0.0166;
 /// From a VM that is busier than this all the time, nothing is taken away: it computes.
 const ALWAYS_BUSY: f64 = 0.9;
@@ -128,7 +128,7 @@ impl Hosts {
                 "xeon8480-snc4",
                 "altra-q80",
             ],
-            Hosts::Old => &["amd48", "amd6344x8", "r420", "r910", "xeon26x2"],
+            Hosts::Old => &PUBLISHED,
         }
     }
 
@@ -299,20 +299,17 @@ impl Drawing<'_> {
         format!("{}ms", from_s * 1000 + self.chance.below(left_ms))
     }
 
-    /// Seconds of a whole program alone, where each vCPU has as much of the LLCs as there is.
+    /// Seconds of a whole program alone.
     fn alone_s(&self, program: &Program, vcpus: u16) -> f64 {
-        let llcs = self.machine.llcs.iter().map(|llc| llc.size_bytes.as_f64());
-        let (largest, count) = (llcs.fold(0.0, f64::max), self.machine.llcs.len() as f64);
-        let share = (count / f64::from(vcpus.max(1))).min(1.0);
-        program.seconds_within(largest * share, self.hardware)
+        generate::alone_s(program, vcpus, self.machine, self.hardware)
     }
 
-    /// A share of the program's work that nobody does within a run.
+    /// A multiple of the program's work that does not end within a run.
     fn endless(&self, program: &Program, vcpus: u16) -> f64 {
         libm::ceil(10.0 * DURATION.as_secs_f64() / self.alone_s(program, vcpus)).max(1.0)
     }
 
-    /// Rests that leave the program this share of the time, alone, in pieces of so many seconds.
+    /// Rests between pieces of `piece_s` seconds that leave the program, alone, this share of the time.
     fn rest(&self, program: &Program, vcpus: u16, piece_s: f64, share: f64) -> Rest {
         let instructions_m = program.instructions_g_per_thread * 1e3 / self.alone_s(program, vcpus) * piece_s;
         let share = share.min(ALWAYS_BUSY);

@@ -27,13 +27,13 @@ pub struct Config {
     pub mean_max_crowded: f64,
     /// and none above this.
     pub worst_max: f64,
-    /// The same on a host whose kernel balances, where only polluters get homes, 0 to 10.
+    /// The mean on a crowded host whose kernel balances, where only polluters get homes, 0 to 10.
     pub mean_max_balanced: f64,
-    /// Lines that a polluter brings into caches in a second, over the mean VM's, thread by thread, 0 to 1000: where the host's
-    /// kernel balances only polluters get homes.
+    /// Lines that a polluter brings into caches in a second, over the mean VM's, thread by thread, 0 to 1000: where the
+    /// kernel of a crowded host balances only polluters get homes.
     pub polluter_min: f64,
     /// Least share of its time that a VM must be predicted to save where its threads and its memory are brought together, 0 to 1:
-    /// where the host's kernel balances.
+    /// where the kernel of a quiet host balances.
     pub together_min: f64,
     /// Least gain of a move or exchange, in slow-downs of one VM, 0 to 1000.
     pub move_gain_min: f64,

@@ -43,7 +43,7 @@
 //!
 //!    Nor does it bring together what is apart for long on a quiet host, as most are: the threads of a VM that mostly rests stay
 //!    on the nodes on which they woke, and its memory on all of these. There VMs that are far from their memory get whole nodes
-//!    with room for all of their vCPUs, a few at a time, those first that gain most, where nobody is predicted to lose anything
+//!    with room for all of their vCPUs, a few at a time, those first that gain most, where no other VM is predicted to lose
 //!    ([`Config::together_min`]). Who is made slower by a home than no agent would by more than
 //!    [`trial::Config::loss_max`], as learnt there, is freed at the next look.
 //! 3. While VMs live in homes and the kernel does not balance, a VM that arrives on a crowded host gets one at once, before it
@@ -83,7 +83,7 @@
 //!   hosts of few VMs had to be left alone by rule.
 //! - Homes for all where the kernel balances: 32 VMs on the twin of two EPYC 7763 in NPS4 took 6 to 8 percent longer, as a VM had
 //!   the caches of one node in the place of those of four; homes for polluters alone gained 2.4 percent. Switching the kernel's
-//!   balancing off, host-wide, in its favour: it serves whom we do not manage, too.
+//!   balancing off, host-wide, in its favour: it serves processes that we do not manage, too.
 //! - Taking back the first home of one VM alone: it is pushed off the memory that it touched.
 
 mod config;
@@ -262,16 +262,17 @@ fn arrange(view: &View<'_>, settings: Settings<'_>, shape: Arc<Shape>, state: &m
     {
         return nothing;
     }
-    let homes = match scene.is_balanced {
-        _ if !may_seek => None,
-        true => scene.homes_where_balanced(state),
-        false => scene.homes_for_all(&mut state.room),
-    };
-    let wanted = match homes {
-        Some(wanted) if scene.is_balanced => Some(wanted),
-        Some(wanted) if arrivals || scene.pays(&wanted, &mut state.room) => Some(wanted),
-        None if lives_in_homes && !scene.is_balanced => scene.search(&mut state.room).one_better(),
-        _ => None,
+    let wanted = match scene.is_balanced {
+        true if may_seek => scene.homes_where_balanced(state),
+        true => None,
+        false => {
+            let homes = may_seek.then(|| scene.homes_for_all(&mut state.room)).flatten();
+            match homes {
+                Some(wanted) if arrivals || scene.pays(&wanted, &mut state.room) => Some(wanted),
+                None if lives_in_homes => scene.search(&mut state.room).one_better(),
+                _ => None,
+            }
+        }
     };
     if !arrivals {
         state
@@ -356,13 +357,11 @@ impl<'a> Scene<'a> {
                     && vm.memory_fixed().is_none()
                     && !has_a_place(vm);
                 let (allowed, whole) = allowed(view, vm, &shape);
-                let movable_at_rest = ours && is_known(vm) && !state.trials.holds(vm.sample.id, view.at);
+                let is_ready = ours && !state.trials.holds(vm.sample.id, view.at);
                 Wish {
                     ours,
-                    movable_at_rest,
-                    movable: ours
-                        && character.threads >= settings.predict.active_min
-                        && !state.trials.holds(vm.sample.id, view.at),
+                    movable: is_ready && character.threads >= settings.predict.active_min,
+                    movable_at_rest: is_ready && is_known(vm),
                     allowed,
                     whole,
                     vcpus: vm.sample.vcpus.len() as f64,

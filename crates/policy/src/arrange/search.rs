@@ -27,7 +27,7 @@ use crate::predict::{AsFound, CacheShape, Character, NodeShape, Place, Room, Sha
 
 /// VMs of which it is cheaper to see whether they fit than to predict the speed of one. A measure of work, no setting.
 const FIT_PER_WORK: usize = 32;
-/// So many VMs are brought together at a time: their memory is on its way at once.
+/// Most VMs that are brought together with their memory at a time: all that memory is on its way at once.
 const TOGETHER_MAX: usize = 4;
 /// What others may lose to that, in slow-downs: what no prediction can tell from nothing.
 const LOST_MAX: f64 = 0.005;
@@ -35,9 +35,9 @@ const LOST_MAX: f64 = 0.005;
 /// What a search may do with a VM.
 #[derive(Clone, Debug)]
 pub struct Wish {
-    /// Whether it may be given another place,
+    /// Whether it is active and may be given another place.
     pub movable: bool,
-    /// or might if it were active: it mostly rests.
+    /// Whether it is known and may be given another place, active or not.
     pub movable_at_rest: bool,
     /// Whether its place is one that we chose.
     pub ours: bool,
@@ -405,10 +405,10 @@ impl<'a> Search<'a> {
         best
     }
 
-    /// Homes for free VMs of which much of the memory that they use is away from their threads, while all others stay where they
-    /// are: on whole nodes, those first that gain most, at most `TOGETHER_MAX` at once. Each gains at least
-    /// [`together_min`](super::Config::together_min), nobody loses anything to speak of, and a node that is a home has a CPU for
-    /// each vCPU of those who live there, at work or not.
+    /// Homes on whole nodes for free VMs that use much memory of nodes on which their threads are not, while all others stay
+    /// where they are: those first that gain most, at most `TOGETHER_MAX` at once. Each gains at least
+    /// [`together_min`](super::Config::together_min), no other VM loses more than `LOST_MAX`, and a node that is a home has a
+    /// CPU for each vCPU of the VMs that live there, at work or not.
     pub fn homes_together(&mut self, seekers: &[usize]) -> Option<Vec<Place>> {
         let least = self.settings.arrange.together_min;
         let mut order: Vec<(usize, f64)> = seekers
@@ -486,8 +486,8 @@ impl<'a> Search<'a> {
         chosen.into_iter().map(|nodes| shape.caches_on(nodes)).collect()
     }
 
-    /// Homes that a VM may have on caches on which nobody has one yet, and of those that are alike the one with most of its
-    /// memory: homes on as many caches of one node, or of nodes of a kind on which nobody has a home.
+    /// Homes that a VM may have on caches on which no VM has one yet, and of those that are alike the one with most of its
+    /// memory: homes on as many caches of one node, or of nodes of a kind on which no VM has a home.
     fn unlike(&self, at: usize, places: &[Place]) -> Vec<u64> {
         let shape = self.shape;
         let held = places.iter().fold(0, |held, place| held | place.mask());

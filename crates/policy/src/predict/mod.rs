@@ -346,19 +346,16 @@ impl Room {
         for (cache, share) in shape.caches.iter().zip(&self.spread) {
             self.scattered[cache.node] += share;
         }
-        // Who is pushed to another cache of its node still is beside its memory.
-        self.stayed = positions(shape.node_mask(shape.all()))
-            .map(|node| {
-                let wanted: f64 = positions(shape.nodes[node].caches)
-                    .map(|cache| self.wanted[cache] / all)
-                    .sum();
-                self.scattered[node].min(wanted)
-            })
-            .sum();
+        // A thread that is pushed to another cache of its node still is beside its memory.
+        let stays = |(node, now): (&NodeShape, &f64)| {
+            let wanted: f64 = positions(node.caches).map(|cache| self.wanted[cache] / all).sum();
+            now.min(wanted)
+        };
+        self.stayed = shape.nodes.iter().zip(&self.scattered).map(stays).sum();
         all
     }
 
-    /// Threads of free VMs, of which there are so many, go to the least loaded CPUs where homes leave them no core.
+    /// Threads of free VMs, `all` of them together, go to the least loaded CPUs where homes leave them no core.
     fn push_off(&mut self, shape: &Shape, vms: &[Character], places: &[Place], all: f64) {
         let n = shape.caches.len();
         let free = || (0..vms.len()).filter(|at| places[*at] == Place::Free);

@@ -161,8 +161,8 @@ struct Trial {
 }
 
 impl Trial {
-    /// Whether its VM, seen at work for so many epochs by now, was watched long enough. Of one that rests as many epochs at work
-    /// are waited for as it takes to know a VM.
+    /// Whether its VM, seen at work for `epochs` epochs by now, was watched long enough. A VM that rests is watched for as many
+    /// epochs at work as it takes to know a VM.
     fn is_due(&self, now: Ns, settings: Settings<'_>, epochs: u32) -> bool {
         let is_watched = self.home_at.is_some_and(|at| now >= at + settings.trial.watch);
         is_watched && (!self.rests || epochs >= self.epochs + settings.predict.known_epochs)

@@ -4,7 +4,7 @@ use homenode_units::Ns;
 
 /// The shortest time that is told apart.
 const LEAST_NS: f64 = 1000.0;
-/// Each class of times ends so many times as late as the one before: how exact a quantile is.
+/// Upper end of a class of times over that of the class before: how exact a quantile is.
 const STEP: f64 = 1.05;
 /// As many classes as reach from [`LEAST_NS`] to five minutes.
 const CLASSES: usize = 400;

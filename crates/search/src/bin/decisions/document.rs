@@ -29,7 +29,7 @@ use crate::scores::{print_total, runs, score, scores};
 use crate::{read, seeds, swept};
 
 /// What the policies are in: the last commit to touch it draws the held-out cases.
-pub const POLICY_PATH: &str = "crates/policy";
+const POLICY_PATH: &str = "crates/policy";
 
 #[derive(Debug, Args)]
 pub struct Held {
@@ -70,12 +70,9 @@ pub struct Document {
 }
 
 pub fn held_out(args: &Held) -> anyhow::Result<()> {
-    let mut list = HeldOut::read(&args.keep)?;
-    let commit = match &args.commit {
-        Some(commit) => commit.clone(),
-        None => last_commit(POLICY_PATH)
-            .with_context(|| format!("no commit is known that touched {POLICY_PATH}; run this in the work tree, or name one with --commit"))?,
-    };
+    // A list that does not read is said before the runs.
+    HeldOut::read(&args.keep)?;
+    let commit = drawn_from(args.commit.as_deref())?;
     let setup = |seed| {
         let scenario = generate::scenario(seed);
         let machine = preset(scenario.machine.as_deref().unwrap_or_default())?;
@@ -94,16 +91,37 @@ pub fn held_out(args: &Held) -> anyhow::Result<()> {
         print_total(scores);
         policies.push(HeldOutPolicy::of(contender.name(), &Total::of(scores)));
     }
+    let of = (setups.len(), seeds.len(), DrawnAs::Benchmarks);
+    keep(&args.keep, &commit, of, policies)
+}
+
+/// The commit that cases are drawn from: the one that was named, else the last one that touched the policies.
+pub fn drawn_from(named: Option<&str>) -> anyhow::Result<String> {
+    match named {
+        Some(commit) => Ok(commit.to_owned()),
+        None => last_commit(POLICY_PATH)
+            .with_context(|| format!("no commit is known that touched {POLICY_PATH}; run this in the work tree, or name one with --commit")),
+    }
+}
+
+/// Adds what came of a run of this many cases and seeds to the list in a file.
+pub fn keep(
+    path: &Path,
+    commit: &str,
+    (cases, seeds, drawn_as): (usize, usize, DrawnAs),
+    policies: Vec<HeldOutPolicy>,
+) -> anyhow::Result<()> {
+    let mut list = HeldOut::read(path)?;
     list.runs.push(HeldOutRun {
         date: today()?,
         commit: commit.chars().take(12).collect(),
-        cases: setups.len(),
-        seeds: seeds.len(),
-        drawn_as: DrawnAs::Benchmarks,
+        cases,
+        seeds,
+        drawn_as,
         policies,
     });
-    list.write(&args.keep)
-        .with_context(|| format!("cannot write {}", args.keep.display()))
+    list.write(path)
+        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// The day, in universal time.
@@ -111,7 +129,7 @@ pub fn held_out(args: &Held) -> anyhow::Result<()> {
     clippy::disallowed_methods,
     reason = "the date of a run is no part of its result"
 )]
-pub fn today() -> anyhow::Result<String> {
+fn today() -> anyhow::Result<String> {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
     let time = chrono::DateTime::from_timestamp(i64::try_from(since.as_secs())?, 0);
     Ok(time

@@ -4,19 +4,17 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
-use anyhow::Context as _;
 use clap::Args;
 use homenode_machine_files::preset;
 use homenode_search::contender::Contender;
 use homenode_search::generate;
-use homenode_search::held_out::{DrawnAs, HeldOut, HeldOutPolicy, HeldOutRun};
+use homenode_search::held_out::{DrawnAs, HeldOutPolicy};
 use homenode_search::jobs;
 use homenode_search::operations::{self, Class};
 use homenode_search::score::{CaseScore, Total};
 use homenode_twin::Setup;
 
-use crate::document::{POLICY_PATH, today};
-use crate::known::last_commit;
+use crate::document::{drawn_from, keep};
 use crate::scores::{print_case, print_total, scores};
 use crate::{seeds, show, write_all};
 
@@ -46,11 +44,7 @@ pub struct Operations {
 }
 
 pub fn run(args: &Operations) -> anyhow::Result<()> {
-    let commit = match &args.commit {
-        Some(commit) => commit.clone(),
-        None => last_commit(POLICY_PATH)
-            .with_context(|| format!("no commit is known that touched {POLICY_PATH}; run this in the work tree, or name one with --commit"))?,
-    };
+    let commit = drawn_from(args.commit.as_deref())?;
     let drawn = generate::held_out(&commit, args.cases).into_iter().enumerate();
     let cases: Vec<(Class, u64)> = drawn.map(|(at, seed)| (operations::class(at), seed)).collect();
     if let Some(folder) = &args.out {
@@ -97,20 +91,10 @@ pub fn run(args: &Operations) -> anyhow::Result<()> {
             });
         }
     }
-    let Some(keep) = &args.keep else {
-        return Ok(());
-    };
-    let mut list = HeldOut::read(keep)?;
-    list.runs.push(HeldOutRun {
-        date: today()?,
-        commit: commit.chars().take(12).collect(),
-        cases: setups.len(),
-        seeds: seeds.len(),
-        drawn_as: DrawnAs::Operations,
-        policies,
-    });
-    list.write(keep)
-        .with_context(|| format!("cannot write {}", keep.display()))
+    let of = (setups.len(), seeds.len(), DrawnAs::Operations);
+    args.keep
+        .as_deref()
+        .map_or(Ok(()), |path| keep(path, &commit, of, policies))
 }
 
 /// Scores of the cases of each class, and of each kind of hosts.
