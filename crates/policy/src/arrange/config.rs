@@ -32,8 +32,8 @@ pub struct Config {
     /// Lines that a polluter brings into caches in a second, over the mean VM's, thread by thread, 0 to 1000: where the
     /// kernel of a crowded host balances only polluters get homes.
     pub polluter_min: f64,
-    /// Least share of its time that a VM must be predicted to save where its threads and its memory are brought together, 0 to 1:
-    /// where the kernel of a quiet host balances.
+    /// Least share of its time that a VM must be predicted to save where its threads and its memory are brought together, 0 to 1,
+    /// and least that all VMs must save with it, in times of a VM: where the kernel of a quiet host balances.
     pub together_min: f64,
     /// Least gain of a move or exchange, in slow-downs of one VM, 0 to 1000.
     pub move_gain_min: f64,

@@ -43,8 +43,8 @@
 //!
 //!    Nor does it bring together what is apart for long on a quiet host, as most are: the threads of a VM that mostly rests stay
 //!    on the nodes on which they woke, and its memory on all of these. There VMs that are far from their memory get whole nodes
-//!    with room for all of their vCPUs, a few at a time, those first that gain most, where no other VM is predicted to lose
-//!    ([`Config::together_min`]). Who is made slower by a home than no agent would by more than
+//!    with room for all of their vCPUs, a few at a time, where all together gain and no other VM is predicted to be slower than
+//!    without an agent ([`Config::together_min`]). Who is made slower by a home than no agent would by more than
 //!    [`trial::Config::loss_max`], as learnt there, is freed at the next look.
 //! 3. While VMs live in homes and the kernel does not balance, a VM that arrives on a crowded host gets one at once, before it
 //!    touches memory, by the character of the mean VM.
@@ -54,7 +54,8 @@
 //! 5. Every move is a trial ([`crate::trial`]): what does not pay is undone, and the VM's hold doubles.
 //!
 //! The whole arrangement is looked at after news: VMs came, went, are known by now or may move again, or one is faster or
-//! slower than at the last look by [`Config::news_min`]; without news every [`Config::rest_idle`]. Between two looks lies
+//! slower than at the last look by [`Config::news_min`]; where a few were brought together, once their memory has arrived;
+//! without any of this every [`Config::rest_idle`]. Between two looks lies
 //! [`Config::rest`]; there are no more than [`Config::looks_per_hour`], after as many at once.
 //!
 //! # Properties
@@ -63,6 +64,7 @@
 //! - `where_the_kernel_balances_only_polluters_get_homes_and_each_a_cache_of_its_own`
 //! - `where_the_kernel_balances_a_host_with_idle_cores_and_local_vms_is_left_alone`
 //! - `where_the_kernel_balances_a_quiet_host_a_vm_is_brought_together_with_its_memory`
+//! - `where_the_kernel_balances_a_quiet_host_more_vms_follow_once_the_first_are_there`
 //! - `where_the_kernel_balances_a_home_that_has_become_crowded_is_taken_back`
 //! - `who_is_brought_together_with_its_memory_has_a_cpu_for_each_vcpu`
 //! - `a_vm_that_never_worked_counts_as_idle`
@@ -254,11 +256,10 @@ fn arrange(view: &View<'_>, settings: Settings<'_>, shape: Arc<Shape>, state: &m
         true => scene.vms.len() > 1,
         false => arrivals || (!is_alone && scene.all_known(state)),
     };
+    let news = || scene.news(&state.profiles);
+    let arrived = state.trials.all_arrived();
     if !(may_seek || lives_in_homes)
-        || !(arrivals
-            || state
-                .rest
-                .is_over(view.at, settings.arrange, || scene.news(&state.profiles)))
+        || !(arrivals || state.rest.is_over(view.at, settings.arrange, arrived, news))
     {
         return nothing;
     }
@@ -275,9 +276,11 @@ fn arrange(view: &View<'_>, settings: Settings<'_>, shape: Arc<Shape>, state: &m
         }
     };
     if !arrivals {
-        state
-            .rest
-            .begin(view.at, settings.arrange, scene.news(&state.profiles));
+        let news = scene.news(&state.profiles);
+        state.rest.begin(view.at, settings.arrange, news);
+    }
+    if wanted.is_some() && scene.is_balanced && scene.is_quiet() {
+        state.rest.expect_more();
     }
     match wanted {
         Some(wanted) => scene.carry_out(view, &wanted, None, state),
@@ -495,10 +498,13 @@ impl<'a> Scene<'a> {
 
     fn news(&self, profiles: &Profiles) -> News {
         let id = |at: usize| self.vms[at].sample.id;
+        // Where homes are for VMs that rest, how much these do by now is no reason to look again.
+        let progress =
+            |at: usize| profiles.progress(id(at), self.is_balanced && profiles.rests(self.vms[at]));
         News {
             speeds: self
                 .active()
-                .filter_map(|at| Some((id(at), profiles.speed(id(at))?)))
+                .filter_map(|at| Some((id(at), progress(at)?)))
                 .collect(),
             movable: (0..self.vms.len())
                 .filter(|at| self.wishes[*at].movable)

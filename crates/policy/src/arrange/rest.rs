@@ -9,7 +9,7 @@ use super::Config;
 /// What a look would begin from.
 #[derive(Clone, Debug, Default)]
 pub struct News {
-    /// Speeds of active VMs.
+    /// Speeds of active VMs; paces of those that rest, where the kernel balances.
     pub speeds: BTreeMap<VmId, f64>,
     /// VMs that are known, and may move.
     pub movable: BTreeSet<VmId>,
@@ -33,14 +33,17 @@ pub struct Rest {
     until: Ns,
     /// What the last look began from.
     seen: News,
+    /// Whether it gave homes to a few only, and more may follow.
+    has_more: bool,
     /// Looks that may be taken, all of an hour's at first, and when they were counted.
     looks: Option<f64>,
     counted: Ns,
 }
 
 impl Rest {
-    /// Whether it is time for a look; `news` is asked for where it counts.
-    pub fn is_over(&mut self, now: Ns, config: &Config, news: impl FnOnce() -> News) -> bool {
+    /// Whether it is time for a look; `arrived` says whether no VM's memory is on its way, and `news` is asked for where it
+    /// counts.
+    pub fn is_over(&mut self, now: Ns, config: &Config, arrived: bool, news: impl FnOnce() -> News) -> bool {
         let hours = now.saturating_sub(self.counted).as_secs_f64() / 3600.0;
         let most = config.looks_per_hour;
         let looks = (self.looks.unwrap_or(most) + most * hours).min(most);
@@ -49,13 +52,20 @@ impl Rest {
         let is_idle_over = || now.saturating_sub(self.until) + config.rest >= config.rest_idle;
         now >= self.until
             && looks >= 1.0
-            && (is_idle_over() || news().differs_from(&self.seen, config.news_min))
+            && ((self.has_more && arrived)
+                || is_idle_over()
+                || news().differs_from(&self.seen, config.news_min))
     }
 
-    /// A look is taken.
+    /// A look was taken.
     pub fn begin(&mut self, now: Ns, config: &Config, news: News) {
         self.looks = Some(self.looks.unwrap_or(config.looks_per_hour) - 1.0);
         self.until = now + config.rest;
-        self.seen = news;
+        (self.seen, self.has_more) = (news, false);
+    }
+
+    /// The look gave homes to a few only: the next one is due as soon as they live there.
+    pub fn expect_more(&mut self) {
+        self.has_more = true;
     }
 }

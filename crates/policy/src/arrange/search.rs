@@ -29,7 +29,7 @@ use crate::predict::{AsFound, CacheShape, Character, NodeShape, Place, Room, Sha
 const FIT_PER_WORK: usize = 32;
 /// Most VMs that are brought together with their memory at a time: all that memory is on its way at once.
 const TOGETHER_MAX: usize = 4;
-/// What others may lose to that, in slow-downs: what no prediction can tell from nothing.
+/// A slow-down that no prediction can tell from nothing: others may lose it to that against no agent.
 const LOST_MAX: f64 = 0.005;
 
 /// What a search may do with a VM.
@@ -406,9 +406,10 @@ impl<'a> Search<'a> {
     }
 
     /// Homes on whole nodes for free VMs that use much memory of nodes on which their threads are not, while all others stay
-    /// where they are: those first that gain most, at most `TOGETHER_MAX` at once. Each gains at least
-    /// [`together_min`](super::Config::together_min), no other VM loses more than `LOST_MAX`, and a node that is a home has a
-    /// CPU for each vCPU of the VMs that live there, at work or not.
+    /// where they are: those first that wait most for memory of other nodes, at most `TOGETHER_MAX` at once. Each gains at least
+    /// [`together_min`](super::Config::together_min), and so do all VMs together; no other VM becomes slower than without an
+    /// agent by more than `LOST_MAX`; and a node that is a home has a CPU for each vCPU of the VMs that live there, at work or
+    /// not.
     pub fn homes_together(&mut self, seekers: &[usize]) -> Option<Vec<Place>> {
         let least = self.settings.arrange.together_min;
         let mut order: Vec<(usize, f64)> = seekers
@@ -426,7 +427,8 @@ impl<'a> Search<'a> {
         let mut slow = self.slow_downs(&places);
         let mut given = 0;
         for (at, _) in order {
-            let mut best: Option<(u64, Vec<f64>)> = None;
+            let (own_most, most) = (slow[at] * (1.0 - least), slow.iter().sum::<f64>() - least);
+            let mut best: Option<(u64, f64, Vec<f64>)> = None;
             for mask in self.roomy(at, &places) {
                 if self.is_over() {
                     break;
@@ -435,15 +437,15 @@ impl<'a> Search<'a> {
                 let then = self.slow_downs(&places);
                 (self.candidates, self.work) = (self.candidates + 1, self.work + self.room.cells_count());
                 places[at] = before;
-                let harms = |(other, then): (usize, &f64)| other != at && *then > slow[other] + LOST_MAX;
-                let is_better = best.as_ref().is_none_or(|(_, best)| then[at] < best[at]);
-                if is_better && !then.iter().enumerate().any(harms) {
-                    best = Some((mask, then));
+                let mut others = (0..then.len()).filter(|other| *other != at);
+                let harms = others.any(|other| then[other] > slow[other].max(1.0) + LOST_MAX);
+                let sum: f64 = then.iter().sum();
+                let most = best.as_ref().map_or(most, |(_, sum, _)| *sum - LOST_MAX);
+                if then[at] <= own_most && sum < most && !harms {
+                    best = Some((mask, sum, then));
                 }
             }
-            let Some((mask, then)) = best.filter(|(_, then)| then[at] <= slow[at] * (1.0 - least)) else {
-                continue;
-            };
+            let Some((mask, _, then)) = best else { continue };
             (places[at], slow) = (Place::Home(mask), then);
             given += 1;
             if given == TOGETHER_MAX {
@@ -453,8 +455,8 @@ impl<'a> Search<'a> {
         (given > 0).then_some(places)
     }
 
-    /// Whole nodes that have a CPU for each vCPU of a VM beside those of VMs that live there: of each size the one with most of
-    /// its memory, and the one with most room.
+    /// Homes on whole nodes, of the fewest, that have a CPU for each vCPU of a VM beside those of VMs that live there; that with
+    /// most of its memory first.
     fn roomy(&self, at: usize, places: &[Place]) -> Vec<u64> {
         let shape = self.shape;
         let mut booked = [0.0; crate::predict::NODES_MAX];
@@ -463,27 +465,21 @@ impl<'a> Search<'a> {
             positions(nodes).for_each(|node| booked[node] += wish.vcpus / f64::from(nodes.count_ones()));
         }
         let wish = &self.wishes[at];
-        let share = |nodes: u64| wish.vcpus / f64::from(nodes.count_ones());
-        let left = |nodes: u64| {
-            let of = positions(nodes).map(|node| shape.nodes[node].cpus - booked[node] - share(nodes));
-            of.fold(f64::INFINITY, f64::min)
-        };
         let fits = |nodes: &u64| {
+            let share = wish.vcpus / f64::from(nodes.count_ones());
+            let has_cpus = positions(*nodes).all(|node| booked[node] + share <= shape.nodes[node].cpus);
             let has_memory = wish
                 .coming(*nodes)
                 .all(|(node, bytes)| bytes <= self.free_bytes[node]);
-            left(*nodes) >= 0.0 && has_memory && self.may_live(at, shape.caches_on(*nodes))
+            has_cpus && has_memory && self.may_live(at, shape.caches_on(*nodes))
         };
-        let sets: Vec<u64> = self.node_sets(wish.vcpus).into_iter().filter(fits).collect();
-        let held = |nodes: &u64| -> f64 { positions(*nodes).map(|node| wish.bytes[node]).sum() };
-        let mut chosen = Vec::new();
-        for size in 1..=shape.nodes.len() as u32 {
-            let sized = || sets.iter().copied().filter(|nodes| nodes.count_ones() == size);
-            chosen.extend(sized().max_by(|a, b| held(a).total_cmp(&held(b))));
-            chosen.extend(sized().max_by(|a, b| left(*a).total_cmp(&left(*b))));
-        }
-        chosen.dedup();
-        chosen.into_iter().map(|nodes| shape.caches_on(nodes)).collect()
+        let mut sets = self.node_sets(wish.vcpus);
+        sets.retain(fits);
+        let fewest = sets.iter().map(|nodes| nodes.count_ones()).min();
+        sets.retain(|nodes| Some(nodes.count_ones()) == fewest);
+        let bytes = |nodes: &u64| -> f64 { positions(*nodes).map(|node| wish.bytes[node]).sum() };
+        sets.sort_by(|a, b| bytes(b).total_cmp(&bytes(a)));
+        sets.into_iter().map(|nodes| shape.caches_on(nodes)).collect()
     }
 
     /// Homes that a VM may have on caches on which no VM has one yet, and of those that are alike the one with most of its

@@ -234,6 +234,11 @@ impl State {
         self.running.len()
     }
 
+    /// Whether the memory of all VMs whose changes are not judged yet is at home.
+    pub fn all_arrived(&self) -> bool {
+        self.running.values().all(|trial| trial.home_at.is_some())
+    }
+
     /// How many verdicts are kept.
     pub fn count(&self) -> usize {
         self.past().map(|(_, past)| past.verdicts.len()).sum()
