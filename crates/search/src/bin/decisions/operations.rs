@@ -5,12 +5,11 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use clap::Args;
-use homenode_machine_files::preset;
 use homenode_search::contender::Contender;
 use homenode_search::generate;
 use homenode_search::held_out::{DrawnAs, HeldOutPolicy};
 use homenode_search::jobs;
-use homenode_search::operations::{self, Class};
+use homenode_search::operations::{self, Class, Hosts};
 use homenode_search::score::{CaseScore, Total};
 use homenode_twin::Setup;
 
@@ -20,9 +19,12 @@ use crate::{seeds, show, write_all};
 
 #[derive(Debug, Args)]
 pub struct Operations {
-    /// How many cases; of 8 classes in turn
+    /// How many cases; of the hosts' kinds and four degrees of fullness in turn
     #[arg(long, default_value_t = 24)]
     cases: usize,
+    /// Kinds of hosts (again for more)
+    #[arg(long = "hosts", value_parser = hosts, default_values = ["today", "old"])]
+    hosts: Vec<Hosts>,
     /// Seeds of each case, as 1-5 or 7
     #[arg(long, default_value = "1-5", value_parser = seeds)]
     seeds: RangeInclusive<u64>,
@@ -46,22 +48,22 @@ pub struct Operations {
 pub fn run(args: &Operations) -> anyhow::Result<()> {
     let commit = drawn_from(args.commit.as_deref())?;
     let drawn = generate::held_out(&commit, args.cases).into_iter().enumerate();
-    let cases: Vec<(Class, u64)> = drawn.map(|(at, seed)| (operations::class(at), seed)).collect();
+    let cases: Vec<(Class, u64)> = drawn
+        .map(|(at, seed)| (operations::class(at, &args.hosts), seed))
+        .collect();
     if let Some(folder) = &args.out {
-        let name = |(class, seed): &(Class, u64)| operations::name(*class, *seed);
-        return write_all(
-            folder,
-            cases
-                .iter()
-                .map(|case| (name(case), operations::case(case.0, case.1))),
-        );
+        let has_small = args.hosts.contains(&Hosts::Small);
+        let small = has_small.then(|| ("small-host".to_owned(), operations::SMALL_HOST.to_owned()));
+        let texts = cases
+            .iter()
+            .map(|(class, seed)| (operations::name(*class, *seed), operations::case(*class, *seed)));
+        return write_all(folder, texts.chain(small));
     }
     let setup = |(class, seed): &(Class, u64)| {
-        let scenario = operations::scenario(*class, *seed);
-        let machine = preset(scenario.machine.as_deref().unwrap_or_default())?;
-        Ok(Setup::new(machine, scenario, 1))
+        let (machine, scenario) = operations::scenario(*class, *seed);
+        Setup::new(machine, scenario, 1)
     };
-    let setups: Vec<Setup> = cases.iter().map(setup).collect::<anyhow::Result<_>>()?;
+    let setups: Vec<Setup> = cases.iter().map(setup).collect();
     let contenders = match args.policies.as_slice() {
         [] => Contender::on_stock(),
         named => named.to_vec(),
@@ -95,6 +97,12 @@ pub fn run(args: &Operations) -> anyhow::Result<()> {
     args.keep
         .as_deref()
         .map_or(Ok(()), |path| keep(path, &commit, of, policies))
+}
+
+/// A kind of hosts by its name.
+fn hosts(name: &str) -> Result<Hosts, String> {
+    let named = Hosts::ALL.into_iter().find(|hosts| hosts.name() == name);
+    named.ok_or_else(|| format!("valid: {}", Hosts::ALL.map(Hosts::name).join(", ")))
 }
 
 /// Scores of the cases of each class, and of each kind of hosts.
