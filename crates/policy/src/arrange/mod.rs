@@ -42,10 +42,10 @@
 //!    vCPUs are placed, pages follow by either hand.
 //!
 //!    Nor does it bring together what is apart for long on a quiet host, as most are: the threads of a VM that mostly rests stay
-//!    on the nodes on which they woke, and its memory on all of these. There VMs that are far from their memory get whole nodes
-//!    with room for all of their vCPUs, a few at a time, where all together gain and no other VM is predicted to be slower than
-//!    without an agent ([`Config::together_min`]). Who is made slower by a home than no agent would by more than
-//!    [`trial::Config::loss_max`], as learnt there, is freed at the next look.
+//!    on the nodes on which they woke, and its memory on all of these. There VMs that are far from their memory after a minute at
+//!    work get whole nodes with room for all of their vCPUs, a few at a time, where all together gain and no other VM is
+//!    predicted to be slower than without an agent ([`Config::together_min`]), if the host has a CPU for each vCPU. Who is made
+//!    slower by a home than no agent would by more than [`trial::Config::loss_max`], as learnt there, is freed at the next look.
 //! 3. While VMs live in homes and the kernel does not balance, a VM that arrives on a crowded host gets one at once, before it
 //!    touches memory, by the character of the mean VM.
 //! 4. Else the one move or exchange of homes that lowers the cost most is made, if it lowers the sum of slow-downs by
@@ -67,6 +67,8 @@
 //! - `where_the_kernel_balances_a_quiet_host_more_vms_follow_once_the_first_are_there`
 //! - `where_the_kernel_balances_a_home_that_has_become_crowded_is_taken_back`
 //! - `who_is_brought_together_with_its_memory_has_a_cpu_for_each_vcpu`
+//! - `where_the_kernel_balances_nobody_is_brought_together_on_a_host_with_fewer_cpus_than_vcpus`
+//! - `a_vm_is_left_to_the_kernels_balancing_for_a_while`
 //! - `a_vm_that_never_worked_counts_as_idle`
 //! - `a_crowded_host_gets_homes_that_keep_polluters_apart`
 //! - `a_node_that_empties_is_offered_to_those_that_suffer`
@@ -114,6 +116,10 @@ use search::{Search, Wish};
 pub use what_if::what_if;
 
 pub use crate::trial::POLICY;
+
+/// Epochs at work for which a VM's threads and memory are left to the kernel's balancing alone: between two of its looks at a
+/// thread's memory lies up to a minute (`numa_balancing_scan_period_max_ms`).
+const LEFT_TO_KERNEL: u32 = 60;
 
 /// What the policy remembers between epochs.
 #[derive(Clone, Debug, Default)]
@@ -427,6 +433,14 @@ impl<'a> Scene<'a> {
         threads < self.settings.arrange.quiet_threads * cores
     }
 
+    /// Whether there is a CPU for each vCPU. Where there is not, free VMs are pushed off their memory, sooner or later, by those
+    /// that are at home beside it.
+    fn has_cpus_for_all(&self) -> bool {
+        let vcpus: f64 = self.wishes.iter().map(|wish| wish.vcpus).sum();
+        let cpus: f64 = self.shape.nodes.iter().map(|node| node.cpus).sum();
+        vcpus <= cpus
+    }
+
     fn lives_in_homes(&self) -> bool {
         self.places.iter().any(|place| *place != Place::Free)
     }
@@ -506,12 +520,21 @@ impl<'a> Scene<'a> {
                 .active()
                 .filter_map(|at| Some((id(at), progress(at)?)))
                 .collect(),
-            movable: (0..self.vms.len())
-                .filter(|at| self.wishes[*at].movable)
-                .map(id)
-                .filter(|id| self.is_known(profiles, *id))
-                .collect(),
+            movable: self.movable(profiles).map(id).collect(),
         }
+    }
+
+    /// Positions of VMs that are known well enough to be moved, and may be. Where the kernel of a quiet host balances they need
+    /// not be at work, but were left to it for a while.
+    fn movable<'s>(&'s self, profiles: &'s Profiles) -> impl Iterator<Item = usize> + 's {
+        let is_left_to_kernel = self.is_balanced && self.is_quiet();
+        (0..self.vms.len()).filter(move |at| {
+            let (vm, wish) = (self.vms[*at].sample.id, &self.wishes[*at]);
+            match is_left_to_kernel {
+                true => wish.movable_at_rest && profiles.epochs(vm) >= LEFT_TO_KERNEL,
+                false => wish.movable && self.is_known(profiles, vm),
+            }
+        })
     }
 
     fn search<'s>(&'s self, room: &'s mut Room) -> Search<'s> {
@@ -550,11 +573,11 @@ impl<'a> Scene<'a> {
             let homes = self.search(&mut state.room).homes_for_polluters(&seekers);
             return homes.filter(|homes| self.pays(homes, &mut state.room));
         }
-        if !self.is_quiet() {
+        if !self.is_quiet() || !self.has_cpus_for_all() {
             return None;
         }
-        let is_free = |at: &usize| self.places[*at] == Place::Free && self.wishes[*at].movable_at_rest;
-        let seekers: Vec<usize> = (0..self.vms.len()).filter(is_free).collect();
+        let is_free = |at: &usize| self.places[*at] == Place::Free;
+        let seekers: Vec<usize> = self.movable(&state.profiles).filter(is_free).collect();
         self.search(&mut state.room).homes_together(&seekers)
     }
 
