@@ -132,7 +132,8 @@ class Outcome(unittest.TestCase):
 
     def test_a_vm_goes_where_one_node_holds_it(self):
         # 6 GiB are left on each node of one host, 24 of it: more than on the other, which has one node that is empty.
-        workloads = workload("holds-9", 9, 0.05) + workload("holds-14", 14, 0.05) + workload("walks", 9, 30.0)
+        # Four minutes: for the first, the agent leaves the new VM to the kernel.
+        workloads = workload("holds-9", 9, 0.05) + workload("holds-14", 14, 0.05) + workload("walks", 9, 240.0)
 
         def pinned(node):
             return f'work_share = 100000.0\ncpus = "{4 * node}-{4 * node + 3},{16 + 4 * node}-{19 + 4 * node}"\nmemory_nodes = "{node}"'
