@@ -93,7 +93,7 @@ const WARM_UP: Ns = Ns::from_secs(120);
 const MEMORY_SHARE: f64 = 0.9;
 
 /// Which hosts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Hosts {
     /// Of today: many L3s, or nodes that are parts of a socket.
     Today,
@@ -117,9 +117,6 @@ pub enum Fullness {
 }
 
 impl Hosts {
-    /// All.
-    pub const ALL: [Hosts; 3] = [Hosts::Today, Hosts::Old, Hosts::Small];
-
     /// Machines of this kind, with several nodes or L3s: names of presets, but for the small one.
     fn machines(self) -> &'static [&'static str] {
         match self {
@@ -441,13 +438,14 @@ enum Action {
 
 #[cfg(test)]
 mod tests {
+    use clap::ValueEnum;
     use homenode_twin::Twin;
 
     use super::*;
 
     #[test]
     fn the_same_seed_gives_the_same_text() {
-        let class = |at| class(at, &Hosts::ALL);
+        let class = |at| class(at, Hosts::value_variants());
         assert_eq!(case(class(0), 7), case(class(0), 7));
         assert_ne!(case(class(0), 7), case(class(0), 8));
         assert_ne!(case(class(0), 7), case(class(3), 7));
@@ -456,7 +454,7 @@ mod tests {
     #[test]
     fn every_case_is_accepted_by_the_twin() {
         for (at, seed) in (1..=24).enumerate() {
-            let class = class(at, &Hosts::ALL);
+            let class = class(at, Hosts::value_variants());
             let (machine, scenario) = scenario(class, seed);
             if let Err(error) = Twin::new(machine, &scenario, 1) {
                 panic!("seed {seed}: {error}\n{}", case(class, seed));

@@ -419,7 +419,7 @@ impl<'a> Scene<'a> {
 
     fn is_crowded(&self) -> bool {
         let threads: f64 = self.active().map(|at| self.characters[at].threads).sum();
-        let cores: f64 = self.shape.nodes.iter().map(|node| node.cores).sum();
+        let cores = self.shape.cores();
         let (vms, nodes) = (self.active().count() as f64, self.shape.nodes.len() as f64);
         let config = self.settings.arrange;
         let is_dense = vms >= config.crowded_vms * nodes || threads >= config.crowded_vms * cores;
@@ -429,16 +429,14 @@ impl<'a> Scene<'a> {
     /// Whether cores idle enough for a VM to be kept on a few of them.
     fn is_quiet(&self) -> bool {
         let threads: f64 = self.characters.iter().map(|vm| vm.threads).sum();
-        let cores: f64 = self.shape.nodes.iter().map(|node| node.cores).sum();
-        threads < self.settings.arrange.quiet_threads * cores
+        threads < self.settings.arrange.quiet_threads * self.shape.cores()
     }
 
     /// Whether there is a CPU for each vCPU. Where there is not, free VMs are pushed off their memory, sooner or later, by those
     /// that are at home beside it.
     fn has_cpus_for_all(&self) -> bool {
         let vcpus: f64 = self.wishes.iter().map(|wish| wish.vcpus).sum();
-        let cpus: f64 = self.shape.nodes.iter().map(|node| node.cpus).sum();
-        vcpus <= cpus
+        vcpus <= self.shape.cpus()
     }
 
     fn lives_in_homes(&self) -> bool {

@@ -52,6 +52,11 @@ pub struct Wish {
 }
 
 impl Wish {
+    /// Bytes of its memory on these nodes.
+    fn bytes_on(&self, nodes: u64) -> f64 {
+        positions(nodes).map(|node| self.bytes[node]).sum()
+    }
+
     /// Bytes of its memory that would come to each of these nodes, if they were its home.
     pub fn coming(&self, nodes: u64) -> impl Iterator<Item = (usize, f64)> {
         let part = self.bytes.iter().sum::<f64>() / f64::from(nodes.count_ones());
@@ -101,7 +106,7 @@ impl<'a> Search<'a> {
         let mut none = Vec::new();
         let free = vec![Place::Free; vms.len()];
         room.speeds(shape, vms, &free, AsFound::No, &mut none);
-        let cpus: f64 = shape.nodes.iter().map(|node| node.cpus).sum();
+        let cpus = shape.cpus();
         let wanted: f64 = vms.iter().map(|vm| vm.threads).sum();
         Search {
             settings,
@@ -477,8 +482,7 @@ impl<'a> Search<'a> {
         sets.retain(fits);
         let fewest = sets.iter().map(|nodes| nodes.count_ones()).min();
         sets.retain(|nodes| Some(nodes.count_ones()) == fewest);
-        let bytes = |nodes: &u64| -> f64 { positions(*nodes).map(|node| wish.bytes[node]).sum() };
-        sets.sort_by(|a, b| bytes(b).total_cmp(&bytes(a)));
+        sets.sort_by(|a, b| wish.bytes_on(*b).total_cmp(&wish.bytes_on(*a)));
         sets.into_iter().map(|nodes| shape.caches_on(nodes)).collect()
     }
 
@@ -488,10 +492,7 @@ impl<'a> Search<'a> {
         let shape = self.shape;
         let held = places.iter().fold(0, |held, place| held | place.mask());
         let held_nodes = shape.node_mask(held);
-        let bytes = |mask: &u64| -> f64 {
-            let of_nodes = positions(shape.node_mask(*mask));
-            of_nodes.map(|node| self.wishes[at].bytes[node]).sum()
-        };
+        let bytes = |mask: &u64| self.wishes[at].bytes_on(shape.node_mask(*mask));
         let mut homes = self.homes(at);
         homes.sort_by(|a, b| bytes(b).total_cmp(&bytes(a)));
         let kind_of = |node: usize| {

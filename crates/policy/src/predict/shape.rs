@@ -192,6 +192,16 @@ impl Shape {
         mask_of(self.caches.iter(), |_| true)
     }
 
+    /// Cores of all nodes.
+    pub fn cores(&self) -> f64 {
+        self.nodes.iter().map(|node| node.cores).sum()
+    }
+
+    /// CPUs of all nodes: hyperthreads count.
+    pub fn cpus(&self) -> f64 {
+        self.nodes.iter().map(|node| node.cpus).sum()
+    }
+
     pub(super) fn latency_between(&self, from: usize, to: usize) -> f64 {
         self.latency[from * self.nodes.len() + to]
     }

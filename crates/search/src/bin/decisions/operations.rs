@@ -23,7 +23,7 @@ pub struct Operations {
     #[arg(long, default_value_t = 24)]
     cases: usize,
     /// Kinds of hosts (again for more)
-    #[arg(long = "hosts", value_parser = hosts, default_values = ["today", "old"])]
+    #[arg(long, value_enum, default_values_t = [Hosts::Today, Hosts::Old])]
     hosts: Vec<Hosts>,
     /// Seeds of each case, as 1-5 or 7
     #[arg(long, default_value = "1-5", value_parser = seeds)]
@@ -97,12 +97,6 @@ pub fn run(args: &Operations) -> anyhow::Result<()> {
     args.keep
         .as_deref()
         .map_or(Ok(()), |path| keep(path, &commit, of, policies))
-}
-
-/// A kind of hosts by its name.
-fn hosts(name: &str) -> Result<Hosts, String> {
-    let named = Hosts::ALL.into_iter().find(|hosts| hosts.name() == name);
-    named.ok_or_else(|| format!("valid: {}", Hosts::ALL.map(Hosts::name).join(", ")))
 }
 
 /// Scores of the cases of each class, and of each kind of hosts.
