@@ -15,14 +15,23 @@ impl Other {
         command
             .stdin(Stdio::piped())
             .stdout(Stdio::from(lock.try_clone().unwrap()));
-        Other(command.stderr(Stdio::null()).spawn().unwrap())
+        Other(command.stderr(Stdio::null()).spawn().unwrap()).begun()
     }
 
     /// `yes guard` runs without end.
     fn runs(lock: &File) -> Other {
         let mut command = Command::new("yes");
         command.arg(GUARD).stdin(Stdio::from(lock.try_clone().unwrap()));
-        Other(command.stdout(Stdio::null()).spawn().unwrap())
+        Other(command.stdout(Stdio::null()).spawn().unwrap()).begun()
+    }
+
+    /// Once it has its arguments: the kernel lets its parent go on before it has.
+    fn begun(self) -> Other {
+        let cmdline = format!("/proc/{}/cmdline", self.0.id());
+        while fs::read(&cmdline).unwrap().is_empty() {
+            std::thread::yield_now();
+        }
+        self
     }
 
     /// What a record of it says, as the guard of an agent that is dead.
