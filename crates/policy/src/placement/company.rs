@@ -7,7 +7,7 @@
 //! # Algorithm
 //! A VM that seeks a home may have the nodes that can be one ([`View::homes`]) and on which its operator allows it a CPU: without
 //! those of all mates that it is kept apart from, and among the home of mates that it is kept together with and which go
-//! first.
+//! first: all of that home, also where it has room on a part.
 //! The first of those that are kept together seeks a home with room for all that have none, or follow it.
 //! Where what it may have changes (a node is drained, its CPUs go offline, its operator says something else), a VM whose home
 //! is not among it any more seeks another. There mates that it goes before do not count: they make way. It stays where its
@@ -54,7 +54,7 @@ pub fn allowed_nodes(view: &View<'_>, vm: &VmView<'_>) -> Option<NodeSet> {
 
 /// The same where some VMs were promised a home that the view does not show yet.
 pub(super) fn allowed<'a>(
-    view: &View<'_>,
+    view: &'a View<'_>,
     vm: &VmView<'_>,
     asked: Asked,
     promised: impl Fn(VmId) -> Option<&'a NodeSet>,
@@ -72,7 +72,6 @@ pub(super) fn allowed<'a>(
     } else if let Some(Immovable::BoundAtStart { nodes }) = vm.memory_fixed() {
         allowed = allowed.intersection(nodes);
     }
-    let mut is_led = false;
     for mate in view.vms.iter().filter(|mate| mate.sample.id != vm.sample.id) {
         let Some(home) = promised(mate.sample.id).or(mate.home) else {
             continue;
@@ -82,14 +81,31 @@ pub(super) fn allowed<'a>(
         if is_same(&settings.apart, &theirs.apart) && !(goes_before && asked == Asked::Kept) {
             allowed = allowed.difference(home);
         }
-        // A mate that cannot move to another node must not hold the others.
-        let leads = is_same(&settings.together, &theirs.together) && home.is_subset(&homes) && may_move(mate);
-        if leads && !goes_before && !is_led {
-            is_led = true;
-            allowed = allowed.intersection(home);
-        }
+    }
+    if let Some(home) = led_to(view, vm, promised) {
+        allowed = allowed.intersection(home);
     }
     (allowed != view.machine.home_nodes()).then_some(allowed)
+}
+
+/// The home of the first of those that are kept together with a VM and go before it.
+pub(super) fn led_to<'a>(
+    view: &'a View<'_>,
+    vm: &VmView<'_>,
+    promised: impl Fn(VmId) -> Option<&'a NodeSet>,
+) -> Option<&'a NodeSet> {
+    let homes = view.homes();
+    view.vms.iter().find_map(|mate| {
+        let goes_before =
+            mate.sample.id == vm.sample.id || vm.home.is_some() && vm.sample.id < mate.sample.id;
+        let is_mate = is_same(&vm.sample.settings.together, &mate.sample.settings.together);
+        // A mate that cannot move to another node must not hold the others.
+        if goes_before || !is_mate || !may_move(mate) {
+            return None;
+        }
+        let home = promised(mate.sample.id).or(mate.home)?;
+        home.is_subset(&homes).then_some(home)
+    })
 }
 
 /// The home of a VM whose memory is bound to nodes: those that have CPUs. `None` where its memory may follow a home.

@@ -535,11 +535,9 @@ fn home_of(
     if let Some(nodes) = redeemed.filter(|nodes| bound.is_none() && may(nodes)) {
         return Ok((nodes, "promised when it started".into()));
     }
-    let without = if without.contains(&vm.sample.id) {
-        without
-    } else {
-        &[vm.sample.id]
-    };
+    let own = [vm.sample.id];
+    let is_among = without.contains(&vm.sample.id);
+    let without = if is_among { without } else { &own };
     let allowed_cpus = vm.sample.settings.cpus_allowed.as_ref();
     let supply = Supply::new(view, history, &state.ledger, config, without).within(view, allowed_cpus);
     let demand = company::demand_of(view, vm, history, promised);
@@ -556,7 +554,11 @@ fn home_of(
             }
         };
     }
-    if let Some(nodes) = where_memory_is(view, config, vm).filter(may)
+    let whole = allowed
+        .as_ref()
+        .filter(|_| company::led_to(view, vm, promised).is_some());
+    let fits = |nodes: &NodeSet| whole.map_or_else(|| may(nodes), |whole| whole == nodes);
+    if let Some(nodes) = where_memory_is(view, config, vm).filter(fits)
         && place(&supply, &demand, Some(&nodes), config).is_ok()
     {
         return Ok((
@@ -572,13 +574,14 @@ fn home_of(
                 ..demand
             };
             let placement = place(&supply, &memory_alone, allowed.as_ref(), config).map_err(|_| short)?;
-            let reason =
+            let why =
                 "where it was is no home any more, and no other node has CPUs enough: VMs share them there";
-            return Ok((placement.nodes, reason.to_owned()));
+            return Ok((whole.unwrap_or(&placement.nodes).clone(), why.to_owned()));
         }
         placed => placed?,
     };
-    Ok((placement.nodes.clone(), placement.reasons().join("; ")))
+    let nodes = whole.unwrap_or(&placement.nodes).clone();
+    Ok((nodes, placement.reasons().join("; ")))
 }
 
 /// The node that holds nearly all of a VM's memory, if the VM has touched enough for that to mean something, or if its

@@ -263,6 +263,28 @@ fn a_vm_whose_memory_is_bound_takes_no_home_short_of_cpus_and_gives_back_one_tha
 }
 
 #[test]
+fn mates_who_need_two_nodes_together_all_have_both() {
+    let mut scene = Scene::four_nodes(4);
+    for n in 1..=5 {
+        scene.add_vm(n, 1, GIB, 0).settings().together = Some("app".into());
+    }
+    let mut state = State::default();
+    for drained in ["", "0"] {
+        scene.drained = drained.parse().unwrap_or_default();
+        for _ in 0..7 {
+            step(&mut scene, &mut state);
+        }
+        let homes: Vec<NodeSet> =
+            scene.with_view(|view| view.vms.iter().filter_map(|vm| vm.home.cloned()).collect());
+        assert_eq!(homes, vec![homes[0].clone(); 5]);
+        assert_eq!(
+            (homes[0].len(), homes[0].contains(NodeId(0))),
+            (2, drained.is_empty())
+        );
+    }
+}
+
+#[test]
 fn a_mate_that_cannot_move_holds_no_other() {
     let mut scene = Scene::four_nodes(8);
     for n in 1..=3 {
