@@ -47,6 +47,8 @@ struct Profile {
     clock: Ewma,
     cycles_per_instruction: Ewma,
     references: Ewma,
+    /// Share of its accesses that were local while it never had a home. Where the kernel balances it only rises beside VMs that
+    /// have one: their pins push its threads off its memory, which no agent would.
     local_free: Ewma,
     /// Share of its threads on each cache's CPUs while it had no home; empty before it ran.
     found: Vec<f64>,
@@ -297,7 +299,7 @@ fn memory(vm: &VmView<'_>, shape: &Shape) -> Option<Vec<f64>> {
     (all > 0.0).then(|| on.iter().map(|pages| pages / all).collect())
 }
 
-/// Nodes and caches over an epoch, by position.
+/// The host over an epoch; nodes and caches by position.
 struct Loads {
     /// Share of a node's threads beside a busy hyperthread.
     beside: Vec<f64>,
@@ -305,6 +307,8 @@ struct Loads {
     load: Vec<f64>,
     /// Lines that come into a cache in a second, each sharer's `1 + s` times.
     lines: Vec<f64>,
+    /// Whether VMs live in homes while the kernel balances all others.
+    is_disturbed: bool,
 }
 
 impl Loads {
@@ -357,6 +361,7 @@ impl Loads {
             beside: beside.collect(),
             load: load.collect(),
             lines,
+            is_disturbed: view.sample.kernel.balances() && view.vms.iter().any(|vm| vm.home.is_some()),
         }
     }
 }
@@ -416,6 +421,7 @@ impl Profile {
         self.cycles_per_instruction.update(cpi, weight);
         if !self.was_moved
             && let Some(local) = rates.local_access_ratio
+            && (!loads.is_disturbed || self.local_free.value().is_none_or(|before| local > before))
         {
             self.local_free.update(local, weight);
         }
