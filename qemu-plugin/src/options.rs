@@ -39,8 +39,10 @@ pub struct PmuOptions {
     pub file: PathBuf,
     /// CPUs of the machine.
     pub cpus: u64,
-    /// Its nodes, each with an LLC.
+    /// Its nodes.
     pub nodes: u64,
+    /// Its LLCs, to which CPUs are dealt in blocks; where it is not said as many as nodes.
+    pub llcs: Option<u64>,
     /// Frames of 4 KiB from address 0 on that can be tagged.
     pub frames: u64,
     /// Size of an LLC.
@@ -128,8 +130,9 @@ impl Said {
                 "private-bytes={private} holds no set of {ways} lines of {line} bytes"
             ));
         }
-        if pmu.nodes > pmu.cpus || pmu.llc_bytes < line * pmu.llc_ways {
-            return Err("each node needs a CPU, and each LLC a set".to_owned());
+        let of_nodes = pmu.nodes > pmu.cpus;
+        if of_nodes || pmu.llcs.is_some_and(|llcs| llcs > pmu.cpus) || pmu.llc_bytes < line * pmu.llc_ways {
+            return Err("each node and each LLC needs a CPU, and each LLC a set".to_owned());
         }
         let given = |path: &PathBuf| !path.as_os_str().is_empty();
         let what = match (given(&log), given(&pmu.file), given(&pages.file)) {
@@ -174,6 +177,7 @@ impl Said {
             "pmu" => self.pmu.file = value.into(),
             "cpus" => self.pmu.cpus = number(1, 4096)?,
             "nodes" => self.pmu.nodes = number(1, 4096)?,
+            "llcs" => self.pmu.llcs = Some(number(1, 4096)?),
             "frames" => self.pmu.frames = number(1, 1 << 32)?,
             "llc-bytes" => self.pmu.llc_bytes = number(64, 1 << 32)?,
             "llc-ways" => self.pmu.llc_ways = number(1, 64)?,
@@ -229,8 +233,8 @@ impl Said {
             "exact" => self.pages.config.exact = one_of(key, value, &[("no", false), ("yes", true)])?,
             "begin" => self.pages.announced = one_of(key, value, &[("at-once", false), ("announced", true)])?,
             _ => {
-                let known = "log, private-bytes, private-ways, line-bytes, rate-min, window, pmu, cpus, nodes, frames, llc-bytes, llc-ways, node-mib, \
-                     pages, control, window-ms, keep-mib, buffer, core, logs, tables, start, flush, exact, begin";
+                let known = "log, private-bytes, private-ways, line-bytes, rate-min, window, pmu, cpus, nodes, llcs, frames, llc-bytes, llc-ways, \
+                     node-mib, pages, control, window-ms, keep-mib, buffer, core, logs, tables, start, flush, exact, begin";
                 return Err(format!("`{key}` is no argument: {known}"));
             }
         }

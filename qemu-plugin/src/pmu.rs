@@ -7,7 +7,8 @@
 //!     -object memory-backend-file,id=pmu,share=on,mem-path=FILE,size=SIZE -device ivshmem-plain,memdev=pmu ...
 //! ```
 //!
-//! The plugin makes the file, of the next power of two that holds all, before QEMU opens it; CPUs are dealt to nodes in blocks.
+//! The plugin makes the file, of the next power of two that holds all, before QEMU opens it; CPUs are dealt to LLCs in blocks.
+//! A machine has an LLC for each node, or with `llcs=N` so many.
 //!
 //! Until software inside asks for counts nothing is instrumented, and the machine runs as fast as without the plugin: booting
 //! one that is instrumented takes minutes. Then QEMU forgets what it has translated, and translates all anew; and again when
@@ -42,7 +43,7 @@ struct Run {
     begun: AtomicBool,
     config: Config,
     cpus: u64,
-    nodes: u64,
+    llcs: u64,
     node_bytes: u64,
     /// Whether QEMU counts the begin of a node's memory twice in an address.
     is_doubled: bool,
@@ -67,13 +68,14 @@ pub fn begin(options: &PmuOptions, config: Config, version: c_int) -> Result<(),
     page.begin();
     let lines = (options.llc_bytes / config.line_bytes) as usize;
     let shape = Shape::of_lines(lines, options.llc_ways as usize, Replacement::default());
+    let llcs = options.llcs.unwrap_or(options.nodes);
     let run = Run {
-        pmu: Pmu::new(options.nodes as usize, shape, page),
+        pmu: Pmu::new(llcs as usize, shape, page),
         page,
         begun: AtomicBool::new(false),
         config,
         cpus: options.cpus,
-        nodes: options.nodes,
+        llcs,
         node_bytes: options.node_bytes,
         is_doubled: version == DOUBLED && options.nodes > 1,
     };
@@ -123,9 +125,9 @@ pub extern "C" fn vcpu_begins(_: Id, at: c_uint) {
         return;
     };
     CPUS.begin(at, || {
-        let node = number * run.nodes / run.cpus;
+        let llc = number * run.llcs / run.cpus;
         let lines = (run.config.private_bytes / run.config.line_bytes) as usize;
-        Some(run.pmu.cpu(number, node as usize, lines, run.config.private_ways))
+        Some(run.pmu.cpu(number, llc as usize, lines, run.config.private_ways))
     });
 }
 

@@ -85,11 +85,12 @@ const LEFT_OUT: [&str; 6] = [
 ];
 
 /// The files that the cases of a group test, by the group's name.
-const TESTED: [(&str, &[&[&str]]); 14] = [
+const TESTED: [(&str, &[&[&str]]); 15] = [
     ("agent", &[&AGENT]),
     ("bounds", &[&AGENT]),
     ("counted", &[&AGENT, &PLUGIN]),
     ("arrange", &[&AGENT, &PLUGIN]),
+    ("caches", &[&AGENT, &PLUGIN]),
     ("damon", &[&AGENT]),
     ("record", &[&AGENT]),
     ("pages", &[&PLUGIN, &["crates/policy", "crates/linux", "testbed"]]),

@@ -1,7 +1,7 @@
-//! A modelled PMU: the last-level caches of a machine of several nodes, and who misses in them.
+//! A modelled PMU: the last-level caches of a machine, and who misses in them.
 //!
-//! Each CPU has private caches ([`Filter`]); what misses there goes to the LLC of its node, of the shape and policy that the
-//! machine has, under a lock that only CPUs of one node share. References and misses are counted by CPU and by the tag of the
+//! Each CPU has private caches ([`Filter`]); what misses there goes to an LLC, of the shape and policy that the
+//! machine has, under a lock that only CPUs of one LLC share. References and misses are counted by CPU and by the tag of the
 //! machine frame ([`homenode_formats::pmu_region`]): software in the machine tags the frames of each VM, and reads what each VM's
 //! memory cost. One of so many misses of a CPU is sampled, where that software wants it.
 //!
@@ -28,7 +28,7 @@ pub struct Pmu<'a> {
 #[derive(Debug)]
 pub struct Cpu {
     number: u64,
-    node: usize,
+    llc: usize,
     filter: Filter,
     /// Misses since the last that was sampled.
     unsampled: u64,
@@ -38,26 +38,26 @@ pub struct Cpu {
 const FRAME_BITS: u32 = 12;
 
 impl<'a> Pmu<'a> {
-    /// Empty caches, one for each of so many nodes.
-    pub fn new(nodes: usize, llc: Shape, page: Page<'a>) -> Pmu<'a> {
+    /// So many empty caches.
+    pub fn new(llcs: usize, shape: Shape, page: Page<'a>) -> Pmu<'a> {
         Pmu {
-            llcs: (0..nodes)
-                .map(|node| Mutex::new(Cache::new(llc, 1, node as u64)))
+            llcs: (0..llcs)
+                .map(|llc| Mutex::new(Cache::new(shape, 1, llc as u64)))
                 .collect(),
             line_bits: page.layout().line_bytes.trailing_zeros(),
             page,
         }
     }
 
-    /// A CPU of a node, its private L2 of so many lines empty.
+    /// A CPU at an LLC, its private L2 of so many lines empty.
     ///
     /// # Panics
-    /// If the page has no such CPU, or there is no such node.
-    pub fn cpu(&self, number: u64, node: usize, private_lines: usize, private_ways: usize) -> Cpu {
-        assert!(number < self.page.layout().cpus && node < self.llcs.len());
+    /// If the page has no such CPU, or there is no such LLC.
+    pub fn cpu(&self, number: u64, llc: usize, private_lines: usize, private_ways: usize) -> Cpu {
+        assert!(number < self.page.layout().cpus && llc < self.llcs.len());
         Cpu {
             number,
-            node,
+            llc,
             filter: Filter::new(private_lines, private_ways),
             unsampled: 0,
         }
@@ -79,7 +79,7 @@ impl<'a> Pmu<'a> {
     }
 
     fn reference(&self, cpu: &mut Cpu, line: u64, frame: u64, wanted: Use) {
-        let mut llc = self.llcs[cpu.node].lock().unwrap_or_else(PoisonError::into_inner);
+        let mut llc = self.llcs[cpu.llc].lock().unwrap_or_else(PoisonError::into_inner);
         let missed = llc.access(0, line) != Outcome::Hit;
         drop(llc);
         self.page.referenced(cpu.number, self.page.tag(frame), missed);

@@ -32,7 +32,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// Memory of the guest that is alone which it wrote once, in MiB.
 const COLD_MIB: u32 = 20;
 /// How long the agent may take to find out, try, and prove: under emulation an epoch takes seconds.
-const DECIDED: Duration = Duration::from_secs(420);
+pub(super) const DECIDED: Duration = Duration::from_secs(420);
 /// Of what polluters missed together each misses so much apart, at most, in percent.
 const PARTED_PERCENT: u64 = 50;
 /// CPUs of a node of this host.
@@ -49,10 +49,10 @@ fn walker(name: &str, bytes: u64) -> GuestSpec {
 
 /// What a guest did in a window.
 #[derive(Clone, Copy, Debug)]
-struct Seen {
+pub(super) struct Seen {
     misses_per_s: u64,
     /// Of its references to the cache.
-    misses_percent: u64,
+    pub(super) misses_percent: u64,
     /// Of its accesses to memory; where they are not known, `None`.
     remote_percent: Option<u64>,
 }
@@ -82,7 +82,7 @@ pub(super) fn resting_model() -> anyhow::Result<Page<'static>> {
 }
 
 /// What the agent says of a guest.
-fn status(inside: &Inside, guest: &Guest) -> anyhow::Result<Value> {
+pub(super) fn status(inside: &Inside, guest: &Guest) -> anyhow::Result<Value> {
     Ok(inside.told("vm", &[&guest.spec.name])?["vms"][0].clone())
 }
 
@@ -105,7 +105,7 @@ pub(super) fn wait_counted(inside: &Inside, guests: &[&Guest]) -> anyhow::Result
 }
 
 /// What these guests do in a window, by the model's page; how remote they are the agent says, which is asked as time passes.
-fn watch(inside: &Inside, page: Page<'_>, guests: &[&Guest]) -> anyhow::Result<Vec<Seen>> {
+pub(super) fn watch(inside: &Inside, page: Page<'_>, guests: &[&Guest]) -> anyhow::Result<Vec<Seen>> {
     let tags = guests
         .iter()
         .map(|guest| tag(page, guest)?.with_context(|| format!("no frame of {} has a tag", guest.spec.name)));
@@ -134,7 +134,7 @@ fn watch(inside: &Inside, page: Page<'_>, guests: &[&Guest]) -> anyhow::Result<V
     Ok(seen.collect())
 }
 
-fn note(inside: &Inside, when: &str, guests: &[&Guest], seen: &[Seen]) {
+pub(super) fn note(inside: &Inside, when: &str, guests: &[&Guest], seen: &[Seen]) {
     for (guest, seen) in guests.iter().zip(seen) {
         inside.note(format!("{when}: {} {seen}", guest.spec.name));
     }

@@ -11,6 +11,8 @@ pub enum Group {
     Counted,
     /// What the agent decides and explains by counters: run by name only, as a run takes a quarter of an hour.
     Arrange,
+    /// The same on a small host as they are today, whose nodes have two last-level caches and whose kernel balances: run by name only.
+    Caches,
     /// What operators set, by any means, on a host that somebody has configured: ten minutes of an agent that acts.
     Bounds,
     /// Trackers of memory use, on a kernel with DAMON: run by name only, as that kernel is not the stock one.
@@ -47,6 +49,7 @@ impl Group {
             Self::Agent => "agent",
             Self::Counted => "counted",
             Self::Arrange => "arrange",
+            Self::Caches => "caches",
             Self::Bounds => "bounds",
             Self::Damon => "damon",
             Self::Pages => "pages",
@@ -68,6 +71,7 @@ impl Group {
         matches!(
             self,
             Self::Arrange
+                | Self::Caches
                 | Self::Damon
                 | Self::Kernels
                 | Self::Programs
@@ -87,6 +91,7 @@ impl Group {
         match self {
             Self::Agent | Self::Record => Some(HostKind::Plain),
             Self::Counted | Self::Arrange => Some(HostKind::Counted),
+            Self::Caches => Some(HostKind::Caches),
             Self::Bounds => Some(HostKind::Bounds),
             Self::Damon => Some(HostKind::Damon),
             Self::Xen | Self::XenLong | Self::XenRecord => Some(HostKind::Xen),

@@ -8,6 +8,7 @@ mod arrange;
 mod balloon;
 mod basics;
 mod bounds;
+mod caches;
 mod conformance;
 mod counted;
 mod crash;
@@ -395,6 +396,20 @@ pub static ALL: &[Case] = &[
         "a guest is parted from another on trial, nothing is gained, and it is as before",
         arrange::move_undone,
     ),
+    case(
+        "caches-parted",
+        Group::Caches,
+        1800,
+        "on a full stock host polluters get caches of their own, and those beside them miss less than under the kernel alone",
+        caches::polluters_parted,
+    ),
+    case(
+        "brought-once",
+        Group::Caches,
+        3000,
+        "on a stock host a guest away from its memory is brought together with it once, by the kernel or the agent",
+        caches::brought_once,
+    ),
     plain_case(
         "page-log",
         Group::Pages,
@@ -625,6 +640,7 @@ mod tests {
         let all = select(&[]).unwrap_or_default();
         let groups = [
             Group::Arrange,
+            Group::Caches,
             Group::Damon,
             Group::Kernels,
             Group::Programs,

@@ -26,7 +26,7 @@ use crate::exchange::{CAPABILITIES_DIR, Exchange};
 pub const NODES: u32 = 4;
 /// Memory of one node in MiB.
 pub(super) const NODE_MIB: u32 = 1024;
-/// Last-level cache of each node of the modelled PMU: half of it is little for a guest, and a few guests overflow it.
+/// Each last-level cache of the modelled PMU: half of it is little for a guest, and a few guests overflow it.
 pub const LLC_BYTES: u64 = 2 << 20;
 /// Private cache of each of its CPUs.
 const PRIVATE_BYTES: u64 = 64 << 10;
@@ -47,6 +47,8 @@ pub enum HostKind {
     Plain,
     /// Two nodes of two CPUs, and a modelled PMU: two guests can share a last-level cache, and it is counted.
     Counted,
+    /// Two nodes of two last-level caches of two CPUs, a modelled PMU, and a kernel that balances: a stock host of today, small.
+    Caches,
     /// As the plain one, with a kernel that has DAMON; the guests have the stock one.
     Damon,
     /// Two nodes of two CPUs, the last of which the kernel keeps free (`isolcpus=`).
@@ -63,7 +65,7 @@ impl HostKind {
     pub(super) fn nodes(self) -> u32 {
         match self {
             Self::Plain | Self::Damon | Self::Xen | Self::XenService => NODES,
-            Self::Counted | Self::Bounds | Self::XenCounted => 2,
+            Self::Counted | Self::Caches | Self::Bounds | Self::XenCounted => 2,
         }
     }
 
@@ -71,6 +73,15 @@ impl HostKind {
         match self {
             Self::Plain | Self::Damon | Self::Xen | Self::XenService => 1,
             Self::Counted | Self::Bounds | Self::XenCounted => 2,
+            Self::Caches => 4,
+        }
+    }
+
+    /// Last-level caches. Linux takes those of the emulated CPU for one to a socket.
+    fn llcs(self) -> u32 {
+        match self {
+            Self::Caches => 2 * self.nodes(),
+            _ => self.nodes(),
         }
     }
 
@@ -113,10 +124,9 @@ impl HostKind {
 
 /// Transparent huge pages: khugepaged has locked up the emulated host in a TLB flush. A panic must end the boot soon, and an
 /// oops is no state to test in.
-const KERNEL_OPTIONS: [&str; 4] = [
+const KERNEL_OPTIONS: [&str; 3] = [
     "intel_iommu=on",
     "transparent_hugepage=never",
-    "numa_balancing=disable",
     "panic=5 oops=panic",
 ];
 
@@ -187,9 +197,10 @@ impl Workshop {
             samples: SAMPLES,
         };
         let (plugin, file) = (plugin.display(), file.display());
-        let (cpus, nodes, bytes) = (kind.cpus(), kind.nodes(), layout.bytes().next_power_of_two());
+        let (cpus, nodes, llcs) = (kind.cpus(), kind.nodes(), kind.llcs());
+        let bytes = layout.bytes().next_power_of_two();
         Ok(format!(
-            " -plugin {plugin},pmu={file},cpus={cpus},nodes={nodes},frames={FRAMES},llc-bytes={LLC_BYTES},private-bytes={PRIVATE_BYTES},node-mib={NODE_MIB}\
+            " -plugin {plugin},pmu={file},cpus={cpus},nodes={nodes},llcs={llcs},frames={FRAMES},llc-bytes={LLC_BYTES},private-bytes={PRIVATE_BYTES},node-mib={NODE_MIB}\
              \x20-object memory-backend-file,id=pmu,share=on,mem-path={file},size={bytes} -device ivshmem-plain,memdev=pmu"
         ))
     }
@@ -267,7 +278,7 @@ impl EmulatedHost {
             HostKind::Xen | HostKind::XenService | HostKind::XenCounted => {
                 xen::emulator(workshop, kind, &program, dir, exchange.root())?
             }
-            HostKind::Plain | HostKind::Counted | HostKind::Damon | HostKind::Bounds => {
+            HostKind::Plain | HostKind::Counted | HostKind::Caches | HostKind::Damon | HostKind::Bounds => {
                 virtme(workshop, kind, &program, dir, exchange.root())?
             }
         };
@@ -420,7 +431,11 @@ fn virtme(
     command.arg(format!("--rwdir={0}={0}", exchange.display()));
     let isolated = format!("isolcpus={ISOLATED_CPU}");
     let isolated = (kind == HostKind::Bounds).then_some(isolated.as_str());
-    for option in KERNEL_OPTIONS.into_iter().chain(isolated) {
+    let balancing = match kind {
+        HostKind::Caches => "numa_balancing=enable",
+        _ => "numa_balancing=disable",
+    };
+    for option in KERNEL_OPTIONS.into_iter().chain([balancing]).chain(isolated) {
         command.args(["--append", option]);
     }
     let monitor = dir.join("monitor");
@@ -430,6 +445,14 @@ fn virtme(
     );
     let devices = match kind {
         HostKind::Counted => workshop.pmu_options(kind, &dir.join("pmu"))?,
+        HostKind::Caches => {
+            let (cpus, sockets) = (kind.cpus(), kind.llcs());
+            let pmu = workshop.pmu_options(kind, &dir.join("pmu"))?;
+            format!(
+                " -smp {cpus},sockets={sockets},cores={},threads=1{pmu}",
+                cpus / sockets
+            )
+        }
         HostKind::Plain => device(),
         _ => String::new(),
     };

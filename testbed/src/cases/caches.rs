@@ -1,0 +1,206 @@
+//! A stock host of today, small: two nodes of two last-level caches of two CPUs each, and a kernel that balances. As in `arrange`, an
+//! agent that only watches is what "without an agent" means, and one that decides follows in the same boot.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{anyhow, bail, ensure};
+use homenode_testbed_guest::Behaviour;
+
+use super::agent::{start_agent_with, stop};
+use super::arrange::{DECIDED, Seen, decisions, note, resting_model, status, wait_counted, watch};
+use crate::inside::Inside;
+use crate::inside::guest::{Cpus, Guest, GuestSpec};
+use crate::inside::wait::{Look, wait_until};
+use crate::outside::emulated::LLC_BYTES;
+
+/// CPUs of a last-level cache.
+const CPUS_PER_CACHE: u32 = 2;
+/// All CPUs, as a byte of libvirt's.
+const ALL_CPUS: u8 = 0xff;
+/// Of what victims missed beside polluters they miss so much without, at most, in percent.
+const PARTED_PERCENT: u64 = 70;
+/// How long the kernel's balancing may take to bring a guest's memory to it, and an agent that leaves it to the kernel for a minute of
+/// work: under emulation epochs and scans are slow.
+const BROUGHT: Duration = Duration::from_secs(900);
+/// How long its accesses must stay local then.
+const PEACE: Duration = Duration::from_secs(60);
+/// Share of a guest's accesses that are local where it is beside its memory.
+const LOCAL_MIN: f64 = 0.8;
+/// How often its pages may move meanwhile, each counted: once, and what its own kernel frees and takes anew.
+const MOVED_MAX: f64 = 1.25;
+
+/// A guest of two vCPUs that are both at work: one thread computes, one walks memory.
+fn busy_walker(name: &str, bytes: u64, think: u32, cpus: [u32; 2]) -> GuestSpec {
+    let doing = Behaviour {
+        busy: 1,
+        ..Behaviour::walking((bytes >> 10) as u32, think)
+    };
+    let pins = cpus.map(|cpu| cpu.to_string()).to_vec();
+    GuestSpec::new(name)
+        .vcpus(2)
+        .doing(doing)
+        .cpus(Cpus::Pinned(pins))
+}
+
+/// The caches on whose CPUs a guest's vCPUs ran last.
+fn caches_of(guest: &Guest) -> anyhow::Result<Vec<u32>> {
+    let cpus = guest.process.vcpu_last_cpu()?;
+    let mut caches: Vec<u32> = cpus.into_values().map(|cpu| cpu / CPUS_PER_CACHE).collect();
+    caches.sort_unstable();
+    caches.dedup();
+    Ok(caches)
+}
+
+/// Its operator lets it run on all CPUs.
+fn let_go(guest: &Guest) -> anyhow::Result<()> {
+    for vcpu in 0..guest.spec.vcpus {
+        let freed = guest.domain.pin_vcpu(vcpu, &[ALL_CPUS]);
+        freed.map_err(|error| anyhow!("{}", error.message()))?;
+    }
+    Ok(())
+}
+
+/// A full host on which each cache has a vCPU of a polluter beside one of a victim: the agent gives polluters caches of their own.
+pub fn polluters_parted(inside: &mut Inside) -> anyhow::Result<()> {
+    let page = resting_model()?;
+    let specs = [
+        busy_walker("polluter0", 8 * LLC_BYTES, 0, [0, 2]),
+        busy_walker("victim0", LLC_BYTES / 2, 20, [1, 3]),
+        busy_walker("polluter1", 8 * LLC_BYTES, 0, [4, 6]),
+        busy_walker("victim1", LLC_BYTES / 2, 20, [5, 7]),
+    ];
+    let guests = inside.create_at_once(&specs)?;
+    for guest in &guests {
+        guest.wait_ready()?;
+    }
+    for guest in &guests {
+        let_go(guest)?;
+    }
+    let all: Vec<&Guest> = guests.iter().collect();
+    let victims = [all[1], all[3]];
+    let watcher = start_agent_with(inside, &["--policies", "default"])?;
+    wait_counted(inside, &all)?;
+    let before = watch(inside, page, &victims)?;
+    note(inside, "stock kernel", &victims, &before);
+    stop(watcher)?;
+
+    let agent = start_agent_with(inside, &[])?;
+    wait_counted(inside, &all)?;
+    let begin = Instant::now();
+    let parted = wait_until("polluters on caches of their own", DECIDED, || {
+        let on: Vec<Vec<u32>> = all
+            .iter()
+            .map(|guest| caches_of(guest))
+            .collect::<Result<_, _>>()?;
+        let shared = |at: usize| {
+            let others = (0..on.len()).filter(|other| *other != at);
+            others
+                .flat_map(|other| &on[other])
+                .any(|cache| on[at].contains(cache))
+        };
+        if shared(0) || shared(2) {
+            return Ok(Look::NotYet(format!("they run on caches {on:?}")));
+        }
+        let seen = watch(inside, page, &victims)?;
+        let is_less = |(before, now): (&Seen, &Seen)| {
+            now.misses_percent * 100 <= before.misses_percent * PARTED_PERCENT
+        };
+        Ok(match before.iter().zip(&seen).all(is_less) {
+            true => Look::Done(seen),
+            false => Look::NotYet(format!("on caches {on:?}: {} and {}", seen[0], seen[1])),
+        })
+    });
+    for guest in &all {
+        for [policy, action, reason] in decisions(&agent, guest) {
+            inside.note(format!("{}: {policy} {action}: {reason}", guest.spec.name));
+        }
+    }
+    note(inside, "beside the agent", &victims, &parted?);
+    inside.note(format!(
+        "{:.0} s after it took over",
+        begin.elapsed().as_secs_f64()
+    ));
+    stop(agent)
+}
+
+/// Waits until a guest's accesses are local, then for some time more. Gives how often its pages moved between nodes meanwhile, over
+/// their number: what the kernel never sees used stays where it is, so this may be little.
+fn brought_home(inside: &Inside, guest: &Guest) -> anyhow::Result<f64> {
+    let mut last = guest.pages_per_node()?;
+    let mut came = 0;
+    let mut look = || -> anyhow::Result<u64> {
+        let now = guest.pages_per_node()?;
+        let grown = |(node, pages): (&u32, &u64)| pages.saturating_sub(last.get(node).copied().unwrap_or(0));
+        came += now.iter().map(grown).sum::<u64>();
+        last = now;
+        Ok(came)
+    };
+    let begin = Instant::now();
+    let mut local_since = None;
+    wait_until("a guest to run beside its memory for a minute", BROUGHT, || {
+        look()?;
+        let local = status(inside, guest)?["local_access_ratio"].as_f64();
+        if local.is_none_or(|local| local < LOCAL_MIN) {
+            local_since = None;
+        } else {
+            local_since.get_or_insert_with(Instant::now);
+        }
+        Ok(match local_since {
+            Some(since) if since.elapsed() >= PEACE => Look::Done(()),
+            _ => Look::NotYet(format!(
+                "of its accesses {local:?} are local, on {:?}",
+                guest.process.vcpu_last_cpu()?
+            )),
+        })
+    })?;
+    let moved = look()? as f64 / guest.pages_per_node()?.values().sum::<u64>().max(1) as f64;
+    inside.note(format!(
+        "local for a minute {:.0} s after it was let go; {moved:.2} times its pages moved",
+        begin.elapsed().as_secs_f64()
+    ));
+    Ok(moved)
+}
+
+/// A guest that runs away from its memory is brought together with it by the kernel or by the agent, and its pages move at most once.
+pub fn brought_once(inside: &mut Inside) -> anyhow::Result<()> {
+    let page = resting_model()?;
+    let away = |name: &str, cpu: &str| {
+        GuestSpec::new(name)
+            .doing(Behaviour::walking((2 * LLC_BYTES >> 10) as u32, 0))
+            .cpus(Cpus::Pinned(vec![cpu.to_owned()]))
+    };
+    for (who, arguments) in [
+        ("stock kernel", &["--policies", "default"][..]),
+        ("beside the agent", &[][..]),
+    ] {
+        let guests = inside.create_at_once(&[away("away", "0"), away("other", "4")])?;
+        for guest in &guests {
+            guest.wait_ready()?;
+        }
+        let [guest, _] = guests.as_slice() else {
+            bail!("two guests were created");
+        };
+        guest.move_to(1)?;
+        let_go(guest)?;
+        let agent = start_agent_with(inside, arguments)?;
+        wait_counted(inside, &[guest])?;
+        let seen = watch(inside, page, &[guest])?;
+        note(inside, who, &[guest], &seen);
+        let moved = brought_home(inside, guest);
+        for [policy, action, reason] in decisions(&agent, guest) {
+            inside.note(format!("{policy} {action}: {reason}"));
+        }
+        let moved = moved?;
+        let seen = watch(inside, page, &[guest])?;
+        note(inside, who, &[guest], &seen);
+        stop(agent)?;
+        ensure!(
+            moved <= MOVED_MAX,
+            "expected each page to move once at most, {who}; {moved:.2} times all pages moved"
+        );
+        for guest in &guests {
+            inside.destroy(guest)?;
+        }
+    }
+    Ok(())
+}
