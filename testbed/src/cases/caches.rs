@@ -1,5 +1,5 @@
-//! A stock host of today, small: two nodes of two last-level caches of two CPUs each, and a kernel that balances. As in `arrange`, an
-//! agent that only watches is what "without an agent" means, and one that decides follows in the same boot.
+//! A stock host of today, small: two nodes of two last-level caches of two CPUs each, and a kernel that balances. As in
+//! `arrange`, an agent that only watches is what "without an agent" means, and one that decides follows in the same boot.
 
 use std::time::{Duration, Instant};
 
@@ -19,8 +19,8 @@ const CPUS_PER_CACHE: u32 = 2;
 const ALL_CPUS: u8 = 0xff;
 /// Of what victims missed beside polluters they miss so much without, at most, in percent.
 const PARTED_PERCENT: u64 = 70;
-/// How long the kernel's balancing may take to bring a guest's memory to it, and an agent that leaves it to the kernel for a minute of
-/// work: under emulation epochs and scans are slow.
+/// How long the kernel's balancing may take to bring a guest's memory to it, and an agent that leaves it to the kernel for a
+/// minute of work: under emulation epochs and scans are slow.
 const BROUGHT: Duration = Duration::from_secs(900);
 /// How long its accesses must stay local then.
 const PEACE: Duration = Duration::from_secs(60);
@@ -60,7 +60,8 @@ fn let_go(guest: &Guest) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A full host on which each cache has a vCPU of a polluter beside one of a victim: the agent gives polluters caches of their own.
+/// A full host on which each cache has a vCPU of a polluter beside one of a victim: the agent gives polluters caches of
+/// their own.
 pub fn polluters_parted(inside: &mut Inside) -> anyhow::Result<()> {
     let page = resting_model()?;
     let specs = [
@@ -123,8 +124,8 @@ pub fn polluters_parted(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// Waits until a guest's accesses are local, then for some time more. Gives how often its pages moved between nodes meanwhile, over
-/// their number: what the kernel never sees used stays where it is, so this may be little.
+/// Waits until a guest's accesses are local, then for some time more. Gives how often its pages moved between nodes
+/// meanwhile, over their number: what the kernel never sees used stays where it is, so this may be little.
 fn brought_home(inside: &Inside, guest: &Guest) -> anyhow::Result<f64> {
     let mut last = guest.pages_per_node()?;
     let mut came = 0;
@@ -161,7 +162,8 @@ fn brought_home(inside: &Inside, guest: &Guest) -> anyhow::Result<f64> {
     Ok(moved)
 }
 
-/// A guest that runs away from its memory is brought together with it by the kernel or by the agent, and its pages move at most once.
+/// A guest that runs away from its memory is brought together with it by the kernel or by the agent, and its pages move at
+/// most once.
 pub fn brought_once(inside: &mut Inside) -> anyhow::Result<()> {
     let page = resting_model()?;
     let away = |name: &str, cpu: &str| {

@@ -11,7 +11,8 @@ pub enum Group {
     Counted,
     /// What the agent decides and explains by counters: run by name only, as a run takes a quarter of an hour.
     Arrange,
-    /// The same on a small host as they are today, whose nodes have two last-level caches and whose kernel balances: run by name only.
+    /// The same on a small host as they are today, whose nodes have two last-level caches and whose kernel balances: run by name
+    /// only.
     Caches,
     /// What operators set, by any means, on a host that somebody has configured: ten minutes of an agent that acts.
     Bounds,

@@ -29,9 +29,9 @@ use crate::predict::{AsFound, CacheShape, Character, NodeShape, Place, Room, Sha
 const FIT_PER_WORK: usize = 32;
 /// Most VMs that are brought together with their memory at a time: all that memory is on its way at once.
 const TOGETHER_MAX: usize = 4;
-/// Fewest CPUs of a node that is a home on a quiet host. Threads that are kept on a node the kernel evens out by those of free VMs,
-/// which thus lose their memory or share a cache; on nodes of four CPUs that cost a VM more than all others together gained
-/// (`decisions operations --hosts small`).
+/// Fewest CPUs of a node that is a home on a quiet host. Threads that are kept on a node the kernel evens out by those of free
+/// VMs, which thus lose their memory or share a cache; on nodes of four CPUs that cost a VM more than all others together
+/// gained (`decisions operations --hosts small`).
 const HOME_CPUS_MIN: f64 = 8.0;
 /// A slow-down that no prediction can tell from nothing: others may lose it to that against no agent.
 const LOST_MAX: f64 = 0.005;
@@ -464,8 +464,8 @@ impl<'a> Search<'a> {
         (given > 0).then_some(places)
     }
 
-    /// Homes on whole nodes, of the fewest, that have `HOME_CPUS_MIN` and a CPU for each vCPU of a VM beside those of VMs that live
-    /// there; that with most of its memory first.
+    /// Homes on whole nodes, of the fewest, that have `HOME_CPUS_MIN` and a CPU for each vCPU of a VM beside those of VMs that
+    /// live there; that with most of its memory first.
     fn roomy(&self, at: usize, places: &[Place]) -> Vec<u64> {
         let shape = self.shape;
         let mut booked = [0.0; crate::predict::NODES_MAX];
