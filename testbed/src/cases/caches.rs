@@ -168,7 +168,7 @@ pub fn brought_once(inside: &mut Inside) -> anyhow::Result<()> {
     let page = resting_model()?;
     let away = |name: &str, cpu: &str| {
         GuestSpec::new(name)
-            .doing(Behaviour::walking((2 * LLC_BYTES >> 10) as u32, 0))
+            .doing(Behaviour::walking(((2 * LLC_BYTES) >> 10) as u32, 0))
             .cpus(Cpus::Pinned(vec![cpu.to_owned()]))
     };
     for (who, arguments) in [
