@@ -29,9 +29,9 @@ use crate::predict::{AsFound, CacheShape, Character, NodeShape, Place, Room, Sha
 const FIT_PER_WORK: usize = 32;
 /// Most VMs that are brought together with their memory at a time: all that memory is on its way at once.
 const TOGETHER_MAX: usize = 4;
-/// Fewest CPUs of a node that is a home on a quiet host. Threads that are kept on a node the kernel evens out by those of free
-/// VMs, which thus lose their memory or share a cache; on nodes of four CPUs that cost a VM more than all others together
-/// gained (`decisions operations --hosts small`).
+/// Fewest CPUs of a node that is a home on a quiet host. On nodes of four CPUs one VM of 90 took 1.11 to 1.17 of its time,
+/// while all gained half a percent (`decisions operations --hosts small`). Why was not traced: probably the kernel evens out
+/// threads that are kept on a node by those of free VMs, which then leave their memory or share a cache.
 const HOME_CPUS_MIN: f64 = 8.0;
 /// A slow-down that no prediction can tell from nothing: others may lose it to that against no agent.
 const LOST_MAX: f64 = 0.005;
