@@ -42,7 +42,7 @@ pub struct PmuOptions {
     /// Its nodes.
     pub nodes: u64,
     /// Its LLCs, to which CPUs are dealt in blocks; where it is not said as many as nodes.
-    pub llcs: Option<u64>,
+    llcs: Option<u64>,
     /// Frames of 4 KiB from address 0 on that can be tagged.
     pub frames: u64,
     /// Size of an LLC.
@@ -59,6 +59,13 @@ struct Said {
     log: PathBuf,
     pmu: PmuOptions,
     pages: PagesOptions,
+}
+
+impl PmuOptions {
+    /// How many LLCs the machine has.
+    pub fn llcs(&self) -> u64 {
+        self.llcs.unwrap_or(self.nodes)
+    }
 }
 
 impl Options {
@@ -130,8 +137,7 @@ impl Said {
                 "private-bytes={private} holds no set of {ways} lines of {line} bytes"
             ));
         }
-        let of_nodes = pmu.nodes > pmu.cpus;
-        if of_nodes || pmu.llcs.is_some_and(|llcs| llcs > pmu.cpus) || pmu.llc_bytes < line * pmu.llc_ways {
+        if pmu.nodes.max(pmu.llcs()) > pmu.cpus || pmu.llc_bytes < line * pmu.llc_ways {
             return Err("each node and each LLC needs a CPU, and each LLC a set".to_owned());
         }
         let given = |path: &PathBuf| !path.as_os_str().is_empty();

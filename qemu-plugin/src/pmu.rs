@@ -68,7 +68,7 @@ pub fn begin(options: &PmuOptions, config: Config, version: c_int) -> Result<(),
     page.begin();
     let lines = (options.llc_bytes / config.line_bytes) as usize;
     let shape = Shape::of_lines(lines, options.llc_ways as usize, Replacement::default());
-    let llcs = options.llcs.unwrap_or(options.nodes);
+    let llcs = options.llcs();
     let run = Run {
         pmu: Pmu::new(llcs as usize, shape, page),
         page,

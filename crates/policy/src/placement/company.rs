@@ -76,9 +76,8 @@ pub(super) fn allowed<'a>(
         let Some(home) = promised(mate.sample.id).or(mate.home) else {
             continue;
         };
-        let goes_before = vm.home.is_some() && vm.sample.id < mate.sample.id;
-        let theirs = &mate.sample.settings;
-        if is_same(&settings.apart, &theirs.apart) && !(goes_before && asked == Asked::Kept) {
+        let makes_way = asked == Asked::Kept && goes_before(vm, mate);
+        if is_same(&settings.apart, &mate.sample.settings.apart) && !makes_way {
             allowed = allowed.difference(home);
         }
     }
@@ -94,18 +93,27 @@ pub(super) fn led_to<'a>(
     vm: &VmView<'_>,
     promised: impl Fn(VmId) -> Option<&'a NodeSet>,
 ) -> Option<&'a NodeSet> {
+    let together = &vm.sample.settings.together;
+    // Most VMs have no mates, and this is asked of each in every period.
+    together.as_ref()?;
     let homes = view.homes();
-    view.vms.iter().find_map(|mate| {
-        let goes_before =
-            mate.sample.id == vm.sample.id || vm.home.is_some() && vm.sample.id < mate.sample.id;
-        let is_mate = is_same(&vm.sample.settings.together, &mate.sample.settings.together);
-        // A mate that cannot move to another node must not hold the others.
-        if goes_before || !is_mate || !may_move(mate) {
-            return None;
-        }
-        let home = promised(mate.sample.id).or(mate.home)?;
-        home.is_subset(&homes).then_some(home)
-    })
+    // A mate that cannot move to another node must not hold the others.
+    let leads = |mate: &&VmView<'_>| {
+        mate.sample.id != vm.sample.id
+            && !goes_before(vm, mate)
+            && is_same(together, &mate.sample.settings.together)
+            && may_move(mate)
+    };
+    view.vms
+        .iter()
+        .filter(leads)
+        .filter_map(|mate| promised(mate.sample.id).or(mate.home))
+        .find(|home| home.is_subset(&homes))
+}
+
+/// Whether a VM keeps its home, and a mate makes way or follows.
+fn goes_before(vm: &VmView<'_>, mate: &VmView<'_>) -> bool {
+    vm.home.is_some() && vm.sample.id < mate.sample.id
 }
 
 /// The home of a VM whose memory is bound to nodes: those that have CPUs. `None` where its memory may follow a home.
