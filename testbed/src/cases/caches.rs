@@ -1,6 +1,7 @@
 //! A stock host of today, small: two nodes of two last-level caches of two CPUs each, and a kernel that balances. As in
 //! `arrange`, an agent that only watches is what "without an agent" means, and one that decides follows in the same boot.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail, ensure};
@@ -125,9 +126,9 @@ pub fn polluters_parted(inside: &mut Inside) -> anyhow::Result<()> {
 }
 
 /// Waits until a guest's accesses are local, then for some time more. Gives how often its pages moved between nodes
-/// meanwhile, over their number: what the kernel never sees used stays where it is, so this may be little.
-fn brought_home(inside: &Inside, guest: &Guest) -> anyhow::Result<f64> {
-    let mut last = guest.pages_per_node()?;
+/// since these places, over their number: what the kernel never sees used stays where it is, so this may be little.
+fn brought_home(inside: &Inside, guest: &Guest, mut last: BTreeMap<u32, u64>) -> anyhow::Result<f64> {
+    let begin = Instant::now();
     let mut came = 0;
     let mut look = || -> anyhow::Result<u64> {
         let now = guest.pages_per_node()?;
@@ -136,7 +137,6 @@ fn brought_home(inside: &Inside, guest: &Guest) -> anyhow::Result<f64> {
         last = now;
         Ok(came)
     };
-    let begin = Instant::now();
     let mut local_since = None;
     wait_until("a guest to run beside its memory for a minute", BROUGHT, || {
         look()?;
@@ -156,7 +156,7 @@ fn brought_home(inside: &Inside, guest: &Guest) -> anyhow::Result<f64> {
     })?;
     let moved = look()? as f64 / guest.pages_per_node()?.values().sum::<u64>().max(1) as f64;
     inside.note(format!(
-        "local for a minute {:.0} s after it was let go; {moved:.2} times its pages moved",
+        "local for a minute {:.0} s later; {moved:.2} times its pages moved",
         begin.elapsed().as_secs_f64()
     ));
     Ok(moved)
@@ -183,12 +183,14 @@ pub fn brought_once(inside: &mut Inside) -> anyhow::Result<()> {
             bail!("two guests were created");
         };
         guest.move_to(1)?;
+        // From here on its moves count: until it is counted the kernel may have brought it together.
+        let begun = guest.pages_per_node()?;
         let_go(guest)?;
         let agent = start_agent_with(inside, arguments)?;
         wait_counted(inside, &[guest])?;
         let seen = watch(inside, page, &[guest])?;
         note(inside, who, &[guest], &seen);
-        let moved = brought_home(inside, guest);
+        let moved = brought_home(inside, guest, begun);
         for [policy, action, reason] in decisions(&agent, guest) {
             inside.note(format!("{policy} {action}: {reason}"));
         }
