@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use anyhow::Context as _;
 use homenode_control::{Config, Control, Epoch, Event, PolicySet};
 use homenode_machine::Machine;
 use homenode_twin::{Scenario, Twin};
@@ -23,6 +24,8 @@ pub enum Contender {
     /// No agent, and each VM's vCPUs on the CPUs of one L3, or of as many as they need, all shared out evenly: what operators are
     /// advised to do by hand.
     FixedPerL3,
+    /// No agent, and each VM alone on the host: about the most that can be gained, as nobody disturbs anybody there.
+    Alone,
     /// A program from outside in the place of policies.
     Program(Program),
 }
@@ -31,6 +34,7 @@ pub enum Contender {
 const AUTONUMA: &str = "autonuma";
 const NO_AUTONUMA: &str = "no-autonuma";
 const FIXED_PER_L3: &str = "fixed-per-l3";
+const ALONE: &str = "alone";
 
 impl Contender {
     /// Nobody: the kernel's scheduler alone, beside which all others are.
@@ -51,7 +55,11 @@ impl Contender {
 
     /// What a stock host is compared with: `default` is the kernel as it comes, which balances.
     pub fn on_stock() -> Vec<Contender> {
-        let mut all = vec![Contender::Balancing(false), Contender::FixedPerL3];
+        let mut all = vec![
+            Contender::Alone,
+            Contender::Balancing(false),
+            Contender::FixedPerL3,
+        ];
         all.extend(
             Contender::all()
                 .into_iter()
@@ -67,6 +75,7 @@ impl Contender {
             Contender::Balancing(true) => AUTONUMA,
             Contender::Balancing(false) => NO_AUTONUMA,
             Contender::FixedPerL3 => FIXED_PER_L3,
+            Contender::Alone => ALONE,
             Contender::Program(program) => program.name(),
         }
     }
@@ -108,8 +117,8 @@ impl Contender {
         &self,
         setup: &Setup,
         config: &Config,
-        look: impl FnMut(&Twin) -> anyhow::Result<()>,
-        watch: impl FnMut(&Epoch, &Control),
+        mut look: impl FnMut(&Twin) -> anyhow::Result<()>,
+        mut watch: impl FnMut(&Epoch, &Control),
     ) -> anyhow::Result<Run> {
         let with = |policies| Config {
             policies,
@@ -132,6 +141,26 @@ impl Contender {
                     ..run
                 })
             }
+            Contender::Alone => {
+                let with = with(PolicySet::Default);
+                let vms = 0..setup.scenario.vms.len();
+                let mut runs = vms.map(|at| {
+                    let setup = Setup {
+                        scenario: alone(&setup.scenario, at),
+                        ..setup.clone()
+                    };
+                    run_watched(&setup, with.clone(), &mut look, &mut watch)
+                });
+                let first = runs.next().context("a scenario has a VM")??;
+                let mut run = Run {
+                    policy: self.name().to_owned(),
+                    ..first
+                };
+                for (at, other) in (1..).zip(runs) {
+                    run.report.vms[at] = other?.report.vms.swap_remove(at);
+                }
+                Ok(run)
+            }
         }
     }
 
@@ -145,6 +174,18 @@ impl Contender {
             _ => scenario,
         }
     }
+}
+
+/// The scenario with one VM alone: the others keep their places, by which seeds draw, and never come.
+fn alone(scenario: &Scenario, at: usize) -> Scenario {
+    let mut scenario = scenario.clone();
+    let name = scenario.vms[at].name.clone();
+    scenario.events.retain(|event| event.vm == name);
+    let others = scenario.vms.iter_mut().filter(|vm| vm.name != name);
+    for vm in others {
+        vm.arrival = scenario.duration;
+    }
+    scenario
 }
 
 /// Gives each VM, in the scenario's order, the L3 on which least vCPUs are booked for each CPU; a VM that is wider than an L3
@@ -195,13 +236,14 @@ impl FromStr for Contender {
             AUTONUMA => return Ok(Contender::Balancing(true)),
             NO_AUTONUMA => return Ok(Contender::Balancing(false)),
             FIXED_PER_L3 => return Ok(Contender::FixedPerL3),
+            ALONE => return Ok(Contender::Alone),
             _ => {}
         }
         if text.starts_with(EXEC) {
             return text.parse().map(Contender::Program);
         }
         text.parse().map(Contender::PolicySet).map_err(|_: String| {
-            let others = [AUTONUMA, NO_AUTONUMA, FIXED_PER_L3];
+            let others = [AUTONUMA, NO_AUTONUMA, FIXED_PER_L3, ALONE];
             let known = PolicySet::ALL.map(PolicySet::name).into_iter().chain(others);
             format!("no policies are named `{text}`{}", Candidates::of(text, known))
         })
@@ -243,6 +285,32 @@ mod tests {
         others.dedup();
         assert_eq!(others.len(), 14, "one L3 for each of them");
         assert!(others.iter().all(|at| !wide.contains(at)));
+    }
+
+    #[test]
+    fn alone_a_vm_does_what_it_does_without_the_others() {
+        let vm = |name: &str| VmSpec::new(name, 4, Bytes::from_gib(4), "milc");
+        let run = |contender: &Contender, vms: &[&str]| {
+            let mut scenario = Scenario::of("some", vms.iter().map(|name| vm(name)).collect());
+            scenario.duration = Ns::from_secs(20);
+            let setup = Setup::new(preset("r420").unwrap(), scenario, 3);
+            contender
+                .run(&setup, &Config::default(), |_| (), |_| ())
+                .expect("a run")
+        };
+        let (single, crowd) = (
+            run(&Contender::DEFAULT, &["a"]),
+            ["a", "b", "c", "d", "e", "f"],
+        );
+        let (alone, beside) = (
+            run(&Contender::Alone, &crowd),
+            run(&Contender::DEFAULT, &crowd),
+        );
+        assert_eq!(alone.report.vms[0], single.report.vms[0]);
+        let work = |run: &Run| -> f64 { run.report.vms.iter().map(|vm| vm.instructions_g).sum() };
+        assert!(work(&alone) > 1.2 * work(&beside), "{} {}", work(&alone), work(&beside));
+        let least = single.report.vms[0].instructions_g;
+        assert!(alone.report.vms.iter().all(|vm| vm.instructions_g > 0.8 * least));
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! # Terms
 //! - [`Hosts`]: those of today, those of the published experiments, or a small one.
 //! - [`Fullness`]: vCPUs over CPUs: a quarter, a half, one, two.
+//! - *Host*: a machine with as much memory as its VMs were sold, which may be more than its file says.
 //! - *Class*: both together. The k-th case of a list is of the k-th class, round and round, so that none is left to luck.
 //!
 //! # Algorithm
@@ -14,8 +15,9 @@
 //! 1. A machine of the class.
 //! 2. VMs until the class' vCPUs are reached: size, use of CPUs, kind and program from the distributions below. A VM's threads
 //!    rest between pieces of work, so that alone it would be busy for the share of time that was drawn.
-//! 3. They arrive in the first minute, but for a few that come during the run, and a few go, at the trace's rate.
-//! 4. Twice in a run a VM becomes more or less busy.
+//! 3. All of them fit into [`MEMORY_SHARE`] of the host's memory: its nodes get what is missing, alike.
+//! 4. They arrive in the first minute, but for a few that come during the run, and a few go, at the trace's rate.
+//! 5. Twice in a run a VM becomes more or less busy.
 //!
 //! # Sources
 //! *Trace*: Azure 2019, all VMs of a region [Cortez 2017, and the notebook of AzurePublicDataset V2, curves "Azure 2019"; read by
@@ -35,9 +37,10 @@
 //! - `the_same_seed_gives_the_same_text`
 //! - `every_case_is_accepted_by_the_twin`
 //! - `vms_are_distributed_as_in_the_trace`
+//! - `a_host_is_as_full_as_its_class_says`
 
 use homenode_machine::{Hardware, Machine};
-use homenode_machine_files::{from_toml, preset};
+use homenode_machine_files::{Comments, from_toml, preset, to_toml};
 use homenode_twin::Scenario;
 use homenode_twin::workload::Program;
 use homenode_units::{Bytes, Chance, Ns};
@@ -89,8 +92,10 @@ const SWINGS: [f64; 4] = [0.3, 0.6, 1.0, 2.0];
 pub const DURATION: Ns = Ns::from_secs(1800);
 /// Figures count from here on: VMs boot and touch their memory before.
 const WARM_UP: Ns = Ns::from_secs(120);
-/// Share of a host's memory that VMs may be given.
+/// Share of a host's memory that VMs are given, at most.
 const MEMORY_SHARE: f64 = 0.9;
+/// What a node's memory is a multiple of, where it is more than the machine's file says.
+const MEMORY_STEP: Bytes = Bytes::from_gib(8);
 
 /// Which hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
@@ -197,19 +202,35 @@ pub fn name((hosts, fullness): Class, seed: u64) -> String {
     format!("{}-{}-{seed}", hosts.name(), fullness.name())
 }
 
-/// The case of a class and seed, and its machine.
-///
-/// # Panics
-/// Never for what [`case`] writes: a test reads many.
-pub fn scenario(class: Class, seed: u64) -> (Machine, Scenario) {
-    let file = format!("{}.toml", name(class, seed));
-    let scenario = Scenario::from_toml(&file, &case(class, seed)).expect("drawn cases are scenarios");
-    let machine = class.0.machine(scenario.machine.as_deref().unwrap_or_default());
-    (machine, scenario)
+/// A case as it is written into two files, which lie beside each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Files {
+    /// Name of the case, and of the scenario's file without its ending.
+    pub name: String,
+    /// The scenario.
+    pub scenario: String,
+    /// Name of the host's file, without its ending, as the scenario has it.
+    pub host_name: String,
+    /// The host.
+    pub host: String,
 }
 
-/// The case of a class and seed, as the text of a scenario's file.
-pub fn case(class: Class, seed: u64) -> String {
+impl Files {
+    /// Host and scenario.
+    ///
+    /// # Panics
+    /// Never for what [`case`] writes: a test reads many.
+    pub fn read(&self) -> (Machine, Scenario) {
+        let file = |name: &str| format!("{name}.toml");
+        let machine = from_toml(&file(&self.host_name), &self.host).expect("drawn hosts are machines");
+        let scenario =
+            Scenario::from_toml(&file(&self.name), &self.scenario).expect("drawn cases are scenarios");
+        (machine, scenario)
+    }
+}
+
+/// The case of a class and seed.
+pub fn case(class: Class, seed: u64) -> Files {
     let (hosts, fullness) = class;
     let mut chance = Chance::labelled(seed, "operations", 0);
     let named: &&str = pick(&mut chance, hosts.machines());
@@ -222,23 +243,16 @@ pub fn case(class: Class, seed: u64) -> String {
         programs: &programs,
         chance,
     };
-    let host: Bytes = machine.nodes.values().map(|node| node.memory_bytes).sum();
-    let mut room = host.as_f64() * MEMORY_SHARE;
     let wanted = machine.cpus.len() as f64 * fullness.vcpus_per_cpu();
-    let (mut case, mut vcpus) = (Case::new(name(class, seed), &machine), 0.0);
-    // What does not fit is drawn again, but not for ever.
-    for _ in 0..4000 {
-        if vcpus >= wanted {
-            break;
-        }
-        let Some(vm) = drawing.vm(case.vm.len()) else {
+    let name = name(class, seed);
+    let host_name = format!("{name}-host");
+    let (mut case, mut vcpus) = (Case::new(&name, &host_name), 0.0);
+    while vcpus < wanted {
+        let drawn = drawing.vm(case.vm.len());
+        // Where no program fits, or the VM is wider than what is wanted of all, another is drawn.
+        let Some(vm) = drawn.filter(|vm| f64::from(vm.vcpus) <= wanted) else {
             continue;
         };
-        let memory = vm.memory_gib * Bytes::from_gib(1).0;
-        if memory as f64 > room || f64::from(vm.vcpus) > wanted {
-            continue;
-        }
-        room -= memory as f64;
         vcpus += f64::from(vm.vcpus);
         drawing.life(&vm, &mut case);
         case.vm.push(vm);
@@ -249,7 +263,24 @@ pub fn case(class: Class, seed: u64) -> String {
         machine.cpus.len()
     );
     let text = toml::to_string(&case).expect("nothing of a case is beyond TOML");
-    format!("# Drawn from seed {seed}: {}.\n{text}", case.about)
+    let sold = case.vm.iter().map(|vm| Bytes::from_gib(vm.memory_gib)).sum();
+    Files {
+        scenario: format!("# Drawn from seed {seed}: {}.\n{text}", case.about),
+        host: to_toml(&with_room(machine.clone(), sold), &Comments::default()),
+        name,
+        host_name,
+    }
+}
+
+/// The machine with so much memory that VMs with `sold` of it take [`MEMORY_SHARE`]: what is missing goes to all nodes alike.
+fn with_room(mut machine: Machine, sold: Bytes) -> Machine {
+    let host: Bytes = machine.nodes.values().map(|node| node.memory_bytes).sum();
+    let missing = (sold.as_f64() / MEMORY_SHARE - host.as_f64()).max(0.0);
+    let steps = libm::ceil(missing / machine.nodes.len() as f64 / MEMORY_STEP.as_f64());
+    for (_, node) in machine.nodes.iter_mut() {
+        node.memory_bytes += Bytes(steps as u64 * MEMORY_STEP.0);
+    }
+    machine
 }
 
 /// What VMs are drawn from.
@@ -386,11 +417,11 @@ struct Case {
 }
 
 impl Case {
-    fn new(name: String, machine: &Machine) -> Case {
+    fn new(name: &str, host: &str) -> Case {
         Case {
-            name,
+            name: name.to_owned(),
             about: String::new(),
-            machine: machine.name.clone(),
+            machine: format!("{host}.toml"),
             seed: 1,
             numa_balancing: true,
             duration: DURATION.to_string(),
@@ -454,11 +485,28 @@ mod tests {
     #[test]
     fn every_case_is_accepted_by_the_twin() {
         for (at, seed) in (1..=24).enumerate() {
-            let class = class(at, Hosts::value_variants());
-            let (machine, scenario) = scenario(class, seed);
+            let case = case(class(at, Hosts::value_variants()), seed);
+            let (machine, scenario) = case.read();
             if let Err(error) = Twin::new(machine, &scenario, 1) {
-                panic!("seed {seed}: {error}\n{}", case(class, seed));
+                panic!("seed {seed}: {error}\n{}", case.scenario);
             }
+        }
+    }
+
+    #[test]
+    fn a_host_is_as_full_as_its_class_says() {
+        for (at, seed) in (1..=24).enumerate() {
+            let class = class(at, Hosts::value_variants());
+            let (machine, scenario) = case(class, seed).read();
+            let vcpus: f64 = scenario.vms.iter().map(|vm| f64::from(vm.vcpus)).sum();
+            let wanted = machine.cpus.len() as f64 * class.1.vcpus_per_cpu();
+            assert!((wanted..wanted + 16.0).contains(&vcpus), "{vcpus} of {wanted}");
+            let memory = |of: &mut dyn Iterator<Item = Bytes>| of.sum::<Bytes>().as_f64();
+            let host = memory(&mut machine.nodes.values().map(|node| node.memory_bytes));
+            let sold = memory(&mut scenario.vms.iter().map(|vm| vm.memory));
+            assert!(sold <= host * MEMORY_SHARE, "{sold} of {host}");
+            let file = class.0.machine(&machine.name);
+            assert!(host >= memory(&mut file.nodes.values().map(|node| node.memory_bytes)));
         }
     }
 

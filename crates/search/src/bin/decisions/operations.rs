@@ -52,15 +52,14 @@ pub fn run(args: &Operations) -> anyhow::Result<()> {
         .map(|(at, seed)| (operations::class(at, &args.hosts), seed))
         .collect();
     if let Some(folder) = &args.out {
-        let has_small = args.hosts.contains(&Hosts::Small);
-        let small = has_small.then(|| ("small-host".to_owned(), operations::SMALL_HOST.to_owned()));
-        let texts = cases
-            .iter()
-            .map(|(class, seed)| (operations::name(*class, *seed), operations::case(*class, *seed)));
-        return write_all(folder, texts.chain(small));
+        let files = cases.iter().flat_map(|(class, seed)| {
+            let case = operations::case(*class, *seed);
+            [(case.name, case.scenario), (case.host_name, case.host)]
+        });
+        return write_all(folder, files);
     }
     let setup = |(class, seed): &(Class, u64)| {
-        let (machine, scenario) = operations::scenario(*class, *seed);
+        let (machine, scenario) = operations::case(*class, *seed).read();
         Setup::new(machine, scenario, 1)
     };
     let setups: Vec<Setup> = cases.iter().map(setup).collect();

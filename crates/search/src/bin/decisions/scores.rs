@@ -1,5 +1,6 @@
 //! `decisions CASE...`: policies beside `default`, case by case, VM by VM.
 
+use std::cmp::Reverse;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -38,15 +39,22 @@ pub fn runs(
             work.extend(seeds.iter().map(|seed| (setup, contender.clone(), *seed)));
         }
     }
+    // Those of most vCPUs take longest: they go first, so that nothing long is left for the end.
+    let vcpus = |setup: &Setup| -> u32 { setup.scenario.vms.iter().map(|vm| u32::from(vm.vcpus)).sum() };
+    let mut order: Vec<usize> = (0..work.len()).collect();
+    order.sort_by_key(|at| Reverse(vcpus(work[*at].0)));
     let progress = Progress::new("runs", work.len());
-    let mut done = jobs::each(jobs, &work, &progress, |(setup, contender, seed)| {
+    let done = jobs::each(jobs, &order, &progress, |at| {
+        let (setup, contender, seed) = &work[*at];
         let setup = Setup {
             seed: *seed,
             ..(*setup).clone()
         };
         contender.run(&setup, &Config::default(), |_| (), |_| ())
-    })
-    .into_iter();
+    });
+    let mut done: Vec<_> = order.into_iter().zip(done).collect();
+    done.sort_by_key(|(at, _)| *at);
+    let mut done = done.into_iter().map(|(_, run)| run);
     let mut of_seeds = || {
         done.by_ref()
             .take(seeds.len())
