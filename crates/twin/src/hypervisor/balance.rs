@@ -63,11 +63,18 @@ impl Fair {
     /// One tick: the CPUs whose turn it is balance.
     pub(super) fn tick(&mut self, queues: &mut Queues, now: Ns) {
         self.domains.tick += 1;
+        self.domains.forget(&mut queues.touched);
         for cpu in first(queues.cpus()) {
             for level in 0..self.domains.of_cpu[cpu].len() {
-                let domain = &self.domains.domains[self.domains.of_cpu[cpu][level]];
+                let at = self.domains.of_cpu[cpu][level];
+                // There is nothing to pull, and no failure to forget.
+                if self.domains.is_even[at] && self.domains.failed[cpu][level] == 0 {
+                    continue;
+                }
+                let domain = &self.domains.domains[at];
                 if domain.has_turn(cpu, level, queues.idle(cpu), self.domains.tick) {
                     self.balance(queues, cpu, level, now);
+                    self.domains.forget(&mut queues.touched);
                 }
             }
         }
@@ -84,15 +91,23 @@ impl Fair {
     /// Whether no group of any domain has tasks that another should and may pull.
     fn loads_are_even(&mut self, queues: &Queues) -> bool {
         let mut loads = std::mem::take(&mut self.domains.loads);
-        let even = self.domains.domains.iter().all(|domain| {
-            self.weigh_groups(queues, domain, &mut loads);
-            (0..domain.groups.len()).all(|local| {
-                let pull = domain.pull_to(local, &loads);
-                pull.is_none_or(|pull| !may_go(queues, &domain.groups[pull.group], &domain.groups[local]))
-            })
-        });
+        let mut all = true;
+        for at in 0..self.domains.domains.len() {
+            if !self.domains.is_even[at] {
+                let domain = &self.domains.domains[at];
+                self.weigh_groups(queues, domain, &mut loads);
+                let is_even = (0..domain.groups.len()).all(|local| {
+                    let pull = domain.pull_to(local, &loads);
+                    pull.is_none_or(|pull| {
+                        !may_go(queues, &domain.groups[pull.group], &domain.groups[local])
+                    })
+                });
+                self.domains.is_even[at] = is_even;
+                all &= is_even;
+            }
+        }
         self.domains.loads = loads;
-        even
+        all
     }
 
     /// Loads of a domain's groups.
@@ -111,7 +126,10 @@ impl Fair {
         };
         let (mut least, mut most) = (u64::MAX, (0, 0));
         for cpu in group {
-            let (tasks, weight) = (queues.runnable(*cpu) as u64, self.vm_load(queues, *cpu));
+            let (tasks, weight) = match queues.idle(*cpu) {
+                true => (0, 0),
+                false => (queues.runnable(*cpu) as u64, self.vm_load(queues, *cpu)),
+            };
             load.tasks += tasks;
             load.idle_cpus += u64::from(tasks == 0);
             load.weight += weight;

@@ -6,7 +6,7 @@ use homenode_units::{Ns, finalize};
 
 use super::discipline::NEVER;
 use crate::hardware::Topology;
-use crate::index::{CpuIx, IxVec};
+use crate::index::{CpuIx, CpuIxSet, IxVec};
 
 /// Scheduler tick: the grid on which balancing turns fall.
 pub(super) const TICK: Ns = Ns::from_millis(1);
@@ -149,9 +149,11 @@ pub(super) struct Domains {
     pub domains: Vec<Domain>,
     pub of_cpu: IxVec<CpuIx, Vec<usize>>,
     pub failed: IxVec<CpuIx, Vec<u32>>,
+    /// Of which domains it is known that no group should pull anything: until a CPU of theirs is touched.
+    pub is_even: Vec<bool>,
     /// Ticks up to the last that was handled.
     pub tick: u64,
-    /// Whether loads are even, so that no tick can change anything until a queue changes.
+    /// Whether the loads of all are, so that no tick can change anything until a queue changes.
     pub even: bool,
     /// Kept to save allocations.
     pub loads: Vec<Load>,
@@ -222,12 +224,23 @@ impl Domains {
         }
         let failed = of_cpu.iter().map(|list| vec![0; list.len()]).collect();
         Domains {
+            is_even: vec![false; domains.len()],
             domains,
             of_cpu,
             failed,
             tick: 0,
             even: true,
             loads: Vec::new(),
+        }
+    }
+
+    /// Loads of these CPUs may have changed: what is known of their domains is not known any more.
+    pub fn forget(&mut self, touched: &mut CpuIxSet) {
+        while let Some(cpu) = touched.first() {
+            touched.remove(cpu);
+            for domain in &self.of_cpu[cpu] {
+                self.is_even[*domain] = false;
+            }
         }
     }
 

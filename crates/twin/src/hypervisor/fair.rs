@@ -34,7 +34,7 @@ use super::discipline::{Discipline, NEVER};
 use super::domains::{Domains, MIGRATION_COST, NICE_0_LOAD, SHARES_USUAL, TICK, WEIGHT_UNIT};
 use super::queues::{Queues, Run};
 use crate::hardware::Topology;
-use crate::index::{CpuIx, IxVec, TaskIx, VmIx, first};
+use crate::index::{CpuIx, CpuIxSet, IxVec, TaskIx, VmIx};
 
 const SHARES_MIN: u64 = 2;
 
@@ -83,6 +83,8 @@ pub(crate) struct Fair {
     slice_ends: IxVec<CpuIx, Ns>,
     /// When each CPU's task must ask its limits for more time; never, where there are none.
     grant_ends: IxVec<CpuIx, Ns>,
+    /// CPUs whose slice or grant ends at some time: those where somebody waits, or is limited.
+    timed: CpuIxSet,
     pub(super) domains: Domains,
     latency: u64,
     granularity: u64,
@@ -109,6 +111,7 @@ impl Fair {
             trees: IxVec::filled(tree, cpus),
             slice_ends: IxVec::filled(NEVER, cpus),
             grant_ends: IxVec::filled(NEVER, cpus),
+            timed: CpuIxSet::new(),
             domains: Domains::new(topology),
             latency: 6_000_000 * factor,
             granularity: 750_000 * factor,
@@ -127,6 +130,12 @@ impl Fair {
             let next_tick = (now.0 / TICK.0 + 1) * TICK.0;
             Ns((self.trees[cpu].slice_start.0 + slice).max(next_tick))
         };
+        self.timed.set(cpu, self.ends(cpu) < NEVER);
+    }
+
+    /// When a CPU's slice or grant ends, whichever is first.
+    fn ends(&self, cpu: CpuIx) -> Ns {
+        self.slice_ends[cpu].min(self.grant_ends[cpu])
     }
 
     /// What a task weighs: a VM's shares are divided among its runnable vCPUs.
@@ -245,6 +254,7 @@ impl Fair {
         let Some(task) = queues.current(cpu) else { return };
         if let Some(until) = self.grant(queues, task, cpu, now) {
             self.grant_ends[cpu] = until;
+            self.timed.set(cpu, self.ends(cpu) < NEVER);
             return;
         }
         queues.take_off(cpu);
@@ -547,13 +557,12 @@ impl Discipline for Fair {
     }
 
     fn next_event(&self) -> Ns {
-        let least = |ends: &[Ns]| ends.iter().copied().fold(NEVER, Ns::min);
+        let ends = self.timed.iter().map(|cpu| self.ends(cpu));
         let limits = self.limited.iter().filter_map(|of| self.limit(*of));
         limits
             .map(Bandwidth::next_event)
+            .chain(ends)
             .fold(self.domains.next_tick(), Ns::min)
-            .min(least(&self.slice_ends))
-            .min(least(&self.grant_ends))
     }
 
     /// Periods of limits, by VM and by vCPU, then slices that are over, by CPU, then the balancing tick.
@@ -569,13 +578,16 @@ impl Discipline for Fair {
                 self.replenish(queues, of, now);
             }
         }
-        for cpu in first(queues.cpus()) {
+        // What ends anew meanwhile ends later.
+        let mut next = self.timed.first();
+        while let Some(cpu) = next {
             if self.grant_ends[cpu] <= now {
                 self.grant_over(queues, cpu, now);
             }
             if self.slice_ends[cpu] <= now {
                 self.slice_over(queues, cpu, now);
             }
+            next = self.timed.next_after(cpu).filter(|next| *next > cpu);
         }
         if self.domains.next_tick() <= now {
             self.tick(queues, now);

@@ -80,6 +80,14 @@ struct Queue {
     busy_ns: u64,
 }
 
+/// The vCPUs of a VM.
+#[derive(Clone, Debug, Default)]
+struct Vcpus {
+    tasks: Vec<TaskIx>,
+    /// How many of them run or wait.
+    runnable: usize,
+}
+
 /// CPUs by what they share.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
@@ -101,8 +109,9 @@ pub(crate) struct Queues {
     queues: IxVec<CpuIx, Queue>,
     /// CPUs that nothing runs on or waits for.
     pub(super) idle: CpuIxSet,
-    /// vCPUs of each VM that run or wait.
-    runnable_of_vm: IxVec<VmIx, usize>,
+    vcpus: IxVec<VmIx, Vcpus>,
+    /// CPUs of which who runs or waits there, what that weighs or where it may go has changed since a discipline last asked.
+    pub(super) touched: CpuIxSet,
     /// Time that ran since the engine last asked.
     pub segments: Vec<Segment>,
     /// CPUs whose current task changed since the engine last asked.
@@ -141,7 +150,8 @@ impl Queues {
             },
             queues: IxVec::filled(queue, cpus),
             idle: first(cpus).collect(),
-            runnable_of_vm: IxVec::new(),
+            vcpus: IxVec::new(),
+            touched: CpuIxSet::new(),
             segments: Vec::new(),
             switched: Vec::new(),
         }
@@ -149,13 +159,13 @@ impl Queues {
 
     /// Adds a VM and gives its number.
     pub fn add_vm(&mut self) -> VmIx {
-        self.runnable_of_vm.push(0)
+        self.vcpus.push(Vcpus::default())
     }
 
     /// Adds a sleeping task that may run on these CPUs.
     pub fn add(&mut self, allowed: CpuIxSet, vm: Option<VmIx>) -> TaskIx {
         let cpu = allowed.iter().next().expect("a task may run somewhere");
-        self.tasks.push(Task {
+        let task = self.tasks.push(Task {
             run: Run::Sleeping,
             cpu,
             vm,
@@ -167,7 +177,11 @@ impl Queues {
             throttled_ns: 0,
             since: Ns::ZERO,
             last_node: None,
-        })
+        });
+        if let Some(vm) = vm {
+            self.vcpus[vm].tasks.push(task);
+        }
+        task
     }
 
     pub fn cpus(&self) -> usize {
@@ -191,13 +205,18 @@ impl Queues {
 
     /// vCPUs of a VM that run or wait, on all CPUs.
     pub(super) fn runnable_of_vm(&self, vm: VmIx) -> usize {
-        self.runnable_of_vm[vm]
+        self.vcpus[vm].runnable
     }
 
-    /// A task began or ceased to run or wait.
+    /// A task began or ceased to run or wait: what its VM's other vCPUs weigh changes with it.
     fn count_runnable(&mut self, task: TaskIx, change: isize) {
-        if let Some(vm) = self.tasks[task].vm {
-            self.runnable_of_vm[vm] = self.runnable_of_vm[vm].wrapping_add_signed(change);
+        let Some(vm) = self.tasks[task].vm else { return };
+        let vcpus = &mut self.vcpus[vm];
+        vcpus.runnable = vcpus.runnable.wrapping_add_signed(change);
+        for vcpu in &vcpus.tasks {
+            if matches!(self.tasks[*vcpu].run, Run::Running | Run::Waiting) {
+                self.touched.insert(self.tasks[*vcpu].cpu);
+            }
         }
     }
 
@@ -244,23 +263,31 @@ impl Queues {
         self.tasks[task].since = now;
         self.queues[cpu].waiting.insert(at, task);
         self.idle.set(cpu, false);
+        self.touched.insert(cpu);
         self.count_runnable(task, 1);
     }
 
     /// Takes a waiting or throttled task off: it sleeps.
     pub(super) fn dequeue(&mut self, task: TaskIx, now: Ns) {
-        let Task { run, cpu, since, .. } = self.tasks[task];
+        let Task { run, since, .. } = self.tasks[task];
         if run == Run::Throttled {
             self.tasks[task].throttled_ns += now.0 - since.0;
         } else {
-            let waiting = &mut self.queues[cpu].waiting;
-            let at = waiting.iter().position(|other| *other == task);
-            waiting.remove(at.expect("a waiting task is queued"));
-            self.idle.set(cpu, self.runnable(cpu) == 0);
-            self.tasks[task].waiting_ns += now.0 - since.0;
+            self.leave_queue(task, now);
             self.count_runnable(task, -1);
         }
         self.tasks[task].run = Run::Sleeping;
+    }
+
+    /// A waiting task waits no longer.
+    fn leave_queue(&mut self, task: TaskIx, now: Ns) {
+        let Task { cpu, since, .. } = self.tasks[task];
+        let waiting = &mut self.queues[cpu].waiting;
+        let at = waiting.iter().position(|other| *other == task);
+        waiting.remove(at.expect("a waiting task is queued"));
+        self.idle.set(cpu, self.runnable(cpu) == 0);
+        self.touched.insert(cpu);
+        self.tasks[task].waiting_ns += now.0 - since.0;
     }
 
     /// A limit keeps a sleeping task from waiting, though it could run.
@@ -277,7 +304,7 @@ impl Queues {
 
     /// A waiting task runs on its CPU, which has no other.
     pub(super) fn start(&mut self, task: TaskIx, now: Ns) {
-        self.dequeue(task, now);
+        self.leave_queue(task, now);
         let chosen = &mut self.tasks[task];
         let node = self.places.node_of[chosen.cpu];
         chosen.run = Run::Running;
@@ -288,7 +315,6 @@ impl Queues {
         queue.current = Some(task);
         queue.settled = now;
         self.idle.set(self.tasks[task].cpu, false);
-        self.count_runnable(task, 1);
     }
 
     /// The task of a CPU, accounted before, runs no longer: it sleeps.
@@ -296,6 +322,7 @@ impl Queues {
         let task = self.queues[cpu].current.take()?;
         self.tasks[task].run = Run::Sleeping;
         self.idle.set(cpu, self.runnable(cpu) == 0);
+        self.touched.insert(cpu);
         self.count_runnable(task, -1);
         Some(task)
     }
@@ -324,10 +351,10 @@ impl Queues {
         let placed: usize = self.queues.places().map(|cpu| self.runnable(cpu)).sum();
         let placeable = |task: &&Task| matches!(task.run, Run::Running | Run::Waiting);
         assert_eq!(placed, self.tasks.iter().filter(placeable).count());
-        for (vm, runnable) in self.runnable_of_vm.placed() {
+        for (vm, vcpus) in self.vcpus.placed() {
             let own = self.tasks.iter().filter(|task| task.vm == Some(vm));
             assert_eq!(
-                *runnable,
+                vcpus.runnable,
                 own.filter(placeable).count(),
                 "runnable vCPUs of VM {vm}"
             );

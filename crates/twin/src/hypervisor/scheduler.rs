@@ -158,6 +158,7 @@ impl Scheduler {
         let cpu = self.queues.tasks[task].cpu;
         let stays = allowed[cpu];
         self.queues.tasks[task].allowed = allowed;
+        self.queues.touched.insert(cpu);
         if stays {
             return;
         }
