@@ -298,17 +298,16 @@ mod tests {
                 .run(&setup, &Config::default(), |_| (), |_| ())
                 .expect("a run")
         };
-        let (single, crowd) = (
-            run(&Contender::DEFAULT, &["a"]),
-            ["a", "b", "c", "d", "e", "f"],
-        );
-        let (alone, beside) = (
-            run(&Contender::Alone, &crowd),
-            run(&Contender::DEFAULT, &crowd),
-        );
+        let (single, crowd) = (run(&Contender::DEFAULT, &["a"]), ["a", "b", "c", "d", "e", "f"]);
+        let (alone, beside) = (run(&Contender::Alone, &crowd), run(&Contender::DEFAULT, &crowd));
         assert_eq!(alone.report.vms[0], single.report.vms[0]);
         let work = |run: &Run| -> f64 { run.report.vms.iter().map(|vm| vm.instructions_g).sum() };
-        assert!(work(&alone) > 1.2 * work(&beside), "{} {}", work(&alone), work(&beside));
+        assert!(
+            work(&alone) > 1.2 * work(&beside),
+            "{} {}",
+            work(&alone),
+            work(&beside)
+        );
         let least = single.report.vms[0].instructions_g;
         assert!(alone.report.vms.iter().all(|vm| vm.instructions_g > 0.8 * least));
     }

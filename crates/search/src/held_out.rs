@@ -51,6 +51,9 @@ pub enum DrawnAs {
     Benchmarks,
     /// [`crate::operations`]: VMs as in operation, on stock kernels.
     Operations,
+    /// The same as it was until 2026-11-28: VMs that did not fit into the memory of a preset's example were left out, so that
+    /// most hosts had a quarter of a vCPU for each CPU in every class.
+    OperationsUnderfilled,
 }
 
 /// What policies came to in a held-out run.

@@ -79,6 +79,8 @@ struct Driver {
     waited_max: u64,
     wasted_max: u64,
     ran_ns: u64,
+    /// Whether the scheduler is to look at all CPUs each time, whatever it knows of them.
+    is_forgetful: bool,
 }
 
 impl Driver {
@@ -95,6 +97,7 @@ impl Driver {
             waited_max: 0,
             wasted_max: 0,
             ran_ns: 0,
+            is_forgetful: false,
         }
     }
 
@@ -150,6 +153,9 @@ impl Driver {
                 self.wakes.pop_first();
                 self.scheduler.wake(task, None, self.now);
                 self.look();
+            }
+            if self.is_forgetful {
+                self.scheduler.queues.touched = first(self.scheduler.queues.cpus()).collect();
             }
             if self.scheduler.next_event() <= self.now {
                 self.scheduler.handle_events(self.now);
@@ -564,6 +570,31 @@ proptest! {
             driver.run_for(3000);
             prop_assert!(driver.wasted_max <= bound, "{hypervisor:?}: {} ns", driver.wasted_max);
         }
+    }
+
+    #[test]
+    fn what_is_kept_of_even_domains_changes_nothing(vms in vms(true, prop::option::of(20u32..300)), seed: u64) {
+        let run = |is_forgetful| {
+            let mut driver = Driver::new(Hypervisor::Kvm, &topology(4, 2), seed);
+            driver.is_forgetful = is_forgetful;
+            // Kept on nodes, so that what a vCPU weighs depends on those of other nodes.
+            let on_node = |cpu: &CpuIx| first(4).map(|at: CpuIx| CpuIx(cpu.0 % 4 * 4 + at.0)).collect();
+            for (weight, cap, vcpus) in vms.iter().chain(&vms) {
+                let kept = |(habit, cpus): &Vcpu| (*habit, cpus.first().map_or(Vec::new(), on_node));
+                driver.vm(*weight, *cap, &vcpus.iter().map(kept).collect::<Vec<_>>());
+            }
+            for step in 0..6 {
+                driver.run_for(2000);
+                let task = TaskIx(driver.chance.below(driver.scheduler.queues.tasks.len() as u64) as usize);
+                let one = driver.chance.below(16) as usize;
+                let allowed = marked((0..16).map(|cpu| step % 2 == 1 || cpu / 4 == one / 4));
+                driver.scheduler.set_affinity(task, allowed, driver.now);
+            }
+            let tasks = driver.scheduler.queues.tasks.iter();
+            let told = tasks.map(|task| (task.running_ns, task.waiting_ns(driver.now), task.node_changes, task.cpu));
+            told.collect::<Vec<_>>()
+        };
+        prop_assert_eq!(run(false), run(true));
     }
 
     #[test]
