@@ -222,7 +222,7 @@ impl Files {
     /// Never for what [`case`] writes: a test reads many.
     pub fn read(&self) -> (Machine, Scenario) {
         let file = |name: &str| format!("{name}.toml");
-        let machine = from_toml(&file(&self.host_name), &self.host).expect("drawn hosts are machines");
+        let machine = from_toml(file(&self.host_name), &self.host).expect("drawn hosts are machines");
         let scenario =
             Scenario::from_toml(&file(&self.name), &self.scenario).expect("drawn cases are scenarios");
         (machine, scenario)
