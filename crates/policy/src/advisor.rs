@@ -21,8 +21,13 @@
 //!    not, up to [`Config::hold_max`]. An adopted policy under which a watch finds less speed than there was before its
 //!    trial is given up as well: the program is another one.
 //!
+//! Where the host's kernel balances NUMA memory nothing is tried with a VM that rests in the watch: more than a tenth of its
+//! vCPUs' time. How fast it is says how much it is asked for, so that any policy seems to help in time, and what is spread the
+//! kernel no longer brings to its users.
+//!
 //! # Properties
 //! - `a_class_gets_its_policy`
+//! - `where_the_kernel_balances_nothing_is_tried_with_a_vm_that_rests`
 //! - `what_does_not_help_is_given_up_and_tried_ever_more_rarely`
 //! - `nothing_is_tried_where_nothing_is_known`
 //! - `a_guest_that_alternates_gets_few_changes`: their number grows with the logarithm of time
@@ -42,13 +47,16 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::RangeInclusive;
 
-use homenode_host::{View, VmRates, VmView};
+use homenode_host::{VcpuRates, View, VmRates, VmView};
 use homenode_units::{Any, BadSetting, MemoryPolicy, Migration, NodeId, NodeSet, Ns, Placing, VmId};
 
 use crate::bounds::{PAUSE, SHARE, SPAN};
 use crate::placement;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+/// Least share of its vCPUs' time that a VM works in a watch, to be tried something with where the kernel balances.
+const WORKS_MIN: f64 = 0.9;
 
 /// What the operator may set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -191,6 +199,8 @@ struct Seen {
     instructions_per_s: f64,
     local: f64,
     link_busy: f64,
+    /// Share of its vCPUs' time that it ran, or would have.
+    works: f64,
     /// Accesses by position among the home nodes.
     on: Vec<u64>,
 }
@@ -212,6 +222,8 @@ impl Seen {
         self.instructions_per_s += speed;
         self.local += rates.local_access_ratio.unwrap_or(1.0);
         self.link_busy = self.link_busy.max(busiest_link(view));
+        let works = |vcpu: &VcpuRates| vcpu.running + vcpu.waiting.unwrap_or(0.0) + vcpu.throttled;
+        self.works += rates.vcpus.iter().map(works).sum::<f64>() / rates.vcpus.len().max(1) as f64;
         self.on.resize(home.len(), 0);
         for (sum, node) in self.on.iter_mut().zip(home.iter()) {
             *sum += on.get(node).copied().unwrap_or(0);
@@ -225,6 +237,10 @@ impl Seen {
 
     fn local(&self) -> f64 {
         self.local / f64::from(self.epochs.max(1))
+    }
+
+    fn works(&self) -> f64 {
+        self.works / f64::from(self.epochs.max(1))
     }
 
     /// Percent; `None` where there were too few accesses.
@@ -486,6 +502,17 @@ fn advise(view: &View<'_>, in_force: MemoryPolicy, seen: &Seen, config: &Config)
         i if i <= config.imbalance_moderate => Class::Moderate,
         _ => Class::High,
     };
+    if view.sample.kernel.balances() && seen.works() < WORKS_MIN {
+        return Advice {
+            policy: Some(in_force),
+            imbalance: Some(imbalance),
+            class: Some(class),
+            why: format!(
+                "it rests {:.0} percent of the time, and the host's kernel balances NUMA memory: what it has stays",
+                100.0 * (1.0 - seen.works())
+            ),
+        };
+    }
     let may_sample = view.sample.no_page_uses.is_none();
     let spread = match may_sample {
         true => Placing::Round4k.with_carrefour(),

@@ -1,4 +1,4 @@
-use homenode_host::{HandsOff, Immovable};
+use homenode_host::{HandsOff, Immovable, NumaBalancing};
 use homenode_units::{Bytes, NodeId};
 use proptest::prelude::*;
 
@@ -88,6 +88,37 @@ fn a_class_gets_its_policy() {
     assert_eq!(
         state.advice(vm_id(1)).unwrap().policy,
         Some(Placing::Round4k.alone())
+    );
+}
+
+#[test]
+fn where_the_kernel_balances_nothing_is_tried_with_a_vm_that_rests() {
+    let chosen = |is_balanced: bool, busy: f64| {
+        let (mut scene, mut state) = (scene(CROWDED), State::default());
+        scene.kernel.numa_balancing = NumaBalancing::of(u32::from(is_balanced));
+        scene.vm(1).vcpus_busy(busy);
+        run(&mut scene, &mut state, &acting(), 7, |_, _| 1_000_000_000);
+        (state.choice(vm_id(1)), state.advice(vm_id(1)).unwrap().clone())
+    };
+    assert_eq!(chosen(true, 1.0).0, Some(SPREAD), "it works all the time");
+    assert_eq!(chosen(false, 0.3).0, Some(SPREAD), "nobody else moves its pages");
+    let (choice, advice) = chosen(true, 0.3);
+    assert_eq!((choice, advice.policy), (None, Some(FIRST_TOUCH)));
+    assert!(advice.why.contains("rests 70 percent"), "{advice:?}");
+}
+
+#[test]
+fn a_vm_that_comes_to_rest_in_a_trial_gets_back_what_it_had() {
+    let (mut scene, mut state) = (scene(CROWDED), State::default());
+    scene.kernel.numa_balancing = NumaBalancing::of(1);
+    scene.vm(1).vcpus_busy(1.0);
+    run(&mut scene, &mut state, &acting(), 7, |_, _| 1_000_000_000);
+    assert_eq!(state.choice(vm_id(1)), Some(SPREAD));
+    scene.vm(1).vcpus_busy(0.1);
+    run(&mut scene, &mut state, &acting(), 300, |_, _| 100_000_000);
+    assert_eq!(
+        (state.choice(vm_id(1)), state.changes(vm_id(1))),
+        (Some(FIRST_TOUCH), 2)
     );
 }
 
