@@ -21,13 +21,14 @@
 //!    not, up to [`Config::hold_max`]. An adopted policy under which a watch finds less speed than there was before its
 //!    trial is given up as well: the program is another one.
 //!
-//! Where the host's kernel balances NUMA memory nothing is tried with a VM that rests in the watch: more than a tenth of its
-//! vCPUs' time. How fast it is says how much it is asked for, so that any policy seems to help in time, and what is spread the
+//! Where the host's kernel balances NUMA memory something is tried only with a VM that works all the time, and has the host to
+//! itself: it rests for less than a tenth of its vCPUs' time, and other VMs use less than a tenth of what it uses. Else its speed
+//! says how much it is asked for, and what its neighbours do, so that any policy seems to help in time; and what is spread the
 //! kernel no longer brings to its users.
 //!
 //! # Properties
 //! - `a_class_gets_its_policy`
-//! - `where_the_kernel_balances_nothing_is_tried_with_a_vm_that_rests`
+//! - `where_the_kernel_balances_nothing_is_tried_with_a_vm_that_rests_or_has_company`
 //! - `what_does_not_help_is_given_up_and_tried_ever_more_rarely`
 //! - `nothing_is_tried_where_nothing_is_known`
 //! - `a_guest_that_alternates_gets_few_changes`: their number grows with the logarithm of time
@@ -55,8 +56,9 @@ use crate::placement;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Least share of its vCPUs' time that a VM works in a watch, to be tried something with where the kernel balances.
-const WORKS_MIN: f64 = 0.9;
+/// Where the kernel balances: most that a VM rests in a watch, as a share of its vCPUs' time, and that other VMs use, as a share
+/// of what it uses, to be tried something with.
+const NOISE_MAX: f64 = 0.1;
 
 /// What the operator may set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -199,8 +201,11 @@ struct Seen {
     instructions_per_s: f64,
     local: f64,
     link_busy: f64,
-    /// Share of its vCPUs' time that it ran, or would have.
-    works: f64,
+    /// Share of its vCPUs' time that it rested.
+    rests: f64,
+    /// CPUs that it used, and that other VMs did.
+    used: f64,
+    used_by_others: f64,
     /// Accesses by position among the home nodes.
     on: Vec<u64>,
 }
@@ -222,8 +227,15 @@ impl Seen {
         self.instructions_per_s += speed;
         self.local += rates.local_access_ratio.unwrap_or(1.0);
         self.link_busy = self.link_busy.max(busiest_link(view));
-        let works = |vcpu: &VcpuRates| vcpu.running + vcpu.waiting.unwrap_or(0.0) + vcpu.throttled;
-        self.works += rates.vcpus.iter().map(works).sum::<f64>() / rates.vcpus.len().max(1) as f64;
+        let rests = |vcpu: &VcpuRates| 1.0 - vcpu.running - vcpu.waiting.unwrap_or(0.0) - vcpu.throttled;
+        self.rests += rates.vcpus.iter().map(rests).sum::<f64>() / rates.vcpus.len().max(1) as f64;
+        let of_all = view
+            .vms
+            .iter()
+            .filter_map(|vm| vm.rates)
+            .map(|rates| rates.cpus_used);
+        self.used += rates.cpus_used;
+        self.used_by_others += of_all.sum::<f64>() - rates.cpus_used;
         self.on.resize(home.len(), 0);
         for (sum, node) in self.on.iter_mut().zip(home.iter()) {
             *sum += on.get(node).copied().unwrap_or(0);
@@ -239,8 +251,15 @@ impl Seen {
         self.local / f64::from(self.epochs.max(1))
     }
 
-    fn works(&self) -> f64 {
-        self.works / f64::from(self.epochs.max(1))
+    /// Why a trial beside it would show nothing, if it would not.
+    fn noise(&self) -> Option<String> {
+        let rests = self.rests / f64::from(self.epochs.max(1));
+        let others = self.used_by_others / self.used;
+        match () {
+            () if rests > NOISE_MAX => Some(format!("it rests {:.0} percent of the time", 100.0 * rests)),
+            () if others > NOISE_MAX => Some(format!("other VMs use {others:.1} times its CPU time")),
+            () => None,
+        }
     }
 
     /// Percent; `None` where there were too few accesses.
@@ -502,15 +521,12 @@ fn advise(view: &View<'_>, in_force: MemoryPolicy, seen: &Seen, config: &Config)
         i if i <= config.imbalance_moderate => Class::Moderate,
         _ => Class::High,
     };
-    if view.sample.kernel.balances() && seen.works() < WORKS_MIN {
+    if let Some(noise) = seen.noise().filter(|_| view.sample.kernel.balances()) {
         return Advice {
             policy: Some(in_force),
             imbalance: Some(imbalance),
             class: Some(class),
-            why: format!(
-                "it rests {:.0} percent of the time, and the host's kernel balances NUMA memory: what it has stays",
-                100.0 * (1.0 - seen.works())
-            ),
+            why: format!("the host's kernel balances NUMA memory, and a trial would show nothing: {noise}"),
         };
     }
     let may_sample = view.sample.no_page_uses.is_none();

@@ -92,19 +92,29 @@ fn a_class_gets_its_policy() {
 }
 
 #[test]
-fn where_the_kernel_balances_nothing_is_tried_with_a_vm_that_rests() {
-    let chosen = |is_balanced: bool, busy: f64| {
+fn where_the_kernel_balances_nothing_is_tried_with_a_vm_that_rests_or_has_company() {
+    let chosen = |is_balanced: bool, busy: f64, company: f64| {
         let (mut scene, mut state) = (scene(CROWDED), State::default());
+        scene.add_vm(2, 1, Bytes::from_gib(1), 3).vcpus_busy(company);
         scene.kernel.numa_balancing = NumaBalancing::of(u32::from(is_balanced));
         scene.vm(1).vcpus_busy(busy);
         run(&mut scene, &mut state, &acting(), 7, |_, _| 1_000_000_000);
         (state.choice(vm_id(1)), state.advice(vm_id(1)).unwrap().clone())
     };
-    assert_eq!(chosen(true, 1.0).0, Some(SPREAD), "it works all the time");
-    assert_eq!(chosen(false, 0.3).0, Some(SPREAD), "nobody else moves its pages");
-    let (choice, advice) = chosen(true, 0.3);
-    assert_eq!((choice, advice.policy), (None, Some(FIRST_TOUCH)));
-    assert!(advice.why.contains("rests 70 percent"), "{advice:?}");
+    assert_eq!(chosen(true, 1.0, 0.5).0, Some(SPREAD), "the host is its own");
+    assert_eq!(
+        chosen(false, 0.3, 1.0).0,
+        Some(SPREAD),
+        "nobody else moves its pages"
+    );
+    for (busy, company, why) in [
+        (0.3, 0.0, "rests 70 percent"),
+        (1.0, 1.0, "0.1 times its CPU time"),
+    ] {
+        let (choice, advice) = chosen(true, busy, company);
+        assert_eq!((choice, advice.policy), (None, Some(FIRST_TOUCH)));
+        assert!(advice.why.contains(why), "{advice:?}");
+    }
 }
 
 #[test]
