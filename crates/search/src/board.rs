@@ -418,7 +418,7 @@ VMs of sizes, use of CPUs and lifetimes as a public trace has them, on hosts of 
 a quarter to twice as many vCPUs as CPUs, for half an hour (`crates/search/src/operations.rs`, with its sources and estimates).
 `default` is the stock kernel, which balances NUMA memory; `no-autonuma` is the same with that switched off, `fixed-per-l3` what
 operators are advised to do by hand. A VM that serves requests is judged by their mean time; *p99* is that of the slowest of a
-hundred, beside the stock kernel's. `alone` has each VM alone on its host: about the most that can be gained. Drawn and listed as
+hundred, beside the stock kernel's. `each-alone` has each VM alone on its host: about the most that can be gained. Drawn and listed as
 above; the classes of a run follow its whole.
 ",
         );

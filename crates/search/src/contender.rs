@@ -34,7 +34,7 @@ pub enum Contender {
 const AUTONUMA: &str = "autonuma";
 const NO_AUTONUMA: &str = "no-autonuma";
 const FIXED_PER_L3: &str = "fixed-per-l3";
-const ALONE: &str = "alone";
+const ALONE: &str = "each-alone";
 
 impl Contender {
     /// Nobody: the kernel's scheduler alone, beside which all others are.
