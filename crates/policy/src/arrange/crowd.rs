@@ -1,0 +1,88 @@
+//! Whether a host is crowded for long, and not for a moment.
+//!
+//! A home for a polluter must last for minutes ([`super::Config::horizon_balanced`]) to pay for its way there. Where VMs rest now
+//! and then, as most do, a crowd is gone in seconds, and the home it led to keeps its VM from idle cores.
+
+use homenode_units::{Ewma, Weight};
+
+/// Epochs over which it is told.
+const OVER: f64 = 300.0;
+/// Share of these from which a host counts as crowded for long.
+const MOSTLY: f64 = 0.9;
+
+/// How much of the time of late a host was crowded.
+#[derive(Clone, Debug, Default)]
+pub struct Crowd {
+    share: Ewma,
+    epochs: f64,
+}
+
+impl Crowd {
+    /// An epoch passed: of the first [`OVER`] the mean is taken.
+    pub fn note(&mut self, is_crowded: bool) {
+        self.epochs = (self.epochs + 1.0).min(OVER);
+        self.share
+            .update(f64::from(u8::from(is_crowded)), Weight(1.0 / self.epochs));
+    }
+
+    /// Whether the host was crowded nearly all of the time.
+    pub fn lasts(&self) -> bool {
+        self.share.value().is_some_and(|share| share >= MOSTLY)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use homenode_host::NumaBalancing;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::arrange::State;
+    use crate::arrange::tests::{crowded, run};
+    use crate::testing::Scene;
+
+    #[test]
+    fn where_the_kernel_balances_a_crowd_that_is_there_for_a_moment_gets_no_homes() {
+        let mut scene = crowded();
+        scene.kernel.numa_balancing = NumaBalancing::of(1);
+        assert!(
+            !run(&mut scene, &mut State::default(), 12).is_empty(),
+            "from the start"
+        );
+        let (mut scene, mut state) = (crowded(), State::default());
+        scene.kernel.numa_balancing = NumaBalancing::of(1);
+        let busy = |scene: &mut Scene, running: f64| {
+            (1..=8).for_each(|vm| {
+                scene.vm(vm).vcpus_busy(running);
+            });
+        };
+        busy(&mut scene, 0.0);
+        assert_eq!(run(&mut scene, &mut state, 20), []);
+        busy(&mut scene, 1.0);
+        assert_eq!(run(&mut scene, &mut state, 100), []);
+        assert!(!run(&mut scene, &mut state, 200).is_empty(), "it lasts");
+    }
+
+    /// After these epochs.
+    fn lasts(epochs: impl IntoIterator<Item = bool>) -> bool {
+        let mut crowd = Crowd::default();
+        epochs.into_iter().for_each(|epoch| crowd.note(epoch));
+        crowd.lasts()
+    }
+
+    proptest! {
+        #[test]
+        fn who_is_crowded_now_and_then_is_not_crowded_for_long(idle in 1usize..60, busy in 1usize..120, times in 5usize..40) {
+            prop_assume!(busy < 4 * idle);
+            let epochs = (0..times).flat_map(|_| (0..idle + busy).map(|at| at >= idle));
+            prop_assert!(!lasts(epochs));
+        }
+
+        #[test]
+        fn a_crowd_lasts_if_it_was_there_at_first_or_for_twelve_minutes(before in 0usize..3600, epochs in 1usize..50) {
+            prop_assert!(lasts((0..epochs).map(|_| true)));
+            let began = (0..before).map(|_| false).chain((0..720).map(|_| true));
+            prop_assert!(lasts(began));
+        }
+    }
+}
