@@ -13,7 +13,8 @@
 //! 2. Else seconds per instruction over those of the base. A program that ends in one run and not in the other is so counted
 //!    as if it went on at its mean speed: to leave it out would be to ask survivors only.
 //! 3. A VM that made no instructions in the base run (it has no program, or never arrived) has no ratio; one that made some
-//!    there and none here is infinitely slow.
+//!    there and none here is infinitely slow, unless it is a server that was never kept waiting: it ended its requests before
+//!    the warm-up did, and has rested since.
 
 use homenode_twin::VmReport;
 
@@ -53,6 +54,9 @@ fn times(base: &VmReport, other: &VmReport) -> Option<(f64, f64)> {
         && base_s > 0.0
     {
         return Some((base_s, other_s));
+    }
+    if base.requests.is_some() && other.instructions_g == 0.0 && other.waiting_s == 0.0 {
+        return None;
     }
     let per_instruction = |vm: &VmReport| vm.busy_s() / vm.instructions_g;
     (base.instructions_g > 0.0 && base.busy_s() > 0.0)
@@ -220,7 +224,7 @@ pub fn mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use homenode_machine_files::preset;
-    use homenode_twin::{Scenario, StartReport, Twin, VmSpec};
+    use homenode_twin::{RequestReport, Scenario, StartReport, Twin, VmSpec};
     use homenode_units::Bytes;
 
     use super::*;
@@ -264,6 +268,27 @@ mod tests {
         assert_eq!(ratio(&idle, &busy), None);
         assert_eq!(ratio(&busy, &idle), Some(f64::INFINITY));
         assert_eq!(ratio(&vm(&[], 0.0, 0.0), &busy), None);
+    }
+
+    #[test]
+    fn a_server_that_rests_all_the_time_has_no_ratio_and_one_that_is_kept_waiting_is_infinitely_slow() {
+        let requests = RequestReport {
+            count: 1,
+            mean_ms: 90.0,
+            p50_ms: 90.0,
+            p99_ms: 90.0,
+        };
+        let base = VmReport {
+            requests: Some(requests),
+            ..vm(&[None], 10.0, 100.0)
+        };
+        let rests = vm(&[None], 0.0, 100.0);
+        assert_eq!(ratio(&base, &rests), None);
+        let waits = VmReport {
+            waiting_s: 1.0,
+            ..rests
+        };
+        assert_eq!(ratio(&base, &waits), Some(f64::INFINITY));
     }
 
     fn run(times: &[f64], decisions: usize) -> Run {
