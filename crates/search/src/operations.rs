@@ -15,7 +15,7 @@
 //! 1. A machine of the class.
 //! 2. VMs until the class' vCPUs are reached: size, use of CPUs, kind and program from the distributions below. A VM's threads
 //!    rest between pieces of work, so that alone it would be busy for the share of time that was drawn.
-//! 3. All of them fit into [`MEMORY_SHARE`] of the host's memory: its nodes get what is missing, alike.
+//! 3. All of them fit into `MEMORY_SHARE` of the host's memory: its nodes get what is missing, alike.
 //! 4. They arrive in the first minute, but for a few that come during the run, and a few go, at the trace's rate.
 //! 5. Twice in a run a VM becomes more or less busy.
 //!
