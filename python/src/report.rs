@@ -52,6 +52,7 @@ fn vms(runs: &[&One]) -> PyResult<Table> {
         .numbers("guest_scan_s", "CPU time that looking for them took", vms().map(|vm| vm.guest_scan_s))
         .counts("host_pages_moved", "pages that the host moved for a policy", vms().map(|vm| vm.host_pages_moved))
         .counts("vcpus_drawn", "how often the host's AutoNUMA moved a vCPU to its memory", vms().map(|vm| vm.vcpus_drawn))
+        .counts("hint_faults", "uses of marked pages, where the host's kernel balances memory", vms().map(|vm| vm.balancing.map_or(0, |balancing| balancing.faults)))
         .counts("node_changes", "how often its vCPUs changed nodes", vms().map(|vm| vm.node_changes))
         .numbers("waiting_s", "time that its vCPUs were runnable and did not run, summed over them", vms().map(|vm| vm.waiting_s))
         .counts("io_bytes", "bytes that it asked devices for", vms().map(|vm| vm.io_bytes))

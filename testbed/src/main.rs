@@ -47,11 +47,14 @@ struct RunArguments {
     common: CommonArguments,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 struct CommonArguments {
     /// The homenode binary to test; default: beside this program
     #[arg(long, value_name = "FILE")]
     homenode: Option<PathBuf>,
+    /// Boot the newer kernel of 'scripts/testbed-setup.sh --damon'
+    #[arg(long)]
+    newer: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -134,8 +137,7 @@ fn main() -> ExitCode {
             by_hand::up(&options(&common, true), kind).map(|()| ExitCode::SUCCESS)
         }
         Command::Sh { command } => {
-            by_hand::shell(&options(&CommonArguments { homenode: None }, true), &command)
-                .map(|()| ExitCode::SUCCESS)
+            by_hand::shell(&options(&CommonArguments::default(), true), &command).map(|()| ExitCode::SUCCESS)
         }
         Command::Case { name, common } => {
             by_hand::case(&options(&common, true), &name).map(|()| ExitCode::SUCCESS)
@@ -191,6 +193,7 @@ fn options(common: &CommonArguments, verbose: bool) -> Options {
         workspace,
         homenode,
         verbose,
+        newer: common.newer,
     }
 }
 

@@ -8,8 +8,8 @@ use crate::engine::Engine;
 use crate::guest::{Life, RequestTimes, Vm};
 use crate::index::{CpuIx, IxVec, VmIx, first};
 use crate::report::{
-    FlipReport, LinkReport, MemoryReport, NodeReport, PermitReport, ReleaseReport, RequestReport,
-    StartReport, TwinReport, VmReport,
+    BalancingReport, FlipReport, LinkReport, MemoryReport, NodeReport, PermitReport, ReleaseReport,
+    RequestReport, StartReport, TwinReport, VmReport,
 };
 
 /// Counts of a host at one point in time; the difference of two of them is what happened in between.
@@ -112,9 +112,12 @@ impl VmCounts {
             misses: vm.threads.iter().map(|t| t.llc_misses).sum(),
             local: vm.counts.local,
             by_node: vm.counts.accesses.clone(),
-            guest_pages_moved: vm.autonuma.as_ref().map_or(0, |autonuma| autonuma.pages_moved),
+            guest_pages_moved: vm.autonuma.as_ref().map_or(0, |autonuma| autonuma.counts.moved),
             vcpus_drawn: vm.counts.vcpus_drawn,
-            guest_scan_ns: vm.autonuma.as_ref().map_or(0.0, |autonuma| autonuma.scan_ns),
+            guest_scan_ns: vm
+                .autonuma
+                .as_ref()
+                .map_or(0.0, |autonuma| autonuma.counts.scan_ns),
             host_pages_moved: vm.counts.pages_moved,
             node_changes: tasks
                 .clone()
@@ -278,6 +281,14 @@ fn report_vm(machine: &Machine, vm: &Vm, counts: &VmCounts, since: (Ns, Ns)) -> 
         vcpus_drawn: counts.vcpus_drawn,
         guest_scan_s: counts.guest_scan_ns / 1e9,
         host_pages_moved: counts.host_pages_moved,
+        balancing: vm.host.autonuma.as_ref().map(|autonuma| BalancingReport {
+            passes: autonuma.counts.passes,
+            pages_marked: autonuma.counts.marked as u64,
+            faults: autonuma.counts.faults as u64,
+            faults_local: autonuma.counts.local as u64,
+            pages_moved: autonuma.counts.moved,
+            scan_s: autonuma.counts.scan_ns / 1e9,
+        }),
         releases: vm.releases.as_ref().map(|releases| ReleaseReport {
             released: releases.counts.released,
             invalidated: releases.counts.invalidated,

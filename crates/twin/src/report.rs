@@ -156,6 +156,10 @@ pub struct VmReport {
     pub guest_scan_s: f64,
     /// Pages that the host moved for a policy.
     pub host_pages_moved: u64,
+    /// What the host's kernel has done by itself to bring the VM's pages to where they are used (`kernel.numa_balancing`, or a
+    /// memory policy with `+autonuma`), since that began; absent where the kernel does nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub balancing: Option<BalancingReport>,
     /// What came of pages that its guest released; absent where nobody is told.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub releases: Option<ReleaseReport>,
@@ -200,6 +204,23 @@ impl VmReport {
     pub fn first_arrival_s(&self) -> Option<f64> {
         self.starts.first().map(|start| start.arrival_s)
     }
+}
+
+/// What a kernel's balancing of a VM's memory has counted, as `/proc/vmstat` has it for the host. Pages are of 4 KiB.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct BalancingReport {
+    /// How often it went through all of the VM's memory.
+    pub passes: u64,
+    /// Pages that it marked, to see who uses them next (`numa_pte_updates`).
+    pub pages_marked: u64,
+    /// Uses of marked pages, one for a huge page (`numa_hint_faults`).
+    pub faults: u64,
+    /// Those from the page's own node (`numa_hint_faults_local`).
+    pub faults_local: u64,
+    /// Pages that it moved (`numa_pages_migrated`).
+    pub pages_moved: u64,
+    /// CPU time of marking, in seconds.
+    pub scan_s: f64,
 }
 
 /// Pieces of a program's work from one rest to the next, as a server's requests: times from the moment that work was there to its

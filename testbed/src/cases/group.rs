@@ -14,6 +14,8 @@ pub enum Group {
     /// The same on a small host as they are today, whose nodes have two last-level caches and whose kernel balances: run by name
     /// only.
     Caches,
+    /// What the stock kernel's own balancing does: run by name only.
+    Balancing,
     /// What operators set, by any means, on a host that somebody has configured: ten minutes of an agent that acts.
     Bounds,
     /// Trackers of memory use, on a kernel with DAMON: run by name only, as that kernel is not the stock one.
@@ -51,6 +53,7 @@ impl Group {
             Self::Counted => "counted",
             Self::Arrange => "arrange",
             Self::Caches => "caches",
+            Self::Balancing => "balancing",
             Self::Bounds => "bounds",
             Self::Damon => "damon",
             Self::Pages => "pages",
@@ -72,6 +75,7 @@ impl Group {
         matches!(
             self,
             Self::Arrange
+                | Self::Balancing
                 | Self::Caches
                 | Self::Damon
                 | Self::Kernels
@@ -93,6 +97,7 @@ impl Group {
             Self::Agent | Self::Record => Some(HostKind::Plain),
             Self::Counted | Self::Arrange => Some(HostKind::Counted),
             Self::Caches => Some(HostKind::Caches),
+            Self::Balancing => Some(HostKind::TwoNodes),
             Self::Bounds => Some(HostKind::Bounds),
             Self::Damon => Some(HostKind::Damon),
             Self::Xen | Self::XenLong | Self::XenRecord => Some(HostKind::Xen),

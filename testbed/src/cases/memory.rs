@@ -233,12 +233,12 @@ pub fn move_speed(inside: &mut Inside) -> anyhow::Result<()> {
 const BALANCED: Duration = Duration::from_secs(15);
 
 /// The kernel's automatic NUMA balancing, on until dropped.
-struct Balancing;
+pub(super) struct Balancing;
 
 impl Balancing {
     const PATH: &str = "/proc/sys/kernel/numa_balancing";
 
-    fn on() -> anyhow::Result<Balancing> {
+    pub(super) fn on() -> anyhow::Result<Balancing> {
         fs::write(Balancing::PATH, "1").with_context(|| format!("cannot write {}", Balancing::PATH))?;
         Ok(Balancing)
     }

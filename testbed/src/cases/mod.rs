@@ -5,6 +5,7 @@
 
 mod agent;
 mod arrange;
+mod balancing;
 mod balloon;
 mod basics;
 mod bounds;
@@ -410,6 +411,27 @@ pub static ALL: &[Case] = &[
         "on a stock host a guest away from its memory is brought together with it once, by the kernel or the agent",
         caches::brought_once,
     ),
+    case(
+        "balancing-one",
+        Group::Balancing,
+        1800,
+        "what the kernel's own balancing does with one VM in three set-ups, kept for the twin (record)",
+        balancing::one,
+    ),
+    case(
+        "balancing-two",
+        Group::Balancing,
+        1200,
+        "the same with two VMs, each on the other's memory, and on a full host (record)",
+        balancing::two,
+    ),
+    case(
+        "balancing-memory",
+        Group::Balancing,
+        1200,
+        "the same with a VM whose memory is bound, and with one in transparent huge pages (record)",
+        balancing::memory,
+    ),
     plain_case(
         "page-log",
         Group::Pages,
@@ -640,6 +662,7 @@ mod tests {
         let all = select(&[]).unwrap_or_default();
         let groups = [
             Group::Arrange,
+            Group::Balancing,
             Group::Caches,
             Group::Damon,
             Group::Kernels,

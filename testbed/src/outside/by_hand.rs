@@ -26,7 +26,7 @@ pub fn up(options: &Options, kind: HostKind) -> anyhow::Result<()> {
     let interrupt = catch_signals()?;
     let mut guard = Guard::start()?;
     let dir = new_run_dir(&options.workspace)?;
-    let workshop = Workshop::prepare(&options.workspace, &dir, options.homenode.clone())?;
+    let workshop = Workshop::prepare(options, &dir)?;
     let host = EmulatedHost::boot(&workshop, kind, &dir.join("boot-1"), &mut guard)?;
     let pointer = pointer(&options.workspace);
     fs::write(

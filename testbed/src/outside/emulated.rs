@@ -16,6 +16,7 @@ use anyhow::{Context as _, bail};
 
 use homenode_formats::pmu_region::{Layout, SAMPLES, TAGS_MAX};
 
+use super::Options;
 use super::guard::{Guard, end_group};
 use super::guest_image::{Kernel, build_initramfs};
 use super::topology_guest::build_module;
@@ -49,6 +50,8 @@ pub enum HostKind {
     Counted,
     /// Two nodes of two last-level caches of two CPUs, a modelled PMU, and a kernel that balances: a stock host of today, small.
     Caches,
+    /// Two nodes of two CPUs.
+    TwoNodes,
     /// As the plain one, with a kernel that has DAMON; the guests have the stock one.
     Damon,
     /// Two nodes of two CPUs, the last of which the kernel keeps free (`isolcpus=`).
@@ -65,14 +68,14 @@ impl HostKind {
     pub(super) fn nodes(self) -> u32 {
         match self {
             Self::Plain | Self::Damon | Self::Xen | Self::XenService => NODES,
-            Self::Counted | Self::Caches | Self::Bounds | Self::XenCounted => 2,
+            Self::Counted | Self::Caches | Self::TwoNodes | Self::Bounds | Self::XenCounted => 2,
         }
     }
 
     fn cpus_per_node(self) -> u32 {
         match self {
             Self::Plain | Self::Damon | Self::Xen | Self::XenService => 1,
-            Self::Counted | Self::Bounds | Self::XenCounted => 2,
+            Self::Counted | Self::TwoNodes | Self::Bounds | Self::XenCounted => 2,
             Self::Caches => 4,
         }
     }
@@ -143,6 +146,8 @@ pub struct Workshop {
     program: PathBuf,
     homenode: Option<PathBuf>,
     plugin: Option<PathBuf>,
+    /// Whether all hosts boot the kernel of [`HostKind::Damon`].
+    newer: bool,
 }
 
 impl Workshop {
@@ -150,7 +155,8 @@ impl Workshop {
     ///
     /// # Errors
     /// When something is not installed or does not build.
-    pub fn prepare(workspace: &Path, run_dir: &Path, homenode: Option<PathBuf>) -> anyhow::Result<Self> {
+    pub fn prepare(options: &Options, run_dir: &Path) -> anyhow::Result<Self> {
+        let workspace = &options.workspace;
         let dir = workspace.join("target/testbed");
         let images = dir.join("images");
         fs::create_dir_all(&images).with_context(|| format!("cannot create {}", images.display()))?;
@@ -165,7 +171,8 @@ impl Workshop {
             &std::env::current_exe().context("cannot find this program's own file")?,
             "program",
         )?;
-        let homenode = homenode.map(|from| keep(&from, "homenode")).transpose()?;
+        let homenode = options.homenode.as_deref();
+        let homenode = homenode.map(|from| keep(from, "homenode")).transpose()?;
         let plugin = std::env::current_exe()?.with_file_name(PLUGIN);
         let plugin = plugin.exists().then(|| keep(&plugin, PLUGIN)).transpose()?;
         Ok(Self {
@@ -176,6 +183,7 @@ impl Workshop {
             program,
             homenode,
             plugin,
+            newer: options.newer,
         })
     }
 
@@ -207,7 +215,7 @@ impl Workshop {
 
     /// The kernel that a host boots. virtme-ng finds the modules beside it.
     fn image(&self, kind: HostKind) -> anyhow::Result<PathBuf> {
-        if kind != HostKind::Damon {
+        if kind != HostKind::Damon && !self.newer {
             return Ok(self.kernel.image.clone());
         }
         let boot = self.dir.join("kernel-damon/boot");
@@ -278,9 +286,12 @@ impl EmulatedHost {
             HostKind::Xen | HostKind::XenService | HostKind::XenCounted => {
                 xen::emulator(workshop, kind, &program, dir, exchange.root())?
             }
-            HostKind::Plain | HostKind::Counted | HostKind::Caches | HostKind::Damon | HostKind::Bounds => {
-                virtme(workshop, kind, &program, dir, exchange.root())?
-            }
+            HostKind::Plain
+            | HostKind::Counted
+            | HostKind::Caches
+            | HostKind::TwoNodes
+            | HostKind::Damon
+            | HostKind::Bounds => virtme(workshop, kind, &program, dir, exchange.root())?,
         };
         // The console and the program's output are two files: QEMU opens each anew, and would overwrite one with
         // the other in a shared one.

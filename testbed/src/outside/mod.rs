@@ -59,6 +59,8 @@ pub struct Options {
     pub homenode: Option<PathBuf>,
     /// Whether lines that cases print are shown.
     pub verbose: bool,
+    /// Whether hosts boot the newer kernel, whatever the case.
+    pub newer: bool,
 }
 
 /// Set by Ctrl-C and SIGTERM.
@@ -245,7 +247,7 @@ pub fn run(cases: &[&'static Case], options: Options) -> anyhow::Result<Report> 
     let interrupt = catch_signals()?;
     let guard = Guard::start()?;
     let dir = new_run_dir(&options.workspace)?;
-    let workshop = Workshop::prepare(&options.workspace, &dir, options.homenode.clone())?;
+    let workshop = Workshop::prepare(&options, &dir)?;
     let mut run = Run {
         options,
         interrupt,

@@ -13,6 +13,9 @@ use crate::hypervisor::{EXIT_CYCLES, Run, SHOOTDOWN_CYCLES};
 use crate::index::{IxVec, TaskIx, ThreadIx, VmIx};
 use crate::scenario::Hypervisor;
 
+#[cfg(test)]
+mod measured;
+
 /// Share of its accesses that a move of a vCPU must bring home to be worth it (`SMALLIMP`, 30 of 1000).
 const VCPU_GAIN_LEAST: f64 = 0.03;
 
@@ -44,6 +47,9 @@ impl Engine {
             && (policy.placing, policy.migration) == (Placing::FirstTouch, Migration::None);
         if policy.migration != Migration::AutoNuma && !is_balanced {
             self.epochs.dirty |= owner.host.autonuma.take().is_some();
+            for task in owner.tasks() {
+                self.scheduler.queues.tasks[task].prefers = None;
+            }
         } else if owner.host.autonuma.is_none() {
             owner.host.autonumas += 1;
             // To the host a VM is one process.
@@ -113,13 +119,10 @@ impl Engine {
             shootdown_ns: SHOOTDOWN_CYCLES / self.figures.clock_ghz,
             free: &mut self.memory.free,
         };
-        let scan = autonuma.groups[group].scan(memory, &mut scene, &mut autonuma.chance);
+        let scan = autonuma.scan(group, memory, &mut scene);
         autonuma.groups[group].copying = copying(&scan.moved, scan.after.as_f64());
-        autonuma.scan_ns += scan.scan_ns;
-        let moved: u64 = scan.moved.iter().map(|(_, _, pages)| pages).sum();
-        autonuma.pages_moved += moved;
         if by == By::Host {
-            counts.pages_moved += moved;
+            counts.pages_moved += scan.counts.moved;
         }
         if self.vms[vm].memory.keeps_frames(by) {
             self.note_copies(&scan.moved);
@@ -143,6 +146,8 @@ impl Engine {
             }
         }
         if by == By::Host && self.vms[vm].host.autonuma.as_ref().is_some_and(Autonuma::prefers) {
+            // A vCPU is not drawn to where its pages were before this scan: they would change places again and again.
+            self.vms[vm].memory.weigh();
             self.draw_to_memory(vm);
         }
         self.epochs.solve_soon(self.now);
@@ -153,9 +158,6 @@ impl Engine {
     fn draw_to_memory(&mut self, vm: VmIx) {
         for thread in self.vms[vm].threads.places() {
             let task = self.vms[vm].task(thread);
-            if self.scheduler.queues.tasks[task].run != Run::Running {
-                continue;
-            }
             let here = self.scheduler.queues.tasks[task].cpu;
             let (from, uses) = (self.topology.cpus[here].node, |node| self.use_of(task, node));
             let all = 0..self.topology.nodes();
@@ -163,6 +165,11 @@ impl Engine {
                 continue;
             };
             let gain = uses(to) - uses(from);
+            let preferring = &mut self.scheduler.queues.tasks[task];
+            preferring.prefers = Some(to);
+            if preferring.run != Run::Running {
+                continue;
+            }
             if to == from || gain < VCPU_GAIN_LEAST {
                 continue;
             }

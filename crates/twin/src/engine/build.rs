@@ -108,7 +108,7 @@ impl Engine {
             line_bytes,
             lines_max: llc_bytes.fold(line_bytes, f64::max) / line_bytes,
             io: Plan::new(machine),
-            scheduler: Scheduler::new(&topology, scenario.hypervisor),
+            scheduler: Scheduler::new(&topology, scenario.hypervisor, scenario.balances() == Some(true)),
             vms: IxVec::new(),
             owners: IxVec::new(),
             sharers: IxVec::new(),

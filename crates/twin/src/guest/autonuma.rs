@@ -14,9 +14,9 @@
 //!   (4 to 3).
 //! - Each pass over all pages halves the counts and adapts the period. With tenths `l` of local and `p` of private
 //!   faults: if either is at least 7 the period grows by that minus 7 (at least 1) tenths of itself, `p` first; else it
-//!   shrinks by 7 minus the larger. Without a fault, or after a move that found no room, it doubles. It lies between 1 and
-//!   60 s divided by the number of windows of 256 MiB, and not below 100 ms. A shared fault between two nodes that the
-//!   process uses much counts as local, so that a process that has settled is scanned less.
+//!   shrinks by 7 minus the larger. Without a local or shared fault, or once a move has found no room, it doubles. It lies
+//!   between 1 and 60 s divided by the number of windows of 256 MiB, and not below 100 ms. A shared fault between two nodes
+//!   that the process uses much counts as local, so that a process that has settled is scanned less.
 //! - Scanning takes at most a 32nd of the scanning thread's time: the next scan waits for 32 times what the last took.
 //!
 //! The host's own knows each vCPU's node as it is, and has one process for the VM, whose threads are the vCPUs; its faults are
@@ -79,10 +79,35 @@ pub(crate) struct Autonuma {
     /// Tells its timers from those of an earlier one of the VM's.
     pub number: u32,
     pub groups: Vec<Group>,
-    /// Pages that it has moved, and CPU time that its scans took.
-    pub pages_moved: u64,
-    pub scan_ns: f64,
+    pub counts: Counts,
     pub chance: Chance,
+}
+
+/// What a kernel has counted of its own work, as `/proc/vmstat` has it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    /// Passes over all pages of a group.
+    pub passes: u64,
+    /// Pages of 4 KiB that were marked and had not been yet (`numa_pte_updates`).
+    pub marked: f64,
+    /// Faults, one for a huge page, and those on pages of the node that faulted (`numa_hint_faults`, `numa_hint_faults_local`).
+    pub faults: f64,
+    pub local: f64,
+    /// Pages of 4 KiB that moved.
+    pub moved: u64,
+    /// CPU time of marking.
+    pub scan_ns: f64,
+}
+
+impl Counts {
+    fn add(&mut self, more: &Counts) {
+        self.passes += more.passes;
+        self.marked += more.marked;
+        self.faults += more.faults;
+        self.local += more.local;
+        self.moved += more.moved;
+        self.scan_ns += more.scan_ns;
+    }
 }
 
 /// The threads of one process.
@@ -97,6 +122,8 @@ pub(crate) struct Group {
     cursor: u64,
     /// By class and node: share of the class's pages whose last fault was from there. What is missing to 1 had none.
     last: Vec<Vec<f64>>,
+    /// By class: share of its pages that wait for a fault.
+    waiting: Vec<f64>,
     /// Faults by the node of the page, and of the CPU; halved every pass.
     memory_faults: Vec<f64>,
     cpu_faults: Vec<f64>,
@@ -152,8 +179,7 @@ pub(crate) struct Scan {
     /// Pages that moved: (from, to, pages). Where the guest's frames are not its own, they are taken from the free pages of `to`,
     /// not yet given back to `from`.
     pub moved: Vec<(usize, usize, u64)>,
-    /// CPU time of marking.
-    pub scan_ns: f64,
+    pub counts: Counts,
     /// When to look again, from now.
     pub after: Ns,
 }
@@ -169,10 +195,16 @@ impl Autonuma {
         Autonuma {
             number: 0,
             groups: Group::all(processes, memory),
-            pages_moved: 0,
-            scan_ns: 0.0,
+            counts: Counts::default(),
             chance,
         }
+    }
+
+    /// Scans for a group; see [`Group::scan`].
+    pub fn scan(&mut self, group: usize, memory: &mut VmMemory, scene: &mut Scene<'_>) -> Scan {
+        let scan = self.groups[group].scan(memory, scene, &mut self.chance);
+        self.counts.add(&scan.counts);
+        scan
     }
 
     /// For another program: nothing is known of it.
@@ -207,6 +239,7 @@ impl Group {
             prefers: false,
             cursor: 0,
             last: vec![vec![0.0; nodes]; memory.classes()],
+            waiting: vec![0.0; memory.classes()],
             memory_faults: vec![0.0; nodes],
             cpu_faults: vec![0.0; nodes],
             seen: Seen::default(),
@@ -221,7 +254,7 @@ impl Group {
     }
 
     /// Scans the next window, if a thread has run for a period since the last.
-    pub fn scan(&mut self, memory: &mut VmMemory, scene: &mut Scene<'_>, chance: &mut Chance) -> Scan {
+    fn scan(&mut self, memory: &mut VmMemory, scene: &mut Scene<'_>, chance: &mut Chance) -> Scan {
         let mut scan = Scan::default();
         let classes = memory.class_uses();
         let mine = |class: &ClassUse| self.threads().any(|thread| class.used_by(thread));
@@ -256,16 +289,19 @@ impl Group {
                     pass_ns,
                     references: &references,
                 };
-                self.fault(&marks, memory, scene, chance, &mut scan.moved);
+                self.fault(&marks, memory, scene, chance, &mut scan);
             }
         }
-        scan.scan_ns = (to - from) as f64 * MARK_NS * (1.0 - scene.huge + scene.huge / HUGE_PAGES);
-        scene.threads[scanner].owed_ns += scan.scan_ns;
+        let counts = &mut scan.counts;
+        counts.scan_ns = (to - from) as f64 * MARK_NS * (1.0 - scene.huge + scene.huge / HUGE_PAGES);
+        counts.moved = scan.moved.iter().map(|(_, _, pages)| pages).sum();
+        scene.threads[scanner].owed_ns += counts.scan_ns;
         self.cursor = to;
         if to >= pages {
+            counts.passes += 1;
             self.end_pass(min_ns, max_ns);
         }
-        scan.after = Ns(self.period_ns.max(OVERHEAD_PARTS * scan.scan_ns) as u64);
+        scan.after = Ns(self.period_ns.max(OVERHEAD_PARTS * counts.scan_ns) as u64);
         scan
     }
 
@@ -301,7 +337,7 @@ impl Group {
         memory: &mut VmMemory,
         scene: &mut Scene<'_>,
         chance: &mut Chance,
-        moves: &mut Vec<(usize, usize, u64)>,
+        scan: &mut Scan,
     ) {
         let (class, held) = (marks.class, &marks.uses.on);
         let nodes = held.len();
@@ -326,6 +362,9 @@ impl Group {
         // Share of the pages that fault, and how often the kernel does for one of them what it does once for a huge page.
         let faulting = small + huge;
         let per_page = (small + huge / HUGE_PAGES) / faulting;
+        let fresh = marks.marked as f64 / pages as f64;
+        scan.counts.marked += marks.marked as f64 * (1.0 - self.waiting[class]);
+        self.waiting[class] += fresh * (1.0 - faulting - self.waiting[class]);
         let ever: f64 = self.last[class].iter().sum();
         let private = (1.0 - ever) + ever * own.iter().sum::<f64>();
         let (mut rest, mut draws) = (pages, marks.marked);
@@ -349,8 +388,10 @@ impl Group {
                         scene.free[to] -= moved;
                     }
                     memory.move_class(scene.by, class, from, to, moved);
-                    moves.push((from, to, moved));
+                    scan.moved.push((from, to, moved));
                 }
+                scan.counts.faults += faults * per_page;
+                scan.counts.local += if from == to { faults * per_page } else { 0.0 };
                 self.count(faults, from, to, moved, private);
                 let exit_ns = if scene.by == By::Host { scene.exit_ns } else { 0.0 };
                 let move_ns = PAGE_MOVE_NS * per_page + scene.copy_ns[from * nodes + to];
@@ -366,9 +407,8 @@ impl Group {
                 }
             }
         }
-        let fresh = marks.marked as f64 / pages as f64 * faulting;
         for (last, now) in self.last[class].iter_mut().zip(&by_node) {
-            *last += fresh * (now - *last);
+            *last += fresh * faulting * (now - *last);
         }
     }
 
@@ -423,16 +463,33 @@ impl Group {
         self.cursor = 0;
         self.passes += 1;
         self.prefers |= self.seen.local + self.seen.remote >= 1.0;
-        self.period_ns = adapted(self.period_ns, std::mem::take(&mut self.seen), min_ns, max_ns);
+        self.period_ns = adapted(self.period_ns, self.seen, min_ns, max_ns);
+        // A pass that doubles the period forgets neither faults nor that a move failed, so one failure doubles it for good
+        // (until a fix that was proposed in August 2026).
+        self.seen = match self.seen.doubles() {
+            true => Seen {
+                private: 0.0,
+                shared: 0.0,
+                ..self.seen
+            },
+            false => Seen::default(),
+        };
         for count in self.memory_faults.iter_mut().chain(&mut self.cpu_faults) {
             *count /= 2.0;
         }
     }
 }
 
+impl Seen {
+    /// Whether the period doubles. Private faults on other nodes alone do that, too: the kernel asks for local or shared ones.
+    fn doubles(self) -> bool {
+        self.local + self.shared < 1.0 || self.no_room
+    }
+}
+
 fn adapted(period_ns: f64, seen: Seen, min_ns: f64, max_ns: f64) -> f64 {
     let faults = seen.local + seen.remote;
-    if faults < 1.0 || seen.no_room {
+    if seen.doubles() {
         return (2.0 * period_ns).clamp(min_ns, max_ns);
     }
     let local = (SLOTS * seen.local / faults).floor();

@@ -458,10 +458,14 @@ impl VmMemory {
 
     /// Brings the weights up to date.
     pub fn refresh(&mut self) {
-        if !std::mem::take(&mut self.stale) {
-            return;
+        if std::mem::take(&mut self.stale) {
+            self.exchanged = 0;
+            self.weigh();
         }
-        self.exchanged = 0;
+    }
+
+    /// Finds the weights anew within an epoch, at whose end they still count as out of date.
+    pub fn weigh(&mut self) {
         for (thread, row) in first(self.threads).zip(self.weights.chunks_mut(self.nodes)) {
             row.fill(0.0);
             for region in &self.regions {

@@ -405,8 +405,7 @@ impl Vm {
         self.earlier = earlier.lives().collect();
         if let (Some(autonuma), Some(earlier)) = (&mut self.autonuma, &earlier.autonuma) {
             autonuma.number = earlier.number + 1;
-            autonuma.pages_moved = earlier.pages_moved;
-            autonuma.scan_ns = earlier.scan_ns;
+            autonuma.counts = earlier.counts;
         }
         self.counts.clone_from(&earlier.counts);
         self.host.samplings = earlier.host.samplings;

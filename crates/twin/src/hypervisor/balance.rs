@@ -20,7 +20,13 @@
 //! task at once, unless its idle periods are shorter than the migration cost on average; that such a pull fails counts
 //! for nothing (commit 58b26c4c, 2.6.37). While no group has what another should pull, there are no turns.
 //!
-//! Memory plays no part: a vCPU is pulled across nodes for a free CPU whatever its accesses then cost.
+//! Memory plays no part, unless the kernel balances memory (`kernel.numa_balancing`), which in the twin is a kernel of today:
+//! - A task on the node of its memory counts as cache-hot for other nodes, unless all tasks of its CPU are; one that would come
+//!   to its memory never does (`migrate_degrades_locality`).
+//! - An idle CPU leaves a difference of two tasks between nodes as it is while its node has few (`adjust_numa_imbalance`). A
+//!   new vCPU starts on its VM's node by the same rule (`find_idlest_group`).
+//!
+//! Otherwise a vCPU is pulled across nodes for a free CPU whatever its accesses then cost.
 //!
 //! # Shares of VMs
 //!
@@ -229,7 +235,10 @@ impl Fair {
     ) -> Option<u64> {
         let movable = |task: &TaskIx| {
             let candidate = &queues.tasks[*task];
-            let hot = now.0 - candidate.last_ran.0 < MIGRATION_COST;
+            let hot = match Fair::leaves_memory(queues, *task, from, to) {
+                Some(leaves) => leaves,
+                None => now.0 - candidate.last_ran.0 < MIGRATION_COST,
+            };
             candidate.allowed[to]
                 && (hot_too || !hot)
                 && !self.throttled(queues, *task, to)
@@ -240,6 +249,22 @@ impl Fair {
         let weight = self.balanced_weight(queues, task);
         self.migrate(queues, task, to, now);
         Some(weight)
+    }
+
+    /// Whether a task that goes from a CPU to another leaves the node of its memory; `None` where that says nothing, as it does
+    /// not where all who are there have their memory there (`migrate_degrades_locality`).
+    fn leaves_memory(queues: &Queues, task: TaskIx, from: CpuIx, to: CpuIx) -> Option<bool> {
+        let node_of = &queues.places.node_of;
+        let preferred = queues.tasks[task].prefers?;
+        if node_of[from] == node_of[to] {
+            return None;
+        }
+        if node_of[from] == preferred {
+            let mut here = queues.waiting(from).iter().copied().chain(queues.current(from));
+            let all_prefer = here.all(|task| queues.tasks[task].prefers == Some(preferred));
+            return (!all_prefer).then_some(true);
+        }
+        (node_of[to] == preferred).then_some(false)
     }
 
     /// Moves the running task of a CPU to an idle one.

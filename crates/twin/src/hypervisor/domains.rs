@@ -33,7 +33,12 @@ pub(super) struct Domain {
     pub imbalance_pct: u64,
     /// Failed turns before cache-hot tasks are taken.
     pub patience: u32,
+    /// Number of tasks below which an idle group leaves a small imbalance as it is (`imb_numa_nr`); 0 where it never does.
+    pub tolerated: u64,
 }
+
+/// Difference of tasks that is a small imbalance (`NUMA_IMBALANCE_MIN`).
+pub(super) const IMBALANCE_MIN: u64 = 2;
 
 /// What the CPUs of a group have to do.
 #[derive(Clone, Copy, Debug)]
@@ -81,20 +86,24 @@ impl Domain {
     /// What a group's balancing CPU should pull, given the loads of all groups.
     pub fn pull_to(&self, local: usize, loads: &[Load]) -> Option<Pull> {
         if loads[local].idle_cpus > 0 {
-            Domain::pull_to_idle(local, loads)
+            self.pull_to_idle(local, loads)
         } else {
             self.pull_to_busy(local, loads)
         }
     }
 
     /// With an idle CPU, tasks count: half of the difference, or one that must wait there and could run here.
-    fn pull_to_idle(local: usize, loads: &[Load]) -> Option<Pull> {
+    fn pull_to_idle(&self, local: usize, loads: &[Load]) -> Option<Pull> {
         let per_cpu = |at: usize| loads[at].tasks * 1024 / loads[at].cpus;
         let others = (0..loads.len()).filter(|at| *at != local);
         let group = others.max_by_key(|at| (per_cpu(*at), Reverse(*at)))?;
         let (load, here) = (per_cpu(group), per_cpu(local));
         let fewer = loads[local].cpus.min(loads[group].cpus);
         let excess = load.saturating_sub(here) * fewer / 1024;
+        let is_tolerated = loads[local].tasks < self.tolerated && excess <= IMBALANCE_MIN;
+        if is_tolerated && load <= 1024 {
+            return None;
+        }
         let excess = if load > here.max(1024) {
             excess.max(2)
         } else {
@@ -159,8 +168,20 @@ pub(super) struct Domains {
     pub loads: Vec<Load>,
 }
 
+/// Number of tasks below which a node leaves tasks on another that has slightly more: an eighth of a node's CPUs where it has one
+/// L3, else the number of its L3s (`build_sched_domains`, since 5.18).
+pub(super) fn tolerated(topology: &Topology) -> u64 {
+    let nodes = topology.node_cpus.iter().filter(|cpus| !cpus.is_empty());
+    let of = |cpus: &Vec<CpuIx>| match topology.llcs_of(cpus).len() {
+        1 => cpus.len() / 8,
+        llcs => llcs,
+    };
+    nodes.map(of).max().unwrap_or(0).max(1) as u64
+}
+
 impl Domains {
-    pub fn new(topology: &Topology) -> Domains {
+    /// `keeps_near`: whether the kernel leaves small imbalances between nodes as they are.
+    pub fn new(topology: &Topology, keeps_near: bool) -> Domains {
         let mut domains = Vec::new();
         let mut of_cpu = IxVec::filled(Vec::new(), topology.cpus.len());
         for cpus in topology.node_cpus.iter().filter(|cpus| !cpus.is_empty()) {
@@ -180,6 +201,7 @@ impl Domains {
                     interval: core.len() as u64,
                     imbalance_pct: 110,
                     patience: 0,
+                    tolerated: 0,
                 });
             }
             let mut in_node = |groups: Vec<Vec<CpuIx>>| {
@@ -189,6 +211,7 @@ impl Domains {
                     interval: all.count() as u64,
                     imbalance_pct: 117,
                     patience: 1,
+                    tolerated: 0,
                     groups,
                 });
             };
@@ -220,6 +243,7 @@ impl Domains {
                 interval: topology.cpus.len() as u64,
                 imbalance_pct: 125,
                 patience: 2,
+                tolerated: if keeps_near { tolerated(topology) } else { 0 },
             });
         }
         let failed = of_cpu.iter().map(|list| vec![0; list.len()]).collect();

@@ -31,7 +31,9 @@ use homenode_units::{Chance, Ns};
 
 use super::bandwidth::{self, Bandwidth};
 use super::discipline::{Discipline, NEVER};
-use super::domains::{Domains, MIGRATION_COST, NICE_0_LOAD, SHARES_USUAL, TICK, WEIGHT_UNIT};
+use super::domains::{
+    Domains, IMBALANCE_MIN, MIGRATION_COST, NICE_0_LOAD, SHARES_USUAL, TICK, WEIGHT_UNIT, tolerated,
+};
 use super::queues::{Queues, Run};
 use crate::hardware::Topology;
 use crate::index::{CpuIx, CpuIxSet, IxVec, TaskIx, VmIx};
@@ -86,13 +88,17 @@ pub(crate) struct Fair {
     /// CPUs whose slice or grant ends at some time: those where somebody waits, or is limited.
     timed: CpuIxSet,
     pub(super) domains: Domains,
+    /// Number of tasks on a VM's node below which its next vCPU starts there, though another node has slightly fewer; 0 where it
+    /// never does.
+    tolerated: u64,
     latency: u64,
     granularity: u64,
     wakeup_granularity: u64,
 }
 
 impl Fair {
-    pub fn new(topology: &Topology) -> Fair {
+    /// `balances`: whether the kernel is one of today that balances memory, and so tasks less between nodes.
+    pub fn new(topology: &Topology, balances: bool) -> Fair {
         let cpus = topology.cpus.len();
         // 1 + floor(log2(min(cpus, 8))): 4 from 8 CPUs up.
         let factor = u64::from(1 + cpus.min(8).ilog2());
@@ -112,7 +118,8 @@ impl Fair {
             slice_ends: IxVec::filled(NEVER, cpus),
             grant_ends: IxVec::filled(NEVER, cpus),
             timed: CpuIxSet::new(),
-            domains: Domains::new(topology),
+            domains: Domains::new(topology, balances),
+            tolerated: if balances { tolerated(topology) } else { 0 },
             latency: 6_000_000 * factor,
             granularity: 750_000 * factor,
             wakeup_granularity: 1_000_000 * factor,
@@ -373,6 +380,22 @@ impl Fair {
         }
     }
 
+    /// The node of a new vCPU's VM, where that has few tasks and no node has many more idle CPUs.
+    fn near_first(&self, queues: &Queues, task: TaskIx) -> Option<usize> {
+        let first = queues.first_vcpu(queues.tasks[task].vm?)?;
+        let places = &queues.places;
+        let node = places.node_of[queues.tasks[first].cpu];
+        let idle = |cpus: &[CpuIx]| cpus.iter().filter(|cpu| queues.idle(**cpu)).count() as u64;
+        let most = places.node_cpus.iter().map(|cpus| idle(cpus)).max()?;
+        let here = &places.node_cpus[node];
+        let tasks: usize = here.iter().map(|cpu| queues.runnable(*cpu)).sum();
+        let is_near = first != task
+            && (tasks as u64) < self.tolerated
+            && most - idle(here) <= IMBALANCE_MIN
+            && here.iter().any(|cpu| queues.tasks[task].allowed[*cpu]);
+        is_near.then_some(node)
+    }
+
     fn enqueue(&mut self, queues: &mut Queues, task: TaskIx, cpu: CpuIx, now: Ns) {
         queues.enqueue(task, cpu, now);
         self.set_slice_end(queues, cpu, now);
@@ -464,7 +487,10 @@ impl Discipline for Fair {
             may.then_some(runnable * 1000 / cpus.len().max(1))
         };
         let places = &queues.places;
-        let node = least(places.node_cpus.iter().map(|cpus| load(cpus)), chance);
+        let nodes = places.node_cpus.iter().map(|cpus| load(cpus));
+        let node = self
+            .near_first(queues, task)
+            .unwrap_or_else(|| least(nodes, chance));
         let on_node = |core: &&usize| places.node_of[places.core_cpus[**core][0]] == node;
         let here: Vec<Vec<usize>> = places
             .llc_cores

@@ -39,6 +39,8 @@ pub(crate) struct Task {
     pub running_ns: u64,
     /// How often it began to run on another node than before.
     pub node_changes: u64,
+    /// Node that its memory is on, where a kernel that balances has found out (`numa_preferred_nid`).
+    pub prefers: Option<usize>,
     pub(super) last_ran: Ns,
     waiting_ns: u64,
     throttled_ns: u64,
@@ -172,6 +174,7 @@ impl Queues {
             allowed,
             running_ns: 0,
             node_changes: 0,
+            prefers: None,
             last_ran: Ns::ZERO,
             waiting_ns: 0,
             throttled_ns: 0,
@@ -201,6 +204,11 @@ impl Queues {
     /// Tasks that run on a CPU or wait for it.
     pub fn runnable(&self, cpu: CpuIx) -> usize {
         self.queues[cpu].waiting.len() + usize::from(self.queues[cpu].current.is_some())
+    }
+
+    /// The first of a VM's vCPUs.
+    pub(super) fn first_vcpu(&self, vm: VmIx) -> Option<TaskIx> {
+        self.vcpus[vm].tasks.first().copied()
     }
 
     /// vCPUs of a VM that run or wait, on all CPUs.

@@ -33,9 +33,10 @@ pub(crate) struct Scheduler {
 }
 
 impl Scheduler {
-    pub fn new(topology: &Topology, hypervisor: Hypervisor) -> Scheduler {
+    /// `balances`: whether its kernel balances memory (`kernel.numa_balancing`).
+    pub fn new(topology: &Topology, hypervisor: Hypervisor, balances: bool) -> Scheduler {
         let kind = match hypervisor {
-            Hypervisor::Native | Hypervisor::Kvm => Kind::Fair(Fair::new(topology)),
+            Hypervisor::Native | Hypervisor::Kvm => Kind::Fair(Fair::new(topology, balances)),
             Hypervisor::Xen => Kind::Credit(Credit::new(topology.cpus.len(), topology.nodes())),
         };
         Scheduler {

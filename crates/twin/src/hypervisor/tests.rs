@@ -1,6 +1,7 @@
 //! Both disciplines under a small driver: tasks that run and sleep, and nothing else.
 
 mod measured;
+mod near;
 
 use std::collections::BTreeSet;
 
@@ -85,8 +86,13 @@ struct Driver {
 
 impl Driver {
     fn new(hypervisor: Hypervisor, topology: &Topology, seed: u64) -> Driver {
+        Driver::on(hypervisor, topology, false, seed)
+    }
+
+    /// The same on a kernel that balances memory, or does not.
+    fn on(hypervisor: Hypervisor, topology: &Topology, balances: bool, seed: u64) -> Driver {
         Driver {
-            scheduler: Scheduler::new(topology, hypervisor),
+            scheduler: Scheduler::new(topology, hypervisor, balances),
             now: Ns::ZERO,
             habits: IxVec::new(),
             left: IxVec::new(),
@@ -562,8 +568,10 @@ proptest! {
 
     #[test]
     fn no_cpu_is_idle_for_long_while_a_task_waits(vms in vms(false, Just(None)), seed: u64) {
-        for (hypervisor, bound) in [(Hypervisor::Kvm, 40 * MS), (Hypervisor::Xen, 0)] {
-            let mut driver = Driver::new(hypervisor, &topology(2, 2), seed);
+        for (hypervisor, balances, bound) in
+            [(Hypervisor::Kvm, false, 40 * MS), (Hypervisor::Kvm, true, 40 * MS), (Hypervisor::Xen, false, 0)]
+        {
+            let mut driver = Driver::on(hypervisor, &topology(2, 2), balances, seed);
             for (weight, cap, vcpus) in &vms {
                 driver.vm(*weight, *cap, vcpus);
             }
@@ -573,9 +581,13 @@ proptest! {
     }
 
     #[test]
-    fn what_is_kept_of_even_domains_changes_nothing(vms in vms(true, prop::option::of(20u32..300)), seed: u64) {
+    fn what_is_kept_of_even_domains_changes_nothing(
+        vms in vms(true, prop::option::of(20u32..300)),
+        balances: bool,
+        seed: u64,
+    ) {
         let run = |is_forgetful| {
-            let mut driver = Driver::new(Hypervisor::Kvm, &topology(4, 2), seed);
+            let mut driver = Driver::on(Hypervisor::Kvm, &topology(4, 2), balances, seed);
             driver.is_forgetful = is_forgetful;
             // Kept on nodes, so that what a vCPU weighs depends on those of other nodes.
             let on_node = |cpu: &CpuIx| first(4).map(|at: CpuIx| CpuIx(cpu.0 % 4 * 4 + at.0)).collect();

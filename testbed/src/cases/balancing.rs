@@ -1,0 +1,411 @@
+//! Records what the kernel's own balancing (`kernel.numa_balancing`) does with VMs on two nodes of two CPUs: data for the twin's
+//! model, which `crates/twin/src/engine/autonuma/measured.rs` compares with it.
+//!
+//! To the host's kernel a VM is a process whose threads are its vCPUs. Each VM here has two vCPUs at work on memory of their own:
+//! one walks it line by line, the other writes a byte of each page. Balancing is off until a VM is where the set-up wants it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, ensure};
+use homenode_testbed_guest::{Behaviour, Sweep};
+
+use super::memory::Balancing;
+use crate::inside::Inside;
+use crate::inside::guest::{Cpus, Guest, GuestSpec};
+use crate::outside::KEPT;
+
+/// How long a set-up is watched, and how often it is looked at.
+const TIME: Duration = Duration::from_secs(120);
+const LOOK: Duration = Duration::from_secs(1);
+/// CPUs of a node, and all of the host's, as a byte of libvirt's.
+const CPUS_PER_NODE: u32 = 2;
+const ALL_CPUS: u8 = 0b1111;
+/// Memory of each of a VM's vCPUs, in MiB, and all that a VM has.
+const OWN_MIB: u32 = 64;
+const VM_MIB: u64 = 256;
+/// What the kernel counts, of `/proc/vmstat`.
+const COUNTED: [&str; 6] = [
+    "numa_pte_updates",
+    "numa_huge_pte_updates",
+    "numa_hint_faults",
+    "numa_hint_faults_local",
+    "numa_pages_migrated",
+    "pgmigrate_fail",
+];
+
+/// VMs as they are when balancing begins.
+struct SetUp {
+    name: &'static str,
+    /// Whether QEMU has its guests' memory in transparent huge pages.
+    huge: bool,
+    vms: &'static [Vm],
+}
+
+/// A VM of two vCPUs.
+struct Vm {
+    /// The node of each vCPU; none where the kernel starts it as it likes.
+    vcpus_on: Option<[u32; 2]>,
+    /// The nodes that its pages alternate between; none where they lie as they came.
+    pages_on: &'static [u32],
+    /// Whether its vCPUs stay on those nodes.
+    pinned: bool,
+    /// Whether its memory is bound to node 0.
+    bound: bool,
+}
+
+const LOCAL: Vm = Vm {
+    vcpus_on: Some([0, 0]),
+    pages_on: &[0],
+    pinned: false,
+    bound: false,
+};
+const REMOTE: Vm = Vm {
+    pages_on: &[1],
+    pinned: true,
+    ..LOCAL
+};
+const ANYWHERE: Vm = Vm {
+    vcpus_on: None,
+    pages_on: &[],
+    ..LOCAL
+};
+
+const ONE: [SetUp; 3] = [
+    SetUp {
+        name: "all local",
+        huge: false,
+        vms: &[LOCAL],
+    },
+    SetUp {
+        name: "all remote, pinned",
+        huge: false,
+        vms: &[REMOTE],
+    },
+    SetUp {
+        name: "spread over two nodes, pinned",
+        huge: false,
+        vms: &[Vm {
+            vcpus_on: Some([0, 1]),
+            pages_on: &[0, 1],
+            ..REMOTE
+        }],
+    },
+];
+const TWO: [SetUp; 2] = [
+    SetUp {
+        name: "each on the other's memory",
+        huge: false,
+        vms: &[
+            Vm {
+                pages_on: &[1],
+                ..LOCAL
+            },
+            Vm {
+                vcpus_on: Some([1, 1]),
+                ..LOCAL
+            },
+        ],
+    },
+    SetUp {
+        name: "a full host",
+        huge: false,
+        vms: &[ANYWHERE, ANYWHERE],
+    },
+];
+const MEMORY: [SetUp; 2] = [
+    SetUp {
+        name: "memory bound elsewhere",
+        huge: false,
+        vms: &[Vm {
+            vcpus_on: Some([1, 1]),
+            pages_on: &[],
+            bound: true,
+            ..REMOTE
+        }],
+    },
+    SetUp {
+        name: "all remote, pinned, in huge pages",
+        huge: true,
+        vms: &[REMOTE],
+    },
+];
+
+/// The host's setting of transparent huge pages, `never` again when dropped. `khugepaged` is not to run: it has locked up the
+/// emulated host. So they are there only while memory is touched first.
+struct HugePages;
+
+impl HugePages {
+    const PATH: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+
+    fn on() -> anyhow::Result<HugePages> {
+        fs::write(HugePages::PATH, "madvise").with_context(|| format!("cannot write {}", HugePages::PATH))?;
+        Ok(HugePages)
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        let _ = fs::write(HugePages::PATH, "never");
+    }
+}
+
+/// The kernel's counts.
+fn counts() -> anyhow::Result<[u64; COUNTED.len()]> {
+    let text = fs::read_to_string("/proc/vmstat").context("cannot read /proc/vmstat")?;
+    let mut counts = [0; COUNTED.len()];
+    for (count, name) in counts.iter_mut().zip(COUNTED) {
+        let value = text
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        *count = value
+            .with_context(|| format!("/proc/vmstat has no {name}"))?
+            .parse()?;
+    }
+    Ok(counts)
+}
+
+/// MiB that a node has free: the kernel moves nothing to one that is nearly full, and then looks more rarely.
+fn free_mib(node: u32) -> anyhow::Result<u64> {
+    let path = format!("/sys/devices/system/node/node{node}/meminfo");
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    let line = text.lines().find_map(|line| line.split_once("MemFree:"));
+    let kib: u64 = line
+        .and_then(|(_, rest)| rest.split_whitespace().next())
+        .with_context(|| format!("{path} has no MemFree"))?
+        .parse()?;
+    Ok(kib >> 10)
+}
+
+/// How often the kernel has gone through a guest's memory.
+fn passes(guest: &Guest) -> anyhow::Result<u64> {
+    let path = format!("/proc/{}/sched", guest.process.0);
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    let line = text.lines().find(|line| line.starts_with("mm->numa_scan_seq"));
+    let value = line.and_then(|line| line.rsplit(':').next());
+    Ok(value
+        .with_context(|| format!("{path} has no mm->numa_scan_seq"))?
+        .trim()
+        .parse()?)
+}
+
+/// Bytes of a process in transparent huge pages.
+fn in_huge_pages(guest: &Guest) -> anyhow::Result<u64> {
+    let path = format!("/proc/{}/smaps_rollup", guest.process.0);
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("AnonHugePages:"));
+    let kib: u64 = line
+        .and_then(|rest| rest.split_whitespace().next())
+        .with_context(|| format!("{path} has no AnonHugePages"))?
+        .parse()?;
+    Ok(kib << 10)
+}
+
+/// What a VM did while it was watched.
+struct Watched {
+    passes_before: u64,
+    /// Seconds since the start at which a pass was seen to have ended.
+    ended: Vec<f64>,
+    on: BTreeMap<u32, u32>,
+    node_changes: u32,
+    /// Seconds in which both vCPUs were on one node.
+    together: u32,
+    looks: u32,
+    ran_ns: u64,
+    pages_before: BTreeMap<u32, u64>,
+    huge_before: u64,
+}
+
+impl Watched {
+    fn begin(guest: &Guest) -> anyhow::Result<Watched> {
+        Ok(Watched {
+            passes_before: passes(guest)?,
+            ended: Vec::new(),
+            on: nodes(guest)?,
+            node_changes: 0,
+            together: 0,
+            looks: 0,
+            ran_ns: ran_ns(guest)?,
+            pages_before: guest.pages_per_node()?,
+            huge_before: in_huge_pages(guest)?,
+        })
+    }
+
+    fn look(&mut self, guest: &Guest, at: f64) -> anyhow::Result<()> {
+        let seen = passes(guest)? - self.passes_before;
+        self.ended.resize(seen as usize, at);
+        let on = nodes(guest)?;
+        let changed = on
+            .iter()
+            .filter(|(vcpu, node)| self.on.get(vcpu) != Some(node))
+            .count();
+        self.node_changes += changed as u32;
+        let mut places: Vec<&u32> = on.values().collect();
+        places.dedup();
+        self.together += u32::from(places.len() == 1);
+        self.looks += 1;
+        self.on = on;
+        Ok(())
+    }
+}
+
+/// The node on which each vCPU ran last.
+fn nodes(guest: &Guest) -> anyhow::Result<BTreeMap<u32, u32>> {
+    let cpus = guest.process.vcpu_last_cpu()?;
+    Ok(cpus
+        .into_iter()
+        .map(|(vcpu, cpu)| (vcpu, cpu / CPUS_PER_NODE))
+        .collect())
+}
+
+fn ran_ns(guest: &Guest) -> anyhow::Result<u64> {
+    let times = guest.process.vcpu_schedstat()?;
+    Ok(times.values().map(|(run, _)| run).sum())
+}
+
+/// How often each guest has walked its memory.
+fn walked(guests: &[Guest]) -> anyhow::Result<Vec<u64>> {
+    let passes = guests.iter().map(|guest| Ok(guest.progress()?.1));
+    passes.collect()
+}
+
+fn spec(number: usize, vm: &Vm) -> GuestSpec {
+    let doing = Behaviour {
+        touch_mib: OWN_MIB,
+        sweep: Sweep::ReadWrite,
+        passes: u32::MAX,
+        walk_kib: OWN_MIB << 10,
+        ..Behaviour::idle()
+    };
+    let cpus = |node: u32| format!("{}-{}", node * CPUS_PER_NODE, (node + 1) * CPUS_PER_NODE - 1);
+    let mut spec = GuestSpec::new(&format!("vm{number}")).vcpus(2).doing(doing);
+    spec.memory_mib = VM_MIB;
+    if let Some(nodes) = vm.vcpus_on {
+        spec = spec.cpus(Cpus::Pinned(nodes.map(cpus).to_vec()));
+    }
+    if vm.bound {
+        spec = spec.nodes("strict", "0");
+    }
+    spec
+}
+
+/// Has a set-up's VMs run under the balancing kernel, and adds what was counted to a table.
+fn watch(inside: &Inside, set_up: &SetUp, table: &mut String) -> anyhow::Result<()> {
+    let huge = set_up.huge.then(HugePages::on).transpose()?;
+    let specs: Vec<GuestSpec> = set_up
+        .vms
+        .iter()
+        .enumerate()
+        .map(|(number, vm)| spec(number, vm))
+        .collect();
+    let guests = inside.create_at_once(&specs)?;
+    for (guest, vm) in guests.iter().zip(set_up.vms) {
+        guest.wait_ready()?;
+        if !vm.pages_on.is_empty() {
+            guest.scatter(vm.pages_on)?;
+        }
+        let freed = if vm.pinned { 0 } else { guest.spec.vcpus };
+        for vcpu in 0..freed {
+            let freed = guest.domain.pin_vcpu(vcpu, &[ALL_CPUS]);
+            freed.map_err(|error| anyhow!("{}", error.message()))?;
+        }
+    }
+    drop(huge);
+    let mut watched: Vec<Watched> = guests.iter().map(Watched::begin).collect::<Result<_, _>>()?;
+    let walked_before = walked(&guests)?;
+    let free = [free_mib(0)?, free_mib(1)?];
+    let (before, begin) = (counts()?, Instant::now());
+    let balancing = Balancing::on()?;
+    while begin.elapsed() < TIME {
+        std::thread::sleep(LOOK);
+        for (guest, watched) in guests.iter().zip(&mut watched) {
+            watched.look(guest, begin.elapsed().as_secs_f64())?;
+        }
+    }
+    let (after, seconds) = (counts()?, begin.elapsed().as_secs_f64());
+    drop(balancing);
+    for ((guest, before), after) in guests.iter().zip(walked_before).zip(walked(&guests)?) {
+        // Emulated guests stand still now and then.
+        ensure!(
+            after > before,
+            "guest {} does not walk its memory",
+            guest.spec.name
+        );
+    }
+    let _ = writeln!(
+        table,
+        "\n[[setup]]\nname = \"{}\"\nseconds = {seconds:.1}\nfree_mib_before = {free:?}",
+        set_up.name
+    );
+    for ((name, before), after) in COUNTED.iter().zip(before).zip(after) {
+        let _ = writeln!(table, "{} = {}", name.trim_start_matches("numa_"), after - before);
+    }
+    for ((guest, vm), watched) in guests.iter().zip(set_up.vms).zip(&watched) {
+        let on = |pages: &BTreeMap<u32, u64>| [0, 1].map(|node: u32| pages.get(&node).copied().unwrap_or(0));
+        let ran_s = (ran_ns(guest)? - watched.ran_ns) as f64 / 1e9;
+        let ended: Vec<String> = watched.ended.iter().map(|at| format!("{at:.0}")).collect();
+        let vcpus_on = vm
+            .vcpus_on
+            .map_or(String::new(), |nodes| format!("vcpus_on = {nodes:?}\n"));
+        let _ = writeln!(
+            table,
+            "[[setup.vm]]\n{vcpus_on}pages_on = {:?}\npinned = {}\nbound = {}\nran_s = {ran_s:.1}\n\
+             passes_ended_s = [{}]\nhuge_mib = {}\npages_before = {:?}\npages_after = {:?}\n\
+             vcpu_node_changes = {}\nlooks = {}\nlooks_together = {}",
+            vm.pages_on,
+            vm.pinned,
+            vm.bound,
+            ended.join(", "),
+            watched.huge_before >> 20,
+            on(&watched.pages_before),
+            on(&guest.pages_per_node()?),
+            watched.node_changes,
+            watched.looks,
+            watched.together,
+        );
+    }
+    inside.note(table.rsplit("[[setup]]").next().unwrap_or_default().to_owned());
+    for guest in &guests {
+        inside.destroy(guest)?;
+    }
+    Ok(())
+}
+
+/// One VM.
+pub fn one(inside: &mut Inside) -> anyhow::Result<()> {
+    measure(inside, "one", &ONE)
+}
+
+/// Two VMs.
+pub fn two(inside: &mut Inside) -> anyhow::Result<()> {
+    measure(inside, "two", &TWO)
+}
+
+/// One VM whose memory is bound, or in transparent huge pages.
+pub fn memory(inside: &mut Inside) -> anyhow::Result<()> {
+    measure(inside, "memory", &MEMORY)
+}
+
+/// Watches set-ups and keeps their table.
+fn measure(inside: &Inside, name: &str, set_ups: &[SetUp]) -> anyhow::Result<()> {
+    let release =
+        fs::read_to_string("/proc/sys/kernel/osrelease").context("cannot read the kernel's release")?;
+    let release = release.trim();
+    let version = release.split('.').take(2).collect::<Vec<_>>().join(".");
+    let mut table = format!(
+        "# What the kernel's own balancing (kernel.numa_balancing) did with VMs of two vCPUs, each at work on {OWN_MIB} MiB of its own,\n\
+         # on two nodes of two CPUs: data. Counts are the kernel's (/proc/vmstat), of all VMs of a set-up; pages are of 4 KiB.\n\
+         # docs/MEMORY.md shows it beside the twin. Made by the testbed; differs a little from run to run:\n\
+         #   cargo xtask testbed balancing && cp target/testbed/balancing-*.toml data/measured/\n\
+         version = 1\nkernel = \"{release}\"\nown_mib = {OWN_MIB}\nvm_mib = {VM_MIB}\n"
+    );
+    for set_up in set_ups {
+        watch(inside, set_up, &mut table).with_context(|| format!("set-up '{}'", set_up.name))?;
+    }
+    let kept = inside.dir().join(KEPT);
+    fs::create_dir_all(&kept).with_context(|| format!("cannot create {}", kept.display()))?;
+    let file = format!("balancing-{version}-{name}.toml");
+    fs::write(kept.join(&file), table).with_context(|| format!("cannot write {file}"))
+}
