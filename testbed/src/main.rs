@@ -43,6 +43,9 @@ struct RunArguments {
     /// Show what cases print while they run
     #[arg(long, short)]
     verbose: bool,
+    /// Boot the newer kernel of 'scripts/testbed-setup.sh --damon'
+    #[arg(long)]
+    newer: bool,
     #[command(flatten)]
     common: CommonArguments,
 }
@@ -52,9 +55,6 @@ struct CommonArguments {
     /// The homenode binary to test; default: beside this program
     #[arg(long, value_name = "FILE")]
     homenode: Option<PathBuf>,
-    /// Boot the newer kernel of 'scripts/testbed-setup.sh --damon'
-    #[arg(long)]
-    newer: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -193,7 +193,7 @@ fn options(common: &CommonArguments, verbose: bool) -> Options {
         workspace,
         homenode,
         verbose,
-        newer: common.newer,
+        newer: false,
     }
 }
 
@@ -215,7 +215,11 @@ fn run(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let report = outside::run(&cases, options(&arguments.common, arguments.verbose))?;
+    let options = Options {
+        newer: arguments.newer,
+        ..options(&arguments.common, arguments.verbose)
+    };
+    let report = outside::run(&cases, options)?;
     if let Some(path) = &arguments.json {
         let text = serde_json::to_string_pretty(&report)?;
         fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))?;

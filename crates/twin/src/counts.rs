@@ -106,18 +106,17 @@ impl VmCounts {
             .as_ref()
             .and_then(|permits| permits.account(number));
         let tasks = vm.tasks();
+        let by_guest = vm.autonuma.as_ref().map(|autonuma| autonuma.counts);
+        let by_guest = by_guest.unwrap_or_default();
         VmCounts {
             instructions: vm.threads.iter().map(|t| t.instructions).sum(),
             references: vm.threads.iter().map(|t| t.llc_references).sum(),
             misses: vm.threads.iter().map(|t| t.llc_misses).sum(),
             local: vm.counts.local,
             by_node: vm.counts.accesses.clone(),
-            guest_pages_moved: vm.autonuma.as_ref().map_or(0, |autonuma| autonuma.counts.moved),
+            guest_pages_moved: by_guest.moved,
             vcpus_drawn: vm.counts.vcpus_drawn,
-            guest_scan_ns: vm
-                .autonuma
-                .as_ref()
-                .map_or(0.0, |autonuma| autonuma.counts.scan_ns),
+            guest_scan_ns: by_guest.scan_ns,
             host_pages_moved: vm.counts.pages_moved,
             node_changes: tasks
                 .clone()

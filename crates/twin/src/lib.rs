@@ -20,6 +20,8 @@
 //! - A workload's profile comes from its solo behaviour only; what co-running does is predicted.
 
 mod counts;
+#[cfg(test)]
+mod documented;
 mod engine;
 mod guest;
 mod hardware;

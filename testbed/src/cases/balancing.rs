@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, anyhow, ensure};
+use anyhow::{Context as _, ensure};
 use homenode_testbed_guest::{Behaviour, Sweep};
 
 use super::memory::Balancing;
@@ -152,55 +152,35 @@ impl Drop for HugePages {
     }
 }
 
+/// The first number after a key in a file of the kernel's.
+fn number_of(path: &str, key: &str) -> anyhow::Result<u64> {
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
+    let mut fields = text.split_whitespace().skip_while(|field| *field != key).skip(1);
+    let value = fields.find(|field| *field != ":");
+    Ok(value.with_context(|| format!("{path} has no {key}"))?.parse()?)
+}
+
 /// The kernel's counts.
-fn counts() -> anyhow::Result<[u64; COUNTED.len()]> {
-    let text = fs::read_to_string("/proc/vmstat").context("cannot read /proc/vmstat")?;
-    let mut counts = [0; COUNTED.len()];
-    for (count, name) in counts.iter_mut().zip(COUNTED) {
-        let value = text
-            .lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        *count = value
-            .with_context(|| format!("/proc/vmstat has no {name}"))?
-            .parse()?;
-    }
-    Ok(counts)
+fn counts() -> anyhow::Result<Vec<u64>> {
+    let counts = COUNTED.iter().map(|name| number_of("/proc/vmstat", name));
+    counts.collect()
 }
 
 /// MiB that a node has free: the kernel moves nothing to one that is nearly full, and then looks more rarely.
 fn free_mib(node: u32) -> anyhow::Result<u64> {
     let path = format!("/sys/devices/system/node/node{node}/meminfo");
-    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-    let line = text.lines().find_map(|line| line.split_once("MemFree:"));
-    let kib: u64 = line
-        .and_then(|(_, rest)| rest.split_whitespace().next())
-        .with_context(|| format!("{path} has no MemFree"))?
-        .parse()?;
-    Ok(kib >> 10)
+    Ok(number_of(&path, "MemFree:")? >> 10)
 }
 
 /// How often the kernel has gone through a guest's memory.
 fn passes(guest: &Guest) -> anyhow::Result<u64> {
-    let path = format!("/proc/{}/sched", guest.process.0);
-    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-    let line = text.lines().find(|line| line.starts_with("mm->numa_scan_seq"));
-    let value = line.and_then(|line| line.rsplit(':').next());
-    Ok(value
-        .with_context(|| format!("{path} has no mm->numa_scan_seq"))?
-        .trim()
-        .parse()?)
+    number_of(&format!("/proc/{}/sched", guest.process.0), "mm->numa_scan_seq")
 }
 
-/// Bytes of a process in transparent huge pages.
+/// MiB of a process in transparent huge pages.
 fn in_huge_pages(guest: &Guest) -> anyhow::Result<u64> {
     let path = format!("/proc/{}/smaps_rollup", guest.process.0);
-    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("AnonHugePages:"));
-    let kib: u64 = line
-        .and_then(|rest| rest.split_whitespace().next())
-        .with_context(|| format!("{path} has no AnonHugePages"))?
-        .parse()?;
-    Ok(kib << 10)
+    Ok(number_of(&path, "AnonHugePages:")? >> 10)
 }
 
 /// What a VM did while it was watched.
@@ -215,7 +195,7 @@ struct Watched {
     looks: u32,
     ran_ns: u64,
     pages_before: BTreeMap<u32, u64>,
-    huge_before: u64,
+    huge_mib: u64,
 }
 
 impl Watched {
@@ -229,7 +209,7 @@ impl Watched {
             looks: 0,
             ran_ns: ran_ns(guest)?,
             pages_before: guest.pages_per_node()?,
-            huge_before: in_huge_pages(guest)?,
+            huge_mib: in_huge_pages(guest)?,
         })
     }
 
@@ -306,10 +286,8 @@ fn watch(inside: &Inside, set_up: &SetUp, table: &mut String) -> anyhow::Result<
         if !vm.pages_on.is_empty() {
             guest.scatter(vm.pages_on)?;
         }
-        let freed = if vm.pinned { 0 } else { guest.spec.vcpus };
-        for vcpu in 0..freed {
-            let freed = guest.domain.pin_vcpu(vcpu, &[ALL_CPUS]);
-            freed.map_err(|error| anyhow!("{}", error.message()))?;
+        if !vm.pinned {
+            guest.run_on(ALL_CPUS)?;
         }
     }
     drop(huge);
@@ -358,7 +336,7 @@ fn watch(inside: &Inside, set_up: &SetUp, table: &mut String) -> anyhow::Result<
             vm.pinned,
             vm.bound,
             ended.join(", "),
-            watched.huge_before >> 20,
+            watched.huge_mib,
             on(&watched.pages_before),
             on(&guest.pages_per_node()?),
             watched.node_changes,
@@ -398,7 +376,7 @@ fn measure(inside: &Inside, name: &str, set_ups: &[SetUp]) -> anyhow::Result<()>
         "# What the kernel's own balancing (kernel.numa_balancing) did with VMs of two vCPUs, each at work on {OWN_MIB} MiB of its own,\n\
          # on two nodes of two CPUs: data. Counts are the kernel's (/proc/vmstat), of all VMs of a set-up; pages are of 4 KiB.\n\
          # docs/MEMORY.md shows it beside the twin. Made by the testbed; differs a little from run to run:\n\
-         #   cargo xtask testbed balancing && cp target/testbed/balancing-*.toml data/measured/\n\
+         #   make testbed CASE=balancing, then the set-ups of target/testbed/balancing-{version}-*.toml into balancing-{version}.toml\n\
          version = 1\nkernel = \"{release}\"\nown_mib = {OWN_MIB}\nvm_mib = {VM_MIB}\n"
     );
     for set_up in set_ups {
@@ -408,4 +386,23 @@ fn measure(inside: &Inside, name: &str, set_ups: &[SetUp]) -> anyhow::Result<()>
     fs::create_dir_all(&kept).with_context(|| format!("cannot create {}", kept.display()))?;
     let file = format!("balancing-{version}-{name}.toml");
     fs::write(kept.join(&file), table).with_context(|| format!("cannot write {file}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_found_in_each_kind_of_file() -> anyhow::Result<()> {
+        for (path, key) in [
+            ("/proc/vmstat", "pgfault"),
+            ("/proc/self/smaps_rollup", "Rss:"),
+            ("/proc/self/sched", "se.load.weight"),
+        ] {
+            ensure!(number_of(path, key)? > 0, "{key} of {path} is 0");
+        }
+        let missing = number_of("/proc/vmstat", "no_such_count");
+        ensure!(missing.is_err_and(|error| error.to_string().contains("no_such_count")));
+        Ok(())
+    }
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use anyhow::{anyhow, bail, ensure};
+use anyhow::{bail, ensure};
 use homenode_testbed_guest::Behaviour;
 
 use super::agent::{start_agent_with, stop};
@@ -52,15 +52,6 @@ fn caches_of(guest: &Guest) -> anyhow::Result<Vec<u32>> {
     Ok(caches)
 }
 
-/// Its operator lets it run on all CPUs.
-fn let_go(guest: &Guest) -> anyhow::Result<()> {
-    for vcpu in 0..guest.spec.vcpus {
-        let freed = guest.domain.pin_vcpu(vcpu, &[ALL_CPUS]);
-        freed.map_err(|error| anyhow!("{}", error.message()))?;
-    }
-    Ok(())
-}
-
 /// A full host on which each cache has a vCPU of a polluter beside one of a victim: the agent gives polluters caches of
 /// their own.
 pub fn polluters_parted(inside: &mut Inside) -> anyhow::Result<()> {
@@ -76,7 +67,7 @@ pub fn polluters_parted(inside: &mut Inside) -> anyhow::Result<()> {
         guest.wait_ready()?;
     }
     for guest in &guests {
-        let_go(guest)?;
+        guest.run_on(ALL_CPUS)?;
     }
     let all: Vec<&Guest> = guests.iter().collect();
     let victims = [all[1], all[3]];
@@ -185,7 +176,7 @@ pub fn brought_once(inside: &mut Inside) -> anyhow::Result<()> {
         guest.move_to(1)?;
         // From here on its moves count: until it is counted the kernel may have brought it together.
         let begun = guest.pages_per_node()?;
-        let_go(guest)?;
+        guest.run_on(ALL_CPUS)?;
         let agent = start_agent_with(inside, arguments)?;
         wait_counted(inside, &[guest])?;
         let seen = watch(inside, page, &[guest])?;

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use homenode_linux::TOPOLOGY_SOCKET;
 use homenode_linux::domain::TOPOLOGY_DEVICE;
 use homenode_testbed_guest::{Behaviour, MARKER_READY, MARKER_REPORT, Orders, Phase};
@@ -426,6 +426,18 @@ impl Guest {
     /// When it cannot be told apart.
     pub fn ram(&self) -> anyhow::Result<RamMapping> {
         self.process.guest_ram(self.spec.memory_mib << 20)
+    }
+
+    /// Lets all its vCPUs run on these CPUs, a bit each, as its operator would.
+    ///
+    /// # Errors
+    /// When libvirt refuses.
+    pub fn run_on(&self, cpus: u8) -> anyhow::Result<()> {
+        for vcpu in 0..self.spec.vcpus {
+            let pinned = self.domain.pin_vcpu(vcpu, &[cpus]);
+            pinned.map_err(|error| anyhow!("{}", error.message()))?;
+        }
+        Ok(())
     }
 
     /// Pages of its RAM on each node.

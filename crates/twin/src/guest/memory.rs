@@ -458,14 +458,17 @@ impl VmMemory {
 
     /// Brings the weights up to date.
     pub fn refresh(&mut self) {
+        self.weigh();
         if std::mem::take(&mut self.stale) {
             self.exchanged = 0;
-            self.weigh();
         }
     }
 
-    /// Finds the weights anew within an epoch, at whose end they still count as out of date.
+    /// Brings the weights up to date within an epoch, at whose end they still count as stale.
     pub fn weigh(&mut self) {
+        if !self.stale {
+            return;
+        }
         for (thread, row) in first(self.threads).zip(self.weights.chunks_mut(self.nodes)) {
             row.fill(0.0);
             for region in &self.regions {

@@ -170,7 +170,7 @@ pub(super) struct Domains {
 
 /// Number of tasks below which a node leaves tasks on another that has slightly more: an eighth of a node's CPUs where it has one
 /// L3, else the number of its L3s (`build_sched_domains`, since 5.18).
-pub(super) fn tolerated(topology: &Topology) -> u64 {
+fn tolerated(topology: &Topology) -> u64 {
     let nodes = topology.node_cpus.iter().filter(|cpus| !cpus.is_empty());
     let of = |cpus: &Vec<CpuIx>| match topology.llcs_of(cpus).len() {
         1 => cpus.len() / 8,
@@ -180,8 +180,8 @@ pub(super) fn tolerated(topology: &Topology) -> u64 {
 }
 
 impl Domains {
-    /// `keeps_near`: whether the kernel leaves small imbalances between nodes as they are.
-    pub fn new(topology: &Topology, keeps_near: bool) -> Domains {
+    /// `balances`: whether the kernel leaves small imbalances between nodes as they are.
+    pub fn new(topology: &Topology, balances: bool) -> Domains {
         let mut domains = Vec::new();
         let mut of_cpu = IxVec::filled(Vec::new(), topology.cpus.len());
         for cpus in topology.node_cpus.iter().filter(|cpus| !cpus.is_empty()) {
@@ -243,7 +243,7 @@ impl Domains {
                 interval: topology.cpus.len() as u64,
                 imbalance_pct: 125,
                 patience: 2,
-                tolerated: if keeps_near { tolerated(topology) } else { 0 },
+                tolerated: if balances { tolerated(topology) } else { 0 },
             });
         }
         let failed = of_cpu.iter().map(|list| vec![0; list.len()]).collect();
@@ -256,6 +256,11 @@ impl Domains {
             even: true,
             loads: Vec::new(),
         }
+    }
+
+    /// [`Domain::tolerated`] between nodes.
+    pub fn tolerated(&self) -> u64 {
+        self.domains.last().map_or(0, |nodes| nodes.tolerated)
     }
 
     /// Loads of these CPUs may have changed: what is known of their domains is not known any more.

@@ -31,9 +31,7 @@ use homenode_units::{Chance, Ns};
 
 use super::bandwidth::{self, Bandwidth};
 use super::discipline::{Discipline, NEVER};
-use super::domains::{
-    Domains, IMBALANCE_MIN, MIGRATION_COST, NICE_0_LOAD, SHARES_USUAL, TICK, WEIGHT_UNIT, tolerated,
-};
+use super::domains::{Domains, IMBALANCE_MIN, MIGRATION_COST, NICE_0_LOAD, SHARES_USUAL, TICK, WEIGHT_UNIT};
 use super::queues::{Queues, Run};
 use crate::hardware::Topology;
 use crate::index::{CpuIx, CpuIxSet, IxVec, TaskIx, VmIx};
@@ -88,9 +86,6 @@ pub(crate) struct Fair {
     /// CPUs whose slice or grant ends at some time: those where somebody waits, or is limited.
     timed: CpuIxSet,
     pub(super) domains: Domains,
-    /// Number of tasks on a VM's node below which its next vCPU starts there, though another node has slightly fewer; 0 where it
-    /// never does.
-    tolerated: u64,
     latency: u64,
     granularity: u64,
     wakeup_granularity: u64,
@@ -119,7 +114,6 @@ impl Fair {
             grant_ends: IxVec::filled(NEVER, cpus),
             timed: CpuIxSet::new(),
             domains: Domains::new(topology, balances),
-            tolerated: if balances { tolerated(topology) } else { 0 },
             latency: 6_000_000 * factor,
             granularity: 750_000 * factor,
             wakeup_granularity: 1_000_000 * factor,
@@ -390,7 +384,7 @@ impl Fair {
         let here = &places.node_cpus[node];
         let tasks: usize = here.iter().map(|cpu| queues.runnable(*cpu)).sum();
         let is_near = first != task
-            && (tasks as u64) < self.tolerated
+            && (tasks as u64) < self.domains.tolerated()
             && most - idle(here) <= IMBALANCE_MIN
             && here.iter().any(|cpu| queues.tasks[task].allowed[*cpu]);
         is_near.then_some(node)

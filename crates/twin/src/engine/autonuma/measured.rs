@@ -7,15 +7,13 @@ use homenode_machine_files::from_toml;
 use homenode_units::Ns;
 use serde::Deserialize;
 
+use crate::documented::hold_table;
 use crate::index::{CpuIx, ThreadIx, VmIx};
 use crate::report::{BalancingReport, VmReport};
 use crate::scenario::Scenario;
 use crate::setup::Setup;
 use crate::twin::Twin;
 
-const DOCUMENT: &str = include_str!("../../../../../docs/MEMORY.md");
-const BEGIN: &str = "<!-- balancing: begin -->\n";
-const END: &str = "<!-- balancing: end -->\n";
 /// Set to write the table into the document.
 const WRITE: &str = "HOMENODE_WRITE_BALANCING";
 
@@ -56,6 +54,12 @@ struct SetUp {
     hint_faults_local: f64,
     pages_migrated: f64,
     vm: Vec<Vm>,
+}
+
+impl SetUp {
+    fn is_huge(&self) -> bool {
+        self.vm.iter().all(|vm| vm.huge_mib > 0.0)
+    }
 }
 
 #[derive(Deserialize)]
@@ -132,11 +136,7 @@ fn scenario(setup: &SetUp, measured: &Measured) -> String {
     let mut text = format!(
         "name = \"balancing\"\nmachine = \"r420\"\nduration = \"{}s\"\nhuge_pages = {}\n",
         setup.seconds + 60.0,
-        if setup.vm[0].huge_mib > measured.own_mib {
-            1.0
-        } else {
-            0.0
-        }
+        if setup.is_huge() { "1.0" } else { "0.0" }
     );
     for (number, vm) in setup.vm.iter().enumerate() {
         let _ = write!(
@@ -243,11 +243,7 @@ fn compare(setup: &SetUp, measured: &Measured, off: &mut Vec<String>) -> String 
         }
     };
     let pages = SHARE_MIN * worked_on;
-    let faults = if setup.vm[0].huge_mib > measured.own_mib {
-        pages / 512.0
-    } else {
-        pages
-    };
+    let faults = if setup.is_huge() { pages / 512.0 } else { pages };
     // QEMU has some memory beside the guest's, which the kernel goes through where the guest's is bound.
     if real.marked.max(twins.marked) > pages {
         check("passes", real.passes, twins.passes, 1.0);
@@ -292,13 +288,6 @@ fn the_twin_balances_as_linux_does() {
     for setup in &measured.setup {
         table += &compare(setup, &measured, &mut off);
     }
-    let (before, rest) = DOCUMENT.split_once(BEGIN).expect("where the table begins");
-    let (written, after) = rest.split_once(END).expect("where the table ends");
-    if std::env::var_os(WRITE).is_some() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/MEMORY.md");
-        std::fs::write(path, format!("{before}{BEGIN}{table}{END}{after}")).expect("docs/MEMORY.md");
-    } else {
-        assert_eq!(written, table, "set {WRITE}=1 to write the table anew");
-    }
+    hold_table("MEMORY.md", "balancing", WRITE, &table);
     assert_eq!(off, KNOWN);
 }

@@ -6,10 +6,8 @@ use std::fmt::Write as _;
 use serde::Deserialize;
 
 use super::*;
+use crate::documented::hold_table;
 
-const DOCUMENT: &str = include_str!("../../../../../docs/XEN.md");
-const BEGIN: &str = "<!-- credit1: begin -->\n";
-const END: &str = "<!-- credit1: end -->";
 /// Set to write the table into the document.
 const WRITE: &str = "HOMENODE_WRITE_XEN";
 
@@ -189,13 +187,6 @@ fn the_twin_shares_a_cpu_as_credit1_does() {
             }
         }
     }
-    let (before, rest) = DOCUMENT.split_once(BEGIN).expect("where the table begins");
-    let (written, after) = rest.split_once(END).expect("where the table ends");
-    if std::env::var_os(WRITE).is_some() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/XEN.md");
-        std::fs::write(path, format!("{before}{BEGIN}{table}{END}{after}")).expect("docs/XEN.md");
-    } else {
-        assert_eq!(written, table, "set {WRITE}=1 to write the table anew");
-    }
+    hold_table("XEN.md", "credit1", WRITE, &table);
     assert!(off.is_empty(), "{}", off.join("\n"));
 }
