@@ -3,7 +3,7 @@
 #![no_main]
 
 use homenode_host::Setting;
-use homenode_linux::domain::{Domain, NAMESPACE};
+use homenode_kvm::domain::{Domain, NAMESPACE};
 use homenode_units::Bytes;
 use libfuzzer_sys::fuzz_target;
 

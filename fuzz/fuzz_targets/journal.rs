@@ -3,7 +3,7 @@
 #![no_main]
 
 use homenode_fuzz::Tree;
-use homenode_linux::journal::{Entry, Journal, peek};
+use homenode_undo::journal::{Entry, Journal, peek};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -3,7 +3,7 @@
 #![no_main]
 
 use homenode_fuzz::Tree;
-use homenode_linux::{numa_maps, pagemap};
+use homenode_kernel::{numa_maps, pagemap};
 use homenode_units::{Bytes, Pages};
 use libfuzzer_sys::fuzz_target;
 

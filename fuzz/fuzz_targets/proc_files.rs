@@ -3,9 +3,9 @@
 #![no_main]
 
 use homenode_fuzz::Tree;
-use homenode_linux::cgroup::Hierarchy;
-use homenode_linux::task::{self, Role};
-use homenode_linux::{meminfo, memory_blocks, proc_stat};
+use homenode_kernel::cgroup::Hierarchy;
+use homenode_kernel::task::{self, Role};
+use homenode_kernel::{meminfo, memory_blocks, proc_stat};
 use homenode_units::NodeId;
 use libfuzzer_sys::fuzz_target;
 

@@ -28,21 +28,24 @@ const HEAD: &str = "\
 pub const ALWAYS: [&str; 5] = ["boot", "libvirt", "conformance", "bring-home", "xen-boots"];
 
 /// What an agent on a live host is made of.
-const AGENT: [&str; 19] = [
+const AGENT: [&str; 22] = [
     "crates/agent",
     "crates/api",
     "crates/cli/src",
     "crates/control",
     "crates/formats",
     "crates/host",
-    "crates/linux",
+    "crates/kernel",
+    "crates/kvm",
     "crates/machine",
     "crates/machine-files",
     "crates/policy",
     "crates/recorder",
     "crates/topology-page",
     "crates/trace",
+    "crates/undo",
     "crates/units",
+    "crates/vm-settings",
     "crates/why",
     "testbed",
     "scripts/testbed-setup.sh",
@@ -93,10 +96,16 @@ const TESTED: [(&str, &[&[&str]]); 15] = [
     ("caches", &[&AGENT, &PLUGIN]),
     ("damon", &[&AGENT]),
     ("record", &[&AGENT]),
-    ("pages", &[&PLUGIN, &["crates/policy", "crates/linux", "testbed"]]),
+    (
+        "pages",
+        &[
+            &PLUGIN,
+            &["crates/policy", "crates/kernel", "crates/kvm", "testbed"],
+        ],
+    ),
     (
         "module",
-        &[&["guest", "crates/topology-page", "crates/linux", "testbed"]],
+        &[&["guest", "crates/topology-page", "crates/kvm", "testbed"]],
     ),
     ("xen", &[&AGENT, XEN]),
     ("xen-long", &[&AGENT, XEN]),

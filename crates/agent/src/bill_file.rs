@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use homenode_control::{Bill, Control, Hour, Line};
-use homenode_linux::state_dir::StateDir;
+use homenode_undo::state_dir::StateDir;
 use homenode_units::Ns;
 use serde::{Deserialize, Serialize};
 

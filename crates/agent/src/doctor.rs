@@ -5,17 +5,17 @@ use std::path::{Path, PathBuf};
 
 use homenode_host::KernelSettings;
 use homenode_host::observation::Tracker;
-use homenode_linux::kernel_settings;
-use homenode_linux::lock::Lock;
-use homenode_linux::peer::GroupId;
-use homenode_linux::perf::Perf;
-use homenode_linux::resctrl::Resctrl;
-use homenode_linux::state_dir::StateDir;
-use homenode_linux::trackers::{self, Runs};
-use homenode_linux::uncore::{self, Uncore};
-use homenode_linux::{ConnectError, QemuVm, Vms};
+use homenode_kernel::kernel_settings;
+use homenode_kernel::perf::Perf;
+use homenode_kernel::resctrl::Resctrl;
+use homenode_kernel::trackers::{self, Runs};
+use homenode_kernel::uncore::{self, Uncore};
+use homenode_kvm::{ConnectError, QemuVm, Vms};
 use homenode_machine::Machine;
 use homenode_machine_files::sysfs;
+use homenode_undo::lock::Lock;
+use homenode_undo::peer::GroupId;
+use homenode_undo::state_dir::StateDir;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -24,7 +24,7 @@ const MOVES_PAGES: [(u32, &str); 2] = [(19, "CAP_SYS_PTRACE"), (23, "CAP_SYS_NIC
 /// The group that may ask the agent.
 const GROUP: &str = "homenode";
 /// Where QEMU's machines with an ivshmem device find the agent.
-const TOPOLOGY: &str = homenode_linux::TOPOLOGY_SOCKET;
+const TOPOLOGY: &str = homenode_undo::TOPOLOGY_SOCKET;
 
 /// What a host has.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
@@ -106,7 +106,7 @@ pub fn examine(places: &Places) -> Examined {
     let machine = sysfs::read(root);
     let known = machine.as_ref().ok();
     let probed = libvirt.probe();
-    let qemu = homenode_linux::qemu_vms(root);
+    let qemu = homenode_kvm::qemu_vms(root);
     let features = [
         ("libvirt", of_libvirt(libvirt, (&probed, &qemu))),
         ("plain QEMU", of_qemu(&qemu, &probed)),

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use homenode_linux::state_dir::StateDir;
+use homenode_undo::state_dir::StateDir;
 use homenode_units::NodeSet;
 
 const FILE: &str = "drained";

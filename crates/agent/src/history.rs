@@ -5,9 +5,9 @@ use std::sync::{Mutex, PoisonError};
 
 use homenode_control::{Config, Control, Epoch, Event, Mode, Turn};
 use homenode_host::Sample;
-use homenode_linux::state_dir::STATE_DIR;
 use homenode_machine::Machine;
 use homenode_recorder::{Begin, Figures, Kind, Limits, Period, Recorder, WhenFull, Written};
+use homenode_undo::state_dir::STATE_DIR;
 use homenode_units::Bytes;
 use serde::Serialize;
 use serde_json::{Value, json};

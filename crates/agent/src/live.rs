@@ -9,10 +9,11 @@ use anyhow::Context;
 use homenode_api::http::Listen;
 use homenode_control::{Config, Control, Mode, PolicySet};
 use homenode_host::Bell;
-use homenode_linux::guard::{self, Guard, Patience, SILENCE_MAX};
-use homenode_linux::{Acting, Beat, Options, Vms};
+use homenode_kvm::Vms;
 use homenode_machine::Machine;
 use homenode_recorder::WhenFull;
+use homenode_undo::guard::{self, Guard, Patience, SILENCE_MAX};
+use homenode_undo::{Acting, Beat, Options, RealHost};
 use homenode_units::Ns;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -24,7 +25,7 @@ use crate::feed::Feed;
 use crate::handler::Handler;
 use crate::history::{self, History};
 use crate::http::{About, HttpServer, Site};
-use crate::managed::{Managed, RealHost};
+use crate::managed::Managed;
 use crate::reload::Reload;
 use crate::role::Readers;
 use crate::run::{Agent, Pace, Show};
@@ -104,7 +105,7 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
     // Before there is a guard: a long history is read once when it is opened, and the agent beats for none meanwhile.
     let (path, history) = begin_history(run, config, clock, (&named, &machine));
     let mut guard = kept.map(|state| Watched::start(state, vms, &beat)).transpose()?;
-    host.set_guarded(guard.is_some());
+    host.right_mut().set_guarded(guard.is_some());
     let settings = SettingQueue::new(bell);
     let handler = Handler {
         machine: Arc::new(machine.clone()),
@@ -148,13 +149,13 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
     let notices = |host: &mut Box<dyn RealHost>| {
         let lost = guard.as_mut().and_then(Watched::look);
         if let Some(guard) = &guard {
-            host.set_guarded(guard.guard.is_some());
+            host.right_mut().set_guarded(guard.guard.is_some());
         }
         host.take_notices().into_iter().chain(lost).collect()
     };
-    agent.run(&mut host, notices, |host| !host.owns_its_state());
+    agent.run(&mut host, notices, |host| !host.right().owns_its_state());
     drop((server, http));
-    let was_robbed = !host.owns_its_state();
+    let was_robbed = !host.right().owns_its_state();
     give_back(run, host, guard.and_then(|guard| guard.guard), &control, output)?;
     anyhow::ensure!(
         !was_robbed,
@@ -443,7 +444,7 @@ pub fn release(vms: &Managed, state: &Path) -> anyhow::Result<Released> {
     let mut host = vms.connect(options)?;
     let undone = host.restore();
     anyhow::ensure!(undone.failures.is_empty(), "{}", undone.failures.join("\n"));
-    let lost_journal = host.lost_journal().map(str::to_owned);
+    let lost_journal = host.right().lost_journal().map(str::to_owned);
     let mut notices = host.take_notices();
     notices.retain(|notice| Some(notice) != lost_journal.as_ref());
     Ok(Released {

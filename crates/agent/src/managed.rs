@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use homenode_host::Host;
-use homenode_linux::journal::Journal;
-use homenode_linux::{CarriedOver, ConnectError, Legacy, LinuxHost, Options, Undone, Vms};
+use homenode_kvm::{ConnectError, KvmHost, Legacy, Vms};
 use homenode_machine::Machine;
+use homenode_undo::journal::Journal;
+use homenode_undo::{Options, RealHost, Undone};
 use homenode_xen::{XenError, XenHost};
 
 /// Who runs the VMs of a real host. Written as in `--host`: `libvirt:URI`, `qemu` or `xen`.
@@ -27,55 +27,6 @@ pub enum FindError {
     #[error(transparent)]
     Kvm(#[from] ConnectError),
 }
-
-/// What the agent needs of a real host beside the contract: an end in good order, whatever happens.
-pub trait RealHost: Host {
-    /// What the operator should know and no sample carries. Each is given once.
-    fn take_notices(&mut self) -> Vec<String>;
-    /// Says whether there is a guard that undoes if this process ends. While there is none nothing is changed but given back.
-    fn set_guarded(&mut self, is_guarded: bool);
-    /// What an earlier agent left of VMs that still run.
-    fn carried_over(&self) -> Vec<CarriedOver>;
-    /// Restores every VM that was touched, as the guard would; what cannot be restored is said and stays journalled.
-    fn restore(&mut self) -> Undone;
-    /// Lifts every limit of the agent's; what cannot be lifted is said and stays journalled.
-    fn lift_limits(&mut self) -> Vec<String>;
-    /// Whether its locks are where another agent would look for them.
-    fn owns_its_state(&self) -> bool;
-    /// Why the journal does not say all that an earlier agent changed, if so.
-    fn lost_journal(&self) -> Option<&str>;
-}
-
-macro_rules! real_host {
-    ($host:ty) => {
-        impl RealHost for $host {
-            fn take_notices(&mut self) -> Vec<String> {
-                self.take_notices()
-            }
-            fn set_guarded(&mut self, is_guarded: bool) {
-                self.set_guarded(is_guarded);
-            }
-            fn carried_over(&self) -> Vec<CarriedOver> {
-                self.carried_over()
-            }
-            fn restore(&mut self) -> Undone {
-                self.restore()
-            }
-            fn lift_limits(&mut self) -> Vec<String> {
-                self.lift_limits()
-            }
-            fn owns_its_state(&self) -> bool {
-                self.owns_its_state()
-            }
-            fn lost_journal(&self) -> Option<&str> {
-                self.lost_journal()
-            }
-        }
-    };
-}
-
-real_host!(LinuxHost);
-real_host!(XenHost);
 
 impl Managed {
     /// Those of this host: Xen's in its dom0; else libvirt's if it answers, else those that run without it.
@@ -107,7 +58,7 @@ impl Managed {
     /// Each is a sentence with its remedy.
     pub fn connect(&self, options: Options) -> anyhow::Result<Box<dyn RealHost>> {
         Ok(match self {
-            Managed::Kvm(vms) => Box::new(LinuxHost::connect(vms, options)?),
+            Managed::Kvm(vms) => Box::new(KvmHost::connect(vms, options)?),
             Managed::Xen => Box::new(XenHost::connect(options).map_err(anyhow::Error::from_boxed)?),
         })
     }

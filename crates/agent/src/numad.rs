@@ -12,7 +12,7 @@ use std::path::Path;
 
 use homenode_api::answer::{Noted, Promised};
 use homenode_api::{Request, ask};
-use homenode_linux::numad_hook::Starting;
+use homenode_kvm::numad_hook::Starting;
 use homenode_policy::placement::{Announcement, Asked, Shape};
 use homenode_units::{Bytes, NodeSet, PAGE_BYTES};
 

@@ -9,7 +9,7 @@
 use std::os::fd::AsFd;
 
 use homenode_control::http;
-use homenode_linux::peer::GroupId;
+use homenode_undo::peer::GroupId;
 use rustix::process::geteuid;
 use serde::Deserialize;
 

@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use homenode_api::{Answer, ApiError, REQUEST_BYTES_MAX, Reply, Request, remedy, socket_path};
-use homenode_linux::files::Part;
-use homenode_linux::peer::GroupId;
-use homenode_linux::state_dir::StateDir;
+use homenode_kernel::files::Part;
+use homenode_undo::peer::GroupId;
+use homenode_undo::state_dir::StateDir;
 use mio::net::{UnixListener, UnixStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 

@@ -8,20 +8,21 @@ use std::time::{Duration, Instant};
 
 use crate::answers;
 use crate::bill_file::Clock;
-use crate::drain_file::DrainFile;
-use crate::managed::{Managed, machine_here};
-use crate::wall_clock::WallClock;
 use anyhow::Context;
 use homenode_api::AskError;
 use homenode_api::answer::{PromiseDropped, Promises};
 use homenode_control::{Config, Control, Mode, Promise, Request as Ask};
 use homenode_host::{CpuSample, NodeSample, Sample};
-use homenode_linux::state_dir::StateDir;
-use homenode_linux::{Acting, Options};
-use homenode_linux::{meminfo, now, proc_stat};
+use homenode_kernel::{meminfo, now, proc_stat};
 use homenode_machine::Machine;
 use homenode_policy::placement::{Announcement, Asked, Ledger, Placement, Unplaceable};
+use homenode_undo::state_dir::StateDir;
+use homenode_undo::{Acting, Options};
 use homenode_units::{NodeId, NodeSet};
+
+use crate::drain_file::DrainFile;
+use crate::managed::{Managed, machine_here};
+use crate::wall_clock::WallClock;
 
 /// Time between the two looks that tell how busy CPUs are: ten of the kernel's ticks.
 const LOOK: Duration = Duration::from_millis(100);

@@ -12,9 +12,6 @@
 //! - A key ends in the unit of its number: `_bytes`, `_bytes_per_s`, `_ns`, `_hz`, `_count`. Shares are numbers from 0 to 1.
 //! - What is not known is `null`.
 //! - What belongs to a node is an object that names it: `{"node":0,"pages":512}`.
-//! - Keys of before stay beside their successors for one version (`document/former.rs`).
-
-mod former;
 
 use schemars::{JsonSchema, generate::SchemaSettings};
 use serde::Serialize;
@@ -25,7 +22,6 @@ pub const VERSION: u32 = 1;
 
 /// An object as a document of a kind. What is no object is left as it is.
 pub fn document(kind: &str, mut object: Value) -> Value {
-    former::keep(kind, &mut object);
     if let Some(map) = object.as_object_mut() {
         map.insert("schema".into(), format!("{kind}/{VERSION}").into());
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use homenode_agent::doctor::{Examined, Feature, Places, examine};
-use homenode_linux::Vms;
+use homenode_kvm::Vms;
 
 use crate::options::AgentArgs;
 use crate::output::print_json;

@@ -63,7 +63,7 @@ use anyhow::Context as _;
 use clap::{CommandFactory, Parser};
 use homenode_agent::managed::Managed;
 use homenode_api::AskError;
-use homenode_linux::{ConnectError, Vms};
+use homenode_kvm::{ConnectError, Vms};
 use homenode_twin::TwinError;
 
 use args::{Args, Command};

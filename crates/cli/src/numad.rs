@@ -57,7 +57,7 @@ pub fn main() -> ExitCode {
         Some(shape) => {
             // libvirt gives no more arguments than `-w`; an agent with another --state is found through the environment.
             let state = std::env::var_os("HOMENODE_STATE");
-            let state = state.unwrap_or_else(|| homenode_linux::state_dir::STATE_DIR.into());
+            let state = state.unwrap_or_else(|| homenode_undo::state_dir::STATE_DIR.into());
             let (nodes, trouble) = nodes_for(
                 Path::new(&state),
                 Asked {

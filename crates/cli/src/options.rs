@@ -36,7 +36,7 @@ impl TwinKernelArgs {
 #[derive(Debug, clap::Args)]
 pub struct StateArgs {
     /// The agent's directory: its journal and its socket
-    #[arg(id = "state", long, value_name = "DIR", default_value = homenode_linux::state_dir::STATE_DIR)]
+    #[arg(id = "state", long, value_name = "DIR", default_value = homenode_undo::state_dir::STATE_DIR)]
     pub dir: PathBuf,
 }
 

@@ -8,7 +8,8 @@ use homenode_api::answer::Placed;
 use homenode_api::{Request, ask};
 use homenode_control::{Config, Control, Mode, Request as Ask, VmStatus};
 use homenode_host::{Host, HugeMemory, Sample};
-use homenode_linux::{Vms, kernel_settings};
+use homenode_kernel::kernel_settings;
+use homenode_kvm::Vms;
 use homenode_machine::Machine;
 use homenode_policy::placement::{Placement, Unplaceable};
 use homenode_twin::{Scenario, Twin};
@@ -66,7 +67,7 @@ pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
     };
     let answer: Placed = match &args.host {
         Some(HostArg::Twin(what)) => placed(&place_on_twin(what.as_deref(), &asked)?, None),
-        Some(HostArg::Live(Managed::Kvm(Vms::Libvirt(uri)))) if *uri != homenode_linux::DEFAULT_URI => {
+        Some(HostArg::Live(Managed::Kvm(Vms::Libvirt(uri)))) if *uri != homenode_kvm::DEFAULT_URI => {
             return Err(bad_input(format!(
                 "`place` asks about this host or a twin, not about {uri}; run it on that host"
             )));

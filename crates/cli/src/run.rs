@@ -10,8 +10,8 @@ use homenode_agent::run::Pace;
 use homenode_agent::{Show, live, twin};
 use homenode_control::{Config, Mode};
 use homenode_host::Bell;
-use homenode_linux::Vms;
-use homenode_linux::state_dir::STATE_DIR;
+use homenode_kvm::Vms;
+use homenode_undo::state_dir::STATE_DIR;
 use signal_hook::iterator::Signals;
 
 use crate::args::{HostArg, RunArgs};
@@ -180,7 +180,7 @@ fn choose_host(args: &RunArgs, output: &mut Output) -> anyhow::Result<HostArg> {
         Err(error @ FindError::Xen(_)) => return Err(error.into()),
         // Without libvirt on this host the agent waits for the first QEMU. Where libvirt is installed and does not answer, its
         // machines must not be managed beside it.
-        Err(FindError::Kvm(_)) if stand_in::is_a_service() && homenode_linux::load_libvirt().is_err() => {
+        Err(FindError::Kvm(_)) if stand_in::is_a_service() && homenode_kvm::load_libvirt().is_err() => {
             output.line("No VM runs here, and libvirt is not installed: waiting for the first QEMU.");
             return Ok(HostArg::Live(Managed::Kvm(Vms::Qemu)));
         }

@@ -5,7 +5,7 @@
 //! rest. A target that is not the agent's is its operator's, and left alone.
 
 use homenode_host::Balloon;
-use homenode_linux::journal::{Entry, Written};
+use homenode_undo::journal::{Entry, Written};
 use homenode_units::{Bytes, Pages};
 use serde::{Deserialize, Serialize};
 

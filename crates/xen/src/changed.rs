@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use homenode_linux::Undone;
-use homenode_linux::journal::{self, Entry, Journal, Run, Written};
+use homenode_undo::Undone;
+use homenode_undo::journal::{self, Entry, Journal, Run, Written};
 use homenode_units::{CpuSet, NodeSet, VmId};
 use serde::{Deserialize, Serialize};
 
@@ -369,7 +369,7 @@ pub fn undo_all(hypervisor: &Hypervisor, journal: &mut Journal) -> Undone {
         .map(|(vm, entry)| (*vm, entry.clone()))
         .collect();
     for (vm, entry) in all {
-        let was_in_force = is_in_force(&entry);
+        let was_in_force = entry.is_in_force();
         if !was_in_force && !entry.has(&[Past::KEY]) {
             continue;
         }
@@ -393,11 +393,6 @@ pub fn undo_all(hypervisor: &Hypervisor, journal: &mut Journal) -> Undone {
         }
     }
     undone
-}
-
-/// Whether something is to be undone.
-pub fn is_in_force(entry: &Entry) -> bool {
-    entry.keys().any(|key| key != Past::KEY)
 }
 
 /// What an agent that is no more left behind, for its guard to undo.

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use homenode_host::{Counters, CpuQuota, VcpuSample, VmSettings};
-use homenode_linux::OperatorSettings;
-use homenode_linux::journal::{Entry, Run};
-use homenode_linux::settings_file::{self, Whose};
+use homenode_undo::journal::{Entry, Run};
 use homenode_units::{CpuSet, Ns, VmId};
+use homenode_vm_settings::OperatorSettings;
+use homenode_vm_settings::file::{self, Whose};
 
 use crate::changed::{Cap, Pins};
 use crate::error::CallError;
@@ -70,7 +70,7 @@ impl Domain {
             keeps_uuid: false,
         };
         Ok(Domain {
-            said: settings_file::read(root, whose),
+            said: file::read(root, whose),
             namesakes,
             run,
             listed,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use homenode_linux::modelled_pmu;
+use homenode_kernel::modelled_pmu;
 use homenode_machine::Machine;
 
 use crate::hypervisor::Hypervisor;

@@ -20,12 +20,14 @@ use homenode_host::{
     Act, Action, ActionError, Balloon, Balloons, CountedBy, CpuSample, Failure, Host, HostError, NodeSample,
     Outcome, Plan, Receipt, Refusal, Sample, Setting, VcpuSample, Version, VmSample, VmSettings,
 };
-use homenode_linux::acting::{self, CARRIED_LEASE, Leases, Locks, RETRY};
-use homenode_linux::journal::{Entry as Journalled, Journal, Run, peek};
-use homenode_linux::notices::Notices;
-use homenode_linux::{Acting, CarriedOver, Change, Options, Undone, now, settings_file};
+use homenode_kernel::now;
 use homenode_machine::Machine;
+use homenode_undo::acting::{self, CARRIED_LEASE, Leases, RETRY, RightToAct};
+use homenode_undo::journal::{Entry as Journalled, Journal, Run, peek};
+use homenode_undo::notices::Notices;
+use homenode_undo::{Acting, Beat, CarriedOver, Commit, Options, RealHost, Undone};
 use homenode_units::{Bytes, CpuId, NodeMap, Ns, Pages, VmId};
+use homenode_vm_settings::{Change, file};
 
 use crate::busy::Busy;
 use crate::changed::{self, Home, Part, Pins};
@@ -60,10 +62,7 @@ pub struct XenHost {
     journal: Option<Journal>,
     /// What another agent's journal says, in a dry run.
     peeked: BTreeMap<VmId, Journalled>,
-    /// Held as long as the journal is this agent's, and the host.
-    locks: Option<Locks>,
-    /// Whether a guard would undo what is done now.
-    is_guarded: bool,
+    right: RightToAct,
     carried: Vec<CarriedOver>,
     domains: BTreeMap<VmId, Domain>,
     /// A modelled PMU, where there is one, and what it counted last.
@@ -134,8 +133,7 @@ impl XenHost {
             hypervisor,
             options,
             journal,
-            locks,
-            is_guarded: true,
+            right: RightToAct::new(locks),
             carried: Vec::new(),
             domains: BTreeMap::new(),
             model,
@@ -179,63 +177,6 @@ impl XenHost {
             });
         }
         Ok(())
-    }
-
-    /// What the operator should know and no sample carries. Each is given once.
-    pub fn take_notices(&mut self) -> Vec<String> {
-        self.notices.take()
-    }
-
-    /// Says whether there is a guard that undoes if this process ends. While there is none nothing is changed but given back.
-    pub fn set_guarded(&mut self, is_guarded: bool) {
-        if let Some(locks) = &mut self.locks {
-            locks.set_guarded(is_guarded);
-            self.is_guarded = is_guarded;
-        }
-    }
-
-    /// Homes and pins that an earlier agent left, of domains that still run.
-    pub fn carried_over(&self) -> Vec<CarriedOver> {
-        self.carried.clone()
-    }
-
-    /// Restores every domain that was touched, as the guard would; what cannot be restored is said and stays journalled.
-    pub fn restore(&mut self) -> Undone {
-        self.leases.clear();
-        match &mut self.journal {
-            Some(journal) => {
-                let undone = changed::undo_all(&self.hypervisor, journal);
-                if let Some(locks) = self.locks.as_mut().filter(|_| undone.failures.is_empty()) {
-                    locks.set_undone();
-                }
-                undone
-            }
-            None => Undone::default(),
-        }
-    }
-
-    /// Lifts every limit of the agent's: none outlasts it. What cannot be lifted is said and stays journalled.
-    pub fn lift_limits(&mut self) -> Vec<String> {
-        let Some(journal) = &mut self.journal else {
-            return Vec::new();
-        };
-        let limited = journal
-            .entries()
-            .iter()
-            .filter(|(_, entry)| changed::limits(entry).next().is_some());
-        let limited: Vec<VmId> = limited.map(|(vm, _)| *vm).collect();
-        let lift = |vm| changed::undo(&self.hypervisor, journal, vm, &Part::LIMITS).err();
-        limited.into_iter().filter_map(lift).collect()
-    }
-
-    /// Whether its locks are where another agent would look for them.
-    pub fn owns_its_state(&self) -> bool {
-        self.locks.as_ref().is_none_or(Locks::are_there)
-    }
-
-    /// Why the journal does not say all that an earlier agent changed, if so.
-    pub fn lost_journal(&self) -> Option<&str> {
-        self.locks.as_ref()?.lost_journal()
     }
 
     /// Looks at all domains that run, and forgets those that ended.
@@ -523,8 +464,77 @@ impl XenHost {
         }
         self.last.version
     }
+}
 
-    /// Looks at the domains of a plan again: refused where somebody else changed one since the sample.
+/// What of a VM plans rely on; the rest of a sample is left out.
+fn relied_on(vm: &VmSample) -> VmSample {
+    let vcpus = vm.vcpus.iter().map(|vcpu| VcpuSample {
+        index: vcpu.index,
+        affinity: vcpu.affinity.clone(),
+        quota: vcpu.quota,
+        ..Default::default()
+    });
+    VmSample {
+        vcpus: vcpus.collect(),
+        settings: vm.settings.clone(),
+        // How far a balloon is on its way is not.
+        balloon: vm.balloon.map(|balloon| Balloon {
+            current: Bytes::ZERO,
+            ..balloon
+        }),
+        ..VmSample::new(vm.id, vm.name.clone())
+    }
+}
+
+impl RealHost for XenHost {
+    fn right(&self) -> &RightToAct {
+        &self.right
+    }
+
+    fn right_mut(&mut self) -> &mut RightToAct {
+        &mut self.right
+    }
+
+    fn take_notices(&mut self) -> Vec<String> {
+        self.notices.take()
+    }
+
+    fn carried_over(&self) -> Vec<CarriedOver> {
+        self.carried.clone()
+    }
+
+    fn restore(&mut self) -> Undone {
+        self.leases.clear();
+        match &mut self.journal {
+            Some(journal) => {
+                let undone = changed::undo_all(&self.hypervisor, journal);
+                self.right.note_undone(&undone);
+                undone
+            }
+            None => Undone::default(),
+        }
+    }
+
+    fn lift_limits(&mut self) -> Vec<String> {
+        let Some(journal) = &mut self.journal else {
+            return Vec::new();
+        };
+        let limited = journal
+            .entries()
+            .iter()
+            .filter(|(_, entry)| changed::limits(entry).next().is_some());
+        let limited: Vec<VmId> = limited.map(|(vm, _)| *vm).collect();
+        let lift = |vm| changed::undo(&self.hypervisor, journal, vm, &Part::LIMITS).err();
+        limited.into_iter().filter_map(lift).collect()
+    }
+}
+
+impl Commit for XenHost {
+    fn last(&self) -> &Sample {
+        &self.last
+    }
+
+    /// Looks at the domains of a plan again: refused where another program changed one since the sample.
     fn refuse_changed(&mut self, plan: &Plan) -> Result<(), Refusal> {
         let before = self.last.version;
         self.look_again(&plan.vms());
@@ -537,7 +547,34 @@ impl XenHost {
         }
     }
 
-    /// Brings the last sample up to date on some domains, with a new version where it has changed.
+    fn is_dry_run(&self) -> bool {
+        self.journal.is_none()
+    }
+
+    fn act(&mut self, action: &Action) -> Result<Outcome, ActionError> {
+        let sampled = self.last.vm(action.vm);
+        let name = sampled.map(|vm| vm.name.clone()).unwrap_or_default();
+        let kept = self.right.kept_from(sampled, &action.act);
+        let Some(domain) = self.domains.get(&action.vm) else {
+            return Err(Failure::VmGone.on(&name));
+        };
+        let run = domain.run.clone();
+        if let Some(cause) = kept {
+            return Err(levers::failed(&action.act, cause).on(&name));
+        }
+        if self.moves.on_its_way() == Some(action.vm) && !matches!(action.act, Act::Lift { .. }) {
+            return Err(levers::failed(&action.act, "it is on its way to another node").on(&name));
+        }
+        let result = self
+            .pull(action.vm, &action.act)
+            .map_err(|failure| failure.on(&name));
+        // Whatever went wrong: if the domain has ended, that is the reason.
+        match changed::alive(&self.hypervisor, &run) {
+            Ok(None) => Err(Failure::VmGone.on(&name)),
+            _ => result,
+        }
+    }
+
     fn look_again(&mut self, touched: &BTreeSet<VmId>) {
         for vm in touched {
             let Some(known) = self.domains.get(vm) else {
@@ -558,49 +595,8 @@ impl XenHost {
         self.last.vms = vms;
     }
 
-    /// Carries out one action.
-    fn act(&mut self, action: &Action) -> Result<Outcome, ActionError> {
-        let sampled = self.last.vm(action.vm);
-        let name = sampled.map(|vm| vm.name.clone()).unwrap_or_default();
-        let kept = acting::kept_from(sampled, self.is_guarded, &action.act);
-        let Some(domain) = self.domains.get(&action.vm) else {
-            return Err(Failure::VmGone.on(&name));
-        };
-        let run = domain.run.clone();
-        if let Some(cause) = kept {
-            return Err(levers::failed(&action.act, cause).on(&name));
-        }
-        if self.moves.on_its_way() == Some(action.vm) && !matches!(action.act, Act::Lift { .. }) {
-            return Err(levers::failed(&action.act, "it is on its way to another node").on(&name));
-        }
-        let result = self
-            .pull(action.vm, &action.act)
-            .map_err(|failure| failure.on(&name));
-        // Whatever went wrong: if the domain has ended, that is the reason.
-        match changed::alive(&self.hypervisor, &run) {
-            Ok(None) => Err(Failure::VmGone.on(&name)),
-            _ => result,
-        }
-    }
-}
-
-/// What of a VM plans rely on; the rest of a sample is left out.
-fn relied_on(vm: &VmSample) -> VmSample {
-    let vcpus = vm.vcpus.iter().map(|vcpu| VcpuSample {
-        index: vcpu.index,
-        affinity: vcpu.affinity.clone(),
-        quota: vcpu.quota,
-        ..Default::default()
-    });
-    VmSample {
-        vcpus: vcpus.collect(),
-        settings: vm.settings.clone(),
-        // How far a balloon is on its way is not.
-        balloon: vm.balloon.map(|balloon| Balloon {
-            current: Bytes::ZERO,
-            ..balloon
-        }),
-        ..VmSample::new(vm.id, vm.name.clone())
+    fn beat(&self) -> &Beat {
+        &self.options.beat
     }
 }
 
@@ -651,21 +647,7 @@ impl Host for XenHost {
     }
 
     fn commit(&mut self, plan: &Plan) -> Result<Receipt, Refusal> {
-        plan.check(&self.options.machine, &self.last)?;
-        self.refuse_changed(plan)?;
-        let mut outcomes = Vec::with_capacity(plan.decisions.len());
-        for decision in &plan.decisions {
-            self.options.beat.beat();
-            outcomes.push(match self.journal {
-                Some(_) => self.act(&decision.action).unwrap_or_else(Outcome::Failed),
-                None => Outcome::DryRun,
-            });
-        }
-        self.look_again(&plan.vms());
-        Ok(Receipt {
-            version: self.last.version,
-            outcomes,
-        })
+        homenode_undo::commit(self, plan)
     }
 
     fn set(&mut self, vm: VmId, setting: Setting) -> Result<(), ActionError> {
@@ -692,7 +674,7 @@ impl Host for XenHost {
             }
         }
         let change = Change { settings, holds };
-        settings_file::change(&self.options.root, domain.whose(), &change).map_err(failed)
+        file::change(&self.options.root, domain.whose(), &change).map_err(failed)
     }
 }
 

@@ -15,8 +15,8 @@
 //! 3. What a domain's counts have grown by is dealt to its vCPUs ([`dealing`]).
 //!
 //! # What the figures are
-//! As [`homenode_linux::attribution`] says, but that no misses are sampled: all are taken to be answered by local memory. Where 2
-//! applies, what Xen itself does on a CPU is the domain's as well, and a vCPU that changed its CPU since the last look is taken
+//! As in [`homenode_kernel::attribution`], except that no misses are sampled: all are taken to be answered by local memory. Where
+//! 2 applies, what Xen itself does on a CPU is the domain's as well, and a vCPU that changed its CPU since the last look is taken
 //! to have been on the new one all the time.
 
 use std::collections::btree_map::Entry;
@@ -24,9 +24,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_formats::pmu_region::{Counts, Page};
 use homenode_host::Counters;
-use homenode_linux::attribution::NotCounted;
-use homenode_linux::attribution::dealing::{self, Dealt, Pulse, State};
-use homenode_linux::now;
+use homenode_kernel::attribution::NotCounted;
+use homenode_kernel::attribution::dealing::{self, Dealt, Pulse, State};
+use homenode_kernel::now;
 use homenode_units::{CpuId, Ns, VmId};
 
 use crate::domain::Domain;

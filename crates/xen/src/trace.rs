@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use homenode_linux::state_dir::{STATE_DIR, StateDir};
+use homenode_undo::state_dir::{STATE_DIR, StateDir};
 
 use crate::hypervisor::Hypervisor;
 use crate::runstates::{CLASS, Records, Runstates};

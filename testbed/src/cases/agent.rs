@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail, ensure};
-use homenode_linux::guard::SILENCE_MAX;
 use homenode_testbed_guest::Behaviour;
+use homenode_undo::guard::SILENCE_MAX;
 use rustix::process::{Pid, Signal};
 
 use super::basics::in_mib;

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
 use homenode_formats::pmu_region::{Counts, Page};
-use homenode_linux::domain::NAMESPACE;
-use homenode_linux::modelled_pmu;
+use homenode_kernel::modelled_pmu;
+use homenode_kvm::domain::NAMESPACE;
 use homenode_testbed_guest::Behaviour;
 use serde_json::{Value, json};
 use virt::sys;

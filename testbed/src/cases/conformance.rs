@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow, ensure};
 use homenode_host::Host;
 use homenode_host::conformance::{CHECKS, Check, Verdict};
-use homenode_linux::{LinuxHost, Options, Vms};
+use homenode_kvm::{KvmHost, Vms};
 use homenode_testbed_guest::Behaviour;
+use homenode_undo::Options;
+use homenode_undo::RealHost as _;
 use homenode_units::VmId;
 
 use super::agent::{start_placing, wait_home};
@@ -32,7 +34,7 @@ pub fn live_host(inside: &mut Inside) -> anyhow::Result<()> {
         ..Options::new(machine)
     };
     // It serves topology pages, which a guest asks for as it starts.
-    let mut host = LinuxHost::connect(&Vms::of_libvirt(), options)?;
+    let mut host = KvmHost::connect(&Vms::of_libvirt(), options)?;
     let spec = GuestSpec::new("conforming").doing(Behaviour::busy(1).with_duty(30).with_touch(40));
     let skipped = run(inside, &mut host, &spec.nodes("restrictive", "0-3"), CHECKS)?;
     let mut spec = GuestSpec::new("told").vcpus(2).virtual_nodes(&[0, 1]);
@@ -54,7 +56,7 @@ pub fn live_host(inside: &mut Inside) -> anyhow::Result<()> {
 /// Runs checks on a guest of its own; gives those that were skipped.
 fn run(
     inside: &Inside,
-    host: &mut LinuxHost,
+    host: &mut KvmHost,
     spec: &GuestSpec,
     checks: &[&'static Check],
 ) -> anyhow::Result<Vec<&'static Check>> {

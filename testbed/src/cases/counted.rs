@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
 use homenode_formats::pmu_region::{Counts, Page};
-use homenode_linux::{modelled_pmu, pagemap};
+use homenode_kernel::{modelled_pmu, pagemap};
 use homenode_testbed_guest::Behaviour;
 use homenode_units::Permit;
 

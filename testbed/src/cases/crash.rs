@@ -274,7 +274,7 @@ fn is_marked(inside: &Inside) -> anyhow::Result<bool> {
     let domain = inside.connection.lookup_domain_by_name("held");
     let xml = domain.and_then(|domain| domain.xml_desc(0));
     let xml = xml.map_err(|error| anyhow!("no XML: {}", error.message()))?;
-    Ok(xml.contains(homenode_linux::mark::NAMESPACE))
+    Ok(xml.contains(homenode_kvm::mark::NAMESPACE))
 }
 
 /// Waits until a guest is as if no agent had ever been there.

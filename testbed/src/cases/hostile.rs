@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use homenode_formats::pmu_region::Page;
-use homenode_linux::attribution::{LLC_CYCLES, MEMORY_CYCLES, REMOTE_CYCLES};
+use homenode_kernel::attribution::{LLC_CYCLES, MEMORY_CYCLES, REMOTE_CYCLES};
 use homenode_testbed_guest::Behaviour;
 
 use super::agent::{SOON, home_of_operator, limits, start_agent_with, stop};

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context as _, ensure};
-use homenode_linux::numa_maps;
+use homenode_kernel::numa_maps;
 use homenode_testbed_guest::{Behaviour, MARKER_FOLLOWS, MARKER_HOLDS, MARKER_NODES};
 use homenode_units::{Bytes, NodeId, NodeMap, Pages};
 use serde_json::json;

@@ -4,8 +4,8 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
-use homenode_linux::numa_maps::{Range, Sharing};
-use homenode_linux::pages::{Linux, Mover};
+use homenode_kernel::numa_maps::{Range, Sharing};
+use homenode_kernel::pages::{Linux, Mover};
 use homenode_testbed_guest::Behaviour;
 use homenode_units::{Bytes, NodeId, NodeMap, NodeSet, Pages};
 use serde_json::Value;

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, ensure};
 use homenode_host::{Act, CpuQuota, Limit, Outcome};
-use homenode_linux::{LinuxHost, Options, Vms, guard};
+use homenode_kvm::{KvmHost, Vms};
 use homenode_testbed_guest::Behaviour;
+use homenode_undo::{Options, guard};
 use homenode_units::Ns;
 use serde_json::Value;
 
@@ -66,13 +67,13 @@ pub fn quota(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = inside.create(&thrasher("throttled"))?;
     let state = inside.dir().join("state");
     let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
-    let beat = homenode_linux::Beat::default();
+    let beat = homenode_undo::Beat::default();
     let options = Options {
         state_dir: state.clone(),
         beat: beat.clone(),
         ..Options::new(machine)
     };
-    let mut host = LinuxHost::connect(&Vms::of_libvirt(), options)?;
+    let mut host = KvmHost::connect(&Vms::of_libvirt(), options)?;
     let state = state.display().to_string();
     let arguments = ["guard", "--host", "libvirt", "--state", &state, "--grace", GRACE];
     let guard = guard::spawn(&inside.homenode()?, &arguments.map(Into::into), &beat)?;

@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow, ensure};
 use homenode_host::conformance::{CHECKS, Verdict};
 use homenode_host::{Act, CpuQuota, Host as _, Limit, Outcome};
-use homenode_linux::{LinuxHost, Options, Vms};
+use homenode_kvm::{KvmHost, Vms};
 use homenode_testbed_guest::{Behaviour, MARKER_READY};
+use homenode_undo::Options;
+use homenode_undo::RealHost as _;
 use homenode_units::{Ns, VmId};
 
 use super::agent::{SOON, stop};
@@ -224,12 +226,7 @@ fn ordinary() -> Behaviour {
 
 /// Somebody moves the guest to another cgroup while the agent holds it to a quota: the old one has its own again, and the
 /// other is left alone.
-fn moved_while_held(
-    inside: &mut Inside,
-    host: &mut LinuxHost,
-    vm: VmId,
-    guest: &Guest,
-) -> anyhow::Result<()> {
+fn moved_while_held(inside: &mut Inside, host: &mut KvmHost, vm: VmId, guest: &Guest) -> anyhow::Result<()> {
     let limit = Limit::CpuQuota(CpuQuota::of(0.3, Ns::from_millis(100)));
     let lease_ns = Ns::from_secs(60);
     let outcomes = commit(host, vm, Act::Limit { limit, lease_ns })?;
@@ -273,7 +270,7 @@ pub fn conforming(inside: &mut Inside) -> anyhow::Result<()> {
         state_dir: inside.dir().join("state"),
         ..Options::new(machine)
     };
-    let mut host = LinuxHost::connect(&Vms::Qemu, options)?;
+    let mut host = KvmHost::connect(&Vms::Qemu, options)?;
     let vm = find(&mut host, "proxmox")?.id;
     let mut skipped = Vec::new();
     for check in CHECKS {

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use homenode_host::observation::{Tracker, Used};
-use homenode_linux::numa_maps;
-use homenode_linux::trackers::{self, Runs, Target};
+use homenode_kernel::numa_maps;
+use homenode_kernel::trackers::{self, Runs, Target};
 use homenode_testbed_guest::Behaviour;
 use homenode_units::{Bytes, Ns, Pages};
 use serde_json::Value;

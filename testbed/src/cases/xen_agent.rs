@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow, ensure};
 use homenode_host::conformance::CHECKS;
 use homenode_host::{Act, CpuQuota, Host as _, Limit, Outcome};
-use homenode_linux::Options;
 use homenode_testbed_guest::Behaviour;
+use homenode_undo::Options;
+use homenode_undo::RealHost as _;
 use homenode_units::Ns;
 use homenode_xen::XenHost;
 

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
 use homenode_host::{Act, Host as _, Limit, Outcome};
-use homenode_linux::{Beat, Options, guard};
 use homenode_testbed_guest::{Behaviour, MARKER_CHECKED};
+use homenode_undo::RealHost as _;
+use homenode_undo::{Beat, Options, guard};
 use homenode_units::{Bytes, Ns};
 use homenode_xen::XenHost;
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow, ensure};
 use homenode_host::{Act, CpuQuota, Host as _, Immovable, Limit, Outcome};
 use homenode_testbed_guest::Behaviour;
+use homenode_undo::RealHost as _;
 use homenode_units::{Ns, VmId};
 use homenode_xen::XenHost;
 

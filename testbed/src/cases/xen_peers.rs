@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
 use homenode_host::{Host as _, Sample};
-use homenode_linux::{Acting, Options};
 use homenode_testbed_guest::Behaviour;
+use homenode_undo::{Acting, Options};
 use homenode_units::VmId;
 use homenode_xen::XenHost;
 

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
 use homenode_formats::pmu_region::Page;
-use homenode_linux::modelled_pmu;
+use homenode_kernel::modelled_pmu;
 use homenode_testbed_guest::Behaviour;
 
 use super::agent::SOON;

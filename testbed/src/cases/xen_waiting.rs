@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
 use homenode_host::{Host as _, Sample};
-use homenode_linux::Options;
 use homenode_testbed_guest::Behaviour;
+use homenode_undo::Options;
+use homenode_undo::RealHost as _;
 use homenode_units::Ns;
 use homenode_xen::XenHost;
 

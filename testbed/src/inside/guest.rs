@@ -9,9 +9,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
-use homenode_linux::TOPOLOGY_SOCKET;
-use homenode_linux::domain::TOPOLOGY_DEVICE;
+use homenode_kvm::domain::TOPOLOGY_DEVICE;
 use homenode_testbed_guest::{Behaviour, MARKER_READY, MARKER_REPORT, Orders, Phase};
+use homenode_undo::TOPOLOGY_SOCKET;
 use virt::domain::Domain;
 
 use super::console::{Console, count};

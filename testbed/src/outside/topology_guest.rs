@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use homenode_formats::cpio::Archive;
-use homenode_linux::topology_server::{TopologyServer, region_of};
+use homenode_kvm::topology_server::{TopologyServer, region_of};
 use homenode_topology_page::{Facts, Mapping, Publisher, Topology};
 use homenode_units::NodeId;
 use serde_json::json;

@@ -8,10 +8,10 @@ use crate::cargo::DependencyKind;
 
 /// What each crate of the workspace may depend on in the workspace, tests and benches aside.
 ///
-/// Dependencies point one way: units ← machine ← host ← {policy, linux ← xen}; policy ← {twin, control}; control ← api ← agent ←
-/// cli; beside them machine ← machine-files, for those that read files or `/sys`.
+/// Dependencies point one way: units ← machine ← host ← {policy, kernel ← undo ← {kvm, xen}}; policy ← {twin, control}; control ←
+/// api ← agent ← cli; beside them machine ← machine-files, for those that read files or `/sys`.
 /// The testbed knows the product by its commands, and its live host by the contract that it must honour.
-const MAY_DEPEND_ON: [(&str, &[&str]); 30] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 33] = [
     ("homenode-units", &[]),
     ("homenode-topology-page", &["homenode-units"]),
     ("homenode-machine", &["homenode-units"]),
@@ -56,8 +56,41 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 30] = [
         &["homenode-host", "homenode-machine", "homenode-units"],
     ),
     (
-        "homenode-linux",
+        "homenode-kernel",
         &[
+            "homenode-formats",
+            "homenode-host",
+            "homenode-machine",
+            "homenode-units",
+        ],
+    ),
+    // What must never fail knows no hypervisor.
+    (
+        "homenode-undo",
+        &[
+            "homenode-kernel",
+            "homenode-formats",
+            "homenode-host",
+            "homenode-machine",
+            "homenode-units",
+        ],
+    ),
+    (
+        "homenode-vm-settings",
+        &[
+            "homenode-kernel",
+            "homenode-formats",
+            "homenode-host",
+            "homenode-machine",
+            "homenode-units",
+        ],
+    ),
+    (
+        "homenode-kvm",
+        &[
+            "homenode-undo",
+            "homenode-kernel",
+            "homenode-vm-settings",
             "homenode-formats",
             "homenode-host",
             "homenode-machine-files",
@@ -69,7 +102,9 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 30] = [
     (
         "homenode-xen",
         &[
-            "homenode-linux",
+            "homenode-undo",
+            "homenode-kernel",
+            "homenode-vm-settings",
             "homenode-formats",
             "homenode-host",
             "homenode-machine-files",
@@ -192,7 +227,9 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 30] = [
             "homenode-recorder",
             "homenode-trace",
             "homenode-xen",
-            "homenode-linux",
+            "homenode-kvm",
+            "homenode-undo",
+            "homenode-kernel",
             "homenode-twin",
             "homenode-policy",
             "homenode-host",
@@ -215,7 +252,9 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 30] = [
             "homenode-table",
             "homenode-calibrate",
             "homenode-control",
-            "homenode-linux",
+            "homenode-kvm",
+            "homenode-undo",
+            "homenode-kernel",
             "homenode-formats",
             "homenode-tracking",
             "homenode-twin",
@@ -232,7 +271,9 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 30] = [
         &[
             "homenode-host",
             "homenode-xen",
-            "homenode-linux",
+            "homenode-kvm",
+            "homenode-undo",
+            "homenode-kernel",
             "homenode-formats",
             "homenode-machine-files",
             "homenode-machine",
@@ -265,7 +306,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 30] = [
 ];
 
 /// A decision is tested on a view, never on a host: these are out of bounds for policies in tests too.
-const NEVER_SEEN_BY_POLICY: [&str; 2] = ["homenode-twin", "homenode-linux"];
+const NEVER_SEEN_BY_POLICY: [&str; 2] = ["homenode-twin", "homenode-kvm"];
 
 /// Holds the crates of the workspace to the direction in which they depend on each other.
 pub(super) fn crate_direction(workspace: &Workspace) -> Vec<Finding> {

@@ -6,7 +6,7 @@ use super::Finding;
 use super::tree::{SourceFile, Workspace};
 
 /// Crates that carry out what policies ask: each has one place for it.
-const HOSTS: [&str; 2] = ["crates/linux/src/", "crates/twin/src/"];
+const HOSTS: [&str; 2] = ["crates/kvm/src/", "crates/twin/src/"];
 /// Where a host carries out what is asked of a VM.
 const LEVERS: &str = "levers";
 
@@ -90,17 +90,17 @@ mod tests {
     #[test]
     fn lever_places_finds_a_lever_of_two_files_or_outside_its_folder() {
         let home = (
-            "crates/linux/src/levers/home.rs",
+            "crates/kvm/src/levers/home.rs",
             "fn a() { Lever::Home; Act::Lift {}; }\n",
         );
         let quota = "fn b() { Lever::CpuQuota; Act::Lift {}; } // Lever::Home\n#[cfg(test)] Lever::Home";
         assert_eq!(
-            places(&[home, ("crates/linux/src/levers/quota.rs", quota)]),
+            places(&[home, ("crates/kvm/src/levers/quota.rs", quota)]),
             [""; 0]
         );
         assert_eq!(
-            places(&[home, ("crates/linux/src/levers/pages.rs", "Lever::Home\n")]),
-            ["crates/linux/src/levers/home.rs"]
+            places(&[home, ("crates/kvm/src/levers/pages.rs", "Lever::Home\n")]),
+            ["crates/kvm/src/levers/home.rs"]
         );
         assert_eq!(
             places(&[("crates/twin/src/host.rs", "Act::SetHome\n")]),

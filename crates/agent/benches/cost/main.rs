@@ -36,8 +36,10 @@ use homenode_agent::setting_queue::SettingQueue;
 use homenode_agent::wall_clock::WallClock;
 use homenode_control::{Config, Control, Epoch, Mode};
 use homenode_host::{ActionError, Bell, Host, HostError, Plan, Receipt, Refusal, Sample, Setting};
-use homenode_linux::{LinuxHost, Options, Vms};
+use homenode_kvm::{KvmHost, Vms};
 use homenode_machine::Machine;
+use homenode_undo::Options;
+use homenode_undo::RealHost as _;
 use homenode_units::{Ns, VmId};
 use host::FakeHost;
 use rustix::time::ClockId;
@@ -121,7 +123,7 @@ fn cpu_time_of(name: &str) -> Duration {
 
 /// The fake host as the agent has it, with a meter.
 struct Metered {
-    host: LinuxHost,
+    host: KvmHost,
     stand_in: StandIn,
     meter: Rc<RefCell<Meter>>,
 }
@@ -194,7 +196,7 @@ fn run_agent(root: &Path, state: &Path, periods: u64, period: Ns) {
         bell: bell.clone(),
         ..Options::new(machine.clone())
     };
-    let host = LinuxHost::connect(&Vms::Qemu, options).expect("a host");
+    let host = KvmHost::connect(&Vms::Qemu, options).expect("a host");
     let config = Config {
         period,
         ..Config::default()

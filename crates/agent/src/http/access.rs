@@ -26,7 +26,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use homenode_linux::state_dir::StateDir;
+use homenode_undo::state_dir::StateDir;
 use rustix::rand::{GetRandomFlags, getrandom};
 use subtle::ConstantTimeEq as _;
 use tokio_rustls::rustls::ServerConfig;

@@ -16,7 +16,7 @@ use futures_util::future::OptionFuture;
 use homenode_api::http::Listen;
 use homenode_api::remedy;
 use homenode_control::http::Config;
-use homenode_linux::files::Part;
+use homenode_kernel::files::Part;
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;

@@ -1,6 +1,7 @@
 //! What can be changed of a domain: each is written down, done, and read back.
 
 use homenode_host::{Act, CpuQuota, Failure, Lever, Limit, Outcome};
+use homenode_kernel::now;
 use homenode_units::{Bytes, CpuSet, MemoryPolicy, NodeSet, Ns, VmId};
 
 use super::XenHost;
@@ -10,7 +11,6 @@ use crate::changed::{self, Cap, Home, PLACING, Part, Pins, newest};
 use crate::domain::cap_of;
 use crate::error::CallError;
 use crate::features::{NO_MOVES, NO_PARTS, NO_TOPOLOGY, NO_TRACKER};
-use homenode_linux::now;
 
 /// Xenstore has memory in these.
 const KIB: u64 = 1024;
@@ -284,13 +284,13 @@ impl XenHost {
     }
 
     /// What is written down of this run of a domain.
-    fn written<T: homenode_linux::journal::Written>(&self, vm: VmId) -> Result<Option<T>, String> {
+    fn written<T: homenode_undo::journal::Written>(&self, vm: VmId) -> Result<Option<T>, String> {
         let run = self.domains.get(&vm).map(|domain| &domain.run);
         let entry = run.and_then(|run| self.entry_of(run));
         entry.map_or(Ok(None), changed::read)
     }
 
-    fn write<T: homenode_linux::journal::Written>(&mut self, vm: VmId, entry: &T) -> Result<(), String> {
+    fn write<T: homenode_undo::journal::Written>(&mut self, vm: VmId, entry: &T) -> Result<(), String> {
         match &mut self.journal {
             Some(journal) => journal.set(vm, entry).map_err(|error| error.to_string()),
             None => Ok(()),

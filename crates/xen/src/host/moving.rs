@@ -5,8 +5,9 @@ use std::io::Read as _;
 use std::process::{Child, Command, Stdio};
 
 use homenode_host::{Allow, Failure, Immovable, Outcome};
-use homenode_linux::journal::{Entry, Run};
-use homenode_linux::{now, scope};
+use homenode_kernel::now;
+use homenode_undo::journal::{Entry, Run};
+use homenode_undo::scope;
 use homenode_units::{Bytes, CpuSet, NodeId, NodeSet, Ns, Pages, VmId};
 
 use super::XenHost;

@@ -1,7 +1,7 @@
 //! What others do to domains that the agent has touched: it becomes what is given back. And what becomes of what is written down
 //! of a domain whose run is over.
 
-use homenode_linux::journal::{Before, Journal, Run, Written};
+use homenode_undo::journal::{Before, Journal, Run, Written};
 use homenode_units::{CpuSet, NodeSet, VmId};
 
 use super::XenHost;

@@ -1,7 +1,8 @@
 //! What not every host has: a modelled PMU, and Xen's trace.
 
-use homenode_linux::notices::Notices;
-use homenode_linux::{Acting, Options, modelled_pmu};
+use homenode_kernel::modelled_pmu;
+use homenode_undo::notices::Notices;
+use homenode_undo::{Acting, Options};
 
 use super::XenHost;
 use crate::features::{COUNTED_BY_MODEL, NO_COUNTERS, NO_WAITING};

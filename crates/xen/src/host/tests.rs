@@ -1,5 +1,5 @@
 use homenode_host::{Act, CpuQuota, Lever, Limit};
-use homenode_linux::journal::Written;
+use homenode_undo::journal::Written;
 use serde::{Deserialize, Serialize};
 
 use super::*;

@@ -7,7 +7,7 @@ use std::io::Read as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use homenode_linux::state_dir::{STATE_DIR, StateDir};
+use homenode_undo::state_dir::{STATE_DIR, StateDir};
 use homenode_units::VmId;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;

@@ -1,0 +1,562 @@
+//! CPU quotas: which one holds a thread, and how long it was kept from running by it, from the cgroup that its cpu
+//! controller has it in. Quotas of libvirt's VMs are set through libvirt; a QEMU that nobody else manages may have a cgroup
+//! of its own, whose quota is written here.
+//!
+//! Works on cgroup v2 (`cpu.max`, `cpu.stat` with `throttled_usec`) and v1 (`cpu.cfs_quota_us`, `cpu.stat` with
+//! `throttled_time`, ns), on any mount point. libvirt gives every
+//! vCPU a cgroup of its own (`…/vcpuN`, limited by `vcpu_quota`) below the VM's (limited by `global_quota`). Both
+//! limits are in force at once. A thread's own cgroup says its throttled time exactly; the VM's counts every CPU
+//! on which it was throttled, so its share per vCPU is that time over the VM's vCPUs ([`Throttled`]).
+
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use homenode_host::CpuQuota;
+use homenode_units::{CpuSet, Id, IdSet, NodeSet, Ns};
+
+use crate::read::{self, Dir, Often, ReadError};
+use crate::task;
+
+/// Throttled time of a thread's cgroup and of the VM's cgroup above it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Throttled {
+    /// Of the thread's own cgroup.
+    pub own_ns: Ns,
+    /// Of the cgroup above it, summed over CPUs; zero unless the thread's own cgroup is a vCPU's.
+    pub vm_ns: Ns,
+}
+
+impl Throttled {
+    /// Time that this thread was throttled, of `vcpu_count` vCPUs that share the VM's limit evenly, and `sharing` of which are in
+    /// this one's own cgroup.
+    pub fn per_vcpu(self, vcpu_count: usize, sharing: usize) -> Ns {
+        let part = |ns: Ns, of: usize| ns.0 / of.max(1) as u64;
+        Ns(part(self.own_ns, sharing).saturating_add(part(self.vm_ns, vcpu_count)))
+    }
+}
+
+/// One place where a cgroup hierarchy with control of CPU time or of cpusets is mounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Mount {
+    /// Controllers that it has, if it is v1.
+    controllers: Vec<String>,
+    /// Path within the hierarchy that is mounted.
+    from: PathBuf,
+    /// Where.
+    at: PathBuf,
+    /// Which version.
+    version: Version,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    V1,
+    V2,
+}
+
+/// Where this host's CPU control groups are mounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hierarchy {
+    root: PathBuf,
+    mounts: Vec<Mount>,
+}
+
+/// What cgroups leave a process; `None` where that is not to be seen.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cpuset {
+    /// CPUs.
+    pub cpus: Option<CpuSet>,
+    /// Nodes that its memory may come from, where these are fewer than all groups have.
+    pub nodes: Option<NodeSet>,
+}
+
+/// A directory whose `cpu.stat` tells of a thread; found once per thread, as threads rarely change cgroups. It is kept open, and
+/// clones share it.
+#[derive(Clone, Debug)]
+pub struct CpuGroup {
+    own: Arc<Group>,
+    /// The VM's, where this is a vCPU's below it.
+    above: Option<Arc<Group>>,
+}
+
+/// A group's directory, and the files that are read in each period.
+#[derive(Debug)]
+struct Group {
+    dir: Dir,
+    stat: Often,
+    max: Often,
+}
+
+impl Group {
+    fn open(path: &Path) -> Result<Option<Group>, ReadError> {
+        Ok(Dir::open(path)?.map(|dir| Group {
+            dir,
+            stat: Often::new("cpu.stat"),
+            max: Often::new("cpu.max"),
+        }))
+    }
+
+    fn path(&self) -> &Path {
+        self.dir.path()
+    }
+}
+
+impl PartialEq for CpuGroup {
+    fn eq(&self, other: &CpuGroup) -> bool {
+        Arc::ptr_eq(&self.own, &other.own) || self.own.path() == other.own.path()
+    }
+}
+
+impl Eq for CpuGroup {}
+
+impl Hierarchy {
+    /// Reads the mount table of this process. Without a cgroup mount nothing is ever throttled, and all readings are
+    /// `None`.
+    ///
+    /// # Errors
+    /// When the mount table is unreadable or malformed.
+    pub fn read(root: &Path) -> Result<Hierarchy, ReadError> {
+        let path = root.join("proc/self/mountinfo");
+        let text = read::text(&path, 8 << 20)?;
+        let mut mounts = Vec::new();
+        for line in text.lines() {
+            let mount = parse_mount(line)
+                .ok_or_else(|| ReadError::malformed(&path, "a line as in proc_pid_mountinfo(5)", line))?;
+            mounts.extend(mount);
+        }
+        // Where both are mounted (hybrid) a controller is on one of them only: v1 names it.
+        mounts.sort_by_key(|mount| mount.version == Version::V2);
+        Ok(Hierarchy {
+            root: root.to_owned(),
+            mounts,
+        })
+    }
+
+    /// The directory of a thread's cpu controller; `None` where the thread is gone or the directory is not
+    /// mounted here.
+    ///
+    /// # Errors
+    /// When the thread's `cgroup` file is malformed.
+    pub fn group_of(&self, pid: i32, tid: i32) -> Result<Option<CpuGroup>, ReadError> {
+        for (_, dir) in self.directories(pid, tid, "cpu")? {
+            if let Some(group) = CpuGroup::open(&dir)? {
+                return Ok(Some(group));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Directories of a thread's groups that a controller may have, v1's first, each with where its hierarchy is mounted. None
+    /// where the thread is gone.
+    fn directories(
+        &self,
+        pid: i32,
+        tid: i32,
+        controller: &str,
+    ) -> Result<Vec<(PathBuf, PathBuf)>, ReadError> {
+        let path = self.root.join(format!("proc/{pid}/task/{tid}/cgroup"));
+        let Some(text) = read::text_if_there(&path, read::SMALL_BYTES)? else {
+            return Ok(Vec::new());
+        };
+        let mut groups = Vec::new();
+        for line in text.lines() {
+            let mut parts = line.splitn(3, ':');
+            let (Some(_id), Some(controllers), Some(group)) = (parts.next(), parts.next(), parts.next())
+            else {
+                return Err(ReadError::malformed(&path, "lines `id:controllers:path`", line));
+            };
+            groups.push((controllers, group));
+        }
+        let directory = |mount: &Mount| {
+            let (_, group) = groups.iter().find(|(controllers, _)| match mount.version {
+                Version::V1 => controllers.split(',').any(|c| c == controller),
+                Version::V2 => controllers.is_empty(),
+            })?;
+            let top = mount.directory(&self.root, &mount.from)?;
+            Some((top, mount.directory(&self.root, Path::new(group))?))
+        };
+        let has = |mount: &&Mount| {
+            mount.version == Version::V2 || mount.controllers.iter().any(|each| each == controller)
+        };
+        Ok(self.mounts.iter().filter(has).filter_map(directory).collect())
+    }
+}
+
+impl Hierarchy {
+    /// CPUs and memory nodes that the cgroups of a process leave it, up to the root: the nearest group that has a say gives what
+    /// is in force there, which is within the groups above it.
+    ///
+    /// Groups that libvirt makes for single threads of a VM do not count: their cpusets are its pins.
+    ///
+    /// # Errors
+    /// When a file is malformed.
+    pub fn cpuset_of(&self, pid: i32) -> Result<Cpuset, ReadError> {
+        let mut cpuset = Cpuset::default();
+        for (top, directory) in self.directories(pid, pid, "cpuset")? {
+            let of_vm = match is_of_thread(&directory) {
+                true => directory.parent().unwrap_or(&directory),
+                false => &directory,
+            };
+            if cpuset.cpus.is_none() {
+                cpuset.cpus = nearest(of_vm, &top, &CPUS_IN_FORCE, "a list of CPUs")?;
+            }
+            if cpuset.nodes.is_none() {
+                let nodes = |group: &Path| nearest(group, &top, &NODES_IN_FORCE, "a list of nodes");
+                let of_all = nodes(&top)?;
+                cpuset.nodes = nodes(of_vm)?.filter(|nodes| Some(nodes) != of_all.as_ref());
+            }
+        }
+        Ok(cpuset)
+    }
+}
+
+/// Files that say what is in force: of v2, of v1, and of v1 before Linux 3.17.
+const CPUS_IN_FORCE: [&str; 3] = ["cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"];
+const NODES_IN_FORCE: [&str; 3] = ["cpuset.mems.effective", "cpuset.effective_mems", "cpuset.mems"];
+
+/// The list that is in force in the nearest group at or above a directory that has one.
+fn nearest<T: Id>(
+    directory: &Path,
+    top: &Path,
+    files: &[&str],
+    expected: &'static str,
+) -> Result<Option<IdSet<T>>, ReadError> {
+    for group in directory.ancestors().take_while(|group| group.starts_with(top)) {
+        for file in files {
+            let listed: Option<IdSet<T>> = read::value_if_there(&group.join(file), expected)?;
+            if let Some(listed) = listed.filter(|listed| !listed.is_empty()) {
+                return Ok(Some(listed));
+            }
+        }
+    }
+    Ok(None)
+}
+
+impl Mount {
+    /// Where a group's directory is, if this mount shows it.
+    fn directory(&self, root: &Path, group: &Path) -> Option<PathBuf> {
+        // Outside this cgroup namespace paths begin with `/..`: not to be seen from here.
+        if group.components().any(|c| c == Component::ParentDir) {
+            return None;
+        }
+        let rest = group.strip_prefix(&self.from).ok()?;
+        Some(read::below(root, self.at.to_str()?).join(rest))
+    }
+}
+
+impl CpuGroup {
+    /// Its directory.
+    pub fn path(&self) -> &Path {
+        self.own.path()
+    }
+
+    /// Whether it is a vCPU's own, as libvirt makes them.
+    pub fn is_of_vcpu(&self) -> bool {
+        is_of_vcpu(self.path())
+    }
+
+    /// The group of this directory; `None` where that is not there.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub fn open(path: &Path) -> Result<Option<CpuGroup>, ReadError> {
+        let Some(own) = Group::open(path)? else {
+            return Ok(None);
+        };
+        let above = path
+            .parent()
+            .filter(|_| is_of_vcpu(path))
+            .map(Group::open)
+            .transpose()?;
+        Ok(Some(CpuGroup {
+            own: Arc::new(own),
+            above: above.flatten().map(Arc::new),
+        }))
+    }
+
+    /// The same, of which as much as possible is one with groups that are known: what is the same is read once.
+    pub fn one_with<'a>(mut self, known: impl IntoIterator<Item = &'a CpuGroup>) -> CpuGroup {
+        for other in known {
+            if *other == self {
+                return other.clone();
+            }
+            let path = |group: &CpuGroup| group.above.as_ref().map(|above| above.path().to_owned());
+            if path(&self) == path(other) {
+                self.above.clone_from(&other.above);
+            }
+        }
+        self
+    }
+
+    /// Throttled time until now; `None` where the group is gone or its kernel counts none.
+    ///
+    /// # Errors
+    /// When `cpu.stat` is malformed.
+    pub fn throttled(&self) -> Result<Option<Throttled>, ReadError> {
+        self.throttled_beside(&mut None, &mut Vec::new())
+    }
+
+    /// The same, with what was read before of the group of a VM; it is left for the next group.
+    fn throttled_beside(
+        &self,
+        of_vm: &mut Option<(Arc<Group>, Ns)>,
+        room: &mut Vec<u8>,
+    ) -> Result<Option<Throttled>, ReadError> {
+        let Some(own_ns) = read_stat(&self.own, room)? else {
+            return Ok(None);
+        };
+        let vm_ns = match (&self.above, &of_vm) {
+            (Some(vm), Some((known, ns))) if Arc::ptr_eq(vm, known) => *ns,
+            (Some(vm), _) => {
+                let ns = read_stat(vm, room)?.unwrap_or_default();
+                *of_vm = Some((Arc::clone(vm), ns));
+                ns
+            }
+            (None, _) => Ns::ZERO,
+        };
+        Ok(Some(Throttled { own_ns, vm_ns }))
+    }
+}
+
+/// What the groups of a VM's vCPUs say.
+#[derive(Debug)]
+pub struct GroupsRead<'a> {
+    vcpu_count: usize,
+    groups: Vec<GroupRead<'a>>,
+}
+
+#[derive(Debug)]
+struct GroupRead<'a> {
+    group: &'a CpuGroup,
+    throttled: Throttled,
+    max: Option<CpuMax>,
+    /// How many of the vCPUs are in it.
+    sharing: usize,
+}
+
+impl<'a> GroupsRead<'a> {
+    /// Reads the groups of these vCPUs, each once.
+    pub fn read(
+        of_vcpus: impl Iterator<Item = Option<&'a CpuGroup>>,
+        room: &mut Vec<u8>,
+    ) -> Result<GroupsRead<'a>, ReadError> {
+        let mut read = GroupsRead {
+            vcpu_count: 0,
+            groups: Vec::new(),
+        };
+        let mut of_vm = None;
+        for group in of_vcpus {
+            read.vcpu_count += 1;
+            let Some(group) = group else { continue };
+            match read.groups.iter_mut().find(|known| known.group == group) {
+                Some(known) => known.sharing += 1,
+                None => read.groups.push(GroupRead {
+                    group,
+                    throttled: group.throttled_beside(&mut of_vm, room)?.unwrap_or_default(),
+                    max: group.max_in(room)?,
+                    sharing: 1,
+                }),
+            }
+        }
+        Ok(read)
+    }
+
+    /// How long a vCPU in this group was throttled, and what it may use: its part of what those in there may.
+    pub fn of(&self, group: Option<&CpuGroup>) -> (Ns, Option<CpuMax>) {
+        let read = group.and_then(|group| self.groups.iter().find(|read| read.group == group));
+        read.map_or((Ns::ZERO, None), |read| {
+            let max = read.max.map(|max| max.divided(read.sharing as u64));
+            (read.throttled.per_vcpu(self.vcpu_count, read.sharing), max)
+        })
+    }
+}
+
+/// What a cgroup may use of the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CpuMax {
+    /// As much as there is.
+    Unlimited,
+    /// So much.
+    Quota(CpuQuota),
+}
+
+impl CpuMax {
+    /// The part of each of so many that share it.
+    pub fn divided(self, by: u64) -> CpuMax {
+        match self {
+            CpuMax::Quota(quota) if by > 1 => CpuMax::Quota(CpuQuota {
+                run_ns: Ns(quota.run_ns.0 / by),
+                ..quota
+            }),
+            max => max,
+        }
+    }
+
+    /// The quota, if it is one.
+    pub fn quota(self) -> Option<CpuQuota> {
+        match self {
+            CpuMax::Unlimited => None,
+            CpuMax::Quota(quota) => Some(quota),
+        }
+    }
+}
+
+impl CpuGroup {
+    /// Whether this process is alone in the cgroup, which has a quota (v2). What the kernel does for it (KVM's and vhost's
+    /// threads) is there too.
+    ///
+    /// # Errors
+    /// Why it is not, as the end of a sentence.
+    pub fn check_own(&self, root: &Path, pid: i32) -> Result<(), String> {
+        let path = self.path();
+        let name = path.display();
+        let procs = read::text_if_there(&path.join("cgroup.procs"), 1 << 20).map_err(|e| e.to_string())?;
+        let procs = procs.iter().flat_map(|procs| procs.lines());
+        let procs: Vec<Option<i32>> = procs.map(|other| other.trim().parse().ok()).collect();
+        if !procs.contains(&Some(pid)) {
+            return Err(format!("it is not in its cgroup {name} any more"));
+        }
+        let is_its =
+            |other: &Option<i32>| other.is_some_and(|other| other == pid || task::is_of_kernel(root, other));
+        if !procs.iter().all(is_its) {
+            return Err(format!(
+                "its cgroup {name} is not its own: other processes are in it; start it in a scope of its own (systemd-run --scope)"
+            ));
+        }
+        match path.join("cpu.max").exists() {
+            true => Ok(()),
+            false => Err(format!(
+                "its cgroup {name} has no cpu.max: that takes cgroup v2 with the cpu controller"
+            )),
+        }
+    }
+
+    /// Has the cgroup use no more than this (v2).
+    ///
+    /// # Errors
+    /// Why it cannot be, as the end of a sentence.
+    pub fn set_max(&self, max: CpuMax) -> Result<(), String> {
+        let path = self.own.path().join("cpu.max");
+        let text = match max {
+            CpuMax::Unlimited => format!("max {}", PERIOD_DEFAULT.0 / 1000),
+            CpuMax::Quota(CpuQuota { run_ns, period_ns }) => {
+                format!("{} {}", run_ns.0 / 1000, period_ns.0 / 1000)
+            }
+        };
+        std::fs::write(&path, text).map_err(|e| format!("{}: {e}", path.display()))
+    }
+
+    /// What the thread's own cgroup may use; `None` where it is gone or its kernel has no quotas.
+    ///
+    /// # Errors
+    /// When a file is malformed.
+    pub fn max(&self) -> Result<Option<CpuMax>, ReadError> {
+        self.max_in(&mut Vec::new())
+    }
+
+    fn max_in(&self, room: &mut Vec<u8>) -> Result<Option<CpuMax>, ReadError> {
+        if let Some(text) = self.own.max.text(&self.own.dir, room)? {
+            let parsed = text.trim().split_once(' ').and_then(|(run, period)| {
+                let run = if run == "max" { -1 } else { run.parse().ok()? };
+                cpu_max(run, period.parse().ok()?)
+            });
+            let expected = "`max PERIOD` or `QUOTA PERIOD`, in microseconds";
+            let path = || self.own.path().join("cpu.max");
+            return match parsed {
+                Some(max) => Ok(Some(max)),
+                None => Err(ReadError::malformed(&path(), expected, &text)),
+            };
+        }
+        let number =
+            |file: &str| read::value_if_there(&self.own.path().join(file), "a number of microseconds");
+        let (Some(run), Some(period)) = (number("cpu.cfs_quota_us")?, number("cpu.cfs_period_us")?) else {
+            return Ok(None);
+        };
+        Ok(cpu_max(run, period))
+    }
+}
+
+fn is_of_vcpu(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.is_some_and(|name| name.starts_with("vcpu"))
+}
+
+/// Whether libvirt made a group for one thread of a VM, or for those that help it.
+fn is_of_thread(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.is_some_and(|name| name == "emulator" || name.starts_with("vcpu") || name.starts_with("iothread"))
+}
+
+/// Period of a cgroup to which nobody gave one.
+pub const PERIOD_DEFAULT: Ns = Ns::from_millis(100);
+/// The largest quota that the kernel takes: as good as none.
+pub const QUOTA_MAX_US: i64 = 17_592_186_044_415;
+
+/// A quota in the kernel's microseconds; below zero there is none.
+fn cpu_max(run_us: i64, period_us: i64) -> Option<CpuMax> {
+    let ns = |us: i64| u64::try_from(us).ok()?.checked_mul(1000).map(Ns);
+    let period_ns = ns(period_us).filter(|period| *period > Ns::ZERO)?;
+    if !(0..QUOTA_MAX_US).contains(&run_us) {
+        return Some(CpuMax::Unlimited);
+    }
+    let run_ns = ns(run_us)?;
+    Some(CpuMax::Quota(CpuQuota { run_ns, period_ns }))
+}
+
+fn read_stat(group: &Group, room: &mut Vec<u8>) -> Result<Option<Ns>, ReadError> {
+    let Some(text) = group.stat.text(&group.dir, room)? else {
+        return Ok(None);
+    };
+    for line in text.lines() {
+        let Some((key, value)) = line.split_once(' ') else {
+            continue;
+        };
+        let factor = match key {
+            "throttled_usec" => 1000,
+            "throttled_time" => 1,
+            _ => continue,
+        };
+        let ns = value
+            .trim()
+            .parse::<u64>()
+            .ok()
+            .and_then(|v| v.checked_mul(factor));
+        return ns.map(|ns| Some(Ns(ns))).ok_or_else(|| {
+            ReadError::malformed(&group.path().join("cpu.stat"), "a time after its name", line)
+        });
+    }
+    Ok(None)
+}
+
+/// Reads one line of a mount table; the outer `None` is a malformed line, the inner one a mount of something else.
+fn parse_mount(line: &str) -> Option<Option<Mount>> {
+    let (place, kind) = line.split_once(" - ")?;
+    let mut place = place.split(' ').skip(3);
+    let (from, at) = (place.next()?, place.next()?);
+    let mut kind = kind.split(' ');
+    let (fs, _source) = (kind.next()?, kind.next()?);
+    let options = kind.next().unwrap_or("");
+    let version = match fs {
+        "cgroup2" => Version::V2,
+        "cgroup" if options.split(',').any(|o| o == "cpu" || o == "cpuset") => Version::V1,
+        _ => return Some(None),
+    };
+    Some(Some(Mount {
+        controllers: options.split(',').map(str::to_owned).collect(),
+        from: unescape(from).into(),
+        at: unescape(at).into(),
+        version,
+    }))
+}
+
+/// Undoes the kernel's octal escapes of space, tab, newline and backslash.
+fn unescape(text: &str) -> String {
+    let mut out = text.to_owned();
+    for (code, plain) in [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")] {
+        out = out.replace(code, plain);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests;

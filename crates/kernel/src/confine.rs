@@ -1,0 +1,286 @@
+//! `/sys/fs/resctrl/homenode-UUID`: a control group of a VM's own, with a part of the last-level caches' ways (CAT) or of
+//! memory bandwidth (MBA).
+//!
+//! Groups of this name are all that is ever made, written or removed. A VM with threads in somebody else's group (libvirt's
+//! `<cachetune>` makes one) is refused: they could not be given back.
+
+use std::collections::BTreeSet;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use homenode_host::{Limit, Percent};
+use homenode_units::VmId;
+
+use crate::read::{self, ReadError};
+
+pub(crate) const DIR: &str = "sys/fs/resctrl";
+/// A million threads fit.
+const TASKS_BYTES: u64 = 8 << 20;
+
+/// Why a VM could not be confined, or let go.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfineError {
+    /// There is no resctrl, or it has no such resource.
+    #[error(
+        "this host has no {what}: mount resctrl on hardware with cache allocation, or hold VMs by CPU quota"
+    )]
+    Absent {
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// Somebody else put the VM's threads into a group.
+    #[error("thread {tid} is in a resctrl group of somebody else's, which is left alone")]
+    Foreign {
+        /// The thread.
+        tid: i32,
+    },
+    /// The kernel refused.
+    #[error("cannot write {path}: {cause}")]
+    Refused {
+        /// The file.
+        path: String,
+        /// What the system said, and resctrl's own words.
+        cause: String,
+    },
+    /// Something is unreadable or malformed.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+}
+
+/// The control groups of this host.
+#[derive(Clone, Debug)]
+pub struct Confiner {
+    base: PathBuf,
+}
+
+impl Confiner {
+    /// Of the tree below a root; mounted or not.
+    pub fn new(root: &Path) -> Confiner {
+        Confiner { base: root.join(DIR) }
+    }
+
+    fn group(&self, vm: VmId) -> PathBuf {
+        self.base.join(format!("homenode-{vm}"))
+    }
+
+    /// Confines these threads of a VM, which may be confined already.
+    ///
+    /// # Errors
+    /// See [`ConfineError`]; the VM is as it was, or its group is to be [released](Confiner::release).
+    pub fn confine(&self, vm: VmId, tids: &[i32], limit: Limit) -> Result<(), ConfineError> {
+        let lines = self.schemata(limit)?;
+        let group = self.group(vm);
+        let (free, own) = (self.tasks(&self.base)?, self.tasks(&group)?);
+        if let Some(&tid) = tids.iter().find(|tid| !free.contains(tid) && !own.contains(tid)) {
+            return Err(ConfineError::Foreign { tid });
+        }
+        match std::fs::create_dir(&group) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(self.refused(&group, &error));
+            }
+            _ => {}
+        }
+        for line in &lines {
+            self.append(&group.join("schemata"), line)?;
+        }
+        for tid in tids.iter().filter(|tid| !own.contains(tid)) {
+            self.append(&group.join("tasks"), &tid.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Whether all of these threads are in the VM's group.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn holds(&self, vm: VmId, tids: &[i32]) -> Result<bool, ConfineError> {
+        let own = self.tasks(&self.group(vm))?;
+        Ok(!tids.is_empty() && tids.iter().all(|tid| own.contains(tid)))
+    }
+
+    /// Removes the VM's group, if there is one: its threads are in the group of all again.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn release(&self, vm: VmId) -> Result<(), ConfineError> {
+        let group = self.group(vm);
+        match std::fs::remove_dir(&group) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(self.refused(&group, &error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// What to write for a limit: a line per resource.
+    fn schemata(&self, limit: Limit) -> Result<Vec<String>, ConfineError> {
+        let (what, prefix) = match limit {
+            Limit::MemoryBandwidth(_) => ("memory bandwidth allocation", "MB"),
+            _ => ("cache allocation", "L3"),
+        };
+        let absent = ConfineError::Absent { what };
+        let path = self.base.join("schemata");
+        let text = read::text_if_there(&path, read::SMALL_BYTES)?.ok_or_else(|| absent.clone())?;
+        let mut lines = Vec::new();
+        for line in text.lines() {
+            let Some((resource, domains)) = line
+                .trim()
+                .split_once(':')
+                .filter(|(name, _)| name.starts_with(prefix))
+            else {
+                continue;
+            };
+            let value = match limit {
+                Limit::MemoryBandwidth(Percent(percent)) => self.bandwidth(resource, percent, domains)?,
+                Limit::CacheWays(Percent(percent)) => self.ways(resource, percent)?,
+                Limit::CpuQuota(_) | Limit::Memory(_) => return Err(absent),
+            };
+            let malformed = || ReadError::malformed(&path, "`RESOURCE:ID=VALUE;…`", line);
+            let each = domains.split(';').map(|domain| {
+                let (id, _) = domain.split_once('=').ok_or_else(malformed)?;
+                Ok(format!("{}={value}", id.trim()))
+            });
+            let each: Vec<String> = each.collect::<Result<_, ReadError>>()?;
+            lines.push(format!("{resource}:{}", each.join(";")));
+        }
+        if lines.is_empty() { Err(absent) } else { Ok(lines) }
+    }
+
+    /// The lowest ways of a cache, as a mask.
+    fn ways(&self, resource: &str, percent: u8) -> Result<String, ConfineError> {
+        let info = self.base.join("info").join(resource);
+        let path = info.join("cbm_mask");
+        let text = read::text(&path, read::SMALL_BYTES)?;
+        let mask = u64::from_str_radix(text.trim(), 16)
+            .map_err(|_| ReadError::malformed(&path, "a mask of ways", &text))?;
+        let least: u32 = read::value_if_there(&info.join("min_cbm_bits"), "a number of ways")?.unwrap_or(1);
+        let all = mask.trailing_ones();
+        let ways = (all * u32::from(percent)).div_ceil(100).max(least).min(all);
+        Ok(format!("{:x}", u64::MAX.checked_shr(64 - ways).unwrap_or(0)))
+    }
+
+    /// A part of memory bandwidth that the hardware can do.
+    fn bandwidth(&self, resource: &str, percent: u8, now: &str) -> Result<String, ConfineError> {
+        // With the mount option `mba_MBps` values are megabytes per second, and no part of anything.
+        let in_percent = |domain: &str| {
+            domain
+                .split_once('=')
+                .is_none_or(|(_, v)| v.trim().parse().is_ok_and(|v: u64| v <= 100))
+        };
+        if !now.split(';').all(in_percent) {
+            let what = "memory bandwidth allocation in percent";
+            return Err(ConfineError::Absent { what });
+        }
+        let info = self.base.join("info").join(resource);
+        let number = |file: &str| read::value_if_there::<u32>(&info.join(file), "a number of percent");
+        let (least, step) = (
+            number("min_bandwidth")?.unwrap_or(10),
+            number("bandwidth_gran")?.unwrap_or(10).max(1),
+        );
+        Ok(u32::from(percent)
+            .max(least)
+            .next_multiple_of(step)
+            .min(100)
+            .to_string())
+    }
+
+    fn tasks(&self, group: &Path) -> Result<BTreeSet<i32>, ConfineError> {
+        let text = read::text_if_there(&group.join("tasks"), TASKS_BYTES)?.unwrap_or_default();
+        Ok(text.lines().filter_map(|line| line.trim().parse().ok()).collect())
+    }
+
+    fn append(&self, path: &Path, line: &str) -> Result<(), ConfineError> {
+        let file = std::fs::File::options().append(true).create(true).open(path);
+        file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()))
+            .map_err(|error| self.refused(path, &error))
+    }
+
+    fn refused(&self, path: &Path, error: &std::io::Error) -> ConfineError {
+        let status = read::text_if_there(&self.base.join("info/last_cmd_status"), read::SMALL_BYTES);
+        let said = status.ok().flatten().unwrap_or_default();
+        let said = said.trim();
+        let cause = match error.raw_os_error() {
+            Some(libc::ENOSPC) => {
+                "no group is left (the hardware has few); remove one, or hold VMs by CPU quota".into()
+            }
+            _ if said.is_empty() || said == "ok" => error.to_string(),
+            _ => format!("{error} ({said})"),
+        };
+        ConfineError::Refused {
+            path: path.display().to_string(),
+            cause,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::{Tree, empty_group, mount_resctrl};
+
+    const VM: VmId = VmId(7);
+
+    fn schemata(tree: &Tree) -> String {
+        std::fs::read_to_string(tree.root().join(format!("{DIR}/homenode-{VM}/schemata"))).unwrap()
+    }
+
+    #[test]
+    fn a_vm_gets_a_group_of_its_own_and_gives_it_back() {
+        let tree = Tree::new(&[]);
+        mount_resctrl(&tree);
+        let confiner = Confiner::new(tree.root());
+        assert_eq!(confiner.holds(VM, &[41, 42]), Ok(false));
+        confiner
+            .confine(VM, &[41, 42], Limit::CacheWays(Percent(10)))
+            .unwrap();
+        assert_eq!(
+            schemata(&tree),
+            "L3:0=3;1=3\n",
+            "two of eleven ways are the least"
+        );
+        assert_eq!(confiner.holds(VM, &[41, 42]), Ok(true));
+        assert_eq!(confiner.holds(VM, &[41, 42, 43]), Ok(false));
+        confiner
+            .confine(VM, &[41, 42], Limit::CacheWays(Percent(50)))
+            .unwrap();
+        assert!(schemata(&tree).ends_with("L3:0=3f;1=3f\n"));
+        empty_group(&tree, VM);
+        confiner.release(VM).unwrap();
+        confiner.release(VM).unwrap();
+        confiner
+            .confine(VM, &[41], Limit::MemoryBandwidth(Percent(25)))
+            .unwrap();
+        assert_eq!(schemata(&tree), "MB:0=30;1=30\n", "in steps of ten");
+        let all = Limit::CacheWays(Percent(100));
+        confiner.confine(VM, &[41], all).unwrap();
+        assert!(schemata(&tree).ends_with("L3:0=7ff;1=7ff\n"));
+    }
+
+    #[test]
+    fn what_is_not_there_not_ours_or_malformed_is_refused() {
+        let tree = Tree::new(&[]);
+        let confiner = Confiner::new(tree.root());
+        let ways = Limit::CacheWays(Percent(10));
+        let refused = |tids: &[i32], limit| confiner.confine(VM, tids, limit).unwrap_err().to_string();
+        assert!(refused(&[41], ways).contains("no cache allocation"));
+        mount_resctrl(&tree);
+        assert!(refused(&[41, 77], ways).contains("thread 77 is in a resctrl group of somebody else's"));
+        assert!(
+            !tree.root().join(format!("{DIR}/homenode-{VM}")).exists(),
+            "nothing was made"
+        );
+        tree.write(&format!("{DIR}/schemata"), "L3:0=7ff\n");
+        assert!(
+            refused(&[41], Limit::MemoryBandwidth(Percent(10))).contains("no memory bandwidth allocation")
+        );
+        tree.write(&format!("{DIR}/schemata"), "MB:0=5000\n");
+        assert!(refused(&[41], Limit::MemoryBandwidth(Percent(10))).contains("in percent"));
+        tree.write(&format!("{DIR}/schemata"), "L3:zero\n");
+        assert!(refused(&[41], ways).contains("schemata"));
+        tree.write(&format!("{DIR}/schemata"), "L3:0=7ff\n");
+        tree.write(&format!("{DIR}/info/L3/cbm_mask"), "many\n");
+        assert!(refused(&[41], ways).contains("cbm_mask"));
+        // A group of ours that cannot be made.
+        mount_resctrl(&tree);
+        tree.write(&format!("{DIR}/homenode-{VM}"), "a file");
+        assert!(refused(&[41], ways).contains("homenode-"));
+    }
+}

@@ -1,0 +1,150 @@
+//! Homes that are lifted: whatever happens on the way, a VM ends as it was before the agent first pinned it.
+
+use super::*;
+
+/// A VM whose memory nodes libvirt can change.
+pub(super) const RESTRICTIVE: &str = "<numatune><memory mode='restrictive' nodeset='0'/></numatune>";
+
+pub(super) fn set_home(node: u16) -> Action {
+    Act::SetHome {
+        nodes: NodeSet::one(NodeId(node)),
+    }
+    .on(vm())
+}
+
+pub(super) fn lift_home() -> Action {
+    Act::Lift { lever: Lever::Home }.on(vm())
+}
+
+/// A host whose VM has node 1 for its home, both vCPUs on it.
+pub(super) fn homed(tree: &Tree) -> KvmHost {
+    let mut host = connect(tree, Acting::Live);
+    let tasks = tree.root().join(format!("proc/{PID}/task"));
+    host.hands.manager.libvirt().stand_in.threads = Some((tasks, PID));
+    for action in [pin(&[0, 1], "1"), set_home(1)] {
+        assert_eq!(commit(&mut host, action), Outcome::Done);
+    }
+    host
+}
+
+fn entry(tree: &Tree) -> journal::Entry {
+    journal::peek(&tree.root().join("state"))[&vm()].clone()
+}
+
+/// CPUs of emulator and vCPUs.
+pub(super) fn runs_on(tree: &Tree) -> [String; 3] {
+    [PID, 41, 42].map(|tid| {
+        let affinity = task::affinity(tree.root(), PID, tid).unwrap();
+        affinity.unwrap().to_string()
+    })
+}
+
+/// Ends an agent as SIGKILL does, its journal as it is on disk, and lets the next find what a real libvirt would show.
+fn kill(mut host: KvmHost, tree: &Tree) {
+    let xml = host.hands.manager.libvirt().xml(vm()).unwrap();
+    tree.write("node.xml", &format!("<node>{xml}</node>"));
+}
+
+#[test]
+fn a_vm_whose_home_was_lifted_runs_as_before_and_nobody_takes_it_for_homed() {
+    let tree = host("");
+    let mut host = homed(&tree);
+    assert_eq!(runs_on(&tree), ["1", "1", "1"]);
+    let version = host.sample().unwrap().version;
+    assert_eq!(commit(&mut host, lift_home()), Outcome::Done);
+    assert_eq!(runs_on(&tree), ["0-3", "0-3", "0-3"]);
+    let seen = host.sample().unwrap();
+    assert!(seen.version > version);
+    assert_eq!(seen.vms[0].settings.pinned_vcpus, Vec::<u16>::new());
+    assert!(!entry(&tree).is_in_force());
+    let journal = std::fs::read(tree.root().join(JOURNAL[0])).unwrap();
+    assert_eq!(
+        commit(&mut host, lift_home()),
+        Outcome::Done,
+        "nothing is in force"
+    );
+    assert_eq!(std::fs::read(tree.root().join(JOURNAL[0])).unwrap(), journal);
+    let notices = host.take_notices();
+    assert!(!notices.iter().any(|n| n.contains("someone else")), "{notices:?}");
+    kill(host, &tree);
+    let mut successor = connect(&tree, Acting::Live);
+    assert_eq!(successor.carried_over(), []);
+    let seen = successor.sample().unwrap();
+    assert_eq!(seen.vms[0].settings.pinned_vcpus, Vec::<u16>::new());
+    assert!(successor.vms[&vm()].home.is_none());
+}
+
+#[test]
+fn memory_nodes_of_before_are_allowed_again_and_none_that_memory_lies_on_is_taken_away() {
+    // More than is moved at once lies on node 1 or nothing does.
+    for (on_node_1, left) in [(600, "0-1"), (0, "0")] {
+        let tree = host(RESTRICTIVE);
+        let mut host = homed(&tree);
+        let allowed = |host: &KvmHost| host.vms[&vm()].restrictive_nodes().unwrap().to_string();
+        assert_eq!(allowed(&host), "1");
+        let maps = format!("7f0000000000 default anon=9 N0=5 N1={on_node_1} kernelpagesize_kB=4\n");
+        tree.write(&format!("proc/{PID}/numa_maps"), &maps);
+        host.vms.get_mut(&vm()).unwrap().forget_pages();
+        assert_eq!(commit(&mut host, lift_home()), Outcome::Done);
+        assert_eq!(allowed(&host), left);
+    }
+}
+
+#[test]
+fn pins_of_somebody_else_outlast_the_agent() {
+    let tree = host("");
+    let mut host = homed(&tree);
+    host.sample().unwrap();
+    host.hands.manager.pin_vcpu(vm(), 1, &cpus("0")).unwrap();
+    host.sample().unwrap();
+    assert_eq!(host.restore().failures, Vec::<String>::new());
+    assert_eq!(runs_on(&tree)[1..], ["0-3", "0"]);
+}
+
+#[test]
+fn what_the_kernel_makes_of_pins_where_a_cpu_goes_offline_is_nobodys_doing() {
+    let tree = host("");
+    let mut host = homed(&tree);
+    host.sample().unwrap();
+    tree.write("proc/stat", "cpu0 1 1 1 1 1 1 1 1\n");
+    host.sample().unwrap();
+    host.hands.manager.pin_vcpu(vm(), 1, &cpus("0")).unwrap();
+    let by_hand = |host: &mut KvmHost| host.sample().unwrap().vms[0].settings.pinned_vcpus.clone();
+    assert_eq!(by_hand(&mut host), Vec::<u16>::new());
+    // Long after it is.
+    host.hands.kernels_until = Ns::ZERO;
+    assert_eq!(by_hand(&mut host), [1]);
+}
+
+#[test]
+fn pins_of_somebody_else_outlast_the_home() {
+    let tree = host("");
+    let mut host = homed(&tree);
+    host.hands.manager.pin_vcpu(vm(), 1, &cpus("0")).unwrap();
+    assert_eq!(commit(&mut host, lift_home()), Outcome::Done);
+    assert_eq!(runs_on(&tree), ["0-3", "0-3", "0"]);
+    assert_eq!(host.sample().unwrap().vms[0].settings.pinned_vcpus, [1]);
+}
+
+#[test]
+fn what_is_set_after_a_lift_is_journalled_anew() {
+    let tree = host("");
+    let mut host = homed(&tree);
+    assert_eq!(commit(&mut host, lift_home()), Outcome::Done);
+    // The operator pins the second vCPU and the emulator while the VM is free.
+    host.hands.manager.pin_vcpu(vm(), 1, &cpus("0")).unwrap();
+    host.hands.manager.pin_emulator(vm(), &cpus("0-1")).unwrap();
+    assert_eq!(commit(&mut host, pin(&[0], "0")), Outcome::Done);
+    assert_eq!(commit(&mut host, set_home(0)), Outcome::Done);
+    let before = entry(&tree).before;
+    assert_eq!(before.vcpus, [(0, cpus("0-3")), (1, cpus("0"))].into());
+    assert_eq!((before.emulator, before.operator_pins), (cpus("0-1"), vec![1]));
+    // In one plan too: what is journalled is what the lift left, not what was sampled.
+    let mut plan = Plan::new(host.sample().unwrap().version);
+    for action in [lift_home(), pin(&[0], "1"), set_home(1)] {
+        plan.decide("test", action, "a test".into());
+    }
+    assert_eq!(host.commit(&plan).unwrap().outcomes, [const { Outcome::Done }; 3]);
+    assert_eq!(host.restore().failures, Vec::<String>::new());
+    assert_eq!(runs_on(&tree), ["0-1", "0-3", "0"]);
+}

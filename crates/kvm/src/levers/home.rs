@@ -1,0 +1,345 @@
+//! A VM's home: emulator, I/O threads and, where libvirt can change them, memory nodes. Leaving it gives vCPUs back too.
+
+use std::collections::BTreeMap;
+
+use homenode_host::{Act, ActionError, Lever, Outcome};
+use homenode_kernel::pages::WINDOW_PAGES;
+use homenode_kernel::task::{self, Role};
+use homenode_undo::journal::{Before, Entry, Helper, Written};
+use homenode_units::{CpuSet, NodeSet, Pages};
+use serde::{Deserialize, Serialize};
+
+use super::vcpus::{self, read_back};
+use super::{After, Grip, Pins, Steps, failed, is_placed};
+use crate::hands::Hands;
+use crate::manager::CallError;
+use crate::vm::Vm;
+
+/// The home that emulator, I/O threads and memory nodes follow.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Home(pub NodeSet);
+
+impl Written for Home {
+    const KEY: &'static str = "home";
+}
+
+/// Memory nodes that are set.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryNodes(pub NodeSet);
+
+impl Written for MemoryNodes {
+    const KEY: &'static str = "memory-nodes";
+}
+
+/// Leaves a home, and gives vCPUs back.
+pub const NO_HOME: Act = Act::Lift { lever: Lever::Home };
+
+const HOME: &str = "setting the home";
+const LEAVE: &str = "lifting the home";
+const MEMORY_NODES: &str = "setting the memory nodes";
+
+struct OfVm {
+    home: Option<Home>,
+    nodes: Option<MemoryNodes>,
+    pinned: Pins,
+}
+
+pub(super) fn grip(entry: Option<&Entry>) -> Box<dyn Grip> {
+    Box::new(OfVm {
+        home: entry.and_then(Entry::get),
+        nodes: entry.and_then(Entry::get),
+        pinned: entry.and_then(Entry::get).unwrap_or_default(),
+    })
+}
+
+impl Grip for OfVm {
+    fn lever(&self) -> Lever {
+        Lever::Home
+    }
+
+    fn may_be_refused_for_good(&self) -> bool {
+        true
+    }
+
+    fn what(&self, act: &Act) -> &'static str {
+        match act {
+            Act::Lift { .. } => LEAVE,
+            _ => HOME,
+        }
+    }
+
+    fn set(&mut self, hands: &mut Hands, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
+        let Act::SetHome { nodes } = act else {
+            return Ok(Outcome::Done);
+        };
+        // Also one of which the memory nodes could not be set.
+        let was = hands.journalled::<Home>(vm);
+        hands.set(vm, HOME, &Home(nodes.clone()))?;
+        pin_helpers(hands, vm, nodes, was)?;
+        if let Some(set) = vm.restrictive_nodes().cloned() {
+            set_memory_nodes(hands, vm, &set.union(nodes))?;
+        }
+        vm.home = Some(nodes.clone());
+        narrow_if_little_is_left(hands, vm)?;
+        Ok(Outcome::Done)
+    }
+
+    /// Lets the VM run and allocate as it did before the agent's first pin; its pages stay where they are. What the agent set is
+    /// journalled until all of it is undone: whoever follows an agent that dies in between undoes it again.
+    fn lift(&mut self, hands: &mut Hands, vm: &mut Vm) -> Result<(), ActionError> {
+        let Some(entry) = hands.entry(vm).filter(|entry| is_placed(entry)).cloned() else {
+            return Ok(());
+        };
+        let before = &entry.before;
+        vcpus::unpin(hands, vm, before)?;
+        if entry.has(&[Home::KEY]) {
+            for (helper, cpus) in helpers_before(before) {
+                pin_helper(hands, vm, helper, &vm.reach.to_give_back(&cpus))?;
+            }
+        }
+        if let (Some(all), Some(before)) = (nodes_before(before, entry.get()), &before.nodes) {
+            set_memory_nodes(hands, vm, &all)?;
+            narrow_to(hands, vm, before)?;
+        }
+        // What is set next in this plan is journalled from these.
+        let threads = hands.manager.threads(&vm.run);
+        vm.threads = threads.map_err(|e| failed(vm, LEAVE, &e.to_string()))?;
+        let keys = [Pins::KEY, Home::KEY, MemoryNodes::KEY, super::Moving::KEY];
+        hands.clear_keys(vm, &keys);
+        vm.home = None;
+        Ok(())
+    }
+
+    fn journalled(&self) -> Vec<&'static str> {
+        let home = self.home.is_some().then_some(Home::KEY);
+        let nodes = self.nodes.is_some().then_some(MemoryNodes::KEY);
+        home.into_iter().chain(nodes).collect()
+    }
+
+    fn undo(&self, after: &mut After<'_>) -> Result<(), String> {
+        let Some(vm) = after.vm()? else {
+            return Ok(());
+        };
+        let mut steps = Steps::default();
+        if self.home.is_some() {
+            give_back_late_vcpus(after, &self.pinned, &mut steps);
+            let reach = after.reach();
+            for (helper, cpus) in helpers_before(after.before) {
+                let cpus = reach.to_give_back(&cpus);
+                let (what, done) = match helper {
+                    Helper::Emulator => ("emulator".to_owned(), after.manager.pin_emulator(vm, &cpus)),
+                    Helper::IoThread(id) => (
+                        format!("I/O thread {id}"),
+                        after.manager.pin_iothread(vm, id, &cpus),
+                    ),
+                };
+                steps.note(&what, done);
+            }
+        }
+        if let Some(nodes) = nodes_before(after.before, self.nodes.clone()) {
+            steps.note("memory nodes", after.manager.set_memory_nodes(vm, &nodes));
+        }
+        steps.done()
+    }
+}
+
+/// CPUs of a home for the emulator: those that are left to the VM, that the operator does not keep for the host, and that the
+/// emulator had before.
+pub(super) fn cpus_of_home(hands: &Hands, vm: &Vm, nodes: &NodeSet) -> CpuSet {
+    let cpus = hands.machine.cpus_of(nodes).intersection(&vm.left(hands).cpus);
+    within_before(
+        hands,
+        vm,
+        Helper::Emulator,
+        &cpus.difference(&hands.reserved_cpus),
+    )
+}
+
+/// The part of these CPUs that a helper had before the agent: all of them where a tool placed the VM, or nothing is known.
+fn within_before(hands: &Hands, vm: &Vm, helper: Helper, cpus: &CpuSet) -> CpuSet {
+    let before = hands.entry(vm).filter(|_| !vm.domain.placed_by_advice);
+    let own = before.and_then(|entry| match helper {
+        Helper::Emulator => Some(&entry.before.emulator),
+        Helper::IoThread(id) => entry.before.iothreads.get(&id),
+    });
+    match own.filter(|own| !own.is_empty()) {
+        Some(own) => cpus.intersection(own),
+        None => cpus.clone(),
+    }
+}
+
+/// Has emulator and I/O threads run at home, or all of them where they ran before. A home of memory-only nodes, or outside of
+/// what they may use, leaves them where they are. `was` is what the journal says that is in force.
+fn pin_helpers(
+    hands: &mut Hands,
+    vm: &mut Vm,
+    nodes: &NodeSet,
+    was: Option<Home>,
+) -> Result<(), ActionError> {
+    let cpus = cpus_of_home(hands, vm, nodes);
+    let iothreads = vm.domain.iothreads.iter().map(|id| Helper::IoThread(*id));
+    let helpers: Vec<Helper> = std::iter::once(Helper::Emulator).chain(iothreads).collect();
+    let mut before = Vec::with_capacity(helpers.len());
+    for helper in helpers {
+        let own = within_before(hands, vm, helper, &cpus);
+        if own.is_empty() || vm.operator_helpers.contains(&helper) {
+            continue;
+        }
+        let tid = thread_of(vm, helper);
+        let now = tid.and_then(|tid| task::affinity(&hands.root, vm.run.pid, tid).ok()?);
+        before.push((helper, now));
+        if let Err(error) = pin_helper(hands, vm, helper, &own) {
+            roll_back(hands, vm, before, was);
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// Takes back a home that came into force in part: helpers run as they did before. Where that fails, too, the journal goes on to
+/// name the home, and it is lifted later.
+fn roll_back(hands: &mut Hands, vm: &mut Vm, before: Vec<(Helper, Option<CpuSet>)>, was: Option<Home>) {
+    vm.reach.look_again(&hands.root, vm.run.pid);
+    let mut is_as_before = true;
+    for (helper, cpus) in before {
+        is_as_before &= cpus.is_some_and(|cpus| pin_helper(hands, vm, helper, &cpus).is_ok());
+    }
+    match was {
+        _ if !is_as_before => {}
+        // Where this cannot be written the journal names more than is in force, which harms nothing.
+        Some(home) => drop(hands.set(vm, HOME, &home)),
+        None => hands.clear::<Home>(vm),
+    }
+}
+
+/// The thread of a helper; that of an I/O thread may not be known.
+fn thread_of(vm: &Vm, helper: Helper) -> Option<i32> {
+    match helper {
+        Helper::Emulator => Some(vm.run.pid),
+        Helper::IoThread(id) => {
+            let thread = vm.threads.iter().find(|t| t.role == Role::IoThread(id));
+            thread.map(|t| t.tid)
+        }
+    }
+}
+
+/// CPUs of the emulator before the agent, but where the operator had pinned it.
+pub(super) fn emulator_before(before: &Before) -> Option<&CpuSet> {
+    let is_operators = before.operator_helpers.contains(&Helper::Emulator);
+    Some(&before.emulator).filter(|cpus| !is_operators && !cpus.is_empty())
+}
+
+/// Gives vCPUs that the emulator began at home what it had itself: the agent did not live to see and to journal them.
+fn give_back_late_vcpus(after: &mut After<'_>, pinned: &Pins, steps: &mut Steps) {
+    if !after.manager.vcpus_inherit() {
+        return;
+    }
+    let (run, before, reach) = (after.run, after.before, after.reach());
+    let (Some(cpus), Ok(threads)) = (emulator_before(before), after.manager.threads(run)) else {
+        return;
+    };
+    for index in vcpus::begun_by_emulator(&threads, (run, before), &pinned.0) {
+        let done = after.manager.pin_vcpu(run.vm, index, &reach.to_give_back(cpus));
+        steps.note(&format!("vCPU {index}"), done);
+    }
+}
+
+/// CPUs to give back to emulator and I/O threads, but to those that the operator pinned.
+fn helpers_before(before: &Before) -> BTreeMap<Helper, CpuSet> {
+    let iothreads = before.iothreads.iter();
+    let helpers = iothreads
+        .map(|(id, cpus)| (Helper::IoThread(*id), cpus))
+        .chain([(Helper::Emulator, &before.emulator)]);
+    helpers
+        .filter(|(helper, cpus)| !cpus.is_empty() && !before.operator_helpers.contains(helper))
+        .map(|(helper, cpus)| (helper, cpus.clone()))
+        .collect()
+}
+
+/// Memory nodes to allow again, if they were changed: those from before and those set, as taking nodes away would move the VM's
+/// pages all at once.
+fn nodes_before(before: &Before, set: Option<MemoryNodes>) -> Option<NodeSet> {
+    let MemoryNodes(set) = set?;
+    Some(before.nodes.as_ref()?.union(&set))
+}
+
+fn pin_helper(hands: &mut Hands, vm: &Vm, helper: Helper, cpus: &CpuSet) -> Result<(), ActionError> {
+    let (what, pinned) = match helper {
+        Helper::Emulator => {
+            let pinned = hands.manager.pin_emulator(vm.run.vm, cpus);
+            ("pinning the emulator".to_owned(), pinned)
+        }
+        Helper::IoThread(id) => {
+            let pinned = hands.manager.pin_iothread(vm.run.vm, id, cpus);
+            (format!("pinning I/O thread {id}"), pinned)
+        }
+    };
+    pinned.map_err(|e| failed(vm, &what, e.cause()))?;
+    thread_of(vm, helper).map_or(Ok(()), |tid| read_back(hands, vm, tid, cpus, &what))
+}
+
+/// Sets the memory nodes of a `restrictive` VM. The kernel moves at once, unthrottled, whatever lies on a
+/// node that is taken away; adding nodes moves nothing.
+pub(super) fn set_memory_nodes(hands: &mut Hands, vm: &mut Vm, nodes: &NodeSet) -> Result<(), ActionError> {
+    if vm.restrictive_nodes() == Some(nodes) {
+        return Ok(());
+    }
+    hands.set(vm, MEMORY_NODES, &MemoryNodes(nodes.clone()))?;
+    let said = |e: CallError| failed(vm, MEMORY_NODES, e.cause());
+    hands.manager.set_memory_nodes(vm.run.vm, nodes).map_err(said)?;
+    if let Some(tune) = &mut vm.domain.numatune {
+        tune.nodes = Some(nodes.clone());
+    }
+    Ok(())
+}
+
+/// Narrows a `restrictive` VM's memory nodes to its home once little of its memory lies outside. Until then nodes are only
+/// ever added.
+///
+/// Narrowing moves what lies outside, so it waits where the VM's memory is to stay.
+pub(super) fn narrow_if_little_is_left(hands: &mut Hands, vm: &mut Vm) -> Result<(), ActionError> {
+    let home = vm.home.clone().filter(|_| vm.immovable.is_none());
+    home.map_or(Ok(()), |home| narrow_to(hands, vm, &home))
+}
+
+/// Narrows a `restrictive` VM's memory nodes if at most a hundredth of its memory, or one window, lies outside.
+fn narrow_to(hands: &mut Hands, vm: &mut Vm, nodes: &NodeSet) -> Result<(), ActionError> {
+    let Some(pages) = vm.memory.pages() else {
+        return Ok(());
+    };
+    if vm.restrictive_nodes().is_none_or(|set| set == nodes) {
+        return Ok(());
+    }
+    let total: Pages = pages.values().copied().sum();
+    let outside = pages.iter().filter(|(node, _)| !nodes.contains(*node));
+    let outside: Pages = outside.map(|(_, p)| *p).sum();
+    if outside.0 <= (total.0 / 100).max(WINDOW_PAGES) {
+        set_memory_nodes(hands, vm, nodes)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_operator_pinned_and_nodes_that_hold_pages_are_left() {
+        let cpus = |list: &str| -> CpuSet { list.parse().unwrap() };
+        let nodes = |list: &str| -> NodeSet { list.parse().unwrap() };
+        let before = Before {
+            emulator: cpus("0-3"),
+            iothreads: [(1, cpus("2")), (2, cpus("3"))].into(),
+            operator_helpers: vec![Helper::IoThread(2)],
+            nodes: Some(nodes("0")),
+            ..Before::default()
+        };
+        let given_back = [(Helper::Emulator, cpus("0-3")), (Helper::IoThread(1), cpus("2"))];
+        assert_eq!(helpers_before(&before), given_back.into());
+        assert_eq!(
+            nodes_before(&before, Some(MemoryNodes(nodes("2")))),
+            Some(nodes("0,2"))
+        );
+        assert_eq!(nodes_before(&before, None), None);
+    }
+}

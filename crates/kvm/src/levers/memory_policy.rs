@@ -1,0 +1,58 @@
+//! How pages are placed and sampled. Linux places a page where it is touched first; spreading and moving are the agent's.
+
+use homenode_host::{Act, ActionError, Failure, Lever, Outcome, VmSample};
+use homenode_undo::journal::Entry;
+use homenode_units::{MemoryPolicy, Migration, Placing};
+
+use super::Grip;
+use crate::hands::Hands;
+use crate::vm::Vm;
+
+/// What the agent set; it ends with the agent, as nobody else acts by it.
+struct OfVm(MemoryPolicy);
+
+pub(super) fn grip(_entry: Option<&Entry>) -> Box<dyn Grip> {
+    Box::new(OfVm(MemoryPolicy::default()))
+}
+
+impl Grip for OfVm {
+    fn lever(&self) -> Lever {
+        Lever::MemoryPolicy
+    }
+
+    fn what(&self, _act: &Act) -> &'static str {
+        "setting the memory policy"
+    }
+
+    fn set(&mut self, hands: &mut Hands, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
+        if let Act::SetMemoryPolicy { policy } = act {
+            is_possible(hands, &vm.run.name, *policy)?;
+            self.0 = *policy;
+        }
+        Ok(Outcome::Done)
+    }
+
+    fn tell(&mut self, _hands: &mut Hands, _vm: &mut Vm, sample: &mut VmSample) {
+        sample.memory_policy = self.0;
+    }
+}
+
+/// Whether this host can have a policy.
+pub fn is_possible(hands: &Hands, name: &str, policy: MemoryPolicy) -> Result<(), ActionError> {
+    let why = if policy.placing == Placing::Round1g {
+        "it deals out memory when a VM is created, which on this host is the kernel's to do; use round-4k"
+    } else {
+        match policy.migration {
+            Migration::None => return Ok(()),
+            Migration::Carrefour => match &hands.no_page_uses {
+                Some(why) => why,
+                None => return Ok(()),
+            },
+            Migration::AutoNuma => {
+                "the kernel balances all processes or none; set the sysctl kernel.numa_balancing instead"
+            }
+        }
+    };
+    let why = why.to_owned();
+    Err(Failure::MemoryPolicy { policy, why }.on(name))
+}

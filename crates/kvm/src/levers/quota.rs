@@ -1,0 +1,398 @@
+//! CPU quotas of vCPUs: set through libvirt, read back from the cgroups.
+//!
+//! Quotas never end by themselves. While the agent lives it ends them; when it dies the guard does. Which cgroups they were set
+//! in is written down: a VM may be moved to another one, or end before its own is removed, and whatever is there then would
+//! stay held.
+
+use std::path::PathBuf;
+
+use homenode_host::{Act, ActionError, CpuQuota, Lever, Limit, Outcome, VmSample};
+use homenode_kernel::cgroup::{CpuGroup, CpuMax, Hierarchy, PERIOD_DEFAULT};
+use homenode_kernel::read::ReadError;
+use homenode_kernel::task::Role;
+use homenode_undo::journal::{Entry, Written};
+use homenode_units::Ns;
+use serde::{Deserialize, Serialize};
+
+use super::{After, Grip, Steps, failed};
+use crate::hands::Hands;
+use crate::manager::CallError;
+use crate::vm::Vm;
+
+/// A CPU quota that the agent set in the place of the operator's, as a cgroup holds it: where vCPUs share one, that of all.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quotas {
+    /// The agent's.
+    pub ours: CpuQuota,
+    /// The agent's last, which is in force until the new one is.
+    #[serde(default)]
+    pub previous: Option<CpuQuota>,
+    /// The operator's, if there was one.
+    pub before: Option<CpuQuota>,
+    /// Directories of the cgroups in which it was set; none where an older version wrote this.
+    #[serde(default)]
+    pub groups: Vec<PathBuf>,
+}
+
+impl Written for Quotas {
+    const KEY: &'static str = "cpu-quota";
+}
+
+const HOLD: &str = "setting the CPU quota";
+const LIFT: &str = "lifting the CPU quota";
+
+/// What the vCPUs of a VM may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum InForce {
+    /// The same for all.
+    All(CpuMax),
+    /// Not the same: somebody wrote to single cgroups.
+    Mixed,
+    /// No kernel says.
+    Unknown,
+}
+
+impl InForce {
+    fn of(each: impl Iterator<Item = Option<CpuMax>>) -> InForce {
+        let mut each = each.peekable();
+        let Some(Some(first)) = each.peek().copied() else {
+            return InForce::Unknown;
+        };
+        if each.all(|max| max == Some(first)) {
+            InForce::All(first)
+        } else {
+            InForce::Mixed
+        }
+    }
+
+    /// The quota of all; `None` where there is none, or not one.
+    fn quota(self) -> Option<CpuQuota> {
+        match self {
+            InForce::All(max) => max.quota(),
+            InForce::Mixed | InForce::Unknown => None,
+        }
+    }
+}
+
+impl Quotas {
+    /// Whether a quota in force may be the agent's. libvirt sets time and period one after the other: an agent that dies in
+    /// between leaves the time of one quota with the period of another.
+    pub fn may_be_ours(&self, seen: CpuQuota) -> bool {
+        let mut ours = std::iter::once(self.ours).chain(self.previous);
+        let theirs = self.before.map_or(PERIOD_DEFAULT, |before| before.period_ns);
+        let periods: Vec<Ns> = ours
+            .clone()
+            .map(|quota| quota.period_ns)
+            .chain([theirs])
+            .collect();
+        ours.any(|quota| quota.run_ns == seen.run_ns) && periods.contains(&seen.period_ns)
+    }
+
+    /// Whether what is in force may be the agent's; where no cgroup tells that is the likelier.
+    fn is_in(&self, seen: InForce) -> bool {
+        match seen {
+            InForce::Unknown => true,
+            seen => seen.quota().is_some_and(|seen| self.may_be_ours(seen)),
+        }
+    }
+
+    /// The same after an agent died: libvirt may have died with it, and left vCPUs with different quotas.
+    fn is_left_in(&self, seen: InForce) -> bool {
+        seen == InForce::Mixed || self.is_in(seen)
+    }
+
+    /// Those of these cgroups that hold what may be the agent's.
+    fn held_in(&self, groups: impl IntoIterator<Item = CpuGroup>) -> Result<Vec<CpuGroup>, ReadError> {
+        let mut held = Vec::new();
+        for group in groups {
+            if group.max()?.is_some_and(|max| self.is_in(InForce::All(max))) {
+                held.push(group);
+            }
+        }
+        Ok(held)
+    }
+
+    /// Those in which it was set that still hold it, though the VM's vCPUs are in these by now.
+    fn left_behind(&self, now: &[CpuGroup]) -> Result<Vec<CpuGroup>, ReadError> {
+        let is_left = |path: &&PathBuf| !now.iter().any(|group| group.path() == **path);
+        let left = self.groups.iter().filter(is_left);
+        let left: Vec<Option<CpuGroup>> = left.map(|path| CpuGroup::open(path)).collect::<Result<_, _>>()?;
+        self.held_in(left.into_iter().flatten())
+    }
+
+    /// All that hold it: of these, in which the VM's vCPUs are, and of those in which it was set.
+    fn held_anywhere(&self, now: Vec<CpuGroup>) -> Result<Vec<CpuGroup>, ReadError> {
+        let left = self.left_behind(&now)?;
+        Ok([self.held_in(now)?, left].concat())
+    }
+}
+
+impl std::fmt::Display for InForce {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            InForce::All(CpuMax::Unlimited) => f.write_str("no quota"),
+            InForce::All(CpuMax::Quota(quota)) => write!(f, "{quota}"),
+            InForce::Mixed => f.write_str("different quotas of its vCPUs"),
+            InForce::Unknown => f.write_str("a quota that no cgroup shows"),
+        }
+    }
+}
+
+/// The cgroups of a VM's vCPUs: for the guard, who knows nothing else of it.
+fn groups_of_run(after: &mut After<'_>) -> Result<Vec<CpuGroup>, ReadError> {
+    let cgroups = Hierarchy::read(after.root)?;
+    let mut groups = Vec::new();
+    for thread in after.manager.threads(after.run)? {
+        if matches!(thread.role, Role::Vcpu(_)) {
+            groups.extend(cgroups.group_of(after.run.pid, thread.tid)?);
+        }
+    }
+    Ok(each_once(groups))
+}
+
+/// The same groups without repetitions.
+fn each_once(groups: impl IntoIterator<Item = CpuGroup>) -> Vec<CpuGroup> {
+    let mut once: Vec<CpuGroup> = Vec::new();
+    for group in groups {
+        if !once.contains(&group) {
+            once.push(group);
+        }
+    }
+    once
+}
+
+impl InForce {
+    /// What these cgroups allow.
+    fn in_groups(groups: &[CpuGroup]) -> Result<InForce, ReadError> {
+        let each: Vec<Option<CpuMax>> = groups.iter().map(CpuGroup::max).collect::<Result<_, _>>()?;
+        Ok(InForce::of(each.into_iter()))
+    }
+}
+
+impl Vm {
+    /// The cgroups of its vCPUs.
+    fn cpu_groups(&self) -> Vec<CpuGroup> {
+        each_once(self.vcpu_tids().filter_map(|tid| self.group(tid).cloned()))
+    }
+
+    /// What its vCPUs may use now.
+    fn in_force(&self) -> Result<InForce, ReadError> {
+        InForce::in_groups(&self.cpu_groups())
+    }
+}
+
+struct OfVm {
+    quotas: Option<Quotas>,
+    /// What was asked for, for each vCPU; not known of what an earlier agent set.
+    asked: Option<CpuQuota>,
+    /// How many vCPUs share a cgroup.
+    sharing: u64,
+}
+
+pub(super) fn grip(entry: Option<&Entry>) -> Box<dyn Grip> {
+    let quotas = entry.and_then(Entry::get);
+    Box::new(OfVm {
+        quotas,
+        asked: None,
+        sharing: 1,
+    })
+}
+
+impl Grip for OfVm {
+    fn lever(&self) -> Lever {
+        Lever::CpuQuota
+    }
+
+    fn what(&self, act: &Act) -> &'static str {
+        match act {
+            Act::Lift { .. } => LIFT,
+            _ => HOLD,
+        }
+    }
+
+    fn holds(&self, _hands: &Hands, vm: &Vm, act: &Act) -> Result<bool, ActionError> {
+        let ours = self.quotas.as_ref().map(|quotas| quotas.ours);
+        Ok(ours.is_some() && wanted(act) == self.asked && seen(vm, HOLD)?.quota() == ours)
+    }
+
+    fn set(&mut self, hands: &mut Hands, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
+        let Some(asked) = wanted(act) else {
+            return Ok(Outcome::Done);
+        };
+        self.give_back_what_it_left(hands, vm)?;
+        self.sharing = sharing(vm);
+        let ours = CpuQuota {
+            run_ns: Ns(asked.run_ns.0.saturating_mul(self.sharing)),
+            ..asked
+        };
+        let before = match (&self.quotas, seen(vm, HOLD)?) {
+            (_, InForce::Unknown) => {
+                let cause = "its vCPUs have no cgroups with a quota; is libvirt's cpu controller mounted?";
+                return Err(failed(vm, HOLD, cause));
+            }
+            (None, InForce::Mixed) => {
+                let cause = "its vCPUs have different quotas already, which could not be given back";
+                return Err(failed(vm, HOLD, cause));
+            }
+            (Some(quotas), _) => quotas.before,
+            (None, seen) => seen.quota(),
+        };
+        let groups = vm.cpu_groups();
+        let can = hands.manager.check_groups(vm.run.vm, &groups);
+        can.map_err(|cause| failed(vm, HOLD, &cause))?;
+        let quotas = Quotas {
+            ours,
+            previous: self.quotas.as_ref().map(|quotas| quotas.ours),
+            before,
+            groups: groups.iter().map(|group| group.path().to_owned()).collect(),
+        };
+        hands.set(vm, HOLD, &quotas)?;
+        (self.quotas, self.asked) = (Some(quotas), Some(asked));
+        let call = |e: CallError| failed(vm, HOLD, e.cause());
+        hands.manager.hold(vm.run.vm, ours, &groups).map_err(call)?;
+        match seen(vm, HOLD)? {
+            seen if seen.quota() == Some(ours) => Ok(Outcome::Done),
+            seen => Err(failed(vm, HOLD, &format!("asked for {ours}, in force is {seen}"))),
+        }
+    }
+
+    fn lift(&mut self, hands: &mut Hands, vm: &mut Vm) -> Result<(), ActionError> {
+        let Some(quotas) = &self.quotas else {
+            return Ok(());
+        };
+        let unread = |e: ReadError| failed(vm, LIFT, &e.to_string());
+        let held = quotas.held_anywhere(vm.cpu_groups()).map_err(unread)?;
+        let call = |e: CallError| failed(vm, LIFT, e.cause());
+        hands
+            .manager
+            .lift(vm.run.vm, quotas.before, &held)
+            .map_err(call)?;
+        // What cannot be read, or is still the agent's, stays to be lifted.
+        let places = if held.is_empty() { vm.cpu_groups() } else { held };
+        let seen = InForce::in_groups(&places).map_err(unread)?;
+        if seen.quota() != quotas.before && quotas.is_left_in(seen) {
+            return Err(failed(vm, LIFT, &format!("in force is {seen}")));
+        }
+        (self.quotas, self.asked) = (None, None);
+        hands.clear::<Quotas>(vm);
+        Ok(())
+    }
+
+    fn reconcile(&mut self, hands: &mut Hands, vm: &mut Vm, is_first: bool) {
+        if let Err(error) = self.give_back_what_it_left(hands, vm) {
+            hands.notice(error.to_string());
+            return;
+        }
+        let Some(quotas) = &self.quotas else { return };
+        let Ok(seen) = vm.in_force() else { return };
+        if quotas.is_in(seen) || (is_first && quotas.is_left_in(seen)) {
+            return;
+        }
+        // An agent that died between journal and libvirt leaves a quota that never came into force.
+        if seen.quota() != quotas.before {
+            let (name, ours) = (&vm.run.name, quotas.ours);
+            hands.notice(format!(
+                "VM {name} now has {seen}, the agent had set {ours}: somebody else changed it, it is left alone"
+            ));
+        }
+        (self.quotas, self.asked) = (None, None);
+        hands.clear::<Quotas>(vm);
+    }
+
+    fn tell(&mut self, _hands: &mut Hands, vm: &mut Vm, sample: &mut VmSample) {
+        self.sharing = sharing(vm);
+        sample.settings.quota = match &self.quotas {
+            Some(quotas) => quotas.before.map(|before| of_one(before, self.sharing)),
+            None => sample.vcpus.first().and_then(|vcpu| vcpu.quota),
+        };
+    }
+
+    fn limit(&self) -> Option<Limit> {
+        let ours = self.quotas.as_ref()?.ours;
+        let asked = self.asked.unwrap_or_else(|| of_one(ours, self.sharing));
+        Some(Limit::CpuQuota(asked))
+    }
+
+    fn journalled(&self) -> Vec<&'static str> {
+        self.quotas.as_ref().map(|_| Quotas::KEY).into_iter().collect()
+    }
+
+    fn undo(&self, after: &mut After<'_>) -> Result<(), String> {
+        let Some(quotas) = &self.quotas else {
+            return Ok(());
+        };
+        let mut steps = Steps::default();
+        let unread = |steps: &mut Steps, e: ReadError| steps.unknown("its CPU quota", &e.to_string());
+        let Some(vm) = after.vm()? else {
+            // A cgroup that is not removed with its VM holds whatever comes into it.
+            match quotas.left_behind(&[]) {
+                Ok(left) => {
+                    let before = quotas.before.map_or(CpuMax::Unlimited, CpuMax::Quota);
+                    let given_back = left.iter().map(|group| group.set_max(before));
+                    given_back.for_each(|result| steps.note("CPU quota", result.map_err(CallError::Refused)));
+                }
+                Err(error) => unread(&mut steps, error),
+            }
+            return steps.done();
+        };
+        let groups = groups_of_run(after).and_then(|now| {
+            let seen = InForce::in_groups(&now)?;
+            Ok((seen, quotas.held_anywhere(now)?))
+        });
+        match groups {
+            Ok((seen, held)) if quotas.is_left_in(seen) || !held.is_empty() => {
+                steps.note("CPU quota", after.manager.lift(vm, quotas.before, &held));
+            }
+            // What somebody else set meanwhile is left alone.
+            Ok(_) => {}
+            Err(error) => unread(&mut steps, error),
+        }
+        steps.done()
+    }
+}
+
+impl OfVm {
+    /// Where the VM was moved out of a cgroup that holds it to a quota of the agent's: gives that cgroup back what it had. What
+    /// its new one allows is somebody else's.
+    fn give_back_what_it_left(&mut self, hands: &mut Hands, vm: &mut Vm) -> Result<(), ActionError> {
+        let Some(quotas) = &self.quotas else {
+            return Ok(());
+        };
+        let unread = |e: ReadError| failed(vm, LIFT, &e.to_string());
+        let left = quotas.left_behind(&vm.cpu_groups()).map_err(unread)?;
+        let Some(group) = left.first() else {
+            return Ok(());
+        };
+        let (from, ours) = (group.path().display().to_string(), quotas.ours);
+        self.lift(hands, vm)?;
+        let name = &vm.run.name;
+        hands.notice(format!(
+            "VM {name} was moved out of its cgroup {from} while the agent held it to {ours} there: that is given back"
+        ));
+        Ok(())
+    }
+}
+
+/// How many vCPUs share a cgroup.
+fn sharing(vm: &Vm) -> u64 {
+    vm.vcpu_tids().next().map_or(1, |tid| vm.sharing(tid)) as u64
+}
+
+/// The part of one vCPU.
+fn of_one(all: CpuQuota, sharing: u64) -> CpuQuota {
+    CpuMax::Quota(all).divided(sharing).quota().unwrap_or(all)
+}
+
+fn wanted(act: &Act) -> Option<CpuQuota> {
+    match act {
+        Act::Limit {
+            limit: Limit::CpuQuota(quota),
+            ..
+        } => Some(*quota),
+        _ => None,
+    }
+}
+
+fn seen(vm: &Vm, what: &str) -> Result<InForce, ActionError> {
+    vm.in_force().map_err(|e| failed(vm, what, &e.to_string()))
+}

@@ -1,0 +1,99 @@
+//! Parts of caches and memory bandwidth: a resctrl group per confined VM. It outlives the VM.
+
+use homenode_host::{Act, ActionError, Lever, Limit, Outcome, VmSample};
+use homenode_kernel::confine::Confiner;
+use homenode_undo::journal::{Entry, Written};
+use serde::{Deserialize, Serialize};
+
+use super::{After, Grip, failed};
+use crate::hands::Hands;
+use crate::vm::Vm;
+
+/// Part of caches or memory bandwidth that the VM has a resctrl group for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Confined(pub Limit);
+
+impl Written for Confined {
+    const KEY: &'static str = "resctrl";
+}
+
+const CONFINE: &str = "confining to a part of caches or memory bandwidth";
+const FREE: &str = "letting go of a part of caches or memory bandwidth";
+
+struct OfVm {
+    confined: Option<Confined>,
+}
+
+pub(super) fn grip(entry: Option<&Entry>) -> Box<dyn Grip> {
+    let confined = entry.and_then(Entry::get);
+    Box::new(OfVm { confined })
+}
+
+impl Grip for OfVm {
+    fn lever(&self) -> Lever {
+        Lever::Resctrl
+    }
+
+    fn what(&self, act: &Act) -> &'static str {
+        match act {
+            Act::Lift { .. } => FREE,
+            _ => CONFINE,
+        }
+    }
+
+    fn holds(&self, hands: &Hands, vm: &Vm, act: &Act) -> Result<bool, ActionError> {
+        match act {
+            Act::Limit { limit, .. } if self.confined == Some(Confined(*limit)) => is_confined(hands, vm),
+            _ => Ok(false),
+        }
+    }
+
+    fn set(&mut self, hands: &mut Hands, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
+        let Act::Limit { limit, .. } = *act else {
+            return Ok(Outcome::Done);
+        };
+        let confined = Confined(limit);
+        hands.set(vm, CONFINE, &confined)?;
+        self.confined = Some(confined);
+        let tids: Vec<i32> = vm.vcpu_tids().collect();
+        let done = Confiner::new(&hands.root).confine(vm.run.vm, &tids, limit);
+        done.map_err(|e| failed(vm, CONFINE, &e.to_string()))?;
+        match is_confined(hands, vm)? {
+            true => Ok(Outcome::Done),
+            false => Err(failed(vm, CONFINE, "its vCPUs are not in the group")),
+        }
+    }
+
+    fn lift(&mut self, hands: &mut Hands, vm: &mut Vm) -> Result<(), ActionError> {
+        if self.confined.is_some() {
+            let released = Confiner::new(&hands.root).release(vm.run.vm);
+            released.map_err(|e| failed(vm, FREE, &e.to_string()))?;
+            self.confined = None;
+            hands.clear::<Confined>(vm);
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, _hands: &mut Hands, _vm: &mut Vm, sample: &mut VmSample) {
+        sample.confined = self.limit();
+    }
+
+    fn limit(&self) -> Option<Limit> {
+        self.confined.map(|Confined(limit)| limit)
+    }
+
+    fn journalled(&self) -> Vec<&'static str> {
+        self.confined.map(|_| Confined::KEY).into_iter().collect()
+    }
+
+    fn undo(&self, after: &mut After<'_>) -> Result<(), String> {
+        let released = Confiner::new(after.root).release(after.run.vm);
+        released.map_err(|e| e.to_string())
+    }
+}
+
+fn is_confined(hands: &Hands, vm: &Vm) -> Result<bool, ActionError> {
+    let tids: Vec<i32> = vm.vcpu_tids().collect();
+    let holds = Confiner::new(&hands.root).holds(vm.run.vm, &tids);
+    holds.map_err(|e| failed(vm, CONFINE, &e.to_string()))
+}

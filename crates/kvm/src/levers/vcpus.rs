@@ -1,0 +1,381 @@
+//! Where vCPUs may run: pinned through the VM's manager, read back from the kernel, left alone where the operator pins them.
+
+use std::collections::BTreeMap;
+
+use homenode_host::{Act, ActionError, Failure, Lever, Outcome};
+use homenode_kernel::now;
+use homenode_kernel::task::{self, Thread};
+use homenode_undo::journal::{Before, Entry, Run, Written};
+use homenode_units::CpuSet;
+use serde::{Deserialize, Serialize};
+
+use super::home::{cpus_of_home, emulator_before};
+use super::{After, Grip, Home, Steps, failed};
+use crate::hands::Hands;
+use crate::manager::CallError;
+use crate::vm::{Pinned, Vm, vcpu_index};
+
+/// CPUs that each vCPU may have been left pinned to, the newest first: several where an agent ended, or had no answer, while it
+/// changed them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pins(pub BTreeMap<u16, Vec<CpuSet>>);
+
+impl Written for Pins {
+    const KEY: &'static str = "vcpus";
+}
+
+impl Pinned {
+    /// What is known of a VM of which this is journalled.
+    pub fn of(entry: Option<&Entry>) -> Pinned {
+        let before = entry.map(|entry| &entry.before);
+        let operator = before.map(|before| before.operator_pins.iter().copied().collect());
+        Pinned {
+            operator: operator.unwrap_or_default(),
+            restored: before.map(|before| before.vcpus.clone()).unwrap_or_default(),
+            ours: entry.and_then(Entry::get::<Pins>).unwrap_or_default().0,
+        }
+    }
+
+    /// The pin that restoring this vCPU left behind, if the operator had none.
+    fn restored(&self, index: u16, usable: &CpuSet) -> Option<CpuSet> {
+        self.restored.get(&index).map(|cpus| cpus.intersection(usable))
+    }
+}
+
+const PIN: &str = "pinning vCPU";
+/// More changes in a row without an answer are not told apart.
+const PINS_KEPT: usize = 8;
+
+struct Vcpus {
+    journalled: Pins,
+}
+
+pub(super) fn grip(entry: Option<&Entry>) -> Box<dyn Grip> {
+    let journalled = entry.and_then(Entry::get).unwrap_or_default();
+    Box::new(Vcpus { journalled })
+}
+
+impl Grip for Vcpus {
+    fn lever(&self) -> Lever {
+        Lever::VcpuPlacement
+    }
+
+    fn may_be_refused_for_good(&self) -> bool {
+        true
+    }
+
+    fn what(&self, _act: &Act) -> &'static str {
+        PIN
+    }
+
+    fn set(&mut self, hands: &mut Hands, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
+        let Act::PinVcpus { vcpus, cpus } = act else {
+            return Ok(Outcome::Done);
+        };
+        let mut may_be = vm.pins.ours.clone();
+        for index in vcpus {
+            add(may_be.entry(*index).or_default(), std::slice::from_ref(cpus));
+        }
+        hands.set(vm, PIN, &Pins(may_be.clone()))?;
+        // Whether libvirt does it or not, it is the agent's doing.
+        let was = std::mem::replace(&mut vm.pins.ours, may_be);
+        let mut before = Vec::with_capacity(vcpus.len());
+        for &index in vcpus {
+            let pinned = affinity_now(hands, vm, index).and_then(|now| {
+                // A pin of the agent's that was read back, or what the kernel says.
+                let ours = was.get(&index).and_then(|sets| match sets.as_slice() {
+                    [one] => Some(one.clone()),
+                    _ => None,
+                });
+                before.push((index, ours.unwrap_or(now)));
+                pin(hands, vm, index, cpus)
+            });
+            if let Err(error) = pinned {
+                roll_back(hands, vm, &before, was);
+                return Err(error);
+            }
+            vm.pins.ours.insert(index, vec![cpus.clone()]);
+        }
+        Ok(Outcome::Done)
+    }
+
+    fn reconcile(&mut self, hands: &mut Hands, vm: &mut Vm, is_first: bool) {
+        let usable = hands.machine.cpu_set();
+        let is_kernels = now() < hands.kernels_until;
+        let later = came_at_home(hands, vm);
+        if let Err(error) = adopt(hands, vm, &later) {
+            hands.notice(error.to_string());
+        }
+        let mut others = Vec::new();
+        let shows_affinities = hands.manager.shows_affinities();
+        let pins = hands.manager.pins(&vm.domain, &vm.threads);
+        for index in vm
+            .vcpu_indices()
+            .into_iter()
+            .filter(|index| !later.contains(index))
+        {
+            let written = pins.get(&index);
+            let limits = |cpus: &&CpuSet| {
+                !hands.manager.is_unpinned(&vm.domain, cpus) && !vm.reach.is_no_limit(&hands.machine, cpus)
+            };
+            let written = written.filter(limits);
+            let written = written.map(|pin| pin.intersection(&usable));
+            let thread = vm.vcpu_thread(index);
+            let in_force = thread
+                .map(|t| t.affinity.intersection(&usable))
+                .unwrap_or_default();
+            let restored = vm.pins.restored(index, &usable);
+            let (run, pins, reach) = (&vm.run, &mut vm.pins, &vm.reach);
+            let by_hand = |in_force: &CpuSet| {
+                let name = &run.name;
+                format!(
+                    "vCPU {index} of VM {name} was pinned to CPUs {in_force} by someone else; the agent leaves it alone"
+                )
+            };
+            if let Some(ours) = pins.ours.get_mut(&index) {
+                // Within a smaller cpuset the kernel has it run on a part of what the agent asked for.
+                let is_ours = reach.is_one_of(&in_force, &usable, ours);
+                let is_ours_written =
+                    |set: &CpuSet| ours.contains(set) || shows_affinities && *set == in_force;
+                if is_ours && written.as_ref().is_none_or(is_ours_written) {
+                    if ours.contains(&in_force) && written.is_none_or(|written| written == in_force) {
+                        *ours = vec![in_force];
+                    }
+                    continue;
+                }
+                // The kernel changed it, and the agent pins it again if it still wants to. A pin made by hand at the same time
+                // cannot be told from that.
+                if is_kernels {
+                    continue;
+                }
+                pins.ours.remove(&index);
+                others.push(index);
+                // An agent that died, or had no answer, between journal and pin leaves a pin that never came into force.
+                let entry = hands.journal.as_ref().and_then(|journal| journal.entry(run.vm));
+                let was = entry.and_then(|entry| entry.before.vcpus.get(&index));
+                let was = was.map(|cpus| cpus.intersection(&usable));
+                if (is_first && (written.is_none() || written == restored)) || was.as_ref() == Some(&in_force)
+                {
+                    continue;
+                }
+                if in_force != usable {
+                    pins.operator.insert(index);
+                    hands.notice(by_hand(&in_force));
+                }
+                continue;
+            }
+            let is_pinned = written.as_ref().is_some_and(|w| *w != usable)
+                && (written != restored || pins.operator.contains(&index));
+            if is_pinned && pins.operator.insert(index) && !is_first {
+                hands.notice(by_hand(&in_force));
+            }
+            if !is_pinned && pins.operator.remove(&index) {
+                let text = "is no longer pinned by hand; the agent manages it";
+                hands.notice(format!("vCPU {index} of VM {} {text}", run.name));
+            }
+        }
+        if let Err(error) = leave_to_others(hands, vm, &others) {
+            hands.notice(error.to_string());
+        }
+    }
+
+    fn journalled(&self) -> Vec<&'static str> {
+        let any = (!self.journalled.0.is_empty()).then_some(Pins::KEY);
+        any.into_iter().collect()
+    }
+
+    fn undo(&self, after: &mut After<'_>) -> Result<(), String> {
+        let Some(vm) = after.vm()? else {
+            return Ok(());
+        };
+        let mut steps = Steps::default();
+        let threads = after.manager.threads(after.run).map_err(|e| e.to_string());
+        let described = after.manager.describe(vm).map_err(|e| e.cause().to_owned());
+        let reach = after.reach();
+        let shows_affinities = after.manager.shows_affinities();
+        let pins = match described.and_then(|domain| Ok(after.manager.pins(&domain, &threads?))) {
+            Ok(pins) => pins,
+            Err(cause) => {
+                steps.unknown("its vCPUs' pins", &cause);
+                return steps.done();
+            }
+        };
+        for (index, ours) in &self.journalled.0 {
+            // What somebody else pinned meanwhile is left alone.
+            let is_ours = |pin: &CpuSet| {
+                ours.contains(pin) || shows_affinities && ours.iter().any(|set| reach.in_force(set) == *pin)
+            };
+            let is_ours = pins.get(index).is_some_and(is_ours);
+            let before = before_of(after.before, *index);
+            if let Some(cpus) = before.filter(|_| is_ours) {
+                let cpus = reach.to_give_back(cpus);
+                steps.note(
+                    &format!("vCPU {index}"),
+                    after.manager.pin_vcpu(vm, *index, &cpus),
+                );
+            }
+        }
+        steps.done()
+    }
+}
+
+/// What a vCPU ran on before the agent; one that came later was begun by the emulator.
+pub(crate) fn before_of(before: &Before, index: u16) -> Option<&CpuSet> {
+    let of_vcpu = before.vcpus.get(&index).or_else(|| emulator_before(before));
+    of_vcpu.filter(|cpus| !cpus.is_empty())
+}
+
+/// vCPUs that were not there before the agent, and that it has not pinned, where the main thread of this process may run: it
+/// began them there. None where the operator had pinned the main thread. To be asked where vCPUs inherit.
+pub(super) fn begun_by_emulator(
+    threads: &[Thread],
+    (run, before): (&Run, &Before),
+    ours: &BTreeMap<u16, Vec<CpuSet>>,
+) -> Vec<u16> {
+    let main = threads.iter().find(|thread| thread.tid == run.pid);
+    let main = main.filter(|_| emulator_before(before).is_some());
+    let came_later = |thread: &Thread| {
+        let index = vcpu_index(&thread.role)?;
+        let is_new = !before.vcpus.contains_key(&index) && !ours.contains_key(&index);
+        (is_new && thread.affinity == main?.affinity).then_some(index)
+    };
+    threads.iter().filter_map(came_later).collect()
+}
+
+/// vCPUs that came after the agent had given the VM a home, and begun there: QEMU begins a vCPU's thread from its main one, where
+/// that may run just then. Left alone they would keep the agent's pin for good.
+fn came_at_home(hands: &Hands, vm: &Vm) -> Vec<u16> {
+    let entry = hands
+        .entry(vm)
+        .filter(|entry| hands.manager.vcpus_inherit() && entry.run == vm.run);
+    let (Some(entry), Some(home)) = (entry.filter(|entry| entry.has(&[Home::KEY])), &vm.home) else {
+        return Vec::new();
+    };
+    let of = (&vm.run, &entry.before);
+    let mut later = begun_by_emulator(&vm.threads, of, &vm.pins.ours);
+    // Where the operator has pinned the emulator meanwhile, its vCPUs are his, too.
+    let given = cpus_of_home(hands, vm, home);
+    later.retain(|index| {
+        let is_at_home = vm
+            .vcpu_thread(*index)
+            .is_some_and(|thread| thread.affinity == given);
+        is_at_home && !vm.pins.operator.contains(index)
+    });
+    later
+}
+
+/// Takes these vCPUs for pinned by the agent to where they may run.
+fn adopt(hands: &mut Hands, vm: &mut Vm, later: &[u16]) -> Result<(), ActionError> {
+    if later.is_empty() {
+        return Ok(());
+    }
+    let affinity = |index: &u16| Some((*index, vec![vm.vcpu_thread(*index)?.affinity.clone()]));
+    let mut ours = vm.pins.ours.clone();
+    ours.extend(later.iter().filter_map(affinity));
+    vm.begin(hands).map_err(|e| failed(vm, PIN, &e.to_string()))?;
+    hands.set(vm, PIN, &Pins(ours.clone()))?;
+    vm.pins.ours = ours;
+    Ok(())
+}
+
+/// Pins that an operator set meanwhile are not undone when the agent ends.
+fn leave_to_others(hands: &mut Hands, vm: &Vm, vcpus: &[u16]) -> Result<(), ActionError> {
+    let Some(Pins(mut pins)) = hands.journalled::<Pins>(vm).filter(|_| !vcpus.is_empty()) else {
+        return Ok(());
+    };
+    pins.retain(|index, _| !vcpus.contains(index));
+    if pins.is_empty() {
+        hands.clear::<Pins>(vm);
+        return Ok(());
+    }
+    hands.set(vm, PIN, &Pins(pins))
+}
+
+/// Gives vCPUs the CPUs back that they had before the agent's first pin. Those that somebody else pinned meanwhile are not the
+/// agent's any more.
+pub(super) fn unpin(hands: &mut Hands, vm: &mut Vm, before: &Before) -> Result<(), ActionError> {
+    vm.pins.restored.clone_from(&before.vcpus);
+    for index in vm.pins.ours.keys().copied().collect::<Vec<_>>() {
+        let anywhere = || vm.reach.left(&hands.machine, &[]).cpus;
+        let cpus = before_of(before, index).cloned().unwrap_or_else(anywhere);
+        let cpus = vm.reach.to_give_back(&cpus);
+        vm.pins.restored.insert(index, cpus.clone());
+        if vm.vcpu_thread(index).is_some() {
+            pin(hands, vm, index, &cpus)?;
+        }
+        vm.pins.ours.remove(&index);
+    }
+    Ok(())
+}
+
+/// Where a vCPU may run at this moment.
+fn affinity_now(hands: &Hands, vm: &Vm, index: u16) -> Result<CpuSet, ActionError> {
+    let what = format!("{PIN} {index}");
+    let thread = vm.vcpu_thread(index);
+    let tid = thread.ok_or_else(|| failed(vm, &what, "it has no thread"))?.tid;
+    let affinity = task::affinity(&hands.root, vm.run.pid, tid);
+    let affinity = affinity.map_err(|e| failed(vm, &what, &e.to_string()))?;
+    affinity.ok_or_else(|| Failure::VmGone.on(&vm.run.name))
+}
+
+/// Adds sets that a vCPU may be pinned to by now to those that it may have been pinned to before.
+fn add(may_be: &mut Vec<CpuSet>, newer: &[CpuSet]) {
+    may_be.retain(|set| !newer.contains(set));
+    may_be.splice(0..0, newer.iter().cloned());
+    may_be.truncate(PINS_KEPT);
+}
+
+/// Takes back a pin that came into force in part, or not at all: the vCPUs that were touched run as they did `before`. Where that
+/// fails, too, the journal goes on to name what may be in force, and it is undone with the home, or after the agent.
+fn roll_back(hands: &mut Hands, vm: &mut Vm, before: &[(u16, CpuSet)], mut ours: BTreeMap<u16, Vec<CpuSet>>) {
+    vm.reach.look_again(&hands.root, vm.run.pid);
+    for (index, cpus) in before {
+        if pin(hands, vm, *index, cpus).is_err() {
+            // It may have come into force without an answer, or not.
+            let tried = vm.pins.ours.get(index).map_or(&[][..], Vec::as_slice);
+            add(ours.entry(*index).or_default(), tried);
+        } else if !ours.contains_key(index) {
+            vm.pins.restored.insert(*index, cpus.clone());
+        }
+    }
+    vm.pins.ours = ours;
+    match vm.pins.ours.is_empty() {
+        true => hands.clear::<Pins>(vm),
+        // Where this cannot be written the journal names more than is in force, which harms nothing.
+        false => drop(hands.set(vm, PIN, &Pins(vm.pins.ours.clone()))),
+    }
+}
+
+/// Pins one vCPU.
+fn pin(hands: &mut Hands, vm: &Vm, index: u16, cpus: &CpuSet) -> Result<(), ActionError> {
+    let what = format!("{PIN} {index}");
+    let said = |e: CallError| failed(vm, &what, e.cause());
+    hands.manager.pin_vcpu(vm.run.vm, index, cpus).map_err(said)?;
+    let thread = vm.vcpu_thread(index);
+    let tid = thread
+        .map(|t| t.tid)
+        .ok_or_else(|| failed(vm, &what, "it has no thread"))?;
+    read_back(hands, vm, tid, cpus, &what)
+}
+
+/// Whether a thread may now run where it should.
+pub(super) fn read_back(
+    hands: &Hands,
+    vm: &Vm,
+    tid: i32,
+    cpus: &CpuSet,
+    what: &str,
+) -> Result<(), ActionError> {
+    let seen = task::affinity(&hands.root, vm.run.pid, tid);
+    let seen = seen.map_err(|e| failed(vm, what, &e.to_string()))?;
+    let usable = hands.machine.cpu_set();
+    match seen.map(|seen| seen.intersection(&usable)) {
+        // What is given back may be more than its cpuset leaves it by now.
+        Some(seen) if seen == vm.reach.in_force(cpus).intersection(&usable) => Ok(()),
+        Some(seen) => {
+            let cause = format!("asked for CPUs {cpus}, in force are {seen}");
+            Err(failed(vm, what, &cause))
+        }
+        None => Err(Failure::VmGone.on(&vm.run.name)),
+    }
+}

@@ -1,0 +1,350 @@
+//! What a VM's own metadata says that an agent changed: a second witness beside the journal, which goes where the VM goes.
+//!
+//! ```text
+//!   <metadata><homenode-mark:changed xmlns:homenode-mark="…" host="…" boot="…">lines of the journal</…></metadata>
+//!
+//!   seen on            and the journal has          then
+//!   the run it names   those levers of it           nothing: the journal is the faster witness
+//!   the run it names   not those levers             it is taken in: the journal was lost
+//!   another run        (saved and restored, or      what libvirt carried with the VM is taken in as changed
+//!   or another host     migrated)                   on this run, and undone at once
+//! ```
+//!
+//! It is written before a lever is pulled and taken away with what it says. A VM whose driver keeps no metadata has the journal
+//! alone. Only the running VM is marked, never its definition: what the agent changes ends with the run as well.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use homenode_kernel::read::{self, ReadError};
+use homenode_undo::journal::{self, Before, Entry, Journal, Run};
+use homenode_units::{CpuSet, VmId};
+
+use crate::domain::Domain;
+use crate::levers;
+use crate::manager::{CallError, Manager};
+use crate::xml::Element;
+
+/// Namespace of the metadata element.
+pub const NAMESPACE: &str = "https://homenode.dev/xmlns/mark/1";
+/// Its prefix, by which libvirt wants it named too.
+pub(crate) const PREFIX: &str = "homenode-mark";
+const NAME: &str = "changed";
+
+/// Which host this is, and since when it runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Here {
+    host: String,
+    boot: String,
+}
+
+impl Here {
+    /// Looks it up below `root`. What is not there is empty, as with a host that has no machine id.
+    pub fn read(root: &Path) -> Here {
+        let text = |path| {
+            read::text_if_there(&root.join(path), read::SMALL_BYTES)
+                .ok()
+                .flatten()
+        };
+        let line = |path| text(path).unwrap_or_default().trim().to_owned();
+        Here {
+            host: line("etc/machine-id"),
+            boot: line("proc/sys/kernel/random/boot_id"),
+        }
+    }
+}
+
+/// A mark as it stands in a domain's XML.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mark {
+    by: Here,
+    /// Lines of the journal.
+    lines: String,
+}
+
+impl Mark {
+    /// The mark of a domain, whose root element this is.
+    pub(crate) fn of(root: &Element) -> Option<Mark> {
+        let elements = root
+            .child("metadata")
+            .into_iter()
+            .flat_map(|metadata| &metadata.children);
+        let mut marks = elements.filter(|e| e.name == NAME && e.namespace.as_deref() == Some(NAMESPACE));
+        let mark = marks.next()?;
+        let word = |name| mark.attribute(name).unwrap_or_default().to_owned();
+        Some(Mark {
+            by: Here {
+                host: word("host"),
+                boot: word("boot"),
+            },
+            // libvirt may indent what it gives back.
+            lines: mark
+                .text
+                .lines()
+                .map(str::trim)
+                .filter(|line| !line.is_empty())
+                .map(|line| format!("{line}\n"))
+                .collect(),
+        })
+    }
+
+    /// What is to be written of this; `None` where nothing is in force.
+    pub(crate) fn for_entry(here: &Here, entry: Option<&Entry>) -> Option<Mark> {
+        let entry = entry.filter(|entry| entry.is_in_force())?;
+        Some(Mark {
+            by: here.clone(),
+            lines: entry.written(journal::is_undone),
+        })
+    }
+
+    pub(crate) fn element(&self) -> String {
+        let [host, boot, lines] = [&self.by.host, &self.by.boot, &self.lines].map(quick_xml::escape::escape);
+        format!("<{NAME} host='{host}' boot='{boot}'>\n{lines}</{NAME}>")
+    }
+
+    /// What it says of the run of the VM that is here now.
+    fn said_of(&self, run: &Run, here: &Here, cpus: impl FnOnce() -> Option<CpuSet>) -> Result<Said, String> {
+        let Some(entry) = Entry::from_written(&self.lines).filter(|entry| entry.run.vm == run.vm) else {
+            return Err(format!(
+                "VM {} carries a mark of what an agent changed that cannot be read; compare its pins, quota and memory with its \
+                 definition (virsh dumpxml --inactive)",
+                run.name
+            ));
+        };
+        if self.by == *here && entry.run == *run {
+            return Ok(Said::OfThisRun(entry));
+        }
+        let mut entry = entry.only(levers::is_carried_by_libvirt);
+        entry.run = run.clone();
+        if self.by.host != here.host {
+            entry.before = elsewhere(entry.before, &cpus().unwrap_or_default());
+        }
+        Ok(Said::OfAnother(entry))
+    }
+}
+
+/// What a mark says.
+enum Said {
+    OfThisRun(Entry),
+    /// Of another run or host, as it is to be undone on this one.
+    OfAnother(Entry),
+}
+
+/// How a VM was, on a host with these CPUs instead: what its operator had not bound may use them all, and the other host's nodes
+/// mean nothing.
+fn elsewhere(before: Before, cpus: &CpuSet) -> Before {
+    let vcpus = before.vcpus.into_iter().map(|(index, was)| {
+        let is_bound = before.operator_pins.contains(&index);
+        (index, if is_bound { was } else { cpus.clone() })
+    });
+    Before {
+        vcpus: vcpus.collect(),
+        emulator: cpus.clone(),
+        iothreads: before
+            .iothreads
+            .into_keys()
+            .map(|id| (id, cpus.clone()))
+            .collect(),
+        nodes: None,
+        ..before
+    }
+}
+
+/// What came of looking at a mark.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum TakenIn {
+    /// There is none, or nothing new in it.
+    Known,
+    /// The journal has it now and did not before.
+    New,
+    /// Another run of the VM was changed, and libvirt carried that over: it is to be undone.
+    Carried,
+}
+
+/// Takes what a VM's mark says into the journal.
+///
+/// # Errors
+/// A sentence: the mark cannot be read.
+pub(crate) fn take_in(
+    here: &Here,
+    journal: &mut Journal,
+    root: &Path,
+    (domain, run): (&Domain, &Run),
+) -> Result<TakenIn, String> {
+    let Some(mark) = &domain.mark else {
+        return Ok(TakenIn::Known);
+    };
+    let everywhere = || {
+        let online =
+            read::text_if_there(&root.join("sys/devices/system/cpu/online"), read::SMALL_BYTES).ok()??;
+        let online: CpuSet = online.trim().parse().ok()?;
+        Some(
+            domain
+                .cpuset
+                .as_ref()
+                .map_or(online.clone(), |allowed| allowed.intersection(&online)),
+        )
+    };
+    let (entry, taken) = match mark.said_of(run, here, everywhere)? {
+        Said::OfThisRun(entry) => (entry, TakenIn::New),
+        Said::OfAnother(entry) => (entry, TakenIn::Carried),
+    };
+    let had = journal.entry(run.vm).cloned();
+    journal.take_in(&entry);
+    let is_new = journal.entry(run.vm) != had.as_ref();
+    Ok(if is_new || taken == TakenIn::Carried {
+        taken
+    } else {
+        TakenIn::Known
+    })
+}
+
+/// Takes in the marks of all VMs that run: after an agent, when nothing but the journal was known of them.
+///
+/// # Errors
+/// What could not be looked at, or taken in; [`CallError::Lost`] where that is all of them.
+pub(crate) fn take_in_all(
+    manager: &mut dyn Manager,
+    root: &Path,
+    journal: &mut Journal,
+) -> Result<(), CallError> {
+    let here = Here::read(root);
+    let mut failures = Vec::new();
+    for vm in manager.list()? {
+        let (name, taken) = match manager.describe(vm) {
+            Ok(domain) => (
+                domain.name.clone(),
+                take_in_one(manager, (&here, root), journal, &domain),
+            ),
+            Err(CallError::Lost(cause)) => return Err(CallError::Lost(cause)),
+            // It ended since.
+            Err(CallError::Refused(_)) if manager.is_gone(vm) => continue,
+            Err(CallError::Refused(cause) | CallError::Unclear(cause)) => (vm.to_string(), Err(cause)),
+        };
+        let taken = taken.map_err(|cause| format!("VM {name} cannot be looked at for a mark: {cause}"));
+        failures.extend(taken.err());
+    }
+    match failures.is_empty() {
+        true => Ok(()),
+        false => Err(CallError::Refused(failures.join("; "))),
+    }
+}
+
+fn take_in_one(
+    manager: &mut dyn Manager,
+    (here, root): (&Here, &Path),
+    journal: &mut Journal,
+    domain: &Domain,
+) -> Result<(), String> {
+    if domain.mark.is_none() {
+        return Ok(());
+    }
+    match run_of(manager, domain).map_err(|e| e.to_string())? {
+        Some(run) => take_in(here, journal, root, (domain, &run)).map(drop),
+        None => Ok(()),
+    }
+}
+
+/// The run of a domain that is here now; `None` where it has no process.
+///
+/// # Errors
+/// When `/proc` cannot be read.
+pub(crate) fn run_of(manager: &mut dyn Manager, domain: &Domain) -> Result<Option<Run>, ReadError> {
+    let Some(runtime_id) = domain.runtime_id else {
+        return Ok(None);
+    };
+    let process = manager.process(domain)?;
+    Ok(process.map(|process| Run {
+        vm: domain.id,
+        name: domain.name.clone(),
+        runtime_id,
+        pid: process.pid,
+        start_ticks: process.start_ticks,
+    }))
+}
+
+/// Marks of the VMs that run: as they stand there, and whether they are to be written anew.
+#[derive(Debug, Default)]
+pub(crate) struct Marks {
+    here: Here,
+    of_vms: BTreeMap<VmId, Standing>,
+}
+
+/// How a VM is marked.
+#[derive(Debug, Default)]
+struct Standing {
+    mark: Option<Mark>,
+    /// Whether it may differ from the journal.
+    is_to_be_compared: bool,
+}
+
+impl Marks {
+    pub fn new(root: &Path) -> Marks {
+        Marks {
+            here: Here::read(root),
+            of_vms: BTreeMap::new(),
+        }
+    }
+
+    pub fn here(&self) -> &Here {
+        &self.here
+    }
+
+    /// This stands in a VM's XML.
+    pub fn saw(&mut self, vm: VmId, mark: Option<Mark>) {
+        let standing = Standing {
+            mark,
+            is_to_be_compared: true,
+        };
+        self.of_vms.insert(vm, standing);
+    }
+
+    /// Whether a VM's mark may not be what the journal says.
+    pub fn is_to_be_compared(&self, vm: VmId) -> bool {
+        self.of_vms
+            .get(&vm)
+            .is_some_and(|standing| standing.is_to_be_compared)
+    }
+
+    /// Forgets VMs but these.
+    pub fn keep_only(&mut self, is_there: impl Fn(VmId) -> bool) {
+        self.of_vms.retain(|vm, _| is_there(*vm));
+    }
+
+    /// Marks a VM as the journal has it now.
+    pub fn write(
+        &mut self,
+        manager: &mut dyn Manager,
+        vm: VmId,
+        entry: Option<&Entry>,
+    ) -> Result<(), CallError> {
+        let standing = self.of_vms.entry(vm).or_default();
+        let mark = Mark::for_entry(&self.here, entry);
+        standing.is_to_be_compared = mark != standing.mark;
+        if standing.is_to_be_compared {
+            manager.set_mark(vm, mark.as_ref().map(Mark::element).as_deref())?;
+            *standing = Standing {
+                mark,
+                is_to_be_compared: false,
+            };
+        }
+        Ok(())
+    }
+}
+
+/// Has a VM's mark say what is left to undo: nothing, where all of it was.
+///
+/// # Errors
+/// Why libvirt did not do it.
+pub(crate) fn leave(
+    manager: &mut dyn Manager,
+    root: &Path,
+    vm: VmId,
+    left: Option<&Entry>,
+) -> Result<(), String> {
+    let cause = |e: CallError| e.cause().to_owned();
+    let domain = manager.describe(vm).map_err(cause)?;
+    let mut marks = Marks::new(root);
+    marks.saw(vm, domain.mark.clone());
+    marks.write(manager, vm, left).map_err(cause)
+}

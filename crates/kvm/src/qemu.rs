@@ -1,0 +1,538 @@
+//! VMs with nothing between QEMU and the agent: Proxmox, Incus, KubeVirt's pods seen from their host, plain QEMU.
+//!
+//! ```text
+//!   /proc/PID/cmdline ─ what it was told ─┐
+//!   its settings file ─ what its operator says ─┤─▶ Domain
+//!   its monitor (QMP) ─ state, balloon ─┘   asked by a thread of its own: [`asker`]
+//!   pins: sched_setaffinity(2) · quota: cpu.max of its own cgroup · balloon: its monitor
+//! ```
+//!
+//! What its owner sets is respected: a vCPU that may not run on all CPUs of its cgroup is pinned by hand, a cgroup that is not
+//! the VM's alone is not written to, and a monitor is left as soon as its answer is there. There is no place for a mark: the
+//! journal is the only witness.
+//!
+//! No look at a VM waits for its monitor. Commands do, for a short time that all VMs share. What a VM runs on is restored without
+//! its monitor: by the names of its threads, or by what the journal says of them.
+
+mod asker;
+mod command_line;
+mod hearing;
+mod monitor;
+mod options;
+mod processes;
+mod questions;
+mod seen;
+mod visits;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use homenode_host::{CpuQuota, GuestMemory, HostError, Immovable};
+use homenode_kernel::cgroup::{CpuGroup, CpuMax, Hierarchy};
+use homenode_kernel::now;
+use homenode_kernel::read::ReadError;
+use homenode_kernel::task::{self, Process, Role, Tasks, Thread};
+use homenode_undo::journal::{Run, VcpuThread};
+use homenode_units::{Bytes, CpuSet, NodeSet, Ns, VmId};
+use homenode_vm_settings::Change;
+use homenode_vm_settings::file::{self, Whose};
+use rustix::process::Pid;
+use serde_json::{Value, json};
+
+use crate::domain::Domain;
+use crate::manager::{CallError, Manager};
+use crate::vm;
+use asker::Asker;
+use command_line::Told;
+use hearing::Heard;
+
+/// How often all processes are looked through for new VMs.
+const SCAN_EVERY: Ns = Ns::from_secs(3);
+/// How often its settings and what its owner leaves it are looked up.
+const LOOK_EVERY: Ns = Ns::from_secs(10);
+/// How long all commands to monitors may take together from one look at the host to the next: a tenth of a usual period.
+const COMMANDS_MAX: Ns = Ns(100_000_000);
+/// The same while everything is given back, and no look waits for that.
+const RESTORING_MAX: Ns = Ns::from_secs(2);
+/// How long a question to all monitors may take (`doctor`).
+const EXAMINING_MAX: Duration = Duration::from_secs(1);
+const ENDED: &str = "its QEMU has ended";
+
+/// The VMs of a host, found by their processes.
+#[derive(Debug)]
+pub(crate) struct Qemu {
+    root: PathBuf,
+    /// Where control groups are mounted, as of the last scan.
+    groups: Option<Hierarchy>,
+    /// CPUs of the host's first process, as of the last scan.
+    ordinary: Option<CpuSet>,
+    vms: BTreeMap<VmId, Vm>,
+    next_scan: Ns,
+    scan_count: i32,
+    /// Processes that run no VM, ascending, and how often that was looked at.
+    others: Vec<(i32, u8)>,
+    notices: Vec<String>,
+    asker: Asker,
+    /// Whether all monitors are asked again and again, or only where that is needed to restore something.
+    is_asking: bool,
+    /// What is left of the time for commands.
+    time_left: Ns,
+}
+
+/// A QEMU that runs a VM.
+#[derive(Debug)]
+struct Vm {
+    process: Process,
+    tasks: Tasks,
+    /// The users whose rights it has or may take.
+    users: [u32; 4],
+    name: String,
+    /// Why it cannot be told whose name and UUID these are, where another process claims them, too.
+    claimed: Option<String>,
+    told: Told,
+    described: Arc<Domain>,
+    /// When it is to be described anew.
+    next_look: Ns,
+    heard: Heard,
+}
+
+/// A VM that no libvirt of this host manages, and what of it cannot be changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QemuVm {
+    /// Its name.
+    pub name: String,
+    /// Why it can have no CPU quota, if so.
+    pub no_quota: Option<String>,
+    /// Why neither its state is known nor its balloon set, if so.
+    pub no_monitor: Option<String>,
+}
+
+/// Whether a VM runs below a root that no libvirt manages.
+pub(crate) fn has_vms(root: &Path) -> bool {
+    let listed = Qemu::for_restoring(root).list();
+    listed.is_ok_and(|listed| !listed.is_empty())
+}
+
+/// The VMs below a root that no libvirt manages. Their monitors are asked at the same time, and share one short time.
+pub fn vms(root: &Path) -> Vec<QemuVm> {
+    let mut qemu = Qemu::new(root);
+    // What cannot be listed is not there.
+    let listed = qemu.list().unwrap_or_default();
+    let has_monitor = |vm: &&VmId| {
+        qemu.vms
+            .get(vm)
+            .is_some_and(|known| !known.told.monitors.is_empty())
+    };
+    let asked: Vec<VmId> = listed.iter().filter(has_monitor).copied().collect();
+    qemu.asker.wait_for(&asked, EXAMINING_MAX);
+    let looked = listed.into_iter().filter_map(|vm| {
+        qemu.hear(vm);
+        let known = qemu.vms.get(&vm)?;
+        Some(QemuVm {
+            name: known.name.clone(),
+            no_quota: qemu.own_group(known.process.pid).err(),
+            no_monitor: known.no_monitor(),
+        })
+    });
+    looked.collect()
+}
+
+impl Qemu {
+    /// VMs below a root (`/`).
+    pub fn new(root: &Path) -> Qemu {
+        Qemu {
+            root: root.to_owned(),
+            groups: None,
+            ordinary: None,
+            vms: BTreeMap::new(),
+            next_scan: Ns::ZERO,
+            scan_count: 0,
+            others: Vec::new(),
+            notices: Vec::new(),
+            asker: Asker::new(root),
+            is_asking: true,
+            time_left: COMMANDS_MAX,
+        }
+    }
+
+    /// The same to restore what an agent has changed: a monitor is asked only where nothing else can do that.
+    pub fn for_restoring(root: &Path) -> Qemu {
+        Qemu {
+            is_asking: false,
+            ..Qemu::new(root)
+        }
+    }
+
+    /// What is to be known of a VM; `before` is what was known, and keeps what was true when it was first seen; with it comes
+    /// what the balloon leaves the VM, where that is known.
+    fn domain(
+        &self,
+        id: VmId,
+        (name, claimed): (&str, Option<&str>),
+        process: Process,
+        told: &Told,
+        before: Option<(&Domain, Option<Bytes>)>,
+    ) -> Domain {
+        let balloon = before.and_then(|(_, balloon)| balloon);
+        let cpuset = self.allowed(process.pid);
+        let emulator_pin = match before {
+            Some((domain, _)) => domain.emulator_pin.clone(),
+            None => {
+                let main = task::affinity(&self.root, process.pid, process.pid)
+                    .ok()
+                    .flatten();
+                let is_known = cpuset.is_some() || self.ordinary.is_some();
+                main.filter(|affinity| is_known && !self.is_free(cpuset.as_ref(), affinity))
+            }
+        };
+        Domain {
+            id,
+            name: name.to_owned(),
+            runtime_id: u32::try_from(process.pid).ok(),
+            memory_kib: told.memory.0 / 1024,
+            memory_current_bytes: balloon.unwrap_or(told.memory),
+            vcpus_current: told.vcpus,
+            cpuset,
+            placed_by_advice: false,
+            vcpu_pins: BTreeMap::new(),
+            emulator_pin,
+            iothread_pins: BTreeMap::new(),
+            iothreads: Vec::new(),
+            numatune: None,
+            binding: told.binding.clone(),
+            huge_pages: told.huge_pages,
+            locked: told.locked,
+            encrypted: told.encrypted.clone(),
+            // As long as nobody says what it holds nothing can be given back, so nothing is taken.
+            balloon: told.balloon.filter(|_| balloon.is_some()),
+            free_pages: told.free_pages,
+            cells: told.cells.clone(),
+            topology_socket: told.topology_socket.clone(),
+            ram_sizes: told.ram_sizes.clone(),
+            assigned_devices: told.assigned_devices.clone(),
+            settings: match claimed {
+                Some(why) => Err(why.to_owned()),
+                None => self.with_names(id, name, |whose| file::read(&self.root, whose)),
+            },
+            mark: None,
+        }
+    }
+
+    /// Has something done for a VM that knows which other VMs have its name.
+    fn with_names<T>(&self, vm: VmId, name: &str, done: impl FnOnce(Whose<'_>) -> T) -> T {
+        // One whose name is disputed has no settings: root's VM keeps its own.
+        let has_it = |(id, other): &(&VmId, &Vm)| **id != vm && other.name == name && other.claimed.is_none();
+        let others = self.vms.iter().filter(has_it);
+        let namesakes: Vec<VmId> = others.map(|(id, _)| *id).collect();
+        done(Whose {
+            vm,
+            name,
+            namesakes: &namesakes,
+            keeps_uuid: true,
+        })
+    }
+
+    /// Whether a thread has these CPUs without having been pinned: they are all that its cgroup leaves it, or all of the host's
+    /// first process, which every program inherits (`isolcpus=`, systemd's `CPUAffinity=`).
+    fn is_free(&self, allowed: Option<&CpuSet>, cpus: &CpuSet) -> bool {
+        let bounds = [allowed, self.ordinary.as_ref()];
+        bounds.into_iter().flatten().any(|bound| bound.is_subset(cpus))
+    }
+
+    /// CPUs that the owner of its cgroup leaves it, where that is to be seen.
+    fn allowed(&self, pid: i32) -> Option<CpuSet> {
+        self.groups.as_ref()?.cpuset_of(pid).ok()?.cpus
+    }
+
+    fn vm(&self, vm: VmId) -> Result<&Vm, CallError> {
+        let known = self
+            .vms
+            .get(&vm)
+            .filter(|vm| task::is_alive(&self.root, vm.process));
+        known.ok_or_else(|| CallError::Refused(ENDED.to_owned()))
+    }
+
+    /// Has threads run on these CPUs.
+    fn pin(&self, tids: &[i32], cpus: &CpuSet) -> Result<(), CallError> {
+        let mut set = rustix::thread::CpuSet::new();
+        for cpu in cpus.iter() {
+            let index = cpu.0 as usize;
+            if index >= rustix::thread::CpuSet::MAX_CPU {
+                return Err(CallError::Refused(format!(
+                    "CPU {cpu} is beyond what can be pinned to"
+                )));
+            }
+            set.set(index);
+        }
+        for tid in tids {
+            match rustix::thread::sched_setaffinity(Pid::from_raw(*tid), &set) {
+                Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+                Err(error) => return Err(CallError::Refused(format!("thread {tid}: {error}"))),
+            }
+        }
+        Ok(())
+    }
+
+    fn threads_of(&mut self, vm: VmId) -> Result<(Process, Vec<Thread>), CallError> {
+        let process = self.vm(vm)?.process;
+        let run = Run {
+            vm,
+            name: String::new(),
+            runtime_id: 0,
+            pid: process.pid,
+            start_ticks: process.start_ticks,
+        };
+        let threads = self
+            .threads(&run)
+            .map_err(|e| CallError::Refused(e.to_string()))?;
+        Ok((process, threads))
+    }
+
+    /// Its cgroup, where it is alone there and has a quota.
+    fn own_group(&self, pid: i32) -> Result<CpuGroup, String> {
+        let groups = self
+            .groups
+            .as_ref()
+            .ok_or("where cgroups are mounted is not known")?;
+        let group = groups.group_of(pid, pid).map_err(|e| e.to_string())?;
+        let group = group.ok_or_else(|| "its cgroup is not to be seen from here".to_owned())?;
+        group.check_own(&self.root, pid)?;
+        Ok(group)
+    }
+}
+
+fn set_max(groups: &[CpuGroup], max: CpuMax) -> Result<(), CallError> {
+    let mut set = groups.iter().map(|group| group.set_max(max));
+    set.try_for_each(|result| result.map_err(CallError::Refused))
+}
+
+impl Manager for Qemu {
+    fn list(&mut self) -> Result<Vec<VmId>, CallError> {
+        self.time_left = COMMANDS_MAX;
+        self.vms.retain(|_, vm| vm.tasks.is_alive(vm.process));
+        if now() >= self.next_scan {
+            self.scan(false)?;
+            self.next_scan = now() + SCAN_EVERY;
+        }
+        self.asker.keep_only(|vm| self.vms.contains_key(&vm));
+        let listed: Vec<VmId> = self.vms.keys().copied().collect();
+        if self.is_asking {
+            listed.iter().for_each(|vm| self.watch(*vm));
+        }
+        Ok(listed)
+    }
+
+    fn describe(&mut self, vm: VmId) -> Result<Arc<Domain>, CallError> {
+        let at = now();
+        let ended = || CallError::Refused(ENDED.to_owned());
+        self.hear(vm);
+        let known = self.vms.get(&vm).ok_or_else(ended)?;
+        if at < known.next_look && known.is_as_described() {
+            return Ok(Arc::clone(&known.described));
+        }
+        let before = Some((known.described.as_ref(), known.balloon()));
+        let who = (known.name.as_str(), known.claimed.as_deref());
+        let described = self.domain(vm, who, known.process, &known.told, before);
+        let known = self.vms.get_mut(&vm).ok_or_else(ended)?;
+        known.next_look = at + LOOK_EVERY;
+        if described != *known.described {
+            known.described = Arc::new(described);
+        }
+        Ok(Arc::clone(&known.described))
+    }
+
+    fn process(&mut self, domain: &Domain) -> Result<Option<Process>, ReadError> {
+        Ok(self.vms.get(&domain.id).map(|vm| vm.process))
+    }
+
+    fn threads(&mut self, run: &Run) -> Result<Vec<Thread>, ReadError> {
+        let mut threads = task::threads(&self.root, run.pid)?;
+        self.roles(run, &mut threads);
+        Ok(threads)
+    }
+
+    fn roles(&mut self, run: &Run, threads: &mut [Thread]) {
+        if threads.iter().any(|thread| matches!(thread.role, Role::Vcpu(_))) {
+            return;
+        }
+        self.roles_told(run.vm, threads);
+        let Some(known) = self.vms.get(&run.vm) else {
+            return;
+        };
+        for thread in threads.iter_mut().filter(|thread| thread.tid != run.pid) {
+            if let Some((_, index)) = known.heard.vcpus.get(&thread.tid) {
+                thread.role = Role::Vcpu(*index);
+            }
+        }
+    }
+
+    fn told_vcpus(&self, vm: VmId) -> BTreeMap<u16, VcpuThread> {
+        let told = self.vms.get(&vm).map(|known| known.heard.vcpus.values());
+        told.into_iter()
+            .flatten()
+            .map(|(thread, index)| (*index, *thread))
+            .collect()
+    }
+
+    fn recall_vcpus(&mut self, run: &Run, vcpus: &BTreeMap<u16, VcpuThread>) {
+        let its = |vm: &&mut Vm| vm.process == run.process() && vm.heard.vcpus.is_empty();
+        if let Some(known) = self.vms.get_mut(&run.vm).filter(its) {
+            known.heard.vcpus = vcpus
+                .iter()
+                .map(|(index, vcpu)| (vcpu.tid, (*vcpu, *index)))
+                .collect();
+            known.heard.next_check = Ns::ZERO;
+        }
+    }
+
+    fn take_time(&mut self) {
+        self.time_left = RESTORING_MAX;
+    }
+
+    fn pins(&mut self, _domain: &Domain, threads: &[Thread]) -> BTreeMap<u16, CpuSet> {
+        vm::affinities(threads).collect()
+    }
+
+    fn is_unpinned(&self, domain: &Domain, cpus: &CpuSet) -> bool {
+        self.is_free(domain.cpuset.as_ref(), cpus)
+    }
+
+    fn shows_affinities(&self) -> bool {
+        true
+    }
+
+    fn vcpus_inherit(&self) -> bool {
+        true
+    }
+
+    /// By the journal's own process, whatever that is called by now, and whoever else claims its name: from here on the VM is
+    /// this process.
+    fn knows(&mut self, run: &Run) -> Result<bool, CallError> {
+        let is_known = |vm: &Vm| vm.process == run.process();
+        if !self.vms.get(&run.vm).is_some_and(is_known) {
+            self.take_on(run)?;
+        }
+        Ok(self.vms.get(&run.vm).is_some_and(is_known))
+    }
+
+    fn is_gone(&mut self, vm: VmId) -> bool {
+        self.vm(vm).is_err()
+    }
+
+    fn standstill(&mut self, vm: VmId) -> Result<Option<Immovable>, CallError> {
+        let known = self
+            .vms
+            .get(&vm)
+            .ok_or_else(|| CallError::Refused(ENDED.to_owned()))?;
+        Ok(known.heard.said.heard.standstill.clone())
+    }
+
+    fn pin_vcpu(&mut self, vm: VmId, index: u16, cpus: &CpuSet) -> Result<(), CallError> {
+        let (_, threads) = self.threads_of(vm)?;
+        let thread = threads.iter().find(|thread| thread.role == Role::Vcpu(index));
+        let thread = thread.ok_or_else(|| CallError::Refused("it has no thread".to_owned()))?;
+        self.pin(&[thread.tid], cpus)
+    }
+
+    /// All threads but the vCPUs': those that the first one starts run where it does. One that somebody else pinned is left.
+    fn pin_emulator(&mut self, vm: VmId, cpus: &CpuSet) -> Result<(), CallError> {
+        let (process, threads) = self.threads_of(vm)?;
+        let main = threads.iter().find(|thread| thread.tid == process.pid);
+        let Some(before) = main.map(|thread| thread.affinity.clone()) else {
+            return Err(CallError::Refused("it has no threads".to_owned()));
+        };
+        let helps = |thread: &&Thread| !matches!(thread.role, Role::Vcpu(_)) && thread.affinity == before;
+        let tids: Vec<i32> = threads.iter().filter(helps).map(|thread| thread.tid).collect();
+        self.pin(&tids, cpus)
+    }
+
+    fn pin_iothread(&mut self, _vm: VmId, _id: u32, _cpus: &CpuSet) -> Result<(), CallError> {
+        Err(CallError::Refused(
+            "I/O threads go where the emulator goes".to_owned(),
+        ))
+    }
+
+    fn set_memory_nodes(&mut self, _vm: VmId, _nodes: &NodeSet) -> Result<(), CallError> {
+        Err(CallError::Refused(
+            "QEMU cannot change what its memory is bound to".to_owned(),
+        ))
+    }
+
+    fn change_settings(&mut self, vm: VmId, change: &Change<'_>) -> Result<bool, CallError> {
+        let known = self.vm(vm)?;
+        if let Some(why) = &known.claimed {
+            return Err(CallError::Refused(why.clone()));
+        }
+        let name = known.name.clone();
+        self.look_soon(vm);
+        self.with_names(vm, &name, |whose| file::change(&self.root, whose, change))
+            .map_err(CallError::Refused)
+    }
+
+    /// A process carries nothing that could be one.
+    fn set_mark(&mut self, _vm: VmId, _element: Option<&str>) -> Result<(), CallError> {
+        Ok(())
+    }
+
+    fn check_groups(&self, vm: VmId, groups: &[CpuGroup]) -> Result<(), String> {
+        let known = self.vms.get(&vm).ok_or(ENDED)?;
+        groups
+            .iter()
+            .try_for_each(|group| group.check_own(&self.root, known.process.pid))
+    }
+
+    fn hold(&mut self, _vm: VmId, quota: CpuQuota, groups: &[CpuGroup]) -> Result<(), CallError> {
+        set_max(groups, CpuMax::Quota(quota))
+    }
+
+    fn lift(&mut self, _vm: VmId, before: Option<CpuQuota>, held: &[CpuGroup]) -> Result<(), CallError> {
+        set_max(held, before.map_or(CpuMax::Unlimited, CpuMax::Quota))
+    }
+
+    fn memory_now(&mut self, vm: VmId) -> Result<Bytes, CallError> {
+        let said = self.command(vm, ("query-balloon", json!({})))?;
+        let actual = said.get("actual").and_then(Value::as_u64);
+        let unclear = || CallError::Unclear("its monitor does not say what its balloon holds".to_owned());
+        actual.map(Bytes).ok_or_else(unclear)
+    }
+
+    fn set_memory(&mut self, vm: VmId, memory: Bytes) -> Result<(), CallError> {
+        self.command(vm, ("balloon", json!({"value": memory.0})))
+            .map(drop)?;
+        self.look_soon(vm);
+        Ok(())
+    }
+
+    fn set_stats_period(&mut self, vm: VmId, seconds: u32) -> Result<(), CallError> {
+        let path = self.balloon_path(vm)?;
+        let arguments = json!({"path": path, "property": "guest-stats-polling-interval", "value": seconds});
+        self.command(vm, ("qom-set", arguments)).map(drop)
+    }
+
+    fn guest_memory(&mut self, vm: VmId) -> Result<Option<(u64, GuestMemory)>, CallError> {
+        self.hear(vm);
+        self.want(vm, |wants| wants.guest = true);
+        let heard = &self.vm(vm)?.heard.said.heard;
+        let age = Some(now().saturating_sub(heard.at));
+        Ok(heard
+            .guest
+            .map(|(stamp_s, memory)| (stamp_s, GuestMemory { age, ..memory })))
+    }
+
+    fn unreachable(&self, cause: &str) -> HostError {
+        HostError::Unreachable {
+            service: "the host's list of processes".to_owned(),
+            cause: cause.to_owned(),
+        }
+    }
+
+    fn take_notices(&mut self) -> Vec<String> {
+        self.notices.extend(self.asker.take_notices());
+        std::mem::take(&mut self.notices)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,429 @@
+//! The thread that asks monitors in the loop's place, and what it was told last.
+//!
+//! ```text
+//!   loop ── whom to ask, commands ──▶ monitors (poll over all sockets) ── sockets to open ──▶ opener (may hang)
+//!    ▲                                     │        ▲                                           │
+//!    └──── what was said last: Board ◀─────┘        └──────────────── connections ──────────────┘
+//! ```
+//!
+//! The loop reads the board and waits for nothing but its own commands, for as long as it says. A path to a socket may lead over
+//! a file system that does not answer (FUSE of QEMU's own user, NFS), so another thread opens it. Where that hangs the next takes
+//! its place, up to a limit; a VM of which one hangs is left alone until it comes back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use homenode_kernel::files::Part;
+use homenode_kernel::now;
+use homenode_units::{Ns, VmId};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use serde_json::Value;
+
+use super::monitor::{self, Command, MonitorError, broken};
+use super::questions::Wants;
+use super::visits::{CONNECTIONS_MAX, Job, Opening, Said, Target, Visits, Which};
+
+/// How long opening a socket may take before another thread opens the next.
+const OPEN_MAX: Ns = Ns(250_000_000);
+/// Threads that may hang in opening a socket.
+const HUNG_MAX: usize = 8;
+
+/// How a socket is opened: [`monitor::connect`].
+type Open = fn(&Path, i32, &str) -> Result<UnixStream, MonitorError>;
+
+/// What the thread is told.
+enum Message {
+    Watch(VmId, Target),
+    Forget(VmId),
+    Want(VmId, Wants),
+    AskSoon(VmId),
+    Command(VmId, Job),
+    Opened(VmId, u64, Result<UnixStream, MonitorError>),
+    End,
+}
+
+/// What was said last, and by whom.
+#[derive(Debug, Default)]
+struct Board {
+    vms: BTreeMap<VmId, Arc<Said>>,
+    notices: Vec<String>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    board: Mutex<Board>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn board(&self) -> MutexGuard<'_, Board> {
+        // Nothing that panics is done with it.
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The way to a thread that waits in poll.
+#[derive(Clone, Debug)]
+struct Line {
+    inbox: Sender<Message>,
+    wake: Arc<OwnedFd>,
+}
+
+impl Line {
+    fn send(&self, message: Message) {
+        // It ends when it is told to, and then nothing is said any more.
+        if self.inbox.send(message).is_ok() {
+            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+/// See the module. The thread begins with the first VM that has a monitor.
+#[derive(Debug)]
+pub(super) struct Asker {
+    root: PathBuf,
+    open: Open,
+    line: Option<Result<Line, String>>,
+    watched: BTreeSet<VmId>,
+    shared: Arc<Shared>,
+}
+
+impl Asker {
+    /// One for processes below a root (`/`).
+    pub fn new(root: &Path) -> Asker {
+        Asker {
+            root: root.to_owned(),
+            open: monitor::connect,
+            line: None,
+            watched: BTreeSet::new(),
+            shared: Arc::default(),
+        }
+    }
+
+    fn line(&mut self) -> Result<&Line, &String> {
+        let (root, open, shared) = (&self.root, self.open, &self.shared);
+        self.line
+            .get_or_insert_with(|| begin(root, open, shared))
+            .as_ref()
+    }
+
+    fn send(&mut self, message: Message) {
+        if let Ok(line) = self.line() {
+            line.send(message);
+        }
+    }
+
+    /// Has a VM's monitors asked from now on.
+    pub fn watch(&mut self, vm: VmId, target: Target) {
+        self.watched.insert(vm);
+        self.send(Message::Watch(vm, target));
+        if let Some(Err(cause)) = &self.line {
+            let text = format!("monitors of VMs are not asked, so what balloons hold is not known: {cause}");
+            self.shared.board().notices.push(text);
+        }
+    }
+
+    /// Forgets VMs but these.
+    pub fn keep_only(&mut self, is_there: impl Fn(VmId) -> bool) {
+        let gone: Vec<VmId> = self.watched.iter().copied().filter(|vm| !is_there(*vm)).collect();
+        for vm in gone {
+            self.watched.remove(&vm);
+            self.send(Message::Forget(vm));
+        }
+    }
+
+    /// What is to be asked of a VM beside whether it runs.
+    pub fn want(&mut self, vm: VmId, wants: Wants) {
+        self.send(Message::Want(vm, wants));
+    }
+
+    /// Has a VM asked soon, unless it rests.
+    pub fn ask_soon(&mut self, vm: VmId) {
+        self.send(Message::AskSoon(vm));
+    }
+
+    /// What the monitors of a VM that this process runs said last; `None` before the first visit has ended.
+    pub fn said(&self, vm: VmId, pid: i32) -> Option<Arc<Said>> {
+        let board = self.shared.board();
+        board.vms.get(&vm).filter(|said| said.pid == pid).cloned()
+    }
+
+    /// Has commands carried out, one after the other, and waits for that no longer than this.
+    ///
+    /// # Errors
+    /// Not all were carried out; what had been asked before that may have been done.
+    pub fn command(
+        &mut self,
+        vm: VmId,
+        commands: Vec<Command>,
+        most: Ns,
+    ) -> Result<Vec<Value>, MonitorError> {
+        let line = self.line().map_err(|cause| broken("(none)", cause))?;
+        let (reply, answer) = sync_channel(1);
+        let until = now() + most;
+        line.send(Message::Command(
+            vm,
+            Job {
+                commands,
+                until,
+                reply,
+            },
+        ));
+        let answer = answer.recv_timeout(Duration::from_nanos(most.0));
+        answer.unwrap_or(Err(MonitorError::NoTime(
+            "its monitor did not answer in the time that there was",
+        )))
+    }
+
+    /// Waits until each of these was visited, or has been for as long as this.
+    pub fn wait_for(&self, vms: &[VmId], most: Duration) {
+        let is_missing = |board: &mut Board| vms.iter().any(|vm| !board.vms.contains_key(vm));
+        // A poisoned lock ends the wait; what is known is known.
+        drop(
+            self.shared
+                .changed
+                .wait_timeout_while(self.shared.board(), most, is_missing),
+        );
+    }
+
+    pub fn take_notices(&self) -> Vec<String> {
+        std::mem::take(&mut self.shared.board().notices)
+    }
+}
+
+impl Drop for Asker {
+    fn drop(&mut self) {
+        if let Some(Ok(line)) = &self.line {
+            line.send(Message::End);
+        }
+    }
+}
+
+/// Begins the thread.
+fn begin(root: &Path, open: Open, shared: &Arc<Shared>) -> Result<Line, String> {
+    let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| e.to_string())?;
+    let (inbox, received) = channel();
+    let line = Line {
+        inbox,
+        wake: Arc::new(wake),
+    };
+    let mut asking = Asking {
+        visits: Visits::new(Part::Monitors.share(CONNECTIONS_MAX)),
+        openers: Openers {
+            root: root.to_owned(),
+            open,
+            line: line.clone(),
+            idle: None,
+            busy: None,
+            hung: BTreeSet::new(),
+        },
+        received,
+        shared: Arc::clone(shared),
+    };
+    let named = std::thread::Builder::new().name("monitors".into());
+    let begun = named.spawn(move || while asking.go_on() {});
+    begun.map_err(|e| format!("no thread could be started for that: {e}"))?;
+    Ok(line)
+}
+
+/// The thread's own.
+struct Asking {
+    visits: Visits,
+    openers: Openers,
+    received: Receiver<Message>,
+    shared: Arc<Shared>,
+}
+
+impl Asking {
+    /// Waits until there is something to do, and does it; whether it is to go on.
+    fn go_on(&mut self) -> bool {
+        self.wait();
+        let mut messages = Vec::new();
+        messages.extend(self.received.try_iter());
+        for message in messages {
+            if !self.take_in(message) {
+                return false;
+            }
+        }
+        let at = now();
+        if let Some(hung) = self.openers.take_hung(at) {
+            self.visits.hangs(hung, at);
+        }
+        self.visits.tick(at);
+        while let Some(opening) = self.visits.outcome.to_open.pop_front() {
+            match self.openers.hand_over(opening, at) {
+                Handed::Over => {}
+                Handed::Back(opening) => {
+                    self.visits.outcome.to_open.push_front(opening);
+                    break;
+                }
+                Handed::Refused(opening, cause) => {
+                    let error = broken(&opening.path, &cause);
+                    self.visits.opened((opening.vm, opening.ticket), Err(error), at);
+                }
+            }
+        }
+        self.publish();
+        true
+    }
+
+    fn take_in(&mut self, message: Message) -> bool {
+        let at = now();
+        match message {
+            Message::Watch(vm, target) => self.visits.watch(vm, target, at),
+            Message::Forget(vm) => {
+                self.visits.forget(vm);
+                self.shared.board().vms.remove(&vm);
+            }
+            Message::Want(vm, wants) => self.visits.want(vm, wants),
+            Message::AskSoon(vm) => self.visits.ask_soon(vm, at),
+            Message::Command(vm, job) => self.visits.command(vm, job, at),
+            Message::Opened(vm, ticket, result) => {
+                self.openers.came_back(ticket);
+                self.visits.opened((vm, ticket), result, at);
+            }
+            Message::End => return false,
+        }
+        true
+    }
+
+    /// Waits for a message, a monitor, or the time at which something is due; goes on with the conversations that can.
+    fn wait(&mut self) {
+        let at = now();
+        let next = self
+            .visits
+            .next_event()
+            .into_iter()
+            .chain(self.openers.next_event())
+            .min();
+        let left = next.map(|next| Duration::from_nanos(next.saturating_sub(at).0));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        let mut of: Vec<(VmId, Which)> = Vec::new();
+        let mut polled = vec![PollFd::new(&self.openers.line.wake, PollFlags::IN)];
+        for (vm, which, conversation) in self.visits.connections() {
+            let out = if conversation.wants_to_write() {
+                PollFlags::OUT
+            } else {
+                PollFlags::empty()
+            };
+            of.push((vm, which));
+            polled.push(PollFd::new(conversation, PollFlags::IN | out));
+        }
+        // Interrupted it is as if nothing were ready.
+        let _ = poll(&mut polled, left.as_ref());
+        let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        let is_woken = is_ready(&polled[0]);
+        let ready: Vec<(VmId, Which)> = of
+            .into_iter()
+            .zip(&polled[1..])
+            .filter(|(_, fd)| is_ready(fd))
+            .map(|(of, _)| of)
+            .collect();
+        drop(polled);
+        if is_woken {
+            let _ = rustix::io::read(&self.openers.line.wake, &mut [0u8; 8]);
+        }
+        let at = now();
+        for (vm, which) in ready {
+            self.visits.ready(vm, which, at);
+        }
+    }
+
+    fn publish(&mut self) {
+        let outcome = &mut self.visits.outcome;
+        if outcome.said.is_empty() && outcome.notices.is_empty() {
+            return;
+        }
+        let mut board = self.shared.board();
+        board.vms.extend(outcome.said.drain(..));
+        board.notices.append(&mut outcome.notices);
+        self.shared.changed.notify_all();
+    }
+}
+
+/// Threads that open sockets, one at a time; those that hang are left to themselves.
+struct Openers {
+    root: PathBuf,
+    open: Open,
+    line: Line,
+    /// Where the thread that is not hung takes what is to be opened from.
+    idle: Option<Sender<Opening>>,
+    /// What it opens, since when.
+    busy: Option<(VmId, u64, Ns)>,
+    hung: BTreeSet<u64>,
+}
+
+/// What became of a socket that was to be opened.
+enum Handed {
+    Over,
+    /// It has to wait for another.
+    Back(Opening),
+    Refused(Opening, String),
+}
+
+impl Openers {
+    fn hand_over(&mut self, opening: Opening, at: Ns) -> Handed {
+        if self.busy.is_some() {
+            return Handed::Back(opening);
+        }
+        if self.hung.len() >= HUNG_MAX {
+            let cause = format!("{HUNG_MAX} others hang while they are opened, so none more is");
+            return Handed::Refused(opening, cause);
+        }
+        let of = (opening.vm, opening.ticket, at);
+        let idle = match self.idle.take().map_or_else(|| self.begin(), Ok) {
+            Ok(idle) => idle,
+            Err(cause) => return Handed::Refused(opening, cause),
+        };
+        if let Err(unsent) = idle.send(opening) {
+            return Handed::Refused(unsent.0, "the thread that opens it has ended".to_owned());
+        }
+        (self.idle, self.busy) = (Some(idle), Some(of));
+        Handed::Over
+    }
+
+    fn begin(&self) -> Result<Sender<Opening>, String> {
+        let (to_open, received) = channel::<Opening>();
+        let (root, open, line) = (self.root.clone(), self.open, self.line.clone());
+        let named = std::thread::Builder::new().name("monitor-open".into());
+        let begun = named.spawn(move || {
+            for Opening {
+                ticket,
+                vm,
+                pid,
+                path,
+            } in received
+            {
+                let result = open(&root, pid, &path);
+                line.send(Message::Opened(vm, ticket, result));
+            }
+        });
+        begun.map_err(|e| format!("no thread could be started to open it: {e}"))?;
+        Ok(to_open)
+    }
+
+    fn next_event(&self) -> Option<Ns> {
+        self.busy.map(|(_, _, since)| since + OPEN_MAX)
+    }
+
+    /// What hangs, if something does since now: another thread opens the next.
+    fn take_hung(&mut self, at: Ns) -> Option<(VmId, u64)> {
+        let (vm, ticket, _) = self.busy.take_if(|(_, _, since)| *since + OPEN_MAX <= at)?;
+        self.hung.insert(ticket);
+        self.idle = None;
+        Some((vm, ticket))
+    }
+
+    fn came_back(&mut self, ticket: u64) {
+        self.busy.take_if(|(_, its, _)| *its == ticket);
+        self.hung.remove(&ticket);
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,255 @@
+//! What the monitors of a host's QEMUs said, what is asked of them, and what they are told to do.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use homenode_kernel::now;
+use homenode_kernel::task::{self, Thread};
+use homenode_undo::journal::VcpuThread;
+use homenode_units::{Bytes, Ns, VmId};
+use serde_json::{Value, json};
+
+use super::monitor::Command;
+use super::questions::{self, Wants};
+use super::visits::{MONITORS_MAX, Said, Target, VISIT_MAX};
+use super::{Qemu, Vm};
+use crate::manager::CallError;
+
+/// How often it is checked that threads whose roles a monitor told are still the same ones.
+const CHECK_EVERY: Ns = Ns::from_secs(10);
+const NO_MONITOR: &str =
+    "its monitor (none): it was started without one; start it with `-qmp unix:/run/…,server=on,wait=off`";
+
+/// What its monitor said last.
+#[derive(Debug, Default)]
+pub(super) struct Heard {
+    pub(super) said: Arc<Said>,
+    /// Whether the asker knows the VM.
+    pub(super) is_watched: bool,
+    pub(super) wants: Wants,
+    /// Threads that run vCPUs, where they have no names of their own: by their numbers on this host.
+    pub(super) vcpus: BTreeMap<i32, (VcpuThread, u16)>,
+    /// When the monitor said that, and when it is to be checked again that they are those threads.
+    pub(super) vcpus_at: Option<Ns>,
+    pub(super) next_check: Ns,
+}
+
+impl Vm {
+    /// Why its monitor is of no use now, if so.
+    pub(super) fn no_monitor(&self) -> Option<String> {
+        let said = &self.heard.said;
+        match &said.trouble {
+            _ if self.told.monitors.is_empty() => Some(NO_MONITOR.to_owned()),
+            Some((error, _)) => Some(error.to_string()),
+            None if said.visits_count == 0 => Some("its monitor has not answered yet".to_owned()),
+            None => None,
+        }
+    }
+
+    /// What its balloon leaves it, where its monitor said that.
+    pub(super) fn balloon(&self) -> Option<Bytes> {
+        let said = self.heard.said.heard.balloon;
+        said.filter(|bytes| bytes.0 > 0 && *bytes <= self.told.memory)
+    }
+
+    /// Whether its description has what its balloon leaves it.
+    pub(super) fn is_as_described(&self) -> bool {
+        let balloon = self.balloon();
+        self.described.balloon == self.told.balloon.filter(|_| balloon.is_some())
+            && self.described.memory_current_bytes == balloon.unwrap_or(self.told.memory)
+    }
+}
+
+impl Qemu {
+    /// Has the asker know a VM.
+    pub(super) fn watch(&mut self, vm: VmId) {
+        let is_asked = self.is_asking;
+        let Some(known) = self.vms.get_mut(&vm).filter(|known| !known.heard.is_watched) else {
+            return;
+        };
+        known.heard.is_watched = true;
+        let monitors = each_once(&known.told.monitors);
+        if monitors.is_empty() {
+            return;
+        }
+        if monitors.len() > MONITORS_MAX {
+            self.notices.push(format!(
+                "VM {} has {} monitors: the first {MONITORS_MAX} are asked, which one of them does as well",
+                known.name,
+                monitors.len()
+            ));
+        }
+        let target = Target {
+            name: known.name.clone(),
+            pid: known.process.pid,
+            monitors,
+            is_asked,
+        };
+        known.heard.wants = Wants {
+            balloon: known.told.balloon.is_some(),
+            ..Wants::default()
+        };
+        let wants = known.heard.wants;
+        self.asker.watch(vm, target);
+        self.asker.want(vm, wants);
+    }
+
+    /// Wants more to be asked of a VM from now on.
+    pub(super) fn want(&mut self, vm: VmId, more: impl FnOnce(&mut Wants)) {
+        let Some(known) = self.vms.get_mut(&vm) else {
+            return;
+        };
+        let before = known.heard.wants;
+        more(&mut known.heard.wants);
+        if known.heard.wants != before {
+            self.asker.want(vm, known.heard.wants);
+            self.asker.ask_soon(vm);
+        }
+    }
+
+    /// Has a VM's monitor carry out a command. Waits no longer than is left of the time for commands, and not at all for a
+    /// monitor that gave no answer last time.
+    pub(super) fn command(&mut self, vm: VmId, command: Command) -> Result<Value, CallError> {
+        self.vm(vm)?;
+        self.watch(vm);
+        self.hear(vm);
+        let known = self.vm(vm)?;
+        let said = &known.heard.said;
+        let is_resting = match &said.trouble {
+            Some((_, until)) => self.is_asking || now() < *until,
+            None => self.is_asking && said.visits_count == 0,
+        };
+        let no_monitor = known
+            .no_monitor()
+            .filter(|_| is_resting || known.told.monitors.is_empty());
+        if let Some(cause) = no_monitor {
+            return Err(CallError::Refused(cause));
+        }
+        let most = self.time_left.min(VISIT_MAX);
+        if most == Ns::ZERO {
+            // Whether it answers is known next time.
+            self.asker.ask_soon(vm);
+            return Err(CallError::Refused(
+                "the time for monitors is used up by those of other VMs; it is tried again".to_owned(),
+            ));
+        }
+        let begun = now();
+        let answers = self.asker.command(vm, vec![command], most);
+        self.time_left = self.time_left.saturating_sub(now().saturating_sub(begun));
+        let answers = answers.map_err(|e| CallError::Refused(e.to_string()))?;
+        Ok(answers.into_iter().next().unwrap_or(Value::Null))
+    }
+
+    /// Something of a VM was just changed: it is described anew next time.
+    pub(super) fn look_soon(&mut self, vm: VmId) {
+        if let Some(known) = self.vms.get_mut(&vm) {
+            known.next_look = Ns::ZERO;
+            self.asker.ask_soon(vm);
+        }
+    }
+
+    /// Takes in what a VM's monitor said since.
+    pub(super) fn hear(&mut self, id: VmId) {
+        if let Some(vm) = self.vms.get_mut(&id)
+            && let Some(said) = self.asker.said(id, vm.process.pid)
+        {
+            vm.heard.said = said;
+        }
+    }
+
+    /// Takes in which threads run vCPUs, as a monitor says. It counts its threads as its own namespace does.
+    pub(super) fn take_in_vcpus(&mut self, vm: VmId, threads: &[Thread], told: &BTreeMap<i32, u16>) {
+        let Some(known) = self.vms.get_mut(&vm) else {
+            return;
+        };
+        let pid = known.process.pid;
+        let vcpu = |thread: &Thread| {
+            let index = *told.get(&task::innermost_id(&self.root, pid, thread.tid)?)?;
+            let start_ticks = task::thread_start(&self.root, pid, thread.tid)?;
+            let vcpu = VcpuThread {
+                tid: thread.tid,
+                start_ticks,
+            };
+            Some((thread.tid, (vcpu, index)))
+        };
+        let vcpus = threads.iter().filter(|thread| thread.tid != pid).filter_map(vcpu);
+        known.heard.vcpus = vcpus.collect();
+    }
+
+    /// Forgets threads that are not those any more that a monitor or the journal told.
+    pub(super) fn check_vcpus(&mut self, vm: VmId) {
+        let at = now();
+        if let Some(known) = self.vms.get_mut(&vm).filter(|vm| at >= vm.heard.next_check) {
+            known.heard.next_check = at + CHECK_EVERY;
+            let pid = known.process.pid;
+            let is_same =
+                |vcpu: &VcpuThread| task::thread_start(&self.root, pid, vcpu.tid) == Some(vcpu.start_ticks);
+            known.heard.vcpus.retain(|_, (vcpu, _)| is_same(vcpu));
+        }
+    }
+
+    /// What threads do that have no names: as the monitor says, or the journal of an agent that knew.
+    pub(super) fn roles_told(&mut self, vm: VmId, threads: &[Thread]) {
+        self.hear(vm);
+        let Some(known) = self.vms.get(&vm) else { return };
+        let heard = &known.heard;
+        let asked_at = heard.said.heard.vcpus_at;
+        if asked_at.is_some() && asked_at != heard.vcpus_at {
+            let told = Arc::clone(&heard.said);
+            self.take_in_vcpus(vm, threads, &told.heard.vcpus);
+            if let Some(known) = self.vms.get_mut(&vm) {
+                (known.heard.vcpus_at, known.heard.next_check) = (asked_at, now() + CHECK_EVERY);
+            }
+        } else {
+            self.check_vcpus(vm);
+        }
+        let Some(known) = self.vms.get(&vm) else { return };
+        if self.is_asking {
+            if known.heard.vcpus.is_empty()
+                && let Some(cause) = known
+                    .no_monitor()
+                    .filter(|_| known.heard.said.visits_count > 0 || known.told.monitors.is_empty())
+            {
+                let name = &known.name;
+                self.notices.push(format!(
+                    "VM {name} is left alone: which of its threads run vCPUs is not known. They have no names \
+                     (start it with `-name {name},debug-threads=on`), and {cause}"
+                ));
+            }
+            self.want(vm, |wants| wants.vcpus = true);
+        } else if known.heard.vcpus.is_empty()
+            && let Ok(said) = self.command(vm, ("query-cpus-fast", json!({})))
+        {
+            self.take_in_vcpus(vm, threads, &questions::vcpus(&said));
+        }
+    }
+
+    /// Where its balloon is among QEMU's objects.
+    pub(super) fn balloon_path(&mut self, vm: VmId) -> Result<String, CallError> {
+        self.hear(vm);
+        if let Some(path) = self.vm(vm)?.heard.said.heard.balloon_path.clone() {
+            return Ok(path);
+        }
+        for folder in questions::FOLDERS {
+            let listed = self.command(vm, ("qom-list", json!({"path": folder})))?;
+            if let Some(path) = questions::balloon_in(folder, &listed) {
+                return Ok(path);
+            }
+        }
+        Err(CallError::Refused("it has no balloon".to_owned()))
+    }
+}
+
+/// Paths of monitors, each once, however it is written.
+fn each_once(paths: &[String]) -> Vec<String> {
+    let mut seen = BTreeSet::new();
+    let plain = |path: &&String| {
+        let parts = path.split('/').filter(|part| !matches!(*part, "" | "."));
+        parts.collect::<Vec<_>>().join("/")
+    };
+    paths
+        .iter()
+        .filter(|path| seen.insert(plain(path)))
+        .cloned()
+        .collect()
+}

@@ -1,0 +1,357 @@
+//! Which processes of the host run VMs.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+use homenode_kernel::cgroup::Hierarchy;
+use homenode_kernel::read::{self, Dir, ReadError};
+use homenode_kernel::task::{self, Process};
+use homenode_undo::journal::Run;
+use homenode_units::VmId;
+
+use super::command_line::{CommandLine, Told, is_qemu};
+use super::seen::Eyes;
+use super::{Heard, Ns, Qemu, Vm};
+use crate::manager::CallError;
+
+/// Until a process has been looked at so often, running no VM each time, it may just be starting one.
+const LOOKS: u8 = 3;
+/// Afterwards it is looked at in one scan of so many: it may still become a QEMU (`exec`).
+const SCANS: i32 = 20;
+/// A command line of a VM with many devices has tens of kilobytes.
+const COMMAND_LINE_MAX: u64 = 2 << 20;
+/// More processes than any host has.
+const PROCESSES_MAX: usize = 1 << 20;
+
+/// Whether what a user calls a VM is taken for one: another user could have the agent move its own memory and fill its lists.
+/// Services have users below 1000, or nobody's, which Incus takes.
+fn may_run_vms(user: u32) -> bool {
+    user < 1000 || user == 65534 || user == rustix::process::geteuid().as_raw()
+}
+
+/// A process that says that it runs a VM.
+struct Claim {
+    id: VmId,
+    vm: Vm,
+}
+
+impl Vm {
+    /// Whether all of its rights are root's, or those of the agent's own user.
+    fn is_roots(&self) -> bool {
+        let own = rustix::process::geteuid().as_raw();
+        self.users.iter().all(|user| *user == 0 || *user == own)
+    }
+
+    /// The user that it runs as, for people.
+    fn user(&self) -> u32 {
+        self.users.iter().max().copied().unwrap_or_default()
+    }
+}
+
+/// Who a process says that it is.
+struct Said {
+    id: VmId,
+    name: String,
+    pid: i32,
+    user: u32,
+    is_roots: bool,
+    /// Whether its VM was taken in before.
+    is_known: bool,
+}
+
+impl Said {
+    fn by(id: VmId, vm: &Vm, is_known: bool) -> Said {
+        Said {
+            id,
+            name: vm.name.clone(),
+            pid: vm.process.pid,
+            user: vm.user(),
+            is_roots: vm.is_roots(),
+            is_known,
+        }
+    }
+
+    /// Whether another process says that it is this VM, or has its name.
+    fn is_rival_of(&self, id: VmId, vm: &Vm) -> bool {
+        self.pid != vm.process.pid && (self.id == id || self.name == vm.name)
+    }
+
+    /// What comes of it.
+    fn dispute(&self, vm: &Vm) -> String {
+        let managed = match self.is_roots || vm.is_roots() {
+            true => "root's alone is managed",
+            false => "neither is managed",
+        };
+        format!(
+            "processes {} (user {}) and {} (user {}) both claim to be VM {}, by its name (-name) or its UUID (-uuid): {managed}; give each a name \
+             and a UUID of its own",
+            self.pid,
+            self.user,
+            vm.process.pid,
+            vm.user(),
+            vm.name
+        )
+    }
+}
+
+impl Qemu {
+    /// Looks through all processes for VMs that are new; at those that long ran none only now and then, unless it is to be
+    /// `whole`.
+    pub(super) fn scan(&mut self, whole: bool) -> Result<(), CallError> {
+        let lost = |e: ReadError| CallError::Lost(e.to_string());
+        self.look_around();
+        let mut pids = Vec::new();
+        if let Some(proc) = Dir::open(&self.root.join("proc")).map_err(lost)? {
+            proc.numbers(PROCESSES_MAX, &mut pids).map_err(lost)?;
+        }
+        let known: BTreeSet<i32> = self.vms.values().map(|vm| vm.process.pid).collect();
+        let before = std::mem::take(&mut self.others);
+        let mut strangers = BTreeSet::new();
+        let mut claims = Vec::new();
+        self.scan_count = (self.scan_count + 1) % SCANS;
+        for pid in pids.into_iter().filter(|pid| !known.contains(pid)) {
+            let looks = before.binary_search_by_key(&pid, |(other, _)| *other);
+            let looks = looks.map_or(0, |at| before[at].1);
+            if looks >= LOOKS && pid % SCANS != self.scan_count && !whole {
+                self.others.push((pid, looks));
+                continue;
+            }
+            let looked = self.look_at(pid, &mut strangers);
+            if !matches!(looked, Ok(Some(_))) {
+                self.others.push((pid, looks.saturating_add(1)));
+            }
+            match looked {
+                Ok(claim) => claims.extend(claim),
+                Err(why) => self.notices.push(format!("process {pid} is left out: {why}")),
+            }
+        }
+        self.settle(claims);
+        for user in strangers {
+            self.notices.push(format!(
+                "QEMUs of user {user} are left out: who may log in may run anything by that name. Run VMs as root or as a service's user"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Looks up where control groups are, and which CPUs every program has.
+    fn look_around(&mut self) {
+        self.groups = Hierarchy::read(&self.root).ok();
+        self.ordinary = task::affinity(&self.root, 1, 1).ok().flatten();
+    }
+
+    /// Takes in the VMs of new processes, but none whose name or UUID another process has: a service's user can give its process
+    /// any. Root's VM has its own; of two of root's with one UUID the one that is known stays, or the older. Of others neither is
+    /// managed.
+    fn settle(&mut self, mut claims: Vec<Claim>) {
+        if claims.is_empty() && self.vms.values().all(|vm| vm.claimed.is_none()) {
+            return;
+        }
+        claims.sort_by_key(|claim| {
+            (
+                !claim.vm.is_roots(),
+                claim.vm.process.start_ticks,
+                claim.vm.process.pid,
+            )
+        });
+        let known = self.vms.iter().map(|(id, vm)| Said::by(*id, vm, true));
+        let new = claims.iter().map(|claim| Said::by(claim.id, &claim.vm, false));
+        let all: Vec<Said> = known.chain(new).collect();
+        for (id, vm) in &mut self.vms {
+            let rivals = all.iter().filter(|said| said.is_rival_of(*id, vm));
+            let rival = rivals.max_by_key(|said| said.is_roots).filter(|_| !vm.is_roots());
+            let claimed = rival.map(|rival| rival.dispute(vm));
+            if claimed != vm.claimed {
+                (vm.claimed, vm.next_look) = (claimed, Ns::ZERO);
+            }
+        }
+        for Claim { id, vm } in claims {
+            let rivals = all.iter().filter(|said| said.is_rival_of(id, &vm));
+            if vm.is_roots() {
+                let notices = rivals
+                    .filter(|said| said.is_known && !said.is_roots)
+                    .map(|said| said.dispute(&vm));
+                self.notices.extend(notices);
+                match self.vms.get(&id).filter(|first| first.is_roots()) {
+                    None => {
+                        // A file of this name may have been the other's.
+                        for other in self.vms.values_mut().filter(|other| other.name == vm.name) {
+                            other.next_look = Ns::ZERO;
+                        }
+                        self.vms.insert(id, vm);
+                    }
+                    Some(first) => {
+                        let (first, second) = (first.process.pid, vm.process.pid);
+                        self.notices.push(format!(
+                            "processes {first} and {second} both run VM {id} ({}): only the first is watched. Give each a UUID of its own (-uuid)",
+                            vm.name
+                        ));
+                    }
+                }
+            } else if let Some(rival) = rivals.max_by_key(|said| said.is_roots) {
+                self.notices.push(rival.dispute(&vm));
+            } else {
+                self.vms.insert(id, vm);
+            }
+        }
+    }
+
+    /// Makes a VM be the process that the journal has for it. What its command line says now is believed of it as of any other;
+    /// where it says nothing the process is pinned all the same.
+    pub(super) fn take_on(&mut self, run: &Run) -> Result<(), CallError> {
+        let lost = |e: ReadError| CallError::Lost(e.to_string());
+        let process = run.process();
+        if task::process(&self.root, run.pid).map_err(lost)? != Some(process) {
+            return Ok(());
+        }
+        // What libvirt manages is given back through libvirt, which would not know of it otherwise.
+        let of_libvirt = homenode_units::file_name(&run.name, ".pid").ok();
+        let of_libvirt = of_libvirt.map(|file| self.root.join("run/libvirt/qemu").join(file));
+        let pid_in = |path: &Path| read::value_if_there::<i32>(path, "a process id");
+        let is_libvirts = |path: &Path| pid_in(path).is_ok_and(|pid| pid == Some(run.pid));
+        if of_libvirt.as_deref().is_some_and(is_libvirts) {
+            return Ok(());
+        }
+        self.look_around();
+        let Some(users) = task::users(&self.root, run.pid).map_err(lost)? else {
+            return Ok(());
+        };
+        let line = self.command_line(run.pid).unwrap_or_default();
+        let name = match run.name.is_empty() {
+            true => format!("qemu-{}", run.pid),
+            false => run.name.clone(),
+        };
+        let vm = self.vm_of((run.vm, name), (process, users), line.told());
+        // By whatever name it was known.
+        self.vms.retain(|_, known| known.process != process);
+        self.vms.insert(run.vm, vm);
+        Ok(())
+    }
+
+    fn vm_of(&self, (id, name): (VmId, String), (process, users): (Process, [u32; 4]), told: Told) -> Vm {
+        let described = Arc::new(self.domain(id, (&name, None), process, &told, None));
+        Vm {
+            process,
+            tasks: task::Tasks::new(&self.root, process.pid),
+            users,
+            name,
+            claimed: None,
+            told,
+            described,
+            next_look: Ns::ZERO,
+            heard: Heard::default(),
+        }
+    }
+
+    /// What a process that is a QEMU was told, files of options included; nothing where it is none.
+    fn command_line(&self, pid: i32) -> Result<CommandLine, String> {
+        let path = self.root.join(format!("proc/{pid}/cmdline"));
+        // Of a process that may not be read nothing can be changed either.
+        let Ok(Some(words)) = read::text_if_there(&path, COMMAND_LINE_MAX) else {
+            return Ok(CommandLine::default());
+        };
+        let mut words = words.split_terminator('\0');
+        if !words.next().is_some_and(is_qemu) {
+            return Ok(CommandLine::default());
+        }
+        let mut line = CommandLine::of(words);
+        let eyes = Eyes {
+            root: self.root.clone(),
+            pid,
+            changes_root: line.changes_root(),
+        };
+        let pid_file = line.pid_file().map(str::to_owned);
+        let place = std::fs::read_link(self.root.join(format!("proc/{pid}/cwd")));
+        let place = place.ok().filter(|_| !line.leaves_directory());
+        // As it counts processes itself.
+        let own = task::innermost_id(&self.root, pid, pid).unwrap_or(pid);
+        line.read_files(|path| {
+            let text = match &place {
+                _ if path.starts_with('/') => eyes.text_in_time(path, pid_file.as_deref(), own),
+                Some(dir) => {
+                    let path = dir.join(path).display().to_string();
+                    eyes.text_in_time(&path, pid_file.as_deref(), own)
+                }
+                None => Err(std::io::Error::other(
+                    "it has left the directory that it was started in; name the file from the root",
+                )),
+            };
+            text.map_err(|cause| format!("its options in {path} cannot be read: {cause}"))
+        })?;
+        Ok(line)
+    }
+
+    /// The VM that a process runs, if it runs one. `strangers` gets the user of a process that may not run any.
+    fn look_at(&self, pid: i32, strangers: &mut BTreeSet<u32>) -> Result<Option<Claim>, String> {
+        let Some(words) = self.words_of_qemu(pid) else {
+            return Ok(None);
+        };
+        // A QEMU's own child, which it made with its command line: `-daemonize`, or who frees its memory (`async-teardown`).
+        let parent = task::parent(&self.root, pid).ok().flatten();
+        if parent.and_then(|parent| self.words_of_qemu(parent)) == Some(words) {
+            return Ok(None);
+        }
+        // Before and after: all that is read in between is of the same process.
+        let Some(process) = task::process(&self.root, pid).map_err(|e| e.to_string())? else {
+            return Ok(None);
+        };
+        let Some(users) = task::users(&self.root, pid).map_err(|e| e.to_string())? else {
+            return Ok(None);
+        };
+        // A program with root's rights can be called anything by who starts it.
+        let stranger = users.into_iter().find(|user| !may_run_vms(*user));
+        if stranger.is_some() || !self.runs_qemu(pid) {
+            strangers.extend(stranger);
+            return Ok(None);
+        }
+        let told = self.command_line(pid)?.told();
+        if told.has_no_machine || !task::is_alive(&self.root, process) {
+            return Ok(None);
+        }
+        let name = told.name.clone().unwrap_or_else(|| format!("qemu-{pid}"));
+        if name.contains(['/', '\0'])
+            || name.starts_with('.')
+            || name.chars().any(char::is_control)
+            || name.len() > 200
+        {
+            return Err("its name (-name) cannot be a file's; start it with another".to_owned());
+        }
+        let of_libvirt = self.root.join("run/libvirt/qemu").join(format!("{name}.pid"));
+        if read::value_if_there(&of_libvirt, "a process id") == Ok(Some(pid)) {
+            return Err(format!(
+                "libvirt runs VM {name}, and changes it; manage it with `--host libvirt`"
+            ));
+        }
+        let given = told
+            .uuid
+            .as_deref()
+            .map(|uuid| VmId::parse(uuid).ok_or_else(|| format!("its UUID `{uuid}` is none")));
+        // Without one, its name is what stays when it is started again.
+        let id = given.unwrap_or_else(|| {
+            Ok(VmId(
+                uuid::Uuid::new_v5(&uuid::Uuid::NAMESPACE_OID, name.as_bytes()).as_u128(),
+            ))
+        })?;
+        let vm = self.vm_of((id, name), (process, users), told);
+        Ok(Some(Claim { id, vm }))
+    }
+
+    /// The command line of a process that is called as a QEMU is.
+    fn words_of_qemu(&self, pid: i32) -> Option<String> {
+        let path = self.root.join(format!("proc/{pid}/cmdline"));
+        let words = read::text_if_there(&path, COMMAND_LINE_MAX).ok().flatten()?;
+        words.split('\0').next().is_some_and(is_qemu).then_some(words)
+    }
+
+    /// Whether a process's program is a QEMU, as far as that can be seen: an upgrade may have taken its file away.
+    fn runs_qemu(&self, pid: i32) -> bool {
+        let Ok(program) = std::fs::read_link(self.root.join(format!("proc/{pid}/exe"))) else {
+            return true;
+        };
+        let name = program
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned());
+        name.is_some_and(|name| name.contains("qemu") || name.starts_with("kvm"))
+    }
+}

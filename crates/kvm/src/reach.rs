@@ -1,0 +1,328 @@
+//! What a VM may use: the CPUs that are left when every bound that an operator set is applied, by whatever means they set it.
+//!
+//! ```text
+//!   cpuset of its cgroups (v1, v2) ─┐
+//!   <vcpu cpuset>                  ─┤
+//!   nodes of its cgroups' cpuset   ─┼─ intersection ─▶ CPUs ─▶ homes, pins, emulator
+//!   affinity before the agent      ─┤                  none ─▶ the VM is left alone, and the reason is said
+//!   not isolated (isolcpus=)       ─┘
+//! ```
+//!
+//! An isolated CPU is left to a VM if its operator names it: by the domain's own `<vcpu cpuset>`, or by a cpuset or an affinity
+//! that has isolated CPUs only. A slice or an affinity of many CPUs, isolated ones among them, does not: the kernel would leave
+//! vCPUs that are pinned there on top of each other.
+//!
+//! The kernel takes a CPU that goes offline out of every cpuset. That is no bound of an operator's, and ends no home.
+
+use std::path::Path;
+
+use homenode_kernel::cgroup::{Cpuset, Hierarchy};
+use homenode_kernel::read::ReadError;
+use homenode_machine::Machine;
+use homenode_units::CpuSet;
+
+use crate::domain::Domain;
+
+/// The bounds of one VM as of the last look, but for affinities.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Reach {
+    /// What the kernel applies to every affinity of the VM's threads.
+    pub cpuset: Cpuset,
+    /// CPUs of `<vcpu cpuset>`.
+    allowed: Option<CpuSet>,
+    /// CPUs of the machine that are offline just now.
+    pub offline: CpuSet,
+}
+
+/// What is left of a host for a VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Left {
+    pub cpus: CpuSet,
+    /// The bounds that leave nothing, for a message.
+    bounds: Vec<(&'static str, CpuSet)>,
+}
+
+impl Reach {
+    /// Reads the bounds of a VM whose QEMU is this process.
+    pub fn read(groups: &Hierarchy, pid: i32, domain: &Domain) -> Result<Reach, ReadError> {
+        Ok(Reach {
+            cpuset: groups.cpuset_of(pid)?,
+            allowed: domain.cpuset.clone(),
+            offline: CpuSet::new(),
+        })
+    }
+
+    /// The same of a VM of which only the process is known, by an agent or a guard that undoes. Where the cgroups cannot be read
+    /// nothing is known of them.
+    pub fn of_process(root: &Path, pid: i32) -> Reach {
+        let cpuset = Hierarchy::read(root).and_then(|groups| groups.cpuset_of(pid));
+        Reach {
+            cpuset: cpuset.unwrap_or_default(),
+            allowed: None,
+            offline: CpuSet::new(),
+        }
+    }
+
+    /// Reads the cpuset again, after the kernel has done something else than was asked for.
+    pub fn look_again(&mut self, root: &Path, pid: i32) {
+        self.cpuset = Reach::of_process(root, pid).cpuset;
+    }
+
+    /// What is left to a VM of whose threads these affinities were set before the agent.
+    pub fn left(&self, machine: &Machine, affinities: &[CpuSet]) -> Left {
+        let all_cpus = machine.cpu_set();
+        let by_nodes = self.cpus_near_memory(machine);
+        let mut bounds: Vec<(&'static str, CpuSet)> = Vec::new();
+        let all = [
+            ("its cgroups", self.cpuset.cpus.as_ref()),
+            ("the memory nodes of its cgroups", by_nodes.as_ref()),
+            ("its <vcpu cpuset>", self.allowed.as_ref()),
+        ];
+        let affinities = affinities
+            .iter()
+            .map(|cpus| ("the affinity of its threads", Some(cpus)));
+        for (what, cpus) in all.into_iter().chain(affinities) {
+            let Some(cpus) = cpus.map(|cpus| cpus.union(&self.offline).intersection(&all_cpus)) else {
+                continue;
+            };
+            if cpus != all_cpus && bounds.iter().all(|(_, known)| *known != cpus) {
+                bounds.push((what, cpus));
+            }
+        }
+        let mut isolated = machine.isolated.clone();
+        if let Some(named) = self.allowed.as_ref().filter(|named| !all_cpus.is_subset(named)) {
+            isolated = isolated.difference(named);
+        }
+        let mut cpus = all_cpus;
+        for (what, bound) in &bounds {
+            cpus = cpus.intersection(bound);
+            // A bound to nodes names no CPU.
+            if *what != all[1].0 && bound.is_subset(&machine.isolated) {
+                isolated = isolated.difference(bound);
+            }
+        }
+        let mut left = cpus.difference(&isolated);
+        if left.is_subset(&self.offline) {
+            left = CpuSet::new();
+        }
+        if left.is_empty() && !cpus.is_subset(&self.offline) {
+            bounds.push(("isolcpus=", machine.cpu_set().difference(&isolated)));
+        }
+        Left { cpus: left, bounds }
+    }
+
+    /// CPUs of the memory nodes that its cgroups leave it, where that is not all and these nodes have CPUs: a home lies there, or
+    /// its memory could not follow.
+    fn cpus_near_memory(&self, machine: &Machine) -> Option<CpuSet> {
+        let cpus = machine.cpus_of(self.cpuset.nodes.as_ref()?);
+        let cpus = match &self.cpuset.cpus {
+            Some(allowed) if cpus.intersection(allowed).is_empty() => return None,
+            _ => cpus,
+        };
+        let elsewhere = machine.memory_nodes().difference(self.cpuset.nodes.as_ref()?);
+        (!cpus.is_empty() && !elsewhere.is_empty()).then_some(cpus)
+    }
+
+    /// What the kernel makes of an affinity: its part within the cpuset, or all of the cpuset where there is none.
+    pub fn in_force(&self, cpus: &CpuSet) -> CpuSet {
+        let Some(cpuset) = &self.cpuset.cpus else {
+            return cpus.clone();
+        };
+        match cpus.intersection(cpuset) {
+            within if within.is_empty() => cpuset.clone(),
+            within => within,
+        }
+    }
+
+    /// What to ask for where a thread is to have these CPUs again: the kernel refuses CPUs that are all outside the cpuset.
+    pub fn to_give_back(&self, cpus: &CpuSet) -> CpuSet {
+        match &self.cpuset.cpus {
+            Some(cpuset) if cpus.intersection(cpuset).is_empty() => cpuset.clone(),
+            _ => cpus.clone(),
+        }
+    }
+
+    /// Whether CPUs that are in force are what the kernel makes of one of these.
+    pub fn is_one_of(&self, in_force: &CpuSet, usable: &CpuSet, sets: &[CpuSet]) -> bool {
+        let is_so = |set: &CpuSet| {
+            set.intersection(usable) == *in_force || self.in_force(set).intersection(usable) == *in_force
+        };
+        sets.iter().any(is_so)
+    }
+
+    /// Whether a pin to these CPUs keeps a VM from nothing that its other bounds leave it.
+    pub fn is_no_limit(&self, machine: &Machine, cpus: &CpuSet) -> bool {
+        let left = self.left(machine, &[]).cpus;
+        !left.is_empty() && left.is_subset(cpus)
+    }
+}
+
+impl Left {
+    /// The same where the operator keeps these CPUs from all VMs: what leaves no others leaves nothing.
+    pub fn but_for(mut self, reserved: &CpuSet) -> Left {
+        if !self.cpus.is_empty() && self.cpus.is_subset(reserved) {
+            self.bounds.push(("what bounds it", self.cpus.clone()));
+            self.bounds
+                .push(("and placement.reserved_cpus keeps from VMs", reserved.clone()));
+            self.cpus = CpuSet::new();
+        }
+        self
+    }
+
+    /// CPUs by which plans are bound; `None` where these are all that VMs may use.
+    pub fn limit(&self, machine: &Machine) -> Option<CpuSet> {
+        let of_all = machine.cpu_set().difference(&machine.isolated);
+        (self.cpus != of_all).then(|| self.cpus.clone())
+    }
+
+    /// Why nothing is left, as the end of a sentence.
+    pub fn why_nothing(&self) -> String {
+        let bound = |(what, cpus): &(&str, CpuSet)| match cpus.is_empty() {
+            true => format!("{what} no CPU of this host"),
+            false => format!("{what} CPUs {cpus}"),
+        };
+        let bounds: Vec<String> = self.bounds.iter().map(bound).collect();
+        format!(
+            "no CPU of this host is within all of its bounds: {}",
+            bounds.join(", ")
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homenode_kernel::fake::machine;
+
+    fn cpus(list: &str) -> CpuSet {
+        list.parse().unwrap()
+    }
+
+    fn reach(cgroup: Option<&str>, nodes: Option<&str>, allowed: Option<&str>) -> Reach {
+        Reach {
+            cpuset: Cpuset {
+                cpus: cgroup.map(cpus),
+                nodes: nodes.map(|nodes| nodes.parse().unwrap()),
+            },
+            allowed: allowed.map(cpus),
+            offline: CpuSet::new(),
+        }
+    }
+
+    /// Four nodes of one CPU each, of which 1 and 3 are isolated, or none.
+    fn host(isolated: &str) -> Machine {
+        Machine {
+            isolated: cpus(isolated),
+            ..machine(&[0, 0, 1, 1])
+        }
+    }
+
+    fn left(isolated: &str, reach: &Reach, affinities: &[&str]) -> String {
+        let affinities: Vec<CpuSet> = affinities.iter().map(|list| cpus(list)).collect();
+        reach.left(&host(isolated), &affinities).cpus.to_string()
+    }
+
+    #[test]
+    fn a_vm_may_use_what_every_bound_leaves_it() {
+        assert_eq!(left("", &reach(None, None, None), &["0-7"]), "0-3");
+        assert_eq!(left("", &reach(Some("1,3"), None, None), &["0-3"]), "1,3");
+        assert_eq!(left("", &reach(Some("0-2"), None, Some("1-3")), &["0-3"]), "1-2");
+        assert_eq!(
+            left("", &reach(Some("0-2"), Some("0,2-3"), Some("1-3")), &[]),
+            "2"
+        );
+        assert_eq!(left("", &reach(None, None, None), &["0-1", "1-2"]), "1");
+        // Memory on nodes without a CPU of its own is no reason to run nowhere.
+        assert_eq!(left("", &reach(Some("1"), Some("0"), None), &[]), "1");
+    }
+
+    #[test]
+    fn isolated_cpus_are_left_to_those_whose_own_bounds_name_them() {
+        let free = reach(None, None, None);
+        assert_eq!(
+            left("1,3", &free, &["0-3"]),
+            "0,2",
+            "all that there is names none"
+        );
+        assert_eq!(left("1,3", &free, &["0,2"]), "0,2", "what every process inherits");
+        assert_eq!(left("1,3", &free, &["1,3"]), "1,3");
+        assert_eq!(left("1,3", &reach(None, None, Some("1,3")), &["1,3"]), "1,3");
+        assert_eq!(left("1,3", &reach(None, None, Some("0-3")), &["0-3"]), "0,2");
+        assert_eq!(left("1,3", &reach(Some("1,3"), None, None), &["1,3"]), "1,3");
+        assert_eq!(left("1,3", &reach(Some("0-1"), None, None), &["0"]), "0");
+        assert_eq!(left("1,3", &reach(None, Some("0-1"), None), &["0-3"]), "0");
+        // A slice of many CPUs, and what the kernel makes of an affinity in it, names none of them.
+        assert_eq!(left("1,3", &reach(Some("1-3"), None, None), &["1-3"]), "2");
+        assert_eq!(
+            left("1,3", &reach(Some("1-3"), None, Some("1-3")), &["1-3"]),
+            "1-3"
+        );
+        assert_eq!(free.left(&host("1,3"), &[]).limit(&host("1,3")), None);
+        assert_eq!(
+            free.left(&host("1,3"), &[cpus("1")]).limit(&host("1,3")),
+            Some(cpus("1"))
+        );
+    }
+
+    #[test]
+    fn a_cpu_that_is_offline_is_no_bound_of_an_operators() {
+        // The kernel takes CPU 3 out of every cpuset meanwhile.
+        let offline = |mut reach: Reach| {
+            reach.offline = cpus("3");
+            reach
+        };
+        let free = offline(reach(Some("0-2"), None, None));
+        assert_eq!(free.left(&host(""), &[cpus("0-2")]).limit(&host("")), None);
+        assert_eq!(
+            left("", &offline(reach(Some("1-2"), None, None)), &["0-2"]),
+            "1-3"
+        );
+        // But what leaves that CPU alone leaves none.
+        assert_eq!(left("", &offline(reach(None, None, Some("3"))), &["0-2"]), "");
+    }
+
+    #[test]
+    fn a_vm_whose_only_cpus_are_reserved_has_none() {
+        let only = reach(None, None, Some("3")).left(&host(""), &[]);
+        assert_eq!(only.clone().but_for(&cpus("0")).cpus, cpus("3"));
+        let none = only.but_for(&cpus("0,3"));
+        assert!(
+            none.cpus.is_empty() && none.why_nothing().contains("reserved_cpus"),
+            "{}",
+            none.why_nothing()
+        );
+    }
+
+    #[test]
+    fn where_nothing_is_left_every_bound_is_named() {
+        let none = reach(Some("1,3"), None, Some("0,2")).left(&host(""), &[]);
+        assert!(none.cpus.is_empty());
+        assert_eq!(none.limit(&host("")), Some(CpuSet::new()), "and never anywhere");
+        let said = none.why_nothing();
+        assert!(
+            said.contains("its cgroups CPUs 1,3, its <vcpu cpuset> CPUs 0,2"),
+            "{said}"
+        );
+        let offline = reach(None, None, Some("8-9")).left(&host(""), &[]);
+        assert!(
+            offline
+                .why_nothing()
+                .contains("<vcpu cpuset> no CPU of this host")
+        );
+        let only_isolated = reach(None, Some("1"), None).left(&host("1,3"), &[]);
+        assert!(only_isolated.cpus.is_empty() && only_isolated.why_nothing().contains("isolcpus="));
+    }
+
+    #[test]
+    fn what_the_kernel_makes_of_a_pin_within_a_cpuset_is_known() {
+        let within = reach(Some("1,3"), None, None);
+        let (all, pins) = (cpus("0-3"), [cpus("0-1")]);
+        assert_eq!(within.in_force(&cpus("0-1")), cpus("1"));
+        assert_eq!(within.in_force(&cpus("0,2")), cpus("1,3"));
+        assert!(within.is_one_of(&cpus("1"), &all, &pins) && within.is_one_of(&cpus("0-1"), &all, &pins));
+        assert!(!within.is_one_of(&cpus("3"), &all, &pins));
+        assert_eq!(within.to_give_back(&cpus("0-3")), cpus("0-3"));
+        assert_eq!(within.to_give_back(&cpus("0,2")), cpus("1,3"));
+        assert!(within.is_no_limit(&host(""), &cpus("1,3")) && !within.is_no_limit(&host(""), &cpus("1")));
+    }
+}

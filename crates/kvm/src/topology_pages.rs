@@ -1,0 +1,74 @@
+//! The topology pages of a host's guests: who serves them, and which guests have one.
+
+use std::path::{Path, PathBuf};
+
+use homenode_undo::Acting;
+
+use crate::domain::{Domain, TOPOLOGY_DEVICE};
+use crate::topology_server::TopologyServer;
+
+/// What serves topology pages, or why nothing does.
+pub(crate) struct TopologyPages {
+    socket: PathBuf,
+    server: Result<TopologyServer, String>,
+}
+
+impl TopologyPages {
+    pub fn open(socket: PathBuf, acting: Acting) -> TopologyPages {
+        let server = match acting {
+            Acting::DryRun => Err("the agent runs with --dry-run and tells guests nothing".to_owned()),
+            Acting::Live => serve(&socket),
+        };
+        TopologyPages { socket, server }
+    }
+
+    /// What the operator should know of an agent that acts and cannot serve.
+    pub fn trouble(&self, acting: Acting) -> Option<String> {
+        let why = self.server.as_ref().err().filter(|_| acting == Acting::Live)?;
+        Some(format!("no guest is told where it is: {why}"))
+    }
+
+    /// The server, or why there is none.
+    pub fn server(&self) -> Result<&TopologyServer, &str> {
+        self.server.as_ref().map_err(String::as_str)
+    }
+
+    /// Why a QEMU was refused its page, once.
+    pub fn take_refusal(&self) -> Option<String> {
+        self.server.as_ref().ok()?.take_refusal()
+    }
+
+    /// Why the guest of a VM cannot be told where it is, if so.
+    pub fn why_not(&self, domain: &Domain, pid: i32) -> Option<String> {
+        if domain.cells.len() < 2 {
+            return Some(
+                "its guest sees one node; give it virtual nodes (<cpu><numa>, docs/TOPOLOGY.md)".to_owned(),
+            );
+        }
+        let ours = self.socket.as_path();
+        let Some(theirs) = &domain.topology_socket else {
+            return Some(format!(
+                "it has no topology device; put <shmem name='{TOPOLOGY_DEVICE}'> with the server {} into its <devices> \
+                 (docs/TOPOLOGY.md), and start it anew",
+                ours.display()
+            ));
+        };
+        if Path::new(theirs) != ours {
+            return Some(format!(
+                "its topology device asks for its page at {theirs}, and this agent serves {}; correct the one or the other",
+                ours.display()
+            ));
+        }
+        match &self.server {
+            Err(why) => Some(why.clone()),
+            Ok(server) if server.serves(pid) => None,
+            Ok(_) => Some("its QEMU has no topology page of this agent's; start it anew".to_owned()),
+        }
+    }
+}
+
+fn serve(socket: &Path) -> Result<TopologyServer, String> {
+    let dir = socket.parent().unwrap_or(Path::new("/"));
+    std::fs::create_dir_all(dir).map_err(|e| format!("cannot make {}: {e}", dir.display()))?;
+    TopologyServer::listen(socket).map_err(|e| e.to_string())
+}

@@ -1,0 +1,458 @@
+//! One VM as the host watches it: who its threads are, what its operator did, where its memory lies.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+
+use homenode_host::{ActionError, Failure, Immovable, VirtualNode};
+use homenode_kernel::binding::Binding;
+use homenode_kernel::cgroup::{CpuGroup, CpuMax};
+use homenode_kernel::numa_maps::{Range, Seen};
+use homenode_kernel::pages::Mover;
+use homenode_kernel::read::ReadError;
+use homenode_kernel::task::{Role, Tasks, Thread};
+use homenode_kernel::{now, numa_maps};
+use homenode_undo::journal::{Before, Entry, Helper, Run, Written};
+use homenode_units::{Bytes, CpuSet, NodeMap, NodeSet, Ns, PAGE_BYTES, Pages};
+
+use crate::domain::{Cell, Domain};
+use crate::hands::Hands;
+use crate::levers::vcpus::before_of;
+use crate::reach::{Left, Reach};
+
+mod bound;
+mod grip;
+
+pub(crate) use grip::{After, Grip, Levers};
+
+/// Reading `numa_maps` may take this part of one CPU's time per VM: it stops the VM's page faults while it walks.
+const PAGES_COST_SHARE: u64 = 20;
+/// How often memory that could not be found is looked for again.
+const RAM_RETRY: Ns = Ns::from_secs(10);
+
+/// One run of one VM.
+pub(crate) struct Vm {
+    pub run: Run,
+    /// What it was said to be when it was looked at last.
+    pub described: Arc<Domain>,
+    /// The same, with what was set since.
+    pub domain: Domain,
+    /// What its operator's bounds leave it, but for affinities.
+    pub reach: Reach,
+    /// What it was when first seen; the live XML shows our own pins later.
+    pub operator_helpers: BTreeSet<Helper>,
+    pub pins: Pinned,
+    pub threads: Vec<Thread>,
+    pub tasks: Tasks,
+    /// When vCPUs' affinities, and when all that is told of threads, are to be read anew.
+    pub next_looks: (Ns, Ns),
+    pub groups: BTreeMap<i32, Option<CpuGroup>>,
+    pub memory: Memory,
+    pub home: Option<NodeSet>,
+    pub levers: Levers,
+    /// Why its memory cannot move, as of the last sample.
+    pub immovable: Option<Immovable>,
+    /// Why its memory is to be left where it is for now.
+    pub standstill: Option<Immovable>,
+}
+
+/// Who pinned which vCPU of a VM.
+pub(crate) struct Pinned {
+    /// By hand.
+    pub operator: BTreeSet<u16>,
+    /// CPUs before an agent first touched the VM; restoring leaves them as pins in the XML.
+    pub restored: BTreeMap<u16, CpuSet>,
+    /// What the agent pinned: the newest first, and alone once it was read back.
+    pub ours: BTreeMap<u16, Vec<CpuSet>>,
+}
+
+/// Where a VM's memory lies.
+#[derive(Default)]
+pub(crate) struct Memory {
+    sizes: Vec<Bytes>,
+    /// All of it, once it was found.
+    whole: Option<Part>,
+    /// Each node that the guest sees, if it has memory.
+    virtual_nodes: Vec<Option<Part>>,
+    next_read: Ns,
+}
+
+/// Memory that is moved by itself.
+pub(crate) struct Part {
+    pub mover: Mover,
+    pub pages: Option<NodeMap<Pages>>,
+    /// The nodes that memory policies bind it to, as the kernel says.
+    pub binding: Option<Binding>,
+}
+
+/// What a look for a VM's memory found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    Memory,
+    None,
+    /// It was not due.
+    NotLooked,
+}
+
+/// Which part of a VM's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Which {
+    Whole,
+    VirtualNode(u16),
+}
+
+impl Memory {
+    /// Memory that was found in these ranges.
+    fn found(pid: i32, sizes: Vec<Bytes>, ranges: Vec<Range>, cells: &[Cell]) -> Memory {
+        let part = |ranges| Part {
+            mover: Mover::new(pid, ranges),
+            pages: None,
+            binding: None,
+        };
+        // Memory objects come in the order of the cells that have memory, unless the cells have a part each of one object
+        // (`-numa node,mem=`, with which no part of it is a cell's alone to move).
+        let mut objects = numa_maps::objects(&ranges, &sizes).into_iter().zip(sizes.clone());
+        let of_cell = |cell: &Cell| {
+            let (object, size) = (cell.memory_bytes > Bytes::ZERO).then(|| objects.next())??;
+            (size == cell.memory_bytes).then_some(())?;
+            Some(part(vec![ranges.get(object)?.clone()]))
+        };
+        Memory {
+            virtual_nodes: cells.iter().map(of_cell).collect(),
+            sizes,
+            whole: Some(part(ranges)),
+            next_read: Ns::ZERO,
+        }
+    }
+
+    /// The walk over all of it, once it was found.
+    pub fn mover(&self) -> Option<&Mover> {
+        self.whole.as_ref().map(|whole| &whole.mover)
+    }
+
+    /// Size of the huge pages that it lies in, the largest of several; `None` where it lies in ordinary ones, or was not found
+    /// yet.
+    pub fn huge_page_bytes(&self) -> Option<Bytes> {
+        let ranges = self.mover().into_iter().flat_map(Mover::ranges);
+        let largest = ranges.map(|range| range.page_bytes).max();
+        largest.filter(|bytes| bytes.0 > PAGE_BYTES)
+    }
+
+    /// Where all of it lies, where that is known.
+    pub fn pages(&self) -> Option<&NodeMap<Pages>> {
+        self.whole.as_ref()?.pages.as_ref()
+    }
+
+    /// A part of it, where it was found.
+    pub fn part(&mut self, which: Which) -> Option<&mut Part> {
+        match which {
+            Which::Whole => self.whole.as_mut(),
+            Which::VirtualNode(at) => self.virtual_nodes.get_mut(usize::from(at))?.as_mut(),
+        }
+    }
+
+    pub fn parts(&mut self) -> impl Iterator<Item = &mut Part> {
+        self.whole
+            .iter_mut()
+            .chain(self.virtual_nodes.iter_mut().flatten())
+    }
+}
+
+impl Vm {
+    /// How it is now: what an agent or the guard later gives back.
+    pub fn before(&self) -> Before {
+        let affinity = |role: &Role| {
+            let thread = self.threads.iter().find(|t| t.role == *role);
+            thread.map(|t| t.affinity.clone())
+        };
+        let iothreads = self
+            .domain
+            .iothreads
+            .iter()
+            .filter_map(|id| Some((*id, affinity(&Role::IoThread(*id))?)));
+        Before {
+            vcpus: affinities(&self.threads).collect(),
+            operator_pins: self.pins.operator.iter().copied().collect(),
+            emulator: affinity(&Role::Emulator).unwrap_or_default(),
+            iothreads: iothreads.collect(),
+            operator_helpers: self.operator_helpers.iter().copied().collect(),
+            nodes: self.restrictive_nodes().cloned(),
+            threads: BTreeMap::new(),
+        }
+    }
+
+    /// What is left of the host for it when every bound is applied: those that were read, and the affinities that its vCPUs had
+    /// before the agent pinned them. Affinities that libvirt gave it on a tool's advice (`placement='auto'`) are no bound: they
+    /// are that tool's placement.
+    pub fn left(&self, hands: &Hands) -> Left {
+        let before = hands.entry(self).map(|entry| &entry.before);
+        let affinity = |thread: &Thread| {
+            let index = vcpu_index(&thread.role)?;
+            if self.pins.operator.contains(&index) {
+                return None;
+            }
+            if !self.pins.ours.contains_key(&index) {
+                return Some(thread.affinity.clone());
+            }
+            let journalled = before.and_then(|before| before_of(before, index));
+            journalled.or_else(|| self.pins.restored.get(&index)).cloned()
+        };
+        let is_placed = self.domain.placed_by_advice;
+        let threads = self.threads.iter().filter(|_| !is_placed);
+        let affinities: Vec<CpuSet> = threads.filter_map(affinity).collect();
+        let mut reach = self.reach.clone();
+        reach.offline.clone_from(&hands.offline);
+        reach
+            .left(&hands.machine, &affinities)
+            .but_for(&hands.reserved_cpus)
+    }
+
+    /// Whether something of the agent's is in force outside what is left to it: a pin, or a home that its operator did not
+    /// choose.
+    pub fn is_out_of_reach(&self, hands: &Hands, left: &Left) -> bool {
+        let mut pins = self.pins.ours.values().filter_map(|sets| sets.first());
+        let chosen = self
+            .domain
+            .settings
+            .as_ref()
+            .ok()
+            .and_then(|said| said.home.as_ref());
+        let is_lost = |home: &NodeSet| {
+            let mut nodes = home
+                .iter()
+                .map(NodeSet::one)
+                .map(|node| hands.machine.cpus_of(&node));
+            chosen.is_none() && nodes.any(|cpus| !cpus.is_empty() && cpus.intersection(&left.cpus).is_empty())
+        };
+        pins.any(|cpus| !cpus.is_subset(&left.cpus)) || self.home.as_ref().is_some_and(is_lost)
+    }
+
+    /// Whether it is between two hosts: libvirt then refuses every change, and only after a long wait.
+    pub fn is_migrating(&self) -> bool {
+        self.standstill == Some(Immovable::Migrating)
+    }
+
+    /// Something of its threads may have been changed: all of them are looked at next time.
+    pub fn look_soon(&mut self) {
+        self.next_looks = (Ns::ZERO, Ns::ZERO);
+    }
+
+    /// Threads that run vCPUs.
+    pub fn vcpu_tids(&self) -> impl Iterator<Item = i32> + '_ {
+        self.threads
+            .iter()
+            .filter(|t| matches!(t.role, Role::Vcpu(_)))
+            .map(|t| t.tid)
+    }
+
+    /// Its online vCPUs.
+    pub fn vcpu_indices(&self) -> Vec<u16> {
+        self.threads.iter().filter_map(|t| vcpu_index(&t.role)).collect()
+    }
+
+    /// The thread that runs this vCPU.
+    pub fn vcpu_thread(&self, index: u16) -> Option<&Thread> {
+        self.threads.iter().find(|t| t.role == Role::Vcpu(index))
+    }
+
+    /// The cgroup that limits a thread's CPU time, where it is known.
+    pub fn group(&self, tid: i32) -> Option<&CpuGroup> {
+        self.groups.get(&tid)?.as_ref()
+    }
+
+    /// How many of its vCPUs are in the cgroup of this one: one where each has its own, as libvirt makes them.
+    pub fn sharing(&self, tid: i32) -> usize {
+        let group = self.group(tid);
+        let same = self.vcpu_tids().filter(|other| self.group(*other) == group);
+        same.count().max(1)
+    }
+
+    /// What a vCPU may use: its part of what its cgroup may.
+    pub fn max_of(&self, tid: i32) -> Result<Option<CpuMax>, ReadError> {
+        let max = self.group(tid).map_or(Ok(None), CpuGroup::max)?;
+        let sharing = self.sharing(tid) as u64;
+        Ok(max.map(|max| max.divided(sharing)))
+    }
+
+    /// Reads where its pages lie, if that is due: after this time at the earliest, unless the agent moved some.
+    pub fn refresh_pages(&mut self, root: &Path, at: Ns, every: Ns) -> Result<Found, ReadError> {
+        if self.memory.sizes != self.domain.ram_sizes {
+            self.memory = Memory {
+                sizes: self.domain.ram_sizes.clone(),
+                ..Memory::default()
+            }; // a DIMM came or went
+        }
+        if at < self.memory.next_read {
+            return Ok(Found::NotLooked);
+        }
+        let start = now();
+        let read = self.read_pages(root);
+        // What cannot be read is no cheaper to read again.
+        let cost = now().saturating_sub(start);
+        let patience = match read {
+            Ok(Found::None) => RAM_RETRY,
+            Ok(_) | Err(_) => every,
+        };
+        self.memory.next_read = at + patience.max(Ns(cost.0.saturating_mul(PAGES_COST_SHARE)));
+        read
+    }
+
+    /// Reads where its pages lie.
+    fn read_pages(&mut self, root: &Path) -> Result<Found, ReadError> {
+        let pid = self.run.pid;
+        if self.memory.whole.is_none()
+            && let Some(ranges) = numa_maps::guest_ram(root, pid, &self.memory.sizes)?
+        {
+            let sizes = std::mem::take(&mut self.memory.sizes);
+            self.memory = Memory::found(pid, sizes, ranges, &self.domain.cells);
+        }
+        let Some(mover) = self.memory.mover() else {
+            return Ok(Found::None);
+        };
+        let ranges = mover.ranges().to_vec();
+        let seen = numa_maps::look(root, pid, &ranges)?;
+        for part in self.memory.parts() {
+            let is_own = |(range, _): &(&Range, &Seen)| part.mover.ranges().contains(range);
+            let own = |seen| ranges.iter().zip(seen).filter(is_own).map(|(_, seen)| seen);
+            let seen = seen.as_deref();
+            part.pages = seen.map(|seen| numa_maps::sum(own(seen).map(|seen| &seen.pages)));
+            if let Some(seen) = seen {
+                let all = |all, seen: &Seen| Binding::join(all, seen.binding.as_ref());
+                part.binding = own(seen).fold(None, all);
+            }
+        }
+        Ok(Found::Memory)
+    }
+
+    /// The nodes that its guest sees, if they are several.
+    pub fn virtual_nodes(&self) -> Vec<VirtualNode> {
+        let cells = &self.domain.cells;
+        let node = |(at, cell): (usize, &Cell)| VirtualNode {
+            vcpus: cell.vcpus.clone(),
+            memory_bytes: cell.memory_bytes,
+            pages: self
+                .memory
+                .virtual_nodes
+                .get(at)
+                .and_then(|part| part.as_ref()?.pages.clone()),
+        };
+        let several = cells.iter().enumerate().filter(|_| cells.len() > 1);
+        several.map(node).collect()
+    }
+
+    /// Has the next look at its pages come from the kernel.
+    pub fn forget_pages(&mut self) {
+        self.memory.next_read = Ns::ZERO;
+    }
+}
+
+/// CPUs that each vCPU of these threads may run on.
+pub(crate) fn affinities(threads: &[Thread]) -> impl Iterator<Item = (u16, CpuSet)> + '_ {
+    let of_vcpu = |thread: &Thread| Some((vcpu_index(&thread.role)?, thread.affinity.clone()));
+    threads.iter().filter_map(of_vcpu)
+}
+
+pub(crate) fn vcpu_index(role: &Role) -> Option<u16> {
+    match role {
+        Role::Vcpu(index) => Some(*index),
+        _ => None,
+    }
+}
+
+/// What hands do to a VM's lines in the journal.
+impl Hands {
+    /// What the journal says of a VM, written by this agent or an earlier one.
+    pub fn entry(&self, vm: &Vm) -> Option<&Entry> {
+        self.journal.as_ref()?.entry(vm.run.vm)
+    }
+
+    /// What it says of a lever of a VM.
+    pub fn journalled<T: Written>(&self, vm: &Vm) -> Option<T> {
+        self.entry(vm)?.get()
+    }
+
+    /// Writes down what will be in force on a lever.
+    pub fn set<T: Written>(&mut self, vm: &Vm, what: &str, entry: &T) -> Result<(), ActionError> {
+        let written = self.journal.as_mut().map(|journal| journal.set(vm.run.vm, entry));
+        written
+            .unwrap_or(Ok(()))
+            .map_err(|e| failed(vm, what, &e.to_string()))?;
+        self.mark(vm);
+        Ok(())
+    }
+
+    /// Writes down that nothing is in force on a lever any more.
+    pub fn clear<T: Written>(&mut self, vm: &Vm) {
+        self.clear_keys(vm, &[T::KEY]);
+    }
+
+    /// The same of several levers.
+    pub fn clear_keys(&mut self, vm: &Vm, keys: &[&str]) {
+        if let Some(journal) = &mut self.journal {
+            journal.clear(vm.run.vm, keys);
+        }
+        self.mark(vm);
+    }
+
+    /// The same, where the mark is not known to say that.
+    pub fn keep_marked(&mut self, vm: &Vm) {
+        if self.marks.is_to_be_compared(vm.run.vm) {
+            self.mark(vm);
+        }
+    }
+
+    /// Has the VM's own mark say what the journal says. Where that cannot be, the journal is the only witness.
+    pub fn mark(&mut self, vm: &Vm) {
+        let Some(journal) = &self.journal else { return };
+        let (id, entry) = (vm.run.vm, journal.entry(vm.run.vm));
+        if let Err(error) = self.marks.write(self.manager.as_mut(), id, entry) {
+            let (name, cause) = (&vm.run.name, error.cause());
+            self.notice(format!(
+                "VM {name} does not carry a mark of what the agent changed: {cause}; it is tried again"
+            ));
+        }
+    }
+}
+
+/// Something that the host did not do.
+pub(crate) fn failed(vm: &Vm, what: &str, cause: &str) -> ActionError {
+    let (what, cause) = (what.to_owned(), cause.to_owned());
+    Failure::Host { what, cause }.on(&vm.run.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homenode_kernel::numa_maps::Sharing;
+
+    #[test]
+    fn a_cell_has_memory_of_its_own_only_where_an_object_is_its_own() {
+        let range = |start: u64, mib: u64| Range {
+            start,
+            end: start + (mib << 20),
+            sharing: Sharing::Private,
+            page_bytes: Bytes(PAGE_BYTES),
+        };
+        let cell = |mib: u64| Cell {
+            vcpus: Vec::new(),
+            memory_bytes: Bytes(mib << 20),
+        };
+        let own = |sizes: &[u64], cells: &[u64]| {
+            let sizes: Vec<Bytes> = sizes.iter().map(|mib| Bytes(mib << 20)).collect();
+            let ranges = (0u64..).zip(&sizes);
+            let ranges = ranges.map(|(at, size)| range((1 << 40) - (at << 32), size.0 >> 20));
+            let cells: Vec<Cell> = cells.iter().map(|mib| cell(*mib)).collect();
+            let memory = Memory::found(1, sizes.clone(), ranges.collect(), &cells);
+            let parts = memory.virtual_nodes.iter();
+            parts.map(Option::is_some).collect::<Vec<_>>()
+        };
+        assert_eq!(own(&[64, 32], &[64, 32]), [true, true]);
+        assert_eq!(
+            own(&[64, 32, 16], &[64, 0, 32]),
+            [true, false, true],
+            "and a DIMM"
+        );
+        assert_eq!(own(&[96], &[64, 32]), [false, false]);
+        assert_eq!(own(&[96, 16], &[64, 32]), [false, false], "and a DIMM");
+    }
+}

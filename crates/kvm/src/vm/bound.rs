@@ -1,0 +1,153 @@
+//! What keeps a VM's memory where it is, and which nodes it is bound to.
+//!
+//! # Problem
+//! Pages that move are a gain only where nothing and no one wants them where they are. Devices and encryption pin pages;
+//! operators bind memory to nodes, and schedulers count on the huge pages that are left on each node.
+//!
+//! # Algorithm
+//! Memory policies come from two sources: what the manager says of the VM ([`Domain::binding`](crate::domain::Domain)), and what
+//! `numa_maps` says of each mapping that is guest RAM. The second is what the kernel acts by, whoever bound the memory:
+//! libvirt, another manager, `numactl`. Both are joined ([`Binding::join`]). Where a part of a VM's memory is bound, policies
+//! move none of it.
+//!
+//! Huge pages are of a pool of each node. A scheduler (Nova, KubeVirt) counts on the pages that are free there, so they stay
+//! unless the VM's operator says `hugepages="move"`; and even then they are not moved where they are bound.
+//!
+//! A VM whose memory stays by its operator's will has its vCPUs where that memory is, or anywhere: see
+//! [`VmSample::bound_to`](homenode_host::VmSample).
+//!
+//! # Properties
+//! - `cells_bound_to_a_node_each_stay_whoever_bound_them`
+//! - `huge_pages_of_a_pool_stay_unless_the_operator_says_move`
+
+use std::path::Path;
+
+use homenode_host::Immovable;
+use homenode_kernel::binding::Binding;
+use homenode_kernel::meminfo;
+use homenode_kernel::pages::Mover;
+use homenode_kernel::read::ReadError;
+use homenode_units::{Bytes, NodeMap, NodeSet, PAGE_BYTES, Pages};
+use homenode_vm_settings::PoolPages;
+
+use super::Vm;
+
+/// A node with less of a VM's memory does not count as one that the VM's memory is on.
+const LIES_THERE_PERCENT: u64 = 1;
+
+impl Vm {
+    /// Nodes that its memory is bound to by memory policies; `None` where all of it may be on each of `memory_nodes`.
+    pub fn binding(&self, memory_nodes: &NodeSet) -> Option<Binding> {
+        let seen = self.memory.whole.as_ref().and_then(|part| part.binding.as_ref());
+        Binding::join(self.domain.binding.clone(), seen)?.on(memory_nodes)
+    }
+
+    /// Memory nodes that libvirt can change while it runs. Those of a VM with bound memory are left: the kernel would bind the
+    /// memory to other nodes.
+    pub fn restrictive_nodes(&self) -> Option<&NodeSet> {
+        let tune = self.domain.numatune.as_ref();
+        let tune = tune.filter(|tune| tune.mode == "restrictive")?;
+        let seen = self.memory.whole.as_ref().and_then(|part| part.binding.as_ref());
+        let is_free = self.domain.binding.is_none() && seen.is_none();
+        tune.nodes.as_ref().filter(|_| is_free)
+    }
+
+    /// Nodes that its memory stays on because its operator bound it, or because it is in huge pages of a pool: those that it is
+    /// bound to, and those that the rest of it lies on. `None` where it may follow its vCPUs.
+    pub fn bound_to(&self, memory_nodes: &NodeSet) -> Option<NodeSet> {
+        let binding = self.binding(memory_nodes);
+        if binding.is_none() && self.pool_that_stays().is_none() {
+            return None;
+        }
+        let mut nodes = binding.map_or_else(NodeSet::new, |binding| binding.nodes);
+        let pages = || self.memory.pages().into_iter().flat_map(NodeMap::iter);
+        let total: Pages = pages().map(|(_, pages)| *pages).sum();
+        for (node, pages) in pages() {
+            if pages.0.saturating_mul(100) > total.0.saturating_mul(LIES_THERE_PERCENT) {
+                nodes.insert(node);
+            }
+        }
+        (!nodes.is_empty()).then_some(nodes)
+    }
+
+    /// Why its memory cannot move, if it cannot.
+    pub fn why_immovable(&self, root: &Path, memory_nodes: &NodeSet) -> Result<Option<Immovable>, ReadError> {
+        if !self.domain.assigned_devices.is_empty() {
+            return Ok(Some(Immovable::Vfio));
+        }
+        if self.standstill.is_some() {
+            return Ok(self.standstill.clone());
+        }
+        if self.domain.locked.is_some() {
+            return Ok(Some(Immovable::Locked));
+        }
+        if let Some(kind) = &self.domain.encrypted {
+            return Ok(Some(Immovable::Encrypted { kind: kind.clone() }));
+        }
+        if let Some(bound) = self.bounds(memory_nodes) {
+            return Ok(Some(bound.reason()));
+        }
+        if let Some(page_bytes) = self.pool_that_stays() {
+            return Ok(Some(Immovable::HugePagePool { page_bytes }));
+        }
+        match self.huge_page_bytes() {
+            Some(page_bytes) if !self.huge_pages_fit_elsewhere(root, memory_nodes, page_bytes)? => {
+                Ok(Some(Immovable::HugePages { page_bytes }))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Its binding, and its cgroup's memory nodes where libvirt cannot change them.
+    fn bounds(&self, memory_nodes: &NodeSet) -> Option<Binding> {
+        let thread = self
+            .threads
+            .first()
+            .filter(|_| self.restrictive_nodes().is_none());
+        let cpuset = thread.map(|thread| Binding {
+            nodes: thread.memory_nodes.clone(),
+            common: thread.memory_nodes.clone(),
+        });
+        let cpuset = cpuset.and_then(|cpuset| cpuset.on(memory_nodes));
+        Binding::join(self.binding(memory_nodes), cpuset.as_ref())
+    }
+
+    /// Size of the huge pages that it lies in; `None` where it lies in none of a pool.
+    fn huge_page_bytes(&self) -> Option<Bytes> {
+        let ranges = self.memory.mover().into_iter().flat_map(Mover::ranges);
+        let largest = ranges.map(|range| range.page_bytes).max();
+        largest.filter(|bytes| bytes.0 > PAGE_BYTES)
+    }
+
+    /// The same where they are to stay in their node's pool.
+    fn pool_that_stays(&self) -> Option<Bytes> {
+        let settings = self.domain.settings.as_ref().ok();
+        let may_move = settings.is_some_and(|said| said.pool_pages == PoolPages::Move);
+        self.huge_page_bytes().filter(|_| !may_move)
+    }
+
+    /// Whether some node that does not hold the whole VM has enough free huge pages for the rest of it.
+    fn huge_pages_fit_elsewhere(
+        &self,
+        root: &Path,
+        nodes: &NodeSet,
+        page_bytes: Bytes,
+    ) -> Result<bool, ReadError> {
+        let Some(pages) = self.memory.pages() else {
+            return Ok(false);
+        };
+        let total: Pages = pages.values().copied().sum();
+        for node in nodes.iter() {
+            let rest = total.saturating_sub(pages.get(node).copied().unwrap_or_default());
+            let sizes = meminfo::huge_pages(root, node)?;
+            let free = sizes
+                .iter()
+                .find(|size| size.page_bytes == page_bytes)
+                .map_or(0, |size| size.free_count);
+            if rest > Pages::ZERO && free.saturating_mul(page_bytes.0 / PAGE_BYTES) >= rest.0 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}

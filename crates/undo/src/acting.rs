@@ -1,0 +1,204 @@
+//! The right to act on a host: taking it, leases that end while waiting, and VMs that the agent must not touch.
+
+use std::path::Path;
+use std::time::Duration;
+
+use homenode_host::{Act, Bell, Management, VmSample};
+use homenode_kernel::now;
+use homenode_units::{Ns, VmId};
+
+use crate::beat::Beat;
+use crate::holder::JournalWas;
+use crate::journal::{self, Journal, JournalError};
+use crate::lock::{ActingLock, Lock, Waits};
+use crate::state_dir::StateError;
+
+/// How long a limit that an earlier agent left may stay unless this one decides for it.
+pub const CARRIED_LEASE: Ns = Ns::from_secs(10);
+/// How long to wait before what could not be lifted is tried again.
+pub const RETRY: Ns = Ns::from_secs(1);
+/// Why a dry run sets nothing.
+pub const DRY_RUN: &str = "this agent runs with --dry-run and touches nothing";
+/// A wait that is longer is interrupted: the guard takes an agent that says nothing for hung.
+const BEAT_AT_LEAST: Ns = Ns::from_secs(5);
+/// How long a new agent waits for a guard that is just undoing.
+const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why the right to act cannot be had.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TakeOverError {
+    /// The journal cannot be used.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// Another agent acts, or the state directory cannot be used.
+    #[error(transparent)]
+    State(#[from] StateError),
+}
+
+/// The right to act on a host and to write its journal, for as long as this lives.
+#[derive(Debug)]
+pub struct Locks {
+    lock: Lock,
+    acting: ActingLock,
+    /// Why the journal does not say all that an earlier agent changed, if so.
+    lost: Option<String>,
+}
+
+impl Locks {
+    /// Whether they are where another agent would look for them. Where the state directory was removed or moved they are not:
+    /// another agent may act, and finds no journal.
+    pub fn are_there(&self) -> bool {
+        self.lock.is_there() && self.acting.is_there()
+    }
+
+    /// Says whether this process has a guard.
+    pub fn set_guarded(&mut self, is_guarded: bool) {
+        self.lock.set_guarded(is_guarded);
+    }
+
+    /// Everything that the journal listed is undone: another agent does not miss it.
+    pub fn set_undone(&mut self) {
+        self.set_journal(JournalWas::Over);
+    }
+
+    /// Why the journal does not say all that an earlier agent changed, if so.
+    pub fn lost_journal(&self) -> Option<&str> {
+        self.lost.as_deref()
+    }
+
+    fn set_journal(&mut self, journal: JournalWas) {
+        self.lock.set_journal(journal);
+        self.acting.set_journal(self.lock.process(), journal);
+    }
+}
+
+/// Takes the right to act on this host, and the journal in this state directory. A guard of a dead agent that is stopped or hangs
+/// is ended. What the operator should know of it stands in the journal's warnings.
+///
+/// # Errors
+/// Another agent has it, or the directory cannot be used.
+pub fn take_over(root: &Path, state_dir: &Path) -> Result<(Journal, Locks), TakeOverError> {
+    take_over_within(root, state_dir, LOCK_PATIENCE.into())
+}
+
+/// The same, waiting as long as these say.
+///
+/// # Errors
+/// As [`take_over`].
+pub fn take_over_within(
+    root: &Path,
+    state_dir: &Path,
+    waits: Waits,
+) -> Result<(Journal, Locks), TakeOverError> {
+    // In this order: the guard of an agent that died lets go of the host once it sees who follows.
+    let mut lock = Lock::take(state_dir, waits)?;
+    let mut acting = ActingLock::take(root, state_dir, waits)?;
+    let mut journal = Journal::open(state_dir)?;
+    let former = [lock.former_journal(), acting.former_journal()];
+    let was_lost = former.contains(&JournalWas::Lost);
+    let is_missing = !journal.was_there() && former.contains(&JournalWas::Kept);
+    let lost = (was_lost || is_missing).then(|| journal::lost_at(state_dir));
+    let ended = lock.take_ended().into_iter().chain(acting.take_ended());
+    journal.warnings.extend(ended.chain(lost.clone()));
+    // Said again until everything was undone once: a process that begins may end before its operator read it.
+    let now = match lost {
+        Some(_) => JournalWas::Lost,
+        None => JournalWas::Kept,
+    };
+    let mut locks = Locks { lock, acting, lost };
+    locks.set_journal(now);
+    Ok((journal, locks))
+}
+
+/// What came of undoing everything.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Undone {
+    /// VMs that are as they were.
+    pub vms: Vec<VmId>,
+    /// Why others are not, or why that is unknown.
+    pub failures: Vec<String>,
+}
+
+/// Whether this agent may act on its host: its locks, and whether a guard would undo what it does.
+#[derive(Debug)]
+pub struct RightToAct {
+    /// Absent in a dry run.
+    locks: Option<Locks>,
+    is_guarded: bool,
+}
+
+impl RightToAct {
+    /// That of an agent with these locks; without any in a dry run. It counts as guarded until [`RightToAct::set_guarded`] says
+    /// otherwise: the conformance suite acts without a guard.
+    pub fn new(locks: Option<Locks>) -> RightToAct {
+        RightToAct {
+            locks,
+            is_guarded: true,
+        }
+    }
+
+    /// Says whether a guard would undo if this process ended. While there is none the agent only restores.
+    pub fn set_guarded(&mut self, is_guarded: bool) {
+        if let Some(locks) = &mut self.locks {
+            locks.set_guarded(is_guarded);
+            self.is_guarded = is_guarded;
+        }
+    }
+
+    /// Whether the locks are where another agent would look for them. Where the state directory was removed or moved they are
+    /// not: another agent may act, and finds no journal.
+    pub fn owns_its_state(&self) -> bool {
+        self.locks.as_ref().is_none_or(Locks::are_there)
+    }
+
+    /// Why the journal does not say all that an earlier agent changed, if so.
+    pub fn lost_journal(&self) -> Option<&str> {
+        self.locks.as_ref()?.lost_journal()
+    }
+
+    /// Takes in what came of undoing everything: once nothing is left, another agent does not miss the journal.
+    pub fn note_undone(&mut self, undone: &Undone) {
+        if let Some(locks) = self.locks.as_mut().filter(|_| undone.failures.is_empty()) {
+            locks.set_undone();
+        }
+    }
+
+    /// Why this must not be done to a VM, if so.
+    pub fn kept_from(&self, vm: Option<&VmSample>, act: &Act) -> Option<&'static str> {
+        let is_ignored = vm.is_some_and(|vm| vm.settings.management == Management::Ignored);
+        if is_ignored {
+            return Some("its operator opted it out; the agent only watches it");
+        }
+        let is_lifting = matches!(act, Act::Lift { .. });
+        (!self.is_guarded && !is_lifting)
+            .then_some("there is no guard process, which would undo it if the agent died")
+    }
+}
+
+/// Who holds limits by leases.
+pub trait Leases {
+    /// When the next lease is over that can be ended.
+    fn next_lease_end(&self) -> Option<Ns>;
+    /// Lifts the limits whose leases are over.
+    fn end_leases(&mut self);
+}
+
+/// Lets a period pass, or less where the bell rings; leases end meanwhile, and the guard is told that the agent goes on. How long
+/// that was.
+pub fn wait(host: &mut impl Leases, (bell, beat): (&Bell, &Beat), period: Ns) -> Ns {
+    let begun = now();
+    let end = Ns(begun.0.saturating_add(period.0));
+    let mut at = begun;
+    while at < end && !bell.is_stopping() {
+        let lease = host.next_lease_end();
+        beat.beat();
+        let until = lease.map_or(end, |lease| lease.min(end)).min(at + BEAT_AT_LEAST);
+        let has_rung = bell.wait(Duration::from_nanos(until.saturating_sub(at).0));
+        host.end_leases();
+        at = now();
+        if has_rung {
+            break;
+        }
+    }
+    at - begun
+}

@@ -1,0 +1,154 @@
+//! What every real host has beside the contract of `homenode-host`, whoever runs its VMs: an end in good order, whatever happens.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use homenode_host::{
+    Action, ActionError, Bell, Host, LocalMigration, Outcome, Plan, Receipt, Refusal, Sample,
+};
+use homenode_machine::Machine;
+use homenode_units::{CpuSet, NodeSet, VmId};
+
+use crate::acting::{RightToAct, Undone};
+use crate::beat::Beat;
+use crate::state_dir::STATE_DIR;
+
+/// Where an agent serves topology pages.
+pub const TOPOLOGY_SOCKET: &str = "/run/homenode/topology.sock";
+
+/// Whether the host carries out plans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acting {
+    /// It does.
+    Live,
+    /// It checks plans and answers [`Outcome::DryRun`]; it takes no lock and writes no journal.
+    DryRun,
+}
+
+/// How to watch and act on a host.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What the host is.
+    pub machine: Machine,
+    /// CPUs that the operator keeps for the host: nothing of a VM is pinned there.
+    pub reserved_cpus: CpuSet,
+    /// Root of `/proc`, `/sys` and `/run`: `/`, but in tests.
+    pub root: PathBuf,
+    /// Where the journal and the lock lie.
+    pub state_dir: PathBuf,
+    /// Where guests' QEMUs find their topology pages.
+    pub topology_socket: PathBuf,
+    /// Whether plans are carried out.
+    pub acting: Acting,
+    /// Ends waiting and moving early: something is to be done, or a signal came.
+    pub bell: Bell,
+    /// Tells the guard that the agent goes on.
+    pub beat: Beat,
+    /// Which VMs may be migrated to where they are. On Xen; elsewhere pages move without.
+    pub local_migration: LocalMigration,
+    /// Whether Xen's trace tells how long vCPUs wait, on a host that has one.
+    pub trace_waiting: bool,
+}
+
+impl Options {
+    /// A live host with its usual places.
+    pub fn new(machine: Machine) -> Options {
+        Options {
+            machine,
+            reserved_cpus: CpuSet::new(),
+            root: PathBuf::from("/"),
+            state_dir: PathBuf::from(STATE_DIR),
+            topology_socket: PathBuf::from(TOPOLOGY_SOCKET),
+            acting: Acting::Live,
+            bell: Bell::default(),
+            beat: Beat::default(),
+            local_migration: LocalMigration::default(),
+            trace_waiting: false,
+        }
+    }
+}
+
+/// What the journal of an earlier agent says of a VM that still runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CarriedOver {
+    /// The VM.
+    pub vm: VmId,
+    /// Its home.
+    pub home: Option<NodeSet>,
+    /// CPUs that the earlier agent gave each vCPU last.
+    pub pins: BTreeMap<u16, CpuSet>,
+    /// Where its pages were moving to when that agent ended.
+    pub moving: Option<NodeSet>,
+}
+
+/// What the agent needs of a real host beside the contract.
+pub trait RealHost: Host {
+    /// This agent's right to act on the host.
+    fn right(&self) -> &RightToAct;
+
+    /// This agent's right to act on the host.
+    fn right_mut(&mut self) -> &mut RightToAct;
+
+    /// What the operator should know and no sample carries: missing counters, broken settings, changes that another program made.
+    /// Each is given once.
+    fn take_notices(&mut self) -> Vec<String>;
+
+    /// Homes, pins and unfinished moves that an earlier agent left, of VMs that still run.
+    fn carried_over(&self) -> Vec<CarriedOver>;
+
+    /// Restores every VM that was touched, as the guard would. What cannot be restored is in the result and stays journalled.
+    fn restore(&mut self) -> Undone;
+
+    /// Lifts every limit of the agent's: limits never outlast it, whatever else it leaves in force. Returns what could not be
+    /// lifted, which stays journalled.
+    fn lift_limits(&mut self) -> Vec<String>;
+}
+
+/// What [`commit`] asks of a host.
+pub trait Commit: Host {
+    /// The last sample.
+    fn last(&self) -> &Sample;
+
+    /// Refuses a plan whose VMs another program changed since the last sample.
+    ///
+    /// # Errors
+    /// [`Refusal::Stale`].
+    fn refuse_changed(&mut self, plan: &Plan) -> Result<(), Refusal>;
+
+    /// Whether this is a dry run.
+    fn is_dry_run(&self) -> bool;
+
+    /// Carries out one action.
+    ///
+    /// # Errors
+    /// Why it was not carried out.
+    fn act(&mut self, action: &Action) -> Result<Outcome, ActionError>;
+
+    /// Brings the last sample up to date on these VMs, with a new version if they changed.
+    fn look_again(&mut self, touched: &BTreeSet<VmId>);
+
+    /// How the agent tells its guard that it goes on.
+    fn beat(&self) -> &Beat;
+}
+
+/// Carries out a plan: checks it, refuses it where its VMs changed since the sample, acts, and looks again.
+///
+/// # Errors
+/// Why nothing of the plan was carried out.
+pub fn commit(host: &mut impl Commit, plan: &Plan) -> Result<Receipt, Refusal> {
+    plan.check(host.machine(), host.last())?;
+    host.refuse_changed(plan)?;
+    let mut outcomes = Vec::with_capacity(plan.decisions.len());
+    for decision in &plan.decisions {
+        host.beat().beat();
+        outcomes.push(match host.is_dry_run() {
+            true => Outcome::DryRun,
+            false => host.act(&decision.action).unwrap_or_else(Outcome::Failed),
+        });
+    }
+    host.look_again(&plan.vms());
+    Ok(Receipt {
+        version: host.last().version,
+        outcomes,
+    })
+}

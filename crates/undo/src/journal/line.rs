@@ -1,0 +1,162 @@
+//! A line of the journal, and what two copies of it say together.
+
+use std::collections::BTreeMap;
+
+use homenode_units::VmId;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{Entry, RUN, Start};
+
+/// What begins a rewritten file: nothing before it counts.
+const RESET: &str = "reset";
+
+/// One line of the file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Line {
+    /// Ascending, the same in both copies. A line without one follows the line before it.
+    #[serde(rename = "n", default, skip_serializing_if = "Option::is_none")]
+    number: Option<u64>,
+    vm: VmId,
+    lever: String,
+    entry: Option<Value>,
+}
+
+impl Line {
+    pub fn new(vm: VmId, lever: &str, entry: &impl Serialize) -> Line {
+        let entry = serde_json::to_value(entry).expect("entries hold nothing that JSON cannot");
+        Line {
+            number: None,
+            vm,
+            lever: lever.to_owned(),
+            entry: Some(entry),
+        }
+    }
+
+    pub fn none(vm: VmId, lever: &str) -> Line {
+        Line {
+            number: None,
+            vm,
+            lever: lever.to_owned(),
+            entry: None,
+        }
+    }
+
+    /// Nothing is in force, as far as lines before this one say.
+    pub fn reset() -> Line {
+        Line::none(VmId(0), RESET)
+    }
+
+    pub fn numbered(self, number: u64) -> Line {
+        Line {
+            number: Some(number),
+            ..self
+        }
+    }
+
+    pub fn encode(&self) -> String {
+        let json = serde_json::to_string(self).expect("lines hold nothing that JSON cannot");
+        format!("{:08x} {json}\n", crc32fast::hash(json.as_bytes()))
+    }
+
+    pub fn decode(line: &[u8]) -> Option<Line> {
+        let line = std::str::from_utf8(line).ok()?;
+        let (sum, json) = line.split_once(' ')?;
+        let is_whole =
+            sum.len() == 8 && u32::from_str_radix(sum, 16).ok()? == crc32fast::hash(json.as_bytes());
+        let line: Line = serde_json::from_str(json).ok().filter(|_| is_whole)?;
+        // A run that cannot be read would make a VM of which it is the start disappear in silence; with another VM's run the
+        // guard would undo on that one.
+        let is_own = |start: Start| start.run.vm == line.vm;
+        let starts = |entry: &Value| line.lever != RUN || Start::deserialize(entry).is_ok_and(is_own);
+        line.entry.as_ref().is_none_or(starts).then_some(line)
+    }
+
+    pub fn apply(self, entries: &mut BTreeMap<VmId, Entry>) {
+        match (self.lever.as_str(), self.entry) {
+            (RESET, None) => entries.clear(),
+            (RUN, None) => {
+                entries.remove(&self.vm);
+            }
+            (RUN, Some(start)) => {
+                let Ok(Start { run, before }) = Start::deserialize(start) else {
+                    return;
+                };
+                let levers = entries
+                    .remove(&self.vm)
+                    .map(|entry| entry.levers)
+                    .unwrap_or_default();
+                entries.insert(self.vm, Entry { run, before, levers });
+            }
+            (_, entry) => {
+                let Some(of) = entries.get_mut(&self.vm) else {
+                    return;
+                };
+                match entry {
+                    Some(entry) => of.levers.insert(self.lever, entry),
+                    None => of.levers.remove(&self.lever),
+                };
+            }
+        }
+    }
+}
+
+/// What copies of a journal say.
+#[derive(Debug, Default)]
+pub(super) struct Replay {
+    pub entries: BTreeMap<VmId, Entry>,
+    /// Lines that do not check, of any copy.
+    pub damaged: Vec<Vec<u8>>,
+    /// How many lines no copy has.
+    pub lost: u64,
+    /// The number of the next line.
+    pub next: u64,
+}
+
+/// What copies say together: a line counts if one of them has it whole.
+pub(super) fn replay(copies: &[&[u8]]) -> Replay {
+    let mut replay = Replay::default();
+    let mut lines = BTreeMap::new();
+    for copy in copies {
+        for (number, line) in read(copy, &mut replay.damaged) {
+            lines.entry(number).or_insert(line);
+        }
+    }
+    // What an old copy has of before the last reset is not missed.
+    let reset = lines.iter().rev().find(|(_, line)| line.lever == RESET);
+    let begin = reset
+        .or_else(|| lines.iter().next())
+        .map_or(0, |(number, _)| *number);
+    replay.next = lines
+        .last_key_value()
+        .map_or(0, |(number, _)| number.saturating_add(1));
+    let kept = lines.range(begin..).count() as u64;
+    // A last line that is damaged in all copies leaves no gap.
+    replay.lost = (replay.next - begin) - kept;
+    lines
+        .into_values()
+        .for_each(|line| line.apply(&mut replay.entries));
+    replay
+}
+
+/// The lines of one copy with their numbers. A torn last line is what a crash leaves.
+fn read(bytes: &[u8], damaged: &mut Vec<Vec<u8>>) -> Vec<(u64, Line)> {
+    let mut read = Vec::new();
+    let mut next = 0;
+    let mut lines = bytes.split_inclusive(|byte| *byte == b'\n').peekable();
+    while let Some(line) = lines.next() {
+        let is_torn = lines.peek().is_none() && !line.ends_with(b"\n");
+        let line = line.strip_suffix(b"\n").unwrap_or(line);
+        match Line::decode(line) {
+            Some(line) => {
+                let number = line.number.unwrap_or(next);
+                next = number.saturating_add(1);
+                read.push((number, line));
+            }
+            None if is_torn => {}
+            None => damaged.push(line.to_vec()),
+        }
+    }
+    read
+}

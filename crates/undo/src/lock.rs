@@ -1,0 +1,469 @@
+//! Who may act: one agent for a state directory, and one on a host, wherever its state lies.
+//!
+//! ```text
+//!   agent.lock    in the state directory: its agent, or the process that undoes for it
+//!   acting.lock   in the host's own place: taken alone by an agent that begins, then shared with its guard, so that no other
+//!                 agent begins before everything of this one is undone
+//! ```
+//!
+//! Both lie where other users cannot lock them. They say who acts, and not whether it does: that is for the guard's beat.
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use homenode_kernel::task::{self, Process};
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+
+use crate::beat::SILENCE_MAX;
+use crate::holder::{self, Holder, JournalWas, Record, Watch};
+use crate::state_dir::{STATE_DIR, StateDir, StateError};
+
+const AGENT: &str = "agent.lock";
+const ACTING: &str = "acting.lock";
+/// How often a lock that another holds is tried again.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// How long a lock is waited for that another process holds.
+#[derive(Clone, Copy, Debug)]
+pub struct Waits {
+    /// While its holder goes on: a guard may be about to finish.
+    pub patience: Duration,
+    /// How long a guard whose agent is dead may be silent before it is ended.
+    pub silence: Duration,
+}
+
+impl From<Duration> for Waits {
+    fn from(patience: Duration) -> Waits {
+        Waits {
+            patience,
+            silence: SILENCE_MAX,
+        }
+    }
+}
+
+/// The lock that one agent (or the guard that undoes for it) holds while it owns a journal.
+#[derive(Debug)]
+pub struct Lock {
+    file: File,
+    path: PathBuf,
+    holder: Holder,
+    /// What the holder before this one says of its journal.
+    former: JournalWas,
+    /// Guards that were ended for it.
+    ended: Vec<String>,
+}
+
+/// A living process that holds a lock and says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// Which.
+    pub process: Process,
+    /// Whether it has a guard of its own.
+    pub is_guarded: bool,
+}
+
+impl Lock {
+    /// Takes the lock; `None` while another process holds it.
+    ///
+    /// # Errors
+    /// When the lock file cannot be had.
+    pub fn try_take(state: &Path) -> Result<Option<Lock>, StateError> {
+        let dir = StateDir::open(state)?;
+        let path = dir.path_of(AGENT);
+        let file = dir.open_to_write(AGENT)?;
+        if !flock(&file, ALONE, &path)? {
+            return Ok(None);
+        }
+        Ok(Some(Lock::of(file, path, Holder::own(state))))
+    }
+
+    /// The same for the guard of an agent, in the directory that the guard holds open.
+    pub(crate) fn try_take_in(dir: &StateDir, guard: &Holder) -> Result<Option<Lock>, StateError> {
+        let path = dir.path_of(AGENT);
+        let file = dir.open_to_write(AGENT)?;
+        let is_ours = flock(&file, ALONE, &path)?;
+        Ok(is_ours.then(|| Lock::of(file, path, guard.clone())))
+    }
+
+    fn of(mut file: File, path: PathBuf, mut holder: Holder) -> Lock {
+        let former = Holder::read(&mut file).map_or(JournalWas::Over, |former| former.journal);
+        holder.journal = former;
+        holder.write(&mut file);
+        Lock {
+            file,
+            path,
+            holder,
+            former,
+            ended: Vec::new(),
+        }
+    }
+
+    /// Says whether its holder has a guard: the guard of an agent that ended stays until then.
+    pub fn set_guarded(&mut self, is_guarded: bool) {
+        self.holder.is_guarded = is_guarded;
+        self.holder.write(&mut self.file);
+    }
+
+    /// The process that holds it: this one.
+    pub(crate) fn process(&self) -> Process {
+        self.holder.process()
+    }
+
+    /// What is to be expected of its journal from now on.
+    pub(crate) fn set_journal(&mut self, journal: JournalWas) {
+        self.holder.journal = journal;
+        self.holder.write(&mut self.file);
+    }
+
+    /// What the holder before this one said of its journal.
+    pub(crate) fn former_journal(&self) -> JournalWas {
+        self.former
+    }
+
+    /// Which guards were ended in order to have it, as sentences for the operator; each once.
+    pub fn take_ended(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// Whether its file is still where another agent would look for it: neither removed nor moved with its directory.
+    pub fn is_there(&self) -> bool {
+        is_there(&self.file, &self.path)
+    }
+
+    /// Takes the lock, waiting for as long as these say: a guard may be about to finish. A silent guard of a dead agent is ended.
+    ///
+    /// # Errors
+    /// When the lock file cannot be had, or another agent holds it all that time.
+    pub fn take(state: &Path, waits: impl Into<Waits>) -> Result<Lock, StateError> {
+        let waits = waits.into();
+        let file = StateDir::open(state)?.open_to_write(AGENT)?;
+        let mut reader = file.try_clone().map_err(|e| StateError::new("lock", state, e))?;
+        let mut watch = Watch::new(&file, state, waits.silence);
+        let taken = wait_for(
+            waits.patience,
+            || Lock::try_take(state),
+            || watch.look(Holder::read(&mut reader)),
+        )?;
+        if let Some(lock) = taken {
+            return Ok(Lock {
+                ended: watch.ended,
+                ..lock
+            });
+        }
+        let holder =
+            Holder::read(&mut reader).filter(|holder| task::is_alive(Path::new("/"), holder.process()));
+        let who = || holder.map_or_else(|| holder::kernel_says(&file), |holder| holder.described());
+        let cause = watch.stuck.take().unwrap_or_else(who);
+        Err(StateError::new("lock", &state.join("private").join(AGENT), cause))
+    }
+
+    /// The living process that holds the lock and says so; `None` where the lock is free, or its holder does not say who it is.
+    ///
+    /// # Errors
+    /// When the lock file cannot be had.
+    pub fn owner(state: &Path) -> Result<Option<Owner>, StateError> {
+        match StateDir::open_existing(state)? {
+            Some(dir) => Lock::owner_in(&dir),
+            None => Ok(None),
+        }
+    }
+
+    /// The same in a directory that is open.
+    pub(crate) fn owner_in(dir: &StateDir) -> Result<Option<Owner>, StateError> {
+        let Some(mut file) = dir.open_to_read(AGENT)? else {
+            return Ok(None);
+        };
+        if flock(&file, FlockOperation::NonBlockingLockShared, &dir.path_of(AGENT))? {
+            return Ok(None);
+        }
+        let owner = Holder::read(&mut file).map(|holder| Owner {
+            process: holder.process(),
+            is_guarded: holder.is_guarded,
+        });
+        Ok(owner.filter(|owner| task::is_alive(Path::new("/"), owner.process)))
+    }
+}
+
+/// The right to act on a host, as an agent or as its guard.
+#[derive(Debug)]
+pub struct ActingLock {
+    file: File,
+    path: PathBuf,
+    /// What the agent before this one says of its journal, if its state lay in the same place.
+    former: JournalWas,
+    /// Guards that were ended for it.
+    ended: Vec<String>,
+    /// Where it is written down that a guard shares it.
+    _record: Option<Record>,
+}
+
+impl ActingLock {
+    /// Takes it for an agent: alone at first, so that no other agent acts, then so that its guard can share it. The host's own
+    /// place lies below `root`. A silent guard of a dead agent with the same state directory is ended.
+    ///
+    /// # Errors
+    /// When the lock file cannot be had; while another agent acts, or a guard undoes for one; and when one that is gone left
+    /// something in force, which only its own state directory tells.
+    pub fn take(root: &Path, state: &Path, waits: impl Into<Waits>) -> Result<ActingLock, StateError> {
+        let waits = waits.into();
+        let dir = StateDir::open(&place(root))?;
+        let path = dir.path_of(ACTING);
+        let mut file = dir.open_to_write(ACTING)?;
+        let failed = |cause: String| StateError::new("lock", &path, cause);
+        let mut watch = Watch::new(&file, state, waits.silence);
+        let alone = || flock(&file, ALONE, &path).map(|is_ours| is_ours.then_some(()));
+        let taken = wait_for(waits.patience, alone, || watch.look(holder::guards(&dir)))?;
+        let (ended, stuck) = (watch.ended, watch.stuck);
+        let former = Holder::read(&mut file);
+        if taken.is_none() {
+            let who = || who_acts(former.as_ref(), &holder::guards(&dir), &file);
+            return Err(failed(stuck.unwrap_or_else(who)));
+        }
+        holder::forget_guards(&dir);
+        let mut own = Holder::own(state);
+        let (of_us, of_another) = match former {
+            Some(former) if former.state == own.state => (former.journal, None),
+            former => (JournalWas::Over, former),
+        };
+        if let Some(why) = of_another.and_then(|left| left_behind(&left)) {
+            return Err(failed(why));
+        }
+        own.journal = of_us;
+        own.write(&mut file);
+        if !flock(&file, FlockOperation::NonBlockingLockShared, &path)? {
+            return Err(failed(
+                "another agent has just begun to act; stop that one first".into(),
+            ));
+        }
+        let former = of_us;
+        Ok(ActingLock {
+            file,
+            path,
+            former,
+            ended,
+            _record: None,
+        })
+    }
+
+    /// Whether its file is still where another agent would look for it.
+    pub fn is_there(&self) -> bool {
+        is_there(&self.file, &self.path)
+    }
+
+    /// What the agent before this one said of its journal, if its state lay in the same place.
+    pub(crate) fn former_journal(&self) -> JournalWas {
+        self.former
+    }
+
+    /// Which guards were ended in order to have it, as sentences for the operator; each once.
+    pub fn take_ended(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// What is to be expected of a journal from now on: that of the process which took the right last, if it is this one.
+    pub(crate) fn set_journal(&mut self, of: Process, journal: JournalWas) {
+        let holder = Holder::read(&mut self.file).filter(|holder| holder.process() == of);
+        if let Some(mut holder) = holder {
+            holder.journal = journal;
+            holder.write(&mut self.file);
+        }
+    }
+
+    /// Shares it with the agent that has it, for the agent's guard; that is written down beside it.
+    ///
+    /// # Errors
+    /// When the lock file cannot be had, or an agent is just beginning.
+    pub(crate) fn share(root: &Path, guard: &Holder) -> Result<ActingLock, StateError> {
+        let dir = StateDir::open(&place(root))?;
+        let path = dir.path_of(ACTING);
+        let file = dir.open_to_write(ACTING)?;
+        match flock(&file, FlockOperation::NonBlockingLockShared, &path)? {
+            true => Ok(ActingLock {
+                file,
+                path,
+                former: JournalWas::Over,
+                ended: Vec::new(),
+                _record: Some(Record::begin(dir, guard)),
+            }),
+            false => Err(StateError::new(
+                "lock",
+                &path,
+                "another agent has just begun to act",
+            )),
+        }
+    }
+}
+
+/// Who keeps an agent from acting, and what to do.
+fn who_acts(agent: Option<&Holder>, guards: &[Holder], lock: &File) -> String {
+    let is_alive = |holder: &&Holder| task::is_alive(Path::new("/"), holder.process());
+    let agent = agent.filter(is_alive);
+    match agent.or_else(|| guards.iter().find(is_alive)) {
+        Some(holder) => format!(
+            "another agent acts on this host, or its guard undoes for it: {}; or watch with --dry-run",
+            holder.described()
+        ),
+        None => format!("another agent acts on this host: {}", holder::kernel_says(lock)),
+    }
+}
+
+/// Why an agent must not begin after one whose state lies elsewhere, if so.
+fn left_behind(left: &Holder) -> Option<String> {
+    let state = left.state.display();
+    let is_lost = match left.journal {
+        JournalWas::Over => false,
+        JournalWas::Kept => !crate::journal::is_there(&left.state),
+        JournalWas::Lost => true,
+    };
+    if is_lost {
+        return Some(format!(
+            "an agent with state in {state} ended, and its journal is not there any more, which says how VMs were before: put the directory back if it was moved, and run `homenode release --state {state}` in any case"
+        ));
+    }
+    leaves_something(&left.state).then(|| {
+        format!(
+            "an agent with state in {state} ended and left VMs changed, or its journal cannot be read; run `homenode release --state {state}` first"
+        )
+    })
+}
+
+const ALONE: FlockOperation = FlockOperation::NonBlockingLockExclusive;
+
+fn is_there(file: &File, path: &Path) -> bool {
+    let id = |file: &std::fs::Metadata| (file.dev(), file.ino());
+    let is_linked = file.metadata().is_ok_and(|file| file.nlink() > 0);
+    // Where it cannot be looked for it is not said to be gone.
+    let is_at = |found: std::fs::Metadata| file.metadata().is_ok_and(|file| id(&file) == id(&found));
+    is_linked
+        && match std::fs::symlink_metadata(path) {
+            Ok(found) => is_at(found),
+            Err(error) => !homenode_kernel::read::is_absence(&error),
+        }
+}
+
+fn place(root: &Path) -> PathBuf {
+    root.join(STATE_DIR.trim_start_matches('/'))
+}
+
+/// Whether an agent's journal says that something is in force, or cannot be read.
+fn leaves_something(state: &Path) -> bool {
+    let entries = crate::journal::try_peek(state);
+    entries.is_none_or(|entries| entries.values().any(crate::journal::Entry::is_in_force))
+}
+
+/// Whether the lock is ours now.
+fn flock(file: &File, how: FlockOperation, path: &Path) -> Result<bool, StateError> {
+    match rustix::fs::flock(file, how) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(e) => Err(StateError::new("lock", path, e)),
+    }
+}
+
+/// Tries to take something until it is taken, or patience ends and `look` sees no reason to wait on.
+fn wait_for<T>(
+    patience: Duration,
+    mut take: impl FnMut() -> Result<Option<T>, StateError>,
+    mut look: impl FnMut() -> bool,
+) -> Result<Option<T>, StateError> {
+    let mut waited = Duration::ZERO;
+    loop {
+        let taken = take()?;
+        if taken.is_some() || (!look() && waited >= patience) {
+            return Ok(taken);
+        }
+        std::thread::sleep(LOOK_EVERY);
+        waited += LOOK_EVERY;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_agent_at_a_time_owns_a_journal() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(Lock::owner(dir.path()).unwrap().is_none());
+        let lock = Lock::try_take(dir.path()).unwrap().unwrap();
+        assert!(Lock::try_take(dir.path()).unwrap().is_none());
+        assert!(Lock::owner(dir.path()).unwrap().is_some());
+        let error = Lock::take(dir.path(), Duration::ZERO).unwrap_err();
+        let own = std::process::id().to_string();
+        assert!(error.to_string().contains(&own), "{error}");
+        drop(lock);
+        assert!(
+            Lock::owner(dir.path()).unwrap().is_none(),
+            "who held it is not who holds it"
+        );
+        assert!(Lock::try_take(dir.path()).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_lock_says_whether_its_holder_is_guarded() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut lock = Lock::try_take(dir.path()).unwrap().unwrap();
+        let is_guarded = || Lock::owner(dir.path()).unwrap().unwrap().is_guarded;
+        assert!(!is_guarded());
+        lock.set_guarded(true);
+        assert!(is_guarded());
+    }
+
+    #[test]
+    fn who_merely_locks_the_file_is_no_agent() {
+        let dir = tempfile::tempdir().unwrap();
+        let private = StateDir::open(dir.path()).unwrap();
+        let file = private.open_to_write(AGENT).unwrap();
+        assert!(flock(&file, FlockOperation::NonBlockingLockExclusive, dir.path()).unwrap());
+        assert!(Lock::try_take(dir.path()).unwrap().is_none());
+        assert!(Lock::owner(dir.path()).unwrap().is_none());
+    }
+
+    #[test]
+    fn one_agent_at_a_time_acts_on_a_host_wherever_its_state_lies() {
+        let root = tempfile::tempdir().unwrap();
+        let (one, other) = (root.path().join("one"), root.path().join("other"));
+        let take = |state: &Path| ActingLock::take(root.path(), state, Duration::ZERO);
+        let agent = take(&one).unwrap();
+        let guard = ActingLock::share(root.path(), &Holder::own_guard(&one, None)).unwrap();
+        let said = take(&other).unwrap_err().to_string();
+        assert!(said.contains("/one") && said.contains("--dry-run"), "{said}");
+        drop(agent);
+        assert!(take(&other).is_err(), "its guard may have something to undo");
+        drop(guard);
+        drop(take(&other).unwrap());
+    }
+
+    #[test]
+    fn nobody_acts_before_what_another_left_is_undone() {
+        let root = tempfile::tempdir().unwrap();
+        let (one, other) = (root.path().join("one"), root.path().join("other"));
+        drop(ActingLock::take(root.path(), &one, Duration::ZERO).unwrap());
+        let mut journal = crate::journal::Journal::open(&one).unwrap();
+        let vm = homenode_units::VmId(1);
+        let run = crate::journal::Run {
+            vm,
+            name: "one".into(),
+            runtime_id: 1,
+            pid: 1,
+            start_ticks: 1,
+        };
+        journal.begin(run, crate::journal::Before::default()).unwrap();
+        journal
+            .set(vm, &crate::journal::tests::levers::Home("0".parse().unwrap()))
+            .unwrap();
+        let said = ActingLock::take(root.path(), &other, Duration::ZERO)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            said.contains("homenode release --state") && said.contains("/one"),
+            "{said}"
+        );
+        drop(ActingLock::take(root.path(), &one, Duration::ZERO).unwrap());
+        journal.clear_all(vm);
+        assert!(ActingLock::take(root.path(), &other, Duration::ZERO).is_ok());
+    }
+}

@@ -1,0 +1,7 @@
+//! What an operator says of one VM: whether Homenode may act on it, its home, its permit. The names and values are the same in
+//! libvirt's metadata element and in the VM's own file ([`mod@file`]), and so under KVM and Xen.
+
+pub mod file;
+mod said;
+
+pub use said::{Change, OperatorSettings, PoolPages};
