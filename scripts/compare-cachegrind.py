@@ -5,7 +5,7 @@
 
 Private cache: L2 of the machine (r910: 256 KiB, 8 ways), which is Cachegrind's D1; its LL takes each of the capacities below in
 turn. Both replace the least recently used line. Cachegrind has no L1 in front (hits in ours do not count as uses in L2), sets in
-its LL (16 ways; ours is a list over all lines) and code in its LL (ours holds data alone). Needs valgrind.
+its LL (16 ways; ours is a list over all lines) and code in its LL (ours only holds data). Needs valgrind.
 """
 
 import argparse

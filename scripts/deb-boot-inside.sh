@@ -1,6 +1,6 @@
 #!/bin/bash
-# What scripts/deb-boot.sh has done in the emulated host: each check is a line, the last line counts them.
-# Two guests run throughout. Their state before there ever was an agent is what they must be in whenever none is there.
+# The part of scripts/deb-boot.sh that runs in the emulated host: each check is a line, the last line counts them.
+# Two guests run throughout. Whenever no agent is installed, they must be in the state they had before the first one.
 set -u
 
 passed=0
@@ -19,7 +19,7 @@ check() {
         journalctl -u homenode -u 'homenode-guard*' -n 25 --no-pager -o short-monotonic | details 25
     fi
 }
-# Waits for a command to succeed. Emulated time is slow: the limits are for what never comes.
+# Waits for a command to succeed. Emulated time is slow: the limits are only for commands that never succeed.
 within() {
     local end=$((SECONDS + $1))
     shift
@@ -49,7 +49,7 @@ pid_of() { cat "/run/libvirt/qemu/$1.pid"; }
 pids() { for guest in $guests; do pid_of "$guest"; done; }
 begin_guest() { xml "$1" > "/run/$1.xml" && virsh create "/run/$1.xml"; }
 has_touched() { has touched "/var/log/libvirt/qemu/$1.console"; }
-# All that an agent may change, as libvirt and the kernel say it.
+# All state that an agent may change, as reported by libvirt and the kernel.
 state() {
     local guest thread
     for guest in $guests; do
@@ -69,7 +69,7 @@ is_held() { virsh dumpxml "$1" | has xmlns/mark && grep -h Cpus_allowed_list "/p
 are_held() { for guest in $guests; do is_held "$guest" || return 1; done; }
 # Pages of the first guest on each node.
 pages() { grep -o 'N[0-3]=[0-9]*' "/proc/$(pid_of one)/numa_maps" | awk -F= '{of[$1] += $2} END {for (node in of) print node, of[node]}' | sort; }
-# Its operator wants it where least of it is, so that there is something to bring home; and there is room for it there.
+# Its operator's chosen node has the least of its memory, so that there is something to bring home; and the node has room for it.
 want_it_elsewhere() {
     local least
     least=$( (pages; printf 'N%s 0\n' 0 1 2 3) | awk '{of[$1] += $2} END {for (node in of) print of[node], node}' | sort -n | sed -n '1s/.*N//p')
@@ -149,26 +149,26 @@ check "the agent runs on with the old ones" test "$(main)" = "$agent"
 check "so do its guests" are_held
 acting
 systemctl reload homenode
-check "right settings are read anew" within 30 told 'read anew'
+check "right settings are reloaded" within 30 told 'settings were reloaded'
 
 kill -9 "$agent"
 check "killed, it is started again by systemd" within 60 is_another "$agent"
 check "and takes up both guests" within 120 are_held
-check "systemctl stop gives all back" stops
+check "systemctl stop restores all" stops
 
 restart no
 check "it starts" starts
 kill -9 "$(main)"
-check "killed for good, the guard gives all back" is_given_back
+check "killed for good, the guard restores all" is_given_back
 check "it starts again" starts
 systemctl kill --signal=KILL homenode
 check "the guard survives systemctl kill" has_guard
-check "and gives all back" is_given_back
+check "and restores all" is_given_back
 check "it starts once more" starts
 guard=$(guard)
 kill -STOP "$(main)"
 check "stopped, it is ended by its guard" within 90 not is_active
-check "which gives all back" is_given_back
+check "which restores all" is_given_back
 restart on-failure
 
 check "it starts for the watchdog" starts
@@ -181,7 +181,7 @@ check "the watchdog said so" sh -c 'journalctl -u homenode --no-pager | grep -i 
 check "the next agent takes up both guests" within 120 are_held
 check "nothing is left when it stops" stops
 
-# A machine that no libvirt manages, as Proxmox starts them: the same unit has what that takes.
+# A VM without libvirt, as Proxmox starts them: the same unit has the required rights.
 begin_plain() {
     systemd-run --scope --slice=qemu --unit=plain -p CPUWeight=100 qemu-system-x86_64 -name plain,debug-threads=on \
         -uuid 6695eb01-f6a4-8304-79aa-97f2502e193f -machine pc,accel=kvm -cpu host -m 160 -smp 1 -nodefaults -display none -no-reboot \
@@ -194,7 +194,7 @@ plain_is_free() { [ "$(plain_allowed | wc -l)" = 1 ] && plain_allowed | has '	0-
 mkdir -p /run/systemd/system/homenode.service.d
 printf '[Service]\nExecStart=\nExecStart=/usr/bin/homenode run --host qemu\n' > /run/systemd/system/homenode.service.d/qemu.conf
 systemctl daemon-reload
-check "an agent of QEMUs that nobody manages starts without any" systemctl start homenode
+check "an agent of QEMUs without a manager starts without any" systemctl start homenode
 check "a plain QEMU starts in a scope of its own" begin_plain
 check "it is found and given a home" within 120 plain_is_held
 check "libvirt's guests are left alone" is_as_before
@@ -203,13 +203,13 @@ check "the agent may write its quota" nsenter -t "$(main)" -m sh -c 'echo max > 
 check "and no other file of the host's" not nsenter -t "$(main)" -m touch /usr/tried /etc/tried /sys/kernel/tried
 check "members of the group read without root" setpriv --reuid=65534 --regid=65534 --groups="$(getent group homenode | cut -d: -f3)" homenode top --once
 check "and change nothing" not setpriv --reuid=65534 --regid=65534 --groups="$(getent group homenode | cut -d: -f3)" homenode permit set plain none
-check "its home is given back" sh -c 'systemctl stop homenode'
+check "its home is released" sh -c 'systemctl stop homenode'
 check "nothing of it is left" within 90 plain_is_free
 kill "$(cat /run/plain.pid)"
 rm -f /run/systemd/system/homenode.service.d/qemu.conf /etc/homenode/vms/plain.toml
 systemctl daemon-reload
 
-# numad is asked all the while.
+# numad is queried throughout.
 check "apt-get install ./homenode-numad_*.deb" install /tried/packages/homenode-numad_*.deb
 check "numad answers without an agent" sh -c 'numad -w 1:128 | grep "[0-3]"'
 check "its operator wants the first elsewhere" want_it_elsewhere
@@ -237,7 +237,7 @@ check "numad answered all the while" sh -c '[ "$(wc -l < /run/numad.answers)" -g
 say "    $(wc -l < /run/numad.answers) answers of numad"
 check "no guest was restarted" test "$(pids)" = "$guests_before"
 
-check "remove gives all back" sh -c 'DEBIAN_FRONTEND=noninteractive apt-get remove -q -y homenode homenode-numad'
+check "remove restores all" sh -c 'DEBIAN_FRONTEND=noninteractive apt-get remove -q -y homenode homenode-numad'
 check "nothing is left in force" is_given_back
 check "numad is Debian's again" sh -c 'numad -V 2>&1 | grep -v homenode && [ ! -L /usr/bin/numad ]'
 check "it can be installed again" install /tried/packages/homenode_*.deb
@@ -248,7 +248,7 @@ kill -STOP "$(main)"
 kill -9 $(guard)
 kill -9 "$(main)"
 check "agent and guard are gone, and guests still held" are_held
-check "remove gives back what they left" sh -c 'DEBIAN_FRONTEND=noninteractive apt-get remove -q -y homenode'
+check "remove restores what they left" sh -c 'DEBIAN_FRONTEND=noninteractive apt-get remove -q -y homenode'
 check "nothing of theirs is left in force" is_given_back
 check "purge" dpkg --purge homenode homenode-numad
 check "nothing is left on disk" sh -c '! ls -d /var/lib/homenode /run/homenode /etc/homenode /usr/lib/homenode /usr/share/homenode /usr/bin/homenode \

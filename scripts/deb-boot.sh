@@ -1,8 +1,8 @@
 #!/bin/sh
-# Runs the packages of target/deb under a real systemd: boots a Debian 12 with libvirt and KVM on an emulated host of four nodes, and
-# has scripts/deb-boot-inside.sh install, start, kill, upgrade, downgrade and purge them there while guests run.
+# Runs the packages of target/deb under a real systemd: boots a Debian 12 with libvirt and KVM on an emulated host of four nodes, in
+# which scripts/deb-boot-inside.sh installs, starts, kills, upgrades, downgrades and purges them while guests run.
 #
-# What the host prints is in target/deb-boot/console.log, what was checked in results.log beside it.
+# The host's output is in target/deb-boot/console.log, the results of checks in results.log in the same folder.
 # For Debian 12, as root, since it makes a root directory.
 set -eu
 
@@ -28,7 +28,7 @@ LIST
 
 mkdir -p "$place"
 apt_options > "$place/apt-options"
-# What the host has beside the packages that are tried.
+# The host's packages, in addition to the tested ones.
 packages=systemd-sysv,dbus,udev,kmod,procps,polkitd,numactl,numad,busybox-static,initramfs-tools,linux-image-amd64
 packages=$packages,libvirt-daemon-system,libvirt-daemon-driver-qemu,libvirt-clients,qemu-system-x86,seabios
 if [ ! -f "$place/host.tar" ]; then
@@ -55,7 +55,7 @@ cp "$@" "$host/tried/packages/"
 for package in "$@"; do raise_version "$package" "$host/tried/newer"; done
 install "$root/scripts/deb-boot-inside.sh" "$host/tried/inside"
 
-# What a guest is: a kernel and a shell that has touched some memory, and works for some of its time.
+# The guest: a kernel and a shell that has touched some memory, and works part of the time.
 cp "$host/usr/bin/busybox" "$guest/bin/busybox"
 cat > "$guest/init" <<'INIT'
 #!/bin/busybox sh

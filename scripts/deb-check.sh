@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs the packages of target/deb on a fresh Debian, upgrades and downgrades them, removes and purges them: by piuparts, and
-# by what an operator does. The fresh Debian is a directory below target/deb, made from the sources that apt has here.
+# Installs the packages of target/deb on a fresh Debian, upgrades and downgrades them, removes and purges them: with piuparts, and
+# like an operator. The fresh Debian is a directory below target/deb, made from apt's sources on this machine.
 #
 #   scripts/deb-check.sh [bookworm|trixie]
 #
@@ -61,7 +61,7 @@ mkdir "$fresh/packages" "$fresh/newer"
 cp "$@" "$fresh/packages/"
 for package in "$@"; do raise_version "$package" "$fresh/newer"; done
 within apt-get -q update > "$place/check.log" 2>&1 || die "the fresh Debian's apt-get cannot update: see $place/check.log"
-# What they depend on stays, and is there before.
+# Dependencies stay, so they are installed beforehand.
 check "dependencies are found in Debian" within sh -c 'apt-get install -q -y --no-install-recommends libvirt0 dkms numad systemd xz-utils'
 list > "$place/before"
 check "install" within sh -c 'apt-get install -q -y --no-install-recommends /packages/*.deb'
@@ -79,7 +79,7 @@ check "purge" within dpkg --purge homenode homenode-numad homenode-guest
 list > "$place/after"
 check "nothing is left" same_as_before
 
-# The tarball, installed and removed as its INSTALL says, without a systemd that runs.
+# The tarball, installed and removed by its INSTALL, without a running systemd.
 tarball=$(ls "$target"/homenode-*-"$(uname -m)".tar.xz)
 cp "$tarball" "$fresh/packages/tarball.tar.xz"
 list > "$place/before"
@@ -93,7 +93,7 @@ within sh -c 'cd /usr/local && tar -tJf /packages/tarball.tar.xz | cut -d/ -f2- 
 list > "$place/after"
 check "nothing of it is left" sh -c "! diff '$place/before' '$place/after' | grep '^>' | grep -v '/run\|/tmp'"
 
-# It looks for what packages depend on in Debian, where homenode is not: homenode-numad, which needs it, was tried above.
+# piuparts searches dependencies in Debian, which lacks homenode: homenode-numad, which needs it, was tested above.
 check "piuparts" piuparts --basetgz="$fresh.tar.gz" --keep-sources-list --distribution="$suite" --no-upgrade-test \
     --warn-on-others --skip-logrotatefiles-test --no-eatmydata --allow-database "$1" "$3"
 

@@ -23,7 +23,7 @@ built=$(sed -n 's/^version = "\(.*\)"/\1/p' "$root/Cargo.toml" | head -n 1)
 rm -rf "$place"
 mkdir -p "$place/homenode-$version"
 git -C "$root" archive HEAD | tar -x -C "$place/homenode-$version"
-# The commit that 'homenode --version' names is not in an archive.
+# An archive lacks the commit that 'homenode --version' names.
 HOMENODE_COMMIT=$(git -C "$root" rev-parse --short=12 HEAD)
 export HOMENODE_COMMIT
 (cd "$place/homenode-$version" && CARGO_TARGET_DIR=$target dpkg-buildpackage --build=binary --no-sign >&2)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Many agents on twins on one machine, as load for what asks a fleet: what they take, and how long asking all of them takes.
+"""Runs many agents on twins on one machine, as load for fleet clients: measures their cost, and the time to query all of them.
 
     cargo build --release --package homenode-cli
     scripts/fleet-load.py target/release/homenode [--hosts 100] [--seconds 60]
 
-Each host is an r910 with six VMs of 2 vCPUs, three of them busy. What an agent takes includes its twin: simulating a host costs more
-than looking at it.
+Each host is an r910 with six VMs of 2 vCPUs, three of them busy. An agent's cost includes its twin: simulating a host costs more
+than monitoring it.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def pss_mib(pid):
 
 
 def times(what):
-    """How long something takes, in milliseconds: the median, the longest, and the CPU time of children, of some times."""
+    """Time of a call in milliseconds: the median, the maximum, and the CPU time of children, over several calls."""
     took, before = [], os.times()
     for _ in range(REPEATS):
         begun = time.monotonic()

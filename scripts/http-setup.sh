@@ -1,7 +1,7 @@
 #!/bin/sh
-# Fetches what judges Homenode from outside in 'make http': Debian's Prometheus, unpacked and not installed, so that no service
-# starts, and schemathesis and Perfetto's reader of traces in environments of their own. All lie below target. What is there
-# already is not touched.
+# Fetches the external programs of 'make http': Debian's Prometheus, unpacked but not installed, so that no service
+# starts, and schemathesis and Perfetto's trace reader in environments of their own. All are below target. What is already
+# there is not touched.
 #
 # For Debian 12 (and relatives), as root or with sudo where python3-venv is missing.
 set -eu
@@ -22,7 +22,7 @@ if [ ! -x "$target/prometheus/usr/bin/promtool" ]; then
     dpkg-deb -x "$fetched"/prometheus_*.deb "$target/prometheus"
 fi
 
-# A package of Python's in an environment of its own, and what must run there: an installation that was cut short leaves a part.
+# A Python package in an environment of its own, and a command that must run there: an interrupted installation leaves a part.
 environment() {
     name=$1 version=$2 program=$3
     shift 3

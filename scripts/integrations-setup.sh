@@ -1,7 +1,7 @@
 #!/bin/sh
-# Fetches what judges the shims of deploy from outside in 'make integrations': Nova and placement in an environment of Python's,
-# Kubernetes' client of scheduler extenders with Incus' interpreter as a compiled test, and Incus in a Debian of its own. All lies below
-# target, but for mmdebstrap, which makes that Debian; what is there already, in these versions, is not touched.
+# Fetches the external programs of 'make integrations', which test the shims of deploy: Nova and placement in a Python environment,
+# Kubernetes' client of scheduler extenders with Incus' interpreter as a compiled test, and Incus in a Debian of its own. All is below
+# target, except mmdebstrap, which makes that Debian; what is already there, in these versions, is not touched.
 #
 # For Debian 12 (and relatives), as root, as Incus' daemons are: Python 3.10 or newer with venv, Go 1.24 or newer.
 set -eu
@@ -21,12 +21,12 @@ if ! cmp -s "$tests/requirements.txt" "$target/requirements.txt"; then
     python3 -m venv "$target/python" || die "python3 cannot make an environment, see above"
     "$target/python/bin/pip" install --quiet --no-deps --requirement "$tests/requirements.txt" >&2 \
         || die "pip could not install Nova, see above"
-    # Nova looks for its api-paste.ini beside its modules.
+    # Nova looks for its api-paste.ini next to its modules.
     ln -sfn "$target/python/etc" "$(echo "$target"/python/lib/python3*/site-packages)/etc"
     cp "$tests/requirements.txt" "$target/requirements.txt"
 fi
 
-# As operators install them. From a copy: setuptools builds beside what it installs.
+# As operators install them. From a copy: setuptools builds in the source folder.
 rm -rf "$target/shims"
 mkdir "$target/shims"
 cp -R "$root/deploy/shims/pyproject.toml" "$root/deploy/shims/homenode_shims" "$target/shims"
@@ -37,7 +37,7 @@ command -v go >/dev/null 2>&1 || die "there is no go: install Go 1.24 or newer"
 say "compiling what asks the extender (2 minutes on 2 cores, the first time)"
 (cd "$tests/go" && GOFLAGS=-mod=readonly go test -vet=off -c -o "$target/shims.test" .) >&2 || die "go could not compile it, see above"
 
-# Debian 13 is the first that has Incus.
+# Debian 13 is the first with Incus.
 made=$(sha256sum "$0" | cut -d' ' -f1)
 if [ "$(cat "$target/incus.made" 2>/dev/null || true)" != "$made" ]; then
     need <<LIST

@@ -1,20 +1,19 @@
 #!/usr/bin/env python3
-"""What table 3 of [Policies] says of amd48 under load: scattered lines of a memory controller, and latency of links.
+"""Derives from table 3 of [Policies] how amd48 behaves under load: scattered lines of a memory controller, and latency of links.
 
-    scripts/loaded-latency.py            prints the arithmetic, and what the machine file then gives
-    scripts/loaded-latency.py --check    fails if the machine file is not what comes out
+    scripts/loaded-latency.py            prints the arithmetic, and the resulting values of the machine file
+    scripts/loaded-latency.py --check    fails if the machine file differs from the result
 
 The table has the latency of an access to one node that 48 threads access at once, by the thread's distance. A latency is
-measured by loads of which each needs the one before, in no order that a prefetcher knows: one line in flight for each
-thread. By Little's law a thread at so many hops then gets one line per latency, and the node serves the sum over all threads.
-Idle latencies (the same table) would ask for almost three times of it, so the controller is full, and the sum is what it
-sustains of such lines. The paper gives what it sustains of streams (section 5.1). `scattered_throughput` is the one over the
-other.
+measured by dependent loads, in an order that no prefetcher follows: one line in flight per thread. By Little's law a thread at
+a distance then gets one line per latency, and the node serves the sum over all threads. Idle latencies (the same table) would
+demand almost three times as much, so the controller is saturated, and the sum is its sustained rate for such lines. The paper
+states its sustained rate for streams (section 5.1). `scattered_throughput` is the one over the other.
 
-How a link's latency grows with its load (`curve.alpha`) is fitted by least squares to the three latencies, relative to each,
-by the twin's own equations (hardware/fabric.rs): all threads see one latency of the full controller, the one at which the sum
-comes out, and those of the links between. A curve does not fall, so alpha is 0 or more. At such loads `curve.beta`, the end
-of the curve, adds nothing that the table could tell.
+The growth of a link's latency with its load (`curve.alpha`) is fitted by least squares to the three latencies, relative to each,
+by the twin's own equations (hardware/fabric.rs): all threads see one latency of the saturated controller, the one at which the
+sum matches, and those of the links in between. A curve does not fall, so alpha is 0 or more. At such loads `curve.beta`, the end
+of the curve, has no effect that the table could show.
 """
 
 import pathlib
@@ -41,7 +40,7 @@ def links_of(file):
 
 
 def routes_from(links, start):
-    """Links to each node as Machine::route has it: fewest hops, of equal ones the first listed."""
+    """Links to each node by Machine::route: fewest hops, in a tie the first listed."""
     reached, frontier = {start: []}, [start]
     while frontier:
         following = []
@@ -84,7 +83,7 @@ class Table3:
         return [sum(of) / len(of) for of in sums]
 
     def latencies(self, alpha):
-        """As the model has them: the controller's latency is the one at which it serves what it sustains."""
+        """By the model: the controller's latency is the one at which it serves its sustained rate."""
         extra, low, high = self.over_links(alpha), 0.0, 1e5
         while high - low > 0.01:
             middle = (low + high) / 2

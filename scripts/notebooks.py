@@ -1,10 +1,10 @@
-"""Runs the notebooks with the Python package, and writes each as a page with its pictures, from which the site is made.
+"""Runs the notebooks with the Python package, and writes each as a page with its pictures, for the site.
 
     notebooks.py FOLDER
 
-It runs in the environment of the package's tests, with the package where Python finds it and `homenode` in PATH. A notebook is kept
-without what it prints, so that nothing in it can be old; here every cell must succeed, none may warn, and there must be a picture.
-Figures look like the program's own: the style of both is compared. The last line counts, by results.py.
+It runs in the environment of the package's tests, with the package where Python finds it and `homenode` in PATH. Notebooks are
+stored without output, so that no output can be outdated; here every cell must succeed, without warnings, and with a picture.
+Figures look like the program's own: both styles are compared. The last line is the count, by results.py.
 """
 
 import re
@@ -23,12 +23,12 @@ from results import told
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "notebooks"
 DEADLINE_S = 120
-# What pandas puts around its tables, which pages have a look for already.
+# pandas' own style of tables, which pages replace.
 FRAME = re.compile(r"<div>\n<style scoped>.*?</style>\n(<table[^>]*>.*?</table>)\n</div>", re.S)
 
 
 def as_kept(path: Path) -> str | None:
-    """Whether a notebook is kept without what it printed."""
+    """Whether a notebook is stored without its output."""
     cells = nbformat.read(path, as_version=4).cells
     printed = [at for at, cell in enumerate(cells) if cell.get("outputs") or cell.get("execution_count")]
     if printed:
@@ -37,16 +37,16 @@ def as_kept(path: Path) -> str | None:
 
 
 def warned(book: nbformat.NotebookNode) -> list[str]:
-    """What cells wrote to standard error."""
+    """The cells' output on standard error."""
     outputs = (output for cell in book.cells for output in cell.get("outputs", []))
     return [output.text for output in outputs if output.output_type == "stream" and output.name == "stderr"]
 
 
 def run(path: Path, folder: Path) -> str | None:
-    """Runs a notebook where it lies and writes its page; what is wrong with it."""
+    """Runs a notebook in its folder and writes its page; returns errors."""
     book = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as sockets:
-        # Not over TCP, which others on this machine could listen to.
+        # Not over TCP, which other users of this machine could listen to.
         kernel = KernelManager(kernel_name="python3", transport="ipc", ip=f"{sockets}/kernel")
         try:
             ExecutePreprocessor(timeout=DEADLINE_S).preprocess(book, {"metadata": {"path": str(NOTEBOOKS)}}, km=kernel)
@@ -54,7 +54,7 @@ def run(path: Path, folder: Path) -> str | None:
             return str(error)
         finally:
             kernel.shutdown_kernel(now=True)
-    # What a command prints comes in pieces.
+    # A command's output arrives in pieces.
     book, _ = CoalesceStreamsPreprocessor().preprocess(book, {})
     names = {"unique_key": path.stem, "output_files_dir": "."}
     page, resources = MarkdownExporter().from_notebook_node(book, resources=names)

@@ -5,30 +5,30 @@
     scripts/numa-workloads.py --check    fails if a file differs from what would be written
     scripts/numa-workloads.py --fit      prints published and fitted figures of table 1
 
-How each figure comes about:
+How each figure is derived:
 
 - Imbalance, first-touch. 48 threads, one per CPU of amd48, 8 nodes. A share s of all accesses goes to memory that one thread
   touched first, all of it on one node; the rest is even over nodes. The relative standard deviation of accesses per node is
   then s * sqrt(7), so s is the published figure over sqrt(7).
-- Imbalance, round-4K. P hot pages, dealt in turn, lie one each on P of 8 nodes: a share f of accesses to them gives
+- Imbalance, round-4K. P hot pages, dealt round robin, are on P of 8 nodes, one on each: a share f of accesses to them results in
   f * sqrt(P (8 - P)) / P. The hot pages are part of the memory that one thread touched first (f <= s). Of P = 1 to 7 the
-  one is taken that fits the interconnect columns best.
+  value is taken that fits the interconnect columns best.
 - Interconnect. The load of the most loaded link over its own capacity. Two figures are fitted to the two columns by least
   squares: LLC accesses per kilo-instruction, and the share h of accesses to memory that all threads touch and use. The
-  load is that of the twin's own equations (hardware/core.rs, hardware/fabric.rs), which are written out again below: one thread
-  per CPU, native, 4 KiB pages, LLC shared evenly by the node's six threads, pages where the policy puts them. Threads
-  that meet at barriers all go at the speed of the slowest.
-- Footprint: table 2, divided over the regions as the accesses are.
+  load is that of the twin's own equations (hardware/core.rs, hardware/fabric.rs), repeated below: one thread
+  per CPU, native, 4 KiB pages, LLC shared evenly by the node's six threads, pages placed by the policy. Threads
+  that meet at barriers all run at the speed of the slowest.
+- Footprint: table 2, divided over the regions like the accesses.
 - Context switches and disk: table 2, rates per second of the whole machine, over its instructions per second in the solution
-  for first-touch (table 2 does not name the policy). Where a program meets at sleeping barriers, each of 47 threads sleeps
-  once per barrier, and all its context switches are taken as that.
-- Instructions: of the NPB programs from operation counts; for the others such that a first-touch run lasts 60 seconds, since
+  for first-touch (table 2 does not name the policy). If a program meets at sleeping barriers, each of 47 threads sleeps
+  once per barrier, and this accounts for all its context switches.
+- Instructions: for the NPB programs from operation counts; for the others such that a first-touch run lasts 60 seconds, since
   the paper prints no running times.
-- Misses in flight, write share, shape of the miss ratio and translation: measured under emulation where MEASURED below names a run of
+- Misses in flight, write share, shape of the miss ratio and translation: measured under emulation if MEASURED below names a run of
   scripts/profiles.py (data/measured/profiles.toml), else estimated, program by program. Cycles per instruction are estimated. None
   of it was fitted; the fit above starts from it.
 
-Where the fit stays off: an imbalance can come from threads that use their own memory unevenly, which a profile cannot say. A
+Limits of the fit: an imbalance can come from threads that use their own memory unevenly, which a profile cannot express. A
 program with much imbalance and an idle interconnect (psearchy, ft.C, lu.C, dc.B under first-touch) therefore loads its
 links too much.
 """
@@ -91,7 +91,7 @@ class Machine:
 
 
 def route(links, start, end):
-    """As Machine::route: fewest hops, of equal ones the first links listed."""
+    """Like Machine::route: fewest hops, in a tie the first links listed."""
     reached, frontier = {start: []}, [start]
     while end not in reached:
         following = []
@@ -110,7 +110,7 @@ def miss_ratio(curve, capacity):
 
 
 def streamed(program, ratio):
-    """Share of missed lines that belong to streams, as Program::streamed has it where no profile states it."""
+    """Share of missed lines that belong to streams, like Program::streamed without a value in the profile."""
     return min(program["miss"][0] / ratio, program["flight"] - 1, 1)
 
 
@@ -204,7 +204,7 @@ class Solution:
 
 
 def first_touch(s, h):
-    """Where accesses go: the memory of one thread on node 0, what all touched everywhere, the rest at home."""
+    """Where accesses go: the memory of one thread on node 0, memory touched by all everywhere, the rest at home."""
     return [
         [(s if node == 0 else 0) + h / NODES + (1 - s - h if node == cpu else 0) for node in range(NODES)]
         for cpu in range(NODES)
@@ -228,7 +228,7 @@ class Fit:
         self.imbalance = float(row["imbalance_first_touch_pct"]) / 100, float(row["imbalance_round_4k_pct"]) / 100
         self.s = self.imbalance[0] / math.sqrt(NODES - 1)
         hot = [(pages, self.imbalance[1] / relative_deviation(pages)) for pages in range(1, NODES)]
-        # Where the hot pages would need more accesses than one thread's memory gets, they are all of it.
+        # If the hot pages would need more accesses than one thread's memory gets, they are all of it.
         hot = [(pages, f) for pages, f in hot if f <= self.s] or [(1, self.s)]
         self.best, self.starts = None, [None, None]
         for pages, f in hot:
@@ -259,7 +259,7 @@ class Fit:
     def error(self, accesses, h, pages, f):
         found = self.solutions(accesses, h, pages, f)
         squares = sum((a.load_pct - b) ** 2 for a, b in zip(found, self.published))
-        # Of nearly equal fits, as where a resource is full, the one with the fewest accesses.
+        # Of nearly equal fits, as when a resource is saturated, the one with the fewest accesses.
         return squares + math.log(accesses) + 0.001 * h
 
 
@@ -280,7 +280,7 @@ def least(function, low, high):
     return 0.5 * (low + high)
 
 
-# ---- The programs: what is estimated before the fit ----------------------------------------------------------------------
+# ---- The programs: estimates before the fit -----------------------------------------------------------------------------
 #
 # cpi: cycles per instruction with every LLC access free. flight, hits: misses and LLC hits in flight. write: share of missed
 # lines written back. miss: m_inf, c0, k of the LLC miss ratio. tlb: accesses per kilo-instruction, then m_inf, c0, k of the
@@ -387,10 +387,11 @@ PROGRAMS = {
 }
 
 
-# Profile: the run that tells of it; how much larger what it reuses is than in the run (by the class definition: planes of MG's grid
-# have 16 times the points of class B's); how its memory goes with the run's, None where the run's curve does not hold. EP's: what its
-# threads pass to each other is not in a run of one thread. Not used: wc and wr, whose page walks alone would load links more than
-# table 1 says, so that our code and its words are not Metis'. Then instructions: how many times those of the run, over 48 threads, why, and meetings at barriers.
+# Profile: the run it is measured by; how much larger its reused memory is than in the run (by the class definition: planes of MG's
+# grid have 16 times the points of class B's); how the profile's memory relates to the run's, None if the run's curve does not apply.
+# For EP: a run of one thread lacks what its threads pass to each other. Not used: wc and wr, whose page walks alone would load links
+# more than table 1 states, so our code and its words are not Metis'. Then instructions: the multiple of those of the run, over 48
+# threads, the reason, and meetings at barriers.
 MEASURED = {
     "cg.C": ("cg.C-amd48", 1, measuring.AS_RUN, (75 * 26 / 3, "75 outer iterations of 26 products, 3 of them measured", 9750)),
     "mg.D": ("mg.B-amd48", 16, measuring.AS_RUN, (50 * 64, "50 cycles over 64 times class B's points, 1 over these measured", 600)),
@@ -408,7 +409,7 @@ MEASURED = {
 
 
 def with_measured(name, program, rows):
-    """A program's figures, those that were measured in place of those estimated; `why` says which."""
+    """A program's figures, with measured values replacing estimates; `why` says which."""
     run, scale, how, length = MEASURED.get(name, (None, 1, None, None))
     if run not in rows:
         return program | {"why": {}}
@@ -576,7 +577,7 @@ request = "{REQUEST[program["suite"]]}" # estimate
     if fit.h > 0:
         out += region("shared", fit.h * footprint, fit.h, divided)
     if private > 0:
-        # With what the other regions leave: all of one thread's memory can be in the hot pages.
+        # The remainder of the other regions: all of one thread's memory can be in the hot pages.
         rest = footprint * (1 - fit.h - (fit.s if one > 0 else 0))
         out += region("private", rest / THREADS, private, divided)
     return out

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Asks Debian's numad and Homenode's the same on the same hosts, and has the twin run what was answered. As root.
+"""Asks Debian's numad and Homenode's the same questions on the same hosts, and runs their answers on the twin. As root.
 
     scripts/numad-compare.py HOMENODE            prints the tables of docs/NUMAD.md, in about five minutes
 
-Hosts: those that crates/machine-files/tests/trees recorded, as far as they have all that numad reads, and the published machines
-with two nodes or more, idle and with some of their nodes in use. Their /sys and /proc are put over this machine's own in a mount
-namespace, so both programs read the same. The time of /proc/stat goes on meanwhile.
+Hosts: those recorded in crates/machine-files/tests/trees, if they have everything that numad reads, and the published machines
+with two nodes or more, idle and with some of their nodes in use. Their /sys and /proc are mounted over this machine's own in a
+mount namespace, so both programs read the same. The time of /proc/stat advances meanwhile.
 
-Questions: what libvirt asks where a host starts and its VMs with it, one VM for each node and four at most, one after the other before
-any of them runs. Each wants half of a node's CPUs and four tenths of its memory. On recorded hosts that is the smallest node.
+Questions: those of libvirt when a host starts together with its VMs, one VM per node and four at most, one after the other before
+any of them runs. Each needs half of a node's CPUs and four tenths of its memory. On recorded hosts that is the smallest node.
 
-Twin: published machines alone, since recorded trees have no bandwidths. VMs get the CPUs and the memory of the nodes that were
-answered, as libvirt does. Homenode's own agent then does nothing more. Programs are published ones, in turn; a VM's speed is that of
-its program over what it is by the other numad's answers.
+Twin: only published machines, since recorded trees have no bandwidths. VMs get the CPUs and the memory of the answered nodes, as
+with libvirt. Homenode's own agent then does nothing more. Programs are published ones, in turn; a VM's speed is that of its program
+relative to its speed with the other numad's answers.
 
 Debian's numad is fetched from the machine's own apt sources into target/numad, and not installed.
 """
@@ -33,11 +33,11 @@ REAL = TARGET / "numad/usr/bin/numad"
 PRESETS = ["r420", "r910", "xeon26x2", "amd48", "amd6344x8"]
 PROGRAMS = [("cg.B", 0.3), ("soplex", 0.04), ("sp.B", 0.15), ("milc", 0.03)]
 VMS_MAX = 4
-# Of CPUs' time, on idle nodes and on nodes in use; and of their memory.
+# Share of CPU time, on idle nodes and on nodes in use; and share of their memory.
 IDLE, IN_USE = 0.02, 0.75
 MEMORY_IN_USE = 0.6
 
-# Put over this machine's: what both programs read.
+# Mounted over this machine's: what both programs read.
 INSIDE = """
 mount --make-rprivate /
 for path in sys/devices/system/node sys/devices/system/cpu proc/meminfo proc/stat; do mount --bind "$1/$path" "/$path" || exit 1; done
@@ -91,7 +91,7 @@ class Host:
         return min(VMS_MAX, sum(1 for one in self.cpus if self.cpus[one] and self.memory_mib[one]))
 
     def stat(self, ticks):
-        """/proc/stat so many ticks after boot; always of the same length, so that it is overwritten at once."""
+        """/proc/stat a number of ticks after boot; always of the same length, so that it is overwritten at once."""
         busy = {cpu: IN_USE if node in self.in_use else IDLE for node in self.cpus for cpu in self.cpus[node]}
         lines = []
         for cpu in self.online:
@@ -102,7 +102,7 @@ class Host:
 
 
 def recorded():
-    """Those of the recorded trees that have all that numad reads."""
+    """The recorded trees with everything that numad reads."""
     for file in sorted(TREES.glob("*.tree")):
         root = pathlib.Path(tempfile.mkdtemp(prefix="tree-"))
         path, lines = None, []
@@ -121,7 +121,7 @@ def recorded():
 
 
 def published(homenode, name, in_use):
-    """A machine as the kernel would tell it."""
+    """A machine as the kernel would describe it."""
     machine = json.loads(subprocess.check_output([homenode, "machine", "--preset", name, "--json"]))
     root = pathlib.Path(tempfile.mkdtemp(prefix="preset-"))
     nodes, cpus = machine["nodes"], machine["cpus"]
@@ -157,7 +157,7 @@ def published(homenode, name, in_use):
 
 
 def answers(host, program, state):
-    """What each of the VMs is answered, one after the other."""
+    """The answers for each of the VMs, one after the other."""
     cpus, mib = host.shape()
     stat, done = host.root / "proc/stat", threading.Event()
     stat.write_text(host.stat(1_000_000))
@@ -181,7 +181,7 @@ def answers(host, program, state):
 
 
 def scenario(host, told):
-    """What runs where, as a scenario of the twin."""
+    """Placements as a scenario of the twin."""
     cpus, mib = host.shape()
     text = f'name = "numad"\nmachine = "{host.preset}"\nduration = "600s"\npolicies = ["default"]\n'
 
@@ -201,7 +201,7 @@ def scenario(host, told):
 
 
 def speeds(homenode, host, told):
-    """How long each VM's program takes, in seconds of the twin; None where libvirt would not start all of them there."""
+    """The time of each VM's program, in seconds of the twin; None if libvirt would not start all of them there."""
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
         file.write(scenario(host, told))
         file.flush()

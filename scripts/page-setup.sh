@@ -1,6 +1,6 @@
 #!/bin/sh
-# Fetches what opens the page in 'make page': Debian's Chromium with its WebDriver, and axe-core, which measures contrast and looks
-# for what readers of a screen would miss. axe-core (MPL 2.0) lies below target and is no part of Homenode. What is there already
+# Fetches the browser for 'make page': Debian's Chromium with its WebDriver, and axe-core, which measures contrast and finds
+# problems for users of screen readers. axe-core (MPL 2.0) is put below target and is not part of Homenode. What is already there
 # is not touched.
 #
 # For Debian 12 (and relatives), as root or with sudo where a package is missing.

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Measures what profiles in data/workloads would otherwise guess, by running programs under 'homenode profile'.
+"""Measures figures that profiles in data/workloads would otherwise estimate, by running programs under 'homenode profile'.
 
     scripts/profiles.py measure [NAME ...]   runs these (default: all, about an hour), writes data/measured/profiles.toml
-    scripts/profiles.py apply                puts what was measured into data/workloads, in place of estimates
+    scripts/profiles.py apply                puts the measurements into data/workloads, in place of estimates
     scripts/profiles.py --check              fails if a file of data/workloads differs from what 'apply' would write
 
-Programs are Debian's where it has them; else they are scripts/profiles/*.c and *.java, own code from published descriptions. It
-installs by apt-get what is missing, builds into target/profiles, and makes its inputs there, always the same. Each program runs
-once with one thread; those whose threads share memory a second time with four, which tells what they share.
+Programs are Debian's if available; else they are scripts/profiles/*.c and *.java, own code from published descriptions. It
+installs missing packages by apt-get, builds into target/profiles, and makes its inputs there, always the same. Each program runs
+once with one thread; those whose threads share memory a second time with four, to measure the sharing.
 
-'homenode' and its plugin must have been built (make build). Everything that is measured, and by which rule, is in docs/PROFILE.md.
+'homenode' and its plugin must have been built (make build). All measurements, with their rules, are in docs/PROFILE.md.
 The profiles of [Policies] are written by scripts/numa-workloads.py, which reads the same measurements.
 """
 
@@ -35,8 +35,8 @@ OWN = "own code"
 # Machine whose private caches are modelled, and its window (docs/PROFILE.md).
 R910, AMD48 = ("r910", 128), ("amd48", 72)
 
-# Name: package, machine, command, and what a number of its instructions stands for. In commands {in} is the folder of inputs,
-# {bin} that of programs that were built. Names of profiles that a measurement serves are in APPLIED.
+# Name: package, machine, command, and the meaning of its number of instructions. In commands {in} is the folder of inputs,
+# {bin} that of built programs. Names of profiles that a measurement serves are in APPLIED.
 RUNS = {
     # The parts of NPB that were written here: iterations are those of the timed part (of CG inner ones).
     "cg.B": (OWN, R910, "{bin}/npb cg B 5"),
@@ -49,7 +49,7 @@ RUNS = {
     "ft.A-amd48": (OWN, AMD48, "{bin}/npb ft A 1"),
     "ep.B-amd48": (OWN, AMD48, "{bin}/npb ep B 20"),
     "stream": (OWN, R910, "{bin}/kernels stream 4000000 2"),
-    # SPEC CPU2006's programs, or what they became; bzip2, hmmer, lbm and xalancbmk have published accesses beyond 512 KiB of L2.
+    # SPEC CPU2006's programs, or their successors; bzip2, hmmer, lbm and xalancbmk have published accesses beyond 512 KiB of L2.
     "bzip2": ("bzip2", AMD48, "bzip2 -9 -c {in}/mixed"),
     "gcc": ("cpp-12", R910, "/usr/lib/gcc/x86_64-linux-gnu/12/cc1 -O2 -quiet {in}/large.i -o {in}/large.s"),
     "hmmer": ("hmmer2", AMD48, "hmm2search --cpu 0 {in}/pkinase.hmm /usr/share/doc/hmmer2/examples/tutorial/globins630.fa"),
@@ -92,7 +92,7 @@ RUNS = {
 }
 CAPACITIES = [half << (n - 1) for n in range(18, 28) for half in (2, 3)] + [2**28]
 REACHES = [2**n for n in range(18, 31)]
-# Those whose threads share memory, and a class small enough to be run with four.
+# Those whose threads share memory, with a class small enough to be run with four.
 SHARING = {"cg.B": "{bin}/npb cg A 2", "mg.B": "{bin}/npb mg W 1", "ft.A": "{bin}/npb ft W 1", "is.A": "{bin}/npb is W 2"}
 
 
@@ -104,7 +104,7 @@ def version_of(package):
     return found.stdout if found.returncode == 0 else ""
 
 
-# What builds programs and makes inputs, beside the programs' own packages.
+# Packages that build programs and make inputs, in addition to the programs' own.
 NEEDED = ["gcc", "libc6-dev", "libopenblas-dev", "libstb-dev", "povray-examples", "povray-includes", "openjdk-17-jdk-headless", "qemu-user"]
 NEEDED += ["pocketsphinx-en-us"]
 
@@ -141,7 +141,7 @@ class Noise:
 
 
 def grey(noise, x, y, frame):
-    """Moving shapes on a slope, and a little noise: something that a coder finds motion in."""
+    """Moving shapes on a slope, and a little noise: with motion for a coder to find."""
     shape = 60 if ((x + 2 * frame) // 32 + (y + frame) // 24) % 3 == 0 else 0
     return min(255, 40 + (x + y) // 8 % 100 + shape + noise.next(12))
 
@@ -185,7 +185,7 @@ def hmm(path):
 
 
 def scene(path):
-    """A game of chess, as SPEC's own."""
+    """A game of chess, like SPEC's own."""
     found = pathlib.Path("/usr/share/doc/povray/examples/advanced") / path.name
     packed = found.with_name(found.name + ".gz")
     path.write_bytes(found.read_bytes() if found.exists() else gzip.decompress(packed.read_bytes()))
@@ -243,7 +243,7 @@ def inputs(command):
 
 def profile(homenode, command, machine, window, threads):
     shown = WORK / "profile.toml"
-    # Threads that wait must not be counted as if they worked.
+    # Waiting threads must not be counted as working.
     environment = dict(os.environ, OMP_NUM_THREADS=str(threads), OMP_WAIT_POLICY="passive", GOMP_SPINCOUNT="0", OPENBLAS_NUM_THREADS="1")
     options = ["--json", "--machine", machine, "--window", str(window), "--output", shown]
     if command.startswith(str(WORK)):
@@ -261,7 +261,7 @@ def figures(name, found, command):
     log = found["measured"]
     kilo = log["instructions"] / 1000
     ratio = lambda a, b: round(a / b, 4) if b else 0.0
-    # Of a few accesses nothing is said.
+    # Too few accesses are not reported.
     flights = lambda which, key: ratio(log[which]["accesses"], log[which][f"latencies_{key}"]) if log[which]["accesses"] > 1000 else 0.0
     at = lambda points, bytes_: next(point["miss_ratio"] for point in points if point["bytes"] == bytes_)
     row = {
@@ -342,14 +342,14 @@ def save(rows):
 
 # ---- Into the profiles -----------------------------------------------------------------------------------------------------
 
-# Profile: the run, what of it goes in, and whether the profile's own counts by hand ("computed: see above") give way as well.
+# Profile: the run, the parts of it that apply, and whether the profile's own counts by hand ("computed: see above") are replaced, too.
 # flight, hits: accesses in flight; write: written share; miss: accesses to the LLC and their curve; tlb: translation; heat: classes
 # inside a footprint that the run had too; shared: accesses to memory that threads share. The 29 of [Policies] are in
 # scripts/numa-workloads.py. Measured and not applied: xalancbmk (0.4 accesses where 23 are published: the document is too small),
-# hpl (OpenBLAS takes kernels for the processor that QEMU shows), sphinx3 (another program than SPEC's).
+# hpl (OpenBLAS selects kernels for the processor that QEMU reports), sphinx3 (a different program from SPEC's).
 ALL = {"flight", "hits", "write", "miss", "tlb"}
-# How the profile's memory goes with the run's. AS_RUN: the curve is the run's. LARGER: there is more of it, used in the same way: the
-# curve is fitted up to a quarter of what the run used, where its size does not show. LONGER: the same, used for much longer: first
+# How the profile's memory relates to the run's. AS_RUN: the curve is the run's. LARGER: there is more of it, used in the same way: the
+# curve is fitted up to a quarter of the run's memory, where its size does not show. LONGER: the same memory, used for much longer: first
 # uses, which miss in any cache, are left out.
 AS_RUN, LARGER, LONGER = "as run", "larger", "longer"
 APPLIED = {
@@ -369,8 +369,8 @@ APPLIED = {
     "canneal": ("canneal", {"flight", "hits", "write"}, LARGER),  # what is reused grows with its net list
     "jbb2005": ("jbb2005", ALL, AS_RUN),
 }
-# Thousand millions of instructions of one of four threads, by the class: how many runs of what was measured it has. FT's points are
-# four times those of class A, of 25 binary digits instead of 23.
+# 10^9 instructions of one of four threads, by the class: the number of measured runs it contains. FT's points are
+# four times those of class A, with 25 binary digits instead of 23.
 INSTRUCTIONS = {
     "cg.B": (75 * 26 / 6, "75 outer iterations of 26 products, 6 of them measured"),
     "mg.B": (20, "20 cycles"),
@@ -382,7 +382,7 @@ BARRIERS = {"cg.B": 9750, "mg.B": 240, "ft.B": 100, "is.B": 44}
 
 
 def reach_curve(points):
-    """As 'homenode profile' fits translation (crates/calibrate/src/profile/write.rs): c0 in bytes, and k."""
+    """Like 'homenode profile' fits translation (crates/calibrate/src/profile/write.rs): c0 in bytes, and k."""
     at = lambda bytes_: points[REACHES.index(bytes_)] * 1e-6
     told = [(math.log(bytes_), math.log(-math.log(at(bytes_)))) for bytes_ in REACHES if 2**19 <= bytes_ <= 2**26 and 0 < at(bytes_) < 1]
     if not 0 < at(2**21) < 1:
@@ -395,7 +395,7 @@ def reach_curve(points):
 
 
 def curve_of(row, how):
-    """Accesses to the LLC per thousand instructions, m_inf, c0 in KiB, k; and how far off the curve is on average and at most."""
+    """Accesses to the LLC per thousand instructions, m_inf, c0 in KiB, k; and the mean and maximum error of the curve."""
     smallest = {"r910": 2**18, "amd48": 2**19}[row["machine"]]
     most = row["footprint_mib"] * 2**20 / 4 if how == LARGER else 2**28
     first_uses = row["miss_ratios"][-1] if how == LONGER else 0.0
@@ -416,7 +416,7 @@ def miss_ratio(curve, bytes_):
 
 
 def fit(points):
-    """As crates/twin/src/workload/fit.rs: for any c0 and k the best m_inf has a closed form; a grid that narrows finds these."""
+    """Like crates/twin/src/workload/fit.rs: for any c0 and k the best m_inf has a closed form; a grid that narrows finds these."""
 
     def best_m_inf(c0, k):
         e = [math.exp(-((bytes_ / c0) ** k)) for bytes_, _ in points]
@@ -453,7 +453,7 @@ def told(row, how):
         found[("program.translation.miss_ratio", "c0")] = ("tlb", f'"{tlb[0]}B"')
         found[("program.translation.miss_ratio", "k")] = ("tlb", tlb[1])
         found[("program.translation.miss_ratio", "m_inf")] = ("tlb", 0.0)
-    # What did not happen often enough to be told stays a guess.
+    # Events too rare to measure keep their estimates.
     return {key: figure for key, figure in found.items() if figure[0] not in ("flight", "hits") or figure[1] > 0}
 
 
@@ -466,14 +466,14 @@ def guessed(comment, by_hand):
 
 
 def applied(name, text, rows):
-    """The text of a profile with what was measured in place of what was guessed."""
+    """The text of a profile with measurements in place of estimates."""
     run, groups, how = APPLIED[name]
     if run not in rows:
         return text
     row, by_hand = rows[run], name in INSTRUCTIONS
     figures, section, regions, out = told(row, how), "", [], []
     lines = [line for line in text.splitlines() if not line.startswith("# measured: ")]
-    # A curve of which one figure has a source stays whole.
+    # A curve with a source for one figure stays whole.
     whole = all(guessed(comment_of(line), by_hand) for line in lines_of(lines, "program.miss_ratio"))
     for line in lines:
         if line.startswith("["):

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes the environment that the tests of the Python package run in, below target: pinned versions, from PyPI. What is there
-# already is not touched. For Debian 12 (and relatives), as root or with sudo where python3-venv is missing.
+# Makes the environment for the tests of the Python package, below target: pinned versions, from PyPI. What is already there
+# is not touched. For Debian 12 (and relatives), as root or with sudo if python3-venv is missing.
 set -eu
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
@@ -10,7 +10,7 @@ here=$target/python/venv
 
 . "$root/scripts/lib/packages.sh"
 
-# What was installed from, kept beside it: an installation that was cut short has none.
+# The list it was installed from, stored with it: an interrupted installation lacks it.
 if cmp -s "$wanted" "$here/requirements.txt"; then
     exit 0
 fi

@@ -1,8 +1,8 @@
-"""What scripts say of checks that they made, for who counts them: a line of each, and `N passed, M failed`."""
+"""Prints the results of scripts' checks, to be counted: one line each, and `N passed, M failed`."""
 
 
 def told(results: list[tuple[str, str | None]]) -> bool:
-    """Prints checks, each with what is wrong, if anything; whether any failed."""
+    """Prints checks, each with its error, if any; returns whether any failed."""
     for name, wrong in results:
         print(f"{'ok    ' if wrong is None else 'FAILED'} {name}")
         if wrong:

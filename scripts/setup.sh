@@ -1,11 +1,11 @@
 #!/bin/sh
-# Installs what it takes to build Homenode, to check its code and to profile programs, then runs a command with it.
+# Installs the requirements for building Homenode, checking its code and profiling programs, then runs a command with them.
 #
 #   scripts/setup.sh                    install what is missing
-#   scripts/setup.sh cargo build        the same, then run 'cargo build' with the toolchain that was found
+#   scripts/setup.sh cargo build        the same, then run 'cargo build' with the toolchain it found
 #
-# Idempotent: what is there already is not touched, so a second run takes a second. For Debian 12 (and relatives),
-# as root or with sudo; nothing is asked of either when nothing is missing. What only the testbed needs is
+# Idempotent: what is already there is not touched, so a second run takes a second. For Debian 12 (and relatives),
+# as root or with sudo; neither is needed if nothing is missing. Requirements of only the testbed are
 # installed by scripts/testbed-setup.sh.
 set -eu
 
@@ -35,7 +35,7 @@ systemd|systemd-analyze, which checks the agent's unit
 ca-certificates|lets cargo and rustup check whom they talk to
 "
 
-# On other distributions the compiler says what it lacks.
+# On other distributions the compiler reports what is missing.
 install_packages() {
     if ! command -v dpkg-query >/dev/null 2>&1; then
         say "this is not Debian or a relative: have a C compiler, make, pkg-config and libvirt's headers installed"
@@ -53,7 +53,7 @@ at_least() {
     [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]
 }
 
-# The version of a cargo, asked where the workspace is, or nothing when it does not run.
+# The version of a cargo in the workspace, or nothing if it does not run.
 version_of() {
     (cd "$root" && "$1" --version 2>/dev/null) | sed -n 's/^cargo \([0-9.]*\).*/\1/p'
 }
@@ -76,8 +76,8 @@ find_rustup() {
     command -v rustup || { [ -x "$cargo_home/bin/rustup" ] && printf '%s\n' "$cargo_home/bin/rustup"; }
 }
 
-# The directory of rustup's own stable toolchain comes first: neither an older cargo of the distribution nor another
-# default toolchain is then in the way.
+# The directory of rustup's own stable toolchain comes first, so that neither an older cargo of the distribution nor another
+# default toolchain is in the way.
 use_rustup_stable() {
     cargo_path=$("$1" which --toolchain stable cargo 2>/dev/null) || return 1
     new_enough "$cargo_path" || return 1
@@ -125,7 +125,7 @@ has_components() {
     (cd "$root" && cargo fmt --version && cargo clippy --version) >/dev/null 2>&1
 }
 
-# Building does without them, so that lacking them is no error here.
+# Building works without them, so their absence is not an error here.
 install_components() {
     if has_components; then return 0; fi
     say "needs rustfmt and clippy: 'cargo xtask check' runs them"

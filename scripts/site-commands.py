@@ -1,12 +1,11 @@
-"""Runs what docs/TUTORIAL.md says, as it is written, and looks whether the other pages name commands and options that there are.
+"""Runs docs/TUTORIAL.md as written, and checks that the commands and options named on the other pages exist.
 
     site-commands.py HOMENODE [PAGE.md]
 
-In the tutorial (or the page given) `toml` and `python` blocks that begin with `# name.toml` or `# name.py` are written as these files into
-a new directory, where `sh` blocks are then run in one shell, in their order, with `homenode` in PATH, and the Python that runs this as
-`python`: the package must be where that finds it. Each must succeed. A `text` block is what
-the block before it printed: its lines stand there in this order, and only where it has `…` more may stand between them. The last
-line counts, by results.py.
+In the tutorial (or the given page) `toml` and `python` blocks that begin with `# name.toml` or `# name.py` are written as these files into
+a new directory. The `sh` blocks are then run there in one shell, in their order, with `homenode` in PATH, and with the Python that runs
+this as `python`, which must find the package. Each must succeed. A `text` block is the output of the previous block: its lines must
+occur in this order, and other lines may come in between only where it has `…`. The last line is the count, by results.py.
 """
 
 import os
@@ -21,12 +20,12 @@ from results import told
 ROOT = Path(__file__).resolve().parent.parent
 DEADLINE_S = 120
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
-# What a page shows of a command: a line of code that begins with it. What a comment or a pipe adds ends it.
+# A command on a page: a line of code that begins with it, up to a comment or a pipe.
 SHOWN = re.compile(r"^(?: {4}|\t)?(?:sudo )?homenode( [^\n]*)$", re.M)
 
 
 def differs(shown: str, printed: str) -> str | None:
-    """The first line that is shown and was not printed where it should be."""
+    """The first shown line that was not printed at its place."""
     have = [line.rstrip() for line in printed.rstrip().splitlines()]
     at, may_skip = 0, False
     for line in (line.rstrip() for line in shown.rstrip().splitlines()):
@@ -42,7 +41,7 @@ def differs(shown: str, printed: str) -> str | None:
 
 
 def run(page: Path, folder: Path, program: Path) -> list[tuple[str, str | None]]:
-    """What came of each block: its name, and what is wrong."""
+    """The result of each block: its name, and the error."""
     (folder / "bin").mkdir()
     (folder / "bin/homenode").symlink_to(program)
     # A link to it would not know its environment.
@@ -59,7 +58,7 @@ def run(page: Path, folder: Path, program: Path) -> list[tuple[str, str | None]]
         if language == "sh":
             (folder / f"{index}.sh").write_text(text)
             script.append(f". ../{index}.sh > ../{index}.out 2> ../{index}.err; : > ../{index}.done")
-    # Runs that were kept by an earlier test would show nothing.
+    # Runs cached by an earlier test would show nothing.
     own = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
     shell = ["bash", "-c", "\n".join(script)]
     try:
@@ -85,7 +84,7 @@ def run(page: Path, folder: Path, program: Path) -> list[tuple[str, str | None]]
 
 
 class Help:
-    """What the program says of its commands, asked once each."""
+    """The program's help for its commands, queried once each."""
 
     def __init__(self, program: Path):
         self.program = program
@@ -102,7 +101,7 @@ class Help:
         return set(re.findall(r"^  ([a-z][a-z-]*)(?=  )", listed[1], re.M)) if listed else set()
 
     def wrong(self, words: list[str]) -> str | None:
-        """What a line says that the program does not know."""
+        """The parts of a line that the program does not know."""
         names: tuple[str, ...] = ()
         while len(words) > len(names) and words[len(names)] in self.subcommands(names):
             names += (words[len(names)],)
@@ -118,10 +117,10 @@ class Help:
 
 
 def held_to_help(page: Path, known: Help) -> tuple[str, str | None]:
-    """Whether all commands that a page shows are ones that there are."""
+    """Whether all commands on a page exist."""
     wrong = []
     for line in SHOWN.findall(page.read_text()):
-        # Two spaces are where a column that explains begins.
+        # Two spaces begin a column with explanations.
         said = known.wrong(re.split(r" {2,}| [|>&#]", line.strip())[0].split())
         if said:
             wrong.append(f"homenode{line}: {said}")

@@ -1,11 +1,11 @@
-"""What mkdocs.yml has mkdocs call: pages that are made, and links out of docs.
+"""The hooks of mkdocs.yml: generated pages, and links out of docs.
 
-Four kinds of pages are made at each build, and none is committed. README.md is the front page. The reference's commands,
+Four kinds of pages are generated at each build, and none is committed. README.md is the front page. The reference's commands,
 settings and schemas come from a built `homenode` (HOMENODE, or one in CARGO_TARGET_DIR or target) and from data/schema. Notebooks come
-with what they printed when scripts/notebooks.py ran them. Whatever other file of the repository a page links to becomes a page below
-`repository`, so that every link leads somewhere without a network.
+with their output from scripts/notebooks.py. Any other file of the repository that a page links to becomes a page below
+`repository`, so that every link works without a network.
 
-Pages are written as GitHub reads them. Where Python-Markdown wants a list differently, they are changed on their way.
+Pages are written for GitHub. Where Python-Markdown needs lists in a different form, they are converted.
 """
 
 import json
@@ -19,20 +19,20 @@ from pathlib import Path
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
-# What is said here as a warning fails the build.
+# A warning from here fails the build.
 LOG = logging.getLogger("mkdocs.hooks.site")
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 ITEM = re.compile(r"( *)([-*]|\d+\.) +(?=\S)")
-# What is a page of the site beside docs, and where.
+# Files outside of docs that are pages of the site, and where.
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md"}
 # Pages are written for 130 columns of code.
 STYLE = ".md-grid { max-width: 88rem }\n"
-# What a browser would fetch by itself when it shows a page.
+# What a browser fetches by itself when it shows a page.
 FETCHED = re.compile(
     r"""(?:<(?:script|img|iframe)\b[^>]*\bsrc|<link\b[^>]*rel="?(?:stylesheet|preload|icon)[^>]*href)="?(https?:[^">]*)"""
 )
-# Where each page came from, by its place in the site.
+# The source of each page, by its place in the site.
 sources: dict[str, str] = {}
 
 
@@ -49,7 +49,7 @@ def homenode() -> str:
 
 
 def says(*arguments: str) -> str:
-    """What the program prints, 100 columns wide as in a pipe."""
+    """The program's output, 100 columns wide as in a pipe."""
     run = subprocess.run([homenode(), *arguments], capture_output=True, text=True, check=False)
     if run.returncode != 0:
         raise PluginError(f"homenode {' '.join(arguments)}: {run.stderr}")
@@ -57,7 +57,7 @@ def says(*arguments: str) -> str:
 
 
 def fenced(text: str, language: str = "text") -> str:
-    """A text as it is, whatever stands in it."""
+    """A text, escaped so that it is shown unchanged."""
     fence = "`" * max([3, *(len(ticks) + 1 for ticks in re.findall(r"`{3,}", text))])
     return f"{fence}{language}\n{text.rstrip()}\n{fence}\n"
 
@@ -79,7 +79,7 @@ def commands() -> str:
 
 
 def settings() -> str:
-    """All settings with what they are where nobody sets them."""
+    """All settings with their defaults."""
     return "\n\n".join([
         "# Settings",
         "What `homenode config show --defaults` prints. [USE.md](../USE.md) says what each is for, `homenode config check FILE`"
@@ -109,12 +109,12 @@ def kind(schema: dict | bool) -> str:
 
 
 def cell(text: str) -> str:
-    """A text as a cell of a table has it."""
+    """A text for a table cell."""
     return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
 
 
 def keys(schema: dict | bool) -> str:
-    """The keys of an object as a table, or the forms that a value has."""
+    """The keys of an object as a table, or the alternatives of a value."""
     if isinstance(schema, bool):
         return ""
     forms = schema.get("oneOf") or schema.get("anyOf") or []
@@ -132,7 +132,7 @@ def keys(schema: dict | bool) -> str:
 
 
 def schema_page(text: str) -> str:
-    """A schema as tables, and as it is."""
+    """A schema as tables, and in full."""
     schema = json.loads(text)
     parts = [f"# {schema.get('title', 'Schema')}", keys(schema)]
     for name, part in sorted(schema.get("$defs", {}).items()):
@@ -154,7 +154,7 @@ def schemas() -> str:
 
 
 def page_of(path: str) -> str:
-    """Where a file or folder of the repository is in the site."""
+    """The place of a file or folder of the repository in the site."""
     if path in PAGES:
         return PAGES[path]
     if path.startswith("docs/"):
@@ -165,12 +165,12 @@ def page_of(path: str) -> str:
 
 
 def is_markdown(path: str) -> bool:
-    """Whether a file of the repository has links and lists, and is no listing in a block of code."""
+    """Whether a file of the repository has links and lists, instead of being shown as a block of code."""
     return path.endswith((".md", ".ipynb")) or (ROOT / path).is_dir()
 
 
 def notebook(path: str) -> str:
-    """A notebook with what it printed."""
+    """A notebook with its output."""
     page = TARGET / "notebooks" / f"{Path(path).stem}.md"
     if not page.exists():
         raise PluginError(f"{path} was not run: 'make site' runs all notebooks")
@@ -194,7 +194,7 @@ def content(path: str) -> str:
 
 
 def prose(text: str):
-    """The lines of a page, each with whether it is text and not code between fences."""
+    """The lines of a page, each with whether it is text rather than code between fences."""
     fence = None
     for line in text.split("\n"):
         mark = re.match(r" *(`{3,}|~{3,})", line)
@@ -208,14 +208,14 @@ def prose(text: str):
 
 
 def target_of(path: str, link: str) -> str | None:
-    """The file of the repository that a link in another one leads to; none if it leads elsewhere."""
+    """The file of the repository that a link in another one leads to; None if it leads elsewhere."""
     if re.match(r"[a-z]+:|#", link):
         return None
     return posixpath.normpath(posixpath.join(posixpath.dirname(path), link.split("#")[0]))
 
 
 def on_files(files, config):
-    """Adds what is made: notebooks, what pages link to, what that links to in turn, and the reference."""
+    """Adds the generated pages: notebooks, files that pages link to, directly or indirectly, and the reference."""
 
     def add(uri: str, text: str, source: str | None = None) -> None:
         files.append(File.generated(config, uri, content=text))
@@ -240,7 +240,7 @@ def on_files(files, config):
         for line, is_text in prose(text):
             for link in LINK.findall(line) if is_text else []:
                 target = target_of(path, link[1])
-                # What lies in docs is there already, or missing, which mkdocs says.
+                # Files in docs are already there, or missing, which mkdocs reports.
                 if target and target not in known and not target.startswith(("docs/", "..")) and (ROOT / target).exists():
                     known.add(target)
                     waiting.append(target)
@@ -253,7 +253,7 @@ def on_files(files, config):
 
 
 def relinked(line: str, uri: str, path: str) -> str:
-    """A line with its links as the site has them."""
+    """A line with its links adapted to the site."""
 
     def link(match: re.Match) -> str:
         target = target_of(path, match[2])
@@ -267,7 +267,7 @@ def relinked(line: str, uri: str, path: str) -> str:
 
 
 def as_python_markdown(text: str) -> str:
-    """Lists as Python-Markdown reads them: a line without text before each, and what belongs to an item four columns in."""
+    """Lists for Python-Markdown: an empty line before each, and the contents of an item indented by four columns."""
     out: list[str] = []
     offsets: list[int] = []
     before = ""
@@ -277,7 +277,7 @@ def as_python_markdown(text: str) -> str:
         if line.strip() and (is_text or line.lstrip().startswith("```")):
             while offsets and indent < offsets[-1]:
                 offsets.pop()
-        # Four columns in and outside of a list it is code.
+        # Indented by four columns outside of a list it would be code.
         if item and indent < (offsets[-1] if offsets else 0) + 4:
             if before.strip() and not offsets and not ITEM.match(before):
                 out.append("")
@@ -293,7 +293,7 @@ def as_python_markdown(text: str) -> str:
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Changes links that lead out of docs, and lists."""
+    """Adapts links that lead out of docs, and lists."""
     uri = page.file.src_uri
     path = sources.get(uri)
     if path is None or not is_markdown(path):
@@ -303,7 +303,7 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_post_page(output, page, config):
-    """Says what is fetched from elsewhere when a page is shown."""
+    """Warns of anything fetched from elsewhere when a page is shown."""
     for address in FETCHED.findall(output):
         LOG.warning("%s: browsers would fetch %s", page.file.src_uri, address)
     return output

@@ -1,13 +1,13 @@
 #!/bin/sh
-# Installs what makes the site in 'make site': mkdocs and its theme, in an environment of their own below target, and
-# iframe-worker (MIT, finished), by which pages that no server serves can be searched. What is there already is not touched.
+# Installs the requirements of 'make site': mkdocs and its theme, in an environment of their own below target, and
+# iframe-worker (MIT, finished), which makes pages searchable without a server. What is already there is not touched.
 #
-# For Debian 12 (and relatives), as root or with sudo where python3-venv or npm is missing.
+# For Debian 12 (and relatives), as root or with sudo if python3-venv or npm is missing.
 set -eu
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 target=${CARGO_TARGET_DIR:-$root/target}
-# The theme's releases are the ones that keep mkdocs going; the rest is what both were tried with.
+# The theme's releases are the ones that keep mkdocs maintained; the other versions were tested with both.
 packages='mkdocs-material==9.8.2 mkdocs==1.6.1 Markdown==3.11.3 pymdown-extensions==13.1.2 Pygments==2.21.0'
 iframe_worker_version=1.0.4
 
@@ -22,7 +22,7 @@ if [ ! -f "$target/iframe-worker/package/shim/index.js" ]; then
     tar -xzf "$target/iframe-worker/iframe-worker-$iframe_worker_version.tgz" -C "$target/iframe-worker"
 fi
 
-# An installation that was cut short, or of other versions, is made anew.
+# An interrupted installation, or one of other versions, is made again.
 [ "$(cat "$target/mkdocs/homenode-packages" 2>/dev/null || true)" = "$packages" ] && exit 0
 
 if ! python3 -c 'import ensurepip' >/dev/null 2>&1; then

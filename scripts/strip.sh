@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Takes the debug information out of a program that was built, into PROGRAM.debug beside it, where debuggers and backtraces find it:
-# it is four fifths of what the program weighs. Does nothing where that was done already.
+# Moves the debug information of a built program into PROGRAM.debug in the same folder, where debuggers and backtraces find it:
+# it is four fifths of the program's size. Does nothing if that was done already.
 set -eu
 program=$1
 [ "$program" -nt "$program.debug" ] || exit 0

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Installs what judges sweeps from outside in 'make sweeps': Debian's slurmctld, slurmd and slurm-client, and munge, by which they
-# know each other. The tests start them as processes of their own, with files of their own.
+# Installs the external programs of 'make sweeps': Debian's slurmctld, slurmd and slurm-client, and munge, which
+# authenticates them. The tests start them as processes of their own, with their own files.
 #
-# For Debian 12 (and relatives), as root or with sudo where a package is missing.
+# For Debian 12 (and relatives), as root or with sudo if a package is missing.
 set -eu
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Packs what was built for distributions without a package, to be unpacked into /usr/local: see INSTALL, which it writes into it.
+# Packs the built programs for distributions without a package, to be unpacked into /usr/local: see INSTALL, which this writes into it.
 set -eu
 
 target=$1

@@ -28,7 +28,7 @@ for package in *.deb; do
     dpkg -x "$package" .
     rm -f "$package"
 done
-# The headers name the common part by its place in the system.
+# The headers refer to the common part by its path in the system.
 sed -i "s|/usr/src/|$target/usr/src/|" "usr/src/linux-headers-$version-cloud-amd64/Makefile"
 ln -s "boot/vmlinuz-$version-cloud-amd64" image
 ln -s "usr/src/linux-headers-$version-cloud-amd64" headers

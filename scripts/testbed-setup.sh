@@ -1,10 +1,10 @@
 #!/bin/sh
-# Installs what the testbed needs: an emulated 4-node NUMA host with real libvirt and KVM guests.
+# Installs the requirements of the testbed: an emulated 4-node NUMA host with real libvirt and KVM guests.
 #
-# Idempotent: what is there already is not touched, so a second run takes a second. It never starts a
+# Idempotent: what is already there is not touched, so a second run takes a second. It never starts a
 # service: libvirtd runs only inside the emulated host. For Debian 12 (and relatives), as root or with sudo.
 #
-#   scripts/testbed-setup.sh            what the cases need that run without being named
+#   scripts/testbed-setup.sh            the requirements of the cases that run by default
 #   scripts/testbed-setup.sh --damon    also a kernel with DAMON, for the group `damon`: unpacked, not installed
 #   scripts/testbed-setup.sh --programs also the programs that the case `page-log-programs` runs in its guests
 set -eu
@@ -43,7 +43,7 @@ numactl|numactl -H and migratepages, to look into the emulated host by hand
 linux-image-amd64|the stock kernel that the emulated host and the guests boot
 "
 
-# What runs in the guests of page-log-programs. None of them has a service: redis-tools has the server's program too.
+# Programs in the guests of page-log-programs. None of them has a service: redis-tools has the server's program too.
 if [ "$wanted" = --programs ]; then
     packages="$packages
 x264|a program of PARSEC
@@ -56,7 +56,7 @@ hpcc|the HPC Challenge, which has HPL
 "
 fi
 
-# A stock kernel of any build will do, also when the meta package is not installed.
+# A stock kernel of any build will do, even if the meta package is not installed.
 have_kernel() {
     for image in /boot/vmlinuz-6.1.*-amd64; do
         release=${image#/boot/vmlinuz-}
@@ -65,7 +65,7 @@ have_kernel() {
     return 1
 }
 
-# Of those, the one that is used.
+# The one of these that is used.
 newest_kernel() {
     for image in /boot/vmlinuz-6.1.*-amd64; do
         release=${image#/boot/vmlinuz-}
@@ -73,7 +73,7 @@ newest_kernel() {
     done | sort -V | tail -n 1
 }
 
-# Packages of daemons would start them. policy-rc.d is Debian's way to say no; whatever was there comes back.
+# Packages of daemons would start them. policy-rc.d is Debian's way to prevent that; an existing one is restored.
 policy=/usr/sbin/policy-rc.d
 policy_saved=
 forbid_services() {
@@ -94,7 +94,7 @@ restore_services() {
     policy_saved=
 }
 
-# Not started now is not enough: on a machine with systemd they must not start at the next boot either.
+# Not starting them now is not enough: on a machine with systemd they must not start at the next boot either.
 units="libvirtd.service libvirtd.socket libvirtd-ro.socket libvirtd-admin.socket libvirt-guests.service
 virtlogd.service virtlogd.socket virtlogd-admin.socket virtlockd.service virtlockd.socket virtlockd-admin.socket
 numad.service"
@@ -119,12 +119,12 @@ install_packages() {
     as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install $missing
     restore_services
     trap - EXIT INT TERM
-    # A libvirt that was there before belongs to the machine's owner.
+    # A libvirt that was installed before belongs to the machine's owner.
     if [ "$had_libvirt" = no ]; then disable_units; fi
 }
 
-# What the guest's kernel module is built with. The archive keeps headers of its newest kernels alone: where it has none for the one
-# that is here, both come anew.
+# Requirements for building the guest's kernel module. The archive only keeps headers of its newest kernels: if it has none for the
+# installed one, both are installed again.
 install_headers() {
     release=$(newest_kernel)
     if installed "linux-headers-$release"; then return 0; fi
@@ -149,7 +149,7 @@ install_virtme() {
         || die "pip could not install virtme-ng $virtme_version into $venv: is a package index reachable?"
 }
 
-# Debian's security suite has a newer kernel beside the stock one, which is built with DAMON.
+# Debian's security suite has a newer kernel in addition to the stock one, which is built with DAMON.
 unpack_damon_kernel() {
     target="$root/target/testbed/kernel-damon"
     if ls "$target"/boot/vmlinuz-* >/dev/null 2>&1; then
@@ -165,7 +165,7 @@ unpack_damon_kernel() {
     mkdir -p "$target"
     dpkg-deb -x "$work"/*.deb "$target"
     rm -rf "$work"
-    # virtme-ng looks for modules beside boot, and modprobe for their index.
+    # virtme-ng looks for modules next to boot, and modprobe for their index.
     for modules in "$target"/lib/modules/*; do
         /sbin/depmod -b "$target" "${modules##*/}"
     done

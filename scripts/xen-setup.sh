@@ -1,9 +1,9 @@
 #!/bin/sh
-# Makes what `homenode-testbed xen` boots beside what scripts/testbed-setup.sh installs: Xen and the disk of its dom0.
+# Makes what `homenode-testbed xen` boots in addition to what scripts/testbed-setup.sh installs: Xen and the disk of its dom0.
 #
-# dom0 is a small Debian 12 with Xen's tools and libvirt's driver for them, made by mmdebstrap from this machine's own sources of
-# packages. Nothing of it is installed here, and nothing is started. Everything lies in target/testbed/xen (1 GB at most, 370 MB
-# of it used), and is made again only when this script has changed. As root or with sudo; takes three minutes.
+# dom0 is a small Debian 12 with Xen's tools and libvirt's driver for them, made by mmdebstrap from this machine's own package
+# sources. Nothing of it is installed here, and nothing is started. Everything is in target/testbed/xen (1 GB at most, 370 MB
+# of it used), and is made again only if this script has changed. As root or with sudo; takes three minutes.
 set -eu
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
@@ -21,10 +21,10 @@ mmdebstrap|makes dom0's Debian
 e2fsprogs|makes dom0's disk
 LIST
 
-# The hypervisor, its tools, libvirt's driver for them, and what a person wants who looks into it.
+# The hypervisor, its tools, libvirt's driver for them, and tools for inspecting it.
 packages=xen-hypervisor-4.17-amd64,xen-utils-4.17,xen-utils-common,libvirt-daemon,libvirt-daemon-driver-xen,libvirt-clients
 packages=$packages,kmod,procps,iproute2,busybox-static
-# With systemd the group xen-service boots; for all others the testbed's own program is the first.
+# With systemd for the group xen-service; for all others the testbed's own program is init.
 packages=$packages,systemd-sysv,dbus
 
 work=$(mktemp -d)
@@ -41,10 +41,10 @@ as_root mmdebstrap --quiet --variant=minbase --format=directory \
     --dpkgopt='path-exclude=/usr/share/locale/*' --include="$packages" \
     bookworm "$work/dom0" $(apt_sources bookworm "$work/sources") >&2
 
-# An emulated CPU has no VME, and Xen hides SEP from dom0 on AMD, so that no CPU model of libvirt's fits and its Xen driver
-# does not start. Without VME the oldest of them does.
+# An emulated CPU has no VME, and Xen hides SEP from dom0 on AMD, so that none of libvirt's CPU models fits and its Xen driver
+# does not start. Without VME in it the oldest model fits.
 as_root sed -i "/'vme'/d" "$work/dom0/usr/share/libvirt/cpu_map/x86_486.xml"
-# Other drivers find nothing to drive, and take time to find that out.
+# Other drivers have nothing to manage, and take time to find that out.
 drivers=$work/dom0/usr/lib/x86_64-linux-gnu/libvirt/connection-driver
 for driver in "$drivers"/libvirt_driver_*.so; do
     case "$driver" in

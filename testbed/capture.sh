@@ -1,11 +1,11 @@
 #!/bin/bash
-# Saves what Linux tells about a host's topology, for emulated hosts that are hard to find as hardware.
+# Saves the files in which Linux describes a host's topology, for emulated hosts that are hard to find as hardware.
 #
 #   testbed/capture.sh [NAME...]       boots each host (plain QEMU, about 40 s each), writes its tree for the tests of crates/machine-files
 #   testbed/capture.sh --save ROOT     prints the tree of the machine it runs on (used inside; also fine on a real host)
 #
 # A .tree file holds lines `=== path` (relative to /), each followed by that file's contents. A file that exists
-# but cannot be read is left out, as a reader would find it.
+# but cannot be read is left out: no reader would get it.
 set -u
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -37,7 +37,7 @@ save_tree() {
         /proc/meminfo; do
         save_file "$file"
     done
-    # Links, not files: the initiators of a memory node are known by name only.
+    # Links, not files: the initiators of a memory node are known only by name.
     for file in $node/node*/access*/initiators/node*; do
         printf '=== %s\n\n' "${file#/}"
     done

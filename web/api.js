@@ -1,12 +1,12 @@
-// What is asked of the agent, and what it answers.
+// Requests to the agent, and its answers.
 
 const KEY = "homenode.key";
-// An agent that says nothing for so long is taken to be gone.
+// Milliseconds without an answer after which the agent counts as gone.
 const PATIENCE = 35_000;
-// Answers that are kept.
+// Most cached answers.
 const KEPT_MOST = 20;
 
-// Why there is no answer, as the agent says it (RFC 9457).
+// An error from the agent (RFC 9457).
 export class Problem extends Error {
   constructor(status, kind, title, detail) {
     super(detail);
@@ -14,11 +14,11 @@ export class Problem extends Error {
   }
 }
 
-// Nobody answers.
+// The agent does not answer.
 export class Gone extends Error {}
 
-// The key in the address makes whoever opens it an operator. It is kept as long as the tab, and taken out of the address, which
-// is copied and shown to others.
+// The key in the URL makes the user an operator. It is kept for as long as the tab is open, and removed from the URL, which
+// users copy and show to others.
 export function takeKey() {
   const found = /^#key=([!-~]+)$/.exec(location.hash);
   if (!found) return;
@@ -54,7 +54,7 @@ export const get = (route, params, signal) => ask("GET", path(route, params), { 
 
 const kept = new Map();
 
-// The same, and no more often than this, in milliseconds, as long as it is about the same: reading its history costs the agent work.
+// Like `get`, but at most once in `apart` milliseconds for the same `about`: reading the history costs the agent work.
 export async function getSeldom(about, apart, route, params, signal) {
   const key = `${route} ${about}`;
   const last = kept.get(key);
@@ -65,11 +65,11 @@ export async function getSeldom(about, apart, route, params, signal) {
   return answer;
 }
 
-// Changes something, as an operator.
+// Sends a change, as an operator.
 export function change(method, route) {
   const key = sessionStorage.getItem(KEY);
   return ask(method, route, { headers: key ? { authorization: `Bearer ${key}` } : {} });
 }
 
-// What lies at a VM's name, whatever is in it.
+// Returns the path of a VM; a name may contain any characters.
 export const ofVm = (name, what = "") => `/v1/vms/${encodeURIComponent(name)}${what}`;

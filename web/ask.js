@@ -1,4 +1,4 @@
-// Asks before something is changed, and shows what is not part of a screen.
+// Dialogs: confirm a change, and show what is not part of a screen.
 
 import { h } from "./dom.js";
 
@@ -13,7 +13,7 @@ function open(dialog) {
   return dialog;
 }
 
-// Whether the reader says yes.
+// Asks for confirmation; resolves to whether the user agrees.
 export function isSure({ title, text, yes }) {
   return new Promise((answer) => {
     const dialog = h("dialog", { "aria-labelledby": "asked" },
@@ -27,7 +27,7 @@ export function isSure({ title, text, yes }) {
   });
 }
 
-// Shows rows of two columns until it is closed.
+// Shows rows of two columns until the user closes them.
 export function tell(title, rows, note) {
   if (document.querySelector("dialog[open]")) return;
   open(h("dialog", { "aria-labelledby": "told" },

@@ -1,15 +1,15 @@
-// The bar of time that every screen has: which stretch is shown, where in it, and whether it is followed live.
+// The time bar on every screen: the range shown, the time in it, and whether it is live.
 
 import { h, show } from "./dom.js";
 import { clock, moment, span } from "./format.js";
 import { SPANS, fixed, isLive, moveTo, parse, read, shift, spanText } from "./time.js";
 
-// Of a stretch, how far an arrow goes.
+// An arrow key moves by this fraction of the range.
 const STEPS = 60;
 const PLAY_APART = 600;
 
 export class Bar {
-  // `onRange(range)` where the reader goes to another time; while `isDrawing()` playing waits.
+  // `onRange(range)` is called when the user goes to another time; playing waits while `isDrawing()`.
   constructor(root, onRange, isDrawing) {
     Object.assign(this, { root, onRange, isDrawing, range: null, marks: [], recorded: null, playing: null });
   }
@@ -49,7 +49,7 @@ export class Bar {
         })));
   }
 
-  // Marks of decisions, and what is not recorded.
+  // Marks of decisions, and the parts that are not recorded.
   shown() {
     const { from, to } = this.range;
     const left = (ms) => `${(100 * (ms - from)) / (to - from)}%`;
@@ -61,7 +61,7 @@ export class Bar {
     return all;
   }
 
-  // An end of the stretch, as it is written on the command line, too.
+  // An input for an end of the range, in the format of the command line.
   field(end, label) {
     return h("input", {
       id: end, class: "time", size: 19, "aria-label": `${label}: a day and a time, or a time`, title: "2026-11-24 03:12:00, or 03:12", value: moment(this.range[end]),
@@ -81,7 +81,7 @@ export class Bar {
     return SPANS.find(([, ms]) => Math.abs(ms - length) < 1000)?.[0] ?? "";
   }
 
-  // A slider steps by a second or more; arrows go as far as elsewhere on the page.
+  // The slider itself moves in steps of a second or more; arrow keys move as far as elsewhere on the page.
   arrow(event) {
     const way = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1 }[event.key];
     if (!way) return;
@@ -89,7 +89,7 @@ export class Bar {
     this.step(way * (event.shiftKey ? 10 : 1));
   }
 
-  // `by` sixtieths of the stretch.
+  // Moves by `by` sixtieths of the range.
   step(by) {
     const far = Math.max((this.range.to - this.range.from) / STEPS, 1000);
     this.go(this.range.at + by * far);
@@ -105,7 +105,7 @@ export class Bar {
     else this.onRange(moved);
   }
 
-  // The other end goes along where this one passes it.
+  // Moves the other end along if this one passes it.
   typed(input, end) {
     const ms = parse(input.value, this.range[end]);
     input.setAttribute("aria-invalid", String(ms === null));
@@ -129,7 +129,7 @@ export class Bar {
     this.onRange(read(new URLSearchParams({ last }), this.now));
   }
 
-  // Goes through the stretch, a sixtieth at a time.
+  // Plays the range, a sixtieth at a time.
   play() {
     if (this.playing !== null) {
       this.stop();

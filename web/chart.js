@@ -1,4 +1,4 @@
-// A series over time as a drawing: one of several below each other that share their axis, the time shown and the stretches marked.
+// Draws a series over time. Charts below each other share their axis, the time shown and the marked ranges.
 
 import { h, s } from "./dom.js";
 import { NONE, clock } from "./format.js";
@@ -6,22 +6,22 @@ import { ticks } from "./time.js";
 
 const HEIGHT = 70;
 const AXIS = 22;
-// Pixels that a pointer moves before that is a stretch and no click.
+// Pixels that the pointer must move for a drag; less is a click.
 const DRAG_MIN = 6;
 
-// The next round figure, for the top of a scale.
+// Returns the next round number, for the top of a scale.
 function round(value) {
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 1.5, 2, 3, 4, 5, 6, 8, 10].map((factor) => factor * power).find((one) => one >= value * 0.999);
 }
 
-// The value in force at a time, where one is known.
+// Returns the value in force at a time, or null if it is not known.
 export function valueAt(points, at, step) {
   const found = points.findLast(([time]) => time <= at);
   return found && at - found[0] <= 2 * step ? found[1] : null;
 }
 
-// Stretches without a gap: one that is longer than two steps breaks the line.
+// Splits points at gaps: one longer than two steps breaks the line.
 function unbroken(points, step) {
   const parts = [];
   let last = null;
@@ -62,7 +62,7 @@ export function chart(series, view) {
     now !== null && s("circle", { class: "dot", cx: x(at), cy: y(now), r: 3 })));
 }
 
-// Layers upon each other: { name, text, layers: [{ name, points }] }, all at the same times.
+// Draws stacked layers: { name, text, layers: [{ name, points }] }, all at the same times.
 export function stack({ name, text, layers }, view) {
   const { from, to, at, step, width, stretches } = view;
   const x = (ms) => (width * (ms - from)) / (to - from);
@@ -99,10 +99,10 @@ export function axis({ from, to, width }) {
       (to - from) > 600_000 ? clock(time).slice(0, 5) : clock(time))));
 }
 
-// Where the pointer went down. It is kept while the charts are drawn anew, which the page does with each look of the agent.
+// Where the pointer went down. It is kept across redraws, which happen with each epoch of the agent.
 let begun = null;
 
-// A click goes to a time, a drag shows a stretch: what a pointer does on any of the charts below each other.
+// Pointer handlers that all charts share: a click goes to a time, a drag shows a range.
 export function pointing(view, { onTime, onStretch }) {
   const time = (event) => {
     const box = event.currentTarget.getBoundingClientRect();

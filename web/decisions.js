@@ -1,4 +1,4 @@
-// What was decided and what came of it, the newest first.
+// Decisions and their outcomes, newest first.
 
 import { get } from "./api.js";
 import { h } from "./dom.js";
@@ -8,7 +8,7 @@ import { href } from "./router.js";
 import { moveTo, stamp } from "./time.js";
 
 const PAGE = 50;
-// What came of it, with a sign beside the colour.
+// Outcomes, each with a sign in addition to the colour.
 const OUTCOMES = { done: ["fine", "✓"], moved: ["fine", "✓"], renewed: ["fine", "↻"], "dry-run": ["quiet", "○"], refused: ["bad", "✕"], failed: ["bad", "✕"] };
 
 export async function decisions(page) {

@@ -1,15 +1,15 @@
-// Elements from data. Text goes in as text nodes only, whatever is in it; a screen is drawn whole each time, and what is shown is
-// changed to that where it differs, so that focus, scrolling and what is being typed stay.
+// Builds elements from data. Text becomes text nodes only, whatever it contains. A screen is built whole each time, and the
+// document is changed only where it differs, so that focus, scrolling and input in progress stay.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-// An element: attributes by name; `on` handlers by event; `css` properties; `value` and `checked` of controls. Children that are
-// null or false are left out.
+// Creates an element: attributes by name; `on` handlers by event; `css` properties; `value` and `checked` of controls.
+// Children that are null or false are left out.
 export function h(tag, props = {}, ...children) {
   return fill(document.createElement(tag), props, children);
 }
 
-// The same of a drawing.
+// Creates an SVG element likewise.
 export function s(tag, props = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), props, children);
 }
@@ -36,13 +36,13 @@ function listen(element, handlers) {
   }
 }
 
-// Pixels across for what is in an element.
+// Returns the width available inside an element, in pixels.
 export function room(element) {
   const { paddingLeft, paddingRight } = getComputedStyle(element);
   return element.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight);
 }
 
-// Makes the children of `root` those of the tree.
+// Makes `tree` the children of `root`, changing only what differs.
 export function show(root, ...tree) {
   const next = root.cloneNode(false);
   next.append(...tree.flat(Infinity).filter(Boolean));
@@ -83,7 +83,7 @@ function become(old, next) {
     return;
   }
   for (const { name } of [...old.attributes]) {
-    // Whether details are open is the reader's.
+    // The user opens and closes details.
     if (!next.hasAttribute(name) && name !== "open") old.removeAttribute(name);
   }
   for (const { name, value } of [...next.attributes]) {
@@ -92,6 +92,6 @@ function become(old, next) {
   }
   if (next.handlers || old.handlers) listen(old, next.handlers ?? {});
   children(old, next);
-  // What is being typed is not written over.
+  // Do not overwrite what the user is typing.
   if (next.wanted !== undefined && old !== document.activeElement) old.value = next.wanted;
 }

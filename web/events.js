@@ -1,4 +1,4 @@
-// What happened lately, the newest first, and the sentences in which it is told.
+// Recent events, newest first, and the sentences that describe them.
 
 import { h } from "./dom.js";
 import { clock } from "./format.js";
@@ -8,7 +8,7 @@ const MOST = 40;
 // A sign for each kind of event.
 const SIGNS = { decided: "●", found: "○", refused: "✕", appeared: "+", vanished: "−", "changed-by-other": "!" };
 
-// A sentence, in which the VM's name leads to the VM.
+// Returns a sentence in which the VM's name links to the VM.
 export function sentence({ range }, text, vm) {
   const at = vm ? text.indexOf(`VM ${vm}`) : -1;
   if (at < 0) return text;
@@ -16,7 +16,7 @@ export function sentence({ range }, text, vm) {
   return [text.slice(0, begin), h("a", { href: href("vm", { vm }, range) }, vm), text.slice(begin + vm.length)];
 }
 
-// The same where policy and VM stand beside it.
+// Returns a sentence without policy and VM, where they are shown next to it.
 export function bare(text, policy, vm) {
   const rest = text.startsWith(`${policy}: `) ? text.slice(policy.length + 2) : text;
   return vm && rest.startsWith(`VM ${vm}: `) ? rest.slice(vm.length + 5) : rest;

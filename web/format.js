@@ -1,4 +1,4 @@
-// Figures and times for people. What is not known is a dash.
+// Formats numbers and times for people. Unknown values are a dash.
 
 export const NONE = "–";
 
@@ -22,7 +22,7 @@ export const rate = (value) => or(value, (x) => scaled(x, 1000, ["B/s", "kB/s", 
 
 const two = (number) => String(number).padStart(2, "0");
 
-// Time of day of a time in milliseconds, in the zone of the browser.
+// Returns the time of day, in the browser's time zone; `ms` is in milliseconds.
 export function clock(ms) {
   const at = new Date(ms);
   return `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
@@ -35,7 +35,7 @@ export function day(ms) {
 
 export const moment = (ms) => `${day(ms)} ${clock(ms)}`;
 
-// How long, from milliseconds.
+// Returns a duration; `ms` is in milliseconds.
 export function span(ms) {
   const seconds = Math.round(ms / 1000);
   if (seconds < 120) return `${seconds} s`;
@@ -44,7 +44,7 @@ export function span(ms) {
   return `${Math.round(seconds / 86400)} days`;
 }
 
-// Node numbers as the kernel writes lists of them: 0-2,5.
+// Formats node numbers as the kernel writes lists: 0-2,5.
 export function nodes(list) {
   if (typeof list === "string") return list;
   const parts = [];

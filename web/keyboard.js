@@ -1,4 +1,4 @@
-// Keys that work on every screen. Everything can be reached by Tab as well.
+// Keys that work on every screen. Everything is reachable with Tab, too.
 
 import { tell } from "./ask.js";
 
@@ -20,7 +20,7 @@ export const help = () => tell("Keys", HELP, "In charts: click to go to a time, 
 
 const isTyping = (element) => element.matches?.("input:not([type=range]), select, textarea, [contenteditable]");
 
-// `does` has what each key does.
+// `does` maps each key to its action.
 export function keyboard(does) {
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
@@ -29,7 +29,7 @@ export function keyboard(does) {
       if (event.key === "Escape") event.target.blur();
       return;
     }
-    // The slider has its own arrows.
+    // The slider handles arrow keys itself.
     if (event.target.matches?.("input[type=range]") && event.key.startsWith("Arrow")) return;
     const action = event.key === "?" ? help : does[event.key];
     if (!action) return;

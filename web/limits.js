@@ -1,4 +1,4 @@
-// When a figure is marked: the same limits as in `homenode top`, which a test compares.
+// Limits above which a figure is marked: the same as in `homenode top`, which a test checks.
 
 const LIMITS = {
   local: { warn: 0.8, bad: 0.5 },
@@ -10,7 +10,7 @@ const LIMITS = {
 };
 
 export const LEVELS = ["fine", "warn", "bad"];
-// Beside a colour there is always a sign.
+// A colour always comes with a sign.
 export const SIGNS = { fine: "", warn: "▲", bad: "◆" };
 
 export function level(which, share) {
@@ -23,7 +23,7 @@ export function level(which, share) {
 
 export const worst = (...levels) => LEVELS[Math.max(...levels.map((one) => LEVELS.indexOf(one)))];
 
-// Share of a VM's vCPUs that waited, where known.
+// Returns the share of a VM's vCPUs that waited, or null if it is not known.
 export function waitingShare(vm) {
   if (vm.vcpus_waiting === null) return null;
   const vcpus = vm.vcpus_by_node.reduce((sum, on) => sum + on.vcpus, 0);
@@ -40,7 +40,7 @@ function memoryLevel(vm) {
   return need !== null && limit !== null && vm.memory_bytes < need ? "bad" : "fine";
 }
 
-// Levels of a VM's figures.
+// Returns the levels of a VM's figures.
 export function ofVm(vm) {
   return {
     waiting: level("vmWaiting", waitingShare(vm)),
@@ -50,7 +50,7 @@ export function ofVm(vm) {
   };
 }
 
-// How much is wrong with a VM: all its limits together.
+// Returns how much is wrong with a VM: the sum of its levels.
 export const trouble = (vm) => Object.values(ofVm(vm)).reduce((sum, one) => sum + LEVELS.indexOf(one), 0);
 
 export function ofNode(node) {

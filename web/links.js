@@ -1,14 +1,14 @@
-// Links between nodes, drawn to their load: in a band between the two rows of nodes, so that none runs behind a node.
+// Draws links between nodes by their load, in a band between the two rows of nodes, so that none runs behind a node.
 
 import { s } from "./dom.js";
 import { percent, rate } from "./format.js";
 import { SIGNS, level } from "./limits.js";
 
 export const HEIGHT = 104;
-// Below this share a link is drawn without a figure.
+// Links below this share have no label.
 const LABELLED = 0.1;
 
-// Both directions of each pair of nodes that has a link.
+// Returns both directions of each linked pair of nodes.
 function pairs(links) {
   const all = new Map();
   for (const link of links) {
@@ -22,7 +22,7 @@ const busier = (both) => both.reduce((most, link) => ((link.busy ?? 0) > (most.b
 
 const said = (link) => `${link.from} → ${link.to}: ${rate(link.bandwidth_bytes_per_s)}${link.busy === null ? "" : `, ${percent(link.busy)}`}`;
 
-// The band below the first row of nodes. `place(node)` has its row (0 or 1) and its middle, from 0 to 1.
+// Draws the band below the first row of nodes. `place(node)` has its row (0 or 1) and its middle, from 0 to 1.
 export function band(links, place, width) {
   const x = (node) => place(node).middle * width;
   const drawn = pairs(links).filter((both) => both.every(({ from, to }) => place(from) && place(to)));
@@ -41,7 +41,7 @@ export function band(links, place, width) {
     const middle = isArc ? { x: (x(a) + x(b)) / 2, y: y(from) + 0.75 * (bend - y(from)) } : diagonal(x(a), x(b), from.row);
     return { both, most, path, middle, busy: most.busy ?? 0 };
   });
-  // The busiest last, above the others.
+  // The busiest last, on top of the others.
   shapes.sort((one, other) => one.busy - other.busy);
   const lines = shapes.map(({ both, busy, path, most }) => s("path", {
     d: path, class: `link ${level("link", most.busy)}`, "stroke-width": 1.5 + 9 * Math.min(busy, 1), "data-key": `${most.from}-${most.to}`,
@@ -57,7 +57,8 @@ export function band(links, place, width) {
   }, lines, labels);
 }
 
-// Where the figure of a line between the rows stands: a third along, so that those of two that cross are not on each other.
+// Returns the position of the label of a line between the rows: a third along, so that the labels of two crossing lines do
+// not overlap.
 function diagonal(from, to, row) {
   const share = 0.3;
   const t = row === 0 ? share : 1 - share;

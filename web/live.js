@@ -1,12 +1,12 @@
-// What happens, as it happens: tells of each look of the agent at its host, and when the agent is gone and comes back.
+// The event stream: reports each epoch of the agent, and when the agent is gone and comes back.
 
 const AGAIN = 2000;
 
 export class Live {
-  // `onNews` is called at most once in `apart` milliseconds, and not while nobody looks at the page.
+  // `onNews` is called at most once in `apart` milliseconds, and not while the page is hidden.
   constructor({ onNews, onState, apart = 1000 }) {
     Object.assign(this, { onNews, onState, apart, last: 0, timer: null, isThere: null, stream: null });
-    // A browser has six connections to a server, for all of its tabs: those that nobody looks at keep none.
+    // A browser opens at most six connections to a server for all of its tabs, so hidden tabs close theirs.
     document.addEventListener("visibilitychange", () => (document.hidden ? this.end() : this.start()));
     window.addEventListener("pagehide", () => this.end());
     window.addEventListener("pageshow", (event) => event.persisted && this.start());
@@ -21,7 +21,7 @@ export class Live {
     stream.addEventListener("gap", () => this.news());
     stream.addEventListener("error", () => {
       this.is(false);
-      // The browser tries again where a connection was lost, and does not where it was refused.
+      // The browser reconnects after a lost connection, but not after a refused one.
       if (stream.readyState === EventSource.CLOSED) setTimeout(() => this.stream === stream && this.start(), AGAIN);
     });
   }

@@ -1,4 +1,4 @@
-// What holds the page together: the address says what is shown, the agent what is in it.
+// Ties the page together: the URL determines what is shown, and the agent provides the data.
 
 import { Gone, Problem, get, takeKey } from "./api.js";
 import { Bar } from "./bar.js";
@@ -16,7 +16,7 @@ import { vm } from "./vm.js";
 
 const SCREENS = { map, vm, decisions, proposals };
 const NAMES = [["map", "Host", "h"], ["decisions", "Decisions", "d"], ["proposals", "Recommendations", "r"]];
-// How often marks of decisions are asked for while the page follows the agent.
+// Milliseconds between requests for decision marks while the page is live.
 const MARKS_APART = 5000;
 
 const part = (id) => document.getElementById(id);
@@ -53,7 +53,7 @@ class Page {
     return read(here().params, this.now);
   }
 
-  // What runs here; its time is now.
+  // Loads the agent's status, and takes its time as now.
   async learn() {
     const status = await get("/v1/status");
     this.now = Date.parse(status.time);
@@ -68,7 +68,7 @@ class Page {
     await this.move();
   }
 
-  // To what the address says now.
+  // Shows what the URL now names.
   async move() {
     const { view } = here();
     const range = this.range();
@@ -83,15 +83,15 @@ class Page {
     await this.draw();
   }
 
-  // The agent looked at its host.
+  // An epoch of the agent is over.
   async news() {
-    // Answers that take longer than the agent's period are waited for.
+    // Skip epochs while a slower answer is pending.
     if (this.isDrawing) return;
     if (isLive(this.range())) await this.draw();
     else await this.learn().then(() => this.bar.draw(this.range(), { now: this.now }), () => {});
   }
 
-  // Asks for what the address names, and shows it; an older question is given up.
+  // Requests and shows what the URL names; cancels an older request.
   async draw() {
     this.asking?.abort();
     const asking = new AbortController();
@@ -125,7 +125,7 @@ class Page {
     }
   }
 
-  // When decisions were made, for the bar; without a history there are none.
+  // Returns the times of decisions, for the bar; none without a history.
   async ask(range, params, signal) {
     const name = params.get("vm");
     const asked = { vm: name, from: stamp(range.from), to: stamp(range.to), limit: 500 };
@@ -154,7 +154,7 @@ class Page {
   gone() {
     const since = this.about ? ` since ${clock(this.now)}` : "";
     show(part("pulse"), h("span", { class: "gone" }, "✕ no agent"));
-    this.trouble(`The agent has not answered${since}: it has ended, or is being started anew. What you see is the last that it said; `
+    this.trouble(`The agent has not answered${since}: it has ended, or is being restarted. What you see is the last that it said; `
       + "this page goes on when it answers again.");
   }
 

@@ -1,4 +1,4 @@
-// The host at one time: nodes with the VMs on them, links between them, every VM with its figures, and what happened.
+// The host at one time: nodes with their VMs, links, a table of VMs, and events.
 
 import { get } from "./api.js";
 import { h, room } from "./dom.js";
@@ -37,7 +37,7 @@ export async function map(page) {
 const worstNamed = ({ range }, vms) => [...vms].sort((a, b) => trouble(b) - trouble(a)).slice(0, 3)
   .map((vm, index) => [index > 0 && ", ", h("a", { href: href("vm", { vm: vm.name }, range) }, vm.name)]);
 
-// Where a VM is drawn: on its home, or where most of its memory is, or its vCPUs; a VM of several nodes on the first.
+// Returns the node to draw a VM on: its home, or that of most of its memory, or of its vCPUs; the first of several.
 function nodeOf(vm) {
   const most = (list, key) => list?.length ? list.reduce((best, on) => (on[key] > best[key] ? on : best)) : null;
   const pages = vm.pages_by_node?.filter((on) => !vm.home || vm.home.includes(on.node));
@@ -45,7 +45,7 @@ function nodeOf(vm) {
   return memory?.pages ? memory.node : vm.home?.[0] ?? vcpus?.node;
 }
 
-// Nodes in two rows, with the links between them.
+// Draws the nodes in two rows, with the links between them.
 function picture(page, seen, filter) {
   const { nodes, links, vms } = seen;
   const columns = Math.max(Math.ceil(nodes.length / 2), 1);
@@ -81,7 +81,7 @@ function card(page, node, vms, filter) {
     h("ul", { class: "chips" }, sorted.map((vm) => chip(page, vm, filter))));
 }
 
-// A VM on its node: its name, what it does, and how much of its memory is there.
+// Draws a VM on its node: its name, its load, and how much of its memory is on the node.
 function chip(page, vm, filter) {
   const levels = ofVm(vm);
   const level = worst(...Object.values(levels));

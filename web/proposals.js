@@ -1,4 +1,4 @@
-// What the agent recommends, to be applied or rejected, and what it promised to VMs that are to start.
+// Recommendations of the agent, to apply or reject, and its promises to VMs that have not started.
 
 import { Gone, Problem, change, get, hasKey } from "./api.js";
 import { isSure } from "./ask.js";
@@ -8,7 +8,7 @@ import { href } from "./router.js";
 
 const SIGNS = { open: "○", approved: "◔", applied: "✓", rejected: "✕", expired: "⌛" };
 
-// What came of the last button, until another is pressed.
+// The result of the last button pressed.
 let said = null;
 
 export async function proposals(page) {
@@ -40,7 +40,7 @@ async function orNot(answer) {
   }
 }
 
-// With TLS there are passwords in its place.
+// With TLS there are passwords instead.
 const hint = () => h("p", { class: "note" }, "You may read here, and change nothing: this tab has no key. The agent prints the address with the key "
   + "as it starts, ", h("code", {}, "…/#key=…"), ", and keeps the key in ", h("code", {}, "http.key"), " in its state directory.");
 
@@ -80,7 +80,7 @@ function promises(page, all) {
     h("tbody", {}, all.map(row))));
 }
 
-// A button that asks, does, and says what came of it.
+// Creates a button that asks for confirmation, acts, and shows the result.
 function act(page, name, text, kind, does, done) {
   const click = async () => {
     if (!await isSure({ title: `${name}?`, text, yes: name })) return;

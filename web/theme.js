@@ -1,4 +1,4 @@
-// Dark or light: as the system has it, or as the reader chose.
+// Dark or light: the system's theme, or the user's choice.
 
 const KEPT = "homenode.theme";
 const THEMES = { system: "◐", light: "☀", dark: "☾" };
@@ -12,7 +12,7 @@ function apply(theme, button) {
   button.title = `${label} (t)`;
 }
 
-// The button that goes from one to the next.
+// The button that switches to the next theme.
 export function theme(button) {
   const names = Object.keys(THEMES);
   const kept = localStorage.getItem(KEPT);

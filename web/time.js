@@ -1,9 +1,9 @@
-// The stretch of time that is shown and the time in it, all in milliseconds since 1970, and how a URL says them:
+// The range of time that is shown and the time in it, in milliseconds since 1970, and their form in a URL:
 //   ?last=15m              live: the last quarter of an hour, and now
-//   ?from=…&to=…           a stretch, at its end
-//   ?from=…&to=…&at=…      a stretch, at a time in it
-//   ?at=…                  a time, and what is around it
-// Now is what the agent says it is: its clock may be another than the browser's, and a twin's goes as fast as it can.
+//   ?from=…&to=…           a range, at its end
+//   ?from=…&to=…&at=…      a range, at a time in it
+//   ?at=…                  a time, and the range around it
+// Now is the agent's time: its clock may differ from the browser's, and a twin's runs as fast as it can.
 
 import { count, day } from "./format.js";
 
@@ -11,7 +11,7 @@ const MINUTE = 60_000;
 export const SPANS = [["1m", MINUTE], ["5m", 5 * MINUTE], ["15m", 15 * MINUTE], ["1h", 60 * MINUTE], ["6h", 360 * MINUTE]];
 const USUAL = "15m";
 const SHORTEST = 10_000;
-// What one answer of the history holds.
+// The longest range of one answer of the history.
 const LONGEST = 360 * MINUTE;
 
 export const spanText = (name) => {
@@ -19,7 +19,7 @@ export const spanText = (name) => {
   return minutes < 60 ? count(minutes, "minute") : count(minutes / 60, "hour");
 };
 
-// A time as the agent reads it.
+// Returns a time in the agent's format.
 export const stamp = (ms) => new Date(Math.round(ms)).toISOString();
 
 const time = (text) => {
@@ -29,7 +29,7 @@ const time = (text) => {
 
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
-// What a URL says, where it is `now`. What makes no sense in it is left out.
+// Returns the range in a URL, given the current time. Ignores invalid parameters.
 export function read(params, now) {
   const [from, to, at] = ["from", "to", "at"].map((name) => time(params.get(name)));
   if (from !== null && to !== null && to > from) return fixed(from, to, at ?? to);
@@ -40,7 +40,7 @@ export function read(params, now) {
   return { last, from: now - length, to: now, at: now };
 }
 
-// A stretch, as long as one may be.
+// Returns a range, limited to the shortest and the longest.
 export function fixed(from, to, at) {
   const end = clamp(to, from + SHORTEST, from + LONGEST);
   return { last: null, from, to: end, at: clamp(at, from, end) };
@@ -48,7 +48,7 @@ export function fixed(from, to, at) {
 
 export const isLive = (range) => range.last !== null;
 
-// A time as people write it, 2026-11-24 03:12:00 or 03:12 of the same day as another; null where it is none.
+// Parses a time typed by a user, 2026-11-24 03:12:00, or 03:12 for the day of `other`; null if it is invalid.
 export function parse(text, other) {
   const found = /^(?:(\d{4}-\d{2}-\d{2})[ T])?(\d{1,2}):(\d{2})(?::(\d{2}))?$/.exec(text.trim());
   if (!found) return null;
@@ -57,25 +57,25 @@ export function parse(text, other) {
   return Number.isNaN(ms) ? null : ms;
 }
 
-// What a URL says of it.
+// Returns the URL parameters of a range.
 export function write(range) {
   if (isLive(range)) return range.last === USUAL ? {} : { last: range.last };
   return { from: stamp(range.from), to: stamp(range.to), at: stamp(range.at) };
 }
 
-// The same stretch at another time; one outside takes the stretch along.
+// Returns the range at another time, moved along if the time is outside.
 export function moveTo(range, at) {
   const beyond = Math.min(at - range.from, 0) + Math.max(at - range.to, 0);
   return fixed(range.from + beyond, range.to + beyond, at);
 }
 
-// So many lengths of it later.
+// Returns the range moved by `by` times its length.
 export function shift(range, by) {
   const far = by * (range.to - range.from);
   return fixed(range.from + far, range.to + far, range.at + far);
 }
 
-// Times of the clock for an axis: at most about `most` of them, at round figures.
+// Returns times for an axis: about `most` at most, at round values.
 export function ticks(from, to, most) {
   const steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200];
   const step = 1000 * (steps.find((seconds) => (to - from) / (1000 * seconds) <= most) ?? 7200);

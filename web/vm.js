@@ -1,4 +1,4 @@
-// One VM over time: what concerns its speed, what was decided about it, and why it was slow.
+// One VM over time: what affects its speed, decisions about it, and why it was slow.
 
 import { Problem, get, getSeldom, ofVm } from "./api.js";
 import { axis, chart, pointing, stack } from "./chart.js";
@@ -11,14 +11,14 @@ import { fixed, isLive, moveTo, stamp } from "./time.js";
 import { shares } from "./vms.js";
 import { asked, panel } from "./why.js";
 
-// Of the width, what marks that are nearer to each other share a mark.
+// Marks that are closer than this share of the width are merged.
 const APART = 0.012;
 const MARKS_MOST = 500;
-// Pixels across of what is beside the charts, and of their edges: as in the style sheet.
+// Pixels next to the charts, and of their borders: as in the style sheet.
 const SIDE = 424;
 const EDGES = 2;
 
-// Name, key, text of a value, the top of the scale where it is fixed, and where it is not, the lowest.
+// Name, key, formatter, top of the scale if it is fixed, and otherwise its minimum.
 const SERIES = [
   ["CPUs used", "cpus_used", (value) => decimals(value, 2)],
   ["vCPUs waiting", "vcpus_waiting", (value) => decimals(value, 2), null, 0.5],
@@ -32,7 +32,7 @@ export async function vm(page) {
   const name = params.get("vm") ?? "";
   const at = isLive(range) ? null : stamp(range.at);
   const window = { from: stamp(range.from), to: stamp(range.to) };
-  // While it is followed live, no point is missed for longer than it stands for.
+  // While live, answers are reused for no longer than the duration of a point.
   const about = JSON.stringify([name, range.last ?? window]);
   const apart = Math.min(Math.max((range.to - range.from) / 300, 1000), 10_000);
   const [seen, past, made] = await Promise.all([
@@ -42,7 +42,7 @@ export async function vm(page) {
   ]);
   const found = seen.vms?.find((one) => one.name === name || one.id === name);
   if (past.problem && !found) throw past.problem.kind === "no-history" ? await noSuchVm(name, signal, past.problem) : past.problem;
-  // By its id, since a browser takes a name of dots for a way through the path.
+  // By id, since a browser treats a name of dots as part of the path.
   const answer = asked(page, found?.id ?? name);
   const decided = made.decisions ?? [];
   return {
@@ -60,7 +60,7 @@ export async function vm(page) {
   };
 }
 
-// What is not there is told in its place: the rest of the screen is shown all the same.
+// Shows an error in place of missing data; the rest of the screen is still shown.
 async function orNone(answer) {
   try {
     return await answer;
@@ -77,7 +77,7 @@ async function noSuchVm(name, signal, otherwise) {
 
 const problem = (error) => h("div", { class: "problem" }, h("h2", {}, error.title), h("p", {}, error.message));
 
-// What it does at the time shown.
+// Returns the VM's figures at the time shown.
 function figures(found) {
   const level = levels(found);
   const one = (which, text) => h("span", { class: level[which] ?? "fine" }, SIGNS[level[which]] ?? "", SIGNS[level[which]] && " ", text);
@@ -110,7 +110,7 @@ function timeline(page, past, decided, answer) {
     points.length === 0 && h("p", { class: "quiet" }, "Nothing is recorded of this VM in the time shown."));
 }
 
-// Where its memory lies, node upon node.
+// Draws the location of its memory, stacked by node.
 function lies(points, view) {
   const known = points.filter((point) => point.memory_by_node?.length);
   if (known.length === 0) return null;
@@ -121,7 +121,7 @@ function lies(points, view) {
   return stack({ name: "Memory touched, by node", text: bytes, layers: layers.filter(({ points: some }) => some.some(([, value]) => value > 0)) }, view);
 }
 
-// Decisions as marks above the charts; those too near to each other as one.
+// Draws decisions as marks above the charts; adjacent ones share a mark.
 function marks(page, decided) {
   const { from, to } = page.range;
   const groups = [];
@@ -146,10 +146,10 @@ function marks(page, decided) {
     }));
 }
 
-// Whether nothing came of any of them.
+// Returns whether none of the decisions had an effect.
 const isFruitless = (all) => all.every((one) => !["done", "moved", "renewed"].includes(one.outcome));
 
-// The decision whose mark was chosen, and those near it.
+// Shows the decision of the selected mark, and those near it.
 function chosen(page, decided) {
   const { from, to } = page.range;
   const one = decided.find((row) => String(row.id) === page.params.get("decision"));
@@ -161,7 +161,7 @@ function chosen(page, decided) {
       h("a", { href: changed({ decision: one.id }, moveTo(page.range, Date.parse(row.time))) }, "go there")))));
 }
 
-// Everything else that is known of it, at the time shown.
+// Shows everything else known about it, at the time shown.
 function more(found) {
   const on = (list) => shares(list).map(({ node, share }) => `${node}: ${percent(share)}`).join(", ");
   const told = found.topology.told_age_ns === null ? found.topology.why_not : `${span(found.topology.told_age_ns / 1e6)} ago`;

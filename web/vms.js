@@ -1,4 +1,4 @@
-// Every VM in a row, those past most limits first.
+// All VMs, one row each, those over most limits first.
 
 import { h } from "./dom.js";
 import { NONE, bytes, count, decimals, nodes, percent, rate } from "./format.js";
@@ -7,13 +7,13 @@ import { href } from "./router.js";
 
 export const isWanted = (vm, filter) => vm.name.toLowerCase().includes(filter.toLowerCase());
 
-// Shares of pages by node; what would be shown as none is left out.
+// Returns the shares of pages by node, without those that would round to none.
 export function shares(pages) {
   const total = (pages ?? []).reduce((sum, on) => sum + on.pages, 0);
   return (pages ?? []).map(({ node, pages: some }) => ({ node, share: some / Math.max(total, 1) })).filter(({ share }) => share >= 0.005);
 }
 
-// Low first, and what is not known last.
+// Sort keys: lowest first, or highest first; unknown values last.
 const low = (value) => value ?? 2;
 const high = (value) => -(value ?? -1);
 
@@ -21,7 +21,7 @@ const marked = (text, level) => h("td", { class: `right ${level}` }, SIGNS[level
 
 const placed = (vm) => vm.vcpus_by_node.map(({ node, vcpus }) => `${node}:${vcpus}`).join(" ");
 
-// Heading, by what it sorts, and the cell. A column that is empty for all VMs is left out where it says so.
+// Heading, sort key and cell of each column. Optional columns are hidden if empty for all VMs.
 const COLUMNS = {
   name: { text: "VM", key: (vm) => vm.name, cell: (vm, { range }) => h("th", { scope: "row" },
     SIGNS[worst(...Object.values(ofVm(vm)))], " ", h("a", { href: href("vm", { vm: vm.name }, range) }, vm.name)) },

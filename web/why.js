@@ -1,4 +1,4 @@
-// Why a VM was slow: asked of the agent, and told with its figures.
+// Asks the agent why a VM was slow, and shows its answer with the figures.
 
 import { Problem, get, ofVm } from "./api.js";
 import { h } from "./dom.js";
@@ -6,12 +6,12 @@ import { clock, percent, span } from "./format.js";
 import { changed, href } from "./router.js";
 import { isLive, moveTo, stamp } from "./time.js";
 
-// How long a stretch around the time shown, as the agent reads it, and for people.
+// Lengths of the window around the time shown, in the agent's format, and in milliseconds.
 const WINDOWS = { "60s": 60_000, "300s": 300_000, "900s": 900_000, "3600s": 3_600_000 };
 const SHOWN = "shown";
 const SHORTEST = 10_000;
 
-// What slows VMs down: as docs/WHY.md has it.
+// Texts of the causes, as in docs/WHY.md.
 const CAUSES = {
   "waiting": "its vCPUs waited for CPUs",
   "quota": "a CPU quota kept its vCPUs from running",
@@ -27,7 +27,7 @@ const CAUSES = {
   "own-phase": "its guest did something else than before",
 };
 
-// The stretch that is asked about: around the time shown, or all that is shown.
+// Returns the window in question: around the time shown, or the whole range shown.
 function stretch({ range, params, about }) {
   const name = params.get("window") ?? "300s";
   if (name === SHOWN) return { from: range.from, to: range.to };
@@ -39,8 +39,8 @@ function stretch({ range, params, about }) {
 
 let kept = { key: null, answer: null };
 
-// The answer to what the address asks, if it asks. It is kept, since it costs the agent work and the past stays as it is; while
-// the agent works at it the rest of the screen is shown.
+// Returns the answer to the URL's question, if it has one. It is cached, since it costs the agent work and the past does not
+// change; the rest of the screen is shown without waiting for it.
 export function asked(page, name) {
   if (!page.params.has("why")) return null;
   const { from, to } = stretch(page);
@@ -51,7 +51,7 @@ export function asked(page, name) {
     kept = mine;
     get(ofVm(name, "/why"), { at: stamp(at), window: `${Math.round(window / 1000)}s` }).then(told, (error) => {
       if (error instanceof Problem) return { problem: error, stretches: mine.answer.stretches };
-      // Nobody answered: it is asked again when somebody does.
+      // The agent did not answer: ask again once it does.
       mine.key = null;
       return mine.answer;
     }).then((answer) => {
@@ -74,11 +74,11 @@ function told(said) {
   };
 }
 
-// The question, and its answer below.
+// Shows the question, with its answer below.
 export function panel(page, name, answer) {
   const { range, params } = page;
   const window = params.get("window") ?? "300s";
-  // What is asked about stays: a page that goes on with the agent would ask about another time with each of its looks.
+  // Leave live mode, or each epoch of the agent would ask about another time.
   const ask = () => page.go({ why: 1 }, isLive(range) ? moveTo({ ...range, last: null }, range.to) : range);
   return h("section", { class: "why", "aria-label": "Why", "data-key": "why" },
     h("h2", {}, "Why was it slow?"),
@@ -127,7 +127,7 @@ function culprit({ range }, name, who) {
     case "itself": return "the VM itself";
     case "host": return "processes of the host outside VMs";
     case "agent": return ["the agent: ", h("a", { href: href("decisions", { cursor: who.decision + 1 }, range) }, `decision ${who.decision}`)];
-    case "somebody": return "somebody else's change";
+    case "somebody": return "another program's change";
     default: return "not known";
   }
 }

@@ -1,4 +1,5 @@
-//! Builds the one program of the guests that measure a kernel's footprint, with the C compiler that links everything else.
+//! Builds the single program of the guests that measure a kernel's footprint, with the C compiler that also links
+//! everything.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! Puts the commit into the binary: seed and commit together say what a run was.
+//! Puts the commit into the binary: seed and commit together identify a run.
 
 use std::process::Command;
 
@@ -10,7 +10,7 @@ fn main() {
             .ok()
             .filter(|out| out.status.success())
     };
-    // Sources without their repository, as packages are built from, are told it.
+    // Builds without the repository, as of packages, pass the commit.
     let told = std::env::var("HOMENODE_COMMIT").ok();
     let found = || {
         let said = git(&["describe", "--always", "--dirty", "--abbrev=12"])?;
@@ -20,7 +20,7 @@ fn main() {
     let commit = told.or_else(found).unwrap_or_else(|| "unknown".to_owned());
     println!("cargo:rerun-if-env-changed=HOMENODE_COMMIT");
     println!("cargo:rustc-env=HOMENODE_COMMIT={commit}");
-    // A file that is not there would count as changed: of a worktree they are elsewhere.
+    // A missing file would count as changed; a worktree keeps these files elsewhere.
     let directory = git(&["rev-parse", "--absolute-git-dir"]);
     let directory = directory.and_then(|said| String::from_utf8(said.stdout).ok());
     if let Some(directory) = directory.as_deref().map(str::trim) {

@@ -1,8 +1,8 @@
 //! The file of TLS and passwords, and what a client says of itself in the header Authorization: the first line of the input is
 //! the header's value, and the rest a tree of files with `web.yml`, as `=== path` lines before each.
 //!
-//! A file is refused with a sentence that names it, or asks everybody for what it says. Of a file with known passwords nobody is
-//! let in who does not have one.
+//! A file is refused with a sentence that names it, or every client must meet it. With a file of known passwords a client
+//! without one is not let in.
 
 #![no_main]
 

@@ -1,8 +1,9 @@
-//! What following costs on allocation benchmarks: objects per second of processor time with the preload, against without.
+//! Measures the cost of following on allocation benchmarks: objects per second of processor time with the preload, compared
+//! with none.
 //!
-//! Both run in turn, since the machine's speed drifts; the results are the ratio of the best, and of neighbours. For the JVM,
-//! without is a stock guest with as many virtual nodes: that HotSpot divides eden by nodes is what UseNUMA costs, not
-//! following. A part of a name chooses: `cargo bench -p homenode-guest -- jemalloc`.
+//! Both alternate, since the machine's speed drifts; the results are the ratio of the best runs, and of adjacent ones. For
+//! the JVM, the baseline is a stock guest with as many virtual nodes: dividing eden by nodes is a cost of UseNUMA, not of
+//! following. Part of a name selects benchmarks: `cargo bench -p homenode-guest -- jemalloc`.
 
 #![allow(clippy::print_stdout, reason = "printing is what this program is for")]
 
@@ -19,7 +20,7 @@ const PAIRS: usize = 11;
 const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
 const JAVA: &str = "/usr/lib/jvm/java-17-openjdk-amd64/bin/java";
 
-/// What a program says of itself, run with these libraries preloaded.
+/// Returns the rate that a program reports with these libraries preloaded.
 fn objects_per_second(command: &mut Command, page: &Page, libraries: &[PathBuf]) -> f64 {
     let paths: Vec<_> = libraries.iter().map(|path| path.as_os_str()).collect();
     let output = command
@@ -37,7 +38,7 @@ fn objects_per_second(command: &mut Command, page: &Page, libraries: &[PathBuf])
 }
 
 fn compare(name: &str, mut command: impl FnMut() -> Command, without: &[PathBuf], with: &[PathBuf]) {
-    // `cargo bench` adds options of its own.
+    // `cargo bench` adds its own options.
     let mut wanted = std::env::args()
         .skip(1)
         .filter(|argument| !argument.starts_with('-'));
@@ -54,7 +55,7 @@ fn compare(name: &str, mut command: impl FnMut() -> Command, without: &[PathBuf]
         .collect();
     pairs.sort_by(|a, b| a.0.total_cmp(&b.0));
     let percent = |ratio: f64| 100.0 * (ratio - 1.0);
-    // The best of each had the machine to itself.
+    // The best run of each had the machine to itself.
     let best = |value: &dyn Fn(&(f64, f64)) -> f64| pairs.iter().map(value).fold(0.0, f64::max);
     let (with, without) = (best(&|pair| pair.0 * pair.1), best(&|pair| pair.1));
     println!(

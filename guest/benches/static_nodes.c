@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a JVM on a stock guest with four virtual nodes has: the same table of nodes, and nobody who answers sched_getcpu(). */
+/* What a JVM on a stock guest with four virtual nodes has: the same table of nodes, and no replacement of sched_getcpu(). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <unistd.h>

@@ -113,7 +113,7 @@ static inline __u64 homenode_topology_sequence(const struct homenode_topology *p
 	return __atomic_load_n(&page->sequence, __ATOMIC_ACQUIRE);
 }
 
-/* Whether a copy, which nobody else writes, is what a page may be. Never looks outside of its bounds. */
+/* Whether a private copy is what a page may be. Never looks outside of its bounds. */
 static inline enum homenode_topology_verdict homenode_topology_check(const struct homenode_topology *copy)
 {
 	__u32 vcpu, from, to, vnode, with_memory = 0;

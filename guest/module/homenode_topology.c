@@ -455,7 +455,7 @@ static void look_at_page(void)
 	if (feed.have_seen && sequence == feed.seen)
 		return;
 	verdict = homenode_topology_read(feed.page, &incoming);
-	/* What is bad is not looked at again before somebody writes. */
+	/* A bad page is not looked at again before it is written. */
 	feed.seen = verdict == HOMENODE_TOPOLOGY_GOOD ? incoming.sequence : sequence;
 	feed.have_seen = true;
 	if (verdict != HOMENODE_TOPOLOGY_GOOD) {
@@ -744,4 +744,4 @@ module_init(come);
 module_exit(go);
 MODULE_LICENSE("GPL");
 MODULE_DESCRIPTION("Moves CPUs between virtual nodes as the host moves vCPUs");
-MODULE_VERSION("0.1.0");
+MODULE_VERSION("0.2.0");

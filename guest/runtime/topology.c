@@ -89,7 +89,7 @@ __attribute__((noinline)) static void refresh(struct known *known)
 		take(known);
 		known->sequence = known->copy.sequence;
 	} else {
-		/* Not again until somebody writes: neither a page that is bad nor one whose writer died gets better by itself. */
+		/* Not again until it is written: neither a page that is bad nor one whose writer died gets better by itself. */
 		known->sequence = homenode_version(&known->shared);
 		known->verdict = verdict;
 		known->refused++;
@@ -231,7 +231,7 @@ int homenode_wait(homenode *topology, uint64_t seen, int timeout_ms)
 
 		if (left <= 0)
 			return 0;
-		/* A file is always ready: nobody says when it changes. */
+		/* A file is always ready: its changes are not signalled. */
 		if (poll(&file, known->is_device ? 1 : 0, (int)(left < step ? left : step)) > 0) {
 			uint64_t version;
 

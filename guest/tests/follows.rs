@@ -1,4 +1,4 @@
-//! Programs learn of changes through `libhomenode_topology`, and those that ask libnuma through a preload.
+//! Tests that programs learn of changes through `libhomenode_topology`, and those that use libnuma through a preload.
 
 mod common;
 
@@ -115,7 +115,7 @@ fn a_bad_version_is_counted_and_what_was_known_stays() {
             .ask("refused")
             .starts_with("2: it is being written all the time")
     );
-    // Other numbers of vCPUs than before.
+    // An impossible change of the number of vCPUs.
     page.put_vcpus_on(3);
     page.scribble(3, 5 | 4 << 32 | 4 << 48);
     page.scribble(2, 2000);
@@ -133,7 +133,7 @@ fn a_bad_version_is_counted_and_what_was_known_stays() {
 fn programs_that_ask_libnuma_follow() {
     let mut page = Page::new(0);
     let mut program = Asked::start(&page.path(), Some(&library("numa")));
-    // Node of CPU 0, of getcpu(), and for each node whether CPU 0 is on it and one can run there.
+    // Node of CPU 0, of getcpu(), and for each node whether CPU 0 is on it and a thread can run there.
     for (node, expected) in [(0, "0 0 1r 0 0 0"), (3, "3 3 0 0 0 1r"), (1, "1 1 0 1r 0 0")] {
         page.put_vcpus_on(node);
         assert_eq!(program.ask("libnuma"), expected);
@@ -154,7 +154,7 @@ fn without_a_page_libnuma_says_what_it_says() {
     assert_eq!(preloaded.ask("libnuma"), plain.ask("libnuma"));
     preloaded.child.kill().expect("it runs");
     let said = BufReader::new(preloaded.child.stderr.take().expect("a pipe")).lines();
-    // libnuma complains as well when it is asked for nodes that there are not.
+    // libnuma itself complains as well about nodes that do not exist.
     let said: Vec<String> = said
         .map_while(Result::ok)
         .filter(|line| line.starts_with("homenode: "))

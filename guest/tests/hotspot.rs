@@ -1,4 +1,5 @@
-//! An unmodified JVM follows the topology page: tried here, without a guest, with a page in a file that moves the "vCPUs".
+//! Tests that an unmodified JVM follows the topology page: here, without a guest, with a page in a file that moves the
+//! "vCPUs".
 
 mod common;
 
@@ -38,7 +39,7 @@ fn java(home: &Path, page: &Path, libraries: &[PathBuf]) -> Command {
     command
 }
 
-/// ParallelGC with parts of Eden of one size, which it shows after each collection.
+/// ParallelGC with equal parts of eden, which it logs after each collection.
 const PARALLEL_GC: [&str; 4] = [
     "-XX:+UseParallelGC",
     "-Xmn80m",
@@ -46,7 +47,7 @@ const PARALLEL_GC: [&str; 4] = [
     "-Xlog:gc+heap=debug",
 ];
 
-/// A JVM that allocates young objects when it is told to.
+/// A JVM that allocates young objects on request.
 struct Young {
     child: Child,
     input: ChildStdin,
@@ -70,7 +71,7 @@ impl Young {
         young
     }
 
-    /// What it says until it says this.
+    /// Returns its output up to a word.
     fn until(&mut self, word: &str) -> Vec<String> {
         let mut lines = Vec::new();
         loop {
@@ -84,7 +85,7 @@ impl Young {
         }
     }
 
-    /// What its log says of an allocation of 12 MiB and the collection after it.
+    /// Returns its log of an allocation of 12 MiB and the collection after it.
     fn allocate(&mut self) -> Vec<String> {
         self.input.write_all(b"\n").expect("the JVM reads");
         self.until("done")
@@ -98,7 +99,7 @@ impl Drop for Young {
     }
 }
 
-/// How full each node's part of eden was before the first collection in a log, percent.
+/// Returns how full each node's part of eden was before the first collection in a log, in percent.
 fn eden_parts(log: &[String]) -> Vec<u32> {
     let part = |line: &String| {
         let (_, rest) = line.split_once("lgrp ")?;
@@ -108,7 +109,7 @@ fn eden_parts(log: &[String]) -> Vec<u32> {
     log.iter().filter_map(part).take(usize::from(NODES)).collect()
 }
 
-/// How many regions G1 has asked each node for since it began.
+/// Returns the number of regions that G1 has requested from each node since its start.
 fn regions_asked(log: &[String]) -> Vec<u32> {
     let line = log
         .iter()
@@ -187,7 +188,7 @@ fn g1_asks_for_regions_where_its_vcpu_is() {
 fn a_page_that_goes_bad_leaves_the_jvm_where_it_was() {
     let mut page = Page::new(3);
     let mut jvm = Young::start(&page, &PARALLEL_GC);
-    // All vCPUs on host node 0x77, in a version of its own.
+    // All vCPUs on host node 0x77, with a new version.
     (8..136).for_each(|word| page.scribble(word, 0x7777_7777_7777_7777));
     page.scribble(2, 1000);
     assert_eq!(largest(&eden_parts(&jvm.allocate())), 3);
@@ -195,7 +196,7 @@ fn a_page_that_goes_bad_leaves_the_jvm_where_it_was() {
     assert_eq!(largest(&eden_parts(&jvm.allocate())), 1);
 }
 
-/// Lines of ours on standard error of a JVM that only shows its version, which must go well.
+/// Returns our messages on standard error of a JVM that only shows its version, which must succeed.
 fn complaints(command: &mut Command) -> Vec<String> {
     let output = command
         .args(["-XX:+UseParallelGC", "-version"])
@@ -253,7 +254,7 @@ fn a_jvm_that_cannot_follow_says_why_in_one_line_and_runs() {
     }
 }
 
-/// The installed JVM, but for what its release file says.
+/// Creates a copy of the installed JVM that claims another version in its release file.
 fn jvm_that_claims(version: &str) -> tempfile::TempDir {
     let directory = tempfile::tempdir().expect("a directory");
     let (from, to) = (Path::new(JVM), directory.path());
@@ -271,7 +272,7 @@ fn jvm_that_claims(version: &str) -> tempfile::TempDir {
     for file in ["bin/java", "lib/server/libjvm.so"] {
         std::fs::copy(from.join(file), to.join(file)).expect("a copy");
     }
-    // The launcher looks for its own library before it looks through links.
+    // The launcher searches for its own library before it follows links.
     let _ = std::os::unix::fs::symlink(from.join("conf"), to.join("conf"));
     std::fs::write(to.join("release"), format!("JAVA_VERSION=\"{version}\"\n")).expect("a file");
     directory

@@ -1,4 +1,4 @@
-"""A NUMA host with VMs, simulated: try placements and policies, and read what came of them as tables.
+"""A simulated NUMA host with VMs: try placements and policies, and read the results as tables.
 
 >>> import homenode
 >>> runs = homenode.simulate("churn", policies=["default", "homenode"])
@@ -10,7 +10,7 @@
 Tables are read by polars, pandas and pyarrow without a copy (``polars.DataFrame(runs.vms)``); none of them is needed. Sizes
 and durations are written as on the command line: ``"8GiB"``, ``"30ms"``. Names of figures end in the unit.
 
-What goes wrong is raised as :class:`BadInput` or :class:`Failed`, both :class:`Error`, with the sentence that the command
+Errors are raised as :class:`BadInput` or :class:`Failed`, both :class:`Error`, with the message that the command
 ``homenode`` would print.
 """
 

@@ -1,4 +1,4 @@
-"""What the package has of Rust. What a class or function is for is said where it is: `help(homenode.Scenario)`."""
+"""The Rust side of the package. Classes and functions document themselves: `help(homenode.Scenario)`."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, final

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Policy(ABC):
-    """A policy of one's own, which decides on the twin in the place of those that come with Homenode.
+    """A user-defined policy, which decides on the twin in place of the built-in ones.
 
     >>> import homenode
     >>> class OnOneNode(homenode.Policy):
@@ -20,26 +20,26 @@ class Policy(ABC):
     >>> set(runs["OnOneNode"].decisions["by"])
     {'external'}
 
-    An object keeps what it remembers from one period to the next, and serves one run; ``simulate`` runs it as it is.
+    An object keeps its state from one period to the next, and serves one run; ``simulate`` runs it unchanged.
     """
 
     @property
     def name(self) -> str:
-        """What it is called in tables; its class, unless this is overridden."""
+        """Name in tables; its class, unless this is overridden."""
         return type(self).__name__
 
     @abstractmethod
     def plan(self, view: dict[str, Any]) -> Iterable[Mapping[str, Any]] | None:
-        """Decides from what the agent sees, once in each of its periods (1 s).
+        """Decides from the agent's view, once in each of its periods (1 s).
 
-        ``view`` has ``version``, ``at_ns``, ``period_ns``, ``machine``, ``nodes``, ``links``, ``vms`` and ``last``, which says
-        what became of the plan before. Rates are over the last period, and ``None`` before there are two samples.
+        ``view`` has ``version``, ``at_ns``, ``period_ns``, ``machine``, ``nodes``, ``links``, ``vms`` and ``last``, the
+        result of the previous plan. Rates are over the last period, and ``None`` before there are two samples.
         docs/POLICIES.md has every key.
 
         Returns actions, in the order to carry them out, or ``None`` for nothing: each names a ``vm`` by its id, an ``action``
         (``set-home`` with ``nodes``, ``lift`` with ``lever``, ``move-pages`` with ``from``, ``to`` and ``pages_max``, …), and
-        says ``why``. A plan is carried out whole or refused whole: where one action is not possible, or goes against what an
-        operator said, nothing is done and ``view["last"]`` of the next period says so.
+        says ``why``. A plan is carried out or refused as a whole: if one action is not possible, or contradicts an
+        operator's setting, nothing is done and ``view["last"]`` of the next period says so.
 
-        What this raises ends the run: :class:`Failed` with that exception as its cause.
+        An exception from this method ends the run: :class:`Failed` with that exception as its cause.
         """

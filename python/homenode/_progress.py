@@ -1,4 +1,4 @@
-"""How far long work is: a line on a terminal or in a notebook, nothing elsewhere."""
+"""Progress of long work: a line on a terminal or in a notebook, nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ LINE_EVERY_S = 0.2
 
 
 def is_watched() -> bool:
-    """Whether somebody sees a line that is written over: a terminal, or a notebook's cell."""
+    """Whether an overwritten line is visible: on a terminal, or in a notebook's cell."""
     if sys.stderr is None:
         return False
     if sys.stderr.isatty():
         return True
-    # Streams of notebooks are no terminals, and show a line that is written over all the same.
+    # Streams of notebooks are not terminals, but show an overwritten line as well.
     return type(sys.stderr).__module__.startswith("ipykernel.")
 
 
 class Line:
-    """A line of standard error that says how much is done and how long the rest may take."""
+    """A line on standard error with the progress and the estimated time left."""
 
     def __init__(self) -> None:
         self._began = self._written = time.monotonic()
@@ -39,13 +39,13 @@ class Line:
         self.write(f"{what}: {100 * done / of:.0f}%{left_said}" if of > 0 else what)
 
     def write(self, text: str) -> None:
-        """Puts text in the place of what the line says."""
+        """Replaces the text of the line."""
         sys.stderr.write("\r" + text.ljust(self._width))
         sys.stderr.flush()
         self._width = len(text)
 
     def end(self) -> None:
-        """Takes the line away."""
+        """Removes the line."""
         if self._width:
             self.write("")
             sys.stderr.write("\r")
@@ -54,7 +54,7 @@ class Line:
 
 @contextmanager
 def told(progress: bool | Callable[[str, float, float], Any]) -> Iterator[Callable[[str, float, float], Any] | None]:
-    """What is told how far work is: the function that was given, or a line where it is ``True`` and somebody sees it."""
+    """Returns the receiver of progress: the given function, or a line if it is ``True`` and the line is visible."""
     if callable(progress):
         yield progress
     elif progress and is_watched():

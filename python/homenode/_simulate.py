@@ -1,4 +1,4 @@
-"""Runs of a scenario, and what came of them."""
+"""Runs of a scenario, and their results."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from homenode._progress import told
 
 
 def duration(value: str | float | None) -> str | None:
-    """``"30ms"`` as it is, a number as seconds."""
+    """``"30ms"`` unchanged, a number as seconds."""
     if value is None or isinstance(value, str):
         return value
     return f"{round(value * 1e9)}ns"
 
 
 def scenario_of(what: Scenario | str | os.PathLike[str]) -> Scenario:
-    """A scenario, or the one of a name or in a file."""
+    """A scenario, or the one with this name or in this file."""
     return what if isinstance(what, Scenario) else Scenario(os.fspath(what))
 
 
 def machine_of(what: Machine | str | os.PathLike[str] | None) -> Machine | None:
-    """A machine, or the one of a name or in a file."""
+    """A machine, or the one with this name or in this file."""
     return what if what is None or isinstance(what, Machine) else Machine(os.fspath(what))
 
 
@@ -45,13 +45,13 @@ def config_of(what: Mapping[str, Any] | str | os.PathLike[str] | None) -> tuple[
 
 
 def options_of(**given: Any) -> dict[str, Any]:
-    """Options as the native side takes them, with those that were not given."""
+    """Options in the native side's format, including those not given."""
     names = ["machine", "seed", "epoch", "disturb", "numa_balancing", "config", "every", "progress"]
     return {name: given.get(name) for name in names}
 
 
 class _Tables:
-    """Tables of one run or several. All have a column ``policy``; times are simulated, in seconds from the run's start."""
+    """Tables of one or several runs. All have a column ``policy``; times are simulated, in seconds from the run's start."""
 
     _inner: Simulated
     _at: int | None
@@ -84,7 +84,7 @@ class _Tables:
 
     @property
     def events(self) -> Table:
-        """A row for each event of the scenario that came, with what came of it."""
+        """A row for each event of the scenario that happened, with its result."""
         return self._table("events")
 
     @property
@@ -94,42 +94,42 @@ class _Tables:
 
     @property
     def decisions(self) -> Table:
-        """A row for each decision, with what became of it."""
+        """A row for each decision, with its result."""
         return self._table("decisions")
 
     @property
     def said(self) -> Table:
-        """A row for everything that the agent said: decisions, findings, refusals, VMs that came and went."""
+        """A row for each message of the agent: decisions, findings, refusals, arrivals and departures of VMs."""
         return self._table("said")
 
     @property
     def summary(self) -> Table:
-        """A row for each run: how it compares with the first of them."""
+        """A row for each run: how it compares with the first."""
         return self._table("summary")
 
     @property
     def vms_over_time(self) -> Table:
-        """A row for each VM and stretch of time, where ``simulate`` was given ``every``: rates as the agent sees them."""
+        """A row for each VM and interval, if ``simulate`` was given ``every``: rates as the agent sees them."""
         return self._table("vms_over_time")
 
     @property
     def memory_over_time(self) -> Table:
-        """A row for each VM, node and moment, where ``simulate`` was given ``every``: where its memory is, in bytes."""
+        """A row for each VM, node and moment, if ``simulate`` was given ``every``: where its memory is, in bytes."""
         return self._table("memory_over_time")
 
     @property
     def nodes_over_time(self) -> Table:
-        """A row for each node and stretch of time, where ``simulate`` was given ``every``."""
+        """A row for each node and interval, if ``simulate`` was given ``every``."""
         return self._table("nodes_over_time")
 
     @property
     def links_over_time(self) -> Table:
-        """A row for each direction of each link and stretch of time, where ``simulate`` was given ``every``."""
+        """A row for each direction of each link and interval, if ``simulate`` was given ``every``."""
         return self._table("links_over_time")
 
 
 class Run(_Tables):
-    """What came of a scenario under one set of policies. Its tables are those of this run alone."""
+    """Results of a scenario under one set of policies. Its tables only have this run."""
 
     def __init__(self, inner: Simulated, at: int) -> None:
         self._inner = inner
@@ -141,7 +141,7 @@ class Run(_Tables):
         return self._inner.policies()[self._at]
 
     def to_dict(self) -> dict[str, Any]:
-        """What ``homenode sim --json`` has of it."""
+        """Its part of ``homenode sim --json``."""
         found: dict[str, Any] = self._inner.to_dict()["policies"][self._at]
         return found
 
@@ -153,7 +153,7 @@ class Run(_Tables):
 
 
 class Runs(_Tables, Sequence[Run]):
-    """What came of a scenario under several sets of policies, in their order: a sequence of :class:`Run`, also by policy.
+    """Results of a scenario under several sets of policies, in their order: a sequence of :class:`Run`, also by policy.
 
     Its tables have the rows of all runs.
     """
@@ -170,7 +170,7 @@ class Runs(_Tables, Sequence[Run]):
     @overload
     def __getitem__(self, key: slice) -> Sequence[Run]: ...
     def __getitem__(self, key: int | str | slice) -> Run | Sequence[Run]:
-        """The run at a place, or under the policies of a name."""
+        """The run at a position, or under the policies of a name."""
         names = self._inner.policies()
         if isinstance(key, slice):
             return [Run(self._inner, at) for at in range(*key.indices(len(names)))]
@@ -184,7 +184,7 @@ class Runs(_Tables, Sequence[Run]):
         return (Run(self._inner, at) for at in range(len(self)))
 
     def to_dict(self) -> dict[str, Any]:
-        """What ``homenode sim --json`` prints."""
+        """The output of ``homenode sim --json``."""
         return self._inner.to_dict()
 
     def _repr_html_(self) -> str:
@@ -210,22 +210,22 @@ def simulate(
     """Runs a scenario under each of the policies: the same VMs, programs and events, and the same numbers as ``homenode sim``.
 
     :param scenario: a scenario, the name of one (``Scenario.names()``), or a file
-    :param policies: names (``"default"`` is the kernel's scheduler alone) or objects of :class:`Policy`; those that the scenario
-        names where none are given
-    :param seed: another than the scenario's: same seed, same run
-    :param machine: another than the scenario's: a machine, the name of one (``Machine.names()``), or a file
+    :param policies: names (``"default"`` is the kernel's scheduler only) or objects of :class:`Policy`; by default those that
+        the scenario names
+    :param seed: overrides the scenario's seed: same seed, same run
+    :param machine: overrides the scenario's machine: a machine, the name of one (``Machine.names()``), or a file
     :param epoch: the simulation's resolution; a number is seconds
     :param config: the agent's settings: a file, or a dictionary with its keys
-    :param disturb: how the host differs from what policies are told of it (``"noise,no-bandwidth"``)
-    :param numa_balancing: whether the host's kernel balances NUMA memory (``kernel.numa_balancing``), whatever the scenario says
-    :param every: keep what happens over time, at this distance; a number is seconds. Nothing is seen more often than the agent
-        looks (once a second, unless ``config`` says otherwise)
-    :param progress: ``True`` for a line on a terminal or in a notebook; or a function that is called some times a second with the
-        policies' name, the simulated seconds so far and those that it may take
-    :raises BadInput: what is wrong with any of it
-    :raises Failed: a run that could not go on
+    :param disturb: how the host differs from the policies' information (``"noise,no-bandwidth"``)
+    :param numa_balancing: whether the host's kernel balances NUMA memory (``kernel.numa_balancing``), overriding the scenario
+    :param every: record states over time, at this interval; a number is seconds. The resolution is limited by the agent's
+        samples (once a second, unless ``config`` says otherwise)
+    :param progress: ``True`` for a line on a terminal or in a notebook; or a function that is called several times a second with
+        the policies' name, the simulated seconds so far and their maximum
+    :raises BadInput: an invalid argument
+    :raises Failed: a run that could not continue
 
-    Other threads of Python go on meanwhile. Ctrl-C ends it.
+    Other Python threads keep running meanwhile. Ctrl-C ends it.
 
     >>> runs = simulate("churn", ["default"], seed=2, every="10s")
     >>> runs.vms_over_time["at_s"][:3]

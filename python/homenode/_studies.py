@@ -16,7 +16,7 @@ Vary = Mapping[str, float | Sequence[float]] | str | Iterable[str]
 
 
 def _changes(vary: Vary | None) -> list[tuple[str, float]]:
-    """Inputs and factors, of a dictionary or of texts as the command takes them."""
+    """Inputs and factors, from a dictionary or from texts as on the command line."""
     if vary is None:
         return []
     if isinstance(vary, Mapping):
@@ -36,19 +36,19 @@ def _changes(vary: Vary | None) -> list[tuple[str, float]]:
 
 
 class Experiment:
-    """What came of an experiment. Rows have a column ``vary``: what was changed of the inputs, ``None`` as the file says."""
+    """Results of an experiment. Rows have a column ``vary``: the changed input, ``None`` for the unchanged file."""
 
     def __init__(self, inner: _native.MadeExperiment) -> None:
         self._inner = inner
 
     @property
     def title(self) -> str:
-        """What it is about."""
+        """Its subject."""
         return self._inner.title()
 
     @property
     def rows(self) -> Table:
-        """A row for each VM of each run, with its labels and all that was counted: what ``--csv`` prints."""
+        """A row for each VM of each run, with its labels and all metrics: the output of ``--csv``."""
         return self._inner.rows()
 
     @property
@@ -58,7 +58,7 @@ class Experiment:
 
     @property
     def tests(self) -> Table:
-        """A row for each test of each variation: what came out, and whether it passed."""
+        """A row for each test of each variation: its outcome, and whether it passed."""
         return self._inner.tests()
 
     @property
@@ -67,7 +67,7 @@ class Experiment:
         return dict(self._inner.figures())
 
     def to_dict(self) -> dict[str, Any]:
-        """What ``homenode experiment --json`` prints."""
+        """The output of ``homenode experiment --json``."""
         return self._inner.to_dict()
 
     def _repr_html_(self) -> str:
@@ -84,16 +84,16 @@ def experiment(
     jobs: int | None = None,
     progress: Progress = False,
 ) -> Experiment:
-    """Makes an experiment (docs/EXPERIMENTS.md): the runs of a file, its results, tests and figures.
+    """Executes an experiment (docs/EXPERIMENTS.md): the runs of a file, its results, tests and figures.
 
     :param what: a file, or the text of one (it has more than one line then)
-    :param vary: make it once more for each factor of an input: ``{"machine.controllers": [0.5, 2]}``
-    :param jobs: runs at a time; as many as there are CPUs where nothing is said. Results do not depend on it
-    :param progress: as of :func:`homenode.simulate`; in runs
-    :raises BadInput: a file that is no experiment
+    :param vary: repeat it for each factor of an input: ``{"machine.controllers": [0.5, 2]}``
+    :param jobs: runs at a time; by default as many as there are CPUs. Results do not depend on it
+    :param progress: as in :func:`homenode.simulate`; in runs
+    :raises BadInput: a file that is not an experiment
     :raises Failed: a run that cannot be made
 
-    Nothing is kept of a call for the next.
+    Nothing is cached between calls.
     """
     path = os.fspath(what)
     text = path if "\n" in path else None
@@ -103,9 +103,9 @@ def experiment(
 
 
 def published(*claims: str) -> Table:
-    """What is published of NUMA and VMs, as far as it is told here: a row for each value, bound, ranking and shape of a claim.
+    """Published results on NUMA and VMs, as far as recorded here: a row for each value, bound, ranking and shape of a claim.
 
-    :param claims: papers (``"TAVO"``), families (``"tavo"``) or claims (``"tavo.npb"``); all where none is given
+    :param claims: papers (``"TAVO"``), families (``"tavo"``) or claims (``"tavo.npb"``); by default all
 
     >>> set(published("TAVO")["source"])
     {'TAVO'}
@@ -114,7 +114,7 @@ def published(*claims: str) -> Table:
 
 
 class Reproduction:
-    """What came of published claims on the twin."""
+    """Results of published claims on the twin."""
 
     def __init__(self, inner: _native.Decided) -> None:
         self._inner = inner
@@ -126,11 +126,11 @@ class Reproduction:
 
     @property
     def parts(self) -> Table:
-        """A row for each value, bound, ranking and test of each claim: ours beside the published, with bands where known."""
+        """A row for each value, bound, ranking and test of each claim: ours and the published one, with bands where known."""
         return self._inner.parts()
 
     def to_dict(self) -> dict[str, Any]:
-        """What ``homenode reproduce --json`` prints."""
+        """The output of ``homenode reproduce --json``."""
         return self._inner.to_dict()
 
     def __repr__(self) -> str:
@@ -138,11 +138,11 @@ class Reproduction:
 
 
 def reproduce(*claims: str, jobs: int | None = None, progress: Progress = False) -> Reproduction:
-    """Decides published claims on the twin; all of them, without any named, which takes some minutes.
+    """Decides published claims on the twin; by default all, which takes some minutes.
 
-    :param claims: as of :func:`published`
-    :param jobs: as of :func:`experiment`
-    :param progress: as of :func:`homenode.simulate`; in runs
+    :param claims: as in :func:`published`
+    :param jobs: as in :func:`experiment`
+    :param progress: as in :func:`homenode.simulate`; in runs
     """
     with told(progress) as tell:
         return Reproduction(_native.reproduce(list(claims), jobs, tell))
@@ -153,17 +153,17 @@ class WhatIf:
 
     def __init__(self, vms: Table, answer: dict[str, Any]) -> None:
         self.vms: Table = vms
-        """A row for each VM: its home and time, now and with the homes that were asked about. 1 is as without an agent."""
+        """A row for each VM: its home and time, now and with the requested homes. 1 is the time without an agent."""
         self._answer = answer
 
     @property
     def error_median(self) -> float | None:
-        """How far predictions of this run were off so far, as a ratio; ``None`` before the first trial."""
+        """Median error of this run's predictions so far, as a ratio; ``None`` before the first trial."""
         found: float | None = self._answer["error_median"]
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """What ``homenode whatif --json`` prints."""
+        """The output of ``homenode whatif --json``."""
         return self._answer
 
     def _repr_html_(self) -> str:
@@ -184,9 +184,9 @@ def whatif(
 ) -> WhatIf:
     """Runs the agent on a scenario up to a time, and asks it how fast VMs would be elsewhere.
 
-    :param scenario: as of :func:`homenode.simulate`, and ``seed`` and ``machine``
+    :param scenario: as in :func:`homenode.simulate`, like ``seed`` and ``machine``
     :param homes: by VM: a node, several, or ``None`` for no home. Other VMs keep theirs
-    :param at: when it is asked; a number is seconds
+    :param at: time of the question; a number is seconds
     """
     nodes = {vm: home if home is None else [home] if isinstance(home, int) else list(home) for vm, home in (homes or {}).items()}
     with told(progress) as tell:
@@ -196,7 +196,7 @@ def whatif(
 
 
 class Search:
-    """The best that is known of a scenario, beside what policies make of it."""
+    """The best known decisions for a scenario, compared with those of policies."""
 
     def __init__(self, inner: _native.Searched) -> None:
         self._inner = inner
@@ -213,12 +213,12 @@ class Search:
 
     @property
     def decisions(self) -> list[str]:
-        """What leads to the best known, a line for each decision."""
+        """The decisions of the best known result, one per line."""
         found: list[str] = self._inner.to_dict()["best"]["decisions"]
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """What ``homenode search --json`` prints."""
+        """The output of ``homenode search --json``."""
         return self._inner.to_dict()
 
     def _repr_html_(self) -> str:
@@ -237,11 +237,11 @@ def search(
     machine: Machine | str | os.PathLike[str] | None = None,
     progress: Progress = False,
 ) -> Search:
-    """Searches for the best that is possible in a scenario: tries schedules on copies of the twin, from what policies decided.
+    """Searches for the best decisions in a scenario: tries schedules on copies of the twin, starting from the policies'.
 
-    :param scenario: as of :func:`homenode.simulate`, and ``seed`` and ``machine``
-    :param evaluations: runs of the twin, those under policies among them
-    :param jobs: how many at a time; results do not depend on it
+    :param scenario: as in :func:`homenode.simulate`, like ``seed`` and ``machine``
+    :param evaluations: runs of the twin, including those under policies
+    :param jobs: runs at a time; results do not depend on it
     """
     with told(progress) as tell:
         options = options_of(seed=seed, machine=machine_of(machine), progress=tell)

@@ -15,7 +15,7 @@ Progress = bool | Callable[[str, float, float], Any]
 
 
 class Sweep:
-    """What came of a sweep. Its bytes do not depend on threads, stores or the cluster."""
+    """Results of a sweep. Its bytes do not depend on threads, stores or the cluster."""
 
     def __init__(self, plan: _native.SweepPlan, rows: list[bytes]) -> None:
         self._plan = plan
@@ -29,19 +29,19 @@ class Sweep:
 
     @property
     def runs(self) -> Table:
-        """A row for each seed in place of a mean."""
+        """A row for each seed instead of a mean."""
         return self._plan.table(self._rows, True).table()
 
     def to_csv(self, *, all_runs: bool = False) -> str:
-        """What ``homenode sweep --csv`` prints."""
+        """The output of ``homenode sweep --csv``."""
         return self._plan.table(self._rows, all_runs).csv()
 
     def to_parquet(self, path: str | os.PathLike[str], *, all_runs: bool = False) -> None:
-        """Writes what ``homenode sweep --parquet`` writes: the same bytes."""
+        """Writes the file of ``homenode sweep --parquet``, with identical bytes."""
         Path(path).write_bytes(self._plan.table(self._rows, all_runs).parquet())
 
     def to_plan(self) -> str:
-        """The whole plan as a file for ``homenode sweep``, which needs no other."""
+        """The self-contained plan as a file for ``homenode sweep``."""
         return self._plan.to_toml()
 
     def _repr_html_(self) -> str:
@@ -52,7 +52,7 @@ class Sweep:
 
 
 def _task(plan: str, task: int, commit: str) -> bytes:
-    """A task on a worker of a cluster, which has one thread of it."""
+    """A task on a cluster's worker, of which it uses one thread."""
     if commit != _native.__commit__:
         raise Failed(f"this worker has homenode of commit {_native.__commit__}, and the client {commit}: install the same")
     rows: list[bytes] = _native.SweepPlan.from_toml(plan).run([task], 1, None, _native.__file__, None)
@@ -60,7 +60,7 @@ def _task(plan: str, task: int, commit: str) -> bytes:
 
 
 def _on_cluster(plan: _native.SweepPlan, client: Any, tell: Callable[[str, float, float], Any] | None) -> list[bytes]:
-    """All tasks on a Dask cluster, which makes those of lost workers again; in the plan's order."""
+    """Runs all tasks on a Dask cluster, which repeats those of lost workers; returns them in the plan's order."""
     from distributed import as_completed
 
     text, count = plan.to_toml(), plan.tasks()
@@ -102,17 +102,17 @@ def sweep(
     :param what: a scenario, the name of one, its file, or a plan's file
     :param set: keys and their values: ``{"vm.fluid.permit": "50k..3M/20"}``, or a list of values
     :param seeds: ``"1..10"``, or some
-    :param policies: names; those of the scenario where none are given
-    :param machine: another than the scenario's: a preset, or a file
+    :param policies: names; by default those of the scenario
+    :param machine: overrides the scenario's machine: a preset, or a file
     :param config: the agent's settings: a file, or a dictionary
-    :param metrics: what the table has; without any what ``homenode sim`` compares VMs by
-    :param runs_per_task: runs of a task, at most 64; a 64th of all where nothing is said
-    :param jobs: runs at a time on this machine; as many as there are CPUs where nothing is said
-    :param store: keep finished tasks in this directory, and take from it those that are there; not with ``client``
-    :param client: a ``distributed.Client``: its workers, which must have this package of the same commit, make the tasks. Those of
-        a worker that is lost are made again by another
-    :param progress: as of :func:`homenode.simulate`; in runs, with ``client`` in tasks
-    :raises BadInput: a key or value that cannot be, before anything runs
+    :param metrics: columns of the table; by default those by which ``homenode sim`` compares VMs
+    :param runs_per_task: runs of a task, at most 64; by default a 64th of all
+    :param jobs: runs at a time on this machine; by default as many as there are CPUs
+    :param store: keep finished tasks in this directory, and reuse those in it; not with ``client``
+    :param client: a ``distributed.Client``: its workers, which must have this package of the same commit, run the tasks. Tasks of
+        a lost worker are repeated on another
+    :param progress: as in :func:`homenode.simulate`; in runs, with ``client`` in tasks
+    :raises BadInput: an invalid key or value, before anything runs
     :raises Failed: a run that could not be made
 
     >>> swept = sweep("churn", {"vm.long.vcpus": [2, 4]}, policies="default", metrics="runtime_s")

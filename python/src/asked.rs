@@ -1,4 +1,4 @@
-//! Questions about scenarios: how fast VMs would be elsewhere, and what is the best that is known.
+//! Questions about scenarios: how fast VMs would be elsewhere, and the best known decisions.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use crate::table::{Columns, Table, duration};
 use crate::values;
 use crate::wait::{Signals, Work, apart};
 
-/// How fast VMs would be. See `homenode.whatif`.
+/// Predicts how fast VMs would be. See `homenode.whatif`.
 #[pyfunction]
 #[pyo3(signature = (scenario, at, homes, options))]
 pub fn whatif<'py>(
@@ -96,7 +96,7 @@ pub fn whatif<'py>(
     Ok((table, values::document(py, "forecast", &answer)?))
 }
 
-/// What a search found. See `homenode.search`.
+/// Result of a search. See `homenode.search`.
 #[pyclass(frozen, module = "homenode._native")]
 pub struct Searched {
     setup: Setup,
@@ -124,7 +124,11 @@ impl Searched {
             .chain([("best known", Some(best.mean), best.worst, Some(0.0))])
             .collect();
         Columns::default()
-            .words("policy", "who decided", rows.iter().map(|row| row.0.to_owned()))
+            .words(
+                "policy",
+                "policy that decided",
+                rows.iter().map(|row| row.0.to_owned()),
+            )
             .numbers(
                 "mean",
                 "mean over VMs of runtime over that under `default`",
@@ -153,7 +157,11 @@ impl Searched {
         let policies = found.policies.iter().flat_map(|each| of(each.policy, &each.vms));
         let rows: Vec<_> = policies.chain(of("best known", &found.best.vms)).collect();
         Columns::default()
-            .words("policy", "who decided", rows.iter().map(|row| row.0.clone()))
+            .words(
+                "policy",
+                "policy that decided",
+                rows.iter().map(|row| row.0.clone()),
+            )
             .words("vm", "its name", rows.iter().map(|row| row.1.clone()))
             .numbers(
                 "ratio",
@@ -163,13 +171,13 @@ impl Searched {
             .table()
     }
 
-    /// What `homenode search --json` prints.
+    /// The result as a dictionary, as printed by `homenode search --json`.
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         values::document(py, "search", &self.document())
     }
 }
 
-/// How far evaluations are.
+/// Progress of evaluations.
 struct Evaluations {
     progress: Progress,
     all: usize,
@@ -185,7 +193,7 @@ impl Work for Evaluations {
     }
 }
 
-/// Searches. See `homenode.search`.
+/// Searches for the best decisions. See `homenode.search`.
 #[pyfunction]
 #[pyo3(signature = (scenario, evaluations, jobs, options))]
 pub fn search(

@@ -1,4 +1,4 @@
-//! Which exception an error becomes.
+//! Maps errors to exceptions.
 
 use std::fmt::Display;
 
@@ -28,7 +28,7 @@ create_exception!(
     "Everything else that went wrong. The command ends with 1 then."
 );
 
-/// Adds them to the module.
+/// Adds the exceptions to the module.
 pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     module.add("Error", py.get_type::<Error>())?;
@@ -36,12 +36,12 @@ pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("Failed", py.get_type::<Failed>())
 }
 
-/// What was given is wrong.
+/// Returns the exception for invalid input.
 pub fn bad_input(error: impl Display) -> PyErr {
     BadInput::new_err(error.to_string())
 }
 
-/// What Python itself raised goes on as it is; what the twin refuses is bad input; everything else is a failure.
+/// Passes on Python's own exceptions; the twin's refusals become bad input; everything else is a failure.
 pub fn raised(error: anyhow::Error) -> PyErr {
     match error.downcast::<PyErr>() {
         Ok(own) => own,
@@ -50,7 +50,7 @@ pub fn raised(error: anyhow::Error) -> PyErr {
     }
 }
 
-/// A run that ended since a policy in Python failed, which has its own exception for a cause.
+/// Returns the exception of a run that ended because a policy in Python failed, with the policy's exception as its cause.
 pub fn raised_by_policy(error: anyhow::Error, cause: Option<PyErr>, py: Python<'_>) -> PyErr {
     let is_policys = error.is::<PlannerFailed>();
     let raised = raised(error);

@@ -12,7 +12,7 @@ use crate::table::{Columns, Table};
 use crate::values;
 use crate::wait::{Work, apart};
 
-/// How far runs are.
+/// Progress of runs.
 #[derive(Debug, Default)]
 pub struct Runs {
     done: AtomicUsize,
@@ -26,7 +26,7 @@ impl Watch for Runs {
         self.done.fetch_max(done, Ordering::Relaxed);
     }
 
-    /// Notes are about caches, and there is none here.
+    /// Notes only concern caches, and there is none here.
     fn note(&self, _: &str) {}
 
     fn is_over(&self) -> bool {
@@ -47,7 +47,7 @@ impl Work for Runs {
     }
 }
 
-/// What came of an experiment. See `homenode.experiment`.
+/// Result of an experiment. See `homenode.experiment`.
 #[pyclass(frozen, module = "homenode._native")]
 pub struct MadeExperiment {
     design: Design,
@@ -60,12 +60,12 @@ fn words(changes: Option<&End>) -> Option<String> {
 
 #[pymethods]
 impl MadeExperiment {
-    /// What it is about.
+    /// Its subject.
     fn title(&self) -> &str {
         self.design.title()
     }
 
-    /// A row for each VM of each run, with all that was counted.
+    /// A row for each VM of each run, with all metrics.
     fn rows(&self) -> PyResult<Table> {
         let rows: Vec<(Option<String>, &Row)> = self
             .all
@@ -132,7 +132,7 @@ impl MadeExperiment {
             .table()
     }
 
-    /// Names of its figures, and each as SVG.
+    /// Its figures as SVG, by name.
     fn figures(&self) -> Vec<(String, String)> {
         let first = self.all.first().into_iter();
         let figures = first.flat_map(|made| &made.decision.figures);
@@ -141,7 +141,7 @@ impl MadeExperiment {
             .collect()
     }
 
-    /// What `homenode experiment --json` prints.
+    /// The results as a dictionary, as printed by `homenode experiment --json`.
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         values::document(py, "experiment", &experiment_to_json(&self.design, &self.all))
     }
@@ -181,7 +181,7 @@ fn selected(words: &[String]) -> PyResult<Vec<Claim>> {
     claims::select(claims::all(), words).map_err(bad_input)
 }
 
-/// What is published, a row for each value, bound, ranking and shape. See `homenode.published`.
+/// Published values: a row for each value, bound, ranking and shape. See `homenode.published`.
 #[pyfunction]
 pub fn published(words: Vec<String>) -> PyResult<Table> {
     // Claim, part, its words, number and test.
@@ -250,7 +250,7 @@ pub fn published(words: Vec<String>) -> PyResult<Table> {
         .table()
 }
 
-/// What came of claims. See `homenode.reproduce`.
+/// Results of claims. See `homenode.reproduce`.
 #[pyclass(frozen, module = "homenode._native")]
 pub struct Decided {
     all: Vec<Reproduced>,
@@ -282,7 +282,7 @@ impl Decided {
             .table()
     }
 
-    /// A row for each part of each claim: ours beside the published.
+    /// A row for each part of each claim: ours and the published one.
     fn parts(&self) -> PyResult<Table> {
         let rows: Vec<_> = self
             .all
@@ -337,7 +337,7 @@ impl Decided {
             .table()
     }
 
-    /// What `homenode reproduce --json` prints.
+    /// The results as a dictionary, as printed by `homenode reproduce --json`.
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         values::document(py, "claims", &to_json(&self.all))
     }

@@ -1,21 +1,21 @@
-//! What the Python package has of Rust: machines, scenarios, runs, tables. Python's side of it is in `homenode/`, and says what
-//! each thing is for those who use it.
+//! The Rust side of the Python package: machines, scenarios, runs, tables. The Python side is in `homenode/`, with the user
+//! documentation.
 //!
-//! | file | what is in it |
+//! | file | contents |
 //! |---|---|
-//! | `errors` | which exception an error becomes; the one place |
+//! | `errors` | maps errors to exceptions, in one place |
 //! | `values` | dictionaries of Python as TOML and JSON |
-//! | `wait` | the interpreter's lock given away, and signals looked at |
-//! | `table` | columns that Arrow's readers take |
-//! | `machine`, `workload`, `scenario` | what is simulated |
-//! | `simulate`, `one`, `report`, `over_time` | a scenario's runs, what is kept of each, and their tables |
+//! | `wait` | releases the interpreter's lock, and checks signals |
+//! | `table` | columns for Arrow readers |
+//! | `machine`, `workload`, `scenario` | inputs of simulations |
+//! | `simulate`, `one`, `report`, `over_time` | a scenario's runs, their records, and their tables |
 //! | `policy` | policies in Python |
 //! | `asked` | questions about scenarios |
 //! | `experiment` | experiments and published claims |
 //! | `sweep` | sweeps |
 //! | `record` | recordings and logs of pages |
 
-// Functions that Python calls own what it gives them.
+// Functions called from Python own their arguments.
 #![allow(clippy::needless_pass_by_value)]
 
 mod asked;

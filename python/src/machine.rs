@@ -11,7 +11,7 @@ use crate::errors::{Failed, bad_input};
 use crate::table::{Columns, Table};
 use crate::values;
 
-/// A host's hardware: nodes, CPUs, caches, links, and of presets how fast each is.
+/// A host's hardware: nodes, CPUs, caches, links, and, for presets, their speeds.
 #[pyclass(frozen, eq, module = "homenode", from_py_object)]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Machine {
@@ -20,14 +20,14 @@ pub struct Machine {
 
 #[pymethods]
 impl Machine {
-    /// The machine that comes with the package by this name, or the one in a file, which ends with `.toml`.
+    /// Opens a preset by its name, or a file, whose name ends with `.toml`.
     #[new]
     fn new(what: &str) -> PyResult<Machine> {
         let inner = named::machine(what).map_err(bad_input)?;
         Ok(Machine { inner })
     }
 
-    /// Reads the text of a machine file; `path` is only for messages.
+    /// Parses the text of a machine file; `path` is only for messages.
     #[staticmethod]
     #[pyo3(signature = (text, path="machine.toml"))]
     fn from_toml(text: &str, path: &str) -> PyResult<Machine> {
@@ -35,7 +35,7 @@ impl Machine {
         Ok(Machine { inner })
     }
 
-    /// The machine that this runs on, as `/sys` tells it. It has no speeds, so the twin cannot simulate it.
+    /// The current machine, as described by `/sys`. It has no speeds, so the twin cannot simulate it.
     #[staticmethod]
     fn here() -> PyResult<Machine> {
         let inner = sysfs::read(Path::new("/")).map_err(|error| Failed::new_err(error.to_string()))?;
@@ -48,7 +48,7 @@ impl Machine {
         Ok(Machine { inner })
     }
 
-    /// Names of those that come with the package.
+    /// Names of the presets.
     #[staticmethod]
     fn names() -> Vec<&'static str> {
         preset_names().collect()
@@ -60,7 +60,7 @@ impl Machine {
         &self.inner.name
     }
 
-    /// How many CPUs it has.
+    /// Number of CPUs.
     #[getter]
     fn cpu_count(&self) -> usize {
         self.inner.cpus.len()
@@ -125,18 +125,18 @@ impl Machine {
             .table()
     }
 
-    /// Distances between nodes as firmware tells them (10 is the node itself): a list for each node, of one for each.
+    /// Distances between nodes from firmware (10 is the node itself): a list for each node, with an entry for each node.
     #[getter]
     fn distances(&self) -> Vec<Vec<u32>> {
         self.inner.distances.rows.clone()
     }
 
-    /// All of it, as `homenode machine --json` prints it.
+    /// The machine as a dictionary, as printed by `homenode machine --json`.
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         values::document(py, "machine", &self.inner)
     }
 
-    /// As a machine file.
+    /// Formats it as a machine file.
     fn to_toml(&self) -> String {
         homenode_machine_files::to_toml(&self.inner, &Comments::default())
     }

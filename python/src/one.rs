@@ -1,4 +1,4 @@
-//! A run that is over, and what was seen of it meanwhile.
+//! A finished run, and its record over time.
 
 use homenode_control::{Control, Epoch, Event, Status};
 use homenode_host::{Rates, Sample, VmSample};
@@ -6,27 +6,27 @@ use homenode_machine::Machine;
 use homenode_search::trial::Trial;
 use homenode_units::Ns;
 
-/// What one run left.
+/// The record of one run.
 #[derive(Debug)]
 pub struct One {
     pub trial: Trial,
-    /// What the agent said, and when.
+    /// The agent's events, with their times.
     pub said: Vec<(f64, Event)>,
-    /// What it was like over time, where that was asked for.
+    /// Its states over time, if requested.
     pub over_time: Option<Vec<Moment>>,
 }
 
-/// Two moments of a run, and what happened between them.
+/// The interval between two moments of a run.
 #[derive(Debug)]
 pub struct Moment {
     pub at: Ns,
     pub status: Status,
     pub rates: Rates,
-    /// VMs in the later of them.
+    /// VMs at its end.
     pub vms: Vec<VmSample>,
 }
 
-/// Takes moments.
+/// Records moments.
 #[derive(Debug)]
 pub struct OverTime {
     every: Ns,
@@ -35,7 +35,7 @@ pub struct OverTime {
 }
 
 impl OverTime {
-    /// One for each so long a time, or as soon afterwards as the agent looks.
+    /// Records one moment per interval of this length, or as soon afterwards as the agent samples.
     pub fn new(every: Ns) -> OverTime {
         OverTime {
             every,
@@ -44,7 +44,7 @@ impl OverTime {
         }
     }
 
-    /// Looks at an epoch.
+    /// Takes in an epoch.
     pub fn take(&mut self, machine: &Machine, epoch: &Epoch, control: &Control) {
         let Some(sample) = control.sample() else { return };
         if let Some(last) = &self.last {

@@ -1,4 +1,4 @@
-//! What a run was like over time: rates between two of the agent's samples, taken now and then.
+//! Tables of a run over time: rates between two of the agent's samples, taken at intervals.
 
 use homenode_host::VmSample;
 use pyo3::prelude::*;
@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use crate::one::{Moment, One};
 use crate::table::{Columns, Table};
 
-/// All moments of some runs, with the policies' name.
+/// Returns all moments of some runs, with the policies' name.
 fn moments<'a>(runs: &'a [&'a One]) -> impl Iterator<Item = (&'a str, &'a Moment)> + Clone {
     runs.iter().flat_map(|run| {
         let of = run.over_time.iter().flatten();
@@ -14,7 +14,7 @@ fn moments<'a>(runs: &'a [&'a One]) -> impl Iterator<Item = (&'a str, &'a Moment
     })
 }
 
-/// A row for each VM of each moment.
+/// Returns a row for each VM of each moment.
 pub fn vms(runs: &[&One]) -> PyResult<Table> {
     let rows: Vec<_> = moments(runs)
         .flat_map(|(policy, moment)| moment.vms.iter().map(move |vm| (policy, moment, vm)))
@@ -87,7 +87,7 @@ pub fn vms(runs: &[&One]) -> PyResult<Table> {
         .table()
 }
 
-/// A row for each VM and node of each moment: where its memory is.
+/// Returns a row for each VM and node of each moment: where its memory is.
 pub fn memory(runs: &[&One]) -> PyResult<Table> {
     let rows: Vec<_> = moments(runs)
         .flat_map(|(policy, moment)| moment.vms.iter().map(move |vm| (policy, moment, vm)))
@@ -122,7 +122,7 @@ pub fn memory(runs: &[&One]) -> PyResult<Table> {
         .table()
 }
 
-/// A row for each node of each moment.
+/// Returns a row for each node of each moment.
 pub fn nodes(runs: &[&One]) -> PyResult<Table> {
     let rows: Vec<_> = moments(runs)
         .flat_map(|(policy, moment)| {
@@ -177,7 +177,7 @@ pub fn nodes(runs: &[&One]) -> PyResult<Table> {
         .table()
 }
 
-/// A row for each direction of each link of each moment.
+/// Returns a row for each direction of each link of each moment.
 pub fn links(runs: &[&One]) -> PyResult<Table> {
     let rows: Vec<_> = moments(runs)
         .flat_map(|(policy, moment)| moment.rates.links.iter().map(move |link| (policy, moment, link)))

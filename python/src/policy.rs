@@ -1,4 +1,4 @@
-//! A policy in Python as a planner of the control loop: it gets a view as a dictionary, and gives back a list of actions.
+//! A policy in Python as a planner of the control loop: it receives a view as a dictionary, and returns a list of actions.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,7 +8,7 @@ use pyo3::types::{PyDict, PyList};
 
 use crate::values;
 
-/// What a policy raised, for whoever ran it.
+/// The exception that a policy raised, for the caller of the run.
 pub type Raised = Arc<Mutex<Option<PyErr>>>;
 
 /// A policy in Python.
@@ -19,10 +19,10 @@ pub struct PyPolicy {
 }
 
 impl PyPolicy {
-    /// Takes an object with a method `plan`; what that raises will be in `raised`.
+    /// Wraps an object with a method `plan`; exceptions that it raises will be in `raised`.
     ///
     /// # Errors
-    /// What reading its attribute `name` raises.
+    /// Reading its attribute `name` raised.
     pub fn new(policy: &Bound<'_, PyAny>, raised: Raised) -> PyResult<PyPolicy> {
         Ok(PyPolicy {
             name: PyPolicy::name_of(policy)?,
@@ -31,10 +31,10 @@ impl PyPolicy {
         })
     }
 
-    /// What a policy is called: its attribute `name`, else its class.
+    /// Returns a policy's name: its attribute `name`, else its class.
     ///
     /// # Errors
-    /// What reading it raises.
+    /// Reading it raised.
     pub fn name_of(policy: &Bound<'_, PyAny>) -> PyResult<String> {
         match policy.getattr_opt("name")? {
             Some(name) => Ok(name.str()?.to_string()),
@@ -42,12 +42,12 @@ impl PyPolicy {
         }
     }
 
-    /// The text of its plan.
+    /// Returns the text of its plan.
     fn ask(&self, py: Python<'_>, view: &ViewDocument<'_>) -> PyResult<String> {
         let version = view.version;
         let view = values::to_python(py, view)?;
         let answer = self.policy.bind(py).call_method1("plan", (view,))?;
-        // None is what a method without `return` gives: nothing is to be done.
+        // None is the result of a method without `return`: no action.
         let actions = match answer.is_none() {
             true => PyList::empty(py),
             false => answer

@@ -1,4 +1,4 @@
-//! What agents and the emulator's plugin left on disk.
+//! Records on disk by agents and the emulator's plugin.
 
 use std::path::Path;
 
@@ -19,8 +19,8 @@ fn raised(error: RecordError) -> PyErr {
     }
 }
 
-/// A history that an agent wrote (docs/HISTORY.md), read while that goes on or afterwards. Times are nanoseconds since 1970
-/// (`wall_ns`) and of the host's monotonic clock (`at_ns`).
+/// A history written by an agent (docs/HISTORY.md), which may still be growing. Times are nanoseconds since 1970 (`wall_ns`)
+/// and of the host's monotonic clock (`at_ns`).
 #[pyclass(frozen, module = "homenode")]
 #[derive(Debug)]
 pub struct Recording {
@@ -33,7 +33,7 @@ impl Recording {
     }
 }
 
-/// Columns of a table in which a cell of a period is looked up by name.
+/// Returns columns of a table in which a cell of a period is looked up by name.
 fn status_columns(rows: &[(Frame, Value)]) -> Columns {
     let mut columns = Columns::default();
     for column in COLUMNS {
@@ -46,7 +46,7 @@ fn status_columns(rows: &[(Frame, Value)]) -> Columns {
         let cells = || rows.iter().map(cell);
         let about = "as in docs/HISTORY.md";
         columns = match column.cell {
-            // Beside `wall_ns`, which says the same.
+            // Redundant with `wall_ns`.
             Cell::Time => columns,
             Cell::Whole => columns.wholes(column.name, about, cells().map(|cell| cell.as_i64())),
             Cell::Figure => columns.numbers(column.name, about, cells().map(|cell| cell.as_f64())),
@@ -77,7 +77,7 @@ impl Recording {
         Ok(recording)
     }
 
-    /// A row for each time that an agent ran.
+    /// A row for each run of an agent.
     #[getter]
     fn runs(&self) -> PyResult<Table> {
         let runs = self.open()?.runs().map_err(raised)?;
@@ -98,7 +98,7 @@ impl Recording {
             .table()
     }
 
-    /// A row for each thing that happened, or for those of a VM, a policy, a kind, between two times.
+    /// A row for each event, optionally only those of a VM, a policy, a kind, or between two times.
     #[pyo3(signature = (*, vm=None, policy=None, kind=None, from_ns=None, to_ns=None))]
     fn events(
         &self,
@@ -140,17 +140,13 @@ impl Recording {
             .words("vm", "the VM's name", events().map(|event| event.name.clone()))
             .words(
                 "policy",
-                "who decided or found it",
+                "policy that decided or found it",
                 events().map(|event| event.policy.clone()),
             )
-            .words(
-                "action",
-                "what was to be done",
-                events().map(|event| event.action.clone()),
-            )
+            .words("action", "the action", events().map(|event| event.action.clone()))
             .words(
                 "outcome",
-                "what came of it",
+                "its outcome",
                 events().map(|event| event.outcome.clone()),
             )
             .words("text", "for people", events().map(|event| event.text.clone()))
@@ -162,7 +158,7 @@ impl Recording {
             .table()
     }
 
-    /// A row for each VM and period, or for those of one VM, between two times: what `homenode record export` writes.
+    /// A row for each VM and period, optionally only those of one VM or between two times, like `homenode record export`.
     #[pyo3(signature = (*, vm=None, from_ns=None, to_ns=None))]
     fn vms(&self, vm: Option<String>, from_ns: Option<i64>, to_ns: Option<i64>) -> PyResult<Table> {
         let archive = self.open()?;
@@ -187,7 +183,7 @@ impl Recording {
     }
 }
 
-/// A log of a guest's pages that the emulator's plugin wrote (`pages=FILE`), whole or as far as it is written.
+/// A log of a guest's pages written by the emulator's plugin (`pages=FILE`), complete or still growing.
 #[pyclass(frozen, module = "homenode")]
 #[derive(Debug)]
 pub struct PageLog {
@@ -224,7 +220,7 @@ impl PageLog {
         self.log.header.frames
     }
 
-    /// What is missing of a log that is not whole.
+    /// The missing part of an incomplete log.
     #[getter]
     fn missing(&self) -> Option<String> {
         self.log.missing.map(|missing| missing.to_string())
@@ -263,7 +259,7 @@ impl PageLog {
             .table()
     }
 
-    /// A row for each frame that was used or logged in each window, or in those of a label.
+    /// A row for each frame used or logged in each window, or in those with a label.
     #[pyo3(signature = (label=None))]
     fn pages(&self, label: Option<&str>) -> PyResult<Table> {
         let windows = self.log.windows.iter();

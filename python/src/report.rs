@@ -1,4 +1,4 @@
-//! What came of a scenario's runs, and its tables.
+//! Results of a scenario's runs, and their tables.
 
 use homenode_control::{Config, Event};
 use homenode_search::trial::{Simulation, Trial};
@@ -11,7 +11,7 @@ use crate::over_time;
 use crate::table::{Columns, Table};
 use crate::values;
 
-/// Rows of a table: each with the run that it is of.
+/// Rows of a table, each with its run.
 type Rows<'a, T> = Vec<(&'a One, T)>;
 
 fn rows<'a, T, I: IntoIterator<Item = T>>(runs: &[&'a One], of: impl Fn(&'a TwinReport) -> I) -> Rows<'a, T> {
@@ -224,7 +224,7 @@ fn decisions(runs: &[&One]) -> PyResult<Table> {
             "which policy decided",
             cells().map(|(_, _, decision, _)| decision.policy.to_owned()),
         )
-        .words("vm", "on whom", cells().map(|(_, name, ..)| name.clone()))
+        .words("vm", "the VM acted on", cells().map(|(_, name, ..)| name.clone()))
         .words(
             "action",
             "what to do, as JSON",
@@ -237,7 +237,7 @@ fn decisions(runs: &[&One]) -> PyResult<Table> {
         )
         .words(
             "result",
-            "what became of it, as JSON",
+            "its outcome, as JSON",
             cells().map(|(.., result)| json(&|| serde_json::to_string(result))),
         )
         .table()
@@ -284,7 +284,7 @@ fn summary(runs: &[&One]) -> PyResult<Table> {
         )
         .counts(
             "ended_count",
-            "so many VMs these are",
+            "number of these VMs",
             trials().map(|trial| trial.ended_count as u64),
         )
         .numbers(
@@ -294,7 +294,7 @@ fn summary(runs: &[&One]) -> PyResult<Table> {
         )
         .counts(
             "not_ended_count",
-            "so many VMs these are",
+            "number of these VMs",
             trials().map(|trial| trial.not_ended_count as u64),
         )
         .numbers(
@@ -310,11 +310,11 @@ fn summary(runs: &[&One]) -> PyResult<Table> {
         .table()
 }
 
-/// A table of some runs.
+/// Returns a table of some runs.
 fn table(name: &str, runs: &[&One]) -> PyResult<Table> {
     if name.ends_with("_over_time") && runs.iter().any(|run| run.over_time.is_none()) {
         return Err(bad_input(format!(
-            "nobody asked for {name}: give `simulate` a time, such as every=\"1s\""
+            "{name} was not asked for: give `simulate` a time, such as every=\"1s\""
         )));
     }
     match name {
@@ -334,7 +334,7 @@ fn table(name: &str, runs: &[&One]) -> PyResult<Table> {
     }
 }
 
-/// What came of a scenario under one or several sets of policies.
+/// Results of a scenario under one or several sets of policies.
 #[pyclass(frozen, module = "homenode._native")]
 #[derive(Debug)]
 pub struct Simulated {
@@ -344,7 +344,7 @@ pub struct Simulated {
 }
 
 impl Simulated {
-    /// One of the runs, or all.
+    /// Returns one of the runs, or all.
     fn chosen(&self, at: Option<usize>) -> Vec<&One> {
         self.runs
             .iter()
@@ -362,13 +362,13 @@ impl Simulated {
         self.runs.iter().map(|run| run.trial.policy.as_str()).collect()
     }
 
-    /// A table of the run at this place, or of all.
+    /// A table of the run at this position, or of all.
     #[pyo3(signature = (name, at=None))]
     fn table(&self, name: &str, at: Option<usize>) -> PyResult<Table> {
         table(name, &self.chosen(at))
     }
 
-    /// What `homenode sim --json` prints of all.
+    /// The runs as a dictionary, as printed by `homenode sim --json`.
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let trials: Vec<&Trial> = self.runs.iter().map(|run| &run.trial).collect();
         let built = (env!("CARGO_PKG_VERSION"), homenode_sweep::COMMIT);

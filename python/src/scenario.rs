@@ -1,5 +1,5 @@
-//! Scenarios: the text of a file, and what the twin makes of it. A changed scenario is a changed text that is read again, so
-//! whatever is wrong is said as it is said of files.
+//! Scenarios: the text of a file, and its parsed form. Changing a scenario means changing its text and parsing it again, so
+//! errors are reported as for files.
 
 use homenode_machine_files::file::read_text_file;
 use homenode_twin::named::{self, is_file, is_workload};
@@ -11,16 +11,16 @@ use crate::errors::bad_input;
 use crate::values;
 use crate::workload::Workload;
 
-/// What is said of a scenario that is of no file.
+/// Path in messages about a scenario without a file.
 const PATH: &str = "scenario.toml";
 
-/// VMs, their programs, when they arrive, and what happens to them. It never changes: methods give changed ones.
+/// VMs, their programs, arrivals and events. It is immutable: methods return changed copies.
 ///
 /// Keys are those of scenario files (docs/SCENARIOS.md).
 #[pyclass(frozen, eq, module = "homenode", from_py_object)]
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// The file, of which others may lie beside; only for messages where there is none.
+    /// The file, whose folder is the base of relative paths; only for messages if there is none.
     pub path: String,
     text: String,
     pub inner: homenode_twin::Scenario,
@@ -45,7 +45,7 @@ impl Scenario {
         Ok(scenario)
     }
 
-    /// Workloads that lie in files of their own become part of the text, so that it says everything.
+    /// Copies workloads from their own files into the text, so that it is self-contained.
     fn take_in_workloads(&mut self) -> PyResult<()> {
         let mut table = self.table()?;
         let mut taken = Vec::new();
@@ -76,7 +76,7 @@ impl Scenario {
         self.text.parse().map_err(bad_input)
     }
 
-    /// The same with something changed. Places of later complaints are those in [`Scenario::to_toml`].
+    /// Returns a changed copy. Positions in later errors refer to [`Scenario::to_toml`].
     fn changed(&self, change: impl FnOnce(&mut Table) -> PyResult<()>) -> PyResult<Scenario> {
         let mut table = self.table()?;
         change(&mut table)?;
@@ -87,7 +87,7 @@ impl Scenario {
         Scenario::read(&path, values::text_of(&table)?)
     }
 
-    /// A VM of a workload's own.
+    /// Returns the scenario of a single VM with a workload.
     fn of_workload(workload: &homenode_twin::Workload) -> PyResult<Scenario> {
         let alone = homenode_twin::Scenario::alone(workload.clone());
         let mut table = Table::new();
@@ -106,7 +106,7 @@ impl Scenario {
     }
 }
 
-/// The list under a key, which is made where there is none.
+/// Returns the list under a key, which is created if missing.
 fn array<'a>(table: &'a mut Table, key: &str) -> PyResult<&'a mut Vec<Value>> {
     let list = table
         .entry(key.to_owned())
@@ -123,7 +123,7 @@ fn add_workload(table: &mut Table, workload: &homenode_twin::Workload) -> PyResu
     Ok(())
 }
 
-/// Puts keys into a table; `None` takes them out.
+/// Sets keys of a table; `None` removes them.
 fn put(table: &mut Table, keys: Option<&Bound<'_, PyDict>>) -> PyResult<()> {
     let Some(keys) = keys else { return Ok(()) };
     for (name, value) in keys {
@@ -155,8 +155,8 @@ fn named_vm<'a>(
 
 #[pymethods]
 impl Scenario {
-    /// The scenario that comes with the package by this name, or the one in a file, which ends with `.toml`; of a workload's file
-    /// one VM that runs it.
+    /// Opens a built-in scenario by its name, or a file, whose name ends with `.toml`; a workload's file becomes one VM that
+    /// runs it.
     #[new]
     fn new(what: &str) -> PyResult<Scenario> {
         if !is_file(what) {
@@ -170,14 +170,14 @@ impl Scenario {
         }
     }
 
-    /// Reads the text of a scenario file; `path` is for messages, and others that it names lie beside it.
+    /// Parses the text of a scenario file; `path` is for messages, and its folder is the base of relative paths.
     #[staticmethod]
     #[pyo3(signature = (text, path="scenario.toml"))]
     fn from_toml(text: String, path: &str) -> PyResult<Scenario> {
         Scenario::read(path, text)
     }
 
-    /// Makes one of a dictionary with the keys of a scenario file: `name`, `vm` (a list of dictionaries), …
+    /// Creates a scenario from a dictionary with the keys of a scenario file: `name`, `vm` (a list of dictionaries), …
     #[staticmethod]
     fn from_dict(keys: &Bound<'_, PyAny>) -> PyResult<Scenario> {
         Scenario::read(PATH, values::text_of(&values::to_toml(keys)?)?)
@@ -189,7 +189,7 @@ impl Scenario {
         Scenario::of_workload(&workload.inner)
     }
 
-    /// Names of those that come with the package.
+    /// Names of the built-in scenarios.
     #[staticmethod]
     fn names() -> Vec<&'static str> {
         homenode_twin::Scenario::names().collect()
@@ -201,37 +201,37 @@ impl Scenario {
         &self.inner.name
     }
 
-    /// What it is for.
+    /// Its purpose.
     #[getter]
     fn about(&self) -> &str {
         &self.inner.about
     }
 
-    /// The machine that it was written for, if it names one: a preset or a file.
+    /// The machine it was written for, if it names one: a preset or a file.
     #[getter]
     fn machine(&self) -> Option<&str> {
         self.inner.machine.as_deref()
     }
 
-    /// Seed where `simulate` is given none.
+    /// Default seed for `simulate`.
     #[getter]
     fn seed(&self) -> u64 {
         self.inner.seed
     }
 
-    /// How long it lasts at most, in seconds.
+    /// Maximum duration, in seconds.
     #[getter]
     fn duration_s(&self) -> f64 {
         self.inner.duration.as_secs_f64()
     }
 
-    /// Since when figures count, in seconds.
+    /// Start of the measurement, in seconds.
     #[getter]
     fn warm_up_s(&self) -> f64 {
         self.inner.warm_up.as_secs_f64()
     }
 
-    /// Policies that it is to be run under.
+    /// Policies to run it under.
     #[getter]
     fn policies(&self) -> Vec<String> {
         self.inner.policies.clone()
@@ -243,13 +243,13 @@ impl Scenario {
         self.inner.vms.iter().map(|vm| vm.name.as_str()).collect()
     }
 
-    /// The same with these keys (`duration="60s"`, `policies=["default"]`); `None` takes one out.
+    /// A copy with these keys (`duration="60s"`, `policies=["default"]`); `None` removes one.
     #[pyo3(signature = (**keys))]
     fn replace(&self, keys: Option<&Bound<'_, PyDict>>) -> PyResult<Scenario> {
         self.changed(|table| put(table, keys))
     }
 
-    /// The same with one VM more: `with_vm(name="web", vcpus=4, memory="8GiB", workload="cg.B")`.
+    /// A copy with another VM: `with_vm(name="web", vcpus=4, memory="8GiB", workload="cg.B")`.
     #[pyo3(signature = (**keys))]
     fn with_vm(&self, keys: Option<&Bound<'_, PyDict>>) -> PyResult<Scenario> {
         let mut vm = Table::new();
@@ -260,13 +260,13 @@ impl Scenario {
         })
     }
 
-    /// The same with other keys of the VM `name`: `change_vm("web", vcpus=8)`; `None` takes one out.
+    /// A copy with other keys of the VM `name`: `change_vm("web", vcpus=8)`; `None` removes one.
     #[pyo3(signature = (name, /, **keys))]
     fn change_vm(&self, name: &str, keys: Option<&Bound<'_, PyDict>>) -> PyResult<Scenario> {
         self.changed(|table| put(named_vm(&self.inner, table, name)?, keys))
     }
 
-    /// The same without the VM `name`, and without what happens to it.
+    /// A copy without the VM `name` and its events.
     fn without_vm(&self, name: &str) -> PyResult<Scenario> {
         self.changed(|table| {
             named_vm(&self.inner, table, name)?;
@@ -278,8 +278,8 @@ impl Scenario {
         })
     }
 
-    /// The same with something that happens to a VM: `with_event(at="30s", vm="web", action="stop")`; an action with details is
-    /// a dictionary, `action={"pin": {"cpus": "0-3"}}`.
+    /// A copy with another event of a VM: `with_event(at="30s", vm="web", action="stop")`; an action with details is a
+    /// dictionary, `action={"pin": {"cpus": "0-3"}}`.
     #[pyo3(signature = (**keys))]
     fn with_event(&self, keys: Option<&Bound<'_, PyDict>>) -> PyResult<Scenario> {
         let mut event = Table::new();
@@ -290,17 +290,17 @@ impl Scenario {
         })
     }
 
-    /// The same with a workload of its own, which VMs may name.
+    /// A copy with a workload of its own, which VMs may name.
     fn with_workload(&self, workload: &Workload) -> PyResult<Scenario> {
         self.changed(|table| add_workload(table, &workload.inner))
     }
 
-    /// As a scenario file: as it was read, with its comments, unless it was changed since.
+    /// Formats it as a scenario file: the original with its comments, unless it was changed since.
     pub fn to_toml(&self) -> &str {
         &self.text
     }
 
-    /// The same as a dictionary.
+    /// The scenario as a dictionary.
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         values::to_python(py, &self.table()?)
     }

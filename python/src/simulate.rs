@@ -21,15 +21,15 @@ use crate::scenario::Scenario;
 use crate::table::duration;
 use crate::wait::Signals;
 
-/// Who decides in a run.
+/// The deciding policies of a run.
 enum Who {
-    /// Somebody who comes with the package, or a program.
+    /// Built-in policies, or a program.
     Contender(Contender),
-    /// An object of Python.
+    /// A Python object.
     Python(Py<PyAny>),
 }
 
-/// What to simulate, beside the scenario.
+/// Options of a simulation, besides the scenario.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub struct Options<'py> {
@@ -38,14 +38,14 @@ pub struct Options<'py> {
     epoch: Option<String>,
     disturb: Option<String>,
     numa_balancing: Option<bool>,
-    /// Path and text of a file of settings.
+    /// Path and text of a settings file.
     config: Option<(String, String)>,
     every: Option<String>,
-    /// Called with the policies' name, simulated seconds so far, and how many it is at most.
+    /// Called with the policies' name, the simulated seconds so far, and their maximum.
     pub progress: Option<Bound<'py, PyAny>>,
 }
 
-/// The scenario on a machine, as options say.
+/// Returns the scenario on a machine, according to the options.
 pub fn setup(scenario: &Scenario, options: &Options<'_>) -> PyResult<Setup> {
     let mut inner = scenario.inner.clone();
     if let Some(names) = &options.disturb {
@@ -120,7 +120,7 @@ pub fn simulate(
     Ok(Simulated { setup, config, runs })
 }
 
-/// A run while it goes on.
+/// A run in progress.
 struct Watched<'a> {
     setup: &'a Setup,
     progress: Option<&'a Py<PyAny>>,

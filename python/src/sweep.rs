@@ -1,4 +1,4 @@
-//! Sweeps: a plan, the rows of some of its tasks as bytes that travel between processes, and the table of all.
+//! Sweeps: a plan, the rows of some of its tasks as bytes for other processes, and the table of all.
 
 use std::path::Path;
 
@@ -23,19 +23,19 @@ fn raised(error: SweepError) -> PyErr {
     }
 }
 
-/// Values of Python as a plan's file has them.
+/// Converts Python values to TOML, as in a plan's file.
 fn toml_of(value: &Bound<'_, PyAny>) -> PyResult<Toml> {
     Toml::try_from(values::to_json(value)?).map_err(bad_input)
 }
 
-/// A whole plan, checked: runs of a scenario over values, policies and seeds. See `homenode.sweep`.
+/// A self-contained, checked plan: runs of a scenario over values, policies and seeds. See `homenode.sweep`.
 #[pyclass(frozen, module = "homenode._native", from_py_object)]
 #[derive(Clone, Debug)]
 pub struct SweepPlan {
     plan: Plan,
 }
 
-/// What options put in the place of what a plan's file says.
+/// Options that override a plan's file.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub struct Given<'py> {
@@ -72,13 +72,13 @@ fn planned(mut asked: Asked, given: Given<'_>) -> PyResult<SweepPlan> {
 
 #[pymethods]
 impl SweepPlan {
-    /// Of a file or the name of a scenario, and what is given in its place.
+    /// Creates a plan from a file or the name of a scenario, with overriding options.
     #[staticmethod]
     fn of_name(what: &str, given: Given<'_>) -> PyResult<SweepPlan> {
         planned(Plan::asked_by(what).map_err(raised)?, given)
     }
 
-    /// Of a scenario.
+    /// Creates a plan from a scenario.
     #[staticmethod]
     fn of_scenario(scenario: &Scenario, given: Given<'_>) -> PyResult<SweepPlan> {
         let whole: toml::Table = scenario.to_toml().parse().map_err(bad_input)?;
@@ -89,35 +89,35 @@ impl SweepPlan {
         planned(asked, given)
     }
 
-    /// Of the text of a whole plan.
+    /// Parses the text of a self-contained plan.
     #[staticmethod]
     fn from_toml(text: &str) -> PyResult<SweepPlan> {
         let plan = Plan::parse("plan", text).map_err(raised)?;
         Ok(SweepPlan { plan })
     }
 
-    /// The whole plan, which needs no other file.
+    /// Formats the self-contained plan.
     fn to_toml(&self) -> PyResult<String> {
         self.plan.to_toml().map_err(raised)
     }
 
-    /// What decides what comes of the runs, the program aside.
+    /// Digest of everything that determines the results of the runs, except the program.
     fn digest(&self) -> PyResult<String> {
         self.plan.digest().map_err(raised)
     }
 
-    /// How many runs there are.
+    /// Number of runs.
     fn runs(&self) -> usize {
         self.plan.runs()
     }
 
-    /// How many tasks they are divided into.
+    /// Number of tasks.
     fn tasks(&self) -> usize {
         self.plan.tasks()
     }
 
-    /// Makes these tasks, or all, and gives their rows, for each task bytes. `library` is this extension's own file, by which a
-    /// store tells builds apart.
+    /// Runs these tasks, or all, and returns their rows, as bytes per task. `library` is this extension's own file, by which
+    /// a store distinguishes builds.
     #[pyo3(signature = (tasks, jobs, store, library, progress))]
     fn run<'py>(
         &self,
@@ -171,14 +171,14 @@ impl SweepPlan {
     }
 }
 
-/// What a sweep gives.
+/// Results of a sweep.
 #[pyclass(frozen, module = "homenode._native")]
 #[derive(Debug)]
 pub struct SweepTable {
     made: homenode_sweep::Table,
 }
 
-/// What columns are that every sweep's table has.
+/// Meanings of the columns that every sweep's table has.
 const COLUMNS: [(&str, &str); 12] = [
     ("policy", "policies of the runs"),
     ("seed", "seed of the run"),
@@ -186,8 +186,8 @@ const COLUMNS: [(&str, &str); 12] = [
     ("node", "the node's number; none of figures of VMs and the host"),
     ("metric", "which figure; its unit is in its name"),
     ("value", "the figure; none where the run has none"),
-    ("count", "so many seeds have the figure"),
-    ("missing", "so many have not"),
+    ("count", "number of seeds that have the figure"),
+    ("missing", "number of seeds without it"),
     ("mean", "mean over seeds"),
     (
         "ci95_low",
@@ -199,7 +199,7 @@ const COLUMNS: [(&str, &str); 12] = [
 
 #[pymethods]
 impl SweepTable {
-    /// As a table.
+    /// The results as a table.
     fn table(&self) -> PyResult<Table> {
         let mut columns = Columns::default();
         for (at, column) in self.made.columns.iter().enumerate() {
@@ -225,12 +225,12 @@ impl SweepTable {
         columns.table()
     }
 
-    /// As `--csv` prints it.
+    /// The results as CSV, as printed by `--csv`.
     fn csv(&self) -> String {
         self.made.csv()
     }
 
-    /// As `--parquet` writes it.
+    /// The results as Parquet, as written by `--parquet`.
     fn parquet<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         Ok(PyBytes::new(py, &self.made.parquet().map_err(raised)?))
     }

@@ -1,4 +1,4 @@
-//! Tables: columns with names, types and meanings, which whoever reads Arrow takes without a copy.
+//! Tables: columns with names, types and meanings, which Arrow readers take without a copy.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use serde_json::Value;
 
 use crate::errors::{Failed, bad_input};
 
-/// Rows that are shown of a table.
+/// Maximum number of rows shown of a table.
 const SHOWN_MAX: usize = 20;
 
-/// Columns of a table that is being made.
+/// Columns of a table under construction.
 #[derive(Debug, Default)]
 pub struct Columns {
     fields: Vec<Field>,
@@ -39,7 +39,7 @@ impl Columns {
         self
     }
 
-    /// A column of numbers.
+    /// Adds a column of numbers.
     pub fn numbers<T: Into<Option<f64>>>(
         self,
         name: &str,
@@ -50,7 +50,7 @@ impl Columns {
         self.with(name, about, DataType::Float64, Arc::new(array))
     }
 
-    /// A column of counts.
+    /// Adds a column of counts.
     pub fn counts<T: Into<Option<u64>>>(
         self,
         name: &str,
@@ -61,7 +61,7 @@ impl Columns {
         self.with(name, about, DataType::UInt64, Arc::new(array))
     }
 
-    /// A column of words.
+    /// Adds a column of words.
     pub fn words<T: Into<Option<String>>>(
         self,
         name: &str,
@@ -72,7 +72,7 @@ impl Columns {
         self.with(name, about, DataType::Utf8, Arc::new(array))
     }
 
-    /// A column of whole numbers.
+    /// Adds a column of whole numbers.
     pub fn wholes<T: Into<Option<i64>>>(
         self,
         name: &str,
@@ -83,7 +83,7 @@ impl Columns {
         self.with(name, about, DataType::Int64, Arc::new(array))
     }
 
-    /// A column of yes and no.
+    /// Adds a column of booleans.
     pub fn flags<T: Into<Option<bool>>>(
         self,
         name: &str,
@@ -99,7 +99,7 @@ impl Columns {
         )
     }
 
-    /// A column for each name in rows that name their own cells: of numbers where every cell is one, else of words.
+    /// Adds a column for each name in rows with named cells: of numbers if every cell is one, else of words.
     pub fn cells<'a>(mut self, rows: impl Iterator<Item = &'a Vec<(String, Value)>> + Clone) -> Columns {
         let mut names: Vec<&str> = Vec::new();
         for (name, _) in rows.clone().flatten() {
@@ -123,10 +123,10 @@ impl Columns {
         self
     }
 
-    /// The table.
+    /// Returns the table.
     ///
     /// # Errors
-    /// Columns of different lengths, which is a mistake of ours.
+    /// Columns of different lengths, which is a bug.
     pub fn table(self) -> PyResult<Table> {
         let batch = RecordBatch::try_new(Arc::new(Schema::new(self.fields)), self.arrays);
         let batch = batch.map_err(|error| Failed::new_err(error.to_string()))?;
@@ -136,8 +136,8 @@ impl Columns {
 
 /// Columns of equal length with names: a mapping from names to lists, and a stream of Arrow.
 ///
-/// `polars.DataFrame(table)`, `pyarrow.table(table)` and `pandas.DataFrame.from_arrow(table)` take it without a copy; none of
-/// them is needed for `table["runtime_s"]`. `None` is what is not known or does not apply. Names end in the unit.
+/// `polars.DataFrame(table)`, `pyarrow.table(table)` and `pandas.DataFrame.from_arrow(table)` take it without a copy; none
+/// of them is needed for `table["runtime_s"]`. `None` means unknown or not applicable. Names end in the unit.
 #[pyclass(frozen, module = "homenode", mapping)]
 #[derive(Debug)]
 pub struct Table {
@@ -158,7 +158,7 @@ impl Table {
         names.into_iter()
     }
 
-    /// A cell as people read it.
+    /// Formats a cell for people.
     fn shown(column: &ArrayRef, row: usize) -> String {
         if column.is_null(row) {
             return "-".to_owned();
@@ -206,7 +206,7 @@ impl Table {
         self.names().collect()
     }
 
-    /// What each column is, by name.
+    /// Meaning of each column, by name.
     #[getter]
     fn about<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let about = PyDict::new(py);
@@ -272,8 +272,7 @@ impl Table {
         PyCapsule::new_with_value(py, schema, c"arrow_schema")
     }
 
-    /// The columns, by Arrow's PyCapsule interface. Another schema than theirs cannot be asked for: it is ignored, as the
-    /// interface allows.
+    /// The columns, by Arrow's PyCapsule interface. A request for another schema is ignored, as the interface allows.
     #[pyo3(signature = (requested_schema=None))]
     fn __arrow_c_stream__<'py>(
         &self,
@@ -308,7 +307,7 @@ impl Table {
         format!("<table><thead>{head}</thead><tbody>{rows}</tbody></table><p>{shape}</p>")
     }
 
-    /// As text in columns, the first rows of it.
+    /// The first rows as text in columns.
     fn __str__(&self) -> String {
         let head: Vec<String> = self.names().collect();
         let lines: Vec<Vec<String>> = std::iter::once(head).chain(self.shown_rows()).collect();
@@ -339,10 +338,10 @@ fn escaped(text: &str) -> String {
         .replace('>', "&gt;")
 }
 
-/// A duration as people write it.
+/// Parses a duration.
 ///
 /// # Errors
-/// What is none, by its name.
+/// Text that is not a duration, with its name.
 pub fn duration(name: &str, text: &str) -> PyResult<homenode_units::Ns> {
     text.parse()
         .map_err(|error| bad_input(format!("{name}: {error}")))

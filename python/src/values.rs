@@ -1,4 +1,5 @@
-//! Dictionaries of Python as TOML and JSON. Python's own `json` turns them into text, so there is one rule of what fits.
+//! Converts Python dictionaries to TOML and JSON. Python's own `json` turns them into text, so there is one rule for valid
+//! values.
 
 use pyo3::prelude::*;
 use serde::Serialize;
@@ -6,10 +7,10 @@ use serde_json::Value;
 
 use crate::errors::bad_input;
 
-/// What a value of Python is as JSON.
+/// Converts a Python value to JSON.
 ///
 /// # Errors
-/// What `json.dumps` raises.
+/// The exception of `json.dumps`.
 pub fn to_json(value: &Bound<'_, PyAny>) -> PyResult<Value> {
     let text: String = value
         .py()
@@ -20,28 +21,28 @@ pub fn to_json(value: &Bound<'_, PyAny>) -> PyResult<Value> {
         .map_err(|error| bad_input(format!("not a finite number, or no JSON: {error}")))
 }
 
-/// A value as Python has it: dictionaries, lists, numbers, strings.
+/// Converts a value to Python dictionaries, lists, numbers and strings.
 ///
 /// # Errors
-/// What cannot be JSON.
+/// A value that JSON cannot express.
 pub fn to_python<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound<'py, PyAny>> {
     let text = serde_json::to_string(value).map_err(bad_input)?;
     py.import("json")?.call_method1("loads", (text,))
 }
 
-/// A document as the command prints it: it says what it is, and keys of before stay for a version.
+/// Converts a document as printed by the command: it names its kind, and renamed keys keep their old names for a version.
 ///
 /// # Errors
-/// What cannot be JSON.
+/// A value that JSON cannot express.
 pub fn document<'py>(py: Python<'py>, kind: &str, value: &impl Serialize) -> PyResult<Bound<'py, PyAny>> {
     let value = serde_json::to_value(value).map_err(bad_input)?;
     to_python(py, &homenode_api::document::document(kind, value))
 }
 
-/// A dictionary as a table of TOML. `None` is left out, as TOML has no null.
+/// Converts a dictionary to a TOML table. `None` is dropped, as TOML has no null.
 ///
 /// # Errors
-/// What is no dictionary, or has values that TOML has not.
+/// Not a dictionary, or values that TOML cannot express.
 pub fn to_toml(value: &Bound<'_, PyAny>) -> PyResult<toml::Table> {
     let json = without_nulls(to_json(value)?);
     toml::Table::try_from(json).map_err(bad_input)
@@ -58,15 +59,15 @@ fn without_nulls(value: Value) -> Value {
     }
 }
 
-/// The text of a table.
+/// Formats a table.
 ///
 /// # Errors
-/// What cannot be TOML.
+/// A value that TOML cannot express.
 pub fn text_of(table: &impl Serialize) -> PyResult<String> {
     toml::to_string(table).map_err(bad_input)
 }
 
-/// A dictionary as the text of a TOML file.
+/// Formats a dictionary as the text of a TOML file.
 #[pyfunction]
 pub fn toml_of(keys: &Bound<'_, PyAny>) -> PyResult<String> {
     text_of(&to_toml(keys)?)

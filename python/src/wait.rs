@@ -1,30 +1,30 @@
-//! Long work: the interpreter's lock is given away meanwhile, and signals are looked at now and then.
+//! Runs long work without the interpreter's lock, and checks for signals meanwhile.
 
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-/// How long a signal may wait. Taking the lock costs a few microseconds, unless other threads of Python are busy: then up to
-/// their turn of 5 ms.
+/// How long a signal may wait. Taking the lock costs a few microseconds, unless other Python threads are busy: then up to
+/// their time slice of 5 ms.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// When signals were looked at last.
+/// Time of the last check for signals.
 #[derive(Debug)]
 pub struct Signals {
-    /// `None` before the first time, which is at once: what is short is told of as well.
+    /// `None` before the first check, which is immediate, so that short work reports progress as well.
     looked: Option<Instant>,
 }
 
 impl Signals {
-    /// From now on.
+    /// Starts without a check so far.
     pub fn new() -> Signals {
         Signals { looked: None }
     }
 
-    /// Looks, if it is time, and has `then` done with the lock held.
+    /// Checks for signals if it is time, and runs `then` with the lock held.
     ///
     /// # Errors
-    /// What a handler of signals raised (`KeyboardInterrupt` on Ctrl-C), and what `then` did.
+    /// The exception of a signal handler (`KeyboardInterrupt` on Ctrl-C), or of `then`.
     pub fn look(&mut self, then: impl FnOnce(Python<'_>) -> PyResult<()>) -> PyResult<()> {
         if self.looked.is_some_and(|looked| looked.elapsed() < LOOK_EVERY) {
             return Ok(());
@@ -37,19 +37,19 @@ impl Signals {
     }
 }
 
-/// What is known of work on other threads, and whether it is still wanted.
+/// Progress and cancellation of work on other threads.
 pub trait Work: Sync {
-    /// Pieces done, and how many there are.
+    /// Returns the finished pieces, and their total.
     fn done(&self) -> (usize, usize);
-    /// Nobody wants the rest any more.
+    /// Cancels the rest of the work.
     fn end(&self);
 }
 
-/// Has work done on a thread of its own, without the interpreter's lock. `progress` is called now and then with what it is and
-/// how much is done; what that or a signal raises ends the work after the pieces that have begun.
+/// Runs work on a thread of its own, without the interpreter's lock. `progress` is regularly called with the work and its
+/// progress; an exception from it or from a signal ends the work after the pieces that have begun.
 ///
 /// # Errors
-/// What was raised meanwhile.
+/// The exception raised meanwhile.
 pub fn apart<T: Send>(
     py: Python<'_>,
     what: &str,

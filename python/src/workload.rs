@@ -10,7 +10,7 @@ use pyo3::types::PyTuple;
 use crate::errors::bad_input;
 use crate::values;
 
-/// A program as a VM runs it: how many instructions, which memory, how it waits.
+/// A program in a VM: its instructions, its memory, its waits.
 #[pyclass(frozen, eq, module = "homenode", from_py_object)]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
@@ -19,7 +19,7 @@ pub struct Workload {
 
 #[pymethods]
 impl Workload {
-    /// The workload that comes with the package by this name, or the one in a file, which ends with `.toml`.
+    /// Opens a built-in workload by its name, or a file, whose name ends with `.toml`.
     #[new]
     fn new(what: &str) -> PyResult<Workload> {
         if is_file(what) {
@@ -31,7 +31,7 @@ impl Workload {
         Ok(Workload { inner })
     }
 
-    /// Reads the text of a workload file; `path` is only for messages.
+    /// Parses the text of a workload file; `path` is only for messages.
     #[staticmethod]
     #[pyo3(signature = (text, path="workload.toml"))]
     fn from_toml(text: &str, path: &str) -> PyResult<Workload> {
@@ -39,41 +39,41 @@ impl Workload {
         Ok(Workload { inner })
     }
 
-    /// Makes one of a dictionary with the keys of a workload file.
+    /// Creates a workload from a dictionary with the keys of a workload file.
     #[staticmethod]
     fn from_dict(keys: &Bound<'_, PyAny>) -> PyResult<Workload> {
         Workload::from_toml(&values::text_of(&values::to_toml(keys)?)?, "workload.toml")
     }
 
-    /// Names of those that come with the package.
+    /// Names of the built-in workloads.
     #[staticmethod]
     fn names() -> Vec<&'static str> {
         workload::names().collect()
     }
 
-    /// Name by which scenarios call it.
+    /// The name that scenarios use.
     #[getter]
     fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// What it is.
+    /// Its description.
     #[getter]
     fn about(&self) -> &str {
         &self.inner.about
     }
 
-    /// As a workload file.
+    /// Formats it as a workload file.
     fn to_toml(&self) -> PyResult<String> {
         values::text_of(&self.inner)
     }
 
-    /// The same as a dictionary.
+    /// The workload as a dictionary.
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         values::to_python(py, &self.inner)
     }
 
-    /// Memory in bytes that it touches in a VM of so many vCPUs.
+    /// Memory in bytes that it touches in a VM with this many vCPUs.
     fn footprint_bytes(&self, vcpus: u16) -> u64 {
         let program = self.inner.program.as_ref();
         program.map_or(0, |program| program.footprint(vcpus).0)

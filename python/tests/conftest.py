@@ -1,4 +1,4 @@
-"""What all tests use. They run on the package as it is installed, and compare with the command in $HOMENODE."""
+"""Fixtures of all tests. They run on the installed package, and compare with the command in $HOMENODE."""
 
 import json
 import os
@@ -47,7 +47,7 @@ class Command:
         return json.loads(done.stdout)
 
     def complaint(self, *args: object) -> tuple[int, str]:
-        """Exit status, and what it says."""
+        """Exit status, and output."""
         done = self.run(*args)
         return done.returncode, done.stderr.removeprefix("homenode: ").strip()
 

@@ -1,4 +1,4 @@
-"""The package itself: types, examples, and that nothing is needed that is not said."""
+"""The package itself: types, examples, and that it has no undeclared requirements."""
 
 import doctest
 import importlib
@@ -11,13 +11,13 @@ import pytest
 
 
 def test_types_hold(tmp_path):
-    """The package by mypy's strict rules, and the stub against what it is the stub of."""
+    """The package passes mypy's strict rules, and the stub matches the extension."""
     folder = str(inspect.getfile(homenode)).removesuffix("__init__.py")
     strict = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), folder], capture_output=True, text=True
     )
     assert strict.returncode == 0, strict.stdout
-    # What the extension lists of itself is no part of what it offers.
+    # The extension's own internals are not part of its interface.
     allowed = tmp_path / "allowed"
     allowed.write_text(r"homenode\._native\.__all__" + "\n")
     stub = subprocess.run(

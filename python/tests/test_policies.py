@@ -1,4 +1,4 @@
-"""Policies in Python: asked once in each period, judged as others are, and their mistakes are theirs."""
+"""Policies in Python: called once in each period, judged like others, and blamed for their own errors."""
 
 import traceback
 
@@ -7,7 +7,7 @@ import pytest
 
 
 class Homes(homenode.Policy):
-    """Gives VMs homes in turn."""
+    """Assigns homes to VMs in turn."""
 
     def __init__(self, homes: dict[str, int]) -> None:
         self.homes, self.views = homes, []
@@ -41,7 +41,7 @@ def test_a_policy_decides_in_the_place_of_the_others(case):
 def test_an_impossible_plan_is_refused_whole_and_the_policy_reads_why(case):
     policy = Homes({"a": 0, "b": 77})
     runs = homenode.simulate(case, [policy])
-    # b is stopped at 7 s: what is planned for a alone is possible.
+    # b is stopped at 7 s: a plan for only a is possible.
     assert all(at_s >= 7 for at_s in runs.decisions["at_s"])
     refused = [view["last"]["result"] for view in policy.views if 2_000_000_000 <= view["at_ns"] <= 7_000_000_000]
     assert len(refused) >= 5 and set(refused) == {"refused"}

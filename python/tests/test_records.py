@@ -1,4 +1,4 @@
-"""What agents and the plugin left on disk."""
+"""Records on disk by agents and the plugin."""
 
 import csv
 import io
@@ -13,7 +13,7 @@ def history(tmp_path_factory, command):
     folder = tmp_path_factory.mktemp("history")
     file = folder / "history.sqlite"
     stored = ["--state", folder / "state", "--history", file]
-    # TAVO gives homes at once; the product may see no reason to in so short a time.
+    # TAVO assigns homes at once; the product may see no reason to in such a short time.
     done = command.run("run", "--host", "twin", "--policies", "tavo", *stored, "--duration", "20s", "--json")
     assert done.returncode == 0, done.stderr
     return file

@@ -1,4 +1,4 @@
-"""Scenarios, machines and workloads: read, made, changed, written, and refused with the command's sentences."""
+"""Scenarios, machines and workloads: read, made, changed, written, and refused with the command's messages."""
 
 import pickle
 
@@ -73,7 +73,7 @@ BAD_FILES = {
     "an unknown machine": ('machine = "r420"', 'machine = "r421"'),
     "no TOML": ('name = "case"', "name = "),
     "more vCPUs than CPUs": ("vcpus = 2", "vcpus = 200"),
-    "an event of nobody": ('vm = "b"', 'vm = "z"'),
+    "an event of an unknown VM": ('vm = "b"', 'vm = "z"'),
 }
 
 

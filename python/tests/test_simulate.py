@@ -1,11 +1,11 @@
-"""Runs give the command's numbers, and every option reaches the twin."""
+"""Runs yield the command's numbers, and every option reaches the twin."""
 
 import homenode
 import pytest
 
 
 def without_build(document: dict) -> dict:
-    """Both are built from the same sources, but perhaps not at the same moment. A line of the command has a type beside."""
+    """Both are built from the same sources, but maybe not at the same time. A line of the command also has a type."""
     return {key: value for key, value in document.items() if key not in ("type", "version", "commit")}
 
 
@@ -64,7 +64,7 @@ def test_over_time_it_adds_up(case):
     runs = homenode.simulate(case, ["default"], every="2s")
     vms = runs.vms_over_time
     assert vms["at_s"] == sorted(vms["at_s"]) and set(vms["at_s"]) == {2.0, 4.0, 6.0}
-    # Of the first stretch nothing is known: it begins before the VM does. The last ends before the run.
+    # The first interval has no data: it begins before the VM does. The last ends before the run.
     made = sum(rate * 2 for rate, vm in zip(vms["instructions_per_s"], vms["vm"], strict=True) if vm == "a" and rate)
     whole = runs.vms["instructions_g"][0] * 1e9
     assert made == pytest.approx(whole, rel=0.5) and made <= whole * 1.0001

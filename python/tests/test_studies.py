@@ -54,7 +54,7 @@ def test_what_if_is_that_of_the_command(command):
     ours = asked.to_dict()
     assert {key: told[key] for key in ours} == ours
     assert asked.vms["slow_down_then"] == [vm["slow_down_then"] for vm in ours["vms"]]
-    for homes, said in (({"nobody": 0}, "no VM `nobody`"), ({"cg": 99}, "99"), ({"cg": []}, "at least one node")):
+    for homes, said in (({"absent": 0}, "no VM `absent`"), ({"cg": 99}, "99"), ({"cg": []}, "at least one node")):
         with pytest.raises(homenode.BadInput, match=said):
             homenode.whatif("tavo-mixed", homes, at=20)
 

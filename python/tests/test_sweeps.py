@@ -1,4 +1,4 @@
-"""Sweeps: the command's bytes, by threads, by a store and by a Dask cluster of which a worker is killed."""
+"""Sweeps: the command's bytes, by threads, by a store and by a Dask cluster that loses a worker."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ SET = {"vm.b.memory": "2GiB..4GiB/5"}
 
 @pytest.fixture
 def told(command, case, tmp_path):
-    """What the command writes."""
+    """The command's output."""
     file = tmp_path / "told.parquet"
     done = command.run("sweep", case, "--set", "vm.b.memory=2GiB..4GiB/5", "--seeds", "1..4", "--jobs", "2", "--parquet", file)
     assert done.returncode == 0, done.stderr
@@ -21,7 +21,7 @@ def told(command, case, tmp_path):
 
 
 def same_bytes(swept, told) -> bool:
-    """Whether a sweep writes what the command wrote. Builds of two moments differ by the commit that they name."""
+    """Whether a sweep writes the command's output. Builds of different times differ by the commit that they name."""
     ours = told.with_name("ours.parquet")
     swept.to_parquet(ours)
     of_command = pyarrow.parquet.read_metadata(told).metadata[b"homenode.commit"].decode()

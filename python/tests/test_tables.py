@@ -1,4 +1,4 @@
-"""Tables are read by whoever reads Arrow, without a copy and with their types, and by nobody."""
+"""Tables are readable by Arrow readers, without a copy and with their types, and without any such reader."""
 
 import homenode
 import pandas
@@ -29,13 +29,13 @@ def test_all_readers_see_the_same(runs, name):
     for column, cells in columns.items():
         read = [None if pandas.isna(cell) else cell for cell in frame[column]]
         assert read == cells, column
-    # Every column says what it is.
+    # Every column has a description.
     assert set(table.about) == set(columns) and all(table.about.values())
     assert {field.metadata[b"about"].decode() for field in arrow.schema} == set(table.about.values())
 
 
 def test_types_do_not_depend_on_cells(runs):
-    """A column of which nothing is known has the type that it would have otherwise."""
+    """A column without known values keeps its usual type."""
     assert runs.vms["permit_punished_count"] == [None] * 6
     schema = pyarrow.table(runs.vms).schema
     assert schema.field("permit_punished_count").type == pyarrow.uint64()

@@ -1,4 +1,4 @@
-"""The interpreter goes on while the twin works, and its signals are heard."""
+"""The interpreter keeps running while the twin works, and its signals are handled."""
 
 import os
 import signal
@@ -8,14 +8,14 @@ import time
 import homenode
 import pytest
 
-# Some seconds of work, and no end of it that a test could wait for.
+# Some seconds of work, too long for a test to wait for its end.
 LONG = homenode.Scenario("tavo-mixed").replace(duration="100000s")
 for name in LONG.vm_names:
     LONG = LONG.change_vm(name, work_share=100000)
 
 
 def counted(work) -> tuple[int, float]:
-    """How far another thread counts meanwhile, and how long it took."""
+    """How far another thread counts meanwhile, and the time it took."""
     count, is_over = 0, threading.Event()
 
     def others():
@@ -45,7 +45,7 @@ def test_other_threads_go_on():
 
 @pytest.fixture
 def sigint():
-    """Sets how SIGINT is handled. Python leaves it ignored where it was so at the start, as in a shell's background job."""
+    """Sets how SIGINT is handled. Python leaves it ignored if it was so at the start, as in a shell's background job."""
     before = signal.getsignal(signal.SIGINT)
     yield lambda handler: signal.signal(signal.SIGINT, handler)
     signal.signal(signal.SIGINT, before)

@@ -1,7 +1,7 @@
-//! What the plugin's observer of pages is compared with: the design of QEMU's own `contrib/plugins/hotpages.c`.
+//! Baseline for the plugin's page observer: the design of QEMU's own `contrib/plugins/hotpages.c`.
 //!
-//! Each access has a callback that asks for its address in the machine, and counts it in a hash map of pages under a lock. Built
-//! for the testbed's case `page-log-speed` alone: `cargo build -p homenode-qemu-plugin --example hotpages`.
+//! Each access has a callback that looks up its address in the machine, and counts it in a hash map of pages under a lock.
+//! Built only for the testbed's case `page-log-speed`: `cargo build -p homenode-qemu-plugin --example hotpages`.
 
 #![allow(unsafe_code)] // a C interface; each use says why it is sound
 #![allow(missing_docs)]
@@ -79,7 +79,7 @@ extern "C" fn translated(_: Id, tb: *mut Tb) {
 }
 
 extern "C" fn access(cpu: c_uint, info: MemInfo, address: u64, _: *mut c_void) {
-    // SAFETY: called from the access's own callback, as QEMU asks.
+    // SAFETY: called from the access's own callback, as QEMU requires.
     let (address, is_store) = unsafe {
         let found = qemu::qemu_plugin_get_hwaddr(info, address);
         if found.is_null() || qemu::qemu_plugin_hwaddr_is_io(found) {

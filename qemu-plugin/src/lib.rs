@@ -1,4 +1,4 @@
-//! QEMU's plugin: hands the accesses of what is emulated to `homenode-meter`.
+//! A QEMU plugin that passes emulated memory accesses to `homenode-meter`.
 //!
 //! `homenode profile` starts QEMU with it; by hand:
 //!
@@ -6,17 +6,17 @@
 //! qemu-x86_64 -plugin libhomenode_plugin.so,log=FILE,private-bytes=262144,line-bytes=64,rate-min=0.01 PROGRAM
 //! ```
 //!
-//! The same for `qemu-system-x86_64`; the machine's physical addresses then stand for lines, and devices' registers are left
-//! out. QEMU 7.2 and all later ones with plugins are served by one file: what is called is in all of them (module `qemu`), and
-//! the one number in which they differ is found out when the file is loaded (`choose_version`).
+//! This also works for `qemu-system-x86_64`; lines are then those of physical addresses, and device registers are ignored.
+//! One file supports QEMU 7.2 and all later versions with plugins: it only calls functions that exist in all of them (module
+//! `qemu`), and the one number in which they differ is determined when the file is loaded (`choose_version`).
 //!
-//! With `pmu=FILE` instead of `log=FILE` it is a PMU for the machine inside (module `pmu`), with `pages=FILE` it logs the pages
-//! that the machine uses as PML and PRL would (module `pages`).
+//! With `pmu=FILE` instead of `log=FILE` it is a PMU for the emulated machine (module `pmu`), with `pages=FILE` it logs the
+//! pages that the machine uses, like PML and PRL (module `pages`).
 //!
 //! # State
 //!
-//! QEMU runs each vCPU in a thread of its own (or all in one) and names it in every callback. What belongs to a vCPU is reached
-//! by that number and used by its thread alone, so the way of an access takes no lock.
+//! QEMU runs each vCPU in a thread of its own (or all in one) and passes its number to every callback. A vCPU's state is
+//! indexed by that number and used only by its thread, so an access takes no lock.
 
 #![allow(unsafe_code)] // a C interface; each use says why it is sound
 #![allow(clippy::print_stderr)] // QEMU's users read complaints there
@@ -41,14 +41,14 @@ use crate::options::{Options, What};
 use crate::per_vcpu::PerVcpu;
 use crate::qemu::{Id, Info, MemInfo, Tb};
 
-/// Version of the interface: QEMU looks at it before it calls anything.
+/// Version of the interface: QEMU checks it before any call.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static mut qemu_plugin_version: c_int = 1;
 
-/// QEMU up to 8.2 takes version 1 alone, from 9.0 on at least 2. Functions that came with 2 tell which it is.
+/// QEMU up to 8.2 accepts only version 1, from 9.0 on at least 2. A function introduced with 2 reveals which.
 extern "C" fn choose_version() {
-    // SAFETY: the name ends with a zero; the loader runs this once, before anybody can read the number.
+    // SAFETY: the name ends with a zero; the loader runs this once, before any code can read the number.
     unsafe {
         if !libc::dlsym(libc::RTLD_DEFAULT, c"qemu_plugin_scoreboard_new".as_ptr()).is_null() {
             qemu_plugin_version = 2;
@@ -56,27 +56,27 @@ extern "C" fn choose_version() {
     }
 }
 
-/// The loader calls what is listed here when it has loaded the file.
+/// The loader calls the functions in this section after it has loaded the file.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static ON_LOAD: extern "C" fn() = choose_version;
 
 static VCPUS: PerVcpu<Vcpu> = PerVcpu::new();
 static RUN: OnceLock<Run> = OnceLock::new();
-/// Whether accesses are looked at: not before the program says so, where it is to.
+/// Whether accesses are counted: with `begin=announced`, only after the program's announcement.
 static COUNTING: AtomicBool = AtomicBool::new(true);
 
-/// What is measured, and where it is written.
+/// What is measured, and the output file.
 struct Run {
     profile: Profile,
     log: PathBuf,
-    /// The process that was started; those that it forks have a copy of all this.
+    /// Id of the started process; processes that it forks have a copy of all this.
     process: u32,
     forks: AtomicU64,
     execs: AtomicU64,
 }
 
-/// QEMU's entry: 0 if the plugin can work.
+/// QEMU's entry point: returns 0 if the plugin can work.
 ///
 /// # Safety
 /// QEMU calls it once, with `argc` strings.
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn qemu_plugin_install(
 ) -> c_int {
     // SAFETY: QEMU's description is alive during the call.
     let system = unsafe { (*info).system_emulation };
-    // SAFETY: as this function's contract says.
+    // SAFETY: by this function's contract.
     let options = match unsafe { Options::of(argc, argv) } {
         Ok(options) => options,
         Err(complaint) => {
@@ -181,7 +181,7 @@ fn translated(tb: *mut Tb, begins: qemu::ExecCallback, accesses: qemu::MemCallba
                 accesses,
                 qemu::NO_REGS,
                 qemu::MEM_RW,
-                // How many instructions of the block follow.
+                // Number of instructions that follow in the block.
                 ptr::without_provenance_mut(instructions - 1 - at),
             );
         }
@@ -201,19 +201,8 @@ extern "C" fn program_accesses(at: c_uint, info: MemInfo, address: u64, left: *m
 }
 
 extern "C" fn machine_accesses(at: c_uint, info: MemInfo, address: u64, left: *mut c_void) {
-    if let Some(address) = machine_address(info, address) {
+    if let Some(address) = qemu::machine_address(info, address) {
         access(at, info, address, left);
-    }
-}
-
-/// Where in the machine's memory an access goes; `None` for devices.
-#[inline]
-fn machine_address(info: MemInfo, address: u64) -> Option<u64> {
-    // SAFETY: called from the access's own callback, as QEMU asks.
-    unsafe {
-        let found = qemu::qemu_plugin_get_hwaddr(info, address);
-        let memory = !found.is_null() && !qemu::qemu_plugin_hwaddr_is_io(found);
-        memory.then(|| qemu::qemu_plugin_hwaddr_phys_addr(found))
     }
 }
 
@@ -227,9 +216,9 @@ fn access(at: c_uint, info: MemInfo, address: u64, left: *mut c_void) {
     };
     let (wanted, left) = (wanted(info), left.addr() as u64);
     vcpu.access(&run.profile, address, wanted, left);
-    // An access that reaches into the next line uses that too; none has more than 64 bytes.
+    // An access that extends into the next line uses that too; no access is larger than 64 bytes.
     if address % 64 > 32 {
-        // SAFETY: it only takes the number apart.
+        // SAFETY: only decodes the number.
         let bytes = 1 << unsafe { qemu::qemu_plugin_mem_size_shift(info) };
         if address % 64 + bytes > 64 {
             vcpu.touch(&run.profile, address + bytes - 1, wanted, left);
@@ -239,42 +228,42 @@ fn access(at: c_uint, info: MemInfo, address: u64, left: *mut c_void) {
 
 #[inline]
 fn wanted(info: MemInfo) -> Use {
-    // SAFETY: it only takes the number apart.
+    // SAFETY: only decodes the number.
     match unsafe { qemu::qemu_plugin_mem_is_store(info) } {
         true => Use::Write,
         false => Use::Read,
     }
 }
 
-/// How many reads the kernel checked, all of which found memory; [`ELSEWHERE`] once one did not.
+/// Number of reads checked by the kernel, all of which found memory; [`ELSEWHERE`] once one did not.
 static CHECKED: AtomicU64 = AtomicU64::new(0);
-/// Checked reads after which the program's memory is taken to lie in this process at its own addresses.
+/// After this many checked reads the program's memory is assumed to be in this process at its own addresses.
 const CHECKS: u64 = 256;
 const ELSEWHERE: u64 = u64::MAX;
 
-/// The 64 bytes at an address that the emulated program has just used. Its memory is in this process, at its own addresses
-/// unless QEMU had to move it: the kernel makes the first reads, and says if nothing is there.
+/// Returns the 64 bytes at an address that the emulated program has just used. Its memory is in this process, at its own
+/// addresses unless QEMU had to move it: the first reads go through the kernel, which reports unmapped memory.
 fn program_memory(address: u64) -> Option<[u64; 8]> {
     match CHECKED.load(Ordering::Relaxed) {
         ELSEWHERE => None,
         CHECKS.. => {
             let words = ptr::with_exposed_provenance::<u64>(usize::try_from(address).ok()?);
-            // SAFETY: the line was used by the instruction that QEMU calls back for, so that it is mapped and may be read;
-            // another thread of the program may write it meanwhile, which a volatile read of whole words lives with.
+            // SAFETY: the line was used by the instruction of this callback, so it is mapped and readable; another thread of
+            // the program may write it meanwhile, which a volatile read of whole words tolerates.
             Some(std::array::from_fn(|at| unsafe { words.add(at).read_volatile() }))
         }
         _ => {
             let found = checked_memory(address);
             let count =
                 |count| (count != ELSEWHERE).then_some(if found.is_some() { count + 1 } else { ELSEWHERE });
-            // Refused only where another thread has found out already.
+            // Fails only if another thread has already found it elsewhere.
             let _ = CHECKED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count);
             found
         }
     }
 }
 
-/// The same by the kernel.
+/// Like `program_memory`, checked by the kernel.
 fn checked_memory(address: u64) -> Option<[u64; 8]> {
     let mut words = [0_u64; 8];
     let bytes = size_of_val(&words);
@@ -286,19 +275,19 @@ fn checked_memory(address: u64) -> Option<[u64; 8]> {
         iov_base: ptr::without_provenance_mut(usize::try_from(address).ok()?),
         iov_len: bytes,
     };
-    // SAFETY: one place to write to, which is long enough; what is read is checked by the kernel.
+    // SAFETY: one destination of sufficient length; the kernel checks the source.
     let read = unsafe { libc::process_vm_readv(libc::getpid(), &into, 1, &from, 1, 0) };
     usize::try_from(read)
         .is_ok_and(|read| read == bytes)
         .then_some(words)
 }
 
-/// A machine's memory is not read: where a physical address lies in this process, QEMU does not say.
+/// A machine's memory is not read: QEMU does not reveal where a physical address is in this process.
 fn machine_memory(_: u64) -> Option<[u64; 8]> {
     None
 }
 
-/// A number that no system call has: a program that makes it has done its preparations, and counts begin anew.
+/// A number that no system call has: a program calls it when its set-up is done, and counting restarts.
 const BEGIN: i64 = 0x686f_6d65;
 
 /// x86-64's numbers of `fork` and `vfork`; QEMU has no `clone3`.

@@ -1,4 +1,4 @@
-//! What is said after the plugin's name on QEMU's command line.
+//! Parses the plugin's options on QEMU's command line.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::path::PathBuf;
@@ -12,36 +12,36 @@ use homenode_tracking::tlb::{CORES, core};
 
 use crate::pages::PagesOptions;
 
-/// What to do, and how.
+/// The parsed options.
 pub struct Options {
-    /// The private caches, and how to sample.
+    /// The private caches, and the sampling.
     pub config: Config,
-    /// What to do.
+    /// The task.
     pub what: What,
-    /// Whether a profile begins when the program says so.
+    /// Whether a profile begins only at the program's announcement.
     pub announced: bool,
 }
 
-/// What to do.
+/// The task of the plugin.
 pub enum What {
     /// Write a profile to this file at the end.
     Profile(PathBuf),
-    /// Count for the machine inside.
+    /// Count for the emulated machine.
     Pmu(PmuOptions),
     /// Log the pages that the machine uses.
     Pages(PagesOptions),
 }
 
-/// What a PMU models beyond private caches.
+/// What a PMU models in addition to private caches.
 #[derive(Default)]
 pub struct PmuOptions {
-    /// Where the counts are.
+    /// File of the counts.
     pub file: PathBuf,
     /// CPUs of the machine.
     pub cpus: u64,
     /// Its nodes.
     pub nodes: u64,
-    /// Its LLCs, to which CPUs are dealt in blocks; where it is not said as many as nodes.
+    /// Its LLCs, with CPUs assigned in blocks; by default one per node.
     llcs: Option<u64>,
     /// Frames of 4 KiB from address 0 on that can be tagged.
     pub frames: u64,
@@ -49,11 +49,11 @@ pub struct PmuOptions {
     pub llc_bytes: u64,
     /// Its ways.
     pub llc_ways: u64,
-    /// Memory of each node, which follow each other from address 0 on.
+    /// Memory of each node; nodes are consecutive from address 0 on.
     pub node_bytes: u64,
 }
 
-/// All that was said so far.
+/// The options so far.
 struct Said {
     config: Config,
     log: PathBuf,
@@ -62,14 +62,14 @@ struct Said {
 }
 
 impl PmuOptions {
-    /// How many LLCs the machine has.
+    /// Returns the number of LLCs.
     pub fn llcs(&self) -> u64 {
         self.llcs.unwrap_or(self.nodes)
     }
 }
 
 impl Options {
-    /// Reads `argc` strings of the form `key=value`.
+    /// Parses `argc` strings of the form `key=value`.
     ///
     /// # Safety
     /// There are as many strings, each ending with a zero.
@@ -112,7 +112,7 @@ impl Options {
             },
         };
         for at in 0..usize::try_from(argc).unwrap_or(0) {
-            // SAFETY: as this function's contract says.
+            // SAFETY: by this function's contract.
             let text = unsafe { CStr::from_ptr(*argv.add(at)) };
             let text = text.to_str().map_err(|_| "an argument is not UTF-8".to_owned())?;
             said.take(text)?;
@@ -248,7 +248,7 @@ impl Said {
     }
 }
 
-/// The choice that a word names.
+/// Returns the choice that a word names.
 fn one_of<T: Copy>(key: &str, value: &str, choices: &[(&str, T)]) -> Result<T, String> {
     let found = choices.iter().find(|(name, _)| *name == value);
     found.map(|(_, choice)| *choice).ok_or_else(|| {

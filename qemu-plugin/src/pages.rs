@@ -1,4 +1,5 @@
-//! The plugin as an observer of pages: what `homenode-meter`'s `pages` models of a machine's accesses, written window by window.
+//! The plugin as a page observer: writes what `homenode-meter`'s `page_model` models of a machine's accesses, window by
+//! window.
 //!
 //! ```text
 //! qemu-system-x86_64 -plugin libhomenode_plugin.so,pages=FILE,frames=262144,core=i7_pml,logs=walks,window-ms=1000 \
@@ -7,16 +8,17 @@
 //!
 //! With `control=FIFO` each line written there closes the window and names the next; with `begin=announced` nothing is
 //! instrumented before the first such line, so that a guest boots as fast as without the plugin. The file grows by whole
-//! records, which `homenode wss --log FILE --follow` can read meanwhile; with `keep-mib=SIZE` it takes little more than that,
-//! since what lies further back is given up. On `/dev/shm` that is a feed through shared memory.
+//! records, which `homenode wss --log FILE --follow` can read meanwhile; with `keep-mib=SIZE` it takes little more than
+//! that, since older records are dropped. On `/dev/shm` that is a feed through shared memory.
 //!
-//! # What the interface tells, and how the rest is known
+//! # What the interface reports, and how the rest is derived
 //!
-//! - *Address spaces.* Version 1 of the interface tells nothing of translations that change, but it gives each instruction's
-//!   bytes when its block is translated: those that change translations ([`change`]) get a callback of their own.
-//! - *Instructions.* A block's pages are counted by an addition that QEMU compiles into it. Which guest frames they are, follows
-//!   from where QEMU has the guest's memory mapped, if that is one memfd; otherwise fetches are not seen, and the log says so.
-//! - *Frames* are those of QEMU 7.2: places in guest memory, which is the guest-physical address up to the hole below 4 GiB.
+//! - *Address spaces.* Version 1 of the interface does not report changed translations, but it provides each instruction's
+//!   bytes when its block is translated: instructions that change translations ([`change`]) get a callback of their own.
+//! - *Instructions.* A block's pages are counted by an addition that QEMU compiles into it. Their guest frames follow from
+//!   QEMU's mapping of the guest's memory, if that is one memfd; otherwise fetches are not seen, and the log says so.
+//! - *Frames* are those of QEMU 7.2: offsets in guest memory, equal to the guest-physical address up to the hole below 4
+//!   GiB.
 
 use std::collections::VecDeque;
 use std::ffi::{c_uint, c_void};
@@ -35,64 +37,63 @@ use homenode_formats::page_log::{self, Header, Kept, Marks, Window};
 use homenode_meter::page_model::{Config, Cpu, Machine};
 use homenode_tracking::tlb::Access;
 
-use crate::machine_address;
 use crate::per_vcpu::PerVcpu;
 use crate::qemu::{self, Id, Insn, MemInfo, Tb};
 
-/// What to do, beside what is modelled.
+/// Options of a page log, besides the model's.
 pub struct PagesOptions {
-    /// Where the log is written.
+    /// File of the log.
     pub file: PathBuf,
-    /// What is modelled.
+    /// What to model.
     pub config: Config,
-    /// After how long a window is closed; `None`: only when told to.
+    /// Length of a window; `None`: windows close only on orders.
     pub window: Option<Duration>,
     /// A FIFO with orders.
     pub control: Option<PathBuf>,
     /// Whether to wait for the first order.
     pub announced: bool,
-    /// How much of the log is kept behind its end; `None`: all.
+    /// Size of the kept part of the log; `None`: all.
     pub keep_bytes: Option<u64>,
 }
 
 static CPUS: PerVcpu<Cpu> = PerVcpu::new();
 static RUN: OnceLock<Run> = OnceLock::new();
-/// What QEMU's description of an access says of its direction, as asked for once: 0 is not known.
+/// Direction by QEMU's description of an access, as looked up once: 0 is unknown.
 static KINDS: [AtomicU8; 1 << 18] = [const { AtomicU8::new(0) }; 1 << 18];
 const READS: u8 = 1;
 const WRITES: u8 = 2;
-/// How long a vCPU that does something takes at most to notice a new window.
+/// Longest time for an active vCPU to notice a new window.
 const NOTICE: Duration = Duration::from_millis(10);
 
 struct Run {
     machine: Machine,
     options: PagesOptions,
     vcpus: u32,
-    /// Somebody wants the machine watched; it is.
+    /// Whether observation is requested; and whether it has begun.
     wanted: AtomicBool,
     begun: AtomicBool,
-    /// How often code in each frame was executed, by the lower and by the upper half.
+    /// Number of executions of code in each frame, by lower and upper half.
     fetches: OnceLock<Option<Fetches>>,
     log: Mutex<Option<Log>>,
 }
 
-/// The log while it is written.
+/// The log being written.
 struct Log {
     file: File,
     started: Instant,
     number: u64,
     begin_ns: u64,
     label: String,
-    /// Counts of fetches at the last window's end.
+    /// Counts of fetches at the end of the last window.
     fetched: Vec<u64>,
-    /// As it stands in the file.
+    /// The header in the file.
     header: Option<Header>,
     length: u64,
-    /// Where records lie that may have to be given up.
+    /// Locations of records that may have to be dropped.
     records: VecDeque<Kept>,
 }
 
-/// Where QEMU has the guest's memory, and counts of what is executed there.
+/// QEMU's mapping of the guest's memory, and counts of code executed there.
 struct Fetches {
     memory: std::ops::Range<usize>,
     counts: Vec<AtomicU64>,
@@ -100,10 +101,10 @@ struct Fetches {
 
 type Outcome<T> = Result<T, String>;
 
-/// Makes the model and the file.
+/// Creates the model and the file.
 ///
 /// # Errors
-/// A sentence.
+/// A message.
 pub fn begin(options: PagesOptions, vcpus: u32) -> Outcome<()> {
     let complain = |error: io::Error| format!("{}: {error}", options.file.display());
     let file = File::create(&options.file).map_err(complain)?;
@@ -130,9 +131,10 @@ pub fn begin(options: PagesOptions, vcpus: u32) -> Outcome<()> {
     RUN.set(run)
         .map_err(|_| "loaded twice; once is enough".to_owned())?;
     // Signals are for QEMU's own threads.
+    // SAFETY: a set of signals may be all zeros.
     let mut all = unsafe { std::mem::zeroed::<libc::sigset_t>() };
     let mut before = all;
-    // SAFETY: both sets are this function's; a thread inherits what is blocked.
+    // SAFETY: both sets are local; a thread inherits the blocked signals.
     unsafe {
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before);
@@ -156,7 +158,7 @@ fn open_control(path: &Path) -> Outcome<File> {
             return Err(complain(error));
         }
     }
-    // Also for writing, so that it does not end when whoever gives orders goes.
+    // Opened for writing too, so that it does not end when a sender of orders closes it.
     let opened = OpenOptions::new()
         .read(true)
         .write(true)
@@ -165,7 +167,7 @@ fn open_control(path: &Path) -> Outcome<File> {
     opened.map_err(complain)
 }
 
-/// The thread that closes windows, by the clock and by orders.
+/// Runs the thread that closes windows, by the clock and by orders.
 fn keep_windows(mut control: Option<File>) {
     let Some(run) = RUN.get() else {
         return;
@@ -190,7 +192,7 @@ fn keep_windows(mut control: Option<File>) {
     }
 }
 
-/// The next line of the control file; `None` when the time is over.
+/// Returns the next line of the control file; `None` on timeout.
 fn next_order(control: Option<&mut File>, orders: &mut Vec<u8>, limit: Option<Duration>) -> Option<String> {
     let Some(control) = control else {
         thread::sleep(limit.unwrap_or(Duration::from_secs(3600)));
@@ -212,7 +214,7 @@ fn next_order(control: Option<&mut File>, orders: &mut Vec<u8>, limit: Option<Du
             revents: 0,
         };
         let wait_ms = left.map_or(-1, |left| left.as_millis().clamp(1, 1 << 30) as libc::c_int);
-        // SAFETY: one description, of this function.
+        // SAFETY: one local poll descriptor.
         unsafe { libc::poll(&raw mut waits, 1, wait_ms) };
         let mut bytes = [0; 256];
         if let Ok(count) = control.read(&mut bytes) {
@@ -222,14 +224,14 @@ fn next_order(control: Option<&mut File>, orders: &mut Vec<u8>, limit: Option<Du
 }
 
 impl Run {
-    /// Writes the header: the first window begins.
+    /// Writes the header and begins the first window.
     fn open(&self, label: String) {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut now = libc::timespec {
             tv_sec: 0,
             tv_nsec: 0,
         };
-        // SAFETY: the result is this function's.
+        // SAFETY: the result is local.
         unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
         let monotonic_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
         let header = self.machine.header(
@@ -251,7 +253,7 @@ impl Run {
         }
     }
 
-    /// Closes the window; the next has this label, or the same.
+    /// Closes the window; the next has this label, or keeps the current one.
     fn close(&self, label: Option<String>) -> io::Result<()> {
         let Ok(mut log) = self.log.lock() else {
             return Ok(());
@@ -272,7 +274,7 @@ impl Run {
         Ok(())
     }
 
-    /// Writes the window that was before the present one.
+    /// Writes the previous window.
     fn write(&self, log: &mut Log, end_ns: u64) -> io::Result<()> {
         if let Some(fetches) = self.fetches() {
             log.fetched.resize(fetches.counts.len(), 0);
@@ -300,7 +302,7 @@ impl Run {
         log.append(&window.to_bytes(), window.number, self.options.keep_bytes)
     }
 
-    /// Where fetches are counted, if the guest's memory was found.
+    /// Returns the counts of fetches, if the guest's memory was found.
     fn fetches(&self) -> Option<&Fetches> {
         let frames = self.options.config.frames;
         self.fetches.get_or_init(|| Fetches::of(frames)).as_ref()
@@ -308,7 +310,7 @@ impl Run {
 }
 
 impl Log {
-    /// Writes a record, and gives up what lies too far behind it. What is written last is always kept.
+    /// Writes a record, and drops those too far behind it. The latest record is always kept.
     fn append(&mut self, record: &[u8], number: u64, keep_bytes: Option<u64>) -> io::Result<()> {
         self.file.write_all(record)?;
         let at = self.length;
@@ -332,7 +334,7 @@ impl Log {
 
 const PAGE_BYTES: u64 = 4096;
 
-/// Gives the whole pages of a part of a file back to the system. The first page stays: it has the header.
+/// Returns the whole pages of a part of a file to the system. The first page stays: it has the header.
 fn give_up(file: &File, from: u64, to: u64) -> io::Result<()> {
     let begin = (from / PAGE_BYTES * PAGE_BYTES).max(PAGE_BYTES);
     let end = to / PAGE_BYTES * PAGE_BYTES;
@@ -341,7 +343,7 @@ fn give_up(file: &File, from: u64, to: u64) -> io::Result<()> {
     }
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     let (begin, length) = (begin.cast_signed(), (end - begin).cast_signed());
-    // SAFETY: a file of the caller's, and numbers.
+    // SAFETY: the caller's file, and numbers.
     match unsafe { libc::fallocate(file.as_raw_fd(), mode, begin, length) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -349,7 +351,7 @@ fn give_up(file: &File, from: u64, to: u64) -> io::Result<()> {
 }
 
 impl Fetches {
-    /// Finds guest memory: the one memfd that is as large.
+    /// Finds guest memory: the only memfd of this size.
     fn of(frames: u64) -> Option<Fetches> {
         let maps = fs::read_to_string("/proc/self/maps").ok()?;
         let mut found = maps.lines().filter_map(|line| {
@@ -364,7 +366,7 @@ impl Fetches {
         Some(Fetches { memory, counts })
     }
 
-    /// The count of a place in QEMU's memory where an instruction of the guest lies.
+    /// Returns the count for a location in QEMU's memory that holds an instruction of the guest.
     fn count(&self, place: *mut c_void, address: u64) -> Option<&AtomicU64> {
         let offset = place
             .addr()
@@ -380,7 +382,7 @@ pub extern "C" fn vcpu_begins(_: Id, at: c_uint) {
     }
 }
 
-/// A block is translated, or a vCPU wakes, while nobody may want to know.
+/// Called when a block is translated, or a vCPU wakes, before observation is requested.
 pub extern "C" fn translated_before(id: Id, _: *mut Tb) {
     begin_if_wanted(id);
 }
@@ -393,7 +395,7 @@ fn begin_if_wanted(id: Id) {
     static ASKED: AtomicBool = AtomicBool::new(false);
     if RUN.get().is_some_and(|run| run.wanted.load(Ordering::Acquire)) && !ASKED.swap(true, Ordering::Relaxed)
     {
-        // SAFETY: this is a vCPU's thread, as QEMU asks; it calls back when no vCPU runs and all blocks are forgotten.
+        // SAFETY: this is a vCPU's thread, as QEMU requires; it calls back when no vCPU runs and all blocks are discarded.
         unsafe { qemu::qemu_plugin_reset(id, wanted) };
     }
 }
@@ -410,7 +412,7 @@ extern "C" fn wanted(id: Id) {
     }
 }
 
-/// What an instruction does to translations.
+/// An instruction's effect on translations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
     Pages,
@@ -418,7 +420,7 @@ enum Change {
     All,
 }
 
-/// Reads an instruction's bytes: INVLPG, INVPCID, writes of CR0, CR3 and CR4, LMSW, RSM and those of virtual machines.
+/// Decodes an instruction's bytes: INVLPG, INVPCID, writes of CR0, CR3 and CR4, LMSW, RSM and virtual-machine instructions.
 fn change(bytes: &[u8]) -> Option<Change> {
     let prefix = |byte: &u8| matches!(byte, 0x26 | 0x2e | 0x36 | 0x3e | 0x40..=0x4f | 0x64..=0x67 | 0xf0 | 0xf2 | 0xf3);
     let begin = bytes.iter().position(|byte| !prefix(byte))?;
@@ -441,10 +443,10 @@ fn change(bytes: &[u8]) -> Option<Change> {
     }
 }
 
-/// An instruction's bytes.
+/// Returns an instruction's bytes.
 fn bytes_of(insn: *const Insn, room: &mut [u8; 16]) -> &[u8] {
-    // SAFETY: the instruction is alive while its block is translated. Until QEMU 9.0 the function gives where the bytes are and
-    // looks at no more arguments; from 9.1 on it copies them and gives how many: no pointer is as small.
+    // SAFETY: the instruction is alive while its block is translated. Until QEMU 9.0 the function returns a pointer to the
+    // bytes and ignores further arguments; from 9.1 on it copies them and returns their number: no pointer is that small.
     unsafe {
         let size = qemu::qemu_plugin_insn_size(insn).min(room.len());
         let given = qemu::qemu_plugin_insn_data(insn, room.as_mut_ptr().cast(), size);
@@ -455,7 +457,7 @@ fn bytes_of(insn: *const Insn, room: &mut [u8; 16]) -> &[u8] {
     }
 }
 
-/// `qemu_plugin_register_vcpu_tb_exec_inline`, which versions of the interface from 2 on have no longer.
+/// `qemu_plugin_register_vcpu_tb_exec_inline`, which was removed in version 2 of the interface.
 type RegisterInline = unsafe extern "C" fn(*mut Tb, c_uint, *mut c_void, u64);
 const ADD_U64: c_uint = 0;
 
@@ -536,9 +538,9 @@ extern "C" fn accesses(at: c_uint, info: MemInfo, address: u64, _: *mut c_void) 
     };
     let access = direction(info);
     cpu.access(&run.machine, address, access, || frame(info, address));
-    // No access has more than 64 bytes; where it ends in the next page it uses that too.
+    // No access is larger than 64 bytes; one that ends in the next page uses that too.
     if address & 0xfff > 0x1000 - 64 {
-        // SAFETY: it only takes the number apart.
+        // SAFETY: only decodes the number.
         let last = address + (1 << unsafe { qemu::qemu_plugin_mem_size_shift(info) }) - 1;
         if last >> 12 != address >> 12 {
             cpu.access(&run.machine, last, access, || frame(info, last));
@@ -547,10 +549,10 @@ extern "C" fn accesses(at: c_uint, info: MemInfo, address: u64, _: *mut c_void) 
 }
 
 fn frame(info: MemInfo, address: u64) -> Option<u64> {
-    machine_address(info, address).map(|address| address >> 12)
+    qemu::machine_address(info, address).map(|address| address >> 12)
 }
 
-/// Whether an access is a store: asked for once for each description.
+/// Whether an access is a store: looked up once for each description.
 #[inline(always)]
 fn direction(info: MemInfo) -> Access {
     match KINDS.get(info as usize).map(|kind| kind.load(Ordering::Relaxed)) {
@@ -562,7 +564,7 @@ fn direction(info: MemInfo) -> Access {
 
 #[cold]
 fn ask_direction(info: MemInfo) -> Access {
-    // SAFETY: it only takes the number apart.
+    // SAFETY: only decodes the number.
     let is_store = unsafe { qemu::qemu_plugin_mem_is_store(info) };
     if let Some(kind) = KINDS.get(info as usize) {
         kind.store(if is_store { WRITES } else { READS }, Ordering::Relaxed);
@@ -579,7 +581,7 @@ pub extern "C" fn ended(_: Id, _: *mut c_void) {
         let Some(mut log) = run.log.lock().ok().and_then(|mut log| log.take()) else {
             return;
         };
-        // QEMU has stopped all vCPUs, so their state is this thread's.
+        // QEMU has stopped all vCPUs, so this thread owns their state.
         CPUS.all().for_each(|cpu| cpu.end(&run.machine));
         let end_ns = log.started.elapsed().as_nanos() as u64;
         run.machine.turn();

@@ -1,22 +1,22 @@
-//! What belongs to each vCPU, reached by its number and used by its thread alone.
+//! State of each vCPU, indexed by its number and used only by its thread.
 
 use std::ffi::c_uint;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// More vCPUs than any program has threads; what others do is not seen, and said.
+/// Maximum number of vCPUs: more than any program has threads; others are ignored, with a message.
 const VCPUS_MAX: usize = 4096;
 
-/// A state for each vCPU that has begun, for as long as the process lives.
+/// A state for each vCPU that has begun, kept as long as the process lives.
 pub struct PerVcpu<T: 'static>([AtomicPtr<T>; VCPUS_MAX]);
 
 impl<T> PerVcpu<T> {
-    /// Of none yet.
+    /// Creates an empty set.
     pub const fn new() -> PerVcpu<T> {
         PerVcpu([const { AtomicPtr::new(ptr::null_mut()) }; VCPUS_MAX])
     }
 
-    /// A vCPU begins. The number of one that has ended may come again; its successor goes on with what it left.
+    /// Begins a vCPU. The number of one that has ended may be reused; its successor continues with its state.
     pub fn begin(&self, at: c_uint, state: impl FnOnce() -> Option<T>) {
         let Some(slot) = self.0.get(at as usize) else {
             return;
@@ -28,7 +28,7 @@ impl<T> PerVcpu<T> {
         }
     }
 
-    /// The state of a vCPU, for the thread that runs it; `None` for those that have none.
+    /// Returns the state of a vCPU, for the thread that runs it; `None` if it has none.
     #[inline]
     #[allow(clippy::mut_from_ref, reason = "a vCPU's state is used by its thread alone")]
     pub fn get(&'static self, at: c_uint) -> Option<&'static mut T> {
@@ -37,7 +37,7 @@ impl<T> PerVcpu<T> {
         unsafe { pointer.as_mut() }
     }
 
-    /// The states of all, once QEMU has stopped every vCPU.
+    /// Returns the states of all vCPUs; only once QEMU has stopped every vCPU.
     pub fn all(&'static self) -> impl Iterator<Item = &'static mut T> {
         (0..VCPUS_MAX as c_uint).filter_map(|at| self.get(at))
     }

@@ -7,12 +7,12 @@
 //!     -object memory-backend-file,id=pmu,share=on,mem-path=FILE,size=SIZE -device ivshmem-plain,memdev=pmu ...
 //! ```
 //!
-//! The plugin makes the file, of the next power of two that holds all, before QEMU opens it; CPUs are dealt to LLCs in blocks.
-//! A machine has an LLC for each node, or with `llcs=N` so many.
+//! The plugin creates the file, with the next sufficient power of two as its size, before QEMU opens it; CPUs are assigned
+//! to LLCs in blocks. A machine has one LLC per node, or N with `llcs=N`.
 //!
-//! Until software inside asks for counts nothing is instrumented, and the machine runs as fast as without the plugin: booting
-//! one that is instrumented takes minutes. Then QEMU forgets what it has translated, and translates all anew; and again when
-//! nobody asks any more.
+//! Until software in the machine requests counts nothing is instrumented, and the machine runs as fast as without the
+//! plugin: booting an instrumented one takes minutes. On a request QEMU discards its translations and translates everything
+//! again; and once more when the request ends.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::fs::OpenOptions;
@@ -32,7 +32,7 @@ use homenode_tracking::cache::{Replacement, Shape};
 use crate::options::PmuOptions;
 use crate::per_vcpu::PerVcpu;
 use crate::qemu::{self, Id, MemInfo, Tb};
-use crate::{machine_address, translated, wanted};
+use crate::{translated, wanted};
 
 static CPUS: PerVcpu<Cpu> = PerVcpu::new();
 static RUN: OnceLock<Run> = OnceLock::new();
@@ -45,17 +45,17 @@ struct Run {
     cpus: u64,
     llcs: u64,
     node_bytes: u64,
-    /// Whether QEMU counts the begin of a node's memory twice in an address.
+    /// Whether QEMU counts the start of a node's memory twice in an address.
     is_doubled: bool,
 }
 
-/// The version of the interface of QEMU 7.2, which counts the begin of a node's memory twice in an address.
+/// The interface version of QEMU 7.2, which counts the start of a node's memory twice in an address.
 const DOUBLED: c_int = 1;
 
-/// Makes the file and the empty caches.
+/// Creates the file and the empty caches.
 ///
 /// # Errors
-/// A sentence.
+/// A message.
 pub fn begin(options: &PmuOptions, config: Config, version: c_int) -> Result<(), String> {
     let layout = Layout {
         cpus: options.cpus,
@@ -83,7 +83,7 @@ pub fn begin(options: &PmuOptions, config: Config, version: c_int) -> Result<(),
         .map_err(|_| "loaded twice; once is enough".to_owned())
 }
 
-/// The file in memory, for as long as the process lives.
+/// Maps the file, for as long as the process lives.
 fn map(path: &Path, layout: Layout) -> io::Result<Page<'static>> {
     let file = OpenOptions::new()
         .read(true)
@@ -93,7 +93,7 @@ fn map(path: &Path, layout: Layout) -> io::Result<Page<'static>> {
         .open(path)?;
     let bytes = layout.bytes().next_power_of_two();
     file.set_len(bytes)?;
-    // SAFETY: a new mapping of a file that is that long; nobody else has it.
+    // SAFETY: a new mapping of a file of that length; nothing else refers to it.
     let start = unsafe {
         let (access, share) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
         libc::mmap(
@@ -109,8 +109,8 @@ fn map(path: &Path, layout: Layout) -> io::Result<Page<'static>> {
         return Err(io::Error::last_os_error());
     }
     let tags_at = layout.tags_at() as usize;
-    // SAFETY: both parts lie in the mapping, which is never undone and begins at a page; what the machine inside writes at the
-    // same time is why they are atomic.
+    // SAFETY: both parts are inside the mapping, which is never unmapped and page-aligned; they are atomic because the
+    // emulated machine writes at the same time.
     unsafe {
         let words = slice::from_raw_parts(start.cast::<AtomicU64>(), tags_at / 8);
         let tags = slice::from_raw_parts(start.byte_add(tags_at).cast::<AtomicU8>(), layout.frames as usize);
@@ -119,7 +119,7 @@ fn map(path: &Path, layout: Layout) -> io::Result<Page<'static>> {
 }
 
 pub extern "C" fn vcpu_begins(_: Id, at: c_uint) {
-    // Those beyond the page have no state.
+    // CPUs beyond the page have no state.
     let number = u64::from(at);
     let Some(run) = RUN.get().filter(|run| number < run.cpus) else {
         return;
@@ -131,13 +131,13 @@ pub extern "C" fn vcpu_begins(_: Id, at: c_uint) {
     });
 }
 
-/// A block is translated while nobody may want counts.
+/// Called when a block is translated before counts are requested.
 pub extern "C" fn translated_before(id: Id, _: *mut Tb) {
     let Some(run) = RUN.get() else {
         return;
     };
     if run.page.is_wanted() && !run.begun.swap(true, Ordering::Relaxed) {
-        // SAFETY: this is a vCPU's thread, as QEMU asks; it calls back when no vCPU runs and all blocks are forgotten.
+        // SAFETY: this is a vCPU's thread, as QEMU requires; it calls back when no vCPU runs and all blocks are discarded.
         unsafe { qemu::qemu_plugin_reset(id, counts_wanted) };
     }
 }
@@ -147,7 +147,7 @@ extern "C" fn counts_wanted(id: Id) {
     unsafe { qemu::qemu_plugin_register_vcpu_tb_trans_cb(id, machine_translated) };
 }
 
-/// A block is translated while counts were wanted.
+/// Called when a block is translated while counts are requested.
 extern "C" fn machine_translated(id: Id, tb: *mut Tb) {
     let is_wanted = RUN.get().is_some_and(|run| run.page.is_wanted());
     if !is_wanted
@@ -176,7 +176,7 @@ extern "C" fn accesses(at: c_uint, info: MemInfo, address: u64, _: *mut c_void) 
     let (Some(run), Some(cpu)) = (RUN.get(), CPUS.get(at)) else {
         return;
     };
-    if let Some(said) = machine_address(info, address) {
+    if let Some(said) = qemu::machine_address(info, address) {
         let address = match run.is_doubled {
             true => pmu::undoubled(said, run.node_bytes),
             false => said,

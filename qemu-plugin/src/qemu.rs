@@ -1,13 +1,13 @@
-//! The part of QEMU's plugin interface that is used, declared here: no Debian package has its header.
+//! Declares the used part of QEMU's plugin interface, as no Debian package has its header.
 //!
-//! All of it is the same in version 1 of the interface (QEMU 4.2 to 8.2) and in versions 2 to 4 (QEMU 9.0 to 10.0), but for
-//! `qemu_plugin_insn_data`, which in version 1 takes one argument and gives a pointer.
+//! All of it is identical in version 1 of the interface (QEMU 4.2 to 8.2) and in versions 2 to 4 (QEMU 9.0 to 10.0), except
+//! `qemu_plugin_insn_data`, which in version 1 takes one argument and returns a pointer.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// A plugin that is loaded.
+/// The id of a loaded plugin.
 pub type Id = u64;
-/// What is known of an access, for QEMU's own functions.
+/// Description of an access, for QEMU's own functions.
 pub type MemInfo = u32;
 
 /// A translation block.
@@ -22,31 +22,31 @@ pub struct Insn {
     _opaque: [u8; 0],
 }
 
-/// What QEMU says of itself: `qemu_info_t`.
+/// QEMU's description of itself: `qemu_info_t`.
 #[repr(C)]
 pub struct Info {
-    /// Architecture that is emulated.
+    /// The emulated architecture.
     pub target_name: *const c_char,
-    /// Least version of the interface that this QEMU takes.
+    /// Minimum version of the interface that this QEMU supports.
     pub version_min: c_int,
     /// Its own version of the interface.
     pub version_cur: c_int,
-    /// Whether it emulates a machine, not a program.
+    /// Whether it emulates a machine, instead of a program.
     pub system_emulation: bool,
     /// vCPUs at the start; only for a machine.
     pub smp_vcpus: c_int,
-    /// vCPUs at most; only for a machine.
+    /// Maximum vCPUs; only for a machine.
     pub max_vcpus: c_int,
 }
 
-/// `QEMU_PLUGIN_CB_NO_REGS`: a callback does not look at registers.
+/// `QEMU_PLUGIN_CB_NO_REGS`: a callback does not access registers.
 pub const NO_REGS: c_uint = 0;
-/// `QEMU_PLUGIN_MEM_RW`. QEMU 7.2 takes one kind for the other where a callback asks for one alone, so none does.
+/// `QEMU_PLUGIN_MEM_RW`. QEMU 7.2 confuses reads and writes for callbacks that request only one of them, so none does.
 pub const MEM_RW: c_uint = 3;
 
-/// An access: which vCPU, what is known of it, where, and what was given at registration.
+/// Called on an access, with the vCPU, a description, the address, and the data passed at registration.
 pub type MemCallback = extern "C" fn(c_uint, MemInfo, u64, *mut c_void);
-/// A block or instruction begins.
+/// Called when a block or instruction begins.
 pub type ExecCallback = extern "C" fn(c_uint, *mut c_void);
 
 #[allow(missing_docs)] // QEMU's names, documented there
@@ -94,4 +94,15 @@ unsafe extern "C" {
     pub fn qemu_plugin_get_hwaddr(info: MemInfo, address: u64) -> *mut c_void;
     pub fn qemu_plugin_hwaddr_is_io(address: *const c_void) -> bool;
     pub fn qemu_plugin_hwaddr_phys_addr(address: *const c_void) -> u64;
+}
+
+/// Returns the address of an access in the machine's memory; `None` for devices.
+#[inline]
+pub fn machine_address(info: MemInfo, address: u64) -> Option<u64> {
+    // SAFETY: called from the access's own callback, as QEMU requires.
+    unsafe {
+        let found = qemu_plugin_get_hwaddr(info, address);
+        let memory = !found.is_null() && !qemu_plugin_hwaddr_is_io(found);
+        memory.then(|| qemu_plugin_hwaddr_phys_addr(found))
+    }
 }

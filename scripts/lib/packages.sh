@@ -1,8 +1,8 @@
-# What the scripts have in common: telling, and installing packages of Debian's. To be sourced; 'root' is where the sources lie.
-# It installs nothing by itself.
+# Functions shared by the scripts: messages, and installing Debian packages. To be sourced; 'root' is the folder of the sources.
+# Sourcing installs nothing.
 me=$(basename -- "$0" .sh)
 
-# To standard error: standard output belongs to what a script is asked for.
+# To standard error: standard output is for a script's result.
 say() { printf '%s: %s\n' "$me" "$*" >&2; }
 die() { say "$*"; exit 1; }
 
@@ -46,7 +46,7 @@ apt_fetch() {
     (cd "$into" && apt-get -q -q download "$@" >&2) || die "apt-get could not fetch $*: run 'apt-get update' as root first"
 }
 
-# Those of the packages on standard input that are not installed; each stands on a line with its reason, as in 'make|runs the Makefile'.
+# Those packages on standard input that are not installed; each is on a line with its reason, as in 'make|runs the Makefile'.
 lacking() {
     while IFS='|' read -r package reason; do
         if [ -z "$package" ] || installed "$package"; then continue; fi
@@ -63,7 +63,7 @@ need() {
     apt_install $lacks || die "apt-get could not install$lacks (see above)"
 }
 
-# What mmdebstrap is given to make a fresh Debian: apt's sources of this machine, as the files that name them. For another suite than
+# mmdebstrap's arguments for a fresh Debian: apt's sources of this machine, as the files that name them. For a suite other than
 # the machine's own they are rewritten into the directory $2.
 apt_sources() {
     suite=$1 into=$2
@@ -76,7 +76,7 @@ apt_sources() {
     done
 }
 
-# What apt is told here of how to fetch, a fresh Debian is told as well.
+# apt's fetch settings of this machine apply to a fresh Debian as well.
 apt_options() { apt-config dump | grep '^Acquire::Check' || true; }
 
 # The same package with a version that is higher, put into a directory.

@@ -1,8 +1,8 @@
-//! What the two sides say to each other, through files in a directory that both see.
+//! The protocol between the two sides: files in a directory that both see.
 //!
-//! The outside writes jobs (`jobs/000001.json`), the inside appends events to `events.jsonl` and rewrites
-//! `heartbeat`. Files, because they need nothing in the emulated host but its shared directory, and because what was
-//! said last can still be read when that host has died.
+//! The outside writes jobs (`jobs/000001.json`); the inside appends events to `events.jsonl` and rewrites `heartbeat`. Files
+//! need nothing in the emulated host except its shared directory, and the last events can still be read after that host has
+//! died.
 
 use std::fs;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
-/// Directory of what libvirt has learnt about QEMU; beside the programs on the way in, in the exchange on the way out.
+/// Directory with what libvirt has learnt about QEMU: next to the programs on the way in, in the exchange on the way out.
 pub const CAPABILITIES_DIR: &str = "capabilities";
 
 /// One thing for the inside to do.
@@ -105,7 +105,7 @@ impl Exchange {
         &self.root
     }
 
-    /// Where a case leaves its files.
+    /// Directory for the files of a case.
     #[must_use]
     pub fn case_dir(&self, case: &str) -> PathBuf {
         self.root.join("cases").join(case)
@@ -115,7 +115,7 @@ impl Exchange {
         self.root.join("jobs").join(format!("{number:06}.json"))
     }
 
-    /// Gives job `number` to the inside.
+    /// Submits job `number` to the inside.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -123,10 +123,10 @@ impl Exchange {
         write_whole(&self.job_path(number), &serde_json::to_string(job)?)
     }
 
-    /// Job `number`, if it has been given.
+    /// Reads job `number`, if it has been submitted.
     ///
     /// # Errors
-    /// When the file is there and cannot be read as a job.
+    /// When the file exists but cannot be read as a job.
     pub fn job(&self, number: u64) -> anyhow::Result<Option<Job>> {
         let path = self.job_path(number);
         match fs::read_to_string(&path) {
@@ -138,7 +138,7 @@ impl Exchange {
         }
     }
 
-    /// The first job number that nobody has used.
+    /// The first unused job number.
     #[must_use]
     pub fn next_job_number(&self) -> u64 {
         (1..).find(|number| !self.job_path(*number).exists()).unwrap_or(1)
@@ -155,12 +155,12 @@ impl Exchange {
             .append(true)
             .open(&path)
             .with_context(|| format!("cannot open {}", path.display()))?;
-        // One write: the reader sees whole lines, or a tail that it leaves for later.
+        // One write: the reader sees whole lines, or an incomplete last line that it leaves for later.
         file.write_all(format!("{}\n", serde_json::to_string(event)?).as_bytes())?;
         Ok(())
     }
 
-    /// Says that the inside is alive.
+    /// Writes a heartbeat: the inside is alive.
     ///
     /// # Errors
     /// When the file cannot be written.

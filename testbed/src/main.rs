@@ -34,7 +34,7 @@ struct RunArguments {
     /// Cases or groups; all without any
     #[arg(value_name = "GROUP|CASE")]
     names: Vec<String>,
-    /// List the cases and end
+    /// List the cases and exit
     #[arg(long)]
     list: bool,
     /// Write the result to this file as JSON
@@ -52,7 +52,7 @@ struct RunArguments {
 
 #[derive(Debug, Default, Args)]
 struct CommonArguments {
-    /// The homenode binary to test; default: beside this program
+    /// The homenode binary to test; default: the one next to this program
     #[arg(long, value_name = "FILE")]
     homenode: Option<PathBuf>,
 }
@@ -90,7 +90,7 @@ enum Command {
         #[command(flatten)]
         common: CommonArguments,
     },
-    /// Internal: the process that ends what we started
+    /// Internal: the process that ends everything the testbed started
     #[command(hide = true)]
     Guard,
     /// Internal: the inside's main loop

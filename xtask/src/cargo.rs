@@ -1,4 +1,4 @@
-//! Cargo as a child process, and what it says about the workspace.
+//! Runs cargo as a child process, and reads its metadata of the workspace.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,18 +8,18 @@ use serde::Deserialize;
 
 use crate::tally::Tally;
 
-/// The workspace, where this program was built from.
+/// Returns the workspace that this program was built from.
 pub fn root() -> &'static Path {
     let crate_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
     crate_dir.parent().unwrap_or(crate_dir)
 }
 
-/// The cargo that runs us, to run in the workspace.
+/// Returns a command of the cargo that runs us, to run in the workspace.
 pub fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root()).args(arguments);
-    // What cargo tells this program of itself is not for the cargo that it starts: build scripts that look at it, as ring's,
-    // would run again, and all that needs them would be built again.
+    // Cargo's variables for this program must not reach the cargo it starts: build scripts that depend on them, such as
+    // ring's, would run again, and everything that needs them would be rebuilt.
     let of_this = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_", "CARGO_BIN_"];
     for (name, _) in std::env::vars_os() {
         if of_this
@@ -32,12 +32,12 @@ pub fn cargo(arguments: &[&str]) -> Command {
     command
 }
 
-/// What `cargo metadata` says.
+/// The output of `cargo metadata`.
 #[derive(Debug, Deserialize)]
 pub struct Metadata {
     /// The members of the workspace.
     pub packages: Vec<Package>,
-    /// Where everything is built.
+    /// The target directory.
     pub target_directory: PathBuf,
     /// The workspace.
     pub workspace_root: PathBuf,
@@ -46,24 +46,24 @@ pub struct Metadata {
 /// A member of the workspace.
 #[derive(Debug, Deserialize)]
 pub struct Package {
-    /// As in `[package]`.
+    /// The name in `[package]`.
     pub name: String,
     /// Its Cargo.toml.
     pub manifest_path: PathBuf,
-    /// Of all kinds.
+    /// Dependencies of all kinds.
     pub dependencies: Vec<Dependency>,
 }
 
-/// What a package depends on.
+/// A dependency of a package.
 #[derive(Debug, Deserialize)]
 pub struct Dependency {
-    /// The name of the package, whatever it is renamed to.
+    /// The name of the package, regardless of renaming.
     pub name: String,
-    /// `None` is a normal one.
+    /// The kind; `None` for a normal dependency.
     pub kind: Option<DependencyKind>,
 }
 
-/// When a dependency is not for the code that ships.
+/// Kinds of dependencies outside of the code that ships.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DependencyKind {
@@ -86,10 +86,7 @@ pub fn metadata() -> anyhow::Result<Metadata> {
     serde_json::from_slice(&output.stdout).context("cannot read what cargo metadata says")
 }
 
-/// Whether a command succeeds, as one check.
-///
-/// # Errors
-/// It cannot be started.
+/// Runs a command; its success counts as one check.
 pub fn succeeds(command: &mut Command) -> anyhow::Result<Tally> {
     let status = command
         .status()
@@ -100,13 +97,14 @@ pub fn succeeds(command: &mut Command) -> anyhow::Result<Tally> {
 /// Which programs to build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Build {
-    /// As they are used. The whole workspace: a package alone has other features, and would be built anew with all that it needs.
+    /// As shipped. Builds the whole workspace: a single package has other features, and would be rebuilt with everything it
+    /// needs.
     Programs,
-    /// With the features that tests ask for, so that nothing is built twice where the tests were built before: two minutes.
+    /// With the features that tests request, to reuse an earlier build of the tests: two minutes.
     BesideTests,
 }
 
-/// Builds them.
+/// Builds the programs.
 ///
 /// # Errors
 /// They do not build.

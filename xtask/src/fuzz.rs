@@ -1,7 +1,7 @@
-//! Fuzzing: each target of `fuzz/` for some time, with what the pinned nightly and a pinned cargo-fuzz make of it.
+//! Fuzzes each target of `fuzz/` for some time, built with the pinned nightly and a pinned cargo-fuzz.
 //!
-//! Inputs that were found lie in the target directory and are taken up again; the committed ones in `fuzz/corpus/TARGET` are only
-//! read. No sanitizer: the code has next to nothing unsafe, and the limit of memory is to measure the parsers.
+//! Found inputs stay in the target directory and are used again; the committed ones in `fuzz/corpus/TARGET` are only read.
+//! No sanitizer is used: the code has hardly any `unsafe`, and the memory limit should apply to the parsers only.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,13 +13,13 @@ use crate::cargo::{cargo, metadata, root};
 use crate::nightly;
 use crate::tally::Tally;
 
-/// Which cargo-fuzz. A newer one is taken by hand, as with the nightly.
+/// Version of cargo-fuzz. Updated by hand, like the nightly.
 const CARGO_FUZZ: &str = "0.13.2";
-/// Most memory of a target.
+/// Memory limit of a target.
 const MEMORY_MIB: u32 = 256;
-/// Most time for one input.
+/// Time limit for one input.
 const INPUT_SECONDS: u32 = 1;
-/// Longest input.
+/// Maximum length of an input.
 const INPUT_BYTES: u32 = 16 << 10;
 
 /// Options of `fuzz`.
@@ -28,10 +28,10 @@ pub struct FuzzArgs {
     /// How long each target runs
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
-    /// How many inputs each target is given instead, however long that takes
+    /// How many inputs each target gets instead, however long that takes
     #[arg(long, conflicts_with = "seconds", value_parser = clap::value_parser!(u32).range(1..))]
     inputs: Option<u32>,
-    /// Targets; all without any
+    /// Targets [default: all]
     #[arg(value_name = "TARGET")]
     targets: Vec<String>,
 }
@@ -68,7 +68,7 @@ pub fn run(args: &FuzzArgs) -> anyhow::Result<Tally> {
     Ok(tally)
 }
 
-/// Names of all targets.
+/// Returns the names of all targets.
 fn targets() -> anyhow::Result<Vec<String>> {
     let folder = root().join("fuzz/fuzz_targets");
     let entries = fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?;
@@ -81,7 +81,7 @@ fn targets() -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Installs cargo-fuzz, unless it is there, and says where.
+/// Installs cargo-fuzz if missing, and returns its path.
 fn install(place: &Path) -> anyhow::Result<PathBuf> {
     let tools = place.join("tools");
     let program = tools.join("bin/cargo-fuzz");
@@ -122,10 +122,10 @@ fn build(place: &Path, tools: &Path, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How often a target is tried where the machine was merely busy.
+/// Maximum runs of a target that failed only because the machine was busy.
 const TRIES: u32 = 3;
 
-/// Runs one target; what it found lies in the target directory.
+/// Runs one target; found inputs stay in the target directory.
 fn fuzz(place: &Path, name: &str, limit: &str) -> anyhow::Result<Tally> {
     let found = place.join("corpus").join(name);
     let broken = place.join("artifacts").join(name);
@@ -161,7 +161,7 @@ fn fuzz(place: &Path, name: &str, limit: &str) -> anyhow::Result<Tally> {
     Ok(Tally::FAILED)
 }
 
-/// A target within its limits.
+/// Returns the command of a target with its limits.
 fn limited(program: &Path) -> Command {
     let mut command = Command::new(program);
     command
@@ -170,7 +170,7 @@ fn limited(program: &Path) -> Command {
     command
 }
 
-/// Whether an input that ran out of time does not when it runs alone: the time is the clock's, not the processor's.
+/// Whether an input that timed out is fast enough on its own: the limit is wall time, not processor time.
 fn is_fast_alone(program: &Path, input: &Path) -> bool {
     let is_of_time = input
         .file_name()
@@ -187,7 +187,7 @@ fn files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     entries.map(|entry| Ok(entry?.path())).collect()
 }
 
-/// Where cargo-fuzz puts a target's program: below the folder of the host's triple.
+/// Returns the path of a target's program: cargo-fuzz puts it below the folder of the host's triple.
 fn program(place: &Path, name: &str) -> anyhow::Result<PathBuf> {
     let mut folders = fs::read_dir(place).with_context(|| format!("cannot list {}", place.display()))?;
     let program = folders.find_map(|folder| {

@@ -1,9 +1,9 @@
-//! `cargo xtask`: what a developer and CI run, the same for both.
+//! `cargo xtask`: the checks for developers and CI.
 //!
-//! `cargo xtask check` is what `make test` runs: formatting, clippy, house rules, tests, documentation and Miri. It goes on
-//! after a failure, so that one run shows all there is to repair, and ends with a line `N passed, N failed`. Each step is also
-//! a command of its own. `cargo xtask ci` runs all of them but the long cases whose files did not change, each within its budget;
-//! `cargo xtask ci --all` leaves none out.
+//! `cargo xtask check` is what `make test` runs: formatting, clippy, house rules, tests, documentation and Miri. It
+//! continues after a failure, so that one run shows everything to repair, and ends with a line `N passed, N failed`. Each
+//! step is also a command of its own. `cargo xtask ci` runs all of them except the long cases whose files did not change,
+//! each within its budget; `cargo xtask ci --all` skips none.
 
 #![allow(
     clippy::print_stdout,
@@ -43,7 +43,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run the next seven, whose answers come within minutes
+    /// Run the next seven, which take minutes
     Check,
     /// Check that the code is formatted ('cargo fmt' repairs it)
     Fmt,
@@ -54,52 +54,52 @@ enum Command {
     Rules,
     /// Run the tests of all crates
     Test,
-    /// Test the Python package, in an environment that scripts/python-setup.sh makes
+    /// Test the Python package, in an environment made by scripts/python-setup.sh
     Python,
     /// Build the documentation, warnings denied
     Doc,
-    /// Run tests of shared memory under Miri, with a pinned nightly that is installed if it is missing
+    /// Run tests of shared memory under Miri, with a pinned nightly that is installed if missing
     Miri,
-    /// Write the schemas of scenario and workload files anew
+    /// Regenerate the schemas of scenario and workload files
     Schema,
     /// Compare the twin with the access-level reference, and write docs/VALIDATION.md (about 2 minutes on an idle core)
     Validate,
-    /// Check that docs/REPRODUCTION.md is what the twin gives
+    /// Check that docs/REPRODUCTION.md matches the twin's results
     Reproduction(ReproductionArgs),
     /// Score the decisions of all policies, and write docs/DECISIONS.md (about half an hour on two idle cores)
     Decisions(DecisionsArgs),
-    /// Fuzz everything that reads what others wrote, with a pinned nightly and cargo-fuzz that are installed if they are missing
+    /// Fuzz all parsers of untrusted input, with a pinned nightly and cargo-fuzz that are installed if missing
     Fuzz(FuzzArgs),
-    /// Build the Python package as a wheel, install it in an environment of its own and test that
+    /// Build the Python package as a wheel, install it in a new environment and test it
     Wheel,
-    /// Have Prometheus and schemathesis ask an agent on the twin; scripts/http-setup.sh fetches both
+    /// Query an agent on the twin with Prometheus and schemathesis; scripts/http-setup.sh fetches both
     Http,
-    /// Have Nova, Kubernetes' client of scheduler extenders and Incus' interpreter ask agents on twins;
+    /// Query agents on twins with Nova, Kubernetes' client of scheduler extenders and Incus' interpreter;
     /// scripts/integrations-setup.sh fetches them
     Integrations,
-    /// Open the page of an agent on the twin in Chromium, and click in it; scripts/page-setup.sh installs it
+    /// Open the page of an agent on the twin in Chromium, and click through it; scripts/page-setup.sh installs it
     Page,
-    /// Have a Slurm of its own make a sweep, with a part cancelled in the middle; scripts/sweeps-setup.sh installs it
+    /// Run a sweep on a private Slurm, with a part cancelled in the middle; scripts/sweeps-setup.sh installs it
     Sweeps,
     /// Run the notebooks, build the documentation's site, and run the tutorial's commands; scripts/site-setup.sh installs mkdocs
     Site,
     /// Build and run the testbed: real guests on an emulated 4-node host
     Testbed {
-        /// Cases or groups; all without any
+        /// Cases or groups [default: all]
         #[arg(value_name = "GROUP|CASE")]
         names: Vec<String>,
     },
     /// Run the testbed's short cases on an emulated Xen host
     Xen,
-    /// Run everything that CI runs: the check and all suites, of testbed, Xen and reproduction what changed since it passed
+    /// Run everything that CI runs: the check and all suites; of testbed, Xen and reproduction only the changed cases
     Ci {
-        /// Also the long cases that passed with the files as they are now
+        /// Also run the long cases that already passed with the current files
         #[arg(long)]
         all: bool,
     },
 }
 
-/// What CI may take: nothing long is begun that would not end within it.
+/// CI's time: no long case is begun that would not end within it.
 const CI_TIME: Duration = Duration::from_secs(45 * 60);
 
 fn main() -> ExitCode {
@@ -134,7 +134,7 @@ fn main() -> ExitCode {
     end(&[run(&step)])
 }
 
-/// Prints what came of each step, and its time beside its budget.
+/// Prints the result of each step, and its time with its budget.
 fn end(all: &[Done]) -> ExitCode {
     println!();
     for done in all {
@@ -151,12 +151,12 @@ fn end(all: &[Done]) -> ExitCode {
     }
 }
 
-/// To a tenth.
+/// Formats minutes to a tenth.
 fn minutes(time: Duration) -> String {
     format!("{:.1}", time.as_secs_f64() / 60.0)
 }
 
-/// A step that was run.
+/// A finished step.
 struct Done {
     name: &'static str,
     tally: Tally,
@@ -165,7 +165,7 @@ struct Done {
 }
 
 impl Done {
-    /// A step that took more than twice its budget has failed, whatever it counted: the next one of its kind ends in no time.
+    /// A step that took more than twice its budget has failed, whatever it counted.
     fn is_over(&self) -> bool {
         self.budget.is_some_and(|budget| self.time > 2 * budget)
     }
@@ -194,7 +194,7 @@ impl std::fmt::Display for Done {
     }
 }
 
-/// A step that cannot even start is one failure. What it needs is installed before its time begins.
+/// Runs a step; one that cannot start is one failure. Its requirements are installed before its time begins.
 fn run(step: &Step) -> Done {
     println!("\n== {}: {}", step.name(), step.about());
     let mut begin = Instant::now();

@@ -1,13 +1,13 @@
-//! The pinned nightly toolchain, for what stable has not: Miri. Nothing that ships is built with it.
+//! The pinned nightly toolchain, for tools that stable lacks, such as Miri. Nothing that ships is built with it.
 
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 
-/// Which one. A newer one is taken by hand, and the checks that use it are run then.
+/// Its version. Updated by hand, together with a run of the checks that use it.
 const TOOLCHAIN: &str = "nightly-2026-10-15";
 
-/// Installs it with these components, unless it is there.
+/// Installs it with these components if missing.
 pub fn install(components: &[&str]) -> anyhow::Result<()> {
     let mut command = Command::new("rustup");
     command.args([
@@ -31,11 +31,11 @@ pub fn install(components: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Its cargo.
+/// Returns a command of its cargo.
 pub fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new("rustup");
     command.args(["run", TOOLCHAIN, "cargo"]).args(arguments);
-    // What the outer cargo says of itself is not for this one.
+    // The outer cargo's variables do not apply to this one.
     for variable in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN", "RUSTFLAGS"] {
         command.env_remove(variable);
     }

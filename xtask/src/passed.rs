@@ -1,10 +1,10 @@
-//! Which long cases passed, and with which files: `data/passed.toml`, which is committed.
+//! The record of which long cases passed with which files: `data/passed.toml`, which is committed.
 //!
-//! The cases of testbed, Xen and reproduction take longer together than CI has. A case that passes is recorded with a digest of
-//! the files that it tests ([`TESTED`]). CI runs the cases whose files have changed since, and [`ALWAYS`]; `make all` runs
-//! every case. CI begins only what will end within its time by how long it took last, and says what it left out: run that by
-//! name, and commit the record. The record holds digests of content, so it survives rebases, and a change that is taken back
-//! needs no second run.
+//! The cases of testbed, Xen and reproduction together take longer than CI allows. A case that passes is recorded with a
+//! digest of the files it tests ([`TESTED`]). CI runs the cases whose files have changed since, and [`ALWAYS`]; `make all`
+//! runs every case. CI begins only cases that, by their last duration, will end within its time, and lists those it skipped:
+//! run them by name, and commit the record. The record holds digests of content, so it survives rebases, and a reverted
+//! change needs no second run.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -24,10 +24,10 @@ const HEAD: &str = "\
 # Written by `cargo xtask testbed`, `xen` and `reproduction`; CI runs the cases whose files have changed since.
 ";
 
-/// Cases that CI always runs: each emulated host boots, and on the one with KVM the agent keeps its contract.
+/// Cases that CI always runs: each emulated host boots, and on the one with KVM the agent honours its contract.
 pub const ALWAYS: [&str; 5] = ["boot", "libvirt", "conformance", "bring-home", "xen-boots"];
 
-/// What an agent on a live host is made of.
+/// Sources of an agent on a live host.
 const AGENT: [&str; 22] = [
     "crates/agent",
     "crates/api",
@@ -52,7 +52,7 @@ const AGENT: [&str; 22] = [
     "Cargo.toml",
     "Cargo.lock",
 ];
-/// What counts accesses in the emulator.
+/// Sources of counting accesses in the emulator.
 const PLUGIN: [&str; 5] = [
     "crates/formats",
     "crates/meter",
@@ -60,7 +60,7 @@ const PLUGIN: [&str; 5] = [
     "crates/units",
     "qemu-plugin",
 ];
-/// What a claim's number depends on.
+/// Sources that a claim's number depends on.
 const TWIN: [&str; 14] = [
     "crates/control",
     "crates/formats",
@@ -77,7 +77,7 @@ const TWIN: [&str; 14] = [
     "docs/REPRODUCTION-DETAILS.md",
     "Cargo.lock",
 ];
-/// Never tested by a long case.
+/// Files that no long case tests.
 const LEFT_OUT: [&str; 6] = [
     ":(exclude,glob)crates/*/tests/**",
     ":(exclude,glob)crates/*/benches/**",
@@ -87,7 +87,7 @@ const LEFT_OUT: [&str; 6] = [
     ":(exclude)data/passed.toml",
 ];
 
-/// The files that the cases of a group test, by the group's name.
+/// The files tested by the cases of a group, by the group's name.
 const TESTED: [(&str, &[&[&str]]); 15] = [
     ("agent", &[&AGENT]),
     ("bounds", &[&AGENT]),
@@ -100,12 +100,26 @@ const TESTED: [(&str, &[&[&str]]); 15] = [
         "pages",
         &[
             &PLUGIN,
-            &["crates/policy", "crates/kernel", "crates/kvm", "testbed"],
+            &[
+                "crates/policy",
+                "crates/kernel",
+                "crates/undo",
+                "crates/vm-settings",
+                "crates/kvm",
+                "testbed",
+            ],
         ],
     ),
     (
         "module",
-        &[&["guest", "crates/topology-page", "crates/kvm", "testbed"]],
+        &[&[
+            "guest",
+            "crates/topology-page",
+            "crates/kernel",
+            "crates/undo",
+            "crates/kvm",
+            "testbed",
+        ]],
     ),
     ("xen", &[&AGENT, XEN]),
     ("xen-long", &[&AGENT, XEN]),
@@ -116,15 +130,15 @@ const TESTED: [(&str, &[&[&str]]); 15] = [
 ];
 const XEN: &[&str] = &["crates/xen", "scripts/xen-setup.sh"];
 
-/// Whether a long step runs what already passed.
+/// Whether a long step repeats cases that already passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rerun {
-    /// All of it.
+    /// All cases.
     All,
-    /// Only what has not passed yet with the files as they are now: see [`TESTED`]. What would not end in time is not begun: CI
-    /// is killed after 90 minutes, and says nothing then.
+    /// Only cases that have not yet passed with the current files: see [`TESTED`]. Cases that would not end in time are not
+    /// begun: CI is killed after 90 minutes, without any output.
     Changed {
-        /// When it is to have ended.
+        /// Deadline for the end.
         until: Instant,
     },
 }
@@ -132,13 +146,13 @@ pub enum Rerun {
 /// A case that passed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Passed {
-    /// Digest of the files that it tests.
+    /// Digest of the files it tests.
     files: String,
     date: String,
     seconds: u64,
 }
 
-/// The record, and the digests of the files as they are now.
+/// The record, and the digests of the current files.
 #[derive(Debug, Default)]
 pub struct Record {
     passed: BTreeMap<String, Passed>,
@@ -149,7 +163,7 @@ impl Record {
     /// Reads the committed record.
     ///
     /// # Errors
-    /// It does not read.
+    /// It does not parse.
     pub fn read() -> anyhow::Result<Self> {
         let text = fs::read_to_string(root().join(RECORD)).unwrap_or_default();
         let passed = toml::from_str(&text).with_context(|| format!("{RECORD} does not read"))?;
@@ -159,10 +173,10 @@ impl Record {
         })
     }
 
-    /// When a case of a group passed with the files as they are now, if it did.
+    /// Returns when a case of a group passed with the current files, if it did.
     ///
     /// # Errors
-    /// git cannot say what the files are.
+    /// git cannot list the files.
     pub fn passed(&mut self, group: &str, case: &str) -> anyhow::Result<Option<String>> {
         let Some(digest) = self.digest(group)? else {
             return Ok(None);
@@ -171,25 +185,25 @@ impl Record {
         Ok(known.map(|passed| passed.date.clone()))
     }
 
-    /// How long a case took when it passed last, or what a case takes where it never did.
+    /// Returns how long a case took when it last passed, or a default if it never did.
     pub fn expected(&self, case: &str) -> Duration {
         const UNKNOWN: Duration = Duration::from_secs(120);
         let known = self.passed.get(case);
         known.map_or(UNKNOWN, |passed| Duration::from_secs(passed.seconds))
     }
 
-    /// Notes what the files of a group are now, before its cases run: what changes meanwhile was not tested.
+    /// Takes the digest of a group's files before its cases run, as later changes are not tested.
     ///
     /// # Errors
-    /// git cannot say what the files are.
+    /// git cannot list the files.
     pub fn begin(&mut self, group: &str) -> anyhow::Result<()> {
         self.digest(group).map(drop)
     }
 
-    /// Adds a case that passed, with the files as they were when it began.
+    /// Adds a case that passed, with the files at its start.
     ///
     /// # Errors
-    /// git cannot say what the files are.
+    /// git cannot list the files.
     pub fn add(&mut self, group: &str, case: &str, seconds: u64) -> anyhow::Result<()> {
         if let Some(files) = self.digest(group)? {
             let date = Command::new("date").arg("+%Y-%m-%d").output()?;
@@ -221,7 +235,7 @@ impl Record {
     }
 }
 
-/// One line a case.
+/// Formats one line per case.
 fn text(passed: &BTreeMap<String, Passed>) -> String {
     let mut text = HEAD.to_owned();
     for (case, Passed { files, date, seconds }) in passed {
@@ -234,13 +248,13 @@ fn text(passed: &BTreeMap<String, Passed>) -> String {
     text
 }
 
-/// The files of a group as they are said to people.
+/// Returns the files of a group, for people.
 pub fn paths_of(group: &str) -> String {
     let tested = TESTED.iter().find(|(name, _)| *name == group);
     tested.map_or_else(String::new, |(_, paths)| paths.concat().join(" "))
 }
 
-/// A digest of the files below these paths: names and contents, of those that git tracks or would.
+/// Returns a digest of the files below these paths: names and contents of the files that git tracks or would track.
 fn digest_of(paths: &[&str]) -> anyhow::Result<String> {
     let listed = Command::new("git")
         .current_dir(root())
@@ -283,7 +297,7 @@ fn hash(arguments: &[&str], input: &str) -> anyhow::Result<String> {
         .context("cannot start git")?;
     let mut into = child.stdin.take().context("git takes no input")?;
     let input = input.to_owned();
-    // From a thread: git answers while it is asked.
+    // In a thread, as git answers while it reads.
     let writer = std::thread::spawn(move || into.write_all(input.as_bytes()));
     let output = child.wait_with_output()?;
     writer.join().ok().context("the writer panicked")??;

@@ -1,4 +1,4 @@
-//! The tests of the Python package.
+//! Tests the Python package.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,18 +9,19 @@ use anyhow::{Context as _, ensure};
 use crate::cargo::{Build, build, metadata, root, succeeds};
 use crate::tally::{Tally, counts};
 
-/// Runs the package's tests on the library that is built beside the other tests: it costs no build of its own. `make wheel`
-/// builds what is published, and runs the same tests on that.
+/// Runs the package's tests on the library built together with the other tests, which needs no build of its own. `make
+/// wheel` builds the published wheel, and runs the same tests on it.
 pub fn package() -> anyhow::Result<Tally> {
     let (target, python) = environment()?;
     let site = installed(&target)?;
     pytest(&python, &target.join("debug/homenode"), Some(&site))
 }
 
-/// What makes commands of Python, with the package and all that tests and notebooks need, and the programs in PATH.
+/// Returns a function that creates Python commands, with the package and all requirements of tests and notebooks, and the
+/// programs in PATH.
 ///
 /// # Errors
-/// What does not build, or cannot be installed.
+/// A build or an installation fails.
 pub fn with_package() -> anyhow::Result<impl Fn() -> Command> {
     let (target, python) = environment()?;
     let site = installed(&target)?;
@@ -34,14 +35,14 @@ pub fn with_package() -> anyhow::Result<impl Fn() -> Command> {
     })
 }
 
-/// Puts the package where its library is not built for speed, and gives where that is.
+/// Installs the package with a library not built for speed, and returns the path.
 fn installed(target: &Path) -> anyhow::Result<PathBuf> {
     let site = target.join("python/site");
     install(&target.join("debug/lib_native.so"), &site.join("homenode"))?;
     Ok(site)
 }
 
-/// Builds the programs; gives where everything is built, and a Python with all that tests need.
+/// Builds the programs; returns the target directory, and a Python with all requirements of the tests.
 fn environment() -> anyhow::Result<(PathBuf, PathBuf)> {
     build(Build::BesideTests)?;
     let target = metadata()?.target_directory;
@@ -54,7 +55,7 @@ fn environment() -> anyhow::Result<(PathBuf, PathBuf)> {
     Ok((target, python))
 }
 
-/// Puts the package's files and the library where Python finds them.
+/// Copies the package's files and the library to where Python finds them.
 fn install(library: &Path, package: &Path) -> anyhow::Result<()> {
     if package.exists() {
         fs::remove_dir_all(package).with_context(|| format!("cannot remove {}", package.display()))?;
@@ -72,7 +73,7 @@ fn install(library: &Path, package: &Path) -> anyhow::Result<()> {
     copy(library, "_native.abi3.so").map(drop)
 }
 
-/// Runs the tests, and counts them by what pytest writes.
+/// Runs the tests, and counts them from pytest's report.
 fn pytest(python: &Path, command: &Path, site: Option<&Path>) -> anyhow::Result<Tally> {
     let report = std::env::temp_dir().join(format!("homenode-pytest-{}.xml", std::process::id()));
     let mut tests = Command::new(python);
@@ -81,7 +82,7 @@ fn pytest(python: &Path, command: &Path, site: Option<&Path>) -> anyhow::Result<
         .arg(root().join("python/tests"))
         .arg(format!("--junitxml={}", report.display()))
         .env("HOMENODE", command)
-        // No compiled files beside the sources.
+        // No compiled files next to the sources.
         .env("PYTHONDONTWRITEBYTECODE", "1");
     if let Some(site) = site {
         tests.env("PYTHONPATH", site);
@@ -100,7 +101,7 @@ fn pytest(python: &Path, command: &Path, site: Option<&Path>) -> anyhow::Result<
     })
 }
 
-/// The first counts of a report: those of all tests.
+/// Returns the first counts of a report: those of all tests.
 fn counted(report: &str) -> Option<Tally> {
     let count = |name: &str| -> Option<u64> {
         let (_, rest) = report.split_once(&format!(" {name}=\""))?;
@@ -115,7 +116,7 @@ fn counted(report: &str) -> Option<Tally> {
     })
 }
 
-/// Builds the wheel, runs the same tests on it, and then the tutorial in a new environment, as who reads that has it.
+/// Builds the wheel, runs the same tests on it, and then the tutorial in a new environment, as a reader would have it.
 pub fn wheel() -> anyhow::Result<Tally> {
     let (target, python) = environment()?;
     let wheels = target.join("wheels");
@@ -143,7 +144,7 @@ pub fn wheel() -> anyhow::Result<Tally> {
     Ok(installed + tested? + tutorial(&target, &wheels)?)
 }
 
-/// Makes an environment with what the tutorial has people install, and runs the tutorial in it.
+/// Creates an environment with the tutorial's requirements, and runs the tutorial in it.
 fn tutorial(target: &Path, wheels: &Path) -> anyhow::Result<Tally> {
     let new = target.join("python/new");
     if new.exists() {
@@ -157,7 +158,7 @@ fn tutorial(target: &Path, wheels: &Path) -> anyhow::Result<Tally> {
         pip.args(["-m", "pip", "install", "--quiet"]).args(args);
         pip
     };
-    // From here alone: an index may have another package of the name.
+    // Without an index, which may have another package of the same name.
     let own = succeeds(pip(&["--no-index", "homenode", "--find-links"]).arg(wheels))?;
     let others = succeeds(&mut pip(&["matplotlib"]))?;
     ensure!(

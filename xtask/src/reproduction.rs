@@ -1,6 +1,6 @@
-//! The documents of published claims, made anew, and the log of every run of the claims.
+//! Regenerates the documents of published claims, and keeps the log of every run of the claims.
 //!
-//! The log keeps people honest: a constant that is changed after a run, to come nearer to a claim, makes the claim's values
+//! The log keeps people honest: changing a constant after a run to get closer to a claim makes the claim's values
 //! `chosen-after-a-run`, and the log shows what changed between two entries.
 
 use std::collections::BTreeMap;
@@ -17,16 +17,16 @@ use crate::cargo::{Build, build, metadata};
 use crate::passed::{self, Record, Rerun};
 use crate::tally::Tally;
 
-/// What is made and committed; beside them lie the log and the bands.
+/// Generated and committed files; the log and the bands are in the same folder.
 const MADE: [&str; 4] = [
     "REPRODUCTION.md",
     "REPRODUCTION-DETAILS.md",
     "scoreboard-by-paper.svg",
     "scoreboard-by-attribution.svg",
 ];
-/// Where runs of the twin are kept until the document is whole.
+/// Where runs of the twin are cached until the document is complete.
 const KEPT: &str = "runs";
-/// What it takes on two cores.
+/// Duration on two cores.
 const TAKES: Duration = Duration::from_secs(7 * 60);
 const LOG: &str = "data/reproduction/log.toml";
 const LOG_HEAD: &str = "\
@@ -39,7 +39,7 @@ const LOG_HEAD: &str = "\
 /// Options of `reproduction`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct ReproductionArgs {
-    /// Write docs/ and add this run to the log, with what was changed since the last one and where it comes from
+    /// Write docs/ and add this run to the log, with what changed since the last one and its source
     #[arg(long, value_name = "WHAT CHANGED")]
     log: Option<String>,
 }
@@ -55,12 +55,12 @@ struct Entry {
     date: String,
     commit: String,
     changed: String,
-    /// What was changed in how numbers are judged; written by hand.
+    /// Changes in how numbers are judged; written by hand.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     measure: Option<String>,
     #[serde(flatten)]
     numbers: Numbers,
-    /// What counted in the headline, and all other numbers that the claims state.
+    /// Numbers that counted in the headline, and all other numbers stated in the claims.
     #[serde(default)]
     counted: Values,
     #[serde(default)]
@@ -70,7 +70,7 @@ struct Entry {
 /// Our numbers by claim and value.
 type Values = BTreeMap<String, BTreeMap<String, f64>>;
 
-/// What came of the claims.
+/// Results of the claims.
 struct Made {
     numbers: Numbers,
     counted: Values,
@@ -86,14 +86,14 @@ struct Numbers {
     within_3x: u64,
     sign_right: u64,
     held: u64,
-    /// Left out where more than half differ in sign.
+    /// Absent if more than half differ in sign.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     median_abs_ln: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     median_ratio: Option<f64>,
 }
 
-/// Makes the documents anew, with none of the runs kept before, and compares them and the last entry of the log; or writes both.
+/// Regenerates the documents, without cached runs, and compares them and the last entry of the log; or writes both.
 pub fn run(args: &ReproductionArgs, rerun: Rerun) -> anyhow::Result<Tally> {
     const NAME: &str = "reproduction";
     let mut record = Record::read()?;
@@ -112,11 +112,11 @@ pub fn run(args: &ReproductionArgs, rerun: Rerun) -> anyhow::Result<Tally> {
     let begin = Instant::now();
     let metadata = metadata()?;
     let root: &Path = metadata.workspace_root.as_ref();
-    // Before the run: what is committed meanwhile did not run.
+    // Before the run: later commits did not run.
     let commit = args.log.is_some().then(|| committed(root)).transpose()?;
     build(Build::BesideTests)?;
     let made = Path::new(&metadata.target_directory).join("reproduction");
-    // Nothing of an earlier run: what was kept of it goes, too.
+    // Start without the cache of an earlier run.
     fs::remove_dir_all(made.join(KEPT)).ok();
     fs::create_dir_all(&made)?;
     let program = Path::new(&metadata.target_directory).join("debug/homenode");
@@ -146,12 +146,12 @@ pub fn run(args: &ReproductionArgs, rerun: Rerun) -> anyhow::Result<Tally> {
             beside: beside.clone(),
         });
         fs::write(root.join(LOG), format!("{LOG_HEAD}\n{}", toml::to_string(&log)?))?;
-        // Once more, for the document tells of the run, too; its runs of the twin are kept.
+        // Once more, as the document includes the run itself; its runs of the twin are cached.
         make(&program, &made, &root.join(LOG))?;
         for name in MADE {
             fs::copy(made.join(name), root.join("docs").join(name))?;
         }
-        // What was written is among the files that count.
+        // The written files count among the tested ones.
         record = Record::read()?;
         record.begin(NAME)?;
     }
@@ -184,7 +184,7 @@ pub fn run(args: &ReproductionArgs, rerun: Rerun) -> anyhow::Result<Tally> {
     Ok(Tally::of(same))
 }
 
-/// Documents and figures into a directory, at the lowest priority: whatever else the machine does goes first.
+/// Writes documents and figures into a directory, at the lowest priority, so that other work on the machine goes first.
 fn make(program: &Path, directory: &Path, log: &Path) -> anyhow::Result<Made> {
     let run = Command::new("nice")
         .args(["-n", "19"])
@@ -226,7 +226,7 @@ fn make(program: &Path, directory: &Path, log: &Path) -> anyhow::Result<Made> {
     })
 }
 
-/// Our numbers that count in the headline, and those that do not, of all that the papers' claims state themselves.
+/// Returns our numbers that count in the headline, and the others, among those stated in the papers' claims.
 fn values(claims: &[Value]) -> (Values, Values) {
     let (mut counted, mut beside) = (Values::new(), Values::new());
     let stated = claims.iter().filter(|claim| {
@@ -250,7 +250,7 @@ fn values(claims: &[Value]) -> (Values, Values) {
     (counted, beside)
 }
 
-/// The commit that runs: its crates and data, and nothing else.
+/// Returns the commit that runs, and checks that its crates and data are unchanged.
 fn committed(root: &Path) -> anyhow::Result<String> {
     let git = |args: &[&str]| output(Command::new("git").current_dir(root).args(args));
     let changed = git(&["status", "--porcelain", "--", "crates", "data", "Cargo.lock"])?;

@@ -1,4 +1,4 @@
-//! The steps of a check: each runs one thing and counts what passed.
+//! The steps of a check: each runs one thing and counts passed checks.
 
 use std::io::{BufRead as _, BufReader, IsTerminal as _, stdout};
 use std::process::Command;
@@ -19,18 +19,18 @@ use crate::testbed;
 /// Options of `decisions`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct DecisionsArgs {
-    /// How many seeds of each case, from 1 on
+    /// Number of seeds of each case, from 1 on
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
-    /// One machine's sweep and no lone VMs: to look at, not to commit
+    /// One machine's sweep and no lone VMs: for a quick look, not to commit
     #[arg(long)]
     quick: bool,
-    /// Run held-out cases first, drawn by the last commit that touched the policies, and add what comes of them to the list
+    /// Run held-out cases first, drawn from the last commit that touched the policies, and add the result to the list
     #[arg(long)]
     held_out: bool,
 }
 
-/// One thing to run.
+/// A step to run.
 #[derive(Debug, Clone)]
 pub enum Step {
     /// Formatting.
@@ -45,7 +45,7 @@ pub enum Step {
     Doc,
     /// Shared memory under Miri.
     Miri,
-    /// The schemas in `data/schema`, written anew.
+    /// The regenerated schemas in `data/schema`.
     Schema,
     /// The twin against the access-level reference.
     Validate,
@@ -53,46 +53,46 @@ pub enum Step {
     Reproduction(ReproductionArgs, Rerun),
     /// The scoreboard of decisions.
     Decisions(DecisionsArgs),
-    /// What reads what others wrote, with whatever can be thought of.
+    /// All parsers of untrusted input, under fuzzing.
     Fuzz(FuzzArgs),
     /// The Python package.
     Python,
-    /// The Python package as it is published.
+    /// The Python package as published.
     Wheel,
-    /// HTTP, asked by the programs of others.
+    /// HTTP, queried by external programs.
     Http,
     /// The page, in a browser.
     Page,
-    /// Schedulers of fleets, which ask agents.
+    /// Fleet schedulers that query agents.
     Integrations,
-    /// Sweeps, on the engines of others.
+    /// Sweeps, on external engines.
     Sweeps,
-    /// The notebooks, the documentation as a site, and what it says to type.
+    /// The notebooks, the documentation as a site, and the commands in it.
     Site,
-    /// The testbed, with the cases or groups to run; the default ones without any.
+    /// The testbed, with the cases or groups to run; by default the default ones.
     Testbed(Vec<String>, Rerun),
     /// The testbed's cases on an emulated Xen host.
     Xen(Rerun),
 }
 
-/// What an emulated host needs, and a Xen one beside it.
+/// Requirements of an emulated host, and of a Xen one in addition.
 const XEN_SETUP: [&str; 2] = ["scripts/testbed-setup.sh", "scripts/xen-setup.sh"];
 
-/// What is said of a step.
+/// Description of a step.
 struct Facts {
     /// Its name on the command line.
     name: &'static str,
-    /// What it does, in a few words.
+    /// A short description.
     about: &'static str,
-    /// Minutes that it may take on two cores, its share of building included: over twice of that it has failed. None where a
-    /// person says how long it runs.
+    /// Budget in minutes on two cores, including its share of building: more than twice that is a failure. None if a person
+    /// chooses its duration.
     budget_min: Option<u64>,
-    /// Scripts that install what it needs.
+    /// Scripts that install its requirements.
     setup: &'static [&'static str],
 }
 
 impl Step {
-    /// What `cargo xtask check` runs: what is fast and often wrong before the rest.
+    /// The steps of `cargo xtask check`: fast and often failing ones first.
     pub const CHECK: [Self; 7] = [
         Self::Fmt,
         Self::Rules,
@@ -103,7 +103,7 @@ impl Step {
         Self::Miri,
     ];
 
-    /// What CI runs: the check, then the suites that need programs of others.
+    /// Returns the steps of CI: the check, then the suites that need external programs.
     pub fn ci(rerun: Rerun) -> Vec<Self> {
         let mut steps = Self::CHECK.to_vec();
         steps.extend([
@@ -248,25 +248,25 @@ impl Step {
         }
     }
 
-    /// Its name on the command line.
+    /// Returns its name on the command line.
     pub fn name(&self) -> &'static str {
         self.facts().name
     }
 
-    /// What it does, in a few words.
+    /// Returns a short description.
     pub fn about(&self) -> &'static str {
         self.facts().about
     }
 
-    /// How long it may take on two cores.
+    /// Returns its time budget on two cores.
     pub fn budget(&self) -> Option<Duration> {
         self.facts().budget_min.map(|min| Duration::from_secs(60 * min))
     }
 
-    /// Installs what it needs, if it is missing. That is not part of its time.
+    /// Installs missing requirements. That is not part of its time.
     ///
     /// # Errors
-    /// It cannot be installed; the script said why.
+    /// An installation failed; the script printed why.
     pub fn set_up(&self) -> anyhow::Result<()> {
         for script in self.facts().setup {
             let done = succeeds(&mut Command::new(root().join(script)))?;
@@ -278,14 +278,14 @@ impl Step {
         Ok(())
     }
 
-    /// Runs it.
+    /// Runs the step.
     pub fn run(&self) -> anyhow::Result<Tally> {
         match self {
             Self::Fmt => fmt(),
             Self::Clippy => clippy(),
             Self::Rules => rules::run(),
             Self::Test => {
-                // Also what the steps that follow need, so that it is built once.
+                // Builds the requirements of later steps as well, so that they are built once.
                 build(Build::BesideTests)?;
                 test(&["--workspace"])
             }
@@ -324,14 +324,14 @@ impl Step {
     }
 }
 
-/// The workspace, and the fuzz targets, which are one of their own.
+/// Checks the formatting of the workspace, and of the fuzz targets, which form another one.
 fn fmt() -> anyhow::Result<Tally> {
     let workspace = succeeds(&mut cargo(&["fmt", "--all", "--", "--check"]))?;
     let targets = ["fmt", "--manifest-path", "fuzz/Cargo.toml", "--", "--check"];
     Ok(workspace + succeeds(&mut cargo(&targets))?)
 }
 
-/// The same: targets that nobody builds are found broken when somebody wants to fuzz.
+/// Runs clippy on both: otherwise broken fuzz targets would only show when fuzzing.
 fn clippy() -> anyhow::Result<Tally> {
     let denied = ["--", "--deny", "warnings"];
     let workspace = succeeds(cargo(&["clippy", "--workspace", "--all-targets"]).args(denied))?;
@@ -340,9 +340,9 @@ fn clippy() -> anyhow::Result<Tally> {
     Ok(workspace + succeeds(targets.args(denied).env("CARGO_TARGET_DIR", target))?)
 }
 
-/// Shows what `cargo test` prints while it runs, and counts the tests in it.
+/// Shows the output of `cargo test` while it runs, and counts the tests in it.
 fn test(which: &[&str]) -> anyhow::Result<Tally> {
-    // One pipe for both: cargo names the test program on standard error before its result comes on standard output.
+    // One pipe for both: cargo names the test program on standard error before its result appears on standard output.
     let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
     let mut command = cargo(&["test", "--no-fail-fast"]);
     command.args(which);
@@ -363,13 +363,13 @@ fn test(which: &[&str]) -> anyhow::Result<Tally> {
     Ok(output.end(child.wait()?.success()))
 }
 
-/// Runs the tests of these modules that need programs of others. The whole workspace is named: a package alone has other
-/// features, and would be built again with all that it needs.
+/// Runs the tests of these modules, which need external programs. The whole workspace is named: a single package has other
+/// features, and would be rebuilt with everything it needs.
 fn peers(modules: &[&str]) -> anyhow::Result<Tally> {
     test(&[&["--workspace", "--test", "peers", "--"], modules].concat())
 }
 
-/// What Miri runs: package, tests, and the part of their names that says which. They share memory between threads.
+/// Tests for Miri: package, tests, and a part of their names. They share memory between threads.
 const SHARED_MEMORY: [(&str, &[&str], &str); 2] = [
     (
         "homenode-formats",
@@ -383,7 +383,7 @@ const SHARED_MEMORY: [(&str, &[&str], &str); 2] = [
     ),
 ];
 
-/// Runs tests on Miri, each in several orders of its threads, with the pinned nightly, which is installed if it is missing.
+/// Runs tests on Miri, each in several orders of its threads, with the pinned nightly, which is installed if missing.
 fn miri() -> anyhow::Result<Tally> {
     let target = metadata()?.target_directory.join("miri");
     nightly::install(&["miri", "rust-src"])?;
@@ -401,7 +401,7 @@ fn miri() -> anyhow::Result<Tally> {
     Ok(all)
 }
 
-/// Has the scoreboard's own program, which is built for speed, do it all.
+/// Runs the scoreboard's own program, built for speed.
 fn decisions(args: &DecisionsArgs) -> anyhow::Result<Tally> {
     let built = succeeds(&mut cargo(&[
         "build",
@@ -429,7 +429,7 @@ fn decisions(args: &DecisionsArgs) -> anyhow::Result<Tally> {
     Ok(tally + succeeds(&mut document)?)
 }
 
-/// Runs what is in `deploy/shims/tests`, which counts by itself.
+/// Runs the tests in `deploy/shims/tests`, which count by themselves.
 fn integrations() -> anyhow::Result<Tally> {
     build(Build::BesideTests)?;
     let metadata = metadata()?;
@@ -449,7 +449,7 @@ fn integrations() -> anyhow::Result<Tally> {
     counts(&mut tests)
 }
 
-/// Runs the notebooks, builds the site, every link of which must lead somewhere, and runs what its tutorial says.
+/// Runs the notebooks, builds the site, checks its links, and runs its tutorial.
 fn site() -> anyhow::Result<Tally> {
     let python_with_package = python::with_package()?;
     let metadata = metadata()?;
@@ -472,7 +472,7 @@ fn site() -> anyhow::Result<Tally> {
             .arg(metadata.target_directory.join("site"))
             .env("HOMENODE", &program)
             .env("PYTHONDONTWRITEBYTECODE", "1")
-            // Its theme tells of its successor at each build.
+            // Its theme advertises its successor at each build.
             .env("NO_MKDOCS_2_WARNING", "1"),
     )?;
     let mut commands = python_with_package();

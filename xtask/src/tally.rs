@@ -1,4 +1,4 @@
-//! How many checks passed and failed, and how to read that from what `cargo test` and other tests print.
+//! Counts passed and failed checks, from the output of `cargo test` and other tests.
 
 use std::fmt;
 use std::io::{BufRead as _, BufReader};
@@ -15,7 +15,7 @@ pub struct Tally {
     pub passed: u64,
     /// Failed, or did not get as far as running.
     pub failed: u64,
-    /// Not run to an end, through no fault of what is tested: the emulated host died of it each time.
+    /// Not run to the end, because the emulated host died each time, through no fault of the tested code.
     pub skipped: u64,
 }
 
@@ -33,14 +33,14 @@ impl Tally {
         skipped: 0,
     };
 
-    /// One check that came to no end.
+    /// One check that did not finish.
     pub const SKIPPED: Self = Self {
         passed: 0,
         failed: 0,
         skipped: 1,
     };
 
-    /// What another program counted: `3 passed, 1 failed`.
+    /// Parses another program's count: `3 passed, 1 failed`.
     pub fn read(line: &str) -> Option<Self> {
         let (passed, failed) = line.strip_suffix(" failed")?.split_once(" passed, ")?;
         Some(Self {
@@ -50,7 +50,7 @@ impl Tally {
         })
     }
 
-    /// One check.
+    /// Counts one check.
     pub fn of(passed: bool) -> Self {
         if passed { Self::PASSED } else { Self::FAILED }
     }
@@ -84,10 +84,10 @@ impl fmt::Display for Tally {
     }
 }
 
-/// Reads the output of `cargo test`, line by line, standard output and error in one.
+/// Parses the output of `cargo test`, line by line, standard output and error combined.
 ///
-/// Each test program ends with a line `test result: ok. 3 passed; 0 failed; …`. A program with its own `main` need not
-/// print one: it then counts as one test, which failed if cargo says so.
+/// Each test program ends with a line `test result: ok. 3 passed; 0 failed; …`. A program with its own `main` need not print
+/// one: it then counts as one test, which failed if cargo reports so.
 #[derive(Debug, Default)]
 pub struct TestOutput {
     counted: Tally,
@@ -102,7 +102,7 @@ impl TestOutput {
             self.counted = self.counted + tally;
             self.awaits_result = false;
         } else if line.contains("error: ") && line.contains("failed, to rerun pass") {
-            // Said of every program that failed: only the silent ones are not counted yet.
+            // Printed for every failed program: only the silent ones are not counted yet.
             self.counted.failed += u64::from(self.awaits_result);
             self.awaits_result = false;
         } else if is_program_start(line) {
@@ -111,7 +111,7 @@ impl TestOutput {
         }
     }
 
-    /// What came of it all. A failure that no test accounts for (code that does not compile) counts as one.
+    /// Returns the total. A failure without a failed test (code that does not compile) counts as one.
     pub fn end(mut self, cargo_succeeded: bool) -> Tally {
         if cargo_succeeded {
             self.end_program();
@@ -135,12 +135,13 @@ impl TestOutput {
     }
 }
 
-/// `     Running tests/x.rs (target/debug/deps/x-0123)` or `   Doc-tests homenode_units`, colours or not.
+/// Recognises `     Running tests/x.rs (target/debug/deps/x-0123)` or `   Doc-tests homenode_units`, with colours or
+/// without.
 fn is_program_start(line: &str) -> bool {
     (line.contains("Running ") && line.contains("/deps/")) || line.contains("Doc-tests ")
 }
 
-/// The counts in `test result: ok. 3 passed; 1 failed; 0 ignored; …`.
+/// Parses the counts in `test result: ok. 3 passed; 1 failed; 0 ignored; …`.
 fn test_result(line: &str) -> Option<Tally> {
     let (_, counts) = line.split_once("test result: ")?;
     let count = |word: &str| counts.split_once(word)?.0.rsplit(' ').next()?.parse().ok();
@@ -151,13 +152,13 @@ fn test_result(line: &str) -> Option<Tally> {
     })
 }
 
-/// Runs tests in Python, which count by themselves in their last line.
+/// Runs tests in Python, which print their count in the last line.
 ///
 /// # Errors
 /// They cannot be started.
 pub fn counts(tests: &mut Command) -> anyhow::Result<Tally> {
     let mut child = tests
-        // No compiled files beside the sources.
+        // No compiled files next to the sources.
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .stdout(std::process::Stdio::piped())
         .spawn()

@@ -1,4 +1,4 @@
-//! The testbed's program, started and counted: cases on emulated KVM and Xen hosts.
+//! Runs the testbed's program and counts its cases, on emulated KVM and Xen hosts.
 
 use std::fs;
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::cargo::{Build, build, metadata, succeeds};
 use crate::passed::{self, Record, Rerun};
 use crate::tally::Tally;
 
-/// What the testbed writes with `--json`, as far as it is read here.
+/// The part of the testbed's `--json` output that is used here.
 #[derive(Debug, Deserialize)]
 struct Report {
     cases: Vec<Case>,
@@ -26,8 +26,8 @@ struct Case {
 }
 
 impl Report {
-    /// A case of which the emulated host died every time says nothing of Homenode: it counts as skipped, never as passed. Where
-    /// that happens to more than a third of the cases the testbed itself is broken, and has failed.
+    /// Counts the cases. If the emulated host died in every attempt, a case says nothing about Homenode: it is skipped,
+    /// never passed. If that happens to more than a third of the cases, the testbed itself is broken, and has failed.
     fn tally(&self) -> Tally {
         let verdict = |case: &Case| match case.verdict.as_str() {
             "pass" => Tally::PASSED,
@@ -43,10 +43,10 @@ impl Report {
     }
 }
 
-/// What a boot takes before its first case, of an emulated host that is slow.
+/// Time for a slow emulated host to boot before its first case.
 const BOOT: Duration = Duration::from_secs(60);
 
-/// Builds the agent and the testbed, runs the cases of these names or groups, counts them, and records those that passed.
+/// Builds the agent and the testbed, runs the cases with these names or groups, counts them, and records those that passed.
 pub fn run(names: &[String], rerun: Rerun) -> anyhow::Result<Tally> {
     build(match rerun {
         Rerun::All => Build::Programs,
@@ -87,7 +87,7 @@ pub fn run(names: &[String], rerun: Rerun) -> anyhow::Result<Tally> {
     Ok(cases + skipped + failure)
 }
 
-/// Group and name of the cases that the testbed lists.
+/// Returns group and name of the cases that the testbed lists.
 fn cases(listed: &str) -> impl Iterator<Item = (&str, &str)> {
     listed.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
@@ -95,8 +95,8 @@ fn cases(listed: &str) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-/// Of the cases that the testbed lists, those to run in the time that is left, and how many are not run: they passed before with
-/// the files as they are now, or there is no time. Prints which.
+/// Selects, among the listed cases, those to run in the time left, and counts those skipped because they passed before with
+/// the current files, or for lack of time. Prints which.
 fn changed(listed: &str, record: &mut Record, left: Duration) -> anyhow::Result<(Vec<String>, Tally)> {
     let (mut chosen, mut takes) = (Vec::new(), Duration::ZERO);
     let mut skipped = Tally::default();

@@ -1,5 +1,5 @@
-//! `scripts/setup.sh` on machines that lack this or that, none of which are real: every program that it could change a
-//! machine with is a stub that writes down how it was called.
+//! Tests `scripts/setup.sh` on fake machines that lack something: every program with which it could change a machine is a
+//! stub that records its calls.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -9,23 +9,23 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tempfile::TempDir;
 
-/// What the script uses and may really run.
+/// Programs that the script uses and may really run.
 const HARMLESS: [&str; 15] = [
     "sh", "basename", "cat", "chmod", "cut", "dirname", "env", "getent", "grep", "head", "mkdir", "mktemp",
     "rm", "sed", "sort",
 ];
 
-/// Says which packages are installed: all but those in the file `missing`.
+/// Reports which packages are installed: all except those in the file `missing`.
 const DPKG_QUERY: &str = r#"for name; do :; done; grep -qx "$name" "$DIR/missing" || printf installed"#;
 
-/// rustup without a toolchain until it is told to install one.
+/// rustup without a toolchain until it is asked to install one.
 const RUSTUP: &str = r#"case "$1" in
 which) [ -x "$DIR/toolchain/bin/cargo" ] && printf '%s\n' "$DIR/toolchain/bin/cargo" ;;
 toolchain) mkdir -p "$DIR/toolchain/bin"
     printf '#!/bin/sh\necho "cargo 99.0.0 (new)"\n' >"$DIR/toolchain/bin/cargo"; chmod 755 "$DIR/toolchain/bin/cargo" ;;
 esac"#;
 
-/// One test at a time: a stub that is being written cannot be run, and a process started meanwhile by another test
+/// Runs one test at a time: a stub that is being written cannot be executed, and a process started meanwhile by another test
 /// would hold it open a moment too long.
 static ALONE: Mutex<()> = Mutex::new(());
 
@@ -35,7 +35,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// Debian with everything in place, and us root on it.
+    /// Creates a Debian machine with everything installed, and root as the user.
     fn complete() -> Self {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let machine = Self {
@@ -87,7 +87,7 @@ impl Machine {
             .expect("the script starts")
     }
 
-    /// What the stubs of this name were called with.
+    /// Returns the arguments of all calls of the stub of this name.
     fn calls(&self, program: &str) -> Vec<String> {
         let calls = fs::read_to_string(self.path("calls")).unwrap_or_default();
         let begin = format!("{program} ");
@@ -173,7 +173,7 @@ fn an_old_cargo_is_passed_over_for_the_one_of_an_installed_rustup() {
             .contains(&"toolchain install stable --profile minimal -c rustfmt,clippy".to_owned())
     );
 
-    // The second time nothing is installed.
+    // A second run installs nothing.
     fs::remove_file(machine.path("calls")).expect("calls");
     assert!(machine.set_up(&[]).status.success());
     assert!(

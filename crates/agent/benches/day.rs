@@ -1,10 +1,10 @@
 //! How long `homenode why` takes, and how often it is right, over a recorded day.
 //!
-//! A day of the twin is recorded at one-second periods, with 32 VMs. Twenty times somebody makes the VM `web` slow for five
-//! minutes: in turns a VM that fills its cache, and one that wants its CPUs. Then the history is asked about each. 200 ms for an
-//! answer is the aim.
+//! A day of the twin is recorded at one-second periods, with 32 VMs. Twenty times another VM makes the VM `web` slow for
+//! five minutes, alternating between one that fills its cache and one that wants its CPUs. Then `why` is run for each of
+//! them. The goal is 200 ms per answer.
 //!
-//! The day takes a few minutes to simulate. `HOMENODE_DAY=FILE` keeps its history, and asks one that is there again.
+//! The day takes a few minutes to simulate. `HOMENODE_DAY=FILE` keeps its history, and reuses it in later runs.
 
 #![allow(clippy::print_stdout)] // figures
 
@@ -23,16 +23,16 @@ use serde_json::Value;
 
 const DAY: Ns = Ns::from_secs(24 * 3600);
 const MINUTE: Ns = Ns::from_secs(60);
-/// What is asked about, and how long somebody is a burden.
+/// The window that is asked about, and how long each slowdown lasts.
 const WINDOW: Ns = Ns(5 * MINUTE.0);
 const TIMES: u64 = 20;
-/// Which VM is a burden, in turns.
+/// The VMs that slow `web` down, alternating.
 const CULPRITS: [&str; 2] = ["polluter", "hog"];
 const PROGRAMS: [&str; 8] = [
     "idle", "povray", "soplex", "ep.B", "milc", "idle", "cg.B", "astar",
 ];
 
-/// Nobody looks.
+/// Discards all output.
 struct Unseen;
 
 impl Show for Unseen {
@@ -44,7 +44,7 @@ impl Show for Unseen {
     }
 }
 
-/// When it begins for the `turn`th time: not at even times.
+/// Returns when slowdown `turn` begins: not at round times.
 fn begin(turn: u64) -> Ns {
     Ns((turn + 2) * 65 * MINUTE.0 + turn * 7_000_000_000)
 }
@@ -120,7 +120,7 @@ fn main() {
         let middle = begin(turn) + Ns(WINDOW.0 / 2);
         let at = first.saturating_add(middle.0.cast_signed());
         let since = Instant::now();
-        // As the command does: with an archive of its own.
+        // As the command does: with its own archive.
         let asked = Archive::open(&path).expect("a history");
         let answer = why::ask(&asked, "web", (Some(at), WINDOW), None).expect("an answer");
         took.push(since.elapsed());

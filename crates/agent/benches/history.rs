@@ -1,7 +1,7 @@
-//! What recording takes: of a CPU, and of the disk.
+//! What recording costs: CPU time and disk space.
 //!
-//! 32 VMs on four nodes, a period of one second, as the twin gives them: what a recorded hour costs, all threads included, above
-//! the same hour without. Reached on two CPUs of an EPYC server that were busy beside; .10 percent was the aim:
+//! 32 VMs on four nodes of the twin, with a period of one second: the cost of a recorded hour, all threads included,
+//! compared with the same hour unrecorded. Measured on two busy CPUs of an EPYC server; the goal was .10 percent:
 //!
 //! | | |
 //! |---|---|
@@ -29,7 +29,7 @@ const PROGRAMS: [&str; 8] = [
     "idle", "povray", "soplex", "ep.B", "milc", "idle", "cg.B", "astar",
 ];
 
-/// Nobody looks.
+/// Discards all output.
 struct Unseen;
 
 impl Show for Unseen {
@@ -41,7 +41,7 @@ impl Show for Unseen {
     }
 }
 
-/// Processor time of all threads that a simulated hour takes.
+/// Returns the CPU time of all threads for a simulated hour.
 fn hour(history: Option<&Path>) -> Duration {
     let machine = homenode_machine_files::preset("r910").expect("a preset");
     let vm = |n: u64| {
@@ -75,7 +75,7 @@ fn cpu_time() -> Duration {
 fn main() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("history.sqlite");
-    // In turns, so that what else the machine does falls on both.
+    // Alternating, so that the machine's other load affects both.
     let (mut with, mut without) = (Duration::ZERO, Duration::ZERO);
     let rounds = 3;
     for _ in 0..rounds {

@@ -1,15 +1,15 @@
-//! What an answer of the agent takes, and what it takes beside a thousand clients that say nothing: a ratio of one run.
+//! How long an answer of the agent takes, alone and with a thousand silent clients: a ratio of one run.
 //!
-//! Then a running agent under siege: what `numad` asks is answered within a second, and the loop keeps its period within a
-//! tenth, beside a thousand clients that drip requests byte by byte and begin again when they are dropped. Reached on two CPUs
-//! of an EPYC server, shared with others, 200 answers and 200 epochs each:
+//! Then a running agent under siege: what `numad` asks must be answered within a second, and the loop must keep its period
+//! within a tenth, while a thousand clients drip requests byte by byte and reconnect when they are dropped. Measured on two
+//! CPUs of a shared EPYC server, with 200 answers and 200 epochs each:
 //!
 //! | clients | answer, median | answer, longest | period, mean | period, longest |
 //! |---|---|---|---|---|
 //! | none | .22 ms | 8.4 ms | 102.6 ms | 131 ms |
 //! | 1000 | .49 ms | 31 ms | 103.6 ms | 141 ms |
 //!
-//! The period is 100 ms, beside three other programs that take the CPUs; the mean is what an epoch of the twin takes longer.
+//! The period is 100 ms, next to three other programs that use the CPUs; the mean includes the time of an epoch of the twin.
 
 #![allow(clippy::print_stdout)] // figures
 
@@ -78,7 +78,7 @@ fn answered_beside<'a>(
     |silent| (answered(()), silent)
 }
 
-/// Clients that have connected and say nothing; a connection that is refused for now is tried again.
+/// Connects clients that stay silent; retries connections that are refused for now.
 fn silent(state: &Path) -> Vec<UnixStream> {
     let path = socket_path(state);
     let connect = |_| loop {
@@ -105,7 +105,7 @@ impl Show for Epochs {
     }
 }
 
-/// Clients that say a byte of a request each in turn, until they shall stop.
+/// Runs clients that each send a byte of a request in turn, until stopped.
 fn drip(state: &Path, stop: &AtomicBool) {
     let mut all = silent(state);
     for stream in &all {
@@ -125,7 +125,7 @@ fn drip(state: &Path, stop: &AtomicBool) {
     }
 }
 
-/// An agent that is asked what `numad` asks, alone or under siege: prints how long answers took, and its periods.
+/// Asks an agent what `numad` asks, alone or under siege; prints how long answers took, and the periods.
 fn siege(clients: &str) {
     let dir = tempfile::tempdir().expect("a directory");
     let state = dir.path();

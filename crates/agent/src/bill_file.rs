@@ -1,4 +1,4 @@
-//! The bill on disk, beside the journal: it survives the agent, and `kill -9` costs it a minute at most.
+//! The bill on disk, next to the journal: it survives the agent, and `kill -9` loses a minute at most.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -15,7 +15,7 @@ const LIMIT_BYTES: u64 = 4 << 30;
 /// How often it is written.
 const EVERY: Ns = Ns::from_secs(60);
 
-/// What the file holds.
+/// The file's content.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Saved {
@@ -25,19 +25,19 @@ struct Saved {
 
 const VERSION: u32 = 1;
 
-/// By which clock bills are made.
+/// The clock that bills use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
     /// The wall clock: hours since 1970.
     Wall,
-    /// The host's own: hours of the simulation.
+    /// The host's own clock: hours of the simulation.
     Host,
 }
 
-/// Keeps the bill.
+/// Keeps the bill on disk.
 #[derive(Debug)]
 pub struct BillFile {
-    /// Nowhere to keep it: then it ends with the agent.
+    /// `None` if there is nowhere to keep it: it then ends with the agent.
     dir: Option<PathBuf>,
     clock: Clock,
     written_at: Option<Ns>,
@@ -45,7 +45,7 @@ pub struct BillFile {
 }
 
 impl BillFile {
-    /// Opens the file in a directory, and gives what it holds. A file that cannot be understood is set aside and said.
+    /// Opens the file in a directory, and returns the bill in it. A file that cannot be parsed is set aside, with a notice.
     pub fn open(dir: Option<&Path>, clock: Clock) -> (BillFile, Bill) {
         let mut file = BillFile {
             dir: dir.map(Path::to_owned),
@@ -64,7 +64,7 @@ impl BillFile {
         (file, bill)
     }
 
-    /// Settles the bill up to now, and writes it if that is due. Says what went wrong, once.
+    /// Settles the bill up to now, and writes it if due. Returns a new error, if any.
     pub fn settle(&mut self, at: Ns, control: &Mutex<Control>) -> Option<String> {
         let is_due = self
             .written_at
@@ -82,7 +82,7 @@ impl BillFile {
         self.trouble.take()
     }
 
-    /// Writes the bill for the last time.
+    /// Writes the bill for the last time. Returns the error, if any.
     pub fn close(&mut self, control: &Mutex<Control>) -> Option<String> {
         let bill = control
             .lock()
@@ -103,7 +103,7 @@ impl BillFile {
         }
     }
 
-    /// Takes a copy: a disk may take seconds, and whoever asks the agent would wait for the lock meanwhile.
+    /// Takes a copy: a disk may take seconds, and clients of the agent would wait for the lock meanwhile.
     fn write(&mut self, bill: &Bill) {
         if let Some(dir) = &self.dir
             && let Err(error) = replace(dir, bill)
@@ -139,7 +139,7 @@ fn read(state: &Path) -> Result<Option<Bill>, String> {
     ))
 }
 
-/// Writes a new file, and puts it in the place of the old one.
+/// Writes a new file, and replaces the old one with it.
 fn replace(state: &Path, bill: &Bill) -> anyhow::Result<()> {
     let saved = Saved {
         version: VERSION,
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(file.close(&control), None);
         let (_, again) = BillFile::open(Some(dir.path()), Clock::Host);
         assert_eq!(again, bill());
-        // A crash while writing leaves the old one.
+        // A crash while writing leaves the old file.
         std::fs::write(dir.path().join("private/bill.json.new"), "{\"ver").unwrap();
         assert_eq!(BillFile::open(Some(dir.path()), Clock::Host).1, bill());
     }

@@ -1,5 +1,5 @@
-//! What this host has for each thing that the agent can do, what it lacks, what that costs, and how to get it. Looks, and changes
-//! nothing. Bounded in time: what may hang is libvirt, which is given 8 s.
+//! Examines the host: for each feature of the agent, what is present or missing, what that costs, and the remedy. Changes
+//! nothing. Only libvirt could hang, so it gets 8 s.
 
 use std::path::{Path, PathBuf};
 
@@ -19,21 +19,21 @@ use homenode_undo::state_dir::StateDir;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// The bits of `CapEff` that moving pages of others takes.
+/// Bits of `CapEff` required to move pages of other processes.
 const MOVES_PAGES: [(u32, &str); 2] = [(19, "CAP_SYS_PTRACE"), (23, "CAP_SYS_NICE")];
-/// The group that may ask the agent.
+/// The group whose members may query the agent.
 const GROUP: &str = "homenode";
-/// Where QEMU's machines with an ivshmem device find the agent.
+/// Where QEMUs with an ivshmem device connect to the agent.
 const TOPOLOGY: &str = homenode_undo::TOPOLOGY_SOCKET;
 
-/// What a host has.
+/// The result of examining a host.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Examined {
-    /// The machine, where it can be read.
+    /// The machine's name, if it can be read.
     pub machine: Option<String>,
     /// What the kernel does with memory by itself.
     pub kernel: KernelSettings,
-    /// All features, whether there or not.
+    /// All features, present or not.
     pub features: Vec<Feature>,
 }
 
@@ -42,18 +42,18 @@ pub struct Examined {
 pub struct Feature {
     /// Its name.
     pub feature: &'static str,
-    /// Whether it is there.
+    /// Whether it is present.
     pub has: bool,
     /// What was found, or what is missing.
     pub found: String,
-    /// What the agent does not do without it.
+    /// What the agent cannot do without it.
     pub costs: Option<&'static str>,
-    /// How to get it: a command, where one does it.
+    /// The remedy: a command if one suffices.
     pub remedy: Option<String>,
 }
 
 impl Feature {
-    /// Whether nothing can be done about it, on this hardware or at all.
+    /// Returns whether it is missing and there is no remedy, on this hardware or at all.
     pub fn is_out_of_reach(&self) -> bool {
         !self.has
             && self
@@ -62,7 +62,7 @@ impl Feature {
                 .is_none_or(|remedy| remedy.starts_with("none"))
     }
 
-    /// Whether it is who runs VMs here.
+    /// Returns whether it is a manager of VMs.
     pub fn is_of_vms(&self) -> bool {
         matches!(self.feature, "libvirt" | "plain QEMU" | "Xen")
     }
@@ -71,15 +71,15 @@ impl Feature {
 /// Where to look.
 #[derive(Clone, Debug)]
 pub struct Places {
-    /// Where the host's own files lie: `/`, but in tests.
+    /// Root of the host's files: `/`, except in tests.
     pub root: PathBuf,
-    /// The agent's directory.
+    /// The agent's state directory.
     pub state: PathBuf,
     /// libvirt's address.
     pub libvirt: Vms,
 }
 
-/// What something lacks, what that costs, and how to get it.
+/// What is missing, what that costs, and the remedy.
 struct Lack {
     found: String,
     costs: &'static str,
@@ -96,9 +96,9 @@ fn lack(found: impl Into<String>, costs: &'static str, remedy: impl Into<String>
 
 type Found = Result<String, Lack>;
 
-/// Looks at all of it.
+/// Examines this host.
 pub fn examine(places: &Places) -> Examined {
-    // A dom0 that lacks something is looked at as one: that says what.
+    // A dom0 that lacks something is examined as a dom0, which shows what is missing.
     if homenode_xen::is_dom0(&places.root).unwrap_or(true) {
         return examine_dom0(places);
     }
@@ -130,7 +130,7 @@ pub fn examine(places: &Places) -> Examined {
     }
 }
 
-/// What dom0 of a Xen host has: what stock Xen lets it do, and what the agent needs besides.
+/// Examines dom0 of a Xen host: what stock Xen allows, and what else the agent needs.
 fn examine_dom0(places: &Places) -> Examined {
     let (machine, of_xen) = homenode_xen::features(&places.root);
     let nodes_of = machine
@@ -142,13 +142,13 @@ fn examine_dom0(places: &Places) -> Examined {
     });
     Examined {
         machine: machine.as_ref().map(|machine| machine.name.clone()),
-        // Dom0's own kernel decides nothing for domains.
+        // Dom0's own kernel decides nothing about domains.
         kernel: KernelSettings::default(),
         features: told(of_xen.chain([("nodes", nodes(nodes_of))]).chain(besides(places))),
     }
 }
 
-/// What the agent needs besides, whoever runs the VMs.
+/// Returns what the agent needs whatever runs the VMs.
 fn besides(places: &Places) -> [(&'static str, Found); 5] {
     let Places { root, state, .. } = places;
     [
@@ -194,12 +194,12 @@ fn of_libvirt(libvirt: &Vms, (probed, qemu): (&Result<(), ConnectError>, &[QemuV
         Err(ConnectError::NotPermitted { cause, .. }) => {
             (cause.clone(), "run as root, or join the group `libvirt`")
         }
-        Err(error) => (error.to_string(), "mend what is said there"),
+        Err(error) => (error.to_string(), "correct the cause shown"),
     };
     Err(lack(found, "no VM is seen or managed", remedy))
 }
 
-/// What of the VMs that no libvirt manages can be changed: who owns their cgroups and monitors decides.
+/// Reports which VMs not managed by libvirt can be changed: it depends on who owns their cgroups and monitors.
 fn of_qemu(vms: &[QemuVm], libvirt: &Result<(), ConnectError>) -> Found {
     if vms.is_empty() {
         return Err(lack(
@@ -248,7 +248,7 @@ fn nodes(machine: Result<&Machine, String>) -> Found {
         lack(
             why,
             "the agent does not start",
-            "mount /sys, or mend what is said there",
+            "mount /sys, or correct the cause shown",
         )
     };
     let machine = machine.map_err(unread)?;
@@ -322,7 +322,7 @@ fn resctrl(root: &Path, machine: Option<&Machine>) -> Found {
     }
 }
 
-/// Whether the processor can give out parts of its caches.
+/// Returns whether the processor can allocate parts of its caches.
 fn has_cat(root: &Path) -> bool {
     let cpuinfo = std::fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
     let flags = cpuinfo.lines().find(|line| line.starts_with("flags"));
@@ -465,7 +465,7 @@ fn state_directory(state: &Path) -> Found {
         Err(error) => Err(lack(
             error.to_string(),
             "no agent can act",
-            "mend what is said there",
+            "correct the cause shown",
         )),
     }
 }
@@ -482,7 +482,7 @@ fn group() -> Found {
 }
 
 fn guard(state: &Path) -> Found {
-    let costs = "what an agent that dies has changed stays";
+    let costs = "changes of an agent that dies stay in force";
     match Lock::owner(state) {
         Ok(Some(owner)) if owner.is_guarded => Ok("an agent runs, and its guard watches it".to_owned()),
         Ok(Some(_)) => Err(lack(
@@ -505,7 +505,7 @@ fn systemd(root: &Path) -> Found {
         return Err(lack(
             "systemd does not run this host",
             costs,
-            "have what starts services here start `homenode run`",
+            "have this host's service manager start `homenode run`",
         ));
     }
     let units = [
@@ -528,7 +528,7 @@ fn systemd(root: &Path) -> Found {
 mod tests {
     use super::*;
 
-    /// A host without anything, and one with what files can show.
+    /// Examines a host made of files below `root`.
     fn examined(root: &Path) -> Examined {
         examine(&Places {
             root: root.to_owned(),

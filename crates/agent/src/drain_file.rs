@@ -1,4 +1,4 @@
-//! Nodes that are to be empty, on disk: an upgrade of the agent in the middle of a repair must not bring VMs back to them.
+//! Drained nodes, on disk: upgrading the agent in the middle of a repair must not bring VMs back to them.
 
 use std::path::{Path, PathBuf};
 
@@ -6,28 +6,28 @@ use homenode_undo::state_dir::StateDir;
 use homenode_units::NodeSet;
 
 const FILE: &str = "drained";
-/// All nodes of any host, as a list, are shorter.
+/// A list of all nodes of any host is shorter.
 const BYTES_MAX: u64 = 4096;
 
-/// Keeps which nodes are drained.
+/// The file of drained nodes.
 #[derive(Clone, Debug, Default)]
 pub struct DrainFile {
-    /// Nowhere to keep it: then it ends with the agent.
+    /// `None` if there is nowhere to keep it: the drain then ends with the agent.
     dir: Option<PathBuf>,
 }
 
 impl DrainFile {
-    /// A file in a directory.
+    /// Creates a handle for the file in a directory.
     pub fn of(dir: Option<&Path>) -> DrainFile {
         DrainFile {
             dir: dir.map(Path::to_owned),
         }
     }
 
-    /// Nodes that an earlier agent was told to empty.
+    /// Reads the nodes that an earlier agent was asked to drain.
     ///
     /// # Errors
-    /// A sentence for the operator, where the file cannot be read or understood.
+    /// A sentence for the operator if the file cannot be read or understood.
     pub fn read(&self) -> Result<NodeSet, String> {
         let Some(dir) = &self.dir else {
             return Ok(NodeSet::new());
@@ -43,7 +43,7 @@ impl DrainFile {
         })
     }
 
-    /// Keeps them.
+    /// Writes the nodes; with none, removes the file.
     ///
     /// # Errors
     /// A sentence for the operator.

@@ -1,5 +1,5 @@
-//! What the loop publishes for those who only look: the host as it was last seen, what happened, and sums over the run. One lock,
-//! held for as long as it takes to swap pointers; whoever reads turns it into text by itself.
+//! What the loop publishes to readers: the host as last seen, recent events, and sums over the run. One lock guards it, held
+//! only while pointers are swapped; readers do the formatting themselves.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,13 +13,13 @@ use tokio::sync::watch;
 
 use crate::wall_clock::WallClock;
 
-/// Events that are kept for those who come late; a list of moved frames counts for more than one.
+/// Events kept for late readers; a long list of moved frames counts as more than one.
 const KEPT_MAX: usize = 4096;
-/// Notices that may wait.
+/// Most notices that may wait.
 const NOTICES_MAX: usize = 16;
-/// Moves that weigh as much as an event.
+/// Frame moves that weigh as much as one event.
 const MOVES_PER_EVENT: usize = 64;
-/// Upper ends of the classes of durations, in seconds.
+/// Upper bounds of the duration buckets, in seconds.
 pub const DURATIONS_S: [f64; 12] = [
     0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0,
 ];
@@ -27,45 +27,45 @@ pub const DURATIONS_S: [f64; 12] = [
 /// The host as it was last seen.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// By the wall clock, in nanoseconds since 1970.
+    /// Wall-clock time, in nanoseconds since 1970.
     pub wall_ns: i64,
-    /// How often the host has been looked at.
+    /// Number of epochs so far.
     pub epoch_count: u64,
-    /// Time between looks.
+    /// Time between epochs.
     pub period: Ns,
-    /// What the agent makes of it.
+    /// The agent's view of the host.
     pub status: Status,
-    /// Bytes that went from node to node, where counted.
+    /// Bytes transferred between nodes, if counted.
     pub links: Vec<LinkSample>,
-    /// Bytes that controllers have moved, where counted.
+    /// Bytes moved by the memory controllers, if counted.
     pub node_traffic: Vec<(NodeId, u64)>,
 }
 
-/// Something that is told to those who listen.
+/// A message to listeners.
 #[derive(Clone, Debug)]
 pub struct Message {
-    /// Counts from 0 within the run.
+    /// Sequence number within the run, from 0.
     pub number: u64,
-    /// The host as it was seen then.
+    /// Wall-clock and host time of the sample it belongs to.
     pub seen_ns: (i64, Ns),
-    /// What happened; without it, a look at the host is over.
+    /// What happened; `None` marks the end of an epoch.
     pub event: Option<Event>,
-    /// How often the host has been looked at.
+    /// Number of epochs so far.
     pub epoch_count: u64,
 }
 
-/// What pages of a VM moved: VM, from, to, policy. `from` is not known of every move.
+/// A route of moved pages: VM, its name, from, to, policy. `from` is not known for every move.
 pub type Route = (VmId, String, Option<NodeSet>, NodeSet, &'static str);
 
-/// The last decision of each policy, action and outcome that can be found in the history.
+/// The last decision of each policy, action and outcome that is in the history.
 pub type LastWritten = BTreeMap<(String, String, String), Written>;
 
-/// How long something took, how often.
+/// A histogram of durations.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Durations {
-    /// By class, of [`DURATIONS_S`], each without those before it; the last is of what is longer than all.
+    /// Count per bucket of [`DURATIONS_S`], not cumulative; the last one counts anything longer.
     pub counts: [u64; DURATIONS_S.len() + 1],
-    /// All together.
+    /// Total duration.
     pub sum: Duration,
 }
 
@@ -80,9 +80,9 @@ impl Durations {
 /// Sums over the run.
 #[derive(Clone, Debug, Default)]
 pub struct Sums {
-    /// Looks at the host.
+    /// Epochs.
     pub epochs: u64,
-    /// Looks that failed.
+    /// Epochs in which the host could not be read.
     pub failed_looks: u64,
     /// Plans that the host refused.
     pub refused_plans: u64,
@@ -90,9 +90,9 @@ pub struct Sums {
     pub decisions: BTreeMap<(&'static str, &'static str, &'static str), u64>,
     /// By policy.
     pub findings: BTreeMap<&'static str, u64>,
-    /// Bytes, of VMs that run.
+    /// Bytes moved, of VMs that still run.
     pub moved: BTreeMap<Route, u64>,
-    /// How long parts of epochs took.
+    /// How long each phase of the epochs took.
     pub phases: BTreeMap<Phase, Durations>,
 }
 
@@ -124,7 +124,7 @@ impl Sums {
     }
 }
 
-/// From where to where an action moves pages.
+/// Returns where an action moves pages from and to.
 fn ends(act: &Act) -> Option<(Option<NodeSet>, NodeSet)> {
     match act {
         Act::MovePages { from, to, .. } => Some((Some(from.clone()), to.clone())),
@@ -137,11 +137,11 @@ fn ends(act: &Act) -> Option<(Option<NodeSet>, NodeSet)> {
     }
 }
 
-/// What is published, shared by the loop and those who look.
+/// What is published, shared by the loop and its readers.
 #[derive(Clone, Debug)]
 pub struct Feed {
     state: Arc<Mutex<State>>,
-    /// Wakes those who listen.
+    /// Wakes listeners.
     news: watch::Sender<u64>,
     clock: WallClock,
     begun: Instant,
@@ -156,14 +156,14 @@ struct State {
     looked: Option<Instant>,
     kept: VecDeque<Arc<Message>>,
     kept_weight: usize,
-    /// What the operator should know.
+    /// Notices for the operator.
     notices: Vec<String>,
-    /// The number of the next message.
+    /// Sequence number of the next message.
     next: u64,
 }
 
 impl Feed {
-    /// One that nothing was published in yet.
+    /// Creates an empty feed.
     pub fn new(clock: WallClock) -> Feed {
         Feed {
             state: Arc::default(),
@@ -174,16 +174,16 @@ impl Feed {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing in here can fail between two statements that belong together.
+        // No statement in here can panic and leave the state half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// By which clock it is told.
+    /// Returns the clock that times are reported in.
     pub fn clock(&self) -> WallClock {
         self.clock
     }
 
-    /// Publishes an epoch, and how long its parts took.
+    /// Publishes an epoch and how long its phases took.
     pub(crate) fn publish(&self, epoch: &Epoch, control: &Mutex<Control>, took: &[(Phase, Duration)]) {
         let at = epoch.status.at_ns;
         let wall_ns = self.clock.at(at);
@@ -191,7 +191,7 @@ impl Feed {
         let events: Vec<Event> = epoch.events.clone();
         let status = epoch.status.clone();
         let mut state = self.lock();
-        // Copied only where somebody reads it just now.
+        // Copied only while a reader holds it.
         let sums = Arc::make_mut(&mut state.sums);
         sums.epochs += 1;
         for event in &events {
@@ -219,7 +219,7 @@ impl Feed {
         self.news.send_replace(next);
     }
 
-    /// These decisions can be found in the history by now.
+    /// Notes decisions that are now in the history.
     pub(crate) fn recorded(&self, written: Vec<Written>) {
         if written.is_empty() {
             return;
@@ -237,7 +237,7 @@ impl Feed {
         }));
     }
 
-    /// Something was set since the host was seen: the status shows it before the next look.
+    /// Updates the published status after a setting changed, so that it shows before the next epoch.
     pub(crate) fn refresh(&self, status: Status) {
         let mut state = self.lock();
         if let Some(seen) = &mut state.seen {
@@ -245,7 +245,7 @@ impl Feed {
         }
     }
 
-    /// The host cannot be read.
+    /// Publishes that the host cannot be read.
     pub(crate) fn trouble(&self, message: &str) {
         let mut state = self.lock();
         Arc::make_mut(&mut state.sums).failed_looks += 1;
@@ -253,7 +253,7 @@ impl Feed {
         state.looked = Some(Instant::now());
     }
 
-    /// Tells the operator something of who answers. Few wait: the loop may be busy.
+    /// Queues a notice for the operator. At most [`NOTICES_MAX`] wait, since the loop may be busy.
     pub(crate) fn notice(&self, text: String) {
         let mut state = self.lock();
         if state.notices.len() < NOTICES_MAX {
@@ -261,43 +261,43 @@ impl Feed {
         }
     }
 
-    /// What the operator should know, each once.
+    /// Takes the waiting notices.
     pub(crate) fn take_notices(&self) -> Vec<String> {
         std::mem::take(&mut self.lock().notices)
     }
 
-    /// The host as it was last seen, and why not later, if so.
+    /// Returns the host as last seen, and the current error if it cannot be read.
     pub fn seen(&self) -> (Option<Arc<Seen>>, Option<Arc<str>>) {
         let state = self.lock();
         (state.seen.clone(), state.trouble.clone())
     }
 
-    /// When the loop looked at the host, or tried to; at first when the run began.
+    /// Returns when the loop last sampled the host or tried to; before that, when the run began.
     pub fn looked(&self) -> Instant {
         self.lock().looked.unwrap_or(self.begun)
     }
 
-    /// Sums over the run.
+    /// Returns the sums over the run.
     pub fn sums(&self) -> Arc<Sums> {
         Arc::clone(&self.lock().sums)
     }
 
-    /// Of decisions, those that can be found in the history.
+    /// Returns the last decisions that are in the history.
     pub fn last_written(&self) -> Arc<LastWritten> {
         Arc::clone(&self.lock().last_written)
     }
 
-    /// Tells of each publication: the number of the message that will come next.
+    /// Subscribes to publications; each carries the sequence number of the next message.
     pub fn news(&self) -> watch::Receiver<u64> {
         self.news.subscribe()
     }
 
-    /// The number of the message that will come next.
+    /// Returns the sequence number of the next message.
     pub fn next(&self) -> u64 {
         self.lock().next
     }
 
-    /// The message of this number, or the first that is kept after it.
+    /// Returns the message with this number, or the oldest one kept if that is later.
     pub fn from(&self, number: u64) -> Option<Arc<Message>> {
         let state = self.lock();
         let first = state.kept.front()?.number;
@@ -336,7 +336,7 @@ fn weight(message: &Message) -> usize {
     }
 }
 
-/// What the host counts of nodes and what is between them.
+/// Returns the period, and the host's counters of links and nodes.
 fn counters(control: &Mutex<Control>) -> (Ns, Vec<LinkSample>, Vec<(NodeId, u64)>) {
     let control = control.lock().unwrap_or_else(PoisonError::into_inner);
     let period = control.config().period;

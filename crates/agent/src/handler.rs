@@ -1,4 +1,4 @@
-//! What is answered to whom asks the agent: from what the loop knows, or once the loop has carried something out.
+//! Answers requests: from the loop's state, or once the loop has carried out a setting.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -24,23 +24,23 @@ use crate::answers::{permits, placed};
 use crate::drain_file::DrainFile;
 use crate::wall_clock::WallClock;
 
-/// Why nothing is thought of a VM's memory policy.
+/// Why there is no advice on a VM's memory policy.
 const NOT_WATCHED: &str = "it was not watched yet: the agent has just begun, or runs no memory policies";
 
-/// Who answers.
+/// Answers requests.
 #[derive(Clone, Debug)]
 pub struct Handler {
-    /// What the host is.
+    /// The host's machine.
     pub machine: Arc<Machine>,
     /// State of the loop.
     pub control: Arc<Mutex<Control>>,
-    /// By which clock times are told.
+    /// The clock that times are reported in.
     pub clock: WallClock,
-    /// Where it is kept which nodes are drained.
+    /// The file of drained nodes.
     pub drains: DrainFile,
 }
 
-/// An answer, or one that holds once a setting was carried out.
+/// An answer, or one that holds once a setting is carried out.
 pub(crate) enum Answered {
     Now(Answer),
     Once(VmId, Setting, Answer),
@@ -50,18 +50,18 @@ pub(crate) enum Answered {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wish {
     pub vm: VmId,
-    /// What they were when it was asked for.
+    /// The settings when the request came in.
     pub now: VmSettings,
     pub wanted: VmSettings,
-    /// Whether what they were is of no importance to who asked.
+    /// Whether to write all of them, whatever is in force (`If-Match: *`).
     pub is_whole: bool,
 }
 
 impl Handler {
-    /// What is set of a VM, by its name or UUID.
+    /// Returns a VM's settings, by its name or UUID.
     ///
     /// # Errors
-    /// A VM that does not run.
+    /// If no such VM runs.
     pub(crate) fn in_force(&self, id: &str) -> Result<(VmId, VmSettings), ApiError> {
         let control = self.looked()?;
         let status = control.status(&self.machine);
@@ -70,10 +70,10 @@ impl Handler {
         Ok((vm, VmSettings::of(&settings)))
     }
 
-    /// What has to be set for a wish: what is other than it was, or all of it where the wish holds whatever it was.
+    /// Returns the settings to write: those that change, or all of them if the wish is whole.
     ///
     /// # Errors
-    /// What the VM cannot have.
+    /// If the VM cannot have a setting.
     pub(crate) fn check(&self, wish: &Wish) -> Result<Vec<Setting>, ApiError> {
         let Wish {
             vm,
@@ -100,23 +100,23 @@ impl Handler {
         Ok(changed.into_iter().flatten().collect())
     }
 
-    /// The loop's state, once it has looked at the host.
+    /// Locks the loop's state, if the loop has sampled the host.
     fn looked(&self) -> Result<MutexGuard<'_, Control>, ApiError> {
-        // A panic in the loop leaves the state as it was between two statements of a policy; answering from it is still right.
+        // A panic in the loop leaves the state between two statements of a policy; answers from it are still right.
         let control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
         match control.has_looked() {
             true => Ok(control),
-            // Whoever asks then looks at the host by itself.
+            // The client then samples the host itself.
             false => Err(ApiError::NotYet {
                 why: "the agent has not looked at the host yet".to_owned(),
             }),
         }
     }
 
-    /// What is answered to this.
+    /// Answers a request.
     ///
     /// # Errors
-    /// A VM that does not run, a question that makes no sense, or what the agent cannot say or do.
+    /// If no such VM runs, the request makes no sense, or the agent cannot answer or do it.
     pub(crate) fn answer(&self, request: Request) -> Result<Answered, ApiError> {
         let machine = &self.machine;
         let mut control = self.looked()?;
@@ -175,7 +175,7 @@ impl Handler {
             } => {
                 let status = control.status(machine);
                 let chosen = chosen(&status, vm.as_deref())?;
-                // Only who is named is watched from now on.
+                // Only a named VM is watched from now on.
                 for found in chosen.iter().filter(|_| vm.is_some()) {
                     can_be_watched(&control, found).map_err(ApiError::refused)?;
                     control.want_working_set(found.id, window_ns, wait_ns);
@@ -216,7 +216,7 @@ fn promised(control: &mut Control, machine: &Machine, asked: Asked) -> Promised 
     }
 }
 
-/// The host, with the reason where the agent tells no guest anything.
+/// Returns the host's status, and adds to each VM the reason if the agent serves no topology to guests.
 fn told(control: &Control, machine: &Machine) -> Status {
     let mut status = control.status(machine);
     for vm in &mut status.vms {
@@ -241,7 +241,7 @@ fn overview(control: &Control, machine: &Machine) -> Overview {
     Overview { status, events }
 }
 
-/// The VM of this name, or all.
+/// Returns the VM with this name, or all.
 fn chosen<'a>(status: &'a Status, name: Option<&str>) -> Result<Vec<&'a VmStatus>, ApiError> {
     match name {
         Some(name) => Ok(vec![named(&status.vms, name)?]),
@@ -306,7 +306,7 @@ fn set_mode(
     Ok(Answered::Once(id, Setting::Mode(mode), done))
 }
 
-/// One that ended just now.
+/// The error for a VM that has just ended.
 fn gone(vm: &str) -> ApiError {
     ApiError::NoSuchVm {
         vm: vm.to_owned(),
@@ -338,7 +338,7 @@ fn bill(control: &Control, machine: &Machine, vm: Option<&str>) -> Result<Bill, 
     let lines: Vec<Line> = control.bill().lines().filter(of).collect();
     if let Some(name) = vm {
         match named(&control.status(machine).vms, name) {
-            // One that has ended is billed, too.
+            // A VM that has ended is billed, too.
             Err(ApiError::NoSuchVm { .. }) if !lines.is_empty() => {}
             running => {
                 running?;

@@ -1,4 +1,4 @@
-//! What a run leaves in the history: each period's status and sample, and what happened.
+//! What a run records in the history: each period's status and sample, and events.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -15,10 +15,10 @@ use serde_json::{Value, json};
 use crate::bill_file::Clock;
 use crate::wall_clock::WallClock;
 
-/// Where the history of a host's agent lies: it survives a reboot, which the state directory does not.
+/// Path of the history of a host's agent: unlike the state directory, it survives a reboot.
 pub const HISTORY: &str = "/var/lib/homenode/history.sqlite";
 
-/// Where an agent with this state directory keeps its history.
+/// Returns the path of the history of an agent with this state directory.
 pub fn beside(state: &Path) -> PathBuf {
     if state == Path::new(STATE_DIR) {
         HISTORY.into()
@@ -27,17 +27,17 @@ pub fn beside(state: &Path) -> PathBuf {
     }
 }
 
-/// Keeps what happens.
+/// Records a run.
 pub struct History {
     recorder: Option<Recorder>,
-    /// `None` where nothing is kept.
+    /// `None` if nothing is kept.
     clock: Option<WallClock>,
     has_samples: bool,
     notices: Vec<String>,
 }
 
 impl History {
-    /// None is kept.
+    /// Returns a history that keeps nothing.
     pub fn none() -> History {
         History {
             recorder: None,
@@ -47,8 +47,8 @@ impl History {
         }
     }
 
-    /// Begins a run on this host and machine. Where the file cannot be written there is no history, and a notice says why: an
-    /// agent does not stand still for that.
+    /// Begins to record a run. If the file cannot be written there is no history, only a notice: that does not stop the
+    /// agent.
     pub fn begin(
         path: &Path,
         (config, mode): (&Config, Mode),
@@ -88,12 +88,12 @@ impl History {
         history
     }
 
-    /// Whether anything is.
+    /// Returns whether the run is recorded.
     pub fn is_kept(&self) -> bool {
         self.recorder.is_some()
     }
 
-    /// Keeps an epoch.
+    /// Records an epoch.
     pub(crate) fn keep(&mut self, epoch: Epoch, control: &Mutex<Control>) {
         let (Some(recorder), Some(clock)) = (&mut self.recorder, self.clock) else {
             return;
@@ -117,7 +117,7 @@ impl History {
         });
     }
 
-    /// Decisions that can be found in it since this was last asked.
+    /// Returns the decisions that were written since the last call.
     pub(crate) fn take_written(&mut self) -> Vec<Written> {
         self.recorder
             .as_mut()
@@ -125,7 +125,7 @@ impl History {
             .unwrap_or_default()
     }
 
-    /// What the operator should know, each once.
+    /// Returns new notices for the operator.
     pub(crate) fn take_notices(&mut self) -> Vec<String> {
         let of_recorder = self.recorder.as_mut().map(Recorder::take_notices);
         let mut notices = std::mem::take(&mut self.notices);
@@ -134,10 +134,10 @@ impl History {
     }
 }
 
-/// The key beside those of a sample under which the rest of its epoch is.
+/// The key in a recorded sample that holds the rest of its epoch.
 const TURN: &str = "turn";
 
-/// What an epoch was made from and decided, as it is kept.
+/// What an epoch was decided from, and what it decided, in the recorded form.
 #[derive(Serialize)]
 struct Recorded<'a> {
     #[serde(flatten)]
@@ -146,17 +146,17 @@ struct Recorded<'a> {
     turn: &'a Turn,
 }
 
-/// A sample as it was kept, and the rest of its epoch; `None` in what a version wrote that did not keep it.
+/// Parses a recorded sample and the rest of its epoch, which is `None` if an older version wrote it.
 ///
 /// # Errors
-/// What is no sample.
+/// If it is no sample.
 pub fn read_recorded(mut value: Value) -> serde_json::Result<(Sample, Option<Turn>)> {
     let turn = value.get_mut(TURN).map(Value::take);
     let turn = turn.map(serde_json::from_value).transpose()?;
     Ok((serde_json::from_value(value)?, turn))
 }
 
-/// An event as a row.
+/// Converts an event to a row.
 fn row(event: &Event) -> homenode_recorder::Event {
     let detail = json!(event);
     let text = |value: &Value| value.as_str().map(str::to_owned);

@@ -1,5 +1,5 @@
-//! The agent: the control loop over one host, with what makes it a service. A server answers for it, a bill is kept on disk,
-//! operators' settings reach the loop through a queue, and on a real host a guard outlives it.
+//! The agent: the control loop over one host, and what makes it a service: a server that answers clients, a bill on disk, a
+//! queue that takes operators' settings to the loop, and, on a real host, a guard that outlives it.
 //!
 //! ```text
 //!   signals ─▶ Bell            clients ─▶ server ── what is known ──▶ Control ◀── begin, finish ── run ◀──▶ Host
@@ -9,8 +9,8 @@
 //! | thread | does |
 //! |---|---|
 //! | the caller's | [`run`]: samples, plans, commits, carries out settings, keeps the bill |
-//! | server | waits in epoll for clients, and answers from the state of the loop, which the loop does not hold while it acts |
-//! | http | answers programs and browsers from what the loop publishes ([`feed`]), and asks the history on threads of its own |
+//! | server | waits in epoll for clients and answers from the loop's state, whose lock the loop does not hold while it acts |
+//! | http | answers programs and browsers from what the loop publishes ([`feed`]); reads the history on threads of its own |
 
 mod answers;
 pub mod bill_file;

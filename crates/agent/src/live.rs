@@ -1,4 +1,4 @@
-//! The agent on a real host: crash safety around the same loop.
+//! The agent on a real host: the same loop, made crash-safe.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use homenode_kvm::Vms;
 use homenode_machine::Machine;
 use homenode_recorder::WhenFull;
 use homenode_undo::guard::{self, Guard, Patience, SILENCE_MAX};
-use homenode_undo::{Acting, Beat, Options, RealHost};
+use homenode_undo::{Acting, Heartbeat, Options, RealHost};
 use homenode_units::Ns;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -38,7 +38,7 @@ use crate::wall_clock::WallClock;
 /// How long a restarted agent has to take over before the guard restores what the dead one had set.
 const GRACE: &str = "10s";
 
-/// What a run on a real host was, said last.
+/// The last document of a run on a real host.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Summary {
     policies: Vec<LivePolicy>,
@@ -52,49 +52,49 @@ struct LivePolicy {
     vms: Vec<homenode_control::VmStatus>,
 }
 
-/// How to run.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Who manages the VMs.
+    /// What manages the VMs.
     pub vms: Managed,
-    /// Where journal, bill and socket lie.
+    /// Directory of journal, bill and socket.
     pub state: PathBuf,
-    /// Where the history lies; default: beside the state, and none for a dry run.
+    /// Path of the history; default: next to the state, and none for a dry run.
     pub history: Option<PathBuf>,
-    /// Where HTTP is answered, beside a socket in the state directory.
+    /// Where to serve HTTP over TCP, in addition to a socket in the state directory.
     pub listen: Option<Listen>,
-    /// Where a trace of the run is written, if one is.
+    /// Path of the trace to write, if any.
     pub trace: Option<PathBuf>,
     /// Whether plans are carried out.
     pub mode: Mode,
-    /// Whether Xen's trace tells how long vCPUs wait.
+    /// Whether Xen's trace is read, to see how long vCPUs wait.
     pub trace_waiting: bool,
-    /// Whether homes and pins are left as they are at the end.
+    /// Whether homes and pins are left in force at the end.
     pub keep: bool,
-    /// Time after which it stops.
+    /// Time after which the run stops.
     pub duration: Option<Ns>,
-    /// Of which commit the program is.
+    /// Commit of the build.
     pub commit: &'static str,
-    /// How its settings are read anew.
+    /// How its settings are reloaded.
     pub reload: Reload,
 }
 
 /// Runs the agent on this host.
 ///
 /// # Errors
-/// No libvirt, no permission, one node only, another agent.
+/// If there is no libvirt or no permission, or another agent runs.
 pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> anyhow::Result<()> {
     let (vms, state, mode) = (&run.vms, &run.state, run.mode);
     let is_dry = mode == Mode::Observe;
     let service = Service::of_environment();
     let heard_by = service.clone();
-    let beat = Beat::heard_by(move || heard_by.feed());
+    let heartbeat = Heartbeat::heard_by(move || heard_by.feed());
     let machine = vms.machine()?;
-    // Before anything is changed: a file that cannot be made is a mistake on the command line.
+    // Before anything is changed: failing to create the file is a mistake on the command line.
     let begin = |path: &PathBuf| Tracer::begin(path, &machine.name, &machine, WhenFull::LeaveOut);
     let trace = run.trace.as_ref().map(begin).transpose()?;
-    let mut host = connect((run, config), &machine, bell, &beat)?;
-    // A dry run leaves nothing there.
+    let mut host = connect((run, config), &machine, bell, &heartbeat)?;
+    // A dry run leaves nothing on disk.
     let kept = (!is_dry).then_some(state.as_path());
     let (bill_file, bill) = BillFile::open(kept, Clock::Wall);
     let mut control = Control::new(config.clone(), mode).with_bill(bill);
@@ -102,9 +102,11 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
     let control = Arc::new(Mutex::new(control));
     let clock = WallClock::start(Clock::Wall);
     let named = format!("{} at {vms}", machine.name);
-    // Before there is a guard: a long history is read once when it is opened, and the agent beats for none meanwhile.
+    // Before the guard starts: opening a long history reads it once, and the agent sends no heartbeat meanwhile.
     let (path, history) = begin_history(run, config, clock, (&named, &machine));
-    let mut guard = kept.map(|state| Watched::start(state, vms, &beat)).transpose()?;
+    let mut guard = kept
+        .map(|state| Watched::start(state, vms, &heartbeat))
+        .transpose()?;
     host.right_mut().set_guarded(guard.is_some());
     let settings = SettingQueue::new(bell);
     let handler = Handler {
@@ -159,24 +161,25 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
     give_back(run, host, guard.and_then(|guard| guard.guard), &control, output)?;
     anyhow::ensure!(
         !was_robbed,
-        "the files in {} were removed while the agent ran, so it gave everything back and ended; start it again",
+        "the files in {} were removed while the agent ran, so it restored all VMs and ended; start it again",
         state.display()
     );
     Ok(())
 }
 
-/// Takes up what an earlier agent left: homes, and nodes that it was told to empty; with what there is to say of these.
+/// Takes over an earlier agent's homes and drained nodes. Also returns a notice if the drain could not be taken over in
+/// full.
 fn take_up(host: &dyn RealHost, kept: Option<&Path>, control: &mut Control) -> (DrainFile, Option<String>) {
     for vm in host.carried_over() {
         control.adopt(vm.vm, vm.home);
     }
     let drains = DrainFile::of(kept);
     let begun = drains.read().and_then(|nodes| {
-        // One that is being repaired may be gone meanwhile.
+        // A node under repair may be gone by now.
         let there = nodes.intersection(&host.machine().node_set());
         if !there.is_empty() {
             let drained = control.drain(host.machine(), there.clone());
-            drained.map_err(|error| format!("what was drained is not any more: {error}"))?;
+            drained.map_err(|error| format!("nodes drained before are not drained now: {error}"))?;
         }
         match nodes.difference(&there) {
             gone if gone.is_empty() => Ok(()),
@@ -186,7 +189,7 @@ fn take_up(host: &dyn RealHost, kept: Option<&Path>, control: &mut Control) -> (
     (drains, begun.err())
 }
 
-/// What cannot be done on this host, for the operator.
+/// Returns what cannot be done on this host, for the operator.
 fn limits_of(vms: &Managed, machine: &Machine, policies: PolicySet) -> Vec<String> {
     let mut limits = machine.notes.clone();
     if machine.home_nodes().len() < 2 {
@@ -205,12 +208,12 @@ fn limits_of(vms: &Managed, machine: &Machine, policies: PolicySet) -> Vec<Strin
     limits
 }
 
-/// The host, with who manages its VMs at hand.
+/// Connects to the host and to what manages its VMs.
 fn connect(
     (run, config): (&Run, &Config),
     machine: &Machine,
     bell: &Bell,
-    beat: &Beat,
+    heartbeat: &Heartbeat,
 ) -> anyhow::Result<Box<dyn RealHost>> {
     let options = Options {
         state_dir: run.state.clone(),
@@ -219,7 +222,7 @@ fn connect(
             Mode::Recommend | Mode::Act => Acting::Live,
         },
         bell: bell.clone(),
-        beat: beat.clone(),
+        heartbeat: heartbeat.clone(),
         local_migration: config.local_migration.clone(),
         trace_waiting: run.trace_waiting,
         reserved_cpus: config.placement.reserved_cpus.clone(),
@@ -228,7 +231,7 @@ fn connect(
     run.vms.connect(options)
 }
 
-/// The history of a run; a dry run leaves one only where it is told to.
+/// Begins the history of a run; a dry run has one only if its path is given.
 fn begin_history(
     run: &Run,
     config: &Config,
@@ -245,7 +248,7 @@ fn begin_history(
     (path, history)
 }
 
-/// Ends a run: gives back what the VMs had, and says what is left.
+/// Ends a run: restores the VMs' settings, and reports what is left.
 fn give_back(
     run: &Run,
     mut host: Box<dyn RealHost>,
@@ -259,13 +262,13 @@ fn give_back(
         host.restore().failures
     };
     let is_guarded = guard.is_some();
-    // What could not be given back is left to the guard, which tries again once the agent is gone.
+    // What could not be restored is left to the guard, which retries once the agent is gone.
     match guard {
         Some(guard) if failures.is_empty() => guard.goodbye(),
         guard => drop(guard),
     }
     let machine = host.machine().clone();
-    // Its locks go with it: printing what follows may wait for a slow reader.
+    // This also drops its locks: printing may wait for a slow reader.
     drop(host);
     for failure in &failures {
         output.line(failure);
@@ -291,7 +294,7 @@ fn give_back(
     Ok(())
 }
 
-/// How a run left the VMs, or that something is not given back, and who goes on with it.
+/// Returns how a run left the VMs, or an error if something was not restored, with what goes on trying.
 fn last_words(
     is_kept: bool,
     failures: usize,
@@ -300,9 +303,9 @@ fn last_words(
 ) -> Result<&'static str, String> {
     let what = match (is_kept, failures) {
         (true, 0) => return Ok("homes and pins are left as they are"),
-        (false, 0) => return Ok("homes and pins are given back"),
+        (false, 0) => return Ok("homes and pins are released"),
         (true, _) => "homes and pins are left as they are, but not every limit could be lifted",
-        (false, _) => "not everything could be given back",
+        (false, _) => "not everything could be restored",
     };
     let state = state.display();
     let who = match is_guarded {
@@ -314,38 +317,38 @@ fn last_words(
     ))
 }
 
-/// Processor time that this process has used.
+/// Returns the CPU time that this process has used.
 fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// The agent's guard, which the agent watches as it is watched.
+/// The agent's guard, which the agent watches as the guard watches it.
 struct Watched<'a> {
     state: &'a Path,
     vms: &'a Managed,
-    beat: &'a Beat,
+    heartbeat: &'a Heartbeat,
     guard: Option<Guard>,
-    /// What there is to say of how the first one runs.
+    /// A notice about how the first guard runs, if any.
     begun_so: Option<String>,
-    /// What was said last: once, not in every period.
+    /// The last notice: it is not repeated in every period.
     said: Option<String>,
 }
 
 impl<'a> Watched<'a> {
-    fn start(state: &'a Path, vms: &'a Managed, beat: &'a Beat) -> anyhow::Result<Watched<'a>> {
-        let (guard, said) = start_guard(state, vms, beat)?;
+    fn start(state: &'a Path, vms: &'a Managed, heartbeat: &'a Heartbeat) -> anyhow::Result<Watched<'a>> {
+        let (guard, said) = start_guard(state, vms, heartbeat)?;
         Ok(Watched {
             state,
             vms,
-            beat,
+            heartbeat,
             guard: Some(guard),
             begun_so: said,
             said: None,
         })
     }
 
-    /// Looks whether it is there, and starts another where it is not; what there is to say of it.
+    /// Starts another guard if this one has ended or hung. Returns a notice for the operator, if any.
     fn look(&mut self) -> Option<String> {
         if self.guard.as_mut().is_some_and(Guard::is_there) {
             return self.begun_so.take();
@@ -353,7 +356,7 @@ impl<'a> Watched<'a> {
         if let Some(lost) = self.guard.take() {
             lost.end();
         }
-        let again = start_guard(self.state, self.vms, self.beat);
+        let again = start_guard(self.state, self.vms, self.heartbeat);
         let said = match &again {
             Ok(_) => "the guard process had ended or hung; another one watches now".to_owned(),
             Err(error) => format!(
@@ -369,8 +372,12 @@ impl<'a> Watched<'a> {
     }
 }
 
-/// Starts a guard; with it comes what the operator should know of how it runs.
-fn start_guard(state: &Path, vms: &Managed, beat: &Beat) -> anyhow::Result<(Guard, Option<String>)> {
+/// Starts a guard. Also returns a notice if it could not get a unit of its own.
+fn start_guard(
+    state: &Path,
+    vms: &Managed,
+    heartbeat: &Heartbeat,
+) -> anyhow::Result<(Guard, Option<String>)> {
     let exe = std::env::current_exe().context("cannot find the program's own file, which the guard runs")?;
     // An upgrade replaces the file of a running agent; the kernel still has the program.
     let exe = if exe.exists() {
@@ -391,18 +398,18 @@ fn start_guard(state: &Path, vms: &Managed, beat: &Beat) -> anyhow::Result<(Guar
         OsStr::new(GRACE),
     ];
     let arguments = arguments.map(OsStr::to_owned);
-    let (guard, why_not_apart) = guard::spawn_apart(Path::new("/"), &exe, &arguments, beat)?;
+    let (guard, why_not_apart) = guard::spawn_apart(Path::new("/"), &exe, &arguments, heartbeat)?;
     let said = why_not_apart.map(|why| {
-        format!("the guard has no unit of its own, since {why}: what kills all processes of the agent's unit kills it too")
+        format!("the guard has no unit of its own, since {why}: a kill of all processes of the agent's unit kills it too")
     });
     Ok((guard, said))
 }
 
-/// The guard's life: waits for the agent's end, and undoes after it if nobody follows within `grace`. Its standard input is the
-/// agent's pipe. `say` tells the operator what could not be undone yet.
+/// Runs the guard process: waits for the agent's end, and undoes its changes unless another agent follows within `grace`.
+/// Its standard input is the agent's pipe. `say` reports what could not be undone yet.
 ///
 /// # Errors
-/// When it cannot share the right to act on this host.
+/// If it cannot share the right to act on this host.
 pub fn guard(vms: &Managed, state: &Path, grace: Ns, say: impl FnMut(&str)) -> anyhow::Result<()> {
     let (pipe, mut answers) = (std::io::stdin(), std::io::stdout());
     let root = Path::new("/");
@@ -421,21 +428,21 @@ pub fn guard(vms: &Managed, state: &Path, grace: Ns, say: impl FnMut(&str)) -> a
     Ok(())
 }
 
-/// What came of `homenode release`.
+/// The result of `homenode release`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Released {
-    /// VMs that are as they were.
+    /// Number of VMs restored.
     pub count: usize,
-    /// What the operator should know beside that.
+    /// Further notices for the operator.
     pub notices: Vec<String>,
-    /// Why more may be in force than could be known, if so.
+    /// Why more may still be in force, if the journal was lost.
     pub lost_journal: Option<String>,
 }
 
-/// Restores what the journal lists, and what VMs' marks say. A guard of a dead agent that is stopped or hangs is ended first.
+/// Restores what the journal and the VMs' marks list. First ends the guard of a dead agent if it is stopped or hung.
 ///
 /// # Errors
-/// When an agent runs, or something cannot be restored.
+/// If an agent runs, or something cannot be restored.
 pub fn release(vms: &Managed, state: &Path) -> anyhow::Result<Released> {
     let options = Options {
         state_dir: state.to_owned(),
@@ -462,11 +469,11 @@ mod tests {
     fn the_last_words_of_a_run_never_say_that_all_is_given_back_where_it_is_not() {
         let words =
             |is_kept, failures, is_guarded| last_words(is_kept, failures, is_guarded, Path::new("/x"));
-        assert_eq!(words(false, 0, true), Ok("homes and pins are given back"));
+        assert_eq!(words(false, 0, true), Ok("homes and pins are released"));
         assert_eq!(words(true, 0, true), Ok("homes and pins are left as they are"));
         let said = words(false, 2, true).unwrap_err();
         assert!(
-            !said.contains("are given back") && said.contains("guard goes on"),
+            !said.contains("are released") && said.contains("guard goes on"),
             "{said}"
         );
         let said = words(false, 1, false).unwrap_err();

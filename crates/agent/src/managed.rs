@@ -1,14 +1,14 @@
-//! Real hosts: who runs a host's VMs, and what the agent needs of it beside the contract.
+//! Real hosts: which software runs a host's VMs, and what the agent needs from it besides the host contract.
 
 use std::path::Path;
 
-use homenode_kvm::{ConnectError, KvmHost, Legacy, Vms};
+use homenode_kvm::{ConnectError, KvmHost, Leftovers, Vms};
 use homenode_machine::Machine;
 use homenode_undo::journal::Journal;
 use homenode_undo::{Options, RealHost, Undone};
 use homenode_xen::{XenError, XenHost};
 
-/// Who runs the VMs of a real host. Written as in `--host`: `libvirt:URI`, `qemu` or `xen`.
+/// What runs the VMs of a real host. Written as in `--host`: `libvirt:URI`, `qemu` or `xen`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Managed {
     /// KVM.
@@ -17,22 +17,22 @@ pub enum Managed {
     Xen,
 }
 
-/// Why nobody is found who runs the VMs of this host.
+/// Why no manager of VMs was found on this host.
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
-    /// It is a Xen host that lacks something, and must not be taken for one of KVM.
+    /// This is a Xen host that lacks something, and must not be treated as a KVM host.
     #[error(transparent)]
     Xen(#[from] XenError),
-    /// It has none of KVM's: what libvirt said.
+    /// This host has no KVM manager; carries libvirt's error.
     #[error(transparent)]
     Kvm(#[from] ConnectError),
 }
 
 impl Managed {
-    /// Those of this host: Xen's in its dom0; else libvirt's if it answers, else those that run without it.
+    /// Detects the manager on this host: Xen in dom0, else libvirt if it answers, else plain QEMU.
     ///
     /// # Errors
-    /// Why there are none.
+    /// If there is none.
     pub fn here() -> Result<Managed, FindError> {
         match homenode_xen::is_dom0(Path::new("/"))? {
             true => Ok(Managed::Xen),
@@ -40,10 +40,10 @@ impl Managed {
         }
     }
 
-    /// The machine that they run on.
+    /// Reads the machine that the VMs run on.
     ///
     /// # Errors
-    /// What cannot be read.
+    /// If it cannot be read.
     pub fn machine(&self) -> anyhow::Result<Machine> {
         let root = Path::new("/");
         Ok(match self {
@@ -52,7 +52,7 @@ impl Managed {
         })
     }
 
-    /// Finds the VMs, and takes over the journal.
+    /// Connects to the host: finds the VMs and takes over the journal.
     ///
     /// # Errors
     /// Each is a sentence with its remedy.
@@ -63,25 +63,25 @@ impl Managed {
         })
     }
 
-    /// What undoes what an agent that is no more left behind.
+    /// Returns the function that undoes what a dead agent left behind.
     pub fn undoing(&self, root: &Path) -> Box<dyn FnMut(&mut Journal) -> Undone> {
         match self {
             Managed::Kvm(vms) => {
-                let mut legacy = Legacy::new(vms, root);
-                Box::new(move |journal| legacy.undo(journal))
+                let mut leftovers = Leftovers::new(vms, root);
+                Box::new(move |journal| leftovers.undo(journal))
             }
             Managed::Xen => {
-                let mut legacy = homenode_xen::Legacy::new(root);
-                Box::new(move |journal| legacy.undo(journal))
+                let mut leftovers = homenode_xen::Leftovers::new(root);
+                Box::new(move |journal| leftovers.undo(journal))
             }
         }
     }
 }
 
-/// The machine that this system runs on: in dom0 as the hypervisor sees it.
+/// Reads the machine that this system runs on: in dom0, as the hypervisor sees it.
 ///
 /// # Errors
-/// What cannot be read.
+/// If it cannot be read.
 pub fn machine_here() -> anyhow::Result<Machine> {
     let root = Path::new("/");
     Ok(match homenode_xen::is_dom0(root)? {
@@ -90,18 +90,18 @@ pub fn machine_here() -> anyhow::Result<Machine> {
     })
 }
 
-/// The life of a process that moves a Xen domain's memory, started by the agent.
+/// Runs the helper process that moves a Xen domain's memory; the agent starts it.
 ///
 /// # Errors
-/// It could not begin.
+/// If it could not begin.
 pub fn move_domain() -> anyhow::Result<()> {
     homenode_xen::carry_out().map_err(anyhow::Error::msg)
 }
 
-/// The life of the process that passes on what `xl` sends of that domain.
+/// Runs the helper process that relays the stream `xl` sends of that domain.
 ///
 /// # Errors
-/// Why it could not: the domain then stays where it is.
+/// If it failed: the domain then stays where it is.
 pub fn move_stream() -> anyhow::Result<()> {
     homenode_xen::relay().map_err(anyhow::Error::msg)
 }

@@ -1,11 +1,11 @@
-//! `numad -w NCPUS[:MB]`, the question that libvirt asks for `<vcpu placement='auto'>`, and the hook that tells who asks.
+//! `numad -w NCPUS[:MB]`, which libvirt runs for `<vcpu placement='auto'>`, and the hook that says which domain starts.
 //!
-//! libvirt fails the VM's start on an empty answer or a non-zero status, so every request that can be parsed gets a node list
-//! and status 0, whether an agent runs or not.
+//! libvirt fails the VM's start on an empty answer or a non-zero status, so every request that can be parsed gets a node
+//! list and status 0, whether an agent runs or not.
 //!
-//! What libvirt 9 does (seen in the testbed, case `numad-order`): a domain's prepare hook has ended before numad is called for
-//! it. Of domains that start at once the calls are interleaved, and nothing in a call says whose it is: requests are
-//! matched to announced domains by vCPUs and memory. Domains that are alike in both are interchangeable, unless their
+//! What libvirt 9 does (seen in the testbed, case `numad-order`): a domain's prepare hook has ended before numad is called
+//! for it. If several domains start at once, their calls interleave, and no call says which domain it is for: requests are
+//! matched to announced domains by vCPUs and memory. Domains with equal vCPUs and memory are interchangeable, unless their
 //! metadata differs.
 
 use std::path::Path;
@@ -18,7 +18,7 @@ use homenode_units::{Bytes, NodeSet, PAGE_BYTES};
 
 use crate::standalone;
 
-/// What is asked for by `NCPUS[:MB]`; the original takes two decimals for CPUs.
+/// Parses `NCPUS[:MB]`; the original numad accepts two decimals for CPUs.
 pub fn parse(request: &str) -> Option<Shape> {
     let (cpus, memory) = request.split_once(':').unwrap_or((request, "0"));
     let plain = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
@@ -33,9 +33,9 @@ pub fn parse(request: &str) -> Option<Shape> {
     })
 }
 
-/// Nodes for a VM of this shape, promised to it: by the agent, or by a look at the host, with what went wrong then.
+/// Returns nodes promised to a VM of this shape, by the agent or from a look at the host, and what went wrong.
 ///
-/// A VM that fits nowhere gets all nodes. Who asked for huge pages is told what is short: there the VM will not start.
+/// A VM that fits nowhere gets all nodes. If it wants huge pages, the error says what is short: it will not start there.
 pub fn nodes_for(state: &Path, asked: Asked) -> (NodeSet, Option<anyhow::Error>) {
     let promised = ask::<Promised>(state, &Request::Promise(asked)).ok().flatten();
     match promised.filter(|promised| !promised.nodes.is_empty()) {
@@ -47,8 +47,8 @@ pub fn nodes_for(state: &Path, asked: Asked) -> (NodeSet, Option<anyhow::Error>)
     }
 }
 
-/// Size of huge pages as `-H` has it: a number is KiB, as in the kernel's names of pools; or a size with a unit, as `2MiB`.
-/// Pages no larger than ordinary ones are `Some(None)`; what is no size is `None`.
+/// Parses a huge page size as `-H` has it: a number in KiB, as in the kernel's pool names, or a size with a unit, as `2MiB`.
+/// Returns `Some(None)` for pages no larger than ordinary ones, and `None` if it is no size.
 pub fn page_size(text: &str) -> Option<Option<Bytes>> {
     let bytes = match text.parse::<u64>() {
         Ok(kib) => Bytes(kib.checked_mul(1024)?),
@@ -57,10 +57,11 @@ pub fn page_size(text: &str) -> Option<Option<Bytes>> {
     Some((bytes.0 > PAGE_BYTES).then_some(bytes))
 }
 
-/// Tells the agent, or whoever answers without one, which domain is about to start. `xml` is what libvirt gives its hooks.
+/// Tells the agent, or the ledger if no agent runs, which domain is about to start. `xml` is what libvirt passes to its
+/// hooks.
 ///
 /// # Errors
-/// When it is no domain, or cannot be noted. The VM starts all the same.
+/// If it is no domain, or cannot be noted. The VM starts all the same.
 pub fn starting(state: &Path, xml: &str) -> anyhow::Result<()> {
     let starting = Starting::parse(xml, Path::new("/"))?;
     let announcement = Announcement {

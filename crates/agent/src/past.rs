@@ -1,4 +1,4 @@
-//! The host as it was: a period of a history, and what had happened by then.
+//! The host in the past: a recorded period, and the events up to it.
 
 use homenode_api::answer::{Happened, Overview};
 use homenode_control::Status;
@@ -7,24 +7,24 @@ use homenode_units::Ns;
 
 /// How far back events are shown.
 const EVENTS_SPAN_NS: i64 = 15 * 60 * 1_000_000_000;
-/// And how many.
+/// Most events shown.
 const EVENTS_MAX: u32 = 1000;
 
-/// A place in a history.
+/// A position in a history.
 #[derive(Debug)]
 pub struct Place {
     minute: Minute,
-    /// Which period of the minute.
+    /// Index of the period in the minute.
     at: usize,
-    /// What had happened by the end of the minute.
+    /// Events up to the end of the minute.
     events: Vec<EventRow>,
 }
 
 impl Place {
-    /// The first period of the first minute, the last period of any other; `None` where there is no such minute.
+    /// Opens the first period of the first minute, or the last period of any other; `None` if there is no such minute.
     ///
     /// # Errors
-    /// When the history cannot be read, here and below.
+    /// If the history cannot be read, here and below.
     pub fn open(archive: &Archive, which: Which<'_>) -> Result<Option<Place>, RecordError> {
         let Some(minute) = archive.minute(Kind::Status, which)? else {
             return Ok(None);
@@ -36,7 +36,7 @@ impl Place {
         Place::of(archive, minute, at).map(Some)
     }
 
-    /// The period that was in force at a time, in nanoseconds since 1970: the last one before it. `None` after the last one.
+    /// Opens the last period at or before a time, in nanoseconds since 1970. `None` after the end of the history.
     ///
     /// # Errors
     /// As [`Place::open`].
@@ -47,7 +47,7 @@ impl Place {
         if let Some(at) = minute.frames.iter().rposition(|frame| frame.wall_ns <= wall_ns) {
             return Place::of(archive, minute, at).map(Some);
         }
-        // It lies between two minutes.
+        // The time is between two minutes.
         let before = archive.minute(Kind::Status, Which::Before(&minute))?;
         let at = before.as_ref().map_or(0, |before| before.frames.len() - 1);
         Place::of(archive, before.unwrap_or(minute), at).map(Some)
@@ -67,15 +67,15 @@ impl Place {
         &self.minute.frames[self.at]
     }
 
-    /// Its time, in nanoseconds since 1970.
+    /// Returns the period's wall-clock time, in nanoseconds since 1970.
     pub fn wall_ns(&self) -> i64 {
         self.frame().wall_ns
     }
 
-    /// The host then, and what had happened.
+    /// Returns the host in that period, and the events up to it.
     ///
     /// # Errors
-    /// A period that another version wrote, of which something is not known here.
+    /// If another version wrote the period, with something this one does not know.
     pub fn overview(&self) -> serde_json::Result<Overview> {
         let Frame {
             run, wall_ns, value, ..
@@ -89,7 +89,7 @@ impl Place {
         Ok(Overview { status, events })
     }
 
-    /// Goes so many periods on or back; whether there were so many.
+    /// Moves `by` periods forward or back; returns whether there were that many.
     ///
     /// # Errors
     /// As [`Place::open`].
@@ -108,7 +108,7 @@ impl Place {
                         return Ok(false);
                     };
                     let here = (self.frame().run, self.frame().wall_ns);
-                    // A minute that was read while it was written is read again with what came since.
+                    // A minute that was read while it was being written is read again, with the periods added since.
                     let newer = minute
                         .frames
                         .iter()

@@ -1,5 +1,5 @@
-//! Settings that are read anew while the agent runs: at SIGHUP, or where an operator asks for it over HTTP. The loop takes them
-//! over between two epochs, as it alone decides by them. Wrong ones change nothing.
+//! Reloads settings while the agent runs: on SIGHUP, or when an operator requests it over HTTP. The loop applies them
+//! between two epochs, since only the loop uses them. Invalid settings change nothing.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,12 +9,12 @@ use homenode_control::{Config, Control};
 use homenode_host::Bell;
 use serde_json::Value;
 
-/// Where settings are read, and why they cannot be.
+/// Reads the settings, or returns why it cannot.
 type Read = dyn Fn() -> Result<Config, String> + Send + Sync;
-/// Who is told what came of it.
+/// Called with the result.
 type Told = Box<dyn FnOnce(Result<Reloaded, String>) + Send>;
 
-/// How settings are read anew. All clones are one.
+/// A queue of reload requests. All clones share it.
 #[derive(Clone)]
 pub struct Reload {
     bell: Bell,
@@ -29,7 +29,7 @@ impl fmt::Debug for Reload {
 }
 
 impl Reload {
-    /// By `read`, where the loop is rung for.
+    /// Creates a queue whose requests read the settings with `read`; `bell` wakes the loop.
     pub fn new(bell: &Bell, read: impl Fn() -> Result<Config, String> + Send + Sync + 'static) -> Reload {
         Reload {
             bell: bell.clone(),
@@ -38,12 +38,12 @@ impl Reload {
         }
     }
 
-    /// For a run whose settings are in no file: they stay as they are.
+    /// For a run whose settings are in no file: reloading always fails.
     pub fn never(bell: &Bell) -> Reload {
         Reload::new(bell, || Err("this run has its settings from no file".to_owned()))
     }
 
-    /// Asks the loop for it; `told` is called by the loop.
+    /// Requests a reload; the loop calls `told` with the result.
     pub fn ask(&self, told: impl FnOnce(Result<Reloaded, String>) + Send + 'static) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.push(Box::new(told));
@@ -51,7 +51,7 @@ impl Reload {
         self.bell.ring();
     }
 
-    /// Whether it is asked for.
+    /// Returns whether a reload was requested.
     pub(crate) fn is_wanted(&self) -> bool {
         !self
             .waiting
@@ -60,7 +60,7 @@ impl Reload {
             .is_empty()
     }
 
-    /// Does it, once for all who wait; what the operator is to be told.
+    /// Reloads once for all requests; returns a notice for the operator.
     pub(crate) fn carry_out(&self, control: &Mutex<Control>) -> String {
         let waiting = std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
         let read = (self.read)();
@@ -82,7 +82,7 @@ impl Reload {
     }
 }
 
-/// Keys of settings that are not the same in both.
+/// Returns the keys of settings that differ.
 fn differing(one: &Config, other: &Config) -> Vec<String> {
     let mut keys = Vec::new();
     let all = |config: &Config| serde_json::to_value(config).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A recorded run, decided anew: where would other settings, or another version, have decided otherwise?
+//! Replays a recorded run: where would other settings, or another version, have decided differently?
 
 use std::collections::BTreeMap;
 
@@ -14,105 +14,106 @@ use serde_json::Value;
 
 use crate::history::read_recorded;
 
-/// What is repeated, and under which settings.
+/// What to replay, and under which settings.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
-    /// Which run of the history; default: the last one of which samples are there.
+    /// Which run of the history; default: the last one that has samples.
     pub run: Option<i64>,
     /// Settings; default: those of the run.
     pub config: Option<Config>,
-    /// Policies in the place of the settings'.
+    /// Policies that override those of the settings.
     pub policies: Option<PolicySet>,
 }
 
-/// Why a run cannot be repeated.
+/// Why a run cannot be replayed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
     /// The history cannot be read.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// There is no such run, or nothing of it to repeat.
+    /// There is no such run, or it has no samples to replay.
     #[error("{0}")]
     Nothing(String),
 }
 
-/// When a decision was made: then, as recorded, or now, by the replay.
+/// Which of the two made a decision that the other did not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Only {
-    /// In the recording only.
+    /// The recording only.
     Recorded,
-    /// In the replay only.
+    /// The replay only.
     Replayed,
 }
 
-/// Decisions of one kind on one VM that were made one time and not the other.
+/// Decisions of one kind on one VM that only the recording or only the replay made.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Difference {
-    /// Which time they were made.
+    /// Which of the two made them.
     pub only: Only,
-    /// Which VM.
+    /// The VM.
     pub vm: VmId,
     /// Its name.
     pub name: String,
-    /// Who decided.
+    /// The policy that decided.
     pub policy: String,
-    /// The first of them, as [`homenode_host::Action`] is written.
+    /// The first of these actions, as [`homenode_host::Action`] is written.
     #[schemars(with = "serde_json::Map<String, Value>")]
     pub action: Value,
-    /// Why.
+    /// The reason given.
     pub reason: String,
-    /// When first, by the wall clock, in nanoseconds since 1970.
+    /// Wall-clock time of the first one, in nanoseconds since 1970.
     pub wall_ns: i64,
-    /// When last.
+    /// Wall-clock time of the last one.
     pub last_wall_ns: i64,
-    /// In how many periods.
+    /// Number of periods with such a decision.
     pub count: u64,
 }
 
-/// What came of it.
+/// The result of a replay.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Report {
-    /// Which run of the history.
+    /// The run of the history.
     pub run: i64,
-    /// On what it ran.
+    /// The host it ran on.
     pub host: String,
     /// Version that recorded it.
     pub version: String,
-    /// Policies of then.
+    /// Policies of the recording.
     pub policies_recorded: PolicySet,
-    /// Policies of now.
+    /// Policies of the replay.
     pub policies: PolicySet,
-    /// Whether settings and policies are those of then.
+    /// Whether settings and policies are those of the recording.
     pub same_settings: bool,
-    /// The first period that was repeated, by the wall clock, in nanoseconds since 1970.
+    /// Wall-clock time of the first replayed period, in nanoseconds since 1970.
     pub wall_ns: i64,
-    /// The last.
+    /// Wall-clock time of the last one.
     pub last_wall_ns: i64,
-    /// Periods that were repeated.
+    /// Number of replayed periods.
     pub periods_count: u64,
-    /// Decisions then, leases that were renewed among them.
+    /// Number of recorded decisions, including renewed leases.
     pub recorded_count: u64,
-    /// Decisions now.
+    /// Number of decisions in the replay.
     pub replayed_count: u64,
-    /// Decisions that were made both times, in the same period.
+    /// Number of decisions that both made in the same period.
     pub same_count: u64,
-    /// Of those, decisions for which another reason is given now.
+    /// How many of those have another reason in the replay.
     pub other_reason_count: u64,
-    /// Whether every plan is the same to the last letter.
+    /// Whether all plans are identical.
     pub same: bool,
-    /// The first period in which one is not. Samples after it are those of what was done, not of what would have been.
+    /// Wall-clock time of the first period whose plans differ. Samples after it show the effect of what was really done, not
+    /// of what the replay decided.
     pub first_difference_wall_ns: Option<i64>,
-    /// Decisions that were made one time only, the first first.
+    /// Decisions that only one of the two made, earliest first.
     pub differences: Vec<Difference>,
-    /// What keeps the replay from being exact, each a sentence; empty where it is.
+    /// Why the replay is not exact, one sentence each; empty if it is exact.
     pub inexact: Vec<String>,
 }
 
-/// What is read of a run's detail.
+/// The fields that are read of a run's detail.
 #[derive(Debug, Deserialize)]
 pub struct Detail {
-    /// The machine that it ran on.
+    /// The machine it ran on.
     pub machine: Machine,
     /// Its settings.
     pub config: Config,
@@ -121,13 +122,13 @@ pub struct Detail {
     pub mode: Mode,
 }
 
-/// Kinds of differences that are told apart; what is more is counted.
+/// Most kinds of differences that are listed separately; further ones are only counted.
 const DIFFERENCES_MAX: usize = 10_000;
 
-/// Decides a recorded run anew.
+/// Replays a recorded run.
 ///
 /// # Errors
-/// A history that cannot be read; one without samples of such a run.
+/// If the history cannot be read, or has no samples of such a run.
 pub fn replay(archive: &Archive, wanted: &Wanted) -> Result<Report, ReplayError> {
     let run = choose(archive, wanted.run)?;
     let unreadable = |e| {
@@ -143,7 +144,7 @@ pub fn replay(archive: &Archive, wanted: &Wanted) -> Result<Report, ReplayError>
         on_machine.map_err(|bad| ReplayError::Nothing(bad.to_string()))?;
     }
     config.policies = wanted.policies.unwrap_or(config.policies);
-    // Samples are as far apart as they are, and nothing is recorded from a replay.
+    // The period is that of the samples, and a replay records nothing.
     config.period = detail.config.period;
     config.record = detail.config.record.clone();
     let settings = match wanted.config {
@@ -187,7 +188,7 @@ pub fn replay(archive: &Archive, wanted: &Wanted) -> Result<Report, ReplayError>
     repeated.report(&run)
 }
 
-/// The run with this number, or the last one with samples.
+/// Returns the run with this number, or the last one with samples.
 fn choose(archive: &Archive, wanted: Option<i64>) -> Result<Run, ReplayError> {
     let mut runs = archive.runs()?;
     let none = |why: String| ReplayError::Nothing(why);
@@ -214,17 +215,17 @@ fn choose(archive: &Archive, wanted: Option<i64>) -> Result<Run, ReplayError> {
         read?;
     }
     Err(none(
-        "the history has no samples, from which alone can be decided anew: they are kept for `record.samples_hours`".into(),
+        "the history has no samples, which a replay needs: they are kept for `record.samples_hours`".into(),
     ))
 }
 
-/// What makes two differences one.
+/// Differences with the same key are counted as one.
 type Key = (Only, VmId, String, String);
 
-/// What is missing of a recording.
+/// What is missing from a recording.
 #[derive(Debug, Default)]
 struct Flaws {
-    /// The number of the first epoch that is there, where it is not the run's first, and whether its homes are known.
+    /// Number of the first recorded epoch if it is not the run's first, and whether the homes at that time are known.
     begun_late: Option<(u64, bool)>,
     gaps_count: u64,
     missing_count: u64,
@@ -349,10 +350,10 @@ impl Repeated<'_> {
         if report.periods_count == 0 {
             let why = match self.flaws.without_turn_count {
                 0 => "no samples of it are there: they are kept for `record.samples_hours`",
-                _ => "the version that recorded it did not keep what came of decisions",
+                _ => "the version that recorded it did not keep the outcomes of decisions",
             };
             return Err(ReplayError::Nothing(format!(
-                "run {} cannot be decided anew: {why}",
+                "run {} cannot be replayed: {why}",
                 run.id
             )));
         }
@@ -389,7 +390,7 @@ impl Flaws {
         count(self.unreadable_count, "samples cannot be read, and are left out");
         count(
             self.without_turn_count,
-            "samples are of a version that did not keep what came of decisions, and are left out",
+            "samples are of a version that did not keep the outcomes of decisions, and are left out",
         );
         count(
             self.inputs_missing_count,
@@ -401,7 +402,7 @@ impl Flaws {
     }
 }
 
-/// Homes as the last status before this time has them; `None` where there is none.
+/// Returns the homes in the last status before this time, or `None` if there is none.
 fn homes_before(archive: &Archive, run: i64, at: Ns) -> Option<Vec<(VmId, NodeSet)>> {
     let mut before: Option<Value> = None;
     let all = (i64::MIN, i64::MAX);
@@ -412,7 +413,7 @@ fn homes_before(archive: &Archive, run: i64, at: Ns) -> Option<Vec<(VmId, NodeSe
         }
         is_before
     });
-    // What can be read is better than nothing.
+    // After a read error, use what was read so far.
     drop(read);
     let before = before?;
     let home = |vm: &Value| {

@@ -1,10 +1,10 @@
-//! What the peer of a Unix socket may do; the kernel says which user it is.
+//! What the peer of a Unix socket may do, by the user that the kernel reports.
 //!
-//! | comes in as | may |
+//! | user of the peer | may |
 //! |---|---|
 //! | root, or the agent's own user | read and change |
 //! | a member of `[http] group` in the settings | read |
-//! | another user | nothing: the socket's rights keep other users out, and this check does where those rights were changed |
+//! | any other user | nothing: the socket's permissions keep them out, and so does this check if those were changed |
 
 use std::os::fd::AsFd;
 
@@ -19,25 +19,25 @@ use serde::Deserialize;
 pub enum Role {
     /// Reads everything.
     Viewer,
-    /// Also changes.
+    /// Reads everything and changes settings.
     Operator,
 }
 
-/// Why viewers may not change anything, to be followed by who may.
+/// Says that viewers only read; the message goes on with [`OPERATORS`] or a remedy.
 pub(crate) const VIEWERS_READ: &str = "only an operator may change anything";
 
-/// Who may, on a socket.
+/// How to become an operator on a socket.
 pub(crate) const OPERATORS: &str = "ask as root or as the agent's user";
 
-/// Who may read on sockets without being an operator.
+/// The group whose members may read on sockets without being operators, if any.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Readers(Option<GroupId>);
 
 impl Readers {
-    /// The members of the group that the settings name, if they do.
+    /// Looks up the group named in the settings, if any.
     ///
     /// # Errors
-    /// A group that is not there.
+    /// If the group does not exist.
     pub fn of(config: &http::Config) -> anyhow::Result<Readers> {
         let group = Some(config.group.as_str()).filter(|name| !name.is_empty());
         let group = group.map(GroupId::of).transpose();
@@ -45,12 +45,12 @@ impl Readers {
         Ok(Readers(group))
     }
 
-    /// The group that sockets belong to, and their rights: a user who may write to one may ask.
+    /// Returns the group and mode of sockets: a user who can write to a socket can send requests.
     pub(crate) fn of_socket(self) -> (Option<GroupId>, u32) {
         (self.0, if self.0.is_some() { 0o660 } else { 0o600 })
     }
 
-    /// What the peer of a socket may do; `None` where it has nothing to look for here.
+    /// Returns what the peer of a socket may do, or `None` if it may do nothing.
     pub(crate) fn role(self, socket: impl AsFd) -> Option<Role> {
         let user = rustix::net::sockopt::socket_peercred(&socket).ok()?.uid;
         if user.is_root() || user == geteuid() {

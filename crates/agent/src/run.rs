@@ -1,4 +1,4 @@
-//! The loop over one host, whichever it is, and how it is shown.
+//! The loop over one host, real or simulated, and its output.
 
 use std::convert::Infallible;
 use std::ops::ControlFlow;
@@ -20,29 +20,29 @@ use crate::service::Service;
 use crate::setting_queue::SettingQueue;
 use crate::trace::Tracer;
 
-/// The longest simulated time before looking whether something is to be done.
+/// The longest simulated time between two checks for work.
 const LOOK_EVERY: Ns = Ns::from_millis(100);
 
-/// Something that the operator should know.
+/// A message for the operator.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Notice<'a> {
     message: &'a str,
 }
 
 impl<'a> Notice<'a> {
-    /// In one sentence.
+    /// Creates a notice of one sentence.
     pub fn new(message: &'a str) -> Notice<'a> {
         Notice { message }
     }
 }
 
-/// Where programs and browsers may ask.
+/// The address at which programs and browsers can connect.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Listening {
     url: String,
 }
 
-/// What a run was, said first: version, commit, host and every option, so that it can be repeated.
+/// The first document of a run: version, commit, host and every option, so that it can be repeated.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Start<'a> {
     version: &'static str,
@@ -56,63 +56,63 @@ pub struct Start<'a> {
     config: &'a Config,
 }
 
-/// Where a run is shown. On a real host nothing here may wait for a reader: the guard takes a loop that stands still for hung.
+/// Where a run's output goes. On a real host no method may wait for a reader: the guard treats a stalled loop as hung.
 pub trait Show {
-    /// Says a line to people.
+    /// Prints a line for people.
     fn line(&mut self, text: &str);
-    /// Tells programs something, as an object named by its kind.
+    /// Emits an object for programs, named by its kind.
     fn object(&mut self, kind: &str, value: Value);
     /// Shows what an epoch saw and did.
     fn epoch(&mut self, epoch: &Epoch);
-    /// Whether nobody reads any more: the run then ends, in good order.
+    /// Returns whether the reader is gone; the run then ends in good order.
     fn is_closed(&self) -> bool;
 }
 
-/// A loop over one host, and how it is shown.
+/// The loop over one host, and everything around it.
 pub struct Agent<'a> {
     /// State of the loop, shared with the server.
     pub control: Arc<Mutex<Control>>,
-    /// Settings that operators ask for through the server.
+    /// Settings that operators send through the server.
     pub settings: SettingQueue,
-    /// Settings of its own that are read anew.
+    /// Reloads of the agent's own settings.
     pub reload: Reload,
-    /// Who started it, if it is a service.
+    /// The service manager, if one started the agent.
     pub service: Service,
-    /// Where usage is written down.
+    /// The file in which usage is billed.
     pub bill: BillFile,
-    /// Where everything is.
+    /// The history of the run.
     pub history: History,
-    /// Where it is published for those who only look, if anybody may.
+    /// What the loop publishes to readers, if there is a server.
     pub feed: Option<Feed>,
-    /// A trace of it, if one is written.
+    /// The trace, if one is written.
     pub trace: Option<Tracer>,
-    /// Where it is shown.
+    /// Where output goes.
     pub output: &'a mut dyn Show,
-    /// What was built: shown first, so that a run can be repeated.
+    /// Commit of the build, shown first so that a run can be repeated.
     pub commit: &'static str,
-    /// Rung where a setting waits, or when it shall stop.
+    /// Rung when a setting waits or the agent must stop.
     pub bell: Bell,
-    /// Host time after which it stops.
+    /// Host time after which the run stops.
     pub duration: Option<Ns>,
     /// Time between samples.
     pub period: Ns,
-    /// Wall-clock time that each simulated second takes: the twin's runs are watched.
+    /// How simulated time relates to wall-clock time.
     pub pace: Pace,
 }
 
 /// How time passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
-    /// It does by itself; who waits is woken.
+    /// Real time: the bell wakes the waiting loop.
     Real,
-    /// A simulated second takes as long as it is worked at.
+    /// Simulated time, as fast as it can be computed.
     Fast,
-    /// A simulated second takes a second.
+    /// A simulated second takes a wall-clock second.
     Watched,
 }
 
 impl Agent<'_> {
-    /// Steps until stopped, out of time, or `done`. `notices` are what the host wants told beside its samples.
+    /// Steps until stopped, out of time, or `done`. `notices` returns the host's messages to the operator.
     pub fn run<H: Host>(
         &mut self,
         host: &mut H,
@@ -139,7 +139,7 @@ impl Agent<'_> {
         }
     }
 
-    /// Reads settings anew where that is asked for.
+    /// Reloads settings if a reload was requested.
     fn reload(&mut self) {
         if !self.reload.is_wanted() {
             return;
@@ -162,14 +162,14 @@ impl Agent<'_> {
         self.output.object("notice", json!(Notice::new(text)));
     }
 
-    /// Says where it is listened on, if it is.
+    /// Announces the address of the HTTP server, if there is one.
     pub fn announce_address(&mut self, url: Option<String>) {
         let Some(url) = url else { return };
         self.output.line(&format!("listening at {url}"));
         self.output.object("listening", json!(Listening { url }));
     }
 
-    /// Says what is about to run.
+    /// Announces the run.
     pub fn announce(&mut self, host: String, seed: Option<u64>, mode: Mode) {
         let control = self
             .control
@@ -188,7 +188,7 @@ impl Agent<'_> {
         let seed = seed.map(|seed| format!(", seed {seed}")).unwrap_or_default();
         let how = match mode {
             Mode::Observe => ", dry run: nothing is touched",
-            Mode::Recommend => ", mode recommend: what is to be done waits for `homenode recommend`",
+            Mode::Recommend => ", mode recommend: decisions wait for `homenode recommend`",
             Mode::Act => "",
         };
         self.output.line(&format!(
@@ -200,14 +200,14 @@ impl Agent<'_> {
     }
 }
 
-/// A run that is shown: it goes on when the host cannot be read, and says so once.
+/// A run with its output. It goes on when the host cannot be read, and reports that once.
 struct Shown<'a, 'b, N, D> {
     agent: &'a mut Agent<'b>,
     notices: N,
     done: D,
     started: Option<Ns>,
     trouble: Option<HostError>,
-    /// When the parts of this epoch began.
+    /// When each phase of this epoch began.
     phases: Vec<(Phase, Instant)>,
 }
 
@@ -222,7 +222,7 @@ fn status_line(epoch: &Epoch) -> String {
 }
 
 impl<N, D> Shown<'_, '_, N, D> {
-    /// How long the parts of an epoch that is over just now took.
+    /// Returns how long each phase of the epoch that just ended took.
     fn took(&mut self) -> Vec<(Phase, Duration)> {
         let mut end = Instant::now();
         let begun = self.phases.drain(..).rev();
@@ -263,7 +263,7 @@ impl<H: Host, N: FnMut(&mut H) -> Vec<String>, D: Fn(&H) -> bool> Around<H> for 
             feed.trouble(&error.to_string());
         }
         match epoch {
-            // Said once, not in every period that it lasts.
+            // Reported once, not in every period that it lasts.
             Err(error) if self.trouble.as_ref() == Some(&error) => {}
             Err(error) => {
                 let message = error.to_string();

@@ -1,9 +1,9 @@
-//! The agent's server: a Unix socket where `numad`, libvirt's hook, the commands and programs of others ask.
+//! The agent's server: a Unix socket for `numad`, libvirt's hook, our own commands and other programs.
 //!
-//! One request and one answer per connection, each a line of JSON. One thread waits in epoll for all clients, so that one who
-//! says nothing delays nobody, and nothing happens while nobody asks. It shares the control loop's state, which the loop does not
-//! hold while it acts: an answer takes a millisecond even while gigabytes of pages move. What is to be done to the host is
-//! queued for the loop; whoever asked for it waits without keeping the server.
+//! One request and one answer per connection, each a line of JSON. One thread waits in epoll for all clients, so a silent
+//! client delays no other, and an idle server does nothing. It shares the control loop's state, whose lock the loop does not
+//! hold while it acts: an answer takes a millisecond even while gigabytes of pages move. Changes to the host are queued for
+//! the loop; the client waits for the result without blocking the server.
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;
@@ -28,27 +28,28 @@ use crate::handler::{Answered, Handler};
 use crate::role::{OPERATORS, Readers, Role, VIEWERS_READ};
 use crate::setting_queue::{NotSet, SettingQueue};
 
-/// How long a client may take to say its request, and to take its answer, however it trickles.
+/// How long a client may take in all to send its request, and to read its answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// And so much more for each mebibyte of a long answer.
+/// Extra time for each mebibyte of a long answer.
 const PATIENCE_PER_MIB: Duration = Duration::from_millis(100);
-/// Answers on their way, in bytes; where more are wanted, those that were asked for first make room.
+/// Most bytes of pending answers; beyond that, the oldest are dropped.
 const ANSWERS_BYTES_MAX: usize = 512 << 20;
-/// How long a client waits for the loop: moving pages may keep it busy for a while.
+/// How long a client waits for the loop, which moving pages may keep busy for a while.
 const PATIENCE_LOOP: Duration = Duration::from_secs(30);
-/// Clients at one time; the one that came first makes room. Fewer where the process may open less than four times as many files.
+/// Most clients at one time; beyond that, one is dropped to make room. Fewer if the process may open fewer than four times
+/// as many files.
 const CLIENTS_MAX: usize = 4096;
-/// Clients that are taken in before those that are there have their turn.
+/// Clients accepted in one turn, before those already connected are served.
 const TURN: usize = 64;
-/// When to look again for clients that knocked while no more files could be opened.
+/// When to retry accepting after the process ran out of files.
 const KNOCK_AGAIN: Duration = Duration::from_millis(50);
 /// The listening socket's key.
 const LISTENER: usize = 0;
-/// The key of being woken: the loop has carried something out, or the server is to close.
+/// The waker's key: the loop has carried something out, or the server must close.
 const WOKEN: usize = 1;
-/// Clients count on from here.
+/// The first client's key.
 const CLIENTS: usize = 2;
-/// Events that are taken at one time.
+/// Events taken from one poll.
 const EVENTS: usize = 256;
 const BUSY: &str = "the agent is busy or stopping; look with `homenode vm` whether it was done";
 
@@ -61,10 +62,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Opens the server. A socket that a dead agent left is replaced; the caller holds the agent's lock.
+    /// Opens the server. Replaces the socket of a dead agent; the caller holds the agent's lock.
     ///
     /// # Errors
-    /// When the socket cannot be made.
+    /// If the socket cannot be made.
     pub fn open(
         state: &Path,
         readers: Readers,
@@ -111,7 +112,8 @@ impl Server {
     }
 }
 
-/// A socket that these may write to: it has its rights before it comes to where it is looked for. What was there is replaced.
+/// Binds a socket that `readers` may write to. It gets its permissions before it appears at `path`, where it replaces any
+/// other.
 pub(crate) fn listen(state: &Path, path: &Path, readers: Readers) -> anyhow::Result<net::UnixListener> {
     bind(state, path, readers.of_socket()).map_err(|e| {
         let remedy = e.downcast_ref::<std::io::Error>().map_or("", remedy);
@@ -158,10 +160,10 @@ impl Drop for Server {
     }
 }
 
-/// What the loop has carried out, by the client that asked for it.
+/// Results of settings, each with the key of the client that asked for it.
 type CarriedOut = Arc<Mutex<Vec<(usize, Result<(), NotSet>)>>>;
 
-/// The thread that serves.
+/// The server's thread.
 struct Serving {
     readers: Readers,
     handler: Handler,
@@ -169,10 +171,10 @@ struct Serving {
     listener: UnixListener,
     poll: Poll,
     waker: Arc<Waker>,
-    /// By key, so the oldest first.
+    /// By key, so the oldest comes first.
     clients: BTreeMap<usize, Client>,
     clients_max: usize,
-    /// When to look for clients whom the kernel told of before: it tells of each but once.
+    /// When to accept again: the kernel reports each new client only once.
     accept_at: Option<Instant>,
     next_key: usize,
     carried_out: CarriedOut,
@@ -182,36 +184,36 @@ struct Serving {
 struct Client {
     stream: UnixStream,
     role: Role,
-    /// When it is dropped, or told that there is no answer.
+    /// When it is dropped, or gets the answer that the loop is busy.
     until: Instant,
     at: Stage,
 }
 
-/// How far a connection has come.
+/// State of a connection.
 enum Stage {
-    /// What was read of its request.
+    /// Reading the request; holds the bytes read so far.
     Asking(Vec<u8>),
-    /// The answer that holds once the loop has carried out what it asked for.
+    /// Waiting for the loop to carry out a setting; holds the answer for success.
     Waiting(Box<Answer>),
-    /// What is written of its answer.
+    /// Writing the answer.
     Answered(Left),
 }
 
-/// An answer on its way.
+/// An answer that is being written.
 struct Left {
     bytes: Vec<u8>,
-    /// So many of them are written.
+    /// Bytes already written.
     written_count: usize,
 }
 
 impl Left {
-    /// How long a client may take for it.
+    /// Returns how long a client may take to read it.
     fn patience(&self) -> Duration {
         PATIENCE + PATIENCE_PER_MIB * (self.bytes.len() >> 20) as u32
     }
 }
 
-/// Whether a connection goes on.
+/// Whether a connection stays open.
 #[derive(PartialEq, Eq)]
 enum Goes {
     On,
@@ -228,7 +230,7 @@ impl Serving {
             match self.poll.poll(&mut events, timeout) {
                 Ok(()) => {}
                 Err(e) if e.kind() == ErrorKind::Interrupted => continue,
-                // Nothing can be waited for; asking again at once would take a CPU.
+                // Polling fails, and retrying at once would spin.
                 Err(_) => std::thread::sleep(PATIENCE),
             }
             for event in &events {
@@ -246,14 +248,14 @@ impl Serving {
         }
     }
 
-    /// Takes in who came; when to look again, if some may be left.
+    /// Accepts waiting clients; returns when to try again, if some may be left.
     fn accept(&mut self) -> Option<Instant> {
         for _ in 0..TURN {
             match self.listener.accept() {
                 Ok((stream, _)) => self.take_in(stream),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return None,
                 Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
-                // No more can be opened: one less, and whoever knocks has a place.
+                // No more files can be opened: drop one client to make room for the next.
                 Err(_) if !self.clients.is_empty() => self.make_room(),
                 Err(_) => return Some(Instant::now() + KNOCK_AGAIN),
             }
@@ -282,11 +284,11 @@ impl Serving {
             at: Stage::Asking(Vec::new()),
         };
         self.clients.insert(key, client);
-        // What it says may be there already.
+        // The request may have arrived already.
         self.go_on(key);
     }
 
-    /// Drops the oldest of those who have not said their request, or else the oldest.
+    /// Drops the oldest client that has not sent its request, or else the oldest.
     fn make_room(&mut self) {
         let is_asking = |client: &Client| matches!(client.at, Stage::Asking(_));
         let mut silent = self.clients.iter().filter(|(_, client)| is_asking(client));
@@ -296,7 +298,7 @@ impl Serving {
         }
     }
 
-    /// Reads and writes what can be without waiting. A client that misbehaves is its own problem.
+    /// Reads and writes what it can without blocking. A client that misbehaves is dropped.
     fn go_on(&mut self, key: usize) {
         let Some(client) = self.clients.get_mut(&key) else {
             return;
@@ -339,7 +341,7 @@ impl Serving {
                 self.settings.set(vm, setting, move |done| {
                     let mut all = carried_out.lock().unwrap_or_else(PoisonError::into_inner);
                     all.push((key, done));
-                    // Fails where the server has closed: then no client waits.
+                    // Fails if the server has closed: then no client waits.
                     let _ = waker.wake();
                 });
                 (Stage::Waiting(Box::new(answer)), PATIENCE_LOOP)
@@ -350,7 +352,7 @@ impl Serving {
         }
     }
 
-    /// Has a client get its answer.
+    /// Starts sending a client its answer.
     fn send(&mut self, key: usize, result: Result<Answer, ApiError>) {
         let left = written(result);
         self.make_room_for(left.bytes.len());
@@ -360,7 +362,7 @@ impl Serving {
         }
     }
 
-    /// Drops clients that do not take their answers, the oldest first, until so many bytes more may wait.
+    /// Drops clients that do not read their answers, oldest first, until `count` more bytes fit.
     fn make_room_for(&mut self, count: usize) {
         let on_its_way = |client: &Client| match &client.at {
             Stage::Answered(left) => left.bytes.len(),
@@ -379,7 +381,7 @@ impl Serving {
         }
     }
 
-    /// Answers those whose settings the loop has carried out.
+    /// Answers the clients whose settings the loop has carried out.
     fn answer_carried_out(&mut self) {
         let carried_out =
             std::mem::take(&mut *self.carried_out.lock().unwrap_or_else(PoisonError::into_inner));
@@ -399,7 +401,7 @@ impl Serving {
         }
     }
 
-    /// Ends what took too long.
+    /// Drops clients whose time is up; those that wait for the loop get an answer first.
     fn end_patience(&mut self) {
         let now = Instant::now();
         let over = self.clients.iter().filter(|(_, client)| client.until <= now);
@@ -416,7 +418,7 @@ impl Serving {
     }
 }
 
-/// A reply as it is sent.
+/// Serializes a reply.
 fn written(result: Result<Answer, ApiError>) -> Left {
     let text = serde_json::to_string(&Reply::from(result)).expect("replies hold nothing that JSON cannot");
     Left {
@@ -425,7 +427,7 @@ fn written(result: Result<Answer, ApiError>) -> Left {
     }
 }
 
-/// Reads on; the line once all of it is there, or nobody will say more.
+/// Reads on; returns the request once its line is complete or the client has closed its end.
 fn read_line(stream: &mut UnixStream, read: &mut Vec<u8>) -> std::io::Result<Option<Vec<u8>>> {
     let mut part = [0; 4096];
     loop {
@@ -449,7 +451,7 @@ fn read_line(stream: &mut UnixStream, read: &mut Vec<u8>) -> std::io::Result<Opt
     }
 }
 
-/// Writes on, until all is written or the other side must read first.
+/// Writes until all is written or the socket is full.
 fn write_some(stream: &mut UnixStream, left: &mut Left) -> std::io::Result<Goes> {
     while let rest = &left.bytes[left.written_count..]
         && !rest.is_empty()

@@ -1,19 +1,19 @@
-//! What the loop tells the service manager (systemd's `sd_notify`): that it is ready, what it does, and that it goes on. Only the
-//! loop's own thread says so, so a loop that stands still is not taken for one that runs. Nothing is told where no service
-//! manager listens, and no failure to tell it stops the loop.
+//! Notifications to the service manager (systemd's `sd_notify`): ready, status, and the watchdog's heartbeat. Only the
+//! loop's own thread sends them, so a stalled loop does not look alive. Without a service manager they do nothing, and no
+//! failure to send one stops the loop.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use sd_notify::NotifyState;
 
-/// The service manager's end. All clones are one.
+/// The connection to the service manager. All clones share it.
 #[derive(Clone, Debug)]
 pub struct Service(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 struct State {
-    /// Between two signs of life, where the service manager wants any: well below what it allows.
+    /// Time between two heartbeats, well below the watchdog's limit; `None` if there is no watchdog.
     every: Option<Duration>,
     fed: Option<Instant>,
     is_ready: bool,
@@ -21,7 +21,7 @@ struct State {
 }
 
 impl Service {
-    /// The one that this process was started by, by its environment.
+    /// Connects to the service manager named in the environment, if any.
     pub fn of_environment() -> Service {
         Service(Arc::new(Mutex::new(State {
             every: sd_notify::watchdog_enabled().map(|most| most / 4),
@@ -35,7 +35,7 @@ impl Service {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The loop goes on. Costs nothing where that was said lately.
+    /// Sends a heartbeat, unless the last one was sent recently.
     pub fn feed(&self) {
         let mut state = self.lock();
         let Some(every) = state.every else { return };
@@ -46,7 +46,7 @@ impl Service {
         }
     }
 
-    /// An epoch is over: the agent does what it is there for.
+    /// Reports a completed epoch; the first one makes the service ready.
     pub(crate) fn goes_well(&self, status: &str) {
         self.says(status);
         let mut state = self.lock();
@@ -56,39 +56,39 @@ impl Service {
         }
     }
 
-    /// What it does now, in a line.
+    /// Sets the status line.
     pub(crate) fn says(&self, status: &str) {
         let mut state = self.lock();
         if state.status != status {
             status.clone_into(&mut state.status);
-            // What ends a line would begin another message.
+            // A line break would begin another message.
             let line = status.replace(char::is_control, " ");
             tell(&[NotifyState::Status(&line)]);
         }
     }
 
-    /// Settings are about to be read anew.
+    /// Reports that settings are about to be reloaded.
     pub(crate) fn reloads(&self) {
-        // Without the time systemd would not know which reload has ended.
+        // systemd needs the time to know which reload has ended.
         if let Ok(now) = NotifyState::monotonic_usec_now() {
             tell(&[NotifyState::Reloading, now]);
         }
     }
 
-    /// They have been, or the old ones stay.
+    /// Reports that the reload has ended, with new settings or the old ones.
     pub(crate) fn has_reloaded(&self) {
         if self.lock().is_ready {
             tell(&[NotifyState::Ready]);
         }
     }
 
-    /// The run ends: what was changed is given back now.
+    /// Reports that the run ends: what was changed is being restored.
     pub(crate) fn stops(&self) {
         tell(&[NotifyState::Stopping]);
     }
 }
 
 fn tell(states: &[NotifyState<'_>]) {
-    // Who does not listen misses nothing.
+    // No listener, no loss.
     let _ = sd_notify::notify(states);
 }

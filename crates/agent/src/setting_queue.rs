@@ -1,4 +1,4 @@
-//! Settings that operators ask for through the servers: the loop carries them out, as it alone owns the host.
+//! Settings that operators send through the servers. The loop carries them out, since only it owns the host.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,20 +13,20 @@ use crate::feed::Feed;
 /// Why settings are not in force.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum NotSet {
-    /// The host could not.
+    /// The host failed to set them.
     #[error("{0}")]
     Failed(#[from] ActionError),
-    /// They are not any more what they were when it was asked for.
-    #[error("somebody else set something of that VM meanwhile")]
+    /// The settings have changed since the client read them.
+    #[error("another client changed the settings of that VM meanwhile")]
     Changed,
 }
 
-/// Who is told what came of settings.
+/// Called with the result.
 type Told = Box<dyn FnOnce(Result<(), NotSet>) + Send>;
-/// What must still hold of a VM's settings.
+/// Checks that a VM's settings are still as expected.
 type Holds = Box<dyn Fn(&VmSettings) -> bool + Send>;
 
-/// Settings of a VM that are to be carried out.
+/// Settings of a VM that wait to be carried out.
 struct Pending {
     vm: VmId,
     settings: Vec<Setting>,
@@ -48,7 +48,7 @@ impl fmt::Debug for SettingQueue {
 }
 
 impl SettingQueue {
-    /// An empty queue that rings for the loop.
+    /// Creates an empty queue; `bell` wakes the loop.
     pub fn new(bell: &Bell) -> SettingQueue {
         SettingQueue {
             bell: bell.clone(),
@@ -56,13 +56,13 @@ impl SettingQueue {
         }
     }
 
-    /// Asks that something of a VM be set; `told` is called by the loop, once that was tried.
+    /// Queues a setting of a VM; the loop calls `told` with the result.
     pub fn set(&self, vm: VmId, setting: Setting, told: impl FnOnce(Result<(), NotSet>) + Send + 'static) {
         self.set_where(vm, vec![setting], |_| true, told);
     }
 
-    /// Asks for several at once, if `holds` of the VM's settings when the loop comes to them: of those that the loop knows, and
-    /// of those that are stored then, under the lock that they are stored under.
+    /// Queues several settings of a VM, to be set only if `holds` is true of its current settings. The loop checks the
+    /// settings it knows, and then the stored ones under the lock that protects the write.
     pub fn set_where(
         &self,
         vm: VmId,
@@ -79,8 +79,8 @@ impl SettingQueue {
         self.bell.ring();
     }
 
-    /// Carries out what waits now. Answers and the feed show it from then on. What comes meanwhile waits for the next time: a
-    /// client that asks without end must not keep the loop.
+    /// Carries out the settings that wait now; answers and the feed show them from then on. Settings that arrive meanwhile
+    /// wait for the next call: a client that sends settings without end must not block the loop.
     pub fn carry_out<H: Host + ?Sized>(&self, host: &mut H, control: &Mutex<Control>, feed: Option<&Feed>) {
         let waits = std::mem::take(&mut *self.lock());
         for pending in waits {
@@ -91,7 +91,7 @@ impl SettingQueue {
                 holds,
                 told,
             } = pending;
-            // A VM that is gone is for the host to say.
+            // If the VM is gone, the host reports that.
             let is_changed = control().settings(vm).is_some_and(|now| !holds(&now));
             told(if is_changed {
                 Err(NotSet::Changed)

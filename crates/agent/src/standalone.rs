@@ -1,5 +1,5 @@
-//! Answers without an agent: the host is looked at directly, and promises are kept in a small locked file, so that VMs that
-//! start together still get different nodes.
+//! Answers without an agent: samples the host directly, and keeps promises in a small locked file, so that VMs that start
+//! together still get different nodes.
 
 use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, Write};
@@ -24,29 +24,29 @@ use crate::drain_file::DrainFile;
 use crate::managed::{Managed, machine_here};
 use crate::wall_clock::WallClock;
 
-/// Time between the two looks that tell how busy CPUs are: ten of the kernel's ticks.
+/// Time between the two samples that show how busy CPUs are: ten of the kernel's ticks.
 const LOOK: Duration = Duration::from_millis(100);
 const LEDGER: &str = "ledger.json";
-/// How long others may take to answer: a look at the host takes [`LOOK`].
+/// How long to wait for the lock: other processes hold it for about [`LOOK`].
 const LOCK_MAX: Duration = Duration::from_millis(800);
 const LOCK_AGAIN: Duration = Duration::from_millis(10);
-/// The ledger of a host's worth of VMs is a few hundred kilobytes.
+/// Most bytes of the ledger; that of a full host has a few hundred kilobytes.
 const LEDGER_BYTES_MAX: u64 = 16 << 20;
 
-/// Where a VM would go on this host.
+/// Returns where a VM would go on this host.
 ///
 /// # Errors
-/// When the host cannot be read.
+/// If the host cannot be read.
 pub fn place(state: &Path, ask: &Ask) -> anyhow::Result<Result<Placement, Unplaceable>> {
-    // Without a right to the state directory there is no ledger to look at, and the question can still be answered.
+    // Without permission for the state directory there is no ledger, but the question can still be answered.
     let ledger = open_ledger(state).map(|(_, ledger)| ledger).unwrap_or_default();
     let machine = machine_here()?;
     let control = look(state, &machine, ledger)?;
     Ok(control.place(&machine, ask))
 }
 
-/// Nodes for a VM that is about to start; promised to it in the ledger. There is always an answer, with what went wrong, if
-/// anything did.
+/// Returns nodes for a VM that is about to start, and promises them to it in the ledger. There are always nodes, with the
+/// error, if any.
 pub fn promise(state: &Path, asked: Asked) -> (NodeSet, Option<anyhow::Error>) {
     let machine = match machine_here() {
         Ok(machine) => machine,
@@ -69,22 +69,22 @@ fn try_promise(state: &Path, machine: &Machine, asked: Asked) -> anyhow::Result<
     Ok(promise)
 }
 
-/// Notes a VM that is about to start.
+/// Announces a VM that is about to start.
 ///
 /// # Errors
-/// When the ledger cannot be written; the VM's nodes are then chosen without its name.
+/// If the ledger cannot be written; the VM's nodes are then chosen without its name.
 pub fn announce(state: &Path, announcement: Announcement) -> anyhow::Result<()> {
     let (mut file, mut ledger) = open_ledger(state)?;
     ledger.announce(announcement, now());
     save(&mut file, &ledger)
 }
 
-/// Promises that are open in the ledger.
+/// Returns the open promises in the ledger.
 ///
 /// # Errors
-/// When it cannot be read.
+/// If it cannot be read.
 pub fn promises(state: &Path) -> anyhow::Result<Promises> {
-    // Who only looks makes no directory.
+    // Only reading must not create the directory.
     let ledger = match state.try_exists() {
         Ok(false) => Ledger::default(),
         _ => open_ledger(state)?.1,
@@ -97,10 +97,10 @@ pub fn promises(state: &Path) -> anyhow::Result<Promises> {
     ))
 }
 
-/// Takes back a promise in the ledger.
+/// Removes a promise from the ledger.
 ///
 /// # Errors
-/// When there is none of this number, or the ledger cannot be written.
+/// If there is no promise with this number, or the ledger cannot be written.
 pub fn drop_promise(state: &Path, id: u64) -> anyhow::Result<PromiseDropped> {
     let (mut file, mut ledger) = open_ledger(state)?;
     let known = ledger.open(now()).map(|promise| promise.id).collect();
@@ -111,9 +111,9 @@ pub fn drop_promise(state: &Path, id: u64) -> anyhow::Result<PromiseDropped> {
     Ok(PromiseDropped { id })
 }
 
-/// A control loop that has looked at the host twice.
+/// Returns a control loop that has sampled the host twice.
 fn look(state: &Path, machine: &Machine, ledger: Ledger) -> anyhow::Result<Control> {
-    // What is damaged is said by the agent.
+    // The agent reports damage to this file.
     let drained = DrainFile::of(Some(state)).read().unwrap_or_default();
     let control = Control::new(Config::default(), Mode::Observe).with_ledger(ledger);
     let mut control = control.with_drained(drained);
@@ -124,7 +124,7 @@ fn look(state: &Path, machine: &Machine, ledger: Ledger) -> anyhow::Result<Contr
     Ok(control)
 }
 
-/// What says how this host is: in dom0 the hypervisor, else the kernel.
+/// Returns the function that samples this host: from the hypervisor in dom0, else from the kernel.
 fn sampler(machine: &Machine) -> anyhow::Result<Box<dyn FnMut() -> anyhow::Result<Sample> + '_>> {
     let root = Path::new("/");
     if !homenode_xen::is_dom0(root)? {
@@ -138,7 +138,7 @@ fn sampler(machine: &Machine) -> anyhow::Result<Box<dyn FnMut() -> anyhow::Resul
     Ok(Box::new(move || Ok(host.sample()?)))
 }
 
-/// What the kernel says of CPUs and nodes, without VMs.
+/// Samples CPUs and nodes from the kernel, without VMs.
 fn sample(root: &Path, machine: &Machine) -> anyhow::Result<Sample> {
     let usable = machine.cpu_set();
     let busy = proc_stat::read(root)?
@@ -165,7 +165,7 @@ fn sample(root: &Path, machine: &Machine) -> anyhow::Result<Sample> {
     })
 }
 
-/// The ledger's file, locked until it is dropped. One that is damaged counts as empty: promises are short-lived.
+/// Opens the ledger's file, locked until it is dropped. A damaged ledger counts as empty: promises are short-lived.
 fn open_ledger(state: &Path) -> anyhow::Result<(File, Ledger)> {
     let dir = StateDir::open(state)?;
     let mut file = dir.open_to_write(LEDGER)?;
@@ -182,7 +182,7 @@ fn open_ledger(state: &Path) -> anyhow::Result<(File, Ledger)> {
     Ok((file, ledger))
 }
 
-/// Waits for others who answer just now, and not for ever: a VM is about to start.
+/// Waits for other processes to release the lock, but not for long: a VM is about to start.
 fn lock(file: &File) -> std::io::Result<()> {
     let begun = Instant::now();
     loop {
@@ -197,7 +197,7 @@ fn lock(file: &File) -> std::io::Result<()> {
     }
 }
 
-/// Puts a new ledger in the place of the old one, in the file that is locked.
+/// Overwrites the ledger in the locked file.
 fn save(file: &mut File, ledger: &Ledger) -> anyhow::Result<()> {
     let text = serde_json::to_vec(ledger)?;
     file.set_len(0)

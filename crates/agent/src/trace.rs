@@ -1,4 +1,4 @@
-//! Traces for Perfetto's viewer: of a run as it goes on, and of what the history has.
+//! Traces for Perfetto's viewer: of a run while it goes on, and of a recorded history.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -18,43 +18,43 @@ use serde::Deserialize;
 
 use crate::history::read_recorded;
 
-/// Epochs that may wait for the disk.
+/// Most epochs that may wait for the disk.
 const WAITING_MAX: usize = 64;
-/// Events that are read of a history at once.
+/// Events read from a history at a time.
 const EVENTS_AT_ONCE: u32 = 512;
 
-/// Why a trace is not written.
+/// Why a trace cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The file, or the disk.
+    /// The file cannot be written.
     #[error("the trace {path} cannot be written: {cause}")]
     File {
-        /// Which.
+        /// Its path.
         path: String,
-        /// What the system said.
+        /// The system's error.
         cause: String,
     },
-    /// The history of which it is cannot be read.
+    /// The history cannot be read.
     #[error(transparent)]
     Record(#[from] RecordError),
 }
 
-/// A trace in a file. After the first thing that cannot be written nothing is, and [`TraceFile::finish`] says why.
+/// A trace in a file. After the first write error nothing more is written, and [`TraceFile::finish`] returns that error.
 #[derive(Debug)]
 pub struct TraceFile {
     path: PathBuf,
     /// `None` before the first run.
     lanes: Option<Lanes<BufWriter<File>>>,
-    /// Until then.
+    /// `None` once the first run has begun.
     file: Option<File>,
     failed: Option<io::Error>,
 }
 
 impl TraceFile {
-    /// Makes the file.
+    /// Creates the file.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// If it cannot be created.
     pub fn create(path: &Path) -> Result<TraceFile, TraceError> {
         let file = File::create(path).map_err(|error| failed(path, &error))?;
         Ok(TraceFile {
@@ -65,7 +65,7 @@ impl TraceFile {
         })
     }
 
-    /// What follows is of this run.
+    /// Begins a run; the following epochs belong to it.
     pub fn run(&mut self, name: &str, machine: &Machine) {
         let done = match (&mut self.lanes, self.file.take()) {
             (Some(lanes), _) => lanes.next_run(name, machine),
@@ -77,7 +77,7 @@ impl TraceFile {
         self.note(done);
     }
 
-    /// The next epoch of the run.
+    /// Writes the next epoch of the run.
     pub fn epoch(&mut self, epoch: &Epoch, sample: Option<&Sample>) {
         let happened: Vec<Happened> = epoch.events.iter().map(Happened::from).collect();
         self.period(Period {
@@ -105,7 +105,7 @@ impl TraceFile {
     /// Ends the trace.
     ///
     /// # Errors
-    /// What could not be written, now or before.
+    /// The first write error.
     pub fn finish(mut self) -> Result<(), TraceError> {
         let finished = self.lanes.take().map_or(Ok(()), Lanes::finish);
         let done = self.failed.map_or(finished, Err);
@@ -120,13 +120,13 @@ fn failed(path: &Path, cause: &io::Error) -> TraceError {
     }
 }
 
-/// Writes a trace of a run from a thread of its own: the loop does not wait for a disk.
+/// Writes a trace of a run from a thread of its own, so the loop does not wait for a disk.
 #[derive(Debug)]
 pub struct Tracer {
     when_full: WhenFull,
-    /// `None` once nothing is written any more.
+    /// `None` once nothing more is written.
     epochs: Option<SyncSender<(Epoch, Option<Sample>)>>,
-    /// Why nothing is, if so.
+    /// Receives the error that ended the trace, if any.
     ended: Receiver<String>,
     writer: Option<JoinHandle<()>>,
     missed_count: u64,
@@ -136,7 +136,7 @@ impl Tracer {
     /// Begins a trace of a run.
     ///
     /// # Errors
-    /// When the file cannot be made, or no thread started.
+    /// If the file cannot be created, or no thread started.
     pub fn begin(
         path: &Path,
         name: &str,
@@ -168,7 +168,7 @@ impl Tracer {
         })
     }
 
-    /// Writes an epoch.
+    /// Queues an epoch to be written.
     pub(crate) fn keep(&mut self, epoch: &Epoch, control: &Mutex<Control>) {
         let Some(epochs) = &self.epochs else { return };
         let sample = control
@@ -186,17 +186,17 @@ impl Tracer {
         match kept {
             Ok(()) => {}
             Err(TrySendError::Full(_)) => self.missed_count += 1,
-            // It could not be written any more, and a notice says so.
+            // Writing failed, and a notice says so.
             Err(TrySendError::Disconnected(_)) => self.epochs = None,
         }
     }
 
-    /// What the operator should know, once.
+    /// Returns new notices for the operator.
     pub(crate) fn take_notices(&self) -> Vec<String> {
         self.ended.try_iter().collect()
     }
 
-    /// Ends the trace; what the operator should know.
+    /// Ends the trace; returns notices for the operator.
     pub(crate) fn finish(mut self) -> Vec<String> {
         self.epochs = None;
         if let Some(writer) = self.writer.take() {
@@ -209,22 +209,22 @@ impl Tracer {
     }
 }
 
-/// What of a history cannot be in a trace, or was.
+/// What of a history is in its trace, and what is not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traced {
-    /// Periods that are in the trace.
+    /// Periods in the trace.
     pub periods_count: u64,
-    /// Of those, periods of which no sample is there: they do not say where vCPUs were.
+    /// How many of those have no sample, and so do not show where vCPUs ran.
     pub without_sample_count: u64,
-    /// Periods that a version wrote that this one cannot read; they are not in the trace.
+    /// Periods left out because another version wrote them in a form that this one cannot read.
     pub unreadable_count: u64,
 }
 
-/// Writes a trace of what the history has between two times, in nanoseconds since 1970. A run's times are those of the wall clock
-/// at its first period, from where they go on as the host's own clock did.
+/// Writes a trace of the history between two times, in nanoseconds since 1970. A run's times start at the wall-clock time of
+/// its first period, and advance with the host's own clock.
 ///
 /// # Errors
-/// A history that cannot be read, a file that cannot be written.
+/// If the history cannot be read, or the file cannot be written.
 pub fn export(archive: &Archive, span: (i64, i64), path: &Path) -> Result<Traced, TraceError> {
     let mut file = TraceFile::create(path)?;
     let mut traced = Traced::default();
@@ -279,7 +279,7 @@ fn export_run(
             happened: &happened,
         });
     }
-    // Of a damaged history the whole parts are traced, and the damage is said.
+    // A damaged history is traced as far as it is whole; then the damage is reported.
     statuses.whole()?;
     Ok(())
 }
@@ -291,7 +291,7 @@ struct Samples<'a> {
 }
 
 impl Samples<'_> {
-    /// The sample of this time, if it is there. Times only grow.
+    /// Returns the sample at this time, if there is one. Times must not decrease from call to call.
     fn at(&mut self, at: Ns) -> Result<Option<Sample>, RecordError> {
         loop {
             let frame = match self.next.take() {
@@ -316,13 +316,13 @@ impl Samples<'_> {
 struct Events<'a> {
     archive: &'a Archive,
     run: i64,
-    /// The number of the last that was read.
+    /// Id of the last event read.
     last: i64,
     ready: VecDeque<EventRow>,
 }
 
 impl Events<'_> {
-    /// What happened up to this time, and not before what is traced of the run.
+    /// Returns the events up to this time, skipping those before the first traced period.
     fn until(&mut self, at: Ns, first: Ns) -> Result<Vec<Happened>, RecordError> {
         let mut happened = Vec::new();
         loop {

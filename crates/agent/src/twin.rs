@@ -26,34 +26,34 @@ use crate::setting_queue::SettingQueue;
 use crate::trace::Tracer;
 use crate::wall_clock::WallClock;
 
-/// How to run.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Where bill and socket lie, if anybody is to ask: a VM that really starts must not be answered from a simulation by
+    /// Directory of bill and socket; `None` serves no requests: a real VM's start must not be answered from a simulation by
     /// accident.
     pub state: Option<PathBuf>,
-    /// Where the history lies, if one is kept.
+    /// Path of the history, if one is kept.
     pub history: Option<PathBuf>,
-    /// Where HTTP is answered, beside a socket in the state directory.
+    /// Where to serve HTTP over TCP, in addition to a socket in the state directory.
     pub listen: Option<Listen>,
-    /// Where a trace of the run is written, if one is.
+    /// Path of the trace to write, if any.
     pub trace: Option<PathBuf>,
     /// Whether plans are carried out.
     pub mode: Mode,
-    /// Whether a simulated second takes a second.
+    /// How simulated time relates to wall-clock time.
     pub pace: Pace,
-    /// Simulated time after which it stops.
+    /// Simulated time after which the run stops.
     pub duration: Option<Ns>,
-    /// Of which commit the program is.
+    /// Commit of the build.
     pub commit: &'static str,
-    /// How its settings are read anew.
+    /// How its settings are reloaded.
     pub reload: Reload,
 }
 
-/// Runs the agent on the twin: until it is stopped, its time is up, or every program has ended.
+/// Runs the agent on the twin until it is stopped, its time is up, or every program has ended.
 ///
 /// # Errors
-/// A scenario that the machine cannot run; a state directory that cannot hold the agent's socket.
+/// If the machine cannot run the scenario, or the state directory cannot hold the agent's socket.
 pub fn run(
     run: &Run,
     config: &Config,

@@ -1,4 +1,4 @@
-//! Which time by the wall clock the host's monotonic clock stands for.
+//! Converts the host's monotonic clock to wall-clock time.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,7 +7,7 @@ use homenode_units::Ns;
 
 use crate::bill_file::Clock;
 
-/// The wall clock of a run: that of this machine, or on the twin the time since it was started.
+/// The wall clock of a run: this machine's, or on the twin, the start of the run plus simulated time.
 #[derive(Clone, Copy, Debug)]
 pub struct WallClock {
     clock: Clock,
@@ -15,7 +15,7 @@ pub struct WallClock {
 }
 
 impl WallClock {
-    /// Of a run that begins now.
+    /// Starts the clock of a run that begins now.
     pub fn start(clock: Clock) -> WallClock {
         WallClock {
             clock,
@@ -23,17 +23,17 @@ impl WallClock {
         }
     }
 
-    /// Which clock it is.
+    /// Returns which clock it is.
     pub(crate) fn clock(&self) -> Clock {
         self.clock
     }
 
-    /// When the run began, in nanoseconds since 1970.
+    /// Returns when the run began, in nanoseconds since 1970.
     pub fn begun_ns(&self) -> i64 {
         self.begun_ns
     }
 
-    /// The time of what was seen just now, at this time of the host, in nanoseconds since 1970.
+    /// Returns the wall-clock time, in nanoseconds since 1970, of a sample just taken at host time `at`.
     pub fn at(&self, at: Ns) -> i64 {
         match self.clock {
             Clock::Wall => now(),
@@ -41,7 +41,7 @@ impl WallClock {
         }
     }
 
-    /// The time of what was, or will be, at `then` by the host's clock, which says `now` just now.
+    /// Converts host time `then`, past or future, given that the host's clock now reads `now`.
     pub fn of(&self, then: Ns, now: Ns) -> WallTime {
         let at = self.at(now);
         WallTime(match then >= now {
@@ -51,7 +51,7 @@ impl WallClock {
     }
 }
 
-/// In nanoseconds since 1970.
+/// Returns nanoseconds since 1970.
 fn now() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)

@@ -1,4 +1,4 @@
-//! Why a VM was slow, asked of the history.
+//! Answers why a VM was slow, from the history.
 
 use std::time::Instant;
 
@@ -14,29 +14,29 @@ use serde::Deserialize;
 
 use crate::history::read_recorded;
 
-/// How long before a step, in nanoseconds, a decision may lie that made its change.
+/// How long before a change, in nanoseconds, the decision that caused it may be.
 const DECIDED_EARLIER: i64 = 5_000_000_000;
-/// Most events that are looked at, the last ones.
+/// Most events that are read, the last ones.
 const EVENTS_MAX: u32 = 10_000;
-/// How long after a window what is decided may still be about it.
+/// How long after a window, in nanoseconds, a decision may still be about it.
 const DECIDED_LATER: i64 = 60_000_000_000;
 
-/// Why the question has no answer.
+/// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
     /// The history cannot be read.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// Nobody can know which VM is meant.
+    /// The VM's name is unknown or ambiguous.
     #[error(transparent)]
     Vm(#[from] ApiError),
-    /// It does not go there.
+    /// The time is outside the history.
     #[error("samples are recorded from {} to {} only", .recorded.from, .recorded.to)]
     Outside {
-        /// From when to when it goes.
+        /// The span of the history.
         recorded: WallSpan,
     },
-    /// It has nothing of that.
+    /// The history has nothing about that time or VM.
     #[error("{0}")]
     Nothing(String),
     /// Too little is known.
@@ -44,17 +44,17 @@ pub enum AskError {
     Why(#[from] WhyError),
 }
 
-/// What is read of a run's detail.
+/// The fields that are read of a run's detail.
 #[derive(Debug, Deserialize)]
 struct Detail {
     machine: Machine,
 }
 
-/// Why the VM of this name or id was slow around a time, by the wall clock; default: in the last window that was recorded. Given
-/// up at `until`, where others wait for the reader.
+/// Explains why a VM, given by name or id, was slow around a wall-clock time; default: in the last recorded window. Gives up
+/// at `until`, if other readers wait.
 ///
 /// # Errors
-/// When nothing was recorded then, or the VM did not run.
+/// If nothing was recorded then, or the VM did not run.
 pub fn ask(
     archive: &Archive,
     vm: &str,
@@ -78,12 +78,12 @@ pub fn ask(
     let (_, apart) = homenode_why::wanted(Ns(0), window);
     let begin = from.saturating_sub(long.saturating_mul(homenode_why::BASELINE.cast_signed()));
     let frames = sparse(archive, (begin, to), apart, until)?;
-    // Of two runs that meet there, the one that is asked about.
+    // If two runs meet in the window, use the run that contains the time.
     let about = at.and_then(|at| frames.iter().rev().find(|frame| frame.wall_ns <= at));
     let Some(end) = about.or(frames.last()) else {
         return Err(AskError::Nothing("nothing was recorded at that time".to_owned()));
     };
-    // What happened before the agent was started anew was another run: its clock may be another, too.
+    // Before a restart of the agent there was another run, perhaps with another clock.
     let (run, offset) = (end.run, end.wall_ns.saturating_sub(end.at.0.cast_signed()));
     let detail = archive.runs()?.into_iter().find(|known| known.id == run);
     let detail = detail.and_then(|run| serde_json::from_value::<Detail>(run.detail).ok());
@@ -129,7 +129,8 @@ pub fn ask(
     })
 }
 
-/// Samples between two times, each at least `apart` after the last: turning one into figures takes longer than reading it.
+/// Returns samples between two times, at least `apart` from each other: turning one into figures takes longer than reading
+/// it.
 fn sparse(
     archive: &Archive,
     span: (i64, i64),
@@ -148,13 +149,13 @@ fn sparse(
         }
     }
     match frames.whole() {
-        // What can be read was given.
+        // Use what could be read.
         Ok(()) | Err(RecordError::Damaged { .. }) => Ok(samples),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Which VM is meant, by those that ran last of all that had the name.
+/// Returns the VM meant by a name or id: the VM that last had the name.
 fn find(samples: &[Sample], text: &str) -> Result<Option<VmId>, ApiError> {
     for sample in samples.iter().rev() {
         match meant(&sample.vms, |vm| (vm.id, vm.name.as_str()), text) {
@@ -165,7 +166,7 @@ fn find(samples: &[Sample], text: &str) -> Result<Option<VmId>, ApiError> {
     Ok(None)
 }
 
-/// What the agent made of a VM; that one came or went says nothing of that.
+/// Converts an event about a VM; that it came or went explains nothing.
 fn happening(event: EventRow) -> Option<Happening> {
     if matches!(event.kind.as_str(), "appeared" | "vanished") {
         return None;
@@ -203,7 +204,7 @@ mod tests {
         ];
         assert_eq!(find(&samples, "web"), Ok(Some(VmId(2))));
         assert_eq!(find(&samples, &VmId(1).to_string()), Ok(Some(VmId(1))));
-        assert_eq!(find(&samples, "nobody"), Ok(None));
+        assert_eq!(find(&samples, "absent"), Ok(None));
         samples.truncate(1);
         let refused = find(&samples, "web").unwrap_err().to_string();
         assert!(

@@ -1,4 +1,4 @@
-//! What is answered.
+//! Answers.
 
 use homenode_control::{Line, PermitStatus, Status, VmStatus};
 use homenode_host::CountedBy;
@@ -14,13 +14,13 @@ use serde::{Deserialize, Serialize};
 pub use crate::approval::{ModeSet, OpenPromise, PromiseDropped, Promises, Recommendation, Recommendations};
 pub use crate::maintenance::Maintenance;
 
-/// What comes back.
+/// A reply to a request.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reply {
-    /// What was asked for.
+    /// The answer.
     Answer(Answer),
-    /// Why it is not to be had.
+    /// Why there is none.
     Error(ApiError),
 }
 
@@ -37,39 +37,39 @@ impl From<Result<Answer, ApiError>> for Reply {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error, JsonSchema)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum ApiError {
-    /// No VM of this name runs here.
+    /// No VM with this name runs here.
     #[error("no VM `{vm}` runs here; there are: {}", running.join(", "))]
     NoSuchVm {
-        /// The name asked for.
+        /// The requested name.
         vm: String,
-        /// Those that run.
+        /// VMs that run.
         running: Vec<String>,
     },
-    /// Several VMs of this name run here.
+    /// Several VMs with this name run here.
     #[error("{} VMs that run here are named `{vm}`: {}; say by its UUID which of them is meant", ids.len(), listed(.ids))]
     AmbiguousVm {
-        /// The name asked for.
+        /// The requested name.
         vm: String,
-        /// Those that have it.
+        /// The VMs with that name.
         ids: Vec<VmId>,
     },
-    /// There is none of this number.
+    /// There is none with this number.
     #[error("there is no {what} {id}; {}", there_are(.known))]
     NoSuchId {
-        /// Of what: `recommendation`, `promise`.
+        /// The kind of thing: `recommendation`, `promise`.
         what: String,
-        /// The number asked for.
+        /// The requested number.
         id: u64,
-        /// Numbers that there are.
+        /// Existing numbers.
         known: Vec<u64>,
     },
-    /// What was asked for is over or done already.
+    /// The requested change is over or done already.
     #[error("{why}")]
     Conflict {
-        /// What is so already.
+        /// What it conflicts with.
         why: String,
     },
-    /// What was asked is wrong in itself.
+    /// The request is invalid in itself.
     #[error("{why}")]
     BadInput {
         /// What is wrong, with the remedy.
@@ -81,7 +81,7 @@ pub enum ApiError {
         /// What it is waiting for.
         why: String,
     },
-    /// The agent cannot do or say that.
+    /// The agent cannot do that or answer it.
     #[error("{why}")]
     Refused {
         /// Why.
@@ -90,10 +90,10 @@ pub enum ApiError {
     /// The request changes something, and this client may only read.
     #[error("{why}")]
     MayNot {
-        /// Who may.
+        /// Who may change it.
         why: String,
     },
-    /// That was no request.
+    /// The line is no request.
     #[error("not a request: {why}")]
     Malformed {
         /// What is wrong with it.
@@ -101,7 +101,7 @@ pub enum ApiError {
     },
 }
 
-/// At most so many numbers are listed in a sentence.
+/// Most numbers that are listed in a sentence.
 const LISTED_MAX: usize = 32;
 
 fn listed<T: ToString>(ids: &[T]) -> String {
@@ -117,12 +117,12 @@ fn there_are(ids: &[u64]) -> String {
 }
 
 impl ApiError {
-    /// Something that the agent cannot do or say.
+    /// Creates an error for what the agent cannot do or answer.
     pub fn refused(why: impl Into<String>) -> ApiError {
         ApiError::Refused { why: why.into() }
     }
 
-    /// Whether the client made a mistake.
+    /// Returns whether the client made a mistake.
     pub fn is_about_input(&self) -> bool {
         matches!(
             self,
@@ -134,10 +134,10 @@ impl ApiError {
     }
 }
 
-/// An answer for each kind of request, and the way back from it.
+/// Defines an answer for each kind of request, and the conversions from and to it.
 macro_rules! answers {
     ($($(#[$about:meta])* $name:ident,)*) => {
-        /// What was asked for.
+        /// The answer to a request.
         #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
         #[serde(tag = "of", rename_all = "kebab-case")]
         pub enum Answer {
@@ -166,91 +166,91 @@ macro_rules! answers {
 }
 
 answers! {
-    /// Of [`crate::Request::Announce`].
+    /// To [`crate::Request::Announce`].
     Noted,
-    /// Of [`crate::Request::Promise`].
+    /// To [`crate::Request::Promise`].
     Promised,
-    /// Of [`crate::Request::Place`].
+    /// To [`crate::Request::Place`].
     Placed,
-    /// Of [`crate::Request::Vms`].
+    /// To [`crate::Request::Vms`].
     Vms,
-    /// Of [`crate::Request::Overview`].
+    /// To [`crate::Request::Overview`].
     Overview,
-    /// Of [`crate::Request::PermitSet`].
+    /// To [`crate::Request::PermitSet`].
     PermitSet,
-    /// Of [`crate::Request::PolicySet`].
+    /// To [`crate::Request::PolicySet`].
     PolicySet,
-    /// Of [`crate::Request::FloorSet`].
+    /// To [`crate::Request::FloorSet`].
     FloorSet,
-    /// Of [`crate::Request::PolicyAdvise`].
+    /// To [`crate::Request::PolicyAdvise`].
     PolicyAdvice,
-    /// Of [`crate::Request::Permits`].
+    /// To [`crate::Request::Permits`].
     Permits,
-    /// Of [`crate::Request::PermitSuggest`].
+    /// To [`crate::Request::PermitSuggest`].
     Suggestion,
-    /// Of [`crate::Request::WorkingSets`].
+    /// To [`crate::Request::WorkingSets`].
     WorkingSets,
-    /// Of [`crate::Request::WhatIf`].
+    /// To [`crate::Request::WhatIf`].
     Forecast,
-    /// Of [`crate::Request::Report`].
+    /// To [`crate::Request::Report`].
     Report,
-    /// Of [`crate::Request::PermitBill`].
+    /// To [`crate::Request::PermitBill`].
     Bill,
-    /// Of [`crate::Request::Recommendations`].
+    /// To [`crate::Request::Recommendations`].
     Recommendations,
-    /// Of [`crate::Request::RecommendationApply`] and [`crate::Request::RecommendationReject`].
+    /// To [`crate::Request::RecommendationApply`] and [`crate::Request::RecommendationReject`].
     Recommendation,
-    /// Of [`crate::Request::ModeSet`].
+    /// To [`crate::Request::ModeSet`].
     ModeSet,
-    /// Of [`crate::Request::Promises`].
+    /// To [`crate::Request::Promises`].
     Promises,
-    /// Of [`crate::Request::PromiseDrop`].
+    /// To [`crate::Request::PromiseDrop`].
     PromiseDropped,
-    /// Of [`crate::Request::Maintenance`], [`crate::Request::Drain`] and [`crate::Request::Pause`].
+    /// To [`crate::Request::Maintenance`], [`crate::Request::Drain`] and [`crate::Request::Pause`].
     Maintenance,
 }
 
 /// A VM that is about to start was noted.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Noted {
-    /// Always.
+    /// Always true.
     pub noted: bool,
 }
 
 /// Nodes for a VM that is about to start.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Promised {
-    /// Which; never none.
+    /// The nodes; never empty.
     pub nodes: NodeSet,
-    /// The VM's name, where the hook told it.
+    /// The VM's name, if the hook announced it.
     pub name: Option<String>,
-    /// Why it was given all nodes, if it was.
+    /// Why it was given all nodes, if so.
     pub unplaceable: Option<String>,
 }
 
 /// Where a VM would go.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Placed {
-    /// Where; `None` where it fits nowhere.
+    /// The nodes; `None` if it fits nowhere.
     pub nodes: Option<NodeSet>,
-    /// Why, in sentences.
+    /// Reasons, in sentences.
     pub reasons: Vec<String>,
-    /// What is predicted of it beside the VMs that run, and of them; nothing is without an agent.
+    /// Predicted speeds of the VM and of its neighbours; absent without an agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub beside: Option<Beside>,
-    /// The same in figures.
+    /// The same as numbers.
     #[serde(flatten)]
     pub figures: PlacedFigures,
 }
 
-/// Shares of a host, from 0 to 1.
+/// Shares of a host's resources, from 0 to 1.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Shares {
-    /// Of its CPUs.
+    /// CPUs.
     pub cpu_share: f64,
-    /// Of its memory.
+    /// Memory.
     pub memory_share: f64,
-    /// Of its memory bandwidth.
+    /// Memory bandwidth.
     pub bandwidth_share: f64,
 }
 
@@ -264,114 +264,114 @@ impl From<[f64; 3]> for Shares {
     }
 }
 
-/// What a placement rests on.
+/// The numbers behind a placement.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum PlacedFigures {
-    /// It fits.
+    /// The VM fits.
     Fits {
         /// How the home was found.
         matched: Match,
         /// What the VM needs.
         needs: Shares,
-        /// What its home has left without it.
+        /// What its home has available without it.
         left: Shares,
-        /// Share of its free hyperthreads that stay free beside it, 0 to 1.
+        /// Share of the home's free hyperthreads that stay free next to it, 0 to 1.
         cpus_stay: f64,
         /// How the VM's bandwidth is known.
         bandwidth_from: BandwidthFrom,
     },
-    /// It does not.
+    /// The VM fits nowhere.
     Short {
         /// What is short on each node, and on all together.
         shortages: Vec<Shortage>,
     },
 }
 
-/// What the agent manages.
+/// The VMs that the agent manages.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Vms {
     /// Every VM, by name.
     pub vms: Vec<VmStatus>,
 }
 
-/// Nodes, links and VMs as they are, and what happened lately.
+/// Nodes, links and VMs as they are, and recent events.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Overview {
     /// The host.
     #[serde(flatten)]
     pub status: Status,
-    /// What happened, the first first; some hundreds at most.
+    /// Recent events, oldest first; some hundreds at most.
     pub events: Vec<Happened>,
 }
 
-/// Something that happened.
+/// An event.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Happened {
-    /// The host's clock then.
+    /// The host's clock at that time.
     pub at_ns: Ns,
-    /// How long ago.
+    /// Time since then.
     pub age_ns: Ns,
-    /// What: `decided`, `found`, `refused`, `appeared` and so on.
+    /// Its kind: `decided`, `found`, `refused`, `appeared` and so on.
     pub kind: String,
-    /// The VM's name, where it is about one.
+    /// The VM's name, if it is about one.
     pub vm: Option<String>,
-    /// Who decided or found it.
+    /// The policy that decided or found it.
     pub policy: Option<String>,
-    /// What came of it.
+    /// The outcome.
     pub outcome: Option<String>,
-    /// How often in a row.
+    /// Number of consecutive occurrences.
     pub count: u64,
-    /// For people.
+    /// A sentence for people.
     pub text: String,
 }
 
-/// A permit was booked, or given up.
+/// A permit was booked or given up.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct PermitSet {
-    /// By this VM.
+    /// The VM.
     pub vm: String,
-    /// What it books.
+    /// The permit it booked.
     pub permit: Option<Permit>,
-    /// What the operator should know of it.
+    /// A note for the operator.
     pub note: Option<String>,
 }
 
 /// A memory policy was chosen, or left to the agent.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct PolicySet {
-    /// For this VM.
+    /// The VM.
     pub vm: String,
-    /// Which.
+    /// The policy.
     pub policy: Option<MemoryPolicy>,
-    /// What the operator should know of it.
+    /// Notes for the operator.
     pub notes: Vec<String>,
 }
 
-/// It was said how little memory a VM may be left with.
+/// A VM's memory floor was set.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct FloorSet {
-    /// Which VM.
+    /// The VM.
     pub vm: String,
-    /// How little; `None` where it keeps all.
+    /// The least memory it keeps; `None` if it keeps all.
     pub floor_bytes: Option<Bytes>,
-    /// What the operator should know of it.
+    /// A note for the operator.
     pub note: Option<String>,
 }
 
-/// Which memory policy would suit a VM.
+/// Which memory policy suits a VM.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct PolicyAdvice {
-    /// Which VM.
+    /// The VM.
     pub vm: String,
     /// The policy that it has.
     pub memory_policy: MemoryPolicy,
-    /// What is thought of it.
+    /// The advice.
     #[serde(flatten)]
     pub advice: advisor::Advice,
 }
 
-/// Permits and how they are kept.
+/// Permits, and whether VMs stay within them.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Permits {
     /// The VMs.
@@ -385,32 +385,32 @@ pub struct VmPermit {
     pub name: String,
     /// Its UUID.
     pub id: VmId,
-    /// Who counts what it pollutes, if anybody does.
+    /// How its pollution is counted, if it is.
     pub counted_by: Option<CountedBy>,
-    /// What it booked, and how it kept it.
+    /// What it booked, and whether it stayed within it.
     #[serde(flatten)]
     pub permit: PermitStatus,
 }
 
-/// What a VM might book.
+/// Permits that a VM might book.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Suggestion {
-    /// Which VM.
+    /// The VM.
     pub vm: String,
-    /// By what it did.
+    /// From its behaviour.
     pub from_behaviour: Option<Permit>,
-    /// What that rests on.
+    /// The reason.
     pub behaviour: String,
-    /// By its memory.
+    /// From its memory.
     pub from_memory: Option<Permit>,
-    /// What that rests on.
+    /// The reason.
     pub memory: String,
 }
 
-/// What was used of what was booked.
+/// Usage of booked permits.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Bill {
-    /// By VM and hour.
+    /// Lines by VM and hour.
     pub lines: Vec<Line>,
 }
 
@@ -423,30 +423,30 @@ pub struct WorkingSet {
     pub memory_bytes: Bytes,
     /// Whether its memory is watched now.
     pub is_watched: bool,
-    /// Why there is no fresh figure, if something speaks against one.
+    /// Why there is no fresh figure, if so.
     pub why_not: Option<String>,
     /// The last figure.
     pub working_set: Option<Figure>,
 }
 
-/// One figure.
+/// An estimate of a working set.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Figure {
-    /// How much is used.
+    /// Its size.
     pub size_bytes: Bytes,
-    /// The lower end of the interval.
+    /// Lower bound.
     pub least_bytes: Bytes,
-    /// The upper end.
+    /// Upper bound.
     pub most_bytes: Bytes,
-    /// What the two ends mean: `bounds`, `percent95`, `spread`.
+    /// What the two bounds mean: `bounds`, `percent95`, `spread`.
     pub certainty: String,
     /// The same in words.
     pub certainty_means: String,
-    /// The larger distance of the ends from the size.
+    /// The larger distance of the bounds from the size.
     pub error_bytes: Bytes,
     /// Length of the window.
     pub window_ns: Ns,
-    /// Who saw it.
+    /// The tracker.
     pub tracker: String,
     /// What it is good at.
     pub tracker_merit: String,
@@ -454,151 +454,152 @@ pub struct Figure {
     pub sees: Sees,
     /// What it does not see.
     pub blind_spot: String,
-    /// How much of that there may be.
+    /// How much memory it may have missed.
     pub blind_bytes: Bytes,
-    /// Used in every recent window.
+    /// Memory used in every recent window.
     pub hot_bytes: Bytes,
-    /// Used in some.
+    /// Memory used in some recent windows.
     pub warm_bytes: Bytes,
-    /// The guest's kernel's part, where told apart.
+    /// The guest kernel's share, if it is distinguished.
     pub kernel_bytes: Bytes,
     /// Whether more windows would hardly change it.
     pub is_settled: bool,
-    /// Entries that got lost.
+    /// Trace entries that were lost.
     pub lost: u64,
     /// CPU time per window on the host.
     pub cost_ns: Ns,
-    /// The host's clock then.
+    /// The host's clock at that time.
     pub at_ns: Ns,
-    /// How long ago.
+    /// Time since then.
     pub age_ns: Ns,
 }
 
-/// How much memory VMs really use.
+/// The working sets of VMs.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct WorkingSets {
     /// The host's clock now.
     pub at_ns: Ns,
-    /// Who can tell, and why others cannot.
+    /// The trackers, and why the unusable ones cannot be used.
     pub trackers: Vec<TrackerChoice>,
     /// The VMs.
     pub vms: Vec<WorkingSet>,
 }
 
-/// What is predicted.
+/// Predicted speeds of VMs with other homes.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Forecast {
     /// The host's clock.
     pub at_ns: Ns,
-    /// The scenario that was run, if the host is a twin of its own.
+    /// The scenario that was simulated, if the host is a twin.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub simulated: Option<Simulated>,
     /// The VMs.
     pub vms: Vec<Predicted>,
     /// Median error of predictions so far, as a share; `None` before the first trial was judged.
     pub error_median: Option<f64>,
-    /// Trials that this rests on.
+    /// Trials that the predictions rest on.
     pub trials_count: usize,
-    /// What the operator should know.
+    /// Notes for the operator.
     pub notes: Vec<String>,
 }
 
-/// What was run.
+/// A simulation.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Simulated {
     /// Its name.
     pub scenario: String,
-    /// On which machine.
+    /// Its machine.
     pub machine: String,
-    /// With which seed.
+    /// Its seed.
     pub seed: u64,
 }
 
-/// What is predicted of one VM.
+/// The prediction for one VM.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Predicted {
     /// Its name.
     pub name: String,
     /// Its UUID.
     pub id: VmId,
-    /// Its home now.
+    /// Its current home.
     pub home: Option<NodeSet>,
-    /// Its home then.
+    /// Its home in the question.
     pub home_then: Option<NodeSet>,
     /// Time that its work takes over the time without an agent.
     pub slow_down: Option<f64>,
-    /// The same with the homes that were asked about.
+    /// The same with the homes of the question.
     pub slow_down_then: Option<f64>,
     /// Why there is no prediction, if so.
     pub why_unknown: Option<String>,
-    /// What keeps it from the home that was asked for, if anything does.
+    /// What prevents the home of the question, if anything.
     pub obstacle: Option<String>,
 }
 
-/// What came of changes of homes.
+/// The results of changes of homes.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Report {
     /// The host's clock.
     pub at_ns: Ns,
-    /// How far back, if not as far as is remembered.
+    /// How far back the report goes; `None` if as far as is remembered.
     pub since_ns: Option<Ns>,
     /// The newest trials, oldest first.
     pub trials: Vec<Trial>,
-    /// Older ones that the sums have and the list does not.
+    /// Older ones, which only the sums include.
     pub unlisted_count: usize,
     /// The VMs.
     pub vms: Vec<VmSum>,
-    /// All of them together.
+    /// The sum of all.
     pub total: Sum,
     /// Changes that are not judged yet.
     pub running_count: usize,
 }
 
-/// One change, judged.
+/// One change of a home, judged.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Trial {
-    /// Its name.
+    /// The VM's name.
     pub name: String,
     /// Its UUID.
     pub id: VmId,
-    /// The host's clock then.
+    /// The host's clock at that time.
     pub at_ns: Ns,
-    /// How long ago.
+    /// Time since then.
     pub age_ns: Ns,
-    /// Speed after over speed before.
+    /// Predicted speed after over speed before.
     pub predicted: f64,
-    /// The same as it was measured.
+    /// The same as measured.
     pub seen: f64,
     /// Whether it was undone.
     pub undone: bool,
-    /// Pages that came home; `None` where not known.
+    /// Pages that were moved home; `None` if not known.
     pub pages_moved: Option<Pages>,
 }
 
-/// What came of the trials of one VM.
+/// The results of one VM's trials.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct VmSum {
     /// Its name.
     pub name: String,
     /// Its UUID.
     pub id: VmId,
-    /// Whether it is gone.
+    /// Whether the VM is gone.
     pub is_gone: bool,
-    /// What came of its trials.
+    /// The sum of its trials.
     #[serde(flatten)]
     pub sum: Sum,
 }
 
-/// What came of several trials.
+/// The results of several trials.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Sum {
     /// Judged trials.
     pub trials_count: usize,
-    /// Of them, undone.
+    /// How many of them were undone.
     pub undone_count: usize,
-    /// Of a VM: speed now over speed before all, if nothing else had changed; of all VMs: the geometric mean of that.
+    /// For one VM: its speed now over its speed before all trials, if nothing else had changed. For all VMs: the geometric
+    /// mean of that.
     pub gain: f64,
-    /// Pages that came home; `None` where not known.
+    /// Pages that were moved home; `None` if not known.
     pub pages_moved: Option<Pages>,
     /// Median error of the predictions, as a share.
     pub error_median: Option<f64>,

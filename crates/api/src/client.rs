@@ -1,4 +1,4 @@
-//! Asking an agent.
+//! The client of an agent's socket.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -7,31 +7,31 @@ use std::time::Duration;
 
 use crate::{Answer, ApiError, REPLY_BYTES_MAX, Reply, Request};
 
-/// How long an agent may take to answer from what it knows.
+/// How long the agent may take to answer from its state.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long to wait for what its loop must carry out: longer than the agent itself does.
+/// How long to wait for a change by the agent's loop: longer than the agent itself waits.
 const PATIENCE_DONE: Duration = Duration::from_secs(40);
 
-/// What is read at a time.
+/// Bytes read at a time.
 const PART_BYTES: usize = 256 << 10;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// The agent says no.
+    /// The agent refused.
     #[error(transparent)]
     Agent(#[from] ApiError),
-    /// Its socket cannot be used.
+    /// The agent's socket cannot be used.
     #[error("cannot ask the agent at {path}{remedy}: {cause}")]
     Unreachable {
         /// The socket.
         path: String,
-        /// What to do about it, if anything is known to help.
+        /// What to do about it, if a remedy is known.
         remedy: &'static str,
-        /// What the system said.
+        /// The system's error.
         cause: std::io::Error,
     },
-    /// What came back is no answer to this.
+    /// The reply is no answer to the request.
     #[error("the agent at {path} gave no answer: {cause}")]
     NoAnswer {
         /// The socket.
@@ -41,12 +41,12 @@ pub enum AskError {
     },
 }
 
-/// The socket's path below the state directory.
+/// Returns the socket's path below the state directory.
 pub fn socket_path(state: &Path) -> PathBuf {
     state.join("agent.sock")
 }
 
-/// What to do about a socket that cannot be used, to be said after its path; empty where nothing is known to help.
+/// Returns the remedy for a socket that cannot be used, to follow its path; empty if none is known.
 pub fn remedy(cause: &std::io::Error) -> &'static str {
     match cause.kind() {
         ErrorKind::PermissionDenied => "; run as root, or choose another --state",
@@ -54,10 +54,10 @@ pub fn remedy(cause: &std::io::Error) -> &'static str {
     }
 }
 
-/// Asks the running agent; `None` where none runs.
+/// Sends a request to the running agent; `None` if no agent runs.
 ///
 /// # Errors
-/// When one runs and refuses, or gives no sensible answer.
+/// If the agent refuses, or sends no valid answer.
 pub fn ask<A: TryFrom<Answer, Error = Answer>>(
     state: &Path,
     request: &Request,

@@ -1,26 +1,26 @@
-//! What programs read: JSON objects that say what they are.
+//! Documents for programs: JSON objects that name their own kind.
 //!
 //! ```text
 //!   {"schema":"vms/1","vms":[…]}
 //! ```
 //!
-//! `schema` names the kind of document and the version of its form; `data/schema/json/vms.schema.json` describes it. A key
-//! that is added changes no version; one that goes, or means something else, does.
+//! `schema` names the kind of document and the version of its format; `data/schema/json/vms.schema.json` describes it.
+//! Adding a key keeps the version; removing one or changing its meaning raises it.
 //!
 //! # Conventions
 //!
 //! - A key ends in the unit of its number: `_bytes`, `_bytes_per_s`, `_ns`, `_hz`, `_count`. Shares are numbers from 0 to 1.
-//! - What is not known is `null`.
-//! - What belongs to a node is an object that names it: `{"node":0,"pages":512}`.
+//! - Unknown values are `null`.
+//! - Values per node are objects that name the node: `{"node":0,"pages":512}`.
 
 use schemars::{JsonSchema, generate::SchemaSettings};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Version of all documents' form.
+/// Version of the format of all documents.
 pub const VERSION: u32 = 1;
 
-/// An object as a document of a kind. What is no object is left as it is.
+/// Returns an object as a document of a kind. Anything but an object is returned unchanged.
 pub fn document(kind: &str, mut object: Value) -> Value {
     if let Some(map) = object.as_object_mut() {
         map.insert("schema".into(), format!("{kind}/{VERSION}").into());
@@ -28,9 +28,9 @@ pub fn document(kind: &str, mut object: Value) -> Value {
     object
 }
 
-/// The schema of a kind of document, as it is committed.
+/// Returns the schema of a kind of document, in its committed form.
 pub fn schema<T: JsonSchema + Serialize>(kind: &str) -> String {
-    // What is written is described, not what could be read.
+    // The schema describes what is written, not all that could be read.
     let settings = SchemaSettings::draft2020_12().for_serialize();
     let mut schema = settings.into_generator().into_root_schema_for::<T>();
     schema.insert("title".into(), format!("Homenode's {kind}").into());
@@ -44,7 +44,7 @@ pub fn schema<T: JsonSchema + Serialize>(kind: &str) -> String {
     format!("{value:#}\n")
 }
 
-/// The schema of a kind of document that others write, as it is committed: what is read is described.
+/// Returns the schema of a kind of document that other programs write, in its committed form: it describes what is read.
 pub fn read_schema<T: JsonSchema>(kind: &str) -> String {
     let settings = SchemaSettings::draft2020_12();
     let mut schema = settings.into_generator().into_root_schema_for::<T>();

@@ -1,4 +1,4 @@
-//! How fast VMs would be with other homes.
+//! Predicts how fast VMs would be with other homes.
 
 use homenode_control::Control;
 use homenode_machine::Machine;
@@ -8,10 +8,10 @@ use crate::Homes;
 use crate::answer::{ApiError, Forecast, Predicted};
 use crate::named;
 
-/// What the agent's loop predicts.
+/// Returns the predictions of the agent's loop.
 ///
 /// # Errors
-/// A VM or node that is none here; an agent that keeps no predictions, or knows too little yet.
+/// If there is no such VM or node, or the agent keeps no predictions or knows too little yet.
 pub fn forecast(control: &Control, machine: &Machine, homes: &Homes) -> Result<Forecast, ApiError> {
     if let Some(idle) = control.predictions_idle() {
         return Err(ApiError::refused(idle));

@@ -1,4 +1,4 @@
-//! What is asked and answered over HTTP, below `/v1`. Types that commands print too are the same; [`openapi`] describes all.
+//! Requests and answers over HTTP, below `/v1`. Types that commands print are shared; [`openapi`] describes all of them.
 
 mod openapi;
 
@@ -19,19 +19,19 @@ use crate::why::WallSpan;
 pub use crate::time::WallTime;
 pub use openapi::openapi;
 
-/// What a page of decisions holds unless it is said otherwise, and at most.
+/// Default and largest number of decisions on a page.
 pub const DECISIONS: (u32, u32) = (100, 1000);
 /// Most points of a history.
 pub const POINTS_MAX: u64 = 2000;
-/// The longest stretch that one request reads.
+/// The longest span that one request reads.
 pub const HISTORY_MAX: Ns = Ns::from_secs(24 * 3600);
 
-/// Where to listen. What else than loopback takes is for the agent to say.
+/// The address to listen at. The agent checks what an address other than loopback requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listen(SocketAddr);
 
 impl Listen {
-    /// The address; port 0 takes one that is free.
+    /// Returns the address; port 0 takes a free one.
     pub fn address(self) -> SocketAddr {
         self.0
     }
@@ -42,7 +42,7 @@ impl FromStr for Listen {
 
     fn from_str(text: &str) -> Result<Listen, String> {
         let resolved = match text.strip_prefix("localhost:") {
-            // Not asked of a resolver, which may be told anything.
+            // Not resolved by name: a resolver's answers cannot be trusted.
             Some(port) => format!("127.0.0.1:{port}").to_socket_addrs().ok(),
             None => text
                 .parse::<SocketAddr>()
@@ -57,50 +57,50 @@ impl FromStr for Listen {
     }
 }
 
-/// The agent, and the host as it was last seen.
+/// The agent, and the host as last seen.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct HostStatus {
     /// When the host was last seen.
     pub time: WallTime,
-    /// Since when the agent runs.
+    /// When the agent started.
     pub started: WallTime,
     /// Its version.
     pub version: String,
-    /// Of which commit it is.
+    /// Commit of the build.
     pub commit: String,
-    /// What it runs on.
+    /// The host it runs on.
     pub host: String,
-    /// Whether it acts.
+    /// Whether plans are carried out.
     pub mode: Mode,
-    /// Which policies decide.
+    /// The active policies.
     pub policies: String,
-    /// Time between looks at the host.
+    /// Time between epochs.
     pub period_ns: Ns,
-    /// How often it has looked.
+    /// Number of epochs so far.
     pub epoch_count: u64,
-    /// Why the host could not be read the last time, if so: what follows is older then.
+    /// Why the host cannot be read, if so: the rest is then older.
     pub trouble: Option<String>,
     /// Nodes, links and VMs.
     #[serde(flatten)]
     pub status: Status,
 }
 
-/// Of when the host is to be shown.
+/// Which time to show the host at.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OverviewQuery {
-    /// As it was then, by the history; as it is, unless it is said.
+    /// A time in the history; default: now.
     pub at: Option<WallTime>,
 }
 
-/// The host on one page, as it is or as it was: what `homenode top` shows.
+/// The host on one page, now or in the past: what `homenode top` shows.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Pictured {
-    /// When it was seen so: the last time it was looked at before the time that was asked for.
+    /// When the host was in this state: the last epoch at or before the requested time.
     pub time: WallTime,
-    /// From when to when it can be asked for; `null` where no history is kept, or nothing is in it yet.
+    /// The span that can be requested; `null` if no history is kept, or it is empty.
     pub recorded: Option<WallSpan>,
-    /// Nodes, links, VMs, and what had happened lately.
+    /// Nodes, links, VMs, and recent events.
     #[serde(flatten)]
     pub overview: Overview,
 }
@@ -108,120 +108,120 @@ pub struct Pictured {
 /// The host's nodes.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Nodes {
-    /// Ascending.
+    /// The nodes, ascending.
     pub nodes: Vec<NodeStatus>,
 }
 
 /// Traffic between nodes.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Links {
-    /// Where counted.
+    /// The links, if counted.
     pub links: Vec<LinkStatus>,
 }
 
-/// Which decisions.
+/// Which decisions to list.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DecisionsQuery {
-    /// About the VM of this name or UUID.
+    /// On the VM with this name or UUID.
     pub vm: Option<String>,
-    /// Of this policy.
+    /// By this policy.
     pub policy: Option<String>,
-    /// Not before this.
+    /// At or after this time.
     pub from: Option<WallTime>,
-    /// Not after this.
+    /// At or before this time.
     pub to: Option<WallTime>,
-    /// Before these: what the last page said is next.
+    /// Where to continue: `next` of the previous page.
     #[schemars(extend("pattern" = "^[0-9]{1,18}$"))]
     pub cursor: Option<String>,
-    /// At most so many.
+    /// Most decisions to return.
     #[schemars(range(min = 1, max = 1000))]
     pub limit: Option<u32>,
 }
 
-/// What was decided, the newest first.
+/// Decisions, newest first.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Decisions {
-    /// Up to as many as were asked for.
+    /// The decisions, as many as requested at most.
     pub decisions: Vec<DecisionRow>,
-    /// The cursor of those before these; `null` where there are none.
+    /// The cursor of older decisions; `null` if there are none.
     pub next: Option<String>,
 }
 
-/// A decision, and what became of it.
+/// A decision and its outcome.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct DecisionRow {
     /// Its number in this history.
     pub id: i64,
-    /// When.
+    /// Its time.
     pub time: WallTime,
     /// The VM's UUID.
     pub vm: Option<String>,
     /// Its name then.
     pub name: Option<String>,
-    /// Who decided.
+    /// The policy that decided.
     pub policy: Option<String>,
-    /// What was to be done.
+    /// The action.
     pub action: Option<String>,
-    /// What came of it.
+    /// The outcome.
     pub outcome: Option<String>,
-    /// In a sentence.
+    /// A sentence for people.
     pub text: String,
-    /// All of it, as `homenode run --json` tells it.
+    /// The whole event, as `homenode run --json` prints it.
     #[schemars(with = "serde_json::Map<String, Value>")]
     pub detail: Value,
 }
 
-/// Which stretch of a VM's history.
+/// Which span of a VM's history.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HistoryQuery {
     /// The VM's name or UUID.
     #[schemars(length(min = 1))]
     pub vm: String,
-    /// From when; an hour before the end unless it is said.
+    /// Start; default: an hour before the end.
     pub from: Option<WallTime>,
-    /// To when; now unless it is said. What is more than a day after the start is left out, and what cannot be read in 5
-    /// seconds: `to` of the answer says so, and is where to ask from next.
+    /// End; default: now. What is more than a day after the start, or cannot be read in 5 seconds, is left out: `to` of the
+    /// answer says so, and is the next request's `from`.
     pub to: Option<WallTime>,
-    /// Time that a point stands for, such as `10s` or `5min`; unless it is said, so that there are 300 points or less. It is
-    /// longer where there would be more than 2000, and `step_ns` of the answer says so.
+    /// Duration of a point, such as `10s` or `5min`; default: such that there are at most 300 points. It is raised if there
+    /// would be more than 2000, and `step_ns` of the answer says so.
     #[schemars(extend("pattern" = "^[1-9][0-9]{0,5}(ms|s|min|h)$"))]
     pub step: Option<String>,
 }
 
-/// About which time it is asked why a VM was slow.
+/// Which time to explain.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WhyQuery {
-    /// When it was slow; unless it is said, the last that was recorded.
+    /// When the VM was slow; default: the last recorded window.
     pub at: Option<WallTime>,
-    /// How long a stretch around that, such as `60s` or `10m`, from ten seconds to six hours; five minutes unless it is said.
+    /// Length of the window around that time, such as `60s` or `10m`, from ten seconds to six hours; default: five minutes.
     #[schemars(extend("pattern" = "^([1-9][0-9]{1,3}s|[1-9][0-9]?(min|m)|[1-6]h)$"))]
     pub window: Option<String>,
 }
 
-/// What a VM did.
+/// A VM's history.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct VmHistory {
-    /// Which, as it was asked for.
+    /// The VM, as named in the request.
     pub vm: String,
-    /// From when.
+    /// Start.
     pub from: WallTime,
-    /// To when.
+    /// End.
     pub to: WallTime,
-    /// Time that a point stands for.
+    /// Duration of a point.
     pub step_ns: Ns,
-    /// Stretches in which the VM was seen, the first first.
+    /// The points at which the VM was seen, oldest first.
     pub points: Vec<HistoryPoint>,
 }
 
-/// A stretch of a VM's history: means over the periods in it.
+/// A point of a VM's history: means over its periods.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct HistoryPoint {
-    /// When it begins.
+    /// Start of the point.
     pub time: WallTime,
-    /// Periods in it that saw the VM.
+    /// Number of its periods in which the VM was seen.
     pub periods_count: u64,
     /// CPUs used.
     pub cpus_used: Option<f64>,
@@ -233,22 +233,22 @@ pub struct HistoryPoint {
     pub local_access_ratio: Option<f64>,
     /// Memory traffic.
     pub bandwidth_bytes_per_s: Option<BytesPerSec>,
-    /// Touched memory on each node, at the end of the stretch.
+    /// Touched memory on each node, at the end of the point.
     pub memory_by_node: Option<Vec<NodeMemory>>,
-    /// Home nodes, at the end of the stretch.
+    /// Home nodes, at the end of the point.
     pub home: Option<NodeSet>,
 }
 
 /// Memory on a node.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct NodeMemory {
-    /// Which.
+    /// The node.
     pub node: u64,
-    /// How much.
+    /// The amount.
     pub memory_bytes: Bytes,
 }
 
-/// A VM that is to start somewhere.
+/// A VM to be placed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Evaluate {
@@ -260,11 +260,11 @@ pub struct Evaluate {
     #[schemars(extend("minimum" = 0, "maximum" = whole::MAX))]
     #[serde(deserialize_with = "whole::bytes")]
     pub memory_bytes: Bytes,
-    /// The bandwidth it needs, where known.
+    /// The bandwidth it needs, if known.
     #[schemars(extend("minimum" = 0, "maximum" = whole::MAX))]
     #[serde(default, deserialize_with = "whole::bandwidth")]
     pub bandwidth_bytes_per_s: Option<BytesPerSec>,
-    /// Size of the huge pages that all of its memory lies in; none where it lies in ordinary pages.
+    /// Size of the huge pages that back all of its memory; absent for ordinary pages.
     #[schemars(extend("minimum" = 8192, "maximum" = whole::MAX))]
     #[serde(
         default,
@@ -274,7 +274,7 @@ pub struct Evaluate {
     pub huge_page_bytes: Option<Bytes>,
 }
 
-/// Whole numbers as JSON has them: `4.0` is one.
+/// Whole numbers as JSON writes them: `4.0` is one.
 mod whole {
     use homenode_units::{Bytes, BytesPerSec, Ns};
     use serde::{Deserialize, Deserializer, de::Error};
@@ -328,28 +328,28 @@ mod whole {
     }
 }
 
-/// Whether and where it fits; nothing is promised.
+/// Whether and where a VM fits; nothing is promised.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Evaluated {
     /// Whether it fits.
     pub fits: bool,
-    /// The share of the scarcest resource of its home that it leaves (of CPU: of free hyperthreads), over the home's nodes, times
-    /// the speeds of `beside`: from 0 to 1; 0 where it does not fit.
+    /// The share of its home's scarcest resource that it leaves (of CPU: of free hyperthreads), divided by the number of the
+    /// home's nodes, times the speeds of `beside`: from 0 to 1; 0 if it does not fit.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub score: f64,
-    /// Where.
+    /// The nodes.
     pub nodes: Option<NodeSet>,
-    /// Why, in sentences.
+    /// Reasons, in sentences.
     pub reasons: Vec<String>,
-    /// What is predicted of it beside the VMs that run, and of them.
+    /// Predicted speeds of the VM and of its neighbours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub beside: Option<Beside>,
-    /// The same in figures.
+    /// The same as numbers.
     pub figures: PlacedFigures,
 }
 
 impl Evaluated {
-    /// What is thought of where a VM would go.
+    /// Evaluates where a VM would go.
     pub fn of(placed: crate::answer::Placed) -> Evaluated {
         let score = match &placed.figures {
             PlacedFigures::Fits {
@@ -362,10 +362,10 @@ impl Evaluated {
                     (needs.memory_share, left.memory_share),
                     (needs.bandwidth_share, left.bandwidth_share),
                 ];
-                // What is not counted is needed by nothing.
+                // What is not counted counts as not needed.
                 let counted = pairs.iter().filter(|(needs, _)| *needs > 0.0);
                 let stay = counted.map(|(needs, left)| 1.0 - needs / left);
-                // Of n nodes one is near: with memory interleaved, so is one access of n.
+                // One of n nodes is local: with interleaved memory, so is one access in n.
                 let nodes = placed.nodes.as_ref().map_or(1, NodeSet::len).max(1);
                 let speed = placed
                     .beside
@@ -385,25 +385,25 @@ impl Evaluated {
     }
 }
 
-/// What an operator may set of a VM while it runs: all of it at once, `null` for what is not set.
+/// A VM's settings that operators can change while it runs: all at once, `null` for one that is not set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(extend("required" = ["permit", "memory_policy", "memory_floor_bytes"]))]
 pub struct VmSettings {
-    /// What it books: it is held to it.
+    /// The permit it books, which is enforced.
     #[serde(deserialize_with = "Option::deserialize")]
     pub permit: Option<Permit>,
-    /// How its memory is placed and moved; the agent chooses where it is not set.
+    /// How its memory is placed and moved; if not set, the agent chooses.
     #[serde(deserialize_with = "Option::deserialize")]
     pub memory_policy: Option<MemoryPolicy>,
-    /// How little memory it may be left with; the agent takes none of it where it is not set.
+    /// The least memory it keeps; if not set, the agent takes none of it.
     #[serde(deserialize_with = "whole::floor")]
     #[schemars(extend("minimum" = 0, "maximum" = whole::MAX))]
     pub memory_floor_bytes: Option<Bytes>,
 }
 
 impl VmSettings {
-    /// Of all that is set of a VM.
+    /// Extracts these from all settings of a VM.
     pub fn of(settings: &homenode_host::VmSettings) -> VmSettings {
         VmSettings {
             permit: settings.permit,
@@ -413,7 +413,7 @@ impl VmSettings {
     }
 }
 
-/// How long nothing is to be changed.
+/// How long to change nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PauseFor {
@@ -423,7 +423,7 @@ pub struct PauseFor {
     pub span_ns: Ns,
 }
 
-/// What came of reading settings anew.
+/// The result of reloading settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Reloaded {
     /// Settings that changed.
@@ -435,8 +435,8 @@ pub struct Reloaded {
 impl fmt::Display for Reloaded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.changed.as_slice() {
-            [] => f.write_str("settings were read anew, and none has changed")?,
-            changed => write!(f, "settings were read anew; changed: {}", changed.join(", "))?,
+            [] => f.write_str("settings were reloaded, and none has changed")?,
+            changed => write!(f, "settings were reloaded; changed: {}", changed.join(", "))?,
         }
         match self.at_next_start.as_slice() {
             [] => Ok(()),
@@ -449,51 +449,51 @@ impl fmt::Display for Reloaded {
     }
 }
 
-/// Why there is no answer, as RFC 9457 has it.
+/// Why there is no answer, in the format of RFC 9457.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Problem {
     /// What kind of problem: `urn:homenode:problem:` and a word.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The same for people.
+    /// Its title, for people.
     pub title: String,
     /// The HTTP status.
     pub status: u16,
-    /// What is wrong here, and what to do about it.
+    /// What is wrong here, and the remedy.
     pub detail: String,
 }
 
-/// What an event of the stream carries.
+/// The data of an event of the stream.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Told {
-    /// When.
+    /// Wall-clock time.
     pub time: WallTime,
     /// The host's monotonic clock.
     pub at_ns: Ns,
-    /// The VM's UUID, where it is about one.
+    /// The VM's UUID, if it is about one.
     pub vm: Option<VmId>,
-    /// In a sentence.
+    /// A sentence for people.
     pub text: String,
-    /// All of it, as `homenode run --json` tells it.
+    /// The whole event, as `homenode run --json` prints it.
     #[schemars(with = "serde_json::Map<String, Value>")]
     pub detail: Value,
 }
 
-/// A look at the host is over: what is asked from now on is newer.
+/// An epoch is over: later answers are newer.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Looked {
-    /// When.
+    /// Wall-clock time.
     pub time: WallTime,
     /// The host's monotonic clock.
     pub at_ns: Ns,
-    /// How often it has looked.
+    /// Number of epochs so far.
     pub epoch_count: u64,
 }
 
-/// Events are missing here.
+/// Events are missing at this point of the stream.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Missed {
-    /// How many; `null` where that is not known, since another run told them.
+    /// How many; `null` if unknown, since another run sent them.
     pub missed_count: Option<u64>,
 }
 
@@ -531,7 +531,7 @@ mod tests {
                 matched: Match::Room,
                 needs: shares(needs),
                 left: shares(left),
-                // Two hyperthreads a core.
+                // Two hyperthreads per core.
                 cpus_stay: 1.0 - needs[0] / 2.0 / left[0],
                 bandwidth_from: BandwidthFrom::Unknown,
             };
@@ -549,11 +549,11 @@ mod tests {
         // 1 - .1/.2 of memory is less than 1 - .05/.1 of hyperthreads.
         assert!((score([0.1, 0.1, 0.0], [0.4, 0.2, 0.0]) - 0.5).abs() < 1e-9);
         assert_eq!(score([0.1, 0.2, 0.0], [1.0, 0.2, 1.0]), 0.0);
-        // A core for each vCPU, and no core left: the cores' second hyperthreads are.
+        // One core per vCPU, and no core left: the cores' second hyperthreads remain.
         assert_eq!(score([0.2, 0.0, 0.0], [0.2, 1.0, 1.0]), 0.5);
-        // One node with half left is as good as a home of two that has all left: half of the accesses there are remote.
+        // One node that keeps half is as good as a home of two nodes that keeps all: half of the accesses there are remote.
         assert_eq!(score_on("0-1", [0.0; 3], [1.0; 3]), 0.5);
-        // Half empty, and half as fast beside others.
+        // Half empty, and half as fast next to the others.
         let slow = Beside {
             own: 0.5,
             worst_neighbour: 1.0,

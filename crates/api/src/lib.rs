@@ -1,5 +1,5 @@
-//! What can be asked of a running agent, and what it answers: a line of JSON each way over a Unix socket, one request per
-//! connection. The command line, `numad`, libvirt's hook and programs of others use the same types; [`ask`] is the client.
+//! Requests to a running agent and its answers: a line of JSON each way over a Unix socket, one request per connection. The
+//! command line, `numad`, libvirt's hook and other programs use the same types; [`ask`] is the client.
 //!
 //! ```text
 //!   {"request":"permits","vm":"db"}
@@ -24,7 +24,7 @@ pub use forecast::forecast;
 pub use meant::{meant, named};
 pub use request::{Homes, Request};
 
-/// A request is one line of at most so many bytes.
+/// Most bytes of a request, which is one line.
 pub const REQUEST_BYTES_MAX: u64 = 1 << 20;
-/// A reply is one line of at most so many bytes: 10,000 VMs take some 20 MB, on hosts of many nodes more.
+/// Most bytes of a reply, which is one line: 10,000 VMs take some 20 MB, or more on hosts with many nodes.
 pub const REPLY_BYTES_MAX: u64 = 256 << 20;

@@ -1,15 +1,15 @@
-//! Which VM is meant by what somebody wrote: a name or a UUID.
+//! Resolves a user's text, a name or a UUID, to a VM.
 
 use homenode_control::VmStatus;
 use homenode_units::VmId;
 
 use crate::answer::ApiError;
 
-/// The one of these that is meant. A UUID means the VM that has it, whatever other VMs are named; a name that several have means
-/// none of them.
+/// Returns the VM that the text means. A UUID means the VM that has it, whatever other VMs are named; a name that several
+/// VMs have is ambiguous.
 ///
 /// # Errors
-/// There is none, or there are several.
+/// If there is none, or there are several.
 pub fn meant<'a, T>(
     all: &'a [T],
     of: impl Fn(&'a T) -> (VmId, &'a str),
@@ -34,7 +34,7 @@ pub fn meant<'a, T>(
     }
 }
 
-/// The same of what the agent says of its VMs.
+/// Like [`meant`], for the agent's list of VMs.
 ///
 /// # Errors
 /// As for [`meant`].

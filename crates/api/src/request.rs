@@ -1,4 +1,4 @@
-//! What can be asked.
+//! Requests.
 
 use std::collections::BTreeMap;
 
@@ -8,137 +8,137 @@ use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, NodeSet, Ns, Permit};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Homes that are asked about, by the names of VMs; `None` is no home.
+/// Homes in a question, by the names of VMs; `None` is no home.
 pub type Homes = BTreeMap<String, Option<NodeSet>>;
 
-/// What can be asked.
+/// A request to the agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "request", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Request {
-    /// A VM is about to start: which, and what libvirt will ask for.
+    /// Announce a VM that is about to start, and what libvirt will request for it.
     Announce(Announcement),
-    /// Nodes for a VM that is about to start; promised to it.
+    /// Promise nodes to a VM that is about to start.
     Promise(Asked),
-    /// Where a VM would go, and why; nothing is promised.
+    /// Evaluate where a VM would go, and why; nothing is promised.
     Place {
         /// Its vCPUs.
         vcpus: u32,
         /// Its memory.
         memory_bytes: Bytes,
-        /// The bandwidth it needs.
+        /// The bandwidth it needs, if known.
         bandwidth_bytes_per_s: Option<BytesPerSec>,
-        /// Size of the huge pages that all of its memory lies in; `None`: in ordinary pages.
+        /// Size of the huge pages that back all of its memory; `None` for ordinary pages.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         huge_page_bytes: Option<Bytes>,
     },
-    /// What the agent manages.
+    /// List the VMs that the agent manages.
     Vms,
-    /// Nodes, links and VMs as they are, and what happened lately.
+    /// Nodes, links and VMs as they are, and recent events.
     Overview,
     /// Book a permit for a VM, or none.
     PermitSet {
         /// Its name.
         vm: String,
-        /// What it books.
+        /// The permit.
         permit: Option<Permit>,
     },
     /// Choose a memory policy for a VM, or leave the choice to the agent.
     PolicySet {
         /// Its name.
         vm: String,
-        /// What is chosen.
+        /// The policy.
         policy: Option<MemoryPolicy>,
     },
-    /// Say how little memory a VM may be left with, or that it keeps all.
+    /// Set how little memory a VM may be left with, or that it keeps all.
     FloorSet {
         /// Its name.
         vm: String,
-        /// How little.
+        /// The least memory it keeps.
         floor_bytes: Option<Bytes>,
     },
-    /// Which memory policy would suit a VM.
+    /// Advise on a VM's memory policy.
     PolicyAdvise {
         /// Its name.
         vm: String,
     },
-    /// Permits and how they are kept.
+    /// List permits, and whether VMs stay within them.
     Permits {
-        /// Of this VM only.
+        /// Only of this VM.
         vm: Option<String>,
     },
-    /// What a VM might book.
+    /// Suggest permits for a VM.
     PermitSuggest {
         /// Its name.
         vm: String,
     },
-    /// How much memory VMs really use.
+    /// List the working sets of VMs.
     WorkingSets {
-        /// This VM, which is watched from now on; without a name all, as they were watched last.
+        /// This VM, which is watched from now on; default: all, with their last figures.
         vm: Option<String>,
-        /// In windows of this length.
+        /// Length of the windows.
         window_ns: Option<Ns>,
-        /// For so long.
+        /// How long to watch it from now on.
         wait_ns: Ns,
     },
-    /// How fast VMs would be with other homes.
+    /// Predict how fast VMs would be with other homes.
     WhatIf {
-        /// Of these VMs; the others stay where they are.
+        /// The homes of these VMs; the others keep theirs.
         homes: Homes,
     },
-    /// What came of changes of homes.
+    /// Report the results of changes of homes.
     Report {
-        /// Judged within this time up to now.
+        /// Only changes judged within this time before now.
         since_ns: Option<Ns>,
     },
-    /// What policies would do and wait for, and what came of that.
+    /// List what policies recommend, and the outcomes.
     Recommendations,
-    /// Agree to a recommendation.
+    /// Approve a recommendation.
     RecommendationApply {
         /// Its number.
         id: u64,
     },
-    /// Do not agree to it.
+    /// Reject a recommendation.
     RecommendationReject {
         /// Its number.
         id: u64,
     },
-    /// Say how far decisions about a VM go, or that they go as far as the run and its policies.
+    /// Set a VM's mode, the limit on decisions about it, or reset it to that of the run and its policies.
     ModeSet {
         /// Its name.
         vm: String,
-        /// How far at most.
+        /// The mode.
         mode: Option<Mode>,
     },
-    /// Nodes that are promised to VMs which do not run yet.
+    /// List nodes promised to VMs that do not run yet.
     Promises,
-    /// Take back such a promise.
+    /// Drop such a promise.
     PromiseDrop {
         /// Its number.
         id: u64,
     },
-    /// Which nodes are to be empty, what is left there, and whether the agent is paused.
+    /// List which nodes are drained, what is left on them, and whether the agent is paused.
     Maintenance,
-    /// Have nodes emptied of VMs, or no longer.
+    /// Start or end draining nodes.
     Drain {
-        /// Which; others stay as they are.
+        /// These nodes; others stay as they are.
         nodes: NodeSet,
-        /// Whether they are to be empty from now on.
+        /// Whether they are drained from now on.
         is_on: bool,
     },
-    /// Change nothing for a while.
+    /// Pause all changes for a while.
     Pause {
-        /// How long from now on; zero ends a pause.
+        /// How long from now; zero ends a pause.
         span_ns: Ns,
     },
-    /// What was used of what was booked.
+    /// List usage of booked permits.
     PermitBill {
-        /// By this VM only.
+        /// Only of this VM.
         vm: Option<String>,
     },
 }
 
 impl Request {
-    /// Whether nothing is another for being asked. A working set of one VM is measured for it.
+    /// Returns whether the request changes nothing. One for the working set of a named VM does: the VM is then watched.
     pub fn only_reads(&self) -> bool {
         match self {
             Request::Place { .. }
@@ -169,7 +169,7 @@ impl Request {
         }
     }
 
-    /// Whether the agent's loop must carry something out before there is an answer.
+    /// Returns whether the agent's loop must carry something out before there is an answer.
     pub fn is_for_the_loop(&self) -> bool {
         matches!(
             self,

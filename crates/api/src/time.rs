@@ -1,4 +1,4 @@
-//! Times as RFC 3339 has them.
+//! Times in the format of RFC 3339.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,7 +8,7 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A time by the wall clock, in nanoseconds since 1970: the years 1678 to 2261, and what lies beyond is the nearest of them.
+/// A wall-clock time in nanoseconds since 1970, covering the years 1678 to 2261; others are clamped to this range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WallTime(pub i64);
 

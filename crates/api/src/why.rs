@@ -1,4 +1,4 @@
-//! Why a VM was slow, as it is answered: by the wall clock.
+//! The answer to why a VM was slow, with wall-clock times.
 
 use homenode_units::Ns;
 use homenode_why::Explanation;
@@ -7,12 +7,12 @@ use serde::Serialize;
 
 use crate::time::WallTime;
 
-/// How long a stretch may be that is asked about.
+/// How long the window of a question may be.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
-    /// The shortest that can be told from noise.
+    /// The shortest that can be distinguished from noise.
     pub least: Ns,
-    /// Where it is not said.
+    /// The default.
     pub usual: Ns,
     /// The longest: samples of a day are kept.
     pub most: Ns,
@@ -26,10 +26,10 @@ pub const WINDOW: Window = Window {
 };
 
 impl Window {
-    /// A stretch of a length that may be asked about.
+    /// Returns `length` if a window may be that long.
     ///
     /// # Errors
-    /// With what may be asked about.
+    /// Says how long it may be.
     pub fn checked(&self, length: Ns) -> Result<Ns, String> {
         if (self.least..=self.most).contains(&length) {
             return Ok(length);
@@ -42,27 +42,27 @@ impl Window {
     }
 }
 
-/// A stretch of time.
+/// A span of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct WallSpan {
-    /// Since when.
+    /// Start.
     pub from: WallTime,
-    /// Until when.
+    /// End.
     pub to: WallTime,
 }
 
 /// The answer to `homenode why`.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Answer {
-    /// Which run of the history.
+    /// The run of the history.
     pub run: i64,
-    /// Which stretch was asked about.
+    /// The window that was asked about.
     pub asked: WallSpan,
-    /// In which part of it the VM was slow; all of it, where it was not.
+    /// The part of it in which the VM was slow; all of it if it was not.
     pub slow: WallSpan,
-    /// Since when that is compared.
+    /// Start of the baseline it is compared with.
     pub compared_from: WallTime,
-    /// What came of it.
+    /// The causes found.
     #[serde(flatten)]
     pub explanation: Explanation,
 }

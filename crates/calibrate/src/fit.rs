@@ -1,25 +1,26 @@
-//! Fits: latency under load, effective cache capacity, entries of a TLB.
+//! Fits latency under load, effective cache capacity, entries of a TLB.
 //!
 //! # Model
 //!
-//! - `g(u) = 1 + alpha u + beta u^1.5 / (1 - u)` with `u = min(load / (1.02 capacity), 0.985)`: the twin's curve, with
-//!   the twin's `u`, so that what is fitted is what it computes.
-//! - A chase of `w` bytes from the line that was written longest ago, all having been written in the same order, in a cache
-//!   of `c` that replaces at random: the last `w - c` bytes each evicted, so the line is still there with `exp(-(w - c) / c)`.
-//!   `L(w) = L_memory - (L_memory - L_cache) * min(1, exp(-(w - c) / c))`. A cache that replaces the oldest has a cliff at `c`
-//!   instead, and the least squares find it too.
+//! - `g(u) = 1 + alpha u + beta u^1.5 / (1 - u)` with `u = min(load / (1.02 capacity), 0.985)`: the twin's curve, with the
+//!   twin's `u`, so that the fit matches the twin's computation.
+//! - A chase of `w` bytes, starting from the line written longest ago, all written in the same order, in a cache of `c`
+//!   bytes with random replacement: the last `w - c` bytes each evicted, so the line is still there with `exp(-(w - c) /
+//!   c)`. `L(w) = L_memory - (L_memory - L_cache) * min(1, exp(-(w - c) / c))`. LRU replacement has a cliff at `c` instead,
+//!   and the least squares find it too.
 //!
 //! Both are least squares: the first has a closed form, the second one unknown.
 
 use homenode_machine::LoadCurve;
 
-/// Share of the sustained bandwidth up to which loads must have gone for the queueing part to be fitted.
+/// Loads must reach this share of the sustained bandwidth for the queueing part to be fitted.
 pub const LOAD_NEEDED: f64 = 0.75;
 
-/// Share of the sustained bandwidth below which loads say nothing of the curve at all.
+/// Loads below this share of the sustained bandwidth carry no information about the curve.
 pub const LOAD_LEAST: f64 = 0.2;
 
-/// The queueing part where loads did not go far enough: the fit of a measured DDR3 and of a measured DDR4 system agree on it.
+/// Default for the queueing part if loads stayed too low: the fits of a measured DDR3 and a measured DDR4 system agree on
+/// it.
 pub const BETA_ESTIMATE: f64 = 0.015;
 
 fn u_of(load_over_capacity: f64) -> f64 {
@@ -32,22 +33,22 @@ fn terms(load_over_capacity: f64) -> (f64, f64) {
     (u, u * u.sqrt() / (1.0 - u))
 }
 
-/// A fitted curve, and how well it fits.
+/// A fitted curve and its quality.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct FittedCurve {
     /// The curve.
     pub curve: LoadCurve,
     /// Whether beta was fitted; if not, loads stayed below `LOAD_NEEDED` and beta is `BETA_ESTIMATE`.
     pub beta_fitted: bool,
-    /// Highest share of the bandwidth that was reached.
+    /// Highest share of the bandwidth that loads reached.
     pub load_max: f64,
-    /// Mean absolute error of the fitted latencies, as a share of each.
+    /// Mean absolute error of the fitted latencies, relative to each.
     pub error_mean: f64,
 }
 
 /// Fits points of (load over capacity, latency over idle latency). `None` without a point above idle.
 ///
-/// Neither part is below 0: where the best fit would be, the other is fitted alone.
+/// Neither part is below 0: if the best fit would be, only the other part is fitted.
 pub fn load_curve(points: &[(f64, f64)]) -> Option<FittedCurve> {
     let loaded: Vec<(f64, f64)> = points
         .iter()
@@ -73,8 +74,8 @@ pub fn load_curve(points: &[(f64, f64)]) -> Option<FittedCurve> {
         );
         match both {
             (alpha, beta) if alpha >= 0.0 && beta >= 0.0 => (alpha, beta),
-            // The unconstrained best lies outside: one of the borders holds the constrained one. A determinant of 0 (all
-            // points at one load) comes here too.
+            // The unconstrained optimum lies outside: the constrained one is on a border. A determinant of 0 (all points at
+            // one load) also ends up here.
             (alpha, _) if alpha < 0.0 => (0.0, (by / bb).max(0.0)),
             _ => ((ay / aa).max(0.0), 0.0),
         }
@@ -94,13 +95,13 @@ pub fn load_curve(points: &[(f64, f64)]) -> Option<FittedCurve> {
     })
 }
 
-/// Chance that the oldest of `bytes` is still in a cache of `capacity`.
+/// Returns the probability that the oldest of `bytes` is still in a cache of `capacity`.
 fn survival(bytes: f64, capacity: f64) -> f64 {
     (-(bytes / capacity - 1.0)).exp().min(1.0)
 }
 
-/// Capacity in bytes at which the model above is nearest to points of (bytes, nanoseconds); `None` if memory is not slower
-/// than the cache or no point is larger than the capacity found (then the cache is at least that large).
+/// Returns the capacity in bytes at which the model above fits points of (bytes, nanoseconds) best; `None` if memory is not
+/// slower than the cache or no point is larger than the capacity found (then the cache is at least that large).
 pub fn capacity(points: &[(f64, f64)], cache_ns: f64, memory_ns: f64) -> Option<f64> {
     let largest = points.iter().map(|(bytes, _)| *bytes).reduce(f64::max)?;
     let least = points.iter().map(|(bytes, _)| *bytes).reduce(f64::min)?;
@@ -115,7 +116,7 @@ pub fn capacity(points: &[(f64, f64)], cache_ns: f64, memory_ns: f64) -> Option<
         };
         points.iter().map(of).sum()
     };
-    // A hundred steps to an octave: finer than any measured curve.
+    // A hundred steps per octave: finer than any measured curve.
     let steps = (100.0 * (largest / least).log2()) as u32;
     let at = |step: u32| least * (f64::from(step) / 100.0).exp2();
     let best = (0..=steps)
@@ -124,9 +125,9 @@ pub fn capacity(points: &[(f64, f64)], cache_ns: f64, memory_ns: f64) -> Option<
     (best < largest * 0.95).then_some(best)
 }
 
-/// Entries of a TLB, from points of (pages, extra cycles per access over the same number of lines close together): where the
-/// extra cost first passes half of its largest, between points interpolated on a log scale. `None` where it never exceeds
-/// `walk_cycles_min`, as then nothing was missed, and where it does so from the first point on.
+/// Returns the entries of a TLB, from points of (pages, extra cycles per access over the same number of lines close
+/// together): where the extra cost first passes half of its maximum, interpolated on a log scale. `None` if it never exceeds
+/// `walk_cycles_min`, as then nothing was missed, and if it does so from the first point on.
 pub fn tlb_entries(points: &[(f64, f64)], walk_cycles_min: f64) -> Option<f64> {
     let most = points.iter().map(|(_, extra)| *extra).reduce(f64::max)?;
     let half = most / 2.0;

@@ -1,4 +1,4 @@
-//! What Linux says of this host beside the machine's shape: private caches, free memory, the date.
+//! Reads facts about this host besides the machine's shape: private caches, free memory, the date.
 
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use homenode_units::{CpuId, NodeId};
 use serde::Serialize;
 
-/// Bytes of the caches that a CPU uses, as sysfs states them.
+/// Sizes of the caches that a CPU uses, in bytes, from sysfs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CacheSizes {
     /// First level, data.
@@ -50,7 +50,7 @@ pub fn cache_sizes(cpu: CpuId) -> CacheSizes {
     }
 }
 
-/// `2048K`, `32M`.
+/// Parses sizes like `2048K` and `32M`.
 fn cache_bytes(text: &str) -> Option<u64> {
     let (number, factor) = match text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()))
     {
@@ -62,8 +62,8 @@ fn cache_bytes(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(factor)
 }
 
-/// Bytes that can be had on a node without pushing anything out: what it has free, what the host calls available, and what
-/// the cgroup leaves, whichever is least.
+/// Returns the bytes available on a node without evicting anything: the least of its free memory, the host's available
+/// memory, and the cgroup's remaining allowance.
 pub fn memory_available(node: NodeId) -> u64 {
     let field = |path: &str, key: &str| {
         let text = fs::read_to_string(path).ok()?;
@@ -81,11 +81,11 @@ pub fn memory_available(node: NodeId) -> u64 {
         field("/proc/meminfo", "MemAvailable:"),
         cgroup.map(|(max, current)| max.saturating_sub(current)),
     ];
-    // Where Linux says nothing of the sort, be modest.
+    // A modest default if Linux reports none of these.
     bounds.into_iter().flatten().min().unwrap_or(1 << 30)
 }
 
-/// The date and the time of day by the system clock, UTC: `2026-11-22 01:05`.
+/// Returns date and time of day by the system clock, UTC: `2026-11-22 01:05`.
 pub fn date_now() -> String {
     let seconds = SystemTime::now()
         .duration_since(UNIX_EPOCH)

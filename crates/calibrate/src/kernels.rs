@@ -1,20 +1,20 @@
-//! The loops that load caches and memory: safe code over words, pure but for the time that they take.
+//! The loops that load caches and memory: safe code over words, pure except for the time they take.
 //!
 //! # Why they measure what they say
 //!
-//! - A *chase* follows a cycle in which each word names the next: an access cannot begin before the last has ended. The order
-//!   is a bijection without a pattern that prefetchers know, and visits each place once per round.
-//! - *Streams* read or update every word in order, so that prefetchers do what they can.
-//! - *Uniform* accesses draw lines independently of each other. Each of its [`CHAINS`] generators takes in what it has read, so
-//!   exactly so many accesses are in flight.
+//! - A *chase* follows a cycle in which each word names the next: an access cannot begin before the last has ended. The
+//!   order is a bijection without a pattern that prefetchers know, and visits each place once per round.
+//! - *Streams* read or update every word in order, the best case for prefetchers.
+//! - *Uniform* accesses draw lines independently of each other. Each of the [`CHAINS`] generators depends on the value it
+//!   read last, so exactly that many accesses are in flight.
 
 use crate::sys::LINE_WORDS;
 
 /// Accesses that [`uniform`] keeps in flight.
 pub const CHAINS: usize = 4;
 
-/// A bijection of `0..count` without visible pattern: two rounds of multiply and shift on the next power of two, walked until
-/// the result is in range.
+/// A bijection of `0..count` without a visible pattern: two rounds of multiply and shift on the next power of two, repeated
+/// until the result is in range.
 #[derive(Clone, Copy, Debug)]
 pub struct Order {
     count: u64,
@@ -23,7 +23,7 @@ pub struct Order {
 }
 
 impl Order {
-    /// An order of `count` places, at least 1.
+    /// Creates an order of `count` places; 0 counts as 1.
     pub fn of(count: usize) -> Order {
         let count = count.max(1) as u64;
         let mask = count.next_power_of_two() - 1;
@@ -34,11 +34,11 @@ impl Order {
         }
     }
 
-    /// The place that is visited at this step.
+    /// Returns the place visited at this step.
     pub fn nth(&self, step: usize) -> usize {
         let mut place = step as u64;
         loop {
-            // Each of the steps is a bijection of 0..=mask: odd factors, and shifts to the right mixed in.
+            // Each step is a bijection of 0..=mask: multiplication by odd factors, and xor with right shifts.
             place ^= place >> self.shift;
             place = place.wrapping_mul(0x9e37_79b9_7f4a_7c15) & self.mask;
             place ^= place >> self.shift;
@@ -51,12 +51,13 @@ impl Order {
     }
 }
 
-/// Where the places of a chase lie.
+/// Where a chase has its places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Places {
     /// In every line.
     EachLine,
-    /// One in each stretch of so many words, in another line of each, so that they do not fall on the same cache sets.
+    /// One in each stretch of this many words, at a different line in each, so that they do not fall into the same cache
+    /// sets.
     OnePer(usize),
 }
 
@@ -69,7 +70,7 @@ impl Places {
     }
 }
 
-/// Writes a cycle through `count` places; gives the word at which it begins. What was in these words before is lost.
+/// Writes a cycle through `count` places, overwriting these words, and returns the word at which it begins.
 pub fn lay_chase(words: &mut [u64], count: usize, places: Places) -> usize {
     let order = Order::of(count);
     let first = places.word(order.nth(0));
@@ -83,7 +84,7 @@ pub fn lay_chase(words: &mut [u64], count: usize, places: Places) -> usize {
     first
 }
 
-/// Follows a cycle for so many steps from each of these words at once; they are moved on.
+/// Follows a cycle for `steps` steps from each of these words at once, and advances them.
 pub fn chase<const K: usize>(words: &[u64], at: &mut [usize; K], steps: usize) {
     let mut now = *at;
     for _ in 0..steps {
@@ -94,7 +95,7 @@ pub fn chase<const K: usize>(words: &[u64], at: &mut [usize; K], steps: usize) {
     *at = std::hint::black_box(now);
 }
 
-/// Reads every word; gives their sum.
+/// Reads every word and returns their sum.
 pub fn read(words: &[u64]) -> u64 {
     std::hint::black_box(words.iter().fold(0_u64, |sum, word| sum.wrapping_add(*word)))
 }
@@ -106,7 +107,7 @@ pub fn update(words: &mut [u64]) {
     }
 }
 
-/// Generators of [`uniform`], which go on where they stopped.
+/// State of the generators of [`uniform`], which continue where they stopped.
 pub type Generators = [u64; CHAINS];
 
 /// Fresh generators.
@@ -117,7 +118,7 @@ pub fn generators(seed: u64) -> Generators {
     })
 }
 
-/// Reads `rounds` times [`CHAINS`] lines drawn evenly from the words.
+/// Reads `rounds` times [`CHAINS`] lines drawn uniformly from the words.
 pub fn uniform(words: &[u64], states: &mut Generators, rounds: usize) {
     let lines = (words.len() / LINE_WORDS) as u64;
     let mut now = *states;
@@ -126,7 +127,8 @@ pub fn uniform(words: &[u64], states: &mut Generators, rounds: usize) {
             // Below 2^32 lines, that is 256 GiB, no bits are lost.
             let line = ((*state >> 32) * lines) >> 32;
             let value = words[line as usize * LINE_WORDS];
-            // A linear congruential generator (Knuth's constants); memory is zero, but the processor must wait to know.
+            // A linear congruential generator (Knuth's constants). The memory is zero, but the processor must wait for the
+            // value.
             *state = state
                 .wrapping_add(value)
                 .wrapping_mul(6_364_136_223_846_793_005)
@@ -136,12 +138,12 @@ pub fn uniform(words: &[u64], states: &mut Generators, rounds: usize) {
     *states = std::hint::black_box(now);
 }
 
-/// Runs a chain of additions of which each needs the last: `2 * pairs` core cycles on every processor that adds in one.
+/// Runs a chain of dependent additions: `2 * pairs` core cycles on every processor that adds in one cycle.
 pub fn dependent_cycles(pairs: usize) -> u64 {
     let (step, flip) = std::hint::black_box((0x9e37_79b9_u64, 0x5555_5555_u64));
     let mut value = step;
     for _ in 0..pairs / 16 {
-        // Addition and exclusive-or by turns cannot be summed up by a compiler.
+        // A compiler cannot fold alternating addition and exclusive-or.
         for _ in 0..16 {
             value = value.wrapping_add(step) ^ flip;
         }
@@ -149,7 +151,7 @@ pub fn dependent_cycles(pairs: usize) -> u64 {
     std::hint::black_box(value)
 }
 
-/// Work for one core with parallelism in it and next to no memory: what hyperthreads compete for.
+/// Work for one core with instruction-level parallelism and hardly any memory access: what hyperthreads compete for.
 pub fn independent_work(rounds: usize) -> u64 {
     let mut lanes: [u64; 8] = std::hint::black_box([1, 2, 3, 4, 5, 6, 7, 8]);
     for round in 0..rounds as u64 {
@@ -165,7 +167,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// How often a chase visits each word in `count` steps.
+    /// Counts how often a chase visits each word in `count` steps.
     fn visits(words: &[u64], first: usize, count: usize) -> Vec<u32> {
         let mut visits = vec![0; words.len()];
         let mut at = [first];
@@ -239,7 +241,7 @@ mod tests {
 
     #[test]
     fn uniform_accesses_reach_all_lines_about_evenly() {
-        // Lines that say which they are would change the draw, so the spread is seen through a generator alone.
+        // Distinct lines would change the draw, so the distribution is tested with a single generator.
         let mut states = generators(7);
         let words = vec![0; 64 * LINE_WORDS];
         let mut seen = [0_u32; 64];

@@ -1,6 +1,6 @@
-//! Measures the very host that it runs on, writes what it found as a machine file, and holds the twin against it; measures how
-//! much memory a guest kernel takes ([`footprint`]), makes programs into workloads ([`profile`]), and estimates working sets
-//! from logs ([`page_log`]), and recorded runs into scenarios ([`recorded`]).
+//! Measures the host it runs on, writes the result as a machine file, and validates the twin against it. Also measures how
+//! much memory a guest kernel takes ([`footprint`]), turns programs into workloads ([`profile`]), estimates working sets
+//! from logs ([`page_log`]), and turns recorded runs into scenarios ([`recorded`]).
 //!
 //! ```text
 //!   host ──▶ measure ──▶ Calibration ──▶ write ──▶ machine file ──▶ twin
@@ -11,11 +11,11 @@
 //!
 //! # Approach
 //!
-//! Every figure is measured several times and kept as a [`Spread`]; the machine file has the median, and says the rest beside
-//! it. One thread's figures are per second of its CPU time, so that others who have the CPU disturb only by what they leave in
-//! caches and ask of memory. What cannot be measured from inside a process is marked `estimate:` with its source. Noise is not
-//! fought but told: CPU time that others took or a hypervisor stole meanwhile, and each figure whose quartiles lie more than a
-//! fifth apart.
+//! Every figure is measured several times and kept as a [`Spread`]; the machine file has the median, and the rest in a
+//! comment. One thread's figures are per second of its CPU time, so that other processes on the CPU disturb only through
+//! caches and memory bandwidth. What cannot be measured from inside a process is marked `estimate:` with its source. Noise
+//! is not avoided but reported: CPU time that other processes took or a hypervisor stole meanwhile, and each figure whose
+//! quartiles lie more than a fifth apart.
 //!
 //! # Left out
 //!

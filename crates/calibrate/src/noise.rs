@@ -1,4 +1,4 @@
-//! What else the host did meanwhile: stolen and foreign CPU time, from `/proc/stat` and this process's own account.
+//! Measures other activity on the host: stolen and foreign CPU time, from `/proc/stat` and this process's own account.
 
 use std::fs;
 
@@ -7,15 +7,15 @@ use serde::Serialize;
 /// CPU time of the whole host so far, in clock ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Ticks {
-    /// By anybody: user, system and interrupts, not idle, not stolen.
+    /// User, system and interrupt time of all processes; not idle, not stolen.
     busy: u64,
     idle: u64,
-    /// A hypervisor ran something else while a CPU here had work.
+    /// Time in which a hypervisor ran something else while a CPU here had work.
     stolen: u64,
 }
 
 impl Ticks {
-    /// The first line of `/proc/stat`.
+    /// Parses the first line of `/proc/stat`.
     fn parse(stat: &str) -> Option<Ticks> {
         let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
         let fields: Vec<u64> = line
@@ -31,9 +31,9 @@ impl Ticks {
     }
 }
 
-/// Ticks that a process and its ended children used, from `/proc/PID/stat`.
+/// Returns the ticks that a process and its ended children used, from `/proc/PID/stat`.
 fn own_ticks(stat: &str) -> Option<u64> {
-    // The name in parentheses may hold anything; fields count from behind it: utime is the 12th.
+    // The name in parentheses may contain anything; fields are counted after it: utime is the 12th.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
     fields
         .get(11..15)?
@@ -42,7 +42,7 @@ fn own_ticks(stat: &str) -> Option<u64> {
         .sum()
 }
 
-/// Load seen over a time, as shares of all CPU time of the host in it.
+/// Load over a time span, as shares of the host's total CPU time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Noise {
     /// Stolen by a hypervisor.
@@ -51,7 +51,7 @@ pub struct Noise {
     pub others_share: f64,
 }
 
-/// The beginning of a time.
+/// The counters at the beginning of a time span.
 #[derive(Clone, Copy, Debug)]
 pub struct Watch(Option<(Ticks, u64)>);
 
@@ -61,12 +61,12 @@ fn look() -> Option<(Ticks, u64)> {
 }
 
 impl Watch {
-    /// Begins now.
+    /// Begins a time span.
     pub fn begin() -> Watch {
         Watch(look())
     }
 
-    /// What was seen since; `None` where the kernel does not say.
+    /// Returns the load since the beginning; `None` if the kernel does not report it.
     pub fn seen(&self) -> Option<Noise> {
         let ((before, own_before), (now, own_now)) = (self.0?, look()?);
         Some(between(before, now, own_now.saturating_sub(own_before)))
@@ -100,7 +100,7 @@ mod tests {
     fn shares_are_of_all_cpu_time_between_two_looks() {
         let before = Ticks::parse("cpu  10 0 10 100 0 0 0 5 0 0\ncpu0 1 2 3 4\n").unwrap();
         let now = Ticks::parse("cpu  60 0 20 120 10 0 0 15 0 0\n").unwrap();
-        // 60 busy, 30 idle, 10 stolen: of the busy ones 45 were ours.
+        // 60 busy, 30 idle, 10 stolen; 45 of the busy ones were ours.
         let noise = between(before, now, 45);
         assert!(
             (noise.steal_share - 0.10).abs() < 1e-12 && (noise.others_share - 0.15).abs() < 1e-12,

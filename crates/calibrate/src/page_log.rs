@@ -1,8 +1,8 @@
-//! What estimators make of a log of a guest's pages.
+//! Runs working-set estimators on a log of a guest's pages.
 //!
-//! Each estimator that can read the log makes an estimate of the program's pages and one of the kernel's, which together are the
-//! working set [PRL, equation 1]. Where the log has all frames that were used, an estimate stands beside what was. A log
-//! that is being written is followed: the same estimators are shown one window after the other ([`Watching`]).
+//! Each applicable estimator estimates the program's pages and the kernel's, which together are the working set [PRL,
+//! equation 1]. If the log has all used frames, each estimate comes with the true figure. A log that is being written is
+//! followed: the same estimators take in one window after the other ([`Watching`]).
 
 use std::path::Path;
 
@@ -16,18 +16,18 @@ use homenode_units::{Bytes, Chance, Ns, Pages};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// What is said of a log.
+/// Report about a log.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Report {
-    /// What it is.
+    /// The log.
     pub log: About,
-    /// What each estimator that can read the log says: when its stop rule was first met, or else in the end.
+    /// The estimate of each applicable estimator: when its stop rule was first met, else the last one.
     pub estimates: Vec<Said>,
-    /// What was used in all windows, if the log has that.
+    /// The pages used in all windows, if the log has that.
     pub truth: Option<Truth>,
 }
 
-/// A log.
+/// Description of a log.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct About {
     /// Its path.
@@ -40,32 +40,32 @@ pub struct About {
     pub vcpus: u32,
     /// Memory of the guest.
     pub memory_bytes: Bytes,
-    /// How many windows were read.
+    /// Number of windows read.
     pub windows: usize,
-    /// How long they are together.
+    /// Their total duration.
     pub seconds: f64,
     /// Page walks in them.
     pub walks: u64,
     /// Frames logged.
     pub logged: u64,
-    /// Of them, lost.
+    /// Logged frames that were lost.
     pub lost: u64,
-    /// Buffers that were filled.
+    /// Number of filled buffers.
     pub buffers_filled: u64,
-    /// What is missing of the file, if anything is.
+    /// What is missing from the file, if anything.
     pub missing: Option<String>,
 }
 
-/// What an estimator says.
+/// Result of an estimator.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Said {
     /// The estimator's name.
     pub estimator: &'static str,
-    /// What carried what it saw.
+    /// The tracker that delivered its data.
     pub tracker: Tracker,
-    /// Whether more windows would hardly change it.
+    /// Whether more windows would hardly change the estimate.
     pub settled: Settled,
-    /// Over which time.
+    /// The time it covers.
     pub window_s: f64,
     /// The program's hot pages and the kernel's.
     pub size_bytes: Bytes,
@@ -75,26 +75,26 @@ pub struct Said {
     pub most_bytes: Bytes,
     /// What the two ends mean.
     pub certainty: Certainty,
-    /// The program's hot pages; none of a poll, which does not know whose they are.
+    /// The program's hot pages; none for a poll, which cannot tell program and kernel apart.
     pub program_bytes: Option<Bytes>,
-    /// The kernel's: epsilon.
+    /// The kernel's hot pages: epsilon.
     pub kernel_bytes: Option<Bytes>,
-    /// Used in some windows.
+    /// Pages used in some windows.
     pub warm_bytes: Bytes,
-    /// Used in the same time.
+    /// Pages really used in the same time.
     pub truth_bytes: Option<Bytes>,
-    /// Of that, pages that a program read or wrote.
+    /// Part of that which a program read or wrote.
     pub truth_program_bytes: Option<Bytes>,
-    /// What it does not see.
+    /// What the estimator does not see.
     pub blind_spot: &'static str,
 }
 
-/// What was really used.
+/// The pages really used.
 #[derive(Clone, Copy, Debug, Default, Serialize, JsonSchema)]
 pub struct Truth {
     /// Pages that a program read or wrote.
     pub program_data_bytes: Bytes,
-    /// Of those, pages that it wrote.
+    /// Part of them that it wrote.
     pub program_written_bytes: Bytes,
     /// Pages that it only executed.
     pub program_code_bytes: Bytes,
@@ -102,22 +102,22 @@ pub struct Truth {
     pub kernel_bytes: Bytes,
 }
 
-/// What is known of a log after a mu.
+/// Estimates after a mu.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Known {
     /// The last window's number.
     pub window: u64,
-    /// Its end, since the log was begun.
+    /// Its end, since the beginning of the log.
     pub at_s: f64,
-    /// Windows that were given up before they could be read.
+    /// Windows dropped before they could be read.
     pub given_up: u64,
-    /// What each estimator says.
+    /// Result of each estimator.
     pub estimates: Vec<Said>,
-    /// What was used since the log is followed, if the log has that.
+    /// Pages used since following began, if the log has that.
     pub truth: Option<Truth>,
 }
 
-/// An estimator that is shown one window after the other, the program's pages and the kernel's apart.
+/// An estimator that takes in windows, with separate state for the program's pages and the kernel's.
 struct Eye {
     name: &'static str,
     tracker: Tracker,
@@ -133,7 +133,7 @@ struct Estimates {
 }
 
 impl Eye {
-    /// Those that can read such a log.
+    /// Returns the estimators that can read such a log.
     fn all(header: &Header, mu: Ns, tau: u8) -> Vec<Eye> {
         let heat = HeatBy::Logs {
             tau,
@@ -175,7 +175,7 @@ impl Eye {
         estimators.into_iter().map(eye).collect()
     }
 
-    /// Takes in a window; after each mu there are estimates.
+    /// Takes in a window; returns estimates after each mu.
     fn observe(&mut self, header: &Header, window: &Window) -> Result<Option<Estimates>, Unfit> {
         let program = self.observe_part(header, window, true)?;
         let kernel = self.observe_part(header, window, false)?;
@@ -194,7 +194,7 @@ impl Eye {
         for row in window.rows.iter().filter(|row| row.marks.program() == of_program) {
             let count = match self.tracker {
                 Tracker::Exact => u32::from(row.marks.used()),
-                // Counts end at 255.
+                // Counts saturate at 255.
                 _ => row.count.min(255),
             };
             self.frames.extend((0..count).map(|_| u64::from(row.frame)));
@@ -248,14 +248,14 @@ fn observation<'a>(
     }
 }
 
-/// Estimators that are shown one window of a log after the other.
+/// Estimators that take in the windows of a log one by one.
 pub struct Watching {
     eyes: Vec<Eye>,
     used: Used,
 }
 
 impl Watching {
-    /// Those that can read such a log; see [`report`] for `mu` and `tau`.
+    /// Starts the estimators that can read such a log; see [`report`] for `mu` and `tau`.
     pub fn begin(header: &Header, mu: Ns, tau: u8) -> Watching {
         Watching {
             eyes: Eye::all(header, mu, tau),
@@ -263,7 +263,7 @@ impl Watching {
         }
     }
 
-    /// Takes in a window; after each mu there is something to say. `given_up` windows were missed so far.
+    /// Takes in a window; returns estimates after each mu. `given_up` windows were missed so far.
     ///
     /// # Errors
     /// A window that is not the next.
@@ -276,7 +276,7 @@ impl Watching {
         if found.is_empty() {
             return Ok(None);
         }
-        // All frames are counted for it: only where there is something to say.
+        // Counting all frames is expensive, so only when there are estimates.
         let truth = header.exact.then(|| self.used.truth());
         let said = found.iter().map(|(at, of_mu)| self.eyes[*at].said(of_mu, truth));
         Ok(Some(Known {
@@ -289,7 +289,7 @@ impl Watching {
     }
 }
 
-/// What was done to each frame, in all windows together.
+/// The uses of each frame, over all windows.
 struct Used(Vec<u8>);
 
 impl Used {
@@ -319,14 +319,14 @@ impl Used {
     }
 }
 
-/// A log's windows.
+/// The windows of a log.
 struct Reading<'a> {
     header: &'a Header,
     windows: &'a [&'a Window],
 }
 
 impl Reading<'_> {
-    /// What was used in windows that end no later than this.
+    /// Returns the pages used in windows that end no later than `until`.
     fn truth(&self, until: Ns) -> Truth {
         let mut used = Used::new(self.header);
         let within = self.windows.iter().filter(|window| window.end_ns <= until.0);
@@ -334,7 +334,7 @@ impl Reading<'_> {
         used.truth()
     }
 
-    /// ESX's poll: every mu, 100 frames drawn anew.
+    /// ESX's poll: every mu it draws 100 new frames.
     fn poll(&self, mu: Ns) -> Result<Option<Estimate>, Unfit> {
         let mut estimator = Sampling::new(sampling::Averages::Three, Bytes::ZERO);
         let mut chance = Chance::new(1);
@@ -370,14 +370,14 @@ impl Reading<'_> {
     }
 }
 
-/// The estimate with which the estimator's loop ends for the first time with something hot, or else its last.
+/// Returns the first settled estimate with something hot, or else the last.
 fn chosen(estimates: &[Estimates]) -> Option<&Estimates> {
     let settled = |of: &&Estimates| of.program.settled == Settled::Yes && of.program.hot > Bytes::ZERO;
     estimates.iter().find(settled).or(estimates.last())
 }
 
-/// What all estimators say of these windows of a log; `mu` is after how long frames are judged, `tau` how often a frame is logged
-/// that PRL calls hot.
+/// Runs all estimators on these windows of a log; `mu` is the interval after which frames are judged, `tau` the number of
+/// log entries that make a frame hot in PRL.
 ///
 /// # Errors
 /// Windows that are not in order.
@@ -443,7 +443,7 @@ pub fn report(file: &Path, log: &Log, windows: &[&Window], mu: Ns, tau: u8) -> R
 }
 
 impl Truth {
-    /// All of it.
+    /// Returns the total.
     pub fn all(&self) -> Bytes {
         self.program_data_bytes + self.program_code_bytes + self.kernel_bytes
     }
@@ -454,8 +454,8 @@ mod tests {
     use super::*;
     use homenode_formats::page_log::{Kept, Row, Tables};
 
-    /// A log of ten windows of a second: frames 0 to 99 are a program's and logged 20 times in each, 100 to 109 the kernel's
-    /// and logged 30 times, 110 to 119 are used by the program and never logged.
+    /// A log of ten windows of a second: frames 0 to 99 belong to a program and are logged 20 times in each, 100 to 109 to
+    /// the kernel and logged 30 times; 110 to 119 are used by the program and never logged.
     fn log(exact: bool) -> Log {
         let header = Header {
             logs: Logs::Walks,
@@ -511,7 +511,7 @@ mod tests {
         let names: Vec<&str> = report.estimates.iter().map(|said| said.estimator).collect();
         assert_eq!(names, ["prl", "prl-repaired", "exact", "poll"]);
         let prl = &report.estimates[0];
-        // 50 times are reached in the third second, and the loop ends four later.
+        // The threshold of 50 is reached in the third second, and the loop ends four later.
         assert_eq!((prl.settled, prl.window_s), (Settled::Yes, 7.0));
         assert_eq!(prl.program_bytes.map(pages), Some(100));
         assert_eq!(prl.kernel_bytes.map(pages), Some(10));

@@ -5,25 +5,25 @@ use serde::Serialize;
 /// Spread beyond which a figure is called noisy: quartile range over median.
 pub const NOISY: f64 = 0.2;
 
-/// What repetitions of one measurement gave, in the unit that the field's name says.
+/// Result of a repeated measurement, in the unit that the field's name says.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
-    /// How many repetitions.
+    /// Number of repetitions.
     pub count: usize,
-    /// The least.
+    /// Minimum.
     pub min: f64,
-    /// A quarter lies below.
+    /// First quartile.
     pub q1: f64,
-    /// Half lies below: the figure that is used.
+    /// Median: the figure that is used.
     pub median: f64,
-    /// Three quarters lie below.
+    /// Third quartile.
     pub q3: f64,
-    /// The most.
+    /// Maximum.
     pub max: f64,
 }
 
 impl Spread {
-    /// Of at least one finite value; others are left out. Between two values quantiles are interpolated.
+    /// Computes the spread of at least one finite value; others are ignored. Quantiles are interpolated between values.
     pub fn of(values: &[f64]) -> Option<Spread> {
         let mut sorted: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
         sorted.sort_by(f64::total_cmp);
@@ -43,7 +43,7 @@ impl Spread {
         })
     }
 
-    /// Every value put through a rising function.
+    /// Applies an increasing function to every value.
     #[must_use]
     pub fn map(&self, rising: impl Fn(f64) -> f64) -> Spread {
         Spread {
@@ -56,7 +56,7 @@ impl Spread {
         }
     }
 
-    /// Quartile range over median.
+    /// Returns the quartile range over the median.
     pub fn relative(&self) -> f64 {
         if self.median == 0.0 {
             return 0.0;
@@ -69,7 +69,7 @@ impl Spread {
         self.relative() > NOISY
     }
 
-    /// `median of 9, 92.1 to 101.3 ns`.
+    /// Formats as `median of 9, 92.1 to 101.3 ns`.
     pub fn in_words(&self, unit: &str) -> String {
         let digits = usize::from(self.median.abs() < 100.0) + usize::from(self.median.abs() < 1.0);
         let Spread { count, min, max, .. } = self;

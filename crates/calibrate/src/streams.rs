@@ -1,7 +1,7 @@
 //! Threads that load memory at a chosen rate while something else is measured.
 //!
-//! Each thread is bound to a CPU and owns a buffer on the node. It works through that in blocks and counts the bytes of each;
-//! between blocks it spins as long as its rate asks. Rates are differences of these counts, so a thread that loses its CPU
+//! Each thread is pinned to a CPU and owns a buffer on the node. It works through the buffer in blocks and counts the bytes;
+//! between blocks it spins according to its rate. Rates are differences of these counts, so a thread that loses its CPU
 //! counts less, as it should.
 
 use std::io;
@@ -14,17 +14,17 @@ use homenode_units::{CpuId, NodeId};
 use crate::kernels;
 use crate::sys::{self, Memory, Pages};
 
-/// Words between two looks at the orders: 64 KiB, some microseconds.
+/// Words between two checks of the orders: 64 KiB, some microseconds.
 const BLOCK_WORDS: usize = 8192;
-/// Blocks between two looks at a thread's CPU time.
+/// Blocks between two readings of a thread's CPU time.
 const BLOCKS_PER_LOOK: u32 = 16;
 /// Full rate, in the unit of [`Streams::load`].
 pub const FULL: u32 = 1000;
 
-/// What streams do with memory.
+/// The kind of traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Traffic {
-    /// Reads alone.
+    /// Reads only.
     Read,
     /// As many writes as reads: every line is read, changed and written back.
     Update,
@@ -33,7 +33,7 @@ pub enum Traffic {
 /// Orders to all threads, and their counts.
 #[derive(Debug, Default)]
 struct Board {
-    /// Threads below this number work.
+    /// Threads below this number are active.
     active: AtomicUsize,
     /// Share of time that they work, in thousandths.
     duty: AtomicU32,
@@ -41,23 +41,23 @@ struct Board {
     end: AtomicBool,
     ready: AtomicUsize,
     bytes: Vec<AtomicU64>,
-    /// The same bytes and the CPU time that they took, brought up to date less often.
+    /// Bytes with the CPU time they took, updated less often.
     counted: Vec<(AtomicU64, AtomicU64)>,
 }
 
-/// Running threads; they end when this is dropped.
+/// Running threads, stopped when dropped.
 #[derive(Debug)]
 pub struct Streams<'scope, 'board> {
     board: &'board Holder,
     threads: Vec<ScopedJoinHandle<'scope, io::Result<()>>>,
 }
 
-/// What threads share; lives outside of the scope that they run in.
+/// State shared by the threads; must outlive the scope that they run in.
 #[derive(Debug)]
 pub struct Holder(Board);
 
 impl Holder {
-    /// For so many threads.
+    /// Creates the state for a number of threads.
     pub fn of(threads: usize) -> Holder {
         let bytes = (0..threads).map(|_| AtomicU64::new(0)).collect();
         let counted = (0..threads).map(|_| Default::default()).collect();
@@ -70,10 +70,10 @@ impl Holder {
 }
 
 impl<'scope, 'board: 'scope> Streams<'scope, 'board> {
-    /// Starts a thread on each CPU, with a buffer of so many bytes each; returns when all buffers are filled.
+    /// Starts a thread on each CPU, with a buffer of `bytes_each` bytes; returns when all buffers are filled.
     ///
     /// # Errors
-    /// CPUs or memory that cannot be had.
+    /// Unavailable CPUs or memory.
     pub fn start(
         scope: &'scope thread::Scope<'scope, '_>,
         board: &'board Holder,
@@ -107,7 +107,7 @@ impl<'scope, 'board: 'scope> Streams<'scope, 'board> {
         error.unwrap_or_else(|| io::Error::other("a stream ended without a reason"))
     }
 
-    /// Lets the first `active` threads work for `duty` thousandths of the time, the others rest.
+    /// Lets the first `active` threads work for `duty` thousandths of the time; the others rest.
     pub fn load(&self, active: usize, traffic: Traffic, duty: u32) {
         let board = &self.board.0;
         board.update.store(traffic == Traffic::Update, Ordering::Relaxed);
@@ -117,7 +117,7 @@ impl<'scope, 'board: 'scope> Streams<'scope, 'board> {
             .store(if duty == 0 { 0 } else { active }, Ordering::Release);
     }
 
-    /// Runs something, and gives the bytes per second that all threads moved meanwhile beside its result.
+    /// Runs a closure, and returns the bytes per second that all threads moved meanwhile, with its result.
     pub fn rate_during<T>(&self, run: impl FnOnce() -> T) -> (f64, T) {
         let bytes = || {
             self.board
@@ -133,8 +133,8 @@ impl<'scope, 'board: 'scope> Streams<'scope, 'board> {
         (moved as f64 / from.elapsed().as_secs_f64(), result)
     }
 
-    /// What the first `active` threads, at full rate, move in a second of their CPU time. Those that got no CPU in this time are
-    /// taken to be like the others; if none got any it waits on, up to a hundred times as long.
+    /// Returns what the first `active` threads, at full rate, move per second of their CPU time. Threads without CPU time in
+    /// this window are assumed to be like the others; if none got any, it waits on, up to a hundred times as long.
     pub fn rate_of_cpu_time(&self, active: usize, window: Duration) -> f64 {
         let look = || -> Vec<(u64, u64)> {
             let counted = self.board.0.counted.iter();
@@ -229,7 +229,7 @@ mod tests {
             let wait = || thread::sleep(Duration::from_millis(30));
             assert_eq!(streams.rate_during(wait).0, 0.0);
             streams.load(1, Traffic::Read, FULL);
-            // However busy the machine is, in ten seconds one block is read.
+            // However busy the machine is, one block is read within ten seconds.
             let counted = |_: &u32| streams.rate_during(wait).0 > 0.0;
             assert!((0..300).any(|round| counted(&round)));
         });

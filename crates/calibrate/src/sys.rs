@@ -1,4 +1,4 @@
-//! What the kernel and the processor are asked directly: memory of a page size on a node, pinned threads, time stamps.
+//! Direct requests to the kernel and the processor: memory of a page size on a node, pinned threads, time stamps.
 //!
 //! The only module of this crate with `unsafe`: mapping memory, binding it to a node, and two instructions.
 #![allow(unsafe_code)] // each use says why it is sound
@@ -20,16 +20,16 @@ pub const LINE_WORDS: usize = 8;
 /// Bytes of a cache line.
 pub const LINE_BYTES: usize = 8 * LINE_WORDS;
 
-/// Which pages to ask the kernel for.
+/// Page size to request from the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
     /// Base pages only.
     Base,
-    /// Huge pages where the kernel has them.
+    /// Huge pages if the kernel has them.
     Huge,
 }
 
-/// Zeroed memory of this process alone, aligned to a huge page; unmapped when dropped.
+/// Zeroed private memory, aligned to a huge page; unmapped when dropped.
 #[derive(Debug)]
 pub struct Memory {
     mapped: NonNull<u64>,
@@ -44,7 +44,7 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Maps at least `bytes`, bound to a node if one is given. No page of it is there before it is touched.
+    /// Maps at least `bytes`, bound to a node if one is given. Pages are populated on first touch.
     ///
     /// # Errors
     /// No address space, or a node that this process may not use.
@@ -77,7 +77,7 @@ impl Memory {
             Pages::Base => Advice::LinuxNoHugepage,
             Pages::Huge => Advice::LinuxHugepage,
         };
-        // A kernel without huge pages refuses; what was got is asked later, in `huge_share`.
+        // A kernel without huge pages refuses; `huge_share` reports the result later.
         // SAFETY: advice on our own mapping, which changes no contents.
         let _ = unsafe { rustix::mm::madvise(start, bytes, advice) };
         if let Some(node) = node {
@@ -91,7 +91,7 @@ impl Memory {
         let at = usize::from(node.0);
         let mut mask = vec![0 as libc::c_ulong; at / WORD_BITS + 1];
         mask[at / WORD_BITS] |= 1 << (at % WORD_BITS);
-        // The kernel reads one bit less than it is told.
+        // The kernel reads one bit less than stated.
         let bits = mask.len() * WORD_BITS + 1;
         // SAFETY: a policy for our own mapping; the mask is alive and as long as stated.
         let result = unsafe {
@@ -111,19 +111,19 @@ impl Memory {
         }
     }
 
-    /// The memory as words.
+    /// Returns the memory as words.
     pub fn words(&self) -> &[u64] {
         // SAFETY: mapped, aligned, and zeroed by the kernel; as long as `self` borrows.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.words) }
     }
 
-    /// The memory as words to write.
+    /// Returns the memory as mutable words.
     pub fn words_mut(&mut self) -> &mut [u64] {
-        // SAFETY: as in `words`, and `self` is borrowed alone.
+        // SAFETY: as in `words`, and `self` is borrowed exclusively.
         unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.words) }
     }
 
-    /// Share of the memory that lies in huge pages now, if the kernel says.
+    /// Returns the share of the memory now in huge pages, if the kernel reports it.
     pub fn huge_share(&self) -> Option<f64> {
         let maps = std::fs::read_to_string("/proc/self/smaps").ok()?;
         let address = self.start.as_ptr() as usize;
@@ -151,12 +151,12 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, whole, and nobody can refer to it any more.
+        // SAFETY: our own mapping, whole, and nothing can refer to it any more.
         let _ = unsafe { rustix::mm::munmap(self.mapped.as_ptr().cast(), self.mapped_bytes) };
     }
 }
 
-/// Binds the calling thread to these CPUs.
+/// Pins the calling thread to these CPUs.
 ///
 /// # Errors
 /// CPUs that are offline or not allowed.
@@ -172,7 +172,7 @@ pub fn pin(cpus: &CpuSet) -> io::Result<()> {
     Ok(rustix::thread::sched_setaffinity(None, &mask)?)
 }
 
-/// Binds the calling thread to one CPU.
+/// Pins the calling thread to one CPU.
 ///
 /// # Errors
 /// As [`pin`].
@@ -180,7 +180,7 @@ pub fn pin_to(cpu: CpuId) -> io::Result<()> {
     pin(&[cpu].into_iter().collect())
 }
 
-/// CPU time that the calling thread has had: unlike the clock on the wall it stands still while others have its CPU.
+/// Returns the calling thread's CPU time: unlike the wall clock it stops while other threads have its CPU.
 pub fn cpu_time() -> Duration {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(
@@ -189,7 +189,7 @@ pub fn cpu_time() -> Duration {
     )
 }
 
-/// The processor's time-stamp counter, where there is one to read.
+/// Returns the processor's time-stamp counter, if readable.
 pub fn time_stamp() -> Option<u64> {
     #[cfg(target_arch = "x86_64")]
     {
@@ -200,7 +200,7 @@ pub fn time_stamp() -> Option<u64> {
     None
 }
 
-/// Whether the last-level cache holds all that inner caches hold, as the processor says.
+/// Whether the last-level cache holds everything that inner caches hold, as the processor states.
 pub fn llc_inclusive() -> Option<bool> {
     #[cfg(target_arch = "x86_64")]
     {
@@ -208,7 +208,7 @@ pub fn llc_inclusive() -> Option<bool> {
         #[allow(unused_unsafe)] // safe in some compilers
         // SAFETY: every x86-64 processor has the instruction.
         let leaf = |leaf: u32, sub: u32| unsafe { __cpuid_count(leaf, sub) };
-        // Intel's leaf of caches, and AMD's of the same form.
+        // Intel's cache leaf, and AMD's of the same format.
         let caches = [4_u32, 0x8000_001d].into_iter().filter(|number| {
             let highest = leaf(number & 0x8000_0000, 0).eax;
             highest >= *number
@@ -235,19 +235,19 @@ pub fn llc_inclusive() -> Option<bool> {
     None
 }
 
-/// Bytes of a base page.
+/// Returns the bytes of a base page.
 pub fn page_bytes() -> usize {
-    // SAFETY: asks for a number.
+    // SAFETY: only queries a number.
     let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(bytes).unwrap_or(4096)
 }
 
-/// Prepares [`interrupt_others`]; `false` where the kernel cannot.
+/// Prepares [`interrupt_others`]; `false` if the kernel cannot.
 pub fn register_interrupts() -> bool {
     membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
 }
 
-/// Interrupts every other CPU that runs a thread of this process, and returns when they have answered.
+/// Interrupts every other CPU that runs a thread of this process, and returns after their answers.
 pub fn interrupt_others() -> bool {
     membarrier(MembarrierCommand::PrivateExpedited).is_ok()
 }

@@ -1,4 +1,4 @@
-//! What several modules' tests measure and describe.
+//! Fixtures shared by the tests of several modules.
 
 /// A machine with a node without memory, a whole one, and one without CPUs.
 pub const ODD: &str = r#"

@@ -1,4 +1,4 @@
-//! The machine file: what was measured as a [`Machine`], written with the source of each figure beside it.
+//! Writes measurements as a machine file: a [`Machine`], with the source of each figure as a comment.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -11,20 +11,20 @@ use crate::fit::BETA_ESTIMATE;
 use crate::measure::{Calibration, Pair};
 use crate::stats::Spread;
 
-/// What an interrupt between vCPUs cost beyond a native one on a four-socket Opteron under Xen.
+/// Extra cost of an interrupt between vCPUs over a native one, measured on a four-socket Opteron under Xen.
 const VIRTUAL_IPI_EXTRA_NS: f64 = 10_000.0;
 
-/// A machine file and the machine that it describes.
+/// A machine file and the machine it describes.
 #[derive(Clone, Debug)]
 pub struct MachineFile {
     /// Its text.
     pub text: String,
-    /// What reading it gives.
+    /// The machine parsed from it.
     pub machine: Machine,
 }
 
-/// The machine file of a calibration. Where the format cannot say how CPUs share cores or caches on this host, the file says
-/// the nearest and notes it.
+/// Returns the machine file of a calibration. If the format cannot express how CPUs share cores or caches on this host, the
+/// file has the closest match and notes it.
 ///
 /// # Errors
 /// A measured figure that no machine can have, such as a clock of 0 from a host that never let the measurement run.
@@ -46,7 +46,7 @@ pub fn machine_file(calibration: &Calibration) -> Result<MachineFile, LoadError>
     Ok(file)
 }
 
-/// CPUs by core and by LLC, whatever the numbers of these.
+/// Returns CPUs by core and by LLC, regardless of the numbering.
 fn groups(machine: &Machine) -> (BTreeSet<Vec<CpuId>>, BTreeSet<Vec<CpuId>>) {
     let mut cores: BTreeMap<u32, Vec<CpuId>> = BTreeMap::new();
     for cpu in &machine.cpus {
@@ -99,7 +99,7 @@ pub(crate) fn round(value: f64, digits: i32) -> f64 {
     (value * scale).round() / scale
 }
 
-/// Whole MB/s, at least one.
+/// Rounds to whole MB/s, at least one.
 fn rate(bytes_per_s: f64) -> BytesPerSec {
     BytesPerSec((bytes_per_s / 1e6).round().max(1.0) as u64 * 1_000_000)
 }
@@ -108,7 +108,7 @@ fn gb(spread: &Spread) -> Spread {
     spread.map(|bytes| bytes / 1e9)
 }
 
-/// The calibrated machine, and where each figure comes from.
+/// Returns the calibrated machine, and the source of each figure.
 fn described(c: &Calibration) -> (Machine, Comments) {
     let (mut machine, mut comments) = (c.machine.clone(), Comments::default());
     if machine.memory_allowed != machine.node_set() {
@@ -169,8 +169,8 @@ fn median(pair: &Pair) -> f64 {
     pair.bandwidth().map_or(0.0, |spread| spread.median)
 }
 
-/// One link per direction of each pair that was measured; where one was not (a node without memory has nothing to send), that
-/// of the other direction.
+/// Sets one link per direction of each measured pair; an unmeasured direction (a node without memory has nothing to send)
+/// gets the figures of the other.
 fn links(c: &Calibration, machine: &mut Machine, comments: &mut Comments) {
     machine.links.clear();
     let ids: Vec<NodeId> = machine.nodes.keys().collect();
@@ -230,7 +230,7 @@ fn llcs(c: &Calibration, machine: &mut Machine, comments: &mut Comments) {
         format!("the kernel says {size}")
     });
     if machine.llcs.is_empty() {
-        // The twin needs one: by node, as on most hosts.
+        // The twin needs an LLC: by node, as on most hosts.
         let size_bytes = Bytes(
             c.llc_effective_bytes
                 .map_or(32 << 20, |spread| spread.median as u64),
@@ -383,7 +383,7 @@ fn memory_curve(c: &Calibration, comments: &mut Comments) -> LoadCurve {
         },
     );
     comments.set("hardware.memory_curve.alpha", words);
-    // What the twin's machine may have; a fit through noise can give more.
+    // Limited to what the twin's machine allows; a fit through noise can exceed it.
     let bounded = |value: f64| round(value.clamp(0.0, 100.0), 4);
     LoadCurve {
         alpha: bounded(fitted.curve.alpha),
@@ -393,7 +393,7 @@ fn memory_curve(c: &Calibration, comments: &mut Comments) -> LoadCurve {
 
 fn link_timing(c: &Calibration, memory_ns: f64, comments: &mut Comments) -> LinkTiming {
     if c.machine.nodes.len() == 1 {
-        // One node has no links; the file leaves the table out.
+        // One node has no links; the file omits the table.
         return LinkTiming {
             hop_ns: 0.0,
             curve: LoadCurve {
@@ -439,7 +439,7 @@ fn link_timing(c: &Calibration, memory_ns: f64, comments: &mut Comments) -> Link
             round((memory_ns * (f64::from(farthest) / 10.0 - 1.0)).max(1.0), 1)
         }
     };
-    // Of a whole remote latency over UPI 0.54 and 0.034 were measured; the curve here is of the hop alone.
+    // For a whole remote latency over UPI 0.54 and 0.034 were measured; the curve here is for the hop only.
     let scale = (memory_ns + hop_ns) / hop_ns;
     let text = "estimate: a measured UPI link (0.54 and 0.034 of a whole remote latency), scaled to the hop";
     comments.set("hardware.link.curve.alpha", text);
@@ -470,7 +470,7 @@ fn smt_throughput(c: &Calibration, comments: &mut Comments) -> f64 {
     }
 }
 
-/// TLB entries as measured, else what is told to be an estimate.
+/// Returns TLB entries as measured, else an estimate marked as such.
 fn tlb_entries(
     measured_entries: Option<Spread>,
     key: &str,

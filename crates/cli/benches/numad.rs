@@ -1,6 +1,6 @@
-//! `numad -w` answered by Homenode, with and without an agent, against the real numad where that is installed, or unpacked
-//! where the variable `NUMAD` says: wall time and CPU time of whole processes, on one machine in one run. Root measures the real
-//! one beside its daemon too, in namespaces in which that daemon finds no process to move.
+//! `numad -w` answered by Homenode, with and without an agent, against the real numad if it is installed, or unpacked at the
+//! path in the variable `NUMAD`: wall time and CPU time of whole processes, on one machine in one run. As root it also
+//! measures the real numad with its daemon running, in namespaces in which that daemon finds no process to move.
 
 #![allow(clippy::print_stdout)] // a benchmark prints its figures
 
@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 const REAL: &str = "/usr/bin/numad";
 const REQUEST: [&str; 2] = ["-w", "2:128"];
-/// What this program is told where it runs in the daemon's namespaces.
+/// Argument of this program inside the daemon's namespaces.
 const BESIDE: &str = "--beside-daemon";
-/// Starts a numad in directories and with a table of processes of its own, then the rest.
+/// Starts a numad with its own directories and process table, then runs the rest.
 const ALONE: &str =
     "mount -t tmpfs none /run && mount -t tmpfs none /var/log && \"$1\" && sleep 4 && shift && exec \"$@\"";
 
@@ -66,7 +66,7 @@ fn agent(state: &Path) -> Child {
     child
 }
 
-/// Measures the real one while its daemon runs, which it then asks. Whether that could be done.
+/// Measures the real numad while its daemon runs, which it then asks; returns whether that was possible.
 fn beside_daemon(real: &Path) -> bool {
     let this = std::env::current_exe().expect("it has a file");
     let namespaces = [
@@ -111,7 +111,7 @@ fn main() {
         );
         return;
     }
-    // `cargo test --benches` only wants to know that it runs.
+    // `cargo test --benches` only checks that it runs.
     let quick = !std::env::args().any(|arg| arg == "--bench");
     let runs = if quick { 1 } else { 100 };
     let dir = tempfile::tempdir().expect("a directory for state");

@@ -1,4 +1,4 @@
-//! What commands ask of a running agent.
+//! Requests that commands send to a running agent.
 
 use std::path::Path;
 
@@ -6,10 +6,10 @@ use anyhow::Context as _;
 use homenode_api::answer::Vms;
 use homenode_api::{Answer, AskError, Request, ask, named};
 
-/// Asks the agent.
+/// Sends a request to the agent and returns its answer.
 ///
 /// # Errors
-/// No agent, or its complaint.
+/// No agent, or the error that it returned.
 pub fn ask_agent<A: TryFrom<Answer, Error = Answer>>(state: &Path, request: &Request) -> anyhow::Result<A> {
     ask(state, request)?.with_context(|| {
         format!(
@@ -19,7 +19,7 @@ pub fn ask_agent<A: TryFrom<Answer, Error = Answer>>(state: &Path, request: &Req
     })
 }
 
-/// What the agent says of its VMs, or of one.
+/// Returns the agent's view of all its VMs, or of one.
 ///
 /// # Errors
 /// No agent, or no such VM.

@@ -1,38 +1,38 @@
-//! Output that its reader may take its time over, such as `homenode run | less`, or never read at all.
+//! Output for readers that may be slow, such as `homenode run | less`, or may never read.
 //!
 //! ```text
 //!   loop ── push ─▶ backlog (16 MiB at most) ── writer's thread ─▶ standard output
 //! ```
 //!
-//! The loop on a real host must not wait for a reader: VMs wait for it, and the guard takes an agent that stands still for hung.
-//! So a thread writes, and what it has not come to waits here. Where that is more than fits, the oldest epochs are dropped: the
-//! next ones say what is true by then. Lines and summaries are dropped only where no epoch is left. How many were dropped is
-//! said before what comes next.
+//! The loop on a real host must not wait for a reader: VMs wait for the loop, and the guard treats an agent that stands still
+//! as hung. So a thread writes, and entries wait here for it. When they exceed the limit, the oldest epochs are dropped,
+//! since later ones supersede them; lines and summaries are dropped only when no epoch is left. The next entry written is
+//! preceded by how many were dropped.
 
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// What may wait, in bytes.
+/// The most that may wait, in bytes.
 const BYTES_MAX: usize = 16 << 20;
 
 /// Something to show.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// Lines that people or programs should not miss.
+    /// Lines that readers should not miss.
     Lines(String),
-    /// What an epoch did, and the picture after it, which takes the place of the last.
+    /// An epoch's events, and the picture after it, which replaces the last.
     Epoch {
-        /// What was done, in lines.
+        /// The events, as lines.
         events: String,
-        /// Tables; empty where there is no terminal.
+        /// Tables; empty if there is no terminal.
         picture: String,
     },
 }
 
 impl Entry {
-    /// What it takes while it waits.
+    /// Memory that it takes while it waits.
     fn bytes(&self) -> usize {
         let text = match self {
             Entry::Lines(lines) => lines.len(),
@@ -42,17 +42,17 @@ impl Entry {
     }
 }
 
-/// How much was dropped since something was last written.
+/// How many entries were dropped since the last write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dropped {
-    /// So many epochs.
+    /// Dropped epochs.
     pub epochs: u64,
-    /// So many others.
+    /// Other dropped entries.
     pub others: u64,
 }
 
 impl Dropped {
-    /// Says it to the reader.
+    /// The message for the reader.
     pub fn sentence(self) -> String {
         let others = match self.others {
             0 => String::new(),
@@ -63,7 +63,7 @@ impl Dropped {
     }
 }
 
-/// Entries that wait for a thread of their own, which writes them. The thread ends once this is dropped and all is written.
+/// Entries that wait for a writer thread. The thread ends once this is dropped and everything is written.
 pub struct Backlog {
     shared: Arc<Shared>,
 }
@@ -78,7 +78,7 @@ impl Drop for Backlog {
 #[derive(Default)]
 struct Shared {
     waiting: Mutex<Waiting>,
-    /// Something came, or the last of it is written.
+    /// Signals a new entry, or that one was written.
     changed: Condvar,
 }
 
@@ -87,19 +87,20 @@ struct Waiting {
     entries: VecDeque<Entry>,
     bytes: usize,
     dropped: Dropped,
-    /// The writer has an entry in hand.
+    /// The writer is writing an entry.
     is_writing: bool,
-    /// Nothing comes any more.
+    /// No more entries come.
     is_last: bool,
-    /// Nothing can be written any more.
+    /// Writing failed: nothing more can be written.
     is_closed: bool,
 }
 
 impl Backlog {
-    /// Starts the thread; `write` writes an entry, after saying what was dropped before it. It is called no more once it fails.
+    /// Starts the thread. `write` writes an entry after reporting what was dropped before it; it is not called again once it
+    /// fails.
     ///
     /// # Errors
-    /// When there can be no more threads.
+    /// If the thread cannot start.
     pub fn start(
         mut write: impl FnMut(Dropped, &Entry) -> io::Result<()> + Send + 'static,
     ) -> io::Result<Backlog> {
@@ -118,7 +119,7 @@ impl Backlog {
         Ok(Backlog { shared })
     }
 
-    /// Has an entry written when its turn comes. Never waits.
+    /// Queues an entry. Never waits.
     pub fn push(&self, entry: Entry) {
         let mut waiting = self.shared.lock();
         if !waiting.is_closed {
@@ -127,12 +128,12 @@ impl Backlog {
         }
     }
 
-    /// Whether nothing can be written any more.
+    /// Whether nothing more can be written.
     pub fn is_closed(&self) -> bool {
         self.shared.lock().is_closed
     }
 
-    /// Waits until all is written, or cannot be, but so long at most. Whether nothing waits any more.
+    /// Waits up to `patience` until everything is written, or can no longer be. Returns whether nothing waits any more.
     pub fn drain(&self, patience: Duration) -> bool {
         let waiting = self.shared.lock();
         let is_left = |waiting: &mut Waiting| !waiting.is_closed && waiting.is_left();
@@ -146,7 +147,7 @@ impl Shared {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the next entry, and gives it with what was dropped before it; none where nothing comes any more.
+    /// Waits for the next entry and returns it with what was dropped before it, or `None` after the last.
     fn take(&self) -> Option<(Dropped, Entry)> {
         let is_idle = |waiting: &mut Waiting| waiting.entries.is_empty() && !waiting.is_last;
         let waiting = self.changed.wait_while(self.lock(), is_idle);
@@ -178,7 +179,7 @@ impl Waiting {
     fn push(&mut self, entry: Entry) {
         self.bytes += entry.bytes();
         self.entries.push_back(entry);
-        // The newest stays, however long it is, unless only lines that matter more are left.
+        // The newest is kept, however long, unless only lines are left besides it: those matter more.
         while self.bytes > BYTES_MAX && self.entries.len() > 1 {
             let is_epoch = |entry: &Entry| matches!(entry, Entry::Epoch { .. });
             let oldest = self.entries.iter().position(is_epoch);
@@ -197,7 +198,7 @@ mod tests {
     use super::*;
     use std::io::{PipeReader, Read as _, Write as _};
 
-    /// A backlog before a pipe that holds far less than one entry.
+    /// A backlog that writes to a pipe which holds far less than one entry.
     fn before_a_pipe() -> (Backlog, PipeReader) {
         let (reader, mut writer) = io::pipe().expect("a pipe");
         let backlog = Backlog::start(move |dropped, entry| {
@@ -252,7 +253,7 @@ mod tests {
             .iter()
             .find_map(|line| line.split_once(" epochs are not shown"));
         let missed: usize = missed.expect("some were dropped").0.parse().expect("a count");
-        // One more than fits is in the writer's hand.
+        // The writer holds one more than fits.
         assert_eq!(count("epoch"), 100 - missed);
         assert!(
             (BYTES_MAX >> 20) <= count("epoch") + 1 && count("epoch") <= (BYTES_MAX >> 20) + 1,

@@ -1,4 +1,4 @@
-//! `homenode calibrate`: measures this host, writes it as a machine file, and holds the twin against it.
+//! `homenode calibrate`: measures this host, writes it as a machine file, and checks the twin against it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::bad_input;
 use crate::options::ShownArgs;
-use crate::output::{or_dash, percent, print_json, table};
+use crate::print::{or_dash, percent, print_json, table};
 use crate::progress::by_step;
 
 /// Options of `calibrate`.
@@ -27,7 +27,7 @@ pub struct CalibrateArgs {
     /// Write the machine file here; `homenode machine FILE` and `--host twin:FILE` read it
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Measure only this node; the others are taken to be like it
+    /// Measure only this node, and assume that the others are like it
     #[arg(long, value_name = "N")]
     pub node: Option<u16>,
     /// A first impression in about ten seconds: smaller buffers, fewer repetitions
@@ -36,7 +36,8 @@ pub struct CalibrateArgs {
     /// About how many seconds to measure; default: 60, with --quick 8
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub seconds: Option<u64>,
-    /// Then compare what two processes that share the last-level cache do to each other with what the twin predicts
+    /// Then run two processes that share the last-level cache, and compare their effect on each other with the twin's
+    /// prediction
     #[arg(long)]
     pub validate: bool,
     #[command(flatten)]
@@ -52,12 +53,12 @@ pub struct KernelArgs {
     /// CPU to run on
     #[arg(long)]
     pub cpu: u32,
-    /// Node of its memory, where there is a choice
+    /// Node of its memory, if there is a choice
     #[arg(long)]
     pub node: Option<u16>,
 }
 
-/// What was measured, for programs.
+/// The result of a calibration, for programs.
 #[derive(Serialize, JsonSchema)]
 pub struct Calibrated<'a> {
     #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
@@ -65,7 +66,7 @@ pub struct Calibrated<'a> {
     machine: &'a Machine,
     /// The machine file that was written, if one was.
     file: Option<String>,
-    /// The twin held against this host, where that was asked for.
+    /// The comparison of the twin with this host, if requested.
     #[schemars(with = "Option<serde_json::Map<String, serde_json::Value>>")]
     validation: Option<&'a Validation>,
 }
@@ -78,7 +79,7 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.output {
         writable(path)?;
     }
-    // The measuring threads run on these CPUs themselves.
+    // Confined to this process's CPUs: the measuring threads run on them.
     let machine = sysfs::read_confined(Path::new("/"))?;
     let seconds = args.seconds.unwrap_or(if args.quick { 8 } else { 60 });
     let options = Options {
@@ -113,9 +114,9 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
         };
         print_json("calibration", &calibrated)?;
     } else {
-        crate::output::print(format_args!("{}", figures(&calibration, &file)));
+        crate::print::print(format_args!("{}", figures(&calibration, &file)));
         if let Some(validation) = &validation {
-            crate::output::print(format_args!("{}", comparison(validation)));
+            crate::print::print(format_args!("{}", comparison(validation)));
         }
         match &args.output {
             Some(path) => say!(
@@ -128,7 +129,7 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Found out before a minute of measuring, not after it.
+/// Checks the path before a minute of measuring, not after it.
 fn writable(path: &Path) -> anyhow::Result<()> {
     let parent = path
         .parent()
@@ -169,7 +170,7 @@ fn hold_against(file: &MachineFile, quick: bool) -> anyhow::Result<Validation> {
 /// The hidden `homenode calibrate-kernel`: a worker of `calibrate --validate`.
 ///
 /// # Errors
-/// A CPU or memory that cannot be had.
+/// A CPU or memory that is not available.
 pub fn kernel(args: &KernelArgs) -> anyhow::Result<()> {
     worker::die_with_parent()?;
     let (orders, answers) = (std::io::stdin().lock(), std::io::stdout().lock());
@@ -199,7 +200,7 @@ fn row(name: String, spread: &Spread, unit: &str, scale: f64) -> Vec<String> {
     ]
 }
 
-/// What one thread and pairs of nodes gave.
+/// Speeds of one thread and of pairs of nodes.
 fn speeds(c: &Calibration) -> Vec<Vec<String>> {
     let ghz = c.clock_hz.median / 1e9;
     let mut rows = vec![row("core clock".into(), &c.clock_hz, "GHz", 1e-9)];
@@ -317,7 +318,7 @@ fn figures(c: &Calibration, file: &MachineFile) -> String {
     text
 }
 
-/// Measured against predicted.
+/// Compares measured with predicted figures.
 fn comparison(v: &Validation) -> String {
     let rows = v.cases.iter().flat_map(|case| {
         case.sides.iter().zip(["first", "second"]).map(|(side, which)| {

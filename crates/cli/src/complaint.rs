@@ -1,4 +1,4 @@
-//! What went wrong: a sentence on standard error, or with `--json` a document there, on a line.
+//! Reports of failed commands: a sentence on standard error, or with `--json` a one-line document there.
 
 use std::process::ExitCode;
 
@@ -9,15 +9,15 @@ use serde::Serialize;
 
 use crate::{is_about_input, printable};
 
-/// A failed command.
+/// The report of a failed command.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Complaint<'a> {
     kind: Kind,
     /// What went wrong, and what to do about it.
     message: String,
-    /// What the command ends with: 2 where what it was given is wrong, else 1.
+    /// The command's exit status: 2 if its input is wrong, else 1.
     exit_status: u8,
-    /// What the agent said, where it was asked.
+    /// The agent's error, if the agent was asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     agent: Option<&'a ApiError>,
 }
@@ -28,16 +28,16 @@ pub struct Complaint<'a> {
 enum Kind {
     /// The command line cannot be read.
     Usage,
-    /// Something that was given is wrong.
+    /// Some of the input is wrong.
     BadInput,
-    /// The agent says no; `agent` says of what kind.
+    /// The agent refused; `agent` has the kind of error.
     Agent,
     /// Everything else.
     Failed,
 }
 
 impl<'a> Complaint<'a> {
-    /// About a command line.
+    /// Reports a command line that cannot be read.
     pub fn usage(message: &str) -> Complaint<'static> {
         Complaint {
             kind: Kind::Usage,
@@ -47,7 +47,7 @@ impl<'a> Complaint<'a> {
         }
     }
 
-    /// About a command that failed.
+    /// Reports a command that failed.
     pub fn of(error: &'a anyhow::Error) -> Complaint<'a> {
         let agent = error.chain().find_map(|cause| match cause.downcast_ref() {
             Some(AskError::Agent(said)) => Some(said),
@@ -67,7 +67,7 @@ impl<'a> Complaint<'a> {
         }
     }
 
-    /// Prints it, for programs or for people; gives the command's exit status.
+    /// Prints the report, for programs or for people, and returns the command's exit status.
     pub fn print(&self, json: bool) -> ExitCode {
         match serde_json::to_value(self) {
             Ok(object) if json => eprintln!("{}", printable::json(&document("error", object).to_string())),

@@ -1,4 +1,4 @@
-//! `homenode doctor`: what this host has for each thing that the agent can do, and what it lacks.
+//! `homenode doctor`: what this host has for each feature of the agent, and what it lacks.
 
 use std::path::Path;
 
@@ -6,30 +6,30 @@ use homenode_agent::doctor::{Examined, Feature, Places, examine};
 use homenode_kvm::Vms;
 
 use crate::options::AgentArgs;
-use crate::output::print_json;
+use crate::print::print_json;
 use crate::top::wrapped;
 
-/// Wider than this is hard to read.
+/// The widest output; longer lines are hard to read.
 const WIDTH_MAX: usize = 100;
-/// Where what was found begins.
+/// Column where findings begin.
 const INDENT: usize = 19;
-/// Where a remedy begins; terminals are taken to be 20 columns wide at least.
+/// Column where a remedy begins; terminals are assumed to be at least 20 columns wide.
 const REMEDY_AT: usize = 4;
 
 /// Options of `homenode doctor`.
 #[derive(Debug, clap::Args)]
 pub struct DoctorArgs {
-    /// Say more: what was found of each, and what is missing on this hardware
+    /// Say more: the finding for each feature, and what this hardware lacks
     #[arg(long)]
     all: bool,
     #[command(flatten)]
     agent: AgentArgs,
 }
 
-/// Carries out `homenode doctor`. What it finds is no failure.
+/// Runs `homenode doctor`. Missing features are not a failure.
 ///
 /// # Errors
-/// When it cannot be said.
+/// If the result cannot be printed.
 pub fn run(args: &DoctorArgs) -> anyhow::Result<()> {
     let found = examine(&Places {
         root: Path::new("/").to_owned(),
@@ -50,7 +50,7 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is there, what can be had and how, and what cannot: a screen of it.
+/// One screen: features that are there, those to get and how, and those out of reach.
 fn lines(found: &Examined, width: usize) -> Vec<String> {
     let (there, missing): (Vec<&Feature>, Vec<&Feature>) = found.features.iter().partition(|one| one.has);
     let (lost, to_get): (Vec<&Feature>, Vec<&Feature>) =
@@ -71,7 +71,7 @@ fn lines(found: &Examined, width: usize) -> Vec<String> {
     if !found.kernel.is_unknown() {
         paragraph("kernel", &found.kernel.to_string());
     }
-    // Who runs VMs here is more than a name.
+    // What runs VMs here deserves more than a name.
     let (vms, others): (Vec<&Feature>, Vec<&Feature>) = there.iter().partition(|one| one.is_of_vms());
     for one in vms {
         paragraph(one.feature, &one.found);
@@ -92,7 +92,7 @@ fn lines(found: &Examined, width: usize) -> Vec<String> {
     lines
 }
 
-/// Lines of at most this width: what is there, then what is missing, each with its remedy below it.
+/// Lines of at most this width: features that are there, then missing ones, each with its remedy below it.
 fn all_lines(found: &Examined, width: usize) -> Vec<String> {
     let (there, missing): (Vec<&Feature>, Vec<&Feature>) = found.features.iter().partition(|one| one.has);
     let machine = found.machine.as_deref().unwrap_or("a host that cannot be read");

@@ -1,4 +1,4 @@
-//! The schemas of all that `--json` prints, held to what is committed in `data/schema/json`.
+//! The schemas of all `--json` documents, compared with those committed in `data/schema/json`.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ fn schemas() -> Vec<(&'static str, String)> {
         };
     }
     of! {
-        // What the agent answers.
+        // Answers of the agent.
         "bill": answer::Bill,
         "floor-set": answer::FloorSet,
         "forecast": answer::Forecast,
@@ -35,7 +35,7 @@ fn schemas() -> Vec<(&'static str, String)> {
         "vms": answer::Vms,
         "working-set": crate::wss::Answered<'_>,
         "working-sets": answer::WorkingSets,
-        // What `run` tells, an object per line.
+        // Output of `run`, one object per line.
         "listening": homenode_agent::Listening,
         "start": homenode_agent::Start<'_>,
         "epoch": homenode_control::Epoch,
@@ -43,7 +43,7 @@ fn schemas() -> Vec<(&'static str, String)> {
         "trouble": homenode_agent::Notice<'_>,
         "live-summary": homenode_agent::live::Summary,
         "summary": crate::summary::Summary,
-        // What commands answer without an agent.
+        // Answers of commands that need no agent.
         "calibration": crate::calibrate::Calibrated<'_>,
         "doctor": homenode_agent::doctor::Examined,
         "config": crate::settings::Shown,
@@ -65,15 +65,15 @@ fn schemas() -> Vec<(&'static str, String)> {
         "overview": crate::top::Shown<'_>,
         "fleet": crate::fleet::Fleet,
         "error": Complaint<'_>,
-        // What a policy from outside gets; what it answers, `plan`, is read.
+        // The input of an external policy; its answer is `plan`.
         "view": ViewDocument<'_>,
-        // The agent's socket, a line each way.
+        // The agent's socket: one line each way.
         "request": Request,
         "reply": Reply,
     }
 }
 
-/// `HOMENODE_WRITE_SCHEMAS=1 cargo test -p homenode-cli schemas` writes them anew; the diff is then read.
+/// `HOMENODE_WRITE_SCHEMAS=1 cargo test -p homenode-cli schemas` writes them again; then review the diff.
 #[test]
 fn schemas_are_as_committed() {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../data/schema/json");

@@ -1,4 +1,4 @@
-//! `homenode experiment`: an experiment that a file describes, on the twin.
+//! `homenode experiment`: runs an experiment that a file describes, on the twin.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::bad_input;
 use crate::options::ShownArgs;
-use crate::output::{print, print_json, table};
+use crate::print::{print, print_json, table};
 use crate::reproduce::{RunsArgs, Terminal, write_figures};
 
 /// Options of `experiment`.
@@ -20,11 +20,11 @@ pub struct ExperimentArgs {
     /// The experiment: docs/EXPERIMENTS.md explains the format, data/experiments has many
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Make it once more for each factor of an input (`machine.controllers=0.5,2`) or of a value of the file
+    /// Repeat it for each factor of an input (`machine.controllers=0.5,2`) or of a value in the file
     /// (`values.exit_ns=0.5,2`). May be given several times
     #[arg(long, value_name = "INPUT=FACTOR,...", value_parser = changes)]
     pub vary: Vec<Changes>,
-    /// Print a row for each VM of each run, with all that was counted, instead of results
+    /// Print a row for each VM of each run, with everything counted, instead of results
     #[arg(long, conflicts_with = "json")]
     pub csv: bool,
     /// Write those rows as Parquet
@@ -61,10 +61,10 @@ fn changes(text: &str) -> Result<Changes, String> {
         .map(Changes)
 }
 
-/// Makes the experiment and shows what came of it. Whatever that is, it has then succeeded.
+/// Runs the experiment and shows its results. It succeeds whatever the results are.
 ///
 /// # Errors
-/// A file that is no experiment; a run that cannot be made; files that cannot be written.
+/// A file that is not an experiment; a run that fails; files that cannot be written.
 pub fn run(args: &ExperimentArgs) -> anyhow::Result<()> {
     let design = Design::open(&args.file).map_err(bad_input)?;
     if let Some(directory) = &args.figures {
@@ -97,7 +97,7 @@ pub fn run(args: &ExperimentArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What changed, in words.
+/// The change of inputs, in words.
 fn name(made: &Made) -> String {
     let change = made.change.as_ref();
     change.map_or("as it is".to_owned(), End::to_string)
@@ -144,7 +144,7 @@ fn picture(design: &Design, made: &[Made]) -> String {
     text
 }
 
-/// Columns in the order in which rows have them, and rows with a cell for each.
+/// Columns in the order of their cells in a row, and rows with a cell for each.
 fn rows(made: &[Made]) -> (Vec<String>, Vec<Vec<Value>>) {
     let mut columns = vec!["vary".to_owned()];
     let all = || {
@@ -171,7 +171,7 @@ fn rows(made: &[Made]) -> (Vec<String>, Vec<Vec<Value>>) {
     (columns, rows)
 }
 
-/// A column of numbers where every cell is one, else of words; cells that are missing are null.
+/// Writes a column as numbers if every cell is one, else as text; missing cells are null.
 fn write_parquet(path: &Path, columns: &[String], rows: &[Vec<Value>]) -> anyhow::Result<()> {
     let column = |(at, name): (usize, &String)| {
         let mut cells = rows.iter().map(|row| &row[at]);

@@ -1,4 +1,4 @@
-//! `homenode fleet top`: many hosts on one page, a line each, with every host's own page behind its line.
+//! `homenode fleet top`: many hosts on one page, a line each; opening a line shows the host's own page.
 //!
 //! | module | what is in it |
 //! |---|---|
@@ -25,11 +25,11 @@ use ratatui::crossterm::terminal;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::output::print;
+use crate::print::print;
 use crate::printable;
-use crate::record::now_ns;
 use crate::top::{Colours, interval};
 use crate::wall::Wall;
+use crate::wall::now_ns;
 use hosts::{Address, Asker, Login};
 use summary::Summary;
 
@@ -41,7 +41,7 @@ pub enum FleetCommand {
     Top(FleetTopArgs),
 }
 
-/// What `homenode fleet --help` says after its options.
+/// The end of `homenode fleet --help`, after the options.
 pub const HELP: &str = "\
 Agents are asked over HTTP (docs/API.md). A HOST is a name, with a port where that is not 9464, or an address with http:// or
 https://; without one it is https, and http on loopback. Hosts past most limits stand first. Enter opens a host's own page,
@@ -56,10 +56,10 @@ Examples:
 /// Options of `fleet top`.
 #[derive(Debug, clap::Args)]
 pub struct FleetTopArgs {
-    /// Which hosts
+    /// Hosts to show
     #[arg(value_name = "HOST", required = true)]
     hosts: Vec<Address>,
-    /// Print one picture as text, with all columns, and end
+    /// Print one picture as text, with all columns, and exit
     #[arg(long)]
     once: bool,
     /// The same as JSON
@@ -68,21 +68,21 @@ pub struct FleetTopArgs {
     /// Time between pictures
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = interval)]
     every: Ns,
-    /// Who signed the agents' certificates (PEM), where that is nobody whom browsers trust
+    /// CA certificate (PEM) of the agents, if browsers do not trust their certificates already
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
     /// A user of the agents' web.yml
     #[arg(long, requires = "password_file")]
     user: Option<String>,
-    /// Their password
+    /// File with that user's password
     #[arg(long, value_name = "FILE", requires = "user")]
     password_file: Option<PathBuf>,
 }
 
-/// What `homenode fleet top --json` says.
+/// The document of `homenode fleet top --json`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Fleet {
-    /// When, by the clock here.
+    /// Time of this document, by the local clock.
     at: String,
     /// The hosts, those past most limits first.
     hosts: Vec<Shown>,
@@ -91,17 +91,17 @@ pub struct Fleet {
 /// A host.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Shown {
-    /// As it was named.
+    /// The host's name as given on the command line.
     host: String,
-    /// Why there is no answer, if so.
+    /// Why there is no answer, if there is none.
     trouble: Option<String>,
     /// When it was last seen, by its own clock.
     seen_at: Option<String>,
-    /// What it said.
+    /// Summary of its last answer.
     summary: Option<Summary>,
 }
 
-/// Carries out `homenode fleet`.
+/// Runs `homenode fleet`.
 ///
 /// # Errors
 /// A certificate or a password that cannot be read; no terminal.
@@ -116,7 +116,7 @@ pub fn run(command: &FleetCommand) -> anyhow::Result<ExitCode> {
     if args.once || args.json {
         let all = hosts::ask_all(&asker, &args.hosts)?;
         show(args, &all)?;
-        // All silent is a failure; one is what this is to show.
+        // Fails only if no host answered: a single silent host is part of the picture.
         let is_any = all.iter().any(|host| host.picture.is_some());
         return Ok(if is_any {
             ExitCode::SUCCESS

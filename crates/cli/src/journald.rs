@@ -1,5 +1,5 @@
-//! Events as entries of systemd's journal, with fields to search by, where standard output is connected to it:
-//! `journalctl HOMENODE_VM=web`. Everything else is lines there as anywhere.
+//! Writes events as entries of systemd's journal, with fields to search by (`journalctl HOMENODE_VM=web`), if standard output
+//! is connected to it. Everything else is plain lines, as elsewhere.
 //!
 //! | field | holds |
 //! |---|---|
@@ -19,10 +19,10 @@ use homenode_control::Event;
 use homenode_host::Outcome;
 use serde_json::Value;
 
-/// Where journald takes entries.
+/// journald's socket.
 const SOCKET: &str = "/run/systemd/journal/socket";
 
-/// Kinds of events and what the journal knows them by. An id stays what it is for good.
+/// Kinds of events and their message ids in the journal. An id never changes.
 pub const MESSAGE_IDS: &[(&str, &str)] = &[
     ("appeared", "f3c95789ace14954ac5d6baed2eac902"),
     ("vanished", "cbf27734ac1045258b66402800e03d2c"),
@@ -39,13 +39,13 @@ pub const MESSAGE_IDS: &[(&str, &str)] = &[
     ("refused", "135d63cf1293424c802a2e8f96fc5ce8"),
 ];
 
-/// journald's end.
+/// A connection to journald.
 pub struct Journal {
     socket: UnixDatagram,
 }
 
 impl Journal {
-    /// The journal that standard output is connected to, if it is.
+    /// The journal, if standard output is connected to it.
     pub fn of_output() -> Option<Journal> {
         let stream = std::env::var("JOURNAL_STREAM").ok()?;
         is_stream(&stream, rustix::stdio::stdout())
@@ -56,12 +56,12 @@ impl Journal {
     fn at(path: &Path) -> io::Result<Journal> {
         let socket = UnixDatagram::unbound()?;
         socket.connect(path)?;
-        // A journal that hangs must not hold up the loop.
+        // A hanging journal must not hold up the loop.
         socket.set_nonblocking(true)?;
         Ok(Journal { socket })
     }
 
-    /// Writes an entry; whether the journal took it.
+    /// Writes an entry; returns whether the journal took it.
     pub fn takes(&self, text: &str, event: Option<&Event>) -> bool {
         let mut entry = Vec::new();
         put(&mut entry, "MESSAGE", text);
@@ -73,12 +73,12 @@ impl Journal {
     }
 }
 
-/// Whether a descriptor is what `JOURNAL_STREAM` names: another program may have redirected it since.
+/// Whether a descriptor is the one that `JOURNAL_STREAM` names: another program may have redirected it since.
 fn is_stream(named: &str, descriptor: impl AsFd) -> bool {
     rustix::fs::fstat(descriptor).is_ok_and(|stat| named == format!("{}:{}", stat.st_dev, stat.st_ino))
 }
 
-/// A field as the journal takes it: one of several lines with its length before it.
+/// Appends a field in the journal's format: a value of several lines is preceded by its length.
 fn put(entry: &mut Vec<u8>, field: &str, value: &str) {
     entry.extend(field.as_bytes());
     if value.contains('\n') {
@@ -91,7 +91,7 @@ fn put(entry: &mut Vec<u8>, field: &str, value: &str) {
     entry.push(b'\n');
 }
 
-/// What an event can be found by.
+/// The search fields of an event.
 fn fields(event: &Event) -> Vec<(&'static str, String)> {
     let all = serde_json::to_value(event).unwrap_or_default();
     let text = |key: &str| all[key].as_str().map(str::to_owned);

@@ -10,7 +10,7 @@ use homenode_units::Ns;
 
 use crate::bad_input;
 use crate::options::{ShownArgs, Size};
-use crate::output::{print_json, table};
+use crate::print::{print_json, table};
 use crate::progress::by_step;
 
 /// Options of `kernel-footprint`.
@@ -19,25 +19,25 @@ pub struct FootprintArgs {
     /// The kernel's image, as the guest's boot loader has it (`/boot/vmlinuz-…`)
     #[arg(long, value_name = "FILE")]
     pub kernel: PathBuf,
-    /// An initramfs that the guest has in memory too; it is unpacked, and none of its programs run
+    /// An initramfs that the guest has in memory too; it is unpacked, but none of its programs run
     #[arg(long, value_name = "FILE")]
     pub initrd: Option<PathBuf>,
-    /// How closely to look, or by how much to shrink each time, such as `5%`
+    /// Precision of the result, or how much to shrink each time, such as `5%`
     #[arg(long, default_value = "5%")]
     pub step: Step,
-    /// Memory to begin with, such as `2GiB`; a number alone is MiB
+    /// Memory to begin with, such as `2GiB`; a bare number is MiB
     #[arg(long, value_name = "SIZE", default_value = "2GiB")]
     pub start: Size,
-    /// Shrink step by step, as the paper does, and do not bisect
+    /// Shrink step by step, as in the paper, instead of bisecting
     #[arg(long)]
     pub as_published: bool,
-    /// `kvm`, `tcg`, or `auto`: KVM where a guest runs with it, else TCG
+    /// `kvm`, `tcg`, or `auto`: KVM if a guest runs with it, else TCG
     #[arg(long, default_value = "auto")]
     pub accel: Accel,
     /// Longest time for one guest
     #[arg(long, value_name = "DURATION", default_value = "60s")]
     pub limit: Ns,
-    /// Another QEMU than the one in `PATH`
+    /// QEMU to use instead of the one in `PATH`
     #[arg(long, value_name = "FILE")]
     pub qemu: Option<PathBuf>,
     #[command(flatten)]
@@ -61,7 +61,7 @@ impl std::str::FromStr for Step {
     }
 }
 
-/// Which accelerator is asked for.
+/// The requested accelerator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Accel {
     /// The best that works.
@@ -75,7 +75,7 @@ pub enum Accel {
 /// `homenode kernel-footprint`.
 ///
 /// # Errors
-/// No QEMU, no kernel, or a guest that does not run with the memory to begin with.
+/// No QEMU, no kernel, or a guest that does not run even with the initial memory.
 pub fn run(args: &FootprintArgs) -> anyhow::Result<()> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -129,7 +129,7 @@ pub fn run(args: &FootprintArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// In the order in which they are tried.
+/// Accelerators in the order in which they are tried.
 fn accelerators(asked: Accel) -> Vec<Accelerator> {
     let has_kvm = || File::options().read(true).write(true).open("/dev/kvm").is_ok();
     match asked {

@@ -1,12 +1,12 @@
-//! The `homenode` command; called as `numad` it is a drop-in for libvirt's `placement='auto'`.
+//! The `homenode` command; when called as `numad` it is a drop-in for libvirt's `placement='auto'`.
 //!
 //! Exit status: 0 done, 1 failure, 2 bad input, 130 or 143 cut short by SIGINT or SIGTERM.
 
-// A command's complaints go to standard error; its output goes through `output`.
+// Commands write complaints to standard error and their output through `output`.
 #![allow(clippy::print_stderr)]
 
 #[macro_use]
-mod output;
+mod print;
 
 mod args;
 mod ask;
@@ -24,6 +24,7 @@ mod maintenance;
 mod memory;
 mod numad;
 mod options;
+mod output;
 mod page_log;
 mod permit;
 mod policy;
@@ -37,6 +38,7 @@ mod record;
 mod replay;
 mod report;
 mod reproduce;
+mod restore;
 mod run;
 mod search;
 mod settings;
@@ -55,21 +57,19 @@ mod whatif;
 mod why;
 mod wss;
 
-use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{CommandFactory, Parser};
-use homenode_agent::managed::Managed;
 use homenode_api::AskError;
-use homenode_kvm::{ConnectError, Vms};
+use homenode_kvm::ConnectError;
 use homenode_twin::TwinError;
 
 use args::{Args, Command};
 use complaint::Complaint;
 
-/// A complaint about what the user gave: exit status 2. Everything else that goes wrong is a failure: 1.
+/// A complaint about the user's input: exit status 2. Every other failure exits with 1.
 #[derive(Debug)]
 pub struct BadInput(pub String);
 
@@ -86,7 +86,7 @@ pub fn bad_input(error: impl std::fmt::Display) -> anyhow::Error {
     anyhow::Error::new(BadInput(error.to_string()))
 }
 
-/// Whether the user gave something wrong: the command line, libvirt, the twin or the agent noticed.
+/// Whether the error is about the user's input, whether the command line, libvirt, the twin or the agent noticed it.
 fn is_about_input(error: &anyhow::Error) -> bool {
     error.is::<BadInput>()
         || error.is::<TwinError>()
@@ -103,9 +103,9 @@ fn main() -> ExitCode {
         .file_name()
         .is_some_and(|name| numad::NAMES.iter().any(|known| name == *known))
     {
-        return output::flushed(numad::main());
+        return print::flushed(numad::main());
     }
-    // A command line that cannot be read does not say what was wanted; this word in it does.
+    // Parsing may have failed before `--json` was reached, so look for the word itself.
     let json = std::env::args_os()
         .take_while(|arg| arg != "--")
         .any(|arg| arg == "--json");
@@ -118,7 +118,7 @@ fn main() -> ExitCode {
         Err(error) => error.exit(),
     };
     match dispatch(args) {
-        Ok(code) => output::flushed(code),
+        Ok(code) => print::flushed(code),
         Err(error) => Complaint::of(&error).print(json),
     }
 }
@@ -126,7 +126,7 @@ fn main() -> ExitCode {
 /// Prints the manual page of the program or of one of its commands, or writes them all.
 fn manual(name: Option<&str>, to: Option<&std::path::Path>) -> anyhow::Result<()> {
     let mut all = Args::command();
-    // Commands get the names of their pages, and the options that all of them have.
+    // Names the commands' pages and copies the global options into each command.
     all.build();
     let known: Vec<_> = all
         .get_subcommands()
@@ -157,7 +157,7 @@ fn manual(name: Option<&str>, to: Option<&std::path::Path>) -> anyhow::Result<()
                 ))
             })?,
     };
-    output::print(format_args!("{}", String::from_utf8(page(of)?)?));
+    print::print(format_args!("{}", String::from_utf8(page(of)?)?));
     Ok(())
 }
 
@@ -165,51 +165,6 @@ fn page(of: &clap::Command) -> std::io::Result<Vec<u8>> {
     let mut page = Vec::new();
     clap_mangen::Man::new(of.clone()).render(&mut page)?;
     Ok(page)
-}
-
-/// Undoes what an agent left, and says what came of it. Nobody needs to know who managed the VMs: libvirt is asked if it answers,
-/// and then QEMU itself for what is left.
-fn release(args: &args::ReleaseArgs) -> anyhow::Result<()> {
-    let release = |vms: &Managed| homenode_agent::live::release(vms, &args.state.dir);
-    let released = match &args.host {
-        Some(vms) => release(vms),
-        None => {
-            let first = Managed::here()?;
-            release(&first).or_else(|why| match first {
-                Managed::Kvm(Vms::Libvirt(_)) => release(&Managed::Kvm(Vms::Qemu)).map_err(|_| why),
-                Managed::Kvm(Vms::Qemu) | Managed::Xen => Err(why),
-            })
-        }
-    }?;
-    for notice in &released.notices {
-        // The reader may be gone.
-        let _ = writeln!(std::io::stderr(), "homenode: {}", printable::Sentence(notice));
-    }
-    say!(
-        "{} VMs are as they were before homenode touched them",
-        released.count
-    );
-    match released.lost_journal {
-        Some(lost) => Err(anyhow::anyhow!(lost)),
-        None => Ok(()),
-    }
-}
-
-/// The guard's life. What it says goes through a thread: a reader that takes its time must not hold up what is to be undone.
-fn guard(args: &args::GuardArgs) -> anyhow::Result<()> {
-    let (said, sentences) = std::sync::mpsc::sync_channel::<String>(64);
-    std::thread::spawn(move || {
-        for sentence in sentences {
-            // The reader may be gone.
-            let _ = writeln!(
-                std::io::stderr(),
-                "homenode guard: {}",
-                printable::Sentence(&sentence)
-            );
-        }
-    });
-    let say = |text: &str| drop(said.try_send(text.to_owned()));
-    homenode_agent::live::guard(&args.host, &args.state, args.grace, say)
 }
 
 fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
@@ -246,15 +201,15 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::Sweep(args) => sweep::run(&args)?,
         Command::Doctor(args) => doctor::run(&args)?,
         Command::Config(command) => return settings::run(&command),
-        Command::Release(args) => release(&args)?,
+        Command::Release(args) => restore::release(&args)?,
         Command::Hook(args) => numad::hook(&args),
-        Command::Guard(args) => guard(&args)?,
+        Command::Guard(args) => restore::guard(&args)?,
         Command::MoveDomain => homenode_agent::managed::move_domain()?,
         Command::MoveStream => homenode_agent::managed::move_stream()?,
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Args::command(), "homenode", &mut script);
-            output::print(format_args!("{}", String::from_utf8(script)?));
+            print::print(format_args!("{}", String::from_utf8(script)?));
         }
         Command::Man { command, to } => manual(command.as_deref(), to.as_deref())?,
     }

@@ -1,4 +1,4 @@
-//! `homenode drain` and `pause`: nodes without VMs, or nothing changed, for as long as the operator wants.
+//! `homenode drain` and `pause`: keep nodes free of VMs, or change nothing, for as long as the operator wants.
 
 use std::process::ExitCode;
 use std::thread::sleep;
@@ -11,12 +11,12 @@ use homenode_units::{Bytes, NodeSet, Ns};
 
 use crate::ask::ask_agent;
 use crate::options::AgentArgs;
-use crate::output::{or_dash, print_json, table};
+use crate::print::{or_dash, print_json, table};
 use crate::printable::OneLine;
 use crate::progress::progress;
 use crate::report::span;
 
-/// What the help of `drain` says at its end.
+/// The end of `drain`'s help.
 pub const DRAIN_HELP: &str = "VMs that live on the node get another home, those that live nowhere get one elsewhere for as long as it lasts, their memory
 follows, and no other VM comes. That holds until it is ended, also over a restart of the agent, and not over one of the host.
 Memory that cannot move, and VMs whose operator chose that node, stay; the command says which and why, and then ends with status 1.
@@ -28,8 +28,8 @@ Examples:
   homenode drain                       what is being emptied, and what is left there
   homenode drain 1 --end               VMs may live there again";
 
-/// What the help of `pause` says at its end.
-pub const PAUSE_HELP: &str = "Nothing new is done to any VM, not even what was approved: homes stay, limits and memory that was taken are given back at once.
+/// The end of `pause`'s help.
+pub const PAUSE_HELP: &str = "Nothing new is done to any VM, not even what was approved: homes stay, limits and taken memory are released at once.
 A change that proves to cost a VM is undone, and vCPUs that were lent come home where there is room. The agent goes on watching and
 telling what it would do. A pause ends by itself, and with the agent.
 
@@ -38,18 +38,18 @@ Examples:
   homenode pause --for 2h              for longer; said again it counts from now
   homenode pause --end                 go on";
 
-/// How often it is looked what is left.
+/// Time between polls of what is left.
 const LOOK: Duration = Duration::from_secs(1);
-/// What has not changed for so long, and so many of the agent's looks at the host, does not move by itself.
+/// VMs that have not changed for this long, and for this many of the agent's samples, do not move by themselves.
 const PATIENCE: Duration = Duration::from_secs(20);
 const PATIENCE_LOOKS: u32 = 10;
 
 /// Options of `drain`.
 #[derive(Debug, clap::Args)]
 pub struct DrainArgs {
-    /// Nodes to empty, such as `1` or `0,2-3`; without any it is shown what is being emptied
+    /// Nodes to empty, such as `1` or `0,2-3`; without any, show the drains in progress
     pub nodes: Option<NodeSet>,
-    /// VMs may live there again
+    /// Let VMs live there again
     #[arg(long, requires = "nodes", conflicts_with = "no_wait")]
     pub end: bool,
     /// Do not wait until they are empty
@@ -65,17 +65,17 @@ pub struct PauseArgs {
     /// How long
     #[arg(long = "for", value_name = "TIME", default_value = "10min")]
     pub span: Ns,
-    /// Go on now
+    /// Resume now
     #[arg(long, conflicts_with = "span")]
     pub end: bool,
     #[command(flatten)]
     pub agent: AgentArgs,
 }
 
-/// `homenode drain`; whether nothing is left that should go.
+/// `homenode drain`; succeeds if nothing is left that should go.
 ///
 /// # Errors
-/// No agent; nodes that there are not; policies that give no homes.
+/// No agent; nodes that do not exist; policies that assign no homes.
 pub fn drain(args: &DrainArgs) -> anyhow::Result<ExitCode> {
     let Some(nodes) = &args.nodes else {
         let now: Maintenance = ask_agent(args.agent.dir(), &Request::Maintenance)?;
@@ -113,7 +113,7 @@ pub fn drain(args: &DrainArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!is_empty)))
 }
 
-/// Waits until nodes are empty, or what is left shrinks no further, or the drain is ended elsewhere.
+/// Waits until nodes are empty, what is left shrinks no further, or the drain is ended elsewhere.
 fn wait(args: &DrainArgs, nodes: &NodeSet, begun: Maintenance) -> anyhow::Result<Maintenance> {
     let (started, at_first) = (Instant::now(), memory(&begun, nodes));
     let of = |drains: &Maintenance| (left(drains, nodes).count(), memory(drains, nodes));
@@ -136,7 +136,7 @@ fn wait(args: &DrainArgs, nodes: &NodeSet, begun: Maintenance) -> anyhow::Result
         sleep(LOOK);
         let next: Maintenance = ask_agent(args.agent.dir(), &Request::Maintenance)?;
         looks += u32::from(next.at_ns != last.at_ns);
-        // A kernel that balances moves pages of a VM that stays to and fro: that is no progress.
+        // NUMA balancing moves pages of a VM that stays to and fro: that is no progress.
         let now = of(&next);
         if now.0 < least.0 || now.1 < least.1 {
             least = (now.0.min(least.0), now.1.min(least.1));

@@ -1,14 +1,35 @@
-//! `homenode memory`: how little memory VMs may be left with, and who has how much.
+//! `homenode memory`: VMs' memory floors, and how much memory each has.
 
-use homenode_units::Bytes;
-
-use crate::args::{FloorArgs, MemoryCommand, ShowArgs};
-use crate::ask::{ask_agent, vms};
-use crate::options::Size;
-use crate::output::{or_dash, print_json, table};
-use crate::printable::OneLine;
+use clap::Subcommand;
 use homenode_api::Request;
 use homenode_api::answer::FloorSet;
+use homenode_units::Bytes;
+
+use crate::ask::{ask_agent, vms};
+use crate::options::{AgentArgs, OrNone, ShowArgs, Size};
+use crate::print::{or_dash, print_json, table};
+use crate::printable::OneLine;
+
+/// Commands about VMs' memory.
+#[derive(Debug, Subcommand)]
+pub enum MemoryCommand {
+    /// Set the least memory a VM may be left with, or that it keeps all
+    #[command(after_help = "Examples:\n  homenode memory set web 2GiB\n  homenode memory set web none")]
+    Set(FloorArgs),
+    /// Show how much memory each VM has, and why
+    Show(ShowArgs),
+}
+
+/// Options of `memory set`.
+#[derive(Debug, clap::Args)]
+pub struct FloorArgs {
+    /// The VM's name
+    pub vm: String,
+    /// Memory that it always keeps (`2GiB`, `2G`; a bare number is MiB), or `none`
+    pub floor: OrNone<Size>,
+    #[command(flatten)]
+    pub agent: AgentArgs,
+}
 
 /// `homenode memory`.
 ///

@@ -1,4 +1,4 @@
-//! `numad -w NCPUS[:MB]` and libvirt's hook; what they answer is in `homenode_agent::numad`.
+//! `numad -w NCPUS[:MB]` and libvirt's hook; `homenode_agent::numad` computes the answers.
 
 use std::io::Read;
 use std::path::Path;
@@ -7,17 +7,32 @@ use std::process::ExitCode;
 use homenode_agent::numad::{nodes_for, page_size, parse, starting};
 use homenode_policy::placement::Asked;
 
-use crate::args::HookArgs;
+use crate::options::StateArgs;
+
+/// The arguments that libvirt passes to a hook, and the agent's directory.
+#[derive(Debug, clap::Args)]
+pub struct HookArgs {
+    /// Name of the domain
+    pub guest: String,
+    /// The operation (`prepare`, `start`, …)
+    pub operation: String,
+    /// The step of the operation (`begin`, `end`)
+    pub part: Option<String>,
+    /// A further argument from libvirt, or `-`
+    pub extra: Option<String>,
+    #[command(flatten)]
+    pub state: StateArgs,
+}
 
 const USAGE: &str = "Usage: numad -w NCPUS[:MB] [-H HUGEPAGESIZE]
-Homenode's answer to libvirt's placement='auto': prints the nodes on which a VM of so many vCPUs and so much memory
+Homenode's answer to libvirt's placement='auto': prints the nodes on which a VM of NCPUS vCPUs and MB megabytes of memory
 should run, and promises them to it; with -H (in KiB, such as 2048) all of the memory is in free huge pages of that size. The running agent is asked; without one the host is looked at directly.
 numad's own daemon options are not served: run `homenode run` instead.";
 
-/// Names under which programs ask: SUSE's numa-preplace obsoletes numad, and is asked in the same way.
+/// Names that programs call it by: SUSE's numa-preplace replaces numad and is called in the same way.
 pub const NAMES: [&str; 2] = ["numad", "numa-preplace"];
 
-/// Entry under one of [`NAMES`].
+/// Entry point under one of [`NAMES`].
 pub fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let mut args: Vec<&str> = args.iter().map(String::as_str).collect();
@@ -55,7 +70,7 @@ pub fn main() -> ExitCode {
             ExitCode::FAILURE
         }
         Some(shape) => {
-            // libvirt gives no more arguments than `-w`; an agent with another --state is found through the environment.
+            // libvirt passes no arguments besides `-w`; the environment names an agent with another --state.
             let state = std::env::var_os("HOMENODE_STATE");
             let state = state.unwrap_or_else(|| homenode_undo::state_dir::STATE_DIR.into());
             let (nodes, trouble) = nodes_for(

@@ -1,29 +1,75 @@
-//! Options that several commands have, and how their values are written.
+//! Options that several commands share, and how their values are parsed.
 
 use std::path::{Path, PathBuf};
 
 use clap::builder::BoolishValueParser;
+use homenode_agent::managed::Managed;
 use homenode_twin::Scenario;
 use homenode_units::Bytes;
 
-/// How a command answers.
+/// A host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostArg {
+    /// The simulated host: the name or file of a scenario or a machine.
+    Twin(Option<String>),
+    /// This host.
+    Live(Managed),
+}
+
+impl std::str::FromStr for HostArg {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (kind, rest) = text
+            .split_once(':')
+            .map_or((text, None), |(kind, rest)| (kind, Some(rest.to_owned())));
+        if rest.as_deref() == Some("") {
+            return Err(format!("nothing follows the colon in `{text}`"));
+        }
+        match kind {
+            "twin" => Ok(HostArg::Twin(rest)),
+            _ => text.parse().map(HostArg::Live).map_err(|_| {
+                "a host is `twin`, `twin:MACHINE`, `twin:SCENARIO.toml`, `libvirt`, `libvirt:URI`, `qemu` or `xen`".into()
+            }),
+        }
+    }
+}
+
+/// Options of `permit show`, `memory-policy show`, `memory show` and `topology`.
+#[derive(Debug, clap::Args)]
+pub struct ShowArgs {
+    /// Only this VM
+    pub vm: Option<String>,
+    #[command(flatten)]
+    pub agent: AgentArgs,
+}
+
+/// Options of `permit suggest` and `memory-policy advise`.
+#[derive(Debug, clap::Args)]
+pub struct SuggestArgs {
+    /// The VM's name
+    pub vm: String,
+    #[command(flatten)]
+    pub agent: AgentArgs,
+}
+
+/// How a command prints its answer.
 #[derive(Debug, clap::Args)]
 pub struct ShownArgs {
-    /// JSON for programs instead of text (docs/JSON.md)
+    /// Print JSON for programs instead of text (docs/JSON.md)
     #[arg(long)]
     pub json: bool,
 }
 
-/// What the twin's kernel does with memory by itself.
+/// What the twin's kernel does with memory on its own.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct TwinKernelArgs {
-    /// Whether the twin's kernel balances NUMA memory (`kernel.numa_balancing`), whatever the scenario says
+    /// Turn NUMA balancing of the twin's kernel (`kernel.numa_balancing`) on or off, overriding the scenario
     #[arg(long, value_name = "on|off", value_parser = BoolishValueParser::new())]
     pub numa_balancing: Option<bool>,
 }
 
 impl TwinKernelArgs {
-    /// The scenario on such a kernel.
+    /// Returns the scenario with these options applied.
     pub fn of(self, scenario: Scenario) -> Scenario {
         match self.numa_balancing {
             Some(is_on) => scenario.with_numa_balancing(is_on),
@@ -40,7 +86,7 @@ pub struct StateArgs {
     pub dir: PathBuf,
 }
 
-/// Of commands that ask the running agent.
+/// Options of commands that ask the running agent.
 #[derive(Debug, clap::Args)]
 pub struct AgentArgs {
     #[command(flatten)]
@@ -50,27 +96,27 @@ pub struct AgentArgs {
 }
 
 impl AgentArgs {
-    /// Whether the answer is for programs.
+    /// Whether to answer in JSON.
     pub fn json(&self) -> bool {
         self.shown.json
     }
 
-    /// Where the agent's socket is.
+    /// The directory of the agent's socket.
     pub fn dir(&self) -> &Path {
         &self.state.dir
     }
 }
 
-/// Something that is set, or taken back.
+/// A value to set, or `none` to remove it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OrNone<T> {
     /// Set this.
     Some(T),
-    /// Take back what was set.
+    /// Remove the current value.
     None,
 }
 
-/// A size on the command line: as everywhere, or a number alone in MiB, as QEMU and numad take it.
+/// A size on the command line: the usual notation, or a bare number of MiB, as QEMU and numad take it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size(pub Bytes);
 
@@ -86,7 +132,7 @@ impl std::str::FromStr for Size {
 }
 
 impl<T> OrNone<T> {
-    /// The same as an option.
+    /// Converts to an `Option`.
     pub fn into_option(self) -> Option<T> {
         match self {
             OrNone::Some(value) => Some(value),

@@ -1,111 +1,51 @@
-//! What commands print. `run` shows a picture on a terminal that is redrawn below the events, in a pipe the events alone, with
-//! `--json` one object per line.
+//! What commands print. `run` prints events; on a terminal it also redraws a picture below them, and with `--json` it prints
+//! one object per line.
 
 use std::fmt;
 use std::fs::File;
-use std::io::{ErrorKind, IsTerminal, Write};
-use std::process::{ExitCode, exit};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use comfy_table::{CellAlignment, Table, presets};
 use homenode_agent::{Notice, Show};
 use homenode_api::document::document;
 use homenode_control::{Epoch, Event};
-use homenode_host::CountedBy;
-use homenode_units::{NodeSet, Ns};
-use serde::Serialize;
+use homenode_units::Ns;
 use serde_json::{Value, json};
 
 use crate::backlog::{Backlog, Dropped, Entry};
 use crate::journald::Journal;
+use crate::print::unwritable;
 use crate::printable::{self, Lines, OneLine};
 use crate::quiet::Quiet;
-use crate::record::now_ns;
 use crate::wall;
+use crate::wall::now_ns;
 
-/// Prints a line, or several, with nothing in it that a terminal obeys. As `println!`, but a reader that has gone (`| head`) ends
-/// the command in silence, and a full disk with a sentence, where that panics.
-macro_rules! say {
-    ($($arg:tt)*) => {
-        $crate::output::print(format_args!("{}\n", $crate::printable::Lines(format_args!($($arg)*))))
-    };
-}
-
-/// Says on standard error what is wrong. As `eprintln!`, with nothing in it that a terminal obeys.
-macro_rules! complain {
-    ($($arg:tt)*) => { eprintln!("{}", $crate::printable::Sentence(&format!($($arg)*))) };
-}
-
-/// Whether something could not be written, other than for want of a reader.
-static IS_CUT_SHORT: AtomicBool = AtomicBool::new(false);
-
-/// Prints text as it is. Ends the process where it cannot.
-pub fn print(text: fmt::Arguments<'_>) {
-    if let Err(error) = std::io::stdout().write_fmt(text) {
-        unwritable(&error);
-        exit(i32::from(IS_CUT_SHORT.load(Ordering::Relaxed)));
-    }
-}
-
-/// The status of a command that ends: what it printed must have come to where it was to go.
-pub fn flushed(code: ExitCode) -> ExitCode {
-    if let Err(error) = std::io::stdout().flush() {
-        unwritable(&error);
-    }
-    match IS_CUT_SHORT.load(Ordering::Relaxed) {
-        true => ExitCode::FAILURE,
-        false => code,
-    }
-}
-
-fn unwritable(error: &std::io::Error) {
-    if error.kind() != ErrorKind::BrokenPipe && !IS_CUT_SHORT.swap(true, Ordering::Relaxed) {
-        // If this cannot be said either, the status says it.
-        let _ = writeln!(
-            std::io::stderr(),
-            "homenode: cannot write to standard output: {error}"
-        );
-    }
-}
-
-/// Prints what programs read, as a document of this kind.
-///
-/// # Errors
-/// What cannot be JSON.
-pub fn print_json(kind: &str, value: &impl Serialize) -> anyhow::Result<()> {
-    let document = document(kind, serde_json::to_value(value)?);
-    let text = serde_json::to_string_pretty(&document)?;
-    print(format_args!("{}\n", printable::json(&text)));
-    Ok(())
-}
-
-/// How to show.
+/// How output is formatted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
-    /// Events scroll, tables stay below them.
+    /// Events scroll, with tables below them.
     Terminal,
-    /// Events as lines.
+    /// One event per line.
     Lines,
-    /// JSON objects as lines.
+    /// One JSON object per line.
     Json,
 }
 
-/// Where a run is shown.
+/// The output of a run.
 pub struct Output {
     style: Style,
     to: To,
-    /// What was said of what happens, and by which clock.
+    /// What was printed lately, to collapse repeats.
     quiet: Quiet,
     clock: Clock,
     /// The host's clock at the last epoch.
     at: Ns,
-    /// Where lines are the journal's.
+    /// The journal, if it is to receive the lines.
     journal: Option<Journal>,
 }
 
-/// By which clock events are told.
+/// The clock that stamps events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
     /// Seconds since a simulation began.
@@ -115,7 +55,7 @@ pub enum Clock {
 }
 
 impl Clock {
-    /// What stands before an event.
+    /// The time stamp in front of an event.
     fn stamp(self, at: Ns) -> String {
         match self {
             Clock::Simulated => format!("[{:8.1}s]", at.as_secs_f64()),
@@ -124,16 +64,16 @@ impl Clock {
     }
 }
 
-/// How what is shown comes to standard output.
+/// How output reaches standard output.
 enum To {
-    /// At once, however long that takes: nothing is lost.
+    /// At once and in full, however long that takes.
     Here { screen: Screen, closed: bool },
-    /// By a thread, from a backlog that drops what is too much.
+    /// Through a thread, from a backlog that drops what does not fit.
     Thread(Backlog),
 }
 
 impl Output {
-    /// JSON if asked for, else what standard output is.
+    /// JSON if requested, else what suits standard output.
     pub fn new(json: bool) -> Output {
         let style = match (json, std::io::stdout().is_terminal()) {
             (true, _) => Style::Json,
@@ -154,12 +94,12 @@ impl Output {
         }
     }
 
-    /// The same by another clock.
+    /// Switches to another clock.
     pub fn by(self, clock: Clock) -> Output {
         Output { clock, ..self }
     }
 
-    /// Says what is counted and not said yet: no epoch comes any more.
+    /// Prints the repeats that are still only counted, after the last epoch.
     pub fn end_of_epochs(&mut self) {
         let said = self.quiet.end(self.at);
         for line in self.stamped(said) {
@@ -167,7 +107,7 @@ impl Output {
         }
     }
 
-    /// What is to be said in lines of events; the journal takes them with what they can be found by.
+    /// Returns the lines to print for these events; the journal instead takes them with their search fields.
     fn lines_to_say(&mut self, events: &[Event]) -> Vec<String> {
         let Some(journal) = &self.journal else {
             return self.quiet.of(self.at, events);
@@ -184,12 +124,13 @@ impl Output {
             .map(move |text| format!("{stamp} {}", OneLine(&text)))
     }
 
-    /// The same, but it never waits for its reader.
+    /// Makes the output never wait for its reader.
     ///
     /// # Errors
-    /// When there can be no thread that does.
+    /// If the writing thread cannot start.
     pub fn unwaiting(self) -> anyhow::Result<Output> {
-        // Not the library's own: whoever holds its lock while the reader sleeps keeps the process from ending.
+        // A duplicate of stdout: if the thread held the standard library's lock while the reader sleeps, the process could
+        // not end.
         let mut file = File::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 0)?);
         let mut screen = Screen::new(self.style);
         let backlog = Backlog::start(move |dropped, entry| {
@@ -200,7 +141,7 @@ impl Output {
         Ok(Output { to, ..self })
     }
 
-    /// Gives a reader so long to take what is left; whether all was taken, or cannot be.
+    /// Waits up to `patience` for the reader; returns whether everything was written, or can no longer be.
     pub fn drain(&self, patience: Duration) -> bool {
         match &self.to {
             To::Here { .. } => true,
@@ -208,12 +149,12 @@ impl Output {
         }
     }
 
-    /// How it shows.
+    /// The format of the output.
     pub fn style(&self) -> Style {
         self.style
     }
 
-    /// Says lines to people: tables, and what stands around them.
+    /// Prints text for people: tables and the lines around them.
     pub fn text(&mut self, text: fmt::Arguments<'_>) {
         if self.style != Style::Json {
             self.write(Entry::Lines(format!("{}\n", Lines(text))));
@@ -275,7 +216,7 @@ impl Show for Output {
     }
 }
 
-/// A document of a run, on a line of its own.
+/// Formats a document of a run as one line.
 fn object_line(kind: &str, mut object: Value) -> String {
     if let Some(map) = object.as_object_mut() {
         map.insert("type".into(), kind.into());
@@ -283,10 +224,10 @@ fn object_line(kind: &str, mut object: Value) -> String {
     format!("{}\n", printable::json(&document(kind, object).to_string()))
 }
 
-/// What is on the terminal, and what comes to it next.
+/// What the terminal shows, and how to replace it.
 struct Screen {
     style: Style,
-    /// Widths of the lines of the picture that is on the terminal now.
+    /// Widths of the lines of the picture that is now on the terminal.
     drawn: Vec<usize>,
 }
 
@@ -298,7 +239,7 @@ impl Screen {
         }
     }
 
-    /// What to write to show an entry, after saying what was dropped before it.
+    /// Returns the text that shows an entry, after a line about entries dropped before it.
     fn render(&mut self, dropped: Dropped, entry: &Entry) -> String {
         let erase = erase(&std::mem::take(&mut self.drawn), crate::top::terminal_size().0);
         let missing = match (dropped == Dropped::default(), self.style) {
@@ -316,7 +257,7 @@ impl Screen {
     }
 }
 
-/// What takes lines of these widths off a terminal of this one, which may have become narrower since.
+/// The escape codes that erase lines of these widths from a terminal of this width, which may have become narrower since.
 fn erase(drawn: &[usize], width: usize) -> String {
     match drawn
         .iter()
@@ -325,48 +266,6 @@ fn erase(drawn: &[usize], width: usize) -> String {
     {
         0 => String::new(),
         lines => format!("\x1b[{lines}A\x1b[J"),
-    }
-}
-
-/// A table in the project's look: right-aligned but for the first column. Whatever a cell holds is on one line of it.
-pub fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(header.to_vec());
-    for row in rows {
-        table.add_row(row.iter().map(|cell| OneLine(cell).to_string()));
-    }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
-}
-
-/// `-` for what is not known.
-pub fn or_dash<T>(value: Option<T>, show: impl FnOnce(T) -> String) -> String {
-    value.map_or_else(|| "-".to_owned(), show)
-}
-
-/// Home nodes of a VM, or that it is where the kernel puts it.
-pub fn or_free(home: Option<&NodeSet>) -> String {
-    home.map_or_else(|| "free".to_owned(), ToString::to_string)
-}
-
-/// A share as percent.
-pub fn percent(share: f64) -> String {
-    format!("{:.0}%", share * 100.0)
-}
-
-/// A time in milliseconds.
-pub fn millis(ms: f64) -> String {
-    format!("{ms:.1}ms")
-}
-
-/// A figure that rests on counters; says so where a model counts them.
-pub fn counted(figure: String, by: Option<CountedBy>) -> String {
-    match by {
-        Some(CountedBy::Model) => format!("{figure} modelled"),
-        Some(CountedBy::Hardware) | None => figure,
     }
 }
 

@@ -1,4 +1,4 @@
-//! `homenode wss --log`: working sets from a log that the emulator's plugin wrote of a guest's pages.
+//! `homenode wss --log`: working sets from a log of a guest's pages, written by the emulator's plugin.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -12,7 +12,7 @@ use homenode_policy::working_set::{Certainty, Settled};
 use homenode_units::{Bytes, Ns};
 
 use crate::bad_input;
-use crate::output::{print_json, table};
+use crate::print::{print_json, table};
 
 /// Options of `wss --log`.
 #[derive(Debug, clap::Args)]
@@ -20,13 +20,13 @@ pub struct LogArgs {
     /// Only windows with this label
     #[arg(long, value_name = "LABEL", requires = "log")]
     pub label: Option<String>,
-    /// After how many seconds frames are judged (mu); default: a window of the log
+    /// Seconds after which frames are judged (mu); default: one window of the log
     #[arg(long, value_name = "SECONDS", requires = "log")]
     pub mu: Option<f64>,
-    /// How often a frame is logged that PRL calls hot (tau)
+    /// How often a frame must be logged for PRL to call it hot (tau)
     #[arg(long, value_name = "COUNT", default_value_t = 50, requires = "log", value_parser = clap::value_parser!(u8).range(1..))]
     pub tau: u8,
-    /// Follow a log that is being written: what is known after each mu, until the log ends
+    /// Follow a log that is being written: print the estimate after each mu, until the log ends
     #[arg(long, requires = "log")]
     pub follow: bool,
 }
@@ -36,7 +36,7 @@ impl LogArgs {
         self.label.as_ref().is_none_or(|label| window.label == *label)
     }
 
-    /// Mu, which is as long as the first window where nothing else is said.
+    /// Mu; by default the length of the first window.
     fn mu(&self, first: &Window) -> anyhow::Result<Ns> {
         match self.mu {
             None => Ok(Ns(first.end_ns - first.begin_ns)),
@@ -48,7 +48,7 @@ impl LogArgs {
     }
 }
 
-/// What is no log is the user's mistake; what cannot be read need not be.
+/// A file that is not a log is bad input; one that cannot be read need not be.
 fn refused(error: PageLogError) -> anyhow::Error {
     match error {
         PageLogError::Io { .. } => anyhow::Error::new(error),
@@ -59,7 +59,7 @@ fn refused(error: PageLogError) -> anyhow::Error {
 /// `homenode wss --log`.
 ///
 /// # Errors
-/// A file that is no log, or has no such windows.
+/// A file that is not a log, or has no such windows.
 pub fn run(path: &Path, args: &LogArgs, json: bool) -> anyhow::Result<()> {
     if args.follow {
         return follow(path, args, json);
@@ -92,11 +92,11 @@ pub fn run(path: &Path, args: &LogArgs, json: bool) -> anyhow::Result<()> {
     if json {
         return print_json("log-estimates", &report);
     }
-    crate::output::print(format_args!("{}", text(&report)));
+    crate::print::print(format_args!("{}", text(&report)));
     Ok(())
 }
 
-/// How often somebody who follows looks whether there is more.
+/// How often to look for more when following a log.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// `homenode wss --log --follow`.
@@ -127,7 +127,7 @@ fn follow(path: &Path, args: &LogArgs, json: bool) -> anyhow::Result<()> {
         } else {
             in_a_line(&known)
         };
-        // Whoever reads may have had enough.
+        // The reader may have gone.
         if writeln!(std::io::stdout(), "{line}").is_err() {
             return Ok(());
         }
@@ -202,7 +202,7 @@ fn text(report: &Report) -> String {
     text
 }
 
-/// What is known, in a line.
+/// Formats an estimate as one line.
 fn in_a_line(known: &Known) -> String {
     let mut text = format!("{:.1} s:", known.at_s);
     for said in &known.estimates {

@@ -1,16 +1,54 @@
-//! `homenode permit`: what VMs book, how they keep it, what they should book, and the bill.
+//! `homenode permit`: what VMs book, how well they keep to it, what they should book, and the bill.
 
 use chrono::DateTime;
+use clap::Subcommand;
 use homenode_api::Request;
 use homenode_api::answer::{Bill, PermitSet, Permits, Suggestion, VmPermit};
 use homenode_host::CpuQuota;
 use homenode_policy::permits::Standing;
 use homenode_units::{Permit, Resource};
 
-use crate::args::{BillArgs, PermitCommand, SetArgs, ShowArgs, SuggestArgs};
 use crate::ask::ask_agent;
-use crate::output::{counted, or_dash, percent, print_json, table};
+use crate::options::{AgentArgs, OrNone, ShowArgs, SuggestArgs};
+use crate::print::{counted, or_dash, percent, print_json, table};
 use crate::printable::OneLine;
+
+/// Commands about permits.
+#[derive(Debug, Subcommand)]
+pub enum PermitCommand {
+    /// Book a permit for a VM, or remove it
+    #[command(
+        after_help = "Examples:\n  homenode permit set web 250k\n  homenode permit set web 500MB/s\n  homenode permit set web none"
+    )]
+    Set(SetArgs),
+    /// Show permits and how well VMs keep to them
+    Show(ShowArgs),
+    /// Suggest a permit for a VM, from its recorded behaviour and its memory
+    Suggest(SuggestArgs),
+    /// Show how much of each booking was used, per VM and hour
+    Bill(BillArgs),
+}
+
+/// Options of `permit set`.
+#[derive(Debug, clap::Args)]
+pub struct SetArgs {
+    /// The VM's name
+    pub vm: String,
+    /// LLC misses per slice of 30 ms (`250k`), memory bandwidth (`500MB/s`), or `none`
+    #[arg(allow_hyphen_values = true)]
+    pub permit: OrNone<Permit>,
+    #[command(flatten)]
+    pub agent: AgentArgs,
+}
+
+/// Options of `permit bill`.
+#[derive(Debug, clap::Args)]
+pub struct BillArgs {
+    /// Only this VM; it may have ended
+    pub vm: Option<String>,
+    #[command(flatten)]
+    pub agent: AgentArgs,
+}
 
 /// `homenode permit`.
 ///
@@ -156,7 +194,7 @@ fn bill(args: &BillArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An hour since 1970 as a date in UTC; on the twin, whose runs begin at 0, as its number.
+/// An hour since 1970 as a date in UTC; on the twin, whose clock starts at 0, as a number.
 fn hour_text(hour: u64) -> String {
     // Before 1980 it is an hour of a simulation.
     if hour < 3652 * 24 {

@@ -1,13 +1,40 @@
-//! `homenode memory-policy`: which memory policy a VM has, and how its pages lie.
+//! `homenode memory-policy`: each VM's memory policy, and where its pages are.
 
+use clap::Subcommand;
 use homenode_api::Request;
 use homenode_api::answer::{PolicyAdvice, PolicySet};
 use homenode_control::NodePages;
+use homenode_units::MemoryPolicy;
 
-use crate::args::{PolicyCommand, PolicySetArgs, ShowArgs, SuggestArgs};
 use crate::ask::{ask_agent, vms};
-use crate::output::{counted, or_dash, or_free, percent, print_json, table};
+use crate::options::{AgentArgs, OrNone, ShowArgs, SuggestArgs};
+use crate::print::{counted, or_dash, or_free, percent, print_json, table};
 use crate::printable::OneLine;
+
+/// Commands about memory policies.
+#[derive(Debug, Subcommand)]
+pub enum PolicyCommand {
+    /// Choose a VM's memory policy, or leave the choice to the agent
+    #[command(
+        after_help = "Examples:\n  homenode memory-policy set web first-touch\n  homenode memory-policy set web round-4k+carrefour\n  homenode memory-policy set web none"
+    )]
+    Set(PolicySetArgs),
+    /// Show memory policies, and where pages are
+    Show(ShowArgs),
+    /// Advise on a memory policy for a VM, from its behaviour
+    Advise(SuggestArgs),
+}
+
+/// Options of `memory-policy set`.
+#[derive(Debug, clap::Args)]
+pub struct PolicySetArgs {
+    /// The VM's name
+    pub vm: String,
+    /// `first-touch`, `round-4k`, either with `+carrefour`, or `none`
+    pub policy: OrNone<MemoryPolicy>,
+    #[command(flatten)]
+    pub agent: AgentArgs,
+}
 
 /// `homenode memory-policy`.
 ///

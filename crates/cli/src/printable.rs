@@ -1,20 +1,19 @@
-//! What others chose, as it may be shown: VMs' names, workloads, what files and libvirt say. A terminal obeys control characters,
-//! and shows text that is turned around by marks of direction as another than it is. Both are shown as what they are, `\\u{1b}`.
+//! Escapes text from outside before it is shown: VMs' names, workloads, files, libvirt's messages. A terminal obeys control
+//! characters, and direction marks make it show text in another order. Both are shown as escapes such as `\\u{1b}`.
 
 use std::fmt::{self, Display, Write as _};
 
-/// Whether a character is seen as itself. Those that are not are control characters, marks of direction, joiners, and what no
-/// font has.
+/// Whether a character is visible as itself. Control characters, direction marks, joiners and what no font has are not.
 fn is_printable(c: char) -> bool {
     if c.is_ascii() {
         return !c.is_ascii_control();
     }
-    // The standard library's table, asked with a letter before it, since it takes accents that stand alone for unprintable.
+    // Ask the standard library's table with a letter in front: it counts a lone accent as unprintable.
     let together = format!("a{c}");
     together.escape_debug().eq(together.chars())
 }
 
-/// A text on one line: where a newline is in it, that is shown too.
+/// A text on one line; newlines are escaped too.
 pub struct OneLine<'a>(pub &'a str);
 
 impl Display for OneLine<'_> {
@@ -23,7 +22,7 @@ impl Display for OneLine<'_> {
     }
 }
 
-/// A text of several lines. Newlines stay, and all else is shown.
+/// A text of several lines. Newlines stay, and everything else is escaped.
 pub struct Lines<'a>(pub fmt::Arguments<'a>);
 
 impl Display for Lines<'_> {
@@ -32,7 +31,7 @@ impl Display for Lines<'_> {
     }
 }
 
-/// A sentence that may be several. All after the first is indented, so that none looks like one of another program or time.
+/// A message that may have several lines. All after the first are indented, so that none passes for another message.
 pub struct Sentence<'a>(pub &'a str);
 
 impl Display for Sentence<'_> {
@@ -41,7 +40,7 @@ impl Display for Sentence<'_> {
     }
 }
 
-/// Writes text on; `lines` stands for a newline, and is empty where that is escaped too.
+/// Writes escaped text; `lines` replaces a newline, and is empty if newlines are escaped too.
 struct Escaping<'a, 'b> {
     to: &'a mut fmt::Formatter<'b>,
     lines: &'static str,
@@ -57,7 +56,7 @@ impl fmt::Write for Escaping<'_, '_> {
     }
 }
 
-/// JSON whose strings hold nothing unprintable: what is, is escaped as JSON has it, and reads as the same.
+/// JSON with unprintable characters in strings escaped; it parses to the same value.
 pub fn json(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -66,7 +65,7 @@ pub fn json(text: &str) -> String {
             continue;
         }
         for unit in c.encode_utf16(&mut [0; 2]) {
-            // A string takes all.
+            // Writing to a string cannot fail.
             let _ = write!(out, "\\u{unit:04x}");
         }
     }

@@ -1,7 +1,7 @@
-//! `homenode profile`: runs a program under emulation and writes what it does to caches as a workload for the twin.
+//! `homenode profile`: runs a program under emulation and writes its cache behaviour as a workload for the twin.
 //!
-//! QEMU runs the program, its plugin (`qemu-plugin/`) models the private caches and samples what gets past them, and here
-//! the emulator is found, the program watched and the plugin's log made into a profile.
+//! QEMU runs the program, and its plugin (`qemu-plugin/`) models the private caches and samples the accesses that miss them.
+//! This module finds the emulator, watches the program and turns the plugin's log into a profile.
 
 use std::ffi::OsString;
 use std::fs;
@@ -37,33 +37,33 @@ pub struct ProfileArgs {
     /// Whose private caches to model: a preset's name, or a machine file
     #[arg(long, value_name = "NAME|FILE", default_value = twin::TWIN_MACHINE)]
     pub machine: String,
-    /// Share of cache lines to follow where the program uses many, such as `1%` or `0.01`; few are all followed
+    /// Share of cache lines to follow if the program uses many, such as `1%` or `0.01`; if it uses few, all are followed
     #[arg(long, value_name = "SHARE", default_value = "1%")]
     pub rate: Share,
-    /// Instructions of the core's reorder buffer, from which accesses in flight follow; docs/PROFILE.md has some
+    /// Size of the core's reorder buffer in instructions, from which accesses in flight are derived; docs/PROFILE.md lists some
     #[arg(long, value_name = "COUNT", default_value = "128", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub window: u64,
-    /// Count nothing before the program makes the system call 0x686f6d65, which does not exist
+    /// Count nothing until the program makes the system call 0x686f6d65, which does not exist
     #[arg(long)]
     pub announced: bool,
-    /// Where to write the profile; default: the program's name with `.toml`, here
+    /// Where to write the profile; default: the program's name with `.toml`, in this directory
     #[arg(long, visible_alias = "out", value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Write the miss-ratio curve point by point, not as the nearest of the twin's family
     #[arg(long)]
     pub table: bool,
-    /// Where the program's standard output goes; default: where this one's goes, with --json nowhere
+    /// Where the program's standard output goes; default: this command's, or nowhere with --json
     #[arg(long, value_name = "FILE")]
     pub stdout: Option<PathBuf>,
     #[command(flatten)]
     pub shown: ShownArgs,
-    /// COMMAND is itself a QEMU that emulates a machine: profile all that the machine does
+    /// COMMAND is itself a QEMU that emulates a machine: profile everything the machine does
     #[arg(long)]
     pub system: bool,
     /// The emulator; default: `qemu-x86_64` (or this machine's architecture) in PATH
     #[arg(long, value_name = "FILE", conflicts_with = "system")]
     pub qemu: Option<PathBuf>,
-    /// The emulator's plugin; default: beside this program, or in `../lib/homenode`
+    /// The emulator's plugin; default: next to this program, or in `../lib/homenode`
     #[arg(long, value_name = "FILE")]
     pub plugin: Option<PathBuf>,
     /// The program and its arguments
@@ -89,12 +89,12 @@ impl std::str::FromStr for Share {
     }
 }
 
-/// What was done, and what came of it.
+/// The result of `homenode profile`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Profiled<'a> {
     command: &'a str,
     machine: &'a str,
-    /// What the program ended with; 128 and the signal's number where a signal ended it.
+    /// The program's exit status; 128 plus the signal's number if a signal ended it.
     exit_status: u8,
     seconds: f64,
     file: String,
@@ -109,7 +109,7 @@ pub struct Profiled<'a> {
 /// Runs a program under emulation and writes its profile.
 ///
 /// # Errors
-/// Bad input; an emulator that is not there or cannot load the plugin; a program that ended before anything was written.
+/// Bad input; an emulator that is missing or cannot load the plugin; a program that ended before anything was written.
 pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
     let machine = twin::machine(&args.machine)?;
     let facts = Facts::of(&machine).map_err(bad_input)?;
@@ -161,7 +161,7 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
     finish(args, &machine, &facts, &program, &file, status, seconds, &log)
 }
 
-/// Writes the profile and says what is in it.
+/// Writes the profile and prints a summary.
 #[allow(clippy::too_many_arguments)] // all that was found out
 fn finish(
     args: &ProfileArgs,
@@ -203,7 +203,7 @@ fn finish(
         }),
     );
     if !args.shown.json {
-        // Standard output is the program's.
+        // Standard output belongs to the program.
         for sentence in profile::summary(log, &fit, facts, seconds) {
             complain!("homenode: {sentence}");
         }
@@ -218,7 +218,7 @@ fn finish(
     Ok(ExitCode::from(exit_status))
 }
 
-/// Where the profile goes. A file that is there is written over only if it is such a profile.
+/// The profile's path. An existing file is overwritten only if it is such a profile.
 fn output_file(args: &ProfileArgs, program: &Program) -> anyhow::Result<PathBuf> {
     let file = match &args.output {
         Some(file) => return Ok(file.clone()),
@@ -246,7 +246,7 @@ fn stdout(args: &ProfileArgs) -> anyhow::Result<Stdio> {
     }
 }
 
-/// Starts the program and waits for its end, passing on what should end this one.
+/// Starts the program and waits for its end; passes SIGTERM on to it.
 fn watch(command: &mut Command, name: &str, args: &ProfileArgs) -> std::io::Result<ExitStatus> {
     let (interrupted, terminated) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     // Ctrl-C reaches the program from the terminal; here it must only not end the waiting.
@@ -254,7 +254,7 @@ fn watch(command: &mut Command, name: &str, args: &ProfileArgs) -> std::io::Resu
     signal_hook::flag::register(SIGTERM, Arc::clone(&terminated))?;
     let mut child = command.spawn()?;
     let started = Instant::now();
-    // Where both share a terminal, the program's output must not be written over.
+    // Progress must not overwrite the program's output on a shared terminal.
     let alone = args.shown.json || args.stdout.is_some() || !std::io::stdout().is_terminal();
     loop {
         if let Some(status) = child.try_wait()? {
@@ -282,7 +282,7 @@ fn terminate(child: &Child) {
     }
 }
 
-/// What the program ended with, as a shell has it.
+/// The program's exit status, as a shell reports it.
 fn exit_status(status: ExitStatus) -> u8 {
     let code = status
         .code()
@@ -290,7 +290,7 @@ fn exit_status(status: ExitStatus) -> u8 {
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
-/// Why there is no log, or none that reads.
+/// Explains why there is no log, or no readable one.
 fn unwritten(error: LogError, status: ExitStatus, name: &str) -> anyhow::Error {
     match (&error, status.code()) {
         (LogError::Io { .. }, Some(code)) => anyhow!(

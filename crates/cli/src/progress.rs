@@ -1,38 +1,38 @@
-//! How far long work is: one line of standard error where that is a terminal, nothing in a pipe.
+//! Progress of long work: one line of standard error if that is a terminal, nothing in a pipe.
 
 use std::io::{IsTerminal as _, Write as _, stderr};
 use std::time::{Duration, Instant};
 
 use crate::printable::OneLine;
 
-/// Says it, over what was said last; nothing takes the line away.
+/// Shows text in place of the last; the line stays until it is erased.
 pub fn progress(text: &str) {
     let mut err = stderr();
     if err.is_terminal() {
-        // Whether it can be seen changes nothing.
+        // Progress is a courtesy: failing to show it changes nothing.
         let _ = write!(err, "\r\x1b[K{}", OneLine(text)).and_then(|()| err.flush());
     }
 }
 
-/// Work, and when it began: how long the rest takes follows from that. The line goes with it.
+/// Work in progress and its start, from which the remaining time is estimated. Dropping it erases the line.
 pub struct Work {
     began: Instant,
 }
 
 impl Work {
-    /// It begins now.
+    /// Starts now.
     pub fn begin() -> Work {
         Work {
             began: Instant::now(),
         }
     }
 
-    /// Says where it is, and how long the rest takes if it goes on so; `done` is the share that is done, from 0 to 1.
+    /// Shows the current step and the estimated time left; `done` is the finished share, from 0 to 1.
     pub fn at(&self, text: &str, done: f64) {
         progress(&format!("{text}{}", left(self.began.elapsed(), done)));
     }
 
-    /// Takes the line away.
+    /// Erases the line.
     pub fn erase(&self) {
         progress("");
     }
@@ -44,7 +44,7 @@ impl Drop for Work {
     }
 }
 
-/// What is told of steps that take about as long each: which begins, of how many, and what it is.
+/// Returns a progress callback for steps of about equal length: number of the step that begins, total, name.
 pub fn by_step() -> impl FnMut(usize, usize, &str) {
     let work = Work::begin();
     move |at, of, what| {
@@ -53,7 +53,7 @@ pub fn by_step() -> impl FnMut(usize, usize, &str) {
     }
 }
 
-/// What is left, as people say it; nothing where nothing is done yet.
+/// The time left in words; empty before any work is done.
 fn left(spent: Duration, done: f64) -> String {
     if done <= 0.0 {
         return String::new();

@@ -1,6 +1,6 @@
-//! Questions that change nothing: `machine`, `place`, `vm`.
+//! Queries that change nothing: `machine`, `place`, `vm`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use homenode_agent::managed::Managed;
 use homenode_agent::{placed, standalone};
@@ -13,12 +13,62 @@ use homenode_kvm::Vms;
 use homenode_machine::Machine;
 use homenode_policy::placement::{Placement, Unplaceable};
 use homenode_twin::{Scenario, Twin};
-use homenode_units::PAGE_BYTES;
+use homenode_units::{BytesPerSec, PAGE_BYTES};
 
-use crate::args::{HostArg, MachineArgs, PlaceArgs, VmArgs};
 use crate::ask::vms;
 use crate::bad_input;
-use crate::output::{counted, or_dash, or_free, percent, print_json, table};
+use crate::options::{AgentArgs, HostArg, ShownArgs, Size};
+use crate::print::{counted, or_dash, or_free, percent, print_json, table};
+
+/// Options of `machine`.
+#[derive(Debug, clap::Args)]
+pub struct MachineArgs {
+    /// Show the machine in this file instead (`homenode calibrate --output` writes one)
+    #[arg(value_name = "FILE", conflicts_with_all = ["sysfs", "preset"])]
+    pub file: Option<PathBuf>,
+    /// Read the `sys` and `proc` trees below this directory
+    #[arg(long, value_name = "ROOT", default_value = "/", conflicts_with = "preset")]
+    pub sysfs: PathBuf,
+    /// Show a machine that comes with the program instead (a published experiment's host)
+    #[arg(long, value_name = "NAME")]
+    pub preset: Option<String>,
+    #[command(flatten)]
+    pub shown: ShownArgs,
+}
+
+/// Options of `place`.
+#[derive(Debug, clap::Args)]
+pub struct PlaceArgs {
+    /// vCPUs of the VM
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=8192))]
+    pub vcpus: u32,
+    /// Its memory, such as `8GiB` or `8G`; a bare number is MiB
+    #[arg(long)]
+    pub memory: Size,
+    /// The memory bandwidth that it needs, such as `2GB/s`
+    #[arg(long)]
+    pub bandwidth: Option<BytesPerSec>,
+    /// Its memory is all in huge pages of this size, such as `2MiB` or `1GiB`: only free ones count; a bare number is MiB
+    #[arg(long, value_name = "SIZE")]
+    pub huge_pages: Option<Size>,
+    /// Print two lines for xl's file of the VM, `cpus` and `cpus_soft`: together they decide where Xen allocates its memory
+    #[arg(long, conflicts_with = "json")]
+    pub xl: bool,
+    /// Ask about another host: `twin:MACHINE` is the idle machine of that name; default: the running agent, else this host
+    #[arg(long, value_name = "HOST")]
+    pub host: Option<HostArg>,
+    #[command(flatten)]
+    pub agent: AgentArgs,
+}
+
+/// Options of `vm`.
+#[derive(Debug, clap::Args)]
+pub struct VmArgs {
+    /// Only this VM
+    pub name: Option<String>,
+    #[command(flatten)]
+    pub agent: AgentArgs,
+}
 
 /// `homenode machine`.
 ///
@@ -34,7 +84,7 @@ pub fn machine(args: &MachineArgs) -> anyhow::Result<()> {
     if args.shown.json {
         return print_json("machine", &machine);
     }
-    crate::output::print(format_args!("{}", homenode_machine_files::render_text(&machine)));
+    crate::print::print(format_args!("{}", homenode_machine_files::render_text(&machine)));
     if args.file.is_none() && args.preset.is_none() {
         let kernel = kernel_settings::read(&args.sysfs, |error| complain!("{error}"));
         if !kernel.is_unknown() {
@@ -47,7 +97,7 @@ pub fn machine(args: &MachineArgs) -> anyhow::Result<()> {
 /// `homenode place`: asks the running agent; without one, looks at the host itself.
 ///
 /// # Errors
-/// Bad input; a VM that fits nowhere is a failure that says what is short.
+/// Bad input; for a VM that fits nowhere, a failure that names what is short.
 pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
     let huge_page_bytes = args.huge_pages.map(|size| size.0);
     if let Some(page) = huge_page_bytes.filter(|page| page.0 <= PAGE_BYTES) {
@@ -105,7 +155,7 @@ pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
                 _ => homenode_agent::managed::machine_here()?,
             };
             let cpus = machine.cpus_of(&nodes);
-            // Pins alone do not decide where memory is taken from: what is preferred does.
+            // Pins alone do not decide where memory is allocated: preferred CPUs do.
             say!("cpus = \"{cpus}\"");
             say!("cpus_soft = \"{cpus}\"");
             Ok(())
@@ -124,7 +174,7 @@ pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
     }
 }
 
-/// The idle machine of the twin: what a first VM would get.
+/// Places the VM on an idle machine of the twin, as its first VM.
 fn place_on_twin(what: Option<&str>, ask: &Ask) -> anyhow::Result<Result<Placement, Unplaceable>> {
     let spec = crate::twin::spec(what, None)?;
     let mut idle = Scenario::of(
@@ -143,14 +193,14 @@ fn place_on_twin(what: Option<&str>, ask: &Ask) -> anyhow::Result<Result<Placeme
     Ok(place_on(twin.machine(), sample, ask))
 }
 
-/// Where a VM would go on a host that was sampled once.
+/// Places a VM on a host that was sampled once.
 pub fn place_on(machine: &Machine, sample: Sample, ask: &Ask) -> Result<Placement, Unplaceable> {
     let mut control = Control::new(Config::default(), Mode::Observe);
     control.begin(machine, sample);
     control.place(machine, ask)
 }
 
-/// What a VM's guest has of the memory that it could have.
+/// The memory a VM's guest has, of what it could have.
 fn memory(vm: &VmStatus) -> String {
     let now = vm.memory_bytes;
     let maximum = vm

@@ -1,9 +1,9 @@
-//! A log that people can read: what repeats is said once, and then how often it came again.
+//! Keeps a log readable: a repeated event is printed once, then summed up with its count.
 //!
-//! Decisions and findings that differ in figures only are alike: the same VM, policy, kind and outcome. The first is said. Those
-//! that come after it are counted, and summed up once a minute, with the last of them. What changes the state of a VM (it came,
-//! left, was given another home, was changed by somebody else) is always said, and so is the first of its kind that fails.
-//! Programs and the history get all.
+//! Decisions and findings that differ only in figures are alike: same VM, policy, kind and outcome. The first is printed.
+//! Later ones are counted, and summed up once a minute with the last of them. Changes of a VM's state (it came, left, got
+//! another home, was changed by another program) are always printed, and so is the first failure of each kind. JSON output
+//! and the history get everything.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use homenode_control::Event;
 use homenode_host::{Act, Decision};
 use homenode_units::Ns;
 
-/// How long events that are alike are counted before they are summed up.
+/// How long like events are counted before they are summed up.
 const SUMMED_UP_EVERY: Ns = Ns::from_secs(60);
 
-/// Who says what of whom.
+/// What makes events alike.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     vm: String,
@@ -22,29 +22,29 @@ struct Key {
     kind: String,
 }
 
-/// What was said, and what came since.
+/// A printed event, and its repeats since.
 #[derive(Debug)]
 struct Row {
-    /// When it was said, or summed up last.
+    /// When it was last printed or summed up.
     since: Ns,
-    /// How many came since, and the last of them.
+    /// The count of repeats since, and the last of them.
     more: Option<(u64, String)>,
 }
 
-/// What was said lately.
+/// The events printed lately.
 #[derive(Debug, Default)]
 pub struct Quiet {
     rows: BTreeMap<Key, Row>,
 }
 
 impl Quiet {
-    /// What is to be said of a period's events, in lines.
+    /// Returns the lines to print for a period's events.
     pub fn of(&mut self, at: Ns, events: &[Event]) -> Vec<String> {
         let said = self.with_events(at, events).into_iter();
         said.map(|(text, _)| text).collect()
     }
 
-    /// The same, each with the event that it is of; sums are of none.
+    /// Like [`Quiet::of`], each line with its event; sums have none.
     pub fn with_events<'e>(&mut self, at: Ns, events: &'e [Event]) -> Vec<(String, Option<&'e Event>)> {
         let sums = |said: Vec<String>| said.into_iter().map(|text| (text, None));
         let mut said: Vec<_> = sums(self.summed_up(at, SUMMED_UP_EVERY)).collect();
@@ -78,12 +78,12 @@ impl Quiet {
         said
     }
 
-    /// What was counted and is not said yet: nothing comes any more.
+    /// Sums up all remaining repeats, after the last epoch.
     pub fn end(&mut self, at: Ns) -> Vec<String> {
         self.summed_up(at, Ns::ZERO)
     }
 
-    /// Sums up what was counted for so long, and forgets what did not come again.
+    /// Sums up repeats counted for at least `every`, and forgets events that did not repeat.
     fn summed_up(&mut self, at: Ns, every: Ns) -> Vec<String> {
         let mut said = Vec::new();
         self.rows.retain(|_, row| {
@@ -100,7 +100,7 @@ impl Quiet {
         said
     }
 
-    /// Sums up what was counted of a VM that is gone.
+    /// Sums up the repeats of a VM that is gone.
     fn end_of(&mut self, vm: &str, at: Ns) -> Vec<String> {
         let mut said = Vec::new();
         self.rows.retain(|key, row| {
@@ -126,7 +126,7 @@ fn sentence((count, last): (u64, String), lasted: Ns) -> String {
     }
 }
 
-/// What makes events alike; nothing for those that are always said.
+/// The key of an event that may repeat; `None` for those always printed.
 fn key(event: &Event) -> Option<Key> {
     match event {
         Event::Decided {
@@ -166,8 +166,8 @@ fn key(event: &Event) -> Option<Key> {
     }
 }
 
-/// What a decision leaves a VM in, where another such state is another decision. Amounts are none: how much memory moved, how
-/// long a quota is.
+/// The state in which a decision leaves a VM: another state makes another decision. Amounts, such as memory moved or the
+/// length of a quota, do not count.
 fn state(decision: &Decision) -> String {
     match &decision.action.act {
         Act::SetHome { nodes } => nodes.to_string(),
@@ -181,7 +181,7 @@ fn state(decision: &Decision) -> String {
     }
 }
 
-/// A sentence but for its numbers and their units' prefixes.
+/// A sentence without its words that hold digits.
 fn without_figures(text: &str) -> String {
     let is_figure = |word: &&str| word.contains(|c: char| c.is_ascii_digit());
     text.split_whitespace()
@@ -242,7 +242,7 @@ mod tests {
                 "permits: VM web: it has 10 ms (59 more like this in the last 60 s)".to_owned(),
             ]
         );
-        // One is left, and one that comes alone is said as it is.
+        // One is left; a single repeat is printed as it is.
         assert_eq!(quiet.end(at(121)), ["permits: VM web: it has 11 ms"]);
         assert_eq!(quiet.end(at(121)), Vec::<String>::new());
     }
@@ -252,7 +252,7 @@ mod tests {
         let mut quiet = Quiet::default();
         let (mut lines, mut told) = (Vec::new(), 0);
         for second in 0..1000 {
-            // Now none, now several, of two kinds.
+            // Between none and several, of two kinds.
             let count = (second * 7 % 5) as usize;
             let mut events = vec![limit(second % 50, Outcome::Done); count];
             if second % 3 == 0 {

@@ -1,4 +1,5 @@
-//! `homenode recommend`, `mode` and `promises`: what waits for the operator, how far the agent may go, and what it has promised.
+//! `homenode recommend`, `mode` and `promises`: what waits for the operator, how far the agent may go, and what it has
+//! promised.
 
 use clap::Subcommand;
 use homenode_agent::standalone;
@@ -12,14 +13,14 @@ use serde::Serialize;
 
 use crate::ask::{ask_agent, vms};
 use crate::options::{AgentArgs, OrNone};
-use crate::output::{or_dash, print_json, table};
+use crate::print::{or_dash, print_json, table};
 use crate::printable::OneLine;
 use crate::wall::local;
 
-/// What the help of `recommend` says at its end.
-pub const HELP: &str = "In mode `recommend` (of the run, of a policy, or of a VM: `homenode mode`) each decision waits for you. What is applied is
-carried out for as long as its policy wants it, for an hour at most; what is rejected is not asked again for a day. What protects a
-VM, or gives it back what it had, waits for nobody.
+/// The end of `recommend`'s help.
+pub const HELP: &str = "In mode `recommend` (of the run, of a policy, or of a VM: `homenode mode`) each decision waits for you. An applied one is
+carried out for as long as its policy wants it, for an hour at most; a rejected one is not proposed again for a day. A change
+that protects a VM, or restores what it had, needs no approval.
 
 Examples:
   homenode recommend                   those that are open
@@ -28,16 +29,17 @@ Examples:
   homenode recommend reject 7          say no
   homenode recommend --json            the same for programs";
 
-/// What the help of `mode` says at its end.
-pub const MODE_HELP: &str = "Of the run (`homenode run --mode`), its policies (settings `[modes]`) and a VM the most careful holds. What only observes or
-recommends never keeps a VM from getting back what it had: limits are lifted at once, and under `observe` the home too.
+/// The end of `mode`'s help.
+pub const MODE_HELP: &str = "The most careful mode of the run (`homenode run --mode`), its policies (settings `[modes]`) and the VM is in force. A mode that
+only observes or recommends never prevents a VM from being restored: limits are lifted at once, and under `observe` the home
+too.
 
 Examples:
   homenode mode                        how far the agent goes with each VM
-  homenode mode web recommend          what is to be done to VM web waits for you; its metadata keeps that
+  homenode mode web recommend          decisions on VM web wait for you; its metadata keeps that
   homenode mode web none               as far as the run and its policies go";
 
-/// What the help of `promises` says at its end.
+/// The end of `promises`' help.
 pub const PROMISES_HELP: &str = "A VM that is about to start is promised nodes when libvirt asks for them (`numad`). What is promised counts as used until
 the VM runs, or for two minutes. Without a running agent the promises of the ledger are shown.
 
@@ -51,25 +53,25 @@ Examples:
 pub struct RecommendArgs {
     #[command(subcommand)]
     pub command: Option<RecommendCommand>,
-    /// Show those that are over, too
+    /// Show closed ones, too
     #[arg(long)]
     pub all: bool,
     #[command(flatten)]
     pub agent: AgentArgs,
 }
 
-/// What to say to recommendations.
+/// The operator's answers to recommendations.
 #[derive(Debug, Subcommand)]
 pub enum RecommendCommand {
-    /// Say yes: it is carried out from the next look at the host on
+    /// Approve: the agent acts from its next sample on
     #[command(after_help = "Examples:\n  homenode recommend apply 7\n  homenode recommend apply 7 8 9")]
     Apply(IdArgs),
-    /// Say no: it is not asked again for a day
+    /// Reject: the agent does not ask again for a day
     #[command(after_help = "Examples:\n  homenode recommend reject 7")]
     Reject(IdArgs),
 }
 
-/// Which recommendations, or promises.
+/// Recommendations or promises, by number.
 #[derive(Debug, clap::Args)]
 pub struct IdArgs {
     /// Their numbers
@@ -82,9 +84,9 @@ pub struct IdArgs {
 /// Options of `mode`.
 #[derive(Debug, clap::Args)]
 pub struct ModeArgs {
-    /// The VM's name; without one all are shown
+    /// The VM's name; without one, show all
     pub vm: Option<String>,
-    /// How far the agent may go with it: `observe`, `recommend`, `act`, or `none` for as far as the run goes
+    /// How far the agent may go with it: `observe`, `recommend`, `act`, or `none` for the run's mode
     pub mode: Option<OrNone<Mode>>,
     #[command(flatten)]
     pub agent: AgentArgs,
@@ -100,10 +102,10 @@ pub struct PromisesArgs {
     pub agent: AgentArgs,
 }
 
-/// What to do about promises.
+/// Commands about promises.
 #[derive(Debug, Subcommand)]
 pub enum PromisesCommand {
-    /// Take promises back: what they hold is free at once
+    /// Drop promises: what they hold is free at once
     #[command(after_help = "Examples:\n  homenode promises drop 3")]
     Drop(IdArgs),
 }
@@ -186,7 +188,7 @@ fn judge(args: &IdArgs, request: impl Fn(u64) -> Request) -> anyhow::Result<()> 
 /// `homenode mode`.
 ///
 /// # Errors
-/// No agent, no such VM, or a mode that could not be kept.
+/// No agent, no such VM, or a mode that could not be saved.
 pub fn mode(args: &ModeArgs) -> anyhow::Result<()> {
     let (Some(vm), Some(mode)) = (&args.vm, args.mode) else {
         return modes(args);
@@ -225,7 +227,7 @@ fn modes(args: &ModeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `homenode promises`: of the running agent; without one, of the ledger.
+/// `homenode promises`: those of the running agent; without one, those in the ledger.
 ///
 /// # Errors
 /// A ledger that cannot be used; no open promise of this number.
@@ -262,7 +264,7 @@ pub fn promises(args: &PromisesArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Promises that were taken back.
+/// Promises that were dropped.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Dropped {
     /// Their numbers.
@@ -287,7 +289,7 @@ fn drop_promises(args: &IdArgs) -> anyhow::Result<()> {
     }
 }
 
-/// A time of day, in the host's own zone.
+/// A time of day, in the host's time zone.
 fn until(time: WallTime) -> String {
     local(time.0).format("%H:%M:%S").to_string()
 }

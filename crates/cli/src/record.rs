@@ -1,7 +1,6 @@
-//! `homenode record`: what the history has, for people and for other programs.
+//! `homenode record`: the history, for people and for other programs.
 
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
 use clap::Subcommand;
@@ -17,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::bad_input;
 use crate::options::{ShownArgs, Size};
-use crate::output::{print, print_json};
+use crate::print::{print, print_json};
 use crate::printable;
 use crate::wall::{self, Time, Wall};
 
@@ -25,20 +24,20 @@ pub mod scenario;
 
 use scenario::ScenarioArgs;
 
-/// What is done with the history.
+/// Commands about the history.
 #[derive(Debug, Subcommand)]
 pub enum RecordCommand {
     /// Show runs of the agent, decisions and findings
     Show(ShowArgs),
     /// Write every period as CSV or JSON
     Export(ExportArgs),
-    /// Make a scenario for the twin of what ran then: `homenode sim` says what would have been
+    /// Make a scenario for the twin from a recorded stretch, to simulate alternatives with `homenode sim`
     Scenario(ScenarioArgs),
-    /// Drop what is old, or too much
+    /// Delete old entries, or all beyond a size
     Prune(PruneArgs),
 }
 
-/// Where the history lies.
+/// Location of the history.
 #[derive(Debug, clap::Args)]
 pub struct HistoryArgs {
     /// The history [default: /var/lib/homenode/history.sqlite, or in the directory of --state]
@@ -49,7 +48,7 @@ pub struct HistoryArgs {
     state: Option<PathBuf>,
 }
 
-/// Between which times.
+/// A span of time.
 #[derive(Debug, clap::Args)]
 pub struct SpanArgs {
     /// Not before this: 03:12, '2026-11-23 03:12', or how long ago, such as 15m
@@ -63,17 +62,17 @@ pub struct SpanArgs {
 /// Options of `record show`.
 #[derive(Debug, clap::Args)]
 pub struct ShowArgs {
-    /// What happened to this VM only
+    /// Only events of this VM
     vm: Option<String>,
     #[command(flatten)]
     span: SpanArgs,
-    /// What this policy decided or found
+    /// Only decisions and findings of this policy
     #[arg(long)]
     policy: Option<String>,
     /// Events of this kind: decided, found, refused, appeared, vanished, changed-by-other and so on
     #[arg(long)]
     kind: Option<String>,
-    /// So many, the last ones; 0 for all
+    /// Show only this many, the last ones; 0 for all
     #[arg(long, value_name = "N", default_value_t = 100)]
     last: u32,
     #[command(flatten)]
@@ -85,7 +84,7 @@ pub struct ShowArgs {
 /// Options of `record export`.
 #[derive(Debug, clap::Args)]
 pub struct ExportArgs {
-    /// This VM only, where rows are of VMs
+    /// Only this VM, where rows are of VMs
     vm: Option<String>,
     #[command(flatten)]
     span: SpanArgs,
@@ -95,7 +94,7 @@ pub struct ExportArgs {
     history: HistoryArgs,
 }
 
-/// In which form.
+/// The output format.
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = false)]
 pub struct FormArgs {
@@ -105,13 +104,13 @@ pub struct FormArgs {
     /// The same as a Parquet file, typed, which pandas, polars, DuckDB and others read
     #[arg(long, value_name = "FILE")]
     parquet: Option<PathBuf>,
-    /// An object for each period, a line each: all that was known of the host
+    /// One object per period and line: everything known about the host
     #[arg(long)]
     json: bool,
-    /// An object for each period, a line each: what the host said, as it said it
+    /// One object per period and line: the samples as the host reported them
     #[arg(long)]
     samples: bool,
-    /// A trace for Perfetto's viewer, in this file: VMs, vCPUs, nodes, links, decisions and what they led to
+    /// A trace for Perfetto's viewer, in this file: VMs, vCPUs, nodes, links, decisions and their effects
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 }
@@ -125,19 +124,19 @@ pub struct PruneArgs {
     history: HistoryArgs,
 }
 
-/// What is dropped.
+/// What to delete.
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = true)]
 pub struct PrunedArgs {
-    /// What is older than so many days
+    /// Delete everything older than this many days
     #[arg(long, value_name = "DAYS")]
     older: Option<u32>,
-    /// The oldest, until this is left, such as 500MiB
+    /// Delete the oldest until this much is left, such as 500MiB
     #[arg(long, value_name = "SIZE")]
     most: Option<Size>,
 }
 
-/// Carries out `homenode record`.
+/// Runs `homenode record`.
 ///
 /// # Errors
 /// No history, or one that cannot be read.
@@ -151,7 +150,7 @@ pub fn run(command: &RecordCommand) -> anyhow::Result<()> {
 }
 
 impl HistoryArgs {
-    /// The file.
+    /// Path of the history.
     pub fn place(&self) -> PathBuf {
         match (&self.history, &self.state) {
             (Some(file), _) => file.clone(),
@@ -161,13 +160,13 @@ impl HistoryArgs {
     }
 }
 
-/// Opens a history to read.
+/// Opens a history for reading.
 ///
 /// # Errors
-/// As [`Archive::open`]; where there is none it is the user's input.
+/// As [`Archive::open`]; a history that does not exist is bad input.
 pub fn open(path: &Path) -> anyhow::Result<Archive> {
-    // SQLite says of a file that may not be read only that it cannot be opened. A pipe, which would wait for a writer, is refused
-    // below.
+    // For a file without read permission, SQLite says only that it cannot be opened. A pipe, which would wait for a writer,
+    // is refused below.
     let opened = match std::fs::metadata(path) {
         Ok(found) if found.is_file() => std::fs::File::open(path).err(),
         found => found.err(),
@@ -185,22 +184,22 @@ pub fn open(path: &Path) -> anyhow::Result<Archive> {
     })
 }
 
-/// What `homenode record show` says.
+/// The document of `homenode record show`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct RecordShow {
     /// The file.
     history: String,
-    /// The first and the last time that are told, by the wall clock.
+    /// First time shown, by the wall clock.
     from: Option<String>,
-    /// The same.
+    /// Last time shown, by the wall clock.
     to: Option<String>,
-    /// Room that periods take.
+    /// Space taken by periods.
     status_bytes: Bytes,
-    /// Room that samples take.
+    /// Space taken by samples.
     samples_bytes: Bytes,
     /// Runs of the agent.
     runs: Vec<RecordRun>,
-    /// What happened.
+    /// The events.
     events: Vec<RecordEvent>,
 }
 
@@ -213,36 +212,36 @@ pub struct RecordRun {
     begun: String,
     /// Version and commit.
     version: String,
-    /// What it ran on.
+    /// The host it ran on.
     host: String,
 }
 
-/// Something that happened.
+/// An event.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct RecordEvent {
-    /// Its number, by which it is named.
+    /// Its number.
     id: i64,
-    /// Of which run.
+    /// The run it belongs to.
     run: i64,
-    /// When, by the wall clock.
+    /// When it happened, by the wall clock.
     at: String,
-    /// When last.
+    /// When it last repeated.
     last: String,
-    /// How often in a row.
+    /// How often it occurred in a row.
     count: i64,
-    /// What: `decided`, `found`, `refused`, `appeared` and so on.
+    /// Kind: `decided`, `found`, `refused`, `appeared` and so on.
     kind: String,
     /// The VM's name.
     vm: Option<String>,
-    /// Who decided or found it.
+    /// The policy that decided or found it.
     policy: Option<String>,
-    /// What was to be done.
+    /// The action that was decided.
     action: Option<String>,
-    /// What came of it.
+    /// Its outcome.
     outcome: Option<String>,
-    /// For people.
+    /// The event in words.
     text: String,
-    /// The event as `homenode run --json` told it.
+    /// The event as in `homenode run --json`.
     #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
     detail: Value,
 }
@@ -428,10 +427,4 @@ fn prune_now(args: &PruneArgs) -> anyhow::Result<()> {
         since(after)
     );
     Ok(())
-}
-
-/// The wall clock now.
-pub fn now_ns() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }

@@ -1,4 +1,4 @@
-//! `homenode replay`: a recorded run, decided anew.
+//! `homenode replay`: replays the decisions of a recorded run.
 
 use std::path::PathBuf;
 
@@ -7,11 +7,11 @@ use homenode_control::PolicySet;
 
 use crate::bad_input;
 use crate::options::ShownArgs;
-use crate::output::print_json;
+use crate::print::print_json;
 use crate::record::{HistoryArgs, open};
 use crate::wall::Wall;
 
-/// Differences that are shown to people; programs get all.
+/// Most differences shown to people; programs get all.
 const SHOWN_MAX: usize = 100;
 
 /// Options of `replay`.
@@ -20,13 +20,13 @@ pub struct ReplayArgs {
     /// The history [default: that of this host's agent]
     #[arg(conflicts_with_all = ["history", "state"])]
     recording: Option<PathBuf>,
-    /// Which of its runs, by number (`record show --json`) [default: the last with samples]
+    /// Number of the run (`record show --json`) [default: the last with samples]
     #[arg(long, value_name = "N")]
     run: Option<i64>,
-    /// Decide by these policies: `default` (none), `ff-pin`, `numad`, `memory`, `tavo` or `homenode` [default: those of then]
+    /// Decide by these policies: `default` (none), `ff-pin`, `numad`, `memory`, `tavo` or `homenode` [default: the run's]
     #[arg(long)]
     policies: Option<PolicySet>,
-    /// Decide by this configuration file (TOML) [default: the settings of then]; its period does not matter
+    /// Decide by this configuration file (TOML) [default: the run's settings]; its period does not matter
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(flatten)]
@@ -35,10 +35,10 @@ pub struct ReplayArgs {
     shown: ShownArgs,
 }
 
-/// Carries out `homenode replay`.
+/// Runs `homenode replay`.
 ///
 /// # Errors
-/// No history, or nothing in it to decide anew.
+/// No history, or no run in it that can be replayed.
 pub fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     let path = args.recording.clone().unwrap_or_else(|| args.history.place());
     let config = args.config.as_ref();

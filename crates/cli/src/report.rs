@@ -1,17 +1,27 @@
-//! `homenode report`: what the agent's changes gained VMs, and what they cost, as its trials saw it.
+//! `homenode report`: what the agent's changes gained VMs and cost them, as its trials measured.
 
 use homenode_api::Request;
 use homenode_api::answer::{Report, Sum};
 use homenode_units::{Ns, Pages};
 
-use crate::args::ReportArgs;
 use crate::ask::ask_agent;
-use crate::output::{or_dash, percent, print_json, table};
+use crate::options::AgentArgs;
+use crate::print::{or_dash, percent, print_json, table};
+
+/// Options of `report`.
+#[derive(Debug, clap::Args)]
+pub struct ReportArgs {
+    /// Only trials judged within this time before now, such as `1h`
+    #[arg(long, value_name = "TIME")]
+    pub since: Option<Ns>,
+    #[command(flatten)]
+    pub agent: AgentArgs,
+}
 
 /// `homenode report`.
 ///
 /// # Errors
-/// No agent, or one that tries nothing.
+/// No agent, or one that makes no trials.
 pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
     let since_ns = args.since;
     let answer: Report = ask_agent(args.agent.dir(), &Request::Report { since_ns })?;

@@ -1,4 +1,4 @@
-//! `homenode reproduce`: published claims against what the twin gives.
+//! `homenode reproduce`: compares published claims with results of the twin.
 
 use std::fs;
 use std::io::Write as _;
@@ -13,29 +13,31 @@ use homenode_units::file_name;
 
 use crate::bad_input;
 use crate::options::ShownArgs;
-use crate::output::{print, print_json, table};
+use crate::print::{print, print_json, table};
 use crate::progress::Work;
 
-/// Longest cell of the table for people; the document has all.
+/// Longest cell of the table for people; the document has everything.
 const CELL_CHARS_MAX: usize = 48;
 
 /// Options of `reproduce`.
 #[derive(Debug, clap::Args)]
 pub struct ReproduceArgs {
-    /// `all`, a paper (`TAVO`; `own` for ours), a family (`tavo`) or a claim (`tavo.npb`); default: all
+    /// Claims to check: `all`, those of a paper (`TAVO`, or `own` for Homenode's own), a family (`tavo`) or one (`tavo.npb`);
+    /// default: all
     #[arg(value_name = "CLAIMS")]
     pub claims: Vec<String>,
     /// Draw each figure of a decided claim as SVG and PNG in this directory
     #[arg(long, value_name = "DIR")]
     pub figures: Option<PathBuf>,
-    /// Write all of it as Markdown: how near the numbers are to FILE, set-ups and reasons beside it to `…-DETAILS.md`
+    /// Write all results as Markdown: how near the numbers are goes to FILE, and set-ups and reasons to `…-DETAILS.md` next
+    /// to it
     #[arg(long, value_name = "FILE")]
     pub document: Option<PathBuf>,
-    /// With --document: tell of the runs in this log, in place of those in the log that comes with the program
+    /// With --document: report on the runs in this log instead of the one that comes with the program
     #[arg(long, value_name = "FILE", requires = "document")]
     pub log: Option<PathBuf>,
-    /// Make the bands of values over the inputs that the papers leave open (four times as many runs), and put them into
-    /// FILE, where those of other claims stay
+    /// Compute the bands of values over the inputs that the papers leave open (four times as many runs), and put them into
+    /// FILE, whose bands of other claims stay
     #[arg(long, value_name = "FILE")]
     pub bands: Option<PathBuf>,
     #[command(flatten)]
@@ -50,22 +52,22 @@ pub struct RunsArgs {
     /// Runs at a time; default: as many as there are CPUs. Results do not depend on it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub jobs: Option<u16>,
-    /// Make every run anew, and keep none
+    /// Make every run again, and keep none
     #[arg(long)]
     pub fresh: bool,
-    /// Where finished runs are kept; default: `homenode/reproduce` in the user's cache directory
+    /// Directory for finished runs; default: `homenode/reproduce` in the user's cache directory
     #[arg(long, value_name = "DIR", conflicts_with = "fresh")]
     pub cache: Option<PathBuf>,
 }
 
 impl RunsArgs {
-    /// How many at a time.
+    /// Number of runs at a time.
     pub fn jobs(&self) -> usize {
         let available = || std::thread::available_parallelism().map_or(1, usize::from);
         self.jobs.map_or_else(available, usize::from)
     }
 
-    /// Where finished ones are, if they are kept.
+    /// The cache of finished runs, if they are kept.
     pub fn cache(&self, watch: &Terminal) -> Option<Cache> {
         match self.fresh {
             true => None,
@@ -74,7 +76,7 @@ impl RunsArgs {
     }
 }
 
-/// Decides the selected claims and shows what came of them. Whatever the verdicts, it has then succeeded.
+/// Decides the selected claims and shows the results. It succeeds whatever the verdicts are.
 ///
 /// # Errors
 /// A selection that selects nothing; files that cannot be written.
@@ -88,7 +90,7 @@ pub fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
     if let Some(directory) = &args.figures {
         fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
     }
-    // Before hours of runs: a file that does not read would lose them.
+    // Read it before hours of runs: a file that does not parse would lose them.
     let log = args
         .document
         .as_ref()
@@ -141,7 +143,7 @@ fn log(path: Option<&Path>) -> anyhow::Result<Log> {
     Log::parse(&path.display().to_string(), &text).map_err(bad_input)
 }
 
-/// The bands in a file that may not be there yet: those of claims that are not selected stay in it.
+/// Reads the bands in a file that may not exist yet: those of claims that are not selected stay in it.
 fn known_bands(path: &Path) -> anyhow::Result<Bands> {
     match fs::read_to_string(path) {
         Ok(text) => Bands::parse(&path.display().to_string(), &text).map_err(bad_input),
@@ -150,7 +152,7 @@ fn known_bands(path: &Path) -> anyhow::Result<Bands> {
     }
 }
 
-/// The file beside another whose name goes on so before its ending.
+/// The path of a sibling file, with `more` inserted before the extension.
 fn beside(path: &Path, more: &str) -> PathBuf {
     let mut name = path.file_stem().unwrap_or_default().to_owned();
     name.push(more);
@@ -161,7 +163,7 @@ fn beside(path: &Path, more: &str) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// The cache, by default where the user keeps such; without one the runs are made all the same.
+/// Opens the cache, by default in the user's cache directory. Without one, runs are made all the same.
 fn open_cache(directory: Option<&Path>, watch: &Terminal) -> Option<Cache> {
     let directory = directory.map(Path::to_owned).or_else(cache_home)?;
     let program = std::env::current_exe().and_then(fs::read);
@@ -187,7 +189,7 @@ fn cache_home() -> Option<PathBuf> {
     Some(home.join("homenode/reproduce"))
 }
 
-/// Draws figures, a file each.
+/// Writes each figure to a file.
 pub fn write_figures<'a>(
     directory: &Path,
     figures: impl IntoIterator<Item = &'a Figure>,
@@ -246,7 +248,7 @@ fn cell(text: &str) -> String {
     format!("{kept}…")
 }
 
-/// Progress on a terminal, nothing in a pipe; notes always, on standard error.
+/// Progress on a terminal, nothing in a pipe; notes always go to standard error.
 pub struct Terminal(Work);
 
 impl Default for Terminal {
@@ -256,7 +258,7 @@ impl Default for Terminal {
 }
 
 impl Terminal {
-    /// Takes the line of progress away.
+    /// Erases the progress line.
     pub fn erase(&self) {
         self.0.erase();
     }

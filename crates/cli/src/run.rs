@@ -1,5 +1,6 @@
-//! `homenode run`: which host, with which configuration.
+//! `homenode run`: chooses the host and the configuration, and runs the agent.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -8,30 +9,120 @@ use anyhow::ensure;
 use homenode_agent::managed::{FindError, Managed};
 use homenode_agent::run::Pace;
 use homenode_agent::{Show, live, twin};
-use homenode_control::{Config, Mode};
+use homenode_api::http::Listen;
+use homenode_control::{Config, Mode, PolicySet};
 use homenode_host::Bell;
 use homenode_kvm::Vms;
+use homenode_search::program::EXEC;
 use homenode_undo::state_dir::STATE_DIR;
+use homenode_units::Ns;
 use signal_hook::iterator::Signals;
 
-use crate::args::{HostArg, RunArgs};
-use crate::bad_input;
 use crate::complaint::Complaint;
+use crate::options::{HostArg, ShownArgs, TwinKernelArgs};
 use crate::output::{Clock, Output};
 use crate::settings::{FILE, Wanted};
 use crate::signals::{self, Reached};
-use crate::stand_in;
 use crate::summary::{self, Ended};
 use crate::web::Web;
+use crate::{bad_input, stand_in};
 
-/// Of which commit the program is.
+/// Where HTTP is answered, with what the page needs if that was asked for.
+fn web(args: &RunArgs, is_kept: bool, output: &mut Output) -> anyhow::Result<Web> {
+    let web = Web::new(args.listen, args.history.clone());
+    match args.web {
+        true => web.with_page(is_kept, output),
+        false => Ok(web),
+    }
+}
+
+/// Options of `run`.
+#[derive(Debug, clap::Args)]
+pub struct RunArgs {
+    /// `twin[:NAME|:FILE.toml]` (a scenario or a machine), `libvirt[:URI]`, `qemu` (VMs without libvirt:
+    /// Proxmox, Incus, KubeVirt's pods, plain QEMU) or `xen` (all domains, from dom0); default: `xen` in dom0, else libvirt if it
+    /// answers, else `qemu` if such VMs run, else the twin, but never as root, as a service or without a terminal
+    #[arg(long, value_name = "HOST")]
+    pub host: Option<HostArg>,
+    /// Plan and explain, but change nothing: the same as `--mode observe`
+    #[arg(long, conflicts_with = "mode")]
+    pub dry_run: bool,
+    /// How far decisions go: `observe` (reported only), `recommend` (they wait for `homenode recommend apply`) or `act`;
+    /// default: the configuration file's, else `act`
+    #[arg(long)]
+    pub mode: Option<Mode>,
+    /// On Xen, read the hypervisor's trace to learn how long vCPUs wait for a CPU; there is one trace per host, which no
+    /// other program can use meanwhile
+    #[arg(long)]
+    pub trace_waiting: bool,
+    /// Stop after this much of the host's time, such as `60s`; default: until Ctrl-C, or until the scenario is done
+    #[arg(long)]
+    pub duration: Option<Ns>,
+    #[command(flatten)]
+    pub shown: ShownArgs,
+    /// Configuration file (TOML); default: /etc/homenode/homenode.toml if it exists, and none on a twin
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Time between samples, such as `1s`
+    #[arg(long)]
+    pub period: Option<Ns>,
+    /// Which policies act: `default` (none), `ff-pin`, `numad`, `memory`, `tavo` or `homenode`
+    #[arg(long, value_parser = of_host)]
+    pub policies: Option<PolicySet>,
+    /// The twin's seed: same seed, same run
+    #[arg(long)]
+    pub seed: Option<u64>,
+    #[command(flatten)]
+    pub kernel: TwinKernelArgs,
+    /// Do not wait between the twin's simulated seconds
+    #[arg(long)]
+    pub fast: bool,
+    /// Directory of the journal and the agent's socket; default: /run/homenode, and no socket for a twin
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
+    /// File for the history; default: /var/lib/homenode/history.sqlite, or in --state's directory, and none for a twin or
+    /// with --dry-run
+    #[arg(long, value_name = "FILE")]
+    pub history: Option<PathBuf>,
+    /// Answer HTTP here, such as `127.0.0.1:9464` (port 0: any free port): metrics, and JSON below /v1. Addresses other than
+    /// loopback need --web-config
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: Option<Listen>,
+    /// Serve the page for browsers (docs/PAGE.md): at --listen, else at 127.0.0.1:9464, or at a free port if that one is
+    /// taken. If no history is kept, one is kept until the run ends
+    #[arg(long)]
+    pub web: bool,
+    /// TLS and passwords for --listen, in the format of Prometheus' exporters (docs/API.md)
+    #[arg(long, value_name = "FILE")]
+    pub web_config: Option<String>,
+    /// Write a trace for Perfetto's viewer (docs/HISTORY.md)
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// When the agent stops normally, leave pins and homes in force for the next agent; limits are lifted
+    #[arg(long)]
+    pub keep: bool,
+}
+
+/// Rejects policies that are programs: one may hang, and cannot take part in undoing its changes, so it may not act on a
+/// host's VMs.
+fn of_host(text: &str) -> Result<PolicySet, String> {
+    match text.starts_with(EXEC) {
+        true => Err(format!(
+            "a policy that is a program decides on the twin alone: `homenode sim SCENARIO --policy '{text}'`; \
+             `homenode record scenario` makes a scenario of a host's recording"
+        )),
+        false => text.parse(),
+    }
+}
+
+/// Commit of the program.
 const COMMIT: &str = env!("HOMENODE_COMMIT");
 
-/// How long a reader may take for what is left once a run on a real host has given everything back.
+/// How long a reader may take for the remaining output, once a run on a real host has restored everything.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Runs the agent until it is stopped, its time is up, or the twin's scenario is done. One that is stopped ends in good order,
-/// with status 0; a comparison after it that is cut short with 128 and the signal.
+/// Runs the agent until it is stopped, its time is up, or the twin's scenario is done. A run that is stopped ends with status
+/// 0; a comparison after it that is cut short, with 128 plus the signal's number.
 ///
 /// # Errors
 /// Bad input, or a host that cannot be managed.
@@ -57,7 +148,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             let config = wanted.read(&machine)?;
             let reload = wanted.reload(&bell, machine);
             let mode = mode(args, &config);
-            let web = Web::of(args, mode != Mode::Observe, &mut output)?;
+            let web = web(args, mode != Mode::Observe, &mut output)?;
             let run = live::Run {
                 vms,
                 state: args.state.clone().unwrap_or_else(|| STATE_DIR.into()),
@@ -84,7 +175,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             output.end_of_epochs();
             let is_read = output.drain(PATIENCE);
             match ended {
-                // The reader of complaints may be the same one, and all is given back: nothing is left to wait for.
+                // Complaints may go to that reader too. Everything is restored, so there is nothing to wait for.
                 Err(error) if !is_read => Ok(complained(error, args.shown.json)),
                 ended => ended.map(|()| ExitCode::SUCCESS),
             }
@@ -92,7 +183,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// A run on the twin, and the comparison after it.
+/// Runs the twin, then the comparison.
 fn simulate(
     args: &RunArgs,
     what: Option<&str>,
@@ -105,7 +196,7 @@ fn simulate(
     let config = wanted.read(&spec.machine)?;
     let reload = wanted.reload(bell, spec.machine.clone());
     let mode = mode(args, &config);
-    let web = Web::of(args, false, output)?;
+    let web = web(args, false, output)?;
     let run = twin::Run {
         state: args.state.clone(),
         history: web.history.clone(),
@@ -134,7 +225,7 @@ fn simulate(
         output.line("stopped: other policies are not compared");
         return Ok(ExitCode::SUCCESS);
     }
-    // From now on there is one thing to end.
+    // From now on only the comparison is left to stop.
     bell.stop();
     Ok(match summary::compare(&spec, &config, output, &comparison)? {
         Ended::Whole => ExitCode::SUCCESS,
@@ -142,7 +233,7 @@ fn simulate(
     })
 }
 
-/// Where settings are from; `usual` is the file of a run on a real host.
+/// Sources of the settings; `usual` is the file of a run on a real host.
 fn wanted(args: &RunArgs, usual: Option<&str>) -> Wanted {
     Wanted {
         file: args.config.clone(),
@@ -159,16 +250,16 @@ fn mode(args: &RunArgs, config: &Config) -> Mode {
     if args.dry_run { Mode::Observe } else { config.mode }
 }
 
-/// Says what went wrong to a reader that may not read; the exit status.
+/// Prints the error without waiting long for a reader; returns the exit status.
 fn complained(error: anyhow::Error, json: bool) -> ExitCode {
     let (done, said) = mpsc::channel();
     let complaint = move || done.send(Complaint::of(&error).print(json));
-    // Without a thread nobody is told, and the status says it.
+    // Without a thread nothing is printed, but the status still reports the failure.
     let _ = std::thread::Builder::new().spawn(complaint);
     said.recv_timeout(PATIENCE).unwrap_or(ExitCode::FAILURE)
 }
 
-/// The host asked for; else this one, if it is dom0 of Xen, libvirt answers or QEMUs run without it, or where a service waits for
+/// The requested host; else this one, if it is dom0 of Xen, libvirt answers, QEMUs run without it, or a service waits for
 /// them; else the twin, for a user at a terminal.
 fn choose_host(args: &RunArgs, output: &mut Output) -> anyhow::Result<HostArg> {
     if let Some(host) = &args.host {
@@ -176,10 +267,10 @@ fn choose_host(args: &RunArgs, output: &mut Output) -> anyhow::Result<HostArg> {
     }
     let why = match Managed::here() {
         Ok(vms) => return Ok(HostArg::Live(vms)),
-        // This is a real host, for which no twin stands in.
+        // This is a real host; the twin must not replace it.
         Err(error @ FindError::Xen(_)) => return Err(error.into()),
-        // Without libvirt on this host the agent waits for the first QEMU. Where libvirt is installed and does not answer, its
-        // machines must not be managed beside it.
+        // Without libvirt on this host, the agent waits for the first QEMU. If libvirt is installed but does not answer, the
+        // agent must not manage its machines in parallel.
         Err(FindError::Kvm(_)) if stand_in::is_a_service() && homenode_kvm::load_libvirt().is_err() => {
             output.line("No VM runs here, and libvirt is not installed: waiting for the first QEMU.");
             return Ok(HostArg::Live(Managed::Kvm(Vms::Qemu)));

@@ -1,4 +1,4 @@
-//! `homenode search`: the best that is known to be possible in a scenario, beside what policies make of it.
+//! `homenode search`: the best decisions known for a scenario, compared with those of policies.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,8 @@ use serde_json::json;
 
 use crate::bad_input;
 use crate::options::{ShownArgs, TwinKernelArgs};
-use crate::output::{Output, or_dash, table};
+use crate::output::Output;
+use crate::print::{or_dash, table};
 use crate::trial::about_input;
 use crate::twin;
 
@@ -25,25 +26,24 @@ pub struct SearchArgs {
     /// A scenario file, or the name of a scenario that comes with the program (`homenode sim --list`)
     #[arg(value_name = "SCENARIO")]
     pub scenario: String,
-    /// Runs on the twin; those of policies are among them
+    /// Runs on the twin, including those of policies
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = evaluations)]
     pub evaluations: usize,
-    /// How many at the same time [default: as many as there are CPUs]
+    /// Runs at a time [default: as many as there are CPUs]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub jobs: Option<u16>,
-    /// Another seed than the scenario's: same seed, same result
+    /// A seed other than the scenario's: same seed, same result
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Another machine than the scenario's: a preset's name, or a machine file
+    /// A machine other than the scenario's: a preset's name, or a machine file
     #[arg(long, value_name = "NAME|FILE")]
     pub machine: Option<String>,
     #[command(flatten)]
     pub kernel: TwinKernelArgs,
-    /// Begin with what this file knows, and keep there what is better; it is made where there is none
+    /// Start from the best decisions in this file, and save better ones there; it is created if missing
     #[arg(long, value_name = "FILE")]
     pub known: Option<PathBuf>,
-    /// Have this program decide as well, beside the policies: `exec:PROGRAM ARG...` (docs/POLICIES.md). May be given
-    /// several times
+    /// Include this program among the policies: `exec:PROGRAM ARG...` (docs/POLICIES.md). May be given several times
     #[arg(long = "policy", value_name = "exec:PROGRAM", value_parser = program)]
     pub programs: Vec<Program>,
     #[command(flatten)]
@@ -70,7 +70,7 @@ fn program(text: &str) -> Result<Program, String> {
 /// Searches.
 ///
 /// # Errors
-/// Bad input; a scenario that the machine cannot run; a file of what is known that is none, or cannot be written.
+/// Bad input; a scenario that the machine cannot run; a `--known` file that is not one, or cannot be written.
 pub fn run(args: &SearchArgs) -> anyhow::Result<()> {
     let mut output = Output::new(args.shown.json);
     let scenario = args.kernel.of(twin::scenario(&args.scenario)?);

@@ -1,4 +1,4 @@
-//! Settings: in which file they are, and what the command line puts in their place; and `homenode config`.
+//! Settings: their file, the command line's overrides, and `homenode config`.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -19,26 +19,26 @@ use serde::Serialize;
 
 use crate::bad_input;
 use crate::options::ShownArgs;
-use crate::output::print_json;
+use crate::print::print_json;
 
-/// Where a run on a real host has its settings from, unless another file is named.
+/// The settings file of a run on a real host, unless another is named.
 pub const FILE: &str = "/etc/homenode/homenode.toml";
 
-/// What to do about settings.
+/// Commands about settings.
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
-    /// Say everything that is wrong with a file of settings; the status is 2 where something is
+    /// Report every error in a settings file; the status is 2 if there is one
     Check {
         /// The file
         #[arg(value_name = "FILE", default_value = FILE)]
         file: PathBuf,
     },
-    /// Show all settings as a file leaves them, in a form that is a file of settings itself
+    /// Show all settings that result from a file, in the format of a settings file
     Show {
-        /// The file [default: /etc/homenode/homenode.toml, where it is there]
+        /// The file [default: /etc/homenode/homenode.toml, if it exists]
         #[arg(value_name = "FILE")]
         file: Option<PathBuf>,
-        /// Show what they are where no file says anything
+        /// Show the defaults
         #[arg(long, conflicts_with = "file")]
         defaults: bool,
         #[command(flatten)]
@@ -46,17 +46,17 @@ pub enum ConfigCommand {
     },
 }
 
-/// All settings, and where they are from.
+/// All settings, and their file.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Shown {
-    /// The file; `null` where all are defaults.
+    /// The file; `null` if all are defaults.
     file: Option<String>,
     /// Every setting, as in a configuration file.
     #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
     config: Config,
 }
 
-/// Carries out `homenode config`.
+/// Runs `homenode config`.
 ///
 /// # Errors
 /// A file that cannot be read.
@@ -85,10 +85,10 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The settings of a file, for a run on this machine.
+/// Reads the settings in a file, for a run on this machine.
 ///
 /// # Errors
-/// A bad file, with the place.
+/// A bad file, with the place of the error.
 pub fn of_file(file: &Path, machine: &Machine) -> anyhow::Result<Config> {
     let text = read_text_file(file).map_err(bad_input)?;
     homenode_search::settings::from_toml(file, &text, machine).map_err(bad_input)
@@ -110,7 +110,7 @@ fn check(file: &Path) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is wrong with settings on this host.
+/// Returns what is wrong with settings on this host.
 fn of_this_host(config: &Config, source: &Source) -> Vec<String> {
     let machine = sysfs::read(Path::new("/"));
     let on_machine = machine.ok().and_then(|machine| config.check_on(&machine).err());
@@ -129,33 +129,33 @@ fn of_this_host(config: &Config, source: &Source) -> Vec<String> {
     wrong
 }
 
-/// Where the settings of a run are from: a file, and the command line.
+/// Sources of a run's settings: a file, and the command line.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
     /// The file that was named.
     pub file: Option<PathBuf>,
-    /// Read where no other is named, and it is there: a simulated host has settings only where it is told.
+    /// Read if no other file is named and this one exists; `None` for a simulated host, which reads only a named file.
     pub usual: Option<PathBuf>,
-    /// What the command line puts in the place of the file's.
+    /// Overrides the file's period.
     pub period: Option<Ns>,
-    /// The same.
+    /// Overrides the file's policies.
     pub policies: Option<PolicySet>,
-    /// The same.
+    /// Overrides the file's mode.
     pub mode: Option<Mode>,
-    /// The same.
+    /// Overrides the file's web configuration.
     pub web_config: Option<String>,
-    /// Where HTTP is to be answered, which `web_config` must allow.
+    /// Where to answer HTTP, which `web_config` must allow.
     pub listen: Option<Listen>,
 }
 
 impl Wanted {
-    /// The file, where there is one.
+    /// The file, if there is one.
     pub fn file(&self) -> Option<&Path> {
         let usual = self.usual.as_deref().filter(|file| file.exists());
         self.file.as_deref().or(usual)
     }
 
-    /// How they are read anew while the run goes on.
+    /// Returns how to read the settings again during the run.
     pub fn reload(&self, bell: &Bell, machine: Machine) -> Reload {
         let wanted = self.clone();
         Reload::new(bell, move || {
@@ -169,10 +169,10 @@ impl Wanted {
         })
     }
 
-    /// Reads them, for a run on this machine.
+    /// Reads the settings, for a run on this machine.
     ///
     /// # Errors
-    /// A bad file, with the place; what the command line puts in the place of its settings.
+    /// A bad file, with the place of the error; bad settings on the command line.
     pub fn read(&self, machine: &Machine) -> anyhow::Result<Config> {
         let of_file = self.file().map(|file| of_file(file, machine)).transpose()?;
         let mut config = of_file.unwrap_or_default();
@@ -183,7 +183,7 @@ impl Wanted {
             config.http.web_config.clone_from(web_config);
         }
         homenode_agent::http::check(self.listen, &config.http).map_err(bad_input)?;
-        // A file's settings were checked as they were read; what the command line puts in their place is of the same kind.
+        // A file's settings were checked as they were read; the command line's overrides are of the same kind.
         config
             .check()
             .map_err(|bad| bad_input(format!("--{}: {bad}", bad.key)))?;

@@ -1,13 +1,13 @@
-//! What signals do to `homenode run`.
+//! How `homenode run` handles signals.
 //!
-//! | signal | what it does |
+//! | signal | effect |
 //! |---|---|
-//! | SIGINT | ends the run in good order, and on the twin leads on to the comparison after it, which another one ends |
-//! | SIGTERM | the same, and no comparison follows |
-//! | SIGHUP | settings are read anew |
+//! | SIGINT | ends the run normally; on the twin the comparison follows, which another SIGINT ends |
+//! | SIGTERM | ends the run normally, without a comparison |
+//! | SIGHUP | reads the settings again |
 //! | SIGUSR1, SIGUSR2 | nothing: they would end a program that does not expect them |
 //!
-//! One more SIGINT or SIGTERM ends the process at once.
+//! A further SIGINT or SIGTERM ends the process at once.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -18,29 +18,29 @@ use homenode_host::Bell;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
-/// How long a simulation that is told to end may take for that: a step of it may be long, or its reader slow, and there is
-/// nothing to give back.
+/// How long a simulation may take to end after a signal: one of its steps may be long, or its reader slow, and there is
+/// nothing to restore.
 const SIMULATION_ENDS: Duration = Duration::from_millis(700);
 
-/// The status of a command that a signal cut short, as shells have it; 0 while none came.
+/// Exit status of a command that a signal cut short, as in shells; 0 before any signal.
 static SIGNALLED: AtomicU8 = AtomicU8::new(0);
 
-/// What signals reach.
+/// What signals act on.
 pub struct Reached {
     /// The run.
     pub run: Bell,
     /// The comparison after it, on the twin.
     pub comparison: Option<Bell>,
-    /// Its settings.
+    /// The settings.
     pub reload: Reload,
 }
 
-/// The status of a command that a signal cut short, as shells have it; 0 while none came.
+/// Returns the exit status of a command that a signal cut short, as in shells; 0 before any signal.
 pub fn status() -> u8 {
     SIGNALLED.load(Ordering::Relaxed)
 }
 
-/// From now on, signals that are no request to end do not end the process: a start may take long.
+/// From now on, signals do not end the process unless they request its end: starting may take long.
 ///
 /// # Errors
 /// When they cannot be caught.
@@ -48,10 +48,10 @@ pub fn caught() -> anyhow::Result<Signals> {
     Ok(Signals::new([SIGHUP, SIGUSR1, SIGUSR2])?)
 }
 
-/// Has a thread wait for signals, those that came before among them.
+/// Starts a thread that waits for signals, including earlier ones.
 ///
 /// # Errors
-/// When there can be no such thread.
+/// If the thread cannot start.
 pub fn wait_for(mut signals: Signals, reached: Reached) -> anyhow::Result<()> {
     signals.add_signal(SIGINT)?;
     signals.add_signal(SIGTERM)?;
@@ -59,7 +59,7 @@ pub fn wait_for(mut signals: Signals, reached: Reached) -> anyhow::Result<()> {
     let thread = named.spawn(move || {
         for signal in signals.forever() {
             match signal {
-                // The loop says what came of it.
+                // The loop reports the result.
                 SIGHUP => reached.reload.ask(drop),
                 SIGUSR1 | SIGUSR2 => {}
                 signal => reached.end(signal),
@@ -94,6 +94,6 @@ fn end_soon(signal: i32) {
         std::thread::sleep(SIMULATION_ENDS);
         std::process::exit(128 + signal);
     };
-    // Without a thread it ends when it ends.
+    // Without a thread, the simulation ends at its own pace.
     let _ = std::thread::Builder::new().name("end".into()).spawn(wait);
 }

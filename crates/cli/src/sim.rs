@@ -1,4 +1,4 @@
-//! `homenode sim`: a scenario's run, and what came of it.
+//! `homenode sim`: simulates a scenario and shows the results.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,8 @@ use serde::Serialize;
 
 use crate::bad_input;
 use crate::options::{ShownArgs, TwinKernelArgs};
-use crate::output::{Output, millis, or_dash, percent, table};
+use crate::output::Output;
+use crate::print::{millis, or_dash, percent, table};
 use crate::progress::Work;
 use crate::settings;
 use crate::trial::{about_input, sentences, side_by_side};
@@ -25,24 +26,24 @@ use crate::twin;
 /// Options of `sim`.
 #[derive(Debug, clap::Args)]
 pub struct SimArgs {
-    /// A scenario file, a workload file, or the name of a scenario that comes with the program
+    /// A scenario file, a workload file, or the name of a built-in scenario
     #[arg(value_name = "SCENARIO", required_unless_present = "list")]
     pub scenario: Option<String>,
-    /// Another seed than the scenario's: same seed, same run
+    /// A seed other than the scenario's: same seed, same run
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Another machine than the scenario's: a preset's name, or a machine file
+    /// A machine other than the scenario's: a preset's name, or a machine file
     #[arg(long, value_name = "NAME|FILE")]
     pub machine: Option<String>,
-    /// Run it under these policies (`default` is none) instead of the scenario's; `exec:PROGRAM ARG...` is a program that gets
-    /// views and answers with plans (docs/POLICIES.md). May be given several times
+    /// Run it under these policies (`default` is none) instead of the scenario's; `exec:PROGRAM ARG...` is a program that
+    /// reads views and answers with plans (docs/POLICIES.md). May be given several times
     #[arg(long = "policy", value_name = "POLICY")]
     pub policies: Vec<Contender>,
-    /// How long a policy that is a program may take for each answer
+    /// Time limit for each answer of a policy that is a program
     #[arg(long, value_name = "DURATION", default_value_t = ANSWER_MAX)]
     pub answer_within: Ns,
-    /// Let the host differ from what policies are told of it: some of memory-waits, replacement, noise, no-bandwidth and
-    /// no-llc-counters, with commas between them; a scenario's `[disturbance]` is the same with figures
+    /// Let the host differ from what policies see of it: any of memory-waits, replacement, noise, no-bandwidth and
+    /// no-llc-counters, separated by commas; a scenario's `[disturbance]` does the same with figures
     #[arg(long, value_name = "NAMES")]
     pub disturb: Option<Disturbance>,
     #[command(flatten)]
@@ -50,20 +51,20 @@ pub struct SimArgs {
     /// Resolution of the simulation, such as `1ms`
     #[arg(long, value_name = "DURATION")]
     pub epoch: Option<Ns>,
-    /// Configuration file (TOML) for the policies; `--policy` says which run
+    /// Configuration file (TOML) for the policies; `--policy` selects them
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Write what happens as a trace for Perfetto's viewer (docs/HISTORY.md)
+    /// Write a trace for Perfetto's viewer (docs/HISTORY.md)
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     #[command(flatten)]
     pub shown: ShownArgs,
-    /// List the scenarios that come with the program
+    /// List the built-in scenarios
     #[arg(long, conflicts_with = "scenario")]
     pub list: bool,
 }
 
-/// Runs a scenario under its policies, or lists those that come with the program.
+/// Runs a scenario under its policies, or lists the built-in scenarios.
 ///
 /// # Errors
 /// Bad input; a scenario that the machine cannot run.
@@ -110,7 +111,7 @@ pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
             spec.scenario.name,
             contender.name()
         );
-        // Programs may all end before.
+        // All programs may have ended early.
         let ended = contenders.iter().position(|one| std::ptr::eq(one, contender));
         let runs = ended.unwrap_or_default() as f64 + now.as_secs_f64() / most.as_secs_f64();
         work.at(&text, runs / contenders.len() as f64);
@@ -127,7 +128,7 @@ pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Those asked for, else those that the scenario names.
+/// The policies on the command line, else those that the scenario names.
 fn contenders(args: &SimArgs, scenario: &Scenario) -> anyhow::Result<Vec<Contender>> {
     if !args.policies.is_empty() {
         let asked = args.policies.iter().cloned();
@@ -138,7 +139,7 @@ fn contenders(args: &SimArgs, scenario: &Scenario) -> anyhow::Result<Vec<Contend
     trial::contenders(scenario).map_err(bad_input)
 }
 
-/// The scenarios that come with the program.
+/// The built-in scenarios.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Scenarios {
     scenarios: Vec<Entry>,

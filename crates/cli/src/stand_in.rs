@@ -1,26 +1,27 @@
-//! Where the twin may stand in for a host that cannot be managed: for a user who tries the program, and sees that it is one.
+//! Decides when the twin may stand in for a host that cannot be managed: only for a user who tries the program at a terminal
+//! and sees that it is a twin.
 
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
 
-/// How the program runs.
+/// How this process was started.
 #[derive(Clone, Copy, Debug)]
 struct Here {
     is_root: bool,
     is_service: bool,
-    /// Standard input and output are terminals.
+    /// Standard input and output are both terminals.
     at_terminal: bool,
 }
 
-/// Whether this process is a service of systemd's.
+/// Whether this process is a systemd service.
 pub fn is_a_service() -> bool {
     is_service(|name| std::env::var_os(name), std::process::id())
 }
 
-/// Fails where a run that nobody asked to be simulated could be taken for a real one; `why` says why there is none.
+/// Fails if an unrequested simulation could be mistaken for a real run; `why` says why there is no real one.
 ///
 /// # Errors
-/// As a service, as root, or without a terminal: with what is missing, and how to get it.
+/// As a service, as root, or without a terminal: the error says what is missing, and how to get it.
 pub fn only_where_a_user_looks(why: &str) -> anyhow::Result<()> {
     let here = Here {
         is_root: rustix::process::geteuid().is_root(),
@@ -48,7 +49,7 @@ impl Here {
     }
 }
 
-/// Whether systemd started this process. A terminal's own unit hands its variables on to what runs in it; only the process that
+/// Whether systemd started this process. A terminal's own unit passes its variables on to its children; only the process that
 /// systemd started has its number in `SYSTEMD_EXEC_PID`.
 fn is_service(variable: impl Fn(&str) -> Option<OsString>, process: u32) -> bool {
     let started = variable("SYSTEMD_EXEC_PID");

@@ -1,4 +1,4 @@
-//! What came of it: the same VMs and seed under the default scheduler, first-fit pinning and Homenode.
+//! The comparison after a run: the same VMs and seed under the default scheduler, the baselines and Homenode.
 
 use std::sync::mpsc::{self, TryRecvError};
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub struct Summary {
     cut_short: bool,
 }
 
-/// Whether the comparison came to its end.
+/// Whether the comparison was completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// All policies were compared.
@@ -35,7 +35,7 @@ pub enum Ended {
     CutShort,
 }
 
-/// How long to wait for the next result before looking whether there is one: the bell rings at each, and at a signal.
+/// Longest wait before checking for the next result: the bell rings at each result, and at a signal.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// What is compared: the host's own scheduler, two usual baselines and all of Homenode.
@@ -46,11 +46,11 @@ const COMPARED: [PolicySet; 4] = [
     PolicySet::Homenode,
 ];
 
-/// Runs the scenario to its end under each set of policies and shows the runtimes side by side. It ends at once where the bell
-/// says stop, with what came of those that had ended.
+/// Runs the scenario to its end under each set of policies and shows the runtimes side by side. When the bell says stop, it
+/// returns at once with the results so far.
 ///
-/// The runs have a thread of their own, since a step of a large twin may take longer than who sends a signal waits. It is left
-/// behind then, and ends with the process.
+/// The runs have their own thread, since one step of a large twin may outlast the patience of the user who sends a signal.
+/// That thread is then left behind, and ends with the process.
 ///
 /// # Errors
 /// When the twin cannot start.

@@ -1,4 +1,4 @@
-//! `homenode sweep`: a scenario over values, seeds and policies.
+//! `homenode sweep`: runs a scenario over values, seeds and policies.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,10 +13,10 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::bad_input;
-use crate::output::{print, print_json, table};
+use crate::print::{print, print_json, table};
 use crate::reproduce::Terminal;
 
-/// What `--help` ends with.
+/// The end of `--help`.
 pub const EXAMPLES: &str = "Keys are paths into the scenario's file: vm.NAME.KEY (vm.*.KEY is every VM), workload.NAME.program.KEY, event.0.KEY, a key
 of its own such as duration, config.KEY of the agent's settings, machine. Ranges have both ends; with /geometric they grow by
 a factor. Every key and value is checked before anything runs.
@@ -35,7 +35,7 @@ Examples:
 pub struct SweepArgs {
     #[command(subcommand)]
     command: Option<SweepCommand>,
-    /// A scenario file, the name of a scenario that comes with the program, or a plan (docs/SWEEPS.md)
+    /// A scenario file, the name of a built-in scenario, or a plan (docs/SWEEPS.md)
     #[arg(value_name = "FILE", required = true)]
     file: Option<String>,
     #[command(flatten)]
@@ -45,30 +45,30 @@ pub struct SweepArgs {
     /// Runs at a time [default: as many as there are CPUs]; results do not depend on it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     jobs: Option<u16>,
-    /// Keep finished tasks in this directory, and take from it those that are there
+    /// Keep finished tasks in this directory, and reuse those already there
     #[arg(long, value_name = "DIR")]
     store: Option<PathBuf>,
-    /// Make only this part, into the store: `1/8` to `8/8`
+    /// Run only this part, into the store: `1/8` to `8/8`
     #[arg(long, value_name = "I/N", requires = "store", conflicts_with_all = ["csv", "json", "parquet", "all_runs", "slurm"])]
     shard: Option<Shard>,
-    /// Print the whole plan, checked, as a file that needs no other, and run nothing
+    /// Check the plan, print it as one self-contained file, and run nothing
     #[arg(long, conflicts_with_all = ["shard", "slurm"])]
     print_plan: bool,
-    /// Print the script of a Slurm array that makes it into the store, and run nothing; `--jobs` is the CPUs of each part
+    /// Print the script of a Slurm array that runs it into the store, and run nothing; `--jobs` is the CPUs of each part
     #[arg(long, requires = "store")]
     slurm: bool,
     /// Parts of the array [default: 16, or as many as there are tasks]
     #[arg(long, value_name = "N", requires = "slurm", value_parser = clap::value_parser!(u16).range(1..))]
     shards: Option<u16>,
-    /// Parts that run at the same time, at most
+    /// Most parts that run at the same time
     #[arg(long, value_name = "N", requires = "slurm", value_parser = clap::value_parser!(u16).range(1..))]
     at_once: Option<u16>,
-    /// Another option of sbatch: `--partition=long`. May be given several times
+    /// A further option of sbatch, such as `--partition=long`. May be given several times
     #[arg(long, value_name = "OPTION", requires = "slurm", allow_hyphen_values = true)]
     sbatch: Vec<String>,
 }
 
-/// What is run.
+/// What to run.
 #[derive(Debug, Args)]
 struct AskedArgs {
     /// A key and its values: `vm.NAME.permit=50k..3M/20`, `machine=r910,amd48`, `config.period=1s,2s`. May be given several times
@@ -80,22 +80,22 @@ struct AskedArgs {
     /// Policies, in runs of their own; may be given several times [default: the scenario's, else `default`]
     #[arg(long = "policy", value_name = "NAME")]
     policies: Vec<String>,
-    /// Another machine than the scenario's: a preset's name, or a machine file
+    /// A machine other than the scenario's: a preset's name, or a machine file
     #[arg(long, value_name = "NAME|FILE")]
     machine: Option<String>,
-    /// The agent's settings in this file
+    /// File with the agent's settings
     #[arg(long, value_name = "FILE")]
     config: Option<String>,
-    /// Runs of a task, which is what a store keeps [default: a 64th of all]; at most 64
+    /// Runs per task, the unit that a store keeps [default: a 64th of all]; at most 64
     #[arg(long, value_name = "N")]
     runs_per_task: Option<usize>,
 }
 
-/// What is made of the runs.
+/// How to show the results.
 #[derive(Debug, Args)]
 struct ResultArgs {
-    /// A figure that the table has (docs/SWEEPS.md lists them); may be given several times [default: each VM's runtime, or where
-    /// it does not end its instructions per second]
+    /// A figure for the table (docs/SWEEPS.md lists them); may be given several times [default: each VM's runtime, or its
+    /// instructions per second if it does not end]
     #[arg(long = "metric", value_name = "NAME")]
     metrics: Vec<String>,
     /// A row for each run instead of means over seeds
@@ -114,23 +114,23 @@ struct ResultArgs {
 
 #[derive(Debug, Subcommand)]
 enum SweepCommand {
-    /// Make the table of what is in stores; says what is missing, and the status is 1 then
+    /// Make the table from stores; if tasks are missing, list them and exit with status 1
     Merge(MergeArgs),
 }
 
 #[derive(Debug, Args)]
 struct MergeArgs {
-    /// Directories that `--store` named
+    /// Directories of `--store`
     #[arg(value_name = "STORE", required = true)]
     stores: Vec<PathBuf>,
-    /// Of which plan, by the first digits of its digest, where the stores have several
+    /// First digits of the plan's digest, if the stores have several plans
     #[arg(long, value_name = "DIGEST")]
     plan: Option<String>,
     #[command(flatten)]
     result: ResultArgs,
 }
 
-/// What a sweep says, with the status that it ends with.
+/// Turns a sweep's error into one with the right exit status.
 fn told(error: SweepError) -> anyhow::Error {
     match error {
         SweepError::Input(said) => bad_input(said),
@@ -141,7 +141,7 @@ fn told(error: SweepError) -> anyhow::Error {
 /// Sweeps, or merges.
 ///
 /// # Errors
-/// Bad input; a run that cannot be made; tasks that are missing; files that cannot be written.
+/// Bad input; a run that fails; tasks that are missing; files that cannot be written.
 pub fn run(args: &SweepArgs) -> anyhow::Result<()> {
     if let Some(SweepCommand::Merge(args)) = &args.command {
         return merge(args);
@@ -179,7 +179,7 @@ fn open(directory: &Path) -> anyhow::Result<Store> {
 }
 
 impl AskedArgs {
-    /// The plan of a file, with what the options put in its place.
+    /// The plan in a file, with the options' overrides.
     fn plan(&self, what: &str, metrics: &[String]) -> Result<Plan, SweepError> {
         let mut asked: Asked = Plan::asked_by(what)?;
         for set in &self.set {
@@ -229,7 +229,7 @@ impl ResultArgs {
         Ok(())
     }
 
-    /// The options again, for a merge that makes the same.
+    /// The options as words, for a merge that makes the same table.
     fn words(&self) -> Vec<String> {
         let mut words = Vec::new();
         for metric in &self.metrics {
@@ -256,9 +256,9 @@ impl ResultArgs {
 /// A sweep's table, for programs.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Swept<'a> {
-    /// Of the program.
+    /// Version of the program.
     version: &'static str,
-    /// Of the program's sources.
+    /// Commit of the program's sources.
     commit: &'static str,
     /// The plan's digest, which names it.
     plan: &'a str,

@@ -1,4 +1,4 @@
-//! `homenode top`: the host on one page, as it is or as it was.
+//! `homenode top`: the host on one page, now or at an earlier time.
 //!
 //! | module | what is in it |
 //! |---|---|
@@ -8,6 +8,7 @@
 //! | `live`, `past` | where pictures come from: the agent, or a history |
 //! | `interactive` | keys and time on a terminal |
 
+mod events;
 mod host;
 mod interactive;
 pub mod limits;
@@ -41,7 +42,7 @@ pub use screen::{draw, text_of};
 pub use table::{Align, Cell, Colours, Column, Shape, Table, UNBOUNDED, cut, wrapped};
 
 use crate::options::StateArgs;
-use crate::output::print;
+use crate::print::print;
 use crate::printable;
 use crate::wall::{self, Time, Wall};
 use interactive::Session;
@@ -57,19 +58,19 @@ const EVENTS_PRINTED: usize = 20;
 /// Options of `top`.
 #[derive(Debug, clap::Args)]
 pub struct TopArgs {
-    /// Begin at this time of the history: 03:12, '2026-11-23 03:12', or how long ago, such as 15m
+    /// Begin at this time in the history: 03:12, '2026-11-23 03:12', or how long ago, such as 15m
     #[arg(long, value_name = "TIME")]
     at: Option<Time>,
     /// Show this history instead of the agent, from its first period on
     #[arg(long, value_name = "FILE")]
     replay: Option<PathBuf>,
-    /// Print one picture as text, with all columns, and end
+    /// Print one snapshot as text, with all columns, and exit
     #[arg(long)]
     once: bool,
-    /// Print so many pictures as text, and end
+    /// Print this many pictures as text, and exit
     #[arg(long, value_name = "N", conflicts_with = "once", value_parser = clap::value_parser!(u32).range(1..))]
     batch: Option<u32>,
-    /// The same as JSON, an object a line; with neither of both one
+    /// Print JSON, one object per line; without --once and --batch, one snapshot
     #[arg(long)]
     json: bool,
     /// Time between pictures
@@ -78,14 +79,14 @@ pub struct TopArgs {
     /// Sort VMs by: worst, name, home, cpus, wait, local, llc, used, memory
     #[arg(long, value_name = "COLUMN", default_value = "worst")]
     sort: Sort,
-    /// Only VMs with this in their name
+    /// Only VMs with this text in their name
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     filter: String,
     #[command(flatten)]
     state: StateArgs,
 }
 
-/// A time between pictures.
+/// Parses the time between pictures.
 pub fn interval(text: &str) -> Result<Ns, String> {
     let every: Ns = text.parse().map_err(|error| format!("{error}"))?;
     let range = Ns::from_millis(100)..=Ns::from_secs(3600);
@@ -95,16 +96,16 @@ pub fn interval(text: &str) -> Result<Ns, String> {
     }
 }
 
-/// What `homenode top --json` says.
+/// The document of `homenode top --json`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Shown<'a> {
-    /// When, by the wall clock.
+    /// Time of the picture, by the wall clock.
     at: String,
     #[serde(flatten)]
     overview: &'a Overview,
 }
 
-/// Carries out `homenode top`.
+/// Runs `homenode top`.
 ///
 /// # Errors
 /// No agent, no history, no such time, no terminal.
@@ -141,7 +142,7 @@ pub fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
         (None, false) => {
             view.message = message;
             return interactive::run(Session {
-                // No agent is an error at first; later it may come back.
+                // A missing agent is an error at the start only; later it may come back.
                 view: first(view, args, past.is_some())?,
                 state: args.state.dir.clone(),
                 history,
@@ -157,7 +158,7 @@ pub fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The view with its first picture, where the agent is asked for it.
+/// The view with its first picture, if the agent is asked for it.
 fn first(mut view: View, args: &TopArgs, is_past: bool) -> anyhow::Result<View> {
     if !is_past && std::io::stdout().is_terminal() {
         view.picture = Some(live::ask_patiently(&args.state.dir)?);
@@ -165,7 +166,7 @@ fn first(mut view: View, args: &TopArgs, is_past: bool) -> anyhow::Result<View> 
     Ok(view)
 }
 
-/// Prints pictures one after another: of the agent with time between them, of a history period by period.
+/// Prints one picture after another: an agent's at intervals, a history's period by period.
 fn print_pictures(
     args: &TopArgs,
     mut view: View,
@@ -173,7 +174,7 @@ fn print_pictures(
     count: u32,
     every: Duration,
 ) -> anyhow::Result<()> {
-    // In a pipe every column is wanted.
+    // A pipe gets every column.
     let width = match std::io::stdout().is_terminal() {
         true => terminal::size().ok().map(|(width, _)| usize::from(width)),
         false => None,
@@ -213,7 +214,7 @@ fn print_pictures(
     Ok(())
 }
 
-/// What happened since the last picture, or lately where there was none.
+/// Events since the last picture, or recent ones if there was none.
 fn new_events(picture: &Picture, last_at: Option<Ns>) -> &[Happened] {
     let events = &picture.overview.events;
     let from = match last_at {
@@ -226,9 +227,9 @@ fn new_events(picture: &Picture, last_at: Option<Ns>) -> &[Happened] {
     &events[from..]
 }
 
-/// The size of the terminal that standard output is, or what is usual.
+/// Size of the terminal on standard output, or a usual size.
 pub fn terminal_size() -> (usize, usize) {
-    // A serial line knows of none.
+    // A serial line does not know its size.
     let known = terminal::size()
         .ok()
         .filter(|(width, height)| *width > 0 && *height > 0);
@@ -236,7 +237,7 @@ pub fn terminal_size() -> (usize, usize) {
     (usize::from(width.max(20)), usize::from(height.max(5)))
 }
 
-/// What `homenode top --help` says after its options.
+/// The end of `homenode top --help`, after the options.
 pub fn help() -> String {
     format!(
         "\

@@ -1,14 +1,14 @@
-//! `homenode topology`: what VMs' guests are told of where they are.
+//! `homenode topology`: what VMs' guests were told about their nodes.
 
 use homenode_control::{NodePages, TopologyStatus, VirtualNodeStatus, VmStatus};
 use homenode_units::{NodeId, Pages};
 
-use crate::args::ShowArgs;
 use crate::ask::vms;
-use crate::output::{or_dash, print_json, table};
+use crate::options::ShowArgs;
+use crate::print::{or_dash, print_json, table};
 use crate::printable::OneLine;
 
-/// Why a VM's guest is told nothing, or when it was told last.
+/// Why the agent tells a VM's guest nothing, or when it last did.
 fn standing(vm: &VmStatus) -> String {
     match (&vm.topology.why_not, vm.topology.published_age_ns) {
         (Some(why), None) => format!("told nothing: {why}"),

@@ -1,4 +1,4 @@
-//! How runs of a scenario under several sets of policies compare, for people.
+//! Compares runs of a scenario under several sets of policies, for people.
 
 use comfy_table::Table;
 use homenode_search::program::NotStarted;
@@ -6,9 +6,9 @@ use homenode_search::trial::Trial;
 use homenode_twin::{TwinError, VmReport};
 
 use crate::bad_input;
-use crate::output::{millis, or_dash, percent, table};
+use crate::print::{millis, or_dash, percent, table};
 
-/// What a twin refuses is bad input, and so is a program that is none; everything else is a failure.
+/// Turns the twin's refusals and bad policy programs into bad input; every other error stays a failure.
 pub fn about_input(error: anyhow::Error) -> anyhow::Error {
     if error.is::<TwinError>() || error.is::<NotStarted>() {
         bad_input(error)
@@ -17,7 +17,7 @@ pub fn about_input(error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// How long a request of a VM takes; of one that serves none how long its program ran; of one that did not end what it executed.
+/// Time of a VM's request; without requests its program's runtime; of a VM that did not end the instructions it executed.
 fn runtime(vm: &VmReport) -> String {
     if let Some(requests) = vm.requests {
         return millis(requests.mean_ms);
@@ -29,8 +29,8 @@ fn runtime(vm: &VmReport) -> String {
     }
 }
 
-/// Runtimes and local shares of accesses of every VM, side by side; of those that serve requests the mean time of one, and that
-/// of the slowest of a hundred.
+/// Returns every VM's runtimes and local access shares, side by side; for VMs that serve requests, their mean and 99th
+/// percentile times.
 pub fn side_by_side(trials: &[Trial]) -> Table {
     let names = |first: &str| {
         let headed = |(at, trial): (usize, &Trial)| match at {
@@ -61,7 +61,7 @@ pub fn side_by_side(trials: &[Trial]) -> Table {
     table(&header.iter().map(String::as_str).collect::<Vec<_>>(), rows)
 }
 
-/// A sentence for every set of policies but the first.
+/// A sentence for every set of policies except the first.
 pub fn sentences(trials: &[Trial]) -> Vec<String> {
     let Some((first, others)) = trials.split_first() else {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! What is simulated: machines and scenarios as users name them.
+//! Finds machines and scenarios by the names that users give them.
 
 use homenode_machine::Machine;
 use homenode_twin::named::{self, is_file};
@@ -6,7 +6,7 @@ use homenode_twin::{Scenario, Setup};
 
 use crate::bad_input;
 
-/// The twin's machine where none is named.
+/// The twin's machine if none is named.
 pub const TWIN_MACHINE: &str = named::MACHINE;
 
 /// Reads `twin`, `twin:NAME` or `twin:FILE.toml`: a scenario or a machine.
@@ -30,7 +30,7 @@ pub fn spec(what: Option<&str>, seed: Option<u64>) -> anyhow::Result<Setup> {
     Ok(Setup::new(machine, scenario, seed))
 }
 
-/// Whether it is a file that describes no machine, or the name of a scenario that comes with the program.
+/// Whether it is a file that does not describe a machine, or the name of a built-in scenario.
 fn is_scenario(what: &str) -> anyhow::Result<bool> {
     if is_file(what) {
         let text = homenode_machine_files::file::read_text_file(what).map_err(bad_input)?;
@@ -39,7 +39,7 @@ fn is_scenario(what: &str) -> anyhow::Result<bool> {
     Ok(Scenario::names().any(|name| name == what))
 }
 
-/// Whether a file describes a machine, by its tables; if not it is a scenario.
+/// Whether a file describes a machine, judging by its tables; if not, it is a scenario.
 fn is_machine(text: &str) -> bool {
     let begins = |line: &str| {
         ["[shape]", "[[node]]", "[hardware]"]
@@ -49,15 +49,15 @@ fn is_machine(text: &str) -> bool {
     text.lines().any(begins)
 }
 
-/// The scenario in a file, or of a name; of a workload's file one VM that runs it.
+/// Reads a scenario by file or name; a workload file becomes a scenario with one VM that runs it.
 ///
 /// # Errors
-/// A bad file, with the place in it; an unknown name, with the nearest.
+/// A bad file, with the place of the error; an unknown name, with the nearest.
 pub fn scenario(what: &str) -> anyhow::Result<Scenario> {
     named::scenario(what).map_err(bad_input)
 }
 
-/// The machine asked for, else the scenario's own: a preset, or a file, which lies beside the scenario's.
+/// The requested machine, else the scenario's own: a preset, or a file in the scenario's directory.
 ///
 /// # Errors
 /// An unknown or bad machine.

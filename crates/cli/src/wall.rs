@@ -1,13 +1,13 @@
-//! Times as operators write and read them: by the wall clock, in the host's own zone.
+//! Times as operators write and read them: by the wall clock, in the host's time zone.
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use chrono::{DateTime, Local, NaiveDate, NaiveDateTime, NaiveTime, SecondsFormat, TimeDelta, TimeZone};
 use homenode_units::Ns;
 
 use crate::bad_input;
-use crate::record::now_ns;
 
 /// Nanoseconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,23 +20,23 @@ impl fmt::Display for Wall {
     }
 }
 
-/// A time of the wall clock in the host's own zone.
+/// A time of the wall clock in the host's time zone.
 pub fn local(wall_ns: i64) -> NaiveDateTime {
     DateTime::from_timestamp_nanos(wall_ns)
         .with_timezone(&Local)
         .naive_local()
 }
 
-/// A time that was asked for: absolute, or a duration before now.
+/// A requested time: absolute, or a duration before now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Time {
     /// That long before now.
     Ago(Ns),
-    /// At this time of this day; of the day before where that is still to come.
+    /// This time today, or yesterday if it is still to come today.
     OfDay(NaiveTime),
-    /// Then, in the host's zone.
+    /// This time, in the host's time zone.
     Local(NaiveDateTime),
-    /// Then.
+    /// This time, in nanoseconds since 1970.
     At(i64),
 }
 
@@ -76,10 +76,10 @@ impl FromStr for Time {
 }
 
 impl Time {
-    /// In nanoseconds since 1970, where it is now `now_ns`.
+    /// In nanoseconds since 1970, if it is now `now_ns`.
     ///
     /// # Errors
-    /// A time that there is not, or that is too far away.
+    /// A time that does not exist, or is too far away.
     pub fn ns(self, now_ns: i64) -> anyhow::Result<i64> {
         let none = match self {
             Time::Ago(ago) => format!("{ago} ago is too far away"),
@@ -94,17 +94,17 @@ impl Time {
         self.within(&Local, now_ns).ok_or_else(|| bad_input(none))
     }
 
-    /// The same in a zone; `None` where there is no such time.
+    /// Like [`Time::ns`] in a given zone; `None` if there is no such time.
     fn within<Z: TimeZone>(self, zone: &Z, now_ns: i64) -> Option<i64> {
         match self {
             Time::Ago(ago) => now_ns.checked_sub(i64::try_from(ago.0).ok()?),
             Time::At(at) => Some(at),
-            // Where clocks are set back an hour is there twice: the first.
+            // When clocks are set back an hour occurs twice: take the first.
             Time::Local(at) => zone.from_local_datetime(&at).earliest()?.timestamp_nanos_opt(),
             Time::OfDay(time) => {
                 let now = DateTime::from_timestamp_nanos(now_ns).with_timezone(zone);
                 let today = now.date_naive();
-                // On a day on which clocks are set forward it may not be there; where they are set back it is there twice.
+                // When clocks are set forward the time may not exist on that day; when they are set back it occurs twice.
                 let days = (0..=2).filter_map(|days| today.checked_sub_signed(TimeDelta::days(days)));
                 let times = days.flat_map(|day| {
                     let on_day = zone.from_local_datetime(&day.and_time(time));
@@ -117,10 +117,10 @@ impl Time {
     }
 }
 
-/// Two times in nanoseconds since 1970, where they are given.
+/// Converts two optional times to nanoseconds since 1970.
 ///
 /// # Errors
-/// A time that is none, or two in the wrong order.
+/// A time that does not exist, or two in the wrong order.
 pub fn range(from: Option<&Time>, to: Option<&Time>) -> anyhow::Result<(Option<i64>, Option<i64>)> {
     let now = now_ns();
     let of = |time: &Time| time.ns(now);
@@ -135,6 +135,12 @@ pub fn range(from: Option<&Time>, to: Option<&Time>) -> anyhow::Result<(Option<i
         )));
     }
     Ok((from, to))
+}
+
+/// The wall clock, in nanoseconds since 1970.
+pub fn now_ns() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]
@@ -200,11 +206,11 @@ mod tests {
     #[test]
     fn a_time_of_the_day_is_the_last_one_that_was_also_where_clocks_are_set() {
         for (now, time, then) in [
-            // Set forward at two: there is no half past two that day, and the last one was the day before.
+            // Set forward at two: there is no half past two that day, so the last one was the day before.
             ("2026-03-29T12:00:00+02:00", "02:30", "2026-03-28T02:30:00+01:00"),
             ("2026-03-29T01:00:00+01:00", "02:30", "2026-03-28T02:30:00+01:00"),
             ("2026-03-30T12:00:00+02:00", "02:30", "2026-03-30T02:30:00+02:00"),
-            // Set back at three: it is half past two twice.
+            // Set back at three: half past two occurs twice.
             ("2026-10-25T02:45:00+02:00", "02:30", "2026-10-25T02:30:00+02:00"),
             ("2026-10-25T02:15:00+01:00", "02:30", "2026-10-25T02:30:00+02:00"),
             ("2026-10-25T02:45:00+01:00", "02:30", "2026-10-25T02:30:00+01:00"),
@@ -236,7 +242,7 @@ mod tests {
         let at = |text: &str| text.parse::<Time>().unwrap().ns(now).unwrap();
         assert_eq!(at("15m"), now - 900_000_000_000);
         assert_eq!(at("2026-11-23T13:00:00+01:00"), now);
-        // A time of the day is the last one that was.
+        // A time of day means the last one before now.
         for text in ["03:12", "23:59:59", "12:00"] {
             let passed = now - at(text);
             assert!(
@@ -244,7 +250,7 @@ mod tests {
                 "{text}: {passed}"
             );
         }
-        // What is shown can be asked for.
+        // Times are accepted in the format in which they are shown.
         let shown = Wall(now).to_string();
         assert_eq!(at(&shown), now, "{shown}");
         assert!("yesterday".parse::<Time>().unwrap_err().contains("03:12"));

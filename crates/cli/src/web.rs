@@ -1,4 +1,4 @@
-//! `homenode run --web`: where the page is served, and what it draws the past from.
+//! `homenode run --web`: chooses the page's address and the history it shows.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpListener};
@@ -9,51 +9,51 @@ use homenode_agent::Show as _;
 use homenode_api::http::Listen;
 use tempfile::TempDir;
 
-use crate::args::RunArgs;
 use crate::output::Output;
 
-/// The port that the documents name.
+/// The port in the documentation.
 const PORT: u16 = 9464;
 
-/// What a run needs beside its other options.
+/// What a run needs besides its other options.
 pub struct Web {
-    /// Where HTTP is answered.
+    /// Where to answer HTTP.
     pub listen: Option<Listen>,
-    /// Where the history lies that was asked for, or one for this run alone.
+    /// The requested history, or a temporary one for this run only.
     pub history: Option<PathBuf>,
-    /// Removed with the value.
+    /// The temporary directory; removed with the value.
     _own: Option<TempDir>,
 }
 
 impl Web {
-    /// As the options have it. `is_kept`: a history is kept also where none is named.
+    /// Where HTTP is answered, and where the history is.
+    pub fn new(listen: Option<Listen>, history: Option<PathBuf>) -> Web {
+        Web {
+            listen,
+            history,
+            _own: None,
+        }
+    }
+
+    /// Adds what the page needs: an address, and a history if the host keeps none.
     ///
     /// # Errors
-    /// Where there is no room for a history.
-    pub fn of(args: &RunArgs, is_kept: bool, output: &mut Output) -> anyhow::Result<Web> {
-        let mut web = Web {
-            listen: args.listen,
-            history: args.history.clone(),
-            _own: None,
-        };
-        if !args.web {
-            return Ok(web);
+    /// There is no room for a history.
+    pub fn with_page(mut self, is_kept: bool, output: &mut Output) -> anyhow::Result<Web> {
+        if self.listen.is_none() {
+            self.listen = Some(address(PORT, output)?);
         }
-        if web.listen.is_none() {
-            web.listen = Some(address(PORT, output)?);
-        }
-        if web.history.is_none() && !is_kept {
+        if self.history.is_none() && !is_kept {
             let own = tempfile::Builder::new().prefix("homenode-").tempdir();
             let own =
                 own.context("cannot make a directory for the page's history: name a file with --history")?;
-            web.history = Some(own.path().join("history.sqlite"));
-            web._own = Some(own);
+            self.history = Some(own.path().join("history.sqlite"));
+            self._own = Some(own);
         }
-        Ok(web)
+        Ok(self)
     }
 }
 
-/// The usual address; where another program has its port, one that is free.
+/// The usual address, or a free port if another program has its port.
 fn address(port: u16, output: &mut Output) -> anyhow::Result<Listen> {
     let is_taken = TcpListener::bind((Ipv4Addr::LOCALHOST, port))
         .is_err_and(|error| error.kind() == ErrorKind::AddrInUse);

@@ -1,25 +1,50 @@
-//! `homenode whatif`: how fast VMs would be with other homes, asked of the running agent or on a scenario.
+//! `homenode whatif`: forecasts how fast VMs would be with other homes, from the running agent or on a scenario.
 
 use homenode_api::answer::Forecast;
 use homenode_api::{AskError, Homes, Request};
 use homenode_search::whatif::{self, WhatIfError};
 use homenode_twin::Setup;
-use homenode_units::NodeSet;
+use homenode_units::{NodeSet, Ns};
 
-use crate::args::WhatIfArgs;
 use crate::ask::ask_agent;
-use crate::output::{or_dash, or_free, percent, print_json, table};
+use crate::options::AgentArgs;
+use crate::print::{or_dash, or_free, percent, print_json, table};
 use crate::printable::OneLine;
 use crate::progress::Work;
 use crate::{bad_input, twin};
 
-/// How a home is written, said wherever one is not.
+/// Options of `whatif`.
+#[derive(Debug, clap::Args)]
+pub struct WhatIfArgs {
+    /// Homes, such as `web=0 db=1,2 batch=free`; VMs that are not named keep theirs
+    #[arg(value_name = "VM=NODES")]
+    pub homes: Vec<String>,
+    /// Ask on the twin instead of the running agent: a scenario file, or the name of a built-in scenario
+    #[arg(long, value_name = "SCENARIO", conflicts_with = "state")]
+    pub scenario: Option<String>,
+    /// How long the agent manages the scenario before the question is asked
+    #[arg(
+        long,
+        value_name = "TIME",
+        default_value = "15s",
+        requires = "scenario",
+        conflicts_with = "state"
+    )]
+    pub at: Ns,
+    /// A seed other than the scenario's: same seed, same answer
+    #[arg(long, requires = "scenario", conflicts_with = "state")]
+    pub seed: Option<u64>,
+    #[command(flatten)]
+    pub agent: AgentArgs,
+}
+
+/// How to write a home, for every error about one.
 const REMEDY: &str = "write `VM=0` for a node, `VM=0,1` or `VM=0-2` for several, `VM=free` for no home";
 
 /// `homenode whatif`.
 ///
 /// # Errors
-/// No agent, a bad question, a scenario that cannot run, or too little that is known.
+/// No agent, a bad question, a scenario that cannot run, or too little data.
 pub fn run(args: &WhatIfArgs) -> anyhow::Result<()> {
     let homes = parse(&args.homes)?;
     let answer = match &args.scenario {
@@ -40,7 +65,7 @@ pub fn run(args: &WhatIfArgs) -> anyhow::Result<()> {
 fn parse(texts: &[String]) -> anyhow::Result<Homes> {
     let mut homes = Homes::new();
     for word in texts.iter().flat_map(|text| text.split_whitespace()) {
-        // A name may hold `=`, a list of nodes does not.
+        // A name may contain `=`, a list of nodes cannot.
         let Some((name, home)) = word.rsplit_once('=') else {
             return Err(bad_input(format!("`{word}` names no home; {REMEDY}")));
         };

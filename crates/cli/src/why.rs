@@ -1,4 +1,4 @@
-//! `homenode why`: why a VM was slow.
+//! `homenode why`: explains why a VM was slow.
 
 use std::fmt::{self, Write as _};
 
@@ -9,9 +9,10 @@ use homenode_why::Cause;
 
 use crate::bad_input;
 use crate::options::ShownArgs;
-use crate::output::{print, print_json};
+use crate::print::{print, print_json};
 use crate::printable::Lines;
-use crate::record::{HistoryArgs, now_ns, open};
+use crate::record::{HistoryArgs, open};
+use crate::wall::now_ns;
 use crate::wall::{Time, Wall};
 
 /// Options of `homenode why`.
@@ -19,10 +20,10 @@ use crate::wall::{Time, Wall};
 pub struct WhyArgs {
     /// The VM's name or UUID
     vm: String,
-    /// When it was slow: 03:12, '2026-11-23 03:12', or how long ago, such as 15m [default: the last that was recorded]
+    /// When it was slow: 03:12, '2026-11-23 03:12', or how long ago, such as 15m [default: the last recorded time]
     #[arg(long, value_name = "TIME")]
     at: Option<Time>,
-    /// How long a stretch around that; it is compared with four times as long before
+    /// Length of the stretch around that time; it is compared with four times as long before it
     #[arg(long, value_name = "DURATION", default_value = "5m")]
     window: Ns,
     #[command(flatten)]
@@ -31,10 +32,10 @@ pub struct WhyArgs {
     shown: ShownArgs,
 }
 
-/// Carries out `homenode why`.
+/// Runs `homenode why`.
 ///
 /// # Errors
-/// No history, a time that it does not reach, or a VM that was not there.
+/// No history, a time outside it, or a VM that was not running then.
 pub fn run(args: &WhyArgs) -> anyhow::Result<()> {
     let window = WINDOW.checked(args.window);
     let window = window.map_err(|error| bad_input(format!("--window: {error}")))?;

@@ -1,5 +1,6 @@
-//! `homenode wss`: how much memory a VM really uses, asked of the running agent.
+//! `homenode wss`: asks the running agent how much memory a VM really uses.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
@@ -11,27 +12,46 @@ use homenode_units::{Bytes, Ns};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::args::WssArgs;
 use crate::ask::ask_agent;
-use crate::bad_input;
-use crate::output::{or_dash, percent, print_json, table};
-use crate::page_log;
+use crate::options::AgentArgs;
+use crate::page_log::LogArgs;
+use crate::print::{or_dash, percent, print_json, table};
 use crate::progress::progress;
+use crate::{bad_input, page_log};
 
-/// How often the agent is asked whether a window is over.
+/// Options of `wss`.
+#[derive(Debug, clap::Args)]
+pub struct WssArgs {
+    /// The VM's name; without it, the latest figures of all VMs
+    #[arg(conflicts_with = "log")]
+    pub vm: Option<String>,
+    /// Read a log of pages written by the emulator's plugin (`pages=FILE`) instead of a VM
+    #[arg(long, value_name = "FILE", conflicts_with = "window")]
+    pub log: Option<PathBuf>,
+    #[command(flatten)]
+    pub of_log: LogArgs,
+    /// Window of time to measure over [default: the agent's, 30s unless configured]
+    #[arg(long, value_name = "TIME")]
+    pub window: Option<Ns>,
+    #[command(flatten)]
+    pub agent: AgentArgs,
+}
+
+/// How often to ask the agent whether a window is over.
 const POLL: Duration = Duration::from_millis(500);
 /// How long the agent may take to begin: moving pages keeps its loop busy for a while.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long an asker is remembered after it asked last; it asks again at each poll.
+/// How long the agent keeps measuring for a client after its last request; each poll renews it.
 const WAIT: Ns = Ns::from_secs(15);
-/// What a working set is not, said with each.
+/// What a working set is not, printed with each.
 const NOT: &str = "not said: whether the guest would like more than it has (one that swaps looks like one that fits), nor how \
                    slow it would be with less";
 
 /// `homenode wss`.
 ///
 /// # Errors
-/// What is no log of pages; no agent, no such VM, nobody who can tell, a VM that is left alone, an agent in a dry run.
+/// A file that is not a log of pages; no agent, no such VM, no tracker on this host, a VM that is not measured, an agent in a
+/// dry run.
 pub fn run(args: &WssArgs) -> anyhow::Result<()> {
     if let Some(log) = &args.log {
         return page_log::run(log, &args.of_log, args.agent.json());
@@ -108,7 +128,7 @@ fn one(args: &WssArgs, name: &str) -> anyhow::Result<()> {
             bail!("the agent gave no answer about VM {name}");
         };
         let wanted = args.window.unwrap_or(Ns::ZERO);
-        // A window that was running for somebody else may be shorter than the one wanted.
+        // A window already running for another client may be shorter than the one requested.
         let is_fresh = |figure: &&Figure| figure.at_ns > asked_at && 3 * figure.window_ns.0 >= 2 * wanted.0;
         if let Some(figure) = vm.working_set.as_ref().filter(is_fresh) {
             return show(args, &vm, figure, &answer.trackers);
@@ -137,7 +157,7 @@ pub struct Answered<'a> {
     memory_bytes: Bytes,
     #[serde(flatten)]
     figure: &'a Figure,
-    /// Who can tell how much memory VMs use on this host.
+    /// The trackers that can measure how much memory VMs use on this host.
     trackers: &'a [TrackerChoice],
     /// What a working set is not.
     not: &'static str,

@@ -1,4 +1,4 @@
-//! Policy time of one control step. Target: 200 microseconds for 32 VMs on the twin.
+//! CPU time that policies take in one control step. Target: 200 microseconds for 32 VMs on the twin.
 
 #![allow(missing_docs)] // criterion's macros define undocumented functions
 

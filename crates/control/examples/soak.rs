@@ -4,14 +4,14 @@
 //! cargo run --release -p homenode-control --example soak [32x7d] [1000x1h]
 //! ```
 //!
-//! Each host is full of VMs that differ, start, stop and change what they do all the time, so that policies have something to
-//! remember and to forget. Timed is what the loop does beside acting, [`Control::begin`] and [`Control::finish`], by the
-//! thread's CPU time: other work of this machine is not in it. Memory is what the process has in RAM, the twin included; the
-//! mean of the last tenth of the run is held against that of the first. What the agent remembers of the last ten minutes, for
-//! advice on permits, is full before that ([`WARM_UP`]): 8 KiB for each VM. An allocator that counts would see less: it does not
-//! know of fragments, which an operator pays for as well.
+//! Each host is full of VMs that differ, start, stop and change behaviour all the time, so that policies have something to
+//! remember and to forget. The timed part is what the loop does besides acting, [`Control::begin`] and [`Control::finish`],
+//! in the thread's CPU time, which leaves out other work of this machine. Memory is the process's RAM, the twin included;
+//! the mean of the last tenth of the run is compared with that of the first. The agent's memory of the last ten minutes, for
+//! advice on permits, is full before that ([`WARM_UP`]): 8 KiB for each VM. An allocator that counts would see less: it does
+//! not know of fragments, which an operator pays for as well.
 //!
-//! Reached on two CPUs of an EPYC server, shared with others:
+//! Results on two CPUs of an EPYC server, shared with others:
 //!
 //! | run | decisions, median | p99 | longest | growth |
 //! |---|---|---|---|---|
@@ -28,16 +28,16 @@ use homenode_host::Host;
 use homenode_twin::{EventAction, Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, Chance, Ns};
 
-/// What a run may not exceed: a hundredth of its epochs may take longer.
+/// Limit of a decision's time: a hundredth of the epochs may take longer.
 const DECISION_MAX: Duration = Duration::from_millis(100);
-/// What comes before that counts for neither.
+/// Time before both the timing and the memory count.
 const WARM_UP: Ns = Ns::from_secs(700);
-/// What memory may grow by.
+/// Limit of memory growth.
 const GROWTH_MAX: u64 = 1 << 20;
 const PROGRAMS: [&str; 8] = [
     "idle", "povray", "soplex", "ep.B", "milc", "idle", "cg.B", "astar",
 ];
-/// Something happens to some VM every so often, and so often at most: the twin keeps an account of each event.
+/// An event happens to some VM this often, up to this many events: the twin keeps an account of each event.
 const EVENT_EVERY: Ns = Ns::from_secs(20);
 const EVENTS_MAX: u64 = 2000;
 
@@ -55,7 +55,7 @@ fn scenario(vms: u64, duration: Ns) -> Scenario {
     let every = EVENT_EVERY.max(Ns(duration.0 / EVENTS_MAX));
     for turn in 1..duration.0 / every.0 {
         let at = Ns(turn * every.0);
-        // Who was stopped starts again at the next turn, so there are always as many but for one.
+        // A stopped VM starts again at the next turn, so the number of VMs varies by at most one.
         let vm = stopped.take();
         let (vm, action) = match (vm, chance.bits() % 2) {
             (Some(vm), _) => (vm, EventAction::Start),
@@ -77,20 +77,20 @@ fn scenario(vms: u64, duration: Ns) -> Scenario {
     scenario
 }
 
-/// Processor time that this thread has used.
+/// Returns the processor time that this thread has used.
 fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// What the process has in RAM.
+/// Returns the process's memory in RAM.
 fn resident() -> Bytes {
     let text = std::fs::read_to_string("/proc/self/statm").expect("Linux has it");
     let pages = text.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
     Bytes(pages.expect("a number of pages") * 4096)
 }
 
-/// One run; whether it kept within its limits.
+/// Runs one host; returns whether it kept within its limits.
 fn run(vms: u64, duration: Ns) -> bool {
     let mut machine = homenode_machine_files::preset("amd48").expect("a preset");
     for (_, node) in machine.nodes.iter_mut() {
@@ -118,7 +118,7 @@ fn run(vms: u64, duration: Ns) -> bool {
         epoch(&mut control, &mut twin);
     }
     let epochs = duration.0 / config.period.0 / 10 * 10;
-    // All of it is touched now, and does not look like growth.
+    // Touches all of it now, so that it does not look like growth.
     let mut took = vec![(Duration::MAX, u64::MAX); epochs as usize];
     let mut memory = [0; 10];
     for at in 0..epochs {
@@ -154,7 +154,7 @@ fn milliseconds(time: Duration) -> String {
     format!("{:.2} ms", time.as_secs_f64() * 1e3)
 }
 
-/// `32x7d` and the like.
+/// Parses `32x7d` and the like.
 fn parsed(text: &str) -> Option<(u64, Ns)> {
     let (vms, time) = text.split_once('x')?;
     let (count, unit) = time.split_at(time.len().checked_sub(1)?);

@@ -1,4 +1,4 @@
-//! What the loop is asked, and answers from what it knows.
+//! Questions to the loop, which it answers from what it knows.
 
 use homenode_host::observation::TrackerChoice;
 use homenode_host::{CountedBy, HugeMemory, Management, Mode, View};
@@ -24,20 +24,20 @@ pub struct Request {
     pub memory: Bytes,
     /// Declared memory bandwidth.
     pub bandwidth: Option<BytesPerSec>,
-    /// What of the memory lies in huge pages, by their size; the rest lies in ordinary ones.
+    /// Part of the memory in huge pages, by their size; the rest is in ordinary ones.
     pub huge_pages: Vec<HugeMemory>,
 }
 
-/// What a VM might book.
+/// A permit that a VM might book.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advice {
-    /// By what it polluted in each of the last periods, on average over the period's slices.
+    /// By its pollution in each of the last periods, on average over the period's slices.
     pub from_behaviour: Result<Suggestion, NoSuggestion>,
-    /// By its memory; `None` where the host's caches or memory are not known.
+    /// By its memory; `None` if the host's caches or memory are not known.
     pub from_memory: Option<Permit>,
     /// Its memory.
     pub memory_bytes: Bytes,
-    /// Why its pollution is not known now, if it is not.
+    /// Why its pollution is unknown now, if it is.
     pub unmetered: Option<permits::Unmetered>,
 }
 
@@ -46,21 +46,21 @@ pub struct Advice {
 pub struct Promise {
     /// Nodes; never empty.
     pub nodes: NodeSet,
-    /// The VM's name, where the hook told it.
+    /// The VM's name, if the hook reported it.
     pub name: Option<String>,
-    /// Why it was given all nodes, if it was.
+    /// Why it got all nodes, if it did.
     pub unplaceable: Option<Unplaceable>,
 }
 
 impl Control {
-    /// What speaks against a memory policy for a VM, if anything does; `None` too for a VM that does not run.
+    /// Returns the objection to a memory policy for a VM, if any; `None` too for a VM that does not run.
     pub fn objection(&self, vm: VmId, policy: MemoryPolicy) -> Option<String> {
         let (sample, _) = self.last.as_ref()?;
         let vm = sample.vm(vm)?;
         memory::objection(sample, vm, hands_off(vm, &self.foreign), policy)
     }
 
-    /// What the operator should know of a memory policy that a VM can have, each a sentence.
+    /// Returns what the operator should know of a memory policy that a VM can have, each a sentence.
     pub fn cautions(&self, vm: VmId, policy: MemoryPolicy) -> Vec<String> {
         let Some((sample, vm)) = self
             .last
@@ -75,12 +75,12 @@ impl Control {
         memory::caution(vm, policy).into_iter().chain(modelled).collect()
     }
 
-    /// Which memory policy is thought to suit a VM; `None` where no such VM runs, or it was not looked at yet.
+    /// Returns the memory policy thought to suit a VM; `None` if no such VM runs, or it was not looked at yet.
     pub fn memory_advice(&self, vm: VmId) -> Option<&advisor::Advice> {
         self.states.memory.advisor.advice(vm)
     }
 
-    /// A client asks how much memory a VM uses: it is watched for `wait`, in windows of this length if the client names one.
+    /// Has a VM's memory use watched for `wait`, on behalf of a client, in windows of this length if the client names one.
     pub fn want_working_set(&mut self, vm: VmId, window: Option<Ns>, wait: Ns) {
         self.inputs.push(Input::WorkingSetWanted { vm, window, wait });
         let until = Ns(self.now().0.saturating_add(wait.0));
@@ -89,38 +89,38 @@ impl Control {
         self.states.working_set.want(vm, window, until);
     }
 
-    /// What is known of the working sets of VMs.
+    /// Returns what is known of the working sets of VMs.
     pub fn working_set(&self) -> &working_set::State {
         &self.states.working_set
     }
 
-    /// Whether the operator wants this VM left alone.
+    /// Whether the operator opted this VM out.
     pub fn is_opted_out(&self, vm: VmId) -> bool {
         let vm = self.last.as_ref().and_then(|(sample, _)| sample.vm(vm));
         vm.is_some_and(|vm| vm.settings.management == Management::Ignored)
     }
 
-    /// Who can tell which memory VMs use on this host, best first.
+    /// Returns the trackers that can tell which memory VMs use on this host, best first.
     pub fn trackers(&self) -> &[TrackerChoice] {
         self.last.as_ref().map_or(&[], |(sample, _)| &sample.trackers)
     }
 
-    /// What came of changes, predicted against seen.
+    /// Returns the outcomes of changes, predicted against seen.
     pub fn trials(&self) -> &trial::State {
         &self.states.arrange.trials
     }
 
-    /// How fast VMs are predicted to be if some had other homes; of an empty question, as they are.
+    /// Predicts how fast VMs would be if some had other homes; for an empty question, as they are.
     ///
     /// # Errors
-    /// A home that is none on this host; a VM to move of which too little is known.
+    /// A home that is none on this host; too little is known of a VM to move.
     pub fn what_if(&self, machine: &Machine, wanted: &Wanted) -> Result<Forecast, NoForecast> {
         self.look(machine, |view| {
             arrange::what_if(view, self.config.of_homes(), &self.states.arrange, wanted)
         })
     }
 
-    /// What a VM might book, by what it did and by how large it is; `None` where no such VM runs.
+    /// Suggests a permit for a VM, by its behaviour and by its size; `None` if no such VM runs.
     pub fn suggest(&self, machine: &Machine, vm: VmId) -> Option<Advice> {
         let (sample, _) = self.last.as_ref()?;
         let memory = sample.vm(vm)?.memory_bytes;
@@ -136,17 +136,17 @@ impl Control {
         })
     }
 
-    /// Where a VM that does not run yet would go.
+    /// Returns where a VM that does not run yet would go.
     ///
     /// # Errors
-    /// What is short where.
+    /// The resource that is short, and where.
     pub fn place(&self, machine: &Machine, request: &Request) -> Result<Placement, Unplaceable> {
         self.place_for(machine, request, None, NodeSet::new()).1
     }
 
-    /// How fast it is predicted to be there beside the VMs that run, and they beside it.
+    /// Predicts how fast it would be there next to the running VMs, and they next to it.
     pub fn beside(&self, machine: &Machine, request: &Request, nodes: &NodeSet) -> Beside {
-        // An agent that changes nothing leaves it to the kernel.
+        // An agent that changes nothing leaves the placement to the kernel.
         let home = (self.mode == Mode::Act).then_some(nodes);
         let needs = (request.vcpus, request.bandwidth);
         self.look(machine, |view| {
@@ -154,7 +154,7 @@ impl Control {
         })
     }
 
-    /// What nodes have left.
+    /// Returns what nodes have left.
     pub(crate) fn supply<'a>(&'a self, view: &View<'a>) -> Supply {
         let (history, ledger) = (&self.states.history, &self.states.placement.ledger);
         Supply::new(view, history, ledger, &self.config.placement, &[])
@@ -184,8 +184,8 @@ impl Control {
         (demand, placed)
     }
 
-    /// Where a VM that is about to start goes, promised to it. There is always an answer: a VM that fits nowhere gets all
-    /// nodes, and the second part says why.
+    /// Reserves nodes for a VM that is about to start. There is always an answer: a VM that fits nowhere gets all nodes that
+    /// VMs may use, without a reservation, and [`Promise::unplaceable`] says why.
     pub fn promise(&mut self, machine: &Machine, asked: impl Into<Asked>) -> Promise {
         let asked = asked.into();
         let shape = asked.shape();
@@ -201,7 +201,7 @@ impl Control {
             .filter(|home| home.is_subset(&machine.memory_nodes()));
         let memory = Bytes::from_mib(shape.memory_mib);
         let told = announced.as_ref().map(|a| a.huge_pages.clone());
-        // Who asks knows the size for all of it; the hook knows each part.
+        // The request has one page size for all of the memory; the hook has each part.
         let all = |page_bytes| HugeMemory {
             page_bytes,
             memory_bytes: memory,
@@ -244,7 +244,7 @@ impl Control {
         }
     }
 
-    /// Nodes that VMs may live on; all with memory where those are none.
+    /// Returns the nodes that VMs may use; all nodes with memory if there are none.
     fn anywhere(&self, machine: &Machine) -> NodeSet {
         self.look(machine, |view| match view.homes() {
             homes if homes.is_empty() => machine.memory_nodes(),
@@ -252,29 +252,29 @@ impl Control {
         })
     }
 
-    /// Nodes that are promised to VMs which do not run yet, the oldest promise first.
+    /// Returns the open reservations of VMs that do not run yet, the oldest first.
     pub fn promises(&self) -> Vec<&Reservation> {
         let runs = |vm: VmId| self.sample().is_some_and(|sample| sample.vm(vm).is_some());
         let open = self.states.placement.ledger.open(self.now());
         open.filter(|promise| !promise.vm.is_some_and(runs)).collect()
     }
 
-    /// Takes back a promise: what it held is free from now on. Whether there was one of this number.
+    /// Withdraws a promise: its resources are free from now on. Returns whether there was one of this number.
     pub fn drop_promise(&mut self, id: u64) -> bool {
         self.inputs.push(Input::PromiseDropped { id });
         let now = self.now();
         self.states.placement.ledger.drop_promise(id, now)
     }
 
-    /// What was recommended in this run, and what came of it, by number.
+    /// Returns the recommendations of this run and their outcomes, by number.
     pub fn recommendations(&self) -> Vec<&Recommendation> {
         self.recommendations.all()
     }
 
-    /// The operator agrees to a recommendation: from the next epoch on it is carried out.
+    /// Approves a recommendation on behalf of the operator: it is carried out from the next epoch on.
     ///
     /// # Errors
-    /// There is no such one, or it is not open.
+    /// There is no such recommendation, or it is not open.
     pub fn approve(&mut self, id: u64) -> Result<Recommendation, NotThat> {
         self.inputs.push(Input::Approved { id });
         let now = self.now();
@@ -282,10 +282,10 @@ impl Control {
             .approve(id, &self.config.recommendations, now)
     }
 
-    /// The operator does not want what is recommended.
+    /// Rejects a recommendation on behalf of the operator.
     ///
     /// # Errors
-    /// There is no such one, or it is not open.
+    /// There is no such recommendation, or it is not open.
     pub fn reject(&mut self, id: u64) -> Result<Recommendation, NotThat> {
         self.inputs.push(Input::Rejected { id });
         let now = self.now();

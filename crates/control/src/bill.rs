@@ -1,4 +1,4 @@
-//! What VMs used of what they booked, hour by hour.
+//! Use of VMs against their permits, hour by hour.
 
 use std::collections::BTreeMap;
 
@@ -11,13 +11,13 @@ use serde::{Deserialize, Serialize};
 const HOURS_MAX: u64 = 32 * 24;
 const HOUR: Ns = Ns::from_secs(3600);
 
-/// An hour: so many after the beginning of the clock that bills are made by (1970 on a real host, the run on the twin).
+/// An hour: its number since the start of the billing clock (1970 on a real host, the run on the twin).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Hour(pub u64);
 
 impl Hour {
-    /// The hour of a point in time.
+    /// Returns the hour of a point in time.
     pub fn at(time: Ns) -> Hour {
         Hour(time.0 / HOUR.0)
     }
@@ -26,26 +26,26 @@ impl Hour {
 /// One VM in one hour.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Line {
-    /// Which.
+    /// The VM.
     pub vm: VmId,
-    /// Its name, for people: as it was last.
+    /// Its last name, for readers.
     pub name: String,
-    /// When.
+    /// The hour.
     pub hour: Hour,
-    /// What was booked.
+    /// The booked resource.
     pub resource: Resource,
-    /// How much, and how much of it was used.
+    /// How much was booked, and how much of it was used.
     #[serde(flatten)]
     pub usage: Usage,
 }
 
 impl Line {
-    /// Used over booked; above 1 the VM broke its permit. `None` where nothing was booked.
+    /// Returns used over booked; above 1 the VM broke its permit. `None` if nothing was booked.
     pub fn used_share(&self) -> Option<f64> {
         (self.usage.booked_units > 0).then(|| self.usage.used_units as f64 / self.usage.booked_units as f64)
     }
 
-    /// Used per slice on average, in the units of the permit.
+    /// Returns the use per slice on average, in the units of the permit.
     pub fn used_per_slice(&self) -> Option<f64> {
         let slices = self.usage.time_ns.as_f64() / Permit::SLICE.as_f64();
         (slices > 0.0).then(|| self.usage.used_units as f64 / slices)
@@ -68,13 +68,13 @@ impl Bill {
         *sum += usage;
     }
 
-    /// Lets go of what is older than a month at this hour.
+    /// Drops everything older than a month at this hour.
     pub fn forget_before(&mut self, now: Hour) {
         let oldest = Hour(now.0.saturating_sub(HOURS_MAX));
         self.lines.retain(|(_, hour, _), _| *hour >= oldest);
     }
 
-    /// All lines, by VM, then by hour.
+    /// Returns all lines, by VM, then by hour.
     pub fn lines(&self) -> impl Iterator<Item = Line> + '_ {
         self.lines
             .iter()

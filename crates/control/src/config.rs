@@ -1,4 +1,4 @@
-//! What the operator may set, and the sets of policies to choose from.
+//! The operator's settings, and the sets of policies to choose from.
 
 use std::collections::BTreeMap;
 
@@ -17,9 +17,9 @@ use crate::{http, recommendations, record, stages};
 
 /// The shortest time between samples: a sample of a large host takes some milliseconds.
 pub const PERIOD_MIN: Ns = Ns::from_millis(10);
-/// The longest: half of the longest time that the ledger of permits takes for watched.
+/// The longest: half of the longest time that the ledger of permits regards as watched.
 pub const PERIOD_MAX: Ns = Ns(permits::PERIOD_MAX.0 / 2);
-/// A lease outlasts at least so many periods.
+/// A lease outlasts at least this many periods.
 const LEASE_PERIODS_MIN: u64 = 3;
 
 /// Which policies act.
@@ -30,14 +30,14 @@ pub enum PolicySet {
     Default,
     /// First fit, each vCPU pinned to one CPU, memory bound: the baseline of \[TAVO\].
     FfPin,
-    /// numad's own: binds large VMs to nodes and moves their memory whole, to compare with ([`homenode_policy::numad`]).
+    /// numad's own: binds large VMs to nodes and moves their memory whole, for comparison ([`homenode_policy::numad`]).
     Numad,
-    /// Memory policies and repatriation alone: homes are what operators chose.
+    /// Only memory policies and repatriation: operators choose the homes.
     Memory,
-    /// TAVO as published: placement by TAH at arrival, balance and re-homing, repatriation; beside it permits and memory
+    /// TAVO as published: placement by TAH at arrival, balance and re-homing, repatriation; also permits and memory
     /// policies.
     Tavo,
-    /// Arrangements predicted from counters and proven by trials ([`homenode_policy::arrange`]); beside it permits, lending,
+    /// Arrangements predicted from counters and proven by trials ([`homenode_policy::arrange`]); also permits, lending,
     /// repatriation, memory policies.
     #[default]
     Homenode,
@@ -54,7 +54,7 @@ impl PolicySet {
         PolicySet::Homenode,
     ];
 
-    /// Name in tables and JSON.
+    /// Returns its name in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
             PolicySet::Default => "default",
@@ -80,13 +80,13 @@ impl std::str::FromStr for PolicySet {
     }
 }
 
-/// How far single policies go; what is not named goes as far as the run.
+/// Modes of single policies; a policy that is not named has the mode of the run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "BTreeMap<String, Mode>", into = "BTreeMap<String, Mode>")]
 pub struct Modes(BTreeMap<String, Mode>);
 
 impl Modes {
-    /// Of a policy, as decisions name it; `None` where that is as the run.
+    /// Returns the mode of a policy, as decisions name it; `None` if it has that of the run.
     pub fn of(&self, policy: &str) -> Option<Mode> {
         self.0.get(policy).copied()
     }
@@ -117,9 +117,9 @@ impl From<Modes> for BTreeMap<String, Mode> {
     }
 }
 
-/// What the operator may set, in one file.
+/// The operator's settings, in one file.
 ///
-/// Who deserializes one gets one that was checked: [`Config::check`](Settings::check) is part of it.
+/// Deserializing checks them: [`Config::check`](Settings::check) is part of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(remote = "Self", deny_unknown_fields, default)]
 pub struct Config {
@@ -128,23 +128,23 @@ pub struct Config {
     pub period: Ns,
     /// Which policies act.
     pub policies: PolicySet,
-    /// How far decisions go.
+    /// Mode of decisions.
     pub mode: Mode,
-    /// How far those of single policies go.
+    /// Modes of single policies.
     pub modes: Modes,
     /// How long recommendations live.
     pub recommendations: recommendations::Config,
-    /// Placement and CPU, memory and link limits.
+    /// Placement and limits of CPUs, memory and links.
     pub placement: placement::Config,
-    /// When a VM counts with what it uses.
+    /// When a VM counts with its measured use.
     pub demand: demand::Config,
-    /// What homes must promise, and how often they are looked at.
+    /// What homes must promise, and how often they are reviewed.
     pub arrange: arrange::Config,
     /// What predictions assume, and how fast they learn.
     pub predict: predict::Config,
     /// How changes of homes are judged.
     pub trial: trial::Config,
-    /// Which vCPUs are lent, and when a home that was given at arrival changes.
+    /// Which vCPUs are lent, and when a home assigned at arrival changes.
     pub balance: balance::Config,
     /// Page budgets.
     pub repatriate: repatriate::Config,
@@ -156,15 +156,15 @@ pub struct Config {
     pub pace: pace::Config,
     /// How VMs are held to their permits.
     pub permits: permits::Config,
-    /// Whose memory is watched, and how.
+    /// Which VMs' memory is watched, and how.
     pub working_set: working_set::Config,
     /// How memory is taken from VMs that have a floor.
     pub overcommit: overcommit::Config,
-    /// How soon and how often guests are told where they are.
+    /// How soon and how often guests are notified where they are.
     pub topology_feed: topology_feed::Config,
-    /// How much of what happens is kept on disk.
+    /// How much is recorded on disk.
     pub record: record::Config,
-    /// Who may ask over HTTP.
+    /// Access over HTTP.
     pub http: http::Config,
 }
 
@@ -224,7 +224,7 @@ homenode_units::settings! {
 
 impl<'de> Deserialize<'de> for Config {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Config, D::Error> {
-        // What is derived, which reads without looking.
+        // The derived deserializer, which does not check.
         let config = Config::deserialize(d)?;
         config.check().map_err(D::Error::custom)?;
         Ok(config)
@@ -238,18 +238,18 @@ impl Serialize for Config {
 }
 
 impl Config {
-    /// Looks at what only a machine can tell.
+    /// Checks what depends on a machine.
     ///
     /// # Errors
-    /// A setting that names what it does not have.
+    /// A setting that names something the machine does not have.
     pub fn check_on(&self, machine: &Machine) -> Result<(), BadSetting> {
         self.placement
             .check_on(machine)
             .map_err(|bad| bad.of("placement"))
     }
 
-    /// What a running agent makes of newer settings: those, but for some that only a start takes in, since what is in force was
-    /// made from them. The keys of these, where they are other there.
+    /// Returns the settings that a running agent takes over from newer ones, and the changed keys that it does not: some
+    /// only a start takes in, since state in force was made from them.
     pub fn taken_over(&self, newer: Config) -> (Config, Vec<&'static str>) {
         fn keep<T: Clone + PartialEq>(
             kept: &mut Vec<&'static str>,
@@ -278,7 +278,7 @@ impl Config {
         (taken.completed(), kept)
     }
 
-    /// What bears on homes that are predicted and tried.
+    /// Returns the settings of homes that are predicted and tried.
     pub(crate) fn of_homes(&self) -> arrange::Settings<'_> {
         arrange::Settings {
             placement: &self.placement,
@@ -288,7 +288,7 @@ impl Config {
         }
     }
 
-    /// What bears on vCPUs that are lent.
+    /// Returns the settings of lent vCPUs.
     pub(crate) fn of_balance(&self) -> balance::Settings<'_> {
         balance::Settings {
             placement: &self.placement,
@@ -296,12 +296,13 @@ impl Config {
         }
     }
 
-    /// The same with what follows from it: first fit where the policies are those, and leases that outlast periods.
+    /// Completes the settings with what follows from them: first fit for the policies that need it, and leases that outlast
+    /// periods.
     pub(crate) fn completed(mut self) -> Config {
         if self.policies == PolicySet::FfPin {
             self.placement.algorithm = placement::Algorithm::FirstFit;
         }
-        // A limit must not end before the next epoch can renew it, nor must a watch.
+        // A limit or watch must not end before the next epoch can renew it.
         let lease_min = Ns(self.period.0.saturating_mul(LEASE_PERIODS_MIN));
         self.permits.lease = self.permits.lease.max(lease_min);
         self.working_set.lease = self.working_set.lease.max(lease_min);

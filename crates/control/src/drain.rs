@@ -1,7 +1,8 @@
-//! What the operator wants of the whole host for a while: nodes without VMs, or nothing changed.
+//! Operator requests for the whole host for a while: nodes without VMs, or no changes.
 //!
-//! A node that is *drained* is no home: [`homenode_host::View::cpus`] has none of its CPUs, so each policy sees that by itself.
-//! VMs that live there get other homes, free ones a home elsewhere for as long as it lasts, and memory follows home.
+//! A *drained* node is no home: [`homenode_host::View::cpus`] has none of its CPUs, so each policy sees that by itself. VMs
+//! with their home there get other homes, free ones a home elsewhere for as long as the drain lasts, and memory follows
+//! home.
 
 use homenode_host::{Sample, View, VmView};
 use homenode_machine::Machine;
@@ -17,51 +18,51 @@ use crate::{Control, Input, Mode, stages};
 /// Why nodes cannot be drained.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotDrained {
-    /// Some are none of this host's.
+    /// Some are not nodes of this host.
     #[error("this host has no node {missing}; it has {there}")]
     NoSuchNode {
-        /// Which.
+        /// The unknown nodes.
         missing: NodeSet,
-        /// Those that there are.
+        /// The nodes of this host.
         there: NodeSet,
     },
-    /// Nothing would be left.
+    /// No node would be left.
     #[error("no node would be left for VMs; this host's VMs can live on node {homes}")]
     NoneLeft {
         /// Nodes that can be a home.
         homes: NodeSet,
     },
-    /// Nobody would do it.
+    /// No policy would carry it out.
     #[error("{0}")]
     Idle(String),
 }
 
-/// A node that is being emptied.
+/// A node that is being drained.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct DrainStatus {
-    /// Which.
+    /// The node.
     pub node: NodeId,
     /// VMs that have memory or vCPUs there, those with most memory first.
     pub vms: Vec<LeftBehind>,
 }
 
-/// A VM on a node that is being emptied.
+/// A VM on a node that is being drained.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LeftBehind {
     /// Its name.
     pub name: String,
     /// UUID.
     pub id: VmId,
-    /// Memory that it has there; `None` where the host does not know.
+    /// Memory that it has there; `None` if the host does not know.
     pub memory_bytes: Option<Bytes>,
-    /// vCPUs that ran there last.
+    /// vCPUs that last ran there.
     pub vcpus: usize,
     /// Why it stays, if it does.
     pub why: Option<String>,
 }
 
 impl LeftBehind {
-    /// What is left of a VM on a node; `None` where nothing is.
+    /// Returns what is left of a VM on a node; `None` if nothing is.
     fn of(
         view: &View<'_>,
         vm: &VmView<'_>,
@@ -107,10 +108,10 @@ fn why_it_stays(view: &View<'_>, vm: &VmView<'_>, node: NodeId, mode: Mode) -> O
 }
 
 impl Control {
-    /// The operator wants these nodes, and no others, emptied of VMs, until he says otherwise.
+    /// Has these nodes, and no others, drained of VMs until the operator's next request.
     ///
     /// # Errors
-    /// Nodes that there are not; none would be left; policies that give no homes.
+    /// Unknown nodes; no node would be left; policies that assign no homes.
     pub fn drain(&mut self, machine: &Machine, nodes: NodeSet) -> Result<(), NotDrained> {
         let there = machine.node_set();
         let missing = nodes.difference(&there);
@@ -135,18 +136,18 @@ impl Control {
         Ok(())
     }
 
-    /// The same for who only answers, as an earlier agent was told.
+    /// Sets the drained nodes of an earlier agent, for a loop that only answers.
     pub fn with_drained(mut self, nodes: NodeSet) -> Control {
         self.drained = nodes;
         self
     }
 
-    /// Nodes that are to be emptied.
+    /// Returns the nodes that are to be drained.
     pub fn drained(&self) -> &NodeSet {
         &self.drained
     }
 
-    /// What is left on them, ascending.
+    /// Returns what is left on them, ascending.
     pub fn drains(&self, machine: &Machine) -> Vec<DrainStatus> {
         let of_policy = self.config.modes.of(placement::POLICY);
         let mode = |vm: &VmView<'_>| most_careful(self.mode, of_policy, vm.sample.settings.mode);
@@ -168,14 +169,14 @@ impl Control {
         })
     }
 
-    /// The operator wants nothing changed for so long from now on; zero ends a pause.
+    /// Suspends all changes for this long, on behalf of the operator; zero ends a pause.
     pub fn pause(&mut self, span: Ns) {
         self.inputs.push(Input::Paused { span });
         let now = self.now();
         self.paused_until = (span > Ns::ZERO).then(|| Ns(now.0.saturating_add(span.0)));
     }
 
-    /// How much longer nothing is changed; `None` where the agent is not paused.
+    /// Returns how long the pause still lasts; `None` if the agent is not paused.
     pub fn paused_for(&self) -> Option<Ns> {
         let now = self.now();
         let until = self.paused_until.filter(|until| *until > now)?;
@@ -186,13 +187,13 @@ impl Control {
         self.paused_until.is_some_and(|until| until > now)
     }
 
-    /// Why no VM is given a home, if so.
+    /// Returns why no VM gets a home, if so.
     fn homes_idle(&self) -> Option<String> {
         let gives = |stage: &&stages::Stage| [placement::POLICY, arrange::POLICY].contains(&stage.policy);
         let stage = stages::of(self.config.policies).find(gives);
-        let not = "give nobody another home";
+        let not = "give no VM another home";
         let idle = self.idle(stage.map_or(placement::POLICY, |stage| stage.policy), not);
-        // VMs that must leave get their homes from placement, also where the arranger weighs homes.
+        // VMs that must leave get their homes from placement, also if the arranger weighs homes.
         let observes = self.config.modes.of(placement::POLICY) == Some(Mode::Observe);
         let of_mode = || {
             format!(

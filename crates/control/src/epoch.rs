@@ -1,4 +1,4 @@
-//! One epoch: what is observed, planned, carried out and remembered.
+//! One epoch: observe, plan, carry out, remember.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -25,35 +25,35 @@ use crate::{
     TopologyStatus, Turn, stages,
 };
 
-/// What one step saw and did.
+/// Observations and actions of one step.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Epoch {
-    /// The host as it was before anything was done in this epoch; homes as they are after it.
+    /// The host before any action of this epoch; homes as they are after it.
     #[serde(flatten)]
     pub status: Status,
-    /// What changed, was decided, was done, in order.
+    /// Changes, decisions and actions, in order.
     pub events: Vec<Event>,
 }
 
-/// An epoch of which everything is known but what came of its plan.
+/// An epoch whose plan is made, but not yet carried out.
 #[derive(Clone, Debug)]
 pub struct Begun {
     sample: Arc<Sample>,
     rates: Option<Rates>,
-    /// What is to be carried out, and after that what is only told.
+    /// The acting part of the plan, followed by decisions that are only reported.
     plan: Plan,
-    /// How many of its decisions are to be carried out.
+    /// Number of decisions in the acting part.
     acts_count: usize,
     events: Vec<Event>,
 }
 
 impl Begun {
-    /// What is to be done, and after that what is only told.
+    /// Returns the decisions to carry out, followed by those that are only reported.
     pub fn decisions(&self) -> &[Decision] {
         &self.plan.decisions
     }
 
-    /// Has carried out what is to be, unless there is nothing to do.
+    /// Commits the acting part of the plan, unless it is empty.
     ///
     /// # Errors
     /// The host's refusal.
@@ -76,10 +76,10 @@ impl Begun {
 }
 
 impl Control {
-    /// One epoch: sample, derive, plan, commit.
+    /// Runs one epoch: sample, derive, plan, commit.
     ///
     /// # Errors
-    /// When the host cannot be read. Nothing was done then, and the next step may succeed.
+    /// The host cannot be read. Nothing was done then, and the next step may succeed.
     pub fn step<H: Host + ?Sized>(&mut self, host: &mut H) -> Result<Epoch, HostError> {
         let sample = host.sample()?;
         let begun = self.begin(host.machine(), sample);
@@ -87,8 +87,8 @@ impl Control {
         Ok(self.finish(host.machine(), begun, answer))
     }
 
-    /// The first half of an epoch: everything but acting. Between [`Control::begin`] and [`Control::finish`] the loop may be
-    /// shared: moving pages takes long, and a VM that starts meanwhile wants an answer.
+    /// Runs the first half of an epoch: everything but acting. Between [`Control::begin`] and [`Control::finish`] the loop
+    /// may be shared: moving pages takes long, and a VM that starts meanwhile needs an answer.
     pub fn begin(&mut self, machine: &Machine, sample: Sample) -> Begun {
         self.let_go_of_opted_out(&sample);
         self.since.retain_mut(|set| {
@@ -127,7 +127,8 @@ impl Control {
         }
     }
 
-    /// What was in force on a VM that its operator opts out is given back by the host: nothing of it is expected any more.
+    /// Forgets what was in force on VMs that operators opted out: the host restores them, so nothing of it is expected any
+    /// more.
     fn let_go_of_opted_out(&mut self, sample: &Sample) {
         let opted_out = |vm: &&VmSample| vm.settings.management == Management::Ignored;
         for vm in sample.vms.iter().filter(opted_out) {
@@ -137,7 +138,7 @@ impl Control {
         }
     }
 
-    /// The second half: remembers what was done.
+    /// Runs the second half of an epoch: remembers what was done.
     pub fn finish(&mut self, machine: &Machine, begun: Begun, answer: Result<Receipt, Refusal>) -> Epoch {
         let Begun {
             sample,
@@ -165,7 +166,7 @@ impl Control {
                     if outcome == Outcome::DryRun && !self.told.insert(told) {
                         continue;
                     }
-                    // Where others act, nothing may rest on what was only told.
+                    // If decisions are carried out, state must not depend on those that were only reported.
                     if at < acts_count || self.mode == Mode::Observe {
                         self.remember(&decision.action, &outcome, sample.at);
                         self.in_force.outcome(&decision, &outcome, sample.at);
@@ -188,7 +189,7 @@ impl Control {
         }
     }
 
-    /// Takes in what was seen, before anything is planned from it.
+    /// Takes in observations before anything is planned from them.
     pub fn observe(&mut self, machine: &Machine, sample: &Sample, rates: Option<&Rates>) {
         self.homes.retain(|id, _| sample.vm(*id).is_some());
         if stages::leave_homes_to_operators(self.config.policies) {
@@ -211,13 +212,13 @@ impl Control {
         working_set::observe(&view, &mut self.states.working_set);
     }
 
-    /// The policies' merged plan from what [`Control::observe`] took in last. Changes nothing but what the loop itself remembers.
+    /// Returns the policies' merged plan from what [`Control::observe`] took in last. Changes only the loop's own memory.
     pub fn plan(&mut self, machine: &Machine, sample: &Sample, rates: Option<&Rates>) -> Plan {
         self.decide(machine, sample, rates).0
     }
 
-    /// The same, with how many of its decisions are to be carried out: they come first. What waits is a recommendation
-    /// afterwards.
+    /// Returns the plan with the number of decisions to carry out, which come first. Waiting decisions become
+    /// recommendations.
     fn decide(&mut self, machine: &Machine, sample: &Sample, rates: Option<&Rates>) -> (Plan, usize) {
         let view = view(
             machine,
@@ -278,7 +279,7 @@ impl Control {
         (plan, acts_count)
     }
 
-    /// What an action that was carried out leaves in force.
+    /// Notes what an action that was carried out leaves in force.
     pub(crate) fn remember(&mut self, action: &Action, outcome: &Outcome, at: Ns) {
         let vm = action.vm;
         match (&action.act, outcome) {
@@ -294,7 +295,7 @@ impl Control {
                     self.foreign.expect(vm, *index, cpus.clone());
                 }
             }
-            // Some vCPUs may have been pinned: what is in force is the agent's own doing, and it expects nothing of it.
+            // Some vCPUs may have been pinned: the agent itself did that, and expects no particular affinity of them.
             (Act::PinVcpus { vcpus, .. }, Outcome::Failed(_)) => self.foreign.forget(vm, vcpus),
             (Act::SetHome { .. }, Outcome::Failed(_)) => self.states.placement.ledger.withdraw(vm),
             (Act::Lift { lever: Lever::Home }, Outcome::Failed(_)) => self.foreign.forget_pins(vm),
@@ -314,7 +315,7 @@ impl Control {
         }
     }
 
-    /// What policies read of a sample.
+    /// Returns the policies' view of a sample.
     pub(crate) fn view<'a>(
         &'a self,
         machine: &'a Machine,
@@ -326,7 +327,7 @@ impl Control {
         view(machine, sample, rates, barred, homes, layouts, &self.foreign)
     }
 
-    /// Has somebody look at what policies read of the last sample, an empty one before the first epoch.
+    /// Calls `look` with the policies' view of the last sample, an empty one before the first epoch.
     pub(crate) fn look<T>(&self, machine: &Machine, look: impl FnOnce(&View<'_>) -> T) -> T {
         let empty = Sample::default();
         let last = self.last.as_ref();
@@ -334,7 +335,7 @@ impl Control {
         look(&self.view(machine, sample, rates))
     }
 
-    /// The host as it was last seen, with what was set since; empty before the first epoch.
+    /// Returns the host as last seen, with settings made since; empty before the first epoch.
     pub fn status(&self, machine: &Machine) -> Status {
         let last = self.last.as_ref();
         last.map_or_else(Status::default, |(sample, rates)| {
@@ -368,7 +369,7 @@ impl Control {
     }
 }
 
-/// What a planner from outside wants, in the place of what the stages do.
+/// Returns the plans of a planner from outside, in place of the stages'.
 fn external_plans(
     external: &mut External,
     view: &View<'_>,
@@ -384,7 +385,8 @@ fn external_plans(
     plans
 }
 
-/// Gives a home that was approved, unless its policy has just decided the same. What is the arranger's is a trial from now on.
+/// Assigns an approved home, unless its policy has just decided the same lever. A home of the arranger is a trial from now
+/// on.
 fn give_home(
     view: &View<'_>,
     config: &Config,
@@ -418,7 +420,7 @@ fn give_home(
     plan.decisions.extend(decisions);
 }
 
-/// What homes are predicted to gain the VMs that get them, all of them together; those of whom it is known.
+/// Predicts the gains of the VMs that get homes, all of them together; only of those for which a prediction exists.
 fn gains(
     view: &View<'_>,
     config: &Config,
@@ -440,7 +442,7 @@ fn gains(
     forecast.vms.iter().filter_map(gain).collect()
 }
 
-/// What of the host is not for VMs.
+/// Returns the part of the host that is not for VMs.
 pub(crate) fn barred<'a>(config: &'a Config, drained: &'a NodeSet) -> Barred<'a> {
     Barred {
         cpus: Some(&config.placement.reserved_cpus),
@@ -470,7 +472,7 @@ pub(crate) fn view<'a>(
     View::new(machine, sample, rates, barred, vms.collect())
 }
 
-/// Nodes with memory that a VM's vCPUs may run on; all with memory where those have none.
+/// Returns the home nodes that a VM's vCPUs may run on; all home nodes if there are none.
 fn may_use(machine: &Machine, vm: &VmSample) -> NodeSet {
     let cpus = vm.vcpus.iter().flat_map(|vcpu| vcpu.affinity.iter());
     let nodes: NodeSet = cpus.filter_map(|cpu| machine.node_of(cpu)).collect();
@@ -482,7 +484,8 @@ fn may_use(machine: &Machine, vm: &VmSample) -> NodeSet {
     }
 }
 
-/// What makes two decisions of a dry run the same: budgets change with every page that the guest touches.
+/// Returns a key by which two decisions of a dry run count as the same: budgets change with every page that the guest
+/// touches.
 pub(crate) fn what_is_told(action: &Action) -> String {
     let vm = action.vm;
     match &action.act {

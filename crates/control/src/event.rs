@@ -1,4 +1,4 @@
-//! What the agent tells: one line of text for people, one JSON object for programs, from the same value.
+//! Events that the agent reports: one line of text for people, one JSON object for programs, from the same value.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use serde::Serialize;
 pub enum Event {
     /// A VM was seen for the first time.
     Appeared {
-        /// Which.
+        /// The VM.
         vm: VmId,
         /// Its name.
         name: String,
@@ -24,69 +24,69 @@ pub enum Event {
     },
     /// A VM is gone.
     Vanished {
-        /// Which.
+        /// The VM.
         vm: VmId,
         /// Its name.
         name: String,
     },
-    /// Somebody else changed a vCPU's affinity; the agent leaves the VM's vCPUs alone from now on.
+    /// Another program or the operator changed a vCPU's affinity; the agent leaves the VM's vCPUs alone from now on.
     ChangedByOther {
-        /// Which VM.
+        /// The VM.
         vm: VmId,
         /// Its name.
         name: String,
-        /// Which vCPU.
+        /// The vCPU.
         vcpu: u16,
-        /// What the agent had set.
+        /// The affinity that the agent had set.
         expected: CpuSet,
-        /// What is in force.
+        /// The affinity in force.
         found: CpuSet,
     },
-    /// All vCPUs of such a VM may run anywhere again: the agent manages it again.
+    /// All vCPUs of such a VM may run anywhere again, so the agent manages it again.
     GivenBack {
-        /// Which VM.
+        /// The VM.
         vm: VmId,
         /// Its name.
         name: String,
     },
-    /// Somebody else changed the CPU quota that the agent had set; the agent leaves it alone from now on.
+    /// Another program or the operator changed the CPU quota that the agent had set; the agent leaves it alone from now on.
     QuotaChangedByOther {
-        /// Which VM.
+        /// The VM.
         vm: VmId,
         /// Its name.
         name: String,
-        /// What the agent had set.
+        /// The quota that the agent had set.
         expected: CpuQuota,
-        /// What is in force.
+        /// The quota in force.
         found: Option<CpuQuota>,
     },
-    /// Such a VM has no quota any more: the agent decides on it again.
+    /// Such a VM has no quota any more, so the agent decides on it again.
     QuotaGivenBack {
-        /// Which VM.
+        /// The VM.
         vm: VmId,
         /// Its name.
         name: String,
     },
-    /// A decision, and what became of it.
+    /// A decision and its outcome.
     Decided {
         /// Name of the VM.
         name: String,
-        /// What and why.
+        /// The decision and its reason.
         #[serde(flatten)]
         decision: Decision,
-        /// What became of it.
+        /// The outcome.
         result: Outcome,
     },
-    /// A policy would do this, and waits for the operator.
+    /// A policy would decide this, and waits for the operator.
     Recommended {
         /// Number of the recommendation.
         id: u64,
         /// Name of the VM.
         name: String,
-        /// What and why.
+        /// The decision and its reason.
         #[serde(flatten)]
         decision: Decision,
-        /// The same in words.
+        /// The decision in words.
         text: String,
         /// Predicted gain, as a share of the VM's speed.
         gain: Option<f64>,
@@ -95,46 +95,46 @@ pub enum Event {
     Approved {
         /// Number of the recommendation.
         id: u64,
-        /// Which VM.
+        /// The VM.
         vm: VmId,
         /// Its name.
         name: String,
-        /// Who recommended it.
+        /// The policy that recommended it.
         policy: &'static str,
-        /// What was recommended.
+        /// The recommendation.
         text: String,
     },
-    /// The operator does not want what was recommended.
+    /// The operator rejected a recommendation.
     Rejected {
         /// Number of the recommendation.
         id: u64,
-        /// Which VM.
+        /// The VM.
         vm: VmId,
         /// Its name.
         name: String,
-        /// Who recommended it.
+        /// The policy that recommended it.
         policy: &'static str,
-        /// What was recommended.
+        /// The recommendation.
         text: String,
     },
-    /// A recommendation ended before anybody agreed, or before it could be carried out.
+    /// A recommendation expired before it was approved, or before it could be carried out.
     Expired {
         /// Number of the recommendation.
         id: u64,
-        /// Which VM.
+        /// The VM.
         vm: VmId,
         /// Its name.
         name: String,
-        /// Who recommended it.
+        /// The policy that recommended it.
         policy: &'static str,
-        /// What was recommended.
+        /// The recommendation.
         text: String,
     },
-    /// Something to know that nobody acts on.
+    /// A finding that leads to no action.
     Found {
-        /// Name of the VM, if it is about one.
+        /// Name of the VM, if it concerns one.
         name: Option<String>,
-        /// What, and what to do about it.
+        /// The finding, and what to do about it.
         #[serde(flatten)]
         finding: Finding,
     },
@@ -203,7 +203,7 @@ impl fmt::Display for Event {
                 ..
             } => write!(
                 f,
-                "VM {name}: vCPU {vcpu} may run on {found}, the agent had set {expected}: somebody else changed it, its vCPUs are left alone"
+                "VM {name}: vCPU {vcpu} may run on {found}, the agent had set {expected}: another program changed it, its vCPUs are left alone"
             ),
             Event::GivenBack { name, .. } => write!(
                 f,
@@ -218,7 +218,7 @@ impl fmt::Display for Event {
                 let found = found.map_or("none".to_owned(), |found| found.to_string());
                 write!(
                     f,
-                    "VM {name}: its CPU quota is {found}, the agent had set {expected}: somebody else changed it, it is left alone until it is removed or the VM's permit is set anew"
+                    "VM {name}: its CPU quota is {found}, the agent had set {expected}: another program changed it, it is left alone until it is removed or the VM's permit is set again"
                 )
             }
             Event::QuotaGivenBack { name, .. } => write!(

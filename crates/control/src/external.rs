@@ -1,19 +1,19 @@
-//! A policy from outside of the workspace: a planner that is asked in each epoch in the place of the stages.
+//! A policy from outside of the workspace: a planner that decides in each epoch in place of the stages.
 //!
 //! # Problem
-//! Who studies policies wants to try one without Rust. It must be judged as the agent's own are, and must not be able to do what
-//! they are not.
+//! A student of policies wants to try one without Rust. It must be judged as the agent's own are, and must not be able to do
+//! what they cannot.
 //!
 //! # Approach
 //! ```text
 //!   View ─▶ ViewDocument ─▶ Planner ─▶ PlanDocument ─▶ checked ─▶ gate ─▶ levers::merge ─▶ host.commit()
-//!               ▲ last: what became of it ◀────────────────┴──────────────────────────────────────┘
+//!               ▲ last: its outcome ◀──────────────────────┴──────────────────────────────────────┘
 //! ```
-//! 1. No stage plans beside it: what decides is the planner alone. What stays is what protects VMs: leases end, operators' modes
-//!    and pauses hold (`gate`), and what may no longer stand is given back.
-//! 2. A plan is checked as a host checks it, and against what operators said, which the agent's own policies keep to by
-//!    themselves. It is carried out whole, or refused whole with the reason. In its next view the planner reads which.
-//! 3. A planner that fails (it ends, hangs, or says what is no plan) is asked no more: everything that is in force for it is
+//! 1. No stage plans next to it: only the planner decides. The protections of VMs stay: leases end, operators' modes and
+//!    pauses hold (`gate`), and what may no longer stay in force is lifted.
+//! 2. A plan is checked as a host checks it, and against operators' settings, which the agent's own policies obey by
+//!    themselves. It is carried out whole, or refused whole with the reason. The planner's next view says which.
+//! 3. A planner that fails (it ends, hangs, or answers with no plan) gets no more requests: everything in force for it is
 //!    lifted in that epoch, and its run is over ([`crate::Control::failed_planner`]). Pages stay where they are.
 //!
 //! # Properties (`tests/external.rs`)
@@ -42,32 +42,32 @@ pub use view::{
 
 use crate::gate::InForce;
 
-/// As decisions name it.
+/// Its name in decisions.
 pub const POLICY: &str = "external";
 
 /// A policy from outside.
 pub trait Planner: Send {
-    /// What it is called in errors.
+    /// Returns its name in errors.
     fn name(&self) -> &str;
 
-    /// Decides from a view. It is asked once in each epoch, in order.
+    /// Decides from a view. It is called once in each epoch, in order.
     ///
     /// # Errors
-    /// Why it cannot, in a sentence that follows its name: it is asked no more then. A plan that is refused is no error.
+    /// Why it cannot, in a sentence that follows its name: it is not called again then. A refused plan is no error.
     fn plan(&mut self, view: &ViewDocument<'_>) -> Result<PlanDocument, String>;
 }
 
-/// Why a planner is asked no more.
+/// Why a planner is not called any more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("policy {name}: {why}")]
 pub struct PlannerFailed {
     /// Its name.
     pub name: String,
-    /// What it did.
+    /// What went wrong.
     pub why: String,
 }
 
-/// What became of a plan.
+/// The fate of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "result", rename_all = "kebab-case")]
 pub enum LastPlan {
@@ -75,7 +75,7 @@ pub enum LastPlan {
     CarriedOut {
         /// Version of the view that it was made from.
         version: Version,
-        /// What became of each action, in its order; `None` where it waits for the operator (mode `recommend`).
+        /// Outcome of each action, in its order; `None` if it waits for the operator (mode `recommend`).
         outcomes: Vec<Option<Outcome>>,
     },
     /// Nothing of it was done.
@@ -85,7 +85,7 @@ pub enum LastPlan {
         /// Why.
         #[serde(flatten)]
         refusal: Refusal,
-        /// The same in a sentence.
+        /// The reason in a sentence.
         message: String,
     },
 }
@@ -103,17 +103,17 @@ impl LastPlan {
 /// A planner and what is remembered of it.
 pub(crate) struct External {
     planner: Box<dyn Planner>,
-    /// What it wants done in this epoch.
+    /// Its decisions of this epoch.
     decided: Vec<Decision>,
     last: Option<LastPlan>,
     /// Whether its plan of this epoch was refused before any host saw it.
     is_refused: bool,
-    /// Why, while it is not told.
+    /// The refusal, until it is reported.
     refused: Option<Refusal>,
     failed: Option<PlannerFailed>,
-    /// VMs whose vCPUs it pinned, which is undone as a home is.
+    /// VMs with vCPUs that it pinned, which is undone like a home.
     pinned: BTreeSet<VmId>,
-    /// Memory policies of before its own.
+    /// Memory policies in force before its own.
     memory_policies: BTreeMap<VmId, MemoryPolicy>,
 }
 
@@ -140,7 +140,7 @@ impl External {
         }
     }
 
-    /// Asks it, unless it has failed. Nothing is wanted where its plan is refused; everything is given back where it fails.
+    /// Calls the planner, unless it has failed. Nothing is planned if its plan is refused; everything is lifted if it fails.
     pub fn plan(&mut self, view: &View<'_>, in_force: &InForce, mode: impl Fn(&VmSample) -> Mode) -> Plan {
         self.decided.clear();
         self.is_refused = false;
@@ -185,7 +185,7 @@ impl External {
     }
 
     fn give_back(&self, view: &View<'_>, in_force: &InForce, plan: &mut Plan) {
-        let why = || "given back: the policy that set it has failed".to_owned();
+        let why = || "lifted: the policy that set it has failed".to_owned();
         let mut levers: BTreeSet<(VmId, Lever)> = in_force.levers().collect();
         levers.extend(self.pinned.iter().map(|vm| (*vm, Lever::Home)));
         for (vm, lever) in levers {
@@ -201,17 +201,17 @@ impl External {
         }
     }
 
-    /// Its plan that was refused before any host saw it, once.
+    /// Takes the refusal of its plan, if the plan was refused before any host saw it; returns it once.
     pub fn take_refusal(&mut self) -> Option<Refusal> {
         self.refused.take()
     }
 
-    /// Whether it has failed, and why.
+    /// Returns whether it has failed, and why.
     pub fn failed(&self) -> Option<&PlannerFailed> {
         self.failed.as_ref()
     }
 
-    /// Takes in what became of an epoch's decisions, of which some are its own.
+    /// Takes in the outcomes of an epoch's decisions, some of which are its own.
     pub fn answered(&mut self, version: Version, decisions: &[Decision], answer: &Result<Receipt, Refusal>) {
         let outcomes = match answer {
             Ok(receipt) => &receipt.outcomes,

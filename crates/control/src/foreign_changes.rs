@@ -1,5 +1,5 @@
-//! Sees what operators and other programs changed. What the agent set and what is in force are compared each epoch. Where they
-//! differ, the operator (or another tool) wants something else, and the agent steps back until it is undone.
+//! Detects changes by operators and other programs. Each epoch compares the agent's settings with those in force. If they
+//! differ, the operator (or another tool) wants something else, and the agent steps back until that change is undone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,63 +8,63 @@ use homenode_units::{CpuSet, Ns, VcpuId, VmId};
 
 use crate::Event;
 
-/// Affinities and CPU quotas that the agent set, and VMs of which somebody else then changed them.
+/// Affinities and CPU quotas that the agent set, and VMs where another program then changed them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ForeignChanges {
     expected: BTreeMap<VcpuId, CpuSet>,
     vms: BTreeSet<VmId>,
-    /// With the end of its lease: later it is nobody's doing that it is gone.
+    /// With the end of its lease: a quota that is gone after that was not removed by another program.
     quotas: BTreeMap<VmId, (CpuQuota, Ns)>,
-    /// Until when another affinity is the kernel's doing.
+    /// End of the time in which the kernel explains another affinity.
     kernels_until: Ns,
-    /// What was found in the place of the agent's quota.
+    /// The quota found in place of the agent's.
     foreign_quotas: BTreeMap<VmId, Option<CpuQuota>>,
 }
 
 impl ForeignChanges {
-    /// The agent gave a vCPU this affinity.
+    /// Notes that the agent set this affinity for a vCPU.
     pub fn expect(&mut self, vm: VmId, index: u16, cpus: CpuSet) {
         self.expected.insert(VcpuId { vm, index }, cpus);
     }
 
-    /// What the agent set is no longer known.
+    /// Forgets the affinities that the agent set for these vCPUs.
     pub fn forget(&mut self, vm: VmId, vcpus: &[u16]) {
         self.expected
             .retain(|vcpu, _| vcpu.vm != vm || !vcpus.contains(&vcpu.index));
     }
 
-    /// The VM has no home: its vCPUs run where they did before the agent pinned them.
+    /// Forgets all pins of a VM: without a home its vCPUs run where they did before the agent pinned them.
     pub fn forget_pins(&mut self, vm: VmId) {
         self.expected.retain(|vcpu, _| vcpu.vm != vm);
     }
 
-    /// Whether somebody else pinned vCPUs of the VM while the agent managed it.
+    /// Whether another program pinned vCPUs of the VM while the agent managed it.
     pub fn changed_by_other(&self, vm: VmId) -> bool {
         self.vms.contains(&vm)
     }
 
-    /// The agent holds a VM to this quota, until its lease is over.
+    /// Notes that the agent holds a VM to this quota, until its lease is over.
     pub fn expect_quota(&mut self, vm: VmId, quota: CpuQuota, until: Ns) {
         self.quotas.insert(vm, (quota, until));
     }
 
-    /// The agent holds a VM to no quota, or it is not known to which.
+    /// Notes that the agent holds a VM to no quota, or to an unknown one.
     pub fn forget_quota(&mut self, vm: VmId) {
         self.quotas.remove(&vm);
     }
 
-    /// Whether somebody else changed the quota that the agent had set.
+    /// Whether another program changed the quota that the agent had set.
     pub fn quota_changed_by_other(&self, vm: VmId) -> bool {
         self.foreign_quotas.contains_key(&vm)
     }
 
-    /// The operator wants the agent to decide on a VM's quota again.
+    /// Lets the agent decide on a VM's quota again, as the operator wants.
     pub fn give_back_quota(&mut self, vm: VmId) {
         self.foreign_quotas.remove(&vm);
     }
 
-    /// Quotas that are not what the agent set. A VM is the agent's again when the quota that was found is removed. Where none
-    /// was found an operator wants the VM to have none: then only [`ForeignChanges::give_back_quota`] helps.
+    /// Finds quotas that are not what the agent set. The agent manages a VM's quota again when the quota found is removed.
+    /// If none was found, an operator wants the VM to have none: then only [`ForeignChanges::give_back_quota`] helps.
     fn compare_quotas(&mut self, now: &Sample, events: &mut Vec<Event>) {
         self.quotas
             .retain(|id, (_, until)| *until > now.at && now.vm(*id).is_some());
@@ -93,8 +93,8 @@ impl ForeignChanges {
         }
     }
 
-    /// VMs that came and went, and affinities and quotas that are not what the agent set. A VM whose vCPUs may all run
-    /// anywhere again is the agent's again: that is how an operator gives it back. A CPU that is offline is no place.
+    /// Finds VMs that came and went, and affinities and quotas that are not what the agent set. A VM with vCPUs that may all
+    /// run anywhere again is the agent's again: that is how an operator returns it. Offline CPUs do not count.
     pub fn compare(&mut self, before: Option<&Sample>, now: &Sample) -> Vec<Event> {
         let mut events = Vec::new();
         for vm in &now.vms {
@@ -122,7 +122,7 @@ impl ForeignChanges {
         self.compare_quotas(now, &mut events);
         let online = |sample: &Sample| -> CpuSet { sample.cpus.iter().map(|cpu| cpu.id).collect() };
         let all = online(now);
-        // Where CPUs go offline or come back the kernel changes affinities, and nobody meant anything by it.
+        // When CPUs go offline or come back the kernel changes affinities, which is no operator's wish.
         if before.is_some_and(|before| online(before) != all) {
             self.kernels_until = now.at + CPUS_SETTLE;
         }
@@ -177,7 +177,7 @@ mod tests {
         CpuQuota::of(share, Ns::from_millis(30))
     }
 
-    /// One VM of one vCPU with a quota in force, after so many seconds.
+    /// One VM of one vCPU with a quota in force, at this second.
     fn sample(seconds: u64, quota: Option<CpuQuota>) -> Sample {
         let vcpu = VcpuSample {
             quota,

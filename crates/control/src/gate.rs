@@ -1,24 +1,24 @@
-//! How far each decision goes, and what is given back where it may no longer stand.
+//! How far each decision goes, and what is lifted when it may no longer stay in force.
 //!
 //! # Algorithm
-//! A decision goes as far as the most careful of three says: the run, its policy (`[modes]`), and its VM ([`Mode`]). Under
-//! `observe` it is told, under `recommend` it becomes a recommendation ([`crate::recommendations`]), under `act` it is
-//! carried out.
+//! The most careful of three modes decides how far a decision goes: that of the run, of its policy (`[modes]`), and of its
+//! VM ([`Mode`]). Under `observe` it is reported, under `recommend` it becomes a recommendation
+//! ([`crate::recommendations`]), under `act` it is carried out.
 //!
-//! What protects a VM, or gives it back what it had, waits for nobody under `recommend`:
+//! Decisions that protect a VM, or restore what it had, need no approval under `recommend`:
 //! 1. lifting anything that the agent has set;
 //! 2. a vCPU that is lent to another node comes home;
-//! 3. a trial that did not pay is undone: the home, or the memory policy, of before.
+//! 3. a trial that did not pay is undone: the earlier home, or memory policy, is restored.
 //!
-//! What ends with a lease (quotas, parts of caches, memory, watches) is lifted in the epoch in which it may no longer stand, and
-//! is not left to its lease: a VM that is put from `act` to `recommend` is let go at once. A home stays then, and is taken back
-//! under `observe`: nothing of the agent's is in force on a VM that is only observed. A client that asks for a working set
-//! has said yes to the watch that this takes.
+//! Limits with a lease (quotas, parts of caches, memory, watches) are lifted in the epoch in which they may no longer stay
+//! in force, not at the end of the lease: a VM that is put from `act` to `recommend` is let go at once. A home stays then,
+//! and is lifted under `observe`: nothing of the agent's is in force on a VM that is only observed. A client that asks for a
+//! working set has consented to the watch that this takes.
 //!
-//! While the agent is *paused* nothing else is done at all: what would be carried out is only told. What ends with a lease is
-//! lifted, homes stay, and what is recommended goes on waiting.
+//! While the agent is *paused* nothing else is done at all: other decisions are only reported. Limits with a lease are
+//! lifted, homes stay, and recommendations go on waiting.
 //!
-//! The arranger's homes of one epoch are predicted together. Where one of them waits all of them do.
+//! The arranger's homes of one epoch are predicted together. If one of them waits, all of them do.
 //!
 //! # Properties (`tests/modes.rs`)
 //! - `the_most_careful_of_run_policy_and_vm_holds_for_every_pair`
@@ -42,10 +42,10 @@ use crate::config::Modes;
 use crate::recommendations::{Recommendations, most_careful};
 use crate::stages::States;
 
-/// What decides how far decisions of an epoch go.
+/// The modes and approvals that decide whether a decision of an epoch is only reported, recommended, or carried out.
 pub(crate) struct Gate<'a> {
     pub run: Mode,
-    /// Whether the operator wants nothing changed for a while.
+    /// Whether the operator has paused all changes.
     pub is_paused: bool,
     pub modes: &'a Modes,
     pub recommendations: &'a Recommendations,
@@ -54,7 +54,7 @@ pub(crate) struct Gate<'a> {
 }
 
 impl Gate<'_> {
-    /// How far decisions of a policy on a VM go, unless they wait for nobody.
+    /// Returns how far decisions of a policy on a VM go, unless they need no approval.
     pub fn mode(&self, policy: &str, vm: Option<&VmSample>) -> Mode {
         most_careful(
             self.run,
@@ -63,7 +63,7 @@ impl Gate<'_> {
         )
     }
 
-    /// How far a decision goes.
+    /// Returns how far a decision goes.
     pub fn of(&self, view: &View<'_>, states: &States, decision: &Decision) -> Mode {
         match self.mode(decision.policy, view.sample.vm(decision.action.vm)) {
             Mode::Observe => Mode::Observe,
@@ -74,7 +74,7 @@ impl Gate<'_> {
         }
     }
 
-    /// How far each decision of a plan goes, in order.
+    /// Returns how far each decision of a plan goes, in order.
     pub fn of_plan(&self, view: &View<'_>, states: &States, plan: &Plan) -> Vec<Mode> {
         let mut modes: Vec<Mode> = plan
             .decisions
@@ -129,11 +129,11 @@ impl Gate<'_> {
     }
 }
 
-/// What this run has in force on VMs, as far as it can be lifted.
+/// Settings of this run in force on VMs, as far as they can be lifted.
 #[derive(Debug, Default)]
 pub(crate) struct InForce(BTreeMap<(VmId, Lever), Set>);
 
-/// Who set it, and when it ends by itself.
+/// The policy that set it, and when it ends by itself.
 #[derive(Debug)]
 struct Set {
     policy: &'static str,
@@ -141,13 +141,13 @@ struct Set {
 }
 
 impl InForce {
-    /// An earlier agent gave this VM a home.
+    /// Notes that an earlier agent gave this VM a home.
     pub fn adopted(&mut self, vm: VmId) {
         let (policy, until) = (placement::POLICY, None);
         self.0.insert((vm, Lever::Home), Set { policy, until });
     }
 
-    /// What became of a decision.
+    /// Takes in the outcome of a decision.
     pub fn outcome(&mut self, decision: &Decision, outcome: &Outcome, at: Ns) {
         let Decision { policy, action, .. } = decision;
         let (policy, Action { vm, act }) = (*policy, action);
@@ -165,12 +165,12 @@ impl InForce {
         }
     }
 
-    /// All that can be lifted.
+    /// Returns all that can be lifted.
     pub fn levers(&self) -> impl Iterator<Item = (VmId, Lever)> + '_ {
         self.0.keys().copied()
     }
 
-    /// Lifts what may no longer stand.
+    /// Lifts what may no longer stay in force.
     pub fn give_back(&mut self, gate: &Gate<'_>, sample: &Sample, plan: &mut Plan) {
         let now = sample.at;
         self.0.retain(|(vm, _), set| {
@@ -181,7 +181,7 @@ impl InForce {
         });
         for ((id, lever), set) in &self.0 {
             let vm = sample.vm(*id);
-            // libvirt changes nothing of it meanwhile.
+            // libvirt accepts no changes to a migrating VM.
             if vm.is_some_and(|vm| vm.immovable == Some(Immovable::Migrating)) {
                 continue;
             }
@@ -194,15 +194,13 @@ impl InForce {
                     !lever.is_leased()
                         || !gate.is_paused && gate.recommendations.lets_stand(*id, set.policy, *lever)
                 }
-                // What an earlier agent left, under another configuration, is not taken back for that.
+                // Homes that an earlier agent left, under another configuration, are not lifted for that.
                 Mode::Observe => !lever.is_leased() && of_vm != Some(Mode::Observe),
             };
             if !stands {
                 let why = match mode {
-                    Mode::Act | Mode::Recommend if gate.is_paused => {
-                        "given back: the agent is paused".to_owned()
-                    }
-                    mode => format!("given back: mode {mode} is in force for it"),
+                    Mode::Act | Mode::Recommend if gate.is_paused => "lifted: the agent is paused".to_owned(),
+                    mode => format!("lifted: mode {mode} is in force for it"),
                 };
                 plan.decide(set.policy, Act::Lift { lever: *lever }.on(*id), why);
             }

@@ -1,47 +1,47 @@
-//! Why the agent does not do what a policy would, derived from the table of stages.
+//! Why the agent does not carry out what a policy would do, derived from the table of stages.
 
 use homenode_policy::{arrange, memory, overcommit, permits, topology_feed, working_set};
 
 use crate::{Control, Mode, stages};
 
 impl Control {
-    /// Why permits are kept in mind only, if they are.
+    /// Returns why permits are recorded but not enforced, if so.
     pub fn permits_idle(&self) -> Option<String> {
-        self.idle(permits::POLICY, "hold nobody to a permit")
+        self.idle(permits::POLICY, "hold no VM to a permit")
     }
 
-    /// Why memory policies are kept in mind only, if they are.
+    /// Returns why memory policies are recorded but not applied, if so.
     pub fn memory_policies_idle(&self) -> Option<String> {
         self.idle(memory::POLICY, "set no memory policy")
     }
 
-    /// Why memory floors are kept in mind only, if they are.
+    /// Returns why memory floors are recorded but not used, if so.
     pub fn memory_floors_idle(&self) -> Option<String> {
-        self.idle(overcommit::POLICY, "take nobody's memory")
+        self.idle(overcommit::POLICY, "take no VM's memory")
     }
 
-    /// Why no VM's memory is watched now, if so.
+    /// Returns why no VM's memory is watched now, if so.
     pub fn watching_idle(&self) -> Option<String> {
-        let not = "watch nobody's memory, since that takes clearing what tells of its use";
+        let not = "watch no VM's memory, since that takes clearing what tells of its use";
         self.idle(working_set::POLICY, not)
     }
 
-    /// Why no guest is told where it is, if so.
+    /// Returns why no guest is notified where it is, if so.
     pub fn topology_idle(&self) -> Option<String> {
         self.idle(topology_feed::POLICY, "tell guests nothing")
     }
 
-    /// Why no prediction is proven by a trial, if so.
+    /// Returns why no prediction is proven by a trial, if so.
     pub fn trials_idle(&self) -> Option<String> {
         self.idle(arrange::POLICY, "try nothing")
     }
 
-    /// Why there are no predictions, if so; a dry run has them.
+    /// Returns why there are no predictions, if so; a dry run has them.
     pub fn predictions_idle(&self) -> Option<String> {
         self.without(arrange::POLICY, "keep no predictions")
     }
 
-    /// Why nothing comes of a policy; `not` says what, as in "the policies hold nobody to a permit".
+    /// Returns why a policy has no effect; `not` names the missing effect, as in "the policies set no memory policy".
     pub(crate) fn idle(&self, policy: &str, not: &str) -> Option<String> {
         let of_policy = self.config.modes.of(policy) == Some(Mode::Observe);
         let why = match self.mode {
@@ -56,7 +56,7 @@ impl Control {
         why.or_else(|| self.without(policy, not))
     }
 
-    /// Why a policy does not even plan.
+    /// Returns why a policy does not even plan.
     fn without(&self, policy: &str, not: &str) -> Option<String> {
         let plans = stages::of(self.config.policies).any(|stage| stage.policy == policy);
         (!plans).then(|| format!("the policies of this agent {not}; run it with --policies homenode"))

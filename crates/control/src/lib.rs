@@ -6,20 +6,20 @@
 //!                                       └─────────────── homes, expected affinities and quotas ◀───────────────────┘
 //! ```
 //!
-//! | file | what is in it |
+//! | file | contents |
 //! |---|---|
-//! | `stages` | which policies plan, in which order, and what each may set: a table |
+//! | `stages` | a table of which policies plan, in which order, and what each may set |
 //! | `external` | a policy from outside in their place |
 //! | `run` | the loop, and what each kind of run does around it |
 //! | `epoch` | one round of it: observe, plan, commit, remember |
-//! | `answers`, `idle` | what the loop is asked: where a VM would go, what is known of it, why nothing is done |
-//! | `config` | what the operator may set |
-//! | `drain` | which nodes are to be empty, what is left on them, and whether the agent is paused |
-//! | `gate` | how far each decision goes, and what is given back where it may no longer stand |
-//! | `recommendations` | what waits for the operator's word |
-//! | `foreign_changes` | what operators and other programs changed |
-//! | `turn`, `replay` | what it took in beside samples, and how a recorded run is repeated |
-//! | `status`, `event`, `recent`, `bill` | what the loop shows and tells |
+//! | `answers`, `idle` | questions to the loop: where a VM would go, what is known of it, why nothing is done |
+//! | `config` | the operator's settings |
+//! | `drain` | which nodes are being drained, what is left on them, and whether the agent is paused |
+//! | `gate` | how far each decision goes, and what is lifted when it may no longer stay in force |
+//! | `recommendations` | decisions that wait for the operator's approval |
+//! | `foreign_changes` | changes by operators and other programs |
+//! | `turn`, `replay` | the loop's inputs other than samples, and how a recorded run is repeated |
+//! | `status`, `event`, `recent`, `bill` | what the loop shows and reports |
 //!
 //! [`Control`] is a plain struct without threads or clock. [`run()`] steps it over a host, the twin or a real one, and hands each
 //! [`Epoch`] to its caller.
@@ -75,8 +75,8 @@ pub use status::{
 };
 pub use turn::{Decided, Input, Inputs, Turn};
 
-/// A setting that the host carried out is shown for so many samples that do not have it: libvirt tells of changes a little later.
-/// Then somebody else has changed it again.
+/// Number of samples without a setting that the host carried out during which it is still shown: libvirt reports changes a
+/// little later. After that, another program has changed it again.
 const SHOWN_WITHOUT: u32 = 2;
 
 /// A setting that was carried out since the last sample.
@@ -92,31 +92,31 @@ struct SetSince {
 pub struct Control {
     config: Config,
     mode: Mode,
-    /// What the policies remember.
+    /// State of the policies.
     states: States,
     bill: Bill,
     homes: BTreeMap<VmId, NodeSet>,
     layouts: topology_feed::Layouts,
     foreign: ForeignChanges,
-    /// Who decides in the place of the policies, where somebody does.
+    /// A planner that decides in place of the policies, if there is one.
     external: Option<External>,
-    /// Nodes that are to be emptied.
+    /// Nodes that are being drained.
     drained: NodeSet,
-    /// Until when the operator wants nothing changed.
+    /// Until when the operator has paused all changes.
     paused_until: Option<Ns>,
-    /// What is only told comes in every epoch; it is told once.
+    /// Decisions already reported: one that is only reported recurs in every epoch, and is reported once.
     told: BTreeSet<(VmId, String)>,
-    /// What waits for the operator, and what he agreed to.
+    /// Recommendations that wait for the operator, and those that were approved.
     recommendations: Recommendations,
-    /// What this run has in force.
+    /// Settings of this run in force.
     in_force: InForce,
     /// Until when clients wait for working sets.
     asked: BTreeMap<VmId, Ns>,
-    /// Shared with those who keep it: it is large, and does not change any more.
+    /// Shared with other holders: it is large, and does not change any more.
     last: Option<(Arc<Sample>, Option<Rates>)>,
-    /// Settings that were carried out since the last sample: they are shown, and decided on once a sample has them.
+    /// Settings that were carried out since the last sample: they are shown, and used for decisions once a sample has them.
     since: Vec<SetSince>,
-    /// What it was told since the last half of an epoch.
+    /// Its inputs since the last half of an epoch.
     inputs: Inputs,
     /// The last epoch but for its sample.
     turn: Turn,
@@ -126,7 +126,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// A loop that has seen nothing yet. Its decisions go as far as the settings say, and no further than `mode`.
+    /// Creates a loop that has seen nothing yet. Its decisions go as far as the settings say, and no further than `mode`.
     pub fn new(config: Config, mode: Mode) -> Control {
         let config = config.completed();
         let mode = mode.min(config.mode);
@@ -142,41 +142,41 @@ impl Control {
         }
     }
 
-    /// The same with a planner from outside that decides in the place of all policies ([`external`]).
+    /// Uses a planner from outside that decides in place of all policies ([`external`]).
     pub fn with_planner(mut self, planner: Box<dyn Planner>) -> Control {
         self.config.policies = PolicySet::Default;
         self.external = Some(External::new(planner));
         self
     }
 
-    /// Why the planner from outside decides nothing any more, once it has failed: a run that rests on it is over.
+    /// Returns why the planner from outside is no longer called, once it has failed: a run that depends on it is over.
     pub fn failed_planner(&self) -> Option<&PlannerFailed> {
         self.external.as_ref()?.failed()
     }
 
-    /// The same with promises made before.
+    /// Uses a ledger of earlier promises.
     pub fn with_ledger(mut self, ledger: Ledger) -> Control {
         self.states.placement.ledger = ledger;
         self
     }
 
-    /// Promises that are still open.
+    /// Returns the promises that are still open.
     pub fn ledger(&self) -> &Ledger {
         &self.states.placement.ledger
     }
 
-    /// The same with a bill of before.
+    /// Uses an earlier bill.
     pub fn with_bill(mut self, bill: Bill) -> Control {
         self.bill = bill;
         self
     }
 
-    /// What VMs used of their permits, up to the last [`Control::settle_bill`].
+    /// Returns what VMs used of their permits, up to the last [`Control::settle_bill`].
     pub fn bill(&self) -> &Bill {
         &self.bill
     }
 
-    /// Puts what was used since the last call to this hour's account.
+    /// Adds the use since the last call to this hour's account.
     pub fn settle_bill(&mut self, hour: Hour) {
         let Some((sample, _)) = &self.last else { return };
         for (id, usage) in self.states.permits.take_usage() {
@@ -189,8 +189,8 @@ impl Control {
         self.bill.forget_before(hour);
     }
 
-    /// The operator set something of a VM, and the host has carried it out: from now on it is shown. Who sets a permit wants the
-    /// agent to decide on its CPU quota, whoever changed that.
+    /// Notes a setting of the operator's for a VM that the host has carried out: it is shown from now on. Setting a permit
+    /// also lets the agent decide on the VM's CPU quota again, whatever changed that.
     pub fn was_set(&mut self, vm: VmId, setting: Setting) {
         if let Setting::Permit(_) = setting {
             self.inputs.push(Input::PermitSet { vm });
@@ -205,7 +205,7 @@ impl Control {
         });
     }
 
-    /// What is set of a VM: as it was last seen, and what was carried out since. `None` where it was not seen.
+    /// Returns the settings of a VM: those last seen, and those carried out since. `None` if it was not seen.
     pub fn settings(&self, vm: VmId) -> Option<VmSettings> {
         let mut settings = self.sample()?.vm(vm)?.settings.clone();
         self.with_set_since(vm, &mut settings);
@@ -217,7 +217,7 @@ impl Control {
         since.for_each(|set| settings.set(set.setting));
     }
 
-    /// Takes over newer settings, as far as a running loop can; the keys of those that wait for the next start.
+    /// Takes over newer settings, as far as a running loop can; returns the keys that wait for the next start.
     pub fn take_over(&mut self, newer: Config) -> Vec<&'static str> {
         let (config, kept) = self.config.taken_over(newer);
         if config != self.config {
@@ -229,17 +229,17 @@ impl Control {
         kept
     }
 
-    /// What the operator set.
+    /// Returns the operator's settings.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// How far decisions of this run go at most.
+    /// Returns the most permissive mode of this run's decisions.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// Takes over the home that an earlier agent gave a VM. Which of its pins are that agent's the host knows better.
+    /// Takes over the home that an earlier agent gave a VM. The host knows better which of the VM's pins are that agent's.
     pub fn adopt(&mut self, vm: VmId, home: Option<NodeSet>) {
         let input = Input::Adopted {
             vm,
@@ -252,34 +252,34 @@ impl Control {
         self.homes.extend(home.map(|home| (vm, home)));
     }
 
-    /// The last epoch but for its sample, once it is finished.
+    /// Returns the last epoch but for its sample, once it is finished.
     pub fn turn(&self) -> &Turn {
         &self.turn
     }
 
-    /// Whether there was an epoch: before that nothing is known of the host.
+    /// Whether there was an epoch: before it nothing is known of the host.
     pub fn has_looked(&self) -> bool {
         self.last.is_some()
     }
 
-    /// Notes that a VM is about to start (libvirt's hook says it).
+    /// Notes that a VM is about to start, as libvirt's hook reports.
     pub fn announce(&mut self, announcement: Announcement) {
         let now = self.now();
         self.inputs.push(Input::Announced(announcement.clone()));
         self.states.placement.ledger.announce(announcement, now);
     }
 
-    /// What happened lately, the first first.
+    /// Returns recent events, the oldest first.
     pub fn recent(&self) -> impl Iterator<Item = &Remembered> {
         self.recent.iter()
     }
 
-    /// What the host said last.
+    /// Returns the last sample.
     pub fn sample(&self) -> Option<&Sample> {
         self.last.as_ref().map(|(sample, _)| sample.as_ref())
     }
 
-    /// The same for who keeps it.
+    /// Returns the last sample for a caller that keeps it.
     pub fn shared_sample(&self) -> Option<Arc<Sample>> {
         self.last.as_ref().map(|(sample, _)| Arc::clone(sample))
     }

@@ -1,4 +1,4 @@
-//! What happened lately, for whoever looks at a running agent.
+//! Recent events, for viewers of a running agent.
 
 use std::collections::VecDeque;
 
@@ -6,23 +6,23 @@ use homenode_units::Ns;
 
 use crate::Event;
 
-/// So many events are remembered; the history has all of them. It bounds memory, and is no setting.
+/// Number of events that are remembered; the history has all of them. It bounds memory, and is no setting.
 const EVENTS_MAX: usize = 256;
 
-/// Something that happened, in few words: a decision may list many thousand frames.
+/// An event in few words: a decision may list many thousand frames.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remembered {
-    /// The host's clock then.
+    /// The host's clock at the time.
     pub at: Ns,
-    /// What, as it is called in JSON.
+    /// Its kind, as in JSON.
     pub kind: &'static str,
-    /// The VM's name, where it is about one.
+    /// The VM's name, if it concerns one.
     pub name: Option<String>,
-    /// Who decided or found it.
+    /// The policy that decided or found it.
     pub policy: Option<&'static str>,
-    /// What came of it.
+    /// Its outcome.
     pub outcome: Option<&'static str>,
-    /// For people.
+    /// Text for people.
     pub text: String,
 }
 
@@ -60,19 +60,19 @@ impl Remembered {
     }
 }
 
-/// The last events, the first first.
+/// The last events, the oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct Recent(VecDeque<Remembered>);
 
 impl Recent {
-    /// Remembers what happened at this time of the host's clock.
+    /// Remembers events of this time of the host's clock.
     pub fn extend(&mut self, at: Ns, events: &[Event]) {
         self.0
             .extend(events.iter().map(|event| Remembered::new(at, event)));
         self.0.drain(..self.0.len().saturating_sub(EVENTS_MAX));
     }
 
-    /// All that is remembered.
+    /// Returns all that is remembered.
     pub fn iter(&self) -> impl Iterator<Item = &Remembered> {
         self.0.iter()
     }

@@ -1,12 +1,12 @@
-//! What policies would do, and what waits for the operator's word: mode `recommend` ([`Mode`]).
+//! Recommendations of policies, which wait for the operator's approval: mode `recommend` ([`Mode`]).
 //!
 //! # Problem
-//! An operator wants to see each change before it is made, and to say yes or no to it once, not in every period. A policy that is
-//! kept waiting must be able to go on, and what was agreed to must be what is done.
+//! An operator wants to see each change before it is made, and to approve or reject it once, not in every period. A policy
+//! that waits must be able to go on, and the approved change must be the one that is made.
 //!
 //! # Terms
-//! - *Subject*: a VM, a policy, and a lever. Of each there is one recommendation at a time. A home takes what follows it along:
-//!   where its vCPUs run, and its pages' way there.
+//! - *Subject*: a VM, a policy, and a lever. Each has one recommendation at a time. A home includes what follows it: where
+//!   its vCPUs run, and its pages' way there.
 //! - A policy *wants* a recommendation in each epoch in which it decides on its subject.
 //!
 //! # Algorithm
@@ -16,16 +16,16 @@
 //!                     │ └──── the operator's word ──▶ rejected
 //!                     └── not wanted for long, too old, or its VM is gone ──▶ expired
 //! ```
-//! 1. What is wanted and waits becomes a recommendation, or renews the open one of its subject. A home on other nodes is another
-//!    recommendation: nobody must get what he did not see. The arranger's homes are predicted together, so a new arrangement ends
-//!    what is open of the one before.
-//! 2. What is approved goes through from the next epoch on, for as long as its policy wants it: pages take many epochs, and
+//! 1. A decision that waits becomes a recommendation, or renews the open one of its subject. A home on other nodes is
+//!    another recommendation: an operator must see what they approve. The arranger's homes are predicted together, so a new
+//!    arrangement ends the open recommendations of the one before.
+//! 2. An approved decision goes through from the next epoch on, for as long as its policy wants it: pages take many epochs, and
 //!    leases are renewed. That ends after [`Config::pause_max`] without it, and after [`Config::life_max`]. A home is decided
-//!    once, so that its policy need not want it again: it is given as it was recommended, as soon as it was approved.
-//! 3. What is rejected is not recommended again for [`Config::rejected_for`], unless more is predicted of it by
+//!    once, so that its policy need not want it again: it is assigned as recommended, as soon as it was approved.
+//! 3. A rejected decision is not recommended again for [`Config::rejected_for`], unless its predicted gain grows by
 //!    [`Config::much_more`].
 //!
-//! Nothing here acts, and nothing here knows a clock: it is part of the loop, and its inputs are recorded.
+//! Nothing here acts or has a clock: it is part of the loop, and its inputs are recorded.
 //!
 //! # Properties
 //! - `what_is_wanted_again_is_one_recommendation_and_told_once`
@@ -47,30 +47,32 @@ use serde::{Deserialize, Serialize};
 
 use crate::Event;
 
-/// So many may be open or approved; what else is wanted waits for one of them to end.
+/// Most recommendations that may be open or approved; further ones wait for one of them to end.
 const LIVE_MAX: usize = 4096;
-/// So many that are over are remembered.
+/// Number of past ones that are remembered.
 const PAST_MAX: usize = 256;
-/// So many rejections are remembered; then the oldest are forgotten. These three bound memory, and are no settings.
+/// Number of rejections that are remembered; beyond it the oldest are forgotten. These three bound memory, and are no
+/// settings.
 const REJECTED_MAX: usize = 4096;
 
-/// What the operator may set.
+/// The operator's settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// How long one stays open after its policy wanted it last.
+    /// How long one stays open after its policy last wanted it.
     #[serde(with = "homenode_units::text")]
     pub quiet_max: Ns,
-    /// How long one stays open, and how long what was approved goes through, at most.
+    /// How long one stays open, and how long an approved one goes through, at most.
     #[serde(with = "homenode_units::text")]
     pub life_max: Ns,
-    /// How long what was rejected is not asked again.
+    /// How long a rejected one is not recommended again.
     #[serde(with = "homenode_units::text")]
     pub rejected_for: Ns,
-    /// What was approved goes through until its policy did not want it for so long.
+    /// How long an approved one still goes through after its policy last wanted it.
     #[serde(with = "homenode_units::text")]
     pub pause_max: Ns,
-    /// How much more must be predicted of what was rejected, as a share of the VM's speed, for it to be recommended again.
+    /// How much the predicted gain of a rejected one must grow, as a share of the VM's speed, for it to be recommended
+    /// again.
     pub much_more: f64,
 }
 
@@ -94,7 +96,7 @@ homenode_units::settings! {
     Config { quiet_max: SPAN, life_max: SPAN, rejected_for: SPAN, pause_max: SPAN, much_more: 0.0..=10.0 }
 }
 
-/// How far a recommendation has come.
+/// State of a recommendation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
@@ -104,14 +106,14 @@ pub enum State {
     Approved,
     /// The operator agreed, and it was carried out.
     Applied,
-    /// The operator does not want it.
+    /// The operator rejected it.
     Rejected,
-    /// Its time was over before anybody agreed, or before it could be carried out.
+    /// It expired before it was approved, or before it could be carried out.
     Expired,
 }
 
 impl State {
-    /// What it is called in JSON.
+    /// Returns its name in JSON.
     pub fn name(self) -> &'static str {
         match self {
             State::Open => "open",
@@ -130,23 +132,23 @@ pub struct Recommendation {
     pub id: u64,
     /// The VM's name.
     pub name: String,
-    /// What would be done; of several decisions the one that the others follow.
+    /// The decision; of several the one that the others follow.
     pub decision: Decision,
-    /// With what follows it, as decided last.
+    /// The decision with what follows it, as last decided.
     decisions: Vec<Decision>,
-    /// What would be done, in words.
+    /// The decision in words.
     pub text: String,
-    /// Predicted gain, as a share of the VM's speed (.12: 12 percent faster), where there is a prediction.
+    /// Predicted gain, as a share of the VM's speed (.12: 12 percent faster), if there is a prediction.
     pub gain: Option<f64>,
-    /// Others that were recommended with it, and on which the prediction rests too.
+    /// Others that were recommended with it, on which the prediction depends too.
     pub together: Vec<u64>,
     /// When it was made.
     pub made_at: Ns,
-    /// When it ends if nothing happens; of one that is over when it ended.
+    /// When it ends if nothing happens; for a past one when it ended.
     pub expires_at: Ns,
-    /// How far it has come.
+    /// Its state.
     pub state: State,
-    /// When its policy wanted it last, or what was approved went through last.
+    /// When its policy last wanted it, or when it last went through after approval.
     wanted_at: Ns,
 }
 
@@ -162,7 +164,7 @@ impl Recommendation {
         }
     }
 
-    /// Whether what was approved here lets a decision through.
+    /// Whether this recommendation, once approved, lets a decision through.
     fn lets_through(&self, decision: &Decision) -> bool {
         if !matches!(self.state, State::Approved | State::Applied) {
             return false;
@@ -195,25 +197,25 @@ fn subject_of(decision: &Decision) -> Subject {
     (decision.action.vm, decision.policy, decision.action.act.lever())
 }
 
-/// Why something cannot be said of a recommendation.
+/// Why a recommendation cannot be approved or rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotThat {
-    /// There is none of this number.
+    /// There is none with this number.
     #[error("there is no recommendation {id}; {}", open_ones(.open))]
     Unknown {
         /// The number.
         id: u64,
-        /// Numbers of those that are open.
+        /// Numbers of the open ones.
         open: Vec<u64>,
     },
-    /// It is over, or was agreed to already.
+    /// It is over, or was approved already.
     #[error("recommendation {id} is {} already; {}", .state.name(), open_ones(.open))]
     Over {
         /// The number.
         id: u64,
-        /// How far it has come.
+        /// Its state.
         state: State,
-        /// Numbers of those that are open.
+        /// Numbers of the open ones.
         open: Vec<u64>,
     },
 }
@@ -230,35 +232,35 @@ fn open_ones(open: &[u64]) -> String {
 #[derive(Debug, Default)]
 pub(crate) struct Recommendations {
     last_id: u64,
-    /// Those that are open, and those that let something through.
+    /// Those that are open, and those that let decisions through.
     live: BTreeMap<Subject, Recommendation>,
-    /// Those that are over, the first first.
+    /// Those that are over, the oldest first.
     past: VecDeque<Recommendation>,
-    /// Until when subjects stay rejected, and what was predicted of them.
+    /// Until when subjects stay rejected, and their predicted gains.
     rejected: BTreeMap<Subject, (Ns, Option<f64>)>,
-    /// What happened since it was asked last.
+    /// Events since they were last taken.
     events: Vec<Event>,
 }
 
 impl Recommendations {
-    /// All that are remembered, by number.
+    /// Returns all that are remembered, by number.
     pub fn all(&self) -> Vec<&Recommendation> {
         let mut all: Vec<_> = self.past.iter().chain(self.live.values()).collect();
         all.sort_by_key(|one| one.id);
         all
     }
 
-    /// What happened since this was asked last.
+    /// Takes the events since the last call.
     pub fn take_events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.events)
     }
 
-    /// Whether the operator agreed to a decision.
+    /// Whether the operator approved a decision.
     pub fn lets_through(&self, decision: &Decision) -> bool {
         self.of(decision.action.vm).any(|one| one.lets_through(decision))
     }
 
-    /// Whether the operator agreed to what a policy has in force on a lever of a VM.
+    /// Whether the operator approved what a policy has in force on a lever of a VM.
     pub fn lets_stand(&self, vm: VmId, policy: &'static str, lever: Lever) -> bool {
         let found = self.live.get(&(vm, policy, lever));
         found.is_some_and(|one| matches!(one.state, State::Approved | State::Applied))
@@ -321,7 +323,7 @@ impl Recommendations {
         self.past.drain(..self.past.len().saturating_sub(PAST_MAX));
     }
 
-    /// Takes in what waits in this epoch. `gains` predicts what homes gain their VMs, all of them together.
+    /// Takes in the decisions that wait in this epoch. `gains` predicts the gains of VMs from homes, all of them together.
     pub fn take(
         &mut self,
         config: &Config,
@@ -362,7 +364,8 @@ impl Recommendations {
         self.note_together(&arranged, &gains);
     }
 
-    /// A new arrangement takes the place of the one before: what is open of that, and is not part of the new one, is over.
+    /// Replaces the arrangement before by a new one: open recommendations of the old that are not part of the new one
+    /// expire.
     fn replace_arrangement(&mut self, arranged: &[Subject], now: Ns) {
         if arranged.is_empty() {
             return;
@@ -380,13 +383,14 @@ impl Recommendations {
             .for_each(|subject| self.end(subject, State::Expired, now));
     }
 
-    /// Whether what is wanted is known: then it is wanted still. A home on other nodes is not, and ends the open one.
+    /// Renews the recommendation of a subject; returns whether it is known. A home on other nodes is not, and ends the open
+    /// one.
     fn renew(&mut self, config: &Config, sample: &Sample, subject: &Subject, group: &[Decision]) -> bool {
         let now = sample.at;
         let Some(one) = self.live.get_mut(subject) else {
             return false;
         };
-        // What was agreed to is what is done.
+        // What was approved is what is done.
         if one.state != State::Open {
             return true;
         }
@@ -447,7 +451,7 @@ impl Recommendations {
         self.live.insert(subject, one);
     }
 
-    /// Of an arrangement each knows the others, and what is predicted now.
+    /// Notes in each recommendation of an arrangement the others, and the present prediction.
     fn note_together(&mut self, arranged: &[Subject], gains: &BTreeMap<VmId, f64>) {
         let is_open = |subject: &&Subject| self.live.get(subject).is_some_and(|one| one.state == State::Open);
         let open: Vec<Subject> = arranged.iter().filter(is_open).copied().collect();
@@ -478,7 +482,7 @@ impl Recommendations {
         }
     }
 
-    /// The operator agrees.
+    /// Approves a recommendation.
     pub fn approve(&mut self, id: u64, config: &Config, now: Ns) -> Result<Recommendation, NotThat> {
         let subject = self.open(id)?;
         let one = self.live.get_mut(&subject).expect("open ones are live");
@@ -496,7 +500,7 @@ impl Recommendations {
         Ok(one)
     }
 
-    /// The operator does not want it.
+    /// Rejects a recommendation.
     pub fn reject(&mut self, id: u64, config: &Config, now: Ns) -> Result<Recommendation, NotThat> {
         let subject = self.open(id)?;
         let gain = self.live[&subject].gain;
@@ -510,7 +514,7 @@ impl Recommendations {
         Ok(self.past.back().cloned().expect("it has just ended"))
     }
 
-    /// Homes that were approved and are not given yet, with what follows each, as they were recommended. One that is not possible
+    /// Returns approved homes that are not assigned yet, with what follows each, as recommended. One that is not possible
     /// any more ends.
     pub fn due(&mut self, view: &View<'_>) -> Vec<(Recommendation, Vec<Decision>)> {
         let is_due = |one: &&Recommendation| one.state == State::Approved && one.is_home_on().is_some();
@@ -547,7 +551,7 @@ impl Recommendations {
         given
     }
 
-    /// What became of a decision that was let through.
+    /// Takes in the outcome of a decision that was let through.
     pub fn outcome(&mut self, decision: &Decision, outcome: &Outcome, config: &Config, now: Ns) {
         let vm = decision.action.vm;
         let is_its = |one: &Recommendation| one.lets_through(decision);
@@ -561,7 +565,7 @@ impl Recommendations {
                 one.wanted_at = now;
                 if is_lead && one.state == State::Approved {
                     one.state = State::Applied;
-                    // From now on it is over once it is not wanted any more.
+                    // From now on it ends once it is not wanted any more.
                     one.expires_at = now + config.life_max;
                 }
             }
@@ -580,7 +584,7 @@ fn home_of(decision: &Decision) -> Option<&NodeSet> {
     }
 }
 
-/// Decisions by subject, the one that others follow first in each.
+/// Groups decisions by subject, the one that others follow first in each.
 fn groups(waiting: Vec<Decision>) -> Vec<Vec<Decision>> {
     let mut groups: Vec<Vec<Decision>> = Vec::new();
     let follows_home = |lever| matches!(lever, Lever::VcpuPlacement | Lever::Pages);
@@ -600,7 +604,7 @@ fn groups(waiting: Vec<Decision>) -> Vec<Vec<Decision>> {
     groups
 }
 
-/// What a decision would do, in words, and the VM's name.
+/// Returns a decision in words, and the VM's name.
 fn words(sample: &Sample, decision: &Decision) -> (String, String) {
     let id = decision.action.vm;
     let name = sample.vm(id).map_or_else(|| id.to_string(), |vm| vm.name.clone());
@@ -631,7 +635,7 @@ fn words(sample: &Sample, decision: &Decision) -> (String, String) {
     (text, name)
 }
 
-/// How far a decision goes: the most careful of the run, the policy and the VM.
+/// Returns how far a decision goes: the most careful mode of the run, the policy and the VM.
 pub(crate) fn most_careful(run: Mode, policy: Option<Mode>, vm: Option<Mode>) -> Mode {
     run.min(policy.unwrap_or(run)).min(vm.unwrap_or(run))
 }

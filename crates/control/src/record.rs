@@ -1,17 +1,17 @@
-//! How much of what happens is kept on disk. Whoever runs the loop writes it; the loop itself does no I/O.
+//! How much is recorded on disk. The caller of the loop writes it; the loop itself does no I/O.
 
 use homenode_units::{Bytes, Ns};
 use serde::{Deserialize, Serialize};
 
-/// What the history keeps.
+/// Extent of the history.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// Days that status, decisions and findings are kept; 0 to keep no history.
     pub days: u32,
-    /// Hours that what the host said is kept as it said it; 0 for none.
+    /// Hours that the host's samples are kept in full; 0 for none.
     pub samples_hours: u32,
-    /// Room for that.
+    /// Room for samples.
     #[serde(with = "homenode_units::text")]
     pub samples_max: Bytes,
     /// Room for everything together.
@@ -30,7 +30,7 @@ impl Default for Config {
     }
 }
 
-/// Room in which something can be kept at all.
+/// Room that is enough to keep anything.
 const ROOM: std::ops::RangeInclusive<Bytes> = Bytes::from_mib(1)..=Bytes::from_gib(1 << 20);
 
 homenode_units::settings! {
@@ -43,12 +43,12 @@ homenode_units::settings! {
 }
 
 impl Config {
-    /// How long status and events are kept.
+    /// Returns how long status and events are kept.
     pub fn status_age(&self) -> Ns {
         Ns::from_secs(u64::from(self.days) * 24 * 3600)
     }
 
-    /// How long samples are.
+    /// Returns how long samples are kept.
     pub fn samples_age(&self) -> Ns {
         Ns::from_secs(u64::from(self.samples_hours) * 3600)
     }

@@ -1,22 +1,21 @@
-//! Repeats a run from what was recorded of it: the same loop takes in the same samples and inputs, and gets the answers that the
-//! host gave.
+//! Repeats a recorded run: the same loop takes in the same samples and inputs, and gets the host's recorded outcomes.
 //!
 //! # Problem
 //!
-//! Under the settings of then it must decide what was decided then, bit for bit; under others it shows what it would have
-//! decided otherwise.
+//! Under its own settings the run must decide as it did, bit for bit; under others it shows what it would have decided
+//! otherwise.
 //!
 //! # Approach
 //!
-//! Each recorded epoch is stepped through [`Control::begin`] and [`Control::finish`]. A decision that was recorded too gets
-//! the outcome that was recorded. One that was not is taken as in a dry run: nothing of it was done on the host, as the samples
-//! that follow show.
+//! Each recorded epoch is stepped through [`Control::begin`] and [`Control::finish`]. A decision that was also recorded gets
+//! its recorded outcome. Any other counts as in a dry run: it was not carried out on the host, as the samples that follow
+//! show.
 //!
 //! # Properties
 //!
 //! - *A run that is repeated from its beginning under its own settings decides the same*: the loop has no clock, no chance and
 //!   no other input than [`Turn`]s and samples.
-//! - Once a decision differs, samples are those of what was done, not of what would have been done: later differences say
+//! - Once a decision differs, samples show the effects of the recorded decisions, not of the new ones: later differences say
 //!   what the policies thought of that host, not how the other one would have been.
 
 use homenode_host::{Action, Outcome, Receipt, Sample};
@@ -27,41 +26,41 @@ use crate::epoch::what_is_told;
 use crate::turn::{Decided, Input, Inputs, Turn};
 use crate::{Config, Control, Mode};
 
-/// A run that is repeated.
+/// A run that is being repeated.
 #[derive(Debug)]
 pub struct Replay {
     machine: Machine,
     control: Control,
     next: u64,
-    /// Whether settings that were changed while it ran are changed again.
+    /// Whether changes of settings during the run are made again.
     settings: Settings,
 }
 
-/// By which settings a run is repeated.
+/// Settings under which a run is repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settings {
-    /// By its own, with the changes that were made to them while it ran.
+    /// Its own, with the changes that were made to them while it ran.
     OfThen,
-    /// By others, from beginning to end.
+    /// Others, from beginning to end.
     Others,
 }
 
-/// What an epoch decided, then and now. Decisions are matched by policy and action.
+/// Decisions of an epoch, then and now. They are matched by policy and action.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Compared {
     /// Decided both times.
     pub same: Vec<Decided>,
-    /// Decided then only.
+    /// Decided only then.
     pub then_only: Vec<Decided>,
-    /// Decided now only.
+    /// Decided only now.
     pub now_only: Vec<Decided>,
-    /// Of `same`, those that give another reason now.
+    /// Number of those in `same` with another reason now.
     pub other_reason_count: usize,
-    /// Whether what is in `same` was decided in the same order.
+    /// Whether those in `same` were decided in the same order.
     pub same_order: bool,
-    /// Epochs between the one before and this one that are not there.
+    /// Number of missing epochs between the one before and this one.
     pub missing_count: u64,
-    /// Inputs before or in this epoch that are not there.
+    /// Number of missing inputs before or in this epoch.
     pub inputs_missing_count: u64,
 }
 
@@ -76,7 +75,7 @@ impl Compared {
 }
 
 impl Replay {
-    /// Before the first epoch.
+    /// Starts before the first epoch.
     pub fn new(machine: Machine, (config, settings): (Config, Settings), mode: Mode) -> Replay {
         Replay {
             machine,
@@ -86,7 +85,7 @@ impl Replay {
         }
     }
 
-    /// For a run whose beginning is not there: begins with this epoch, and with these homes.
+    /// Starts with this epoch and these homes, for a run whose beginning is missing.
     pub fn begin_in_the_middle(&mut self, number: u64, homes: impl IntoIterator<Item = (VmId, NodeSet)>) {
         self.next = number;
         for (vm, home) in homes {
@@ -94,11 +93,11 @@ impl Replay {
         }
     }
 
-    /// The next epoch.
+    /// Steps through the next epoch.
     pub fn step(&mut self, sample: Sample, turn: Turn) -> Compared {
         let control = &mut self.control;
         if control.mode != Mode::Observe {
-            // Taken as a dry run's is what was not decided then: in each epoch anew.
+            // New decisions are reported in each epoch again, as a dry run's are.
             control.told.clear();
         }
         take_in(control, &self.machine, &turn.before, self.settings);
@@ -121,12 +120,12 @@ impl Replay {
     }
 }
 
-/// What makes two actions the same but for amounts that change with every sample.
+/// Returns what two actions have in common that differ only in amounts that change with every sample.
 pub fn kind_of(action: &Action) -> String {
     what_is_told(action)
 }
 
-/// Has the loop told what it was told then.
+/// Repeats recorded inputs to the loop.
 fn take_in(control: &mut Control, machine: &Machine, inputs: &Inputs, settings: Settings) {
     for input in inputs.list.iter().cloned() {
         match input {
@@ -135,7 +134,7 @@ fn take_in(control: &mut Control, machine: &Machine, inputs: &Inputs, settings: 
             Input::Announced(announcement) => control.announce(announcement),
             Input::Promised(asked) => drop(control.promise(machine, asked)),
             Input::PromiseDropped { id } => drop(control.drop_promise(id)),
-            // Under other settings there may be none of this number.
+            // Under other settings there may be none with this number.
             Input::Approved { id } => drop(control.approve(id)),
             Input::Rejected { id } => drop(control.reject(id)),
             Input::Configured { config } if settings == Settings::OfThen => drop(control.take_over(*config)),
@@ -147,7 +146,7 @@ fn take_in(control: &mut Control, machine: &Machine, inputs: &Inputs, settings: 
     }
 }
 
-/// What was decided then and now, and what becomes of each that was decided now.
+/// Compares decisions then and now; returns the outcome of each one now.
 fn compare(turn: &Turn, now: Vec<Decided>) -> (Compared, Vec<Outcome>) {
     let mut compared = Compared {
         same_order: true,

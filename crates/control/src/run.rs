@@ -1,4 +1,4 @@
-//! The one loop over a host: sample, plan, commit, wait, until it is over. What a run is beside that, its caller says.
+//! The one loop over a host: sample, plan, commit, wait, until it is over. The caller supplies everything else of a run.
 
 use std::ops::ControlFlow;
 use std::sync::{Mutex, PoisonError};
@@ -16,29 +16,29 @@ pub enum Phase {
     Plan,
     /// Carrying the plan out.
     Act,
-    /// Remembering what came of it.
+    /// Remembering the outcome.
     Remember,
 }
 
-/// What happens around the epochs of a run: how it is shown, how time passes, when it ends.
+/// Hooks around the epochs of a run: how it is shown, how time passes, when it ends.
 pub trait Around<H: Host> {
-    /// What ends a run that is not over.
+    /// An error that ends a run before it is over.
     type Error;
 
-    /// Before the host is sampled; the run ends where it says so.
+    /// Called before the host is sampled; may end the run.
     ///
     /// # Errors
-    /// What ends the run.
+    /// An error that ends the run.
     fn before(&mut self, host: &mut H) -> Result<ControlFlow<()>, Self::Error>;
 
-    /// A part of an epoch begins, and the one before it is over: for those who time them.
+    /// Called when a part of an epoch begins, and the one before it is over: for timing.
     fn begins(&mut self, _: Phase) {}
 
-    /// Takes what an epoch saw and did, or why the host could not be read: nothing was done then, and the next sample may
-    /// succeed. The run ends where it says so.
+    /// Called with the observations and actions of an epoch, or with the reason the host could not be read: nothing was done
+    /// then, and the next sample may succeed. May end the run.
     ///
     /// # Errors
-    /// What ends the run.
+    /// An error that ends the run.
     fn after(
         &mut self,
         host: &mut H,
@@ -49,11 +49,11 @@ pub trait Around<H: Host> {
     fn wait(&mut self, host: &mut H);
 }
 
-/// Runs until what is around it ends it. The control loop's state is locked in two short stretches of each epoch and not while
-/// a plan is carried out: others ask it meanwhile.
+/// Runs until the hooks end it. The control loop's state is locked in two short stretches of each epoch and not while a plan
+/// is carried out, so that others can query it meanwhile.
 ///
 /// # Errors
-/// What ended the run before it was over.
+/// An error that ended the run before it was over.
 pub fn run<H: Host, A: Around<H>>(
     host: &mut H,
     control: &Mutex<Control>,

@@ -1,6 +1,6 @@
 //! The table of stages: which policies plan, in which order, and what each may set.
 //!
-//! A row is a policy's place in the order, the sets that it acts in, the levers that it may set, and how it plans. To add a
+//! A row has a policy's place in the order, the sets that it acts in, the levers that it may set, and how it plans. To add a
 //! policy, add a row; nothing else lists them. The order is that of precedence (see [`homenode_policy::levers`]), and that
 //! in which the host carries plans out:
 //!
@@ -22,7 +22,7 @@ use crate::{Config, PolicySet};
 
 /// A row of the table.
 pub(crate) struct Stage {
-    /// As decisions name it.
+    /// Its name in decisions.
     pub policy: &'static str,
     /// Sets that it plans in.
     pub sets: &'static [PolicySet],
@@ -31,15 +31,15 @@ pub(crate) struct Stage {
     plan: fn(&View<'_>, &Config, &mut States, &mut [Plan]) -> Plan,
 }
 
-/// Makes [`States`] and [`STAGES`] from rows of the form `module(its State) [sets] [levers] => plan`. A policy that remembers
-/// nothing, or what another row names, has no state: `module()`.
+/// Makes [`States`] and [`STAGES`] from rows of the form `module(its State) [sets] [levers] => plan`. A policy without
+/// memory, or with the memory of another row, has no state: `module()`.
 macro_rules! stages {
     (|$view:ident, $config:ident, $states:ident, $earlier:ident|
      $($policy:ident($($state:ident)?) [$($set:ident)*] [$($lever:ident)*] => $plan:expr;)*) => {
-        /// What the policies remember.
+        /// State of the policies.
         #[derive(Debug, Default)]
         pub(crate) struct States {
-            /// What VMs needed so far, which several policies ask.
+            /// Needs of VMs so far, which several policies use.
             pub history: demand::History,
             $($(pub $policy: $policy::$state,)?)*
         }
@@ -48,7 +48,7 @@ macro_rules! stages {
             policy: $policy::POLICY,
             sets: &[$(PolicySet::$set),*],
             levers: &[$(Lever::$lever),*],
-            // A row takes what it needs.
+            // Each row uses only what it needs.
             #[allow(unused_variables)]
             plan: |$view, $config, $states, $earlier| $plan,
         }),*];
@@ -82,18 +82,20 @@ fn take_memory(view: &View<'_>, config: &Config, of: &mut States) -> Plan {
     overcommit::plan(view, &config.overcommit, estimate, &mut of.overcommit)
 }
 
-/// The stages of a set, in order.
+/// Returns the stages of a set, in order.
 pub(crate) fn of(set: PolicySet) -> impl Iterator<Item = &'static Stage> {
     STAGES.iter().filter(move |stage| stage.sets.contains(&set))
 }
 
-/// Whether a set moves pages home and gives no homes: then home is where the operator wants a VM, or all that it may use.
+/// Whether a set moves pages home but assigns no homes: home is then the operator's choice for a VM, or all nodes it may
+/// use.
 pub(crate) fn leave_homes_to_operators(set: PolicySet) -> bool {
     let has = |lever| of(set).any(|stage| stage.levers.contains(&lever));
     has(Lever::Pages) && !has(Lever::Home)
 }
 
-/// Policies of a set, each once: those that choose between nodes and have nothing to do where there is one, and the others.
+/// Returns the policies of a set, each once: those that choose between nodes and have nothing to do on a single one, and the
+/// others.
 pub fn stages_by_need_of_nodes(set: PolicySet) -> (Vec<&'static str>, Vec<&'static str>) {
     const BETWEEN_NODES: [Lever; 5] = [
         Lever::Home,
@@ -113,7 +115,7 @@ pub fn stages_by_need_of_nodes(set: PolicySet) -> (Vec<&'static str>, Vec<&'stat
     (names(idle), names(busy))
 }
 
-/// Policies that decide something, each once, as decisions name them.
+/// Returns the policies that decide something, each once, as decisions name them.
 pub(crate) fn deciding_policies() -> Vec<&'static str> {
     let deciding = STAGES.iter().filter(|stage| !stage.levers.is_empty());
     let mut names: Vec<&'static str> = deciding.map(|stage| stage.policy).collect();
@@ -122,16 +124,16 @@ pub(crate) fn deciding_policies() -> Vec<&'static str> {
     names
 }
 
-/// What the stages of the configured set plan, in order.
+/// Plans of the stages of the configured set, in order.
 #[derive(Debug, Default)]
 pub(crate) struct Plans {
-    /// What is to be carried out. Later stages see it: they leave alone what it moves, and budgets are spent by it.
+    /// Plans to carry out. Later stages see them: they leave alone what these move, and these use up budgets.
     pub acting: Vec<Plan>,
-    /// What is not, each with how far it goes: it waits, or is only told.
+    /// Other plans, each with its mode: they wait, or are only reported.
     pub kept: Vec<(Plan, Mode)>,
 }
 
-/// What each stage of the configured set plans, in order.
+/// Plans with each stage of the configured set, in order.
 pub(crate) fn plans(view: &View<'_>, config: &Config, gate: &Gate<'_>, states: &mut States) -> Plans {
     let mut plans = Plans::default();
     for stage in of(config.policies) {
@@ -146,7 +148,7 @@ pub(crate) fn plans(view: &View<'_>, config: &Config, gate: &Gate<'_>, states: &
 }
 
 impl Plans {
-    /// Adds a plan, each decision of which goes so far.
+    /// Adds a plan, with the mode of each decision.
     pub fn add(&mut self, mut plan: Plan, modes: Vec<Mode>) {
         for kept in [Mode::Recommend, Mode::Observe] {
             let pairs = plan
@@ -170,7 +172,7 @@ impl Plans {
 }
 
 impl States {
-    /// A decision was not carried out: what policies learn from their changes must not take it for a change that failed.
+    /// Notes that a decision was not carried out, lest policies learn from it as from a change that failed.
     pub fn was_kept(&mut self, decision: &Decision) {
         let vm = decision.action.vm;
         match (&decision.action.act, decision.policy) {
@@ -182,7 +184,7 @@ impl States {
 }
 
 impl Stage {
-    /// Panics where a plan does not keep to the levers of the row: a mistake in the table. For debug builds.
+    /// Panics if a plan uses a lever that its row does not list: a mistake in the table. For debug builds.
     fn check(&self, plan: &Plan) {
         for decision in &plan.decisions {
             let lever = decision.action.act.lever();

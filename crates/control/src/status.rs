@@ -1,4 +1,4 @@
-//! One picture of the host for everybody who shows it: tables, JSON, the agent's socket.
+//! One picture of the host for all views of it: tables, JSON, the agent's socket.
 
 use std::collections::BTreeMap;
 
@@ -22,14 +22,14 @@ pub struct Status {
     pub at_ns: Ns,
     /// Every node, ascending.
     pub nodes: Vec<NodeStatus>,
-    /// Traffic between nodes, where counted.
+    /// Traffic between nodes, if counted.
     pub links: Vec<LinkStatus>,
     /// Every VM, by name.
     pub vms: Vec<VmStatus>,
-    /// How much longer nothing is changed; `None` where the agent is not paused.
+    /// How much longer the pause lasts; `None` if the agent is not paused.
     #[serde(default)]
     pub paused_for_ns: Option<Ns>,
-    /// What the host's kernel does with memory by itself.
+    /// How the host's kernel manages memory by itself.
     #[serde(default)]
     pub kernel: KernelSettings,
 }
@@ -37,7 +37,7 @@ pub struct Status {
 /// One node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct NodeStatus {
-    /// Which.
+    /// The node.
     pub node: NodeId,
     /// Usable CPUs.
     pub cpus: usize,
@@ -47,28 +47,28 @@ pub struct NodeStatus {
     pub vcpus_waiting: Option<f64>,
     /// Memory of the node.
     pub memory_bytes: Bytes,
-    /// Of it, free or reclaimable.
+    /// Free or reclaimable part of it.
     pub memory_free_bytes: Bytes,
-    /// Memory traffic, where counted.
+    /// Memory traffic, if counted.
     pub bandwidth_bytes_per_s: Option<BytesPerSec>,
-    /// What the controllers can sustain, where known.
+    /// Rate that the controllers can sustain, if known.
     pub bandwidth_max_bytes_per_s: Option<BytesPerSec>,
-    /// What a VM that does not run yet could get here; `None` where VMs can have no home.
+    /// Resources that a VM that does not run yet could get here; `None` if VMs can have no home here.
     #[serde(default)]
     pub headroom: Option<Headroom>,
-    /// Whether it is to be empty ([`crate::Control::drain`]).
+    /// Whether it is being drained ([`crate::Control::drain`]).
     #[serde(default)]
     pub is_drained: bool,
 }
 
-/// What a VM that does not run yet could get: what is left beside what was measured, and what is promised and not used yet.
+/// Resources that a VM that does not run yet could get: those left by measured use and by promises that are not used yet.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Headroom {
     /// CPUs.
     pub cpus: f64,
     /// Memory.
     pub memory_bytes: Bytes,
-    /// Bandwidth of the controllers, where that is known of all nodes.
+    /// Bandwidth of the controllers, if known for all nodes.
     pub bandwidth_bytes_per_s: Option<BytesPerSec>,
 }
 
@@ -85,13 +85,13 @@ impl From<NodeLeft> for Headroom {
 /// Traffic from one node to another.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LinkStatus {
-    /// Where data comes from.
+    /// Node that data comes from.
     pub from: NodeId,
-    /// Where it goes.
+    /// Node that data goes to.
     pub to: NodeId,
     /// Data rate over the last period.
     pub bandwidth_bytes_per_s: BytesPerSec,
-    /// Share of what the link can sustain, where known.
+    /// Share of what the link can sustain, if known.
     pub busy: Option<f64>,
 }
 
@@ -108,94 +108,95 @@ pub struct VmStatus {
     pub vcpus_by_node: Vec<NodeVcpus>,
     /// Memory policy in force.
     pub memory_policy: MemoryPolicy,
-    /// Memory policy that the operator chose, if he did.
+    /// Memory policy that the operator chose, if any.
     pub memory_policy_chosen: Option<MemoryPolicy>,
-    /// Who samples which nodes use its pages, where its memory policy wants to know.
+    /// The source of samples of which nodes use its pages, if its memory policy needs them.
     pub pages_sampled_by: Option<CountedBy>,
-    /// What the operator should know of the policy that he chose.
+    /// Caution about the policy that the operator chose.
     pub memory_policy_caution: Option<String>,
     /// Why its memory stays where it is, if it does.
     pub memory_fixed: Option<String>,
-    /// Touched pages on each node, where known.
+    /// Touched pages on each node, if known.
     pub pages_by_node: Option<Vec<NodePages>>,
     /// Memory that the guest may use.
     pub memory_bytes: Bytes,
     /// CPUs used over the last period.
     pub cpus_used: Option<f64>,
-    /// vCPUs that waited over the last period, where the host can tell.
+    /// vCPUs that waited over the last period, if the host can tell.
     pub vcpus_waiting: Option<f64>,
-    /// Who counts its LLC misses, if anybody does.
+    /// The source of LLC miss counts, if there is one.
     pub counted_by: Option<CountedBy>,
     /// LLC misses over references.
     pub llc_miss_rate: Option<f64>,
     /// Share of memory accesses that were local.
     pub local_access_ratio: Option<f64>,
-    /// Memory traffic over the last period, by its LLC misses; `None` where they are not counted.
+    /// Memory traffic over the last period, by its LLC misses; `None` if they are not counted.
     pub bandwidth_bytes_per_s: Option<BytesPerSec>,
-    /// Which controllers serve it, an estimate: by its accesses where they are counted, else by where its pages are.
+    /// Traffic by the node of the controllers, an estimate: by its accesses if they are counted, else by where its pages
+    /// are.
     pub traffic_by_node: Option<Vec<NodeTraffic>>,
     /// Why its vCPUs are left alone, if they are.
     pub left_alone: Option<String>,
-    /// How far decisions about it go, unless its policy's go less far.
+    /// Mode of decisions about it, unless the policy's own is more careful.
     pub mode: Mode,
-    /// How far its operator lets them go, if he said so.
+    /// Mode that its operator chose for it, if any.
     pub mode_chosen: Option<Mode>,
-    /// What it booked, and how it kept it.
+    /// Its permit, and how it kept it.
     pub permit: PermitStatus,
-    /// How much memory it has of what it could have.
+    /// Its memory, and how much it could have.
     pub memory: MemoryStatus,
-    /// What its guest sees of nodes, and is told of them.
+    /// What its guest sees of nodes, and was last notified of.
     pub topology: TopologyStatus,
 }
 
 /// vCPUs on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct NodeVcpus {
-    /// Which node.
+    /// The node.
     pub node: NodeId,
-    /// How many.
+    /// Number of vCPUs.
     pub vcpus: usize,
 }
 
 /// Pages on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct NodePages {
-    /// Which node.
+    /// The node.
     pub node: NodeId,
-    /// How many, of 4 KiB.
+    /// Number of pages of 4 KiB.
     pub pages: Pages,
 }
 
 /// Memory traffic on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct NodeTraffic {
-    /// Whose controllers.
+    /// Node of the controllers.
     pub node: NodeId,
-    /// How much.
+    /// Rate of the traffic.
     pub bytes_per_s: BytesPerSec,
 }
 
 /// How a VM keeps its permit.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PermitStatus {
-    /// What it booked, if it did.
+    /// The permit that it booked, if any.
     pub permit: Option<Permit>,
-    /// What it caused per slice in the last period: LLC misses, or bytes where bandwidth is booked.
+    /// Its use per slice in the last period: LLC misses, or bytes if bandwidth is booked.
     pub units_per_slice: Option<u64>,
     /// UNDER or OVER.
     pub standing: Option<Standing>,
-    /// What its account holds; below zero what it owes.
+    /// Balance of its account; a debt if below zero.
     pub balance_units: Option<i64>,
-    /// How often it went OVER.
+    /// How many times it went OVER.
     pub punished_count: u32,
-    /// CPU quota in force on its vCPUs, whoever set it.
+    /// CPU quota in force on its vCPUs, whatever set it.
     pub quota: Option<CpuQuota>,
-    /// Why its pollution is not known, if it is not.
+    /// Why its pollution is unknown, if it is.
     pub unmetered: Option<String>,
 }
 
 impl PermitStatus {
-    /// As the sample and the policy's memory have it.
+    /// Combines the sample and the policy's memory.
     pub(crate) fn of(vm: &VmSample, state: &permits::State) -> PermitStatus {
         let account = state.account(vm.id);
         let conduct = state.conduct(vm.id);
@@ -214,22 +215,22 @@ impl PermitStatus {
 /// How much memory a VM has, and why.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MemoryStatus {
-    /// What its operator gave it; `None` where it has no balloon.
+    /// Memory that its operator assigned; `None` if it has no balloon.
     pub maximum_bytes: Option<Bytes>,
-    /// What the agent left it, while that is less.
+    /// Memory that the agent left it, while that is less.
     pub limit_bytes: Option<Bytes>,
-    /// How little its operator lets it be left with, if the agent may take memory.
+    /// Memory below which its operator lets no agent hold it, if the agent may take memory.
     pub floor_bytes: Option<Bytes>,
-    /// What it needs, where that is known.
+    /// Memory that it needs, if known.
     pub need_bytes: Option<Bytes>,
-    /// What its guest says that it could spare.
+    /// Memory that its guest says it could spare.
     pub usable_bytes: Option<Bytes>,
-    /// Why it has what it has.
+    /// Why it has this much.
     pub why: Option<String>,
 }
 
 impl MemoryStatus {
-    /// As the sample and the policy's memory have it.
+    /// Combines the sample and the policy's memory.
     pub(crate) fn of(vm: &VmSample, state: &overcommit::State) -> MemoryStatus {
         let standing = state.standing(vm.id);
         let why = standing.map(|standing| standing.why.clone());
@@ -244,38 +245,38 @@ impl MemoryStatus {
     }
 }
 
-/// What a VM's guest sees of nodes, and what it is told.
+/// What a VM's guest sees of nodes, and what it is notified of.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TopologyStatus {
-    /// The nodes that it sees, by number; none where it sees one.
+    /// The nodes that it sees, by number; none if it sees one.
     pub virtual_nodes: Vec<VirtualNodeStatus>,
-    /// What it was told last.
+    /// The last topology published to it.
     #[serde(rename = "told")]
     pub published: Option<Published>,
-    /// How long ago.
+    /// Time since then.
     #[serde(rename = "told_age_ns")]
     pub published_age_ns: Option<Ns>,
-    /// Virtual node that it takes each vCPU to be on since, by index.
+    /// Virtual node that it believes each vCPU to be on since then, by index.
     pub vcpus_believed_on: Vec<usize>,
-    /// Why it is told nothing, if so.
+    /// Why nothing is published to it, if so.
     pub why_not: Option<String>,
 }
 
 /// A node as a guest sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct VirtualNodeStatus {
-    /// Its vCPUs as the guest booted.
+    /// Its vCPUs when the guest booted.
     pub vcpus: Vec<u16>,
     /// Its memory.
     pub memory_bytes: Bytes,
     /// The home node that is to hold all of it, once the VM has a home.
     pub home: Option<NodeId>,
-    /// Where it lies, where known.
+    /// Nodes of its pages, if known.
     pub pages_by_node: Option<Vec<NodePages>>,
 }
 
 impl TopologyStatus {
-    /// As the sample and the layout have it.
+    /// Combines the sample and the layout.
     pub(crate) fn of(machine: &Machine, vm: &VmSample, now: Ns, layout: Option<&[NodeId]>) -> TopologyStatus {
         let published = vm.published.as_ref();
         let believed = |published: &Published| {
@@ -298,7 +299,7 @@ impl TopologyStatus {
     }
 }
 
-/// What the agent knows of a VM beyond what the host says.
+/// The agent's knowledge of a VM beyond the host's.
 pub(crate) struct Known {
     pub home: Option<NodeSet>,
     pub left_alone: Option<String>,
@@ -309,7 +310,7 @@ pub(crate) struct Known {
 }
 
 impl Status {
-    /// The picture of a sample, its rates, what is left, and what the agent knows of each VM.
+    /// Builds the picture from a sample, its rates, the resources left, and the agent's knowledge of each VM.
     pub(crate) fn new(
         machine: &Machine,
         (sample, rates): (&Sample, Option<&Rates>),
@@ -382,7 +383,7 @@ impl Status {
 }
 
 impl Status {
-    /// VMs that fill the controllers of a node, those that fill them most first; without those that do not.
+    /// Returns the VMs that load the controllers of a node, the greatest load first; VMs without traffic there are left out.
     pub fn fillers(&self, node: NodeId) -> Vec<(&VmStatus, BytesPerSec)> {
         let on = |vm: &VmStatus| {
             let traffic = vm.traffic_by_node.iter().flatten();
@@ -397,7 +398,7 @@ impl Status {
     }
 }
 
-/// Traffic between nodes.
+/// Returns the traffic between nodes.
 pub(crate) fn links(machine: &Machine, rates: Option<&Rates>) -> Vec<LinkStatus> {
     let counted = rates
         .iter()
@@ -411,7 +412,7 @@ pub(crate) fn links(machine: &Machine, rates: Option<&Rates>) -> Vec<LinkStatus>
     links.collect()
 }
 
-/// The nodes that a VM's guest sees, with the home of each one's memory.
+/// Returns the nodes that a VM's guest sees, with the home of each one's memory.
 pub(crate) fn virtual_nodes(vm: &VmSample, layout: Option<&[NodeId]>) -> Vec<VirtualNodeStatus> {
     let virtual_nodes = vm.virtual_nodes.iter().enumerate();
     let virtual_nodes = virtual_nodes.map(|(at, seen)| VirtualNodeStatus {
@@ -430,7 +431,7 @@ pub(crate) fn pages_by_node(pages: &NodeMap<Pages>) -> Vec<NodePages> {
         .collect()
 }
 
-/// Nodes without any are left out.
+/// Lists traffic by node; nodes without any are left out.
 pub(crate) fn traffic_by_node(traffic: &NodeMap<BytesPerSec>) -> Vec<NodeTraffic> {
     let some = traffic.iter().filter(|(_, bytes_per_s)| bytes_per_s.0 > 0);
     let of = |(node, bytes_per_s): (NodeId, &BytesPerSec)| NodeTraffic {

@@ -1,5 +1,5 @@
-//! What an epoch took in beside its sample, and what was decided in it. With the samples that is all from which a run can be
-//! repeated ([`crate::replay`]).
+//! Inputs of an epoch other than its sample, and its decisions. Together with the samples they are enough to repeat a run
+//! ([`crate::replay`]).
 
 use homenode_host::{Action, Decision, Outcome, Receipt, Refusal};
 use homenode_policy::placement::{Announcement, Asked};
@@ -8,67 +8,67 @@ use serde::{Deserialize, Serialize};
 
 use crate::Config;
 
-/// Inputs that are kept between two epochs: a host may not be readable for days, and clients ask meanwhile. It
-/// bounds memory, and is no setting.
+/// Number of inputs kept between two epochs: a host may not be readable for days, and clients ask meanwhile. It bounds
+/// memory, and is no setting.
 const INPUTS_MAX: usize = 4096;
 
-/// Something that the loop was told beside samples.
+/// An input to the loop other than a sample.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "input", rename_all = "kebab-case")]
 pub enum Input {
     /// A VM whose home an earlier agent chose ([`crate::Control::adopt`]).
     Adopted {
-        /// Which.
+        /// The VM.
         vm: VmId,
-        /// That home.
+        /// Its home.
         home: Option<NodeSet>,
     },
-    /// The operator set a permit; which is in the next sample ([`crate::Control::was_set`]).
+    /// The operator set a permit; the next sample has it ([`crate::Control::was_set`]).
     PermitSet {
-        /// Whose.
+        /// The VM.
         vm: VmId,
     },
     /// A VM is about to start ([`crate::Control::announce`]).
     Announced(Announcement),
     /// libvirt asked for nodes ([`crate::Control::promise`]).
     Promised(Asked),
-    /// The operator took back a promise ([`crate::Control::drop_promise`]).
+    /// The operator withdrew a promise ([`crate::Control::drop_promise`]).
     PromiseDropped {
         /// Its number.
         id: u64,
     },
-    /// The operator agreed to a recommendation ([`crate::Control::approve`]).
+    /// The operator approved a recommendation ([`crate::Control::approve`]).
     Approved {
         /// Its number.
         id: u64,
     },
-    /// The operator does not want what was recommended ([`crate::Control::reject`]).
+    /// The operator rejected a recommendation ([`crate::Control::reject`]).
     Rejected {
         /// Its number.
         id: u64,
     },
-    /// The operator's settings were read anew ([`crate::Control::take_over`]).
+    /// The operator's settings were read again ([`crate::Control::take_over`]).
     Configured {
-        /// All that are in force from then on.
+        /// All settings in force from then on.
         config: Box<Config>,
     },
-    /// The operator said which nodes are to be emptied ([`crate::Control::drain`]).
+    /// The operator chose the nodes to drain ([`crate::Control::drain`]).
     Drained {
         /// All of them.
         nodes: NodeSet,
     },
-    /// The operator wants nothing changed for so long ([`crate::Control::pause`]); zero ends a pause.
+    /// The operator paused all changes for this long ([`crate::Control::pause`]); zero ends a pause.
     Paused {
-        /// How long.
+        /// Length of the pause.
         span: Ns,
     },
     /// A client asked how much memory a VM uses ([`crate::Control::want_working_set`]).
     WorkingSetWanted {
-        /// Of which VM.
+        /// The VM.
         vm: VmId,
-        /// Length of windows, where it named one.
+        /// Length of windows, if the client named one.
         window: Option<Ns>,
-        /// How long it waits.
+        /// How long the client waits.
         wait: Ns,
     },
 }
@@ -77,10 +77,10 @@ pub enum Input {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Inputs {
-    /// What came, the first first.
+    /// The inputs, the oldest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub list: Vec<Input>,
-    /// How many more came than are kept.
+    /// Number of further inputs that were not kept.
     #[serde(skip_serializing_if = "is_zero")]
     pub missed_count: u64,
 }
@@ -90,10 +90,10 @@ pub struct Inputs {
 pub struct Decided {
     /// Policy that decided.
     pub policy: String,
-    /// What to do.
+    /// The action.
     #[serde(flatten)]
     pub action: Action,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
@@ -101,21 +101,21 @@ pub struct Decided {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Turn {
-    /// How many epochs of this run were before it: one that is missing shows.
+    /// Number of epochs of this run before it, so that a missing one shows.
     pub number: u64,
-    /// What came before it, since the epoch before.
+    /// Inputs before it, since the epoch before.
     #[serde(skip_serializing_if = "Inputs::is_empty")]
     pub before: Inputs,
     /// The plan, in the order in which it was to be carried out.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub decided: Vec<Decided>,
-    /// What came while it was carried out.
+    /// Inputs while it was carried out.
     #[serde(skip_serializing_if = "Inputs::is_empty")]
     pub during: Inputs,
-    /// What became of each decision; of none where all were refused.
+    /// Outcome of each decision; empty if the plan was refused.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub outcomes: Vec<Outcome>,
-    /// Why all were, if they were.
+    /// Why the plan was refused, if it was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<Refusal>,
 }
@@ -217,7 +217,7 @@ mod tests {
         acts.extend(limits.map(|limit| Act::Limit { limit, lease_ns }));
         for act in acts {
             let decided = Decided {
-                policy: "somebody".into(),
+                policy: "external".into(),
                 action: act.on(VmId(3)),
                 reason: "why".into(),
             };

@@ -1,6 +1,6 @@
-//! Archives that kernels unpack when they boot: `initramfs`, cpio in its "newc" form.
+//! Writes archives that kernels unpack at boot: `initramfs`, cpio in its "newc" form.
 
-/// An archive that is being made.
+/// An archive under construction.
 #[derive(Debug, Default)]
 pub struct Archive {
     bytes: Vec<u8>,
@@ -52,7 +52,7 @@ impl Archive {
         self.entry(name, 0o040_755, &[]);
     }
 
-    /// The archive.
+    /// Returns the finished archive.
     pub fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, &[]);
         self.bytes

@@ -1,5 +1,5 @@
-//! What one program of Homenode's leaves and another reads: layouts of shared memory and formats of files. Whoever reads one
-//! needs no model of caches or of page walks.
+//! Formats exchanged between Homenode's programs: layouts of shared memory and formats of files. Readers need no model of
+//! caches or of page walks.
 //!
 //! | module | written by | read by |
 //! |---|---|---|
@@ -11,8 +11,8 @@
 //!
 //! # Properties (tests of the same names)
 //!
-//! - A log reads as it was written; whatever else a file holds is refused with what is wrong.
-//! - A region reads as it was written; what is none is refused with what is wrong.
+//! - A log reads as it was written; any other content of a file is refused with a reason.
+//! - A region reads as it was written; any other content is refused with a reason.
 //! - A log of pages that is cut off gives all whole records and says what is missing; with one changed byte it is refused.
 
 pub mod cpio;

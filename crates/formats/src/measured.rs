@@ -1,18 +1,18 @@
-//! Measurements that were made once and are committed: here of programs under the emulator's plugin, which takes half an hour and
-//! packages that a machine that reproduces claims need not have.
+//! Committed measurements: here of programs under the emulator's plugin, which take half an hour and packages that a machine
+//! for reproducing claims need not have.
 
 use homenode_machine_files::file::{FileError, read_toml};
 use serde::{Deserialize, Serialize};
 use toml_edit::Item;
 
-/// Where the measurement of programs is.
+/// Path of the measurement of programs.
 pub const PROGRAMS_FILE: &str = "data/measured/page-log-programs.toml";
-/// The measurement of programs, as it is committed.
+/// The measurement of programs, as committed.
 pub const PROGRAMS: &str = include_str!("../../../data/measured/page-log-programs.toml");
-/// The version of its form.
+/// Version of the format.
 const VERSION: u32 = 1;
 
-/// What was seen of programs.
+/// Measurements of programs.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measured {
@@ -23,35 +23,35 @@ pub struct Measured {
     pub kernel: String,
     /// The core whose TLBs were modelled.
     pub core: String,
-    /// Intervals (mu) that a run was divided into.
+    /// Number of intervals (mu) in a run.
     pub intervals: u64,
-    /// One by one.
+    /// The programs.
     pub program: Vec<Program>,
 }
 
-/// A program from its start to its end. Pages are distinct ones of 4 KiB.
+/// A program from start to end. Pages are distinct ones of 4 KiB.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Program {
     /// Its name here.
     pub name: String,
-    /// Whether PARSEC has it.
+    /// Whether it is part of PARSEC.
     pub parsec: bool,
     /// Debian's package, with its version.
     pub package: String,
-    /// What was run.
+    /// The command line.
     pub command: String,
-    /// How long it took, emulated.
+    /// Duration, emulated.
     pub seconds: f64,
     /// Pages that it read or wrote.
     pub used: u64,
-    /// Of those, pages that were written, by it or by the kernel.
+    /// Used pages that were written, by it or by the kernel.
     pub written: u64,
-    /// Of those used, pages that PRL logged.
+    /// Used pages that PRL logged.
     pub logged: u64,
     /// Pages that it only executed.
     pub code: u64,
-    /// Pages that the kernel alone used.
+    /// Pages used only by the kernel.
     pub kernel: u64,
     /// Pages used, counted in each interval and summed.
     pub intervals_used: u64,
@@ -65,11 +65,11 @@ pub struct Program {
     pub prl_repaired: Prl,
 }
 
-/// An estimate of PRL's.
+/// An estimate by PRL.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Prl {
-    /// Whether its loop ended by its own rule; otherwise the run did.
+    /// Whether its loop ended by its own rule, not with the run.
     pub settled: bool,
     /// Intervals until then.
     pub after: f64,
@@ -84,25 +84,25 @@ pub struct Prl {
 /// Why a measurement cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum MeasuredError {
-    /// It does not read.
+    /// It does not parse.
     #[error(transparent)]
     File(#[from] FileError),
-    /// It is of another form.
+    /// It has another version.
     #[error(
-        "{path}: a measurement of version {found}, and this program reads {VERSION}: measure anew, as the file's head says"
+        "{path}: a measurement of version {found}, and this program reads {VERSION}: measure again, as the file's head says"
     )]
     Version {
-        /// Which file.
+        /// Path of the file.
         path: String,
         /// Its version.
         found: u32,
     },
     /// A part is larger than the whole.
-    #[error("{path}: {program} has more {part} than {whole}: measure anew, as the file's head says")]
+    #[error("{path}: {program} has more {part} than {whole}: measure again, as the file's head says")]
     Larger {
-        /// Which file.
+        /// Path of the file.
         path: String,
-        /// Which program.
+        /// Name of the program.
         program: String,
         /// The part.
         part: &'static str,
@@ -112,7 +112,7 @@ pub enum MeasuredError {
 }
 
 impl Measured {
-    /// A measurement of this version.
+    /// Creates a measurement of this version.
     pub fn new(
         qemu: String,
         kernel: String,
@@ -130,10 +130,10 @@ impl Measured {
         }
     }
 
-    /// Reads one.
+    /// Parses a measurement.
     ///
     /// # Errors
-    /// What does not read, is of another version, or contradicts itself.
+    /// A parse error, another version, or a contradiction.
     pub fn parse(path: &str, text: &str) -> Result<Measured, MeasuredError> {
         let measured: Measured = read_toml(path, text)?;
         let path = path.to_owned();
@@ -173,7 +173,7 @@ impl Measured {
         Ok(measured)
     }
 
-    /// As it stands in a file.
+    /// Formats the measurement as a file.
     pub fn to_toml(&self) -> String {
         let mut rounded = self.clone();
         for program in &mut rounded.program {
@@ -187,7 +187,7 @@ impl Measured {
                 .for_each(|figure| *figure = (*figure * 10.0).round() / 10.0);
         }
         let mut document = toml_edit::ser::to_document(&rounded).expect("nothing here is beyond TOML");
-        // Programs one below the other; what belongs to one of them stays on its line.
+        // Programs one below the other, with each one's tables inline.
         let programs = std::mem::take(&mut document["program"]);
         document["program"] = programs
             .into_array_of_tables()

@@ -1,73 +1,73 @@
-//! The memory through which a modelled PMU is read: a file that the emulator maps and, as a device's memory (ivshmem, BAR 2), the
-//! machine inside.
+//! Shared memory of a modelled PMU: a file mapped by the emulator and, as a device's memory (ivshmem, BAR 2), by the
+//! emulated machine.
 //!
 //! ```text
 //!   word 0   magic                     6   bytes of a line
 //!        1   version                   7   byte at which counts begin
-//!        2   bytes in all              8   byte at which tags begin
-//!        3   CPUs                      9   samples that a CPU keeps
-//!        4   tags, 0 included            10   byte at which samples begin
-//!        5   frames of 4 KiB that        11   not 0 while somebody reads the counts: nothing is modelled else
-//!            can be tagged              12   of how many misses one is sampled; 0 for none
+//!        2   total bytes               8   byte at which tags begin
+//!        3   CPUs                      9   samples kept per CPU
+//!        4   tags, including 0        10   byte at which samples begin
+//!        5   frames of 4 KiB that     11   not 0 while counts are requested: otherwise nothing is modelled
+//!            can be tagged            12   sample one of this many misses; 0 for none
 //!
 //!   counts    for each CPU: instructions, then references and misses of each tag, words
-//!   samples   for each CPU: how many it has taken, then a ring of the last, words: frame * 2, plus 1 if it wrote
-//!   tags      for each frame: whose it is, bytes; who reads the counts writes them, 0 at first
+//!   samples   for each CPU: the number taken, then a ring of the latest, words: frame * 2, plus 1 if it wrote
+//!   tags      for each frame: its owner, bytes; written by the reader of counts, 0 at first
 //! ```
 //!
-//! All words are little-endian. Counts only grow, and wrap after 2^64. They are of a model, never of hardware.
+//! All words are little-endian. Counts only grow, and wrap after 2^64. They come from a model, never from hardware.
 //!
 //! # Samples
 //!
-//! What IBS and PEBS are for a processor: of every so many accesses that miss the LLC one is written down, with the CPU, the
-//! frame and whether it wrote. Each CPU alone writes its ring, and never waits for who reads it: what it has written over before
-//! it was read is lost, and the reader is told how many were.
+//! Like a processor's IBS and PEBS: every n-th access that misses the LLC is recorded, with the CPU, the frame and whether
+//! it wrote. Only the CPU itself writes its ring, and never waits for readers: samples overwritten before they were read are
+//! lost, and the reader learns their number.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// What an access wants.
+/// Kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// To read.
+    /// A read.
     Read,
-    /// To write.
+    /// A write.
     Write,
 }
 
-/// What a page covers.
+/// Layout of the shared page of counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// CPUs of the machine.
     pub cpus: u64,
-    /// Tags, 0 (nobody's) included; at most [`TAGS_MAX`].
+    /// Tags, including 0 (no owner); at most [`TAGS_MAX`].
     pub tags: u64,
     /// Frames of 4 KiB from address 0 on.
     pub frames: u64,
     /// Size of a line, bytes.
     pub line_bytes: u64,
-    /// Samples that each CPU keeps: a power of two, at most [`SAMPLES_MAX`].
+    /// Samples kept per CPU: a power of two, at most [`SAMPLES_MAX`].
     pub samples: u64,
 }
 
-/// Why memory is no page of counters.
+/// Why memory is not a page of counters.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PageError {
-    /// It begins with something else.
+    /// It has another magic.
     #[error("not a modelled PMU: it begins with {0:#018x}, not {MAGIC:#018x}")]
     Magic(u64),
-    /// Another version's.
+    /// It has another version.
     #[error(
         "a modelled PMU of version {0}; this program reads {VERSION}: take plugin and agent of one build"
     )]
     Version(u64),
-    /// A figure that cannot be.
+    /// A figure is out of range.
     #[error("a modelled PMU that states {value} {what}; {expected}")]
     Figure {
-        /// Of what.
+        /// Name of the figure.
         what: &'static str,
-        /// How many.
+        /// Its value.
         value: u64,
-        /// What would be possible.
+        /// The possible range.
         expected: String,
     },
 }
@@ -78,19 +78,19 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"HNMODPMU");
 pub const VERSION: u64 = 3;
 /// Words before the counts.
 pub const HEADER_WORDS: usize = 13;
-/// The word in which somebody asks for counts.
+/// The word in which readers request counts.
 const WANTED_WORD: usize = 11;
-/// The word that says of how many misses one is sampled.
+/// The word with the sampling period in misses.
 const PERIOD_WORD: usize = 12;
-/// Most tags that a page can have, 0 (nobody's) included.
+/// Maximum number of tags, including 0 (no owner).
 pub const TAGS_MAX: u64 = 256;
-/// Samples that a CPU keeps where nothing else is said: those of a second at a million misses, of which one in 61 is sampled.
+/// Default number of samples kept per CPU: those of a second at a million misses, with one of 61 sampled.
 pub const SAMPLES: u64 = 1 << 14;
-/// Most samples that a CPU can keep.
+/// Maximum number of samples kept per CPU.
 pub const SAMPLES_MAX: u64 = 1 << 20;
 
 impl Layout {
-    /// More CPUs than a page has room for.
+    /// Maximum number of CPUs.
     const CPUS_MAX: u64 = 4096;
     /// Frames of 16 TiB.
     const FRAMES_MAX: u64 = 1 << 32;
@@ -99,42 +99,42 @@ impl Layout {
         1 + 2 * self.tags
     }
 
-    /// Where samples begin, bytes.
+    /// Returns the offset of samples, bytes.
     pub fn samples_at(&self) -> u64 {
         8 * (HEADER_WORDS as u64 + self.cpus * self.words_per_cpu())
     }
 
-    /// Where tags begin, bytes.
+    /// Returns the offset of tags, bytes.
     pub fn tags_at(&self) -> u64 {
         self.samples_at() + 8 * self.cpus * (1 + self.samples)
     }
 
-    /// Size in all, bytes.
+    /// Returns the total size, bytes.
     pub fn bytes(&self) -> u64 {
         self.tags_at() + self.frames.next_multiple_of(8)
     }
 
-    /// Which word has a CPU's instructions.
+    /// Returns the word with a CPU's instructions.
     pub fn instructions_word(&self, cpu: u64) -> usize {
         HEADER_WORDS + (cpu * self.words_per_cpu()) as usize
     }
 
-    /// Which word has the references of a CPU to memory with this tag; its misses are in the next.
+    /// Returns the word with a CPU's references to memory of this tag; its misses are in the next.
     pub fn references_word(&self, cpu: u64, tag: u8) -> usize {
         self.instructions_word(cpu) + 1 + 2 * usize::from(tag)
     }
 
-    /// Which word says how many samples a CPU has taken; its ring follows.
+    /// Returns the word with the number of samples a CPU has taken; its ring follows.
     fn taken_word(&self, cpu: u64) -> usize {
         (self.samples_at() / 8 + cpu * (1 + self.samples)) as usize
     }
 
-    /// Which word has a CPU's sample of this number.
+    /// Returns the word with a CPU's sample of this number.
     fn sample_word(&self, cpu: u64, number: u64) -> usize {
         self.taken_word(cpu) + 1 + (number & (self.samples - 1)) as usize
     }
 
-    /// The first words of such a page.
+    /// Returns the first words of such a page.
     pub fn header(&self) -> [u64; HEADER_WORDS] {
         let counts_at = 8 * HEADER_WORDS as u64;
         [
@@ -154,11 +154,11 @@ impl Layout {
         ]
     }
 
-    /// Reads the first words of memory of this many bytes. Nothing is taken on trust: whoever can write the memory could
+    /// Parses the first words of memory of this many bytes. Nothing is trusted: any process with access to the memory could
     /// have written anything.
     ///
     /// # Errors
-    /// [`PageError`], naming what is wrong.
+    /// [`PageError`], naming the invalid value.
     pub fn parse(header: [u64; HEADER_WORDS], mapped_bytes: u64) -> Result<Layout, PageError> {
         let [
             magic,
@@ -224,7 +224,7 @@ impl Layout {
     }
 }
 
-/// A page in memory that others use too.
+/// A page in memory shared with others.
 #[derive(Clone, Copy, Debug)]
 pub struct Page<'a> {
     layout: Layout,
@@ -232,12 +232,12 @@ pub struct Page<'a> {
     tags: &'a [AtomicU8],
 }
 
-/// What a CPU did to memory of a tag. Two readings subtract, wrapping.
+/// Counts of a CPU for memory of a tag. Two readings can be subtracted, wrapping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Lines asked of the LLC.
+    /// Lines requested from the LLC.
     pub references: u64,
-    /// Those that it did not have.
+    /// Those that missed.
     pub misses: u64,
 }
 
@@ -246,93 +246,93 @@ pub struct Counts {
 pub struct Sampled {
     /// Frame of 4 KiB; below the page's [`Layout::frames`].
     pub frame: u64,
-    /// What was done.
+    /// Kind of the access.
     pub wanted: Use,
 }
 
-/// What a CPU has sampled since it was last asked.
+/// Samples of a CPU since the last reading.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
     /// Oldest first.
     pub samples: Vec<Sampled>,
-    /// Those that were written over before they were read, or that name no frame of the page.
+    /// Those overwritten before they were read, or with a frame outside the page.
     pub lost: u64,
 }
 
 impl<'a> Page<'a> {
-    /// A page over the words of its header, counts and samples and the bytes of its tags.
+    /// Creates a page over the words of its header, counts and samples and the bytes of its tags.
     ///
     /// # Panics
-    /// If there are fewer than the layout needs.
+    /// There are fewer than the layout needs.
     pub fn new(layout: Layout, words: &'a [AtomicU64], tags: &'a [AtomicU8]) -> Page<'a> {
         assert!(words.len() as u64 * 8 >= layout.tags_at() && tags.len() as u64 >= layout.frames);
         Page { layout, words, tags }
     }
 
-    /// What it covers.
+    /// Returns its layout.
     pub fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// Writes the header: from now on it can be read.
+    /// Writes the header: from now on the page can be read.
     pub fn begin(&self) {
-        // The magic comes last.
+        // The magic is written last.
         for (word, value) in self.words.iter().zip(self.layout.header()).rev() {
             word.store(value, Ordering::Release);
         }
     }
 
-    /// Asks for counts: whoever models begins now.
+    /// Requests counts: the model starts now.
     pub fn want(&self) {
         self.words[WANTED_WORD].store(1, Ordering::Release);
     }
 
-    /// Asks for no more: what is modelled costs nothing any longer.
+    /// Stops requesting counts: the model no longer costs anything.
     pub fn rest(&self) {
         self.words[WANTED_WORD].store(0, Ordering::Release);
     }
 
-    /// Asks for one of so many misses to be sampled, or for none with 0. Of accesses in even steps a period that shares no factor
-    /// with the step sees all alike.
+    /// Samples one of this many misses, or none with 0. For accesses at a constant stride, choose a period coprime to the
+    /// stride to see all of them equally.
     pub fn sample_every(&self, misses: u64) {
         self.words[PERIOD_WORD].store(misses, Ordering::Release);
     }
 
-    /// Of how many misses one is sampled; 0 for none.
+    /// Returns the sampling period in misses; 0 for none.
     #[inline]
     pub fn sample_period(&self) -> u64 {
         self.words[PERIOD_WORD].load(Ordering::Relaxed)
     }
 
-    /// Whether somebody has asked for counts.
+    /// Whether counts are requested.
     pub fn is_wanted(&self) -> bool {
         self.words[WANTED_WORD].load(Ordering::Acquire) != 0
     }
 
-    /// Whose a frame is; 0 for those beyond the page.
+    /// Returns the owner of a frame; 0 for those beyond the page.
     #[inline]
     pub fn tag(&self, frame: u64) -> u8 {
         let tag = self
             .tags
             .get(frame as usize)
             .map_or(0, |tag| tag.load(Ordering::Relaxed));
-        // A tag that the layout has no counts for is nobody's: the machine inside writes them.
+        // The emulated machine writes tags: one without counts in the layout has no owner.
         if u64::from(tag) < self.layout.tags { tag } else { 0 }
     }
 
-    /// Says whose a frame is; nothing for those beyond the page.
+    /// Sets the owner of a frame; ignores those beyond the page.
     pub fn set_tag(&self, frame: u64, tag: u8) {
         if let Some(place) = self.tags.get(frame as usize) {
             place.store(tag, Ordering::Relaxed);
         }
     }
 
-    /// Says of all frames that they are nobody's.
+    /// Clears the owner of all frames.
     pub fn clear_tags(&self) {
         self.tags.iter().for_each(|tag| tag.store(0, Ordering::Relaxed));
     }
 
-    /// Adds to a word that one thread alone writes.
+    /// Adds to a word with a single writing thread.
     #[inline]
     fn add(&self, word: usize, count: u64) {
         let word = &self.words[word];
@@ -342,13 +342,13 @@ impl<'a> Page<'a> {
         );
     }
 
-    /// A CPU has begun so many instructions. Only its own thread may say so.
+    /// Counts instructions that a CPU has begun. Only its own thread may call this.
     #[inline]
     pub fn instructions(&self, cpu: u64, count: u64) {
         self.add(self.layout.instructions_word(cpu), count);
     }
 
-    /// A CPU has asked the LLC for a line of memory with a tag. Only its own thread may say so.
+    /// Counts a line of memory with a tag that a CPU requested from the LLC. Only its own thread may call this.
     #[inline]
     pub fn referenced(&self, cpu: u64, tag: u8, missed: bool) {
         let word = self.layout.references_word(cpu, tag);
@@ -358,18 +358,18 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// A CPU has sampled an access. Only its own thread may say so.
+    /// Records a sampled access of a CPU. Only its own thread may call this.
     #[inline]
     pub fn sampled(&self, cpu: u64, sample: Sampled) {
         let taken = &self.words[self.layout.taken_word(cpu)];
         let number = taken.load(Ordering::Relaxed);
         let word = sample.frame << 1 | u64::from(sample.wanted == Use::Write);
-        // Whoever sees this sample also sees that those before it were taken, and so which one it wrote over.
+        // A reader that sees this sample also sees the count of those before it, and so which one it overwrote.
         self.words[self.layout.sample_word(cpu, number)].store(word, Ordering::Release);
         taken.store(number.wrapping_add(1), Ordering::Release);
     }
 
-    /// How many samples a CPU has taken so far; 0 if there is no such CPU.
+    /// Returns the number of samples a CPU has taken so far; 0 if there is no such CPU.
     pub fn samples_taken(&self, cpu: u64) -> u64 {
         if cpu >= self.layout.cpus {
             return 0;
@@ -377,7 +377,7 @@ impl<'a> Page<'a> {
         self.words[self.layout.taken_word(cpu)].load(Ordering::Acquire)
     }
 
-    /// What a CPU has sampled since it had taken `since`, which is brought up to date. A number that ran backwards gives none.
+    /// Returns a CPU's samples after number `since`, which is updated. None if the number went backwards.
     pub fn take_samples(&self, cpu: u64, since: &mut u64) -> Taken {
         let (before, now) = (*since, self.samples_taken(cpu));
         *since = now;
@@ -392,7 +392,7 @@ impl<'a> Page<'a> {
                 self.words[self.layout.sample_word(cpu, number)].load(Ordering::Acquire)
             })
             .collect();
-        // Its CPU went on meanwhile: of the oldest, so many were written over, and one may just be.
+        // The CPU continued meanwhile: that many of the oldest were overwritten, and one may be in progress.
         let late = self.samples_taken(cpu).wrapping_sub(now).saturating_add(1);
         let over = (kept.saturating_add(late))
             .saturating_sub(self.layout.samples)
@@ -411,18 +411,18 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Instructions of a CPU so far; `None` if there is no such CPU.
+    /// Returns the instructions of a CPU so far; `None` if there is no such CPU.
     pub fn instructions_of(&self, cpu: u64) -> Option<u64> {
         (cpu < self.layout.cpus)
             .then(|| self.words[self.layout.instructions_word(cpu)].load(Ordering::Relaxed))
     }
 
-    /// What a CPU did to memory of a tag so far; `None` if there is no such CPU or tag.
+    /// Returns a CPU's counts for memory of a tag so far; `None` if there is no such CPU or tag.
     pub fn counts(&self, cpu: u64, tag: u8) -> Option<Counts> {
         let there = cpu < self.layout.cpus && u64::from(tag) < self.layout.tags;
         there.then(|| {
             let word = self.layout.references_word(cpu, tag);
-            // Its CPU goes on meanwhile: what is read second is never less than what belongs to the first.
+            // The CPU continues meanwhile: references read second are never fewer than those that belong to the misses.
             let misses = self.words[word + 1].load(Ordering::Acquire);
             let references = self.words[word].load(Ordering::Relaxed);
             Counts { references, misses }
@@ -443,7 +443,7 @@ mod tests {
         samples: 8,
     };
 
-    /// Words and tags of a page of zeroes.
+    /// Returns words and tags of a zeroed page.
     fn memory() -> (Vec<AtomicU64>, Vec<AtomicU8>) {
         let words = (0..LAYOUT.tags_at() / 8).map(|_| AtomicU64::new(0));
         (words.collect(), (0..1000).map(|_| AtomicU8::new(0)).collect())
@@ -451,7 +451,7 @@ mod tests {
 
     #[test]
     fn a_page_reads_as_it_was_written() {
-        // 13 words of header, 4 times 1 + 2 * 3 of counts, 4 times 1 + 8 of samples; 1000 frames are whole words.
+        // 13 words of header, 4 times 1 + 2 * 3 of counts, 4 times 1 + 8 of samples; 1000 bytes of tags are whole words.
         assert_eq!((LAYOUT.tags_at(), LAYOUT.bytes()), (8 * 77, 8 * 77 + 1000));
         let (words, tags) = memory();
         let page = Page::new(LAYOUT, &words, &tags);
@@ -505,13 +505,13 @@ mod tests {
         assert_eq!((taken.samples, taken.lost), (vec![read_of(5), write], 0));
         assert_eq!(page.take_samples(2, &mut since), Taken::default());
         (0..20).for_each(|frame| page.sampled(2, read_of(frame)));
-        // The ring keeps 8, of which the CPU may just be writing over the oldest.
+        // The ring keeps 8; the CPU may be overwriting the oldest right now.
         let taken = page.take_samples(2, &mut since);
         let last: Vec<Sampled> = (13..20).map(read_of).collect();
         assert_eq!((taken.samples, taken.lost), (last, 13));
     }
 
-    /// Miri runs it too, in other orders of threads and memory.
+    /// Miri runs it too, with other orders of threads and memory accesses.
     #[test]
     fn what_is_taken_while_it_is_written_is_true_and_comes_once() {
         const ALL: u64 = if cfg!(miri) { 30 } else { 1000 };
@@ -527,7 +527,7 @@ mod tests {
                     last = Some(sample.frame);
                 }
                 count += taken.samples.len() as u64 + taken.lost;
-                // What was lost stood before what came.
+                // Lost samples come before the returned ones.
                 assert!(taken.samples.is_empty() || last == Some(count - 1));
                 std::hint::spin_loop();
             }

@@ -1,7 +1,7 @@
-//! What the plugin writes when a program has ended, and `homenode profile` reads.
+//! The log that the plugin writes when a program has ended, for `homenode profile`.
 //!
-//! One JSON object, its first key the version. It is written under another name and then renamed, so that a log is whole
-//! or not there. The reader takes nothing on trust: the file may be of another version, cut off, or something else.
+//! One JSON object, its first key the version. It is written under another name and then renamed, so that a log is complete
+//! or absent. The reader trusts nothing: the file may have another version, be truncated, or have another format.
 
 use std::fs;
 use std::io::Read;
@@ -9,7 +9,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-/// What a program did.
+/// A program's behaviour.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Log {
@@ -19,9 +19,9 @@ pub struct Log {
     pub private_bytes: u64,
     /// Size of a line, bytes.
     pub line_bytes: u64,
-    /// Share of lines that was followed at the end, in (0, 1].
+    /// Share of sampled lines at the end, in (0, 1].
     pub rate: f64,
-    /// vCPUs, in user mode threads, that executed something.
+    /// vCPUs (in user mode: threads) that executed something.
     pub vcpus: u64,
     /// Instructions.
     pub instructions: u64,
@@ -29,65 +29,65 @@ pub struct Log {
     pub reads: u64,
     /// Stores.
     pub writes: u64,
-    /// Lines asked of the LLC.
+    /// Lines requested from the LLC.
     pub llc_accesses: u64,
-    /// Written lines that private caches gave up.
+    /// Written lines that private caches evicted.
     pub written_back: u64,
-    /// Lines that were used, in bytes, as the sample tells.
+    /// Used lines, in bytes, estimated from the sample.
     pub footprint_bytes: u64,
-    /// Processes that the program started; they were not followed.
+    /// Processes that the program forked; they were not followed.
     pub forks: u64,
-    /// Times that the program asked for another to run; that one was not followed.
+    /// Number of times the program called exec; the new program was not followed.
     pub execs: u64,
-    /// Instructions of the reorder buffer that the rule for overlap assumes.
+    /// Size of the assumed reorder buffer, in instructions, for the rule for overlap.
     pub window: u64,
-    /// Size of the LLC that tells hits from misses for it, bytes.
+    /// Size of the LLC that separates hits from misses for the rule, bytes.
     pub llc_bytes: u64,
     /// Hits in that LLC, and how they overlap.
     pub hits: Flights,
     /// Misses beyond it, and how they overlap.
     pub misses: Flights,
-    /// Pages of 4 KiB, and what of them is hot, shared and written.
+    /// Pages of 4 KiB, with their heat, sharing and writes.
     pub pages: Pages,
-    /// Share of `llc_accesses` that misses an LLC of a capacity that is the program's alone, at [`Log::capacities`].
+    /// Share of `llc_accesses` that misses an LLC of a capacity used by the program only, at [`Log::capacities`].
     pub curve: Vec<Point>,
-    /// Share of loads and stores that misses a TLB that reaches so far, at [`Log::reaches`].
+    /// Share of loads and stores that misses a TLB of a reach, at [`Log::reaches`].
     pub translation: Vec<Point>,
 }
 
-/// Accesses of one kind, and the latencies that pass until all are done by the rule of `docs/PROFILE.md`.
+/// Accesses of one kind, and the number of latencies until all are done by the rule of `docs/PROFILE.md`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Flights {
-    /// How many.
+    /// Number of accesses.
     pub accesses: u64,
-    /// Those that a stream prefetcher had asked for.
+    /// Accesses that a stream prefetcher had requested.
     pub foreseen: u64,
-    /// Latencies if each that was not foreseen waits for the one before it.
+    /// Latencies if each access that was not prefetched waits for the previous one.
     pub latencies_least: f64,
-    /// Latencies if each waits for those whose data hold a pointer to it.
+    /// Latencies if each waits for those whose data contain a pointer to it.
     pub latencies_rule: f64,
     /// Latencies if none waits for another.
     pub latencies_most: f64,
 }
 
 impl Flights {
-    /// Of the accesses, how many a prefetcher had asked for, percent.
+    /// Returns the percentage of accesses that a prefetcher had requested.
     pub fn foreseen_percent(&self) -> f64 {
         100.0 * self.foreseen as f64 / self.accesses.max(1) as f64
     }
 
-    /// In flight on average, at least.
+    /// Returns the minimum in flight on average.
     pub fn least(&self) -> f64 {
         self.over(self.latencies_least)
     }
 
-    /// In flight on average, by the rule.
+    /// Returns the average in flight by the rule.
     pub fn rule(&self) -> f64 {
         self.over(self.latencies_rule)
     }
 
-    /// In flight on average, at most.
+    /// Returns the maximum in flight on average.
     pub fn most(&self) -> f64 {
         self.over(self.latencies_most)
     }
@@ -100,7 +100,7 @@ impl Flights {
         }
     }
 
-    /// Those of two cores: each passes its own time.
+    /// Sums the accesses of two cores, each with its own time.
     #[must_use]
     pub fn and(&self, other: &Flights) -> Flights {
         Flights {
@@ -113,7 +113,7 @@ impl Flights {
     }
 }
 
-/// Pages of 4 KiB by the accesses to the LLC that fell on them.
+/// Pages of 4 KiB by their accesses to the LLC.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pages {
@@ -123,17 +123,17 @@ pub struct Pages {
     pub heat: Vec<f64>,
     /// Share of pages that more than one vCPU used.
     pub shared: f64,
-    /// Share of accesses to these.
+    /// Share of accesses to these pages.
     pub shared_accesses: f64,
-    /// Of the pages used in the second half of the run, the share that was not written in it.
+    /// Share of the pages used in the second half of the run that were not written in it.
     pub only_read: f64,
 }
 
 impl Pages {
-    /// Shares of all pages, hottest first, for which `heat` tells their share of accesses.
+    /// Shares of all pages, hottest first, at which `heat` has their share of accesses.
     pub const PARTS: [f64; 9] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9];
 
-    /// The share of accesses that one of [`Pages::PARTS`] gets; `None` for another part.
+    /// Returns the share of accesses for one of [`Pages::PARTS`]; `None` for another part.
     pub fn of_hottest(&self, part: f64) -> Option<f64> {
         let at = Pages::PARTS.iter().position(|known| *known == part)?;
         self.heat.get(at).copied()
@@ -150,72 +150,72 @@ pub struct Point {
     pub miss_ratio: f64,
 }
 
-/// Why a file is no log.
+/// Why a file is not a log.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     /// It cannot be read or written.
     #[error("{path}: {error}")]
     Io {
-        /// Which file.
+        /// Path of the file.
         path: String,
-        /// What the system says.
+        /// The system's error.
         error: std::io::Error,
     },
     /// It is larger than any log.
     #[error("{0}: larger than {LOG_BYTES_MAX} bytes: not a log of the plugin")]
     TooLarge(String),
-    /// It is not what the plugin writes.
+    /// It has another format.
     #[error("{path}: not a log of the plugin, or cut off: {error}")]
     Format {
-        /// Which file.
+        /// Path of the file.
         path: String,
-        /// What was expected where.
+        /// The parse error.
         error: serde_json::Error,
     },
-    /// A plugin of another version wrote it.
-    #[error("{path}: written by a plugin of log version {version}, this program reads {expected}: install both anew", expected = Log::VERSION)]
+    /// It was written by a plugin of another version.
+    #[error("{path}: written by a plugin of log version {version}, this program reads {expected}: install both again", expected = Log::VERSION)]
     Version {
-        /// Which file.
+        /// Path of the file.
         path: String,
         /// Its version.
         version: u64,
     },
-    /// A figure cannot be.
+    /// A figure is out of range.
     #[error("{path}: {key} is {value}, {expected}")]
     Figure {
-        /// Which file.
+        /// Path of the file.
         path: String,
-        /// Which figure.
+        /// Name of the figure.
         key: &'static str,
-        /// What it says.
+        /// Its value.
         value: f64,
-        /// What would be possible.
+        /// The possible range.
         expected: &'static str,
     },
 }
 
-/// More than any log has.
+/// Upper limit for the size of a log.
 const LOG_BYTES_MAX: u64 = 1 << 20;
 
 impl Log {
     /// Version of the format.
     pub const VERSION: u32 = 2;
 
-    /// Capacities of the curve: eight to an octave from 16 KiB to 256 MiB.
+    /// Returns the capacities of the curve: eight per octave from 16 KiB to 256 MiB.
     pub fn capacities() -> impl Iterator<Item = u64> {
         (14..28)
             .flat_map(|octave| (8..16).map(move |eighth| eighth << (octave - 3)))
             .chain([1 << 28])
     }
 
-    /// Reaches of a TLB: two to an octave from 256 KiB (64 pages of 4 KiB, which the plugin's own TLB holds) to 1 GiB.
+    /// Returns the reaches of a TLB: two per octave from 256 KiB (64 pages of 4 KiB, the plugin's own TLB) to 1 GiB.
     pub fn reaches() -> impl Iterator<Item = u64> {
         (18..30)
             .flat_map(|octave| [1 << octave, 3 << (octave - 1)])
             .chain([1 << 30])
     }
 
-    /// Writes it, whole or not at all.
+    /// Writes the log atomically.
     ///
     /// # Errors
     /// [`LogError::Io`].
@@ -230,10 +230,10 @@ impl Log {
         fs::rename(&unfinished, path).map_err(failed)
     }
 
-    /// Reads one and checks all that it says.
+    /// Reads a log and checks all values.
     ///
     /// # Errors
-    /// [`LogError`]; also for a log that is there, but cut off.
+    /// [`LogError`]; also for a truncated log.
     pub fn read(path: &Path) -> Result<Log, LogError> {
         let name = path.display().to_string();
         let mut text = String::new();
@@ -249,12 +249,12 @@ impl Log {
         Log::parse(&name, &text)
     }
 
-    /// Reads one from text; `path` is for complaints.
+    /// Parses a log; `path` is for error messages.
     ///
     /// # Errors
     /// As [`Log::read`].
     pub fn parse(path: &str, text: &str) -> Result<Log, LogError> {
-        /// All that logs of any version have in common.
+        /// The part common to logs of all versions.
         #[derive(Deserialize)]
         struct Any {
             version: u64,
@@ -307,7 +307,7 @@ impl Log {
             "it must lie above 0 and not above 1",
         )?;
         let most = 2 * (self.reads + self.writes);
-        let expected = "and there are not so many loads and stores, twice";
+        let expected = "it must not be above twice the loads and stores";
         within(
             "llc_accesses",
             self.llc_accesses as f64,
@@ -332,7 +332,7 @@ impl Log {
     }
 }
 
-/// Which figure, what it says, and what would be possible.
+/// Name of a figure, its value, and the possible range.
 type Complaint = (&'static str, f64, &'static str);
 
 fn within(
@@ -342,7 +342,7 @@ fn within(
     most: f64,
     expected: &'static str,
 ) -> Result<(), Complaint> {
-    // NaN and infinities are no numbers of JSON; what is too large for its type does not read.
+    // JSON has no NaN or infinities, and a number too large for its type does not parse.
     if (least..=most).contains(&value) {
         Ok(())
     } else {
@@ -365,7 +365,7 @@ impl Flights {
         within("foreseen", self.foreseen as f64, 0.0, accesses, expected)?;
         let expected = "and no access takes more than one latency of its own";
         within("latencies_least", least, 0.0, accesses * (1.0 + 1e-9), expected)?;
-        let expected = "it must lie between 0 and the latencies of those that wait for more";
+        let expected = "it must lie between 0 and the latencies of accesses that wait for more";
         within("latencies_rule", rule, 0.0, least, expected)?;
         within("latencies_most", self.latencies_most, 0.0, rule, expected)
     }
@@ -405,7 +405,7 @@ impl Pages {
     }
 }
 
-/// That a curve has these capacities, so many, and does not rise.
+/// Checks that a curve has these capacities, in this number, and does not rise.
 fn falling(
     curve: &[Point],
     capacities: impl Iterator<Item = u64>,

@@ -1,4 +1,4 @@
-//! What can be done to a VM, and the levers that it changes.
+//! Actions on VMs, and the levers that they change.
 
 use homenode_machine::Machine;
 use homenode_units::{CpuSet, MemoryPolicy, NodeId, NodeSet, Ns, Pages, VmId};
@@ -10,140 +10,140 @@ use crate::topology::GuestTopology;
 
 /// The shortest window of [`Act::Watch`].
 pub const WINDOW_MIN: Ns = Ns::from_millis(100);
-/// The longest.
+/// The longest window of [`Act::Watch`].
 pub const WINDOW_MAX: Ns = Ns::from_secs(3600);
 
-/// One thing to do to a VM.
+/// An action on a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Action {
-    /// Whose.
+    /// The VM.
     pub vm: VmId,
-    /// What.
+    /// The act.
     #[serde(flatten)]
     pub act: Act,
 }
 
-/// What can be done to a VM. Amounts are upper bounds; the [`crate::Receipt`] says what was really done.
+/// An act on a VM. Amounts are upper bounds; the [`crate::Receipt`] reports what was really done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "action", rename_all = "kebab-case")]
 pub enum Act {
     /// Let these vCPUs run on these CPUs only.
     PinVcpus {
-        /// Which, by index.
+        /// The vCPUs, by index.
         vcpus: Vec<u16>,
-        /// Where they may run.
+        /// The CPUs.
         cpus: CpuSet,
     },
-    /// Make these nodes the VM's home: its emulator and I/O threads run there, and memory that it touches from now on
-    /// is allocated there (interleaved over several nodes) as far as the host can still decide that.
+    /// Make these nodes the VM's home: its emulator and I/O threads run there, and memory that it touches from now on is
+    /// allocated there (interleaved over several nodes) as far as the host can still decide that.
     SetHome {
         /// Home nodes, all with memory.
         nodes: NodeSet,
     },
-    /// Move touched pages that lie on `from` onto `to`, evenly over its nodes: any of them, as many as the budget allows.
+    /// Move touched pages from `from` onto `to`, evenly over its nodes: any of them, as many as the budget allows.
     MovePages {
-        /// Where pages shall leave; no node of `to`, and none at all where nothing is to be done.
+        /// Nodes that pages leave; no node of `to`, and empty if nothing is to be done.
         from: NodeSet,
-        /// Where they shall lie.
+        /// Nodes that pages move to.
         to: NodeSet,
-        /// Budget: at most so many in this commit.
+        /// Budget: at most this many in this commit.
         pages_max: Pages,
     },
-    /// Move what was touched of one virtual node's memory onto `to` from wherever else it lies.
+    /// Move the touched part of one virtual node's memory onto `to` from all other nodes.
     MoveVirtualNode {
-        /// Which of [`crate::VmSample::virtual_nodes`].
+        /// Index into [`crate::VmSample::virtual_nodes`].
         virtual_node: u16,
-        /// Where it shall lie.
+        /// Node that it moves to.
         to: NodeId,
-        /// Budget: at most so many in this commit.
+        /// Budget: at most this many in this commit.
         pages_max: Pages,
     },
     /// Move these pages and no others.
     MoveFrames {
-        /// Which, from where, to where.
+        /// The moves.
         moves: Vec<FrameMove>,
     },
-    /// From now on place and sample the VM's pages by this policy. Pages that are touched already stay where they are.
+    /// From now on place and sample the VM's pages by this policy. Pages that are touched already stay in place.
     SetMemoryPolicy {
-        /// How.
-        // `policy` is whose decision it is, in the same object.
+        /// The policy.
+        // The key `policy` of the same object is the policy that decided.
         #[serde(rename = "memory_policy")]
         policy: MemoryPolicy,
     },
-    /// Hold the VM to a limit in the place of the one that this agent may have set before. The host lifts it once the lease
-    /// is over; committing it again renews the lease.
+    /// Hold the VM to a limit, which replaces any earlier one of this agent. The host lifts it when the lease ends;
+    /// committing it again renews the lease.
     Limit {
-        /// To what.
+        /// The limit.
         limit: Limit,
-        /// For how long from now.
+        /// Length of the lease from now.
         lease_ns: Ns,
     },
-    /// Watch which of its memory the VM uses, window after window; what each complete one showed is in
-    /// [`crate::VmSample::observed`]. Clearing what tells of use costs the VM walks of its page tables, so watching ends
-    /// once the lease is over; committing it again renews the lease, and another length of windows holds from then on, at
-    /// the cost of the running one.
+    /// Watch which of its memory the VM uses, window after window; the result of each complete window is in
+    /// [`crate::VmSample::observed`]. Clearing accessed bits costs the VM walks of its page tables, so watching ends with the
+    /// lease; committing it again renews the lease. A new window length applies from then on, and discards the running
+    /// window.
     Watch {
         /// Length of a window.
         window_ns: Ns,
-        /// For how long from now.
+        /// Length of the lease from now.
         lease_ns: Ns,
     },
-    /// Tell the guest where its vCPUs and its virtual nodes' memory are. It stays told until it is told otherwise: where it
-    /// is not so any more the guest is as badly off as one that never learns anything, and no worse.
+    /// Tell the guest the nodes of its vCPUs and its virtual nodes' memory. The information stays until it is replaced: if it
+    /// is outdated the guest is as badly off as one that never gets any, and no worse.
     #[serde(rename = "tell-topology")]
     PublishTopology {
-        /// What is so.
+        /// The topology.
         topology: GuestTopology,
     },
-    /// Lift what [`Act::Limit`], [`Act::Watch`] or [`Act::SetHome`] set on a lever: what the operator had set
-    /// before is in force again. Without a home ([`Lever::Home`]) the VM is free: vCPUs and helper threads run where they
-    /// did before the agent's first pin, memory that it touches from now on is allocated where the kernel would, and
-    /// pages stay where they are. Where nothing of the agent's is in force nothing happens.
+    /// Lift the setting of [`Act::Limit`], [`Act::Watch`] or [`Act::SetHome`] on a lever: the operator's earlier setting is
+    /// in force again. Without a home ([`Lever::Home`]) the VM is free: vCPUs and helper threads run where they did before
+    /// the agent's first pin, memory that it touches from now on is allocated by the kernel, and pages stay in place. If no
+    /// setting of the agent is in force nothing happens.
     Lift {
-        /// On which lever.
+        /// The lever.
         lever: Lever,
     },
 }
 
-/// A move of pages that are used alike, as [`crate::PageUse`] named them.
+/// A move of equally used pages, as named by [`crate::PageUse`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FrameMove {
-    /// Guest frame of the first of them.
+    /// Guest frame of the first page.
     pub frame: u64,
-    /// How many: 1 on a real host.
+    /// Number of pages: 1 on a real host.
     pub pages: Pages,
-    /// Where they lie.
+    /// Their present node.
     pub from: NodeId,
-    /// Where they shall lie.
+    /// Their new node.
     pub to: NodeId,
 }
 
-/// What an action changes. Of all policies one owns a lever of a VM at a time (DESIGN, section 2).
+/// The part of a VM that an action changes. Only one policy owns a lever of a VM at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Lever {
-    /// Where the VM's vCPUs may run.
+    /// The CPUs that the VM's vCPUs may run on.
     VcpuPlacement,
-    /// Where its home is.
+    /// Its home.
     Home,
-    /// Where its pages lie.
+    /// The nodes of its pages.
     Pages,
     /// How its pages are placed and sampled.
     MemoryPolicy,
     /// How long its vCPUs may run per period.
     CpuQuota,
-    /// Its part of caches and memory bandwidth, where the hardware has one.
+    /// Its part of caches and memory bandwidth, if the hardware supports that.
     Resctrl,
     /// Whether the use of its memory is watched, and how.
     Watching,
     /// How much memory its guest has.
     Memory,
-    /// What its guest is told of where it is.
+    /// The topology that its guest sees.
     Topology,
 }
 
 impl Lever {
-    /// Whether what is set on it ends with a lease.
+    /// Whether a setting on it ends with a lease.
     pub fn is_leased(self) -> bool {
         matches!(
             self,
@@ -151,12 +151,12 @@ impl Lever {
         )
     }
 
-    /// Whether [`Act::Lift`] takes back what was set on it.
+    /// Whether [`Act::Lift`] removes a setting on it.
     pub fn can_be_lifted(self) -> bool {
         self.is_leased() || self == Lever::Home
     }
 
-    /// What it changes, as in "a policy decides on its home".
+    /// Returns the part of a VM that it changes, as in "a policy decides on its home".
     pub fn of_vm(self) -> &'static str {
         match self {
             Lever::VcpuPlacement => "its vCPUs",
@@ -173,7 +173,7 @@ impl Lever {
 }
 
 impl Action {
-    /// Moves pages onto `to` from wherever else they lie.
+    /// Returns an action that moves pages onto `to` from all other nodes.
     pub fn gather(machine: &Machine, vm: VmId, to: NodeSet, pages_max: Pages) -> Action {
         let from = machine.home_nodes().difference(&to);
         let act = Act::MovePages { from, to, pages_max };
@@ -182,12 +182,12 @@ impl Action {
 }
 
 impl Act {
-    /// Done to this VM.
+    /// Applies the act to this VM.
     pub fn on(self, vm: VmId) -> Action {
         Action { vm, act: self }
     }
 
-    /// What it is called in JSON.
+    /// Returns its name in JSON.
     pub fn kind(&self) -> &'static str {
         match self {
             Act::PinVcpus { .. } => "pin-vcpus",
@@ -203,7 +203,7 @@ impl Act {
         }
     }
 
-    /// How many pages it may move.
+    /// Returns the maximum number of pages that it moves.
     pub fn pages_max(&self) -> Pages {
         match self {
             Act::MovePages { pages_max, .. } | Act::MoveVirtualNode { pages_max, .. } => *pages_max,
@@ -212,7 +212,7 @@ impl Act {
         }
     }
 
-    /// What it changes.
+    /// Returns the lever that it changes.
     pub fn lever(&self) -> Lever {
         match self {
             Act::PinVcpus { .. } => Lever::VcpuPlacement,
@@ -226,7 +226,7 @@ impl Act {
         }
     }
 
-    /// For how long from now it holds, where it ends by itself.
+    /// Returns its lease from now, if it has one.
     pub fn lease(&self) -> Option<Ns> {
         match self {
             Act::Limit { lease_ns, .. } | Act::Watch { lease_ns, .. } => Some(*lease_ns),
@@ -236,7 +236,7 @@ impl Act {
 }
 
 impl Limit {
-    /// What it is set with.
+    /// Returns the lever that sets it.
     pub fn lever(self) -> Lever {
         match self {
             Limit::CpuQuota(_) => Lever::CpuQuota,

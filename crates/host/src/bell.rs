@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Wakes an agent that waits: something is to be done, or it is to stop. All clones are one bell.
+/// Wakes an agent that waits: there is work, or it should stop. All clones are one bell.
 #[derive(Clone, Debug, Default)]
 pub struct Bell(Arc<Inner>);
 
@@ -16,24 +16,24 @@ struct Inner {
 }
 
 impl Bell {
-    /// Wakes the thread that waits; where none does, the next wait ends at once.
+    /// Wakes the waiting thread; if none waits, the next wait ends at once.
     pub fn ring(&self) {
         *self.0.has_rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.0.rings.notify_all();
     }
 
-    /// Says that it is to stop, and rings.
+    /// Requests a stop, and rings.
     pub fn stop(&self) {
         self.0.is_stopping.store(true, Ordering::Relaxed);
         self.ring();
     }
 
-    /// Whether it is to stop.
+    /// Whether a stop was requested.
     pub fn is_stopping(&self) -> bool {
         self.0.is_stopping.load(Ordering::Relaxed)
     }
 
-    /// Sleeps until it rings, at most so long. Whether it rang.
+    /// Sleeps until it rings, or until the time is over. Returns whether it rang.
     pub fn wait(&self, at_most: Duration) -> bool {
         let has_rung = self.0.has_rung.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.0.rings.wait_timeout_while(has_rung, at_most, |rung| !*rung);

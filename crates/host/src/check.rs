@@ -1,4 +1,4 @@
-//! Whether an act could be done to a VM at all: what every host refuses alike.
+//! Checks whether an act is possible for a VM: the refusals that all hosts share.
 
 use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuSet, NodeSet, Ns};
@@ -10,7 +10,7 @@ use crate::sample::VmSample;
 use crate::topology::GuestTopology;
 
 impl Act {
-    /// Whether it could be done to this VM.
+    /// Checks whether it is possible for this VM.
     ///
     /// # Errors
     /// The first thing that is impossible.
@@ -49,7 +49,7 @@ impl Act {
                 possible(is_so, || Impossible::Window { window_ns })
             }
             Act::Lift { lever } => possible(lever.can_be_lifted(), || Impossible::NoLimit { lever: *lever }),
-            // The others can be tried on any VM; what a host cannot do it says itself.
+            // The others can be tried on any VM; a host reports what it cannot do.
             _ => Ok(()),
         }
     }
@@ -80,7 +80,7 @@ fn pins(vcpus: &[u16], cpus: &CpuSet, machine: &Machine, vm: &VmSample) -> Resul
     if let Some(&index) = vcpus.iter().find(|index| vm.vcpu(**index).is_none()) {
         return Err(Impossible::UnknownVcpu { index });
     }
-    // What the VM may use is a bound that no plan crosses.
+    // No plan may exceed the VM's allowed CPUs.
     let usable = match &vm.settings.cpus_allowed {
         Some(allowed) => machine.cpu_set().intersection(allowed),
         None => machine.cpu_set(),

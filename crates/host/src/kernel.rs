@@ -1,4 +1,4 @@
-//! What the host's kernel does with memory by itself, beside whatever an agent does.
+//! Memory management that the host's kernel does by itself, besides the agent.
 
 use std::fmt;
 
@@ -6,12 +6,12 @@ use homenode_units::{Bytes, Ns};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Settings of the host's Linux, as they are at the time of a sample. What a kernel does not have, or does not show, is `None`.
+/// Settings of the host's Linux at the time of a sample. Settings that a kernel lacks or hides are `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct KernelSettings {
     /// Whether it moves pages and threads of all processes towards each other (`kernel.numa_balancing`, AutoNUMA).
     pub numa_balancing: Option<NumaBalancing>,
-    /// How it scans for that. Only root sees it, in debugfs.
+    /// Scan settings of AutoNUMA. Only root can read them, in debugfs.
     pub scanning: Option<NumaScanning>,
     /// Which processes get transparent huge pages.
     pub transparent_huge_pages: Option<TransparentHugePages>,
@@ -19,27 +19,27 @@ pub struct KernelSettings {
     pub merges_pages: Option<bool>,
     /// Whether merged pages may come from different nodes (`merge_across_nodes` of KSM).
     pub merges_across_nodes: Option<bool>,
-    /// Whether it frees page cache of a node before it takes memory of another (`vm.zone_reclaim_mode`).
+    /// Whether it frees a node's page cache before it takes memory of another node (`vm.zone_reclaim_mode`).
     pub reclaims_zones: Option<bool>,
 }
 
-/// What `kernel.numa_balancing` says: a set of flags since Linux 5.18, 0 or 1 before.
+/// The value of `kernel.numa_balancing`: a set of flags since Linux 5.18, 0 or 1 before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum NumaBalancing {
     /// 0: nothing is moved.
     #[default]
     Off,
-    /// 1: pages and threads go towards each other.
+    /// 1: pages and threads move towards each other.
     On,
-    /// 2: only pages of slow memory that are used much come to fast memory.
+    /// 2: only frequently used pages of slow memory move to fast memory.
     Tiering,
     /// 3: both.
     OnAndTiering,
 }
 
 impl NumaBalancing {
-    /// What the kernel's number means; `None` of one that no kernel has.
+    /// Returns the meaning of the kernel's number; `None` for one that no kernel has.
     pub const fn of(number: u32) -> Option<NumaBalancing> {
         match number {
             0 => Some(NumaBalancing::Off),
@@ -50,7 +50,7 @@ impl NumaBalancing {
         }
     }
 
-    /// Whether pages and threads go towards each other.
+    /// Whether pages and threads move towards each other.
     pub const fn is_on(self) -> bool {
         matches!(self, NumaBalancing::On | NumaBalancing::OnAndTiering)
     }
@@ -67,7 +67,7 @@ impl fmt::Display for NumaBalancing {
     }
 }
 
-/// How AutoNUMA scans a process (`scan_*` of the kernel's scheduler).
+/// AutoNUMA's scans of a process (`scan_*` of the kernel's scheduler).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct NumaScanning {
     /// From a process's start to its first scan.
@@ -80,7 +80,7 @@ pub struct NumaScanning {
     pub size_bytes: Bytes,
 }
 
-/// Which processes get huge pages without having asked for a pool of them.
+/// Processes that get huge pages without reserving a pool of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum TransparentHugePages {
@@ -108,12 +108,12 @@ impl KernelSettings {
         *self == KernelSettings::default()
     }
 
-    /// Whether AutoNUMA is on; not where the kernel does not say.
+    /// Whether AutoNUMA is on; false if the kernel does not tell.
     pub fn balances(&self) -> bool {
         self.numa_balancing.is_some_and(NumaBalancing::is_on)
     }
 
-    /// What changed since an earlier look, in words of sysctl and sysfs: old and new.
+    /// Returns the changes since an earlier look, in words of sysctl and sysfs: old and new.
     pub fn changes(&self, before: &KernelSettings) -> Vec<String> {
         fn told<T: PartialEq>(
             what: &str,
@@ -159,7 +159,7 @@ impl KernelSettings {
 }
 
 impl fmt::Display for KernelSettings {
-    /// Short, for a line of `top` or `doctor`: what is known.
+    /// A short form of what is known, for a line of `top` or `doctor`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let on = |is_on: bool| if is_on { "on" } else { "off" };
         let parts = [

@@ -8,10 +8,9 @@
 //!                                     View ─▶ policy::* (pure)
 //! ```
 //!
-//! A host says what it sees ([`Sample`]: cumulative counters and states, nothing derived) and carries out
-//! what a [`Plan`] asks for. Rates are derived in one pure place ([`Rates::between`]). A policy reads a
-//! [`View`]. The twin and the live host both pass [`conformance`]. What of a VM's memory is in use comes from *trackers*, in
-//! observations of their own ([`observation`]).
+//! A host reports its state ([`Sample`]: cumulative counters and states, nothing derived) and carries out a [`Plan`]. Rates
+//! are derived in one pure place ([`Rates::between`]). A policy reads a [`View`]. The twin and the live host both pass
+//! [`conformance`]. *Trackers* report a VM's memory use, in separate observations ([`observation`]).
 
 mod action;
 mod balloon;
@@ -50,35 +49,35 @@ use homenode_units::{Ns, VmId};
 
 /// A host that runs VMs: the twin, or a real one.
 pub trait Host {
-    /// What the host is. Does not change while the host value lives.
+    /// Returns the host's hardware, which does not change while the host value lives.
     fn machine(&self) -> &Machine;
 
-    /// Lets `period` pass: a real host sleeps, the twin simulates that long. Says how long that was: less where it was woken.
+    /// Lets `period` pass: a real host sleeps, the twin simulates that long. Returns the time passed: less if it was woken.
     fn wait(&mut self, period: Ns) -> Ns;
 
-    /// What the host sees now.
+    /// Returns the host's present state.
     ///
     /// # Errors
-    /// When the host cannot be read at all. A VM that vanishes while being read is simply not in the sample, and a
-    /// counter that is missing is `None`.
+    /// If the host cannot be read at all. A VM that vanishes while being read is simply not in the sample, and a missing
+    /// counter is `None`.
     fn sample(&mut self) -> Result<Sample, HostError>;
 
-    /// Carries out a plan, or refuses all of it. Refused means that nothing was done.
+    /// Carries out a plan, or refuses all of it. After a refusal nothing was done.
     ///
     /// # Errors
-    /// See [`Refusal`]. What goes wrong while acting is not a refusal: it is in the [`Receipt`].
+    /// See [`Refusal`]. Errors while acting are not a refusal: they are in the [`Receipt`].
     fn commit(&mut self, plan: &Plan) -> Result<Receipt, Refusal>;
 
-    /// Sets something of a VM from now on: an operator's word, not a policy's. It lives with the VM as its other settings do,
-    /// and is in the next sample's.
+    /// Sets a setting of a VM by an operator's order, not a policy's. It lives with the VM like its other settings, and is in
+    /// the next sample's.
     ///
     /// # Errors
-    /// When the VM is gone, or the host cannot keep it.
+    /// If the VM left, or the host cannot store it.
     fn set(&mut self, vm: VmId, setting: Setting) -> Result<(), ActionError>;
 
-    /// Sets several things at once where `holds` of what is stored of the VM's settings when that is done, under the lock that
-    /// it is done under; false, and nothing is set, where it does not. The default is for hosts whose settings their caller
-    /// alone sets: the caller has asked by then.
+    /// Sets several settings at once if `holds` accepts the VM's stored settings, under the lock that covers the change;
+    /// otherwise returns false, and sets nothing. The default is for hosts whose settings only their caller changes: the
+    /// caller has checked by then.
     ///
     /// # Errors
     /// As for [`Host::set`].
@@ -125,9 +124,9 @@ pub enum HostError {
     /// The hypervisor's management service does not answer; the loop tries again.
     #[error("{service} does not answer: {cause}; the agent keeps trying, VMs run on undisturbed")]
     Unreachable {
-        /// Which service, with its address (`libvirt at qemu:///system`).
+        /// The service, with its address (`libvirt at qemu:///system`).
         service: String,
-        /// What it or the system said.
+        /// The error of the service or the system.
         cause: String,
     },
     /// Something the agent must read is unreadable or malformed.
@@ -135,7 +134,7 @@ pub enum HostError {
     Unreadable {
         /// The file.
         path: String,
-        /// What went wrong, and what was expected.
+        /// The error, and what was expected.
         cause: String,
     },
 }

@@ -1,4 +1,4 @@
-//! Limits on what a VM may use. Every limit carries a lease (DESIGN, section 2): it ends by itself unless it is said anew.
+//! Limits on a VM's resources. Every limit carries a lease: it ends by itself unless it is renewed.
 
 use homenode_units::{Bytes, Ns};
 use schemars::JsonSchema;
@@ -13,17 +13,17 @@ pub struct CpuQuota {
     pub period_ns: Ns,
 }
 
-/// What a policy holds a VM to.
+/// A policy's limit on a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Limit {
     /// CPU time of each vCPU.
     CpuQuota(CpuQuota),
-    /// A part of the ways of every last-level cache (resctrl's CAT): what it brings in evicts nobody's lines elsewhere.
+    /// A part of the ways of every last-level cache (resctrl's CAT): its lines evict no other VM's lines outside that part.
     CacheWays(Percent),
     /// A part of the memory bandwidth of each of its cores (resctrl's MBA).
     MemoryBandwidth(Percent),
-    /// Memory that its guest has, by its balloon.
+    /// Memory of its guest, by its balloon.
     Memory(Bytes),
 }
 
@@ -41,10 +41,10 @@ impl std::fmt::Display for Percent {
 impl CpuQuota {
     /// The least that the kernel grants and takes as a period (`min_cfs_quota_period`).
     pub const MIN: Ns = Ns::from_millis(1);
-    /// The longest period that the kernel takes (`max_cfs_quota_period`).
+    /// The longest period that the kernel accepts (`max_cfs_quota_period`).
     pub const PERIOD_MAX: Ns = Ns::from_secs(1);
 
-    /// So much of every period, rounded to a microsecond, but not less than the kernel grants.
+    /// Returns a quota of this share of every period, rounded to a microsecond, but not less than the kernel grants.
     pub fn of(share: f64, period: Ns) -> CpuQuota {
         let run_us = (share.max(0.0) * period.as_f64() / 1000.0).round() as u64;
         CpuQuota {
@@ -53,12 +53,12 @@ impl CpuQuota {
         }
     }
 
-    /// Share of one CPU that each vCPU gets; 1 and above limits nothing.
+    /// Returns the share of one CPU that each vCPU gets; 1 and above is no limit.
     pub fn share(self) -> f64 {
         self.run_ns.as_f64() / self.period_ns.as_f64()
     }
 
-    /// Whether a kernel takes it.
+    /// Whether a kernel accepts it.
     pub fn is_possible(self) -> bool {
         self.run_ns >= CpuQuota::MIN && (CpuQuota::MIN..=CpuQuota::PERIOD_MAX).contains(&self.period_ns)
     }

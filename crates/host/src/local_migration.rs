@@ -1,35 +1,35 @@
-//! Moving all memory of a VM by migrating it to the host that it is on: where no page of a VM that runs can be moved (Xen).
+//! Moves all memory of a VM by migrating it to its own host, if no page of a running VM can be moved (Xen).
 
 use homenode_units::{Any, Ns};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Which VMs may be migrated to where they are.
+/// VMs that may be migrated to their own host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Allow {
     /// None.
     #[default]
     Off,
-    /// Those that run on until most of their memory was copied.
+    /// Those that keep running until most of their memory was copied.
     Live,
-    /// Also those that must stand still for it, for [`LocalMigration::pause_max`] at most.
+    /// Also those that must pause for it, for at most [`LocalMigration::pause_max`].
     Paused,
 }
 
-/// What the operator may set.
+/// The operator's settings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LocalMigration {
-    /// Which VMs.
+    /// The VMs.
     pub allow: Allow,
-    /// How long one may be copied; then it stays where it is.
+    /// Longest time of a copy; after that the VM stays in place.
     #[serde(with = "homenode_units::text")]
     pub time_max: Ns,
-    /// How long one may be copied that stands still meanwhile.
+    /// Longest time of a copy while the VM is paused.
     #[serde(with = "homenode_units::text")]
     pub pause_max: Ns,
-    /// How long the same VM is left alone afterwards, whether it arrived or not.
+    /// Time before the same VM is tried again, whether it arrived or not.
     #[serde(with = "homenode_units::text")]
     pub interval: Ns,
 }

@@ -1,21 +1,22 @@
-//! What a tracker saw of a VM's memory: the input of `policy::working_set`, the same from a live host, the twin and models.
+//! A tracker's observations of a VM's memory: the input of `policy::working_set`, alike from a live host, the twin and
+//! models.
 //!
-//! A *tracker* is a mechanism that tells which guest memory is used: a log of page walks, accessed bits, DAMON, faults on pages
-//! that were made invalid. Each sees something else, so an [`ObservationRef`] names its tracker, and says how long it looked and
-//! what escaped it. Nothing is judged here: what is hot, and how large the working set is, is for the policy to say.
+//! A *tracker* is a mechanism that reports which guest memory is used: a log of page walks, accessed bits, DAMON, faults on
+//! pages that were made invalid. Each sees something else, so an [`ObservationRef`] names its tracker, the time that it
+//! observed and what it lost. Nothing is judged here: the policy decides what is hot, and how large the working set is.
 //!
 //! # Contract
 //!
 //! - One observation per interval, in order of time; intervals do not overlap.
 //! - Frames are guest frames of 4 KiB whatever the mapping's page size. A tracker that sees larger pages names each of their
-//!   frames, or gives [`UsedRef::Regions`], or says how much of its [`UsedRef::Amount`] is coarse.
-//! - Frames are a guest's or a kernel's word: who reads them leaves out those beyond [`ObservationRef::frames`] and counts them.
+//!   frames, or reports [`UsedRef::Regions`], or how much of its [`UsedRef::Amount`] is coarse.
+//! - Frames are untrusted input from a guest or a kernel: readers drop and count those beyond [`ObservationRef::frames`].
 
 use homenode_units::{Ns, Pages};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A mechanism that tells which guest memory is used.
+/// A mechanism that reports which guest memory is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Tracker {
@@ -25,7 +26,7 @@ pub enum Tracker {
     Pml,
     /// Faults on all pages, made invalid in each interval.
     Invalidation,
-    /// Faults on some pages, drawn anew for each interval and made invalid (ESX).
+    /// Faults on some pages, drawn again for each interval and made invalid (ESX).
     Sampling,
     /// Accessed bits of page tables, cleared in each interval.
     AccessedBits,
@@ -41,18 +42,18 @@ pub enum Tracker {
     Exact,
 }
 
-/// Which accesses a tracker sees.
+/// Accesses that a tracker sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sees {
     /// Reads and writes.
     All,
-    /// Writes only: pages that are read are missing from what it says.
+    /// Writes only: pages that are read are missing from its reports.
     Writes,
 }
 
 impl Tracker {
-    /// Name for people and in JSON.
+    /// Returns its name for people and in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Tracker::Prl => "prl",
@@ -68,7 +69,7 @@ impl Tracker {
         }
     }
 
-    /// Which accesses it sees.
+    /// Returns the accesses that it sees.
     pub fn sees(self) -> Sees {
         match self {
             Tracker::Pml | Tracker::WrittenPages | Tracker::DirtyLog => Sees::Writes,
@@ -82,7 +83,7 @@ impl Tracker {
         }
     }
 
-    /// What it cannot see, in a sentence to be shown beside its figures.
+    /// Returns what it cannot see, in a sentence to be shown next to its figures.
     pub fn blind_spot(self) -> &'static str {
         match self {
             Tracker::Prl => {
@@ -90,7 +91,7 @@ impl Tracker {
             }
             Tracker::Pml => "pages that are only read, and how often a page is written",
             Tracker::Invalidation => "how often a page is used within an interval",
-            Tracker::Sampling => "all but the sample: the error is that of a poll of so many pages",
+            Tracker::Sampling => "all but the sample: the error is that of a poll of that many pages",
             Tracker::AccessedBits => {
                 "pages whose translation stays in the TLB, since clearing the bit does not flush it"
             }
@@ -101,7 +102,7 @@ impl Tracker {
         }
     }
 
-    /// What speaks for it, in a sentence to be shown where it was chosen.
+    /// Returns its advantage, in a sentence to be shown when it was chosen.
     pub fn merit(self) -> &'static str {
         match self {
             Tracker::Prl => "it names every page walked to, reads and writes, at no cost to the VM",
@@ -118,18 +119,18 @@ impl Tracker {
     }
 }
 
-/// A stretch of guest memory that a tracker treats as one.
+/// A stretch of guest memory that a tracker treats as a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Region {
     /// Its first guest frame.
     pub first: u64,
     /// Its length.
     pub pages: Pages,
-    /// In how many of the interval's looks it was found used; at most [`UsedRef::Regions`]' `looks`.
+    /// Number of the interval's looks in which it was found used; at most [`UsedRef::Regions`]' `looks`.
     pub found: u32,
 }
 
-/// What was seen.
+/// The memory that was found used.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum UsedRef<'a> {
     /// Guest frames in any order, each as often as it was logged; a tracker that only knows *that* a page was used names it
@@ -139,69 +140,69 @@ pub enum UsedRef<'a> {
     Regions {
         /// The stretches; they do not overlap.
         regions: &'a [Region],
-        /// How often the tracker looked in this interval, at least once.
+        /// Number of looks in this interval, at least one.
         looks: u32,
     },
-    /// A number of pages, where the tracker does not tell which.
+    /// A number of pages, from a tracker that does not identify them.
     Amount {
         /// Used in this interval.
         used: Pages,
-        /// Of them, pages that are part of larger ones (2 MiB): one use of any counts the whole.
+        /// Those that are part of larger pages (2 MiB): one use of any part counts the whole.
         coarse: Pages,
     },
-    /// How many of some pages drawn at random were used.
+    /// Number of used pages in a random sample.
     Sample {
         /// Used so far.
         used: u32,
         /// Drawn, at least 1.
         drawn: u32,
-        /// Whether the interval is over, or this is a look into a running one.
+        /// Whether the interval is over; otherwise this is an interim result.
         complete: bool,
     },
 }
 
-/// What a tracker saw of one VM in one interval.
+/// A tracker's observation of one VM in one interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ObservationRef<'a> {
-    /// Who saw it.
+    /// The tracker.
     pub tracker: Tracker,
     /// End of the interval, on any monotonic clock.
     pub at: Ns,
     /// Length of the interval.
     pub interval: Ns,
-    /// Memory that the VM has at its end: it changes where memory is plugged or ballooned.
+    /// Memory that the VM has at its end: plugging and ballooning change it.
     pub memory: Pages,
-    /// One past the highest guest frame that the VM has; more than `memory` where guest memory has holes.
+    /// One past the highest guest frame that the VM has; more than `memory` if guest memory has holes.
     pub frames: u64,
-    /// What was seen.
+    /// The memory that was found used.
     pub seen: UsedRef<'a>,
-    /// Accesses that the tracker knows it lost, where it knows.
+    /// Accesses that the tracker knows it lost.
     pub lost: u64,
-    /// Most memory that may be in use although the tracker does not see it: for logs of walks and accessed bits what the
-    /// TLBs hold.
+    /// Most memory that may be in use without the tracker seeing it: for logs of walks and accessed bits the contents of the
+    /// TLBs.
     pub blind: Pages,
 }
 
-/// An [`ObservationRef`] with storage of its own, as a [`crate::VmSample`] carries it.
+/// An owned [`ObservationRef`], as a [`crate::VmSample`] carries it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Observation {
-    /// Who saw it.
+    /// The tracker.
     pub tracker: Tracker,
     /// End of the window, on the clock of [`crate::Sample::at`].
     pub at: Ns,
-    /// Its length, as it was.
+    /// Its actual length.
     pub interval: Ns,
     /// Memory that the VM had at its end.
     pub memory: Pages,
     /// One past the highest guest frame.
     pub frames: u64,
-    /// What was seen.
+    /// The memory that was found used.
     pub found: Used,
     /// As [`ObservationRef::lost`].
     pub lost: u64,
     /// As [`ObservationRef::blind`].
     pub blind: Pages,
-    /// CPU time of the host that looking took in this window; what the VM itself paid is not in it.
+    /// The host's CPU time for looking in this window, without the VM's own cost.
     pub cost: Ns,
 }
 
@@ -225,13 +226,13 @@ pub enum Used {
     Amount {
         /// Used.
         used: Pages,
-        /// Of them in larger pages.
+        /// The part of them in larger pages.
         coarse: Pages,
     },
 }
 
 impl Observation {
-    /// As estimators read it.
+    /// Returns it in the estimators' form.
     pub fn as_observation(&self) -> ObservationRef<'_> {
         ObservationRef {
             tracker: self.tracker,
@@ -256,11 +257,11 @@ impl Observation {
     }
 }
 
-/// Whether a host can use a tracker.
+/// Availability of a tracker on a host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TrackerChoice {
-    /// Which.
+    /// The tracker.
     pub tracker: Tracker,
-    /// Why not, with the remedy where there is one; `None` where it can.
+    /// Why it cannot be used, with any remedy; `None` if it can.
     pub why_not: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! What policies ask of a host, and what the host answers.
+//! Plans of policies, and the host's receipts.
 
 use std::collections::BTreeSet;
 
@@ -11,74 +11,74 @@ use crate::action::Action;
 use crate::refusal::{ActionError, Refusal};
 use crate::sample::{Sample, Version};
 
-/// An action and why.
+/// An action and its reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Decision {
     /// Policy that decided (`placement`, `balance`, …).
     pub policy: &'static str,
-    /// What to do.
+    /// The action.
     #[serde(flatten)]
     pub action: Action,
-    /// Why, in a sentence for the operator.
+    /// The reason, in a sentence for the operator.
     pub reason: String,
 }
 
-/// Something that a policy wants the operator to know, and that nobody acts on (a VM that fits nowhere).
+/// A message of a policy to the operator that leads to no action (a VM that fits nowhere).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Finding {
     /// Policy that found it.
     pub policy: &'static str,
     /// The VM it is about, if it is about one.
     pub vm: Option<VmId>,
-    /// What, and what to do about it.
+    /// The message, and what to do about it.
     pub message: String,
 }
 
-/// What policies want done, from one view.
+/// The decisions of policies, from one view.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Plan {
     /// Version of the view it was made from.
     pub version: Version,
-    /// In the order to carry out.
+    /// Decisions, in order of execution.
     pub decisions: Vec<Decision>,
-    /// What nobody acts on.
+    /// Messages that lead to no action.
     pub findings: Vec<Finding>,
 }
 
-/// What a host did about a plan.
+/// A host's report on a plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Receipt {
-    /// Version of the host after it.
+    /// Version of the host afterwards.
     pub version: Version,
     /// One per decision, in the plan's order.
     pub outcomes: Vec<Outcome>,
 }
 
-/// What became of one decision.
+/// Result of one decision.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "outcome", rename_all = "kebab-case")]
 pub enum Outcome {
     /// Done, and read back.
     Done,
-    /// It was in force already, as reading back showed; only its lease is new.
+    /// It was already in force, as reading back showed; only its lease is new.
     Renewed,
-    /// Pages were moved, and where they are was read back.
+    /// Pages were moved, and their nodes were read back.
     Moved {
         /// Now on the wanted nodes.
         moved: Pages,
-        /// Still where they should leave, known afterwards.
+        /// Still on the nodes that they should leave, as read back.
         left: Pages,
-        /// Refused by the kernel this time because somebody used them; may succeed later.
+        /// Refused by the kernel this time because they were in use; may succeed later.
         busy: Pages,
     },
-    /// Not tried: it is only told (mode `observe`, `--dry-run`).
+    /// Not tried: it is only reported (mode `observe`, `--dry-run`).
     DryRun,
-    /// Tried and failed; the VM is as it was.
+    /// Tried and failed; the VM is unchanged.
     Failed(ActionError),
 }
 
 impl Outcome {
-    /// What it is called in JSON.
+    /// Returns its name in JSON.
     pub fn kind(&self) -> &'static str {
         match self {
             Outcome::Done => "done",
@@ -91,7 +91,7 @@ impl Outcome {
 }
 
 impl Plan {
-    /// The empty plan for a version.
+    /// Returns the empty plan for a version.
     pub fn new(version: Version) -> Plan {
         Plan {
             version,
@@ -113,12 +113,12 @@ impl Plan {
         self.findings.push(Finding { policy, vm, message });
     }
 
-    /// VMs that something is decided about.
+    /// Returns the VMs with decisions.
     pub fn vms(&self) -> BTreeSet<VmId> {
         self.decisions.iter().map(|decision| decision.action.vm).collect()
     }
 
-    /// Whether the host that said `now` could carry this out: every host calls it first in `commit`.
+    /// Checks whether the host with the sample `now` could carry this out: every host calls it first in `commit`.
     ///
     /// # Errors
     /// The first thing that is stale or impossible.

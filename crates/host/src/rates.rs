@@ -1,4 +1,4 @@
-//! Rates: a pure function of two samples. The one place where cumulative counters become figures per second.
+//! Rates: a pure function of two samples, and the only place that turns cumulative counters into figures per second.
 
 use homenode_machine::Machine;
 use homenode_units::{BytesPerSec, CpuId, CpuSet, NodeId, NodeMap, Ns, VmId};
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::sample::{Counters, Sample, VcpuSample, VmSample};
 
-/// What happened between two samples.
+/// Activity between two samples.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Rates {
     /// Time between the samples.
@@ -15,9 +15,9 @@ pub struct Rates {
     pub cpus_busy: Vec<(CpuId, f64)>,
     /// Per node.
     pub nodes: NodeMap<NodeRates>,
-    /// Per direction between nodes, where counted.
+    /// Per direction between nodes, if counted.
     pub links: Vec<LinkRates>,
-    /// VMs that both samples saw, ascending by id.
+    /// VMs in both samples, ascending by id.
     pub vms: Vec<VmRates>,
 }
 
@@ -28,16 +28,16 @@ pub struct NodeRates {
     pub cpus_busy: f64,
     /// vCPUs that waited on the node's run queues, on average (Little's law: waiting time over time).
     pub vcpus_waiting: f64,
-    /// Memory traffic of the node's controllers, where counted.
+    /// Memory traffic of the node's controllers, if counted.
     pub bandwidth: Option<BytesPerSec>,
 }
 
 /// Traffic from one node to another over the period.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LinkRates {
-    /// Where data came from.
+    /// Source of the data.
     pub from: NodeId,
-    /// Where it went.
+    /// Destination of the data.
     pub to: NodeId,
     /// Data rate.
     pub bandwidth: BytesPerSec,
@@ -46,23 +46,23 @@ pub struct LinkRates {
 /// One VM over the period.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct VmRates {
-    /// Which.
+    /// The VM.
     pub id: VmId,
-    /// vCPUs that both samples saw.
+    /// vCPUs in both samples.
     pub vcpus: Vec<VcpuRates>,
-    /// CPUs' worth of time that the VM used (1.5 = one and a half CPUs).
+    /// CPU time that the VM used, in CPUs (1.5 = one and a half CPUs).
     pub cpus_used: f64,
     /// LLC misses over references, in [0, 1] [TAVO, IV]; `None` without counters or without references.
     pub llc_miss_rate: Option<f64>,
     /// LLC misses per second.
     pub llc_misses_per_s: Option<f64>,
-    /// Share of its memory accesses that were local, in [0, 1]; `None` where not counted, or none happened.
+    /// Share of its memory accesses that were local, in [0, 1]; `None` if not counted, or without any.
     pub local_access_ratio: Option<f64>,
-    /// Memory accesses in the period by the node of the page, where counted.
+    /// Memory accesses in the period by the node of the page, if counted.
     pub accesses_on: Option<NodeMap<u64>>,
     /// Instructions per second of the period, of all its vCPUs.
     pub instructions_per_s: Option<f64>,
-    /// Cycles per second of the period that its vCPUs were not halted, all together; `None` without counters.
+    /// Unhalted cycles per second of the period, of all its vCPUs together; `None` without counters.
     pub cycles_per_s: Option<f64>,
     /// LLC references per second of the period; `None` without counters.
     pub llc_references_per_s: Option<f64>,
@@ -77,12 +77,12 @@ pub struct VcpuRates {
     pub node: Option<NodeId>,
     /// Share of the period that it ran, in [0, 1].
     pub running: f64,
-    /// Share of the period that it waited for a CPU though nothing forbade it to run, in [0, 1]: run-queue delay
-    /// less throttled time; `None` where the host cannot tell.
+    /// Share of the period that it waited for a CPU although it was allowed to run, in [0, 1]: run-queue delay less throttled
+    /// time; `None` if the host does not know.
     pub waiting: Option<f64>,
-    /// Share of the period that a CPU quota kept it from running, in [0, 1].
+    /// Share of the period that a CPU quota throttled it, in [0, 1].
     pub throttled: f64,
-    /// LLC misses over references, where counted.
+    /// LLC misses over references, if counted.
     pub llc_miss_rate: Option<f64>,
 }
 
@@ -100,8 +100,8 @@ pub fn imbalance(accesses: &[f64]) -> Option<f64> {
 }
 
 impl Rates {
-    /// Rates over the period between two samples of one host; `None` where no time passed. A VM, vCPU or counter that
-    /// only one sample has, or that ran backwards (restarted VM), has no rates.
+    /// Returns the rates between two samples of one host; `None` if no time passed. A VM, vCPU or counter that is in only one
+    /// sample, or that ran backwards (restarted VM), has no rates.
     pub fn between(machine: &Machine, prev: &Sample, cur: &Sample) -> Option<Rates> {
         let period = cur.at.0.checked_sub(prev.at.0).filter(|ns| *ns > 0).map(Ns)?;
         let cpus_busy: Vec<(CpuId, f64)> = cur
@@ -143,7 +143,7 @@ impl Rates {
         })
     }
 
-    /// The VM's rates, if both samples saw it.
+    /// Returns the VM's rates, if it is in both samples.
     pub fn vm(&self, id: VmId) -> Option<&VmRates> {
         self.vms
             .binary_search_by_key(&id, |vm| vm.id)
@@ -151,8 +151,8 @@ impl Rates {
             .map(|at| &self.vms[at])
     }
 
-    /// Physical cores of each node whose usable hyperthreads were all busy for less than `busy_max` of the period; a core
-    /// without a usable one does not count.
+    /// Returns the physical cores of each node whose usable hyperthreads were all busy for less than `busy_max` of the
+    /// period; a core without a usable one does not count.
     pub fn cores_idle(&self, machine: &Machine, usable: &CpuSet, busy_max: f64) -> NodeMap<u32> {
         let mut idle: NodeMap<u32> = machine.nodes.map(|_, _| 0);
         // Cores are numbered over the host, so siblings come together.
@@ -169,7 +169,7 @@ impl Rates {
         idle
     }
 
-    /// Share in use of what the link between a directed pair of nodes carries; `None` where use or bandwidth is unknown.
+    /// Returns the share in use of a directed link between two nodes; `None` if use or bandwidth is unknown.
     pub fn link_use(&self, machine: &Machine, from: NodeId, to: NodeId) -> Option<f64> {
         let link = machine
             .links
@@ -183,7 +183,7 @@ impl Rates {
         Some(used.bandwidth.as_f64() / max.as_f64())
     }
 
-    /// Data rate between two nodes, the busier direction; `None` where not counted.
+    /// Returns the data rate between two nodes in the busier direction; `None` if not counted.
     pub fn between_nodes(&self, a: NodeId, b: NodeId) -> Option<BytesPerSec> {
         self.links
             .iter()
@@ -241,14 +241,14 @@ impl VmRates {
         })
     }
 
-    /// Memory bandwidth that the VM's LLC misses amount to ([TAVO, V.B]: no PMU counts bandwidth per VM), reads only.
+    /// Returns the memory bandwidth of the VM's LLC misses ([TAVO, V.B]: no PMU counts bandwidth per VM), reads only.
     pub fn bandwidth(&self) -> Option<BytesPerSec> {
         self.llc_misses_per_s
             .map(|misses| BytesPerSec((misses * LINE_BYTES) as u64))
     }
 
-    /// Share of the CPU time of a VM, which was sampled at the period's end, on each node; alike where its vCPUs last were if
-    /// none ran. Nothing on any where that is not known.
+    /// Returns the share of a VM's CPU time on each node, from the sample at the period's end; if no vCPU ran, even shares by
+    /// their last nodes. Zero everywhere if unknown.
     pub fn cpu_shares(&self, machine: &Machine, vm: &VmSample) -> NodeMap<f64> {
         let mut cpus: NodeMap<f64> = machine.nodes.map(|_, _| 0.0);
         for vcpu in &vm.vcpus {
@@ -260,7 +260,7 @@ impl VmRates {
         shares(machine, &cpus)
     }
 
-    /// Share of its memory accesses that each node answers: as counted, else by where its pages are, else by where it ran.
+    /// Returns the share of its memory accesses that each node answers: as counted, else by its pages, else by CPU time.
     pub fn access_shares(&self, machine: &Machine, vm: &VmSample) -> NodeMap<f64> {
         let counted = self.accesses_on.as_ref();
         let counted = counted.filter(|on| on.values().any(|count| *count > 0));
@@ -271,7 +271,7 @@ impl VmRates {
         }
     }
 
-    /// Memory traffic by the node whose controllers serve it, an estimate: [`VmRates::bandwidth`] by [`VmRates::access_shares`].
+    /// Returns the estimated memory traffic by serving node: [`VmRates::bandwidth`] by [`VmRates::access_shares`].
     pub fn traffic_by_node(&self, machine: &Machine, vm: &VmSample) -> Option<NodeMap<BytesPerSec>> {
         let all = self.bandwidth()?.as_f64();
         let shares = self.access_shares(machine, vm);
@@ -279,7 +279,7 @@ impl VmRates {
     }
 }
 
-/// Each node's share of a sum; nothing where that is 0.
+/// Returns each node's share of a sum; zeros if that is 0.
 fn shares(machine: &Machine, of: &NodeMap<f64>) -> NodeMap<f64> {
     let all: f64 = of.values().sum();
     machine
@@ -288,7 +288,7 @@ fn shares(machine: &Machine, of: &NodeMap<f64>) -> NodeMap<f64> {
 }
 
 impl VcpuRates {
-    /// Share of the period that it waited; 0 where the host cannot tell.
+    /// Returns the share of the period that it waited; 0 if the host does not know.
     pub fn waited(&self) -> f64 {
         self.waiting.unwrap_or(0.0)
     }
@@ -356,7 +356,7 @@ fn share(prev: Ns, cur: Ns, period: Ns) -> Option<f64> {
     Some((cur.0.checked_sub(prev.0)? as f64 / period.as_f64()).min(1.0))
 }
 
-/// At most 1: counters that were read one after the other may say that more missed than referred.
+/// At most 1: counters that were read one after the other may show more misses than references.
 fn ratio(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| (part as f64 / whole as f64).min(1.0))
 }

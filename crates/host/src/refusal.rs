@@ -1,4 +1,4 @@
-//! Why a plan is refused, and why an action failed.
+//! Reasons for refused plans and failed actions.
 
 use homenode_units::{Bytes, CpuSet, MemoryPolicy, NodeSet, Ns, VmId};
 use schemars::JsonSchema;
@@ -14,7 +14,7 @@ use crate::sample::{Setting, Version};
 pub struct ActionError {
     /// The VM's name.
     pub name: String,
-    /// Why.
+    /// The reason.
     #[serde(flatten)]
     pub why: Failure,
 }
@@ -27,43 +27,43 @@ pub enum Failure {
     VmGone,
     /// Its memory cannot move.
     MemoryFixed {
-        /// Why.
+        /// The reason.
         why: String,
     },
     /// The target has no free memory left.
     NoMemory {
-        /// Where memory was wanted.
+        /// The target nodes.
         nodes: NodeSet,
     },
-    /// The host or the VM cannot have this memory policy.
+    /// The host or the VM does not support this memory policy.
     MemoryPolicy {
-        /// What was asked for.
+        /// The requested policy.
         policy: MemoryPolicy,
-        /// Why, and what to do instead.
+        /// The reason, and what to do instead.
         why: String,
     },
-    /// The guest cannot be told where it is.
+    /// The guest cannot be told its topology.
     #[serde(rename = "no-feed")]
     NoTopologyDevice {
-        /// Why, with the remedy.
+        /// The reason, with the remedy.
         why: String,
     },
-    /// Nobody can tell which memory the VM uses.
+    /// No tracker can report which memory the VM uses.
     NoTracker {
         /// What each tracker lacks, with the remedy.
         why: String,
     },
-    /// The host said no, or did something else than asked.
+    /// The host refused, or did something else.
     Host {
         /// What was tried.
         what: String,
-        /// What the host said, or what was found when reading back.
+        /// The host's message, or the state found when reading back.
         cause: String,
     },
 }
 
 impl Failure {
-    /// What an operator wanted could not be set.
+    /// Returns the failure to set an operator's settings.
     pub fn to_set(settings: &[Setting], cause: String) -> Failure {
         let names: Vec<&str> = settings.iter().map(|setting| setting.name()).collect();
         Failure::Host {
@@ -72,7 +72,7 @@ impl Failure {
         }
     }
 
-    /// Of the VM of this name.
+    /// Returns the failure for the VM of this name.
     pub fn on(self, name: &str) -> ActionError {
         ActionError {
             name: name.to_owned(),
@@ -91,18 +91,18 @@ impl Failure {
             Failure::NoTopologyDevice { why } => {
                 format!("the guest of VM {name} cannot be told where it is: {why}")
             }
-            Failure::NoTracker { why } => format!("nobody can watch which memory VM {name} uses: {why}"),
+            Failure::NoTracker { why } => format!("no tracker can watch which memory VM {name} uses: {why}"),
             Failure::Host { what, cause } => format!("{what} of VM {name} failed: {cause}"),
         }
     }
 }
 
-/// Why a whole plan is refused. Nothing of it was done.
+/// Why a whole plan is refused. Nothing was done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error, JsonSchema)]
 #[serde(tag = "refusal", rename_all = "kebab-case")]
 pub enum Refusal {
     /// Something changed since the view was made.
-    #[error("plan was made from version {}, the host is at {}; it will be made anew", planned.0, current.0)]
+    #[error("plan was made from version {}, the host is at {}; it will be made again", planned.0, current.0)]
     Stale {
         /// Version of the plan.
         planned: Version,
@@ -112,7 +112,7 @@ pub enum Refusal {
     /// No such VM runs.
     #[error("no VM {vm} runs on this host")]
     UnknownVm {
-        /// The id asked for.
+        /// The requested id.
         vm: VmId,
     },
     /// An action is impossible for its VM.
@@ -120,14 +120,14 @@ pub enum Refusal {
     Vm {
         /// Its name.
         name: String,
-        /// Why.
+        /// The reason.
         #[serde(flatten)]
         why: Impossible,
     },
-    /// It goes against what an operator said. Hosts say this of nothing: it is the loop that keeps to it.
+    /// It contradicts an operator's setting. Hosts never report this: the control loop enforces such settings.
     #[error("{why}")]
     Forbidden {
-        /// Which VM, and what he said.
+        /// The VM, and the operator's setting.
         why: String,
     },
 }
@@ -139,21 +139,21 @@ pub enum Impossible {
     /// No such vCPU is online.
     #[error("it has no online vCPU {index}")]
     UnknownVcpu {
-        /// The index asked for.
+        /// The requested index.
         index: u16,
     },
     /// CPUs that the host lacks, that the VM may not use, or none at all.
     #[error("CPUs {{{cpus}}} are not a non-empty part of the CPUs {usable} that the VM may use")]
     Cpus {
-        /// CPUs asked for.
+        /// Requested CPUs.
         cpus: CpuSet,
-        /// CPUs that there are.
+        /// CPUs that the VM may use.
         usable: CpuSet,
     },
     /// Nodes that the host lacks, that have no memory, or none at all.
     #[error("nodes {{{nodes}}} are not a non-empty part of the host's nodes with memory {usable}")]
     Nodes {
-        /// Nodes asked for.
+        /// Requested nodes.
         nodes: NodeSet,
         /// Nodes that can hold memory.
         usable: NodeSet,
@@ -161,72 +161,72 @@ pub enum Impossible {
     /// Pages that would move from a node to itself.
     #[error("its pages cannot move from nodes {{{from}}} to nodes {{{to}}}: some are both")]
     SameNodes {
-        /// Where pages should leave.
+        /// Nodes that pages should leave.
         from: NodeSet,
-        /// Where they should go.
+        /// Nodes that they should move to.
         to: NodeSet,
     },
     /// No such virtual node.
     #[error("it has no virtual node {virtual_node}: its guest sees {count}")]
     UnknownVirtualNode {
-        /// The one asked for.
+        /// The requested one.
         virtual_node: u16,
-        /// How many there are.
+        /// Number of virtual nodes.
         count: usize,
     },
-    /// A topology that says nothing of where memory is, or of more than there is.
+    /// A topology without memory, with a wrong number of virtual nodes, or with nodes that the host lacks.
     #[error(
-        "its guest cannot be told of {vcpus} vCPUs and {memory} virtual nodes: it sees {count}, some must have memory, and all of it on nodes of this host"
+        "its guest cannot be told of {vcpus} vCPUs and {memory} virtual nodes: it needs a vCPU, {count} virtual nodes with some memory, and all of it on nodes of this host"
     )]
     Topology {
-        /// vCPUs in what it should be told.
+        /// vCPUs in the topology.
         vcpus: usize,
-        /// Virtual nodes there.
+        /// Virtual nodes in the topology.
         memory: usize,
         /// Virtual nodes of its guest.
         count: usize,
     },
-    /// A quota that no kernel takes.
+    /// A quota that no kernel accepts.
     #[error(
         "its vCPUs cannot be held to {quota}: the least is {} of a period of at most {}",
         CpuQuota::MIN,
         CpuQuota::PERIOD_MAX
     )]
     Quota {
-        /// What was asked for.
+        /// The requested quota.
         quota: CpuQuota,
     },
-    /// No part of anything.
+    /// A percentage outside 1 to 100.
     #[error("it cannot be held to {percent} percent: it is 1 to 100")]
     Part {
-        /// What was asked for.
+        /// The requested percentage.
         percent: u8,
     },
     /// More memory than it may have, none, or memory of a VM without a balloon.
     #[error("it cannot be held to {memory} of memory: {}", why_not(.maximum))]
     Memory {
-        /// What was asked for.
+        /// The requested memory.
         memory: Bytes,
-        /// What it may have; `None` where it has no balloon.
+        /// Its maximum; `None` without a balloon.
         maximum: Option<Bytes>,
     },
     /// A limit or a watch that would have to be lifted at once.
     #[error("what would hold it carries no lease")]
     NoLease,
-    /// A window too short to see anything in, or too long to wait for.
+    /// A window too short to see anything, or too long to wait for.
     #[error(
         "its memory cannot be watched in windows of {window_ns}: they last from {} to {}",
         WINDOW_MIN,
         WINDOW_MAX
     )]
     Window {
-        /// What was asked for.
+        /// The requested window.
         window_ns: Ns,
     },
-    /// A lever on which there are no limits.
+    /// A lever without limits.
     #[error("there is nothing to lift on {}", .lever.of_vm())]
     NoLimit {
-        /// The lever asked for.
+        /// The requested lever.
         lever: Lever,
     },
 }

@@ -1,5 +1,5 @@
-//! What a host said at one moment. Counters are cumulative and never reset while a VM lives; what a host lacks
-//! is `None`. Nothing here is derived: that is what [`crate::Rates`] is for.
+//! A host's state at one moment. Counters are cumulative and never reset while a VM lives; what a host lacks is `None`.
+//! Nothing here is derived: that is the task of [`crate::Rates`].
 
 use homenode_units::{
     Bytes, BytesPerSec, CpuId, CpuSet, MemoryPolicy, NodeId, NodeMap, NodeSet, Ns, Pages, Permit, VmId,
@@ -13,45 +13,45 @@ use crate::limit::{CpuQuota, Limit};
 use crate::observation::{Observation, TrackerChoice};
 use crate::topology::{Published, VirtualNode};
 
-/// Generation of everything a plan relies on: which VMs there are, their vCPUs, affinities, quotas and settings. It
-/// grows when one of these changes, by a commit or by somebody else.
+/// Generation of everything a plan relies on: the VMs, their vCPUs, affinities, quotas and settings. It grows when one of
+/// these changes, by a commit or by others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Version(pub u64);
 
-/// What a host said at one moment.
+/// A host's state at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// The host's monotonic clock.
     pub at: Ns,
     /// Generation of VMs, affinities and settings.
     pub version: Version,
-    /// Who counts [`Counters`].
+    /// Source of [`Counters`].
     pub counted_by: CountedBy,
-    /// Whose balloons VMs have.
+    /// Kind of the VMs' balloons.
     #[serde(default, skip_serializing_if = "Balloons::is_virtio")]
     pub balloons: Balloons,
     /// Every usable CPU that is online, ascending.
     pub cpus: Vec<CpuSample>,
     /// Every node.
     pub nodes: NodeMap<NodeSample>,
-    /// Directed traffic between nodes, where the host counts it.
+    /// Directed traffic between nodes, if the host counts it.
     pub links: Vec<LinkSample>,
-    /// Why the host cannot say which node uses which page, if it cannot: then no VM has [`VmSample::page_uses`].
+    /// Why the host does not know which node uses which page, if so: then no VM has [`VmSample::page_uses`].
     pub no_page_uses: Option<String>,
-    /// Who can tell which memory VMs use, best first: the first that can is asked by [`crate::Act::Watch`].
+    /// Trackers of memory use, best first: [`crate::Act::Watch`] uses the first one available.
     pub trackers: Vec<TrackerChoice>,
-    /// What the host's kernel does with memory by itself; nothing is known where that is no Linux.
+    /// Memory management by the host's kernel; unknown if that is not Linux.
     #[serde(default, skip_serializing_if = "KernelSettings::is_unknown")]
     pub kernel: KernelSettings,
-    /// VMs that run, ascending by id.
+    /// Running VMs, ascending by id.
     pub vms: Vec<VmSample>,
 }
 
 /// One logical CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuSample {
-    /// Which.
+    /// The CPU.
     pub id: CpuId,
     /// Time spent not idle since boot.
     pub busy_ns: Ns,
@@ -62,41 +62,41 @@ pub struct CpuSample {
 pub struct NodeSample {
     /// Memory that the kernel manages on the node.
     pub memory_total_bytes: Bytes,
-    /// Memory that could be given to a VM now: free, or page cache that can be dropped.
+    /// Memory available to a VM now: free, or page cache that can be dropped.
     pub memory_free_bytes: Bytes,
-    /// Bytes that the node's memory controllers have moved, where counted.
+    /// Bytes that the node's memory controllers have moved, if counted.
     pub memory_traffic_bytes: Option<u64>,
-    /// Its pools of huge pages, by size ascending; `None` where the host does not say.
+    /// Its pools of huge pages, by size ascending; `None` if the host does not report them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub huge_pages: Option<Vec<HugePages>>,
 }
 
-/// A node's pool of huge pages of one size. They are no part of the node's free memory.
+/// A node's pool of huge pages of one size. They are not part of the node's free memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HugePages {
-    /// Size of one.
+    /// Size of one page.
     pub page_bytes: Bytes,
-    /// Pages of the pool.
+    /// Pages in the pool.
     pub total_count: u64,
-    /// Those that nothing uses.
+    /// Unused pages.
     pub free_count: u64,
 }
 
-/// Memory that lies in huge pages of one size, or shall.
+/// Memory in huge pages of one size, or intended for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct HugeMemory {
     /// Size of a page.
     pub page_bytes: Bytes,
-    /// How much.
+    /// Amount of memory.
     pub memory_bytes: Bytes,
 }
 
 /// Directed traffic from one node to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkSample {
-    /// Where data came from.
+    /// Source of the data.
     pub from: NodeId,
-    /// Where it went.
+    /// Destination of the data.
     pub to: NodeId,
     /// Bytes moved.
     pub bytes: u64,
@@ -113,52 +113,53 @@ pub struct VmSample {
     pub vcpus: Vec<VcpuSample>,
     /// Memory that the guest may use now (after ballooning).
     pub memory_bytes: Bytes,
-    /// Its balloon, where it has one.
+    /// Its balloon, if it has one.
     pub balloon: Option<Balloon>,
-    /// Where the guest's touched memory lies, where known.
+    /// The guest's touched memory by node, if known.
     pub pages: Option<NodeMap<Pages>>,
-    /// Size of the huge pages that its memory lies in; `None` where it lies in ordinary ones.
+    /// Size of the huge pages that hold its memory; `None` for ordinary ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub huge_page_bytes: Option<Bytes>,
-    /// The nodes that its guest sees; none where it sees a single one.
+    /// The nodes that its guest sees; empty if it sees a single one.
     pub virtual_nodes: Vec<VirtualNode>,
-    /// Why its guest cannot be told where it is, with the remedy; `None` where it can ([`crate::Act::PublishTopology`]).
+    /// Why its guest cannot be told its topology, with the remedy; `None` if it can ([`crate::Act::PublishTopology`]).
     #[serde(rename = "no_feed")]
     pub no_topology_device: Option<String>,
-    /// What this agent told its guest last.
+    /// The topology that this agent last told its guest.
     #[serde(rename = "told")]
     pub published: Option<Published>,
-    /// Memory accesses that missed the LLC, by where they went, where counted.
+    /// Memory accesses that missed the LLC, by destination, if counted.
     pub accesses: Option<Accesses>,
     /// How its pages are placed and sampled now.
     pub memory_policy: MemoryPolicy,
-    /// What was seen of the use of its pages since the sample before, while its memory policy has them sampled. The one thing
-    /// here that is not cumulative: events, not counts.
+    /// Observed use of its pages since the last sample, while its memory policy has them sampled. The only field that is not
+    /// cumulative: events, not counts.
     pub page_uses: Option<Vec<PageUse>>,
-    /// What was seen of the use of its memory in the last complete window while it is watched ([`crate::Act::Watch`]): fresh
-    /// once per window, as [`Observation::at`] tells. `None` before the first window's end, and while its memory is not watched.
+    /// Observed use of its memory in the last complete window while it is watched ([`crate::Act::Watch`]): fresh once per
+    /// window, as [`Observation::at`] shows. `None` before the first window's end, and while its memory is not watched.
     pub observed: Option<Observation>,
     /// Why the VM's memory cannot move, if it cannot.
     pub immovable: Option<Immovable>,
-    /// Nodes on which its memory stays by its operator's will: it is bound to them, or lies there in huge pages of a pool. `None`
-    /// where its memory may follow its vCPUs, or where what keeps it is not the operator's will alone.
+    /// Nodes on which its memory stays by its operator's choice: it is bound to them, or is there in huge pages of a pool.
+    /// `None` if its memory may follow its vCPUs, or if it is kept for other reasons than the operator's choice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bound_to: Option<NodeSet>,
-    /// All of its memory moves to one node or none of it does, in the background and whatever its size: what is planned is all.
+    /// Whether all of its memory moves to one node or none of it does, in the background and whatever its size: a plan is for
+    /// all of it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub moves_whole: bool,
-    /// Why the host never learns which pages the guest releases, with the remedy; `None` where it does.
+    /// Why the host never learns which pages the guest releases, with the remedy; `None` if it does.
     pub no_releases: Option<String>,
-    /// Limit of the agent's on its part of caches or memory bandwidth, while it is in force.
+    /// The agent's limit on its part of caches or memory bandwidth, while it is in force.
     pub confined: Option<Limit>,
     /// Nodes of devices assigned to the VM.
     pub device_nodes: NodeSet,
-    /// What the operator said of this VM.
+    /// The operator's settings for this VM.
     pub settings: VmSettings,
 }
 
 impl VmSample {
-    /// A VM of which nothing is known but its name: no vCPUs, no memory, nothing counted.
+    /// Returns a VM with only a name: no vCPUs, no memory, nothing counted.
     pub fn new(id: VmId, name: impl Into<String>) -> VmSample {
         VmSample {
             id,
@@ -193,28 +194,28 @@ pub struct VcpuSample {
     pub index: u16,
     /// Time it ran.
     pub running_ns: Ns,
-    /// Time it was runnable and did not run: run-queue delay, throttled time included; `None` where the host cannot tell.
+    /// Time it was runnable and did not run: run-queue delay, throttled time included; `None` if the host does not know.
     pub waiting_ns: Option<Ns>,
-    /// Time it was kept from running by a CPU quota.
+    /// Time it was throttled by a CPU quota.
     pub throttled_ns: Ns,
     /// CPU it last ran on.
     pub cpu: Option<CpuId>,
-    /// CPUs it may run on: what is in force, not what was asked for.
+    /// CPUs it may run on: those in force, not those requested.
     pub affinity: CpuSet,
-    /// CPU quota in force on it, whoever set it; `None` where there is none, or the host cannot tell.
+    /// CPU quota in force on it, from any source; `None` if there is none, or the host does not know.
     pub quota: Option<CpuQuota>,
-    /// Hardware counters of its thread, where the host has them.
+    /// Hardware counters of its thread, if the host has them.
     pub counters: Option<Counters>,
 }
 
-/// Who counts [`Counters`]: whoever shows them says so.
+/// Source of [`Counters`], which is shown along with them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum CountedBy {
-    /// The PMU of the host; on the twin what stands for it.
+    /// The PMU of the host; on the twin its substitute.
     #[default]
     Hardware,
-    /// A model of caches beside a host that has no PMU, as an emulator's plugin has.
+    /// A model of caches next to a host without a PMU, as in an emulator's plugin.
     Model,
 }
 
@@ -231,7 +232,7 @@ pub struct Counters {
     pub llc_misses: u64,
 }
 
-/// Memory accesses of a VM, counted as the node of the accessing vCPU at the time relates to the page's.
+/// Memory accesses of a VM, by the relation of the accessing vCPU's node at the time to the page's node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Accesses {
     /// To the node that the vCPU ran on.
@@ -242,19 +243,19 @@ pub struct Accesses {
     pub on: NodeMap<u64>,
 }
 
-/// Which nodes use some pages, as memory sampling saw it (IBS, PEBS). A real host says so of single pages; the twin at once of
-/// all pages of one kind that lie on one node and were sampled alike. A page that no sample hit is not among them.
+/// Use of some pages by node, from memory sampling (IBS, PEBS). A real host reports single pages; the twin combines all pages
+/// of one kind that are on one node and were sampled alike. A page without samples is not included.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageUse {
-    /// Guest frame of the first of them.
+    /// Guest frame of the first page.
     pub frame: u64,
-    /// How many pages: 1 on a real host.
+    /// Number of pages: 1 on a real host.
     pub pages: Pages,
-    /// Where they lie.
+    /// Their node.
     pub on: NodeId,
-    /// Samples of accesses to each of them from the CPUs of each node; nodes without any are missing.
+    /// Samples of accesses to each of them from the CPUs of each node; nodes without samples are missing.
     pub samples: NodeMap<u32>,
-    /// How many of a page's samples wrote.
+    /// Number of a page's samples that were writes.
     pub writes: u32,
 }
 
@@ -266,17 +267,17 @@ pub enum Immovable {
     Vfio,
     /// The VM's memory is locked (`<memoryBacking><locked/>`).
     Locked,
-    /// It is encrypted for the guest alone: the kernel moves no page of it.
+    /// It is encrypted for the guest: the kernel moves no page of it.
     Encrypted {
-        /// By what, as QEMU or libvirt calls it: `sev-snp-guest`, `tdx`.
+        /// The mechanism, as QEMU or libvirt calls it: `sev-snp-guest`, `tdx`.
         kind: String,
     },
-    /// It lies in huge pages, of which other nodes have too few free.
+    /// It is in huge pages, and other nodes have too few of them free.
     HugePages {
         /// Size of one huge page.
         page_bytes: Bytes,
     },
-    /// It lies in huge pages of its nodes' pools, and its operator did not say that they may move.
+    /// It is in huge pages of its nodes' pools, and its operator did not allow moving them.
     HugePagePool {
         /// Size of one huge page.
         page_bytes: Bytes,
@@ -291,14 +292,14 @@ pub enum Immovable {
         /// Nodes that some part is bound to.
         nodes: NodeSet,
     },
-    /// The hypervisor moves no page of a VM that runs.
+    /// The hypervisor moves no page of a running VM.
     Hypervisor {
-        /// Which, and what can be done instead.
+        /// The hypervisor, and an alternative.
         reason: String,
     },
-    /// The VM is paused: nobody waits for its memory, and whoever paused it may be about to save it.
+    /// The VM is paused: it does not wait for its memory, and may be about to be saved.
     Paused,
-    /// It is on its way to another host or from there: what moves here would be copied twice.
+    /// It is migrating to or from another host: pages moved here would be copied twice.
     Migrating,
 }
 
@@ -354,13 +355,13 @@ pub enum Management {
     Ignored,
 }
 
-/// How far decisions go. Where several are said, for the run, a policy and a VM, the most careful holds: that is the least of
+/// How far decisions go. Among several modes, for the run, a policy and a VM, the most careful applies, which is the least of
 /// them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// They are made and explained; nothing is touched.
-    // As recordings before 0.2 have it.
+    /// They are made and explained; nothing is changed.
+    // As in recordings before 0.2.
     #[serde(alias = "dry-run")]
     Observe,
     /// Each waits as a recommendation until the operator applies it.
@@ -371,10 +372,10 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// All of them, the most careful first.
+    /// All modes, the most careful first.
     pub const ALL: [Mode; 3] = [Mode::Observe, Mode::Recommend, Mode::Act];
 
-    /// Name in settings, metadata and JSON.
+    /// Returns its name in settings, metadata and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Mode::Observe => "observe",
@@ -401,53 +402,53 @@ impl std::str::FromStr for Mode {
     }
 }
 
-/// What the operator said of a VM. Lives with the VM (libvirt metadata), so it survives restarts and migration.
+/// The operator's settings of a VM. They live with the VM (libvirt metadata), so they survive restarts and migration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmSettings {
     /// Whether the agent may act on it.
     pub management: Management,
-    /// How far decisions about it go at most; `None` where that is as the run and its policies go.
+    /// How far decisions about it go at most; `None` for the mode of the run and its policies.
     pub mode: Option<Mode>,
     /// Home nodes that the operator chose; the agent keeps the VM there and never re-homes it.
     pub home: Option<NodeSet>,
-    /// VMs that name the same word here share no home node.
+    /// VMs with the same value here share no home node (anti-affinity).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub apart: Option<String>,
-    /// VMs that name the same word here have one home.
+    /// VMs with the same value here have one home.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub together: Option<String>,
     /// Memory bandwidth that the VM is declared to need.
     pub bandwidth: Option<BytesPerSec>,
-    /// CPUs that everything that its operator set leaves it (cpusets of its cgroups, `<vcpu cpuset>`, its affinity from before
-    /// the agent, and `isolcpus=`); `None` where it may use every CPU that all VMs may use.
+    /// CPUs that it may use by all of its operator's settings (cpusets of its cgroups, `<vcpu cpuset>`, its affinity from
+    /// before the agent, and `isolcpus=`); `None` if it may use every CPU that all VMs may use.
     pub cpus_allowed: Option<CpuSet>,
     /// vCPUs that the operator pinned by hand (`<vcpupin>`): the agent leaves them alone.
     pub pinned_vcpus: Vec<u16>,
     /// Memory policy that the operator chose; `None` leaves the choice to the agent.
     pub memory_policy: Option<MemoryPolicy>,
-    /// What it booked: it is held to it.
+    /// The permit that it booked and is held to.
     pub permit: Option<Permit>,
-    /// Memory below which its balloon never takes it; without one the agent takes none of its memory.
+    /// Least memory that its balloon leaves it; without one the agent takes none of its memory.
     pub memory_floor: Option<Bytes>,
-    /// CPU quota of each vCPU that the operator set (`<cputune><quota>`): a limit of the agent's is lifted to it.
+    /// CPU quota of each vCPU that the operator set (`<cputune><quota>`): lifting an agent's limit restores it.
     pub quota: Option<CpuQuota>,
 }
 
-/// One of [`VmSettings`] that can be set while the VM runs; none takes back what was set before.
+/// One of [`VmSettings`] that can be set while the VM runs; setting one leaves the others unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Setting {
-    /// What it books.
+    /// Its permit.
     Permit(Option<Permit>),
     /// How its memory is placed and moved.
     MemoryPolicy(Option<MemoryPolicy>),
-    /// How little memory it may be left with.
+    /// Its memory floor.
     MemoryFloor(Option<Bytes>),
     /// How far decisions about it go.
     Mode(Option<Mode>),
 }
 
 impl Setting {
-    /// What it is, as in "the permit of VM web".
+    /// Returns its name, as in "the permit of VM web".
     pub fn name(self) -> &'static str {
         match self {
             Setting::Permit(_) => "permit",
@@ -459,7 +460,7 @@ impl Setting {
 }
 
 impl VmSettings {
-    /// Whether a setting is as it was set.
+    /// Whether a setting has this value.
     pub fn has(&self, setting: Setting) -> bool {
         match setting {
             Setting::Permit(permit) => self.permit == permit,
@@ -469,7 +470,7 @@ impl VmSettings {
         }
     }
 
-    /// Takes in a setting.
+    /// Changes a setting.
     pub fn set(&mut self, setting: Setting) {
         match setting {
             Setting::Permit(permit) => self.permit = permit,
@@ -481,7 +482,7 @@ impl VmSettings {
 }
 
 impl Sample {
-    /// The VM with this id, if it was running.
+    /// Returns the VM with this id, if it was running.
     pub fn vm(&self, id: VmId) -> Option<&VmSample> {
         self.vms
             .binary_search_by_key(&id, |vm| vm.id)
@@ -491,12 +492,12 @@ impl Sample {
 }
 
 impl VmSample {
-    /// The vCPU with this index, if it is online.
+    /// Returns the vCPU with this index, if it is online.
     pub fn vcpu(&self, index: u16) -> Option<&VcpuSample> {
         self.vcpus.iter().find(|vcpu| vcpu.index == index)
     }
 
-    /// Touched pages that lie outside `nodes`; `None` where the host does not know where pages lie.
+    /// Returns the touched pages outside `nodes`; `None` if the host does not locate pages.
     pub fn pages_outside(&self, nodes: &NodeSet) -> Option<Pages> {
         let pages = self.pages.as_ref()?;
         Some(
@@ -508,14 +509,14 @@ impl VmSample {
         )
     }
 
-    /// Touched pages that lie on `nodes`; `None` where the host does not know where pages lie.
+    /// Returns the touched pages on `nodes`; `None` if the host does not locate pages.
     pub fn pages_on(&self, nodes: &NodeSet) -> Option<Pages> {
         let pages = self.pages.as_ref()?;
         let there = pages.iter().filter(|(node, _)| nodes.contains(*node));
         Some(there.map(|(_, pages)| *pages).sum())
     }
 
-    /// Touched pages in all; `None` where the host does not know.
+    /// Returns all touched pages; `None` if the host does not know.
     pub fn pages_touched(&self) -> Option<Pages> {
         self.pages.as_ref().map(|pages| pages.values().copied().sum())
     }

@@ -1,39 +1,39 @@
-//! What each VM does to the caches of an emulated host: its share of what a modelled PMU counts.
+//! Assigns the counts of a modelled PMU on an emulated host to its VMs.
 //!
 //! # Problem
-//! The model ([`crate::modelled_pmu`]) counts by CPU and by tag of the machine frame that is used. It knows no VMs.
+//! The model ([`crate::modelled_pmu`]) counts by CPU and by tag of the machine frame used. It knows no VMs.
 //!
 //! # Approach
-//! 1. Each VM gets a tag of its own; where none is left it has no counters, which is said.
+//! 1. Each VM gets its own tag; if none is left it has no counters, which is reported.
 //! 2. The frames of its memory get that tag: `pagemap` is read in parts of [`PART_PAGES`], each time going on where the last
 //!    ended, as often as costs [`COST_SHARE`]. A frame that a page has left loses the tag. There are no counters before all was
 //!    read once.
-//! 3. What the tag's counts have grown by, over all CPUs, is dealt to the VM's vCPUs in proportion to the time each ran.
+//! 3. The growth of the tag's counts, over all CPUs, is divided among the VM's vCPUs in proportion to the time each ran.
 //!
 //! # What the figures are
-//! - *References* and *misses* are those of the VM's memory, whichever CPU caused them: of one vCPU exactly, of several the VM's
-//!   sum dealt out. What the host does for the VM in memory of its own is nobody's, where a real PMU would count it. So is, until
-//!   the next reading, what lies in frames that are new; and for good what several processes map (zeroes, KSM), unless the VM's
-//!   memory is meant to be shared.
-//! - *Cycles* are the time run at the machine's clock, or at 1 GHz where that is unknown: the model has no time. Equation 3.1
+//! - *References* and *misses* are those of the VM's memory, whichever CPU caused them: for a single vCPU exactly, for several
+//!   the VM's sum divided. Work of the host for the VM in the host's own memory is not assigned, where a real PMU would count it.
+//!   Nor is, until the next reading, the use of new frames; and never that of frames that several processes map (zeroes, KSM),
+//!   unless the VM's memory is meant to be shared.
+//! - *Cycles* are the time run at the machine's clock, or at 1 GHz if that is unknown: the model has no time. Equation 3.1
 //!   then is misses per millisecond run.
 //! - *Instructions* are those that a machine would have done in the time run on which an instruction takes one cycle, a reference
-//!   [`LLC_CYCLES`] more, and a miss [`MEMORY_CYCLES`] or [`REMOTE_CYCLES`] more: emulated memory takes no time, and without
-//!   that nobody would be slower for missing. How many the VM really did for each reference is taken from all CPUs, by time run.
-//!   References and misses are given for as many instructions, so that a VM that is slowed down still makes as many for each.
-//! - *Accesses* of a VM and *traffic* of controllers are samples times the period at which they were taken; what was lost of them
-//!   is taken to have gone where the rest went.
-//! - *Uses* of single pages are samples as they are ([`Sampler`]).
+//!   [`LLC_CYCLES`] more, and a miss [`MEMORY_CYCLES`] or [`REMOTE_CYCLES`] more: emulated memory takes no time, so misses would
+//!   slow no VM down. The instructions that the VM really did per reference are estimated from all CPUs, by time run. References
+//!   and misses are scaled to the same instructions, so that a VM that is slowed down keeps its references per instruction.
+//! - *Accesses* of a VM and *traffic* of controllers are samples times the period at which they were taken; lost samples are
+//!   taken to have gone where the others went.
+//! - *Uses* of single pages are unscaled samples ([`Sampler`]).
 //!
 //! # Trust
-//! The model can be wrong or gone: counts that run backwards, or instructions that stand still while this program runs, are said,
-//! and there are no counters until they move forwards.
+//! The model can be wrong or gone: counts that run backwards, or instructions that stand still while this program runs, are
+//! reported, and there are no counters until they move forwards.
 //!
 //! # Properties (tests of the same names)
-//! - What is counted for a frame goes to the VM whose it is, also after it moved.
-//! - Counts dealt to vCPUs add up.
-//! - Frames of a VM that went away are nobody's, and its tag is free for the next.
-//! - Samples go to the page whose frame they name, and say which nodes used it.
+//! - What is counted for a frame goes to the VM that has the frame, also after it moved.
+//! - Counts divided among vCPUs add up.
+//! - Frames of a VM that went away belong to no VM, and its tag is free for the next.
+//! - Samples go to the page whose frame they name, and show which nodes used it.
 
 pub mod dealing;
 mod samples;
@@ -56,44 +56,44 @@ pub use samples::Sampler;
 
 use dealing::{Dealt, Pulse, State, of_tag};
 
-/// Pages of a VM that are looked at in one go: 256 MiB.
+/// Pages of a VM to read in one go: 256 MiB.
 pub const PART_PAGES: usize = 65_536;
-/// Reading may take this part of one CPU's time per VM.
+/// Reading may take one part in this many of one CPU's time, per VM.
 pub const COST_SHARE: u64 = 20;
-/// Pages that are read from the kernel at once.
+/// Pages to read from the kernel at once.
 const READ_PAGES: usize = 4096;
 /// Why a VM has no counters of the model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotCounted {
-    /// All tags are other VMs'.
+    /// All tags are used by other VMs.
     #[error("the modelled PMU tells {tags} VMs apart, and more run")]
     NoTag {
         /// Tags of VMs.
         tags: u64,
     },
-    /// The page ends before the machine's memory.
+    /// The page covers less than the machine's memory.
     #[error(
         "some of its memory lies beyond the {frames} frames of the modelled PMU; start the emulator's plugin with a larger `frames`"
     )]
     Beyond {
-        /// Frames that it has.
+        /// Frames that the page covers.
         frames: u64,
     },
-    /// Counts that only grow have not.
+    /// Counts that should only grow went backwards.
     #[error("counts of the modelled PMU ran backwards")]
     Backwards,
-    /// No CPU has begun an instruction, though this program ran.
+    /// No CPU started an instruction, although this program ran.
     #[error("the modelled PMU counts nothing; does the emulator run with the plugin whose file it maps?")]
     Silent,
-    /// The frames cannot be had.
+    /// The frames cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
 }
 
-/// A VM as it is to be counted.
+/// A VM to count.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
-    /// Which.
+    /// Its identity.
     pub id: VmId,
     /// Its QEMU.
     pub process: Process,
@@ -103,14 +103,14 @@ pub struct Seen<'a> {
     pub ran: &'a BTreeMap<u16, Ns>,
 }
 
-/// Deals what a modelled PMU counts to VMs. There may be one alone: tags are its.
+/// Assigns a modelled PMU's counts to VMs. There may be only one, since it owns the tags.
 #[derive(Debug)]
 pub struct Attribution {
     page: Page<'static>,
     pulse: Pulse,
-    /// Or why there are no samples.
+    /// The sampler, or why there are no samples.
     sampler: Result<Sampler, String>,
-    /// The next to be given last.
+    /// Free tags; the last one is given out next.
     free: Vec<u8>,
     vms: BTreeMap<VmId, Tagged>,
 }
@@ -121,21 +121,21 @@ struct Tagged {
     tag: u8,
     process: Process,
     ranges: Vec<Range>,
-    /// Of each page the frame that has the tag for it; 0, which is no VM's, for none.
+    /// The frame of each page that has the tag for it; 0, which belongs to no VM, for none.
     frames: Vec<u32>,
     /// Page to go on from.
     next: usize,
     next_read: Ns,
     is_read: bool,
     is_beyond: bool,
-    /// From when all was read on.
+    /// Counted from when all was read.
     dealt: Dealt,
     accesses: Option<Accesses>,
 }
 
 impl Attribution {
-    /// All frames are nobody's: what an agent before this one said is forgotten. `clock_hz` is the machine's clock, where known;
-    /// where there is no sampler its place has the reason.
+    /// Starts with all frames untagged, whatever an earlier agent had set. `clock_hz` is the machine's clock, if known;
+    /// without a sampler, `sampler` has the reason.
     pub fn new(page: Page<'static>, clock_hz: Option<u64>, sampler: Result<Sampler, String>) -> Attribution {
         page.clear_tags();
         let tags = page.layout().tags.min(256) as u16;
@@ -148,7 +148,7 @@ impl Attribution {
         }
     }
 
-    /// Begins a look at all VMs; CPUs were busy for so long in all. Asks for counts, which costs the emulator most of its speed.
+    /// Begins a look at all VMs; `busy` is all CPUs' busy time. Requests counts, which costs the emulator most of its speed.
     pub fn begin(&mut self, busy: Ns) {
         self.pulse.beat(busy);
         if let Ok(sampler) = &mut self.sampler {
@@ -156,10 +156,10 @@ impl Attribution {
         }
     }
 
-    /// Counters of a VM's vCPUs, by index; `None` where there are none yet, or the VM has just ended.
+    /// Counters of a VM's vCPUs, by index; `None` if there are none yet, or the VM has just ended.
     ///
     /// # Errors
-    /// A sentence for who operates the host.
+    /// A sentence for the host's operator.
     pub fn counters(
         &mut self,
         root: &Path,
@@ -207,12 +207,12 @@ impl Attribution {
         vm.dealt.deal(of_tag(page, vm.tag), seen.ran, speed).map(Some)
     }
 
-    /// Why nobody is known to use a page, if so.
+    /// Why it is not known which node uses a page, if it is not.
     pub fn no_samples(&self) -> Option<&str> {
         self.sampler.as_ref().err().map(String::as_str)
     }
 
-    /// Bytes that each node's controllers have moved since this began; none where nothing is sampled.
+    /// Bytes that each node's controllers have moved since the start; empty without samples.
     pub fn traffic(&self) -> NodeMap<u64> {
         let sampler = self.sampler.as_ref().ok();
         sampler
@@ -220,15 +220,15 @@ impl Attribution {
             .unwrap_or_default()
     }
 
-    /// Accesses of a VM to memory, by where they went. To be asked once after each [`Attribution::begin`]. `None` before all of
-    /// its memory was read.
+    /// Accesses of a VM to memory, by their node. Call once after each [`Attribution::begin`]. `None` before all of its
+    /// memory was read.
     pub fn accesses(&mut self, vm: VmId) -> Option<Accesses> {
         let sampler = self.sampler.as_ref().ok()?;
         let vm = self.vms.get_mut(&vm).filter(|vm| vm.is_read)?;
         match (&mut vm.accesses, sampler.tag(vm.tag)) {
             (Some(accesses), Some(since)) => samples::add(accesses, since),
             (Some(_), None) => {}
-            // What is there at the first look is partly another's, from before its frames had the tag.
+            // At the first look some samples are another VM's, from before its frames had the tag.
             (none, _) => *none = Some(sampler.nothing()),
         }
         vm.accesses.clone()
@@ -253,7 +253,7 @@ impl Attribution {
         Some(used.collect())
     }
 
-    /// Frames and tags of all other VMs are nobody's.
+    /// Releases frames and tags of all other VMs.
     pub fn keep_only(&mut self, vms: impl Fn(VmId) -> bool) {
         let gone: Vec<VmId> = self.vms.keys().filter(|vm| !vms(**vm)).copied().collect();
         gone.into_iter().for_each(|vm| self.forget(vm));
@@ -267,7 +267,7 @@ impl Attribution {
     }
 }
 
-/// Nobody reads any more: the emulator gets its speed back.
+/// Stops counting: the emulator gets its speed back.
 impl Drop for Attribution {
     fn drop(&mut self) {
         self.page.sample_every(0);
@@ -293,13 +293,13 @@ impl Tagged {
     }
 
     fn untag(&self, page: Page<'_>, frame: u32) {
-        // It may be another's by now.
+        // It may be another VM's by now.
         if frame != 0 && page.tag(frame.into()) == self.tag {
             page.set_tag(frame.into(), 0);
         }
     }
 
-    /// Tags the frames of the next part of its memory; `None` where the process is gone.
+    /// Tags the frames of the next part of its memory; `None` if the process is gone.
     fn follow(&mut self, root: &Path, page: Page<'_>) -> Result<Option<()>, ReadError> {
         if self.next == 0 {
             self.is_beyond = false;
@@ -323,7 +323,7 @@ impl Tagged {
         Ok(Some(()))
     }
 
-    /// The range that a page lies in, and its place there.
+    /// The range that a page is in, and its position there.
     fn range_of(&self, mut at: usize) -> (&Range, usize) {
         for range in &self.ranges {
             let pages = range.pages().0 as usize;
@@ -352,7 +352,7 @@ impl Tagged {
             .collect();
         self.is_beyond |= is_beyond;
         let part = self.next..self.next + now.len();
-        // First all that were left, then all that are used: a frame may have gone from one page to another.
+        // First all frames that were left, then all that are used: a frame may have gone from one page to another.
         for (before, now) in self.frames[part.clone()].iter().zip(&now) {
             if before != now {
                 self.untag(page, *before);

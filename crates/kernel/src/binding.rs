@@ -1,20 +1,20 @@
-//! The nodes that a VM's memory is bound to, by whatever means its operator or its manager chose.
+//! The nodes that a VM's memory is bound to, however its operator or its manager bound it.
 //!
 //! # Problem
-//! Memory that was bound to nodes stays on them: an operator counts on the room that is left elsewhere. A VM's memory is often
-//! bound object by object (a cell of the guest, a DIMM), each to nodes of its own, and several sources say so.
+//! Memory that was bound to nodes stays on them: an operator counts on the room that is left elsewhere. A VM's memory is
+//! often bound object by object (a cell of the guest, a DIMM), each to its own nodes, and several sources report that.
 //!
 //! # Terms
-//! - *Object*: memory with a policy of its own: a guest's cell, a DIMM, a mapping.
+//! - *Object*: memory with its own policy: a guest's cell, a DIMM, a mapping.
 //! - *Nodes* of a binding: every node that some object is bound to.
 //! - *Common* nodes: the nodes to which all bound objects may go.
 //!
 //! # Algorithm
-//! `strict` and `bind` bind an object to their nodes. `interleave` binds each page to the node that it lies on: gathering pages
-//! on one node would undo what the operator chose, so no node is common. `preferred` names nodes to begin on and binds nothing,
-//! like `restrictive`, with which libvirt leaves the place to cgroups. A mode that is not known binds.
-//! Bindings are joined: nodes are united, common nodes are intersected. So two cells that are bound to nodes 0 and 1 are bound to
-//! nodes 0 and 1, and have no node in common: neither may leave its node, though both nodes are bound to.
+//! `strict` and `bind` bind an object to their nodes. `interleave` binds each page to its current node: gathering pages on
+//! one node would undo the operator's choice, so no node is common. `preferred` names nodes to begin on and binds nothing,
+//! like `restrictive`, with which libvirt leaves the place to cgroups. An unknown mode binds. Bindings are joined: nodes are
+//! united, common nodes are intersected. So two cells that are bound to nodes 0 and 1 are bound to nodes 0 and 1, and have
+//! no node in common: neither may leave its node, though both nodes are bound to.
 //!
 //! # Properties
 //! - `cells_that_are_bound_to_different_nodes_have_no_node_in_common`
@@ -28,12 +28,12 @@ use homenode_units::NodeSet;
 pub struct Binding {
     /// Nodes that some of it is bound to.
     pub nodes: NodeSet,
-    /// Nodes that all of it may be on; none where its objects are bound to different nodes, or where it is interleaved.
+    /// Nodes that all of it may be on; empty if its objects are bound to different nodes, or it is interleaved.
     pub common: NodeSet,
 }
 
 impl Binding {
-    /// What a mode binds to these nodes, under the name that libvirt, QEMU or the kernel gives it; `None` where it binds nothing.
+    /// What a mode binds to these nodes, under its name in libvirt, QEMU or the kernel; `None` if it binds nothing.
     pub fn of(mode: &str, nodes: &NodeSet) -> Option<Binding> {
         let common = match mode {
             "default" | "local" | "preferred" | "prefer" | "restrictive" => return None,
@@ -44,7 +44,7 @@ impl Binding {
         Some(Binding { nodes, common })
     }
 
-    /// Joins what two objects or two sources say.
+    /// Joins the bindings of two objects or two sources.
     pub fn join(one: Option<Binding>, other: Option<&Binding>) -> Option<Binding> {
         match (one, other) {
             (Some(one), Some(other)) => Some(Binding {
@@ -55,14 +55,14 @@ impl Binding {
         }
     }
 
-    /// What is left of it on a host with these memory nodes: nothing where all of it may go to each of them.
+    /// The binding on a host with these memory nodes; `None` if all memory may go to each of them.
     pub fn on(self, memory_nodes: &NodeSet) -> Option<Binding> {
         let common = self.common.intersection(memory_nodes);
         let nodes = self.nodes.intersection(memory_nodes);
         (common != *memory_nodes).then_some(Binding { nodes, common })
     }
 
-    /// Why memory that is bound like this stays.
+    /// Why memory with this binding stays.
     pub fn reason(&self) -> Immovable {
         let nodes = self.nodes.clone();
         match self.common == self.nodes {
@@ -94,7 +94,7 @@ mod tests {
         );
         let bound = cells.on(&nodes("0-1")).unwrap();
         assert_eq!(bound.reason(), Immovable::BoundInParts { nodes: nodes("0-1") });
-        // Cells that overlap may meet where they do.
+        // Overlapping cells may meet on the overlap.
         let overlap = join(&[("strict", "0-1"), ("strict", "1-2"), ("preferred", "3")]).unwrap();
         assert_eq!((overlap.nodes, overlap.common), (nodes("0-2"), nodes("1")));
     }

@@ -1,12 +1,11 @@
-//! CPU quotas: which one holds a thread, and how long it was kept from running by it, from the cgroup that its cpu
-//! controller has it in. Quotas of libvirt's VMs are set through libvirt; a QEMU that nobody else manages may have a cgroup
-//! of its own, whose quota is written here.
+//! CPU quotas: the quota of a thread, and for how long it was throttled, from its cgroup of the cpu controller. Quotas of
+//! libvirt's VMs are set through libvirt; a QEMU without a manager may have its own cgroup, whose quota is written here.
 //!
 //! Works on cgroup v2 (`cpu.max`, `cpu.stat` with `throttled_usec`) and v1 (`cpu.cfs_quota_us`, `cpu.stat` with
-//! `throttled_time`, ns), on any mount point. libvirt gives every
-//! vCPU a cgroup of its own (`…/vcpuN`, limited by `vcpu_quota`) below the VM's (limited by `global_quota`). Both
-//! limits are in force at once. A thread's own cgroup says its throttled time exactly; the VM's counts every CPU
-//! on which it was throttled, so its share per vCPU is that time over the VM's vCPUs ([`Throttled`]).
+//! `throttled_time`, ns), on any mount point. libvirt gives every vCPU its own cgroup (`…/vcpuN`, limited by `vcpu_quota`)
+//! below the VM's (limited by `global_quota`). Both limits are in force at once. A thread's own cgroup has its exact
+//! throttled time; the VM's counts every CPU on which it was throttled, so its share per vCPU is that time over the VM's
+//! vCPUs ([`Throttled`]).
 
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -27,24 +26,24 @@ pub struct Throttled {
 }
 
 impl Throttled {
-    /// Time that this thread was throttled, of `vcpu_count` vCPUs that share the VM's limit evenly, and `sharing` of which are in
-    /// this one's own cgroup.
+    /// Time that this thread was throttled, as one of `vcpu_count` vCPUs that share the VM's limit evenly, with `sharing` of
+    /// them in this one's own cgroup.
     pub fn per_vcpu(self, vcpu_count: usize, sharing: usize) -> Ns {
         let part = |ns: Ns, of: usize| ns.0 / of.max(1) as u64;
         Ns(part(self.own_ns, sharing).saturating_add(part(self.vm_ns, vcpu_count)))
     }
 }
 
-/// One place where a cgroup hierarchy with control of CPU time or of cpusets is mounted.
+/// A mount point of a cgroup hierarchy that controls CPU time or cpusets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Mount {
-    /// Controllers that it has, if it is v1.
+    /// Its controllers, if it is v1.
     controllers: Vec<String>,
-    /// Path within the hierarchy that is mounted.
+    /// The mounted path within the hierarchy.
     from: PathBuf,
-    /// Where.
+    /// Mount point.
     at: PathBuf,
-    /// Which version.
+    /// Its version.
     version: Version,
 }
 
@@ -61,25 +60,25 @@ pub struct Hierarchy {
     mounts: Vec<Mount>,
 }
 
-/// What cgroups leave a process; `None` where that is not to be seen.
+/// What cgroups leave a process; `None` if unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cpuset {
     /// CPUs.
     pub cpus: Option<CpuSet>,
-    /// Nodes that its memory may come from, where these are fewer than all groups have.
+    /// Nodes that its memory may come from, if fewer than all groups have.
     pub nodes: Option<NodeSet>,
 }
 
-/// A directory whose `cpu.stat` tells of a thread; found once per thread, as threads rarely change cgroups. It is kept open, and
-/// clones share it.
+/// A directory whose `cpu.stat` is about a thread; found once per thread, as threads rarely change cgroups. It is kept open,
+/// and clones share it.
 #[derive(Clone, Debug)]
 pub struct CpuGroup {
     own: Arc<Group>,
-    /// The VM's, where this is a vCPU's below it.
+    /// The VM's, if this is a vCPU's below it.
     above: Option<Arc<Group>>,
 }
 
-/// A group's directory, and the files that are read in each period.
+/// A group's directory, and the files to read in each period.
 #[derive(Debug)]
 struct Group {
     dir: Dir,
@@ -124,7 +123,7 @@ impl Hierarchy {
                 .ok_or_else(|| ReadError::malformed(&path, "a line as in proc_pid_mountinfo(5)", line))?;
             mounts.extend(mount);
         }
-        // Where both are mounted (hybrid) a controller is on one of them only: v1 names it.
+        // If both are mounted (hybrid), a controller is on one of them only: v1 names it.
         mounts.sort_by_key(|mount| mount.version == Version::V2);
         Ok(Hierarchy {
             root: root.to_owned(),
@@ -132,8 +131,7 @@ impl Hierarchy {
         })
     }
 
-    /// The directory of a thread's cpu controller; `None` where the thread is gone or the directory is not
-    /// mounted here.
+    /// The directory of a thread's cpu controller; `None` if the thread is gone or the directory is not mounted here.
     ///
     /// # Errors
     /// When the thread's `cgroup` file is malformed.
@@ -146,8 +144,8 @@ impl Hierarchy {
         Ok(None)
     }
 
-    /// Directories of a thread's groups that a controller may have, v1's first, each with where its hierarchy is mounted. None
-    /// where the thread is gone.
+    /// Possible directories of a thread's groups for a controller, v1's first, each with its hierarchy's mount point. Empty
+    /// if the thread is gone.
     fn directories(
         &self,
         pid: i32,
@@ -183,8 +181,8 @@ impl Hierarchy {
 }
 
 impl Hierarchy {
-    /// CPUs and memory nodes that the cgroups of a process leave it, up to the root: the nearest group that has a say gives what
-    /// is in force there, which is within the groups above it.
+    /// CPUs and memory nodes that the cgroups of a process leave it, up to the root. The nearest group with a list has what
+    /// is in force, which is within the groups above it.
     ///
     /// Groups that libvirt makes for single threads of a VM do not count: their cpusets are its pins.
     ///
@@ -210,11 +208,11 @@ impl Hierarchy {
     }
 }
 
-/// Files that say what is in force: of v2, of v1, and of v1 before Linux 3.17.
+/// Files with what is in force: of v2, of v1, and of v1 before Linux 3.17.
 const CPUS_IN_FORCE: [&str; 3] = ["cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"];
 const NODES_IN_FORCE: [&str; 3] = ["cpuset.mems.effective", "cpuset.effective_mems", "cpuset.mems"];
 
-/// The list that is in force in the nearest group at or above a directory that has one.
+/// The list in force in the nearest group at or above a directory that has one.
 fn nearest<T: Id>(
     directory: &Path,
     top: &Path,
@@ -233,9 +231,9 @@ fn nearest<T: Id>(
 }
 
 impl Mount {
-    /// Where a group's directory is, if this mount shows it.
+    /// Path of a group's directory, if this mount shows it.
     fn directory(&self, root: &Path, group: &Path) -> Option<PathBuf> {
-        // Outside this cgroup namespace paths begin with `/..`: not to be seen from here.
+        // Outside this cgroup namespace paths begin with `/..`: not visible from here.
         if group.components().any(|c| c == Component::ParentDir) {
             return None;
         }
@@ -250,12 +248,12 @@ impl CpuGroup {
         self.own.path()
     }
 
-    /// Whether it is a vCPU's own, as libvirt makes them.
+    /// Whether libvirt made it for one vCPU.
     pub fn is_of_vcpu(&self) -> bool {
         is_of_vcpu(self.path())
     }
 
-    /// The group of this directory; `None` where that is not there.
+    /// The group of this directory; `None` if that is not there.
     ///
     /// # Errors
     /// When it cannot be opened.
@@ -274,7 +272,7 @@ impl CpuGroup {
         }))
     }
 
-    /// The same, of which as much as possible is one with groups that are known: what is the same is read once.
+    /// This group, sharing as much as possible with known groups, so that a shared group is read once.
     pub fn one_with<'a>(mut self, known: impl IntoIterator<Item = &'a CpuGroup>) -> CpuGroup {
         for other in known {
             if *other == self {
@@ -288,7 +286,7 @@ impl CpuGroup {
         self
     }
 
-    /// Throttled time until now; `None` where the group is gone or its kernel counts none.
+    /// Throttled time until now; `None` if the group is gone or its kernel counts none.
     ///
     /// # Errors
     /// When `cpu.stat` is malformed.
@@ -296,7 +294,7 @@ impl CpuGroup {
         self.throttled_beside(&mut None, &mut Vec::new())
     }
 
-    /// The same, with what was read before of the group of a VM; it is left for the next group.
+    /// As [`CpuGroup::throttled`]; `of_vm` caches the VM's group from one call to the next.
     fn throttled_beside(
         &self,
         of_vm: &mut Option<(Arc<Group>, Ns)>,
@@ -318,7 +316,7 @@ impl CpuGroup {
     }
 }
 
-/// What the groups of a VM's vCPUs say.
+/// Readings of the groups of a VM's vCPUs.
 #[derive(Debug)]
 pub struct GroupsRead<'a> {
     vcpu_count: usize,
@@ -330,7 +328,7 @@ struct GroupRead<'a> {
     group: &'a CpuGroup,
     throttled: Throttled,
     max: Option<CpuMax>,
-    /// How many of the vCPUs are in it.
+    /// Number of vCPUs in it.
     sharing: usize,
 }
 
@@ -361,7 +359,7 @@ impl<'a> GroupsRead<'a> {
         Ok(read)
     }
 
-    /// How long a vCPU in this group was throttled, and what it may use: its part of what those in there may.
+    /// How long a vCPU in this group was throttled, and its share of the group's quota.
     pub fn of(&self, group: Option<&CpuGroup>) -> (Ns, Option<CpuMax>) {
         let read = group.and_then(|group| self.groups.iter().find(|read| read.group == group));
         read.map_or((Ns::ZERO, None), |read| {
@@ -371,17 +369,17 @@ impl<'a> GroupsRead<'a> {
     }
 }
 
-/// What a cgroup may use of the CPU.
+/// CPU time that a cgroup may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CpuMax {
     /// As much as there is.
     Unlimited,
-    /// So much.
+    /// This quota.
     Quota(CpuQuota),
 }
 
 impl CpuMax {
-    /// The part of each of so many that share it.
+    /// The share of each of `by` members.
     pub fn divided(self, by: u64) -> CpuMax {
         match self {
             CpuMax::Quota(quota) if by > 1 => CpuMax::Quota(CpuQuota {
@@ -392,7 +390,7 @@ impl CpuMax {
         }
     }
 
-    /// The quota, if it is one.
+    /// The quota, if there is one.
     pub fn quota(self) -> Option<CpuQuota> {
         match self {
             CpuMax::Unlimited => None,
@@ -402,11 +400,11 @@ impl CpuMax {
 }
 
 impl CpuGroup {
-    /// Whether this process is alone in the cgroup, which has a quota (v2). What the kernel does for it (KVM's and vhost's
-    /// threads) is there too.
+    /// Checks that this process is alone in the cgroup, which has a quota (v2). Kernel threads that work for it (KVM's and
+    /// vhost's) may be there too.
     ///
     /// # Errors
-    /// Why it is not, as the end of a sentence.
+    /// Why not, as the end of a sentence.
     pub fn check_own(&self, root: &Path, pid: i32) -> Result<(), String> {
         let path = self.path();
         let name = path.display();
@@ -431,10 +429,10 @@ impl CpuGroup {
         }
     }
 
-    /// Has the cgroup use no more than this (v2).
+    /// Sets the cgroup's quota (v2).
     ///
     /// # Errors
-    /// Why it cannot be, as the end of a sentence.
+    /// Why it cannot be set, as the end of a sentence.
     pub fn set_max(&self, max: CpuMax) -> Result<(), String> {
         let path = self.own.path().join("cpu.max");
         let text = match max {
@@ -446,7 +444,7 @@ impl CpuGroup {
         std::fs::write(&path, text).map_err(|e| format!("{}: {e}", path.display()))
     }
 
-    /// What the thread's own cgroup may use; `None` where it is gone or its kernel has no quotas.
+    /// CPU time that the thread's own cgroup may use; `None` if it is gone or its kernel has no quotas.
     ///
     /// # Errors
     /// When a file is malformed.
@@ -481,18 +479,18 @@ fn is_of_vcpu(path: &Path) -> bool {
     name.is_some_and(|name| name.starts_with("vcpu"))
 }
 
-/// Whether libvirt made a group for one thread of a VM, or for those that help it.
+/// Whether libvirt made a group for one thread of a VM, or for its helper threads.
 fn is_of_thread(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
     name.is_some_and(|name| name == "emulator" || name.starts_with("vcpu") || name.starts_with("iothread"))
 }
 
-/// Period of a cgroup to which nobody gave one.
+/// Default period of a cgroup.
 pub const PERIOD_DEFAULT: Ns = Ns::from_millis(100);
-/// The largest quota that the kernel takes: as good as none.
+/// The largest quota that the kernel accepts: as good as none.
 pub const QUOTA_MAX_US: i64 = 17_592_186_044_415;
 
-/// A quota in the kernel's microseconds; below zero there is none.
+/// Converts the kernel's microseconds to a quota; below zero there is none.
 fn cpu_max(run_us: i64, period_us: i64) -> Option<CpuMax> {
     let ns = |us: i64| u64::try_from(us).ok()?.checked_mul(1000).map(Ns);
     let period_ns = ns(period_us).filter(|period| *period > Ns::ZERO)?;
@@ -528,7 +526,7 @@ fn read_stat(group: &Group, room: &mut Vec<u8>) -> Result<Option<Ns>, ReadError>
     Ok(None)
 }
 
-/// Reads one line of a mount table; the outer `None` is a malformed line, the inner one a mount of something else.
+/// Parses one line of a mount table; the outer `None` is a malformed line, the inner one a mount of something else.
 fn parse_mount(line: &str) -> Option<Option<Mount>> {
     let (place, kind) = line.split_once(" - ")?;
     let mut place = place.split(' ').skip(3);
@@ -549,7 +547,7 @@ fn parse_mount(line: &str) -> Option<Option<Mount>> {
     }))
 }
 
-/// Undoes the kernel's octal escapes of space, tab, newline and backslash.
+/// Decodes the kernel's octal escapes of space, tab, newline and backslash.
 fn unescape(text: &str) -> String {
     let mut out = text.to_owned();
     for (code, plain) in [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")] {

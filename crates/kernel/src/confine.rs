@@ -1,8 +1,8 @@
-//! `/sys/fs/resctrl/homenode-UUID`: a control group of a VM's own, with a part of the last-level caches' ways (CAT) or of
+//! `/sys/fs/resctrl/homenode-UUID`: a control group for one VM, with a share of the last-level caches' ways (CAT) or of
 //! memory bandwidth (MBA).
 //!
-//! Groups of this name are all that is ever made, written or removed. A VM with threads in somebody else's group (libvirt's
-//! `<cachetune>` makes one) is refused: they could not be given back.
+//! Only groups of this name are ever made, written or removed. A VM with threads in another program's group (libvirt's
+//! `<cachetune>` makes one) is refused: that could not be restored.
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Write};
@@ -14,10 +14,10 @@ use homenode_units::VmId;
 use crate::read::{self, ReadError};
 
 pub(crate) const DIR: &str = "sys/fs/resctrl";
-/// A million threads fit.
+/// Enough for a million threads.
 const TASKS_BYTES: u64 = 8 << 20;
 
-/// Why a VM could not be confined, or let go.
+/// Why a VM could not be confined, or released.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfineError {
     /// There is no resctrl, or it has no such resource.
@@ -25,11 +25,11 @@ pub enum ConfineError {
         "this host has no {what}: mount resctrl on hardware with cache allocation, or hold VMs by CPU quota"
     )]
     Absent {
-        /// What was asked for.
+        /// The requested resource.
         what: &'static str,
     },
-    /// Somebody else put the VM's threads into a group.
-    #[error("thread {tid} is in a resctrl group of somebody else's, which is left alone")]
+    /// Another program put the VM's threads into a group.
+    #[error("thread {tid} is in another program's resctrl group, which is left alone")]
     Foreign {
         /// The thread.
         tid: i32,
@@ -39,7 +39,7 @@ pub enum ConfineError {
     Refused {
         /// The file.
         path: String,
-        /// What the system said, and resctrl's own words.
+        /// The system's error, and resctrl's own message.
         cause: String,
     },
     /// Something is unreadable or malformed.
@@ -54,7 +54,7 @@ pub struct Confiner {
 }
 
 impl Confiner {
-    /// Of the tree below a root; mounted or not.
+    /// The control groups below a root; mounted or not.
     pub fn new(root: &Path) -> Confiner {
         Confiner { base: root.join(DIR) }
     }
@@ -66,7 +66,7 @@ impl Confiner {
     /// Confines these threads of a VM, which may be confined already.
     ///
     /// # Errors
-    /// See [`ConfineError`]; the VM is as it was, or its group is to be [released](Confiner::release).
+    /// See [`ConfineError`]; the VM is unchanged, or its group must be [released](Confiner::release).
     pub fn confine(&self, vm: VmId, tids: &[i32], limit: Limit) -> Result<(), ConfineError> {
         let lines = self.schemata(limit)?;
         let group = self.group(vm);
@@ -92,13 +92,13 @@ impl Confiner {
     /// Whether all of these threads are in the VM's group.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// When they cannot be read.
     pub fn holds(&self, vm: VmId, tids: &[i32]) -> Result<bool, ConfineError> {
         let own = self.tasks(&self.group(vm))?;
         Ok(!tids.is_empty() && tids.iter().all(|tid| own.contains(tid)))
     }
 
-    /// Removes the VM's group, if there is one: its threads are in the group of all again.
+    /// Removes the VM's group, if there is one: its threads are in the default group again.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -110,7 +110,7 @@ impl Confiner {
         }
     }
 
-    /// What to write for a limit: a line per resource.
+    /// The lines to write for a limit, one per resource.
     fn schemata(&self, limit: Limit) -> Result<Vec<String>, ConfineError> {
         let (what, prefix) = match limit {
             Limit::MemoryBandwidth(_) => ("memory bandwidth allocation", "MB"),
@@ -157,9 +157,9 @@ impl Confiner {
         Ok(format!("{:x}", u64::MAX.checked_shr(64 - ways).unwrap_or(0)))
     }
 
-    /// A part of memory bandwidth that the hardware can do.
+    /// A share of memory bandwidth that the hardware can provide.
     fn bandwidth(&self, resource: &str, percent: u8, now: &str) -> Result<String, ConfineError> {
-        // With the mount option `mba_MBps` values are megabytes per second, and no part of anything.
+        // With the mount option `mba_MBps` values are megabytes per second, not a share.
         let in_percent = |domain: &str| {
             domain
                 .split_once('=')
@@ -262,7 +262,7 @@ mod tests {
         let refused = |tids: &[i32], limit| confiner.confine(VM, tids, limit).unwrap_err().to_string();
         assert!(refused(&[41], ways).contains("no cache allocation"));
         mount_resctrl(&tree);
-        assert!(refused(&[41, 77], ways).contains("thread 77 is in a resctrl group of somebody else's"));
+        assert!(refused(&[41, 77], ways).contains("thread 77 is in another program's resctrl group"));
         assert!(
             !tree.root().join(format!("{DIR}/homenode-{VM}")).exists(),
             "nothing was made"
@@ -278,7 +278,7 @@ mod tests {
         tree.write(&format!("{DIR}/schemata"), "L3:0=7ff\n");
         tree.write(&format!("{DIR}/info/L3/cbm_mask"), "many\n");
         assert!(refused(&[41], ways).contains("cbm_mask"));
-        // A group of ours that cannot be made.
+        // A group that cannot be created.
         mount_resctrl(&tree);
         tree.write(&format!("{DIR}/homenode-{VM}"), "a file");
         assert!(refused(&[41], ways).contains("homenode-"));

@@ -13,9 +13,9 @@ use crate::trackers::damon::KDAMONDS;
 pub struct Tree(tempfile::TempDir);
 
 impl Tree {
-    /// A tree with these files.
+    /// Creates a tree with these files.
     pub fn new(files: &[(&str, &str)]) -> Tree {
-        // In memory where the host has such a file system: journals are synced hundreds of times.
+        // In memory if the host has such a file system: journals are synced hundreds of times.
         let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
         let tree = Tree(dir.expect("a temporary directory"));
         for (path, text) in files {
@@ -76,7 +76,7 @@ pub fn machine(sockets: &[u16]) -> Machine {
     .unwrap()
 }
 
-/// A host with 11 ways in each of two caches, whose threads 41 and 42 are in nobody's group.
+/// Mounts resctrl with 11 ways in each of two caches, and threads 41 and 42 in the default group.
 pub fn mount_resctrl(tree: &Tree) {
     tree.write(
         &format!("{RESCTRL}/schemata"),
@@ -89,7 +89,7 @@ pub fn mount_resctrl(tree: &Tree) {
     tree.write(&format!("{RESCTRL}/info/MB/bandwidth_gran"), "10\n");
 }
 
-/// As the kernel does, which removes a group's files with its directory.
+/// Removes a group's files, like the kernel, which removes them with its directory.
 pub fn empty_group(tree: &Tree, vm: VmId) {
     for file in ["schemata", "tasks"] {
         std::fs::remove_file(tree.root().join(format!("{RESCTRL}/homenode-{vm}/{file}"))).unwrap();
@@ -115,7 +115,7 @@ pub fn write_thread(tree: &Tree, pid: i32, tid: i32, comm: &str, cpus: &str) {
     );
 }
 
-/// The files of a kernel's DAMON. A handmade tree makes no directories when a number is written: they are all there.
+/// Creates the files of a kernel's DAMON. A handmade tree makes no directories when a number is written: all of them exist.
 pub fn mount_damon(tree: &Tree, kdamonds: &str) {
     let context = "0/contexts/0";
     let files = [
@@ -149,7 +149,7 @@ pub fn mount_damon(tree: &Tree, kdamonds: &str) {
     );
     let tried = format!("{KDAMONDS}/{context}/schemes/0/tried_regions");
     tree.write(&format!("{tried}/total_bytes"), "0\n");
-    // Numbered with holes; the second reaches beyond the range.
+    // Numbered with holes; the second region reaches beyond the range.
     for (number, start, end, found) in [(3, 0x1_0000, 0x1_4000, 20), (7, 0x1_4000, 0x2_4000, 3)] {
         for (file, value) in [("start", start), ("end", end), ("nr_accesses", found), ("age", 1)] {
             tree.write(&format!("{tried}/{number}/{file}"), &format!("{value}\n"));

@@ -1,4 +1,5 @@
-//! Faults that tests plan: where the agent reaches outside itself it asks here, on its own thread, what shall go wrong.
+//! Faults planned by tests. Wherever the agent reaches outside itself, it asks here, on its own thread, what should go
+//! wrong.
 
 use std::cell::RefCell;
 
@@ -7,13 +8,13 @@ use std::cell::RefCell;
 pub enum Point {
     /// Before a call to libvirt.
     Call,
-    /// After one: it was carried out, and there is no answer.
+    /// After a call: it was carried out, and there is no answer.
     Answer,
-    /// The size that a balloon is said to have.
+    /// The reported size of a balloon.
     Balloon,
-    /// Before something is written to the state directory.
+    /// Before a write to the state directory.
     Write,
-    /// After that.
+    /// After a write to it.
     Written,
     /// Reading a file of the kernel's.
     Read,
@@ -22,11 +23,11 @@ pub enum Point {
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It is not done, and that is said.
+    /// It is not done, and that is reported.
     Refused,
-    /// It is not done, and who should do it is away.
+    /// It is not done, and the other side is away.
     Lost,
-    /// It is given up, and done after so many others.
+    /// It is abandoned, and done after this many others.
     Late(u32),
 }
 
@@ -36,17 +37,17 @@ thread_local! {
     static PLAN: RefCell<Option<Plan>> = const { RefCell::new(None) };
 }
 
-/// From now on this says what goes wrong on this thread.
+/// Sets the plan of faults on this thread.
 pub fn plan(plan: impl FnMut(Point) -> Option<Fault> + 'static) {
     PLAN.set(Some(Box::new(plan)));
 }
 
-/// From now on nothing goes wrong.
+/// Ends the plan: nothing goes wrong any more.
 pub fn end() {
     PLAN.set(None);
 }
 
-/// What goes wrong here.
+/// Returns what goes wrong here.
 pub fn at(point: Point) -> Option<Fault> {
     // Taken out meanwhile: a plan may unwind.
     let mut plan = PLAN.take()?;
@@ -55,7 +56,7 @@ pub fn at(point: Point) -> Option<Fault> {
     fault
 }
 
-/// Nothing, or the error of a full or broken disk.
+/// Returns the error of a full or broken disk if a fault is planned here.
 pub fn of_file(point: Point) -> std::io::Result<()> {
     match at(point) {
         None => Ok(()),

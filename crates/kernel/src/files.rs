@@ -1,25 +1,25 @@
-//! How many files each part of the agent may have open. The process has one limit for all, and clients, whoever they are, must
-//! not take what the control loop reads the host with (`/proc`, counters, libvirt).
+//! How many files each part of the agent may have open. The process has one limit for all, and clients must not use up what
+//! the control loop needs to read the host (`/proc`, counters, libvirt).
 
 use rustix::process::{Resource, getrlimit};
 
-/// A part of the agent that others, or many VMs, can have open files.
+/// A part of the agent where others, or many VMs, can open files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Clients of the agent's socket.
     Clients,
-    /// Clients over HTTP, on one of the two ways.
+    /// Clients over HTTP, in one of the two ways.
     Http,
-    /// Processes that have a topology page.
+    /// Processes with a topology page.
     TopologyPages,
-    /// Files of the kernel that are kept open because they are read often.
+    /// Kernel files kept open because they are read often.
     KeptOpen,
-    /// Connections to monitors of QEMUs, out of what is left to the loop, in whose place they are asked.
+    /// Connections to monitors of QEMUs, out of the loop's part, since they are asked for the loop.
     Monitors,
 }
 
 impl Part {
-    /// One file of so many is this part's.
+    /// The part is one in this many files.
     const fn of(self) -> u64 {
         match self {
             Part::Clients | Part::TopologyPages => 4,
@@ -28,7 +28,7 @@ impl Part {
         }
     }
 
-    /// How many files it may have open now, `most` at most and one at least.
+    /// How many files it may have open now, between one and `most`.
     pub fn share(self, most: usize) -> usize {
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         self.share_of(limit).clamp(1, most)

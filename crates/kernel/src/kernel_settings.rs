@@ -1,7 +1,7 @@
-//! What the kernel does with memory by itself, as it is set now: AutoNUMA, transparent huge pages, KSM, zone reclaim.
+//! Current settings of what the kernel does with memory on its own: AutoNUMA, transparent huge pages, KSM, zone reclaim.
 //!
-//! Operators and `tuned` profiles change these while VMs run, so they are read again every 10 s. A file that is not there is a
-//! feature that the kernel was built without; one that is not in order is said, and counts as unknown.
+//! Operators and `tuned` profiles change these while VMs run, so they are read again every 10 s. A missing file means that
+//! the kernel was built without the feature; a malformed file is reported, and its setting counts as unknown.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -18,7 +18,7 @@ const THP: &str = "sys/kernel/mm/transparent_hugepage/enabled";
 const KSM: &str = "sys/kernel/mm/ksm";
 const ZONE_RECLAIM: &str = "proc/sys/vm/zone_reclaim_mode";
 
-/// Reads all of them; `trouble` is told of each that is there and cannot be understood.
+/// Reads all of them; `trouble` gets an error for each that exists and cannot be understood.
 pub fn read(root: &Path, mut trouble: impl FnMut(ReadError)) -> KernelSettings {
     let mut number = |path: &str, expected, known: fn(u32) -> bool| -> Option<u32> {
         let path = root.join(path);
@@ -54,7 +54,7 @@ pub fn read(root: &Path, mut trouble: impl FnMut(ReadError)) -> KernelSettings {
     }
 }
 
-/// What stands in brackets in `always [madvise] never`.
+/// The word in brackets in `always [madvise] never`.
 fn thp(root: &Path) -> Result<Option<TransparentHugePages>, ReadError> {
     let path = root.join(THP);
     let Some(text) = read::text_if_there(&path, read::SMALL_BYTES)? else {
@@ -75,7 +75,7 @@ fn thp(root: &Path) -> Result<Option<TransparentHugePages>, ReadError> {
     }
 }
 
-/// How it scans; `None` where it does not say all of it. A confined agent does not see debugfs: that is no trouble.
+/// How it scans; `None` if that is incomplete. A confined agent does not see debugfs: that is no error.
 fn scanning(root: &Path) -> Option<NumaScanning> {
     let one = |name: &str| {
         let at = |path: String| {
@@ -109,7 +109,7 @@ mod tests {
         (settings, said)
     }
 
-    /// Debian 12 and 13, RHEL 9, Proxmox 8 as installed.
+    /// Defaults of Debian 12 and 13, RHEL 9, Proxmox 8.
     const STOCK: [(&str, &str); 4] = [
         (BALANCING, "1\n"),
         (THP, "always [madvise] never\n"),

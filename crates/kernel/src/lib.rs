@@ -1,30 +1,30 @@
-//! Linux as a host: one module per interface of the kernel. Nothing here knows libvirt, a journal or a policy.
+//! Linux as a host: one module per kernel interface. Nothing here knows libvirt, a journal or a policy.
 //!
-//! Every reader takes the root of the tree that it reads (`/` on a live host, a saved or handmade tree in tests), treats what it
-//! reads as hostile until it is parsed, and bounds what it keeps. A source that a host lacks is `None`. An error names the path.
+//! Every reader takes the root of the tree to read (`/` on a live host, a saved or handmade tree in tests), treats its input
+//! as hostile until it is parsed, and bounds what it keeps. A source that a host lacks is `None`. An error names the path.
 //!
 //! | module | interface |
 //! |---|---|
 //! | [`proc_stat`] | `/proc/stat`: busy time of CPUs |
 //! | [`meminfo`] | `/sys/devices/system/node/nodeN/meminfo`: memory of nodes |
-//! | [`kernel_settings`] | `/proc/sys`, `/sys/kernel/mm`: what the kernel does by itself, such as NUMA balancing |
+//! | [`kernel_settings`] | `/proc/sys`, `/sys/kernel/mm`: what the kernel does on its own, such as NUMA balancing |
 //! | [`task`] | `/proc/PID/task/TID`: threads of a process |
 //! | [`cgroup`] | `cpu.stat` and quotas of a thread's cgroup, v1 and v2 |
-//! | [`numa_maps`], [`binding`] | `/proc/PID/{maps,numa_maps}`: where guest memory lies, and what it is bound to |
-//! | [`pages`] | `move_pages(2)`: asks where pages are, and moves them |
-//! | [`pagemap`] | `/proc/PID/pagemap`: in which machine frames guest memory lies |
-//! | [`memory_blocks`] | `/sys/devices/system/node/nodeN/memoryM`: on which node a machine frame lies |
+//! | [`numa_maps`], [`binding`] | `/proc/PID/{maps,numa_maps}`: where guest memory is, and what it is bound to |
+//! | [`pages`] | `move_pages(2)`: queries where pages are, and moves them |
+//! | [`pagemap`] | `/proc/PID/pagemap`: the machine frames of guest memory |
+//! | [`memory_blocks`] | `/sys/devices/system/node/nodeN/memoryM`: the node of a machine frame |
 //! | [`perf`] | `perf_event_open(2)` per thread: hardware counters |
 //! | [`uncore`] | `perf_event_open(2)` per memory controller and link |
-//! | [`resctrl`] | `mon_data` of the root groups: memory traffic, where no uncore PMU is usable |
-//! | [`confine`] | control groups of resctrl: a VM's part of cache ways or memory bandwidth |
+//! | [`resctrl`] | `mon_data` of the root groups: memory traffic, if no uncore PMU is usable |
+//! | [`confine`] | control groups of resctrl: a VM's share of cache ways or memory bandwidth |
 //! | [`trackers`] | `/proc/PID/{clear_refs,smaps}`, DAMON: which of its memory a VM uses |
 //! | [`modelled_pmu`] | an ivshmem device of an emulated host: counts of the emulator's plugin |
 //! | [`attribution`] | none of its own: assigns the modelled PMU's counts and samples to VMs by their frames |
 //! | [`files`] | `RLIMIT_NOFILE`: how many files each part of the agent may have open |
 //!
-//! The feature `testing` has what tests of the crates above need: a handmade tree, and faults at the places where this crate and
-//! they reach outside.
+//! The feature `testing` has what tests of the crates above need: a handmade tree, and faults at the places where this crate
+//! and those reach outside.
 
 pub mod attribution;
 pub mod binding;

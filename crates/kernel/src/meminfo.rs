@@ -1,9 +1,9 @@
 //! `/sys/devices/system/node/nodeN/meminfo`: memory of one node.
 //!
-//! Free is `MemFree + Active(file) + Inactive(file)`: what is free, and the file cache, which the kernel drops when
-//! a VM asks for memory (dirty pages are written out first). Nothing is taken off for cache that is in use, because
-//! the kernel does not say how much that is; reclaimable slab is left out for the same reason. Tmpfs and other shared
-//! memory is not in the `(file)` lists and so not counted.
+//! Free is `MemFree + Active(file) + Inactive(file)`: free memory, and the file cache, which the kernel drops when a VM asks
+//! for memory (dirty pages are written out first). Cache in use is not subtracted, because the kernel does not report how
+//! much that is; reclaimable slab is left out for the same reason. Tmpfs and other shared memory is not in the `(file)`
+//! lists and so not counted.
 
 use std::path::Path;
 
@@ -15,13 +15,13 @@ use crate::read::{self, ReadError};
 /// Memory of one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeMemory {
-    /// What the kernel manages there (`MemTotal`).
+    /// Memory that the kernel manages there (`MemTotal`).
     pub total_bytes: Bytes,
-    /// What could be given to a VM now; the module says how it is counted.
+    /// Memory that could be given to a VM now; counted as in the module's documentation.
     pub free_bytes: Bytes,
 }
 
-/// Memory of a node; `None` where the node is not there (offline).
+/// Memory of a node; `None` if the node is not there (offline).
 ///
 /// # Errors
 /// When the file cannot be read, or lacks a line that every kernel writes.
@@ -65,10 +65,10 @@ fn parse_line(line: &str, node: NodeId, key: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Huge pages of a node, by size ascending; empty where the kernel has none.
+/// Huge pages of a node, by size ascending; empty if the kernel has none.
 ///
-/// Surplus pages, which the kernel takes from ordinary memory on demand (`nr_overcommit_hugepages`) and gives back as soon as
-/// they are free, are not counted: neither those that there are (`surplus_hugepages`) nor those that there could be.
+/// Surplus pages, which the kernel takes from ordinary memory on demand (`nr_overcommit_hugepages`) and returns as soon as
+/// they are free, are not counted: neither existing ones (`surplus_hugepages`) nor possible ones.
 ///
 /// # Errors
 /// When a count is not a number.
@@ -96,8 +96,8 @@ pub fn huge_pages(root: &Path, node: NodeId) -> Result<Vec<HugePages>, ReadError
     Ok(sizes)
 }
 
-/// Size of the huge pages that a program gets which names none (`Hugepagesize` of `/proc/meminfo`); `None` where the kernel has
-/// no huge pages.
+/// Size of the huge pages that a program gets by default (`Hugepagesize` of `/proc/meminfo`); `None` if the kernel has no
+/// huge pages.
 ///
 /// # Errors
 /// When the file cannot be read, or its line is not a size.
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(free(&tree), (8, 1));
         tree.write(&format!("{dir}/surplus_hugepages"), "12\n");
         assert_eq!(free(&tree), (0, 0));
-        // A pool that may grow has no page more for it.
+        // That a pool may grow adds no page.
         tree.write(&format!("{dir}/surplus_hugepages"), "0\n");
         tree.write(&format!("{dir}/nr_overcommit_hugepages"), "1000\n");
         assert_eq!(free(&tree), (12, 5));

@@ -1,7 +1,7 @@
-//! `/sys/devices/system/node/nodeN/memoryM`: on which node a machine frame lies.
+//! `/sys/devices/system/node/nodeN/memoryM`: the node of a machine frame.
 //!
-//! The kernel deals with memory in blocks of one size (128 MiB on most machines) and shows under each node those that it has. A
-//! block that several nodes share is shown under each of them: of its frames it is not known whose they are.
+//! The kernel handles memory in blocks of one size (128 MiB on most machines) and shows each node's blocks under it. A block
+//! that several nodes share is shown under each of them: the node of its frames is unknown.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,14 +17,14 @@ const BLOCKS_MAX: usize = 1 << 20;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryBlocks {
     block_frames: u64,
-    /// `None` for those of several nodes.
+    /// `None` for blocks of several nodes.
     nodes: BTreeMap<u64, Option<NodeId>>,
 }
 
-/// Reads the blocks of these nodes; `None` where the kernel shows none.
+/// Reads the blocks of these nodes; `None` if the kernel shows none.
 ///
 /// # Errors
-/// When they cannot be read, or their size is none.
+/// When they cannot be read, or their size is invalid.
 pub fn read(root: &Path, nodes: &NodeSet) -> Result<Option<MemoryBlocks>, ReadError> {
     let path = read::below(root, "sys/devices/system/memory/block_size_bytes");
     let Some(text) = read::text_if_there(&path, read::SMALL_BYTES)? else {
@@ -55,7 +55,7 @@ pub fn read(root: &Path, nodes: &NodeSet) -> Result<Option<MemoryBlocks>, ReadEr
 }
 
 impl MemoryBlocks {
-    /// The node of a frame of 4 KiB; `None` where there is none, or it is not known.
+    /// The node of a frame of 4 KiB; `None` if there is none, or it is unknown.
     pub fn node_of(&self, frame: u64) -> Option<NodeId> {
         self.nodes.get(&(frame / self.block_frames)).copied().flatten()
     }

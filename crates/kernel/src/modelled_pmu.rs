@@ -1,12 +1,13 @@
 //! The modelled PMU of an emulated host: memory of an ivshmem device (PCI 1af4:1110), into which the emulator's plugin counts.
 //!
-//! A real host has no such thing. Its counts come from a model of caches, and are named so wherever they are shown. What the page
-//! holds is in `homenode_formats::pmu_region`; who reads it tags the frames of each VM, so that the model counts for each.
+//! A real host has no such thing. Its counts come from a model of caches, and are named so wherever they are shown.
+//! `homenode_formats::pmu_region` has the page's format; its reader tags the frames of each VM, so that the model counts for
+//! each.
 //!
 //! # Trust
 //!
-//! The device is found by its numbers, which other uses of ivshmem have too: memory that does not begin as the page does is
-//! somebody else's, and left alone. A page that does, but states what cannot be, is an error.
+//! The device is found by its numbers, which other uses of ivshmem have too: memory that does not begin like the page
+//! belongs to another use, and is not touched. A page that does, but has impossible contents, is an error.
 
 use std::fs::OpenOptions;
 use std::os::fd::AsFd;
@@ -23,10 +24,10 @@ use crate::read::{ReadError, SMALL_BYTES, below, names, text};
 /// More PCI devices than a host has.
 const DEVICES_MAX: usize = 65_536;
 
-/// Finds and maps the modelled PMU below `root`; `None` on a host without one. The mapping stays for as long as the process.
+/// Finds and maps the modelled PMU below `root`; `None` on a host without one. The mapping lasts as long as the process.
 ///
 /// # Errors
-/// A device that cannot be read or mapped; a page of another version, or one that states what cannot be.
+/// A device that cannot be read or mapped; a page of another version, or with impossible contents.
 pub fn find(root: &Path) -> Result<Option<Page<'static>>, ReadError> {
     let devices = below(root, "sys/bus/pci/devices");
     if !devices.is_dir() {
@@ -68,7 +69,7 @@ fn map(path: &PathBuf) -> Result<Option<Page<'static>>, ReadError> {
         return Ok(None);
     };
     let access = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping of all of the file, which nothing in this process uses but through the atomics below.
+    // SAFETY: a new mapping of all of the file, which this process uses only through the atomics below.
     let start = unsafe { mmap(ptr::null_mut(), length, access, MapFlags::SHARED, file.as_fd(), 0) };
     let start = start.map_err(|error| failed(error.into()))?;
     // SAFETY: the mapping begins at a page, is at least a header long, and is never undone.
@@ -86,7 +87,7 @@ fn map(path: &PathBuf) -> Result<Option<Page<'static>>, ReadError> {
         }
     };
     let tags_at = layout.tags_at() as usize;
-    // SAFETY: `Layout::parse` has seen that both parts lie within what is mapped; tags begin after whole words.
+    // SAFETY: `Layout::parse` has checked that both parts are within the mapping; tags begin after whole words.
     unsafe {
         let words = slice::from_raw_parts(start.cast::<AtomicU64>(), tags_at / 8);
         let tags = slice::from_raw_parts(start.byte_add(tags_at).cast::<AtomicU8>(), layout.frames as usize);

@@ -1,17 +1,17 @@
-//! `/proc/PID/maps` and `/proc/PID/numa_maps`: the mappings that are guest RAM, and on which nodes their pages lie.
+//! `/proc/PID/maps` and `/proc/PID/numa_maps`: the mappings that are guest RAM, and the nodes of their pages.
 //!
-//! QEMU maps more than guest RAM: its own files, the kernel image it loads, firmware, video memory, a translation
-//! buffer under TCG. Guest RAM is known by its size: libvirt says how much each memory object has (one per guest NUMA
-//! cell or DIMM, else one for all), and QEMU maps each as one range of exactly that size, readable, writable and not
-//! executable, over anonymous memory, a memfd, hugetlbfs or a file of its own. The kernel may split a range where
-//! `madvise(2)` or `mbind(2)` treated parts differently, so neighbours over the same object are joined first. Where a
-//! memory object has no mapping of its size, nothing is guessed: there is no answer.
+//! QEMU maps more than guest RAM: its own files, the kernel image it loads, firmware, video memory, a translation buffer
+//! under TCG. Guest RAM is recognised by its size: libvirt reports the size of each memory object (one per guest NUMA cell
+//! or DIMM, else one for all), and QEMU maps each as one range of exactly that size, readable, writable and not executable,
+//! over anonymous memory, a memfd, hugetlbfs or its own file. The kernel may split a range where `madvise(2)` or `mbind(2)`
+//! treated parts differently, so neighbours over the same object are joined first. If a memory object has no mapping of its
+//! size, nothing is guessed: there is no answer.
 //!
 //! # Trust
-//! A hostile QEMU has as many mappings as the kernel lets it, cut as it likes. Files are read up to `LIMIT_BYTES` and
-//! `MAPPINGS_MAX`, in time linear in their length for each memory object, and must ascend. A mapping that would hold more
-//! pages than fit in it is refused, and so is one that comes twice: mappings changed while they were read, and what is counted
-//! twice is nowhere.
+//! A hostile QEMU has as many mappings as the kernel allows, cut in any way. Files are read up to `LIMIT_BYTES` and
+//! `MAPPINGS_MAX`, in time linear in their length for each memory object, and must ascend. A mapping with more pages than
+//! fit in it is refused, and so is one that comes twice: mappings changed while they were read, and their counts would be
+//! wrong.
 //!
 //! `numa_maps` walks every page table entry and holds the process's `mmap_lock` while it does: milliseconds per GiB.
 //! Read it rarely.
@@ -24,12 +24,11 @@ use homenode_units::{Bytes, NodeId, NodeMap, PAGE_BYTES, Pages};
 use crate::binding::Binding;
 use crate::read::{self, ReadError};
 
-/// `vm.max_map_count` is 65530 by default; lines are short but for file names.
+/// `vm.max_map_count` is 65530 by default; lines are short except for file names.
 const LIMIT_BYTES: u64 = 64 << 20;
 /// More than `vm.max_map_count` is set to anywhere.
 const MAPPINGS_MAX: usize = 1 << 20;
-/// libvirt rounds memory up to whole MiB (and QEMU to its huge page), so a mapping may exceed what the XML says
-/// by this.
+/// libvirt rounds memory up to whole MiB (and QEMU to its huge page), so a mapping may exceed the XML's size by this.
 const ROUNDING_BYTES: u64 = 2 << 20;
 
 /// A range of a process's addresses that is guest RAM.
@@ -41,7 +40,7 @@ pub struct Range {
     pub end: u64,
     /// Whether other processes may map the same memory (memfd, file, vhost-user).
     pub sharing: Sharing,
-    /// Size of the pages that it is made of: larger than a base page on hugetlbfs only.
+    /// Size of its pages: larger than a base page only on hugetlbfs.
     pub page_bytes: Bytes,
 }
 
@@ -74,12 +73,12 @@ struct Mapping<'a> {
 }
 
 impl Mapping<'_> {
-    /// Whether guest RAM could look like this.
+    /// Whether it could be guest RAM.
     fn may_be_ram(&self) -> bool {
         self.perms.starts_with("rw-") && !matches!(self.path, "[heap]" | "[stack]")
     }
 
-    /// Whether `next` goes on where this one ends, over the same object.
+    /// Whether `next` continues this one, over the same object.
     fn continues(&self, next: &Mapping<'_>) -> bool {
         let bytes = self.end - self.start;
         self.end == next.start
@@ -133,7 +132,7 @@ fn mappings<'a>(path: &Path, text: &'a str) -> Result<Vec<Mapping<'a>>, ReadErro
     Ok(mappings)
 }
 
-/// The lines of a file that has one for each mapping.
+/// The lines of a file with one line per mapping.
 fn bounded_lines<'a>(path: &Path, text: &'a str) -> impl Iterator<Item = Result<&'a str, ReadError>> {
     text.lines().enumerate().map(move |(at, line)| match at {
         MAPPINGS_MAX.. => Err(ReadError::malformed(path, "at most 1048576 mappings", line)),
@@ -141,8 +140,8 @@ fn bounded_lines<'a>(path: &Path, text: &'a str) -> impl Iterator<Item = Result<
     })
 }
 
-/// The ranges that are guest RAM, ascending; `None` where the process is gone, or a memory object of one of these
-/// sizes has no mapping.
+/// The ranges that are guest RAM, ascending; `None` if the process is gone, or a memory object of one of these sizes has no
+/// mapping.
 ///
 /// # Errors
 /// When `maps` or `numa_maps` is malformed or may not be read (another user's process).
@@ -180,9 +179,9 @@ pub fn guest_ram(root: &Path, pid: i32, sizes: &[Bytes]) -> Result<Option<Vec<Ra
     Ok(Some(ranges.collect()))
 }
 
-/// Which of the ranges is which memory object, by the objects' sizes in the order in which QEMU makes them. Each is known by its
-/// size; of several as large the first made lies highest, as the kernel gives out addresses from the top down (not where the
-/// stack is unlimited, which libvirt does not make it).
+/// Positions of the ranges that are memory objects, given the objects' sizes in the order in which QEMU creates them. Each
+/// is recognised by its size; of several equal ones the first created has the highest address, as the kernel assigns
+/// addresses from the top down (except with an unlimited stack, which libvirt does not set).
 pub fn objects(ranges: &[Range], sizes: &[Bytes]) -> Vec<usize> {
     let mut by_range: Vec<usize> = (0..ranges.len()).collect();
     by_range.sort_by_key(|&at| Reverse((ranges[at].pages(), ranges[at].start)));
@@ -195,9 +194,9 @@ pub fn objects(ranges: &[Range], sizes: &[Bytes]) -> Vec<usize> {
     of_object
 }
 
-/// First and last of the neighbouring mappings that together have the wanted size, or a little more: the tightest fit, the
-/// lowest of those as tight. RAM is several mappings where parts of it were bound to nodes, and unrelated memory may lie right
-/// beside it.
+/// First and last of the neighbouring mappings that together have the wanted size, or a little more: the tightest fit, and
+/// the lowest of equally tight ones. RAM is several mappings if parts of it were bound to nodes, and unrelated memory may be
+/// right next to it.
 ///
 /// Both ends only ever go up: a run that begins later and is large enough does not end earlier.
 fn tightest_run(mappings: &[Mapping<'_>], want: u64) -> Option<(usize, usize)> {
@@ -249,10 +248,10 @@ struct Line {
     counts: Vec<(NodeId, u64)>,
 }
 
-/// What `numa_maps` says of one range.
+/// The contents of `numa_maps` for one range.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Its pages by node, in base pages whatever the mapping's page size; nodes without a page are left out.
+    /// Its pages by node, in base pages for any page size; nodes without a page are left out.
     pub pages: NodeMap<Pages>,
     /// The nodes that memory policies bind it to, its own (`mbind(2)`) or its process's (`numactl --membind`).
     pub binding: Option<Binding>,
@@ -267,8 +266,8 @@ impl Line {
     }
 }
 
-/// Where the pages of each of these ranges (ascending) lie, and what binds them there. `None` where the process is gone, or has
-/// no `numa_maps` (kernel without NUMA).
+/// Reads on which nodes the pages of each of these ranges (ascending) are, and what binds them. `None` if the process is
+/// gone, or has no `numa_maps` (kernel without NUMA).
 ///
 /// # Errors
 /// When `numa_maps` is malformed, may not be read, or has more pages than fit.
@@ -290,7 +289,7 @@ pub fn look(root: &Path, pid: i32, ranges: &[Range]) -> Result<Option<Vec<Seen>>
     Ok(found.map(|()| seen))
 }
 
-/// The pages alone.
+/// As [`look`], only the pages.
 ///
 /// # Errors
 /// As [`look`].
@@ -303,7 +302,7 @@ pub fn pages_per_node(
     Ok(seen.map(|seen| seen.into_iter().map(|range| range.pages).collect()))
 }
 
-/// What several ranges hold together.
+/// Sum of the pages of several ranges.
 pub fn sum<'a>(pages: impl IntoIterator<Item = &'a NodeMap<Pages>>) -> NodeMap<Pages> {
     let mut all = NodeMap::new();
     for (node, pages) in pages.into_iter().flat_map(NodeMap::iter) {
@@ -318,7 +317,7 @@ fn add(pages: &mut NodeMap<Pages>, node: NodeId, more: Pages) {
 }
 
 /// Calls this for each line of `numa_maps` whose mapping begins in one of these ranges (start and end, ascending), with the
-/// range's position: a merge of two ascending sequences. `None` where there is no such file.
+/// range's position: a merge of two ascending sequences. `None` if there is no such file.
 fn for_each_line(
     root: &Path,
     pid: i32,
@@ -332,7 +331,7 @@ fn for_each_line(
     // A process that ends while being read leaves an empty or shortened file; only whole lines count.
     let mut lines = bounded_lines(&path, &text);
     let malformed = |text| ReadError::malformed(&path, "a line `address policy key=value …`", text);
-    // Of most lines where they begin is all that is of interest.
+    // For most lines only the start address is needed.
     let mut read = || {
         let Some(text) = lines.next().transpose()? else {
             return Ok(None);
@@ -372,12 +371,12 @@ fn for_each_line(
     Ok(Some(()))
 }
 
-/// Where the mapping of a line begins.
+/// Start address of a line's mapping.
 fn parse_start(line: &str) -> Option<u64> {
     u64::from_str_radix(line.split_once(' ')?.0, 16).ok()
 }
 
-/// Reads one line. Between address and the known keys stands the memory policy, which may hold spaces.
+/// Parses one line. The memory policy is between address and the known keys, and may contain spaces.
 fn parse_line(line: &str) -> Option<Line> {
     let start = parse_start(line)?;
     let mut words = line.split(' ').skip(1);
@@ -407,8 +406,8 @@ fn parse_line(line: &str) -> Option<Line> {
     (parsed.page_bytes >= PAGE_BYTES && parsed.page_bytes.is_power_of_two()).then_some(parsed)
 }
 
-/// Reads a memory policy: `default`, `local`, `prefer:1`, `prefer (many):0-1`, `interleave:0-3`, `bind:0`,
-/// `bind=static|balancing:0-1`. The outer `None` is a policy that cannot be read, the inner one a policy that binds nothing.
+/// Parses a memory policy: `default`, `local`, `prefer:1`, `prefer (many):0-1`, `interleave:0-3`, `bind:0`,
+/// `bind=static|balancing:0-1`. The outer `None` is an invalid policy, the inner one a policy that binds nothing.
 fn parse_policy(policy: &str) -> Option<Option<Binding>> {
     let (mode, nodes) = policy.split_once(':').unwrap_or((policy, ""));
     let mode = mode.split_once('=').map_or(mode, |(mode, _flags)| mode);

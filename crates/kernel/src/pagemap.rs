@@ -1,8 +1,8 @@
-//! `/proc/PID/pagemap`: in which machine frames the pages of another process lie.
+//! `/proc/PID/pagemap`: the machine frames of another process's pages.
 //!
-//! Eight bytes per page: bit 63 says that it is in memory, bits 0 to 54 in which frame, bit 56 that no other process maps that
-//! frame. The kernel shows frame numbers only to who has `CAP_SYS_ADMIN`, and zeroes to all others: no page of a process lies
-//! in frame 0, so that a page there is such a lie. Reading walks the page tables: milliseconds per GiB.
+//! Eight bytes per page: bit 63 means that it is in memory, bits 0 to 54 are its frame, bit 56 means that no other process
+//! maps that frame. The kernel shows frame numbers only to processes with `CAP_SYS_ADMIN`, and zeroes to all others: no page
+//! of a process is in frame 0, so a page there means hidden numbers. Reading walks the page tables: milliseconds per GiB.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -22,14 +22,13 @@ const ENTRY_BYTES: usize = 8;
 pub enum Place {
     /// Not in memory.
     Nowhere,
-    /// In this frame, which nobody else maps.
+    /// In this frame, which no other process maps.
     Own(u64),
-    /// In this frame, which others map too: a page of zeroes, one that KSM merged, shared memory.
+    /// In this frame, which others map too: a page of zeroes, a page that KSM merged, shared memory.
     Shared(u64),
 }
 
-/// Where the pages from address `start` on lie, at most `pages` of them; `None` where the process is gone, or goes while it is
-/// looked at.
+/// Places of the pages from address `start` on, at most `pages` of them; `None` if the process is gone, or ends meanwhile.
 ///
 /// # Errors
 /// When the file may not be read, or hides frame numbers.
@@ -70,7 +69,7 @@ pub(crate) mod tests {
     use crate::fake::Tree;
     use std::fs::OpenOptions;
 
-    /// What the kernel writes for a page.
+    /// The kernel's entry for a page.
     pub fn entry(place: Place) -> u64 {
         match place {
             Place::Nowhere => 0,
@@ -79,7 +78,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// A process whose pages from an address on lie so.
+    /// Writes the `pagemap` of a process whose pages from an address on are at these places.
     pub fn write(tree: &Tree, pid: i32, start: u64, places: &[Place]) {
         let entries: Vec<u64> = places.iter().map(|place| entry(*place)).collect();
         write_entries(tree, pid, start, &entries);

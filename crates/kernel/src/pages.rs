@@ -1,27 +1,26 @@
-//! `move_pages(2)`: on which node a page of another process lies, and moving it.
+//! `move_pages(2)`: queries the node of another process's pages, and moves them.
 //!
 //! # Approach
-//! A [`Mover`] walks the ranges of a VM's RAM in windows of 2 MiB (or one huge page of hugetlbfs). Of each window
-//! it asks where the pages are, moves those that lie outside the wanted nodes, and asks again: what counts as
-//! moved is what was found there afterwards. It stops when its budget is used, after one full round, or after
-//! looking at [`LOOK_PAGES_MAX`] pages; the next call goes on where it stopped. A system call has a price of its own, since the
-//! kernel first empties all CPUs' lists of pages: where all goes to one node and the budget has room, [`CALL_WINDOWS`] windows
-//! go in one. After each call, so after at most 16 MiB (or one huge page) of copying, the caller is asked whether to go on.
+//! A [`Mover`] walks the ranges of a VM's RAM in windows of 2 MiB (or one huge page of hugetlbfs). In each window it queries
+//! where the pages are, moves those outside the wanted nodes, and queries again: only pages found there afterwards count as
+//! moved. It stops when its budget is used, after one full round, or after looking at [`LOOK_PAGES_MAX`] pages; the next
+//! call goes on where it stopped. Each system call has a fixed cost, since the kernel first empties all CPUs' lists of
+//! pages: if all goes to one node and the budget has room, [`CALL_WINDOWS`] windows go in one. After each call, so after at
+//! most 16 MiB (or one huge page) of copying, the caller is asked whether to go on.
 //!
 //! # Properties
 //! - Never more pages are moved than the budget allows, with one exception: a budget below one transparent huge page
 //!   moves one such page if that is all there is, because the kernel moves it whole. Kernels that put base pages into
 //!   smaller multiples (mTHP) may exceed it by less than one of those.
-//! - A window goes to one node, the one of the wanted nodes that holds least: over a VM that is even, and a huge
-//!   page is
-//!   never sent to two places.
+//! - A window goes to one node, the wanted node that holds least: over a VM that is even, and a huge page is never sent to two
+//!   places.
 //! - A page that is in use (`EBUSY`) is tried [`TRIES`] times and then left; it is reported as busy.
 //!
 //! # Pages that the kernel hides
-//! Automatic NUMA balancing makes pages inaccessible to see who touches them next. Linux 6.1 to 6.4 then says `ENOENT` of such a
-//! page, both when asked where it is and when asked to move it, so memory that the guest has stopped using could never come
-//! home (seen on Debian's 6.1). Where a window has pages of which the kernel knows nothing and `pagemap` says that they
-//! are present, one byte of each is read, which makes it accessible again, before they are moved.
+//! Automatic NUMA balancing makes pages inaccessible to see which thread touches them next. Linux 6.1 to 6.4 then returns
+//! `ENOENT` for such a page, both for a query and for a move, so memory that the guest has stopped using could never come
+//! home (seen on Debian's 6.1). If a window has pages that the kernel reports missing and `pagemap` reports present, one
+//! byte of each is read, which makes it accessible again, before they are moved.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,9 +31,9 @@ use crate::numa_maps::{Range, Sharing};
 
 /// Base pages in one window: one transparent huge page on every machine with 4 KiB base pages and KVM.
 pub const WINDOW_PAGES: u64 = 512;
-/// Windows that are moved at once where they go to one node.
+/// Windows that are moved at once if they go to one node.
 pub const CALL_WINDOWS: u64 = 8;
-/// Base pages that one call looks at before it gives up finding any to move: 16 GiB.
+/// Base pages that one call looks at before it stops looking for any to move: 16 GiB.
 pub const LOOK_PAGES_MAX: u64 = 4 << 20;
 /// How often a page in use is tried.
 pub const TRIES: u32 = 3;
@@ -70,7 +69,7 @@ pub enum MoveError {
         /// The budget.
         budget: Pages,
     },
-    /// Anything else the kernel said.
+    /// Any other error of the kernel.
     #[error("move_pages failed: error {errno}")]
     Os {
         /// Its number.
@@ -78,18 +77,18 @@ pub enum MoveError {
     },
 }
 
-/// The system call, so that tests can stand in for a host with nodes.
+/// The system call, as a trait so that tests can stand in for a host with nodes.
 pub trait Kernel {
     /// Nodes of the pages at these addresses, or negative error numbers.
     ///
     /// # Errors
-    /// The error number where the call as a whole failed.
+    /// The error number if the call as a whole failed.
     fn query(&mut self, pid: i32, addresses: &[usize], status: &mut [i32]) -> Result<(), i32>;
 
-    /// Moves pages to a node. `status` comes in as "busy" and holds what the kernel said of each page it came to.
+    /// Moves pages to a node. `status` is "busy" at first, and gets the kernel's result for each page it came to.
     ///
     /// # Errors
-    /// The error number where the call as a whole failed.
+    /// The error number if the call as a whole failed.
     fn relocate(
         &mut self,
         pid: i32,
@@ -99,7 +98,7 @@ pub trait Kernel {
         status: &mut [i32],
     ) -> Result<(), i32>;
 
-    /// Makes those of these pages accessible that are present and that [`Kernel::query`] did not find; says how many.
+    /// Makes those of these pages accessible that are present but that [`Kernel::query`] did not find. Returns how many.
     fn reveal(&mut self, pid: i32, addresses: &[usize]) -> usize;
 }
 
@@ -120,8 +119,8 @@ fn move_pages(
     flags: i32,
 ) -> Result<(), i32> {
     assert!(addresses.len() == status.len() && nodes.is_none_or(|nodes| nodes.len() == addresses.len()));
-    // SAFETY: the three arrays have `addresses.len()` elements of the types that move_pages(2) names (pointers, ints,
-    // ints) and live until it returns. The addresses are of another process: the kernel only looks them up there.
+    // SAFETY: the three arrays have `addresses.len()` elements of the types that move_pages(2) names (pointers, ints, ints)
+    // and live until it returns. The addresses are in another process: the kernel only looks them up there.
     let result = unsafe {
         libc::syscall(
             libc::SYS_move_pages,
@@ -133,7 +132,7 @@ fn move_pages(
             flags,
         )
     };
-    // A positive result counts pages that did not move: `status` tells which.
+    // A positive result counts pages that did not move: `status` has which.
     if result >= 0 {
         Ok(())
     } else {
@@ -173,10 +172,10 @@ impl Kernel for Linux {
     }
 }
 
-/// `process_vm_readv` takes so many places at a time (`UIO_MAXIOV`).
+/// Most places that `process_vm_readv` takes at a time (`UIO_MAXIOV`).
 const READS_MAX: usize = 1024;
 
-/// Which of these pages are present, as `/proc/PID/pagemap` says; none where it cannot be read.
+/// The present pages among these, according to `/proc/PID/pagemap`; empty if it cannot be read.
 fn present(pid: i32, addresses: &[usize]) -> Vec<usize> {
     use std::os::unix::fs::FileExt as _;
     const PRESENT: u64 = 1 << 63;
@@ -200,7 +199,7 @@ fn present(pid: i32, addresses: &[usize]) -> Vec<usize> {
     found
 }
 
-/// Reads one byte at each of these addresses of another process, for what that does to the page.
+/// Reads one byte at each of these addresses of another process, for its effect on the page.
 #[allow(unsafe_code)] // a system call without a wrapper
 fn touch(pid: i32, addresses: &[usize]) {
     for chunk in addresses.chunks(READS_MAX) {
@@ -216,8 +215,8 @@ fn touch(pid: i32, addresses: &[usize]) {
                 iov_len: 1,
             })
             .collect();
-        // SAFETY: `local` is `bytes`, which outlives the call and takes one byte for each element of `remote`; the addresses in
-        // those are of another process, where the kernel only reads.
+        // SAFETY: `local` is `bytes`, which outlives the call and takes one byte for each element of `remote`; the addresses
+        // in those are in another process, where the kernel only reads.
         unsafe { libc::process_vm_readv(pid, &raw const local, 1, remote.as_ptr(), remote.len() as u64, 0) };
     }
 }
@@ -227,22 +226,22 @@ fn touch(pid: i32, addresses: &[usize]) {
 pub struct Progress {
     /// Base pages found on the wanted nodes after having been elsewhere before.
     pub moved: Pages,
-    /// Base pages left where they were because somebody used them.
+    /// Base pages left where they were because they were in use.
     pub busy: Pages,
     /// Base pages that the kernel will not move (pinned, not migratable, shared under KSM).
     pub refused: Pages,
 }
 
-/// Walks one VM's memory. Keep it while the VM runs: it remembers how far it came.
+/// Walks one VM's memory. Keep it while the VM runs: it remembers its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mover {
     pid: i32,
     ranges: Vec<Range>,
-    /// Which range, and the address in it, to go on from.
+    /// The range, and the address in it, to go on from.
     cursor: (usize, u64),
 }
 
-/// What became of one window.
+/// Result of one window.
 enum Window {
     /// Nothing there to move.
     Clean,
@@ -253,7 +252,7 @@ enum Window {
 }
 
 struct Targets {
-    /// Nodes that pages shall leave.
+    /// Nodes that pages must leave.
     leave: NodeSet,
     wanted: NodeSet,
     /// Node, base pages there, whether it ran out of memory.
@@ -285,12 +284,12 @@ impl Mover {
         &self.ranges
     }
 
-    /// Moves at most `budget` of the pages on `leave` to `to`, evenly, where `now` says how many pages each node
-    /// has already. Stops early when `go_on` says no.
+    /// Moves at most `budget` of the pages on `leave` to `to`, evenly, given the pages that each node has `now`. Stops early
+    /// if `go_on` returns false.
     ///
     /// # Errors
-    /// Only when nothing moved in this call: what moved before an error is reported as progress, and the error comes
-    /// with the next call. The process's end is always an error.
+    /// Only if nothing moved in this call: what moved before an error is reported as progress, and the error comes with the
+    /// next call. The process's end is always an error.
     pub fn advance(
         &mut self,
         kernel: &mut dyn Kernel,
@@ -347,8 +346,8 @@ impl Mover {
         }
     }
 
-    /// The next windows, clipped to their range: range and addresses. Goes round at the end. Of huge pages larger than a window
-    /// always one.
+    /// The next windows, clipped to their range: range and addresses. Wraps around at the end. Always one if huge pages are
+    /// larger than a window.
     fn step(&mut self, windows: u64) -> Option<(Range, u64, u64)> {
         let (mut at, mut start) = self.cursor;
         let current = self.ranges.get(at).filter(|range| start < range.end);
@@ -440,9 +439,9 @@ impl Mover {
         Ok(Window::Tried)
     }
 
-    /// Moves single pages, each named by its place in the VM's RAM, counted in base pages over [`Mover::ranges`]. A page that is
-    /// not where the move says, or in no range, is left: it has moved since, or was never there. Pages with the same way go
-    /// together, as many as a window has.
+    /// Moves single pages, each named by its place in the VM's RAM, counted in base pages over [`Mover::ranges`]. A page
+    /// that is not where the move says, or in no range, is skipped: it has moved since, or was never there. Pages with the
+    /// same source and destination go together, as many as a window has.
     ///
     /// # Errors
     /// As [`Mover::advance`].
@@ -471,7 +470,7 @@ impl Mover {
                 match self.window(kernel, range, batch, &mut targets, rest, &mut progress) {
                     Ok(_) => {}
                     Err(MoveError::Gone) => return Err(MoveError::Gone),
-                    // What is in the way of these, such as a full node, need not be in the way of others.
+                    // An obstacle to these, such as a full node, need not be one to others.
                     Err(error) => {
                         trouble = Some(error);
                         continue 'ways;
@@ -485,8 +484,8 @@ impl Mover {
         }
     }
 
-    /// The pages of these moves by where from, where to and in which range: each page once, and of a huge page its beginning, as
-    /// any part stands for the whole.
+    /// The pages of these moves by source, destination and range: each page once, and a huge page by its start, as any part
+    /// stands for the whole.
     fn ways(&self, moves: &[FrameMove]) -> BTreeMap<(NodeId, NodeId, usize), BTreeSet<usize>> {
         let mut ways: BTreeMap<_, BTreeSet<usize>> = BTreeMap::new();
         for each in moves {
@@ -531,7 +530,7 @@ impl Mover {
         Ok(status)
     }
 
-    /// Sends the pages at these positions to a node and gives what the kernel said of each.
+    /// Sends the pages at these positions to a node and returns the kernel's result for each.
     fn send(
         &self,
         kernel: &mut dyn Kernel,
@@ -541,7 +540,7 @@ impl Mover {
         node: NodeId,
     ) -> Result<Vec<i32>, MoveError> {
         let chosen: Vec<usize> = which.iter().map(|&i| addresses[i]).collect();
-        // The kernel leaves the rest untouched when it gives up half-way: those are worth another try.
+        // If the kernel stops half-way it leaves the rest untouched: those are worth another try.
         let mut status = vec![-libc::EBUSY; chosen.len()];
         match kernel.relocate(self.pid, &chosen, node, range.sharing, &mut status) {
             Ok(()) => Ok(status),
@@ -552,21 +551,21 @@ impl Mover {
     }
 }
 
-/// How many pages of a window may be sent under the rest of a budget; `None` where it must wait for a larger one. A
-/// transparent huge page moves whole, whichever part of it is asked for, so a window that looks like one must fit.
+/// How many pages of a window may be sent within the rest of a budget; `None` if it must wait for a larger one. A
+/// transparent huge page moves whole, whichever part of it is requested, so a window that looks like one must fit.
 fn allowed(rest: Pages, pages_each: u64, is_whole: bool, progress: Progress) -> Option<usize> {
     let needed = if is_whole { WINDOW_PAGES } else { 1 }.max(pages_each);
     if needed <= rest.0 {
         Some((rest.0 / pages_each) as usize)
     } else {
-        // Of base pages that only look like a huge page, one tells; nothing larger can be tried in part.
+        // Base pages that only look like a huge page are told by trying one; nothing larger can be tried in part.
         (pages_each == 1 && progress.moved == Pages::ZERO).then_some(1)
     }
 }
 
 fn error_of(errno: i32, node: Option<NodeId>) -> MoveError {
     match (errno, node) {
-        // A process that has given up its memory but not yet its number gives EINVAL.
+        // A process that has released its memory but not yet its number returns EINVAL.
         (libc::ESRCH, _) | (libc::EINVAL, None) => MoveError::Gone,
         (libc::EPERM, _) => MoveError::NotPermitted,
         (libc::EACCES | libc::ENODEV, Some(node)) => MoveError::NodeNotAllowed { node },

@@ -1,9 +1,9 @@
 //! `perf_event_open(2)`: instructions, cycles, LLC references and LLC misses of each vCPU thread, as one group.
 //!
-//! A group is scheduled onto the PMU as a whole, so its four figures belong together. Where it shares the PMU
-//! with others the kernel runs it part of the time only; what happened between two reads is then scaled by time
-//! enabled over time running *of that interval* and added up, so that the figures never run backwards. Guest and
-//! host mode both count: what the host does for a vCPU pollutes the cache as well.
+//! A group is scheduled onto the PMU as a whole, so its four figures belong together. If it shares the PMU with others the
+//! kernel runs it only part of the time; what happened between two reads is then scaled by time enabled over time running
+//! *of that interval* and added up, so that the figures never run backwards. Guest and host mode both count: the host's work
+//! for a vCPU pollutes the cache as well.
 //!
 //! On Intel `cache-references` and `cache-misses` are the LLC's. On AMD (Zen) they are the L2's: misses there are
 //! references of the LLC, and no PMU counts LLC misses per thread; [`Perf::note`] says so.
@@ -23,7 +23,7 @@ const FORMAT_TOTAL_TIME_ENABLED: u64 = 1 << 0;
 const FORMAT_TOTAL_TIME_RUNNING: u64 = 1 << 1;
 const FORMAT_GROUP: u64 = 1 << 3;
 const FLAG_FD_CLOEXEC: libc::c_ulong = 1 << 3;
-/// A group that was enabled for so long and never ran does not fit this PMU (the NMI watchdog holds a counter).
+/// A group that was enabled for this long and never ran does not fit this PMU (the NMI watchdog holds a counter).
 const NEVER_RAN_NS: u64 = 1_000_000_000;
 
 /// The kernel's `perf_event_attr` up to `config2` (its second published size), which is all that counting needs.
@@ -59,7 +59,7 @@ impl Attr {
     }
 }
 
-/// What an event counts for.
+/// What an event counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
     /// One thread, on whichever CPU.
@@ -76,9 +76,9 @@ pub(crate) fn open(attr: &Attr, scope: Scope, leader: Option<&File>) -> std::io:
         Scope::Cpu(cpu) => (-1, i32::try_from(cpu).map_err(std::io::Error::other)?),
     };
     let group = leader.map_or(-1, AsRawFd::as_raw_fd);
-    // SAFETY: `attr` is a perf_event_attr of the size that it names, and lives until the call returns; all else is by
-    // value. The kernel writes nothing but, with a wrong size, the size field: hence the copy.
+    // With a wrong size the kernel writes the size field.
     let mut copy = *attr;
+    // SAFETY: `copy` is a perf_event_attr of the size that it names, and lives until the call returns; all else is by value.
     let fd = unsafe {
         libc::syscall(
             libc::SYS_perf_event_open,
@@ -93,11 +93,11 @@ pub(crate) fn open(attr: &Attr, scope: Scope, leader: Option<&File>) -> std::io:
     if fd < 0 {
         return Err(std::io::Error::last_os_error());
     }
-    // SAFETY: the kernel just gave this descriptor, and nothing else holds it.
+    // SAFETY: the kernel just returned this descriptor, and nothing else holds it.
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
-/// What the kernel said at one read: time enabled, time running, one value per event.
+/// One reading from the kernel: time enabled, time running, one value per event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reading<const N: usize> {
     pub enabled_ns: u64,
@@ -106,7 +106,7 @@ pub(crate) struct Reading<const N: usize> {
 }
 
 impl<const N: usize> Reading<N> {
-    /// Reads a group of N events; `None` when the kernel gives something else.
+    /// Reads a group of N events; `None` if the kernel returns something else.
     pub fn read(mut from: &File) -> std::io::Result<Option<Reading<N>>> {
         let mut bytes = [0u8; 8 * 16];
         let length = from.read(&mut bytes)?;
@@ -153,7 +153,7 @@ impl<const N: usize> Accumulator<N> {
         }
     }
 
-    /// Takes a reading in and gives the sums; `None` where the events never ran though they long could have.
+    /// Adds a reading and returns the sums; `None` if the events never ran though they long could have.
     pub fn update(&mut self, now: Reading<N>) -> Option<[u64; N]> {
         let enabled = now.enabled_ns.saturating_sub(self.last.enabled_ns);
         let running = now.running_ns.saturating_sub(self.last.running_ns);
@@ -214,7 +214,7 @@ impl Group {
 /// [`Perf::keep_only`].
 #[derive(Debug, Default)]
 pub struct Perf {
-    /// Of threads that were asked for; none of one that had ended by then.
+    /// Groups of requested threads; `None` for a thread that had ended by then.
     groups: BTreeMap<i32, Option<Group>>,
     absence: Option<String>,
     note: Option<&'static str>,
@@ -237,7 +237,7 @@ impl Perf {
         }
     }
 
-    /// Counters of a thread since it was first asked for; `None` without a PMU, or where the thread has ended.
+    /// Counters of a thread since its first request; `None` without a PMU, or if the thread has ended.
     pub fn counters(&mut self, tid: i32) -> Option<Counters> {
         if self.absence.is_some() {
             return None;
@@ -249,7 +249,7 @@ impl Perf {
                 Err(error) => {
                     self.absence = absence(&error);
                     match self.absence {
-                        // Where there are too many open files, others need theirs.
+                        // Too many open files: others need theirs.
                         Some(_) => self.groups.clear(),
                         None => drop(vacant.insert(None)),
                     }
@@ -265,19 +265,19 @@ impl Perf {
         self.groups.retain(|tid, _| tids.contains(tid));
     }
 
-    /// Why this host gives no hardware counters, if it gives none.
+    /// Why this host has no hardware counters, if it has none.
     pub fn absence(&self) -> Option<&str> {
         self.absence.as_deref()
     }
 
-    /// What is odd about the counters, if they are there.
+    /// What is unusual about the counters, if there are any.
     pub fn note(&self) -> Option<&'static str> {
         self.note
             .filter(|_| self.absence.is_none() && self.groups.values().any(Option::is_some))
     }
 }
 
-/// What an error of `perf_event_open` means for this host; `None` where it concerns one thread only.
+/// What an error of `perf_event_open` means for this host; `None` if it is about one thread only.
 pub(crate) fn absence(error: &std::io::Error) -> Option<String> {
     let why = match error.raw_os_error() {
         Some(libc::ESRCH) => return None,

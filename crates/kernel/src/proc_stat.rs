@@ -11,7 +11,7 @@ use homenode_units::{CpuId, Ns};
 use crate::read::{self, ReadError};
 
 const NS_PER_USER_HZ: u64 = 10_000_000;
-/// 8192 CPUs of 120 bytes, and the interrupt line, fit well.
+/// Plenty for 8192 CPUs of 120 bytes, and the interrupt line.
 const LIMIT_BYTES: u64 = 4 << 20;
 
 /// Busy time of every online CPU, ascending by number. `root` is `/` on a live host.

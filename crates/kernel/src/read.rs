@@ -1,4 +1,4 @@
-//! Reading small kernel files: bounded, with the path in every error, and "not there" apart from "broken".
+//! Reads small kernel files: bounded, with the path in every error, and "not there" distinguished from "broken".
 
 use std::borrow::Cow;
 use std::io::ErrorKind;
@@ -17,7 +17,7 @@ use crate::files::Part;
 /// Why a kernel file could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    /// The kernel did not give it.
+    /// The kernel did not return it.
     #[error("cannot read {path}: {cause}")]
     Io {
         /// The file.
@@ -30,7 +30,7 @@ pub enum ReadError {
     TooLarge {
         /// The file.
         path: String,
-        /// Most bytes that are read.
+        /// Most bytes to read.
         limit_bytes: u64,
     },
     /// Not in the expected form.
@@ -38,31 +38,31 @@ pub enum ReadError {
     Malformed {
         /// The file.
         path: String,
-        /// What should be there.
+        /// The expected form.
         expected: &'static str,
-        /// What is there, shortened.
+        /// The text found, shortened.
         found: String,
     },
-    /// Several threads would be the same.
+    /// Several threads would have the same role.
     #[error(
         "{path}: which thread is {what} is not known: {count} threads bear its name and no cgroup of libvirt's tells them apart: {tids}"
     )]
     Ambiguous {
         /// The folder of the threads.
         path: String,
-        /// What one of them is.
+        /// The role in question.
         what: String,
-        /// How many there are.
+        /// Number of such threads.
         count: usize,
         /// The first of them.
         tids: String,
     },
-    /// More than can be looked at.
+    /// More entries than the limit.
     #[error("{path} has more than {limit} entries; refused")]
     TooMany {
         /// The folder.
         path: String,
-        /// Most that are read.
+        /// Most entries to read.
         limit: usize,
     },
 }
@@ -106,13 +106,13 @@ impl From<ReadError> for HostError {
     }
 }
 
-/// Bytes that one small file may have.
+/// Most bytes of one small file.
 pub const SMALL_BYTES: u64 = 64 << 10;
 
-/// Room for what is read at first: most files of the kernel's are smaller, and none says how large it is.
+/// Initial buffer size: most kernel files are smaller, and none reports its size.
 const ROOM_BYTES: usize = 4 << 10;
 
-/// A file of at most `limit_bytes`; `None` where it is not there: no such file, or the task it tells of has ended.
+/// Reads a file of at most `limit_bytes`; `None` if it is not there: no such file, or its task has ended.
 pub fn text_if_there(path: &Path, limit_bytes: u64) -> Result<Option<String>, ReadError> {
     let mut room = Vec::new();
     let is_there = read_at(
@@ -128,7 +128,7 @@ pub fn text_if_there(path: &Path, limit_bytes: u64) -> Result<Option<String>, Re
     Ok(is_there.then(|| text(room)))
 }
 
-/// Reads a file that is below an open directory into `room`, from which everything else is taken out; no where it is not there.
+/// Reads a file below an open directory into `room`, replacing its contents. Returns false if the file is not there.
 fn read_at(
     (dir, path): (impl AsFd, &Path),
     full: impl Fn() -> PathBuf,
@@ -142,7 +142,7 @@ fn read_at(
     })
 }
 
-/// Has something read into `room`, within the limit; no where it is not there.
+/// Reads into `room`, within the limit. Returns false if the source is not there.
 fn checked(
     full: impl Fn() -> PathBuf,
     limit_bytes: u64,
@@ -169,16 +169,16 @@ fn checked(
 
 /// Names of threads and files may hold any byte; numbers never do.
 fn readable(bytes: &[u8]) -> Cow<'_, str> {
-    // As a rule nothing is to be replaced, and that is found out faster.
+    // Usually nothing must be replaced, and that check is faster.
     str::from_utf8(bytes).map_or_else(|_| String::from_utf8_lossy(bytes), Cow::Borrowed)
 }
 
-/// How the kernel makes a file's text.
+/// How the kernel generates a file's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Text {
-    /// At once: what is less than there is room for is all of it.
+    /// At once: a short read is the whole text.
     Whole,
-    /// As much as it likes at a time.
+    /// In pieces of any size.
     InPieces,
 }
 
@@ -204,8 +204,8 @@ fn fill(
     Ok(())
 }
 
-/// A directory that is kept open. What is read in it is of the process or group that it was opened for, and of none that has come
-/// to its number or name since; and the way there is gone once.
+/// A directory that is kept open. Reads in it are about the process or group that it was opened for, and never about a later
+/// one with the same number or name; and its path is resolved only once.
 #[derive(Debug)]
 pub struct Dir {
     fd: OwnedFd,
@@ -213,12 +213,12 @@ pub struct Dir {
 }
 
 impl Dir {
-    /// Opens it; `None` where it is not there.
+    /// Opens it; `None` if it is not there.
     pub fn open(path: &Path) -> Result<Option<Dir>, ReadError> {
         Dir::open_at(rustix::fs::CWD, path, path.to_owned())
     }
 
-    /// The same of one in this one.
+    /// Opens a directory in this one; `None` if it is not there.
     pub fn below(&self, name: &str) -> Result<Option<Dir>, ReadError> {
         Dir::open_at(&self.fd, Path::new(name), self.path.join(name))
     }
@@ -235,12 +235,12 @@ impl Dir {
         }
     }
 
-    /// Where it was found.
+    /// The path it was opened by.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// A file in it, of at most `limit_bytes`, in `room`; `None` as [`text_if_there`].
+    /// Reads a file in it, of at most `limit_bytes`, into `room`; `None` as in [`text_if_there`].
     pub fn text<'a>(
         &self,
         name: &str,
@@ -256,7 +256,7 @@ impl Dir {
         Ok(is_there.then(|| readable(room)))
     }
 
-    /// The numbers that it has for names, ascending; none once it is gone. At most `limit` are taken.
+    /// Its entries whose names are numbers, ascending; empty once it is gone. Takes at most `limit`.
     pub fn numbers(&self, limit: usize, into: &mut Vec<i32>) -> Result<(), ReadError> {
         into.clear();
         let mut list = || -> std::io::Result<()> {
@@ -283,26 +283,26 @@ impl Dir {
     }
 }
 
-/// A small file that is read again and again, and whose text the kernel makes in one piece. It is kept open as long as there are
-/// descriptors in plenty: most of what reading a file takes is finding it. The kernel's files of a process, thread or group that
-/// is gone say nothing any more.
+/// A small file that is read regularly, and whose text the kernel generates in one piece. It is kept open as long as there
+/// are plenty of descriptors: most of the cost of reading a file is finding it. Kernel files of a process, thread or group
+/// that is gone return nothing any more.
 #[derive(Debug)]
 pub struct Often {
     name: String,
     fd: OnceLock<OwnedFd>,
 }
 
-/// Files that are kept open by all of this process.
+/// Number of files that this process keeps open.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
 
-/// How many may be.
+/// Most of them.
 fn kept_max() -> usize {
     static MAX: OnceLock<usize> = OnceLock::new();
     *MAX.get_or_init(|| Part::KeptOpen.share(usize::MAX))
 }
 
 impl Often {
-    /// The file of this name in a directory, which is named again wherever it is read.
+    /// A file of this name, relative to the directory passed to each read.
     pub fn new(name: impl Into<String>) -> Often {
         let (name, fd) = (name.into(), OnceLock::new());
         Often { name, fd }
@@ -332,10 +332,9 @@ impl Often {
         Ok(is_there.then(|| readable(room)))
     }
 
-    /// Whether it was taken away since it was read first. No file of the kernel's ever is, so that only tests ask, whose trees
-    /// are made by hand.
+    /// Whether it was removed since its first read. Kernel files never are; only tests check, whose trees are handmade.
     pub fn is_removed(&self) -> bool {
-        if !cfg!(test) {
+        if !cfg!(any(test, feature = "testing")) {
             return false;
         }
         let removed = |fd: &OwnedFd| rustix::fs::fstat(fd).is_ok_and(|stat| stat.st_nlink == 0);
@@ -351,7 +350,7 @@ impl Drop for Often {
     }
 }
 
-/// A file that every kernel has.
+/// Reads a file that every kernel has.
 pub fn text(path: &Path, limit_bytes: u64) -> Result<String, ReadError> {
     text_if_there(path, limit_bytes)?.ok_or_else(|| ReadError::Io {
         path: path.display().to_string(),
@@ -359,7 +358,7 @@ pub fn text(path: &Path, limit_bytes: u64) -> Result<String, ReadError> {
     })
 }
 
-/// A file that holds one value.
+/// Reads a file that holds one value.
 pub fn value_if_there<T: FromStr>(path: &Path, expected: &'static str) -> Result<Option<T>, ReadError> {
     let Some(text) = text_if_there(path, SMALL_BYTES)? else {
         return Ok(None);
@@ -370,7 +369,7 @@ pub fn value_if_there<T: FromStr>(path: &Path, expected: &'static str) -> Result
         .map_err(|_| ReadError::malformed(path, expected, &text))
 }
 
-/// Names in a directory, sorted; none where the directory is not there. At most `limit` are kept.
+/// Names in a directory, sorted; empty if the directory is not there. Keeps at most `limit`.
 pub fn names(dir: &Path, limit: usize) -> Result<Vec<String>, ReadError> {
     let io = |e: std::io::Error| ReadError::Io {
         path: dir.display().to_string(),
@@ -393,13 +392,13 @@ pub fn names(dir: &Path, limit: usize) -> Result<Vec<String>, ReadError> {
     Ok(names)
 }
 
-/// Whether an error says that a file, task or device is not there (any more).
+/// Whether an error means that a file, task or device is not there (any more).
 pub fn is_absence(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
         || matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENODEV))
 }
 
-/// `path` below `root`, whichever way it is written.
+/// `path` below `root`, with or without a leading slash.
 pub fn below(root: &Path, path: &str) -> PathBuf {
     root.join(path.trim_start_matches('/'))
 }
@@ -454,11 +453,11 @@ mod tests {
         assert!(matches!(error, ReadError::TooLarge { .. }), "{error}");
         assert!(!file.is_removed());
         std::fs::remove_file(tree.root().join("d/a")).unwrap();
-        tree.write("d/a", "of somebody else");
+        tree.write("d/a", "of another process");
         assert!(file.is_removed());
-        // As with a process whose number was used again.
+        // Like a process whose number was reused.
         std::fs::rename(tree.root().join("d"), tree.root().join("before")).unwrap();
-        tree.write("d/none", "of somebody else");
+        tree.write("d/none", "of another process");
         assert_eq!(none.text(&dir, &mut room), Ok(None));
         assert_eq!(dir.below("none").map(|dir| dir.is_none()), Ok(true));
     }

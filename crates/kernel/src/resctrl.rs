@@ -1,14 +1,12 @@
-//! `/sys/fs/resctrl/mon_data`: memory traffic per L3 domain, where no uncore PMU is usable. Only ever read:
-//! groups belong to whoever made them.
+//! `/sys/fs/resctrl/mon_data`: memory traffic per L3 domain, if no uncore PMU is usable. Read-only: groups belong to the
+//! programs that made them.
 //!
-//! `mbm_total_bytes` counts what the cores of a domain moved to and from any memory, `mbm_local_bytes` what of it
-//! went to the domain's own node. A node's controllers carry its own cores' local traffic and what other nodes
-//! send it; to whom a node's remote traffic went is known where there are two nodes only, so on larger hosts
-//! there is no answer.
+//! `mbm_total_bytes` counts what the cores of a domain moved to and from any memory, `mbm_local_bytes` the part of it that
+//! went to the domain's own node. A node's controllers carry its own cores' local traffic and what other nodes send to it;
+//! the destination of a node's remote traffic is known only with two nodes, so on larger hosts there is no answer.
 //!
-//! The root group counts tasks that are in no other group. The other control groups (made by libvirt, containerd or
-//! pqos) are read too, so that their traffic is not missing. A group that vanishes stops counting; what it
-//! counted stays.
+//! The root group counts tasks that are in no other group. The other control groups (made by libvirt, containerd or pqos)
+//! are read too, so that their traffic is not missing. A group that vanishes stops counting; its counts so far stay.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,9 +23,9 @@ const DIR: &str = "sys/fs/resctrl";
 #[derive(Debug)]
 pub struct Resctrl {
     root: PathBuf,
-    /// Which node an L3 domain's cores belong to.
+    /// The node of an L3 domain's cores.
     domains: BTreeMap<u32, NodeId>,
-    /// Last values and what was added up, per group and domain: local bytes, remote bytes.
+    /// Last values, per group and domain: local bytes, remote bytes.
     last: BTreeMap<(String, u32), (u64, u64)>,
     local: BTreeMap<NodeId, u64>,
     remote: BTreeMap<NodeId, u64>,
@@ -36,7 +34,7 @@ pub struct Resctrl {
 }
 
 impl Resctrl {
-    /// Looks whether this host can tell; `None` where resctrl is not mounted or monitors no bandwidth.
+    /// Checks whether this host can tell; `None` if resctrl is not mounted or monitors no bandwidth.
     ///
     /// # Errors
     /// When the cache numbering in sysfs is malformed.
@@ -78,7 +76,7 @@ impl Resctrl {
         }))
     }
 
-    /// Bytes that each node's memory controllers moved until now; `None` where this host cannot tell.
+    /// Bytes that each node's memory controllers moved until now; `None` if this host cannot tell.
     ///
     /// # Errors
     /// When a counter is neither a number nor one of the kernel's words for "cannot tell".
@@ -124,7 +122,7 @@ impl Resctrl {
     }
 }
 
-/// A counter; `None` where the kernel says that it cannot tell, or the group is gone.
+/// A counter; `None` if the kernel reports it as unavailable, or the group is gone.
 fn counter(path: &Path) -> Result<Option<u64>, ReadError> {
     let Some(text) = read::text_if_there(path, read::SMALL_BYTES)? else {
         return Ok(None);

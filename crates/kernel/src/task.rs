@@ -1,14 +1,14 @@
-//! `/proc/PID/task/TID/{cgroup,comm,stat,schedstat,status}`: the threads of a QEMU process, told apart.
+//! `/proc/PID/task/TID/{cgroup,comm,stat,schedstat,status}`: the threads of a QEMU process, and their roles.
 //!
-//! libvirt puts each vCPU's thread into a cgroup `vcpuN` and each I/O thread into `iothreadN`, which only root can leave. Where a
-//! process has such groups they alone say what a thread does. What a thread in there starts is in there too (io_uring's
-//! workers), and younger: of several the oldest is the one that libvirt put there.
+//! libvirt puts each vCPU's thread into a cgroup `vcpuN` and each I/O thread into `iothreadN`, which only root can leave. If
+//! a process has such groups only they determine a thread's role. Threads started by a thread in there are in there too
+//! (io_uring's workers), and younger: the oldest is the one that libvirt put there.
 //!
-//! Where libvirt made no groups (no cgroups, a session's libvirt) names must do. QEMU names its threads when libvirt starts
-//! it (`debug-threads=on`, always): `CPU n/KVM` or `CPU n/TCG` is vCPU n, `IO iothreadN` an I/O thread. Names are QEMU's to
-//! change, so that a VM is refused where two threads bear one.
+//! If libvirt made no groups (no cgroups, a session's libvirt) names are used. QEMU names its threads when libvirt starts it
+//! (`debug-threads=on`, always): `CPU n/KVM` or `CPU n/TCG` is vCPU n, `IO iothreadN` an I/O thread. QEMU can change names,
+//! so a VM is refused if two threads have the same one.
 //!
-//! The first thread is the emulator's main loop, whatever its name, and all else helps it.
+//! The first thread is the emulator's main loop, whatever its name, and all others are its helpers.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ use homenode_units::{CpuId, CpuSet, NodeSet, Ns};
 
 use crate::read::{self, Dir, Often, ReadError};
 
-/// Threads that are read of one process: 4096 vCPUs and as many helpers.
+/// Most threads to read of one process: 4096 vCPUs and as many helpers.
 const THREADS_MAX: usize = 8192;
 
-/// What a thread of a QEMU process does.
+/// The role of a thread of a QEMU process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     /// Runs the vCPU with this index.
@@ -49,7 +49,7 @@ impl std::fmt::Display for Role {
 pub struct Thread {
     /// Kernel's thread id.
     pub tid: i32,
-    /// What it does.
+    /// Its role.
     pub role: Role,
     /// Time it ran (`schedstat`, first number).
     pub running_ns: Ns,
@@ -57,13 +57,13 @@ pub struct Thread {
     pub waiting_ns: Ns,
     /// CPU it last ran on.
     pub cpu: Option<CpuId>,
-    /// CPUs it may run on now, as the scheduler has it.
+    /// CPUs it may run on now, according to the scheduler.
     pub affinity: CpuSet,
-    /// Nodes that its memory may come from, as cpusets limit it.
+    /// Nodes that its memory may come from, as limited by cpusets.
     pub memory_nodes: NodeSet,
 }
 
-/// Identity of a process: its number may be used again, its number and start time together may not.
+/// Identity of a process: its number may be reused, its number and start time together may not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Process {
     /// Kernel's process id.
@@ -76,7 +76,7 @@ fn process_dir(root: &Path, pid: i32) -> PathBuf {
     root.join(format!("proc/{pid}"))
 }
 
-/// Identity of a process that runs now; `None` where there is none, or only its remains (zombie).
+/// Identity of a running process; `None` if there is none, or only its remains (zombie).
 ///
 /// # Errors
 /// When its `stat` is malformed or may not be read.
@@ -84,7 +84,7 @@ pub fn process(root: &Path, pid: i32) -> Result<Option<Process>, ReadError> {
     Ok(stat(root, pid)?.and_then(|stat| stat.process(pid)))
 }
 
-/// The process that started one, or that it was left to; `None` where there is no such process.
+/// The parent of a process, possibly the one that adopted it; `None` if there is no such process.
 ///
 /// # Errors
 /// When its `stat` is malformed or may not be read.
@@ -101,8 +101,8 @@ fn stat(root: &Path, pid: i32) -> Result<Option<Stat>, ReadError> {
     Ok(Some(stat))
 }
 
-/// Whether this very process still runs. One that cannot be looked at (no descriptor left, say) is not taken for ended:
-/// what is in force for it would be forgotten.
+/// Whether exactly this process still runs. If it cannot be checked (for lack of descriptors, say) it does not count as
+/// ended: what is in force for it would be forgotten.
 pub fn is_alive(root: &Path, who: Process) -> bool {
     match process(root, who.pid) {
         Ok(now) => now == Some(who),
@@ -112,7 +112,7 @@ pub fn is_alive(root: &Path, who: Process) -> bool {
 
 /// Whether a process was started for the VM with this UUID: libvirt always passes `-uuid`.
 pub fn is_qemu_of(root: &Path, pid: i32, uuid: &str) -> bool {
-    // A command line of a VM with many devices has tens of kilobytes.
+    // The command line of a VM with many devices has tens of kilobytes.
     let Ok(Some(cmdline)) = read::text_if_there(&process_dir(root, pid).join("cmdline"), 2 << 20) else {
         return false;
     };
@@ -134,50 +134,51 @@ pub fn find_qemu(root: &Path, uuid: &str) -> Result<Option<Process>, ReadError> 
     Ok(None)
 }
 
-/// All threads of a process, ascending by id; threads that end while being read are left out. Empty where the
-/// process is gone. No two are the same vCPU or I/O thread.
+/// All threads of a process, ascending by id; threads that end while being read are left out. Empty if the process is gone.
+/// No two are the same vCPU or I/O thread.
 ///
 /// # Errors
-/// When a file is malformed, or may not be read; when there are more than any QEMU has, or several of a name with nothing else to
-/// tell them apart.
+/// When a file is malformed, or may not be read; when there are more than any QEMU has, or several with one name and nothing
+/// else to tell them apart.
 pub fn threads(root: &Path, pid: i32) -> Result<Vec<Thread>, ReadError> {
     let mut threads = Vec::new();
     Tasks::new(root, pid).look(Depth::Whole, &mut threads)?;
     Ok(threads)
 }
 
-/// How much is read again of threads that are known, from little to all. What rarely changes is most of what the kernel has to
-/// write down.
+/// How much to read again of known threads, from little to all. What rarely changes is most of what the kernel has to
+/// format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Depth {
-    /// How long vCPUs ran and waited, and where. Threads are listed where the process has another number of them.
+    /// How long and where vCPUs ran, and how long they waited. Threads are listed only if the process has a different number
+    /// of them.
     Counters,
-    /// Where they and the emulator may run, too. Threads are listed.
+    /// Also where they and the emulator may run. Threads are listed.
     Affinities,
-    /// All of it.
+    /// Everything.
     Whole,
 }
 
-/// The threads of a process that is looked at again and again.
+/// The threads of a process that is read regularly.
 #[derive(Debug)]
 pub struct Tasks {
     pid: i32,
     path: PathBuf,
-    /// Its directory, once it was found: from then on no other process of this number is looked at.
+    /// Its directory, once found: from then on no other process of this number is read.
     process: Option<Dir>,
     stat: Often,
-    /// Below it.
+    /// Its `task` directory.
     task: Option<Dir>,
     seen: Vec<Seen>,
-    /// How many there were when it was last asked whether the process runs.
+    /// Number of threads when the process was last checked to be running.
     count: Option<usize>,
-    /// Used again by each look.
+    /// Buffer, reused by each look.
     tids: Vec<i32>,
     room: Vec<u8>,
 }
 
 impl Tasks {
-    /// Those of the process that has this number when it is first looked at.
+    /// Threads of the process that has this number at the first look.
     pub fn new(root: &Path, pid: i32) -> Tasks {
         Tasks {
             pid,
@@ -192,17 +193,17 @@ impl Tasks {
         }
     }
 
-    /// As [`is_alive`], of the process that was found.
+    /// As [`is_alive`], for the process that was found.
     pub fn is_alive(&mut self, who: Process) -> bool {
         let stat = self.stat();
         self.count = stat.as_ref().ok().and_then(|stat| stat.as_ref()?.thread_count);
-        // One that cannot be looked at is not taken for ended.
+        // If it cannot be checked it does not count as ended.
         stat.map_or(true, |stat| {
             stat.and_then(|stat| stat.process(who.pid)) == Some(who)
         })
     }
 
-    /// Of the process; `None` where there is none.
+    /// Status of the process; `None` if there is none.
     fn stat(&mut self) -> Result<Option<Stat>, ReadError> {
         let Some(process) = found(&mut self.process, || Dir::open(&self.path))? else {
             return Ok(None);
@@ -216,7 +217,7 @@ impl Tasks {
         parsed.transpose()
     }
 
-    /// Lists the threads, unless they are those that are known; none where there is no such process.
+    /// Lists the threads, unless the known ones are still all; empty if there is no such process.
     fn list(&mut self, depth: Depth, has_vcpus: bool) -> Result<(), ReadError> {
         let is_settled = has_vcpus && self.seen.iter().all(|seen| seen.looks >= LOOKS);
         if depth == Depth::Counters && is_settled && self.count == Some(self.seen.len()) {
@@ -241,20 +242,20 @@ impl Tasks {
         }
     }
 
-    /// The threads as [`threads`] has them: those that are new whole, the others to this depth. `into` has what the look before
-    /// found, or nothing.
+    /// Reads the threads as [`threads`] returns them: new ones completely, the others to this depth. `into` has the result
+    /// of the previous look, or nothing.
     ///
     /// # Errors
     /// As [`threads`].
     pub fn look(&mut self, depth: Depth, into: &mut Vec<Thread>) -> Result<(), ReadError> {
-        // Where none is known to run a vCPU it may be any.
+        // If none is known to run a vCPU it may be any.
         let has_vcpus = self.seen.iter().any(Seen::runs_vcpu);
         self.list(depth, has_vcpus)?;
         let Some(task) = &self.task else {
             into.clear();
             return Ok(());
         };
-        // Where something cannot be read all is read next time.
+        // After an error everything is read next time.
         let before = std::mem::take(&mut self.seen);
         let before_count = before.len();
         let mut before = before.into_iter().peekable();
@@ -298,13 +299,13 @@ impl Tasks {
 }
 
 impl Thread {
-    /// Takes over how long it ran and waited, and where.
+    /// Copies how long it ran and waited, and where.
     fn take_counters(&mut self, of: &Thread) {
         (self.running_ns, self.waiting_ns, self.cpu) = (of.running_ns, of.waiting_ns, of.cpu);
     }
 }
 
-/// A directory, which is opened where it was not yet.
+/// Opens a directory unless it is open.
 fn found(
     dir: &mut Option<Dir>,
     open: impl FnOnce() -> Result<Option<Dir>, ReadError>,
@@ -315,19 +316,19 @@ fn found(
     Ok(dir.as_ref())
 }
 
-/// So often a thread is read whole that is new: who starts it names it and puts it into its group a little later.
+/// How often a new thread is read completely: its creator names it and puts it into its group a little later.
 const LOOKS: u8 = 3;
 
-/// A thread, and what says what it does.
+/// A thread, and the sources of its role.
 #[derive(Debug)]
 struct Seen {
-    /// Of no role yet where it was just read.
+    /// Without a role when it was just read.
     thread: Thread,
     start_ticks: u64,
     by_name: Role,
-    /// Where it is in a group that libvirt makes for one thread.
+    /// The role, if it is in a group that libvirt makes for one thread.
     by_group: Option<Role>,
-    /// How often it was read whole.
+    /// How often it was read completely.
     looks: u8,
     schedstat: Often,
     stat: Often,
@@ -338,7 +339,7 @@ impl Seen {
         matches!(self.thread.role, Role::Vcpu(_))
     }
 
-    /// The same as it is now, to this depth. `None` where it has ended, or its counters are not told by themselves.
+    /// Updates it to this depth. `None` if it has ended, or its counters are not available separately.
     fn later(mut self, task: &Dir, depth: Depth, room: &mut Vec<u8>) -> Result<Option<Seen>, ReadError> {
         let tid = self.thread.tid;
         if depth >= Depth::Affinities && (self.runs_vcpu() || self.thread.role == Role::Emulator) {
@@ -354,7 +355,7 @@ impl Seen {
             return Ok(None);
         };
         let (running_ns, waiting_ns) = parsed(task, (tid, "schedstat"), &text, SCHEDSTAT)?;
-        // One that did not run is where it was.
+        // If it did not run it is on the same CPU.
         if running_ns != self.thread.running_ns {
             let Some(text) = self.stat.text(task, room)? else {
                 return Ok(None);
@@ -370,7 +371,7 @@ impl Seen {
     }
 }
 
-/// What each thread does.
+/// The role of each thread.
 fn roles(dir: &Path, pid: i32, seen: &[Seen]) -> Result<Vec<Role>, ReadError> {
     let has_groups = seen.iter().any(|each| each.by_group.is_some());
     let mut claims: BTreeMap<Role, Vec<usize>> = BTreeMap::new();
@@ -406,7 +407,7 @@ fn roles(dir: &Path, pid: i32, seen: &[Seen]) -> Result<Vec<Role>, ReadError> {
                 tids: tids.join(", ") + if claimed.len() > 8 { ", …" } else { "" },
             });
         }
-        // Threads ascend by id, so of those that are as old the lowest is taken.
+        // Threads ascend by id, so of equally old ones the lowest is taken.
         if let Some(oldest) = claimed.into_iter().min_by_key(|&at| seen[at].start_ticks) {
             roles[oldest] = role;
         }
@@ -414,7 +415,7 @@ fn roles(dir: &Path, pid: i32, seen: &[Seen]) -> Result<Vec<Role>, ReadError> {
     Ok(roles)
 }
 
-/// Whether QEMU emulates the vCPU of this thread, instead of having KVM run it; no for a thread that has ended.
+/// Whether QEMU emulates the vCPU of this thread, instead of KVM running it; false for a thread that has ended.
 pub fn is_emulated(root: &Path, pid: i32, tid: i32) -> bool {
     let comm = read::text_if_there(
         &process_dir(root, pid).join(format!("task/{tid}/comm")),
@@ -423,7 +424,7 @@ pub fn is_emulated(root: &Path, pid: i32, tid: i32) -> bool {
     comm.is_ok_and(|comm| comm.is_some_and(|comm| comm.trim_end().ends_with("/TCG")))
 }
 
-/// CPUs that one thread may run on now; `None` where the thread has ended.
+/// CPUs that one thread may run on now; `None` if the thread has ended.
 ///
 /// # Errors
 /// When its `status` is malformed or may not be read.
@@ -437,14 +438,14 @@ pub fn affinity(root: &Path, pid: i32, tid: i32) -> Result<Option<CpuSet>, ReadE
         .ok_or_else(|| ReadError::malformed(&path, STATUS.1, &text))
 }
 
-/// When a thread started, in clock ticks since boot; `None` where it has ended or that cannot be read.
+/// When a thread started, in clock ticks since boot; `None` if it has ended or that cannot be read.
 pub fn thread_start(root: &Path, pid: i32, tid: i32) -> Option<u64> {
     let path = process_dir(root, pid).join(format!("task/{tid}/stat"));
     let text = read::text_if_there(&path, read::SMALL_BYTES).ok()??;
     Some(parse_stat(&text)?.start_ticks)
 }
 
-/// Whether a process is a thread of the kernel's, all of which are children of the second process.
+/// Whether a process is a kernel thread, all of which are children of the second process.
 pub fn is_of_kernel(root: &Path, pid: i32) -> bool {
     let text = read::text_if_there(&process_dir(root, pid).join("stat"), read::SMALL_BYTES);
     let parent = |text: String| {
@@ -458,7 +459,7 @@ pub fn is_of_kernel(root: &Path, pid: i32) -> bool {
     text.ok().flatten().and_then(parent) == Some(2)
 }
 
-/// The users whose rights a process has or may take: real, effective, saved and of files; `None` where it has ended.
+/// The users whose rights a process has or can take: real, effective, saved and of files; `None` if it has ended.
 ///
 /// # Errors
 /// When its `status` is malformed or may not be read.
@@ -474,7 +475,7 @@ pub fn users(root: &Path, pid: i32) -> Result<Option<[u32; 4]>, ReadError> {
         .ok_or_else(|| ReadError::malformed(&path, "a line `Uid:` with four users", &text))
 }
 
-/// A thread's number in the innermost namespace that it is in, by which the process itself knows it.
+/// A thread's number in its innermost namespace, by which the process itself knows it.
 pub fn innermost_id(root: &Path, pid: i32, tid: i32) -> Option<i32> {
     let path = process_dir(root, pid).join(format!("task/{tid}/status"));
     let text = read::text_if_there(&path, read::SMALL_BYTES).ok()??;
@@ -482,7 +483,7 @@ pub fn innermost_id(root: &Path, pid: i32, tid: i32) -> Option<i32> {
     ids.split_ascii_whitespace().last()?.parse().ok()
 }
 
-/// How a file's text is read, and what is expected of it.
+/// Parser of a file's text, and the form it expects.
 type Form<T> = (fn(&str) -> Option<T>, &'static str);
 
 const STAT: Form<Stat> = (parse_stat, "`TID (name) state …` with at least 39 fields");
@@ -492,7 +493,7 @@ const STATUS: Form<(CpuSet, NodeSet)> = (
 );
 const SCHEDSTAT: Form<(Ns, Ns)> = (parse_schedstat, "three numbers: ran, waited, slices");
 
-/// Reads the text of a file of a thread.
+/// Parses the text of a thread's file.
 fn parsed<T>(
     task: &Dir,
     (tid, name): (i32, &str),
@@ -503,7 +504,7 @@ fn parsed<T>(
     parse(text).ok_or_else(|| ReadError::malformed(&path(), expected, text))
 }
 
-/// Reads a thread whole, which was known before or not.
+/// Reads a thread completely, whether it was known before or not.
 fn thread(task: &Dir, tid: i32, known: Option<Seen>, room: &mut Vec<u8>) -> Result<Option<Seen>, ReadError> {
     let mut file = |name: &'static str| {
         let text = task.text(&format!("{tid}/{name}"), read::SMALL_BYTES, room)?;
@@ -514,7 +515,7 @@ fn thread(task: &Dir, tid: i32, known: Option<Seen>, room: &mut Vec<u8>) -> Resu
     };
     let stat = parsed(task, (tid, "stat"), &stat, STAT)?;
     let (affinity, memory_nodes) = parsed(task, (tid, "status"), &status, STATUS)?;
-    // A kernel without CONFIG_SCHED_INFO has no schedstat: then running time comes in ticks, waiting time not at all.
+    // A kernel without CONFIG_SCHED_INFO has no schedstat: then running time is in ticks, and waiting time unknown.
     let (running_ns, waiting_ns) = match file("schedstat")? {
         Some(text) => parsed(task, (tid, "schedstat"), &text, SCHEDSTAT)?,
         None => (stat.cpu_time, Ns::ZERO),
@@ -551,13 +552,13 @@ fn thread(task: &Dir, tid: i32, known: Option<Seen>, room: &mut Vec<u8>) -> Resu
     }))
 }
 
-/// A number as programs write it: no sign, no leading zeros.
+/// A number in its plain form: no sign, no leading zeros.
 fn plain<T: std::str::FromStr + ToString>(text: &str) -> Option<T> {
     let number: T = text.parse().ok()?;
     (number.to_string() == text).then_some(number)
 }
 
-/// What a thread does, by its name.
+/// A thread's role by its name.
 fn named(comm: &str) -> Role {
     if let Some((index, "KVM" | "TCG")) = comm.strip_prefix("CPU ").and_then(|rest| rest.split_once('/')) {
         return plain(index).map_or(Role::Other, Role::Vcpu);
@@ -566,7 +567,7 @@ fn named(comm: &str) -> Role {
     iothread.and_then(plain).map_or(Role::Other, Role::IoThread)
 }
 
-/// What a thread does, by the last part of one of its cgroups (one for each hierarchy; libvirt uses them alike).
+/// A thread's role by the last part of one of its cgroups (one for each hierarchy; libvirt uses them alike).
 fn grouped(text: &str) -> Option<Role> {
     text.lines().find_map(|line| {
         let group = line.splitn(3, ':').nth(2)?.rsplit('/').next()?;
@@ -579,14 +580,14 @@ struct Stat {
     state: char,
     parent: i32,
     cpu_time: Ns,
-    /// Of the whole process.
+    /// Threads of the whole process.
     thread_count: Option<usize>,
     start_ticks: u64,
     cpu: Option<CpuId>,
 }
 
 impl Stat {
-    /// The process that it is of; `None` of one of which nothing but that is left.
+    /// The process; `None` for a zombie.
     fn process(&self, pid: i32) -> Option<Process> {
         (!matches!(self.state, 'Z' | 'X' | 'x')).then_some(Process {
             pid,
@@ -595,7 +596,7 @@ impl Stat {
     }
 }
 
-/// Reads `/proc/…/stat`. The name may hold spaces and parentheses, so fields count from the last parenthesis.
+/// Parses `/proc/…/stat`. The name may contain spaces and parentheses, so fields count from the last parenthesis.
 fn parse_stat(text: &str) -> Option<Stat> {
     let (_, rest) = text.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace();
@@ -633,4 +634,4 @@ fn parse_status(text: &str) -> Option<(CpuSet, NodeSet)> {
 }
 
 #[cfg(test)]
-pub mod tests;
+mod tests;

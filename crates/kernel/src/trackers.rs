@@ -1,13 +1,13 @@
-//! Who can tell which of its memory a VM uses, behind one interface: [`Track`], window after window.
+//! Trackers of which memory a VM uses, behind one interface: [`Track`], window after window.
 //!
-//! | tracker | takes | sees |
+//! | tracker | needs | sees |
 //! |---|---|---|
 //! | [`Tracker::Invalidation`] | root | every page used, exactly; each costs the VM a fault per window |
-//! | [`Tracker::AccessedBits`] | root, and a guest that QEMU emulates | every page used but for what TLBs hold |
+//! | [`Tracker::AccessedBits`] | root, and a guest that QEMU emulates | every page used except what TLBs hold |
 //! | [`Tracker::Damon`] | a kernel whose DAMON no other program uses | regions, by samples |
 //!
-//! Which there are is looked up anew each time ([`choices`]), best first: exact before cheap, as a window is long and watching is
-//! asked for. `docs/WORKING_SET.md` says of other mechanisms why they are not here.
+//! The available ones are determined each time ([`choices`]), best first: exact before cheap, as a window is long and
+//! watching is on request. `docs/WORKING_SET.md` says why other mechanisms are not here.
 
 pub mod clear_refs;
 pub mod damon;
@@ -22,19 +22,19 @@ use crate::read::{self, ReadError};
 use clear_refs::Clear;
 use damon::Damon;
 
-/// Entries of a second-level TLB, where what it holds escapes the tracker: of all processors since Broadwell and Zen 2 no less
-/// than 1536 and few more than 2048.
+/// Entries of a second-level TLB, if what it holds escapes the tracker: all processors since Broadwell and Zen 2 have at
+/// least 1536 and few more than 2048.
 const TLB_ENTRIES: u64 = 2048;
-/// Pages of a huge page, which an entry may hold where there are any.
+/// Base pages of a huge page, which an entry may hold if there are any.
 const PAGES_PER_LARGE: u64 = 512;
 
-/// Why a tracker does not serve.
+/// Why a tracker cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TrackerError {
     /// The process ended.
     #[error("its QEMU has ended")]
     Gone,
-    /// Not this VM, or not now.
+    /// It does not work for this VM, or not now.
     #[error("{0}")]
     Unfit(String),
     /// The kernel refused.
@@ -59,16 +59,16 @@ impl TrackerError {
     }
 }
 
-/// How QEMU runs a VM's vCPUs: what tells of the use of its memory depends on it.
+/// How QEMU runs a VM's vCPUs: which trackers work depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Runs {
-    /// KVM does, through page tables of its own.
+    /// KVM runs them, through its own page tables.
     Kvm,
-    /// QEMU emulates them, as any program that uses memory.
+    /// QEMU emulates them, like any program that uses memory.
     Emulated,
 }
 
-/// A VM to be watched.
+/// A VM to watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     /// Its QEMU.
@@ -88,7 +88,7 @@ impl Target {
     }
 }
 
-/// Which trackers this host has for VMs that run in this way, best first.
+/// Trackers that this host has for VMs that run in this way, best first.
 pub fn choices(root: &Path, runs: Runs) -> Vec<TrackerChoice> {
     let clear = match runs {
         Runs::Kvm => Tracker::Invalidation,
@@ -119,44 +119,44 @@ pub fn choices(root: &Path, runs: Runs) -> Vec<TrackerChoice> {
     .collect()
 }
 
-/// What was seen in a window.
+/// Result of a window.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tracked {
-    /// Which memory.
+    /// Memory used.
     pub found: Used,
-    /// Most that may be in use unseen.
+    /// Most memory that may be used unseen.
     pub blind: Pages,
-    /// CPU time of others that looked for us.
+    /// CPU time that others spent looking for us.
     pub cost_elsewhere: Ns,
 }
 
 /// A tracker at work on one VM.
 pub trait Track: Send {
-    /// Whose word it is.
+    /// Which tracker it is.
     fn tracker(&self) -> Tracker;
 
-    /// How long before the window's end [`Track::end`] is to be called, because it waits for it.
+    /// How long before the window's end to call [`Track::end`], because that waits for it.
     fn early(&self) -> Ns {
         Ns::ZERO
     }
 
-    /// A window begins.
+    /// Begins a window.
     ///
     /// # Errors
     /// When the VM is gone or the kernel refuses.
     fn begin(&mut self) -> Result<(), TrackerError>;
 
-    /// It is over.
+    /// Ends a window.
     ///
     /// # Errors
-    /// As at the beginning.
+    /// As for [`Track::begin`].
     fn end(&mut self) -> Result<Tracked, TrackerError>;
 }
 
-/// Puts a tracker to work.
+/// Starts a tracker.
 ///
 /// # Errors
-/// When it does not serve this VM.
+/// When it does not work for this VM.
 pub fn look(
     root: &Path,
     tracker: Tracker,
@@ -178,7 +178,7 @@ pub fn look(
     }
 }
 
-/// By what is cleared and set again.
+/// By clearing marks and reading them later.
 struct Cleared {
     root: PathBuf,
     tracker: Tracker,
@@ -192,7 +192,7 @@ impl Track for Cleared {
 
     fn begin(&mut self) -> Result<(), TrackerError> {
         if self.tracker == Tracker::Invalidation {
-            // KVM marks what it lets go of as used: first that, then the marks.
+            // KVM marks the pages that it drops as used: so first the mappings, then the marks.
             clear_refs::clear(&self.root, self.target.pid, Clear::Mappings)?;
         }
         clear_refs::clear(&self.root, self.target.pid, Clear::References)
@@ -223,7 +223,7 @@ impl Track for Cleared {
     }
 }
 
-/// By DAMON, which is taken down when this is dropped.
+/// By DAMON, which is taken down on drop.
 struct Sampled {
     root: PathBuf,
     damon: Damon,
@@ -288,7 +288,7 @@ impl Track for Sampled {
 
 impl Drop for Sampled {
     fn drop(&mut self) {
-        // What remains where this fails is the guard's to take down.
+        // If this fails, the guard takes down what remains.
         let _ = self.damon.end(self.target.pid);
     }
 }

@@ -4,15 +4,14 @@
 //! |---|---|---|
 //! | `uncore_imc_N` | `cas_count_{read,write}`, newer `…_sch{0,1}` | traffic of one memory channel (Intel servers) |
 //! | `uncore_imc` | `data_reads`, `data_writes` | traffic of all channels (Intel clients) |
-//! | `uncore_imc_free_running_N` | `read`/`write`, `data_read`/`data_write` | the same, used where the first two give nothing |
+//! | `uncore_imc_free_running_N` | `read`/`write`, `data_read`/`data_write` | the same, used if the first two have nothing |
 //! | `amd_umc_N` | CAS commands, 64 bytes each | traffic of one channel (AMD since Zen 4) |
 //! | `uncore_upi_N` | data flits sent | traffic to the socket that the link leads to (Intel) |
 //!
-//! Names of events, their encoding, scale and unit come from sysfs where sysfs has them. These PMUs count per
-//! socket, so a figure is a node's only where the socket is one node: with several nodes per socket (sub-NUMA
-//! clusters, NPS4) there is no answer, and a note. `amd_df` names no events in sysfs and counts differently on
-//! each generation: no answer. A node whose counters cannot all be opened has no answer either, as part of its
-//! traffic would be missing.
+//! Names of events, their encoding, scale and unit come from sysfs if sysfs has them. These PMUs count per socket, so a
+//! figure is a node's only if the socket is one node: with several nodes per socket (sub-NUMA clusters, NPS4) there is no
+//! answer, and a note. `amd_df` names no events in sysfs and counts differently on each generation: no answer. A node whose
+//! counters cannot all be opened has no answer either, as part of its traffic would be missing.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -31,7 +30,7 @@ const UPI_BYTES_PER_FLIT: f64 = 64.0 / 9.0;
 /// One CAS command of DDR4 or DDR5 moves one cache line.
 const UMC_BYTES_PER_CAS: f64 = 64.0;
 
-/// What an event is counted for.
+/// Purpose of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Purpose {
     /// Traffic of the memory controllers of a node.
@@ -51,7 +50,7 @@ pub struct Event {
     pub cpu: CpuId,
     /// Bytes that one count stands for.
     pub bytes_per_count: f64,
-    /// What it is counted for.
+    /// Its purpose.
     pub purpose: Purpose,
     attr: Attr,
 }
@@ -93,7 +92,7 @@ fn parse_format(text: &str) -> Option<Format> {
 }
 
 impl Format {
-    /// Puts a value into its bits, lowest first; `None` where it does not fit.
+    /// Puts a value into its bits, lowest first; `None` if it does not fit.
     fn encode(&self, value: u64, words: &mut [u64; 3]) -> Option<()> {
         let mut rest = value;
         for &(low, high) in &self.bits {
@@ -159,7 +158,7 @@ impl Pmu {
         }))
     }
 
-    /// Encodes terms such as `event=0x04,umask=0x03`; `None` where one is unknown or does not fit.
+    /// Encodes terms such as `event=0x04,umask=0x03`; `None` if one is unknown or does not fit.
     fn encode(&self, terms: &str) -> Option<Attr> {
         let mut words = [0; 3];
         for term in terms.split(',').filter(|t| !t.is_empty()) {
@@ -194,7 +193,7 @@ impl Pmu {
                 UMC_BYTES_PER_CAS,
             )]);
         }
-        // The new names first: where both are there the old one counts one of two sub-channels.
+        // The new names first: if both are there the old one counts one of two sub-channels.
         let sets: [&[&str]; 5] = [
             &[
                 "cas_count_read_sch0",
@@ -230,14 +229,14 @@ fn unit_bytes(unit: &str) -> Option<f64> {
     }
 }
 
-/// The node of a socket, where the socket is one node with memory.
+/// The node of a socket, if the socket is one node with memory.
 fn node_of_socket(machine: &Machine, socket: u16) -> Option<NodeId> {
     let mut nodes = machine.cpus.iter().filter(|c| c.socket == socket).map(|c| c.node);
     let first = nodes.next()?;
     nodes.all(|node| node == first).then_some(first)
 }
 
-/// Finds out what this host could count. Opens nothing.
+/// Determines what this host could count. Opens nothing.
 ///
 /// # Errors
 /// When a file of a PMU is malformed.
@@ -313,7 +312,7 @@ impl Layout {
         Ok(())
     }
 
-    /// A UPI link: `/sys/devices/uncore_upi_N/dieD` (Linux 5.18) holds `upi_X,die_Y`, where it leads.
+    /// Adds a UPI link: `/sys/devices/uncore_upi_N/dieD` (Linux 5.18) has its destination, `upi_X,die_Y`.
     fn add_link(&mut self, root: &Path, machine: &Machine, name: &str) -> Result<(), ReadError> {
         let Some(pmu) = Pmu::read(root, name)? else {
             return Ok(());
@@ -373,7 +372,7 @@ pub struct Uncore {
 }
 
 impl Uncore {
-    /// Opens what was discovered; what cannot be opened is noted, not an error.
+    /// Opens the discovered events; what cannot be opened is noted, not an error.
     pub fn open(layout: Layout) -> Uncore {
         let mut uncore = Uncore {
             notes: layout.notes,
@@ -409,7 +408,7 @@ impl Uncore {
         }
     }
 
-    /// Bytes until now per node and per link, of those that are counted completely.
+    /// Bytes until now per node and per link that is counted completely.
     pub fn read(&mut self) -> (NodeMap<u64>, Vec<LinkSample>) {
         let mut bytes: BTreeMap<Purpose, f64> = BTreeMap::new();
         let mut lost = Vec::new();

@@ -1,4 +1,4 @@
-//! Runs the host contract's checks against a live libvirt host and one of its VMs, which nobody else must touch:
+//! Runs the host contract's checks against a live libvirt host and one of its VMs, which nothing else may touch:
 //!
 //! ```text
 //! conformance [URI] VM-NAME [STATE-DIR]
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// How many checks failed.
+/// Runs the checks. Returns how many failed.
 fn run(vms: &Vms, name: &str, state: Option<&String>) -> Result<usize, Box<dyn std::error::Error>> {
     let mut options = Options::new(homenode_machine_files::sysfs::read(std::path::Path::new("/"))?);
     if let Some(state) = state {

@@ -1,10 +1,10 @@
-//! Who manages a host's VMs, and why they cannot be reached.
+//! The manager of a host's VMs, and why it cannot be reached.
 
 use std::path::Path;
 
 use homenode_kernel::read::ReadError;
 use homenode_undo::acting::TakeOverError;
-use homenode_undo::beat::Beat;
+use homenode_undo::heartbeat::Heartbeat;
 
 use crate::libvirt::Libvirt;
 use crate::manager::Manager;
@@ -13,25 +13,25 @@ use crate::qemu::{self, Qemu};
 /// Address of the system's libvirt.
 pub const DEFAULT_URI: &str = "qemu:///system";
 
-/// Who manages a host's VMs: where they are found, and who changes them. Written as in `--host`: `libvirt:URI` or `qemu`.
+/// Manager of a host's VMs, which finds and changes them. Written as in `--host`: `libvirt:URI` or `qemu`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Vms {
     /// libvirt at this address.
     Libvirt(String),
-    /// Nobody but QEMU: its processes and their monitors.
+    /// QEMU only: its processes and their monitors.
     Qemu,
 }
 
 impl Vms {
-    /// Those of the system's libvirt.
+    /// VMs of the system's libvirt.
     pub fn of_libvirt() -> Vms {
         Vms::Libvirt(DEFAULT_URI.to_owned())
     }
 
-    /// Those of this host: libvirt's if it answers, else those that run without it.
+    /// VMs of this host: libvirt's if it answers, else those that run without it.
     ///
     /// # Errors
-    /// Why there are none: what libvirt said.
+    /// What libvirt reported, if there are no VMs at all.
     pub fn here() -> Result<Vms, ConnectError> {
         match Vms::of_libvirt().probe() {
             Ok(()) => Ok(Vms::of_libvirt()),
@@ -40,26 +40,26 @@ impl Vms {
         }
     }
 
-    /// Whether they can be had.
+    /// Checks that the manager can be reached.
     ///
     /// # Errors
     /// Each is a sentence with its remedy.
     pub fn probe(&self) -> Result<(), ConnectError> {
-        self.open(Path::new("/"), Beat::default()).map(drop)
+        self.open(Path::new("/"), Heartbeat::default()).map(drop)
     }
 
-    /// Connects to who manages them.
-    pub(crate) fn open(&self, root: &Path, beat: Beat) -> Result<Box<dyn Manager>, ConnectError> {
+    /// Connects to the manager.
+    pub(crate) fn open(&self, root: &Path, heartbeat: Heartbeat) -> Result<Box<dyn Manager>, ConnectError> {
         Ok(match self {
-            Vms::Libvirt(uri) => Box::new(Libvirt::open(uri, root, beat)?),
+            Vms::Libvirt(uri) => Box::new(Libvirt::open(uri, root, heartbeat)?),
             Vms::Qemu => Box::new(Qemu::new(root)),
         })
     }
 
-    /// The same for what may have to be done while that cannot be reached.
-    pub(crate) fn unconnected(&self, root: &Path, beat: Beat) -> Box<dyn Manager> {
+    /// A manager that can undo while libvirt cannot be reached.
+    pub(crate) fn unconnected(&self, root: &Path, heartbeat: Heartbeat) -> Box<dyn Manager> {
         match self {
-            Vms::Libvirt(uri) => Box::new(Libvirt::unconnected(uri, root, beat)),
+            Vms::Libvirt(uri) => Box::new(Libvirt::unconnected(uri, root, heartbeat)),
             Vms::Qemu => Box::new(Qemu::for_restoring(root)),
         }
     }
@@ -90,7 +90,7 @@ impl std::str::FromStr for Vms {
 /// Why a host cannot be managed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
-    /// Nobody answers.
+    /// No answer.
     #[error(
         "no libvirt at {uri}: {cause}. Is libvirtd (or virtqemud) running? Start it with `systemctl start libvirtd`, or install it (Debian: libvirt-daemon-system)"
     )]
@@ -105,10 +105,10 @@ pub enum ConnectError {
     NotPermitted {
         /// The address.
         uri: String,
-        /// What it said.
+        /// What libvirt reported.
         cause: String,
     },
-    /// No libvirt could have this address.
+    /// No libvirt can have this address.
     #[error("`{uri}` is not an address that libvirt knows: {cause}. KVM on this host is `qemu:///system`")]
     BadUri {
         /// The address.
@@ -116,17 +116,17 @@ pub enum ConnectError {
         /// What libvirt's library said.
         cause: String,
     },
-    /// It is another host's.
+    /// It is on another host.
     #[error(
         "`{uri}` is libvirt on another host, `{host}`: an agent reads and sets the kernel of the host that it runs on. Run it there, with `qemu:///system`"
     )]
     Remote {
         /// The address.
         uri: String,
-        /// That host.
+        /// The other host.
         host: String,
     },
-    /// The right to act on the host, or the journal, cannot be had.
+    /// The agent cannot take the right to act on the host, or its journal.
     #[error(transparent)]
     TakeOver(#[from] TakeOverError),
     /// A kernel file that every host has is missing or malformed.
@@ -134,7 +134,7 @@ pub enum ConnectError {
     Read(#[from] ReadError),
 }
 
-/// The other host that an address of libvirt's names, if it names one.
+/// The other host that a libvirt address names, if any.
 pub(crate) fn host_of(uri: &str) -> Option<&str> {
     let (_, rest) = uri.split_once("://")?;
     let authority = rest.split(['/', '?', '#']).next()?;

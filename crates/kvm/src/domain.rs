@@ -1,15 +1,14 @@
-//! What libvirt says of one domain: its live XML, read into the few things that Homenode needs.
+//! A libvirt domain: parses its live XML into the few things that Homenode needs.
 //!
-//! The settings that an operator gives to Homenode live in the domain's metadata, so they survive restarts and move
-//! with the VM:
+//! The operator's settings for Homenode are in the domain's metadata, so they survive restarts and move with the VM:
 //!
 //! ```text
 //! virsh metadata NAME https://homenode.dev/xmlns/vm/1 --key homenode --live --config \
 //!     --set "<vm manage='yes' mode='recommend' home='0-1' bandwidth='2GB/s' permit='250k' floor='2GiB'/>"
 //! ```
 //!
-//! Every attribute is optional. A misspelt attribute or a malformed value makes the whole element invalid; then
-//! the VM is watched and not touched until it is put right, as nobody can know what the operator wanted.
+//! Every attribute is optional. A misspelt attribute or a malformed value makes the whole element invalid; then the VM is
+//! watched and not touched until it is fixed, since the operator's intent is unknown.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -37,9 +36,9 @@ pub enum DomainError {
     /// Something that every domain has is missing or malformed.
     #[error("domain XML: {what} is missing or malformed (`{found}`)")]
     Malformed {
-        /// What.
+        /// What it is.
         what: &'static str,
-        /// What is there.
+        /// The text found.
         found: String,
     },
 }
@@ -69,7 +68,7 @@ pub struct Domain {
     pub name: String,
     /// libvirt's number of this run; absent while it does not run.
     pub runtime_id: Option<u32>,
-    /// All memory it was given at start, DIMMs included, in KiB (`<memory>`).
+    /// All memory that it got at start, DIMMs included, in KiB (`<memory>`).
     pub memory_kib: u64,
     /// Memory it may use now, after ballooning (`<currentMemory>`).
     pub memory_current_bytes: Bytes,
@@ -77,7 +76,7 @@ pub struct Domain {
     pub vcpus_current: u16,
     /// CPUs allowed to all vCPUs (`<vcpu cpuset>`).
     pub cpuset: Option<CpuSet>,
-    /// Whether libvirt asked a tool (`numad`) for the nodes that it starts on (`<vcpu placement='auto'>`).
+    /// Whether libvirt asked a tool (`numad`) for its initial nodes (`<vcpu placement='auto'>`).
     pub placed_by_advice: bool,
     /// CPUs of single vCPUs (`<vcpupin>`).
     pub vcpu_pins: BTreeMap<u16, CpuSet>,
@@ -89,36 +88,36 @@ pub struct Domain {
     pub iothreads: Vec<u32>,
     /// Where all of its memory may be (`<numatune><memory>`).
     pub numatune: Option<NumaTune>,
-    /// Nodes that its memory was bound to at start, joined over its cells and DIMMs.
+    /// Nodes that its memory was bound to at start, merged over its cells and DIMMs.
     pub binding: Option<Binding>,
-    /// Whether it lies in huge pages (`<memoryBacking><hugepages>`).
+    /// Whether its memory is in huge pages (`<memoryBacking><hugepages>`).
     pub huge_pages: Option<HugePages>,
     /// Whether its memory is locked (`<memoryBacking><locked/>`).
     pub locked: Option<Locked>,
-    /// How its memory is encrypted, where it is (`<launchSecurity type>`).
+    /// How its memory is encrypted, if it is (`<launchSecurity type>`).
     pub encrypted: Option<String>,
-    /// Its balloon, where it has one.
+    /// Its balloon, if it has one.
     pub balloon: Option<BalloonDevice>,
-    /// Whether its guest reports free pages (`<memballoon freePageReporting='on'/>`), which QEMU then gives back.
+    /// Whether its guest reports free pages (`<memballoon freePageReporting='on'/>`), which QEMU then returns to the host.
     pub free_pages: FreePages,
-    /// Nodes that its guest sees, by number; none where it sees a single one.
+    /// Nodes that its guest sees, by number; empty if it sees a single one.
     pub cells: Vec<Cell>,
-    /// Where the topology page of its guest comes from: the socket of its `<shmem>` device named [`TOPOLOGY_DEVICE`].
+    /// Source of its guest's topology page: the socket of its `<shmem>` device named [`TOPOLOGY_DEVICE`].
     pub topology_socket: Option<String>,
     /// Sizes of its memory objects: one per guest NUMA cell and DIMM, or one for all.
     pub ram_sizes: Vec<Bytes>,
     /// PCI addresses of devices assigned through VFIO.
     pub assigned_devices: Vec<String>,
-    /// What its operator said of it, or what is wrong with that.
+    /// Its operator's settings, or what is wrong with them.
     pub settings: Result<OperatorSettings, String>,
-    /// What an agent says there that it changed.
+    /// Changes that an agent recorded there.
     pub mark: Option<Mark>,
 }
 
-/// Marks a domain whose memory lies in huge pages.
+/// Marks a domain whose memory is in huge pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HugePages {
-    /// Their size, where the XML names one.
+    /// Their size, if the XML names one.
     pub page_bytes: Option<Bytes>,
 }
 
@@ -131,7 +130,7 @@ pub struct Cell {
     pub memory_bytes: Bytes,
 }
 
-/// Name of the `<shmem>` device through which a guest is told where it is.
+/// Name of the `<shmem>` device through which a guest reads which nodes it runs on.
 pub const TOPOLOGY_DEVICE: &str = "homenode-topology";
 
 /// A virtio balloon.
@@ -141,12 +140,12 @@ pub struct BalloonDevice {
     pub stats_period_s: u32,
 }
 
-/// What becomes of pages that a guest has no use for.
+/// What happens to pages that a guest has no use for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FreePages {
     /// The guest reports them.
     Reported,
-    /// They stay where they are.
+    /// They stay allocated.
     Kept,
 }
 
@@ -166,7 +165,7 @@ impl Domain {
         }
         let text_of = |name: &'static str| root.child(name).map(|e| e.text.trim()).unwrap_or("");
         let name = text_of("name").to_owned();
-        // libvirt refuses `/` in names; ours go into paths below.
+        // libvirt refuses `/` in names; ours become part of paths.
         if name.is_empty() || name.contains('/') || name.contains('\0') {
             return Err(malformed("<name>", &name));
         }
@@ -236,8 +235,8 @@ impl Domain {
         })
     }
 
-    /// What the operator said of the VM, as policies see it, given which vCPUs he pinned by hand. Where that is
-    /// broken the VM is watched only.
+    /// The operator's settings as policies see them, given the vCPUs pinned by hand. If the settings are invalid the VM is
+    /// only watched.
     pub fn settings(&self, cpus_allowed: Option<CpuSet>, pinned_vcpus: Vec<u16>) -> VmSettings {
         let said = self
             .settings
@@ -246,7 +245,7 @@ impl Domain {
         said.of_vm(cpus_allowed, pinned_vcpus)
     }
 
-    /// Whether the agent may take memory from it: its operator said how little it may be left with.
+    /// Whether the agent may take memory from it: its operator set a floor.
     pub fn may_be_shrunk(&self) -> bool {
         let said = self.settings.as_ref().ok();
         said.is_some_and(|said| {
@@ -256,7 +255,7 @@ impl Domain {
         })
     }
 
-    /// Nodes of the devices assigned to it, as sysfs has them. A device without a node (-1) has none.
+    /// Nodes of the devices assigned to it, according to sysfs. Skips devices without a node (-1).
     pub fn device_nodes(&self, root: &Path) -> NodeSet {
         let node = |address: &String| {
             let path = root.join("sys/bus/pci/devices").join(address).join("numa_node");
@@ -267,7 +266,7 @@ impl Domain {
     }
 }
 
-/// What its balloon does beside ballooning.
+/// What its balloon does in addition to ballooning.
 fn free_pages(root: &Element) -> FreePages {
     match memballoon(root).and_then(|balloon| balloon.attribute("freePageReporting")) {
         Some("on") => FreePages::Reported,
@@ -275,7 +274,7 @@ fn free_pages(root: &Element) -> FreePages {
     }
 }
 
-/// Its balloon, where it has one that guests know.
+/// Its balloon, if it has one that guests can drive.
 fn memballoon(root: &Element) -> Option<&Element> {
     let balloon = root.path(&["devices", "memballoon"])?;
     let model = balloon.attribute("model")?;
@@ -290,7 +289,7 @@ fn balloon(root: &Element) -> Option<BalloonDevice> {
     })
 }
 
-/// A size with its unit attribute; libvirt's default is KiB.
+/// Parses a size with its unit attribute; libvirt's default is KiB.
 pub(crate) fn size(element: &Element) -> Option<Bytes> {
     scaled(element.text.trim(), element.attribute("unit"))
 }
@@ -311,7 +310,7 @@ pub(crate) fn scaled(number: &str, unit: Option<&str>) -> Option<Bytes> {
     number.trim().parse::<u64>().ok()?.checked_mul(factor).map(Bytes)
 }
 
-/// A list of CPUs in libvirt's format: as the kernel's, and `^3` takes one out again.
+/// Parses a list of CPUs in libvirt's format: the kernel's format, where `^3` excludes a CPU.
 fn cpus(list: &str, what: &'static str) -> Result<CpuSet, DomainError> {
     let (out, within): (Vec<_>, Vec<_>) = list
         .split(',')
@@ -324,7 +323,7 @@ fn cpus(list: &str, what: &'static str) -> Result<CpuSet, DomainError> {
     Ok(set)
 }
 
-/// `<vcpupin vcpu='0' cpuset='0-1'/>` and its like.
+/// Parses `<vcpupin vcpu='0' cpuset='0-1'/>` and the like.
 fn pins<N: std::str::FromStr + Ord>(
     cputune: Option<&Element>,
     name: &'static str,
@@ -339,7 +338,7 @@ fn pins<N: std::str::FromStr + Ord>(
     Ok(pins)
 }
 
-/// I/O threads are numbered from 1, or as `<iothreadids>` says.
+/// Numbers of I/O threads: from 1, or those in `<iothreadids>`.
 fn iothreads(root: &Element) -> Vec<u32> {
     let ids: Vec<u32> = root
         .child("iothreadids")
@@ -368,8 +367,8 @@ fn numatune(root: &Element) -> Result<Option<NumaTune>, DomainError> {
     }))
 }
 
-/// Nodes that memory is bound to. Memory of a cell goes by its `<memnode>`, that of a DIMM by its own `<nodemask>` or else by
-/// its cell's `<memnode>`; what has neither goes by `<memory>`. A DIMM with a `<nodemask>` takes its cell's mode.
+/// Nodes that memory is bound to. A cell's memory uses its `<memnode>`; a DIMM its own `<nodemask>`, or else its cell's
+/// `<memnode>`; memory with neither uses `<memory>`. A DIMM with a `<nodemask>` takes its cell's mode.
 fn binding(root: &Element, cells: usize) -> Result<Option<Binding>, DomainError> {
     let whole = numatune(root)?;
     let whole_mode = whole.as_ref().map_or("strict", |tune| &tune.mode);
@@ -386,7 +385,7 @@ fn binding(root: &Element, cells: usize) -> Result<Option<Binding>, DomainError>
         of_cells.insert(id, (mode(memnode), binding));
     }
     let of_cell = |id: usize| of_cells.get(&id).map_or(&of_all, |(_, binding)| binding);
-    // One cell where the guest sees none.
+    // At least one cell, even if the guest sees none.
     let mut all = (0..cells.max(1)).fold(None, |all, id| Binding::join(all, of_cell(id).as_ref()));
     let devices = root.child("devices").into_iter().flat_map(|d| d.all("memory"));
     for device in devices.filter(|device| is_ram(device)) {
@@ -404,18 +403,18 @@ fn binding(root: &Element, cells: usize) -> Result<Option<Binding>, DomainError>
     Ok(all)
 }
 
-/// What `<memory>` or `<memnode>` does with its nodes; libvirt's default is `strict`.
+/// Mode of `<memory>` or `<memnode>`; libvirt's default is `strict`.
 fn mode(element: &Element) -> &str {
     element.attribute("mode").unwrap_or("strict")
 }
 
-/// A list of nodes in libvirt's format.
+/// Parses a list of nodes in libvirt's format.
 fn nodes(list: &str, what: &'static str) -> Result<NodeSet, DomainError> {
     let set = cpus(list, what)?;
     Ok(set.iter().map(|cpu| NodeId(cpu.0 as u16)).collect())
 }
 
-/// Cells by number: libvirt lists them in order, and numbers them in that order where the XML does not.
+/// Cells by number: libvirt lists them in order, and numbers them in that order if the XML does not.
 fn cells(root: &Element, vcpus: u32) -> Result<Vec<Cell>, DomainError> {
     let numa = root.path(&["cpu", "numa"]);
     let mut cells: Vec<(usize, Cell)> = Vec::new();
@@ -467,7 +466,7 @@ fn ram_sizes(root: &Element, memory: Bytes, cells: &[Cell]) -> Vec<Bytes> {
     sizes
 }
 
-/// An NVDIMM is a file of the guest's, not RAM; virtio-mem is mapped at its full size.
+/// Whether it is RAM: an NVDIMM is a file of the guest's; virtio-mem is mapped at its full size.
 fn is_ram(device: &Element) -> bool {
     matches!(device.attribute("model"), Some("dimm" | "virtio-mem"))
 }
@@ -500,7 +499,7 @@ fn assigned_devices(root: &Element) -> Vec<String> {
     hostdevs.chain(interfaces).filter_map(address).collect()
 }
 
-/// The metadata element that says these settings; `None` where there is nothing to say.
+/// The metadata element for these settings; `None` if none is set.
 pub(crate) fn element(settings: &OperatorSettings) -> Option<String> {
     let written =
         |(name, value): &(String, String)| format!(" {name}='{}'", quick_xml::escape::escape(value));

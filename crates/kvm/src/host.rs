@@ -1,11 +1,11 @@
 //! A real KVM host behind the host contract.
 //!
-//! Everything that changes a VM goes through who manages it, libvirt say, so that its idea of the VM stays true; only
-//! pages move past it, with `move_pages(2)`, which libvirt has no throttled call for. What was set is read back from
-//! the kernel. Of resctrl only groups of the agent's own are written.
+//! Everything that changes a VM goes through its manager, such as libvirt, so that the manager's view of the VM stays true;
+//! only pages are moved without it, with `move_pages(2)`, as libvirt has no throttled call for that. Settings are read back
+//! from the kernel. In resctrl, only the agent's own groups are written.
 //!
 //! ```text
-//!   sample ─ VMs and what they are (their manager) ─ threads, cgroups, numa_maps (/proc) ─ perf, uncore ─▶ Sample
+//!   sample ─ VMs and their settings (their manager) ─ threads, cgroups, numa_maps (/proc) ─ perf, uncore ─▶ Sample
 //!   commit ─ Plan::check ─ as sampled? ─ journal ─ act ─ read back ─▶ Receipt
 //! ```
 
@@ -33,8 +33,8 @@ use homenode_units::{Bytes, CpuId, CpuSet, NodeMap, Ns, VmId};
 use homenode_vm_settings::Change;
 
 use crate::connect::{ConnectError, Vms};
-use crate::hands::Hands;
-use crate::legacy;
+use crate::context::HostContext;
+use crate::leftovers;
 use crate::levers::{self, Home, Moving, Pins};
 use crate::manager::CallError;
 use crate::topology_pages::TopologyPages;
@@ -43,37 +43,37 @@ use commit::Fingerprint;
 
 /// A host that runs VMs under KVM.
 pub struct KvmHost {
-    hands: Hands,
+    context: HostContext,
     right: RightToAct,
     /// What was in force when this agent started.
     carried: BTreeMap<VmId, journal::Entry>,
     cgroups: Hierarchy,
     perf: Perf,
-    /// Of an emulated host, for where it has no other; its tags are who acts' alone.
+    /// The PMU model of an emulated host without a PMU; only an agent that acts sets its tags.
     modelled: Option<Attribution>,
     uncore: Uncore,
     resctrl: Option<Resctrl>,
     vms: BTreeMap<VmId, Vm>,
     busy: BTreeMap<CpuId, Ns>,
-    /// CPUs that were online last.
+    /// CPUs that were online in the last sample.
     online: Option<CpuSet>,
     fingerprint: Fingerprint,
     last: Sample,
     look_every: LookEvery,
-    /// When what the kernel does by itself is read next.
+    /// When to read the kernel's own settings next.
     kernel_due: Ns,
-    /// For what is read, again and again.
+    /// Buffer for reading, reused.
     room: Vec<u8>,
 }
 
-/// How often is looked up anew what rarely changes of a VM, and takes the kernel long to tell.
+/// How often to read what rarely changes on a VM and is slow to read.
 #[derive(Clone, Copy, Debug)]
 struct LookEvery {
-    /// Where vCPUs may run: they are looked at before a plan is carried out, too, and after it. And the kernel's settings.
+    /// Where vCPUs may run (also read before and after a plan is committed), and the kernel's settings.
     affinities: Ns,
-    /// Names and groups of all threads, and where those may run.
+    /// Names and groups of all threads, and where they may run.
     all: Ns,
-    /// Where its pages lie: after the agent moved some they are looked at at once.
+    /// Where its pages are; read at once after the agent moved some.
     pages: Ns,
 }
 
@@ -97,11 +97,11 @@ impl KvmHost {
             topology_socket,
             acting,
             bell,
-            beat,
+            heartbeat,
             local_migration: _,
             trace_waiting: _,
         } = options;
-        let manager = vms.open(&root, beat.clone())?;
+        let manager = vms.open(&root, heartbeat.clone())?;
         let cgroups = Hierarchy::read(&root)?;
         let mut notices = Vec::new();
         let (journal, locks, carried) = match acting {
@@ -143,19 +143,19 @@ impl KvmHost {
         });
         let pages = TopologyPages::open(topology_socket, acting);
         notices.extend(pages.trouble(acting));
-        let mut hands = Hands::new(
+        let mut context = HostContext::new(
             manager,
             journal,
             root,
             (machine, reserved_cpus),
-            (bell, beat),
+            (bell, heartbeat),
             pages,
         );
         for notice in notices {
-            hands.notice(notice);
+            context.notice(notice);
         }
         Ok(KvmHost {
-            hands,
+            context,
             right: RightToAct::new(locks),
             carried,
             cgroups,
@@ -174,12 +174,12 @@ impl KvmHost {
         })
     }
 
-    /// The modelled PMU, where it stands in for one.
+    /// The modelled PMU, if it stands in for a real one.
     fn model(&mut self) -> Option<&mut Attribution> {
         self.modelled.as_mut().filter(|_| self.perf.absence().is_some())
     }
 
-    /// Why nobody is known to use a page, if so.
+    /// Why it is not known which node uses a page, if it is not.
     fn no_page_uses(&self) -> Option<String> {
         match self.modelled.as_ref().filter(|_| self.perf.absence().is_some()) {
             Some(model) => model.no_samples().map(str::to_owned),
@@ -187,21 +187,21 @@ impl KvmHost {
         }
     }
 
-    /// Looks at every running VM, and forgets those that ended.
+    /// Samples every running VM, and forgets those that ended.
     fn sample_vms(&mut self, at: Ns) -> Result<Vec<homenode_host::VmSample>, HostError> {
-        let listed = match self.hands.manager.list() {
+        let listed = match self.context.manager.list() {
             Ok(listed) => listed,
-            Err(error) => return Err(self.hands.manager.unreachable(error.cause())),
+            Err(error) => return Err(self.context.manager.unreachable(error.cause())),
         };
         let mut samples = Vec::with_capacity(listed.len());
         let mut seen = BTreeSet::new();
         for vm in listed {
-            let described = match self.hands.manager.describe(vm) {
+            let described = match self.context.manager.describe(vm) {
                 Ok(described) => described,
-                Err(CallError::Lost(cause)) => return Err(self.hands.manager.unreachable(&cause)),
+                Err(CallError::Lost(cause)) => return Err(self.context.manager.unreachable(&cause)),
                 Err(CallError::Refused(_)) => continue, // it ended since it was listed
                 Err(CallError::Unclear(why)) => {
-                    self.hands.notice(format!("a VM is left out: {why}"));
+                    self.context.notice(format!("a VM is left out: {why}"));
                     continue;
                 }
             };
@@ -211,23 +211,23 @@ impl KvmHost {
                     samples.push(sample);
                 }
                 Ok(None) => {}
-                Err(text) => self.hands.notice(text),
+                Err(text) => self.context.notice(text),
             }
         }
         samples.sort_by_key(|vm| vm.id);
-        for notice in self.hands.manager.take_notices() {
-            self.hands.notice(notice);
+        for notice in self.context.manager.take_notices() {
+            self.context.notice(notice);
         }
-        // One that could not be looked at this time is known as long as it runs: its leases go on to end.
+        // A VM that could not be sampled is kept for as long as it runs: its leases still end.
         let is_gone = |(id, vm): &(&VmId, &Vm)| {
-            !seen.contains(id) && !task::is_alive(&self.hands.root, vm.run.process())
+            !seen.contains(id) && !task::is_alive(&self.context.root, vm.run.process())
         };
         let gone: Vec<VmId> = self.vms.iter().filter(is_gone).map(|(id, _)| *id).collect();
         for vm in gone {
             self.vms.remove(&vm);
         }
         self.forget_ended();
-        self.hands.marks.keep_only(|vm| self.vms.contains_key(&vm));
+        self.context.marks.keep_only(|vm| self.vms.contains_key(&vm));
         let tids: BTreeSet<i32> = self.vms.values().flat_map(Vm::vcpu_tids).collect();
         self.perf.keep_only(&tids);
         if let Some(modelled) = &mut self.modelled {
@@ -236,18 +236,18 @@ impl KvmHost {
         Ok(samples)
     }
 
-    /// Drops VMs from the journal whose QEMU ended. One that is merely not listed (libvirt is restarting) stays.
+    /// Drops VMs from the journal whose QEMU ended. VMs that are only not listed (libvirt is restarting) stay.
     fn forget_ended(&mut self) {
-        let Hands {
+        let HostContext {
             manager,
             journal: Some(journal),
             root,
             ..
-        } = &mut self.hands
+        } = &mut self.context
         else {
             return;
         };
-        // Of those that are watched it was just asked.
+        // Watched VMs were checked just before.
         let runs = |(vm, e): &(&VmId, &journal::Entry)| {
             self.vms
                 .get(*vm)
@@ -259,50 +259,50 @@ impl KvmHost {
         let mut notices = Vec::new();
         for vm in over {
             self.carried.remove(&vm);
-            // What outlives a VM is tried again with the next sample.
+            // Retried with the next sample if something that outlives the VM remains.
             match levers::undo(manager.as_mut(), root, journal, vm) {
                 Ok(()) => journal.forget(vm),
                 Err(cause) => notices.push(cause),
             }
         }
         for notice in notices {
-            self.hands.notice(notice);
+            self.context.notice(notice);
         }
     }
 
-    /// What the kernel does by itself now; a change since the last look is said.
+    /// What the kernel does on its own. Adds a notice for changes since the last look.
     fn kernel_settings(&mut self, at: Ns) -> KernelSettings {
         if at < self.kernel_due {
             return self.last.kernel;
         }
         self.kernel_due = Ns(at.0 + self.look_every.affinities.0);
         let mut troubles = Vec::new();
-        let now = kernel_settings::read(&self.hands.root, |error| troubles.push(error.to_string()));
+        let now = kernel_settings::read(&self.context.root, |error| troubles.push(error.to_string()));
         if self.last.at > Ns::ZERO {
             troubles.extend(now.changes(&self.last.kernel));
         }
         for said in troubles {
-            self.hands.notice(said);
+            self.context.notice(said);
         }
         now
     }
 
     fn sample_cpus(&mut self) -> Result<Vec<CpuSample>, HostError> {
-        // Those that are online. One that came online since the start is none of the machine's.
-        let online = proc_stat::read(&self.hands.root)?;
+        // Online CPUs only. A CPU that came online since the start is not part of the machine.
+        let online = proc_stat::read(&self.context.root)?;
         self.busy.extend(online.iter().copied());
         let ids: CpuSet = online.iter().map(|(id, _)| *id).collect();
-        self.hands.offline = self.hands.machine.cpu_set().difference(&ids);
+        self.context.offline = self.context.machine.cpu_set().difference(&ids);
         if self
             .online
             .replace(ids.clone())
             .is_some_and(|before| before != ids)
         {
-            self.hands.kernels_until = now() + CPUS_SETTLE;
+            self.context.kernels_until = now() + CPUS_SETTLE;
         }
         let known = online
             .into_iter()
-            .filter(|(id, _)| self.hands.machine.cpu(*id).is_some());
+            .filter(|(id, _)| self.context.machine.cpu(*id).is_some());
         Ok(known.map(|(id, busy_ns)| CpuSample { id, busy_ns }).collect())
     }
 
@@ -318,7 +318,7 @@ impl KvmHost {
                 }
             }
             if let Some(note) = resctrl.note.clone() {
-                self.hands.notice(note);
+                self.context.notice(note);
             }
         }
         if traffic.is_empty()
@@ -327,9 +327,9 @@ impl KvmHost {
             traffic = model.traffic();
         }
         let mut nodes = NodeMap::new();
-        for node in self.hands.machine.node_set().iter() {
-            let memory = meminfo::read(&self.hands.root, node)?;
-            let huge_pages = meminfo::huge_pages(&self.hands.root, node).ok();
+        for node in self.context.machine.node_set().iter() {
+            let memory = meminfo::read(&self.context.root, node)?;
+            let huge_pages = meminfo::huge_pages(&self.context.root, node).ok();
             nodes.insert(
                 node,
                 NodeSample {
@@ -354,7 +354,7 @@ impl RealHost for KvmHost {
     }
 
     fn take_notices(&mut self) -> Vec<String> {
-        self.hands.take_notices()
+        self.context.take_notices()
     }
 
     fn carried_over(&self) -> Vec<CarriedOver> {
@@ -362,7 +362,7 @@ impl RealHost for KvmHost {
             .carried
             .iter()
             .filter(|(_, e)| e.is_in_force() || e.get::<Moving>().is_some());
-        let alive = in_force.filter(|(_, e)| task::is_alive(&self.hands.root, e.process()));
+        let alive = in_force.filter(|(_, e)| task::is_alive(&self.context.root, e.process()));
         let carried = alive.map(|(&vm, e)| CarriedOver {
             vm,
             home: e.get().map(|Home(nodes)| nodes),
@@ -380,18 +380,18 @@ impl RealHost for KvmHost {
     }
 
     fn restore(&mut self) -> Undone {
-        // Threads that watch end before what they watch with is taken down.
+        // The watching threads end before their trackers are taken down.
         self.vms.clear();
-        let Hands {
+        let HostContext {
             manager,
             journal: Some(journal),
             root,
             ..
-        } = &mut self.hands
+        } = &mut self.context
         else {
             return Undone::default();
         };
-        let undone = legacy::undo_all(manager.as_mut(), root, journal, &mut false);
+        let undone = leftovers::undo_all(manager.as_mut(), root, journal, &mut false);
         for vm in &undone.vms {
             self.carried.remove(vm);
         }
@@ -400,19 +400,19 @@ impl RealHost for KvmHost {
     }
 
     fn lift_limits(&mut self) -> Vec<String> {
-        self.hands.manager.take_time();
+        self.context.manager.take_time();
         let failures = self
             .vms
             .values_mut()
-            .flat_map(|vm| vm.lift_limits(&mut self.hands));
+            .flat_map(|vm| vm.lift_limits(&mut self.context));
         let mut failures: Vec<String> = failures.map(|error| error.to_string()).collect();
-        // Those of an earlier agent, of VMs that this one could not look at.
-        let Hands {
+        // Limits of an earlier agent, on VMs that this agent could not sample.
+        let HostContext {
             manager,
             journal: Some(journal),
             root,
             ..
-        } = &mut self.hands
+        } = &mut self.context
         else {
             return failures;
         };
@@ -435,19 +435,19 @@ impl Leases for KvmHost {
     fn end_leases(&mut self) {
         let at = now();
         for vm in self.vms.values_mut().filter(|vm| vm.has_leases_over(at)) {
-            vm.end_leases(&mut self.hands, at);
+            vm.end_leases(&mut self.context, at);
         }
     }
 }
 
 impl Host for KvmHost {
     fn machine(&self) -> &Machine {
-        &self.hands.machine
+        &self.context.machine
     }
 
     fn wait(&mut self, period: Ns) -> Ns {
-        let (bell, beat) = (self.hands.bell.clone(), self.hands.beat.clone());
-        acting::wait(self, (&bell, &beat), period)
+        let (bell, heartbeat) = (self.context.bell.clone(), self.context.heartbeat.clone());
+        acting::wait(self, (&bell, &heartbeat), period)
     }
 
     fn sample(&mut self) -> Result<Sample, HostError> {
@@ -468,17 +468,17 @@ impl Host for KvmHost {
             } else {
                 "LLC miss rates of VMs are unknown"
             };
-            self.hands
+            self.context
                 .notice(format!("no hardware counters: {why}; {instead}"));
         }
-        if let Some(refusal) = self.hands.topology.take_refusal() {
-            self.hands.notice(refusal);
+        if let Some(refusal) = self.context.topology.take_refusal() {
+            self.context.notice(refusal);
         }
         if let Some(note) = self.perf.note() {
-            self.hands.notice(note.to_owned());
+            self.context.notice(note.to_owned());
         }
         let version = self.version_of(&vms);
-        self.hands.no_page_uses = self.no_page_uses();
+        self.context.no_page_uses = self.no_page_uses();
         let kernel = self.kernel_settings(at);
         self.last = Sample {
             at,
@@ -488,8 +488,8 @@ impl Host for KvmHost {
             cpus,
             nodes,
             links,
-            no_page_uses: self.hands.no_page_uses.clone(),
-            trackers: trackers::choices(&self.hands.root, trackers::Runs::Kvm),
+            no_page_uses: self.context.no_page_uses.clone(),
+            trackers: trackers::choices(&self.context.root, trackers::Runs::Kvm),
             kernel,
             vms,
         };
@@ -515,7 +515,7 @@ impl Host for KvmHost {
         };
         let name = known.run.name.clone();
         let failed = |cause: String| Failure::to_set(settings, cause).on(&name);
-        if self.hands.journal.is_none() {
+        if self.context.journal.is_none() {
             return Err(failed(acting::DRY_RUN.to_owned()));
         }
         if known.is_migrating() {
@@ -523,27 +523,27 @@ impl Host for KvmHost {
         }
         for setting in settings {
             if let Setting::MemoryPolicy(Some(policy)) = setting {
-                levers::memory_policy_is_possible(&self.hands, &name, *policy)?;
+                levers::memory_policy_is_possible(&self.context, &name, *policy)?;
             }
         }
         let change = Change { settings, holds };
-        let changed = self.hands.manager.change_settings(vm, &change);
+        let changed = self.context.manager.change_settings(vm, &change);
         changed.map_err(|error| failed(error.cause().to_owned()))
     }
 }
 
-/// Why nobody is known to use a page on hosts of hardware: what was never run is not written.
+/// Why it is not known which node uses a page on real hardware: that was never run, so it is not implemented.
 const NO_PAGE_USES: &str = "which node uses a page is not sampled here: that takes memory sampling of the processor (IBS, PEBS), which \
                             is not read yet; accessed bits and DAMON do not say who";
-/// Why nobody is, where a model could say it.
+/// Why it is not known although there is a modelled PMU.
 const NO_BLOCKS: &str =
     "the kernel does not say which frames lie on which node (no memory blocks in /sys/devices/system/memory)";
 
-/// Each vCPU needs four descriptors for its counters: raises the soft limit to the hard one.
+/// Raises the soft limit of open files to the hard one: each vCPU needs four descriptors for its counters.
 fn raise_file_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
-    // Refused at worst, and then counters end with "too many open files", which is said.
+    // If refused, counters end with "too many open files", which is reported.
     let _ = setrlimit(
         Resource::Nofile,
         Rlimit {

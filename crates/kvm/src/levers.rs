@@ -1,16 +1,16 @@
-//! What the agent can change of a VM: a file per lever, which holds how it is set, renewed, lifted with its lease, and undone
-//! when the agent is no more.
+//! What the agent can change on a VM. Each lever has a file, with how it is set, renewed, lifted with its lease, and undone
+//! after the agent.
 //!
 //! ```text
-//!              journal, set            lease over, or Lift
+//!               journal, set            lease over, or Lift
 //!   operator's ────────────▶ ours … ────────────────────────▶ operator's
-//!                              │ somebody else changed it
-//!                              └────────────────────────────▶ theirs, left alone
+//!                              │ another program changed it
+//!                              └────────────────────────────▶ theirs, not touched
 //! ```
 //!
-//! A lever of one VM is a [`Grip`]. It is made from what the journal says, by the agent that first sees the VM and by the
-//! guard that undoes: what an agent has in force and what is to be undone after it are the same thing. A new lever is its
-//! file and a line of [`all`]; docs/ARCHITECTURE.md has an example.
+//! A lever of one VM is a [`LeverState`]. It is built from the journal by the agent that first sees the VM and by the guard that
+//! undoes: what an agent has in force is exactly what must be undone after it. A new lever is its file and a line of
+//! [`all`]; docs/ARCHITECTURE.md has an example.
 
 mod home;
 pub(crate) mod memory;
@@ -30,7 +30,7 @@ use homenode_units::VmId;
 
 use crate::manager::{CallError, Manager};
 use crate::mark;
-use crate::vm::{After, Grip, Levers, failed};
+use crate::vm::{After, LeverState, Levers, failed};
 
 pub use home::{Home, MemoryNodes, NO_HOME};
 pub use memory::{Shrink, StatsPeriod};
@@ -40,41 +40,40 @@ pub use quota::Quotas;
 pub use vcpus::Pins;
 
 /// Every lever, in the order in which they are undone: first what outlives the VM.
-fn all(entry: Option<&Entry>) -> Vec<Box<dyn Grip>> {
+fn all(entry: Option<&Entry>) -> Vec<Box<dyn LeverState>> {
     vec![
-        watching::grip(entry),
-        resctrl::grip(entry),
-        vcpus::grip(entry),
-        home::grip(entry),
-        quota::grip(entry),
-        memory::grip(entry),
-        pages::grip(entry),
-        memory_policy::grip(entry),
-        topology::grip(entry),
+        watching::state(entry),
+        resctrl::state(entry),
+        vcpus::state(entry),
+        home::state(entry),
+        quota::state(entry),
+        memory::state(entry),
+        pages::state(entry),
+        memory_policy::state(entry),
+        topology::state(entry),
     ]
 }
 
 /// Keys of pins, a home and memory nodes.
 const PLACING: [&str; 3] = [Pins::KEY, Home::KEY, MemoryNodes::KEY];
 
-/// The levers of a VM of which an earlier agent wrote this down. Who only watches ends nothing of that.
+/// The levers of a VM, from an earlier agent's journal entry. A dry run (`acts` is false) leaves them in force.
 pub(crate) fn of_vm(entry: Option<&Entry>, acts: bool) -> Levers {
     Levers::new(all(entry), &PLACING, acts)
 }
 
-/// Whether pins, a home or memory nodes are to be restored.
+/// Whether pins, a home or memory nodes must be restored.
 pub(crate) fn is_placed(entry: &Entry) -> bool {
     entry.has(&PLACING)
 }
 
-/// Whether what stands under a key is part of libvirt's definition of a running VM, which goes with the VM to a file or another
-/// host.
+/// Whether a key is part of libvirt's definition of a running VM, which goes with the VM to a file or another host.
 pub(crate) fn is_carried_by_libvirt(key: &str) -> bool {
     PLACING.contains(&key) || [Quotas::KEY, Shrink::KEY, StatsPeriod::KEY].contains(&key)
 }
 
-/// Undoes what the journal says is in force on a VM, lever by lever: one that fails keeps no other from being undone, and stays
-/// journalled. `Ok` also when that run of the VM is over.
+/// Undoes what the journal lists as in force on a VM, lever by lever: if one fails, the others are still undone, and it
+/// stays journalled. Also `Ok` if that run of the VM has ended.
 pub(crate) fn undo(
     manager: &mut dyn Manager,
     root: &Path,
@@ -84,7 +83,7 @@ pub(crate) fn undo(
     undo_some(manager, root, journal, vm, |_| true)
 }
 
-/// The same for the limits alone, which must not outlast an agent that leaves homes and pins as they are.
+/// As [`undo`] for the limits only, which must not outlast an agent that leaves homes and pins.
 pub(crate) fn undo_limits(
     manager: &mut dyn Manager,
     root: &Path,
@@ -106,18 +105,18 @@ fn undo_some(
     };
     let mut after = After::new(manager, root, &entry.run, &entry.before);
     let (mut read, mut undone, mut failures) = (Vec::new(), Vec::new(), Vec::<String>::new());
-    for grip in all(Some(&entry)) {
-        let keys = grip.journalled();
+    for state in all(Some(&entry)) {
+        let keys = state.journalled();
         if keys.is_empty() {
             continue;
         }
         read.extend(&keys);
-        if !is_meant(grip.lever()) {
+        if !is_meant(state.lever()) {
             continue;
         }
-        let result = match grip.undo(&mut after) {
-            // It may have ended meanwhile.
-            Err(_) if after.is_over() => grip.undo(&mut after),
+        let result = match state.undo(&mut after) {
+            // The VM may have ended meanwhile.
+            Err(_) if after.is_over() => state.undo(&mut after),
             result => result,
         };
         match result {
@@ -134,13 +133,13 @@ fn undo_some(
         let left = entry.clone().only(|key| !undone.contains(&key));
         if let Err(cause) = mark::leave(after.manager, root, vm, Some(&left)) {
             failures.push(format!("its mark: {cause}"));
-            // A mark that is left would have it undone again, whatever the operator has set by then.
+            // If its mark stays, it would be undone again later, whatever the operator has set by then.
             undone.clear();
         }
     }
     journal.clear(vm, &undone);
     if journal.entry(vm).is_some_and(|entry| !entry.is_in_force()) {
-        journal.clear_all(vm); // where pages were moving to
+        journal.clear_all(vm); // the destination of its pages
     }
     match failures.is_empty() {
         true => Ok(()),
@@ -148,7 +147,7 @@ fn undo_some(
     }
 }
 
-/// Collects what failed of an undo that has several steps.
+/// Collects the failures of an undo with several steps.
 #[derive(Default)]
 struct Steps(Vec<String>);
 
@@ -158,7 +157,7 @@ impl Steps {
             .extend(result.err().map(|e| format!("{what}: {}", e.cause())));
     }
 
-    /// What is in force cannot be told: it may be the agent's or the operator's, and is looked at again.
+    /// Notes that the state cannot be read: it may be the agent's or the operator's, and is read again later.
     fn unknown(&mut self, what: &str, cause: &str) {
         self.0.push(format!("{what} cannot be read: {cause}"));
     }

@@ -1,26 +1,26 @@
-//! KVM behind the contract of `homenode-host`, for VMs that libvirt or QEMU alone manages.
+//! KVM behind the contract of `homenode-host`, for VMs managed by libvirt, or by QEMU without it.
 //!
-//! [`KvmHost`] puts together what `homenode-kernel` reads and sets, what the manager of the VMs says and does, and what
-//! `homenode-undo` keeps safe.
+//! [`KvmHost`] puts together what `homenode-kernel` reads and sets, what the VMs' manager reports and does, and the crash
+//! safety of `homenode-undo`.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `host` | samples the host and carries out plans |
+//! | `host` | samples the host and commits plans |
 //! | `vm` | one VM as the host watches it |
-//! | `levers` | what can be changed of a VM, a file per lever |
-//! | `manager`, `libvirt`, `qemu` | who manages the VMs: libvirt, or QEMU's processes and their monitors |
+//! | `levers` | what the agent can change on a VM, a file per lever |
+//! | `manager`, `libvirt`, `qemu` | the VMs' manager: libvirt, or QEMU's processes and their monitors |
 //! | [`domain`] | libvirt's domain XML |
-//! | [`mark`] | what a VM's own metadata says was changed, where the journal is lost or on another host |
-//! | `legacy` | what an agent that ended left behind |
-//! | `reach` | what the operator's cgroups leave to a VM |
-//! | [`topology_server`] | gives VMs the pages that tell them where they are |
-//! | [`numad_hook`] | what libvirt's prepare hook says of the domain that is about to start |
+//! | [`mark`] | changes recorded in a VM's own metadata, for when the journal is lost or on another host |
+//! | `leftovers` | what an agent that ended left behind |
+//! | `reach` | CPUs and nodes that the operator's cgroups leave to a VM |
+//! | [`topology_server`] | serves VMs the pages that tell them which nodes they run on |
+//! | [`numad_hook`] | what libvirt's prepare hook reports about a domain that is about to start |
 
 mod connect;
+mod context;
 pub mod domain;
-mod hands;
 mod host;
-mod legacy;
+mod leftovers;
 mod levers;
 mod libvirt;
 mod manager;
@@ -35,7 +35,7 @@ mod xml;
 
 pub use connect::{ConnectError, DEFAULT_URI, Vms};
 pub use host::KvmHost;
-pub use legacy::Legacy;
+pub use leftovers::Leftovers;
 pub use levers::{Pins, Quotas};
 pub use libvirt::load as load_libvirt;
 pub use qemu::{QemuVm, vms as qemu_vms};

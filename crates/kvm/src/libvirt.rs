@@ -1,4 +1,4 @@
-//! The libvirt calls that the host makes, with their errors sorted into the three that matter.
+//! The libvirt calls that the host makes. Sorts their errors into the three kinds that matter.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use homenode_host::{CpuQuota, GuestMemory, HostError, Immovable};
 use homenode_kernel::cgroup::{CpuGroup, PERIOD_DEFAULT, QUOTA_MAX_US};
 use homenode_kernel::read::{self, ReadError};
 use homenode_kernel::task::{self, Process, Thread};
-use homenode_undo::beat::Beat;
+use homenode_undo::heartbeat::Heartbeat;
 use homenode_undo::journal::Run;
 use homenode_units::{Bytes, CpuSet, NodeSet, VmId};
 use homenode_vm_settings::{Change, OperatorSettings};
@@ -34,7 +34,7 @@ mod stand_in;
 #[cfg(test)]
 pub(crate) use stand_in::StandIn;
 
-/// Loads libvirt's library, which the program starts without: for who calls `virt` before any host is connected.
+/// Loads libvirt's library, which the program starts without. For callers of `virt` before any host is connected.
 ///
 /// # Errors
 /// Why it cannot be loaded.
@@ -44,31 +44,31 @@ pub fn load() -> Result<(), String> {
     Ok(())
 }
 
-/// How long a call may take. libvirt itself waits 30 s for a domain that is busy; an agent with many domains cannot.
+/// How long a call may take. libvirt itself waits 30 s for a busy domain; an agent with many domains cannot.
 const CALL_MAX: Duration = Duration::from_secs(8);
-/// How long nothing is asked of a libvirt that did not answer.
+/// How long to make no calls after libvirt did not answer.
 const REST: Duration = Duration::from_secs(2);
 
-/// A connection that is made anew after libvirt was away, or did not answer: each call is made by a thread that may hang.
+/// A connection that reconnects after libvirt was away or did not answer. Each call is made by a thread that may hang.
 #[derive(Debug)]
 pub(crate) struct Libvirt {
     uri: String,
-    /// Makes the calls; `None` until the first, and after one that hung: that thread ends when its call does.
+    /// Thread that makes the calls; `None` until the first, and after one that hung: that thread ends when its call does.
     caller: Option<Sender<Call>>,
-    /// Until when nothing is asked, since libvirt itself did not answer.
+    /// Until when to make no calls, since libvirt itself did not answer.
     rests_until: Option<Instant>,
-    /// Calls that were given up and may still be carried out, by domain: nothing else is asked of a domain before that is over,
-    /// or it could undo what comes after it.
+    /// Abandoned calls that may still be carried out, by domain: no other call is made for that domain until they are over,
+    /// since a late call could undo a newer one.
     under_way: BTreeMap<VmId, Receiver<()>>,
-    beat: Beat,
-    /// Flags of calls that change a running domain and nothing else.
+    heartbeat: Heartbeat,
+    /// Flags of calls that change only a running domain.
     live: u32,
     connect: Option<Connect>,
-    /// Those that were there the last time.
+    /// Domains of the last list.
     domains: BTreeMap<VmId, Known>,
-    /// Where processes are looked for.
+    /// Where to look for processes.
     root: PathBuf,
-    /// What a real libvirt does and the test driver does not, and calls that are carried out late.
+    /// What a real libvirt does and the test driver does not, and late calls.
     #[cfg(test)]
     pub stand_in: StandIn,
 }
@@ -79,28 +79,28 @@ type Call = Box<dyn FnOnce() + Send>;
 #[derive(Debug)]
 struct Known {
     domain: Domain,
-    /// Its XML as it was the last time, and what that said.
+    /// Its last XML, and what that described.
     described: Option<(String, Arc<Description>)>,
 }
 
 impl Libvirt {
     /// Connects.
-    pub fn open(uri: &str, root: &Path, beat: Beat) -> Result<Libvirt, ConnectError> {
+    pub fn open(uri: &str, root: &Path, heartbeat: Heartbeat) -> Result<Libvirt, ConnectError> {
         if let Some(host) = host_of(uri) {
             return Err(ConnectError::Remote {
                 uri: uri.to_owned(),
                 host: host.to_owned(),
             });
         }
-        let mut libvirt = Libvirt::unconnected(uri, root, beat);
+        let mut libvirt = Libvirt::unconnected(uri, root, heartbeat);
         let connect = libvirt.connect().map_err(|cause| connect_error(uri, &cause))?;
         libvirt.connect = Some(connect);
         Ok(libvirt)
     }
 
-    /// Connects with the first call, for what may be done without libvirt.
-    pub fn unconnected(uri: &str, root: &Path, beat: Beat) -> Libvirt {
-        // libvirt's test driver, which our tests use, knows no flag there.
+    /// Connects with the first call, for work that may be done without libvirt.
+    pub fn unconnected(uri: &str, root: &Path, heartbeat: Heartbeat) -> Libvirt {
+        // libvirt's test driver, used in our tests, accepts no flag there.
         let live = if uri.starts_with("test:") {
             sys::VIR_DOMAIN_AFFECT_CURRENT
         } else {
@@ -111,7 +111,7 @@ impl Libvirt {
             caller: None,
             rests_until: None,
             under_way: BTreeMap::new(),
-            beat,
+            heartbeat,
             live,
             connect: None,
             domains: BTreeMap::new(),
@@ -131,14 +131,14 @@ impl Libvirt {
         connected.map_err(|_| self.rest())?
     }
 
-    /// libvirt itself does not answer: it is left in peace for a while, since many calls must not wait as long as each may take.
+    /// libvirt itself does not answer: makes no calls for a while, since many calls must not each wait for their timeout.
     fn rest(&mut self) -> String {
         self.connect = None;
         self.rests_until = Some(Instant::now() + REST);
         SILENT.to_owned()
     }
 
-    /// Fails while it is left in peace.
+    /// Fails during that pause.
     fn not_resting(&self) -> Result<(), CallError> {
         match self.rests_until.is_some_and(|until| Instant::now() < until) {
             true => Err(CallError::Lost(SILENT.to_owned())),
@@ -146,12 +146,12 @@ impl Libvirt {
         }
     }
 
-    /// Has a call made, and waits for it no longer than it may take. One that is given up says later that it is over.
+    /// Makes a call, and waits for it up to its limit. The receiver of an abandoned call reports later that it is over.
     fn limited<T: Send + 'static>(
         &mut self,
         call: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Receiver<()>> {
-        self.beat.beat();
+        self.heartbeat.beat();
         let (over, is_over) = sync_channel(1);
         let (done, answer) = sync_channel(1);
         let call: Call = Box::new(move || {
@@ -159,10 +159,10 @@ impl Libvirt {
             drop(over);
         });
         let caller = self.caller.take().unwrap_or_else(caller);
-        // A caller lives as long as it is kept, and panics with the call that it makes.
+        // A caller lives as long as its sender is kept, and panics with its call.
         let sent = caller.send(call).map_err(|_| RecvTimeoutError::Disconnected);
         let answered = sent.and_then(|()| answer.recv_timeout(CALL_MAX));
-        self.beat.beat();
+        self.heartbeat.beat();
         match answered {
             Ok(answer) => {
                 self.caller = Some(caller);
@@ -172,7 +172,7 @@ impl Libvirt {
         }
     }
 
-    /// Has something asked of a domain. One that does not answer keeps no other from being asked.
+    /// Makes a call about a domain. A domain that does not answer holds up no other.
     fn ask<T: Send + 'static>(
         &mut self,
         vm: VmId,
@@ -202,7 +202,7 @@ impl Libvirt {
             Ok(answer) => answer.map_err(|e| self.sort(&e)),
             Err(is_over) => {
                 self.under_way.insert(vm, is_over);
-                // Is it this domain, or libvirt?
+                // Is it this domain or libvirt that does not answer?
                 let connect = self.connect.clone();
                 let version = self.limited(move || connect.map(|connect| connect.lib_version()));
                 Err(match version {
@@ -213,7 +213,7 @@ impl Libvirt {
         }
     }
 
-    /// The domain with this UUID, looked up where it was not seen yet.
+    /// The domain with this UUID; looks it up if it was not seen yet.
     pub fn domain(&mut self, vm: VmId) -> Result<Domain, CallError> {
         if !self.domains.contains_key(&vm) {
             self.list()?;
@@ -244,7 +244,7 @@ impl Libvirt {
         })
     }
 
-    /// What the operator says of a domain: of the one that runs, or, inactive, of its next start.
+    /// The operator's settings of a domain: of the running one, or, inactive, of its next start.
     pub fn said(&mut self, vm: VmId, flags: u32) -> Result<OperatorSettings, CallError> {
         let of = match flags & sys::VIR_DOMAIN_XML_INACTIVE {
             0 => "metadata",
@@ -260,7 +260,7 @@ impl Libvirt {
         described.settings.map_err(wrong)
     }
 
-    /// Stores what the operator says, where `flags` say.
+    /// Stores the operator's settings where `flags` say.
     pub fn say(&mut self, vm: VmId, said: &OperatorSettings, flags: u32) -> Result<(), CallError> {
         let element = domain::element(said);
         self.set_element(vm, element.as_deref(), ("homenode", NAMESPACE), flags)
@@ -289,7 +289,7 @@ impl Libvirt {
         })
     }
 
-    /// Whether an error is libvirt's own end or its answer; a dead connection is dropped.
+    /// Whether an error is libvirt's own end or its answer; drops a dead connection.
     fn sort(&mut self, error: &virt::error::Error) -> CallError {
         let cause = error.message().to_owned();
         let is_alive = self
@@ -320,7 +320,7 @@ impl Manager for Libvirt {
         };
         let mut before = std::mem::take(&mut self.domains);
         for domain in listed {
-            // One that ended just now may have none.
+            // A domain that has just ended may have none.
             let uuid = domain.uuid_string().ok().and_then(|uuid| VmId::parse(&uuid));
             if let Some(vm) = uuid {
                 let described = before.remove(&vm).and_then(|known| known.described);
@@ -344,7 +344,7 @@ impl Manager for Libvirt {
         Ok(read)
     }
 
-    /// By libvirt's pid file, else by its command line.
+    /// By libvirt's pid file, or else by its command line.
     fn process(&mut self, domain: &Description) -> Result<Option<Process>, ReadError> {
         let (root, uuid) = (&self.root, domain.id.to_string());
         let file = homenode_units::file_name(&domain.name, ".pid").ok();
@@ -370,7 +370,7 @@ impl Manager for Libvirt {
         Ok(known.is_some_and(|known| known.domain.id() == Some(run.runtime_id)))
     }
 
-    /// For good where the domain is defined: in what it is now, and in what it is from its next start, each as it stands.
+    /// If the domain is defined, changes both its running and its next configuration, each from its own current settings.
     fn change_settings(&mut self, vm: VmId, change: &Change<'_>) -> Result<bool, CallError> {
         let before = self.said(vm, 0)?;
         if !change.holds(&before) {
@@ -393,7 +393,7 @@ impl Manager for Libvirt {
                     live => self.say(vm, &after, live),
                 };
                 if set.is_err() {
-                    // What fails is said; the domain's next start is as it was, as far as libvirt lets it.
+                    // The failure is reported; the next start keeps its settings, as far as libvirt lets it.
                     let _ = self.say(vm, &before_next, sys::VIR_DOMAIN_AFFECT_CONFIG);
                 }
                 return set.map(|()| true);
@@ -418,8 +418,8 @@ impl Manager for Libvirt {
     }
 
     fn standstill(&mut self, vm: VmId) -> Result<Option<Immovable>, CallError> {
-        // Where libvirt knows of no job there is none, but on the host that a domain comes to: that has no figures of the job,
-        // and its state says it. A domain that has ended is seen elsewhere.
+        // If libvirt knows of no job there is none, except on a migration's destination: libvirt has no figures of the job
+        // there, but the domain's state shows it. An ended domain is noticed elsewhere.
         match self.ask(vm, job_operation) {
             Ok(sys::VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT) => return Ok(Some(Immovable::Migrating)),
             Err(CallError::Lost(cause)) => return Err(CallError::Lost(cause)),
@@ -498,14 +498,14 @@ impl Manager for Libvirt {
         match groups.iter().find(|group| !group.is_of_vcpu()) {
             None => Ok(()),
             Some(other) => Err(format!(
-                "its vCPUs are in the cgroup {}, not in those that libvirt makes for them: somebody moved them",
+                "its vCPUs are in the cgroup {}, not in those that libvirt makes for them: another program moved them",
                 other.path().display()
             )),
         }
     }
 
     fn hold(&mut self, vm: VmId, quota: CpuQuota, _groups: &[CpuGroup]) -> Result<(), CallError> {
-        // First the quota, so that in between the domain has less and not more: a cgroup above it may allow no more.
+        // The quota first, so that in between the domain has less and not more: a cgroup above it may allow no more.
         let run_us = i64::try_from(quota.run_ns.0 / 1000).unwrap_or(i64::MAX);
         self.set_vcpu_bandwidth(vm, None, Some(run_us))?;
         self.set_vcpu_bandwidth(vm, Some(quota.period_ns.0 / 1000), None)
@@ -519,7 +519,7 @@ impl Manager for Libvirt {
                 let run_us = i64::try_from(quota.run_ns.0 / 1000).unwrap_or(QUOTA_MAX_US);
                 self.set_vcpu_bandwidth(vm, None, Some(run_us))
             }
-            // Older libvirt writes -1 to cgroup v2 as it stands, where the kernel refuses it, and knows this as `max`.
+            // Older libvirt writes -1 to cgroup v2, where the kernel refuses it, and knows this value as `max`.
             None => match self.set_vcpu_bandwidth(vm, None, Some(-1)) {
                 Err(CallError::Refused(_)) => self.set_vcpu_bandwidth(vm, None, Some(QUOTA_MAX_US)),
                 other => other,
@@ -564,10 +564,10 @@ impl Manager for Libvirt {
 const SILENT: &str = "libvirt does not answer (a call had no answer in 8 s); it is asked again in a moment";
 const BUSY: &str = "libvirt does not answer for this VM (a call had no answer in 8 s); it is asked again once that call is over";
 
-/// A thread that makes calls, one after the other, until the agent drops its end.
+/// Starts a thread that makes calls one after the other until the agent drops its end.
 fn caller() -> Sender<Call> {
     let (calls, received) = channel::<Call>();
-    // Where there can be no thread the receiver is gone, and calls have no answer.
+    // If no thread can be started the receiver is gone, and calls have no answer.
     let named = std::thread::Builder::new().name("libvirt".into());
     let _ = named.spawn(move || received.into_iter().for_each(|call| call()));
     calls
@@ -588,8 +588,8 @@ fn pin_iothread(domain: &Domain, id: u32, map: &[u8], live: u32) -> Result<(), v
     }
 }
 
-/// What libvirt is doing with a domain now: 0 where it does nothing of length. The `virt` crate's own call builds a vector from
-/// the null that libvirt gives for an idle domain.
+/// What libvirt is doing with a domain now: 0 if there is no long job. The `virt` crate's own call builds a vector from the
+/// null that libvirt returns for an idle domain.
 #[allow(unsafe_code)] // a libvirt call whose wrapper is unsound
 fn job_operation(domain: &Domain) -> Result<sys::virDomainJobOperation, virt::error::Error> {
     let (mut kind, mut count, mut parameters) = (0, 0, std::ptr::null_mut());
@@ -607,18 +607,19 @@ fn job_operation(domain: &Domain) -> Result<sys::virDomainJobOperation, virt::er
         return Err(virt::error::Error::last_error());
     }
     let mut operation = 0;
-    // SAFETY: what libvirt has just given, null with a count of 0 included, read once and then freed with its own function.
+    // SAFETY: what libvirt has just returned, null with a count of 0 included, read once and then freed with its own
+    // function.
     unsafe {
         let name = sys::VIR_DOMAIN_JOB_OPERATION.as_ptr();
         sys::virTypedParamsGetInt(parameters, count, name, &raw mut operation);
         sys::virTypedParamsFree(parameters, count);
     }
-    // Figures of a job that is over can be asked for as well, but not by these flags.
+    // Statistics of a finished job can be read as well, but not with these flags.
     let is_running = kind.cast_unsigned() != sys::VIR_DOMAIN_JOB_NONE;
     Ok(if is_running { operation.cast_unsigned() } else { 0 })
 }
 
-/// A CPU set as libvirt takes it: one bit per CPU, lowest first.
+/// A CPU set in libvirt's format: one bit per CPU, lowest first.
 fn cpu_map(cpus: &CpuSet) -> Vec<u8> {
     let mut map = Vec::new();
     for cpu in cpus.iter() {

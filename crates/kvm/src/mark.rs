@@ -1,17 +1,18 @@
-//! What a VM's own metadata says that an agent changed: a second witness beside the journal, which goes where the VM goes.
+//! The mark in a VM's own metadata: a second record of an agent's changes in addition to the journal. It goes where the VM
+//! goes.
 //!
 //! ```text
 //!   <metadata><homenode-mark:changed xmlns:homenode-mark="…" host="…" boot="…">lines of the journal</…></metadata>
 //!
 //!   seen on            and the journal has          then
-//!   the run it names   those levers of it           nothing: the journal is the faster witness
-//!   the run it names   not those levers             it is taken in: the journal was lost
-//!   another run        (saved and restored, or      what libvirt carried with the VM is taken in as changed
+//!   the run it names   its levers                   nothing: the journal is the faster witness
+//!   the run it names   not its levers               it is added to the journal, which was lost
+//!   another run        (saved and restored, or      what libvirt carried with the VM is added as changed
 //!   or another host     migrated)                   on this run, and undone at once
 //! ```
 //!
-//! It is written before a lever is pulled and taken away with what it says. A VM whose driver keeps no metadata has the journal
-//! alone. Only the running VM is marked, never its definition: what the agent changes ends with the run as well.
+//! It is written before a lever is pulled, and removed when that is undone. A VM whose driver keeps no metadata has only the
+//! journal. Only the running VM is marked, never its definition: the agent's changes end with the run as well.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,11 +28,11 @@ use crate::xml::Element;
 
 /// Namespace of the metadata element.
 pub const NAMESPACE: &str = "https://homenode.dev/xmlns/mark/1";
-/// Its prefix, by which libvirt wants it named too.
+/// Its prefix, which libvirt needs too.
 pub(crate) const PREFIX: &str = "homenode-mark";
 const NAME: &str = "changed";
 
-/// Which host this is, and since when it runs.
+/// Identity of this host and its boot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Here {
     host: String,
@@ -39,7 +40,7 @@ pub struct Here {
 }
 
 impl Here {
-    /// Looks it up below `root`. What is not there is empty, as with a host that has no machine id.
+    /// Reads it below `root`. Missing parts are empty, as on a host without a machine id.
     pub fn read(root: &Path) -> Here {
         let text = |path| {
             read::text_if_there(&root.join(path), read::SMALL_BYTES)
@@ -54,7 +55,7 @@ impl Here {
     }
 }
 
-/// A mark as it stands in a domain's XML.
+/// A mark in a domain's XML.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mark {
     by: Here,
@@ -63,7 +64,7 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// The mark of a domain, whose root element this is.
+    /// The mark of a domain with this root element.
     pub(crate) fn of(root: &Element) -> Option<Mark> {
         let elements = root
             .child("metadata")
@@ -77,7 +78,7 @@ impl Mark {
                 host: word("host"),
                 boot: word("boot"),
             },
-            // libvirt may indent what it gives back.
+            // libvirt may indent what it returns.
             lines: mark
                 .text
                 .lines()
@@ -88,7 +89,7 @@ impl Mark {
         })
     }
 
-    /// What is to be written of this; `None` where nothing is in force.
+    /// The mark to write for an entry; `None` if nothing is in force.
     pub(crate) fn for_entry(here: &Here, entry: Option<&Entry>) -> Option<Mark> {
         let entry = entry.filter(|entry| entry.is_in_force())?;
         Some(Mark {
@@ -102,7 +103,7 @@ impl Mark {
         format!("<{NAME} host='{host}' boot='{boot}'>\n{lines}</{NAME}>")
     }
 
-    /// What it says of the run of the VM that is here now.
+    /// What the mark records about the VM's current run.
     fn said_of(&self, run: &Run, here: &Here, cpus: impl FnOnce() -> Option<CpuSet>) -> Result<Said, String> {
         let Some(entry) = Entry::from_written(&self.lines).filter(|entry| entry.run.vm == run.vm) else {
             return Err(format!(
@@ -123,15 +124,15 @@ impl Mark {
     }
 }
 
-/// What a mark says.
+/// Content of a mark.
 enum Said {
     OfThisRun(Entry),
-    /// Of another run or host, as it is to be undone on this one.
+    /// An entry of another run or host, to be undone on this one.
     OfAnother(Entry),
 }
 
-/// How a VM was, on a host with these CPUs instead: what its operator had not bound may use them all, and the other host's nodes
-/// mean nothing.
+/// The former state of a VM, moved to a host with these CPUs: what its operator had not bound may use them all, and the
+/// other host's nodes mean nothing.
 fn elsewhere(before: Before, cpus: &CpuSet) -> Before {
     let vcpus = before.vcpus.into_iter().map(|(index, was)| {
         let is_bound = before.operator_pins.contains(&index);
@@ -150,18 +151,18 @@ fn elsewhere(before: Before, cpus: &CpuSet) -> Before {
     }
 }
 
-/// What came of looking at a mark.
+/// Result of looking at a mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TakenIn {
-    /// There is none, or nothing new in it.
+    /// There is no mark, or nothing new in it.
     Known,
     /// The journal has it now and did not before.
     New,
-    /// Another run of the VM was changed, and libvirt carried that over: it is to be undone.
+    /// Another run of the VM was changed, and libvirt carried that over: it must be undone.
     Carried,
 }
 
-/// Takes what a VM's mark says into the journal.
+/// Adds a VM's mark to the journal.
 ///
 /// # Errors
 /// A sentence: the mark cannot be read.
@@ -199,10 +200,10 @@ pub(crate) fn take_in(
     })
 }
 
-/// Takes in the marks of all VMs that run: after an agent, when nothing but the journal was known of them.
+/// Adds the marks of all running VMs, after an agent of which only the journal was known.
 ///
 /// # Errors
-/// What could not be looked at, or taken in; [`CallError::Lost`] where that is all of them.
+/// What could not be read or added; [`CallError::Lost`] if that is all of them.
 pub(crate) fn take_in_all(
     manager: &mut dyn Manager,
     root: &Path,
@@ -217,7 +218,7 @@ pub(crate) fn take_in_all(
                 take_in_one(manager, (&here, root), journal, &domain),
             ),
             Err(CallError::Lost(cause)) => return Err(CallError::Lost(cause)),
-            // It ended since.
+            // It has ended since.
             Err(CallError::Refused(_)) if manager.is_gone(vm) => continue,
             Err(CallError::Refused(cause) | CallError::Unclear(cause)) => (vm.to_string(), Err(cause)),
         };
@@ -245,7 +246,7 @@ fn take_in_one(
     }
 }
 
-/// The run of a domain that is here now; `None` where it has no process.
+/// The current run of a domain; `None` if it has no process.
 ///
 /// # Errors
 /// When `/proc` cannot be read.
@@ -263,14 +264,14 @@ pub(crate) fn run_of(manager: &mut dyn Manager, domain: &Domain) -> Result<Optio
     }))
 }
 
-/// Marks of the VMs that run: as they stand there, and whether they are to be written anew.
+/// Marks of the running VMs, and whether they must be written again.
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
     here: Here,
     of_vms: BTreeMap<VmId, Standing>,
 }
 
-/// How a VM is marked.
+/// A VM's mark.
 #[derive(Debug, Default)]
 struct Standing {
     mark: Option<Mark>,
@@ -290,7 +291,7 @@ impl Marks {
         &self.here
     }
 
-    /// This stands in a VM's XML.
+    /// Notes the mark found in a VM's XML.
     pub fn saw(&mut self, vm: VmId, mark: Option<Mark>) {
         let standing = Standing {
             mark,
@@ -299,19 +300,19 @@ impl Marks {
         self.of_vms.insert(vm, standing);
     }
 
-    /// Whether a VM's mark may not be what the journal says.
+    /// Whether a VM's mark may differ from the journal.
     pub fn is_to_be_compared(&self, vm: VmId) -> bool {
         self.of_vms
             .get(&vm)
             .is_some_and(|standing| standing.is_to_be_compared)
     }
 
-    /// Forgets VMs but these.
+    /// Forgets all other VMs.
     pub fn keep_only(&mut self, is_there: impl Fn(VmId) -> bool) {
         self.of_vms.retain(|vm, _| is_there(*vm));
     }
 
-    /// Marks a VM as the journal has it now.
+    /// Writes a VM's mark from its current journal entry.
     pub fn write(
         &mut self,
         manager: &mut dyn Manager,
@@ -332,10 +333,10 @@ impl Marks {
     }
 }
 
-/// Has a VM's mark say what is left to undo: nothing, where all of it was.
+/// Updates a VM's mark to what is left to undo; removes it if that is nothing.
 ///
 /// # Errors
-/// Why libvirt did not do it.
+/// Why libvirt refused.
 pub(crate) fn leave(
     manager: &mut dyn Manager,
     root: &Path,

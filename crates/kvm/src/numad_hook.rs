@@ -1,7 +1,6 @@
-//! What libvirt's hook says just before a domain starts: `/etc/libvirt/hooks/qemu <guest> prepare begin -` with the
-//! domain's XML on standard input. `numad -w` is called soon after with counts only; the hook is how those counts are
-//! known to belong to this domain. A hook must not call libvirt (it would wait for itself) and must not fail (the
-//! domain would not start).
+//! Parses what libvirt's hook gets just before a domain starts: `/etc/libvirt/hooks/qemu <guest> prepare begin -` with the
+//! domain's XML on standard input. `numad -w` is called soon after with counts only; the hook shows that those counts belong
+//! to this domain. A hook must not call libvirt (it would wait for itself) and must not fail (the domain would not start).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -30,18 +29,18 @@ pub struct Starting {
     pub home: Option<NodeSet>,
     /// Whether the agent may act on it.
     pub management: Management,
-    /// Nodes of the devices that it is given.
+    /// Nodes of the devices assigned to it.
     pub device_nodes: NodeSet,
-    /// What of its memory lies in huge pages, by their size; the rest lies in ordinary ones.
+    /// Its memory in huge pages, by their size; the rest is in ordinary pages.
     pub huge_pages: Vec<HugeMemory>,
 }
 
 impl Starting {
-    /// Reads the XML that a hook gets, and below `root` where its devices are. Broken metadata is as in [`crate::domain`]: the VM
-    /// will only be watched.
+    /// Parses the XML that a hook gets; `root` is where the devices are found. Broken metadata is handled as in
+    /// [`crate::domain`]: the VM will only be watched.
     ///
     /// # Errors
-    /// When it is not a domain.
+    /// When the XML is no domain.
     pub fn parse(xml: &str, root: &Path) -> Result<Starting, DomainError> {
         let domain = Domain::parse(xml)?;
         let settings = domain.settings(None, Vec::new());
@@ -64,10 +63,10 @@ impl Starting {
     }
 }
 
-/// What of a domain's memory lies in huge pages (`<memoryBacking><hugepages>`), by size. As libvirt does: each `<page>` is for
-/// the guest's nodes that its `nodeset` names, or without one for all that no other names; without any `<page>` all memory lies
-/// in huge pages of the kernel's default size. A DIMM is of its target node, unless its `<source>` says another size. A size that
-/// is not known (a host without huge pages) is left out: the domain will not start.
+/// A domain's memory in huge pages (`<memoryBacking><hugepages>`), by size. As in libvirt, each `<page>` is for the guest
+/// nodes in its `nodeset`, or without one for all that no other names; without any `<page>` all memory is in huge pages of
+/// the kernel's default size. A DIMM counts to its target node, unless its `<source>` has another size. An unknown size (a
+/// host without huge pages) is left out: the domain will not start.
 fn huge_pages(xml: &str, domain: &Domain, root: &Path) -> Vec<HugeMemory> {
     let Some(parsed) = xml::parse(xml).ok() else {
         return Vec::new();
@@ -108,7 +107,7 @@ fn huge_pages(xml: &str, domain: &Domain, root: &Path) -> Vec<HugeMemory> {
     let mut by_size: BTreeMap<Bytes, u64> = BTreeMap::new();
     for (page, bytes) in parts {
         if let Some(page) = page.filter(|page| page.0 > PAGE_BYTES) {
-            // A memory object is made of whole pages.
+            // A memory object consists of whole pages.
             let whole = bytes.0.div_ceil(page.0).saturating_mul(page.0);
             let sum = by_size.entry(page).or_default();
             *sum = sum.saturating_add(whole);
@@ -128,7 +127,7 @@ fn huge_pages(xml: &str, domain: &Domain, root: &Path) -> Vec<HugeMemory> {
 /// A `<page>` of `<hugepages>`.
 struct Backing {
     page_bytes: Bytes,
-    /// The guest's nodes that it is for, as far as it names them.
+    /// The guest nodes that it is for, if it names any.
     guest_nodes: Option<NodeSet>,
 }
 
@@ -204,13 +203,13 @@ mod tests {
             told(&format!("<hugepages>{first}</hugepages>"), cells),
             [(1 << 20, 1 << 20)]
         );
-        // A page without a nodeset is for the others, whichever comes first; its unit is KiB.
+        // A page without a nodeset is for the other nodes, in either order; its unit is KiB.
         let other = "<page size='2048'/>";
         for pages in [format!("{first}{other}"), format!("{other}{first}")] {
             let told = told(&format!("<hugepages>{pages}</hugepages>"), cells);
             assert_eq!(told, [(2048, 513 * 2048), (1 << 20, 1 << 20)]);
         }
-        // Pages of the ordinary size are ordinary pages, and what is no size is none.
+        // Pages of the ordinary size are ordinary pages, and an invalid size counts as none.
         assert_eq!(
             told("<hugepages><page size='4' unit='KiB'/></hugepages>", cells),
             []

@@ -1,18 +1,18 @@
-//! VMs with nothing between QEMU and the agent: Proxmox, Incus, KubeVirt's pods seen from their host, plain QEMU.
+//! VMs managed by QEMU without libvirt: Proxmox, Incus, KubeVirt's pods as seen from their host, plain QEMU.
 //!
 //! ```text
-//!   /proc/PID/cmdline ─ what it was told ─┐
-//!   its settings file ─ what its operator says ─┤─▶ Domain
-//!   its monitor (QMP) ─ state, balloon ─┘   asked by a thread of its own: [`asker`]
+//!   /proc/PID/cmdline ─ its options ─────────────┐
+//!   its settings file ─ its operator's settings ─┼─▶ Domain
+//!   its monitor (QMP) ─ state, balloon ──────────┘   asked by a separate thread: [`asker`]
 //!   pins: sched_setaffinity(2) · quota: cpu.max of its own cgroup · balloon: its monitor
 //! ```
 //!
-//! What its owner sets is respected: a vCPU that may not run on all CPUs of its cgroup is pinned by hand, a cgroup that is not
-//! the VM's alone is not written to, and a monitor is left as soon as its answer is there. There is no place for a mark: the
-//! journal is the only witness.
+//! The owner's settings are respected: a vCPU that may not run on all CPUs of its cgroup counts as pinned by hand, a cgroup
+//! that the VM shares is not written to, and the agent disconnects from a monitor as soon as it has the answer. There is no
+//! place for a mark: the journal is the only witness.
 //!
-//! No look at a VM waits for its monitor. Commands do, for a short time that all VMs share. What a VM runs on is restored without
-//! its monitor: by the names of its threads, or by what the journal says of them.
+//! Sampling a VM never waits for its monitor. Commands do, for a short time that all VMs share. Everything except the
+//! balloon is restored without the monitor: threads are found by their names, or in the journal.
 
 mod asker;
 mod command_line;
@@ -48,15 +48,15 @@ use asker::Asker;
 use command_line::Told;
 use hearing::Heard;
 
-/// How often all processes are looked through for new VMs.
+/// How often to look through all processes for new VMs.
 const SCAN_EVERY: Ns = Ns::from_secs(3);
-/// How often its settings and what its owner leaves it are looked up.
+/// How often to read a VM's settings and the CPUs that its owner leaves it.
 const LOOK_EVERY: Ns = Ns::from_secs(10);
-/// How long all commands to monitors may take together from one look at the host to the next: a tenth of a usual period.
+/// Time for all commands to monitors from one sample of the host to the next: a tenth of a usual period.
 const COMMANDS_MAX: Ns = Ns(100_000_000);
-/// The same while everything is given back, and no look waits for that.
+/// Time for commands while restoring, when no sample waits for them.
 const RESTORING_MAX: Ns = Ns::from_secs(2);
-/// How long a question to all monitors may take (`doctor`).
+/// Time for one question to all monitors (`doctor`).
 const EXAMINING_MAX: Duration = Duration::from_secs(1);
 const ENDED: &str = "its QEMU has ended";
 
@@ -71,13 +71,13 @@ pub(crate) struct Qemu {
     vms: BTreeMap<VmId, Vm>,
     next_scan: Ns,
     scan_count: i32,
-    /// Processes that run no VM, ascending, and how often that was looked at.
+    /// Processes that run no VM, ascending, and how often each was looked at.
     others: Vec<(i32, u8)>,
     notices: Vec<String>,
     asker: Asker,
-    /// Whether all monitors are asked again and again, or only where that is needed to restore something.
+    /// Whether to ask all monitors regularly, or only if that is needed to restore something.
     is_asking: bool,
-    /// What is left of the time for commands.
+    /// Time left for commands.
     time_left: Ns,
 }
 
@@ -86,39 +86,39 @@ pub(crate) struct Qemu {
 struct Vm {
     process: Process,
     tasks: Tasks,
-    /// The users whose rights it has or may take.
+    /// The users whose rights it has or can take.
     users: [u32; 4],
     name: String,
-    /// Why it cannot be told whose name and UUID these are, where another process claims them, too.
+    /// Why its name and UUID are disputed, if another process claims them too.
     claimed: Option<String>,
     told: Told,
     described: Arc<Domain>,
-    /// When it is to be described anew.
+    /// When to describe it again.
     next_look: Ns,
     heard: Heard,
 }
 
-/// A VM that no libvirt of this host manages, and what of it cannot be changed.
+/// A VM that no libvirt of this host manages, and what cannot be changed on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QemuVm {
     /// Its name.
     pub name: String,
-    /// Why it can have no CPU quota, if so.
+    /// Why it can have no CPU quota, if it cannot.
     pub no_quota: Option<String>,
-    /// Why neither its state is known nor its balloon set, if so.
+    /// Why its state is unknown and its balloon cannot be set, if so.
     pub no_monitor: Option<String>,
 }
 
-/// Whether a VM runs below a root that no libvirt manages.
+/// Whether a VM that no libvirt manages runs below a root.
 pub(crate) fn has_vms(root: &Path) -> bool {
     let listed = Qemu::for_restoring(root).list();
     listed.is_ok_and(|listed| !listed.is_empty())
 }
 
-/// The VMs below a root that no libvirt manages. Their monitors are asked at the same time, and share one short time.
+/// The VMs below a root that no libvirt manages. Asks their monitors at the same time; all share one short time.
 pub fn vms(root: &Path) -> Vec<QemuVm> {
     let mut qemu = Qemu::new(root);
-    // What cannot be listed is not there.
+    // If the list cannot be read, there are none.
     let listed = qemu.list().unwrap_or_default();
     let has_monitor = |vm: &&VmId| {
         qemu.vms
@@ -157,7 +157,7 @@ impl Qemu {
         }
     }
 
-    /// The same to restore what an agent has changed: a monitor is asked only where nothing else can do that.
+    /// VMs for restoring an agent's changes: asks a monitor only if nothing else works.
     pub fn for_restoring(root: &Path) -> Qemu {
         Qemu {
             is_asking: false,
@@ -165,8 +165,8 @@ impl Qemu {
         }
     }
 
-    /// What is to be known of a VM; `before` is what was known, and keeps what was true when it was first seen; with it comes
-    /// what the balloon leaves the VM, where that is known.
+    /// Describes a VM. `before` is the last description, with what the balloon leaves the VM if known; it keeps what is only
+    /// true when a VM is first seen.
     fn domain(
         &self,
         id: VmId,
@@ -205,7 +205,7 @@ impl Qemu {
             huge_pages: told.huge_pages,
             locked: told.locked,
             encrypted: told.encrypted.clone(),
-            // As long as nobody says what it holds nothing can be given back, so nothing is taken.
+            // While the balloon's size is unknown it could not be restored, so it is not shrunk.
             balloon: told.balloon.filter(|_| balloon.is_some()),
             free_pages: told.free_pages,
             cells: told.cells.clone(),
@@ -220,9 +220,9 @@ impl Qemu {
         }
     }
 
-    /// Has something done for a VM that knows which other VMs have its name.
+    /// Runs a closure for a VM, with the other VMs of the same name.
     fn with_names<T>(&self, vm: VmId, name: &str, done: impl FnOnce(Whose<'_>) -> T) -> T {
-        // One whose name is disputed has no settings: root's VM keeps its own.
+        // A VM with a disputed name has no settings: root's VM keeps its own.
         let has_it = |(id, other): &(&VmId, &Vm)| **id != vm && other.name == name && other.claimed.is_none();
         let others = self.vms.iter().filter(has_it);
         let namesakes: Vec<VmId> = others.map(|(id, _)| *id).collect();
@@ -234,14 +234,14 @@ impl Qemu {
         })
     }
 
-    /// Whether a thread has these CPUs without having been pinned: they are all that its cgroup leaves it, or all of the host's
-    /// first process, which every program inherits (`isolcpus=`, systemd's `CPUAffinity=`).
+    /// Whether a thread with these CPUs is unpinned: they are all that its cgroup leaves it, or all of the host's first
+    /// process, which every program inherits (`isolcpus=`, systemd's `CPUAffinity=`).
     fn is_free(&self, allowed: Option<&CpuSet>, cpus: &CpuSet) -> bool {
         let bounds = [allowed, self.ordinary.as_ref()];
         bounds.into_iter().flatten().any(|bound| bound.is_subset(cpus))
     }
 
-    /// CPUs that the owner of its cgroup leaves it, where that is to be seen.
+    /// CPUs that the owner of its cgroup leaves it, if known.
     fn allowed(&self, pid: i32) -> Option<CpuSet> {
         self.groups.as_ref()?.cpuset_of(pid).ok()?.cpus
     }
@@ -254,7 +254,7 @@ impl Qemu {
         known.ok_or_else(|| CallError::Refused(ENDED.to_owned()))
     }
 
-    /// Has threads run on these CPUs.
+    /// Pins threads to these CPUs.
     fn pin(&self, tids: &[i32], cpus: &CpuSet) -> Result<(), CallError> {
         let mut set = rustix::thread::CpuSet::new();
         for cpu in cpus.iter() {
@@ -290,7 +290,7 @@ impl Qemu {
         Ok((process, threads))
     }
 
-    /// Its cgroup, where it is alone there and has a quota.
+    /// Its cgroup, if it has it to itself and it can have a quota.
     fn own_group(&self, pid: i32) -> Result<CpuGroup, String> {
         let groups = self
             .groups
@@ -407,8 +407,8 @@ impl Manager for Qemu {
         true
     }
 
-    /// By the journal's own process, whatever that is called by now, and whoever else claims its name: from here on the VM is
-    /// this process.
+    /// Finds the run by the process in the journal, whatever its name is by now and whichever process claims its name: from
+    /// here on the VM is this process.
     fn knows(&mut self, run: &Run) -> Result<bool, CallError> {
         let is_known = |vm: &Vm| vm.process == run.process();
         if !self.vms.get(&run.vm).is_some_and(is_known) {
@@ -436,7 +436,8 @@ impl Manager for Qemu {
         self.pin(&[thread.tid], cpus)
     }
 
-    /// All threads but the vCPUs': those that the first one starts run where it does. One that somebody else pinned is left.
+    /// Pins all threads except the vCPUs' that have the main thread's CPUs, since new threads inherit these. Threads pinned
+    /// by others are left.
     fn pin_emulator(&mut self, vm: VmId, cpus: &CpuSet) -> Result<(), CallError> {
         let (process, threads) = self.threads_of(vm)?;
         let main = threads.iter().find(|thread| thread.tid == process.pid);
@@ -471,7 +472,7 @@ impl Manager for Qemu {
             .map_err(CallError::Refused)
     }
 
-    /// A process carries nothing that could be one.
+    /// A process has no place for a mark.
     fn set_mark(&mut self, _vm: VmId, _element: Option<&str>) -> Result<(), CallError> {
         Ok(())
     }

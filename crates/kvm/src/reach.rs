@@ -1,18 +1,18 @@
-//! What a VM may use: the CPUs that are left when every bound that an operator set is applied, by whatever means they set it.
+//! What a VM may use: the CPUs left when every bound that an operator set, by any means, is applied.
 //!
 //! ```text
 //!   cpuset of its cgroups (v1, v2) ─┐
 //!   <vcpu cpuset>                  ─┤
 //!   nodes of its cgroups' cpuset   ─┼─ intersection ─▶ CPUs ─▶ homes, pins, emulator
-//!   affinity before the agent      ─┤                  none ─▶ the VM is left alone, and the reason is said
+//!   affinity before the agent      ─┤                  none ─▶ the VM is not touched, and the reason is reported
 //!   not isolated (isolcpus=)       ─┘
 //! ```
 //!
-//! An isolated CPU is left to a VM if its operator names it: by the domain's own `<vcpu cpuset>`, or by a cpuset or an affinity
-//! that has isolated CPUs only. A slice or an affinity of many CPUs, isolated ones among them, does not: the kernel would leave
-//! vCPUs that are pinned there on top of each other.
+//! An isolated CPU is left to a VM if its operator names it: in the domain's own `<vcpu cpuset>`, or in a cpuset or an
+//! affinity that has isolated CPUs only. A slice or an affinity of many CPUs, isolated ones among them, does not count: the
+//! kernel would leave vCPUs that are pinned there on top of each other.
 //!
-//! The kernel takes a CPU that goes offline out of every cpuset. That is no bound of an operator's, and ends no home.
+//! The kernel removes a CPU that goes offline from every cpuset. That is not an operator's bound, and ends no home.
 
 use std::path::Path;
 
@@ -23,18 +23,18 @@ use homenode_units::CpuSet;
 
 use crate::domain::Domain;
 
-/// The bounds of one VM as of the last look, but for affinities.
+/// The bounds of one VM as of the last look, except affinities.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reach {
-    /// What the kernel applies to every affinity of the VM's threads.
+    /// The cpuset, which the kernel applies to every affinity of the VM's threads.
     pub cpuset: Cpuset,
     /// CPUs of `<vcpu cpuset>`.
     allowed: Option<CpuSet>,
-    /// CPUs of the machine that are offline just now.
+    /// CPUs of the machine that are offline now.
     pub offline: CpuSet,
 }
 
-/// What is left of a host for a VM.
+/// The part of a host that is left for a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Left {
     pub cpus: CpuSet,
@@ -43,7 +43,7 @@ pub(crate) struct Left {
 }
 
 impl Reach {
-    /// Reads the bounds of a VM whose QEMU is this process.
+    /// Reads the bounds of a VM with this QEMU process.
     pub fn read(groups: &Hierarchy, pid: i32, domain: &Domain) -> Result<Reach, ReadError> {
         Ok(Reach {
             cpuset: groups.cpuset_of(pid)?,
@@ -52,8 +52,7 @@ impl Reach {
         })
     }
 
-    /// The same of a VM of which only the process is known, by an agent or a guard that undoes. Where the cgroups cannot be read
-    /// nothing is known of them.
+    /// Bounds of a VM known only by its process, for an agent or a guard that undoes. Unreadable cgroups count as no bound.
     pub fn of_process(root: &Path, pid: i32) -> Reach {
         let cpuset = Hierarchy::read(root).and_then(|groups| groups.cpuset_of(pid));
         Reach {
@@ -63,12 +62,12 @@ impl Reach {
         }
     }
 
-    /// Reads the cpuset again, after the kernel has done something else than was asked for.
+    /// Reads the cpuset again, after the kernel did something else than requested.
     pub fn look_again(&mut self, root: &Path, pid: i32) {
         self.cpuset = Reach::of_process(root, pid).cpuset;
     }
 
-    /// What is left to a VM of whose threads these affinities were set before the agent.
+    /// What is left to a VM whose threads had these affinities before the agent.
     pub fn left(&self, machine: &Machine, affinities: &[CpuSet]) -> Left {
         let all_cpus = machine.cpu_set();
         let by_nodes = self.cpus_near_memory(machine);
@@ -111,8 +110,8 @@ impl Reach {
         Left { cpus: left, bounds }
     }
 
-    /// CPUs of the memory nodes that its cgroups leave it, where that is not all and these nodes have CPUs: a home lies there, or
-    /// its memory could not follow.
+    /// CPUs of the memory nodes that its cgroups allow, if these are not all and have CPUs: a home must be there, since its
+    /// memory could not follow elsewhere.
     fn cpus_near_memory(&self, machine: &Machine) -> Option<CpuSet> {
         let cpus = machine.cpus_of(self.cpuset.nodes.as_ref()?);
         let cpus = match &self.cpuset.cpus {
@@ -123,7 +122,7 @@ impl Reach {
         (!cpus.is_empty() && !elsewhere.is_empty()).then_some(cpus)
     }
 
-    /// What the kernel makes of an affinity: its part within the cpuset, or all of the cpuset where there is none.
+    /// The affinity that the kernel applies: its part within the cpuset, or all of the cpuset if there is none.
     pub fn in_force(&self, cpus: &CpuSet) -> CpuSet {
         let Some(cpuset) = &self.cpuset.cpus else {
             return cpus.clone();
@@ -134,7 +133,7 @@ impl Reach {
         }
     }
 
-    /// What to ask for where a thread is to have these CPUs again: the kernel refuses CPUs that are all outside the cpuset.
+    /// What to request in order to restore these CPUs: the kernel refuses CPUs that are all outside the cpuset.
     pub fn to_give_back(&self, cpus: &CpuSet) -> CpuSet {
         match &self.cpuset.cpus {
             Some(cpuset) if cpus.intersection(cpuset).is_empty() => cpuset.clone(),
@@ -142,7 +141,7 @@ impl Reach {
         }
     }
 
-    /// Whether CPUs that are in force are what the kernel makes of one of these.
+    /// Whether the CPUs in force are what the kernel applies for one of these sets.
     pub fn is_one_of(&self, in_force: &CpuSet, usable: &CpuSet, sets: &[CpuSet]) -> bool {
         let is_so = |set: &CpuSet| {
             set.intersection(usable) == *in_force || self.in_force(set).intersection(usable) == *in_force
@@ -150,7 +149,7 @@ impl Reach {
         sets.iter().any(is_so)
     }
 
-    /// Whether a pin to these CPUs keeps a VM from nothing that its other bounds leave it.
+    /// Whether a pin to these CPUs takes nothing from a VM that its other bounds leave it.
     pub fn is_no_limit(&self, machine: &Machine, cpus: &CpuSet) -> bool {
         let left = self.left(machine, &[]).cpus;
         !left.is_empty() && left.is_subset(cpus)
@@ -158,7 +157,7 @@ impl Reach {
 }
 
 impl Left {
-    /// The same where the operator keeps these CPUs from all VMs: what leaves no others leaves nothing.
+    /// What is left when the operator reserves these CPUs: if only reserved CPUs are left, nothing is.
     pub fn but_for(mut self, reserved: &CpuSet) -> Left {
         if !self.cpus.is_empty() && self.cpus.is_subset(reserved) {
             self.bounds.push(("what bounds it", self.cpus.clone()));
@@ -169,7 +168,7 @@ impl Left {
         self
     }
 
-    /// CPUs by which plans are bound; `None` where these are all that VMs may use.
+    /// CPUs that bound plans; `None` if these are all that VMs may use.
     pub fn limit(&self, machine: &Machine) -> Option<CpuSet> {
         let of_all = machine.cpu_set().difference(&machine.isolated);
         (self.cpus != of_all).then(|| self.cpus.clone())
@@ -209,7 +208,7 @@ mod tests {
         }
     }
 
-    /// Four nodes of one CPU each, of which 1 and 3 are isolated, or none.
+    /// Four nodes of one CPU each, of which 1 and 3 or none are isolated.
     fn host(isolated: &str) -> Machine {
         Machine {
             isolated: cpus(isolated),
@@ -251,7 +250,7 @@ mod tests {
         assert_eq!(left("1,3", &reach(Some("1,3"), None, None), &["1,3"]), "1,3");
         assert_eq!(left("1,3", &reach(Some("0-1"), None, None), &["0"]), "0");
         assert_eq!(left("1,3", &reach(None, Some("0-1"), None), &["0-3"]), "0");
-        // A slice of many CPUs, and what the kernel makes of an affinity in it, names none of them.
+        // A slice of many CPUs, and what the kernel applies for an affinity in it, names none of them.
         assert_eq!(left("1,3", &reach(Some("1-3"), None, None), &["1-3"]), "2");
         assert_eq!(
             left("1,3", &reach(Some("1-3"), None, Some("1-3")), &["1-3"]),
@@ -266,7 +265,7 @@ mod tests {
 
     #[test]
     fn a_cpu_that_is_offline_is_no_bound_of_an_operators() {
-        // The kernel takes CPU 3 out of every cpuset meanwhile.
+        // Meanwhile the kernel removes CPU 3 from every cpuset.
         let offline = |mut reach: Reach| {
             reach.offline = cpus("3");
             reach
@@ -277,7 +276,7 @@ mod tests {
             left("", &offline(reach(Some("1-2"), None, None)), &["0-2"]),
             "1-3"
         );
-        // But what leaves that CPU alone leaves none.
+        // But a bound to only that CPU leaves none.
         assert_eq!(left("", &offline(reach(None, None, Some("3"))), &["0-2"]), "");
     }
 

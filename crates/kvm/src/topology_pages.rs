@@ -1,4 +1,4 @@
-//! The topology pages of a host's guests: who serves them, and which guests have one.
+//! The topology pages of a host's guests: their server, and which guests have one.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use homenode_undo::Acting;
 use crate::domain::{Domain, TOPOLOGY_DEVICE};
 use crate::topology_server::TopologyServer;
 
-/// What serves topology pages, or why nothing does.
+/// The server of topology pages, or why there is none.
 pub(crate) struct TopologyPages {
     socket: PathBuf,
     server: Result<TopologyServer, String>,
@@ -22,7 +22,7 @@ impl TopologyPages {
         TopologyPages { socket, server }
     }
 
-    /// What the operator should know of an agent that acts and cannot serve.
+    /// A notice for the operator if an agent acts and cannot serve.
     pub fn trouble(&self, acting: Acting) -> Option<String> {
         let why = self.server.as_ref().err().filter(|_| acting == Acting::Live)?;
         Some(format!("no guest is told where it is: {why}"))
@@ -33,12 +33,12 @@ impl TopologyPages {
         self.server.as_ref().map_err(String::as_str)
     }
 
-    /// Why a QEMU was refused its page, once.
+    /// Takes the reason why a QEMU was last refused its page, once.
     pub fn take_refusal(&self) -> Option<String> {
         self.server.as_ref().ok()?.take_refusal()
     }
 
-    /// Why the guest of a VM cannot be told where it is, if so.
+    /// Why the guest of a VM cannot be given a topology page, if it cannot.
     pub fn why_not(&self, domain: &Domain, pid: i32) -> Option<String> {
         if domain.cells.len() < 2 {
             return Some(
@@ -49,7 +49,7 @@ impl TopologyPages {
         let Some(theirs) = &domain.topology_socket else {
             return Some(format!(
                 "it has no topology device; put <shmem name='{TOPOLOGY_DEVICE}'> with the server {} into its <devices> \
-                 (docs/TOPOLOGY.md), and start it anew",
+                 (docs/TOPOLOGY.md), and start it again",
                 ours.display()
             ));
         };
@@ -62,7 +62,7 @@ impl TopologyPages {
         match &self.server {
             Err(why) => Some(why.clone()),
             Ok(server) if server.serves(pid) => None,
-            Ok(_) => Some("its QEMU has no topology page of this agent's; start it anew".to_owned()),
+            Ok(_) => Some("its QEMU has no topology page of this agent's; start it again".to_owned()),
         }
     }
 }

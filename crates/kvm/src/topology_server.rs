@@ -1,45 +1,45 @@
-//! The server of topology pages: gives each VM's QEMU memory of its own through the device `ivshmem-doorbell`, writes what
-//! the guest is told into it, and interrupts the guest.
+//! The server of topology pages: gives each VM's QEMU memory of its own through the device `ivshmem-doorbell`, writes the
+//! guest's page into it, and interrupts the guest.
 //!
 //! # Problem
 //!
-//! A guest is told where its vCPUs and its memory are through a page that its host writes ([`homenode_topology_page`]). The
-//! page has to get into the guest without a patch of QEMU, no VM may see another's, it has to stay where it is while the
-//! agent restarts, and whatever is at the other end (a guest's root, a QEMU that a guest took over, any local process) must
-//! not be able to hurt the agent.
+//! A guest learns where its vCPUs and its memory are through a page that its host writes ([`homenode_topology_page`]). The
+//! page has to get into the guest without a patch to QEMU, no VM may see another's, it has to stay in place while the agent
+//! restarts, and whatever is at the other end (a guest's root, a QEMU that a guest took over, any local process) must not be
+//! able to hurt the agent.
 //!
 //! # Terms
 //!
-//! *Peer*: a process that connected, QEMU as a rule. *Region*: the memory that a peer got. *Doorbell*: an eventfd that is an
+//! *Peer*: a process that connected, usually QEMU. *Region*: the memory that a peer got. *Doorbell*: an eventfd that is an
 //! interrupt of the guest.
 //!
 //! # Algorithm
 //!
 //! - One socket for all. The kernel says which process connects (`SO_PEERCRED`); a pidfd, taken at once, holds on to that
 //!   process, so that its number cannot come to mean another one. Each process gets one region, however often it connects,
-//!   and a doorbell for each connection. What is sent is QEMU's protocol (`docs/specs/ivshmem-spec`): version 0, the peer's
+//!   and a doorbell for each connection. The server speaks QEMU's protocol (`docs/specs/ivshmem-spec`): version 0, the peer's
 //!   number, -1 with the memory, the peer's number with its doorbell; words of 64 bits, little-endian.
-//! - Everybody's number is 0, since there are no others in its region. Number 0 may own the memory (QEMU's `master=on`,
+//! - Every peer's number is 0, since its region has no other peers. Number 0 may own the memory (QEMU's `master=on`,
 //!   `hw/misc/ivshmem.c`), which makes the page a part of what is saved and migrated; without, QEMU refuses both.
-//! - A region is a sealed memfd. QEMU keeps its descriptor, so a server that starts finds the regions of the one before under
-//!   `/proc/PID/fd` ([`region_of`]). The doorbell cannot be found so; guests look once a second without it.
-//! - What was told is written again every [`REWRITE`], under the sequence that it has: what a guest scribbled goes, and so
-//!   does the page of the host that a VM was migrated from, which QEMU loads over this one's.
+//! - A region is a sealed memfd. QEMU keeps its descriptor, so a new server finds the regions of the previous one under
+//!   `/proc/PID/fd` ([`region_of`]). The doorbell cannot be found this way; guests look once a second without it.
+//! - Pages are rewritten every [`REWRITE`], with their current sequence: this removes a guest's scribbles, and the page of the
+//!   host that a VM was migrated from, which QEMU loads over this one's.
 //! - A region goes when its process does.
 //!
 //! # Properties
 //!
 //! - No peer sees what was written for another process.
-//! - The server reads no region. It is sealed: nobody can make it shorter, which would end who writes to it with SIGBUS.
-//! - Nothing that a peer does or leaves undone stops the server: what is sent never waits, and a thread of its own rings,
-//!   since a process that has a doorbell can make who rings it wait. In the worst case guests are without interrupts, and
+//! - The server reads no region. It is sealed: no peer can shorten it, which would kill the writing server with SIGBUS.
+//! - Nothing that a peer does or leaves undone stops the server: sending never blocks, and a separate thread rings doorbells,
+//!   since a process that has a doorbell can make the ringing thread wait. In the worst case guests are without interrupts, and
 //!   look by themselves.
 //! - Regions and connections are bounded, and so is what one user can use up: [`REGIONS_MAX`], [`USER_REGIONS_MAX`],
-//!   [`CONNECTIONS_MAX`]. All their descriptors together are a share of those that the agent may open
-//!   ([`Part::TopologyPages`]), and half of it for one user: where these are used up, the process that came first among
-//!   those whose pages say nothing makes room, of the user with most of them; else the new one is refused.
-//! - Any local user may connect, because QEMU's is another one than the agent's. What it gets is a page that says nothing;
-//!   only who calls [`TopologyServer::publish`] decides whose page says something.
+//!   [`CONNECTIONS_MAX`]. All their descriptors together are a share of what the agent may open
+//!   ([`Part::TopologyPages`]), and half of it for one user. When these are used up, the oldest process whose page was never
+//!   written makes room, of the user with most of them, processes without a connection first; else the new one is refused.
+//! - Any local user may connect, because QEMU runs as another user than the agent. What it gets is an empty page; only the
+//!   caller of [`TopologyServer::publish`] decides whose page says something.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
@@ -66,21 +66,21 @@ use rustix::time::{ClockId, clock_gettime};
 
 use homenode_kernel::files::Part;
 
-/// Most processes that have a region.
+/// Most processes with a region.
 pub const REGIONS_MAX: usize = 512;
-/// Most of them that belong to one user: whoever fills these leaves room for others.
+/// Most processes of one user with a region: a user who fills these leaves room for others.
 pub const USER_REGIONS_MAX: usize = 256;
 /// Most connections of one process.
 pub const CONNECTIONS_MAX: usize = 4;
-/// How often pages are written again.
+/// How often pages are rewritten.
 pub const REWRITE: Duration = Duration::from_secs(2);
 
 const NAME: &str = "homenode-topology";
 /// Every peer's number.
 const PEER: i64 = 0;
-/// Doorbells that wait to be rung; more are not, as their guests look by themselves.
+/// Most doorbells that wait to be rung; others are dropped, since their guests look by themselves.
 const RINGS_MAX: usize = 1024;
-/// How long no peer is accepted after one could not be: for want of descriptors as a rule, and it would be tried again at once.
+/// Pause after a failed accept: usually descriptors are short, and a retry would fail at once.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Descriptors of a region (its process, its memory) and of a connection (its socket, its doorbell).
 const REGION_FILES: usize = 2;
@@ -90,24 +90,24 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 /// Why there is no server.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Another one is there.
+    /// Another server listens there.
     #[error("something listens on {path} already: one agent serves the topology pages of a host")]
     Taken {
         /// The socket.
         path: PathBuf,
     },
-    /// What has the socket's name is none.
+    /// The socket's path is something else.
     #[error("{path} is there and is no socket; remove it or choose another path")]
     NotASocket {
         /// The path.
         path: PathBuf,
     },
-    /// The system refused something.
+    /// The system refused a call.
     #[error("cannot serve topology pages on {path}: {cause}")]
     System {
         /// The socket.
         path: PathBuf,
-        /// What it said.
+        /// The system's error.
         cause: io::Error,
     },
 }
@@ -122,7 +122,7 @@ pub struct NotServed {
     pub pid: i32,
 }
 
-/// The server; it ends when it is dropped, and peers keep their memory.
+/// The server; ends when dropped, and peers keep their memory.
 #[derive(Debug)]
 pub struct TopologyServer {
     socket: PathBuf,
@@ -133,12 +133,12 @@ pub struct TopologyServer {
 }
 
 impl TopologyServer {
-    /// Listens on a socket, whose directory must exist, and finds the regions of a server before.
+    /// Listens on a socket, whose directory must exist, and finds the regions of a previous server.
     ///
-    /// The socket of one that died is replaced. Any local user may connect; who wants it otherwise limits the directory.
+    /// Replaces the socket of a dead server. Any local user may connect; restrict the directory to prevent that.
     ///
     /// # Errors
-    /// When another one listens there, when something else has that name, or when the system refuses.
+    /// When another server listens there, when the path is something else, or when the system refuses.
     pub fn listen(socket: &Path) -> Result<TopologyServer, ListenError> {
         let system = |cause: io::Error| ListenError::System {
             path: socket.to_owned(),
@@ -161,10 +161,10 @@ impl TopologyServer {
         regions.find_again();
         let regions = Arc::new(Mutex::new(regions));
         let (rings, doorbells) = sync_channel::<Arc<OwnedFd>>(RINGS_MAX);
-        // It may have to wait for whom it rings, so nobody waits for it: it ends when no server is left that rings.
+        // Ringing may block, so this thread is never joined: it ends when no server is left that rings.
         let ringing = thread::Builder::new().name("doorbells".into()).spawn(move || {
             for doorbell in doorbells {
-                // A doorbell that is full is about to be heard.
+                // A doorbell whose counter is full is about to be heard.
                 let _ = rustix::io::write(&*doorbell, &1u64.to_ne_bytes());
             }
         });
@@ -181,19 +181,19 @@ impl TopologyServer {
         })
     }
 
-    /// Whether this process lives and has a page.
+    /// Whether this process is alive and has a page.
     pub fn serves(&self, pid: i32) -> bool {
         lock(&self.regions).by_pid.get(&pid).is_some_and(Region::is_alive)
     }
 
-    /// Why a process was refused last, once: its VM does not start.
+    /// Takes the reason why a process was last refused, once: its VM does not start.
     pub fn take_refusal(&self) -> Option<String> {
         lock(&self.regions).refusal.take()
     }
 
-    /// Tells a process' guest what is so, and interrupts it. Returns the version's sequence on its page.
+    /// Writes these facts to the page of a process' guest, and interrupts it. Returns the version's sequence on its page.
     ///
-    /// What it was told last is written again under the sequence that it has.
+    /// Unchanged facts are rewritten with their current sequence.
     ///
     /// # Errors
     /// When the process has no page.
@@ -224,7 +224,7 @@ fn lock(regions: &Mutex<Regions>) -> MutexGuard<'_, Regions> {
     regions.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A socket at this path to which everybody may connect from the moment on that it is there.
+/// Creates a socket at this path that all users may connect to from the first moment.
 fn bind(path: &Path) -> Result<UnixListener, ListenError> {
     let system = |cause: io::Error| ListenError::System {
         path: path.to_owned(),
@@ -258,14 +258,14 @@ fn bind(path: &Path) -> Result<UnixListener, ListenError> {
     Ok(listener)
 }
 
-/// What the server's thread wakes up for.
+/// Events that the server's thread waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Event {
     Stop,
     Peer,
-    /// This process ended.
+    /// A process ended.
     End(i32),
-    /// This process closed a connection.
+    /// A process closed a connection.
     Close(i32),
 }
 
@@ -291,7 +291,7 @@ impl Event {
     }
 }
 
-/// Whether this is so of a descriptor now.
+/// Whether a descriptor is ready for this now.
 fn is_so(fd: &impl AsFd, what: PollFlags) -> bool {
     poll(&mut [PollFd::new(fd, what)], Some(&Timespec::default())).is_ok_and(|count| count > 0)
 }
@@ -307,22 +307,22 @@ fn serve(listener: &UnixListener, regions: &Mutex<Regions>) {
             tv_sec: wait.as_secs().cast_signed(),
             tv_nsec: wait.subsec_nanos().into(),
         };
-        // Only a signal can come between.
+        // Only a signal can interrupt.
         let (happened, _) = epoll::wait(&*watch, &mut events, Some(&wait)).unwrap_or_default();
         for event in happened {
             match Event::of(event.data) {
                 Event::Stop => return,
                 Event::Peer => match listener.accept() {
-                    // Who is refused sees its connection closed.
+                    // A refused peer sees its connection closed.
                     Ok((stream, _)) => lock(regions).meet(stream),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Err(error) => {
                         lock(regions).refusal =
-                            Some(format!("cannot accept who wants a topology page: {error}"));
+                            Some(format!("cannot accept a client of topology pages: {error}"));
                         thread::sleep(PAUSE);
                     }
                 },
-                // Both may be news of one that had the number before.
+                // Both may concern a former process with that number.
                 Event::End(pid) => lock(regions)
                     .by_pid
                     .retain(|other, region| *other != pid || region.is_alive()),
@@ -346,13 +346,13 @@ fn serve(listener: &UnixListener, regions: &Mutex<Regions>) {
 struct Regions {
     watch: Arc<OwnedFd>,
     by_pid: BTreeMap<i32, Region>,
-    /// Descriptors that all regions and connections may have.
+    /// Most descriptors of all regions and connections.
     files_max: usize,
     refusal: Option<String>,
 }
 
 impl Regions {
-    /// Adds the regions that living processes got from a server before this one.
+    /// Adds the regions that living processes got from a previous server.
     fn find_again(&mut self) {
         let Ok(processes) = fs::read_dir("/proc") else {
             return;
@@ -360,9 +360,9 @@ impl Regions {
         let pids = processes
             .flatten()
             .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        // This one has those that it gave out, which are nobody's any more.
+        // This process holds those that it gave out itself.
         for pid in pids.filter(|pid| *pid != std::process::id().cast_signed()) {
-            // Held on to before it is looked at.
+            // Pinned by a pidfd before it is looked at.
             let Ok(process) = pidfd(pid) else {
                 continue;
             };
@@ -375,7 +375,7 @@ impl Regions {
         }
     }
 
-    /// Sees to it that a process of this user may have so many more descriptors: others make room whose pages say nothing.
+    /// Makes room for this many more descriptors of a process: others whose pages were never written are dropped.
     fn make_room(&mut self, (pid, user): (i32, u32), files: usize) -> io::Result<()> {
         let user_max = self.files_max / 2;
         loop {
@@ -437,7 +437,7 @@ impl Regions {
         Ok(())
     }
 
-    /// Admits whoever connected, or notes why not and closes its connection.
+    /// Admits a new peer, or notes why not and closes its connection.
     fn meet(&mut self, stream: UnixStream) {
         let outcome = credentials(&stream).map_err(|error| (0, error));
         let outcome = outcome.and_then(|peer| self.admit(stream, &peer).map_err(|error| (peer.pid, error)));
@@ -446,9 +446,9 @@ impl Regions {
         }
     }
 
-    /// Gives a process that connected its region and a doorbell.
+    /// Gives a connected process its region and a doorbell.
     fn admit(&mut self, stream: UnixStream, peer: &libc::ucred) -> io::Result<()> {
-        // Its end may not have been seen yet, and its number be another's.
+        // Its end may not have been seen yet, and its number may now be another's.
         if self
             .by_pid
             .get(&peer.pid)
@@ -463,7 +463,7 @@ impl Regions {
         self.make_room((peer.pid, peer.uid), files)?;
         if !self.by_pid.contains_key(&peer.pid) {
             let mut region = Region::new(pidfd(peer.pid)?, peer.uid, new_memory()?)?;
-            // Not to be written again: a page that is loaded over this one says more.
+            // Not rewritten: a page that is loaded over this one has more in it.
             region.sequence = region.publisher(region.sequence).publish(&nothing_known()?);
             self.add(peer.pid, region)?;
         }
@@ -478,7 +478,7 @@ impl Regions {
         send(&stream, PEER, None)?;
         send(&stream, -1, Some(region.memory.as_fd()))?;
         send(&stream, PEER, Some(doorbell.as_fd()))?;
-        // Not when it sends something, which nobody reads.
+        // Not when it sends something, which is never read.
         let closed = epoll::EventFlags::RDHUP;
         epoll::add(&*self.watch, &stream, Event::Close(peer.pid).data(), closed)?;
         let doorbell = Arc::new(doorbell);
@@ -499,11 +499,11 @@ struct Region {
     user: u32,
     memory: File,
     page: Mapping,
-    /// The last one written, or one that this page has not had before.
+    /// The last sequence written, or one that this page has not had before.
     sequence: u64,
     told: Option<Topology>,
     connections: Vec<Connection>,
-    /// When it was made, or found again.
+    /// When it was created, or found again.
     since: Instant,
 }
 
@@ -523,7 +523,7 @@ impl Region {
         })
     }
 
-    /// Descriptors that it has.
+    /// Number of its descriptors.
     fn files(&self) -> usize {
         REGION_FILES + CONNECTION_FILES * self.connections.len()
     }
@@ -552,7 +552,7 @@ impl Region {
     }
 }
 
-/// A page before anything was told: of no vCPU is it known where it runs.
+/// The initial page: no vCPU's node is known.
 fn nothing_known() -> io::Result<Topology> {
     let facts = Facts {
         vcpu_pnode: vec![None],
@@ -569,13 +569,13 @@ fn new_memory() -> io::Result<File> {
     Ok(memory.into())
 }
 
-/// The memory that a process got from a server of topology pages; `None` if it holds none.
+/// Returns the memory that a process got from a server of topology pages; `None` if it holds none.
 ///
 /// # Errors
 /// When the process has ended, or is another user's.
 pub fn region_of(pid: i32) -> io::Result<Option<File>> {
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
-        // Held by its path only, so that nothing happens to what turns out to be something else.
+        // Opened with `O_PATH` only, so that nothing happens if it is something else.
         let Ok(held) = rustix::fs::open(entry?.path(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) else {
             continue;
         };
@@ -585,7 +585,7 @@ pub fn region_of(pid: i32) -> io::Result<Option<File>> {
             continue;
         }
         let memory = File::options().read(true).write(true).open(&held_path)?;
-        // Whoever made it: it cannot get shorter, and has pages of the usual size.
+        // No matter which process created it: it cannot be shortened, and has pages of the usual size.
         let usual = rustix::fs::fstatfs(&memory)?.f_type == libc::TMPFS_MAGIC;
         if usual && fcntl_get_seals(&memory)?.contains(SEALS) && memory.metadata()?.len() == BYTES as u64 {
             return Ok(Some(memory));
@@ -595,13 +595,13 @@ pub fn region_of(pid: i32) -> io::Result<Option<File>> {
 }
 
 fn pidfd(pid: i32) -> io::Result<OwnedFd> {
-    // 0 where the peer is in another namespace, and has no number here.
+    // 0 if the peer is in another namespace, and has no number here.
     let pid = Pid::from_raw(pid).ok_or_else(|| io::Error::other("a process without a number"))?;
     Ok(pidfd_open(pid, PidfdFlags::empty())?)
 }
 
-/// Who connected.
-#[allow(unsafe_code)] // the safe wrapper takes every number to be one of a process, and 0 is none
+/// The credentials of the peer that connected.
+#[allow(unsafe_code)] // the safe wrapper takes every number for a process's, and 0 is none
 fn credentials(stream: &UnixStream) -> io::Result<libc::ucred> {
     let mut peer = libc::ucred {
         pid: 0,

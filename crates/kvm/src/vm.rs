@@ -1,4 +1,4 @@
-//! One VM as the host watches it: who its threads are, what its operator did, where its memory lies.
+//! One VM as the host watches it: its threads, its operator's settings, where its memory is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -15,36 +15,36 @@ use homenode_kernel::{now, numa_maps};
 use homenode_undo::journal::{Before, Entry, Helper, Run, Written};
 use homenode_units::{Bytes, CpuSet, NodeMap, NodeSet, Ns, PAGE_BYTES, Pages};
 
+use crate::context::HostContext;
 use crate::domain::{Cell, Domain};
-use crate::hands::Hands;
 use crate::levers::vcpus::before_of;
 use crate::reach::{Left, Reach};
 
 mod bound;
-mod grip;
+mod lever_state;
 
-pub(crate) use grip::{After, Grip, Levers};
+pub(crate) use lever_state::{After, LeverState, Levers};
 
-/// Reading `numa_maps` may take this part of one CPU's time per VM: it stops the VM's page faults while it walks.
+/// Reading `numa_maps` may take one part in this many of one CPU's time, per VM: the walk stops the VM's page faults.
 const PAGES_COST_SHARE: u64 = 20;
-/// How often memory that could not be found is looked for again.
+/// How often to look again for memory that was not found.
 const RAM_RETRY: Ns = Ns::from_secs(10);
 
 /// One run of one VM.
 pub(crate) struct Vm {
     pub run: Run,
-    /// What it was said to be when it was looked at last.
+    /// Its description as of the last look.
     pub described: Arc<Domain>,
-    /// The same, with what was set since.
+    /// That description, with what was set since.
     pub domain: Domain,
-    /// What its operator's bounds leave it, but for affinities.
+    /// What its operator's bounds leave it, except affinities.
     pub reach: Reach,
-    /// What it was when first seen; the live XML shows our own pins later.
+    /// Helpers pinned when it was first seen; later the live XML shows our own pins.
     pub operator_helpers: BTreeSet<Helper>,
     pub pins: Pinned,
     pub threads: Vec<Thread>,
     pub tasks: Tasks,
-    /// When vCPUs' affinities, and when all that is told of threads, are to be read anew.
+    /// When to read vCPUs' affinities, and everything about threads, again.
     pub next_looks: (Ns, Ns),
     pub groups: BTreeMap<i32, Option<CpuGroup>>,
     pub memory: Memory,
@@ -52,49 +52,49 @@ pub(crate) struct Vm {
     pub levers: Levers,
     /// Why its memory cannot move, as of the last sample.
     pub immovable: Option<Immovable>,
-    /// Why its memory is to be left where it is for now.
+    /// Why its memory should stay where it is for now.
     pub standstill: Option<Immovable>,
 }
 
-/// Who pinned which vCPU of a VM.
+/// Pins of a VM's vCPUs, by origin.
 pub(crate) struct Pinned {
-    /// By hand.
+    /// Pinned by hand.
     pub operator: BTreeSet<u16>,
     /// CPUs before an agent first touched the VM; restoring leaves them as pins in the XML.
     pub restored: BTreeMap<u16, CpuSet>,
-    /// What the agent pinned: the newest first, and alone once it was read back.
+    /// The agent's pins: the newest first, and only that one once it was read back.
     pub ours: BTreeMap<u16, Vec<CpuSet>>,
 }
 
-/// Where a VM's memory lies.
+/// Where a VM's memory is.
 #[derive(Default)]
 pub(crate) struct Memory {
     sizes: Vec<Bytes>,
-    /// All of it, once it was found.
+    /// All of it, once found.
     whole: Option<Part>,
     /// Each node that the guest sees, if it has memory.
     virtual_nodes: Vec<Option<Part>>,
     next_read: Ns,
 }
 
-/// Memory that is moved by itself.
+/// Memory that is moved as a unit.
 pub(crate) struct Part {
     pub mover: Mover,
     pub pages: Option<NodeMap<Pages>>,
-    /// The nodes that memory policies bind it to, as the kernel says.
+    /// The nodes that memory policies bind it to, according to the kernel.
     pub binding: Option<Binding>,
 }
 
-/// What a look for a VM's memory found.
+/// Result of a search for a VM's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     Memory,
     None,
-    /// It was not due.
+    /// The search was not due.
     NotLooked,
 }
 
-/// Which part of a VM's memory.
+/// A part of a VM's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Which {
     Whole,
@@ -102,15 +102,15 @@ pub(crate) enum Which {
 }
 
 impl Memory {
-    /// Memory that was found in these ranges.
+    /// Memory found in these ranges.
     fn found(pid: i32, sizes: Vec<Bytes>, ranges: Vec<Range>, cells: &[Cell]) -> Memory {
         let part = |ranges| Part {
             mover: Mover::new(pid, ranges),
             pages: None,
             binding: None,
         };
-        // Memory objects come in the order of the cells that have memory, unless the cells have a part each of one object
-        // (`-numa node,mem=`, with which no part of it is a cell's alone to move).
+        // Memory objects come in the order of the cells that have memory, unless all cells share one object
+        // (`-numa node,mem=`, where no part of it belongs to one cell).
         let mut objects = numa_maps::objects(&ranges, &sizes).into_iter().zip(sizes.clone());
         let of_cell = |cell: &Cell| {
             let (object, size) = (cell.memory_bytes > Bytes::ZERO).then(|| objects.next())??;
@@ -125,25 +125,24 @@ impl Memory {
         }
     }
 
-    /// The walk over all of it, once it was found.
+    /// The walk over all of it, once found.
     pub fn mover(&self) -> Option<&Mover> {
         self.whole.as_ref().map(|whole| &whole.mover)
     }
 
-    /// Size of the huge pages that it lies in, the largest of several; `None` where it lies in ordinary ones, or was not found
-    /// yet.
+    /// Size of its huge pages, the largest of several; `None` if it is in ordinary pages, or not found yet.
     pub fn huge_page_bytes(&self) -> Option<Bytes> {
         let ranges = self.mover().into_iter().flat_map(Mover::ranges);
         let largest = ranges.map(|range| range.page_bytes).max();
         largest.filter(|bytes| bytes.0 > PAGE_BYTES)
     }
 
-    /// Where all of it lies, where that is known.
+    /// Where all of it is, if known.
     pub fn pages(&self) -> Option<&NodeMap<Pages>> {
         self.whole.as_ref()?.pages.as_ref()
     }
 
-    /// A part of it, where it was found.
+    /// A part of it, if found.
     pub fn part(&mut self, which: Which) -> Option<&mut Part> {
         match which {
             Which::Whole => self.whole.as_mut(),
@@ -159,7 +158,7 @@ impl Memory {
 }
 
 impl Vm {
-    /// How it is now: what an agent or the guard later gives back.
+    /// Its current state, which an agent or the guard restores later.
     pub fn before(&self) -> Before {
         let affinity = |role: &Role| {
             let thread = self.threads.iter().find(|t| t.role == *role);
@@ -181,11 +180,11 @@ impl Vm {
         }
     }
 
-    /// What is left of the host for it when every bound is applied: those that were read, and the affinities that its vCPUs had
-    /// before the agent pinned them. Affinities that libvirt gave it on a tool's advice (`placement='auto'`) are no bound: they
+    /// What is left of the host for it with every bound applied: those that were read, and the affinities that its vCPUs had
+    /// before the agent pinned them. Affinities that libvirt set on a tool's advice (`placement='auto'`) are no bound: they
     /// are that tool's placement.
-    pub fn left(&self, hands: &Hands) -> Left {
-        let before = hands.entry(self).map(|entry| &entry.before);
+    pub fn left(&self, context: &HostContext) -> Left {
+        let before = context.entry(self).map(|entry| &entry.before);
         let affinity = |thread: &Thread| {
             let index = vcpu_index(&thread.role)?;
             if self.pins.operator.contains(&index) {
@@ -201,15 +200,15 @@ impl Vm {
         let threads = self.threads.iter().filter(|_| !is_placed);
         let affinities: Vec<CpuSet> = threads.filter_map(affinity).collect();
         let mut reach = self.reach.clone();
-        reach.offline.clone_from(&hands.offline);
+        reach.offline.clone_from(&context.offline);
         reach
-            .left(&hands.machine, &affinities)
-            .but_for(&hands.reserved_cpus)
+            .left(&context.machine, &affinities)
+            .but_for(&context.reserved_cpus)
     }
 
     /// Whether something of the agent's is in force outside what is left to it: a pin, or a home that its operator did not
     /// choose.
-    pub fn is_out_of_reach(&self, hands: &Hands, left: &Left) -> bool {
+    pub fn is_out_of_reach(&self, context: &HostContext, left: &Left) -> bool {
         let mut pins = self.pins.ours.values().filter_map(|sets| sets.first());
         let chosen = self
             .domain
@@ -221,7 +220,7 @@ impl Vm {
             let mut nodes = home
                 .iter()
                 .map(NodeSet::one)
-                .map(|node| hands.machine.cpus_of(&node));
+                .map(|node| context.machine.cpus_of(&node));
             chosen.is_none() && nodes.any(|cpus| !cpus.is_empty() && cpus.intersection(&left.cpus).is_empty())
         };
         pins.any(|cpus| !cpus.is_subset(&left.cpus)) || self.home.as_ref().is_some_and(is_lost)
@@ -232,7 +231,7 @@ impl Vm {
         self.standstill == Some(Immovable::Migrating)
     }
 
-    /// Something of its threads may have been changed: all of them are looked at next time.
+    /// Its threads may have been changed: reads all of them next time.
     pub fn look_soon(&mut self) {
         self.next_looks = (Ns::ZERO, Ns::ZERO);
     }
@@ -255,26 +254,26 @@ impl Vm {
         self.threads.iter().find(|t| t.role == Role::Vcpu(index))
     }
 
-    /// The cgroup that limits a thread's CPU time, where it is known.
+    /// The cgroup that limits a thread's CPU time, if known.
     pub fn group(&self, tid: i32) -> Option<&CpuGroup> {
         self.groups.get(&tid)?.as_ref()
     }
 
-    /// How many of its vCPUs are in the cgroup of this one: one where each has its own, as libvirt makes them.
+    /// How many of its vCPUs share this one's cgroup: one if each has its own, as libvirt sets them up.
     pub fn sharing(&self, tid: i32) -> usize {
         let group = self.group(tid);
         let same = self.vcpu_tids().filter(|other| self.group(*other) == group);
         same.count().max(1)
     }
 
-    /// What a vCPU may use: its part of what its cgroup may.
+    /// CPU time that a vCPU may use: its share of its cgroup's.
     pub fn max_of(&self, tid: i32) -> Result<Option<CpuMax>, ReadError> {
         let max = self.group(tid).map_or(Ok(None), CpuGroup::max)?;
         let sharing = self.sharing(tid) as u64;
         Ok(max.map(|max| max.divided(sharing)))
     }
 
-    /// Reads where its pages lie, if that is due: after this time at the earliest, unless the agent moved some.
+    /// Reads where its pages are, if that is due: after `every` at the earliest, unless the agent moved some.
     pub fn refresh_pages(&mut self, root: &Path, at: Ns, every: Ns) -> Result<Found, ReadError> {
         if self.memory.sizes != self.domain.ram_sizes {
             self.memory = Memory {
@@ -287,7 +286,7 @@ impl Vm {
         }
         let start = now();
         let read = self.read_pages(root);
-        // What cannot be read is no cheaper to read again.
+        // A failed read costs as much when repeated.
         let cost = now().saturating_sub(start);
         let patience = match read {
             Ok(Found::None) => RAM_RETRY,
@@ -297,7 +296,7 @@ impl Vm {
         read
     }
 
-    /// Reads where its pages lie.
+    /// Reads where its pages are.
     fn read_pages(&mut self, root: &Path) -> Result<Found, ReadError> {
         let pid = self.run.pid;
         if self.memory.whole.is_none()
@@ -324,7 +323,7 @@ impl Vm {
         Ok(Found::Memory)
     }
 
-    /// The nodes that its guest sees, if they are several.
+    /// The nodes that its guest sees, if there are several.
     pub fn virtual_nodes(&self) -> Vec<VirtualNode> {
         let cells = &self.domain.cells;
         let node = |(at, cell): (usize, &Cell)| VirtualNode {
@@ -340,13 +339,13 @@ impl Vm {
         several.map(node).collect()
     }
 
-    /// Has the next look at its pages come from the kernel.
+    /// Makes the next look at its pages read from the kernel.
     pub fn forget_pages(&mut self) {
         self.memory.next_read = Ns::ZERO;
     }
 }
 
-/// CPUs that each vCPU of these threads may run on.
+/// CPUs that each vCPU among these threads may run on.
 pub(crate) fn affinities(threads: &[Thread]) -> impl Iterator<Item = (u16, CpuSet)> + '_ {
     let of_vcpu = |thread: &Thread| Some((vcpu_index(&thread.role)?, thread.affinity.clone()));
     threads.iter().filter_map(of_vcpu)
@@ -359,19 +358,19 @@ pub(crate) fn vcpu_index(role: &Role) -> Option<u16> {
     }
 }
 
-/// What hands do to a VM's lines in the journal.
-impl Hands {
-    /// What the journal says of a VM, written by this agent or an earlier one.
+/// Access to a VM's lines in the journal.
+impl HostContext {
+    /// A VM's journal entry, written by this agent or an earlier one.
     pub fn entry(&self, vm: &Vm) -> Option<&Entry> {
         self.journal.as_ref()?.entry(vm.run.vm)
     }
 
-    /// What it says of a lever of a VM.
+    /// The entry of a lever of a VM.
     pub fn journalled<T: Written>(&self, vm: &Vm) -> Option<T> {
         self.entry(vm)?.get()
     }
 
-    /// Writes down what will be in force on a lever.
+    /// Journals what will be in force on a lever.
     pub fn set<T: Written>(&mut self, vm: &Vm, what: &str, entry: &T) -> Result<(), ActionError> {
         let written = self.journal.as_mut().map(|journal| journal.set(vm.run.vm, entry));
         written
@@ -381,12 +380,12 @@ impl Hands {
         Ok(())
     }
 
-    /// Writes down that nothing is in force on a lever any more.
+    /// Journals that nothing is in force on a lever any more.
     pub fn clear<T: Written>(&mut self, vm: &Vm) {
         self.clear_keys(vm, &[T::KEY]);
     }
 
-    /// The same of several levers.
+    /// As [`HostContext::clear`], for several levers.
     pub fn clear_keys(&mut self, vm: &Vm, keys: &[&str]) {
         if let Some(journal) = &mut self.journal {
             journal.clear(vm.run.vm, keys);
@@ -394,14 +393,14 @@ impl Hands {
         self.mark(vm);
     }
 
-    /// The same, where the mark is not known to say that.
+    /// Updates the mark if it may differ from the journal.
     pub fn keep_marked(&mut self, vm: &Vm) {
         if self.marks.is_to_be_compared(vm.run.vm) {
             self.mark(vm);
         }
     }
 
-    /// Has the VM's own mark say what the journal says. Where that cannot be, the journal is the only witness.
+    /// Updates the VM's own mark from the journal. If that fails, the journal is the only witness.
     pub fn mark(&mut self, vm: &Vm) {
         let Some(journal) = &self.journal else { return };
         let (id, entry) = (vm.run.vm, journal.entry(vm.run.vm));
@@ -414,7 +413,7 @@ impl Hands {
     }
 }
 
-/// Something that the host did not do.
+/// The error of something that the host did not do.
 pub(crate) fn failed(vm: &Vm, what: &str, cause: &str) -> ActionError {
     let (what, cause) = (what.to_owned(), cause.to_owned());
     Failure::Host { what, cause }.on(&vm.run.name)

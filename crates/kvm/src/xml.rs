@@ -1,4 +1,4 @@
-//! A small XML tree: what libvirt writes about a domain, read whole with bounds on size, depth and elements.
+//! A small XML tree: libvirt's description of a domain, with bounds on size, depth and number of elements.
 
 use quick_xml::XmlVersion;
 use quick_xml::events::{BytesStart, Event};
@@ -10,10 +10,10 @@ const BYTES_MAX: usize = 8 << 20;
 const DEPTH_MAX: usize = 64;
 const ELEMENTS_MAX: usize = 100_000;
 
-/// Why a text is not XML that we read.
+/// Why a text could not be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum XmlError {
-    /// Larger or deeper than any domain is.
+    /// Larger or deeper than any real domain.
     #[error("more than {limit} {what}")]
     TooLarge {
         /// The limit.
@@ -24,9 +24,9 @@ pub enum XmlError {
     /// Not well-formed.
     #[error("not well-formed near byte {at}: {cause}")]
     Malformed {
-        /// Where.
+        /// Position.
         at: u64,
-        /// What the parser said.
+        /// The parser's message.
         cause: String,
     },
 }
@@ -36,7 +36,7 @@ pub enum XmlError {
 pub struct Element {
     /// Name without prefix.
     pub name: String,
-    /// Its namespace, where it has one.
+    /// Its namespace, if it has one.
     pub namespace: Option<String>,
     /// Attributes by their names as written.
     pub attributes: Vec<(String, String)>,
@@ -62,7 +62,7 @@ impl Element {
             .find(|child| child.name == name && child.namespace.is_none())
     }
 
-    /// The element that this path of names leads to.
+    /// The element at this path of names.
     pub fn path(&self, names: &[&str]) -> Option<&Element> {
         names.iter().try_fold(self, |element, name| element.child(name))
     }
@@ -75,7 +75,7 @@ impl Element {
     }
 }
 
-/// Reads a document and gives its root element.
+/// Parses a document and returns its root element.
 pub fn parse(text: &str) -> Result<Element, XmlError> {
     if text.len() > BYTES_MAX {
         return Err(XmlError::TooLarge {
@@ -143,7 +143,7 @@ pub fn parse(text: &str) -> Result<Element, XmlError> {
     }
 }
 
-/// Ends the innermost open element: it becomes a child, or is the root.
+/// Closes the innermost open element: it becomes a child, or is the root.
 fn close(open: &mut Vec<Element>) -> Option<Element> {
     let done = open.pop()?;
     match open.last_mut() {

@@ -1,5 +1,5 @@
-//! The server of topology pages with real processes: this binary plays the test and the peers (QEMU's part, and worse), by its
-//! arguments.
+//! The server of topology pages with real processes: this binary plays the test and the peers (QEMU's part, and worse),
+//! depending on its arguments.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, IoSliceMut, Write as _};
@@ -23,7 +23,7 @@ use rustix::fs::{OFlags, fcntl_setfl, ftruncate};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// For what happens in another thread or process.
+/// Time limit for what happens in another thread or process.
 const SOON: Duration = Duration::from_secs(20);
 
 fn main() {
@@ -65,7 +65,7 @@ fn topology(node: u16) -> Topology {
 
 // --- A peer ---
 
-/// What it got by one connection.
+/// What it got on one connection.
 struct Connection {
     stream: UnixStream,
     memory: File,
@@ -73,7 +73,7 @@ struct Connection {
     doorbell: OwnedFd,
 }
 
-/// Carries out what it is told on its standard input, a line each, and says what came of it.
+/// Carries out the commands on its standard input, one per line, and prints the results.
 #[allow(clippy::print_stdout)] // its answers
 fn play_peer(socket: &Path) {
     let mut connections: Vec<Connection> = Vec::new();
@@ -119,7 +119,7 @@ fn play_peer(socket: &Path) {
                 Some(Err(error)) => error.to_string(),
                 None => "no page".to_owned(),
             },
-            // Of each connection, since it was asked last.
+            // On each connection, since the last such command.
             "rung" => {
                 let rung = |connection: &Connection| {
                     let mut count = [0; 8];
@@ -173,7 +173,7 @@ fn receive(stream: &UnixStream) -> std::io::Result<(i64, Option<OwnedFd>)> {
     Ok((i64::from_le_bytes(word), file))
 }
 
-/// The test's end of one.
+/// The test's end of a peer.
 struct Peer {
     child: Child,
     orders: ChildStdin,
@@ -209,7 +209,7 @@ impl Peer {
         answer.trim_end().to_owned()
     }
 
-    /// What its page says, with the sequence.
+    /// Whether its page has this sequence and node.
     fn sees(&mut self, sequence: u64, node: u16) -> bool {
         self.tell("read") == format!("{sequence} Some({node})")
     }
@@ -243,7 +243,7 @@ fn dir() -> tempfile::TempDir {
     tempfile::tempdir().expect("a directory")
 }
 
-// --- What holds ---
+// --- Tests ---
 
 fn no_process_sees_anothers_page() {
     let dir = dir();
@@ -286,7 +286,7 @@ fn a_process_that_connects_again_gets_its_page_and_one_more_doorbell() {
     assert!(peer.sees(sequence, 2), "the first connection's memory");
     thread::sleep(Duration::from_millis(50));
     assert_eq!(peer.tell("rung"), "[1, 1]");
-    // As a device that is unplugged and plugged again.
+    // Like a device that is unplugged and plugged again.
     assert_eq!(peer.tell("disconnect"), "2 closed");
     assert_eq!(peer.tell("connect"), "connected");
     assert!(peer.sees(sequence, 2), "the page is kept");
@@ -335,7 +335,7 @@ fn what_a_peer_scribbles_goes_by_itself() {
     let mut peer = Peer::connected(&socket);
     let sequence = server.publish(peer.pid(), &topology(1)).expect("a page");
     peer.tell("scribble");
-    assert!(!peer.sees(sequence, 1), "nobody wrote since");
+    assert!(!peer.sees(sequence, 1), "it was not written since");
     until("the page is written again", || peer.sees(sequence, 1));
     assert!(REWRITE < SOON);
 }
@@ -368,7 +368,7 @@ fn a_region_goes_with_its_process() {
     let dir = dir();
     let socket = dir.path().join("socket");
     let server = TopologyServer::listen(&socket).expect("a server");
-    // Those of other programs on this machine count too.
+    // Files of other programs on this machine count too.
     let held = || {
         let links = std::fs::read_dir("/proc/self/fd").expect("descriptors").flatten();
         let names = links.filter_map(|link| std::fs::read_link(link.path()).ok());
@@ -407,7 +407,7 @@ fn peers_without_manners_hurt_nobody_else() {
     assert_eq!(server.take_refusal(), None, "once");
     assert_eq!(bad.tell("babble"), "Ok(())");
     bad.tell("scribble");
-    // Whoever rings it waits from now on.
+    // Ringing it blocks from now on.
     bad.tell("jam");
     for round in 0..2000u16 {
         let node = round % 8;
@@ -435,7 +435,7 @@ fn the_socket_of_a_living_server_is_left_alone() {
     let peer = Peer::connected(&socket);
     assert!(server.serves(peer.pid()), "the first one still serves");
     drop(server);
-    // As an agent leaves it that was killed.
+    // As left by a killed agent.
     drop(UnixListener::bind(&socket).expect("a socket"));
     let server = TopologyServer::listen(&socket).expect("a server in place of a dead one");
     let next = Peer::connected(&socket);
@@ -453,7 +453,7 @@ fn what_is_no_socket_is_left_alone() {
     assert!(error.to_string().contains("none/socket"), "{error}");
 }
 
-/// Under a low limit of open files, as a service has it that no unit raises.
+/// Under a low limit of open files, as in a service without `LimitNOFILE`.
 fn peers_that_want_all_files_leave_the_agent_its_own_and_the_told_their_pages() {
     const LIMIT: u64 = 256;
     let before = getrlimit(Resource::Nofile);
@@ -468,7 +468,7 @@ fn peers_that_want_all_files_leave_the_agent_its_own_and_the_told_their_pages() 
         let server = TopologyServer::listen(&socket).expect("a server");
         let mut told = Peer::connected(&socket);
         server.publish(told.pid(), &topology(1)).expect("a page");
-        // Each has two pipes to this process: so many would take all files by their connections alone.
+        // Each has two pipes to this process: more would take all files by their connections alone.
         let mut flood: Vec<Peer> = Vec::new();
         for _ in 0..24 {
             let mut peer = Peer::start(&socket);
@@ -490,7 +490,7 @@ fn peers_that_want_all_files_leave_the_agent_its_own_and_the_told_their_pages() 
         let last = flood.last_mut().expect("the last one");
         let sequence = server.publish(last.pid(), &topology(3)).expect("a page");
         assert!(last.sees(sequence, 3), "a VM that starts has its page");
-        // Where all that are there have been told, the next one is refused, and it is said why.
+        // If all present peers have been told something, the next one is refused with a reason.
         let mut refused = None;
         for _ in 0..24 {
             let mut peer = Peer::start(&socket);
@@ -529,7 +529,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Three processes, any steps: a page is told exactly when its process has connected once, and says what was told last.
+/// Three processes, any steps: a page is written exactly when its process has connected once, and has what was written last.
 fn pages_are_what_was_told_whatever_happens() {
     const PEERS: usize = 3;
     let steps = prop::collection::vec((0..PEERS, step()), 1..30);
@@ -575,7 +575,7 @@ fn pages_are_what_was_told_whatever_happens() {
                 Step::Restart => {
                     drop(server.take());
                     server = Some(TopologyServer::listen(&socket).expect("a server"));
-                    // Who let go of its memory is not found again.
+                    // A process that released its memory is not found again.
                     known = std::array::from_fn(|at| known[at] && connections[at] > 0);
                 }
                 Step::Connect | Step::Scribble => {}

@@ -1,8 +1,7 @@
-//! Reading the files that people write: the one mechanism for machines, scenarios, workloads and configuration.
+//! Reads files that people write: the one mechanism for machines, scenarios, workloads and configuration.
 //!
-//! The type says what a file may hold (`#[serde(deny_unknown_fields)]` on every struct of it); this module turns what
-//! does not fit into a sentence with path, line, column and key, and names the nearest valid key or value for a
-//! misspelt one.
+//! The type defines the valid contents of a file (`#[serde(deny_unknown_fields)]` on every struct of it); this module turns a
+//! mismatch into a sentence with path, line, column and key, and suggests the nearest valid key or value for a misspelt one.
 
 use std::fmt::{self, Write as _};
 use std::io::{self, Read};
@@ -17,7 +16,7 @@ mod source;
 pub use every::read_toml_every;
 pub use source::Source;
 
-/// Files beyond this are refused unread: the largest of the project has a few KiB.
+/// Larger files are refused unread: the largest of the project has a few KiB.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Why a file could not be read, and where.
@@ -25,12 +24,11 @@ pub const FILE_BYTES_MAX: u64 = 1 << 20;
 pub struct FileError {
     /// The file.
     pub path: PathBuf,
-    /// Where the problem begins, where that is known.
+    /// Start of the problem, if known.
     pub place: Option<Place>,
-    /// The key that the problem is about, with the tables it lies in: `hardware.latency.l1_cycles`. Empty for the
-    /// file as a whole.
+    /// The key with the problem, with its enclosing tables: `hardware.latency.l1_cycles`. Empty for the file as a whole.
     pub key: String,
-    /// What is wrong. Boxed, so that results stay small.
+    /// The problem. Boxed, so that results stay small.
     pub problem: Box<Problem>,
 }
 
@@ -43,24 +41,24 @@ pub struct Place {
     pub column: u32,
 }
 
-/// What is wrong with a file.
+/// The problem with a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Problem {
-    /// A key that nothing reads.
+    /// An unknown key.
     UnknownKey {
         /// The key as written.
         key: String,
         /// The keys that are valid there.
         valid: Candidates,
     },
-    /// A word that is none of those allowed.
+    /// A word that is not allowed.
     UnknownWord {
         /// The word as written.
         word: String,
         /// The words that are allowed there.
         valid: Candidates,
     },
-    /// A key that must be there.
+    /// A missing key that is required.
     MissingKey {
         /// The key.
         key: String,
@@ -72,9 +70,9 @@ pub enum Problem {
         /// What is expected, in words.
         expected: String,
     },
-    /// A value that its type refuses, in that type's words.
+    /// A value that its type refuses, with the type's message.
     Value(String),
-    /// A setting that may not be what it is, in a sentence that names its key ([`homenode_units::BadSetting`]).
+    /// An invalid setting, in a sentence that names its key ([`homenode_units::BadSetting`]).
     Setting(String),
     /// Not TOML.
     Syntax(String),
@@ -102,7 +100,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Why a file cannot be read or written, in the words of a shell.
+/// Returns why a file cannot be read or written, in the words of a shell.
 pub fn in_words(kind: io::ErrorKind) -> String {
     match kind {
         io::ErrorKind::NotFound => "there is no such file".to_owned(),
@@ -114,8 +112,8 @@ pub fn in_words(kind: io::ErrorKind) -> String {
     }
 }
 
-/// Writes text on, its control characters escaped: what a file says is quoted in messages, and must neither break a
-/// line of a log nor reach a terminal.
+/// Writes text with its control characters escaped: messages quote files, and must neither break a line of a log nor control
+/// a terminal.
 struct OneLine<'a, 'b>(&'a mut fmt::Formatter<'b>);
 
 impl fmt::Write for OneLine<'_, '_> {
@@ -139,7 +137,7 @@ impl fmt::Display for FileError {
         }
         write!(f, ": {}", self.problem)?;
         match &*self.problem {
-            // The key itself is in the sentence; what is left to say is the table.
+            // The sentence names the key, so only the table is added.
             Problem::UnknownKey { .. } | Problem::MissingKey { .. } => match self.key.rsplit_once('.') {
                 Some((table, _)) => write!(f, " (in `{table}`)"),
                 None => Ok(()),
@@ -153,7 +151,7 @@ impl fmt::Display for FileError {
 
 impl std::error::Error for FileError {}
 
-/// Reads the text of a file as TOML. `path` is only for messages.
+/// Reads the text of a file as TOML. `path` is used only in messages.
 ///
 /// # Errors
 /// Anything that `T` does not allow, with its place.
@@ -181,7 +179,7 @@ pub fn read_toml_file<T: DeserializeOwned>(path: impl AsRef<Path>) -> Result<T, 
     read_toml(path, &read_text_file(path)?)
 }
 
-/// Opens a file of at most [`FILE_BYTES_MAX`] and gives its text.
+/// Opens a file of at most [`FILE_BYTES_MAX`] and returns its text.
 ///
 /// # Errors
 /// A file that is missing, unreadable, too large or not text.
@@ -209,11 +207,11 @@ pub fn read_text_file(path: impl AsRef<Path>) -> Result<String, FileError> {
     String::from_utf8(bytes).map_err(|_| failed(Problem::NotText))
 }
 
-/// Turns the TOML crate's error into ours. Its message is all it tells, so the words are taken apart here; the tests
-/// below hold them.
+/// Turns the TOML crate's error into ours. Its only information is the message, which is parsed here; the tests below fix its
+/// wording.
 fn explain(path: &Path, text: &str, error: &toml::de::Error) -> FileError {
     if let Some(key) = BadSetting::key_of(error.message()) {
-        // Settings are checked together, when all were read.
+        // Settings are checked together, after all were read.
         let mut found = Source::new(path, text).complaint(key, "");
         *found.problem = Problem::Setting(error.message().to_owned());
         return found;
@@ -239,7 +237,7 @@ fn explain(path: &Path, text: &str, error: &toml::de::Error) -> FileError {
     }
 }
 
-/// The tables that an error lies in. The crate prints them only in an error without its input.
+/// Returns the tables that contain an error. The crate prints them only in an error without its input.
 fn key_path(error: &toml::de::Error) -> String {
     let mut bare = error.clone();
     bare.set_input(None);
@@ -297,7 +295,7 @@ fn problem(message: &str) -> Problem {
             };
         }
     }
-    // An enum's table variant has its own words for an unknown key.
+    // For an unknown key in an enum's table variant the wording differs.
     if let Some((keys, valid)) = message
         .strip_prefix("unexpected keys in table: ")
         .and_then(|rest| rest.rsplit_once(", available keys: "))
@@ -311,7 +309,7 @@ fn problem(message: &str) -> Problem {
     Problem::Value(message.to_owned())
 }
 
-/// Rust's names of what was found, as someone who writes TOML would say it.
+/// Translates Rust's names of what was found into the words of a TOML author.
 fn found_in_words(found: &str) -> String {
     let number = found
         .strip_prefix("integer `")

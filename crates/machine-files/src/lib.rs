@@ -1,4 +1,4 @@
-//! Where machines come from and what people see of them: `/sys`, files, presets, text.
+//! Sources and views of machines: `/sys`, files, presets, text.
 //!
 //! A [`Machine`](homenode_machine::Machine) comes from a preset ([`preset`]), from a file ([`from_toml`]) or from a Linux
 //! `/sys` tree ([`sysfs::read`]). [`mod@file`] reads every TOML file of the project, [`render_text`] shows a machine, and

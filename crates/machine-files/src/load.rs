@@ -7,31 +7,31 @@ use homenode_units::Candidates;
 
 use crate::file::{FileError, read_text_file, read_toml};
 
-/// Why a machine file gives no machine.
+/// Why a machine file yields no machine.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LoadError {
     /// The file cannot be read, or is not a machine file.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The file describes a machine that cannot be.
+    /// The file describes an impossible machine.
     #[error("{}: {error}", path.display())]
     Machine {
         /// The file.
         path: PathBuf,
-        /// What cannot be.
+        /// The rule that it breaks.
         error: MachineError,
     },
     /// There is no preset of that name.
     #[error("no machine preset `{name}`{valid}")]
     UnknownPreset {
-        /// The name asked for.
+        /// The requested name.
         name: String,
         /// All presets, the nearest first.
         valid: PresetNames,
     },
 }
 
-/// Names of presets, the nearest to what was asked for first.
+/// Names of presets, the one nearest to the request first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PresetNames(pub Candidates);
 
@@ -70,12 +70,12 @@ const PRESETS: &[(&str, &str, &str)] = presets![
     "xeon8480-snc4"
 ];
 
-/// Names of the machines that come with the program.
+/// Returns the names of the machines that come with the program.
 pub fn preset_names() -> impl Iterator<Item = &'static str> {
     PRESETS.iter().map(|(name, ..)| *name)
 }
 
-/// A machine that comes with the program: hosts of the published experiments, and hosts of today.
+/// Returns a machine that comes with the program: hosts of the published experiments, and hosts of today.
 ///
 /// # Errors
 /// [`LoadError::UnknownPreset`], which names the nearest and lists all.
@@ -92,10 +92,10 @@ pub fn preset(name: &str) -> Result<Machine, LoadError> {
     }
 }
 
-/// Reads a machine from the text of a file; `path` is only for messages.
+/// Reads a machine from the text of a file; `path` is used only in messages.
 ///
 /// # Errors
-/// Text that is not a machine file, and machines that cannot be.
+/// Text that is not a machine file, and impossible machines.
 pub fn from_toml(path: impl AsRef<Path>, text: &str) -> Result<Machine, LoadError> {
     let path = path.as_ref();
     let file: MachineFile = read_toml(path, text)?;

@@ -1,4 +1,4 @@
-//! A machine for people: what `homenode machine` prints.
+//! Shows a machine to people: the output of `homenode machine`.
 
 use std::fmt::Write;
 
@@ -7,10 +7,10 @@ use homenode_units::{Bytes, BytesPerSec, CpuSet, NodeId, NodeSet};
 
 use homenode_machine::{Hardware, Machine};
 
-/// Devices shown by address; of more the rest is counted.
+/// Devices shown by address; any others are counted.
 const DEVICES_SHOWN_MAX: usize = 16;
 
-/// The machine as text: nodes, caches, links, distances, devices and what is odd about it. Ends with a line break.
+/// Returns the machine as text: nodes, caches, links, distances, devices and peculiarities. Ends with a line break.
 pub fn render_text(machine: &Machine) -> String {
     let mut out = String::new();
     headline(&mut out, machine);
@@ -60,7 +60,7 @@ fn table<S: Into<String>>(header: impl IntoIterator<Item = S>) -> Table {
     table
 }
 
-/// All columns but the first are figures.
+/// All columns except the first are figures.
 fn finish(mut table: Table, text_columns: &[usize]) -> String {
     for (at, column) in table.column_iter_mut().enumerate() {
         let figures = at > 0 && !text_columns.contains(&at);
@@ -107,7 +107,7 @@ fn rate(rate: Option<BytesPerSec>) -> String {
     rate.map_or("-".to_owned(), |rate| rate.to_string())
 }
 
-/// `2 x 8MiB`, and with which other nodes they are shared.
+/// Returns `2 x 8MiB`, and the other nodes that share them.
 fn llcs(machine: &Machine, node: NodeId) -> String {
     let of_node: Vec<_> = machine
         .llcs_of(node)
@@ -164,7 +164,7 @@ fn distances(machine: &Machine) -> String {
     finish(table, &[])
 }
 
-/// Links with the same two ends on one line where both directions are alike.
+/// Lists links, both directions on one line if they are alike.
 fn links(machine: &Machine) -> String {
     if machine.links.is_empty() {
         return String::new();
@@ -209,7 +209,7 @@ fn devices(machine: &Machine) -> String {
     text
 }
 
-/// PCI base class in words, for those that matter to where a VM runs; else the code.
+/// Returns a PCI base class in words, if it matters for placing VMs; else the code.
 fn kind(class: &str) -> String {
     let word = match class.get(2..4) {
         Some("01") => "storage",

@@ -1,4 +1,4 @@
-//! The writer of machine files: a machine node by node, with what is said beside its figures.
+//! Writes machine files: a machine node by node, with comments on its figures.
 
 use std::collections::BTreeMap;
 
@@ -9,23 +9,23 @@ use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, Val
 /// Column at which comments begin.
 const COMMENT_COLUMN: usize = 44;
 
-/// What stands beside the figures of a machine file, by key: `hardware.clock`, `node.0.memory_bandwidth`, `links.0.1`.
+/// Comments on the figures of a machine file, by key: `hardware.clock`, `node.0.memory_bandwidth`, `links.0.1`.
 #[derive(Clone, Debug, Default)]
 pub struct Comments(BTreeMap<String, String>);
 
 impl Comments {
-    /// Says something beside the figure of this key, in place of what was said before.
+    /// Sets the comment on the figure of this key.
     pub fn set(&mut self, key: impl Into<String>, text: impl Into<String>) {
         self.0.insert(key.into(), text.into());
     }
 
-    /// Puts a value below a key of the table, its comment in its column.
+    /// Inserts a value under a key of the table, with its comment in the comment column.
     fn put(&self, table: &mut Table, key: &str, value: impl Into<Value>, of: &str) {
         let mut value = value.into();
         if let Some(comment) = self.0.get(of) {
             let plain = |c: char| if c.is_control() { ' ' } else { c };
             let comment: String = comment.chars().map(plain).collect();
-            // As the line begins in the file, where a curve's keys are dotted.
+            // The beginning of the line in the file, where a curve's keys are dotted.
             let shown = of.strip_prefix("hardware.link.").unwrap_or(key);
             let columns = format!("{shown} = {value}").chars().count();
             let gap = COMMENT_COLUMN.saturating_sub(columns);
@@ -35,8 +35,8 @@ impl Comments {
     }
 }
 
-/// A machine in the format of `data/machines`, node by node. Reading it gives the machine back, as far as the format can say
-/// it: CPUs of a core are numbered as the format has it, all LLCs are alike.
+/// Returns a machine in the format of `data/machines`, node by node. Reading it restores the machine, as far as the format
+/// can express it: CPUs of a core are numbered by the format's rule, and all LLCs are alike.
 pub fn to_toml(machine: &Machine, comments: &Comments) -> String {
     let mut document = DocumentMut::new();
     document.insert("name", text(&machine.name));
@@ -76,7 +76,7 @@ fn count(number: usize) -> Item {
     toml_edit::value(i64::try_from(number).unwrap_or(i64::MAX))
 }
 
-/// A list with a line for each entry.
+/// Returns a list with a line for each entry.
 fn lines(values: impl Iterator<Item = Value>) -> Item {
     let mut list: Array = values.collect();
     list.iter_mut()
@@ -127,7 +127,7 @@ fn llc(machine: &Machine, llc: &Llc, comments: &Comments) -> Table {
     table
 }
 
-/// How caches are shared, and how many a node has: the first of the ways that the format has which gives the same groups of
+/// Returns how caches are shared, and how many a node has: the first of the format's ways that yields the same groups of
 /// CPUs; by node if none does.
 fn sharing(machine: &Machine) -> (&'static str, Option<usize>) {
     let groups: Vec<CpuSet> = machine.llcs.iter().map(|llc| llc.cpus.clone()).collect();
@@ -250,7 +250,7 @@ fn hardware(hardware: &Hardware, has_links: bool, comments: &Comments) -> Table 
     table
 }
 
-/// The largest unit that says it exactly.
+/// Returns the amount in the largest unit that is exact.
 fn exact(value: u64, units: &[(&'static str, u64)]) -> String {
     let unit = units
         .iter()

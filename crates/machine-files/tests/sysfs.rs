@@ -11,7 +11,7 @@ fn machine(name: &str) -> Machine {
     read(Tree::saved(name).root()).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// Everything of a machine on a few lines, short enough to compare with what the tree says.
+/// Returns everything about a machine on a few lines, short enough to compare with the tree.
 fn shown(machine: &Machine) -> Vec<String> {
     let mut lines = Vec::new();
     for ((id, node), row) in machine.nodes.iter().zip(&machine.distances.rows) {
@@ -188,7 +188,7 @@ fn the_host_is_what_is_online_whatever_the_reading_process_may_use() {
             "0000:41:00.0 0x020000 node 2",
         ],
     );
-    // An affinity of its own, as CPUAffinity= of a service manager gives it, is no bound of the host's either.
+    // The process's own affinity, as set by a service manager's CPUAffinity=, does not limit the host either.
     let tree = Tree::saved("testbed");
     tree.write(
         "proc/self/status",
@@ -335,7 +335,7 @@ fn memory_without_cpus_is_no_home_and_its_latency_is_read() {
     assert_eq!(machine.home_nodes().to_string(), "0");
     assert_eq!(machine.nodes[NodeId(0)].memory_ns, Some(100.0));
     assert_eq!(machine.nodes[NodeId(2)].memory_ns, Some(250.0));
-    // Firmware that does not say prints 0.
+    // Firmware that does not know prints 0.
     let tree = Tree::saved("cxl-node");
     tree.write(
         "sys/devices/system/node/node2/access0/initiators/read_latency",
@@ -346,12 +346,11 @@ fn memory_without_cpus_is_no_home_and_its_latency_is_read() {
 
 #[test]
 fn a_cache_of_which_nobody_says_who_shares_it_is_each_cpus_own() {
-    let note =
-        "the kernel does not tell who shares some last-level caches; each CPU is taken to have its own";
+    let note = "the kernel does not report which CPUs share some last-level caches; each CPU is assumed to have its own";
     let hidden = machine("empty-shared-list");
     assert_eq!(hidden.llcs.len(), hidden.cpus.len());
     assert!(hidden.notes.contains(&note.to_owned()), "{:?}", hidden.notes);
-    // A list without the CPU itself is as good as none.
+    // A list without the CPU itself counts as missing.
     let tree = Tree::saved("ccx-in-node");
     tree.write(
         "sys/devices/system/cpu/cpu0/cache/index3/shared_cpu_list",
@@ -393,7 +392,7 @@ fn a_gpus_memory_is_not_for_vms() {
             "nodes 250-251 have memory but no CPU",
         ]
     );
-    // One whose driver keeps its memory to itself says -1, and one without a driver nothing.
+    // A device whose driver keeps its memory prints -1, and one without a driver prints nothing.
     let tree = Tree::saved("gpu-memory-nodes");
     tree.write(
         "proc/driver/nvidia/gpus/0004:04:00.0/numa_status",
@@ -430,7 +429,7 @@ fn of_fake_nodes_a_cpu_is_in_the_one_that_it_links() {
     let fake = machine("numa-fake");
     let cpus: Vec<String> = fake.nodes.values().map(|node| node.cpus.to_string()).collect();
     assert_eq!(cpus, ["0-1", "2-3"]);
-    // Where nothing says whose a CPU is, that is said.
+    // If nothing tells a CPU's node, the error reports it.
     let tree = Tree::saved("numa-fake");
     tree.remove("sys/devices/system/cpu/cpu3/node1");
     let error = read(tree.root()).unwrap_err().to_string();

@@ -349,7 +349,7 @@ fn a_file_that_cannot_be_followed_is_unreadable() {
     );
 }
 
-/// Whether a file is one that the reader looks at; the trees hold more.
+/// Whether the reader uses a file; the trees hold more.
 fn is_read(path: &str) -> bool {
     const NAMES: [&str; 20] = [
         "online",
@@ -390,7 +390,7 @@ fn damage() -> impl Strategy<Value = Damage> {
     ]
 }
 
-/// The trees are unpacked once, as they have hundreds of files, and each file is mended after its turn.
+/// The trees are unpacked once, as they have hundreds of files, and each file is restored after its turn.
 #[test]
 fn any_file_cut_or_replaced_gives_a_machine_or_an_error_that_names_a_path() {
     let trees = TREES.map(Tree::saved);

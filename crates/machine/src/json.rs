@@ -1,4 +1,4 @@
-//! The JSON of `homenode machine --json`: what programs want, one object per node, units in the names.
+//! The JSON of `homenode machine --json`, for programs: one object per node, units in the names.
 //!
 //! ```text
 //! {"name", "nodes":[{"id","cpus","memory_bytes","memory_allowed","memory_bandwidth_bytes_per_s","socket","llcs"}],
@@ -6,7 +6,7 @@
 //!  "distances":[[…]], "links":[{"from","to","bandwidth_bytes_per_s"}], "devices":[{"address","class","node"}],
 //!  "notes":[…], "hardware":{…}}
 //! ```
-//! What is not known is `null`; `hardware`, which only presets have, is left out.
+//! Unknown values are `null`; `hardware`, which only presets have, is left out.
 
 use std::borrow::Cow;
 
@@ -105,7 +105,7 @@ impl Serialize for Machine {
 }
 
 impl<'de> Deserialize<'de> for Machine {
-    /// What was written comes back equal; what breaks a rule of machines is refused.
+    /// Reads back what was written; a machine that breaks a rule is refused.
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Machine, D::Error> {
         let json = MachineJson::deserialize(d)?;
         let allowed = json.nodes.iter().filter(|node| node.memory_allowed);

@@ -1,7 +1,7 @@
-//! How a machine is written as a file.
+//! The format of machine files.
 //!
-//! Every figure stands once, in the unit that people write. A host whose nodes are all alike is described by counts
-//! (`[shape]`), any other node by node (`[[node]]`); exactly one of the two is there.
+//! Every figure is written once, in the unit that people use. A host whose nodes are all alike is described by counts
+//! (`[shape]`), any other node by node (`[[node]]`); exactly one of the two must be present.
 //!
 //! ```toml
 //! name = "example"
@@ -51,7 +51,7 @@ use crate::rules::MachineError;
 const CPU_COUNT_MAX: u64 = 8192;
 const NODE_COUNT_MAX: u64 = 1024;
 
-/// What a machine file says.
+/// The contents of a machine file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MachineFile {
@@ -254,17 +254,17 @@ fn hertz<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
     }
 }
 
-/// One node as described, before its CPUs are spelled out.
+/// One node as described, before its CPUs are listed.
 struct Described {
     node: Node,
     cpus: Vec<Cpu>,
 }
 
 impl MachineFile {
-    /// The machine that the file describes.
+    /// Returns the machine that the file describes.
     ///
     /// # Errors
-    /// A machine that cannot be.
+    /// An impossible machine.
     pub fn machine(self) -> Result<Machine, MachineError> {
         let name = self.name;
         let described = match (&self.shape, self.node.as_slice()) {
@@ -360,8 +360,8 @@ impl Shape {
     }
 }
 
-/// Nodes listed one by one. The lower half of a node's CPU numbers are the first threads of its cores where there are
-/// two threads per core, and so on, as Linux numbers them.
+/// Builds nodes listed one by one. The lower half of a node's CPU numbers are the first threads of its cores if there are two
+/// threads per core, and so on, as Linux numbers them.
 fn listed_nodes(machine: &str, entries: &[NodeEntry]) -> Result<NodeMap<Described>, MachineError> {
     let mut nodes = NodeMap::new();
     let mut core_count = 0;
@@ -387,7 +387,7 @@ fn listed_nodes(machine: &str, entries: &[NodeEntry]) -> Result<NodeMap<Describe
             return Err(uneven(machine, format!("node {id}"), why));
         }
         let cores = (entry.cpus.len() / threads) as u32;
-        // A node without a package of its own in the file is taken as one.
+        // A node without a package in the file counts as one.
         let socket = entry.socket.unwrap_or(entry.id);
         let at = |(index, cpu): (usize, CpuId)| Cpu {
             id: cpu,
@@ -411,7 +411,7 @@ fn listed_nodes(machine: &str, entries: &[NodeEntry]) -> Result<NodeMap<Describe
 }
 
 impl LlcEntry {
-    /// The caches, and in each CPU the number of its own.
+    /// Returns the caches, and sets each CPU's cache number.
     fn caches(&self, machine: &str, cpus: &mut [Cpu]) -> Result<Vec<Llc>, MachineError> {
         let per_node = u32::from(self.per_node);
         if per_node == 0 || (self.shared_by == SharedBy::Socket && per_node != 1) {
@@ -480,7 +480,7 @@ impl DistanceEntry {
         let by_hops = match (self.by_hops, self.rows) {
             (None, Some(rows)) => return Ok(Distances { rows }),
             (Some(by_hops), None) => by_hops,
-            // What Linux takes where firmware says nothing: all other nodes are equally far.
+            // Linux's defaults if firmware states none: all other nodes are equally far.
             (None, None) => [10].into_iter().chain(vec![20; machine.nodes.len()]).collect(),
             (Some(_), Some(_)) => {
                 let expected = "give `by_hops` or `rows`, not both";

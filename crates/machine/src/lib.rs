@@ -1,8 +1,8 @@
-//! What a host *is*: nodes, CPUs, caches, memory controllers, links and devices; nothing of what it is doing.
+//! The description of a host: nodes, CPUs, caches, memory controllers, links and devices, but not its activity.
 //!
-//! A [`Machine`] is built by `homenode-machine-files`, from a preset, a file or a Linux `/sys` tree; nothing in here reads
-//! anything. Presets also carry [`Hardware`], the timing figures that only the twin needs. [`MachineFile`] is what a file may
-//! say, and serializing a machine gives the JSON for programs.
+//! A [`Machine`] is built by `homenode-machine-files`, from a preset, a file or a Linux `/sys` tree; this crate reads no
+//! files. Presets also carry [`Hardware`], the timing figures that only the twin needs. [`MachineFile`] is the format of a
+//! file, and serializing a machine produces the JSON for programs.
 
 mod json;
 mod layout;

@@ -1,4 +1,4 @@
-//! The types, and what can be asked of a machine. The rules that every machine obeys are in `rules`.
+//! The types of a machine and their queries. The rules that every machine obeys are in `rules`.
 
 use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeMap, NodeSet, Ns};
 use schemars::JsonSchema;
@@ -13,24 +13,24 @@ pub struct Machine {
     pub name: String,
     /// Online nodes. A node may lack CPUs (memory expander) or memory.
     pub nodes: NodeMap<Node>,
-    /// Nodes whose memory may be used: all of them, unless the machine was read as one process may use it.
+    /// Nodes whose memory may be used: all of them, unless the machine was read for one process.
     pub memory_allowed: NodeSet,
     /// Logical CPUs that are online, ascending by id.
     pub cpus: Vec<Cpu>,
-    /// CPUs that the kernel keeps free of everything that is not bound to them (`isolcpus=`). VMs use them only where their
-    /// operator says so. Not part of the JSON: a note says it.
+    /// CPUs that the kernel keeps free of everything that is not bound to them (`isolcpus=`). VMs use them only if their
+    /// operator names them. Not part of the JSON, except for a note.
     pub isolated: CpuSet,
     /// Last-level caches; a socket or a node may have several.
     pub llcs: Vec<Llc>,
     /// Firmware distances (SLIT), 10 = local.
     pub distances: Distances,
-    /// Directed links between nodes; empty where the host does not say (then nodes are taken as fully connected).
+    /// Directed links between nodes; empty if the host does not report them (nodes then count as fully connected).
     pub links: Vec<Link>,
     /// PCI devices that the firmware assigns to a node.
     pub devices: Vec<Device>,
-    /// What is odd about this host, in sentences for people (offline CPUs left out, cpuset limits, …).
+    /// Peculiarities of this host, in sentences for people (offline CPUs left out, cpuset limits, …).
     pub notes: Vec<String>,
-    /// Timing figures, where a preset gives them.
+    /// Timing figures, if a preset has them.
     pub hardware: Option<Hardware>,
 }
 
@@ -41,12 +41,12 @@ pub struct Node {
     pub cpus: CpuSet,
     /// Memory of the node; zero for a memory-less node.
     pub memory_bytes: Bytes,
-    /// Memory bandwidth that the node's controllers can sustain, where known (preset, or HMAT in sysfs).
+    /// Memory bandwidth that the node's controllers can sustain, if known (preset, or HMAT in sysfs).
     pub memory_bandwidth: Option<BytesPerSec>,
-    /// Latency of its memory without load, nanoseconds, from its own CPUs, or of a node without CPUs from the nearest; `None`:
-    /// as [`Latency::memory_ns`] says of all. Memory of several kinds differs.
+    /// Unloaded latency of its memory, nanoseconds, from its own CPUs, or for a node without CPUs from the nearest; `None`
+    /// means [`Latency::memory_ns`]. Memory of several kinds differs.
     pub memory_ns: Option<f64>,
-    /// Physical package, where known. Several nodes may share one (sub-NUMA clusters, two dies).
+    /// Physical package, if known. Several nodes may share one (sub-NUMA clusters, two dies).
     pub socket: Option<u16>,
 }
 
@@ -61,7 +61,7 @@ pub struct Cpu {
     pub socket: u16,
     /// Physical core, numbered over the whole host: hyperthread siblings share it.
     pub core: u32,
-    /// Index into [`Machine::llcs`], where the host says.
+    /// Index into [`Machine::llcs`], if the host reports it.
     pub llc: Option<u32>,
 }
 
@@ -72,11 +72,11 @@ pub struct Llc {
     pub cpus: CpuSet,
     /// Capacity.
     pub size_bytes: Bytes,
-    /// Associativity, where known.
+    /// Associativity, if known.
     pub ways: Option<u32>,
     /// Cache line in bytes.
     pub line_bytes: u32,
-    /// How it chooses the line to evict, where known.
+    /// Replacement policy, if known.
     pub replacement: Option<Replacement>,
 }
 
@@ -89,17 +89,17 @@ pub enum Replacement {
     /// A binary tree of bits, each pointing away from the half that was used last.
     #[default]
     PseudoLru,
-    /// One bit per line, set by its use: the first line without it. When all have it, all but the last used lose it.
+    /// One bit per line, set by its use: evicts the first line without it. When all have it, all but the last used lose it.
     NotRecentlyUsed,
-    /// Ages 0 to 3: 1 when a line comes, 1 after a use at age 2 or 3, else 0. The first line of age 3 goes; while there is
-    /// none, all grow older.
+    /// Ages 0 to 3: 1 when a line arrives, 1 after a use at age 2 or 3, else 0. Evicts the first line of age 3; while there
+    /// is none, all grow older.
     QuadAge,
-    /// Any line, drawn evenly.
+    /// Any line, with equal probability.
     Random,
 }
 
 impl Replacement {
-    /// All of them.
+    /// All policies.
     pub const ALL: [Replacement; 5] = [
         Replacement::Lru,
         Replacement::PseudoLru,
@@ -108,7 +108,7 @@ impl Replacement {
         Replacement::Random,
     ];
 
-    /// Name in machine files.
+    /// Returns the name in machine files.
     pub fn name(self) -> &'static str {
         match self {
             Replacement::Lru => "lru",
@@ -123,14 +123,14 @@ impl Replacement {
 /// A directed link between two nodes. The two directions of a cable are two links and may differ.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
-    /// Where data comes from.
+    /// Source of the data.
     pub from: NodeId,
-    /// Where data goes to.
+    /// Destination of the data.
     pub to: NodeId,
-    /// Data rate that the link can sustain in this direction, where known.
+    /// Data rate that the link can sustain in this direction, if known.
     pub bandwidth: Option<BytesPerSec>,
-    /// Latency that it adds, nanoseconds; `None`: as [`LinkTiming::hop_ns`] says of all. Links within a package and between
-    /// packages differ.
+    /// Latency that it adds, nanoseconds; `None` means [`LinkTiming::hop_ns`]. Links within a package and between packages
+    /// differ.
     pub hop_ns: Option<f64>,
 }
 
@@ -143,17 +143,16 @@ pub struct Device {
     pub class: String,
     /// Node that the device is attached to.
     pub node: NodeId,
-    /// What it moves at most; `None` where it is not known.
+    /// Its maximum data rate; `None` if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<BytesPerSec>,
-    /// How long a small request takes on an idle device, without a hypervisor; `None` where it is not known.
+    /// Time of a small request on an idle device, without a hypervisor; `None` if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency_ns: Option<Ns>,
-    /// The same from a guest that drives the device itself; `None` where it is taken as [`Device::latency_ns`].
+    /// Its time from a guest that drives the device itself; `None` means [`Device::latency_ns`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency_passthrough_ns: Option<Ns>,
-    /// The same from a guest that the hypervisor gives a virtual device; `None` where it is taken as
-    /// [`Device::latency_ns`].
+    /// Its time from a guest with a virtual device of the hypervisor; `None` means [`Device::latency_ns`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency_virtual_ns: Option<Ns>,
 }
@@ -170,44 +169,44 @@ pub struct Distances {
 pub struct Hardware {
     /// Core clock in Hz.
     pub clock_hz: u64,
-    /// Load-to-use latencies without load.
+    /// Unloaded load-to-use latencies.
     pub latency: Latency,
-    /// Whether the LLC holds everything that L1 and L2 hold.
+    /// Whether the LLC holds the contents of L1 and L2.
     pub llc_inclusive: bool,
     /// Outstanding misses that one core sustains (line fill buffers).
     pub misses_in_flight_max: u32,
     /// How memory latency grows with the controllers' load.
     pub memory_curve: LoadCurve,
-    /// What a link adds.
+    /// Latency and load curve of a link.
     pub link: LinkTiming,
-    /// What a memory controller sustains of lines scattered over its memory, as a share of what it sustains of streams
-    /// ([`Node::memory_bandwidth`]), in (0, 1]: each opens a DRAM page of its own. `None`: not known, taken as of streams.
+    /// Bandwidth of a memory controller for lines scattered over its memory, as a share of that for streams
+    /// ([`Node::memory_bandwidth`]), in (0, 1]: each line opens its own DRAM page. `None`: unknown, assumed equal to streams.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scattered_throughput: Option<f64>,
     /// Throughput of a core running two hyperthreads, as a multiple of one thread alone, in [1, 2].
     pub smt_throughput: f64,
-    /// Entries of the data TLB (second level where there is one) for 4 KiB pages.
+    /// Entries of the data TLB (second level if there is one) for 4 KiB pages.
     pub tlb_entries_4k: u32,
     /// Entries of the data TLB for 2 MiB pages.
     pub tlb_entries_2m: u32,
     /// Private second-level cache of a core, bytes.
     pub l2_bytes: Bytes,
-    /// What a TLB miss costs.
+    /// Cost of a TLB miss.
     pub walk: PageWalk,
-    /// What an interrupt to another CPU costs its sender and receiver together.
+    /// Cost of an interrupt to another CPU, for its sender and receiver together.
     pub ipi: Ipi,
-    /// What it costs a vCPU that has halted to run again, beside the interrupt. `None`: not known, taken as nothing.
+    /// Cost for a halted vCPU to run again, in addition to the interrupt. `None`: unknown, assumed zero.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wake: Option<Wake>,
 }
 
-/// References to page tables that a TLB miss makes beyond what page-walk caches hold. Without such caches they were 4
-/// of a native walk and 24 of a nested one.
+/// References to page tables that a TLB miss makes beyond the contents of page-walk caches. Without such caches they would be
+/// 4 for a native walk and 24 for a nested one.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PageWalk {
-    /// On the bare machine.
+    /// References per TLB miss without virtualization.
     pub native_refs: f64,
-    /// In a guest: a two-dimensional walk.
+    /// References per TLB miss in a guest, whose walk is two-dimensional.
     pub nested_refs: f64,
 }
 
@@ -220,16 +219,16 @@ pub struct Ipi {
     pub virtual_ns: f64,
 }
 
-/// What a vCPU's halt and wake-up cost it, nanoseconds. A CPU of the bare machine that idles pays nothing of it.
+/// Cost of a vCPU's halt and wake-up, nanoseconds. An idle CPU of the bare machine has no such cost.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Wake {
-    /// The halt's exit to the hypervisor, and the entry with which the guest goes on.
+    /// The halt's exit to the hypervisor, and the entry that resumes the guest.
     pub exit_ns: f64,
     /// The hypervisor's scheduler and the guest's own, between the interrupt and the thread.
     pub schedule_ns: f64,
 }
 
-/// Latencies without load.
+/// Unloaded latencies.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Latency {
     /// L1 hit, cycles.
@@ -238,7 +237,7 @@ pub struct Latency {
     pub l2_cycles: f64,
     /// LLC hit, cycles.
     pub llc_cycles: f64,
-    /// Memory of the own node, nanoseconds.
+    /// Memory of the CPU's own node, nanoseconds.
     pub memory_ns: f64,
 }
 
@@ -251,29 +250,29 @@ pub struct LoadCurve {
     pub beta: f64,
 }
 
-/// Timing of a link. The curve multiplies [`LinkTiming::hop_ns`] alone, not the whole latency of a remote access.
+/// Timing of a link. The curve multiplies only [`LinkTiming::hop_ns`], not the whole latency of a remote access.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LinkTiming {
-    /// Latency that one hop adds, nanoseconds, where the link has none of its own ([`Link::hop_ns`]).
+    /// Latency that one hop adds, nanoseconds, if the link does not have its own ([`Link::hop_ns`]).
     pub hop_ns: f64,
-    /// How it grows with the link's load.
+    /// Growth of the latency with the link's load.
     pub curve: LoadCurve,
 }
 
 impl Machine {
-    /// All nodes.
+    /// Returns all nodes.
     pub fn node_set(&self) -> NodeSet {
         self.nodes.node_set()
     }
 
-    /// Nodes with memory and CPUs: the only ones that can be a home, and over which memory is spread. A node without CPUs holds
-    /// memory of another kind, slower (CXL, persistent) or scarcer (HBM), of which the kernel decides what lies there.
+    /// Returns the nodes with memory and CPUs: only these can be a home, and memory is spread only over them. A node without
+    /// CPUs has memory of another kind, slower (CXL, persistent) or scarcer (HBM), whose contents the kernel decides.
     pub fn home_nodes(&self) -> NodeSet {
         let has_cpus = |node: &NodeId| self.nodes.get(*node).is_some_and(|node| !node.cpus.is_empty());
         self.memory_nodes().iter().filter(has_cpus).collect()
     }
 
-    /// Nodes that have memory which may be used.
+    /// Returns the nodes whose memory may be used.
     pub fn memory_nodes(&self) -> NodeSet {
         let has_memory = |(id, node): &(NodeId, &Node)| {
             node.memory_bytes > Bytes::ZERO && self.memory_allowed.contains(*id)
@@ -281,7 +280,7 @@ impl Machine {
         self.nodes.iter().filter(has_memory).map(|(id, _)| id).collect()
     }
 
-    /// The CPU with this number, if it is usable.
+    /// Returns the CPU with this number, if it is usable.
     pub fn cpu(&self, id: CpuId) -> Option<&Cpu> {
         self.cpus
             .binary_search_by_key(&id, |cpu| cpu.id)
@@ -289,12 +288,12 @@ impl Machine {
             .map(|at| &self.cpus[at])
     }
 
-    /// Node of a CPU, if the CPU is usable.
+    /// Returns the node of a CPU, if the CPU is usable.
     pub fn node_of(&self, id: CpuId) -> Option<NodeId> {
         self.cpu(id).map(|cpu| cpu.node)
     }
 
-    /// Usable CPUs of a set of nodes.
+    /// Returns the usable CPUs of a set of nodes.
     pub fn cpus_of(&self, nodes: &NodeSet) -> CpuSet {
         self.cpus
             .iter()
@@ -303,12 +302,12 @@ impl Machine {
             .collect()
     }
 
-    /// All usable CPUs.
+    /// Returns all usable CPUs.
     pub fn cpu_set(&self) -> CpuSet {
         self.cpus.iter().map(|cpu| cpu.id).collect()
     }
 
-    /// Physical cores of a node that have at least one usable CPU.
+    /// Returns the number of physical cores of a node that have at least one usable CPU.
     pub fn core_count(&self, node: NodeId) -> usize {
         let mut cores: Vec<u32> = self
             .cpus
@@ -321,14 +320,14 @@ impl Machine {
         cores.len()
     }
 
-    /// Usable hyperthreads of the busiest core: 1 where there are none, or where all siblings are offline.
+    /// Returns the usable hyperthreads of the busiest core: 1 without hyperthreads, or if all siblings are offline.
     pub fn threads_per_core(&self) -> usize {
         let mut cores: Vec<u32> = self.cpus.iter().map(|cpu| cpu.core).collect();
         cores.sort_unstable();
         cores.chunk_by(|a, b| a == b).map(<[u32]>::len).max().unwrap_or(1)
     }
 
-    /// Indices into [`Machine::llcs`] of the last-level caches that CPUs of a node use.
+    /// Returns indices into [`Machine::llcs`] of the last-level caches that CPUs of a node use.
     pub fn llcs_of(&self, node: NodeId) -> Vec<u32> {
         let mut llcs: Vec<u32> = self
             .cpus
@@ -341,14 +340,14 @@ impl Machine {
         llcs
     }
 
-    /// Distance between two nodes (10 = local), if both exist.
+    /// Returns the distance between two nodes (10 = local), if both exist.
     pub fn distance(&self, from: NodeId, to: NodeId) -> Option<u32> {
         let (i, j) = (self.nodes.position(from).ok()?, self.nodes.position(to).ok()?);
         self.distances.rows.get(i)?.get(j).copied()
     }
 
-    /// Indices into [`Machine::links`] from one node to another: fewest hops, of equal ones the first links listed.
-    /// Empty for a node to itself; `None` where no route exists.
+    /// Returns indices into [`Machine::links`] from one node to another: fewest hops, among equals the first links listed.
+    /// Empty for a node to itself; `None` if there is no route.
     pub fn route(&self, from: NodeId, to: NodeId) -> Option<Vec<usize>> {
         let mut reached: NodeMap<Vec<usize>> = [(from, Vec::new())].into_iter().collect();
         let mut frontier = vec![from];
@@ -374,7 +373,7 @@ impl Machine {
         reached.get(to).cloned()
     }
 
-    /// Whether two nodes are joined by a link, in either direction. Where no links are known all nodes are.
+    /// Whether two nodes are joined by a link, in either direction. If no links are known, all nodes are.
     pub fn adjacent(&self, a: NodeId, b: NodeId) -> bool {
         self.links.is_empty()
             || self

@@ -1,17 +1,17 @@
-//! What every machine obeys, whatever it was read from.
+//! The rules that every machine obeys, whatever its source.
 
 use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeSet};
 
 use crate::model::{Hardware, Link, LoadCurve, Machine};
 
-/// More than any node has, by a wide margin: a figure beyond it is a slip of the unit.
+/// More than any node has, by a wide margin: a larger figure has the wrong unit.
 const NODE_MEMORY_BYTES_MAX: Bytes = Bytes::from_gib(1 << 20);
-/// The same for the bandwidth of a node's memory or of a link.
+/// Likewise for the bandwidth of a node's memory or of a link.
 const BANDWIDTH_MAX: BytesPerSec = BytesPerSec(100_000_000_000_000);
 /// The kernel keeps distances in a byte.
 const DISTANCE_MAX: u32 = 255;
 
-/// Why a machine is impossible. Every message names the object and what would be right.
+/// Why a machine is impossible. Every message names the object and a valid value.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)] // the messages say it
 pub enum MachineError {
@@ -118,9 +118,9 @@ pub enum MachineError {
 }
 
 impl Machine {
-    /// Gives the machine back, CPUs in ascending order, if it obeys the rules: nodes, CPUs and caches exist and refer
-    /// to each other; distances are a square table with 10 on its diagonal; links join existing nodes and, if there
-    /// are any, reach every node; figures are within what hardware can be.
+    /// Returns the machine with CPUs in ascending order, if it obeys the rules: nodes, CPUs and caches exist and refer to
+    /// each other; distances are a square table with 10 on its diagonal; links join existing nodes and, if there are any,
+    /// reach every node; figures are within the limits of hardware.
     pub fn checked(mut self) -> Result<Machine, MachineError> {
         self.cpus.sort_by_key(|cpu| cpu.id);
         let nodes = self.node_set();
@@ -218,7 +218,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Links join existing nodes, none twice, and if there are any they reach every node from every other.
+    /// Checks that links join existing nodes, none twice, and that if there are any they reach every node from every other.
     pub(crate) fn check_links(&self, nodes: &NodeSet) -> Result<(), MachineError> {
         let machine = || self.name.clone();
         for (at, link) in self.links.iter().enumerate() {
@@ -432,7 +432,7 @@ impl Machine {
         self.require(l2_ok, || "l2".to_owned(), l2, "it is above 0 and at most 1GiB")
     }
 
-    /// What page walks and interrupts cost.
+    /// Checks the costs of page walks and interrupts.
     fn check_costs(&self, hardware: &Hardware) -> Result<(), MachineError> {
         for (name, refs) in [
             ("native_refs", hardware.walk.native_refs),
@@ -466,7 +466,7 @@ impl Machine {
         )
     }
 
-    /// An error about a figure, unless it is `ok`. Written so that a NaN, which no comparison holds for, is refused.
+    /// Returns an error about a figure, unless it is `ok`. Written so that a NaN, for which no comparison holds, is refused.
     fn require(
         &self,
         ok: bool,

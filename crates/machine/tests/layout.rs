@@ -1,4 +1,4 @@
-//! What a machine file may say, and what becomes of it.
+//! Valid and invalid machine files, and the resulting machines.
 
 use homenode_machine::{Machine, MachineError, Replacement};
 use homenode_machine_files::LoadError;
@@ -500,7 +500,7 @@ proptest! {
     fn any_number_anywhere_gives_a_machine_or_an_error(at in 0usize..60, number in prop_oneof![
         any::<i64>().prop_map(|n| n.to_string()), any::<f64>().prop_map(|n| format!("{n:?}")), Just("255".to_owned())
     ]) {
-        // Puts a number in place of the at-th one of the file.
+        // Replaces the at-th number of the file.
         let starts: Vec<usize> = UNIFORM
             .char_indices()
             .filter(|(i, c)| {

@@ -1,4 +1,4 @@
-//! What can be asked of a machine, on machines that come with the program.
+//! Queries on machines that come with the program.
 
 use homenode_machine_files::preset;
 use homenode_units::{NodeId, NodeSet};

@@ -1,5 +1,5 @@
-//! Accesses per second of what the plugin does with them, and of the design of QEMU's own cache plugin on the same ones: the
-//! reciprocal of a result times the accesses of a pass.
+//! Measures the plugin's processing of accesses, and the design of QEMU's own cache plugin on the same ones. Accesses per
+//! second are the reciprocal of a result times the accesses of a pass.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -16,7 +16,7 @@ const ACCESSES: usize = 1_000_000;
 const PRIVATE_LINES: usize = 4096;
 const LLC_LINES: usize = 1 << 17;
 
-/// What a guest does: its stack and hot data, words of an array one after the other, and lines of a large table.
+/// Accesses of a guest: its stack and hot data, consecutive words of an array, and lines of a large table.
 fn guest() -> Vec<(u64, Use)> {
     let zipf = |lines, exponent| Pattern::Zipf { lines, exponent };
     let mut hot = Stream::new(&zipf(4_000, 0.9), 0, 1);
@@ -37,7 +37,7 @@ fn guest() -> Vec<(u64, Use)> {
         .collect()
 }
 
-/// The worst a guest can do: every access misses both levels.
+/// The worst case: every access misses both levels.
 fn thrasher() -> Vec<(u64, Use)> {
     let mut lines = Stream::new(&Pattern::Uniform { lines: 1 << 24 }, 0, 3);
     (0..ACCESSES)
@@ -45,8 +45,8 @@ fn thrasher() -> Vec<(u64, Use)> {
         .collect()
 }
 
-/// A cache as QEMU's `contrib/plugins/cache.c` has it: blocks with a tag and whether it is valid, looked for one after the
-/// other; the age of each block by a counter of its set, and the smallest looked for.
+/// A cache like that of QEMU's `contrib/plugins/cache.c`: blocks with a tag and a valid flag, searched one after the other;
+/// each block's age comes from a counter of its set, and the smallest age is searched.
 struct ByAge {
     sets: Vec<Set>,
 }
@@ -88,7 +88,7 @@ impl ByAge {
     }
 }
 
-/// The design of that plugin's callback: a lock for each level, counts of accesses and misses, and the instruction's.
+/// The design of that plugin's callback: a lock for each level, counts of accesses and misses, also per instruction.
 struct Contrib {
     first: Mutex<(ByAge, u64, u64)>,
     second: Mutex<(ByAge, u64, u64)>,
@@ -97,7 +97,7 @@ struct Contrib {
 
 impl Contrib {
     fn access(&self, address: u64) {
-        let mut first = self.first.lock().expect("nobody died");
+        let mut first = self.first.lock().expect("no thread died");
         let hit = first.0.access(address);
         first.1 += 1;
         if !hit {
@@ -108,7 +108,7 @@ impl Contrib {
         if hit {
             return;
         }
-        let mut second = self.second.lock().expect("nobody died");
+        let mut second = self.second.lock().expect("no thread died");
         let hit = second.0.access(address);
         second.1 += 1;
         if !hit {

@@ -1,4 +1,4 @@
-//! Pages: which are hot, which several vCPUs use, which are only read; and the first level of a TLB.
+//! Tracks pages: which are hot, shared by vCPUs, or only read; and models the first level of a TLB.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +7,11 @@ use homenode_formats::profile_log::Pages;
 /// Address bits within a page of 4 KiB.
 pub const PAGE_BITS: u32 = 12;
 
-/// The pages of a program, by the accesses to the LLC that fell on them.
+/// The pages of a program, by their accesses to the LLC.
 #[derive(Debug, Default)]
 pub struct Heat {
     pages: BTreeMap<u64, Page>,
-    /// Accesses so far, the clock of what follows.
+    /// Number of accesses so far, used as a clock below.
     now: u64,
 }
 
@@ -19,15 +19,15 @@ pub struct Heat {
 struct Page {
     accesses: u64,
     used: u64,
-    /// When it was written last; 0 if never.
+    /// Time of the last write; 0 if never.
     written: u64,
-    /// Which vCPU used it first, and whether others did.
+    /// The vCPU that used it first, and whether others did.
     first: usize,
     shared: bool,
 }
 
 impl Heat {
-    /// A vCPU asks for a line of a page, to write it or not.
+    /// Counts a vCPU's access to a line of a page.
     pub fn access(&mut self, vcpu: usize, page: u64, writes: bool) {
         self.now += 1;
         let now = self.now;
@@ -46,7 +46,7 @@ impl Heat {
         }
     }
 
-    /// A line of the page turns out to have been written.
+    /// Records that a line of the page had been written.
     pub fn written(&mut self, page: u64) {
         if let Some(page) = self.pages.get_mut(&page) {
             page.written = self.now;
@@ -58,7 +58,7 @@ impl Heat {
         *self = Heat::default();
     }
 
-    /// What is known.
+    /// Summarises the pages.
     pub fn pages(&self) -> Pages {
         let mut counts: Vec<u64> = self.pages.values().map(|page| page.accesses).collect();
         counts.sort_unstable_by(|a, b| b.cmp(a));
@@ -85,16 +85,16 @@ impl Heat {
 const SETS: usize = 16;
 const WAYS: usize = 4;
 
-/// A first-level TLB of 64 pages, least recently used out: what it holds is not looked at further.
+/// A first-level TLB of 64 pages with LRU replacement: accesses that hit it are not examined further.
 #[derive(Debug)]
 pub struct Tlb {
-    /// The page used last, with which most accesses end.
+    /// The page used last, which covers most accesses.
     last: u64,
     entries: [[u64; WAYS]; SETS],
 }
 
 impl Tlb {
-    /// An empty one. No page has the largest number.
+    /// Creates an empty TLB. No page has the largest number.
     pub fn new() -> Tlb {
         Tlb {
             last: u64::MAX,
@@ -102,7 +102,7 @@ impl Tlb {
         }
     }
 
-    /// Whether a page has to be looked for elsewhere; it is there afterwards.
+    /// Whether a page is missing; it is present afterwards.
     #[inline]
     pub fn misses(&mut self, page: u64) -> bool {
         if page == self.last {
@@ -129,8 +129,8 @@ mod tests {
 
     #[test]
     fn pages_are_told_apart_by_use() {
-        // Of 100 pages the first 10 take half of the accesses; vCPU 1 uses the last 20 too; pages 50 to 99 are written only
-        // at first, and 90 to 99 turn out to be written late.
+        // Of 100 pages, the first 10 get half of the accesses; vCPU 1 also uses the last 20; pages 50 to 99 are written only
+        // at first, and 90 to 99 turn out late to have been written.
         let mut heat = Heat::default();
         for round in 0..10 {
             for page in 0..100 {

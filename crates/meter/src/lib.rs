@@ -1,12 +1,12 @@
-//! What is made of the memory accesses of a program or a machine that is being emulated.
+//! Analyses the memory accesses of an emulated program or machine.
 //!
-//! QEMU's plugin (`qemu-plugin/`) sees every load and store and calls what is here; nothing here knows QEMU, so that it is
-//! tested, and measured, by feeding it accesses.
+//! QEMU's plugin (`qemu-plugin/`) sees every load and store and calls this crate, which does not depend on QEMU, so that it
+//! can be tested and benchmarked with synthetic accesses.
 //!
 //! ```text
 //!   vCPU ──▶ filter (private caches) ─┬─▶ profile  distances, overlap, heat of pages ──▶ profile_log ──▶ `homenode profile`
 //!                                     └─▶ pmu  the LLC of each node, counts by CPU and frame ──▶ pmu_region ──▶ agent inside
-//!   vCPU ──▶ page_model  TLBs, walks, PML and PRL; what was used ──▶ page_log ──▶ `homenode wss --log`
+//!   vCPU ──▶ page_model  TLBs, walks, PML and PRL; used pages ──▶ page_log ──▶ `homenode wss --log`
 //! ```
 //!
 //! # Speed

@@ -1,23 +1,23 @@
-//! How many misses a core would have in flight, by a rule: an emulator has no such core.
+//! Estimates by a rule how many misses a core would have in flight: an emulator has no such core.
 //!
 //! # Problem
 //!
-//! A profile needs the number of misses that wait together. What is seen is an order of addresses with a count of
+//! A profile needs the number of concurrently waiting misses. The emulator shows the order of addresses with a count of
 //! instructions, and the contents of memory.
 //!
 //! # Approach
 //!
 //! The interval model (Karkhanis and Smith, ISCA 2004; Eyerman and others, TOCS 2009; recalled): a miss in a window of
-//! instructions overlaps with the others in it, unless its address comes out of another's data. `docs/PROFILE.md` states
-//! the rule in full and what it cannot see.
+//! instructions overlaps with the others in it, unless its address comes from another's data. `docs/PROFILE.md` states the
+//! rule in full and its limits.
 //!
 //! # Terms
 //!
 //! - *Window*: instructions of the reorder buffer. Retirement is in order.
-//! - *Latency*: the only unit of time. What a core does between two misses takes none.
-//! - *Foreseen*: a stream prefetcher had asked for the line before.
+//! - *Latency*: the only unit of time. A core's work between two misses takes none.
+//! - *Foreseen*: a stream prefetcher had requested the line before.
 //! - `LEAST`, `RULE`, `MOST`: three clocks at once. In the first, each miss that is not foreseen waits for the one before
-//!   it; in the second, for those that hold a pointer to it; in the third, for none.
+//!   it; in the second, for those whose data contain a pointer to it; in the third, for none.
 //!
 //! # Properties (tests of the same names)
 //!
@@ -32,22 +32,22 @@ use std::collections::VecDeque;
 use homenode_formats::profile_log::Flights;
 use homenode_tracking::filter::{Filter, Passed, Use};
 
-/// Times by the three ways of telling dependences, in latencies.
+/// Times by the three dependence rules, in latencies.
 type Clocks = [f64; 3];
 const LEAST: usize = 0;
 const RULE: usize = 1;
 const MOST: usize = 2;
 
-/// Whether an access is a hit in the LLC or a miss.
+/// Index of the model: hits in the LLC, or misses.
 const HITS: usize = 0;
 const MEMORY: usize = 1;
 
-/// Reads the 64 bytes at an address of the program's memory; `None` where it cannot.
+/// Reads the 64 bytes at an address of the program's memory; `None` if it cannot.
 pub type Read = fn(u64) -> Option<[u64; 8]>;
 
-/// Ways of the LLC that tells hits from misses.
+/// Ways of the LLC that separates hits from misses.
 const LLC_WAYS: usize = 16;
-/// How far above a pointer's value an address may lie to come from it, bytes.
+/// An address up to this many bytes above a pointer's value counts as derived from it.
 const OBJECT_BYTES: u64 = 4096;
 
 /// A core's accesses beyond its private caches.
@@ -61,7 +61,7 @@ pub struct Overlap {
 }
 
 impl Overlap {
-    /// A core with a window of so many instructions and so much of an LLC; nothing accessed yet.
+    /// Creates a core with a window of this many instructions and an LLC of this size; nothing accessed yet.
     pub fn new(window: u64, llc_bytes: u64, line_bytes: u64, read: Read) -> Overlap {
         Overlap {
             read,
@@ -72,7 +72,7 @@ impl Overlap {
         }
     }
 
-    /// The instruction of this number asks for the line of an address.
+    /// Records that an instruction of this number requests the line of an address.
     pub fn access(&mut self, instruction: u64, address: u64, wanted: Use) {
         let line = address / self.line_bytes;
         for model in &mut self.models {
@@ -90,17 +90,17 @@ impl Overlap {
         });
     }
 
-    /// Hits in the LLC so far.
+    /// Returns the hits in the LLC so far.
     pub fn hits(&self) -> Flights {
         self.models[HITS].flights()
     }
 
-    /// Misses so far.
+    /// Returns the misses so far.
     pub fn misses(&self) -> Flights {
         self.models[MEMORY].flights()
     }
 
-    /// Forgets what was counted, not what is in the LLC.
+    /// Resets the counts, but keeps the contents of the LLC.
     pub fn restart(&mut self) {
         for model in &mut self.models {
             *model = Model::new(model.window);
@@ -109,17 +109,17 @@ impl Overlap {
     }
 }
 
-/// A line on its way.
+/// A line in flight.
 #[derive(Debug)]
 struct Flight {
     instruction: u64,
     done: Clocks,
-    /// Its contents; `None` where nothing waits for them.
+    /// Its contents; `None` if nothing waits for them.
     words: Option<[u64; 8]>,
 }
 
 impl Flight {
-    /// Whether an address may come from a pointer in the line.
+    /// Whether an address may derive from a pointer in the line.
     fn leads_to(&self, address: u64) -> bool {
         let near = |pointer: u64| pointer != 0 && address.wrapping_sub(pointer) < OBJECT_BYTES;
         self.words.is_some_and(|words| {
@@ -131,12 +131,12 @@ impl Flight {
     }
 }
 
-/// A window over misses of one kind.
+/// A window over accesses of one kind.
 #[derive(Debug)]
 struct Model {
     window: u64,
     clocks: Clocks,
-    /// When the last that was not foreseen is done, for `LEAST`.
+    /// When the last one that was not foreseen is done, for `LEAST`.
     before: f64,
     flights: VecDeque<Flight>,
     accesses: u64,
@@ -155,7 +155,7 @@ impl Model {
         }
     }
 
-    /// An instruction enters the window: what is a window before it was waited for.
+    /// An instruction enters the window: accesses older than the window have been waited for.
     fn reach(&mut self, instruction: u64) {
         while let Some(first) = self.flights.front()
             && first.instruction + self.window <= instruction
@@ -216,25 +216,25 @@ impl Model {
     }
 }
 
-/// Pages that the prefetcher watches.
+/// Number of pages the prefetcher tracks.
 const PAGES: usize = 32;
-/// How many lines it runs ahead.
+/// Number of lines it runs ahead.
 const AHEAD: i64 = 20;
 /// Largest step between two lines of a stream.
 const STEP_MAX: u64 = 2;
 /// Steps in one direction that make a stream.
 const STEPS: u32 = 2;
 
-/// The prefetcher of streams.
+/// The stream prefetcher.
 #[derive(Debug)]
 struct Streams {
-    /// Lines of a page.
+    /// Lines per page.
     lines: u64,
     pages: Vec<Page>,
     now: u64,
 }
 
-/// A page in which lines are asked for one after the other, maybe.
+/// A page that may have a stream.
 #[derive(Debug)]
 struct Page {
     number: u64,
@@ -242,9 +242,9 @@ struct Page {
     last: i64,
     direction: i64,
     steps: u32,
-    /// By line: when the prefetcher asked for it, by kind of model; `None` where it did not.
+    /// By line: when the prefetcher requested it, by kind of model; `None` if it did not.
     asked: Vec<Option<[Clocks; 2]>>,
-    /// Whether it asked for any.
+    /// Whether it requested any.
     streamed: bool,
 }
 
@@ -257,7 +257,7 @@ impl Streams {
         }
     }
 
-    /// A line is asked for at a time: when the prefetcher had asked for it, if it had.
+    /// Records a request for a line; returns when the prefetcher had requested it, if so.
     fn access(&mut self, line: u64, clocks: [Clocks; 2]) -> Option<[Clocks; 2]> {
         let (number, at) = (line / self.lines, (line % self.lines).cast_signed());
         self.now += 1;
@@ -290,7 +290,7 @@ impl Streams {
         foreseen
     }
 
-    /// The page of this number; the one that was not used for the longest time goes for it.
+    /// Returns the page of this number, replacing the least recently used one if necessary.
     fn page(&mut self, number: u64, at: i64) -> &mut Page {
         let found = self.pages.iter().position(|page| page.number == number);
         let found = found.unwrap_or_else(|| {
@@ -311,7 +311,7 @@ impl Streams {
                 all.min_by_key(used).map_or(0, |(place, _)| place)
             };
             let page = &mut self.pages[place];
-            // Most pages never had a stream: nothing to take back.
+            // Most pages never had a stream: nothing to clear.
             if page.streamed {
                 page.asked.fill(None);
             }
@@ -333,7 +333,7 @@ mod tests {
     /// Instructions from one access to the next.
     const EVERY: u64 = 4;
 
-    /// Any number from a number (splitmix64).
+    /// Hashes a number (splitmix64).
     fn mix(of: u64) -> u64 {
         let a = of.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let a = (a ^ a >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -341,17 +341,17 @@ mod tests {
         a ^ a >> 31
     }
 
-    /// The element that the one at an address points to: anywhere in 16 TiB.
+    /// Returns the address of the element that this one points to: anywhere in 16 TiB.
     fn next(address: u64) -> u64 {
         (0x10_0000_0000 + mix(address) % (1 << 44)) & !63
     }
 
-    /// Memory in which each line holds a pointer to the next of a chase, behind something else.
+    /// Memory in which each line contains a pointer to the next of a chase, after other data.
     fn of_pointers(address: u64) -> Option<[u64; 8]> {
         Some([7, mix(address) | 1 << 63, next(address), 0, 0, 0, 0, 0])
     }
 
-    /// Memory of numbers.
+    /// Memory without pointers.
     fn of_numbers(address: u64) -> Option<[u64; 8]> {
         Some([1.5_f64.to_bits() ^ address; 8])
     }
@@ -374,13 +374,13 @@ mod tests {
         assert_eq!(found.accesses, 10_000);
         assert!((found.least() - 1.0).abs() < 0.01, "{found:?}");
         assert!((found.rule() - 1.0).abs() < 0.01, "{found:?}");
-        // Without a look at the data nothing tells it from independent misses.
+        // Without the data they look like independent misses.
         assert!(found.most() > 31.0, "{found:?}");
     }
 
     #[test]
     fn fields_of_an_element_are_reached_through_its_pointer() {
-        // Two lines an element, the second 200 bytes further: both wait for the element before, not for each other.
+        // Two lines per element, the second 200 bytes further: both wait for the previous element, not for each other.
         let fields = chase(1).take(5_000).flat_map(|element| [element, element + 200]);
         let found = after(of_pointers, fields).misses();
         assert!((found.rule() - 2.0).abs() < 0.01, "{found:?}");
@@ -393,7 +393,7 @@ mod tests {
         assert!((found.rule() - window).abs() < 0.3, "{found:?}");
         assert_eq!(found.rule(), found.most());
         assert!((found.least() - 1.0).abs() < 0.01, "{found:?}");
-        // Further apart than a window, each is alone.
+        // More than a window apart, each is alone.
         let mut overlap = Overlap::new(WINDOW, 64 << 10, 64, of_numbers);
         (0..1000).for_each(|at| overlap.access(at * WINDOW, next(at), Use::Read));
         assert_eq!(overlap.misses().most(), 1.0);
@@ -411,13 +411,13 @@ mod tests {
 
     #[test]
     fn a_stream_is_foreseen_but_for_its_first_lines_of_a_page() {
-        // Lines further apart than a window: without a prefetcher each would be alone.
+        // Lines more than a window apart: without a prefetcher each would be alone.
         let mut overlap = Overlap::new(WINDOW, 64 << 10, 64, of_numbers);
         (0..64_000).for_each(|line| overlap.access(line * 200, line * 64, Use::Read));
         let found = overlap.misses();
         assert_eq!(found.foreseen, 64_000 / 64 * 61);
         assert!((8.0..=20.0).contains(&found.rule()), "{found:?}");
-        // Backwards as well, and of random lines none.
+        // Backwards as well, but not for random lines.
         let backwards = after(of_numbers, (0..6_400).rev().map(|line| line * 64)).misses();
         assert_eq!(backwards.foreseen, 100 * 61);
         assert_eq!(after(of_numbers, (0..10_000).map(next)).misses().foreseen, 0);
@@ -425,7 +425,7 @@ mod tests {
 
     #[test]
     fn what_an_llc_holds_is_a_hit() {
-        // 512 lines over and over, in an order that no prefetcher knows, in an LLC of 1024.
+        // Repeated passes over 512 lines, in an order that no prefetcher follows, in an LLC of 1024.
         let found = after(of_numbers, (0..51_200).map(|at| (at % 512 * 193 % 512) * 64));
         assert_eq!(found.hits().accesses + found.misses().accesses, 51_200);
         assert_eq!(found.misses().accesses, 512);

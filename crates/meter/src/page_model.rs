@@ -1,5 +1,5 @@
-//! Which pages a guest uses, as its hypervisor would have it logged: TLBs, walks and PML or PRL over the accesses of an emulated
-//! machine, and the exact set of what was used.
+//! Models what a hypervisor would log of the pages a guest uses: TLBs, walks and PML or PRL over the accesses of an emulated
+//! machine, and the exact set of used pages.
 //!
 //! # An access
 //!
@@ -16,23 +16,25 @@
 //! # Why that is exact
 //!
 //! - *The first step.* The page used last is the youngest of its set, so LRU has nothing to do, and the second level is not
-//!   asked. The step knows what the last access was: a write after reads goes on. (`what_is_in_front_changes_nothing`)
-//! - *The second.* A processor may use a translation that it has cached until the guest executes one of the instructions that
-//!   drop it, on that processor; a guest that relies on a changed table executes one. The caller sees these instructions and
-//!   calls [`Cpu::translations_changed`] or [`Cpu::space_changed`] before the next access. The emulator's own TLB obeys the same
+//!   consulted. The step knows the last access: a write after reads continues to the second step.
+//!   (`what_is_in_front_changes_nothing`)
+//! - *The second.* A processor may use a cached translation until the guest executes one of the instructions that drop it,
+//!   on that processor; a guest that relies on a changed table executes one. The caller sees these instructions and calls
+//!   [`Cpu::translations_changed`] or [`Cpu::space_changed`] before the next access. The emulator's own TLB obeys the same
 //!   instructions, so its answer would have been the same.
-//! - *Windows.* Each vCPU forgets both with the first access of a window, so that each frame is marked anew.
+//! - *Windows.* Each vCPU clears both at the first access of a window, so that each frame is marked again.
 //!
-//! # What is modelled instead of seen
+//! # What is modelled instead of observed
 //!
-//! - *The guest's page tables.* The emulator walks by itself, and nobody is told of what it reads. Trees of four levels with
-//!   small pages are built here from the translations, in frames beyond the guest's. With nested tables of 4 KiB, which logging
-//!   needs, larger guest pages would be cached in pieces of 4 KiB as well: what is logged is the same, a walk reads a table more.
+//! - *The guest's page tables.* The emulator walks internally, without reporting what it reads. Trees of four levels with
+//!   small pages are built here from the translations, in frames beyond the guest's. With nested tables of 4 KiB, which
+//!   logging needs, larger guest pages would be cached in pieces of 4 KiB as well: the log is the same, but a walk reads one
+//!   table more.
 //! - *Address spaces.* The emulated CPU has no PCID: a write of CR3 drops the lower half; the upper one is the kernel's, and
-//!   global. INVLPG's page is not known, so its entry stays unless the page lies elsewhere afterwards.
+//!   global. INVLPG's page is not known, so its entry stays unless the page has moved.
 //! - *The handler of full buffers* runs at once: only the frame that finds a buffer full is lost.
-//! - *Instructions* are not walked to; pages that they lie in are marked where the caller knows them.
-//! - *What devices do* to memory is not seen, as it is not on hardware.
+//! - *Instruction fetches* cause no walks; their pages are marked if the caller knows them.
+//! - *Device accesses* to memory are invisible, as on hardware.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -42,38 +44,38 @@ use homenode_tracking::tlb::{Access, Core, Found, PageSize, Space};
 
 use homenode_formats::page_log::{Header, Kept, Logs, Marks, Row, Tables, Window};
 
-/// What is modelled.
+/// What to model.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// The core whose TLBs each vCPU has.
     pub core: &'static Core,
     /// What is logged.
     pub mode: Mode,
-    /// What the paper leaves open of PRL.
+    /// The points that the paper leaves open for PRL.
     pub options: Options,
     /// Entries of a buffer.
     pub entries: u16,
     /// Whether TLBs are flushed after each window.
     pub flush: bool,
-    /// Whether a window has all frames that were used, or only those that were logged.
+    /// Whether a window has all used frames, or only the logged ones.
     pub exact: bool,
-    /// Frames of the guest.
+    /// Number of guest frames.
     pub frames: u64,
 }
 
 /// Frames for modelled page tables: their reach is 256 GiB of addresses in use.
 const TABLE_FRAMES: u64 = 1 << 17;
-/// Pages that four levels of tables can tell apart.
+/// Mask of page numbers that four levels of tables can distinguish.
 const PAGE_MASK: u64 = (1 << 36) - 1;
-/// Of those, the first of the upper half.
+/// First page number of the upper half.
 const UPPER: u64 = 1 << 35;
 const PAGE_SHIFT: u32 = 12;
-/// Translations that a vCPU keeps.
+/// Translations that a vCPU remembers.
 const KNOWN: usize = 8192;
-/// Nothing: no page has this number.
+/// No page: no page has this number.
 const NOWHERE: u64 = u64::MAX;
 
-/// Counts of what came out of buffers in a window.
+/// Counts of the entries taken out of buffers in a window.
 #[derive(Default)]
 struct Gathered {
     counts: Vec<u32>,
@@ -88,21 +90,21 @@ struct Gathered {
 pub struct Machine {
     config: Config,
     guest: Mutex<Guest>,
-    /// Number of the window; what is marked and counted belongs to one of two sets, by whether it is even.
+    /// Number of the window; its parity selects one of two sets of marks and counts.
     window: AtomicU32,
     marks: [Vec<AtomicU8>; 2],
     gathered: [Mutex<Gathered>; 2],
-    /// The window that each vCPU is in, as far as it has noticed.
+    /// The latest window that each vCPU has noticed.
     noticed: Mutex<Vec<&'static AtomicU32>>,
 }
 
-/// Neither half of what a lock guards is ever left undone.
+/// Locks despite poisoning: a panic cannot leave the guarded data half updated.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Machine {
-    /// A machine of which nothing was seen.
+    /// Creates a machine without accesses.
     pub fn new(config: Config) -> Machine {
         let all = (config.frames + TABLE_FRAMES) as usize;
         let marks = || (0..config.frames).map(|_| AtomicU8::new(0)).collect();
@@ -124,7 +126,7 @@ impl Machine {
         }
     }
 
-    /// Another vCPU, which lives as long as the process; `None` when there are thousands.
+    /// Adds a vCPU, which lives as long as the process; `None` if there are thousands.
     pub fn cpu(&self) -> Option<Cpu> {
         let (lower, upper) = {
             let tables = &mut lock(&self.guest).tables;
@@ -148,7 +150,7 @@ impl Machine {
         })
     }
 
-    /// How the log of such a machine begins.
+    /// Returns the header of the machine's log.
     pub fn header(&self, vcpus: u32, fetches: bool, begun_unix_ns: u64, begun_ns: u64) -> Header {
         use homenode_tracking::paging::TablePages::{Each, Silent, Walked};
         let config = &self.config;
@@ -181,7 +183,7 @@ impl Machine {
         }
     }
 
-    /// Something was done to a frame.
+    /// Marks a use of a frame.
     #[inline]
     fn mark(&self, window: u32, frame: u64, marks: u8) {
         let mark = &self.marks[window as usize & 1][frame as usize];
@@ -190,15 +192,16 @@ impl Machine {
         }
     }
 
-    /// Instructions in a frame were executed since the last time: marks it in the window that [`Machine::take`] is to give next.
+    /// Marks a frame whose instructions were executed since the last call, in the window that [`Machine::take`] returns
+    /// next.
     pub fn fetched(&self, frame: u64, marks: u8) {
         if frame < self.config.frames {
             self.mark(self.window.load(Ordering::Relaxed).wrapping_sub(1), frame, marks);
         }
     }
 
-    /// Begins a new window. What the last one held is to be taken when all vCPUs that do anything have noticed
-    /// ([`Machine::is_settled`]); one that has not by then does nothing, and keeps what its buffer has.
+    /// Begins a new window. Take the previous one when all active vCPUs have noticed ([`Machine::is_settled`]); a vCPU that
+    /// has not noticed by then is idle, and keeps the contents of its buffer.
     pub fn turn(&self) {
         self.window.fetch_add(1, Ordering::SeqCst);
     }
@@ -211,7 +214,7 @@ impl Machine {
             .all(|noticed| noticed.load(Ordering::Acquire) == window)
     }
 
-    /// What the window before the present one held. Number, times and label are the caller's.
+    /// Returns the contents of the previous window. The caller sets number, times and label.
     pub fn take(&self) -> Window {
         let at = self.window.load(Ordering::Relaxed).wrapping_sub(1) as usize & 1;
         let mut gathered = lock(&self.gathered[at]);
@@ -261,13 +264,13 @@ impl Machine {
     }
 }
 
-/// A translation that is known.
+/// A remembered translation.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     page: u64,
     generation: u32,
     frame: u32,
-    /// The window in which `marked` was.
+    /// The window of `marked`.
     window: u32,
     marked: u8,
 }
@@ -286,23 +289,23 @@ impl Default for Known {
 
 /// A vCPU, for the thread that runs it.
 pub struct Cpu {
-    /// For each set of the first-level TLB the page used last, twice, plus 1 where that was a write.
+    /// For each set of the first-level TLB the page used last, times two, plus 1 after a write.
     last: Vec<u64>,
     known: Vec<Known>,
     generation: u32,
     window: u32,
     noticed: &'static AtomicU32,
     vcpu: Vcpu,
-    /// Of the lower half and of the upper one.
+    /// The lower half and the upper one.
     spaces: [Space; 2],
     outside: u64,
-    /// Walks, lost frames and filled buffers that were handed over.
+    /// Walks, lost frames and filled buffers already handed over.
     handed: [u64; 3],
 }
 
 impl Cpu {
-    /// An access to a virtual address, by whatever thread runs this vCPU; `frame` asks for its guest frame, which a device's
-    /// register has not.
+    /// Accesses a virtual address, on the thread that runs this vCPU; `frame` looks up its guest frame, which a device's
+    /// register does not have.
     #[inline(always)]
     pub fn access(
         &mut self,
@@ -314,7 +317,7 @@ impl Cpu {
         let page = address >> PAGE_SHIFT & PAGE_MASK;
         let write = u64::from(access == Access::Write);
         let last = self.last[page as usize & (self.last.len() - 1)];
-        // A read may follow anything, a write only a write.
+        // A read may follow any access, a write only a write.
         if last ^ (page << 1 | 1) <= 1 ^ write && self.window == machine.window.load(Ordering::Relaxed) {
             return;
         }
@@ -367,7 +370,7 @@ impl Cpu {
         self.last[page as usize & (sets - 1)] = page << 1 | u64::from(access == Access::Write);
     }
 
-    /// Enters a translation; false where the guest has no such frame.
+    /// Enters a translation; false if the guest has no such frame.
     #[cold]
     fn learn(&mut self, machine: &Machine, page: u64, frame: u64) -> bool {
         if frame >= machine.config.frames {
@@ -405,7 +408,7 @@ impl Cpu {
                 Step::Hit | Step::Walked => return,
                 Step::Raised => return self.empty(machine),
                 Step::Exit(Exit::LogFull) => self.empty(machine),
-                // Every page is mapped before it is walked to, and nobody takes rights away.
+                // Every page is mapped before its walk, and rights are never taken away.
                 Step::Exit(Exit::Unmapped | Exit::Violation { .. }) => return self.outside += 1,
             }
             found = self.vcpu.look_up(page, access);
@@ -435,13 +438,13 @@ impl Cpu {
         self.noticed.store(window, Ordering::Release);
     }
 
-    /// Hands over what belongs to the last window of all, by whatever thread when no vCPU runs any more.
+    /// Hands over the last window, on any thread once no vCPU runs any more.
     pub fn end(&mut self, machine: &Machine) {
         self.window = machine.window.load(Ordering::Acquire);
         self.hand_over(machine);
     }
 
-    /// Hands over what belongs to the present window: counts, and with PML what the buffer has, as every exit does.
+    /// Hands over the current window: counts, and with PML the contents of the buffer, as every exit does.
     fn hand_over(&mut self, machine: &Machine) {
         if machine.config.mode == Mode::Pml {
             self.empty(machine);
@@ -456,12 +459,12 @@ impl Cpu {
         gathered.outside += std::mem::take(&mut self.outside);
     }
 
-    /// The guest executes an instruction after which a translation may be another: INVLPG, a write of CR0 or CR4, and the like.
+    /// The guest executes an instruction after which translations may change: INVLPG, a write of CR0 or CR4, and the like.
     pub fn translations_changed(&mut self) {
         self.last.fill(NOWHERE);
         self.generation = self.generation.wrapping_add(1);
         if self.generation == 0 {
-            // What was known four thousand million changes ago must not come true again.
+            // On wrap-around, translations remembered 2^32 changes ago must not become valid again.
             self.known.fill(Known::default());
             self.generation = 1;
         }
@@ -502,7 +505,7 @@ mod tests {
         }
     }
 
-    /// What a guest does.
+    /// An act of the guest.
     #[derive(Clone, Debug)]
     enum Act {
         Access {
@@ -510,7 +513,7 @@ mod tests {
             upper: bool,
             write: bool,
         },
-        /// A page comes to lie elsewhere, and the guest says so.
+        /// Moves a page, and invalidates its translation.
         Move {
             page: u64,
             frame: u64,
@@ -523,7 +526,7 @@ mod tests {
         let access = (0_u64..160, any::<bool>(), any::<bool>());
         let act = prop_oneof![
             200 => access.prop_map(|(page, upper, write)| Act::Access { page, upper, write }),
-            // Again and again the same few: what is in front has something to do.
+            // Repeated use of a few pages exercises the fast path.
             200 => (0_u64..6, any::<bool>()).prop_map(|(page, write)| Act::Access { page, upper: false, write }),
             2 => (0_u64..160, 0..FRAMES).prop_map(|(page, frame)| Act::Move { page, frame }),
             1 => Just(Act::Space),
@@ -532,7 +535,7 @@ mod tests {
         prop::collection::vec(act, 1..1500)
     }
 
-    /// The model alone, each access asked for and looked up; counts and marks of each window.
+    /// Runs only the model, with a lookup for each access; returns counts and marks of each window.
     fn plainly(config: Config, acts: &[Act]) -> Vec<Vec<Row>> {
         let all = config.frames + TABLE_FRAMES;
         let mut guest = Guest::new(all, TABLE_FRAMES, PageSize::Small, Flags::Kept);
@@ -549,7 +552,7 @@ mod tests {
             vcpu.log.reset();
             vcpu.log.refresh();
         };
-        // What was moved is dropped when it is next used, as INVLPG's page is not known.
+        // A moved page is dropped at its next use, as INVLPG's page is not known.
         let mut stale = std::collections::BTreeSet::new();
         let close = |counts: &mut Vec<u32>, marks: &mut Vec<u8>, before: &mut Vec<u8>| {
             let rows = (0..all as usize).filter_map(|frame| {

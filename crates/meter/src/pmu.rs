@@ -1,13 +1,13 @@
-//! A modelled PMU: the last-level caches of a machine, and who misses in them.
+//! A modelled PMU: the last-level caches of a machine, with misses counted by owner.
 //!
-//! Each CPU has private caches ([`Filter`]); what misses there goes to an LLC, of the shape and policy that the
-//! machine has, under a lock that only CPUs of one LLC share. References and misses are counted by CPU and by the tag of the
-//! machine frame ([`homenode_formats::pmu_region`]): software in the machine tags the frames of each VM, and reads what each VM's
-//! memory cost. One of so many misses of a CPU is sampled, where that software wants it.
+//! Each CPU has private caches ([`Filter`]); their misses go to an LLC, with the machine's shape and policy, under a lock
+//! shared only by CPUs of that LLC. References and misses are counted by CPU and by the tag of the machine frame
+//! ([`homenode_formats::pmu_region`]): software in the machine tags the frames of each VM, and reads the counts of each VM's
+//! memory. If that software requests it, one of every n misses of a CPU is sampled.
 //!
 //! # Left out
 //!
-//! What [`Filter`] leaves out; lines that private caches write back to the LLC; page walks, which the emulator does not show.
+//! What [`Filter`] omits; lines that private caches write back to the LLC; page walks, which the emulator does not expose.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -16,7 +16,7 @@ use homenode_tracking::filter::{Filter, Passed, Use};
 
 use homenode_formats::pmu_region::{Page, Sampled};
 
-/// The last-level caches, and where counts go.
+/// The last-level caches, and the destination of counts.
 #[derive(Debug)]
 pub struct Pmu<'a> {
     llcs: Vec<Mutex<Cache>>,
@@ -24,13 +24,13 @@ pub struct Pmu<'a> {
     line_bits: u32,
 }
 
-/// A CPU's own part.
+/// The state of a CPU.
 #[derive(Debug)]
 pub struct Cpu {
     number: u64,
     llc: usize,
     filter: Filter,
-    /// Misses since the last that was sampled.
+    /// Misses since the last sample.
     unsampled: u64,
 }
 
@@ -38,7 +38,7 @@ pub struct Cpu {
 const FRAME_BITS: u32 = 12;
 
 impl<'a> Pmu<'a> {
-    /// So many empty caches.
+    /// Creates a number of empty caches.
     pub fn new(llcs: usize, shape: Shape, page: Page<'a>) -> Pmu<'a> {
         Pmu {
             llcs: (0..llcs)
@@ -49,10 +49,10 @@ impl<'a> Pmu<'a> {
         }
     }
 
-    /// A CPU at an LLC, its private L2 of so many lines empty.
+    /// Creates a CPU at an LLC, with an empty private L2 of this many lines.
     ///
     /// # Panics
-    /// If the page has no such CPU, or there is no such LLC.
+    /// The page has no such CPU, or there is no such LLC.
     pub fn cpu(&self, number: u64, llc: usize, private_lines: usize, private_ways: usize) -> Cpu {
         assert!(number < self.page.layout().cpus && llc < self.llcs.len());
         Cpu {
@@ -63,13 +63,13 @@ impl<'a> Pmu<'a> {
         }
     }
 
-    /// A CPU has begun so many instructions.
+    /// Counts instructions that a CPU has begun.
     #[inline]
     pub fn instructions(&self, cpu: &Cpu, count: u64) {
         self.page.instructions(cpu.number, count);
     }
 
-    /// A CPU uses the machine's memory at an address.
+    /// Records a CPU's access to the machine's memory at an address.
     #[inline]
     pub fn access(&self, cpu: &mut Cpu, address: u64, wanted: Use) {
         let line = address >> self.line_bits;
@@ -88,7 +88,7 @@ impl<'a> Pmu<'a> {
         }
     }
 
-    /// Samples the last of so many misses.
+    /// Samples the last of every n misses.
     fn missed(&self, cpu: &mut Cpu, sample: Sampled) {
         let period = self.page.sample_period();
         cpu.unsampled += 1;
@@ -99,8 +99,8 @@ impl<'a> Pmu<'a> {
     }
 }
 
-/// The address of what QEMU 7.2 gives as one in a machine whose nodes have so much memory each: where a node's memory begins,
-/// twice, and the place there.
+/// Corrects an address reported by QEMU 7.2 in a machine whose nodes each have `node_bytes`: QEMU adds twice the start of
+/// the node's memory to the offset in it.
 pub fn undoubled(said: u64, node_bytes: u64) -> u64 {
     said - said / (2 * node_bytes) * node_bytes
 }
@@ -135,7 +135,7 @@ mod tests {
         let words: Vec<AtomicU64> = (0..layout.tags_at() / 8).map(|_| AtomicU64::new(0)).collect();
         let tags: Vec<AtomicU8> = (0..layout.frames).map(|_| AtomicU8::new(0)).collect();
         let page = Page::new(layout, &words, &tags);
-        // Frames 0 to 255 are of VM 1, 256 to 511 of VM 2: a MiB each. LLCs hold 8 MiB, private caches 64 KiB.
+        // Frames 0 to 255 belong to VM 1, 256 to 511 to VM 2: a MiB each. LLCs hold 8 MiB, private caches 64 KiB.
         (0..256).for_each(|frame| page.set_tag(frame, 1));
         (256..512).for_each(|frame| page.set_tag(frame, 2));
         let llc = Shape {

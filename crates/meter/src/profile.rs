@@ -1,21 +1,21 @@
-//! A profile in the making: what a program's accesses do beyond its cores' private caches.
+//! Records a profile: a program's accesses beyond its cores' private caches.
 //!
 //! # Approach
 //!
-//! Each vCPU has a private cache ([`Filter`]) through which all its accesses go; what misses there is an access to the LLC,
-//! counted exactly. Stack distances of these come from a sample of lines ([`Shards`]): all lines of a program that uses few,
-//! a fixed share of one that uses many.
+//! Each vCPU has a private cache ([`Filter`]) through which all its accesses go; its misses are accesses to the LLC, counted
+//! exactly. Their stack distances come from a sample of lines ([`Shards`]): all lines of a program that uses few, a fixed
+//! share for one that uses many.
 //!
-//! vCPUs run in threads of their own. A vCPU touches only what is its own, but for every 256th miss: then it hands them to
-//! the sample, under a lock. Misses of different vCPUs are in order up to as many.
+//! Each vCPU has its own thread. It touches only its own state, except at every 256th miss: then it hands the batch to the
+//! sample, under a lock. Misses of different vCPUs are ordered up to the size of a batch.
 //!
-//! How misses overlap is told by [`Overlap`], pages by the accesses that fall on them ([`Heat`]), translation by a
-//! TLB of 64 pages and distances of what misses there.
+//! [`Overlap`] computes how misses overlap, [`Heat`] the accesses by page, and a TLB of 64 pages with distances of its
+//! misses the translation.
 //!
 //! # Left out
 //!
-//! Instruction fetches and prefetches, lines that one core takes from another, memory that is freed and used again at the same
-//! address as something else.
+//! Instruction fetches and prefetches, lines that one core takes from another, memory that is freed and reused at the same
+//! address.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -27,13 +27,13 @@ use homenode_formats::profile_log::{Flights, Log, Point};
 use crate::heat::{Heat, PAGE_BITS, Tlb};
 use crate::overlap::{Overlap, Read};
 
-/// Misses that a vCPU keeps before it hands them on.
+/// Misses that a vCPU collects before it hands them over.
 const BATCH: usize = 256;
 
-/// Lines that are followed before the sample gets thinner than all.
+/// Number of lines up to which all are sampled.
 const LINES_ALL: usize = 16_384;
 
-/// What is modelled.
+/// What to model.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// Size of a core's private cache, bytes.
@@ -42,31 +42,31 @@ pub struct Config {
     pub private_ways: usize,
     /// Size of a line, bytes; a power of two.
     pub line_bytes: u64,
-    /// Share of lines that is followed at least, in (0, 1].
+    /// Minimum share of sampled lines, in (0, 1].
     pub rate_min: f64,
     /// Instructions of the reorder buffer ([`Overlap`]).
     pub window: u64,
-    /// Size of the LLC that tells hits from misses for the overlap, bytes.
+    /// Size of the LLC that separates hits from misses for the overlap, bytes.
     pub llc_bytes: u64,
-    /// Reads the program's memory, to see pointers.
+    /// Reads the program's memory, to find pointers.
     pub read: Read,
 }
 
 impl Config {
-    /// Largest capacity of which the curve tells, bytes.
+    /// Largest capacity of the curve, bytes.
     pub const CAPACITY_MAX: u64 = 1 << 28;
-    /// Largest reach of a TLB of which the curve tells, bytes.
+    /// Largest TLB reach of the curve, bytes.
     pub const REACH_MAX: u64 = 1 << 30;
 }
 
-/// What the vCPUs of a program share.
+/// State shared by the vCPUs of a program.
 #[derive(Debug)]
 pub struct Profile {
     config: Config,
     shared: Mutex<Shared>,
 }
 
-/// What is known of all vCPUs together.
+/// Data of all vCPUs together.
 #[derive(Debug)]
 struct Shared {
     lines: Shards,
@@ -75,7 +75,7 @@ struct Shared {
     vcpus: usize,
 }
 
-/// A vCPU's own part.
+/// The state of a vCPU.
 #[derive(Debug)]
 pub struct Vcpu {
     number: usize,
@@ -89,18 +89,18 @@ pub struct Vcpu {
     before: u64,
 }
 
-/// What a vCPU hands on.
+/// An event that a vCPU hands over.
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// It asked the LLC for a line.
+    /// It requested a line from the LLC.
     Line(u64, Use),
-    /// It gave up a written line.
+    /// It evicted a written line.
     Back(u64),
     /// It used a page that its first TLB did not hold.
     Page(u64),
 }
 
-/// What a vCPU did. Counts add up.
+/// Counts of a vCPU, which can be added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Instructions begun.
@@ -109,19 +109,19 @@ pub struct Counts {
     pub reads: u64,
     /// Stores.
     pub writes: u64,
-    /// Lines that the private cache asked the LLC for.
+    /// Lines that the private cache requested from the LLC.
     pub llc_accesses: u64,
-    /// Written lines that it gave up.
+    /// Written lines that it evicted.
     pub written_back: u64,
     /// Uses of pages that its first TLB did not hold.
     pub translations: u64,
 }
 
 impl Profile {
-    /// Nothing seen yet.
+    /// Creates an empty profile.
     ///
     /// # Panics
-    /// If the configuration is not what its fields say it is.
+    /// The configuration violates a field's documented range.
     pub fn new(config: Config) -> Profile {
         assert!(
             config.line_bytes.is_power_of_two(),
@@ -141,11 +141,11 @@ impl Profile {
     }
 
     fn shared(&self) -> MutexGuard<'_, Shared> {
-        // A thread that died holding the lock leaves a sample that misses a few accesses.
+        // A thread that panicked holding the lock leaves a sample that lacks a few accesses.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more vCPU, its cache empty.
+    /// Adds a vCPU with an empty cache.
     pub fn vcpu(&self) -> Vcpu {
         let mut shared = self.shared();
         shared.vcpus += 1;
@@ -165,7 +165,7 @@ impl Profile {
         }
     }
 
-    /// Takes in what a vCPU has kept.
+    /// Takes over the events that a vCPU has collected.
     #[cold]
     pub fn hand_on(&self, vcpu: &mut Vcpu) {
         let mut shared = self.shared();
@@ -185,8 +185,8 @@ impl Profile {
         }
     }
 
-    /// Counts anew from here on, caches and samples as they are: what came before was warm-up. Other vCPUs go on as they were,
-    /// so a program asks for this while it has one thread.
+    /// Resets the counts and keeps caches and samples: everything before was warm-up. Other vCPUs keep their counts, so a
+    /// program calls this while it has one thread.
     pub fn restart(&self, vcpu: &mut Vcpu) {
         self.hand_on(vcpu);
         vcpu.before += vcpu.counts.instructions;
@@ -198,7 +198,7 @@ impl Profile {
         shared.heat.restart();
     }
 
-    /// What these vCPUs did, and the curves; each must have handed on what it kept.
+    /// Returns the counts of these vCPUs, and the curves; each must have handed over its events.
     pub fn log<'a>(&self, vcpus: impl IntoIterator<Item = &'a Vcpu>) -> Log {
         let (mut sum, mut threads) = (Counts::default(), 0);
         let (mut hits, mut misses) = (Flights::default(), Flights::default());
@@ -232,7 +232,7 @@ impl Profile {
             curve: Log::capacities()
                 .map(|bytes| point(bytes, lines.at(bytes as f64 / line_bytes as f64), 1e6))
                 .collect(),
-            // Most accesses hit: more digits.
+            // Most accesses hit, so more digits are needed.
             translation: Log::reaches()
                 .map(|bytes| point(bytes, past_first * pages.at((bytes >> PAGE_BITS) as f64), 1e9))
                 .collect(),
@@ -240,7 +240,7 @@ impl Profile {
     }
 }
 
-/// With no more digits than a sample knows, so that it reads back as it was written.
+/// Rounded to the digits that a sample supports, so that it round-trips.
 fn point(bytes: u64, ratio: f64, digits: f64) -> Point {
     let miss_ratio = (ratio * digits).round() / digits;
     Point { bytes, miss_ratio }
@@ -258,13 +258,13 @@ impl Counts {
 }
 
 impl Vcpu {
-    /// So many instructions begin.
+    /// Counts instructions that begin.
     #[inline]
     pub fn instructions(&mut self, count: u64) {
         self.counts.instructions += count;
     }
 
-    /// Uses memory at an address; `left` instructions of those that have begun come after this one's.
+    /// Records an access to an address; `left` of the instructions already counted come after this one.
     #[inline]
     pub fn access(&mut self, shared: &Profile, address: u64, wanted: Use, left: u64) {
         match wanted {
@@ -279,7 +279,7 @@ impl Vcpu {
         self.touch(shared, address, wanted, left);
     }
 
-    /// Uses a line, by any address in it, as a further part of an access that was counted.
+    /// Records the use of another line by an access that is already counted.
     #[inline]
     pub fn touch(&mut self, shared: &Profile, address: u64, wanted: Use, left: u64) {
         let line = address >> self.line_bits;
@@ -350,7 +350,7 @@ mod tests {
         }
         let exact = exact.curve();
         for point in &log.curve {
-            // The curve has a point every 256 lines; between them it is straight.
+            // The curve has a point every 256 lines, with linear interpolation.
             let (ours, theirs) = (point.miss_ratio, exact.at((point.bytes / 64) as f64));
             assert!(
                 (ours - theirs).abs() < 0.01,
@@ -367,7 +367,7 @@ mod tests {
 
     #[test]
     fn vcpus_are_told_apart_by_their_private_caches_and_counted_together() {
-        // Two vCPUs use the same 256 lines, which fit each one's cache: each misses them once.
+        // Two vCPUs use the same 256 lines, which fit each one's cache: each vCPU misses them once.
         let profile = Profile::new(CONFIG);
         let mut vcpus = [profile.vcpu(), profile.vcpu()];
         for vcpu in &mut vcpus {
@@ -382,7 +382,7 @@ mod tests {
         let log = profile.log(&vcpus);
         assert_eq!((log.vcpus, log.llc_accesses, log.writes), (2, 512, 5120));
         assert_eq!(log.footprint_bytes, 256 * 64);
-        // The second vCPU finds in the LLC what the first brought there.
+        // The second vCPU finds the lines in the LLC that the first brought in.
         let last = log.curve.last().expect("a curve has points");
         assert!((last.miss_ratio - 0.5).abs() < 1e-9, "{last:?}");
         assert_eq!((log.pages.used, log.pages.shared), (4, 1.0));
@@ -407,7 +407,7 @@ mod tests {
             (log.instructions, log.reads, log.llc_accesses),
             (81_920, 8192, 8192)
         );
-        // The second sweep finds all lines in an LLC of 1 MiB, of which the first put them there.
+        // The second sweep finds all lines in an LLC of 1 MiB, where the first put them.
         let at = |bytes| {
             log.curve
                 .iter()
@@ -417,7 +417,7 @@ mod tests {
         };
         assert!(at(256 << 10) > 0.99 && at(1 << 20) < 0.01, "{:?}", log.curve);
         assert_eq!((log.hits.accesses, log.misses.accesses), (8192, 0));
-        // One page in 64 accesses, and all 128 pages within 512 KiB.
+        // One page per 64 accesses, and all 128 pages within 512 KiB.
         assert!(
             (log.translation[0].miss_ratio - 1.0 / 64.0).abs() < 1e-6,
             "{:?}",

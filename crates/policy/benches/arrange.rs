@@ -1,7 +1,7 @@
-//! How long `arrange` takes to decide. Targets: at 32 VMs on 8 nodes a search within 5 ms, and deciding at most .05 percent of
-//! a CPU, averaged over 10 minutes of a period of 1 s, that is 300 ms of 600 epochs, of which no more than 35 look at the
-//! whole arrangement
-//! ([`looks_per_hour`](homenode_policy::arrange::Config::looks_per_hour)). At 1000 VMs an epoch within 100 ms, looks included.
+//! Measures decisions of `arrange`. Targets: at 32 VMs on 8 nodes a search within 5 ms, and deciding at most .05 percent of a
+//! CPU, averaged over 10 minutes of a period of 1 s, that is 300 ms of 600 epochs, of which no more than 35 look at the whole
+//! arrangement ([`looks_per_hour`](homenode_policy::arrange::Config::looks_per_hour)). At 1000 VMs an epoch within 100 ms,
+//! looks included.
 //!
 //! Reached on two CPUs of an EPYC server, shared with others (in brackets: before work was bounded):
 //!
@@ -11,7 +11,7 @@
 //! | a look, homes in force    | 3.3 ms (35)      | 37 ms (1100)     |
 //! | a look, all free          | 4.9 ms (53)      | 46 ms (18 000)   |
 //!
-//! Ten minutes of 32 VMs with all looks that there may be take 130 ms.
+//! Ten minutes of 32 VMs with as many looks as allowed take 130 ms.
 
 #![allow(missing_docs)] // criterion's macros define undocumented functions
 
@@ -33,12 +33,12 @@ const VCPUS: u16 = 4;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lives {
     Free,
-    /// One after the other on the next node.
+    /// Each on the next node in turn.
     AtHome,
 }
 
-/// A host of 8 nodes whose VMs want all of their vCPUs' time and get half of it. No two are alike: they miss the LLC 0.01 to
-/// 40 times per thousand instructions.
+/// A host of 8 nodes whose VMs want all of their vCPUs' time and get half of it. No two are alike: they have 0.01 to 40 LLC
+/// misses per thousand instructions.
 struct Crowd {
     machine: Machine,
     before: Sample,
@@ -61,7 +61,7 @@ impl Crowd {
         }
     }
 
-    /// What an epoch of the same rates sees.
+    /// Builds the view of an epoch with unchanged rates.
     fn with_view<T>(&self, at: Ns, see: impl FnOnce(&View<'_>) -> T) -> T {
         let rates = Rates::between(&self.machine, &self.before, &self.now).expect("time passed");
         let vms = self.now.vms.iter().zip(&self.homes).map(|(vm, home)| VmView {
@@ -85,7 +85,7 @@ fn sample(machine: &Machine, vms: u64, seconds: u64, lives: Lives) -> Sample {
     let vm = |n: u64| {
         let node = nodes[n as usize % nodes.len()];
         let cpus = &machine.nodes[node].cpus;
-        // 0 to 1 in no order.
+        // 0 to 1 in no particular order.
         let spread = (n + 1) as f64 * 0.618_034 % 1.0;
         let instructions = 2e9 - 1.8e9 * spread;
         let misses = instructions / 1e3 * 0.01 * 4000f64.powf(spread);
@@ -145,7 +145,7 @@ fn sample(machine: &Machine, vms: u64, seconds: u64, lives: Lives) -> Sample {
     }
 }
 
-/// One epoch of a policy that knows the VMs; gives how much it decided.
+/// Runs one epoch of a policy that knows the VMs; returns the number of decisions.
 fn epoch(view: &View<'_>, history: &History, state: &mut State) -> usize {
     let placed = &mut placement::State::default();
     let settings = Settings {
@@ -171,7 +171,7 @@ fn arrange(c: &mut Criterion) {
                     epoch(view, &history, &mut state);
                 }
             });
-            // The clock stood still, so that the next look came with no epoch but the first, when no VM was known.
+            // The clock does not advance, so only the first epoch looks at the arrangement, and no VM is known then.
             if lives == Lives::AtHome {
                 crowd.with_view(started, |view| {
                     group.bench_function(format!("{vms} VMs {look}, no search"), |b| {

@@ -1,6 +1,5 @@
-//! How long a decision takes. Target: a placement on an 8-node host that holds 200 VMs within 50 microseconds; a period of the
-//! permits' ledger for 1000 VMs within 100; 100 million entries of a guest's page queues per second;
-//! 200 million logged frames per second into a working-set estimate.
+//! Measures decisions. Targets: a placement on an 8-node host that holds 200 VMs within 50 microseconds; a period of the
+//! permits' ledger for 1000 VMs within 100; 200 million logged frames per second into a working-set estimate.
 
 #![allow(missing_docs)] // criterion's macros define undocumented functions
 
@@ -11,7 +10,6 @@ use homenode_host::{
 };
 use homenode_machine::Machine;
 use homenode_policy::demand::{BandwidthFrom, Demand, History};
-use homenode_policy::page_queue::{Entry, Op, Scratch, reconcile};
 use homenode_policy::permits::{Ledger as Permits, Permit, Terms};
 use homenode_policy::placement::{Config, Ledger, Supply, place};
 use homenode_policy::working_set::{Estimator, Logged, ObservationRef, Tracker, UsedRef, logged};
@@ -136,39 +134,7 @@ fn permits(c: &mut Criterion) {
     group.finish();
 }
 
-/// A guest's queues of the length of one page of memory: half of the entries release a page, half take one that came up before.
-fn page_queue(c: &mut Criterion) {
-    let mut group = c.benchmark_group("page queue");
-    for entries in [32, 512] {
-        let entry = |at: u64| {
-            // Knuth's multiplier spreads frames over a VM of 64 GiB.
-            let frame = at.wrapping_mul(2_654_435_761) % (1 << 22) * 4;
-            Entry::new(
-                if at.is_multiple_of(2) {
-                    Op::Release
-                } else {
-                    Op::Allocation
-                },
-                frame,
-            )
-        };
-        let queue: Vec<Entry> = (0..entries).map(|at| entry(at / 4 * 3)).collect();
-        let mut scratch = Scratch::new(queue.len(), 0x9e37_79b9_7f4a_7c15);
-        group.throughput(Throughput::Elements(entries));
-        group.bench_function(format!("{entries} entries"), |b| {
-            b.iter(|| {
-                let mut freed = 0;
-                let outcome = reconcile(black_box(&queue), 0, 1 << 24, &mut scratch, |frame| {
-                    freed ^= frame;
-                });
-                black_box((freed, outcome))
-            });
-        });
-    }
-    group.finish();
-}
-
-/// Full buffers of page reference logging, from a guest of 1 GiB of which 400 MiB are in use.
+/// Full buffers of page reference logging, from a guest with 400 MiB of 1 GiB in use.
 fn working_set(c: &mut Criterion) {
     const FRAMES: u64 = 1 << 18;
     const USED: u64 = 102_400;
@@ -212,5 +178,5 @@ fn working_set(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, placement, permits, page_queue, working_set);
+criterion_group!(benches, placement, permits, working_set);
 criterion_main!(benches);

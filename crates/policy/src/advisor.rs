@@ -1,8 +1,8 @@
-//! Which memory policy suits a VM: the question that \[Policies\] leaves open (section 6).
+//! Advises a memory policy for a VM: the question that \[Policies\] leaves open (section 6).
 //!
 //! # Problem
 //! No memory policy is best for all: the wrong one costs up to a factor of several [Policies, figure 2]. Operators do not
-//! know what runs in a guest, and what runs there changes.
+//! know the programs in a guest, and these change.
 //!
 //! # Terms
 //! *Imbalance*: standard deviation over mean of a VM's accesses to the memory of its home nodes, in percent. *Class*: low up to
@@ -11,20 +11,21 @@
 //!
 //! # Algorithm
 //! A VM with several home nodes and movable memory is *watched* for [`Config::watch`]. Then
-//! 1. under first-touch: of class low, and with no link used by more than [`Config::link_busy`], it keeps it; else round-4K is
-//!    tried, with Carrefour where the host says who uses a page (section 3.5.2: within 2 percent of the best on average);
-//! 2. under round-4K alone: Carrefour is tried if such a link is busy and fewer than [`Config::local_max`] of its accesses are
-//!    local (Carrefour's own condition, and the traffic that it can save);
-//! 3. a trial gets [`Config::settle`] to move pages and as long as the watch to show its speed. Unless that is
-//!    [`Config::gain_min`] above what it was, the VM gets back what it had.
-//! 4. A VM is left alone for [`Config::hold`] after a trial that helped, and twice as long as before after each that did
-//!    not, up to [`Config::hold_max`]. An adopted policy under which a watch finds less speed than there was before its
-//!    trial is given up as well: the program is another one.
+//! 1. Under first-touch, a VM of class low, with no link used by more than [`Config::link_busy`], keeps it; otherwise
+//!    round-4K is tried, with Carrefour if the host reports page users (section 3.5.2: within 2 percent of the best on
+//!    average).
+//! 2. Under round-4K without Carrefour: Carrefour is tried if such a link is busy and fewer than [`Config::local_max`] of its
+//!    accesses are local (Carrefour's own condition, and the traffic that it can save).
+//! 3. A trial gets [`Config::settle`] to move pages, and a watch to show its speed. Unless that is [`Config::gain_min`] above
+//!    the earlier speed, the earlier policy is restored.
+//! 4. A VM is left alone for [`Config::hold`] after a trial that helped, and twice as long as before after each that did not,
+//!    up to [`Config::hold_max`]. If a watch under an adopted policy finds less speed than before its trial, the policy is
+//!    dropped as well: the program has changed.
 //!
-//! Where the host's kernel balances NUMA memory something is tried only with a VM that works all the time, and has the host to
-//! itself: it rests for less than a tenth of its vCPUs' time, and other VMs use less than a tenth of what it uses. Else its speed
-//! says how much it is asked for, and what its neighbours do, so that any policy seems to help in time; and what is spread the
-//! kernel no longer brings to its users.
+//! If the host's kernel balances NUMA memory, trials are limited to a VM that works all the time and has the host to itself:
+//! it rests for less than a tenth of its vCPUs' time, and other VMs use less than a tenth of what it uses. Otherwise its
+//! speed reflects its demand and its neighbours, so that any policy seems to help in time; and the kernel no longer brings
+//! spread pages to their users.
 //!
 //! # Properties
 //! - `a_class_gets_its_policy`
@@ -34,15 +35,15 @@
 //! - `a_guest_that_alternates_gets_few_changes`: their number grows with the logarithm of time
 //!
 //! # Departures
-//! - The paper's rule keeps first-touch for class low whatever the links carry. On the twin ft.C and lu.C are of that class,
-//!   load a link by a quarter, and were a third to two thirds slower for it (`advisor.near-best`).
-//! - A VM without a home is advised too, where it has more vCPUs than a node has cores and one node answers
-//!   [`Config::crowded_min`] times an even part of its accesses with controllers that are busy ([`Config::controller_busy`]): no
-//!   home of one node is for it, and its memory is spread over all.
-//! - The paper classifies once, by a run of its own; here the class is that of the last watch.
+//! - The paper's rule keeps first-touch for class low whatever the links carry. On the twin ft.C and lu.C are in that class,
+//!   load a link by a quarter, and were a third to two thirds slower under it (`advisor.near-best`).
+//! - A VM without a home is advised too, if it has more vCPUs than a node has cores and one node answers
+//!   [`Config::crowded_min`] times an even part of its accesses with busy controllers ([`Config::controller_busy`]): no home
+//!   of one node suits it, and its memory is spread over all.
+//! - The paper classifies once, by a separate run; here the class is that of the last watch.
 //! - Speed counts spinning as work. A guest whose threads spin while they wait looks fast, and a trial that only shortens its
-//!   waiting is given up.
-//! - Going back does not put pages back: where they lie after it is first-touch for what is touched from then on.
+//!   waiting is dropped.
+//! - Restoring a policy does not move pages back: first-touch then applies to pages touched from then on.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -56,11 +57,11 @@ use crate::placement;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Where the kernel balances: most that a VM rests in a watch, as a share of its vCPUs' time, and that other VMs use, as a share
-/// of what it uses, to be tried something with.
+/// On a host whose kernel balances: most that a VM may rest in a watch, as a share of its vCPUs' time, and that other VMs may
+/// use, as a share of its use, for a trial.
 const NOISE_MAX: f64 = 0.1;
 
-/// What the operator may set.
+/// The operator's settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
@@ -70,36 +71,36 @@ pub struct Config {
     pub imbalance_low: f64,
     /// Most imbalance of class moderate, percent.
     pub imbalance_moderate: f64,
-    /// More local accesses than this need no Carrefour, 0 to 1.
+    /// Above this share of local accesses Carrefour is not needed, 0 to 1.
     pub local_max: f64,
-    /// Less traffic on every link than this share of what it can carry is no trouble, 0 to 1.
+    /// Links with less traffic than this share of their capacity are no problem, 0 to 1.
     pub link_busy: f64,
-    /// Fewer accesses than this in a watch say nothing about their balance.
+    /// A watch with fewer accesses than this does not show their balance.
     pub accesses_min: u64,
-    /// A node that answers more than so many times an even part of a free VM's accesses is crowded by it, 0 to 1000.
+    /// A free VM crowds a node that answers more than this many times an even part of its accesses, 0 to 1000.
     pub crowded_min: f64,
-    /// Share of a controller's bandwidth in use from which a free VM's memory is worth spreading, 0 to 1.
+    /// Share of a controller's bandwidth in use at which a free VM's memory is worth spreading, 0 to 1.
     pub controller_busy: f64,
-    /// How long a VM is looked at before and after a change.
+    /// Time for which a VM is watched before and after a change.
     #[serde(with = "homenode_units::text")]
     pub watch: Ns,
-    /// How long pages may move before a trial counts.
+    /// Time for pages to move before a trial counts.
     #[serde(with = "homenode_units::text")]
     pub settle: Ns,
-    /// Least gain of speed that is worth a change, as a share.
+    /// Least gain of speed that justifies a change, as a share.
     pub gain_min: f64,
-    /// For how long nothing is tried after a change.
+    /// Time without a trial after a change.
     #[serde(with = "homenode_units::text")]
     pub hold: Ns,
-    /// For how long at most after many that did not help.
+    /// The longest such time, after many changes that did not help.
     #[serde(with = "homenode_units::text")]
     pub hold_max: Ns,
 }
 
 impl Default for Config {
     /// The paper's classes; Carrefour's condition (80 percent local); programs that load no link by a fifth hardly wait for
-    /// memory on the paper's machine (tables 1 and 4); watches of some scheduler and program phases. Advice is
-    /// followed, each time as a trial that is given up where it does not help.
+    /// memory on the paper's machine (tables 1 and 4); watches that span some scheduler and program phases. Advice is
+    /// followed, each time as a trial that is dropped if it does not help.
     fn default() -> Self {
         Config {
             acts: true,
@@ -137,7 +138,7 @@ homenode_units::settings! {
     } ordered
 }
 
-/// Percent: of n nodes all accesses on one are an imbalance of 100 times the root of n - 1.
+/// Percent: with all accesses on one of n nodes the imbalance is 100 times the root of n - 1.
 const IMBALANCE: RangeInclusive<f64> = 0.0..=10_000.0;
 
 fn ordered(config: &Config) -> Result<(), BadSetting> {
@@ -168,21 +169,21 @@ impl fmt::Display for Class {
     }
 }
 
-/// What is thought of a VM.
+/// The advice for a VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Advice {
-    /// What it should have; `None` where that cannot be said.
+    /// The policy that it should have; `None` if unknown.
     pub policy: Option<MemoryPolicy>,
     /// Imbalance in the last watch, percent.
     pub imbalance: Option<f64>,
     /// Its class.
     pub class: Option<Class>,
-    /// Why, in a sentence.
+    /// The reason, in a sentence.
     pub why: String,
 }
 
 impl Advice {
-    /// None, and why.
+    /// Returns no advice, with the reason.
     pub fn none(why: &str) -> Advice {
         Advice {
             policy: None,
@@ -193,7 +194,7 @@ impl Advice {
     }
 }
 
-/// What a watch has seen.
+/// Observations of a watch.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Seen {
     since: Ns,
@@ -203,7 +204,7 @@ struct Seen {
     link_busy: f64,
     /// Share of its vCPUs' time that it rested.
     rests: f64,
-    /// CPUs that it used, and that other VMs did.
+    /// CPUs that it used, and that other VMs used.
     used: f64,
     used_by_others: f64,
     /// Accesses by position among the home nodes.
@@ -218,7 +219,7 @@ impl Seen {
         }
     }
 
-    /// Takes in an epoch; whether everything needed was known.
+    /// Records an epoch; returns whether all inputs were known.
     fn take(&mut self, view: &View<'_>, rates: &VmRates, home: &NodeSet) -> bool {
         let (Some(speed), Some(on)) = (rates.instructions_per_s, rates.accesses_on.as_ref()) else {
             return false;
@@ -251,7 +252,7 @@ impl Seen {
         self.local / f64::from(self.epochs.max(1))
     }
 
-    /// Why a trial beside it would show nothing, if it would not.
+    /// Returns why a trial would show nothing, if so.
     fn noise(&self) -> Option<String> {
         let rests = self.rests / f64::from(self.epochs.max(1));
         let others = self.used_by_others / self.used;
@@ -262,7 +263,7 @@ impl Seen {
         }
     }
 
-    /// Percent; `None` where there were too few accesses.
+    /// Returns the imbalance in percent; `None` with too few accesses.
     fn imbalance(&self, config: &Config) -> Option<f64> {
         let sum: u64 = self.on.iter().sum();
         if sum < config.accesses_min {
@@ -273,7 +274,7 @@ impl Seen {
     }
 }
 
-/// Share of the busiest link in use; 0 where unknown.
+/// Returns the share of the busiest link in use; 0 if unknown.
 fn busiest_link(view: &View<'_>) -> f64 {
     let links = view.machine.links.iter();
     let used = links.filter_map(|link| view.rates?.link_use(view.machine, link.from, link.to));
@@ -282,7 +283,7 @@ fn busiest_link(view: &View<'_>) -> f64 {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stage {
-    /// Looking, and free to try.
+    /// Watching, and ready for a trial.
     Watching,
     /// Pages of a trial move until then.
     Settling {
@@ -290,9 +291,9 @@ enum Stage {
         before: f64,
         until: Ns,
     },
-    /// A trial shows what it is worth.
+    /// A trial is being measured.
     Trying { from: MemoryPolicy, before: f64 },
-    /// Nothing is tried until then.
+    /// No trial until then.
     Holding { until: Ns },
 }
 
@@ -301,9 +302,9 @@ struct Case {
     stage: Stage,
     seen: Seen,
     home: NodeSet,
-    /// What the agent chose; `None` leaves what was there.
+    /// The agent's choice; `None` keeps the policy in force.
     choice: Option<MemoryPolicy>,
-    /// What it had before the choice was adopted, and its speed then.
+    /// The policy before the choice was adopted, and the VM's speed under it.
     adopted: Option<(MemoryPolicy, f64)>,
     failures: u32,
     changes: u32,
@@ -329,7 +330,7 @@ impl Case {
         self.changes += 1;
     }
 
-    /// Gives up a policy, and waits longer each time.
+    /// Drops a policy, and waits longer each time.
     fn give_up(&mut self, policy: MemoryPolicy, config: &Config, now: Ns) {
         let hold = config
             .hold
@@ -345,24 +346,24 @@ impl Case {
     }
 }
 
-/// What the policy remembers between epochs.
+/// State kept between epochs.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     cases: BTreeMap<VmId, Case>,
 }
 
 impl State {
-    /// What the agent chose for a VM, while it acts on its advice.
+    /// Returns the agent's choice for a VM, while it acts on its advice.
     pub fn choice(&self, vm: VmId) -> Option<MemoryPolicy> {
         self.cases.get(&vm)?.choice
     }
 
-    /// What is thought of a VM.
+    /// Returns the advice for a VM.
     pub fn advice(&self, vm: VmId) -> Option<&Advice> {
         Some(&self.cases.get(&vm)?.advice)
     }
 
-    /// A choice was not carried out: it is not on trial, and is made anew after the next watch if it still seems right.
+    /// Postpones a choice that was not carried out: it is made again after the next watch if it still seems right.
     pub fn postpone(&mut self, vm: VmId) {
         if let Some(case) = self.cases.get_mut(&vm)
             && matches!(case.stage, Stage::Settling { .. })
@@ -373,19 +374,19 @@ impl State {
         }
     }
 
-    /// Whether what was chosen last gives a VM back what it had before a trial.
+    /// Whether the last choice restores a VM's policy from before a trial.
     pub fn gives_back(&self, vm: VmId) -> bool {
         let gave_up = |case: &Case| matches!(case.stage, Stage::Holding { .. }) && case.adopted.is_none();
         self.cases.get(&vm).is_some_and(gave_up)
     }
 
-    /// How often the agent changed a VM's memory policy by its advice.
+    /// Returns how often the agent changed a VM's memory policy by its advice.
     pub fn changes(&self, vm: VmId) -> u32 {
         self.cases.get(&vm).map_or(0, |case| case.changes)
     }
 }
 
-/// Takes in an epoch: afterwards [`State::advice`] says what is thought of each VM, and [`State::choice`] what to do.
+/// Records an epoch and updates [`State::advice`] and [`State::choice`] of each VM.
 pub fn observe(view: &View<'_>, config: &Config, state: &mut State) {
     state.cases.retain(|id, _| view.sample.vm(*id).is_some());
     for vm in &view.vms {
@@ -412,7 +413,7 @@ pub fn observe(view: &View<'_>, config: &Config, state: &mut State) {
     }
 }
 
-/// Why there is nothing to advise, if there is not.
+/// Returns why there is nothing to advise, if so.
 fn not_advised(view: &View<'_>, config: &Config, vm: &VmView<'_>, home: &NodeSet) -> Option<String> {
     if home.len() < 2 {
         return Some("it has one home node, where its memory belongs whatever the policy".into());
@@ -426,7 +427,7 @@ fn not_advised(view: &View<'_>, config: &Config, vm: &VmView<'_>, home: &NodeSet
     vm.hands_off.map(|why| format!("it is left alone: {why}"))
 }
 
-/// Nodes that a VM's memory may lie on: its home, or where its operator lets it run while it has none.
+/// Returns the nodes that may hold a VM's memory: its home, or without one the nodes that its operator allows.
 pub(crate) fn lives_on(view: &View<'_>, vm: &VmView<'_>) -> NodeSet {
     let memory = view.machine.home_nodes();
     vm.home
@@ -437,7 +438,7 @@ pub(crate) fn lives_on(view: &View<'_>, vm: &VmView<'_>) -> NodeSet {
         })
 }
 
-/// Whether a VM has more vCPUs than any node has cores, so that no home of one node is for it.
+/// Whether a VM has more vCPUs than any node has cores, so that no home of one node suits it.
 fn is_wide(view: &View<'_>, vm: &VmView<'_>) -> bool {
     let nodes = view.machine.nodes.keys();
     let cores = nodes.map(|node| view.machine.core_count(node)).max().unwrap_or(0);
@@ -511,7 +512,7 @@ fn advance(view: &View<'_>, vm: &VmView<'_>, config: &Config, acts: bool, case: 
     }
 }
 
-/// What a watch suggests.
+/// Returns the advice that follows from a watch.
 fn advise(view: &View<'_>, in_force: MemoryPolicy, seen: &Seen, config: &Config) -> Advice {
     let Some(imbalance) = seen.imbalance(config) else {
         return Advice::none("it hardly uses memory");

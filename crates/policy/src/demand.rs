@@ -1,4 +1,4 @@
-//! What a VM needs of a node: CPU, memory, memory bandwidth.
+//! What a VM needs from a node: CPU, memory, memory bandwidth.
 //!
 //! # Problem
 //! Placement compares what a VM will need with what nodes have left ([TAVO, V.C]: a vector of three). A VM that just
@@ -11,12 +11,12 @@
 //! # Algorithm
 //! - CPU: a VM that is not settled counts with all its vCPUs, so that VMs started together do not pile up; a settled one
 //!   counts with the moving average of what it used *and waited for* (what it wanted), at most its vCPUs.
-//! - The host's own CPU load: the moving average of what is busy on a node and no VM's.
+//! - The host's own CPU load: the moving average of a node's busy CPUs that no VM accounts for.
 //! - Memory: what the guest may use, touched or not: memory that a VM has not touched yet is not free. Huge pages are counted
-//!   by their size, apart from ordinary memory: neither can stand in for the other.
-//! - Bandwidth (the paper is silent on a new VM's): what the operator declared; else the moving average of what was
-//!   measured of this VM, in this life or an earlier one; else the median over settled VMs of its size class; else
-//!   unknown. Every answer says which.
+//!   by their size, apart from ordinary memory: neither can replace the other.
+//! - Bandwidth (the paper says nothing about a new VM's): what the operator declared; else the moving average of this VM's
+//!   measurements, in this life or an earlier one; else the median over settled VMs of its size class; else unknown. Every
+//!   answer names its source.
 //!
 //! # Properties
 //! - `a_new_vm_counts_with_all_its_vcpus`
@@ -31,11 +31,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::bounds::{PAUSE, SOME_SHARE};
 
-/// What the operator may set.
+/// The operator's settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Observed running for this long, a VM counts with what it was measured to use.
+    /// A VM observed running for this long counts with its measured use.
     #[serde(with = "homenode_units::text")]
     pub settle: Ns,
     /// Weight of the newest epoch in averages, in (0, 1].
@@ -43,7 +43,7 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// Half of the averages' memory is gone after about four epochs.
+    /// Averages forget half of their past after about four epochs.
     fn default() -> Config {
         Config {
             settle: Ns::from_secs(30),
@@ -54,33 +54,33 @@ impl Default for Config {
 
 homenode_units::settings! { Config { settle: PAUSE, average_weight: SOME_SHARE } }
 
-/// What is asked of a node.
+/// A VM's needs from a node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Demand {
-    /// CPUs' worth of time.
+    /// CPU time, in CPUs.
     pub cpus: f64,
     /// Memory.
     pub memory_bytes: Bytes,
-    /// Memory bandwidth, and how it is known.
+    /// Memory bandwidth, if known.
     pub bandwidth: Option<BytesPerSec>,
-    /// How the bandwidth is known.
+    /// Source of the bandwidth.
     pub bandwidth_from: BandwidthFrom,
     /// Nodes of devices assigned to the VM: preferred.
     pub device_nodes: NodeSet,
-    /// What of the memory lies in huge pages, by their size, each size once; the rest lies in ordinary ones.
+    /// Memory in huge pages, by their size, each size once; the rest is in ordinary pages.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub huge_pages: Vec<HugeMemory>,
 }
 
 impl Demand {
-    /// Memory in ordinary pages.
+    /// Returns the memory in ordinary pages.
     pub fn ordinary_bytes(&self) -> Bytes {
         let huge = self.huge_pages.iter().map(|part| part.memory_bytes.0);
         let huge = huge.fold(0, u64::saturating_add);
         self.memory_bytes.saturating_sub(Bytes(huge))
     }
 
-    /// Takes in what another VM asks of the same nodes.
+    /// Adds the demand of another VM for the same nodes.
     pub fn join(&mut self, other: Demand) {
         self.cpus += other.cpus;
         self.memory_bytes += other.memory_bytes;
@@ -98,17 +98,17 @@ impl Demand {
     }
 }
 
-/// How a VM's bandwidth is known.
+/// Source of a VM's bandwidth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum BandwidthFrom {
     /// The operator declared it.
     Declared,
-    /// Measured of this VM.
+    /// Measured on this VM.
     Measured,
-    /// Median over settled VMs with as many vCPUs.
+    /// Median over settled VMs with the same number of vCPUs.
     SizeClassMedian,
-    /// Nobody knows.
+    /// No source.
     Unknown,
 }
 
@@ -123,11 +123,11 @@ impl std::fmt::Display for BandwidthFrom {
     }
 }
 
-/// What was measured of each VM, kept after it stops so that it is known when it comes back.
+/// Measurements of each VM, kept after it stops for when it returns.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     vms: BTreeMap<VmId, Record>,
-    /// CPUs of each node that something else than VMs keeps busy.
+    /// CPUs of each node kept busy by something other than VMs.
     host: BTreeMap<NodeId, Ewma>,
 }
 
@@ -141,11 +141,11 @@ struct Record {
 }
 
 impl History {
-    /// Takes in one epoch. Called once for each view that has rates.
+    /// Records one epoch. Called once for each view that has rates.
     pub fn observe(&mut self, view: &View<'_>, config: &Config) {
         let weight = Weight(config.average_weight);
         let Some(rates) = view.rates else { return };
-        // What a VM did that was not there a period ago is nobody's yet; it must not count as the host's own load.
+        // The load of a VM that is less than a period old has no owner yet; it must not count as the host's own load.
         if view.vms.iter().all(|vm| vm.rates.is_some()) {
             for (node, busy) in rates.nodes.iter() {
                 let vcpus = rates
@@ -179,12 +179,12 @@ impl History {
         }
     }
 
-    /// CPUs of a node that something else than VMs keeps busy, on average.
+    /// Returns the average CPUs of a node kept busy by something other than VMs.
     pub fn host_cpus(&self, node: NodeId) -> f64 {
         self.host.get(&node).and_then(Ewma::value).unwrap_or(0.0)
     }
 
-    /// CPUs that a VM with so many vCPUs counts with.
+    /// Returns the CPUs that a VM with this many vCPUs counts with.
     pub fn cpus(&self, vm: VmId, vcpus: usize) -> f64 {
         let settled = self.vms.get(&vm).filter(|record| record.is_settled);
         settled
@@ -192,7 +192,7 @@ impl History {
             .map_or(vcpus as f64, |cpus| cpus.min(vcpus as f64))
     }
 
-    /// Bandwidth of a VM, and how it is known.
+    /// Returns the bandwidth of a VM, and its source.
     pub fn bandwidth(
         &self,
         vm: Option<VmId>,
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(observed(5, 0.1, 0).cpus(vm_id(1), 4), 4.0);
         let settled = observed(60, 0.1, 0).cpus(vm_id(1), 4);
         assert!((settled - 0.4).abs() < 0.01, "{settled}");
-        // Its operator lets it count with what it uses sooner, or later.
+        // The operator may have measured use count sooner, or later.
         let within = |secs| Config {
             settle: Ns::from_secs(secs),
             ..Config::default()

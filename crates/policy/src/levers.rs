@@ -1,19 +1,19 @@
-//! One owner per lever (DESIGN, section 2): several policies want the same vCPU or page, and one place decides.
+//! One owner per lever: several policies want the same vCPU or page, and one place decides.
 //!
 //! # Terms
-//! *Lever*: what an action changes, per VM ([`Lever`]): where vCPUs may run, where home is, where pages lie, how long vCPUs
+//! *Lever*: what an action changes, per VM ([`Lever`]): where vCPUs may run, the home, the location of pages, how long vCPUs
 //! may run per period.
 //!
 //! # Algorithm
-//! Plans come in order of precedence. Each decision is taken unless
+//! Plans come in order of precedence. Each decision is kept unless
 //! 1. it is impossible (a host refuses a plan as a whole, and one VM must not cost all others their epoch), or the operator
-//!    forbids it: the VM is opted out, or its vCPUs are pinned by hand and the action would move them, or it
-//!    would put them outside the CPUs that the operator allows, or somebody else set its CPU quota, or the operator's
-//!    own is as low as the one that a policy wants;
-//! 2. a plan of higher precedence has already decided on the same lever of the same VM, or on its home: who re-homes a VM
-//!    decides where its vCPUs and pages go in that epoch. Its quota is another matter.
+//!    forbids it: the VM is opted out, or its vCPUs are pinned by hand and the action would move them, or it would put them
+//!    outside the CPUs that the operator allows, or its CPU quota was set by something other than the agent, or the
+//!    operator's own is as low as the one that a policy wants;
+//! 2. a plan of higher precedence has already decided on the same lever of the same VM, or on its home: the policy that
+//!    re-homes a VM decides where its vCPUs and pages go in that epoch. Its quota is independent.
 //!
-//! What is dropped becomes a finding with the reason: nothing is lost silently.
+//! A dropped decision becomes a finding with the reason: nothing is lost silently.
 //!
 //! # Properties
 //! - `of_two_policies_the_first_owns_the_lever`
@@ -110,7 +110,7 @@ fn objection(view: &View<'_>, owners: &[(VmId, Lever, &'static str)], decision: 
     taken.map(|(_, owned, owner)| format!("VM {name}: {owner} decides on {} in this epoch", owned.of_vm()))
 }
 
-/// Whether who decides on one of two levers decides on the other, because one of them is the home and the other follows it.
+/// Whether a decision on one of two levers includes the other, because one is the home and the other follows it.
 fn depends_on_home(a: Lever, b: Lever) -> bool {
     let follows = |lever| matches!(lever, Lever::VcpuPlacement | Lever::Pages);
     (a == Lever::Home && follows(b)) || (b == Lever::Home && follows(a))
@@ -236,7 +236,7 @@ mod tests {
             assert_eq!(merged.decisions, [hold("permits", 2, 0.4)]);
             let findings: Vec<&str> = merged.findings.iter().map(|f| f.message.as_str()).collect();
             assert!(
-                findings[0].contains("somebody else set its CPU quota"),
+                findings[0].contains("another program set its CPU quota"),
                 "{findings:?}"
             );
             assert!(

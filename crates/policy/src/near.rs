@@ -1,5 +1,5 @@
-//! How near the nodes of a set are to each other, and how many cores CPUs are: the one place where everything that gives a VM
-//! several nodes looks both up ([`crate::placement`], [`crate::arrange`], [`crate::advisor`]).
+//! Distances within a set of nodes, and cores of a set of CPUs. All policies that assign several nodes look both up here
+//! ([`crate::placement`], [`crate::arrange`], [`crate::advisor`]).
 //!
 //! # Problem
 //! A VM on several nodes has its memory interleaved over them: each access crosses the distance between two of them with the
@@ -7,39 +7,39 @@
 //! room than a set within one makes the VM slower for nothing.
 //!
 //! # Terms
-//! - *Distance* of two nodes: what firmware says (SLIT, 10 = local), of the two directions the longer one.
+//! - *Distance* of two nodes: the firmware's value (SLIT, 10 = local), the longer of the two directions.
 //! - *Span* of a set of nodes: the longest distance between two of its nodes; 0 for one node.
 //!
 //! # Algorithm
-//! A caller looks at sets of one span after another, in the order of [`Near::spans`], and stops at the first span of which a set
-//! has room. So a set across sockets is given only where no set within a socket has room. Of sets of one span those of less
-//! [`Near::sum`] come first.
+//! A caller looks at sets of one span after another, in the order of [`Near::spans`], and stops at the first span with a set
+//! that has room. So a set across sockets is used only if no set within a socket has room. Among sets of one span those of
+//! smaller [`Near::sum`] come first.
 
 use homenode_machine::Machine;
 use homenode_units::{CpuSet, NodeId};
 
-/// Distance where firmware states none: a route that firmware calls unusable.
+/// Distance if firmware states none: a route that firmware calls unusable.
 const UNKNOWN: u32 = 255;
 
 /// Distances between some nodes, by position: at most 64, so that a set of them is a mask.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Near {
     count: usize,
-    /// Row by row; 0 of a node to itself.
+    /// Row by row; 0 from a node to itself.
     between: Vec<u32>,
     /// Whether all nodes are equally far from each other.
     is_even: bool,
 }
 
 impl Near {
-    /// Distances between these nodes of a machine.
+    /// Returns the distances between these nodes of a machine.
     pub fn of(machine: &Machine, nodes: &[NodeId]) -> Near {
         let one_way = |a: NodeId, b: NodeId| machine.distance(a, b).unwrap_or(UNKNOWN);
         let longer = |a: usize, b: usize| one_way(nodes[a], nodes[b]).max(one_way(nodes[b], nodes[a]));
         Near::by(nodes.len(), longer)
     }
 
-    /// So many nodes with these distances from one to another.
+    /// Builds the distances between `count` nodes.
     pub fn by(count: usize, distance: impl Fn(usize, usize) -> u32) -> Near {
         let distance = |a: usize, b: usize| if a == b { 0 } else { distance(a, b) };
         let row = |a: usize| (0..count).map(move |b| (a, b));
@@ -53,7 +53,7 @@ impl Near {
         near
     }
 
-    /// Whether all nodes are equally far from each other, so that sets of several nodes differ in nothing but their number.
+    /// Whether all nodes are equally far from each other, so that sets of several nodes differ only in their number.
     pub fn is_even(&self) -> bool {
         self.is_even
     }
@@ -62,7 +62,7 @@ impl Near {
         self.between[a * self.count + b]
     }
 
-    /// All spans that sets of these nodes can have, ascending; the first is 0, of one node.
+    /// Returns all spans that sets of these nodes can have, ascending; the first is 0, for one node.
     pub fn spans(&self) -> Vec<u32> {
         let mut spans = self.between.clone();
         spans.push(0);
@@ -71,12 +71,12 @@ impl Near {
         spans
     }
 
-    /// Longest distance between two nodes of a set; 0 for one node.
+    /// Returns the longest distance between two nodes of a set; 0 for one node.
     pub fn span(&self, mask: u64) -> u32 {
         self.pairs(mask).max().unwrap_or(0)
     }
 
-    /// Sum of distances between the nodes of a set: with their number it is the mean distance of an access.
+    /// Returns the sum of distances between the nodes of a set, which with their number yields an access's mean distance.
     pub fn sum(&self, mask: u64) -> u32 {
         self.pairs(mask).sum()
     }
@@ -85,7 +85,7 @@ impl Near {
         positions(mask).flat_map(move |a| positions(mask & ((1 << a) - 1)).map(move |b| self.between(a, b)))
     }
 
-    /// Nodes that are at most `most` from every node of a set.
+    /// Returns the nodes that are at most `most` from every node of a set.
     pub fn within(&self, mask: u64, most: u32) -> u64 {
         (0..self.count)
             .filter(|to| positions(mask).all(|from| self.between(from, *to) <= most))
@@ -102,7 +102,7 @@ pub(crate) fn positions(mask: u64) -> impl Iterator<Item = usize> {
     .map(|rest| rest.trailing_zeros() as usize)
 }
 
-/// How many physical cores these CPUs belong to: a core of which one hyperthread is among them counts.
+/// Returns how many physical cores these CPUs belong to; one hyperthread is enough for a core to count.
 pub(crate) fn cores(machine: &Machine, cpus: &CpuSet) -> usize {
     let mut cores: Vec<u32> = cpus
         .iter()
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn a_span_is_the_longest_distance_of_a_set_and_the_longer_direction_counts() {
-        // Two sockets of two nodes, 12 within and 32 across; from node 1 to node 0 firmware says 14.
+        // Two sockets of two nodes, 12 within and 32 across; from node 1 to node 0 firmware reports 14.
         let mut scene = Scene::sockets(2, 2, 4, (12, 32));
         scene.machine.distances.rows[1][0] = 14;
         let ids: Vec<NodeId> = (0..4).map(NodeId).collect();

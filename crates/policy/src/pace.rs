@@ -1,24 +1,24 @@
-//! How fast a VM's pages may move: slower where it suffers, seldom where it is in vain.
+//! Limits how fast a VM's pages move: slower if the VM suffers, rarely if moves are in vain.
 //!
 //! # Problem
-//! Budgets bound what moving costs at worst, for any VM. One that is hurt more than others by stopped vCPUs and busy controllers
-//! should get less of it ([Policies, section 4.1], leaves that open), and pages that the host cannot move, since somebody holds
-//! them, should not be tried every second for ever.
+//! Budgets limit the worst cost of moving, for any VM. A VM that suffers more than others from stopped vCPUs and busy
+//! controllers should move fewer pages ([Policies, section 4.1] leaves that open), and pages that the host cannot move,
+//! because they are pinned, should not be tried every second for ever.
 //!
 //! # Terms
-//! - *Speed*: instructions per second that its vCPUs run, so that a VM that idles is not a slow one.
-//! - *Usual speed*: its average over epochs without moves, since it has the home that it has. A VM in a new home is slow because
-//!   its memory is not there yet: moving less of it would keep it slow.
+//! - *Speed*: instructions per second that its vCPUs run, so that an idle VM does not count as slow.
+//! - *Usual speed*: its average over epochs without moves in its present home. A VM in a new home is slow because its memory
+//!   is not there yet: moving less of it would keep it slow.
 //!
 //! # Algorithm
 //! For each VM whose pages a plan moves:
-//! 1. its *pace*, a share of what was planned, halves after an epoch with moves in which its speed was more than
-//!    [`Config::slowdown_max`] below its usual one, down to [`Config::pace_min`]; it doubles after one with
-//!    moves in which it was not, up to 1. Where speed is not counted it stays 1. So that there is a usual speed, nothing moves
-//!    in the first epoch in which a VM is seen, and in one after 16 with moves while its pace is below 1;
-//!    What moves whole or not at all is not slowed down;
-//! 2. a move that left more than [`Config::vain_min`] of what it was to move where it was is *in vain*. After such moves nothing
-//!    is moved for 1, 2, 4 … epochs, up to [`Config::wait_max_epochs`], which is said once; a move that works ends that.
+//! 1. its *pace*, a share of the planned pages, halves after an epoch with moves in which its speed was more than
+//!    [`Config::slowdown_max`] below its usual one, down to [`Config::pace_min`]; it doubles after one with moves in which it
+//!    was not, up to 1. Without a measured speed it stays 1. To learn the usual speed, nothing moves in the first epoch in
+//!    which a VM is seen, and in one after 16 with moves while its pace is below 1. Memory that moves whole or not at all is
+//!    not slowed down;
+//! 2. a move that left more than [`Config::vain_min`] of its pages in place is *in vain*. After such moves nothing is moved
+//!    for 1, 2, 4 … epochs, up to [`Config::wait_max_epochs`], which is reported once; a move that works ends that.
 //!
 //! # Properties
 //! - `a_vm_that_suffers_is_moved_ever_slower_and_recovers`
@@ -38,20 +38,20 @@ use crate::bounds::{SHARE, SOME_SHARE};
 /// Name of this policy in plans.
 pub const POLICY: &str = "pace";
 
-/// While a VM's pace is below 1, it is left in peace for an epoch after so many with moves.
+/// While a VM's pace is below 1, it gets an epoch without moves after this many with moves.
 const IN_A_ROW_MAX: u32 = 16;
 
-/// What the operator may set.
+/// The operator's settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// A VM that is slower than this, as a share of its speed, while its pages move suffers from it.
+    /// A VM that loses more than this share of its speed while its pages move suffers from it.
     pub slowdown_max: f64,
-    /// For so many epochs at most nothing is tried after moves in vain.
+    /// Most epochs without a try after moves in vain.
     pub wait_max_epochs: u32,
-    /// Least share of what was planned, in (0, 1].
+    /// Least share of the planned pages, in (0, 1].
     pub pace_min: f64,
-    /// Share of a move that must be left for it to be in vain, 0 to 1.
+    /// Share of a move that must be left in place for it to be in vain, 0 to 1.
     pub vain_min: f64,
     /// Weight of the last epoch in a VM's usual speed, in (0, 1].
     pub average_weight: f64,
@@ -80,16 +80,16 @@ homenode_units::settings! {
     }
 }
 
-/// What is remembered of a VM.
+/// State kept for one VM.
 #[derive(Clone, Debug)]
 struct Pace {
     share: f64,
-    /// Speed in epochs without moves, in the home that it has.
+    /// Speed in epochs without moves, in its present home.
     usual: Ewma,
     home: Option<NodeSet>,
-    /// Epochs with moves since the last without.
+    /// Epochs with moves since the last one without.
     in_a_row: u32,
-    /// What the last epoch moved: from where, how much, and what lay there.
+    /// The last epoch's move: source, pages requested, and pages there before.
     asked: Option<(NodeSet, Pages, Pages)>,
     /// Whether the last epoch moved anything.
     moved: bool,
@@ -112,7 +112,7 @@ impl Default for Pace {
     }
 }
 
-/// What is remembered between epochs.
+/// State kept between epochs.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     paces: BTreeMap<VmId, Pace>,
@@ -130,7 +130,7 @@ fn pages_on(vm: &VmView<'_>, nodes: &NodeSet) -> Option<Pages> {
 }
 
 impl Pace {
-    /// Takes in what the last epoch's moves did; says so where they were in vain for the first time.
+    /// Records the effect of the last epoch's moves; returns whether they were in vain for the first time.
     fn learn(&mut self, vm: &VmView<'_>, config: &Config) -> bool {
         if self.home.as_ref() != vm.home {
             self.home = vm.home.cloned();
@@ -144,7 +144,7 @@ impl Pace {
                 (true, _) => self.share = (self.share * 2.0).min(1.0),
                 (false, _) => {
                     if self.in_a_row > 0 {
-                        // What it was before its memory moved is over.
+                        // Its speed before its memory moved no longer applies.
                         self.usual = Ewma::default();
                     }
                     self.usual.update(speed, Weight(config.average_weight));
@@ -153,7 +153,7 @@ impl Pace {
             self.in_a_row = if self.moved { self.in_a_row + 1 } else { 0 };
         }
         if vm.sample.immovable == Some(Immovable::Migrating) {
-            // It is still on its way.
+            // The memory is still moving.
             return false;
         }
         self.moved = false;
@@ -172,7 +172,7 @@ impl Pace {
         self.vain == 1
     }
 
-    /// What of a decision may be carried out.
+    /// Returns the part of a decision that may be carried out.
     fn hold(&mut self, vm: &VmView<'_>, mut decision: Decision) -> Option<Decision> {
         let is_unknown = self.usual.value().is_none() || (self.share < 1.0 && self.in_a_row >= IN_A_ROW_MAX);
         if self.wait > 0 || (is_unknown && speed(vm).is_some() && !vm.sample.moves_whole) {
@@ -185,7 +185,7 @@ impl Pace {
                 let (from, pages_max) = leaves(&mut decision.action.act, vm)?;
                 *pages_max = part(*pages_max);
                 let there = pages_on(vm, &from)?;
-                // Of several moves of an epoch the largest tells.
+                // Among several moves of an epoch the largest counts.
                 if self
                     .asked
                     .as_ref()
@@ -205,7 +205,7 @@ impl Pace {
     }
 }
 
-/// Nodes that pages leave by this action, and how many at most.
+/// Returns the nodes that pages leave by this action, and their maximum number.
 fn leaves<'a>(act: &'a mut Act, vm: &VmView<'_>) -> Option<(NodeSet, &'a mut Pages)> {
     match act {
         Act::MovePages { from, pages_max, .. } => Some((from.clone(), pages_max)),
@@ -218,7 +218,7 @@ fn leaves<'a>(act: &'a mut Act, vm: &VmView<'_>) -> Option<(NodeSet, &'a mut Pag
     }
 }
 
-/// Holds the moves of an epoch's plans to what each VM bears. Plans nothing itself, but says where moves are in vain.
+/// Limits the moves of an epoch's plans to what each VM tolerates. Plans nothing itself, but reports moves in vain.
 pub fn hold(view: &View<'_>, config: &Config, state: &mut State, plans: &mut [Plan]) -> Plan {
     state.paces.retain(|id, _| view.sample.vm(*id).is_some());
     let mut said = Plan::new(view.version);
@@ -229,7 +229,7 @@ pub fn hold(view: &View<'_>, config: &Config, state: &mut State, plans: &mut [Pl
         };
         if pace.learn(vm, config) {
             let message = format!(
-                "pages of VM {} do not move: somebody holds them, or a node is full; they are tried again, ever more rarely",
+                "pages of VM {} do not move: they are held, or a node is full; they are tried again, ever more rarely",
                 vm.sample.name
             );
             said.find(POLICY, Some(id), message);
@@ -247,7 +247,7 @@ pub fn hold(view: &View<'_>, config: &Config, state: &mut State, plans: &mut [Pl
         });
         plan.decisions = decisions.collect();
     }
-    // A VM that nobody moves still shows its usual speed.
+    // Without moves a VM still shows its usual speed.
     for vm in &view.vms {
         state.paces.entry(vm.sample.id).or_default();
     }
@@ -271,7 +271,7 @@ mod tests {
         scene
     }
 
-    /// One epoch: what may move of what repatriation plans, and what is said.
+    /// One epoch: returns the pages of repatriation's plan that may move, and the number of reports.
     fn epoch(scene: &mut Scene, state: &mut State) -> (u64, usize) {
         epoch_by(&Config::default(), scene, state)
     }
@@ -320,7 +320,7 @@ mod tests {
         for _ in 0..3 {
             epoch(&mut scene, &mut state);
         }
-        // All is remote there, and it takes three times as long.
+        // All memory is remote there, and work takes three times as long.
         scene.vm(1).home(1).instructions_per_s(333_000_000);
         let full = repatriate::Config::default().vm_pages_per_epoch.0;
         let mut moved = Vec::new();
@@ -340,7 +340,7 @@ mod tests {
         let tried: Vec<usize> = (0..40).filter(|at| epochs[*at].0 > 0).collect();
         assert_eq!(tried, [1, 4, 9, 18, 35]);
         assert_eq!(epochs.iter().map(|(_, said)| said).sum::<usize>(), 1);
-        // Then it works, and nothing is held back any more: after the rest of the wait, 65,536 pages an epoch.
+        // Then moving works, and nothing is held back: after the rest of the wait, 65,536 pages an epoch.
         let mut left = 1_000_000;
         let moving = (0..40).filter(|_| {
             let (moved, _) = epoch(&mut scene, &mut state);
@@ -367,7 +367,7 @@ mod tests {
             .immovable(Immovable::Migrating)
             .instructions_per_s(1_000);
         for _ in 0..3 {
-            // Repatriation says once more why it does not move: its state is new each time.
+            // Repatriation itself reports again why it does not move: its state is new each time.
             assert_eq!(epoch(&mut scene, &mut state), (0, 1));
         }
         let pace = &state.paces[&vm_id(1)];
@@ -393,14 +393,14 @@ mod tests {
             least = least.min(moved);
         }
         assert_eq!(least, repatriate::Config::default().vm_pages_per_epoch.0 / 4);
-        // A tenth of each move works, which is in vain or is not.
+        // A tenth of each move works, which counts as in vain or not.
         for (vain_min, waits) in [(0.5, true), (0.95, false)] {
             let config = Config {
                 vain_min,
                 ..Config::default()
             };
             let (mut scene, mut state, mut left) = (self::scene(), State::default(), 1_000_000);
-            // Its usual speed is seen first.
+            // Its usual speed comes first.
             epoch_by(&config, &mut scene, &mut state);
             let idle = (0..8).filter(|_| {
                 let (moved, _) = epoch_by(&config, &mut scene, &mut state);

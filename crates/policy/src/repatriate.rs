@@ -1,22 +1,22 @@
-//! Memory follows its VM home.
+//! Moves a VM's memory home.
 //!
 //! # Problem
-//! Pages of a VM end up on other nodes than its home: the kernel scattered them before the VM had a home, its home
-//! changed ([TAVO, V.D]: "the scheduler migrates the VM's corresponding memory pages to its new home"), or its I/O
-//! exchanged them with a driver domain on another node [Flip, IV-B]. Every access to them is remote. Moving pages costs
-//! bandwidth and stalls the VM, so it is done in budgets; going home for a few pages at a time costs more than it gains, so
-//! it is begun when it is worth it.
+//! Pages of a VM end up on other nodes than its home: the kernel scattered them before the VM had a home, its home changed
+//! ([TAVO, V.D]: "the scheduler migrates the VM's corresponding memory pages to its new home"), or its I/O exchanged them
+//! with a driver domain on another node [Flip, IV-B]. Every access to them is remote. Moving pages costs bandwidth and stalls
+//! the VM, so budgets limit it; moving a few pages at a time costs more than it gains, so it starts only when it is
+//! worthwhile.
 //!
 //! # Algorithm
 //! Each epoch:
-//! 1. A VM with a home and more than [`Config::outside_pages_max`] pages outside sets out when [`Config::start`] says so: by
-//!    amount, when more than that lies outside; or periodically, when so long has passed since it set out last, or was first
-//!    seen. It is then on its way until no more than [`Config::outside_pages_max`] pages are outside.
-//!    Of a VM whose guest is told where it is, each virtual node's memory has a home node of its own ([`VmView::layout`]): what
-//!    lies elsewhere is outside. From a node that is drained all goes at once, however little it is.
-//!    A VM whose memory moves whole or not at all ([`homenode_host::VmSample::moves_whole`]) is moved whole, and the budgets,
-//!    which are for pages that move within an epoch, hold for the others.
-//! 2. VMs on their way whose memory can move are served in order of most pages outside, each with at most
+//! 1. A VM with a home and more than [`Config::outside_pages_max`] pages outside starts to move by [`Config::start`]: by
+//!    amount, when more than that is outside; or periodically, when that time has passed since its last start, or since it
+//!    was first seen. It then keeps moving until no more than [`Config::outside_pages_max`] pages are outside. If a VM's
+//!    guest is shown its location, each virtual node's memory has its own home node ([`VmView::layout`]): pages elsewhere are
+//!    outside. Everything leaves a drained node at once, however little it is. A VM whose memory moves whole or not at all
+//!    ([`homenode_host::VmSample::moves_whole`]) is moved whole; the budgets, which are for pages that move within an epoch,
+//!    apply to the others.
+//! 2. VMs that are moving and whose memory can move are served in order of most pages outside, each with at most
 //!    [`Config::vm_pages_per_epoch`], all together with at most [`Config::host_pages_per_epoch`].
 //!
 //! # Properties
@@ -29,9 +29,9 @@
 //! - `each_virtual_node_goes_whole_to_its_own_node`
 //!
 //! # Departures
-//! - \[Flip\] starts at 500 MB or every 900 s, and moves what is remote at once. The default here starts at 1 MiB: on a host
-//!   whose kernel scatters pages they are moved soon after they were touched, before they cost much. A host with a driver
-//!   domain wants more, since what goes home is exchanged again.
+//! - \[Flip\] starts at 500 MB or every 900 s, and moves all remote pages at once. The default here starts at 1 MiB: on a
+//!   host whose kernel scatters pages they are moved soon after they were touched, before they cost much. A host with a
+//!   driver domain needs more, since pages that move home are exchanged again.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,28 +45,28 @@ use crate::bounds::{MEMORY, PAGES, SPAN};
 /// Name of this policy in plans.
 pub const POLICY: &str = "repatriate";
 
-/// Default of the setting `start`, where that is an amount.
+/// Default of the setting `start` as an amount.
 const START_AMOUNT: Bytes = Bytes::from_mib(1);
-/// Default of it where it is a time: \[Flip\] moves at such intervals.
+/// Default of `start` as a time: \[Flip\] moves at such intervals.
 const START_PERIOD: Ns = Ns::from_secs(900);
 
-/// When a VM's memory sets out for home.
+/// When a VM's memory starts to move home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Start {
-    /// When more than this lies outside.
+    /// When more than this is outside.
     Amount(#[serde(with = "homenode_units::text")] Bytes),
-    /// Each time that so much has passed.
+    /// Each time this long has passed.
     Period(#[serde(with = "homenode_units::text")] Ns),
 }
 
-/// What the operator may set. Pages are base pages of 4 KiB.
+/// The operator's settings. Pages are base pages of 4 KiB.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// Fewer pages than this outside home are not worth a move.
     pub outside_pages_max: Pages,
-    /// When those of a VM set out.
+    /// When a VM's pages start to move.
     pub start: Start,
     /// Budget of one VM per epoch.
     pub vm_pages_per_epoch: Pages,
@@ -91,7 +91,7 @@ homenode_units::settings! {
     Config { outside_pages_max: PAGES, start: Section, vm_pages_per_epoch: PAGES, host_pages_per_epoch: PAGES } budgets
 }
 
-/// What a VM may move, the host may.
+/// A VM's budget may not exceed the host's.
 fn budgets(config: &Config) -> Result<(), BadSetting> {
     let vm = ("vm_pages_per_epoch", config.vm_pages_per_epoch);
     BadSetting::unless_ordered(vm, ("host_pages_per_epoch", config.host_pages_per_epoch))
@@ -106,18 +106,18 @@ impl Settings for Start {
     }
 }
 
-/// What the policy remembers between epochs.
+/// State kept between epochs.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     told: BTreeSet<VmId>,
-    /// VMs whose memory is on its way.
+    /// VMs whose memory is moving.
     under_way: BTreeSet<VmId>,
-    /// When each VM's memory set out last, or was first seen.
+    /// When each VM's memory last started to move, or was first seen.
     since: BTreeMap<VmId, Ns>,
 }
 
 impl State {
-    /// Whether a VM's memory, of which more than a little is outside, is on its way now.
+    /// Whether a VM's memory, with more than a little outside, is moving now.
     fn goes(&mut self, id: VmId, outside: Pages, start: Start, now: Ns) -> bool {
         let since = *self.since.entry(id).or_insert(now);
         let due = match start {
@@ -131,7 +131,7 @@ impl State {
     }
 }
 
-/// Moves what lies outside home, within the budgets.
+/// Moves memory from outside home, within the budgets.
 pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
     let mut plan = Plan::new(view.version);
     state.told.retain(|id| view.sample.vm(*id).is_some());
@@ -146,7 +146,7 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
             let parts = astray(view, vm, home)?;
             let pages: Pages = parts.iter().map(|part| part.pages).sum();
             let id = vm.sample.id;
-            // A node that is to be empty is left to the last page.
+            // A drained node is emptied to the last page.
             let is_drained = view
                 .drained
                 .difference(home)
@@ -201,14 +201,14 @@ fn has_pages(vm: &VmView<'_>, node: NodeId) -> bool {
     pages.is_some_and(|pages| *pages > Pages::ZERO)
 }
 
-/// Pages of a VM that have one place to go to.
+/// Pages of a VM with one destination.
 struct Part {
     pages: Pages,
-    /// The virtual node that they are of, and its node, where the guest is told where it is; otherwise they go home.
+    /// Their virtual node and its node, if the guest is shown its location; otherwise they go home.
     virtual_node: Option<(u16, NodeId)>,
 }
 
-/// What of a VM's memory is not where it should be, most first; `None` where that is not known.
+/// Returns the misplaced parts of a VM's memory, largest first; `None` if unknown.
 fn astray(view: &View<'_>, vm: &VmView<'_>, home: &NodeSet) -> Option<Vec<Part>> {
     let Some(layout) = vm.layout else {
         let pages = vm.sample.pages_on(&view.away_from(home))?;
@@ -231,7 +231,7 @@ fn astray(view: &View<'_>, vm: &VmView<'_>, home: &NodeSet) -> Option<Vec<Part>>
     Some(parts)
 }
 
-/// Moves pages home from wherever they do not belong.
+/// Moves pages home from all nodes to which they do not belong.
 fn gather(view: &View<'_>, vm: VmId, home: &NodeSet, pages_max: Pages) -> Action {
     let (from, to) = (view.away_from(home), home.clone());
     Act::MovePages { from, to, pages_max }.on(vm)
@@ -292,7 +292,7 @@ mod tests {
             ..Config::default()
         };
         let plan = scene.with_view(|view| plan(view, &config, &mut State::default()));
-        // Most pages outside first: 3000 and 2000 are cut to the VM's budget, the third gets what the host has left.
+        // Most pages outside first: 3000 and 2000 are cut to the VM's budget, the third gets the rest of the host's.
         assert_eq!(
             budgets(&plan),
             [
@@ -327,7 +327,7 @@ mod tests {
     fn each_virtual_node_goes_whole_to_its_own_node() {
         let mut scene = Scene::four_nodes(4);
         let vm = scene.add_vm(1, 2, Bytes::from_gib(4), 0).homes("0-1");
-        // All of it is at home, and a part of it on the wrong side.
+        // All of it is at home, but part of it on the wrong node.
         vm.pages(0, 6_000).pages(1, 6_000);
         vm.follows(&[
             (&[0], &[(0, 5_000), (1, 1_000)]),
@@ -380,7 +380,7 @@ mod tests {
         assert_eq!(scene.machine.nodes.keys().next(), Some(NodeId(0)));
     }
 
-    /// What goes home in one epoch at a time, with so many pages outside.
+    /// Returns the pages that go home in one epoch, with this many outside.
     fn going(config: &Config, state: &mut State, at_s: u64, outside: u64) -> u64 {
         let mut scene = Scene::four_nodes(4);
         scene.at = Ns::from_secs(at_s);
@@ -404,7 +404,7 @@ mod tests {
         let mut going = |at_s, outside| going(&config, &mut state, at_s, outside);
         assert_eq!(going(10, 10_000), 0);
         assert_eq!(going(11, 10_001), 6_000);
-        // On its way: less than the amount is away now, and goes too.
+        // It keeps moving: less than the amount is outside now, and goes too.
         assert_eq!(going(12, 4_101), 4_101);
         assert_eq!(going(13, 100), 0);
         assert_eq!(going(14, 9_999), 0);

@@ -1,4 +1,4 @@
-//! A small host in a few lines, for the tests of every policy. Built from the same types as a real one.
+//! A small host in a few lines, for the tests of every policy, built from the same types as a real one.
 
 use crate::arrange::Settings;
 use crate::near::Near;
@@ -15,7 +15,7 @@ use homenode_units::{
     Bytes, BytesPerSec, CpuId, CpuSet, MemoryPolicy, NodeId, NodeMap, NodeSet, Ns, PAGE_BYTES, Pages, VmId,
 };
 
-/// A node as a guest sees it: its vCPUs at boot, and how many pages of it lie on which node.
+/// A node as a guest sees it: its vCPUs at boot, and its pages by node.
 pub type SeenNode<'a> = (&'a [u16], &'a [(u16, u64)]);
 
 /// Id of the n-th VM of a scene.
@@ -26,7 +26,7 @@ pub fn vm_id(n: u128) -> VmId {
 /// Period between the two samples of a scene.
 const PERIOD: Ns = Ns::from_secs(1);
 
-/// A host with VMs over one period: what is set is what the rates will say.
+/// A host with VMs over one period; its fields determine the rates.
 pub struct Scene {
     pub machine: Machine,
     pub at: Ns,
@@ -84,7 +84,7 @@ pub struct SceneVcpu {
 }
 
 impl Scene {
-    /// Four fully linked nodes of so many CPUs, 16 GiB, 16 GB/s each, links of 8 GB/s.
+    /// Four fully linked nodes, each with this many CPUs, 16 GiB and 16 GB/s; links of 8 GB/s.
     pub fn four_nodes(cpus: u32) -> Scene {
         Scene::nodes(4, cpus)
     }
@@ -167,7 +167,7 @@ impl Scene {
         }
     }
 
-    /// Sockets of so many nodes of so many CPUs; distances within a socket and across.
+    /// Sockets of `nodes` nodes of `cpus` CPUs, with distances within a socket and across.
     pub fn sockets(sockets: u16, nodes: u16, cpus: u32, (within, across): (u32, u32)) -> Scene {
         let mut scene = Scene::nodes(sockets * nodes, cpus);
         let socket = |node: usize| node / usize::from(nodes);
@@ -189,14 +189,14 @@ impl Scene {
         scene
     }
 
-    /// Has each so many CPUs of a node share a core.
+    /// Makes each `per_core` CPUs of a node share a core.
     pub fn hyperthreads(&mut self, per_core: u32) {
         for cpu in &mut self.machine.cpus {
             cpu.core = cpu.id.0 / per_core;
         }
     }
 
-    /// Gives a node a pool of so many huge pages of this size, of which so many are free.
+    /// Adds a pool of huge pages of this size to a node, with total and free counts.
     pub fn pool(&mut self, node: u16, page_bytes: Bytes, (total_count, free_count): (u64, u64)) {
         if self.huge_pages.get(NodeId(node)).is_none() {
             self.huge_pages.insert(NodeId(node), Vec::new());
@@ -270,7 +270,7 @@ impl Scene {
         self.with_view_after(1, f)
     }
 
-    /// The same after so many periods like this one, at least 1.
+    /// Builds the view after this many equal periods, at least 1.
     pub fn with_view_after<T>(&mut self, periods: u64, f: impl FnOnce(&View<'_>) -> T) -> T {
         let (before, after) = (self.sample((periods - 1) as f64), self.sample(periods as f64));
         let rates = Rates::between(&self.machine, &before, &after);
@@ -404,18 +404,18 @@ impl SceneVm {
         self
     }
 
-    /// What memory sampling saw.
+    /// The result of memory sampling.
     pub fn page_uses(&mut self, uses: Vec<PageUse>) -> &mut Self {
         self.page_uses = Some(uses);
         self
     }
 
-    /// Accesses per second to the memory of each node, a quarter of them local where nothing else is said.
     pub fn observed(&mut self, observed: Option<Observation>) -> &mut Self {
         self.observed = observed;
         self
     }
 
+    /// Accesses per second to the memory of each node, a quarter of them local by default.
     pub fn accesses_on(&mut self, on: &[u64]) -> &mut Self {
         self.accesses_on = on.to_vec();
         self.local.get_or_insert(0.25);
@@ -427,7 +427,7 @@ impl SceneVm {
         self
     }
 
-    /// Share of its accesses that is local.
+    /// Share of its accesses that are local.
     pub fn local(&mut self, share: f64) -> &mut Self {
         self.local = Some(share);
         self
@@ -438,7 +438,7 @@ impl SceneVm {
         self
     }
 
-    /// Its memory lies in huge pages of this size.
+    /// Puts its memory in huge pages of this size.
     pub fn in_huge_pages(&mut self, page_bytes: Bytes) -> &mut Self {
         self.huge_page_bytes = Some(page_bytes);
         self
@@ -454,7 +454,7 @@ impl SceneVm {
         self
     }
 
-    /// Its memory is bound part by part to these nodes.
+    /// Binds parts of its memory to these nodes.
     pub fn bound_to(&mut self, nodes: &str) -> &mut Self {
         let nodes: NodeSet = nodes.parse().expect("a list of nodes");
         self.bound_to = Some(nodes.clone());
@@ -490,7 +490,7 @@ impl SceneVm {
         self
     }
 
-    /// Its guest can be told, and sees nodes with these vCPUs and with these pages on each node.
+    /// Lets its guest follow, with nodes of these vCPUs and pages by node.
     pub fn follows(&mut self, virtual_nodes: &[SeenNode<'_>]) -> &mut Self {
         let virtual_node = |(vcpus, pages): &SeenNode<'_>| VirtualNode {
             vcpus: vcpus.to_vec(),
@@ -507,13 +507,13 @@ impl SceneVm {
         self
     }
 
-    /// What its guest was told last.
+    /// The topology published to its guest last.
     pub fn published(&mut self, published: Option<Published>) -> &mut Self {
         self.published = published;
         self
     }
 
-    /// Where its virtual nodes shall lie.
+    /// The intended nodes of its virtual nodes.
     pub fn layout(&mut self, nodes: Option<&[NodeId]>) -> &mut Self {
         self.layout = nodes.map(<[NodeId]>::to_vec);
         self
@@ -581,7 +581,7 @@ impl SceneVm {
     }
 }
 
-/// So many threads that miss so often per thousand instructions.
+/// A character with this many threads and misses per thousand instructions.
 pub fn character(threads: f64, misses_per_kilo: f64) -> Character {
     Character {
         threads,
@@ -602,12 +602,12 @@ pub fn character(threads: f64, misses_per_kilo: f64) -> Character {
     }
 }
 
-/// Nodes of so many cores and CPUs, each with one cache of 16 MB and 16 GB/s, all as far from each other.
+/// Nodes with these cores and CPUs, each with one cache of 16 MB and 16 GB/s, all equally far from each other.
 pub fn shape(nodes: u16, cores: f64, cpus: f64) -> Shape {
     shape_of_caches(nodes, 1, cores, cpus)
 }
 
-/// The same with so many caches in each node, and so many cores and CPUs at each cache.
+/// Nodes with several caches, and these cores and CPUs at each cache.
 pub fn shape_of_caches(nodes: u16, per_node: u32, cores: f64, cpus: f64) -> Shape {
     let each = f64::from(per_node);
     let node = |id| NodeShape {
@@ -638,7 +638,7 @@ pub fn shape_of_caches(nodes: u16, per_node: u32, cores: f64, cpus: f64) -> Shap
     }
 }
 
-/// What an operator may set of homes.
+/// All settings of homes.
 #[derive(Clone, Debug, Default)]
 pub struct OfHomes {
     pub placement: placement::Config,

@@ -1,6 +1,6 @@
-//! What it takes to read an hour of one VM among 32 from a history, as `/v1/history` does, beside reading all of it.
+//! The cost of reading an hour of one VM among 32 from a history, as `/v1/history` does, compared with reading all of it.
 //!
-//! Statuses have the fields that the agent's have, half of which change from period to period.
+//! Statuses have the same fields as the agent's, half of which change from period to period.
 
 use std::hint::black_box;
 
@@ -13,7 +13,7 @@ const VMS: u64 = 32;
 const PERIODS: u64 = 3600;
 const EVER: (i64, i64) = (0, i64::MAX);
 
-/// Figures that go up and down, to three digits.
+/// Returns a value that varies with VM and time, rounded to three decimals.
 fn figure(vm: u64, second: u64, most: f64) -> f64 {
     let part = (vm * 7919 + second * 104_729) % 997;
     (part as f64 / 997.0 * most * 1000.0).round() / 1000.0

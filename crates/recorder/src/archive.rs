@@ -1,4 +1,4 @@
-//! The reading end: what a host did between two times.
+//! Reads a history: what a host did between two times.
 
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -12,7 +12,7 @@ use crate::columns::{self, Pick};
 use crate::schema::{self, Kind, RecordError};
 use crate::store::{self, BLOCK_COUNT_MAX, decompress, decompressed, whole};
 
-/// A history that is read.
+/// A history, opened for reading.
 #[derive(Debug)]
 pub struct Archive {
     path: PathBuf,
@@ -22,13 +22,13 @@ pub struct Archive {
 /// A run of the agent.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Run {
-    /// Its number in this history.
+    /// Its id in this history.
     pub id: i64,
     /// When it began, in nanoseconds since 1970.
     pub wall_ns: i64,
     /// Version and commit.
     pub version: String,
-    /// What it ran on.
+    /// The host it ran on.
     pub host: String,
     /// Machine and settings.
     pub detail: Value,
@@ -37,7 +37,7 @@ pub struct Run {
 /// One period.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Frame {
-    /// Of which run.
+    /// Id of its run.
     pub run: i64,
     /// The host's monotonic clock.
     pub at: Ns,
@@ -47,57 +47,57 @@ pub struct Frame {
     pub value: Value,
 }
 
-/// Something that happened, and how often in a row.
+/// An event, and how often it occurred in a row.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EventRow {
-    /// Its number, by which it is named.
+    /// Its id, which other records use.
     pub id: i64,
-    /// Of which run.
+    /// Id of its run.
     pub run: i64,
     /// The host's monotonic clock.
     pub at_ns: i64,
     /// The wall clock, in nanoseconds since 1970.
     pub wall_ns: i64,
-    /// The same when it happened last.
+    /// The wall clock at its last occurrence.
     pub last_wall_ns: i64,
-    /// How often it happened.
+    /// Number of occurrences.
     pub count: i64,
-    /// What it is.
+    /// Its kind.
     pub kind: String,
-    /// The VM's id, where it is about one.
+    /// The VM's id, if it is about one.
     pub vm: Option<String>,
-    /// Its name then.
+    /// The VM's name at that time.
     pub name: Option<String>,
-    /// Who decided or found it.
+    /// The policy that decided or found it.
     pub policy: Option<String>,
-    /// What was to be done.
+    /// The action.
     pub action: Option<String>,
-    /// What came of it.
+    /// The outcome.
     pub outcome: Option<String>,
-    /// For people.
+    /// A sentence for people.
     pub text: String,
-    /// For programs.
+    /// The whole event, for programs.
     pub detail: Value,
 }
 
-/// Which events.
+/// Which events to read.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
-    /// Not before this, in nanoseconds since 1970.
+    /// At or after this time, in nanoseconds since 1970.
     pub from_ns: Option<i64>,
-    /// Not after this.
+    /// At or before this time.
     pub to_ns: Option<i64>,
-    /// About the VM of this name or id.
+    /// About the VM with this name or id.
     pub vm: Option<String>,
     /// Of this policy.
     pub policy: Option<String>,
     /// Of this kind.
     pub kind: Option<String>,
-    /// The one of this number.
+    /// The one with this id.
     pub id: Option<i64>,
-    /// Before the one of this number.
+    /// Older than the one with this id.
     pub before_id: Option<i64>,
-    /// At most this number, the last ones.
+    /// At most this many, the last ones.
     pub limit: Option<u32>,
 }
 
@@ -105,7 +105,7 @@ impl Archive {
     /// Opens a history.
     ///
     /// # Errors
-    /// Where there is none, it is another program's or a newer version's.
+    /// If there is none, or another program or a newer version wrote it.
     pub fn open(path: &Path) -> Result<Archive, RecordError> {
         Ok(Archive {
             path: path.to_owned(),
@@ -117,10 +117,10 @@ impl Archive {
         RecordError::new(&self.path, error)
     }
 
-    /// Runs, the first first.
+    /// Returns all runs, oldest first.
     ///
     /// # Errors
-    /// When the database cannot be read, here and below.
+    /// If the database cannot be read, here and below.
     pub fn runs(&self) -> Result<Vec<Run>, RecordError> {
         let run = |row: &Row<'_>| {
             Ok(Run {
@@ -138,7 +138,7 @@ impl Archive {
         )
     }
 
-    /// What happened, the first first.
+    /// Returns events, oldest first.
     ///
     /// # Errors
     /// As [`Archive::runs`].
@@ -168,11 +168,11 @@ impl Archive {
         Ok(events)
     }
 
-    /// Gives every period between two times (nanoseconds since 1970), run by run and in the order of the host's clock; ends early
-    /// where `each` says so.
+    /// Calls `each` for every period between two times (nanoseconds since 1970), run by run and in the order of the host's
+    /// clock, until it returns false.
     ///
     /// # Errors
-    /// As [`Archive::runs`]; when blocks are damaged: all others were given then.
+    /// As [`Archive::runs`]; if blocks are damaged, after all others were read.
     pub fn frames(
         &self,
         kind: Kind,
@@ -182,7 +182,7 @@ impl Archive {
         self.frames_of(None, kind, span, each)
     }
 
-    /// Gives every period of one run, or of all, as [`Archive::frames`] does.
+    /// Calls `each` for every period of one run, or of all, as [`Archive::frames`] does.
     ///
     /// # Errors
     /// As [`Archive::frames`].
@@ -202,14 +202,14 @@ impl Archive {
         frames.whole()
     }
 
-    /// Every period of one run, or of all, between two times, as they are asked for: a block at a time is in memory.
+    /// Iterates over the periods of one run, or of all, between two times; one block at a time is in memory.
     ///
     /// # Errors
     /// As [`Archive::runs`].
     pub fn iter(&self, run: Option<i64>, kind: Kind, span: (i64, i64)) -> Result<Frames<'_>, RecordError> {
         let number = kind.number();
         let (from_ns, to_ns) = span;
-        // The tail first: a minute that becomes a block meanwhile is in both then, and given once.
+        // The tail first: a minute that becomes a block meanwhile is then in both, and returned once.
         let tail: Vec<(i64, i64, i64, Vec<u8>)> = self.rows(
             "SELECT run, at_ns, wall_ns, frame FROM tail
              WHERE kind = ?1 AND wall_ns BETWEEN ?2 AND ?3 AND (?4 IS NULL OR run = ?4) ORDER BY id",
@@ -236,7 +236,7 @@ impl Archive {
         })
     }
 
-    /// What happened in a run after the event with this number, in order, at most `count` events.
+    /// Returns up to `count` events of a run that follow the event with this id, in order.
     ///
     /// # Errors
     /// As [`Archive::runs`].
@@ -245,7 +245,7 @@ impl Archive {
         self.rows(&sql, &[&run, &id, &count], event)
     }
 
-    /// The first and the last time that are told, in nanoseconds since 1970; `None` where nothing is.
+    /// Returns the first and the last recorded time, in nanoseconds since 1970; `None` if there is none.
     ///
     /// # Errors
     /// As [`Archive::runs`].
@@ -263,7 +263,7 @@ impl Archive {
             .and_then(|(first, last)| Some(((*first)?, (*last)?))))
     }
 
-    /// How many bytes blocks of this kind have, and how many periods are in them.
+    /// Returns the bytes of all blocks of this kind, and the number of periods in them.
     ///
     /// # Errors
     /// As [`Archive::runs`].
@@ -292,12 +292,12 @@ impl Archive {
     }
 }
 
-/// Drops what is older than this, or the oldest of what is more than that; for `homenode record prune`.
+/// Drops data older than `older`, or the oldest data beyond `most`; for `homenode record prune`.
 ///
 /// # Errors
-/// As [`Archive::open`], and when it cannot be written.
+/// As [`Archive::open`], and if it cannot be written.
 pub fn prune(path: &Path, older: Option<Ns>, most: Option<Bytes>) -> Result<(), RecordError> {
-    // Only what is there.
+    // Fails if there is no history, instead of creating one.
     drop(schema::open_to_read(path)?);
     let mut connection = schema::open_to_write(path)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -316,7 +316,7 @@ pub fn prune(path: &Path, older: Option<Ns>, most: Option<Bytes>) -> Result<(), 
         }
         left = now;
     }
-    // What is dropped is still in the file until its log is worked in.
+    // The main file still has the dropped data until the write-ahead log is checkpointed.
     let worked_in = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
     worked_in.map_err(|e| RecordError::new(path, e))
 }
@@ -344,17 +344,18 @@ fn event(row: &Row<'_>) -> rusqlite::Result<EventRow> {
     })
 }
 
-/// Periods of a history, run by run and in the order of the host's clock.
+/// Iterates over the periods of a history, run by run and in the order of the host's clock.
 #[derive(Debug)]
 pub struct Frames<'a> {
     archive: &'a Archive,
     span: (i64, i64),
-    /// Number, run and count of those to come.
+    /// Id, run and count of the blocks still to be read.
     blocks: std::vec::IntoIter<(i64, i64, i64)>,
-    /// Of the block that is read.
+    /// Periods of the current block.
     ready: std::vec::IntoIter<Frame>,
     tail: std::vec::IntoIter<(i64, i64, i64, Vec<u8>)>,
-    /// A minute that became a block since the tail was read is in both: what was given is not given again.
+    /// Run and time of the last period returned: a minute that became a block since the tail was read is in both, and must
+    /// not be returned twice.
     last: Option<(i64, Ns)>,
     damaged: Vec<String>,
     pick: Pick<'a>,
@@ -362,22 +363,22 @@ pub struct Frames<'a> {
 }
 
 impl<'a> Frames<'a> {
-    /// Reads only so much of each period; of those in the last minute there is more.
+    /// Reads only this part of each period; periods of the last minute may have more.
     #[must_use]
     pub fn only(self, pick: Pick<'a>) -> Frames<'a> {
         Frames { pick, ..self }
     }
 
-    /// Leaves out the periods of a run that come sooner than this after the last one that was given.
+    /// Skips the periods of a run that come sooner than this after the last one returned.
     #[must_use]
     pub fn apart(self, apart: Ns) -> Frames<'a> {
         Frames { apart, ..self }
     }
 
-    /// Whether all that was to be given could be read.
+    /// Checks that all periods could be read.
     ///
     /// # Errors
-    /// When blocks are damaged: all others were given.
+    /// If blocks are damaged; all others were returned.
     pub fn whole(self) -> Result<(), RecordError> {
         let Frames { archive, damaged, .. } = self;
         match damaged.is_empty() {
@@ -389,7 +390,7 @@ impl<'a> Frames<'a> {
         }
     }
 
-    /// The periods of the next block; none where it is damaged, or gone by now.
+    /// Reads the periods of the next block; none if it is damaged, or deleted meanwhile.
     fn read_block(&mut self, (id, run, count): (i64, i64, i64)) -> Result<(), RecordError> {
         let sql = "SELECT frames FROM block WHERE id = ?";
         let bytes = self.archive.rows(sql, &[&id], |row| packed(row, 0))?;
@@ -418,7 +419,7 @@ impl<'a> Frames<'a> {
     }
 }
 
-/// Whether a period of a run comes so long after the last one that was given.
+/// Returns whether a period comes at least `apart` after the last one returned.
 fn is_apart(last: Option<(i64, Ns)>, (run, at): (i64, Ns), apart: Ns) -> bool {
     last.is_none_or(|(of, last)| of != run || at.saturating_sub(last) >= apart)
 }
@@ -463,12 +464,12 @@ fn json(row: &Row<'_>, at: usize) -> rusqlite::Result<Value> {
     Ok(serde_json::from_str(&text).unwrap_or(Value::Null))
 }
 
-/// What was packed; nothing where there are no bytes, which is damage like any other.
+/// Returns packed bytes; empty if the column has another type, which later counts as damage.
 pub(crate) fn packed(row: &Row<'_>, at: usize) -> rusqlite::Result<Vec<u8>> {
     Ok(row.get_ref(at)?.as_bytes().unwrap_or_default().to_vec())
 }
 
-/// The periods of a block that are wanted, by their times, and of each what is wanted.
+/// Unpacks the wanted periods of a block, by their times, and the wanted part of each.
 pub(crate) fn unpacked(
     bytes: &[u8],
     count: i64,

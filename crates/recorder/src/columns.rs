@@ -1,5 +1,5 @@
-//! Many values of one shape, turned into columns: what stays the same is written once, and counters as what they grew by. A
-//! general compressor then makes little of it. Nothing is lost but the order of keys.
+//! Turns many values of one shape into columns: constants are written once, and counters as their increments. A general
+//! compressor then makes them small. Only the order of keys is lost.
 //!
 //! ```text
 //!   ["=", value]                     all are this
@@ -18,25 +18,25 @@ use serde::de::{
 };
 use serde_json::{Map, Value, json};
 
-/// What a block may weigh, in values: a minute of a thousand VMs is a third of it.
+/// Most weight of a block, in values: a minute of a thousand VMs has a third of it.
 const WEIGHT_MAX: usize = 128 << 20;
-/// How many values take as much memory as an object without its fields, and as a field's key.
+/// Weight of an object without its fields, and of a field's key, in values.
 const OBJECT_WEIGHT: usize = 16;
 const KEY_WEIGHT: usize = 2;
-/// Bytes of a value.
+/// Size of a value in memory.
 const VALUE_BYTES: usize = size_of::<Value>();
 
-/// The values of a column that has this number of them; `None` where it is damaged, or longer than any minute of a host.
+/// Unpacks the `count` values of a column; `None` if it is damaged, or larger than any minute of a host.
 pub fn unpack(column: &Value, count: usize) -> Option<Vec<Value>> {
     unpack_at(column, count, &all(count))
 }
 
-/// Those of them in these places, which ascend: who asks for few makes few.
+/// Unpacks only the values at these places, in ascending order; fewer places take less work.
 pub fn unpack_at(column: &Value, count: usize, places: &[usize]) -> Option<Vec<Value>> {
     unpack_within(column, (count, places), &mut { WEIGHT_MAX })
 }
 
-/// The values of a column that was just packed, however long.
+/// Unpacks a column that was just packed, however large.
 pub(crate) fn unpack_own(column: &Value, count: usize) -> Option<Vec<Value>> {
     unpack_within(column, (count, &all(count)), &mut { usize::MAX })
 }
@@ -45,20 +45,20 @@ fn all(count: usize) -> Vec<usize> {
     (0..count).collect()
 }
 
-/// What of each value is wanted: who asks for little reads little.
+/// Which part of each value to read; less takes less work.
 #[derive(Clone, Copy, Debug)]
 pub enum Pick<'a> {
     /// All of it.
     All,
     /// These keys of an object.
     Keys(&'a [(&'a str, Pick<'a>)]),
-    /// Of a list of objects those whose `id` or `name` is this, and of them so much. They come as an object by their ids where
-    /// the column has them so, else as the list that they are in.
+    /// This part of the objects in a list whose `id` or `name` is this. They are returned as an object keyed by id if the
+    /// column stores them so, else as the list.
     Called(&'a str, &'a Pick<'a>),
 }
 
 impl Pick<'_> {
-    /// What of a key is wanted.
+    /// Returns what is wanted of a key.
     fn of(&self, key: &str) -> Option<Pick<'_>> {
         match self {
             Pick::All | Pick::Called(..) => Some(Pick::All),
@@ -66,7 +66,7 @@ impl Pick<'_> {
         }
     }
 
-    /// Takes away what is not wanted.
+    /// Removes what is not wanted.
     fn prune(&self, value: &mut Value) {
         match (self, value) {
             (Pick::Keys(_), Value::Object(fields)) => {
@@ -90,10 +90,10 @@ fn is_called(item: &Value, name: &str) -> bool {
     is("id") || item["name"] == *name
 }
 
-/// Reads a column from its text, and passes over what is not wanted.
+/// Reads a column from its text, skipping what is not wanted.
 ///
 /// # Errors
-/// What is no JSON, or no column where some of it is wanted.
+/// If it is not JSON, or a wanted part is no column.
 pub fn read(text: &[u8], pick: Pick<'_>) -> serde_json::Result<Value> {
     let mut reader = serde_json::Deserializer::from_slice(text);
     let column = Column(pick).deserialize(&mut reader)?;
@@ -101,7 +101,7 @@ pub fn read(text: &[u8], pick: Pick<'_>) -> serde_json::Result<Value> {
     Ok(column)
 }
 
-/// A column that is read.
+/// Deserializes a column.
 #[derive(Clone, Copy)]
 struct Column<'a>(Pick<'a>);
 
@@ -162,7 +162,7 @@ impl<'de> Visitor<'de> for Column<'_> {
     }
 }
 
-/// The columns of fields, or of objects by their ids.
+/// Deserializes the columns of fields, or of objects by their ids.
 struct Fields<'a>(Pick<'a>);
 
 impl<'de> DeserializeSeed<'de> for Fields<'_> {
@@ -203,7 +203,7 @@ impl<'de> Visitor<'de> for Fields<'_> {
     }
 }
 
-/// Whether one of a column's objects has this name.
+/// Returns whether one of a column's objects ever has this name.
 fn is_ever_called(column: &Value, name: &str) -> bool {
     let Some((tag, rest)) = column.as_array().and_then(|parts| parts.split_first()) else {
         return false;
@@ -218,7 +218,7 @@ fn is_ever_called(column: &Value, name: &str) -> bool {
     }
 }
 
-/// Whether a part of a column of texts is or holds this.
+/// Returns whether a part of a column of texts is or contains this name.
 fn says(part: &Value, name: &str) -> bool {
     part == name
         || part
@@ -226,7 +226,7 @@ fn says(part: &Value, name: &str) -> bool {
             .is_some_and(|parts| parts.iter().any(|part| says(part, name)))
 }
 
-/// What a value takes, in values without anything in them.
+/// Returns the weight of a value, in units of an empty value.
 fn weight(value: &Value) -> usize {
     match value {
         Value::String(text) => 1 + text.len() / VALUE_BYTES,
@@ -246,14 +246,14 @@ fn key_weight(key: &str) -> usize {
     KEY_WEIGHT + key.len() / VALUE_BYTES
 }
 
-/// Takes off what so many of this weight take; `None` where there is not so much left.
+/// Subtracts `count` times this weight; `None` if less is left.
 fn take(left: &mut usize, weight: usize, count: usize) -> Option<()> {
     *left = left.checked_sub(weight.checked_mul(count)?)?;
     Some(())
 }
 
-/// The values in some places of a column that has so many. A few bytes can say that something large is there a thousand times:
-/// `left` is what may still be made of them.
+/// Unpacks the values at some places of a column of `count` values. A few bytes can repeat a large value a thousand times:
+/// `left` limits the weight of the result.
 fn unpack_within(
     column: &Value,
     wanted @ (count, places): (usize, &[usize]),
@@ -295,7 +295,7 @@ fn unpack_within(
     }
 }
 
-/// The sums at some places.
+/// Returns the sums at some places.
 fn sums(steps: &[Value], places: &[usize]) -> Option<Vec<Value>> {
     let mut sum = 0i64;
     let mut next = 0;
@@ -309,7 +309,7 @@ fn sums(steps: &[Value], places: &[usize]) -> Option<Vec<Value>> {
     places.iter().map(at).collect()
 }
 
-/// Objects, from a column for each of their keys.
+/// Builds objects from a column per key.
 fn fields_of(
     columns: &Map<String, Value>,
     wanted: (usize, &[usize]),
@@ -340,7 +340,7 @@ fn fields_of(
     Some(objects)
 }
 
-/// Where a list of ascending places meets those that are wanted: the place in each list.
+/// Intersects two ascending lists of places; returns the position in each.
 fn met(which: &[Value], (count, places): (usize, &[usize])) -> Option<Vec<(usize, usize)>> {
     let mut met = Vec::new();
     let mut least = 0;

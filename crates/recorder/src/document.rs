@@ -1,5 +1,5 @@
-//! What is kept of a period, as it is serialized: JSON text, and beside it where each value stands in it. The
-//! recorder need not parse that text again to know what is in it.
+//! What is kept of a period, as it is serialized: JSON text, with the position of each value in it, so the recorder need not
+//! parse the text again.
 
 use std::io::{self, Write};
 
@@ -9,26 +9,26 @@ use serde_json::ser::{CharEscape, CompactFormatter, Formatter, Serializer};
 
 use crate::schema::Kind;
 
-/// How much of figures is kept.
+/// How precisely figures are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Figures {
-    /// All of it.
+    /// All digits.
     Whole,
-    /// As many digits as tell anything; of whole numbers only rates are figures, and the rest are counts, which stay as they
-    /// are. What a controller can sustain is no measurement, so `_max_` rates stay too.
+    /// Only significant digits. Among whole numbers only rates are figures; the rest are counts, which are kept exactly. The
+    /// bandwidth that a controller can sustain is no measurement, so `_max_` rates are kept exactly, too.
     Short,
 }
 
-/// Digits of a short figure.
+/// Significant digits of a short figure.
 const DIGITS: u32 = 3;
 
-/// Where a value stands among the tokens of a document.
+/// Index of a value among the tokens of a document.
 pub(crate) type Place = usize;
 
-/// What a value is.
+/// The type of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
-    /// A whole number, which may be too large for 64 bits.
+    /// A whole number, which may not fit in 64 bits.
     Whole,
     Text,
     /// Null, true, false, or a number that is not whole.
@@ -37,20 +37,20 @@ pub(crate) enum Shape {
     Object,
 }
 
-/// A value in a document. What is in a list or an object follows it, up to its end.
+/// A value in a document. The values in a list or an object follow it, up to its end.
 #[derive(Clone, Debug)]
 pub(crate) struct Token {
     pub shape: Shape,
-    /// Where its key begins, if it has one, which goes up to a colon before the value.
+    /// Where its key begins, if it has one; the key ends with a colon before the value.
     key: u32,
-    /// Its text.
+    /// Where its text begins and ends.
     begin: u32,
     end: u32,
-    /// The place after it and what is in it.
+    /// Index of the first token after it and its content.
     next: u32,
 }
 
-/// A value as JSON without spaces. Its room is used again for the next.
+/// A value as JSON without spaces. Its memory is reused for the next value.
 #[derive(Debug, Default)]
 pub(crate) struct Document {
     text: Vec<u8>,
@@ -58,17 +58,17 @@ pub(crate) struct Document {
 }
 
 impl Document {
-    /// Becomes this value.
+    /// Replaces the content with this value.
     ///
     /// # Errors
-    /// What is no JSON, as keys that are no texts; it is empty then.
+    /// If it has no JSON form, as with keys that are not text; the document is then empty.
     pub fn write(&mut self, value: &impl Serialize, figures: Figures) -> serde_json::Result<()> {
         self.become_of(figures, |writer| {
             value.serialize(&mut Serializer::with_formatter(io::sink(), writer))
         })
     }
 
-    /// Becomes what a JSON text says.
+    /// Replaces the content with a parsed JSON text.
     ///
     /// # Errors
     /// As [`Document::write`].
@@ -114,7 +114,7 @@ impl Document {
         self.tokens.is_empty()
     }
 
-    /// All of it.
+    /// Returns the whole text.
     pub fn text(&self) -> &[u8] {
         &self.text
     }
@@ -123,13 +123,13 @@ impl Document {
         self.tokens[at].shape
     }
 
-    /// The text of a value.
+    /// Returns the text of a value.
     pub fn value(&self, at: Place) -> &[u8] {
         let Token { begin, end, .. } = self.tokens[at];
         &self.text[begin as usize..end as usize]
     }
 
-    /// The text of its key; empty where it has none.
+    /// Returns the text of a value's key; empty if it has none.
     fn key(&self, at: Place) -> &[u8] {
         let Token { key, begin, .. } = self.tokens[at];
         self.text[key as usize..begin as usize]
@@ -137,25 +137,25 @@ impl Document {
             .unwrap_or_default()
     }
 
-    /// A value that is a whole number of 64 bits.
+    /// Returns a value if it is a whole number of 64 bits.
     pub fn whole(&self, at: Place) -> Option<i64> {
         let is_whole = self.shape(at) == Shape::Whole;
         is_whole.then(|| std::str::from_utf8(self.value(at)).ok()?.parse().ok())?
     }
 
-    /// The places of what is in a list or an object.
+    /// Returns the places of the values in a list or an object.
     pub fn items(&self, at: Place) -> impl Iterator<Item = Place> {
         let end = self.tokens[at].next as usize;
         let next = move |at: Place| (at < end).then_some(at);
         std::iter::successors(next(at + 1), move |at| next(self.tokens[*at].next as usize))
     }
 
-    /// The keys of an object, as JSON texts, and the places of what is below them.
+    /// Returns the keys of an object, as JSON texts, with the places of their values.
     pub fn fields(&self, at: Place) -> impl Iterator<Item = (&[u8], Place)> {
         self.items(at).map(|at| (self.key(at), at))
     }
 
-    /// The `id` of an object that has one, as a JSON text.
+    /// Returns the `id` of an object that has one, as a JSON text.
     pub fn id(&self, at: Place) -> Option<&[u8]> {
         if self.shape(at) != Shape::Object {
             return None;
@@ -165,7 +165,7 @@ impl Document {
     }
 }
 
-/// What there is to keep of one period.
+/// The documents of one period.
 #[derive(Debug, Default)]
 pub struct Documents {
     all: [Document; Kind::ALL.len()],
@@ -173,7 +173,8 @@ pub struct Documents {
 }
 
 impl Documents {
-    /// Keeps this value. Where it is no JSON, the period goes without it, and that is told as what the disk does not take.
+    /// Keeps this value. If it has no JSON form the period is recorded without it, and the error is reported like a disk
+    /// error.
     pub fn put(&mut self, kind: Kind, figures: Figures, value: &impl Serialize) {
         if let Err(error) = self.all[kind.index()].write(value, figures) {
             self.failed = Some(error);
@@ -185,7 +186,7 @@ impl Documents {
         self.failed = None;
     }
 
-    /// Those that there are.
+    /// Returns the documents that are not empty.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Kind, &Document)> {
         let all = Kind::ALL.into_iter().zip(&self.all);
         all.filter(|(_, document)| !document.is_empty())
@@ -196,20 +197,20 @@ impl Documents {
     }
 }
 
-/// Adds to a document.
+/// Appends tokens and text to a document.
 struct Writer<'a> {
     document: &'a mut Document,
     figures: Figures,
-    /// Lists and objects that have not ended.
+    /// Lists and objects that are still open.
     open: Vec<Place>,
-    /// Where the key of the value begins that comes.
+    /// Where the key of the next value begins.
     key: Option<u32>,
     is_in_key: bool,
-    /// Whether the value that comes is a rate: a figure, though it is written without a point.
+    /// Whether the next value is a rate: a figure, although it is written without a decimal point.
     is_rate: bool,
 }
 
-/// A place in a text or among tokens; what is too long is refused in the end.
+/// Converts a position; one that is too large is rejected at the end.
 fn narrow(place: usize) -> u32 {
     u32::try_from(place).unwrap_or(u32::MAX)
 }
@@ -227,7 +228,7 @@ impl Writer<'_> {
         });
     }
 
-    /// A value without others in it; a number may also be a key.
+    /// Writes a value without content of its own; a number may also be a key.
     fn scalar(&mut self, shape: Shape, write: impl FnOnce(&mut Vec<u8>) -> io::Result<()>) -> io::Result<()> {
         let begin = self.document.text.len();
         write(&mut self.document.text)?;
@@ -279,7 +280,7 @@ impl Writer<'_> {
         }
     }
 
-    /// A comma, where something stands in front that is not the begin of a list or an object, nor a key.
+    /// Writes a comma, unless the last character begins a list or an object or ends a key.
     fn separate_from_last(&mut self) {
         let last = self.document.text.last();
         self.separate(matches!(last, None | Some(b'[' | b'{' | b':')));
@@ -301,7 +302,7 @@ impl Writer<'_> {
     }
 }
 
-/// Nothing goes to where a serializer means to write.
+/// Ignores the serializer's writer: everything goes to the document.
 impl Formatter for &mut Writer<'_> {
     fn write_null<W: Write + ?Sized>(&mut self, _: &mut W) -> io::Result<()> {
         self.word("null")
@@ -438,7 +439,7 @@ impl Formatter for &mut Writer<'_> {
 /// Reads the next value into a document, or the text of a key.
 struct Rest<'a, 'd>(&'a mut Writer<'d>);
 
-/// What a document does not take; nothing that can be read is so.
+/// Converts an error of a document; no value that can be read causes one.
 fn refused<E: serde::de::Error>(error: io::Error) -> E {
     E::custom(error)
 }
@@ -517,16 +518,16 @@ impl<'de> DeserializeSeed<'de> for Key<'_, '_> {
     }
 }
 
-/// A whole number with as many digits as tell anything.
+/// Rounds a whole number down to the significant digits.
 fn short_whole(number: u64) -> u64 {
     let digits = number.checked_ilog10().map_or(1, |places| places + 1);
     let unit = 10_u64.pow(digits.saturating_sub(DIGITS));
     number / unit * unit
 }
 
-/// A figure with as many digits as tell anything.
+/// Rounds a figure to the significant digits.
 fn short_figure(full: f64) -> f64 {
-    /// Powers of ten that are exact, so that what is divided by them is the nearest figure to its decimals.
+    /// Powers of ten that are exact, so that dividing by them gives the number nearest to the decimals.
     const EXACT_MAX: i32 = 22;
     const EXACT_MIN: i32 = -EXACT_MAX;
     let magnitude = full.abs().log10().floor() as i32;
@@ -534,7 +535,7 @@ fn short_figure(full: f64) -> f64 {
     match places {
         0..=EXACT_MAX => (full * 10_f64.powi(places)).round() / 10_f64.powi(places),
         EXACT_MIN..0 => (full / 10_f64.powi(-places)).round() * 10_f64.powi(-places),
-        // Far smaller or larger than any figure of a host; 0 has no magnitude.
+        // Much smaller or larger than any figure of a host; 0 has no magnitude.
         _ => full,
     }
 }
@@ -547,7 +548,7 @@ mod tests {
     use super::*;
     use crate::columns::tests::value;
 
-    /// The value at a place, from what the tokens say.
+    /// Rebuilds the value at a place from the tokens.
     fn told(document: &Document, at: Place) -> Value {
         match document.shape(at) {
             Shape::List => document.items(at).map(|item| told(document, item)).collect(),

@@ -1,18 +1,19 @@
-//! What a host did, kept on disk: each period's status for days, each sample for a day, each decision and finding with what came
-//! of it. An SQLite database that any SQLite opens:
+//! The history of a host on disk: each period's status for days, each sample for a day, each decision and finding with its
+//! outcome. An SQLite database that any SQLite can open:
 //!
 //! | table | rows |
 //! |---|---|
-//! | `run` | one for each time an agent ran: version, host, every setting |
-//! | `event` | decisions, findings, refusals, changes by others; those that repeat are one row with a count |
+//! | `run` | one for each run of the agent: version, host, every setting |
+//! | `event` | decisions, findings, refusals, changes by others; consecutive repetitions are one row with a count |
 //! | `block` | a minute of periods, `kind` 0 status and 1 samples: zstd of JSON in [`columns`] |
-//! | `tail` | the periods of the minute that is not over: zstd of JSON, so that nothing is lost when the agent is killed |
+//! | `tail` | the periods of the current minute: zstd of JSON, so that nothing is lost when the agent is killed |
 //!
-//! Times are nanoseconds: `wall_ns` since 1970, as the host's clock was set then, and `at_ns` of the host's monotonic clock,
-//! which alone orders the periods of a run. Where the clock was set back, times of two blocks of a run overlap, and both are
-//! told.
+//! Times are nanoseconds: `wall_ns` since 1970, as the host's clock was set at that time, and `at_ns` of the host's
+//! monotonic clock, which alone defines the order of a run's periods. If the clock was set back, the wall-clock times of two
+//! blocks of a run overlap, and readers get both.
 //!
-//! [`Recorder`] writes from a thread of its own: the agent's loop never waits for a disk. [`Archive`] reads, also beside it.
+//! [`Recorder`] writes from a thread of its own: the agent's loop never waits for a disk. [`Archive`] can read at the same
+//! time.
 
 mod archive;
 pub mod columns;

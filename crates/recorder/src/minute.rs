@@ -1,7 +1,7 @@
-//! Going to and fro in a history: a minute at a time.
+//! Moves through a history in both directions, a minute at a time.
 //!
-//! Minutes are ordered by the wall clock at their ends, and by their numbers where that is the same. Where the clock was set
-//! back, minutes of before and after alternate: each is there once, and none is left out.
+//! Minutes are ordered by their last wall-clock time, then by their ids. If the clock was set back, minutes from before and
+//! after alternate: each comes once, and none is left out.
 
 use homenode_units::Ns;
 use rusqlite::ToSql;
@@ -11,42 +11,42 @@ use crate::columns::Pick;
 use crate::schema::{Kind, RecordError};
 use crate::store::decompress;
 
-/// A block's key, and what is in it if it can be read.
+/// A block's key, and its content if readable.
 type Block = ((i64, i64), Option<Minute>);
 
-/// A minute that is not over comes after all others.
+/// The key of the current minute, which comes after all others.
 const OPEN: (i64, i64) = (i64::MAX, i64::MAX);
 
-/// The periods of about a minute, all of one run, the first first; never none.
+/// The periods of about a minute, all of one run, in order; never empty.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Minute {
     key: (i64, i64),
-    /// Of a minute that is not over, the last block that there was.
+    /// For a current minute, the last block at that time.
     last_block: i64,
     /// The periods.
     pub frames: Vec<Frame>,
 }
 
-/// Which minute.
+/// Which minute to read.
 #[derive(Clone, Copy, Debug)]
 pub enum Which<'a> {
-    /// The first that ends at this time or later, in nanoseconds since 1970.
+    /// The first one that ends at this time or later, in nanoseconds since 1970.
     At(i64),
-    /// The first of all.
+    /// The first one.
     First,
-    /// The last of all.
+    /// The last one.
     Last,
     /// The next one.
     After(&'a Minute),
-    /// The one before.
+    /// The previous one.
     Before(&'a Minute),
 }
 
 impl Archive {
-    /// A minute of periods; `None` where there is none. One that is damaged is passed over.
+    /// Reads a minute of periods; `None` if there is none. Skips damaged ones.
     ///
     /// # Errors
-    /// When the database cannot be read.
+    /// If the database cannot be read.
     pub fn minute(&self, kind: Kind, which: Which<'_>) -> Result<Option<Minute>, RecordError> {
         let (mut from, is_forward) = match which {
             Which::At(wall_ns) => ((wall_ns, i64::MIN), true),
@@ -74,14 +74,14 @@ impl Archive {
         }
     }
 
-    /// The next block in one direction.
+    /// Returns the next block in one direction.
     fn next(
         &self,
         kind: Kind,
         (wall_ns, id): (i64, i64),
         is_forward: bool,
     ) -> Result<Option<Block>, RecordError> {
-        // The first column alone can be found by the index.
+        // The index covers only the first column.
         let which = if is_forward {
             "last_wall_ns >= ?2 AND (last_wall_ns > ?2 OR id > ?3) ORDER BY last_wall_ns, id"
         } else {
@@ -90,7 +90,7 @@ impl Archive {
         self.block(which, &[&kind.number(), &wall_ns, &id])
     }
 
-    /// The first block of a kind, `?1`, that is described so.
+    /// Returns the first block of a kind, `?1`, that matches.
     fn block(&self, which: &str, values: &[&dyn ToSql]) -> Result<Option<Block>, RecordError> {
         let sql = format!(
             "SELECT last_wall_ns, id, run, count, frames FROM block WHERE kind = ?1 AND {which} LIMIT 1"
@@ -117,9 +117,9 @@ impl Archive {
         }))
     }
 
-    /// The minute that is not over.
+    /// Reads the current minute.
     fn open_minute(&self, kind: Kind) -> Result<Option<Minute>, RecordError> {
-        // Before the tail: what becomes a block meanwhile comes after it.
+        // Read before the tail: if the tail becomes a block meanwhile, the block's id is higher.
         let sql = "SELECT ifnull(max(id), 0) FROM block WHERE kind = ?1";
         let last = self.rows(sql, &[&kind.number()], |row| row.get(0))?;
         let frames = self.rows(
@@ -145,8 +145,8 @@ impl Archive {
         Ok((!minute.frames.is_empty()).then_some(minute))
     }
 
-    /// What was written since the minute was read that was not over then, itself included where it became a block. Its time says
-    /// nothing of that: a clock that was set back lets it end before what was written earlier.
+    /// Returns the next minute after one that was current when it was read; that minute itself if it has become a block.
+    /// Times cannot tell: after a clock was set back it ends before what was written earlier.
     fn newer(&self, kind: Kind, minute: &Minute) -> Result<Option<Minute>, RecordError> {
         let mut last = minute.last_block;
         while let Some(((_, id), found)) = self.block("id > ?2 ORDER BY id", &[&kind.number(), &last])? {

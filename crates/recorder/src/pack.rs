@@ -1,11 +1,11 @@
-//! Writing [`columns`](crate::columns): a minute grows by one period at a time, and no value is kept as a tree of its own.
+//! Writes [`columns`](crate::columns): a minute grows one period at a time, without building a tree of each value.
 //!
 //! ```text
 //!   a period ──▶ Document (text and where each value stands) ──▶ Columns (one growing column for each place) ──▶ text of a block
 //! ```
 //!
-//! Most of a period is as it was in the one before, so what it costs is to compare it: a column begins as the text of its first
-//! value, however large, and has columns below it only once one is different.
+//! Most of a period equals the one before, so the cost is that of comparing: a column begins as the text of its first value,
+//! however large, and is split into columns only once a value differs.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -16,13 +16,13 @@ use serde_json::Value;
 use crate::columns;
 use crate::document::{Document, Place, Shape};
 
-/// Deeper nesting is written as it is. A level takes two of a block's, of which readers go 128 deep.
+/// Deeper nesting is written verbatim. One level takes two levels of a block, and readers accept 128.
 const DEPTH_MAX: usize = 16;
 
-/// Bytes of a text that need no room of their own.
+/// Bytes of a text that are stored inline.
 const SHORT_MAX: usize = 22;
 
-/// A JSON text. Most are a number or a word, which is looked at in each period.
+/// A JSON text. Most are a number or a word, compared in each period.
 #[derive(Debug)]
 enum Text {
     Short(u8, [u8; SHORT_MAX]),
@@ -53,7 +53,7 @@ impl std::ops::Deref for Text {
     }
 }
 
-/// JSON texts, each with a comma in front.
+/// JSON texts, each preceded by a comma.
 #[derive(Debug, Default)]
 struct Texts {
     all: Vec<u8>,
@@ -74,52 +74,52 @@ impl Texts {
     }
 }
 
-/// A column that grows by a value at a time.
+/// A column that grows by one value at a time.
 #[derive(Debug, Default)]
 enum Column {
-    /// There is no value yet.
+    /// No value yet.
     #[default]
     Empty,
-    /// All have this text, so many.
+    /// All values have this text; their number.
     Same(Text, usize),
     Whole(Vec<i64>),
     Object(Fields),
-    /// Lists of one length, so many.
+    /// Lists of the same length; their number.
     List(Vec<Column>, usize),
     /// Lists of objects by their ids, and the ids of each list in its order.
     ById(Box<(Fields, Orders)>),
-    /// Anything.
+    /// Anything else.
     Mixed(Texts),
 }
 
-/// Columns by key of values that need not all have each.
+/// Columns by key, of objects that need not all have every key.
 #[derive(Debug, Default)]
 struct Fields {
     fields: Vec<Field>,
-    /// How many values there are.
+    /// Number of objects.
     count: usize,
 }
 
 #[derive(Debug)]
 struct Field {
-    /// A JSON text.
+    /// The key, as JSON text.
     key: Arc<[u8]>,
     column: Column,
-    /// Of how many values it is.
+    /// Number of values.
     count: usize,
-    /// Of which; `None` where of all that there were when it was there last.
-    #[allow(clippy::box_collection)] // hardly any has it, and each of many has the room for it
+    /// Indexes of the objects that have the key; `None` if all had it up to its last occurrence.
+    #[allow(clippy::box_collection)] // rarely present, and many fields pay for its size
     which: Option<Box<Vec<usize>>>,
 }
 
-/// The ids of lists, in order.
+/// The ids of each list, in order.
 #[derive(Debug)]
 enum Orders {
     Same(Vec<Arc<[u8]>>),
     Mixed(Texts),
 }
 
-/// Each key once: many objects have the same.
+/// Stores each key once, since many objects share keys.
 #[derive(Debug, Default)]
 struct Keys(BTreeSet<Arc<[u8]>>);
 
@@ -134,7 +134,7 @@ impl Keys {
     }
 }
 
-/// The ids of a list of objects, where each has another.
+/// Returns the ids of a list of objects, if all are different.
 fn ids(document: &Document, list: Place) -> Option<Vec<&[u8]>> {
     let ids = document.items(list).map(|item| document.id(item));
     let ids = ids.collect::<Option<Vec<_>>>()?;
@@ -142,14 +142,14 @@ fn ids(document: &Document, list: Place) -> Option<Vec<&[u8]>> {
     (each.len() == ids.len()).then_some(ids)
 }
 
-/// The same with the places of the objects.
+/// Returns the objects of a list by id.
 fn by_id(document: &Document, list: Place) -> impl Iterator<Item = (&[u8], Place)> {
     let items = document.items(list);
     items.map(|item| (document.id(item).unwrap_or_default(), item))
 }
 
 impl Orders {
-    /// The ids of one more list, of which there were so many.
+    /// Adds the ids of one more list to `count` lists.
     fn push(&mut self, document: &Document, list: Place, count: usize) {
         let mut text = Vec::new();
         list_of(by_id(document, list).map(|(id, _)| id), &mut text);
@@ -165,7 +165,7 @@ impl Orders {
         }
     }
 
-    /// Whether a list has the same in the same order as all before.
+    /// Returns whether a list has the same ids in the same order as all before.
     fn is(&self, document: &Document, list: Place) -> bool {
         match self {
             Orders::Same(same) => {
@@ -187,7 +187,7 @@ fn list_of<'a>(texts: impl Iterator<Item = &'a [u8]>, to: &mut Vec<u8>) {
 }
 
 impl Fields {
-    /// So many values, all with these.
+    /// Creates the columns of `count` equal objects with these fields.
     fn same<'d>(
         document: &'d Document,
         fields: impl Iterator<Item = (&'d [u8], Place)>,
@@ -200,7 +200,7 @@ impl Fields {
         };
         for (key, at) in fields {
             let column = Column::Same(document.value(at).into(), count);
-            // A key that comes twice counts once.
+            // A duplicate key counts once.
             if all.fields.iter().all(|field| *field.key != *key) {
                 all.fields.push(Field::new(keys.of(key), column, count));
             }
@@ -208,7 +208,7 @@ impl Fields {
         all
     }
 
-    /// One more value, with what these keys have.
+    /// Adds one more object with these fields.
     fn push<'d>(
         &mut self,
         document: &'d Document,
@@ -217,7 +217,7 @@ impl Fields {
         keys: &mut Keys,
     ) {
         let number = self.count;
-        // Keys come in the order of the value before, as a rule.
+        // Keys usually have the order of the previous object.
         let mut next = 0;
         for (key, at) in fields {
             let is_next = self.fields.get(next).is_some_and(|field| *field.key == *key);
@@ -246,7 +246,7 @@ impl Field {
         }
     }
 
-    /// What it has in the value of this number. A key that comes twice counts once.
+    /// Adds the value of object `number`. A duplicate key counts once.
     fn push(&mut self, document: &Document, at: Place, number: usize, depth: usize, keys: &mut Keys) {
         let last = self
             .which
@@ -267,7 +267,7 @@ impl Field {
 }
 
 impl Column {
-    /// The value at a place of a document comes next.
+    /// Adds the value at a place of a document.
     fn push(&mut self, document: &Document, at: Place, depth: usize, keys: &mut Keys) {
         let shape = document.shape(at);
         match self {
@@ -309,7 +309,8 @@ impl Column {
         }
     }
 
-    /// So many values of one text as a column to which others of the same shape can be added; `None` where that is any column.
+    /// Converts `count` equal values to a column to which others of the same shape can be added; `None` if only a mixed
+    /// column can hold them.
     fn parted(text: &[u8], count: usize, (shape, depth): (Shape, usize), keys: &mut Keys) -> Option<Column> {
         match shape {
             Shape::Whole => {
@@ -337,7 +338,7 @@ impl Column {
         }
     }
 
-    /// One that fits nothing that was there before.
+    /// Adds a value that fits no other kind of column.
     fn push_mixed(&mut self, text: &[u8]) {
         if !matches!(self, Column::Mixed(_)) {
             *self = Column::Mixed(std::mem::take(self).texts());
@@ -358,7 +359,7 @@ impl Column {
         }
     }
 
-    /// All of its values.
+    /// Converts the column to the texts of its values.
     fn texts(self) -> Texts {
         let count = self.count();
         if let Column::Same(text, count) = self {
@@ -461,7 +462,7 @@ impl Fields {
     }
 }
 
-/// The first, then by how much each is above the one before; as they are where one is too far from the next.
+/// Writes the first number, then each difference to the one before; or all numbers if a difference overflows.
 fn write_whole(all: &[i64], to: &mut impl Write) -> io::Result<()> {
     let is_near = all.windows(2).all(|pair| pair[1].checked_sub(pair[0]).is_some());
     to.write_all(if is_near { br#"["+""# } else { br#"["*""# })?;
@@ -474,7 +475,7 @@ fn write_whole(all: &[i64], to: &mut impl Write) -> io::Result<()> {
     to.write_all(b"]")
 }
 
-/// The periods of a block, as they come.
+/// The periods of a block, as they are added.
 #[derive(Debug, Default)]
 pub(crate) struct Columns {
     at_ns: Vec<i64>,
@@ -491,12 +492,12 @@ impl Columns {
         self.wall_ns.push(wall_ns);
     }
 
-    /// How many periods there are.
+    /// Returns the number of periods.
     pub fn len(&self) -> usize {
         self.at_ns.len()
     }
 
-    /// The times of the first and of the last; `None` where there is none.
+    /// Returns the times of the first and the last period; `None` if there is none.
     pub fn span(&self) -> Option<[(i64, i64); 2]> {
         let time = |index: usize| Some((*self.at_ns.get(index)?, *self.wall_ns.get(index)?));
         Some([time(0)?, time(self.len().checked_sub(1)?)?])
@@ -529,7 +530,7 @@ mod tests {
         serde_json::from_slice(&text).unwrap()
     }
 
-    /// The column of these values, as a block has it.
+    /// Returns the column of these values, as a block has it.
     fn pack(values: &[Value]) -> Value {
         let (mut document, mut columns) = (Document::default(), Columns::default());
         for value in values {
@@ -598,7 +599,7 @@ mod tests {
         let values = [
             json!({"at": 1, "vms": [vm("a", "web", 1), vm("b", "db", 2)], "rest": [1, 2]}),
             json!({"at": 2, "vms": [vm("b", "db", 3)], "rest": [3]}),
-            // It comes again in another place, and is called otherwise then.
+            // This object comes again in another place, with another name.
             json!({"at": 3, "vms": [vm("b", "db", 4), vm("a", "shop", 5)], "rest": []}),
         ];
         let text = serde_json::to_vec(&pack(&values)).unwrap();
@@ -623,7 +624,7 @@ mod tests {
             columns::unpack(&columns::read(&text, Pick::All).unwrap(), 3).as_deref(),
             Some(&values[..])
         );
-        // Where nothing changes, or nothing has an id, the list stays one.
+        // If nothing changes, or no object has an id, the list remains one column.
         let same = [values[0].clone(), values[0].clone()];
         let text = serde_json::to_vec(&pack(&same)).unwrap();
         let keys = [("vms", Pick::Called("db", &of_vm))];

@@ -1,4 +1,4 @@
-//! Writing from a thread of its own: the loop hands over what there is to keep, and goes on.
+//! Records from a thread of its own: the loop hands over each period, and goes on.
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -11,23 +11,23 @@ use crate::document::Documents;
 use crate::schema::RecordError;
 use crate::store::{Begin, Event, Limits, Period, Store, Written};
 
-/// Periods that may wait for the disk.
+/// Most periods that may wait for the disk.
 const WAITING_MAX: usize = 64;
 
-/// Makes the period that is to be kept, and writes what is kept as documents: on the recorder's thread, since turning figures
-/// into JSON takes a while.
+/// Creates a period and writes its documents. Called on the recorder's thread, since turning figures into JSON takes a
+/// while.
 type Make = Box<dyn FnOnce(&mut Documents) -> Period + Send>;
 
-/// What becomes of a period for which there is no room, since the disk is slower than the run.
+/// What to do with a period when the queue is full, since the disk is slower than the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhenFull {
-    /// It is left out, and that is written down later: a host does not wait.
+    /// Leave it out and record that later: a real host does not wait.
     LeaveOut,
-    /// The run waits: a simulated one may.
+    /// Make the run wait: a simulated one can.
     Wait,
 }
 
-/// A run that is written down.
+/// A run that is being recorded.
 #[derive(Debug)]
 pub struct Recorder {
     when_full: WhenFull,
@@ -36,15 +36,15 @@ pub struct Recorder {
     notices: Receiver<String>,
     written: Receiver<Vec<Written>>,
     writer: Option<JoinHandle<()>>,
-    /// Periods that found no room since the last that did.
+    /// Periods left out since the last one that was recorded.
     missed_count: u64,
 }
 
 impl Recorder {
-    /// Begins a run in the history at `path`, which is made where there is none.
+    /// Begins a run in the history at `path`, which is created if missing.
     ///
     /// # Errors
-    /// When it cannot be written, or belongs to another program or a newer version.
+    /// If it cannot be written, or belongs to another program or a newer version.
     pub fn begin(
         path: &Path,
         begin: &Begin,
@@ -87,12 +87,12 @@ impl Recorder {
         self.missed_count = if kept { 0 } else { missed + 1 };
     }
 
-    /// What the operator should know, each once.
+    /// Returns new notices for the operator.
     pub fn take_notices(&mut self) -> Vec<String> {
         self.notices.try_iter().collect()
     }
 
-    /// Decisions that were written down since this was last asked, the first first.
+    /// Returns the decisions written since the last call, oldest first.
     pub fn take_written(&mut self) -> Vec<Written> {
         self.written.try_iter().flatten().collect()
     }
@@ -125,7 +125,7 @@ fn left_out(count: u64, at: Ns) -> Event {
     }
 }
 
-/// What the writing thread has to say. The run may be over and hear nothing of it.
+/// Messages of the writing thread. The run may be over and not receive them.
 struct Told {
     notice: Sender<String>,
     decided: Sender<Vec<Written>>,
@@ -137,7 +137,7 @@ impl Told {
     }
 }
 
-/// Writes until the run ends. What cannot be written is left out, and told where it can be again.
+/// Writes until the run ends. What cannot be written is left out, and reported once writing works again.
 fn write(mut store: Store, waiting: &Receiver<Make>, told: &Told) {
     let (mut lost_count, mut said, mut unpruned) = (0, None, None);
     let mut documents = Documents::default();
@@ -157,7 +157,7 @@ fn write(mut store: Store, waiting: &Receiver<Make>, told: &Told) {
                 if !written.is_empty() {
                     let _ = told.decided.send(written);
                 }
-                // The period is there, whatever becomes of older ones.
+                // The period is recorded even if pruning fails.
                 let failed = store.prune().err().map(|error| error.to_string());
                 if let Some(text) = failed.filter(|text| unpruned.as_ref() != Some(text)) {
                     told.notice(format!("{text}; what is too old or too much is still there"));
@@ -220,7 +220,7 @@ mod tests {
         });
     }
 
-    /// What is there, once it is so many.
+    /// Returns what is recorded, once there are `count` periods.
     fn back(path: &Path, kind: Kind, count: usize) -> Vec<Value> {
         loop {
             let archive = Archive::open(path).unwrap();
@@ -238,7 +238,7 @@ mod tests {
         #[test]
         fn whatever_was_given_is_read_back_from_the_tail_from_a_block_and_from_what_a_killed_agent_left(
             given in prop::collection::vec((value(), prop::option::of(value())), 1..8),
-            // Of those that are given the next block begins with one that comes a minute later.
+            // The next block begins with a period that comes a minute later.
             later in 0..8usize,
         ) {
             let dir = tempfile::tempdir().unwrap();
@@ -255,7 +255,7 @@ mod tests {
                 keep(&mut recorder, second as u64, period.clone());
             }
             prop_assert!(is_back(&path));
-            // As it is where the agent is killed now.
+            // The state on disk if the agent were killed now.
             let killed = dir.path().join("killed.sqlite");
             for end in ["", "-wal"] {
                 std::fs::copy(format!("{}{end}", path.display()), format!("{}{end}", killed.display())).unwrap();

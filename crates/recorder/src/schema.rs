@@ -1,4 +1,4 @@
-//! The database's form, and how it is opened.
+//! The database's schema, and how to open it.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags};
 
-/// "HNod": what tells our databases from others.
+/// "HNod", which marks a database as ours.
 const APPLICATION_ID: i32 = 0x484e_6f64;
-/// Versions that can be read are 1 to this one.
+/// The newest readable version; the oldest is 1.
 const FORMAT: i32 = 1;
-/// How long a reader that has the database for itself is waited for.
+/// How long to wait for a reader that has locked the database.
 const BUSY: Duration = Duration::from_secs(5);
-/// Most bytes that a block is unpacked to.
+/// Most bytes of an unpacked block.
 pub(crate) const BLOCK_BYTES_MAX: usize = 256 << 20;
 
 const TABLES: &str = "
@@ -42,12 +42,12 @@ const TABLES: &str = "
 /// Why a history cannot be written or read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// SQLite, or the disk below it.
+    /// SQLite failed, or the disk below it.
     #[error("the history {path}: {cause}")]
     Database {
         /// The file.
         path: String,
-        /// What SQLite said.
+        /// SQLite's error.
         cause: String,
     },
     /// It belongs to another program.
@@ -66,16 +66,16 @@ pub enum RecordError {
         /// Its format.
         format: i32,
     },
-    /// There is none.
+    /// There is no history.
     #[error("there is no history at {path}: an agent writes one while it runs; name another with --history")]
     Missing {
-        /// Where it was looked for.
+        /// The path.
         path: String,
     },
-    /// What is made of it cannot be written.
+    /// An export cannot be written.
     #[error("{path} cannot be written: {cause}")]
     Export {
-        /// The file that was to be made.
+        /// The file to be written.
         path: String,
         /// Why.
         cause: String,
@@ -85,7 +85,7 @@ pub enum RecordError {
     Damaged {
         /// The file.
         path: String,
-        /// Which part.
+        /// The damaged part.
         what: String,
     },
 }
@@ -98,8 +98,8 @@ impl RecordError {
         }
     }
 
-    /// What SQLite says of a file. Contents that are at fault are damage where the file has our header, and another program's
-    /// where it has not.
+    /// Converts SQLite's error on a file. Invalid content counts as damage if the file has our header, and as another
+    /// program's file if not.
     pub(crate) fn of_sqlite(path: &Path, error: rusqlite::Error) -> RecordError {
         use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
         let name = || path.display().to_string();
@@ -118,7 +118,7 @@ impl RecordError {
     }
 }
 
-/// Whether what readers and the writer agree by cannot be made: a file that all of them map.
+/// Returns whether SQLite cannot create the file that readers and the writer map to coordinate.
 fn lacks_shared_memory(error: &rusqlite::Error) -> bool {
     use rusqlite::ffi;
     let code = error.sqlite_error().map(|error| error.extended_code);
@@ -131,20 +131,20 @@ fn lacks_shared_memory(error: &rusqlite::Error) -> bool {
     code.is_some_and(|code| all.contains(&code))
 }
 
-/// What a block or a row of the tail holds.
+/// The content of a block or a row of the tail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// The agent's status.
     Status,
-    /// What the host said.
+    /// A sample of the host.
     Sample,
 }
 
 impl Kind {
-    /// Both.
+    /// Both kinds.
     pub const ALL: [Kind; 2] = [Kind::Status, Kind::Sample];
 
-    /// Its place in [`Kind::ALL`].
+    /// Returns its index in [`Kind::ALL`].
     pub(crate) fn index(self) -> usize {
         match self {
             Kind::Status => 0,
@@ -157,7 +157,7 @@ impl Kind {
     }
 }
 
-/// Opens a history to write to, and makes what is missing.
+/// Opens a history for writing, and creates missing tables.
 pub(crate) fn open_to_write(path: &Path) -> Result<Connection, RecordError> {
     check_kind(path)?;
     let failed = |e: rusqlite::Error| RecordError::of_sqlite(path, e);
@@ -175,12 +175,12 @@ pub(crate) fn open_to_write(path: &Path) -> Result<Connection, RecordError> {
         }
     };
     if is_new {
-        // Before there are tables, or it has no effect: pages of what was pruned are given back.
+        // Must be set before there are tables; lets pages of pruned data be returned to the file system.
         connection
             .pragma_update(None, "auto_vacuum", "INCREMENTAL")
             .map_err(failed)?;
     }
-    // Readers do not wait for the writer, nor it for them; a power cut loses the last seconds and nothing else.
+    // Readers and the writer do not block each other; a power cut loses only the last seconds.
     connection
         .pragma_update(None, "journal_mode", "WAL")
         .map_err(failed)?;
@@ -201,8 +201,8 @@ pub(crate) fn open_to_write(path: &Path) -> Result<Connection, RecordError> {
     Ok(connection)
 }
 
-/// The file in its real directory: SQLite refuses a link anywhere in a path, and operators move directories to other disks. That
-/// the file itself is none is left to SQLite.
+/// Resolves the file's directory: SQLite refuses a link anywhere in a path, and operators move directories to other disks.
+/// SQLite itself checks that the file is no link.
 fn whole(path: &Path) -> PathBuf {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let real = parent.and_then(|parent| parent.canonicalize().ok());
@@ -212,10 +212,10 @@ fn whole(path: &Path) -> PathBuf {
     }
 }
 
-/// Whether a history may be there. SQLite says of a directory that the disk fails, and waits for ever at a pipe.
+/// Rejects what cannot be a history. On a directory SQLite reports a disk error, and on a pipe it waits forever.
 ///
 /// # Errors
-/// There is a directory, a pipe, a socket or a device. SQLite refuses a link.
+/// If it is a directory, a pipe, a socket or a device. SQLite refuses a link.
 pub(crate) fn check_kind(path: &Path) -> Result<(), RecordError> {
     match path.symlink_metadata() {
         Ok(found) if !found.is_file() && !found.is_symlink() => Err(foreign(path)),
@@ -229,14 +229,14 @@ fn foreign(path: &Path) -> RecordError {
     }
 }
 
-/// Opens a history to read, also while an agent writes to it.
+/// Opens a history for reading, even while an agent writes to it.
 pub(crate) fn open_to_read(path: &Path) -> Result<Connection, RecordError> {
     if !path.exists() {
         return Err(RecordError::Missing {
             path: path.display().to_string(),
         });
     }
-    // Of a link, what it leads to.
+    // Follows a link.
     if !path.is_file() {
         return Err(foreign(path));
     }
@@ -248,7 +248,7 @@ pub(crate) fn open_to_read(path: &Path) -> Result<Connection, RecordError> {
     Ok(connection)
 }
 
-/// Where SQLite keeps the application's number in a file.
+/// Offset of the application id in an SQLite file.
 const APPLICATION_ID_AT: usize = 68;
 
 fn has_our_header(path: &Path) -> bool {

@@ -1,4 +1,4 @@
-//! The writing end: periods as they come, minutes of them as blocks, and no more than there is room for.
+//! Writes a history: adds periods, turns minutes of them into blocks, and drops what exceeds the limits.
 
 use std::fs;
 use std::io::{self, BufWriter};
@@ -15,75 +15,75 @@ use crate::document::{Document, Documents};
 use crate::pack::Columns;
 use crate::schema::{self, BLOCK_BYTES_MAX, Kind, RecordError};
 
-/// How long a block is.
+/// Duration of a block.
 const BLOCK: Ns = Ns::from_secs(60);
-/// Most periods of a block: an agent may look every 10 ms.
+/// Most periods of a block: an agent may sample every 10 ms.
 pub(crate) const BLOCK_COUNT_MAX: usize = 6000;
-/// What happens again within this time is one row.
+/// Repetitions of an event within this time share one row.
 const AGAIN: Ns = Ns::from_secs(60);
-/// The kind of a decision: each has a row of its own.
+/// The kind of a decision: each has its own row.
 const DECIDED: &str = "decided";
-/// How hard zstd tries. Trying harder takes twice as long, and makes nothing less of samples, which are most of it.
+/// zstd's compression level. A higher one takes twice as long and does not shrink samples, which are most of the data.
 const LEVEL: i32 = 1;
 /// How much of a block's text is compressed at once.
 const TEXT_BYTES: usize = 64 << 10;
-/// How long a clock that was set must go on before anything is dropped for its age: one that jumps for a while makes all of it
-/// old.
+/// How long a changed clock must be stable before data is dropped for its age: a clock that jumps for a while would make all
+/// data look old.
 const BELIEVED: Ns = Ns::from_secs(600);
-/// More than clocks that are kept in step are ever set by at once, in nanoseconds.
+/// Larger than any step of a synchronized clock, in nanoseconds.
 const STEP_NS: i64 = 60_000_000_000;
-/// Pages that are given back to the disk at once.
+/// Pages that are returned to the file system at once.
 const VACUUM_PAGES: u32 = 2000;
 
 /// How much is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// How long status and events are.
+    /// Age limit of status and events.
     pub status: Ns,
-    /// How long samples are.
+    /// Age limit of samples.
     pub samples: Ns,
-    /// How much room samples may take.
+    /// Size limit of samples.
     pub samples_bytes: Bytes,
-    /// How much room everything may take together.
+    /// Size limit of everything together.
     pub bytes: Bytes,
 }
 
-/// What a run is.
+/// Describes a run.
 #[derive(Clone, Debug)]
 pub struct Begin {
-    /// When, by the wall clock, in nanoseconds since 1970.
+    /// When it began: wall-clock time, in nanoseconds since 1970.
     pub wall_ns: i64,
     /// The program's version and commit.
     pub version: String,
-    /// What it runs on.
+    /// The host it runs on.
     pub host: String,
     /// Everything else: machine, settings.
     pub detail: Value,
 }
 
-/// Something that happened.
+/// An event.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Event {
-    /// What it is: `decided`, `found`, `refused` and so on.
+    /// Its kind: `decided`, `found`, `refused` and so on.
     pub kind: String,
-    /// The VM's id, where it is about one.
+    /// The VM's id, if it is about one.
     pub vm: Option<String>,
     /// Its name.
     pub name: Option<String>,
-    /// Who decided or found it.
+    /// The policy that decided or found it.
     pub policy: Option<String>,
-    /// What was to be done.
+    /// The action.
     pub action: Option<String>,
-    /// What came of it.
+    /// The outcome.
     pub outcome: Option<String>,
-    /// For people.
+    /// A sentence for people.
     pub text: String,
-    /// For programs.
+    /// The whole event, for programs.
     pub detail: Value,
 }
 
 impl Event {
-    /// What it is called once it is written down, if it is a decision.
+    /// Returns the record of a decision that was written to row `id`; `None` for other events.
     fn written(&self, id: i64, wall_ns: i64) -> Option<Written> {
         if self.kind != DECIDED {
             return None;
@@ -98,62 +98,62 @@ impl Event {
     }
 }
 
-/// A decision that is written down, as it can be found again.
+/// A decision that was written, and how to find it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// The number of its row in `event`.
+    /// Id of its row in `event`.
     pub id: i64,
-    /// When, by the wall clock, in nanoseconds since 1970.
+    /// Wall-clock time, in nanoseconds since 1970.
     pub wall_ns: i64,
-    /// Who decided.
+    /// The policy that decided.
     pub policy: String,
-    /// What was to be done.
+    /// The action.
     pub action: String,
-    /// What came of it.
+    /// The outcome.
     pub outcome: String,
 }
 
-/// What there is to keep of one period beside its [`Documents`].
+/// What to keep of one period in addition to its [`Documents`].
 #[derive(Clone, Debug)]
 pub struct Period {
     /// The host's monotonic clock.
     pub at: Ns,
     /// The wall clock, in nanoseconds since 1970.
     pub wall_ns: i64,
-    /// What happened.
+    /// Its events.
     pub events: Vec<Event>,
 }
 
-/// A history that is written to.
+/// A history, opened for writing.
 pub(crate) struct Store {
     path: PathBuf,
     connection: Connection,
-    /// Locked while it is open, so that it goes with the connection and not before: closing it frees SQLite's own locks too.
+    /// Held while the history is open; dropped after the connection.
     _alone: Alone,
     limits: Limits,
     run: i64,
-    /// The minute that is not over.
+    /// The current minute.
     minute: Option<Minute>,
-    /// Since when the wall clock goes on in step with the host's, and how far ahead of it it is.
+    /// Since when the wall clock has been in step with the host's clock, and its offset from it.
     steady: Option<(Ns, i64)>,
-    /// Whether a minute has ended since what is too old or too much was dropped.
+    /// Whether a minute has ended since the last prune.
     is_prune_due: bool,
-    /// Makes of texts what stands in the tail.
+    /// Compresses the rows of the tail.
     compressor: Compressor<'static>,
-    /// What it made of a period's, by kind.
+    /// A period's compressed documents, by kind.
     packed: [Vec<u8>; Kind::ALL.len()],
 }
 
 struct Minute {
     begun: Ns,
     last_wall_ns: i64,
-    /// Its periods by kind, which the tail holds too: so they need not be read again.
+    /// Its periods by kind. The tail has them too, but need not be read again.
     frames: [Columns; Kind::ALL.len()],
 }
 
 impl Store {
-    /// Opens it, or makes it, for a run that begins; what an agent that was killed left in its last minute becomes a block. One
-    /// that is damaged is set aside, and said.
+    /// Opens the history for a new run, and creates it if missing. Turns the last minute of an agent that was killed into a
+    /// block. Sets a damaged history aside, with a notice.
     pub fn open(path: &Path, begin: &Begin, limits: Limits) -> Result<(Store, Vec<String>), RecordError> {
         let failed = |e: std::io::Error| RecordError::new(path, e);
         if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
@@ -169,7 +169,7 @@ impl Store {
                 let aside = format!("{name}.damaged-{}", begin.wall_ns / 1_000_000_000);
                 for end in ["-wal", "-shm", ""] {
                     let moved = fs::rename(beside(path, end), format!("{aside}{end}"));
-                    // The first two need not be there.
+                    // The first two may be missing.
                     moved.or_else(|e| if end.is_empty() { Err(failed(e)) } else { Ok(()) })?;
                 }
                 notices.push(format!(
@@ -183,9 +183,9 @@ impl Store {
     }
 
     fn begin(path: &Path, begin: &Begin, limits: Limits) -> Result<Store, RecordError> {
-        // Not the database itself: on NFS and 9p a file has one kind of locks, and SQLite would wait for ours.
+        // Not on the database itself: on NFS and 9p all locks of a file conflict, and SQLite would wait for ours.
         let alone = Alone::with(path)?;
-        // Made before SQLite makes it, which would have the umask say who may read it.
+        // Created before SQLite does, which would leave the permissions to the umask.
         own_file(path)?;
         let connection = schema::open_to_write(path)?;
         let check: rusqlite::Result<String> =
@@ -227,7 +227,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Does all of this, or nothing.
+    /// Runs `work` in a transaction.
     fn within<T>(
         &mut self,
         work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T>,
@@ -243,7 +243,7 @@ impl Store {
         Ok(done)
     }
 
-    /// Writes a period down; its decisions, with their numbers.
+    /// Writes a period; returns its decisions with their ids.
     pub fn append(&mut self, period: &Period, documents: &Documents) -> Result<Vec<Written>, RecordError> {
         for (kind, document) in documents.iter() {
             let packed = compress(
@@ -256,7 +256,7 @@ impl Store {
         let run = self.run;
         let minute = self.minute.take();
         let packed = std::mem::take(&mut self.packed);
-        // A clock that was set back begins a new block: times within one only grow.
+        // A clock that was set back begins a new block: times within a block only grow.
         let is_over = minute.as_ref().is_some_and(|minute| {
             period.at.saturating_sub(minute.begun) >= BLOCK
                 || period.wall_ns < minute.last_wall_ns
@@ -286,12 +286,12 @@ impl Store {
         };
         self.take_in(minute.filter(|_| !is_over), period, documents);
         self.is_prune_due |= is_over;
-        // What is no JSON takes nothing else with it.
+        // An invalid document does not affect the others.
         let failed = documents.failed().map(|e| RecordError::new(&self.path, e));
         failed.map_or(Ok(decisions), Err)
     }
 
-    /// Adds a period that is in the tail to the minute that is not over, or begins another.
+    /// Adds a period in the tail to the current minute, or begins another minute.
     fn take_in(&mut self, minute: Option<Minute>, period: &Period, documents: &Documents) {
         let (at, wall_ns) = (period.at, period.wall_ns);
         let mut minute = minute.unwrap_or(Minute {
@@ -309,14 +309,14 @@ impl Store {
         self.steady = Some(self.steady.filter(is_steady).unwrap_or((at, ahead_ns)));
     }
 
-    /// Ends the run: what is not a block yet becomes one.
+    /// Ends the run: turns the tail into a block.
     pub fn close(&mut self) -> Result<(), RecordError> {
         let (run, minute) = (self.run, self.minute.take());
         let Some(minute) = minute else { return Ok(()) };
         self.within(|change| close_minute(change, run, &minute.frames))
     }
 
-    /// Drops what is older, or more, than is to be kept, where a minute has ended since.
+    /// Drops what exceeds the limits, if a minute has ended since the last call.
     pub fn prune(&mut self) -> Result<(), RecordError> {
         let (Some(minute), Some((since, _))) = (&self.minute, self.steady) else {
             return Ok(());
@@ -345,7 +345,7 @@ impl Store {
     }
 }
 
-/// The lock of who writes to a history.
+/// The lock of the only writer of a history.
 struct Alone(fs::File);
 
 impl Alone {
@@ -362,21 +362,21 @@ impl Alone {
 }
 
 impl Drop for Alone {
-    /// Closing is not enough: a child between fork and exec has the file open, and with it the lock.
+    /// Closing is not enough: a child between fork and exec has the file open, and so holds the lock.
     fn drop(&mut self) {
         let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
     }
 }
 
-/// A file beside a history.
+/// Returns the path of a file next to a history.
 fn beside(path: &Path, end: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(end);
     PathBuf::from(name)
 }
 
-/// Opens a file, or makes it, that is its owner's alone, since it says what VMs do: what root writes to is root's, and what
-/// another user writes to is that user's.
+/// Opens or creates a file that only its owner can read, since it says what VMs do. Root writes only to root's files, and
+/// another user only to their own.
 fn own_file(path: &Path) -> Result<fs::File, RecordError> {
     let failed = |e: std::io::Error| RecordError::new(path, e);
     schema::check_kind(path)?;
@@ -398,7 +398,7 @@ fn own_file(path: &Path) -> Result<fs::File, RecordError> {
     Err(RecordError::new(path, cause))
 }
 
-/// Drops blocks that are too old, then the oldest of what is too much; events go with the status.
+/// Drops blocks that are too old, then the oldest ones beyond the size limits; events go with the status.
 pub(crate) fn prune(
     connection: &mut Connection,
     path: &Path,
@@ -416,7 +416,8 @@ pub(crate) fn prune(
     let drop_old = || -> rusqlite::Result<()> {
         for (kind, age, bytes) in kept {
             let oldest = now_wall_ns.saturating_sub(whole(age.0));
-            // A clock that was far ahead for a while leaves blocks of the future: those of before it are older by their number.
+            // A clock that was far ahead for a while leaves blocks dated in the future: blocks with lower ids are older than
+            // they.
             change.execute(
                 "DELETE FROM block WHERE kind = ? AND last_wall_ns < ?",
                 params![kind.number(), oldest],
@@ -424,7 +425,7 @@ pub(crate) fn prune(
             if *kind == Kind::Status {
                 change.execute("DELETE FROM event WHERE last_wall_ns < ?", params![oldest])?;
             }
-            // Adding up all blocks takes a while: not where everything together is less.
+            // Adding up all blocks takes a while; skip it if everything together is below the limit.
             if used()? <= whole(bytes.0) {
                 continue;
             }
@@ -452,7 +453,7 @@ pub(crate) fn prune(
                 [],
             )?;
         }
-        // Of runs before all that is left nothing is: later rows are of later runs.
+        // No rows of runs older than all that is left remain: later rows belong to later runs.
         change.execute(
             "DELETE FROM run WHERE id < (SELECT max(id) FROM run) AND id < ifnull((SELECT min(run) FROM (
                 SELECT * FROM (SELECT run FROM block ORDER BY id LIMIT 1)
@@ -468,7 +469,7 @@ pub(crate) fn prune(
     give_back(connection, path)
 }
 
-/// Gives pages that are not used any more back to the disk, a part of them.
+/// Returns some unused pages to the file system.
 pub(crate) fn give_back(connection: &Connection, path: &Path) -> Result<(), RecordError> {
     let failed = |e: rusqlite::Error| RecordError::new(path, e);
     let mut vacuum = connection
@@ -479,7 +480,7 @@ pub(crate) fn give_back(connection: &Connection, path: &Path) -> Result<(), Reco
     Ok(())
 }
 
-/// The periods that an agent which was killed left one by one.
+/// Reads the periods that an agent which was killed left in the tail.
 fn left_in_tail(change: &Transaction<'_>, run: i64) -> rusqlite::Result<[Columns; Kind::ALL.len()]> {
     let mut left: [Columns; Kind::ALL.len()] = Default::default();
     let mut document = Document::default();
@@ -492,7 +493,7 @@ fn left_in_tail(change: &Transaction<'_>, run: i64) -> rusqlite::Result<[Columns
         })?;
         for row in rows {
             let (at, wall_ns, bytes) = row?;
-            // One that cannot be read any more takes no other with it.
+            // An unreadable period does not affect the others.
             let read = decompressed(&bytes).and_then(|text| document.read(&text).ok());
             if read.is_some() {
                 frames.push(at, wall_ns, &document);
@@ -502,14 +503,14 @@ fn left_in_tail(change: &Transaction<'_>, run: i64) -> rusqlite::Result<[Columns
     Ok(left)
 }
 
-/// Compresses a text into a room that is used again and again.
+/// Compresses a text into a reused buffer.
 fn compress(compressor: &mut Compressor<'_>, text: &[u8], to: &mut Vec<u8>) -> io::Result<()> {
     to.clear();
     to.reserve(zstd::zstd_safe::compress_bound(text.len()));
     compressor.compress_to_buffer(text, to).map(drop)
 }
 
-/// Writes what was made of a period's document.
+/// Writes a period's compressed documents to the tail.
 fn write_tail(
     change: &Transaction<'_>,
     run: i64,
@@ -528,7 +529,7 @@ fn write_tail(
     Ok(())
 }
 
-/// Makes blocks of a run's periods that stood one by one.
+/// Turns a run's periods in the tail into blocks.
 fn close_minute(
     change: &Transaction<'_>,
     run: i64,
@@ -559,7 +560,8 @@ fn close_minute(
     Ok(())
 }
 
-/// A block of these periods. Its text is never there as a whole: a minute of a thousand VMs has tens of megabytes.
+/// Returns a block of these periods. Its text is never in memory as a whole: a minute of a thousand VMs has tens of
+/// megabytes.
 fn block_of(frames: &Columns) -> io::Result<Vec<u8>> {
     let compressor = zstd::stream::write::Encoder::new(Vec::new(), LEVEL)?;
     let mut text = BufWriter::with_capacity(TEXT_BYTES, compressor);
@@ -567,7 +569,7 @@ fn block_of(frames: &Columns) -> io::Result<Vec<u8>> {
     text.into_inner()?.finish()
 }
 
-/// Writes an event; the number of its row, where it has one of its own.
+/// Writes an event; returns the id of its row, if it has its own.
 fn write_event(
     change: &Transaction<'_>,
     run: i64,
@@ -631,12 +633,12 @@ pub(crate) fn whole(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// What was compressed; `None` where it is damaged or larger than any block.
+/// Decompresses and parses JSON; `None` if it is damaged or larger than any block.
 pub(crate) fn decompress(bytes: &[u8]) -> Option<Value> {
     serde_json::from_slice(&decompressed(bytes)?).ok()
 }
 
-/// The same as text.
+/// Decompresses text.
 pub(crate) fn decompressed(bytes: &[u8]) -> Option<Vec<u8>> {
     use std::io::Read as _;
     let mut json = Vec::new();

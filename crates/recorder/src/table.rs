@@ -1,4 +1,4 @@
-//! A row for each VM and period, as CSV and Parquet have it.
+//! Exports a row for each VM and period, as CSV or Parquet.
 
 use std::fs::File;
 use std::io::Write;
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::{Frame, RecordError};
 
-/// Where a cell comes from.
+/// The source of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum From {
     /// The wall clock, for people.
@@ -20,7 +20,7 @@ pub enum From {
     Run,
     /// The host's monotonic clock.
     AtNs,
-    /// Of the VM's status, what this JSON pointer leads to.
+    /// The value in the VM's status at this JSON pointer.
     Status(&'static str),
 }
 
@@ -29,9 +29,9 @@ pub enum From {
 pub struct Column {
     /// Its name.
     pub name: &'static str,
-    /// Where it comes from.
+    /// The source of its cells.
     pub from: From,
-    /// What its cells are; any may be missing.
+    /// The type of its cells; any may be missing.
     pub cell: Cell,
 }
 
@@ -68,7 +68,7 @@ pub const COLUMNS: [Column; 21] = [
     status("left_alone", "/left_alone", Cell::Text),
 ];
 
-/// The statuses of a period's VMs, or of the one of this name or id.
+/// Returns the statuses of a period's VMs, or of the one with this name or id.
 pub fn vms<'a>(frame: &'a Frame, vm: Option<&'a str>) -> impl Iterator<Item = &'a Value> {
     let vms = frame.value["vms"]
         .as_array()
@@ -78,14 +78,14 @@ pub fn vms<'a>(frame: &'a Frame, vm: Option<&'a str>) -> impl Iterator<Item = &'
         .filter(move |status| vm.is_none_or(|vm| status["name"] == vm || status["id"] == vm))
 }
 
-/// Writes rows to a Parquet file, typed.
+/// Writes rows to a typed Parquet file.
 pub struct Parquet<W: Write + Send>(homenode_table::Parquet<W>);
 
 impl Parquet<File> {
-    /// A file of no rows yet.
+    /// Creates a file without rows.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// If it cannot be created.
     pub fn create(path: &Path) -> Result<Parquet<File>, RecordError> {
         let failed = |cause: &dyn std::fmt::Display| RecordError::Export {
             path: path.display().to_string(),
@@ -97,16 +97,16 @@ impl Parquet<File> {
 }
 
 impl<W: Write + Send> Parquet<W> {
-    /// No rows yet.
+    /// Creates a writer without rows.
     ///
     /// # Errors
-    /// When it cannot be written; here and below.
+    /// If it cannot be written; here and below.
     pub fn new(to: W) -> Result<Parquet<W>, ParquetError> {
         let columns = COLUMNS.map(|column| homenode_table::Column::new(column.name, column.cell));
         homenode_table::Parquet::new(to, "vm_periods", &columns, &[]).map(Parquet)
     }
 
-    /// The rows of a period, of all VMs or of the one of this name or id.
+    /// Writes the rows of a period, of all VMs or of the one with this name or id.
     ///
     /// # Errors
     /// As [`Parquet::new`].
@@ -140,7 +140,7 @@ mod tests {
 
     use super::*;
 
-    /// Reads rows as JSON, by the crate's own reader.
+    /// Reads rows as JSON, with the parquet crate's own reader.
     fn read(file: Vec<u8>) -> Vec<Value> {
         let reader = SerializedFileReader::new(bytes::Bytes::from(file)).unwrap();
         reader

@@ -1,13 +1,13 @@
-//! Finished work on disk, so that what was interrupted continues and what is repeated is quick: runs of a reproduction, tasks of
-//! a sweep.
+//! Keeps finished work on disk, so that interrupted work can continue and repeated work is quick: runs of a reproduction,
+//! tasks of a sweep.
 //!
-//! A file for each, named by a hash of its description. It repeats the whole description and the program that made it,
-//! and is used only if both are the same: another program may simulate otherwise, and hashes may collide. Files are
-//! written beside their place and renamed, so a crash leaves the old file, the new one, or a rest that is never read. Nothing
-//! is synchronised to disk: what a power cut leaves half does not parse, and is simulated again.
+//! Each has a file, named by a hash of its description. The file repeats the whole description and the program that made it,
+//! and is used only if both match: another program may simulate differently, and hashes may collide. Files are written under
+//! a temporary name and renamed, so a crash leaves the old file, the new one, or a leftover that is never read. Files are
+//! not synced to disk: one truncated by a power cut does not parse, and is simulated again.
 //!
-//! What is found is untrusted: only regular files of bounded size are opened, links are not followed, and a file that does
-//! not parse is left out with a note.
+//! The files are untrusted: only regular files of bounded size are opened, links are not followed, and a file that does not
+//! parse is skipped with a note.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
@@ -18,10 +18,10 @@ use rustix::fs::{Mode, OFlags};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// A run of 200 VMs is about 300 kilobytes, and a task has up to 64 runs.
+/// Maximum file size: a run of 200 VMs is about 300 kilobytes, and a task has up to 64 runs.
 const FILE_BYTES_MAX: u64 = 32 << 20;
 
-/// A directory of finished runs, or of whatever else is made of a description alone.
+/// A directory of finished runs, or of other results determined by a description only.
 #[derive(Debug)]
 pub struct Cache {
     directory: PathBuf,
@@ -44,19 +44,19 @@ struct Entry<T> {
     outcome: T,
 }
 
-/// What was found under a run's name.
+/// Result of a lookup of a run.
 #[derive(Debug, PartialEq)]
 pub enum Found<T> {
     /// The run.
     Run(Box<T>),
     /// Nothing, or a run by another program.
     Nothing,
-    /// Something that is no finished run; says what.
+    /// A file that is not a finished run; says why.
     Unusable(String),
 }
 
 impl Cache {
-    /// Opens a directory, and makes it where it does not exist. `program` is the text of the program that simulates (its
+    /// Opens a directory, and creates it if it does not exist. `program` is the text of the program that simulates (its
     /// executable): another one's runs are not used.
     ///
     /// # Errors
@@ -70,13 +70,13 @@ impl Cache {
         })
     }
 
-    /// Where what came of a run of this description is kept.
+    /// Returns the path for the result of this description.
     pub fn path(&self, description: &str) -> PathBuf {
         let name = format!("{:016x}.json", hash(description.as_bytes()));
         self.directory.join(name)
     }
 
-    /// What came of a run of this description that was finished before.
+    /// Returns the finished result of this description.
     pub fn find<T: DeserializeOwned>(&self, description: &str) -> Found<T> {
         let path = self.path(description);
         let unusable =
@@ -109,10 +109,10 @@ impl Cache {
         }
     }
 
-    /// Keeps a finished run.
+    /// Stores a finished run.
     ///
     /// # Errors
-    /// When it cannot be written. What was there before is still there then.
+    /// It cannot be written. The old file then remains.
     pub fn keep<T: Serialize>(&self, description: &str, outcome: &T) -> std::io::Result<()> {
         let entry = EntryRef {
             program: &self.program,
@@ -123,10 +123,10 @@ impl Cache {
         self.write(&self.path(description), &text)
     }
 
-    /// Writes a file of the directory beside its place, and renames it: others see all of it or nothing.
+    /// Writes a file of the directory atomically, by renaming a temporary one.
     ///
     /// # Errors
-    /// When it cannot be written. What was there before is still there then.
+    /// It cannot be written. The old file then remains.
     pub fn write(&self, path: &Path, text: &str) -> std::io::Result<()> {
         let unique = self.written.fetch_add(1, Ordering::Relaxed);
         let beside = self
@@ -142,8 +142,8 @@ impl Cache {
     }
 }
 
-/// FNV-1a, 64 bits: names files, and tells programs apart. Not made to withstand malice, which could write a false
-/// outcome as well.
+/// FNV-1a, 64 bits: names files, and distinguishes programs. Not secure against attackers, who could as well write a false
+/// outcome.
 fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -170,7 +170,7 @@ mod tests {
 
     fn outcome() -> Outcome {
         let mut outcome = simulated(1).execute().unwrap();
-        // What shortest decimals and a hasty parser would not give back.
+        // Values that shortest decimals or a sloppy parser would not restore exactly.
         outcome.at_s = 0.1 + 0.2;
         outcome.vms[0].runtime_s = Some(f64::from_bits(0x3ff0_0000_0000_0001));
         outcome

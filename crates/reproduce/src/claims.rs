@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::vary::Open;
 
-/// The claims and the tables that they refer to, as they are committed.
+/// The published claims and the tables they refer to, as committed.
 pub const CLAIMS: &str = include_str!("../../../data/published/claims.toml");
-/// What Homenode claims of itself.
+/// Homenode's own claims.
 pub const OWN_CLAIMS: &str = include_str!("../../../data/own/claims.toml");
-/// The `source` of those.
+/// The `source` of Homenode's own claims.
 pub const OWN: &str = "own";
 /// Table 1 of \[Policies\].
 pub const TABLE_1: &str = include_str!("../../../data/published/numa-policies-table1.csv");
@@ -49,44 +49,45 @@ pub struct Claim {
     /// Unit of the numbers.
     #[serde(default)]
     pub unit: Option<String>,
-    /// What a model may be calibrated to before it is asked.
+    /// Figures that a model may be calibrated to beforehand.
     pub inputs: Vec<String>,
     /// Own tolerance of its numbers, percent of the published one.
     #[serde(default)]
     pub tolerance: Option<f64>,
-    /// Own tolerance of its numbers as a factor, at least 1: ours times or over it. For effects smaller than five points.
+    /// Own tolerance of its numbers as a factor, at least 1: ours may be up to this many times larger or smaller. For
+    /// effects smaller than five points.
     #[serde(default)]
     pub within_factor: Option<f64>,
-    /// What its numbers are where nothing has any effect on anything, by name; 0 where nothing is said.
+    /// The value of each number if nothing has any effect, by name; 0 by default.
     #[serde(default)]
     pub null: BTreeMap<String, f64>,
-    /// Tests of its shape that are passed where nothing has any effect on anything, by name.
+    /// Names of the tests of its shape that pass if nothing has any effect.
     #[serde(default)]
     pub null_passes: Vec<String>,
-    /// On what a difference would hang first.
+    /// Where to look first for the cause of a difference.
     pub attribution: Attribution,
-    /// Values that are not what the claim's inputs make them.
+    /// Values whose kind differs from the one implied by the claim's inputs.
     #[serde(default, rename = "kind")]
     pub kinds: Vec<StatedKind>,
-    /// Inputs that the publication leaves open, at most three, with the range that they may have.
+    /// Inputs that the publication leaves open, at most three, with their possible range.
     #[serde(default)]
     pub open: Vec<Open>,
 }
 
-/// What a value's kind is, and why.
+/// The kind of some values, with a reason.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StatedKind {
-    /// Names of values and tests; all of the claim's where none is named.
+    /// Names of values and tests; if empty, all of the claim's.
     #[serde(default)]
     pub of: Vec<String>,
     /// Their kind.
     pub is: Kind,
-    /// Why.
+    /// The reason.
     pub because: String,
 }
 
-/// How much of a result was put in, and what it is worth therefore.
+/// How much of a result was put in, which determines its worth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -94,18 +95,18 @@ pub enum Kind {
     Predicted,
     /// Part of it, or a profile was calibrated to an input that the claim lists.
     Calibrated,
-    /// Set-up, test or constant were changed after it had been seen.
+    /// Set-up, test or constant was changed after the result had been seen.
     ChosenAfterARun,
     /// The model cannot disagree.
     ByConstruction,
-    /// Nothing here could tell.
+    /// Nothing here could test it.
     Untestable,
-    /// The publication says two things.
+    /// The publication contradicts itself.
     Contradictory,
 }
 
 impl Kind {
-    /// All that there are.
+    /// All kinds.
     pub const ALL: [Kind; 6] = [
         Kind::Predicted,
         Kind::Calibrated,
@@ -115,7 +116,7 @@ impl Kind {
         Kind::Contradictory,
     ];
 
-    /// Name in tables and JSON.
+    /// Returns the name used in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Predicted => "predicted",
@@ -128,20 +129,20 @@ impl Kind {
     }
 }
 
-/// What a value depends on most, and so where a difference is looked for first.
+/// What a value depends on most, so where to look first for the cause of a difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Attribution {
-    /// Constants of the machine.
+    /// The machine's constants.
     Machine,
-    /// What programs do.
+    /// The behaviour of programs.
     Profile,
-    /// What hypervisors, policies and trackers do.
+    /// The behaviour of hypervisors, policies and trackers.
     Mechanism,
 }
 
 impl Attribution {
-    /// Name in tables and JSON.
+    /// Returns the name used in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Attribution::Machine => "machine",
@@ -157,13 +158,13 @@ impl Attribution {
 pub struct Contradiction {
     /// The paper.
     pub source: String,
-    /// One place and the other, and what they say.
+    /// Both places, and what they say.
     pub says: String,
-    /// What is made of it here.
+    /// How it is handled here.
     pub taken: String,
 }
 
-/// One number, or several with names.
+/// One number, or several named ones.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Values {
@@ -173,21 +174,21 @@ pub enum Values {
     Named(BTreeMap<String, Number>),
 }
 
-/// Name of a claim's number where it has only one.
+/// Name of a claim's single number.
 pub const ONLY: &str = "value";
 
-/// A published number. Whole numbers in the file count things, unless the claim's unit measures.
+/// A published number. Whole numbers in the file are counts, unless the claim's unit is one of measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Number {
     /// Written without a decimal point.
     Whole(i64),
-    /// Written with one.
+    /// Written with a decimal point.
     Real(f64),
 }
 
 impl Number {
-    /// The number.
+    /// Returns the number.
     pub fn get(self) -> f64 {
         match self {
             Number::Whole(number) => number as f64,
@@ -197,7 +198,7 @@ impl Number {
 }
 
 impl Values {
-    /// Names and numbers.
+    /// Returns names and numbers.
     pub fn iter(&self) -> Box<dyn Iterator<Item = (&str, Number)> + '_> {
         match self {
             Values::One(number) => Box::new(std::iter::once((ONLY, *number))),
@@ -207,12 +208,12 @@ impl Values {
 }
 
 impl Claim {
-    /// Whether Homenode claims it of itself.
+    /// Whether it is one of Homenode's own claims.
     pub fn is_own(&self) -> bool {
         self.source == OWN
     }
 
-    /// The number that stood for its source up to version 0.1.0.
+    /// Returns the number that identified its source up to version 0.1.0.
     pub fn seed(&self) -> &str {
         match self.source.as_str() {
             "Kyoto" | "XPV" => "000",
@@ -224,7 +225,7 @@ impl Claim {
         }
     }
 
-    /// The part of the id before the dot.
+    /// Returns the part of the id before the dot.
     pub fn family(&self) -> &str {
         self.id.split_once('.').map_or(&self.id, |(family, _)| family)
     }
@@ -238,36 +239,36 @@ struct File {
     contradiction: Vec<Contradiction>,
 }
 
-/// Reads a file of claims.
+/// Parses a file of claims.
 ///
 /// # Errors
-/// What does not read, with its line.
+/// A parse error, with its line.
 pub fn parse(path: &str, text: &str) -> Result<Vec<Claim>, FileError> {
     Ok(read_toml::<File>(path, text)?.claim)
 }
 
-/// All claims, in the files' order, our own last.
+/// Returns all claims, in the files' order, our own last.
 pub fn all() -> Vec<Claim> {
-    // A test reads them.
+    // A test parses them.
     let file = |path, text| parse(path, text).expect("embedded claims");
     let published = file("data/published/claims.toml", CLAIMS);
     let own = file("data/own/claims.toml", OWN_CLAIMS);
     published.into_iter().chain(own).collect()
 }
 
-/// Where the papers contradict themselves.
+/// Returns the contradictions within the papers.
 pub fn contradictions() -> Vec<Contradiction> {
-    // A test reads them.
+    // A test parses them.
     let file: File = read_toml("data/published/claims.toml", CLAIMS).expect("embedded claims");
     file.contradiction
 }
 
-/// The claim of this id.
+/// Returns the claim with this id.
 pub fn named(id: &str) -> Option<Claim> {
     all().into_iter().find(|claim| claim.id == id)
 }
 
-/// A published number of a claim: what an experiment draws beside its own.
+/// Returns a published number of a claim, for figures that show it next to ours.
 pub fn published(id: &str, name: &str) -> Option<f64> {
     let claim = named(id)?;
     let number = claim
@@ -278,7 +279,7 @@ pub fn published(id: &str, name: &str) -> Option<f64> {
     number.map(|(_, number)| number.get())
 }
 
-/// A word that selects nothing.
+/// A word that selects no claim.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Unknown {
     word: String,
@@ -302,11 +303,11 @@ impl fmt::Display for Unknown {
 
 impl std::error::Error for Unknown {}
 
-/// The claims that words select, in the file's order: `all`, a paper, a family or an id each, in capitals or
-/// not. No word selects all.
+/// Returns the claims selected by words, in the file's order. A word is `all`, a paper, a family or an id, in any case.
+/// Without words all are selected.
 ///
 /// # Errors
-/// The first word that selects nothing, with the nearest that would.
+/// The first word that selects nothing, with the closest match.
 pub fn select(claims: Vec<Claim>, words: &[String]) -> Result<Vec<Claim>, Unknown> {
     let is = |claim: &Claim, word: &str| {
         let names = [claim.source.as_str(), claim.family(), &claim.id];

@@ -1,4 +1,4 @@
-//! Which experiment decides a claim, and what comes of it.
+//! Finds the experiment for a claim, and decides the claim.
 
 use crate::claims::Claim;
 use crate::experiment::{
@@ -8,7 +8,7 @@ use crate::experiments;
 use crate::verdict::{Verdict, judge, unknown_name, unmeasured};
 use crate::work::Outcomes;
 
-/// The experiment that decides a claim, if there is one.
+/// Returns the experiment that decides a claim, if there is one.
 pub fn of(claim: &Claim) -> Option<&'static dyn Decides> {
     experiments::all().find(|experiment| experiment.claim() == claim.id)
 }
@@ -27,7 +27,7 @@ pub fn decide(claim: Claim, outcomes: &Outcomes) -> Reproduced {
     }
 }
 
-/// What an experiment's decision says of its claim.
+/// Judges a claim by an experiment's decision.
 pub fn judged(claim: Claim, experiment: &dyn Decides, mut decision: Decision) -> Reproduced {
     if let Some(name) = unmeasured(&claim, &decision.measured) {
         let said = format!("its experiment does not measure `{name}`");
@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn claims_without_an_experiment_say_so() {
         let new = Claim {
-            id: "nobody.decides-it".into(),
+            id: "undecided.claim".into(),
             ..named("xpv.internals").unwrap()
         };
         let pending = decide(new, &Outcomes::default());

@@ -1,8 +1,8 @@
 //! Experiments: each decides one claim.
 //!
-//! An experiment is two functions: which runs it needs, and what it makes of their outcomes. Between the two all runs of all
-//! experiments are made, the same run once. Set-ups that the publication leaves open are chosen in the experiment's text
-//! before anything is run, and what other choices would have given is a table of its decision.
+//! An experiment is two functions: one lists the runs it needs, the other turns their outcomes into a decision. In between,
+//! all runs of all experiments are made, identical ones once. Set-ups that the publication leaves open are chosen in the
+//! experiment's text before any run, and its decision has a table of the results of other choices.
 
 use std::collections::BTreeSet;
 
@@ -12,27 +12,27 @@ use crate::run::Run;
 use crate::verdict::{Judgement, Measured, Verdict};
 use crate::work::Outcomes;
 
-/// What decides a claim.
+/// Decides a claim.
 pub trait Decides: Sync {
-    /// The claim that it decides.
+    /// Returns the claim that it decides.
     fn claim(&self) -> &str;
-    /// What must be run.
+    /// Returns the required runs.
     fn runs(&self) -> Vec<Run>;
-    /// What comes of it.
+    /// Turns outcomes into a decision.
     ///
     /// # Errors
-    /// What is missing, in a sentence.
+    /// A message about what is missing.
     fn decide(&self, outcomes: &Outcomes) -> Result<Decision, String>;
 }
 
-/// An experiment in code: what no file can say.
+/// An experiment in code, for cases that files cannot express.
 #[derive(Clone, Copy)]
 pub struct Experiment {
     /// The claim that it decides.
     pub claim: &'static str,
-    /// What must be run.
+    /// Returns the required runs.
     pub runs: fn() -> Vec<Run>,
-    /// What comes of it; in an error, what is missing.
+    /// Turns outcomes into a decision, or says what is missing.
     pub decide: fn(&Outcomes) -> Result<Decision, String>,
 }
 
@@ -50,27 +50,27 @@ impl Decides for Experiment {
     }
 }
 
-/// What an experiment found.
+/// Result of an experiment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
-    /// What was measured, for the verdict.
+    /// Measured values, for the verdict.
     pub measured: Measured,
-    /// How it was set up, and why so: paragraphs.
+    /// The set-up and its reasons: paragraphs.
     pub set_up: Vec<String>,
-    /// Results in full, and what other choices would have given.
+    /// Results in full, and those of other choices.
     pub tables: Vec<Table>,
     /// The figures.
     pub figures: Vec<Figure>,
-    /// Why what misses does so; left out where the claim holds.
+    /// Reasons for values that miss; dropped if the claim holds.
     pub why: Vec<String>,
-    /// Whether time was measured on the machine that this runs on: then no two runs are the same.
+    /// Whether time was measured on the current machine: then no two runs are equal.
     pub measured_here: bool,
 }
 
 /// A table of the document.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Table {
-    /// What it shows, in a sentence.
+    /// Its subject, in a sentence.
     pub title: String,
     /// Column heads.
     pub header: Vec<String>,
@@ -78,12 +78,12 @@ pub struct Table {
     pub rows: Vec<Vec<String>>,
 }
 
-/// A claim and what came of it.
+/// A claim and its result.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reproduced {
     /// The claim.
     pub claim: Claim,
-    /// What was found; `None` where there was no experiment.
+    /// The decision; `None` if there was no experiment.
     pub decision: Option<Decision>,
     /// The verdict and its parts.
     pub judgement: Judgement,
@@ -93,7 +93,7 @@ pub struct Reproduced {
     pub reason: Option<String>,
 }
 
-/// What was not decided, and why.
+/// Returns an undecided claim, with the reason.
 pub(crate) fn undecided(claim: Claim, verdict: Verdict, reason: String) -> Reproduced {
     let kind = if claim.inputs.is_empty() {
         Kind::Predicted
@@ -112,7 +112,7 @@ pub(crate) fn undecided(claim: Claim, verdict: Verdict, reason: String) -> Repro
     }
 }
 
-/// Calibrated is what has an input among its own values, or ran a profile that says it was calibrated to this claim.
+/// Returns `Calibrated` if there are inputs among the values, or a profile was calibrated to this claim.
 pub(crate) fn kind(claim: &Claim, measured: &Measured, fitted: &BTreeSet<String>) -> Kind {
     if !measured.inputs.is_empty() || fitted.contains(&claim.id) {
         Kind::Calibrated
@@ -121,7 +121,7 @@ pub(crate) fn kind(claim: &Claim, measured: &Measured, fitted: &BTreeSet<String>
     }
 }
 
-/// The claims that profiles of these runs say they were calibrated to.
+/// Returns the claims that profiles of these runs state as their calibration targets.
 pub(crate) fn fitted_to(runs: &[Run]) -> BTreeSet<String> {
     let vms = runs.iter().flat_map(|run| {
         let named = run.scenario.vms.iter().map(|vm| vm.workload.as_str());
@@ -146,7 +146,7 @@ pub(crate) fn fitted_to(runs: &[Run]) -> BTreeSet<String> {
     vms.flat_map(of).collect()
 }
 
-/// Whether a claim rests on profiles that were fitted to another one of the same paper.
+/// Whether a claim rests on profiles fitted to another claim of the same paper.
 pub(crate) fn rests_on_own_paper(claim: &Claim, fitted: &BTreeSet<String>) -> bool {
     let mut others = fitted
         .iter()
@@ -155,8 +155,8 @@ pub(crate) fn rests_on_own_paper(claim: &Claim, fitted: &BTreeSet<String>) -> bo
     others.any(|other| other.source == claim.source)
 }
 
-/// The kind of a claim as a whole: that of most of its values, of as many the less worthy one. Where every value was an input,
-/// the model cannot disagree.
+/// Returns the kind of a claim as a whole: the most common one of its values, and in a tie the less worthy one. If every
+/// value was an input, the model cannot disagree.
 pub(crate) fn kind_of_all(judgement: &Judgement) -> Kind {
     let kinds = || {
         judgement
@@ -198,7 +198,7 @@ mod tests {
         assert_eq!(kind(&workload, &measured), Kind::Predicted);
         workload.calibrated_to = vec!["tavo.npb".into()];
         assert_eq!(kind(&workload, &measured), Kind::Calibrated);
-        // Of the same paper, and so marked, or of another.
+        // A target in the same paper, if marked as one, or in another.
         let own_paper = |to: &str| {
             workload.calibrated_to = vec![to.to_owned()];
             rests_on_own_paper(&claim, &fitted_to(&[run(&workload)]))

@@ -1,9 +1,8 @@
-//! Figures in the shape of the originals: SVG with text elements, for which no font is needed, and PNG with a font that comes
-//! with the library.
+//! Figures in the shape of the originals: SVG with text elements, which needs no font, and PNG with the library's own font.
 //!
-//! One style, drawn as wide as a column of a paper, so its words can be read there. Lines on top of each other are told apart by
-//! width and dashes, a bar of nothing has a 0, what is not known has no bar and no 0, and a whisker goes from the least to the
-//! greatest of several runs.
+//! There is one style, as wide as a column of a paper, so its words are readable there. Overlapping lines differ in width
+//! and dashes, an empty bar has a 0, an unknown value has no bar and no 0, and a whisker spans the minimum to the maximum of
+//! several runs.
 
 use kuva::backend::png::PngBackend;
 use kuva::backend::svg::SvgBackend;
@@ -14,51 +13,51 @@ use kuva::render::layout::Layout;
 use kuva::render::plots::Plot;
 use kuva::render::render::{Scene, collect_legend_entries, render_multiple};
 
-/// Colours of series in their order, told apart by people who see fewer colours too (Paul Tol's bright and vibrant schemes). What
-/// was published is grey, whichever series it is.
+/// Colours of series in order, distinguishable for the colour-blind (Paul Tol's bright and vibrant schemes). Published
+/// values are grey in any series.
 const COLOURS: [&str; 9] = [
     "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#ee7733", "#000000", "#009988",
 ];
 const PUBLISHED: &str = "#999999";
-/// Units of a drawing; a column of a paper is about as many of 1/96 inch.
+/// Units of a drawing; a column of a paper has about as many units of 1/96 inch.
 const WIDTH: f64 = 460.0;
 const HEIGHT: f64 = 330.0;
-/// Sizes of words, in the same units, and how wide a letter is at most of them.
+/// Font sizes, in the same units, and the maximum width of a letter.
 const WORDS: u32 = 11;
 const SMALL: u32 = 9;
 const LETTER: f64 = 5.6;
-/// What is left of the width for the axis along which bars stand.
+/// Width left for the axis of the bars.
 const AXIS: f64 = WIDTH - 70.0;
-/// Room for each line of the legend, which stands below.
+/// Height of each line of the legend, which is at the bottom.
 const LEGEND_LINE: f64 = 18.0;
-/// Points of a PNG for each unit: about 300 an inch.
+/// Pixels of a PNG per unit: about 300 per inch.
 const PNG_SCALE: f32 = 3.0;
-/// So wide is a group of bars, of the 1 that each has.
+/// Width of a group of bars, out of 1.
 const GROUP: f64 = 0.8;
 
 /// A figure of one claim.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Figure {
-    /// Name of its file, without ending.
+    /// Name of its file, without extension.
     pub name: String,
-    /// What it shows.
+    /// Its subject.
     pub title: String,
     /// Horizontal axis.
     pub x_label: String,
     /// Vertical axis.
     pub y_label: String,
-    /// What is drawn.
+    /// The data.
     pub shape: Shape,
-    /// Lines across the figure at these places of the horizontal axis, and their names.
+    /// Vertical lines at these positions of the horizontal axis, and their names.
     pub marks: Vec<(f64, String)>,
 }
 
-/// A number, and the least and the greatest where it stands for several runs.
+/// A number, and the minimum and maximum if it represents several runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ranged {
     /// The number.
     pub value: f64,
-    /// From the least to the greatest.
+    /// Minimum and maximum.
     pub range: Option<(f64, f64)>,
 }
 
@@ -73,7 +72,7 @@ impl Ranged {
         self.value.is_finite()
     }
 
-    /// How far the whisker goes below and above; nowhere without a range.
+    /// Returns the length of the whisker below and above; 0 without a range.
     fn whisker(&self) -> (f64, f64) {
         let (low, high) = self.range.unwrap_or((self.value, self.value));
         let length = |length: f64| if length.is_finite() { length.max(0.0) } else { 0.0 };
@@ -87,25 +86,25 @@ pub type Line = (String, Vec<(f64, Ranged)>);
 /// Kinds of figures.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Shape {
-    /// Groups of bars: categories, and for each series its name and a value per category; `None` is not known.
+    /// Groups of bars: categories, and for each series its name and a value per category; `None` is unknown.
     Bars(Vec<String>, Vec<(String, Vec<Option<Ranged>>)>),
     /// Lines through points.
     Lines(Vec<Line>),
 }
 
-/// Name with which series of published values begin.
+/// Prefix of the names of series of published values.
 pub const PUBLISHED_SERIES: &str = "published";
 
 impl Figure {
-    /// The figure as SVG. The same figure gives the same bytes.
+    /// Returns the figure as SVG. The same figure yields the same bytes.
     pub fn svg(&self) -> String {
         renumbered(&SvgBackend::default().render_scene(&self.scene()))
     }
 
-    /// The figure as PNG, at 300 points an inch where it is as wide as a column.
+    /// Returns the figure as PNG, at 300 pixels per inch when as wide as a column.
     ///
     /// # Errors
-    /// What cannot be encoded.
+    /// The encoding failed.
     pub fn png(&self) -> Result<Vec<u8>, String> {
         PngBackend::new()
             .with_scale(PNG_SCALE)
@@ -117,7 +116,7 @@ impl Figure {
             Shape::Bars(categories, series) => (vec![bars(categories, series)], names(series)),
             Shape::Lines(series) => (lines(series), names(series)),
         };
-        // Names that are too long for half of the width have a line each.
+        // Names too long for half of the width get a line each.
         let columns = if names.iter().all(|name| letters(name) < AXIS / 2.0 - 30.0) {
             2
         } else {
@@ -134,7 +133,7 @@ impl Figure {
             .with_tick_size(SMALL)
             .with_body_size(SMALL + 1)
             .with_width(WIDTH)
-            // What the library counts by itself are plots, and all bars are one.
+            // The library itself counts plots, and all bars are one plot.
             .with_legend_entries(collect_legend_entries(&plots))
             .with_legend_position(LegendPosition::OutsideBottomColumns)
             .with_legend_col_limit(columns)
@@ -162,7 +161,7 @@ fn letters(text: &str) -> f64 {
     text.chars().count() as f64 * LETTER
 }
 
-/// Whether names stand beside each other below their groups.
+/// Whether names fit next to each other below their groups.
 fn fits(categories: &[String]) -> bool {
     let room = AXIS / categories.len().max(1) as f64;
     categories.iter().all(|name| letters(name) < room)
@@ -172,7 +171,7 @@ fn names<T>(series: &[(String, T)]) -> Vec<&String> {
     series.iter().map(|(name, _)| name).collect()
 }
 
-/// Where bars have no height that could be seen, and what stands there: nothing where they are narrower than a digit.
+/// Returns the places of bars without visible height, and their labels: none if bars are narrower than a digit.
 fn zeros(groups: usize, series: &[(String, Vec<Option<Ranged>>)]) -> Vec<(f64, &'static str)> {
     let drawn = || {
         series
@@ -198,7 +197,7 @@ fn zeros(groups: usize, series: &[(String, Vec<Option<Ranged>>)]) -> Vec<(f64, &
     found
 }
 
-/// The library numbers clip paths through the process; here each figure begins anew.
+/// Renumbers the library's process-wide clip paths, so that each figure starts from the beginning.
 fn renumbered(svg: &str) -> String {
     const CLIP: &str = "kuva-clip-";
     let mut parts = svg.split(CLIP);
@@ -248,7 +247,7 @@ fn bars(categories: &[String], series: &[(String, Vec<Option<Ranged>>)]) -> Plot
     Plot::Bar(plot.with_legend(series.iter().map(|(name, _)| name.as_str()).collect()))
 }
 
-/// The first is the widest: where others lie on it, it is seen on both sides of them.
+/// The first is the widest: if others overlap it, it is visible on both sides of them.
 fn lines(series: &[Line]) -> Vec<Plot> {
     let colours = colours(series.iter().map(|(name, _)| name));
     let count = series.len();

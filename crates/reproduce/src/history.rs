@@ -1,7 +1,7 @@
-//! The runs of the claims that were logged, and what became of the numbers between them: a section of `docs/REPRODUCTION.md`.
+//! The logged runs of the claims, and how the numbers changed between them: a section of `docs/REPRODUCTION.md`.
 //!
-//! `data/reproduction/log.toml` has for each run its headline and every number that the claims state. So an old run can be
-//! judged by the measure of today, and what moved is told from the file alone.
+//! `data/reproduction/log.toml` has, for each run, its headline and every number stated in the claims. So an old run can be
+//! judged by the current rules, and changes can be derived from the file only.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,14 +13,14 @@ use crate::markdown::markdown;
 use crate::scoreboard::{Group, Scoreboard, headline};
 use crate::verdict::{Part, Score, number, show};
 
-/// The log as it is committed.
+/// The log as committed.
 const LOG: &str = include_str!("../../../data/reproduction/log.toml");
-/// How many numbers are shown of those that moved between two runs.
+/// Maximum number of changes shown between two runs.
 const MOVED_MOST: usize = 10;
-/// What moved by less than this, as a logarithm, did not move.
+/// Changes below this, as a logarithm, count as none.
 const MOVED_LEAST: f64 = 0.02;
 
-/// What issue 18 asked for, before the first of these runs.
+/// Targets of issue 18, set before the first of these runs.
 const MEDIAN_MOST: f64 = 0.4;
 const WITHIN_2X_LEAST: f64 = 2.0 / 3.0;
 const SIGNS_LEAST: f64 = 0.95;
@@ -53,7 +53,7 @@ Why they are missed, in words; each claim's own reasons are in the details:
 /// Our numbers by claim and value.
 pub type Numbers = BTreeMap<String, BTreeMap<String, f64>>;
 
-/// The runs, the last one at the end.
+/// The runs, the latest last.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Log {
@@ -65,11 +65,11 @@ pub struct Log {
 #[serde(deny_unknown_fields)]
 struct Logged {
     date: String,
-    /// The code and data that ran.
+    /// Commit of the code and data of the run.
     commit: String,
-    /// What was changed since the run before.
+    /// Changes since the previous run.
     changed: String,
-    /// What was changed since then in how numbers are judged, if anything.
+    /// Changes since then in how numbers are judged, if any.
     measure: Option<String>,
     values: usize,
     within_1_25x: usize,
@@ -79,7 +79,7 @@ struct Logged {
     held: usize,
     median_abs_ln: Option<f64>,
     median_ratio: Option<f64>,
-    /// Numbers that counted in the headline then, and all others.
+    /// Numbers that counted in the headline at the time, and all others.
     #[serde(default)]
     counted: Numbers,
     #[serde(default)]
@@ -87,23 +87,23 @@ struct Logged {
 }
 
 impl Log {
-    /// The log that comes with the program.
+    /// Returns the embedded log.
     ///
     /// # Errors
-    /// None, as long as the file reads; a test reads it.
+    /// None, as a test parses the file.
     pub fn committed() -> Result<Log, FileError> {
         Log::parse("data/reproduction/log.toml", LOG)
     }
 
-    /// Reads a log.
+    /// Parses a log.
     ///
     /// # Errors
-    /// What does not read, with its line.
+    /// A parse error, with its line.
     pub fn parse(path: &str, text: &str) -> Result<Log, FileError> {
         read_toml(path, text)
     }
 
-    /// The section of the document, beside what came of the claims now.
+    /// Returns the section of the document, with the claims' current results.
     pub fn section(&self, all: &[Reproduced]) -> String {
         let mut text = "## History and targets\n\n".to_owned();
         text += "The measure was mended before the first of these runs; nothing of the twin was. The last columns judge the same run \
@@ -162,7 +162,7 @@ impl Log {
         markdown(&header, rows)
     }
 
-    /// Whether what was changed since the first run brought the model nearer, plainly.
+    /// Says whether the changes since the first run improved the model.
     fn verdict(&self, all: &[Reproduced]) -> String {
         let [first, .., last] = &self.run[..] else {
             return String::new();
@@ -187,7 +187,7 @@ impl Log {
         )
     }
 
-    /// What was changed in the measure, and which values it moved into the headline or out of it.
+    /// Lists changes in the measure, and the values that they moved into or out of the headline.
     fn measures(&self) -> String {
         let mut text = String::new();
         for (at, pair) in self.run.windows(2).enumerate() {
@@ -217,7 +217,7 @@ impl Log {
         text
     }
 
-    /// The values that moved most between two runs, by the rules of today.
+    /// Returns the values that changed most between two runs, by the current rules.
     fn moved(&self, all: &[Reproduced]) -> String {
         let mut rows = Vec::new();
         let mut quiet = Vec::new();
@@ -287,7 +287,7 @@ impl Logged {
         of(&self.counted).or_else(|| of(&self.beside))
     }
 
-    /// Names of what counted then.
+    /// Returns the names of the values that counted then.
     fn names(&self) -> BTreeSet<(String, String)> {
         let names = self
             .counted
@@ -296,7 +296,7 @@ impl Logged {
         names.collect()
     }
 
-    /// The run by today's kinds and rules.
+    /// Returns the run by the current kinds and rules.
     fn today(&self, all: &[Reproduced]) -> Group {
         let parts: Vec<Part> = headline(all)
             .filter_map(|(claim, part, _)| number(claim, &part.name, self.ours(&claim.id, &part.name)?))
@@ -313,7 +313,7 @@ fn ln(value: Option<f64>) -> String {
     value.map_or("-".to_owned(), |value| format!("{value:.3}"))
 }
 
-/// What was aimed at before the first run, and what came.
+/// Compares the targets set before the first run with the result.
 fn targets(all: &[Reproduced]) -> String {
     let group = Scoreboard::of(all).headline;
     let share = |count: usize| count as f64 / group.values.max(1) as f64;
@@ -365,7 +365,7 @@ fn targets(all: &[Reproduced]) -> String {
     )
 }
 
-/// Which values have the wrong sign, and how much bands explain.
+/// Says which values have the wrong sign, and how much bands explain.
 fn off(all: &[Reproduced]) -> String {
     let group = Scoreboard::of(all).headline;
     let wrong = headline(all).filter(|(_, _, score)| !score.sign_right);
@@ -405,7 +405,7 @@ mod tests {
         let text = run("[run.counted.\"tavo.npb\"]\ncg = 11.3\nep = 1.2");
         let log = Log::parse("log", &text).unwrap();
         let group = log.run[0].today(&measured(|_, _, published| published));
-        // ep is trivial, and so in no headline.
+        // ep is trivial, and so does not count in any headline.
         assert_eq!((group.values, group.within_2x, group.held), (1, 1, 0));
         assert!((group.median_abs_ln.unwrap() - libm::log(2.0)).abs() < 1e-9);
     }

@@ -1,4 +1,4 @@
-//! Published claims against what the twin gives.
+//! Reproduces published claims on the twin.
 //!
 //! ```text
 //!   claims.toml ─▶ claims ─▶ experiment.runs ─▶ work (threads, cache) ─▶ experiment.decide ─▶ verdict ─▶ scoreboard, table,
@@ -9,8 +9,8 @@
 //!
 //! - Claims are selected by seed, family and id, in the file's order.
 //! - Outcomes do not depend on threads or cache.
-//! - A verdict follows from the rules in `claims.toml` alone: [`verdict`] is the only place that knows them.
-//! - What is no finished run is left out with a note: a cache is never trusted further than its form.
+//! - A verdict follows from the rules in `claims.toml` alone: [`verdict`] is their only implementation.
+//! - What is no finished run is left out with a note: a cache is trusted for its format only.
 
 mod cache;
 pub mod claims;
@@ -48,8 +48,8 @@ pub use made::{Experiment, Made, experiment, experiment_to_json};
 pub use scoreboard::{Bands, Scoreboard};
 pub use work::{Watch, each};
 
-/// Decides claims: makes the runs that they need over so many threads, then judges one after the other. Values have the bands
-/// that come with the program.
+/// Decides claims: makes the runs they need on `jobs` threads, then judges one claim after the other. Values have the
+/// embedded bands.
 pub fn reproduce(
     claims: Vec<Claim>,
     jobs: usize,
@@ -64,7 +64,7 @@ pub fn reproduce(
     all
 }
 
-/// The same, with bands made anew: four times as many runs and more.
+/// Like [`reproduce`], but computes the bands again, which takes more than four times as many runs.
 ///
 /// # Errors
 /// A claim that cannot be decided at an end of its open inputs, and why.
@@ -114,10 +114,10 @@ struct Published<'a> {
     unit: &'a Option<String>,
 }
 
-/// What programs read.
+/// Machine-readable document of claims.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Claims<'a> {
-    /// How near the selected claims' numbers are.
+    /// How close the selected claims' numbers are.
     scoreboard: Scoreboard,
     claims: Vec<OneClaim<'a>>,
 }
@@ -127,30 +127,30 @@ struct OneClaim<'a> {
     id: &'a str,
     /// The paper, by its key in docs/SOURCES.md, or `own`.
     source: &'a str,
-    /// The name of `source` up to version 0.1; goes with 0.3.
+    /// The name of `source` up to version 0.1; will be removed in 0.3.
     seed: &'a str,
     /// Figure, table or section.
     at: &'a str,
     says: &'a str,
     /// Published values and bounds, by name.
     published: Value,
-    /// Our values, by the names of the published ones; null where nothing was measured.
+    /// Our values, by the names of the published ones; null if nothing was measured.
     ours: Option<serde_json::Map<String, Value>>,
-    /// How much was put in, of the claim as a whole; that of each value is among its parts.
+    /// How much was put in, for the claim as a whole; each value's kind is in its part.
     kind: claims::Kind,
-    /// On what a difference hangs first.
+    /// Where to look first for the cause of a difference.
     attribution: claims::Attribution,
     verdict: verdict::Verdict,
     parts: &'a [verdict::Part],
-    /// Whether it was measured on the machine that ran it, so that no two runs give the same.
+    /// Whether it was measured on the machine that ran it, so that no two runs are equal.
     measured_here: bool,
-    /// Why it is not decided, if it is not.
+    /// Why it is undecided, if it is.
     reason: Option<&'a str>,
     tables: Option<Value>,
     why: Option<Value>,
 }
 
-/// What programs read of claims.
+/// Returns the machine-readable document of claims.
 pub fn to_json(all: &[Reproduced]) -> Claims<'_> {
     Claims {
         scoreboard: Scoreboard::of(all),

@@ -1,4 +1,4 @@
-//! An experiment that was made: as a researcher reads it, with a claim or without, and once more for each change of an input.
+//! Executes an experiment for a researcher, with a claim or without, and again for each change of an input.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -17,20 +17,20 @@ use crate::{Claim, claims};
 /// An experiment under one change, or under none.
 #[derive(Debug)]
 pub struct Made {
-    /// What was changed of its runs.
+    /// The one input that was changed; `None` for the unchanged experiment.
     pub change: Option<End>,
-    /// What came of it.
+    /// Its decision.
     pub decision: Decision,
-    /// The verdict, where it decides a claim.
+    /// The verdict, if it decides a claim.
     pub reproduced: Option<Reproduced>,
     /// A row for each VM of each run.
     pub rows: Vec<Row>,
 }
 
-/// Makes the runs of an experiment over so many threads, as it says and once more for each change, and decides it each time.
+/// Makes the runs of an experiment on `jobs` threads, unchanged and again for each change, and decides it each time.
 ///
 /// # Errors
-/// A run that cannot be made, a value that cannot be computed; in a sentence.
+/// A message: a run that cannot be made, a value that cannot be computed.
 pub fn experiment(
     design: &Design,
     changes: &[End],
@@ -72,23 +72,23 @@ fn made(design: &Design, change: Option<End>, outcomes: &Outcomes) -> Result<Mad
     })
 }
 
-/// What programs read of an experiment.
+/// Machine-readable document of an experiment.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Experiment<'a> {
     title: &'a str,
     /// The claim that it decides.
     claim: Option<&'a str>,
-    /// As its file says first, then with each change.
+    /// Unchanged first, then with each change.
     variations: Vec<Variation<'a>>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct Variation<'a> {
-    /// The input that was changed and its factor; null as the file says.
+    /// The changed input and its factor; null if unchanged.
     change: Option<String>,
     /// Numbers by name.
     results: Map<String, Value>,
-    /// Tests: what, what came out, and whether it passed.
+    /// Tests: subject, outcome, and whether it passed.
     tests: Vec<Tested<'a>>,
     tables: Value,
     /// An object for each VM of each run.
@@ -102,7 +102,7 @@ struct Tested<'a> {
     holds: bool,
 }
 
-/// What programs read of it.
+/// Returns the machine-readable document.
 pub fn experiment_to_json<'a>(design: &'a Design, all: &'a [Made]) -> Experiment<'a> {
     let variation = |made: &'a Made| {
         let measured = &made.decision.measured;

@@ -1,6 +1,6 @@
-//! Tables, as Markdown has them.
+//! Formats Markdown tables.
 
-/// A table with this header.
+/// Returns a table with this header.
 pub(crate) fn markdown(header: &[String], rows: impl Iterator<Item = Vec<String>>) -> String {
     let line = |cells: &[String]| {
         let cells: Vec<String> = cells

@@ -1,6 +1,6 @@
-//! What experiments in files take from code: models of single accesses, code whose time is measured, and series of a run.
+//! Code for experiments in files: models of single accesses, code whose time is measured, and series of a run.
 //!
-//! A model gives arrays by name; what they mean for a claim, and how they are shown, stands in the file.
+//! A model provides arrays by name; the file defines their meaning for a claim and their presentation.
 
 mod agent_time;
 mod drift;
@@ -14,10 +14,10 @@ mod written_pages;
 use crate::design::array::{Array, Named};
 use crate::run::Outcome;
 
-/// What else is counted of a run.
+/// An additional measure of a run.
 pub type OfRun = fn(&Outcome) -> Result<Named, String>;
 
-/// Gives the value of an expression of the experiment.
+/// Evaluates an expression of the experiment.
 pub type Values<'a> = &'a dyn Fn(&str) -> Result<Array, String>;
 
 /// Code behind an experiment.
@@ -25,21 +25,21 @@ pub type Values<'a> = &'a dyn Fn(&str) -> Result<Array, String>;
 pub struct Model {
     /// Its name in files.
     pub name: &'static str,
-    /// What it gives.
+    /// Names of the arrays that it provides.
     gives: &'static [&'static str],
     run: fn(Values<'_>) -> Result<Named, String>,
 }
 
 impl Model {
-    /// Names of what it gives.
+    /// Returns the names of its arrays.
     pub fn names(&self) -> Vec<String> {
         self.gives.iter().map(|name| (*name).to_owned()).collect()
     }
 
-    /// Runs it; a function gives the values of the experiment's expressions.
+    /// Runs the model; a function evaluates the experiment's expressions.
     ///
     /// # Errors
-    /// What it lacks, in a sentence.
+    /// A message about what it lacks.
     pub fn run(&self, value: Values<'_>) -> Result<Named, String> {
         (self.run)(value)
     }
@@ -124,7 +124,7 @@ pub const MODELS: &[Model] = &[
     },
 ];
 
-/// All measures of runs: their names, what they give, and the code.
+/// All measures of runs: their names, their arrays, and the code.
 pub const OF_RUNS: &[(&str, &[&str], OfRun)] = &[
     (
         "drift",

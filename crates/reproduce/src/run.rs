@@ -1,4 +1,4 @@
-//! One run of the twin: what it is, and what is kept of it.
+//! One run of the twin: its inputs and its recorded outcome.
 
 use std::ops::ControlFlow;
 use std::sync::Mutex;
@@ -11,28 +11,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::vary::{self, Change};
 
-/// Everything that decides what comes of a run.
+/// All inputs that determine the outcome of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Run {
     /// Preset of the machine.
     pub machine: String,
-    /// Inputs that are to be others than the machine's and the workloads' own: what a claim would be with them.
+    /// Inputs that differ from the machine's and the workloads' own.
     pub changes: Vec<Change>,
     /// VMs and their programs.
     pub scenario: Scenario,
-    /// Which policies act, how often and within which bounds.
+    /// The acting policies, with their periods and bounds.
     pub config: Config,
-    /// Arrival order, phase and all other chance.
+    /// Seed of arrival order, phase and all other random draws.
     pub seed: u64,
-    /// Simulated time after which counters are read for the first time; see [`Outcome::window`].
+    /// Simulated time of the first reading of counters; see [`Outcome::window`].
     pub warm_up: Ns,
     /// Simulated time after which the run ends, if its programs have not ended before.
     pub until: Ns,
-    /// How often VMs are looked at after the warm-up, where what comes when matters; see [`Outcome::moments`].
+    /// How often VMs are sampled after the warm-up, for measures over time; see [`Outcome::moments`].
     pub watch: Option<Ns>,
 }
 
-/// What is kept of a run. The same run has the same outcome, on any machine.
+/// The recorded outcome of a run. The same run has the same outcome on any machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Outcome {
@@ -40,9 +40,9 @@ pub struct Outcome {
     pub at_s: f64,
     /// The VMs, in the scenario's order.
     pub vms: Vec<VmReport>,
-    /// What was counted between the end of the warm-up and the end of the run.
+    /// Counts between the end of the warm-up and the end of the run.
     pub window: Window,
-    /// What counters said each time that somebody looked; empty where nobody was to.
+    /// Counters at each sample; empty if the run has no `watch`.
     pub moments: Vec<Moment>,
 }
 
@@ -66,9 +66,9 @@ pub struct VmMoment {
     pub llc_references: u64,
     /// LLC misses.
     pub llc_misses: u64,
-    /// What its permit's account holds; 0 where it has none.
+    /// Balance of its permit's account; 0 without a permit.
     pub balance_units: i64,
-    /// Its pages outside its home; 0 where it has none.
+    /// Its pages outside its home; 0 without a home.
     pub pages_away: u64,
 }
 
@@ -80,9 +80,9 @@ pub struct Window {
     pub seconds: f64,
     /// Bytes moved by the controllers of each node, ascending by node.
     pub node_bytes: Vec<u64>,
-    /// Standard deviation over mean of the accesses of all VMs by node, percent; `None` where there were none.
+    /// Standard deviation over mean of the accesses of all VMs by node, percent; `None` without accesses.
     pub imbalance_percent: Option<f64>,
-    /// Load of the busiest link, mean over seconds, percent; `None` where no second passed.
+    /// Load of the busiest link, mean over seconds, percent; `None` if less than a second passed.
     pub interconnect_percent: Option<f64>,
     /// All vCPUs, by VM and index.
     pub vcpus: Vec<VcpuCounts>,
@@ -105,8 +105,8 @@ pub struct VcpuCounts {
 }
 
 impl Run {
-    /// A run of a scenario under policies, to the end of its programs; `until` is only there to end it should that not
-    /// come.
+    /// Creates a run of a scenario under policies, to the end of its programs; `until` is only a limit for programs that do
+    /// not end.
     pub fn to_end(machine: &str, scenario: Scenario, policies: PolicySet, seed: u64) -> Run {
         Run {
             machine: machine.to_owned(),
@@ -120,7 +120,7 @@ impl Run {
         }
     }
 
-    /// A run of which counts what happens between two times, under the hypervisor alone.
+    /// Creates a run that counts events between two times, under the hypervisor only.
     pub fn between(machine: &str, scenario: Scenario, warm_up: Ns, until: Ns) -> Run {
         Run {
             warm_up,
@@ -129,18 +129,18 @@ impl Run {
         }
     }
 
-    /// What tells this run from all others, as text: not what its scenario is called. Profiles and machines that come with the
-    /// program are named, not contained: a cache that keeps this beside a result must keep which program made it, too.
+    /// Returns a text that identifies this run, regardless of its scenario's name. Embedded profiles and machines are named,
+    /// not contained: a cache that stores this with a result must also store which program made it.
     pub fn description(&self) -> String {
         let mut nameless = self.clone();
         nameless.scenario.name.clear();
         format!("{nameless:?}")
     }
 
-    /// Simulates it.
+    /// Simulates the run.
     ///
     /// # Errors
-    /// A machine or workload that does not exist, a scenario that the machine cannot run; in a sentence.
+    /// A message: a machine or workload that does not exist, a scenario that the machine cannot run.
     pub fn execute(&self) -> Result<Outcome, String> {
         let mut machine = homenode_machine_files::preset(&self.machine).map_err(|error| error.to_string())?;
         vary::machine(&mut machine, &self.changes);
@@ -166,10 +166,10 @@ impl Run {
     }
 }
 
-/// A run of which counts what happens after its warm-up.
+/// A run that counts events after its warm-up.
 struct MeasuredRun<'a> {
     run: &'a Run,
-    /// What was counted when the warm-up ended.
+    /// The sample at the end of the warm-up.
     begin: Option<Sample>,
     moments: Vec<Moment>,
 }
@@ -223,7 +223,7 @@ fn moment(twin: &mut Twin) -> Result<Moment, String> {
     let sample = sample(twin)?;
     let report = twin.report();
     let away = |vm: &VmSample| vm.pages_outside(vm.settings.home.as_ref()?);
-    // Both list VMs in the scenario's order; one that is not there has counted nothing.
+    // Both list VMs in the scenario's order; an absent VM has zero counts.
     let vms = report.vms.iter().map(|vm| {
         let seen = sample.vms.iter().find(|seen| seen.name == vm.name);
         let vcpus = || seen.iter().flat_map(|seen| &seen.vcpus);
@@ -243,7 +243,7 @@ fn moment(twin: &mut Twin) -> Result<Moment, String> {
     })
 }
 
-/// What was counted between two readings; since the start of the host where there is no first one.
+/// Returns the counts between two readings; since the start of the host if there is no first one.
 fn window(twin: &Twin, report: &TwinReport, begin: Option<&Sample>, end: &Sample) -> Window {
     let node_of = |vcpu: &homenode_host::VcpuSample| {
         let cpu = vcpu
@@ -288,14 +288,14 @@ fn window(twin: &Twin, report: &TwinReport, begin: Option<&Sample>, end: &Sample
     }
 }
 
-/// Settings under which published claims are judged: no policy acts that the publication does not have.
+/// Settings for judging published claims: only policies that the publication has may act.
 fn published(policies: PolicySet) -> Config {
     let mut config = Config {
         policies,
         ..Config::default()
     };
     config.memory.advisor.acts = false;
-    // Budgets under which the claims were decided first: a gigabyte in four seconds for a VM.
+    // Budgets under which the claims were first decided: a gigabyte in four seconds per VM.
     config.repatriate.vm_pages_per_epoch = Pages(65_536);
     config.repatriate.host_pages_per_epoch = Pages(131_072);
     config

@@ -1,13 +1,13 @@
-//! How near the published numbers ours are: what a reader would ask first, before any verdict.
+//! How close our numbers are to the published ones: a reader's first question, before any verdict.
 //!
-//! The headline is over numbers that were predicted and are not trivial: a prediction of no effect anywhere does not get them
-//! right. Our own claims and what is measured where it runs are left out.
+//! The headline covers numbers that were predicted and are not trivial: a prediction of no effect anywhere would miss them.
+//! Our own claims and machine-dependent measurements are excluded.
 //!
 //! # Bands
 //!
-//! Of inputs that a paper leaves open the claim says which, and within what factors. A value's band is from the least to the
-//! largest that it has at the ends of these ranges, one input at a time. It says how much of a difference could be such an
-//! input's; no verdict uses it.
+//! A claim states which inputs the paper leaves open, and within what factors. A value's band spans its minimum to its
+//! maximum at the ends of these ranges, one input at a time. It shows how much of a difference such an input could explain;
+//! no verdict uses it.
 
 use std::collections::BTreeMap;
 
@@ -26,80 +26,80 @@ use crate::vary::{End, Open};
 use crate::verdict::{Band, Part, Score};
 use crate::work::{Outcomes, changed};
 
-/// Factors that the headline counts within.
+/// Factors reported in the headline.
 const FACTORS: [f64; 3] = [1.25, 2.0, 3.0];
-/// How far right of the largest error the figures draw another sign, and where the marks of factors are.
+/// How far right of the largest error the figures draw values of the opposite sign, and where the marks of factors are.
 const BEYOND: f64 = 0.5;
 const MARKED: [f64; 2] = [2.0, 3.0];
 
-/// How near ours are to what is published.
+/// How close our numbers are to the published ones.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Scoreboard {
     /// Predicted, non-trivial numbers.
     #[serde(flatten)]
     pub headline: Group,
-    /// Of these, those that rest on profiles fitted to other figures of the same paper.
+    /// Headline numbers that rest on profiles fitted to other figures of the same paper.
     pub same_paper: Group,
-    /// All others of these.
+    /// All other headline numbers.
     pub without_same_paper: Group,
     /// All numbers that were judged, whatever their kind.
     pub judged: usize,
-    /// Of these, how many no effect anywhere would be within tolerance of.
+    /// How many of them a prediction of no effect would get within tolerance.
     pub trivial: usize,
-    /// Bounds, rankings and tests that are predicted and that no effect anywhere would not pass, and how many of them hold.
+    /// Predicted bounds, rankings and tests that a prediction of no effect would fail, and how many of them hold.
     pub tests: Tally,
     /// Headline numbers by paper.
     pub by_source: BTreeMap<String, Group>,
-    /// Headline numbers by what a difference hangs on.
+    /// Headline numbers by the main cause of a difference.
     pub by_attribution: BTreeMap<Attribution, Group>,
-    /// Numbers, bounds, rankings and tests by how much of them was put in; inputs are left out.
+    /// Numbers, bounds, rankings and tests by how much of them was put in; inputs are excluded.
     pub by_kind: BTreeMap<Kind, Worth>,
 }
 
-/// What is worth something, and what is not.
+/// Values by whether a prediction of no effect gets them right.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Worth {
-    /// What no effect anywhere would not get right.
+    /// Values that a prediction of no effect gets wrong.
     pub beyond_null: Tally,
-    /// What it would.
+    /// Values that it gets right.
     pub trivial: Tally,
 }
 
-/// How many hold of how many.
+/// How many of a number of values hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Tally {
-    /// All.
+    /// Total.
     pub all: usize,
-    /// Those that hold.
+    /// Number that hold.
     pub held: usize,
 }
 
-/// Some numbers against the published ones.
+/// Statistics of numbers against the published ones.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Group {
-    /// How many.
+    /// Number of values.
     pub values: usize,
-    /// How many hold by the rules.
+    /// Number that hold by the rules.
     pub held: usize,
-    /// How many are within a factor of 1.25.
+    /// Number within a factor of 1.25.
     pub within_1_25x: usize,
-    /// How many are within a factor of 2.
+    /// Number within a factor of 2.
     pub within_2x: usize,
-    /// How many are within a factor of 3.
+    /// Number within a factor of 3.
     pub within_3x: usize,
-    /// How many are on the published side of no effect.
+    /// Number on the published side of no effect.
     pub sign_right: usize,
-    /// Median of the logarithms' absolute values; null where more than half differ in sign.
+    /// Median of the logarithms' absolute values; null if more than half differ in sign.
     pub median_abs_ln: Option<f64>,
-    /// Median of our effect over the published one, signs kept; null where there is none.
+    /// Median of our effect over the published one, with signs; null without values.
     pub median_ratio: Option<f64>,
-    /// Of the numbers that have a band, how many have the published one in it.
+    /// Of the numbers that have a band, how many bands contain the published one.
     pub in_band: Tally,
-    /// Median of the bands' widths, as the logarithm of high over low; null where there is none, or more than half change sign.
+    /// Median of the bands' widths, as the logarithm of high over low; null without bands, or if more than half change sign.
     pub median_band_ln: Option<f64>,
 }
 
-/// The parts of published claims that something was measured for, each with its claim.
+/// Returns the measured parts of published claims, each with its claim.
 fn parts(all: &[Reproduced]) -> impl Iterator<Item = (&Claim, &Part)> {
     let decided = all.iter().filter(|one| {
         let elsewhere = one
@@ -111,14 +111,14 @@ fn parts(all: &[Reproduced]) -> impl Iterator<Item = (&Claim, &Part)> {
     decided.flat_map(|one| one.judgement.parts.iter().map(move |part| (&one.claim, part)))
 }
 
-/// Headline numbers, each with its claim.
+/// Returns headline numbers, each with its claim.
 pub(crate) fn headline(all: &[Reproduced]) -> impl Iterator<Item = (&Claim, &Part, &Score)> {
     let counted = parts(all).filter(|(_, part)| part.kind == Kind::Predicted && !part.trivial);
     counted.filter_map(|(claim, part)| Some((claim, part, part.score.as_ref()?)))
 }
 
 impl Scoreboard {
-    /// Of some claims.
+    /// Computes the scoreboard of some claims.
     pub fn of(all: &[Reproduced]) -> Scoreboard {
         let among = |keeps: &dyn Fn(&Claim, &Part) -> bool| {
             Group::of(
@@ -214,8 +214,8 @@ impl Group {
     }
 }
 
-/// How many headline numbers are how far off: one figure by paper and one by attribution. Nothing lies off them: what has another
-/// sign is at the right end.
+/// Draws the distribution of errors of headline numbers: one figure by paper and one by attribution. Values of the opposite
+/// sign are at the right end.
 pub fn figures(all: &[Reproduced]) -> Vec<Figure> {
     let finite = headline(all).filter_map(|(_, _, score)| score.ln_ratio);
     let end = finite.map(f64::abs).fold(libm::log(MARKED[1]), f64::max) + BEYOND;
@@ -256,7 +256,7 @@ pub fn figures(all: &[Reproduced]) -> Vec<Figure> {
     ]
 }
 
-/// The steps of a cumulative distribution, what is infinitely far at its end.
+/// Returns the steps of a cumulative distribution, with infinite errors at its end.
 fn distribution(name: String, mut errors: Vec<f64>, end: f64) -> Line {
     errors.sort_by(f64::total_cmp);
     let all = errors.len() as f64;
@@ -271,12 +271,12 @@ fn distribution(name: String, mut errors: Vec<f64>, end: f64) -> Line {
     (name, points)
 }
 
-/// Values at both ends of the inputs that the papers leave open, by claim and value, each with the value that it was made beside:
-/// where that is another now, the band says nothing.
+/// Values at both ends of the inputs that the papers leave open, by claim and value, each with the value at the time: if the
+/// value has changed since, the band is ignored.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Bands(BTreeMap<String, BTreeMap<String, Banded>>);
 
-/// A value's band, and the value.
+/// A value's band, and the value at the time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Banded {
@@ -285,37 +285,37 @@ struct Banded {
     high: f64,
 }
 
-/// The bands as they are committed.
+/// The bands as committed.
 const BANDS: &str = include_str!("../../../data/reproduction/bands.toml");
 
 impl Bands {
-    /// Those that come with the program.
+    /// Returns the embedded bands.
     ///
     /// # Errors
-    /// None, as long as the file reads; a test reads it.
+    /// None, as a test parses the file.
     pub fn committed() -> Result<Bands, FileError> {
         Bands::parse("data/reproduction/bands.toml", BANDS)
     }
 
-    /// Reads a file of bands.
+    /// Parses a file of bands.
     ///
     /// # Errors
-    /// What does not read, with its line.
+    /// A parse error, with its line.
     pub fn parse(path: &str, text: &str) -> Result<Bands, FileError> {
         read_toml(path, text)
     }
 
-    /// Both; of a claim that is in both, those of the others.
+    /// Merges both; for a claim in both, `others` win.
     #[must_use]
     pub fn with(mut self, others: Bands) -> Bands {
         self.0.extend(others.0);
         self
     }
 
-    /// Around what was decided, from outcomes that hold [`runs`] of these claims.
+    /// Computes bands around decided values, from outcomes that include the [`runs`] of these claims.
     ///
     /// # Errors
-    /// A claim that cannot be decided, as it is or at one of the ends, and why: a band without it would be too narrow.
+    /// A claim that cannot be decided, unchanged or at one of the ends, and why: a band without it would be too narrow.
     pub fn of(all: &[Reproduced], outcomes: &Outcomes) -> Result<Bands, String> {
         let mut bands = BTreeMap::new();
         for Reproduced {
@@ -357,17 +357,17 @@ impl Bands {
         Ok(Bands(bands))
     }
 
-    /// As a file.
+    /// Formats the bands as a file.
     ///
     /// # Errors
-    /// None for what [`Bands::of`] gives.
+    /// None for results of [`Bands::of`].
     pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
         let head = "# Bands of values over the inputs that the papers leave open, one input at a time (`open` in data/published/claims.toml).\n\
                     # Written by `homenode reproduce all --bands data/reproduction/bands.toml`.\n\n";
         Ok(format!("{head}{}", toml::to_string(self)?))
     }
 
-    /// Gives each value its band, where it was made beside the same value, to rounding.
+    /// Attaches bands to values, if they were made for the same value up to rounding.
     pub fn join(&self, all: &mut [Reproduced]) {
         for one in all {
             let of_claim = self.0.get(&one.claim.id);
@@ -386,12 +386,12 @@ impl Bands {
     }
 }
 
-/// The ends of a claim's open inputs, one at a time.
+/// Returns the ends of a claim's open inputs, one at a time.
 fn ends(claim: &Claim) -> impl Iterator<Item = End> {
     claim.open.iter().flat_map(Open::ends)
 }
 
-/// The runs that a claim's bands need beyond its own.
+/// Returns the runs that a claim's bands need beyond its own.
 pub fn runs(claim: &Claim, experiment: &dyn Decides) -> Vec<Run> {
     let runs = experiment.runs();
     let of_runs = ends(claim).filter_map(|end| match end {
@@ -412,7 +412,7 @@ pub(crate) mod tests {
     use crate::experiment::Decision;
     use crate::verdict::{Measured, judge};
 
-    /// Every published claim with numbers, as if an experiment had measured them so.
+    /// Returns every published claim with numbers, as if an experiment had measured these values.
     pub(crate) fn measured(ours: impl Fn(&Claim, &str, f64) -> f64) -> Vec<Reproduced> {
         let claims = claims::all().into_iter().filter(|claim| claim.value.is_some());
         let judged = claims.map(|claim| {

@@ -1,11 +1,11 @@
 //! Means, spreads and orders.
 
-/// Arithmetic mean; `None` of nothing.
+/// Returns the arithmetic mean; `None` for no values.
 pub fn mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
-/// The middle, or the mean of the middle two; `None` of nothing, and where it is not finite.
+/// Returns the middle value, or the mean of the middle two; `None` for no values, or if it is not finite.
 pub fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
@@ -14,15 +14,15 @@ pub fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     Some((lower + upper) / 2.0).filter(|middle| middle.is_finite())
 }
 
-/// Relative standard deviation in percent, of a sample (n - 1); `None` of fewer than two.
+/// Returns the relative standard deviation in percent, of a sample (n - 1); `None` for fewer than two values.
 pub fn rsd_percent(values: &[f64]) -> Option<f64> {
     let mean = mean(values).filter(|_| values.len() > 1)?;
     let squares: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
     Some(100.0 * (squares / (values.len() - 1) as f64).sqrt() / mean)
 }
 
-/// Kendall's rank correlation of two series: pairs in the same order less pairs in the opposite, over all pairs. Pairs
-/// tied in either count as neither. `None` of fewer than two.
+/// Returns Kendall's rank correlation of two series: pairs in the same order minus pairs in the opposite, over all pairs.
+/// Pairs tied in either count as neither. `None` for fewer than two values.
 pub fn kendall_tau(a: &[f64], b: &[f64]) -> Option<f64> {
     assert_eq!(a.len(), b.len(), "both series rank the same things");
     let pairs = (a.len() * a.len().saturating_sub(1)) / 2;
@@ -36,7 +36,7 @@ pub fn kendall_tau(a: &[f64], b: &[f64]) -> Option<f64> {
     (pairs > 0).then(|| agreement as f64 / pairs as f64)
 }
 
-/// Kendall's tau of two rankings of the same names; `None` where they are not, or hold fewer than two.
+/// Returns Kendall's tau of two rankings of the same names; `None` if the names differ, or for fewer than two.
 pub fn kendall_tau_of_orders<S: AsRef<str>>(a: &[S], b: &[S]) -> Option<f64> {
     let rank = |name: &S| {
         let at = b.iter().position(|other| other.as_ref() == name.as_ref());
@@ -48,8 +48,8 @@ pub fn kendall_tau_of_orders<S: AsRef<str>>(a: &[S], b: &[S]) -> Option<f64> {
     kendall_tau(&own, &ranks)
 }
 
-/// How much worse those choose who go by a ranking, greatest first, and take the lower of two: the mean over all pairs of what
-/// the one taken costs above the other, where it costs more. `None` where a cost is not known, or there is nothing to choose.
+/// Returns the regret of choosing by a ranking, greatest first, and taking the lower of two: the mean over all pairs of the
+/// extra cost of the one taken, if it costs more. `None` if a cost is unknown, or there is nothing to choose.
 pub fn regret<S: AsRef<str>>(ranking: &[S], cost: impl Fn(&str) -> Option<f64>) -> Option<f64> {
     let costs: Vec<f64> = ranking
         .iter()
@@ -58,7 +58,7 @@ pub fn regret<S: AsRef<str>>(ranking: &[S], cost: impl Fn(&str) -> Option<f64>) 
     of_ranked(&costs)
 }
 
-/// The same by a number for each, the greatest first; what has the same number stands in the order given.
+/// Like [`regret`], by a number for each, the greatest first; ties keep the given order.
 pub fn regret_of(by: &[f64], costs: &[f64]) -> Option<f64> {
     let mut both: Vec<(f64, f64)> = by.iter().copied().zip(costs.iter().copied()).collect();
     both.sort_by(|a, b| b.0.total_cmp(&a.0));
@@ -100,7 +100,7 @@ mod tests {
     fn a_right_ranking_costs_nothing_and_a_wrong_one_what_was_taken_wrongly() {
         let cost = |name: &str| Some(f64::from(name.as_bytes()[0] - b'a'));
         assert_eq!(regret(&["d", "c", "a"], cost), Some(0.0));
-        // d is taken in place of a, at 3 more, and in place of c, at 1 more; a in place of c is right.
+        // d is taken instead of a, at 3 more, and instead of c, at 1 more; a instead of c is right.
         assert_eq!(regret(&["c", "a", "d"], cost), Some((3.0 + 1.0) / 3.0));
         assert_eq!(regret(&["a"], cost), None);
         assert_eq!(regret(&["a", "b"], |_| None), None);
@@ -114,7 +114,7 @@ mod tests {
     }
 
     proptest! {
-        /// Without ties tau is 1 less twice the share of pairs that bubble sort must swap.
+        /// Without ties tau is 1 minus twice the share of pairs that bubble sort must swap.
         #[test]
         fn kendall_tau_counts_the_swaps_of_bubble_sort(mut order in Just((0..12_u32).collect::<Vec<_>>()).prop_shuffle()) {
             let a: Vec<f64> = (0..12).map(f64::from).collect();

@@ -1,7 +1,7 @@
-//! Changes of what a run is given: one input of its machine or of its workloads, by a factor.
+//! Changes inputs of a run: one input of its machine or of its workloads, by a factor.
 //!
-//! A paper leaves inputs open; what a claim would be at either end of such an input's range is its band (see
-//! [`crate::scoreboard`]). What a claim would be on another machine is told the same way.
+//! A paper leaves inputs open; a claim's values at both ends of such an input's range form its band (see
+//! [`crate::scoreboard`]). The same mechanism evaluates a claim on another machine.
 
 use std::fmt;
 
@@ -10,22 +10,22 @@ use homenode_twin::{Scenario, Workload, workload};
 use homenode_units::{Bytes, BytesPerSec, Candidates};
 use serde::{Deserialize, Serialize};
 
-/// An input that can be changed. Workloads' inputs change for all workloads of a run alike.
+/// An input that can be changed. Workload inputs change for all workloads of a run equally.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Input {
-    /// What each memory controller sustains.
+    /// Sustained bandwidth of each memory controller.
     #[serde(rename = "machine.controllers")]
     Controllers,
-    /// What they sustain of scattered lines, as a part of that, at most all.
+    /// Their sustained bandwidth for scattered lines, as a share of that, at most 1.
     #[serde(rename = "machine.scattered")]
     Scattered,
-    /// What each link carries.
+    /// Bandwidth of each link.
     #[serde(rename = "machine.links")]
     Links,
-    /// What a hop adds to a latency.
+    /// Latency added by a hop.
     #[serde(rename = "machine.hop")]
     Hop,
-    /// Latency of memory of the own node.
+    /// Latency of local memory.
     #[serde(rename = "machine.memory")]
     Memory,
     /// Accesses to the LLC per instruction.
@@ -37,30 +37,30 @@ pub enum Input {
     /// Sizes of regions, and the capacities at which accesses are reused.
     #[serde(rename = "workload.working-set")]
     WorkingSet,
-    /// The capacities at which accesses are reused, alone.
+    /// Only the capacities at which accesses are reused.
     #[serde(rename = "workload.reuse")]
     Reuse,
-    /// Share of missed lines that are written, at most all.
+    /// Share of missed lines that are written, at most 1.
     #[serde(rename = "workload.writes")]
     Writes,
-    /// How unequal threads' work between two barriers is.
+    /// Inequality of the threads' work between two barriers.
     #[serde(rename = "workload.imbalance")]
     Imbalance,
     /// Instructions between two barriers.
     #[serde(rename = "workload.barrier-interval")]
     BarrierInterval,
-    /// How often a thread wakes another that sleeps.
+    /// How often a thread wakes a sleeping one.
     #[serde(rename = "workload.wakeups")]
     Wakeups,
     /// Bytes moved to and from devices.
     #[serde(rename = "workload.io")]
     Io,
-    /// What its runtime library allocates and frees.
+    /// Memory allocated and freed by its runtime library.
     #[serde(rename = "workload.allocations")]
     Allocations,
 }
 
-/// All of them.
+/// All inputs.
 const ALL: [Input; 15] = [
     Input::Controllers,
     Input::Scattered,
@@ -80,7 +80,7 @@ const ALL: [Input; 15] = [
 ];
 
 impl Input {
-    /// The input as it is named in files.
+    /// Returns the input's name in files.
     pub fn name(self) -> String {
         // A unit variant serialises to its name.
         serde_json::to_value(self)
@@ -94,31 +94,31 @@ impl Input {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Open {
-    /// Which input of runs.
+    /// The input of runs.
     #[serde(default)]
     pub input: Option<Input>,
-    /// Which value of the file, where it is none of those.
+    /// The value of the file, otherwise.
     #[serde(default)]
     pub value: Option<String>,
-    /// Least factor that it may have against what was chosen.
+    /// Smallest possible factor relative to the chosen value.
     pub from: f64,
-    /// Largest.
+    /// Largest possible factor.
     pub to: f64,
-    /// Why this range.
+    /// Reason for this range.
     pub because: String,
 }
 
 /// One end of an open input.
 #[derive(Clone, Debug, PartialEq)]
 pub enum End {
-    /// Of an input of runs.
+    /// An input of runs.
     Run(Change),
-    /// Of a value of the experiment's file: its name, and a factor.
+    /// A value of the experiment's file: its name, and a factor.
     Value(String, f64),
 }
 
 impl Open {
-    /// The ends of its range, but for one at what was chosen.
+    /// Returns the ends of its range, except one at the chosen value.
     pub fn ends(&self) -> impl Iterator<Item = End> {
         let factors = [self.from, self.to].into_iter().filter(|factor| *factor != 1.0);
         factors.flat_map(|factor| {
@@ -129,14 +129,14 @@ impl Open {
     }
 }
 
-/// How a value of the file is named beside inputs of runs: by its table.
+/// Prefix of values of the file among inputs of runs: their table.
 const VALUES: &str = "values.";
 
 impl End {
-    /// The input of this name, or the value of the experiment's file (`values.exit_ns`), by a factor.
+    /// Returns the input of this name, or the value of the experiment's file (`values.exit_ns`), with a factor.
     ///
     /// # Errors
-    /// A name that no input has, with the nearest; a factor that is not above 0.
+    /// An unknown name, with the closest match; a factor that is not above 0.
     pub fn parse(name: &str, factor: f64) -> Result<End, String> {
         match name.strip_prefix(VALUES) {
             None => Change::parse(name, factor).map(End::Run),
@@ -163,20 +163,20 @@ impl fmt::Display for End {
     }
 }
 
-/// One input, by a factor.
+/// One input with a factor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Change {
-    /// Which.
+    /// The input.
     pub input: Input,
-    /// Multiplies it; above 0.
+    /// Multiplier; above 0.
     pub factor: f64,
 }
 
 impl Change {
-    /// The input of this name, by a factor.
+    /// Returns the input of this name, with a factor.
     ///
     /// # Errors
-    /// A name that no input has, with the nearest; a factor that is not above 0.
+    /// An unknown name, with the closest match; a factor that is not above 0.
     pub fn parse(name: &str, factor: f64) -> Result<Change, String> {
         let input = serde_json::from_value(serde_json::Value::String(name.to_owned()));
         let input = input.map_err(|_| {
@@ -193,7 +193,7 @@ impl fmt::Display for Change {
     }
 }
 
-/// Changes a machine; inputs of workloads leave it as it is.
+/// Changes a machine; workload inputs are ignored.
 pub fn machine(machine: &mut Machine, changes: &[Change]) {
     let rate = |rate: BytesPerSec, factor: f64| BytesPerSec((rate.0 as f64 * factor).round() as u64);
     for Change { input, factor } in changes.iter().copied() {
@@ -225,14 +225,14 @@ pub fn machine(machine: &mut Machine, changes: &[Change]) {
     }
 }
 
-/// Changes the workloads of a scenario: those that come with the twin become the scenario's own, by the same name.
+/// Changes the workloads of a scenario: built-in ones become the scenario's own, under the same name.
 pub fn scenario(scenario: &mut Scenario, changes: &[Change]) {
     if changes.is_empty() {
         return;
     }
     for vm in &scenario.vms {
         if !scenario.workloads.iter().any(|own| own.name == vm.workload) {
-            // Running it will say that there is none.
+            // An unknown workload fails when it runs.
             scenario.workloads.extend(workload::builtin(&vm.workload));
         }
     }

@@ -2,18 +2,18 @@
 //!
 //! # Rules
 //!
-//! - A number holds within 25 percent of the published one or 5 points, whichever is larger. Points are percentage points:
-//!   a number whose unit is no percentage has only the 25 percent.
-//! - A count holds within 3, and from half to double the published one. Counts are written as whole numbers, in a claim whose
-//!   unit does not measure.
-//! - An effect must be seen, however small: what is published away from no effect holds only on the same side of it, and from a
-//!   quarter to four times as far.
+//! - A number holds within 25 percent of the published one or 5 points, whichever is larger. Points are percentage points: a
+//!   number whose unit is not a percentage has only the 25 percent.
+//! - A count holds within 3, and from half to double the published one. Counts are written as whole numbers, in a claim
+//!   whose unit is not one of measurement.
+//! - An effect must be seen, however small: a number published away from no effect holds only on the same side of it, at a
+//!   quarter to four times the distance.
 //! - An order holds if Kendall's tau to the published one is at least 0.7.
-//! - A bound holds as it stands, a shape by the test that the experiment names.
-//! - An entry's own `tolerance` (percent of the published number) or `within_factor` takes the place of the first rule.
+//! - A bound holds exactly, a shape by the test that the experiment names.
+//! - An entry's own `tolerance` (percent of the published number) or `within_factor` replaces the first rule.
 //! - A claim `holds` if all of its values do, holds `partly` if more than half do, and `misses` otherwise. Values that were
-//!   inputs count for nothing; a value that was not measured does not hold.
-//! - A number is *trivial* where no effect at all would be within its tolerance: a prediction of nothing gets it right.
+//!   inputs do not count; an unmeasured value does not hold.
+//! - A number is *trivial* if no effect at all is within its tolerance: a prediction of no effect gets it right.
 
 use std::collections::BTreeMap;
 
@@ -23,37 +23,37 @@ use serde::{Deserialize, Serialize};
 use crate::claims::{Claim, Kind, Number, Values};
 use crate::stats::kendall_tau_of_orders;
 
-/// Share of the published number that is tolerated.
+/// Tolerance as a share of the published number.
 const NUMBER_TOLERANCE: f64 = 0.25;
-/// Percentage points that are.
+/// Tolerance in percentage points.
 const POINTS_TOLERANCE: f64 = 5.0;
-/// Difference of counts that is.
+/// Tolerance as a difference of counts.
 const COUNT_TOLERANCE: f64 = 3.0;
-/// Factor that is, too.
+/// Tolerance as a factor of counts.
 const COUNT_FACTOR: f64 = 2.0;
-/// Least correlation of orders.
+/// Minimum correlation of orders.
 const TAU_LEAST: f64 = 0.7;
-/// Factor within which an effect is seen.
+/// An effect counts as seen within this factor.
 const SEEN_FACTOR: f64 = 4.0;
 
-/// What came of a claim.
+/// Verdict on a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// All of its values hold.
     Holds,
-    /// More than half of them do.
+    /// More than half of them hold.
     Partly,
-    /// Not even that.
+    /// At most half of them hold.
     Misses,
     /// There is no experiment yet, or it could not be made.
     Pending,
-    /// Outside of any model here.
+    /// Beyond any model here.
     NotModelled,
 }
 
 impl Verdict {
-    /// Name in tables and JSON.
+    /// Returns the name used in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Verdict::Holds => "holds",
@@ -65,43 +65,43 @@ impl Verdict {
     }
 }
 
-/// What an experiment measured, by the names that the claim uses.
+/// An experiment's measurements, by the names in the claim.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Measured {
     /// Numbers: the claim's values and bounds.
     pub numbers: BTreeMap<String, f64>,
     /// Rankings, first is highest.
     pub orders: BTreeMap<String, Vec<String>>,
-    /// Tests of shapes, and numbers published in a table of their own.
+    /// Tests of shapes, and numbers of separate published tables.
     pub shapes: Vec<Shape>,
     /// Names of numbers that were inputs.
     pub inputs: Vec<String>,
-    /// Of tests of single numbers published in a table: published and ours, by the test's name.
+    /// For tests of single numbers of a published table: published and ours, by the test's name.
     pub tabled: BTreeMap<String, (f64, f64)>,
-    /// Of rankings and tests of published choices: how much worse those who go by the published one choose between two, on
-    /// average over all pairs, or than the best, by what was measured here.
+    /// For rankings and tests of published choices: the regret of following the published one, on average over all pairs, or
+    /// relative to the best, by our measurements.
     pub regrets: BTreeMap<String, f64>,
 }
 
 /// The test of a shape.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
-    /// What is tested, in a few words; unique in the claim.
+    /// The subject of the test, in a few words; unique in the claim.
     pub name: String,
-    /// What came out, in words.
+    /// The outcome, in words.
     pub ours: String,
-    /// Whether the test was passed.
+    /// Whether the test passed.
     pub holds: bool,
 }
 
-/// One published value beside ours.
+/// A published value with ours.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Part {
-    /// Which.
+    /// Its name.
     pub name: String,
     /// Published, with the rule, in words.
     pub published: String,
-    /// Ours; `-` where it was not measured.
+    /// Ours; `-` if it was not measured.
     pub ours: String,
     /// Whether it holds.
     pub holds: bool,
@@ -109,41 +109,41 @@ pub struct Part {
     pub input: bool,
     /// How much of it was put in.
     pub kind: Kind,
-    /// Whether it would hold where nothing has any effect on anything.
+    /// Whether it would hold if nothing had any effect.
     pub trivial: bool,
-    /// What a number says beyond whether it holds; null for bounds, rankings and tests.
+    /// Distance of a number from the published one; null for bounds, rankings and tests.
     pub score: Option<Score>,
-    /// Of a ranking: how much worse those who go by the published one choose between two, on average; of a choice, how much
-    /// worse the published one is than the best.
+    /// For a ranking: the regret of following the published one, on average over all pairs; for a choice: how much worse the
+    /// published one is than the best.
     pub regret: Option<f64>,
-    /// Whether a profile that it rests on was fitted to other figures of the same paper.
+    /// Whether it rests on a profile fitted to other figures of the same paper.
     pub same_paper: bool,
 }
 
-/// A published number beside ours.
+/// A published number with ours.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Score {
     /// Published.
     pub published: f64,
     /// Ours.
     pub ours: f64,
-    /// What it is where nothing has any effect on anything.
+    /// Its value if nothing has any effect.
     pub null: f64,
-    /// The natural logarithm of our effect over the published one, each the distance from `null`; null where they are on
-    /// different sides of it, or one is none.
+    /// Natural logarithm of our effect over the published one, each as the distance from `null`; null if they are on
+    /// different sides of it, or one is zero.
     pub ln_ratio: Option<f64>,
     /// Whether ours is on the published side of no effect.
     pub sign_right: bool,
-    /// Ours at the ends of the inputs that the publication leaves open; null where none is known, or it was not asked for.
+    /// Ours at the ends of the inputs that the publication leaves open; null if unknown or not requested.
     pub band: Option<Band>,
 }
 
-/// Least and largest of a value over ranges of open inputs, one at a time.
+/// Minimum and maximum of a value over ranges of open inputs, one at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Band {
-    /// Least.
+    /// Minimum.
     pub low: f64,
-    /// Largest.
+    /// Maximum.
     pub high: f64,
 }
 
@@ -161,24 +161,24 @@ impl Score {
         }
     }
 
-    /// Our effect over the published one; not finite where none is published.
+    /// Returns our effect over the published one; not finite if there is no published effect.
     pub fn ratio(&self) -> f64 {
         effect_ratio(self.published, self.ours, self.null)
     }
 
-    /// Our effect over the published one or the other way round, whichever is larger; infinite where no factor leads from one to
-    /// the other.
+    /// Returns our effect over the published one or its inverse, whichever is larger; infinite if they differ in sign or one
+    /// is zero.
     pub fn factor(&self) -> f64 {
         libm::exp(self.error())
     }
 
-    /// How far ours is off: the logarithm of that factor.
+    /// Returns the error of ours: the logarithm of that factor.
     pub fn error(&self) -> f64 {
         self.ln_ratio.map_or(f64::INFINITY, f64::abs)
     }
 }
 
-/// All values of a claim, and what they add up to.
+/// All values of a claim, and the verdict on them.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Judgement {
     /// The verdict.
@@ -187,7 +187,7 @@ pub struct Judgement {
     pub parts: Vec<Part>,
 }
 
-/// A number in at most three significant digits, for people.
+/// Formats a number with at most three significant digits, for people.
 pub fn show(number: f64) -> String {
     let number = number + 0.0; // zero has no sign
     let digits = match number.abs() {
@@ -196,7 +196,7 @@ pub fn show(number: f64) -> String {
         n if n >= 1.0 || n == 0.0 => 2,
         _ => 3,
     };
-    // What rounds to nothing has no sign.
+    // A number that rounds to zero has no sign.
     let text = format!("{number:.digits$}").replace("-0.000", "0");
     if text.contains('.') {
         text.trim_end_matches('0').trim_end_matches('.').to_owned()
@@ -205,7 +205,7 @@ pub fn show(number: f64) -> String {
     }
 }
 
-/// Compares what was measured with what was published. `kind` is that of values of which the claim does not say another.
+/// Compares measured with published values. `kind` applies to values without a kind of their own in the claim.
 pub fn judge(claim: &Claim, measured: &Measured, kind: Kind) -> Judgement {
     let mut parts = numbers(claim, measured);
     parts.extend(bounds(claim, measured));
@@ -227,7 +227,7 @@ pub fn judge(claim: &Claim, measured: &Measured, kind: Kind) -> Judgement {
     Judgement { verdict, parts }
 }
 
-/// A published number of a claim, had this been ours.
+/// Returns the part of a claim's published number for a given value of ours.
 pub fn number(claim: &Claim, name: &str, ours: f64) -> Option<Part> {
     let measured = Measured {
         numbers: [(name.to_owned(), ours)].into(),
@@ -238,7 +238,7 @@ pub fn number(claim: &Claim, name: &str, ours: f64) -> Option<Part> {
         .find(|part| part.name == name && part.score.is_some())
 }
 
-/// A published number, bound or ranking that an experiment says nothing of.
+/// Returns a published number, bound or ranking that the experiment did not measure.
 pub fn unmeasured(claim: &Claim, measured: &Measured) -> Option<String> {
     let stated = [&claim.value, &claim.at_least, &claim.at_most];
     let numbers = stated.into_iter().flatten().flat_map(Values::iter);
@@ -255,7 +255,7 @@ pub fn unmeasured(claim: &Claim, measured: &Measured) -> Option<String> {
         .or_else(|| orders.next().cloned())
 }
 
-/// A name that the claim says something about, and that is none of its values and tests.
+/// Returns a name with a stated kind that is not one of the claim's values and tests.
 pub fn unknown_name<'a>(claim: &'a Claim, judgement: &Judgement) -> Option<&'a str> {
     let stated = claim.kinds.iter().flat_map(|stated| &stated.of);
     let passes = claim.null_passes.iter().filter(|name| *name != "*");
@@ -299,7 +299,7 @@ fn numbers(claim: &Claim, measured: &Measured) -> Vec<Part> {
         let holds = ours.is_some_and(|ours| tolerates(ours) && is_seen(published, ours, null));
         Part {
             trivial: tolerates(null),
-            // A correlation is the measure of a ranking, not the size of an effect.
+            // A correlation measures a ranking, not the size of an effect.
             score: ours
                 .filter(|_| !name.starts_with("tau_"))
                 .map(|ours| Score::of(published, ours, null)),
@@ -364,17 +364,17 @@ fn tested(claim: &Claim, measured: &Measured, shape: &Shape) -> Part {
     }
 }
 
-/// Our effect over the published one, each the distance from no effect.
+/// Returns our effect over the published one, each as the distance from no effect.
 fn effect_ratio(published: f64, ours: f64, null: f64) -> f64 {
     (ours - null) / (published - null)
 }
 
-/// Whether what is published away from no effect is seen in ours.
+/// Whether an effect published away from no effect is seen in ours.
 fn is_seen(published: f64, ours: f64, null: f64) -> bool {
     published == null || (1.0 / SEEN_FACTOR..=SEEN_FACTOR).contains(&effect_ratio(published, ours, null))
 }
 
-/// Whether a number published in a table beside the claims holds: a percentage, by the rule for those.
+/// Whether a percentage of a published table holds, by the rule for percentages.
 pub fn percentage_holds(published: f64, ours: f64) -> bool {
     within(
         published,
@@ -404,7 +404,7 @@ fn tolerated(claim: &Claim, name: &str, published: Number, ours: f64) -> bool {
     within(published, ours, NUMBER_TOLERANCE * published.abs())
 }
 
-/// Written so that what is not a number never holds.
+/// Written so that NaN never holds.
 fn within(published: f64, ours: f64, tolerance: f64) -> bool {
     (ours - published).abs() <= tolerance
 }

@@ -1,4 +1,4 @@
-//! Independent runs over plain threads.
+//! Makes independent runs on plain threads.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,15 +12,15 @@ use crate::vary::{Change, End};
 #[derive(Clone, Debug, Default)]
 pub struct Outcomes {
     made: Arc<BTreeMap<String, Result<Outcome, String>>>,
-    /// What is changed of every run that is asked for.
+    /// Changes applied to every requested run.
     changes: Vec<Change>,
-    /// What multiplies a value of an experiment's file, by its name.
+    /// Factors for values of an experiment's file, by name.
     factors: BTreeMap<String, f64>,
 }
 
 impl Outcomes {
-    /// The outcomes of the same runs with changed inputs, which must have been made, too: experiments decide from them without
-    /// knowing.
+    /// Returns the outcomes of the same runs with changed inputs, which must have been made, too: experiments then decide by
+    /// them unawares.
     pub fn under(&self, changes: &[Change]) -> Outcomes {
         Outcomes {
             made: Arc::clone(&self.made),
@@ -29,7 +29,7 @@ impl Outcomes {
         }
     }
 
-    /// The outcomes under one change of an input of runs or of a value of the file.
+    /// Returns the outcomes under one change of an input of runs or of a value of the file.
     pub fn at(&self, end: &End) -> Outcomes {
         match end {
             End::Run(change) => self.under(&[*change]),
@@ -37,19 +37,19 @@ impl Outcomes {
         }
     }
 
-    /// The same outcomes for experiments one of whose values is multiplied: it stands in their file, and no run depends on it.
+    /// Returns the same outcomes with a value of the experiment's file multiplied; no run depends on it.
     fn with_value(&self, name: &str, factor: f64) -> Outcomes {
         let mut changed = self.clone();
         changed.factors.insert(name.to_owned(), factor);
         changed
     }
 
-    /// What multiplies the value of this name.
+    /// Returns the factor of the value of this name.
     pub fn factor(&self, name: &str) -> Option<f64> {
         self.factors.get(name).copied()
     }
 
-    /// What came of a run.
+    /// Returns the outcome of a run.
     ///
     /// # Errors
     /// Why it could not be made.
@@ -61,27 +61,26 @@ impl Outcomes {
     }
 }
 
-/// The run with more of its inputs changed.
+/// Returns the run with more of its inputs changed.
 pub fn changed(run: &Run, changes: &[Change]) -> Run {
     let mut run = run.clone();
     run.changes.extend(changes);
     run
 }
 
-/// What is told while runs are made.
+/// Receives progress while runs are made.
 pub trait Watch: Sync {
-    /// So many of so many are done.
+    /// Reports that `done` of `all` runs are finished.
     fn progress(&self, done: usize, all: usize);
-    /// Something odd, in a sentence.
+    /// Reports something odd, in a sentence.
     fn note(&self, text: &str);
-    /// Whether nobody wants the rest any more: runs that have not begun then fail.
+    /// Whether the work is cancelled: runs that have not begun then fail.
     fn is_over(&self) -> bool {
         false
     }
 }
 
-/// Makes every run once, each on one of so many threads. Outcomes do not depend on their number, nor on which runs the cache
-/// had.
+/// Makes every run once, on `jobs` threads. Outcomes do not depend on the number of threads, nor on which runs were cached.
 pub fn execute(runs: Vec<Run>, jobs: usize, cache: Option<&Cache>, watch: &dyn Watch) -> Outcomes {
     let runs: BTreeMap<String, Run> = runs.into_iter().map(|run| (run.description(), run)).collect();
     let list: Vec<&Run> = runs.values().collect();
@@ -101,7 +100,7 @@ pub fn execute(runs: Vec<Run>, jobs: usize, cache: Option<&Cache>, watch: &dyn W
     }
 }
 
-/// Does a piece of work for each item on up to `jobs` threads, and returns what came of them in the items' order.
+/// Processes each item on up to `jobs` threads, and returns the results in the items' order.
 pub fn each<T: Sync, R: Send>(jobs: usize, items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let results: Vec<Mutex<Option<R>>> = items.iter().map(|_| Mutex::new(None)).collect();
@@ -184,7 +183,7 @@ mod tests {
         let cache = Cache::open(directory.path(), b"program").unwrap();
         let notes = Notes::default();
         let one = execute(runs(), 1, None, &notes);
-        // The cache is filled by half of the runs first.
+        // Half of the runs are cached first.
         execute(runs().into_iter().step_by(2).collect(), 2, Some(&cache), &notes);
         let many = execute(runs(), 5, Some(&cache), &notes);
         let again = execute(runs(), 2, Some(&cache), &notes);

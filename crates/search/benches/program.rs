@@ -1,4 +1,4 @@
-//! What a policy from outside costs in each period, beside the built-in one: docs/POLICIES.md has the figures.
+//! Cost of an external policy per period, compared with the built-in one; docs/POLICIES.md has the figures.
 
 #![allow(missing_docs)] // criterion's macros define undocumented functions
 
@@ -12,7 +12,7 @@ use homenode_search::program::Program;
 use homenode_twin::{Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, Ns};
 
-/// Answers with what a program answers that wants nothing, in this process: its time is that of the document alone.
+/// Gives in-process the answer of a program that requests nothing: its time is that of the document only.
 struct Nothing;
 
 impl Planner for Nothing {
@@ -35,14 +35,14 @@ for line in sys.stdin:
     print('{\"version\":' + version + ',\"actions\":[]}', flush=True)
 ";
 
-/// 32 one-vCPU VMs that have run for a while: the control loop's own bench has the same.
+/// 32 one-vCPU VMs that have run for a while, as in the control loop's own bench.
 fn period(c: &mut Criterion) {
     let near = concat!(
         "exec:python3 ",
         env!("CARGO_MANIFEST_DIR"),
         "/../../data/policies/near.py"
     );
-    // The least that a program can do: it answers a line with the version that it finds in it.
+    // The cheapest possible program: it answers each line with the version found in it.
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), LEAST).expect("a file");
     let least = format!("exec:python3 {}", file.path().display());

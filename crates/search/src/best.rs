@@ -1,4 +1,4 @@
-//! The best that is known of a case and seed: of all policies, of what was found before, and of a search that starts from them.
+//! Finds the best known result of a case and seed: among all policies, earlier results, and a search that starts from them.
 
 use std::cell::Cell;
 
@@ -16,44 +16,44 @@ use crate::search::schedule::{Goal, Place};
 use crate::search::{Effort, Found, Schedule, search};
 use homenode_twin::Setup;
 
-/// A contender's run and how good it is.
+/// A contender's run and its value.
 #[derive(Clone, Debug)]
 pub struct PolicyRun {
-    /// Whose.
+    /// The contender.
     pub contender: Contender,
-    /// Mean over VMs of the ratio beside `default`; infinite where there is none.
+    /// Mean over VMs of the ratio to `default`; infinite if there is none.
     pub mean: f64,
-    /// What came of it.
+    /// Its result.
     pub run: Run,
     /// Its decisions on homes and memory policies.
     pub schedule: Schedule,
 }
 
-/// All that was tried for a case and seed.
+/// All attempts for a case and seed.
 #[derive(Clone, Debug)]
 pub struct Best {
     /// The run under `default`.
     pub base: Run,
     /// The other policies.
     pub policies: Vec<PolicyRun>,
-    /// What the search found.
+    /// The result of the search.
     pub found: Found,
 }
 
 impl Best {
-    /// The policy that is better than what the search found, if one is.
+    /// Returns the policy that is better than the search's result, if any.
     pub fn policy(&self) -> Option<&PolicyRun> {
         let least = self.policies.iter().min_by(|a, b| a.mean.total_cmp(&b.mean));
         least.filter(|policy| policy.mean < self.found.mean.min(1.0))
     }
 
-    /// The best known mean: at most 1, since an agent may leave all as it is.
+    /// Returns the best known mean: at most 1, since an agent may change nothing.
     pub fn mean(&self) -> f64 {
         self.policy()
             .map_or(self.found.mean.min(1.0), |policy| policy.mean)
     }
 
-    /// Who found it.
+    /// Returns what found it: the name of a policy, or `search`.
     pub fn found_by(&self) -> &str {
         match self.policy() {
             Some(policy) => policy.contender.name(),
@@ -62,7 +62,7 @@ impl Best {
         }
     }
 
-    /// The run behind it.
+    /// Returns the run behind it.
     pub fn run(&self) -> &Run {
         match self.policy() {
             Some(policy) => &policy.run,
@@ -71,7 +71,7 @@ impl Best {
         }
     }
 
-    /// The decisions behind it; those of a policy as far as a schedule can say them.
+    /// Returns the decisions behind it; those of a policy as far as a schedule can express them.
     pub fn schedule(&self) -> Schedule {
         match self.policy() {
             Some(policy) => policy.schedule.clone(),
@@ -80,14 +80,14 @@ impl Best {
         }
     }
 
-    /// Runs on the twin that it took, `default` not counted.
+    /// Returns the number of runs on the twin, without `default`.
     pub fn evaluations(&self) -> usize {
         self.policies.len() + self.found.evaluations
     }
 }
 
-/// Runs all policies and these programs. Then it searches for the rest of the evaluations from what they decided and from what
-/// was found before.
+/// Runs all policies and these programs, then spends the rest of the evaluations on a search that starts from their
+/// decisions and from earlier results.
 ///
 /// # Errors
 /// A scenario that the machine cannot run.
@@ -129,7 +129,7 @@ pub fn best(
     })
 }
 
-/// A run under policies, with what they decided on homes and memory policies.
+/// Runs policies, and records their decisions on homes and memory policies.
 fn recorded(setup: &Setup, config: &Config, contender: &Contender) -> anyhow::Result<(Run, Schedule)> {
     let (now, mut schedule) = (Cell::new(Ns::ZERO), Schedule::default());
     let look = |twin: &Twin| now.set(twin.now());
@@ -139,7 +139,7 @@ fn recorded(setup: &Setup, config: &Config, contender: &Contender) -> anyhow::Re
     Ok((done, schedule))
 }
 
-/// Puts a decision into a schedule, if it is one that a schedule can say.
+/// Adds a decision to a schedule, if a schedule can express it.
 fn note(scenario: &Scenario, event: &Event, now: Ns, schedule: &mut Schedule) {
     let Event::Decided {
         name,

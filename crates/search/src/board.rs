@@ -1,4 +1,4 @@
-//! The scoreboard of decisions as a document and a figure: from scores to text, nothing else.
+//! The scoreboard of decisions as a document and a figure: pure formatting of scores.
 
 use std::fmt::Write as _;
 
@@ -9,26 +9,26 @@ use crate::known::Known;
 use crate::score::{CaseScore, HURT, MUCH_WORSE, Total, mean};
 use crate::sweep::{Cell, Work};
 
-/// The policies whose gap to the best known is shown, and whose VMs that are hurt are named.
+/// The policies whose gap to the best known is shown, and whose hurt VMs are listed.
 const OURS: &str = "homenode";
-/// Work beside `default` under which a cell of a sweep is named.
+/// Cells of a sweep with less work than this, relative to `default`, are listed.
 const WORK_MIN: f64 = 0.98;
-/// So many cells are named, the worst first.
+/// Largest number of listed cells, the worst first.
 const NAMED_MAX: usize = 20;
 
-/// All that the document shows.
+/// Everything that the document shows.
 pub struct Board {
-    /// Seeds that all was run with.
+    /// Seeds of all runs.
     pub seeds: Vec<u64>,
     /// Scores of each set of policies, by name, in the order of the cases.
     pub policies: Vec<(String, Vec<CaseScore>)>,
-    /// What is known best, in the order of the cases.
+    /// The best known decisions, in the order of the cases.
     pub known: Vec<Known>,
     /// The load sweep.
     pub sweep: Vec<(Cell, Vec<Work>)>,
-    /// VMs that are alone.
+    /// Cells of a single VM.
     pub lone: Vec<(Cell, Vec<Work>)>,
-    /// All cases on twins that are wrong.
+    /// All cases on twins with wrong parameters.
     pub disturbed: Vec<Disturbed>,
     /// Held-out runs.
     pub held_out: HeldOut,
@@ -38,13 +38,13 @@ pub struct Board {
 pub struct Disturbed {
     /// Name of the disturbance.
     pub name: &'static str,
-    /// What it is.
+    /// Description of the disturbance.
     pub about: String,
-    /// The product beside `default` on the same twins.
+    /// The product relative to `default` on the same twins.
     pub ours: Total,
-    /// The decisions that are best on the twin as it is, carried out there.
+    /// The decisions that are best on the undisturbed twin, carried out on these.
     pub best: Total,
-    /// The load sweep there.
+    /// The load sweep on these twins.
     pub sweep: Vec<(Cell, Vec<Work>)>,
 }
 
@@ -53,7 +53,7 @@ fn figure(value: Option<f64>) -> String {
 }
 
 impl Board {
-    /// The document.
+    /// Returns the document.
     pub fn text(&self) -> String {
         let mut out = String::new();
         self.head(&mut out);
@@ -85,7 +85,7 @@ is *hurt* where its mean time over seeds is over {HURT} times default's. *Best k
 (`homenode search`) that tries schedules on copies of the twin, before and during the run, within the agent's budgets. It
 knows the future of its seed, which no policy does; and it is an upper bound on the best, which more searching lowers.
 
-How to read it: a policy is good where its mean is low *and* it hurts nobody; an operator who sees one VM twice as slow switches
+How to read it: a policy is good where its mean is low *and* it hurts no VM; an operator who sees one VM twice as slow switches
 it off. What it does not say: anything about a real host, about cases unlike these, or how much of the gap to the best known a
 policy could close without knowing the future. `ff-pin` is first fit with a CPU for each vCPU, `autonuma` the kernel's own balancing
 without an agent, `numad` that program's algorithm, `tavo` the paper's as published, `homenode` the product.
@@ -137,7 +137,7 @@ without an agent, `numad` that program's algorithm, `tavo` the paper's as publis
         );
     }
 
-    /// A row for the best known, where all cases were searched; its mean is over the seeds that were.
+    /// Writes a row for the best known if all cases were searched; its mean is over the searched seeds.
     fn total_of_best(&self, out: &mut String) {
         let best: Option<Vec<f64>> = self.known.iter().map(|known| self.best(known)).collect();
         let Some(best) = best else {
@@ -172,13 +172,13 @@ without an agent, `numad` that program's algorithm, `tavo` the paper's as publis
         );
     }
 
-    /// Mean of the best known over the board's seeds.
+    /// Returns the mean of the best known over the board's seeds.
     fn best(&self, known: &Known) -> Option<f64> {
         let of_seeds = self.seeds.iter().filter_map(|seed| known.of_seed(*seed));
         mean(of_seeds.map(|of_seed| of_seed.mean))
     }
 
-    /// How far policies are above the best known in a case, over the seeds for which that was searched.
+    /// Returns how far policies are above the best known in a case, over the searched seeds.
     fn gap(&self, name: &str, case: usize) -> Option<f64> {
         let (_, scores) = self.policies.iter().find(|(of, _)| *of == name)?;
         let (score, known) = (scores.get(case)?, self.known.get(case)?);
@@ -376,7 +376,7 @@ agent is told. `default` runs on the same twin; the best known is what was found
 ## Held out
 
 Cases drawn by a generator (machines × sizes × mixes × arrivals × loads) from seeds that follow from the id of the last commit
-which touched the policies: nobody can have tuned that commit to them. Every run is listed, oldest first.
+which touched the policies, so that commit cannot have been tuned to them. Every run is listed, oldest first.
 
 | date | commit | cases × seeds | policies | mean | worst VM | VMs hurt | runs over 1.10 |
 |---|---|---|---|---|---|---|---|
@@ -387,7 +387,7 @@ which touched the policies: nobody can have tuned that commit to them. Every run
         });
     }
 
-    /// A line for each run of cases that were drawn so and each of its policies; `middle` writes their name and means.
+    /// Writes a line for each run of cases drawn this way and each of its policies; `middle` writes their name and means.
     fn runs(&self, out: &mut String, drawn_as: DrawnAs, middle: fn(&HeldOutPolicy) -> String) {
         for run in self.held_out.drawn_as(drawn_as) {
             for of in &run.policies {
@@ -452,7 +452,7 @@ about a quarter of a vCPU for each CPU, whatever their class. These are such run
         });
     }
 
-    /// Work by number of VMs, mean over machines and programs, as a figure.
+    /// Returns work by number of VMs, mean over machines and programs, as a figure.
     pub fn figure(&self) -> Figure {
         let line = |name: &str| {
             let at = |count: &usize| {

@@ -1,4 +1,4 @@
-//! Who is compared: sets of policies, policies from outside, and the kernel's own AutoNUMA.
+//! The contenders of a comparison: sets of policies, external policy programs, and the kernel's own AutoNUMA.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,36 +13,36 @@ use crate::program::{EXEC, Program};
 use crate::run::{Run, run_planned, run_watched};
 use homenode_twin::Setup;
 
-/// Somebody to be compared.
+/// A participant in a comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Contender {
     /// A set of policies.
     PolicySet(PolicySet),
-    /// No agent, and a kernel that moves pages and threads by itself (`kernel.numa_balancing`), or does not, whatever the
+    /// No agent, and a kernel that does or does not move pages and threads by itself (`kernel.numa_balancing`), whatever the
     /// scenario says.
     Balancing(bool),
-    /// No agent, and each VM's vCPUs on the CPUs of one L3, or of as many as they need, all shared out evenly: what operators are
-    /// advised to do by hand.
+    /// No agent, and each VM's vCPUs on the CPUs of one L3, or of as many as they need, shared out evenly: the usual advice
+    /// for manual placement.
     FixedPerL3,
-    /// No agent, and each VM alone on the host: about the most that can be gained, as nobody disturbs anybody there.
+    /// No agent, and each VM alone on the host: about the upper limit of any gain, as VMs do not disturb each other.
     Alone,
-    /// A program from outside in the place of policies.
+    /// An external program in place of the policies.
     Program(Program),
 }
 
-/// Names of those without an agent.
+/// Names of the contenders without an agent.
 const AUTONUMA: &str = "autonuma";
 const NO_AUTONUMA: &str = "no-autonuma";
 const FIXED_PER_L3: &str = "fixed-per-l3";
 const ALONE: &str = "each-alone";
 
 impl Contender {
-    /// Nobody: the kernel's scheduler alone, beside which all others are.
+    /// The kernel's scheduler without an agent: the baseline of all comparisons.
     pub const DEFAULT: Contender = Contender::PolicySet(PolicySet::Default);
-    /// The product.
+    /// The product's policies.
     pub const OURS: Contender = Contender::PolicySet(PolicySet::Homenode);
 
-    /// All but `default`, and `memory`, which places nothing: homes are what operators chose.
+    /// Returns all contenders but `default`, and `memory`, which places nothing: homes are what operators chose.
     pub fn all() -> Vec<Contender> {
         let mut all: Vec<Contender> = PolicySet::ALL
             .into_iter()
@@ -53,7 +53,7 @@ impl Contender {
         all
     }
 
-    /// What a stock host is compared with: `default` is the kernel as it comes, which balances.
+    /// Returns the contenders for a stock host, where `default` is an unconfigured kernel, which balances.
     pub fn on_stock() -> Vec<Contender> {
         let mut all = vec![
             Contender::Alone,
@@ -68,7 +68,7 @@ impl Contender {
         all
     }
 
-    /// Name in tables and files.
+    /// Returns the name used in tables and files.
     pub fn name(&self) -> &str {
         match self {
             Contender::PolicySet(policies) => policies.name(),
@@ -80,7 +80,7 @@ impl Contender {
         }
     }
 
-    /// The same; a program then has so long for each answer.
+    /// Returns this contender with a time limit for each answer of an external program.
     #[must_use]
     pub fn within(self, answer_max: Ns) -> Contender {
         match self {
@@ -89,7 +89,7 @@ impl Contender {
         }
     }
 
-    /// Runs a scenario to its end; see [`crate::run::run`]. `config` says all but which policies act.
+    /// Runs a scenario to its end; see [`crate::run::run`]. `config` sets everything but which policies act.
     ///
     /// # Errors
     /// See [`crate::run::run`]; a program that cannot be started, or fails.
@@ -109,7 +109,7 @@ impl Contender {
         })
     }
 
-    /// The same, where an error of `look` ends the run; `watch` is called with each epoch, and with the loop after it.
+    /// Like [`Contender::run`], but calls `watch` with each epoch and the loop after it; an error of `look` ends the run.
     ///
     /// # Errors
     /// As [`Contender::run`], and those of `look`.
@@ -164,11 +164,11 @@ impl Contender {
         }
     }
 
-    /// The scenario as an operator without an agent configures its host.
+    /// Returns the scenario as an operator without an agent configures its host.
     fn configured(&self, setup: &Setup) -> Scenario {
         let scenario = setup.scenario.clone();
         match self {
-            // Xen's kernel has none: nothing happens there.
+            // Xen has no such balancing, so there is nothing to switch.
             Contender::Balancing(on) if scenario.balances().is_some() => scenario.with_numa_balancing(*on),
             Contender::FixedPerL3 => fixed_per_l3(scenario, &setup.machine),
             _ => scenario,
@@ -176,7 +176,7 @@ impl Contender {
     }
 }
 
-/// The scenario with one VM alone: the others keep their places, by which seeds draw, and never come.
+/// Returns the scenario with only one VM: the others keep their places, which seeds draw by, and never arrive.
 fn alone(scenario: &Scenario, at: usize) -> Scenario {
     let mut scenario = scenario.clone();
     let name = scenario.vms[at].name.clone();
@@ -188,8 +188,8 @@ fn alone(scenario: &Scenario, at: usize) -> Scenario {
     scenario
 }
 
-/// Gives each VM, in the scenario's order, the L3 on which least vCPUs are booked for each CPU; a VM that is wider than an L3
-/// gets the next ones of the same node, then those of others, until it has a CPU for each vCPU.
+/// Gives each VM, in the scenario's order, the L3 with the fewest booked vCPUs per CPU; a VM that is wider than an L3 gets
+/// the next ones of the same node, then those of others, until it has a CPU for each vCPU.
 fn fixed_per_l3(mut scenario: Scenario, machine: &Machine) -> Scenario {
     let mut booked = vec![0.0; machine.llcs.len()];
     for vm in scenario.vms.iter_mut().filter(|vm| vm.cpus.is_none()) {

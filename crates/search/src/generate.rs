@@ -1,20 +1,21 @@
-//! Cases of our own: scenarios drawn by a seed, so that decisions are not tuned to a few that are known.
+//! Draws scenarios from a seed, so that decisions are not tuned to a few known cases.
 //!
 //! # Problem
-//! A policy that is good on fourteen known cases may be good on those alone. Cases are needed that differ in all that matters to
-//! a decision, of which any number can be had, and which nobody has looked at.
+//! A policy that is good on fourteen known cases may be good only on those. We need cases that differ in everything that
+//! matters to a decision, in any number, and unseen during development.
 //!
 //! # Terms
-//! - *Training case*: one of a seed in [`TRAINING`]. Anybody may look at it.
-//! - *Held-out case*: one of a seed that [`held_out`] derives from the id of a commit.
+//! - *Training case*: one with a seed in [`TRAINING`]. Developers may look at it.
+//! - *Held-out case*: one with a seed that [`held_out`] derives from the id of a commit.
 //!
 //! # Algorithm
-//! From a stream of the seed, in this order:
+//! From the random stream of the seed, in this order:
 //! 1. A machine: a preset with several nodes.
-//! 2. A load: vCPUs in all over CPUs of the machine ([`LOADS`]), and at most [`VMS_MAX`] VMs.
-//! 3. Sizes: all of 4 vCPUs; mixed of 2, 4, 6, 8 and 12; or one wider than a node, of up to two nodes' CPUs, beside small ones.
+//! 2. A load: total vCPUs over CPUs of the machine ([`LOADS`]), and at most [`VMS_MAX`] VMs.
+//! 3. Sizes: all of 4 vCPUs; mixed of 2, 4, 6, 8 and 12; or one wider than a node, of up to two nodes' CPUs, next to small
+//!    ones.
 //! 4. A mix: any of the workloads; two or three of them, repeated; or memory-bound and other ones in turn.
-//! 5. Arrivals: together, within seconds; staggered, and staying; staggered, and leaving when the program ends; coming back
+//! 5. Arrivals: together, within seconds; staggered, and staying; staggered, and leaving when the program ends; returning
 //!    once after having left.
 //! 6. VMs until the load is reached: a workload whose memory fits, and a share of its work that lasts 60 to 120 s alone by
 //!    [`share_for`].
@@ -31,13 +32,13 @@ use homenode_twin::workload::{self, Program};
 use homenode_units::{Bytes, Chance};
 use serde::Serialize;
 
-/// Seeds of cases that anybody may look at.
+/// Seeds of cases that developers may look at.
 pub const TRAINING: std::ops::RangeInclusive<u64> = 1..=40;
-/// vCPUs in all over CPUs of the machine: from a few VMs to an overcommitted host.
+/// Total vCPUs over CPUs of the machine: from a few VMs to an overcommitted host.
 pub const LOADS: [f64; 6] = [0.15, 0.35, 0.6, 0.85, 1.0, 1.4];
-/// Most VMs of a case.
+/// Largest number of VMs of a case.
 pub const VMS_MAX: usize = 20;
-/// What a VM's program lasts alone, in seconds.
+/// Duration of a VM's program alone, in seconds.
 const SOLO_S: (f64, f64) = (60.0, 120.0);
 /// Share of the host's memory that programs may touch together.
 const MEMORY_SHARE: f64 = 0.7;
@@ -45,7 +46,7 @@ const MEMORY_SHARE: f64 = 0.7;
 /// memory-bound here.
 const MEMORY_BOUND_MPKI: f64 = 5.0;
 
-/// How large VMs are.
+/// Sizes of the VMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sizes {
     Four,
@@ -53,7 +54,7 @@ enum Sizes {
     Wide,
 }
 
-/// Which workloads are drawn from.
+/// The workloads to draw from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mix {
     Any,
@@ -89,30 +90,30 @@ struct Drawn {
     work_share: f64,
 }
 
-/// Presets of the hosts of the published experiments that have several nodes.
+/// Presets with several nodes among the hosts of the published experiments.
 pub(crate) const PUBLISHED: [&str; 5] = ["amd48", "amd6344x8", "r420", "r910", "xeon26x2"];
 
-/// Machines that cases are drawn on, by name: the hosts of the published experiments that have several nodes. Hosts of today are
-/// not among them: the board has its figures, year by year, of these.
+/// Returns the machines that cases are drawn on, by name: the hosts of the published experiments that have several nodes.
+/// Current hosts are excluded, so that the board's figures stay comparable over the years.
 pub fn machines() -> Vec<Machine> {
     PUBLISHED.iter().filter_map(|name| preset(name).ok()).collect()
 }
 
-/// Names of the workloads that have a program.
+/// Returns the workloads that have a program, by name.
 pub fn programs() -> Vec<(&'static str, Program)> {
     let program = |name| Some((name, workload::builtin(name)?.program?));
     workload::names().filter_map(program).collect()
 }
 
-/// A VM's memory that holds a program on so many vCPUs, in whole GiB: what the program and its guest's kernel touch, and a
-/// quarter more.
+/// Returns the VM memory for a program on this many vCPUs, in whole GiB: what the program and its guest's kernel touch, plus
+/// a quarter.
 pub fn memory_for(program: &Program, vcpus: u16) -> Bytes {
     let gib = Bytes::from_gib(1).0;
     let touched = program.footprint(vcpus).0 + gib / 2;
     Bytes((touched + touched / 4).next_multiple_of(gib))
 }
 
-/// Seconds of a whole program alone on an empty machine, where the kernel gives each vCPU as much of the LLCs as there is.
+/// Returns the seconds of a whole program alone on an empty machine, where the kernel gives each vCPU all the LLC there is.
 pub(crate) fn alone_s(program: &Program, vcpus: u16, machine: &Machine, hardware: &Hardware) -> f64 {
     let llcs = machine.llcs.iter().map(|llc| llc.size_bytes.as_f64());
     let largest = llcs.fold(0.0, f64::max);
@@ -120,23 +121,23 @@ pub(crate) fn alone_s(program: &Program, vcpus: u16, machine: &Machine, hardware
     program.seconds_within(largest * (llcs / vcpus).min(1.0), hardware)
 }
 
-/// The share of a program's work that lasts about so long alone on an empty machine, where the kernel gives each vCPU as much
-/// of the LLCs as there is.
+/// Returns the share of a program's work that lasts about `seconds` alone on an empty machine, where the kernel gives each
+/// vCPU all the LLC there is.
 pub fn share_for(program: &Program, vcpus: u16, machine: &Machine, hardware: &Hardware, seconds: f64) -> f64 {
     let whole = alone_s(program, vcpus, machine, hardware);
-    // Rounded, so that the text says what it is.
+    // Rounded, so that the scenario's text holds the exact value.
     (seconds / whole * 1e4).round().max(1.0) / 1e4
 }
 
-/// Seeds of held-out cases: from a commit's id, so that nobody can have tuned that commit to them. They are above all of
-/// [`TRAINING`].
+/// Returns seeds of held-out cases, derived from a commit's id, so that the commit cannot have been tuned to them. They are
+/// above all of [`TRAINING`].
 pub fn held_out(commit: &str, count: usize) -> Vec<u64> {
     (0..count)
         .map(|at| (1 << 40) + Chance::labelled(0, commit, at).below(1 << 40))
         .collect()
 }
 
-/// The case of a seed, as the text of a scenario's file.
+/// Returns the case of a seed, as the text of a scenario's file.
 pub fn case(seed: u64) -> String {
     let mut chance = Chance::labelled(seed, "case", 0);
     let machines = machines();
@@ -166,7 +167,7 @@ pub fn case(seed: u64) -> String {
     text(&mut chance, seed, machine, arrivals, &vms)
 }
 
-/// The case of a seed.
+/// Returns the case of a seed as a scenario.
 ///
 /// # Panics
 /// Never for what [`case`] writes: a test reads many.
@@ -174,7 +175,7 @@ pub fn scenario(seed: u64) -> Scenario {
     Scenario::from_toml(&format!("{}.toml", name(seed)), &case(seed)).expect("generated cases are scenarios")
 }
 
-/// Name of the case of a seed.
+/// Returns the name of the case of a seed.
 pub fn name(seed: u64) -> String {
     format!("case-{seed}")
 }
@@ -183,7 +184,7 @@ pub(crate) fn pick<'a, T>(chance: &mut Chance, of: &'a [T]) -> &'a T {
     &of[chance.below(of.len() as u64) as usize]
 }
 
-/// Lists to draw programs from, in turn.
+/// Returns the lists to draw programs from, in rotation.
 fn drawn_from(chance: &mut Chance, machine: &Machine, mix: Mix) -> Vec<Vec<(&'static str, Program)>> {
     let all = programs();
     match mix {
@@ -219,7 +220,7 @@ fn draw_vms(
     let mut room = host.as_f64() * MEMORY_SHARE;
     let wanted = ((cpus as f64 * load) as usize).max(4);
     let (mut vms, mut vcpus_sum): (Vec<Drawn>, usize) = (Vec::new(), 0);
-    // What does not fit is drawn again, but not for ever.
+    // Draws again what does not fit, up to a limit.
     for _ in 0..400 {
         if vcpus_sum >= wanted || vms.len() == VMS_MAX {
             break;
@@ -287,7 +288,7 @@ fn text(chance: &mut Chance, seed: u64, machine: &Machine, arrivals: Arrivals, v
         let leaves = returns || arrivals == Arrivals::Leaving;
         let arrival_ms = at as u64 * step_ms;
         let name = format!("vm{at}-{}", vm.workload);
-        // Long enough after its start for its program to have ended, mostly.
+        // Long enough after the start that the program has mostly ended.
         let starts = [arrival_ms, arrival_ms + 200_000].map(|at_ms| Start {
             at: format!("{at_ms}ms"),
             vm: name.clone(),
@@ -308,7 +309,7 @@ fn text(chance: &mut Chance, seed: u64, machine: &Machine, arrivals: Arrivals, v
     format!("# Drawn from seed {seed}: {about}.\n{text}")
 }
 
-/// A case as its file has it; the twin reads more than is drawn here.
+/// The part of a scenario's file that is drawn here; the twin reads more.
 #[derive(Serialize)]
 struct Case<'a> {
     name: String,

@@ -1,5 +1,6 @@
-//! Runs of cases that nobody has looked at, of [`crate::generate`] or [`crate::operations`]: drawn by seeds that follow the
-//! last commit which touched the policies, and each of them written down, so that nobody can run until the figures please.
+//! Records of held-out runs, on unseen cases of [`crate::generate`] or [`crate::operations`]. Their seeds follow from the
+//! last commit that touched the policies, and every run is recorded, so that runs cannot be repeated until the figures
+//! please.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -26,64 +27,64 @@ pub struct HeldOut {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeldOutRun {
-    /// Day, as 2026-01-31.
+    /// Day, in the format 2026-01-31.
     pub date: String,
     /// Last commit that touched the policies: the cases are drawn from it.
     pub commit: String,
-    /// Cases.
+    /// Number of cases.
     pub cases: usize,
-    /// Seeds of each case.
+    /// Number of seeds of each case.
     pub seeds: usize,
-    /// What draws the cases.
+    /// How the cases are drawn.
     #[serde(default)]
     pub drawn_as: DrawnAs,
-    /// By policies.
+    /// Results by policies.
     #[serde(rename = "policy")]
     pub policies: Vec<HeldOutPolicy>,
 }
 
-/// What draws the cases of a run.
+/// How the cases of a run are drawn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DrawnAs {
     /// [`crate::generate`]: programs that compute, on kernels that do not balance.
     #[default]
     Benchmarks,
-    /// [`crate::operations`]: VMs as in operation, on stock kernels.
+    /// [`crate::operations`]: VMs as in operations, on stock kernels.
     Operations,
-    /// The same as it was until 2026-11-28: VMs that did not fit into the memory of a preset's example were left out, so that
-    /// most hosts had a quarter of a vCPU for each CPU in every class.
+    /// As `Operations` until 2026-11-28: VMs that did not fit into the memory of a preset's example were left out, so that
+    /// most hosts had a quarter of a vCPU per CPU in every class.
     OperationsUnderfilled,
 }
 
-/// What policies came to in a held-out run.
+/// Result of policies in a held-out run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeldOutPolicy {
     /// Their name.
     pub name: String,
-    /// The class of the cases, of which each has a line of its own; absent where it is all of them.
+    /// The class of the cases, as each class has a line of its own; absent for the total of all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class: Option<String>,
-    /// Mean over VMs, seeds and cases; `None` where no VM did anything.
+    /// Mean over VMs, seeds and cases; `None` if no VM did anything.
     pub mean: Option<f64>,
-    /// The VM that fares worst, by its mean over seeds.
+    /// The worst VM, by its mean over seeds.
     pub worst_vm: Option<f64>,
-    /// 99th percentile of requests' times beside the base's; `None` where no VM serves any.
+    /// 99th percentile of requests' times relative to the base; `None` if no VM serves any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p99: Option<f64>,
     /// VMs hurt.
     pub hurt: usize,
-    /// VMs in all.
+    /// Total VMs.
     pub vms: usize,
     /// Runs of VMs that are much worse.
     pub much_worse: usize,
-    /// Runs of VMs in all.
+    /// Total runs of VMs.
     pub runs: usize,
 }
 
 impl HeldOutPolicy {
-    /// From a total, rounded.
+    /// Rounds a total into a record.
     pub fn of(name: &str, total: &Total) -> HeldOutPolicy {
         let rounded = |value: Option<f64>| value.map(|value| (value * 1e4).round() / 1e4);
         HeldOutPolicy {
@@ -101,15 +102,15 @@ impl HeldOutPolicy {
 }
 
 impl HeldOut {
-    /// The runs of cases that were drawn so, oldest first.
+    /// Returns the runs of cases drawn this way, oldest first.
     pub fn drawn_as(&self, drawn_as: DrawnAs) -> impl Iterator<Item = &HeldOutRun> {
         self.runs.iter().filter(move |run| run.drawn_as == drawn_as)
     }
 
-    /// The list in a file; an empty one where there is no such file.
+    /// Reads the list from a file; returns an empty one if there is no such file.
     ///
     /// # Errors
-    /// A file that cannot be read, or is no such list.
+    /// A file that cannot be read, or has another format.
     pub fn read(path: &Path) -> Result<HeldOut, FileError> {
         match fs::metadata(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(HeldOut::default()),
@@ -117,10 +118,10 @@ impl HeldOut {
         }
     }
 
-    /// Writes the list: whole, or not at all.
+    /// Writes the list atomically.
     ///
     /// # Errors
-    /// Why it cannot be written.
+    /// The file cannot be written.
     pub fn write(&self, path: &Path) -> std::io::Result<()> {
         let text = toml::to_string(self).map_err(std::io::Error::other)?;
         let beside = path.with_extension("toml.new");

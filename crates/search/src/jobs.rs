@@ -1,10 +1,10 @@
-//! Independent pieces of work on plain threads, in an order that their number does not change.
+//! Runs independent pieces of work on plain threads; the number of threads does not change the order of results.
 
 use std::io::{IsTerminal as _, Write as _, stderr};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// Does a piece of work for each item on up to `jobs` threads, and returns what came of them in the items' order.
+/// Processes each item on up to `jobs` threads, and returns the results in the items' order.
 pub fn each<T: Sync, R: Send>(
     jobs: usize,
     items: &[T],
@@ -18,7 +18,7 @@ pub fn each<T: Sync, R: Send>(
     })
 }
 
-/// How far long work is: a line on a terminal, with the time left; silent in a pipe.
+/// Progress of long work: a line on a terminal, with the time left; silent in a pipe.
 #[derive(Debug)]
 pub struct Progress {
     what: String,
@@ -30,7 +30,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Work of so many pieces.
+    /// Creates a progress line for a number of pieces.
     #[allow(
         clippy::disallowed_methods,
         reason = "what people see of a run is no part of its result"
@@ -46,27 +46,27 @@ impl Progress {
         }
     }
 
-    /// Work that shows no progress.
+    /// Creates a progress that shows nothing.
     pub fn silent() -> Progress {
         let mut progress = Progress::new("", 0);
         progress.shown = false;
         progress
     }
 
-    /// How many pieces are done.
+    /// Returns the number of finished pieces.
     pub fn done(&self) -> usize {
         self.done.load(Ordering::Relaxed)
     }
 
-    /// Nobody wants the rest any more.
+    /// Cancels the rest of the work.
     pub fn end(&self) {
         self.is_over.store(true, Ordering::Relaxed);
     }
 
-    /// Who works asks this between pieces.
+    /// Checks for cancellation; workers call this between pieces.
     ///
     /// # Errors
-    /// Nobody wants the rest any more.
+    /// The work was cancelled.
     pub fn go_on(&self) -> anyhow::Result<()> {
         anyhow::ensure!(!self.is_over.load(Ordering::Relaxed), "cut short");
         Ok(())
@@ -79,7 +79,7 @@ impl Progress {
             let left =
                 self.begin.elapsed().as_secs_f64() / done as f64 * self.all.saturating_sub(done) as f64;
             let (what, all) = (&self.what, self.all);
-            // Whether it can be seen changes nothing.
+            // A failed write to the terminal is harmless.
             let _ = write!(stderr(), "\r\x1b[K{what}: {done} of {all}, {} left", time(left));
         }
     }
@@ -101,7 +101,7 @@ fn time(seconds: f64) -> String {
     }
 }
 
-/// As many jobs as the machine has CPUs.
+/// Returns the number of CPUs of the machine.
 pub fn available() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }

@@ -1,4 +1,4 @@
-//! What is known best, kept in files: one for each case, never made worse.
+//! The best known decisions, kept in one file per case and only ever improved.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -16,90 +16,90 @@ use homenode_twin::Setup;
 const HEAD: &str = "# The best that is known of this case: see crates/search/src/known.rs. Written by `decisions known`, which keeps what \
                     is better.\n";
 
-/// What is known best of a case.
+/// The best known decisions of a case.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Known {
     /// Name of the case.
     pub case: String,
-    /// By seed.
+    /// The best known decisions of each seed.
     #[serde(default, rename = "seed")]
     pub seeds: Vec<OfSeed>,
 }
 
-/// What is known best of a case with a seed.
+/// The best known decisions of a case with a seed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OfSeed {
     /// The seed.
     pub seed: u64,
-    /// Mean over VMs of the ratio beside `default`, above 0.
+    /// Mean over VMs of the ratio to `default`, above 0.
     pub mean: f64,
-    /// `search`, or the name of the policies that did better than it.
+    /// `search`, or the name of the policies that did better.
     pub found_by: String,
     /// Evaluations of all searches so far.
     pub evaluations: usize,
-    /// Commit of the twin that it was found with; empty where that is not known.
+    /// Commit of the twin that found it; empty if unknown.
     pub commit: String,
-    /// Ratio of each VM in the scenario's order; -1 where it has none.
+    /// Ratio of each VM in the scenario's order; -1 if it has none.
     pub vms: Vec<f64>,
-    /// Decisions as [`Schedule::lines`] writes them.
+    /// Decisions in the format of [`Schedule::lines`].
     pub decisions: Vec<String>,
 }
 
-/// Why what is known cannot be read or kept.
+/// Why the best known decisions cannot be read or stored.
 #[derive(Debug, thiserror::Error)]
 pub enum KnownError {
-    /// The file cannot be read or is not such a file.
+    /// The file cannot be read or has another format.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A decision in it is none.
+    /// A line is not a decision.
     #[error("{path}: {error}")]
     Decision {
         /// The file.
         path: String,
-        /// Why.
+        /// The reason.
         error: ScheduleError,
     },
-    /// It holds another case.
+    /// The file is about another case.
     #[error("{path} is about case {found}, not {wanted}; give each case a file of its own")]
     OtherCase {
         /// The file.
         path: String,
         /// The case in it.
         found: String,
-        /// The case asked for.
+        /// The requested case.
         wanted: String,
     },
-    /// A value that cannot be.
-    #[error("{path}: {what} of seed {seed} is {value}; {expected}. Delete that seed's table to search anew")]
+    /// A value out of range.
+    #[error("{path}: {what} of seed {seed} is {value}; {expected}. Delete that seed's table to search again")]
     Value {
         /// The file.
         path: String,
         /// The seed.
         seed: u64,
-        /// What.
+        /// Name of the value.
         what: &'static str,
         /// The value.
         value: f64,
-        /// What it must be.
+        /// The expected range.
         expected: String,
     },
-    /// It cannot be written.
+    /// The file cannot be written.
     #[error("cannot write {path}: {error}")]
     Write {
         /// The file.
         path: String,
-        /// Why.
+        /// The reason.
         error: std::io::Error,
     },
 }
 
 impl Known {
-    /// What a file knows of a scenario; nothing where there is no such file.
+    /// Reads the file for a scenario; returns no seeds if there is no such file.
     ///
     /// # Errors
-    /// A file that cannot be read, that is about another case, or with values that cannot be.
+    /// A file that cannot be read, that is about another case, or that has a value out of range.
     pub fn read(path: &Path, setup: &Setup) -> Result<Known, KnownError> {
         let wanted = setup.scenario.name.clone();
         let text = match fs::read_to_string(path) {
@@ -149,12 +149,12 @@ impl Known {
         Ok(known)
     }
 
-    /// What is known with a seed.
+    /// Returns the best known decisions with a seed.
     pub fn of_seed(&self, seed: u64) -> Option<&OfSeed> {
         self.seeds.iter().find(|of_seed| of_seed.seed == seed)
     }
 
-    /// The schedule that is best with a seed, and those of the other seeds, which may be good there too.
+    /// Returns the best schedule of a seed, and those of the other seeds, which may be good there too.
     pub fn schedules(&self, setup: &Setup) -> Vec<Schedule> {
         let mut seeds: Vec<&OfSeed> = self.seeds.iter().collect();
         seeds.sort_by_key(|of_seed| of_seed.seed != setup.seed);
@@ -162,7 +162,7 @@ impl Known {
         seeds.iter().filter_map(read).collect()
     }
 
-    /// Takes in what was found, unless better is known; says whether it was better. Evaluations add up either way.
+    /// Takes in a search result unless a better one is known; returns whether it was better. Evaluations add up either way.
     pub fn add(&mut self, setup: &Setup, best: &Best, commit: &str) -> bool {
         let pairs = best.base.report.vms.iter().zip(&best.run().report.vms);
         let rounded = |value: f64| (value * 1e4).round() / 1e4;
@@ -191,10 +191,10 @@ impl Known {
         is_better
     }
 
-    /// Writes the file: whole, or not at all.
+    /// Writes the file atomically.
     ///
     /// # Errors
-    /// Why it cannot be written.
+    /// The file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), KnownError> {
         let failed = |error| KnownError::Write {
             path: path.display().to_string(),
@@ -252,7 +252,7 @@ mod tests {
         assert_eq!(Known::read(&path, &setup).unwrap(), known);
         let evaluations = known.seeds[0].evaluations;
         assert_eq!(evaluations, best.evaluations());
-        // The same again is no better.
+        // An equal result is not an improvement.
         assert!(!known.add(&setup, &best, "two"));
         assert_eq!(
             (known.seeds[0].commit.as_str(), known.seeds[0].evaluations),
@@ -271,7 +271,7 @@ mod tests {
             (known.seeds[0].commit.as_str(), known.seeds[0].evaluations),
             ("four", 4 * evaluations)
         );
-        // Another seed stands beside it.
+        // Another seed gets its own table.
         let other = Setup {
             seed: 2,
             ..setup.clone()

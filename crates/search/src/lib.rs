@@ -1,4 +1,5 @@
-//! How good decisions are: runs of a scenario under sets of policies, their score, cases drawn by a seed, sweeps.
+//! Measures how good decisions are: runs a scenario under sets of policies, scores them, draws cases from a seed, and
+//! sweeps.
 
 pub mod best;
 pub mod board;

@@ -1,37 +1,37 @@
-//! Cases like operations: hosts of today, with VMs as a public trace has them, on the kernel as it comes.
+//! Cases modelled on operations: current hosts with VMs drawn from a public trace, on an unconfigured kernel.
 //!
 //! # Problem
-//! Cases of [`crate::generate`] are busy from the first second to the last, as benchmarks are. VMs of an operator's
-//! host mostly do nothing, and have the sizes that users order. A score on benchmarks does not say what an agent does there.
+//! Cases of [`crate::generate`] are busy from the first second to the last, as benchmarks are. VMs of an operator's host
+//! mostly do nothing, and have the sizes that users order. A score on benchmarks does not show how an agent fares there.
 //!
 //! # Terms
-//! - [`Hosts`]: those of today, those of the published experiments, or a small one.
+//! - [`Hosts`]: current ones, those of the published experiments, or a small one.
 //! - [`Fullness`]: vCPUs over CPUs: a quarter, a half, one, two.
 //! - *Host*: a machine with as much memory as its VMs were sold, which may be more than its file says.
-//! - *Class*: both together. The k-th case of a list is of the k-th class, round and round, so that none is left to luck.
+//! - *Class*: a pair of both. The k-th case of a list has the k-th class, in rotation, so that all are covered.
 //!
 //! # Algorithm
-//! From a stream of the seed:
+//! From the random stream of the seed:
 //! 1. A machine of the class.
-//! 2. VMs until the class' vCPUs are reached: size, use of CPUs, kind and program from the distributions below. A VM's threads
-//!    rest between pieces of work, so that alone it would be busy for the share of time that was drawn.
-//! 3. All of them fit into `MEMORY_SHARE` of the host's memory: its nodes get what is missing, alike.
-//! 4. They arrive in the first minute, but for a few that come during the run, and a few go, at the trace's rate.
-//! 5. Twice in a run a VM becomes more or less busy.
+//! 2. VMs until the class' vCPUs are reached: size, use of CPUs, kind and program from the distributions below. A VM's
+//!    threads rest between pieces of work, so that running alone it would be busy for the drawn share of time.
+//! 3. All of them fit into `MEMORY_SHARE` of the host's memory: missing memory is added evenly to its nodes.
+//! 4. They arrive in the first minute, except a few that arrive during the run; a few leave, at the trace's rate.
+//! 5. Twice per run a VM becomes more or less busy.
 //!
 //! # Sources
-//! *Trace*: Azure 2019, all VMs of a region [Cortez 2017, and the notebook of AzurePublicDataset V2, curves "Azure 2019"; read by
-//! eye, to 2 points].
-//! - [`SIZES`]: cores and memory; each distribution is published, not both together. They are joined rank by rank: more cores,
+//! *Trace*: Azure 2019, all VMs of a region [Cortez 2017, and the notebook of AzurePublicDataset V2, curves "Azure 2019";
+//! read by eye, to 2 points].
+//! - [`SIZES`]: cores and memory; only the separate distributions are published. They are joined rank by rank: more cores,
 //!   more memory.
 //! - [`CPU_SHARES`]: average use of CPUs over a VM's life.
-//! - [`INTERACTIVE`]: 43 of 100 core hours; what is unknown is counted with the delay-insensitive.
-//! - [`ARRIVALS_PER_VM_HOUR`]: 2.7 million VMs in 30 days, of which 226,000 were there at a time.
+//! - [`INTERACTIVE`]: 43 of 100 core hours; unknown workloads are counted with the delay-insensitive.
+//! - [`ARRIVALS_PER_VM_HOUR`]: 2.7 million VMs in 30 days, 226,000 of them present at a time.
 //!
-//! *Estimates*, as nothing public says it: how long a request takes alone (`REQUEST_S`), how long a batch job's piece
+//! *Estimates*, for lack of public data: how long a request takes alone (`REQUEST_S`), how long a batch job's piece
 //! (`PIECE_S`), how use changes within a run (`SWINGS`; the trace has the 95th percentile of maxima at about seven times the
-//! average), and which program a VM runs: each of those that have no barriers, alike; those with barriers too where a VM is busy
-//! all the time.
+//! average), and which program a VM runs: any program without barriers, with equal chance; a VM that is busy all the time
+//! may also run one with barriers.
 //!
 //! # Properties (tests of the same names)
 //! - `the_same_seed_gives_the_same_text`
@@ -48,7 +48,7 @@ use serde::Serialize;
 
 use crate::generate::{self, PUBLISHED, memory_for, pick, programs};
 
-/// Cores and GiB of memory by the share of VMs that have at most as many.
+/// Cores and GiB of memory by the share of VMs with at most that size.
 pub const SIZES: [(f64, u16, u64); 9] = [
     (0.12, 2, 2),
     (0.29, 2, 4),
@@ -60,7 +60,7 @@ pub const SIZES: [(f64, u16, u64); 9] = [
     (0.96, 16, 64),
     (1.0, 16, 128),
 ];
-/// Average use of a VM's CPUs by the share of VMs that use at most as much; straight lines between.
+/// Average CPU use by the share of VMs with at most that use; linear in between.
 pub const CPU_SHARES: [(f64, f64); 9] = [
     (0.0, 0.001),
     (0.20, 0.01),
@@ -74,41 +74,41 @@ pub const CPU_SHARES: [(f64, f64); 9] = [
 ];
 /// Share of VMs that serve requests of waiting clients.
 pub const INTERACTIVE: f64 = 0.43;
-/// VMs that come in an hour for each VM on the host; as many go.
+/// VMs that arrive per hour for each VM on the host; as many leave.
 pub const ARRIVALS_PER_VM_HOUR: f64 = 0.0166;
-/// From a VM that is busier than this all the time, nothing is taken away: it computes.
+/// A VM busier than this all the time gets no rests: it computes.
 const ALWAYS_BUSY: f64 = 0.9;
 /// The machine file of a small host.
 pub const SMALL_HOST: &str = include_str!("operations/small-host.toml");
-/// What only experiments run: no operator does.
+/// Programs used only in experiments, which no operator runs.
 const MICRO: [&str; 4] = ["array.", "blockie", "disrupt.", "walk."];
-/// How long a request takes alone, in seconds; drawn by its logarithm.
+/// Duration of a request alone, in seconds; drawn on a logarithmic scale.
 const REQUEST_S: (f64, f64) = (0.01, 0.2);
-/// How long a piece of a batch job takes alone, in seconds; drawn by its logarithm.
+/// Duration of a piece of a batch job alone, in seconds; drawn on a logarithmic scale.
 const PIECE_S: (f64, f64) = (5.0, 60.0);
-/// What a rest is multiplied by when a VM becomes more or less busy.
+/// Factors by which rests change when a VM becomes more or less busy.
 const SWINGS: [f64; 4] = [0.3, 0.6, 1.0, 2.0];
-/// How long a run is.
+/// Duration of a run.
 pub const DURATION: Ns = Ns::from_secs(1800);
-/// Figures count from here on: VMs boot and touch their memory before.
+/// Start of the measurement: before it, VMs boot and touch their memory.
 const WARM_UP: Ns = Ns::from_secs(120);
-/// Share of a host's memory that VMs are given, at most.
+/// Largest share of a host's memory that VMs get.
 const MEMORY_SHARE: f64 = 0.9;
-/// What a node's memory is a multiple of, where it is more than the machine's file says.
+/// Granularity of a node's memory beyond what the machine's file says.
 const MEMORY_STEP: Bytes = Bytes::from_gib(8);
 
-/// Which hosts.
+/// The kind of hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Hosts {
-    /// Of today: many L3s, or nodes that are parts of a socket.
+    /// Current ones: many L3s, or nodes that are parts of a socket.
     Today,
-    /// Those of the published experiments.
+    /// Hosts of the published experiments.
     Old,
-    /// Two nodes of four cores: what little there is to choose between shows here, and what is wrong hurts.
+    /// Two nodes of four cores: there is little to choose between, and wrong choices hurt.
     Small,
 }
 
-/// How many vCPUs a host has for each CPU.
+/// Number of vCPUs per CPU of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fullness {
     /// A quarter.
@@ -122,7 +122,7 @@ pub enum Fullness {
 }
 
 impl Hosts {
-    /// Machines of this kind, with several nodes or L3s: names of presets, but for the small one.
+    /// Returns names of machines of this kind with several nodes or L3s: presets, except for the small one.
     fn machines(self) -> &'static [&'static str] {
         match self {
             Hosts::Today => &[
@@ -139,7 +139,7 @@ impl Hosts {
         }
     }
 
-    /// A machine of this kind by its name.
+    /// Returns a machine of this kind by its name.
     fn machine(self, name: &str) -> Machine {
         let machine = match self {
             Hosts::Small => from_toml("small-host.toml", SMALL_HOST),
@@ -148,7 +148,7 @@ impl Hosts {
         machine.expect("a test reads all of them")
     }
 
-    /// As tables have it.
+    /// Returns the name used in tables.
     pub fn name(self) -> &'static str {
         match self {
             Hosts::Today => "today",
@@ -159,7 +159,7 @@ impl Hosts {
 }
 
 impl Fullness {
-    /// All, the emptiest first.
+    /// All levels, the emptiest first.
     pub const ALL: [Fullness; 4] = [
         Fullness::Light,
         Fullness::Half,
@@ -167,7 +167,7 @@ impl Fullness {
         Fullness::Overcommitted,
     ];
 
-    /// vCPUs for each CPU.
+    /// Returns the number of vCPUs per CPU.
     pub fn vcpus_per_cpu(self) -> f64 {
         match self {
             Fullness::Light => 0.25,
@@ -177,7 +177,7 @@ impl Fullness {
         }
     }
 
-    /// As tables have it.
+    /// Returns the name used in tables.
     pub fn name(self) -> &'static str {
         match self {
             Fullness::Light => "light",
@@ -188,35 +188,35 @@ impl Fullness {
     }
 }
 
-/// A kind of hosts and how full they are.
+/// A kind of host and how full it is.
 pub type Class = (Hosts, Fullness);
 
-/// The class of the `at`-th case of a list of cases on these hosts, of which there is one at least.
+/// Returns the class of the `at`-th case of a list of cases on these hosts; `hosts` must not be empty.
 pub fn class(at: usize, hosts: &[Hosts]) -> Class {
     let fullness = Fullness::ALL[at / hosts.len() % Fullness::ALL.len()];
     (hosts[at % hosts.len()], fullness)
 }
 
-/// Name of a case.
+/// Returns the name of a case.
 pub fn name((hosts, fullness): Class, seed: u64) -> String {
     format!("{}-{}-{seed}", hosts.name(), fullness.name())
 }
 
-/// A case as it is written into two files, which lie beside each other.
+/// A case as two files, to be written into the same folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Files {
-    /// Name of the case, and of the scenario's file without its ending.
+    /// Name of the case, and of the scenario's file without its extension.
     pub name: String,
     /// The scenario.
     pub scenario: String,
-    /// Name of the host's file, without its ending, as the scenario has it.
+    /// Name of the host's file, without its extension, as referred to by the scenario.
     pub host_name: String,
     /// The host.
     pub host: String,
 }
 
 impl Files {
-    /// Host and scenario.
+    /// Parses both files into host and scenario.
     ///
     /// # Panics
     /// Never for what [`case`] writes: a test reads many.
@@ -229,7 +229,7 @@ impl Files {
     }
 }
 
-/// The case of a class and seed.
+/// Returns the case of a class and seed.
 pub fn case(class: Class, seed: u64) -> Files {
     let (hosts, fullness) = class;
     let mut chance = Chance::labelled(seed, "operations", 0);
@@ -249,7 +249,7 @@ pub fn case(class: Class, seed: u64) -> Files {
     let (mut case, mut vcpus) = (Case::new(&name, &host_name), 0.0);
     while vcpus < wanted {
         let drawn = drawing.vm(case.vm.len());
-        // Where no program fits, or the VM is wider than what is wanted of all, another is drawn.
+        // Draws again if no program fits, or the VM is wider than the total wanted.
         let Some(vm) = drawn.filter(|vm| f64::from(vm.vcpus) <= wanted) else {
             continue;
         };
@@ -272,7 +272,8 @@ pub fn case(class: Class, seed: u64) -> Files {
     }
 }
 
-/// The machine with so much memory that VMs with `sold` of it take [`MEMORY_SHARE`]: what is missing goes to all nodes alike.
+/// Returns the machine with enough memory that VMs with `sold` of it take [`MEMORY_SHARE`]; the rest is added evenly to all
+/// nodes.
 fn with_room(mut machine: Machine, sold: Bytes) -> Machine {
     let host: Bytes = machine.nodes.values().map(|node| node.memory_bytes).sum();
     let missing = (sold.as_f64() / MEMORY_SHARE - host.as_f64()).max(0.0);
@@ -283,7 +284,7 @@ fn with_room(mut machine: Machine, sold: Bytes) -> Machine {
     machine
 }
 
-/// What VMs are drawn from.
+/// State from which VMs are drawn.
 struct Drawing<'a> {
     machine: &'a Machine,
     hardware: &'a Hardware,
@@ -292,7 +293,7 @@ struct Drawing<'a> {
 }
 
 impl Drawing<'_> {
-    /// A VM; `None` where no program fits into what was drawn.
+    /// Draws a VM; `None` if no program fits the drawn size.
     fn vm(&mut self, at: usize) -> Option<Vm> {
         let (vcpus, memory_gib) = size(self.chance.unit());
         let vcpus = vcpus.min(self.machine.cpus.len() as u16);
@@ -324,7 +325,7 @@ impl Drawing<'_> {
         })
     }
 
-    /// At the beginning, or for a few during the run.
+    /// Draws an arrival: at the beginning, or for a few VMs during the run.
     fn arrival(&mut self) -> String {
         if self.comes_or_goes() {
             return self.within(60);
@@ -332,28 +333,28 @@ impl Drawing<'_> {
         format!("{}ms", self.chance.below(30_000))
     }
 
-    /// Whether a VM comes, or goes, during the run.
+    /// Draws whether a VM arrives, or leaves, during the run.
     fn comes_or_goes(&mut self) -> bool {
         self.chance.unit() < ARRIVALS_PER_VM_HOUR * DURATION.as_secs_f64() / 3600.0
     }
 
-    /// A time of the run, from a second on.
+    /// Draws a time of the run, at or after `from_s`.
     fn within(&mut self, from_s: u64) -> String {
         let left_ms = DURATION.0 / 1_000_000 - from_s * 1000;
         format!("{}ms", from_s * 1000 + self.chance.below(left_ms))
     }
 
-    /// Seconds of a whole program alone.
+    /// Returns the seconds of a whole program running alone.
     fn alone_s(&self, program: &Program, vcpus: u16) -> f64 {
         generate::alone_s(program, vcpus, self.machine, self.hardware)
     }
 
-    /// A multiple of the program's work that does not end within a run.
+    /// Returns a multiple of the program's work that does not end within a run.
     fn endless(&self, program: &Program, vcpus: u16) -> f64 {
         libm::ceil(10.0 * DURATION.as_secs_f64() / self.alone_s(program, vcpus)).max(1.0)
     }
 
-    /// Rests between pieces of `piece_s` seconds that leave the program, alone, this share of the time.
+    /// Returns rests between pieces of `piece_s` seconds that keep the program, alone, busy for this share of the time.
     fn rest(&self, program: &Program, vcpus: u16, piece_s: f64, share: f64) -> Rest {
         let instructions_m = program.instructions_g_per_thread * 1e3 / self.alone_s(program, vcpus) * piece_s;
         let share = share.min(ALWAYS_BUSY);
@@ -364,7 +365,7 @@ impl Drawing<'_> {
         }
     }
 
-    /// What happens to a VM during the run.
+    /// Draws the events of a VM during the run.
     fn life(&mut self, vm: &Vm, case: &mut Case) {
         let event = |at: String, action: Action| Event {
             at,
@@ -384,14 +385,14 @@ impl Drawing<'_> {
     }
 }
 
-/// Cores and GiB of the VM at this share of all.
+/// Returns cores and GiB of the VM at this quantile.
 fn size(share: f64) -> (u16, u64) {
     let found = SIZES.iter().find(|(until, ..)| share < *until);
     let (_, vcpus, gib) = found.unwrap_or(&SIZES[SIZES.len() - 1]);
     (*vcpus, *gib)
 }
 
-/// Average use of CPUs of the VM at this share of all, in (0, 1].
+/// Returns the average CPU use of the VM at this quantile, in (0, 1].
 fn cpu_share(share: f64) -> f64 {
     let on_line = |line: &[(f64, f64)]| match line {
         [(from, low), (to, high)] if share < *to => Some(low + (high - low) * (share - from) / (to - from)),
@@ -400,7 +401,7 @@ fn cpu_share(share: f64) -> f64 {
     CPU_SHARES.windows(2).find_map(on_line).unwrap_or(1.0)
 }
 
-/// A case as its file has it; the twin reads more than is drawn here.
+/// The part of a scenario's file that is drawn here; the twin reads more.
 #[derive(Serialize)]
 struct Case {
     name: String,

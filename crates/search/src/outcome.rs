@@ -1,4 +1,4 @@
-//! What came of a search, as programs read it.
+//! The result of a search, for machine readers.
 
 use homenode_twin::{Setup, VmReport};
 use schemars::JsonSchema;
@@ -8,35 +8,35 @@ use crate::best::{Best, PolicyRun};
 use crate::run::Run;
 use crate::score::ratio;
 
-/// What was searched, and what was found.
+/// What was searched, and the result.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Search<'a> {
-    /// Of the program.
+    /// Version of the program.
     pub version: &'static str,
-    /// Of the program's sources.
+    /// Commit of the program's sources.
     pub commit: &'static str,
-    /// Its name.
+    /// Name of the scenario.
     pub scenario: &'a str,
-    /// Its name.
+    /// Name of the machine.
     pub machine: &'a str,
-    /// Of what is drawn.
+    /// Seed of the random draws.
     pub seed: u64,
-    /// Runs on the twin.
+    /// Number of runs on the twin.
     pub evaluations: usize,
-    /// Policies beside `default`.
+    /// Policies relative to `default`.
     pub policies: Vec<OfPolicy<'a>>,
     /// The best known.
     pub best: OfBest<'a>,
 }
 
-/// Policies beside `default` and the best known.
+/// Policies relative to `default` and the best known.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct OfPolicy<'a> {
     /// Their name.
     pub policy: &'a str,
-    /// Mean over VMs of the ratio beside `default`; absent where a VM did nothing.
+    /// Mean over VMs of the ratio to `default`; absent if a VM did nothing.
     pub mean: Option<f64>,
-    /// The VM that fares worst.
+    /// Ratio of the worst VM.
     pub worst: Option<f64>,
     /// Its mean over the best known, less 1.
     pub gap: Option<f64>,
@@ -44,32 +44,32 @@ pub struct OfPolicy<'a> {
     pub vms: Vec<OfVm>,
 }
 
-/// The best that is known.
+/// The best known decisions.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct OfBest<'a> {
     /// `search`, or the policies that did better.
     pub found_by: &'a str,
-    /// Mean over VMs of the ratio beside `default`.
+    /// Mean over VMs of the ratio to `default`.
     pub mean: f64,
-    /// The VM that fares worst.
+    /// Ratio of the worst VM.
     pub worst: Option<f64>,
     /// VMs in the scenario's order.
     pub vms: Vec<OfVm>,
-    /// What was decided, a line each.
+    /// The decisions, one per line.
     pub decisions: Vec<String>,
 }
 
-/// A VM beside the same under `default`.
+/// A VM compared with itself under `default`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct OfVm {
     /// Its name.
     pub name: String,
-    /// Its runtime, or what it did, beside `default`; absent where it did nothing.
+    /// Its runtime, or the work it did, relative to `default`; absent if it did nothing.
     pub ratio: Option<f64>,
 }
 
 impl<'a> Search<'a> {
-    /// Everything of a search.
+    /// Assembles the result of a search.
     pub fn of(
         setup: &'a Setup,
         best: &'a Best,

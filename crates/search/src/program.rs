@@ -1,13 +1,13 @@
-//! A policy as a program at the ends of two pipes: `exec:./mine`.
+//! External policies: a program connected by two pipes, as in `exec:./mine`.
 //!
-//! It is started once for a run. In each epoch it gets a view as one line of JSON on its standard input, and answers with a plan
-//! as one line on its standard output; what it writes to its standard error goes to ours. It has a time for each answer. At the
-//! end of the run its input ends, and what has not ended soon after is killed, and waited for.
+//! The program is started once per run. In each epoch it gets a view as one line of JSON on its standard input, and answers
+//! with a plan as one line on its standard output; its standard error is ours. Each answer has a time limit. At the end of
+//! the run its input is closed, and a program that does not end soon after is killed and reaped.
 //!
-//! A program and what it starts are a process group of their own, which ends with the run, and with the process that
-//! makes the run, also where that is killed. A process that leaves the group (`setsid`) is not ended.
+//! A program and its children form a process group, which ends with the run and with our process, even if that is killed. A
+//! process that leaves the group (`setsid`) survives.
 //!
-//! Views and plans are [`homenode_control::external`]'s, which also says what is refused.
+//! Views and plans are defined in [`homenode_control::external`], which also lists what is refused.
 
 use std::fmt;
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -26,18 +26,18 @@ use rustix::process::{Pid, Signal, kill_process_group};
 #[cfg(test)]
 mod tests;
 
-/// What a program's name begins with among names of policies.
+/// Prefix of a program among names of policies.
 pub const EXEC: &str = "exec:";
-/// How long an answer may take where nobody says otherwise: loading a language's libraries is part of the first.
+/// Default time limit for an answer: the first includes loading a language's libraries.
 pub const ANSWER_MAX: Ns = Ns::from_secs(10);
-/// How long a program may take to end once its input has ended. It is at our own end, and no threshold of a policy.
+/// How long a program may take to end after its input was closed. A matter of shutdown, not a threshold of a policy.
 const END_MAX: Duration = Duration::from_millis(500);
-/// How often it is looked whether it has.
+/// Poll interval for its end.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
-/// How much is read at once.
+/// Read size in bytes.
 const CHUNK: usize = 1 << 16;
 
-/// A program that decides.
+/// An external policy program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
     name: String,
@@ -56,7 +56,8 @@ pub struct NotStarted {
 impl FromStr for Program {
     type Err = String;
 
-    /// `exec:` and words, with spaces between them; the first is the program. What would need quotes goes into a script.
+    /// Parses `exec:` and words separated by spaces; the first is the program. Anything that needs quotes belongs in a
+    /// script.
     fn from_str(text: &str) -> Result<Program, String> {
         let words = text.strip_prefix(EXEC).unwrap_or(text).split_whitespace();
         let words: Vec<String> = words.map(str::to_owned).collect();
@@ -80,21 +81,21 @@ impl fmt::Display for Program {
 }
 
 impl Program {
-    /// As it was named.
+    /// Returns the name as given.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The same with another time for each answer.
+    /// Returns this program with another time limit for each answer.
     #[must_use]
     pub fn within(self, answer_max: Ns) -> Program {
         Program { answer_max, ..self }
     }
 
-    /// Starts it.
+    /// Starts the program.
     ///
     /// # Errors
-    /// What the system says: there is no such program, or it may not be run.
+    /// The system's error: there is no such program, or it may not be run.
     pub fn start(&self) -> Result<Running, NotStarted> {
         let failed = |cause: std::io::Error| NotStarted {
             name: self.name.clone(),
@@ -132,15 +133,15 @@ impl Program {
     }
 }
 
-/// What the leader of a program's group does: it waits until its input ends, which is when the process that started it ends or
-/// closes it, and then kills the group, itself with it. Signals that a program sends to its own group do not end it.
+/// The script of the group's leader: it waits until its input ends, that is, until our process ends or closes it, and then
+/// kills the group including itself. Signals that a program sends to its own group do not end it.
 const LEADER: &str = "trap '' HUP INT QUIT TERM; read _; kill -KILL 0";
 
-/// The process group of a program and of what that starts. It ends with this value.
+/// The process group of a program and its children, killed when dropped.
 ///
-/// A leader of our own does what the kernel's signal at a parent's death (`PR_SET_PDEATHSIG`) cannot: that reaches no grandchild,
-/// and comes when the thread ends that started the program. The group's id cannot become another's while the leader is not
-/// waited for.
+/// Our own leader does what the kernel's signal at a parent's death (`PR_SET_PDEATHSIG`) cannot: that signal does not reach
+/// grandchildren, and arrives when the thread that started the program ends. The group's id cannot be reused while the
+/// leader is not reaped.
 #[derive(Debug)]
 struct Group {
     leader: Child,
@@ -166,7 +167,7 @@ impl Group {
 
     fn kill(&self) {
         if let Some(id) = Pid::from_raw(self.id()) {
-            // All of its processes may have ended meanwhile.
+            // All of its processes may have ended by now.
             let _ = kill_process_group(id, Signal::KILL);
         }
     }
@@ -179,7 +180,7 @@ impl Drop for Group {
     }
 }
 
-/// A program that was started.
+/// A running program.
 #[derive(Debug)]
 pub struct Running {
     name: String,
@@ -188,7 +189,7 @@ pub struct Running {
     group: Group,
     stdin: Option<ChildStdin>,
     stdout: Option<ChildStdout>,
-    /// What it said since its last answer.
+    /// Output since its last answer.
     said: Vec<u8>,
     has_failed: bool,
 }
@@ -211,7 +212,7 @@ impl Planner for Running {
 }
 
 impl Running {
-    /// Writes a line, and waits for a line.
+    /// Writes a line, and reads the answering line.
     #[allow(
         clippy::disallowed_methods,
         reason = "a program that hangs must not hang the run; how long an answer takes changes no result"
@@ -245,7 +246,7 @@ impl Running {
         }
     }
 
-    /// Waits until something can be read, or written where there is something to be.
+    /// Waits until the pipe is readable, or writable if there is more to write.
     fn wait(&self, at_most: Duration, has_more: bool) -> Result<(), String> {
         let (Some(stdin), Some(stdout)) = (&self.stdin, &self.stdout) else {
             return Err("it has no pipes".to_owned());
@@ -259,7 +260,7 @@ impl Running {
         }
     }
 
-    /// Writes as much as fits.
+    /// Writes as much as fits into the pipe.
     fn write(&mut self, left: &[u8]) -> Result<usize, String> {
         let Some(stdin) = self.stdin.as_mut().filter(|_| !left.is_empty()) else {
             return Ok(0);
@@ -272,7 +273,7 @@ impl Running {
         }
     }
 
-    /// Reads what is there.
+    /// Reads the available output.
     fn read(&mut self) -> Result<(), String> {
         let Some(stdout) = &mut self.stdout else {
             return Ok(());
@@ -289,7 +290,7 @@ impl Running {
         }
     }
 
-    /// What is said of one that closed its pipes.
+    /// Returns the error message for a program that closed its pipes.
     fn ended(&mut self) -> String {
         match self.ends_within(END_MAX) {
             Some(status) => format!("it ended before it answered ({status})"),
@@ -319,8 +320,8 @@ impl Drop for Running {
         drop((self.stdin.take(), self.stdout.take()));
         let end_max = if self.has_failed { Duration::ZERO } else { END_MAX };
         if self.ends_within(end_max).is_none() {
-            // A program may have left its group. One that has ended meanwhile cannot be killed any more, and is waited for
-            // as well.
+            // A program may have left its group, so it is killed on its own too; that fails harmlessly if it has ended. It
+            // must be reaped in any case.
             self.group.kill();
             let _ = self.child.kill();
             let _ = self.child.wait();

@@ -1,4 +1,4 @@
-//! A scenario's run under a set of policies, and what came of it.
+//! Runs a scenario under a set of policies.
 
 use std::ops::ControlFlow;
 use std::sync::{Mutex, PoisonError};
@@ -9,7 +9,7 @@ use homenode_host::HostError;
 use homenode_twin::{Setup, Twin, TwinReport};
 use homenode_units::Ns;
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Run {
     /// Name of the policies.
@@ -20,8 +20,8 @@ pub struct Run {
     pub report: TwinReport,
 }
 
-/// Runs a scenario to its end, or for its duration; `look` is called before each of the agent's epochs, `told` with what it
-/// says.
+/// Runs a scenario to its end, or for its duration; `look` is called before each of the agent's epochs, `told` with each
+/// event.
 ///
 /// # Errors
 /// A scenario that the machine cannot run, a host that cannot be read.
@@ -40,7 +40,7 @@ pub fn run(
     })
 }
 
-/// The same, where an error of `look` ends the run; `watch` is called with each epoch, and with the loop after it.
+/// Like [`run`], but calls `watch` with each epoch and the loop after it; an error of `look` ends the run.
 ///
 /// # Errors
 /// As [`run`], and those of `look`.
@@ -54,7 +54,7 @@ pub fn run_watched(
     run_control(setup, Control::new(config, Mode::Act), policy, (look, watch))
 }
 
-/// The same with a planner from outside in the place of all policies.
+/// Like [`run_watched`], with an external planner in place of all policies.
 ///
 /// # Errors
 /// As [`run_watched`]; a planner that fails, as [`homenode_control::external::PlannerFailed`].
@@ -98,7 +98,7 @@ fn run_control(
     })
 }
 
-/// A run to the end of its programs, or of its scenario's time.
+/// Runs until all programs have ended, or the scenario's time is over.
 struct ToEnd<'a, L, W> {
     setup: &'a Setup,
     control: &'a Mutex<Control>,
@@ -144,7 +144,8 @@ mod tests {
 
     use super::*;
 
-    /// One VM that comes back, one that is stopped, one that never comes, one that runs two programs; figures count from 5 s on.
+    /// One VM that returns, one that is stopped, one that never arrives, one that runs two programs; figures count from 5 s
+    /// on.
     const CASE: &str = r#"
 name = "case"
 duration = "60s"

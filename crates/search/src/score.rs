@@ -1,37 +1,37 @@
-//! How good a run is beside another of the same case and seed.
+//! Scores a run against a base run of the same case and seed.
 //!
 //! # Terms
-//! - *Ratio* of a VM: time that its work took over the time that it took in the base run, under `default` with the same seed.
-//!   Below 1 is faster.
-//! - A VM is *hurt* where the mean of its time over seeds is over [`HURT`] times that of the base's over the same seeds.
+//! - *Ratio* of a VM: the time of its work over the time in the base run, under `default` with the same seed. Below 1 is
+//!   faster.
+//! - A VM is *hurt* if its mean time over seeds is more than [`HURT`] times that of the base runs over the same seeds.
 //!
 //! # Method
-//! 0. Where its threads rest between requests, as a server's: the mean time of a request over that of the base. Its run lasts as
-//!    long however fast they are served.
-//! 1. Where every program that the VM began ended in both runs, and they are as many: the sum of their runtimes over that of
-//!    the base.
-//! 2. Else seconds per instruction over those of the base. A program that ends in one run and not in the other is so counted
-//!    as if it went on at its mean speed: to leave it out would be to ask survivors only.
-//! 3. A VM that made no instructions in the base run (it has no program, or never arrived) has no ratio; one that made some
-//!    there and none here is infinitely slow, unless it is a server that was never kept waiting: it ended its requests before
-//!    the warm-up did, and has rested since.
+//! 0. If its threads rest between requests, as a server's do: the mean time of a request over that of the base. Its run
+//!    takes equally long, however fast requests are served.
+//! 1. If every program that the VM began ended in both runs, in equal number: the sum of their runtimes over that of the
+//!    base.
+//! 2. Else seconds per instruction over those of the base. A program that ends in only one of the runs thus counts as if it
+//!    continued at its mean speed; leaving it out would be survivorship bias.
+//! 3. A VM that executed no instructions in the base run (it has no program, or never arrived) has no ratio; one that
+//!    executed some there and none here is infinitely slow, unless it is a server without pending requests: it finished them
+//!    before the end of the warm-up, and has rested since.
 
 use homenode_twin::VmReport;
 
 use crate::run::Run;
 
-/// A VM that takes more than so many times as long is hurt.
+/// A VM is hurt if it takes more than this many times as long.
 pub const HURT: f64 = 1.03;
-/// A single run of a VM that takes more than so many times as long counts as much worse.
+/// A single run of a VM counts as much worse if it takes more than this many times as long.
 pub const MUCH_WORSE: f64 = 1.10;
 
-/// The ratio of a VM: at least 0, below 1 where it is faster than in the base run; `None` where it did nothing there.
+/// Returns the ratio of a VM: at least 0, below 1 if it is faster than in the base run; `None` if it did nothing there.
 pub fn ratio(base: &VmReport, other: &VmReport) -> Option<f64> {
     let (base_s, other_s) = times(base, other)?;
     Some(other_s / base_s)
 }
 
-/// The value of a run: mean over VMs of their ratios; infinite where there are none, or a VM did nothing.
+/// Returns the value of a run: the mean ratio over VMs; infinite if there are none, or a VM did nothing.
 pub fn value(base: &Run, other: &Run) -> f64 {
     let ratios = base
         .report
@@ -44,7 +44,8 @@ pub fn value(base: &Run, other: &Run) -> f64 {
         .unwrap_or(f64::INFINITY)
 }
 
-/// Time of the VM's work in both runs, in seconds, in seconds per thousand million instructions, or in milliseconds per request.
+/// Returns the time of the VM's work in both runs, in seconds, in seconds per 10^9 instructions, or in milliseconds per
+/// request.
 fn times(base: &VmReport, other: &VmReport) -> Option<(f64, f64)> {
     if let (Some(base), Some(other)) = (base.requests, other.requests) {
         return Some((base.mean_ms, other.mean_ms));
@@ -70,11 +71,11 @@ pub struct CaseScore {
     pub case: String,
     /// Ratios by seed, then by VM in the scenario's order.
     pub ratios: Vec<Vec<Option<f64>>>,
-    /// Of each VM the mean time over seeds over that of the base.
+    /// Mean time of each VM over seeds, relative to the base.
     pub vms: Vec<VmScore>,
     /// Decisions per run, on average.
     pub decisions: f64,
-    /// Memory moved per run for policies, in GiB, on average.
+    /// Memory moved per run at the policies' request, in GiB, on average.
     pub moved_gib: f64,
 }
 
@@ -85,16 +86,16 @@ pub struct VmScore {
     pub name: String,
     /// Its workload.
     pub workload: String,
-    /// Mean time over seeds over that of the base.
+    /// Mean time over seeds, relative to the base.
     pub ratio: Option<f64>,
-    /// 99th percentile of its requests' times, mean over seeds, over that of the base; `None` where it serves none.
+    /// 99th percentile of its requests' times, mean over seeds, relative to the base; `None` if it serves none.
     pub p99: Option<f64>,
-    /// Mean time of its programs in the base runs, in seconds; `None` where one did not end.
+    /// Mean time of its programs in the base runs, in seconds; `None` if one did not end.
     pub base_s: Option<f64>,
 }
 
 impl CaseScore {
-    /// Scores runs of a case beside the base runs with the same seeds, in the same order.
+    /// Scores runs of a case against the base runs with the same seeds, in the same order.
     pub fn of(case: &str, base: &[&Run], other: &[&Run]) -> CaseScore {
         let pairs = || base.iter().zip(other);
         let ratios = pairs().map(|(base, other)| {
@@ -131,40 +132,40 @@ impl CaseScore {
         }
     }
 
-    /// Mean over VMs, then over seeds.
+    /// Returns the mean over VMs, then over seeds.
     pub fn mean(&self) -> Option<f64> {
         mean(self.seed_means())
     }
 
-    /// Mean over VMs of each seed.
+    /// Returns the mean over VMs of each seed.
     pub fn seed_means(&self) -> impl Iterator<Item = f64> + '_ {
         let of_seed = |vms: &Vec<Option<f64>>| mean(vms.iter().flatten().copied());
         self.ratios.iter().filter_map(of_seed)
     }
 
-    /// The worst of all runs of VMs.
+    /// Returns the worst ratio of all runs of VMs.
     pub fn worst_run(&self) -> Option<f64> {
         self.runs().reduce(f64::max)
     }
 
-    /// The VM that fares worst, by its mean over seeds.
+    /// Returns the ratio of the worst VM, by its mean over seeds.
     pub fn worst_vm(&self) -> Option<f64> {
         self.vms.iter().filter_map(|vm| vm.ratio).reduce(f64::max)
     }
 
-    /// Mean over VMs with requests of the 99th percentile beside the base's.
+    /// Returns the mean, over VMs with requests, of the 99th percentile relative to the base.
     pub fn p99(&self) -> Option<f64> {
         mean(self.vms.iter().filter_map(|vm| vm.p99))
     }
 
-    /// VMs that are hurt.
+    /// Returns the VMs that are hurt.
     pub fn hurt(&self) -> impl Iterator<Item = &VmScore> {
         self.vms
             .iter()
             .filter(|vm| vm.ratio.is_some_and(|ratio| ratio > HURT))
     }
 
-    /// Every run of every VM.
+    /// Returns the ratio of every run of every VM.
     pub fn runs(&self) -> impl Iterator<Item = f64> + '_ {
         self.ratios.iter().flatten().flatten().copied()
     }
@@ -175,15 +176,15 @@ impl CaseScore {
 pub struct Total {
     /// Mean over VMs, then over seeds, then over cases.
     pub mean: Option<f64>,
-    /// 99th percentile of requests' times beside the base's: mean over VMs, then over cases; `None` where no VM serves any.
+    /// 99th percentile of requests' times relative to the base: mean over VMs, then over cases; `None` if no VM serves any.
     pub p99: Option<f64>,
     /// Worst VM, by its mean over seeds.
     pub worst_vm: Option<f64>,
     /// Worst run of a VM.
     pub worst_run: Option<f64>,
-    /// VMs that are hurt, and VMs in all.
+    /// VMs that are hurt, and total VMs.
     pub hurt: (usize, usize),
-    /// Runs of VMs that take over [`MUCH_WORSE`] times as long, and runs in all.
+    /// Runs of VMs that take over [`MUCH_WORSE`] times as long, and total runs.
     pub much_worse: (usize, usize),
     /// Decisions per run, on average.
     pub decisions: f64,
@@ -213,7 +214,7 @@ impl Total {
     }
 }
 
-/// The mean of values, if there are any.
+/// Returns the mean of values, if there are any.
 pub fn mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let (sum, count) = values
         .into_iter()

@@ -1,4 +1,4 @@
-//! Settings of policies, as operators write them.
+//! Reads the operators' settings of policies.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use homenode_machine_files::file::{FileError, Source, read_toml};
 /// Reads settings from the text of a file, for a run on this machine; `path` is only for messages.
 ///
 /// # Errors
-/// What is no setting, and what the machine cannot have, with the place.
+/// An unknown setting, or one that does not fit the machine, with its position.
 pub fn from_toml(path: &Path, text: &str, machine: &Machine) -> Result<Config, FileError> {
     let config: Config = read_toml(path, text)?;
     let on_machine = config.check_on(machine);

@@ -1,7 +1,9 @@
-//! One program from one VM to a full host, and alone: the plainest pictures of what an agent gains and costs.
+//! Load sweep: one program in one VM up to a full host, and single VMs: the plainest pictures of what an agent gains and
+//! costs.
 //!
 //! # Terms
-//! - *Work*: what the VMs do in a time; beside another run the mean over VMs of that run's time over theirs. Above 1 is more.
+//! - *Work*: what the VMs do per unit of time; relative to another run, the mean over VMs of that run's time over theirs.
+//!   Above 1 is more.
 
 use homenode_control::Config;
 use homenode_machine::{Hardware, Machine};
@@ -16,52 +18,51 @@ use crate::run::Run;
 use crate::score::{CaseScore, mean};
 use homenode_twin::Setup;
 
-/// Programs of the load sweep where none are named: two that stream, two that live in the LLC, one between them and one that
-/// computes.
+/// Default programs of the load sweep: two that stream, two that live in the LLC, one in between and one that computes.
 pub const PROGRAMS: [&str; 6] = ["lbm", "stream", "soplex", "sphinx3", "sp.B", "povray"];
-/// How many VMs there are, as far as the host has CPUs for them.
+/// Numbers of VMs to try, as far as the host has CPUs for them.
 pub const COUNTS: [usize; 9] = [1, 2, 3, 4, 6, 8, 10, 12, 13];
-/// vCPUs of a VM of the load sweep.
+/// vCPUs per VM in the load sweep.
 pub const VCPUS: u16 = 4;
-/// vCPUs of a VM that is alone.
+/// vCPUs of a single VM.
 pub const LONE_VCPUS: [u16; 2] = [4, 8];
-/// What a program lasts alone where nothing else is said, in seconds.
+/// Default duration of a program running alone, in seconds.
 pub const SOLO_S: f64 = 60.0;
-/// A run ends at the latest after so many times what a program lasts alone.
+/// A run ends at the latest after this multiple of the program's duration alone.
 const DURATION: f64 = 5.0;
 
-/// So many VMs of one program on a machine.
+/// A number of VMs running one program on a machine.
 #[derive(Clone, Debug)]
 pub struct Cell {
     /// The machine.
     pub machine: Machine,
     /// Name of the program.
     pub program: String,
-    /// How many VMs.
+    /// Number of VMs.
     pub vms: usize,
     /// vCPUs of each.
     pub vcpus: u16,
-    /// What the program lasts alone, in seconds; a run lasts at most five times as long.
+    /// Duration of the program alone, in seconds; a run lasts at most five times as long.
     pub solo_s: f64,
-    /// How wrong the twin is.
+    /// How far the twin's parameters are off.
     pub disturbance: Disturbance,
 }
 
-/// What came of a cell under a contender.
+/// Result of a cell under a contender.
 #[derive(Clone, Debug)]
 pub struct Work {
-    /// Whose.
+    /// The contender.
     pub contender: Contender,
-    /// Work beside `default`, mean over VMs, then seeds.
+    /// Work relative to `default`, mean over VMs, then seeds.
     pub of_default: f64,
-    /// What is behind it.
+    /// The scores behind it.
     pub score: CaseScore,
 }
 
-/// A cell that cannot be, or what came of it.
+/// Results of a cell, or why it cannot run.
 pub type Outcome = Result<Vec<Work>, String>;
 
-/// The load sweep of these programs on a machine: as many VMs as it has CPUs for.
+/// Returns the load sweep of these programs on a machine: as many VMs as it has CPUs for.
 pub fn sweep(machine: &Machine, programs: &[String], solo_s: f64) -> Vec<Cell> {
     let counts = COUNTS
         .into_iter()
@@ -79,7 +80,7 @@ pub fn sweep(machine: &Machine, programs: &[String], solo_s: f64) -> Vec<Cell> {
     programs.iter().flat_map(of_program).filter(Cell::fits).collect()
 }
 
-/// One VM alone on a machine, of each size and program.
+/// Returns the cells of a single VM on a machine, for each size and program.
 pub fn lone(machine: &Machine, programs: &[String], solo_s: f64) -> Vec<Cell> {
     let cell = |program: &String, vcpus| Cell {
         machine: machine.clone(),
@@ -98,17 +99,17 @@ impl Cell {
         workload::builtin(&self.program)?.program
     }
 
-    /// Whether the machine has memory for it; true of unknown programs, which running it complains of.
+    /// Whether the machine has the memory; true for unknown programs, which fail when run.
     fn fits(&self) -> bool {
         let host: Bytes = self.machine.nodes.values().map(|node| node.memory_bytes).sum();
         let memory = self.program().map(|program| memory_for(&program, self.vcpus));
         memory.is_none_or(|memory| memory.0.saturating_mul(self.vms as u64) <= host.0 / 10 * 9)
     }
 
-    /// The scenario: VMs that arrive within seconds and do work for a minute alone.
+    /// Builds the scenario: VMs that arrive within seconds, with a minute's work each when alone.
     ///
     /// # Errors
-    /// A program that is not known, a machine without timing figures.
+    /// An unknown program, a machine without timing figures.
     pub fn scenario(&self) -> Result<Scenario, String> {
         let program = self.program().ok_or_else(|| {
             format!(

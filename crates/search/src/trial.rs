@@ -1,4 +1,4 @@
-//! A scenario's run to its end under a set of policies, beside what came of it under the policies run first.
+//! Runs a scenario to its end under sets of policies, and compares each with the first of them.
 
 use homenode_control::{Config, Control, Epoch};
 use homenode_twin::{Disturbance, Scenario, Setup, Twin, TwinError, TwinReport, VmReport};
@@ -9,12 +9,12 @@ use serde::Serialize;
 use crate::contender::Contender;
 use crate::run::Run;
 
-/// What was run, with every option, and what came of it.
+/// Settings of a simulation, with every option, and its results.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Simulation<'a> {
-    /// Of the program.
+    /// Version of the program.
     pub version: &'static str,
-    /// Of the program's sources.
+    /// Commit of the program's sources.
     pub commit: &'static str,
     scenario: &'a str,
     machine: &'a str,
@@ -25,13 +25,13 @@ pub struct Simulation<'a> {
     period_ns: Ns,
     #[serde(skip_serializing_if = "Disturbance::is_none")]
     disturbance: Disturbance,
-    /// Whether the host's kernel balances NUMA memory; `None` where it has none that could.
+    /// Whether the host's kernel balances NUMA memory; `None` if the kernel cannot.
     numa_balancing: Option<bool>,
     policies: Vec<&'a Trial>,
 }
 
 impl<'a> Simulation<'a> {
-    /// Everything of some trials.
+    /// Assembles the document of some trials.
     pub fn of(
         setup: &'a Setup,
         config: &Config,
@@ -55,35 +55,35 @@ impl<'a> Simulation<'a> {
     }
 }
 
-/// What came of a scenario under a set of policies.
+/// Result of a scenario under a set of policies.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Trial {
-    /// The policies' name; of a program as it was named.
+    /// Name of the policies; for a program the name as given.
     pub policy: String,
     /// Mean over the VMs whose programs ended of runtime here over runtime under the policies run first.
     pub relative_runtime_mean: Option<f64>,
-    /// So many VMs these are: their programs ended here and there.
+    /// Number of these VMs: their programs ended in both runs.
     pub ended_count: usize,
-    /// Mean over the VMs whose programs did not end of the instructions that they executed here over those under the policies run
+    /// Mean over the VMs whose programs did not end of the instructions executed here over those under the policies run
     /// first, each per second that it had work.
     pub relative_instructions_mean: Option<f64>,
-    /// So many VMs these are.
+    /// Number of these VMs.
     pub not_ended_count: usize,
-    /// Mean over the VMs that serve requests of the mean time of one here over that under the policies run first,
+    /// Mean over the VMs that serve requests of the mean time of one here over that under the policies run first.
     pub relative_request_time_mean: Option<f64>,
-    /// and of the time within which 99 of 100 are done.
+    /// The same mean for the time within which 99 of 100 requests are done.
     pub relative_request_p99_mean: Option<f64>,
-    /// So many VMs these are.
+    /// Number of these VMs.
     pub serving_count: usize,
-    /// How much the policies decided.
+    /// Number of decisions of the policies.
     pub decisions: usize,
-    /// What came of VMs and nodes.
+    /// Results of VMs and nodes.
     #[serde(flatten)]
     pub report: TwinReport,
 }
 
 impl Trial {
-    /// What came of a run, beside what came of it under the `first` policies, where there were others.
+    /// Compares the result of a run with that of the `first` policies, if it is not itself the first.
     pub fn of(run: Run, first: Option<&TwinReport>) -> Trial {
         let compared = Compared::of(first.unwrap_or(&run.report), &run.report);
         Trial {
@@ -101,11 +101,11 @@ impl Trial {
     }
 }
 
-/// Who decides where nobody says it: those that the scenario names, else the hypervisor alone. A scenario, which others wrote,
-/// starts no programs.
+/// Returns the contenders if none are requested: those that the scenario names, else only the hypervisor. A scenario is
+/// untrusted input, so it starts no programs.
 ///
 /// # Errors
-/// A name that is none, with its place.
+/// An unknown name, with its position.
 pub fn contenders(scenario: &Scenario) -> Result<Vec<Contender>, TwinError> {
     if scenario.policies.is_empty() {
         return Ok(vec![Contender::DEFAULT]);
@@ -117,8 +117,8 @@ pub fn contenders(scenario: &Scenario) -> Result<Vec<Contender>, TwinError> {
     named.collect()
 }
 
-/// Runs a scenario to its end, or for its duration, under each set of policies; `look` is called now and then, `watch` with each
-/// epoch of the agent's and the loop after it.
+/// Runs a scenario to its end, or for its duration, under each set of policies; `look` is called before each of the agent's
+/// epochs, `watch` with each epoch of the agent's and the loop after it.
 ///
 /// # Errors
 /// When the twin cannot start.
@@ -142,7 +142,7 @@ pub fn run_all(
     Ok(trials)
 }
 
-/// Runs a scenario under one set of policies, to compare with what came of it under the `first`, where there was one.
+/// Runs a scenario under one set of policies, and compares the result with that of the `first`, if given.
 ///
 /// # Errors
 /// When the twin cannot start.
@@ -156,8 +156,8 @@ pub fn run(
     Ok(Trial::of(run, first))
 }
 
-/// How VMs did under two sets of policies: each by its requests where it serves any, else by its runtime, or where its program
-/// did not end under both by instructions.
+/// Ratios of VMs under two sets of policies: each by its requests if it serves any, else by its runtime, or, if its program
+/// did not end under both, by instructions.
 #[derive(Debug, Default)]
 struct Compared {
     runtimes: Vec<f64>,
@@ -175,7 +175,7 @@ impl Compared {
                 compared.request_p99s.push(b.p99_ms / a.p99_ms);
                 continue;
             }
-            // One that did not run, or has no program, tells nothing.
+            // One that did not run, or has no program, cannot be compared.
             match (a.runtime_s.zip(b.runtime_s), speed(a).zip(speed(b))) {
                 (Some((a, b)), _) => compared.runtimes.push(b / a),
                 (None, Some((a, b))) => compared.instructions.push(b / a),
@@ -186,7 +186,7 @@ impl Compared {
     }
 }
 
-/// Thousand millions of instructions for each second that a VM had work.
+/// Returns 10^9 instructions per second that a VM had work.
 fn speed(vm: &VmReport) -> Option<f64> {
     (vm.instructions_g > 0.0 && vm.busy_s() > 0.0).then(|| vm.instructions_g / vm.busy_s())
 }

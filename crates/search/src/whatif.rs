@@ -1,4 +1,4 @@
-//! How fast VMs would be with other homes, asked of the agent in the middle of a scenario.
+//! Asks the agent in the middle of a scenario how fast VMs would be with other homes.
 
 use homenode_api::answer::{Forecast, Simulated};
 use homenode_api::{ApiError, Homes, forecast};
@@ -7,27 +7,27 @@ use homenode_host::Host as _;
 use homenode_twin::{Setup, TwinError};
 use homenode_units::Ns;
 
-/// Why there is no answer.
+/// Why a question has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum WhatIfError {
-    /// What was asked for cannot be.
+    /// The request is invalid.
     #[error("{0}")]
     Input(String),
     /// A scenario that the machine cannot run.
     #[error(transparent)]
     Twin(#[from] TwinError),
-    /// The agent says no.
+    /// The agent refuses.
     #[error(transparent)]
     Refused(ApiError),
-    /// Everything else, too little that is known among it.
+    /// Any other failure, such as too little data.
     #[error(transparent)]
     Failed(#[from] anyhow::Error),
 }
 
-/// Runs the agent on a scenario up to a time, and asks it; `look` is told how far that is, and its error ends the run.
+/// Runs the agent on a scenario up to a time, and asks it; `look` receives the progress, and its error ends the run.
 ///
 /// # Errors
-/// A time that the scenario has not; what the twin or the agent refuses.
+/// A time outside the scenario; a refusal of the twin or the agent.
 pub fn ask(
     setup: &Setup,
     at: Ns,
@@ -44,7 +44,7 @@ pub fn ask(
     let mut control = Control::new(Config::default(), Mode::Act);
     loop {
         look(twin.now())?;
-        // Moving memory takes time: an epoch may begin before the time that is asked about, and end after it.
+        // Moving memory takes time: an epoch may begin before the requested time and end after it.
         let is_due = twin.now() >= at;
         control.step(&mut twin).map_err(anyhow::Error::new)?;
         if is_due {

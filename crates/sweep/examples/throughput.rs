@@ -1,9 +1,9 @@
-//! What a sweep costs beside its runs, measured: `cargo run --release --package homenode-sweep --example throughput`.
+//! Measures the overhead of a sweep over its runs: `cargo run --release --package homenode-sweep --example throughput`.
 //!
 //! - *Overhead*: processor time of a sweep with a store on one thread over that of the same runs in a loop, less 1.
-//! - *Throughput*: how long two processes with half of the tasks each take over how long one process with two threads takes.
+//! - *Throughput*: the time of two processes with half of the tasks each over the time of one process with two threads.
 //!
-//! Rounds alternate, and the median is what counts: other programs on the machine slow all alike.
+//! Rounds alternate, and the median counts: other programs on the machine slow down all rounds equally.
 
 #![allow(
     clippy::print_stdout,
@@ -24,7 +24,7 @@ use homenode_twin::{Scenario, Setup, named};
 use homenode_units::Permit;
 
 const ROUNDS: usize = 9;
-/// As `permits` is, but longer: 40 runs.
+/// Like `permits`, but longer: 40 runs.
 const PLAN: &str = "scenario = \"permits\"\nseeds = \"1..10\"\n[set]\nduration = \"200s\"\n\"vm.fluid.permit\" = \"250k,500k,1M,2M\"\n";
 
 struct Silent;
@@ -40,7 +40,7 @@ fn sweep(shard: Shard, jobs: usize, store: &Path) {
     black_box(run(&plan, &shard.tasks(&plan), jobs, Some(&store), &Silent).unwrap());
 }
 
-/// The same runs, and nothing else.
+/// Makes the same runs without a sweep.
 fn bare() {
     let machine = named::machine("e5_1603v3").unwrap();
     let mut scenario = Scenario::builtin("permits").unwrap();
@@ -56,7 +56,7 @@ fn bare() {
     }
 }
 
-/// Processor time of this process so far, in seconds.
+/// Returns the processor time of this process so far, in seconds.
 fn cpu_s() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/schedstat").unwrap();
     let ns: f64 = stat.split_whitespace().next().unwrap().parse().unwrap();

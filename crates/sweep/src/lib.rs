@@ -1,4 +1,5 @@
-//! A scenario over values of its keys, seeds and policies: how a figure depends on a setting, with its confidence interval.
+//! Sweeps a scenario over values of its keys, seeds and policies: shows how a figure depends on a setting, with confidence
+//! intervals.
 //!
 //! ```text
 //!   PLAN.toml, options ─▶ plan (whole, checked) ─▶ tasks ─▶ run (threads) ─▶ rows ─▶ table (mean, interval) ─▶ Parquet, CSV
@@ -6,15 +7,15 @@
 //! ```
 //!
 //! # Terms
-//! - *Point*: one value for each key that is set. *Run*: a point, a policy and a seed; points come in the order of their values,
-//!   the last key fastest, then policies, then seeds.
-//! - *Task*: some runs, one after the other: what a store keeps as a file, and an engine (Slurm, Dask) hands out.
-//! - *Digest*: SHA-256 of everything that decides what comes of the runs, the program aside.
+//! - *Point*: one value for each key that is set. *Run*: a point, a policy and a seed; points are in the order of their
+//!   values, the last key varying fastest, then policies, then seeds.
+//! - *Task*: some consecutive runs: the unit that a store keeps as a file, and an engine (Slurm, Dask) distributes.
+//! - *Digest*: SHA-256 of everything that determines the results of the runs, except the program.
 //!
 //! # Properties (tests of the same names)
 //! - The table's bytes do not depend on jobs, shards, stores or the size of tasks.
 //! - A store of a sweep that was killed is taken up.
-//! - A damaged file of a store is made anew, and it is said.
+//! - A damaged file of a store is made again, with a notice.
 //! - Every key and value is checked before anything runs.
 //! - A plan says the same as its file.
 
@@ -37,19 +38,19 @@ pub use store::{Missing, Program, Store, merge};
 pub use table::Table;
 pub use values::seeds;
 
-/// The commit that the program was built from; ends with `-dirty` where files were changed since, `unknown` outside of git.
+/// The commit the program was built from; ends with `-dirty` if files had changed since, and is `unknown` outside of git.
 pub const COMMIT: &str = env!("HOMENODE_COMMIT");
 
-/// Why a sweep cannot be, or did not end.
+/// Why a sweep is invalid, or did not end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SweepError {
-    /// What was asked for cannot be; the sentence says what, and what to write instead.
+    /// The request is invalid; the message says why, and suggests a correction.
     #[error("{0}")]
     Input(String),
-    /// A run that could not be made, or a store that could not be read or written.
+    /// A run failed, or a store could not be read or written.
     #[error("{0}")]
     Failed(String),
-    /// Tasks that no store has.
+    /// Tasks missing from all stores.
     #[error(transparent)]
     Missing(#[from] Missing),
 }

@@ -1,27 +1,27 @@
-//! What is kept of a run: every figure that a table may have, each declared once.
+//! The recorded results of a run: every figure that a table may have, each declared once.
 
 use homenode_search::run::Run;
 use homenode_twin::{NodeReport, VmReport};
 use homenode_units::Candidates;
 use serde::{Deserialize, Serialize};
 
-/// Whose a figure is.
+/// The object that a figure describes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Of {
-    /// A VM's, by name.
+    /// A VM, by name.
     Vm(String),
-    /// A node's.
+    /// A node.
     Node(u32),
-    /// The host's.
+    /// The host.
     Host,
 }
 
-/// A figure: its name, which ends in its unit, and what it says.
+/// A figure: its name, which ends in its unit, and its meaning.
 #[derive(Clone, Copy, Debug)]
 pub struct Metric {
     /// Its name.
     pub name: &'static str,
-    /// What it is.
+    /// Its meaning.
     pub about: &'static str,
     from: From,
 }
@@ -48,7 +48,7 @@ const fn host(name: &'static str, about: &'static str, from: fn(&Run) -> Option<
     Metric { name, about, from }
 }
 
-/// The first two are what VMs are compared by where no metric is chosen.
+/// The first two are the default metrics for comparing VMs.
 const METRICS: [Metric; 21] = [
     vm(
         "runtime_s",
@@ -138,26 +138,26 @@ const METRICS: [Metric; 21] = [
     }),
 ];
 
-/// The metrics that there are.
+/// Returns all metrics.
 pub fn metrics() -> &'static [Metric] {
     &METRICS
 }
 
-/// Of which VM, node or host, and their figures.
+/// The figures of a VM, node or host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Figures {
-    /// Whose.
+    /// The object.
     pub of: Of,
-    /// By their place among those of its kind.
+    /// By their position among the metrics of its kind.
     pub figures: Vec<Option<f64>>,
 }
 
 impl Metric {
-    /// The metric of this name.
+    /// Returns the metric of this name.
     ///
     /// # Errors
-    /// A name that none has, with the nearest.
+    /// An unknown name, with the closest match.
     pub fn named(name: &str) -> Result<&'static Metric, String> {
         METRICS.iter().find(|metric| metric.name == name).ok_or_else(|| {
             let known = Candidates::of(name, METRICS.iter().map(|metric| metric.name));
@@ -165,7 +165,7 @@ impl Metric {
         })
     }
 
-    /// Whether an object of this kind has it.
+    /// Whether an object of this kind has this metric.
     pub(crate) fn fits(&self, of: &Of) -> bool {
         matches!(
             (of, self.from),
@@ -173,7 +173,7 @@ impl Metric {
         )
     }
 
-    /// The figure, where this one's object has it.
+    /// Returns the figure, if the object has this metric.
     pub(crate) fn find(&self, of: &Figures) -> Option<Option<f64>> {
         let same = |other: &Metric| std::mem::discriminant(&other.from) == std::mem::discriminant(&self.from);
         let kind = || METRICS.iter().filter(|other| same(other));
@@ -182,7 +182,7 @@ impl Metric {
     }
 }
 
-/// Everything that is kept of a run.
+/// Returns all recorded figures of a run.
 pub fn kept(run: &Run) -> Vec<Figures> {
     let finite = |figure: Option<f64>| figure.filter(|figure| figure.is_finite());
     let all = |of: Of, figure: &dyn Fn(From) -> Option<Option<f64>>| Figures {

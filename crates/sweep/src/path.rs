@@ -1,13 +1,14 @@
-//! Keys as paths: `vm.fluid.permit`, `vm.*.memory_policy`, `workload.lbm.program.misses_in_flight`, `config.period`, `duration`.
+//! Parses keys as paths: `vm.fluid.permit`, `vm.*.memory_policy`, `workload.lbm.program.misses_in_flight`, `config.period`,
+//! `duration`.
 
 use homenode_twin::workload;
 use homenode_units::Candidates;
 use toml::{Table, Value};
 
-/// What stands for every VM or workload.
+/// Matches every VM or workload.
 const ALL: &str = "*";
 
-/// A key that is set, read.
+/// A parsed key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Path {
     /// The machine, by its name.
@@ -19,10 +20,10 @@ pub enum Path {
 }
 
 impl Path {
-    /// Reads a path, whose parts are those of a TOML key: `vm."a.b".permit` is of VM `a.b`.
+    /// Parses a path, whose parts are those of a TOML key: `vm."a.b".permit` refers to VM `a.b`.
     ///
     /// # Errors
-    /// What is no path, or is set by another option; in a sentence.
+    /// A message: not a path, or set by another option.
     pub fn parse(text: &str) -> Result<Path, String> {
         let every = text.replace(".*.", ".\"*\".");
         let keys = toml_edit::Key::parse(&every).map_err(|_| {
@@ -51,7 +52,7 @@ impl Path {
 /// Sets a key of a scenario or of settings.
 ///
 /// # Errors
-/// A VM, workload or event that is not there, with the nearest; in a sentence.
+/// A message: an unknown VM, workload or event, with the closest match.
 pub fn set(table: &mut Table, path: &[String], value: &Value) -> Result<(), String> {
     match path {
         [list, name, rest @ ..] if !rest.is_empty() && matches!(&**list, "vm" | "workload" | "event") => {
@@ -67,7 +68,7 @@ pub fn set(table: &mut Table, path: &[String], value: &Value) -> Result<(), Stri
     }
 }
 
-/// A workload that comes with the twin becomes the scenario's own, by the same name.
+/// Copies a built-in workload into the scenario, under the same name.
 fn own(table: &mut Table, name: &str) {
     let list = table
         .entry("workload")

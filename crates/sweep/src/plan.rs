@@ -1,4 +1,4 @@
-//! What is swept: read from a file or options, made whole, checked, and known by a digest.
+//! The plan of a sweep: read from a file or options, made self-contained, checked, and identified by a digest.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -17,33 +17,33 @@ use crate::metrics::Metric;
 use crate::path::{self, Path};
 use crate::values::{self, Setting};
 
-/// More runs than this are refused.
+/// Maximum number of runs.
 pub const RUNS_MAX: usize = 100_000;
-/// Most runs of a task.
+/// Maximum number of runs of a task.
 pub const RUNS_PER_TASK_MAX: usize = 64;
-/// A sweep is divided into about so many tasks, where nothing else is said.
+/// Approximate default number of tasks of a sweep.
 const TASKS: usize = 64;
 
-/// What was asked for: `PLAN.toml`, or the command line. A whole plan is one, too: then `scenario` and `config` are tables, and
-/// `machines` has the text of every machine file.
+/// The request: `PLAN.toml`, or the command line. A self-contained plan is one, too: then `scenario` and `config` are
+/// tables, and `machines` has the text of every machine file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Asked {
-    /// The preset or file of the machine; without it the scenario's.
+    /// The preset or file of the machine; by default the scenario's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
-    /// Which policies act, each in runs of its own; without any the scenario's.
+    /// The policies, each in runs of its own; by default the scenario's.
     pub policies: Vec<String>,
-    /// The seeds: a number, `1..10`, `1,2,5`, or a list; without any the scenario's.
+    /// The seeds: a number, `1..10`, `1,2,5`, or a list; by default the scenario's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seeds: Option<Value>,
-    /// What the table has; without any what `sim` compares.
+    /// Columns of the table; by default what `sim` compares.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub metrics: Vec<String>,
-    /// Runs of a task, at most 64; without it a 64th of all.
+    /// Runs of a task, at most 64; by default a 64th of all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runs_per_task: Option<usize>,
-    /// The scenario: a built-in's name, a file, or a whole one.
+    /// The scenario: a built-in's name, a file, or a table.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scenario: Option<Value>,
     /// The agent's settings: a file, or a table.
@@ -57,16 +57,16 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// Whether this is a plan's text: it names a scenario, which a scenario does not.
+    /// Whether this is a plan's text: only a plan names a scenario.
     pub fn is_plan(text: &str) -> bool {
         toml::from_str::<Table>(text)
             .is_ok_and(|table| table.contains_key("scenario") && !table.contains_key("vm"))
     }
 
-    /// Reads a plan's text. Files that it names lie beside it.
+    /// Parses a plan's text. Relative paths in it start from its folder.
     ///
     /// # Errors
-    /// What does not read, with its place.
+    /// A parse error, with its position.
     pub fn read(path: &str, text: &str) -> Result<Asked, FileError> {
         let mut asked: Asked = read_toml(path, text)?;
         let beside = |name: &mut String| {
@@ -97,12 +97,12 @@ pub(crate) struct Axis {
     pub values: Vec<Setting>,
 }
 
-/// A whole plan, checked.
+/// A self-contained, checked plan.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Whole: no file is needed any more.
+    /// Self-contained: needs no other file.
     asked: Asked,
-    /// What messages call the scenario.
+    /// Name of the scenario in messages.
     name: String,
     scenario: Table,
     config: Table,
@@ -113,7 +113,7 @@ pub struct Plan {
     runs_per_task: usize,
 }
 
-/// Where a run is in a plan: places of values, policy and seed.
+/// Position of a run in a plan: indices of values, policy and seed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub point: usize,
@@ -127,15 +127,15 @@ fn input(error: impl ToString) -> SweepError {
 }
 
 impl Plan {
-    /// Reads a plan, or a scenario by its name or file, of which it is one run for each of its policies.
+    /// Reads a plan, or a scenario by its name or file, which becomes a plan of one run for each of its policies.
     ///
     /// # Errors
-    /// [`SweepError::Input`] where it does not read, or something in it cannot be.
+    /// [`SweepError::Input`] if it does not parse, or is invalid.
     pub fn open(what: &str) -> Result<Plan, SweepError> {
         Plan::of(Plan::asked_by(what)?)
     }
 
-    /// What a file or a name asks for, not yet whole.
+    /// Reads the request of a file or name, not yet self-contained.
     ///
     /// # Errors
     /// As [`Plan::open`].
@@ -152,7 +152,7 @@ impl Plan {
         })
     }
 
-    /// Reads the text of a plan; `path` is for messages, and files that it names lie beside it.
+    /// Parses the text of a plan; `path` is for messages, and its folder is the base of relative paths.
     ///
     /// # Errors
     /// As [`Plan::open`].
@@ -160,7 +160,7 @@ impl Plan {
         Plan::of(Asked::read(path, text).map_err(input)?)
     }
 
-    /// Makes a plan whole, and checks every key and value.
+    /// Makes a plan self-contained, and checks every key and value.
     ///
     /// # Errors
     /// As [`Plan::open`].
@@ -232,7 +232,7 @@ impl Plan {
         Ok(axes)
     }
 
-    /// Every machine by its name; the text of those in files becomes a part of the plan.
+    /// Resolves every machine by its name; the text of machine files is copied into the plan.
     fn find_machines(&mut self) -> Result<(), SweepError> {
         if self.asked.machine.is_none() {
             let own = self.scenario.get("machine").and_then(Value::as_str);
@@ -308,7 +308,7 @@ impl Plan {
         }
     }
 
-    /// A number that its key does not take as one is text: `permit = "250000"`, `cpus = "4"`.
+    /// Turns numbers into text for keys that do not take numbers: `permit = "250000"`, `cpus = "4"`.
     fn settle(&mut self) -> Result<(), SweepError> {
         for at in 0..self.axes.len() {
             for value in 0..self.axes[at].values.len() {
@@ -323,7 +323,7 @@ impl Plan {
                     false => self.alone(axis, &text),
                 };
                 if let Err(of_text) = as_text {
-                    // The one that is about the value, not about its type.
+                    // Prefer the error about the value to the one about its type.
                     let error = if error.contains("a text in quotes is expected") {
                         of_text
                     } else {
@@ -337,7 +337,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Whether a value reads, all other keys as they are.
+    /// Whether a value parses, with all other keys unchanged.
     fn alone(&self, axis: &Axis, value: &Value) -> Result<(), String> {
         match &axis.path {
             Path::Machine => Ok(()),
@@ -349,7 +349,7 @@ impl Plan {
             Path::Scenario(key) => {
                 let mut scenario = self.scenario.clone();
                 path::set(&mut scenario, key, value)?;
-                // What it contradicts may be set by another key: that is checked with all of them.
+                // It may contradict a key that is set as well: that is checked with all of them.
                 let text = toml::to_string(&scenario).map_err(|error| error.to_string())?;
                 read_toml::<Scenario>(&self.name, &text)
                     .map(drop)
@@ -358,7 +358,7 @@ impl Plan {
         }
     }
 
-    /// Whether the machine can run every point.
+    /// Checks that the machine can run every point.
     fn check(&self) -> Result<(), SweepError> {
         for point in 0..self.points() {
             let setup = self.setup(point, 0);
@@ -380,14 +380,14 @@ impl Plan {
         }
     }
 
-    /// The values of a point, in words.
+    /// Returns the values of a point, in words.
     pub(crate) fn said(&self, point: usize) -> String {
         let values = self.axes.iter().zip(self.values(point));
         let values = values.map(|(axis, value)| format!("{} = {}", axis.key, value.text()));
         values.collect::<Vec<_>>().join(", ")
     }
 
-    /// The values of a point, one for each axis.
+    /// Returns the values of a point, one for each axis.
     pub(crate) fn values(&self, point: usize) -> Vec<&Setting> {
         let (mut rest, mut values) = (point, Vec::new());
         for axis in self.axes.iter().rev() {
@@ -398,7 +398,7 @@ impl Plan {
         values
     }
 
-    /// What a point's runs simulate, and the agent's settings but for the policies.
+    /// Returns the simulation of a point's runs, and the agent's settings except the policies.
     pub(crate) fn setup(&self, point: usize, seed: u64) -> Result<(Setup, Config), String> {
         let (mut scenario, mut config) = (self.scenario.clone(), self.config.clone());
         let mut machine = self.asked.machine.clone().unwrap_or_default();
@@ -423,17 +423,17 @@ impl Plan {
         self.axes.iter().map(|axis| axis.values.len()).product()
     }
 
-    /// How many runs there are.
+    /// Returns the number of runs.
     pub fn runs(&self) -> usize {
         self.points() * self.policies.len() * self.seeds.len()
     }
 
-    /// How many tasks there are.
+    /// Returns the number of tasks.
     pub fn tasks(&self) -> usize {
         self.runs().div_ceil(self.runs_per_task)
     }
 
-    /// The runs of a task, by their number.
+    /// Returns the runs of a task, by their number.
     pub fn runs_of(&self, task: usize) -> std::ops::Range<usize> {
         let begin = task.saturating_mul(self.runs_per_task).min(self.runs());
         begin..begin.saturating_add(self.runs_per_task).min(self.runs())
@@ -448,7 +448,7 @@ impl Plan {
         }
     }
 
-    /// A run in words.
+    /// Returns a run in words.
     pub fn name_of(&self, run: usize) -> String {
         let place = self.place(run);
         let (policy, seed) = (&self.policies[place.policy], self.seeds[place.seed]);
@@ -457,10 +457,10 @@ impl Plan {
         format!("{said}{comma}{policy}, seed {seed}")
     }
 
-    /// The same plan with other metrics: the runs are the same.
+    /// Returns the same plan, and so the same runs, with other metrics.
     ///
     /// # Errors
-    /// A name that no metric has.
+    /// An unknown metric.
     pub fn with_metrics(mut self, names: &[String]) -> Result<Plan, SweepError> {
         let read = |name: &String| Metric::named(name).map_err(input);
         self.metrics = names.iter().map(read).collect::<Result<_, _>>()?;
@@ -468,15 +468,16 @@ impl Plan {
         Ok(self)
     }
 
-    /// The whole plan as a file of a plan, which needs no other file.
+    /// Formats the plan as a self-contained file.
     ///
     /// # Errors
-    /// [`SweepError::Failed`] where TOML cannot have it.
+    /// [`SweepError::Failed`] if TOML cannot express it.
     pub fn to_toml(&self) -> Result<String, SweepError> {
         toml::to_string(&self.asked).map_err(|error| SweepError::Failed(error.to_string()))
     }
 
-    /// SHA-256, in hexadecimal digits, of everything that decides what comes of the runs, the program aside.
+    /// Returns the SHA-256, in hexadecimal digits, of everything that determines the results of the runs, except the
+    /// program.
     ///
     /// # Errors
     /// As [`Plan::to_toml`].
@@ -501,7 +502,7 @@ fn read_config(table: &Table) -> Result<Config, String> {
     read_toml("config", &text).map_err(|error| without_place(error).to_string())
 }
 
-/// A complaint about a text that nobody wrote has no line.
+/// Drops the position from an error about generated text.
 fn without_place(error: FileError) -> FileError {
     FileError { place: None, ..error }
 }
@@ -523,7 +524,7 @@ fn read_seeds(asked: Option<&Value>, own: u64) -> Result<Vec<u64>, SweepError> {
     values::seeds(&text).map_err(input)
 }
 
-/// The scenario with nothing left in other files.
+/// Returns the scenario, with references to other files resolved.
 fn whole_scenario(asked: Option<Value>) -> Result<(String, Table), SweepError> {
     let what = match asked {
         Some(Value::Table(table)) => {
@@ -537,7 +538,7 @@ fn whole_scenario(asked: Option<Value>) -> Result<(String, Table), SweepError> {
             ));
         }
     };
-    // With its places, where it does not read.
+    // This error has the position.
     named::scenario(&what).map_err(input)?;
     let (path, text) = named::scenario_text(&what).map_err(input)?;
     if named::is_workload(&text) {
@@ -563,7 +564,7 @@ fn whole_scenario(asked: Option<Value>) -> Result<(String, Table), SweepError> {
     Ok((path, table))
 }
 
-/// A workload that is named by its file becomes one of the scenario's own, and is called by its own name.
+/// Copies a workload that is referred to by its file into the scenario, and refers to it by its own name.
 fn inline(scenario: &mut Table, path: &str, named: &mut Value) -> Result<(), String> {
     let Some(found) = named.as_str().and_then(|name| named::workload_beside(path, name)) else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Tasks, run on threads.
+//! Runs tasks on threads.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,7 +12,7 @@ use crate::metrics::{Figures, kept};
 use crate::store::{Kept, Store};
 use crate::{Plan, SweepError};
 
-/// What came of a task: of each of its runs, in order, every figure of every VM, node and the host.
+/// Result of a task: for each of its runs, in order, every figure of every VM, node and the host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rows {
@@ -21,7 +21,7 @@ pub struct Rows {
     pub(crate) runs: Vec<Vec<Figures>>,
 }
 
-/// A part of the tasks: number `at`, from 1, of so many; every so many-th task.
+/// A part of the tasks: number `at`, from 1, of `of`; every `of`-th task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {
     at: usize,
@@ -29,10 +29,10 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// All of it.
+    /// All tasks.
     pub const ALL: Shard = Shard { at: 1, of: 1 };
 
-    /// Its tasks.
+    /// Returns its tasks.
     pub fn tasks(self, plan: &Plan) -> Vec<usize> {
         (self.at - 1..plan.tasks()).step_by(self.of).collect()
     }
@@ -47,7 +47,7 @@ impl fmt::Display for Shard {
 impl FromStr for Shard {
     type Err = String;
     fn from_str(text: &str) -> Result<Shard, String> {
-        let usual = "a shard is one of so many parts, such as `1/8` to `8/8`";
+        let usual = "a shard is one part of several, such as `1/8` to `8/8`";
         let (at, of) = text.split_once('/').ok_or(usual)?;
         let number = |text: &str| text.trim().parse::<usize>().ok();
         match number(at).zip(number(of)) {
@@ -57,18 +57,18 @@ impl FromStr for Shard {
     }
 }
 
-/// One task's runs as they come in.
+/// The runs of one task that have finished so far.
 struct Open {
     task: usize,
     runs: Mutex<Vec<Option<Vec<Figures>>>>,
     left: AtomicUsize,
 }
 
-/// Runs these tasks on so many threads, and returns their rows in the tasks' order. Those that the store has are taken from it,
-/// and each that is done is kept there; what comes of them does not depend on either.
+/// Runs these tasks on several threads, and returns their rows in the tasks' order. Finished tasks are read from the store,
+/// and new ones are added to it; results do not depend on threads or store.
 ///
 /// # Errors
-/// The first run that could not be made; a store that cannot be written. What was done before is kept.
+/// The first run that could not be made; a store that cannot be written. Tasks finished before remain stored.
 pub fn run(
     plan: &Plan,
     tasks: &[usize],

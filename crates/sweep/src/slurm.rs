@@ -1,29 +1,29 @@
-//! The script of a Slurm array.
+//! Writes the script of a Slurm array.
 
 use std::path::Path;
 
-/// What the script says.
+/// Parameters of the script.
 #[derive(Clone, Debug)]
 pub struct Slurm<'a> {
-    /// How the program is called.
+    /// Command of the program.
     pub program: &'a str,
     /// The plan's file in the store.
     pub plan: &'a Path,
-    /// The store, on a file system that all nodes see.
+    /// The store, on a file system shared by all nodes.
     pub store: &'a Path,
-    /// How many parts.
+    /// Number of parts.
     pub shards: usize,
-    /// How many of them at a time, where there is a limit.
+    /// Maximum number of parts at a time, if limited.
     pub at_once: Option<usize>,
-    /// CPUs of each.
+    /// CPUs per part.
     pub cpus: usize,
-    /// More options of sbatch, each a line.
+    /// More options of sbatch, one per line.
     pub options: &'a [String],
-    /// What the merge is told about its result: `--parquet FILE`, and so on.
+    /// Options of the merge for its result: `--parquet FILE`, and so on.
     pub merge: &'a [String],
 }
 
-/// A word as a shell reads it back.
+/// Quotes a word for a shell.
 pub fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,+@%".contains(c);
     match !word.is_empty() && word.chars().all(plain) {
@@ -33,7 +33,7 @@ pub fn quoted(word: &str) -> String {
 }
 
 impl Slurm<'_> {
-    /// The script: `sbatch` runs the array; run by hand it submits the array, and the merge after it.
+    /// Returns the script: under `sbatch` it runs the array; run by hand it submits the array, and the merge after it.
     pub fn script(&self) -> String {
         let path = |path: &Path| quoted(&path.display().to_string());
         let (program, store, plan) = (quoted(self.program), path(self.store), path(self.plan));

@@ -1,4 +1,4 @@
-//! Finished tasks on disk, for several processes at once: a directory with plans and a file for each task.
+//! Stores finished tasks on disk, shared by several processes: a directory with plans and a file for each task.
 
 use std::path::{Path, PathBuf};
 
@@ -8,21 +8,21 @@ use homenode_search::contender::Contender;
 
 use crate::{COMMIT, Plan, Rows, SweepError};
 
-/// What ends the name of a plan's file.
+/// Suffix of a plan's file.
 const PLAN: &str = ".plan.toml";
-/// How many missing tasks are named.
+/// Maximum number of missing tasks in a message.
 const NAMED: usize = 3;
 
-/// Which program makes runs: another one may simulate otherwise.
+/// The program that makes runs: another one may simulate differently.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program(String);
 
 impl Program {
-    /// This version and commit; `text` gives the program itself, which tells apart what was built from files that were changed
-    /// since the commit, or for debugging.
+    /// Identifies this version and commit; `text` returns the program itself, which is hashed for debug builds and if the
+    /// commit is unknown or files have changed since.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// The text cannot be read.
     pub fn of(text: impl FnOnce() -> std::io::Result<Vec<u8>>) -> std::io::Result<Program> {
         let version = concat!("homenode ", env!("CARGO_PKG_VERSION"));
         if !cfg!(debug_assertions) && COMMIT != "unknown" && !COMMIT.ends_with("-dirty") {
@@ -32,32 +32,32 @@ impl Program {
         Ok(Program(format!("{version} {COMMIT} {hash:?}")))
     }
 
-    /// The program that runs.
+    /// Identifies the running program.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// The program cannot be read.
     pub fn running() -> std::io::Result<Program> {
         Program::of(|| std::fs::read(std::env::current_exe()?))
     }
 }
 
-/// Tasks that are in no store.
+/// Tasks that are missing from all stores.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{count} of {all} tasks are missing: {}; run them, then merge again", .first.join("; "))]
 pub struct Missing {
-    /// How many.
+    /// Number of missing tasks.
     pub count: usize,
-    /// Of how many.
+    /// Total number of tasks.
     pub all: usize,
-    /// The first of them, in words.
+    /// The first missing ones, in words.
     pub first: Vec<String>,
 }
 
-/// What a store has of a task.
+/// A store's entry for a task.
 pub(crate) enum Kept {
     Rows(Rows),
     Nothing,
-    /// Something else; the sentence says what.
+    /// The entry is unusable; the message says why.
     Unusable(String),
 }
 
@@ -70,10 +70,10 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens a store, and makes it where there is none.
+    /// Opens a store, and creates it if it does not exist.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// It cannot be created.
     pub fn open(directory: &Path, program: Program) -> Result<Store, SweepError> {
         let cache = Cache::open(directory, program.0.as_bytes())
             .map_err(|error| failed(directory, "cannot be made", &error))?;
@@ -92,10 +92,10 @@ impl Store {
         ))
     }
 
-    /// Keeps the plan, so that a merge needs nothing else.
+    /// Stores the plan, so that a merge needs nothing else.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// It cannot be written.
     pub fn keep_plan(&self, plan: &Plan) -> Result<PathBuf, SweepError> {
         let path = self.directory.join(format!("{}{PLAN}", &known(plan)?[..16]));
         let written = self.cache.write(&path, &plan.to_toml()?);
@@ -103,10 +103,10 @@ impl Store {
         Ok(path)
     }
 
-    /// The plans that it has tasks of.
+    /// Returns the plans that the store has tasks of.
     ///
     /// # Errors
-    /// A directory that cannot be read, a file that is no plan.
+    /// An unreadable directory, or a file that is not a plan.
     pub fn plans(&self) -> Result<Vec<Plan>, SweepError> {
         let unreadable = |error| failed(&self.directory, "cannot be read", &error);
         let mut paths = Vec::new();
@@ -154,7 +154,7 @@ impl Store {
     }
 }
 
-/// The digest, where that says all.
+/// Returns the digest, if it identifies the plan completely.
 fn known(plan: &Plan) -> Result<String, SweepError> {
     let is_program = |policy: &&Contender| matches!(policy, Contender::Program(_));
     match plan.policies.iter().find(is_program) {
@@ -169,10 +169,10 @@ fn failed(path: &Path, what: &str, error: &std::io::Error) -> SweepError {
     SweepError::Failed(format!("{}: {what}: {error}", path.display()))
 }
 
-/// All rows of a plan, of the stores that have them, by task.
+/// Merges all rows of a plan from several stores, by task.
 ///
 /// # Errors
-/// [`SweepError::Missing`] where tasks are in none.
+/// [`SweepError::Missing`] if no store has some task.
 pub fn merge(plan: &Plan, stores: &[Store]) -> Result<Vec<Rows>, SweepError> {
     let (mut all, mut missing) = (Vec::new(), Vec::new());
     for task in 0..plan.tasks() {

@@ -1,12 +1,12 @@
 //! Mean and 95 percent confidence interval of a sample, by Student's t.
 
 /// Two-sided 95 percent points of Student's t for 1 to 30 degrees of freedom: table of the NIST/SEMATECH e-Handbook of
-/// Statistical Methods, section 1.3.6.7.2. A table, not a library: its bits are the same on every machine.
+/// Statistical Methods, section 1.3.6.7.2. A table rather than a library, for identical bits on every machine.
 const T95: [f64; 30] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 ];
-/// The same beyond: degrees of freedom and points, between which the reciprocal of the former is interpolated.
+/// Larger degrees of freedom, with their points; between them the reciprocal of the degrees is interpolated.
 const T95_BEYOND: [(f64, f64); 5] = [
     (30.0, 2.042),
     (40.0, 2.021),
@@ -15,7 +15,7 @@ const T95_BEYOND: [(f64, f64); 5] = [
     (f64::INFINITY, 1.960),
 ];
 
-/// The two-sided 95 percent point for so many degrees of freedom, within 0.001; `None` for none.
+/// Returns the two-sided 95 percent point for a number of degrees of freedom, within 0.001; `None` for zero.
 pub fn t95(degrees: usize) -> Option<f64> {
     let at = degrees.checked_sub(1)?;
     if let Some(listed) = T95.get(at) {
@@ -32,21 +32,21 @@ pub fn t95(degrees: usize) -> Option<f64> {
     None
 }
 
-/// What a sample says of its mean.
+/// Statistics of a sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Estimate {
-    /// How many values there are.
+    /// Number of values.
     pub count: usize,
-    /// Arithmetic mean; `None` of nothing.
+    /// Arithmetic mean; `None` for no values.
     pub mean: Option<f64>,
-    /// Standard deviation of a sample (n - 1); `None` of fewer than two.
+    /// Standard deviation of a sample (n - 1); `None` for fewer than two values.
     pub stddev: Option<f64>,
-    /// Half of the interval's width; `None` of fewer than two.
+    /// Half of the interval's width; `None` for fewer than two values.
     pub half: Option<f64>,
 }
 
 impl Estimate {
-    /// Of these values, in this order: sums of floating-point numbers depend on it.
+    /// Estimates from these values, in this order, as sums of floating-point numbers depend on it.
     pub fn of(values: &[f64]) -> Estimate {
         let count = values.len();
         let mean = homenode_search::score::mean(values.iter().copied());

@@ -1,4 +1,4 @@
-//! What a sweep gives: for each point, policy, object and metric the mean over seeds and its confidence interval.
+//! Results of a sweep: for each point, policy, object and metric the mean over seeds and its confidence interval.
 
 use homenode_table::{Column, Kind, Parquet};
 use serde_json::{Value, json};
@@ -27,11 +27,11 @@ fn object(of: &Of) -> [Value; 2] {
 }
 
 impl Table {
-    /// Means over seeds: columns are the keys that are set, `policy`, `vm`, `node`, `metric`, `count` of values, `missing` ones,
-    /// `mean`, `ci95_low`, `ci95_high` and `stddev`. Sizes are in bytes, times in seconds.
+    /// Returns the means over seeds: columns are the keys that are set, `policy`, `vm`, `node`, `metric`, `count` of values,
+    /// `missing` ones, `mean`, `ci95_low`, `ci95_high` and `stddev`. Sizes are in bytes, times in seconds.
     ///
     /// # Errors
-    /// Rows that are not all of the plan's.
+    /// The rows do not cover the plan.
     pub fn means(plan: &Plan, rows: &[Rows]) -> Result<Table, SweepError> {
         let mut rest = vec![Column::new("metric", Kind::Text)];
         rest.extend(["count", "missing"].map(|name| Column::new(name, Kind::Whole)));
@@ -71,7 +71,7 @@ impl Table {
         Ok(table)
     }
 
-    /// Every run: columns are the keys that are set, `policy`, `seed`, `vm`, `node`, `metric` and `value`.
+    /// Returns every run: columns are the keys that are set, `policy`, `seed`, `vm`, `node`, `metric` and `value`.
     ///
     /// # Errors
     /// As [`Table::means`].
@@ -117,7 +117,7 @@ impl Table {
         })
     }
 
-    /// A run's values and policy.
+    /// Returns a run's values and policy.
     fn labels(&self, plan: &Plan, run: usize) -> Vec<Value> {
         let place = plan.place(run);
         let values = plan.values(place.point);
@@ -130,20 +130,20 @@ impl Table {
         row
     }
 
-    /// The plan's digest, which names it.
+    /// Returns the plan's digest, which identifies it.
     pub fn digest(&self) -> &str {
         &self.digest
     }
 
-    /// The table as CSV.
+    /// Returns the table as CSV.
     pub fn csv(&self) -> String {
         homenode_table::csv(&self.columns, &self.rows)
     }
 
-    /// The table as Parquet. Beside it are the plan's digest, version and commit, and no time.
+    /// Returns the table as Parquet, with the plan's digest, version and commit, but no timestamp.
     ///
     /// # Errors
-    /// [`SweepError::Failed`] where the library cannot.
+    /// [`SweepError::Failed`] if the library fails.
     pub fn parquet(&self) -> Result<Vec<u8>, SweepError> {
         let failed = |error: homenode_table::ParquetError| SweepError::Failed(error.to_string());
         let about = [
@@ -163,7 +163,7 @@ impl Table {
 
 type Run<'a> = &'a [crate::metrics::Figures];
 
-/// All runs in order, each once.
+/// Returns all runs in order, each once.
 fn whole<'a>(plan: &Plan, rows: &'a [Rows]) -> Result<Vec<Run<'a>>, SweepError> {
     let mut sorted: Vec<&Rows> = rows.iter().collect();
     sorted.sort_by_key(|rows| rows.first);
@@ -183,10 +183,10 @@ fn whole<'a>(plan: &Plan, rows: &'a [Rows]) -> Result<Vec<Run<'a>>, SweepError> 
     }
 }
 
-/// Which metrics the table has: those chosen, or for each VM the one that `sim` compares it by.
+/// The table's metrics: those chosen, or for each VM the one by which `sim` compares it.
 struct Chosen {
     asked: Vec<&'static Metric>,
-    /// VMs of which some program did not end in some run.
+    /// VMs with a program that did not end in some run.
     endless: Vec<String>,
     /// VMs that never did anything.
     idle: Vec<String>,

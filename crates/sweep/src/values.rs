@@ -1,22 +1,22 @@
-//! Values of a key: lists `a,b,c`, ranges `50k..3M/20`, and lists as TOML has them.
+//! Parses values of a key: lists `a,b,c`, ranges `50k..3M/20`, and TOML lists.
 
 use homenode_units::{Bytes, BytesPerSec, Ns};
 use toml::Value;
 
-/// More values of one key are a slip.
+/// Maximum number of values of a key; more are taken to be a typo.
 const VALUES_MAX: usize = 100_000;
 
-/// One value: as TOML has it, and as a number where it is one, in bytes, bytes per second, seconds or as it is.
+/// One value: in TOML, and if numeric also as a number in bytes, bytes per second, seconds or without unit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setting {
-    /// What the scenario gets.
+    /// The value for the scenario.
     pub value: Value,
-    /// In tables.
+    /// The number for tables.
     pub number: Option<f64>,
 }
 
 impl Setting {
-    /// A value that TOML gives.
+    /// Converts a TOML value.
     pub fn of(value: Value) -> Setting {
         let number = match &value {
             Value::Integer(whole) => Some(*whole as f64),
@@ -27,7 +27,7 @@ impl Setting {
         Setting { value, number }
     }
 
-    /// A value as it is written without quotes: a number or a truth where it reads as one.
+    /// Parses an unquoted value: a number or boolean if possible, else text.
     fn bare(text: &str) -> Setting {
         let whole = || text.parse().ok().map(Value::Integer);
         let real = || {
@@ -39,7 +39,7 @@ impl Setting {
         Setting::of(value.unwrap_or_else(|| Value::String(text.to_owned())))
     }
 
-    /// The value as people read it.
+    /// Formats the value for people.
     pub fn text(&self) -> String {
         match &self.value {
             Value::String(text) => text.clone(),
@@ -92,10 +92,10 @@ fn quantity(text: &str) -> Option<Quantity> {
     of(amount as f64, unit)
 }
 
-/// Values as the command line has them: `a,b,c`, `FROM..TO/COUNT`, `FROM..TO/COUNT/geometric`, or a list of TOML.
+/// Parses values of the command line: `a,b,c`, `FROM..TO/COUNT`, `FROM..TO/COUNT/geometric`, or a TOML list.
 ///
 /// # Errors
-/// What is none of these, in a sentence.
+/// A message about text in none of these forms.
 pub fn parse(text: &str) -> Result<Vec<Setting>, String> {
     let text = text.trim();
     if text.starts_with('[') {
@@ -118,10 +118,10 @@ pub fn parse(text: &str) -> Result<Vec<Setting>, String> {
     distinct(values)
 }
 
-/// Values as a list of TOML has them.
+/// Converts the values of a TOML list.
 ///
 /// # Errors
-/// A list of nothing, values twice; in a sentence.
+/// A message: an empty list, or duplicate values.
 pub fn listed(list: &[Value]) -> Result<Vec<Setting>, String> {
     if list.is_empty() {
         return Err("the list of values is empty".to_owned());
@@ -148,7 +148,7 @@ fn range(text: &str) -> Result<Vec<Setting>, String> {
         parts.pop();
     }
     let whole = |text: &str| text.trim().parse::<i64>().ok();
-    // Rates have a slash of their own: `1GB/s..4GB/s/4`.
+    // Rates contain a slash themselves: `1GB/s..4GB/s/4`.
     let counted = parts.len() > 1 && parts.last() != Some(&"s");
     let count = if counted { parts.pop() } else { None };
     let to = parts.join("/");
@@ -196,7 +196,7 @@ fn range(text: &str) -> Result<Vec<Setting>, String> {
             0.0 => first.amount,
             _ if at == steps => last.amount,
             _ if is_geometric => first.amount * libm::pow(last.amount / first.amount, at / steps),
-            // In this order whole numbers stay whole.
+            // This order of operations keeps whole numbers whole.
             _ => first.amount + (last.amount - first.amount) * at / steps,
         }
     };
@@ -216,10 +216,10 @@ fn made(amount: f64, unit: Unit, is_whole: bool) -> Setting {
     Setting::of(value)
 }
 
-/// Seeds: `1..10` with both ends, `1,2,5`, or `7`.
+/// Parses seeds: `1..10` with both ends, `1,2,5`, or `7`.
 ///
 /// # Errors
-/// What is no seeds, in a sentence.
+/// A message about text that is not a list of seeds.
 pub fn seeds(text: &str) -> Result<Vec<u64>, String> {
     let bad = |what: &str| format!("seeds `{text}`: {what}; write `1..10`, or `1,2,5`");
     let number = |text: &str| {

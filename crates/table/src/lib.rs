@@ -1,8 +1,8 @@
-//! Rows as Parquet and CSV have them. A row is a JSON value for each column; what is null, or not of its kind, is missing.
+//! Writes rows as Parquet and CSV. A row is a JSON value for each column; a null or a value of another type is missing.
 //!
 //! # Properties (tests of the same names)
 //! - What is written reads back.
-//! - The same rows give the same bytes: a file says which version wrote it, and not when.
+//! - The same rows give the same bytes: a file contains the version that wrote it, but not the time.
 //! - Rows are written in groups, so memory does not grow with them.
 
 use std::io::Write;
@@ -17,35 +17,35 @@ use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::types::{PrimitiveTypeBuilder, Type};
 use serde_json::Value;
 
-/// Rows that are written at once: what is kept of them in memory is some MiB.
+/// Rows that are written at once; they take some MiB of memory.
 const ROWS_AT_ONCE: usize = 1 << 16;
 
-/// What a column's cells are. Any may be missing.
+/// The type of a column's cells, any of which may be missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Whole number of 64 bits.
     Whole,
     /// Nanoseconds since 1970, as a time.
     Time,
-    /// Figure.
+    /// Floating-point number.
     Figure,
-    /// Text; of other values their JSON.
+    /// Text; other values as their JSON.
     Text,
     /// List of whole numbers of 32 bits.
     Wholes,
 }
 
-/// A column's name, and what its cells are.
+/// A column's name and type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Column {
     /// Its name.
     pub name: String,
-    /// What its cells are.
+    /// The type of its cells.
     pub kind: Kind,
 }
 
 impl Column {
-    /// A column of this name.
+    /// Creates a column.
     pub fn new(name: impl Into<String>, kind: Kind) -> Column {
         let name = name.into();
         Column { name, kind }
@@ -82,13 +82,13 @@ impl Column {
     }
 }
 
-/// Cells of a column that are not written yet. A level says of each what of it is there.
+/// Cells of a column that are not written yet, with the definition level of each.
 #[derive(Debug)]
 enum Cells {
     Whole(Vec<i64>),
     Figure(Vec<f64>),
     Text(Vec<ByteArray>),
-    /// With, for each level, whether it goes on with the list of the row before.
+    /// With, for each level, whether it continues the list of the row before.
     Wholes(Vec<i32>, Vec<i16>),
 }
 
@@ -98,7 +98,7 @@ struct Waiting {
     levels: Vec<i16>,
 }
 
-/// Writes rows to a Parquet file, typed, under zstd.
+/// Writes rows to a typed Parquet file, compressed with zstd.
 pub struct Parquet<W: Write + Send> {
     to: SerializedFileWriter<W>,
     waiting: Vec<Waiting>,
@@ -106,10 +106,10 @@ pub struct Parquet<W: Write + Send> {
 }
 
 impl<W: Write + Send> Parquet<W> {
-    /// A file of no rows yet; `name` is that of its rows, and `about` is kept beside them.
+    /// Creates a file without rows. `name` is the name of its rows, and `about` is stored as metadata.
     ///
     /// # Errors
-    /// When it cannot be written; here and below.
+    /// If it cannot be written; here and below.
     pub fn new(
         to: W,
         name: &str,
@@ -122,7 +122,7 @@ impl<W: Write + Send> Parquet<W> {
             .iter()
             .map(|(key, value)| KeyValue::new((*key).to_owned(), value.clone()));
         let about: Vec<KeyValue> = about.collect();
-        // The format's version and the writer's name are said, so that another release of the library changes neither.
+        // Sets the format version and the writer's name explicitly, so that a new release of the library changes neither.
         let properties = WriterProperties::builder()
             .set_compression(Compression::ZSTD(Default::default()))
             .set_created_by(concat!("homenode ", env!("CARGO_PKG_VERSION")).to_owned())
@@ -134,7 +134,7 @@ impl<W: Write + Send> Parquet<W> {
         })
     }
 
-    /// A row: a value for each column.
+    /// Adds a row: a value for each column.
     ///
     /// # Errors
     /// As [`Parquet::new`].
@@ -218,7 +218,7 @@ impl Waiting {
         }
     }
 
-    /// Writes what waits as the next column of a group.
+    /// Writes the waiting cells as the next column of a group.
     fn write<W: Write + Send>(
         &mut self,
         group: &mut SerializedRowGroupWriter<'_, W>,
@@ -258,7 +258,7 @@ fn put<T>(cells: &mut Vec<T>, levels: &mut Vec<i16>, value: Option<T>) {
     cells.extend(value);
 }
 
-/// A cell as RFC 4180 has it; nothing where nothing is known.
+/// Returns a cell in the format of RFC 4180; empty for null.
 pub fn csv_cell(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
@@ -271,7 +271,7 @@ pub fn csv_cell(value: &Value) -> String {
     }
 }
 
-/// Columns' names and rows as CSV.
+/// Returns the columns' names and the rows as CSV.
 pub fn csv<'a, R>(columns: &[Column], rows: impl IntoIterator<Item = R>) -> String
 where
     R: IntoIterator<Item = &'a Value>,

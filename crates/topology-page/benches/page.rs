@@ -1,5 +1,5 @@
-//! What a version costs: to publish (while somebody reads and watches for torn ones), to read, and to ask for, beside asking the
-//! kernel on which CPU one is (vDSO getcpu).
+//! The cost of publishing a version (also while a reader checks for torn versions), of reading one, and of checking for a
+//! new one, compared with asking the kernel for the current CPU (vDSO getcpu).
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use homenode_topology_page::{Facts, Mapping, Publisher, ReadError, Reader, Topology};
 use homenode_units::NodeId;
 
-/// All of 1024 vCPUs on one of four nodes.
+/// Returns a topology with all 1024 vCPUs on one of four nodes.
 fn topology(node: u16) -> Topology {
     Topology::new(Facts {
         vcpu_pnode: vec![Some(NodeId(node)); 1024],

@@ -1,4 +1,4 @@
-//! Where everything is in the page: the same as in `guest/include/homenode_topology.h`, and a test compares them.
+//! The page's layout: the same as in `guest/include/homenode_topology.h`, which a test checks.
 
 use std::mem::{offset_of, size_of};
 
@@ -6,20 +6,20 @@ use std::mem::{offset_of, size_of};
 pub const MAGIC: u64 = u64::from_le_bytes(*b"HNTOPOLO");
 /// Version of the layout.
 pub const LAYOUT: u32 = 1;
-/// Bytes to map: whole pages.
+/// Bytes to map, in whole pages.
 pub const BYTES: usize = 8192;
-/// Most vCPUs that a page has room for.
+/// Most vCPUs on a page.
 pub const VCPUS_MAX: usize = 1024;
 /// Most virtual nodes.
 pub const VNODES_MAX: usize = 64;
 /// Most nodes of the host.
 pub const NODES_MAX: usize = 64;
-/// The distance of a node to itself, and the least of any, as in ACPI's SLIT.
+/// The distance of a node to itself, and the smallest one, as in ACPI's SLIT.
 pub const LOCAL_DISTANCE: u8 = 10;
-/// In place of a node: not known, or no memory, or left to the reader.
+/// Instead of a node: unknown, no memory, or left to the reader.
 pub(crate) const NONE: u8 = 0xff;
 
-/// The page as the C structure has it. Only its offsets are of use: nobody may refer to memory that others write.
+/// The C structure of the page. Used only for its offsets: Rust must not have references to memory that others write.
 #[repr(C)]
 #[derive(Debug)]
 pub struct RawPage {
@@ -29,7 +29,7 @@ pub struct RawPage {
     pub layout: u32,
     /// Size of this structure, bytes.
     pub size: u32,
-    /// Odd while the page is written.
+    /// Odd while the page is being written.
     pub sequence: u64,
     /// 1 to [`VCPUS_MAX`].
     pub vcpu_count: u32,
@@ -37,21 +37,21 @@ pub struct RawPage {
     pub vnode_count: u16,
     /// 1 to [`NODES_MAX`].
     pub pnode_count: u16,
-    /// 0.
+    /// Zero.
     pub reserved: [u64; 4],
-    /// The host's node on which each vCPU runs.
+    /// The host node on which each vCPU runs.
     pub vcpu_pnode: [u8; VCPUS_MAX],
-    /// The virtual node that each vCPU belongs to, where the writer of the page says so.
+    /// The virtual node that each vCPU belongs to, if the writer of the page decides that.
     pub vcpu_vnode: [u8; VCPUS_MAX],
-    /// The host's node that has each virtual node's memory.
+    /// The host node that has each virtual node's memory.
     pub vnode_pnode: [u8; VNODES_MAX],
-    /// Distances between the host's nodes: from, to.
+    /// Distances between host nodes: from, to.
     pub distance: [[u8; NODES_MAX]; NODES_MAX],
 }
 
-/// Words of the structure.
+/// Number of words of the structure.
 pub const WORDS: usize = size_of::<RawPage>() / size_of::<u64>();
-/// The word that is version and lock.
+/// Index of the word that is both version and lock.
 pub(crate) const SEQUENCE_WORD: usize = offset_of!(RawPage, sequence) / size_of::<u64>();
 
 const _: () = assert!(size_of::<RawPage>() == 6272 && size_of::<RawPage>() <= BYTES);

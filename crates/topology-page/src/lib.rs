@@ -4,35 +4,34 @@
 //! # Problem
 //!
 //! A guest sees virtual nodes that were fixed when it booted, while its host moves vCPUs and whole virtual nodes' memory
-//! [XPV, section 4.1]. The host says what is so in memory that both share; the guest must be able to ask whether anything
-//! changed for the price of one load, and nobody may be hurt by what the other, or anybody who got hold of the page, writes
-//! there.
+//! [XPV, section 4.1]. The host publishes the current state in shared memory. A guest must be able to check for changes with
+//! a single load, and no bytes in the page, whichever process wrote them, may harm its readers or its writer.
 //!
 //! # Terms
 //!
-//! *vCPU*: a virtual processor, by number. *Virtual node*: a NUMA node as the guest sees it ([`VirtualNode`]). *Host node*: one
-//! of the host ([`NodeId`](homenode_units::NodeId)). *Sequence*: the page's version and lock in one word.
+//! *vCPU*: a virtual processor, by number. *Virtual node*: a NUMA node as the guest sees it ([`VirtualNode`]). *Host node*:
+//! a node of the host ([`NodeId`](homenode_units::NodeId)). *Sequence*: the page's version and lock in one word.
 //!
 //! # Algorithm
 //!
-//! - Facts are published, conclusions are drawn by who reads: a vCPU belongs to the virtual node whose memory is nearest to
-//!   where it runs ([`Topology::node`]). This covers moves of vCPUs and of memory alike, and needs no page to change its
-//!   number.
-//! - A sequence lock: odd while the page is written. [`Publisher`] writes all of the page each time from what it was given and
-//!   from a sequence that it keeps itself; it never reads the page. What a guest scribbled is gone with the next version.
-//! - [`Reader`] copies the page between two equal, even sequences, a bounded number of times, and then checks every figure.
+//! - The page has facts, and readers draw conclusions: a vCPU belongs to the virtual node whose memory is nearest to where
+//!   it runs ([`Topology::node`]). This covers moves of vCPUs and of memory alike, and needs no memory page to change its number.
+//! - A sequence lock: odd while the page is written. [`Publisher`] writes the whole page each time from its arguments and
+//!   its own sequence; it never reads the page. The next version overwrites whatever a guest scribbled.
+//! - [`Reader`] copies the page between two equal, even sequences, with a limited number of retries, and then checks every
+//!   value.
 //!
 //! # Properties
 //!
 //! - Any bytes give a topology within its bounds or a [`ReadError`], never a panic; the C header gives the same verdict.
-//! - What is read was published: no reader sees parts of two versions.
-//! - Of virtual nodes that are as near the present one stays, so that nothing flips between equals.
-//! - Sequences may wrap: they are compared for equality only.
+//! - Only published versions are read: no reader sees parts of two versions.
+//! - Among equally near virtual nodes the present one stays, so a vCPU does not flip between them.
+//! - Sequences may wrap: they are only compared for equality.
 //!
 //! # Departures from \[XPV\]
 //!
-//! There the page lists the machine's topology for a rebuilt kernel with one Linux node (section 4.3.1). A stock kernel keeps its
-//! virtual nodes, so the page says where each one's memory is instead.
+//! There the page describes the machine's topology to a rebuilt kernel with one Linux node (section 4.3.1). A stock kernel
+//! keeps its virtual nodes, so this page says where each one's memory is.
 
 mod layout;
 mod mapping;

@@ -1,4 +1,4 @@
-//! Memory that others map too: a file, or memory without a name that is handed on as a descriptor.
+//! Shared memory: a file, or anonymous memory that is passed on as a descriptor.
 
 use std::fmt;
 use std::fs::File;
@@ -11,7 +11,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::layout::BYTES;
 
-/// The first [`BYTES`] of a file, mapped so that all who map it see the same.
+/// The first [`BYTES`] of a file, as a shared mapping.
 pub struct Mapping {
     start: NonNull<AtomicU64>,
 }
@@ -20,23 +20,23 @@ impl Mapping {
     /// Maps a file, which must be open for reading and writing, and extends it if it is shorter.
     ///
     /// # Errors
-    /// When the file cannot be extended or mapped.
+    /// If the file cannot be extended or mapped.
     #[allow(unsafe_code)] // memory that others write to at the same time
     pub fn new(file: &File) -> io::Result<Mapping> {
         if file.metadata()?.len() < BYTES as u64 {
             file.set_len(BYTES as u64)?;
         }
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, wherever there is room, that nothing else in this process refers to.
+        // SAFETY: a new mapping at any free address; nothing else in this process refers to it.
         let start = unsafe { mmap(ptr::null_mut(), BYTES, access, MapFlags::SHARED, file.as_fd(), 0) }?;
         let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at address 0"))?;
         Ok(Mapping { start })
     }
 
-    /// Its words.
+    /// Returns its words.
     #[allow(unsafe_code)] // memory that others write to at the same time
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: mapped until `self` is dropped, aligned to a page, and only ever used as atomic words, which may change.
+        // SAFETY: mapped until `self` is dropped, page-aligned, and accessed only as atomic words, which may change.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), BYTES / size_of::<AtomicU64>()) }
     }
 }
@@ -44,7 +44,7 @@ impl Mapping {
 impl Drop for Mapping {
     #[allow(unsafe_code)] // see above
     fn drop(&mut self) {
-        // SAFETY: mapped by `new` with this length; words borrow `self`, so that none are left.
+        // SAFETY: mapped by `new` with this length; words borrow `self`, so none are left.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), BYTES) };
     }
 }
@@ -55,7 +55,7 @@ impl fmt::Debug for Mapping {
     }
 }
 
-// SAFETY: the memory is shared between processes already, and its words are atomic.
+// SAFETY: processes share the memory already, and its words are atomic.
 #[allow(unsafe_code)]
 unsafe impl Send for Mapping {}
 // SAFETY: as above.

@@ -1,4 +1,4 @@
-//! Writing and reading the page.
+//! Writes and reads the page.
 
 use std::hint;
 use std::mem::{offset_of, size_of};
@@ -9,12 +9,12 @@ use homenode_units::NodeId;
 use crate::layout::{LAYOUT, MAGIC, NODES_MAX, NONE, RawPage, SEQUENCE_WORD, VCPUS_MAX, VNODES_MAX, WORDS};
 use crate::topology::{Facts, Topology, TopologyError, VirtualNode};
 
-/// How often a reader finds the page being written before it gives up: a writer needs less than a microsecond.
+/// How often a reader may find the page being written before it gives up: a writer needs less than a microsecond.
 pub const READ_TRIES: usize = 1000;
 
 type Bytes = [u8; size_of::<RawPage>()];
 
-/// The one that writes a page. It never reads it: what it holds itself is the truth.
+/// The writer of a page. It never reads the page: its own copy is authoritative.
 #[derive(Debug)]
 pub struct Publisher<'a> {
     words: &'a [AtomicU64],
@@ -23,10 +23,10 @@ pub struct Publisher<'a> {
 }
 
 impl<'a> Publisher<'a> {
-    /// A writer of these words, which nobody else may write as far as the writer can help it.
+    /// Creates a writer of these words, which should be the only one.
     ///
-    /// `sequence` is one that this page has not had before, for example the time since boot in nanoseconds: a new writer that
-    /// began where an old one did would look unchanged to who has read that one's page.
+    /// `sequence` must be new for this page, such as the time since boot in nanoseconds: if a new writer began with an old
+    /// sequence, a reader of the old version would miss the change.
     ///
     /// # Panics
     /// If there are fewer words than a page has.
@@ -39,12 +39,12 @@ impl<'a> Publisher<'a> {
         }
     }
 
-    /// Publishes a topology, and says which sequence it has.
+    /// Publishes a topology, and returns its sequence.
     pub fn publish(&mut self, topology: &Topology) -> u64 {
         encode(topology, &mut self.bytes);
         let whole = self.sequence.wrapping_add(2);
         self.words[SEQUENCE_WORD].store(whole.wrapping_sub(1), Ordering::Relaxed);
-        // Who sees any word of this version sees that it is being written.
+        // A reader that sees any word of this version also sees that it is being written.
         fence(Ordering::Release);
         for (at, (word, bytes)) in self.words.iter().zip(self.bytes.chunks_exact(8)).enumerate() {
             if at != SEQUENCE_WORD {
@@ -105,13 +105,13 @@ pub enum ReadError {
     /// No whole version in [`READ_TRIES`] tries.
     #[error("the topology page is being written all the time, or its writer died while writing")]
     Torn,
-    /// It begins with something else.
+    /// It does not begin with [`MAGIC`].
     #[error("not a topology page: it begins with {0:#018x}, not {MAGIC:#018x}")]
     Magic(u64),
-    /// Another layout.
+    /// It has another layout.
     #[error("a topology page of layout {0}; this program reads {LAYOUT}")]
     Layout(u32),
-    /// Another size.
+    /// It has another size.
     #[error("a topology page that states {0} bytes; its layout has {own}", own = size_of::<RawPage>())]
     Size(u32),
     /// Something in it is out of bounds.
@@ -119,14 +119,14 @@ pub enum ReadError {
     Topology(#[from] TopologyError),
 }
 
-/// Reads a page that anybody may have written to.
+/// Reads a page that any process may have written to.
 #[derive(Debug, Clone, Copy)]
 pub struct Reader<'a> {
     words: &'a [AtomicU64],
 }
 
 impl<'a> Reader<'a> {
-    /// A reader of these words.
+    /// Creates a reader of these words.
     ///
     /// # Panics
     /// If there are fewer than a page has.
@@ -137,16 +137,16 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The page's version: one load. Another one than before says that something changed.
+    /// Returns the page's version with a single load. A different value than before means that something changed.
     #[inline]
     pub fn sequence(&self) -> u64 {
         self.words[SEQUENCE_WORD].load(Ordering::Acquire)
     }
 
-    /// What the page says, and which sequence it had.
+    /// Returns the page's content and its sequence.
     ///
     /// # Errors
-    /// [`ReadError`], naming what is wrong with it.
+    /// A [`ReadError`] that names the problem.
     pub fn read(&self) -> Result<(u64, Topology), ReadError> {
         let mut bytes: Bytes = [0; size_of::<RawPage>()];
         for _ in 0..READ_TRIES {
@@ -158,7 +158,7 @@ impl<'a> Reader<'a> {
             for (word, bytes) in self.words.iter().zip(bytes.chunks_exact_mut(8)) {
                 bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
             }
-            // No word is read after the sequence is read again.
+            // Keeps all loads of words before the second load of the sequence.
             fence(Ordering::Acquire);
             if self.words[SEQUENCE_WORD].load(Ordering::Relaxed) == before {
                 return Ok((before, decode(&bytes)?));
@@ -187,7 +187,7 @@ fn decode(bytes: &Bytes) -> Result<Topology, ReadError> {
     let vcpus = u32::from_le_bytes(get(bytes, offset_of!(RawPage, vcpu_count))) as usize;
     let vnodes = usize::from(u16::from_le_bytes(get(bytes, offset_of!(RawPage, vnode_count))));
     let nodes = usize::from(u16::from_le_bytes(get(bytes, offset_of!(RawPage, pnode_count))));
-    // Before anything is taken by these counts.
+    // Before these counts are used.
     for (count, most, error) in [
         (vcpus, VCPUS_MAX, TopologyError::Vcpus { count: vcpus }),
         (vnodes, VNODES_MAX, TopologyError::VirtualNodes { count: vnodes }),

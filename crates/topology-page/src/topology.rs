@@ -1,4 +1,4 @@
-//! What a page says, checked, and what follows from it for a vCPU.
+//! The checked content of a page, and the virtual node that follows from it for a vCPU.
 
 use homenode_units::NodeId;
 
@@ -8,90 +8,90 @@ use crate::layout::{LOCAL_DISTANCE, NODES_MAX, VCPUS_MAX, VNODES_MAX};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VirtualNode(pub u16);
 
-/// What is so, before it is checked.
+/// Facts about a guest's topology, not checked yet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
-    /// The host's node on which each vCPU runs; `None` where that is not known.
+    /// The host node on which each vCPU runs; `None` if unknown.
     pub vcpu_pnode: Vec<Option<NodeId>>,
-    /// The host's node that has the memory of each virtual node; `None` where it has no memory, or that is not known.
+    /// The host node that has the memory of each virtual node; `None` if it has no memory, or the node is unknown.
     pub vnode_pnode: Vec<Option<NodeId>>,
-    /// Distances between the host's nodes, as in ACPI's SLIT: from, to. As many rows and columns as it has nodes.
+    /// Distances between host nodes, as in ACPI's SLIT: from, to. A square matrix.
     pub distances: Vec<Vec<u8>>,
 }
 
-/// Why facts make no topology.
+/// Why facts make no valid topology.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TopologyError {
-    /// None, or more than there is room for.
+    /// None, or more than fit.
     #[error("{count} vCPUs: a topology page holds 1 to {VCPUS_MAX}")]
     Vcpus {
-        /// How many.
+        /// Their number.
         count: usize,
     },
-    /// None, or more than there is room for.
+    /// None, or more than fit.
     #[error("{count} virtual nodes: a topology page holds 1 to {VNODES_MAX}")]
     VirtualNodes {
-        /// How many.
+        /// Their number.
         count: usize,
     },
-    /// None, or more than there is room for.
+    /// None, or more than fit.
     #[error("{count} host nodes: a topology page holds 1 to {NODES_MAX}")]
     HostNodes {
-        /// How many.
+        /// Their number.
         count: usize,
     },
-    /// A vCPU is where nothing is.
+    /// A vCPU is on a node that does not exist.
     #[error("vCPU {vcpu} is on host node {node}, of which there are {count}")]
     VcpuNode {
-        /// Which vCPU.
+        /// The vCPU.
         vcpu: usize,
-        /// Where it is said to be.
+        /// The stated node.
         node: u16,
-        /// The host's nodes.
+        /// Number of host nodes.
         count: usize,
     },
-    /// A vCPU belongs to a virtual node that there is not.
+    /// A vCPU belongs to a virtual node that does not exist.
     #[error("vCPU {vcpu} belongs to virtual node {node}, of which there are {count}")]
     VcpuVirtualNode {
-        /// Which vCPU.
+        /// The vCPU.
         vcpu: usize,
         /// The virtual node.
         node: u16,
-        /// Virtual nodes.
+        /// Number of virtual nodes.
         count: usize,
     },
-    /// Memory is where nothing is.
+    /// Memory is on a node that does not exist.
     #[error("the memory of virtual node {vnode} is on host node {node}, of which there are {count}")]
     MemoryNode {
-        /// Which virtual node.
+        /// The virtual node.
         vnode: usize,
-        /// Where it is said to be.
+        /// The stated node.
         node: u16,
-        /// The host's nodes.
+        /// Number of host nodes.
         count: usize,
     },
-    /// Not a matrix, or a figure that no SLIT may have.
+    /// Not a square matrix, or a distance that is invalid in a SLIT.
     #[error(
         "the distance from host node {from} to {to} is {found:?}; it must be {LOCAL_DISTANCE} to itself and no less to others"
     )]
     Distance {
-        /// From.
+        /// Row.
         from: usize,
-        /// To.
+        /// Column.
         to: usize,
         /// The distance, if there is one.
         found: Option<u8>,
     },
-    /// Nothing to be near to.
+    /// No virtual node has memory.
     #[error("no virtual node has memory")]
     NoMemory,
 }
 
-/// Facts within the bounds of a page.
+/// Facts checked to be within the bounds of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Topology {
     facts: Facts,
-    /// What the guest's kernel has decided, for each vCPU, on a page that it wrote.
+    /// The guest kernel's decision for each vCPU, on a page that it wrote.
     vcpu_vnode: Vec<Option<VirtualNode>>,
 }
 
@@ -99,13 +99,13 @@ impl Topology {
     /// Checks facts.
     ///
     /// # Errors
-    /// [`TopologyError`], naming what is out of bounds.
+    /// A [`TopologyError`] that names what is out of bounds.
     pub fn new(facts: Facts) -> Result<Topology, TopologyError> {
         let undecided = vec![None; facts.vcpu_pnode.len()];
         Topology::with_nodes(facts, undecided)
     }
 
-    /// As [`Topology::new`], with what a guest's kernel has decided.
+    /// Like [`Topology::new`], with the decisions of a guest's kernel.
     pub(crate) fn with_nodes(
         facts: Facts,
         vcpu_vnode: Vec<Option<VirtualNode>>,
@@ -154,23 +154,24 @@ impl Topology {
         Ok(Topology { facts, vcpu_vnode })
     }
 
-    /// What it was made from.
+    /// Returns the facts it was made from.
     pub fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    /// The virtual node that the guest's kernel has put a vCPU in, on a page that it wrote.
+    /// Returns the virtual node that the guest's kernel chose for a vCPU, on a page that it wrote.
     pub fn decided(&self, vcpu: usize) -> Option<VirtualNode> {
         self.vcpu_vnode.get(vcpu).copied().flatten()
     }
 
-    /// The same for all vCPUs.
+    /// Returns these for all vCPUs.
     pub(crate) fn all_decided(&self) -> &[Option<VirtualNode>] {
         &self.vcpu_vnode
     }
 
-    /// The virtual node that a vCPU belongs to: what the guest's kernel says; otherwise that whose memory is nearest to where the
-    /// vCPU runs, of several the present one, or the first. What is not known stays as it is.
+    /// Returns the virtual node that a vCPU belongs to: the guest kernel's decision if there is one, otherwise the node
+    /// whose memory is nearest to where the vCPU runs; among equals `present`, or else the first. If that is unknown,
+    /// returns `present`.
     pub fn node(&self, vcpu: usize, present: VirtualNode) -> VirtualNode {
         if let Some(decided) = self.decided(vcpu) {
             return decided;

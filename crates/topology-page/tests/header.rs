@@ -1,4 +1,4 @@
-//! The C header and this crate are one definition: the same layout, the same verdict on any page, the same nodes.
+//! The C header and this crate agree: the same layout, the same verdict on any page, the same nodes.
 
 use std::io::Write as _;
 use std::mem::{offset_of, size_of};
@@ -13,7 +13,7 @@ use homenode_topology_page::{
 use homenode_units::NodeId;
 use proptest::prelude::*;
 
-/// Compiles the program that judges by the header, once.
+/// Compiles the program that judges pages with the header, once.
 fn judge() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -58,7 +58,7 @@ fn judged(arguments: &[&str], pages: &[u8]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// The judge's number for what the reader says.
+/// Returns the judge's number for the reader's result.
 fn verdict(read: &Result<(u64, Topology), ReadError>) -> u32 {
     match read {
         Ok(_) => 0,
@@ -79,7 +79,7 @@ fn verdict(read: &Result<(u64, Topology), ReadError>) -> u32 {
     }
 }
 
-/// What this crate makes of a page, in the judge's words.
+/// Returns this crate's result for a page, in the judge's format.
 fn line(words: &[AtomicU64]) -> String {
     let read = Reader::new(words).read();
     let mut line = verdict(&read).to_string();
@@ -133,7 +133,7 @@ fn node() -> impl Strategy<Value = Option<u16>> {
     prop_oneof![1 => Just(None), 6 => (0u16..4).prop_map(Some)]
 }
 
-/// A good page of which some bytes were written over, most of them where it matters.
+/// Generates valid pages with some bytes overwritten, mostly relevant ones.
 fn scribbled() -> impl Strategy<Value = Vec<u8>> {
     let page = (
         prop::collection::vec(node(), 1..12),
@@ -187,7 +187,7 @@ fn both_sides_have_the_same_layout() {
 
 #[test]
 fn both_sides_judge_every_page_alike() {
-    // One program for all pages, so the strategy is drawn from by hand.
+    // One program judges all pages, so pages are drawn from the strategy by hand.
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let mut draw =
         |strategy: &BoxedStrategy<Vec<u8>>| strategy.new_tree(&mut runner).expect("a page").current();
@@ -207,6 +207,6 @@ fn both_sides_judge_every_page_alike() {
         assert_eq!(lines.next(), Some(ours.as_str()));
         seen.insert(verdict(&Reader::new(&words).read()));
     }
-    // The pages drawn reach each verdict.
+    // The drawn pages reach every verdict.
     assert_eq!(seen.into_iter().collect::<Vec<_>>(), (0..=12).collect::<Vec<_>>());
 }

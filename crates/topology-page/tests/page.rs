@@ -1,4 +1,4 @@
-//! What holds of the page, whoever writes to it.
+//! What holds for the page, whatever is written to it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -128,8 +128,8 @@ fn a_vcpu_belongs_to_the_nearest_memory_and_stays_among_equals() {
     assert_eq!(unknown.node(77, VirtualNode(2)), VirtualNode(2));
 }
 
-/// Bounded by versions, not by time: each is all vCPUs on one node, so that parts of two show. Miri runs it too, in other orders
-/// of threads and memory.
+/// Limited by versions, not by time: each version puts all vCPUs on one node, so a mix of two is visible. Miri runs it too,
+/// with other orders of threads and memory accesses.
 #[test]
 fn nobody_reads_parts_of_two_versions() {
     let (vcpus, last) = if cfg!(miri) { (20, 30) } else { (1024, 60_000usize) };
@@ -149,7 +149,7 @@ fn nobody_reads_parts_of_two_versions() {
                         last = sequence;
                         whole += 1;
                     }
-                    // The writer may have been taken off its processor in the middle.
+                    // The writer may have been preempted while writing.
                     Err(error) => assert_eq!(error, ReadError::Torn),
                 }
             }
@@ -174,7 +174,7 @@ proptest! {
     ) {
         let mut bytes = noise;
         if repaired {
-            // A header that would do, so that the rest is looked at.
+            // A valid header, so that the rest is checked.
             bytes[..16].copy_from_slice(&[b"HNTOPOLO".as_slice(), &[1, 0, 0, 0], &6272u32.to_le_bytes()].concat());
             bytes[16] &= !1;
             bytes[24..28].copy_from_slice(&counts.0.to_le_bytes());
@@ -217,7 +217,7 @@ proptest! {
         let least = (0..memory.len() as u16).filter_map(away).min();
         prop_assert_eq!(away(chosen.0), least);
         prop_assert!(away(present) != least || chosen.0 == present);
-        // What it says is stable.
+        // The choice is stable.
         prop_assert_eq!(topology.node(0, chosen), chosen);
     }
 }

@@ -1,4 +1,4 @@
-//! All lanes of a host.
+//! All tracks of a host.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -19,17 +19,17 @@ const VALUES: [(&str, &str); 4] = [
     ("memory free", "bytes"),
 ];
 
-/// Places of lanes: nodes, then links, then the agent, then VMs as they came.
+/// Ranks of tracks: nodes, then links, then the agent, then VMs in order of appearance.
 const LINKS_RANK: i32 = 1 << 20;
 const AGENT_RANK: i32 = LINKS_RANK + 1;
 const VM_RANK: i32 = AGENT_RANK + 1;
 
-/// Writes a host's periods as lanes.
+/// Writes a host's periods as tracks.
 #[derive(Debug)]
 pub struct Lanes<W: Write> {
     to: Packets<W>,
     host: Host,
-    /// When the last period was.
+    /// Time of the last period.
     last: Option<Ns>,
 }
 
@@ -47,17 +47,18 @@ struct Host {
 }
 
 impl<W: Write> Lanes<W> {
-    /// A trace of a host under this name.
+    /// Begins a trace of a host with this name.
     ///
     /// # Errors
-    /// When it cannot be written; here and below.
+    /// If it cannot be written; here and below.
     pub fn new(to: W, name: &str, machine: &Machine) -> io::Result<Lanes<W>> {
         let mut to = Packets::new(to);
         let host = Host::new(&mut to, name, machine)?;
         Ok(Lanes { to, host, last: None })
     }
 
-    /// Another run, of this host or another: its lanes are beside those that there are, and its clock may begin anew.
+    /// Begins another run, of this host or another: its tracks are added to the existing ones, and its clock may start
+    /// again.
     ///
     /// # Errors
     /// As [`Lanes::new`].
@@ -67,7 +68,7 @@ impl<W: Write> Lanes<W> {
         before.close(&mut self.to, self.last.take().unwrap_or_default())
     }
 
-    /// Writes a period. Periods of a run come in the order of time.
+    /// Writes a period. Periods of a run must come in order of time.
     ///
     /// # Errors
     /// As [`Lanes::new`].
@@ -76,7 +77,7 @@ impl<W: Write> Lanes<W> {
         self.host.period(&mut self.to, period)
     }
 
-    /// Ends what still lasts.
+    /// Closes all open slices and ends the trace.
     ///
     /// # Errors
     /// As [`Lanes::new`].

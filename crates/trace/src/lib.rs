@@ -1,25 +1,25 @@
-//! What a host did, as a trace that Perfetto's viewer opens.
+//! Writes what a host did as a trace for Perfetto's viewer.
 //!
 //! # Lanes
 //!
-//! | lane | what is in it |
+//! | lane | content |
 //! |---|---|
 //! | VM / decisions | a mark for each decision about it, with policy, reason and outcome; other events |
 //! | VM / home, memory policy, CPU quota, memory limit | what is in force, for as long as it is |
 //! | VM / pages | moves of pages, from the decision to the next sample |
-//! | VM / vCPU | CPU and node on which it was last seen, as far as samples are there |
+//! | VM / vCPU | CPU and node on which it was last seen, while there are samples |
 //! | VM / CPUs used, LLC miss rate, local accesses | values |
 //! | node / CPUs busy, vCPUs waiting, memory traffic, memory free | values |
 //! | links / 0 → 1 | traffic |
-//! | agent | what is about no VM that runs |
+//! | agent | events about no running VM |
 //!
-//! An arrow goes from a decision to what it led to: the home, policy, quota or limit that is in force after it, the pages that
-//! moved, the vCPUs that are seen on other CPUs. A decision that led to nothing that can be seen has none.
+//! An arrow goes from a decision to its effect: the home, policy, quota or limit that is then in force, the pages that
+//! moved, the vCPUs that are seen on other CPUs. A decision without a visible effect has no arrow.
 //!
 //! # Bounds
 //!
-//! What is written is forgotten: what is kept grows with VMs and vCPUs that run, not with time. A host is sampled, so a vCPU that
-//! went elsewhere and came back between two samples was never away.
+//! Memory grows with running VMs and vCPUs, not with time, since what is written is forgotten. A host is sampled: a vCPU
+//! that moved and came back between two samples appears not to have moved.
 
 mod lanes;
 pub mod proto;
@@ -34,37 +34,37 @@ use homenode_units::{Ns, VmId};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// A period of a host.
+/// One period of a host.
 #[derive(Clone, Copy, Debug)]
 pub struct Period<'a> {
-    /// When, on a clock that only goes forward.
+    /// Its time, on a monotonic clock.
     pub at: Ns,
-    /// What is known of the host.
+    /// The host's status.
     pub status: &'a Status,
-    /// What it said, where that is there: only it says where vCPUs are.
+    /// The host's sample, if there is one: only samples show where vCPUs are.
     pub sample: Option<&'a Sample>,
-    /// What happened then, in order.
+    /// Its events, in order.
     pub happened: &'a [Happened],
 }
 
-/// Something that happened.
+/// An event.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Happened {
-    /// A decision, and what became of it.
+    /// A decision and its outcome.
     Decided(Decided, Outcome),
     /// Anything else.
     Other {
-        /// What kind of thing: `appeared`, `found`, `changed-by-other` and so on.
+        /// Its kind: `appeared`, `found`, `changed-by-other` and so on.
         kind: String,
-        /// The VM that it is about, if it is about one.
+        /// The VM, if it is about one.
         vm: Option<VmId>,
-        /// For people.
+        /// A sentence for people.
         text: String,
     },
 }
 
 impl Happened {
-    /// What an event's JSON says, and its text for people.
+    /// Parses an event's JSON; `text` is its sentence for people.
     pub fn read(detail: &Value, text: &str) -> Happened {
         let decided = Decided::deserialize(detail).and_then(|decided| {
             let outcome = Outcome::deserialize(&detail["result"])?;

@@ -1,32 +1,32 @@
-//! The part of Perfetto's trace format that is written: messages and field numbers as in its public
-//! `protos/perfetto/trace/trace_packet.proto` and `track_event/*.proto`. What is not used is left out, as protobuf has it.
+//! The part of Perfetto's trace format that is used: messages and field numbers as in its public
+//! `protos/perfetto/trace/trace_packet.proto` and `track_event/*.proto`. Unused fields are left out, as protobuf permits.
 
 use prost::Message;
 
-/// A file is one of these; since fields that repeat may be written one after the other, so is each packet of it.
+/// A whole file. Since repeated fields can be concatenated, each packet is written as a file of its own.
 #[derive(Clone, PartialEq, Message)]
 pub struct Trace {
-    /// Everything.
+    /// All packets.
     #[prost(message, repeated, tag = "1")]
     pub packet: Vec<TracePacket>,
 }
 
-/// One thing that is said.
+/// One packet.
 #[derive(Clone, PartialEq, Message)]
 pub struct TracePacket {
-    /// When, in nanoseconds.
+    /// Time, in nanoseconds.
     #[prost(uint64, optional, tag = "8")]
     pub timestamp: Option<u64>,
-    /// Whose it is: all are the same writer's.
+    /// The writer; all packets have the same one.
     #[prost(uint32, optional, tag = "10")]
     pub trusted_packet_sequence_id: Option<u32>,
-    /// Something that happens on a track.
+    /// An event on a track.
     #[prost(message, optional, tag = "11")]
     pub track_event: Option<TrackEvent>,
-    /// [`CLEARED`] with the first packet: nothing was said before.
+    /// [`CLEARED`] in the first packet: there is no earlier state.
     #[prost(uint32, optional, tag = "13")]
     pub sequence_flags: Option<u32>,
-    /// What a track is.
+    /// The description of a track.
     #[prost(message, optional, tag = "60")]
     pub track_descriptor: Option<TrackDescriptor>,
 }
@@ -34,33 +34,33 @@ pub struct TracePacket {
 /// `SEQ_INCREMENTAL_STATE_CLEARED`.
 pub const CLEARED: u32 = 1;
 
-/// A lane, or a lane of lanes.
+/// A track, or a group of tracks.
 #[derive(Clone, PartialEq, Message)]
 pub struct TrackDescriptor {
-    /// Its number, by which events name it.
+    /// Its id, which events refer to.
     #[prost(uint64, optional, tag = "1")]
     pub uuid: Option<u64>,
-    /// As it is shown.
+    /// Its displayed name.
     #[prost(string, optional, tag = "2")]
     pub name: Option<String>,
-    /// The lane that it is in.
+    /// The track that contains it.
     #[prost(uint64, optional, tag = "5")]
     pub parent_uuid: Option<u64>,
-    /// That its events are values.
+    /// Makes it a track of values.
     #[prost(message, optional, tag = "8")]
     pub counter: Option<CounterDescriptor>,
-    /// How lanes in it are ordered.
+    /// How its child tracks are ordered.
     #[prost(enumeration = "Ordering", optional, tag = "11")]
     pub child_ordering: Option<i32>,
-    /// Its place among them, the least first.
+    /// Its rank among its siblings, lowest first.
     #[prost(int32, optional, tag = "12")]
     pub sibling_order_rank: Option<i32>,
 }
 
-/// How lanes are ordered.
+/// The order of child tracks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, prost::Enumeration)]
 pub enum Ordering {
-    /// Not said.
+    /// Unspecified.
     Unknown = 0,
     /// By name.
     Lexicographic = 1,
@@ -70,36 +70,36 @@ pub enum Ordering {
     Explicit = 3,
 }
 
-/// A lane of values.
+/// Describes a track of values.
 #[derive(Clone, PartialEq, Message)]
 pub struct CounterDescriptor {
-    /// What is counted, by its own name.
+    /// The name of the unit.
     #[prost(string, optional, tag = "6")]
     pub unit_name: Option<String>,
 }
 
-/// Something that happens.
+/// An event.
 #[derive(Clone, PartialEq, Message)]
 pub struct TrackEvent {
-    /// What kind of thing.
+    /// Its type.
     #[prost(enumeration = "Type", optional, tag = "9")]
     pub r#type: Option<i32>,
-    /// On which track.
+    /// Its track.
     #[prost(uint64, optional, tag = "11")]
     pub track_uuid: Option<u64>,
-    /// By which it can be chosen.
+    /// Categories to filter by.
     #[prost(string, repeated, tag = "22")]
     pub categories: Vec<String>,
-    /// As it is shown.
+    /// Its displayed name.
     #[prost(string, optional, tag = "23")]
     pub name: Option<String>,
-    /// More about it.
+    /// Further data.
     #[prost(message, repeated, tag = "4")]
     pub debug_annotations: Vec<DebugAnnotation>,
     /// The value of a counter.
     #[prost(double, optional, tag = "44")]
     pub double_counter_value: Option<f64>,
-    /// Arrows that begin here, or go through.
+    /// Arrows that begin here, or pass through.
     #[prost(fixed64, repeated, packed = "false", tag = "47")]
     pub flow_ids: Vec<u64>,
     /// Arrows that end here.
@@ -107,28 +107,28 @@ pub struct TrackEvent {
     pub terminating_flow_ids: Vec<u64>,
 }
 
-/// What kind of thing happens.
+/// Types of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, prost::Enumeration)]
 pub enum Type {
-    /// Not said.
+    /// Unspecified.
     Unspecified = 0,
-    /// Something begins that lasts.
+    /// A slice begins.
     SliceBegin = 1,
-    /// The last of those that last on this track ends.
+    /// The innermost open slice of this track ends.
     SliceEnd = 2,
-    /// Something at one moment.
+    /// An instantaneous event.
     Instant = 3,
-    /// A value.
+    /// A value of a counter.
     Counter = 4,
 }
 
-/// A figure or text about an event.
+/// A named text about an event.
 #[derive(Clone, PartialEq, Message)]
 pub struct DebugAnnotation {
     /// Text.
     #[prost(string, optional, tag = "6")]
     pub string_value: Option<String>,
-    /// What it is.
+    /// Its name.
     #[prost(string, optional, tag = "10")]
     pub name: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! The lanes of one VM.
+//! The tracks of one VM.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -11,7 +11,7 @@ use homenode_units::{CpuId, CpuSet, Ns};
 use crate::Happened;
 use crate::writer::{Flow, More, Packets, Track};
 
-/// Periods in which what a decision led to is waited for: what is set is in force in the next sample, or never.
+/// Periods to wait for a decision's effect: a setting is in force in the next sample, or never.
 const PENDING_PERIODS: u8 = 2;
 /// Values of a VM, with their units.
 const VALUES: [(&str, &str); 3] = [
@@ -20,7 +20,7 @@ const VALUES: [(&str, &str); 3] = [
     ("local accesses", "share"),
 ];
 
-/// What is in force on a VM, a lane each.
+/// What is in force on a VM; one track each.
 const STATES: [(Lever, &str); 4] = [
     (Lever::Home, "home"),
     (Lever::MemoryPolicy, "memory policy"),
@@ -28,7 +28,7 @@ const STATES: [(Lever, &str); 4] = [
     (Lever::Memory, "memory limit"),
 ];
 
-/// A lane of slices that follow each other.
+/// A track of consecutive slices.
 #[derive(Debug)]
 struct State {
     track: Track,
@@ -36,7 +36,7 @@ struct State {
 }
 
 impl State {
-    /// Ends what was, and begins what is, where that is something else.
+    /// If the state has changed, ends the slice of the old state and begins one for the new state.
     fn show<W: Write>(
         &mut self,
         to: &mut Packets<W>,
@@ -67,7 +67,7 @@ impl State {
     }
 }
 
-/// Where vCPUs that were pinned are to be seen.
+/// CPUs on which pinned vCPUs should be seen, and the arrow to draw then.
 #[derive(Debug)]
 struct Pinned {
     cpus: CpuSet,
@@ -75,7 +75,7 @@ struct Pinned {
     periods: u8,
 }
 
-/// A VM that runs.
+/// The tracks of a running VM.
 #[derive(Debug)]
 pub(crate) struct VmLanes {
     root: Track,
@@ -84,10 +84,10 @@ pub(crate) struct VmLanes {
     states: [State; STATES.len()],
     values: [Track; VALUES.len()],
     vcpus: BTreeMap<u16, State>,
-    /// Arrows from decisions to what is not to be seen yet.
+    /// Arrows from decisions whose effect is not visible yet.
     pending: BTreeMap<Lever, (Flow, u8)>,
     pinned: BTreeMap<u16, Pinned>,
-    /// Moves of the period before, to be shown with the time until this one.
+    /// Moves of the previous period, shown as lasting until this one.
     moved: Vec<(Ns, String, Flow)>,
 }
 
@@ -123,7 +123,7 @@ impl VmLanes {
         })
     }
 
-    /// What happened to it. Before [`VmLanes::show`], so that arrows are there when what they lead to is.
+    /// Writes an event of the VM. Must come before [`VmLanes::show`], so that arrows exist when their targets appear.
     pub fn happened<W: Write>(&mut self, to: &mut Packets<W>, at: Ns, event: &Happened) -> io::Result<()> {
         match event {
             Happened::Other { kind, text, .. } => {
@@ -156,7 +156,7 @@ impl VmLanes {
         }
     }
 
-    /// Notes what a decision is to lead to; whether it leads to anything that can be seen.
+    /// Notes the expected effect of a decision; returns whether any would be visible.
     fn expect(&mut self, at: Ns, decided: &Decided, outcome: &Outcome, flow: Flow) -> bool {
         let act = &decided.action.act;
         match (act, outcome) {
@@ -188,7 +188,7 @@ impl VmLanes {
         }
     }
 
-    /// How it is now.
+    /// Shows the VM's current state.
     pub fn show<W: Write>(
         &mut self,
         to: &mut Packets<W>,
@@ -244,7 +244,7 @@ impl VmLanes {
             .collect();
         for (index, cpu) in &seen {
             if !self.vcpus.contains_key(index) {
-                // After all others of the VM.
+                // After all other tracks of the VM.
                 let track = to.track(&format!("vCPU {index}"), Some(self.root), 100 + i32::from(*index))?;
                 self.vcpus.insert(*index, State { track, shown: None });
             }
@@ -272,7 +272,7 @@ impl VmLanes {
         Ok(())
     }
 
-    /// Pages that were moved in the last period were, when it is over.
+    /// Writes the page moves of the previous period, which is over.
     fn end_moves<W: Write>(&mut self, to: &mut Packets<W>, at: Ns) -> io::Result<()> {
         let mut over = Vec::new();
         self.moved.retain(|moved| {
@@ -297,7 +297,7 @@ impl VmLanes {
         over.iter().try_for_each(|_| to.end(at, self.pages))
     }
 
-    /// It is gone, or nobody looks any more.
+    /// Closes all slices, because the VM is gone or the trace ends.
     pub fn close<W: Write>(mut self, to: &mut Packets<W>, at: Ns) -> io::Result<()> {
         self.end_moves(to, at)?;
         let states = self.states.iter_mut().chain(self.vcpus.values_mut());
@@ -307,7 +307,7 @@ impl VmLanes {
     }
 }
 
-/// Counts a period down; whether any is left.
+/// Decrements a number of periods; returns whether any are left.
 fn still(periods: &mut u8) -> bool {
     *periods = periods.saturating_sub(1);
     *periods > 0

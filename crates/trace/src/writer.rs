@@ -1,4 +1,4 @@
-//! Packets, one after the other: what is written is forgotten.
+//! Writes packets one after the other, and keeps none.
 
 use std::io::{self, Write};
 
@@ -10,26 +10,26 @@ use crate::proto::{
     Type,
 };
 
-/// A lane, by its number.
+/// A track's id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Track(pub u64);
 
-/// An arrow between two events, by its number.
+/// An arrow between two events, by its id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Flow(pub u64);
 
-/// What is said of an event beside its name.
+/// Further data of an event.
 #[derive(Debug, Default)]
 pub(crate) struct More<'a> {
-    /// Arrows that begin there.
+    /// An arrow that begins there.
     pub begins: Option<Flow>,
     /// Arrows that end there.
     pub ends: Vec<Flow>,
-    /// Text.
+    /// Named texts.
     pub notes: Vec<(&'a str, String)>,
 }
 
-/// All packets are one writer's.
+/// All packets have the same writer.
 const SEQUENCE: u32 = 1;
 
 /// Writes packets.
@@ -73,12 +73,12 @@ impl<W: Write> Packets<W> {
         self.to.write_all(&self.buffer)
     }
 
-    /// A lane with this place among those of its parent.
+    /// Creates a track with this rank among its siblings.
     pub fn track(&mut self, name: &str, parent: Option<Track>, rank: i32) -> io::Result<Track> {
         self.described(name, parent, rank, None)
     }
 
-    /// A lane of values.
+    /// Creates a track of values.
     pub fn counter(&mut self, name: &str, parent: Track, rank: i32, unit: &str) -> io::Result<Track> {
         let counter = CounterDescriptor {
             unit_name: Some(unit.to_owned()),
@@ -138,22 +138,22 @@ impl<W: Write> Packets<W> {
         self.event(at, track, kind, event)
     }
 
-    /// Something begins that lasts.
+    /// Begins a slice.
     pub fn begin(&mut self, at: Ns, track: Track, name: &str, more: More<'_>) -> io::Result<()> {
         self.named(at, track, Type::SliceBegin, name, more)
     }
 
-    /// What began last on a track ends.
+    /// Ends the innermost open slice of a track.
     pub fn end(&mut self, at: Ns, track: Track) -> io::Result<()> {
         self.event(at, track, Type::SliceEnd, TrackEvent::default())
     }
 
-    /// Something happens.
+    /// Writes an instantaneous event.
     pub fn instant(&mut self, at: Ns, track: Track, name: &str, more: More<'_>) -> io::Result<()> {
         self.named(at, track, Type::Instant, name, more)
     }
 
-    /// A value from now on.
+    /// Sets the value from now on.
     pub fn value(&mut self, at: Ns, track: Track, value: f64) -> io::Result<()> {
         let event = TrackEvent {
             double_counter_value: Some(value),

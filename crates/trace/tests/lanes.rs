@@ -1,4 +1,4 @@
-//! A trace of the twin, read again: what begins ends, time goes forward, and arrows lead from decisions to what is so after them.
+//! A trace of the twin, read back: every slice ends, time goes forward, and arrows lead from decisions to their effects.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use homenode_twin::{Scenario, Twin};
 use homenode_units::Ns;
 use prost::Message;
 
-/// Runs a scenario under two sets of policies, a run each of one trace.
+/// Runs a scenario under two sets of policies, each as a run of one trace.
 fn traced(name: &str, seconds: u64) -> Vec<u8> {
     let scenario = Scenario::builtin(name).unwrap();
     let machine = homenode_machine_files::preset(scenario.machine.as_deref().unwrap_or("r910")).unwrap();

@@ -1,4 +1,4 @@
-//! Accesses per second of the models: the reciprocal of a result times the accesses of a pass.
+//! Measures the models. Accesses per second are the reciprocal of a result times the accesses of a pass.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use homenode_machine::Replacement;
@@ -8,7 +8,7 @@ use homenode_tracking::stream::{Pattern, Stream};
 
 const ACCESSES: usize = 100_000;
 
-/// Lines of a Zipf stream, drawn beforehand: a cache is measured, not the generator.
+/// Lines of a Zipf stream, drawn in advance so that the cache is measured, not the generator.
 fn lines() -> Vec<u64> {
     let pattern = Pattern::Zipf {
         lines: 1 << 20,

@@ -1,4 +1,5 @@
-//! TLBs, nested walks and PRL's log, accesses per second. Targets: 150 million a second that hit a TLB, 40 million that miss all.
+//! Measures TLBs, nested walks and PRL's log, in accesses per second. Targets: 150 million TLB hits, 40 million that miss
+//! all.
 
 use std::hint::black_box;
 
@@ -8,7 +9,7 @@ use homenode_tracking::stream::{Pattern, Stream};
 use homenode_tracking::tlb::{Access, PageSize, core};
 
 const ACCESSES: usize = 200_000;
-/// 400 MiB of a guest of 1 GiB.
+/// 400 MiB in a guest of 1 GiB.
 const PAGES: u64 = 102_400;
 const FRAMES: u64 = 1 << 18;
 
@@ -16,7 +17,7 @@ fn guest() -> Guest {
     let mut guest = Guest::new(FRAMES, 1024, PageSize::Small, Flags::Kept);
     let space = guest.tables.space().expect("frames for tables");
     for page in 0..PAGES {
-        // Frames as scattered as a guest's are.
+        // Frames as scattered as in a real guest.
         let frame = page.wrapping_mul(40_503) % (1 << 17);
         guest
             .tables

@@ -2,14 +2,14 @@
 //!
 //! # Model
 //!
-//! A line goes to the set that a hash of its number names: physical pages are scattered over memory, and last-level caches
-//! hash addresses over their slices, so neighbours in a program's memory are no neighbours here. In its set a line takes
-//! an empty way, or the way that the replacement policy gives up ([`Replacement`]). Every line remembers the stream that
-//! brought it in: streams that share a cache are told apart by counts and by lines held.
+//! A hash of a line's number selects its set: physical pages are scattered over memory, and last-level caches hash addresses
+//! over their slices, so neighbours in a program's memory are not neighbours here. In its set a line takes an empty way, or
+//! that of the replacement policy's victim ([`Replacement`]). Every line remembers the stream that brought it in, so counts
+//! and held lines are kept per stream.
 //!
 //! # Speed
 //!
-//! An access looks at one set, which lies in one stretch of memory; nothing is allocated after [`Cache::new`].
+//! An access touches one set, which is contiguous in memory; nothing is allocated after [`Cache::new`].
 //!
 //! # Left out
 //!
@@ -32,7 +32,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The shape of about this many lines: the nearest whole number of sets, at least one.
+    /// Returns the shape of about this many lines: the nearest whole number of sets, at least one.
     pub fn of_lines(lines: usize, ways: usize, replacement: Replacement) -> Shape {
         let sets = ((lines + ways / 2) / ways).max(1);
         Shape {
@@ -42,32 +42,32 @@ impl Shape {
         }
     }
 
-    /// Lines that it holds.
+    /// Returns the number of lines it holds.
     pub fn lines(&self) -> usize {
         self.sets * self.ways
     }
 }
 
-/// What became of an access.
+/// Result of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The line was there.
+    /// The line was present.
     Hit,
-    /// It was not; it is now. The line that had to go, if any.
+    /// It was absent and is present now. Holds the evicted line, if any.
     Miss(Option<u64>),
 }
 
-/// What a stream did to a cache. Two counts of one stream subtract.
+/// Counts of a stream in a cache. Two counts of one stream can be subtracted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// All accesses.
     pub accesses: u64,
-    /// Those that missed.
+    /// Accesses that missed.
     pub misses: u64,
 }
 
 impl Counts {
-    /// Misses over accesses; 0 without any.
+    /// Returns misses over accesses; 0 without any.
     pub fn miss_ratio(&self) -> f64 {
         if self.accesses == 0 {
             0.0
@@ -76,7 +76,7 @@ impl Counts {
         }
     }
 
-    /// What was added since an earlier count.
+    /// Returns the difference to an earlier count.
     pub fn since(&self, earlier: &Counts) -> Counts {
         Counts {
             accesses: self.accesses - earlier.accesses,
@@ -90,7 +90,7 @@ impl Counts {
 pub struct Cache {
     shape: Shape,
     policy: Policy,
-    /// Line number and stream (lowest [`STREAM_BITS`] bits) of each way, set after set; [`EMPTY`] where there is none.
+    /// Line number and stream (lowest [`STREAM_BITS`] bits) of each way, set after set; [`EMPTY`] if there is none.
     entries: Vec<u64>,
     counts: Vec<Counts>,
     held: Vec<u64>,
@@ -102,10 +102,10 @@ const STREAM_MASK: u64 = (1 << STREAM_BITS) - 1;
 const EMPTY: u64 = u64::MAX;
 
 impl Cache {
-    /// An empty cache for this many streams, at most 255. Line numbers must be below 2^56 - 1.
+    /// Creates an empty cache for this many streams, at most 255. Line numbers must be below 2^56 - 1.
     ///
     /// # Panics
-    /// If the shape has no set, no way or more than 64 ways, or there are more than 255 streams.
+    /// The shape has no set, no way or more than 64 ways, or there are more than 255 streams.
     pub fn new(shape: Shape, streams: usize, seed: u64) -> Cache {
         assert!(shape.sets > 0, "a cache has at least one set");
         assert!((1..=64).contains(&shape.ways), "a set has 1 to 64 ways");
@@ -120,17 +120,17 @@ impl Cache {
         }
     }
 
-    /// Its shape.
+    /// Returns its shape.
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// What a stream did so far.
+    /// Returns the counts of a stream so far.
     pub fn counts(&self, stream: usize) -> Counts {
         self.counts[stream]
     }
 
-    /// Lines that a stream brought in and that are still there.
+    /// Returns the number of lines that a stream brought in and that are still present.
     pub fn held(&self, stream: usize) -> u64 {
         self.held[stream]
     }
@@ -140,7 +140,7 @@ impl Cache {
         ((u128::from(mix(line)) * self.shape.sets as u128) >> 64) as usize
     }
 
-    /// A stream uses a line: it is in the cache afterwards.
+    /// Records a stream's use of a line, which is in the cache afterwards.
     #[inline]
     pub fn access(&mut self, stream: usize, line: u64) -> Outcome {
         self.counts[stream].accesses += 1;
@@ -155,7 +155,7 @@ impl Cache {
         Outcome::Miss(self.fill(stream, line, set))
     }
 
-    /// Brings a line that is not there into its set; gives the one that had to go.
+    /// Brings a missing line into its set; returns the evicted one.
     #[inline]
     fn fill(&mut self, stream: usize, line: u64, set: usize) -> Option<u64> {
         let ways = self.shape.ways;
@@ -172,7 +172,8 @@ impl Cache {
         Some(gone >> STREAM_BITS)
     }
 
-    /// A stream uses a line and takes it out if it is there; it is not brought in. Says whether it was there.
+    /// Records a stream's use of a line and removes the line if present; a missing line is not brought in. Returns whether
+    /// it was present.
     pub(crate) fn take(&mut self, stream: usize, line: u64) -> bool {
         self.counts[stream].accesses += 1;
         let there = self.invalidate(line);
@@ -180,7 +181,7 @@ impl Cache {
         there
     }
 
-    /// Brings in a line that another cache gave up, unless it is there. Not an access.
+    /// Brings in a line evicted from another cache, unless it is present. Not an access.
     pub(crate) fn put(&mut self, stream: usize, line: u64) {
         let set = self.set_of(line);
         let ways = self.shape.ways;
@@ -190,7 +191,7 @@ impl Cache {
         }
     }
 
-    /// Drops a line; says whether it was there.
+    /// Drops a line; returns whether it was present.
     pub fn invalidate(&mut self, line: u64) -> bool {
         let set = self.set_of(line);
         let ways = self.shape.ways;
@@ -218,7 +219,7 @@ mod tests {
         Cache::new(shape, 3, 1)
     }
 
-    /// Lines of a set after these uses.
+    /// Returns the lines of a set after these uses.
     fn left(replacement: Replacement, ways: usize, uses: &[u64]) -> Vec<u64> {
         let mut cache = cache(1, ways, replacement);
         for line in uses {

@@ -1,23 +1,23 @@
-//! A core's private caches, made to be fast: what gets past them is what the LLC sees.
+//! A fast model of a core's private caches: their misses are the LLC's accesses.
 //!
-//! L2 has sets by the low bits of the line number, least recently used line out first. In front of it lies an L1 that is
-//! direct-mapped, so that most accesses of programs cost one comparison; what hits there does not count as a use in L2, as in
-//! real caches. L1 does not hand written lines back: L2 is told at the first write.
+//! L2 selects sets by the low bits of the line number and replaces the least recently used line. In front of it is a
+//! direct-mapped L1, so that most accesses of programs cost one comparison; as in real caches, hits there do not count as
+//! uses in L2. L1 does not write lines back: L2 is notified at the first write.
 //!
 //! # Left out
 //!
-//! Prefetching, instruction fetches, lines that L2 or an inclusive LLC takes away from the levels above.
+//! Prefetching, instruction fetches, back-invalidations by L2 or an inclusive LLC.
 
 pub use homenode_formats::pmu_region::Use;
 
-/// What private caches make of an access.
+/// Result of an access to private caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Passed {
-    /// The line was there: the LLC sees nothing.
+    /// The line was present: the LLC sees nothing.
     Held,
-    /// It was not, and is now: the LLC sees a read of the line, and maybe a written one that had to go.
+    /// It was absent and is present now: the LLC sees a read of the line, and possibly a write-back of the evicted one.
     Missed {
-        /// The line that had to go, if it had been written.
+        /// The evicted line, if it had been written.
         written_back: Option<u64>,
     },
 }
@@ -25,7 +25,7 @@ pub enum Passed {
 /// The private caches of a core.
 #[derive(Clone, Debug)]
 pub struct Filter {
-    /// L1: line number and whether L2 knows that it was written (lowest bit); [`EMPTY`] where there is none.
+    /// L1: line number and whether L2 knows that it was written (lowest bit); [`EMPTY`] if there is none.
     recent: Box<[u64; L1_LINES]>,
     sets: u64,
     ways: usize,
@@ -39,10 +39,11 @@ pub const L1_LINES: usize = 512;
 const EMPTY: u64 = u64::MAX;
 
 impl Filter {
-    /// Empty caches, L2 of about this many lines: the nearest whole number of sets. Line numbers must be below 2^63 - 1.
+    /// Creates empty caches, with an L2 of about this many lines: the nearest whole number of sets. Line numbers must be
+    /// below 2^63 - 1.
     ///
     /// # Panics
-    /// If L2 has no way.
+    /// L2 has no way.
     pub fn new(lines: usize, ways: usize) -> Filter {
         assert!(ways > 0, "a set has at least one way");
         let sets = ((lines + ways / 2) / ways).max(1);
@@ -54,12 +55,12 @@ impl Filter {
         }
     }
 
-    /// The core uses a line: it is in both caches afterwards.
+    /// Records the core's use of a line, which is in both caches afterwards.
     #[inline]
     pub fn access(&mut self, line: u64, wanted: Use) -> Passed {
         let written = u64::from(wanted == Use::Write);
         let recent = &mut self.recent[line as usize % L1_LINES];
-        // The line is there, and if it is written now it was before.
+        // The line is present, and was already written if it is written now.
         if *recent | 1 == line << 1 | 1 && *recent & 1 >= written {
             return Passed::Held;
         }
@@ -75,7 +76,7 @@ impl Filter {
         };
         let first = set as usize * self.ways;
         let entries = &mut self.entries[first..first + self.ways];
-        // Eight ways are the usual; with their number known no step depends on a guess of where the line is.
+        // Eight ways are the usual number; knowing it at compile time avoids branches on the line's position.
         let gone = match <&mut [u64; 8]>::try_from(&mut *entries) {
             Ok(entries) => to_front(entries, line, written),
             Err(_) => to_front(entries, line, written),
@@ -90,7 +91,7 @@ impl Filter {
     }
 }
 
-/// Puts a line first in its set; gives what fell out, unless the line was there.
+/// Moves a line to the front of its set; returns the evicted line, unless it was present.
 #[inline(always)]
 fn to_front<E: AsMut<[u64]> + ?Sized>(entries: &mut E, line: u64, written: u64) -> Option<u64> {
     let entries = entries.as_mut();
@@ -129,7 +130,7 @@ mod tests {
             let mut lists = vec![Vec::<(u64, bool)>::new(); sets];
             let mut first = None;
             for (line, write) in uses {
-                // Lines that share their place in L1: only what was used last is there.
+                // Lines that share their place in L1: only the last used is present.
                 let (line, was) = (line * L1_LINES as u64, first);
                 first = Some((line, write));
                 if was == Some((line, true)) || was == first {

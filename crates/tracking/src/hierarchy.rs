@@ -1,22 +1,22 @@
 //! Private second-level caches above a shared last-level cache.
 //!
-//! What the LLC sees is what the private caches miss: a line that is used all the time in a private cache looks unused in
-//! the LLC. If the LLC is inclusive, evicting it there takes it out of the private caches too, and its next use misses.
+//! The LLC only sees misses of the private caches: a line in constant use in a private cache looks unused in the LLC. If the
+//! LLC is inclusive, evicting the line there removes it from the private caches too, and its next use misses.
 
 use crate::cache::{Cache, Counts, Outcome, Shape};
 
 /// How lines of the private caches and of the shared one relate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inclusion {
-    /// The LLC holds all that private caches hold.
+    /// The LLC holds everything that private caches hold.
     Inclusive,
-    /// Each cache keeps what its own policy keeps.
+    /// Each cache follows its own policy.
     NonInclusive,
-    /// The LLC holds what private caches evict, and gives a line back when it is used again.
+    /// The LLC holds lines evicted from private caches, and returns a line when it is used again.
     Victim,
 }
 
-/// Which level had the line.
+/// The level that had the line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     /// The core's own cache.
@@ -37,7 +37,7 @@ pub struct Hierarchy {
 }
 
 impl Hierarchy {
-    /// Empty caches for this many cores.
+    /// Creates empty caches for this many cores.
     pub fn new(cores: usize, private: Shape, shared: Shape, inclusion: Inclusion, seed: u64) -> Hierarchy {
         Hierarchy {
             private: (0..cores)
@@ -49,7 +49,7 @@ impl Hierarchy {
         }
     }
 
-    /// A core uses a line.
+    /// Records a core's use of a line.
     #[inline]
     pub fn access(&mut self, core: usize, line: u64) -> Level {
         let Outcome::Miss(gone) = self.private[core].access(0, line) else {
@@ -79,17 +79,17 @@ impl Hierarchy {
         }
     }
 
-    /// What a core did to its private cache.
+    /// Returns a core's counts in its private cache.
     pub fn private(&self, core: usize) -> Counts {
         self.private[core].counts(0)
     }
 
-    /// What a core did to the shared cache: its accesses are the private cache's misses.
+    /// Returns a core's counts in the shared cache: its accesses are the private cache's misses.
     pub fn shared(&self, core: usize) -> Counts {
         self.shared.counts(core)
     }
 
-    /// Lines taken out of private caches because the shared one evicted them.
+    /// Returns the lines removed from private caches because the shared one evicted them.
     pub fn back_invalidations(&self) -> u64 {
         self.back_invalidations
     }
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_victim_cache_adds_its_lines_to_the_private_ones() {
-        // Six lines in a loop fit into 2 + 4; they do not fit into an LLC of 4 that holds what it gives.
+        // A loop over six lines fits into 2 + 4; it does not fit into an LLC of 4 that also holds the private lines.
         for (inclusion, level) in [
             (Inclusion::Victim, Level::Shared),
             (Inclusion::NonInclusive, Level::Memory),

@@ -1,7 +1,7 @@
-//! Access-level models of a machine's memory: what the twin's epoch model is validated against.
+//! Access-level models of a machine's memory, against which the twin's epoch model is validated.
 //!
-//! The twin counts populations: lines held, misses per second. Here every access is made, one by one, by streams that are
-//! generated from a seed: four orders of magnitude slower, and with none of the twin's assumptions.
+//! The twin counts populations: lines held, misses per second. Here streams generated from a seed make every single access:
+//! four orders of magnitude slower, and without the twin's assumptions.
 //!
 //! ```text
 //!   stream ──▶ paging     TLBs, nested walks, and the logs that a hypervisor has of them
@@ -15,12 +15,12 @@
 //! # Speed
 //!
 //! `cargo bench -p homenode-tracking`, one of two busy cores of a Xeon at 2.5 GHz: 12 to 15 million accesses a second to an
-//! 8 MiB cache of 16 ways under any policy, 3 million exact stack distances, 190 million accesses looked at by SHARDS
-//! at 1 percent. Translation (`tlb`, `paging`), best of 100 runs: 210 to 235 million accesses a second that hit a first-level
-//! TLB (the target is 150), 38 to 55 million the second; of those that walk and are logged 42 to 48 million page after page
-//! (target: 40; 30 to 36 on Zen's fully associative first level) and 14 to 18 million to pages at random. These miss the
-//! walker's caches too: 860 instructions in place of 370, and three misses of the host's first-level cache in place of one. The
-//! machine's slow whiles halve all of it.
+//! 8 MiB cache of 16 ways under any policy, 3 million exact stack distances, 190 million accesses through SHARDS at 1
+//! percent. Translation (`tlb`, `paging`), best of 100 runs: per second, 210 to 235 million accesses that hit a first-level
+//! TLB (the target is 150), and 38 to 55 million that hit the second; logged walks reach 42 to 48 million for consecutive
+//! pages (target: 40; 30 to 36 on Zen's fully associative first level) and 14 to 18 million for random pages. These miss the
+//! walker's caches too: 860 instructions instead of 370, and three misses of the host's first-level cache instead of one. In
+//! slow phases of the machine all figures halve.
 //!
 //! # Properties (tests of the same names)
 //!

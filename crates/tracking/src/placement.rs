@@ -1,15 +1,15 @@
-//! Which node a page lies on, decided when it is first used.
+//! Decides at first use which node holds a page.
 
 use crate::table::Table;
 
-/// Where a page goes that is used for the first time.
+/// Where to place a page at its first use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// To the node of whoever uses it first.
+    /// On the node of its first user.
     FirstTouch,
-    /// To one node after the other.
+    /// Round robin over the nodes.
     RoundRobin,
-    /// To this node.
+    /// On this node.
     On(usize),
 }
 
@@ -23,7 +23,7 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// No page yet, on this many nodes.
+    /// Creates an empty set of pages, on this many nodes.
     pub fn new(placement: Placement, nodes: usize) -> Pages {
         Pages {
             placement,
@@ -33,7 +33,7 @@ impl Pages {
         }
     }
 
-    /// Node of a page that somebody on `node` uses.
+    /// Returns the node of a page, placing it if this use from `node` is the first.
     #[inline]
     pub fn home(&mut self, page: u64, node: usize) -> usize {
         if let Some(home) = self.homes.get(page) {
@@ -50,7 +50,7 @@ impl Pages {
         home
     }
 
-    /// Pages by node.
+    /// Returns the number of pages by node.
     pub fn by_node(&self) -> &[u64] {
         &self.on
     }

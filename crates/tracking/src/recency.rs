@@ -1,7 +1,7 @@
-//! Lines in the order of their last use: how many were used since a line was, and which one lies at a depth.
+//! Lines in the order of their last use: finds how many were used since a given line, and which line is at a given depth.
 //!
-//! A line sits in the slot of its last use; slots are numbered by time, and a Fenwick tree counts the occupied ones. Both
-//! questions take O(log n). When the slots run out, the occupied ones move together: O(1) per use over time.
+//! A line has the slot of its last use; slots are numbered by time, and a Fenwick tree counts the occupied ones. Both
+//! queries take O(log n). When the slots run out, the occupied ones are compacted: O(1) per use over time.
 
 /// Lines in the order of their last use.
 #[derive(Clone, Debug)]
@@ -16,7 +16,7 @@ pub(crate) struct Recency {
 const VACANT: u64 = u64::MAX;
 
 impl Recency {
-    /// Room for this many lines at a time before it has to grow.
+    /// Creates a list with room for this many lines before it has to grow.
     pub fn new(lines: usize) -> Recency {
         let slots = (2 * lines).next_power_of_two().max(16);
         Recency {
@@ -37,7 +37,7 @@ impl Recency {
         self.next == self.lines.len()
     }
 
-    /// Puts a line on top; gives its slot.
+    /// Puts a line on top; returns its slot.
     pub fn push(&mut self, line: u64) -> usize {
         let slot = self.next;
         self.lines[slot] = line;
@@ -47,14 +47,14 @@ impl Recency {
         slot
     }
 
-    /// Takes the line out of a slot.
+    /// Removes the line in a slot.
     pub fn remove(&mut self, slot: usize) -> u64 {
         self.live -= 1;
         self.add(slot, u32::MAX); // minus 1
         std::mem::replace(&mut self.lines[slot], VACANT)
     }
 
-    /// Lines used later than the one in this slot.
+    /// Returns the number of lines used later than the one in this slot.
     pub fn newer(&self, slot: usize) -> usize {
         let mut at = slot + 1;
         let mut older = 0;
@@ -65,7 +65,7 @@ impl Recency {
         self.live - older as usize
     }
 
-    /// Slot of the line with this many newer ones; there must be such a line.
+    /// Returns the slot of the line with this many newer ones; there must be such a line.
     pub fn slot_at(&self, depth: usize) -> usize {
         // The slot is the one whose line is the (live - depth)th oldest.
         let mut rank = (self.live - depth) as u32;
@@ -81,7 +81,7 @@ impl Recency {
         at
     }
 
-    /// Moves lines together, oldest first, and tells where each now is. Grows where half of the slots are in use.
+    /// Compacts lines, oldest first, and reports each new slot. Grows if half of the slots are in use.
     pub fn compact(&mut self, mut moved: impl FnMut(u64, usize)) {
         let slots = self.lines.len();
         let mut to = 0;

@@ -1,4 +1,4 @@
-//! Replacement policies: what a set remembers of its lines' use, and whom it gives up.
+//! Replacement policies: a set's record of its lines' use, and its choice of a victim.
 //!
 //! Up to 128 bits of state per set. True LRU keeps the entries of a set in order of use instead.
 
@@ -14,9 +14,9 @@ pub(crate) struct Policy {
     all: u64,
     /// Tree bits, use bits, or the two bits of ages, by set.
     state: Vec<[u64; 2]>,
-    /// By way: the tree bits on its path, and what they are when they point away from it.
+    /// By way: the tree bits on its path, and their values when they point away from it.
     paths: Vec<(u64, u64)>,
-    /// By node of the tree: where its bit leads, 0 and 1; a way when below `ways`, else `ways` + node.
+    /// By node of the tree: the targets of bit values 0 and 1; a way when below `ways`, else `ways` + node.
     children: Vec<[usize; 2]>,
 }
 
@@ -42,7 +42,7 @@ impl Policy {
         policy
     }
 
-    /// Builds the tree over the ways from `first` to `end`; halves differ by at most one way. Gives its top.
+    /// Builds the tree over the ways from `first` to `end`; halves differ by at most one way. Returns its top.
     fn grow_tree(&mut self, first: usize, end: usize) -> usize {
         if end - first == 1 {
             return first;
@@ -60,7 +60,7 @@ impl Policy {
         self.ways + node
     }
 
-    /// A line of a full or partly full set was used.
+    /// Records the use of a line.
     #[inline]
     pub fn used(&mut self, set: usize, way: usize, entries: &mut [u64]) {
         match self.replacement {
@@ -78,7 +78,7 @@ impl Policy {
         }
     }
 
-    /// A line came into a set: a use, but where lines have ages.
+    /// Records that a line came into a set: a use, except if lines have ages.
     #[inline]
     pub fn filled(&mut self, set: usize, way: usize, entries: &mut [u64]) {
         if self.replacement == Replacement::QuadAge {
@@ -90,7 +90,7 @@ impl Policy {
         }
     }
 
-    /// The way that a full set gives up.
+    /// Returns the victim of a full set.
     #[inline]
     pub fn victim(&mut self, set: usize, chance: &mut Chance) -> usize {
         match self.replacement {

@@ -1,16 +1,17 @@
-//! Threads, caches, controllers and links in simulated time, access by access.
+//! Simulates threads, caches, controllers and links in time, access by access.
 //!
 //! # Model
 //!
-//! - A thread keeps a bounded number of misses in flight: it has that many *lanes*, each of which computes, uses a line,
-//!   and if that misses waits until the line has come. Lanes take their lines from the thread's one stream. What lies
-//!   between two accesses of a lane is exponentially distributed around the thread's own time times the number of lanes,
-//!   so that alone and without misses the thread makes one access per `ns_between`.
+//! - A thread keeps a bounded number of misses in flight: it has that many *lanes*, each of which computes, uses a line, and
+//!   after a miss waits for the line to arrive. Lanes share the thread's stream of lines. The time between two accesses of a
+//!   lane is exponentially distributed around the thread's own time times the number of lanes, so that without contention
+//!   and misses the thread makes one access per `ns_between`.
 //! - A miss goes to the controller of its page's node, and its data over each link of the route back. Controllers and links
 //!   serve line after line in order of arrival, each for a fixed time; a line takes their idle latency plus the wait.
-//! - A share of missed lines is written back when the new line has come: over the links to the controller. Nobody waits.
+//! - A share of missed lines is written back when the new line has arrived: over the links to the controller,
+//!   asynchronously.
 //!
-//! Time is integer picoseconds, events at equal time are handled in the order in which they were made.
+//! Time is integer picoseconds, events at equal time are handled in order of creation.
 //!
 //! # Left out
 //!
@@ -27,9 +28,9 @@ use homenode_units::Chance;
 /// A memory controller or a directed link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Server {
-    /// What a line takes when nobody is before it, nanoseconds.
+    /// Latency of a line without queueing, nanoseconds.
     pub idle_ns: f64,
-    /// How long a line keeps others from being served, nanoseconds: line size over bandwidth.
+    /// Service time of a line, nanoseconds: line size over bandwidth.
     pub service_ns: f64,
 }
 
@@ -49,24 +50,24 @@ pub struct Paths {
 pub struct Thread {
     /// Node of its CPU.
     pub node: usize,
-    /// Which of the caches it uses; `None` if all its accesses miss.
+    /// Index of its cache; `None` if all its accesses miss.
     pub cache: Option<usize>,
-    /// What it uses.
+    /// The lines it uses.
     pub stream: Stream,
     /// Nanoseconds of its own work between two accesses.
     pub ns_between: f64,
-    /// Misses in flight at most, at least 1.
+    /// Maximum number of misses in flight, at least 1.
     pub in_flight: usize,
     /// Share of missed lines that are written back.
     pub write_share: f64,
 }
 
-/// What a thread has done.
+/// Results of a thread.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Done {
     /// Accesses.
     pub accesses: u64,
-    /// Misses that have come back.
+    /// Completed misses.
     pub misses: u64,
     /// Sum of their latencies, nanoseconds.
     pub latency_ns: f64,
@@ -80,7 +81,7 @@ enum Event {
     Use {
         lane: u32,
     },
-    /// A line has reached the next stop of its way.
+    /// A line has reached the next stop on its way.
     Fetch {
         lane: u32,
         hop: u32,
@@ -92,7 +93,7 @@ enum Event {
     },
 }
 
-/// A miss under way.
+/// A miss in flight.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lane {
     thread: usize,
@@ -116,7 +117,7 @@ impl Queue {
         }
     }
 
-    /// A line arrives; gives when it is through.
+    /// A line arrives; returns its departure time.
     fn pass(&mut self, now_ps: u64) -> u64 {
         let start = now_ps.max(self.free_ps);
         self.free_ps = start + self.service_ps;
@@ -147,7 +148,7 @@ pub struct Simulator {
 }
 
 impl Simulator {
-    /// A machine at time 0. Thread `i` is stream `i` of its cache.
+    /// Creates a machine at time 0. Thread `i` is stream `i` of its cache.
     pub fn new(
         paths: &Paths,
         caches: Vec<Cache>,
@@ -190,17 +191,17 @@ impl Simulator {
         simulator
     }
 
-    /// What a thread has done so far.
+    /// Returns a thread's results so far.
     pub fn done(&self, thread: usize) -> &Done {
         &self.done[thread]
     }
 
-    /// The pages.
+    /// Returns the pages.
     pub fn pages(&self) -> &Pages {
         &self.pages
     }
 
-    /// Forgets what was done, not the state: what came before was warm-up.
+    /// Resets the results, but keeps the state: everything before was warm-up.
     pub fn restart(&mut self) {
         for done in &mut self.done {
             let mut by_node = std::mem::take(&mut done.by_node);
@@ -212,7 +213,7 @@ impl Simulator {
         }
     }
 
-    /// Simulates so many nanoseconds.
+    /// Simulates this many nanoseconds.
     pub fn run_for(&mut self, ns: f64) {
         let end = self.now_ps + ps(ns);
         while let Some(Reverse((at, ..))) = self.events.peek().copied() {

@@ -1,22 +1,22 @@
-//! Streams of accesses, generated: what drives the models here, and what a workload profile can be turned into.
+//! Generates streams of accesses, which drive the models here, and can be derived from a workload profile.
 //!
-//! A [`Pattern`] says what a stream is; a [`Stream`] draws it from a seed, in lines counted from its first. Streams
-//! with the same first line share memory; to keep them apart, give them regions that do not overlap.
+//! A [`Pattern`] describes a stream; a [`Stream`] draws it from a seed, in lines counted from its first. Streams with the
+//! same first line share memory; to separate them, assign regions that do not overlap.
 
 use crate::recency::Recency;
 use homenode_units::Chance;
 
-/// What a stream of accesses is.
+/// Description of a stream of accesses.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Pattern {
     /// Line after line, none twice.
     Sequential,
-    /// Line after line, over and over.
+    /// Consecutive lines, repeated in rounds.
     Cyclic {
-        /// Lines of a round.
+        /// Lines per round.
         lines: u64,
     },
-    /// Any line, drawn evenly.
+    /// Lines drawn uniformly.
     Uniform {
         /// Lines to draw from.
         lines: u64,
@@ -29,15 +29,15 @@ pub enum Pattern {
         exponent: f64,
     },
     /// Stack distances drawn from `m(c) = m_inf + (1 - m_inf) exp(-(c / c0)^k)`: in an LRU cache of `c` lines the stream
-    /// misses with probability `m(c)`, as a workload profile of the twin says.
+    /// misses with probability `m(c)`, like a workload profile of the twin.
     StackDistance {
         /// Share of accesses to lines never used before.
         m_inf: f64,
-        /// Lines at which the rest has fallen to 1/e.
+        /// Number of lines at which the rest has fallen to 1/e.
         c0_lines: f64,
         /// Steepness.
         k: f64,
-        /// Lines after which a line counts as never used before. More than any cache that the stream is to meet.
+        /// Number of lines after which a line counts as never used before. Must exceed any cache that uses the stream.
         lines_max: usize,
     },
     /// Each access from one of several patterns, drawn by weight; each has its own memory.
@@ -65,7 +65,7 @@ enum Source {
 const PART_LINES: u64 = 1 << 44;
 
 impl Stream {
-    /// A stream whose first line has this number.
+    /// Creates a stream whose first line has this number.
     pub fn new(pattern: &Pattern, first_line: u64, seed: u64) -> Stream {
         Stream {
             first_line,
@@ -74,7 +74,7 @@ impl Stream {
         }
     }
 
-    /// The next line to be used.
+    /// Returns the next line to be used.
     #[inline]
     pub fn next_line(&mut self) -> u64 {
         self.first_line + self.source.next(&mut self.chance)
@@ -140,10 +140,10 @@ impl Source {
     }
 }
 
-/// Walker's alias method: a draw from any finite distribution in constant time.
+/// Walker's alias method: draws from any finite distribution in constant time.
 #[derive(Clone, Debug)]
 struct Alias {
-    /// Probability of staying, as a share of 2^32, and where to go instead.
+    /// Probability of staying, as a share of 2^32, and the alternative.
     columns: Vec<(u32, u32)>,
 }
 
@@ -195,7 +195,7 @@ struct Stack {
 }
 
 impl Stack {
-    /// A stack that is full from the start, so that depths mean what they say from the first access on.
+    /// Creates a stack that is full from the start, so that depths are valid from the first access on.
     fn new(m_inf: f64, c0: f64, k: f64, lines_max: usize) -> Stack {
         let mut recency = Recency::new(lines_max);
         for line in 0..lines_max as u64 {
@@ -227,7 +227,7 @@ impl Stack {
         self.new_line - 1
     }
 
-    /// Distance that a share `exceeding` of all accesses exceeds.
+    /// Returns the distance exceeded by a share `exceeding` of all accesses.
     fn depth(&self, exceeding: f64) -> f64 {
         if exceeding < self.m_inf {
             return f64::INFINITY;
@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn zipf_draws_ranks_by_their_power() {
-        // Of 100 lines with exponent 1: line 1 has 1 / H(100) = 0.1928, line 2 half of it.
+        // 100 lines with exponent 1: line 1 has 1 / H(100) = 0.1928, line 2 half of it.
         let (mut stream, mut drawn) = (
             Stream::new(
                 &Pattern::Zipf {

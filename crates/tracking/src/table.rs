@@ -1,11 +1,11 @@
-//! A table from line to slot: open addressing, which costs one look into memory where an ordered map costs many, and
-//! whose order never reaches a result.
+//! A table from line to slot: open addressing, which costs one memory access where an ordered map costs many, and whose
+//! order never affects a result.
 
 use homenode_units::mix;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
-    /// Line and slot; the line is [`FREE`] where there is none.
+    /// Line and slot; the line is [`FREE`] if the cell is empty.
     cells: Vec<(u64, usize)>,
     used: usize,
 }
@@ -20,7 +20,7 @@ impl Table {
         }
     }
 
-    /// The cell of a line, or the free one where it would go.
+    /// Returns the cell of a line, or the free one for it.
     fn cell(&self, line: u64) -> usize {
         let mask = self.cells.len() - 1;
         let mut at = mix(line) as usize & mask;
@@ -59,7 +59,7 @@ impl Table {
             return;
         }
         self.used -= 1;
-        // Lines behind the hole that belong before it move up.
+        // Lines after the hole that belong before it move up.
         let mut at = (hole + 1) & mask;
         while self.cells[at].0 != FREE {
             let home = mix(self.cells[at].0) as usize & mask;

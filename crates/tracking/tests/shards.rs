@@ -1,15 +1,15 @@
-//! A sample of one line in a hundred against exact stack distances, on streams of enough lines: over a million, of which ten
-//! thousand are followed.
+//! Compares a sample of one line in a hundred with exact stack distances, on streams of enough lines: over a million, with
+//! ten thousand sampled.
 
 use homenode_tracking::mrc::{Mattson, Shards};
 use homenode_tracking::stream::{Pattern, Stream};
 use proptest::prelude::*;
 
-/// Capacities that curves are compared at.
+/// Number of capacities at which curves are compared.
 const POINTS: u32 = 100;
 const LINES_MAX: usize = 1 << 21;
 
-/// Mean distance between both curves, at capacities spread evenly from nothing to all lines of the stream.
+/// Returns the mean distance between both curves, at capacities spread evenly from zero to all lines of the stream.
 fn distance(pattern: &Pattern, lines: usize, seed: u64) -> f64 {
     let mut stream = Stream::new(pattern, 0, seed);
     let (mut exact, mut sampled) = (Mattson::new(LINES_MAX), Shards::with_rate(0.01, LINES_MAX));

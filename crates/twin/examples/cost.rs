@@ -1,8 +1,8 @@
-//! What an epoch costs, and how that grows: the table of docs/SPEED.md.
+//! Cost of an epoch, and how it grows: the table of docs/SPEED.md.
 //!
 //! `cargo run --release -p homenode-twin --example cost`
 //!
-//! One CPU's time of this process, so that neighbours on a shared machine disturb less than they do wall time.
+//! Measures CPU time of this process on one CPU, which neighbours on a shared machine disturb less than wall time.
 
 #![allow(clippy::print_stdout)] // an example talks to a person
 
@@ -11,7 +11,7 @@ use homenode_twin::{Scenario, Twin, VmSpec, Workload};
 use homenode_units::{Bytes, Ns};
 use rustix::time::{ClockId, clock_gettime};
 
-/// Simulated time measured, after as much to get going.
+/// Simulated time measured, after an equal warm-up.
 const SECONDS: u64 = 20;
 
 /// A machine of `nodes` nodes with `cores` cores each, every two nodes joined.

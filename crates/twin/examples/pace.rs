@@ -1,13 +1,13 @@
-//! How fast the cases of the bench run, in CPU time of this process, and a digest of what came of each: so that two builds can
-//! be run in turn and compared, in speed and byte for byte.
+//! Speed of the bench's cases, in CPU time of this process, and a digest of each outcome: to run two builds in turn and
+//! compare them, in speed and byte for byte.
 //!
 //! `cargo run --release -p homenode-twin --example pace [PART OF A CASE'S NAME]`
 //!
-//! `cargo run --release -p homenode-twin --example pace outcomes` digests instead the scenarios that come with the twin, under
-//! three seeds and every hypervisor that they can have, and the cases.
+//! `cargo run --release -p homenode-twin --example pace outcomes` digests instead the built-in scenarios, under three seeds
+//! and every hypervisor that they can have, and the cases.
 //!
-//! `cargo run --release -p homenode-twin --example pace epochs` runs the cases with other epochs, and says by how much the VMs'
-//! progress then differs from that with the finest.
+//! `cargo run --release -p homenode-twin --example pace epochs` runs the cases with other epochs, and reports by how much
+//! the VMs' progress then differs from that with the finest.
 
 #![allow(clippy::print_stdout)] // an example talks to a person
 
@@ -37,7 +37,7 @@ fn digest(twin: &Twin) -> u64 {
     })
 }
 
-/// Simulated seconds per second of CPU time, of a part of a run.
+/// Returns simulated seconds per second of CPU time, of a part of a run.
 fn pace(case: &Case, warm_up: Ns, until: Ns) -> (f64, u64) {
     let mut twin = case.twin();
     twin.run_to_end(warm_up);
@@ -93,7 +93,7 @@ fn outcomes() {
     }
 }
 
-/// Billions of instructions that each VM has run after some time, and simulated seconds per second of CPU.
+/// Returns billions of instructions that each VM has run after some time, and simulated seconds per second of CPU.
 fn progress(case: &Case, epoch: Ns) -> (Vec<f64>, f64) {
     const LASTS: Ns = Ns::from_secs(30);
     let machine = preset(case.machine).expect("a preset");

@@ -1,4 +1,4 @@
-//! How far runs of a scenario spread over seeds: nobody acts, against each VM pinned to one node.
+//! Spread of a scenario's runs over seeds: no policy acts, against each VM pinned to one node.
 //!
 //! `cargo run --release -p homenode-twin --example spread [SEEDS]`
 
@@ -59,7 +59,7 @@ fn run(machine: &Machine, scenario: &Scenario, seed: u64) -> TwinReport {
     twin.report()
 }
 
-/// The scenario with VM after VM bound to node after node, two by two: what first fit by CPUs does.
+/// Binds VM after VM to node after node, two by two, as first fit by CPUs does.
 fn pinned(machine: &Machine, scenario: &Scenario) -> Scenario {
     let mut scenario = scenario.clone();
     let nodes: Vec<_> = machine.nodes.keys().collect();

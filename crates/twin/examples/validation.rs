@@ -1,4 +1,4 @@
-//! Compares the epoch model with the access-level reference and writes what came of it.
+//! Compares the epoch model with the access-level reference and writes the result.
 //!
 //! `cargo xtask validate`, or `cargo run -p homenode-twin --example validation [FILE]`; default `docs/VALIDATION.md`.
 

@@ -1,4 +1,4 @@
-//! What a host has counted, and the report of what it did since a mark.
+//! Counts of a host, and the report of what it did since a mark.
 
 use homenode_machine::Machine;
 use homenode_policy::permits::Account;
@@ -19,7 +19,7 @@ pub(crate) struct Counts {
     controllers: Vec<f64>,
     links: Vec<f64>,
     busy_ns: IxVec<CpuIx, u64>,
-    /// Summed load of the most loaded link, each counted for the seconds that it was measured over.
+    /// Load of the most loaded link times the seconds that it was measured over, summed.
     busiest: f64,
     busiest_seconds: f64,
     vms: Vec<VmCounts>,
@@ -46,7 +46,7 @@ struct VmCounts {
 }
 
 impl Counts {
-    /// What a host has counted since its start; it must be settled.
+    /// Returns what a host has counted since its start; the host must be settled.
     pub fn of(engine: &Engine) -> Counts {
         let now = engine.now;
         Counts {
@@ -65,7 +65,7 @@ impl Counts {
         }
     }
 
-    /// What was counted since an earlier point; nothing was counted before the default.
+    /// Returns what was counted since an earlier point; the default has counted nothing.
     fn since(mut self, earlier: &Counts) -> Counts {
         self.at = Ns(self.at.0 - earlier.at.0);
         less(&mut self.controllers, &earlier.controllers);
@@ -154,7 +154,7 @@ fn imbalance(machine: &Machine, counts: &[f64]) -> Option<f64> {
     homenode_host::imbalance(&counts)
 }
 
-/// The report's figures of what a host did since a mark; it must be settled.
+/// Reports what a host did since a mark; the host must be settled.
 pub(crate) fn report(
     machine: &Machine,
     scenario: &str,
@@ -247,7 +247,7 @@ fn report_requests(times: &RequestTimes) -> Option<RequestReport> {
     })
 }
 
-/// `since`: the mark, and now.
+/// `since` holds the mark and the present time.
 fn report_vm(machine: &Machine, vm: &Vm, counts: &VmCounts, since: (Ns, Ns)) -> VmReport {
     let by_node = machine.nodes.keys().zip(&counts.by_node);
     VmReport {

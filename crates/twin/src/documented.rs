@@ -1,7 +1,7 @@
-//! Tables of documents that tests make.
+//! Tables in documents that tests write.
 
-/// Holds that a table stands in a document of `docs` between the comments `<!-- MARK: begin -->` and `<!-- MARK: end -->`, or
-/// writes it there if the environment has the variable `write`.
+/// Checks that a document of `docs` has this table between the comments `<!-- MARK: begin -->` and `<!-- MARK: end -->`;
+/// writes the table there instead if the environment variable named by `write` is set.
 pub(crate) fn hold_table(document: &str, mark: &str, write: &str, table: &str) {
     let path = format!("{}/../../docs/{document}", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(&path).expect("the document");
@@ -14,6 +14,6 @@ pub(crate) fn hold_table(document: &str, mark: &str, write: &str, table: &str) {
     if std::env::var_os(write).is_some() {
         std::fs::write(path, format!("{before}{begin}{table}{end}{after}")).expect("the document is written");
     } else {
-        assert_eq!(written, table, "set {write}=1 to write the table anew");
+        assert_eq!(written, table, "set {write}=1 to write the table again");
     }
 }

@@ -1,4 +1,4 @@
-//! The twin as a [`Host`]: samples, and plans carried out.
+//! The twin as a [`Host`]: takes samples and carries out plans.
 
 use homenode_host::observation::{Tracker, TrackerChoice};
 use homenode_host::{
@@ -15,7 +15,7 @@ use crate::hypervisor::page_uses::{self, Used};
 use crate::index::{ThreadIx, VmIx, first};
 use crate::twin::{Looked, Twin};
 
-/// Why the agent tells no guest of the twin anything.
+/// Why the agent notifies no guest of the twin.
 pub(crate) const NO_TOPOLOGY_DEVICE: &str =
     "on the twin the hypervisor itself tells a guest with vnuma = \"live\"";
 
@@ -41,10 +41,11 @@ impl Host for Twin {
         Ok(sample)
     }
 
-    /// Moving pages takes simulated time, as the system call does on a live host: the clock is later afterwards.
+    /// Commits a plan. Moving pages takes simulated time, as the system call does on a live host: the clock is later
+    /// afterwards.
     fn commit(&mut self, plan: &Plan) -> Result<Receipt, Refusal> {
         plan.check(&self.machine, &self.see(&self.engine.settled()))?;
-        // What happened before the plan happened without it.
+        // Settles first: time before the plan passed without it.
         self.engine.settle_all();
         let outcomes = plan
             .decisions
@@ -75,7 +76,7 @@ impl Twin {
             .map(|(at, _)| at)
     }
 
-    /// What was seen of the use of a VM's pages since the last look.
+    /// Returns the use of a VM's pages seen since the last look.
     fn page_uses(&mut self, vm: &Vm, at: VmIx) -> Option<Vec<PageUse>> {
         let sampling = vm.host.sampling.as_ref()?;
         let looked = &mut self.looked[at];

@@ -1,5 +1,5 @@
-//! Positions that must not be swapped: of VMs, of a VM's threads, of CPUs and of the scheduler's tasks. A thread of a VM is a
-//! vCPU, and each vCPU is a task; so is each daemon of the host.
+//! Typed positions that cannot be swapped: of VMs, of a VM's threads, of CPUs and of the scheduler's tasks. A thread of a VM
+//! is a vCPU, and each vCPU is a task; so is each daemon of the host.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -9,9 +9,9 @@ use homenode_units::{Id, IdSet};
 
 /// A position in lists of one kind.
 pub(crate) trait Ix: Copy {
-    /// The position with this number, from 0.
+    /// Returns the position with this number, from 0.
     fn new(at: usize) -> Self;
-    /// Its number.
+    /// Returns its number.
     fn at(self) -> usize;
 }
 
@@ -67,7 +67,7 @@ impl Id for CpuIx {
     }
 }
 
-/// The places of what is marked.
+/// Returns the positions of the marks that are set.
 pub(crate) fn marked<I: Ix, S: FromIterator<I>>(marks: impl IntoIterator<Item = bool>) -> S {
     let marks = marks.into_iter().enumerate();
     marks
@@ -76,24 +76,24 @@ pub(crate) fn marked<I: Ix, S: FromIterator<I>>(marks: impl IntoIterator<Item = 
         .collect()
 }
 
-/// The first so many positions.
+/// Returns the first `count` positions.
 pub(crate) fn first<I: Ix>(count: usize) -> impl ExactSizeIterator<Item = I> + Clone + use<I> {
     (0..count).map(I::new)
 }
 
-/// A list whose places are of one kind.
+/// A list with positions of one kind.
 pub(crate) struct IxVec<I, T> {
     list: Vec<T>,
     of: PhantomData<fn(I)>,
 }
 
 impl<I: Ix, T> IxVec<I, T> {
-    /// An empty one.
+    /// Creates an empty list.
     pub fn new() -> IxVec<I, T> {
         IxVec::from(Vec::new())
     }
 
-    /// The same so many times.
+    /// Creates a list of `count` copies of a value.
     pub fn filled(value: T, count: usize) -> IxVec<I, T>
     where
         T: Clone,
@@ -101,23 +101,23 @@ impl<I: Ix, T> IxVec<I, T> {
         IxVec::from(vec![value; count])
     }
 
-    /// Adds something, and gives its place.
+    /// Adds a value, and returns its position.
     pub fn push(&mut self, value: T) -> I {
         self.list.push(value);
         I::new(self.list.len() - 1)
     }
 
-    /// Adds some.
+    /// Adds values.
     pub fn extend(&mut self, values: impl IntoIterator<Item = T>) {
         self.list.extend(values);
     }
 
-    /// Its places.
+    /// Returns its positions.
     pub fn places(&self) -> impl ExactSizeIterator<Item = I> + Clone + use<I, T> {
         first(self.list.len())
     }
 
-    /// What is where.
+    /// Returns its positions and values.
     pub fn placed(&self) -> impl ExactSizeIterator<Item = (I, &T)> + Clone {
         let places = self.list.iter().enumerate();
         places.map(|(at, value)| (I::new(at), value))
@@ -193,7 +193,7 @@ impl<'a, I, T> IntoIterator for &'a mut IxVec<I, T> {
     }
 }
 
-// By hand: what is in the list matters, and positions are numbers.
+// By hand: deriving would also put bounds on `I`, although only the values are stored.
 impl<I, T: Clone> Clone for IxVec<I, T> {
     fn clone(&self) -> Self {
         IxVec::from(self.list.clone())

@@ -1,4 +1,4 @@
-//! What can be changed of a VM of the twin: the same levers that a real host has.
+//! Levers on the VMs of the twin: those of a real host.
 
 use homenode_host::{Act, Action, Failure, FrameMove, Lever, Limit, Outcome};
 use homenode_units::{CpuSet, NodeSet, Ns, Pages};
@@ -19,7 +19,7 @@ fn in_force(limits: &Limits) -> impl Iterator<Item = (Lever, Ns)> + use<> {
 }
 
 impl Twin {
-    /// What ends next by itself, and of which VM. Limits and watches end with their leases; of several at one time limits end
+    /// Returns what ends next by itself, and its VM. Limits and watches end with their leases; at equal times limits end
     /// first, then windows, and the first VM's first.
     pub(crate) fn next_end(&self) -> Option<(Ns, Ends, VmIx)> {
         let vms = self.engine.vms.placed();
@@ -84,7 +84,7 @@ impl Twin {
                     cause: "the twin has no resctrl; hold VMs by CPU quota".into(),
                 });
             }
-            // No VM of the twin has virtual nodes that a plan could name: the hypervisor tells live guests itself.
+            // No VM of the twin has virtual nodes that a plan could name: the hypervisor itself notifies live guests.
             Act::MoveVirtualNode { .. } | Act::PublishTopology { .. } => {
                 return Err(Failure::NoTopologyDevice {
                     why: NO_TOPOLOGY_DEVICE.into(),
@@ -153,7 +153,7 @@ impl Twin {
         }
     }
 
-    /// Notes how a VM was before the agent's first pin or home, as a journal does.
+    /// Notes a VM's state before the agent's first pin or home, as a journal does.
     fn note_before(&mut self, at: VmIx) {
         let vm = &self.engine.vms[at];
         let tasks = vm.tasks();
@@ -164,7 +164,7 @@ impl Twin {
         });
     }
 
-    /// The VM runs and allocates as it did before the agent's first pin or home.
+    /// Restores where the VM ran and allocated before the agent's first pin or home.
     fn leave_home(&mut self, at: VmIx) {
         let Some(before) = self.before[at].take() else {
             return;

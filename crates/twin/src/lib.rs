@@ -1,4 +1,4 @@
-//! The twin: a simulated NUMA host on which a policy can be tried before it is switched on.
+//! The twin: a simulated NUMA host on which to try a policy before it is switched on.
 //!
 //! ```text
 //!   scenario ──▶ engine ──┬── hardware     caches by occupancy, cores, controllers and links under load
@@ -23,6 +23,7 @@ mod counts;
 #[cfg(test)]
 mod documented;
 mod engine;
+mod flip_pool;
 mod guest;
 mod hardware;
 mod host;
@@ -33,6 +34,7 @@ mod levers;
 pub mod models;
 pub mod named;
 mod notation;
+pub mod page_queue;
 mod report;
 pub mod scenario;
 pub mod schema;

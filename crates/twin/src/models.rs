@@ -1,4 +1,4 @@
-//! Parts of the hardware model by themselves, for whoever validates them: no engine, no scheduler, no guests.
+//! Parts of the hardware model without engine, scheduler and guests, for validation.
 
 use homenode_machine::Machine;
 
@@ -8,7 +8,7 @@ use crate::TwinError;
 use crate::hardware::core::CoreCost;
 use crate::hardware::{Fabric, Topology};
 
-/// A thread that misses: what it asks of controllers and links.
+/// A thread that misses: its load on controllers and links.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Load {
     /// Position of its CPU's node among the machine's nodes.
@@ -23,7 +23,7 @@ pub struct Load {
     pub write_share: f64,
 }
 
-/// What controllers and links give it.
+/// Service that a thread gets from controllers and links.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Served {
     /// Misses per nanosecond.
@@ -32,7 +32,7 @@ pub struct Served {
     pub latency_ns: f64,
 }
 
-/// What threads get that run side by side, in the steady state.
+/// Returns the service that threads running side by side get in the steady state.
 ///
 /// # Errors
 /// A machine without timing figures.

@@ -1,4 +1,4 @@
-//! Machines and scenarios as users name them: what comes with the program by its name, else a file, which ends with `.toml`.
+//! Machines and scenarios as users name them: built-in ones by name, else a file, which ends with `.toml`.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::workload::{Workload, WorkloadError};
 /// The machine of scenarios that name none.
 pub const MACHINE: &str = "r910";
 
-/// Why what was named cannot be had.
+/// Why a named machine or scenario is not available.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the messages say it
 pub enum NameError {
@@ -29,7 +29,7 @@ pub enum NameError {
     Scenario(#[from] TwinError),
 }
 
-/// Whether a name is a file's.
+/// Whether a name is that of a file.
 pub fn is_file(name: &str) -> bool {
     name.ends_with(".toml") || name.contains('/')
 }
@@ -41,7 +41,7 @@ pub fn is_workload(text: &str) -> bool {
         .is_some_and(|table| table.starts_with("program]"))
 }
 
-/// The workload in a file.
+/// Reads the workload in a file.
 ///
 /// # Errors
 /// A bad file, with the place in it.
@@ -49,13 +49,13 @@ pub fn workload(path: &str) -> Result<Workload, NameError> {
     Ok(Workload::from_toml(path, &read_text_file(path)?)?)
 }
 
-/// The workload that a scenario at `path` names by a file, which lies beside it; `None` where the name is no file's.
+/// Reads the workload file that a scenario at `path` names, next to that scenario; `None` if the name is not a file's.
 pub fn workload_beside(path: &str, named: &str) -> Option<Result<Workload, String>> {
     let path = Path::new(path).with_file_name(named).display().to_string();
     is_file(named).then(|| workload(&path).map_err(|error| error.to_string()))
 }
 
-/// The scenario in a file, or of a name; of a workload's file one VM that runs it.
+/// Returns a scenario by name or from a file; for a workload's file, a scenario of one VM that runs it.
 ///
 /// # Errors
 /// A bad file, with the place in it; an unknown name, with the nearest.
@@ -71,7 +71,7 @@ pub fn scenario(what: &str) -> Result<Scenario, NameError> {
     Scenario::builtin(what).ok_or_else(|| unknown(what))
 }
 
-/// Path and text of a scenario in a file, or of a name.
+/// Returns path and text of a scenario by name or in a file.
 ///
 /// # Errors
 /// A file that cannot be read; an unknown name, with the nearest.
@@ -90,7 +90,7 @@ fn unknown(what: &str) -> NameError {
     }
 }
 
-/// The machine asked for, else the scenario's own: a preset, or a file, which lies beside the scenario's.
+/// Returns the requested machine, else the scenario's own: a preset, or a file next to the scenario's.
 ///
 /// # Errors
 /// An unknown or bad machine.
@@ -106,7 +106,7 @@ pub fn machine_for(scenario: &Scenario, path: &str, asked: Option<&str>) -> Resu
     }
 }
 
-/// The preset of a name, or the machine in a file.
+/// Returns the preset of a name, or the machine in a file.
 ///
 /// # Errors
 /// An unknown machine, with the nearest name; a bad file.

@@ -1,4 +1,4 @@
-//! How numbers with a unit and lists are written in files, for the schemas of those.
+//! Notation of numbers with a unit and of lists in files, for the schemas of those files.
 
 use std::borrow::Cow;
 
@@ -35,13 +35,13 @@ written!(
     "1500ms"
 );
 written!(
-    /// How a VM's pages are placed, and who moves them later.
+    /// How a VM's pages are placed, and what moves them later.
     MemoryPolicy,
     r"^\s*((first-touch|round-4k|round-1g)(\s*\+\s*(carrefour|autonuma))?|carrefour|autonuma)\s*$",
     "first-touch+carrefour"
 );
 written!(
-    /// What a VM booked.
+    /// A VM's booked permit.
     Permit,
     r"^\s*(\d+|(\d+\.?\d{0,9}|\.\d{1,9})\s*(k|M|G|(TiB|GiB|MiB|KiB|TB|GB|MB|kB|B)/s))\s*$",
     "250k"

@@ -6,7 +6,7 @@ use schemars::generate::SchemaSettings;
 use crate::scenario::Scenario;
 use crate::workload::Workload;
 
-/// Name and text of every schema in `data/schema`.
+/// Returns name and text of every schema in `data/schema`.
 pub fn files() -> [(&'static str, String); 2] {
     [
         ("scenario.schema.json", text::<Scenario>("scenario")),

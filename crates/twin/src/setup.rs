@@ -8,21 +8,21 @@ use crate::scenario::Disturbance;
 use crate::scenario::{Scenario, TwinError};
 use crate::twin::{EPOCH_DEFAULT, Twin};
 
-/// What a twin simulates.
+/// Inputs of a simulation.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// The machine.
     pub machine: Machine,
     /// Its VMs.
     pub scenario: Scenario,
-    /// Seed of all that is drawn.
+    /// Seed of all random draws.
     pub seed: u64,
     /// The simulation's resolution.
     pub epoch: Ns,
 }
 
 impl Setup {
-    /// A scenario on a machine, at the usual resolution.
+    /// Creates a set-up of a scenario on a machine, at the usual resolution.
     pub fn new(machine: Machine, scenario: Scenario, seed: u64) -> Setup {
         Setup {
             machine,
@@ -32,7 +32,7 @@ impl Setup {
         }
     }
 
-    /// The simulated host at its beginning.
+    /// Starts the simulated host at time 0.
     ///
     /// # Errors
     /// A scenario that the machine cannot run.
@@ -51,7 +51,7 @@ impl Setup {
         twin.wait(left.min(period));
     }
 
-    /// The same on a twin that is wrong in this way.
+    /// Returns the same set-up with a disturbance.
     #[must_use]
     pub fn disturbed(&self, disturbance: Disturbance) -> Setup {
         Setup {

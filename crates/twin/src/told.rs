@@ -1,7 +1,7 @@
-//! What an agent is told of a disturbed twin ([`crate::scenario::Disturbance`]): counters with noise, or none.
+//! What an agent sees of a disturbed twin ([`crate::scenario::Disturbance`]): counters with noise, or none.
 //!
-//! Each increment of a counter since the last look is told as itself times `1 + d * z`, `d` the stated noise and `z` normal,
-//! within three deviations. Misses stay at most references.
+//! Each increment of a counter since the last look is reported as itself times `1 + d * z`, `d` the stated noise and `z`
+//! normal, within three deviations. Misses stay at most references.
 
 use std::collections::BTreeMap;
 
@@ -14,10 +14,10 @@ use homenode_units::{Chance, VmId};
 /// Deviations at which noise is cut off.
 const DEVIATIONS_MAX: f64 = 3.0;
 
-/// What an agent is told of a twin, and was told of its counters so far.
+/// What an agent sees of a twin, and the counters reported to it so far.
 #[derive(Clone, Debug)]
 pub(crate) struct Told {
-    /// The machine as an agent is told of it.
+    /// The machine as an agent sees it.
     pub machine: Machine,
     disturbance: Disturbance,
     chance: Chance,
@@ -26,7 +26,7 @@ pub(crate) struct Told {
     accesses: BTreeMap<VmId, Vec<Counter>>,
 }
 
-/// A counter that is told wrongly.
+/// A counter that is reported with an error.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counter {
     real: u64,
@@ -34,7 +34,7 @@ struct Counter {
 }
 
 impl Counter {
-    /// What is told of it now; of one that began anew from 0 again.
+    /// Returns the value to report now; a counter that restarted is reported from 0 again.
     fn tell(&mut self, real: u64, factor: f64) -> u64 {
         if real < self.real {
             *self = Counter::default();
@@ -61,7 +61,7 @@ impl Told {
         (1.0 + self.disturbance.noise * deviations).max(0.0)
     }
 
-    /// Makes a sample what an agent is told.
+    /// Turns a sample into what an agent sees.
     pub fn distort(&mut self, sample: &mut Sample) {
         for vm in &mut sample.vms {
             if self.disturbance.no_llc_counters {

@@ -1,4 +1,4 @@
-//! The simulated host: its engine, what it tells an agent, and what the agent has set.
+//! The simulated host: its engine, what an agent sees of it, and what the agent has set.
 
 use homenode_host::{Lever, VmSettings};
 use homenode_machine::Machine;
@@ -17,20 +17,20 @@ use crate::told::Told;
 #[derive(Clone, Debug)]
 pub struct Twin {
     pub(crate) machine: Machine,
-    /// The machine and the counters as an agent is told of them.
+    /// The machine and the counters as an agent sees them.
     pub(crate) told: Told,
     pub(crate) scenario: String,
     pub(crate) seed: u64,
     pub(crate) engine: Engine,
-    /// What the scenario says the operator said of each VM.
+    /// The operator's settings for each VM, from the scenario.
     pub(crate) settings: IxVec<VmIx, VmSettings>,
-    /// What reports leave out.
+    /// Counts up to the mark, which reports leave out.
     pub(crate) mark: Counts,
-    /// What each VM's sampling had counted when somebody looked last, and the chance of looks: apart from the engine's, so
-    /// that looking changes nothing.
+    /// What each VM's sampling had counted at the last look, and the chance of looks: kept apart from the engine's, so that
+    /// looking changes nothing.
     pub(crate) looked: IxVec<VmIx, Looked>,
     pub(crate) look_chance: Chance,
-    /// How each VM was that the agent has pinned or given a home.
+    /// State of each VM before the agent pinned it or gave it a home.
     pub(crate) before: IxVec<VmIx, Option<Before>>,
     /// Watches on the memory of VMs; apart from the engine, as they change nothing in it.
     pub(crate) watches: IxVec<VmIx, Option<Watching>>,
@@ -38,10 +38,10 @@ pub struct Twin {
     pub(crate) warm_up: Option<Ns>,
 }
 
-/// How a VM was before the agent's first pin or home.
+/// State of a VM before the agent's first pin or home.
 #[derive(Clone, Debug)]
 pub(crate) struct Before {
-    /// CPUs of each vCPU.
+    /// Allowed CPUs of each vCPU.
     pub(crate) allowed: IxVec<ThreadIx, CpuIxSet>,
     /// Nodes of its memory.
     pub(crate) home: Option<Vec<usize>>,
@@ -50,12 +50,12 @@ pub(crate) struct Before {
 /// A look at what was sampled of a VM.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Looked {
-    /// Which of its samplings.
+    /// The sampling of the VM that it belongs to.
     pub(crate) number: u32,
     pub(crate) expected: Vec<f64>,
 }
 
-/// What ends by itself.
+/// Something that ends by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Ends {
     Limit(Lever),
@@ -63,11 +63,11 @@ pub(crate) enum Ends {
     Watch,
 }
 
-/// Epoch of the contention solver where none is given.
+/// Default epoch of the contention solver.
 pub const EPOCH_DEFAULT: Ns = Ns::from_millis(1);
 
 impl Twin {
-    /// A host at time 0, before its first VM arrives.
+    /// Creates a host at time 0, before its first VM arrives.
     ///
     /// # Errors
     /// A machine without timing figures, or a scenario that the machine cannot run (see [`TwinError`]).
@@ -75,7 +75,7 @@ impl Twin {
         Twin::with_epoch(machine, scenario, seed, EPOCH_DEFAULT)
     }
 
-    /// The same with another epoch of the contention solver, at least 1 microsecond.
+    /// Creates a host with another epoch of the contention solver, at least 1 microsecond.
     ///
     /// # Errors
     /// As [`Twin::new`].
@@ -96,10 +96,10 @@ impl Twin {
                 apart: vm.apart.clone(),
                 together: vm.together.clone(),
                 cpus_allowed: vm.cpus.clone(),
-                // Nobody is held to one permit twice.
+                // A permit is enforced by the host or by the agent, never by both.
                 permit: vm.permit.filter(|_| scenario.enforcer == Enforcer::None),
                 memory_floor: vm.memory_floor,
-                // The host decides where pages lie at first; the agent moves them.
+                // The host decides where pages are at first; the agent moves them.
                 memory_policy: Some(vm.memory_policy).filter(|policy| policy.migration != Migration::None),
                 ..VmSettings::default()
             })
@@ -120,15 +120,15 @@ impl Twin {
         })
     }
 
-    /// The same host, solving for latencies in every epoch whether anything changed or not: slower, and a reference for
-    /// what skipping costs in accuracy.
+    /// Has latencies solved in every epoch whether anything changed or not: slower, and a reference for the accuracy that
+    /// skipping costs.
     #[must_use]
     pub fn solving_every_epoch(mut self) -> Twin {
         self.engine.solve_every_epoch();
         self
     }
 
-    /// Simulated time.
+    /// Returns the simulated time.
     pub fn now(&self) -> Ns {
         self.engine.now
     }
@@ -138,7 +138,7 @@ impl Twin {
         !self.engine.script.starts_something() && !self.engine.vms.iter().any(Vm::busy)
     }
 
-    /// Simulates until every program has ended, or until this time; says which.
+    /// Simulates until every program has ended, or until this time; returns whether every program ended.
     pub fn run_to_end(&mut self, until: Ns) -> bool {
         const STEP: Ns = Ns::from_millis(100);
         while !self.finished() && self.engine.now < until {
@@ -176,12 +176,12 @@ impl Twin {
         });
     }
 
-    /// Id of the VM with this name, whether it has arrived or not.
+    /// Returns the id of the VM with this name, whether it has arrived or not.
     pub fn vm_id(&self, name: &str) -> Option<VmId> {
         self.engine.vms.iter().find(|vm| vm.name == name).map(|vm| vm.id)
     }
 
-    /// What came of the run since the last [`Twin::mark`], which the end of a scenario's warm-up sets, or since its start.
+    /// Reports the run since the last [`Twin::mark`], which the end of a scenario's warm-up sets, or since its start.
     pub fn report(&self) -> TwinReport {
         counts::report(
             &self.machine,
@@ -192,7 +192,7 @@ impl Twin {
         )
     }
 
-    /// Lets reports count from now on: what came before was warm-up. Changes nothing that is simulated.
+    /// Has reports count from now on: everything before was warm-up. Changes nothing that is simulated.
     pub fn mark(&mut self) {
         self.mark = Counts::of(&self.engine.settled());
     }

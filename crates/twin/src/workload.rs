@@ -1,4 +1,4 @@
-//! Workloads: what a program does to a machine, as data.
+//! Workloads: the load that a program puts on a machine, as data.
 //!
 //! A profile describes one *solo* run: instructions, the core's own cycles per instruction, accesses to the LLC, the
 //! miss-ratio curve, how many misses the program keeps in flight, what it writes, and which thread touches which
@@ -39,18 +39,18 @@ pub use fit::FittedCurve;
 pub struct Workload {
     /// Name by which scenarios call it.
     pub name: String,
-    /// What it is, for people.
+    /// What it is, for readers.
     pub about: String,
-    /// Claims of `data/published/claims.toml` whose listed inputs some figure here was calibrated to; their results
-    /// under this profile are no predictions. Solo behaviour needs no entry.
+    /// Claims of `data/published/claims.toml` to whose listed inputs some figure here was calibrated; their results under
+    /// this profile are no predictions. Solo behaviour needs no entry.
     #[serde(default)]
     pub calibrated_to: Vec<String>,
-    /// What its threads do; an idle workload has no program.
+    /// Its threads' program; an idle workload has none.
     #[serde(default)]
     pub program: Option<Program>,
 }
 
-/// What every thread of a program does.
+/// Behaviour of every thread of a program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Program {
@@ -68,41 +68,41 @@ pub struct Program {
     pub misses_in_flight: f64,
     /// LLC hits in flight on average.
     pub hits_in_flight: f64,
-    /// Share of missed lines that follow on another missed line in memory, as those of streams do, in [0, 1]; the others
-    /// are scattered, and cost a memory controller more. Absent where it was not measured: then the largest that the rest
-    /// of the profile allows ([`Program::streamed`]).
+    /// Share of missed lines that follow on another missed line in memory, as those of streams do, in [0, 1]; the others are
+    /// scattered, and cost a memory controller more. If absent, as not measured, it is the largest that the rest of the
+    /// profile allows ([`Program::streamed`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream_share: Option<f64>,
     /// Share of missed lines that are written back later, in [0, 1].
     pub write_share: f64,
-    /// How threads wait for each other; absent where they never do.
+    /// How threads wait for each other; absent if they never do.
     #[serde(default)]
     pub barrier: Option<Barrier>,
-    /// How threads rest between pieces of work; absent where they always have some, and where they meet at barriers.
+    /// How threads rest between pieces of work; absent if they always have some, and if they meet at barriers.
     #[serde(default)]
     pub rest: Option<Rest>,
-    /// What a thread does while it waits at a barrier.
+    /// Behaviour of a thread that waits at a barrier.
     #[serde(default)]
     pub waiting: Waiting,
-    /// How often a thread wakes another that sleeps, barriers apart, per million instructions: each costs an interrupt
+    /// How many times a thread wakes another that sleeps, barriers apart, per million instructions: each costs an interrupt
     /// to another CPU.
     #[serde(default)]
     pub wakeups_per_m_instructions: f64,
-    /// Pages that a thread gives back to its kernel and takes anew per million instructions.
+    /// Pages that a thread returns to its kernel and takes again per million instructions.
     #[serde(default)]
     pub page_releases_per_m_instructions: f64,
-    /// What its runtime library hands out while it runs; absent where threads allocate what they use once.
+    /// Memory that its runtime library hands out while it runs; absent if threads allocate what they use once.
     #[serde(default)]
     pub runtime: Option<RuntimeProfile>,
-    /// Address translation; absent where the TLB always holds what the program uses.
+    /// Address translation; absent if the TLB always holds what the program uses.
     #[serde(default)]
     pub translation: Option<Translation>,
     /// Data moved to and from devices.
     #[serde(default)]
     pub io: Vec<IoProfile>,
-    /// Memory, by who touches it.
+    /// Memory, by the threads that touch it.
     pub regions: Vec<RegionProfile>,
-    /// Stretches of the run that differ from the whole; empty where none is known.
+    /// Stretches of the run that differ from the whole; empty if none is known.
     #[serde(default)]
     pub phases: Vec<PhaseProfile>,
 }
@@ -129,8 +129,8 @@ pub struct Barrier {
     pub imbalance: f64,
 }
 
-/// Threads that have nothing to do now and then, as those of a server between two requests. A rest lasts as long however
-/// fast the work before it was done.
+/// Threads that have nothing to do now and then, as those of a server between two requests. A rest takes equally long
+/// however fast the work before it was done.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Rest {
@@ -142,11 +142,11 @@ pub struct Rest {
     pub mean: Ns,
 }
 
-/// What a thread does while it waits for others.
+/// Behaviour of a thread that waits for others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Waiting {
-    /// It gives up its vCPU, and whoever releases it must interrupt that.
+    /// It gives up its vCPU, which must then be interrupted to release it.
     #[default]
     Sleep,
     /// It keeps its vCPU busy.
@@ -159,11 +159,11 @@ pub enum Waiting {
 pub struct RuntimeProfile {
     /// Bytes that a thread allocates, and frees, per thousand instructions.
     pub allocated_bytes_per_kilo_instruction: f64,
-    /// Whose freed memory a thread is handed by a library that knows no nodes.
+    /// Source of the freed memory that a thread gets from a library that knows no nodes.
     pub reuse: Reuse,
 }
 
-/// Whose freed memory a thread is handed.
+/// Source of the freed memory that a thread gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reuse {
@@ -208,7 +208,7 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
-    /// What people call it.
+    /// Returns its usual name.
     pub(crate) fn name(self) -> &'static str {
         match self {
             DeviceKind::Disk => "disk",
@@ -216,7 +216,7 @@ impl DeviceKind {
         }
     }
 
-    /// First digits of its PCI class.
+    /// Returns the first digits of its PCI class.
     pub(crate) fn class(self) -> &'static str {
         match self {
             DeviceKind::Disk => "01",
@@ -229,7 +229,7 @@ impl DeviceKind {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RegionProfile {
-    /// Who touches it.
+    /// Which threads touch it.
     pub kind: RegionKind,
     /// Its size: per thread for a private region, in all for the others.
     #[serde(with = "homenode_units::text")]
@@ -237,12 +237,12 @@ pub struct RegionProfile {
     pub size: Bytes,
     /// Share of a thread's accesses that go here; over all regions they add up to 1.
     pub access_share: f64,
-    /// Heat classes; absent where all pages are alike.
+    /// Heat classes; absent if all pages are alike.
     #[serde(default)]
     pub heat: Vec<HeatClass>,
 }
 
-/// Who touches a region first, and who uses it.
+/// Which threads touch a region first, and which use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RegionKind {
@@ -274,7 +274,7 @@ pub struct PhaseProfile {
     pub llc_access_factor: f64,
     /// Multiplies `cpi_core` during the phase.
     pub cpi_factor: f64,
-    /// Multiplies the mean rest during the phase, where threads rest.
+    /// Multiplies the mean rest during the phase, if threads rest.
     #[serde(default = "unchanged")]
     pub rest_factor: f64,
 }
@@ -283,10 +283,10 @@ fn unchanged() -> f64 {
     1.0
 }
 
-/// What is wrong with a workload that reads well.
+/// What is wrong with a workload that parses.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum WorkloadError {
-    /// The file does not read.
+    /// The file does not parse.
     #[error(transparent)]
     File(#[from] FileError),
     /// A figure is impossible.
@@ -296,9 +296,9 @@ pub enum WorkloadError {
         workload: String,
         /// Which figure: its key in the file, entries of lists from 0.
         key: String,
-        /// What it says.
+        /// Its value.
         value: f64,
-        /// What would be possible.
+        /// Values that would be possible.
         expected: &'static str,
     },
     /// Shares of a whole do not add up to 1.
@@ -310,13 +310,13 @@ pub enum WorkloadError {
         key: String,
         /// The key in each of its entries.
         share: &'static str,
-        /// What they add up to.
+        /// Their sum.
         sum: f64,
     },
 }
 
 impl WorkloadError {
-    /// The key of the file that it is about, where the complaint does not say itself where it is.
+    /// Returns the key of the file that it concerns, unless the complaint itself states the place.
     pub(crate) fn key(&self) -> Option<&str> {
         match self {
             WorkloadError::File(_) => None,
@@ -325,14 +325,14 @@ impl WorkloadError {
     }
 }
 
-/// Regions are at most so large, so that the sum over all vCPUs is a number of bytes.
+/// Largest size of a region, so that the sum over all vCPUs is a number of bytes.
 const REGION_MAX: Bytes = Bytes::from_gib(1024);
 
 impl Workload {
     /// Reads a workload file and checks its figures.
     ///
     /// # Errors
-    /// Everything that does not read or cannot be, with its place.
+    /// Everything that does not parse or cannot be, with its place.
     pub fn from_toml(path: &str, text: &str) -> Result<Workload, WorkloadError> {
         let workload: Workload = read_toml(path, text)?;
         let placed = |error: WorkloadError| match error.key() {
@@ -498,8 +498,8 @@ impl Program {
         Ok(())
     }
 
-    /// Share of missed lines that belong to streams where `miss_ratio` of its LLC accesses miss: as the profile states
-    /// it, else the largest that the rest of the profile allows (see the module).
+    /// Returns the share of missed lines that belong to streams when `miss_ratio` of its LLC accesses miss: as the profile
+    /// states it, else the largest that the rest of the profile allows (see the module).
     pub fn streamed(&self, miss_ratio: f64) -> f64 {
         self.stream_share.unwrap_or_else(|| {
             let floor = self.miss_ratio.floor();
@@ -512,7 +512,7 @@ impl Program {
         })
     }
 
-    /// Memory that the program touches on `vcpus` vCPUs.
+    /// Returns the memory that the program touches on `vcpus` vCPUs.
     pub fn footprint(&self, vcpus: u16) -> Bytes {
         let copies = if self.threads == Threads::Single {
             1
@@ -527,7 +527,7 @@ impl Program {
     }
 }
 
-/// Whether the shares that the entries of a list state lie between 0 and 1 and add up to 1.
+/// Checks that the shares that the entries of a list state are between 0 and 1 and add up to 1.
 fn adds_up(list: &str, share: &'static str, shares: impl Iterator<Item = f64>) -> Result<(), Wrong> {
     let mut sum = 0.0;
     for (at, value) in shares.enumerate() {
@@ -548,7 +548,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     BUILTIN.iter().map(|(name, ..)| *name)
 }
 
-/// The workload with this name that comes with the twin, if there is one.
+/// Returns the built-in workload with this name, if there is one.
 pub fn builtin(name: &str) -> Option<Workload> {
     let at = BUILTIN.binary_search_by_key(&name, |(known, ..)| known).ok()?;
     let (_, path, text) = BUILTIN[at];

@@ -1,4 +1,4 @@
-//! The right to act on a host: taking it, leases that end while waiting, and VMs that the agent must not touch.
+//! Takes the right to act on a host, ends leases while the agent waits, and says which VMs the agent must not touch.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,24 +7,24 @@ use homenode_host::{Act, Bell, Management, VmSample};
 use homenode_kernel::now;
 use homenode_units::{Ns, VmId};
 
-use crate::beat::Beat;
+use crate::heartbeat::Heartbeat;
 use crate::holder::JournalWas;
 use crate::journal::{self, Journal, JournalError};
 use crate::lock::{ActingLock, Lock, Waits};
 use crate::state_dir::StateError;
 
-/// How long a limit that an earlier agent left may stay unless this one decides for it.
+/// How long a limit left by an earlier agent may stay unless this agent renews it.
 pub const CARRIED_LEASE: Ns = Ns::from_secs(10);
-/// How long to wait before what could not be lifted is tried again.
+/// How long to wait before retrying a limit that could not be lifted.
 pub const RETRY: Ns = Ns::from_secs(1);
 /// Why a dry run sets nothing.
 pub const DRY_RUN: &str = "this agent runs with --dry-run and touches nothing";
-/// A wait that is longer is interrupted: the guard takes an agent that says nothing for hung.
+/// Upper bound of one wait without a heartbeat: the guard takes a silent agent for hung.
 const BEAT_AT_LEAST: Ns = Ns::from_secs(5);
-/// How long a new agent waits for a guard that is just undoing.
+/// How long a new agent waits for a guard that is undoing.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Why the right to act cannot be had.
+/// Why an agent cannot take the right to act.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TakeOverError {
     /// The journal cannot be used.
@@ -40,28 +40,28 @@ pub enum TakeOverError {
 pub struct Locks {
     lock: Lock,
     acting: ActingLock,
-    /// Why the journal does not say all that an earlier agent changed, if so.
+    /// Why the journal does not list everything that an earlier agent changed, if it does not.
     lost: Option<String>,
 }
 
 impl Locks {
-    /// Whether they are where another agent would look for them. Where the state directory was removed or moved they are not:
-    /// another agent may act, and finds no journal.
+    /// Whether both lock files are still where another agent would look for them. They are not once the state directory was
+    /// removed or moved: another agent may then act, and finds no journal.
     pub fn are_there(&self) -> bool {
         self.lock.is_there() && self.acting.is_there()
     }
 
-    /// Says whether this process has a guard.
+    /// Records whether this process has a guard.
     pub fn set_guarded(&mut self, is_guarded: bool) {
         self.lock.set_guarded(is_guarded);
     }
 
-    /// Everything that the journal listed is undone: another agent does not miss it.
+    /// Records that everything the journal listed is undone, so the next agent does not need it.
     pub fn set_undone(&mut self) {
         self.set_journal(JournalWas::Over);
     }
 
-    /// Why the journal does not say all that an earlier agent changed, if so.
+    /// Why the journal does not list everything that an earlier agent changed, if it does not.
     pub fn lost_journal(&self) -> Option<&str> {
         self.lost.as_deref()
     }
@@ -72,16 +72,16 @@ impl Locks {
     }
 }
 
-/// Takes the right to act on this host, and the journal in this state directory. A guard of a dead agent that is stopped or hangs
-/// is ended. What the operator should know of it stands in the journal's warnings.
+/// Takes the right to act on this host, and the journal in this state directory. Ends the stopped or hung guard of a dead
+/// agent. What the operator should know about it is in the journal's warnings.
 ///
 /// # Errors
-/// Another agent has it, or the directory cannot be used.
+/// When another agent has the right to act, or the directory cannot be used.
 pub fn take_over(root: &Path, state_dir: &Path) -> Result<(Journal, Locks), TakeOverError> {
     take_over_within(root, state_dir, LOCK_PATIENCE.into())
 }
 
-/// The same, waiting as long as these say.
+/// As [`take_over`], with other waiting times.
 ///
 /// # Errors
 /// As [`take_over`].
@@ -90,7 +90,7 @@ pub fn take_over_within(
     state_dir: &Path,
     waits: Waits,
 ) -> Result<(Journal, Locks), TakeOverError> {
-    // In this order: the guard of an agent that died lets go of the host once it sees who follows.
+    // The state directory's lock first: the guard of a dead agent releases the host once it sees a successor.
     let mut lock = Lock::take(state_dir, waits)?;
     let mut acting = ActingLock::take(root, state_dir, waits)?;
     let mut journal = Journal::open(state_dir)?;
@@ -100,7 +100,7 @@ pub fn take_over_within(
     let lost = (was_lost || is_missing).then(|| journal::lost_at(state_dir));
     let ended = lock.take_ended().into_iter().chain(acting.take_ended());
     journal.warnings.extend(ended.chain(lost.clone()));
-    // Said again until everything was undone once: a process that begins may end before its operator read it.
+    // Repeated until everything was undone once: the new process may end before its operator reads the warning.
     let now = match lost {
         Some(_) => JournalWas::Lost,
         None => JournalWas::Kept,
@@ -110,12 +110,12 @@ pub fn take_over_within(
     Ok((journal, locks))
 }
 
-/// What came of undoing everything.
+/// Result of undoing everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Undone {
-    /// VMs that are as they were.
+    /// VMs that are restored.
     pub vms: Vec<VmId>,
-    /// Why others are not, or why that is unknown.
+    /// Why other VMs are not restored, or why that is unknown.
     pub failures: Vec<String>,
 }
 
@@ -128,8 +128,8 @@ pub struct RightToAct {
 }
 
 impl RightToAct {
-    /// That of an agent with these locks; without any in a dry run. It counts as guarded until [`RightToAct::set_guarded`] says
-    /// otherwise: the conformance suite acts without a guard.
+    /// The right of an agent with these locks; a dry run has none. It counts as guarded until [`RightToAct::set_guarded`]
+    /// says otherwise: the conformance suite acts without a guard.
     pub fn new(locks: Option<Locks>) -> RightToAct {
         RightToAct {
             locks,
@@ -137,7 +137,7 @@ impl RightToAct {
         }
     }
 
-    /// Says whether a guard would undo if this process ended. While there is none the agent only restores.
+    /// Records whether a guard would undo the changes if this process ended. Without a guard the agent only restores.
     pub fn set_guarded(&mut self, is_guarded: bool) {
         if let Some(locks) = &mut self.locks {
             locks.set_guarded(is_guarded);
@@ -145,25 +145,25 @@ impl RightToAct {
         }
     }
 
-    /// Whether the locks are where another agent would look for them. Where the state directory was removed or moved they are
-    /// not: another agent may act, and finds no journal.
+    /// Whether the lock files are still where another agent would look for them. They are not once the state directory was
+    /// removed or moved: another agent may then act, and finds no journal.
     pub fn owns_its_state(&self) -> bool {
         self.locks.as_ref().is_none_or(Locks::are_there)
     }
 
-    /// Why the journal does not say all that an earlier agent changed, if so.
+    /// Why the journal does not list everything that an earlier agent changed, if it does not.
     pub fn lost_journal(&self) -> Option<&str> {
         self.locks.as_ref()?.lost_journal()
     }
 
-    /// Takes in what came of undoing everything: once nothing is left, another agent does not miss the journal.
+    /// Notes the result of undoing everything: once nothing is left, the next agent does not need the journal.
     pub fn note_undone(&mut self, undone: &Undone) {
         if let Some(locks) = self.locks.as_mut().filter(|_| undone.failures.is_empty()) {
             locks.set_undone();
         }
     }
 
-    /// Why this must not be done to a VM, if so.
+    /// Why the agent must not do this to a VM, if it must not.
     pub fn kept_from(&self, vm: Option<&VmSample>, act: &Act) -> Option<&'static str> {
         let is_ignored = vm.is_some_and(|vm| vm.settings.management == Management::Ignored);
         if is_ignored {
@@ -175,23 +175,23 @@ impl RightToAct {
     }
 }
 
-/// Who holds limits by leases.
+/// A host whose limits have leases.
 pub trait Leases {
-    /// When the next lease is over that can be ended.
+    /// When the next lease that can be ended expires.
     fn next_lease_end(&self) -> Option<Ns>;
-    /// Lifts the limits whose leases are over.
+    /// Lifts the limits whose leases have expired.
     fn end_leases(&mut self);
 }
 
-/// Lets a period pass, or less where the bell rings; leases end meanwhile, and the guard is told that the agent goes on. How long
-/// that was.
-pub fn wait(host: &mut impl Leases, (bell, beat): (&Bell, &Beat), period: Ns) -> Ns {
+/// Waits for a period, or until the bell rings; meanwhile it ends leases and beats for the guard. Returns how long it
+/// waited.
+pub fn wait(host: &mut impl Leases, (bell, heartbeat): (&Bell, &Heartbeat), period: Ns) -> Ns {
     let begun = now();
     let end = Ns(begun.0.saturating_add(period.0));
     let mut at = begun;
     while at < end && !bell.is_stopping() {
         let lease = host.next_lease_end();
-        beat.beat();
+        heartbeat.beat();
         let until = lease.map_or(end, |lease| lease.min(end)).min(at + BEAT_AT_LEAST);
         let has_rung = bell.wait(Duration::from_nanos(until.saturating_sub(at).0));
         host.end_leases();

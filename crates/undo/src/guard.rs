@@ -5,13 +5,13 @@
 //!     │                   │ waits for beats on the pipe from the agent
 //!     ├─ goodbye ────────▶│ exits at once
 //!     │◀────────── answer ─┤
-//!     ├─ no beat ────────▶│ ends the agent: one that woke up later would act on what it believed before
+//!     ├─ no beat ────────▶│ kills the agent: if it woke up later it would act on stale knowledge
 //!     └─ pipe closes ────▶│ waits `grace`: ── a new agent takes the lock ──▶ exits, that agent continues
-//!                         └─ none came ────▶ undoes the journal, again and again until nothing is in force, exits
+//!                         └─ none came ────▶ undoes the journal, retrying until nothing is in force, exits
 //! ```
 //!
-//! The guard is the agent's own binary under a hidden subcommand, so there is nothing more to install. Its end of the
-//! pipe is its standard input. It restarts no agent; the agent in turn looks whether its guard is there ([`Guard::is_there`]).
+//! The guard is the agent's own binary under a hidden subcommand, so there is nothing more to install. Its standard input is
+//! the read end of the pipe. The guard restarts no agent; the agent checks that its guard is alive ([`Guard::is_there`]).
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -29,8 +29,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal};
 
 use crate::acting::Undone;
-pub use crate::beat::SILENCE_MAX;
-use crate::beat::{BEAT, Beat, Line};
+pub use crate::heartbeat::SILENCE_MAX;
+use crate::heartbeat::{BEAT, Heartbeat, Line};
 use crate::holder::{Holder, JournalWas};
 use crate::journal::{self, Journal};
 use crate::lock::{ActingLock, Lock, Owner};
@@ -39,15 +39,15 @@ use crate::state_dir::{StateDir, StateError};
 
 const GOODBYE: u8 = b'q';
 const READY: u8 = b'r';
-/// How long a guard may take to begin, or to end, on a host that is busy: less than the agent's own silence may last.
+/// How long a guard may take to start or to end on a busy host: less than the agent may be silent.
 const START_MAX: Duration = Duration::from_secs(15);
-/// How long a guard that was itself stopped waits for the beat of an agent that was stopped with it.
+/// How long a guard that was stopped waits for a beat from an agent that was stopped with it.
 const THAW: Duration = Duration::from_secs(7);
-/// How often the guard looks whether a new agent has taken over.
+/// How often the guard checks whether a new agent has taken over.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How long a dying agent may take to let go of everything.
+/// How long a dying agent may take to release everything.
 const DYING_MAX: Duration = Duration::from_secs(5);
-/// Times between two attempts to undo what could not be undone: libvirt may be restarting as well, or be away for long.
+/// First and longest time between two attempts to undo: libvirt may be restarting too, or be away for long.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(10);
 const LEFT_TO_ANOTHER: &str = "the state directory was moved or removed, and another agent acts: what is to be undone is left to that \
@@ -74,19 +74,19 @@ pub enum GuardError {
     },
 }
 
-/// The agent's end. Dropped without [`Guard::goodbye`] it is as if the agent had died: the guard restores.
+/// The agent's end of the guard. Dropped without [`Guard::goodbye`] it looks as if the agent had died: the guard restores.
 #[derive(Debug)]
 pub struct Guard {
-    beat: Beat,
+    heartbeat: Heartbeat,
     child: Child,
 }
 
-/// Starts a guard: `exe` with `args`, which must lead to [`run`] with standard input as its pipe. Returns once
-/// the guard has left the agent's session, so that no signal to the agent's group can reach it any more.
+/// Starts a guard: `exe` with `args`, which must lead to [`run`] with standard input as its pipe. Returns once the guard has
+/// left the agent's session, so that no signal to the agent's group reaches it.
 ///
 /// # Errors
-/// When it cannot be started, or ends before it is ready.
-pub fn spawn(exe: &Path, args: &[OsString], beat: &Beat) -> Result<Guard, GuardError> {
+/// When the guard cannot be started, or ends before it is ready.
+pub fn spawn(exe: &Path, args: &[OsString], heartbeat: &Heartbeat) -> Result<Guard, GuardError> {
     let name = || exe.display().to_string();
     let start = |cause: std::io::Error| GuardError::Start {
         exe: name(),
@@ -99,7 +99,7 @@ pub fn spawn(exe: &Path, args: &[OsString], beat: &Beat) -> Result<Guard, GuardE
         .args(args)
         .stdin(Stdio::from(theirs))
         .stdout(Stdio::piped())
-        // It is no service, and has nothing to tell the service manager.
+        // The guard is no service and must not notify the service manager.
         .env_remove("NOTIFY_SOCKET")
         .env_remove("WATCHDOG_USEC")
         .spawn()
@@ -115,13 +115,13 @@ pub fn spawn(exe: &Path, args: &[OsString], beat: &Beat) -> Result<Guard, GuardE
         wait_for_guard(&mut child);
         return Err(GuardError::NotReady { exe: name() });
     };
-    // A guard that hangs must not have the agent wait.
+    // The agent must not block on a hung guard.
     let answers = OwnedFd::from(answers);
     for end in [&ours, &answers] {
         rustix::io::ioctl_fionbio(end, true).map_err(|e| start(e.into()))?;
     }
     let now = Instant::now();
-    *beat.line() = Some(Line {
+    *heartbeat.line() = Some(Line {
         beats: ours,
         answers,
         said: now,
@@ -129,13 +129,13 @@ pub fn spawn(exe: &Path, args: &[OsString], beat: &Beat) -> Result<Guard, GuardE
         is_broken: false,
     });
     Ok(Guard {
-        beat: beat.clone(),
+        heartbeat: heartbeat.clone(),
         child,
     })
 }
 
-/// Starts a guard in a unit of its own; where there can be none, as a child like any other. With the guard comes why it is in no
-/// unit of its own, if so. `root` is where the host's own files lie.
+/// Starts a guard in its own systemd unit, or as an ordinary child if it can have none. The second value says why it has no
+/// unit of its own. `root` is where the host's own files are.
 ///
 /// # Errors
 /// As [`spawn`].
@@ -143,32 +143,32 @@ pub fn spawn_apart(
     root: &Path,
     exe: &Path,
     args: &[OsString],
-    beat: &Beat,
+    heartbeat: &Heartbeat,
 ) -> Result<(Guard, Option<String>), GuardError> {
     let why = match scope::around(root, exe, args) {
-        Ok((runner, all)) => match spawn(&runner, &all, beat) {
+        Ok((runner, all)) => match spawn(&runner, &all, heartbeat) {
             Ok(guard) => return Ok((guard, None)),
             Err(error) => error.to_string(),
         },
         Err(why) => why.to_owned(),
     };
-    Ok((spawn(exe, args, beat)?, Some(why)))
+    Ok((spawn(exe, args, heartbeat)?, Some(why)))
 }
 
 impl Guard {
-    /// Whether it is there and listens. Where it is not, what the agent does now would stay if it died: another guard is to be
-    /// started.
+    /// Whether the guard is alive and listens. If not, changes made from now on would stay if the agent died: start another
+    /// guard.
     pub fn is_there(&mut self) -> bool {
-        let line = self.beat.line();
-        // What it said after the agent's last beat: an agent that was busy for long is not to blame its guard.
+        let line = self.heartbeat.line();
+        // Counted from the agent's last heartbeat: if the agent was busy for long, that is not its guard's fault.
         let is_heard =
             |line: &Line| !line.is_broken && line.said.saturating_duration_since(line.heard) < SILENCE_MAX;
         line.as_ref().is_some_and(is_heard) && matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Ends the guard: the agent stops in good order, having restored or deliberately left what it changed.
+    /// Ends the guard: the agent stops in an orderly way, and has restored or deliberately left what it changed.
     pub fn goodbye(mut self) {
-        let line = self.beat.line().take();
+        let line = self.heartbeat.line().take();
         let said = line.map(|line| rustix::io::write(&line.beats, &[GOODBYE]));
         if !matches!(said, Some(Ok(1))) {
             let _ = self.child.kill();
@@ -176,15 +176,14 @@ impl Guard {
         wait_for_guard(&mut self.child);
     }
 
-    /// Ends one that is not there any more as far as the agent can tell: stopped, it would wake up and undo what a living agent
-    /// does.
+    /// Kills a guard that no longer answers: a stopped guard would wake up and undo what a living agent does.
     pub fn end(mut self) {
         let _ = self.child.kill();
         wait_for_guard(&mut self.child);
     }
 }
 
-/// Waits for a guard's end, and not for ever: a stopped one is killed.
+/// Waits for a guard to end, for a limited time: a stopped guard is killed.
 fn wait_for_guard(child: &mut Child) {
     let mut waited = Duration::ZERO;
     while waited < START_MAX && matches!(child.try_wait(), Ok(None)) {
@@ -197,12 +196,13 @@ fn wait_for_guard(child: &mut Child) {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.beat.line().take();
+        self.heartbeat.line().take();
     }
 }
 
-/// A dying process closes its files one by one: its end of the pipe may be gone while it still holds the lock, and must not
-/// be mistaken for a successor. Its children get another parent only after all of its files are closed.
+/// Waits for the agent's end. A dying process closes its files one by one: its end of the pipe may be closed while it still
+/// holds the lock, and it must not be mistaken for a successor. Its children get another parent only after all of its files
+/// are closed.
 fn wait_for_end_of(agent: Option<Pid>) {
     let mut waited = Duration::ZERO;
     while rustix::process::getppid() == agent && waited < DYING_MAX {
@@ -211,32 +211,33 @@ fn wait_for_end_of(agent: Option<Pid>) {
     }
 }
 
-/// How a guard's life ended.
+/// How a guard ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// The agent said goodbye.
     Goodbye,
     /// A new agent took over.
     TakenOver,
-    /// It restored what the journal listed; how many VMs.
+    /// The guard restored what the journal listed, on this number of VMs.
     Undone(usize),
 }
 
-/// What a guard waits for.
+/// How long a guard waits.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// How long the agent may say nothing.
+    /// How long the agent may be silent.
     pub silence: Duration,
     /// How long a new agent has to take over.
     pub grace: Duration,
 }
 
-/// The guard's whole life; see the module. `pipe` is the read end, `state` the agent's state directory, `root` where the host's
-/// own files lie. `ready` gets one byte once the guard is on its own (standard output, where the agent waits for it). `undo`
-/// restores what is in force and strikes it out in the journal. `say` tells the operator what could not be undone, once.
+/// Runs the guard until it ends; see the module. `pipe` is the read end, `state` the agent's state directory, `root` where
+/// the host's own files are. One byte goes to `ready` (standard output, where the agent waits for it) once the guard is on
+/// its own. `undo` restores what is in force and strikes it out in the journal. `say` reports once to the operator what
+/// could not be undone.
 ///
 /// # Errors
-/// When it cannot share the right to act on this host: then it is not ready.
+/// When the guard cannot share the right to act on this host; then it does not become ready.
 pub fn run(
     pipe: impl AsFd,
     ready: &mut dyn Write,
@@ -246,10 +247,10 @@ pub fn run(
     mut say: impl FnMut(&str),
 ) -> Result<Ending, StateError> {
     leave_session();
-    // Held open: whoever moves it away takes nothing with it that is to be undone.
+    // Held open: if the directory is moved away, its journal is still at hand.
     let dir = StateDir::open(state)?;
     let agent = rustix::process::getppid();
-    // Its lock may outlast it for a while: it is not its own successor.
+    // The agent's lock may outlast it for a while: it is not its own successor.
     let own = agent.and_then(|agent| task::process(Path::new("/"), agent.as_raw_nonzero().get()).ok()?);
     let who = Holder::own_guard(state, own);
     let acting = Some(ActingLock::share(root, &who)?);
@@ -281,16 +282,16 @@ pub fn run(
 
 /// Leaves the agent's session, so that no signal to the agent's group reaches this process.
 fn leave_session() {
-    // Fails only for a process group's leader, which has no group of the agent's to leave.
+    // Fails only for the leader of a process group, which is not in the agent's group.
     let _ = rustix::process::setsid();
     let ignored = Arc::new(AtomicBool::new(false));
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        // Refused for signals that cannot be caught only, which these are not.
+        // Only signals that cannot be caught are refused; these can be caught.
         let _ = signal_hook::flag::register(signal, Arc::clone(&ignored));
     }
 }
 
-/// What a guard undoes once its agent is gone, and what it said of it.
+/// State of a guard that undoes after its agent is gone.
 struct Undoing<'a> {
     /// The state directory, held open.
     dir: StateDir,
@@ -303,7 +304,7 @@ struct Undoing<'a> {
     acting: Option<ActingLock>,
     done: BTreeSet<VmId>,
     said: BTreeSet<String>,
-    /// What is to be expected of the journal after it.
+    /// What to expect of the journal after this guard.
     journal: JournalWas,
 }
 
@@ -315,7 +316,7 @@ impl Undoing<'_> {
         undo: &mut impl FnMut(&mut Journal) -> Undone,
         say: &mut impl FnMut(&str),
     ) -> Ending {
-        // No agent can take over from a directory that is not where an agent looks for it.
+        // No agent can take over from a directory that is not where an agent would look for it.
         let grace = if self.dir.is_in_place() {
             grace
         } else {
@@ -326,7 +327,7 @@ impl Undoing<'_> {
             let owner = Lock::owner_in(&self.dir).ok().flatten();
             match owner.filter(|owner| Some(owner.process) != self.own) {
                 Some(owner) if owner.is_guarded => return Ending::TakenOver,
-                // It is about to have a guard, or it undoes; if it ends before, this one goes on.
+                // It will soon have a guard, or it undoes; if it ends before that, this guard goes on.
                 Some(_) => self.acting = None,
                 None if self.is_replaced() => {
                     say(LEFT_TO_ANOTHER);
@@ -344,7 +345,7 @@ impl Undoing<'_> {
                     }
                 }
             }
-            // Often: a guard that did not run for long is taken to hang.
+            // Short: a guard that has not run for long is taken to hang.
             let pause = LOOK_EVERY.min(next.saturating_sub(waited));
             let pause = pause.max(Duration::from_millis(1));
             std::thread::sleep(pause);
@@ -352,7 +353,7 @@ impl Undoing<'_> {
         }
     }
 
-    /// Whether an agent acts from another directory of the same name, which this guard's right to act does not keep from it.
+    /// Whether an agent acts from another directory of the same name, despite this guard's right to act.
     fn is_replaced(&self) -> bool {
         let is_another = |owner: Owner| owner.is_guarded && Some(owner.process) != self.own;
         !self.dir.is_in_place()
@@ -360,11 +361,11 @@ impl Undoing<'_> {
             && Lock::owner(self.state).ok().flatten().is_some_and(is_another)
     }
 
-    /// Undoes what is in force; whether nothing is left.
+    /// Undoes what is in force. Returns whether nothing is left.
     fn undo(&mut self, undo: &mut impl FnMut(&mut Journal) -> Undone, say: &mut impl FnMut(&str)) -> bool {
-        // Held while undoing: an agent that starts now waits. A process that merely holds it does not keep VMs as they are.
+        // Held while undoing: an agent that starts now waits. If another process holds it, the guard undoes all the same.
         let mut lock = Lock::try_take_in(&self.dir, &self.who).ok().flatten();
-        // Warnings that its files cannot be written keep nothing from being undone.
+        // If the journal's files cannot be written, that is only a warning and undoing goes on.
         let opened = self.dir.again().map_err(Into::into).and_then(Journal::open_in);
         let failures = match opened {
             Ok(mut journal) => {
@@ -396,16 +397,16 @@ impl Undoing<'_> {
     }
 }
 
-/// The last that was heard of an agent.
+/// Last sign of an agent.
 enum LastWord {
     Goodbye,
-    /// Its end of the pipe is closed.
+    /// The agent's end of the pipe is closed.
     Closed,
-    /// Its end is open, and no beat comes.
+    /// The agent's end is open, but no beat comes.
     Silence,
 }
 
-/// Waits for the agent's end.
+/// Waits until the agent says goodbye, closes the pipe or is silent for too long.
 fn last_word(pipe: &impl AsFd, answers: &mut dyn Write, silence_max: Duration) -> LastWord {
     let mut bytes = [0u8; 64];
     loop {
@@ -416,7 +417,7 @@ fn last_word(pipe: &impl AsFd, answers: &mut dyn Write, silence_max: Duration) -
         match rustix::io::read(pipe, &mut bytes) {
             Ok(0) => return LastWord::Closed,
             Ok(count) if bytes[..count].contains(&GOODBYE) => return LastWord::Goodbye,
-            // An agent that reads no answers is about to be found out.
+            // If the agent does not read the answers, the next reads of the pipe show why.
             Ok(_) => drop(answers.write_all(&[BEAT]).and_then(|()| answers.flush())),
             Err(rustix::io::Errno::INTR) => {}
             Err(_) => return LastWord::Closed,
@@ -424,7 +425,7 @@ fn last_word(pipe: &impl AsFd, answers: &mut dyn Write, silence_max: Duration) -
     }
 }
 
-/// Waits until something can be read, the end of it included; not for longer than this.
+/// Waits up to `most` until there is something to read, or the end of file. Returns whether there is.
 fn is_readable(pipe: &impl AsFd, most: Duration) -> bool {
     let limit = Timespec::try_from(most).ok();
     loop {

@@ -1,8 +1,8 @@
-//! Who holds a lock of the agent's: written beside the lock, and checked against the kernel before a silent guard is ended.
+//! Records which process holds a lock of the agent's, and checks that with the kernel before a silent guard is killed.
 //!
-//! A guard holds the right to act on the host until everything is undone. A guard that is stopped (SIGSTOP, a debugger, a frozen
-//! cgroup) or hangs holds it for good, and once its agent is dead no process undoes anything. Then the process that wants the
-//! lock ends that guard, and undoes by the journal.
+//! A guard holds the right to act on the host until everything is undone. If it is stopped (SIGSTOP, a debugger, a frozen
+//! cgroup) or hangs, it holds that right forever, and once its agent is dead no process undoes anything. Then the process
+//! that wants the lock kills that guard, and undoes by the journal.
 //!
 //! ```text
 //!   record in a file of our own: a guard, of an agent, for this state directory
@@ -10,8 +10,8 @@
 //!     ─▶ stopped for STOPPED_MAX, or not run for as long as a guard may be silent ─▶ SIGKILL ─▶ wait for its end
 //! ```
 //!
-//! A guard that undoes runs every few seconds: the longest that it waits for is a call of libvirt's. The kernel counts how often
-//! its first thread ran and for how long, however full or read-only the disk is; a guard whose count grows is left to its work.
+//! A guard that undoes runs every few seconds: the longest it waits for is a libvirt call. The kernel counts how often and
+//! how long its first thread ran, even if the disk is full or read-only; a guard whose count grows is left to its work.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -28,20 +28,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::state_dir::StateDir;
 
-/// Paths and some numbers.
+/// Room for paths and a few numbers.
 const HOLDER_BYTES_MAX: u64 = 16 << 10;
-/// How a guard's record is called, before its process number.
+/// Prefix of a guard's record, before its process number.
 const RECORD: &str = "guard.";
-/// The argument by which the program is a guard.
+/// The argument that makes the program a guard.
 const GUARD: &str = "guard";
 /// How long a guard of a dead agent may be stopped.
 const STOPPED_MAX: Duration = Duration::from_secs(1);
-/// A guard that did not run for so long is waited for beyond the usual patience: it goes on, or its silence ends it.
+/// A guard that has not run for this long is waited for beyond the usual patience: it goes on, or its silence ends it.
 const QUIET: Duration = Duration::from_secs(2);
-/// How long a process that was sent SIGKILL may take to end.
+/// How long a process may take to end after SIGKILL.
 const DYING_MAX: Duration = Duration::from_secs(5);
 
-/// A file, by what the kernel knows it by.
+/// Identity of a file, as the kernel knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileId {
     device: u64,
@@ -49,7 +49,7 @@ pub(crate) struct FileId {
 }
 
 impl FileId {
-    /// The file at a path, links followed.
+    /// The file at a path; follows links.
     pub fn at(path: &Path) -> Option<FileId> {
         fs::metadata(path).ok().map(|file| FileId::from(&file))
     }
@@ -78,23 +78,23 @@ pub(crate) enum Role {
     Agent,
     /// The guard of an agent.
     Guard {
-        /// The agent, where it is known.
+        /// The agent, if it is known.
         agent: Option<Process>,
         /// The program that the guard runs.
         program: Option<FileId>,
     },
 }
 
-/// What is to be expected of the journal of a lock's holder.
+/// What to expect of the journal of a lock's holder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum JournalWas {
-    /// Nothing: there is none yet, or everything that it lists is undone.
+    /// Nothing: there is no journal yet, or everything it lists is undone.
     #[default]
     Over,
-    /// It is there, and lists what is in force.
+    /// The journal is there, and lists what is in force.
     Kept,
-    /// It was not there when a guard wanted to undo by it.
+    /// The journal was gone when a guard wanted to undo by it.
     Lost,
 }
 
@@ -105,7 +105,7 @@ pub(crate) struct Holder {
     pub start_ticks: u64,
     /// Its state directory.
     pub state: PathBuf,
-    /// Whether it has a guard, which undoes if it ends.
+    /// Whether it has a guard, which undoes if the holder ends.
     #[serde(default)]
     pub is_guarded: bool,
     #[serde(default)]
@@ -138,7 +138,7 @@ impl Holder {
         }
     }
 
-    /// What a lock's file says.
+    /// Reads a lock's file.
     pub fn read(file: &mut File) -> Option<Holder> {
         let mut text = String::new();
         file.rewind().ok()?;
@@ -146,11 +146,12 @@ impl Holder {
         serde_json::from_str(&text).ok()
     }
 
-    /// Says who holds the file's lock. It is written over and then cut: nobody reads nothing, also where the disk is full.
+    /// Writes the holder to the lock's file. Overwrites first and truncates then: no reader finds an empty file, even if the
+    /// disk is full.
     pub fn write(&self, file: &mut File) {
         let text = self.text();
         let before = file.metadata().map_or(0, |file| file.len()).min(HOLDER_BYTES_MAX);
-        // Blanks after a document are JSON's.
+        // JSON allows blanks after a document.
         let padded = format!("{text:<width$}", width = before as usize);
         let _ = file
             .rewind()
@@ -169,7 +170,7 @@ impl Holder {
         }
     }
 
-    /// Who it is, for people, and what to do about it.
+    /// Describes the holder for people, and what to do about it.
     pub fn described(&self) -> String {
         let (pid, state) = (self.pid, self.state.display());
         let is_stopped = Signs::of(pid).is_some_and(|signs| signs.is_stopped);
@@ -193,7 +194,7 @@ impl Holder {
     }
 }
 
-/// The record of a guard that lives, beside the lock that it shares with its agent.
+/// The record of a living guard, next to the lock that it shares with its agent.
 #[derive(Debug)]
 pub(crate) struct Record {
     dir: StateDir,
@@ -201,7 +202,7 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Writes down a guard. On a full disk there is none, and the guard serves all the same.
+    /// Writes the record of a guard. On a full disk there is no record, and the guard works all the same.
     pub fn begin(dir: StateDir, guard: &Holder) -> Record {
         let name = format!("{RECORD}{}", guard.pid);
         let _ = dir.replace(&name, guard.text().as_bytes());
@@ -215,7 +216,7 @@ impl Drop for Record {
     }
 }
 
-/// The guards that are written down there; what cannot be read or is not ours is left out.
+/// Guards with a record in this directory; skips records that cannot be read or are not ours.
 pub(crate) fn guards(dir: &StateDir) -> Vec<Holder> {
     let read = |name: &String| dir.read(name, HOLDER_BYTES_MAX).ok()?;
     let records = dir.names(RECORD).into_iter().filter_map(|name| read(&name));
@@ -224,7 +225,7 @@ pub(crate) fn guards(dir: &StateDir) -> Vec<Holder> {
         .collect()
 }
 
-/// Removes all records, as the process that alone holds the lock may do: no guard shares it then.
+/// Removes all records. Only for the process that holds the lock exclusively: no guard shares it then.
 pub(crate) fn forget_guards(dir: &StateDir) {
     for name in dir.names(RECORD) {
         let _ = dir.remove(&name);
@@ -236,7 +237,7 @@ pub(crate) fn forget_guards(dir: &StateDir) {
 struct Signs {
     /// By SIGSTOP, or by a debugger.
     is_stopped: bool,
-    /// How often it began to wait and was made to wait, and for how long it ran: they grow whenever it runs.
+    /// Voluntary and involuntary context switches and running time: they grow whenever the thread runs.
     counts: Vec<String>,
 }
 
@@ -260,16 +261,16 @@ impl Signs {
     }
 }
 
-/// Looks again and again at who holds a lock, and ends a guard of a dead agent that is silent.
+/// Watches the holders of a lock, and kills a silent guard of a dead agent.
 pub(crate) struct Watch<'a> {
     lock: &'a File,
     /// The state directory of the process that wants the lock.
     state: &'a Path,
     silence: Duration,
     seen: BTreeMap<i32, (Signs, Instant)>,
-    /// Which guards were ended, as sentences for the operator.
+    /// Guards that were killed, as sentences for the operator.
     pub ended: Vec<String>,
-    /// Why one could not be.
+    /// Why a guard could not be killed.
     pub stuck: Option<String>,
 }
 
@@ -285,11 +286,11 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Looks at these; whether waiting on is worth it whatever was waited.
+    /// Looks at these holders. Returns whether it is worth waiting beyond the usual patience.
     pub fn look(&mut self, holders: impl IntoIterator<Item = Holder>) -> bool {
         let mut is_quiet = false;
         for holder in holders {
-            // In this order: what is seen of it is seen of the process that the descriptor is of.
+            // The descriptor first: what is read after that is about the process the descriptor refers to.
             let Some(guard) = silent_suspect(&holder, self.lock, self.state) else {
                 continue;
             };
@@ -340,8 +341,7 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// A descriptor of this process, if it is certain that it is a guard that holds the lock for this state directory, and that its
-/// agent is dead.
+/// Opens a pidfd of the holder, if it certainly is the guard of a dead agent and holds the lock for this state directory.
 fn silent_suspect(holder: &Holder, lock: &File, state: &Path) -> Option<OwnedFd> {
     let Role::Guard {
         agent: Some(agent),
@@ -355,7 +355,7 @@ fn silent_suspect(holder: &Holder, lock: &File, state: &Path) -> Option<OwnedFd>
     if is_own || holder.state != std::path::absolute(state).ok()? || task::is_alive(root, *agent) {
         return None;
     }
-    // From here on the number can mean no other process.
+    // From here on the number cannot mean another process.
     let pidfd = pidfd_open(Pid::from_raw(holder.pid)?, PidfdFlags::empty()).ok()?;
     let proc = PathBuf::from(format!("/proc/{}", holder.pid));
     let words = fs::read(proc.join("cmdline")).ok()?;
@@ -366,7 +366,7 @@ fn silent_suspect(holder: &Holder, lock: &File, state: &Path) -> Option<OwnedFd>
     is_it.then_some(pidfd)
 }
 
-/// Whether a process has this file open and locked, as the kernel says.
+/// Whether a process has this file open and locked, according to the kernel.
 fn holds(proc: &Path, lock: &File) -> bool {
     let Some(lock) = FileId::of(lock) else {
         return false;
@@ -382,7 +382,7 @@ fn holds(proc: &Path, lock: &File) -> bool {
     open.flatten().any(is_locked)
 }
 
-/// Processes that the kernel says hold a lock on this file: for people, where no record says who it is.
+/// Processes that hold a lock on this file according to the kernel: for people, if no record names the holder.
 pub(crate) fn kernel_says(lock: &File) -> String {
     let inode = FileId::of(lock).map_or(0, |id| id.inode);
     let locks = fs::read_to_string("/proc/locks").unwrap_or_default();

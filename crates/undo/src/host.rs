@@ -1,4 +1,5 @@
-//! What every real host has beside the contract of `homenode-host`, whoever runs its VMs: an end in good order, whatever happens.
+//! What every real host has in addition to the contract of `homenode-host`, on any hypervisor: an orderly end, whatever
+//! happens.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -10,7 +11,7 @@ use homenode_machine::Machine;
 use homenode_units::{CpuSet, NodeSet, VmId};
 
 use crate::acting::{RightToAct, Undone};
-use crate::beat::Beat;
+use crate::heartbeat::Heartbeat;
 use crate::state_dir::STATE_DIR;
 
 /// Where an agent serves topology pages.
@@ -19,7 +20,7 @@ pub const TOPOLOGY_SOCKET: &str = "/run/homenode/topology.sock";
 /// Whether the host carries out plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acting {
-    /// It does.
+    /// It carries out plans.
     Live,
     /// It checks plans and answers [`Outcome::DryRun`]; it takes no lock and writes no journal.
     DryRun,
@@ -30,28 +31,28 @@ pub enum Acting {
 pub struct Options {
     /// What the host is.
     pub machine: Machine,
-    /// CPUs that the operator keeps for the host: nothing of a VM is pinned there.
+    /// CPUs that the operator keeps for the host: no thread of a VM is pinned there.
     pub reserved_cpus: CpuSet,
-    /// Root of `/proc`, `/sys` and `/run`: `/`, but in tests.
+    /// Root of `/proc`, `/sys` and `/run`: `/`, except in tests.
     pub root: PathBuf,
-    /// Where the journal and the lock lie.
+    /// Directory of the journal and the lock.
     pub state_dir: PathBuf,
-    /// Where guests' QEMUs find their topology pages.
+    /// Socket where guests' QEMUs find their topology pages.
     pub topology_socket: PathBuf,
     /// Whether plans are carried out.
     pub acting: Acting,
-    /// Ends waiting and moving early: something is to be done, or a signal came.
+    /// Ends waits and moves early: there is something to do, or a signal came.
     pub bell: Bell,
-    /// Tells the guard that the agent goes on.
-    pub beat: Beat,
-    /// Which VMs may be migrated to where they are. On Xen; elsewhere pages move without.
+    /// Tells the guard that the agent is alive.
+    pub heartbeat: Heartbeat,
+    /// VMs that may be migrated to the same host. Only for Xen; elsewhere pages move without it.
     pub local_migration: LocalMigration,
-    /// Whether Xen's trace tells how long vCPUs wait, on a host that has one.
+    /// Whether to read from Xen's trace how long vCPUs wait, on a host that has one.
     pub trace_waiting: bool,
 }
 
 impl Options {
-    /// A live host with its usual places.
+    /// Options of a live host with its usual paths.
     pub fn new(machine: Machine) -> Options {
         Options {
             machine,
@@ -61,27 +62,27 @@ impl Options {
             topology_socket: PathBuf::from(TOPOLOGY_SOCKET),
             acting: Acting::Live,
             bell: Bell::default(),
-            beat: Beat::default(),
+            heartbeat: Heartbeat::default(),
             local_migration: LocalMigration::default(),
             trace_waiting: false,
         }
     }
 }
 
-/// What the journal of an earlier agent says of a VM that still runs.
+/// What the journal of an earlier agent says about a VM that still runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CarriedOver {
     /// The VM.
     pub vm: VmId,
     /// Its home.
     pub home: Option<NodeSet>,
-    /// CPUs that the earlier agent gave each vCPU last.
+    /// CPUs that the earlier agent last gave each vCPU.
     pub pins: BTreeMap<u16, CpuSet>,
-    /// Where its pages were moving to when that agent ended.
+    /// Where its pages were moving when that agent ended.
     pub moving: Option<NodeSet>,
 }
 
-/// What the agent needs of a real host beside the contract.
+/// What the agent needs from a real host in addition to the contract.
 pub trait RealHost: Host {
     /// This agent's right to act on the host.
     fn right(&self) -> &RightToAct;
@@ -89,22 +90,22 @@ pub trait RealHost: Host {
     /// This agent's right to act on the host.
     fn right_mut(&mut self) -> &mut RightToAct;
 
-    /// What the operator should know and no sample carries: missing counters, broken settings, changes that another program made.
-    /// Each is given once.
+    /// Returns what the operator should know and no sample carries: missing counters, broken settings, changes by another
+    /// program. Each notice is returned once.
     fn take_notices(&mut self) -> Vec<String>;
 
-    /// Homes, pins and unfinished moves that an earlier agent left, of VMs that still run.
+    /// Homes, pins and unfinished moves that an earlier agent left on VMs that still run.
     fn carried_over(&self) -> Vec<CarriedOver>;
 
-    /// Restores every VM that was touched, as the guard would. What cannot be restored is in the result and stays journalled.
+    /// Restores every touched VM, as the guard would. The result lists what cannot be restored; that stays journalled.
     fn restore(&mut self) -> Undone;
 
-    /// Lifts every limit of the agent's: limits never outlast it, whatever else it leaves in force. Returns what could not be
-    /// lifted, which stays journalled.
+    /// Lifts every limit of the agent's: limits never outlast it, whatever else it leaves in force. Returns what could not
+    /// be lifted; that stays journalled.
     fn lift_limits(&mut self) -> Vec<String>;
 }
 
-/// What [`commit`] asks of a host.
+/// What [`commit`] needs from a host.
 pub trait Commit: Host {
     /// The last sample.
     fn last(&self) -> &Sample;
@@ -124,14 +125,14 @@ pub trait Commit: Host {
     /// Why it was not carried out.
     fn act(&mut self, action: &Action) -> Result<Outcome, ActionError>;
 
-    /// Brings the last sample up to date on these VMs, with a new version if they changed.
+    /// Updates the last sample on these VMs, with a new version if they changed.
     fn look_again(&mut self, touched: &BTreeSet<VmId>);
 
-    /// How the agent tells its guard that it goes on.
-    fn beat(&self) -> &Beat;
+    /// The heartbeat to the agent's guard.
+    fn heartbeat(&self) -> &Heartbeat;
 }
 
-/// Carries out a plan: checks it, refuses it where its VMs changed since the sample, acts, and looks again.
+/// Commits a plan: checks it, refuses it if its VMs changed since the sample, acts, and looks again.
 ///
 /// # Errors
 /// Why nothing of the plan was carried out.
@@ -140,7 +141,7 @@ pub fn commit(host: &mut impl Commit, plan: &Plan) -> Result<Receipt, Refusal> {
     host.refuse_changed(plan)?;
     let mut outcomes = Vec::with_capacity(plan.decisions.len());
     for decision in &plan.decisions {
-        host.beat().beat();
+        host.heartbeat().beat();
         outcomes.push(match host.is_dry_run() {
             true => Outcome::DryRun,
             false => host.act(&decision.action).unwrap_or_else(Outcome::Failed),

@@ -1,20 +1,20 @@
-//! What the agent has changed and how it was before, on disk before anything is changed.
+//! The journal: what the agent changed and how it was before, on disk before anything is changed.
 //!
-//! One line per key, `{vm, lever, entry}` behind a checksum, written and synced before the agent acts. The last line of a key
-//! wins: `entry` is what is in force there and how it was, `null` once nothing is. The journal knows no lever; each brings
-//! the type of its entry ([`Written`]). Each line is numbered and stands in two files: one that a bit has turned in, or that is
-//! lost, takes nothing with it. A torn last line is what a crash leaves and is dropped in silence; any other line that does
-//! not check is kept aside in `journal.damaged` and reported.
+//! One line per key, `{vm, lever, entry}` behind a checksum, written and synced before the agent acts. The last line of a
+//! key wins: `entry` is what is in force there and how it was, `null` once nothing is. The journal knows no lever; each
+//! brings the type of its entry ([`Written`]). Each line is numbered and is in two files, so a flipped bit or a lost line in
+//! one file costs nothing. A crash leaves a torn last line, which is dropped silently; any other line with a bad checksum is
+//! kept in `journal.damaged` and reported.
 //!
-//! Reading needs no room and no right to write: the guard undoes what a full disk lists. Only what is to be set must be on
-//! disk before it is done. What is no longer in force is struck out when there is room: undoing it twice does no harm, since
-//! only what still reads as the agent's is undone. The files are rewritten once they are several times what they say, with a
-//! spare file that is given up for it.
+//! Reading needs neither room nor the right to write: the guard undoes what is listed on a full disk. Only a change must be
+//! on disk before it is made. What is no longer in force is struck out when there is room: undoing it twice does no harm,
+//! since only what still reads as the agent's is undone. The files are rewritten once they are several times as long as what
+//! is in force; a spare file is removed to make room for that.
 //!
-//! The key `run` of a VM says which process it is and how it was when it was first touched; lines of a VM without it tell
-//! nothing. A restored VM keeps it until it ends, and so does one whose home was lifted: restoring leaves pins in
-//! libvirt's XML that are nobody's wish, and only this tells them from an operator's. Where nothing is pinned any more and
-//! the VM was changed by others, it is written again before the VM is touched again.
+//! The key `run` of a VM says which process it is and how it was when it was first touched; without it, lines of a VM mean
+//! nothing. A restored VM keeps this line until it ends, and so does a VM whose home was lifted: restoring leaves pins in
+//! libvirt's XML that no operator asked for, and only this line tells them from an operator's. If nothing is pinned any more
+//! and another program changed the VM, the line is written again before the VM is touched again.
 
 mod line;
 
@@ -37,12 +37,12 @@ use line::{Line, Replay, replay};
 
 const COPIES: [&str; 2] = ["journal", "journal.copy"];
 const DAMAGED: &str = "journal.damaged";
-/// Room for a rewriting where the disk is full.
+/// Room for a rewrite on a full disk.
 const SPARE: &str = "journal.spare";
 const SPARE_BYTES: usize = 16 << 10;
-/// Files are let grow to this, or to several times what they say.
+/// Files may grow to this, or to several times the length of what is in force.
 const REWRITE_BYTES: u64 = 256 << 10;
-/// 10,000 VMs of 256 vCPUs fit.
+/// Enough for 10,000 VMs of 256 vCPUs.
 const LIMIT_BYTES: u64 = 256 << 20;
 
 /// Why the journal could not be used.
@@ -65,7 +65,7 @@ pub struct Run {
     pub start_ticks: u64,
 }
 
-/// The same run, whatever it is called by now.
+/// The same run, whatever its name is by now.
 impl PartialEq for Run {
     fn eq(&self, other: &Run) -> bool {
         let id = |run: &Run| (run.vm, run.runtime_id, run.pid, run.start_ticks);
@@ -77,13 +77,13 @@ impl PartialEq for Run {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Helper {
-    /// The emulator, with all threads that are nothing else.
+    /// The emulator, with all threads that have no other role.
     Emulator,
     /// The I/O thread of this number.
     IoThread(u32),
 }
 
-/// A thread that runs a vCPU: its number may be used again, its number and start time together may not.
+/// A thread that runs a vCPU: its number may be reused, its number and start time together may not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VcpuThread {
     /// Kernel's thread id.
@@ -103,28 +103,28 @@ pub struct Before {
     pub emulator: CpuSet,
     /// CPUs of each I/O thread.
     pub iothreads: BTreeMap<u32, CpuSet>,
-    /// Which of emulator and I/O threads the operator had pinned.
+    /// Emulator and I/O threads that the operator had pinned.
     pub operator_helpers: Vec<Helper>,
-    /// Memory nodes, where libvirt can change them while the VM runs.
+    /// Memory nodes, if libvirt can change them while the VM runs.
     pub nodes: Option<NodeSet>,
-    /// Threads of vCPUs that QEMU's monitor alone can tell: restoring must not have to ask it.
+    /// Threads of vCPUs that only QEMU's monitor knows: restoring must not have to ask it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub threads: BTreeMap<u16, VcpuThread>,
 }
 
-/// What is written down of one lever of a VM, before it is pulled and for as long as something of the agent's is in force there.
+/// What the journal holds for one lever of a VM, from before it is pulled until nothing of the agent's is in force there.
 pub trait Written: Serialize + DeserializeOwned {
-    /// The lever's name in the file.
+    /// Name of the lever in the file.
     const KEY: &'static str;
 }
 
-/// The key of where a VM's pages were moving to: the next agent goes on from there, and nothing is undone.
+/// Key of where a VM's pages were moving: the next agent goes on from there, and nothing is undone.
 pub const MOVING: &str = "pages";
 
-/// The key of what is in force no more, and is remembered in case that a VM comes back with it.
+/// Key of what is no longer in force, remembered in case a VM comes back with it.
 pub const PAST: &str = "past";
 
-/// Whether what stands under a key is undone after the agent.
+/// Whether the entry under a key is undone after the agent.
 pub fn is_undone(key: &str) -> bool {
     key != MOVING && key != PAST
 }
@@ -132,7 +132,7 @@ pub fn is_undone(key: &str) -> bool {
 /// The key of [`Start`].
 const RUN: &str = "run";
 
-/// Which run of a VM was touched, and how it was.
+/// Which run of a VM was touched, and how it was before.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Start {
     run: Run,
@@ -142,7 +142,7 @@ struct Start {
 /// What is in force for one VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Which run of it.
+    /// The run it belongs to.
     pub run: Run,
     /// How it was before.
     pub before: Before,
@@ -154,26 +154,26 @@ pub struct Entry {
 #[derive(Debug)]
 pub struct Journal {
     dir: StateDir,
-    /// Open to add to; `None` where it is to be written anew first.
+    /// Open to append; `None` if the file must be rewritten first.
     copies: [Option<File>; 2],
     entries: BTreeMap<VmId, Entry>,
     /// The number of the next line.
     next: u64,
-    /// Lines that are to be written before any other: what is so and could not be said yet.
+    /// Lines to write before any other: facts that could not be written yet.
     owed: Vec<Line>,
-    /// Bytes in a file at which both are rewritten.
+    /// File size in bytes at which both files are rewritten.
     rewrite_at: u64,
-    /// Whether the files had all that was written to them; else VMs' own marks may know more.
+    /// Whether the files had everything that was written to them; if not, VMs' own marks may know more.
     is_whole: bool,
-    /// Whether there were files.
+    /// Whether the files existed.
     was_there: bool,
     /// What was wrong with the files, for the operator.
     pub warnings: Vec<String>,
 }
 
 impl Journal {
-    /// Opens the journal in this state directory, and makes what is missing. Where the files cannot be written what they say is
-    /// there all the same, with a warning.
+    /// Opens the journal in this state directory, and creates what is missing. If the files cannot be written, their
+    /// contents are loaded all the same, with a warning.
     ///
     /// # Errors
     /// When the directory cannot be used, or a file is too large.
@@ -181,7 +181,7 @@ impl Journal {
         Journal::open_in(StateDir::open(state)?)
     }
 
-    /// The same in a directory that is open, wherever it was moved since.
+    /// As [`Journal::open`], in a directory that is already open, even if it was moved since.
     ///
     /// # Errors
     /// When a file is too large.
@@ -234,12 +234,12 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Whether its files were there with all that had been written to them.
+    /// Whether its files existed and had everything that was written to them.
     pub fn is_whole(&self) -> bool {
         self.is_whole
     }
 
-    /// Whether there was a journal before it was opened.
+    /// Whether a journal existed before it was opened.
     pub fn was_there(&self) -> bool {
         self.was_there
     }
@@ -249,7 +249,7 @@ impl Journal {
         &self.entries
     }
 
-    /// VMs on which something is to be undone.
+    /// VMs with something to undo.
     pub fn in_force(&self) -> Vec<VmId> {
         let entries = self.entries.iter().filter(|(_, entry)| entry.is_in_force());
         entries.map(|(vm, _)| *vm).collect()
@@ -260,25 +260,25 @@ impl Journal {
         self.entries.get(&vm)
     }
 
-    /// Writes down how a VM is before it is touched; of another run of it nothing is in force.
+    /// Writes down how a VM is before it is touched. Nothing is in force any more for another run of it.
     ///
     /// # Errors
-    /// When it could not be written, here and below; then the agent must not act.
+    /// When it could not be written, here and in the methods below; then the agent must not act.
     pub fn begin(&mut self, run: Run, before: Before) -> Result<(), JournalError> {
         self.write(self.start(run, before))
     }
 
-    /// Lines after which this run of a VM is the one that was touched.
+    /// Lines that make this run of a VM the touched one.
     fn start(&self, run: Run, before: Before) -> Vec<Line> {
         let former = self.entry(run.vm).filter(|entry| entry.run != run);
-        // In this order: a crash in between leaves a run that is over, of which nothing is known to be in force.
+        // The former levers first: a crash in between leaves an ended run with nothing known to be in force.
         let mut lines: Vec<Line> = former.map(|entry| entry.none(|_| true)).unwrap_or_default();
         lines.push(Line::new(run.vm, RUN, &Start { run, before }));
         lines
     }
 
-    /// Takes in what another witness says is in force on a run of a VM. What is written here of a lever is believed before that.
-    /// It is in force whether it can be written down or not, and has to be undone.
+    /// Adds what another witness says is in force on a run of a VM. An entry already here takes precedence. It is in force
+    /// whether it can be written down or not, and has to be undone.
     pub fn take_in(&mut self, seen: &Entry) {
         let vm = seen.run.vm;
         let known = self.entry(vm).filter(|known| known.run == seen.run);
@@ -305,24 +305,24 @@ impl Journal {
         self.write(vec![Line::new(vm, T::KEY, entry)])
     }
 
-    /// Under these keys nothing is in force for a VM any more.
+    /// Strikes out these keys of a VM: nothing is in force there any more.
     pub fn clear(&mut self, vm: VmId, keys: &[&str]) {
         let lines = self.entry(vm).map(|entry| entry.none(|key| keys.contains(&key)));
         self.note(lines.unwrap_or_default());
     }
 
-    /// Everything of a VM was restored.
+    /// Strikes out all keys of a VM: everything was restored.
     pub fn clear_all(&mut self, vm: VmId) {
         let lines = self.entry(vm).map(|entry| entry.none(|_| true));
         self.note(lines.unwrap_or_default());
     }
 
-    /// The VM ended.
+    /// Strikes out a VM that ended.
     pub fn forget(&mut self, vm: VmId) {
         self.note(vec![Line::none(vm, RUN)]);
     }
 
-    /// Writes down what is so already: at once, or with the next line that can be written.
+    /// Writes down facts: at once, or with the next line that can be written.
     fn note(&mut self, lines: Vec<Line>) {
         for line in &lines {
             line.clone().apply(&mut self.entries);
@@ -331,7 +331,7 @@ impl Journal {
         let _ = self.write(Vec::new());
     }
 
-    /// Returns once the lines are on disk, and all that were owed.
+    /// Writes these lines and all that are owed. Returns once they are on disk.
     fn write(&mut self, lines: Vec<Line>) -> Result<(), JournalError> {
         if self.copies[0].is_none() {
             self.rewrite()?;
@@ -346,12 +346,12 @@ impl Journal {
         }
         let mut written = self.append(0, &text);
         if written.is_err() {
-            // There may be room once the spare file is gone.
+            // Removing the spare file may make room.
             let _ = self.dir.remove(SPARE);
             written = self.append(0, &text);
         }
         let length = written?;
-        // The second is there for when the first is damaged: the agent may act without it.
+        // The second copy only helps if the first is damaged: the agent may act without it.
         if self.append(1, &text).is_err() {
             self.copies[1] = None;
         }
@@ -361,13 +361,13 @@ impl Journal {
             line.apply(&mut self.entries);
         }
         if length >= self.rewrite_at && self.rewrite().is_err() {
-            // Tried again when it has doubled.
+            // Retried once the file has doubled.
             self.rewrite_at = length * 2;
         }
         Ok(())
     }
 
-    /// Adds text to a copy; how long that is then.
+    /// Appends text to a copy. Returns the new length.
     fn append(&mut self, copy: usize, text: &str) -> Result<u64, JournalError> {
         let path = self.dir.path_of(COPIES[copy]);
         let failed = |e: std::io::Error| JournalError::from(StateError::new("write", &path, e));
@@ -393,7 +393,7 @@ impl Journal {
         Ok(length + text.len() as u64)
     }
 
-    /// Writes what is in force as new files and puts them in the place of the old ones. The spare file makes room for it.
+    /// Replaces the files by new ones with only what is in force. Removes the spare file to make room.
     fn rewrite(&mut self) -> Result<(), JournalError> {
         let mut lines = vec![Line::reset()];
         lines.extend(self.entries.values().flat_map(|entry| entry.lines(|_| true)));
@@ -403,22 +403,22 @@ impl Journal {
             .map(|(n, line)| line.numbered(n).encode())
             .collect();
         self.dir.remove(SPARE)?;
-        // Whatever comes of it: no number is given twice, and nothing is added to a file that may have been replaced.
+        // Even if this fails, no number is used twice, and nothing is appended to a file that may have been replaced.
         self.next += count;
         self.copies[0] = None;
-        // One after the other: of each line there is always one that is whole.
+        // One after the other, so that one whole copy of each line always exists.
         self.copies[0] = Some(self.dir.replace(COPIES[0], text.as_bytes())?);
         self.owed.clear();
         self.copies[1] = self.dir.replace(COPIES[1], text.as_bytes()).ok();
         let length = text.len() as u64;
         self.rewrite_at = REWRITE_BYTES.max(4 * length);
-        // Without it a full disk is noticed a little earlier.
+        // Without the spare file a full disk is only noticed a little earlier.
         let _ = self.dir.replace(SPARE, &vec![b' '; 2 * text.len() + SPARE_BYTES]);
         Ok(())
     }
 }
 
-/// What the files say, whether there are any, and what is wrong with one that the other makes up for.
+/// Reads both files. Returns their lines, whether any exist, and errors of one file that the other makes up for.
 fn read(dir: &StateDir) -> Result<(Replay, bool, Vec<String>), JournalError> {
     let [first, second] = COPIES.map(|name| dir.read(name, LIMIT_BYTES));
     match (first, second) {
@@ -454,39 +454,39 @@ impl Entry {
         self.run.process()
     }
 
-    /// The keys under which something is to be undone, whether a lever can read it or not.
+    /// Keys with something to undo, whether a lever can read it or not.
     pub fn to_undo(&self) -> impl Iterator<Item = &str> {
         self.keys().filter(|key| is_undone(key))
     }
 
-    /// Whether anything is to be undone.
+    /// Whether there is anything to undo.
     pub fn is_in_force(&self) -> bool {
         self.to_undo().next().is_some()
     }
 
-    /// What is in force on a lever. What cannot be read as such is none, and [`Entry::keys`] still has it.
+    /// What is in force on a lever; `None` if it cannot be read as that type, while [`Entry::keys`] still lists it.
     pub fn get<T: Written>(&self) -> Option<T> {
         T::deserialize(self.levers.get(T::KEY)?).ok()
     }
 
-    /// The keys under which something stands.
+    /// Keys that have an entry.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.levers.keys().map(String::as_str)
     }
 
-    /// The same without what stands under other keys.
+    /// This entry without the keys that are not meant.
     #[must_use]
     pub fn only(mut self, is_meant: impl Fn(&str) -> bool) -> Entry {
         self.levers.retain(|key, _| is_meant(key));
         self
     }
 
-    /// Its lines as they stand in a file, without numbers and what stands under other keys.
+    /// The meant keys as lines of a file, without numbers.
     pub fn written(&self, is_meant: impl Fn(&str) -> bool) -> String {
         self.lines(is_meant).iter().map(Line::encode).collect()
     }
 
-    /// What such lines say. One that does not check takes the others with it: what is half known is not undone.
+    /// Parses such lines. A single bad line discards all of them: what is half known is not undone.
     pub fn from_written(text: &str) -> Option<Entry> {
         let mut entries = BTreeMap::new();
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -496,12 +496,12 @@ impl Entry {
         entries.is_empty().then_some(entry)
     }
 
-    /// Whether something stands under any of these keys.
+    /// Whether any of these keys has an entry.
     pub fn has(&self, keys: &[&str]) -> bool {
         keys.iter().any(|key| self.levers.contains_key(*key))
     }
 
-    /// Lines that say it, of these of its levers.
+    /// Lines that state the run and the meant levers.
     fn lines(&self, is_meant: impl Fn(&str) -> bool) -> Vec<Line> {
         let (vm, run, before) = (self.run.vm, self.run.clone(), self.before.clone());
         let levers = self.levers.iter().filter(|(lever, _)| is_meant(lever));
@@ -511,20 +511,20 @@ impl Entry {
             .collect()
     }
 
-    /// Lines after which nothing is in force on these of its levers.
+    /// Lines that strike out the meant levers.
     fn none(&self, is_meant: impl Fn(&str) -> bool) -> Vec<Line> {
         let keys = self.levers.keys().filter(|key| is_meant(key));
         keys.map(|key| Line::none(self.run.vm, key)).collect()
     }
 }
 
-/// Whether there is a journal, or there may be one that cannot be looked at.
+/// Whether there is a journal, or one that cannot be looked at.
 pub(crate) fn is_there(state: &Path) -> bool {
     let found = StateDir::open_existing(state).map(|dir| dir.map(|dir| read(&dir)));
     !matches!(found, Ok(None | Some(Ok((_, false, _)))))
 }
 
-/// What there is to say of a journal that was there and is not.
+/// The notice for a journal that existed and is gone.
 pub(crate) fn lost_at(state: &Path) -> String {
     let state = state.display();
     format!(
@@ -535,12 +535,12 @@ pub(crate) fn lost_at(state: &Path) -> String {
     )
 }
 
-/// What a journal holds, without touching it; nothing where it is absent or unreadable.
+/// Reads a journal without touching it; empty if it is missing or unreadable.
 pub fn peek(state: &Path) -> BTreeMap<VmId, Entry> {
     try_peek(state).unwrap_or_default()
 }
 
-/// The same; `None` where it is there and cannot be read.
+/// As [`peek`]; `None` if it exists and cannot be read.
 pub(crate) fn try_peek(state: &Path) -> Option<BTreeMap<VmId, Entry>> {
     let Some(dir) = StateDir::open_existing(state).ok()? else {
         return Some(BTreeMap::new());

@@ -1,12 +1,13 @@
-//! Who may act: one agent for a state directory, and one on a host, wherever its state lies.
+//! Locks: one agent for a state directory, and one on a host, wherever its state directory is.
 //!
 //! ```text
-//!   agent.lock    in the state directory: its agent, or the process that undoes for it
-//!   acting.lock   in the host's own place: taken alone by an agent that begins, then shared with its guard, so that no other
+//!   agent.lock    in the state directory: held by its agent, or by the process that undoes for it
+//!   acting.lock   in the host's own place: exclusive while an agent begins, then shared with its guard, so that no other
 //!                 agent begins before everything of this one is undone
 //! ```
 //!
-//! Both lie where other users cannot lock them. They say who acts, and not whether it does: that is for the guard's beat.
+//! Both are where other users cannot lock them. They say which agent may act, not whether it is alive: the guard's beat does
+//! that.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
@@ -17,21 +18,21 @@ use homenode_kernel::task::{self, Process};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
-use crate::beat::SILENCE_MAX;
+use crate::heartbeat::SILENCE_MAX;
 use crate::holder::{self, Holder, JournalWas, Record, Watch};
 use crate::state_dir::{STATE_DIR, StateDir, StateError};
 
 const AGENT: &str = "agent.lock";
 const ACTING: &str = "acting.lock";
-/// How often a lock that another holds is tried again.
+/// How often to retry a lock that another process holds.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// How long a lock is waited for that another process holds.
+/// How long to wait for a lock that another process holds.
 #[derive(Clone, Copy, Debug)]
 pub struct Waits {
-    /// While its holder goes on: a guard may be about to finish.
+    /// While its holder is active: a guard may be about to finish.
     pub patience: Duration,
-    /// How long a guard whose agent is dead may be silent before it is ended.
+    /// How long the guard of a dead agent may be silent before it is killed.
     pub silence: Duration,
 }
 
@@ -50,16 +51,16 @@ pub struct Lock {
     file: File,
     path: PathBuf,
     holder: Holder,
-    /// What the holder before this one says of its journal.
+    /// What the previous holder recorded about its journal.
     former: JournalWas,
-    /// Guards that were ended for it.
+    /// Guards that were killed to take the lock.
     ended: Vec<String>,
 }
 
-/// A living process that holds a lock and says so.
+/// The living process that is recorded as a lock's holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// Which.
+    /// The process.
     pub process: Process,
     /// Whether it has a guard of its own.
     pub is_guarded: bool,
@@ -69,7 +70,7 @@ impl Lock {
     /// Takes the lock; `None` while another process holds it.
     ///
     /// # Errors
-    /// When the lock file cannot be had.
+    /// When the lock file cannot be opened.
     pub fn try_take(state: &Path) -> Result<Option<Lock>, StateError> {
         let dir = StateDir::open(state)?;
         let path = dir.path_of(AGENT);
@@ -80,7 +81,7 @@ impl Lock {
         Ok(Some(Lock::of(file, path, Holder::own(state))))
     }
 
-    /// The same for the guard of an agent, in the directory that the guard holds open.
+    /// As [`Lock::try_take`], for the guard of an agent, in the directory that the guard holds open.
     pub(crate) fn try_take_in(dir: &StateDir, guard: &Holder) -> Result<Option<Lock>, StateError> {
         let path = dir.path_of(AGENT);
         let file = dir.open_to_write(AGENT)?;
@@ -101,42 +102,42 @@ impl Lock {
         }
     }
 
-    /// Says whether its holder has a guard: the guard of an agent that ended stays until then.
+    /// Records whether its holder has a guard: the guard of an agent that ended stays until then.
     pub fn set_guarded(&mut self, is_guarded: bool) {
         self.holder.is_guarded = is_guarded;
         self.holder.write(&mut self.file);
     }
 
-    /// The process that holds it: this one.
+    /// The process that holds the lock: this one.
     pub(crate) fn process(&self) -> Process {
         self.holder.process()
     }
 
-    /// What is to be expected of its journal from now on.
+    /// Records what to expect of the holder's journal from now on.
     pub(crate) fn set_journal(&mut self, journal: JournalWas) {
         self.holder.journal = journal;
         self.holder.write(&mut self.file);
     }
 
-    /// What the holder before this one said of its journal.
+    /// What the previous holder recorded about its journal.
     pub(crate) fn former_journal(&self) -> JournalWas {
         self.former
     }
 
-    /// Which guards were ended in order to have it, as sentences for the operator; each once.
+    /// Takes the list of guards that were killed to take the lock, as sentences for the operator; each once.
     pub fn take_ended(&mut self) -> Vec<String> {
         std::mem::take(&mut self.ended)
     }
 
-    /// Whether its file is still where another agent would look for it: neither removed nor moved with its directory.
+    /// Whether the lock file is still where another agent would look for it: neither removed nor moved with its directory.
     pub fn is_there(&self) -> bool {
         is_there(&self.file, &self.path)
     }
 
-    /// Takes the lock, waiting for as long as these say: a guard may be about to finish. A silent guard of a dead agent is ended.
+    /// Takes the lock, waiting up to `waits`: a guard may be about to finish. Kills a silent guard of a dead agent.
     ///
     /// # Errors
-    /// When the lock file cannot be had, or another agent holds it all that time.
+    /// When the lock file cannot be opened, or another agent holds the lock all that time.
     pub fn take(state: &Path, waits: impl Into<Waits>) -> Result<Lock, StateError> {
         let waits = waits.into();
         let file = StateDir::open(state)?.open_to_write(AGENT)?;
@@ -160,10 +161,10 @@ impl Lock {
         Err(StateError::new("lock", &state.join("private").join(AGENT), cause))
     }
 
-    /// The living process that holds the lock and says so; `None` where the lock is free, or its holder does not say who it is.
+    /// The living process that holds the lock; `None` if the lock is free, or its holder left no record.
     ///
     /// # Errors
-    /// When the lock file cannot be had.
+    /// When the lock file cannot be opened.
     pub fn owner(state: &Path) -> Result<Option<Owner>, StateError> {
         match StateDir::open_existing(state)? {
             Some(dir) => Lock::owner_in(&dir),
@@ -171,7 +172,7 @@ impl Lock {
         }
     }
 
-    /// The same in a directory that is open.
+    /// As [`Lock::owner`], in an open directory.
     pub(crate) fn owner_in(dir: &StateDir) -> Result<Option<Owner>, StateError> {
         let Some(mut file) = dir.open_to_read(AGENT)? else {
             return Ok(None);
@@ -192,21 +193,21 @@ impl Lock {
 pub struct ActingLock {
     file: File,
     path: PathBuf,
-    /// What the agent before this one says of its journal, if its state lay in the same place.
+    /// What the previous agent recorded about its journal, if its state directory was the same.
     former: JournalWas,
-    /// Guards that were ended for it.
+    /// Guards that were killed to take the lock.
     ended: Vec<String>,
-    /// Where it is written down that a guard shares it.
+    /// The record that a guard shares the lock.
     _record: Option<Record>,
 }
 
 impl ActingLock {
-    /// Takes it for an agent: alone at first, so that no other agent acts, then so that its guard can share it. The host's own
-    /// place lies below `root`. A silent guard of a dead agent with the same state directory is ended.
+    /// Takes the lock for an agent: exclusive at first, so that no other agent acts, then shared with its guard. The host's
+    /// own place is below `root`. Kills a silent guard of a dead agent with the same state directory.
     ///
     /// # Errors
-    /// When the lock file cannot be had; while another agent acts, or a guard undoes for one; and when one that is gone left
-    /// something in force, which only its own state directory tells.
+    /// When the lock file cannot be opened; while another agent acts, or a guard undoes for one; and when an agent that is
+    /// gone left something in force, which only its own state directory tells.
     pub fn take(root: &Path, state: &Path, waits: impl Into<Waits>) -> Result<ActingLock, StateError> {
         let waits = waits.into();
         let dir = StateDir::open(&place(root))?;
@@ -248,22 +249,22 @@ impl ActingLock {
         })
     }
 
-    /// Whether its file is still where another agent would look for it.
+    /// Whether the lock file is still where another agent would look for it.
     pub fn is_there(&self) -> bool {
         is_there(&self.file, &self.path)
     }
 
-    /// What the agent before this one said of its journal, if its state lay in the same place.
+    /// What the previous agent recorded about its journal, if its state directory was the same.
     pub(crate) fn former_journal(&self) -> JournalWas {
         self.former
     }
 
-    /// Which guards were ended in order to have it, as sentences for the operator; each once.
+    /// Takes the list of guards that were killed to take the lock, as sentences for the operator; each once.
     pub fn take_ended(&mut self) -> Vec<String> {
         std::mem::take(&mut self.ended)
     }
 
-    /// What is to be expected of a journal from now on: that of the process which took the right last, if it is this one.
+    /// Records what to expect of a journal from now on, if `of` is the process that took the right last.
     pub(crate) fn set_journal(&mut self, of: Process, journal: JournalWas) {
         let holder = Holder::read(&mut self.file).filter(|holder| holder.process() == of);
         if let Some(mut holder) = holder {
@@ -272,10 +273,10 @@ impl ActingLock {
         }
     }
 
-    /// Shares it with the agent that has it, for the agent's guard; that is written down beside it.
+    /// Shares the lock with the agent that has it, for the agent's guard, and records that next to the lock.
     ///
     /// # Errors
-    /// When the lock file cannot be had, or an agent is just beginning.
+    /// When the lock file cannot be opened, or an agent is just beginning.
     pub(crate) fn share(root: &Path, guard: &Holder) -> Result<ActingLock, StateError> {
         let dir = StateDir::open(&place(root))?;
         let path = dir.path_of(ACTING);
@@ -297,7 +298,7 @@ impl ActingLock {
     }
 }
 
-/// Who keeps an agent from acting, and what to do.
+/// Names the process that keeps an agent from acting, and what to do.
 fn who_acts(agent: Option<&Holder>, guards: &[Holder], lock: &File) -> String {
     let is_alive = |holder: &&Holder| task::is_alive(Path::new("/"), holder.process());
     let agent = agent.filter(is_alive);
@@ -310,7 +311,7 @@ fn who_acts(agent: Option<&Holder>, guards: &[Holder], lock: &File) -> String {
     }
 }
 
-/// Why an agent must not begin after one whose state lies elsewhere, if so.
+/// Why an agent must not begin after one with another state directory, if it must not.
 fn left_behind(left: &Holder) -> Option<String> {
     let state = left.state.display();
     let is_lost = match left.journal {
@@ -335,7 +336,7 @@ const ALONE: FlockOperation = FlockOperation::NonBlockingLockExclusive;
 fn is_there(file: &File, path: &Path) -> bool {
     let id = |file: &std::fs::Metadata| (file.dev(), file.ino());
     let is_linked = file.metadata().is_ok_and(|file| file.nlink() > 0);
-    // Where it cannot be looked for it is not said to be gone.
+    // If the path cannot be checked, the file does not count as gone.
     let is_at = |found: std::fs::Metadata| file.metadata().is_ok_and(|file| id(&file) == id(&found));
     is_linked
         && match std::fs::symlink_metadata(path) {
@@ -348,13 +349,13 @@ fn place(root: &Path) -> PathBuf {
     root.join(STATE_DIR.trim_start_matches('/'))
 }
 
-/// Whether an agent's journal says that something is in force, or cannot be read.
+/// Whether an agent's journal lists something in force, or cannot be read.
 fn leaves_something(state: &Path) -> bool {
     let entries = crate::journal::try_peek(state);
     entries.is_none_or(|entries| entries.values().any(crate::journal::Entry::is_in_force))
 }
 
-/// Whether the lock is ours now.
+/// Tries to lock the file. Returns whether the lock is ours now.
 fn flock(file: &File, how: FlockOperation, path: &Path) -> Result<bool, StateError> {
     match rustix::fs::flock(file, how) {
         Ok(()) => Ok(true),
@@ -363,7 +364,7 @@ fn flock(file: &File, how: FlockOperation, path: &Path) -> Result<bool, StateErr
     }
 }
 
-/// Tries to take something until it is taken, or patience ends and `look` sees no reason to wait on.
+/// Retries until it is taken, or patience ends and `look` sees no reason to wait longer.
 fn wait_for<T>(
     patience: Duration,
     mut take: impl FnMut() -> Result<Option<T>, StateError>,

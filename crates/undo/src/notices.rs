@@ -1,26 +1,26 @@
-//! What the operator is told, once.
+//! Notices for the operator, each reported once.
 
 use std::collections::{BTreeSet, VecDeque};
 
-/// Notices that are remembered in order to be said once; some for each VM of a large host.
+/// How many notices are remembered in order to be reported once; a few for each VM of a large host.
 const SAID_MAX: usize = 32_768;
-/// Notices that wait to be told.
+/// How many notices wait to be reported.
 const WAITING_MAX: usize = 4096;
 
-/// What the operator is told, each once as long as it is remembered. A host that has ever more to say is heard on: the oldest
-/// makes room.
+/// Notices for the operator, each reported once for as long as it is remembered. When there are too many, the oldest is
+/// dropped.
 #[derive(Debug, Default)]
 pub struct Notices {
     said: BTreeSet<String>,
-    /// The same by age, the oldest first.
+    /// The notices in `said` by age, the oldest first.
     by_age: VecDeque<String>,
     waiting: VecDeque<String>,
-    /// Those that made room before they were told.
+    /// Notices dropped before they were reported.
     dropped_count: u64,
 }
 
 impl Notices {
-    /// Tells something, if it is not remembered.
+    /// Adds a notice, unless it is remembered.
     pub fn add(&mut self, text: String) {
         if !self.said.insert(text.clone()) {
             return;
@@ -38,7 +38,7 @@ impl Notices {
         }
     }
 
-    /// What is to be told and was not yet.
+    /// Takes the notices that were not reported yet.
     pub fn take(&mut self) -> Vec<String> {
         let dropped = match std::mem::take(&mut self.dropped_count) {
             0 => None,

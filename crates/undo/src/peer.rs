@@ -1,11 +1,11 @@
-//! Who is at the other end of a Unix socket, as the kernel says: its user, and every group that it is in.
+//! The user and the groups at the other end of a Unix socket, as reported by the kernel.
 
 use std::io;
 use std::os::fd::AsFd;
 
 use nix::unistd::Group;
 
-/// A group whose members may do something.
+/// A group whose members have a right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupId(u32);
 
@@ -13,7 +13,7 @@ impl GroupId {
     /// The group of this name.
     ///
     /// # Errors
-    /// With what to do where there is none.
+    /// When there is no such group; the message says what to do.
     pub fn of(name: &str) -> Result<GroupId, String> {
         match Group::from_name(name) {
             Ok(Some(group)) => Ok(GroupId(group.gid.as_raw())),
@@ -29,10 +29,10 @@ impl GroupId {
         self.0
     }
 
-    /// Whether the process that connected a socket was in it then, as its own group or as one more.
+    /// Whether the process was in the group when it connected the socket, as its primary group or a supplementary one.
     ///
     /// # Errors
-    /// What is no connected Unix socket.
+    /// When `socket` is not a connected Unix socket.
     pub fn has(self, socket: impl AsFd) -> io::Result<bool> {
         let own = rustix::net::sockopt::socket_peercred(&socket)?.gid.as_raw();
         Ok(own == self.0 || more_groups(socket)?.contains(&self.0))
@@ -48,8 +48,8 @@ fn more_groups(socket: impl AsFd) -> io::Result<Vec<libc::gid_t>> {
     loop {
         let size = size_of_val(groups.as_slice());
         let mut length = libc::socklen_t::try_from(size).map_err(io::Error::other)?;
-        // SAFETY: the kernel writes at most `length` bytes to the vector, which has so many, and sets `length` to what it wrote
-        // or would have written; both live until it returns.
+        // SAFETY: the kernel writes at most `length` bytes to the vector, which has that many, and sets `length` to what it
+        // wrote or would have written; both live until it returns.
         let result = unsafe {
             libc::getsockopt(
                 socket,
@@ -65,7 +65,7 @@ fn more_groups(socket: impl AsFd) -> io::Result<Vec<libc::gid_t>> {
             return Ok(groups);
         }
         let error = io::Error::last_os_error();
-        // It says how many there are; nobody is in more than 65,536.
+        // The kernel returned how many there are; no process is in more than 65,536.
         if error.raw_os_error() != Some(libc::ERANGE) || count <= groups.len() || count > 1 << 16 {
             return Err(error);
         }

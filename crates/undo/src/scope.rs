@@ -1,29 +1,31 @@
-//! A unit of its own for the guard, and for what else must outlive the agent, where systemd runs the host: so that what ends
-//! all of the agent's unit (a stop, `systemctl kill`, a watchdog) does not end who undoes what the agent changed.
+//! A systemd unit of its own for the guard, and for anything else that must outlive the agent, on hosts with systemd: what
+//! ends the agent's whole unit (a stop, `systemctl kill`, a watchdog) must not end the process that undoes the agent's
+//! changes.
 //!
-//! `systemd-run --scope` has systemd make the unit, moves itself into it, and becomes the guard: its parent, its pipes and its
-//! number stay what they are, and so does the confinement of the agent's unit: what files it sees, and what it may call. What
-//! must do without that is begun by systemd itself, as a service, and `systemd-run` waits for its end.
+//! `systemd-run --scope` has systemd make the unit, moves itself into it, and becomes the guard: its parent, pipes and
+//! process number stay the same, and so does the confinement of the agent's unit (which files it sees, which calls it may
+//! make). A program that must run unconfined is started by systemd itself, as a service, and `systemd-run` waits for its
+//! end.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// How long systemd waits for a guard when the host goes down: the agent has given everything back before.
+/// How long systemd waits for a guard at shutdown: the agent has restored everything before.
 const STOP: &str = "TimeoutStopSec=15s";
-/// Then the guard goes after the agent, and libvirt, through which it undoes, after the guard.
+/// At shutdown the guard stops after the agent, and libvirt, through which it undoes, after the guard.
 const ORDER: [&str; 2] = [
     "Before=homenode.service",
     "After=libvirtd.service virtqemud.service",
 ];
 
-/// Guards that this process started.
+/// Number of units that this process had made.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// What runs the guard in a scope of its own: a program, and arguments. `root` is where the host's own files lie.
+/// Returns the program and arguments that run the guard in its own scope. `root` is where the host's own files are.
 ///
 /// # Errors
-/// Why there can be none, as the end of a sentence.
+/// Why there can be no scope, as the end of a sentence.
 pub(crate) fn around(
     root: &Path,
     program: &Path,
@@ -39,11 +41,12 @@ pub(crate) fn around(
     unit.of(root, program, args)
 }
 
-/// What runs another program of ours in a service of its own, by what is done there: a word, and a sentence. It has the agent's
-/// input and outputs, these variables, and none of the agent's confinement. What it leaves running is left running.
+/// Returns the program and arguments that run another program of ours in its own service, named by a word and described by a
+/// sentence. It has the agent's input and outputs, these variables, and none of the agent's confinement. Processes that it
+/// leaves behind keep running.
 ///
 /// # Errors
-/// Why there can be none, as the end of a sentence.
+/// Why there can be no service, as the end of a sentence.
 pub fn apart(
     root: &Path,
     (what, description): (&str, &str),
@@ -69,7 +72,7 @@ pub fn apart(
     unit.of(root, program, args)
 }
 
-/// A unit that systemd-run makes.
+/// A unit that `systemd-run` makes.
 struct Unit<'a> {
     what: &'a str,
     kind: &'a str,
@@ -79,7 +82,7 @@ struct Unit<'a> {
 }
 
 impl Unit<'_> {
-    /// The program that makes it, and its arguments.
+    /// Returns the program that makes the unit, and its arguments.
     fn of(
         &self,
         root: &Path,

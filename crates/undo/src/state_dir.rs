@@ -1,15 +1,15 @@
-//! The agent's own files: a directory that no other user can read, write or lock, whatever such a user put in its place.
+//! The agent's own files, in a directory that no other user can read, write or lock, whatever such a user put in its place.
 //!
 //! ```text
-//!   /run/homenode            anybody may pass: the sockets lie here, each with rights of its own
+//!   /run/homenode            open to all users: the sockets are here, each with its own permissions
 //!   ├── agent.sock
 //!   ├── topology.sock        QEMU's user connects to it
 //!   └── private              0700: journal, locks, ledger, bill, each 0600
 //! ```
 //!
-//! Everything in `private` is opened by its name below a descriptor of that directory, never through a link. Only a regular
-//! file of our own with one name is taken for ours: root must not be made to overwrite another file. The directories above are
-//! such that no other user can move it away (`ancestors`).
+//! Everything in `private` is opened by name below a descriptor of that directory, never through a link. Only a regular file
+//! of our own with a single link is accepted: root must not be made to overwrite another file. No other user can move the
+//! directories above it away (`ancestors`).
 
 mod ancestors;
 
@@ -22,17 +22,17 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-/// Where the agent's directory lies unless the operator says otherwise: gone after a reboot, as the VMs are.
+/// Default state directory: gone after a reboot, like the VMs.
 pub const STATE_DIR: &str = "/run/homenode";
-/// What in it is the agent's alone.
+/// The part of it that only the agent can use.
 const PRIVATE: &str = "private";
 const PRIVATE_MODE: Mode = Mode::RWXU;
 pub(crate) const PUBLIC_MODE: Mode = Mode::from_raw_mode(0o755);
 const FILE_MODE: Mode = Mode::from_raw_mode(0o600);
-/// Rights by which other users can change a directory.
+/// Mode bits that let other users change a directory.
 pub(crate) const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// Why a file of the agent's cannot be used.
+/// Why one of the agent's files cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot {what} {path}: {cause}")]
 pub struct StateError {
@@ -45,7 +45,7 @@ pub struct StateError {
 }
 
 impl StateError {
-    /// What came of trying this with a file.
+    /// An error of trying this with a file.
     pub(crate) fn new(what: &'static str, path: &Path, cause: impl Display) -> StateError {
         StateError {
             what,
@@ -55,7 +55,7 @@ impl StateError {
     }
 }
 
-/// A directory of the agent's own.
+/// One of the agent's own directories.
 #[derive(Debug)]
 pub struct StateDir {
     path: PathBuf,
@@ -63,10 +63,10 @@ pub struct StateDir {
 }
 
 impl StateDir {
-    /// Opens the private part of a state directory, and makes what is missing of both.
+    /// Opens the private part of a state directory, and creates what is missing of both.
     ///
     /// # Errors
-    /// When it cannot be made, or belongs to or can be changed by another user.
+    /// When it cannot be created, or belongs to or can be changed by another user.
     pub fn open(state: &Path) -> Result<StateDir, StateError> {
         let public = made(state)?;
         let path = state.join(PRIVATE);
@@ -75,14 +75,14 @@ impl StateDir {
         let mode = rustix::fs::fstat(&dir)
             .map_err(|e| StateError::new("open", &path, e))?
             .st_mode;
-        // Where it is as it should be it may also be on a disk that cannot be written any more.
+        // Only if it differs: the disk may be read-only by now.
         if Mode::from_raw_mode(mode) != PRIVATE_MODE {
             rustix::fs::fchmod(&dir, PRIVATE_MODE).map_err(|e| StateError::new("protect", &path, e))?;
         }
         Ok(StateDir { path, dir })
     }
 
-    /// Opens a state directory itself, where what others may look for lies, and makes what is missing.
+    /// Opens the state directory itself, for files that others may look for, and creates what is missing.
     ///
     /// # Errors
     /// As [`StateDir::open`].
@@ -94,7 +94,7 @@ impl StateDir {
         })
     }
 
-    /// The same as [`StateDir::open`], but makes and changes nothing; `None` where there is none.
+    /// As [`StateDir::open`], but creates and changes nothing; `None` if there is none.
     ///
     /// # Errors
     /// When it cannot be opened, or belongs to or can be changed by another user.
@@ -107,12 +107,12 @@ impl StateDir {
         Ok(private.map(|dir| StateDir { path, dir }))
     }
 
-    /// Where a file of it lies, for people.
+    /// Path of a file in it, for people.
     pub fn path_of(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
-    /// What a file holds; `None` where there is none.
+    /// Reads a file; `None` if there is none.
     ///
     /// # Errors
     /// When it is larger than `bytes_max`, not ours, or cannot be read.
@@ -129,7 +129,7 @@ impl StateDir {
         Ok(Some(bytes))
     }
 
-    /// Opens a file to read it; `None` where there is none.
+    /// Opens a file to read; `None` if there is none.
     ///
     /// # Errors
     /// When it is not ours or cannot be opened.
@@ -137,18 +137,18 @@ impl StateDir {
         self.open_file(name, OFlags::RDONLY)
     }
 
-    /// Opens a file to read and write it, and makes it where it is missing.
+    /// Opens a file to read and write; creates it if it is missing.
     ///
     /// # Errors
-    /// When it is not ours, or can be neither opened nor made.
+    /// When it is not ours, or can be neither opened nor created.
     pub fn open_to_write(&self, name: &str) -> Result<File, StateError> {
         self.create(name, OFlags::RDWR)
     }
 
-    /// Opens a file to add to its end, and makes it where it is missing.
+    /// Opens a file to append to; creates it if it is missing.
     ///
     /// # Errors
-    /// When it is not ours, or can be neither opened nor made.
+    /// When it is not ours, or can be neither opened nor created.
     pub fn open_to_append(&self, name: &str) -> Result<File, StateError> {
         self.create(name, OFlags::WRONLY | OFlags::APPEND)
     }
@@ -158,13 +158,13 @@ impl StateDir {
         file.ok_or_else(|| self.failed("open", name, "it went away"))
     }
 
-    /// Puts a new file in the place of another, whole or not at all; gives it, open to add to its end.
+    /// Replaces a file, whole or not at all. Returns the new file, open to append.
     ///
     /// # Errors
-    /// When it cannot be written; the old one is there then.
+    /// When it cannot be written; then the old file is still there.
     pub fn replace(&self, name: &str, bytes: &[u8]) -> Result<File, StateError> {
         let new = format!("{name}.new");
-        // Left over from a crash in just this place.
+        // Left over from a crash at this point.
         self.remove(&new)?;
         let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::EXCL | SAFE;
         let file = rustix::fs::openat(&self.dir, &new, flags, FILE_MODE);
@@ -174,7 +174,7 @@ impl StateDir {
         let written =
             written.and_then(|()| homenode_kernel::fault::of_file(homenode_kernel::fault::Point::Write));
         if let Err(e) = written {
-            // What is half written takes the room that others may need.
+            // A half-written file takes room that others may need.
             let _ = self.remove(&new);
             return Err(self.failed("write", &new, e));
         }
@@ -187,7 +187,7 @@ impl StateDir {
         Ok(file)
     }
 
-    /// Gives a file another name, in the place of what has it.
+    /// Renames a file, replacing any file of the new name.
     ///
     /// # Errors
     /// When it cannot be renamed.
@@ -195,7 +195,7 @@ impl StateDir {
         rustix::fs::renameat(&self.dir, from, &self.dir, to).map_err(|e| self.failed("rename", from, e))
     }
 
-    /// Removes a file, where there is one.
+    /// Removes a file, if there is one.
     ///
     /// # Errors
     /// When it cannot be removed.
@@ -224,7 +224,7 @@ impl StateDir {
         Ok(Some(file))
     }
 
-    /// Names of files that begin so.
+    /// Names of files with this prefix.
     pub(crate) fn names(&self, prefix: &str) -> Vec<String> {
         let entries = rustix::fs::Dir::read_from(&self.dir)
             .into_iter()
@@ -234,7 +234,7 @@ impl StateDir {
         names.filter(|name| name.starts_with(prefix)).collect()
     }
 
-    /// The same directory, opened once more.
+    /// Opens the same directory once more.
     ///
     /// # Errors
     /// When no more files can be opened.
@@ -249,13 +249,13 @@ impl StateDir {
         })
     }
 
-    /// Whether it still has the path by which it was opened.
+    /// Whether the directory is still at the path where it was opened.
     pub(crate) fn is_in_place(&self) -> bool {
         let id = |stat: &rustix::fs::Stat| (stat.st_dev, stat.st_ino);
         let own = rustix::fs::fstat(&self.dir).map(|stat| id(&stat));
         match rustix::fs::stat(&self.path) {
             Ok(there) => own == Ok(id(&there)),
-            // Where it cannot be looked for it is not said to be gone.
+            // If the path cannot be checked, the directory does not count as gone.
             Err(error) => !matches!(error, Errno::NOENT | Errno::NOTDIR),
         }
     }
@@ -265,14 +265,14 @@ impl StateDir {
     }
 }
 
-/// A state directory itself, made where it is missing.
+/// Opens a state directory itself; creates it if it is missing.
 fn made(state: &Path) -> Result<OwnedFd, StateError> {
     let (above, name) = there(ancestors::above(state, true)?, state)?;
     make(&above, Path::new(&name), state, PUBLIC_MODE)?;
     there(directory(&above, Path::new(&name), state)?, state)
 }
 
-/// A state directory itself, if there is one.
+/// Opens a state directory itself, if there is one.
 fn existing(state: &Path) -> Result<Option<OwnedFd>, StateError> {
     match ancestors::above(state, false)? {
         Some((above, name)) => directory(&above, Path::new(&name), state),
@@ -284,7 +284,7 @@ fn there<T>(found: Option<T>, path: &Path) -> Result<T, StateError> {
     found.ok_or_else(|| StateError::new("open", path, "it went away"))
 }
 
-/// Links are not followed, and a pipe without a writer is not waited for.
+/// Does not follow links, and does not wait for the writer of a pipe.
 const SAFE: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 
 pub(crate) fn make(
@@ -299,7 +299,7 @@ pub(crate) fn make(
     }
 }
 
-/// Opens a directory that only its owner, this user or root, can change; `None` where there is none.
+/// Opens a directory that only its owner, this user or root, can change; `None` if there is none.
 fn directory(below: impl std::os::fd::AsFd, name: &Path, path: &Path) -> Result<Option<OwnedFd>, StateError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | SAFE;
     let dir = match rustix::fs::openat(below, name, flags, Mode::empty()) {
@@ -367,7 +367,7 @@ mod tests {
         assert_eq!(private.read("one", 1).unwrap(), Some(b"1".to_vec()));
         assert_eq!(private.read("three", 1).unwrap(), None);
         assert!(private.read("one", 0).unwrap_err().cause.contains("larger"));
-        // Root gave others the right meanwhile.
+        // Root opened it to others meanwhile.
         chmod(&state.join("private"), 0o755);
         StateDir::open(&state).unwrap();
         assert_eq!(mode(&state.join("private")), 0o700);
@@ -392,7 +392,7 @@ mod tests {
             );
             assert!(private.read(name, 100).is_err());
         }
-        // A new file takes the place of a link, not of what it leads to.
+        // A new file replaces a link, not the link's target.
         symlink(&victim, private.path_of("soft.new")).unwrap();
         private.replace("soft", b"mine").unwrap();
         assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");

@@ -1,4 +1,4 @@
-//! The guard with real processes: this binary plays the test, the agent and the guard, by its arguments.
+//! The guard with real processes: this binary plays the test, the agent and the guard, depending on its arguments.
 
 #![allow(clippy::print_stderr, reason = "a test of its own says itself what it skips")]
 
@@ -13,11 +13,11 @@ use homenode_host::CpuQuota;
 use homenode_undo::guard::{self, Patience};
 use homenode_undo::journal::{Before, Journal, Run, Written};
 use homenode_undo::lock::{ActingLock, Lock, Waits};
-use homenode_undo::{Beat, Undone, acting};
+use homenode_undo::{Heartbeat, Undone, acting};
 use homenode_units::{CpuId, CpuSet, Ns, VmId};
 use serde::{Deserialize, Serialize};
 
-/// What a lever writes down of pins.
+/// A lever's entry for pins.
 #[derive(Serialize, Deserialize)]
 struct Pins(BTreeMap<u16, Vec<CpuSet>>);
 
@@ -25,7 +25,7 @@ impl Written for Pins {
     const KEY: &'static str = "vcpus";
 }
 
-/// What a lever writes down of a quota: the agent's, and the operator's.
+/// A lever's entry for a quota: the agent's, and the operator's.
 #[derive(Serialize, Deserialize)]
 struct Quotas(CpuQuota, CpuQuota);
 
@@ -43,10 +43,10 @@ fn main() {
     let args: Vec<String> = std::env::args().collect();
     match args.get(1).map(String::as_str) {
         Some("play-agent") => play_agent(Path::new(&args[2]), &args[3]),
-        // The word by which the program is a guard.
+        // The argument that makes the program a guard.
         Some("guard") => play_guard(Path::new(&args[2])),
         Some("play-successor") => play_successor(Path::new(&args[2])),
-        // `cargo test` may pass filters and flags: one test is all there is.
+        // `cargo test` may pass filters and flags: there is only one test.
         Some("--list") => {}
         _ => {
             an_agent_that_is_killed_is_undone_once();
@@ -69,14 +69,14 @@ fn main() {
     }
 }
 
-/// An agent: takes the lock, journals one pinned VM, starts its guard, says so, and waits for the word to leave.
+/// An agent: takes the lock, journals one pinned VM, starts its guard, reports that, and waits for the word to leave.
 fn play_agent(dir: &Path, how: &str) {
     let mut lock = Lock::take(dir, Duration::from_secs(15)).expect("the lock");
     let _acting = ActingLock::take(dir, dir, Duration::from_secs(15)).expect("the host");
-    let beat = Beat::default();
+    let heartbeat = Heartbeat::default();
     let start = || {
         let exe = std::env::current_exe().expect("this binary");
-        guard::spawn(&exe, &["guard".into(), dir.into()], &beat).expect("a guard")
+        guard::spawn(&exe, &["guard".into(), dir.into()], &heartbeat).expect("a guard")
     };
     let mut guard = start();
     lock.set_guarded(true);
@@ -107,7 +107,7 @@ fn play_agent(dir: &Path, how: &str) {
         drop(told);
     });
     while word.recv_timeout(Duration::from_millis(100)) == Err(RecvTimeoutError::Timeout) {
-        beat.beat();
+        heartbeat.beat();
         if !guard.is_there() {
             guard.end();
             guard = start();
@@ -119,7 +119,7 @@ fn play_agent(dir: &Path, how: &str) {
 fn play_guard(dir: &Path) {
     let undone = markers().join("undone");
     let undo_one = |journal: &mut Journal, vm: VmId| -> Result<(), String> {
-        // As a lock in libvirt's library that is never let go of, and as a libvirt that is slow.
+        // Like a lock in libvirt's library that is never released, or a slow libvirt.
         while markers().join("hang").exists() {
             std::thread::sleep(Duration::from_secs(3600));
         }
@@ -170,7 +170,7 @@ fn agent(dir: &Path, how: &str) -> Child {
     agent_with(dir, dir, how)
 }
 
-/// Where processes of a test say what they did.
+/// Directory where processes of a test record what they did.
 const MARKERS: &str = "HOMENODE_TEST_MARKERS";
 
 fn markers() -> PathBuf {
@@ -184,7 +184,7 @@ fn agent_with(dir: &Path, markers: &Path, how: &str) -> Child {
         .args(["play-agent", &dir.display().to_string(), how])
         .env(MARKERS, markers)
         .stdin(Stdio::piped());
-    // A group of its own, as a shell gives to a job.
+    // Its own group, like a shell's job.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let child = command.spawn().expect("an agent");
     eventually(&format!("agent {how} is up"), || {
@@ -277,7 +277,7 @@ fn a_signal_to_the_agents_group_does_not_end_the_guard() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut agent = agent(dir.path(), "first");
     let group = rustix::process::Pid::from_child(&agent);
-    // SIGINT would do as well, but a test that runs in the background may have inherited that as ignored.
+    // SIGINT would do as well, but a test that runs in the background may have inherited it as ignored.
     rustix::process::kill_process_group(group, rustix::process::Signal::TERM).expect("a signal to the group");
     agent.wait().expect("the agent's end");
     eventually("the guard ends", || !endings(dir.path()).is_empty());
@@ -327,7 +327,7 @@ fn a_guard_that_dies_or_hangs_is_followed_by_another() {
 }
 
 fn somebody_who_holds_the_lock_is_no_successor() {
-    // On a busy machine a guard can have undone everything before this process runs again: then the next one is tried.
+    // On a busy machine a guard may have undone everything before this process runs again: then the next one is tried.
     for _ in 0..20 {
         let dir = tempfile::tempdir().expect("a directory");
         let mut agent = agent(dir.path(), "first");
@@ -344,19 +344,19 @@ fn somebody_who_holds_the_lock_is_no_successor() {
     panic!("the lock was never free between the agent's end and the guard's");
 }
 
-/// How long who follows waits in these tests.
+/// How long a successor waits in these tests.
 const WAITS: Waits = Waits {
     patience: Duration::from_secs(3),
     silence: Duration::from_secs(2),
 };
 
-/// Ends the run of an agent whose guard is stopped or hangs: what it left is in the journal.
+/// Kills an agent whose guard is stopped or hangs: what it left is in the journal.
 fn killed(mut agent: Child) {
     agent.kill().expect("SIGKILL");
     agent.wait().expect("the agent's end");
 }
 
-/// The process of the guard that started last.
+/// The process of the most recently started guard.
 fn guard_of(markers: &Path) -> rustix::process::Pid {
     let mut guard = None;
     eventually("the guard is there", || {
@@ -371,7 +371,7 @@ fn signal(pid: rustix::process::Pid, signal: rustix::process::Signal) {
     rustix::process::kill_process(pid, signal).expect("a signal");
 }
 
-/// Stopped, and not only told to stop.
+/// Stops a process, and waits until it is stopped.
 fn stop(pid: rustix::process::Pid) {
     signal(pid, rustix::process::Signal::STOP);
     let stat = format!("/proc/{}/stat", pid.as_raw_nonzero());
@@ -385,7 +385,7 @@ fn is_gone(pid: rustix::process::Pid) -> bool {
     stat.is_ok_and(|stat| stat.contains(") Z ")) || rustix::process::test_kill_process(pid).is_err()
 }
 
-/// Takes over what a dead agent left; holds the right to act alone for a while.
+/// Takes over what a dead agent left; holds the exclusive right to act for a while.
 fn play_successor(dir: &Path) {
     let waits = Waits {
         patience: Duration::from_secs(40),
@@ -451,7 +451,7 @@ fn a_guard_that_undoes_is_not_ended_however_long_it_takes() {
     let guard = guard_of(dir.path());
     killed(agent);
     eventually("the guard undoes", || dir.path().join("undoing").exists());
-    // Shorter than on a host, and yet far longer than a guard at work is not seen to run on a busy machine.
+    // Shorter than on a host, and yet far longer than a working guard appears idle on a busy machine.
     let waits = Waits {
         patience: Duration::from_secs(3),
         silence: Duration::from_secs(20),
@@ -531,14 +531,14 @@ fn a_journal_that_is_gone_is_said_by_who_follows() {
                 std::fs::remove_file(state.join("private").join(name)).expect("a file");
             }
         }
-        // An agent whose state lies elsewhere does not begin after it.
+        // An agent with another state directory does not begin after it.
         let other = acting::take_over_within(root, &outside.path().join("other"), WAITS);
         let said = other.expect_err("what was changed is not known").to_string();
         assert!(
             said.contains("homenode release --state") && said.contains("/state"),
             "{said}"
         );
-        // Nor does its successor in silence, until everything was undone once.
+        // Its successor reports the loss too, until everything was undone once.
         for _ in 0..2 {
             let (journal, locks) = acting::take_over_within(root, &state, WAITS).expect("the right to act");
             let said = locks.lost_journal().expect("it is said");
@@ -570,7 +570,7 @@ fn a_full_or_read_only_disk_keeps_nothing_from_being_undone() {
             let filled = std::fs::write(small.join("filler"), vec![0u8; 2 << 20]);
             assert!(filled.is_err(), "the disk is full");
         } else {
-            // Files that are open to be written keep a mount from being read-only, but not a second one of the same disk.
+            // Files open for writing keep a mount from being read-only, but not a second mount of the same disk.
             assert!(mount(&["--bind", &small.display().to_string()], &small));
             assert!(mount(&["-o", "remount,bind,ro"], &small));
         }
@@ -593,8 +593,8 @@ fn mount(arguments: &[&str], on: &Path) -> bool {
 
 fn a_guard_that_cannot_start_is_an_error() {
     let error =
-        guard::spawn(Path::new("/does/not/exist"), &[], &Beat::default()).expect_err("no such binary");
+        guard::spawn(Path::new("/does/not/exist"), &[], &Heartbeat::default()).expect_err("no such binary");
     assert!(error.to_string().contains("/does/not/exist"), "{error}");
-    let error = guard::spawn(Path::new("/bin/true"), &[], &Beat::default()).expect_err("not a guard");
+    let error = guard::spawn(Path::new("/bin/true"), &[], &Heartbeat::default()).expect_err("not a guard");
     assert!(matches!(error, guard::GuardError::NotReady { .. }), "{error}");
 }

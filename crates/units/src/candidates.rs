@@ -1,18 +1,18 @@
-//! Names that are near to a misspelt one.
+//! Names similar to a misspelt one.
 
 use std::fmt;
 
-/// Valid names, the nearest to what was written first.
+/// Valid names, the one closest to the input first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidates {
     /// The names.
     pub names: Vec<String>,
-    /// Whether the first is so near that it is probably what was meant.
+    /// Whether the first is so close that it is probably what was meant.
     pub near: bool,
 }
 
 impl Candidates {
-    /// Sorts valid names by how near they are to what was written.
+    /// Sorts valid names by their distance to the input.
     pub fn of<S: Into<String>>(written: &str, valid: impl IntoIterator<Item = S>) -> Candidates {
         let plain = |name: &str| name.to_lowercase().replace('-', "_");
         let mut names: Vec<(usize, String)> = valid
@@ -21,7 +21,7 @@ impl Candidates {
             .map(|name| (strsim::damerau_levenshtein(&plain(written), &plain(&name)), name))
             .collect();
         names.sort();
-        // A third of the letters wrong is a slip; of a short name one or two.
+        // A third of the letters wrong is a slip; in a short name one or two.
         let slip = |name: &str| (name.len() / 3).max(if name.len() < 4 { 1 } else { 2 });
         let near = names.first().is_some_and(|(edits, name)| *edits <= slip(name));
         Candidates {
@@ -32,7 +32,7 @@ impl Candidates {
 }
 
 impl fmt::Display for Candidates {
-    /// The end of a sentence: `; did you mean …?`, or all that is valid, the nearest first.
+    /// The end of a sentence: `; did you mean …?`, or all valid names, the closest first.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.names.as_slice() {
             [] => write!(f, "; none is valid here"),

@@ -1,9 +1,9 @@
-//! Chance as an argument: one seeded generator, divided into named streams.
+//! Randomness as an argument: one seeded generator, divided into named streams.
 //!
-//! Every consumer gets a stream of its own, split off by a label, so that what a policy does (which changes how
-//! often the scheduler draws) cannot change the workloads' draws: runs under several policies with one seed face
-//! the same arrivals, phases and imbalances. `exp`, `log` and `cos` come from a software maths crate, so that the
-//! same seed gives the same bits on any machine.
+//! Every consumer gets its own stream, split off by a label, so that a policy's actions (which change how often the scheduler
+//! draws) cannot change the workloads' draws: runs under several policies with one seed face the same arrivals, phases and
+//! imbalances. `exp`, `log` and `cos` come from a software maths crate, so that the same seed produces the same bits on any
+//! machine.
 
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -13,12 +13,12 @@ use rand_pcg::Pcg64Mcg;
 pub struct Chance(Pcg64Mcg);
 
 impl Chance {
-    /// The stream of a seed.
+    /// Returns the stream of a seed.
     pub fn new(seed: u64) -> Chance {
         Chance(Pcg64Mcg::seed_from_u64(seed))
     }
 
-    /// The stream of a seed for one purpose; `index` tells apart several users of the same purpose.
+    /// Returns the stream of a seed for one purpose; `index` distinguishes several users of that purpose.
     pub fn labelled(seed: u64, label: &str, index: usize) -> Chance {
         // FNV-1a: any fixed mixing of the label will do, the generator's own seeding spreads it.
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
@@ -61,8 +61,8 @@ impl Chance {
         radius * libm::cos(std::f64::consts::TAU * self.unit())
     }
 
-    /// How often something happens that is expected to happen `mean` times, each time independently of the others (Poisson).
-    /// Exact up to a mean of 48 (products of uniform numbers, Knuth); beyond, the normal approximation.
+    /// Returns the number of independent events with expected number `mean` (Poisson). Exact up to a mean of 48 (products of
+    /// uniform numbers, Knuth); beyond, the normal approximation.
     pub fn poisson(&mut self, mean: f64) -> u64 {
         if mean > 48.0 {
             return libm::round(mean + mean.sqrt() * self.normal()).max(0.0) as u64;
@@ -75,16 +75,16 @@ impl Chance {
         count
     }
 
-    /// Puts a list into random order (Fisher and Yates).
+    /// Shuffles a list (Fisher and Yates).
     pub fn shuffle<T>(&mut self, list: &mut [T]) {
         for last in (1..list.len()).rev() {
             list.swap(last, self.below(last as u64 + 1) as usize);
         }
     }
 
-    /// How many of `draws` items, drawn without replacement from `total` of which `marked` are marked, are marked
-    /// (hypergeometric). Exact while the number of draws or of marked items is at most 48; beyond, the normal
-    /// approximation with the exact mean and variance, rounded and clamped to what is possible.
+    /// Returns how many of `draws` items are marked, if drawn without replacement from `total` with `marked` marked ones
+    /// (hypergeometric). Exact while the number of draws or of marked items is at most 48; beyond, the normal approximation
+    /// with the exact mean and variance, rounded and clamped to what is possible.
     pub fn hypergeometric(&mut self, total: u64, marked: u64, draws: u64) -> u64 {
         debug_assert!(marked <= total && draws <= total);
         let (least, most) = ((draws + marked).saturating_sub(total), draws.min(marked));
@@ -115,7 +115,7 @@ impl Chance {
     }
 }
 
-/// Numbers that follow each other and seem drawn (SplitMix64; Steele, Lea, Flood, OOPSLA 2014), for a state that is one number.
+/// A pseudo-random sequence (SplitMix64; Steele, Lea, Flood, OOPSLA 2014), for a state that is one number.
 #[derive(Clone, Debug)]
 pub struct SplitMix(pub u64);
 

@@ -1,11 +1,11 @@
-//! Names from files that become names of files.
+//! Turns names from files into file names.
 
 use std::fmt;
 
-/// Longest name in bytes: Linux takes 255 with the ending, and a program may put more beside it.
+/// Longest name in bytes: Linux allows 255 with the ending, and a program may add a suffix.
 const BYTES_MAX: usize = 200;
 
-/// A name that cannot be a file's.
+/// A name that cannot be a file name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadFileName {
     name: String,
@@ -28,10 +28,10 @@ impl fmt::Display for BadFileName {
 
 impl std::error::Error for BadFileName {}
 
-/// Returns the file of a name: the name and its ending, which lies in the directory that it is joined to and nowhere else.
+/// Returns the file name for a name: the name and its ending, which stays in the directory that it is joined to.
 ///
-/// Different names give different files. A name from a file, a VM or another program goes through this function before it
-/// becomes part of a path.
+/// Different names produce different file names. Any name from a file, a VM or another program must pass this function before
+/// it becomes part of a path.
 ///
 /// # Errors
 /// A name that is empty, has a slash or a control character, is a directory's (`.`, `..`), or is longer than 200 bytes.

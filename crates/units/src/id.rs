@@ -1,4 +1,4 @@
-//! Names of things: NUMA nodes, logical CPUs, VMs and their vCPUs.
+//! Identifiers of NUMA nodes, logical CPUs, VMs and their vCPUs.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[serde(transparent)]
 pub struct NodeId(pub u16);
 
-/// A logical CPU of the host (a hyperthread where there are hyperthreads), by the kernel's number.
+/// A logical CPU of the host (a hyperthread if the host has them), by the kernel's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct CpuId(pub u32);

@@ -1,6 +1,6 @@
-//! Newtypes wherever two numbers could be swapped, sets of ids in the kernel's list format, one value per NUMA node, the nearest
-//! names to a misspelt one, names that may be files', what settings may be, one seeded generator, and the arithmetic every crate
-//! shares. Nothing does I/O.
+//! Shared types: newtypes for numbers that could be swapped, sets of ids in the kernel's list format, one value per NUMA
+//! node, suggestions for misspelt names, safe file names, ranges of settings, one seeded generator, and the arithmetic that
+//! every crate shares. Nothing does I/O.
 
 mod candidates;
 mod chance;

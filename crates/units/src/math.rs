@@ -1,7 +1,7 @@
-//! Arithmetic that several crates need and none may write twice.
+//! Arithmetic that several crates share.
 
-/// Divides `total` over `weights` so that the parts add up to `total` exactly (largest remainders get the rest;
-/// of equal remainders the first). All parts are zero where all weights are.
+/// Divides `total` over `weights` so that the parts add up to `total` exactly (largest remainders get the rest; among equal
+/// remainders the first). All parts are zero if all weights are.
 pub fn divide_proportionally(total: u64, weights: &[u64]) -> Vec<u64> {
     let sum: u128 = weights.iter().map(|w| u128::from(*w)).sum();
     if sum == 0 {
@@ -27,7 +27,7 @@ pub struct Ewma(Option<f64>);
 pub struct Weight(pub f64);
 
 impl Ewma {
-    /// Takes a value in with this weight, which may be another each time, and gives the new average.
+    /// Adds a value with this weight, which may vary, and returns the new average.
     pub fn update(&mut self, value: f64, Weight(weight): Weight) -> f64 {
         debug_assert!(
             weight > 0.0 && weight <= 1.0,
@@ -38,7 +38,7 @@ impl Ewma {
         next
     }
 
-    /// The average, if any value was seen.
+    /// Returns the average, if any value was added.
     pub fn value(&self) -> Option<f64> {
         self.0
     }
@@ -63,7 +63,7 @@ mod tests {
             }
             prop_assert_eq!(parts.iter().sum::<u64>(), total);
             for (part, weight) in parts.iter().zip(&weights) {
-                // part·sum lies within one `sum` of total·weight.
+                // part·sum is within one `sum` of total·weight.
                 let (scaled, exact) = (u128::from(*part) * sum, u128::from(total) * u128::from(*weight));
                 prop_assert!(scaled <= exact + sum && exact < scaled + sum);
             }

@@ -1,41 +1,41 @@
-//! How a VM's pages come to lie where they are [Policies, sections 3 and 4.2.1].
+//! Policies for placing and moving a VM's pages [Policies, sections 3 and 4.2.1].
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Where a hypervisor puts a page of a VM.
+/// A hypervisor's placement of a VM's pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Placing {
-    /// On the node of the CPU that touches it first, and again after the guest has released it; in turn over the home nodes
-    /// where that node is full [Policies, section 3.1].
+    /// On the node of the CPU that touches it first, and again after the guest has released it; round-robin over the home
+    /// nodes if that node is full [Policies, section 3.1].
     #[default]
     FirstTouch,
-    /// Page by page in turn over the home nodes (section 3.2).
+    /// Page by page, round-robin over the home nodes (section 3.2).
     Round4k,
-    /// GiB by GiB in turn over the home nodes, when the VM is created (section 3.3): Xen's own.
+    /// GiB by GiB, round-robin over the home nodes, when the VM is created (section 3.3): Xen's own.
     Round1g,
 }
 
-/// Who moves pages to where they are used, on top of how they were placed.
+/// The mechanism that moves pages to their users after placement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Migration {
-    /// Nobody.
+    /// None.
     #[default]
     None,
     /// Carrefour: by which node uses a page, and by how busy controllers and links are (section 3.4).
     Carrefour,
-    /// The host kernel's automatic NUMA balancing, for comparison: whoever touched a page twice in a row has it.
+    /// The host kernel's automatic NUMA balancing, for comparison: a page moves to a node that touched it twice in a row.
     AutoNuma,
 }
 
-/// A NUMA policy for the memory of a VM: written `first-touch`, `round-4k+carrefour`, or `carrefour` alone for the latter.
+/// A NUMA policy for the memory of a VM: written `first-touch`, `round-4k+carrefour`, or only `carrefour` for the latter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemoryPolicy {
-    /// Where pages go at first.
+    /// Initial placement of pages.
     pub placing: Placing,
-    /// Who moves them later.
+    /// Later moves of pages.
     pub migration: Migration,
 }
 
@@ -59,10 +59,10 @@ impl fmt::Display for MemoryPolicyError {
 impl std::error::Error for MemoryPolicyError {}
 
 impl Placing {
-    /// All of them.
+    /// All placings.
     pub const ALL: [Placing; 3] = [Placing::FirstTouch, Placing::Round4k, Placing::Round1g];
 
-    /// As it is written.
+    /// Returns its written name.
     pub fn name(self) -> &'static str {
         match self {
             Placing::FirstTouch => "first-touch",
@@ -71,7 +71,7 @@ impl Placing {
         }
     }
 
-    /// This placing with nobody moving pages.
+    /// Returns this placing without later moves.
     pub const fn alone(self) -> MemoryPolicy {
         MemoryPolicy {
             placing: self,
@@ -79,7 +79,7 @@ impl Placing {
         }
     }
 
-    /// This placing with Carrefour on top.
+    /// Returns this placing with Carrefour.
     pub const fn with_carrefour(self) -> MemoryPolicy {
         MemoryPolicy {
             placing: self,
@@ -87,7 +87,7 @@ impl Placing {
         }
     }
 
-    /// This placing with the host kernel's AutoNUMA on top.
+    /// Returns this placing with the host kernel's AutoNUMA.
     pub const fn with_autonuma(self) -> MemoryPolicy {
         MemoryPolicy {
             placing: self,

@@ -20,7 +20,7 @@ impl<T> Default for NodeMap<T> {
 }
 
 impl<T> NodeMap<T> {
-    /// The map without entries.
+    /// Returns the empty map.
     pub fn new() -> Self {
         Self::default()
     }
@@ -33,42 +33,42 @@ impl<T> NodeMap<T> {
         }
     }
 
-    /// The value of a node, if the map has one.
+    /// Returns the value of a node, if the map has one.
     pub fn get(&self, node: NodeId) -> Option<&T> {
         self.position(node).ok().map(|at| &self.entries[at].1)
     }
 
-    /// The value of a node, to change it.
+    /// Returns a mutable reference to the value of a node.
     pub fn get_mut(&mut self, node: NodeId) -> Option<&mut T> {
         self.position(node).ok().map(|at| &mut self.entries[at].1)
     }
 
-    /// Nodes and values in ascending node order.
+    /// Returns nodes and values in ascending node order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (NodeId, &T)> + ExactSizeIterator {
         self.entries.iter().map(|(node, value)| (*node, value))
     }
 
-    /// Nodes and values in ascending node order, to change the values.
+    /// Returns nodes and mutable values in ascending node order.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (NodeId, &mut T)> {
         self.entries.iter_mut().map(|(node, value)| (*node, value))
     }
 
-    /// The nodes that have a value.
+    /// Returns the nodes that have a value.
     pub fn keys(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.entries.iter().map(|(node, _)| *node)
     }
 
-    /// The values in ascending node order.
+    /// Returns the values in ascending node order.
     pub fn values(&self) -> impl Iterator<Item = &T> {
         self.entries.iter().map(|(_, value)| value)
     }
 
-    /// The nodes that have a value, as a set.
+    /// Returns the nodes that have a value, as a set.
     pub fn node_set(&self) -> NodeSet {
         self.keys().collect()
     }
 
-    /// How many nodes have a value.
+    /// Returns how many nodes have a value.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
@@ -78,12 +78,12 @@ impl<T> NodeMap<T> {
         self.entries.is_empty()
     }
 
-    /// Position of a node in ascending order, or where it would be inserted.
+    /// Returns the position of a node in ascending order, or where it would be inserted.
     pub fn position(&self, node: NodeId) -> Result<usize, usize> {
         self.entries.binary_search_by_key(&node, |(n, _)| *n)
     }
 
-    /// The same nodes with other values.
+    /// Returns a map of the same nodes with other values.
     pub fn map<U>(&self, mut f: impl FnMut(NodeId, &T) -> U) -> NodeMap<U> {
         NodeMap {
             entries: self
@@ -96,7 +96,7 @@ impl<T> NodeMap<T> {
 }
 
 impl<T> FromIterator<(NodeId, T)> for NodeMap<T> {
-    /// Of several values for one node the last stays.
+    /// Among several values for one node the last counts.
     fn from_iter<I: IntoIterator<Item = (NodeId, T)>>(iter: I) -> Self {
         let mut map = NodeMap::new();
         for (node, value) in iter {

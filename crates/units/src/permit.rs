@@ -1,4 +1,4 @@
-//! A permit: what a VM booked of a shared resource, per scheduling slice.
+//! A permit: a VM's booked amount of a shared resource, per scheduling slice.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,14 +9,14 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::quantity::{BytesPerSec, Ns, parse};
 
 const MISSES: [(&str, u64); 3] = [("k", 1_000), ("M", 1_000_000), ("G", 1_000_000_000)];
-/// Fewer misses per slice than this are 2 MB/s: nothing can run within it, and whoever wrote `250` meant `250k`.
+/// Fewer misses per slice than this are 2 MB/s: nothing can run within it, and `250` is a slip for `250k`.
 const MISSES_MIN: u64 = 1_000;
 /// More misses per slice than this are 2 TB/s of memory traffic, which no host sustains.
 const MISSES_MAX: u64 = 1_000_000_000;
 const BANDWIDTH_MIN: BytesPerSec = BytesPerSec(1_000_000);
 const BANDWIDTH_MAX: BytesPerSec = BytesPerSec(2_000_000_000_000);
 
-/// What a permit is a permit for.
+/// The resource of a permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Resource {
@@ -26,7 +26,7 @@ pub enum Resource {
     Bandwidth,
 }
 
-/// What a VM booked: LLC misses per slice of 30 ms of wall-clock time, written `250k`, `1M` or `250000`, from `1k` to `1G`; or
+/// A VM's booking: LLC misses per slice of 30 ms of wall-clock time, written `250k`, `1M` or `250000`, from `1k` to `1G`; or
 /// memory bandwidth, written `500MB/s`, from `1MB/s` to `2TB/s`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permit {
@@ -35,31 +35,31 @@ pub struct Permit {
     amount: u64,
 }
 
-/// Why something is not a permit, and what to write instead.
+/// Why a value is not a permit, with a correction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PermitError {
     /// Not a number with a known unit.
     Malformed {
-        /// What was read.
+        /// The input.
         text: String,
-        /// What would be one.
+        /// A valid example.
         remedy: String,
     },
     /// Below zero.
     Negative {
-        /// What was read.
+        /// The input.
         text: String,
     },
     /// Nothing could run within it.
     TooSmall {
-        /// What was read.
+        /// The input.
         text: String,
         /// The least that can be booked.
         least: Permit,
     },
-    /// No host can do so much.
+    /// No host can do this much.
     TooLarge {
-        /// What was read.
+        /// The input.
         text: String,
         /// The most that can be booked.
         most: Permit,
@@ -100,10 +100,10 @@ fn per_slice(permit: Permit) -> &'static str {
 impl std::error::Error for PermitError {}
 
 impl Permit {
-    /// The slice of wall-clock time that pollution is booked for: Xen's [Kyoto, section 3.1.2.5].
+    /// The slice of wall-clock time to which pollution permits refer: Xen's [Kyoto, section 3.1.2.5].
     pub const SLICE: Ns = Ns::from_millis(30);
 
-    /// A permit for LLC pollution, in misses per slice.
+    /// Returns a permit for LLC pollution, in misses per slice.
     pub fn pollution(misses_per_slice: u64) -> Result<Permit, PermitError> {
         let of = |amount| Permit {
             resource: Resource::Pollution,
@@ -112,7 +112,7 @@ impl Permit {
         of(misses_per_slice).checked(of(MISSES_MIN), of(MISSES_MAX))
     }
 
-    /// A permit for memory bandwidth.
+    /// Returns a permit for memory bandwidth.
     pub fn bandwidth(rate: BytesPerSec) -> Result<Permit, PermitError> {
         let of = |rate: BytesPerSec| Permit {
             resource: Resource::Bandwidth,
@@ -132,12 +132,12 @@ impl Permit {
         }
     }
 
-    /// What it is a permit for.
+    /// Returns the resource.
     pub fn resource(self) -> Resource {
         self.resource
     }
 
-    /// Units that it allows per slice: LLC misses, or bytes.
+    /// Returns the units that it allows per slice: LLC misses, or bytes.
     pub fn units_per_slice(self) -> u64 {
         match self.resource {
             Resource::Pollution => self.amount,
@@ -159,7 +159,7 @@ impl FromStr for Permit {
                 text: text.to_owned(),
             });
         }
-        // A limit is named with what was written, not with what it was read as.
+        // Errors quote the input, not the parsed value.
         let named = |error| match error {
             PermitError::TooSmall { least, .. } => PermitError::TooSmall {
                 text: text.to_owned(),
@@ -190,7 +190,7 @@ fn misses(text: &str) -> Option<u64> {
         .or_else(|| parse(text, &MISSES, "a permit").ok())
 }
 
-/// What somebody who wrote this probably meant.
+/// Returns what the input probably meant.
 fn remedy(text: &str) -> String {
     if let Some(per_second) = text.strip_suffix("/s").and_then(misses) {
         let slices_per_second = 1_000_000_000.0 / Permit::SLICE.as_f64();
@@ -218,7 +218,7 @@ fn remedy(text: &str) -> String {
     }
 }
 
-/// Misses with the largest unit that divides them, or in tenths of it where that is exact.
+/// Returns misses with the largest unit that divides them, or in tenths of it if that is exact.
 fn written(misses: u64) -> String {
     let fits = |(unit, factor): &(&str, u64)| {
         let tenth = factor / 10;
@@ -238,7 +238,7 @@ impl fmt::Display for Permit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.resource {
             Resource::Pollution => f.pad(&written(self.amount)),
-            // Exact, so that what is written reads back.
+            // Exact, so that the output reads back.
             Resource::Bandwidth => {
                 let units = [
                     ("GB/s", 1_000_000_000),

@@ -33,15 +33,15 @@ macro_rules! quantity {
         pub struct $name(pub u64);
 
         impl $name {
-            /// Nothing of it.
+            /// An amount of zero.
             pub const ZERO: $name = $name(0);
 
-            /// Difference, zero where `other` is larger.
+            /// Returns the difference, or zero if `other` is larger.
             pub fn saturating_sub(self, other: Self) -> Self {
                 Self(self.0.saturating_sub(other.0))
             }
 
-            /// The amount as a floating-point number, for ratios.
+            /// Returns the amount as a floating-point number, for ratios.
             pub fn as_f64(self) -> f64 {
                 self.0 as f64
             }
@@ -115,7 +115,7 @@ const DECIMAL: [(&str, u64); 5] = [
     ("kB", 1_000),
     ("B", 1),
 ];
-/// As QEMU and virsh take them.
+/// As QEMU and virsh accept them.
 const SHORT: [(&str, u64); 4] = [("T", 1 << 40), ("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)];
 const TIME: [(&str, u64); 8] = [
     ("ns", 1),
@@ -170,7 +170,7 @@ pub(crate) fn parse(
     u64::try_from(total).map_err(|_| error())
 }
 
-/// Reads a size; the case of its unit tells nothing, as virsh and QEMU have it.
+/// Reads a size; the case of its unit does not matter, as in virsh and QEMU.
 fn parse_size<'a>(
     text: &str,
     units: impl Iterator<Item = &'a (&'a str, u64)>,
@@ -189,7 +189,7 @@ fn parse_size<'a>(
     })
 }
 
-/// Writes with the largest unit that divides the amount, or that leaves at most two decimals of rounding.
+/// Writes the amount with the largest unit that divides it, or that leaves at most two decimals of rounding.
 fn write_scaled(f: &mut fmt::Formatter<'_>, value: u64, units: &[(&str, u64)], suffix: &str) -> fmt::Result {
     let Some((unit, factor)) = units.iter().find(|(_, factor)| value >= *factor) else {
         return write!(f, "{value}B{suffix}");
@@ -197,7 +197,7 @@ fn write_scaled(f: &mut fmt::Formatter<'_>, value: u64, units: &[(&str, u64)], s
     if value.is_multiple_of(*factor) {
         return write!(f, "{}{unit}{suffix}", value / factor);
     }
-    // Whole numbers, since floating-point ones round the largest amounts up to what nothing holds.
+    // Whole numbers, since floating-point ones would round the largest amounts up beyond the type's range.
     let factor = u128::from(*factor);
     let rounded = (u128::from(value) * 100 + factor / 2) / factor;
     let most = u128::from(u64::MAX) * 100 / factor;
@@ -206,41 +206,41 @@ fn write_scaled(f: &mut fmt::Formatter<'_>, value: u64, units: &[(&str, u64)], s
 }
 
 impl Bytes {
-    /// Whole mebibytes as bytes.
+    /// Converts whole mebibytes to bytes.
     pub const fn from_mib(mib: u64) -> Bytes {
         Bytes(mib << 20)
     }
 
-    /// Whole gibibytes as bytes.
+    /// Converts whole gibibytes to bytes.
     pub const fn from_gib(gib: u64) -> Bytes {
         Bytes(gib << 30)
     }
 
-    /// Base pages that hold this many bytes, rounded up.
+    /// Returns the base pages that hold this many bytes, rounded up.
     pub fn to_pages(self) -> Pages {
         Pages(self.0.div_ceil(PAGE_BYTES))
     }
 }
 
 impl Pages {
-    /// The bytes in these pages.
+    /// Returns the bytes in these pages.
     pub fn to_bytes(self) -> Bytes {
         Bytes(self.0 * PAGE_BYTES)
     }
 }
 
 impl Ns {
-    /// Whole seconds as nanoseconds.
+    /// Converts whole seconds to nanoseconds.
     pub const fn from_secs(secs: u64) -> Ns {
         Ns(secs * 1_000_000_000)
     }
 
-    /// Whole milliseconds as nanoseconds.
+    /// Converts whole milliseconds to nanoseconds.
     pub const fn from_millis(ms: u64) -> Ns {
         Ns(ms * 1_000_000)
     }
 
-    /// The span in seconds.
+    /// Returns the span in seconds.
     pub fn as_secs_f64(self) -> f64 {
         self.0 as f64 / 1e9
     }
@@ -317,7 +317,7 @@ pub mod text {
 
     /// A quantity that files and flags write with its unit.
     pub trait Text: FromStr<Err = super::ParseQuantityError> + Display + PartialEq {
-        /// In its smallest unit.
+        /// Returns it in its smallest unit.
         fn exact(&self) -> String;
     }
     impl Text for Bytes {
@@ -336,7 +336,7 @@ pub mod text {
         }
     }
 
-    /// Writes the human form, in the smallest unit where a larger one would round: what is written reads back.
+    /// Writes the human form, in the smallest unit if a larger one would round, so that the output reads back.
     pub fn serialize<T: Text, S: Serializer>(value: &T, s: S) -> Result<S::Ok, S::Error> {
         let shown = value.to_string();
         let is_exact = shown.parse().is_ok_and(|read: T| read == *value);
@@ -348,7 +348,7 @@ pub mod text {
         String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
     }
 
-    /// The same for a value that may be absent.
+    /// The human form of an optional value.
     pub mod option {
         use super::{Deserialize, Deserializer, Serializer, Text};
 
@@ -443,7 +443,7 @@ mod tests {
         );
     }
 
-    /// What is written of an amount reads back as that, or differs by less than the last digit that is shown.
+    /// Checks that the written amount reads back, or differs by less than the last digit shown.
     fn reads_back<T: FromStr + fmt::Display>(
         value: u64,
         wrap: fn(u64) -> T,

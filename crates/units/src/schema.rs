@@ -1,4 +1,4 @@
-//! How quantities, ids and sets look in JSON: their schemas.
+//! JSON schemas of quantities, ids and sets.
 
 use std::borrow::Cow;
 
@@ -34,7 +34,7 @@ text!(
 );
 text!(
     MemoryPolicy,
-    "How a VM's pages are placed, and who moves them later.",
+    "How a VM's pages are placed, and whether they are moved later.",
     r"^(first-touch|round-4k|round-1g)(\+(carrefour|autonuma))?$"
 );
 

@@ -9,15 +9,15 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{CpuId, NodeId};
 
-/// Ids beyond this are refused: the kernel's own ceilings are 8192 CPUs and 1024 nodes, and a hostile list such
-/// as `0-4294967295` must not fill memory.
+/// Ids beyond this are refused: the kernel's own limits are 8192 CPUs and 1024 nodes, and a hostile list such as
+/// `0-4294967295` must not fill memory.
 const ID_LIMIT: u32 = 65_536;
 
 /// An id that has a small non-negative number.
 pub trait Id: Copy + Ord {
-    /// The number.
+    /// Returns the number.
     fn number(self) -> u32;
-    /// The id with that number.
+    /// Returns the id with that number.
     fn from_number(number: u32) -> Self;
 }
 
@@ -61,12 +61,12 @@ impl<T> Default for IdSet<T> {
 }
 
 impl<T: Id> IdSet<T> {
-    /// The empty set.
+    /// Returns the empty set.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The set with one member.
+    /// Returns the set with one member.
     pub fn one(id: T) -> Self {
         let mut set = Self::new();
         set.insert(id);
@@ -82,7 +82,7 @@ impl<T: Id> IdSet<T> {
         self.words[n / 64] |= 1 << (n % 64);
     }
 
-    /// Takes a member out; nothing happens if it was not in.
+    /// Removes a member, if it is in the set.
     pub fn remove(&mut self, id: T) {
         let n = id.number() as usize;
         if let Some(word) = self.words.get_mut(n / 64) {
@@ -91,17 +91,17 @@ impl<T: Id> IdSet<T> {
         }
     }
 
-    /// Adds a member, or takes it out.
+    /// Adds or removes a member.
     pub fn set(&mut self, id: T, is_in: bool) {
         if is_in { self.insert(id) } else { self.remove(id) }
     }
 
-    /// Takes over another set's members, into the memory that there is.
+    /// Copies another set into the existing allocation.
     pub fn copy_from(&mut self, other: &Self) {
         self.words.clone_from(&other.words);
     }
 
-    /// Keeps those that the other has too.
+    /// Keeps only the members that are also in `other`.
     pub fn keep(&mut self, other: &Self) {
         self.words.truncate(other.words.len());
         let pairs = self.words.iter_mut().zip(&other.words);
@@ -109,7 +109,7 @@ impl<T: Id> IdSet<T> {
         self.trim();
     }
 
-    /// Takes out those that the other has.
+    /// Removes the members that are in `other`.
     pub fn remove_all(&mut self, other: &Self) {
         let pairs = self.words.iter_mut().zip(&other.words);
         pairs.for_each(|(own, other)| *own &= !other);
@@ -130,7 +130,7 @@ impl<T: Id> IdSet<T> {
             .is_some_and(|word| word & (1 << (n % 64)) != 0)
     }
 
-    /// How many members.
+    /// Returns the number of members.
     pub fn len(&self) -> usize {
         self.words.iter().map(|word| word.count_ones() as usize).sum()
     }
@@ -140,7 +140,7 @@ impl<T: Id> IdSet<T> {
         self.words.is_empty()
     }
 
-    /// Members in ascending order.
+    /// Returns the members in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = T> + '_ {
         self.words.iter().enumerate().flat_map(|(w, &word)| {
             std::iter::successors((word != 0).then_some(word), |rest| {
@@ -151,7 +151,7 @@ impl<T: Id> IdSet<T> {
         })
     }
 
-    /// How many both have.
+    /// Returns the number of common members.
     pub fn count_common(&self, other: &Self) -> usize {
         let pairs = self.words.iter().zip(&other.words);
         pairs
@@ -159,7 +159,7 @@ impl<T: Id> IdSet<T> {
             .sum()
     }
 
-    /// The next member after an id in a circle, the id itself being the last; `None` of the empty set.
+    /// Returns the next member after an id in a circle, the id itself being the last; `None` for the empty set.
     pub fn next_after(&self, id: T) -> Option<T> {
         let (at, bit) = (id.number() as usize / 64, id.number() % 64);
         let above = !(u64::MAX >> (63 - bit));
@@ -173,7 +173,7 @@ impl<T: Id> IdSet<T> {
             .or_else(|| word(at, !above))
     }
 
-    /// The smallest member.
+    /// Returns the smallest member.
     pub fn first(&self) -> Option<T> {
         self.iter().next()
     }
@@ -186,19 +186,19 @@ impl<T: Id> IdSet<T> {
             .all(|(w, word)| word & !other.words.get(w).copied().unwrap_or(0) == 0)
     }
 
-    /// Members of both.
+    /// Returns the members of both.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
         self.combine(other, |a, b| a & b)
     }
 
-    /// Members of either.
+    /// Returns the members of either.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
         self.combine(other, |a, b| a | b)
     }
 
-    /// Members of this set that are not in `other`.
+    /// Returns the members of this set that are not in `other`.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Self {
         self.combine(other, |a, b| a & !b)
@@ -307,7 +307,7 @@ impl<T: Id> FromStr for IdSet<T> {
 }
 
 impl<T: Id> Serialize for IdSet<T> {
-    /// An array of numbers: programs should not have to parse a list.
+    /// Writes an array of numbers: programs should not have to parse a list.
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         s.collect_seq(self.iter().map(Id::number))
     }

@@ -1,40 +1,40 @@
-//! What settings may be. Each `Config` that an operator writes has a table of them, made by [`settings!`](crate::settings): a
-//! setting without a row does not compile, so none can be added and left unchecked.
+//! Valid values of settings. Each `Config` that an operator writes has a table of them, made by
+//! [`settings!`](crate::settings): a setting without a row does not compile, so every setting is checked.
 
 use std::fmt::{self, Display};
 use std::ops::RangeInclusive;
 
-/// A setting that no run may have.
+/// An invalid setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadSetting {
-    /// Which, with the tables that it lies in: `overcommit.headroom`.
+    /// Its key, with the enclosing tables: `overcommit.headroom`.
     pub key: String,
-    /// What it is.
+    /// Its value.
     pub value: String,
-    /// What is wrong with that.
+    /// The problem.
     pub wrong: Wrong,
 }
 
-/// What is wrong with a setting.
+/// The problem with a setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wrong {
     /// It is out of its range.
     Range {
-        /// The least and the most that it may be.
+        /// The smallest and the largest valid value.
         from_to: [String; 2],
-        /// What it is where it is left out.
+        /// The default.
         default: String,
     },
-    /// It is more than another, which bounds it.
+    /// It is more than another setting that bounds it.
     MoreThan {
-        /// The other, with the tables that it lies in.
+        /// The other setting, with the enclosing tables.
         key: String,
-        /// What the other is.
+        /// The value of the other setting.
         value: String,
     },
     /// It names CPUs that the machine does not have.
     NoSuchCpus {
-        /// Those.
+        /// The missing CPUs.
         missing: String,
         /// The machine, and the CPUs that it has.
         there: [Box<str>; 2],
@@ -72,10 +72,10 @@ impl Display for BadSetting {
 impl std::error::Error for BadSetting {}
 
 impl BadSetting {
-    /// Holds a setting to another that it may be equal to at most; each with its key.
+    /// Checks that a setting is at most equal to another; each with its key.
     ///
     /// # Errors
-    /// One that is more.
+    /// A setting that is more.
     pub fn unless_ordered<T: PartialOrd + Display>(
         (key, value): (&str, T),
         (bound_key, bound): (&str, T),
@@ -93,7 +93,7 @@ impl BadSetting {
         })
     }
 
-    /// The same of a setting in a section.
+    /// Returns the error for a setting in a section.
     #[must_use]
     pub fn of(mut self, section: &str) -> BadSetting {
         let inside = |key: &str| format!("{section}.{key}");
@@ -104,32 +104,32 @@ impl BadSetting {
         self
     }
 
-    /// The key that a message is about, where it is one of a bad setting: readers of files learn of it as a text only.
+    /// Returns the key of a message about a bad setting: readers of files get such errors only as text.
     pub fn key_of(message: &str) -> Option<&str> {
         let rest = message.strip_prefix("setting `")?;
         rest.split_once("` is ").map(|(key, _)| key)
     }
 }
 
-/// What an operator may set, and may get wrong.
+/// Settings that an operator writes and that need checks.
 pub trait Settings {
-    /// Looks at all of it.
+    /// Checks all settings.
     ///
     /// # Errors
     /// The first setting that is out of its range, or contradicts another.
     fn check(&self) -> Result<(), BadSetting>;
 }
 
-/// What a setting may be.
+/// The valid values of a setting.
 pub trait Allowed<T> {
-    /// Looks at a setting; `default` is what it would be if the file left it out.
+    /// Checks a setting; `default` is its value if the file omits it.
     ///
     /// # Errors
     /// A setting that is out of its range.
     fn check(&self, key: &str, value: &T, default: &T) -> Result<(), BadSetting>;
 }
 
-/// Whatever its type allows is allowed: words, sets, yes or no.
+/// Any value of the type is valid: words, sets, yes or no.
 #[derive(Clone, Copy, Debug)]
 pub struct Any;
 
@@ -139,7 +139,7 @@ impl<T> Allowed<T> for Any {
     }
 }
 
-/// It has settings of its own.
+/// A section with its own settings.
 #[derive(Clone, Copy, Debug)]
 pub struct Section;
 
@@ -149,7 +149,7 @@ impl<T: Settings> Allowed<T> for Section {
     }
 }
 
-/// From the one to the other, both allowed. NaN is in no range.
+/// A range with both ends valid. NaN is in no range.
 impl<T: PartialOrd + Display> Allowed<T> for RangeInclusive<T> {
     fn check(&self, key: &str, value: &T, default: &T) -> Result<(), BadSetting> {
         if self.contains(value) {
@@ -168,15 +168,15 @@ impl<T: PartialOrd + Display> Allowed<T> for RangeInclusive<T> {
     }
 }
 
-/// Makes [`Settings`](crate::Settings) of a `Config` that has a default from a table: `key: what it may be`, a row for each
-/// setting. After the rows may stand a function that looks at relations between them.
+/// Implements [`Settings`](crate::Settings) for a `Config` with a default from a table of `key: valid values`, a row for each
+/// setting. After the rows may follow a function that checks relations between settings.
 #[macro_export]
 macro_rules! settings {
     ($config:ty { $($key:ident: $allowed:expr),* $(,)? } $($relations:path)?) => {
         impl $crate::Settings for $config {
             fn check(&self) -> Result<(), $crate::BadSetting> {
                 let default = <$config>::default();
-                // All of them by name, so that one without a row is an error here.
+                // All fields by name, so that one without a row is an error here.
                 let Self { $($key),* } = self;
                 $($crate::Allowed::check(&$allowed, stringify!($key), $key, &default.$key)?;)*
                 $($relations(self)?;)?

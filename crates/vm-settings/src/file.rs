@@ -1,4 +1,4 @@
-//! What the operator says of a VM that has no metadata of libvirt's: a file of its own, with the same names and values.
+//! The operator's settings of a VM without libvirt metadata: its own file, with the same names and values.
 //!
 //! ```toml
 //! # /etc/homenode/vms/6f2a4f2e-92f4-4c7b-8a0e-3f1d8f1f7a10.toml
@@ -7,9 +7,9 @@
 //! permit = "250k"
 //! ```
 //!
-//! The file bears the VM's UUID. `NAME.toml` is read too, as long as one VM alone has that name and the two files do not
-//! contradict each other; the first change renames it. A change is made on what the file says at that moment: programs of
-//! Homenode take turns by a lock, and an editor that saves in between is seen, since the old file is exchanged and compared.
+//! The file is named after the VM's UUID. `NAME.toml` is read too, as long as only one VM has that name and the two files do
+//! not contradict each other; the first change renames it. A change is made on the file's current text: programs of Homenode
+//! take turns by a lock, and an editor that saves in between is noticed, since the old file is exchanged and compared.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
@@ -24,40 +24,40 @@ use toml_edit::{DocumentMut, Item, Value};
 
 use crate::{Change, OperatorSettings};
 
-/// Where the files lie.
+/// Directory of the files.
 const DIR: &str = "etc/homenode/vms";
 const BYTES_MAX: u64 = 64 << 10;
-/// Who holds a lock on it changes settings. Other users cannot open it: they could hold it for ever.
+/// Lock file for changing settings. Other users cannot open it: they could hold the lock forever.
 const LOCK: &str = ".lock";
-/// How long another program may take over its change: the agent's loop waits for it.
+/// How long to wait for another program's change: the agent's loop waits that long.
 const LOCK_MAX: Duration = Duration::from_secs(2);
 const LOCK_AGAIN: Duration = Duration::from_millis(5);
-/// How often a change is begun again when an editor saves in the middle of it.
+/// How often to restart a change if an editor saves in the middle of it.
 const TRIES: u32 = 10;
 
-/// Whose settings are meant.
+/// The VM whose settings are meant.
 #[derive(Clone, Copy, Debug)]
 pub struct Whose<'a> {
     /// The VM.
     pub vm: VmId,
     /// Its name.
     pub name: &'a str,
-    /// Other VMs that run here under the same name.
+    /// Other VMs on this host with the same name.
     pub namesakes: &'a [VmId],
-    /// Whether it has the same UUID at its next start. Xen gives a domain another each time where its configuration names none:
-    /// such a VM's file keeps its name.
+    /// Whether it keeps its UUID at its next start. Xen gives a domain a new one each time unless its configuration names
+    /// one: such a VM's file keeps its name.
     pub keeps_uuid: bool,
 }
 
 impl Whose<'_> {
-    /// The file that its name leads to; `None` where the name cannot be a file's, or is written as a UUID: that file is the VM's
-    /// that has the UUID.
+    /// The file for its name; `None` if the name cannot be a file's, or is written as a UUID: that file belongs to the VM
+    /// with the UUID.
     fn named(&self, dir: &Path) -> Option<PathBuf> {
         let file = homenode_units::file_name(self.name, ".toml").ok()?;
         VmId::parse(self.name).is_none().then(|| dir.join(file))
     }
 
-    /// That nobody can know whom a file of that name means.
+    /// The error that a file of that name could mean several VMs.
     fn ambiguous(&self, path: &Path) -> String {
         let mut all: Vec<String> = self.namesakes.iter().map(VmId::to_string).collect();
         all.push(self.vm.to_string());
@@ -72,7 +72,7 @@ impl Whose<'_> {
     }
 }
 
-/// A file as it is now.
+/// A file with its current text.
 struct Read {
     path: PathBuf,
     text: String,
@@ -90,7 +90,7 @@ impl Read {
     }
 }
 
-/// The settings in a text.
+/// Parses the settings in a text.
 fn parse(text: &str) -> Result<OperatorSettings, String> {
     let document: DocumentMut = text.parse().map_err(|e: toml_edit::TomlError| {
         let before = e
@@ -101,7 +101,7 @@ fn parse(text: &str) -> Result<OperatorSettings, String> {
     })?;
     let written = document.iter().map(|(key, item)| match item {
         Item::Value(Value::String(text)) => Ok((key.to_owned(), text.value().clone())),
-        // A node is as well a number.
+        // A node may also be written as a number.
         Item::Value(Value::Integer(number)) => Ok((key.to_owned(), number.value().to_string())),
         Item::Value(Value::Boolean(is_on)) if key == "manage" => {
             let text = if *is_on.value() { "yes" } else { "no" };
@@ -112,15 +112,15 @@ fn parse(text: &str) -> Result<OperatorSettings, String> {
     OperatorSettings::of(written.collect::<Result<_, _>>()?)
 }
 
-/// What is stored of a VM now.
+/// The current settings of a VM, as stored.
 struct Stored {
-    /// The file that is to be written.
+    /// The file to write.
     own: PathBuf,
-    /// The file that says it, if there is one.
+    /// The file with the settings, if there is one.
     file: Option<Read>,
-    /// Files of other names that say nothing else.
+    /// Files of other names with the same settings.
     others: Vec<Read>,
-    /// Whether a file of another name is to be renamed to that.
+    /// Whether a file of another name must be renamed to `own`.
     is_renamed: bool,
 }
 
@@ -167,7 +167,7 @@ impl Stored {
             }
             others.push(other);
         }
-        // The first settings of a VM whose UUID changes go where its next start finds them.
+        // If the VM's UUID changes, its first settings go where its next start finds them.
         let named = whose.named(dir).filter(|_| whose.namesakes.is_empty());
         let own = match (whose.keeps_uuid, &file, named) {
             (false, None, Some(named)) => named,
@@ -188,12 +188,12 @@ impl Stored {
             .unwrap_or_default()
     }
 
-    /// Writes new settings in the place of these: whole, or not at all. False where the files changed meanwhile: then they are as
-    /// another program left them.
+    /// Replaces these settings by new ones: whole, or not at all. False if the files changed meanwhile: then another
+    /// program's version stays.
     fn replace(&self, name: &str, after: &OperatorSettings) -> io::Result<bool> {
         let Some(before) = &self.file else {
             let text = format!(
-                "# What Homenode is told of VM {}; docs/USE.md says what there is.\n{}",
+                "# Settings of VM {} for Homenode; docs/USE.md lists the keys.\n{}",
                 name.escape_debug(),
                 edited("", &[], after.written())
             );
@@ -207,14 +207,14 @@ impl Stored {
         if before.path != self.own && self.is_renamed {
             match renameat_with(CWD, &before.path, CWD, &self.own, RenameFlags::NOREPLACE) {
                 Err(rustix::io::Errno::NOENT | rustix::io::Errno::EXIST) => return Ok(false),
-                // A file system that cannot: who writes holds the lock.
+                // The file system cannot exchange files; the lock must do.
                 Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
                     fs::rename(&before.path, &self.own)?;
                 }
                 renamed => renamed?,
             }
         }
-        // Through a link of the operator's, not in its place.
+        // Follows an operator's link, and does not replace it.
         let path = fs::canonicalize(if self.is_renamed { &self.own } else { &before.path })?;
         let text = edited(&before.text, before.said.written(), after.written());
         let file = new_file(&path, &text, Some(&fs::metadata(&path)?))?;
@@ -228,14 +228,14 @@ impl Stored {
     }
 }
 
-/// A file that is to come to this place, with the rights and the owner of the one before.
+/// Creates a file to be moved to this path, with the mode and the owner of the previous one.
 fn new_file(path: &Path, text: &str, before: Option<&fs::Metadata>) -> io::Result<tempfile::NamedTempFile> {
     let dir = path.parent().unwrap_or(Path::new("/"));
     let mut file = tempfile::NamedTempFile::new_in(dir)?;
     file.write_all(text.as_bytes())?;
     let mode = before.map_or(0o644, |before| before.mode() & 0o7777);
     if let Some(before) = before {
-        // Refused to who is not root; then it is the writer's own.
+        // Refused unless run by root; then the file belongs to the writer.
         let _ = std::os::unix::fs::fchown(file.as_file(), Some(before.uid()), Some(before.gid()));
     }
     file.as_file().set_permissions(fs::Permissions::from_mode(mode))?;
@@ -243,7 +243,7 @@ fn new_file(path: &Path, text: &str, before: Option<&fs::Metadata>) -> io::Resul
     Ok(file)
 }
 
-/// Puts a file in the place of one that should have this text. Where it has another by then, that one stays.
+/// Replaces a file that should have this text. If its text has changed, it stays.
 fn exchange(file: tempfile::NamedTempFile, path: &Path, before: &str) -> io::Result<bool> {
     match renameat_with(CWD, file.path(), CWD, path, RenameFlags::EXCHANGE) {
         Ok(()) if fs::read(file.path())? == before.as_bytes() => Ok(true),
@@ -257,9 +257,9 @@ fn exchange(file: tempfile::NamedTempFile, path: &Path, before: &str) -> io::Res
     }
 }
 
-/// A text with other settings, and everything else as it is in it.
+/// The text with other settings, and everything else unchanged.
 fn edited(text: &str, before: &[(String, String)], after: &[(String, String)]) -> String {
-    // It was read before.
+    // It was parsed before.
     let mut document: DocumentMut = text.parse().unwrap_or_default();
     for (key, _) in before
         .iter()
@@ -280,7 +280,7 @@ fn edited(text: &str, before: &[(String, String)], after: &[(String, String)]) -
     document.to_string()
 }
 
-/// Takes out a line; comments above it stay.
+/// Removes a line; comments above it stay.
 fn remove(document: &mut DocumentMut, key: &str) {
     let comments = document
         .key(key)
@@ -308,7 +308,7 @@ fn remove(document: &mut DocumentMut, key: &str) {
     }
 }
 
-/// The lock of who changes settings; it ends with the value.
+/// Takes the lock for changing settings; it ends with the value.
 fn lock(dir: &Path) -> io::Result<File> {
     let path = dir.join(LOCK);
     let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::CLOEXEC)
@@ -339,7 +339,7 @@ fn lock(dir: &Path) -> io::Result<File> {
     }
 }
 
-/// What the file of this VM says; nothing where there is none.
+/// Reads the settings in this VM's file; default settings if there is none.
 ///
 /// # Errors
 /// A sentence that names the file, and the line or value that is wrong.
@@ -347,7 +347,7 @@ pub fn read(root: &Path, whose: Whose<'_>) -> Result<OperatorSettings, String> {
     Stored::find(&root.join(DIR), whose).map(|stored| stored.said())
 }
 
-/// Makes a change on what the file says now; false, and nothing is written, where that is not what the change is meant for.
+/// Changes the settings currently in the file. Writes nothing and returns false if the change does not apply to them.
 ///
 /// # Errors
 /// A sentence that names the file. Nothing is changed then.
@@ -368,7 +368,7 @@ pub fn change(root: &Path, whose: Whose<'_>, change: &Change<'_>) -> Result<bool
                 .replace(whose.name, &after)
                 .map_err(|error| cannot(&stored.own, error))?
         {
-            // What was confirmed is there after a crash.
+            // A confirmed change must survive a crash.
             return File::open(&dir)
                 .and_then(|dir| dir.sync_all())
                 .map(|()| true)

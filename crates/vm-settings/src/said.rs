@@ -1,49 +1,50 @@
-//! What an operator says of one VM, as names and values: attributes of libvirt's metadata element, or lines of the VM's own file.
+//! An operator's settings for one VM, as names and values: attributes of libvirt's metadata element, or lines of the VM's
+//! own file.
 
 use homenode_host::{Management, Mode, Setting, VmSettings};
 use homenode_units::{Bytes, BytesPerSec, CpuSet, MemoryPolicy, NodeSet, Permit};
 
-/// Longest word by which VMs know each other.
+/// Longest word for `apart` and `together`.
 const WORD_MAX: usize = 64;
 
-/// What becomes of huge pages that a VM has of its nodes' pools (hugetlbfs).
+/// What may happen to a VM's huge pages from its nodes' pools (hugetlbfs).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PoolPages {
-    /// They stay: a scheduler counts on what is free of each pool.
+    /// They stay: a scheduler counts on the free pages of each pool.
     #[default]
     Stay,
-    /// They may move to where another node's pool has room.
+    /// They may move to another node whose pool has room.
     Move,
 }
 
-/// What the operator said of a VM.
+/// An operator's settings for a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OperatorSettings {
     /// Whether the agent may act on it.
     pub management: Management,
-    /// How far decisions about it go at most.
+    /// How far decisions about it may go at most.
     pub mode: Option<Mode>,
     /// Home nodes that the operator chose.
     pub home: Option<NodeSet>,
-    /// VMs that name the same word here share no home node.
+    /// VMs with the same word here share no home node.
     pub apart: Option<String>,
-    /// VMs that name the same word here have one home.
+    /// VMs with the same word here have one home.
     pub together: Option<String>,
     /// Memory bandwidth that it is declared to need.
     pub bandwidth: Option<BytesPerSec>,
-    /// What it booked.
+    /// Its booked permit.
     pub permit: Option<Permit>,
     /// How its memory is placed and moved.
     pub memory_policy: Option<MemoryPolicy>,
-    /// How little memory it may be left with.
+    /// Least memory that it may be left with.
     pub memory_floor: Option<Bytes>,
-    /// What becomes of its huge pages.
+    /// What may happen to its huge pages.
     pub pool_pages: PoolPages,
-    /// The same as it is written.
+    /// The settings as they are written.
     written: Vec<(String, String)>,
 }
 
-/// A word by which VMs know each other.
+/// Checks a word for `apart` or `together`.
 fn word(name: &str, value: &str) -> Result<String, String> {
     let is_word = !value.is_empty()
         && value.len() <= WORD_MAX
@@ -59,7 +60,7 @@ fn word(name: &str, value: &str) -> Result<String, String> {
 }
 
 impl OperatorSettings {
-    /// Those of a VM that is watched and never touched.
+    /// Settings of a VM that is watched and never touched.
     pub fn ignored() -> OperatorSettings {
         OperatorSettings {
             management: Management::Ignored,
@@ -67,10 +68,10 @@ impl OperatorSettings {
         }
     }
 
-    /// Reads names with their values. One that is wrong makes all of it wrong: nobody can know what the operator wanted.
+    /// Parses names with their values. A single invalid one makes all of it invalid: the operator's intent is unknown.
     ///
     /// # Errors
-    /// A sentence that names what is wrong.
+    /// A sentence that names the invalid part.
     pub fn of(written: Vec<(String, String)>) -> Result<OperatorSettings, String> {
         let mut settings = OperatorSettings::default();
         for (name, value) in &written {
@@ -126,7 +127,7 @@ impl OperatorSettings {
         Ok(settings)
     }
 
-    /// The same as policies see it, given which CPUs he allows and which vCPUs he pinned by hand.
+    /// The settings as policies see them, given the CPUs that the operator allows and the vCPUs pinned by hand.
     pub fn of_vm(self, cpus_allowed: Option<CpuSet>, pinned_vcpus: Vec<u16>) -> VmSettings {
         VmSettings {
             management: self.management,
@@ -149,7 +150,7 @@ impl OperatorSettings {
         &self.written
     }
 
-    /// What it is with something set anew, or taken back, and everything else as it is written.
+    /// These settings with one of them set or removed, and everything else as it is written.
     pub fn with(&self, setting: Setting) -> OperatorSettings {
         let (key, value) = match setting {
             Setting::Permit(permit) => ("permit", permit.map(|permit| permit.to_string())),
@@ -170,11 +171,11 @@ impl OperatorSettings {
     }
 }
 
-/// What an operator wants to be set of a VM, on what is stored of it when that is done.
+/// An operator's change to the settings that are stored when it is made.
 pub struct Change<'a> {
-    /// What is to be set.
+    /// The settings to change.
     pub settings: &'a [Setting],
-    /// Whether what is stored is still what the change is meant for.
+    /// Whether the change still applies to what is stored.
     pub holds: &'a dyn Fn(&VmSettings) -> bool,
 }
 
@@ -187,7 +188,7 @@ impl std::fmt::Debug for Change<'_> {
 }
 
 impl Change<'_> {
-    /// Whether the change is meant for these settings.
+    /// Whether the change applies to these settings.
     pub fn holds(&self, stored: &OperatorSettings) -> bool {
         (self.holds)(&stored.clone().of_vm(None, Vec::new()))
     }

@@ -1,27 +1,27 @@
-//! Who brought a cause about: of all that use the same thing those whose demand grew, or who changed the VM itself.
+//! Finds the culprit of a cause: the other user of the same resource whose demand grew, or whatever changed the VM itself.
 
 use homenode_units::Ns;
 
 use crate::facts::{Change, Facts, Of, OfOther, Step};
 use crate::{Code, Culprit, DECIDED_BEFORE, Figure, Happening};
 
-/// Growth below this share of what is used tells nothing.
+/// Growth below this share of total use is insignificant.
 const GROWN_MIN: f64 = 0.02;
-/// A change this long before a VM is slow, or this much into it, may have made it slow: steps are that coarse.
+/// A change may have caused a slowdown that began up to this many steps after it: steps are coarse.
 const CHANGE_NEAR: u64 = 3;
 
-/// A cause to be blamed on somebody.
+/// A cause whose culprit is sought.
 pub(crate) struct Look<'a> {
     pub facts: &'a Facts,
     pub base: &'a Step,
     pub slow: &'a Step,
-    /// Since when the VM was slow.
+    /// When the VM became slow.
     pub since: Ns,
     pub happenings: &'a [Happening],
 }
 
 impl Look<'_> {
-    /// The cause by its exact name, and who brought it about.
+    /// Returns the cause, by its exact name, and its culprit.
     pub fn blame(&self, code: Code) -> (Code, Culprit) {
         let culprit = match code {
             Code::Waiting => self.changed(Change::Pins).filter(|_| self.is_narrower()),
@@ -61,12 +61,12 @@ impl Look<'_> {
         at.0.saturating_add(CHANGE_NEAR.saturating_mul(step.0)) >= self.since.0 && at.0 <= self.slow.at.0
     }
 
-    /// How long a step is.
+    /// Returns the length of a step.
     fn step(&self) -> Ns {
         self.facts.steps.last().map_or(Ns(0), |step| step.lasted)
     }
 
-    /// Who changed this about the VM when it became slow; `None` where nobody did.
+    /// Returns what changed this about the VM when it became slow; `None` if nothing changed it.
     fn changed(&self, change: Change) -> Option<Culprit> {
         let when = self
             .facts
@@ -91,7 +91,7 @@ impl Look<'_> {
         }))
     }
 
-    /// Of those that use the same thing, the one whose demand grew most.
+    /// Returns the user of the same resource whose demand grew most.
     fn most_grown(&self, code: Code) -> Culprit {
         let others = 0..self.facts.others.len();
         let most = others
@@ -119,7 +119,7 @@ impl Look<'_> {
         match code {
             Code::Waiting => grew(OfOther::Ran),
             Code::SmtSibling => grew(OfOther::Beside),
-            // What it asks for grew; by how much it misses more is worth nothing: victims do, too.
+            // Counts its growth in references, not in misses: victims miss more, too.
             Code::LlcPollution => grew(OfOther::References) * self.slow.miss_ratio_of(other),
             _ => self
                 .weights(code)
@@ -163,7 +163,7 @@ impl Look<'_> {
         }
     }
 
-    /// How much of the thing is used, in the unit of growth.
+    /// Returns how much of the resource is used, in the unit of growth.
     fn used(&self, code: Code) -> f64 {
         match code {
             Code::Waiting | Code::SmtSibling => self.slow.get(Of::Wanted),
@@ -172,11 +172,11 @@ impl Look<'_> {
         }
     }
 
-    /// What a byte to each node, then over each link, means to the VM.
+    /// Returns what a byte to each node, then over each link, costs the VM.
     fn weights(&self, code: Code) -> Vec<f64> {
         let (nodes, links) = (self.slow.node_use(), self.slow.link_use());
         let none = |of: &[f64]| vec![0.0; of.len()];
-        // Only what is busy makes its users wait.
+        // Only a busy resource makes its users wait.
         let hotter = |now: &[f64], before: &[f64]| -> Vec<f64> {
             let grew = |(now, before): (&f64, &f64)| (now - before).max(0.0);
             now.iter().zip(before).map(grew).collect()
@@ -198,7 +198,7 @@ impl Look<'_> {
     }
 }
 
-/// What tells of a cause.
+/// Returns the figures that show a cause.
 pub(crate) fn figures(code: Code, base: &Step, slow: &Step) -> Vec<Figure> {
     let of = |what: &'static str, figure: &dyn Fn(&Step) -> f64| Figure {
         what,

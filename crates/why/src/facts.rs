@@ -1,4 +1,4 @@
-//! Samples as rows of figures, one row a step, so that a mean over a stretch is a mean of each.
+//! Samples as rows of figures, one row per step, so that the mean of several steps is the mean of each figure.
 
 use std::collections::BTreeMap;
 
@@ -6,25 +6,25 @@ use homenode_host::{Rates, Sample, VmRates, VmSample};
 use homenode_machine::Machine;
 use homenode_units::{BytesPerSec, CpuSet, NodeMap, Ns, Pages, VmId};
 
-/// Share of what firmware says of a distance that measured latencies confirm, as in `policy::predict`.
+/// Share of a distance reported by firmware that measured latencies confirm, as in `policy::predict`.
 const DISTANCE_REAL: f64 = 0.6;
 /// Weight of the queue in the latency of a controller or a link: `1 + q u / (1 - u)`, as in `policy::predict`.
 const QUEUE: f64 = 0.12;
-/// Nothing is taken to be busier than this.
+/// Upper limit of the assumed utilization.
 const BUSY_MAX: f64 = 0.97;
-/// A VM that wants less of a CPU than this in a step tells nothing there.
+/// A step in which a VM wants less of a CPU than this is ignored.
 const WANTED_MIN: f64 = 0.02;
 
-/// A figure of the VM in a step, per second unless said otherwise.
+/// A figure of the VM in a step, per second unless stated otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Of {
-    /// CPUs that its vCPUs wanted: ran, waited for or were kept from.
+    /// CPUs that its vCPUs wanted: ran on, waited for or were denied by a quota.
     Wanted,
     /// CPUs that they ran on.
     Ran,
     /// CPUs that they waited for.
     Waited,
-    /// CPUs that a quota kept from them.
+    /// CPUs that a quota denied them.
     Throttled,
     /// Instructions.
     Instructions,
@@ -34,19 +34,19 @@ pub(crate) enum Of {
     References,
     /// LLC misses.
     Misses,
-    /// Latency of a mean access on an idle host, local = 1.
+    /// Latency of a mean access on an idle host; local = 1.
     Latency,
-    /// What busy controllers add to it.
+    /// Additional latency from busy controllers.
     ControllerWait,
-    /// What busy links add to it.
+    /// Additional latency from busy links.
     LinkWait,
-    /// Share of its accesses that are local; of its pages where accesses are not counted.
+    /// Share of its accesses that are local; share of its pages if accesses are not counted.
     Local,
-    /// Busy share of the hyperthreads beside its vCPUs.
+    /// Utilization of its vCPUs' sibling hyperthreads.
     Siblings,
-    /// Faults of the guest that needed a disk.
+    /// Guest faults that needed a disk.
     Faults,
-    /// Pages that came to or left a node.
+    /// Pages that came to a node or left it.
     Moved,
     /// CPUs that it may run on.
     Allowed,
@@ -54,13 +54,13 @@ pub(crate) enum Of {
     Memory,
     /// CPUs used by processes outside VMs where it may run.
     HostRan,
-    /// The same beside its vCPUs.
+    /// The same on its vCPUs' sibling hyperthreads.
     HostBeside,
 }
 
 const SCALARS: usize = Of::HostBeside as usize + 1;
 
-/// Where rows of one kind begin.
+/// Layout of a row, given the numbers of nodes and links.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
     pub nodes: usize,
@@ -70,13 +70,13 @@ pub(crate) struct Layout {
 /// A figure of another VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OfOther {
-    /// CPUs that it used where the VM may run.
+    /// CPUs that it used where this VM may run.
     Ran,
-    /// CPUs that it used beside the VM's vCPUs.
+    /// CPUs that it used on siblings of this VM's vCPUs.
     Beside,
-    /// LLC references in caches that the VM uses.
+    /// LLC references in caches that this VM uses.
     References,
-    /// LLC misses there.
+    /// LLC misses in them.
     Misses,
 }
 
@@ -106,12 +106,12 @@ impl Layout {
     }
 }
 
-/// What was so in a stretch, on average.
+/// Averages over a span of time.
 #[derive(Clone, Debug)]
 pub(crate) struct Step {
     /// Its end.
     pub at: Ns,
-    /// How long it was.
+    /// Its length.
     pub lasted: Ns,
     /// Whether its instructions were counted.
     is_counted: bool,
@@ -124,7 +124,7 @@ impl Step {
         self.row[of as usize]
     }
 
-    /// CPU time wanted per instruction, in any unit; where instructions are not counted per time that it ran.
+    /// Returns the CPU time wanted per instruction, in any unit; if instructions are not counted, per time that the VM ran.
     pub fn cost(&self) -> f64 {
         let instructions = self.get(Of::Instructions);
         let done = if instructions > 0.0 {
@@ -135,27 +135,27 @@ impl Step {
         self.get(Of::Wanted) / done
     }
 
-    /// Share of the controllers' bandwidth in use, by node.
+    /// Returns each node's utilization of its controllers' bandwidth.
     pub fn node_use(&self) -> &[f64] {
         &self.row[self.layout.node_use()..][..self.layout.nodes]
     }
 
-    /// Share of its accesses that go to each node.
+    /// Returns the share of the VM's accesses that go to each node.
     pub fn accesses(&self) -> &[f64] {
         &self.row[self.layout.accesses()..][..self.layout.nodes]
     }
 
-    /// Traffic of each node that no VM accounts for, bytes per second.
+    /// Returns each node's traffic that no VM accounts for, in bytes per second.
     pub fn outside(&self) -> &[f64] {
         &self.row[self.layout.outside()..][..self.layout.nodes]
     }
 
-    /// Share of each link in use.
+    /// Returns each link's utilization.
     pub fn link_use(&self) -> &[f64] {
         &self.row[self.layout.link_use()..][..self.layout.links]
     }
 
-    /// Its traffic to each node, then over each link, bytes per second.
+    /// Returns the VM's traffic to each node, then over each link, in bytes per second.
     pub fn own_traffic(&self) -> &[f64] {
         &self.row[self.layout.own_traffic()..][..self.layout.nodes + self.layout.links]
     }
@@ -164,17 +164,17 @@ impl Step {
         self.row[self.layout.other(other) + of as usize]
     }
 
-    /// Share of another VM's LLC references that miss.
+    /// Returns the share of another VM's LLC references that miss.
     pub fn miss_ratio_of(&self, other: usize) -> f64 {
         self.of_other(other, OfOther::Misses) / self.of_other(other, OfOther::References).max(1.0)
     }
 
-    /// Another VM's traffic to each node, then over each link, bytes per second.
+    /// Returns another VM's traffic to each node, then over each link, in bytes per second.
     pub fn traffic_of(&self, other: usize) -> &[f64] {
         &self.row[self.layout.other(other) + OTHER_SCALARS..][..self.layout.nodes + self.layout.links]
     }
 
-    /// The mean of a stretch, each step by its length.
+    /// Returns the mean of several steps, weighted by their lengths.
     pub fn mean(steps: &[Step]) -> Step {
         Step::mean_of(&steps.iter().collect::<Vec<_>>())
     }
@@ -199,43 +199,43 @@ impl Step {
     }
 }
 
-/// Everything that is known of the VM's time.
+/// Everything that is known about the VM over time.
 #[derive(Debug)]
 pub(crate) struct Facts {
     pub vm: VmId,
-    /// Its name; `None` where it was never seen.
+    /// Its name; `None` if it was never seen.
     pub name: Option<String>,
-    /// All others, in the order of a step's.
+    /// All other VMs, in the order of their figures in a step.
     pub others: Vec<(VmId, String)>,
     pub steps: Vec<Step>,
-    /// When the CPUs that it may run on changed, its quota, its memory's place or its size, and which of these.
+    /// When its allowed CPUs, its quota, its memory's place or its size changed, and which of these.
     pub changes: Vec<(Ns, Change)>,
-    /// Whether it booked a permit.
+    /// Whether it has booked a permit.
     pub has_permit: bool,
     has_counters: bool,
     has_traffic: bool,
 }
 
-/// What of a VM can be changed from outside.
+/// A property of a VM that can be changed from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     /// CPUs that its vCPUs may run on.
     Pins,
     /// Its quota.
     Quota,
-    /// Where many of its pages lie.
+    /// The location of many of its pages.
     Pages,
     /// Its balloon.
     Memory,
 }
 
-/// What does not change between steps.
+/// The properties of the host, which do not change between steps.
 struct Host<'a> {
     machine: &'a Machine,
     layout: Layout,
     /// Latency of an access from one node to another, local = 1.
     ratio: Vec<f64>,
-    /// Links from the second node to the first.
+    /// Links on the way from the second node to the first.
     routes: Vec<Vec<usize>>,
     bandwidth: Vec<f64>,
 }
@@ -270,7 +270,7 @@ impl Host<'_> {
 struct Place {
     accesses: Vec<f64>,
     local: f64,
-    /// Share of accesses from each node to each other, row by row.
+    /// Share of accesses from each node to each other node, in row order.
     remote: Vec<f64>,
 }
 
@@ -294,7 +294,7 @@ impl Place {
         if all > 0.0 {
             remote.iter_mut().for_each(|share| *share *= (1.0 - local) / all);
         } else if nodes > 1 {
-            // Where vCPUs last ran they met local memory only: the counted rest was met from anywhere.
+            // All accesses from where vCPUs last ran are local: attribute the counted remote ones to all nodes evenly.
             let elsewhere = remote.iter_mut().enumerate();
             for (at, share) in elsewhere.filter(|(at, _)| at / nodes != at % nodes) {
                 *share = accesses[at % nodes] * (1.0 - local) / (nodes - 1) as f64;
@@ -307,7 +307,7 @@ impl Place {
         }
     }
 
-    /// Traffic to each node, then over each link, where the VM moves `bytes` per second.
+    /// Returns the traffic to each node, then over each link, if the VM transfers `bytes` per second.
     fn traffic(&self, host: &Host<'_>, bytes: f64) -> Vec<f64> {
         let mut traffic: Vec<f64> = self.accesses.iter().map(|share| share * bytes).collect();
         traffic.resize(host.layout.nodes + host.layout.links, 0.0);
@@ -320,7 +320,7 @@ impl Place {
     }
 }
 
-/// Memory traffic per second.
+/// Returns memory traffic per second.
 fn bytes(rates: &VmRates) -> f64 {
     rates.bandwidth().map_or(0.0, BytesPerSec::as_f64)
 }
@@ -331,7 +331,7 @@ fn queue(busy: f64) -> f64 {
 }
 
 impl Facts {
-    /// The VM's steps from `begin` on, each at least `apart` long.
+    /// Builds the VM's steps from `begin` on, each at least `apart` long.
     pub fn of(machine: &Machine, samples: &[Sample], vm: VmId, (begin, apart): (Ns, Ns)) -> Facts {
         let host = Host::of(machine);
         let mut others: BTreeMap<VmId, String> = BTreeMap::new();
@@ -373,14 +373,14 @@ impl Facts {
                 facts.steps.extend(step);
             }
         }
-        // A step in which a vCPU came counts nothing, and is no measure beside those that do.
+        // A step in which a vCPU was added has no counts, and cannot be compared with those that have.
         if facts.has_counters {
             facts.steps.retain(|step| step.is_counted);
         }
         facts
     }
 
-    /// What limits what can be said.
+    /// Returns what limits the answer.
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         if !self.has_counters {
@@ -536,7 +536,7 @@ impl Facts {
     }
 }
 
-/// CPUs' worth of time that a VM ran on these, as far as its vCPUs' places tell.
+/// Returns how many CPUs' worth of time a VM ran on these CPUs, judging by its vCPUs' last CPUs.
 fn ran_on(vm: &VmSample, rates: &VmRates, cpus: &CpuSet) -> f64 {
     let on = |own: &&homenode_host::VcpuRates| {
         let vcpu = vm.vcpu(own.index);
@@ -548,7 +548,7 @@ fn ran_on(vm: &VmSample, rates: &VmRates, cpus: &CpuSet) -> f64 {
     rates.vcpus.iter().filter(on).map(|own| own.running).sum()
 }
 
-/// CPUs that share a core with one that a vCPU of the VM last ran on.
+/// Returns the sibling hyperthreads of the CPUs that the VM's vCPUs last ran on.
 fn siblings(machine: &Machine, vm: &VmSample) -> CpuSet {
     let own: Vec<_> = vm
         .vcpus
@@ -562,7 +562,7 @@ fn siblings(machine: &Machine, vm: &VmSample) -> CpuSet {
     machine.cpus.iter().filter(beside).map(|cpu| cpu.id).collect()
 }
 
-/// Share of a VM's time in each LLC.
+/// Returns the share of a VM's time in each LLC.
 fn llc_shares(machine: &Machine, vm: &VmSample, rates: &VmRates) -> Vec<f64> {
     let mut shares = vec![0.0; machine.llcs.len()];
     for own in &rates.vcpus {
@@ -588,7 +588,7 @@ fn faults(was: &VmSample, is: &VmSample) -> f64 {
         .unwrap_or(0.0)
 }
 
-/// Pages that came to a node while others left one.
+/// Returns how many pages came to one node while others left another.
 fn moved(was: &VmSample, is: &VmSample) -> f64 {
     let (Some(was), Some(is)) = (&was.pages, &is.pages) else {
         return 0.0;

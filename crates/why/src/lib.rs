@@ -1,31 +1,33 @@
-//! Why a VM was slow: what changed against the stretch before, by how much, and who changed it.
+//! Explains why a VM was slow: what changed compared with the time before, by how much, and what changed it.
 //!
 //! # Problem
-//! A VM that slows down says nothing of the cause, and most of what happens on a host at the time has nothing to do with it:
-//! neighbours are loud all day, and those that suffer from the same cause change with it.
+//! A VM that slows down does not report the cause, and most of what happens on its host at the time is unrelated: neighbours
+//! are loud all day, and other victims of the same cause change along with it.
 //!
 //! # Terms
-//! - *Cost* of an instruction: time that vCPUs wanted a CPU (ran, waited or were throttled) per instruction retired. It grows
-//!   with whatever slows a VM down, and not with how much its guest asks for.
-//! - *Window*: the stretch that is asked about. *Baseline*: the stretch before it, four times as long.
+//! - *Cost* of an instruction: time that vCPUs wanted a CPU (ran, waited or were throttled) per instruction retired. It
+//!   grows with whatever slows a VM down, and not with how much its guest has to do.
+//! - *Window*: the time in question. *Baseline*: the time before it, four times as long.
 //! - *Step*: a piece of either, about thirty in a window.
 //!
 //! # Method
-//! 1. The part of the window that differs: the steps whose cost is more than half as far above the baseline's as the dearest
-//!    ones. Where no mean of a few steps is above every such mean of the baseline nothing is wrong, and nothing is blamed.
-//! 2. What of the cost is waiting and throttling is counted by the host. The rest is time per instruction, which `model`
-//!    divides: `core x siblings + stall x misses x latency`, with `core` and `stall` fitted over all steps.
-//! 3. Each part that grew is a [`Cause`], with the share of speed that it took. What the parts do not explain is the guest's own.
-//! 4. Who: of all others, those whose *demand* on the same CPUs, cache, controller or link grew. A fellow victim misses more but
-//!    asks for no more; a loud neighbour that was as loud before has not grown.
+//! 1. The slow part of the window: the steps whose cost is more than half as far above the baseline's as the most expensive
+//!    ones. If no mean of a few steps exceeds every such mean of the baseline, nothing is wrong, and nothing is blamed.
+//! 2. Of the cost, waiting and throttling are counted by the host. The rest is time per instruction, which `model` divides:
+//!    `core x siblings + stall x misses x latency`, with `core` and `stall` fitted over all steps.
+//! 3. Each part that grew is a [`Cause`], with the share of speed that it took. The unexplained rest is attributed to the
+//!    guest.
+//! 4. The culprit: among all others, the one whose *demand* on the same CPUs, cache, controller or link grew. A fellow
+//!    victim misses more but does not access more; a loud neighbour that was as loud before has not grown.
 //!
 //! # Properties
 //! - `a_planted_cause_and_its_culprit_come_first`
 //! - `a_busy_but_steady_run_blames_nobody`
 //!
 //! # What may be missing
-//! Without counters a cost is time wanted per time run: waiting and throttling only. Without traffic of nodes or links these
-//! are never blamed. All is made from samples: nothing is asked of the host, and nothing of the agent but its decisions.
+//! Without counters, a cost is time wanted per time run: only waiting and throttling can be found. Without traffic of nodes
+//! or links, these are never blamed. Everything is derived from samples and the agent's recorded decisions; the host is not
+//! queried.
 //!
 //! # Sources
 //! The baseline is that of Netdata's metric correlations; the model's terms are (Eyerman) TOCS 2009; the latency of a loaded
@@ -43,24 +45,24 @@ use serde::Serialize;
 
 use facts::{Facts, Step};
 
-/// Steps of a window.
+/// Steps per window.
 const WINDOW_STEPS: u64 = 30;
 /// Length of the baseline, in windows.
 pub const BASELINE: u64 = 4;
-/// Steps that are taken together where noise is to be told from change.
+/// Steps that are averaged to tell change from noise.
 const SMOOTH: usize = 5;
-/// A loss below this is none.
+/// A smaller loss is ignored.
 const LOSS_MIN: f64 = 0.03;
-/// By how much the dearest stretch must be above every one of the baseline.
+/// By what share the most expensive part must exceed every part of the baseline.
 const ABOVE: f64 = 0.02;
-/// A cause that took less is not told.
+/// A cause that took less is not reported.
 const CAUSE_MIN: f64 = 0.01;
-/// A decision made a change that came at most this long after it.
+/// A decision may have caused a change if it was made at most this long before it.
 const DECIDED_BEFORE: Ns = Ns::from_secs(5);
-/// A decision belongs to a cause if it was made at most this long after the cause ended.
+/// A decision is a response to a cause if it was made at most this long after the cause ended.
 const DECIDED_AFTER: Ns = Ns::from_secs(60);
 
-/// What slows VMs down.
+/// Causes of slowness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Code {
@@ -68,21 +70,21 @@ pub enum Code {
     Waiting,
     /// A CPU quota kept its vCPUs from running.
     Quota,
-    /// The agent held it to the pollution that it booked.
+    /// The agent enforced its permit.
     Permit,
-    /// More of its memory was on other nodes than its vCPUs.
+    /// More of its accesses went to memory on other nodes.
     RemoteMemory,
-    /// Others filled the last-level cache that it uses.
+    /// Other VMs took more of the last-level cache that it uses.
     LlcPollution,
     /// A memory controller that it uses was busier.
     Controller,
     /// A link between nodes that it uses was busier.
     Link,
-    /// The hyperthreads beside its vCPUs were busier.
+    /// The sibling hyperthreads of its vCPUs were busier.
     SmtSibling,
     /// Its pages were being moved.
     PageMoves,
-    /// Its balloon left it less memory than it used, so that it swapped.
+    /// Its balloon left it less memory than it used, so it swapped.
     Balloon,
     /// Its cores ran at a lower clock.
     Clock,
@@ -91,7 +93,7 @@ pub enum Code {
 }
 
 impl Code {
-    /// What it is, for people.
+    /// Returns a description for people.
     pub fn text(self) -> &'static str {
         match self {
             Code::Waiting => "its vCPUs waited for CPUs",
@@ -110,29 +112,29 @@ impl Code {
     }
 }
 
-/// Who brought it about.
+/// The culprit of a cause.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(tag = "who", rename_all = "kebab-case")]
 pub enum Culprit {
     /// Another VM.
     Vm {
-        /// Which.
+        /// Its id.
         id: VmId,
         /// Its name.
         name: String,
     },
     /// The VM itself.
     Itself,
-    /// Processes of the host that belong to no VM.
+    /// Processes of the host outside VMs.
     Host,
     /// The agent, by a decision.
     Agent {
-        /// Number of the decision.
+        /// Id of the decision.
         decision: i64,
     },
-    /// Somebody else who changed pins, quota, memory or balloon.
+    /// Someone other than the agent, who changed pins, quota, memory or balloon.
     Somebody,
-    /// What was counted does not tell.
+    /// The data does not show it.
     Unknown,
 }
 
@@ -143,16 +145,16 @@ impl std::fmt::Display for Culprit {
             Culprit::Itself => write!(f, "the VM itself"),
             Culprit::Host => write!(f, "processes of the host outside VMs"),
             Culprit::Agent { decision } => write!(f, "the agent (decision {decision})"),
-            Culprit::Somebody => write!(f, "somebody else's change"),
+            Culprit::Somebody => write!(f, "another program's change"),
             Culprit::Unknown => write!(f, "not known"),
         }
     }
 }
 
-/// A figure that tells of a cause.
+/// A figure that shows a cause.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Figure {
-    /// What, with its unit (`local accesses, percent`).
+    /// The quantity, with its unit (`local accesses, percent`).
     pub what: &'static str,
     /// In the baseline.
     pub before: f64,
@@ -160,77 +162,77 @@ pub struct Figure {
     pub during: f64,
 }
 
-/// Something that slowed the VM down.
+/// A cause of slowness.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Cause {
-    /// What.
+    /// Its kind.
     pub code: Code,
-    /// Share of its speed that this took, in [0, 1].
+    /// Share of the VM's speed that it took, in [0, 1].
     pub lost: f64,
-    /// Who brought it about.
+    /// What brought it about.
     pub culprit: Culprit,
-    /// What tells it.
+    /// The figures that show it.
     pub figures: Vec<Figure>,
-    /// What the agent decided then, or why it decided nothing.
+    /// What the agent decided in response, or why it decided nothing.
     pub followed: Followed,
 }
 
-/// What the agent did about a cause.
+/// The agent's response to a cause.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Followed {
-    /// Number of the decision or finding; `None` where there is none.
+    /// Id of the decision or finding; `None` if there is none.
     pub id: Option<i64>,
-    /// In a sentence.
+    /// A sentence for people.
     pub text: String,
 }
 
-/// Why a VM was slow.
+/// The explanation of why a VM was slow.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Explanation {
-    /// Which VM.
+    /// The VM.
     pub vm: VmId,
     /// Its name.
     pub name: String,
-    /// When it was slow, by the host's clock; the window, where it was not.
+    /// Start of the slow part, by the host's clock; that of the window if nothing was slow.
     pub from_ns: Ns,
-    /// Until when.
+    /// Its end.
     pub to_ns: Ns,
-    /// Since when it is compared.
+    /// Start of the baseline.
     pub baseline_from_ns: Ns,
-    /// Share of its speed that it lost while it was slow, in [0, 1]; 0 where nothing differs.
+    /// Share of its speed that the VM lost in the slow part, in [0, 1]; 0 if nothing differs.
     pub lost: f64,
-    /// What slowed it down, the most first; empty where nothing differs from before.
+    /// The causes, largest loss first; empty if nothing differs from before.
     pub causes: Vec<Cause>,
-    /// What limits the answer: counters that are missing, a baseline that is short.
+    /// What limits the answer, such as missing counters or a short baseline.
     pub notes: Vec<String>,
 }
 
-/// Something that the agent decided, found or saw, as the history has it.
+/// A decision, finding or other event from the history.
 #[derive(Clone, Debug)]
 pub struct Happening {
-    /// Its number.
+    /// Its id.
     pub id: i64,
-    /// When, by the host's clock.
+    /// Its time, by the host's clock.
     pub at: Ns,
     /// Whether it is a decision that was carried out.
     pub is_decision: bool,
-    /// About which VM.
+    /// The VM it is about.
     pub vm: Option<VmId>,
-    /// Which policy.
+    /// The policy.
     pub policy: String,
-    /// Which act (`limit`, `pin-vcpus` and so on).
+    /// The act (`limit`, `pin-vcpus` and so on).
     pub action: String,
-    /// In a sentence.
+    /// A sentence for people.
     pub text: String,
 }
 
-/// Why nothing can be said.
+/// Why there is no explanation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WhyError {
-    /// The VM did not run then.
+    /// The VM did not run at that time.
     #[error("VM {vm} did not run at that time: `homenode record show` says when it came and went")]
     NotThere {
-        /// Which.
+        /// The VM.
         vm: VmId,
     },
     /// Too little was recorded.
@@ -245,22 +247,22 @@ pub enum WhyError {
         found: usize,
         /// Steps of the window.
         during: usize,
-        /// So many are needed of each.
+        /// Steps required of each.
         least: usize,
     },
 }
 
-/// Since when samples are wanted to explain this window, and how far apart they may be: what lies between tells no more.
+/// Returns from when on samples are needed to explain this window, and the smallest useful distance between them.
 pub fn wanted(from: Ns, to: Ns) -> (Ns, Ns) {
     let window = to.saturating_sub(from);
     let begin = from.saturating_sub(Ns(window.0.saturating_mul(BASELINE)));
     (begin, Ns(window.0 / WINDOW_STEPS))
 }
 
-/// Why a VM was slow between two times. `samples`: ascending in time, of one run, from [`wanted`] on.
+/// Explains why a VM was slow between two times. `samples`: ascending in time, of one run, from [`wanted`] on.
 ///
 /// # Errors
-/// When the VM was not there, or too little is known.
+/// If the VM did not run, or there is too little data.
 pub fn explain(
     machine: &Machine,
     samples: &[Sample],
@@ -297,7 +299,7 @@ pub fn explain(
     if before.len() < during.len() * BASELINE as usize / 2 {
         explanation
             .notes
-            .push("little was recorded before: what was so for long may look like a change".to_owned());
+            .push("little was recorded before: a state of long standing may look like a change".to_owned());
     }
     let slow = slow_steps(before, during);
     let (Some(first), Some(last)) = (slow.first(), slow.last()) else {
@@ -331,7 +333,7 @@ pub fn explain(
     Ok(explanation)
 }
 
-/// The steps of a window in which the VM was slow; none where its cost is no higher than it ever was before.
+/// Returns the steps of a window in which the VM was slow; none if its cost is no higher than it ever was before.
 fn slow_steps<'a>(before: &[Step], during: &'a [Step]) -> Vec<&'a Step> {
     let smooth = |steps: &[Step]| {
         let windows = steps.windows(SMOOTH).map(|few| Step::mean(few).cost());
@@ -346,7 +348,7 @@ fn slow_steps<'a>(before: &[Step], during: &'a [Step]) -> Vec<&'a Step> {
     during.iter().filter(|step| step.cost() > bar).collect()
 }
 
-/// What the agent decided about a VM or the culprit once the cause was there.
+/// Returns what the agent decided about a VM or the culprit after the cause began.
 fn followed(happenings: &[Happening], vm: VmId, culprit: &Culprit, (from, to): (Ns, Ns)) -> Followed {
     let other = match culprit {
         Culprit::Vm { id, .. } => Some(*id),

@@ -1,35 +1,35 @@
-//! What of a VM's cost comes from what: counted where the host counts it, from a model of the core where it does not.
+//! Divides a VM's cost by cause: from counts where the host has them, otherwise from a model of the core.
 //!
-//! `cycles per instruction = core x (1 + s x siblings) + stall x misses x latency + faults`, the form of `policy::predict`, with
-//! `core` and `stall` fitted to the VM's own steps. The parts are only compared with each other: together they are held to what
-//! the cost grew by, and what they leave of it is the guest's own.
+//! `cycles per instruction = core x (1 + s x siblings) + stall x misses x latency + faults`, the form of `policy::predict`,
+//! with `core` and `stall` fitted to the VM's own steps. The parts are only compared with each other: their sum is limited
+//! to the growth of the cost, and the rest of it is attributed to the guest.
 
 use crate::Code;
 use crate::facts::{Facts, Of, OfOther, Step};
 
-/// How much longer a core's own work takes beside a busy hyperthread, as in `policy::predict`.
+/// How much longer a core's own work takes next to a busy hyperthread, as in `policy::predict`.
 const SMT_STRETCH: f64 = 1.6;
-/// Cycles per instruction but for memory before anything is known, how unsure that is, and the least.
+/// Prior of the cycles per instruction without memory, its standard deviation, and the minimum.
 const CORE: f64 = 0.4;
 const CORE_SD: f64 = 0.4;
 const CORE_MIN: f64 = 0.2;
-/// Cycles that a miss stalls before anything is known: 100 ns at 2 GHz, four misses in flight; and how unsure that is.
+/// Prior of the cycles that a miss stalls (100 ns at 2 GHz, four misses in flight), and its standard deviation.
 const STALL: f64 = 50.0;
 const STALL_SD: f64 = 75.0;
-/// By what share steps differ from the model.
+/// Relative deviation of steps from the model.
 const NOISE: f64 = 0.05;
-/// Cycles that an LLC hit takes of the core, most of it hidden.
+/// Cycles that an LLC hit takes of the core; most of its latency is hidden.
 const HIT: f64 = 6.0;
-/// Highest power of the miss ratio over the part of a cache that a VM holds (Hartstein: 0.3 to 0.7 are usual).
+/// Highest exponent of the miss ratio over the part of a cache that a VM holds (Hartstein: 0.3 to 0.7 are usual).
 const SLOPE_MAX: f64 = 1.5;
-/// Time that a fault waits for a disk, nanoseconds: a random read of a fast one.
+/// Nanoseconds that a fault waits for a disk: a random read of a fast one.
 const FAULT_NS: f64 = 100_000.0;
-/// Time that a page which moves takes of the VM whose it is, nanoseconds.
+/// Nanoseconds that moving a page takes from the VM that owns it.
 const MOVE_NS: f64 = 2_000.0;
-/// Clocks differ by this share without anything being wrong.
+/// Clock frequencies normally vary by this share.
 const CLOCK_NOISE: f64 = 0.02;
 
-/// Codes, each with the share of speed that it took.
+/// Returns causes, each with the share of speed that it took.
 pub(crate) fn parts(facts: &Facts, (base, slow): (&Step, &Step)) -> Vec<(Code, f64)> {
     let grown = slow.cost() / base.cost();
     if grown.is_nan() || grown <= 1.0 {
@@ -64,9 +64,9 @@ pub(crate) fn parts(facts: &Facts, (base, slow): (&Step, &Step)) -> Vec<(Code, f
     parts
 }
 
-/// Figures per instruction.
+/// Averages per instruction.
 struct Met {
-    /// Cycles, as they would be at the clock of the baseline.
+    /// Cycles, scaled to the clock of the baseline.
     cycles: f64,
     references: f64,
     miss_ratio: f64,
@@ -91,7 +91,7 @@ impl Met {
     }
 }
 
-/// What made an instruction take longer, in cycles.
+/// Returns what made an instruction take longer, in cycles.
 fn of_instructions(facts: &Facts, (base, slow): (&Step, &Step)) -> Vec<(Code, f64)> {
     let clock = |step: &Step| step.get(Of::Cycles) / step.get(Of::Ran).max(1e-9);
     let has_clock = base.get(Of::Cycles) > 0.0;
@@ -138,7 +138,8 @@ fn of_instructions(facts: &Facts, (base, slow): (&Step, &Step)) -> Vec<(Code, f6
     parts
 }
 
-/// Misses per instruction that came with a higher miss ratio: those that others' part of the cache accounts for, and the rest.
+/// Splits the additional misses per instruction from a higher miss ratio: those explained by others' growing part of the
+/// cache, and the rest.
 fn missed_more(facts: &Facts, (base, slow): (&Step, &Step), (was, is): (&Met, &Met)) -> (f64, f64) {
     let more = is.references * (is.miss_ratio - was.miss_ratio);
     if more <= 0.0 || was.miss_ratio <= 0.0 {
@@ -149,11 +150,11 @@ fn missed_more(facts: &Facts, (base, slow): (&Step, &Step), (was, is): (&Met, &M
         all.map(|other| step.of_other(other, OfOther::References) * of(other))
             .sum::<f64>()
     };
-    // A slowed VM's own accesses shrink with it, and its misses grow: these are effects.
+    // When a VM is slowed down, its own accesses shrink and its misses grow: these are effects.
     let grown = |own: f64, of: &dyn Fn(usize) -> f64| {
         (own + of_others(slow, of)).max(1.0) / (own + of_others(base, of)).max(1.0)
     };
-    // Who hits keeps its own lines; who misses pushes others' out, however few its accesses are beside theirs.
+    // A VM that hits keeps its own lines; one that misses evicts others', however few its accesses are compared with theirs.
     let kept_back = grown(base.get(Of::References), &|_| 1.0);
     let pushed_out = grown(base.get(Of::Misses), &|other| slow.miss_ratio_of(other));
     let squeezed = SLOPE_MAX * kept_back.max(pushed_out).ln().max(0.0);
@@ -162,8 +163,8 @@ fn missed_more(facts: &Facts, (base, slow): (&Step, &Step), (was, is): (&Met, &M
     (by_others, more - by_others)
 }
 
-/// Cycles per instruction of the core itself, and cycles that a miss stalls per unit of latency: least squares over all steps,
-/// drawn towards what is usual.
+/// Fits cycles per instruction of the core itself, and cycles that a miss stalls per unit of latency: least squares over all
+/// steps, with priors.
 fn fit(facts: &Facts, clock: f64) -> (f64, f64) {
     let (mut a, mut b, mut c) = (1.0 / (CORE_SD * CORE_SD), 0.0, 1.0 / (STALL_SD * STALL_SD));
     let (mut p, mut q) = (CORE * a, STALL * c);

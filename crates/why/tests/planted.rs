@@ -1,10 +1,10 @@
-//! Causes that are planted in simulated hosts, by a key that only this test knows.
+//! Causes planted in simulated hosts, whose ground truth only this test knows.
 //!
-//! Each host has a victim and two to ten loud neighbours that do all the time what they do. At some moment one thing begins, of a
-//! strength drawn by seed. How much it cost is known from the same run without it: what cost less than five percent is drawn
-//! again. What is asked sees samples, as a real host gives them, and nothing else.
+//! Each host has a victim and two to ten neighbours whose load is constantly high. At some moment one disturbance begins,
+//! with a strength drawn by seed. Its cost is known from the same run without it: if that is less than five percent, the
+//! case is drawn again. The code under test sees only samples, as a real host provides them.
 
-#![allow(clippy::print_stdout)] // which cases were told wrong
+#![allow(clippy::print_stdout)] // cases with a wrong answer
 
 use homenode_host::{Act, Action, CpuQuota, Decision, Host as _, Limit, Plan, Sample};
 use homenode_machine::Machine;
@@ -12,13 +12,13 @@ use homenode_twin::{EventAction, Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, CpuId, CpuSet, NodeId, NodeSet, Ns, Permit, SplitMix, VmId};
 use homenode_why::{Code, Culprit, Explanation, Happening, explain};
 
-/// Seconds before the window, of the window, and when the cause begins at the earliest.
+/// Seconds before the window, and of the window.
 const BEFORE: u64 = 125;
 const WINDOW: u64 = 30;
 const MACHINES: [&str; 3] = ["r910", "r420", "amd48"];
 const VICTIM: &str = "victim";
 const CULPRIT: &str = "culprit";
-/// A loss below this is no cause to be found.
+/// A smaller loss is not a cause to be found.
 const LOSS_MIN: f64 = 0.05;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,14 +59,14 @@ impl Kind {
         match self {
             Kind::CpusTakenByVm => (Code::Waiting, "VM culprit"),
             Kind::CpusTakenByHost => (Code::Waiting, "processes of the host outside VMs"),
-            Kind::PinnedTogether => (Code::Waiting, "somebody else's change"),
-            Kind::Quota => (Code::Quota, "somebody else's change"),
+            Kind::PinnedTogether => (Code::Waiting, "another program's change"),
+            Kind::Quota => (Code::Quota, "another program's change"),
             Kind::Permit => (Code::Permit, "the VM itself"),
-            Kind::MemoryMovedAway | Kind::PinnedElsewhere => (Code::RemoteMemory, "somebody else's change"),
+            Kind::MemoryMovedAway | Kind::PinnedElsewhere => (Code::RemoteMemory, "another program's change"),
             Kind::CachePolluted => (Code::LlcPollution, "VM culprit"),
             Kind::ControllerBusy => (Code::Controller, "VM culprit"),
             Kind::LinkBusy => (Code::Link, "VM culprit"),
-            Kind::BalloonShrunk => (Code::Balloon, "somebody else's change"),
+            Kind::BalloonShrunk => (Code::Balloon, "another program's change"),
             Kind::OwnPhase => (Code::OwnPhase, "the VM itself"),
             Kind::SiblingsBusy => (Code::SmtSibling, "VM culprit"),
         }
@@ -77,7 +77,7 @@ impl Kind {
     }
 }
 
-/// A generator of which nothing is asked but to differ from seed to seed (splitmix64).
+/// A generator that only has to differ from seed to seed (splitmix64).
 struct Draw(SplitMix);
 
 impl Draw {
@@ -94,7 +94,7 @@ impl Draw {
     }
 }
 
-/// One CPU of each core of a node, and the others.
+/// Returns one CPU of each core of a node, and the others.
 fn cores(machine: &Machine, node: NodeId) -> (Vec<CpuId>, Vec<CpuId>) {
     let (mut first, mut second, mut seen) = (Vec::new(), Vec::new(), Vec::new());
     for cpu in machine.cpus.iter().filter(|cpu| cpu.node == node) {
@@ -116,11 +116,11 @@ fn only(node: NodeId) -> NodeSet {
     [node].into_iter().collect()
 }
 
-/// A host, and what happens on it.
+/// A host, and the disturbance on it.
 struct Planted {
     scenario: Scenario,
     at: Ns,
-    /// Committed when it is time.
+    /// Committed at that time.
     limit: Option<Limit>,
 }
 
@@ -226,7 +226,7 @@ fn plant(machine: &Machine, kind: Option<Kind>, shape: Kind, draw: &mut Draw) ->
     }
     let mut vms = vec![victim];
     let mut events: Vec<(Ns, &str, EventAction)> = Vec::new();
-    // Loud all the time, on whatever the victim and the culprit leave.
+    // Constantly loud, on the CPUs that the victim and the culprit leave.
     let wanted = 2 + (draw.0.unit() * 9.0) as usize;
     let used = |cpu: &CpuId| {
         here[..2].contains(cpu)
@@ -254,7 +254,7 @@ fn plant(machine: &Machine, kind: Option<Kind>, shape: Kind, draw: &mut Draw) ->
             events.push((Ns::from_secs(1), CULPRIT, quiet()));
         }
         if kind.is_some() || is_started {
-            // Without the cause it comes when nobody looks any more.
+            // Without the cause, it begins after the samples end.
             let never = Ns::from_secs(BEFORE + 10 * WINDOW);
             events.push((if kind.is_some() { at } else { never }, CULPRIT, begins));
         }
@@ -282,7 +282,7 @@ fn phase(llc_access_factor: f64) -> EventAction {
     }
 }
 
-/// What the host says each second until the window's end, and when the limit was set.
+/// Returns the host's samples of each second until the window's end, and when the limit was set.
 fn run(machine: &Machine, planted: &Planted, seed: u64) -> (Vec<Sample>, Option<Ns>) {
     let mut twin = Twin::new(machine.clone(), &planted.scenario, seed).unwrap();
     let mut samples: Vec<Sample> = Vec::new();
@@ -334,7 +334,7 @@ fn asked(machine: &Machine, samples: &[Sample], happenings: &[Happening]) -> Exp
     explain(machine, samples, victim, window, happenings).unwrap()
 }
 
-/// What was planted and what was told; `None` where it cost too little to be told.
+/// Returns the planted loss and the explanation; `None` if the loss was too small.
 fn case(machine: &Machine, kind: Kind, seed: u64) -> Option<(f64, Explanation)> {
     let with = plant(machine, Some(kind), kind, &mut Draw::of_seed(seed));
     let without = plant(machine, None, kind, &mut Draw::of_seed(seed));
@@ -346,13 +346,13 @@ fn case(machine: &Machine, kind: Kind, seed: u64) -> Option<(f64, Explanation)> 
         return None;
     }
     if kind == Kind::CpusTakenByHost {
-        // A VM is a process: what is no VM of the agent's is the host's.
+        // Outside the agent's VMs, a process belongs to the host: hide the VM from the samples.
         samples
             .iter_mut()
             .for_each(|sample| sample.vms.retain(|vm| vm.name != CULPRIT));
     }
     let victim: Option<VmId> = samples[0].vms.iter().find(|vm| vm.name == VICTIM).map(|vm| vm.id);
-    // The history has the agent's own decisions; what somebody else sets is in no history.
+    // The history has only the agent's own decisions, not limits set by others.
     let decided = limited.filter(|_| kind == Kind::Permit).map(|at| Happening {
         id: 7,
         at,

@@ -1,4 +1,4 @@
-//! Causes in words: the command, the page and the document tell them alike.
+//! Causes in words: the command, the page and the document use the same texts.
 
 use homenode_why::Code;
 

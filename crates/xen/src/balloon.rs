@@ -1,8 +1,8 @@
-//! Memory of domains, by their balloons. What a guest is to come to is its target in xenstore; `xl mem-set` changes it with all
-//! that belongs to it: the hypervisor's own bound, and, of what is no PV domain, the pages that are populated on demand.
+//! Memory of domains, by their balloons. A guest's target is in xenstore; `xl mem-set` changes it together with all that
+//! depends on it: the hypervisor's own bound, and, unless it is a PV domain, the pages that are populated on demand.
 //!
-//! A balloon follows as fast as its guest likes, so reading back what was asked for tells only that: the domain's pages tell the
-//! rest. A target that is not the agent's is its operator's, and left alone.
+//! A balloon follows at its guest's own pace, so reading the target back shows only the request: the domain's pages show the
+//! rest. A target that is not the agent's is its operator's, and is not touched.
 
 use homenode_host::Balloon;
 use homenode_undo::journal::{Entry, Written};
@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use crate::hypervisor::{Hypervisor, Listed};
 use crate::store::Asking;
 
-/// Its operator's target, and targets that it may have been left with, the newest first; KiB.
+/// The operator's target, and targets that it may have been left with, the newest first; KiB.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Target {
-    /// Its operator's.
+    /// The operator's.
     pub before: u64,
     /// The agent's.
     pub ours: Vec<u64>,
@@ -25,20 +25,20 @@ impl Written for Target {
     const KEY: &'static str = "xen-memory";
 }
 
-/// What xenstore has of a domain's memory, below its own place there.
+/// Xenstore's keys about a domain's memory, below the domain's own path.
 const KEYS: [&str; 3] = ["memory/target", "memory/static-max", "memory/videoram"];
 
-/// Where that stands, of the domain of this number.
+/// Paths of these keys, for the domain of this number.
 pub fn paths(domid: u32) -> impl Iterator<Item = String> {
     KEYS.into_iter()
         .map(move |key| format!("/local/domain/{domid}/{key}"))
 }
 
-/// How many that are.
+/// Number of paths.
 pub const PATHS: usize = KEYS.len();
 
-/// The target by what stands there, in KiB. `None` of a domain without a balloon, of one that is being built, and of one with
-/// video memory: `xl` counts that in, and none was tried.
+/// The target according to these values, in KiB. `None` for a domain without a balloon, one that is being built, and one
+/// with video memory: `xl` counts that in, and this was never tried.
 pub fn target(values: &[Option<String>]) -> Option<u64> {
     let number = |at: usize| values.get(at)?.as_ref()?.trim().parse::<u64>().ok();
     let (target, most) = (number(0)?, number(1)?);
@@ -46,17 +46,17 @@ pub fn target(values: &[Option<String>]) -> Option<u64> {
     (target > 0 && target <= most && !has_video).then_some(target)
 }
 
-/// The same, asked for now.
+/// As [`target`], read now.
 ///
 /// # Errors
-/// Xenstore does not tell.
+/// When xenstore does not answer.
 pub fn target_of(store: &mut Asking, domid: u32) -> Result<Option<u64>, String> {
     let said = store.read(paths(domid).collect());
     let said = said.map_err(|why| format!("xenstored does not tell its memory: {why}"))?;
     Ok(target(&said))
 }
 
-/// The balloon for a sample, of a domain with this target and so many pages.
+/// The balloon for a sample, for a domain with this target and this many pages.
 pub fn sample(target: u64, pages: u64, entry: Option<&Entry>) -> Balloon {
     let ours = entry.and_then(Entry::get::<Target>);
     let ours = ours.filter(|ours| ours.ours.contains(&target));
@@ -65,16 +65,16 @@ pub fn sample(target: u64, pages: u64, entry: Option<&Entry>) -> Balloon {
         current: Pages(pages).to_bytes(),
         maximum: bytes(ours.as_ref().map_or(target, |ours| ours.before)),
         limit: ours.map(|_| bytes(target)),
-        // Xen's driver of a balloon says nothing of it.
+        // Xen's balloon driver reports nothing about it.
         guest: None,
     }
 }
 
 impl Target {
-    /// Gives a domain its operator's target back. Whether it had one of ours.
+    /// Restores a domain's operator's target. Returns whether it had one of ours.
     ///
     /// # Errors
-    /// Why that is not known, or could not be.
+    /// Why the target is not known, or could not be restored.
     pub fn give_back(&self, hypervisor: &Hypervisor, of: &Listed) -> Result<bool, String> {
         let now = target_of(&mut hypervisor.store(), of.domid)?;
         if !now.is_some_and(|now| self.ours.contains(&now)) {

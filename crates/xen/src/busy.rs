@@ -1,25 +1,25 @@
-//! How long CPUs were busy, from how long Xen says that they were idle. Xen's clock and dom0's are two: what one is ahead of the
-//! other, and what a CPU that was offline lacks, is left out of the sum and spoils no later one.
+//! Busy time of CPUs, from Xen's idle times. Xen's clock and dom0's differ: a jump between them, and the time that a CPU was
+//! offline, are left out of the sum and do not affect later sums.
 
 use std::collections::BTreeMap;
 
 use homenode_units::{CpuId, Ns};
 
-/// See the module.
+/// Sums of busy time; see the module.
 #[derive(Debug, Default)]
 pub struct Busy {
-    /// When it was looked at last, and how long CPUs had been idle by then, by number.
+    /// Time of the last look, and the CPUs' idle times then, by number.
     last: Option<(Ns, Vec<Ns>)>,
     busy: BTreeMap<CpuId, Ns>,
 }
 
 impl Busy {
-    /// Takes in how long CPUs had been idle at a time.
+    /// Adds the CPUs' idle times at a point in time.
     pub fn take_in(&mut self, at: Ns, idle: Vec<Ns>) {
         if let Some((before, was_idle)) = &self.last {
             let passed = at.saturating_sub(*before);
             for (number, (is, was)) in idle.iter().zip(was_idle).enumerate() {
-                // One that is offline says 0, and one that came back less or far more than a moment ago.
+                // An offline CPU reports 0, and one that came back reports less or far more than a moment ago.
                 let is_online = *is != Ns::ZERO && *was != Ns::ZERO && is >= was;
                 let busy = self.busy.entry(CpuId(number as u32)).or_default();
                 if is_online {
@@ -56,7 +56,7 @@ mod tests {
         busy.take_in(ms(1000), vec![ms(5000), ms(9000)]);
         busy.take_in(ms(2000), vec![ms(5250), ms(10_000)]);
         assert_eq!((busy.of(one), busy.of(two)), (ms(750), Ns::ZERO));
-        // Xen's clock is set ahead by an hour: that is not made up for by busy time of the hour to come.
+        // Xen's clock is set ahead by an hour: busy time of the next hour does not make up for that.
         busy.take_in(ms(3000), vec![ms(3_605_250), ms(3_610_000)]);
         busy.take_in(ms(4000), vec![ms(3_605_250), ms(3_610_600)]);
         assert_eq!((busy.of(one), busy.of(two)), (ms(1750), ms(400)));
@@ -69,7 +69,7 @@ mod tests {
         for (at, idle) in [(1, 500), (2, 600), (3, 0), (4, 0), (5, 700), (6, 800)] {
             busy.take_in(ms(at * 1000), vec![ms(idle)]);
         }
-        // Two of the stretches were online at both ends.
+        // Two of the intervals were online at both ends.
         assert_eq!(busy.of(cpu), ms(1800));
     }
 }

@@ -1,10 +1,10 @@
-//! What the agent has changed of domains, in its journal, and how that is undone: by the agent, by its guard, by
-//! `homenode release`. Only what still reads as the agent's is undone; what somebody else set since is left alone. What the
-//! journal says and cannot be read is a failure, and stays there.
+//! The agent's changes to domains, as journalled, and how to undo them: by the agent, by its guard, by `homenode release`.
+//! Only what still reads as the agent's is undone; what another program set since is not touched. An unreadable entry is a
+//! failure, and stays in the journal.
 //!
-//! Limits outlive the run that they were set for: `xl` gives a cap, and the memory that its balloon was to come to, to the domain
-//! again when it reboots, restores or migrates it. So they are lifted from whatever domain has the UUID; where there is none just
-//! then, they are remembered until there is ([`Past`]).
+//! Limits outlive the run that they were set for: when a domain reboots, or is restored or migrated, `xl` gives it its cap
+//! and its balloon's target again. So they are lifted from any domain that has the UUID; if there is none at that moment,
+//! they are remembered until there is ([`Past`]).
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -20,7 +20,7 @@ use crate::error::{CallError, XenError};
 use crate::hypervisor::{Hypervisor, Listed};
 use crate::trace;
 
-/// CPUs that each vCPU may have been left pinned to, the newest first: several where an agent ended while it changed them.
+/// CPUs that each vCPU may have been left pinned to, the newest first: several if an agent ended while it changed them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pins(pub BTreeMap<u16, Vec<CpuSet>>);
 
@@ -28,8 +28,8 @@ impl Written for Pins {
     const KEY: &'static str = "xen-vcpus";
 }
 
-/// Nodes that a domain's memory may have been told to come from, the newest first. Where [`journal::Before`] names no nodes,
-/// the domain's memory came from wherever its CPUs were, and does so again.
+/// Nodes that a domain's memory may have been set to come from, the newest first. If [`journal::Before`] names no nodes, the
+/// domain's memory came from the nodes of its CPUs, and does so again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Home(pub Vec<NodeSet>);
 
@@ -37,10 +37,10 @@ impl Written for Home {
     const KEY: &'static str = "xen-home";
 }
 
-/// Its operator's cap, and caps that it may have been left with, the newest first; percent of a CPU, 0 for none.
+/// The operator's cap, and caps that it may have been left with, the newest first; percent of a CPU, 0 for none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cap {
-    /// Its operator's.
+    /// The operator's.
     pub before: u16,
     /// The agent's.
     pub ours: Vec<u16>,
@@ -50,12 +50,12 @@ impl Written for Cap {
     const KEY: &'static str = "xen-cap";
 }
 
-/// Limits of runs that are over: of a domain that was saved, or that is about to boot again.
+/// Limits of ended runs: of a domain that was saved, or that is about to boot again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Past {
-    /// Its cap.
+    /// The domain's CPU cap; `None` if no cap is remembered.
     pub cap: Option<Cap>,
-    /// The memory that its balloon was to come to.
+    /// Its balloon's target.
     pub memory: Option<Target>,
 }
 
@@ -63,9 +63,9 @@ impl Written for Past {
     const KEY: &'static str = journal::PAST;
 }
 
-/// What `xl` gives to a domain's next run, too.
+/// A limit that `xl` gives to a domain's next run too.
 trait Outlasting: Written {
-    /// Gives a domain its operator's back. Whether it had one of ours.
+    /// Restores a domain's operator's limit. Returns whether it had one of ours.
     fn give_back(&self, hypervisor: &Hypervisor, of: &Listed) -> Result<bool, String>;
     fn put(self, past: &mut Past);
 }
@@ -74,7 +74,7 @@ impl Outlasting for Cap {
     fn give_back(&self, hypervisor: &Hypervisor, of: &Listed) -> Result<bool, String> {
         let say = |error: CallError| error.to_string();
         let pool = hypervisor.pool(of.pool).map_err(say)?;
-        // It was moved to where there are none, and lost its cap with that.
+        // In a pool without caps: it was moved there, and lost its cap.
         let has_ours = pool.has_caps() && self.ours.contains(&hypervisor.cap(of.domid, &pool).map_err(say)?);
         if has_ours {
             hypervisor.set_cap(of.domid, &pool, self.before).map_err(say)?;
@@ -97,40 +97,40 @@ impl Outlasting for Target {
     }
 }
 
-/// Of more domains that ended with a limit none is remembered.
+/// Most domains that ended with a limit and are remembered.
 const PAST_MAX: usize = 1024;
 
-/// More changes in a row without an answer are not told apart.
+/// The most changes in a row without an answer that are told apart.
 const KEPT: usize = 8;
 
-/// Puts what is about to be set before what may have been left.
+/// Puts the value to be set before those that may have been left.
 pub fn newest<T: PartialEq>(ours: &mut Vec<T>, new: T) {
     ours.retain(|old| *old != new);
     ours.insert(0, new);
     ours.truncate(KEPT);
 }
 
-/// Keys of what places a domain: while one is there, how the domain was before is known.
+/// Keys of what places a domain: while one has an entry, the domain's former state is known.
 pub const PLACING: [&str; 2] = [Pins::KEY, Home::KEY];
 
-/// Which part is undone.
+/// A part of the changes to undo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
     /// Pins and home.
     Placing,
     /// The cap.
     Cap,
-    /// The memory that its balloon is to come to.
+    /// Its balloon's target.
     Memory,
 }
 
 impl Part {
     /// In the order in which they are undone.
     const ALL: [Part; 3] = [Part::Placing, Part::Cap, Part::Memory];
-    /// What must not outlast the agent.
+    /// Parts that must not outlast the agent.
     pub const LIMITS: [Part; 2] = [Part::Cap, Part::Memory];
 
-    /// Keys of what it is about.
+    /// The journal keys of a part.
     const fn keys(self) -> &'static [&'static str] {
         match self {
             Part::Placing => &PLACING,
@@ -140,10 +140,10 @@ impl Part {
     }
 }
 
-/// The domain that a run is of; `None` once that run is over.
+/// The domain of a run; `None` once that run has ended.
 ///
 /// # Errors
-/// When the hypervisor cannot be asked.
+/// When the hypervisor cannot be called.
 pub fn alive(hypervisor: &Hypervisor, run: &Run) -> Result<Option<Listed>, CallError> {
     let found = hypervisor.domain(run.runtime_id)?;
     let is_it =
@@ -151,12 +151,12 @@ pub fn alive(hypervisor: &Hypervisor, run: &Run) -> Result<Option<Listed>, CallE
     Ok(found.filter(is_it))
 }
 
-/// Which limits of the agent's are in force.
+/// The agent's limits that are in force.
 pub fn limits(entry: &Entry) -> impl Iterator<Item = Part> + '_ {
     Part::LIMITS.into_iter().filter(|part| entry.has(part.keys()))
 }
 
-/// What the journal has under a key; an error where that is there and cannot be read.
+/// Reads a journal entry; an error if it is there and cannot be read.
 ///
 /// # Errors
 /// A sentence that names the key.
@@ -173,10 +173,10 @@ fn unreadable(key: &str) -> String {
     )
 }
 
-/// Undoes a part of what the journal says of a domain, and strikes it out. `Ok` also where that run of it is over.
+/// Undoes a part of a domain's journalled changes, and strikes it out. Also `Ok` if that run of it has ended.
 ///
 /// # Errors
-/// What could not be undone; it stays in the journal.
+/// What could not be undone; that stays in the journal.
 pub fn undo(hypervisor: &Hypervisor, journal: &mut Journal, vm: VmId, parts: &[Part]) -> Result<(), String> {
     let Some(entry) = journal.entry(vm).cloned() else {
         return Ok(());
@@ -195,7 +195,7 @@ pub fn undo(hypervisor: &Hypervisor, journal: &mut Journal, vm: VmId, parts: &[P
         };
         match done {
             Ok(()) => journal.clear(vm, &[key]),
-            // It may have ended meanwhile.
+            // The domain may have ended meanwhile.
             Err(_) if PLACING.contains(key) && matches!(alive(hypervisor, &entry.run), Ok(None)) => {
                 journal.clear(vm, &[key]);
             }
@@ -209,7 +209,7 @@ pub fn undo(hypervisor: &Hypervisor, journal: &mut Journal, vm: VmId, parts: &[P
 }
 
 fn unpin_all(hypervisor: &Hypervisor, domain: Listed, entry: &Entry) -> Result<(), String> {
-    // One that fails keeps no other from being given back.
+    // If one fails, the others are still restored.
     let mut failed = None;
     for (index, ours) in read::<Pins>(entry)?.unwrap_or_default().0 {
         failed = unpin(hypervisor, domain, entry, index, &ours).err().or(failed);
@@ -229,7 +229,7 @@ fn leave_home(hypervisor: &Hypervisor, domain: Listed, entry: &Entry) -> Result<
     }
 }
 
-/// Gives a vCPU back the CPUs that it had, unless somebody else pinned it since.
+/// Restores the CPUs that a vCPU had, unless another program pinned it since.
 fn unpin(
     hypervisor: &Hypervisor,
     domain: Listed,
@@ -249,13 +249,13 @@ fn unpin(
     hypervisor.pin(domain.domid, index, before.unwrap_or(&there))
 }
 
-/// Gives whatever domains have the UUID back what their operator had set, where they have one of ours. Where none has the UUID
-/// just then, or one is on its way, that is remembered.
+/// Restores the operator's limit on all domains with the UUID that have one of ours. If none has the UUID at that moment, or
+/// one is on its way, the limit is remembered.
 fn lift<T: Outlasting>(hypervisor: &Hypervisor, journal: &mut Journal, entry: &Entry) -> Result<(), String> {
     let vm = entry.run.vm;
     let domains = of_uuid(hypervisor, vm).map_err(|error| error.to_string())?;
     let limit = match read::<T>(entry) {
-        // Nothing has it any more.
+        // No domain has it any more.
         Err(_) if domains.is_empty() => None,
         read => read?,
     };
@@ -267,15 +267,15 @@ fn lift<T: Outlasting>(hypervisor: &Hypervisor, journal: &mut Journal, entry: &E
     Ok(())
 }
 
-/// Domains of a UUID: one, or two while it is migrated to where it is.
+/// Domains with a UUID: one, or two during a local migration.
 fn of_uuid(hypervisor: &Hypervisor, vm: VmId) -> Result<Vec<Listed>, CallError> {
     let mut domains = hypervisor.domains()?;
     domains.retain(|listed| listed.vm == vm && !listed.is_dying);
     Ok(domains)
 }
 
-/// Lifts a limit from domains of a UUID. Whether that settles it: one that is being built gets its own at the end, and one that
-/// is suspended may be so in order to be saved with it. `own` is the one that it was set for.
+/// Lifts a limit from domains with a UUID. Returns whether that settles it: a domain being built gets its limit at the end,
+/// and a suspended one may be about to be saved with it. `own` is the domain that the limit was set for.
 fn give_back<T: Outlasting>(
     hypervisor: &Hypervisor,
     domains: &[Listed],
@@ -291,7 +291,7 @@ fn give_back<T: Outlasting>(
     for of in domains {
         match lift(of) {
             Ok(of_it) => is_settled &= of_it,
-            // One that has ended meanwhile has none any more.
+            // A domain that has ended meanwhile has no limit any more.
             Err(_) if matches!(hypervisor.domain(of.domid), Ok(None)) => is_settled = false,
             Err(error) => failures.push(error),
         }
@@ -302,7 +302,7 @@ fn give_back<T: Outlasting>(
     }
 }
 
-/// Remembers what limit a domain may come back with. Where that cannot be written it is forgotten: it takes no room from what is.
+/// Remembers the limit that a domain may come back with. If it cannot be written it is forgotten, and takes no room later.
 fn remember<T: Outlasting>(journal: &mut Journal, boot: u64, vm: VmId, limit: T) {
     let past = journal
         .entries()
@@ -321,11 +321,11 @@ fn remember<T: Outlasting>(journal: &mut Journal, boot: u64, vm: VmId, limit: T)
     let _ = journal.set(vm, &past);
 }
 
-/// Settles what the journal says of a run of a domain that is over, or that another run of it has followed: limits that it left
-/// are lifted or remembered, all else is forgotten.
+/// Settles the journal entry of an ended run of a domain, or one that another run has followed: remaining limits are lifted
+/// or remembered, all else is forgotten.
 ///
 /// # Errors
-/// What could not be undone; it stays in the journal.
+/// What could not be undone; that stays in the journal.
 pub fn settle(hypervisor: &Hypervisor, journal: &mut Journal, vm: VmId) -> Result<(), String> {
     let Some(entry) = journal.entry(vm).cloned() else {
         return Ok(());
@@ -351,7 +351,7 @@ pub fn settle(hypervisor: &Hypervisor, journal: &mut Journal, vm: VmId) -> Resul
     Ok(())
 }
 
-/// That both were done, or what failed of them.
+/// Combines the results of both.
 fn all_done(done: [Result<(), String>; 2]) -> Result<(), String> {
     let failures: Vec<String> = done.into_iter().filter_map(Result::err).collect();
     match failures.is_empty() {
@@ -360,7 +360,7 @@ fn all_done(done: [Result<(), String>; 2]) -> Result<(), String> {
     }
 }
 
-/// Undoes all that the journal says.
+/// Undoes everything in the journal.
 pub fn undo_all(hypervisor: &Hypervisor, journal: &mut Journal) -> Undone {
     let mut undone = Undone::default();
     let all: Vec<(VmId, Entry)> = journal
@@ -395,23 +395,23 @@ pub fn undo_all(hypervisor: &Hypervisor, journal: &mut Journal) -> Undone {
     undone
 }
 
-/// What an agent that is no more left behind, for its guard to undo.
+/// What an ended agent left behind, for its guard to undo.
 #[derive(Debug)]
-pub struct Legacy {
+pub struct Leftovers {
     root: PathBuf,
     hypervisor: Option<Hypervisor>,
 }
 
-impl Legacy {
-    /// That of an agent of this host; the hypervisor is opened when it is needed.
-    pub fn new(root: &Path) -> Legacy {
-        Legacy {
+impl Leftovers {
+    /// What an agent of this host left behind; opens the hypervisor only when needed.
+    pub fn new(root: &Path) -> Leftovers {
+        Leftovers {
             root: root.to_owned(),
             hypervisor: None,
         }
     }
 
-    /// Undoes all that the journal says. What fails is worth another try.
+    /// Undoes everything in the journal. Failures are worth a retry.
     pub fn undo(&mut self, journal: &mut Journal) -> Undone {
         let opened = match self.hypervisor.take() {
             Some(hypervisor) => Ok(hypervisor),
@@ -420,7 +420,7 @@ impl Legacy {
         match opened {
             Ok(hypervisor) => {
                 if let Some(said) = crate::moving::recover(&hypervisor) {
-                    // A guard has no other place to say it.
+                    // A guard has no other place to report it.
                     let _ = writeln!(std::io::stderr(), "{said}");
                 }
                 let mut undone = undo_all(&hypervisor, journal);
@@ -430,7 +430,7 @@ impl Legacy {
                 self.hypervisor = Some(hypervisor);
                 undone
             }
-            // Rebooted without Xen: no domain is left to be undone.
+            // Rebooted without Xen: no domain is left to restore.
             Err(XenError::NotDom0 { .. }) => Undone::default(),
             Err(error) => Undone {
                 vms: Vec::new(),

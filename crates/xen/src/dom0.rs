@@ -1,27 +1,27 @@
-//! Whether this system is dom0 of a Xen host: what the kernel says of it.
+//! Whether this system is dom0 of a Xen host, according to the kernel.
 //!
-//! Xen's own file system (xenfs) says it where it is mounted, which distributions leave to Xen's tools. The kernel's files
-//! below `/sys/hypervisor` need no mount of their own: where they name the initial domain and xenfs says nothing, this is a dom0
-//! that lacks something, and no host without Xen.
+//! Xen's own file system (xenfs) shows it if mounted, which distributions leave to Xen's tools. The kernel's files below
+//! `/sys/hypervisor` need no mount of their own: if they name the initial domain and xenfs shows nothing, this is an
+//! incomplete dom0, not a host without Xen.
 
 use std::io::ErrorKind;
 use std::path::Path;
 
 use crate::error::XenError;
 
-/// What xenfs says of this domain.
+/// This domain's capabilities in xenfs.
 const CAPABILITIES: &str = "proc/xen/capabilities";
-/// The hypervisor below this kernel, whether xenfs is mounted or not.
+/// The hypervisor below this kernel, with or without xenfs.
 const KIND: &str = "sys/hypervisor/type";
-/// What the hypervisor has for this domain: eight hexadecimal digits for each 32 features, the first of them last.
+/// The hypervisor's features for this domain: eight hexadecimal digits for each 32 features, the first features last.
 const FEATURES: &str = "sys/hypervisor/properties/features";
-/// The feature that Xen gives to the initial domain alone (`XENFEAT_dom0`). systemd goes by it, too.
+/// The feature that Xen gives only to the initial domain (`XENFEAT_dom0`). systemd uses it too.
 const INITIAL_DOMAIN: u32 = 1 << 11;
 
-/// Whether this system is dom0 of a Xen host, by what the kernel says below `root`. Where nothing says so it is not.
+/// Whether this system is dom0 of a Xen host, according to the kernel's files below `root`. False if none of them shows it.
 ///
 /// # Errors
-/// [`XenError::NoXenfs`]: it is, and lacks what an agent needs there. It must not be taken for a host without Xen.
+/// [`XenError::NoXenfs`]: it is dom0, but lacks what an agent needs there. It must not be treated as a host without Xen.
 pub fn is_dom0(root: &Path) -> Result<bool, XenError> {
     match check(root) {
         Ok(()) => Ok(true),
@@ -30,10 +30,11 @@ pub fn is_dom0(root: &Path) -> Result<bool, XenError> {
     }
 }
 
-/// The same with the reason: only what says that there is no Xen, or that this is another domain, is [`XenError::NotDom0`].
+/// As [`is_dom0`], with the reason: [`XenError::NotDom0`] only if the files show that there is no Xen, or that this is
+/// another domain.
 ///
 /// # Errors
-/// Why it is not, or why that is not known.
+/// Why it is not dom0, or why that is unknown.
 pub fn check(root: &Path) -> Result<(), XenError> {
     let not = |cause: &str| Err(XenError::NotDom0 { cause: cause.into() });
     let unknown = |cause: String| Err(XenError::Unknown { cause });
@@ -59,7 +60,7 @@ pub fn check(root: &Path) -> Result<(), XenError> {
     }
 }
 
-/// Whether a Xen below this kernel takes it for the initial domain; `None` where that cannot be read.
+/// Whether a Xen below this kernel takes it for the initial domain; `None` if that cannot be read.
 fn is_initial_domain(root: &Path) -> Option<bool> {
     let text = std::fs::read_to_string(root.join(FEATURES)).ok()?;
     let text = text.trim();
@@ -72,7 +73,7 @@ fn is_initial_domain(root: &Path) -> Option<bool> {
 mod tests {
     use super::*;
 
-    /// What a tree with these files is taken for, and why.
+    /// Results for a tree with these files.
     fn found(files: &[(&str, &str)]) -> (Result<(), XenError>, Result<bool, XenError>) {
         let dir = tempfile::tempdir().unwrap();
         for (path, text) in files {
@@ -92,7 +93,7 @@ mod tests {
         assert_eq!(found(&[(CAPABILITIES, "")]), Err(true), "another domain");
         assert_eq!(found(&[(KIND, "kvm\n")]), Err(true));
         assert_eq!(found(&[(KIND, "xen\n")]), Err(false), "nothing says which domain");
-        // What cannot be read: here a directory in its place.
+        // Unreadable: a directory in the file's place.
         let inside = format!("{CAPABILITIES}/x");
         assert_eq!(found(&[(inside.as_str(), "")]), Err(false));
         let inside = format!("{KIND}/x");
@@ -125,14 +126,14 @@ mod tests {
 
     #[test]
     fn another_domain_is_a_host_like_any_other() {
-        // Without the feature; with the same bit of later features; with what is no number; without the file.
+        // Without the feature; with the same bit of later features; not a number; without the file.
         for features in ["00000705\n", "0000080000000000\n", "", "é0000800", "00000z00\n"] {
             let files = [(KIND, "xen\n"), (FEATURES, features)];
             assert_eq!(found(&files).1, Ok(false), "{features}");
         }
         assert_eq!(found(&[(KIND, "xen\n")]).1, Ok(false));
         assert_eq!(found(&[(KIND, "xen\n"), (CAPABILITIES, "\n")]).1, Ok(false));
-        // Rebooted as a guest: nothing that an agent of a dom0 left is there to be undone.
+        // Rebooted as a guest: nothing that an agent of a dom0 left is there to restore.
         let guest = [(KIND, "xen\n"), (FEATURES, "00000705\n")];
         assert!(matches!(found(&guest).0, Err(XenError::NotDom0 { .. })));
         // No Xen, whatever the features.

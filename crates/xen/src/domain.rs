@@ -13,44 +13,44 @@ use crate::changed::{Cap, Pins};
 use crate::error::CallError;
 use crate::hypervisor::{Hypervisor, Listed, Pool, Vcpu};
 
-/// How long a vCPU waited, since it is traced.
+/// How long a vCPU waited since tracing began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waited {
-    /// Wanted to run, and did not: what its cap kept it from among it.
+    /// Time that it wanted to run and did not, including the time throttled by its cap.
     pub waiting: Ns,
-    /// What its cap kept it from.
+    /// Time throttled by its cap.
     pub throttled: Ns,
 }
 
-/// What is known of vCPUs, by index.
+/// A value per vCPU, by index.
 pub type OfVcpus<T> = BTreeMap<u16, T>;
 
 /// Length of a period of the credit schedulers' accounting: caps hold over it.
 const PERIOD: Ns = Ns::from_millis(30);
 
-/// See the module.
+/// A domain; see the module.
 #[derive(Debug)]
 pub struct Domain {
-    /// Which run of it.
+    /// The run.
     pub run: Run,
-    /// Other domains of its name.
+    /// Other domains with its name.
     pub namesakes: Vec<VmId>,
-    /// As it was listed last.
+    /// Its last listing.
     pub listed: Listed,
-    /// The pool that it runs in.
+    /// Its pool of CPUs.
     pub pool: Pool,
     /// Its online vCPUs, ascending by number.
     pub vcpus: Vec<(u16, Vcpu)>,
-    /// What it may use at most, in percent of one CPU; 0 for what there is.
+    /// Its cap, in percent of one CPU; 0 for none.
     pub cap: u16,
-    /// What its balloon is to come to, in KiB, where it has one.
+    /// Its balloon's target in KiB, if it has a balloon.
     pub target: Option<u64>,
-    /// What its operator says of it.
+    /// Its operator's settings.
     pub said: Result<OperatorSettings, String>,
 }
 
 impl Domain {
-    /// Looks at a domain.
+    /// Reads a domain.
     pub fn look(
         hypervisor: &Hypervisor,
         (root, run, listed): (&Path, Run, Listed),
@@ -81,7 +81,7 @@ impl Domain {
         })
     }
 
-    /// Whose settings its operator's are.
+    /// Identifies the VM for its operator's settings.
     pub fn whose(&self) -> Whose<'_> {
         Whose {
             vm: self.run.vm,
@@ -91,12 +91,12 @@ impl Domain {
         }
     }
 
-    /// What a cap gives each vCPU, as the contract has it.
+    /// Its cap as a quota per vCPU, as in the contract.
     pub fn quota(&self) -> Option<CpuQuota> {
         quota_of(self.cap, self.vcpus.len())
     }
 
-    /// Its vCPUs for a sample, with what was counted and how long they waited, where that is known.
+    /// Its vCPUs for a sample, with counters and waiting times if known.
     pub fn samples(
         &self,
         usable: &CpuSet,
@@ -117,8 +117,8 @@ impl Domain {
         self.vcpus.iter().map(sample).collect()
     }
 
-    /// What its operator wants: by its file, and by where its vCPUs may run but for the agent's pins. All in one place are a
-    /// limit (`cpus=` in xl's file); some elsewhere than others are pinned by hand.
+    /// Its operator's settings: from the file, and from where its vCPUs may run apart from the agent's pins. The same CPUs
+    /// for all are a limit (`cpus=` in xl's file); if they differ, vCPUs are pinned by hand.
     pub fn settings(&self, entry: Option<&Entry>, usable: &CpuSet) -> VmSettings {
         let ours = entry.and_then(Entry::get::<Pins>).unwrap_or_default().0;
         let all = self.pool.cpus.intersection(usable);
@@ -151,7 +151,7 @@ impl Domain {
     }
 }
 
-/// A domain's cap as what each of its vCPUs gets; `None` where it has none.
+/// A domain's cap as a quota per vCPU; `None` if it has none.
 fn quota_of(cap: u16, vcpus: usize) -> Option<CpuQuota> {
     let of_vcpu = PERIOD.0 * u64::from(cap) / 100 / vcpus.max(1) as u64;
     (cap > 0).then_some(CpuQuota {
@@ -160,12 +160,12 @@ fn quota_of(cap: u16, vcpus: usize) -> Option<CpuQuota> {
     })
 }
 
-/// The cap that gives each of so many vCPUs that much, in percent of one CPU: at least one.
+/// The cap that gives each of this many vCPUs that quota, in percent of one CPU: at least one.
 pub fn cap_of(quota: CpuQuota, vcpus: usize) -> u16 {
     let most = 100 * vcpus.max(1);
-    // A cap is a whole number of percents: of what lies between two the larger, so that nobody gets less than he is due.
+    // A cap is a whole number of percents: rounded up, so that no vCPU gets less than its due.
     let percent = (quota.share() * most as f64 - 1e-9).ceil().max(1.0);
-    // One of all there is, too: what was asked for is what is read back.
+    // Also a cap of all there is: reading it back shows the request.
     percent.min(most as f64) as u16
 }
 

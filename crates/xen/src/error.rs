@@ -1,29 +1,29 @@
-//! Why Xen cannot be asked, or managed.
+//! Why Xen cannot be called, or managed.
 
 use crate::library;
 
 /// Why Xen cannot be managed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum XenError {
-    /// Not started by Xen, or no dom0.
+    /// Not started by Xen, or not dom0.
     #[error("this system is not dom0 of a Xen host: {cause}. `homenode doctor` says what runs here")]
     NotDom0 {
         /// What is missing.
         cause: String,
     },
-    /// Whether it is one cannot be told.
+    /// It is unknown whether this is dom0.
     #[error("whether this system is dom0 of a Xen host is not known: {cause}")]
     Unknown {
-        /// What the system said.
+        /// The system's error.
         cause: String,
     },
-    /// It is one, and Xen's own file system does not say so.
+    /// It is dom0, and Xen's own file system does not show it.
     #[error(
         "this system is dom0 of a Xen host, and xenfs does not say so ({cause}). Mount it: `mount -t xenfs xenfs /proc/xen`; as a service \
          Homenode needs its drop-in for dom0 besides, `xen.conf` (docs/XEN.md)"
     )]
     NoXenfs {
-        /// What the system said.
+        /// The system's error.
         cause: String,
     },
     /// libxenctrl or libxenstore is not there.
@@ -32,17 +32,17 @@ pub enum XenError {
         library::versions()
     )]
     NoLibrary {
-        /// What the loader said.
+        /// The loader's message.
         cause: String,
     },
-    /// The hypervisor does not let us.
+    /// The hypervisor does not permit it.
     #[error("Xen's hypervisor cannot be asked: {cause}. Run as root in dom0, with xenstored running")]
     NotPermitted {
-        /// What the system said.
+        /// The system's error.
         cause: String,
     },
-    /// What it says of the host makes no machine.
-    #[error("what Xen says of this host makes no machine: {cause}")]
+    /// Its description of the host makes no machine.
+    #[error("Xen's figures of this host make no machine: {cause}")]
     NoMachine {
         /// What is wrong.
         cause: String,
@@ -56,9 +56,9 @@ pub enum XenError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {cause}")]
 pub struct CallError {
-    /// Of libxenctrl.
+    /// The call to libxenctrl.
     pub call: &'static str,
-    /// What the system said.
+    /// The system's error.
     pub cause: String,
 }
 

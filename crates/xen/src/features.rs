@@ -8,38 +8,38 @@ use homenode_machine::Machine;
 use crate::hypervisor::Hypervisor;
 use crate::place;
 
-/// Why waiting is not told.
+/// Why waiting times are unknown.
 pub const NO_WAITING: &str = "how long vCPUs wait for a CPU is not known, and they are taken not to wait";
 /// Why nothing is counted.
 pub const NO_COUNTERS: &str =
     "no hardware counters: dom0 cannot count for domains on stock Xen; LLC miss rates of VMs are unknown";
-/// What the operator may want to know before his domains are large, or somebody reads that console.
+/// Useful to know for an operator with large domains, or one who reads that console.
 pub const DEBUG_KEY: &str = "where memory of domains lies is counted by Xen's debug key `u` and read from its console: once a minute, and \
                              when a domain is new";
 
-/// Who counts on an emulated host.
+/// Source of counts on an emulated host.
 pub const COUNTED_BY_MODEL: &str = "no hardware counters; LLC misses of domains are counted by the emulator's model of caches, not by hardware";
 
-/// Why no page moves, where nobody allowed it.
+/// Why no page moves, if the operator did not allow it.
 pub const NO_MOVES: &str = "stock Xen moves no page of a domain that runs; migrating it to where it is moves all of it, and is off \
                             (`local_migration.allow`). Or give it its home when it is created (`homenode place --xl`)";
-/// Why no guest is told.
+/// Why no guest gets a topology page.
 pub const NO_TOPOLOGY: &str =
     "a domain has no device that tells it where it is; stock Xen gives PV domains no virtual nodes";
-/// Why its balloon is left alone.
+/// Why its balloon is not touched.
 pub const NO_RELEASES: &str = "Xen learns what a guest releases from the guest's balloon alone";
-/// Why nobody is known to use a page.
+/// Why it is not known which node uses a page.
 pub const NO_PAGE_USES: &str = "stock Xen does not tell dom0 which pages a domain uses, or from which node";
-/// Why nobody tells what a domain uses.
+/// Why a domain's working set is not known.
 pub const NO_TRACKER: &str = "stock Xen does not tell dom0 which memory a domain uses";
-/// Why there is no such part.
+/// Why there is no such share.
 pub const NO_PARTS: &str =
     "Xen's own commands set parts of caches for sockets (`xl psr-cat-set`); the agent sets caps alone";
 
-/// What was found, or what is missing, what that costs, and the remedy.
+/// What was found; or what is missing, what that costs, and the remedy.
 type Found = Result<String, (String, &'static str, &'static str)>;
 
-/// What cannot be on stock Xen, by what it is called elsewhere: why, what that costs, and what can be done instead.
+/// Features that stock Xen cannot have, by their names elsewhere: why, what that costs, and what to do instead.
 const LACKS: [(&str, &str, &str, &str); 2] = [
     (
         "working sets",
@@ -55,7 +55,7 @@ const LACKS: [(&str, &str, &str, &str); 2] = [
     ),
 ];
 
-/// Who counts for domains.
+/// Source of counts for domains.
 fn counters(root: &Path) -> Found {
     match modelled_pmu::find(root) {
         Ok(Some(_)) => Ok(COUNTED_BY_MODEL.to_owned()),
@@ -87,10 +87,10 @@ fn balloon() -> Found {
     }
 }
 
-/// Whether it can be known how long vCPUs wait.
+/// Whether vCPUs' waiting times can be known.
 fn waiting() -> Found {
     match is_installed("xentrace") {
-        true => Ok("`run --trace-waiting` reads Xen's trace, unless somebody else does".to_owned()),
+        true => Ok("`run --trace-waiting` reads Xen's trace, unless another program does".to_owned()),
         false => Err((
             "there is no xentrace".to_owned(),
             "CPUs that are too few are seen by their load alone",
@@ -99,7 +99,7 @@ fn waiting() -> Found {
     }
 }
 
-/// The machine, where it can be read, and all features, whether there or not.
+/// The machine, if it can be read, and all features, whether present or not.
 pub fn features(root: &Path) -> (Option<Machine>, Vec<(&'static str, Found)>) {
     let opened = Hypervisor::open(root);
     let machine = opened
@@ -107,7 +107,7 @@ pub fn features(root: &Path) -> (Option<Machine>, Vec<(&'static str, Found)>) {
         .ok()
         .and_then(|hypervisor| place::machine(hypervisor, root).ok());
     let nothing = "no domain is seen or managed";
-    let mend = "mend what is said there";
+    let mend = "correct the cause shown";
     let mut features = vec![(
         "Xen",
         match &opened {

@@ -5,8 +5,8 @@
 //!   commit ─ Plan::check ─ as sampled? ─ journal ─ act ─ read back ─▶ Receipt
 //! ```
 //!
-//! A domain is known by its UUID: its number changes when it is migrated to where it is, and when it is restored. Where two have
-//! one UUID, neither is touched or shown: what is written down of one would be taken for the other's.
+//! A domain is identified by its UUID: its number changes with a local migration, and when it is restored. If two have one
+//! UUID, neither is touched or shown: journal entries of one would be taken for the other's.
 
 mod levers;
 mod moving;
@@ -25,7 +25,7 @@ use homenode_machine::Machine;
 use homenode_undo::acting::{self, CARRIED_LEASE, Leases, RETRY, RightToAct};
 use homenode_undo::journal::{Entry as Journalled, Journal, Run, peek};
 use homenode_undo::notices::Notices;
-use homenode_undo::{Acting, Beat, CarriedOver, Commit, Options, RealHost, Undone};
+use homenode_undo::{Acting, CarriedOver, Commit, Heartbeat, Options, RealHost, Undone};
 use homenode_units::{Bytes, CpuId, NodeMap, Ns, Pages, VmId};
 use homenode_vm_settings::{Change, file};
 
@@ -43,37 +43,37 @@ use crate::waiting::{Waiting, Waits};
 use crate::{balloon, memory, place};
 use moving::Moves;
 
-/// Xen is not asked to count the pages of a domain that has more: it holds a lock meanwhile.
+/// Xen is not asked to count the pages of a larger domain: it holds a lock meanwhile.
 const COUNTED_MAX: Pages = Pages(4 << 20);
-/// What `xl migrate` calls a domain that is on its way here, or from here.
+/// `xl migrate`'s names for a domain on its way here, or from here.
 const ON_ITS_WAY: [&str; 2] = [INCOMING, LEFT];
 
 /// A host that runs domains under Xen. This system is its dom0.
 #[derive(Debug)]
 pub struct XenHost {
     hypervisor: Hypervisor,
-    /// Xenstore, and the names that it told last.
+    /// Xenstore, and the last known names.
     store: Asking,
     names: BTreeMap<(u32, VmId), String>,
-    /// What balloons are to come to, in KiB, as it told last.
+    /// The last known targets of balloons, in KiB.
     targets: BTreeMap<(u32, VmId), u64>,
     options: Options,
     /// Absent in a dry run.
     journal: Option<Journal>,
-    /// What another agent's journal says, in a dry run.
+    /// Another agent's journal, in a dry run.
     peeked: BTreeMap<VmId, Journalled>,
     right: RightToAct,
     carried: Vec<CarriedOver>,
     domains: BTreeMap<VmId, Domain>,
-    /// A modelled PMU, where there is one, and what it counted last.
+    /// A modelled PMU, if there is one, and its last counts.
     model: Option<Model>,
     counted: BTreeMap<VmId, Counted>,
-    /// Xen's trace, where it is read, and how long vCPUs had waited at the last look.
+    /// Xen's trace, if it is read, and vCPUs' waiting times at the last look.
     waiting: Option<Waiting>,
     waited: BTreeMap<VmId, Waits>,
-    /// Until when caps and targets of the agent's hold.
+    /// When the leases of the agent's caps and targets expire.
     leases: BTreeMap<(VmId, Part), Ns>,
-    /// Domains on their way to another node.
+    /// Domains moving to another node.
     moves: Moves,
     /// How long vCPUs ran before their domain was moved.
     ran_before: BTreeMap<VmId, BTreeMap<u16, Ns>>,
@@ -81,7 +81,7 @@ pub struct XenHost {
     busy: Busy,
     said_counting: bool,
     last: Sample,
-    /// What samples say that plans rely on, of the last one.
+    /// The parts of the last sample that plans rely on.
     relied_on: Vec<VmSample>,
     notices: Notices,
 }
@@ -98,13 +98,13 @@ impl XenHost {
     /// Opens the hypervisor, and takes over the journal.
     ///
     /// # Errors
-    /// [`XenError`], or why the journal or the right to act cannot be had: each is a sentence with its remedy.
+    /// [`XenError`], or why the agent cannot get the journal or the right to act: each is a sentence with its remedy.
     pub fn connect(options: Options) -> Result<XenHost, Box<dyn std::error::Error + Send + Sync>> {
         let hypervisor = Hypervisor::open(&options.root)?;
         XenHost::of(hypervisor, options)
     }
 
-    /// The same of a hypervisor that is open.
+    /// As [`XenHost::connect`], with an open hypervisor.
     fn of(
         hypervisor: Hypervisor,
         options: Options,
@@ -155,7 +155,7 @@ impl XenHost {
         Ok(host)
     }
 
-    /// What an earlier agent left: homes and pins go on, limits end with a lease.
+    /// Takes over what an earlier agent left: homes and pins go on, limits get a lease.
     fn carry_over(&mut self) -> Result<(), CallError> {
         let entries = self.journal.as_ref().map(|journal| journal.entries().clone());
         for (vm, entry) in entries.unwrap_or_default() {
@@ -179,7 +179,7 @@ impl XenHost {
         Ok(())
     }
 
-    /// Looks at all domains that run, and forgets those that ended.
+    /// Reads all running domains, and forgets those that ended.
     fn look(&mut self) -> Result<(), CallError> {
         self.look_who_arrives();
         let mut listed = self.hypervisor.domains()?;
@@ -193,7 +193,7 @@ impl XenHost {
         let mut pools: BTreeMap<u32, Pool> = BTreeMap::new();
         let named = self.named(&listed);
         for (listed, name) in named.clone() {
-            self.options.beat.beat();
+            self.options.heartbeat.beat();
             let others = named
                 .iter()
                 .filter(|(other, called)| other.vm != listed.vm && *called == name);
@@ -214,11 +214,12 @@ impl XenHost {
                 Ok(domain) if !domain.vcpus.is_empty() => {
                     drop(domains.insert(listed.vm, Domain { target, ..domain }));
                 }
-                // It ends just now.
+                // It is just ending.
                 Ok(_) | Err(_) => {}
             }
         }
-        // The one on its way is the old one for as long as it is there, and as it was last until the new one has arrived.
+        // A domain on its way is the old one for as long as that is there, and then its last state until the new one has
+        // arrived.
         if let Some(vm) = moving.filter(|vm| !self.moves.is_anothers(*vm))
             && let Some(mut known) = self.domains.remove(&vm)
         {
@@ -247,7 +248,7 @@ impl XenHost {
         Ok(())
     }
 
-    /// A domain as it is now, where that run of it is still there.
+    /// Reads a domain again, if that run of it is still there.
     fn looked_again(&self, known: &Domain) -> Option<Domain> {
         let listed = changed::alive(&self.hypervisor, &known.run).ok()??;
         let pool = self.hypervisor.pool(listed.pool).ok()?;
@@ -260,8 +261,8 @@ impl XenHost {
         (looked.vcpus.len() == known.vcpus.len()).then_some(looked)
     }
 
-    /// Those of these domains that are called something, each once. One that is being built has no name yet, and one that was
-    /// destroyed none any more. Where xenstore does not tell, domains are called what they were called last.
+    /// The domains that have a name, each once. One that is being built has no name yet, and one that was destroyed none any
+    /// more. If xenstore does not answer, domains keep their last names.
     fn named(&mut self, listed: &[Listed]) -> Vec<(Listed, String)> {
         let paths = |of: &Listed| {
             let name = format!("/local/domain/{}/name", of.domid);
@@ -278,7 +279,7 @@ impl XenHost {
                 self.targets = told().filter_map(target).collect();
             }
             Err(why) => self.notices.add(format!(
-                "xenstored does not tell what domains are called ({why}): they go by the names that they had, and new ones are not managed until it does"
+                "xenstored does not report the names of domains ({why}): known domains keep theirs, and new ones are not managed until it does"
             )),
         }
         let mut named: BTreeMap<VmId, Vec<(Listed, String)>> = BTreeMap::new();
@@ -299,7 +300,7 @@ impl XenHost {
         alone.flatten().collect()
     }
 
-    /// The run of a domain that is listed now.
+    /// The run of a listed domain.
     fn run_of(&self, listed: Listed, name: String) -> Run {
         Run {
             vm: listed.vm,
@@ -310,7 +311,7 @@ impl XenHost {
         }
     }
 
-    /// Looks where memory lies, where that is due.
+    /// Reads on which nodes memory is, if that is due.
     fn look_at_memory(&mut self, at: Ns) {
         if self.journal.is_none() {
             return;
@@ -341,7 +342,7 @@ impl XenHost {
         match said {
             Ok(console) => {
                 self.page_counts.take_in(&console, &pages, (at, took));
-                // Once: how long each took differs.
+                // Once, since each measured time differs.
                 if !std::mem::replace(&mut self.said_counting, true) {
                     let (took_us, of) = (took.0 / 1000, Pages(pages.values().sum()).to_bytes());
                     self.notices.add(format!(
@@ -357,7 +358,7 @@ impl XenHost {
         }
     }
 
-    /// What is written down of this run of a domain: by this agent, or as a dry run sees another's.
+    /// The journal entry of this run of a domain: this agent's, or in a dry run another's.
     fn entry_of(&self, run: &Run) -> Option<&Journalled> {
         let entry = match &self.journal {
             Some(journal) => journal.entry(run.vm),
@@ -386,7 +387,7 @@ impl XenHost {
         }
     }
 
-    /// vCPUs with the time that they ran before their domain was moved: that of the new one begins at nothing.
+    /// Adds the time that vCPUs ran before their domain was moved: the new domain's times begin at zero.
     fn with_before(&self, vm: VmId, mut vcpus: Vec<VcpuSample>) -> Vec<VcpuSample> {
         let before = self.ran_before.get(&vm);
         for vcpu in &mut vcpus {
@@ -397,7 +398,7 @@ impl XenHost {
     }
 
     fn sample_cpus(&mut self) -> Result<Vec<CpuSample>, CallError> {
-        // At the time of this look, not of the sample's: what was done in between was not idle time.
+        // At the time of this look, not of the sample's: the work done in between was not idle time.
         self.busy.take_in(now(), self.hypervisor.idle()?);
         let busy = |id: CpuId| CpuSample {
             id,
@@ -455,7 +456,7 @@ impl XenHost {
         })
     }
 
-    /// A new version where something differs that plans rely on.
+    /// A new version if something differs that plans rely on.
     fn version_of(&mut self, vms: &[VmSample]) -> Version {
         let relied_on: Vec<VmSample> = vms.iter().map(relied_on).collect();
         if relied_on != self.relied_on || self.last.version == Version::default() {
@@ -466,7 +467,7 @@ impl XenHost {
     }
 }
 
-/// What of a VM plans rely on; the rest of a sample is left out.
+/// The parts of a VM's sample that plans rely on.
 fn relied_on(vm: &VmSample) -> VmSample {
     let vcpus = vm.vcpus.iter().map(|vcpu| VcpuSample {
         index: vcpu.index,
@@ -477,7 +478,7 @@ fn relied_on(vm: &VmSample) -> VmSample {
     VmSample {
         vcpus: vcpus.collect(),
         settings: vm.settings.clone(),
-        // How far a balloon is on its way is not.
+        // A balloon's progress is not among them.
         balloon: vm.balloon.map(|balloon| Balloon {
             current: Bytes::ZERO,
             ..balloon
@@ -534,7 +535,7 @@ impl Commit for XenHost {
         &self.last
     }
 
-    /// Looks at the domains of a plan again: refused where another program changed one since the sample.
+    /// Reads the domains of a plan again. Refuses the plan if another program changed one since the sample.
     fn refuse_changed(&mut self, plan: &Plan) -> Result<(), Refusal> {
         let before = self.last.version;
         self.look_again(&plan.vms());
@@ -568,7 +569,7 @@ impl Commit for XenHost {
         let result = self
             .pull(action.vm, &action.act)
             .map_err(|failure| failure.on(&name));
-        // Whatever went wrong: if the domain has ended, that is the reason.
+        // If the domain has ended, that is the reason for any failure.
         match changed::alive(&self.hypervisor, &run) {
             Ok(None) => Err(Failure::VmGone.on(&name)),
             _ => result,
@@ -580,7 +581,7 @@ impl Commit for XenHost {
             let Some(known) = self.domains.get(vm) else {
                 continue;
             };
-            // What has ended fails when it is acted on, and is not in the next sample.
+            // An ended domain fails when it is acted on, and is not in the next sample.
             if let Some(domain) = self.looked_again(known) {
                 self.domains.insert(*vm, domain);
             }
@@ -595,8 +596,8 @@ impl Commit for XenHost {
         self.last.vms = vms;
     }
 
-    fn beat(&self) -> &Beat {
-        &self.options.beat
+    fn heartbeat(&self) -> &Heartbeat {
+        &self.options.heartbeat
     }
 }
 
@@ -631,8 +632,8 @@ impl Host for XenHost {
     }
 
     fn wait(&mut self, period: Ns) -> Ns {
-        let (bell, beat) = (self.options.bell.clone(), self.options.beat.clone());
-        acting::wait(self, (&bell, &beat), period)
+        let (bell, heartbeat) = (self.options.bell.clone(), self.options.heartbeat.clone());
+        acting::wait(self, (&bell, &heartbeat), period)
     }
 
     fn sample(&mut self) -> Result<Sample, HostError> {

@@ -1,4 +1,4 @@
-//! The hypervisor as Rust has it: each call of libxenctrl and xenstore once, with what it gives checked.
+//! The hypervisor's interface in Rust: each call of libxenctrl and xenstore once, with checked results.
 
 #![allow(unsafe_code)] // calls of a C library, each with buffers of the size that the library asks for
 
@@ -20,14 +20,14 @@ use crate::runstates::State;
 use crate::store::{Asking, Source};
 use crate::{dom0, privcmd, store, xl};
 
-/// More than any host has; what says more is not believed.
+/// More than any host has; a larger number is rejected.
 const CPUS_MAX: usize = 16 << 10;
 const NODES_MAX: usize = 1024;
 const DOMAINS_MAX: usize = 64 << 10;
-/// The console ring is 16 KiB unless it was told otherwise at boot (`conring_size`).
+/// The console ring is 16 KiB unless set otherwise at boot (`conring_size`).
 const CONSOLE_BYTES: usize = 4 << 20;
 
-/// What the kernel calls this boot.
+/// The kernel's id of this boot.
 fn boot(root: &Path) -> Result<u64, XenError> {
     let failed = |cause: String| XenError::Unknown { cause };
     let path = root.join("proc/sys/kernel/random/boot_id");
@@ -36,10 +36,10 @@ fn boot(root: &Path) -> Result<u64, XenError> {
     u64::from_str_radix(&digits, 16).map_err(|e| failed(format!("{}: {e}", path.display())))
 }
 
-/// A domain, as the hypervisor lists it.
+/// A domain in the hypervisor's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Its number, of this run of it on this host.
+    /// Its number, for this run of it on this host.
     pub domid: u32,
     /// Its UUID.
     pub vm: VmId,
@@ -47,19 +47,19 @@ pub struct Listed {
     pub is_dying: bool,
     /// It does not run: it has ended, or is suspended and may go on.
     pub is_shut_down: bool,
-    /// It does not run since it was told to suspend, and may go on.
+    /// It is suspended, and may go on.
     pub is_suspended: bool,
-    /// It is no PV domain.
+    /// It is not a PV domain.
     pub is_hvm: bool,
-    /// xenstore's own: it is no VM.
+    /// xenstore's own domain: not a VM.
     pub is_xenstore: bool,
     /// `xl pause`, or about to be saved.
     pub is_paused: bool,
-    /// Memory that it has, in pages of 4 KiB.
+    /// Its memory, in pages of 4 KiB.
     pub pages: u64,
-    /// Its vCPUs are numbered from 0 to one less.
+    /// Number of its vCPUs, which count from 0.
     pub vcpu_count: u16,
-    /// The pool of CPUs that it runs in.
+    /// Its pool of CPUs.
     pub pool: u32,
 }
 
@@ -70,12 +70,12 @@ impl Listed {
     }
 }
 
-/// A vCPU, as the hypervisor has it.
+/// A vCPU's state in the hypervisor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vcpu {
     /// Time that it ran.
     pub running: Ns,
-    /// What it does; nothing where Xen does not say: it waits, or may not run.
+    /// Its state; `None` if Xen does not tell: it waits, or may not run.
     pub state: Option<State>,
     /// CPU that it last ran on.
     pub cpu: CpuId,
@@ -93,7 +93,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Whether its scheduler knows caps.
+    /// Whether its scheduler has caps.
     pub fn has_caps(&self) -> bool {
         [CREDIT, CREDIT2].contains(&self.scheduler)
     }
@@ -102,13 +102,13 @@ impl Pool {
 /// Nodes, by number.
 #[derive(Clone, Debug)]
 pub struct Nodes {
-    /// Memory of each, where there is such a node.
+    /// Memory of each; `None` if there is no such node.
     pub memory: Vec<Option<NodeMemory>>,
-    /// Distances from each, a row, to each.
+    /// Distances, a row for each node.
     pub distances: Vec<Vec<u32>>,
 }
 
-/// Has the domain of this number come to so many KiB.
+/// Sets the balloon target of the domain of this number, in KiB.
 struct SetMemory(Box<dyn Fn(u32, u64) -> Result<(), String> + Send>);
 
 impl std::fmt::Debug for SetMemory {
@@ -117,7 +117,7 @@ impl std::fmt::Debug for SetMemory {
     }
 }
 
-/// The hypervisor of this host. One thread's: its C library is asked by one at a time.
+/// The hypervisor of this host. For one thread: its C library allows one caller at a time.
 #[derive(Debug)]
 pub struct Hypervisor {
     control: Control,
@@ -125,17 +125,17 @@ pub struct Hypervisor {
     memory: SetMemory,
     handle: NonNull<c_void>,
     root: PathBuf,
-    /// Tells this boot of the host from others.
+    /// Identifies this boot of the host.
     boot: u64,
     cpu_map_bytes: usize,
     node_map_bytes: usize,
     cpu_max: usize,
     node_max: usize,
-    /// How far its console was read.
+    /// Position up to which its console was read.
     console_at: u32,
 }
 
-// SAFETY: the handle is used by whoever has the value, and by one thread at a time: nothing here is `Sync`.
+// SAFETY: the handle is used only by the value's owner, and by one thread at a time: nothing here is `Sync`.
 unsafe impl Send for Hypervisor {}
 
 impl Drop for Hypervisor {
@@ -146,7 +146,7 @@ impl Drop for Hypervisor {
 }
 
 impl Hypervisor {
-    /// Opens it.
+    /// Opens the hypervisor.
     ///
     /// # Errors
     /// Each is a sentence with its remedy.
@@ -154,7 +154,7 @@ impl Hypervisor {
         dom0::check(root)?;
         let control = Control::load().map_err(|cause| XenError::NoLibrary { cause })?;
         let store = Store::load().map_err(|cause| XenError::NoLibrary { cause })?;
-        // SAFETY: no loggers are wanted but the library's own, which write to standard error.
+        // SAFETY: no loggers except the library's own, which write to standard error.
         let handle = unsafe { (control.xc_interface_open)(null_mut(), null_mut(), 0) };
         let handle = NonNull::new(handle).ok_or_else(|| XenError::NotPermitted {
             cause: std::io::Error::last_os_error().to_string(),
@@ -162,7 +162,7 @@ impl Hypervisor {
         Hypervisor::of(root, control, handle, (Source::of(store), xl::set_memory))
     }
 
-    /// The same of a library that has opened it.
+    /// A hypervisor that `control` has opened.
     pub(crate) fn of(
         root: &Path,
         control: Control,
@@ -203,7 +203,7 @@ impl Hypervisor {
         Ok(hypervisor)
     }
 
-    /// Tells this boot of the host from others: with a domain's number and its UUID that is one run of it.
+    /// Identifies this boot of the host: with a domain's number and its UUID it identifies one run of the domain.
     pub fn boot(&self) -> u64 {
         self.boot
     }
@@ -212,11 +212,11 @@ impl Hypervisor {
         self.handle.as_ptr()
     }
 
-    /// Where each CPU is, by number; one that is offline has none.
+    /// Place of each CPU, by number; `None` for an offline CPU.
     pub fn cpus(&self) -> Result<Vec<Option<CpuPlace>>, CallError> {
         let mut places = vec![CpuPlace::default(); self.cpu_max];
         let mut count = places.len() as c_uint;
-        // SAFETY: `count` places have room.
+        // SAFETY: there is room for `count` places.
         let done = unsafe { (self.control.xc_cputopoinfo)(self.at(), &raw mut count, places.as_mut_ptr()) };
         if done != 0 {
             return Err(CallError::last("xc_cputopoinfo"));
@@ -234,7 +234,7 @@ impl Hypervisor {
         let mut memory = vec![NodeMemory::default(); self.node_max];
         let mut distances = vec![0u32; self.node_max * self.node_max];
         let mut count = memory.len() as c_uint;
-        // SAFETY: `count` nodes have room, and the square of that in distances.
+        // SAFETY: there is room for `count` nodes, and for the square of that in distances.
         let done = unsafe {
             let (memory, distances) = (memory.as_mut_ptr(), distances.as_mut_ptr());
             (self.control.xc_numainfo)(self.at(), &raw mut count, memory, distances)
@@ -253,11 +253,11 @@ impl Hypervisor {
         })
     }
 
-    /// Time that each CPU was idle, by number.
+    /// Idle time of each CPU, by number.
     pub fn idle(&self) -> Result<Vec<Ns>, CallError> {
         let mut idle = vec![0u64; self.cpu_max];
         let mut count: c_int = 0;
-        // SAFETY: as many have room as it is told.
+        // SAFETY: there is room for as many as the call is told.
         let done = unsafe {
             let most = c_int::try_from(idle.len()).unwrap_or(c_int::MAX);
             (self.control.xc_getcpuinfo)(self.at(), most, idle.as_mut_ptr(), &raw mut count)
@@ -291,7 +291,7 @@ impl Hypervisor {
     /// The first domain from this number on.
     fn domain_from(&self, from: u32) -> Result<Option<Listed>, CallError> {
         let mut info = DomainInfo::default();
-        // SAFETY: one domain has room.
+        // SAFETY: there is room for one domain.
         let count = unsafe { (self.control.xc_domain_getinfolist)(self.at(), from, 1, &raw mut info) };
         match count {
             0 => return Ok(None),
@@ -318,10 +318,10 @@ impl Hypervisor {
         }))
     }
 
-    /// A vCPU of a domain; `None` where it is offline, or the domain has ended.
+    /// A vCPU of a domain; `None` if it is offline, or the domain has ended.
     pub fn vcpu(&self, domid: u32, index: u16) -> Option<Vcpu> {
         let mut info = VcpuInfo::default();
-        // SAFETY: one vCPU has room.
+        // SAFETY: there is room for one vCPU.
         let done = unsafe { (self.control.xc_vcpu_getinfo)(self.at(), domid, index.into(), &raw mut info) };
         if done != 0 || info.online == 0 {
             return None;
@@ -348,7 +348,7 @@ impl Hypervisor {
         self.affinities(domid, index).map(|(_, soft)| soft)
     }
 
-    /// The same, and CPUs that it prefers; of a vCPU that is offline, too.
+    /// CPUs that a vCPU may run on, and CPUs that it prefers; also for an offline vCPU.
     pub fn affinities(&self, domid: u32, index: u16) -> Result<(CpuSet, CpuSet), CallError> {
         let (mut hard, mut soft) = (self.cpu_map(), self.cpu_map());
         // SAFETY: both maps are as long as Xen's.
@@ -363,12 +363,12 @@ impl Hypervisor {
         }
     }
 
-    /// Lets a vCPU run on these CPUs alone; what it prefers of them stays as it is.
+    /// Restricts a vCPU to these CPUs; its preference does not change.
     pub fn pin(&self, domid: u32, index: u16, cpus: &CpuSet) -> Result<(), CallError> {
         self.set_affinity(domid, index, cpus, HARD)
     }
 
-    /// Has a vCPU prefer these CPUs; where it may run stays as it is.
+    /// Makes a vCPU prefer these CPUs; where it may run does not change.
     pub fn prefer(&self, domid: u32, index: u16, cpus: &CpuSet) -> Result<(), CallError> {
         self.set_affinity(domid, index, cpus, SOFT)
     }
@@ -376,7 +376,7 @@ impl Hypervisor {
     fn set_affinity(&self, domid: u32, index: u16, cpus: &CpuSet, which: u32) -> Result<(), CallError> {
         let mut hard = self.cpu_map();
         cpus.iter().for_each(|cpu| set(&mut hard, cpu.0 as usize));
-        // Xen takes the one that is meant, and says in both what holds.
+        // Xen sets the affinity that `which` selects, and returns the resulting ones in both maps.
         let mut soft = hard.clone();
         // SAFETY: both maps are as long as Xen's.
         let done = unsafe {
@@ -389,17 +389,17 @@ impl Hypervisor {
         }
     }
 
-    /// Whether it can follow what a PV domain writes: only with that can one be copied while it runs.
+    /// Whether it can track a PV domain's writes: only then can one be copied while it runs.
     pub fn can_shadow(&self) -> Result<bool, CallError> {
         let mut info = HostInfo::default();
-        // SAFETY: one has room, and more.
+        // SAFETY: there is room for one, and more.
         match unsafe { (self.control.xc_physinfo)(self.at(), &raw mut info) } {
             0 => Ok(info.capabilities & library::CAN_SHADOW != 0),
             _ => Err(CallError::last("xc_physinfo")),
         }
     }
 
-    /// Nodes that a domain's memory is taken from, as far as there is room.
+    /// Nodes that a domain's memory is taken from, if there is room.
     pub fn node_affinity(&self, domid: u32) -> Result<NodeSet, CallError> {
         let mut map = vec![0u8; self.node_map_bytes];
         // SAFETY: the map is as long as Xen's.
@@ -410,7 +410,7 @@ impl Hypervisor {
         }
     }
 
-    /// Has a domain's memory taken from these nodes from now on.
+    /// Takes a domain's memory from these nodes from now on.
     pub fn set_node_affinity(&self, domid: u32, nodes: &NodeSet) -> Result<(), CallError> {
         let mut map = vec![0; self.node_map_bytes];
         for node in nodes.iter() {
@@ -424,7 +424,7 @@ impl Hypervisor {
         }
     }
 
-    /// Whether [`Hypervisor::follow_cpus`] can be: the call beside it says the same as the library does.
+    /// Whether [`Hypervisor::follow_cpus`] is possible: the related call must agree with the library.
     pub fn can_follow_cpus(&self, domid: u32) -> bool {
         let known = self.node_affinity(domid).map(|nodes| {
             let bit = |node: NodeId| 1u64.checked_shl(node.0.into()).unwrap_or(0);
@@ -434,7 +434,7 @@ impl Hypervisor {
         matches!((known, told), (Ok(known), Ok(told)) if known == told)
     }
 
-    /// Has a domain's memory taken from the nodes of its CPUs, wherever these are from now on.
+    /// Takes a domain's memory from the nodes of its CPUs from now on, wherever these are.
     pub fn follow_cpus(&self, domid: u32) -> Result<(), CallError> {
         privcmd::follow(&self.root, domid).map_err(|error| CallError {
             call: "XEN_DOMCTL_setnodeaffinity",
@@ -444,7 +444,7 @@ impl Hypervisor {
 
     /// A pool of CPUs.
     pub fn pool(&self, number: u32) -> Result<Pool, CallError> {
-        // SAFETY: what it gives is read here, and freed by its own function.
+        // SAFETY: the result is read here, and freed by its own function.
         unsafe {
             let Some(info) = NonNull::new((self.control.xc_cpupool_getinfo)(self.at(), number)) else {
                 return Err(CallError::last("xc_cpupool_getinfo"));
@@ -474,21 +474,21 @@ impl Hypervisor {
             CREDIT2 => self.control.xc_sched_credit2_domain_get,
             _ => return Err(no_caps()),
         };
-        // SAFETY: one share has room.
+        // SAFETY: there is room for one share.
         match unsafe { get(self.at(), domid, &raw mut share) } {
             0 => Ok(share),
             _ => Err(CallError::last("xc_sched_credit_domain_get")),
         }
     }
 
-    /// What a domain may use at most, in percent of one CPU; 0 where it may use what there is.
+    /// A domain's cap, in percent of one CPU; 0 if it has none.
     pub fn cap(&self, domid: u32, pool: &Pool) -> Result<u16, CallError> {
         self.share(domid, pool).map(|share| share.cap)
     }
 
-    /// Sets that; its weight stays as it is.
+    /// Sets a domain's cap; its weight does not change.
     pub fn set_cap(&self, domid: u32, pool: &Pool, cap: u16) -> Result<(), CallError> {
-        // A weight of 0 is none to either scheduler: what somebody sets meanwhile is not written over.
+        // Both schedulers ignore a weight of 0: so a weight that others set meanwhile is not overwritten.
         let mut share = Share { weight: 0, cap };
         let set = match pool.scheduler {
             CREDIT => self.control.xc_sched_credit_domain_set,
@@ -502,13 +502,13 @@ impl Hypervisor {
         }
     }
 
-    /// Has Xen say something on its console, and gives what came there since this was asked last.
+    /// Sends a debug key to Xen, and returns the resulting console output.
     pub fn say(&mut self, key: &str) -> Result<String, CallError> {
         let keys = CString::new(key).map_err(|_| CallError {
             call: "xc_send_debug_keys",
             cause: "no such key".into(),
         })?;
-        // What came before is not wanted.
+        // Skips earlier output.
         self.console()?;
         // SAFETY: a text that ends in zero.
         if unsafe { (self.control.xc_send_debug_keys)(self.at(), keys.as_ptr()) } != 0 {
@@ -517,14 +517,14 @@ impl Hypervisor {
         self.console()
     }
 
-    /// What came on Xen's console since it was read last.
+    /// Console output since it was last read.
     fn console(&mut self) -> Result<String, CallError> {
         let mut room = vec![0u8; 64 << 10];
         let mut text = Vec::new();
         while text.len() < CONSOLE_BYTES {
             let mut count = room.len() as c_uint;
             let mut at = self.console_at;
-            // SAFETY: as many bytes have room as it is told.
+            // SAFETY: there is room for as many bytes as the call is told.
             let done = unsafe {
                 let (room, count, at) = (room.as_mut_ptr().cast(), &raw mut count, &raw mut at);
                 (self.control.xc_readconsolering)(self.at(), room, count, 0, 1, at)
@@ -542,15 +542,15 @@ impl Hypervisor {
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// Has a domain's balloon come to this much memory, in KiB.
+    /// Sets a domain's balloon target, in KiB.
     ///
     /// # Errors
-    /// What the toolstack said.
+    /// The toolstack's message.
     pub fn set_memory(&self, domid: u32, kib: u64) -> Result<(), String> {
         (self.memory.0)(domid, kib)
     }
 
-    /// Lets a domain go on that was suspended to be copied, as libxl does where it could not be: its kernel is told that the
+    /// Resumes a domain that was suspended to be copied, as libxl does after a failed copy: its kernel sees that the
     /// suspension was called off.
     ///
     /// # Errors
@@ -564,7 +564,7 @@ impl Hypervisor {
         store::resumed(&Store::load()?, domid)
     }
 
-    /// Xenstore, from a thread of its own.
+    /// Xenstore, read by a separate thread.
     pub fn store(&self) -> Asking {
         Asking::start(self.store.clone())
     }
@@ -581,7 +581,7 @@ fn no_caps() -> CallError {
     }
 }
 
-/// Bits that are set, lowest first.
+/// Positions of the bits that are set, lowest first.
 fn bits(map: &[u8]) -> impl Iterator<Item = usize> + '_ {
     let of = |(at, byte): (usize, &u8)| {
         let byte = *byte;

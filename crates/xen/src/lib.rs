@@ -1,33 +1,33 @@
-//! Xen as a host: [`XenHost`] puts domains behind the contract of `homenode-host`, from dom0, with what stock Xen lets dom0 read
-//! and change. docs/XEN.md says what that is, and what is refused.
+//! Xen as a host: [`XenHost`] puts domains behind the contract of `homenode-host`, from dom0, with what stock Xen lets dom0
+//! read and change. docs/XEN.md lists that, and what is refused.
 //!
-//! Everything is asked of the hypervisor itself, through libxenctrl, and of xenstore: so the domains of `xl` and of libvirt are
-//! managed alike, and what is read is what is in force. Both libraries are loaded when a host is connected; the program is
-//! built and starts without them.
+//! Everything is read from the hypervisor itself, through libxenctrl, and from xenstore: so the domains of `xl` and of
+//! libvirt are managed alike, and readings are what is in force. Both libraries are loaded when a host is connected; the
+//! program is built and starts without them.
 //!
 //! | module | source |
 //! |---|---|
-//! | `library` | libxenctrl, libxenstore: the functions that are used, as they are in C |
-//! | `hypervisor` | the same as Rust has them: domains, vCPUs, affinities, caps, nodes |
-//! | `memory` | Xen's console: what its debug key `u` says of the memory of domains, by node |
+//! | `library` | libxenctrl, libxenstore: the functions used, as declared in C |
+//! | `hypervisor` | the same in Rust: domains, vCPUs, affinities, caps, nodes |
+//! | `memory` | Xen's console: memory of domains by node, from its debug key `u` |
 //! | `place` | the machine, as Xen sees it: dom0's kernel sees one node |
 //! | `dom0` | `/proc/xen/capabilities`, `/sys/hypervisor`: whether this is dom0 |
-//! | `error` | none of its own: why Xen cannot be asked, or managed |
-//! | `store` | xenstore, asked by a thread of its own |
+//! | `error` | none of its own: why Xen cannot be called, or managed |
+//! | `store` | xenstore, read by a separate thread |
 //! | `privcmd` | `/dev/xen/privcmd`: one hypercall that libxenctrl does not make |
-//! | `page_counts` | none of its own: when Xen is asked to count pages |
-//! | `balloon` | xenstore: the memory that domains are to come to |
-//! | `xl` | `xl`: its commands that end soon |
+//! | `page_counts` | none of its own: when to have Xen count pages |
+//! | `balloon` | xenstore: target memory of domains |
+//! | `xl` | `xl`: its short commands |
 //! | `busy` | none of its own: busy time of CPUs, from how long they were idle |
-//! | `changed` | none of its own: what was changed, how it was before, and how that is undone |
+//! | `changed` | none of its own: the agent's changes, the state before them, and how to undo them |
 //! | `domain` | none of its own: a domain, as the agent knows it |
 //! | `host` | none of its own: the contract |
-//! | `moving` | `xl`: its stream, its notes on a domain, its migration of a domain to where it is |
-//! | `modelled` | none of its own: what a modelled PMU of an emulated host counts, by domain |
-//! | [`runstates`] | `xentrace`: how long vCPUs waited, and were kept off by a cap |
-//! | `waiting` | none of its own: what of that a sample has |
-//! | `trace` | none of its own: whose Xen's trace is, and how reading it begins and ends |
-//! | `features` | what of all that this host has |
+//! | `moving` | `xl`: its stream, its notes on a domain, its local migration of a domain |
+//! | `modelled` | none of its own: a modelled PMU's counts on an emulated host, by domain |
+//! | [`runstates`] | `xentrace`: how long vCPUs waited, and were throttled by a cap |
+//! | `waiting` | none of its own: the part of that for a sample |
+//! | `trace` | none of its own: which program Xen's trace belongs to, and how reading it begins and ends |
+//! | `features` | which of all that this host has |
 
 #![deny(missing_docs)]
 
@@ -55,7 +55,7 @@ mod trace;
 mod waiting;
 mod xl;
 
-pub use changed::Legacy;
+pub use changed::Leftovers;
 pub use dom0::is_dom0;
 pub use error::XenError;
 pub use features::features;

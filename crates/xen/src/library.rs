@@ -1,7 +1,7 @@
-//! Functions of libxenctrl and libxenstore, as they are declared in C, found when a host is connected.
+//! Functions of libxenctrl and libxenstore, as declared in C, looked up when a host is connected.
 //!
-//! Both libraries are LGPL-2.1 and are loaded, not linked. libxenctrl's structures belong to one version of Xen, and so does its
-//! file's name: a version that was not tried is not loaded.
+//! Both libraries are LGPL-2.1 and are loaded, not linked. libxenctrl's structures belong to one version of Xen, and so does
+//! its file's name: an untried version is not loaded.
 
 #![allow(unsafe_code)] // a library is trusted to be what its name says, as the loader does at a program's start
 #![allow(missing_docs)] // these are C's names, and C's documentation says what they do
@@ -11,37 +11,40 @@ use std::ffi::{c_char, c_int, c_longlong, c_uint, c_ulong, c_void};
 
 use libloading::os::unix::Library;
 
-/// A version's name, and that of its libxenctrl.
+/// A version's name, and the name of its libxenctrl.
 const VERSIONS: [(&str, &str); 1] = [("4.17", "libxenctrl.so.4.17")];
-/// Used with a libxenctrl of the same version alone.
+/// Used only with a libxenctrl of the same version.
 const GUEST: [(&str, &str); 1] = [("4.17", "libxenguest.so.4.17")];
 const STORE: [(&str, &str); 1] = [("4", "libxenstore.so.4")];
 
 macro_rules! functions {
     ($library:ident from $files:ident { $( fn $name:ident($($argument:ty),*) $(-> $result:ty)?; )* }) => {
-        /// Its functions. They stay loaded as long as the program runs.
+        /// Its functions. The library stays loaded as long as the program runs.
         #[derive(Clone, Debug)]
         pub struct $library {
             $( pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?, )*
         }
 
         impl $library {
-            /// Loads the first of its versions that is there.
+            /// Loads the first of its versions that exists.
             ///
             /// # Errors
-            /// What the loader said of the last.
+            /// The loader's message about the last.
             pub fn load() -> Result<$library, String> {
                 let library = first_of(&$files)?;
                 let found = $library {
-                    $( $name: *unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }
-                        .map_err(|error| reason(&error))?, )*
+                    $( $name: {
+                        // SAFETY: the type is that of the header of this version, and the library is never unloaded.
+                        let found = unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) };
+                        *found.map_err(|error| reason(&error))?
+                    }, )*
                 };
-                // It stays: what was found is called from now on.
+                // It stays loaded: its functions are called from now on.
                 let _ = library.into_raw();
                 Ok(found)
             }
 
-            /// None of them: a stand-in has those that a test calls.
+            /// No functions: a stand-in fills in those that a test calls.
             #[cfg(test)]
             #[allow(dead_code)]
             pub fn absent() -> $library {
@@ -67,6 +70,7 @@ fn reason(error: &libloading::Error) -> String {
 fn first_of(files: &[(&str, &str)]) -> Result<Library, String> {
     let mut why = String::new();
     for (_, file) in files {
+        // SAFETY: Xen's libraries run no code when they are loaded but their constructors, which are made for that.
         match unsafe { Library::new(*file) } {
             Ok(library) => return Ok(library),
             Err(error) => why = reason(&error),
@@ -235,7 +239,7 @@ mod tests {
     #[test]
     fn structures_lie_as_c_has_them() {
         use std::mem::{offset_of, size_of};
-        // As gcc 12 lays out what Xen 4.17's headers declare, on x86-64.
+        // As gcc 12 lays out the declarations of Xen 4.17's headers, on x86-64.
         assert_eq!(offset_of!(HostInfo, capabilities), 28);
         assert_eq!(offset_of!(DomainInfo, flags), 4);
         assert_eq!(offset_of!(DomainInfo, cpu_time), 56);

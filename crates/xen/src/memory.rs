@@ -1,5 +1,5 @@
-//! Where the memory of domains lies, as Xen's debug key `u` says it on its console: the one source that tells it of PV and PVH
-//! domains alike, page by page counted.
+//! The memory of domains by node, as printed by Xen's debug key `u` on its console: the only source that has it for PV and
+//! PVH domains alike, counted page by page.
 //!
 //! ```text
 //! (XEN) Memory location of each domain:
@@ -8,8 +8,8 @@
 //! (XEN)     Node 3: 32768
 //! ```
 //!
-//! Guests write to that console too, each line behind the guest's own mark `(d3)`: only lines that Xen marks as its own count.
-//! A ring that overflows loses the oldest lines; a domain whose lines are not all there is not told.
+//! Guests write to that console too, each line behind the guest's own mark `(d3)`: only lines that Xen marks as its own
+//! count. A ring that overflows loses the oldest lines; a domain with missing lines is left out.
 
 use std::collections::BTreeMap;
 
@@ -17,10 +17,10 @@ use homenode_units::{NodeId, NodeMap, Pages};
 
 /// The debug key.
 pub const KEY: &str = "u";
-/// What Xen puts before its own lines.
+/// Xen's mark on its own lines.
 const OWN: &str = "(XEN)";
 
-/// Pages of each domain by node, from what came on the console after the key.
+/// Pages of each domain by node, from the console's output after the key.
 pub fn by_node(console: &str) -> BTreeMap<u32, NodeMap<Pages>> {
     let mut found: BTreeMap<u32, NodeMap<Pages>> = BTreeMap::new();
     let mut current: Option<(u32, u64)> = None;
@@ -41,7 +41,7 @@ pub fn by_node(console: &str) -> BTreeMap<u32, NodeMap<Pages>> {
     found
 }
 
-/// A domain is over: one whose nodes do not make up its pages is not told.
+/// Ends a domain; leaves it out if its nodes do not add up to its pages.
 fn end(of: Option<(u32, u64)>, found: &mut BTreeMap<u32, NodeMap<Pages>>) {
     let Some((domid, total)) = of else { return };
     let counts = found.get(&domid).map(|of| of.values().map(|pages| pages.0));
@@ -51,7 +51,7 @@ fn end(of: Option<(u32, u64)>, found: &mut BTreeMap<u32, NodeMap<Pages>>) {
     }
 }
 
-/// What stands behind Xen's own mark, and behind the time that it adds where it was booted with `console_timestamps`.
+/// The text after Xen's own mark, and after the time that it adds if booted with `console_timestamps`.
 fn own(line: &str) -> Option<&str> {
     let line = line.strip_prefix(OWN)?;
     let timed = line.trim_start().strip_prefix('[');
@@ -61,7 +61,7 @@ fn own(line: &str) -> Option<&str> {
     }
 }
 
-/// `Domain 3 (total: 32768):`, or `d3 (total: 32768):` of later versions.
+/// Parses `Domain 3 (total: 32768):`, or `d3 (total: 32768):` of later versions.
 fn domain(line: &str) -> Option<(u32, u64)> {
     let line = line.trim();
     let rest = line.strip_prefix("Domain ").or_else(|| line.strip_prefix('d'))?;
@@ -69,7 +69,7 @@ fn domain(line: &str) -> Option<(u32, u64)> {
     Some((domid.parse().ok()?, rest.strip_suffix("):")?.parse().ok()?))
 }
 
-/// `    Node 3: 32768`.
+/// Parses `    Node 3: 32768`.
 fn node(line: &str) -> Option<(NodeId, Pages)> {
     let (node, pages) = line.trim().strip_prefix("Node ")?.split_once(": ")?;
     Some((NodeId(node.parse().ok()?), Pages(pages.parse().ok()?)))
@@ -79,7 +79,7 @@ fn node(line: &str) -> Option<(NodeId, Pages)> {
 mod tests {
     use super::*;
 
-    /// What Xen 4.17.7 said.
+    /// Output of Xen 4.17.7.
     const SAID: &str = "\
 (XEN) 'u' pressed -> dumping numa info (now = 225604630259)
 (XEN) NODE0 start->0 size->262144 free->97757
@@ -121,7 +121,7 @@ mod tests {
         let lie = "(d1) (XEN) Domain 2 (total: 5):\n(d1)     Node 3: 5\n(d1) Domain 7 (total: 0):\n";
         let before = by_node(SAID);
         assert_eq!(by_node(&format!("{lie}{SAID}{lie}")), before);
-        // In the midst of it, too.
+        // Also in the middle of it.
         assert_eq!(
             by_node(&SAID.replace("(XEN) Domain 2", &format!("{lie}(XEN) Domain 2"))),
             before

@@ -1,23 +1,23 @@
-//! What each domain does to the caches of an emulated host: its share of what a modelled PMU counts ([`modelled_pmu`]).
+//! Assigns the counts of a modelled PMU on an emulated host to its domains ([`modelled_pmu`]).
 //!
 //! # Problem
-//! The model counts by CPU and by tag of the machine frame that is used. It knows no domains. On hardware there is no such model,
-//! and stock Xen lets dom0 count nothing: then nothing here is used.
+//! The model counts by CPU and by tag of the machine frame used. It knows no domains. On hardware there is no such model,
+//! and stock Xen lets dom0 count nothing: then this module is not used.
 //!
 //! # Approach
-//! 1. Each PV domain gets a tag of its own, and so do the frames that Xen says are its. It is asked for pieces of [`PIECE`]
-//!    frames first; where that finds less than 19 in 20 of the domain's pages, for [`PART_FRAMES`] in a look until all of the
-//!    machine were asked for; and again where the domain's number of pages has changed, and every [`FRAMES_EVERY`]. There are
-//!    no counters before.
-//! 2. Of PVH and HVM domains Xen tells no frames. They are dealt what was counted for no tag on the CPUs that their vCPUs were
-//!    on, with others of the same kind there by the time that each ran. dom0's own frames have a tag then, so that they are
-//!    nobody's.
-//! 3. What a domain's counts have grown by is dealt to its vCPUs ([`dealing`]).
+//! 1. Each PV domain gets its own tag, and so do the frames that Xen reports as its own. First Xen is asked about pieces of
+//!    [`PIECE`] frames; if that finds less than 19 in 20 of the domain's pages, about [`PART_FRAMES`] frames in a look until all
+//!    of the machine's were covered; and again when the domain's number of pages has changed, and every [`FRAMES_EVERY`]. There
+//!    are no counters before.
+//! 2. For PVH and HVM domains Xen reports no frames. They are assigned the untagged counts of the CPUs that their vCPUs were
+//!    on, divided among domains of this kind there by the time that each ran. dom0's own frames then have a tag, so that their
+//!    counts go to no domain.
+//! 3. The growth of a domain's counts is divided among its vCPUs ([`dealing`]).
 //!
 //! # What the figures are
-//! As in [`homenode_kernel::attribution`], except that no misses are sampled: all are taken to be answered by local memory. Where
-//! 2 applies, what Xen itself does on a CPU is the domain's as well, and a vCPU that changed its CPU since the last look is taken
-//! to have been on the new one all the time.
+//! As in [`homenode_kernel::attribution`], except that no misses are sampled: local memory is taken to answer all of them.
+//! If 2 applies, Xen's own work on a CPU counts for the domain as well, and a vCPU that changed its CPU since the last look
+//! is taken to have been on the new one all the time.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,11 +33,11 @@ use crate::domain::Domain;
 use crate::error::CallError;
 use crate::hypervisor::Hypervisor;
 
-/// How often is asked whose frames are while a domain has as many pages as before.
+/// How often to query frames while a domain's number of pages does not change.
 const FRAMES_EVERY: Ns = Ns::from_secs(60);
-/// Frames that are asked for in a look for each domain: 128 MiB.
+/// Frames to query in a look for each domain: 128 MiB.
 const PART_FRAMES: u64 = 32_768;
-/// Frames in which Xen mostly gives memory out: 2 MiB.
+/// Unit in which Xen mostly allocates memory, in frames: 2 MiB.
 const PIECE: u64 = 512;
 /// No misses are sampled.
 const LOCAL: f64 = 1.0;
@@ -45,45 +45,45 @@ const LOCAL: f64 = 1.0;
 /// Why a domain has no counters of the model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Why {
-    /// The model, or what is dealt of it.
+    /// The model, or the assignment of its counts.
     #[error(transparent)]
     NotCounted(#[from] NotCounted),
-    /// Its frames cannot be asked for.
+    /// Its frames cannot be queried.
     #[error(transparent)]
     Call(#[from] CallError),
 }
 
-/// What a domain is told of its vCPUs; nothing while too little is known.
+/// Counters of a domain's vCPUs; empty while too little is known.
 pub type Counted = BTreeMap<u16, Counters>;
 
-/// Deals what a modelled PMU counts to domains. There may be one alone: tags are its.
+/// Assigns a modelled PMU's counts to domains. There may be only one, since it owns the tags.
 #[derive(Debug)]
 pub struct Model {
     page: Page<'static>,
     pulse: Pulse,
-    /// The next to be given last.
+    /// Free tags; the last one is given out next.
     free: Vec<u8>,
     domains: BTreeMap<VmId, Known>,
-    /// dom0's, once a domain's frames are not listed.
+    /// dom0's frames, once there is a domain whose frames are not listed.
     dom0: Option<Frames>,
-    /// What was counted for no tag, by CPU, at the last look.
+    /// Untagged counts by CPU, at the last look.
     untagged: BTreeMap<CpuId, Counts>,
 }
 
 /// A domain that is counted.
 #[derive(Debug)]
 struct Known {
-    /// Its number: with another one it is another run.
+    /// Its number: another number means another run.
     domid: u32,
     by: By,
     dealt: Dealt,
 }
 
-/// By what is told what it did.
+/// How its counts are determined.
 #[derive(Debug)]
 enum By {
     Frames(Frames),
-    /// By who ran: what it was dealt so far, and how long its vCPUs had run at the last look.
+    /// By running time: its counts so far, and how long its vCPUs had run at the last look.
     Running(Counts, BTreeMap<u16, Ns>),
 }
 
@@ -91,16 +91,16 @@ enum By {
 #[derive(Debug)]
 struct Frames {
     tag: u8,
-    /// Frame to go on from; none where all were asked for.
+    /// Frame to go on from; `None` if all were queried.
     next: Option<u64>,
     is_read: bool,
-    /// Pages that the domain had when that began.
+    /// The domain's number of pages when that began.
     pages: u64,
     next_read: Ns,
 }
 
 impl Model {
-    /// All frames are nobody's: what an agent before this one said is forgotten. `clock_hz` is the machine's clock, where known.
+    /// Starts with all frames untagged, whatever an earlier agent had set. `clock_hz` is the machine's clock, if known.
     pub fn new(page: Page<'static>, clock_hz: Option<u64>) -> Model {
         page.clear_tags();
         let tags = page.layout().tags.min(256) as u16;
@@ -114,7 +114,7 @@ impl Model {
         }
     }
 
-    /// Counters of each domain's vCPUs, or why it has none. `busy` is for how long all CPUs were busy.
+    /// Counters of each domain's vCPUs, or why it has none. `busy` is all CPUs' busy time.
     pub fn look(
         &mut self,
         hypervisor: &Hypervisor,
@@ -178,7 +178,7 @@ impl Model {
         }
     }
 
-    /// dom0's frames are its own from now on.
+    /// Tags dom0's frames from now on.
     fn tag_dom0(&mut self, hypervisor: &Hypervisor) -> Result<(), Why> {
         let Some(listed) = hypervisor.domain(0)? else {
             return Ok(());
@@ -190,7 +190,7 @@ impl Model {
         dom0.follow(self.page, hypervisor, (0, listed.pages))
     }
 
-    /// Deals what no tag has to the domains whose frames are not known, by who ran where.
+    /// Divides untagged counts among the domains whose frames are not known, by where each ran.
     fn deal_untagged(&mut self, domains: &BTreeMap<VmId, Domain>) {
         let mut grown = BTreeMap::new();
         for number in 0..self.page.layout().cpus {
@@ -202,7 +202,7 @@ impl Model {
             let since = before.and_then(|before| dealing::grown(before, now));
             grown.insert(cpu, since.unwrap_or_default());
         }
-        // Who ran where since, and for how long.
+        // Which domains ran on each CPU since, and for how long.
         let mut ran: BTreeMap<CpuId, Vec<(VmId, Ns)>> = BTreeMap::new();
         for (vm, known) in &mut self.domains {
             let (By::Running(_, before), Some(domain)) = (&mut known.by, domains.get(vm)) else {
@@ -235,7 +235,7 @@ impl Model {
         }
     }
 
-    /// Deals a domain's counts to its vCPUs; nothing while too little is known.
+    /// Divides a domain's counts among its vCPUs; `None` while too little is known.
     fn deal(&mut self, vm: VmId, domain: &Domain) -> Result<Option<Counted>, NotCounted> {
         match self.pulse.state() {
             State::Unknown => return Ok(None),
@@ -255,7 +255,7 @@ impl Model {
     }
 }
 
-/// Nobody reads any more: the emulator gets its speed back.
+/// Stops counting: the emulator gets its speed back.
 impl Drop for Model {
     fn drop(&mut self) {
         self.page.rest();
@@ -263,7 +263,7 @@ impl Drop for Model {
 }
 
 impl Frames {
-    /// None yet, with a tag of their own.
+    /// No frames yet, with their own tag.
     fn new(free: &mut Vec<u8>, page: Page<'_>) -> Result<Frames, NotCounted> {
         let tags = page.layout().tags - 1;
         Ok(Frames {
@@ -275,7 +275,7 @@ impl Frames {
         })
     }
 
-    /// Asks for the next part of them, where it is time to.
+    /// Queries the next part of them, if that is due.
     fn follow(
         &mut self,
         page: Page<'_>,
@@ -313,8 +313,8 @@ impl Frames {
 }
 
 impl Frames {
-    /// Looks for pieces, as Xen gives memory out: into those of which one frame is the domain's, and those beside. Gives how many
-    /// frames are the domain's there.
+    /// Searches pieces, the units in which Xen allocates memory: those where one frame is the domain's, and their
+    /// neighbours. Returns how many frames there are the domain's.
     fn in_pieces(
         &self,
         page: Page<'_>,
@@ -333,7 +333,7 @@ impl Frames {
         self.tag_those(page, hypervisor, domid, &all)
     }
 
-    /// Tags those of these frames, ascending, that are the domain's; gives how many are.
+    /// Tags the domain's frames among these (ascending). Returns how many there are.
     fn tag_those(
         &self,
         page: Page<'_>,
@@ -355,7 +355,7 @@ impl Frames {
     }
 }
 
-/// It may be another's by now.
+/// Removes a tag, unless the frame is another's by now.
 fn untag(page: Page<'_>, tag: u8, frame: u64) {
     if page.tag(frame) == tag {
         page.set_tag(frame, 0);

@@ -1,8 +1,8 @@
-//! When Xen is asked to count the pages of domains, and what it said: it stands still on a CPU meanwhile, so it is asked as
-//! rarely as that allows.
+//! Schedules when to have Xen count the pages of domains, and keeps the results. Xen blocks a CPU meanwhile, so it counts as
+//! rarely as possible.
 //!
-//! A domain that is new is asked for at once, and one that is not told again and again, each time after twice as long: one that
-//! is being built is told a little later, and one that is never told costs no more than all others.
+//! A new domain is counted at once, and one that is missing from the results again and again, each time after twice as long:
+//! one that is being built appears a little later, and one that never appears costs no more than all others.
 
 use std::collections::BTreeMap;
 
@@ -10,37 +10,37 @@ use homenode_units::{NodeMap, Ns, Pages};
 
 use crate::memory;
 
-/// How often all of it is counted.
+/// How often to count everything.
 const EVERY: Ns = Ns::from_secs(60);
-/// At least this many times as long as a count took lies between two.
+/// The time between two counts is at least this many times as long as a count took.
 const SHARE: u64 = 1000;
-/// Between the first two times that a domain is asked for.
+/// Pause after the first time that a domain is missing.
 const AGAIN: Ns = Ns::from_secs(10);
 
-/// See the module.
+/// Page counts and their schedule; see the module.
 #[derive(Debug, Default)]
 pub struct PageCounts {
-    /// By number of the domain.
+    /// By the domain's number.
     pages: BTreeMap<u32, NodeMap<Pages>>,
     at: Option<Ns>,
-    /// How long the last took.
+    /// How long the last count took.
     took: Ns,
-    /// Domains that were not told: how often, and when they are asked for again.
+    /// Domains missing from the results: how often, and when to count again for them.
     untold: BTreeMap<u32, (u32, Ns)>,
 }
 
 impl PageCounts {
-    /// Pages of a domain by node, as far as they were told.
+    /// Pages of a domain by node, if known.
     pub fn of(&self, domid: u32) -> Option<&NodeMap<Pages>> {
         self.pages.get(&domid)
     }
 
-    /// Nothing is known any more.
+    /// Forgets everything.
     pub fn forget(&mut self) {
         self.pages.clear();
     }
 
-    /// Where a domain's memory lies has changed: it is asked for with the next look.
+    /// A domain's memory has moved: counts with the next look.
     pub fn ask_again(&mut self) {
         self.at = None;
     }
@@ -53,17 +53,17 @@ impl PageCounts {
         let sum = self
             .of(domid)
             .map(|of| of.values().map(|pages| pages.0).sum::<u64>());
-        // A balloon moves its pages by and by: it is not worth a look each time.
+        // A balloon moves its pages gradually: that is not worth a count each time.
         sum.is_some_and(|sum| sum.abs_diff(pages) <= pages / 16)
     }
 
-    /// Whether these domains, by number with the pages that they have, are to be asked for now.
+    /// Whether to count now, for these domains by number with their pages.
     pub fn is_due(&self, domains: &BTreeMap<u32, u64>, at: Ns) -> bool {
         let Some(last) = self.at else {
             return !domains.is_empty();
         };
         let since = at.saturating_sub(last);
-        // What is asked for early keeps to its share of the time, too.
+        // Early counts keep to their share of the time too.
         let may_be_early = since >= Ns(self.every().0 / 6);
         let wants = |(domid, pages): (&u32, &u64)| {
             !self.is_told(*domid, *pages) && self.untold.get(domid).is_none_or(|(_, next)| *next <= at)
@@ -71,7 +71,7 @@ impl PageCounts {
         !domains.is_empty() && (since >= self.every() || (may_be_early && domains.iter().any(wants)))
     }
 
-    /// Takes in what was told from then on, and how long that took.
+    /// Stores the console's output of a count, its time and its duration.
     pub fn take_in(&mut self, console: &str, domains: &BTreeMap<u32, u64>, (at, took): (Ns, Ns)) {
         self.pages = memory::by_node(console);
         (self.at, self.took) = (Some(at), took);
@@ -96,7 +96,7 @@ mod tests {
         format!("(XEN) Domain {domid} (total: {pages}):\n(XEN)     Node 0: {pages}\n")
     }
 
-    /// Seconds at which it is asked within an hour, looked at each second.
+    /// Seconds at which it counts within an hour, checked each second.
     fn asked(counted: &mut PageCounts, domains: &BTreeMap<u32, u64>, says: &str, took: Ns) -> Vec<u64> {
         let mut times = Vec::new();
         for second in 0..3600 {
@@ -116,7 +116,7 @@ mod tests {
         let times = asked(&mut counted, &domains, &told(1, 100), Ns::from_millis(1));
         assert_eq!(times[..5], [0, 10, 30, 70, 130]);
         assert_eq!(times.len(), 3 + (3600 - 70_usize).div_ceil(60));
-        // A new one is asked for at once.
+        // Counts at once for a new one.
         let domains = BTreeMap::from([(1, 100), (2, 100), (3, 100)]);
         assert!(counted.is_due(&domains, Ns::from_secs(1000 + 3599)));
     }
@@ -131,7 +131,7 @@ mod tests {
             Ns::from_millis(600),
         );
         assert_eq!(times, [0, 600, 1200, 1800, 2400, 3000]);
-        // One that is not told, no more often than six times that.
+        // For a missing one, at most six times as often.
         let times = asked(&mut PageCounts::default(), &domains, "", Ns::from_millis(600));
         assert_eq!(times[..3], [0, 100, 200]);
         assert!(

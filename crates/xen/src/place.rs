@@ -1,4 +1,4 @@
-//! The machine as Xen sees it. dom0's kernel has a few vCPUs and one node; what it says of caches is of the CPUs all the same.
+//! The machine as Xen sees it. dom0's kernel has a few vCPUs and one node; but its cache sizes are those of the CPUs.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,10 +13,10 @@ use crate::library::{CpuPlace, NodeMemory};
 /// Bytes of a cache line of every x86 that Xen runs on.
 const LINE_BYTES: u32 = 64;
 
-/// The machine that the hypervisor runs.
+/// Returns the machine that the hypervisor runs on.
 ///
 /// # Errors
-/// When it cannot be asked, or what it says makes no machine.
+/// When the call fails, or its result makes no machine.
 pub fn machine(hypervisor: &Hypervisor, root: &Path) -> Result<Machine, XenError> {
     let nodes = hypervisor.nodes()?;
     let name = std::fs::read_to_string(root.join("proc/sys/kernel/hostname"));
@@ -38,7 +38,7 @@ fn built(
     llc: Option<Bytes>,
 ) -> Result<Machine, XenError> {
     let wrong = |cause: String| XenError::NoMachine { cause };
-    // Cores are numbered anew on each socket.
+    // Core numbers start again on each socket.
     let mut cores: BTreeMap<(u32, u32), u32> = BTreeMap::new();
     let mut found = Vec::new();
     for (at, place) in cpus.iter().enumerate() {
@@ -105,7 +105,7 @@ fn built(
     .map_err(|error| wrong(error.to_string()))
 }
 
-/// One last-level cache for each node and socket, where its size is known.
+/// One last-level cache for each node and socket, if its size is known.
 fn caches(cpus: &mut [Cpu], size: Option<Bytes>) -> Vec<Llc> {
     let Some(size_bytes) = size else { return Vec::new() };
     let mut groups: BTreeMap<(NodeId, u16), CpuSet> = BTreeMap::new();
@@ -127,7 +127,7 @@ fn caches(cpus: &mut [Cpu], size: Option<Bytes>) -> Vec<Llc> {
     llcs
 }
 
-/// Size of the last level of cache, as dom0's first CPU has it.
+/// Size of the last-level cache, as reported for dom0's first CPU.
 fn llc_bytes(root: &Path) -> Option<Bytes> {
     let caches = root.join("sys/devices/system/cpu/cpu0/cache");
     let of = |index: u32| {
@@ -135,7 +135,7 @@ fn llc_bytes(root: &Path) -> Option<Bytes> {
         let kib: u64 = text.trim().strip_suffix('K')?.parse().ok()?;
         Some(Bytes(kib.checked_mul(1024)?)).filter(|bytes| *bytes != Bytes::ZERO)
     };
-    // The third level is the last on every x86 of a server; where there is none nothing is shared.
+    // The third level is the last on every x86 server; without it nothing is shared.
     of(3)
 }
 

@@ -1,5 +1,6 @@
-//! One hypercall that libxenctrl does not make: a domain's node affinity is to follow its CPUs again, as that of a new domain
-//! does. Xen 4.17 takes an affinity to all nodes that there may ever be for that; libxenctrl's sets end with the host's last.
+//! One hypercall that libxenctrl does not make: it lets a domain's node affinity follow its CPUs again, like that of a new
+//! domain. For that Xen 4.17 takes an affinity to all nodes that there may ever be; libxenctrl's sets end with the host's
+//! last.
 
 #![allow(unsafe_code)] // a call of the hypervisor, with memory that it reads and writes
 
@@ -7,7 +8,7 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
-/// Linux's way to it.
+/// Linux's device for hypercalls.
 const DEVICE: &str = "dev/xen/privcmd";
 /// `IOCTL_PRIVCMD_HYPERCALL`: no direction, type `P`, number 0, of a [`Call`].
 const HYPERCALL: libc::c_ulong = (size_of::<Call>() as libc::c_ulong) << 16 | (b'P' as libc::c_ulong) << 8;
@@ -19,7 +20,7 @@ const GET: u32 = 69;
 /// `MAX_NUMNODES` on x86.
 const NODES: u32 = 64;
 const PAGE: usize = 4096;
-/// The kernel may move a page just then, and the hypervisor does not wait for it.
+/// The kernel may be moving a page at that moment, and the hypervisor does not wait for it.
 const TRIES: u32 = 5;
 
 /// `privcmd_hypercall`.
@@ -42,12 +43,12 @@ struct Order {
     nodes: u64,
 }
 
-/// Nodes of a domain as the hypervisor has them, bit by bit: what shows that its calls are the ones that are known here.
+/// Nodes of a domain in the hypervisor, bit by bit: shows that its calls are the ones known here.
 pub fn nodes(root: &Path, domid: u32) -> std::io::Result<u64> {
     call(root, domid, GET, 0)
 }
 
-/// Has a domain's node affinity follow its CPUs.
+/// Makes a domain's node affinity follow its CPUs.
 pub fn follow(root: &Path, domid: u32) -> std::io::Result<()> {
     call(root, domid, SET, u64::MAX).map(drop)
 }
@@ -58,7 +59,7 @@ fn call(root: &Path, domid: u32, command: u32, nodes: u64) -> std::io::Result<u6
         .write(true)
         .open(root.join(DEVICE))?;
     let domain = u16::try_from(domid).map_err(std::io::Error::other)?;
-    // SAFETY: a page of our own, locked, as the hypervisor does not wait for one that is not there.
+    // SAFETY: our own page, locked, as the hypervisor does not wait for a page that is not there.
     unsafe {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_LOCKED | libc::MAP_POPULATE;
         let page = libc::mmap(

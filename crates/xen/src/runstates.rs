@@ -1,42 +1,42 @@
 //! How long vCPUs ran, waited for a CPU and were kept off it, from the hypervisor's trace of each change.
 //!
-//! # What is read
+//! # Input
 //! `xentrace -e 0x21000` writes a record for each change (`xen/include/public/trace.h`): a word with the event in its low 28
 //! bits, above them the count of words that follow, and in bit 31 whether a 64-bit time stamp stands between, in cycles. The
 //! event of a change has the old state in bits 8 and 9 and the new one in bits 4 and 5; its one word is the domain's number in
 //! the upper half and the vCPU's in the lower. Words are little-endian.
 //!
-//! # How it is summed
+//! # Summing
 //! 1. Records of the CPUs come mixed, CPU by CPU, each stamped by its own: they wait until the newest is [`LATE`] newer, and are
-//!    taken in order of time. All CPUs count alike, as Xen itself relies on.
-//! 2. A change says in which state its vCPU was since the one before. If that one says otherwise records were lost between, or
-//!    came later than all waited: that time is nobody's, and the vCPU's sums are not known until its next change.
-//! 3. What a vCPU has been in since its last change counts up to the newest record that is taken.
+//!    processed in order of time. All CPUs count alike, as Xen itself relies on.
+//! 2. A change has the state of its vCPU since the previous one. If the previous one disagrees, records were lost in between, or
+//!    came too late: that time is not counted, and the vCPU's sums are unknown until its next change.
+//! 3. A vCPU's current state counts up to the newest record that was processed.
 //!
 //! # Trust
-//! What comes is believed no further than this: any bytes are read, what is kept is bounded ([`PENDING_MAX`], [`VCPUS_MAX`]), and
-//! sums only grow. What does not fit ends knowledge, and never makes a wrong sum of it.
+//! The input is not trusted: any bytes can be read, what is kept is bounded ([`PENDING_MAX`], [`VCPUS_MAX`]), and sums only
+//! grow. Input that does not fit makes sums unknown, and never wrong.
 
 use std::collections::BTreeMap;
 
 use homenode_units::Ns;
 
-/// Runstate changes alone.
+/// Only runstate changes.
 pub const CLASS: &str = "0x21000";
 const CHANGE: u32 = 0x21001;
 const STATES: u32 = 0x330;
 const EVENT: u32 = 0x0fff_ffff;
 const HAS_CYCLES: u32 = 1 << 31;
-/// The number of what runs where nobody wants to.
+/// Number of the idle domain.
 const IDLE: u16 = 0x7fff;
-/// For how long a record waits for older ones. `xentrace` reads all CPUs' buffers every 100 ms, one after the other.
+/// How long a record waits for older ones. `xentrace` reads all CPUs' buffers every 100 ms, one after the other.
 pub const LATE: Ns = Ns::from_millis(250);
-/// More records that wait are not kept.
+/// Most records that wait.
 pub const PENDING_MAX: usize = 1 << 20;
-/// More vCPUs are not known.
+/// Most vCPUs that are tracked.
 pub const VCPUS_MAX: usize = 1 << 16;
 
-/// What a vCPU does.
+/// State of a vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
     /// It runs.
@@ -63,27 +63,27 @@ impl State {
 /// A vCPU's change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Change {
-    /// When, by the CPU's counter.
+    /// Its time, by the CPU's counter.
     pub cycles: u64,
-    /// Number of its domain.
+    /// Number of the vCPU's domain.
     pub domain: u16,
-    /// Its own.
+    /// The vCPU's number.
     pub vcpu: u16,
-    /// What it did before.
+    /// State before.
     pub from: State,
-    /// What it does now.
+    /// State now.
     pub to: State,
 }
 
-/// Reads a trace as it comes, in parts that may end anywhere.
+/// Parses a trace as it comes, in parts that may end anywhere.
 #[derive(Debug, Default)]
 pub struct Records {
-    /// The begin of a record that is not all there: fewer than 40 bytes.
+    /// The beginning of an incomplete record: fewer than 40 bytes.
     rest: Vec<u8>,
 }
 
 impl Records {
-    /// The changes in the next part. Other records are left out.
+    /// The changes in the next part. Skips other records.
     pub fn read(&mut self, part: &[u8]) -> Vec<Change> {
         let mut bytes = std::mem::take(&mut self.rest);
         bytes.extend_from_slice(part);
@@ -97,13 +97,13 @@ impl Records {
         changes
     }
 
-    /// Whether a record has begun and is not all there.
+    /// Whether a record is incomplete.
     pub fn is_within(&self) -> bool {
         !self.rest.is_empty()
     }
 }
 
-/// The first record, if it is a change, and what follows it; nothing where it is not all there.
+/// Parses the first record, if it is a change, and returns what follows it; `None` if it is incomplete.
 fn record(bytes: &[u8]) -> Option<(Option<Change>, &[u8])> {
     let (head, rest) = bytes.split_first_chunk::<4>()?;
     let head = u32::from_le_bytes(*head);
@@ -130,16 +130,16 @@ fn record(bytes: &[u8]) -> Option<(Option<Change>, &[u8])> {
     Some((change, rest))
 }
 
-/// What a vCPU is known to have done since the trace began.
+/// Known times of a vCPU since the trace began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Spent {
-    /// Wanted to run, and waited.
+    /// Time it wanted to run, and waited.
     pub runnable: Ns,
-    /// Was kept off: by its cap, or paused.
+    /// Time it was kept off: by its cap, or paused.
     pub offline: Ns,
 }
 
-/// A vCPU, in cycles.
+/// Sums of a vCPU, in cycles.
 #[derive(Debug, Clone, Copy)]
 struct Vcpu {
     /// Unknown after records were lost.
@@ -147,12 +147,12 @@ struct Vcpu {
     since: u64,
     runnable: u64,
     offline: u64,
-    /// Its last change did not fit the one before.
+    /// Whether its last change did not fit the one before.
     is_broken: bool,
 }
 
 impl Vcpu {
-    /// Its sums if it stays as it is until then.
+    /// Its sums at a later time, if its state does not change.
     fn until(mut self, at: u64) -> Vcpu {
         let time = at.saturating_sub(self.since);
         match self.state {
@@ -170,17 +170,17 @@ impl Vcpu {
 pub struct Runstates {
     cycles_per_s: f64,
     late: u64,
-    /// By time; changes of the same time in the order in which they came.
+    /// By time; changes of the same time in their order of arrival.
     pending: BTreeMap<u64, Vec<Change>>,
     count: usize,
     newest: u64,
-    /// Up to when all was taken.
+    /// Time up to which everything was processed.
     taken: u64,
     vcpus: BTreeMap<(u16, u16), Vcpu>,
 }
 
 impl Runstates {
-    /// Nothing is known yet; CPUs count so many cycles a second.
+    /// No sums yet; `cycles_per_s` is the frequency of the CPUs' counters.
     pub fn new(cycles_per_s: f64) -> Runstates {
         Runstates {
             cycles_per_s,
@@ -193,10 +193,10 @@ impl Runstates {
         }
     }
 
-    /// Takes in what was read. Too much at once is as if records were lost.
+    /// Adds changes. Too many at once count as lost records.
     pub fn add(&mut self, changes: &[Change]) {
         for change in changes {
-            // A time stamp of another counter would keep all that follow waiting, or take them at once.
+            // A time stamp of another counter would hold up all later changes, or process them at once.
             let is_far =
                 self.newest > 0 && change.cycles.abs_diff(self.newest) > self.late.saturating_mul(1 << 12);
             if is_far || self.count >= PENDING_MAX {
@@ -209,18 +209,18 @@ impl Runstates {
         self.take(self.newest.saturating_sub(self.late));
     }
 
-    /// Records were lost: what vCPUs do is not known until it is told twice.
+    /// Records were lost: vCPUs' states are unknown until two changes agree.
     pub fn forget(&mut self) {
         self.pending.clear();
         for vcpu in self.vcpus.values_mut() {
-            // What was told stays.
+            // Earlier sums stay.
             *vcpu = vcpu.until(self.taken);
             (vcpu.state, vcpu.since, vcpu.is_broken) = (None, 0, true);
         }
         (self.count, self.newest, self.taken) = (0, 0, 0);
     }
 
-    /// Forgets vCPUs of domains that are gone.
+    /// Forgets vCPUs of ended domains.
     pub fn keep_only(&mut self, domains: impl Fn(u16) -> bool) {
         self.vcpus.retain(|(domain, _), _| domains(*domain));
     }
@@ -245,7 +245,7 @@ impl Runstates {
             }
             return;
         };
-        // What was told stays.
+        // Earlier sums stay.
         let taken = self.taken;
         let fits = vcpu.state == Some(change.from) && vcpu.since.max(taken) <= change.cycles;
         *vcpu = match fits {
@@ -263,7 +263,7 @@ impl Runstates {
         };
     }
 
-    /// Says what a vCPU does, as far as its changes have not told: one that does the same all the time has none.
+    /// Sets a vCPU's state if no change has shown it: a vCPU that does not change has no records.
     pub fn begin(&mut self, domain: u16, vcpu: u16, state: State) {
         let taken = self.taken;
         if taken > 0 && self.vcpus.len() < VCPUS_MAX {
@@ -273,7 +273,7 @@ impl Runstates {
         }
     }
 
-    /// What a vCPU did so far; `None` where that is not known.
+    /// Times of a vCPU so far; `None` if unknown.
     pub fn spent(&self, domain: u16, vcpu: u16) -> Option<Spent> {
         let known = self.vcpus.get(&(domain, vcpu)).filter(|known| !known.is_broken)?;
         let known = known.until(self.taken);
@@ -302,7 +302,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// CPUs count a thousand cycles a second: a cycle is a millisecond.
+    /// Counters with a thousand cycles per second: a cycle is a millisecond.
     const CYCLES_PER_S: f64 = 1000.0;
 
     fn change(cycles: u64, from: State, to: State) -> Change {
@@ -315,7 +315,7 @@ mod tests {
         }
     }
 
-    /// A record of it, as Xen writes it.
+    /// A record of it, in Xen's format.
     fn written(change: &Change) -> Vec<u8> {
         let (from, to) = (change.from as u32, change.to as u32);
         let head = HAS_CYCLES | 1 << 28 | CHANGE | from << 8 | to << 4;
@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn changes_are_read_wherever_the_parts_end() {
-        // Which CPU the records after it are of: a tracing tool's own record, without a time.
+        // The CPU of the following records: a record of the tracing tool itself, without a time.
         let mut bytes: Vec<u8> = [2 << 28 | 0x1f003_u32, 3, 0]
             .iter()
             .flat_map(|word| word.to_le_bytes())
@@ -364,7 +364,7 @@ mod tests {
         ]);
         assert_eq!(spent(&runstates), None, "they wait for older ones");
         runstates.add(&[change(10_200, State::Offline, State::Runnable)]);
-        // 10 to 10.03 s it waited, 10.13 to 10.2 s it was kept off, and from then on it waits.
+        // From 10 to 10.03 s it waited, from 10.13 to 10.2 s it was kept off, and from then on it waits.
         runstates.add(&[change(10_700, State::Runnable, State::Running)]);
         assert_eq!(spent(&runstates), Some((30 + 250, 70)));
         runstates.add(&[change(11_000, State::Running, State::Blocked)]);

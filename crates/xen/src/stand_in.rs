@@ -1,7 +1,8 @@
-//! What a hypervisor does of itself and none can be made to do by hand in a test: four nodes with a CPU each, and its domains,
-//! behind the functions of libxenctrl that are called. The testbed's cases run the same on a real one.
+//! Stands in for a hypervisor in tests: four nodes with a CPU each, and its domains, behind the functions of libxenctrl that
+//! are called. The testbed's cases run the same on a real one.
 
-#![allow(unsafe_code)] // functions that are called as C's are
+// Functions that are called like C functions, with pointers of the calls that this crate makes.
+#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -33,13 +34,13 @@ pub struct Dom {
     pub nodes: u8,
     pub share: (u16, u16),
     pub pages: u64,
-    /// What its balloon is to come to, in KiB; its guest does at once.
+    /// Its balloon's target, in KiB; its guest follows at once.
     pub target: Option<u64>,
     pub flags: u32,
 }
 
 impl Dom {
-    /// One with two vCPUs that may run anywhere.
+    /// A domain with two vCPUs that may run anywhere.
     pub fn new(name: &str, uuid: u128) -> Dom {
         let vcpu = Vcpu {
             is_online: true,
@@ -58,7 +59,7 @@ impl Dom {
         }
     }
 
-    /// One that is being built.
+    /// A domain that is being built.
     pub fn paused(mut self) -> Dom {
         self.flags = PAUSED;
         self
@@ -70,14 +71,14 @@ impl Dom {
 pub struct World {
     pub doms: BTreeMap<u32, Dom>,
     pub console: String,
-    /// Calls of this name fail.
+    /// Name of a call that fails.
     pub failing: Option<&'static str>,
     pub keys_pressed: u32,
-    /// Why xenstore says nothing.
+    /// Why xenstore does not answer.
     pub store_fails: Option<String>,
 }
 
-/// See the module.
+/// The stand-in; see the module.
 #[derive(Clone, Debug, Default)]
 pub struct StandIn(Arc<Mutex<World>>);
 
@@ -129,11 +130,11 @@ fn value(world: &World, path: &str) -> Option<String> {
 }
 
 fn world<'a>(handle: *mut c_void) -> MutexGuard<'a, World> {
-    // SAFETY: the handle is one that `open` made, and lives as long as the hypervisor that calls.
+    // SAFETY: the handle was made by `open`, and lives as long as the hypervisor that calls.
     unsafe { (*handle.cast::<Arc<Mutex<World>>>()).lock().unwrap() }
 }
 
-/// Does something to a domain; -1 where there is none, or where this call is to fail.
+/// Changes a domain; returns -1 if there is none, or if this call must fail.
 fn with(handle: *mut c_void, call: &str, domid: u32, act: impl FnOnce(&mut Dom)) -> c_int {
     let mut world = world(handle);
     if world.failing == Some(call) {
@@ -275,7 +276,7 @@ unsafe extern "C" fn share(handle: *mut c_void, domid: u32, share: *mut Share) -
     })
 }
 
-/// As both schedulers do: a weight of 0 leaves the one that there is.
+/// As in both schedulers: a weight of 0 keeps the current one.
 unsafe extern "C" fn set_share(handle: *mut c_void, domid: u32, share: *mut Share) -> c_int {
     let share = unsafe { *share };
     with(handle, "set_share", domid, |dom| {

@@ -1,4 +1,4 @@
-//! Xenstore, asked by a thread of its own: a daemon that hangs, or one that was killed, has the thread wait and not the agent.
+//! Xenstore, read by a separate thread: if the daemon hangs, or was killed, that thread waits and not the agent.
 
 #![allow(unsafe_code)] // calls of a C library
 
@@ -10,19 +10,19 @@ use std::time::Duration;
 
 use crate::library::Store;
 
-/// How long xenstored may take to answer all that is asked at once: it takes milliseconds, and seconds on an emulated host.
+/// How long xenstored may take to answer one batch: it takes milliseconds, and seconds on an emulated host.
 const ANSWER_MAX: Duration = Duration::from_secs(3);
 
-/// What is said meanwhile, and ever since.
+/// The error meanwhile, and from then on.
 const SILENT: &str = "it does not answer";
 
-/// What stands under each path, nothing where there is no such, or why that is not known. Of a path that ends in `/`: what there
-/// is below it, a name to a line.
+/// The values of paths, `None` for a path that does not exist, or why they are unknown. For a path that ends in `/`: the
+/// names below it, one per line.
 pub type Read = Result<Vec<Option<String>>, String>;
 
 type Reader = dyn Fn(&[String]) -> Read + Send + Sync;
 
-/// What reads xenstore, however long it takes.
+/// A function that reads xenstore, however long it takes.
 #[derive(Clone)]
 pub struct Source(Arc<Reader>);
 
@@ -33,29 +33,29 @@ impl std::fmt::Debug for Source {
 }
 
 impl Source {
-    /// Of a function that reads.
+    /// A source with this function.
     pub fn new(read: impl Fn(&[String]) -> Read + Send + Sync + 'static) -> Source {
         Source(Arc::new(read))
     }
 
-    /// This host's, by its library.
+    /// This host's xenstore, through its library.
     pub fn of(library: Store) -> Source {
         Source::new(move |paths| Connection::open(&library)?.read(paths))
     }
 }
 
-/// See the module.
+/// Reads xenstore with a time limit; see the module.
 #[derive(Debug)]
 pub struct Asking {
     questions: Sender<Vec<String>>,
     answers: Receiver<Read>,
-    /// Whether an answer is still to come that nobody waits for any more.
+    /// Whether an abandoned answer is still to come.
     is_late: bool,
     patience: Duration,
 }
 
 impl Asking {
-    /// Starts the thread. It ends with this value, or with the program where it hangs.
+    /// Starts the thread. It ends with this value, or, if it hangs, with the program.
     pub fn start(source: Source) -> Asking {
         Asking::with(source, ANSWER_MAX)
     }
@@ -78,10 +78,10 @@ impl Asking {
         }
     }
 
-    /// What stands under these paths, in their order.
+    /// Reads the values of these paths, in their order.
     ///
     /// # Errors
-    /// Why that is not known. While an answer is late that is said at once.
+    /// Why they are unknown. While an answer is late this fails at once.
     pub fn read(&mut self, paths: Vec<String>) -> Read {
         let gone = || "the thread that asks it has ended".to_owned();
         if self.is_late && self.answers.try_recv().is_err() {
@@ -108,7 +108,7 @@ struct Connection<'a> {
 
 impl Connection<'_> {
     fn open(library: &Store) -> Result<Connection<'_>, String> {
-        // SAFETY: what it gives is closed with the value.
+        // SAFETY: the handle is closed with the value.
         let handle = NonNull::new(unsafe { (library.xs_open)(0) });
         let handle = handle.ok_or_else(|| format!("xs_open: {}", std::io::Error::last_os_error()))?;
         Ok(Connection { library, handle })
@@ -118,12 +118,12 @@ impl Connection<'_> {
         paths.iter().map(|path| self.value(path)).collect()
     }
 
-    /// What there is below a path, a name to a line.
+    /// The names below a path, one per line.
     fn names(&self, path: &str) -> Result<Option<String>, String> {
         let Ok(path) = CString::new(path) else {
             return Ok(None);
         };
-        // SAFETY: the connection is open; what it gives are so many texts, which are freed with the list of them.
+        // SAFETY: the connection is open; the result is that many texts, which are freed with their list.
         unsafe {
             let mut count: c_uint = 0;
             let list = (self.library.xs_directory)(self.handle.as_ptr(), 0, path.as_ptr(), &raw mut count);
@@ -145,7 +145,7 @@ impl Connection<'_> {
         let Ok(path) = CString::new(path) else {
             return Ok(None);
         };
-        // SAFETY: the connection is open; what it gives is `length` bytes that are ours to free.
+        // SAFETY: the connection is open; the result is `length` bytes that are ours to free.
         unsafe {
             let mut length: c_uint = 0;
             let read = (self.library.xs_read)(self.handle.as_ptr(), 0, path.as_ptr(), &raw mut length);
@@ -160,7 +160,7 @@ impl Connection<'_> {
     }
 }
 
-/// Tells xenstored that a domain goes on that had said it would end.
+/// Notifies xenstored that a domain goes on after it had announced its end.
 ///
 /// # Errors
 /// What failed.
@@ -173,7 +173,7 @@ pub fn resumed(library: &Store, domid: u32) -> Result<(), String> {
     }
 }
 
-/// Nothing is there, or the call failed.
+/// `None` if nothing is there, or the error of the call.
 fn none_or(call: &str) -> Result<Option<String>, String> {
     let error = std::io::Error::last_os_error();
     match error.kind() {
@@ -210,8 +210,8 @@ mod tests {
         assert_eq!(asking.read(of("b")), Err(SILENT.into()));
         let begun = std::time::Instant::now();
         assert_eq!(asking.read(of("c")), Err(SILENT.into()));
-        assert!(begun.elapsed() < Duration::from_millis(50), "nobody waits again");
-        // It goes on: the late answer is to the old question, and is thrown away.
+        assert!(begun.elapsed() < Duration::from_millis(50), "no second wait");
+        // It goes on: the late answer is to the old question, and is discarded.
         go.send(()).unwrap();
         go.send(()).unwrap();
         let answered = (0..500).find_map(|_| {

@@ -1,17 +1,17 @@
 //! Xen's trace of runstates, read through `xentrace` while the agent runs.
 //!
-//! # Whose the trace is
-//! A host has one set of trace buffers, and one who reads them. It is taken only where nobody can miss it:
+//! # Ownership
+//! A host has one set of trace buffers, and one reader of them. The agent takes it only if no other program can miss it:
 //!
-//! 1. Nobody is bound to the event that Xen sends to who reads them (`VIRQ_TBUF`). Xen binds it to one alone: an `xentrace` of an
-//!    operator's has it while it runs, and fails to start while ours does, with a reason.
-//! 2. Xen has no buffers yet, or those that an agent had made ([`MARK`]). Xen does not tell whether it traces, so that buffers of
-//!    somebody else's are taken to be in use.
+//! 1. No program is bound to the event that Xen sends to the reader (`VIRQ_TBUF`). Xen binds it to a single one: an operator's
+//!    `xentrace` has it while it runs, and fails to start with a reason while ours does.
+//! 2. Xen has no buffers yet, or those that an agent had made ([`MARK`]). Xen does not report whether it traces, so another
+//!    program's buffers count as in use.
 //!
-//! # How it ends
-//! `xentrace` gets SIGTERM when the agent stops, and also when it dies in any way: then it stops tracing and ends. Where it could
-//! not (it was killed as well), who undoes what the agent did stops tracing ([`stop_leftover`]). The buffers stay until the host
-//! is booted again: Xen has no call that frees them.
+//! # End
+//! `xentrace` gets SIGTERM when the agent stops, and also when the agent dies in any way: then it stops tracing and ends. If
+//! it could not (it was killed as well), the process that undoes the agent's changes stops tracing ([`stop_leftover`]). The
+//! buffers stay until the host reboots: Xen has no call that frees them.
 
 #![allow(unsafe_code)] // signals to a child, a device that the standard library does not know
 
@@ -31,9 +31,9 @@ use homenode_undo::state_dir::{STATE_DIR, StateDir};
 use crate::hypervisor::Hypervisor;
 use crate::runstates::{CLASS, Records, Runstates};
 
-/// Says that trace buffers are an agent's, and of which boot; in the host's own place, beside the lock of who acts.
+/// Marks trace buffers as an agent's, of which boot; in the host's own place, next to the acting lock.
 pub const MARK: &str = "xentrace";
-/// More than it says.
+/// More than the mark's length.
 const MARK_BYTES_MAX: u64 = 64;
 /// Where events are bound.
 const EVENTS: &str = "dev/xen/evtchn";
@@ -43,15 +43,15 @@ const VIRQ_TBUF: u32 = 4;
 /// How long `xentrace` may take to end.
 const ENDING_MAX: Duration = Duration::from_secs(5);
 const READ_BYTES: usize = 64 << 10;
-/// More of what it complains of is not read.
+/// Most bytes of its error output that are read.
 const SAID_MAX: u64 = 4096;
 
-/// What the trace has told so far.
+/// Results of the trace so far.
 #[derive(Debug)]
 pub struct Told {
     /// Sums of vCPUs.
     pub runstates: Runstates,
-    /// Why no more comes.
+    /// Why no more comes, if the trace has ended.
     pub ended: Option<String>,
 }
 
@@ -68,16 +68,16 @@ impl Trace {
     /// Begins to trace.
     ///
     /// # Errors
-    /// Why not: a sentence.
+    /// Why it cannot: a sentence.
     pub fn begin(hypervisor: &Hypervisor, root: &Path) -> Result<Trace, String> {
         let dir = StateDir::open(&place(root)).map_err(|error| error.to_string())?;
         if is_read(root)? {
-            return Err("somebody else traces Xen; end that, and start the agent again".into());
+            return Err("another program traces Xen; end it, and start the agent again".into());
         }
         let ours = is_marked(&dir, hypervisor);
         if hypervisor.has_trace_buffers() && !ours {
             return Err(format!(
-                "somebody has made Xen's trace buffers, and may trace into them; if nobody does, say so with `echo {} > {}`",
+                "another program has made Xen's trace buffers, and may trace into them; if none does, say so with `echo {} > {}`",
                 hypervisor.boot(),
                 dir.path_of(MARK).display()
             ));
@@ -100,7 +100,7 @@ impl Trace {
         })
     }
 
-    /// What it has told so far.
+    /// Results so far.
     pub fn told(&self) -> MutexGuard<'_, Told> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -108,7 +108,7 @@ impl Trace {
 
 impl Drop for Trace {
     fn drop(&mut self) {
-        // SAFETY: a signal to a child that was not waited for, whose number is therefore still its own.
+        // SAFETY: a signal to a child that was not waited for, so its number is still its own.
         let _ = unsafe { libc::kill(self.child.id().cast_signed(), libc::SIGTERM) };
         let begin = Instant::now();
         let ended = loop {
@@ -133,7 +133,7 @@ impl Drop for Trace {
     }
 }
 
-/// Starts `xentrace` on the thread that reads what it writes: Linux ends a child with the thread that made it.
+/// Starts `xentrace` on the thread that reads its output: Linux ends such a child with the thread that made it.
 fn start(told: Arc<Mutex<Told>>) -> Result<(Child, JoinHandle<()>), String> {
     let (send, receive) = mpsc::channel();
     let read = move || {
@@ -145,7 +145,7 @@ fn start(told: Arc<Mutex<Told>>) -> Result<(Child, JoinHandle<()>), String> {
         let _ = send.send(Ok(child));
         let why = output.map_or_else(|| "it has no output".into(), |output| follow(output, &told));
         let mut said = Vec::new();
-        // Its complaints are few.
+        // Its error output is short.
         let _ = complaints.map(|complaints| complaints.take(SAID_MAX).read_to_end(&mut said));
         let said = String::from_utf8_lossy(&said);
         let last = said.lines().rev().find(|line| !line.trim().is_empty());
@@ -160,7 +160,7 @@ fn start(told: Arc<Mutex<Told>>) -> Result<(Child, JoinHandle<()>), String> {
 
 fn xentrace() -> Command {
     let mut command = Command::new("xentrace");
-    // It wants a file's name.
+    // It needs a file's name.
     command.args(["-D", "-e", CLASS, "/proc/self/fd/1"]);
     command
         .stdin(Stdio::null())
@@ -173,7 +173,7 @@ fn xentrace() -> Command {
             if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) != 0 {
                 return Err(Error::last_os_error());
             }
-            // It died before that.
+            // The parent died before that.
             if libc::getppid() as u32 != parent {
                 return Err(Error::from_raw_os_error(libc::ESRCH));
             }
@@ -185,7 +185,7 @@ fn xentrace() -> Command {
     command
 }
 
-/// Reads to the end; says why it ended.
+/// Reads to the end. Returns why it ended.
 fn follow(mut output: ChildStdout, told: &Mutex<Told>) -> String {
     let mut records = Records::default();
     let mut room = vec![0; READ_BYTES];
@@ -203,7 +203,7 @@ fn follow(mut output: ChildStdout, told: &Mutex<Told>) -> String {
     }
 }
 
-/// Whether somebody is bound to the event of who reads the trace.
+/// Whether a program is bound to the event of the trace's reader.
 fn is_read(root: &Path) -> Result<bool, String> {
     let path = root.join(EVENTS);
     let failed = |error: Error| format!("{}: {error}", path.display());
@@ -213,7 +213,7 @@ fn is_read(root: &Path) -> Result<bool, String> {
         .open(&path)
         .map_err(failed)?;
     let virq = VIRQ_TBUF;
-    // SAFETY: it reads one number. What is bound is unbound when the device is closed.
+    // SAFETY: it reads one number. The binding ends when the device is closed.
     match unsafe { libc::ioctl(events.as_raw_fd(), BIND_VIRQ, &raw const virq) } {
         0.. => Ok(false),
         _ => match Error::last_os_error() {
@@ -233,7 +233,7 @@ fn is_marked(dir: &StateDir, hypervisor: &Hypervisor) -> bool {
     mark.is_some_and(|of| String::from_utf8_lossy(&of).trim() == hypervisor.boot().to_string())
 }
 
-/// Stops tracing where an agent that is no more could not: its mark is there, and nobody reads.
+/// Stops tracing if a dead agent could not: its mark is there, and no program reads.
 ///
 /// # Errors
 /// Why that failed.

@@ -1,7 +1,7 @@
 //! How long each domain's vCPUs waited for a CPU, for samples.
 //!
-//! Time that a vCPU was kept off counts as waiting, and as throttled, while its domain has a cap. Without one it was paused,
-//! which is neither.
+//! Time that a vCPU was kept off counts as waiting, and as throttled, while its domain has a cap. Without a cap it was
+//! paused, which is neither.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use crate::domain::{Domain, OfVcpus, Waited};
 use crate::runstates::{Runstates, Spent};
 use crate::trace::Trace;
 
-/// What vCPUs waited, by index; those of which it is not known are left out.
+/// Waiting times of vCPUs, by index; leaves out unknown ones.
 pub type Waits = OfVcpus<Waited>;
 
-/// A trace, and what was made of it.
+/// A trace, and the sums made from it.
 #[derive(Debug)]
 pub struct Waiting {
     trace: Trace,
@@ -23,7 +23,7 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// Of a trace that has begun.
+    /// From a trace that has begun.
     pub fn new(trace: Trace) -> Waiting {
         Waiting {
             trace,
@@ -32,7 +32,7 @@ impl Waiting {
         }
     }
 
-    /// What the vCPUs of these domains waited so far.
+    /// Waiting times of these domains' vCPUs so far.
     pub fn look(&mut self, domains: &BTreeMap<VmId, Domain>) -> BTreeMap<VmId, Waits> {
         let mut told = self.trace.told();
         match told.ended {
@@ -76,7 +76,7 @@ impl Sums {
         told
     }
 
-    /// Takes in what a vCPU has spent so far.
+    /// Adds a vCPU's times so far.
     fn add(&mut self, key: (u16, u16), spent: Spent, is_capped: bool) -> Waited {
         let (before, throttled) = self.0.entry(key).or_default();
         let since = spent.offline.saturating_sub(*before);

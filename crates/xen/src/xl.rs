@@ -1,4 +1,4 @@
-//! Commands of `xl`'s that end soon: each must end in time, and what it said is told where it failed.
+//! Short commands of `xl`: each has a time limit, and its output is reported if it fails.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _};
@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::MemfdFlags;
 
-/// How often is looked whether it has ended.
+/// How often to check whether it has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// More of what it said is not read.
+/// Most bytes of its output that are read.
 const SAID_MAX: u64 = 64 << 10;
 
 /// How long `xl mem-set` may take.
 const SET_MAX: Duration = Duration::from_secs(8);
 
-/// Has the domain of this number come to so many KiB.
+/// Sets the balloon target of the domain of this number, in KiB.
 ///
 /// # Errors
 /// As [`run`].
@@ -27,10 +27,10 @@ pub fn set_memory(domid: u32, kib: u64) -> Result<(), String> {
 /// Runs one of them.
 ///
 /// # Errors
-/// It failed, with what it said, or did not end within `limit`, and was ended.
+/// When it failed, with its output, or did not end within `limit`, and was killed.
 pub fn run(arguments: &[&str], limit: Duration) -> Result<(), String> {
     let failed = |why: String| format!("xl {}: {why}", arguments.join(" "));
-    // No pipe: it could fill while the command is waited for, which would then wait, too.
+    // Not a pipe: a full pipe would block the command while we wait for it.
     let said =
         rustix::fs::memfd_create("xl", MemfdFlags::CLOEXEC).map_err(|error| failed(error.to_string()))?;
     let mut said = File::from(said);
@@ -68,8 +68,8 @@ fn ended(child: &mut Child, limit: Duration) -> Result<ExitStatus, String> {
     Err(format!("it did not end within {} s", limit.as_secs()))
 }
 
-/// What of all that was said tells why something failed: the last line of ours, where a program of ours had a part in it, and
-/// the first of `xl`'s that speaks of an error.
+/// The part of the output that tells why something failed: the last line of a program of ours, if one took part, and the
+/// first line of `xl`'s that reports an error.
 pub fn reason(text: &str) -> String {
     let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
     // Ours says that the domain was not sent or received whole, and the other's first word may say why.

@@ -1,1 +1,1 @@
-"""What the schedulers of fleets need to hear the agents of their hosts."""
+"""Shims between fleet schedulers and the agents of their hosts."""

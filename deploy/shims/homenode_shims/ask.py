@@ -1,7 +1,7 @@
-"""Asks the agents of many hosts at once where a VM would fit, and waits no longer than it is told to.
+"""Asks the agents of many hosts at once where a VM would fit, within a time limit.
 
-A host that is silent, slow, or answers with something else than the API says has no score. What that means is for who asked: the
-shims take such a host for an average one (`neutral`), so that a dead agent neither draws VMs to its host nor keeps them off.
+A host that is silent, slow, or answers with anything but the API's format has no score. The caller decides what that means: the
+shims give such a host the average score (`neutral`), so that a dead agent neither attracts VMs to its host nor keeps them off.
 """
 
 import base64
@@ -13,18 +13,18 @@ import ssl
 import time
 import urllib.parse
 
-# A thread waits for one host. Silent ones keep theirs for the whole time, and others wait behind them where there are more.
+# Number of threads, each waiting for one host. A silent host blocks its thread for the whole time, and further hosts wait.
 THREADS = 256
-# What an answer has at most: one is some kilobytes, more of a host with many nodes.
+# Most bytes of an answer: one has some kilobytes, or more for a host with many nodes.
 ANSWER_BYTES_MAX = 1 << 20
 
 
 class Wrong(Exception):
-    """An answer that is none."""
+    """An invalid answer."""
 
 
 def score_of(answer):
-    """The score in what `POST /v1/placements/evaluate` answers."""
+    """Returns the score in an answer to `POST /v1/placements/evaluate`."""
     if not isinstance(answer, dict) or not isinstance(answer.get("fits"), bool):
         raise Wrong("it does not say whether the VM fits")
     score = answer.get("score")
@@ -34,17 +34,17 @@ def score_of(answer):
 
 
 def neutral(scores):
-    """Scores by host, with those who have none as good as the others are on average; all alike where nobody has one."""
+    """Returns scores by host, with the average for hosts that have none; zero for all if no host has one."""
     known = [score for score in scores.values() if score is not None]
     mean = sum(known) / len(known) if known else 0.0
     return {host: mean if score is None else score for host, score in scores.items()}
 
 
 class Agents:
-    """How agents are reached, and as whom."""
+    """The addresses of agents, and the credentials to use."""
 
     def __init__(self, template, addresses=None, ca_file=None, user=None, password=None):
-        """`template` is an address with `{host}` in it, `addresses` has those of hosts that are elsewhere."""
+        """`template` is an address with `{host}` in it; `addresses` has the hosts that are elsewhere."""
         self.template = template
         self.addresses = dict(addresses or {})
         self.context = ssl.create_default_context(cafile=ca_file)
@@ -58,7 +58,7 @@ class Agents:
         return self.addresses.get(host) or self.template.replace("{host}", host)
 
     def scores(self, hosts, wanted, seconds):
-        """The score of each host for a VM, `None` where there is none, and what is wrong with those."""
+        """Returns the score of each host for a VM, `None` if there is none, and the errors of those hosts."""
         until = time.monotonic() + seconds
         body = json.dumps(wanted).encode()
         asked = {host: self.threads.submit(self.score, host, body, until) for host in hosts}
@@ -68,18 +68,18 @@ class Agents:
             try:
                 scores[host] = future.result(timeout=0)
             except (OSError, http.client.HTTPException, ValueError, Wrong) as error:
-                # A thread's time-out is one of these too.
+                # Includes a thread's timeout.
                 future.cancel()
                 scores[host], troubles[host] = None, str(error) or f"it is silent for {seconds} s"
         return scores, troubles
 
     def score(self, host, body, until):
-        """What one host answers, by then."""
+        """Returns the score of one host, by the deadline `until`."""
         answer = self.ask(self.address(host), "/v1/placements/evaluate", body, until)
         return score_of(answer)
 
     def ask(self, address, path, body, until):
-        """An answer in JSON, by then: with `body` it is posted. No step may take longer than what is left, whoever dawdles."""
+        """Returns a JSON answer, by the deadline `until`; with `body` the request is a POST. No step may take longer than the time left."""
         url = urllib.parse.urlsplit(address)
         left = _left(until)
         if url.scheme == "https":

@@ -1,6 +1,6 @@
 """Writes into an Incus cluster member's configuration what its nodes have left, where the placement scriptlet reads it.
 
-Scriptlets can ask nobody. Where the agent does not answer the key is removed, and the scriptlet takes the member for an average one.
+Scriptlets cannot send requests. If the agent does not answer, the key is removed, and the scriptlet gives the member the average score.
 """
 
 import argparse
@@ -17,13 +17,13 @@ PATIENCE_S = 5
 
 
 def written(nodes):
-    """What `placement.star` reads: CPUs and bytes of each node that VMs can live on."""
+    """Returns the value that `placement.star` reads: CPUs and bytes of each node that VMs can use."""
     rooms = [node["headroom"] for node in nodes if node.get("headroom")]
     return " ".join(f"{room['cpus']:.1f}/{int(room['memory_bytes'])}" for room in rooms)
 
 
 def nodes_of(path):
-    """What the agent on this host says of its nodes."""
+    """Returns the nodes that this host's agent reports."""
     connection = http.client.HTTPConnection("localhost", timeout=PATIENCE_S)
     connection.sock = socket.socket(socket.AF_UNIX)
     connection.sock.settimeout(PATIENCE_S)
@@ -40,7 +40,7 @@ def nodes_of(path):
 
 
 def feed(incus, member, path):
-    """Sets the key, or removes it; whether the agent answered."""
+    """Sets the key, or removes it; returns whether the agent answered."""
     try:
         value, trouble = written(nodes_of(path)), None
     except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:

@@ -17,7 +17,7 @@ from homenode_shims.ask import Agents, neutral
 
 # `MaxExtenderPriority` of the extender's API.
 PRIORITY_MAX = 10
-# A pod with its managed fields has some ten kilobytes, a name per node less than 300 bytes.
+# A pod with its managed fields has some ten kilobytes, and a node's name less than 300 bytes.
 REQUEST_BYTES_MAX = 16 << 20
 
 SUFFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
@@ -26,7 +26,7 @@ QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:[eE]([+-]?[0-9]{1,
 
 
 def quantity(text):
-    """A number as Kubernetes writes it: `500m`, `1Gi`, `1e3`."""
+    """Parses a quantity as Kubernetes writes it: `500m`, `1Gi`, `1e3`."""
     found = QUANTITY.fullmatch(str(text))
     if not found:
         raise ValueError(f"{text!r} is no quantity")
@@ -35,12 +35,12 @@ def quantity(text):
 
 
 def needs(pod):
-    """What a pod asks for: vCPUs and bytes. `None` where it asks for nothing: nobody can say where that runs well."""
+    """Returns the vCPUs and bytes that a pod requests, or `None` if it requests nothing: no prediction is possible then."""
     spec = pod.get("spec") or {}
 
     def of(holder, resource):
         resources = holder.get("resources") or {}
-        # A limit without a request is one.
+        # A limit without a request counts as the request.
         both = (resources.get("limits") or {}) | (resources.get("requests") or {})
         return quantity(both.get(resource, 0))
 
@@ -48,7 +48,7 @@ def needs(pod):
         if any(resource in (part or {}) for part in (spec.get("resources") or {}).values()):
             running = of(spec, resource)
         else:
-            # Init containers run one after another, before the others; those that restart always stay beside them.
+            # Init containers run one after another, before the others; those that always restart keep running next to them.
             begun = most = 0.0
             for container in spec.get("initContainers") or []:
                 own = of(container, resource)
@@ -138,7 +138,7 @@ def main(arguments=None):
     if given.tls_cert:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(given.tls_cert, given.tls_key)
-        # Shaken by the client's own thread: one that dawdles keeps no other waiting.
+        # The TLS handshake runs in the client's own thread: a slow client delays no other.
         server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     print(f"listening on {host}:{server.server_address[1]}", flush=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

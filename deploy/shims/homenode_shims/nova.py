@@ -1,7 +1,7 @@
-"""A weigher for Nova's scheduler: hosts where the VM would run better, as their agents say, weigh more.
+"""A weigher for Nova's scheduler: hosts where the VM would run better, according to their agents, weigh more.
 
-All hosts are asked at once, and the scheduler waits for `[homenode] budget_ms` at most. A host without an answer weighs what the
-others do on average.
+All hosts are asked at once, and the scheduler waits for at most `[homenode] budget_ms`. A host without an answer gets the average
+weight.
 """
 
 import nova.conf
@@ -14,7 +14,7 @@ from homenode_shims.ask import Agents, neutral
 LOG = logging.getLogger(__name__)
 CONF = nova.conf.CONF
 
-# Bytes per second that a flavor's VMs need of memory controllers, where that is known.
+# Memory bandwidth that a flavor's VMs need, in bytes per second, if known.
 BANDWIDTH = "homenode:bandwidth_bytes_per_s"
 
 GROUP = cfg.OptGroup("homenode", title="Homenode", help="What agents of the hosts say of where a VM would run.")
@@ -27,7 +27,7 @@ OPTS = [
     cfg.StrOpt("address", default="https://{host}:9464", help="Where agents listen; {host} is the name of the compute service's host."),
     cfg.DictOpt("addresses", default={}, help="Addresses of hosts whose agents listen elsewhere: HOST:ADDRESS,..."),
     cfg.IntOpt("budget_ms", default=300, min=10, max=10000, help="How long the scheduler waits for all of them together."),
-    cfg.StrOpt("ca_file", help="Who signed the agents' certificates, where not one of those that the system knows."),
+    cfg.StrOpt("ca_file", help="Certificates of the authority that signed the agents', if the system does not know it."),
     cfg.StrOpt("user", help="A user of the agents' web.yml; a viewer is enough."),
     cfg.StrOpt("password", secret=True, help="Their password."),
 ]
@@ -42,7 +42,7 @@ def list_opts():
 
 
 class HomenodeWeigher(weights.BaseHostWeigher):
-    # Scores are shares: of two hosts that are nearly alike neither is taken for ideal and the other for unfit.
+    # Scores are shares of a fixed range: two nearly equal hosts must not be stretched to best and worst.
     minval = 0.0
     maxval = 1.0
 
@@ -61,7 +61,7 @@ class HomenodeWeigher(weights.BaseHostWeigher):
         hosts = [weighed.obj.host for weighed in weighed_obj_list]
         scores, troubles = self.agents.scores(dict.fromkeys(hosts), wanted(weight_properties), CONF.homenode.budget_ms / 1000)
         for host, trouble in troubles.items():
-            # Once, and again when it is another: a host that is gone is asked of for each VM.
+            # Logged once per error: a host that is gone is queried for each VM.
             if self.troubles.get(host) != trouble:
                 LOG.warning("The agent on %s gives no score, its host is taken for an average one: %s", host, trouble)
         self.troubles = troubles
@@ -70,7 +70,7 @@ class HomenodeWeigher(weights.BaseHostWeigher):
 
 
 def wanted(spec):
-    """What a RequestSpec asks for, as agents are asked."""
+    """Converts a RequestSpec to a request to agents."""
     asked = {"vcpus": spec.vcpus, "memory_bytes": spec.memory_mb << 20}
     extra = spec.flavor.extra_specs if "extra_specs" in spec.flavor else {}
     bandwidth = extra.get(BANDWIDTH, "")

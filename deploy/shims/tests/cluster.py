@@ -1,7 +1,7 @@
-"""A cluster of Incus, the real one: two daemons in a Debian of their own (scripts/integrations-setup.sh), with their own network.
+"""A cluster of the real Incus: two daemons in a Debian system of their own (scripts/integrations-setup.sh), with their own network.
 
-Nothing of them is seen outside: they have their own mounts, processes and loopback, and end with this process. Instances are created
-and never started, which is all that placement needs.
+They have their own mounts, processes and loopback, which are invisible outside, and end with this process. Instances are created but
+never started, which suffices for placement.
 """
 
 import os
@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 
-# The root directory of the Debian that Incus is installed in.
+# The root directory of the Debian system in which Incus is installed.
 ROOT = pathlib.Path(os.environ.get("INCUS_ROOT", ""))
 PATIENCE_S = 60
 MEMBERS = {"one": "127.0.0.1:8443", "two": "127.0.0.2:8443"}
@@ -29,12 +29,12 @@ wait
 
 
 class Cluster:
-    """Two members with a pool of storage, and no instance."""
+    """Two members with a storage pool, and no instances."""
 
     def __init__(self):
         assert os.geteuid() == 0, "Incus runs as root: run these tests as root"
         assert (ROOT / "usr/libexec/incus/incusd").exists(), "INCUS_ROOT has no Incus: run scripts/integrations-setup.sh"
-        # What an earlier one left that was killed.
+        # Left over from an earlier run that was killed.
         for folder in (ROOT / "srv").glob("cluster-*"):
             shutil.rmtree(folder, ignore_errors=True)
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="cluster-", dir=ROOT / "srv"))
@@ -71,7 +71,7 @@ class Cluster:
             time.sleep(0.1)
 
     def _incus(self, member):
-        """Its command, in the daemons' network: who joins a cluster asks the other members itself."""
+        """Returns the Incus command, in the daemons' network: a joining member connects to the others itself."""
         within = (self.folder / member).relative_to(ROOT)
         network = ["nsenter", "--target", str(self.process.pid), "--net"]
         return [*network, "chroot", str(ROOT), "env", f"INCUS_DIR=/{within}", "HOME=/root", "incus"]
@@ -81,37 +81,37 @@ class Cluster:
         return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=PATIENCE_S)
 
     def tell(self, *arguments, stdin="", member=next(iter(MEMBERS))):
-        """What Incus' command answers, asked on a member."""
+        """Runs the Incus command on a member; returns its output."""
         ran = self._run(member, arguments, stdin)
         assert ran.returncode == 0, f"incus {' '.join(arguments)}: {ran.stderr}"
         return ran.stdout
 
     def command(self):
-        """A program that is Incus' command on the first member."""
+        """Creates a program that runs the Incus command on the first member."""
         program = self.folder / "incus"
         program.write_text(f'#!/bin/sh\nexec {shlex.join(self._incus(next(iter(MEMBERS))))} "$@"\n')
         program.chmod(0o755)
         return program
 
     def create(self, name, cpus, memory):
-        """The member that an instance is put on."""
+        """Creates an instance; returns the member it was placed on."""
         limits = ["-c", f"limits.cpu={cpus}", "-c", f"limits.memory={memory}"]
         self.tell("create", "--empty", name, "--storage", "pool", *limits)
         return self.tell("list", name, "--format", "csv", "--columns", "L").strip()
 
     def key(self, member, name):
-        """What a member's configuration has under this name; none where that is not set."""
+        """Returns the value of a member's configuration key, or None if it is not set."""
         ran = self._run(next(iter(MEMBERS)), ["cluster", "get", member, name])
         return None if "does not exist" in ran.stderr else ran.stdout.strip()
 
     def log(self):
-        """What the members' daemons wrote down."""
+        """Returns the logs of the members' daemons."""
         return "".join((self.folder / f"{member}.log").read_text() for member in MEMBERS)
 
     def close(self):
         self.process.kill()
         self.process.wait()
-        # Its daemons may take a moment to end.
+        # The daemons may take a moment to end.
         end = time.monotonic() + PATIENCE_S
         while self.folder.exists() and time.monotonic() < end:
             shutil.rmtree(self.folder, ignore_errors=True)

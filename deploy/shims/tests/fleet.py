@@ -1,4 +1,4 @@
-"""Hosts of a small fleet: twins, with agents on them that answer over HTTP, and what came of placements by `homenode sim`."""
+"""Hosts of a small fleet: twins with agents that answer over HTTP, and the outcomes of placements, simulated by `homenode sim`."""
 
 import json
 import os
@@ -10,10 +10,10 @@ import tempfile
 import time
 import urllib.request
 
-# The program, and for how long an agent may take to begin.
+# The program, and how long an agent may take to start.
 HOMENODE = os.environ.get("HOMENODE", "homenode")
 PATIENCE_S = 120
-# How much simulated time an agent has seen before it is asked: until then caches and memory fill.
+# Simulated time before an agent is queried: until then caches and memory fill.
 SETTLED_S = 6
 
 
@@ -32,7 +32,7 @@ def free_port():
 
 
 class Agent:
-    """An agent on a twin. It can be begun anew with more VMs, at the same address."""
+    """An agent on a twin. It can be restarted with more VMs, at the same address."""
 
     def __init__(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="homenode-"))
@@ -52,7 +52,7 @@ class Agent:
         return self
 
     def settle(self):
-        """Waits until it has seen enough of its host."""
+        """Waits until it has observed its host for long enough."""
         for _ in range(10 * PATIENCE_S):
             try:
                 if self.get("/v1/status")["at_ns"] >= SETTLED_S * 1_000_000_000:
@@ -80,7 +80,7 @@ class Agent:
 
 
 def runtimes(text, names, seconds=600):
-    """How long these VMs' programs take in a scenario under the agent's own policies, by name; all of the time where not done."""
+    """Returns how long these VMs' programs take in a scenario under the agent's own policies, by name; `seconds` if they do not finish."""
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "outcome.toml"
         file.write_text(text.replace('duration = "36000s"', f'duration = "{seconds}s"'))

@@ -1,4 +1,4 @@
-"""Runs tests in Go, which are compiled before: scripts/integrations-setup.sh does that."""
+"""Runs tests in Go, which scripts/integrations-setup.sh compiles."""
 
 import os
 import pathlib
@@ -9,7 +9,7 @@ PROGRAM = os.environ.get("GO_TESTS", "")
 
 
 def passes(case, name, **environment):
-    """Has a test pass in Go, by its name; one that is skipped has not."""
+    """Runs a Go test by name; a skipped one counts as failed."""
     case.assertTrue(PROGRAM, "GO_TESTS names no program: run scripts/integrations-setup.sh")
     command = [PROGRAM, "-test.v", "-test.run", f"^{name}$"]
     ran = subprocess.run(command, cwd=FOLDER, env=os.environ | environment, capture_output=True, text=True, timeout=120)

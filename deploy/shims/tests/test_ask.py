@@ -1,4 +1,4 @@
-"""Asking many hosts: those that are silent, slow or wrong cost no more than the time there is, and have no score."""
+"""Queries to many hosts: those that are silent, slow or wrong take no longer than the time limit, and get no score."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ GOOD = {"fits": True, "score": 0.25, "nodes": [0], "reasons": [], "figures": {}}
 
 @contextlib.contextmanager
 def host(talk):
-    """A host that accepts, and then does what `talk` does with the connection; its address."""
+    """Runs a host that accepts connections and passes them to `talk`; yields its address."""
     listener = socket.create_server(("127.0.0.1", 0))
     over = threading.Event()
 
@@ -51,7 +51,7 @@ def silent(_, over):
 
 
 def dawdles(wire, over):
-    """Says something every now and then, so that no single wait is long."""
+    """Sends a header every now and then, so that no single wait is long."""
     wire.sendall(b"HTTP/1.1 200 OK\r\n")
     while not over.wait(0.05):
         wire.sendall(b"X-Still: there\r\n")
@@ -105,7 +105,7 @@ class Asking(unittest.TestCase):
         self.assertEqual(scores.pop("good"), 0.25)
         self.assertEqual(set(scores.values()), {None})
         self.assertEqual(len(troubles), 60)
-        # Threads of this process begin and end beside it.
+        # Other threads of this process begin and end meanwhile.
         self.assertLess(took, 1.0)
 
     def test_nobody_listens_and_no_such_host_are_no_scores(self):

@@ -1,5 +1,5 @@
-"""What the feeder writes of twins with agents on them, and where the scriptlet puts instances by it: in its interpreter (`go/`), and in a
-cluster of a real Incus."""
+"""What the feeder writes about twins with agents on them, and where the scriptlet then puts instances: in its interpreter (`go/`), and in
+a cluster of the real Incus."""
 
 import contextlib
 import json
@@ -12,7 +12,8 @@ from fleet import Agent, scenario, vm
 from homenode_shims import incus
 
 SCRIPTLET = pathlib.Path(__file__).parents[2] / "incus/placement.star"
-# What runs on the members' hosts: the first is full, where Incus, which counts instances, would put every other one.
+# The load of the members' hosts: the first one is full, but Incus, which counts instances, would put every other instance
+# there.
 HOSTS = {"one": [vm(f"f{n}", 6, 4, "ep.D", "work_share = 1000.0") for n in range(3)], "two": [vm("e", 1, 1, "povray", "work_share = 1000.0")]}
 
 
@@ -51,7 +52,7 @@ class Incus(unittest.TestCase):
         go.passes(self, "TestPlacementOfWhatAgentsSay", MEMBERS=json.dumps({"full": members["one"], "empty": members["two"]}))
 
     def test_a_real_cluster_puts_instances_where_agents_say_that_there_is_room(self):
-        # By itself it takes members in turn.
+        # Without the scriptlet, it alternates between members.
         self.assertEqual(set(self.create(2)), set(MEMBERS))
         self.doCleanups()
         self.feed_all()

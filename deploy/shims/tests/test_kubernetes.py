@@ -1,4 +1,4 @@
-"""The extender: what it reads of pods, and what Kubernetes' own client (`go/`) hears from it of twins with agents on them."""
+"""The extender: how it reads pods, and its answers to Kubernetes' own client (`go/`) about twins with agents on them."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ class Pods(unittest.TestCase):
         self.assertEqual(needs(pod), {"vcpus": 3, "memory_bytes": 2 << 30})
         pod["spec"]["initContainers"] = [container("1", "5Gi")]
         self.assertEqual(needs(pod), {"vcpus": 3, "memory_bytes": 5 << 30})
-        # One that stays: the next begins beside it, and the others run beside it.
+        # The first init container keeps running: the next one starts next to it, and so do the others.
         pod["spec"]["initContainers"] = [container("1", "1Gi", restartPolicy="Always"), container("1", "5Gi")]
         self.assertEqual(needs(pod), {"vcpus": 4, "memory_bytes": 6 << 30})
         pod["spec"]["overhead"] = {"memory": "1Gi"}
@@ -49,7 +49,7 @@ class Pods(unittest.TestCase):
 
 @contextlib.contextmanager
 def extender(addresses, *more):
-    """An extender for these nodes; its address."""
+    """Runs an extender for these nodes; yields its address."""
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "addresses.json"
         file.write_text(json.dumps(addresses))
@@ -75,7 +75,7 @@ class Client(unittest.TestCase):
             cls.stack.callback(agent.close)
             agent.start(scenario(name, "r420", hosts[name]))
         addresses = {name: agent.settle().address for name, agent in agents.items()}
-        # A host that accepts and says nothing.
+        # A host that accepts connections and stays silent.
         silent = cls.stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         addresses["silent"] = f"http://127.0.0.1:{silent.getsockname()[1]}"
         cls.address = cls.stack.enter_context(extender(addresses))

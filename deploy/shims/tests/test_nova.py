@@ -1,6 +1,6 @@
-"""The weigher in the real Nova: API, scheduler, placement and database are its own, and its computes are fakes whose hosts are twins.
+"""The weigher in the real Nova, with its own API, scheduler, placement and database; the computes are fakes, and their hosts are twins.
 
-A program runs faster where it puts its VM than where Nova's own weighers do: both outcomes are simulated.
+A program runs faster where the weigher puts its VM than where Nova's own weighers do: both outcomes are simulated.
 """
 
 import unittest
@@ -17,7 +17,7 @@ OWN = "nova.scheduler.weights.all_weighers"
 
 
 def workload(name, gib, misses):
-    """A program that uses so much memory, with so many accesses beyond every cache per thousand instructions."""
+    """Returns a program with this memory size and this number of cache misses per thousand instructions."""
     return f"""
 [[workload]]
 name = "{name}"
@@ -42,7 +42,7 @@ access_share = 1.0
 
 
 class Session(integrated_helpers.ProviderUsageBaseTestCase):
-    """A Nova with two computes: VMs that run already, then some that the scheduler places."""
+    """A Nova with two computes: VMs that already run, then some that the scheduler places."""
 
     compute_driver = "fake.MediumFakeDriver"
 
@@ -58,7 +58,7 @@ class Session(integrated_helpers.ProviderUsageBaseTestCase):
         self.flags(addresses={host.name: host.agent.address for host in self.hosts}, group="homenode")
         self.flags(reserved_host_memory_mb=0, initial_cpu_allocation_ratio=1.0, initial_ram_allocation_ratio=1.0)
         self.flags(cores=-1, ram=-1, group="quota")
-        # The scheduler starts in the next line: later it is no longer read.
+        # The scheduler starts in the next line and does not read it later.
         self.flags(weight_classes=self.weighers, group="filter_scheduler")
         super().setUp()
 
@@ -77,13 +77,13 @@ class Session(integrated_helpers.ProviderUsageBaseTestCase):
     def boot(self, vcpus, gib, host=None):
         flavor = self._create_flavor(memory_mb=gib << 10, vcpu=vcpus, disk=1, ephemeral=0)
         server = self._create_server(flavor_id=flavor, networks="none", host=host)
-        # Computes tell what they do every minute: until then the host seems to be busy with building.
+        # Computes report every minute: until then the host seems to be busy building.
         self._run_periodics()
         return server["OS-EXT-SRV-ATTR:host"]
 
 
 class Host:
-    """A host with VMs on it: what Nova knows of them, and what they do."""
+    """A host with VMs: their sizes in Nova, and their programs."""
 
     def __init__(self, name, residents, workloads):
         self.name, self.workloads = name, workloads
@@ -102,7 +102,7 @@ class Host:
 
 class Outcome(unittest.TestCase):
     def outcome(self, weighers, residents, new, workloads, with_agents):
-        """Where VMs went, and how long their programs took."""
+        """Returns where VMs were placed, and how long their programs took."""
         hosts = [Host(name, vms, workloads) for name, vms in residents.items()]
         for host in hosts:
             self.addCleanup(host.agent.close)
@@ -122,7 +122,7 @@ class Outcome(unittest.TestCase):
         return placed, took
 
     def faster(self, residents, new, workloads=""):
-        """How much less time programs take where the weigher puts their VMs, on average."""
+        """Returns how much less time programs take where the weigher puts their VMs, on average."""
         own, took = self.outcome([OWN], residents, new, workloads, with_agents=False)
         ours, took_ours = self.outcome([OWN, OURS], residents, new, workloads, with_agents=True)
         self.assertEqual(set(took), set(took_ours))
@@ -131,8 +131,8 @@ class Outcome(unittest.TestCase):
         return own, ours, ratio
 
     def test_a_vm_goes_where_one_node_holds_it(self):
-        # 6 GiB are left on each node of one host, 24 of it: more than on the other, which has one node that is empty.
-        # Four minutes: for the first, the agent leaves the new VM to the kernel.
+        # One host has 6 GiB left on each node, 24 GiB in total: more than the other, which has one empty node. Four minutes:
+        # in the first one, the agent leaves the new VM to the kernel.
         workloads = workload("holds-9", 9, 0.05) + workload("holds-14", 14, 0.05) + workload("walks", 9, 240.0)
 
         def pinned(node):

@@ -1,4 +1,4 @@
-//! A page as a host would publish it, in a file that a program under test is told of.
+//! A topology page as a host would publish it, in a file for a program under test.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -6,12 +6,12 @@ use std::process::Command;
 use homenode_topology_page::{Facts, Mapping, Publisher, Topology};
 use homenode_units::NodeId;
 
-/// The virtual and the host nodes.
+/// Number of virtual and of host nodes.
 pub const NODES: u16 = 4;
-/// Of the emulated VM: more than this machine has.
+/// Number of vCPUs of the emulated VM: more than this machine has CPUs.
 const VCPUS: u16 = 256;
 
-/// A page's file and its writer's side.
+/// A page's file, for writing.
 pub struct Page {
     directory: tempfile::TempDir,
     mapping: Mapping,
@@ -19,7 +19,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// All vCPUs on this node.
+    /// Creates a page with all vCPUs on this node.
     pub fn new(node: u16) -> Page {
         let directory = tempfile::tempdir().expect("a directory");
         let options = std::fs::File::options()
@@ -38,7 +38,7 @@ impl Page {
         page
     }
 
-    /// Where it is.
+    /// Returns the path of the file.
     pub fn path(&self) -> PathBuf {
         self.directory.path().join("page")
     }
@@ -48,7 +48,7 @@ impl Page {
         self.put_vcpus(|_| node);
     }
 
-    /// Publishes that each vCPU is on the node of its number, modulo how many there are.
+    /// Publishes that each vCPU is on the node of its number, modulo the number of nodes.
     #[allow(dead_code, reason = "not every test program wants it")]
     pub fn put_each_vcpu_on_its_node(&mut self) {
         self.put_vcpus(|vcpu| vcpu % NODES);
@@ -67,7 +67,7 @@ impl Page {
         self.sequence = publisher.publish(&topology.expect("within bounds"));
     }
 
-    /// Writes one word over, as a guest could.
+    /// Overwrites one word, as a guest could.
     #[allow(dead_code, reason = "not every test program scribbles")]
     pub fn scribble(&self, word: usize, value: u64) {
         self.mapping.words()[word].store(value, std::sync::atomic::Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! Devices of a domU: a disk that is written and checked, and a NIC that is brought up. Their drivers are loaded when they are
-//! first wanted: other guests have no such devices.
+//! Devices of a domU: a disk that is written and checked, and a NIC that is brought up. Their drivers are loaded on first
+//! use: other guests have no such devices.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -14,24 +14,24 @@ use rustix::fs::OFlags;
 
 use crate::load_module;
 
-/// Drivers that the initramfs has.
+/// Drivers in the initramfs.
 const DISK_MODULE: &str = "/devices/xen-blkfront.ko";
 const NIC_MODULE: &str = "/devices/xen-netfront.ko";
 const DISK: &str = "/dev/xvda";
 const NIC: &str = "/sys/class/net/eth0";
-/// `IFF_UP`, and what else such an interface has.
+/// `IFF_UP`, and the other flags of such an interface.
 const UP: &str = "0x1003";
 /// How long a device may take to appear.
 const APPEARS_WITHIN: Duration = Duration::from_secs(30);
 const BLOCK_BYTES: usize = 4096;
-/// Between two blocks: the disk is not to be all that the host is busy with.
+/// Pause between two blocks, so that the disk does not occupy the host.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// A block as the disk takes it without the kernel's cache between.
+/// A block aligned for direct I/O, which bypasses the kernel's cache.
 #[repr(align(4096))]
 struct Block([u8; BLOCK_BYTES]);
 
-/// What is on a disk: blocks that are written one after the other, in rounds. Each says which it is and of which round.
+/// The contents of a disk: blocks written one after the other, in rounds. Each holds its number and its round.
 pub struct Disk {
     file: File,
     blocks: u64,
@@ -51,7 +51,7 @@ fn appears(path: &str) -> io::Result<()> {
 }
 
 impl Disk {
-    /// Opens the guest's disk, of which the first so many MiB are written.
+    /// Opens the guest's disk, whose first `mib` MiB are written.
     ///
     /// # Errors
     /// When there is no such disk.
@@ -84,7 +84,7 @@ impl Disk {
         Ok(())
     }
 
-    /// How many blocks were written in all, and how many of those on the disk are not as they were written last.
+    /// Number of blocks written in all, and of those on the disk that differ from what was written last.
     ///
     /// # Errors
     /// When the disk cannot be read.
@@ -105,10 +105,10 @@ impl Disk {
     }
 }
 
-/// Writes a disk until told to stop, or it fails.
+/// Writes a disk until told to stop, or until it fails.
 ///
 /// # Errors
-/// What failed.
+/// The error that ended it.
 pub fn write_disk(disk: &Mutex<Option<Disk>>, mib: u32, stop: &AtomicBool) -> io::Result<()> {
     let held = || disk.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     *held() = Some(Disk::open(mib)?);
@@ -121,10 +121,10 @@ pub fn write_disk(disk: &Mutex<Option<Disk>>, mib: u32, stop: &AtomicBool) -> io
     Ok(())
 }
 
-/// Brings the NIC up, which then has the address that follows from its MAC. Its MAC.
+/// Brings the NIC up, with an address that follows from its MAC; returns the MAC.
 ///
 /// # Errors
-/// When there is none.
+/// When there is no NIC.
 pub fn bring_up() -> io::Result<String> {
     load_module(Path::new(NIC_MODULE))?;
     appears(NIC)?;

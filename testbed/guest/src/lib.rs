@@ -1,8 +1,8 @@
-//! What a testbed guest does, as a value that both sides share.
+//! A testbed guest's behaviour, as a value that both sides share.
 //!
-//! A case writes a [`Behaviour`] on the guest's kernel command line (`homenode.do=busy=2,touch=40`), schedules
-//! changes (`homenode.at=30:busy=0`), or sends it as a line on the serial console. The guest's init parses the
-//! same text. One type on both sides means that a case cannot ask for what a guest does not know.
+//! A case writes a [`Behaviour`] on the guest's kernel command line (`homenode.do=busy=2,touch=40`), schedules changes
+//! (`homenode.at=30:busy=0`), or sends it as a line on the serial console. The guest's init parses the same text. With one
+//! type on both sides a case cannot request something unknown to the guest.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,29 +18,28 @@ pub const MARKER_READY: &str = "READY";
 pub const MARKER_PHASE: &str = "PHASE";
 /// Printed in answer to the console command `report`.
 pub const MARKER_REPORT: &str = "REPORT";
-/// Printed in answer to the console command `check`, with how many pages are held and how many are not as they were written.
+/// Answers the console command `check`: how many pages are held, and how many differ from what was written.
 pub const MARKER_CHECKED: &str = "CHECKED";
-/// Printed in answer to the console command `disk`, with how many blocks were written and how many are not as they
-/// were written last.
+/// Answers the console command `disk`: how many blocks were written, and how many differ from what was written last.
 pub const MARKER_DISK: &str = "DISK";
-/// Printed in answer to the console command `up`, with the MAC of the NIC that is up.
+/// Answers the console command `up`: the MAC of the NIC that is up.
 pub const MARKER_UP: &str = "UP";
 /// Printed when all passes of a sweep were made.
 pub const MARKER_SWEPT: &str = "SWEPT";
-/// Begins the console command that runs a line of shell: an initramfs that has `/bin/busybox` and programs is needed.
+/// Begins the console command that runs a line of shell; it needs an initramfs with `/bin/busybox` and programs.
 pub const COMMAND_RUN: &str = "run ";
 /// Printed when that has ended, with its exit status.
 pub const MARKER_RAN: &str = "RAN";
-/// Printed in answer to the console command `nodes`, with the list of CPUs of each node.
+/// Answers the console command `nodes`: the list of CPUs of each node.
 pub const MARKER_NODES: &str = "NODES";
-/// Printed in answer to the console command `holds`, with how many pages of each node this program has.
+/// Answers the console command `holds`: how many pages of each node this program has.
 pub const MARKER_HOLDS: &str = "HOLDS";
-/// Printed in answer to the console command `follow`, once the module is loaded that follows the topology page.
+/// Answers the console command `follow` once the topology page's module is loaded.
 pub const MARKER_FOLLOWS: &str = "FOLLOWS";
 /// Printed when a command or a module could not be used.
 pub const MARKER_ERROR: &str = "ERROR";
 
-/// In place of a vCPU: whichever.
+/// In place of a vCPU number: any vCPU.
 const ANY: &str = "any";
 
 /// What a guest does with its vCPUs and its memory.
@@ -54,32 +53,32 @@ pub struct Behaviour {
     pub pinned: bool,
     /// Memory held and written, in MiB.
     pub touch_mib: u32,
-    /// vCPU on which it is written first; otherwise whichever the guest's kernel chooses.
+    /// vCPU on which it is written first; otherwise the guest's kernel chooses one.
     pub touch_on: Option<u32>,
     /// Pause between two passes over that memory in milliseconds; 0 writes it only once.
     pub every_ms: u32,
     /// How much of it these passes write, in MiB; 0 is all of it.
     pub hot_mib: u32,
-    /// Which pages that is: every so-manieth from the first on.
+    /// Which pages that is: every `stride`-th from the first on.
     pub stride: u32,
-    /// What passes over that memory do to each of its pages, one after the other and without pause.
+    /// What passes over that memory do to each of its pages, one after the other without pause.
     pub sweep: Sweep,
-    /// How many such passes there are; then the guest says so, and waits.
+    /// Number of such passes; afterwards the guest reports that, and waits.
     pub passes: u32,
-    /// Memory in KiB that one more thread reads again and again, a line of 64 bytes at a time.
+    /// Memory in KiB that one more thread reads repeatedly, a line of 64 bytes at a time.
     pub walk_kib: u32,
     /// Steps of arithmetic after each of these lines.
     pub think: u32,
-    /// That thread reads for so many milliseconds and rests for as long, in turns; 0 where it never rests.
+    /// That thread alternately reads for this many milliseconds and rests as long; 0 to never rest.
     pub burst_ms: u32,
-    /// How much of a domU's disk is written again and again, in MiB; 0 leaves it alone.
+    /// How much of a domU's disk is written repeatedly, in MiB; 0 for none.
     pub disk_mib: u32,
 }
 
 /// What a pass over memory does to a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sweep {
-    /// There is none.
+    /// No pass.
     Off,
     /// Reads it.
     Read,
@@ -142,7 +141,7 @@ impl Behaviour {
         }
     }
 
-    /// The same, computing only this share of the time.
+    /// Makes them compute only this share of the time.
     #[must_use]
     pub fn with_duty(self, percent: u32) -> Self {
         Self {
@@ -151,7 +150,7 @@ impl Behaviour {
         }
     }
 
-    /// The same, and writing this much memory once.
+    /// Adds memory that is written once.
     #[must_use]
     pub fn with_touch(self, mib: u32) -> Self {
         Self {
@@ -160,7 +159,7 @@ impl Behaviour {
         }
     }
 
-    /// The same, writing that memory first from this vCPU.
+    /// Writes that memory first from this vCPU.
     #[must_use]
     pub fn with_touch_on(self, vcpu: u32) -> Self {
         Self {
@@ -169,7 +168,7 @@ impl Behaviour {
         }
     }
 
-    /// A guest that reads this much memory again and again, thinking for some steps after each line.
+    /// A guest that reads this much memory repeatedly, with this many steps of arithmetic after each line.
     #[must_use]
     pub fn walking(kib: u32, think: u32) -> Self {
         Self {
@@ -179,13 +178,13 @@ impl Behaviour {
         }
     }
 
-    /// The same, reading that memory in bursts of so many milliseconds, with rests as long between them.
+    /// Reads that memory in bursts of `ms` milliseconds, with rests as long between them.
     #[must_use]
     pub fn with_bursts(self, ms: u32) -> Self {
         Self { burst_ms: ms, ..self }
     }
 
-    /// The same, writing only so much of the memory again and again: every `stride`-th page.
+    /// Writes only this much of the memory repeatedly: every `stride`-th page.
     #[must_use]
     pub fn with_hot(self, mib: u32, stride: u32) -> Self {
         Self {
@@ -195,7 +194,7 @@ impl Behaviour {
         }
     }
 
-    /// A guest that holds this much memory and makes so many passes over it.
+    /// A guest that holds this much memory and makes this many passes over it.
     #[must_use]
     pub fn sweeping(mib: u32, sweep: Sweep, passes: u32) -> Self {
         Self {
@@ -206,7 +205,7 @@ impl Behaviour {
         }
     }
 
-    /// The same, writing so much of its disk again and again.
+    /// Writes this much of its disk repeatedly.
     #[must_use]
     pub fn with_disk(self, mib: u32) -> Self {
         Self {
@@ -215,7 +214,7 @@ impl Behaviour {
         }
     }
 
-    /// The same, writing the memory again and again with this pause between passes.
+    /// Writes the memory repeatedly with this pause between passes.
     #[must_use]
     pub fn with_every(self, ms: u32) -> Self {
         Self { every_ms: ms, ..self }
@@ -249,12 +248,12 @@ impl fmt::Display for Behaviour {
 /// Why a behaviour could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BehaviourError {
-    /// The text has a key that no guest knows.
+    /// The text has a key unknown to guests.
     #[error(
         "unknown key '{0}' in a guest behaviour: use busy, duty, pin, touch, on, every, hot, stride, sweep, passes, walk, think, burst, disk"
     )]
     UnknownKey(String),
-    /// A value is no number in range.
+    /// A value is not a number in range.
     #[error("'{value}' is not a valid value of '{key}' in a guest behaviour")]
     BadValue {
         /// The key that the value belongs to.
@@ -267,7 +266,7 @@ pub enum BehaviourError {
 impl FromStr for Behaviour {
     type Err = BehaviourError;
 
-    /// Reads `key=value` pairs, comma-separated. A key that is absent has its default, so a line is a whole state.
+    /// Reads `key=value` pairs, comma-separated. An absent key has its default, so a line is a complete state.
     fn from_str(text: &str) -> Result<Self, BehaviourError> {
         let mut behaviour = Self::default();
         for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
@@ -321,7 +320,7 @@ pub struct Phase {
     pub behaviour: Behaviour,
 }
 
-/// What a kernel command line asks for.
+/// The orders on a kernel command line.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Orders {
     /// The behaviour at boot.
@@ -356,7 +355,7 @@ impl Orders {
         Ok(orders)
     }
 
-    /// The same as kernel command line arguments.
+    /// Formats the orders as kernel command line arguments.
     #[must_use]
     pub fn to_cmdline(&self) -> String {
         let mut text = format!("{KEY_DO}{}", self.first);

@@ -1,11 +1,10 @@
-//! Init of a testbed guest, and its only process but for what `run` starts.
+//! Init of a testbed guest, and its only process besides those that `run` starts.
 //!
-//! It mounts /proc and /dev, loads the modules of the initramfs, starts the behaviour that the kernel command line asks for,
-//! prints `READY`, and then follows the console: a [`Behaviour`] as a line replaces the present one, `report` prints counters,
-//! `check` whether the memory that it holds is as it was written, `nodes` which CPUs each node has, `holds` from which nodes its
-//! memory is, `disk` whether what it wrote to its disk is as it was written, `up` brings its NIC up, `follow` loads the module
-//! that follows the topology page, `run LINE` runs a line of shell, `poweroff` ends the guest. It never exits: that would panic
-//! the guest's kernel.
+//! It mounts /proc and /dev, loads the modules of the initramfs, starts the behaviour on the kernel command line, prints
+//! `READY`, and then obeys the console: a [`Behaviour`] as a line replaces the present one, `report` prints counters, `check`
+//! whether the memory that it holds is as written, `nodes` which CPUs each node has, `holds` from which nodes its memory is,
+//! `disk` whether its disk is as written, `up` brings its NIC up, `follow` loads the topology page's module, `run LINE` runs
+//! a line of shell, `poweroff` ends the guest. It never exits: that would panic the guest's kernel.
 
 #![allow(clippy::print_stdout, reason = "the console is how the guest speaks")]
 
@@ -32,11 +31,11 @@ use rustix::mount::{MountFlags, mount};
 const PERIOD: Duration = Duration::from_millis(20);
 const PAGE_BYTES: usize = 4096;
 const LINE_BYTES: usize = 64;
-/// Where a page says which it is.
+/// Position of a page's number in it.
 const NUMBER: std::ops::Range<usize> = 8..16;
 /// Left to the guest's kernel: page tables, and threads of the next behaviour.
 const MEMORY_MARGIN_MIB: u32 = 4;
-/// Where the initramfs has the kernel modules, in the order of their names.
+/// Directory of the kernel modules in the initramfs; they are loaded in the order of their names.
 const MODULES: &str = "/modules";
 
 /// The module that follows the topology page; loaded on command.
@@ -49,7 +48,7 @@ struct Counters {
     passes: AtomicU64,
 }
 
-/// What a behaviour leaves to the next.
+/// What one behaviour leaves to the next.
 #[derive(Clone, Default)]
 struct Held {
     memory: Arc<Mutex<Vec<u8>>>,
@@ -115,8 +114,8 @@ impl Load {
     }
 }
 
-/// Holds the behaviour's memory, each page written, and gives the rest back to the guest's kernel. A sweep finds as it was what
-/// is held already.
+/// Holds the behaviour's memory, with each page written, and releases the rest to the guest's kernel. A sweep leaves memory
+/// that is already held unchanged.
 fn resize(memory: &Mutex<Vec<u8>>, behaviour: Behaviour) {
     let mut held = memory.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let mib = behaviour.touch_mib;
@@ -137,7 +136,7 @@ fn resize(memory: &Mutex<Vec<u8>>, behaviour: Behaviour) {
         }
         *held = vec![0; bytes];
     }
-    // Threads that are started later inherit where this one may run.
+    // Threads started later inherit this thread's affinity.
     let anywhere = behaviour.touch_on.map(|vcpu| {
         let anywhere = cpu_count();
         pin([vcpu as usize]);
@@ -153,7 +152,7 @@ fn resize(memory: &Mutex<Vec<u8>>, behaviour: Behaviour) {
     }
 }
 
-/// What the guest's kernel says it can give.
+/// Memory that the guest's kernel reports as available.
 fn memory_available_mib() -> Option<u32> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -174,8 +173,8 @@ fn write_pages(behaviour: Behaviour, memory: &Mutex<Vec<u8>>, counters: &Counter
     counters.passes.fetch_add(1, Ordering::Relaxed);
 }
 
-/// How many pages are held, and how many of them are not as they were written: each says its number, and its first byte is as
-/// many passes ahead of that as every other's.
+/// Number of pages held, and of those not as they were written: each holds its number, and its first byte is as many passes
+/// ahead of that as every other's.
 fn check(memory: &Mutex<Vec<u8>>) -> (usize, usize) {
     let held = memory.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let passes = held.first().copied().unwrap_or_default();
@@ -186,7 +185,7 @@ fn check(memory: &Mutex<Vec<u8>>) -> (usize, usize) {
     (held.len() / PAGE_BYTES, pages.filter(is_wrong).count())
 }
 
-/// Makes passes over the memory, a byte of each page, and says when they are made.
+/// Makes passes over the memory, a byte of each page, and reports when they are done.
 fn sweep(behaviour: Behaviour, memory: &Mutex<Vec<u8>>, stop: &AtomicBool) {
     let mut held = memory.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let mut sum = 0_u8;
@@ -229,16 +228,16 @@ fn step(state: u64) -> u64 {
     state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1)
 }
 
-/// Reads memory of its own, line after line and again, until told to stop.
+/// Reads its own memory line by line, repeatedly, until told to stop.
 fn walk(behaviour: Behaviour, stop: &AtomicBool, counters: &Counters) {
-    // Written, not zeroed: what was never written is one page of zeroes to the kernel.
+    // Written, not zeroed: to the kernel, memory never written is one page of zeroes.
     let memory = vec![1_u8; behaviour.walk_kib as usize * 1024];
     let burst = Duration::from_millis(u64::from(behaviour.burst_ms));
     let mut begun = Instant::now();
     let mut state = 1_u64;
     while !stop.load(Ordering::Relaxed) {
         for page in memory.chunks(PAGE_BYTES) {
-            // A pass takes longer than a burst may be.
+            // A pass takes longer than a burst may.
             if !burst.is_zero() && begun.elapsed() >= burst {
                 thread::sleep(burst);
                 begun = Instant::now();
@@ -278,7 +277,7 @@ fn nodes() -> String {
     (0..).map_while(list).collect()
 }
 
-/// Pages of nodes 0 and 1 that this program has of its own.
+/// Pages of nodes 0 and 1 that belong to this program.
 fn holds() -> [u64; 2] {
     let maps = fs::read_to_string("/proc/self/numa_maps").unwrap_or_default();
     let anonymous = maps.lines().filter(|line| line.contains(" anon="));
@@ -294,7 +293,7 @@ fn holds() -> [u64; 2] {
     pages
 }
 
-/// Mounts and modules. A missing one is said and lived with: most cases need none of them.
+/// Mounts and modules. A missing one is reported and tolerated: most cases need none of them.
 fn prepare() {
     for (source, target, kind) in [
         ("proc", "/proc", "proc"),
@@ -326,7 +325,7 @@ fn load_module(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Lines of the console, from a thread of their own so that phases can begin while nobody types.
+/// Lines of the console, from a separate thread so that phases can begin while no line arrives.
 fn console_lines() -> mpsc::Receiver<String> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
@@ -384,7 +383,7 @@ fn main() {
     }
 }
 
-/// Time in which the vCPUs wanted to run and did not, as the guest's kernel counts it: in ticks of 10 ms.
+/// Time for which vCPUs wanted to run and did not, by the guest's kernel: in ticks of 10 ms.
 fn steal_ms() -> u64 {
     let text = fs::read_to_string("/proc/stat").unwrap_or_default();
     let all = text.lines().next().unwrap_or_default();
@@ -395,7 +394,7 @@ fn steal_ms() -> u64 {
     ticks.unwrap_or(0) * 10
 }
 
-/// Carries out a console command; a behaviour is for the caller to begin.
+/// Runs a console command; a behaviour is returned for the caller to begin.
 fn follow(line: &str, counters: &Counters, held: &Held) -> Option<Behaviour> {
     match line {
         "" => None,
@@ -468,7 +467,7 @@ fn follow(line: &str, counters: &Counters, held: &Held) -> Option<Behaviour> {
     }
 }
 
-/// Runs a line of shell to its end; the console's lines are not for it to read.
+/// Runs a line of shell to its end, without access to the console's input.
 fn run(line: &str) {
     let status = Command::new("/bin/busybox")
         .args(["sh", "-c", line])
@@ -476,7 +475,7 @@ fn run(line: &str) {
         .stdin(Stdio::null())
         .status();
     match status {
-        // A signal gives no status.
+        // After a signal there is no status.
         Ok(status) => say(&format!("{MARKER_RAN} status={}", status.code().unwrap_or(-1))),
         Err(error) => say(&format!("{MARKER_ERROR} cannot start /bin/busybox: {error}")),
     }

@@ -1,5 +1,5 @@
-//! The agent on a real host. What counts is what the kernel says afterwards: affinity and numa_maps, read by our own
-//! readers. What the agent says about itself is only noted.
+//! The agent on a real host. Cases judge by the kernel: affinity and numa_maps, read by our own readers. The agent's own
+//! statements are only noted.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -17,19 +17,19 @@ use crate::inside::pages::expect_share;
 use crate::inside::process::{Ended, Program};
 use crate::inside::wait::{Look, wait_until};
 
-/// The agent looks once a second; under emulation a look itself can take seconds.
+/// The agent samples once a second; under emulation a sample can itself take seconds.
 pub const SOON: Duration = Duration::from_secs(150);
-/// Memory that is home, in percent: QEMU may fault a few pages elsewhere at any time.
+/// Share of memory that must be home, in percent: QEMU may fault a few pages elsewhere at any time.
 const HOME_PERCENT: u64 = 90;
-/// Small enough that a move of 40 MiB takes several epochs, and so has a middle: 8 MiB per epoch.
+/// 8 MiB per epoch: small enough that a move of 40 MiB takes several epochs, and so has a middle.
 const SMALL_BUDGET_PAGES: u32 = 2048;
 
-/// An agent with its default settings that has said something.
+/// Starts an agent with its default settings, and waits for its first output.
 pub fn start_agent(inside: &Inside) -> anyhow::Result<Program> {
     start_agent_with(inside, &[])
 }
 
-/// An agent with further arguments that has said something.
+/// Starts an agent with further arguments, and waits for its first output.
 pub fn start_agent_with(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Program> {
     let mut all = vec!["run", "--host", "libvirt", "--json"];
     all.extend_from_slice(arguments);
@@ -43,7 +43,7 @@ pub fn start_agent_with(inside: &Inside, arguments: &[&str]) -> anyhow::Result<P
     Ok(agent)
 }
 
-/// An agent that gives each guest a home when it sees it, as published (TAVO): by default a guest gets one once that pays,
+/// Starts an agent that gives each guest a home at once, as published (TAVO). By default a guest gets a home once that pays,
 /// which here, without counters, it never does.
 pub fn start_placing(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Program> {
     let mut all = vec!["--policies", "tavo"];
@@ -63,7 +63,7 @@ fn slow_moves(inside: &Inside) -> anyhow::Result<String> {
     Ok(path.display().to_string())
 }
 
-/// Metadata that makes these nodes the home that the operator chose.
+/// Metadata that makes these nodes the operator's choice of home.
 pub fn home_of_operator(nodes: &str) -> String {
     format!(
         "<metadata><homenode:vm xmlns:homenode='https://homenode.dev/xmlns/vm/1' home='{nodes}'/></metadata>"
@@ -75,7 +75,7 @@ fn ordinary(name: &str) -> GuestSpec {
     GuestSpec::new(name).doing(Behaviour::busy(1).with_duty(30).with_touch(40))
 }
 
-/// The node on which all vCPUs of a guest must run, if it is one. CPU `n` is node `n` in the testbed.
+/// The node on which all vCPUs of a guest must run, if it is only one. CPU `n` is node `n` in the testbed.
 fn node_of_vcpus(affinity: &BTreeMap<u32, Vec<u32>>) -> Option<u32> {
     let mut nodes = affinity.values();
     let first = nodes.next()?;
@@ -120,7 +120,7 @@ pub fn wait_memory(inside: &Inside, guest: &Guest, node: u32, limit: Duration) -
     Ok(())
 }
 
-/// Waits until a guest's memory is on its way: neither where it was nor all on `node`.
+/// Waits until some of a guest's memory has moved to `node`, but not all.
 fn wait_mid_move(guest: &Guest, node: u32, before: u64, limit: Duration) -> anyhow::Result<u64> {
     let what = format!("pages of {} to be moving to node {node}", guest.spec.name);
     wait_until(&what, limit, || {
@@ -134,7 +134,7 @@ fn wait_mid_move(guest: &Guest, node: u32, before: u64, limit: Duration) -> anyh
     })
 }
 
-/// Stops the agent in order.
+/// Stops the agent with SIGTERM, and checks that it ends normally.
 pub fn stop(mut agent: Program) -> anyhow::Result<()> {
     agent.expect_running()?;
     let ended = agent.stop(Duration::from_secs(60))?;
@@ -167,7 +167,7 @@ pub fn bring_home(inside: &mut Inside) -> anyhow::Result<()> {
         "{} MiB came home, {rate:.0} pages per second",
         mib(moved)
     ));
-    // An epoch is a second or longer. Two more budgets: one epoch may lie at each end of the measurement.
+    // An epoch is a second or longer. Two more budgets: an epoch may overlap each end of the measurement.
     let allowed = (begin.elapsed().as_secs_f64() + 2.0) * f64::from(SMALL_BUDGET_PAGES);
     ensure!(
         (moved as f64) <= allowed,
@@ -176,7 +176,7 @@ pub fn bring_home(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// A guest whose home has one CPU, and one that is pinned to that CPU by the operator and can compete for it.
+/// A guest whose home has one CPU, and another that the operator pins to that CPU and that can compete for it.
 fn two_on_one_cpu(inside: &Inside, lent: &GuestSpec) -> anyhow::Result<(Program, Guest, Guest, u32)> {
     let agent = start_placing(inside, &[])?;
     let lent = inside.create(lent)?;
@@ -202,9 +202,9 @@ fn wait_away(inside: &Inside, guest: &Guest, home: u32) -> anyhow::Result<u32> {
     Ok(node)
 }
 
-/// Two busy vCPUs on one CPU while others idle: one is lent, and comes back when there is room.
+/// Two busy vCPUs on one CPU while others idle: one is lent to another CPU, and comes back when there is room.
 pub fn lend_and_return(inside: &mut Inside) -> anyhow::Result<()> {
-    // The operator's home: otherwise staying away would become a new home.
+    // The operator's choice of home: otherwise a long absence would make a new home.
     let mut spec = ordinary("lent");
     spec.extra_xml = home_of_operator("1");
     let (agent, lent, pinned, home) = two_on_one_cpu(inside, &spec)?;
@@ -227,10 +227,10 @@ pub fn lend_and_return(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// Away for more than 8 of 10 epochs: a new home, and the memory follows.
+/// Away for more than 8 of 10 epochs: it gets a new home, and the memory follows.
 pub fn rehome(inside: &mut Inside) -> anyhow::Result<()> {
     let (agent, moved, pinned, home) = two_on_one_cpu(inside, &ordinary("moved"))?;
-    // The other guest's boot keeps the CPU busy: it may have been lent, and even re-homed, by now.
+    // The other guest's boot keeps the CPU busy: the first may have been lent, and even re-homed, by now.
     pinned.switch_to(Behaviour::busy(1))?;
     moved.switch_to(Behaviour::busy(1).with_touch(40))?;
     let away = wait_away(inside, &moved, home)?;
@@ -262,7 +262,7 @@ pub fn rehome(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// Two guests, two nodes; one ends while its pages move, and the memory of the other follows.
+/// Two guests on two nodes: one ends while its pages move, and the other's memory follows.
 pub fn destroyed_in_move(inside: &mut Inside) -> anyhow::Result<()> {
     let guests = inside.create_at_once(&[ordinary("doomed"), ordinary("other")])?;
     let [doomed, other] = guests.as_slice() else {
@@ -288,7 +288,7 @@ pub fn destroyed_in_move(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// libvirtd dies and comes back; the agent goes on with old and new guests.
+/// libvirtd is killed and restarted; the agent goes on with old and new guests.
 pub fn libvirtd_restarted(inside: &mut Inside) -> anyhow::Result<()> {
     let mut agent = start_placing(inside, &[])?;
     let old = inside.create(&ordinary("old"))?;
@@ -311,7 +311,7 @@ pub fn libvirtd_restarted(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// CPU limits of a guest's threads, as the kernel has them; only those in force.
+/// CPU limits in force on a guest's threads, from the kernel.
 pub fn limits(guest: &Guest) -> anyhow::Result<Vec<String>> {
     let mut found = Vec::new();
     for (thread, name) in guest.process.threads()? {
@@ -325,7 +325,7 @@ pub fn limits(guest: &Guest) -> anyhow::Result<Vec<String>> {
     Ok(found)
 }
 
-/// SIGKILL in mid-move; then a successor.
+/// The agent is killed with SIGKILL in mid-move; then a successor starts.
 pub fn agent_killed(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = inside.create(&ordinary("orphan"))?;
     guest.scatter(&[0, 1, 2, 3])?;
@@ -350,7 +350,7 @@ pub fn agent_killed(inside: &mut Inside) -> anyhow::Result<()> {
     stop(successor)
 }
 
-/// Nobody reads what the agent says: it goes on, and its guard does not take it for hung.
+/// With nothing reading its output the agent goes on, and its guard does not treat it as hung.
 pub fn output_not_read(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = inside.create(&ordinary("watched"))?;
     let (reader, writer) = std::io::pipe()?;
@@ -359,7 +359,7 @@ pub fn output_not_read(inside: &mut Inside) -> anyhow::Result<()> {
     let mut command = std::process::Command::new(inside.homenode()?);
     command.args(["run", "--host", "libvirt", "--json", "--policies", "tavo"]);
     let mut agent = command.stdout(writer).spawn()?;
-    // With it goes this process's end of the pipe.
+    // This also closes this process's end of the pipe.
     drop(command);
     wait_home(inside, &guest, SOON)?;
     let settled = Instant::now();
@@ -369,7 +369,7 @@ pub fn output_not_read(inside: &mut Inside) -> anyhow::Result<()> {
             bail!("expected the agent to go on unread, it ended with {ended}");
         }
     }
-    // How full a pipe is that takes no more depends on how long the next line is.
+    // How full a blocked pipe is depends on the length of the next line.
     let full = rustix::io::ioctl_fionread(&reader)?;
     thread::sleep(Duration::from_secs(5));
     let still_full = rustix::io::ioctl_fionread(&reader)?;

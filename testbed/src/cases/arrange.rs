@@ -1,8 +1,8 @@
-//! Where guests live, decided from counters: those of the modelled PMU. Each case has the agent beside none in one boot: an
-//! agent that only watches counts and does nothing, and one that decides follows. What counts is where the kernel ran and put
-//! guests, and what the model counted; what the agent says is checked against that.
+//! Homes decided from counters: those of the modelled PMU. Each case compares two agents in one boot: one that only watches
+//! counts and does nothing, which stands for no agent, and then one that decides. Cases judge by where the kernel ran and put
+//! guests, and by the model's counts; the agent's statements are checked against those.
 //!
-//! Two guests are busy at a time, as many as the emulated host holds well.
+//! Two guests are busy at a time, as many as the emulated host can handle.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -27,33 +27,33 @@ use crate::outside::emulated::LLC_BYTES;
 
 /// How long counts are taken.
 const WINDOW: Duration = Duration::from_secs(20);
-/// How long a guest that is alone must be left alone.
+/// How long a lone guest must be left alone.
 const MINUTE: Duration = Duration::from_secs(60);
-/// Memory of the guest that is alone which it wrote once, in MiB.
+/// Memory that the lone guest wrote once, in MiB.
 const COLD_MIB: u32 = 20;
-/// How long the agent may take to find out, try, and prove: under emulation an epoch takes seconds.
+/// How long the agent may take to notice, try and prove: under emulation an epoch takes seconds.
 pub(super) const DECIDED: Duration = Duration::from_secs(420);
-/// Of what polluters missed together each misses so much apart, at most, in percent.
+/// Most misses of a polluter once parted, in percent of its misses together.
 const PARTED_PERCENT: u64 = 50;
-/// CPUs of a node of this host.
+/// CPUs per node of this host.
 const CPUS_PER_NODE: u32 = 2;
-/// How long nothing is tried again that did not pay.
+/// How long a move that did not pay must not be tried again.
 const PEACE: Duration = Duration::from_secs(30);
-/// Actions that take away a guest's freedom.
+/// Actions that restrict where a guest may run or be.
 const PLACING: [&str; 3] = ["set-home", "pin-vcpus", "move-pages"];
 
-/// A guest that reads so much memory again and again.
+/// A guest that reads this much memory repeatedly.
 fn walker(name: &str, bytes: u64) -> GuestSpec {
     GuestSpec::new(name).doing(Behaviour::walking((bytes >> 10) as u32, 0))
 }
 
-/// What a guest did in a window.
+/// A guest's activity in a window.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
     misses_per_s: u64,
     /// Of its references to the cache.
     pub(super) misses_percent: u64,
-    /// Of its accesses to memory; where they are not known, `None`.
+    /// Of its accesses to memory; `None` if unknown.
     remote_percent: Option<u64>,
 }
 
@@ -74,14 +74,14 @@ impl fmt::Display for Seen {
     }
 }
 
-/// The model of caches that a case counts with, at rest until an agent asks: guests boot faster without.
+/// The model of caches that a case counts with, at rest until an agent starts it: guests boot faster without it.
 pub(super) fn resting_model() -> anyhow::Result<Page<'static>> {
     let page = modelled_pmu::find(Path::new("/"))?.context("this host has no modelled PMU")?;
     page.rest();
     Ok(page)
 }
 
-/// What the agent says of a guest.
+/// The agent's status of a guest.
 pub(super) fn status(inside: &Inside, guest: &Guest) -> anyhow::Result<Value> {
     Ok(inside.told("vm", &[&guest.spec.name])?["vms"][0].clone())
 }
@@ -104,7 +104,7 @@ pub(super) fn wait_counted(inside: &Inside, guests: &[&Guest]) -> anyhow::Result
     Ok(())
 }
 
-/// What these guests do in a window, by the model's page; how remote they are the agent says, which is asked as time passes.
+/// What these guests do in a window, by the model's page; their remote shares by the agent, sampled during the window.
 pub(super) fn watch(inside: &Inside, page: Page<'_>, guests: &[&Guest]) -> anyhow::Result<Vec<Seen>> {
     let tags = guests
         .iter()
@@ -140,7 +140,7 @@ pub(super) fn note(inside: &Inside, when: &str, guests: &[&Guest], seen: &[Seen]
     }
 }
 
-/// What the agent decided so far of a guest: policy, action and reason of each.
+/// The agent's decisions so far about a guest: policy, action and reason of each.
 pub(super) fn decisions(agent: &Program, guest: &Guest) -> Vec<[String; 3]> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let lines = agent.json();
@@ -169,8 +169,8 @@ fn freedom(guest: &Guest) -> anyhow::Result<String> {
     Ok(format!("vCPUs {vcpus:?}, emulator {emulator:?}, memory {policy}"))
 }
 
-/// A guest alone on the host that gains nothing from a home is as free for a minute as without an agent. It works from the cache:
-/// one whose memory happens to lie away from where it runs would gain, and the kernel may do that to any other.
+/// A lone guest that gains nothing from a home is as free for a minute as without an agent. It works from the cache: a guest
+/// whose memory happens to be away from where it runs would gain, and the kernel may cause that for any other guest.
 pub fn alone_free(inside: &mut Inside) -> anyhow::Result<()> {
     let page = resting_model()?;
     let doing = Behaviour {
@@ -231,8 +231,8 @@ struct Together {
     seen: Vec<Seen>,
 }
 
-/// Two guests that the operator had given one home, node 0, on which they run and have their memory; then he lets go of them, and
-/// an agent that follows finds them there.
+/// Two guests for which the operator chose one home, node 0, where they run and have their memory; then the operator lifts
+/// the choice, and the next agent finds them there.
 fn together(inside: &Inside, page: Page<'_>, bytes: u64) -> anyhow::Result<Together> {
     let specs = ["left", "right"].map(|name| {
         let mut spec = walker(name, bytes);
@@ -245,7 +245,7 @@ fn together(inside: &Inside, page: Page<'_>, bytes: u64) -> anyhow::Result<Toget
         guest.move_to(0)?;
     }
     let free = guests.iter().map(freedom).collect::<anyhow::Result<_>>()?;
-    // As published, the agent leaves a home alone that an operator chose: it does as none would that is pinned there.
+    // The published policy keeps a home that the operator chose: like pinning there, without an agent.
     let agent = start_agent_with(inside, &["--policies", "tavo", "--keep"])?;
     let both: Vec<&Guest> = guests.iter().collect();
     for guest in &guests {
@@ -313,7 +313,7 @@ pub fn polluters_parted(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// Waits until the agent decides something of one of these guests for a reason with this text; gives whose.
+/// Waits until the agent decides something about one of these guests for a reason with this text; returns the guest.
 fn wait_reason<'a>(agent: &Program, guests: &[&'a Guest], text: &str) -> anyhow::Result<&'a Guest> {
     let what = format!("a decision with `{text}` in its reason");
     wait_until(&what, DECIDED, || {
@@ -338,11 +338,11 @@ fn wait_reason<'a>(agent: &Program, guests: &[&'a Guest], text: &str) -> anyhow:
     })
 }
 
-/// Two guests that miss as much apart as together are parted on trial, which does not pay: it is undone and, for now, not tried
-/// again.
+/// Two guests that miss as much apart as together are parted on trial, which does not pay: the move is undone and, for now,
+/// not tried again.
 pub fn move_undone(inside: &mut Inside) -> anyhow::Result<()> {
     let page = resting_model()?;
-    // More than any cache holds: a larger part of one is of no use to them, which no counter says beforehand.
+    // More than any cache holds: a larger share of one does not help them, which no counter shows beforehand.
     let Together {
         guests,
         free,
@@ -374,7 +374,7 @@ pub fn move_undone(inside: &mut Inside) -> anyhow::Result<()> {
     };
     let back = wait_until("the guest to be back where it was", SOON, is_back)?;
     inside.note(format!("{} is back, its home {back}", undone.spec.name));
-    // What strays may go on coming home; where a guest lives is what is not tried again.
+    // Stray pages may go on coming home; only a new home counts as trying again.
     let arranged = || {
         let all = both.iter().flat_map(|guest| decisions(&agent, guest));
         all.filter(|[policy, ..]| policy == "arrange").count()

@@ -1,7 +1,7 @@
-//! Records what the kernel's own balancing (`kernel.numa_balancing`) does with VMs on two nodes of two CPUs: data for the twin's
-//! model, which `crates/twin/src/engine/autonuma/measured.rs` compares with it.
+//! Records what the kernel's automatic balancing (`kernel.numa_balancing`) does with VMs on two nodes of two CPUs: data for
+//! the twin's model, which `crates/twin/src/engine/autonuma/measured.rs` compares with it.
 //!
-//! To the host's kernel a VM is a process whose threads are its vCPUs. Each VM here has two vCPUs at work on memory of their own:
+//! To the host's kernel a VM is a process whose threads are its vCPUs. Each VM here has two vCPUs at work on separate memory:
 //! one walks it line by line, the other writes a byte of each page. Balancing is off until a VM is where the set-up wants it.
 
 use std::collections::BTreeMap;
@@ -17,16 +17,16 @@ use crate::inside::Inside;
 use crate::inside::guest::{Cpus, Guest, GuestSpec};
 use crate::outside::KEPT;
 
-/// How long a set-up is watched, and how often it is looked at.
+/// How long a set-up is watched, and the time between samples.
 const TIME: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_secs(1);
-/// CPUs of a node, and all of the host's, as a byte of libvirt's.
+/// CPUs per node, and all of the host's CPUs as a byte for libvirt.
 const CPUS_PER_NODE: u32 = 2;
 const ALL_CPUS: u8 = 0b1111;
-/// Memory of each of a VM's vCPUs, in MiB, and all that a VM has.
+/// Memory of each of a VM's vCPUs, in MiB, and a VM's whole memory.
 const OWN_MIB: u32 = 64;
 const VM_MIB: u64 = 256;
-/// What the kernel counts, of `/proc/vmstat`.
+/// The counters read from `/proc/vmstat`.
 const COUNTED: [&str; 6] = [
     "numa_pte_updates",
     "numa_huge_pte_updates",
@@ -36,7 +36,7 @@ const COUNTED: [&str; 6] = [
     "pgmigrate_fail",
 ];
 
-/// VMs as they are when balancing begins.
+/// The state of VMs when balancing begins.
 struct SetUp {
     name: &'static str,
     /// Whether QEMU has its guests' memory in transparent huge pages.
@@ -46,9 +46,9 @@ struct SetUp {
 
 /// A VM of two vCPUs.
 struct Vm {
-    /// The node of each vCPU; none where the kernel starts it as it likes.
+    /// The node of each vCPU; `None` if the kernel chooses.
     vcpus_on: Option<[u32; 2]>,
-    /// The nodes that its pages alternate between; none where they lie as they came.
+    /// The nodes that its pages alternate between; empty if they stay where they were allocated.
     pages_on: &'static [u32],
     /// Whether its vCPUs stay on those nodes.
     pinned: bool,
@@ -133,8 +133,8 @@ const MEMORY: [SetUp; 2] = [
     },
 ];
 
-/// The host's setting of transparent huge pages, `never` again when dropped. `khugepaged` is not to run: it has locked up the
-/// emulated host. So they are there only while memory is touched first.
+/// The host's setting of transparent huge pages, reset to `never` when dropped. `khugepaged` must not run: it has locked up
+/// the emulated host. So huge pages form only when memory is first touched.
 struct HugePages;
 
 impl HugePages {
@@ -152,7 +152,7 @@ impl Drop for HugePages {
     }
 }
 
-/// The first number after a key in a file of the kernel's.
+/// The first number after a key in a file of the kernel.
 fn number_of(path: &str, key: &str) -> anyhow::Result<u64> {
     let text = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
     let mut fields = text.split_whitespace().skip_while(|field| *field != key).skip(1);
@@ -166,13 +166,13 @@ fn counts() -> anyhow::Result<Vec<u64>> {
     counts.collect()
 }
 
-/// MiB that a node has free: the kernel moves nothing to one that is nearly full, and then looks more rarely.
+/// Free memory of a node in MiB: the kernel moves nothing to one that is nearly full, and then scans less often.
 fn free_mib(node: u32) -> anyhow::Result<u64> {
     let path = format!("/sys/devices/system/node/node{node}/meminfo");
     Ok(number_of(&path, "MemFree:")? >> 10)
 }
 
-/// How often the kernel has gone through a guest's memory.
+/// How often the kernel has scanned a guest's memory.
 fn passes(guest: &Guest) -> anyhow::Result<u64> {
     number_of(&format!("/proc/{}/sched", guest.process.0), "mm->numa_scan_seq")
 }
@@ -271,7 +271,7 @@ fn spec(number: usize, vm: &Vm) -> GuestSpec {
     spec
 }
 
-/// Has a set-up's VMs run under the balancing kernel, and adds what was counted to a table.
+/// Runs a set-up's VMs under the balancing kernel, and adds the counts to a table.
 fn watch(inside: &Inside, set_up: &SetUp, table: &mut String) -> anyhow::Result<()> {
     let huge = set_up.huge.then(HugePages::on).transpose()?;
     let specs: Vec<GuestSpec> = set_up
@@ -305,7 +305,7 @@ fn watch(inside: &Inside, set_up: &SetUp, table: &mut String) -> anyhow::Result<
     let (after, seconds) = (counts()?, begin.elapsed().as_secs_f64());
     drop(balancing);
     for ((guest, before), after) in guests.iter().zip(walked_before).zip(walked(&guests)?) {
-        // Emulated guests stand still now and then.
+        // Emulated guests hang now and then.
         ensure!(
             after > before,
             "guest {} does not walk its memory",
@@ -351,17 +351,17 @@ fn watch(inside: &Inside, set_up: &SetUp, table: &mut String) -> anyhow::Result<
     Ok(())
 }
 
-/// One VM.
+/// Records set-ups of one VM.
 pub fn one(inside: &mut Inside) -> anyhow::Result<()> {
     measure(inside, "one", &ONE)
 }
 
-/// Two VMs.
+/// Records set-ups of two VMs.
 pub fn two(inside: &mut Inside) -> anyhow::Result<()> {
     measure(inside, "two", &TWO)
 }
 
-/// One VM whose memory is bound, or in transparent huge pages.
+/// Records set-ups of one VM whose memory is bound, or in transparent huge pages.
 pub fn memory(inside: &mut Inside) -> anyhow::Result<()> {
     measure(inside, "memory", &MEMORY)
 }

@@ -1,4 +1,4 @@
-//! Memory taken from a guest by its balloon, and given back: what counts is what libvirt says of the balloon.
+//! Memory taken from a guest by its balloon, and returned. Cases judge by libvirt's figures for the balloon.
 
 use std::time::{Duration, Instant};
 
@@ -15,13 +15,13 @@ use crate::inside::wait::{Look, wait_until};
 /// Memory of the guest, and what it touches, in MiB.
 const MEMORY_MIB: u64 = 256;
 const TOUCHED_MIB: u32 = 120;
-/// What the operator allows it to be left with.
+/// The least that the operator lets it keep.
 const FLOOR_MIB: u64 = 176;
-/// A guest that leaves so little unused is under pressure.
+/// A guest with this little unused is under pressure.
 const LEFT_MIB: u64 = 6;
-/// By then the guest has spoken since.
+/// By then the guest has reported its memory again.
 const REPORTED: Duration = Duration::from_secs(10);
-/// Memory is taken in steps, of an estimate that has settled.
+/// Memory is taken in steps, from an estimate that has settled.
 const TAKEN: Duration = Duration::from_secs(240);
 
 fn spec(name: &str) -> GuestSpec {
@@ -31,7 +31,7 @@ fn spec(name: &str) -> GuestSpec {
     spec
 }
 
-/// Guests of which nothing can be taken, whatever their operator allows, and what the agent is to say of them.
+/// Guests of which nothing can be taken, whatever their operator allows, and the agent's reasons.
 const UNWILLING: [(&str, Balloon, &str); 2] = [
     (
         "undriven",
@@ -40,10 +40,10 @@ const UNWILLING: [(&str, Balloon, &str); 2] = [
     ),
     ("bare", Balloon::Missing, "has a memory floor and no balloon"),
 ];
-/// A guest of theirs has that much.
+/// Memory of each of them.
 const UNWILLING_MIB: u64 = 128;
 
-/// What libvirt says that the guest has.
+/// The guest's memory, by libvirt.
 pub(super) fn has_mib(guest: &Guest) -> anyhow::Result<u64> {
     let info = guest.domain.info();
     Ok(info.map_err(|error| anyhow!("{}", error.message()))?.memory >> 10)
@@ -60,7 +60,7 @@ fn wait_has(guest: &Guest, what: &str, limit: Duration, is_so: impl Fn(u64) -> b
     })
 }
 
-/// All of their memory is with the guests that do not follow a balloon.
+/// Guests that do not follow a balloon keep all their memory.
 fn ensure_untouched(unwilling: &[Guest]) -> anyhow::Result<()> {
     for guest in unwilling {
         let has = has_mib(guest)?;
@@ -73,8 +73,8 @@ fn ensure_untouched(unwilling: &[Guest]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The agent takes what a guest does not use, gives it back when the guest needs it, and its guard does when it is killed. From
-/// guests without a balloon, or without a driver for it, it takes nothing, and says why.
+/// The agent takes what a guest does not use and returns it when the guest needs it; when the agent is killed, its guard
+/// returns it. From guests without a balloon, or without a driver for it, it takes nothing, and says why.
 pub fn overcommit(inside: &mut Inside) -> anyhow::Result<()> {
     let unwilling = UNWILLING.map(|(name, balloon, _)| GuestSpec {
         balloon,
@@ -113,7 +113,7 @@ pub fn overcommit(inside: &mut Inside) -> anyhow::Result<()> {
         agent.wait_json(said, SOON, about)?;
     }
     ensure_untouched(&unwilling)?;
-    // What the guest said before the last step is more than it can have: it speaks every 2 s.
+    // The guest's report from before the last step is above what it can have; it reports every 2 s.
     std::thread::sleep(REPORTED);
     let shown = inside.told("memory", &["show", "thrifty"])?;
     let usable = shown["vms"][0]["memory"]["usable_bytes"]
@@ -123,16 +123,16 @@ pub fn overcommit(inside: &mut Inside) -> anyhow::Result<()> {
     let begin = Instant::now();
     let nearly_all = u32::try_from(usable.saturating_sub(LEFT_MIB))?;
     guest.switch_to(Behaviour::idle().with_touch(nearly_all).with_every(1000))?;
-    let grown = wait_has(&guest, "memory to be given back", SOON, |now| now >= has + 30)?;
+    let grown = wait_has(&guest, "memory to be returned", SOON, |now| now >= has + 30)?;
     inside.note(format!(
         "{grown} MiB {:.1} s after it began to use {nearly_all} of {usable} MiB",
         begin.elapsed().as_secs_f64()
     ));
     agent.kill()?;
-    wait_has(&guest, "the guard to give all of it back", SOON, |now| {
+    wait_has(&guest, "the guard to return all of it", SOON, |now| {
         now >= MEMORY_MIB
     })?;
-    inside.note("the guard gave everything back");
+    inside.note("the guard returned everything");
     ensure_untouched(&unwilling)?;
     stop(start_agent_with(inside, &["--config", &config])?)
 }

@@ -1,4 +1,4 @@
-//! What everything else stands on: the host, libvirt, guests, moving pages. No agent is involved.
+//! The basis of everything else: the host, libvirt, guests, moving pages. No agent is involved.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -81,7 +81,7 @@ pub fn libvirt(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Pages on four nodes are seen on four nodes; moved to one, they are on one.
+/// Pages on four nodes are seen on four nodes; once moved to one, they are on one.
 pub fn scattered_memory(inside: &mut Inside) -> anyhow::Result<()> {
     let spec = GuestSpec::new("scattered").doing(Behaviour::idle().with_touch(40));
     let begin = Instant::now();
@@ -131,7 +131,7 @@ pub fn scattered_memory(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Guests survive their daemon, and the new daemon rules them.
+/// Guests survive their daemon, and the new daemon manages them.
 pub fn libvirtd_killed(inside: &mut Inside) -> anyhow::Result<()> {
     let mut guest = inside.create(&GuestSpec::new("survivor").doing(Behaviour::busy(1).with_duty(50)))?;
     inside.kill_libvirtd()?;
@@ -229,7 +229,7 @@ pub fn page_moves(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What moves a guest's pages to a node that its cpuset does not have.
+/// Ways to move a guest's pages to a node outside its cpuset.
 fn ways_around(inside: &Inside, guest: &Guest) -> anyhow::Result<()> {
     let (name, pid) = (&guest.spec.name, guest.process.0.to_string());
     let begin = Instant::now();
@@ -263,7 +263,7 @@ fn ways_around(inside: &Inside, guest: &Guest) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Three busy guests at once: the load that has crashed emulated hosts with other kernel options.
+/// Three busy guests at once: this load has crashed emulated hosts with other kernel options.
 pub fn busy_guests(inside: &mut Inside) -> anyhow::Result<()> {
     let load = Behaviour::busy(1).with_touch(40).with_every(1000);
     let specs: Vec<GuestSpec> = (0..3)

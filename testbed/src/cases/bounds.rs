@@ -1,6 +1,6 @@
-//! Hosts that an operator has configured: isolated CPUs, a cpuset on the slice of all domains, bound cells, huge pages, an agent
-//! in a slice of its own, two VMs of a name. Each bound holds at every look, and everything is as before once the agent has
-//! ended.
+//! Hosts that an operator has configured: isolated CPUs, a cpuset on the slice of all domains, bound cells, huge pages, an
+//! agent in a separate slice, two VMs of the same name. Each bound holds at every sample, and everything is as before once
+//! the agent has ended.
 //!
 //! ```text
 //!   node 0: CPU 0 (the agent's slice), CPU 1      node 1: CPU 2, CPU 3 (isolcpus)      machine: cpuset 1-3
@@ -27,11 +27,11 @@ use crate::inside::wait::{Look, wait_until};
 use crate::outside::emulated::ISOLATED_CPU;
 
 const CGROUPS: &str = "/sys/fs/cgroup";
-/// Where libvirt puts all domains where no systemd runs the host.
+/// The cgroup into which libvirt puts all domains on a host without systemd.
 const MACHINE: &str = "machine";
-/// What its operator leaves to all domains.
+/// The CPUs that the operator leaves to all domains.
 const MACHINE_CPUS: &str = "1-3";
-/// Of these, the ones that the kernel schedules on.
+/// Those of them that the kernel schedules on.
 const ORDINARY: [u32; 2] = [1, 2];
 /// How long the agent acts.
 const ACTING: Duration = Duration::from_secs(600);
@@ -49,7 +49,7 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     fs::write(path, text).with_context(|| format!("cannot write {text:?} to {}", path.display()))
 }
 
-/// A guest, the CPUs that its operator leaves it, and how it was before the agent.
+/// A guest, the CPUs that its operator leaves it, and its state before the agent.
 struct Watched {
     guest: Guest,
     allowed: Vec<u32>,
@@ -71,8 +71,8 @@ impl Watched {
         Ok(watched)
     }
 
-    /// What libvirt says of its CPUs and memory. It forgets no pin: one to all CPUs of the machine, or of the domain's
-    /// own `cpuset`, is none.
+    /// Its CPUs and memory in libvirt's definition. libvirt never forgets a pin, so a pin to all CPUs of the machine, or of
+    /// the domain's own `cpuset`, counts as none.
     fn definition(&self) -> anyhow::Result<String> {
         let xml = self.guest.domain.xml_desc(0);
         let xml = xml.map_err(|error| anyhow!("{}: {}", self.guest.spec.name, error.message()))?;
@@ -90,7 +90,7 @@ impl Watched {
         Ok(lines.collect::<Vec<_>>().join("\n"))
     }
 
-    /// Whether every thread runs where it did, or within what its operator leaves it, and bound memory is where it was.
+    /// Checks that every thread runs where it did, or within what its operator leaves it, and bound memory is where it was.
     fn holds(&self) -> anyhow::Result<()> {
         let name = &self.guest.spec.name;
         for (thread, cpus) in affinities(self.guest.process.0)? {
@@ -130,8 +130,8 @@ impl Watched {
         let now = affinities(self.guest.process.0)?;
         let vcpus = self.guest.process.vcpu_threads()?;
         let is_vcpu = |thread: &u32| vcpus.values().any(|vcpu| vcpu == thread);
-        // libvirt pins its emulator by a cpuset, and the kernel gives all of that, what is isolated included, to a thread which
-        // had less of it from the time of its start: then it has what the emulator's other threads had before.
+        // libvirt pins its emulator by a cpuset, and the kernel gives all of that, isolated CPUs included, to a thread that
+        // had less of it since its start: then it has what the emulator's other threads had before.
         let same = self.affinities.iter().all(|(thread, before)| {
             let is_wider = |now: &Vec<u32>| !is_vcpu(thread) && before.iter().all(|cpu| now.contains(cpu));
             now.get(thread).is_none_or(|now| now == before || is_wider(now))
@@ -147,7 +147,7 @@ impl Watched {
     }
 }
 
-/// An attribute's value on the line of this element.
+/// The value of an attribute on a line with this element.
 fn attribute<'a>(line: &'a str, element: &str, name: &str) -> Option<&'a str> {
     let (_, rest) = line.split_once(element)?.1.split_once(&format!("{name}='"))?;
     Some(rest.split_once('\'')?.0)
@@ -186,7 +186,7 @@ fn bound_memory(pid: u32) -> anyhow::Result<BTreeMap<String, String>> {
                         .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
                 })
                 .collect();
-            // How many pages there are may grow; where they are may not.
+            // The number of pages may grow; their nodes may not change.
             let nodes: Vec<&str> = nodes.iter().filter_map(|word| word.split('=').next()).collect();
             Some((words.next()?.to_owned(), nodes.join(" ")))
         });
@@ -197,7 +197,7 @@ fn busy(name: &str) -> GuestSpec {
     GuestSpec::new(name).doing(Behaviour::busy(1).with_duty(30).with_touch(40))
 }
 
-/// Reserves huge pages on node 0, and tells libvirt of them.
+/// Reserves huge pages on node 0, and makes libvirt notice them.
 fn huge_pages(inside: &mut Inside, count: u32) -> anyhow::Result<()> {
     write(&Path::new(HUGE_PAGES).join("nr_hugepages"), &count.to_string())?;
     if count > 0 {
@@ -296,8 +296,8 @@ pub fn held(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The cpuset in force of each cgroup below the domains'. One that was empty, and so its parent's, libvirt does not empty again:
-/// it stays at all that the domain may use.
+/// The cpuset in force of each cgroup below the domains' cgroup. libvirt does not restore an empty one, which has its
+/// parent's: it stays at everything the domain may use.
 fn cpusets() -> anyhow::Result<BTreeMap<String, String>> {
     let mut all = BTreeMap::new();
     let mut open = vec![Path::new(CGROUPS).join(MACHINE)];
@@ -310,7 +310,7 @@ fn cpusets() -> anyhow::Result<BTreeMap<String, String>> {
     Ok(all)
 }
 
-/// A QEMU that runs no guest, without libvirt; it ends with the value.
+/// A QEMU that runs no guest, without libvirt; it ends when dropped.
 struct Plain(Child);
 
 impl Plain {
@@ -343,8 +343,7 @@ fn left_alone(inside: &Inside, vm: &str) -> anyhow::Result<String> {
     })
 }
 
-/// A domain to which its cpuset leaves no CPU that VMs may use is left alone; so is neither of two VMs of a name mistaken for
-/// the other.
+/// Leaves a domain alone if its cpuset contains only reserved CPUs. Tells two VMs of the same name apart.
 pub fn names(inside: &mut Inside) -> anyhow::Result<()> {
     let settings = inside.dir().join("reserved.toml");
     write(

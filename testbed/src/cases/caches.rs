@@ -1,5 +1,5 @@
-//! A stock host of today, small: two nodes of two last-level caches of two CPUs each, and a kernel that balances. As in
-//! `arrange`, an agent that only watches is what "without an agent" means, and one that decides follows in the same boot.
+//! A small version of a stock host: two nodes of two last-level caches of two CPUs each, and a kernel that balances. As in
+//! `arrange`, an agent that only watches stands for no agent, and one that decides follows in the same boot.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -14,20 +14,20 @@ use crate::inside::guest::{Cpus, Guest, GuestSpec};
 use crate::inside::wait::{Look, wait_until};
 use crate::outside::emulated::LLC_BYTES;
 
-/// CPUs of a last-level cache.
+/// CPUs per last-level cache.
 const CPUS_PER_CACHE: u32 = 2;
-/// All CPUs, as a byte of libvirt's.
+/// All CPUs, as a byte for libvirt.
 const ALL_CPUS: u8 = 0xff;
-/// Of what victims missed beside polluters they miss so much without, at most, in percent.
+/// Most misses of victims without polluters, in percent of their misses next to polluters.
 const PARTED_PERCENT: u64 = 70;
-/// How long the kernel's balancing may take to bring a guest's memory to it, and an agent that leaves it to the kernel for a
-/// minute of work: under emulation epochs and scans are slow.
+/// How long the kernel's balancing, or an agent that leaves the guest to the kernel for a minute of work, may take to bring
+/// the guest's memory to it: under emulation epochs and scans are slow.
 const BROUGHT: Duration = Duration::from_secs(900);
-/// How long its accesses must stay local then.
+/// How long its accesses must then stay local.
 const PEACE: Duration = Duration::from_secs(60);
-/// Share of a guest's accesses that are local where it is beside its memory.
+/// Share of a guest's accesses that are local if it runs next to its memory.
 const LOCAL_MIN: f64 = 0.8;
-/// How often its pages may move meanwhile, each counted: once, and what its own kernel frees and takes anew.
+/// How often its pages may move meanwhile: once each, plus what its own kernel frees and allocates again.
 const MOVED_MAX: f64 = 1.25;
 
 /// A guest of two vCPUs that are both at work: one thread computes, one walks memory.
@@ -52,8 +52,7 @@ fn caches_of(guest: &Guest) -> anyhow::Result<Vec<u32>> {
     Ok(caches)
 }
 
-/// A full host on which each cache has a vCPU of a polluter beside one of a victim: the agent gives polluters caches of
-/// their own.
+/// A full host on which each cache has a vCPU of a polluter and one of a victim: the agent gives polluters separate caches.
 pub fn polluters_parted(inside: &mut Inside) -> anyhow::Result<()> {
     let page = resting_model()?;
     let specs = [
@@ -116,8 +115,8 @@ pub fn polluters_parted(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// Waits until a guest's accesses are local, then for some time more. Gives how often its pages moved between nodes
-/// since these places, over their number: what the kernel never sees used stays where it is, so this may be little.
+/// Waits until a guest's accesses are local, then for some time more. Returns how often its pages moved between nodes since
+/// `last`, over their number: pages that the kernel never sees used stay where they are, so this may be little.
 fn brought_home(inside: &Inside, guest: &Guest, mut last: BTreeMap<u32, u64>) -> anyhow::Result<f64> {
     let begin = Instant::now();
     let mut came = 0;

@@ -1,4 +1,4 @@
-//! The live host under the suite that the twin passes as well, and what the agent itself costs.
+//! The live host under the suite that the twin passes as well, and the agent's own cost.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -18,22 +18,22 @@ use crate::inside::guest::GuestSpec;
 use crate::inside::process::Ended;
 use crate::inside::wait::{Look, wait_until};
 
-/// How long the agent is watched, and with how many guests: as many as the emulated host holds well.
+/// How long the agent is watched, and with how many guests: as many as the emulated host can handle.
 const WATCHED: Duration = Duration::from_secs(30);
 const GUESTS: usize = 3;
 
-/// What an emulated host cannot show, on either guest: it has no resctrl.
+/// What an emulated host cannot show on either guest: it has no resctrl.
 const NOT_HERE: [&str; 1] =
     ["a part of caches or bandwidth is seen, can be renewed and lifted, and ends with its lease"];
 
-/// Every check of the host contract, against real libvirt, KVM and `move_pages`: what one guest cannot show another does.
+/// Every check of the host contract, against real libvirt, KVM and `move_pages`: one guest shows what the other cannot.
 pub fn live_host(inside: &mut Inside) -> anyhow::Result<()> {
     let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
     let options = Options {
         state_dir: inside.dir().join("state"),
         ..Options::new(machine)
     };
-    // It serves topology pages, which a guest asks for as it starts.
+    // It serves topology pages, which a guest looks for as it starts.
     let mut host = KvmHost::connect(&Vms::of_libvirt(), options)?;
     let spec = GuestSpec::new("conforming").doing(Behaviour::busy(1).with_duty(30).with_touch(40));
     let skipped = run(inside, &mut host, &spec.nodes("restrictive", "0-3"), CHECKS)?;
@@ -48,12 +48,12 @@ pub fn live_host(inside: &mut Inside) -> anyhow::Result<()> {
     let failures = host.restore().failures;
     ensure!(
         failures.is_empty(),
-        "expected everything given back, saw {failures:?}"
+        "expected everything restored, saw {failures:?}"
     );
     Ok(())
 }
 
-/// Runs checks on a guest of its own; gives those that were skipped.
+/// Runs checks on a guest created for them; returns the skipped ones.
 fn run(
     inside: &Inside,
     host: &mut KvmHost,
@@ -64,7 +64,7 @@ fn run(
     check(inside, host, &guest.spec.name, checks)
 }
 
-/// Runs checks on the guest of this name; gives those that were skipped, of which each says why.
+/// Runs checks on the guest of this name; returns the skipped ones, each with its reason.
 pub fn check(
     inside: &Inside,
     host: &mut dyn Host,

@@ -1,9 +1,9 @@
-//! What takes counters: those of the modelled PMU.
+//! Cases that need counters: those of the modelled PMU.
 //!
-//! Permits: two guests share a last-level cache, each with a CPU of its own. What holds the polluter is the kernel's (`cpu.max`);
-//! what that does to misses is read from the model's page, not from the agent.
+//! Permits: two guests share a last-level cache, each with a separate CPU. The kernel holds the polluter (`cpu.max`); the
+//! effect on misses is read from the model's page, not from the agent.
 //!
-//! Carrefour: a guest whose memory lies on the node where it does not run. Where pages are in the end `numa_maps` says.
+//! Carrefour: a guest whose memory is on a node where it does not run. `numa_maps` shows where its pages are in the end.
 
 use std::fmt;
 use std::path::Path;
@@ -27,14 +27,14 @@ use crate::outside::emulated::LLC_BYTES;
 
 /// How long misses are counted before and after.
 const WINDOW: Duration = Duration::from_secs(10);
-/// The permit is this part of what the thrasher does without one.
+/// The permit is this fraction of the thrasher's misses without one.
 pub(super) const PERMIT_PART: u64 = 5;
-/// How far the thrasher may be from its permit over a window, in percent: the agent looks once a second, and under emulation
-/// each look is late by a part of that.
+/// How far the thrasher may be from its permit over a window, in percent: the agent samples once a second, and under
+/// emulation each sample is late by a part of that.
 pub(super) const NEAR_PERCENT: u64 = 35;
-/// What it owes by the time that it is first held: seconds of a guest, and minutes of an emulated one on a busy machine.
+/// Time to repay what it owes when it is first held: seconds for a guest, and minutes for an emulated one on a busy machine.
 const REPAID: Duration = Duration::from_secs(400);
-/// What the victim still misses, at most, in percent of what it missed beside a free thrasher.
+/// Most misses of the victim, in percent of its misses next to a free thrasher.
 pub(super) const VICTIM_PERCENT: u64 = 70;
 
 /// Walks eight times what the cache holds, so that each line evicts another.
@@ -42,7 +42,7 @@ fn thrasher() -> GuestSpec {
     walker("thrasher", 8 * LLC_BYTES, 0, "0")
 }
 
-/// Walks half of what the cache holds, at a leisure at which the thrasher evicts it between two rounds.
+/// Walks half of what the cache holds, so slowly that the thrasher evicts it between two rounds.
 fn victim() -> GuestSpec {
     walker("victim", LLC_BYTES / 2, 20, "1")
 }
@@ -54,7 +54,7 @@ fn walker(name: &str, bytes: u64, think: u32, cpu: &str) -> GuestSpec {
         .nodes("strict", "0")
 }
 
-/// The tag that most of a guest's frames have; `None` before the agent gave it one.
+/// The tag that most of a guest's frames have; `None` before the agent tags it.
 pub(super) fn tag(page: Page<'_>, guest: &Guest) -> anyhow::Result<Option<u8>> {
     let ram = guest.ram()?;
     let pid = i32::try_from(guest.process.0)?;
@@ -73,13 +73,13 @@ pub(super) fn tag(page: Page<'_>, guest: &Guest) -> anyhow::Result<Option<u8>> {
     Ok((tag > 0 && *frames > 0).then_some(tag as u8))
 }
 
-/// LLC misses of a window.
+/// LLC misses in a window.
 pub(super) struct Seen {
     /// Of the thrasher, per slice.
     pub(super) thrasher: u64,
     /// Of the victim.
     pub(super) victim: u64,
-    /// How many of its references the victim missed.
+    /// Share of the victim's references that missed.
     victim_percent: u64,
 }
 
@@ -97,7 +97,7 @@ impl fmt::Display for Seen {
     }
 }
 
-/// What all CPUs did to memory with this tag so far.
+/// Counts of all CPUs for memory with this tag so far.
 pub(super) fn counts(page: Page<'_>, tag: u8) -> Counts {
     let counts = (0..page.layout().cpus).filter_map(|cpu| page.counts(cpu, tag));
     counts.fold(Counts::default(), |sum, counts| Counts {
@@ -121,7 +121,7 @@ pub(super) fn watch(page: Page<'_>, tags: [u8; 2]) -> Seen {
     }
 }
 
-/// Waits until the agent knows what these guests miss.
+/// Waits until the agent knows these guests' misses.
 pub(super) fn wait_counted(inside: &Inside, names: [&str; 2]) -> anyhow::Result<()> {
     wait_until("the agent to count both guests", SOON, || {
         let shown = permit(inside, &["show"]).unwrap_or_default();
@@ -137,14 +137,14 @@ pub(super) fn wait_counted(inside: &Inside, names: [&str; 2]) -> anyhow::Result<
     })
 }
 
-/// A thrasher is held to its permit, and its neighbour misses less; all is as it was when the agent has died.
+/// A thrasher is held to its permit, and its neighbour misses less; everything is restored when the agent has died.
 pub fn permit_held(inside: &mut Inside) -> anyhow::Result<()> {
     let page = modelled_pmu::find(Path::new("/"))?.context("this host has no modelled PMU")?;
     let guests = inside.create_at_once(&[thrasher(), victim()])?;
     for guest in &guests {
         guest.wait_ready()?;
     }
-    // Only now does the model run, and all else a few times slower.
+    // From now on the model runs, and makes everything a few times slower.
     let mut agent = start_agent(inside)?;
     wait_counted(inside, ["thrasher", "victim"])?;
     let tag = |guest: &Guest| {
@@ -183,7 +183,7 @@ pub fn permit_held(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until the thrasher has repaid what it owed, and misses as it booked while its neighbour misses less.
+/// Waits until the thrasher has repaid what it owed and misses as much as it booked, while its neighbour misses less.
 pub(super) fn wait_held(
     inside: &Inside,
     (page, tags): (Page<'_>, [u8; 2]),
@@ -220,16 +220,16 @@ pub(super) fn wait_held(
 const HOT_KIB: u64 = (4 * LLC_BYTES) >> 10;
 /// Memory that it wrote once.
 const COLD_MIB: u32 = 20;
-/// Of the pages that it uses so many, in percent, must have come to it.
+/// Share of the pages that it uses, in percent, that must have come to it.
 const HOT_PERCENT: u64 = 90;
 
 /// Pages that a guest uses come to the node where it runs, and others stay; while it is paused none moves.
 pub fn carrefour(inside: &mut Inside) -> anyhow::Result<()> {
-    // An agent that was killed has left the model running: guests boot faster without.
+    // A killed agent has left the model running; guests boot faster without it.
     modelled_pmu::find(Path::new("/"))?
         .context("this host has no modelled PMU")?
         .rest();
-    // Its vCPU has the CPUs of node 1, but nobody pinned it.
+    // Its vCPU has the CPUs of node 1, but is not pinned.
     let mut spec = GuestSpec::new("follower")
         .doing(Behaviour::walking(HOT_KIB as u32, 0).with_touch(COLD_MIB))
         .cpus(Cpus::Set("2-3".to_owned()));

@@ -1,5 +1,5 @@
-//! The agent, its guard and libvirtd are killed, stopped and robbed of their files in ten ways. Afterwards the guest runs
-//! where it ran before, is held by no limit and carries no mark, as the kernel and libvirt say.
+//! The agent, its guard and libvirtd are killed, stopped and robbed of their files in ten ways. Afterwards, by the kernel and
+//! libvirt, the guest runs where it ran before, has no limit and carries no mark.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,11 +19,11 @@ use crate::inside::process::Program;
 use crate::inside::wait::{Look, wait_until};
 use crate::outside::emulated::NODES;
 
-/// Where the agent keeps its state unless told otherwise.
+/// The agent's default state directory.
 const STATE: &str = "/run/homenode";
-/// The promise: from the moment that whoever is needed answers.
+/// The promise, counted from the moment when the processes it needs answer.
 const UNDONE_WITHIN: Duration = Duration::from_secs(30);
-/// A hung agent is noticed by its silence first: 20 s, and 7 more for a guard that was stopped with it.
+/// A hung agent is first noticed by its silence: 20 s, and 7 more for a guard that was stopped with it.
 const NOTICED_WITHIN: Duration = Duration::from_secs(27);
 
 /// A guest whose vCPUs an agent has confined to one node, and that agent.
@@ -33,7 +33,7 @@ struct Scene<'a> {
     agent: Program,
 }
 
-/// What is done to them, and how long it may then take until everything is undone.
+/// A kill point: what is done, and how long it may then take until everything is undone.
 type Point = (&'static str, fn(&mut Scene<'_>) -> anyhow::Result<()>, Duration);
 
 const POINTS: [Point; 10] = [
@@ -119,8 +119,8 @@ pub fn kill_points(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A guest that is saved while an agent holds it, and restored when neither agent nor guard is there any more: libvirt brings the
-/// pins back, and the next agent knows them for what they are.
+/// A guest is saved while an agent holds it, and restored when both agent and guard have gone: libvirt restores the pins, and
+/// the next agent recognises them.
 pub fn saved(inside: &mut Inside) -> anyhow::Result<()> {
     let mut guest =
         inside.create(&GuestSpec::new("held").doing(Behaviour::busy(1).with_duty(30).with_touch(16)))?;
@@ -250,7 +250,7 @@ fn signal(process: Process, signal: Signal) -> anyhow::Result<()> {
     kill_process(pid, signal).with_context(|| format!("cannot send a signal to {}", process.0))
 }
 
-/// The guards that run.
+/// The running guards.
 fn guards() -> anyhow::Result<BTreeSet<Process>> {
     let mut guards = BTreeSet::new();
     for entry in fs::read_dir("/proc")?.flatten() {
@@ -277,10 +277,10 @@ fn is_marked(inside: &Inside) -> anyhow::Result<bool> {
     Ok(xml.contains(homenode_kvm::mark::NAMESPACE))
 }
 
-/// Waits until a guest is as if no agent had ever been there.
+/// Waits until a guest is as if there had never been an agent.
 fn wait_given_back(inside: &Inside, guest: &Guest, limit: Duration) -> anyhow::Result<()> {
     let anywhere: Vec<u32> = (0..NODES).collect();
-    wait_until("everything given back", limit, || {
+    wait_until("everything restored", limit, || {
         let affinity = guest.process.vcpu_affinity()?;
         let (limits, is_marked) = (limits(guest)?, is_marked(inside)?);
         let is_free = affinity.values().all(|cpus| *cpus == anywhere);

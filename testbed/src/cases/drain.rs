@@ -1,4 +1,4 @@
-//! Nodes that are emptied by an operator, and by the kernel, which takes their CPUs away.
+//! Nodes that are emptied by an operator, and by the kernel, which takes their CPUs offline.
 
 use std::fs;
 use std::time::Duration;
@@ -19,7 +19,7 @@ fn ordinary(name: &str) -> GuestSpec {
     GuestSpec::new(name).doing(Behaviour::busy(1).with_duty(30).with_touch(40))
 }
 
-/// A CPU that goes offline for as long as this value lives. CPU `n` is node `n` in the testbed.
+/// A CPU that is offline while this value lives. CPU `n` is node `n` in the testbed.
 struct Offline(u32);
 
 impl Offline {
@@ -44,20 +44,19 @@ fn left_on(guest: &Guest, node: u32) -> anyhow::Result<u64> {
     Ok(guest.pages_per_node()?.get(&node).copied().unwrap_or(0))
 }
 
-/// Nobody is said to have changed what the agent set.
+/// Checks that the agent reports no foreign change to what it set.
 fn expect_nobody_else(agent: &Program) -> anyhow::Result<()> {
     let text = agent.json().iter().map(Value::to_string).collect::<String>();
     ensure!(
         !text.contains("changed-by-other"),
-        "the agent blames somebody: {text}"
+        "the agent blames another program: {text}"
     );
     Ok(())
 }
 
-/// A guest leaves the node that is drained to its last page, another that starts meanwhile goes elsewhere, and the next agent
-/// knows.
+/// A guest leaves the drained node to its last page, another that starts meanwhile goes elsewhere, and the next agent knows.
 pub fn drained(inside: &mut Inside) -> anyhow::Result<()> {
-    // A guest that vanished ended an earlier try in the middle.
+    // An earlier try may have ended in the middle, when a guest vanished.
     let _ = fs::remove_file("/run/homenode/private/drained");
     let agent = start_placing(inside, &[])?;
     let guest = inside.create(&ordinary("leaves"))?;
@@ -96,7 +95,8 @@ pub fn drained(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// A node's only CPU goes offline under a guest: it gets another home, its memory follows, and when the CPU is back, it is used.
+/// A node's only CPU goes offline under a guest: it gets another home, its memory follows, and when the CPU is back, it is
+/// used.
 pub fn offline(inside: &mut Inside) -> anyhow::Result<()> {
     let agent = start_placing(inside, &[])?;
     // CPU 0 cannot go offline.

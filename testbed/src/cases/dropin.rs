@@ -1,4 +1,4 @@
-//! Our numad at the real one's place.
+//! Our numad in place of the real one.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,12 +16,12 @@ use crate::inside::guest::{Cpus, GuestSpec};
 use crate::inside::pages::expect_share;
 use crate::outside::emulated::DEVICE_NODE;
 
-/// Gives libvirt the hook; where our numad lies.
+/// Installs libvirt's hook; returns the path of our numad.
 fn put_in_place(inside: &mut Inside) -> anyhow::Result<PathBuf> {
     // The binary answers as numad when it is called by that name.
     let numad = PathBuf::from("/run/homenode-testbed/numad");
     fs::copy(inside.homenode()?, &numad).context("cannot copy the homenode binary")?;
-    // The hook tells which guest asks; libvirtd looks for hooks when it starts.
+    // The hook says which guest is about to ask; libvirtd looks for hooks when it starts.
     let hook = format!("#!/bin/sh\nexec {} hook \"$@\"\n", inside.homenode()?.display());
     write_script(Path::new("/etc/libvirt/hooks/qemu.d/homenode"), &hook)?;
     inside.kill_libvirtd()?;
@@ -29,7 +29,7 @@ fn put_in_place(inside: &mut Inside) -> anyhow::Result<PathBuf> {
     Ok(numad)
 }
 
-/// Three guests started at once with `placement='auto'` get three nodes, with the agent's ledger behind the answer.
+/// Three guests started at once with `placement='auto'` get three nodes, since the agent's ledger is behind the answer.
 pub fn three_starts(inside: &mut Inside) -> anyhow::Result<()> {
     let numad = put_in_place(inside)?;
     let agent = start_agent(inside)?;
@@ -44,7 +44,7 @@ pub fn three_starts(inside: &mut Inside) -> anyhow::Result<()> {
     let guests = inside.create_at_once(&specs)?;
     let mut nodes = Vec::new();
     for guest in &guests {
-        // What was decided is in force as soon as the guest is created; whether its kernel then boots is not the question.
+        // The decision is in force as soon as the guest is created; whether its kernel then boots does not matter.
         let advice = inside.numad_advice(&guest.spec.name)?;
         inside.note(format!("{}: our numad said {advice:?}", guest.spec.name));
         ensure!(
@@ -62,8 +62,8 @@ pub fn three_starts(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// Libvirt asks our numad for a guest that is given a PCI device: it gets the device's node, though all have as much left. Its
-/// memory, which the device pins, lies there from the start.
+/// libvirt asks our numad for a guest with a PCI device: it gets the device's node, though all nodes have equal room. Its
+/// memory, which the device pins, is there from the start.
 pub fn near_its_device(inside: &mut Inside) -> anyhow::Result<()> {
     let device = Device::take()?;
     inside.note(format!("{} is on node {DEVICE_NODE}", device.address));

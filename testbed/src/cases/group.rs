@@ -5,18 +5,18 @@ use crate::outside::emulated::HostKind;
 /// Cases that share a boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Group {
-    /// The host itself and the agent on it, with the kernel's own balancing off but where a case turns it on.
+    /// The host itself and the agent on it, with the kernel's balancing off except where a case turns it on.
     Agent,
-    /// The agent with counters: of a modelled PMU.
+    /// The agent with counters from a modelled PMU.
     Counted,
-    /// What the agent decides and explains by counters: run by name only, as a run takes a quarter of an hour.
+    /// What the agent decides and explains from counters: run by name only, as a run takes a quarter of an hour.
     Arrange,
-    /// The same on a small host as they are today, whose nodes have two last-level caches and whose kernel balances: run by name
-    /// only.
+    /// The same on a small version of a stock host, whose nodes have two last-level caches and whose kernel balances: run by
+    /// name only.
     Caches,
-    /// What the stock kernel's own balancing does: run by name only.
+    /// What the stock kernel's balancing does: run by name only.
     Balancing,
-    /// What operators set, by any means, on a host that somebody has configured: ten minutes of an agent that acts.
+    /// An operator's settings of all kinds, on a configured host: ten minutes of an agent that acts.
     Bounds,
     /// Trackers of memory use, on a kernel with DAMON: run by name only, as that kernel is not the stock one.
     Damon,
@@ -24,19 +24,19 @@ pub enum Group {
     Pages,
     /// The guest's kernel module in guests of a plain QEMU: no emulated host.
     Module,
-    /// The same on kernels that `scripts/testbed-kernel.sh` fetches: run by name only.
+    /// Like [`Group::Module`], on kernels that `scripts/testbed-kernel.sh` fetches: run by name only.
     Kernels,
-    /// What the plugin that logs pages costs: run by name only.
+    /// The cost of the plugin that logs pages: run by name only.
     Speed,
     /// Programs that `scripts/testbed-setup.sh --programs` installs, under that plugin: run by name only.
     Programs,
-    /// What was found out about libvirt, the kernel and the emulation: run by name only.
+    /// Findings about libvirt, the kernel and the emulation: run by name only.
     Record,
     /// A Xen host, which `scripts/xen-setup.sh` makes: run by name only.
     Xen,
-    /// The same, cases of minutes: run by name only.
+    /// Like [`Group::Xen`], cases of minutes: run by name only.
     XenLong,
-    /// What was found out there, and is not judged: run by name only.
+    /// Findings there that are not judged: run by name only.
     XenRecord,
     /// A Xen host whose dom0 has systemd: run by name only.
     XenService,
@@ -45,7 +45,7 @@ pub enum Group {
 }
 
 impl Group {
-    /// As the command line names it.
+    /// Its name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

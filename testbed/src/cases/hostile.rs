@@ -1,20 +1,20 @@
-//! A tenant that wants to harm its neighbour through the agent, on a host whose caches are counted. It changes what it does so
-//! that the agent moves somebody, pollutes in bursts between two samples, and shows the agent a need of memory that it does not
-//! have.
+//! A tenant that tries to harm its neighbour through the agent, on a host whose caches are counted. It changes its behaviour
+//! so that the agent moves a VM, pollutes in bursts between two samples, and pretends to need memory.
 //!
 //! # What is held against what
-//! Both have the home that their operator chose, a node each, under the agent's own policies. Beside a tenant that pollutes the
-//! neighbour would suffer with no agent at all; so it is held against an honest tenant of the same average use, which reads half
-//! of the time, in bursts of [`HONEST_MS`]: nothing that is looked at once a second can tell these from a steady load.
+//! Both have the home that their operator chose, a node each, under the agent's own policies. Next to a polluting tenant the
+//! neighbour would suffer even without an agent; so it is compared with its state next to an honest tenant of the same
+//! average use, which reads half of the time, in bursts of [`HONEST_MS`]: samples taken once a second cannot tell these from
+//! a steady load.
 //!
 //! # The measure
-//! Time says nothing here, as each CPU is emulated. What the neighbour's work costs is counted: cycles for each line that it
-//! reads, which are the arithmetic between two lines, the way to the cache, and for the share of lines that the cache did not
-//! have the way to memory, by the figures that the agent itself uses for the model. Misses are those of the neighbour's frames,
-//! from the model's page; how far its memory is, is taken from where its pages lie (`numa_maps`), as if it used all of them
-//! alike. Its loss is what is missing of the work that it does in a cycle beside the honest tenant. Waiting for CPUs is not in
-//! it: here that is mostly the emulator's. So what would make the neighbour wait is asked for in itself: its vCPU must keep the
-//! CPUs of its home, and no quota may hold it. Of memory nothing may be taken from it at any time.
+//! Time means nothing here, as each CPU is emulated. Instead, the cost of the neighbour's work is counted: cycles for each
+//! line that it reads, which are the arithmetic between two lines, the way to the cache, and for the lines missing from the
+//! cache the way to memory, by the figures that the agent itself uses for the model. Misses are those of the neighbour's
+//! frames, from the model's page; the distance of its memory follows from where its pages are (`numa_maps`), as if it used
+//! all of them alike. Its loss is the share of work per cycle that it lacks compared with the honest tenant. Waiting for CPUs
+//! is not included: here that is mostly the emulator's. So the causes of waiting are checked directly: its vCPU must keep the
+//! CPUs of its home, and no quota may hold it. No memory may be taken from it at any time.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -34,49 +34,49 @@ use crate::inside::process::Program;
 use crate::inside::wait::{Look, wait_until};
 use crate::outside::emulated::LLC_BYTES;
 
-/// How long each way of the tenant's is counted.
+/// How long each behaviour of the tenant is counted.
 const WINDOW: Duration = Duration::from_secs(30);
-/// How long it has done so before.
+/// How long it has lasted before that.
 const SETTLED: Duration = Duration::from_secs(5);
-/// What the neighbour may lose.
+/// The most that the neighbour may lose.
 const LOSS_MAX: f64 = 0.01;
-/// Steps of arithmetic of the neighbour for each line: ten references to the cache in 1000 instructions, as programs that lean on
-/// memory make.
+/// Steps of arithmetic of the neighbour for each line: ten references to the cache in 1000 instructions, as memory-intensive
+/// programs make.
 const THINK: u32 = 100;
 /// CPUs of each one's node.
 const NEIGHBOURS_CPUS: [u32; 2] = [0, 1];
 const TENANTS_CPUS: [u32; 2] = [2, 3];
-/// Bursts of an honest tenant, and of one that changes between two samples, and over some.
+/// Bursts of an honest tenant, of one that changes between two samples, and of one that changes over several.
 const HONEST_MS: u32 = 10;
 const BELOW_PERIOD_MS: u32 = 450;
 const PROVOKING_MS: u32 = 5000;
-/// Memory of the tenant, which it may be left with, and which it grabs so that it seems to need more, in MiB. Its kernel keeps
-/// 81 for itself and its walk 16, so it has some 80 to grab when it is left with its floor, as it is by then; with less than a
-/// tenth of its memory unused it is given some back.
+/// Memory of the tenant, its floor, and what it grabs to pretend that it needs more, in MiB. Its kernel keeps 81 for itself
+/// and its walk 16, so it has some 80 to grab when only its floor is left, as it is by then; with less than a tenth of its
+/// memory unused it gets some of it back.
 const TENANT_MIB: u64 = 256;
 const FLOOR_MIB: u64 = 176;
 const GRABBED_MIB: u32 = 68;
 /// How long it grabs, and how long it then pretends to need nothing.
 const TURN: Duration = Duration::from_secs(10);
 
-/// A tenant that reads more than the cache holds, in bursts of so long.
+/// A tenant that reads more than the cache holds, in bursts of this length.
 fn reading(burst_ms: u32) -> Behaviour {
     Behaviour::walking(((8 * LLC_BYTES) >> 10) as u32, 0).with_bursts(burst_ms)
 }
 
-/// What the neighbour's work costs in a stretch.
+/// Cost of the neighbour's work over a stretch of time.
 #[derive(Clone, Copy)]
 struct Cost {
-    /// Lines asked of the cache.
+    /// Lines requested from the cache.
     references: u64,
-    /// Those that it did not have.
+    /// Those that the cache did not have.
     misses: u64,
-    /// Share of its memory that is not on its node, the most at any time.
+    /// Largest share of its memory that was off its node at any time.
     remote: f64,
 }
 
 impl Cost {
-    /// Cycles for a line.
+    /// Cycles per line.
     fn cycles(self) -> f64 {
         let missed = self.misses as f64 / self.references.max(1) as f64;
         let memory = (1.0 - self.remote) * MEMORY_CYCLES + self.remote * REMOTE_CYCLES;
@@ -97,7 +97,7 @@ impl fmt::Display for Cost {
     }
 }
 
-/// The two, and where the neighbour's misses are counted.
+/// The two guests, and where the neighbour's misses are counted.
 struct Scene<'a> {
     inside: &'a Inside,
     page: Page<'static>,
@@ -107,7 +107,7 @@ struct Scene<'a> {
 }
 
 impl Scene<'_> {
-    /// Whether each vCPU may run on these CPUs alone.
+    /// Whether each vCPU may run on these CPUs only.
     fn is_home(guest: &Guest, cpus: [u32; 2]) -> anyhow::Result<bool> {
         let affinity = guest.process.vcpu_affinity()?;
         Ok(affinity
@@ -123,8 +123,8 @@ impl Scene<'_> {
         Ok((all - home) as f64 / all.max(1) as f64)
     }
 
-    /// The neighbour's cost while the tenant does as it does, which `in_turn` may change every [`TURN`]. It must keep what it
-    /// has.
+    /// The neighbour's cost under the tenant's behaviour, which `in_turn` may change every [`TURN`]. Fails if the neighbour
+    /// loses CPUs or memory.
     fn watch(&self, mut in_turn: impl FnMut(u32) -> anyhow::Result<()>) -> anyhow::Result<Cost> {
         std::thread::sleep(SETTLED);
         let tag = tag(self.page, self.neighbour)?.context("no frame of the neighbour has a tag")?;
@@ -161,7 +161,7 @@ impl Scene<'_> {
         })
     }
 
-    /// The same beside a tenant that does this all the time.
+    /// The neighbour's cost next to a tenant with this steady behaviour.
     fn beside(&self, what: &str, behaviour: Behaviour) -> anyhow::Result<Cost> {
         self.tenant.switch_to(behaviour)?;
         let cost = self.watch(|_| Ok(()))?;
@@ -169,7 +169,7 @@ impl Scene<'_> {
         Ok(cost)
     }
 
-    /// Beside one that grabs memory and lets go of it in turns, and reads as the honest one.
+    /// The neighbour's cost next to a tenant that grabs and releases memory in turns, and reads like the honest one.
     fn beside_liar(&self) -> anyhow::Result<Cost> {
         let cost = self.watch(|turn| {
             let touched = if turn % 2 == 0 { GRABBED_MIB } else { 0 };
@@ -194,7 +194,7 @@ fn start(inside: &Inside) -> anyhow::Result<Program> {
     start_agent_with(inside, &["--config", &path.display().to_string()])
 }
 
-/// Each hostile way costs the neighbour under a percent of its work.
+/// Each hostile behaviour costs the neighbour less than a percent of its work.
 pub fn neighbour_spared(inside: &mut Inside) -> anyhow::Result<()> {
     let page = resting_model()?;
     let quarter = ((LLC_BYTES / 4) >> 10) as u32;
@@ -247,7 +247,7 @@ pub fn neighbour_spared(inside: &mut Inside) -> anyhow::Result<()> {
             inside.note(format!("{}: {policy} {action}: {reason}", guest.spec.name));
         }
     }
-    // What differs between two honest stretches is the measure's own.
+    // The difference between two honest stretches is measurement noise.
     let own = (1.0 - honest.cycles() / again.cycles()).abs();
     inside.note(format!(
         "two honest stretches differ by {:.3} percent",

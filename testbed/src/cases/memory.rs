@@ -1,4 +1,4 @@
-//! Memory policies and drift on a real kernel: what counts is where `numa_maps` says that pages lie.
+//! Memory policies and drift on a real kernel. Cases judge by `numa_maps`.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -17,16 +17,16 @@ use crate::inside::guest::{Balloon, Guest, GuestSpec, mib};
 use crate::inside::pages::{PAGE_BYTES, migrate};
 use crate::inside::wait::{Look, wait_until};
 
-/// Memory that guests here touch and release, in MiB. Free-page reporting needs some more free than that in the guest.
+/// Memory that guests here touch and release, in MiB. Free-page reporting needs some more free memory than that in the guest.
 const TOUCHED_MIB: u32 = 100;
-/// Memory that the drifting guest touches: so much that the balloon, half of the guest, must take some of it.
+/// Memory that the drifting guest touches: enough that the balloon, half of the guest, must take some of it.
 const DRIFTING_MIB: u32 = 160;
-/// Of it, so much at least comes back elsewhere.
+/// The least of it that comes back on another node.
 const DRIFTED_MIB: u64 = 50;
-/// Of memory that was released, so much comes back to the host, and so much of it lands where it is touched again: blocks are
-/// reported whole, and the guest's kernel takes some of them.
+/// The least of released memory that returns to the host, and the least of it that is on the right node once touched again:
+/// blocks are reported whole, and the guest's kernel takes some of them.
 const COMES_BACK_MIB: u64 = 60;
-/// How often pages go to and fro in the record of how fast they do.
+/// Rounds in the record of how fast pages move to and fro.
 const MOVE_ROUNDS: usize = 11;
 
 /// A guest large enough for free-page reporting, at home on these nodes.
@@ -38,7 +38,7 @@ fn roomy(name: &str, home: &str) -> GuestSpec {
     spec
 }
 
-/// Runs `homenode memory-policy`; its JSON, or what it complained of.
+/// Runs `homenode memory-policy`; returns its JSON, or its error message.
 pub(super) fn policy(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Result<Value, String>> {
     Ok(inside.ask("memory-policy", arguments)?.map_err(|(_, said)| said))
 }
@@ -57,7 +57,7 @@ pub(super) fn pages_on(guest: &Guest, node: u32) -> anyhow::Result<u64> {
     Ok(guest.pages_per_node()?.get(&node).copied().unwrap_or(0))
 }
 
-/// Waits until a guest holds at most so much.
+/// Waits until a guest holds at most this much.
 fn wait_shrunk(guest: &Guest, mib_max: u64) -> anyhow::Result<()> {
     let what = format!("{} to hold at most {mib_max} MiB", guest.spec.name);
     wait_until(&what, SOON, || {
@@ -70,7 +70,7 @@ fn wait_shrunk(guest: &Guest, mib_max: u64) -> anyhow::Result<()> {
 }
 
 /// Round-4K by migration over four home nodes; then first-touch: what the guest releases and touches again from another node
-/// lands on that node.
+/// is allocated on that node.
 pub fn policies(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = inside.create(&roomy("laid-out", "0-3"))?;
     guest.move_to(0)?;
@@ -133,8 +133,8 @@ pub fn policies(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// A guest at home on node 1 of which most memory has come to lie on node 3: a balloon took it away, and it came back while
-/// the vCPU ran there.
+/// A guest at home on node 1 whose memory is mostly on node 3: a balloon took it away, and it came back while the vCPU ran
+/// there.
 pub fn drifted(inside: &Inside) -> anyhow::Result<Guest> {
     let mut spec = roomy("drifted", "1");
     spec.balloon = Balloon::Driven;
@@ -151,7 +151,7 @@ pub fn drifted(inside: &Inside) -> anyhow::Result<Guest> {
     inside.note(format!("balloon up: {:?} MiB", in_mib(&guest.pages_per_node()?)));
     guest.process.run_vcpus_on(3)?;
     target(256)?;
-    // What the balloon gives back is there at once or a little later.
+    // The balloon returns memory at once or a little later.
     std::thread::sleep(Duration::from_secs(3));
     let again = Behaviour::busy(1).with_duty(30).with_touch(DRIFTING_MIB);
     guest.switch_to(again.with_every(2000))?;
@@ -166,7 +166,7 @@ pub fn drifted(inside: &Inside) -> anyhow::Result<Guest> {
     Ok(guest)
 }
 
-/// Pages of budgets, in the record of how exactly they are kept.
+/// Budgets in pages, for the record of how exactly they are kept.
 const BUDGETS: [u64; 3] = [2_000, 10_000, 20_000];
 
 /// A record: the same pages of a guest to one node by migrate_pages(2) and back by the agent's way, several times; then by
@@ -186,7 +186,7 @@ pub fn move_speed(inside: &mut Inside) -> anyhow::Result<()> {
     let mut mover = Mover::new(i32::try_from(guest.process.0)?, vec![range]);
     let (zero, one) = (NodeSet::one(NodeId(0)), NodeSet::one(NodeId(1)));
     let mut rates = [Vec::new(), Vec::new()];
-    // The first round also takes along what QEMU has beside the guest's memory, which then stays on node 1.
+    // The first round also moves QEMU's memory besides the guest's, which then stays on node 1.
     for round in 0..=MOVE_ROUNDS {
         let before = pages_on(&guest, 0)?;
         let begin = Instant::now();
@@ -229,7 +229,7 @@ pub fn move_speed(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How long the kernel's balancing is left alone with a guest, before and after the agent.
+/// How long the kernel's balancing alone manages a guest, before and after the agent.
 const BALANCED: Duration = Duration::from_secs(15);
 
 /// The kernel's automatic NUMA balancing, on until dropped.
@@ -250,7 +250,7 @@ impl Drop for Balancing {
     }
 }
 
-/// Memory that drifted away through a balloon comes home, beside the kernel's balancing, which does not take it away again.
+/// Memory that drifted away through a balloon comes home under the kernel's balancing, which does not move it away again.
 pub fn drift(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = drifted(inside)?;
     let _balancing = Balancing::on()?;

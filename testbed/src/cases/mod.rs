@@ -1,7 +1,7 @@
 //! The cases: what a real NUMA host with real guests must show.
 //!
-//! A case is a function in one of the modules here and a row in [`ALL`]. It runs in a process of its own inside the
-//! emulated host, may take its `limit`, and finds no guest of another case.
+//! A case is a function in one of the modules here and a row in [`ALL`]. It runs in a separate process inside the emulated
+//! host, must finish within its `limit`, and finds no guests of other cases.
 
 mod agent;
 mod arrange;
@@ -50,7 +50,7 @@ pub use group::Group;
 pub struct Case {
     /// Unique.
     pub name: &'static str,
-    /// Which boot it shares.
+    /// The boot that it shares.
     pub group: Group,
     /// What it shows, in one line.
     pub about: &'static str,
@@ -60,7 +60,7 @@ pub struct Case {
     pub run: Run,
 }
 
-/// A case, by where it runs.
+/// A case's function, by where it runs.
 #[derive(Debug, Clone, Copy)]
 pub enum Run {
     /// Inside the emulated host.
@@ -128,7 +128,7 @@ pub static ALL: &[Case] = &[
         "plain-qemu-homes",
         Group::Agent,
         900,
-        "two such QEMUs, one in namespaces as a pod has, come home by files and are given back after kill -9",
+        "two such QEMUs, one in namespaces as a pod has, come home by files and are restored after kill -9",
         plain_qemu::homes,
     ),
     case(
@@ -233,7 +233,7 @@ pub static ALL: &[Case] = &[
         "cpu-offline",
         Group::Agent,
         600,
-        "a guest whose node's CPU goes offline gets another home, its memory follows, and nobody is blamed",
+        "a guest whose node's CPU goes offline gets another home, its memory follows, and no other program is blamed",
         drain::offline,
     ),
     case(
@@ -261,14 +261,14 @@ pub static ALL: &[Case] = &[
         "kill-points",
         Group::Agent,
         1500,
-        "agent, guard and libvirtd killed, stopped and robbed of their files in ten ways: everything is given back",
+        "agent, guard and libvirtd killed, stopped and robbed of their files in ten ways: everything is restored",
         crash::kill_points,
     ),
     case(
         "saved",
         Group::Agent,
         600,
-        "a guest that was saved while an agent held it is given back once it is restored",
+        "a guest that was saved while an agent held it is released once it is restored",
         crash::saved,
     ),
     case(
@@ -289,7 +289,7 @@ pub static ALL: &[Case] = &[
         "balloon",
         Group::Agent,
         600,
-        "the agent takes memory that a guest does not use, gives it back on need, and its guard gives back all",
+        "the agent takes memory that a guest does not use, returns it on need, and its guard returns all",
         balloon::overcommit,
     ),
     case(
@@ -303,7 +303,7 @@ pub static ALL: &[Case] = &[
         "memory-policies",
         Group::Agent,
         600,
-        "round-4k by migration; released pages are placed anew where they are touched; what cannot be is refused",
+        "round-4k by migration; released pages are placed again where they are touched; what cannot be is refused",
         memory::policies,
     ),
     case(
@@ -576,7 +576,7 @@ pub static ALL: &[Case] = &[
         "xen-nodes",
         Group::Xen,
         300,
-        "memory that followed the CPUs does so again once it is given back, and what was told nodes keeps them",
+        "memory that followed the CPUs does so again once it is released, and a domU with explicit nodes keeps them",
         xen_lives::nodes,
     ),
     case(
@@ -604,7 +604,7 @@ pub static ALL: &[Case] = &[
         "xen-unit",
         Group::XenService,
         1200,
-        "the agent's unit of systemd with its drop-in for dom0: ready, brings a domU home, gives back when killed and when stopped",
+        "the agent's unit of systemd with its drop-in for dom0: ready, brings a domU home, releases it when killed and when stopped",
         xen_unit::unit,
     ),
     case(
@@ -622,7 +622,7 @@ pub fn find(name: &str) -> Option<&'static Case> {
     ALL.iter().find(|case| case.name == name)
 }
 
-/// The cases named on the command line, by their own name or their group's; all but those run by name without names.
+/// The cases named on the command line, by their own name or their group's; without names all except those run by name only.
 ///
 /// # Errors
 /// The first name that is neither.

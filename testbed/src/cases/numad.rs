@@ -1,4 +1,4 @@
-//! How libvirt asks numad, and what the real numad answers. Records: they show facts that our drop-in relies on.
+//! How libvirt calls numad, and what the real numad answers. Records of facts that our drop-in relies on.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -22,7 +22,7 @@ const REAL_NUMAD: &str = "/run/homenode-testbed/numad.real";
 const ORDER_LOG: &str = "/run/homenode-testbed/order.log";
 const HOOK: &str = "/etc/libvirt/hooks/qemu.d/order";
 
-/// Puts another program at numad's place until dropped.
+/// Puts another program in numad's place until dropped.
 pub struct NumadReplaced;
 
 impl NumadReplaced {
@@ -69,7 +69,7 @@ fn auto_guests(prefix: &str) -> Vec<GuestSpec> {
 
 /// When hook and numad run, first for one start, then for three at once.
 pub fn order(inside: &mut Inside) -> anyhow::Result<()> {
-    // The hook reads its standard input: libvirt waits for it to be taken.
+    // The hook reads its standard input: libvirt waits until it has.
     write_script(
         Path::new(HOOK),
         &format!(
@@ -85,7 +85,7 @@ pub fn order(inside: &mut Inside) -> anyhow::Result<()> {
              {REAL_NUMAD} \"$@\"; rc=$?\necho \"$EPOCHREALTIME numad-end $* pid=$$\" >>{ORDER_LOG}\nexit $rc\n"
         ),
     )?;
-    // From /run: the exchange directory may be mounted without execution.
+    // From /run: the exchange directory may be mounted noexec.
     let installed = Path::new("/run/homenode-testbed/numad-stand-in");
     fs::copy(&stand_in, installed).context("cannot copy the stand-in for numad")?;
     let _numad = NumadReplaced::with(installed)?;
@@ -106,7 +106,7 @@ pub fn order(inside: &mut Inside) -> anyhow::Result<()> {
     let before = hook < numad;
     let word = if before { "before" } else { "after" };
     inside.note(format!("the prepare hook ran {word} numad was called"));
-    // The destroyed guest's hooks belong to nobody's order.
+    // Ignore the hooks of the destroyed guest.
     let _ = fs::remove_file(ORDER_LOG);
 
     let guests = inside.create_at_once(&auto_guests("order"))?;
@@ -137,7 +137,7 @@ fn take_order(inside: &Inside, title: &str) -> anyhow::Result<Vec<String>> {
     Ok(lines)
 }
 
-/// What the real numad does with three starts at once.
+/// How the real numad handles three starts at once.
 pub fn three_starts(inside: &mut Inside) -> anyhow::Result<()> {
     let guests = inside.create_at_once(&auto_guests("auto"))?;
     let mut advice = Vec::new();
@@ -161,10 +161,10 @@ pub fn three_starts(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where numad writes what it does.
+/// numad's log.
 const NUMAD_LOG: &str = "/var/log/numad.log";
 
-/// What the real numad, as a daemon that is told to look after the guest, does about memory that drifted.
+/// How the real numad, as a daemon in charge of the guest, handles memory that drifted.
 pub fn drift(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = drifted(inside)?;
     let numad = |arguments: &[&str]| {

@@ -1,7 +1,7 @@
-//! Logs of pages that the plugin writes of a real guest, against what this machine's kernel sees and what the guest does.
+//! Page logs that the plugin writes of a real guest, compared with what this machine's kernel sees and what the guest does.
 //!
-//! The programs are those of [PRL, figure 9]: 400 MB, tau 50, omega 4 intervals. What is scaled is time: the paper has 17
-//! passes in an interval of 30 s, here an interval (mu) is what 17 passes take in this run.
+//! The programs are those of [PRL, figure 9]: 400 MB, tau 50, omega 4 intervals. Only time is scaled: the paper has 17 passes
+//! in an interval of 30 s, here an interval (mu) is the time of 17 passes in this run.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -17,19 +17,19 @@ use serde_json::Value;
 
 use crate::outside::plain::{Outside, PlainGuest, next_window, whole_log};
 
-/// As the paper's (section 5.2).
+/// As in the paper (section 5.2).
 const ARRAY_MIB: u32 = 400;
 const GUEST_MIB: u32 = 1024;
-/// Memory that is used again and again while this machine's kernel looks as well.
+/// Memory that is used repeatedly while this machine's kernel watches as well.
 const HOT_MIB: u32 = 64;
 const WATCHED: Duration = Duration::from_secs(3);
 /// Passes of each half of a program: five intervals. A page is hot in the third, and PRL's loop ends four later.
 const PASSES: u32 = 85;
-/// Passes in an interval of the estimator, as many as the paper's table 1 gives for one of 30 s.
+/// Passes in an interval of the estimator: the paper's table 1 gives as many for 30 s.
 const PASSES_OF_MU: u32 = 17;
-/// Most that the exact set and the accessed bits may be apart.
+/// Largest difference between the exact set and the accessed bits.
 const APART: f64 = 0.02;
-/// The claim's margin (prl.accuracy-synthetic), and what a half may differ from PML's ideal.
+/// The claim's margin (prl.accuracy-synthetic), and how far a half may differ from PML's ideal.
 const MARGIN_MB: f64 = 1.0;
 
 const PROGRAMS: [(&str, [Sweep; 2]); 3] = [
@@ -38,7 +38,7 @@ const PROGRAMS: [(&str, [Sweep; 2]); 3] = [
     ("wwrr", [Sweep::Write, Sweep::Read]),
 ];
 
-/// A guest with its log.
+/// A guest and its log.
 pub(super) struct Logged {
     pub(super) guest: PlainGuest,
     pub(super) log: PathBuf,
@@ -80,7 +80,7 @@ impl Logged {
         next_window(&self.control, &self.log, label)
     }
 
-    /// Runs one half of a program, in windows of this label; gives how long it took.
+    /// Runs one half of a program, in windows of this label; returns how long it took.
     fn half(&mut self, outside: &Outside<'_>, label: &str, sweep: Sweep) -> anyhow::Result<Duration> {
         self.next(label)?;
         let begin = Instant::now();
@@ -145,7 +145,7 @@ pub fn log(outside: &mut Outside<'_>) -> anyhow::Result<()> {
 
 /// KiB that this kernel saw used while a window was open.
 fn watched(logged: &Logged) -> anyhow::Result<u64> {
-    // The first order begins the log, and the guest's code is translated anew.
+    // The first command begins the log, and the guest's code is translated again.
     logged.next("warm-up")?;
     thread::sleep(Duration::from_secs(1));
     logged.next("watched")?;
@@ -185,18 +185,18 @@ pub fn pml(outside: &mut Outside<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How much of its log the plugin keeps for whoever follows it.
+/// Size of the log that the plugin keeps for a reader that follows it.
 const FEED_MIB: u64 = 1;
 const FED: Duration = Duration::from_secs(10);
 
-/// A log in memory that is shared with `homenode wss --follow`, and never larger than it was to be.
+/// A log in shared memory, which `homenode wss --follow` reads, never exceeds its limit.
 pub fn live(outside: &mut Outside<'_>) -> anyhow::Result<()> {
     let first = Behaviour {
         touch_mib: 16,
         every_ms: 1,
         ..Behaviour::idle()
     };
-    // Shared memory has a file system of its own; its directory goes with the case.
+    // Shared memory is a separate file system; the directory is removed with the case.
     let shared = tempfile::tempdir_in("/dev/shm").context("cannot make a directory in /dev/shm")?;
     let feed = shared.path().join("guest.pages");
     let arguments = format!(
@@ -235,7 +235,7 @@ pub fn live(outside: &mut Outside<'_>) -> anyhow::Result<()> {
     ));
     ensure!(said.len() >= 3, "{} estimates in {FED:?}", said.len());
     ensure!((16.0..17.0).contains(&exact), "{exact} MB are in use");
-    // A window may be over the limit before the oldest goes; the header's page stays.
+    // A window may exceed the limit before the oldest is dropped; the header's page stays.
     ensure!(
         largest < length && largest < (FEED_MIB << 20) + (1 << 18),
         "the feed took {largest} bytes of {length}"
@@ -243,7 +243,7 @@ pub fn live(outside: &mut Outside<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a guest does in a time, by what it runs under.
+/// A guest's pace under a plugin or none.
 struct Pace {
     boot_s: f64,
     walk_passes: f64,
@@ -321,7 +321,7 @@ fn pace(outside: &mut Outside<'_>, name: &str, plugin: Option<(&Path, &str)>) ->
     })
 }
 
-/// Distinct frames in windows of a label of whose marks this holds.
+/// Distinct frames in windows of a label whose marks are `wanted`.
 fn frames(log: &Log, label: &str, wanted: impl Fn(Marks) -> bool) -> u64 {
     let windows = log.windows.iter().filter(|window| window.label == label);
     let rows = windows
@@ -331,7 +331,7 @@ fn frames(log: &Log, label: &str, wanted: impl Fn(Marks) -> bool) -> u64 {
     distinct.len() as u64
 }
 
-/// What `homenode wss` makes of the windows of a label.
+/// The estimates of `homenode wss` from the windows of a label.
 pub(super) fn estimates(
     outside: &Outside<'_>,
     log: &Path,

@@ -1,4 +1,4 @@
-//! CPU quotas and permits on a real kernel: what counts is `cpu.max` and `cpu.stat` of the vCPUs' cgroups.
+//! CPU quotas and permits on a real kernel. Cases judge by `cpu.max` and `cpu.stat` of the vCPUs' cgroups.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,12 +17,12 @@ use crate::inside::acts::{commit, find};
 use crate::inside::guest::{Guest, GuestSpec};
 use crate::inside::wait::{Look, wait_until};
 
-/// How long a guard waits for a successor of a dead agent here.
+/// How long a guard here waits for a successor of a dead agent.
 const GRACE: &str = "2s";
 /// Time over which a throttled guest is watched.
 const WATCHED: Duration = Duration::from_secs(5);
 
-/// Always busy, so that a quota keeps it from running.
+/// Always busy, so that a quota throttles it.
 fn thrasher(name: &str) -> GuestSpec {
     GuestSpec::new(name).doing(Behaviour::busy(1).with_touch(40))
 }
@@ -42,7 +42,7 @@ pub(super) fn wait_limits(
     })
 }
 
-/// Time that the kernel says the vCPUs were throttled, in microseconds.
+/// Time for which the vCPUs were throttled, by the kernel, in microseconds.
 fn throttled_us(guest: &Guest) -> anyhow::Result<u64> {
     let mut sum = 0;
     for thread in guest.process.vcpu_threads()?.into_values() {
@@ -62,21 +62,21 @@ fn ran_ns(guest: &Guest) -> anyhow::Result<u64> {
     Ok(guest.process.vcpu_schedstat()?.values().map(|(ran, _)| ran).sum())
 }
 
-/// A quota through libvirt comes into force, throttles, and is lifted by the guard when the agent is gone.
+/// A quota set through libvirt takes effect, throttles, and is lifted by the guard when the agent is gone.
 pub fn quota(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = inside.create(&thrasher("throttled"))?;
     let state = inside.dir().join("state");
     let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
-    let beat = homenode_undo::Beat::default();
+    let heartbeat = homenode_undo::Heartbeat::default();
     let options = Options {
         state_dir: state.clone(),
-        beat: beat.clone(),
+        heartbeat: heartbeat.clone(),
         ..Options::new(machine)
     };
     let mut host = KvmHost::connect(&Vms::of_libvirt(), options)?;
     let state = state.display().to_string();
     let arguments = ["guard", "--host", "libvirt", "--state", &state, "--grace", GRACE];
-    let guard = guard::spawn(&inside.homenode()?, &arguments.map(Into::into), &beat)?;
+    let guard = guard::spawn(&inside.homenode()?, &arguments.map(Into::into), &heartbeat)?;
     let vm = find(&mut host, &guest.spec.name)?.id;
     let quota = CpuQuota::of(0.1, Ns::from_millis(30));
     let limit = Act::Limit {
@@ -114,8 +114,8 @@ pub(super) fn permit(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Valu
     inside.told("permit", arguments)
 }
 
-/// A permit through the agent's socket is kept in the domain's metadata. With counters the guest is throttled until the
-/// agent is killed; without, nobody is, and it is said why.
+/// A permit set over the agent's socket is kept in the domain's metadata. With counters the guest is throttled until the
+/// agent is killed; without, no guest is throttled, and the agent says why.
 pub fn permit_set(inside: &mut Inside) -> anyhow::Result<()> {
     let mut agent = start_agent(inside)?;
     let guest = inside.create(&thrasher("thrasher"))?;
@@ -165,7 +165,7 @@ pub fn permit_set(inside: &mut Inside) -> anyhow::Result<()> {
             found.is_empty(),
             "expected no limit without counters, saw {found:?}"
         );
-        inside.note("no counters: said, and nobody is throttled");
+        inside.note("no counters: reported, and no guest is throttled");
         return stop(agent);
     }
     let found = wait_limits(&guest, "the thrasher to be throttled", |found| !found.is_empty())?;

@@ -1,5 +1,5 @@
-//! VMs that no libvirt manages: a QEMU as Proxmox starts it, in a scope of its own below `qemu.slice`, and one as a pod of
-//! KubeVirt has it, with mounts and numbers of processes of its own and threads without names.
+//! VMs that libvirt does not manage: a QEMU as Proxmox starts it, in its own scope below `qemu.slice`, and one as in a pod of
+//! KubeVirt, with its own mount and PID namespaces and unnamed threads.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,7 +28,7 @@ use crate::inside::process::Program;
 use crate::inside::wait::{Look, wait_until};
 use crate::outside::emulated::{DEVICE_NODE, NODES};
 
-/// Where the operator says what he wants of VMs.
+/// Directory of the operator's settings for VMs.
 const SETTINGS: &str = "/etc/homenode/vms";
 const CGROUPS: &str = "/sys/fs/cgroup";
 
@@ -39,7 +39,7 @@ const NOT_HERE: [&str; 3] = [
     "what a guest is told is seen, with a new sequence each time, and stays until it is told otherwise",
 ];
 
-/// A guest that this process started, and that ends with the value.
+/// A guest that this process started; it ends when dropped.
 struct Guest {
     spec: GuestSpec,
     child: Child,
@@ -50,19 +50,19 @@ struct Guest {
 /// How a guest is started.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum As {
-    /// With names of threads, and a monitor where everybody sees it.
+    /// With named threads, and a monitor visible to all.
     Proxmox,
-    /// In namespaces of its own.
+    /// In its own namespaces.
     Pod,
 }
 
 impl Guest {
-    /// Starts one in a cgroup of its own, and waits until it is ready.
+    /// Starts one in its own cgroup, and waits until it is ready.
     fn start(inside: &Inside, spec: GuestSpec, how: As) -> anyhow::Result<Guest> {
         Guest::start_with(inside, spec, how, "")
     }
 
-    /// The same with further options for QEMU.
+    /// Like [`start`], with further options for QEMU.
     fn start_with(inside: &Inside, spec: GuestSpec, how: As, options: &str) -> anyhow::Result<Guest> {
         let group = own_group(&spec.name)?;
         let monitor = match how {
@@ -76,7 +76,8 @@ impl Guest {
             As::Proxmox => format!("{},debug-threads=on", spec.name),
             As::Pod => spec.name.clone(),
         };
-        // As `qm showcmd` prints it, without what this guest has no use for, and `-id`, which Proxmox' own QEMU has.
+        // As `qm showcmd` prints it, without options that this guest does not need, and without `-id`, which only Proxmox'
+        // QEMU has.
         let qemu = format!(
             "exec /usr/bin/qemu-system-x86_64 -name '{name}' -no-shutdown \
              -chardev 'socket,id=qmp,path={monitor}/{}.qmp,server=on,wait=off' -mon 'chardev=qmp,mode=control' \
@@ -178,13 +179,13 @@ impl Drop for Guest {
     }
 }
 
-/// A stable one for each name.
+/// A stable UUID for each name.
 fn uuid(name: &str) -> String {
     let sum: u32 = name.bytes().map(u32::from).sum();
     format!("6695eb01-f6a4-8304-79aa-{sum:012x}")
 }
 
-/// `qemu.slice/NAME.scope`, with what systemd hands out to one that has a weight: no say on which CPUs it runs.
+/// `qemu.slice/NAME.scope`, with what systemd provides to a scope with a weight: no control over its CPUs.
 fn own_group(name: &str) -> anyhow::Result<PathBuf> {
     let slice = Path::new(CGROUPS).join("qemu.slice");
     let group = slice.join(format!("{name}.scope"));
@@ -224,8 +225,8 @@ fn ordinary() -> Behaviour {
     Behaviour::busy(1).with_duty(30).with_touch(40)
 }
 
-/// Somebody moves the guest to another cgroup while the agent holds it to a quota: the old one has its own again, and the
-/// other is left alone.
+/// The guest is moved to another cgroup while the agent holds it to a quota: the old one's quota is restored, and the new one
+/// is left alone.
 fn moved_while_held(inside: &mut Inside, host: &mut KvmHost, vm: VmId, guest: &Guest) -> anyhow::Result<()> {
     let limit = Limit::CpuQuota(CpuQuota::of(0.3, Ns::from_millis(100)));
     let lease_ns = Ns::from_secs(60);
@@ -237,7 +238,7 @@ fn moved_while_held(inside: &mut Inside, host: &mut KvmHost, vm: VmId, guest: &G
     let held = guest.quota()?;
     let other = own_group("elsewhere")?;
     fs::write(other.join("cgroup.procs"), guest.process.0.to_string())?;
-    wait_until("its old cgroup to be given back", SOON, || {
+    wait_until("its old cgroup to be restored", SOON, || {
         host.sample()?;
         let now = guest.quota()?;
         Ok(match now.starts_with("max ") {
@@ -253,10 +254,7 @@ fn moved_while_held(inside: &mut Inside, host: &mut KvmHost, vm: VmId, guest: &G
             .any(|notice| notice.contains("was moved out of its cgroup")),
         "expected a notice of it, saw {said:?}"
     );
-    inside.note(format!(
-        "held to {held}, moved, and given back: {}",
-        guest.quota()?
-    ));
+    inside.note(format!("held to {held}, moved, and restored: {}", guest.quota()?));
     fs::write(guest.group.join("cgroup.procs"), guest.process.0.to_string())?;
     Ok(())
 }
@@ -286,7 +284,7 @@ pub fn conforming(inside: &mut Inside) -> anyhow::Result<()> {
     let failures = host.restore().failures;
     ensure!(
         failures.is_empty(),
-        "expected everything given back, saw {failures:?}"
+        "expected everything restored, saw {failures:?}"
     );
     let after = guest.affinities()?;
     let same = before
@@ -312,7 +310,7 @@ fn start_agent(inside: &Inside) -> anyhow::Result<Program> {
     Ok(agent)
 }
 
-/// Waits until a guest's vCPU runs on the CPU of this node alone, and its memory lies there.
+/// Waits until a guest's vCPU runs only on this node's CPU, and its memory is there.
 fn wait_home(inside: &Inside, guest: &Guest, node: u32) -> anyhow::Result<()> {
     let begun = Instant::now();
     wait_until(
@@ -337,14 +335,14 @@ fn wait_home(inside: &Inside, guest: &Guest, node: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A place for settings without those of an earlier case.
+/// A settings directory without those of an earlier case.
 fn no_settings() -> anyhow::Result<()> {
     let _ = fs::remove_dir_all(SETTINGS);
     Ok(fs::create_dir_all(SETTINGS)?)
 }
 
 /// Two guests whose operators chose a home, in files: both come home, threads and scattered memory; the agent is killed, and
-/// all is as it was.
+/// everything is restored.
 pub fn homes(inside: &mut Inside) -> anyhow::Result<()> {
     no_settings()?;
     let guests = [
@@ -366,7 +364,7 @@ pub fn homes(inside: &mut Inside) -> anyhow::Result<()> {
             wait_home(inside, guest, home)?;
         }
         agent.kill()?;
-        wait_until("the guard to give back", Duration::from_secs(240), || {
+        wait_until("the guard to restore them", Duration::from_secs(240), || {
             let now: Vec<_> = guests.iter().map(Guest::affinities).collect::<Result<_, _>>()?;
             let is_as_before = |(was, is): (&BTreeMap<u32, String>, &BTreeMap<u32, String>)| {
                 was.iter()
@@ -377,7 +375,7 @@ pub fn homes(inside: &mut Inside) -> anyhow::Result<()> {
                 false => Look::NotYet(format!("{now:?}, it was {before:?}")),
             })
         })?;
-        // Another agent, and a misspelt file: that guest is watched and not touched.
+        // Another agent, and a misspelt file: that guest is watched but not touched.
         fs::write(format!("{SETTINGS}/pod.toml"), "hoem = 1\n")?;
         let agent = start_agent(inside)?;
         wait_home(inside, &guests[0], 2)?;
@@ -395,7 +393,7 @@ pub fn homes(inside: &mut Inside) -> anyhow::Result<()> {
 /// Size of a huge page.
 const HUGE_BYTES: u64 = 2 << 20;
 
-/// Reserves huge pages on a node, for a guest and no more.
+/// Reserves huge pages on a node, just enough for a guest.
 fn reserve_huge_pages(node: u32, memory_mib: u64) -> anyhow::Result<()> {
     let path = format!("/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages");
     let count = (memory_mib << 20) / HUGE_BYTES;
@@ -409,7 +407,7 @@ fn reserve_huge_pages(node: u32, memory_mib: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Has all threads of a process run on these CPUs.
+/// Confines all threads of a process to these CPUs.
 fn taskset(cpus: &str, pid: u32) -> anyhow::Result<()> {
     let mut command = Command::new("taskset");
     let status = command
@@ -447,8 +445,8 @@ fn wait_left(agent: &Program, guest: &Guest, node: u32, why: &str) -> anyhow::Re
     Ok(())
 }
 
-/// Memory that is locked, that a device pins through VFIO, and that lies in huge pages of a pool: it stays, and the agent says
-/// why, while vCPUs go home. Huge pages come home once the operator lets them move and reserves some there.
+/// Locked memory, memory that a device pins through VFIO, and huge pages of a pool: it stays, and the agent says why, while
+/// vCPUs go home. Huge pages come home once the operator lets them move and reserves some there.
 pub fn unmovable(inside: &mut Inside) -> anyhow::Result<()> {
     let device = Device::take()?;
     let memory_mib = spec("", ordinary()).memory_mib;
@@ -471,7 +469,7 @@ pub fn unmovable(inside: &mut Inside) -> anyhow::Result<()> {
     let mut guests = Vec::new();
     let result = (|| {
         for (name, options, home, _) in &kinds {
-            // All of it comes from node 0, where this process is meanwhile.
+            // This process stays on node 0 meanwhile, so that all of the memory comes from there.
             taskset("0", std::process::id())?;
             let guest = Guest::start_with(inside, spec(name, ordinary()), As::Proxmox, options);
             taskset("0-3", std::process::id())?;
@@ -496,7 +494,7 @@ pub fn unmovable(inside: &mut Inside) -> anyhow::Result<()> {
     })();
     let _ = fs::remove_dir_all(SETTINGS);
     drop(guests);
-    // The host has them back for the cases that come.
+    // Return them to the host for later cases.
     [0, 3]
         .into_iter()
         .try_for_each(|node| reserve_huge_pages(node, 0))?;

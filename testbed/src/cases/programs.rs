@@ -1,18 +1,18 @@
-//! Programs of the distribution under the plugin: what PML and PRL would log of them, beside all that they use.
+//! Debian's programs under the plugin: what PML and PRL would log of them, compared with all that they use.
 //!
 //! # Choices, made before anything was run
 //!
-//! - *Input* is made here, always the same, and small enough to be emulated in a minute or two. It is not PARSEC's.
+//! - *Input* is generated here, always the same, and small enough to be emulated in a minute or two. It is not PARSEC's.
 //! - *Time.* A program is watched from its start to its end, in [`INTERVALS`] intervals (mu) of the same length; PRL's other
-//!   figures are the paper's, tau 50 and omega four intervals.
-//! - *PML* shows the pages that were written, whoever did: into a page that a program uses, the kernel writes what comes from a
-//!   file. It is asked anew in each interval, since whoever asks what a VM needs does so in the midst of it: a page that was
-//!   written once, long ago, and is read ever since would not be there. Both sums are over all intervals. What was written from
-//!   the program's start to its end is the other choice, and kept as well.
-//! - *What a processor would do in minutes* takes hours here: a run is about a second of one. A tau of 50 is therefore hard to
-//!   reach, and beside PRL's estimate stands what it logged at all.
-//! - *Pages* are those of a program's data (marks of the lower half of addresses); those it only executes and the kernel's are
-//!   apart.
+//!   parameters are the paper's, tau 50 and omega four intervals.
+//! - *PML* shows the pages that were written, by any writer: the kernel writes a file's contents into a page that a program
+//!   uses. It starts again in each interval, since a client that asks for a VM's need does so in mid-run: a page that was
+//!   written once, long ago, and only read since would not be there. Both sums are over all intervals. The alternative, what
+//!   was written from the program's start to its end, is kept as well.
+//! - *What a processor would do in minutes* takes hours here: a run corresponds to about a second. A tau of 50 is therefore
+//!   hard to reach, so everything that PRL logged is recorded next to its estimate.
+//! - *Pages* are those of a program's data (marks of the lower half of addresses); those it only executes and the kernel's
+//!   are separate.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -31,17 +31,17 @@ use super::pages::{Logged, estimates, of};
 use crate::outside::plain::{Outside, whole_log};
 use crate::outside::program_image::{INPUT, Image};
 
-/// As `prl.accuracy-hpl` has them.
+/// As in `prl.accuracy-hpl`.
 const INTERVALS: u64 = 12;
 
-/// A program, and what it is to do.
+/// A program, and its task.
 struct Program {
     name: &'static str,
-    /// Whether PARSEC has it.
+    /// Whether it is in PARSEC.
     parsec: bool,
     /// Debian's package.
     package: &'static str,
-    /// Files of this machine, and what the guest calls them.
+    /// Files of this machine, and their names in the guest.
     files: &'static [(&'static str, &'static str)],
     input: fn(&mut Image, &Path) -> anyhow::Result<()>,
     /// A line of shell.
@@ -71,7 +71,7 @@ const PROGRAMS: [Program; 8] = [
             image.add("/input/picture.ppm", picture(2336, 2336));
             Ok(())
         },
-        // The size of PARSEC's medium input, and the stages of its pipeline, each a command of its own: crop, shrink, adjust,
+        // The size of PARSEC's medium input, and the stages of its pipeline as one command each: crop, shrink, adjust,
         // sharpen.
         command: "vips crop picture.ppm /tmp/1.v 100 100 2136 2136 && vips affine /tmp/1.v /tmp/2.v '0.9 0 0 0.9' \
                   && vips colourspace /tmp/2.v /tmp/3.v lab && vips linear /tmp/3.v /tmp/4.v '1.05 1 1' '2 0 0' \
@@ -141,7 +141,7 @@ const PROGRAMS: [Program; 8] = [
     },
 ];
 
-/// Runs each, and writes down what was seen.
+/// Runs each program, and records its figures.
 pub fn log(outside: &mut Outside<'_>) -> anyhow::Result<()> {
     let mut programs = Vec::new();
     for program in &PROGRAMS {
@@ -156,7 +156,7 @@ pub fn log(outside: &mut Outside<'_>) -> anyhow::Result<()> {
         INTERVALS,
         programs,
     );
-    // This case's own directory goes when it passes.
+    // The case's own directory is removed when it passes.
     let file = outside
         .workshop
         .dir
@@ -228,7 +228,7 @@ fn run(outside: &mut Outside<'_>, program: &Program) -> anyhow::Result<measured:
     })
 }
 
-/// Distinct pages.
+/// Numbers of distinct pages.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Pages {
     used: u64,
@@ -239,7 +239,7 @@ struct Pages {
 }
 
 impl Pages {
-    /// What the marks of windows say together, by the rules of `homenode wss --log`.
+    /// The marks of these windows together, by the rules of `homenode wss --log`.
     fn of(windows: &[&Window]) -> Pages {
         // Marks, and whether it was logged.
         let mut frames: BTreeMap<u32, (u8, bool)> = BTreeMap::new();
@@ -264,7 +264,7 @@ impl Pages {
     }
 }
 
-/// An estimate of PRL's as `homenode wss` has it.
+/// PRL's estimate in the output of `homenode wss`.
 fn prl(said: &Value, estimator: &str, mu: Ns) -> anyhow::Result<Prl> {
     let said = of(said, estimator)?;
     let number = |name: &str| {
@@ -333,7 +333,7 @@ fn package(name: &str) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Always the same numbers, one after the other.
+/// A reproducible sequence of random numbers.
 struct Noise(u64);
 
 impl Noise {
@@ -355,7 +355,7 @@ fn grey(noise: &mut Noise, x: usize, y: usize, shift: usize) -> u8 {
     (slope + edge + noise.next(16) as usize) as u8
 }
 
-/// A video in YUV4MPEG2, that moves to the right by three pixels a frame.
+/// A video in YUV4MPEG2 that moves to the right by three pixels a frame.
 fn video(width: usize, height: usize, frames: usize) -> Vec<u8> {
     let mut noise = Noise(1);
     let mut bytes = format!("YUV4MPEG2 W{width} H{height} F25:1 Ip A1:1 C420jpeg\n").into_bytes();

@@ -1,4 +1,5 @@
-//! The guest's kernel module in real guests of a plain QEMU: CPUs move between virtual nodes as the page says, by both methods.
+//! The guest's kernel module in real guests of a plain QEMU: CPUs move between virtual nodes as the page says, by both
+//! methods.
 
 use anyhow::{Context as _, ensure};
 
@@ -6,11 +7,11 @@ use crate::outside::plain::Outside;
 use crate::outside::topology_guest::{NODES, TestKernel, TopologyGuest, VCPUS};
 
 const SYSFS: &str = "/sys/class/misc/homenode-topology";
-/// As the issue asks: of each method.
+/// Moves for each method, as required by the issue.
 const MOVES: usize = 40;
 const REPLUGS: usize = 9;
 
-/// What is true of vCPU n at boot, and again when the module has gone.
+/// The nodes of the vCPUs at boot, and again once the module is gone.
 fn at_boot() -> Vec<u16> {
     (0..VCPUS).map(|cpu| (cpu % u32::from(NODES)) as u16).collect()
 }
@@ -34,7 +35,7 @@ fn module_of(outside: &mut Outside<'_>, kernel: &TestKernel) -> anyhow::Result<(
 
 /// Loads the module with each method, moves CPUs, and measures how long that takes.
 ///
-/// Each method ends with what takes the doorbell away, a new server: the first then gets another one by migration, the second
+/// Each method ends with a new server, which takes the doorbell away: the first gets another one by migration, the second
 /// goes on without, through a reboot.
 fn both_methods(outside: &mut Outside<'_>, guest: &mut TopologyGuest) -> anyhow::Result<()> {
     outside.note(format!("kernel {}", guest.sh("uname -r")?));
@@ -80,7 +81,7 @@ pub(super) fn load(guest: &mut TopologyGuest, method: &str) -> anyhow::Result<()
     Ok(())
 }
 
-/// What the module says of itself.
+/// A figure of the module.
 fn shown(guest: &mut TopologyGuest, name: &str) -> anyhow::Result<String> {
     guest.sh(&format!("cat {SYSFS}/{name}"))
 }
@@ -89,7 +90,7 @@ fn count(guest: &mut TopologyGuest, name: &str) -> anyhow::Result<u64> {
     Ok(shown(guest, name)?.parse()?)
 }
 
-/// Waits until a figure of the module's is this one.
+/// Waits until a figure of the module has this value.
 pub(super) fn wait_for(guest: &mut TopologyGuest, name: &str, value: u64) -> anyhow::Result<()> {
     let path = format!("{SYSFS}/{name}");
     let wait = format!(
@@ -114,14 +115,15 @@ fn refused_parameters(guest: &mut TopologyGuest) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether the module is there to be asked.
+/// Whether the module is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Loaded {
     Yes,
     No,
 }
 
-/// Every view of each CPU's node is this one: vDSO, system call, sysfs, the page, and the node that new pages come from.
+/// Checks that every view of each CPU's node agrees: vDSO, system call, sysfs, the page, and the node of newly allocated
+/// pages.
 fn ensure_nodes(guest: &mut TopologyGuest, expected: &[u16], loaded: Loaded) -> anyhow::Result<()> {
     let text = guest.sh("probe nodes")?;
     let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("cpu ")).collect();
@@ -143,9 +145,9 @@ fn ensure_nodes(guest: &mut TopologyGuest, expected: &[u16], loaded: Loaded) -> 
     Ok(())
 }
 
-/// Random moves of one vCPU each; the median of what each took to apply, in microseconds.
+/// Random moves of one vCPU each; returns the median time to apply one, in microseconds.
 fn random_moves(guest: &mut TopologyGuest, first: u32) -> anyhow::Result<u64> {
-    // Any numbers will do, the same in each run.
+    // Any numbers will do if they are the same in each run.
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut below = |end: u64| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -188,7 +190,7 @@ fn came_while_offline(guest: &mut TopologyGuest) -> anyhow::Result<()> {
     ensure_quiet(guest)
 }
 
-/// How often the guest was interrupted for its page.
+/// How often the page interrupted the guest.
 fn interrupts(guest: &mut TopologyGuest) -> anyhow::Result<u64> {
     let line = guest.sh("grep homenode_topology /proc/interrupts")?;
     let counts = line.split_whitespace().skip(1).take(VCPUS as usize);
@@ -204,7 +206,7 @@ fn follows(guest: &mut TopologyGuest, vcpu: usize) -> anyhow::Result<()> {
     ensure_nodes(guest, &expected, Loaded::Yes)
 }
 
-/// The agent dies, root in the guest writes what it likes to the page, and a new agent comes.
+/// The agent dies, root in the guest scribbles on the page, and a new agent comes.
 fn without_server(guest: &mut TopologyGuest) -> anyhow::Result<()> {
     guest.stop_server();
     hostile_pages(guest)?;
@@ -213,7 +215,7 @@ fn without_server(guest: &mut TopologyGuest) -> anyhow::Result<()> {
     ensure_quiet(guest)
 }
 
-/// The guest is moved to another QEMU while the module is loaded. That one's server has told it something before it came.
+/// The guest is moved to another QEMU while the module is loaded. The new server has written its page before it arrives.
 fn migrated(outside: &mut Outside<'_>, guest: &mut TopologyGuest) -> anyhow::Result<()> {
     let before = interrupts(guest)?;
     let mut vcpus = guest.vcpus.clone();
@@ -239,10 +241,10 @@ fn rebooted(guest: &mut TopologyGuest) -> anyhow::Result<()> {
     follows(guest, 2).context("after a reboot")
 }
 
-/// What it is, which words are written over, and what the module must say of it.
+/// A hostile page: its name, the overwritten words, and the module's reason to refuse it.
 type Hostile = (&'static str, Vec<(usize, u64)>, &'static str);
 
-/// What whoever got hold of the page could write: each is counted, and changes nothing.
+/// Pages that an attacker with access could write: each is refused and counted, and changes nothing.
 fn hostile_pages(guest: &mut TopologyGuest) -> anyhow::Result<()> {
     const SEQUENCE: usize = 2;
     const COUNTS: usize = 3;
@@ -302,7 +304,7 @@ fn hostile_pages(guest: &mut TopologyGuest) -> anyhow::Result<()> {
     ensure_nodes(guest, &expected, Loaded::Yes).context("a page that is being written")
 }
 
-/// Nothing that the kernel complains of in earnest.
+/// Checks that the kernel has not logged a serious complaint.
 fn ensure_quiet(guest: &mut TopologyGuest) -> anyhow::Result<()> {
     let complaints = "WARNING|BUG|borken|lockup|Oops|Call Trace|rcu.*stall";
     let (found, _) = guest.try_sh(&format!("dmesg | grep -E '{complaints}'"))?;

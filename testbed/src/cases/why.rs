@@ -1,8 +1,9 @@
-//! `homenode why` about real guests: one is throttled, one is parted from its memory, one has its cache filled by a neighbour.
+//! `homenode why` about real guests: one is throttled, one is separated from its memory, one has its cache filled by a
+//! neighbour.
 //!
-//! All of it is done by somebody else than the agent, which only records: what it knows it has from the host, and counters from
-//! the model. One thing is done at a time, and the same guests are busy before and after: the emulated CPUs share two real ones,
-//! and the model deals instructions by time, so what a third guest begins would change the figures of the others.
+//! The test does all of this, and the agent only records: its data come from the host, and its counters from the model. One
+//! thing happens at a time, and the same guests are busy before and after: the emulated CPUs share two real ones, and the
+//! model distributes instructions by time, so a third guest's start would change the figures of the others.
 
 use std::thread;
 use std::time::{Duration, SystemTime};
@@ -18,19 +19,19 @@ use crate::inside::libvirtd::run;
 use crate::inside::wait::{Look, wait_until};
 use crate::outside::emulated::LLC_BYTES;
 
-/// How long a stretch is asked about; four times as long before it nothing happens.
+/// Length of the stretch that is asked about; nothing happens for four times as long before it.
 const WINDOW: Duration = Duration::from_secs(30);
-/// Of its cause each guest must have lost so much of its speed.
+/// Least share of its speed that each guest must have lost to its cause.
 const LOST_MIN: f64 = 0.03;
-/// Steps of arithmetic of the polluted guest after each line that it reads: so long does a round through its memory take that the
-/// polluter goes through the whole cache meanwhile. A guest that reads at the polluter's pace keeps its lines.
+/// Steps of arithmetic of the polluted guest after each line that it reads: its round through memory must take so long that
+/// the polluter goes through the whole cache meanwhile. A guest that reads at the polluter's pace keeps its lines.
 const LEISURE: u32 = 20;
 
 fn walking(bytes: u64, think: u32) -> Behaviour {
     Behaviour::walking((bytes >> 10) as u32, think)
 }
 
-/// Walks through so much memory, on a CPU of its own, with its memory beside it.
+/// Walks through this much memory, on a CPU of its own, next to its memory.
 fn walker(name: &str, bytes: u64, think: u32, cpu: u32) -> GuestSpec {
     GuestSpec::new(name)
         .doing(walking(bytes, think))
@@ -38,7 +39,7 @@ fn walker(name: &str, bytes: u64, think: u32, cpu: u32) -> GuestSpec {
         .nodes("preferred", &(cpu / 2).to_string())
 }
 
-/// The first cause is the right one, and so is who is blamed.
+/// The first cause is the right one, and so is the culprit.
 pub fn causes_named(inside: &mut Inside) -> anyhow::Result<()> {
     let specs = [
         walker("polluted", LLC_BYTES / 2, LEISURE, 0).doing(Behaviour::idle()),
@@ -53,7 +54,7 @@ pub fn causes_named(inside: &mut Inside) -> anyhow::Result<()> {
     let [polluted, polluter, throttled, parted] = guests.as_slice() else {
         anyhow::bail!("expected four guests, saw {}", guests.len());
     };
-    // In memory: a history wants a file system that processes can share, which the host's is not.
+    // In memory: a history needs a file system that processes can share, and the host's is not.
     let history = std::env::temp_dir().join("why.sqlite").display().to_string();
     let agent = start_agent_with(inside, &["--policies", "default", "--history", &history])?;
     wait_until("the agent to record", SOON, || {
@@ -68,13 +69,13 @@ pub fn causes_named(inside: &mut Inside) -> anyhow::Result<()> {
     let planted = when_done(&throttle)?;
     expect_named(inside, &history, planted, ("throttled", "quota", "somebody"))?;
 
-    // The guest goes and leaves its memory behind, at once; the other way round takes a minute and a half here.
+    // The guest leaves its memory behind, which is immediate; moving the memory instead takes a minute and a half here.
     throttled.switch_to(Behaviour::idle())?;
     parted.switch_to(walking(4 * LLC_BYTES, 0))?;
     let planted = when_done(&["vcpupin", "parted", "0", "1", "--live"])?;
     expect_named(inside, &history, planted, ("parted", "remote-memory", "somebody"))?;
 
-    // The polluter works on the other node, and comes.
+    // The polluter works on the other node, then comes.
     parted.switch_to(Behaviour::idle())?;
     polluted.switch_to(walking(LLC_BYTES / 2, LEISURE))?;
     polluter.switch_to(walking(8 * LLC_BYTES, 0))?;
@@ -85,7 +86,7 @@ pub fn causes_named(inside: &mut Inside) -> anyhow::Result<()> {
         planted,
         ("polluted", "llc-pollution", "polluter"),
     )?;
-    // Who made others slow has nobody to blame.
+    // The VM that slowed others down has no culprit.
     if let Ok(said) = asked(inside, &history, "polluter", planted)? {
         let is_others = said["causes"].to_string().contains("\"who\":\"vm\"");
         ensure!(!is_others, "the polluter is said to be slowed by another: {said}");
@@ -93,8 +94,7 @@ pub fn causes_named(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// Lets all be as it is for as long as is compared with, has virsh do something, and waits until what that did has lasted for
-/// what is asked about; when it was done.
+/// Waits for a baseline, runs virsh, and waits until the effect has lasted for the stretch; returns when virsh was done.
 fn when_done(arguments: &[&str]) -> anyhow::Result<SystemTime> {
     thread::sleep(4 * WINDOW);
     run("virsh", arguments)?;
@@ -103,7 +103,7 @@ fn when_done(arguments: &[&str]) -> anyhow::Result<SystemTime> {
     Ok(done)
 }
 
-/// What is said of a VM in the stretch that began then.
+/// The answer about a VM in the stretch that began then.
 fn asked(
     inside: &Inside,
     history: &str,

@@ -1,6 +1,6 @@
-//! Working sets of real guests under KVM, asked of a running agent, against what the guests are known to use.
+//! Working sets of real guests under KVM, from a running agent, compared with the guests' known use.
 //!
-//! A guest writes 64 MiB once, and then some of it again and again: 16 MiB in one stretch, or every fourth page, or nothing.
+//! A guest writes 64 MiB once, and then some of it repeatedly: 16 MiB in one stretch, or every fourth page, or nothing.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,13 +23,13 @@ use crate::inside::wait::{Look, wait_until};
 const DAMON: &str = "/sys/kernel/mm/damon/admin/kdamonds";
 const TOUCHED_MIB: u32 = 64;
 const HOT_MIB: u32 = 16;
-/// A guest that scatters its hot pages writes one of so many.
+/// A guest that scatters its hot pages writes every `STRIDE`-th page.
 const STRIDE: u32 = 4;
 /// Pause between two passes, far shorter than a window.
 const PASS_MS: u32 = 100;
 const WINDOW: &str = "4s";
-/// Beside the idle guest's kernel, one that is woken ten times a second uses some more of itself: its timer, its scheduler, our
-/// own thread's stack.
+/// Extra memory of a guest's kernel that is woken ten times a second, compared with an idle one: its timer, its scheduler,
+/// our thread's stack.
 const KERNEL_MORE_BYTES: u64 = 2 << 20;
 
 /// A guest that has touched its memory and uses none of it.
@@ -37,12 +37,12 @@ fn idle() -> Behaviour {
     Behaviour::idle().with_touch(TOUCHED_MIB)
 }
 
-/// One that uses its hot set again and again, of which every so many pages are.
+/// A guest that uses its hot set repeatedly: every `stride`-th page.
 fn hot(stride: u32) -> Behaviour {
     idle().with_every(PASS_MS).with_hot(HOT_MIB, stride)
 }
 
-/// A guest at work on a hot set in one stretch.
+/// A guest at work on a contiguous hot set.
 fn worker(inside: &mut Inside) -> anyhow::Result<Guest> {
     let mut spec = GuestSpec::new("worker").doing(hot(1));
     spec.memory_mib = 256;
@@ -57,7 +57,7 @@ fn figure(inside: &Inside, name: &str) -> anyhow::Result<(Value, [u64; 3])> {
     let figure = wait_until("a working set", SOON, || {
         Ok(match inside.ask("wss", &[name, "--window", WINDOW])? {
             Ok(figure) => Look::Done(figure),
-            // Before its first epoch the agent knows nobody.
+            // Before its first epoch the agent knows no VM.
             Err((_, why)) => Look::NotYet(why),
         })
     })?;
@@ -67,7 +67,7 @@ fn figure(inside: &Inside, name: &str) -> anyhow::Result<(Value, [u64; 3])> {
             .with_context(|| format!("no {key} in {figure}"))
     };
     let ends = [bytes("least_bytes")?, bytes("size_bytes")?, bytes("most_bytes")?];
-    let tracker = figure["tracker"].as_str().unwrap_or("nobody").to_owned();
+    let tracker = figure["tracker"].as_str().unwrap_or("no tracker").to_owned();
     inside.note(format!(
         "{tracker}: {:.2} MiB, {:.2} to {:.2}, window {:.1} s, cost {:.0} ms, after {:.1} s",
         mib(ends[1]),
@@ -84,7 +84,8 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// A tracker of this host's on a guest, for some windows; of the last what was used in half of the looks, and at all.
+/// Runs a tracker of this host on a guest for some windows; from the last it returns what was used in half of the looks, and
+/// at all.
 fn watch(
     inside: &Inside,
     guest: &Guest,
@@ -128,7 +129,7 @@ fn watch(
     Ok(last)
 }
 
-/// Every file of the kernel's DAMON and what is in it, as far as it can be read.
+/// Every file of the kernel's DAMON and its readable contents.
 fn damon_files() -> BTreeMap<PathBuf, String> {
     let mut dirs = vec![PathBuf::from(DAMON)];
     let mut files = BTreeMap::new();
@@ -145,8 +146,8 @@ fn damon_files() -> BTreeMap<PathBuf, String> {
     files
 }
 
-/// On a kernel with DAMON: both trackers against what a guest is known to use; and a context of somebody else's, which the agent
-/// and the tracker leave as it is.
+/// On a kernel with DAMON: both trackers against a guest's known use; and another owner's context, which the agent and the
+/// tracker leave unchanged.
 pub fn trackers(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = worker(inside)?;
     let known = u64::from(HOT_MIB) << 20;
@@ -198,10 +199,10 @@ pub fn trackers(inside: &mut Inside) -> anyhow::Result<()> {
     set("nr_kdamonds", "0")
 }
 
-/// What the agent says lies around what the guest is known to use: in one stretch, scattered, and nothing.
+/// The agent's intervals contain the guest's known use: in one stretch, scattered, and nothing.
 pub fn known_hot_sets(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = worker(inside)?;
-    // The host is slow, and so is each look: its share of a CPU is not what is tried here.
+    // The host is slow, and so is each look: the tracker's share of a CPU is not under test here.
     let config = inside.dir().join("watching.toml");
     fs::write(&config, "[working_set]\ncpu_share_max = 1.0\n")?;
     let agent = start_agent_with(
@@ -212,14 +213,14 @@ pub fn known_hot_sets(inside: &mut Inside) -> anyhow::Result<()> {
     let (said, contiguous) = figure(inside, "worker")?;
     let next = |behaviour| -> anyhow::Result<[u64; 3]> {
         guest.switch_to(behaviour)?;
-        // A window that was running when the guest changed is over first.
+        // Let a window that was running when the guest changed end first.
         std::thread::sleep(Duration::from_secs(5));
         Ok(figure(inside, "worker")?.1)
     };
     let (scattered, alone) = (next(hot(STRIDE))?, next(idle())?);
 
     let known = u64::from(HOT_MIB) << 20;
-    // The guest's kernel is in the figure: by so much it may exceed what the program uses.
+    // The figure includes the guest's kernel, and may exceed the program's use by this much.
     let kernel = alone[1] + KERNEL_MORE_BYTES;
     for (what, [least, size, most]) in [("in one stretch", contiguous), ("scattered", scattered)] {
         ensure!(
@@ -240,7 +241,7 @@ pub fn known_hot_sets(inside: &mut Inside) -> anyhow::Result<()> {
         said["tracker"] == "invalidation" && said["window_ns"].as_u64() >= Some(4_000_000_000),
         "expected invalidation on this kernel, in windows of 4 s, saw {said}"
     );
-    let nobody = inside.ask("wss", &["nobody"])?;
+    let nobody = inside.ask("wss", &["absent"])?;
     ensure!(
         nobody
             .as_ref()

@@ -1,4 +1,4 @@
-//! A Xen host: what it is, and how its credit scheduler shares a CPU.
+//! A Xen host: its properties, and how its credit scheduler shares a CPU.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -16,19 +16,19 @@ use crate::inside::xen::{self, create_pool};
 use crate::outside::KEPT;
 use crate::outside::emulated::HostKind;
 
-/// Where domUs run whose CPU is not said otherwise: dom0 has CPU 0, and the memory of CPU 3's node is free.
+/// The CPU of domUs that name none: dom0 has CPU 0, and the memory of CPU 3's node is free.
 const CPU: u32 = 3;
 /// How long a set-up is traced, and how long it runs before: credits settle within a few accountings of 30 ms.
 const TRACED: Duration = Duration::from_secs(10);
 const SETTLING: Duration = Duration::from_secs(2);
-/// A weight as every domain has it at first, and three times as much.
+/// Every domain's initial weight, and three times as much.
 const WEIGHT: u32 = 256;
 const WEIGHT_MORE: u32 = 768;
 /// Weights of 1 to 2 to 5.
 const WEIGHTS: [u32; 3] = [128, 256, 640];
 const ALONE: &str = "alone";
 
-/// Four nodes with the distances asked for, and domUs of both kinds and both toolstacks that live where they were put.
+/// Four nodes with the requested distances, and domUs of both kinds and both toolstacks that run where they were put.
 pub fn boots(inside: &mut Inside) -> anyhow::Result<()> {
     let nodes = xen::nodes()?;
     let asked: Vec<Vec<u32>> = HostKind::Xen.distance_matrix();
@@ -72,7 +72,7 @@ pub fn boots(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A domU's one vCPU is confined to a CPU, and all its pages are of a node.
+/// Checks that a domU's one vCPU is confined to a CPU, and all its pages are on a node.
 fn expect_on(inside: &Inside, domu: &Domu, cpu: u32, node: u32) -> anyhow::Result<()> {
     let name = &domu.spec.name;
     let vcpus = domu.vcpus()?;
@@ -98,9 +98,9 @@ struct Share {
     running: f64,
     runnable: f64,
     offline: f64,
-    /// Steal by the guest's own count, over a time a little longer.
+    /// Steal by the guest's own count, over a slightly longer time.
     steal: f64,
-    /// Lengths of its turns in milliseconds: how many, the median, the longest.
+    /// Its turns: how many, and the median and longest in milliseconds.
     turns: usize,
     turn_ms_median: f64,
     turn_ms_max: f64,
@@ -203,7 +203,7 @@ pub fn credit(inside: &mut Inside) -> anyhow::Result<()> {
     fs::write(kept.join("xen-credit.toml"), table).context("cannot write xen-credit.toml")
 }
 
-/// Gives each domU its weight and cap, traces them, and adds what they did to the table.
+/// Sets each domU's weight and cap, traces them, and adds the results to the table.
 fn measure(
     inside: &Inside,
     table: &mut String,
@@ -271,7 +271,7 @@ fn share(
     steal: f64,
 ) -> anyhow::Result<Share> {
     let known_s = stretches.known_s(domu.id, 0);
-    // A busy vCPU that never gave way changed nothing that a trace shows: it ran.
+    // A busy vCPU that never gave way changed nothing that a trace shows: it ran all the time.
     let is_steady = known_s == 0.0;
     let ran = |state: State| match is_steady {
         true => f64::from(u8::from(state == State::Running)),

@@ -37,7 +37,7 @@ const NOT_HERE: [&str; 8] = [
     "what a guest is told is seen, with a new sequence each time, and stays until it is told otherwise",
 ];
 
-/// The host, for a case that does what the agent's loop does.
+/// The host, for a case that acts like the agent's loop.
 pub(super) fn host(inside: &Inside) -> anyhow::Result<XenHost> {
     let options = Options {
         state_dir: inside.dir().join("state"),
@@ -74,7 +74,7 @@ pub fn contract(inside: &mut Inside) -> anyhow::Result<()> {
     let failures = host.restore().failures;
     ensure!(
         failures.is_empty(),
-        "expected everything given back, saw {failures:?}"
+        "expected everything restored, saw {failures:?}"
     );
     Ok(())
 }
@@ -103,7 +103,7 @@ fn wait_affinity(domu: &Domu, cpus: &str, limit: Duration) -> anyhow::Result<()>
     })
 }
 
-/// A domU of either toolstack whose memory lies on one node, and whose vCPU may run on three.
+/// A domU of either toolstack whose memory is on one node, and whose vCPU may run on three.
 fn strayed(inside: &Inside, name: &str, node: u32, (kind, by): (Kind, Toolstack)) -> anyhow::Result<Domu> {
     let busy = Behaviour::busy(1).with_touch(20);
     let domu = inside.create_domu(&DomuSpec::new(name, kind, &node.to_string()).doing(busy), by)?;
@@ -111,7 +111,7 @@ fn strayed(inside: &Inside, name: &str, node: u32, (kind, by): (Kind, Toolstack)
     Ok(domu)
 }
 
-/// vCPUs come to the node that has the memory, and have what their operator gave them once the agent is killed, or stopped.
+/// vCPUs come to the node that has the memory, and their operator's CPUs are restored once the agent is killed, or stopped.
 pub fn homes(inside: &mut Inside) -> anyhow::Result<()> {
     let pv = strayed(inside, "pv", 3, (Kind::Pv, Toolstack::Libvirt))?;
     let pvh = strayed(inside, "pvh", 2, (Kind::Pvh, Toolstack::Xl))?;
@@ -140,7 +140,7 @@ pub fn homes(inside: &mut Inside) -> anyhow::Result<()> {
 
     let agent = start(inside)?;
     at_home(inside)?;
-    // What somebody else sets is left alone, and stays.
+    // A pin set by another program is left alone, and stays.
     pvh.pin(0, "1-2")?;
     stop(agent)?;
     wait_affinity(&pv, CPUS, Duration::from_secs(5))?;
@@ -151,7 +151,7 @@ pub fn homes(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A cap of an agent that died without a guard is lifted by `homenode release`; its operator's cap is in force again.
+/// `homenode release` lifts a cap of an agent that died without a guard; its operator's cap is in force again.
 pub fn caps(inside: &mut Inside) -> anyhow::Result<()> {
     let domu = inside.create_domu(
         &DomuSpec::new("held", Kind::Pv, "3").doing(Behaviour::busy(1)),
@@ -192,7 +192,7 @@ pub fn caps(inside: &mut Inside) -> anyhow::Result<()> {
         (0.15..=0.33).contains(&share),
         "expected a share of 0.15 to 0.33, saw {share:.3}"
     );
-    // As an agent that died, and its guard with it.
+    // As if the agent and its guard had died.
     drop(host);
     let state = inside.dir().join("state");
     let state = state.to_str().context("a path that is no text")?;
@@ -207,8 +207,8 @@ pub fn caps(inside: &mut Inside) -> anyhow::Result<()> {
     inside.destroy_domu(&domu)
 }
 
-/// Where Xen's toolstack puts three busy domUs by itself, and where they are with the two lines that we print: each of ours has
-/// memory on one node, and none shares its CPU. The comparison is noted, not judged.
+/// Where Xen's toolstack puts three busy domUs on its own, and where they are with the two lines that we print: each of ours
+/// has memory on one node, and none shares its CPU. The comparison is noted, not judged.
 pub fn placed(inside: &mut Inside) -> anyhow::Result<()> {
     let busy = Behaviour::busy(1).with_touch(20);
     let mut homes = Vec::new();
@@ -269,7 +269,7 @@ pub fn placed(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// CPUs that `homenode place --xl` prints for a domU of one vCPU and so much memory.
+/// CPUs that `homenode place --xl` prints for a domU of one vCPU and this much memory.
 pub(super) fn advice(inside: &Inside, memory: &str) -> anyhow::Result<String> {
     let output = Command::new(inside.homenode()?)
         .args(["place", "--vcpus", "1", "--memory", memory, "--xl"])

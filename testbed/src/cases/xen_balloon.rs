@@ -1,5 +1,5 @@
-//! Memory of domUs, by their balloons: what counts is how many pages Xen says that a domain has, and what the domUs' own programs
-//! find in theirs.
+//! Memory of domUs, by their balloons. Cases judge by the number of a domain's pages in Xen, and by what the domUs' own
+//! programs find in their memory.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use anyhow::{Context as _, anyhow, ensure};
 use homenode_host::{Act, Host as _, Limit, Outcome};
 use homenode_testbed_guest::{Behaviour, MARKER_CHECKED};
 use homenode_undo::RealHost as _;
-use homenode_undo::{Beat, Options, guard};
+use homenode_undo::{Heartbeat, Options, guard};
 use homenode_units::{Bytes, Ns};
 use homenode_xen::XenHost;
 
@@ -22,13 +22,13 @@ use crate::inside::wait::{Look, wait_until};
 use crate::inside::xen::domu::{Domu, DomuSpec, Kind, Toolstack};
 use crate::inside::xen::{IMAGE_DIR, domains, xl};
 
-/// Memory of a domU, what it is held to, and what it writes and checks; MiB.
+/// Memory of a domU, its limit, and what it writes and checks; MiB.
 const MEMORY_MIB: u64 = 192;
 const HELD_MIB: u64 = 136;
 const TOUCHED_MIB: u32 = 40;
-/// How far from what was asked for a balloon may come to rest, in pages: PVH domains have some beside their memory.
+/// How far from its target a balloon may come to rest, in pages: PVH domains have some besides their memory.
 const NEAR_PAGES: u64 = 512;
-/// How long a guard waits for a successor of a dead agent here.
+/// How long a guard here waits for a successor of a dead agent.
 const GRACE: &str = "2s";
 
 fn create(inside: &Inside, name: &str, (kind, by): (Kind, Toolstack)) -> anyhow::Result<Domu> {
@@ -50,7 +50,7 @@ fn target_kib(domu: &Domu) -> anyhow::Result<u64> {
     text.trim().parse().context("its target is no number")
 }
 
-/// Waits until it has so much memory, as Xen counts it.
+/// Waits until it has this much memory, as Xen counts it.
 fn wait_has(inside: &Inside, domu: &Domu, mib: u64) -> anyhow::Result<()> {
     let (name, begin) = (&domu.spec.name, Instant::now());
     let pages = wait_until(&format!("{name} to have {mib} MiB"), SOON, || {
@@ -67,7 +67,7 @@ fn wait_has(inside: &Inside, domu: &Domu, mib: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Its guest goes on, and what it wrote is as it wrote it.
+/// Checks that its guest goes on, and that its memory is as written.
 fn expect_whole(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
     let checked = domu.command("check", MARKER_CHECKED)?;
     let (pages, wrong) = (count(&checked, "pages=")?, count(&checked, "wrong=")?);
@@ -99,18 +99,18 @@ fn hold(host: &mut XenHost, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The host, and its guard, as the agent has them.
+/// The host and its guard, as the agent has them.
 fn guarded(inside: &Inside) -> anyhow::Result<(XenHost, guard::Guard)> {
-    let (state, beat) = (inside.dir().join("state"), Beat::default());
+    let (state, heartbeat) = (inside.dir().join("state"), Heartbeat::default());
     let options = Options {
         state_dir: state.clone(),
-        beat: beat.clone(),
+        heartbeat: heartbeat.clone(),
         ..Options::new(XenHost::machine_here(Path::new("/"))?)
     };
     let host = XenHost::connect(options).map_err(|error| anyhow!(error))?;
     let state = state.display().to_string();
     let arguments = ["guard", "--host", "xen", "--state", &state, "--grace", GRACE];
-    let guard = guard::spawn(&inside.homenode()?, &arguments.map(Into::into), &beat)?;
+    let guard = guard::spawn(&inside.homenode()?, &arguments.map(Into::into), &heartbeat)?;
     Ok((host, guard))
 }
 
@@ -144,7 +144,7 @@ pub fn held(inside: &mut Inside) -> anyhow::Result<()> {
     inside.destroy_domu(&pv)
 }
 
-/// What `xl` saves with a domU is what the agent held it to: it has its operator's memory once it is restored.
+/// `xl` saves the agent's limit with a domU; once restored it has its operator's memory again.
 fn saved(inside: &Inside, domu: &mut Domu) -> anyhow::Result<()> {
     let mut host = super::xen_agent::host(inside)?;
     let name = domu.spec.name.clone();
@@ -160,7 +160,7 @@ fn saved(inside: &Inside, domu: &mut Domu) -> anyhow::Result<()> {
         Ok(found.map_or_else(|| Look::NotYet("it is not".to_owned()), |(id, _)| Look::Done(id)))
     })?;
     inside.note(format!("restored it is to come to {} KiB", target_kib(domu)?));
-    wait_until("the agent to give it back its memory", SOON, || {
+    wait_until("the agent to return its memory", SOON, || {
         host.sample()?;
         let target = target_kib(domu)?;
         Ok(match target == MEMORY_MIB << 10 {

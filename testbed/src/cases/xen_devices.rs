@@ -20,12 +20,12 @@ use crate::outside::xen::DISKS;
 
 /// dom0's bridge that their NICs are on.
 const BRIDGE: &str = "xenbr0";
-/// How much of its disk each writes again and again.
+/// How much of its disk each writes repeatedly.
 const WRITTEN_MIB: u32 = 2;
-/// How long a NIC may take to answer once its domU goes on: it says that it is there again when its driver has connected.
+/// How long a NIC may take to answer once its domU resumes: it announces itself when its driver has connected.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(90);
 
-/// A domU that writes its memory, and its disk where there is one for it, and answers on the bridge.
+/// A domU that writes its memory, and its disk if there is one for it, and answers on the bridge.
 fn create(inside: &Inside, at: usize, (name, kind): (&str, Kind), more: &str) -> anyhow::Result<Domu> {
     let mut spec = DomuSpec::anywhere(name, kind).doing(writing());
     if let Some(disk) = DISKS.get(at) {
@@ -63,7 +63,7 @@ fn expect_answers(inside: &Inside, domu: &Domu, at: usize) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Waits until it has written to its disk, finds there what it wrote last, and writes on.
+/// Waits until it has written to its disk; checks that the disk has what it wrote last, and that it writes on.
 fn expect_disk(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
     let name = &domu.spec.name;
     let look = || {
@@ -89,7 +89,7 @@ fn expect_disk(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// dom0 serves one disk and one NIC of each, which are connected, and none of the domains that they were.
+/// dom0 serves one connected disk and one connected NIC of each, and nothing for the domains that they were.
 fn expect_served_once(domus: [&Domu; 2]) -> anyhow::Result<()> {
     for (kind, number) in [("vbd", "51712"), ("vif", "0")] {
         let all = format!("/local/domain/0/backend/{kind}");
@@ -114,7 +114,7 @@ fn expect_served_once(domus: [&Domu; 2]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Its NIC has the MAC that it was given.
+/// Checks that its NIC has its configured MAC.
 fn expect_mac(domu: &Domu, at: usize) -> anyhow::Result<()> {
     let up = domu.command("up", MARKER_UP)?;
     ensure!(
@@ -141,7 +141,7 @@ pub fn moved(inside: &mut Inside) -> anyhow::Result<()> {
     run("ip", &["link", "set", BRIDGE, "up"])?;
     let mut pv = create(inside, 0, ("still", Kind::Pv), "")?;
     let mut pvh = create(inside, 1, ("roams", Kind::Pvh), "")?;
-    // One that gives its NIC a name in dom0 can be there once alone.
+    // A NIC with a fixed name in dom0 can exist only once.
     let named = create(inside, 2, ("named", Kind::Pv), ",vifname=named0")?;
     for (at, domu) in [&pv, &pvh].into_iter().enumerate() {
         expect_answers(inside, domu, at)?;

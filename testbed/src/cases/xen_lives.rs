@@ -1,5 +1,4 @@
-//! What becomes of a domU's levers while it is paused, renamed, saved, restored and rebooted under the agent, and while xenstored
-//! stands still.
+//! A domU's levers while it is paused, renamed, saved, restored and rebooted under the agent, and while xenstored is stopped.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +21,7 @@ use crate::inside::xen::{IMAGE_DIR, Stopped, domains, node_affinity, xl};
 /// The operator's cap, and the agent's, in percent.
 const OPERATORS: u32 = 80;
 const OURS: u32 = 30;
-/// How soon an agent that asks xenstored in vain goes on.
+/// How soon the agent must go on when xenstored does not answer.
 const WITHOUT_STORE: Duration = Duration::from_secs(20);
 
 fn does(host: &mut XenHost, vm: VmId, act: &Act) -> anyhow::Result<()> {
@@ -104,7 +103,7 @@ pub fn lives(inside: &mut Inside) -> anyhow::Result<()> {
     for notice in host.take_notices() {
         inside.note(notice);
     }
-    // As an agent that died, and its guard with it; then its domain boots again.
+    // As if the agent and its guard had died; then the domain boots again.
     drop(host);
     xl(&["reboot", "lives"])?;
     again(&mut domu)?;
@@ -143,7 +142,7 @@ fn paused_and_renamed(host: &mut XenHost, domu: &Domu) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What `xl` writes into the file is the agent's cap.
+/// `xl` writes the agent's cap into the file.
 fn saved_and_restored(inside: &Inside, host: &mut XenHost, domu: &mut Domu) -> anyhow::Result<()> {
     let file = format!("{IMAGE_DIR}/lives.save");
     xl(&["save", "lives", &file])?;
@@ -173,7 +172,7 @@ fn saved_and_restored(inside: &Inside, host: &mut XenHost, domu: &mut Domu) -> a
     Ok(())
 }
 
-/// While xenstored stands still the agent goes by the names that it knows.
+/// While xenstored is stopped the agent uses the names that it knows.
 fn stood_still(inside: &Inside, host: &mut XenHost, domu: &Domu) -> anyhow::Result<()> {
     host.sample()?;
     for notice in host.take_notices() {
@@ -212,7 +211,7 @@ fn stood_still(inside: &Inside, host: &mut XenHost, domu: &Domu) -> anyhow::Resu
     })
 }
 
-/// Giving back needs no xenstored.
+/// Releasing needs no xenstored.
 fn released_without_xenstored(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
     let mut host = host(inside)?;
     hold(&mut host, "lives")?;
@@ -237,7 +236,7 @@ fn released_without_xenstored(inside: &Inside, domu: &Domu) -> anyhow::Result<()
     Ok(())
 }
 
-/// A domU whose memory follows its CPUs does so again when it is given back; one that was told nodes keeps them.
+/// A domU whose memory follows its CPUs does so again once released; one with explicit nodes keeps them.
 pub fn nodes(inside: &mut Inside) -> anyhow::Result<()> {
     let follows = inside.create_domu(&DomuSpec::new("follows", Kind::Pv, "1-3"), Toolstack::Xl)?;
     let placed = inside.create_domu(&DomuSpec::anywhere("placed", Kind::Pv), Toolstack::Xl)?;
@@ -263,9 +262,9 @@ pub fn nodes(inside: &mut Inside) -> anyhow::Result<()> {
     let failures = host.restore().failures;
     ensure!(
         failures.is_empty(),
-        "expected everything given back, saw {failures:?}"
+        "expected everything restored, saw {failures:?}"
     );
-    let after = seen("given back")?;
+    let after = seen("released")?;
     ensure!(after == before, "expected {before:?} again, saw {after:?}");
     for domu in [&follows, &placed] {
         domu.pin(0, "1")?;

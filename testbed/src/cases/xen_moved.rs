@@ -1,4 +1,4 @@
-//! Memory of domUs that lies elsewhere than their vCPUs run: the agent moves it, by migrating them to where they are.
+//! DomUs whose memory is away from their vCPUs: the agent moves it, by migrating them within the host.
 
 use std::fs;
 use std::sync::Arc;
@@ -19,25 +19,25 @@ use crate::inside::wait::{Look, wait_until};
 use crate::inside::xen::domu::{Domu, DomuSpec, Kind, Toolstack, Vcpu};
 use crate::inside::xen::{domains, userdata, xl};
 
-/// Where domUs' memory is at first, where their vCPUs may run then, and a node that a domU fills.
+/// The node of domUs' memory at first, the CPUs of their vCPUs then, and a node that a domU fills.
 const FROM: u32 = 3;
 pub(super) const TO: u32 = 2;
 const FULL: u32 = 1;
-/// Of 1 GiB a node has, so that another domU finds no room.
+/// Of a node's 1 GiB, so that another domU finds no room.
 const FILLING_MIB: u64 = 848;
-/// A move takes 10 to 20 s where nothing else runs, and minutes where much does.
+/// A move takes 10 to 20 s on an idle machine, and minutes on a busy one.
 const MOVED_WITHIN: Duration = Duration::from_secs(900);
 /// What holds memory, writes it, and computes.
 const TOUCHED_MIB: u32 = 40;
 const WRITE_EVERY_MS: u32 = 150;
-/// Where the agent keeps what it has to know of a move.
+/// Directory of the agent's notes about moves.
 const MOVES: &str = "/run/homenode/private";
-/// What `xl` calls a domain that has left.
+/// `xl`'s suffix for a domain that has left.
 const LEFT: &str = "--migratedaway";
-/// Emulated, a domU that stands still takes longer than any real one should.
+/// Under emulation a domU is stopped for longer than any real one should be.
 const SETTINGS: &str = "[local_migration]\nallow = \"paused\"\ntime_max = \"3000s\"\npause_max = \"1500s\"\ninterval = \"3600s\"\n";
 
-/// What a domU does that is moved.
+/// The behaviour of a domU that is moved.
 pub(super) fn writing() -> Behaviour {
     Behaviour {
         touch_mib: TOUCHED_MIB,
@@ -46,7 +46,7 @@ pub(super) fn writing() -> Behaviour {
     }
 }
 
-/// This domU, with memory on one node, and a vCPU that was then pinned to another.
+/// Creates this domU, with memory on one node, and then pins its vCPU to another.
 pub(super) fn split(inside: &Inside, mut spec: DomuSpec, to: u32, by: Toolstack) -> anyhow::Result<Domu> {
     spec.cpus = vec![FROM.to_string()];
     let domu = inside.create_domu(&spec, by)?;
@@ -54,7 +54,7 @@ pub(super) fn split(inside: &Inside, mut spec: DomuSpec, to: u32, by: Toolstack)
     Ok(domu)
 }
 
-/// The same of one without devices.
+/// Like [`split`], for a domU without devices.
 fn plain(inside: &Inside, name: &str, to: u32, (kind, by): (Kind, Toolstack)) -> anyhow::Result<Domu> {
     split(inside, DomuSpec::anywhere(name, kind).doing(writing()), to, by)
 }
@@ -79,7 +79,7 @@ pub(super) fn start(inside: &Inside) -> anyhow::Result<Program> {
     Ok(agent)
 }
 
-/// Waits until the agent has said a sentence with these words.
+/// Waits for a sentence of the agent with these words.
 pub(super) fn wait_said(agent: &mut Program, words: &[&str]) -> anyhow::Result<String> {
     let has = |text: &str| words.iter().all(|word| text.contains(word));
     agent.wait_json(&words.join(" … "), MOVED_WITHIN, |line| has(&line.to_string()))?;
@@ -88,7 +88,7 @@ pub(super) fn wait_said(agent: &mut Program, words: &[&str]) -> anyhow::Result<S
     said.cloned().context("what was said is gone")
 }
 
-/// Waits until it is another domain of its name, alone, and all its pages are on a node.
+/// Waits until it is another domain, the only one of its name, with all its pages on a node.
 pub(super) fn wait_moved(inside: &Inside, domu: &mut Domu, node: u32) -> anyhow::Result<()> {
     let (name, before) = (domu.spec.name.clone(), domu.id);
     let begin = Instant::now();
@@ -114,7 +114,7 @@ pub(super) fn wait_moved(inside: &Inside, domu: &mut Domu, node: u32) -> anyhow:
     Ok(())
 }
 
-/// Its guest goes on, and its memory is as it wrote it.
+/// Checks that its guest goes on, and that its memory is as written.
 pub(super) fn expect_whole(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
     let (before, _) = domu.progress()?;
     let checked = domu.command("check", MARKER_CHECKED)?;
@@ -129,7 +129,7 @@ pub(super) fn expect_whole(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// It is as its operator had it, and what `xl` keeps of it names no nodes.
+/// Checks that its operator's settings are restored, and `xl`'s configuration of it names no nodes.
 fn expect_as_before(domu: &Domu, cpus: u32) -> anyhow::Result<()> {
     let vcpus = domu.vcpus()?;
     let is_so = |vcpu: &Vcpu| vcpu.hard == cpus.to_string() && vcpu.soft == FROM.to_string();
@@ -159,7 +159,8 @@ pub(super) fn uuid(domu: &Domu) -> anyhow::Result<String> {
     uuid.context("xenstore has no UUID of it")
 }
 
-/// One domain of that UUID is left, and nothing that a move needs: no note of what was to be done, no process, no lock of `xl`'s.
+/// Checks that one domain of that UUID is left, and nothing that a move needs: no note of the plan, no process, no lock of
+/// `xl`'s.
 pub(super) fn expect_one(inside: &Inside, domu: &Domu, uuid: &str) -> anyhow::Result<()> {
     let left = of_uuid(uuid)?;
     ensure!(
@@ -206,7 +207,7 @@ fn processes() -> impl Iterator<Item = Running> {
     })
 }
 
-/// Processes that move a domain. What `xl restore` leaves behind watches the domain, as for any that `xl` made.
+/// Processes that move a domain. `xl restore` leaves one behind that watches the domain, as for any domain that `xl` creates.
 fn movers() -> Vec<Running> {
     let is_mover = |line: &str| {
         ["move-domain", "move-stream", "xl save"]
@@ -227,7 +228,7 @@ fn wait_copied() -> anyhow::Result<()> {
     })
 }
 
-/// Looks at a domU from a thread of its own, twice a second: whether it was ever paused, suspended or doubled.
+/// Watches a domU from a separate thread, twice a second: whether it was ever paused, suspended or doubled.
 struct Watched {
     name: String,
     is_over: Arc<AtomicBool>,
@@ -357,7 +358,7 @@ pub fn moved(inside: &mut Inside) -> anyhow::Result<()> {
     inside.destroy_domu(&cut)
 }
 
-/// The agent dies in the midst of a move, which goes on without it.
+/// The agent dies in mid-move, and the move goes on without it.
 fn orphaned(inside: &Inside, mut agent: Program) -> anyhow::Result<Domu> {
     let mut orphan = plain(inside, "orphan", TO, (Kind::Pv, Toolstack::Xl))?;
     let id = uuid(&orphan)?;
@@ -376,7 +377,7 @@ fn orphaned(inside: &Inside, mut agent: Program) -> anyhow::Result<Domu> {
     Ok(orphan)
 }
 
-/// All that moves a domU is killed, and the agent and its guard with it: `homenode release` leaves one of it, which goes on.
+/// Everything that moves a domU is killed, with the agent and its guard: `homenode release` leaves one domU, which goes on.
 fn cut_off(inside: &Inside) -> anyhow::Result<Domu> {
     let mut cut = plain(inside, "cut", TO, (Kind::Pv, Toolstack::Xl))?;
     let id = uuid(&cut)?;
@@ -384,7 +385,7 @@ fn cut_off(inside: &Inside) -> anyhow::Result<Domu> {
     wait_said(&mut agent, &["cut is on its way"])?;
     wait_copied()?;
     let begin = Instant::now();
-    // All that the mover started, itself among it.
+    // Everything that the mover started, and the mover itself.
     let mover = movers()
         .into_iter()
         .find(|(_, _, line)| line.contains("move-domain"));

@@ -1,6 +1,6 @@
-//! Permits on a Xen host (KS4Xen): two domUs share a last-level cache, each with a CPU of its own. What holds the polluter is
-//! credit1's cap, which the agent in dom0 sets from what was counted; what that does to misses is read from the model's page, not
-//! from the agent.
+//! Permits on a Xen host (KS4Xen): two domUs share a last-level cache, each with a separate CPU. credit1's cap holds the
+//! polluter; the agent in dom0 sets it from the counters; the effect on misses is read from the model's page, not from the
+//! agent.
 
 use std::path::Path;
 use std::time::Instant;
@@ -23,11 +23,12 @@ use crate::outside::emulated::{HostKind, LLC_BYTES};
 
 /// CPUs of the node that dom0 does not run on: they share a cache.
 const CPUS: [u32; 2] = [2, 3];
-/// The victim has more memory, so that its tag is known by its frames.
+/// The victim has more memory, so that the number of its frames identifies its tag.
 const VICTIM_MIB: u64 = 160;
 /// Windows over which the hold is watched.
 const LASTING: usize = 4;
-/// Part of a domU's misses, in percent, that must be counted on its one CPU; the rest is Xen's and dom0's work in its memory.
+/// Share of a domU's misses, in percent, that must be counted on its one CPU; the rest is Xen's and dom0's work in its
+/// memory.
 const OWN_PERCENT: u64 = 90;
 
 /// Walks eight times what the cache holds, so that each line evicts another.
@@ -36,7 +37,7 @@ fn thrasher(kind: Kind) -> DomuSpec {
     DomuSpec::new("thrasher", kind, &CPUS[0].to_string()).doing(walk)
 }
 
-/// Walks half of what the cache holds, at a leisure at which the thrasher evicts it between two rounds.
+/// Walks half of what the cache holds, so slowly that the thrasher evicts it between two rounds.
 fn victim(kind: Kind) -> DomuSpec {
     let walk = Behaviour::walking(((LLC_BYTES / 2) >> 10) as u32, 20);
     let mut spec = DomuSpec::new("victim", kind, &CPUS[1].to_string()).doing(walk);
@@ -44,10 +45,10 @@ fn victim(kind: Kind) -> DomuSpec {
     spec
 }
 
-/// Frames of a node of the emulated host.
+/// Frames per node of the emulated host.
 const NODE_FRAMES: u64 = 1 << 18;
 
-/// The tags that about as many frames have as the domUs have pages, each on the node where Xen counts those.
+/// Finds the domUs' tags: those with about as many frames as the domUs have pages, on each node, by Xen's count.
 fn tags_of(page: Page<'_>, domus: [&Domu; 2]) -> anyhow::Result<[u8; 2]> {
     let nodes = HostKind::XenCounted.distance_matrix().len() as u64;
     let mut frames = vec![vec![0_u64; nodes as usize]; 256];
@@ -74,7 +75,7 @@ fn tags_of(page: Page<'_>, domus: [&Domu; 2]) -> anyhow::Result<[u8; 2]> {
     Ok(tags)
 }
 
-/// What is counted for a domU happens on its CPU, and what happens there is counted for it.
+/// Checks that a domU's misses are counted on its CPU, and that that CPU's misses are counted for it.
 fn expect_attributed(inside: &Inside, page: Page<'_>, tags: [u8; 2]) -> anyhow::Result<()> {
     for (tag, cpu) in tags.into_iter().zip(CPUS) {
         let all = counts(page, tag).misses;
@@ -105,7 +106,7 @@ fn wait_cap(domu: &Domu, what: &str, accept: impl Fn(u32) -> bool) -> anyhow::Re
     })
 }
 
-/// Over a while after that the thrasher misses as it booked, and the victim less, window by window on average.
+/// Checks that over the following windows, on average, the thrasher misses as much as it booked, and the victim less.
 fn expect_lasting(
     inside: &Inside,
     (page, tags): (Page<'_>, [u8; 2]),
@@ -135,15 +136,15 @@ fn start(inside: &Inside) -> anyhow::Result<Program> {
     Ok(agent)
 }
 
-/// A thrasher is held to its permit by a cap that the agent sets, and its neighbour misses less; the cap is lifted when the agent
-/// was killed.
+/// A cap that the agent sets holds a thrasher to its permit, and its neighbour misses less; the cap is lifted when the agent
+/// is killed.
 pub fn permit_held(inside: &mut Inside) -> anyhow::Result<()> {
     let page = modelled_pmu::find(Path::new("/"))?.context("this host has no modelled PMU")?;
-    // An agent that was killed has left the model running: domUs boot faster without.
+    // A killed agent has left the model running; domUs boot faster without it.
     page.rest();
     let thrasher = inside.create_domu(&thrasher(Kind::Pv), Toolstack::Xl)?;
     let victim = inside.create_domu(&victim(Kind::Pv), Toolstack::Libvirt)?;
-    // Only now does the model run, and all else a few times slower.
+    // From now on the model runs, and makes everything a few times slower.
     let mut agent = start(inside)?;
     wait_counted(inside, ["thrasher", "victim"])?;
     let tags = tags_of(page, [&thrasher, &victim])?;

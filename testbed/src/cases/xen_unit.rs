@@ -1,4 +1,4 @@
-//! The agent as a service of dom0's systemd: the unit as the package has it, and the drop-in that dom0 needs.
+//! The agent as a service of dom0's systemd: the package's unit, and the drop-in that dom0 needs.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ const DROP_IN: &str = include_str!("../../../deploy/systemd/xen.conf");
 const UNIT_AT: &str = "/lib/systemd/system/homenode.service";
 const DROP_IN_AT: &str = "/etc/systemd/system/homenode.service.d/xen.conf";
 const SETTINGS_AT: &str = "/etc/homenode/homenode.toml";
-/// Emulated, a domU that stands still takes longer than any real one should.
+/// Under emulation a domU is stopped for longer than any real one should be.
 const SETTINGS: &str = "mode = \"act\"\npolicies = \"tavo\"\n[local_migration]\nallow = \"paused\"\ntime_max = \"1000s\"\npause_max = \"500s\"\n";
 
 fn write(path: &str, text: &str) -> anyhow::Result<()> {
@@ -36,7 +36,7 @@ fn property(name: &str) -> anyhow::Result<String> {
     Ok(value.trim().to_owned())
 }
 
-/// What it said last.
+/// Its latest output.
 fn said() -> String {
     let arguments = ["-u", "homenode", "-n", "12", "--no-pager", "-o", "cat"];
     run("journalctl", &arguments).unwrap_or_default()
@@ -53,7 +53,7 @@ fn wait_runs_on(domu: &Domu, cpus: &str) -> anyhow::Result<()> {
     })
 }
 
-/// Installs what the package has of it.
+/// Installs the package's files for the service.
 fn install(inside: &Inside) -> anyhow::Result<()> {
     fs::copy(inside.homenode()?, "/usr/bin/homenode").context("cannot copy homenode")?;
     write(UNIT_AT, UNIT)?;
@@ -88,7 +88,7 @@ pub fn unit(inside: &mut Inside) -> anyhow::Result<()> {
     systemctl(&["stop", "homenode"])?;
 
     write(DROP_IN_AT, DROP_IN)?;
-    // So that its guard has to give back.
+    // So that its guard has something to restore.
     write(
         "/run/systemd/system/homenode.service.d/tried.conf",
         "[Service]\nRestart=no\n",
@@ -116,7 +116,7 @@ pub fn unit(inside: &mut Inside) -> anyhow::Result<()> {
         };
         wait_runs_on(&domu, "1-3")?;
         inside.note(format!(
-            "{how}: given back after {:.1} s",
+            "{how}: released after {:.1} s",
             begin.elapsed().as_secs_f64()
         ));
         wait_until("the guard to end", Duration::from_secs(90), || {
@@ -131,7 +131,7 @@ pub fn unit(inside: &mut Inside) -> anyhow::Result<()> {
     moved(inside, domu)
 }
 
-/// Memory of a domain comes to its vCPU's node: what moves it is in a unit of its own, without the agent's confinement.
+/// A domain's memory comes to its vCPU's node: the mover runs in a separate unit, without the agent's confinement.
 fn moved(inside: &Inside, mut domu: Domu) -> anyhow::Result<()> {
     domu.pin(0, "2")?;
     systemctl(&["start", "homenode"])?;

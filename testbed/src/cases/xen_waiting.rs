@@ -1,4 +1,5 @@
-//! How long vCPUs wait for a CPU, by Xen's trace as the host reads it, beside what guests count as steal; and whose the trace is.
+//! How long vCPUs wait for a CPU, by Xen's trace as the host reads it, compared with guests' steal; and who may use the
+//! trace.
 
 use std::path::Path;
 use std::process::Command;
@@ -18,12 +19,12 @@ use crate::inside::libvirtd::run;
 use crate::inside::wait::{Look, wait_until};
 use crate::inside::xen::domu::{Domu, DomuSpec, Kind, Toolstack};
 
-/// All of them share this one; dom0 has CPU 0.
+/// All of them share this CPU; dom0 has CPU 0.
 const CPU: &str = "3";
 /// How long they are watched.
 const WATCHED: Ns = Ns::from_secs(15);
-/// How far waiting may be from what the guest counts as steal, as a share of the time. A guest counts in ticks of 4 ms, and is
-/// asked a little before or after.
+/// How far waiting may be from the guest's steal, as a share of the time. A guest counts in ticks of 4 ms, and is asked a
+/// little earlier or later.
 const NEAR: f64 = 0.05;
 /// The cap of one, in percent.
 const CAP: u32 = 40;
@@ -38,7 +39,7 @@ pub(super) fn host(inside: &Inside) -> anyhow::Result<XenHost> {
     XenHost::connect(options).map_err(|error| anyhow!(error))
 }
 
-/// `xentrace` as an operator runs it for a second.
+/// Runs `xentrace` for a second, as an operator would.
 fn operator() -> anyhow::Result<bool> {
     let mut command = Command::new("xentrace");
     command.args(["-D", "-e", "0x21000", "-T", "1", "/run/operator.trace"]);
@@ -67,7 +68,8 @@ fn cpu_time(pid: i32) -> anyhow::Result<Ns> {
     Ok(sum)
 }
 
-/// Waiting is what guests count as steal, a cap's part of it is told, and the trace is the operator's when the host is gone.
+/// Waiting matches guests' steal, the part due to a cap is reported, and the operator can use the trace once the host is
+/// gone.
 pub fn waiting(inside: &mut Inside) -> anyhow::Result<()> {
     let busy = Behaviour::busy(1);
     let mut domus = Vec::new();
@@ -113,7 +115,7 @@ pub fn waiting(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the host says beside what each guest says, over the same time; and what that costs.
+/// Compares the host's figures with each guest's over the same time; notes the cost.
 fn compare(inside: &Inside, host: &mut XenHost, domus: &[Domu]) -> anyhow::Result<()> {
     let steal = |domu: &Domu| anyhow::Ok((Instant::now(), domu.progress()?.1));
     let tracer = *named("xentrace").first().context("xentrace does not run")?;
@@ -171,7 +173,7 @@ fn compare(inside: &Inside, host: &mut XenHost, domus: &[Domu]) -> anyhow::Resul
     Ok(())
 }
 
-/// An agent that is killed takes its xentrace with it.
+/// A killed agent takes its xentrace with it.
 fn killed(inside: &Inside) -> anyhow::Result<()> {
     let mut agent = inside.start_homenode(&["run", "--host", "xen", "--json", "--trace-waiting"])?;
     agent.wait_json("anything", SOON, |_| true)?;

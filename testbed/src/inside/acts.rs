@@ -1,10 +1,10 @@
-//! Single acts, as an agent's plan has them.
+//! Single acts, as they occur in an agent's plan.
 
 use anyhow::Context as _;
 use homenode_host::{Act, Host, Outcome, Plan, VmSample};
 use homenode_units::VmId;
 
-/// The VM of this name in a fresh sample.
+/// Finds the VM of this name in a fresh sample.
 ///
 /// # Errors
 /// When it is not there, or the host cannot be sampled.
@@ -14,7 +14,7 @@ pub fn find(host: &mut impl Host, name: &str) -> anyhow::Result<VmSample> {
     found.with_context(|| format!("{name} is not in the sample"))
 }
 
-/// What came of a plan of this act alone.
+/// Commits a plan with only this act, and returns its outcomes.
 ///
 /// # Errors
 /// When the host cannot be sampled, or refuses the plan.

@@ -1,4 +1,4 @@
-//! What a guest prints, kept in a file by whoever holds the other end of its console, and what it answers.
+//! A guest's console: its output, which the process at the other end writes to a file, and its answers to commands.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,32 +12,31 @@ use super::wait::{Look, wait_until};
 /// How long a guest may take to answer a command.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
-/// What a kernel says of init that was ended by a wrong instruction or a wrong access. Init is safe Rust, and does neither.
+/// Kernel messages for an init that was ended by a wrong instruction or a wrong access. Init is safe Rust, and does neither.
 const INIT_DIED: [&str; 2] = [
     "Attempted to kill init! exitcode=0x00000004",
     "Attempted to kill init! exitcode=0x0000000b",
 ];
 
-/// A guest that ended or stands still and did not say why: emulated SVM lets a guest fall into a triple fault now and then, or
-/// never take an interrupt again; or one whose init the emulation ended. The case that it belonged to has shown nothing, neither
-/// good nor bad.
+/// A guest that ended or hangs without a reason: emulated SVM lets a guest fall into a triple fault now and then, or never
+/// take an interrupt again; or the emulation ended its init. Its case has shown nothing, neither good nor bad.
 #[derive(Debug, thiserror::Error)]
 #[error("guest {name} {what}; its console: {console}")]
 pub struct GuestVanished {
     /// The guest.
     pub name: String,
-    /// What became of it.
+    /// What happened to it.
     pub what: &'static str,
-    /// The end of what it printed.
+    /// The end of its output.
     pub console: String,
 }
 
-/// What one guest prints.
+/// The console of one guest.
 #[derive(Debug, Clone)]
 pub struct Console {
     /// The guest.
     pub guest: String,
-    /// Where what it prints is kept.
+    /// The file with its output.
     pub log: PathBuf,
 }
 
@@ -56,7 +55,7 @@ impl Console {
         self.unexplained("has vanished without a word of its kernel", "Kernel panic")
     }
 
-    /// The error for a guest whose init has died of what it does not do.
+    /// The error for a guest whose init died of an error that it cannot make.
     #[must_use]
     pub fn lost_init(&self) -> Option<GuestVanished> {
         let console = self.text();
@@ -68,7 +67,7 @@ impl Console {
         })
     }
 
-    /// The error for a guest that stands so, unless it printed this.
+    /// The error for a guest in this state, unless it printed the explanation.
     #[must_use]
     pub fn unexplained(&self, what: &'static str, explanation: &str) -> Option<GuestVanished> {
         let console = self.text();
@@ -79,7 +78,7 @@ impl Console {
         })
     }
 
-    /// Waits for a line with this text; gives the last one. `lives` says whether the guest does.
+    /// Waits for a line with this text; returns the last one. `lives` says whether the guest is alive.
     ///
     /// # Errors
     /// When there is none in time, or the guest has ended.
@@ -95,7 +94,7 @@ impl Console {
         })
     }
 
-    /// Has a command sent, and waits for the line that answers it: a new one with this text.
+    /// Sends a command, and waits for its answer: a new line with this text.
     ///
     /// # Errors
     /// When it cannot be sent, or is not answered in time.
@@ -107,12 +106,13 @@ impl Console {
         lives: impl Fn() -> bool,
     ) -> anyhow::Result<String> {
         let before = self.text().matches(answer).count();
-        // Some ways in lose what was not read when they are closed: open until the guest has answered.
+        // Some transports lose what the guest has not read when they are closed: keep this one open until the guest has
+        // answered.
         let _open = send(command)?;
         let what = format!("guest {} to answer {command}", self.guest);
         wait_until(&what, ANSWER_LIMIT, || {
             let console = self.text();
-            // A line counts once it is whole.
+            // Only complete lines count.
             let (whole, _) = console.rsplit_once('\n').unwrap_or_default();
             let last = whole.lines().rfind(|line| line.contains(answer));
             if let Some(line) = last.filter(|_| whole.matches(answer).count() > before) {
@@ -123,7 +123,7 @@ impl Console {
         })
     }
 
-    /// Fails when the guest cannot be expected to say anything more.
+    /// Fails when the guest cannot be expected to print anything more.
     fn expect_healthy(&self, console: &str, lives: impl Fn() -> bool) -> anyhow::Result<()> {
         let trouble = console
             .lines()
@@ -138,7 +138,7 @@ impl Console {
     }
 }
 
-/// A count in what a guest answered, as in `loops=12`; `key` has the equals sign.
+/// A count in a guest's answer, as in `loops=12`; `key` includes the equals sign.
 ///
 /// # Errors
 /// When there is none.

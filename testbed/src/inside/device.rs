@@ -1,5 +1,4 @@
-//! A PCI device to give to a guest: the emulated host has a spare one, behind a bridge of its own on node
-//! [`DEVICE_NODE`], and an IOMMU.
+//! A PCI device for a guest: the emulated host has a spare one behind its own bridge on node [`DEVICE_NODE`], and an IOMMU.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,15 +14,15 @@ const DEVICES: &str = "/sys/bus/pci/devices";
 /// The device, with VFIO as its driver.
 #[derive(Debug)]
 pub struct Device {
-    /// As `0000:40:00.0`.
+    /// The address, such as `0000:40:00.0`.
     pub address: String,
 }
 
 impl Device {
-    /// Finds it and gives it VFIO's driver.
+    /// Finds the device and binds it to VFIO.
     ///
     /// # Errors
-    /// Where it is not there, not on its node, or VFIO does not take it.
+    /// If it is missing, not on its node, or VFIO does not take it.
     pub fn take() -> anyhow::Result<Device> {
         let names = fs::read_dir(DEVICES)?.flatten().map(|entry| entry.path());
         let is_it = |path: &PathBuf| {
@@ -42,7 +41,7 @@ impl Device {
         );
         let status = std::process::Command::new("modprobe").arg("vfio-pci").status()?;
         ensure!(status.success(), "modprobe vfio-pci: {status}");
-        // The emulated IOMMU does not remap interrupts: it would ask for another interrupt controller.
+        // The emulated IOMMU does not remap interrupts: that would take another interrupt controller.
         let unsafe_interrupts = "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts";
         fs::write(unsafe_interrupts, "1").context(unsafe_interrupts)?;
         let address = path

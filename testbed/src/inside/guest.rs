@@ -1,4 +1,4 @@
-//! Guests: described, created, looked at, destroyed.
+//! Guests: their descriptions, creation, state and end.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -33,8 +33,8 @@ pub enum Memory {
         /// The node list, as libvirt writes it.
         nodeset: String,
     },
-    /// A cell of even size for each node, whose memory is bound to that node (`<memnode mode='strict'>`) and all there from the
-    /// start.
+    /// A cell of equal size for each node, whose memory is bound to that node (`<memnode mode='strict'>`) and allocated from
+    /// the start.
     BoundCells(Vec<u32>),
     /// Huge pages of the host's pool, from these nodes.
     HugePages {
@@ -61,21 +61,21 @@ pub enum Cpus {
     Auto,
 }
 
-/// A guest's balloon.
+/// The balloon of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Balloon {
     /// There is none.
     Missing,
-    /// There is one, for which the guest has no driver.
+    /// It has one, but no driver for it.
     Undriven,
-    /// There is one.
+    /// It has one.
     Driven,
-    /// There is one that tells the host of pages that the guest has released.
+    /// It has one that reports released pages to the host.
     Reporting,
 }
 
 impl Balloon {
-    /// What its kernel is told.
+    /// The part of its kernel's command line for it.
     fn cmdline(self) -> &'static str {
         match self {
             Balloon::Undriven => " module_blacklist=virtio_balloon",
@@ -106,8 +106,8 @@ pub struct GuestSpec {
     pub cpus: Cpus,
     /// Where its memory may be.
     pub memory: Memory,
-    /// Where the host is to put the memory of its virtual nodes, of which each has an even part of memory and vCPUs; none where
-    /// it sees one node. With them it has a topology device, so an agent must listen when it starts.
+    /// The host nodes for the memory of its virtual nodes, each with an equal part of memory and vCPUs; empty if it sees one
+    /// node. With virtual nodes it has a topology device, so an agent must listen when it starts.
     pub virtual_nodes: Vec<u32>,
     /// What it does.
     pub orders: Orders,
@@ -120,7 +120,7 @@ pub struct GuestSpec {
 }
 
 impl GuestSpec {
-    /// One vCPU, 128 MiB, nothing said about placement, idle.
+    /// One vCPU, 128 MiB, no placement, idle.
     #[must_use]
     pub fn new(name: &str) -> Self {
         Self {
@@ -137,25 +137,25 @@ impl GuestSpec {
         }
     }
 
-    /// The same with this many vCPUs.
+    /// Sets the number of vCPUs.
     #[must_use]
     pub fn vcpus(self, vcpus: u32) -> Self {
         Self { vcpus, ..self }
     }
 
-    /// The same with these CPUs.
+    /// Sets its CPUs.
     #[must_use]
     pub fn cpus(self, cpus: Cpus) -> Self {
         Self { cpus, ..self }
     }
 
-    /// The same with this memory.
+    /// Sets its memory.
     #[must_use]
     pub fn memory(self, memory: Memory) -> Self {
         Self { memory, ..self }
     }
 
-    /// The same with `<numatune>` of this mode on these nodes.
+    /// Sets `<numatune>` of this mode on these nodes.
     #[must_use]
     pub fn nodes(self, mode: &'static str, nodeset: &str) -> Self {
         self.memory(Memory::Nodes {
@@ -164,7 +164,7 @@ impl GuestSpec {
         })
     }
 
-    /// The same, with virtual nodes whose memory the host is to put there.
+    /// Adds virtual nodes, with their memory on these host nodes.
     #[must_use]
     pub fn virtual_nodes(self, on: &[u32]) -> Self {
         Self {
@@ -173,14 +173,14 @@ impl GuestSpec {
         }
     }
 
-    /// The same, doing this from the start.
+    /// Sets its behaviour from the start.
     #[must_use]
     pub fn doing(mut self, behaviour: Behaviour) -> Self {
         self.orders.first = behaviour;
         self
     }
 
-    /// The same, doing this from some seconds after it is ready.
+    /// Adds a behaviour that begins this many seconds after it is ready.
     #[must_use]
     pub fn then(mut self, at_s: u32, behaviour: Behaviour) -> Self {
         self.orders.phases.push(Phase { at_s, behaviour });
@@ -191,7 +191,7 @@ impl GuestSpec {
         PathBuf::from(format!("{RUN_DIR}/{}.sock", self.name))
     }
 
-    /// Where what the guest prints is kept.
+    /// The file with the guest's output.
     #[must_use]
     pub fn console_log(&self) -> PathBuf {
         PathBuf::from(format!("{RUN_DIR}/{}.log", self.name))
@@ -249,8 +249,8 @@ impl GuestSpec {
             _ => "",
         });
         xml.push_str(&self.cpu());
-        // panic=0, on_reboot: a guest that resets runs into paths of emulated SVM that have crashed the emulated
-        // host. A guest whose kernel fails stands still instead, and its console says why.
+        // panic=0, on_reboot: a guest that resets runs into paths of emulated SVM that have crashed the emulated host.
+        // Instead, a guest whose kernel fails hangs, and its console says why.
         let _ = write!(
             xml,
             "<os><type arch='x86_64' machine='pc'>hvm</type><kernel>{IMAGE_DIR}/vmlinux</kernel>\
@@ -271,7 +271,7 @@ impl GuestSpec {
         xml
     }
 
-    /// What it sees of nodes: a vCPU to a socket, as the module wants it.
+    /// The nodes and sockets that it sees: a socket per vCPU, as the module needs it.
     fn cpu(&self) -> String {
         let cells = match &self.memory {
             Memory::BoundCells(nodes) => nodes.len() as u32,
@@ -307,7 +307,7 @@ impl GuestSpec {
     }
 }
 
-/// `<numatune>` of cells that are bound to a node each.
+/// `<numatune>` for cells that are bound to one node each.
 fn bound_cells(nodes: &[u32]) -> String {
     let all: Vec<String> = nodes.iter().map(u32::to_string).collect();
     let mut tune = format!("<memory mode='strict' nodeset='{}'/>", all.join(","));
@@ -319,7 +319,7 @@ fn bound_cells(nodes: &[u32]) -> String {
 
 /// A running guest.
 pub struct Guest {
-    /// How it was described.
+    /// Its description.
     pub spec: GuestSpec,
     /// libvirt's handle. Becomes stale when libvirtd is restarted: see [`super::Inside::refresh`].
     pub domain: Domain,
@@ -360,7 +360,7 @@ impl Guest {
         self.spec.console().text()
     }
 
-    /// Waits for a line with this text; gives the last one.
+    /// Waits for a line with this text; returns the last one.
     ///
     /// # Errors
     /// When there is none in time, or the guest has ended.
@@ -368,8 +368,8 @@ impl Guest {
         self.spec.console().wait(text, limit, || self.process.alive())
     }
 
-    /// Sends a line to its console. QEMU reads at its own pace, and what it has not read is lost when the connection is closed:
-    /// keep it until the guest has answered.
+    /// Sends a line to its console. QEMU reads at its own pace, and loses what it has not read when the connection is closed:
+    /// keep it open until the guest has answered.
     ///
     /// # Errors
     /// When the console cannot be reached.
@@ -383,7 +383,7 @@ impl Guest {
         Ok(stream)
     }
 
-    /// Makes it do something else, and waits until it does.
+    /// Switches it to another behaviour, and waits until that is in force.
     ///
     /// # Errors
     /// When it does not answer in time.
@@ -396,11 +396,11 @@ impl Guest {
                 .console()
                 .unexplained("stands still without a word of its kernel", &order)
         };
-        // Its kernel did not even echo what was typed.
+        // Its kernel did not even echo the command.
         done.map(drop).map_err(|error| silent().map_or(error, Into::into))
     }
 
-    /// Gives it a command, and waits for the line that answers it: a new one with this text.
+    /// Sends a command, and waits for its answer: a new line with this text.
     ///
     /// # Errors
     /// When it does not answer in time.
@@ -423,12 +423,12 @@ impl Guest {
     /// The mapping of its RAM in QEMU.
     ///
     /// # Errors
-    /// When it cannot be told apart.
+    /// When it cannot be identified.
     pub fn ram(&self) -> anyhow::Result<RamMapping> {
         self.process.guest_ram(self.spec.memory_mib << 20)
     }
 
-    /// Lets all its vCPUs run on these CPUs, a bit each, as its operator would.
+    /// Lets all its vCPUs run on these CPUs, one bit each, as its operator would.
     ///
     /// # Errors
     /// When libvirt refuses.

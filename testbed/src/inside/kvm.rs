@@ -25,11 +25,11 @@ pub struct HeldVm {
 
 /// Holds a VM with one vCPU that never runs.
 ///
-/// The kernel rewrites its own code whenever the count behind a static branch leaves or reaches zero, and QEMU's emulated CPUs
-/// sometimes go on executing the breakpoint that stands there meanwhile: the host dies of it. KVM flips two such
-/// branches: one, in the scheduler, when the first VM comes and the last one goes; one, in every guest's way, while
-/// any local APIC is not enabled yet, that is during each guest's boot. A VM that stays, with a vCPU whose APIC nobody
-/// ever enables, keeps both counts above zero.
+/// The kernel rewrites its own code whenever the count behind a static branch leaves or reaches zero, and QEMU's emulated
+/// CPUs sometimes go on executing the breakpoint that is there meanwhile, which kills the host. KVM flips two such branches:
+/// one in the scheduler, when the first VM comes and the last one goes; one in every guest's path, while any local APIC is
+/// not enabled yet, that is during each guest's boot. A VM that stays, with a vCPU whose APIC is never enabled, keeps both
+/// counts above zero.
 ///
 /// # Errors
 /// When `/dev/kvm` cannot be opened or refuses.
@@ -53,13 +53,13 @@ pub fn hold_vm() -> anyhow::Result<HeldVm> {
 
 /// Calls one of KVM's creating requests with argument 0: the default machine type, the first vCPU.
 fn create(on: &impl AsRawFd, request: libc::c_ulong, what: &str) -> anyhow::Result<OwnedFd> {
-    // SAFETY: both requests take a number by value and give a new descriptor or -1.
+    // SAFETY: both requests take a number by value and return a new descriptor or -1.
     let made = unsafe { libc::ioctl(on.as_raw_fd(), request, 0) };
     ensure!(
         made >= 0,
         "cannot create {what}: {}",
         std::io::Error::last_os_error()
     );
-    // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+    // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(made) })
 }

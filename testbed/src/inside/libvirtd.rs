@@ -14,15 +14,15 @@ use super::proc::Process;
 use super::wait::{Look, wait_until};
 use super::xen;
 
-/// Where guests' sockets and console logs are.
+/// Directory of guests' sockets and console logs.
 pub const RUN_DIR: &str = "/run/homenode-testbed";
-/// Where the guests' kernel and initramfs are, in memory: QEMU maps the kernel.
+/// Directory of the guests' kernel and initramfs, in memory: QEMU maps the kernel.
 pub const IMAGE_DIR: &str = "/run/homenode-testbed/images";
 const CAPABILITIES: &str = "/var/cache/libvirt/qemu/capabilities";
 const PID_FILE: &str = "/run/libvirtd.pid";
 const ANSWER_LIMIT: Duration = Duration::from_secs(120);
 
-/// Directories that must be writable and empty: the host's own libvirt state is none of ours.
+/// Directories that must be writable and empty: the host's own libvirt state must not be used.
 const STATE_DIRS: [&str; 5] = [
     "/var/log/libvirt",
     "/var/lib/libvirt",
@@ -68,8 +68,8 @@ pub fn prepare(images_from: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Gives libvirt what it learnt about QEMU in an earlier boot; probing takes it half a minute. libvirt itself checks
-/// that nothing has changed since.
+/// Restores what libvirt learnt about QEMU in an earlier boot; probing takes it half a minute. libvirt itself checks that
+/// nothing has changed since.
 ///
 /// # Errors
 /// When a file cannot be copied.
@@ -78,7 +78,7 @@ pub fn restore_capabilities(from: &Path) -> anyhow::Result<()> {
     copy_xml(from, Path::new(CAPABILITIES))
 }
 
-/// Keeps what libvirt has learnt for later boots.
+/// Saves what libvirt has learnt for later boots.
 ///
 /// # Errors
 /// When a file cannot be copied.

@@ -1,4 +1,4 @@
-//! The side that runs in the emulated host: what a case can use.
+//! The side in the emulated host: what a case can use.
 
 pub mod acts;
 pub mod console;
@@ -32,16 +32,16 @@ use self::xen::domu::{self, DomuSpec};
 use crate::cases;
 use crate::exchange::Exchange;
 
-/// What a case works with. Everything a case starts through it ends with the case.
+/// The environment of a case. Everything a case starts through it ends with the case.
 pub struct Inside {
     /// The connection to libvirt; renewed by [`Inside::restart_libvirtd`].
     pub connection: Connect,
     dir: PathBuf,
     programs: PathBuf,
     started: Instant,
-    /// Guests that nobody has destroyed.
+    /// Guests that the case has not destroyed.
     guests: Mutex<Vec<(GuestSpec, Process)>>,
-    /// The same of a Xen host.
+    /// DomUs that the case has not destroyed.
     domus: Mutex<Vec<DomuSpec>>,
 }
 
@@ -57,10 +57,10 @@ impl Inside {
         &self.dir
     }
 
-    /// What `homenode COMMAND ARGUMENTS --json` says, or its exit status and what it complained of.
+    /// Runs `homenode COMMAND ARGUMENTS --json`; returns its JSON, or its exit status and error message.
     ///
     /// # Errors
-    /// When it cannot be run, or what it says is no JSON.
+    /// When it cannot be run, or its output is not JSON.
     pub fn ask(&self, command: &str, arguments: &[&str]) -> anyhow::Result<Result<Value, (i32, String)>> {
         let output = Command::new(self.homenode()?)
             .arg(command)
@@ -77,10 +77,10 @@ impl Inside {
         ))
     }
 
-    /// The same where it must not complain.
+    /// Like [`Inside::ask`], for a command that must succeed.
     ///
     /// # Errors
-    /// As [`Inside::ask`], and when it does.
+    /// As [`Inside::ask`], and when the command fails.
     pub fn told(&self, command: &str, arguments: &[&str]) -> anyhow::Result<Value> {
         self.ask(command, arguments)?
             .map_err(|(_, said)| anyhow!("homenode {command} {arguments:?}: {said}"))
@@ -89,9 +89,9 @@ impl Inside {
     /// The `homenode` binary under test.
     ///
     /// # Errors
-    /// When it had not been built when the host was booted.
+    /// When it was not built before the host booted.
     pub fn homenode(&self) -> anyhow::Result<PathBuf> {
-        // By hand, a newer pair of programs may stand beside the one that the host was booted with.
+        // Work by hand may have put a newer pair of programs next to the one that the host booted with.
         let mine = std::env::current_exe()
             .context("cannot find this program's own file")?
             .with_extension("homenode");
@@ -125,7 +125,7 @@ impl Inside {
         Ok(guest)
     }
 
-    /// Creates a guest and does not wait.
+    /// Creates a guest without waiting.
     ///
     /// # Errors
     /// When libvirt refuses it.
@@ -153,9 +153,9 @@ impl Inside {
         self.domus.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first guest that has ended although nobody destroyed it, and whose kernel said nothing; or a PVH domU that the
-    /// emulation has ended, as it does one in some fifty, with nothing done to it. A domU whose memory was moved is neither:
-    /// that may be why.
+    /// The first guest that has ended without being destroyed, and whose kernel gave no reason; or a PVH domU that the
+    /// emulation has ended, as it does to one in some fifty for no reason. A domU whose memory was moved is neither: the move
+    /// may be the reason.
     fn vanished(&self) -> Option<GuestVanished> {
         self.guests()
             .iter()
@@ -176,7 +176,7 @@ impl Inside {
             })
     }
 
-    /// Creates guests at the same time, each in a thread of its own, and does not wait.
+    /// Creates guests at the same time, each in its own thread, without waiting.
     ///
     /// # Errors
     /// When libvirt refuses one of them.
@@ -197,7 +197,7 @@ impl Inside {
         })
     }
 
-    /// Destroys a guest, as pulling its plug.
+    /// Destroys a guest, like pulling its plug.
     ///
     /// # Errors
     /// When libvirt cannot.
@@ -212,15 +212,15 @@ impl Inside {
         })
     }
 
-    /// Kills libvirtd as a crash would. Handles of guests are stale afterwards.
+    /// Kills libvirtd as in a crash. Handles of guests are stale afterwards.
     ///
     /// # Errors
-    /// When it does not run.
+    /// When it is not running.
     pub fn kill_libvirtd(&self) -> anyhow::Result<()> {
         libvirtd::kill()
     }
 
-    /// Starts libvirtd again and connects to it; says how long it took to answer.
+    /// Starts libvirtd again and connects to it; returns how long it took to answer.
     ///
     /// # Errors
     /// When it does not answer in time.
@@ -242,7 +242,7 @@ impl Inside {
         Ok(())
     }
 
-    /// The node list that numad gave for a guest, from libvirt's own record.
+    /// The node list that numad returned for a guest, from libvirt's own record.
     ///
     /// # Errors
     /// When libvirt has no record of the guest, or it holds no advice.
@@ -260,7 +260,7 @@ impl Inside {
 /// Runs one case in this process.
 ///
 /// # Errors
-/// Whatever the case found.
+/// The case's error.
 pub fn run_case(root: &Path, name: &str) -> anyhow::Result<()> {
     let case = cases::find(name).with_context(|| format!("no case is called '{name}'"))?;
     let dir = Exchange::at(root).case_dir(name);
@@ -284,7 +284,7 @@ pub fn run_case(root: &Path, name: &str) -> anyhow::Result<()> {
     let outcome = run(&mut inside);
     match (outcome, inside.vanished()) {
         (Err(error), Some(vanished)) => Err(anyhow::Error::new(vanished).context(format!("{error:#}"))),
-        // What says so of a domU whose memory was moved is no excuse.
+        // Drops a `GuestVanished` from the error: a domU whose memory was moved is not excused.
         (Err(error), None) if !inside.domus().is_empty() => Err(anyhow!("{error:#}")),
         (outcome, _) => outcome,
     }

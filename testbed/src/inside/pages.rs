@@ -15,21 +15,21 @@ pub const PAGE_BYTES: u64 = 4096;
 const BATCH: usize = 1024;
 const MPOL_MF_MOVE_ALL: libc::c_int = 1 << 2;
 
-/// What became of the pages that were to be moved.
+/// The outcome of moving pages.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub struct MoveOutcome {
-    /// Pages by where they are now.
+    /// Number of pages by their node now.
     pub on_node: BTreeMap<u32, u64>,
     /// Pages that were not moved, by the kernel's reason (`ENOENT`: no page there yet).
     pub refused: BTreeMap<String, u64>,
-    /// When the call as a whole failed: its reason.
+    /// Why the call as a whole failed, if it did.
     pub call_error: Option<String>,
     /// Time in the kernel.
     pub seconds: f64,
 }
 
 impl MoveOutcome {
-    /// Pages that are somewhere.
+    /// Pages that exist.
     #[must_use]
     pub fn present(&self) -> u64 {
         self.on_node.values().sum()
@@ -48,7 +48,7 @@ impl MoveOutcome {
 
 /// Moves the pages of a range of another process: page `i` goes to `target(i)`.
 ///
-/// A refusal of single pages is part of the outcome; a refused call ends the move and is part of it too.
+/// Refused pages are part of the outcome, and so is a refused call, which ends the move.
 ///
 /// # Errors
 /// When the process number is out of range.
@@ -99,10 +99,10 @@ pub fn move_range(
     Ok(outcome)
 }
 
-/// Moves all pages of another process that lie on one node to another, with migrate_pages(2).
+/// Moves all pages of another process from one node to another, with migrate_pages(2).
 ///
 /// # Errors
-/// What the kernel said.
+/// The kernel's error.
 pub fn migrate(pid: u32, from: u32, to: u32) -> anyhow::Result<()> {
     let pid = libc::pid_t::try_from(pid).context("a process number is out of range")?;
     let (from, to): (libc::c_ulong, libc::c_ulong) = (1 << from, 1 << to);
@@ -145,7 +145,7 @@ fn name_of(errno: i32) -> String {
 /// Fails unless at least this share of the pages is on `node`.
 ///
 /// # Errors
-/// Says where the pages are.
+/// When the share is smaller; says where the pages are.
 pub fn expect_share(pages: &BTreeMap<u32, u64>, node: u32, percent: u64) -> anyhow::Result<()> {
     let total: u64 = pages.values().sum();
     let there = pages.get(&node).copied().unwrap_or(0);

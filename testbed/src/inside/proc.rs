@@ -1,4 +1,4 @@
-//! What /proc says about a QEMU process: its threads, their affinity, and where the guest's memory is.
+//! A QEMU process in /proc: its threads, their affinity, and where the guest's memory is.
 //!
 //! Written independently of the agent's own readers on purpose: a case must not trust what it tests.
 
@@ -47,7 +47,7 @@ impl Process {
         PathBuf::from(format!("/proc/{}/{rest}", self.0))
     }
 
-    /// Whether it is there and not a zombie.
+    /// Whether it exists and is not a zombie.
     #[must_use]
     pub fn alive(self) -> bool {
         fs::read_to_string(self.path("stat")).is_ok_and(|text| {
@@ -97,7 +97,7 @@ impl Process {
         Ok(vcpus)
     }
 
-    /// Has its vCPUs run on one node, whatever libvirt thinks. CPU `n` is node `n` in the testbed.
+    /// Confines its vCPUs to one node, behind libvirt's back. CPU `n` is node `n` in the testbed.
     ///
     /// # Errors
     /// When QEMU has gone.
@@ -105,7 +105,7 @@ impl Process {
         self.confine_vcpus(node..node + 1)
     }
 
-    /// Has its vCPUs run anywhere again.
+    /// Lets its vCPUs run anywhere again.
     ///
     /// # Errors
     /// When QEMU has gone.
@@ -173,7 +173,7 @@ impl Process {
         Ok(times)
     }
 
-    /// Nodes that the process may allocate from, as its cpuset says.
+    /// Nodes that the process may allocate from, by its cpuset.
     ///
     /// # Errors
     /// When the process has gone.

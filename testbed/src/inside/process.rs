@@ -88,7 +88,7 @@ impl Program {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Those of them that are JSON.
+    /// The lines that are JSON.
     #[must_use]
     pub fn json(&self) -> Vec<Value> {
         self.lines()
@@ -97,7 +97,7 @@ impl Program {
             .collect()
     }
 
-    /// Waits for a JSON line that `accept` likes.
+    /// Waits for a JSON line that `accept` accepts.
     ///
     /// # Errors
     /// When there is none in time, or the program has ended.
@@ -143,7 +143,7 @@ impl Program {
     /// Fails when the program has ended by itself.
     ///
     /// # Errors
-    /// Says how it ended.
+    /// With how it ended.
     pub fn expect_running(&mut self) -> anyhow::Result<()> {
         match self
             .child
@@ -161,7 +161,7 @@ impl Program {
         }
     }
 
-    /// Sends a signal to the program alone, not to its group: a guard process that it started is to survive it.
+    /// Sends a signal to the program only, not to its group: a guard process that it started must survive it.
     ///
     /// # Errors
     /// When it has gone.
@@ -203,7 +203,7 @@ impl Program {
         self.wait_end(limit)
     }
 
-    /// SIGKILL: it gets no chance to tidy up.
+    /// Sends SIGKILL: it gets no chance to tidy up.
     ///
     /// # Errors
     /// When it has gone already.

@@ -1,7 +1,7 @@
-//! The inside's main loop: prepares the host, then does what the outside asks, one job at a time.
+//! The inside's main loop: prepares the host, then runs the outside's jobs, one at a time.
 //!
-//! Each case is a process of its own. A case that panics, hangs or leaves things behind then hurts no other: it is
-//! killed at its limit with all that it started, and its guests are destroyed.
+//! Each case is a process of its own, so one that panics, hangs or leaves things behind does not affect the others: at its
+//! limit it is killed with everything it started, and its guests are destroyed.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read};
@@ -22,7 +22,7 @@ use crate::exchange::{CAPABILITIES_DIR, Event, Exchange, Job};
 
 const POLL: Duration = Duration::from_millis(200);
 const BEAT: Duration = Duration::from_secs(2);
-/// For commands that are sent by hand.
+/// For commands entered by hand.
 const SHELL_LIMIT: Duration = Duration::from_secs(1800);
 
 /// Exit status of a case whose guest vanished.
@@ -94,14 +94,14 @@ pub fn serve(root: &Path) -> anyhow::Result<()> {
         })?;
         let kept = exchange.root().join(CAPABILITIES_DIR);
         if !kept.exists() {
-            // Only a saving of time for later boots.
+            // This only saves time in later boots.
             let _ = libvirtd::save_capabilities(&kept);
         }
     }
     Ok(())
 }
 
-/// The VM keeps KVM in use while it lives; a dom0 has none.
+/// The returned VM keeps KVM in use while it lives; a dom0 has none.
 fn prepare() -> anyhow::Result<Option<kvm::HeldVm>> {
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let bin = program.parent().context("this program is in no directory")?;
@@ -117,7 +117,7 @@ fn prepare() -> anyhow::Result<Option<kvm::HeldVm>> {
     Ok(Some(vm))
 }
 
-/// Says every two seconds that we are alive, from a thread of its own.
+/// Writes a heartbeat every two seconds from a separate thread.
 fn beat(exchange: &Exchange) {
     let exchange = exchange.clone();
     let count = Arc::new(AtomicU64::new(0));
@@ -155,8 +155,8 @@ fn run(exchange: &Exchange, number: u64, job: &Job) -> anyhow::Result<()> {
     }
 }
 
-/// Runs a command to its end or its limit. What it prints become notes; the last lines of its standard error, if it
-/// fails, the reason.
+/// Runs a command to its end or its limit. Its output becomes notes; if it fails, the last lines of its standard error become
+/// the reason.
 fn follow(exchange: &Exchange, job: u64, mut command: Command, limit: Duration) -> anyhow::Result<()> {
     let mut child = command
         .stdin(Stdio::null())
@@ -216,7 +216,7 @@ fn wait(child: &mut Child, limit: Duration) -> anyhow::Result<Option<std::proces
     Ok(None)
 }
 
-/// Kills what is left of the job's process group; the pipes close with it.
+/// Kills the rest of the job's process group, which also closes the pipes.
 fn end_group(child: &Child) {
     if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         let _ = kill_process_group(group, Signal::KILL);

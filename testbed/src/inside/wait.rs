@@ -1,23 +1,23 @@
-//! Waiting for something to become true, with an explanation when it does not.
+//! Waits for something to become true, and explains when it does not.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
-/// One look at the thing waited for.
+/// The result of one look.
 #[derive(Debug)]
 pub enum Look<T> {
-    /// It is there.
+    /// It has happened.
     Done(T),
-    /// Not yet; this is what was seen instead.
+    /// Not yet; this was seen instead.
     NotYet(String),
 }
 
-/// Looks again and again until done. A look under emulation is slow by itself, so the pause between is short.
+/// Looks repeatedly until done. A look under emulation is slow by itself, so the pause between looks is short.
 ///
 /// # Errors
-/// When time is up: says what was waited for, how long, and what was last seen. Or when a look fails.
+/// When time is up, with what was waited for, how long, and what was last seen; or when a look fails.
 pub fn wait_until<T>(
     what: &str,
     limit: Duration,

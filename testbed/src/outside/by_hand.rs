@@ -1,4 +1,4 @@
-//! An emulated host to work in by hand: `up` keeps one running, `sh` and `case` use it.
+//! An emulated host for work by hand: `up` keeps one running, `sh` and `case` use it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -74,14 +74,14 @@ pub fn shell(options: &Options, command: &str) -> anyhow::Result<()> {
     follow(options, &Job::Shell(command.to_owned()))
 }
 
-/// Runs a case with this very program in the host that `up` keeps, which may have booted with an older one.
+/// Runs a case of this very program in the host that `up` keeps, which may have booted with an older one.
 ///
 /// # Errors
 /// When no host is up, or the case failed.
 pub fn case(options: &Options, name: &str) -> anyhow::Result<()> {
     let boot = running_boot(options)?;
     let bin = boot.join("bin");
-    // A new name each time: the emulated host may keep what it has read under an old one.
+    // A new name each time: the emulated host may cache an old one.
     let program = bin.join(format!("homenode-testbed-{}", std::process::id()));
     fs::copy(std::env::current_exe()?, &program)
         .with_context(|| format!("cannot copy to {}", program.display()))?;

@@ -1,6 +1,6 @@
 #!/bin/busybox sh
 # The first program of the emulated Xen host's dom0, from its initramfs: mounts the disk and the directory of this boot, then runs
-# the testbed's inside. The kernel's command line names that directory, which is the same path inside and out.
+# the testbed's inside. The kernel's command line names that directory, whose path is the same inside and out.
 b=/bin/busybox
 $b mount -t proc proc /proc
 $b mount -t sysfs sys /sys
@@ -22,7 +22,7 @@ for place in proc sys dev; do
     $b mount -o move "/$place" "/disk/$place"
 done
 $b mount -t tmpfs run /disk/run
-# udev would make these, which Xen's scripts need.
+# Links that udev would make; Xen's scripts need them.
 $b ln -s /proc/self/fd /disk/dev/fd
 for stream in 0:stdin 1:stdout 2:stderr; do
     $b ln -s "fd/${stream%:*}" "/disk/dev/${stream#*:}"
@@ -31,7 +31,7 @@ $b mkdir -p /disk/dev/pts
 $b mount -t devpts pts /disk/dev/pts
 $b mount -t xenfs xenfs /disk/proc/xen
 $b ip link set lo up
-# With systemd as the first process the inside is a service of it, and Xen's daemons are those of the Debian package.
+# With systemd as the first process the inside is one of its services, and Xen's daemons are those of the Debian package.
 if $b grep -q homenode.systemd /disk/proc/cmdline; then
     units=/disk/run/systemd/system
     $b mkdir -p "$units/multi-user.target.wants"
@@ -49,6 +49,6 @@ UNIT
     exec $b switch_root /disk /lib/systemd/systemd --unit=multi-user.target
 fi
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib/xen-4.17/bin HOME=/root LC_ALL=C
-# The shell is the first process, so that somebody waits for daemons that end.
+# The shell stays the first process, to reap daemons that end.
 # shellcheck disable=SC2016 # the inner shell's arguments are meant
 exec $b switch_root /disk /bin/bash -c '"$0" inside "$1"; busybox poweroff -f' "$dir/bin/homenode-testbed" "$dir/exchange"

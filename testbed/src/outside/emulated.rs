@@ -1,8 +1,8 @@
 //! The emulated host: one QEMU, started by virtme-ng over this machine's own files.
 //!
-//! Its root is this machine's root, read-only, with a scratch layer over the directories that are written to. So a
-//! program built here is there too; but a file that changes while the host runs may be seen half old, half new.
-//! Each boot therefore gets copies of the programs in a directory of its own.
+//! Its root is this machine's root, read-only, with a scratch layer over the directories that are written to. So a program
+//! built here is there too; but a file that changes while the host runs may be seen half old, half new. Each boot therefore
+//! gets copies of the programs in its own directory.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -23,44 +23,45 @@ use super::topology_guest::build_module;
 use super::xen;
 use crate::exchange::{CAPABILITIES_DIR, Exchange};
 
-/// Nodes of the emulated host where none are counted; each has one CPU.
+/// Nodes of the emulated host without counters; each has one CPU.
 pub const NODES: u32 = 4;
 /// Memory of one node in MiB.
 pub(super) const NODE_MIB: u32 = 1024;
-/// Each last-level cache of the modelled PMU: half of it is little for a guest, and a few guests overflow it.
+/// Size of each last-level cache of the modelled PMU: half of it is little for a guest, and a few guests overflow it.
 pub const LLC_BYTES: u64 = 2 << 20;
 /// Private cache of each of its CPUs.
 const PRIVATE_BYTES: u64 = 64 << 10;
-/// Frames that it can tag: 8 GiB, more than the emulated host has, and than its hole for devices.
+/// Frames that it can tag: 8 GiB, which covers the emulated host and its hole for devices.
 const FRAMES: u64 = 1 << 21;
 
 /// The CPU that the kernel of [`HostKind::Bounds`] keeps free.
 pub const ISOLATED_CPU: u32 = 3;
-/// Where the plain host has a device that can be given to a guest (`inside::device`).
+/// Node of the plain host's device for a guest (`inside::device`).
 pub const DEVICE_NODE: u32 = 2;
-/// The emulator's plugin, beside this program.
+/// The emulator's plugin, next to this program.
 const PLUGIN: &str = "libhomenode_plugin.so";
 
-/// What distinguishes the boots of the groups of cases.
+/// The kinds of boots that groups of cases need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum HostKind {
     /// Four nodes of one CPU.
     Plain,
     /// Two nodes of two CPUs, and a modelled PMU: two guests can share a last-level cache, and it is counted.
     Counted,
-    /// Two nodes of two last-level caches of two CPUs, a modelled PMU, and a kernel that balances: a stock host of today, small.
+    /// Two nodes of two last-level caches of two CPUs, a modelled PMU, and a kernel that balances: a small version of a stock
+    /// host.
     Caches,
     /// Two nodes of two CPUs.
     TwoNodes,
-    /// As the plain one, with a kernel that has DAMON; the guests have the stock one.
+    /// Like the plain host, with a kernel that has DAMON; the guests have the stock one.
     Damon,
     /// Two nodes of two CPUs, the last of which the kernel keeps free (`isolcpus=`).
     Bounds,
     /// Four nodes of one CPU under Xen: the inside is its dom0.
     Xen,
-    /// The same with systemd as dom0's first process.
+    /// Like [`HostKind::Xen`], with systemd as dom0's first process.
     XenService,
-    /// As the first of these with two nodes of two CPUs and a modelled PMU.
+    /// Like [`HostKind::Xen`], with two nodes of two CPUs and a modelled PMU.
     XenCounted,
 }
 
@@ -80,7 +81,7 @@ impl HostKind {
         }
     }
 
-    /// Last-level caches. Linux takes those of the emulated CPU for one to a socket.
+    /// Number of last-level caches. Linux assumes that the emulated CPU has one to a socket.
     fn llcs(self) -> u32 {
         match self {
             Self::Caches => 2 * self.nodes(),
@@ -101,7 +102,7 @@ impl HostKind {
         }
     }
 
-    /// A square of four nodes: neighbours at 16, the opposite corner at 22. Of two nodes they are neighbours.
+    /// A square of four nodes: neighbours at 16, the opposite corner at 22. Two nodes are neighbours.
     pub(super) fn distances(self) -> impl Iterator<Item = (u32, u32, u32)> {
         let nodes = self.nodes();
         (0..nodes).flat_map(move |from| {
@@ -125,15 +126,15 @@ impl HostKind {
     }
 }
 
-/// Transparent huge pages: khugepaged has locked up the emulated host in a TLB flush. A panic must end the boot soon, and an
-/// oops is no state to test in.
+/// Transparent huge pages are off: khugepaged has locked up the emulated host in a TLB flush. A panic must end the boot soon,
+/// and tests must not go on after an oops.
 const KERNEL_OPTIONS: [&str; 3] = [
     "intel_iommu=on",
     "transparent_hugepage=never",
     "panic=5 oops=panic",
 ];
 
-/// What does not change from boot to boot.
+/// What stays the same from boot to boot.
 #[derive(Debug)]
 pub struct Workshop {
     /// Directory for everything the testbed makes, `target/testbed`.
@@ -187,14 +188,14 @@ impl Workshop {
         })
     }
 
-    /// The guests' kernel, as `uname -r` says it.
+    /// The release of the guests' kernel, from `uname -r`.
     #[must_use]
     pub fn release(&self) -> &str {
         &self.kernel.release
     }
 
-    /// What QEMU is told of a modelled PMU that counts in `file`: the plugin makes the file, and the host inside finds it
-    /// as a device's memory.
+    /// QEMU's options for a modelled PMU that counts in `file`: the plugin makes the file, and the host inside finds it as a
+    /// device's memory.
     pub(super) fn pmu_options(&self, kind: HostKind, file: &Path) -> anyhow::Result<String> {
         let plugin = self.plugin()?;
         let layout = Layout {
@@ -213,7 +214,7 @@ impl Workshop {
         ))
     }
 
-    /// The kernel that a host boots. virtme-ng finds the modules beside it.
+    /// The kernel that a host boots. virtme-ng finds the modules next to it.
     fn image(&self, kind: HostKind) -> anyhow::Result<PathBuf> {
         if kind != HostKind::Damon && !self.newer {
             return Ok(self.kernel.image.clone());
@@ -243,7 +244,7 @@ impl Workshop {
         })
     }
 
-    /// The program that is tested.
+    /// The program under test.
     ///
     /// # Errors
     /// When it has not been built.
@@ -262,7 +263,7 @@ impl Workshop {
 pub struct EmulatedHost {
     /// The shared directory.
     pub exchange: Exchange,
-    /// Everything this boot wrote.
+    /// The directory of this boot.
     pub dir: PathBuf,
     capabilities: PathBuf,
     process: Child,
@@ -293,8 +294,8 @@ impl EmulatedHost {
             | HostKind::Damon
             | HostKind::Bounds => virtme(workshop, kind, &program, dir, exchange.root())?,
         };
-        // The console and the program's output are two files: QEMU opens each anew, and would overwrite one with
-        // the other in a shared one.
+        // The console and the program's output are two files: QEMU truncates each when it opens it, and in a shared file one
+        // would overwrite the other.
         command
             .stdin(Stdio::null())
             .stdout(log("stdout.log")?)
@@ -316,7 +317,7 @@ impl EmulatedHost {
         })
     }
 
-    /// Time since the boot was started.
+    /// Time since the boot started.
     #[must_use]
     pub fn age(&self) -> Duration {
         self.started.elapsed()
@@ -344,7 +345,7 @@ impl EmulatedHost {
         }))
     }
 
-    /// The first line of the console that speaks of a crash.
+    /// The first line of the console about a crash.
     #[must_use]
     pub fn last_words(&self) -> Option<String> {
         let bytes = fs::read(self.dir.join("console.log")).ok()?;
@@ -363,7 +364,7 @@ impl EmulatedHost {
             .map(|line| line.trim().to_owned())
     }
 
-    /// Asks QEMU what the CPUs of a host that is silent are doing, and writes it to `hang.txt`.
+    /// Asks QEMU what the CPUs of a silent host are doing, and writes it to `hang.txt`.
     ///
     /// # Errors
     /// When QEMU's monitor does not answer either.
@@ -373,7 +374,7 @@ impl EmulatedHost {
         monitor.set_read_timeout(Some(Duration::from_secs(3)))?;
         monitor.write_all(b"info status\ninfo cpus\ninfo registers -a\n")?;
         let mut said = Vec::new();
-        // The monitor never closes by itself: the time-out is the normal end.
+        // The monitor never closes by itself: the timeout is the normal end.
         let _ = monitor.read_to_end(&mut said);
         fs::write(self.dir.join("hang.txt"), said).context("cannot write hang.txt")
     }
@@ -385,16 +386,16 @@ impl EmulatedHost {
     pub fn end(mut self, guard: &mut Guard) -> anyhow::Result<()> {
         end_group(self.group);
         let _ = self.process.wait();
-        // Only a saving of time for later boots.
+        // This only saves time in later boots.
         let _ = copy_files(&self.exchange.root().join(CAPABILITIES_DIR), &self.capabilities);
-        // The programs are copies; what is worth keeping are the logs.
+        // The programs are copies; the logs are worth keeping.
         let _ = fs::remove_dir_all(self.dir.join("bin"));
         let _ = fs::remove_file(self.dir.join("pmu"));
         guard.remove(self.group)
     }
 }
 
-/// The device that can be given to a guest, behind a root port of its own, and an IOMMU.
+/// The device for a guest, behind its own root port, and an IOMMU.
 fn device() -> String {
     format!(
         " -device intel-iommu,intremap=off -device pxb-pcie,id=far,bus=pcie.0,bus_nr=64,numa_node={DEVICE_NODE} \
@@ -402,7 +403,7 @@ fn device() -> String {
     )
 }
 
-/// What starts the host of virtme-ng, which runs `program` in it.
+/// The command that starts virtme-ng's host, which runs `program` in it.
 fn virtme(
     workshop: &Workshop,
     kind: HostKind,

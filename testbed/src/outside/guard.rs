@@ -1,8 +1,8 @@
-//! Everything the testbed starts ends with it, however it ends.
+//! Ends everything the testbed starts, however the testbed itself ends.
 //!
-//! A child process (this program as `guard`) holds the read end of a pipe whose write end only we have. When we
-//! exit, crash or are killed, the pipe closes, and the guard kills the process groups whose numbers were sent to it.
-//! A parent-death signal would not do: it reaches the direct child only, and the emulated host is a great-grandchild.
+//! A child process (this program as `guard`) holds the read end of a pipe whose write end only we have. When we exit, crash
+//! or are killed, the pipe closes, and the guard kills the process groups whose numbers it was sent. A parent-death signal
+//! would not do: it reaches the direct child only, and the emulated host is a great-grandchild.
 
 use std::io::{BufRead as _, Write as _};
 use std::os::unix::process::CommandExt as _;
@@ -48,7 +48,7 @@ impl Guard {
         writeln!(pipe, "+{group}").context("the guard process has ended")
     }
 
-    /// Forgets a process group that has ended: its number may be given to others.
+    /// Forgets a process group that has ended: its number may be reused.
     ///
     /// # Errors
     /// When the guard has gone.
@@ -82,7 +82,7 @@ pub fn end_group(group: u32) {
     let _ = kill_process_group(pid, Signal::KILL);
 }
 
-/// The guard's own life: remember groups until the pipe closes, then end them.
+/// The guard's main function: collects groups until the pipe closes, then ends them.
 pub fn guard_main() {
     let mut groups: Vec<u32> = Vec::new();
     for line in std::io::stdin().lock().lines() {

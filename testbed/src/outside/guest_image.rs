@@ -20,7 +20,7 @@ const MODULES: [&str; 6] = [
     "virtio/virtio_pci",
     "virtio/virtio_balloon",
 ];
-/// Drivers of a domU's devices, which a guest loads when it is told to.
+/// Drivers for a domU's devices, loaded on command.
 const DEVICES: [&str; 2] = ["block/xen-blkfront", "net/xen-netfront"];
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 const STOCK_PREFIX: &str = "vmlinuz-6.1.";
@@ -30,12 +30,12 @@ const STOCK_PREFIX: &str = "vmlinuz-6.1.";
 pub struct Kernel {
     /// The compressed image, for the emulated host.
     pub image: PathBuf,
-    /// As `uname -r` says it.
+    /// Its release, from `uname -r`.
     pub release: String,
 }
 
 impl Kernel {
-    /// What modules for it are built with.
+    /// The headers that modules for it are built with.
     #[must_use]
     pub fn headers(&self) -> PathBuf {
         PathBuf::from(format!("/usr/src/linux-headers-{}", self.release))
@@ -132,7 +132,7 @@ fn xz_payload(image: &[u8]) -> anyhow::Result<&[u8]> {
     Ok(payload)
 }
 
-/// Builds the guest's init, static, and packs it with its modules and with the one that follows the topology page into `target`.
+/// Builds the guest's static init, and packs it with its modules and the topology page's module into `target`.
 ///
 /// # Errors
 /// When cargo fails or a file is missing.

@@ -1,4 +1,4 @@
-//! The side that runs on the developer's machine: boots emulated hosts, hands out cases, judges.
+//! The side on the developer's machine: boots emulated hosts, hands out cases, judges.
 //!
 //! ```text
 //!  cases of a group ──▶ boot ──▶ ready ──▶ job ──▶ end ──▶ pass | fail
@@ -40,33 +40,33 @@ use crate::exchange::{Event, Events, Job};
 const READY_LIMIT: Duration = Duration::from_secs(300);
 /// No heartbeat for this long is a dead host. Emulated CPUs stop for tens of seconds when the machine is loaded.
 const SILENCE_LIMIT: Duration = Duration::from_secs(90);
-/// The inside ends a case at its limit; this much later the outside does not wait for that any more.
+/// The inside ends a case at its limit; after this much longer the outside stops waiting for that.
 const GRACE: Duration = Duration::from_secs(60);
 /// How often a case is run again because its host died.
 const RETRIES: usize = 2;
 /// Boots of one group that may fail before they are ready.
 const BOOT_TRIES: usize = 3;
 const POLL: Duration = Duration::from_millis(200);
-/// Folder of a case's directory: what it leaves there is worth keeping once it has passed.
+/// Folder in a case's directory for what is worth keeping once the case has passed.
 pub const KEPT: &str = "kept";
 
-/// What the command line asks for.
+/// Options from the command line.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Root of the workspace.
     pub workspace: PathBuf,
-    /// The `homenode` binary that is tested, if it has been built.
+    /// The `homenode` binary under test, if it has been built.
     pub homenode: Option<PathBuf>,
     /// Whether lines that cases print are shown.
     pub verbose: bool,
-    /// Whether hosts boot the newer kernel, whatever the case.
+    /// Whether hosts boot the newer kernel, for all cases.
     pub newer: bool,
 }
 
 /// Set by Ctrl-C and SIGTERM.
 pub type Interrupt = Arc<AtomicBool>;
 
-/// Catches the signals that ask us to end, so that the emulated host ends first.
+/// Catches the signals that request our end, so that the emulated host ends first.
 ///
 /// # Errors
 /// When a handler cannot be installed.
@@ -82,7 +82,7 @@ pub fn catch_signals() -> anyhow::Result<Interrupt> {
     Ok(flag)
 }
 
-/// Why a wait on the emulated host ended without what was waited for.
+/// Why waiting for the emulated host failed.
 #[derive(Debug)]
 enum Lost {
     /// The host is gone or silent; boot and run again.
@@ -98,7 +98,7 @@ pub struct Session {
     host: EmulatedHost,
     events: Events,
     next_job: u64,
-    beat: Option<u64>,
+    heartbeat: Option<u64>,
     beat_at: Instant,
     interrupt: Interrupt,
 }
@@ -110,7 +110,7 @@ impl Session {
             host,
             events,
             next_job: 1,
-            beat: None,
+            heartbeat: None,
             beat_at: Instant::now(),
             interrupt,
         }
@@ -121,7 +121,7 @@ impl Session {
         thread::sleep(POLL);
         let ended = self.host.ended()?;
         let events = self.events.read()?;
-        // What was said before the end still counts.
+        // Events before the end still count.
         if !events.is_empty() {
             return Ok(Ok(events));
         }
@@ -131,16 +131,16 @@ impl Session {
         if let Some(why) = ended {
             return Ok(Err(Lost::Host(why)));
         }
-        let beat = self.host.exchange.last_beat();
-        if beat != self.beat {
-            self.beat = beat;
+        let heartbeat = self.host.exchange.last_beat();
+        if heartbeat != self.heartbeat {
+            self.heartbeat = heartbeat;
             self.beat_at = Instant::now();
-        } else if beat.is_some() && self.beat_at.elapsed() > SILENCE_LIMIT {
+        } else if heartbeat.is_some() && self.beat_at.elapsed() > SILENCE_LIMIT {
             let words = self
                 .host
                 .last_words()
                 .unwrap_or_else(|| "the console shows no panic".to_owned());
-            // Best effort: a QEMU that hangs itself does not answer.
+            // Best effort: a QEMU that itself hangs does not answer.
             let _ = self.host.describe_hang();
             return Ok(Err(Lost::Host(format!(
                 "no heartbeat for {} s; {words}",
@@ -420,7 +420,7 @@ impl Run {
         self.report.cases.push(report);
     }
 
-    /// Keeps the logs only when somebody will want to read them.
+    /// Keeps the logs only after failures.
     fn finish(self) -> anyhow::Result<Report> {
         for name in ["initramfs", "program", "homenode", "libhomenode_plugin.so"] {
             let _ = fs::remove_file(self.dir.join(name));

@@ -1,4 +1,4 @@
-//! Guests of a plain QEMU under the plugin that logs pages, and what the machine's own kernel says of their memory.
+//! Guests of a plain QEMU under the plugin that logs pages, and what this machine's kernel reports about their memory.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -17,14 +17,14 @@ use super::Interrupt;
 use super::emulated::Workshop;
 use super::guard::{Guard, end_group};
 
-/// What a case that runs beside plain guests has.
+/// The environment of a case with plain guests.
 #[derive(Debug)]
 pub struct Outside<'a> {
     /// Kernel, initramfs and programs.
     pub workshop: &'a Workshop,
-    /// A directory of its own.
+    /// The case's own directory.
     pub dir: &'a Path,
-    /// What it measured.
+    /// Its measurements.
     pub notes: Vec<String>,
     pub(super) guard: &'a mut Guard,
     pub(super) interrupt: &'a Interrupt,
@@ -32,12 +32,13 @@ pub struct Outside<'a> {
 }
 
 impl Outside<'_> {
-    /// Writes down what was measured.
+    /// Notes a measurement.
     pub fn note(&mut self, text: impl Into<String>) {
         self.notes.push(text.into());
     }
 
-    /// Boots a guest of so much memory, one memfd, with the arguments `-plugin` has after the plugin's name; none: without it.
+    /// Boots a guest of this much memory, in one memfd; `plugin` is the plugin's path and its arguments, or `None` for no
+    /// plugin.
     ///
     /// # Errors
     /// When QEMU cannot be started.
@@ -52,7 +53,7 @@ impl Outside<'_> {
         self.boot_from(&initramfs, name, mib, first, plugin)
     }
 
-    /// The same with an initramfs of the case's own.
+    /// Like [`Outside::boot`], with the case's own initramfs.
     ///
     /// # Errors
     /// When QEMU cannot be started.
@@ -108,7 +109,7 @@ impl Outside<'_> {
             let mut output = BufReader::new(output?);
             let mut line = Vec::new();
             while output.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
-                // A console that cannot be kept still has to be read, or the guest stops.
+                // Even if the file cannot be written, the console has to be read, or the guest stops.
                 let _ = kept.write_all(&line);
                 let text = String::from_utf8_lossy(&line).trim().to_owned();
                 line.clear();
@@ -124,14 +125,14 @@ impl Outside<'_> {
         })
     }
 
-    /// Waits until the guest's console has a line that begins so.
+    /// Waits until the guest's console has a line with this marker.
     ///
     /// # Errors
-    /// When the guest complains or ends, or the case's time is over.
+    /// When the guest reports an error or ends, or the case's time is over.
     pub fn wait_for(&self, guest: &PlainGuest, marker: &str) -> anyhow::Result<String> {
         loop {
             match guest.lines.recv_timeout(Duration::from_millis(200)) {
-                // What firmware left on the line may stand before it.
+                // Output of the firmware may precede it on the line.
                 Ok(line) if line.contains(marker) => return Ok(line),
                 Ok(line) if line.starts_with(MARKER_ERROR) || line.contains("Kernel panic") => {
                     bail!("the guest says: {line}")
@@ -178,13 +179,13 @@ pub struct PlainGuest {
 }
 
 impl PlainGuest {
-    /// What it said, in a file.
+    /// The file with its output.
     #[must_use]
     pub fn console(&self) -> &Path {
         &self.console
     }
 
-    /// Tells the guest what to do.
+    /// Sends a line to the guest's console.
     ///
     /// # Errors
     /// When it has ended.
@@ -193,7 +194,7 @@ impl PlainGuest {
         writeln!(input, "{line}").context("the guest has ended")
     }
 
-    /// Has the kernel forget which of the guest's pages were used.
+    /// Makes the kernel forget which of the guest's pages were used.
     ///
     /// # Errors
     /// When QEMU has ended.
@@ -202,7 +203,7 @@ impl PlainGuest {
         fs::write(&path, "1").with_context(|| format!("cannot write {path}"))
     }
 
-    /// KiB of the guest's memory that the kernel has seen used since.
+    /// KiB of the guest's memory that the kernel has seen used since then.
     ///
     /// # Errors
     /// When QEMU has ended, or has no such memory.
@@ -244,7 +245,7 @@ pub fn next_window(control: &Path, log: &Path, label: &str) -> anyhow::Result<()
     Ok(())
 }
 
-/// Reads a log that must be whole.
+/// Reads a log that must be complete.
 ///
 /// # Errors
 /// When it is not.

@@ -1,5 +1,5 @@
-//! An initramfs with programs of this machine: behind the guests' own archive stands one with the programs, the libraries that
-//! they load, and their input.
+//! An initramfs with programs of this machine: the guests' own archive is followed by one with the programs, their libraries
+//! and their input.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,11 +10,11 @@ use std::process::Command;
 use anyhow::{Context as _, ensure};
 use homenode_formats::cpio::Archive;
 
-/// Where a guest has a program's input.
+/// Directory of a program's input in a guest.
 pub const INPUT: &str = "/input";
 const BUSYBOX: &str = "/bin/busybox";
 
-/// Files of a guest.
+/// Files for a guest.
 #[derive(Debug, Default)]
 pub struct Image {
     /// Permissions and contents, by path.
@@ -22,7 +22,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// With the shell that runs programs.
+    /// Starts with the shell that runs programs.
     ///
     /// # Errors
     /// When it is not installed.
@@ -32,15 +32,16 @@ impl Image {
         Ok(image)
     }
 
-    /// A file with these contents.
+    /// Adds a file with these contents.
     pub fn add(&mut self, path: impl Into<PathBuf>, contents: Vec<u8>) {
         self.files.insert(path.into(), (0o644, contents));
     }
 
-    /// A program or a library of this machine, under a name, and all libraries that it is linked with, where they are here.
+    /// Adds a program or a library of this machine, under a name, and all libraries that it is linked with, under their paths
+    /// here.
     ///
     /// # Errors
-    /// When it or one of them is not there.
+    /// When it or a library is missing.
     pub fn add_program(&mut self, path: &Path, name: &Path) -> anyhow::Result<()> {
         self.copy(path, name)?;
         let output = Command::new("ldd")
@@ -59,10 +60,10 @@ impl Image {
         Ok(())
     }
 
-    /// All files below a directory but those with one of these names.
+    /// Adds all files below a directory, except those with one of these names.
     ///
     /// # Errors
-    /// When one cannot be read.
+    /// When a file cannot be read.
     pub fn add_tree(&mut self, dir: &Path, without: &[&str]) -> anyhow::Result<()> {
         let entries = fs::read_dir(dir).with_context(|| format!("cannot list {}", dir.display()))?;
         for entry in entries {
@@ -70,7 +71,7 @@ impl Image {
                 .with_context(|| format!("cannot list {}", dir.display()))?
                 .path();
             let name = path.file_name().unwrap_or_default().to_string_lossy();
-            // A link that leads nowhere is of no use there either.
+            // A dangling link is of no use there either.
             if without.contains(&name.as_ref()) || !path.exists() {
                 continue;
             }
@@ -93,7 +94,7 @@ impl Image {
         Ok(())
     }
 
-    /// Writes it behind another initramfs.
+    /// Appends it to another initramfs.
     ///
     /// # Errors
     /// When a file cannot be read or written.

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
-/// For a QEMU that starts, and for an answer.
+/// For a QEMU to start, and for an answer.
 const LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
 
-/// A connection to one.
+/// A connection to a QEMU's monitor.
 #[derive(Debug)]
 pub struct Qmp {
     stream: BufReader<UnixStream>,
@@ -23,7 +23,7 @@ impl Qmp {
     /// Connects to the socket of a QEMU that may still be starting.
     ///
     /// # Errors
-    /// When there is none after a while.
+    /// When it does not accept one after a while.
     pub fn connect(socket: &Path) -> anyhow::Result<Qmp> {
         let begin = Instant::now();
         let stream = loop {
@@ -42,14 +42,14 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Carries out a command.
+    /// Runs a command.
     ///
     /// # Errors
-    /// What QEMU says of it; when it does not answer.
+    /// QEMU's error; or when it does not answer.
     pub fn run(&mut self, command: &str, arguments: &Value) -> anyhow::Result<Value> {
         let order = json!({"execute": command, "arguments": arguments});
         writeln!(self.stream.get_mut(), "{order}").context("QEMU's monitor has gone")?;
-        // Events come in between.
+        // Events arrive in between.
         loop {
             let mut answer = self.line()?;
             if let Some(error) = answer.get("error") {
@@ -70,10 +70,10 @@ impl Qmp {
     }
 }
 
-/// Moves a running guest from one QEMU to another that waits for it on this socket.
+/// Moves a running guest to another QEMU that waits for it on this socket.
 ///
 /// # Errors
-/// When QEMU says that it failed, or it takes too long.
+/// When QEMU reports a failure, or it takes too long.
 pub fn migrate(from: &mut Qmp, to: &Path) -> anyhow::Result<()> {
     from.run("migrate", &json!({"uri": format!("unix:{}", to.display())}))?;
     let begin = Instant::now();

@@ -1,4 +1,4 @@
-//! What a run of the testbed found, for people and as JSON.
+//! Results of a run of the testbed, for people and as JSON.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,9 +11,9 @@ use crate::cases::Case;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// It did what it promises.
+    /// It passed.
     Pass,
-    /// It did not.
+    /// It failed.
     Fail,
     /// The emulated host or a guest died each time, or the host never came up: nothing is known about the case.
     Infrastructure,
@@ -29,7 +29,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// One case.
+/// The result of one case.
 #[derive(Debug, Clone, Serialize)]
 pub struct CaseReport {
     /// Its name.
@@ -40,13 +40,13 @@ pub struct CaseReport {
     pub verdict: Verdict,
     /// Wall time of the run that counts.
     pub seconds: f64,
-    /// What was expected and what was seen.
+    /// What was expected and what was seen, if it failed.
     pub error: Option<String>,
-    /// Deaths of the emulated host or a guest while it ran: reported also when a later run of the case ended well.
+    /// Deaths of the emulated host or a guest during the case: reported even if a later run of it passed.
     pub infrastructure: Vec<String>,
-    /// What it measured or observed.
+    /// Measurements and observations.
     pub notes: Vec<String>,
-    /// Where its files are, when kept.
+    /// The directory of its files, if kept.
     pub log: Option<PathBuf>,
 }
 
@@ -66,7 +66,7 @@ impl CaseReport {
         }
     }
 
-    /// A case about which nothing is known.
+    /// The report of a case about which nothing is known.
     #[must_use]
     pub fn lost(case: &Case, reasons: Vec<String>, log: &Path) -> Self {
         Self {
@@ -103,7 +103,7 @@ impl fmt::Display for CaseReport {
 /// One boot that became ready.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct BootReport {
-    /// The group that it was for.
+    /// Its group.
     pub group: String,
     /// Its kernel.
     pub kernel: String,
@@ -113,12 +113,12 @@ pub struct BootReport {
     pub libvirt_s: f64,
 }
 
-/// A whole run.
+/// The results of a whole run.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Report {
-    /// In the order in which they ended.
+    /// Cases in the order in which they ended.
     pub cases: Vec<CaseReport>,
-    /// In order.
+    /// Boots in order.
     pub boots: Vec<BootReport>,
     /// How often an emulated host died or did not come up, or a guest vanished.
     pub infrastructure_failures: u32,

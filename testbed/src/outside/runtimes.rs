@@ -1,4 +1,5 @@
-//! Programs of this machine for a guest: a JVM, jemalloc, what tries them, and the libraries that make them follow.
+//! Programs of this machine for a guest: a JVM, jemalloc, test programs, and the libraries that make them follow the
+//! topology.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,9 +11,9 @@ use anyhow::{Context as _, ensure};
 use super::topology_guest::workspace;
 
 const JVM: &str = "/usr/lib/jvm/java-17-openjdk-amd64";
-/// Where both machines have jemalloc.
+/// Path of jemalloc, here and in the guest.
 pub const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
-/// Of the JVM: what starts a program without a display or a network.
+/// Files of the JVM that start a program without a display or a network.
 const JVM_FILES: [&str; 18] = [
     "bin/java",
     "conf/security/java.security",
@@ -34,15 +35,15 @@ const JVM_FILES: [&str; 18] = [
     "release",
 ];
 
-/// Where both have the JVM's program.
+/// Path of the JVM's program, here and in the guest.
 pub const JAVA: &str = "/usr/lib/jvm/java-17-openjdk-amd64/bin/java";
-/// The libraries that follow, in the guest.
+/// Directory in the guest of the libraries that follow the topology.
 pub const LIBRARIES: &str = "/homenode";
 
-/// Files of a guest: its path without a leading slash, and the one here.
+/// Files for a guest: the path there without a leading slash, and the file here.
 pub type Files = BTreeMap<String, PathBuf>;
 
-/// All of them; builds what is built in this directory.
+/// Returns all of them; builds in this directory what has to be built.
 ///
 /// # Errors
 /// When something is not installed, or does not build.
@@ -71,7 +72,7 @@ pub fn files(dir: &Path) -> anyhow::Result<Files> {
     let mut files = Files::new();
     for file in JVM_FILES {
         let path = Path::new(JVM).join(file);
-        // Some are built only for some machines.
+        // Some files exist on some machines only.
         if file != "lib/server/classes.jsa" || path.exists() {
             put(&mut files, path);
         }
@@ -91,7 +92,7 @@ pub fn files(dir: &Path) -> anyhow::Result<Files> {
     Ok(files)
 }
 
-/// A file whose place is the same in the guest.
+/// Adds a file with the same path in the guest.
 fn put(files: &mut Files, path: PathBuf) {
     files.insert(
         path.display().to_string().trim_start_matches('/').to_owned(),
@@ -128,7 +129,7 @@ fn needed(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
         .context("cannot start ldd")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let paths = text.split_whitespace().filter(|word| word.starts_with('/'));
-    // What lies in the JVM it finds by itself.
+    // The JVM finds its own libraries by itself.
     let found = paths.filter(|path| !path.starts_with(JVM));
     Ok(found.map(PathBuf::from).collect())
 }

@@ -1,6 +1,6 @@
 //! A guest of a plain QEMU with four virtual nodes, the kernel module, and a topology page from the agent's own server.
 //!
-//! Its init is a shell that carries out what it is told on the second serial port.
+//! Its init is a shell that runs commands from the second serial port.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -32,9 +32,9 @@ pub const NODES: u16 = 4;
 pub const VCPUS: u32 = 5;
 /// Memory of a virtual node.
 const NODE_MIB: u32 = 96;
-/// An answer; a loaded machine emulates slowly.
+/// Limit for an answer; a loaded machine emulates slowly.
 const ANSWER_LIMIT: Duration = Duration::from_secs(120);
-/// Ends an answer, before the status of the command.
+/// Marks the end of an answer, before the status of the command.
 const END: &str = "homenode-end";
 
 const INIT: &str = "#!/bin/busybox sh
@@ -52,17 +52,17 @@ done
 poweroff -f
 ";
 
-/// A kernel and what modules for it are built with.
+/// A kernel, and the headers for its modules.
 #[derive(Debug, Clone)]
 pub struct TestKernel {
-    /// What QEMU boots.
+    /// The image that QEMU boots.
     pub image: PathBuf,
     /// Its headers.
     pub headers: PathBuf,
 }
 
 impl TestKernel {
-    /// This machine's, which the other guests boot as well.
+    /// This machine's kernel, which the other guests boot as well.
     ///
     /// # Errors
     /// When there is none.
@@ -73,7 +73,7 @@ impl TestKernel {
         })
     }
 
-    /// The one that `scripts/testbed-kernel.sh` fetches.
+    /// The kernel that `scripts/testbed-kernel.sh` fetches.
     ///
     /// # Errors
     /// When it has not been fetched.
@@ -91,14 +91,14 @@ impl TestKernel {
     }
 }
 
-/// The sources that this program was built from.
+/// The sources from which this program was built.
 pub(super) fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .unwrap_or(Path::new("/"))
 }
 
-/// Builds the module for the kernel of these headers, in a directory of its own.
+/// Builds the module for the kernel of these headers, in a separate directory.
 ///
 /// # Errors
 /// When its headers are missing, or the module does not build.
@@ -110,7 +110,7 @@ pub fn build_module(headers: &Path, dir: &Path) -> anyhow::Result<PathBuf> {
     );
     let module = dir.join("module");
     fs::create_dir_all(&module).with_context(|| format!("cannot make {}", module.display()))?;
-    // The kernel's build writes beside the sources.
+    // The kernel's build writes next to the sources.
     for file in ["homenode_topology.c", "Kbuild", "Makefile"] {
         fs::copy(workspace().join("guest/module").join(file), module.join(file))
             .with_context(|| format!("cannot copy {file}"))?;
@@ -135,7 +135,7 @@ pub fn build_module(headers: &Path, dir: &Path) -> anyhow::Result<PathBuf> {
     Ok(module.join("homenode_topology.ko"))
 }
 
-/// Compiles what looks around in the guest, static.
+/// Compiles the static program that inspects the guest.
 fn build_probe(dir: &Path) -> anyhow::Result<PathBuf> {
     let (guest, probe) = (workspace().join("guest"), dir.join("probe"));
     let status = Command::new("cc")
@@ -165,7 +165,7 @@ fn pack(files: &Files, target: &Path) -> anyhow::Result<()> {
     let mut directories: BTreeSet<&Path> = ["dev", "proc", "sys", "bin", "tmp"].map(Path::new).into();
     directories.extend(files.keys().flat_map(|name| Path::new(name).ancestors().skip(1)));
     directories.remove(Path::new(""));
-    // What contains another comes before it.
+    // A directory comes before its contents.
     for directory in directories {
         archive.directory(&directory.display().to_string());
     }
@@ -177,7 +177,7 @@ fn pack(files: &Files, target: &Path) -> anyhow::Result<()> {
     fs::write(target, archive.finish()).with_context(|| format!("cannot write {}", target.display()))
 }
 
-/// What QEMU boots.
+/// The machine that QEMU emulates.
 #[derive(Debug, Clone)]
 struct Machine {
     dir: PathBuf,
@@ -191,7 +191,7 @@ impl Machine {
         self.dir.join("ivshmem")
     }
 
-    /// Starts it; the second of two waits for the first one's guest on this socket.
+    /// Starts QEMU; the second of two waits for the first one's guest on this socket.
     fn start(
         &self,
         outside: &mut Outside<'_>,
@@ -272,7 +272,7 @@ impl Machine {
     }
 }
 
-/// A QEMU.
+/// A QEMU process.
 struct Process {
     child: Child,
     input: ChildStdin,
@@ -310,10 +310,10 @@ impl TopologyGuest {
         TopologyGuest::boot_with(outside, kernel, Files::new(), NODE_MIB)
     }
 
-    /// The same with more files, and so much memory on each virtual node.
+    /// Like [`TopologyGuest::boot`], with more files, and this much memory on each virtual node.
     ///
     /// # Errors
-    /// As above.
+    /// As [`TopologyGuest::boot`].
     pub fn boot_with(
         outside: &mut Outside<'_>,
         kernel: &TestKernel,
@@ -368,7 +368,7 @@ impl TopologyGuest {
         Ok(())
     }
 
-    /// Moves the guest to another QEMU, alive. That one's page is written before the guest comes, with these places of its
+    /// Moves the running guest to another QEMU. Its new page is written before the guest comes, with these places of its
     /// vCPUs; returns the version.
     ///
     /// # Errors
@@ -376,7 +376,7 @@ impl TopologyGuest {
     pub fn migrate(&mut self, outside: &mut Outside<'_>, vcpus: Vec<u16>) -> anyhow::Result<u64> {
         let way = self.machine.dir.join("migration");
         let target = self.machine.start(outside, "topology-target", Some(&way))?;
-        // It answers when it waits.
+        // It answers once it waits.
         Qmp::connect(&target.monitor)?;
         let source = std::mem::replace(&mut self.process, target);
         self.vcpus = vcpus;
@@ -386,7 +386,7 @@ impl TopologyGuest {
         Ok(version)
     }
 
-    /// Ends the server, as when the agent is killed.
+    /// Ends the server, as if the agent were killed.
     pub fn stop_server(&mut self) {
         self.server = None;
     }
@@ -425,7 +425,7 @@ impl TopologyGuest {
         Ok(server.publish(self.process.pid(), &self.topology()?)?)
     }
 
-    /// Writes a page that would be good but for these words, as root in the guest could.
+    /// Writes a page that is valid except for these words, as root in the guest could.
     ///
     /// # Errors
     /// When QEMU has no such memory.
@@ -439,7 +439,7 @@ impl TopologyGuest {
         Ok(())
     }
 
-    /// What a shell command there says; it must succeed.
+    /// Runs a shell command there, which must succeed, and returns its output.
     ///
     /// # Errors
     /// When it fails, or the guest does not answer.
@@ -452,7 +452,7 @@ impl TopologyGuest {
         Ok(text)
     }
 
-    /// What a shell command there says, and its status.
+    /// Runs a shell command there, and returns its output and status.
     ///
     /// # Errors
     /// When the guest does not answer.

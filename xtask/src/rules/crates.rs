@@ -1,4 +1,4 @@
-//! Rules about crates: who may depend on whom, and that the README knows them.
+//! Rules about crates: their allowed dependencies, and their entries in the architecture.
 
 use std::collections::BTreeSet;
 
@@ -6,11 +6,11 @@ use super::Finding;
 use super::tree::{Member, SourceFile, Workspace};
 use crate::cargo::DependencyKind;
 
-/// What each crate of the workspace may depend on in the workspace, tests and benches aside.
+/// Allowed dependencies of each crate within the workspace, apart from tests and benches.
 ///
-/// Dependencies point one way: units ← machine ← host ← {policy, kernel ← undo ← {kvm, xen}}; policy ← {twin, control}; control ←
-/// api ← agent ← cli; beside them machine ← machine-files, for those that read files or `/sys`.
-/// The testbed knows the product by its commands, and its live host by the contract that it must honour.
+/// Dependencies point one way: units ← machine ← host ← {policy, kernel ← undo ← {kvm, xen}}; policy ← {twin, control};
+/// control ← api ← agent ← cli; and machine ← machine-files, for crates that read files or `/sys`. The testbed uses the
+/// product through its commands, and its live host through the contract that it must honour.
 const MAY_DEPEND_ON: [(&str, &[&str]); 33] = [
     ("homenode-units", &[]),
     ("homenode-topology-page", &["homenode-units"]),
@@ -64,7 +64,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 33] = [
             "homenode-units",
         ],
     ),
-    // What must never fail knows no hypervisor.
+    // Crash safety must not depend on a hypervisor.
     (
         "homenode-undo",
         &[
@@ -158,7 +158,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 33] = [
             "homenode-tracking",
         ],
     ),
-    // Nothing that decides may know what is best: only the scoreboard and the command line see it.
+    // No deciding code may know the best decisions: only the scoreboard and the command line use it.
     (
         "homenode-search",
         &[
@@ -305,10 +305,15 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 33] = [
     ("xtask", &[]),
 ];
 
-/// A decision is tested on a view, never on a host: these are out of bounds for policies in tests too.
-const NEVER_SEEN_BY_POLICY: [&str; 2] = ["homenode-twin", "homenode-kvm"];
+/// Policies are tested on a view, never on a host: these are forbidden for policies even in tests.
+const NEVER_SEEN_BY_POLICY: [&str; 4] = [
+    "homenode-twin",
+    "homenode-kernel",
+    "homenode-undo",
+    "homenode-kvm",
+];
 
-/// Holds the crates of the workspace to the direction in which they depend on each other.
+/// Checks that the crates of the workspace depend on each other only in the allowed direction.
 pub(super) fn crate_direction(workspace: &Workspace) -> Vec<Finding> {
     let names: BTreeSet<&str> = workspace
         .members
@@ -350,7 +355,7 @@ pub(super) fn crate_direction(workspace: &Workspace) -> Vec<Finding> {
     findings
 }
 
-/// A crate without this line is held to nothing.
+/// Checks that each crate has this line, without which no lints apply.
 pub(super) fn workspace_lints(workspace: &Workspace) -> Vec<Finding> {
     let lacks = |file: &&SourceFile| !file.text.contains("[lints]\nworkspace = true");
     let manifests = workspace
@@ -363,49 +368,50 @@ pub(super) fn workspace_lints(workspace: &Workspace) -> Vec<Finding> {
         .collect()
 }
 
-/// The table between the marks names each crate, in backquotes, in its first column.
-pub(super) fn readme_crates(workspace: &Workspace) -> Vec<Finding> {
+/// Checks that the table between the marks names each crate, in backquotes, in its first column.
+pub(super) fn crate_table(workspace: &Workspace) -> Vec<Finding> {
     const BEGIN: &str = "<!-- crates -->";
     const END: &str = "<!-- /crates -->";
-    let Some(readme) = workspace.file("README.md") else {
+    let Some(document) = workspace.file("docs/ARCHITECTURE.md") else {
         return Vec::new();
     };
-    let lines: Vec<&str> = readme.text.lines().collect();
+    let lines: Vec<&str> = document.text.lines().collect();
     let at = |mark: &str| lines.iter().position(|line| line.trim() == mark);
     let (begin, end) = match (at(BEGIN), at(END)) {
         (None, None) => return Vec::new(),
         (Some(begin), Some(end)) if begin < end => (begin, end),
         _ => {
-            return vec![readme.whole(format!(
+            return vec![document.whole(format!(
                 "the table of crates stands between '{BEGIN}' and '{END}'"
             ))];
         }
     };
     let rows: Vec<(usize, &str)> = (begin..end)
-        .filter_map(|index| Some((index, named_crate(lines[index])?)))
+        .flat_map(|index| named_crates(lines[index]).map(move |name| (index, name)))
         .collect();
-    let members: BTreeSet<&str> = workspace
-        .members
-        .iter()
-        .map(|member| member.package.name.as_str())
-        .collect();
+    let short = |member: &'_ Member| -> String {
+        let name = member.package.name.as_str();
+        name.strip_prefix("homenode-").unwrap_or(name).to_owned()
+    };
+    let members: Vec<String> = workspace.members.iter().map(short).collect();
+    let members: BTreeSet<&str> = members.iter().map(String::as_str).collect();
     let listed: BTreeSet<&str> = rows.iter().map(|&(_, name)| name).collect();
     let gone = rows
         .iter()
         .filter(|(_, name)| !members.contains(name))
         .map(|&(index, name)| {
-            readme.at_line(index, format!("no crate is called '{name}': take the row out"))
+            document.at_line(index, format!("no crate is called '{name}': take the row out"))
         });
     let missing = members
         .difference(&listed)
-        .map(|name| readme.at_line(begin, format!("add a row for `{name}`")));
+        .map(|name| document.at_line(begin, format!("add a row for `{name}`")));
     gone.chain(missing).collect()
 }
 
-/// The first text in backquotes in the first column: `| [`homenode-units`](crates/units) | … |`.
-fn named_crate(row: &str) -> Option<&str> {
-    let column = row.trim().strip_prefix('|')?.split('|').next()?;
-    column.split('`').nth(1)
+/// Returns the names in backquotes in the first column: `` | `testbed`, `testbed-guest` | … | ``.
+fn named_crates(row: &str) -> impl Iterator<Item = &str> {
+    let column = row.trim().strip_prefix('|').and_then(|row| row.split('|').next());
+    column.unwrap_or_default().split('`').skip(1).step_by(2)
 }
 
 fn listed<'a>(table: &[(&str, &'a [&'a str])], name: &str) -> Option<&'a [&'a str]> {
@@ -415,7 +421,7 @@ fn listed<'a>(table: &[(&str, &'a [&'a str])], name: &str) -> Option<&'a [&'a st
         .map(|&(_, allowed)| allowed)
 }
 
-/// All that a crate depends on when it ships.
+/// Returns the dependencies of a crate's shipped code.
 pub(super) fn shipped_dependencies(member: &Member) -> impl Iterator<Item = &str> {
     let shipped = member
         .package
@@ -429,7 +435,7 @@ fn manifest_path(member: &Member) -> String {
     format!("{}/Cargo.toml", member.directory)
 }
 
-/// A finding in the first line of the crate's manifest that begins with this.
+/// Creates a finding in the first line of the crate's manifest that begins with a text.
 pub(super) fn in_manifest(workspace: &Workspace, member: &Member, begin: &str, message: String) -> Finding {
     let path = manifest_path(member);
     let manifest = workspace.file(&path);
@@ -529,9 +535,9 @@ pub(super) mod tests {
         assert_eq!(places(workspace_lints(&workspace)), ["crates/b/Cargo.toml"]);
     }
 
-    fn with_readme(text: &str) -> Workspace {
+    fn with_table(text: &str) -> Workspace {
         Workspace {
-            files: vec![SourceFile::new("README.md", text)],
+            files: vec![SourceFile::new("docs/ARCHITECTURE.md", text)],
             members: vec![
                 member("crates/units", "homenode-units", &[]),
                 member("testbed", "homenode-testbed", &[]),
@@ -540,30 +546,28 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn readme_crates_finds_rows_that_are_missing_or_too_many() {
-        let table = "<!-- crates -->\n| crate | what |\n|---|---|\n| `homenode-units` | x |\n| `homenode-gone` | x |\n";
-        let workspace = with_readme(&format!("# A\n{table}<!-- /crates -->\n"));
-        assert_eq!(places(readme_crates(&workspace)), ["README.md:6", "README.md:2"]);
-    }
-
-    #[test]
-    fn readme_crates_finds_a_table_without_its_end() {
+    fn crate_table_finds_rows_that_are_missing_or_too_many() {
+        let table = "<!-- crates -->\n| crate | what |\n|---|---|\n| `units` | x |\n| `gone` | x |\n";
+        let workspace = with_table(&format!("# A\n{table}<!-- /crates -->\n"));
         assert_eq!(
-            places(readme_crates(&with_readme("<!-- crates -->\n"))),
-            ["README.md"]
+            places(crate_table(&workspace)),
+            ["docs/ARCHITECTURE.md:6", "docs/ARCHITECTURE.md:2"]
         );
     }
 
     #[test]
-    fn readme_crates_is_content_with_links_and_with_no_table() {
-        let rows = "| [`homenode-units`](crates/units) | `x` |\n| `homenode-testbed` | y |\n";
-        assert!(
-            readme_crates(&with_readme(&format!(
-                "<!-- crates -->\n{rows}<!-- /crates -->\n"
-            )))
-            .is_empty()
+    fn crate_table_finds_a_table_without_its_end() {
+        assert_eq!(
+            places(crate_table(&with_table("<!-- crates -->\n"))),
+            ["docs/ARCHITECTURE.md"]
         );
-        assert!(readme_crates(&with_readme("# A\n")).is_empty());
-        assert!(readme_crates(&Workspace::default()).is_empty());
+    }
+
+    #[test]
+    fn crate_table_is_content_with_links_and_with_no_table() {
+        let rows = "| [`units`](crates/units), `testbed` | `x` |\n";
+        assert!(crate_table(&with_table(&format!("<!-- crates -->\n{rows}<!-- /crates -->\n"))).is_empty());
+        assert!(crate_table(&with_table("# A\n")).is_empty());
+        assert!(crate_table(&Workspace::default()).is_empty());
     }
 }

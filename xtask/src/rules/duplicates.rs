@@ -1,4 +1,4 @@
-//! The rule that counts what stands twice.
+//! The rule on duplicated code.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,11 +10,11 @@ use super::Finding;
 use super::syntax::shipped;
 use super::tree::{SourceFile, Workspace};
 
-/// So many lines that count, one after the other, are a part that can have a name: 20 lines as they stand in a file are about so
-/// many once brackets, comments and blank lines are left out.
+/// Minimum length of a duplicate in counted lines: 12 counted lines are about 20 lines of a file with its brackets, comments
+/// and blank lines.
 const LINES: usize = 12;
 
-/// Other languages whose lines count, and how their comments and imports begin.
+/// Other languages that are checked, and how their comments and imports begin.
 const OTHERS: [(&str, &[&str]); 5] = [
     (".c", &["//", "/*", "*", "#include"]),
     (".h", &["//", "/*", "*", "#include"]),
@@ -23,14 +23,14 @@ const OTHERS: [(&str, &[&str]); 5] = [
     (".sh", &["#"]),
 ];
 
-/// A file's lines that count, with their numbers from 1.
+/// A file's counted lines, with their numbers from 1.
 struct Lines<'a> {
     file: &'a SourceFile,
     lines: Vec<(usize, String)>,
 }
 
-/// Finds runs of 12 lines and more that stand somewhere else too. Lines of code that ships count, white space aside; comments,
-/// imports, constants (tables) and lines of closing brackets alone do not.
+/// Finds runs of 12 lines and more that also occur elsewhere. Lines of shipped code count, except white space; comments,
+/// imports, constants (tables) and lines with only closing brackets do not.
 pub(super) fn duplicates(workspace: &Workspace) -> Vec<Finding> {
     let mut all: Vec<Lines<'_>> = Vec::new();
     for source in shipped(workspace) {
@@ -57,7 +57,7 @@ pub(super) fn duplicates(workspace: &Workspace) -> Vec<Finding> {
                 .map(|(_, line)| &**line)
                 .collect();
             let there = *first_places.entry(run).or_insert((number, at));
-            // A list of one line after another overlaps with itself.
+            // A sequence of equal lines overlaps with itself.
             let is_apart = there.0 != number || there.1 + LINES <= at;
             if there == (number, at) || !is_apart {
                 at += 1;
@@ -76,7 +76,7 @@ pub(super) fn duplicates(workspace: &Workspace) -> Vec<Finding> {
     findings
 }
 
-/// How many lines from here on are the same.
+/// Returns the number of equal lines from here on.
 fn same(one: &[(usize, String)], other: &[(usize, String)]) -> usize {
     one.iter()
         .zip(other)
@@ -104,7 +104,7 @@ fn add_item(item: &Item, lines: &mut BTreeMap<usize, String>) {
     }
 }
 
-/// Adds tokens to the lines that they begin in, but for what documentation says.
+/// Adds tokens to the lines in which they begin, without documentation.
 fn add(tokens: TokenStream, lines: &mut BTreeMap<usize, String>) {
     let mut tokens = tokens.into_iter().peekable();
     let mut put = |line: usize, text: &str| {
@@ -151,7 +151,7 @@ fn of_others(text: &str, left_out: &[&str]) -> Vec<(usize, String)> {
     lines.filter(|(_, line)| counts(line)).collect()
 }
 
-/// Whether more than closing brackets stands in a line.
+/// Whether a line has more than closing brackets.
 fn is_code(line: &str) -> bool {
     line.chars().any(|c| !c.is_whitespace() && !"})];,".contains(c))
 }

@@ -1,4 +1,4 @@
-//! The rule that counts long functions.
+//! The rule on long functions.
 
 use proc_macro2::Span;
 use syn::spanned::Spanned as _;
@@ -11,7 +11,8 @@ use super::tree::Workspace;
 
 const FUNCTION_LINES_MAX: usize = 80;
 
-/// Finds functions that ship and have more lines from their `fn` to their last brace, comments and nested functions included.
+/// Finds long functions in shipped code, measured in lines from `fn` to the last brace, including comments and nested
+/// functions.
 pub(super) fn long_functions(workspace: &Workspace) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in shipped(workspace) {
@@ -27,7 +28,7 @@ pub(super) fn long_functions(workspace: &Workspace) -> Vec<Finding> {
     findings
 }
 
-/// Long functions: first line, name and how many lines.
+/// Long functions: first line, name and number of lines.
 struct Long(Vec<(usize, String, usize)>);
 
 impl Long {

@@ -1,10 +1,10 @@
-//! Rust text without what its literals hold.
+//! Strips the contents of literals from Rust text.
 //!
-//! A rule about words or widths must not mind what a program prints, so string and character literals are emptied. This
-//! is as much of Rust's lexical structure as that takes: comments, strings with escapes, raw strings, and a quote that
-//! begins a character rather than a lifetime.
+//! A rule about words or widths must ignore a program's output, so string and character literals are emptied. This covers
+//! only the necessary part of Rust's lexical structure: comments, strings with escapes, raw strings, and a quote that begins
+//! a character rather than a lifetime.
 
-/// The text with all string and character literals emptied; comments stay, and so do line ends, also those in strings.
+/// Returns the text with all string and character literals emptied; comments stay, and so do line ends, even in strings.
 pub(super) fn without_literals(source: &str) -> String {
     let mut kept = String::with_capacity(source.len());
     let mut rest = source;
@@ -29,7 +29,7 @@ enum Piece {
     Literal,
 }
 
-/// The kind and length in bytes of what the text begins with.
+/// Returns the kind and length in bytes of the first piece of the text.
 fn next_piece(text: &str) -> (Piece, usize) {
     if text.starts_with("//") {
         return (Piece::Code, text.find('\n').unwrap_or(text.len()));
@@ -49,7 +49,7 @@ fn next_piece(text: &str) -> (Piece, usize) {
     (Piece::Code, word.max(one))
 }
 
-/// Block comments nest.
+/// Returns the length of a block comment, which may be nested.
 fn block_comment(text: &str) -> usize {
     let mut depth = 0;
     let mut at = 0;
@@ -71,7 +71,7 @@ fn block_comment(text: &str) -> usize {
     text.len()
 }
 
-/// `r"…"`, `r#"…"#` and so on, also of bytes and C strings.
+/// Returns the length of `r"…"`, `r#"…"#` and so on, including byte and C strings.
 fn raw_string(text: &str) -> Option<usize> {
     let after_prefix = ["r", "br", "cr"]
         .iter()
@@ -84,7 +84,7 @@ fn raw_string(text: &str) -> Option<usize> {
     Some(text.len() - after.len())
 }
 
-/// `"…"`; the prefix of a byte or C string is left to code.
+/// Returns the length of `"…"`; the prefix of a byte or C string counts as code.
 fn string(text: &str) -> Option<usize> {
     let body = text.strip_prefix('"')?;
     let mut escaped = false;
@@ -99,7 +99,7 @@ fn string(text: &str) -> Option<usize> {
     Some(text.len())
 }
 
-/// `'x'` or `'\n'`, but not the lifetime `'x`.
+/// Returns the length of `'x'` or `'\n'`, but not for the lifetime `'x`.
 fn character(text: &str) -> Option<usize> {
     let body = text.strip_prefix('\'')?;
     let mut chars = body.char_indices();

@@ -1,4 +1,4 @@
-//! The rule that decisions are pure: no I/O in their code, and none in what they are built on.
+//! The rule that decisions are pure: no I/O in their code or its dependencies.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use super::crates::{in_manifest, shipped_dependencies};
 use super::syntax::{Named, paths, shipped};
 use super::tree::Workspace;
 
-/// Crates that are pure. What they depend on in the workspace is held to the same.
+/// Pure crates. Their dependencies in the workspace must be pure, too.
 const PURE: [&str; 5] = [
     "homenode-policy",
     "homenode-host",
@@ -16,7 +16,7 @@ const PURE: [&str; 5] = [
     "homenode-why",
 ];
 
-/// What pure crates may use beside the workspace: none of these does I/O.
+/// Allowed dependencies of pure crates outside the workspace: none of these does I/O.
 const LIBRARIES: [&str; 7] = [
     "libm",
     "rand_core",
@@ -27,13 +27,13 @@ const LIBRARIES: [&str; 7] = [
     "thiserror",
 ];
 
-/// Modules of the standard library that do I/O, start threads or read a clock. Of `time` a `Duration` is none of that.
+/// Modules of the standard library that do I/O, start threads or read a clock. `time::Duration` is allowed.
 const IMPURE: [&str; 8] = ["env", "fs", "io", "net", "os", "process", "thread", "time"];
 
 /// Macros that print.
 const PRINTING: [&str; 5] = ["dbg", "eprint", "eprintln", "print", "println"];
 
-/// Holds the pure crates, and all of the workspace that they depend on, to code and libraries without I/O.
+/// Checks that the pure crates, and their dependencies in the workspace, are free of code and libraries with I/O.
 pub(super) fn pure_crates(workspace: &Workspace) -> Vec<Finding> {
     let (pure, mut findings) = (pure_members(workspace), Vec::new());
     for member in workspace
@@ -78,7 +78,7 @@ pub(super) fn pure_crates(workspace: &Workspace) -> Vec<Finding> {
     findings
 }
 
-/// The names of the pure crates, and of all members of the workspace that these depend on, tests aside.
+/// Returns the names of the pure crates, and of all workspace members they depend on, apart from tests.
 fn pure_members(workspace: &Workspace) -> BTreeSet<&str> {
     let mut pure = BTreeSet::new();
     let mut next: Vec<&str> = PURE.to_vec();
@@ -97,14 +97,14 @@ fn pure_members(workspace: &Workspace) -> BTreeSet<&str> {
 fn is_impure(path: &Named) -> bool {
     let names: Vec<&str> = path.names.iter().map(String::as_str).collect();
     match names[1..] {
-        // The whole library under another name, or all of it.
+        // The whole library under another name, or a glob import.
         [] | ["*", ..] => true,
         ["time", "Duration", ..] => false,
         [module, ..] => IMPURE.contains(&module) || PRINTING.contains(&module),
     }
 }
 
-/// Where macros that print are called.
+/// Finds calls of macros that print.
 fn printed(syntax: &syn::File) -> Vec<(usize, String)> {
     struct Calls(Vec<(usize, String)>);
     impl<'ast> syn::visit::Visit<'ast> for Calls {

@@ -1,16 +1,16 @@
-//! Rules about how the code hangs together.
+//! Rules about the structure of the code.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Finding;
 use super::tree::{SourceFile, Workspace};
 
-/// Crates that carry out what policies ask: each has one place for it.
+/// Crates that carry out the policies' requests: each has one place for it.
 const HOSTS: [&str; 2] = ["crates/kvm/src/", "crates/twin/src/"];
-/// Where a host carries out what is asked of a VM.
+/// Where a host carries out requests for a VM.
 const LEVERS: &str = "levers";
 
-/// Counts, in each crate that is a host, the files in which the name of a lever or of an act stands, tests aside.
+/// Counts, in each host crate, the files that mention a lever or an act by name, apart from tests.
 pub(super) fn lever_places(workspace: &Workspace) -> Vec<Finding> {
     let mut findings = Vec::new();
     for host in HOSTS {
@@ -50,7 +50,7 @@ fn is_test(path: &str) -> bool {
     path.ends_with("/tests.rs") || path.contains("/tests/")
 }
 
-/// Levers and acts that the code of a file names, its tests and comments aside. That something is lifted concerns each lever.
+/// Returns levers and acts named in a file's code, without tests and comments. Lifting concerns every lever.
 fn names(file: &SourceFile) -> BTreeSet<String> {
     let code = file
         .text_without_literals
@@ -68,7 +68,7 @@ fn names(file: &SourceFile) -> BTreeSet<String> {
     named.map(str::to_owned).collect()
 }
 
-/// Acts of several levers.
+/// Acts common to several levers.
 const SHARED: [&str; 2] = ["Lift", "Limit"];
 
 #[cfg(test)]

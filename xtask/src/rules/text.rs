@@ -1,24 +1,24 @@
-//! Rules about text: lengths, leftovers, and names that must not be there.
+//! Rules about text: lengths, leftovers, and forbidden names.
 
 use super::Finding;
 use super::tree::{SourceFile, Workspace};
 
 const LINE_COLUMNS_MAX: usize = 130;
 const FILE_LINES_MAX: usize = 900;
-/// Beyond this a file is long.
+/// A file with more lines than this is long.
 const LONG_FILE_LINES: usize = 700;
 
-/// What people write; recorded data and lock files are as long as they are.
+/// Files written by hand; recorded data and lock files may have any length.
 const SOURCE_ENDINGS: [&str; 9] = [".rs", ".sh", ".py", ".md", ".toml", ".c", ".h", ".js", ".html"];
 
-/// Written by a program: as long as what it has to say.
+/// Generated files of any length.
 const GENERATED: [&str; 3] = [
     "docs/REPRODUCTION.md",
     "docs/REPRODUCTION-DETAILS.md",
     "data/reproduction/log.toml",
 ];
 
-/// rustfmt wraps code at 110 columns but leaves comments and what it cannot wrap.
+/// Checks comments and unwrappable code; rustfmt wraps other code at 110 columns.
 pub(super) fn line_length(workspace: &Workspace) -> Vec<Finding> {
     of_lines(workspace, &[".rs"], Text::WithoutLiterals, |line| {
         let columns: usize = line
@@ -31,12 +31,12 @@ pub(super) fn line_length(workspace: &Workspace) -> Vec<Finding> {
     })
 }
 
-/// A longer file has more than one subject.
+/// Checks the maximum length of files: a longer file has more than one subject.
 pub(super) fn file_length(workspace: &Workspace) -> Vec<Finding> {
     over(workspace, FILE_LINES_MAX)
 }
 
-/// Files that may have more than one subject.
+/// Finds files that may have more than one subject.
 pub(super) fn long_files(workspace: &Workspace) -> Vec<Finding> {
     over(workspace, LONG_FILE_LINES)
 }
@@ -53,7 +53,7 @@ fn over(workspace: &Workspace, most: usize) -> Vec<Finding> {
     too_long.collect()
 }
 
-/// Clippy refuses the macro in code; this sees comments, other languages, and tests that are switched off.
+/// Finds leftovers in comments, other languages, and disabled tests; clippy refuses the macro in code.
 pub(super) fn leftovers(workspace: &Workspace) -> Vec<Finding> {
     const LEFTOVERS: [&str; 4] = ["FIXME", "TODO", "todo!", "#[ignore"];
     of_lines(workspace, &[""], Text::WithoutLiterals, |line| {
@@ -62,7 +62,7 @@ pub(super) fn leftovers(workspace: &Workspace) -> Vec<Finding> {
     })
 }
 
-/// Lines of a code block may begin like a title without being one.
+/// Checks that each document has one title; lines of code blocks may look like titles.
 pub(super) fn markdown_title(workspace: &Workspace) -> Vec<Finding> {
     let markdown = workspace.files.iter().filter(|file| file.ends_with(&[".md"]));
     markdown.flat_map(titles_but_one).collect()
@@ -86,7 +86,7 @@ fn titles_but_one(file: &SourceFile) -> Vec<Finding> {
         .collect()
 }
 
-/// A promise of the threat model is worth what the test is that holds it. A test's name has at least four words.
+/// Checks that the threat model's promises are backed by existing tests. A test's name has at least four words.
 pub(super) fn promised_tests(workspace: &Workspace) -> Vec<Finding> {
     let Some(promises) = workspace.file("docs/SECURITY.md") else {
         return Vec::new();
@@ -114,9 +114,9 @@ pub(super) fn promised_tests(workspace: &Workspace) -> Vec<Finding> {
         .collect()
 }
 
-/// Home directories and work trees of those who write this, which nobody else has.
+/// Finds developers' home directories and work trees, which do not exist elsewhere.
 pub(super) fn developer_paths(workspace: &Workspace) -> Vec<Finding> {
-    // Written in two parts so that this file keeps the rule.
+    // Split in two so that this file passes the rule.
     const DIRECTORIES: [&str; 3] = [
         concat!("/wo", "rk/"),
         concat!("/ro", "ot/"),
@@ -132,9 +132,9 @@ pub(super) fn developer_paths(workspace: &Workspace) -> Vec<Finding> {
     })
 }
 
-/// Everything comes through the package managers' own configuration, which may name a mirror.
+/// Finds hosts of package registries: downloads use the package managers' own configuration, which may name a mirror.
 pub(super) fn registry_hosts(workspace: &Workspace) -> Vec<Finding> {
-    // Written in two parts so that this file keeps the rule.
+    // Split in two so that this file passes the rule.
     const HOSTS: [&str; 8] = [
         concat!("crates", ".io"),
         concat!("deb.debian", ".org"),
@@ -159,7 +159,7 @@ pub(super) fn registry_hosts(workspace: &Workspace) -> Vec<Finding> {
     findings.into_iter().filter(|finding| !is_lock(finding)).collect()
 }
 
-/// A policy that has seen the best decisions of the cases that it is judged by says nothing: who decides must not find them.
+/// Finds uses of the best known decisions: a policy that has seen those of the cases that judge it proves nothing.
 pub(super) fn known_decisions(workspace: &Workspace) -> Vec<Finding> {
     const MAY_READ: [&str; 3] = ["crates/search/", "xtask/", "data/decisions/"];
     const READERS: [&str; 7] = [".rs", ".sh", ".py", ".toml", ".c", ".js", "Makefile"];
@@ -175,14 +175,14 @@ pub(super) fn known_decisions(workspace: &Workspace) -> Vec<Finding> {
         .collect()
 }
 
-/// Which text of a Rust file a rule looks at.
+/// The text of a Rust file that a rule checks.
 #[derive(Clone, Copy)]
 enum Text {
     All,
     WithoutLiterals,
 }
 
-/// Asks about each line of the files with these endings.
+/// Applies a check to each line of the files with these endings.
 fn of_lines(
     workspace: &Workspace,
     endings: &[&str],
@@ -211,7 +211,7 @@ fn is_url(word: &str) -> bool {
     word.contains("https://") || word.contains("http://")
 }
 
-/// Whether it stands there by itself, not as part of a longer word.
+/// Whether the word occurs by itself, not as part of a longer word.
 fn has_word(line: &str, word: &str) -> bool {
     let is_word = |c: char| c == '_' || c.is_alphanumeric();
     line.match_indices(word).any(|(at, _)| {
@@ -221,7 +221,7 @@ fn has_word(line: &str, word: &str) -> bool {
     })
 }
 
-/// Whether a path begins with this directory, rather than having one of that name further down.
+/// Whether a path begins with this directory, rather than containing one of that name further down.
 fn has_absolute_path(line: &str, directory: &str) -> bool {
     let continues_path = |c: char| c.is_alphanumeric() || "_-.}$)~*".contains(c);
     line.match_indices(directory)

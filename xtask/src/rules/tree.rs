@@ -1,4 +1,4 @@
-//! What the rules look at: the files that belong to the workspace, and its crates.
+//! The input of the rules: the workspace's files and crates.
 
 use std::fs;
 use std::path::Path;
@@ -13,16 +13,16 @@ use crate::cargo::{Metadata, Package};
 /// A text file of the workspace.
 #[derive(Debug)]
 pub(super) struct SourceFile {
-    /// From the root of the workspace.
+    /// Path from the root of the workspace.
     pub path: String,
-    /// All of it.
+    /// Its whole text.
     pub text: String,
-    /// Of a Rust file: all of it without what string and character literals hold. Of others: all of it.
+    /// For a Rust file its text with string and character literals emptied, else its whole text.
     pub text_without_literals: String,
 }
 
 impl SourceFile {
-    /// A file of this path and text.
+    /// Creates a file with this path and text.
     pub fn new(path: &str, text: &str) -> Self {
         let text_without_literals = if path.ends_with(".rs") {
             without_literals(text)
@@ -41,7 +41,7 @@ impl SourceFile {
         endings.iter().any(|ending| self.path.ends_with(ending))
     }
 
-    /// A finding in one of its lines, counted from 0.
+    /// Creates a finding in one of its lines, counted from 0.
     pub fn at_line(&self, line_index: usize, message: String) -> Finding {
         Finding {
             place: format!("{}:{}", self.path, line_index + 1),
@@ -49,7 +49,7 @@ impl SourceFile {
         }
     }
 
-    /// A finding about the file as a whole.
+    /// Creates a finding about the file as a whole.
     pub fn whole(&self, message: String) -> Finding {
         Finding {
             place: self.path.clone(),
@@ -58,21 +58,21 @@ impl SourceFile {
     }
 }
 
-/// A member of the workspace with the directory that it is in, from the root of the workspace.
+/// A member of the workspace with its directory, relative to the root of the workspace.
 #[derive(Debug)]
 pub(super) struct Member {
     /// For example `crates/units`.
     pub directory: String,
-    /// What cargo says about it.
+    /// Its metadata from cargo.
     pub package: Package,
 }
 
-/// All there is to look at.
+/// The whole input.
 #[derive(Debug, Default)]
 pub(super) struct Workspace {
-    /// By path.
+    /// Files by path.
     pub files: Vec<SourceFile>,
-    /// As cargo orders them.
+    /// Members in cargo's order.
     pub members: Vec<Member>,
 }
 
@@ -102,7 +102,7 @@ impl Workspace {
         Ok(Self { files, members })
     }
 
-    /// The file of this path.
+    /// Returns the file of this path.
     pub fn file(&self, path: &str) -> Option<&SourceFile> {
         self.files.iter().find(|file| file.path == path)
     }
@@ -118,7 +118,7 @@ fn member(root: &Path, package: Package) -> Member {
     Member { directory, package }
 }
 
-/// `None` for a file that is no text, and for one that went away while we looked.
+/// Reads a file; `None` if it is not text, or was removed meanwhile.
 fn read_text(root: &Path, path: &Path) -> anyhow::Result<Option<SourceFile>> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,

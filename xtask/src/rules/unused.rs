@@ -1,4 +1,4 @@
-//! The rule that finds files that nothing uses.
+//! The rule on unused files.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,8 +8,8 @@ use super::Finding;
 use super::syntax::folder;
 use super::tree::Workspace;
 
-/// What programs look for by these names without being told.
-const KNOWN: [&str; 10] = [
+/// Files that programs find by these fixed names.
+const KNOWN: [&str; 11] = [
     "CHANGELOG.md",
     "COPYING",
     "Cargo.lock",
@@ -19,14 +19,15 @@ const KNOWN: [&str; 10] = [
     "Makefile",
     "README.md",
     "build.rs",
+    "rust-toolchain.toml",
     "rustfmt.toml",
 ];
 
-/// Where cargo takes each Rust file for a program of its own.
+/// Folders in which cargo treats each Rust file as a program of its own.
 const PROGRAMS: [&str; 4] = ["src/bin", "tests", "benches", "examples"];
 
-/// Finds Rust files that are no module of anything, and other files whose name, with or without its ending, stands in no other
-/// file.
+/// Finds Rust files that are not a module of anything, and other files whose name, with or without extension, is not
+/// mentioned in any other file.
 pub(super) fn unused_files(workspace: &Workspace) -> Vec<Finding> {
     let modules = modules(workspace);
     let words = words(workspace);
@@ -52,8 +53,8 @@ pub(super) fn unused_files(workspace: &Workspace) -> Vec<Finding> {
     unused.map(|(_, file)| file.whole(say.to_owned())).collect()
 }
 
-/// Whether it is what a test is compared with, as insta names it: `tests/snapshots/texts__help.snap` is one of `tests/texts.rs`,
-/// `tests/all/snapshots/all__texts__help.snap` one of `tests/all/texts.rs`.
+/// Whether it is a snapshot of an existing test, by insta's naming: `tests/snapshots/texts__help.snap` belongs to
+/// `tests/texts.rs`, `tests/all/snapshots/all__texts__help.snap` to `tests/all/texts.rs`.
 fn is_snapshot(workspace: &Workspace, path: &str) -> bool {
     let Some((folder, name)) = path.split_once("/snapshots/").filter(|_| path.ends_with(".snap")) else {
         return false;
@@ -66,7 +67,7 @@ fn is_snapshot(workspace: &Workspace, path: &str) -> bool {
     first.is_some_and(|test| workspace.file(&format!("{folder}/{test}.rs")).is_some())
 }
 
-/// Whether a fuzz target begins with it: `fuzz/corpus/units/00` is one of `fuzz/fuzz_targets/units.rs`.
+/// Whether it is a seed of a fuzz target: `fuzz/corpus/units/00` belongs to `fuzz/fuzz_targets/units.rs`.
 fn is_seed(workspace: &Workspace, path: &str) -> bool {
     let target = path
         .strip_prefix("fuzz/corpus/")
@@ -86,7 +87,8 @@ fn is_in_a_crate(workspace: &Workspace, path: &str) -> bool {
     folders.any(|folder| path.starts_with(&folder))
 }
 
-/// Words of all files, each with the first two files that it stands in: letters, digits, `_` and `-`, also with `.` among them.
+/// Returns the words of all files, each with the first two files that contain it: letters, digits, `_` and `-`, also with
+/// `.` inside.
 fn words(workspace: &Workspace) -> BTreeMap<&str, Vec<usize>> {
     let mut words: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (index, file) in workspace.files.iter().enumerate() {
@@ -108,7 +110,7 @@ fn words(workspace: &Workspace) -> BTreeMap<&str, Vec<usize>> {
     words
 }
 
-/// Rust files that cargo finds by their place, that a manifest names, or that are modules of such files.
+/// Returns Rust files that cargo finds by their location, that a manifest names, or that are modules of such files.
 fn modules(workspace: &Workspace) -> BTreeSet<String> {
     let mut next: Vec<(String, String)> = Vec::new();
     for member in &workspace.members {
@@ -150,7 +152,7 @@ fn modules(workspace: &Workspace) -> BTreeSet<String> {
     found
 }
 
-/// The files of the modules that are declared here, without `.rs`.
+/// Returns the files of the modules declared here, without `.rs`.
 fn declared(items: &[Item], folder_of_modules: &str, path: &str) -> Vec<String> {
     let mut found = Vec::new();
     for item in items {
@@ -174,7 +176,7 @@ fn declared(items: &[Item], folder_of_modules: &str, path: &str) -> Vec<String> 
     found
 }
 
-/// A path as seen from the folder of a file.
+/// Resolves a path relative to the folder of a file.
 fn beside(path: &str, relative: &str) -> String {
     let mut folders: Vec<&str> = path.split('/').collect();
     folders.pop();

@@ -1,6 +1,6 @@
-//! A host of VMs written into a directory: what Linux would show of QEMUs that nobody manages, as large as it is on real ones.
+//! A host of VMs written into a directory: what Linux shows of QEMUs without libvirt, in realistic amounts.
 //!
-//! Its processes have numbers that no kernel gives out, so that nothing which is done to them reaches a real one.
+//! Its processes have numbers above any that a kernel assigns, so that no action on them reaches a real process.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 
 use homenode_machine::Machine;
 
-/// Above what `kernel.pid_max` can be set to.
+/// Above the largest `kernel.pid_max`.
 const FIRST_PID: i32 = 5_000_000;
-/// Between two VMs' first threads.
+/// Distance between two VMs' first threads.
 const PID_STEP: i32 = 32;
 const VCPUS: usize = 4;
-/// Threads of a QEMU that run no vCPU; the first is the process's own.
+/// Threads of a QEMU that run no vCPU; the first is the process's main thread.
 const OTHERS: [&str; 6] = [
     "kvm",
     "call_rcu",
@@ -22,27 +22,27 @@ const OTHERS: [&str; 6] = [
     "vnc_worker",
     "kvm-nx-lpage-re",
 ];
-/// Mappings of a QEMU beside the VM's memory: its libraries and heaps.
+/// Mappings of a QEMU in addition to the VM's memory: its libraries and heaps.
 const MAPPINGS: u64 = 380;
-/// What else runs: daemons, and threads of the kernel.
+/// Other processes: daemons, and kernel threads.
 const PROCESSES: i32 = 400;
-/// Mounts that are not of interest.
+/// Mounts that are irrelevant.
 const MOUNTS: usize = 30;
-/// Share of the CPUs that the VMs use together.
+/// Share of the CPUs that all VMs use together.
 const BUSY: f64 = 0.6;
 const RAM_AT: u64 = 0x7e00_0000_0000;
 const PAGE_BYTES: u64 = 4096;
 
-/// The directory, and how far its figures are.
+/// The directory, and the state of its figures.
 pub struct FakeHost {
     root: PathBuf,
     machine: Machine,
     vms: usize,
-    /// Periods that are over.
+    /// Number of past periods.
     periods: u64,
 }
 
-/// A figure that looks like chance and is the same in every run.
+/// Returns a number that looks random and is the same in every run.
 fn mixed(of: u64) -> u64 {
     let mut x = of.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -51,7 +51,7 @@ fn mixed(of: u64) -> u64 {
 }
 
 impl FakeHost {
-    /// Writes a host with so many VMs of four vCPUs below `root`.
+    /// Writes a host with `vms` VMs of four vCPUs below `root`.
     pub fn write(root: &Path, machine: &Machine, vms: usize) -> FakeHost {
         let host = FakeHost {
             root: root.to_owned(),
@@ -66,7 +66,7 @@ impl FakeHost {
         host.put("proc/self/mountinfo", &mounts);
         for n in 0..PROCESSES {
             let pid = FIRST_PID - 1 - n;
-            // Threads of the kernel have no command line.
+            // Kernel threads have no command line.
             let words = if n % 4 == 0 {
                 "/usr/sbin/daemon\0--config\0/etc/daemon.conf\0"
             } else {
@@ -82,7 +82,7 @@ impl FakeHost {
         host
     }
 
-    /// A period later.
+    /// Advances the figures by one period.
     pub fn go_on(&mut self) {
         self.periods += 1;
         self.figures();
@@ -96,7 +96,7 @@ impl FakeHost {
         fs::write(path, text).expect("a file");
     }
 
-    /// What of a VM stays as it is.
+    /// Writes the files of a VM that do not change.
     fn begin(&self, vm: usize) {
         let pid = pid_of(vm);
         let mib = self.ram_bytes() >> 20;
@@ -171,14 +171,14 @@ impl FakeHost {
         self.put(&format!("proc/{pid}/maps"), &maps);
     }
 
-    /// Memory of a VM: all of them together have four fifths of the host's, and none more than 4 GiB.
+    /// Returns the memory of a VM: all VMs together have four fifths of the host's, and none more than 4 GiB.
     fn ram_bytes(&self) -> u64 {
         let all: u64 = self.machine.nodes.values().map(|node| node.memory_bytes.0).sum();
         let mib = (all / 5 * 4 / self.vms as u64).min(4 << 30) >> 20;
         mib.max(2) << 20
     }
 
-    /// What changes from period to period: that is most of what is read.
+    /// Writes what changes every period, which is most of what is read.
     fn figures(&self) {
         let cpus = self.machine.cpus.len() as u64;
         let mut text = String::from("cpu  1 2 3 4 5 6 7 8 9 0\n");
@@ -212,7 +212,7 @@ impl FakeHost {
                 + (self.periods as f64 * share * 1e9) as u64
                 + mixed(seed + self.periods) % 100_000;
             let waited = 1_234_567_890 + self.periods * 1_000_000 + mixed(seed) % 1000;
-            // The kernel balances now and then.
+            // The kernel balances load now and then.
             let cpu = mixed(seed + self.periods / 7) % self.machine.cpus.len() as u64;
             let dir = format!("proc/{pid}/task/{tid}");
             self.put(
@@ -233,7 +233,7 @@ impl FakeHost {
         self.put(&format!("proc/{pid}/numa_maps"), &self.numa_maps(vm));
     }
 
-    /// Part of a CPU that each vCPU of a VM uses.
+    /// Returns the share of a CPU that each vCPU of a VM uses.
     fn load(&self, vm: usize) -> f64 {
         const LOADS: [f64; 4] = [0.01, 0.1, 0.5, 0.95];
         let all = LOADS.iter().sum::<f64>() / LOADS.len() as f64 * (self.vms * VCPUS) as f64;
@@ -245,7 +245,7 @@ impl FakeHost {
         let pages = self.ram_bytes() / PAGE_BYTES;
         let nodes = self.machine.nodes.keys().count() as u64;
         let mut text = format!("{RAM_AT:x} default anon={pages} dirty={pages} active=0");
-        // Most of it on one node; some goes to and fro.
+        // Most of it on one node; a little moves around.
         let home = vm as u64 % nodes;
         let strayed = pages / 16 + mixed(vm as u64 + self.periods) % 64;
         for node in 0..nodes {

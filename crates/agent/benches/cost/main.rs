@@ -1,17 +1,16 @@
-//! What the agent costs a host, all in: CPU time of sampling, deciding and recording, and memory.
+//! What the agent costs a host in total: CPU time of sampling, deciding and recording, and memory.
 //!
 //!     cargo bench -p homenode-agent --bench cost                          32, 100, 300 and 1000 VMs, a minute each
 //!     cargo bench -p homenode-agent --bench cost -- 32 --periods 600      32 VMs, ten minutes
 //!
-//! A fake host ([`host`]) is written into memory by one process. Another runs the agent's own loop on it, as `homenode run --host
-//! qemu` does, a period of a second each, really waited for: what caches forget in a second is part of the cost. Between two
-//! looks the first process changes what is read. CPU time is the kernel's account of the second process alone: its loop's thread
-//! in parts, the thread that records, and all of it.
+//! A fake host ([`host`]) is written into memory by one process. Another runs the agent's own loop on it, as `homenode run
+//! --host qemu` does, with real periods of a second: what caches lose in a second is part of the cost. Between two samples
+//! the first process changes the files. CPU time is the kernel's account of only the second process: its loop's thread in
+//! parts, the thread that records, and the total.
 //!
-//! Not in here: the guard, which sleeps; VMs' monitors, which no process stands behind; reading hardware counters, in whose place
-//! the kernel refuses to open any, and carrying plans out, both of which [`stand_in`] stands in for, so that policies have
-//! something to think about; and what the kernel takes longer for real files than for those of a tmpfs. Figures are in
-//! `docs/SPEED.md`.
+//! Not included: the guard, which sleeps; VMs' monitors, which no process here serves; reading hardware counters, since the
+//! kernel refuses to open any, and carrying out plans: [`stand_in`] replaces both, so that policies have data to decide on;
+//! and what the kernel takes longer for real files than for those of a tmpfs. Figures are in `docs/SPEED.md`.
 
 #![allow(clippy::print_stdout)] // figures
 
@@ -47,50 +46,50 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use stand_in::StandIn;
 
-/// Periods before anything is counted: VMs are found, files are made.
+/// Periods before counting starts: VMs are found, files are made.
 const WARM: u64 = 5;
-/// Between two looks at the agent's memory.
+/// Periods between two readings of the agent's memory.
 const MEMORY_EVERY: u64 = 10;
 
-/// CPU time since counting began, of the loop's thread in parts, and of all.
+/// CPU time since counting began: the loop's thread in parts, and the total.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Spent {
     sampling: Duration,
     deciding: Duration,
-    /// Of it, in the loop's thread.
+    /// Part of recording that runs in the loop's thread.
     handing_over: Duration,
     recorder: Duration,
     all: Duration,
-    /// In the last sample.
+    /// VMs in the last sample.
     vms: usize,
     decisions: u64,
     events: u64,
 }
 
-/// What was spent, and by what the loop's thread is busy now.
+/// CPU time spent so far, and the loop's thread time at the last lap.
 #[derive(Debug, Default)]
 struct Meter {
     spent: Spent,
     since: Duration,
-    /// Of the process and of its recorder, when counting began.
+    /// CPU time of the process and of its recorder when counting began.
     before: (Duration, Duration),
     epochs: u64,
 }
 
 impl Meter {
-    /// What the loop's thread has used since this was last asked.
+    /// Returns the loop's thread time since the last call.
     fn lap(&mut self) -> Duration {
         let now = cpu_time(ClockId::ThreadCPUTime);
         now.saturating_sub(std::mem::replace(&mut self.since, now))
     }
 
-    /// A period is over, of so many that are counted; whether all are.
+    /// Ends a period; returns whether all `periods` counted ones are over.
     fn is_over(&mut self, periods: u64) -> bool {
         let lap = self.lap();
         self.spent.handing_over += lap;
         self.epochs += 1;
         let is_over = self.epochs == WARM + periods;
-        // Asking takes a while itself.
+        // Reading the clocks takes a while itself.
         if self.epochs == WARM || is_over {
             let now = (cpu_time(ClockId::ProcessCPUTime), cpu_time_of("recorder"));
             self.spent.all = now.0 - self.before.0;
@@ -109,7 +108,7 @@ fn cpu_time(clock: ClockId) -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// CPU time of this process's threads of this name.
+/// Returns the CPU time of this process's threads with this name.
 fn cpu_time_of(name: &str) -> Duration {
     let tasks = std::fs::read_dir("/proc/self/task").expect("threads");
     let of = |task: std::fs::DirEntry| {
@@ -121,7 +120,7 @@ fn cpu_time_of(name: &str) -> Duration {
     tasks.flatten().filter_map(of).sum()
 }
 
-/// The fake host as the agent has it, with a meter.
+/// The fake host as the agent sees it, with a meter.
 struct Metered {
     host: KvmHost,
     stand_in: StandIn,
@@ -164,7 +163,7 @@ impl Host for Metered {
     }
 }
 
-/// Tells who changes the host's figures that an epoch is over.
+/// Tells the process that changes the host's files that an epoch is over.
 struct Told(Rc<RefCell<Meter>>);
 
 impl Show for Told {
@@ -185,7 +184,7 @@ impl Show for Told {
     }
 }
 
-/// Runs the agent on the host below `root` for so many periods.
+/// Runs the agent on the host below `root` for `periods` periods.
 fn run_agent(root: &Path, state: &Path, periods: u64, period: Ns) {
     let machine = machine();
     let bell = Bell::default();
@@ -256,7 +255,7 @@ fn machine() -> Machine {
     homenode_machine_files::preset("r910").expect("a preset")
 }
 
-/// What a process has in memory: its share now, and the most that it had (all that was mapped), in bytes.
+/// Returns a process's memory in bytes: its proportional share now, and its peak resident size.
 fn memory(pid: u32) -> Option<(u64, u64)> {
     let kib = |file: &str, key: &str| {
         let text = std::fs::read_to_string(format!("/proc/{pid}/{file}")).ok()?;
@@ -266,7 +265,7 @@ fn memory(pid: u32) -> Option<(u64, u64)> {
     Some((kib("smaps_rollup", "Pss:")? << 10, kib("status", "VmHWM:")? << 10))
 }
 
-/// Measures an agent on a host of so many VMs, and prints a row.
+/// Measures an agent on a host with `vms` VMs, and prints a row.
 fn measure(vms: usize, periods: u64, period: Duration) {
     let on_tmpfs = tempfile::tempdir_in("/dev/shm")
         .or_else(|_| tempfile::tempdir())

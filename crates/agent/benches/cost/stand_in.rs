@@ -1,5 +1,5 @@
-//! What the fake host lacks, so that policies have as much to think about as on a real one: hardware counters, and a kernel that
-//! does as it is told. Neither is part of what is measured.
+//! Replaces what the fake host lacks, so that policies have as much to decide on as on a real one: hardware counters, and a
+//! kernel that carries out actions. Neither is part of what is measured.
 
 use std::collections::BTreeMap;
 
@@ -10,11 +10,11 @@ use homenode_units::{CpuSet, NodeId, NodeMap, Pages, VmId};
 #[derive(Default)]
 pub struct StandIn {
     affinities: BTreeMap<(VmId, u16), CpuSet>,
-    /// Where a VM's pages went.
+    /// Where a VM's pages were moved.
     pages: BTreeMap<VmId, NodeId>,
 }
 
-/// What a vCPU counted while it ran: of four programs one misses its cache often.
+/// Returns a vCPU's counters: one in four programs misses its cache often.
 fn counters(vm: VmId, vcpu: &VcpuSample) -> Counters {
     let cycles = vcpu.running_ns.0 * 2;
     let (per_cycle, per_reference) = match vm.0 % 4 {
@@ -31,7 +31,7 @@ fn counters(vm: VmId, vcpu: &VcpuSample) -> Counters {
 }
 
 impl StandIn {
-    /// Adds it to what was really read.
+    /// Adds counters and the effect of earlier plans to a real sample.
     pub fn add_to(&self, sample: &mut Sample) {
         for vm in &mut sample.vms {
             for vcpu in &mut vm.vcpus {

@@ -1,4 +1,4 @@
-//! Nodes that are to be empty, and pauses.
+//! Answers about drained nodes and pauses.
 
 use homenode_api::ApiError;
 use homenode_api::answer::Maintenance;
@@ -8,7 +8,7 @@ use homenode_units::{NodeSet, Ns};
 
 use crate::drain_file::DrainFile;
 
-/// What is drained, what is left there, and whether the agent is paused.
+/// Returns the drained nodes, what is left on them, and whether the agent is paused.
 pub fn maintenance(control: &Control, machine: &Machine) -> Maintenance {
     Maintenance {
         at_ns: control.sample().map_or(Ns::ZERO, |sample| sample.at),
@@ -18,10 +18,10 @@ pub fn maintenance(control: &Control, machine: &Machine) -> Maintenance {
     }
 }
 
-/// Has nodes emptied, or no longer.
+/// Starts or ends draining nodes.
 ///
 /// # Errors
-/// Nodes that there are not or that are not drained; where nothing would be left, or nobody would do it.
+/// If there is no such node or it is not drained, no node would be left, or no active policy would do it.
 pub fn drain(
     control: &mut Control,
     machine: &Machine,
@@ -58,13 +58,13 @@ pub fn drain(
 fn no_such(what: &str, missing: &NodeSet, known: &NodeSet) -> ApiError {
     ApiError::NoSuchId {
         what: what.to_owned(),
-        // Of several the first: one is enough to be wrong.
+        // The first one suffices to be wrong.
         id: missing.first().map_or(0, |node| u64::from(node.0)),
         known: known.iter().map(|node| u64::from(node.0)).collect(),
     }
 }
 
-/// Has nothing changed for so long; zero ends that.
+/// Pauses all changes for `span`; zero ends a pause.
 pub fn pause(control: &mut Control, machine: &Machine, span: Ns) -> Maintenance {
     control.pause(span);
     maintenance(control, machine)

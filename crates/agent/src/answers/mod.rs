@@ -1,4 +1,4 @@
-//! What the loop knows, as answers.
+//! Answers built from the loop's state.
 
 pub mod maintenance;
 pub mod permits;
@@ -11,7 +11,7 @@ use homenode_api::answer::{Placed, PlacedFigures};
 use homenode_policy::arrange::Beside;
 use homenode_policy::placement::{Placement, Unplaceable};
 
-/// Where a VM would go, and what is predicted of it there.
+/// Returns where a VM would go, and what is predicted for it there.
 pub fn placed(found: &Result<Placement, Unplaceable>, beside: Option<Beside>) -> Placed {
     match found {
         Ok(placement) => Placed {

@@ -1,11 +1,11 @@
-//! What VMs booked, and might book.
+//! Answers about permits.
 
 use homenode_api::answer::{Suggestion, VmPermit};
 use homenode_control::{Advice, VmStatus};
 use homenode_policy::permits::suggest::NoSuggestion;
 use homenode_units::Ns;
 
-/// A VM's permit.
+/// Returns a VM's permit.
 pub fn permit(vm: &VmStatus) -> VmPermit {
     VmPermit {
         name: vm.name.clone(),
@@ -15,7 +15,7 @@ pub fn permit(vm: &VmStatus) -> VmPermit {
     }
 }
 
-/// What a VM might book: two permits, either of which may be missing, and why.
+/// Suggests permits for a VM: two, either of which may be missing, each with the reason.
 pub fn suggestion(name: String, advice: &Advice, period: Ns) -> Suggestion {
     let (permit, why) = match &advice.from_behaviour {
         Ok(found) => {

@@ -1,4 +1,4 @@
-//! Promises to VMs that do not run yet.
+//! Answers about promises to VMs that do not run yet.
 
 use homenode_api::ApiError;
 use homenode_api::answer::{OpenPromise, PromiseDropped, Promises};
@@ -8,7 +8,7 @@ use homenode_units::{Bytes, Ns};
 
 use crate::wall_clock::WallClock;
 
-/// Those that are open.
+/// Lists the open promises.
 pub fn promises<'a>(open: impl IntoIterator<Item = &'a Reservation>, clock: WallClock, now: Ns) -> Promises {
     let told = |promise: &Reservation| OpenPromise {
         id: promise.id,
@@ -24,10 +24,10 @@ pub fn promises<'a>(open: impl IntoIterator<Item = &'a Reservation>, clock: Wall
     }
 }
 
-/// Takes one back.
+/// Drops a promise.
 ///
 /// # Errors
-/// There is none of this number.
+/// If there is no promise with this number.
 pub fn dropped(control: &mut Control, id: u64) -> Result<PromiseDropped, ApiError> {
     let known: Vec<u64> = control.promises().iter().map(|promise| promise.id).collect();
     match control.drop_promise(id) {
@@ -36,7 +36,7 @@ pub fn dropped(control: &mut Control, id: u64) -> Result<PromiseDropped, ApiErro
     }
 }
 
-/// That there is none of this number, and which there are.
+/// The error that there is no promise with this number; it lists those there are.
 pub(crate) fn no_such(id: u64, known: Vec<u64>) -> ApiError {
     let what = "open promise".to_owned();
     ApiError::NoSuchId { what, id, known }

@@ -1,4 +1,4 @@
-//! What waits for the operator's word.
+//! Answers about recommendations that wait for the operator.
 
 use homenode_api::ApiError;
 use homenode_api::answer::{Recommendation, Recommendations};
@@ -7,7 +7,7 @@ use homenode_units::Ns;
 
 use crate::wall_clock::WallClock;
 
-/// All that are remembered.
+/// Lists all recommendations that are remembered.
 pub fn recommendations(control: &Control, clock: WallClock) -> Recommendations {
     let (now, all) = (now(control), control.recommendations());
     Recommendations {
@@ -15,10 +15,10 @@ pub fn recommendations(control: &Control, clock: WallClock) -> Recommendations {
     }
 }
 
-/// The operator agrees, or does not.
+/// Approves or rejects a recommendation.
 ///
 /// # Errors
-/// There is none of this number, or it is not open.
+/// If there is none with this number, or it is not open.
 pub fn judge(
     control: &mut Control,
     clock: WallClock,

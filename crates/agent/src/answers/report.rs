@@ -1,4 +1,4 @@
-//! What came of changes of homes.
+//! The report on trials: what changes of homes gained.
 
 use homenode_api::ApiError;
 use homenode_api::answer::{Report, Sum, Trial, VmSum};
@@ -7,7 +7,7 @@ use homenode_machine::Machine;
 use homenode_policy::trial::{Results, Verdict};
 use homenode_units::{Ns, VmId};
 
-/// Trials that are listed; the sums have all of them.
+/// Most trials that are listed; the sums include all of them.
 const LISTED_MAX: usize = 1000;
 
 fn sum(verdicts: &[Verdict], gain: f64) -> Sum {
@@ -21,16 +21,16 @@ fn sum(verdicts: &[Verdict], gain: f64) -> Sum {
     }
 }
 
-/// Of one VM: what was undone gained nothing, what stayed multiplies.
+/// Sums one VM's trials: an undone one gains nothing, and kept ones multiply.
 fn sum_of_vm(verdicts: &[Verdict]) -> Sum {
     let kept = verdicts.iter().filter(|verdict| !verdict.undone);
     sum(verdicts, kept.map(|verdict| verdict.seen).product())
 }
 
-/// What the agent's loop remembers.
+/// Reports the trials that the loop remembers.
 ///
 /// # Errors
-/// Why it tries nothing, if so.
+/// If it makes no trials: why.
 pub fn report(control: &Control, machine: &Machine, since: Option<Ns>) -> Result<Report, ApiError> {
     if let Some(idle) = control.trials_idle() {
         return Err(ApiError::refused(format!("there is nothing to report: {idle}")));

@@ -1,11 +1,11 @@
-//! How much memory VMs use.
+//! Answers about the working sets of VMs.
 
 use homenode_api::answer::{Figure, WorkingSet, WorkingSets};
 use homenode_control::{Control, Mode, VmStatus};
 use homenode_policy::working_set::{Certainty, Measured, Settled, Tracker};
 use homenode_units::Ns;
 
-/// What the agent's loop knows of these VMs.
+/// Returns what the loop knows of the working sets of these VMs.
 pub fn working_sets(control: &Control, now: Ns, vms: &[&VmStatus]) -> WorkingSets {
     WorkingSets {
         at_ns: now,
@@ -69,10 +69,10 @@ fn figure(measured: &Measured, now: Ns) -> Figure {
     }
 }
 
-/// Why a VM's memory will not be watched, whatever happens, if so; with the remedy.
+/// Checks that a VM's memory can be watched.
 ///
 /// # Errors
-/// That sentence.
+/// Why it will never be, with the remedy.
 pub fn can_be_watched(control: &Control, vm: &VmStatus) -> Result<(), String> {
     let of_vm = |why: &str| format!("the memory of VM {} cannot be watched: {why}", vm.name);
     if let Some(why) = control.watching_idle() {
@@ -94,7 +94,7 @@ pub fn can_be_watched(control: &Control, vm: &VmStatus) -> Result<(), String> {
         });
         let all: Vec<String> = each.collect();
         return Err(of_vm(&format!(
-            "nobody can tell which it uses ({})",
+            "no tracker can tell which it uses ({})",
             all.join("; ")
         )));
     }

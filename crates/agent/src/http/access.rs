@@ -1,17 +1,17 @@
-//! Who asks, and what they may do: the one place that decides it.
+//! Identifies the client of each request and its role: the only place that decides this.
 //!
-//! | came in | is | |
+//! | request | role | |
 //! |---|---|---|
-//! | `http.sock` as root or the agent's user | operator | the kernel says who it is |
-//! | `http.sock` as a member of `[http] group` | viewer | the kernel says which groups it is in |
+//! | `http.sock` as root or the agent's user | operator | the kernel reports the user |
+//! | `http.sock` as a member of `[http] group` | viewer | the kernel reports its groups |
 //! | loopback | viewer | any user of the host can connect |
-//! | loopback, with the key of this start | operator | root and the agent's user alone can read the key |
+//! | loopback, with the key of this start | operator | only root and the agent's user can read the key |
 //! | TCP, as a user of `web.yml` | as `homenode_roles` there says, else viewer | by its password |
-//! | TCP, with a certificate that `web.yml` wants, where it has no users | viewer | |
+//! | TCP, with a certificate that `web.yml` requires, if it has no users | viewer | |
 //!
-//! Where `web.yml` has users, nobody comes in over TCP without a password, and there is no key.
+//! If `web.yml` has users, every request over TCP needs a password, and there is no key.
 //!
-//! A viewer reads everything; an operator also changes. Routes that change something are all in one router, behind
+//! A viewer reads everything; an operator also changes settings. Routes that change something are all in one router, behind
 //! [`operators_only`]; all others only read.
 
 use std::net::{IpAddr, SocketAddr};
@@ -41,45 +41,45 @@ use crate::role::{OPERATORS, Role, VIEWERS_READ};
 #[cfg(test)]
 mod tests;
 
-/// The file of the key, in the state directory.
+/// Name of the key's file in the state directory.
 const KEY_FILE: &str = "http.key";
-/// Random bytes of a key, in the file as twice as many digits.
+/// Random bytes of a key; the file has them as hexadecimal digits.
 const KEY_BYTES: usize = 32;
 
-/// How somebody came in.
+/// How a client is connected.
 #[derive(Clone, Copy, Debug)]
 pub enum Came {
-    /// Over the socket in the state directory, where the kernel says who it is.
+    /// Over the socket in the state directory, with the role of the user that the kernel reports.
     Socket(Role),
-    /// Over TCP, from there.
+    /// Over TCP, from this address.
     Tcp(IpAddr),
 }
 
-/// Who asks, as far as it is known; in each request.
+/// The client's role, stored in each request.
 #[derive(Clone, Debug)]
 struct Asker {
     role: Role,
-    /// Why a viewer may not change anything, and what to do about it.
+    /// The response to a viewer who tries to change something, with the remedy.
     why_not: Failed,
 }
 
-/// Who may do what, in one run.
+/// Who may do what during one run.
 #[derive(Debug)]
 pub(super) struct Access {
-    /// Where TCP is listened on, if it is.
+    /// The TCP address, if any.
     bound: Option<SocketAddr>,
-    /// TLS and users, where there is a `web.yml`.
+    /// TLS and users, if there is a `web.yml`.
     web: Option<Current>,
     passwords: Passwords,
-    /// Where nobody has a password.
+    /// Only if there are no users with passwords.
     key: Option<Key>,
 }
 
 impl Access {
-    /// With a key of its own where anybody could come in over TCP.
+    /// Reads `web.yml`, and creates a bearer key when loopback TCP is open and no users are configured.
     ///
     /// # Errors
-    /// A state directory that cannot hold the key, a `web.yml` that is wrong, and an address that it does not suffice for.
+    /// If the state directory cannot hold the key, `web.yml` is wrong, or it does not suffice for the address.
     pub(super) fn new(
         bound: Option<SocketAddr>,
         state: Option<&Path>,
@@ -104,7 +104,8 @@ impl Access {
         })
     }
 
-    /// Where its page is, with what makes an operator of who opens it: browsers never send that by themselves.
+    /// Returns the page's URL. Its fragment holds the key that makes the browser an operator: browsers never send a fragment
+    /// by themselves.
     pub(super) fn url(&self) -> Option<String> {
         let bound = self.bound?;
         let scheme = self.tls().map_or("http", |_| "https");
@@ -113,15 +114,15 @@ impl Access {
         Some(format!("{scheme}://{bound}{fragment}"))
     }
 
-    /// How connections are hidden from others, if they are.
+    /// Returns the TLS configuration, if connections are encrypted.
     pub(super) fn tls(&self) -> Option<Arc<ServerConfig>> {
         self.web.as_ref()?.get().tls.clone()
     }
 
-    /// Who asks.
+    /// Identifies the client of a request.
     ///
     /// # Errors
-    /// A problem for who may not ask at all.
+    /// A problem if the client may not send requests at all.
     async fn asker(&self, came: Came, head: &Parts) -> Result<Asker, Failed> {
         let (from, bound) = match (came, self.bound) {
             (Came::Socket(role), _) => {
@@ -137,8 +138,9 @@ impl Access {
             return self.user(&web, from, &head.headers).await;
         }
         if web.has_verified_clients {
-            let why_not =
-                format!("{VIEWERS_READ}: a user of basic_auth_users whom homenode_roles says to be one");
+            let why_not = format!(
+                "{VIEWERS_READ}: a user of basic_auth_users with the role operator in homenode_roles"
+            );
             let (role, why_not) = (Role::Viewer, Failed::may_not(why_not));
             return Ok(Asker { role, why_not });
         }
@@ -153,7 +155,7 @@ impl Access {
         Ok(Asker { role, why_not })
     }
 
-    /// The user who asks.
+    /// Identifies the user by name and password.
     async fn user(&self, web: &Web, from: IpAddr, headers: &HeaderMap) -> Result<Asker, Failed> {
         let unknown = |detail| Failed::unauthorized(detail, CHALLENGE_PASSWORD);
         let said = headers.get(header::AUTHORIZATION);
@@ -185,7 +187,7 @@ impl Access {
         scheme.eq_ignore_ascii_case(b"Bearer ") && self.key.as_ref().is_some_and(is_it)
     }
 
-    /// What makes an operator of who asks over loopback.
+    /// Returns how a client on loopback becomes an operator.
     fn remedy(&self) -> String {
         let file = self.key.as_ref().and_then(|key| key.file.as_ref());
         let place = file.map_or_else(
@@ -196,7 +198,7 @@ impl Access {
     }
 }
 
-/// Name and password.
+/// Decodes name and password.
 fn basic(said: &HeaderValue) -> Option<String> {
     let (scheme, said) = said.as_bytes().split_at_checked("Basic ".len())?;
     let said = scheme
@@ -205,11 +207,11 @@ fn basic(said: &HeaderValue) -> Option<String> {
     String::from_utf8(said.ok()?).ok()
 }
 
-/// How to become known.
+/// `WWW-Authenticate` challenges.
 const CHALLENGE_KEY: &str = "Bearer realm=\"homenode\"";
 const CHALLENGE_PASSWORD: &str = "Basic realm=\"homenode\", charset=\"UTF-8\"";
 
-/// Lets in who may ask, and notes who it is.
+/// Lets in clients that may send requests, and stores their role in the request.
 pub(super) async fn known(State(access): State<Arc<Access>>, request: Request, next: Next) -> Response {
     let (mut head, body) = request.into_parts();
     let came = head.extensions.get::<Came>().copied();
@@ -226,7 +228,7 @@ pub(super) async fn known(State(access): State<Arc<Access>>, request: Request, n
     }
 }
 
-/// Lets operators through to what changes something, and nothing that a page of another site had a browser send.
+/// Lets only operators through to routes that change something, and rejects requests that another site had a browser send.
 pub(super) async fn operators_only(request: Request, next: Next) -> Response {
     match may_change(&request) {
         Ok(()) => next.run(request).await,
@@ -240,7 +242,7 @@ fn may_change(request: &Request) -> Result<(), Failed> {
         return Err(asker.why_not.clone());
     }
     let headers = request.headers();
-    // Browsers say so of their own accord, and pages cannot change it.
+    // Browsers set this header themselves, and pages cannot change it.
     let site = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
     if !matches!(site, None | Some(b"same-origin" | b"none")) {
         return Err(Failed::forbidden(
@@ -250,7 +252,7 @@ fn may_change(request: &Request) -> Result<(), Failed> {
     let length = headers.get(header::CONTENT_LENGTH).map(HeaderValue::as_bytes);
     let has_body =
         headers.contains_key(header::TRANSFER_ENCODING) || !matches!(length, None | Some(b"0" | b""));
-    // A form of another site can be sent as text, as a form or as files, and as nothing else.
+    // Forms of another site can only be sent as text, as a form or as files.
     if has_body && !is_json(headers) {
         return Err(Failed::not_json());
     }
@@ -265,23 +267,23 @@ fn is_json(headers: &HeaderMap) -> bool {
     kind.is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
 }
 
-/// Bytes that nobody can guess.
+/// Returns unpredictable bytes.
 fn random() -> anyhow::Result<[u8; KEY_BYTES]> {
     let mut bytes = [0_u8; KEY_BYTES];
-    // So few come in one piece, or not at all.
+    // A read this short returns all bytes or fails.
     let got = getrandom(&mut bytes, GetRandomFlags::empty()).context("the kernel gives no random key")?;
     anyhow::ensure!(got == KEY_BYTES, "the kernel gives no random key");
     Ok(bytes)
 }
 
-/// What makes an operator of whoever can read it, for one run of the agent.
+/// The bearer key of one run of the agent: any user who can read its file is an operator.
 struct Key {
     text: String,
-    /// Where it lies; removed with the value.
+    /// The key's file; removed with the value.
     file: Option<(StateDir, PathBuf)>,
 }
 
-/// It must not get into a log by accident.
+/// Keeps the key out of logs.
 impl std::fmt::Debug for Key {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Key")

@@ -1,4 +1,4 @@
-//! What waits for the operator, and promises to VMs: they are shown, and the operator decides on them.
+//! Routes for recommendations that wait for the operator, and for promises to VMs.
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path as InPath, State};

@@ -1,5 +1,5 @@
-//! The stream of events. Each listener reads the loop's ring at its own pace and has no queue of its own: one that is so slow
-//! that the ring passes it is told how many it missed.
+//! The event stream. Each listener reads the feed's ring at its own pace and has no queue of its own: if the ring overtakes
+//! a slow listener, it gets the number of events it missed.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -18,16 +18,16 @@ use super::Site;
 use super::problem::Failed;
 use crate::feed::Message;
 
-/// How often a stream that is silent is written to, so that both ends notice where the other is gone.
+/// Keep-alive interval of a silent stream, so that both ends notice when the other is gone.
 const ALIVE: Duration = Duration::from_secs(15);
 
-/// A stream's place.
+/// A stream's position.
 struct Listening {
     site: Site,
     news: watch::Receiver<u64>,
-    /// The number of the message that comes next.
+    /// Sequence number of the next message.
     next: u64,
-    /// What it was told last is of another run, or of none that is known.
+    /// Whether the listener's last event was of another run, or of an unknown one.
     is_of_another_run: bool,
 }
 
@@ -62,7 +62,7 @@ pub(super) async fn events(
     Ok(sse.keep_alive(KeepAlive::new().interval(ALIVE)))
 }
 
-/// The number in an id of this run that was told already.
+/// Returns the sequence number in an event id, if this run has sent that event.
 fn number_of(site: &Site, id: &str) -> Option<u64> {
     let (run, number) = id.split_once('-')?;
     let number = number.parse().ok()?;
@@ -70,7 +70,7 @@ fn number_of(site: &Site, id: &str) -> Option<u64> {
 }
 
 impl Listening {
-    /// What comes next; `None` where the agent ends.
+    /// Returns the next event; `None` if the agent ends.
     async fn next(&mut self) -> Option<Sse> {
         loop {
             if std::mem::take(&mut self.is_of_another_run) {

@@ -1,12 +1,12 @@
 //! The two text formats that Prometheus reads: its own, version 0.0.4, and OpenMetrics 1.0.0.
 //!
-//! Written here: the libraries that there are write one of the two, and keep series for as long as the program runs, where ours
-//! come and go with VMs and are counted against a limit.
+//! Written by hand: existing libraries write only one of the two formats, and keep series for the life of the program, while
+//! ours come and go with VMs and count against a limit.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-/// Most series of an answer.
+/// Most series of one answer.
 const SERIES_MAX: usize = 20_000;
 
 /// A text format.
@@ -19,7 +19,7 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// What an `Accept` header wants most of what there is.
+    /// Returns the format that an `Accept` header prefers.
     pub(crate) fn wanted(accept: &str) -> Format {
         let weight = |name: &str| {
             let mut best = 0.0_f64;
@@ -48,21 +48,21 @@ impl Format {
     }
 }
 
-/// What kind of figure it is.
+/// The type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// What only grows while the agent runs.
+    /// Only grows while the agent runs.
     Counter,
-    /// What is so now.
+    /// A current value.
     Gauge,
-    /// Names of things.
+    /// Names in labels.
     Info,
-    /// How often something took how long.
+    /// A distribution of durations.
     Histogram,
 }
 
 impl Kind {
-    /// As the table in the documentation has it.
+    /// Returns the name as in the documentation's table.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Kind::Counter => "counter",
@@ -76,19 +76,19 @@ impl Kind {
 /// A metric, declared once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Family {
-    /// With the suffix that its kind asks for.
+    /// Includes the suffix that its type requires.
     pub name: &'static str,
     pub kind: Kind,
     pub labels: &'static [&'static str],
     pub help: &'static str,
 }
 
-/// Where one of what a counter counted can be looked up. OpenMetrics alone has a place for it.
+/// Links one counted item to its record. Only OpenMetrics supports this.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Exemplar {
     pub label: &'static str,
     pub id: String,
-    /// When it was counted, by the wall clock, in seconds since 1970.
+    /// When it was counted: wall-clock time, in seconds since 1970.
     pub at_s: f64,
 }
 
@@ -110,8 +110,8 @@ impl Exposition {
         }
     }
 
-    /// Writes a family; one without series is not there at all. An empty label is as one that is not there. Of series with the
-    /// same labels, as of two VMs that a host gives one name, the first is written: readers refuse an answer that has one twice.
+    /// Writes a family, or nothing if it has no series. An empty label is the same as no label. Of series with the same
+    /// labels, such as two VMs with one name, only the first is written: readers refuse an answer with duplicates.
     pub(crate) fn family<const N: usize>(
         &mut self,
         family: &Family,
@@ -121,7 +121,7 @@ impl Exposition {
         self.family_with_exemplars(family, series.into_iter().map(bare));
     }
 
-    /// The same of a counter whose series name one of what they count.
+    /// Writes a counter family whose series may have exemplars.
     pub(crate) fn family_with_exemplars<const N: usize>(
         &mut self,
         family: &Family,
@@ -144,13 +144,13 @@ impl Exposition {
         }
     }
 
-    /// Writes one figure without labels, which always has room.
+    /// Writes one value without labels, regardless of the limit.
     pub(crate) fn always(&mut self, family: &Family, value: f64) {
         self.head(family);
         self.line(family.name, std::iter::empty(), value, None);
     }
 
-    /// Writes histograms: each class holds what is up to its end, without those before it; the last has none.
+    /// Writes histograms. Counts are per bucket, not cumulative; the last one has no upper bound.
     pub(crate) fn histograms<'a>(
         &mut self,
         family: &Family,
@@ -181,12 +181,12 @@ impl Exposition {
         }
     }
 
-    /// How many series found no room.
+    /// Returns how many series were dropped at the limit.
     pub(crate) fn dropped_count(&self) -> usize {
         self.dropped_count
     }
 
-    /// The whole answer.
+    /// Returns the whole answer.
     pub(crate) fn finish(mut self) -> String {
         if self.format == Format::OpenMetrics {
             self.text.push_str("# EOF\n");
@@ -232,7 +232,7 @@ impl Exposition {
         self.text.push('\n');
     }
 
-    /// Labels, those that are not empty; nothing at all where all are.
+    /// Writes the labels that are not empty; without any, not even braces.
     fn labels<'a>(&mut self, labels: impl Iterator<Item = (&'a str, &'a str)>) {
         let mut between = '{';
         for (key, value) in labels.filter(|(_, value)| !value.is_empty()) {
@@ -254,7 +254,7 @@ impl Exposition {
     }
 }
 
-/// A figure as both formats have it.
+/// Formats a value as both formats have it.
 fn number(value: f64) -> String {
     match value {
         value if value.is_nan() => "NaN".into(),

@@ -1,4 +1,4 @@
-//! Nodes that are to be empty, and pauses.
+//! Routes for drained nodes and pauses.
 
 use axum::extract::rejection::{JsonRejection, PathRejection};
 use axum::extract::{Path as InPath, State};

@@ -1,4 +1,4 @@
-//! What Prometheus is told: each metric is declared here and nowhere else. What is not measured is absent.
+//! The metrics for Prometheus, each declared once, here. Values that are not measured are absent.
 
 use std::collections::BTreeMap;
 
@@ -30,18 +30,18 @@ families! {
     SEEN: Gauge "homenode_last_epoch_timestamp_seconds" [] "When the host was last seen, by the clock of the run.";
     PERIOD: Gauge "homenode_period_seconds" [] "Time between looks at the host.";
     PAUSED: Gauge "homenode_paused_seconds" [] "How much longer nothing is changed; 0 where the agent is not paused.";
-    KERNEL: Info "homenode_kernel_info" ["numa_balancing", "transparent_huge_pages", "ksm", "zone_reclaim"] "What the host's kernel does with memory by itself; what is not known is empty.";
+    KERNEL: Info "homenode_kernel_info" ["numa_balancing", "transparent_huge_pages", "ksm", "zone_reclaim"] "The kernel's own memory management; unknown settings are empty.";
     VMS: Gauge "homenode_vms" [] "VMs that run.";
     DROPPED: Gauge "homenode_series_dropped" [] "Series that this answer has no room for.";
-    DECISIONS: Counter "homenode_decisions_total" ["policy", "action", "outcome"] "Decisions, by what came of them.";
-    FINDINGS: Counter "homenode_findings_total" ["policy"] "What a policy found that nobody acts on, once for each period it lasts.";
+    DECISIONS: Counter "homenode_decisions_total" ["policy", "action", "outcome"] "Decisions, by outcome.";
+    FINDINGS: Counter "homenode_findings_total" ["policy"] "Findings on which the policy does not act, once for each period they last.";
     NODE_MEMORY: Gauge "homenode_node_memory_bytes" ["node"] "Memory of a node.";
     NODE_FREE: Gauge "homenode_node_memory_free_bytes" ["node"] "Of it, free or reclaimable.";
     NODE_CPUS: Gauge "homenode_node_cpus" ["node"] "Usable CPUs of a node.";
     NODE_BUSY: Gauge "homenode_node_cpus_busy" ["node"] "CPUs of a node that were busy over the last period.";
     NODE_WAITING: Gauge "homenode_node_vcpus_waiting" ["node"] "vCPUs that waited for a CPU of a node over the last period.";
     NODE_TRAFFIC: Counter "homenode_node_memory_traffic_bytes_total" ["node"] "Bytes that the memory controllers of a node moved.";
-    NODE_BANDWIDTH_MAX: Gauge "homenode_node_memory_bandwidth_max_bytes_per_second" ["node"] "What they can sustain.";
+    NODE_BANDWIDTH_MAX: Gauge "homenode_node_memory_bandwidth_max_bytes_per_second" ["node"] "Bandwidth that a node's memory can sustain.";
     NODE_ROOM_CPUS: Gauge "homenode_node_headroom_cpus" ["node"] "CPUs of a node that a VM which does not run yet could get.";
     NODE_ROOM_MEMORY: Gauge "homenode_node_headroom_memory_bytes" ["node"] "Memory of a node that it could get: free, and not promised to others.";
     NODE_ROOM_BANDWIDTH: Gauge "homenode_node_headroom_memory_bandwidth_bytes_per_second" ["node"] "Bandwidth of its controllers that it could get.";
@@ -56,11 +56,11 @@ families! {
     VM_WAITING: Gauge "homenode_vm_vcpus_waiting" ["domain"] "vCPUs of a VM that waited for a CPU over the last period.";
     VM_TRAFFIC: Gauge "homenode_vm_memory_traffic_bytes_per_second" ["domain", "node", "counted_by"] "Memory traffic of a VM on a node's controllers over the last period, an estimate by where its memory is.";
     VM_PUNISHED: Counter "homenode_vm_permit_overdrawn_total" ["domain"] "How often a VM that booked a permit went OVER.";
-    VM_LIMIT: Gauge "homenode_vm_memory_limit_bytes" ["domain"] "What the agent left a VM of its memory, while that is less than all.";
+    VM_LIMIT: Gauge "homenode_vm_memory_limit_bytes" ["domain"] "Memory that the agent left a VM, while that is less than all of it.";
     VM_MOVED: Counter "homenode_vm_pages_moved_bytes_total" ["domain", "from", "to", "policy"] "Memory of a VM that was moved between nodes.";
 }
 
-/// Everything, in a format.
+/// Returns all metrics, in a format.
 pub(super) fn exposition(about: &About, feed: &Feed, format: Format) -> String {
     let (seen, _) = feed.seen();
     let sums = feed.sums();
@@ -70,7 +70,7 @@ pub(super) fn exposition(about: &About, feed: &Feed, format: Format) -> String {
         of_nodes(&mut out, seen);
         of_vms(&mut out, &seen.status.vms);
         let name_of: BTreeMap<_, _> = seen.status.vms.iter().map(|vm| (vm.id, &vm.name)).collect();
-        // A VM that was renamed counts on under its new name.
+        // The bytes of a VM that was renamed go on under its new name.
         let mut moved = BTreeMap::<_, f64>::new();
         for ((vm, name, from, to, policy), bytes) in &sums.moved {
             let domain = name_of.get(vm).map_or(name, |name| *name).clone();
@@ -231,7 +231,7 @@ fn counter(by: CountedBy) -> &'static str {
     }
 }
 
-/// Values of the labels of [`KERNEL`].
+/// Returns the label values of [`KERNEL`].
 fn kernel(settings: &KernelSettings) -> [String; 4] {
     let on = |is_on: Option<bool>| {
         is_on.map_or(String::new(), |is_on| if is_on { "on" } else { "off" }.to_owned())

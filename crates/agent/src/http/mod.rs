@@ -1,13 +1,14 @@
-//! HTTP: what the agent knows, for dashboards, schedulers and scripts. Metrics at `/metrics`, JSON below `/v1`, and a page for
-//! people at `/`.
+//! HTTP interface for dashboards, schedulers and scripts: metrics at `/metrics`, JSON below `/v1`, and a page for people at
+//! `/`.
 //!
 //! ```text
 //!   loop ── publishes each epoch ──▶ Feed ◀── looks ── routes, metrics, events ◀── TCP (loopback), http.sock (peer credentials)
 //!                                 Archive ◀── asks ── past, on threads that may wait for the disk
 //! ```
 //!
-//! One thread runs all of it, on an asynchronous runtime of its own: the loop publishes and knows no client. Only
-//! `placements/evaluate`, `overview`, recommendations and promises ask the loop's own state, on a thread that may wait for it.
+//! One thread runs all of it on its own asynchronous runtime; the loop only publishes, and knows no client. The loop's own
+//! state is read only for `placements/evaluate`, `overview`, settings, maintenance, recommendations and promises, on a thread
+//! that may wait for it.
 
 mod access;
 mod approvals;
@@ -54,36 +55,36 @@ use problem::Failed;
 pub use access::Came;
 pub use serve::{Answers, HttpServer, check};
 
-/// Bytes of a request's body.
+/// Most bytes of a request's body.
 const BODY_MAX: usize = 64 << 10;
 /// How long an answer may take to begin.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long a question waits for one of the threads that may wait.
+/// How long a question may wait for a blocking thread.
 const PATIENCE_THREAD: Duration = Duration::from_secs(5);
-/// Such threads.
+/// Number of blocking threads.
 const THREADS: usize = 2;
-/// A loop that has not looked at the host for so long, or for three periods, is not well.
+/// The loop is unhealthy if its last sample is older than this and than three periods.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// What runs here.
+/// The run that answers.
 #[derive(Clone, Debug)]
 pub struct About {
     /// The program's version.
     pub version: &'static str,
-    /// Of which commit it is.
+    /// Commit of the build.
     pub commit: &'static str,
-    /// On what it runs.
+    /// The host it runs on.
     pub host: String,
-    /// Whether it acts.
+    /// Whether plans are carried out.
     pub mode: Mode,
-    /// Which policies decide.
+    /// The active policies.
     pub policies: &'static str,
-    /// Time between looks at the host when it started.
+    /// Time between samples at the start.
     pub period: Ns,
 }
 
 impl About {
-    /// This program, on this host and with these settings.
+    /// Describes this program, on this host and with these settings.
     pub fn new(host: String, config: &Config, mode: Mode, commit: &'static str) -> About {
         About {
             version: env!("CARGO_PKG_VERSION"),
@@ -95,7 +96,7 @@ impl About {
         }
     }
 
-    /// Time between looks as it is in force: settings may have been read anew since the start.
+    /// Returns the period now in force: settings may have been reloaded since the start.
     fn period_now(&self, seen: Option<&Seen>) -> Ns {
         seen.map_or(self.period, |seen| seen.period)
     }
@@ -106,21 +107,21 @@ impl About {
 pub struct Site {
     /// What the loop publishes.
     pub feed: Feed,
-    /// What runs here.
+    /// The run that answers.
     pub about: Arc<About>,
-    /// Where the history lies, if one is kept.
+    /// Path of the history, if one is kept.
     pub history: Option<Arc<Path>>,
-    /// Asks the loop's own state.
+    /// Answers from the loop's own state.
     pub handler: Handler,
-    /// Has the loop set something.
+    /// Settings for the loop to carry out.
     pub settings: SettingQueue,
-    /// Has it read its own settings anew.
+    /// Reloads of the agent's own settings.
     pub reload: Reload,
     threads: Arc<Semaphore>,
 }
 
 impl Site {
-    /// Of a run.
+    /// Collects what answers are made from.
     pub fn new(
         feed: Feed,
         about: About,
@@ -138,7 +139,7 @@ impl Site {
         }
     }
 
-    /// What tells events of this run from those of others.
+    /// Returns an id of this run, for event ids.
     fn run(&self) -> String {
         format!("{:x}", self.feed.clock().begun_ns())
     }
@@ -148,7 +149,7 @@ impl Site {
         seen.ok_or_else(|| Failed::not_now("the agent has not looked at the host yet"))
     }
 
-    /// Works on a thread that may wait.
+    /// Runs `work` on a blocking thread.
     async fn on_a_thread<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -167,7 +168,7 @@ impl Site {
     }
 }
 
-/// All routes, for those whom `access` lets in.
+/// Builds all routes; `access` decides who is let in.
 fn router(site: Site, access: &Arc<Access>) -> Router {
     Router::new()
         .merge(approvals::reads())
@@ -199,7 +200,7 @@ fn router(site: Site, access: &Arc<Access>) -> Router {
         .with_state(site)
 }
 
-/// What changes something: for operators alone.
+/// Builds the routes that change something: for operators only.
 fn changes() -> Router<Site> {
     Router::new()
         .route("/-/reload", post(settings::reload))
@@ -222,7 +223,7 @@ async fn metrics(State(site): State<Site>, headers: HeaderMap) -> impl IntoRespo
     ([(header::CONTENT_TYPE, format.content_type())], text)
 }
 
-/// Whether the loop goes on.
+/// Liveness: the loop still takes samples.
 async fn healthy(State(site): State<Site>) -> (StatusCode, String) {
     let (seen, _) = site.feed.seen();
     let period = Duration::from_nanos(site.about.period_now(seen.as_deref()).0);
@@ -238,7 +239,7 @@ async fn healthy(State(site): State<Site>) -> (StatusCode, String) {
     }
 }
 
-/// Whether questions are answered from a host that can be read.
+/// Readiness: the host can be read.
 async fn ready(State(site): State<Site>) -> (StatusCode, String) {
     match site.feed.seen() {
         (Some(_), None) => (StatusCode::OK, "ready\n".into()),

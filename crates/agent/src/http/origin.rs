@@ -1,8 +1,8 @@
-//! Who may ask over TCP: programs of this host, and pages of this agent.
+//! Which requests are accepted over TCP: those of programs on this host, and of this agent's own page.
 //!
-//! Another page that a browser of this host shows can send requests here. It names itself in `Origin`, or, where a name of its
-//! own leads to this address (DNS rebinding), that name is in `Host`. Over TLS the certificate says which names are ours, and a
-//! browser looks at it before it sends anything.
+//! Another page in a browser on this host can send requests here. Such a request names that page in `Origin`, or, if a name
+//! of its own resolves to this address (DNS rebinding), has that name in `Host`. Over TLS the certificate says which names
+//! are ours, and a browser checks it before it sends anything.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,13 +11,13 @@ use axum::http::{HeaderMap, uri::Authority};
 
 use super::problem::Failed;
 
-/// Refuses what another page sends.
+/// Refuses requests of other pages.
 ///
 /// # Errors
-/// With what is wrong, and what to write instead.
+/// Says what is wrong, and what to write instead.
 pub(super) fn check(head: &Parts, bound: SocketAddr, is_tls: bool) -> Result<(), Failed> {
     let host = one(&head.headers, "host")?;
-    // Where the line says it too, that is what counts.
+    // An authority in the request line takes precedence.
     let host = head.uri.authority().map(Authority::as_str).or(host);
     let host = host.ok_or_else(|| Failed::bad_parameter("the header Host is missing"))?;
     let scheme = if is_tls { "https" } else { "http" };
@@ -34,7 +34,7 @@ pub(super) fn check(head: &Parts, bound: SocketAddr, is_tls: bool) -> Result<(),
     }
 }
 
-/// The one value of a header that is text.
+/// Returns a header's only value, which must be text.
 fn one<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Failed> {
     let mut all = headers.get_all(name).iter();
     let (first, second) = (all.next(), all.next());
@@ -45,7 +45,7 @@ fn one<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Failed
     first.map(|value| value.to_str().map_err(|_| wrong())).transpose()
 }
 
-/// Whether a host, with or without a port, is the loopback or what is listened on. Any port: a tunnel may have another.
+/// Returns whether a host, with or without a port, is loopback or the bound address. Any port: a tunnel may use another.
 fn is_ours(host: &str, bound: IpAddr) -> bool {
     let Ok(authority) = host.parse::<Authority>() else {
         return false;

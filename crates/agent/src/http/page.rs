@@ -1,7 +1,7 @@
-//! The page for people, from the files in `web`, which are part of the program.
+//! The page for people, from the files in `web`, which are compiled into the program.
 //!
-//! It is data like any other client's: what it shows it asks for below `/v1`. Its policy lets it load and ask nothing but this
-//! server, run no script but these files, and make no elements out of text.
+//! It is a client like any other: it gets its data from below `/v1`. Its content security policy allows it to load from and
+//! connect to this server only, to run no scripts but these files, and to make no elements out of text.
 
 use axum::Router;
 use axum::extract::Path;
@@ -13,7 +13,8 @@ use axum::routing::get;
 use super::Site;
 use super::problem::Failed;
 
-/// What the page may do: <https://www.w3.org/TR/CSP3/>. Trusted types keep names of VMs from becoming elements.
+/// The page's content security policy: <https://www.w3.org/TR/CSP3/>. Trusted types keep names of VMs from becoming
+/// elements.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
@@ -28,7 +29,7 @@ macro_rules! file {
 }
 
 const INDEX: (&str, &str) = file!("index.html");
-/// What is served below `/assets`.
+/// Files served below `/assets`.
 const FILES: [(&str, &str); 23] = [
     file!("api.js"),
     file!("ask.js"),
@@ -55,7 +56,7 @@ const FILES: [(&str, &str); 23] = [
     file!("why.js"),
 ];
 
-/// Where the page is served.
+/// Builds the page's routes.
 pub(super) fn routes() -> Router<Site> {
     Router::new()
         .route("/", get(async || served(INDEX)))
@@ -139,7 +140,7 @@ mod tests {
     #[test]
     fn no_file_names_another_server_or_makes_elements_out_of_text() {
         for (name, text) in FILES.iter().chain([&INDEX]) {
-            // A namespace is a name, and is not asked.
+            // A namespace is a name, and is never requested.
             let text = text.replace("http://www.w3.org/2000/svg", "");
             for wrong in [
                 "http://",

@@ -1,11 +1,11 @@
-//! Passwords, which are slow to check on purpose: whoever floods the agent with wrong ones keeps one thread busy, and delays
-//! those alone who also say a password for the first time.
+//! Password checks, which are slow on purpose: a client that floods the agent with wrong passwords keeps one thread busy,
+//! and delays only clients whose password has not been checked before.
 //!
-//! | bound | |
+//! | limit | |
 //! |---|---|
-//! | checked at a time | one, on a thread that does nothing else |
-//! | waiting for that, from one address | four; more are told to come again |
-//! | known to be right | 64, by a keyed digest of what was sent: these are not checked again |
+//! | checks at a time | one, on a thread that does nothing else |
+//! | checks that wait, per address | four; further ones are told to retry |
+//! | passwords remembered as right | 64, by a keyed digest of what was sent: these are not checked again |
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -18,19 +18,19 @@ use tokio::sync::Semaphore;
 use super::problem::Failed;
 use super::web::User;
 
-/// How many may wait from one address.
+/// Most checks that may wait, per address.
 const WAITING_MAX: usize = 4;
-/// How many addresses may have somebody waiting.
+/// Most addresses with a waiting check.
 const ADDRESSES_MAX: usize = 64;
-/// Right ones that are remembered.
+/// Most right passwords that are remembered.
 const KNOWN_MAX: usize = 64;
-/// How long one waits for its turn.
+/// How long a check waits for its turn.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Checks passwords.
 #[derive(Debug)]
 pub(super) struct Passwords {
-    /// Of this run alone: what is remembered cannot be looked up elsewhere.
+    /// Random per run, so the digests are useless elsewhere.
     key: hmac::Key,
     turn: Arc<Semaphore>,
     state: Mutex<State>,
@@ -42,7 +42,7 @@ struct State {
     waiting: BTreeMap<IpAddr, usize>,
 }
 
-/// A place among those who wait, given back with the value.
+/// A place in the queue, released with the value.
 struct Place<'a>(&'a Passwords, IpAddr);
 
 impl Drop for Place<'_> {
@@ -58,7 +58,7 @@ impl Drop for Place<'_> {
 }
 
 impl Passwords {
-    /// Knows none yet; `random` is for nobody else.
+    /// Creates a checker that remembers none; `random` must be secret.
     pub(super) fn new(random: &[u8]) -> Passwords {
         Passwords {
             key: hmac::Key::new(hmac::HMAC_SHA256, random),
@@ -67,11 +67,11 @@ impl Passwords {
         }
     }
 
-    /// Whether this is the password of a user, said by somebody at an address. Where there is no such user, `dummy` is checked in
-    /// its place, so that it takes as long and names cannot be guessed.
+    /// Checks a user's password, sent from an address. If there is no such user, `dummy` is checked instead, so that it
+    /// takes as long and names cannot be guessed.
     ///
     /// # Errors
-    /// Too many say passwords at once.
+    /// If too many passwords wait to be checked.
     pub(super) async fn is_right(
         &self,
         from: IpAddr,
@@ -89,7 +89,7 @@ impl Passwords {
             return Err(Failed::too_many());
         };
         let password = password.to_owned();
-        // The turn ends with the work, also where nobody waits for it any more.
+        // The turn is held until the work ends, even if the client is gone.
         let checked = tokio::task::spawn_blocking(move || {
             let is_right = bcrypt::verify(password, &hash).unwrap_or(false);
             drop(turn);
@@ -121,7 +121,7 @@ impl Passwords {
         Ok(Place(self, from))
     }
 
-    /// Of texts, each with its length before it: no two lists have the same.
+    /// Digests texts, each preceded by its length, so that no two lists give the same input.
     fn digest(&self, texts: &[&str]) -> Vec<u8> {
         let mut context = hmac::Context::with_key(&self.key);
         for text in texts {

@@ -1,4 +1,4 @@
-//! What is asked of the history: on threads that may wait for the disk, a few at a time.
+//! Routes that read the history, on blocking threads, a few at a time.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -24,20 +24,20 @@ use crate::handler::Answered;
 use crate::past::Place;
 use crate::why::AskError;
 
-/// Points of a history of which the step is not said.
+/// Points of an answer if the query has no step.
 const POINTS: u64 = 300;
 const HOUR_NS: i64 = 3_600_000_000_000;
 /// How long one question may read: others wait.
 const READING_MAX: Duration = Duration::from_secs(5);
-/// How long after a period it is taken to be so still.
+/// How long after a period it still counts as the host's state.
 const GAP_MAX_NS: i64 = 15 * 60 * 1_000_000_000;
-/// The shortest step where it is not said.
+/// The shortest default step.
 const STEP_SHORTEST: Ns = Ns::from_secs(1);
 
-/// Asks the history, which is opened for this alone.
+/// Runs a question on the history, which is opened for it.
 ///
 /// # Errors
-/// Where there is none, it cannot be read, or too many ask it.
+/// If there is no history, it cannot be read, or too many clients use it.
 pub(super) async fn ask<T: Send + 'static>(
     site: Site,
     question: impl FnOnce(&Archive) -> Result<T, Failed> + Send + 'static,
@@ -47,7 +47,7 @@ pub(super) async fn ask<T: Send + 'static>(
     answer.await?
 }
 
-/// The host as it is, or as it was.
+/// Returns the host as it is now, or as it was at a time.
 pub(super) async fn overview(
     State(site): State<Site>,
     query: Result<Query<OverviewQuery>, QueryRejection>,
@@ -72,7 +72,7 @@ pub(super) async fn overview(
     }))
 }
 
-/// The first and the last period that is kept.
+/// Returns the times of the first and the last recorded period.
 fn recorded(archive: &Archive) -> Result<Option<WallSpan>, RecordError> {
     let span = archive.span(Kind::Status)?;
     Ok(span.map(|(first, last)| WallSpan {
@@ -81,12 +81,12 @@ fn recorded(archive: &Archive) -> Result<Option<WallSpan>, RecordError> {
     }))
 }
 
-/// The period that was in force at a time: within what is kept, and no more than [`GAP_MAX_NS`] later.
+/// Returns the period in force at a time, which is at most [`GAP_MAX_NS`] before it and within the history.
 fn pictured(archive: &Archive, at: WallTime) -> Result<Pictured, Failed> {
     let span = recorded(archive)?;
     let span = span.ok_or_else(|| Failed::nothing_known("nothing is recorded yet"))?;
     let not_there = |said: String| Failed::nothing_known(format!("nothing is recorded at {at}: {said}"));
-    // Times are told to the millisecond: what was told can be asked for.
+    // Times are printed in milliseconds, rounded down: a printed time must find its own period.
     let wall_ns = at.0.saturating_add(999_999);
     if wall_ns < span.from.0 || at > span.to {
         return Err(not_there(format!(
@@ -130,7 +130,7 @@ pub(super) async fn decisions(
         kind: Some("decided".into()),
         id: None,
         before_id,
-        // One more says whether there are more.
+        // The extra row shows whether there are more.
         limit: Some(limit + 1),
     };
     let mut rows = ask(site, move |archive| Ok(archive.events(&wanted)?)).await?;
@@ -195,7 +195,7 @@ fn row(row: EventRow) -> DecisionRow {
     }
 }
 
-/// A stretch of time, and the steps in it.
+/// A span of time, divided into steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Stretch {
     from_ns: i64,
@@ -203,7 +203,7 @@ struct Stretch {
     step_ns: i64,
 }
 
-/// What is asked for, completed, and cut to what one answer may have: the answer says what was left of it.
+/// Fills in a query's defaults, and limits it to what one answer may have; the answer contains the span it covers.
 fn stretch(query: &HistoryQuery, now_ns: i64) -> Result<Stretch, Failed> {
     let to_ns = query.to.map_or(now_ns, |to| to.0);
     let from_ns = query.from.map_or(to_ns.saturating_sub(HOUR_NS), |from| from.0);
@@ -256,12 +256,12 @@ pub(super) async fn history(
 #[derive(Default)]
 struct Sum {
     periods: u64,
-    /// Of each figure, and how often it was known.
+    /// The sum of each figure, and how often it was known.
     figures: [(f64, u64); FIGURES.len()],
     last: Value,
 }
 
-/// Keys of a VM's status that are told as means.
+/// Keys of a VM's status that are averaged.
 const FIGURES: [&str; 5] = [
     "cpus_used",
     "vcpus_waiting",
@@ -270,10 +270,10 @@ const FIGURES: [&str; 5] = [
     "bandwidth_bytes_per_s",
 ];
 
-/// Others that are told as they were last.
+/// Keys of which the last value is used.
 const LAST: [&str; 4] = ["id", "name", "pages_by_node", "home"];
 
-/// The points, and the time up to which there was time to read.
+/// Reads the points. Also returns the time up to which they were read before time ran out.
 fn points(
     archive: &Archive,
     name: &str,
@@ -326,7 +326,7 @@ fn points(
     }
     let read = if is_in_time { frames.whole() } else { Ok(()) };
     match read {
-        // What can be read was given.
+        // Use what could be read.
         Ok(()) | Err(RecordError::Damaged { .. }) => {}
         Err(error) => return Err(error.into()),
     }
@@ -390,7 +390,7 @@ mod tests {
             of(Some(i64::MIN), Some(i64::MAX), None).1,
             i64::MIN + 24 * HOUR_NS
         );
-        // What ends before it begins is empty.
+        // A span that ends before it begins is empty.
         let (from, to, step) = of(Some(HOUR_NS), Some(0), None);
         assert_eq!((from, to), (HOUR_NS, HOUR_NS));
         assert!(step > 0);

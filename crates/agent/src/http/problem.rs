@@ -1,4 +1,4 @@
-//! Why there is no answer, as RFC 9457 has it.
+//! Error responses, in the format of RFC 9457.
 
 use axum::Json;
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
@@ -15,7 +15,7 @@ pub(super) struct Failed {
     kind: &'static str,
     title: &'static str,
     detail: String,
-    /// How to become known, where that would help.
+    /// The `WWW-Authenticate` header, if authentication would help.
     challenge: Option<&'static str>,
 }
 
@@ -40,17 +40,17 @@ impl Failed {
         )
     }
 
-    /// Somebody asks who may not.
+    /// The request came from a host or page that may not send it.
     pub(super) fn forbidden(detail: impl Into<String>) -> Failed {
         Failed::new(StatusCode::FORBIDDEN, "forbidden", "Not from there", detail)
     }
 
-    /// Nobody knows who asks; `challenge` says how to become known.
+    /// The client is not authenticated; `challenge` says how to authenticate.
     pub(super) fn unauthorized(detail: impl Into<String>, challenge: &'static str) -> Failed {
         let status = StatusCode::UNAUTHORIZED;
         Failed {
             challenge: Some(challenge),
-            ..Failed::new(status, "unauthorized", "Who asks is not known", detail)
+            ..Failed::new(status, "unauthorized", "The client is not known", detail)
         }
     }
 
@@ -61,14 +61,15 @@ impl Failed {
         Failed::new(status, "too-many", "Too many at once", detail)
     }
 
-    /// Who asks is known, and may not do that.
+    /// The client is authenticated, but lacks the role.
     pub(super) fn may_not(detail: impl Into<String>) -> Failed {
         Failed::new(StatusCode::FORBIDDEN, "may-not", "Not for you to do", detail)
     }
 
-    /// What was read before is not what is now; `tag` is.
+    /// The settings changed since the client read them; `tag` is their current tag.
     pub(super) fn changed(tag: &str) -> Failed {
-        let detail = format!("somebody else changed it: read it again (its tag is {tag} now), and send that");
+        let detail =
+            format!("another client changed it: read it again (its tag is {tag} now), and send that");
         Failed::new(
             StatusCode::PRECONDITION_FAILED,
             "changed",
@@ -77,14 +78,14 @@ impl Failed {
         )
     }
 
-    /// Who changes something does not say what it was.
+    /// The client did not say which settings it read.
     pub(super) fn no_tag() -> Failed {
         let detail =
-            "say `If-Match:` with the ETag of what was read, or `If-Match: *` to overwrite whatever there is";
+            "send `If-Match:` with the ETag of the settings read, or `If-Match: *` to overwrite any settings";
         Failed::new(
             StatusCode::PRECONDITION_REQUIRED,
             "no-tag",
-            "What was read is not said",
+            "The header If-Match is missing",
             detail,
         )
     }
@@ -95,7 +96,7 @@ impl Failed {
         Failed::new(status, "refused", "The agent cannot do or say that", detail)
     }
 
-    /// Nothing is wrong with the request: the settings that it is about are, or are in no file.
+    /// The request is valid, but the settings to reload are not, or are in no file.
     pub(super) fn bad_settings(detail: impl Into<String>) -> Failed {
         let title = "There are no settings that could be taken over";
         Failed::new(StatusCode::CONFLICT, "bad-settings", title, detail)
@@ -111,7 +112,7 @@ impl Failed {
         )
     }
 
-    /// The body is not said to be JSON.
+    /// The body's content type is not JSON.
     pub(super) fn not_json() -> Failed {
         let detail = "say `Content-Type: application/json`, and send JSON";
         Failed::new(
@@ -130,7 +131,7 @@ impl Failed {
 
     pub(super) fn no_such_path() -> Failed {
         let detail =
-            "what there is says /v1/openapi.json; beside it there are /metrics, /-/healthy and /-/ready";
+            "/v1/openapi.json lists the paths of the API; others are /metrics, /-/healthy and /-/ready";
         Failed::new(
             StatusCode::NOT_FOUND,
             "no-such-path",
@@ -145,7 +146,7 @@ impl Failed {
         Failed::new(StatusCode::NOT_FOUND, "no-history", "There is no history", detail)
     }
 
-    /// The history does not reach there, or says too little.
+    /// The history does not reach there, or has too little.
     pub(super) fn nothing_known(detail: impl Into<String>) -> Failed {
         Failed::new(
             StatusCode::NOT_FOUND,
@@ -156,7 +157,7 @@ impl Failed {
     }
 
     pub(super) fn wrong_method() -> Failed {
-        let detail = "the header Allow says what can be done here";
+        let detail = "the header Allow lists the methods of this path";
         Failed::new(
             StatusCode::METHOD_NOT_ALLOWED,
             "wrong-method",
@@ -165,7 +166,7 @@ impl Failed {
         )
     }
 
-    /// Now is too early, or too much is asked at once.
+    /// It is too early, or there are too many requests at once.
     pub(super) fn not_now(detail: impl Into<String>) -> Failed {
         Failed::new(StatusCode::SERVICE_UNAVAILABLE, "not-now", "Not now", detail)
     }
@@ -175,7 +176,7 @@ impl Failed {
         Failed::new(status, "broken", title, detail)
     }
 
-    /// The thread that worked at it is gone.
+    /// The thread that worked on the answer is gone.
     pub(super) fn gone() -> Failed {
         Failed::broken("the work was cut short; the agent's log may say why")
     }
@@ -222,7 +223,7 @@ impl From<ApiError> for Failed {
             ApiError::Conflict { .. } => Failed::new(
                 StatusCode::CONFLICT,
                 "conflict",
-                "It does not go with what is so already",
+                "It conflicts with the current state",
                 detail,
             ),
             ApiError::NotYet { .. } => Failed::not_now(detail),

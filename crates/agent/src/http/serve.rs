@@ -1,4 +1,4 @@
-//! Where clients come in: loopback, if it is asked for, and a socket beside the state for the agent's own user.
+//! The listeners: TCP if requested, and a socket in the state directory.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -38,35 +38,35 @@ use crate::server::listen;
 
 /// The socket's name in the state directory.
 const SOCKET: &str = "http.sock";
-/// How long a client may take to say a request's head, and be silent between two.
+/// How long a client may take to send a request's head, and be silent between two requests.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Most bytes of a request's head.
 const HEAD_MAX: usize = 32 << 10;
-/// Connections at one time, of the address and of the socket each; the one that came first makes room. Fewer where the process
-/// may open less than 16 times as many files.
+/// Most connections at one time, for TCP and the socket each; beyond that, the oldest is dropped. Fewer if the process may
+/// open fewer than 16 times as many files.
 const CONNECTIONS_MAX: usize = 256;
-/// Threads beside those for questions: passwords are checked on their own.
+/// Blocking threads in addition to those for questions: password checks have their own.
 const PASSWORDS: usize = 1;
-/// How long a client may take to agree on how to hide what is said. It counts as a connection meanwhile.
+/// How long a TLS handshake may take. It counts as a connection meanwhile.
 const PATIENCE_TLS: Duration = Duration::from_secs(10);
-/// When to look again for clients that knocked while no more files could be opened.
+/// When to retry accepting after the process ran out of files.
 const KNOCK_AGAIN: Duration = Duration::from_millis(50);
-/// How long answers that are being made may take once the agent ends.
+/// How long pending answers may take once the agent ends.
 const END: Duration = Duration::from_secs(1);
 
-/// The open server. Closing it ends all connections.
+/// The open server. Dropping it ends all connections.
 #[derive(Debug)]
 pub struct HttpServer {
     path: Option<PathBuf>,
     url: Option<String>,
-    /// Closes it where it is dropped.
+    /// Stops the server when dropped.
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
     feed: Feed,
 }
 
 impl HttpServer {
-    /// Opens it where anybody may ask: see [`HttpServer::open`].
+    /// Opens the server if a TCP address or a state directory is given: see [`HttpServer::open`].
     ///
     /// # Errors
     /// As there.
@@ -82,10 +82,10 @@ impl HttpServer {
             .transpose()
     }
 
-    /// Opens it: on loopback where that is asked for, and on a socket in the state directory where there is one.
+    /// Opens the server: on TCP if an address is given, and on a socket if there is a state directory.
     ///
     /// # Errors
-    /// An address that is taken or may not be listened on; a state directory that cannot hold the socket.
+    /// If the address is taken or may not be listened on, or the state directory cannot hold the socket.
     pub fn open(
         listen_at: Option<Listen>,
         state: Option<&Path>,
@@ -133,12 +133,12 @@ impl HttpServer {
         })
     }
 
-    /// Where its page is, with the port that was free, and with what makes an operator of who opens it.
+    /// Returns the page's URL, with the real port and the key that makes the browser an operator.
     pub fn url(&self) -> Option<String> {
         self.url.clone()
     }
 
-    /// Where the loop publishes.
+    /// Returns the feed, where the loop publishes.
     pub fn feed(&self) -> &Feed {
         &self.feed
     }
@@ -156,17 +156,17 @@ impl Drop for HttpServer {
     }
 }
 
-/// Whether it may be listened on there: looked at before anything is begun.
+/// Checks whether the agent may listen at an address, before anything is started.
 ///
 /// # Errors
-/// With what is wrong, and the remedy.
+/// Says what is wrong, with the remedy.
 pub fn check(listen_at: Option<Listen>, config: &Config) -> Result<(), String> {
     let Some(at) = listen_at else { return Ok(()) };
     let web = web_config(config).map(Web::read).transpose()?;
     web.unwrap_or_default().may_listen(at.address())
 }
 
-/// Where TLS and passwords are, if anywhere.
+/// Returns the path of `web.yml`, if one is set.
 fn web_config(config: &Config) -> Option<&Path> {
     Some(Path::new(&config.web_config)).filter(|path| !path.as_os_str().is_empty())
 }
@@ -185,7 +185,7 @@ fn tcp_listener(at: Listen) -> anyhow::Result<TcpListener> {
     Ok(listener)
 }
 
-/// What answers a request, however it came in.
+/// Answers requests, however they came in.
 #[derive(Clone, Debug)]
 pub struct Answers {
     access: Arc<Access>,
@@ -193,10 +193,10 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// For what is listened on at an address, if any, and for a state directory, which then holds the key.
+    /// Creates the service for a TCP address, if any, and a state directory, which then holds the key.
     ///
     /// # Errors
-    /// A `web.yml` that cannot be used, or does not suffice for the address; a state directory that cannot hold the key.
+    /// If `web.yml` cannot be used or does not suffice for the address, or the state directory cannot hold the key.
     pub fn new(
         bound: Option<SocketAddr>,
         state: Option<&Path>,
@@ -211,7 +211,7 @@ impl Answers {
         })
     }
 
-    /// Answers a request, within a runtime of tokio with its clock.
+    /// Answers a request. Needs a tokio runtime with time enabled.
     pub fn answer(
         &self,
         came: Came,
@@ -222,7 +222,7 @@ impl Answers {
     }
 }
 
-/// Who is in. Whoever may knock at the address takes no room from those who may use the socket.
+/// Open connections. TCP clients take no room from clients of the socket.
 struct Doors {
     answers: Answers,
     readers: Readers,
@@ -230,7 +230,7 @@ struct Doors {
     over_socket: Room,
 }
 
-/// Connections that came in one way.
+/// Connections of one listener.
 struct Room {
     inside: VecDeque<AbortHandle>,
     inside_max: usize,
@@ -295,7 +295,7 @@ impl Room {
         }
     }
 
-    /// Counts a connection, the oldest of which makes room.
+    /// Runs a connection; if there are too many, the oldest is dropped.
     fn let_in(&mut self, connection: impl Future<Output = ()> + Send + 'static) {
         self.inside.retain(|guest| !guest.is_finished());
         if self.inside.len() >= self.inside_max
@@ -307,13 +307,13 @@ impl Room {
     }
 }
 
-/// Answers a client until it goes.
+/// Serves a client until it disconnects.
 async fn serve(answers: Answers, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, came: Came) {
     let service = service_fn(move |request: Request<Incoming>| answers.answer(came, request.map(Body::new)));
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
         .header_read_timeout(PATIENCE)
         .max_header_size(HEAD_MAX);
-    // A client that misbehaves is its own problem.
+    // Errors of misbehaving clients are ignored.
     drop(http.serve_connection(TokioIo::new(stream), service).await);
 }

@@ -1,8 +1,8 @@
-//! What operators set of a VM: read and written whole, so that two of them do not undo each other's work unseen.
+//! Settings of a VM: read and written as a whole, so that two operators do not overwrite each other's changes unnoticed.
 //!
-//! An answer carries an `ETag` of what is in force. Who writes says which one was read (`If-Match`), and the loop compares it
-//! with what is stored when it writes, under the lock that it writes under: what was set by somebody else meanwhile, in a file
-//! or in libvirt's metadata too, is not overwritten.
+//! An answer has an `ETag` of the settings in force. A client that writes sends the tag it read (`If-Match`), and the loop
+//! compares it with the stored settings under the lock that protects the write: a change made meanwhile, even in a file or
+//! in libvirt's metadata, is not overwritten.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use crate::setting_queue::NotSet;
 /// How long the loop may be busy: moving pages takes a while.
 const PATIENCE_LOOP: Duration = Duration::from_secs(25);
 
-/// What `GET` gives.
+/// Handles `GET`.
 pub(super) async fn get(
     State(site): State<Site>,
     id: Result<Path<String>, PathRejection>,
@@ -33,7 +33,7 @@ pub(super) async fn get(
     Ok(with_tag(vm, settings))
 }
 
-/// What `PUT` does.
+/// Handles `PUT`.
 pub(super) async fn put(
     State(site): State<Site>,
     id: Result<Path<String>, PathRejection>,
@@ -41,7 +41,7 @@ pub(super) async fn put(
     body: Result<Json<VmSettings>, JsonRejection>,
 ) -> Result<Response, Failed> {
     let (Path(id), Json(mut wanted)) = (id?, body?);
-    // As it is stored, so that it reads back as it is answered.
+    // Rounded as when stored, so that the answer and a later read agree.
     wanted.memory_floor_bytes = wanted
         .memory_floor_bytes
         .map(|floor| Bytes(floor.0.div_ceil(1024).saturating_mul(1024)));
@@ -67,17 +67,17 @@ pub(super) async fn put(
     }
 }
 
-/// What `POST /-/reload` does: the agent's own settings are read anew.
+/// Handles `POST /-/reload`, which reloads the agent's own settings.
 pub(super) async fn reload(State(site): State<Site>) -> Result<Json<Reloaded>, Failed> {
     let done = of_loop(|told| site.reload.ask(told)).await?;
     done.map(Json)
         .map_err(|why| Failed::bad_settings(format!("the settings of before stay in force: {why}")))
 }
 
-/// Asks the loop for something; what it says once it comes to it.
+/// Sends the loop a request; returns its result.
 async fn of_loop<T: Send + 'static>(ask: impl FnOnce(Box<dyn FnOnce(T) + Send>)) -> Result<T, Failed> {
     let (tell, told) = oneshot::channel();
-    // Fails where nobody waits any more.
+    // Fails if the client no longer waits.
     ask(Box::new(|said| drop(tell.send(said))));
     match tokio::time::timeout(PATIENCE_LOOP, told).await {
         Ok(said) => said.map_err(|_| Failed::gone()),
@@ -94,14 +94,14 @@ async fn in_force(site: &Site, id: String) -> Result<(VmId, VmSettings), Failed>
 
 fn with_tag(vm: VmId, settings: VmSettings) -> Response {
     let mut response = Json(settings).into_response();
-    // Always of letters, digits and signs.
+    // Always letters, digits and punctuation.
     if let Ok(tag) = HeaderValue::from_str(&tag(vm, settings)) {
         response.headers_mut().insert(header::ETAG, tag);
     }
     response
 }
 
-/// The tag of settings: they say it all, so nothing has to be counted or kept.
+/// Returns the tag of settings. It contains their values, so no counter is needed.
 fn tag(vm: VmId, settings: VmSettings) -> String {
     let VmSettings {
         permit,
@@ -117,7 +117,7 @@ fn tag(vm: VmId, settings: VmSettings) -> String {
     )
 }
 
-/// What must be in force for a change to be made: tags, or `*` for whatever it is.
+/// Returns the tags of `If-Match`, or `*` for any settings.
 fn wanted_tags(headers: &HeaderMap) -> Result<String, Failed> {
     let tags = headers.get_all(header::IF_MATCH).iter();
     let tags: Option<Vec<&str>> = tags.map(|tags| tags.to_str().ok()).collect();

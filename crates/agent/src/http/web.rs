@@ -1,10 +1,10 @@
-//! TLS and passwords, by the file that Prometheus' exporters have for them (`web.yml` of its exporter-toolkit), with one key of
-//! our own, `homenode_roles`.
+//! TLS and passwords, configured by the file that Prometheus exporters use for them (`web.yml` of the exporter-toolkit),
+//! with one key of our own, `homenode_roles`.
 //!
-//! The files are looked at with each connection and each request, and read again where one of them changed, so that renewed
-//! certificates and removed users need no restart. What is wrong then is said once, and what was read before stays in force: an
-//! agent does not become open, or unreachable, by a slip of the pen. What would let more in than before takes a restart, and is
-//! said too ([`bounds`]).
+//! Every connection and every request checks whether the files have changed, and reads them again if so: renewed
+//! certificates and removed users need no restart. An error in them is reported once, and the previous configuration stays
+//! in force: a typo must not make an agent open or unreachable. Changes that would widen access take a restart, and are
+//! reported too ([`bounds`]).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,12 +34,12 @@ mod bounds;
 
 use bounds::Bounds;
 
-/// Most bytes of a file: a store of all public authorities has a quarter.
+/// Most bytes of a file: a store of all public authorities has a quarter of it.
 const BYTES_MAX: u64 = 1 << 20;
-/// How often a password is mixed, as a power of two: less protects nothing, and more takes seconds.
+/// Accepted bcrypt costs: less protects nothing, and more takes seconds.
 const COST: std::ops::RangeInclusive<u32> = 4..=15;
 
-/// `web.yml` as it is written.
+/// `web.yml` as written.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
@@ -50,7 +50,7 @@ struct Written {
     homenode_roles: BTreeMap<String, Role>,
 }
 
-/// Refuses a name that is there twice: in a file cut short the first value would be in force, and in the whole file the second.
+/// Refuses duplicate names: a file cut short would have the first value in force, and the whole file the second.
 fn named_once<'de, D, T>(deserializer: D) -> Result<BTreeMap<String, T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -92,8 +92,8 @@ struct TlsWritten {
     min_version: Version,
 }
 
-/// What clients show of themselves, the weakest first. Those two of the toolkit's kinds that take any certificate, whoever made
-/// it, prove nothing.
+/// Client certificate requirements, weakest first. The toolkit's two kinds that accept any certificate are left out, since
+/// they prove nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 enum ClientAuth {
     #[default]
@@ -112,7 +112,7 @@ enum Version {
 }
 
 impl Version {
-    /// The version as `web.yml` has it.
+    /// Returns the version as written in `web.yml`.
     fn name(self) -> &'static str {
         match self {
             Version::Tls12 => "TLS12",
@@ -121,28 +121,28 @@ impl Version {
     }
 }
 
-/// Somebody with a password.
+/// A user with a password.
 #[derive(Clone, Debug)]
 pub(super) struct User {
-    /// bcrypt's.
+    /// The bcrypt hash.
     pub hash: String,
     pub role: Role,
 }
 
-/// What `web.yml` says, ready for use.
+/// The parsed `web.yml`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Web {
-    /// Without it connections are plain.
+    /// `None` means plain connections.
     pub tls: Option<Arc<ServerConfig>>,
-    /// Without any, nobody is asked for a password.
+    /// If empty, no password is required.
     pub users: BTreeMap<String, User>,
-    /// Whether nobody comes in without a certificate that was verified.
+    /// Whether every client needs a verified certificate.
     pub has_verified_clients: bool,
     bounds: Bounds,
     read: Vec<(PathBuf, Option<Stamp>)>,
 }
 
-/// What tells a file that was changed, or replaced.
+/// Identifies a version of a file, to detect changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
     device_inode: (u64, u64),
@@ -160,35 +160,36 @@ impl Stamp {
     }
 }
 
-/// What came up while a file was read.
+/// State of reading the files.
 #[derive(Debug, Default)]
 struct Reading {
-    /// Whether an earlier state of the file is in force, whose bounds hold.
+    /// Whether an earlier version is in force, whose bounds hold.
     is_again: bool,
-    /// What was looked at.
+    /// Files looked at.
     files: Vec<(PathBuf, Option<Stamp>)>,
-    /// What the file would open, and what stays in force instead.
+    /// Changes that would widen access, and what stays in force instead.
     kept: Vec<String>,
 }
 
-/// Who else may do what with a file that is read.
+/// What other users may do with a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Others {
-    /// Its content is public.
+    /// Read: its content is public.
     MayRead,
     MayDoNothing,
 }
 
 impl Web {
-    /// Reads it, and what it names.
+    /// Reads the file and the files it names.
     ///
     /// # Errors
-    /// With the file, and what to do about it.
+    /// Names the file and the remedy.
     pub(super) fn read(path: &Path) -> Result<Web, String> {
         Web::default().read_again(path, &mut Reading::default())
     }
 
-    /// Reads the file and what it names, within the bounds of `self`. `reading` says what was looked at, also after an error.
+    /// Reads the file and those it names, within the bounds of `self`. `reading` lists the files looked at, also after an
+    /// error.
     fn read_again(&self, path: &Path, reading: &mut Reading) -> Result<Web, String> {
         let wrong = |what: String| format!("{}: {what}", path.display());
         let text = text_of(path, Others::MayRead, reading)?;
@@ -221,15 +222,15 @@ impl Web {
         })
     }
 
-    /// Whether nobody can listen, and nobody comes in who did not show who it is.
+    /// Returns whether connections are encrypted and every client must authenticate.
     pub(super) fn is_closed(&self) -> bool {
         self.tls.is_some() && (!self.users.is_empty() || self.has_verified_clients)
     }
 
-    /// Whether it may be listened on there with this.
+    /// Checks whether this configuration suffices to listen at an address.
     ///
     /// # Errors
-    /// With what is missing.
+    /// Names what is missing.
     pub(super) fn may_listen(&self, address: SocketAddr) -> Result<(), String> {
         if address.ip().is_loopback() || self.is_closed() {
             return Ok(());
@@ -263,10 +264,10 @@ fn users(written: &Written) -> Result<BTreeMap<String, User>, String> {
                 "basic_auth_users: `{name}` is no name: it may not be empty or have a `:`"
             ));
         }
-        // The hash itself is not said: this may be a password that was written in its place.
+        // The message omits the hash: it may be a password, written there by mistake.
         match cost {
             None => Err(format!(
-                "basic_auth_users: what `{name}` has is no hash of bcrypt: make one with `htpasswd -nBC 10 {name}`"
+                "basic_auth_users: the value of `{name}` is no hash of bcrypt: make one with `htpasswd -nBC 10 {name}`"
             )),
             Some(cost) if !COST.contains(&cost) => Err(format!(
                 "basic_auth_users: the hash of `{name}` has cost {cost}, and may have {} to {}: make one with \
@@ -284,7 +285,7 @@ fn users(written: &Written) -> Result<BTreeMap<String, User>, String> {
     written.basic_auth_users.iter().map(user).collect()
 }
 
-/// Returns what connections are made with, and the authorities of clients.
+/// Returns the TLS configuration and the accepted authorities of clients.
 fn tls_config(
     tls: &TlsWritten,
     folder: &Path,
@@ -362,7 +363,7 @@ fn text_of(path: &Path, others: Others, reading: &mut Reading) -> Result<Vec<u8>
     let failed =
         |e: std::io::Error| format!("cannot read {}: {e}{}", path.display(), homenode_api::remedy(&e));
     reading.files.push((path.to_owned(), stamp(path)));
-    // A device may act on being opened, and a pipe would wait for a writer.
+    // Opening a device may have effects, and opening a pipe would wait for a writer.
     let no_file = || format!("{} is not a regular file: put one in its place", path.display());
     if !std::fs::metadata(path).map_err(failed)?.is_file() {
         return Err(no_file());
@@ -401,7 +402,7 @@ fn stamp(path: &Path) -> Option<Stamp> {
     std::fs::metadata(path).ok().as_ref().map(Stamp::of)
 }
 
-/// What is in force of a file that may change.
+/// The configuration in force, read from a file that may change.
 #[derive(Debug)]
 pub(super) struct Current {
     path: PathBuf,
@@ -411,7 +412,7 @@ pub(super) struct Current {
 }
 
 impl Current {
-    /// Reads it for what listens there.
+    /// Reads the file for a server at an address.
     ///
     /// # Errors
     /// As [`Web::read`] and [`Web::may_listen`].
@@ -426,7 +427,7 @@ impl Current {
         })
     }
 
-    /// What is in force now: read again where a file is not any more what it was.
+    /// Returns the configuration in force, after reading the files again if one has changed.
     pub(super) fn get(&self) -> Arc<Web> {
         let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
         if now.read.iter().all(|(path, was)| stamp(path) == *was) {
@@ -437,7 +438,7 @@ impl Current {
             ..Reading::default()
         };
         let again = now.read_again(&self.path, &mut reading);
-        // What is in force is as narrow as it was at least: this cannot fail.
+        // What is read again is at least as narrow as before, so this cannot fail.
         let again = again.and_then(|web| web.may_listen(self.bound).map(|()| web));
         let web = match again {
             Ok(web) => {
@@ -446,8 +447,8 @@ impl Current {
             }
             Err(error) => {
                 self.feed
-                    .notice(format!("{error}; what was read before stays in force"));
-                // It is not read again before one of these changes once more.
+                    .notice(format!("{error}; the version read before stays in force"));
+                // Do not read again until one of these changes once more.
                 Web {
                     read: reading.files,
                     ..Web::clone(&now)

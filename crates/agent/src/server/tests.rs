@@ -33,7 +33,7 @@ fn connect(dir: &tempfile::TempDir) -> net::UnixStream {
     net::UnixStream::connect(socket_path(dir.path())).unwrap()
 }
 
-/// An agent that has just begun has not looked at the host: that it says so shows that it answers.
+/// A new agent has not sampled the host yet; its saying so shows that it answers.
 fn is_answered(dir: &tempfile::TempDir) -> bool {
     let error = ask::<Vms>(dir.path(), &Request::Vms).unwrap_err();
     matches!(error, AskError::Agent(ApiError::NotYet { .. }))
@@ -82,7 +82,7 @@ fn a_thousand_clients_that_say_nothing_delay_nobody() {
     let (dir, _open) = server();
     let silent: Vec<net::UnixStream> = (0..1000).map(|_| connect(&dir)).collect();
     assert!(is_answered(&dir));
-    // Answered beside them, not after them: whoever came last is still waited for.
+    // Answered while they wait, not after them: even the last one is still connected.
     let last = silent.last().unwrap();
     last.set_nonblocking(true).unwrap();
     let mut byte = [0];
@@ -96,7 +96,7 @@ fn a_thousand_half_open_connections_that_drip_delay_nobody() {
     let path = socket_path(dir.path());
     let stopping = Arc::new(AtomicBool::new(false));
     let stop = Arc::clone(&stopping);
-    // Each says a request byte by byte, and who is dropped for that begins again.
+    // Each sends a request byte by byte, and reconnects when it is dropped.
     let dripping = std::thread::spawn(move || {
         let begin = || {
             let stream = net::UnixStream::connect(&path).unwrap();
@@ -140,7 +140,7 @@ fn a_request_that_trickles_in_is_answered_or_dropped_in_the_end() {
     stream.read_to_string(&mut text).unwrap();
     assert!(text.contains("not-yet"), "{text}");
     let mut endless = connect(&dir);
-    // Each byte comes in time, and all of them do not.
+    // Each byte is in time, but all of them together are not.
     while endless.write_all(b"x").is_ok() {
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -191,12 +191,12 @@ fn ten_thousand_vms_are_one_answer_and_a_client_that_takes_none_of_it_delays_nob
     sample.vms = (0..10_000)
         .map(|number| homenode_host::VmSample {
             id: VmId(number),
-            // As long as libvirt's longest that anybody uses.
-            name: format!("a-project-of-somebody/a-machine-with-a-long-name-{number}"),
+            // As long as the longest names used in practice.
+            name: format!("a-project-of-a-tenant/a-machine-with-a-long-name-{number}"),
             ..model.clone()
         })
         .collect();
-    // What arranging so many takes is no question here.
+    // How long arranging that many VMs takes is not tested here.
     let config = Config {
         policies: homenode_control::PolicySet::Default,
         ..Config::default()

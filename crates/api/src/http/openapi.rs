@@ -1,4 +1,4 @@
-//! The description of the HTTP interface: OpenAPI 3.1, from the types that are sent.
+//! The OpenAPI 3.1 description of the HTTP interface, generated from the types that are sent.
 
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::{JsonSchema, Schema};
@@ -13,7 +13,7 @@ use crate::answer::{Maintenance, Promises, Recommendation, Recommendations, Vms}
 use crate::why::Answer;
 use homenode_control::VmStatus;
 
-/// The whole description.
+/// Returns the whole description.
 pub fn openapi() -> Value {
     let mut made = Maker::new();
     let paths = paths(&mut made);
@@ -23,7 +23,7 @@ pub fn openapi() -> Value {
             "title": "Homenode",
             "version": "1",
             "summary": "What an agent knows of its host, what it decides, and what it did.",
-            "description": "Times are RFC 3339. A key ends in the unit of its number; what is not known is null.",
+            "description": "Times are RFC 3339. A key ends in the unit of its number; unknown values are null.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
@@ -63,7 +63,7 @@ fn paths(made: &mut Maker) -> Value {
         "/v1/nodes": get(made.operation::<Nodes>("nodes", "Every node", &[503])),
         "/v1/links": get(made.operation::<Links>("links", "Traffic between nodes, where counted", &[503])),
         "/v1/decisions": get(made.query::<DecisionsQuery, Decisions>(
-            "decisions", "What was decided, and what came of it, the newest first", &[400, 404, 503]
+            "decisions", "Decisions and their outcomes, the newest first", &[400, 404, 503]
         )),
         "/v1/decisions/{id}": get(with(made.operation::<DecisionRow>(
             "decision", "One decision, by its number in the history", &[400, 404, 503]
@@ -73,7 +73,7 @@ fn paths(made: &mut Maker) -> Value {
             "evaluate", "Whether and where a VM would fit; nothing is promised", &[400, 413, 415, 422, 503]
         )},
         "/v1/recommendations": get(made.operation::<Recommendations>(
-            "recommendations", "What policies would do and wait for, and what came of that", &[503]
+            "recommendations", "Changes that policies recommend, and their outcomes", &[503]
         )),
         "/v1/recommendations/{id}/apply": {"post": with(made.operation::<Recommendation>(
             "apply", "Agree to a recommendation: it is carried out from the next look at the host on", &[400, 404, 409, 503]
@@ -86,7 +86,7 @@ fn paths(made: &mut Maker) -> Value {
         )),
         "/v1/promises/{id}": {"delete": with(made.done("drop", "Take back a promise", &[400, 404, 503]), "parameters", by_number)},
         "/v1/maintenance": get(made.operation::<Maintenance>(
-            "maintenance", "Nodes that are to be empty, what is left on them, and whether the agent is paused", &[503]
+            "maintenance", "Nodes that are drained, what is left on them, and whether the agent is paused", &[503]
         )),
         "/v1/maintenance/drains/{id}": {
             "put": made.operation::<Maintenance>(
@@ -102,7 +102,7 @@ fn paths(made: &mut Maker) -> Value {
             "delete": made.operation::<Maintenance>("endPause", "End a pause", &[503]),
         },
         "/-/reload": {"post": made.operation::<Reloaded>(
-            "reload", "Read the agent's settings anew; wrong ones are refused, and those of before stay in force", &[409, 503]
+            "reload", "Reload the agent's settings; if they are wrong they are refused, and the old ones stay in force", &[409, 503]
         )},
         "/v1/events": get(events(made)),
         "/v1/openapi.json": get(json!({
@@ -115,14 +115,14 @@ fn paths(made: &mut Maker) -> Value {
     })
 }
 
-/// What is set of a VM, and how an operator sets it.
+/// Describes a VM's settings, and how an operator sets them.
 fn settings(made: &mut Maker, by_name: &Value) -> Value {
     let tag = json!({"ETag": {
-        "description": "What `If-Match` has to say to change just this.", "schema": {"type": "string"},
+        "description": "The value of `If-Match` that changes only this version.", "schema": {"type": "string"},
     }});
     let mut get = made.operation::<VmSettings>(
         "settings",
-        "What an operator set of a VM",
+        "The operator's settings of a VM",
         &[400, 404, 409, 422, 503],
     );
     get["parameters"] = json!([by_name]);
@@ -133,7 +133,7 @@ fn settings(made: &mut Maker, by_name: &Value) -> Value {
     );
     put["parameters"] = json!([by_name, {
         "name": "If-Match", "in": "header", "required": true,
-        "description": "The `ETag` of what was read, so that nobody's change is lost, or `*`.",
+        "description": "The `ETag` of what was read, so that no other client's change is lost, or `*`.",
         "schema": {"type": "string", "pattern": "^(\\*|\"[!#-+\\--~]+\")$"},
     }]);
     put["security"] = json!([{"key": []}, {"password": []}]);
@@ -142,7 +142,7 @@ fn settings(made: &mut Maker, by_name: &Value) -> Value {
     json!({"get": get, "put": put})
 }
 
-/// The stream of events, which OpenAPI can only describe in words.
+/// Describes the event stream, for which OpenAPI has only words.
 fn events(made: &mut Maker) -> Value {
     let carried = json!({"oneOf": [made.schema::<Told>(), made.schema::<Looked>(), made.schema::<Missed>()]});
     json!({
@@ -152,7 +152,7 @@ fn events(made: &mut Maker) -> Value {
             else what happened: `decided`, `found`, `appeared` and so on. `data` is JSON.",
         "parameters": [{
             "name": "Last-Event-ID", "in": "header", "required": false,
-            "description": "What was heard last: the stream goes on after it.",
+            "description": "The last event received: the stream goes on after it.",
             "schema": {"type": "string"},
         }],
         "responses": {
@@ -168,7 +168,7 @@ fn with(mut object: Value, key: &str, value: Value) -> Value {
     object
 }
 
-/// Makes operations, and collects the schemas that they name.
+/// Builds operations, and collects the schemas that they use.
 struct Maker(SchemaGenerator);
 
 impl Maker {
@@ -186,7 +186,7 @@ impl Maker {
         self.0.take_definitions(true)
     }
 
-    /// What is answered with `T`, or with these statuses and a problem.
+    /// Builds an operation that answers with `T`, or with a problem and one of these statuses.
     fn operation<T: JsonSchema>(&mut self, id: &str, summary: &str, problems: &[u16]) -> Value {
         let answer = self.schema::<T>();
         let mut responses = json!({
@@ -202,7 +202,7 @@ impl Maker {
         json!({"operationId": id, "summary": summary, "responses": responses})
     }
 
-    /// What is done, with nothing to say of it, or is answered with these statuses and a problem.
+    /// Builds an operation that answers without a body, or with a problem and one of these statuses.
     fn done(&mut self, id: &str, summary: &str, problems: &[u16]) -> Value {
         let mut operation = self.operation::<()>(id, summary, problems);
         let responses = operation["responses"].as_object_mut();
@@ -233,7 +233,7 @@ impl Maker {
         )
     }
 
-    /// The same of one VM.
+    /// Builds an operation on one VM.
     fn about<Q: JsonSchema, T: JsonSchema>(
         &mut self,
         which: &Value,
@@ -255,7 +255,7 @@ impl Maker {
     }
 }
 
-/// The schema of what clients say, in one piece.
+/// Returns the schema of a request, without references.
 fn asked<T: JsonSchema>() -> Value {
     let mut settings = SchemaSettings::draft2020_12();
     settings.inline_subschemas = true;
@@ -263,7 +263,7 @@ fn asked<T: JsonSchema>() -> Value {
     settings.into_generator().into_root_schema_for::<T>().to_value()
 }
 
-/// A parameter that may be left out is never `null`.
+/// Removes `null` from an optional parameter's types.
 fn if_there(mut schema: Value) -> Value {
     if let Some(kinds) = schema["type"].as_array() {
         let kind = kinds.iter().find(|kind| **kind != "null").cloned();
@@ -284,16 +284,16 @@ fn if_there(mut schema: Value) -> Value {
 fn what_is_wrong(status: u16) -> &'static str {
     match status {
         400 => "A parameter, or the body, is wrong",
-        401 => "Who asks is not known; `WWW-Authenticate` says how to become known",
-        403 => "Who asks may not do that, or asks from where nobody may",
+        401 => "The client is not known; `WWW-Authenticate` says how to become known",
+        403 => "The client may not do that, or not from its address",
         404 => "There is no such thing",
         409 => {
-            "It does not go with what is so already, several VMs have that name, or the file of settings is wrong"
+            "It conflicts with the current state, several VMs have that name, or the file of settings is wrong"
         }
-        412 => "It is not as it was read: somebody else changed it",
+        412 => "It is not as it was read: another client changed it",
         413 => "The body is too long",
         415 => "The body is not said to be JSON",
-        422 => "The body is not what is asked for, or the agent cannot do that",
+        422 => "The body does not have the form that is expected, or the agent cannot do that",
         428 => "The header `If-Match` is missing",
         _ => "Not now: the agent has not looked at the host yet, or too many ask",
     }
@@ -303,7 +303,7 @@ fn what_is_wrong(status: u16) -> &'static str {
 mod tests {
     use super::*;
 
-    /// `HOMENODE_WRITE_SCHEMAS=1 cargo test -p homenode-api openapi` writes it anew; the diff is then read.
+    /// `HOMENODE_WRITE_SCHEMAS=1 cargo test -p homenode-api openapi` writes it again; then review the diff.
     #[test]
     fn the_description_is_as_committed() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../data/schema/openapi.json");

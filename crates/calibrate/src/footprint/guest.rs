@@ -1,4 +1,4 @@
-//! One trial: a guest with so much memory, watched on its serial console until it is done, dead or out of time.
+//! A trial: a guest with a given memory size, watched on its serial console until it is done, dead or out of time.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -14,15 +14,15 @@ use serde::{Serialize, Serializer};
 
 use super::FootprintError;
 
-/// What the guest's program says.
+/// Message of the guest's program.
 const DONE: &str = "homenode-epsilon: done";
-/// What a kernel says that gives up.
+/// Message of a kernel that panics.
 const PANIC: &str = "Kernel panic - not syncing: ";
-/// More of its console is not kept.
+/// Console output beyond this is dropped.
 const CONSOLE_BYTES_MAX: usize = 1 << 20;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Who runs a guest's instructions.
+/// What executes a guest's instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Accelerator {
@@ -47,17 +47,17 @@ impl std::fmt::Display for Accelerator {
     }
 }
 
-/// What the guest says of its own memory.
+/// The guest's own account of its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct MemInfo {
-    /// What its kernel manages (`MemTotal`).
+    /// Memory managed by its kernel (`MemTotal`).
     pub total_bytes: Bytes,
-    /// What programs could get (`MemAvailable`).
+    /// Memory available to programs (`MemAvailable`).
     pub available_bytes: Bytes,
 }
 
 impl MemInfo {
-    /// From what `/proc/meminfo` shows; kernels before 3.14 know no available memory, where free memory stands for it.
+    /// Parses `/proc/meminfo`; kernels before 3.14 lack available memory, so free memory is used instead.
     fn parse(text: &str) -> Option<MemInfo> {
         let kib = |name: &str| {
             let line = text
@@ -74,23 +74,23 @@ impl MemInfo {
     }
 }
 
-/// What came of a guest.
+/// Outcome of a guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(tag = "outcome", rename_all = "kebab-case")]
 pub enum Outcome {
     /// It booted and ran the program.
     Ran(MemInfo),
-    /// Its kernel gave up.
+    /// Its kernel panicked.
     Panic {
-        /// What it said.
+        /// The kernel's message.
         text: String,
     },
-    /// It reset itself, or QEMU ended, before it said anything of the kind.
+    /// It reset itself, or QEMU ended, before it reported either.
     Reset {
-        /// What QEMU complained of, if it did.
+        /// QEMU's error message, if any.
         complaint: Option<String>,
     },
-    /// Nothing happened for too long.
+    /// It reached the time limit.
     Hang {
         /// The last line of its console.
         last: Option<String>,
@@ -112,15 +112,15 @@ impl std::fmt::Display for Outcome {
     }
 }
 
-/// A trial.
+/// A trial: one guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Trial {
     /// Memory of the guest.
     pub memory_bytes: Bytes,
-    /// What came of it.
+    /// Outcome of the guest.
     #[serde(flatten)]
     pub outcome: Outcome,
-    /// How long it took.
+    /// Duration of the trial.
     #[serde(rename = "took_s", serialize_with = "seconds")]
     #[schemars(with = "f64")]
     pub took: Ns,
@@ -130,18 +130,18 @@ fn seconds<S: Serializer>(took: &Ns, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_f64(took.as_secs_f64())
 }
 
-/// How guests are made.
+/// Settings for starting guests.
 #[derive(Clone, Debug)]
 pub struct Maker {
     pub qemu: PathBuf,
     pub kernel: PathBuf,
     pub initramfs: PathBuf,
     pub accelerator: Accelerator,
-    /// Set when the user wants no more.
+    /// Set when the user cancels.
     pub stop: Arc<AtomicBool>,
 }
 
-/// A QEMU that ends with this value.
+/// A running QEMU, killed when dropped.
 struct Running(Child);
 
 impl Drop for Running {
@@ -184,7 +184,7 @@ impl Maker {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // Signals of the terminal are for this program, which ends its guest itself.
+            // The terminal's signals are for this program only, which ends its guest itself.
             .process_group(0);
         die_with_parent(&mut command);
         command
@@ -193,12 +193,12 @@ impl Maker {
     /// Runs a guest with this much memory, for at most `limit`.
     ///
     /// # Errors
-    /// When QEMU cannot be started, or the user wants no more.
+    /// When QEMU cannot be started, or the user cancels.
     pub fn run(&self, memory: Bytes, limit: Duration) -> Result<Trial, FootprintError> {
         let begin = Instant::now();
         let cannot = |what: &str| FootprintError::system(format!("cannot {what} {}", self.qemu.display()));
         let mut child = self.command(memory).spawn().map_err(cannot("start"))?;
-        // Both were asked for as pipes.
+        // Both were requested as pipes.
         let console = child.stdout.take().map(gather).unwrap_or_default();
         let complaints = child.stderr.take().map(gather).unwrap_or_default();
         let mut running = Running(child);
@@ -206,10 +206,10 @@ impl Maker {
             if self.stop.load(Ordering::Relaxed) {
                 return Err(FootprintError::Stopped);
             }
-            // First whether it has ended, then what it said: nothing can come after that.
+            // Check for its end before reading its output: after the end there is no more output.
             let has_ended = running.0.try_wait().map_err(cannot("wait for"))?.is_some();
             if has_ended {
-                // What it said last may still be on its way.
+                // The last output may still be in the pipe.
                 std::thread::sleep(LOOK_EVERY);
             }
             let text = console.text();
@@ -235,7 +235,7 @@ impl Maker {
     }
 }
 
-/// What a console shows, if that is the end of it.
+/// Returns the outcome that a console shows, if any.
 fn verdict(console: &str) -> Option<Outcome> {
     if let Some((said, _)) = console.split_once(DONE) {
         return Some(match MemInfo::parse(said) {
@@ -252,7 +252,7 @@ fn verdict(console: &str) -> Option<Outcome> {
     })
 }
 
-/// A guest's words, as they may be shown on a terminal.
+/// Makes a guest's output safe to show on a terminal.
 fn shown(line: &str) -> String {
     line.chars().filter(|c| !c.is_control()).take(160).collect()
 }
@@ -262,7 +262,7 @@ fn last_line(text: &str) -> Option<String> {
     line.map(|line| line.trim().to_owned())
 }
 
-/// What a pipe gave so far.
+/// The bytes read from a pipe so far.
 #[derive(Default)]
 struct Gathered(Arc<Mutex<Vec<u8>>>);
 
@@ -273,7 +273,7 @@ impl Gathered {
     }
 }
 
-/// Reads a pipe to its end, so that nobody waits for it; keeps its beginning.
+/// Reads a pipe to its end, so that the writer never blocks; keeps the beginning.
 fn gather(mut pipe: impl Read + Send + 'static) -> Gathered {
     let kept = Arc::new(Mutex::new(Vec::new()));
     let keep = Arc::clone(&kept);
@@ -288,7 +288,7 @@ fn gather(mut pipe: impl Read + Send + 'static) -> Gathered {
     Gathered(kept)
 }
 
-/// A guest never outlives this program, however that ends.
+/// Makes the kernel kill a guest when this program ends for any reason.
 #[allow(unsafe_code)] // what a child does between fork and exec
 fn die_with_parent(command: &mut Command) {
     // SAFETY: one system call, which neither allocates nor takes locks.
@@ -300,10 +300,10 @@ fn die_with_parent(command: &mut Command) {
     }
 }
 
-/// The emulator of whole machines: the one asked for, else the one in `PATH`.
+/// Returns the full-system emulator: the requested one, else the one in `PATH`.
 ///
 /// # Errors
-/// A sentence that says what to install.
+/// A message that says what to install.
 pub fn find_qemu(asked: Option<&Path>) -> Result<PathBuf, FootprintError> {
     const NAME: &str = "qemu-system-x86_64";
     match asked {

@@ -1,22 +1,22 @@
-//! How much memory a guest kernel takes for itself: its footprint, which [PRL, section 4.4] calls epsilon.
+//! Measures how much memory a guest kernel takes for itself: its footprint, which [PRL, section 4.4] calls epsilon.
 //!
 //! # Problem
-//! The paper's working set is `M = wss * page size + epsilon`, with epsilon that footprint,
-//! which an operator finds once per kernel binary: shrink a VM's memory by 5 percent until it crashes.
+//! The paper's working set is `M = wss * page size + epsilon`, where epsilon is that footprint. An operator finds it once
+//! per kernel binary, by shrinking a VM's memory by 5 percent until it crashes.
 //!
 //! # Algorithm
-//! A guest with one static program boots with so much memory; *ran* is a trial whose program said so. The first, with
+//! A guest with one static program boots with a given memory size; a trial *ran* if its program reported so. The first, with
 //! [`Options::start`], must run. Then
 //! - *as published*: 95 percent of the last memory that ran, until a trial does not run;
-//! - else: the geometric mean of the least memory that ran and the most that did not, until they differ by no more than a step.
-//!   That takes a seventh of the trials from 2 GiB on, and supposes that a guest that runs with some memory runs with more.
+//! - else: the geometric mean of the least memory that ran and the most that did not, until they differ by at most a step.
+//!   That takes a seventh of the trials from 2 GiB on, and assumes that a guest that runs with some memory runs with more.
 //!
-//! The footprint is the least memory that ran. What the guest itself says is taken at the first memory: what it has less what
-//! programs could get there, a cross-check which counts the kernel's tables for all of that memory, and not what only
+//! The footprint is the least memory that ran. The guest's own figure is taken at the first memory size: its total less what
+//! is available to programs. This cross-check includes the kernel's tables for all of that memory, and excludes what only
 //! booting needs.
 //!
 //! # Left out
-//! The paper's VM runs its workload's distribution; this has the kernel, an initramfs where one is given, and one program.
+//! The paper's VM runs its workload's distribution; this measures the kernel, an initramfs if given, and one program.
 
 mod guest;
 
@@ -36,76 +36,76 @@ pub use guest::{Accelerator, MemInfo, Outcome, Trial};
 
 /// The guest's program.
 const INIT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/epsilon-init"));
-/// No kernel runs with less; the search begins above it.
+/// No kernel runs with less; lower bound of the search.
 const LEAST: Bytes = Bytes(4 << 20);
-/// Memory comes in these pieces.
+/// Granularity of memory sizes.
 const PIECE: u64 = 64 << 10;
-/// A trial takes at most so many times as long as the first, and at least this long.
+/// A trial takes at most this multiple of the first one's time, and at least this long.
 const LIMIT_OF_FIRST: u32 = 5;
 const LIMIT_MIN: Duration = Duration::from_secs(10);
 
-/// What to look for, and how.
+/// Options of the search.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The kernel's image, as a boot loader has it.
+    /// The kernel's image, in a boot loader's format.
     pub kernel: PathBuf,
-    /// An initramfs that the guest has in memory too; none of its programs run.
+    /// An initramfs that the guest also holds in memory; none of its programs run.
     pub initrd: Option<PathBuf>,
-    /// How closely to look, or by how much to shrink each time: a share of memory, from .01 to .5.
+    /// Resolution, or the step to shrink by: a share of memory, from .01 to .5.
     pub step: f64,
-    /// Memory to begin with.
+    /// Memory of the first trial.
     pub start: Bytes,
-    /// How to look.
+    /// Search method.
     pub method: Method,
-    /// Accelerators to try, the first that works is taken; never none.
+    /// Accelerators to try, in order, until one works; never empty.
     pub accelerators: Vec<Accelerator>,
-    /// Longest time for one guest.
+    /// Time limit for one guest.
     pub limit: Ns,
-    /// Another QEMU than the one in `PATH`.
+    /// QEMU to use instead of the one in `PATH`.
     pub qemu: Option<PathBuf>,
 }
 
-/// How to look.
+/// Search method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Method {
-    /// Between the least memory that ran and the most that did not.
+    /// Bisects between the least memory that ran and the most that did not.
     Bisection,
-    /// A step less each time, until a guest does not run.
+    /// Shrinks by a step each time, until a guest does not run.
     AsPublished,
 }
 
-/// Why there is no footprint.
+/// Why no footprint was found.
 #[derive(Debug, thiserror::Error)]
 pub enum FootprintError {
-    /// Something that was given is wrong.
+    /// Invalid input.
     #[error("{0}")]
     Given(String),
-    /// The guest does not run with the memory to begin with.
+    /// The guest does not run with the initial memory.
     #[error(
         "the guest does not run with {memory} ({accelerator}): {outcome}. Is the kernel built for a serial console and an \
          initramfs? Give more with --start, or more time with --limit"
     )]
     DoesNotRun {
-        /// How much.
+        /// The memory.
         memory: Bytes,
-        /// With what.
+        /// The accelerator.
         accelerator: Accelerator,
-        /// What it did.
+        /// The outcome.
         outcome: Outcome,
     },
-    /// The user wants no more.
+    /// The user cancelled.
     #[error("stopped; the guest was ended")]
     Stopped,
     /// The guest's program is built for x86-64 only.
     #[error("the guest's program is built for x86-64 only, and this is another processor")]
     NoProgram,
-    /// The system refuses something.
+    /// A system call failed.
     #[error("{what}: {cause}")]
     System {
-        /// What was tried.
+        /// What was attempted.
         what: String,
-        /// What it said.
+        /// The cause.
         cause: std::io::Error,
     },
 }
@@ -121,32 +121,32 @@ impl FootprintError {
     }
 }
 
-/// What was found.
+/// Result of the search.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Found {
     /// The kernel's image.
     pub kernel: String,
-    /// What ran the guests.
+    /// The accelerator of the guests.
     pub accelerator: Accelerator,
-    /// How it was looked for.
+    /// The search method.
     pub method: Method,
-    /// How closely: a share of memory.
+    /// The resolution: a share of memory.
     pub step: f64,
     /// The least memory with which the guest ran.
     pub footprint_bytes: Bytes,
-    /// The most with which it did not; absent where every trial ran.
+    /// The most with which it did not; absent if every trial ran.
     pub dead_bytes: Option<Bytes>,
-    /// What the guest says that it uses, at the first memory.
+    /// The memory in use by the guest's own account, at the first memory size.
     pub guest_says_bytes: Bytes,
     /// Every guest, in order.
     pub trials: Vec<Trial>,
 }
 
-/// Finds it. `told` hears which guest is under way, of how many at most, and with what memory; `stop` ends it, and the guest
-/// with it.
+/// Finds a kernel's footprint. `told` receives the number of the current guest, the maximum number, and its memory; `stop`
+/// ends the search and the guest.
 ///
 /// # Errors
-/// No QEMU, no kernel, a guest that does not run with the memory to begin with, a user who wants no more.
+/// No QEMU, no kernel, a guest that does not run with the initial memory, cancellation by the user.
 pub fn footprint(
     options: &Options,
     stop: Arc<AtomicBool>,
@@ -203,7 +203,7 @@ pub fn footprint(
     })
 }
 
-/// The kernel's image, if it is one.
+/// Returns the path of the kernel's image, after a check of its format.
 fn boot_image(path: &Path) -> Result<PathBuf, FootprintError> {
     let image = fs::read(path).map_err(|error| FootprintError::given(path, error))?;
     // Boot protocol: "HdrS" in the header of a bzImage; or an ELF image with a PVH entry, which QEMU checks.
@@ -216,7 +216,7 @@ fn boot_image(path: &Path) -> Result<PathBuf, FootprintError> {
     Ok(path.to_owned())
 }
 
-/// The user's initramfs, if any, with the guest's program behind it: kernels unpack one archive after the other.
+/// Returns the user's initramfs, if any, followed by the guest's program: kernels unpack concatenated archives.
 fn archive(initrd: Option<&Path>) -> Result<Vec<u8>, FootprintError> {
     let mut bytes = match initrd {
         Some(path) => fs::read(path).map_err(|error| FootprintError::given(path, error))?,
@@ -233,7 +233,7 @@ fn whole(bytes: Bytes) -> Bytes {
     Bytes(bytes.0 / PIECE * PIECE)
 }
 
-/// The trials so far, and how the next is made.
+/// The trials so far, and the settings of the next.
 struct Search<'a> {
     told: &'a mut dyn FnMut(usize, usize, &str),
     maker: Maker,
@@ -242,7 +242,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// One more trial, after which so many more may follow.
+    /// Runs one more trial; at most `more` follow it.
     fn try_with(&mut self, memory: Bytes, more: usize) -> Result<Outcome, FootprintError> {
         let at = self.trials.len() + 1;
         (self.told)(at, at + more, &format!("a guest with {memory}"));
@@ -252,7 +252,7 @@ impl Search<'_> {
         Ok(outcome)
     }
 
-    /// The first trial, which chooses the accelerator: what the guest says that it uses.
+    /// Runs the first trial, which chooses the accelerator; returns the memory in use by the guest's own account.
     fn begin(
         &mut self,
         start: Bytes,
@@ -264,7 +264,7 @@ impl Search<'_> {
             self.maker.accelerator = accelerator;
             match self.try_with(start, more)? {
                 Outcome::Ran(memory) => {
-                    // What did not run with another accelerator says nothing of memory.
+                    // A failure with another accelerator says nothing about memory.
                     self.trials.drain(..self.trials.len() - 1);
                     let took = Duration::from_nanos(self.trials[0].took.0);
                     self.limit = self.limit.min((took * LIMIT_OF_FIRST).max(LIMIT_MIN));
@@ -281,7 +281,7 @@ impl Search<'_> {
         })
     }
 
-    /// The least memory that ran and the most that did not, if any, by shrinking a step at a time.
+    /// Returns the least memory that ran and the most that did not, if any, shrinking a step at a time.
     fn shrink(&mut self, start: Bytes, step: f64) -> Result<(Bytes, Option<Bytes>), FootprintError> {
         let mut ran = start;
         loop {
@@ -296,7 +296,7 @@ impl Search<'_> {
         }
     }
 
-    /// The same by bisection.
+    /// Like `shrink`, by bisection.
     fn bisect(&mut self, start: Bytes, step: f64) -> Result<(Bytes, Option<Bytes>), FootprintError> {
         let (mut dead, mut ran, mut has_died) = (LEAST, start, false);
         while let Some(middle) = middle(dead, ran, step) {
@@ -310,7 +310,7 @@ impl Search<'_> {
     }
 }
 
-/// What bisection tries next; nothing where both are near enough.
+/// Returns the next memory size of the bisection; `None` if both ends are close enough.
 fn middle(dead: Bytes, ran: Bytes, step: f64) -> Option<Bytes> {
     if dead.as_f64() >= ran.as_f64() * (1.0 - step) || ran.0 - dead.0 <= PIECE {
         return None;
@@ -320,13 +320,13 @@ fn middle(dead: Bytes, ran: Bytes, step: f64) -> Option<Bytes> {
     (middle > dead).then_some(middle)
 }
 
-/// How many trials bisection makes between these, at most: each halves the logarithm of what lies between.
+/// Returns the maximum number of trials of a bisection: each halves the logarithm of the ratio.
 fn bisections(dead: Bytes, ran: Bytes, step: f64) -> usize {
     let halves = ((ran.as_f64() / dead.as_f64()).ln() / -(1.0 - step).ln()).log2();
     halves.ceil().max(0.0) as usize
 }
 
-/// How many trials shrinking makes from here on, at most.
+/// Returns the maximum number of trials of shrinking from here on.
 fn shrinks(from: Bytes, step: f64) -> usize {
     let all = (from.as_f64() / LEAST.as_f64()).ln() / -(1.0 - step).ln();
     all.ceil().max(0.0) as usize

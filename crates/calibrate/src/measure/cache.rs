@@ -1,18 +1,18 @@
-//! Latencies by size, misses in flight, and what TLBs reach: everything that one CPU finds out by chasing.
+//! Measures latencies by size, misses in flight, and TLB reach: everything that one CPU finds by chasing.
 
 use std::time::{Duration, Instant};
 
 use crate::kernels::{self, Order, Places};
 use crate::sys::{self, LINE_BYTES, LINE_WORDS};
 
-/// Chains that are tried at once to find how many misses are in flight.
+/// Numbers of parallel chains tried to find the misses in flight.
 const CHAINS: [usize; 11] = [1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32];
 
-/// Nanoseconds of CPU time per access of a chase, over about `window`; `at` is moved on.
+/// Returns nanoseconds of CPU time per access of a chase, over about `window`; advances `at`.
 ///
-/// CPU time, because while others have the CPU no access is under way; what they leave in the caches does show.
+/// It is CPU time, because no access is under way while other processes have the CPU; their effect on the caches remains.
 pub fn chase_ns<const K: usize>(words: &[u64], at: &mut [usize; K], window: Duration) -> f64 {
-    // A batch is some ten microseconds from L1, and from memory a millisecond.
+    // A batch takes some ten microseconds from L1, and a millisecond from memory.
     let batch = 8192 / K;
     let (begin, from, mut steps) = (Instant::now(), sys::cpu_time(), 0);
     loop {
@@ -24,8 +24,8 @@ pub fn chase_ns<const K: usize>(words: &[u64], at: &mut [usize; K], window: Dura
     }
 }
 
-/// Lays a chase over the first `bytes` and times it, from the line that was written longest ago. Where the chase is short
-/// against the window, one round warms it first.
+/// Lays a chase over the first `bytes` and times it, from the line written longest ago. If the chase is short compared with
+/// the window, one round warms it first.
 pub fn latency_at(words: &mut [u64], bytes: usize, window: Duration) -> f64 {
     let count = (bytes / LINE_BYTES).clamp(1, words.len() / LINE_WORDS);
     let mut at = [kernels::lay_chase(words, count, Places::EachLine)];
@@ -35,7 +35,7 @@ pub fn latency_at(words: &mut [u64], bytes: usize, window: Duration) -> f64 {
     chase_ns(words, &mut at, window)
 }
 
-/// Sizes of the latency curve in bytes: from 8 KiB by so many steps per octave.
+/// Returns sizes of the latency curve in bytes: from 8 KiB in `per_octave` steps per octave.
 pub fn curve_sizes(largest: usize, per_octave: u32) -> Vec<usize> {
     let at = |step: u32| {
         (8192.0 * (f64::from(step) / f64::from(per_octave)).exp2()) as usize / LINE_BYTES * LINE_BYTES
@@ -43,12 +43,12 @@ pub fn curve_sizes(largest: usize, per_octave: u32) -> Vec<usize> {
     (0..).map(at).take_while(|bytes| *bytes <= largest).collect()
 }
 
-/// Misses in flight that this core sustains: the most throughput of several chains at once over that of one. The words hold
-/// a chase through all their lines.
+/// Returns the misses in flight that this core sustains: the highest throughput of several chains at once over that of one.
+/// The words hold a chase through all their lines.
 pub fn misses_in_flight(words: &[u64], window: Duration) -> f64 {
     let count = words.len() / LINE_WORDS;
     let order = Order::of(count);
-    // All in the first half: lines laid last may still be in the cache.
+    // All in the first half: the lines written last may still be in the cache.
     let start = |chain: usize, chains: usize| order.nth(count / 2 * chain / chains) * LINE_WORDS;
     macro_rules! at_once {
         ($($k:literal),*) => {
@@ -64,14 +64,14 @@ pub fn misses_in_flight(words: &[u64], window: Duration) -> f64 {
     one / best
 }
 
-/// Numbers of pages at which a TLB is tried: four to an octave.
+/// Returns the numbers of pages at which a TLB is tried: four per octave.
 pub fn tlb_pages(most: usize) -> Vec<usize> {
     let at = |step: u32| (16.0 * (f64::from(step) / 4.0).exp2()) as usize;
     (0..).map(at).take_while(|pages| *pages <= most).collect()
 }
 
-/// Nanoseconds that an access takes longer when each line lies in a page of its own, by number of pages. `near` is memory in
-/// huge pages, where as many lines lie side by side; `far` has pages of `page_words`.
+/// Returns the extra nanoseconds of an access if each line is in its own page, by number of pages. `near` is memory in huge
+/// pages, with as many adjacent lines; `far` has pages of `page_words`.
 pub fn tlb_extra_ns(
     far: &mut [u64],
     page_words: usize,

@@ -1,4 +1,4 @@
-//! Bandwidth of a node's memory, and its latency under load.
+//! Measures the bandwidth of a node's memory, and its latency under load.
 
 use std::io;
 use std::thread;
@@ -14,22 +14,22 @@ use crate::sys;
 
 /// Time for streams to reach their rate.
 const SETTLE: Duration = Duration::from_millis(3);
-/// Rates at which latency is looked at, in thousandths of full.
+/// Stream rates at which latency is measured, in thousandths of full.
 const DUTIES: [u32; 7] = [0, 100, 250, 400, 600, 800, FULL];
 
-/// Where streams run, and on what.
+/// CPUs and memory of the streams.
 pub struct Place<'a> {
-    /// One thread on each.
+    /// CPUs with one thread each.
     pub cpus: &'a [CpuId],
-    /// Node of their memory; `None` where there is but one.
+    /// Node of their memory; `None` if there is only one.
     pub node: Option<NodeId>,
-    /// Buffer of each thread.
+    /// Buffer size of each thread.
     pub bytes_each: usize,
-    /// Bytes that caches may hold of it: what is loaded at once must be twice that, or it says nothing of memory.
+    /// Bytes that caches may hold: a total load below twice that says nothing about memory.
     pub cached_bytes: usize,
 }
 
-/// What bandwidth was measured.
+/// Measured bandwidths.
 pub struct Rates {
     /// Reading, by number of CPUs.
     pub read: Vec<(usize, Spread)>,
@@ -37,10 +37,11 @@ pub struct Rates {
     pub mixed: Option<Spread>,
 }
 
-/// Bytes per second of one to all CPUs of a place, while their threads have them: CPU time that others took is left out.
+/// Returns bytes per second for one to all CPUs of a place, per CPU time of their threads: time that other processes took is
+/// left out.
 ///
 /// # Errors
-/// CPUs or memory that cannot be had.
+/// Unavailable CPUs or memory.
 pub fn bandwidth(meter: &mut Meter<'_>, what: &str, place: &Place<'_>) -> io::Result<Rates> {
     let all = place.cpus.len();
     let doubled = std::iter::successors(Some(1), |count| Some(count * 2)).take_while(|count| *count < all);
@@ -75,11 +76,11 @@ pub fn bandwidth(meter: &mut Meter<'_>, what: &str, place: &Place<'_>) -> io::Re
     })
 }
 
-/// Latency in nanoseconds of a chase on this thread beside streams, with all bytes per second that memory served then (the
-/// chase's own lines included), by the streams' rate, rising.
+/// Returns the latency in nanoseconds of a chase on this thread next to streams, with the total bytes per second that memory
+/// served then (including the chase), by the streams' rate, rising.
 ///
 /// # Errors
-/// CPUs or memory that cannot be had.
+/// Unavailable CPUs or memory.
 pub fn loaded_latency(
     meter: &mut Meter<'_>,
     what: &str,

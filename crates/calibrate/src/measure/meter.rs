@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use crate::stats::Spread;
 
-/// Shares what is left of the time evenly among the steps that are left. A step repeats its measurement at least
-/// [`Meter::repeats_min`] times, whatever that takes, and then until its share or [`Meter::repeats_max`] is used up.
+/// Shares the remaining time evenly among the remaining steps. A step repeats its measurement at least
+/// [`Meter::repeats_min`] times, however long that takes, and then until its share or [`Meter::repeats_max`] is used up.
 pub struct Meter<'a> {
     deadline: Instant,
     steps_left: usize,
@@ -20,7 +20,7 @@ pub struct Meter<'a> {
 }
 
 impl<'a> Meter<'a> {
-    /// A budget for so many steps.
+    /// Creates a budget for a number of steps.
     pub fn new(
         budget: Duration,
         steps: usize,
@@ -38,7 +38,7 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// Begins a step and says so; gives the time until which it may repeat.
+    /// Begins and announces a step; returns the time until which it may repeat.
     fn begin(&mut self, what: &str) -> Instant {
         (self.progress)(self.steps - self.steps_left + 1, self.steps, what);
         let now = Instant::now();
@@ -48,10 +48,11 @@ impl<'a> Meter<'a> {
         now + share
     }
 
-    /// One step: repeats a measurement of several values at once and gives the spread of each. Empty if it gives none.
+    /// Runs one step: repeats a measurement of several values at once and returns the spread of each. Empty if it measures
+    /// none.
     ///
     /// # Errors
-    /// The first that the measurement gives.
+    /// The first error of the measurement.
     pub fn step_of<E>(
         &mut self,
         what: &str,
@@ -71,11 +72,11 @@ impl<'a> Meter<'a> {
         Ok(columns.iter().filter_map(|column| Spread::of(column)).collect())
     }
 
-    /// One step with one value.
+    /// Runs one step with one value.
     pub fn step(&mut self, what: &str, mut measure: impl FnMut() -> f64) -> Spread {
         let one: Result<Vec<Spread>, std::convert::Infallible> = self.step_of(what, || Ok(vec![measure()]));
         let Ok(spreads) = one;
-        // A measurement without a finite value is one of nothing: 0, which the machine's own rules refuse.
+        // Without a finite value the result is 0, which the machine's own rules reject.
         spreads.into_iter().next().unwrap_or(Spread {
             count: 0,
             min: 0.0,

@@ -1,4 +1,4 @@
-//! The measurements in their order, and what they give.
+//! Runs the measurements in order, and collects the results.
 
 pub mod cache;
 mod cpu;
@@ -23,19 +23,20 @@ use results::warn;
 
 pub use results::{Bandwidth, Calibration, LoadPoint, Pair, SizePoint};
 
-/// Share of a node's free memory that buffers may take.
+/// Divisor of a node's free memory: buffers may take one part.
 const MEMORY_SHARE: u64 = 4;
-/// Bytes of an LLC where the host does not state one: buffers are a multiple of it.
+/// LLC size in bytes if the host does not state one: buffers are a multiple of it.
 const LLC_ASSUMED: u64 = 32 << 20;
-/// Core cycles beyond which an access must have walked page tables: more than a second-level TLB hit takes.
+/// An access that takes more extra core cycles than this must have walked page tables: it is more than a second-level TLB
+/// hit.
 const WALK_CYCLES_MIN: f64 = 12.0;
 
-/// What to measure, and how long.
+/// What to measure, and for how long.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Only this node's CPUs and memory; the others are taken to be like it.
+    /// Measures only this node's CPUs and memory; the others are assumed to be equal.
     pub node: Option<NodeId>,
-    /// About how long it may take.
+    /// Approximate time budget.
     pub budget: Duration,
     /// Smaller buffers and fewer repetitions.
     pub quick: bool,
@@ -59,7 +60,7 @@ pub enum CalibrateError {
     Memory { what: String, error: io::Error },
 }
 
-/// Which CPUs and nodes take part.
+/// The CPUs and nodes that take part.
 struct Cast {
     home: NodeId,
     cpu: CpuId,
@@ -116,7 +117,7 @@ impl Cast {
     }
 }
 
-/// Buffer sizes: multiples of the LLC as far as free memory goes.
+/// Buffer sizes: multiples of the LLC as far as free memory allows.
 struct Sizes {
     llc: usize,
     chase: usize,
@@ -159,12 +160,12 @@ impl Sizes {
     }
 }
 
-/// Measures this host. The thread that calls is bound to CPUs by turns, and free again afterwards.
+/// Measures this host. The calling thread is pinned to CPUs one after the other, and unpinned afterwards.
 ///
-/// `progress` hears of each step: its number, how many there are, and what it measures.
+/// `progress` is called for each step with its number, the number of steps, and what it measures.
 ///
 /// # Errors
-/// A node that cannot be measured; CPUs or memory that cannot be had.
+/// A node that cannot be measured; Unavailable CPUs or memory.
 pub fn calibrate(
     machine: &Machine,
     options: &Options,
@@ -174,7 +175,7 @@ pub fn calibrate(
     let pin = |cpu: CpuId| sys::pin_to(cpu).map_err(|error| CalibrateError::Cpu { cpu, error });
     pin(cast.cpu)?;
     let calibration = Run::new(machine, options, cast, progress)?.measure();
-    // Wherever it ran before, it may again.
+    // Failure is harmless: the thread only stays pinned.
     let _ = sys::pin(&machine.cpu_set());
     calibration
 }
@@ -202,7 +203,7 @@ impl<'a> Run<'a> {
             warnings.push("the kernel states no cache sizes; buffers are sized for 32 MiB".to_owned());
         }
         let sizes = Sizes::of(&caches, cast.pairs[0].1, options.quick, &mut warnings)?;
-        // Steps beside pairs, and of each pair.
+        // Fixed steps, and two per pair.
         let steps = 13 + 2 * cast.pairs.len();
         let meter = Meter::new(options.budget, steps, options.quick, progress);
         Ok(Run {
@@ -222,7 +223,7 @@ impl<'a> Run<'a> {
             .map_err(|error| CalibrateError::Memory { what: what(), error })
     }
 
-    /// Memory needs binding only where there is a choice.
+    /// Memory needs binding only if there is more than one node.
     fn bound(&self, memory: NodeId) -> Option<NodeId> {
         (self.machine.memory_nodes().len() > 1).then_some(memory)
     }
@@ -251,7 +252,7 @@ impl<'a> Run<'a> {
         let tlb_entries_base = self.tlb_base(home_memory, &mut big, clock_hz.median)?;
         let (tlb_entries_huge, tlb_huge_tried) = self.tlb_huge(&mut big, huge_share, clock_hz.median)?;
 
-        // From here on the buffer holds one chase through all of it, laid anew so that its beginning is oldest.
+        // From here on the buffer holds one chase through all of it, written again so that its beginning is oldest.
         let lines = big.words().len() * 8 / LINE_BYTES;
         let first = crate::kernels::lay_chase(big.words_mut(), lines, crate::kernels::Places::EachLine);
         let mut at = [first];
@@ -265,7 +266,7 @@ impl<'a> Run<'a> {
         for at in 1..self.cast.pairs.len() {
             pairs.push(self.pair(self.cast.pairs[at])?);
         }
-        // A sweep at a time, so that the spread of what it shows is seen.
+        // One sweep at a time, to see the spread of the derived capacity.
         let memory_ns = pairs[0].latency_ns.median;
         let from = inside_llc as f64 / 2.0;
         let end = |sweep| fit::capacity(&beyond(sweep, from), llc_ns.median, memory_ns);
@@ -307,7 +308,7 @@ impl<'a> Run<'a> {
         Ok(calibration)
     }
 
-    /// What one CPU gets of memory: the latency of a chase from `at` on, its misses in flight, and the rate of one stream.
+    /// Measures memory from one CPU: the latency of a chase from `at` on, its misses in flight, and the rate of one stream.
     fn alone(&mut self, big: &Memory, at: &mut [usize; 1]) -> [Spread; 3] {
         let window = self.meter.window;
         let latency_ns = self
@@ -330,7 +331,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// The latency curve, and its sweeps one by one as (bytes, nanoseconds).
+    /// Measures the latency curve; also returns its single sweeps as (bytes, nanoseconds).
     #[allow(clippy::type_complexity)] // points and sweeps, named above
     fn curve(
         &mut self,
@@ -375,7 +376,7 @@ impl<'a> Run<'a> {
         ))
     }
 
-    /// Entries for huge pages, and how many were tried at most.
+    /// Returns the TLB entries for huge pages, and the largest number tried.
     fn tlb_huge(
         &mut self,
         big: &mut Memory,
@@ -383,7 +384,7 @@ impl<'a> Run<'a> {
         clock_hz: f64,
     ) -> Result<(Option<Spread>, usize), CalibrateError> {
         let words = HUGE_BYTES / 8;
-        // As many lines side by side as pages are tried, in memory of their own.
+        // As many adjacent lines as pages are tried, in memory of their own.
         let most = (big.words().len() / words).min(8192);
         let mut near = self.map(most * LINE_BYTES, Pages::Huge, self.cast.pairs[0].1)?;
         let pages = cache::tlb_pages(most);
@@ -395,7 +396,7 @@ impl<'a> Run<'a> {
             clock_hz,
         );
         let tried = pages.last().copied().unwrap_or(0);
-        // Without huge pages it was the other TLB that was measured.
+        // Without huge pages this measured the other TLB.
         Ok((
             spread.filter(|_| huge_share.is_some_and(|share| share > 0.9)),
             tried,
@@ -436,7 +437,7 @@ impl<'a> Run<'a> {
         }))
     }
 
-    /// Hyperthreads, two cores, and an interrupt to another CPU.
+    /// Measures hyperthreads, two cores, and an interrupt to another CPU.
     fn others(&mut self) -> (Option<Spread>, Option<Spread>, Option<Spread>) {
         let (window, here) = (self.meter.window, self.cast.cpu);
         let core = |id: CpuId| self.machine.cpu(id).map(|cpu| cpu.core);
@@ -525,7 +526,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Points of (bytes per second, nanoseconds) while other CPUs of the home stream; none with one CPU.
+    /// Returns points of (bytes per second, nanoseconds) while other CPUs of the home stream; none with one CPU.
     fn loaded(
         &mut self,
         pair: &Pair,
@@ -555,12 +556,12 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Points from this size on: below it they say nothing of the LLC's end.
+/// Returns the points from this size on: smaller ones say nothing about the LLC's end.
 fn beyond(sweep: &[(f64, f64)], bytes: f64) -> Vec<(f64, f64)> {
     sweep.iter().copied().filter(|(size, _)| *size >= bytes).collect()
 }
 
-/// The loads as shares of the sustained bandwidth, and the curve through their latencies.
+/// Returns the loads as shares of the sustained bandwidth, and the curve through their latencies.
 fn curve_of(pair: &Pair, loaded: Vec<(Spread, Spread)>) -> (Vec<LoadPoint>, Option<FittedCurve>) {
     let most = loaded
         .iter()
@@ -573,7 +574,7 @@ fn curve_of(pair: &Pair, loaded: Vec<(Spread, Spread)>) -> (Vec<LoadPoint>, Opti
         latency_ns,
     };
     let points: Vec<LoadPoint> = loaded.into_iter().map(point).collect();
-    // The idle point is the first: the chase alone, whose own small load is in it.
+    // The first point is idle: the chase without streams, including its own small load.
     let idle_ns = points.first().map_or(f64::NAN, |point| point.latency_ns.median);
     let relative: Vec<(f64, f64)> = points
         .iter()
@@ -584,7 +585,8 @@ fn curve_of(pair: &Pair, loaded: Vec<(Spread, Spread)>) -> (Vec<LoadPoint>, Opti
     (points, fitted)
 }
 
-/// Bytes per second of CPU time that one thread reads, over about `window`; begins at this block, which is moved on.
+/// Returns the bytes that one thread reads per second of CPU time, over about `window`; starts at block `next` and advances
+/// it.
 fn stream_rate(words: &[u64], next: &mut usize, window: Duration) -> f64 {
     const BLOCK_WORDS: usize = 1 << 17;
     let (begin, from, mut bytes) = (Instant::now(), sys::cpu_time(), 0);
@@ -597,7 +599,7 @@ fn stream_rate(words: &[u64], next: &mut usize, window: Duration) -> f64 {
     }
     bytes as f64 / (sys::cpu_time() - from).as_secs_f64()
 }
-/// A size well beyond L2, and far from the end of what of the LLC this CPU may get.
+/// Returns a size well beyond L2, and far below the part of the LLC that this CPU may get.
 fn inside_llc(l2: u64, llc: u64) -> u64 {
     let (l2, llc) = (l2 as f64, llc as f64);
     (l2 * llc).sqrt().max(4.0 * l2).min(llc / 2.0) as u64

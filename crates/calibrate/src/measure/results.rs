@@ -1,4 +1,4 @@
-//! What was measured of a host.
+//! Results of the measurements of a host.
 
 use homenode_machine::Machine;
 use homenode_units::{CpuId, NodeId};
@@ -9,10 +9,10 @@ use crate::host::CacheSizes;
 use crate::noise::Noise;
 use crate::stats::{NOISY, Spread};
 
-/// Two CPUs whose throughput together is below this share something that the host does not state.
+/// Two CPUs with less combined throughput than this share something that the host does not state.
 const SHARING: f64 = 1.7;
 
-/// Latency of a chase over so many bytes.
+/// Latency of a chase over a number of bytes.
 #[derive(Clone, Debug, Serialize)]
 pub struct SizePoint {
     /// Bytes chased over.
@@ -24,9 +24,9 @@ pub struct SizePoint {
 /// Bandwidth by number of CPUs.
 #[derive(Clone, Debug, Serialize)]
 pub struct Bandwidth {
-    /// CPUs that streamed.
+    /// Number of streaming CPUs.
     pub cpus: usize,
-    /// What they read.
+    /// Bytes read per second.
     pub bytes_per_s: Spread,
 }
 
@@ -37,7 +37,7 @@ pub struct Pair {
     pub cpu_node: NodeId,
     /// Node of the memory.
     pub memory_node: NodeId,
-    /// Idle latency, memory in huge pages where the kernel has them.
+    /// Idle latency, with memory in huge pages if the kernel has them.
     pub latency_ns: Spread,
     /// Share of that memory that was in huge pages.
     pub huge_share: Option<f64>,
@@ -48,7 +48,7 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// The most that all CPUs of the node moved, in bytes per second.
+    /// Returns the highest total of all CPUs of the node, in bytes per second.
     pub fn bandwidth(&self) -> Option<Spread> {
         let read = self.read.last().map(|read| read.bytes_per_s);
         read.into_iter()
@@ -60,36 +60,36 @@ impl Pair {
 /// Latency under a load.
 #[derive(Clone, Debug, Serialize)]
 pub struct LoadPoint {
-    /// All that memory served.
+    /// Total that memory served.
     pub bytes_per_s: Spread,
     /// Share of the sustained bandwidth.
     pub load: f64,
-    /// Of a chase meanwhile.
+    /// Latency of a chase meanwhile.
     pub latency_ns: Spread,
 }
 
-/// All that was measured.
+/// All measurements.
 #[derive(Clone, Debug, Serialize)]
 pub struct Calibration {
     /// The host as its kernel describes it.
     pub machine: Machine,
-    /// When, by the system clock (UTC).
+    /// Date and time by the system clock (UTC).
     pub date: String,
-    /// How long it took.
+    /// Duration of the calibration.
     pub seconds: f64,
     /// Whether buffers were small and repetitions few.
     pub quick: bool,
     /// Whether a hypervisor runs below this kernel.
     pub under_hypervisor: bool,
-    /// What else the host did meanwhile.
+    /// Other activity on the host meanwhile.
     pub noise: Option<Noise>,
     /// Node whose CPUs measured everything but pairs.
     pub home: NodeId,
-    /// CPU that did.
+    /// The CPU that measured.
     pub cpu: CpuId,
     /// Caches of that CPU, as the kernel states them.
     pub caches: CacheSizes,
-    /// Whether the LLC holds what inner caches hold, as the processor states.
+    /// Whether the LLC holds everything that inner caches hold, as the processor states.
     pub llc_inclusive: Option<bool>,
     /// Core clock.
     pub clock_hz: Spread,
@@ -103,38 +103,38 @@ pub struct Calibration {
     pub llc_ns: Spread,
     /// Latency by size.
     pub curve: Vec<SizePoint>,
-    /// What of the LLC this CPU could use; `None` where the curve does not show its end.
+    /// Part of the LLC this CPU could use; `None` if the curve does not show its end.
     pub llc_effective_bytes: Option<Spread>,
     /// Node pairs.
     pub pairs: Vec<Pair>,
-    /// Idle latency of the home's own memory in base pages: what TLB misses add shows against the pair's.
+    /// Idle latency of the home's own memory in base pages: compared with the pair's it shows the cost of TLB misses.
     pub latency_base_pages_ns: Spread,
-    /// Misses in flight by parallel chases.
+    /// Misses in flight of parallel chases.
     pub misses_in_flight: Spread,
-    /// Misses in flight by one stream: its bandwidth times the idle latency, prefetchers included.
+    /// Misses in flight of one stream: its bandwidth times the idle latency, prefetchers included.
     pub stream_in_flight: Spread,
     /// Entries of the TLB for base pages.
     pub tlb_entries_base: Option<Spread>,
     /// Entries of the TLB for huge pages.
     pub tlb_entries_huge: Option<Spread>,
-    /// Most huge pages that were tried.
+    /// Largest number of huge pages tried.
     pub tlb_huge_tried: usize,
     /// Throughput of two hyperthreads over one; `None` without siblings.
     pub smt_throughput: Option<Spread>,
-    /// The same of two CPUs of different cores, as far as the host says.
+    /// Throughput of two CPUs of different cores over one, as far as the host states them.
     pub two_cores_throughput: Option<Spread>,
     /// Interrupt to another CPU and back.
     pub interrupt_ns: Option<Spread>,
     /// Latency under load of the home's own memory.
     pub loaded: Vec<LoadPoint>,
-    /// The curve through it; `None` with one CPU, and where loads stayed too low to say anything.
+    /// The curve through it; `None` with one CPU, and if loads stayed too low.
     pub load_curve: Option<FittedCurve>,
-    /// What a reader should know before trusting a figure.
+    /// Warnings about the figures.
     pub warnings: Vec<String>,
 }
 
 impl Calibration {
-    /// The home's CPUs with the home's memory, or with the memory nearest to it.
+    /// Returns the pair of the home's CPUs with the home's memory, or with the nearest memory.
     pub fn home_pair(&self) -> &Pair {
         let own = self
             .pairs

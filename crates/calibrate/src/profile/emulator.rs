@@ -1,4 +1,4 @@
-//! QEMU and its plugin: where they are, and whether they go together.
+//! Finds QEMU and its plugin, and checks that they work together.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use super::program::HERE;
 /// The plugin's file.
 const PLUGIN: &str = "libhomenode_plugin.so";
 
-/// The oldest QEMU that the plugin was tried with.
+/// The oldest QEMU that the plugin was tested with.
 const VERSION_MIN: (u32, u32) = (7, 2);
 
 /// An emulator.
@@ -18,10 +18,10 @@ pub struct Emulator {
 }
 
 impl Emulator {
-    /// The one asked for, else the one in `PATH`.
+    /// Returns the requested emulator, else the one in `PATH`.
     ///
     /// # Errors
-    /// A sentence that says what to install.
+    /// A message that says what to install.
     pub fn find(asked: Option<&Path>) -> Result<Emulator, String> {
         if let Some(asked) = asked {
             return Emulator::given(asked.to_owned());
@@ -33,10 +33,10 @@ impl Emulator {
         Ok(Emulator { path: found })
     }
 
-    /// This one.
+    /// Returns the emulator in this file.
     ///
     /// # Errors
-    /// A sentence if there is no such file.
+    /// A message if there is no such file.
     pub fn given(path: PathBuf) -> Result<Emulator, String> {
         match path.metadata() {
             Ok(found) if found.is_file() => Ok(Emulator { path }),
@@ -45,10 +45,10 @@ impl Emulator {
         }
     }
 
-    /// Asks it for its version and whether it takes plugins.
+    /// Checks its version and whether it supports plugins.
     ///
     /// # Errors
-    /// A sentence that says what it lacks.
+    /// A message that says what it lacks.
     pub fn check(self) -> Result<Emulator, String> {
         let shown = self.path.display();
         let version = self.says("--version")?;
@@ -82,7 +82,7 @@ impl Emulator {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// The command with which it loads the plugin; what it emulates follows.
+    /// Returns the command that loads the plugin; append the program to emulate.
     pub fn command(&self, plugin: &Path, arguments: &str) -> Command {
         let mut command = Command::new(&self.path);
         command
@@ -92,7 +92,7 @@ impl Emulator {
     }
 }
 
-/// A path as QEMU's options have it: they end at commas.
+/// Escapes a path for QEMU's options, which end at commas.
 pub fn escaped(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }
@@ -101,7 +101,7 @@ fn first_line(text: &str) -> &str {
     text.lines().next().unwrap_or_default()
 }
 
-/// `qemu-x86_64 version 7.2.22 (Debian …)`.
+/// Parses `qemu-x86_64 version 7.2.22 (Debian …)`.
 fn version_of(text: &str) -> Option<(u32, u32)> {
     let (name, rest) = first_line(text).split_once(" version ")?;
     let mut numbers = rest.split(['.', ' ']).map(|number| number.parse().ok());
@@ -109,10 +109,10 @@ fn version_of(text: &str) -> Option<(u32, u32)> {
     named.then_some((numbers.next()??, numbers.next()??))
 }
 
-/// The plugin asked for, else the one that came with this program.
+/// Returns the requested plugin, else the one installed with this program.
 ///
 /// # Errors
-/// A sentence that says where it was looked for.
+/// A message that says where it was searched.
 pub fn plugin(asked: Option<&Path>) -> Result<PathBuf, String> {
     if let Some(asked) = asked {
         return match asked.is_file() {

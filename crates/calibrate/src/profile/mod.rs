@@ -1,5 +1,5 @@
-//! A program's profile: the emulator that runs it with the plugin is found, the program is looked at, and the plugin's log is
-//! made into a workload for the twin.
+//! Profiles a program: finds the emulator and the plugin, checks the program, and turns the plugin's log into a workload for
+//! the twin.
 
 pub mod emulator;
 mod program;

@@ -1,4 +1,4 @@
-//! The program to profile: where it is, and whether it can run here.
+//! Finds the program to profile, and checks that it can run here.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -7,26 +7,26 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-/// A program that was found.
+/// A program file.
 pub struct Program {
     /// Its file.
     pub path: PathBuf,
-    /// What it is called, in characters that a workload's name may have.
+    /// Its name, in characters that a workload's name may have.
     pub name: String,
 }
 
-/// ELF's number of this machine's architecture, and QEMU's name of it.
+/// ELF's number for this machine's architecture, and QEMU's name for it.
 #[cfg(target_arch = "x86_64")]
 pub const HERE: (u16, &str) = (62, "x86_64");
-/// ELF's number of this machine's architecture, and QEMU's name of it.
+/// ELF's number for this machine's architecture, and QEMU's name for it.
 #[cfg(target_arch = "aarch64")]
 pub const HERE: (u16, &str) = (183, "aarch64");
 
 impl Program {
-    /// The file of a command, looked for in `PATH` if it has no slash.
+    /// Returns the file of a command, searched in `PATH` if it has no slash.
     ///
     /// # Errors
-    /// A sentence: no such program, or no permission.
+    /// A message: no such program, or no permission.
     pub fn find(command: &OsStr) -> Result<Program, String> {
         let shown = command.display();
         let path = if command.as_bytes().contains(&b'/') {
@@ -45,10 +45,10 @@ impl Program {
         Ok(Program { path, name })
     }
 
-    /// Checks that it is a program of this machine's architecture.
+    /// Checks that it is a program for this machine's architecture.
     ///
     /// # Errors
-    /// A sentence that says what it is instead.
+    /// A message that says what it is instead.
     pub fn runs_here(&self) -> Result<(), String> {
         let shown = self.path.display();
         let mut head = [0; 256];
@@ -77,7 +77,7 @@ enum Kind {
     Unknown,
 }
 
-/// What a file is by its first bytes.
+/// Returns the kind of file, by its first bytes.
 fn kind(head: &[u8]) -> Kind {
     if let Some(line) = head.strip_prefix(b"#!") {
         let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The profile as a workload file, each figure with its source.
+//! Writes a profile as a workload file, each figure with its source.
 
 use std::path::Path;
 
@@ -11,22 +11,22 @@ use toml_edit::{Array, ArrayOfTables, DocumentMut, Item, Table, Value, value};
 use super::emulator::escaped;
 use crate::write::round;
 
-/// How each such file begins.
+/// First words of each such file.
 pub const FIRST_WORDS: &str = "# Measured by homenode profile";
 
-/// Ways of a modelled private cache: machine files do not say, and 8 is what most L2 caches have.
+/// Ways of a modelled private cache: machine files do not state it, and most L2 caches have 8.
 const PRIVATE_WAYS: u32 = 8;
 
-/// When counts begin.
+/// When counting begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begin {
     /// With the program.
     AtOnce,
-    /// When the program says so.
+    /// When the program announces it.
     Announced,
 }
 
-/// What of the machine is modelled.
+/// The modelled part of the machine.
 pub struct Facts {
     machine: String,
     l2: Bytes,
@@ -36,10 +36,10 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Of a machine that has timing figures and an LLC.
+    /// Returns the facts of a machine that has timing figures and an LLC.
     ///
     /// # Errors
-    /// A sentence if it has not.
+    /// A message if it lacks them.
     pub fn of(machine: &Machine) -> Result<Facts, String> {
         let (Some(hardware), Some(llc)) = (&machine.hardware, machine.llcs.first()) else {
             return Err(format!(
@@ -57,7 +57,7 @@ impl Facts {
         })
     }
 
-    /// What is said to the plugin.
+    /// Returns the plugin's arguments.
     pub fn plugin_arguments(&self, log: &Path, rate: f64, window: u64, begin: Begin) -> String {
         let begin = match begin {
             Begin::AtOnce => "at-once",
@@ -73,8 +73,8 @@ impl Facts {
     }
 }
 
-/// The curve in the twin's family that is nearest to what was measured, from a capacity of the private cache up: an LLC that
-/// is smaller tells nothing.
+/// Fits the twin's curve family to the measured points from the private cache's capacity up: a smaller LLC carries no
+/// information.
 pub fn fit(log: &Log) -> FittedCurve {
     let points: Vec<(f64, f64)> = log
         .curve
@@ -91,16 +91,16 @@ pub fn fit(log: &Log) -> FittedCurve {
     FittedCurve::of(&points, half.map_or(1e6, |point| point.0))
 }
 
-/// How a profile states its miss-ratio curve.
+/// Representation of the miss-ratio curve in a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CurveAs {
-    /// Three numbers, fitted.
+    /// Three fitted numbers.
     Numbers,
-    /// The points that were measured.
+    /// The measured points.
     Table,
 }
 
-/// The file's text.
+/// Returns the file's text.
 pub fn profile(
     log: &Log,
     (fit, curve): (&FittedCurve, CurveAs),
@@ -159,7 +159,7 @@ pub fn profile(
         "write_share",
         noted(
             round(write_share, 4),
-            "measured: lines that private caches gave up written, of those that they got",
+            "measured: lines that private caches gave up written, of all that they got",
         ),
     );
     let mut miss_ratio = Table::new();
@@ -182,8 +182,8 @@ pub fn profile(
     document.to_string()
 }
 
-/// The curve point by point, from a capacity of the private cache up, a line each; of points in a row with one ratio the first
-/// and the last.
+/// Returns the curve's points from the private cache's capacity up, one per line; a run of equal ratios keeps only its first
+/// and last point.
 fn points(log: &Log) -> Array {
     let told: Vec<_> = log
         .curve
@@ -211,10 +211,10 @@ fn points(log: &Log) -> Array {
     table
 }
 
-/// Fewer accesses than this tell nothing of how they overlap.
+/// With fewer accesses than this, their overlap is unknown.
 const FLIGHTS_MIN: u64 = 1000;
 
-/// A number in flight by the rule, with its bounds.
+/// Returns the number in flight by the rule, with its bounds.
 fn in_flight(flights: &Flights, window: u64) -> Item {
     if flights.accesses < FLIGHTS_MIN {
         return noted(
@@ -232,14 +232,14 @@ fn in_flight(flights: &Flights, window: u64) -> Item {
     noted(round(flights.rule(), 2), &source)
 }
 
-/// Reaches that the fit of translation takes in: from the second level of older cores to 32 huge pages.
+/// Reaches used for the fit of translation: from the second level of older cores to 32 huge pages.
 const REACHES: std::ops::RangeInclusive<u64> = 512 << 10..=64 << 20;
 /// The reach at which the fit is exact: 512 pages of 4 KiB, the second level of most machines here.
 const REACH_EXACT: u64 = 2 << 20;
 
-/// `exp(-(c / c0)^k)` through what was measured at 2 MiB of reach, with the slope of a line through `ln(-ln m)` over `ln c`
-/// by least squares: miss ratios of a TLB are too small for the fit that curves of caches get. Where they hardly fall
-/// (streams), `c0` is one byte and `k` what goes through the measured point. `None` where such a TLB holds all pages.
+/// Returns `exp(-(c / c0)^k)` through the measurement at 2 MiB of reach, with the slope of a least-squares line through
+/// `ln(-ln m)` over `ln c`: miss ratios of a TLB are too small for the fit used for caches. If they hardly fall (streams),
+/// `c0` is one byte and `k` fits the measured point. `None` if such a TLB holds all pages.
 fn translation_fit(log: &Log) -> Option<MissRatioCurve> {
     let transformed = |point: &Point| ((point.bytes as f64).ln(), (-point.miss_ratio.ln()).ln());
     let told: Vec<&Point> = log
@@ -253,7 +253,7 @@ fn translation_fit(log: &Log) -> Option<MissRatioCurve> {
     let (x, y) = (mean(|point| point.0), mean(|point| point.1));
     let above: f64 = points.iter().map(|point| (point.0 - x) * (point.1 - y)).sum();
     let below: f64 = points.iter().map(|point| (point.0 - x) * (point.0 - x)).sum();
-    // With c0 below a byte the curve could not be written.
+    // A c0 below one byte could not be written.
     let flattest = exact.1 / exact.0;
     let k = (above / below).max(flattest);
     let c0 = Bytes((exact.0 - exact.1 / k).exp().max(1.0) as u64);
@@ -279,7 +279,7 @@ fn translation(log: &Log) -> Option<Table> {
     Some(table)
 }
 
-/// Heat classes: so many of the hottest pages, so many of the next, and the rest.
+/// Heat classes: shares of the hottest pages, the next, and the rest.
 const CLASSES: [f64; 3] = [0.1, 0.2, 0.7];
 
 fn regions(log: &Log) -> ArrayOfTables {
@@ -326,7 +326,7 @@ fn regions(log: &Log) -> ArrayOfTables {
     regions
 }
 
-/// `None` where pages are nearly alike.
+/// Returns heat classes; `None` if pages are nearly equally hot.
 fn heat(pages: &Pages) -> Option<ArrayOfTables> {
     let (first, second) = (pages.of_hottest(CLASSES[0])?, pages.of_hottest(0.3)?);
     if first < 1.5 * CLASSES[0] {
@@ -343,7 +343,7 @@ fn heat(pages: &Pages) -> Option<ArrayOfTables> {
     Some(classes)
 }
 
-/// What stands above the first key, as comments.
+/// Returns the comments above the first key.
 fn head(
     log: &Log,
     (fit, curve): (&FittedCurve, CurveAs),
@@ -351,7 +351,7 @@ fn head(
     command: &str,
     notes: &[String],
 ) -> String {
-    // A command line can hold anything; a comment ends with its line.
+    // A command line can contain anything, but a comment ends with its line.
     let printable = |c: char| if c.is_control() { ' ' } else { c };
     let command: String = command.chars().map(printable).collect();
     let notes: String = notes.iter().map(|note| format!("# Note: {note}.\n")).collect();
@@ -377,14 +377,14 @@ fn head(
     )
 }
 
-/// A value, and where it comes from.
+/// Returns a value with its source as a comment.
 pub(crate) fn noted(of: impl Into<Value>, source: &str) -> Item {
     let mut of = of.into();
     of.decor_mut().set_suffix(format!(" # {source}"));
     Item::Value(of)
 }
 
-/// A size as files state it: in the largest unit that it is a whole number of.
+/// Formats a size in the largest unit that divides it.
 pub(crate) fn size(bytes: Bytes) -> String {
     match bytes.0 {
         0 => "0B".to_owned(),
@@ -395,7 +395,7 @@ pub(crate) fn size(bytes: Bytes) -> String {
     }
 }
 
-/// What is in it, for people.
+/// Returns a summary for people.
 pub fn summary(log: &Log, fit: &FittedCurve, facts: &Facts, seconds: f64) -> Vec<String> {
     let accesses = log.reads + log.writes;
     let at = |bytes: u64| log.curve.iter().rev().find(|point| point.bytes <= bytes);
@@ -449,7 +449,7 @@ mod tests {
     use super::*;
     use homenode_twin::Workload;
 
-    /// Of a program whose TLB misses fall as a curve says.
+    /// The log of a program whose TLB misses follow a curve.
     fn log(vcpus: u64, translation: impl Fn(f64) -> f64) -> Log {
         let flights = Flights {
             accesses: 30_000,
@@ -519,11 +519,11 @@ mod tests {
             (found.k - 0.25).abs() < 1e-6 && found.c0.0.abs_diff(2048) <= 1,
             "{found:?}"
         );
-        // A stream misses as often with any reach.
+        // A stream misses equally often at any reach.
         let flat = translation_fit(&log(1, |_| 0.001)).expect("a curve");
         assert!((flat.at(2.0 * 1048576.0) - 0.001).abs() < 1e-6, "{flat:?}");
         assert_eq!(flat.c0, Bytes(1));
-        // A program of a few pages has none to miss.
+        // A program of a few pages has no TLB misses.
         assert_eq!(
             translation_fit(&log(1, |bytes| if bytes > 1e6 { 0.0 } else { 0.1 })),
             None

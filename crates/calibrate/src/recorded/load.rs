@@ -1,4 +1,4 @@
-//! What a VM did, in the twin's vocabulary: from what was counted, then from how the twin's own counts compare.
+//! Turns the counts of a VM into a program for the twin, and corrects it by the twin's own counts.
 
 use homenode_machine::Hardware;
 use homenode_twin::workload::MissRatioCurve;
@@ -6,33 +6,33 @@ use homenode_units::Bytes;
 
 use super::seen::{Counted, Life};
 
-/// Phases of a program at most.
+/// Maximum number of phases of a program.
 const PHASES_MAX: usize = 12;
-/// Neighbouring pieces that differ by less than this, as a natural logarithm, are one phase.
+/// Adjacent pieces that differ by less than this, as a natural logarithm, form one phase.
 const PHASE_APART: f64 = 0.2;
-/// A thread that rests for less than this share of its time does not rest.
+/// A thread that rests for less than this share of its time counts as never resting.
 const REST_MIN: f64 = 0.02;
-/// A rest and the work before it take so long together, in nanoseconds.
+/// Duration of a rest plus the work before it, in nanoseconds.
 const TURN_NS: f64 = 100e6;
-/// A program's working time between two rests is at least so long, in nanoseconds.
+/// Minimum working time of a program between two rests, in nanoseconds.
 const WORK_NS_MIN: f64 = 200_000.0;
-/// The core's own cycles per instruction are not less than this share of all, nor less than a core can do.
+/// The core's own cycles are at least this share of all cycles per instruction, and at least [`CPI_MIN`].
 const CORE_SHARE_MIN: f64 = 0.2;
-/// The same.
+/// Minimum of the core's own cycles per instruction.
 const CPI_MIN: f64 = 0.1;
-/// The miss ratio falls with this power of the capacity, until more is known: what the agent's own predictor begins with.
+/// Exponent with which the miss ratio falls with capacity by default: the initial value of the agent's own predictor.
 const MISS_POWER: f64 = 1.0 / 3.0;
-/// A program of one thread has at least this share of its VM's CPU time on one vCPU.
+/// A VM counts as single-threaded if one vCPU has at least this share of its CPU time.
 const SINGLE_SHARE_MIN: f64 = 0.95;
-/// Where less than this share of accesses could be told apart, it is not known which memory is whose.
+/// If less than this share of accesses could be told apart, the owners of memory are unknown.
 const APART_MIN: f64 = 0.1;
-/// Part of a difference that a round takes away.
+/// Share of a difference that a round corrects.
 const PART: f64 = 0.6;
 
-/// What a VM did.
+/// The program behind a VM's counts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Load {
-    /// Whether one thread ran, or one on each vCPU.
+    /// Whether one thread ran, instead of one per vCPU.
     pub is_single: bool,
     /// Instructions of each thread.
     pub instructions: f64,
@@ -48,19 +48,19 @@ pub struct Load {
     pub hits_in_flight: f64,
     /// Share of misses that are written back.
     pub write_share: f64,
-    /// Instructions of a thread between two rests, and how long they are in nanoseconds; absent where it never rests.
+    /// Instructions of a thread between two rests, and the length of a rest in nanoseconds; absent if it never rests.
     pub rest: Option<(f64, f64)>,
     /// Memory that the program uses.
     pub memory: Bytes,
-    /// Share of its accesses, and of its memory, that is one thread's own.
+    /// Share of its accesses, and of its memory, that is private to one thread.
     pub own_share: f64,
-    /// Stretches that differ.
+    /// Phases that differ.
     pub phases: Vec<Phase>,
-    /// What was not counted and is assumed, each a sentence about the VM.
+    /// Uncounted figures that are assumed, each a sentence about the VM.
     pub assumed: Vec<String>,
 }
 
-/// A stretch of a program: its share of the instructions, and what differs from the whole.
+/// A phase of a program: its share of the instructions, and its factors relative to the whole.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Phase {
     /// Share of the instructions.
@@ -71,10 +71,10 @@ pub struct Phase {
     pub rest: f64,
 }
 
-/// What of a VM is compared.
+/// Figures by which VMs are compared.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, schemars::JsonSchema)]
 pub struct Figures {
-    /// CPUs that it used, on average over the time that it was there.
+    /// CPUs used on average while it was present.
     pub cpus_used: f64,
     /// LLC misses over references, where counted.
     pub llc_miss_rate: Option<f64>,
@@ -85,7 +85,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Of what was counted in so many seconds.
+    /// Computes the figures of counts over a number of seconds.
     pub fn of(counted: &Counted, seconds: f64) -> Figures {
         let ratio = |part: f64, whole: f64| (whole > 0.0).then(|| part / whole);
         Figures {
@@ -98,7 +98,7 @@ impl Figures {
     }
 }
 
-/// The curve that has this miss ratio at a capacity, and falls there as [`MISS_POWER`] says as far as the family can.
+/// Returns the curve with this miss ratio at a capacity, and a slope there of [`MISS_POWER`] as far as the family allows.
 pub(crate) fn curve_through(held: f64, miss_ratio: f64) -> MissRatioCurve {
     let m = miss_ratio.clamp(0.0, 0.9999);
     // With k = 1 and x = c / c0 the slope is (1 - m) x / (e^x - 1): it falls with x.
@@ -116,15 +116,15 @@ pub(crate) fn curve_through(held: f64, miss_ratio: f64) -> MissRatioCurve {
     MissRatioCurve::family(m_inf, Bytes(((held / low) as u64).max(1)), 1.0)
 }
 
-/// The capacity at which a curve has a miss ratio; `None` where it never has.
+/// Returns the capacity at which a curve has a miss ratio; `None` if it never has.
 fn capacity_at(curve: &MissRatioCurve, miss_ratio: f64) -> Option<f64> {
     let left = (miss_ratio - curve.m_inf) / (1.0 - curve.m_inf);
     (left > 0.0 && left < 1.0).then(|| curve.c0.as_f64() * (-left.ln()).powf(1.0 / curve.k))
 }
 
 impl Load {
-    /// As counts say it. `write_share` is the share of misses that are written back on the whole host, where counted; `lead` how
-    /// many seconds longer than recorded a VM runs that was there before.
+    /// Derives a program from counts. `write_share` is the share of misses that are written back on the whole host, if
+    /// counted; `lead` is the extra time in seconds for a VM that was already running.
     pub fn of(hardware: &Hardware, life: &Life, write_share: Option<f64>, lead: f64) -> Load {
         let whole = life.whole();
         let mut assumed = Vec::new();
@@ -139,7 +139,7 @@ impl Load {
             assumed.push("its work is the same on each vCPU: which of them did what is not kept".to_owned());
         }
         let clock_ghz = hardware.clock_hz as f64 / 1e9;
-        // Of pieces that computed: not of those in which the guest booted and touched its memory.
+        // Uses pieces with computing only, without the guest's boot and first touches.
         let typical = typical(&life.pieces);
         let (cpi, instructions) = match typical.instructions > 0.0 {
             true => (
@@ -212,7 +212,7 @@ impl Load {
         let core_min = f64::max(CPI_MIN, CORE_SHARE_MIN * cpi);
         let rest = |load: &Load| cpi - hits / load.hits_in_flight - misses / load.misses_in_flight;
         if rest(self) < core_min && hits + misses > 0.0 {
-            // More must have been in flight than is usual: as much more of either.
+            // More than usual must have been in flight: scale both up equally.
             let usual = hits / self.hits_in_flight + misses / self.misses_in_flight;
             let more = usual / (cpi - core_min).max(0.05 * cpi);
             self.hits_in_flight *= more;
@@ -271,7 +271,7 @@ impl Load {
             .collect();
     }
 
-    /// Before the stretch it runs on for a while as it begins.
+    /// Extends the first phase to cover the time before the stretch.
     fn lead(&mut self, pieces: &[Counted], threads: f64, lead: f64) {
         let Some(first) = phases(pieces).first().copied() else {
             return;
@@ -292,8 +292,8 @@ impl Load {
         }
     }
 
-    /// Corrects it by what the twin counted of it, against what was to be counted: in part, since all VMs are corrected at once
-    /// and each feels the others.
+    /// Corrects the program by the twin's counts against the recorded ones: in part, since all VMs are corrected at once and
+    /// affect each other.
     pub fn correct(&mut self, hardware: &Hardware, vcpus: u16, wanted: &Counted, came: &Counted) {
         self.correct_cache(wanted, came);
         let local = |counted: &Counted| (counted.accesses > 0.0).then(|| counted.local / counted.accesses);
@@ -303,7 +303,7 @@ impl Load {
         if wanted.instructions > 0.0 && came.instructions > 0.0 {
             self.correct_core(hardware, wanted, came);
         }
-        // How long it rests for each second that it works.
+        // Seconds of rest per second of work.
         let threads = if self.is_single { 1.0 } else { f64::from(vcpus) };
         let rests = |counted: &Counted| {
             let idle = threads * counted.seconds - counted.ran - counted.waited;
@@ -328,8 +328,7 @@ impl Load {
         }
     }
 
-    /// Cycles that an instruction takes: what the core does itself is corrected, and where that would do too little, how many
-    /// accesses are in flight.
+    /// Corrects cycles per instruction: first the core's own, and if that is not enough, the accesses in flight.
     fn correct_core(&mut self, hardware: &Hardware, wanted: &Counted, came: &Counted) {
         let clock_ghz = hardware.clock_hz as f64 / 1e9;
         let cpi = |counted: &Counted| counted.counted_ran * 1e9 * clock_ghz / counted.instructions;
@@ -343,8 +342,8 @@ impl Load {
     }
 }
 
-/// What was counted where the program computed: without pieces that did much less than half of what most do each second of CPU
-/// time, as the boot of a guest.
+/// Sums the pieces in which the program computed: without those that did much less than half of the typical work per second
+/// of CPU time, such as a guest's boot.
 fn typical(pieces: &[Counted]) -> Counted {
     let rate = |piece: &Counted| piece.instructions / piece.counted_ran.max(1e-9);
     let mut rates: Vec<f64> = pieces
@@ -363,7 +362,7 @@ fn typical(pieces: &[Counted]) -> Counted {
     whole
 }
 
-/// Pieces, neighbours that are alike made one.
+/// Merges adjacent similar pieces.
 fn phases(pieces: &[Counted]) -> Vec<Counted> {
     let mut phases: Vec<Counted> = pieces
         .iter()
@@ -389,7 +388,7 @@ fn phases(pieces: &[Counted]) -> Vec<Counted> {
     phases
 }
 
-/// What the program uses of the guest's memory.
+/// Returns the part of the guest's memory that the program uses.
 fn program_memory(life: &Life, assumed: &mut Vec<String>) -> Bytes {
     let kernel = homenode_twin::boot_footprint(life.memory);
     let room = life.memory.saturating_sub(kernel);
@@ -401,7 +400,7 @@ fn program_memory(life: &Life, assumed: &mut Vec<String>) -> Bytes {
     Bytes((used.0 / 4096 * 4096).max(4096))
 }
 
-/// Share of accesses that go to a thread's own memory.
+/// Returns the share of accesses that go to a thread's own memory.
 fn own_share(whole: &Counted, is_single: bool, assumed: &mut Vec<String>) -> f64 {
     if is_single {
         return 1.0;

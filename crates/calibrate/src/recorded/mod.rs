@@ -1,21 +1,21 @@
-//! A stretch of a recorded run as a scenario for the twin: what ran then, so that it can be simulated what would have been.
+//! Turns a stretch of a recorded run into a scenario for the twin, so that alternatives to what happened can be simulated.
 //!
 //! # Problem
-//! A history says what was counted of each VM. The twin wants programs: instructions, what the core takes for them, accesses to
-//! the LLC, a curve of miss ratios, rests, memory and whose it is.
+//! A history has counts for each VM. The twin needs programs: instructions, their core cycles, accesses to the LLC, a curve
+//! of miss ratios, rests, memory and its owners.
 //!
 //! # Approach
-//! Samples are added up ([`Seen`]), and a program is made of each VM's counts ([`Load`]): work, LLC accesses, phases and rests as
-//! counted; the core's own cycles as what is left of all cycles when waits for memory are taken off; a curve through the one
-//! miss ratio that was seen. Then the scenario is run on the twin under the policies of then, whose samples are added up by the
-//! same code, and each program is corrected by how the two sums differ. The round that comes nearest is kept.
+//! Samples are added up ([`Seen`]), and each VM's counts become a program ([`Load`]): work, LLC accesses, phases and rests
+//! as counted; the core's own cycles as the remainder of all cycles without waits for memory; a curve through the one
+//! observed miss ratio. Then the scenario runs on the twin under the recorded policies, the same code adds up its samples,
+//! and each program is corrected by the difference of the two sums. The closest round is kept.
 //!
 //! # What is assumed
-//! What samples do not tell is put in as a usual figure, and is said: in comments of the file, and by the command. A program
-//! ends when it has done the work that was counted, so another policy makes it end sooner or later.
+//! Figures missing from samples get a usual value, and are reported in comments of the file and by the command. A program
+//! ends when it has done the counted work, so another policy makes it end sooner or later.
 //!
 //! # Left out
-//! I/O, barriers, address translation: what they cost is in the cycles of the core. Which vCPU did what. Pins of single vCPUs.
+//! I/O, barriers, address translation: their cost is part of the core's cycles. Which vCPU did what. Pins of single vCPUs.
 //!
 //! # Properties
 //! - `a_recorded_twin_simulated_again_is_as_near_as_stated`
@@ -37,39 +37,40 @@ pub use load::{Figures, Load};
 pub use seen::{Counted, Life, Seen};
 pub use write::Purpose;
 
-/// How each such file begins.
+/// First words of each such file.
 pub const FIRST_WORDS: &str = "Made by homenode record scenario from";
 
-/// VMs that ran before the stretch begin so long before it anew: they boot, touch their memory, and find their homes.
+/// VMs that ran before the stretch start this long before it: they boot, touch their memory, and find their homes.
 const LEAD: Ns = Ns::from_secs(20);
-/// Rounds end where VMs are no further off than this on average, all differences added.
+/// Rounds end when VMs are off by no more than this on average, all differences added.
 const NEAR_ENOUGH: f64 = 0.03;
-/// A VM with so much traffic, in bytes per second, cares where its memory is; of others the scheduler's luck decides.
+/// A VM with this much traffic, in bytes per second, depends on where its memory is; for others the scheduler's luck
+/// decides.
 const TRAFFIC_CARED: f64 = 5e8;
-/// A VM that ran for less than this share of the time did nothing.
+/// A VM that ran for less than this share of the time counts as idle.
 const RAN_MIN: f64 = 1e-4;
 
-/// What the file says of itself.
+/// The file's description of itself.
 #[derive(Clone, Debug, Default)]
 pub struct About {
-    /// For people.
+    /// Title for people.
     pub title: String,
-    /// Where it comes from, in a few words.
+    /// Source, in a few words.
     pub source: String,
-    /// A preset's name, or a file beside it.
+    /// A preset's name, or a file in the same folder.
     pub machine: String,
-    /// Policies to simulate, those of then first.
+    /// Policies to simulate, the recorded ones first.
     pub policies: Vec<String>,
-    /// What is assumed of all VMs, each a sentence without its full stop.
+    /// Assumptions about all VMs, each a sentence without its full stop.
     pub notes: Vec<String>,
 }
 
 /// A stretch as a scenario.
 #[derive(Clone, Debug)]
 pub struct Recorded {
-    /// VMs, in the order in which they came.
+    /// VMs, in order of arrival.
     pub vms: Vec<Vm>,
-    /// How long the stretch is.
+    /// Duration of the stretch.
     pub lasted: Ns,
     /// When it begins in the scenario.
     pub lead: Ns,
@@ -82,21 +83,21 @@ pub struct Recorded {
 pub struct Vm {
     /// Its name, unique.
     pub name: String,
-    /// What was seen of it.
+    /// Its recorded counts.
     pub life: Life,
-    /// When it comes, in the scenario.
+    /// Time of its arrival in the scenario.
     pub arrival: Ns,
-    /// When it was gone, in the scenario.
+    /// Time of its end in the scenario.
     pub left: Ns,
-    /// Whether it was there to the end.
+    /// Whether it was present to the end.
     pub stays: bool,
     /// The name of its workload.
     pub workload: String,
-    /// What it did; absent for one that did nothing.
+    /// Its program; absent if it did nothing.
     pub load: Option<Load>,
 }
 
-/// Why a stretch is no scenario.
+/// Why a stretch cannot become a scenario.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordedError {
     /// Too few samples.
@@ -105,7 +106,7 @@ pub enum RecordedError {
     /// No VM.
     #[error("no VM ran then: name another time with --from and --to")]
     NoVms,
-    /// The twin needs figures that the machine does not say.
+    /// The machine lacks figures that the twin needs.
     #[error(
         "machine {0} was recorded without timing figures, which the twin needs: run 'homenode calibrate' on that host and name \
          its file with --machine, or name a preset like it"
@@ -114,10 +115,10 @@ pub enum RecordedError {
 }
 
 impl Recorded {
-    /// What was seen as a scenario, by what was counted alone.
+    /// Turns recorded counts into a scenario, uncorrected.
     ///
     /// # Errors
-    /// Nothing was seen; a machine that the twin cannot be.
+    /// Nothing was recorded; a machine that the twin cannot model.
     pub fn of(machine: &Machine, seen: &Seen) -> Result<Recorded, RecordedError> {
         let hardware = machine.hardware.as_ref();
         let hardware = hardware.ok_or_else(|| RecordedError::NoHardware(machine.name.clone()))?;
@@ -135,7 +136,7 @@ impl Recorded {
         };
         let mut taken = BTreeSet::new();
         let mut vms: Vec<Vm> = Vec::new();
-        // A VM that was seen once counts nothing.
+        // A VM seen only once has no counts.
         for life in seen.lives.iter().filter(|life| life.from < life.to) {
             let whole = life.whole();
             let own_lead = if life.was_there { lead.as_secs_f64() } else { 0.0 };
@@ -167,7 +168,7 @@ impl Recorded {
         })
     }
 
-    /// What is assumed of VMs, and of which.
+    /// Returns each assumption, with the names of the VMs that it was made for.
     pub fn assumed(&self) -> BTreeMap<String, Vec<&str>> {
         let mut assumed: BTreeMap<String, Vec<&str>> = BTreeMap::new();
         for vm in &self.vms {
@@ -177,16 +178,16 @@ impl Recorded {
         assumed
     }
 
-    /// The scenario's file.
+    /// Returns the text of the scenario's file.
     pub fn text(&self, about: &About, purpose: Purpose) -> String {
         write::scenario(self, about, purpose)
     }
 
-    /// Runs it with `simulate`, which gives what was seen of the scenario's stretch, and corrects it by that, so many rounds;
-    /// keeps what came nearest. Gives what was seen of each VM then.
+    /// Runs the scenario with `simulate`, which returns the counts of the stretch, and corrects it by them for a number of
+    /// rounds; keeps the closest. Returns each VM's counts of that round.
     ///
     /// # Errors
-    /// What `simulate` fails with.
+    /// The errors of `simulate`.
     pub fn fit<E: From<homenode_twin::TwinError>>(
         &mut self,
         machine: &Machine,
@@ -231,7 +232,7 @@ impl Recorded {
 }
 
 impl Vm {
-    /// What was recorded of it.
+    /// Returns its recorded figures.
     pub fn recorded(&self) -> Figures {
         let whole = self.life.whole();
         Figures::of(&whole, whole.seconds)
@@ -242,7 +243,7 @@ impl Vm {
         self.life.whole().instructions > 0.0
     }
 
-    /// What is assumed of it, each a sentence without its full stop.
+    /// Returns the assumptions about it, each a sentence without its full stop.
     pub fn assumed(&self) -> impl Iterator<Item = String> {
         let last = &self.life.last;
         let mut assumed = self
@@ -266,13 +267,13 @@ impl Vm {
         assumed.into_iter()
     }
 
-    /// What the twin counted of it.
+    /// Returns the twin's counts of it.
     fn came(&self, seen: &Seen) -> Option<Counted> {
         let mut lives = seen.lives.iter().filter(|life| life.last.name == self.name);
         lives.next().map(Life::whole)
     }
 
-    /// How far off the twin is: shares of CPU use and traffic, and differences of ratios.
+    /// Returns the twin's error for this VM: relative errors of CPU use and memory traffic, and absolute errors of ratios.
     fn off(&self, came: Option<&Figures>) -> f64 {
         let Some(came) = came else { return 4.0 };
         let wanted = self.recorded();
@@ -294,7 +295,7 @@ impl Vm {
     }
 }
 
-/// A name that no other VM of the scenario has.
+/// Returns a name that no other VM of the scenario has.
 fn unique(name: &str, taken: &mut BTreeSet<String>) -> String {
     let named = (1..).map(|number| match number {
         1 => name.to_owned(),

@@ -1,4 +1,4 @@
-//! What samples say of each VM over a stretch of time, added up.
+//! Adds up the samples of each VM over a stretch of time.
 
 use std::collections::BTreeMap;
 
@@ -6,64 +6,64 @@ use homenode_host::{Rates, Sample, VmRates, VmSample};
 use homenode_machine::Machine;
 use homenode_units::{Bytes, BytesPerSec, NodeId, NodeMap, NodeSet, Ns, Pages, VmId};
 
-/// A stretch is remembered in at most so many pieces; two become one where there would be more.
+/// A stretch is kept in at most this many pieces; beyond that, pairs are merged.
 const PIECES_MAX: usize = 256;
-/// Length of a piece at first.
+/// Initial length of a piece.
 const PIECE: Ns = Ns::from_secs(5);
-/// A VM that ran for less than this when it was seen first had just been started.
+/// A VM with less runtime than this in its first sample had just been started.
 const JUST_STARTED: Ns = Ns::from_secs(2);
-/// A node with less of a VM's pages than this share has none of them.
+/// A node with less than this share of a VM's pages counts as having none.
 const PAGES_SHARE_MIN: f64 = 0.05;
 
-/// What samples of one host said, one after the other.
+/// Consecutive samples of one host.
 #[derive(Clone, Debug)]
 pub struct Seen {
     machine: Machine,
     last: Option<Sample>,
     /// When the first sample was taken.
     pub begun: Ns,
-    /// Every life of every VM: one that leaves and comes back has two.
+    /// Every life of every VM: one that leaves and returns has two.
     pub lives: Vec<Life>,
-    /// Bytes that controllers moved, and LLC misses of all VMs meanwhile; none where either is not counted.
+    /// Bytes that controllers moved, and LLC misses of all VMs meanwhile; `None` if either is not counted.
     pub traffic: Option<(f64, f64)>,
 }
 
-/// A VM, from when it was seen first to when it was seen last.
+/// A VM, from its first to its last sample.
 #[derive(Clone, Debug)]
 pub struct Life {
-    /// Which.
+    /// Its id.
     pub id: VmId,
-    /// As it was seen last.
+    /// Its last sample.
     pub last: VmSample,
-    /// Most vCPUs that were online.
+    /// Largest number of online vCPUs.
     pub vcpus: u16,
-    /// Most memory that it had.
+    /// Largest memory size.
     pub memory: Bytes,
-    /// When it was seen first and last.
+    /// Time of its first sample.
     pub from: Ns,
-    /// The same.
+    /// Time of its last sample.
     pub to: Ns,
     /// Whether it had run for a while when the stretch began.
     pub was_there: bool,
-    /// The nodes that its pages lay on when it was seen first, where that is known and not everywhere.
+    /// The nodes of its pages in its first sample, if known and not everywhere.
     pub lay_on: Option<NodeSet>,
-    /// Most memory that its guest had touched, where known.
+    /// Most memory touched by its guest, if known.
     pub touched: Option<Bytes>,
     /// CPU time of each vCPU, in seconds.
     pub by_vcpu: BTreeMap<u16, f64>,
-    /// What was counted, piece by piece.
+    /// Its counts, piece by piece.
     pub pieces: Vec<Counted>,
     piece: Ns,
 }
 
-/// What was counted of a VM in some time.
+/// Counts of a VM over some time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counted {
-    /// How long.
+    /// Length in seconds.
     pub seconds: f64,
-    /// CPU time that it ran, in seconds.
+    /// CPU time in seconds.
     pub ran: f64,
-    /// Time that its vCPUs wanted to run and did not: for others, or for a quota.
+    /// Time that its vCPUs were runnable but did not run, because of others or a quota.
     pub waited: f64,
     /// CPU time of steps in which instructions were counted.
     pub counted_ran: f64,
@@ -73,13 +73,13 @@ pub struct Counted {
     pub references: f64,
     /// LLC misses.
     pub misses: f64,
-    /// Accesses to memory whose node is known, and those of them that were local.
+    /// Accesses to memory whose node is known.
     pub accesses: f64,
-    /// The same.
+    /// Local ones among these accesses.
     pub local: f64,
-    /// Of them, as many as would be local if vCPUs used all of its pages alike.
+    /// Number of these accesses that would be local if vCPUs used all of its pages equally.
     pub met: f64,
-    /// Part of an LLC that was one thread's, times LLC references.
+    /// Part of an LLC held by one thread, times LLC references.
     pub held: f64,
 }
 
@@ -100,14 +100,14 @@ impl Counted {
 }
 
 impl Life {
-    /// All of its pieces.
+    /// Sums up its pieces.
     pub fn whole(&self) -> Counted {
         let mut whole = Counted::default();
         self.pieces.iter().for_each(|piece| whole.add(piece));
         whole
     }
 
-    /// Whether it was still there when the stretch ended.
+    /// Whether it was still present when the stretch ended.
     pub fn stayed(&self, seen: &Seen) -> bool {
         seen.last.as_ref().is_some_and(|sample| sample.at == self.to)
     }
@@ -132,13 +132,13 @@ impl Life {
 }
 
 impl Seen {
-    /// Whether the host's kernel balanced NUMA memory when it was seen last; not where it did not say.
+    /// Whether the host's kernel balanced NUMA memory in the last sample; false if unknown.
     pub fn is_balanced(&self) -> bool {
         let last = self.last.as_ref();
         last.is_some_and(|sample| sample.kernel.balances())
     }
 
-    /// Nothing yet, on this machine.
+    /// Creates an empty record for this machine.
     pub fn new(machine: &Machine) -> Seen {
         Seen {
             machine: machine.clone(),
@@ -149,7 +149,7 @@ impl Seen {
         }
     }
 
-    /// How long the stretch is.
+    /// Returns the duration of the stretch.
     pub fn lasted(&self) -> Ns {
         let end = self.last.as_ref().map_or(self.begun, |sample| sample.at);
         end.saturating_sub(self.begun)
@@ -248,7 +248,7 @@ impl Life {
     }
 }
 
-/// The nodes that pages lie on, unless that is every node with memory.
+/// Returns the nodes that hold the pages, unless that is every node with memory.
 fn narrow(machine: &Machine, pages: &NodeMap<Pages>) -> Option<NodeSet> {
     let all: Pages = pages.values().copied().sum();
     let has = |(_, on): &(NodeId, &Pages)| on.0 as f64 > PAGES_SHARE_MIN * all.0 as f64;
@@ -284,7 +284,7 @@ fn counted(machine: &Machine, vm: &VmSample, own: &VmRates, seconds: f64, held: 
     }
 }
 
-/// Share of accesses that would be local if each vCPU used all of a VM's pages alike.
+/// Returns the share of accesses that would be local if each vCPU used all of a VM's pages equally.
 fn met(machine: &Machine, vm: &VmSample, own: &VmRates) -> Option<f64> {
     let pages = vm.pages.as_ref()?;
     let all: Pages = pages.values().copied().sum();
@@ -301,7 +301,7 @@ fn met(machine: &Machine, vm: &VmSample, own: &VmRates) -> Option<f64> {
     (ran > 0.0).then(|| met / ran)
 }
 
-/// LLC misses per second into each LLC, by all VMs.
+/// Returns the LLC misses per second into each LLC, by all VMs.
 fn fills(machine: &Machine, sample: &Sample, rates: &Rates) -> Vec<f64> {
     let mut fills = vec![0.0; machine.llcs.len()];
     for own in &rates.vms {
@@ -321,7 +321,7 @@ fn llc_of(machine: &Machine, vm: &VmSample, vcpu: u16) -> Option<usize> {
     cpu.llc.map(|llc| llc as usize)
 }
 
-/// Bytes of an LLC that one thread of a VM had to itself, where what comes in takes the place of all alike.
+/// Returns the bytes of an LLC that one thread of a VM holds, if incoming lines evict all lines equally.
 fn held(machine: &Machine, vm: &VmSample, own: &VmRates, fills: &[f64]) -> f64 {
     let each = own.llc_misses_per_s.unwrap_or(0.0) / own.cpus_used.max(1e-9);
     let (mut ran, mut held) = (0.0, 0.0);

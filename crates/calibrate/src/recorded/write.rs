@@ -1,4 +1,4 @@
-//! The scenario as a file: each figure with its source, as `data/workloads` has them.
+//! Writes the scenario as a file: each figure with its source, as in `data/workloads`.
 
 use homenode_twin::workload::MissRatioCurve;
 use homenode_units::{Bytes, MemoryPolicy, Migration, Ns, Placing};
@@ -9,21 +9,21 @@ use super::{About, Recorded, Vm};
 use crate::profile::{noted, size};
 use crate::write::round;
 
-/// What the scenario is written for.
+/// Purpose of the scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// For people: programs end when they have done what was counted.
+    /// For people: programs end after the counted work.
     File,
-    /// To be compared with what was counted: programs do not end before the stretch does.
+    /// For comparison with the counts: programs do not end before the stretch does.
     Fit,
 }
 
-/// A program does so many times the work that was counted where it must not end.
+/// Multiple of the counted work for a program that must not end.
 const WITHOUT_END: f64 = 3.0;
-/// Slower than recorded, programs are simulated for so many times the stretch.
+/// Multiple of the stretch for which programs are simulated if they are slower than recorded.
 const LONGER: u64 = 2;
 
-/// The scenario's text.
+/// Returns the scenario's text.
 pub fn scenario(recorded: &Recorded, about: &About, purpose: Purpose) -> String {
     let mut document = DocumentMut::new();
     document.insert("name", value("recorded"));
@@ -38,7 +38,7 @@ pub fn scenario(recorded: &Recorded, about: &About, purpose: Purpose) -> String 
     document.insert("numa_balancing", value(recorded.is_balanced));
     if recorded.lead > Ns::ZERO {
         let source =
-            "VMs that ran before the stretch begin anew here, and get their memory and homes meanwhile";
+            "VMs that ran before the stretch start again here, and get their memory and homes meanwhile";
         document.insert("warm_up", noted(time(recorded.lead), source));
     }
     document.insert(
@@ -65,7 +65,7 @@ pub fn scenario(recorded: &Recorded, about: &About, purpose: Purpose) -> String 
     document.to_string()
 }
 
-/// What stands above the first key, as comments.
+/// Returns the comments above the first key.
 fn head(recorded: &Recorded, about: &About) -> String {
     let mut lines = vec![
         format!("{} {}", super::FIRST_WORDS, about.source),
@@ -81,7 +81,7 @@ fn head(recorded: &Recorded, about: &About) -> String {
     lines.iter().map(|line| format!("# {}\n", plain(line))).collect()
 }
 
-/// Text that is one line, whatever others named their VMs.
+/// Reduces untrusted text, such as VM names, to one line.
 fn plain(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { ' ' } else { c })
@@ -245,7 +245,7 @@ fn regions(vm: &Vm, load: &Load) -> ArrayOfTables {
     regions
 }
 
-/// Shares that add up to 1 as they are written.
+/// Returns the phases, with shares that add up to 1 after rounding.
 fn phases(load: &Load, purpose: Purpose) -> impl Iterator<Item = Table> {
     let count = load.phases.len();
     let whole = if purpose == Purpose::Fit { WITHOUT_END } else { 1.0 };
@@ -266,7 +266,7 @@ fn phases(load: &Load, purpose: Purpose) -> impl Iterator<Item = Table> {
     })
 }
 
-/// Where memory lay that a VM had before the stretch, and when it went.
+/// Returns the events of a VM: where its memory was before the stretch, and when it left.
 fn events(recorded: &Recorded, vm: &Vm, purpose: Purpose) -> Vec<Table> {
     let event = |at: Ns, action: Value| {
         let mut event = Table::new();
@@ -287,7 +287,7 @@ fn events(recorded: &Recorded, vm: &Vm, purpose: Purpose) -> Vec<Table> {
     events
 }
 
-/// A figure to six digits.
+/// Rounds a figure to six digits.
 fn digits(figure: f64) -> Value {
     if figure == 0.0 || !figure.is_finite() {
         return 0.0.into();
@@ -300,7 +300,7 @@ fn digits_item(figure: f64) -> Item {
     Item::Value(digits(figure))
 }
 
-/// A time as files state it: in the largest unit that it is a whole number of.
+/// Formats a time in the largest unit that divides it.
 fn time(ns: Ns) -> String {
     match ns.0 {
         0 => "0s".to_owned(),

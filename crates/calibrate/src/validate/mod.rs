@@ -1,11 +1,11 @@
-//! The twin against this machine: what two real processes do to each other, beside what the twin says they would.
+//! Validates the twin against this machine: compares the mutual slow-down of two real processes with the twin's prediction.
 //!
 //! # Approach
 //!
-//! Two worker processes ([`worker`]) on two CPUs that share the last-level cache run memory kernels alone and together by
-//! turns, so that slow changes of the host touch both alike. The twin runs the same pair on the machine made from the
-//! measurement, with profiles made from solo times ([`profile`]). Compared is the slow-down: time per line together over time
-//! per line alone.
+//! Two worker processes ([`worker`]) on two CPUs that share the last-level cache run memory kernels alone and together in
+//! alternation, so that slow changes of the host affect both equally. The twin runs the same pair on the machine made from
+//! the measurement, with profiles made from solo times ([`profile`]). The compared figure is the slow-down: time per line
+//! together over time per line alone.
 //!
 //! # Left out
 //!
@@ -31,15 +31,15 @@ use crate::stats::Spread;
 use profile::{Facts, Parameters, SoloTimes};
 use worker::{Kernel, Spans, Worker};
 
-/// Share of free memory that both workers together may take.
+/// Divisor of free memory: both workers together may take one part.
 const MEMORY_SHARE: u64 = 3;
-/// How fast a cache is filled at worst: nanoseconds per line of one worker.
+/// Worst case for filling a cache: nanoseconds per line of one worker.
 const FILL_NS: f64 = 30.0;
 
-/// Starts a worker: which kernel, on which CPU, with memory of which node.
+/// Starts a worker with a kernel, on a CPU, with memory of a node.
 pub type Spawn<'a> = &'a dyn Fn(Kernel, CpuId, Option<NodeId>) -> Command;
 
-/// Why the twin was not held against this machine.
+/// Why the twin was not validated.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the messages say it
 pub enum ValidateError {
@@ -49,22 +49,22 @@ pub enum ValidateError {
     Incomplete { machine: String, what: &'static str },
     #[error("a worker process failed: {0}")]
     Worker(#[from] io::Error),
-    #[error("the twin cannot run the same: {0}")]
+    #[error("the twin cannot run what this host ran: {0}")]
     Twin(#[from] TwinError),
 }
 
 /// One process of a pair.
 #[derive(Clone, Debug, Serialize)]
 pub struct Side {
-    /// What it ran.
+    /// Its kernel.
     pub kernel: Kernel,
-    /// Alone: nanoseconds per line.
+    /// Nanoseconds per line, alone.
     pub solo_ns: Spread,
-    /// The same on the twin.
+    /// The twin's prediction of it.
     pub solo_predicted_ns: f64,
     /// Time per line together over alone.
     pub slowdown: Spread,
-    /// The same on the twin.
+    /// The twin's prediction of it.
     pub predicted: f64,
     /// Predicted over measured median, less 1.
     pub error: f64,
@@ -73,47 +73,47 @@ pub struct Side {
 /// Two processes together.
 #[derive(Clone, Debug, Serialize)]
 pub struct Case {
-    /// For people: sizes as shares of the LLC.
+    /// Name for people: sizes as shares of the LLC.
     pub name: String,
-    /// Both.
+    /// Both sides.
     pub sides: [Side; 2],
 }
 
-/// How well the twin's curve family stands for a kernel.
+/// How well the twin's curve family fits a kernel.
 #[derive(Clone, Debug, Serialize)]
 pub struct CurveFit {
-    /// Which kernel.
+    /// The kernel.
     pub kernel: Kernel,
     /// The curve and its distance.
     pub fitted: FittedCurve,
 }
 
-/// Measured against predicted.
+/// Measured against predicted slow-downs.
 #[derive(Clone, Debug, Serialize)]
 pub struct Validation {
     /// CPUs of the two workers.
     pub cpus: [CpuId; 2],
-    /// Bytes of the LLC by which sizes are named.
+    /// LLC size in bytes, to which sizes in names refer.
     pub llc_bytes: Bytes,
     /// Solo times behind the profiles.
     pub solo: SoloTimes,
-    /// What they say of the kernels.
+    /// The kernels' parameters derived from them.
     pub parameters: Parameters,
     /// Curves of the kernels.
     pub curves: Vec<CurveFit>,
     /// All pairs.
     pub cases: Vec<Case>,
-    /// Mean of the errors' absolute values.
+    /// Mean absolute error.
     pub error_mean: f64,
-    /// The largest absolute value.
+    /// Largest absolute error.
     pub error_max: f64,
-    /// Of how many sides the prediction lies between the least and the most that was measured.
+    /// Number of sides whose prediction lies between the measured minimum and maximum.
     pub within_spread: usize,
-    /// Of how many sides there are.
+    /// Number of sides.
     pub sides: usize,
-    /// What else the host did meanwhile.
+    /// Other activity on the host meanwhile.
     pub noise: Option<Noise>,
-    /// How long it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
@@ -127,10 +127,10 @@ struct Run<'a> {
     repeats: usize,
 }
 
-/// Holds the twin with this machine (one that [`crate::machine_file`] made) against the host.
+/// Validates the twin with this machine (made by [`crate::machine_file`]) against the host.
 ///
 /// # Errors
-/// A host with one CPU; workers that cannot run; a machine that the twin refuses.
+/// A host with one CPU; workers that cannot run; a machine that the twin rejects.
 pub fn validate(
     machine: &Machine,
     quick: bool,
@@ -202,7 +202,7 @@ pub fn validate(
     })
 }
 
-/// How long each run is, and how many there are: longer than an LLC of this size takes to fill.
+/// Returns the length of each run, and the number of runs: longer than an LLC of this size takes to fill.
 fn spans(llc: Bytes, quick: bool) -> (Spans, usize) {
     let fill_ms = (llc.as_f64() / 64.0 * FILL_NS / 1e6) as u64;
     if quick {
@@ -221,7 +221,7 @@ fn spans(llc: Bytes, quick: bool) -> (Spans, usize) {
     (spans, 7)
 }
 
-/// Two CPUs that share a last-level cache, of different cores if there are such.
+/// Returns two CPUs that share a last-level cache, of different cores if possible.
 fn partners(machine: &Machine) -> Option<[CpuId; 2]> {
     let pairs = |apart: bool| {
         let all = machine.cpus.iter().enumerate();
@@ -234,7 +234,7 @@ fn partners(machine: &Machine) -> Option<[CpuId; 2]> {
     pairs(true).or_else(|| pairs(false))
 }
 
-/// The CPU's own node, or the nearest with memory.
+/// Returns the CPU's own node, or the nearest with memory.
 fn memory_node(machine: &Machine, cpu: CpuId) -> Option<NodeId> {
     let own = machine.node_of(cpu)?;
     machine
@@ -243,7 +243,7 @@ fn memory_node(machine: &Machine, cpu: CpuId) -> Option<NodeId> {
         .min_by_key(|node| machine.distance(own, *node))
 }
 
-/// Pairs of kernels, sized by the LLC as far as memory goes.
+/// Returns pairs of kernels, sized by the LLC as far as memory allows.
 fn cases(llc: usize, most: usize, quick: bool) -> Vec<(String, [Kernel; 2])> {
     let sized = |share: f64| ((llc as f64 * share) as usize).clamp(1 << 20, most.max(1 << 20));
     let uniform = |share| Kernel::Uniform(sized(share));
@@ -271,7 +271,7 @@ impl Run<'_> {
         Worker::start((self.spawn)(kernel, self.cpus[side], bound))
     }
 
-    /// Times behind the profiles: medians of runs on the first CPU.
+    /// Measures the times behind the profiles: medians of runs on the first CPU.
     fn solo_times(&self, most: usize) -> io::Result<SoloTimes> {
         let time = |kernel: Kernel| -> io::Result<f64> {
             let mut worker = self.worker(0, kernel)?;
@@ -345,7 +345,7 @@ impl Run<'_> {
         })
     }
 
-    /// Nanoseconds per line of these profiles, each on the CPU of its side, on the twin.
+    /// Returns the twin's nanoseconds per line of these profiles, each on the CPU of its side.
     fn predict(&self, running: &[(usize, &Workload)]) -> Result<Vec<f64>, ValidateError> {
         let vm = |(side, workload): &(usize, &Workload)| {
             let touched = workload
@@ -366,7 +366,7 @@ impl Run<'_> {
             }
         }
         let mut twin = Twin::new(self.machine.clone(), &scenario, 1)?;
-        // Memory is touched and caches have settled long before.
+        // By then memory is touched and caches have settled.
         twin.wait(Ns::from_secs(20));
         let window = Duration::from_secs(2);
         let instructions = |twin: &mut Twin| -> Vec<u64> {

@@ -1,18 +1,19 @@
-//! Profiles of the memory kernels for the twin, from their solo behaviour alone.
+//! Profiles of the memory kernels for the twin, derived only from their solo behaviour.
 //!
 //! # Terms
 //!
 //! - A *line* is one access of a kernel; to the twin it is `INSTRUCTIONS_PER_LINE` instructions.
-//! - `uniform` over `w` bytes: an access misses L2 with `a = 1 - l2 / w` and a cache that holds `c` of it with
-//!   `m(c) = 1 - c / w`.
-//! - A mix holds of its uniform part only what survives its own stream: with random replacement `o = c m / (1 + m)` and
-//!   `m = 1 - o / w`, so `m(c) = (sqrt(x^2 + 4) - x) / 2` with `x = c / w`; every other access is the stream's, a miss.
+//! - `uniform` over `w` bytes: an access misses L2 with `a = 1 - l2 / w` and a cache that holds `c` of it with `m(c) = 1 - c
+//!   / w`.
+//! - A mix keeps only the share of its uniform part that survives its own stream: with random replacement `o = c m / (1 +
+//!   m)` and `m = 1 - o / w`, so `m(c) = (sqrt(x^2 + 4) - x) / 2` with `x = c / w`; every other access is the stream's, a
+//!   miss.
 //!
 //! # Approach
 //!
-//! Both curves are put into the twin's family by least squares over the capacities that this machine can offer, and the error
-//! that this leaves is reported. Five solo times give the rest: the work per line (data in L1), hits in flight (data in the
-//! LLC), misses in flight (data far beyond it) of `uniform`, and work and misses in flight of `stream`. No co-run is looked at.
+//! Both curves are fitted to the twin's family by least squares over the capacities that this machine offers, and the
+//! remaining error is reported. Five solo times give the rest: the work per line (data in L1), hits in flight (data in the
+//! LLC), misses in flight (data far beyond it) of `uniform`, and work and misses in flight of `stream`. No co-run is used.
 
 use homenode_machine::{Hardware, LoadCurve};
 use homenode_twin::Workload;
@@ -23,7 +24,7 @@ use serde::Serialize;
 use super::worker::Kernel;
 use crate::sys::LINE_BYTES;
 
-/// Instructions that a line counts for; only its product with the rates matters.
+/// Instructions per line; only its product with the rates matters.
 const INSTRUCTIONS_PER_LINE: f64 = 10.0;
 
 /// Solo times per line, in nanoseconds.
@@ -31,13 +32,13 @@ const INSTRUCTIONS_PER_LINE: f64 = 10.0;
 pub struct SoloTimes {
     /// Uniform over half of L1.
     pub uniform_l1_ns: f64,
-    /// Uniform over [`SoloTimes::uniform_llc_bytes`], which fit the LLC and not L2.
+    /// Uniform over [`SoloTimes::uniform_llc_bytes`], which fit into the LLC but not into L2.
     pub uniform_llc_ns: f64,
-    /// How many bytes that were.
+    /// Size of that buffer.
     pub uniform_llc_bytes: usize,
-    /// Uniform over [`SoloTimes::uniform_memory_bytes`], which do not fit the LLC.
+    /// Uniform over [`SoloTimes::uniform_memory_bytes`], which do not fit into the LLC.
     pub uniform_memory_ns: f64,
-    /// How many bytes that were.
+    /// Size of that buffer.
     pub uniform_memory_bytes: usize,
     /// Stream over half of L1.
     pub stream_l1_ns: f64,
@@ -45,7 +46,7 @@ pub struct SoloTimes {
     pub stream_memory_ns: f64,
 }
 
-/// What the times say of the kernels.
+/// The kernels' parameters derived from the times.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Parameters {
     /// Work of a line of `uniform`.
@@ -60,7 +61,7 @@ pub struct Parameters {
     pub stream_misses_in_flight: f64,
 }
 
-/// What of the machine a profile needs.
+/// The machine's figures that a profile needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts {
     /// Core clock in GHz.
@@ -69,7 +70,7 @@ pub struct Facts {
     pub llc_ns: f64,
     /// Idle latency of memory.
     pub memory_ns: f64,
-    /// Its growth with load.
+    /// Growth of that latency with load.
     pub curve: LoadCurve,
     /// Sustained bytes per nanosecond.
     pub bandwidth: f64,
@@ -80,7 +81,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Of a machine with timing figures.
+    /// Returns the facts of a machine with timing figures.
     pub fn of(hardware: &Hardware, bandwidth: f64, llc: f64) -> Facts {
         let ghz = hardware.clock_hz as f64 / 1e9;
         Facts {
@@ -94,7 +95,7 @@ impl Facts {
         }
     }
 
-    /// Latency of memory while one kernel misses a share of its lines and each takes `ns`.
+    /// Returns the latency of memory while one kernel misses a share of its lines and each takes `ns`.
     fn loaded_ns(&self, miss_share: f64, ns: f64) -> f64 {
         let load = miss_share * LINE_BYTES as f64 / ns / self.bandwidth;
         let u = (load / 1.02).clamp(0.0, 0.985);
@@ -107,9 +108,9 @@ impl Facts {
 }
 
 impl Parameters {
-    /// The twin's equation of a core, solved for what its solo times leave open.
+    /// Solves the twin's equation of a core for the unknowns that solo times leave.
     pub fn of(solo: &SoloTimes, facts: &Facts) -> Parameters {
-        // Noise can make the farther level faster; then next to nothing of it was seen, and much is in flight.
+        // Noise can make the farther level faster; then hardly any of it was seen, and much is in flight.
         let waited = |far: f64, near: f64| (far - near).max(0.02 * near);
         let reach = facts.l2_miss_share(solo.uniform_llc_bytes as f64);
         let hits = reach * facts.llc_ns / waited(solo.uniform_llc_ns, solo.uniform_l1_ns);
@@ -131,7 +132,7 @@ impl Parameters {
     }
 }
 
-/// Fits the twin's family to `wanted`, a function of capacity over `bytes`, from nothing to `reach` (a share of `bytes`).
+/// Fits the twin's family to `wanted`, a function of capacity over `bytes`, from 0 to `reach` (a share of `bytes`).
 pub fn fit(wanted: impl Fn(f64) -> f64, bytes: f64, reach: f64) -> FittedCurve {
     const POINTS: usize = 64;
     let at = |point: usize| reach * (point + 1) as f64 / POINTS as f64;
@@ -141,7 +142,7 @@ pub fn fit(wanted: impl Fn(f64) -> f64, bytes: f64, reach: f64) -> FittedCurve {
     FittedCurve::of(&targets, bytes)
 }
 
-/// The profile of a kernel on a machine, and how well its curve fits.
+/// Returns the profile of a kernel on a machine, and the quality of its curve.
 pub fn profile(kernel: Kernel, parameters: &Parameters, facts: &Facts) -> (Workload, FittedCurve) {
     let p = parameters;
     let (reach, work_ns, in_flight, fitted) = match kernel {
@@ -185,7 +186,7 @@ pub fn profile(kernel: Kernel, parameters: &Parameters, facts: &Facts) -> (Workl
         "about": "A memory kernel of `homenode calibrate --validate`.",
         "program": {
             "threads": "single",
-            // Longer than anybody simulates.
+            // Longer than any simulation.
             "instructions_g_per_thread": 1e6,
             "cpi_core": (work_ns * facts.ghz / INSTRUCTIONS_PER_LINE).max(1e-3),
             "llc_accesses_per_kilo_instruction": reach * 1000.0 / INSTRUCTIONS_PER_LINE,
@@ -201,7 +202,7 @@ pub fn profile(kernel: Kernel, parameters: &Parameters, facts: &Facts) -> (Workl
     (workload, fitted)
 }
 
-/// Nanoseconds per line at so many instructions per second.
+/// Returns nanoseconds per line at this rate of instructions.
 pub fn ns_per_line(instructions_per_s: f64) -> f64 {
     INSTRUCTIONS_PER_LINE * 1e9 / instructions_per_s
 }
@@ -231,7 +232,7 @@ mod tests {
     fn the_family_comes_within_a_few_points_of_a_uniform_curve() {
         let whole = fit(|share| 1.0 - share, 1e8, 1.0);
         assert!(whole.error_mean < 0.04 && whole.error_max < 0.12, "{whole:?}");
-        // Where only half of it can be held, the bend at the end does not matter.
+        // If only half of it fits, the bend at the end does not matter.
         let half = fit(|share| 1.0 - share, 1e8, 0.5);
         assert!(half.error_max < 0.02, "{half:?}");
     }

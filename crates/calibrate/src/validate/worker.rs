@@ -1,8 +1,8 @@
-//! Memory kernels as processes of their own: what they run, how they are told to, and that they end.
+//! Memory kernels as separate processes: the kernels, the protocol, and their end.
 //!
-//! A worker sets up its memory and writes `ready`. For each line `run WARM MEASURE TAIL` (milliseconds) on its standard input
-//! it runs that long in all, and writes how many lines it accessed in the middle part and how many nanoseconds of CPU time that
-//! took. It ends with its input, and the kernel kills it with its parent.
+//! A worker sets up its memory and writes `ready`. For each line `run WARM MEASURE TAIL` (milliseconds) on its standard
+//! input it runs for the total of these, and writes the number of lines it accessed in the middle part and the nanoseconds
+//! of CPU time they took. It ends with its input, and the kernel kills it with its parent.
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Write};
@@ -16,22 +16,22 @@ use serde::{Serialize, Serializer};
 use crate::kernels::{self, CHAINS, Generators};
 use crate::sys::{self, LINE_BYTES, LINE_WORDS, Memory, Pages};
 
-/// Lines of a stream between two looks at the clock, and of one half of a mix's round.
+/// Lines of a stream between two clock readings, and of one half of a mix's round.
 const BLOCK_LINES: usize = 256;
 
-/// What a worker does.
+/// The kernel of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kernel {
-    /// Reads of lines drawn evenly from so many bytes.
+    /// Reads of lines drawn uniformly from this many bytes.
     Uniform(usize),
-    /// Reads of all lines of so many bytes in order, again and again.
+    /// Repeated reads of all lines of this many bytes in order.
     Stream(usize),
-    /// As many of the first kind (first number) as of the second, in short turns.
+    /// As many reads of the first kind (first number) as of the second, in short turns.
     Mix(usize, usize),
 }
 
 impl Kernel {
-    /// Bytes that it touches.
+    /// Returns the bytes that it touches.
     pub fn footprint(self) -> usize {
         match self {
             Kernel::Uniform(bytes) | Kernel::Stream(bytes) => bytes,
@@ -61,7 +61,7 @@ impl FromStr for Kernel {
 
     fn from_str(text: &str) -> Result<Kernel, String> {
         let parts: Vec<&str> = text.split(':').collect();
-        // Beyond 2^40 no host here has memory, and sums stay far from overflow.
+        // No host has memory beyond 2^40, and sums stay far from overflow.
         let bytes = |text: &str| {
             text.parse::<usize>()
                 .ok()
@@ -105,7 +105,7 @@ impl Load {
         })
     }
 
-    /// A short turn; gives the lines that it accessed.
+    /// Runs a short turn; returns the number of lines accessed.
     fn turn(&mut self) -> usize {
         let mut lines = 0;
         if let Some((memory, words)) = &self.uniform {
@@ -123,7 +123,7 @@ impl Load {
         lines
     }
 
-    /// Lines, and the CPU time that they took: time that others had the CPU is no slow-down by memory.
+    /// Returns lines, and the CPU time they took: time that other processes had the CPU is not a memory slow-down.
     fn run_for(&mut self, span: Duration) -> (usize, Duration) {
         let (begin, from, mut lines) = (Instant::now(), sys::cpu_time(), 0);
         loop {
@@ -135,10 +135,10 @@ impl Load {
     }
 }
 
-/// The worker's side: serves orders until there are no more.
+/// Serves orders in the worker until its input ends.
 ///
 /// # Errors
-/// Memory or a CPU that cannot be had, orders that cannot be read, answers that nobody takes.
+/// Unavailable memory or CPU, unreadable orders, a closed output.
 pub fn serve(
     kernel: Kernel,
     cpu: CpuId,
@@ -173,24 +173,24 @@ pub fn serve(
     Ok(())
 }
 
-/// Lets this process be killed when its parent ends.
+/// Makes the kernel kill this process when its parent ends.
 ///
 /// # Errors
-/// A kernel that refuses, which none does.
+/// A kernel that refuses, which never happens in practice.
 pub fn die_with_parent() -> io::Result<()> {
     Ok(rustix::process::set_parent_process_death_signal(Some(
         rustix::process::Signal::KILL,
     ))?)
 }
 
-/// Spans of a run in milliseconds.
+/// Durations of a run's parts in milliseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Spans {
     /// Before counting.
     pub warm: u64,
-    /// Counting.
+    /// While counting.
     pub measure: u64,
-    /// After it, so that the other side is not alone before it has counted too.
+    /// After counting, so that the other side is not alone before it has counted too.
     pub tail: u64,
 }
 
@@ -203,7 +203,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts one with this command and waits until its memory is set up.
+    /// Starts a worker with this command and waits until its memory is set up.
     ///
     /// # Errors
     /// A command that cannot be started, or a worker that ends at once: its complaint is on standard error.
@@ -227,15 +227,15 @@ impl Worker {
     /// Begins a run.
     ///
     /// # Errors
-    /// A worker that is gone.
+    /// A worker that has ended.
     pub fn run(&mut self, spans: Spans) -> io::Result<()> {
         writeln!(self.orders, "run {} {} {}", spans.warm, spans.measure, spans.tail)
     }
 
-    /// Nanoseconds per line of the run that was begun.
+    /// Returns the nanoseconds per line of the current run.
     ///
     /// # Errors
-    /// A worker that is gone, or says nonsense.
+    /// A worker that has ended, or an invalid answer.
     pub fn ns_per_line(&mut self) -> io::Result<f64> {
         let answer = self.answer()?;
         let (lines, ns) = answer.split_once(' ').unwrap_or_default();
@@ -258,7 +258,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // It may be gone already.
+        // It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

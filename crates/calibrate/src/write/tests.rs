@@ -16,7 +16,7 @@ fn pairs_home(machine: &Machine) -> NodeId {
         .unwrap()
 }
 
-/// A calibration as one of this machine could be.
+/// A plausible calibration of this machine.
 fn calibration(machine: Machine) -> Calibration {
     let pair = |cpu_node: NodeId, memory_node: NodeId| {
         let far = if cpu_node == memory_node { 1.0 } else { 1.6 };
@@ -193,7 +193,7 @@ fn where_caches_are_unknown_or_shared_oddly_the_file_still_reads() {
         "{}",
         file.text
     );
-    // Neighbours are siblings, which the format cannot say.
+    // Adjacent CPUs are siblings, which the format cannot express.
     machine
         .cpus
         .iter_mut()

@@ -1,4 +1,4 @@
-//! Agents of many hosts, asked over HTTP, each by a thread of its own: one that is silent keeps no other waiting.
+//! Asks the agents of many hosts over HTTP, each from its own thread, so that a silent one does not delay the others.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -14,14 +14,14 @@ use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 use crate::bad_input;
 use crate::top::Picture;
 
-/// Where agents listen unless it is said otherwise.
+/// The agents' default port.
 const PORT: u16 = 9464;
-/// How long an agent may take.
+/// How long an agent may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// What an answer has at most.
+/// Largest answer.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
-/// A host as it is named, and where its agent listens.
+/// A host's name and its agent's address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     name: String,
@@ -29,7 +29,7 @@ pub struct Address {
 }
 
 impl Address {
-    /// What it is called: what was written, without how it is asked.
+    /// Its name: the address as written, without the scheme.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -47,7 +47,7 @@ impl FromStr for Address {
             .parse()
             .ok()
             .filter(|of: &ureq::http::uri::Authority| {
-                // No password on the command line, and no port that is none.
+                // Refuse passwords on the command line, and bad ports.
                 !name.contains('@') && (of.port_u16().is_some() || of.host() == name)
             })
             .ok_or_else(|| {
@@ -73,7 +73,7 @@ impl FromStr for Address {
     }
 }
 
-/// As whom agents are asked, and whom they must be signed by.
+/// Credentials for the agents, and the CA that must have signed their certificates.
 #[derive(Debug, Default)]
 pub struct Login {
     authorities: Vec<Certificate<'static>>,
@@ -81,10 +81,10 @@ pub struct Login {
 }
 
 impl Login {
-    /// Reads what was named.
+    /// Reads the files named on the command line.
     ///
     /// # Errors
-    /// A file that cannot be read, or is none of these.
+    /// A file that cannot be read, or has the wrong content.
     pub fn read(ca: Option<&Path>, user: Option<&str>, password: Option<&Path>) -> anyhow::Result<Login> {
         let read =
             |path: &Path| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
@@ -116,19 +116,19 @@ fn base64_of(bytes: &[u8]) -> String {
     base64::engine::general_purpose::STANDARD.encode(bytes)
 }
 
-/// A host, with what it last said.
+/// A host, with its agent's last answer.
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// Which.
+    /// Its address.
     pub address: Address,
-    /// What it said last.
+    /// Its last picture.
     pub picture: Option<Picture>,
-    /// Why it says nothing now, if so.
+    /// Why it does not answer now, if it does not.
     pub trouble: Option<String>,
 }
 
 impl Host {
-    /// One that was not asked yet.
+    /// A host that was not asked yet.
     pub fn new(address: &Address) -> Host {
         Host {
             address: address.clone(),
@@ -137,7 +137,7 @@ impl Host {
         }
     }
 
-    /// Takes in an answer. The last picture stays where there is none.
+    /// Takes an answer. Without one, the last picture stays.
     pub fn heard(&mut self, answer: Result<Picture, String>) {
         match answer {
             Ok(picture) => (self.picture, self.trouble) = (Some(picture), None),
@@ -146,7 +146,7 @@ impl Host {
     }
 }
 
-/// What is read of `/v1/overview`.
+/// The fields of `/v1/overview` that are read.
 #[derive(Deserialize)]
 struct Seen {
     time: WallTime,
@@ -162,7 +162,7 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// As somebody.
+    /// An asker with these credentials.
     pub fn new(login: &Login) -> Asker {
         let mut tls = TlsConfig::builder();
         if !login.authorities.is_empty() {
@@ -172,7 +172,7 @@ impl Asker {
             .timeout_global(Some(PATIENCE))
             .http_status_as_error(false)
             .max_redirects(0)
-            // Agents are near, and a password is no proxy's.
+            // Agents are near, and a proxy must not see the password.
             .proxy(None)
             .tls_config(tls.build());
         Asker {
@@ -181,7 +181,7 @@ impl Asker {
         }
     }
 
-    /// What a host's agent says of it.
+    /// Asks a host's agent for its picture.
     fn ask(&self, address: &Address) -> Result<Picture, String> {
         let mut request = self.http.get(format!("{}/v1/overview", address.url));
         if let Some(authorization) = &self.authorization {
@@ -208,7 +208,7 @@ impl Asker {
 /// Asks all hosts once, at the same time.
 ///
 /// # Errors
-/// When there can be no thread.
+/// If a thread cannot start.
 pub fn ask_all(asker: &Asker, addresses: &[Address]) -> anyhow::Result<Vec<Host>> {
     std::thread::scope(|scope| {
         let mut asking = Vec::new();
@@ -231,18 +231,18 @@ pub fn ask_all(asker: &Asker, addresses: &[Address]) -> anyhow::Result<Vec<Host>
     })
 }
 
-/// Hosts that are asked again and again, until this is dropped.
+/// Hosts that are asked repeatedly, until this is dropped.
 pub struct Live {
     answers: Receiver<(usize, Result<Picture, String>)>,
-    /// Dropped, they end the threads.
+    /// Dropping them ends the threads.
     _stops: Vec<Sender<()>>,
 }
 
 impl Live {
-    /// Begins to ask, each as often as this, spread over that time.
+    /// Starts asking each host at this interval.
     ///
     /// # Errors
-    /// When there can be no thread.
+    /// If a thread cannot start.
     pub fn start(asker: &Asker, addresses: &[Address], every: Duration) -> anyhow::Result<Live> {
         let (answer, answers) = mpsc::channel();
         let mut stops = Vec::new();
@@ -273,7 +273,7 @@ impl Live {
         })
     }
 
-    /// Answers since the last call, with the number of who gave them.
+    /// Answers since the last call, with the number of the host.
     pub fn new_answers(&self) -> impl Iterator<Item = (usize, Result<Picture, String>)> + '_ {
         self.answers.try_iter()
     }

@@ -1,4 +1,4 @@
-//! The page on a terminal: hosts, and behind each its own page.
+//! The page on a terminal: all hosts, and each host's own page.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -13,17 +13,17 @@ use crate::fleet::screen;
 use crate::top::{Choice, Colours, LOOK_EVERY, Page, View, When, Wish, draw, on_terminal};
 use crate::wall;
 
-/// What is shown, and what keys change of that.
+/// What is shown, and how keys change it.
 pub struct Shown {
     hosts: Vec<Host>,
     /// The chosen host's number.
     chosen: usize,
-    /// The page of the chosen host, where that is open.
+    /// The page of the chosen host, if that is open.
     open: Option<View>,
     colours: Colours,
 }
 
-/// Shows the page until it is quit, or a signal comes.
+/// Shows the page until the user quits, or a signal arrives.
 ///
 /// # Errors
 /// No terminal, or one that cannot be used.
@@ -84,7 +84,7 @@ impl Shown {
         }
     }
 
-    /// Takes in what a host says.
+    /// Takes a host's answer.
     pub fn heard(&mut self, number: usize, answer: Result<crate::top::Picture, String>) {
         self.hosts[number].heard(answer);
         if let Some(view) = self.open.as_mut().filter(|_| number == self.chosen) {
@@ -93,7 +93,7 @@ impl Shown {
         }
     }
 
-    /// What a key does.
+    /// Handles a key.
     pub fn key(&mut self, key: KeyEvent) -> Wish {
         if let Some(view) = &mut self.open {
             let is_back = matches!(key.code, KeyCode::Esc | KeyCode::Backspace)
@@ -106,7 +106,7 @@ impl Shown {
             }
             let wish = view.key(key);
             if !matches!(wish, Wish::Nothing | Wish::Quit) {
-                view.message = Some("what was is shown by `homenode top` on that host".to_owned());
+                view.message = Some("the past is shown by `homenode top` on that host".to_owned());
             }
             return wish;
         }
@@ -150,7 +150,7 @@ impl Shown {
         self.open = Some(view);
     }
 
-    /// Draws what is shown.
+    /// Draws the open page.
     pub fn draw(&self, frame: &mut ratatui::Frame<'_>) {
         if let Some(view) = &self.open {
             return draw(frame, view);

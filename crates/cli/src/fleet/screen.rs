@@ -1,23 +1,23 @@
-//! The hosts as lines: those that give no answer first, then those past most limits.
+//! The hosts as lines: silent ones first, then those past most limits.
 
 use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Span};
 
 use crate::fleet::hosts::Host;
 use crate::fleet::summary::{Pressure, Summary, WorstVm};
-use crate::output::percent;
+use crate::print::percent;
 use crate::top::limits::{LOCAL, Level};
 use crate::top::{Align, Cell, Colours, Column, Shape, Table, UNBOUNDED, cut, gib, text_of};
 
 /// A host's line.
 pub struct Row<'a> {
-    /// Which host.
+    /// The host.
     pub host: &'a Host,
-    /// What it said last.
+    /// Summary of its last answer.
     pub summary: Option<Summary>,
 }
 
-/// The hosts in their order.
+/// The hosts in the order of their lines.
 pub fn rows(all: &[Host]) -> Vec<Row<'_>> {
     let summary = |host: &Host| host.picture.as_ref().map(Summary::of);
     let mut rows: Vec<Row<'_>> = all
@@ -53,10 +53,10 @@ fn pressure(pressure: &Pressure) -> Cell {
     Cell::new(format!("{what} {at} {:>4}", percent(*load)), *level)
 }
 
-/// What stands over a column, the rank by which it is left out, where it stands, and what is in it.
+/// A column of hosts: heading, rank (the highest is left out first), alignment and the function for its cells.
 type HostColumn = (&'static str, u8, Align, fn(&Row<'_>) -> Cell);
 
-/// A cell of what a host said.
+/// A cell from a host's summary.
 fn said(row: &Row<'_>, of: impl FnOnce(&Summary) -> Cell) -> Cell {
     Cell::or_dash(row.summary.as_ref(), of)
 }
@@ -136,7 +136,7 @@ pub fn table(rows: &[Row<'_>], width: usize) -> Table {
     Table::new(columns.collect(), width)
 }
 
-/// All hosts together, in a line.
+/// A line about all hosts together.
 pub fn about(rows: &[Row<'_>]) -> String {
     let silent = rows.iter().filter(|row| row.host.trouble.is_some()).count();
     let waited_for = rows
@@ -157,7 +157,7 @@ pub fn about(rows: &[Row<'_>]) -> String {
     text
 }
 
-/// The page, at most so wide and exactly so high, with the chosen row among those that are shown.
+/// The page, at most `width` wide and exactly `height` high, with the chosen row among those shown.
 pub fn page(
     rows: &[Row<'_>],
     chosen: Option<usize>,

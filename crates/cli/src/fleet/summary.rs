@@ -1,4 +1,4 @@
-//! What a line says of a host, from its picture alone.
+//! Summarises a host in one line, from its picture only.
 
 use homenode_control::{Headroom, NodeStatus, Status, VmStatus};
 use homenode_units::{Bytes, Ns};
@@ -22,19 +22,19 @@ pub struct Summary {
     pub cpus_busy: Option<f64>,
     /// Its memory.
     pub memory_bytes: Bytes,
-    /// The VM past most limits, where one is past any.
+    /// The VM past most limits, if one is past any.
     pub worst_vm: Option<WorstVm>,
-    /// What is fullest.
+    /// The fullest resource.
     pub pressure: Option<Pressure>,
-    /// What a VM could get on the node that has most memory left.
+    /// Headroom for a VM on the node with most memory left.
     pub headroom_of_a_node: Option<Headroom>,
-    /// What VMs could get of all nodes together.
+    /// Headroom for VMs on all nodes together.
     pub headroom: Option<Headroom>,
-    /// What policies found in the last ten minutes and nobody acts on.
+    /// Number of findings in the last ten minutes.
     pub findings_count: usize,
-    /// The last of it.
+    /// The latest finding.
     pub finding: Option<String>,
-    /// How much is past its limits.
+    /// The level sum of its worst VM, plus the levels of its resources.
     #[serde(skip)]
     pub trouble: usize,
 }
@@ -48,27 +48,27 @@ pub struct WorstVm {
     pub vcpus_waiting: Option<f64>,
     /// Share of its memory accesses that were local.
     pub local_access_ratio: Option<f64>,
-    /// How much is past its limits.
+    /// Sum of the levels of its figures.
     #[serde(skip)]
     pub trouble: usize,
 }
 
-/// What is fullest on a host: what is past the worst limit, and of those the highest share.
+/// The fullest resource of a host: the one with the worst level, and among those with the highest share.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Pressure {
-    /// What: `controller`, `link`, `cpus` or `memory`.
+    /// Its kind: `controller`, `link`, `cpus` or `memory`.
     pub what: &'static str,
-    /// Of which node, or from which to which.
+    /// Its node, or the two nodes of a link.
     pub at: String,
-    /// How full; of CPUs, vCPUs that wait over CPUs.
+    /// How full it is; for CPUs, waiting vCPUs over CPUs.
     pub load: f64,
-    /// How that stands.
+    /// Its level.
     #[serde(skip)]
     pub level: Level,
 }
 
 impl Summary {
-    /// Of what an agent said.
+    /// Summarises an agent's answer.
     pub fn of(picture: &Picture) -> Summary {
         let status = &picture.overview.status;
         let mut findings: Vec<&str> = Vec::new();
@@ -117,7 +117,7 @@ fn together(a: Headroom, b: Headroom) -> Headroom {
     }
 }
 
-/// How full controllers, links, CPUs and memory are, as far as that is known.
+/// Loads of controllers, links, CPUs and memory, as far as known.
 fn pressures(status: &Status) -> impl Iterator<Item = Pressure> + '_ {
     let of_node = |node: &NodeStatus| {
         let at = node.node.to_string();

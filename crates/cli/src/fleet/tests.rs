@@ -28,7 +28,7 @@ fn shown() -> Shown {
     let mut shown = Shown::new(&addresses, Colours::Off);
     shown.heard(0, Ok(picture(2)));
     shown.heard(1, Ok(picture(40)));
-    shown.heard(2, Err("nobody listens".to_owned()));
+    shown.heard(2, Err("no agent listens".to_owned()));
     shown
 }
 
@@ -54,8 +54,8 @@ fn who_is_silent_and_who_is_past_most_limits_come_first() {
     let first = |line: &String| line.split_whitespace().next().unwrap_or_default().to_owned();
     let names: Vec<String> = all[2..5].iter().map(first).collect();
     assert_eq!(names, ["gone", "crowded", "calm"], "{all:#?}");
-    assert!(all[2].ends_with("nobody listens"), "{all:#?}");
-    // Its vCPUs are more than its CPUs: they wait, and a VM is named for it.
+    assert!(all[2].ends_with("no agent listens"), "{all:#?}");
+    // It has more vCPUs than CPUs: vCPUs wait, and the line names a VM for it.
     assert!(all[3].contains("cpus "), "{all:#?}");
 }
 
@@ -105,7 +105,7 @@ fn no_line_is_wider_than_the_terminal_and_the_chosen_host_stays_in_sight() {
 #[test]
 fn a_hosts_own_page_opens_behind_its_line_and_follows_it() {
     let mut shown = shown();
-    // The first that was named is chosen at first, here in the last line.
+    // The first host named is chosen at first; here it is in the last line.
     press(&mut shown, &[KeyCode::Up, KeyCode::Enter]);
     let all = lines(&shown, 120, 40);
     assert!(all.iter().any(|line| line.contains("of 40 by worst")), "{all:#?}");
@@ -117,7 +117,7 @@ fn a_hosts_own_page_opens_behind_its_line_and_follows_it() {
     );
     shown.heard(1, Err("it has ended".to_owned()));
     assert!(lines(&shown, 120, 40)[1].contains("it has ended"));
-    // Esc leads from a VM to its host, and from there to all.
+    // Esc leads from a VM to its host, and from there to all hosts.
     press(&mut shown, &[KeyCode::Enter, KeyCode::Esc]);
     assert!(
         lines(&shown, 120, 40)

@@ -1,4 +1,4 @@
-//! `homenode record scenario`: a stretch of a recorded run as a scenario for the twin.
+//! `homenode record scenario`: turns a stretch of a recorded run into a scenario for the twin.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ use serde::{Deserialize as _, Serialize};
 
 use super::{HistoryArgs, SpanArgs, open};
 use crate::options::ShownArgs;
-use crate::output::{or_dash, percent, print_json, table};
+use crate::print::{or_dash, percent, print_json, table};
 use crate::progress::Work;
 use crate::wall::{self, Wall};
 use crate::{bad_input, trial, twin};
@@ -31,10 +31,10 @@ pub struct ScenarioArgs {
     /// Where to write the scenario
     #[arg(short, long, value_name = "FILE.toml")]
     output: PathBuf,
-    /// The machine: a preset, or a file of 'homenode calibrate' [default: the machine of then]
+    /// The machine: a preset, or a file of 'homenode calibrate' [default: the machine of the recording]
     #[arg(long, value_name = "MACHINE")]
     machine: Option<String>,
-    /// Run it so often on the twin to correct it; with 0 it is as it was counted
+    /// Number of corrections, each after a run on the twin; with 0 the scenario has the recorded counts
     #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u32).range(0..=100))]
     rounds: u32,
     #[command(flatten)]
@@ -43,22 +43,22 @@ pub struct ScenarioArgs {
     shown: ShownArgs,
 }
 
-/// What `homenode record scenario` made.
+/// The document of `homenode record scenario`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct RecordScenario {
     /// The scenario's file.
     file: String,
-    /// The machine's file beside it, where it is none of the presets.
+    /// The machine's file next to it, if the machine is not a preset.
     machine_file: Option<String>,
-    /// Which run of the history.
+    /// The run in the history.
     run: i64,
-    /// From when to when, by the wall clock.
+    /// Begin of the stretch, by the wall clock.
     from: String,
-    /// The same.
+    /// End of the stretch, by the wall clock.
     to: String,
-    /// Each VM, as it was recorded and as the twin has it.
+    /// Each VM, as recorded and as simulated.
     vms: Vec<ScenarioVm>,
-    /// What is assumed of all VMs.
+    /// Assumptions about all VMs.
     assumed: Vec<String>,
 }
 
@@ -69,11 +69,11 @@ pub struct ScenarioVm {
     name: String,
     /// The name of its workload.
     workload: String,
-    /// What was counted of it.
+    /// Figures from the recording.
     recorded: Figures,
-    /// What the twin counts when it simulates the scenario; absent where it was not simulated.
+    /// The twin's figures when it simulates the scenario; absent if it was not simulated.
     simulated: Option<Figures>,
-    /// What is assumed of it.
+    /// Assumptions about it.
     assumed: Vec<String>,
 }
 
@@ -89,10 +89,10 @@ struct Stretch {
     notes: Vec<String>,
 }
 
-/// Carries out `homenode record scenario`.
+/// Runs `homenode record scenario`.
 ///
 /// # Errors
-/// No history, nothing in it at that time, a machine that cannot be simulated.
+/// No history, no samples at that time, a machine that cannot be simulated.
 pub fn scenario(args: &ScenarioArgs) -> anyhow::Result<()> {
     if args.output.extension().is_none_or(|end| end != "toml") {
         let file = args.output.display();
@@ -130,7 +130,7 @@ pub fn scenario(args: &ScenarioArgs) -> anyhow::Result<()> {
     drop(work);
     let simulated = simulated.map_err(trial::about_input)?;
     let text = recorded.text(&about, Purpose::File);
-    // What is written is what the twin reads.
+    // Make sure the twin can read what is written.
     Scenario::from_toml(&args.output.display().to_string(), &text).map_err(bad_input)?;
     if let Some(file) = &machine_file {
         write(file, &to_toml(&machine, &Comments::default()))?;
@@ -167,7 +167,7 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// The samples of a time; of several runs those of the last.
+/// The samples of a span of time; if it covers several runs, those of the last.
 fn read(
     archive: &Archive,
     span: (i64, i64),
@@ -243,7 +243,7 @@ fn read(
     Ok(stretch)
 }
 
-/// Why there are no samples of a time.
+/// Says what the history has, since it has no samples at that time.
 fn what_is_kept(archive: &Archive) -> anyhow::Result<String> {
     Ok(match archive.span(Kind::Sample)? {
         None => "the history has no samples: they are kept for `record.samples_hours`".to_owned(),
@@ -254,7 +254,7 @@ fn what_is_kept(archive: &Archive) -> anyhow::Result<String> {
     })
 }
 
-/// How the scenario names its machine, and the file to write where that is none of the presets.
+/// How the scenario names its machine, and the file to write if the machine is not a preset.
 fn name_machine(machine: &Machine, output: &Path) -> anyhow::Result<(String, Option<PathBuf>)> {
     let is_preset = preset_names()
         .any(|name| *name == *machine.name && preset(name).is_ok_and(|preset| preset == *machine));
@@ -293,7 +293,7 @@ fn about(stretch: &Stretch, machine: String) -> About {
     }
 }
 
-/// What is seen of the scenario under the settings of then, once it has led in.
+/// Simulates the scenario under the recorded settings and returns what is seen of it after the lead-in.
 fn simulate(machine: &Machine, config: &Config, scenario: Scenario, lead: Ns) -> anyhow::Result<Seen> {
     let mut seen = Seen::new(machine);
     let seed = scenario.seed;

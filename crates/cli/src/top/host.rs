@@ -4,7 +4,7 @@ use homenode_control::{LinkStatus, NodeStatus, Status, VmStatus};
 use homenode_units::BytesPerSec;
 use ratatui::text::{Line, Span};
 
-use crate::output::percent;
+use crate::print::percent;
 use crate::printable::OneLine;
 use crate::top::limits::{self, CONTROLLER, LINK, Level, NODE_WAITING};
 use crate::top::table::{Align, Cell, Colours, Column, Shape, Table, UNBOUNDED, cut};
@@ -34,7 +34,7 @@ fn waiting(node: &NodeStatus) -> Cell {
     })
 }
 
-/// Share of what the controllers of a node sustain.
+/// Traffic of a node's controllers, as a share of what they sustain.
 pub fn load(node: &NodeStatus) -> Option<f64> {
     let max = node.bandwidth_max_bytes_per_s.filter(|max| max.0 > 0)?;
     Some(node.bandwidth_bytes_per_s?.as_f64() / max.as_f64())
@@ -77,7 +77,7 @@ fn busiest(status: &Status, node: &NodeStatus) -> Cell {
     })
 }
 
-/// How much is wrong with a node and its links.
+/// Sum of the levels of a node's figures and of its worst link.
 fn trouble(status: &Status, node: &NodeStatus) -> usize {
     let of_node = load(node).map_or(Level::Fine, |load| CONTROLLER.level(load));
     let wait = node
@@ -91,7 +91,7 @@ fn trouble(status: &Status, node: &NodeStatus) -> usize {
         .sum()
 }
 
-/// What stands over a column of nodes, the rank by which it is left out, and what is in it.
+/// A column of nodes: heading, rank (the highest is left out first) and the function for its cells.
 type NodeColumn = (&'static str, u8, fn(&Status, &NodeStatus) -> Cell);
 
 const COLUMNS: [NodeColumn; 8] = [
@@ -121,12 +121,12 @@ const COLUMNS: [NodeColumn; 8] = [
 ];
 const BUSIEST: &str = "busiest link out";
 const FILLED_BY: &str = "filled by";
-/// VMs that are named of those that fill a controller.
+/// Most VMs named as filling a controller.
 const FILLERS_MAX: usize = 3;
-/// What is shown of their names.
+/// Longest part of their names that is shown.
 const FILLER_NAME_MAX: usize = 12;
 
-/// The VMs that fill the controllers of a node most, with their traffic there in GB/s.
+/// The VMs with most traffic on a node's controllers, in GB/s.
 fn filled_by(status: &Status, node: &NodeStatus) -> Option<String> {
     let named = |(vm, rate): &(&VmStatus, BytesPerSec)| {
         let name: String = vm.name.chars().take(FILLER_NAME_MAX).collect();
@@ -137,7 +137,7 @@ fn filled_by(status: &Status, node: &NodeStatus) -> Option<String> {
     (!named.is_empty()).then(|| named.join(", "))
 }
 
-/// The node whose controllers are fullest, and who fills them: where there is no room to say so of each.
+/// The node with the fullest controllers, and the VMs that fill them, if there is no room to show this for each node.
 fn fullest(status: &Status) -> Option<String> {
     let loaded = status.nodes.iter().filter_map(|node| Some((node, load(node)?)));
     let (node, _) = loaded.max_by(|a, b| a.1.total_cmp(&b.1))?;
@@ -148,7 +148,7 @@ fn fullest(status: &Status) -> Option<String> {
     ))
 }
 
-/// Nodes, with links beside them where there is room. Where the lines do not suffice, the nodes with most wrong are shown.
+/// Nodes, with links next to them if there is room. If the lines do not suffice, the nodes with most trouble are shown.
 pub fn lines(status: &Status, (width, height): (usize, usize), colours: Colours) -> Vec<Line<'static>> {
     let rows_max = height.saturating_sub(1).max(1);
     let mut shown: Vec<&NodeStatus> = status.nodes.iter().collect();
@@ -190,7 +190,7 @@ pub fn lines(status: &Status, (width, height): (usize, usize), colours: Colours)
     let mut lines = vec![joined(nodes.header(), matrix.header())];
     lines.extend((0..shown.len()).map(|row| joined(nodes.row(row, colours), matrix.row(row, colours))));
     let has_fillers = lines[0].spans.iter().any(|span| span.content.contains(FILLED_BY));
-    // A line of its own takes no node's.
+    // A line of its own must not displace a node.
     if !has_fillers && lines.len() + usize::from(is_cut) < height {
         lines.extend(fullest(status).map(|text| Line::raw(cut(&text, width))));
     }
@@ -201,7 +201,7 @@ pub fn lines(status: &Status, (width, height): (usize, usize), colours: Colours)
     lines
 }
 
-/// Loads of links, from each node that is shown to every node.
+/// Loads of links, from each node shown to every node.
 fn matrix(status: &Status, shown: &[&NodeStatus]) -> Table {
     let shape = Shape {
         rank: 0,

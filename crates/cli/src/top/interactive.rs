@@ -1,4 +1,4 @@
-//! The page on a terminal: keys, time, and a terminal that is as it was afterwards.
+//! The page on a terminal: keys, time, and restoring the terminal at the end.
 
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
@@ -20,26 +20,26 @@ use crate::top::past::Past;
 use crate::top::screen;
 use crate::top::view::{View, When, Wish};
 
-/// How long a signal may wait for the page.
+/// Longest time before the page notices a signal.
 pub const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How long the page may take to end once a signal came.
+/// How long the page may take to end after a signal.
 const END: Duration = Duration::from_secs(1);
 
-/// Where pictures come from, and where they are shown.
+/// Sources of the pictures, and where they are shown.
 pub struct Session {
     /// What is shown.
     pub view: View,
     /// The agent's directory.
     pub state: PathBuf,
-    /// The history of what was.
+    /// The history, for earlier times.
     pub history: PathBuf,
     /// Time between pictures.
     pub every: Duration,
-    /// A place in the history, where that is shown.
+    /// The place in the history, if that is shown.
     pub past: Option<Past>,
 }
 
-/// Shows the page until it is quit, or a signal comes.
+/// Shows the page until the user quits, or a signal arrives.
 ///
 /// # Errors
 /// No terminal, or one that cannot be used.
@@ -50,11 +50,11 @@ pub fn run(session: Session) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Has something shown on the terminal, which is as it was afterwards. It ends when it notices a signal: the status is then 128
-/// and the signal's number.
+/// Shows something on the terminal, and restores the terminal afterwards. It ends when it notices a signal: the status is
+/// then 128 plus the signal's number.
 ///
 /// # Errors
-/// No terminal, or one that cannot be used: `instead` says what needs none.
+/// No terminal, or one that cannot be used: `instead` names an option that needs none.
 pub fn on_terminal(
     instead: &str,
     show: impl FnOnce(&mut DefaultTerminal, &AtomicU8) -> anyhow::Result<()>,
@@ -64,7 +64,7 @@ pub fn on_terminal(
     }
     let signalled = Arc::new(AtomicU8::new(0));
     end_on_signals(Arc::clone(&signalled))?;
-    // A panic gives the terminal back too: its hook does that.
+    // A panic restores the terminal too, through its hook.
     let mut terminal = ratatui::try_init().with_context(|| format!("cannot use this terminal: {instead}"))?;
     let ended = show(&mut terminal, &signalled);
     let restored = ratatui::try_restore();
@@ -77,7 +77,7 @@ pub fn on_terminal(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Notes a signal, and ends the process where it does not end by itself: the library that reads keys reads for ever from a
+/// Records a signal, and ends the process if it does not end by itself: the library that reads keys never returns from a
 /// terminal that was closed.
 fn end_on_signals(signalled: Arc<AtomicU8>) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
@@ -102,7 +102,7 @@ struct Running {
     live: Option<Live>,
     /// When the next period is played.
     next_at: Instant,
-    /// Since when the agent gives no answer.
+    /// Since when the agent has not answered.
     silent_since: Option<Instant>,
 }
 
@@ -151,7 +151,7 @@ impl Running {
         }
     }
 
-    /// Takes in what time brought; whether that changes the page.
+    /// Applies what arrived since; returns whether the page changed.
     fn tick(&mut self) -> bool {
         let view = &mut self.session.view;
         if let Some(asked) = self.live.as_ref().and_then(Live::newest) {
@@ -183,7 +183,7 @@ impl Running {
         false
     }
 
-    /// Does what a key asked for; what speaks against it is said on the page.
+    /// Carries out a key's request; shows any error on the page.
     fn grant(&mut self, wish: Wish) {
         if wish == Wish::Nothing {
             return;
@@ -199,7 +199,7 @@ impl Running {
         }
     }
 
-    /// Goes to another time; what is to be said of it.
+    /// Goes to another time; returns a message for the user, if any.
     fn go(&mut self, wish: Wish) -> anyhow::Result<Option<String>> {
         self.session.view.message = None;
         if wish == Wish::Now {
@@ -207,12 +207,12 @@ impl Running {
             self.live = Some(live);
             self.session.past = None;
             self.session.view.when = When::Now;
-            // What was is not what is, also where no agent says so.
+            // The past must not be shown as the present, even if no agent answers.
             self.session.view.picture = None;
             return Ok(None);
         }
         let was_now = self.session.past.is_none();
-        // Nothing comes after now.
+        // There is nothing after now.
         if was_now && matches!(wish, Wish::Play | Wish::Step(1..) | Wish::Minutes(1..)) {
             return Ok(None);
         }
@@ -239,7 +239,7 @@ impl Running {
         Ok(None)
     }
 
-    /// Puts the place in the history on the page, if that is what is shown.
+    /// Puts the current place in the history on the page, if the history is shown.
     fn show_past(&mut self) {
         let Some(past) = &self.session.past else { return };
         let view = &mut self.session.view;
@@ -258,7 +258,7 @@ impl Running {
     }
 }
 
-/// The place in the history, at its end where none was open.
+/// The place in the history, at its end if none was open.
 fn open<'a>(past: &'a mut Option<Past>, history: &Path) -> anyhow::Result<&'a mut Past> {
     if past.is_none() {
         *past = Some(Past::open(history, Which::Last)?);

@@ -1,11 +1,11 @@
-//! When a figure is marked. The help says the same figures, from here.
+//! The limits beyond which figures are marked. The help text takes its figures from here.
 
 use homenode_control::{NodeStatus, VmStatus};
 
-/// How a figure stands.
+/// How bad a figure is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// Within its limits, or not known.
+    /// Within its limits, or unknown.
     #[default]
     Fine,
     /// Past the first limit.
@@ -43,9 +43,9 @@ impl Limit {
         Limit { what, warn, bad }
     }
 
-    /// Where a share stands.
+    /// The level of a share.
     pub fn level(self, share: f64) -> Level {
-        // What is bad when it is low has its worse limit below the other.
+        // If low values are bad, the worse limit is the lower one.
         let is_past = |limit: f64| match self.bad < self.warn {
             true => share < limit,
             false => share > limit,
@@ -76,13 +76,13 @@ pub fn sentences() -> Vec<String> {
     lines
 }
 
-/// Share of a VM's vCPUs that waited, where known.
+/// Share of a VM's vCPUs that waited, if known.
 pub fn waiting_share(vm: &VmStatus) -> Option<f64> {
     let vcpus: usize = vm.vcpus_by_node.iter().map(|on| on.vcpus).sum();
     Some(vm.vcpus_waiting? / vcpus.max(1) as f64)
 }
 
-/// How a VM keeps its permit.
+/// How well a VM keeps to its permit.
 pub fn permit(vm: &VmStatus) -> Level {
     use homenode_policy::permits::Standing;
     match (vm.permit.standing, vm.permit.quota) {
@@ -100,7 +100,7 @@ pub fn memory(vm: &VmStatus) -> Level {
     }
 }
 
-/// All limits of a VM together: how much is wrong with it.
+/// Sum of the levels of a VM's figures.
 pub fn trouble(vm: &VmStatus) -> usize {
     let waiting = waiting_share(vm).map(|share| VM_WAITING.level(share));
     let local = vm.local_access_ratio.map(|share| LOCAL.level(share));

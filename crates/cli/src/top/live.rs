@@ -1,5 +1,4 @@
-//! Where what is now comes from: the running agent, asked from a thread of its own, so that one that takes its time keeps no key
-//! waiting.
+//! Pictures of the present: a separate thread asks the running agent, so that a slow agent does not delay keys.
 
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -10,26 +9,26 @@ use homenode_api::answer::Overview;
 use homenode_api::{ApiError, AskError, Request};
 
 use crate::ask::ask_agent;
-use crate::record;
 use crate::top::view::Picture;
+use crate::wall::now_ns;
 
-/// How often an agent that has just begun is asked again before that is an error.
+/// How often to ask an agent that has just started, before that is an error.
 const TRIES: u32 = 50;
 const BETWEEN_TRIES: Duration = Duration::from_millis(100);
 
 /// Asks once.
 ///
 /// # Errors
-/// No agent, or its complaint.
+/// No agent, or the error that it returned.
 pub fn ask_once(state: &Path) -> anyhow::Result<Picture> {
     let overview: Overview = ask_agent(state, &Request::Overview)?;
     Ok(Picture {
-        wall_ns: record::now_ns(),
+        wall_ns: now_ns(),
         overview,
     })
 }
 
-/// Asks, and again while the agent has not looked at its host yet.
+/// Asks, and repeats while the agent has not sampled its host yet.
 ///
 /// # Errors
 /// As [`ask_once`].
@@ -50,18 +49,18 @@ fn is_not_yet(error: &anyhow::Error) -> bool {
     )
 }
 
-/// An agent that is asked again and again, until this is dropped.
+/// An agent that is asked repeatedly, until this is dropped.
 pub struct Live {
     answers: Receiver<Result<Picture, String>>,
-    /// Dropped, it ends the thread.
+    /// Dropping it ends the thread.
     _stop: Sender<()>,
 }
 
 impl Live {
-    /// Begins to ask, as often as this.
+    /// Starts asking at this interval.
     ///
     /// # Errors
-    /// When there can be no thread.
+    /// If the thread cannot start.
     pub fn start(state: &Path, every: Duration) -> anyhow::Result<Live> {
         let state = state.to_owned();
         let (answer, answers) = mpsc::channel();

@@ -1,4 +1,4 @@
-//! Where what was comes from: a history, a period at a time.
+//! Pictures of the past: a history, one period at a time.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use homenode_recorder::{Archive, Kind, Which};
 use crate::bad_input;
 use crate::record;
 use crate::top::view::Picture;
-use crate::wall::{Time, Wall};
+use crate::wall::{Time, Wall, now_ns};
 
 const MINUTE_NS: i64 = 60_000_000_000;
 
@@ -40,7 +40,7 @@ impl Past {
         })
     }
 
-    /// The first and the last period, in nanoseconds since 1970.
+    /// The times of the first and the last period, in nanoseconds since 1970.
     ///
     /// # Errors
     /// When the history cannot be read, here and below.
@@ -49,10 +49,10 @@ impl Past {
         span.with_context(|| format!("the history {} has no period any more", self.path.display()))
     }
 
-    /// What is shown of this period.
+    /// The picture of this period.
     ///
     /// # Errors
-    /// A period that another version wrote, of which something is not known here.
+    /// A period written by another version, with something unknown to this one.
     pub fn picture(&self) -> anyhow::Result<Picture> {
         let wall_ns = self.place.wall_ns();
         let overview = self.place.overview().with_context(|| {
@@ -65,7 +65,7 @@ impl Past {
         Ok(Picture { wall_ns, overview })
     }
 
-    /// Goes this number of periods on or back; `false` where the history ends before that.
+    /// Moves by this number of periods; returns `false` if the history ends before that.
     ///
     /// # Errors
     /// As [`Past::span`].
@@ -84,7 +84,7 @@ impl Past {
         Ok(())
     }
 
-    /// Goes this number of minutes on or back, at most to the first or the last period.
+    /// Moves by this number of minutes, at most to the first or the last period.
     ///
     /// # Errors
     /// As [`Past::span`].
@@ -94,10 +94,10 @@ impl Past {
         self.go_to(wall_ns.clamp(from, to)).map(drop)
     }
 
-    /// Goes to the period that was in force at a time, the last one before it; what is to be said where nothing was recorded.
+    /// Goes to the last period at or before a time; returns a message if nothing was recorded then.
     ///
     /// # Errors
-    /// A time out of the span; as [`Past::span`].
+    /// A time outside the span; as [`Past::span`].
     pub fn go_to(&mut self, wall_ns: i64) -> anyhow::Result<Option<String>> {
         let (from, to) = self.span()?;
         if !(from..=to).contains(&wall_ns) {
@@ -123,18 +123,18 @@ impl Past {
         }))
     }
 
-    /// Goes to a time as operators write it. A time of day that is none of the span today is the last one in it.
+    /// Goes to a time as operators write it. A time of day that is not in the span today is the last one in it.
     ///
     /// # Errors
     /// As [`Past::go_to`].
     pub fn go_to_time(&mut self, time: &Time) -> anyhow::Result<Option<String>> {
         let (from, to) = self.span()?;
-        let now = record::now_ns();
+        let now = now_ns();
         let mut wall_ns = time.ns(now)?;
         if matches!(time, Time::OfDay(_)) && !(from..=to).contains(&wall_ns) {
             wall_ns = time.ns(to)?;
         }
-        // Times are shown to the millisecond: what is shown can be asked for.
+        // Times are shown to the millisecond, so accept them to the millisecond.
         let end = wall_ns.saturating_add(999_999);
         self.go_to(if wall_ns <= to { end.min(to) } else { wall_ns })
     }

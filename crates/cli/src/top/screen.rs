@@ -1,4 +1,4 @@
-//! The page as lines, from the view alone: the same for now and then, for a terminal and for a pipe.
+//! Lays out the page as lines, from the view only: alike for present and past, for a terminal and for a pipe.
 //!
 //! ```text
 //!   which host, which time
@@ -20,6 +20,7 @@ use ratatui::widgets::Paragraph;
 
 use crate::printable::OneLine;
 use crate::report::span;
+use crate::top::events::{event, last_events};
 use crate::top::limits::{self, Level};
 use crate::top::table::{Colours, UNBOUNDED, cut, width_of, wrapped};
 use crate::top::view::{Page, Picture, Prompt, View, When};
@@ -27,14 +28,12 @@ use crate::top::{host, vm_page, vms};
 
 /// The smallest terminal that anything can be shown on.
 pub const SMALLEST: (u16, u16) = (40, 10);
-/// Blanks between VMs and events beside them.
+/// Blanks between VMs and the events next to them.
 const BETWEEN: usize = 3;
-/// How wide events beside VMs are at least.
+/// Least width of events next to VMs.
 const EVENTS_WIDTH_MIN: usize = 60;
-/// How wide the help is.
+/// Width of the help.
 const HELP_WIDTH: usize = 80;
-/// Time before an event's text, as `03:12:07 `.
-const TIME_WIDTH: usize = 9;
 
 /// Draws the page.
 pub fn draw(frame: &mut Frame<'_>, view: &View) {
@@ -53,7 +52,7 @@ pub fn draw(frame: &mut Frame<'_>, view: &View) {
     frame.render_widget(Paragraph::new(lines), area);
 }
 
-/// The page, at most so wide and exactly so high.
+/// The page, at most `width` wide and exactly `height` high.
 pub fn page(view: &View, width: usize, height: usize) -> Vec<Line<'static>> {
     let mut lines = vec![title(view, width)];
     if let Some(message) = &view.message {
@@ -74,7 +73,7 @@ pub fn page(view: &View, width: usize, height: usize) -> Vec<Line<'static>> {
     lines
 }
 
-/// The text from this line on, as much as there is room for. Never scrolled past its end.
+/// The text from this line on, as far as there is room. Never scrolls past its end.
 fn scrolled(mut lines: Vec<Line<'static>>, scroll: usize, room: usize) -> Vec<Line<'static>> {
     let count = lines.len();
     let above = scroll.min(count.saturating_sub(room));
@@ -92,14 +91,14 @@ fn bold(text: impl Into<String>) -> Span<'static> {
 }
 
 fn dim(text: impl Into<String>) -> Line<'static> {
-    // The style is the text's: a line's own would be lost beside another.
+    // The style is the text's: a line's own would be lost next to another.
     Line::from(Span::styled(
         text.into(),
         Style::new().add_modifier(Modifier::DIM),
     ))
 }
 
-/// A line across, with what comes below it.
+/// A horizontal rule with the heading of what comes below it.
 fn rule(text: &str, width: usize) -> Line<'static> {
     let text = cut(&format!("── {text} "), width);
     let rest = "─".repeat(width.saturating_sub(width_of(&text)).min(400));
@@ -202,7 +201,7 @@ fn list(view: &View, picture: &Picture, width: usize, height: usize) -> Vec<Line
     let mut lines = host::lines(status, (width, height / 3), view.colours);
     let room = height.saturating_sub(lines.len());
     let events_min = (height / 5).max(2);
-    // Two rules and the columns' heads.
+    // Two rules and the columns' headings.
     let rows_max = room.saturating_sub(events_min + 3).max(1);
     let events = picture.overview.events.iter();
     let table = vms::table(&view.vms(), width);
@@ -227,7 +226,7 @@ fn list(view: &View, picture: &Picture, width: usize, height: usize) -> Vec<Line
     lines
 }
 
-/// Lines beside others, which begin so far from the left.
+/// Joins two columns of lines; the right one begins at column `at`.
 fn side_by_side(left: Vec<Line<'static>>, right: Vec<Line<'static>>, at: usize) -> Vec<Line<'static>> {
     let count = left.len().max(right.len());
     let (mut left, mut right) = (left.into_iter(), right.into_iter());
@@ -263,7 +262,7 @@ fn vm_lines(view: &View, status: &Status, width: usize, rows_max: usize) -> Vec<
     lines
 }
 
-/// Which VMs are shown, how they are sorted, and who counts for them.
+/// Which VMs are shown, how they are sorted and filtered, and whether a model counts their LLC misses.
 fn about_vms(view: &View, status: &Status, (first, last, count): (usize, usize, usize)) -> String {
     let choice = &view.choice;
     let mut text = match last - first == count {
@@ -288,42 +287,7 @@ fn about_vms(view: &View, status: &Status, (first, last, count): (usize, usize, 
     text
 }
 
-/// An event on lines of this width.
-fn event(view: &View, wall_ns: i64, happened: &Happened, width: usize) -> Vec<Line<'static>> {
-    let at = wall_ns.saturating_sub_unsigned(happened.age_ns.0);
-    let time = (view.clock)(at).format("%H:%M:%S");
-    let again = match happened.count {
-        0 | 1 => String::new(),
-        count => format!(" ({count} times)"),
-    };
-    let lines = wrapped(&format!("{time} {}{again}", happened.text), width, TIME_WIDTH);
-    lines.into_iter().map(Line::raw).collect()
-}
-
-/// As many of the last events as there is room for, each whole; of the very last as much as there is room for.
-pub fn last_events<'a>(
-    view: &View,
-    wall_ns: i64,
-    events: impl DoubleEndedIterator<Item = &'a Happened>,
-    (width, room): (usize, usize),
-) -> Vec<Line<'static>> {
-    let mut shown: Vec<Vec<Line<'static>>> = Vec::new();
-    let mut left = room;
-    for happened in events.rev() {
-        let mut lines = event(view, wall_ns, happened, width);
-        if shown.is_empty() {
-            lines.truncate(room);
-        }
-        if lines.len() > left {
-            break;
-        }
-        left -= lines.len();
-        shown.push(lines);
-    }
-    shown.into_iter().rev().flatten().collect()
-}
-
-/// Keys, limits, and what is left out where there is no room.
+/// Keys, limits, and what is left out if there is no room.
 fn help() -> Vec<Line<'static>> {
     help_text()
         .lines()
@@ -331,7 +295,7 @@ fn help() -> Vec<Line<'static>> {
         .collect()
 }
 
-/// The same as text, which `homenode top --help` says too.
+/// The help as text, also shown by `homenode top --help`.
 pub fn help_text() -> String {
     let limits: String = limits::sentences()
         .iter()
@@ -379,14 +343,14 @@ pub fn plain(view: &View, picture: &Picture, events: &[Happened], width: Option<
     text_of(&lines)
 }
 
-/// Nodes and VMs within a terminal of this size: what `homenode run` redraws below what it tells.
+/// Nodes and VMs within a terminal of this size: the picture that `homenode run` redraws below its events.
 pub fn glance(status: &Status, width: usize, height: usize) -> String {
     let mut lines = vec![Line::default()];
     lines.extend(host::lines(status, (width, height / 3), Colours::Off));
     lines.push(Line::default());
     let choice = vms::Choice::default();
     let mut shown: Vec<&VmStatus> = status.vms.iter().collect();
-    // The columns' heads, and the cursor's line below it all.
+    // The columns' headings, and the cursor's line at the bottom.
     let rows = height.saturating_sub(lines.len() + 2).max(1);
     let left_out = shown
         .len()
@@ -407,7 +371,7 @@ pub fn glance(status: &Status, width: usize, height: usize) -> String {
     text_of(&lines)
 }
 
-/// Lines as text, without blanks at their ends.
+/// Lines as text, without trailing blanks.
 pub fn text_of(lines: &[Line<'_>]) -> String {
     lines
         .iter()

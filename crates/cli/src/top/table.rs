@@ -1,7 +1,7 @@
-//! Lines of styled text: tables that fit into a width, words that are wrapped.
+//! Lines of styled text: tables that fit into a width, and word wrapping.
 //!
-//! A table that is too wide first loses the second space between columns, then columns, the one with the highest `rank` first;
-//! those that may be cut are cut to what is left over, with `…`.
+//! A table that is too wide first loses the second space between columns, then columns, the one with the highest `rank`
+//! first; those that may be cut are then cut to the remaining width, with `…`.
 
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
@@ -9,12 +9,12 @@ use ratatui::text::{Line, Span};
 use crate::printable::OneLine;
 use crate::top::limits::Level;
 
-/// How wide a table may be where nothing bounds it.
+/// Width of a table without a bound.
 pub const UNBOUNDED: usize = usize::MAX;
-/// Characters of a cut cell that are left at least.
+/// Characters that a cut cell keeps at least.
 const CUT_LEAST: usize = 12;
 
-/// Whether what stands out does so in colour.
+/// Whether marked figures are shown in colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Colours {
     /// Yellow and red.
@@ -24,14 +24,14 @@ pub enum Colours {
 }
 
 impl Colours {
-    /// As who runs this wants it.
+    /// The choice of the user's environment.
     pub fn of_environment() -> Colours {
-        // As https://no-color.org has it: set, and not empty.
+        // As https://no-color.org defines it: set, and not empty.
         let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         if is_plain { Colours::Off } else { Colours::On }
     }
 
-    /// How a figure of this level looks.
+    /// The style of a figure of this level.
     pub fn style(self, level: Level) -> Style {
         let plain = Style::new();
         match (self, level) {
@@ -44,7 +44,7 @@ impl Colours {
     }
 }
 
-/// What is in one place of a table: on one line, with nothing in it that a terminal obeys.
+/// A cell of a table: one line, with terminal control characters escaped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cell {
     text: String,
@@ -52,7 +52,7 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// A text of this level.
+    /// A text with this level's mark.
     pub fn new(text: impl AsRef<str>, level: Level) -> Cell {
         Cell {
             text: OneLine(text.as_ref()).to_string(),
@@ -60,12 +60,12 @@ impl Cell {
         }
     }
 
-    /// A text.
+    /// A text without a mark.
     pub fn plain(text: impl AsRef<str>) -> Cell {
         Cell::new(text, Level::Fine)
     }
 
-    /// `-` for what is not known.
+    /// A cell for the value, or `-` if it is unknown.
     pub fn or_dash<T>(value: Option<T>, of: impl FnOnce(T) -> Cell) -> Cell {
         value.map_or_else(|| Cell::plain("-"), of)
     }
@@ -78,27 +78,27 @@ impl Cell {
 /// How a column of a table is laid out.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// When it is left out for want of room: the highest first, 0 never.
+    /// When it is left out to save width: the highest first, 0 never.
     pub rank: u8,
-    /// Where its cells stand.
+    /// How its cells are aligned.
     pub align: Align,
-    /// Whether it is shown where nothing is in it.
+    /// Whether it is shown even if all its cells are empty.
     pub is_shown_empty: bool,
 }
 
-/// Where a cell's text stands.
+/// Alignment of a cell's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
-    /// On the left; cut where there is no room.
+    /// To the left; cut if there is no room.
     Left,
-    /// On the right, always whole.
+    /// To the right; never cut.
     Right,
 }
 
-/// A column with what is in it.
+/// A column and its cells.
 #[derive(Clone, Debug)]
 pub struct Column {
-    /// What stands above it.
+    /// Its heading.
     pub head: String,
     /// How it is laid out.
     pub shape: Shape,
@@ -110,7 +110,7 @@ pub struct Column {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Layout {
     gap: usize,
-    /// Number and width of each.
+    /// Number and width of each column.
     columns: Vec<(usize, usize)>,
 }
 
@@ -121,19 +121,19 @@ pub struct Table {
 }
 
 impl Table {
-    /// Lays columns out. Widths rest on all rows, whichever are shown.
+    /// Lays columns out. Widths depend on all rows, even those not shown.
     pub fn new(columns: Vec<Column>, width: usize) -> Table {
         let layout = lay_out(&columns, width);
         Table { columns, layout }
     }
 
-    /// How wide it is.
+    /// Its width.
     pub fn width(&self) -> usize {
         let widths: usize = self.layout.columns.iter().map(|(_, width)| width).sum();
         widths + self.layout.gap * self.layout.columns.len().saturating_sub(1)
     }
 
-    /// What stands above the columns.
+    /// The headings of the columns.
     pub fn header(&self) -> Line<'static> {
         let style = Style::new().add_modifier(Modifier::BOLD);
         self.line(|column| (column.head.clone(), style))
@@ -159,7 +159,7 @@ impl Table {
                 Align::Left => (gap, pad),
                 Align::Right => (gap + &pad, String::new()),
             };
-            // The style is of the text alone: underlined blanks would be seen.
+            // Style only the text: underlined blanks would be visible.
             spans.extend([Span::raw(before), Span::styled(text, style), Span::raw(after)]);
         }
         spans.retain(|span| !span.content.is_empty());
@@ -206,12 +206,12 @@ fn lay_out(columns: &[Column], width: usize) -> Layout {
     }
 }
 
-/// Cells that a text takes.
+/// Terminal cells that a text takes.
 pub fn width_of(text: &str) -> usize {
     Span::raw(text).width()
 }
 
-/// A text within a width; where it is cut, it ends in `…`.
+/// Cuts a text to a width; if it is cut, it ends in `…`.
 pub fn cut(text: &str, width: usize) -> String {
     if width_of(text) <= width {
         return text.to_owned();
@@ -230,7 +230,7 @@ pub fn cut(text: &str, width: usize) -> String {
     short
 }
 
-/// A text on lines of this width, at words where it can be; all after the first are indented.
+/// Wraps a text to this width, at words if possible; all lines after the first are indented.
 pub fn wrapped(text: &str, width: usize, indent: usize) -> Vec<String> {
     let text = OneLine(text).to_string();
     if width == UNBOUNDED {
@@ -238,7 +238,7 @@ pub fn wrapped(text: &str, width: usize, indent: usize) -> Vec<String> {
     }
     let indent = if indent + CUT_LEAST > width { 0 } else { indent };
     let mut lines = vec![String::new()];
-    // Blanks before the first word are kept: they are words of nothing.
+    // Blanks before the first word are kept: they are empty words.
     for word in text.split(' ') {
         let mut word = word;
         loop {
@@ -252,7 +252,7 @@ pub fn wrapped(text: &str, width: usize, indent: usize) -> Vec<String> {
                 break;
             }
             if is_first {
-                // A word that no line holds.
+                // A word longer than a line.
                 let head = head_of(word, width.saturating_sub(begun).max(1));
                 line.push_str(head);
                 word = &word[head.len()..];
@@ -263,7 +263,7 @@ pub fn wrapped(text: &str, width: usize, indent: usize) -> Vec<String> {
     lines
 }
 
-/// As much of a text as a width holds, a character at least.
+/// The longest prefix of a text that fits into a width, at least one character.
 fn head_of(text: &str, width: usize) -> &str {
     let mut end = text.chars().next().map_or(0, char::len_utf8);
     for (at, c) in text.char_indices() {

@@ -1,4 +1,4 @@
-//! The page on terminals of several sizes, with few and many VMs, now and then (`snapshots`).
+//! The page on terminals of several sizes, with few and many VMs, present and past (`snapshots`).
 
 use chrono::{DateTime, NaiveDateTime};
 use homenode_control::{Config, Control, Mode, Status};
@@ -20,7 +20,7 @@ fn utc(wall_ns: i64) -> NaiveDateTime {
     DateTime::from_timestamp_nanos(wall_ns).naive_utc()
 }
 
-/// What an agent says of this number of VMs after some seconds on the twin. The figures are the same on every machine.
+/// An agent's overview of this number of VMs after some seconds on the twin. The figures are the same on every machine.
 pub fn overview(vms: usize) -> Overview {
     let workloads = [
         "lbm", "povray", "stream", "idle", "soplex", "cg.B", "lu.B", "ep.B",
@@ -60,7 +60,7 @@ pub fn overview(vms: usize) -> Overview {
     }
 }
 
-/// The same with a VM that everything is wrong with, and with what is to be known of it.
+/// Like [`overview`], with one VM that is past every limit and has every optional figure.
 fn troubled(vms: usize) -> Overview {
     let mut overview = overview(vms);
     let vm = &mut overview.status.vms[0];
@@ -71,7 +71,7 @@ fn troubled(vms: usize) -> Overview {
         period_ns: Ns::from_millis(100),
     });
     vm.local_access_ratio = Some(0.31);
-    vm.left_alone = Some("somebody else pinned vCPU 2".to_owned());
+    vm.left_alone = Some("another agent pinned vCPU 2".to_owned());
     overview.status.links[0].busy = Some(0.93);
     overview.events.push(Happened {
         at_ns: overview.status.at_ns,
@@ -104,7 +104,7 @@ fn drawn(view: &View, width: u16, height: u16) -> Terminal<TestBackend> {
     terminal
 }
 
-/// Holds a page to what is committed, in a file that says which tests it is of.
+/// Compares a page with the committed snapshot, whose file names the tests it belongs to.
 fn hold(name: &str, terminal: &Terminal<TestBackend>) {
     insta::with_settings!({ prepend_module_to_snapshot => false }, {
         insta::assert_snapshot!(format!("tests__{name}"), terminal.backend());
@@ -153,7 +153,7 @@ fn pages_of_a_vm_and_of_help_fit_a_small_terminal() {
     assert!(screen::help_text().lines().all(|line| width_of(line) <= 80));
 }
 
-/// What matters is whole at 80x24: figures past a limit, and the reason of the last decision.
+/// At 80x24 the essentials are not cut: figures past a limit, and the reason of the last decision.
 #[test]
 fn at_80_columns_nothing_that_matters_is_cut() {
     for vms in [1, 8, 40] {
@@ -177,7 +177,7 @@ fn colour_is_only_where_a_limit_is_crossed_and_none_with_no_color() {
             .map(ratatui::buffer::Cell::symbol)
             .collect::<String>()
     };
-    // The link, the local share, the permit and the quota, in the order of their places.
+    // The link, the local share, the permit and the quota, from top to bottom.
     assert_eq!(coloured(&all), "93%31%OVER 250k40%");
     all.colours = Colours::Off;
     assert_eq!(coloured(&all), "");
@@ -215,7 +215,7 @@ fn columns_are_left_out_in_the_order_that_the_help_says() {
     let mut left_out = 0;
     for width in (30..200).rev() {
         let header = shown(width);
-        // A head may be part of another.
+        // A heading may be part of another.
         let is_there = |head: &&&str| {
             header.split("  ").any(|part| part.trim() == **head)
                 || header.contains(&format!(" {head} "))
@@ -311,7 +311,7 @@ fn keys_ask_for_times() {
     assert_eq!(view.key(control_c), Wish::Quit, "also while something is typed");
 }
 
-/// What `homenode run` redraws must fit, or copies of it stay behind.
+/// The picture that `homenode run` redraws must fit, or copies of it remain on the terminal.
 #[test]
 fn the_picture_of_a_run_fits_its_terminal() {
     for vms in [1, 8, 40] {

@@ -1,4 +1,4 @@
-//! What the page shows, and what keys change of that. Nothing here asks, reads or draws.
+//! What the page shows, and how keys change it. Nothing here asks, reads or draws.
 
 use chrono::NaiveDateTime;
 use homenode_api::answer::Overview;
@@ -12,97 +12,97 @@ use crate::top::vms::Choice;
 /// The host at one time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Picture {
-    /// When, in nanoseconds since 1970.
+    /// Time of the picture, in nanoseconds since 1970.
     pub wall_ns: i64,
-    /// What was, and what had happened.
+    /// The state of the host, and the events until then.
     pub overview: Overview,
 }
 
-/// Which time is shown.
+/// The time that is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// What the agent says.
+    /// The present, from the agent.
     Now,
-    /// What the history has.
+    /// The past, from the history.
     Then {
-        /// The first and the last period, in nanoseconds since 1970.
+        /// The times of the first and the last period, in nanoseconds since 1970.
         span: (i64, i64),
-        /// Whether time goes on.
+        /// Whether the replay is running.
         is_playing: bool,
     },
 }
 
-/// Which page.
+/// The page that is shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Page {
     /// All VMs.
     #[default]
     List,
-    /// The chosen one.
+    /// The chosen VM.
     Vm,
     /// Keys and limits.
     Help,
 }
 
-/// What is being typed.
+/// An input line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {
-    /// A filter, with the one before.
+    /// A filter; holds the previous one.
     Filter(String),
     /// A time to go to.
     Jump(String),
 }
 
-/// What a key asks for that the view cannot do itself.
+/// A key's request that the view cannot carry out itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wish {
     /// Nothing.
     Nothing,
-    /// The end.
+    /// Quit.
     Quit,
-    /// So many periods on, or back.
+    /// Move by this number of periods.
     Step(isize),
-    /// So many minutes on, or back.
+    /// Move by this number of minutes.
     Minutes(i64),
-    /// The first period.
+    /// Go to the first period.
     First,
-    /// The last period.
+    /// Go to the last period.
     Last,
-    /// What is now.
+    /// Go to the present.
     Now,
-    /// Time goes on, or stands.
+    /// Start or pause the replay.
     Play,
-    /// The time that was written.
+    /// Go to the time that was typed.
     Jump(String),
 }
 
-/// All that the page is drawn from.
+/// Everything the page is drawn from.
 #[derive(Clone, Debug)]
 pub struct View {
-    /// What is shown.
+    /// The picture that is shown.
     pub picture: Option<Picture>,
-    /// Of which time.
+    /// The time that is shown.
     pub when: When,
-    /// What is wrong, or cannot be done.
+    /// An error or notice for the user.
     pub message: Option<String>,
-    /// Which page.
+    /// The page that is shown.
     pub page: Page,
-    /// Lines of it above the first that is shown.
+    /// Number of lines scrolled.
     pub scroll: usize,
-    /// Which VMs, in which order.
+    /// The VMs to show, and their order.
     pub choice: Choice,
-    /// The chosen VM, and its name for when it is gone.
+    /// The chosen VM, and its name in case it is gone.
     pub chosen: Option<(VmId, String)>,
-    /// What is being typed.
+    /// The open input line.
     pub prompt: Option<Prompt>,
-    /// Whether there is colour.
+    /// Whether to use colour.
     pub colours: Colours,
-    /// How times are told: by the host's zone.
+    /// Converts times to the host's time zone.
     pub clock: fn(i64) -> NaiveDateTime,
 }
 
 impl View {
-    /// A page that shows nothing yet.
+    /// A view without a picture yet.
     pub fn new(when: When, choice: Choice, colours: Colours, clock: fn(i64) -> NaiveDateTime) -> View {
         View {
             picture: None,
@@ -124,13 +124,13 @@ impl View {
         picture.map_or_else(Vec::new, |picture| self.choice.of(&picture.overview.status))
     }
 
-    /// Where the chosen VM is among them.
+    /// The row of the chosen VM among them.
     pub fn chosen_row(&self, vms: &[&VmStatus]) -> Option<usize> {
         let (id, _) = self.chosen.as_ref()?;
         vms.iter().position(|vm| vm.id == *id)
     }
 
-    /// What a key does.
+    /// Handles a key.
     pub fn key(&mut self, key: KeyEvent) -> Wish {
         let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
         if is_control && key.code == KeyCode::Char('c') {
@@ -173,7 +173,7 @@ impl View {
         Wish::Nothing
     }
 
-    /// Has time stand: what is said of a time must stay to be read.
+    /// Pauses the replay: a message about a time must stay readable.
     pub fn pause(&mut self) {
         if let When::Then { is_playing, .. } = &mut self.when {
             *is_playing = false;
@@ -225,7 +225,7 @@ impl View {
             (Prompt::Filter(before), KeyCode::Esc) => self.choice.filter = before,
             (Prompt::Filter(_), KeyCode::Enter) | (Prompt::Jump(_), KeyCode::Esc) => {}
             (Prompt::Filter(before), _) => {
-                // It holds while it is written.
+                // The filter applies while it is typed.
                 self.choice.filter = edited(std::mem::take(&mut self.choice.filter));
                 self.prompt = Some(Prompt::Filter(before));
             }

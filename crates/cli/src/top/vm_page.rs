@@ -1,23 +1,23 @@
-//! All that is known of one VM.
+//! The page of one VM, with all that is known of it.
 
 use homenode_control::VmStatus;
 use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Span};
 
-use crate::output::{or_free, percent};
+use crate::print::{or_free, percent};
 use crate::printable::OneLine;
+use crate::top::events::last_events;
 use crate::top::limits::{self, LOCAL, Level, VM_WAITING};
-use crate::top::screen::last_events;
 use crate::top::table::wrapped;
 use crate::top::view::{Picture, View};
 use crate::top::vms;
 
-/// Where what is said of a label begins.
+/// Column where the values begin.
 const VALUES_AT: usize = 16;
-/// Events of the VM that are shown.
+/// Most events of the VM that are shown.
 const EVENTS_MAX: usize = 200;
 
-/// What is said, of what, and how it stands.
+/// Label, value and level of a line.
 type Said = (&'static str, String, Level);
 
 /// The page of the chosen VM.

@@ -1,4 +1,4 @@
-//! The VMs: a row each, in the order that is asked for.
+//! The table of VMs: one row each, in the chosen order.
 
 use std::cmp::Ordering;
 
@@ -6,12 +6,12 @@ use homenode_control::{Status, VmStatus};
 use homenode_policy::permits::Standing;
 use homenode_units::Resource;
 
-use crate::output::{or_free, percent};
+use crate::print::{or_free, percent};
 use crate::top::host::{gib, gigabytes};
 use crate::top::limits::{self, LOCAL, VM_WAITING};
 use crate::top::table::{Align, Cell, Column, Shape, Table};
 
-/// By what VMs are sorted.
+/// The order of VMs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sort {
     /// Those past most limits first.
@@ -29,9 +29,9 @@ pub enum Sort {
     Local,
     /// The highest LLC miss rate first.
     Llc,
-    /// What fills memory controllers most first.
+    /// The most traffic to memory controllers first.
     Traffic,
-    /// What pollutes most first.
+    /// The most pollution of caches first.
     Misses,
     /// The largest first.
     Memory,
@@ -51,7 +51,7 @@ impl Sort {
         (Sort::Memory, "memory"),
     ];
 
-    /// What it is called.
+    /// Its name.
     pub fn name(self) -> &'static str {
         Sort::ALL[self.place()].1
     }
@@ -60,14 +60,14 @@ impl Sort {
         Sort::ALL.iter().position(|(sort, _)| *sort == self).unwrap_or(0)
     }
 
-    /// The one this number of places further on.
+    /// The order this number of places further on.
     pub fn next(self, by: isize) -> Sort {
         let count = Sort::ALL.len();
         Sort::ALL[self.place().saturating_add_signed(count.cast_signed() + by) % count].0
     }
 
     fn compare(self, a: &VmStatus, b: &VmStatus) -> Ordering {
-        // What is not known comes last.
+        // Unknown values come last.
         let most = |of: fn(&VmStatus) -> Option<f64>| of(b).unwrap_or(-1.0).total_cmp(&of(a).unwrap_or(-1.0));
         let order = match self {
             Sort::Worst => limits::trouble(b).cmp(&limits::trouble(a)),
@@ -107,19 +107,19 @@ impl std::str::FromStr for Sort {
     }
 }
 
-/// Which VMs, in which order.
+/// Which VMs are shown, and their order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Choice {
-    /// By what.
+    /// The order.
     pub sort: Sort,
-    /// The other way round.
+    /// Whether the order is reversed.
     pub is_reversed: bool,
-    /// Only those with this in their name, in either case.
+    /// Only VMs with this text in their name, ignoring case.
     pub filter: String,
 }
 
 impl Choice {
-    /// Those of a status.
+    /// The chosen VMs of a status, in their order.
     pub fn of<'a>(&self, status: &'a Status) -> Vec<&'a VmStatus> {
         let filter = self.filter.to_lowercase();
         let is_wanted = |vm: &&VmStatus| vm.name.to_lowercase().contains(&filter);
@@ -149,13 +149,13 @@ pub fn pages_on(vm: &VmStatus) -> Option<String> {
     let shares = on
         .iter()
         .map(|on| (on.node, on.pages.0 as f64 / total.max(1) as f64));
-    // What would be shown as 0% is not.
+    // Leave out shares that would show as 0%.
     let shares = shares.filter(|(_, share)| *share >= 0.005);
     let shares = shares.map(|(node, share)| format!("{node}:{}", percent(share)));
     Some(shares.collect::<Vec<String>>().join(" "))
 }
 
-/// What a VM used of what may be booked, per slice of 30 ms.
+/// What a VM used of the resource that its permit books, per slice of 30 ms.
 pub fn used_per_slice(vm: &VmStatus) -> Option<String> {
     let units = vm.permit.units_per_slice?;
     let is_bandwidth = vm
@@ -171,7 +171,7 @@ pub fn used_per_slice(vm: &VmStatus) -> Option<String> {
     })
 }
 
-/// A permit and how it is kept.
+/// A VM's permit, and how well it keeps to it.
 pub fn permit(vm: &VmStatus) -> Option<String> {
     let booked = vm.permit.permit?;
     Some(match vm.permit.standing {
@@ -180,13 +180,13 @@ pub fn permit(vm: &VmStatus) -> Option<String> {
     })
 }
 
-/// What a quota leaves each vCPU of a CPU.
+/// The share of a CPU that a quota leaves each vCPU.
 pub fn quota(vm: &VmStatus) -> Option<f64> {
     let quota = vm.permit.quota?;
     Some(quota.run_ns.as_secs_f64() / quota.period_ns.as_secs_f64().max(1e-9))
 }
 
-/// Memory that a VM has, and could have where that is more.
+/// The VM's memory, and how much it could have if that is more.
 pub fn memory(vm: &VmStatus) -> String {
     let now = gib(vm.memory_bytes);
     let most = vm
@@ -196,13 +196,13 @@ pub fn memory(vm: &VmStatus) -> String {
     most.map_or_else(|| now.clone(), |most| format!("{now}/{}", gib(most)))
 }
 
-/// What stands over a column, the rank by which it is left out, where it stands, whether it is shown where nothing is in it, and
-/// what is in it.
+/// A column of VMs: heading, rank (the highest is left out first), alignment, whether it is shown empty, and the function for
+/// its cells.
 type VmColumn = (&'static str, u8, Align, bool, fn(&VmStatus) -> Cell);
 
 const RIGHT: Align = Align::Right;
 
-/// The columns, as they stand beside each other.
+/// The columns, from left to right.
 const COLUMNS: [VmColumn; 15] = [
     ("VM", 0, Align::Left, true, |vm| Cell::plain(&vm.name)),
     ("home", 4, RIGHT, true, |vm| {
@@ -252,7 +252,7 @@ const COLUMNS: [VmColumn; 15] = [
     }),
 ];
 
-/// In which order columns are left out, for the help.
+/// The order in which columns are left out, for the help.
 pub fn dropped_in_order() -> String {
     let mut columns: Vec<&VmColumn> = COLUMNS.iter().filter(|column| column.1 > 0).collect();
     columns.sort_by_key(|column| std::cmp::Reverse(column.1));
@@ -263,7 +263,7 @@ pub fn dropped_in_order() -> String {
         .join(", ")
 }
 
-/// The columns of these VMs, those that fit into a width.
+/// The columns of these VMs that fit into a width.
 pub fn table(vms: &[&VmStatus], width: usize) -> Table {
     let columns = COLUMNS
         .iter()

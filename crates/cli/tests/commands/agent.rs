@@ -1,4 +1,4 @@
-//! What a running agent is asked and told, as a user does it.
+//! Requests to a running agent, as users send them.
 
 use std::process::Output;
 
@@ -41,7 +41,7 @@ impl Agent {
         common::refused(&self.permit(args))
     }
 
-    /// Ends it as `kill -9` does, or in good order; gives back its directory.
+    /// Ends it with a signal, such as `kill -9`; returns its directory.
     fn end(mut self, signal: rustix::process::Signal) -> tempfile::TempDir {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, signal).unwrap();
@@ -96,10 +96,10 @@ fn permits_are_booked_kept_suggested_and_billed_over_a_restart() {
         (&["set", "web", "0"][..], 2, "too small"),
         (&["set", "web", "-250k"], 2, "below zero"),
         (&["set", "web", "250K"], 2, "write `250k`"),
-        (&["set", "nobody", "250k"], 2, "there are: web"),
-        (&["show", "nobody"], 2, "there are: web"),
-        (&["suggest", "nobody"], 2, "there are: web"),
-        (&["bill", "nobody"], 2, "there are: web"),
+        (&["set", "absent", "250k"], 2, "there are: web"),
+        (&["show", "absent"], 2, "there are: web"),
+        (&["suggest", "absent"], 2, "there are: web"),
+        (&["bill", "absent"], 2, "there are: web"),
     ] {
         let (code, text) = agent.refused(args);
         assert!(code == status && text.contains(said), "{args:?}: {code} {text}");
@@ -113,7 +113,7 @@ fn permits_are_booked_kept_suggested_and_billed_over_a_restart() {
     let agent = Agent::start(dir);
     let bill = agent.permit_json(&["bill", "web"]);
     assert!(bill["lines"][0]["used_units"].as_u64().unwrap() >= used, "{bill}");
-    // What the last minute used is all that a kill can cost.
+    // A kill costs at most the usage of the last minute.
     let dir = agent.end(rustix::process::Signal::KILL);
     let agent = Agent::start(dir);
     assert!(
@@ -124,7 +124,7 @@ fn permits_are_booked_kept_suggested_and_billed_over_a_restart() {
     );
 }
 
-/// An agent on the twin that the kernel gives no more than these limits, by a user whom they bind.
+/// An agent on the twin under these kernel limits, as a user whom they bind.
 fn limited(dir: &tempfile::TempDir, limits: &[&str]) -> std::process::Command {
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::process::CommandExt as _;
@@ -142,7 +142,7 @@ fn limited(dir: &tempfile::TempDir, limits: &[&str]) -> std::process::Command {
     if rustix::process::geteuid().is_root() {
         // Without the sticky bit the agent refuses a directory below it.
         std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o1777)).unwrap();
-        // Nobody: a limit of processes does not bind root.
+        // An unprivileged user: a limit of processes does not bind root.
         command.uid(65534).gid(65534);
     }
     command
@@ -162,7 +162,7 @@ fn clients_that_take_all_files_that_the_agent_may_open_delay_nobody() {
         agent.ask(&["vm"]).status.success().then_some(())
     });
     let socket = agent.dir.path().join("state/agent.sock");
-    // Those that came first are dropped for those that come last.
+    // The oldest connections are dropped for the newest.
     let connect = |_| std::os::unix::net::UnixStream::connect(&socket).unwrap();
     let began = std::time::Instant::now();
     for _ in 0..20 {
@@ -170,7 +170,7 @@ fn clients_that_take_all_files_that_the_agent_may_open_delay_nobody() {
         stdout(&agent.permit(&["show", "web"]));
         drop(silent);
     }
-    // Seconds where nobody is overheard, minutes where somebody is.
+    // Seconds if every request is heard, minutes if one is not.
     assert!(began.elapsed() < std::time::Duration::from_secs(40));
 }
 
@@ -216,9 +216,9 @@ fn memory_policies_are_chosen_shown_and_taken_back() {
     for (args, status, said) in [
         (&["set", "web", "round-2k"][..], 2, "`first-touch`, `round-4k`"),
         (&["set", "web", "round-1g"], 1, "choose round-4k"),
-        (&["set", "nobody", "round-4k"], 2, "there are: web"),
-        (&["show", "nobody"], 2, "there are: web"),
-        (&["advise", "nobody"], 2, "there are: web"),
+        (&["set", "absent", "round-4k"], 2, "there are: web"),
+        (&["show", "absent"], 2, "there are: web"),
+        (&["advise", "absent"], 2, "there are: web"),
     ] {
         let output = agent.ask(&[&["policy"], args].concat());
         let (code, text) = (output.status.code(), stderr(&output));
@@ -241,7 +241,7 @@ fn a_working_set_is_waited_for_and_listed_afterwards() {
         (&before["vms"][0]["vm"], &before["vms"][0]["working_set"]),
         (&"web".into(), &Value::Null)
     );
-    // A window in which the guest only boots sees nothing used.
+    // If the guest only boots during a window, the figure is zero.
     let mut figures = std::iter::repeat_with(|| json(&["web", "--window", "1s"])).take(20);
     let figure = figures
         .find(|figure| figure["least_bytes"] != 0)
@@ -269,7 +269,7 @@ fn a_working_set_is_waited_for_and_listed_afterwards() {
         assert!(text.contains(said), "{said} not in {text}");
     }
     for (args, status, said) in [
-        (&["wss", "nobody"][..], 2, "there are: web"),
+        (&["wss", "absent"][..], 2, "there are: web"),
         (&["wss", "web", "--window", "1ms"], 2, "windows last from 100ms"),
         (&["wss", "--window", "1s"], 2, "goes with the name of a VM"),
     ] {
@@ -303,7 +303,7 @@ fn a_memory_floor_is_kept_shown_and_taken_back() {
         before["vms"][0]["memory"]["maximum_bytes"], bytes,
         "the twin's guests have balloons"
     );
-    // Of what it has nothing can be taken with a floor as high as that; the answer says so, and the floor is kept.
+    // With a floor this high no memory can be taken; the answer says so, and the floor is kept.
     for floor in ["5GiB", "4GiB"] {
         let answer = json(&["set", "web", floor]);
         assert!(
@@ -329,8 +329,8 @@ fn a_memory_floor_is_kept_shown_and_taken_back() {
         assert!(text.contains(said), "{said} not in {text}");
     }
     for (args, status, said) in [
-        (&["set", "nobody", "1GiB"][..], 2, "there are: web"),
-        (&["show", "nobody"], 2, "there are: web"),
+        (&["set", "absent", "1GiB"][..], 2, "there are: web"),
+        (&["show", "absent"], 2, "there are: web"),
         (&["set", "web", "plenty"], 2, "plenty"),
         (&["set", "web", "-1GiB"], 2, "-1"),
     ] {
@@ -370,7 +370,7 @@ fn topology_says_of_each_guest_what_it_is_told_or_why_nothing() {
             "{text}"
         );
     }
-    let output = agent.ask(&["topology", "nobody"]);
+    let output = agent.ask(&["topology", "absent"]);
     let (code, text) = (output.status.code(), stderr(&output));
     assert!(
         code == Some(2) && text.contains("there are: web"),
@@ -405,7 +405,7 @@ fn without_an_agent_permits_say_how_to_start_one() {
     );
 }
 
-/// Between two looks at the host is time to ask: what was set is shown, though no sample has it yet.
+/// Between two samples there is time to ask: a new setting is shown although no sample has it yet.
 #[test]
 fn what_was_set_is_shown_by_the_next_question() {
     let agent = Agent::on(

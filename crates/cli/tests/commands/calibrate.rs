@@ -1,5 +1,5 @@
-//! `homenode calibrate` as a user runs it. What it measures depends on who else runs; these tests hold only that it comes to an
-//! end with figures that can be.
+//! `homenode calibrate` as a user runs it. The figures depend on the machine's load; these tests check only that it ends,
+//! with plausible figures.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -21,7 +21,7 @@ fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).expect("one JSON value")
 }
 
-/// Every number in it is finite: JSON has no other, and writes those as `null`.
+/// Whether every number in it is finite: JSON writes others as `null`.
 fn finite(value: &Value) -> bool {
     match value {
         Value::Null => false,
@@ -56,7 +56,7 @@ fn a_quick_calibration_and_comparison_give_a_machine_that_the_other_commands_tak
         assert!(median(figure) > 0.0 && finite(figure), "{figure}");
         assert!(figure["min"].as_f64() <= figure["median"].as_f64(), "{figure}");
     }
-    // L1 and memory are some fifty times apart: no neighbour hides that.
+    // L1 and memory are some fifty times apart: no other load hides that.
     assert!(
         median(&calibration["l1_ns"]) < median(&pair["latency_ns"]),
         "{calibration}"

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::common;
 use crate::common::{homenode, run, stderr, stdout};
 
-/// Exit status and complaint of a command that must fail.
+/// Exit status and message of a command that must fail.
 fn refused(args: &[&str]) -> (i32, String) {
     common::refused(&run(args))
 }
@@ -406,7 +406,7 @@ fn without_libvirt_or_nodes_a_sentence_says_what_to_do() {
     assert!(complaint.contains("no agent runs here"), "{complaint}");
 }
 
-/// The program under the name `numad`, with a state directory of its own.
+/// The program under the name `numad`, with its own state directory.
 fn numad(state: &std::path::Path, args: &[&str]) -> Output {
     called("numad", state, args)
 }
@@ -450,7 +450,7 @@ fn numad_answers_every_request_that_can_be_read() {
     }
 }
 
-/// SUSE's program in numad's place has another name, and is told the size of huge pages.
+/// SUSE's replacement for numad has another name, and is given the size of huge pages.
 #[test]
 fn numa_preplace_is_answered_as_numad_is() {
     let state = tempfile::tempdir().unwrap();

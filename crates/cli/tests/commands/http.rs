@@ -1,4 +1,4 @@
-//! What programs and browsers ask a running agent over HTTP.
+//! Requests of programs and browsers to a running agent over HTTP.
 
 use std::io::{BufRead, BufReader, Read as _, Write};
 use std::os::unix::fs::PermissionsExt as _;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::common::http::Site;
 use crate::common::{json, refused, run};
 
-/// A VM that streams through memory, one that comes later, and a name that must be escaped everywhere.
+/// A VM that streams through memory, one that comes later, and one whose name must be escaped everywhere.
 const SCENARIO: &str = "\
 name = \"two\"
 machine = \"r420\"
@@ -34,7 +34,7 @@ fn site(args: &[&str]) -> Site {
     Site::on(tempfile::tempdir().unwrap(), SCENARIO, args)
 }
 
-/// Panics where an answer is not what the committed description says.
+/// Panics if an answer does not match the committed description.
 fn is_as_described(path: &str, answer: &Value) {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../data/schema/openapi.json");
     let whole: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
@@ -76,7 +76,7 @@ fn what_is_asked_is_answered_as_described_and_as_commands_print_it() {
     let state = site.dir.path().join("state").display().to_string();
     let printed = json(&run(&["vm", "--state", &state, "--json"]));
     assert_eq!(printed["vms"][1]["id"], web["id"]);
-    // On the socket the same is answered, to the agent's user alone and whatever the host is called.
+    // The socket answers the same, but only to the agent's user, and whatever the host's name is.
     assert_eq!(site.over_socket("/v1/nodes").status, 200);
     let socket = std::fs::metadata(site.dir.path().join("state/http.sock")).unwrap();
     assert_eq!(socket.permissions().mode() & 0o777, 0o600);
@@ -129,10 +129,10 @@ fn headroom_is_what_a_vm_can_get() {
         told("homenode_node_headroom_memory_bytes"),
         told("homenode_node_headroom_cpus"),
     );
-    // It changes a little from look to look: VMs run.
+    // The figure changes a little with each sample, since VMs run.
     assert_eq!(nodes(1.0, 0.9 * memory), 1, "{memory}");
     assert_ne!(nodes(1.0, 1.1 * memory), 1, "{memory}");
-    // Headroom counts hyperthreads, of which a core has two, and a VM gets a core for each vCPU where there are enough.
+    // Headroom counts hyperthreads, two for each core, and a VM gets a core for each vCPU if there are enough.
     assert_eq!(nodes(cpus / 2.0 - 1.0, 1e9), 1, "{cpus}");
     assert_ne!(nodes(cpus + 3.0, 1e9), 1, "{cpus}");
     let bandwidth = told("homenode_node_headroom_memory_bandwidth_bytes_per_second");
@@ -152,7 +152,7 @@ fn the_past_is_told_in_pages_and_in_steps() {
     let newest = whole["decisions"].as_array().unwrap();
     let ids: Vec<i64> = newest.iter().map(|d| d["id"].as_i64().unwrap()).collect();
     assert!(ids.is_sorted_by(|a, b| a > b), "the newest first: {ids:?}");
-    // Page by page there are the same ones, those that came since aside.
+    // Pages have the same decisions, except for those made since.
     let (mut paged, mut next) = (Vec::new(), Some((ids[0] + 1).to_string()));
     while let Some(cursor) = next {
         let page = site.json(&format!("/v1/decisions?limit=1&cursor={cursor}"));
@@ -188,7 +188,7 @@ fn the_past_is_told_in_pages_and_in_steps() {
     assert!((4..=5).contains(&points.len()), "{of_web}");
     assert_eq!(points[1]["periods_count"], 30);
     assert!(points[1]["cpus_used"].as_f64().unwrap() > 0.5, "{of_web}");
-    // The host as it was is the one of that time, with what had happened by then.
+    // The past host is the one at that time, with the events until then.
     let minute = from + Duration::from_secs(60);
     let then = site.json(&format!(
         "/v1/overview?at={}",
@@ -224,13 +224,13 @@ fn what_is_asked_wrongly_is_refused_with_a_problem_that_names_the_remedy() {
     });
     for (path, status, kind, said) in [
         ("/v1/nope", 404, "no-such-path", "openapi.json"),
-        ("/v1/vms/nobody", 404, "no-such-vm", "web"),
+        ("/v1/vms/absent", 404, "no-such-vm", "web"),
         ("/assets/nope.js", 404, "no-such-path", ""),
         ("/assets/..%2fCargo.toml", 404, "no-such-path", ""),
         ("/assets/%ff", 400, "bad-parameter", ""),
         ("/v1/overview?at=now", 400, "bad-parameter", "03:12:00Z"),
         ("/v1/vms/%ff", 400, "bad-parameter", ""),
-        ("/v1/history?vm=nobody", 404, "no-such-vm", "web"),
+        ("/v1/history?vm=absent", 404, "no-such-vm", "web"),
         ("/v1/history", 400, "bad-parameter", "vm"),
         (
             "/v1/history?vm=web&from=yesterday",
@@ -322,7 +322,7 @@ fn what_is_no_http_or_comes_from_elsewhere_is_refused_and_the_agent_goes_on() {
     assert_eq!(get(""), 400);
     assert_eq!(get("Host: localhost\r\nOrigin: http://evil.example\r\n"), 403);
     assert_eq!(get("Host: localhost\r\nOrigin: http://localhost\r\n"), 200);
-    // What is not even there is not told to others either.
+    // A foreign Host is refused even for a path that does not exist.
     let metrics = "GET /metrics HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n";
     assert_eq!(said(metrics), 403);
     assert_eq!(
@@ -354,7 +354,7 @@ fn what_is_no_http_or_comes_from_elsewhere_is_refused_and_the_agent_goes_on() {
     );
 }
 
-/// Events of a stream, until there are enough of them: id, kind, data.
+/// Reads this many events of a stream: id, kind, data.
 fn events(site: &Site, headers: &str, count: usize) -> Vec<(String, String, Value)> {
     let mut stream = site.connect();
     write!(
@@ -390,18 +390,18 @@ fn a_stream_goes_on_after_what_was_heard_last_and_says_what_is_missing() {
         .filter_map(|(_, _, data)| data["epoch_count"].as_u64())
         .collect();
     assert!(counts.windows(2).all(|pair| pair[1] == pair[0] + 1), "{first:?}");
-    // From the second on again: nothing twice, nothing missing.
+    // From the second one on: nothing twice, nothing missing.
     let heard = |id: &str| format!("Last-Event-ID: {id}\r\n");
     let again = events(&site, &heard(&first[1].0), 3);
     assert_eq!(again[..], first[2..]);
-    // What another run told is gone: that is said, and all that is left of this run follows.
+    // Another run's events are gone: a gap is reported, and everything left of this run follows.
     let other = events(&site, &heard("77-123"), 3);
     assert_eq!(
         (other[0].1.as_str(), &other[0].2["missed_count"]),
         ("gap", &Value::Null)
     );
     assert!(other[1].0.ends_with("-0"), "{other:?}");
-    // So is what has left the ring, with how much it is.
+    // Events that have left the ring are a gap too, with their number.
     let fast = Site::on(
         tempfile::tempdir().unwrap(),
         SCENARIO,
@@ -420,7 +420,7 @@ fn a_stream_goes_on_after_what_was_heard_last_and_says_what_is_missing() {
     );
 }
 
-/// The value of a metric of an answer, by how its line begins.
+/// The value of a metric, found by the start of its line.
 fn figure(text: &str, begin: &str) -> Option<f64> {
     let line = text.lines().find(|line| line.starts_with(begin))?;
     line.rsplit(' ').next()?.parse().ok()
@@ -440,7 +440,7 @@ fn metrics_are_there_in_both_formats_and_absent_where_nothing_is_measured() {
     );
     assert!(figure(&text, "homenode_link_bytes_total{from=\"0\",to=\"1\"}").is_some());
     assert_eq!(figure(&text, "homenode_series_dropped"), Some(0.0));
-    // No permit is booked, and no memory taken: neither is 0.
+    // No permit is booked, and no memory taken: both metrics are absent instead of 0.
     assert!(!text.contains("homenode_vm_permit") && !text.contains("homenode_vm_memory_limit"));
     let open = site.ask(
         "GET",
@@ -481,13 +481,13 @@ fn two_hundred_slow_clients_delay_no_epoch_and_no_scrape() {
         (epochs() - first) / begun.elapsed().as_secs_f64()
     };
     let alone = pace(3);
-    // A third say a request byte by byte, a third ask much and read nothing, a third listen to events and read nothing.
+    // A third send a request byte by byte, a third ask for much and read nothing, a third listen to events and read nothing.
     let ask_much = "GET /v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(400);
     let listen = "GET /v1/events HTTP/1.1\r\nHost: localhost\r\nLast-Event-ID: 0-0\r\n\r\n";
     let mut slow: Vec<_> = (0..200).map(|n| (n % 3, site.connect())).collect();
     for (kind, stream) in &mut slow {
         stream.set_nonblocking(true).unwrap();
-        // As much as goes in without waiting.
+        // As much as fits without waiting.
         let _ = match kind {
             1 => stream.write(ask_much.as_bytes()),
             2 => stream.write(listen.as_bytes()),
@@ -530,7 +530,7 @@ fn clients_of_the_address_take_no_room_on_the_socket() {
             .map(|count| said[..count].starts_with(b"HTTP/1.1 200"))
     };
     assert!(is_answered().unwrap());
-    // More than may be inside: the first of them make room, and nobody else.
+    // Above the limit of connections, the oldest of these make room, and no other client does.
     let mut crowd: Vec<_> = (0..300).map(|_| site.connect()).collect();
     assert_eq!(site.get("/metrics").status, 200);
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Who may do what over HTTP: operators, viewers, users of a `web.yml`, and everybody else.
+//! Access rights over HTTP: operators, viewers, users of a `web.yml`, and everybody else.
 
 use std::fs::Permissions;
 use std::net::TcpStream;
@@ -55,7 +55,7 @@ fn operators_alone_change_settings_and_nobody_overwrites_anothers() {
     let wanted = settings(Some("250k"), Some("round-4k"), Some(1 << 30));
     let put = |headers: &str, body: &str| site.ask("PUT", SETTINGS, &format!("{AS_JSON}{headers}"), body);
 
-    // Anybody of the host reads, and nobody without the key changes.
+    // Any user of the host may read; changes need the key.
     let refused = put(&tag(&read), &wanted);
     assert_eq!(
         (refused.status, refused.problem().as_str()),
@@ -74,7 +74,7 @@ fn operators_alone_change_settings_and_nobody_overwrites_anothers() {
     let done = put(&format!("{operator}{}", tag(&read)), &wanted);
     assert_eq!(done.status, 200, "{done:?}");
     assert_eq!(done.json(), serde_json::from_str::<Value>(&wanted).unwrap());
-    // It is in force at once, and what was read before is not any more.
+    // The change is in force at once, and the tag read before it is stale.
     assert_eq!(tag(&site.get(SETTINGS)), tag(&done));
     let late = put(&format!("{operator}{}", tag(&read)), &none);
     assert_eq!((late.status, late.problem().as_str()), (412, "changed"));
@@ -82,7 +82,7 @@ fn operators_alone_change_settings_and_nobody_overwrites_anothers() {
         let vm = site.json("/v1/vms/web");
         (vm["permit"]["permit"] == "250k" && vm["memory_policy_chosen"] == "round-4k").then_some(())
     });
-    // On the socket the agent's own user is an operator by being it.
+    // On the socket the agent's own user is an operator without a key.
     let headers = format!("{AS_JSON}{}", tag(&done));
     let back = site.ask_over_socket("PUT", SETTINGS, &headers, &none);
     assert_eq!((back.status, back.json()), (200, read.json()), "{back:?}");
@@ -133,7 +133,7 @@ fn a_change_that_is_said_wrongly_or_by_another_page_is_refused() {
     }
     let nobody = site.ask(
         "PUT",
-        "/v1/vms/nobody/settings",
+        "/v1/vms/absent/settings",
         &format!("{any}{AS_JSON}"),
         &none,
     );
@@ -189,7 +189,7 @@ fn a_group_that_is_not_there_is_refused_before_anything_is_begun() {
 #[test]
 #[allow(clippy::print_stderr)] // why nothing was looked at
 fn members_of_the_group_read_on_the_sockets_and_change_nothing() {
-    // Another user and a group of the host, which takes root to become.
+    // Another user and a group of the host; only root can become them.
     let id = Command::new("id").arg("-u").output().unwrap();
     if id.stdout.trim_ascii() != b"0" || Command::new("setpriv").arg("--version").output().is_err() {
         return;
@@ -236,7 +236,7 @@ fn members_of_the_group_read_on_the_sockets_and_change_nothing() {
     assert_eq!(ask("--groups=60", &[&change[..], &[&none, &url]].concat()), "403");
     assert_eq!(ask("--clear-groups", &[&url]), "000");
 
-    // The command as they run it, from where they may run it.
+    // The command as they run it, copied to where they may run it.
     let program = site.dir.path().join("homenode");
     std::fs::copy(env!("CARGO_BIN_EXE_homenode"), &program).unwrap();
     let state = site.dir.path().join("state").display().to_string();
@@ -269,7 +269,7 @@ fn members_of_the_group_read_on_the_sockets_and_change_nothing() {
     assert!(!is_told && said.contains("`[http] group`"), "{said}");
 }
 
-/// Certificates made by openssl, with an authority of their own.
+/// Certificates made by openssl, with their own authority.
 struct Tls {
     dir: tempfile::TempDir,
 }
@@ -283,7 +283,7 @@ impl Tls {
         tls
     }
 
-    /// Makes, or renews, a certificate signed by itself.
+    /// Makes, or renews, a self-signed certificate.
     fn certify(&self, name: &str) {
         let key = format!("{name}.key");
         let certificate = format!("{name}.crt");
@@ -304,7 +304,7 @@ impl Tls {
         std::fs::set_permissions(self.dir.path().join(key), Permissions::from_mode(0o600)).unwrap();
     }
 
-    /// Makes a client's certificate that an authority, made by `certify`, has signed.
+    /// Makes a client certificate, signed by an authority that `certify` made.
     fn sign(&self, name: &str, authority: &str) {
         let openssl = |args: String| {
             let mut openssl = Command::new("openssl");
@@ -339,7 +339,7 @@ impl Tls {
         path.display().to_string()
     }
 
-    /// What curl gets: the status, 000 where it could not connect, and the body.
+    /// curl's result: the status (000 if it could not connect), and the body.
     fn curl(&self, site: &Site, path: &str, more: &[&str]) -> (String, String) {
         let url = format!("https://{}{path}", site.address);
         let ca = self.dir.path().join("server.crt");
@@ -371,7 +371,7 @@ fn elsewhere_is_listened_on_with_tls_and_passwords_and_users_have_their_roles() 
     let ask = |more: &[&str]| tls.curl(&site, SETTINGS, more).0;
     assert_eq!(ask(&[]), "401");
     assert_eq!(ask(&["-u", "alice:wrong"]), "401");
-    assert_eq!(ask(&["-u", "nobody:correct horse"]), "401");
+    assert_eq!(ask(&["-u", "carol:correct horse"]), "401");
     assert_eq!(ask(&["-u", "bob:correct horse"]), "200");
     assert_eq!(ask(&["-H", "Authorization: Basic %%%"]), "401");
     let none = settings(None, None, None);
@@ -396,7 +396,7 @@ fn elsewhere_is_listened_on_with_tls_and_passwords_and_users_have_their_roles() 
     );
     let as_alice = [&change[..], &["-u", "alice:correct horse"]].concat();
     assert_eq!(ask(&as_alice), "200");
-    // A page of another site that a browser of alice's shows.
+    // A page of another site in alice's browser.
     assert_eq!(
         ask(&[&as_alice[..], &["-H", "Origin: https://evil.example"]].concat()),
         "403"
@@ -409,7 +409,7 @@ fn elsewhere_is_listened_on_with_tls_and_passwords_and_users_have_their_roles() 
         .concat()),
         "200"
     );
-    // Nothing is said in the clear, and nothing in a version that is too old.
+    // No answer in clear text, and none over a TLS version that is too old.
     assert!(matches!(site.get("/v1/nodes").status, 0 | 400));
     assert_eq!(ask(&["-u", "bob:correct horse", "--tls-max", "1.1"]), "000");
 }
@@ -421,12 +421,12 @@ fn files_are_read_again_when_they_change_and_a_slip_changes_nothing() {
     let site = site(&["--listen", "127.0.0.1:0", "--web-config", &web]);
     let ask = |user: &str| tls.curl(&site, "/v1/nodes", &["-u", user]).0;
     assert_eq!(ask("bob:correct horse"), "200");
-    // A renewed certificate: curl takes no other.
+    // A renewed certificate, the only one that curl accepts now.
     tls.certify("server");
     assert_eq!(ask("bob:correct horse"), "200");
     let notices = |what: &'static str| site.eventually(what, |site| site.said().contains(what).then_some(()));
     notices("was read again");
-    // A user who is gone.
+    // A user was removed.
     tls.write(&format!("alice: \"{HASH}\""), "", "");
     assert_eq!(
         (ask("bob:correct horse"), ask("alice:correct horse")),
@@ -538,7 +538,7 @@ fn a_web_yml_that_is_wrong_is_refused_with_the_place_and_the_remedy() {
     assert!(complaint.contains(&key.display().to_string()), "{complaint}");
 }
 
-/// Epochs of the agent so far.
+/// Number of the agent's epochs so far.
 fn epochs(site: &Site) -> u64 {
     site.over_socket("/v1/status").json()["epoch_count"]
         .as_u64()
@@ -591,7 +591,7 @@ fn a_flood_of_wrong_passwords_delays_neither_known_users_nor_the_loop() {
         let refused: usize = floods.into_iter().map(|flood| flood.join().unwrap()).sum();
         (beside, asker.join().unwrap(), refused)
     });
-    assert!(refused > 0, "nobody was told to come again");
+    assert!(refused > 0, "no client was told to come again");
     assert!(
         beside > 0.8 * alone,
         "{alone:.1} epochs a second alone, {beside:.1} beside the flood"

@@ -1,11 +1,11 @@
-//! libvirt's library is loaded when it is needed, and not before.
+//! libvirt's library is loaded only when it is needed.
 
 use crate::common::{homenode, stderr, stdout};
 
 #[test]
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn the_program_starts_without_libvirts_library() {
-    // The loader says what it would load, and does not run the program.
+    // The loader lists what it would load, without running the program.
     let output = homenode().env("LD_TRACE_LOADED_OBJECTS", "1").output().unwrap();
     let libraries = stdout(&output);
     assert!(

@@ -1,4 +1,4 @@
-//! The commands as a user runs them. One program: each further one is linked with everything again.
+//! The commands as a user runs them. One test program, since each further one links everything again.
 
 mod agent;
 mod calibrate;

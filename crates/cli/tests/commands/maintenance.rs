@@ -1,4 +1,4 @@
-//! Nodes that are drained, and pauses, as a user meets them.
+//! Drained nodes and pauses, as a user sees them.
 
 use serde_json::{Value, json};
 
@@ -95,7 +95,7 @@ fn what_stays_on_a_node_is_said_with_the_reason_and_status_1() {
         said.contains("mode observe is in force") && said.contains("web"),
         "{said}"
     );
-    // Policies that give no homes cannot do it at all.
+    // Policies that assign no homes cannot drain at all.
     let agent = self::agent(&["--policies", "default"]);
     let (code, said) = refused(&agent.ask(&["drain", "1"]));
     assert!(code == 1 && said.contains("--policies homenode"), "{code} {said}");

@@ -1,4 +1,4 @@
-//! What commands do where nobody reads, or nothing can be written.
+//! What commands do if no reader is left, or nothing can be written.
 
 use std::fs::File;
 use std::process::{Command, Stdio};
@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use crate::common;
 use crate::common::{homenode, refused, run, stderr, text};
 
-/// Commands that print and need nothing.
+/// Commands that print and need nothing else.
 const PRINTING: [&[&str]; 7] = [
     &["machine", "--preset", "r910"],
     &["machine", "--preset", "r910", "--json"],
@@ -69,7 +69,7 @@ fn a_simulation_waits_for_its_reader_and_loses_nothing() {
     let vm = "[[vm]]\nname = \"web\"\nvcpus = 1\nmemory = \"1GiB\"\nworkload = \"cg.B\"\nwork_share = 9.0\n";
     std::fs::write(&path, format!("name = \"small\"\nmachine = \"r420\"\n{vm}")).expect("written");
     let host = format!("twin:{}", path.display());
-    // Each epoch is some kilobytes: a pipe holds a few of them.
+    // Each epoch takes some kilobytes: a pipe holds a few of them.
     let args = ["run", "--host", &host, "--fast", "--json", "--duration", "200s"];
     let prompt = text(&run(&args));
     let (mut reader, writer) = std::io::pipe().expect("a pipe");
@@ -101,7 +101,7 @@ fn every_page_that_the_manual_names_is_there() {
         .filter_map(|line| line.strip_prefix("homenode\\-")?.strip_suffix("(1)"))
         .collect();
     assert!(names.len() > 15, "{names:?}");
-    // Packages write them all at once.
+    // Packages write all pages at once.
     let dir = tempfile::tempdir().unwrap();
     let to = dir.path().join("man1");
     text(&run(&["man", "--to", to.to_str().unwrap()]));
@@ -158,7 +158,7 @@ fn names_that_others_chose_are_shown_and_not_obeyed_and_json_stays_exact() {
             serde_json::from_str(exact.lines().last().expect("lines")).expect("JSON");
         assert_eq!(last["policies"][0]["vms"][0]["name"], HOSTILE, "{args:?}");
     }
-    // What cannot be done is said of a name as it is, too.
+    // Errors must not print the raw name either.
     let (status, said) = common::refused(&common::run(&[
         "whatif",
         &format!("{HOSTILE}=9"),
@@ -171,7 +171,7 @@ fn names_that_others_chose_are_shown_and_not_obeyed_and_json_stays_exact() {
     );
 }
 
-/// A VM that goes over its permit and back every ten seconds: it was a line for each quota.
+/// A VM that goes over its permit and back every ten seconds. Each quota used to be a line.
 #[test]
 fn a_run_says_what_repeats_once_a_minute_and_the_history_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -219,7 +219,7 @@ fn a_run_says_what_repeats_once_a_minute_and_the_history_loses_nothing() {
     assert_eq!(lines.iter().map(more).sum::<u64>(), kept, "{ran}");
 }
 
-/// What a command shows on a terminal, which `script` gives it.
+/// The output of a command on a terminal, which `script` provides.
 fn on_a_terminal(args: &[&str]) -> String {
     let program = env!("CARGO_BIN_EXE_homenode");
     let shown = Command::new("script")

@@ -1,4 +1,4 @@
-//! Policies that are programs, through the command as users run it: good ones, and all kinds of bad ones.
+//! Policies that are programs, run as users run them: good ones, and all kinds of bad ones.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -49,7 +49,7 @@ impl Place {
         self.0.path().join(name)
     }
 
-    /// A policy written in Python: what it does for each line it gets.
+    /// A policy in Python; `body` handles each line of input.
     fn policy(&self, body: &str) -> String {
         let text = format!(
             "import json, sys, time, os\nopen({:?}, 'w').write(str(os.getpid()))\nfor line in sys.stdin:\n    {}\n",
@@ -69,7 +69,7 @@ impl Place {
             .unwrap()
     }
 
-    /// Whether the program that ran last is gone.
+    /// Whether the last program is gone.
     fn is_gone(&self) -> bool {
         let pid = std::fs::read_to_string(self.path("pid")).unwrap();
         !Path::new("/proc").join(pid).exists()
@@ -201,7 +201,7 @@ fn bad_programs_end_the_run_with_an_error_that_names_them_and_are_gone() {
     for (body, why) in cases {
         let policy = place.policy(body);
         let began = Instant::now();
-        // Only a program that never answers is to run out of time: on a busy machine Python takes long to begin.
+        // Only a program that never answers should run out of time: on a busy machine Python starts slowly.
         let within = if why.contains("700ms") { "700ms" } else { "15s" };
         let (status, complaint) = refused(&place.sim(&policy, &["--answer-within", within]));
         assert_eq!(status, 1, "{body}: {complaint}");
@@ -221,7 +221,7 @@ fn what_a_program_says_on_standard_error_is_seen_and_one_that_goes_on_is_killed(
     let policy = place.policy(&format!("print('I think', file=sys.stderr)\n{NOTHING}"));
     let output = place.sim(&policy, &[]);
     assert_eq!(common::stderr(&output).matches("I think").count(), 6);
-    // Its input ends, and it goes on.
+    // Its input ends, but it goes on.
     let policy = place.policy(&format!(
         "{NOTHING}\nif json.loads(line)['at_ns'] >= 5e9: time.sleep(1000)"
     ));
@@ -248,7 +248,7 @@ fn what_is_no_program_is_bad_input_and_no_host_is_left_to_one() {
         status == 2 && complaint.contains("decides on the twin alone"),
         "{complaint}"
     );
-    // A scenario that somebody else wrote starts nothing.
+    // A scenario from elsewhere must not start programs.
     let scenario = format!("policies = [\"exec:./mine\"]\n{SMALL}");
     std::fs::write(place.path("small.toml"), scenario).unwrap();
     let output = run(&["sim", &place.path("small.toml").display().to_string()]);
@@ -288,7 +288,7 @@ fn settings_and_search_take_programs_too() {
     assert_eq!(mine.unwrap()["mean"], 1.0, "{search}");
 }
 
-/// Every setting that has a number, an amount or a duration, as a file names it.
+/// Every setting with a number, an amount or a duration, by its name in a file.
 fn settings(path: &str, value: &Value, found: &mut Vec<String>) {
     match value {
         Value::Object(inner) => {
@@ -332,7 +332,7 @@ fn a_simulation_takes_every_setting_of_the_agent() {
     assert_eq!(text(&of_file(&shown)), text(&of_file("")));
 }
 
-/// What docs/POLICIES.md says of the example, by the scoreboard's own figures and seeds.
+/// The example performs as docs/POLICIES.md says, with the scoreboard's own figures and seeds.
 #[test]
 fn the_example_beats_default_on_tavo_mixed_and_hurts_nobody_on_two_other_cases() {
     let example: Contender = example().parse().unwrap();

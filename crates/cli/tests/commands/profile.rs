@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The program, its plugin beside it: cargo builds the plugin for no test by itself.
+/// The program next to its plugin: cargo does not build the plugin for a test.
 fn homenode(folder: &Path) -> Command {
     static BUILT: OnceLock<()> = OnceLock::new();
     let program = PathBuf::from(env!("CARGO_BIN_EXE_homenode"));
@@ -54,7 +54,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Exit status and complaint.
+/// Exit status and message of a failing command.
 fn refused(args: &[&str]) -> (i32, String) {
     let output = profile(folder().path(), args);
     assert!(output.stdout.is_empty(), "{args:?}");
@@ -141,7 +141,7 @@ fn a_curve_is_written_point_by_point_where_that_is_asked_for() {
     let points = found["workload"]["program"]["miss_ratio"]["table"]
         .as_array()
         .expect("a table");
-    // r910's L2 has 256 KiB: of a smaller LLC the profile says nothing.
+    // r910's L2 has 256 KiB: the profile says nothing about a smaller LLC.
     assert_eq!(points[0][0], "256KiB", "{points:?}");
     assert_eq!(points.last().expect("points")[0], "256MiB", "{points:?}");
     let measured = found["measured"]["curve"].as_array().expect("a curve");
@@ -207,7 +207,7 @@ fn what_the_program_prints_and_ends_with_is_passed_on() {
         "{}",
         stderr(&output)
     );
-    // A shell's children are not followed, and that is said.
+    // A shell's children are not followed, and the output says so.
     let output = profile(folder.path(), &["--", "sh", "-c", "ls; ls"]);
     assert!(
         stderr(&output).contains("were not followed"),
@@ -292,7 +292,7 @@ fn an_emulator_that_is_too_old_or_takes_no_plugins_is_refused() {
         assert_eq!(code, 2, "{complaint}");
         assert!(complaint.contains(part), "{complaint}");
     }
-    // One that takes the plugin but is none: nothing is written.
+    // It accepts the plugin but is not QEMU: nothing is written.
     let text = b"#!/bin/sh\necho 'qemu-x86_64 version 8.0.0 -plugin'\n";
     let qemu = program(folder.path(), "qemu", text);
     let output = profile(folder.path(), &["--qemu", &qemu, "--", "true"]);

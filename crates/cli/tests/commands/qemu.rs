@@ -1,4 +1,4 @@
-//! VMs that no libvirt manages: a real QEMU (it emulates), and Proxmox' hookscript.
+//! VMs that libvirt does not manage: a real QEMU (emulating), and Proxmox' hookscript.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use crate::common::{homenode, stderr, stdout};
 
-/// A process that ends with the value.
+/// A process that ends when the value is dropped.
 struct Running(Child);
 
 impl Drop for Running {
@@ -109,12 +109,12 @@ fn proxmox_notes_become_settings_and_nothing_else_is_touched() {
     assert_eq!(table["home"].as_str(), Some("1"));
     started("homenode%3A home=1", "../escaped", "pre-start");
     assert!(!dir.path().join("escaped.toml").exists());
-    // Its turn comes late, or never: who holds the lock keeps no VM from starting.
+    // If it gets the lock late, or never, the VM still starts.
     let lock = std::fs::File::open(vms.join(".lock")).unwrap();
     lock.lock().unwrap();
     started("homenode%3A home=0", "db", "pre-start");
     assert!(file("db").unwrap().contains("home = \"0\""));
-    // Nor does a place that cannot be written.
+    // The same holds for a directory that cannot be written.
     std::fs::remove_dir_all(&vms).unwrap();
     std::fs::write(&vms, "").unwrap();
     started("homenode%3A home=1", "db", "pre-start");

@@ -1,4 +1,4 @@
-//! Modes, recommendations and promises, as a user meets them.
+//! Modes, recommendations and promises, as a user sees them.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -28,7 +28,7 @@ workload = \"povray\"
 work_share = 1000.0
 ";
 
-/// Policies that give homes to VMs as they come.
+/// Policies that assign homes to VMs as they arrive.
 const RECOMMENDING: [&str; 6] = ["--mode", "recommend", "--policies", "tavo", "--period", "100ms"];
 
 fn open(document: &Value) -> Option<Vec<Value>> {
@@ -41,7 +41,7 @@ fn of<'a>(all: &'a [Value], vm: &str) -> &'a Value {
     all.iter().find(|one| one["vm"] == vm).expect("one of this VM")
 }
 
-/// What the agent answers on its socket.
+/// The agent's answer on its socket.
 fn asked(state: &Path, request: &Value) -> Value {
     let mut socket = UnixStream::connect(state.join("agent.sock")).unwrap();
     writeln!(socket, "{request}").unwrap();
@@ -125,7 +125,7 @@ fn a_mode_of_a_vm_is_set_shown_and_taken_back() {
     );
     let ask = |args: &[&str]| json(&agent.ask(&[args, &["--json"]].concat()));
     let has_home = || !ask(&["vm", "web"])["vms"][0]["home"].is_null();
-    // The first look may be before the VM's arrival.
+    // The first sample may be before the VM's arrival.
     agent.eventually("web runs", || {
         agent.ask(&["vm", "web"]).status.success().then_some(())
     });
@@ -136,7 +136,7 @@ fn a_mode_of_a_vm_is_set_shown_and_taken_back() {
         (&set["vm"], &set["mode"], &set["note"]),
         (&json!("web"), &json!("observe"), &Value::Null)
     );
-    agent.eventually("web is given back", || (!has_home()).then_some(()));
+    agent.eventually("web is released", || (!has_home()).then_some(()));
     let shown = ask(&["mode", "web"])["vms"][0].clone();
     assert_eq!(
         (&shown["mode"], &shown["mode_chosen"]),
@@ -156,8 +156,8 @@ fn a_mode_of_a_vm_is_set_shown_and_taken_back() {
             &["web", "careful"][..],
             "`careful` is no mode; there are observe, recommend and act",
         ),
-        (&["nobody", "observe"], "there are: db, web"),
-        (&["nobody"], "there are: "),
+        (&["absent", "observe"], "there are: db, web"),
+        (&["absent"], "there are: "),
     ] {
         let (status, text) = refused(&agent.ask(&[&["mode"], args].concat()));
         assert!(status == 2 && text.contains(said), "{args:?}: {status} {text}");
@@ -269,7 +269,7 @@ fn programs_decide_over_the_socket_and_with_the_key_over_tcp() {
     });
     let (web, db) = (of(&both, "web")["id"].clone(), of(&both, "db")["id"].clone());
     let of_web = |verb: &str| format!("/v1/recommendations/{web}/{verb}");
-    // Over TCP only who has the key may decide.
+    // Over TCP only a client with the key may decide.
     assert_eq!(
         site.ask("POST", &of_web("apply"), "", "").problem(),
         "unauthorized"
@@ -315,7 +315,7 @@ fn programs_decide_over_the_socket_and_with_the_key_over_tcp() {
     let path = format!("/v1/promises/{}", promises[0]["id"]);
     assert_eq!(site.does_over_socket("DELETE", &path).status, 204);
     assert_eq!(site.does_over_socket("DELETE", &path).status, 404);
-    // It is in the history as all else is.
+    // The history records it like everything else.
     site.eventually("decisions are recorded", |site| {
         let history = site.dir.path().join("history.sqlite").display().to_string();
         let kinds = ["recommended", "approved", "rejected"];

@@ -1,4 +1,4 @@
-//! The history of a run, asked as an operator does it.
+//! The history of a run, queried as an operator does.
 
 use std::process::Command;
 
@@ -67,7 +67,7 @@ fn what_a_run_saw_and_decided_is_shown_exported_and_pruned() {
     let text = record(&["show", "web", "--last", "1"]);
     assert!(stdout(&text).contains("VM web"), "{}", stdout(&text));
 
-    // Every period that the run told is there, as it was told.
+    // Every period in the run's output is there unchanged.
     let lines = record(&["export", "--json"]);
     let lines: Vec<Value> = stdout(&lines)
         .lines()
@@ -102,7 +102,7 @@ fn what_a_run_saw_and_decided_is_shown_exported_and_pruned() {
         .count();
     assert_eq!(of_web, 1 + with_web);
 
-    // Decided anew it is the same; under other policies it is not, and that is said.
+    // A replay decides the same; under other policies it does not, and says so.
     let same = json(&run(&["replay", &history, "--json"]));
     assert_eq!(
         (&same["same"], &same["inexact"]),
@@ -145,7 +145,7 @@ fn a_history_that_is_none_is_refused_with_the_remedy() {
     assert!(status == 2 && said.contains("no history"), "{status}: {said}");
     let (status, said) = refused(&run(&["record", "show", "--from", "noon", "--history", &words]));
     assert!(status == 2 && said.contains("03:12"), "{status}: {said}");
-    // Nor is a pipe waited for.
+    // Nor does a command wait for a pipe.
     let pipe = dir.path().join("pipe").display().to_string();
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     for args in [
@@ -159,7 +159,7 @@ fn a_history_that_is_none_is_refused_with_the_remedy() {
             "{args:?}: {status}: {said}"
         );
     }
-    // A run does not stand still for it: it says so, and goes on.
+    // A run does not stop for it: it reports it, and goes on.
     for history in [&words, &pipe] {
         let ran = run(&[
             "run",
@@ -177,7 +177,7 @@ fn a_history_that_is_none_is_refused_with_the_remedy() {
     }
 }
 
-/// What a downgrade meets.
+/// What a downgrade finds.
 #[test]
 fn a_history_of_a_newer_version_is_left_as_it_is_and_the_agent_runs_without_one() {
     let dir = tempfile::tempdir().unwrap();

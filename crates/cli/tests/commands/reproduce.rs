@@ -64,7 +64,7 @@ fn a_decided_claim_is_the_same_at_any_number_of_jobs_and_from_the_cache() {
     );
     let svg = std::fs::read_to_string(std::path::Path::new(figures).join("policies-latencies.svg")).unwrap();
     assert!(svg.starts_with("<svg") && svg.contains("published"));
-    // A cache that somebody wrote nonsense into is passed over, and says so.
+    // A corrupt cache is skipped, with a notice.
     for file in std::fs::read_dir(cache).unwrap() {
         std::fs::write(file.unwrap().path(), "nonsense").unwrap();
     }

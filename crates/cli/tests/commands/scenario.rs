@@ -16,8 +16,8 @@ use serde_json::Value;
 use crate::common;
 use crate::common::{is_as_its_schema_says, json, refused, run, stdout};
 
-/// Furthest that a VM of a scenario may be from what was recorded of it: shares of CPU use and of traffic, and differences of LLC
-/// miss rate and local share. docs/HISTORY.md states them, and what was measured.
+/// How far a VM of a scenario may be from its recording: relative for CPU use and traffic, absolute for LLC miss rate and
+/// local share. docs/HISTORY.md states these tolerances, and the measured differences.
 const TOLERANCE: [(&str, f64); 4] = [
     ("cpus_used", 0.30),
     ("llc_miss_rate", 0.18),
@@ -25,7 +25,7 @@ const TOLERANCE: [(&str, f64); 4] = [
     ("bandwidth_bytes_per_s", 0.25),
 ];
 
-/// Of VMs with less memory traffic than this only CPU use is promised: where their memory lies is the scheduler's luck.
+/// For VMs with less memory traffic than this only CPU use is promised: where their memory is depends on the scheduler.
 const TRAFFIC_PROMISED: f64 = 5e8;
 
 struct Unseen;
@@ -73,7 +73,7 @@ fn of_file(file: &Path, machine: &str) -> Setup {
     Setup::new(preset(machine).unwrap(), scenario, 77)
 }
 
-/// By how much a figure is off, as [`TOLERANCE`] has it.
+/// The difference of a figure, as [`TOLERANCE`] defines it.
 fn off(key: &str, was: f64, is: f64) -> f64 {
     match key {
         "cpus_used" => (is - was).abs() / was.max(0.1),
@@ -82,8 +82,8 @@ fn off(key: &str, was: f64, is: f64) -> f64 {
     }
 }
 
-/// Records a scenario on a machine, makes a scenario of the history, records that, and compares the two histories. Gives the
-/// furthest of each figure.
+/// Records a scenario on a machine, makes a scenario of the history, records that, and compares the two histories. Returns
+/// the largest difference of each figure.
 fn again(machine: &str, scenario: Scenario, seconds: u64, policies: PolicySet) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
@@ -147,7 +147,7 @@ fn a_recorded_twin_simulated_again_is_as_near_as_stated() {
         ("r910", Scenario::tavo_mixed(), PolicySet::Homenode),
         ("xeon26x2", mixed("xeon26x2"), PolicySet::Homenode),
         ("r420", mixed("r420"), PolicySet::Default),
-        // Whether homes pay on its eight small nodes is a matter of a percent: the product may decide otherwise the second time.
+        // On its eight small nodes homes gain or lose about a percent: the product may decide otherwise the second time.
         ("amd48", mixed("amd48"), PolicySet::Tavo),
     ];
     let threads = cases.map(|(machine, scenario, policies)| {
@@ -165,7 +165,7 @@ fn vms_that_rest_come_and_go_or_have_hostile_names_are_recorded_as_they_were() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     let text = |name: &str| std::fs::read_to_string(path(name)).unwrap();
-    // Half of the time it rests; one leaves; names that would end a comment, a string or a path.
+    // It rests half of the time; one leaves; names that would end a comment, a string or a path.
     let mut resting = homenode_twin::workload::builtin("povray").unwrap();
     resting.name = "resting".to_owned();
     let program = resting.program.as_mut().unwrap();
@@ -223,7 +223,7 @@ fn vms_that_rest_come_and_go_or_have_hostile_names_are_recorded_as_they_were() {
     let (was, is) = (&web["recorded"]["cpus_used"], &web["simulated"]["cpus_used"]);
     let (was, is) = (was.as_f64().unwrap(), is.as_f64().unwrap());
     assert!(was < 1.8 && (was - is).abs() < 0.1 * was, "{was} {is}");
-    // What is assumed is said in the file and by the command.
+    // The file and the command both list the assumptions.
     let said = web["assumed"][0].as_str().unwrap();
     assert!(text("made.toml").contains(said), "{said}");
     let file = path("text.toml").display().to_string();
@@ -275,7 +275,7 @@ fn what_cannot_be_a_scenario_is_refused_with_a_remedy() {
     assert!(status == 2 && said.contains("r910"), "{said}");
     let (status, said) = refused(&history, &["--rounds", "101"]);
     assert!(status == 2 && said.contains("100"), "{said}");
-    // `sim` takes what has another end for the name of a scenario.
+    // `sim` takes a file without `.toml` for the name of a scenario.
     let other = path("made").display().to_string();
     let args = [
         "record",
@@ -308,7 +308,7 @@ fn what_cannot_be_a_scenario_is_refused_with_a_remedy() {
     twin::run(&run_of, &config, &scenario(one()), &mut Unseen, &Bell::default()).unwrap();
     let (status, said) = refused(&without, &[]);
     assert!(status == 2 && said.contains("record.samples_hours"), "{said}");
-    // One that is torn gives what is whole, or says that it is none.
+    // From a torn file the whole part is used, or the error says that it is not a history.
     let whole = std::fs::read(&history).unwrap();
     for share in [0.1, 0.5, 0.9] {
         let torn = path("torn.sqlite");
@@ -332,7 +332,7 @@ fn what_cannot_be_a_scenario_is_refused_with_a_remedy() {
         );
         assert!(!said.contains("panicked"), "{said}");
     }
-    // A host whose machine says nothing of timing.
+    // A host whose machine has no timing data.
     let mut machine = preset("r420").unwrap();
     machine.hardware = None;
     let seen = homenode_calibrate::recorded::Seen::new(&machine);

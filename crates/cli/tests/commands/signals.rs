@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A short run, after which four sets of policies take a day of simulated time each.
+/// A short run; the comparison after it takes a day of simulated time for each of four sets of policies.
 const LONG: &str = "\
 name = \"long\"
 machine = \"r910\"
@@ -38,7 +38,7 @@ fn start(dir: &tempfile::TempDir, args: &[&str]) -> Child {
         .expect("the program can be started")
 }
 
-/// Signals it; its exit status, and how long it took to end.
+/// Sends a signal; returns the exit status, and how long the process took to end.
 fn signal(child: &mut Child, signal: Signal) -> (Option<i32>, Duration) {
     let sent = Instant::now();
     kill_process(Pid::from_child(child), signal).expect("it runs");
@@ -50,7 +50,7 @@ fn signal(child: &mut Child, signal: Signal) -> (Option<i32>, Duration) {
 fn a_signal_ends_the_closing_comparison_within_a_second_and_says_so() {
     let dir = tempfile::tempdir().expect("a directory");
     for (sent, status) in [(Signal::TERM, 143), (Signal::INT, 130)] {
-        // The longest period: a step of the twin takes its time too.
+        // The longest period: a step of the twin takes time too.
         let mut child = start(&dir, &["--duration", "1s", "--period", "30s"]);
         let mut out = BufReader::new(child.stdout.take().expect("piped"));
         let mut line = String::new();
@@ -82,7 +82,7 @@ fn a_summary_that_was_cut_short_says_so_to_programs() {
     let mut line = String::new();
     out.read_line(&mut line).expect("text");
     while out.read_line(&mut line).expect("text") > 0 && !line.contains("epoch/") {}
-    // One epoch has passed, a second is simulated: the comparison has begun soon.
+    // One epoch is over after a simulated second, so the comparison begins soon.
     std::thread::sleep(Duration::from_secs(3));
     let (code, took) = signal(&mut child, Signal::TERM);
     let mut rest = String::new();

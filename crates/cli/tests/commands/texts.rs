@@ -1,5 +1,6 @@
-//! What users and programs read, held to what is committed (`tests/snapshots`): the help of each command, and the keys of one
-//! JSON answer of each. `INSTA_UPDATE=always cargo test -p homenode-cli --test texts` writes them anew; the diff is then read.
+//! Compares what users and programs read with what is committed (`tests/commands/snapshots`): the help of each command, and
+//! the keys of one JSON answer of each. `INSTA_UPDATE=always cargo test -p homenode-cli --test commands texts` writes them
+//! again; then review the diff.
 
 use crate::common;
 use crate::common::{Agent, json, run, text};
@@ -25,7 +26,7 @@ workload = \"povray\"
 fn commands(help: &str) -> Vec<String> {
     let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1);
     let listed = listed.take_while(|line| !line.is_empty());
-    // Lines that go on with what a command does are further in.
+    // Continuation lines of a description are indented further.
     let names = listed.filter_map(|line| line.strip_prefix("  ").filter(|line| !line.starts_with(' ')));
     let names = names.filter_map(|line| line.split_whitespace().next());
     names.filter(|name| *name != "help").map(str::to_owned).collect()
@@ -48,7 +49,7 @@ fn help_of_each_command_is_as_committed() {
     }
 }
 
-/// Keys of a JSON value without what they hold, which is another thing a second later; of a list of objects its first.
+/// The keys of a JSON value without its values, which change every second; of a list of objects only its first.
 fn shape(value: &Value) -> Value {
     match value {
         Value::Array(items) if items.first().is_some_and(Value::is_object) => vec![shape(&items[0])].into(),
@@ -60,7 +61,7 @@ fn shape(value: &Value) -> Value {
     }
 }
 
-/// The answer has the committed keys, and is what the committed schema of its kind says.
+/// Checks an answer against the committed keys and the committed schema.
 fn hold(name: &str, answer: &Value) {
     common::is_as_its_schema_says(answer);
     let shape = serde_json::to_string_pretty(&shape(answer)).unwrap();

@@ -8,7 +8,7 @@ use crate::common;
 use crate::common::{Agent, refused, run, text};
 use serde_json::Value;
 
-/// VMs on a small twin, one of them with a name that means something to a terminal.
+/// VMs on a small twin, one of them with control characters in its name.
 const SCENARIO: &str = "\
 name = \"three\"
 machine = \"r420\"
@@ -61,7 +61,7 @@ fn history(dir: &tempfile::TempDir) -> String {
     history
 }
 
-/// A command as it is on a terminal of 80x24: what the terminal was sent, with the terminal's settings before and after.
+/// Runs a command on a terminal of 80x24; returns what the terminal received, with the terminal's settings before and after.
 fn on_a_terminal(command: &str) -> String {
     let script = format!("stty rows 24 cols 80; stty -g; {command}; echo status=$?; stty -g");
     let mut program = Command::new("script");
@@ -76,7 +76,7 @@ fn on_a_terminal(command: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// The settings that `stty -g` told, first and last.
+/// The first and the last settings printed by `stty -g`.
 fn settings(told: &str) -> (&str, &str) {
     let of = |line: &&str| line.split(':').count() > 10;
     let lines: Vec<&str> = told
@@ -178,7 +178,7 @@ fn a_terminal_is_as_it_was_after_every_end() {
     }
 }
 
-/// The page of a terminal that is closed ends: it must not go on reading from nothing.
+/// The page ends when its terminal is closed, instead of reading from nothing for ever.
 #[test]
 fn a_terminal_that_is_closed_ends_it() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Where traces for Perfetto cannot be written.
+//! Traces for Perfetto that cannot be written.
 
 use crate::common::{run, stderr, stdout};
 

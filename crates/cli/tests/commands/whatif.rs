@@ -1,12 +1,12 @@
-//! `homenode whatif` and `homenode report`, of a running agent and of a scenario.
+//! `homenode whatif` and `homenode report`, on a running agent and on a scenario.
 
 use serde_json::Value;
 
 use crate::common::{Agent, json, refused, run, text};
 
-/// Eight VMs that fill a host of four nodes for hours: homes pay there, whatever the seed. One has an odd name.
+/// Eight VMs that fill a host of four nodes for hours, so that homes pay off with any seed. One has an odd name.
 fn crowded() -> String {
-    // Where the kernel balances nothing would be tried here.
+    // With NUMA balancing by the kernel, nothing would be tried here.
     let mut text =
         "name = \"crowded\"\nmachine = \"r910\"\nnuma_balancing = false\nduration = \"36000s\"\n".to_owned();
     for (name, workload) in [
@@ -74,7 +74,7 @@ fn a_running_agent_says_what_would_be_and_what_its_changes_gained() {
         number(&now["error_median"]) >= 0.0 && number(&now["trials_count"]) >= 1.0,
         "{now}"
     );
-    // All that stream on one node: it has a quarter of the host's bandwidth.
+    // All streaming VMs on one node, which has a quarter of the host's bandwidth.
     let asked = json(&agent.ask(&["whatif", "sp0=3 sp1=3 sp2=3 sp3=3 a=b:é=0-2 lu0=free", "--json"]));
     for name in ["sp0", "sp1", "sp2", "sp3"] {
         let vm = of(&asked, name);
@@ -100,9 +100,9 @@ fn a_running_agent_says_what_would_be_and_what_its_changes_gained() {
         (&["whatif", "sp0=x"], 2, "`x` in `sp0=x` is no home"),
         (&["whatif", "sp0=0 sp0=1"], 2, "VM sp0 is named twice"),
         (
-            &["whatif", "nobody=0"],
+            &["whatif", "absent=0"],
             2,
-            "no VM `nobody` runs here; there are: a=b:é, lu0, lu1",
+            "no VM `absent` runs here; there are: a=b:é, lu0, lu1",
         ),
         (
             &["whatif", "sp0=0,4"],

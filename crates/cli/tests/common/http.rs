@@ -1,4 +1,4 @@
-//! A client of the agent's HTTP that says what it is told to say, however wrong.
+//! A client of the agent's HTTP that sends exactly what a test wants, however wrong.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -8,22 +8,22 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// A running agent on the twin that answers HTTP, which is stopped with the value.
+/// A running agent on the twin that answers HTTP; it is stopped when the value is dropped.
 pub struct Site {
     child: Child,
     pub dir: tempfile::TempDir,
     pub address: SocketAddr,
-    /// What makes an operator over loopback; empty where there is none.
+    /// The operator's key over loopback; empty if there is none.
     pub key: String,
 }
 
 impl Site {
-    /// Starts one on a scenario, with its state and history in `dir`, and waits until it is ready.
+    /// Starts an agent on a scenario, with its state and history in `dir`, and waits until it is ready.
     pub fn on(dir: tempfile::TempDir, scenario: &str, args: &[&str]) -> Site {
         Site::at("127.0.0.1:0", dir, scenario, args)
     }
 
-    /// The same at an address.
+    /// Like [`Site::on`], at a given address.
     pub fn at(address: &str, dir: tempfile::TempDir, scenario: &str, args: &[&str]) -> Site {
         let path = |name: &str| dir.path().join(name).display().to_string();
         std::fs::write(path("scenario.toml"), scenario).unwrap();
@@ -66,12 +66,12 @@ impl Site {
         site
     }
 
-    /// The header of an operator.
+    /// The header that makes a client an operator.
     pub fn as_operator(&self) -> String {
         format!("Authorization: Bearer {}\r\n", self.key)
     }
 
-    /// What it said so far.
+    /// Its output so far.
     pub fn said(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("out")).unwrap_or_default()
     }
@@ -96,12 +96,12 @@ impl Site {
         stream
     }
 
-    /// Says these bytes, and takes what comes until the end.
+    /// Sends these bytes, and reads until the end.
     pub fn say(&self, bytes: &[u8]) -> Answer {
         exchange(self.connect(), bytes)
     }
 
-    /// A request of a well-behaved client, with more headers: lines with their ends.
+    /// Sends a request as a well-behaved client, with further headers: whole lines with their ends.
     pub fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
         self.say(request(method, path, &self.address.to_string(), headers, body).as_bytes())
     }
@@ -110,24 +110,24 @@ impl Site {
         self.ask("GET", path, "", "")
     }
 
-    /// What must be answered, with JSON.
+    /// The answer, which must be a success with JSON.
     pub fn json(&self, path: &str) -> Value {
         let answer = self.get(path);
         assert_eq!(answer.status, 200, "{path}: {answer:?}");
         answer.json()
     }
 
-    /// What is answered on the socket beside the state.
+    /// The answer on the socket in the state directory.
     pub fn over_socket(&self, path: &str) -> Answer {
         self.does_over_socket("GET", path)
     }
 
-    /// The same of another method.
+    /// Like [`Site::over_socket`], with another method.
     pub fn does_over_socket(&self, method: &str, path: &str) -> Answer {
         self.ask_over_socket(method, path, "", "")
     }
 
-    /// The same of any request.
+    /// Like [`Site::over_socket`], with any request.
     pub fn ask_over_socket(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
         let socket = UnixStream::connect(self.dir.path().join("state/http.sock")).expect("it listens");
         exchange(
@@ -144,10 +144,10 @@ impl Drop for Site {
     }
 }
 
-/// The body of what another server answers; nothing where it is not there.
+/// The body of another server's answer; `None` if no server is there.
 pub fn get_from(address: SocketAddr, path: &str) -> Option<String> {
     let stream = TcpStream::connect(address).ok()?;
-    // Of this version, answers come in one piece.
+    // With this version, answers come in one piece.
     let answer = exchange(
         stream,
         format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes(),
@@ -179,7 +179,7 @@ fn exchange(mut stream: impl Read + Write, bytes: &[u8]) -> Answer {
 
 #[derive(Debug)]
 pub struct Answer {
-    /// 0 where there was none.
+    /// 0 if there was no answer.
     pub status: u16,
     /// In lower case.
     pub head: String,
@@ -191,7 +191,7 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {self:?}"))
     }
 
-    /// The kind of a problem, of which everything must be there.
+    /// The kind of a problem; panics if a part of it is missing.
     pub fn problem(&self) -> String {
         assert!(
             self.head.contains("content-type: application/problem+json"),

@@ -1,4 +1,4 @@
-//! What tests of the commands share: the program as a user runs it, and an agent on the twin.
+//! Shared by tests of the commands: the program as a user runs it, and an agent on the twin.
 
 #![allow(dead_code)] // each test file uses its part
 
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 pub fn homenode() -> Command {
     let mut program = Command::new(env!("CARGO_BIN_EXE_homenode"));
-    // Help is wrapped to the width of whoever reads.
+    // Help is wrapped to the width of the reader's terminal.
     program.env_remove("COLUMNS");
     program
 }
@@ -47,18 +47,18 @@ pub fn fetched(path: &str) -> PathBuf {
     program
 }
 
-/// What a command that must succeed printed.
+/// The output of a command that must succeed.
 pub fn text(output: &Output) -> String {
     assert!(output.status.success(), "{}", stderr(output));
     stdout(output)
 }
 
-/// The one JSON value that a command printed that must succeed.
+/// The only JSON value in the output of a command that must succeed.
 pub fn json(output: &Output) -> Value {
     serde_json::from_str(&text(output)).expect("one JSON value")
 }
 
-/// Panics where a document is not what the committed schema of its kind says.
+/// Panics if a document does not match the committed schema of its kind.
 pub fn is_as_its_schema_says(document: &Value) {
     let kind = document["schema"].as_str().expect("documents name their schema");
     let (kind, _) = kind.split_once('/').expect("kind and version");
@@ -73,19 +73,19 @@ pub fn is_as_its_schema_says(document: &Value) {
     assert!(errors.is_empty(), "{kind}: {errors:#?}");
 }
 
-/// Exit status and complaint of a command that must fail.
+/// Exit status and message of a command that must fail.
 pub fn refused(output: &Output) -> (i32, String) {
     (output.status.code().expect("it was not killed"), stderr(output))
 }
 
-/// A running agent on the twin, which is stopped with the value.
+/// A running agent on the twin; it is stopped when the value is dropped.
 pub struct Agent {
     pub child: Child,
     pub dir: tempfile::TempDir,
 }
 
 impl Agent {
-    /// Starts one on a scenario, with its state in `dir`, and waits until it answers.
+    /// Starts an agent on a scenario, with its state in `dir`, and waits until it answers.
     pub fn on(dir: tempfile::TempDir, scenario: &str, args: &[&str]) -> Agent {
         let path = dir.path().join("scenario.toml");
         std::fs::write(&path, scenario).unwrap();

@@ -1,6 +1,6 @@
-//! What programs of others make of an agent's HTTP: Prometheus with the rules and the board of `deploy`, and schemathesis.
+//! An agent's HTTP, tested with other programs: Prometheus with the rules and the board of `deploy`, and schemathesis.
 //!
-//! No part of `cargo test`: `scripts/http-setup.sh` fetches both, and `make http` runs this.
+//! Not part of `cargo test`: `scripts/http-setup.sh` fetches both, and `make http` runs this.
 
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener};
@@ -68,7 +68,7 @@ fn site() -> Site {
     site
 }
 
-/// A Prometheus that asks one agent every half second, with the rules of `deploy`.
+/// A Prometheus that scrapes one agent every half second, with the rules of `deploy`.
 struct Prometheus {
     child: Child,
     address: SocketAddr,
@@ -80,12 +80,12 @@ impl Prometheus {
         Prometheus::with(agent, "")
     }
 
-    /// With more settings of the job that asks.
+    /// With further settings of the scrape job.
     fn with(agent: SocketAddr, more: &str) -> Prometheus {
         Prometheus::asking(&format!("{more} static_configs: [{{targets: ['{agent}']}}]"))
     }
 
-    /// With all settings of the job that asks.
+    /// With all settings of the scrape job.
     fn asking(job: &str) -> Prometheus {
         let dir = tempfile::tempdir().unwrap();
         let rules = deploy().join("prometheus/homenode.rules.yml");
@@ -97,7 +97,7 @@ impl Prometheus {
             rules.display()
         );
         std::fs::write(dir.path().join("prometheus.yml"), config).unwrap();
-        // Free a moment ago.
+        // It was free a moment ago.
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let child = Command::new(fetched("prometheus/usr/bin/prometheus"))
             .arg(format!(
@@ -121,7 +121,7 @@ impl Prometheus {
         }
     }
 
-    /// What a question gives; nothing where Prometheus is not there yet.
+    /// The result of a query; `None` if Prometheus is not up yet.
     fn query(&self, expression: &str) -> Option<Vec<Value>> {
         self.ask("query", expression)?["result"].as_array().cloned()
     }
@@ -135,7 +135,7 @@ impl Prometheus {
         Some(answer["data"].take())
     }
 
-    /// Panics where a question has no data within 20 seconds.
+    /// Panics if a query has no data within 20 seconds.
     fn has_data(&self, expression: &str, what: &str) {
         for _ in 0..100 {
             if self.query(expression).is_some_and(|found| !found.is_empty()) {
@@ -181,7 +181,7 @@ fn every_rule_and_every_panel_has_data_from_an_agent_on_the_twin() {
         match kind.as_str() {
             "recording" => prometheus.has_data(name, name),
             _ => {
-                // What is compared, whatever it is compared with.
+                // The left side of the comparison.
                 let ends = [" == ", " > ", " < "]
                     .iter()
                     .filter_map(|mark| expression.rfind(mark));
@@ -212,7 +212,7 @@ fn every_rule_and_every_panel_has_data_from_an_agent_on_the_twin() {
         }
     }
     assert!(count >= 36, "{count} panels");
-    // Nothing that is right in one format and wrong in the other: Prometheus asks for OpenMetrics, and took all of it.
+    // No metric is right in one format and wrong in the other: Prometheus asks for OpenMetrics, and accepted all of it.
     let down = prometheus.query("up == 0").unwrap();
     assert!(down.is_empty(), "{down:?}");
 }
@@ -229,7 +229,7 @@ fn a_fleet_stands_in_files_and_a_host_that_is_added_is_asked() {
                 site.address
             )
         });
-        // Moved there in one piece, as Prometheus reads it at any time.
+        // Moved there in one piece, since Prometheus may read it at any time.
         std::fs::write(dir.path().join("new"), hosts.collect::<String>()).unwrap();
         std::fs::rename(dir.path().join("new"), dir.path().join("hosts.yml")).unwrap();
     };
@@ -311,7 +311,7 @@ fn prometheus_asks_over_tls_with_a_password() {
     prometheus.has_data("up{job=\"homenode\"} == 1", "the agent over TLS");
     prometheus.has_data("homenode_vm_cpus_used", "its metrics");
     let stranger = Prometheus::with(site.address, &as_user("wrong"));
-    stranger.has_data("up{job=\"homenode\"} == 0", "somebody with a wrong password");
+    stranger.has_data("up{job=\"homenode\"} == 0", "a user with a wrong password");
 }
 
 #[test]
@@ -363,11 +363,11 @@ fn schemathesis_finds_nothing() {
     let site = site();
     let url = format!("http://{}/v1/openapi.json", site.address);
     let operator = site.as_operator();
-    // What a VM may have depends on the VM, and a tag on what is in force: no description says which are right.
+    // Valid settings depend on the VM, and a valid tag on the current settings: no description can say which are right.
     let config = "[[operations]]\ninclude-path = \"/v1/vms/{id}/settings\"\nchecks.positive_data_acceptance.expected-statuses = \
                   [\"2xx\", \"401\", \"403\", \"404\", \"412\", \"422\", \"5xx\"]\n";
     std::fs::write(site.dir.path().join("schemathesis.toml"), config).unwrap();
-    // A stream does not end: `http.rs` has its tests.
+    // A stream does not end: `http.rs` tests it.
     let what = [
         "run",
         &url,

@@ -1,4 +1,4 @@
-//! What programs of others make of Homenode: Prometheus, schemathesis, Perfetto, Slurm, Chromium.
+//! Homenode with other programs: Prometheus, schemathesis, Perfetto, Slurm, Chromium.
 //!
 //! Not part of `cargo test`: scripts install those programs, and `make http`, `make page` and `make sweeps` run this.
 

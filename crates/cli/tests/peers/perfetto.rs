@@ -1,7 +1,7 @@
-//! What Perfetto's own Python package makes of traces.
+//! Traces, read with Perfetto's own Python package.
 //!
-//! No part of `cargo test`: `scripts/http-setup.sh` fetches the package, and `make http` runs this. What a trace is made of,
-//! `homenode-trace` tests itself.
+//! Not part of `cargo test`: `scripts/http-setup.sh` fetches the package, and `make http` runs this. `homenode-trace` tests
+//! the contents of traces itself.
 
 use std::process::Command;
 
@@ -38,7 +38,7 @@ assert again == trace
 print(sorted(kinds), len(names), len(begun) > 0, "vCPU 0" in names.values(), "links" in names.values())
 "#;
 
-/// What the trace's reader says of it.
+/// Checks that the reader accepts the trace.
 fn is_read(trace: &str) {
     let read = Command::new(fetched("perfetto/bin/python3"))
         .args(["-c", READER, trace])

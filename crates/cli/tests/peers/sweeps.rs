@@ -1,7 +1,7 @@
-//! Sweeps on the engines of others: a Slurm of its own on this machine, with its own keys, state and ports in a folder that is
+//! Sweeps on a real scheduler: a separate Slurm on this machine, with its own keys, state and ports in a folder that is
 //! removed.
 //!
-//! No part of `cargo test`: `scripts/sweeps-setup.sh` installs what it needs, and `make sweeps` runs this.
+//! Not part of `cargo test`: `scripts/sweeps-setup.sh` installs what it needs, and `make sweeps` runs this.
 
 use std::fs;
 use std::net::TcpListener;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::{homenode, stderr, stdout, text};
 
-/// 20 values and 10 seeds: 200 runs, of which VMs arrive when the seed says.
+/// 20 values and 10 seeds: 200 runs, in which the seed decides when VMs arrive.
 const PLAN: &str = r#"
 scenario = "noisy.toml"
 seeds = "1..10"
@@ -21,7 +21,7 @@ policies = ["default"]
 "vm.fluid.permit" = "50k..3M/20"
 "#;
 
-/// As the built-in `permits`, longer, and with chance.
+/// Like the built-in `permits`, but longer, and random.
 fn scenario() -> String {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../data/scenarios/permits.toml");
     let text = fs::read_to_string(path).unwrap();
@@ -31,7 +31,7 @@ fn scenario() -> String {
     )
 }
 
-/// Programs of a cluster, which end with it.
+/// Programs of a cluster; they end when it is dropped.
 struct Cluster {
     folder: tempfile::TempDir,
     daemons: Vec<Child>,
@@ -136,7 +136,7 @@ impl Cluster {
         ["munged.log", "slurmctld.log", "slurmd.log"].map(log).join("\n")
     }
 
-    /// What one of Slurm's programs says.
+    /// Runs one of Slurm's programs.
     fn ask(&self, program: &str, args: &[&str]) -> Output {
         let mut command = Command::new(program);
         command
@@ -149,7 +149,7 @@ impl Cluster {
             .expect("`make sweeps` installs it")
     }
 
-    /// Waits, and says what the cluster does where that takes too long.
+    /// Waits; if it takes too long, panics with the state of the cluster.
     fn wait(&self, what: &str, mut is_so: impl FnMut() -> bool) {
         let begin = Instant::now();
         while !is_so() {
@@ -173,7 +173,8 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // The node's daemon first: its jobs end with it. Each is a child of this process, so its number is nobody else's.
+        // The node's daemon first: its jobs end with it. Each is an unreaped child of this process, so its number is not
+        // reused.
         self.ask(
             "scancel",
             &[
@@ -246,7 +247,7 @@ fn slurm_gives_the_bytes_of_threads_with_a_part_cancelled_in_the_middle() {
     let running = text(&cluster.ask("squeue", &["-h", "-r", "-t", "R", "-o", "%i"]));
     let cancelled = running.lines().next().expect("a part runs").to_owned();
     text(&cluster.ask("scontrol", &["requeue", &cancelled]));
-    // Slurm lets a job that was requeued wait for two minutes.
+    // Slurm holds a requeued job back for two minutes.
     wait("the requeue", || {
         let now = ["update", &format!("JobId={cancelled}"), "StartTime=now"];
         text(&cluster.ask("squeue", &["-h", "-r", "-t", "PD", "-o", "%i"]))
@@ -272,7 +273,7 @@ fn slurm_gives_the_bytes_of_threads_with_a_part_cancelled_in_the_middle() {
         "Slurm changes the bytes"
     );
 
-    // A part that is cancelled for good is missing, and taken up by whoever comes next.
+    // A part that is cancelled for good is missing; the next run makes it.
     let script = text(&script)
         .replace("/store", "/other")
         .replace("slurm.parquet", "other.parquet");

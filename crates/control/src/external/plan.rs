@@ -1,4 +1,4 @@
-//! The plan as a document, and what of it is refused.
+//! The plan as a document, and the checks that may refuse it.
 
 use homenode_host::{Act, Action, Decision, Limit, Plan, Refusal, Version, View, VmView};
 use homenode_policy::{levers, placement};
@@ -8,21 +8,21 @@ use serde::{Deserialize, Serialize};
 
 use super::POLICY;
 
-/// A plan's text has at most so many bytes. This bounds memory, and is no setting; so does the next.
+/// Largest size of a plan's text. This bounds memory, and is no setting; so does the next.
 pub const PLAN_BYTES_MAX: usize = 1 << 20;
-/// So many actions at most.
+/// Largest number of actions.
 pub const ACTIONS_MAX: usize = 4096;
 
-/// What a planner wants done in one epoch.
+/// A planner's plan for one epoch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlanDocument {
-    /// Kind and version of its form, where it says so: `plan/1`.
+    /// Kind and version of its form, if it names them: `plan/1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schema: Option<PlanSchema>,
     /// Version of the view that it was made from.
     pub version: Version,
-    /// What to do, in the order to carry out; empty where nothing is to be done.
+    /// Actions in the order to carry them out; empty if nothing is to be done.
     pub actions: Vec<PlannedAction>,
 }
 
@@ -37,10 +37,10 @@ pub enum PlanSchema {
 /// One action and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PlannedAction {
-    /// Which VM, and what to do to it.
+    /// The VM, and what to do to it.
     #[serde(flatten)]
     pub action: Action,
-    /// Why, in a sentence for the operator.
+    /// The reason, in a sentence for the operator.
     pub why: String,
 }
 
@@ -48,8 +48,8 @@ impl PlanDocument {
     /// Reads a plan.
     ///
     /// # Errors
-    /// What is no plan, with the reason and the place in the text; what has more than [`PLAN_BYTES_MAX`] bytes or [`ACTIONS_MAX`]
-    /// actions.
+    /// Text that is not a plan, with the reason and the place in the text; more than [`PLAN_BYTES_MAX`] bytes or
+    /// [`ACTIONS_MAX`] actions.
     pub fn from_json(text: &[u8]) -> Result<PlanDocument, String> {
         if text.len() > PLAN_BYTES_MAX {
             return Err(too_large());
@@ -64,7 +64,7 @@ impl PlanDocument {
         }
     }
 
-    /// The plan, where a host could carry it out and no operator objects.
+    /// Returns the plan's decisions if a host could carry them out and no operator's setting forbids them.
     pub(super) fn checked(self, view: &View<'_>) -> Result<Vec<Decision>, Refusal> {
         let decision = |planned: PlannedAction| Decision {
             policy: POLICY,
@@ -86,13 +86,13 @@ impl PlanDocument {
     }
 }
 
-/// What is said of a text that is not even read.
+/// Returns the complaint about a text that is too large to be read.
 pub fn too_large() -> String {
     format!("its answer has more than {PLAN_BYTES_MAX} bytes")
 }
 
-/// The first action that goes against what an operator said of a VM or node, each in the light of those before it. Policies of
-/// the agent's own keep to that where they decide.
+/// Refuses the first action that goes against an operator's setting for a VM or node, each in the light of those before it.
+/// The agent's own policies obey these settings when they decide.
 fn against_operators(view: &View<'_>, plan: &Plan) -> Result<(), Refusal> {
     let mut view = view.clone();
     for Decision { action, .. } in &plan.decisions {
@@ -139,7 +139,7 @@ fn objection(view: &View<'_>, vm: &VmView<'_>, act: &Act) -> Option<String> {
             limit: Limit::Memory(memory),
             ..
         } => match settings.memory_floor {
-            None => Some("its operator lets nobody take its memory: it has no floor".to_owned()),
+            None => Some("its operator does not let its memory be taken: it has no floor".to_owned()),
             Some(floor) if *memory < floor => {
                 Some(format!("{memory} are less than its operator's floor, {floor}"))
             }

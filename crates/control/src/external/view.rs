@@ -1,4 +1,4 @@
-//! The view as a document: what a policy of the agent's own reads, in the words of the status.
+//! The view as a document: what the agent's own policies read, in the terms of the status.
 
 use homenode_host::{
     Balloon, CountedBy, CpuQuota, HandsOff, Mode, Version, View, VmRates, VmSample, VmView,
@@ -17,28 +17,28 @@ use crate::status::{
     vcpus_by_node, virtual_nodes,
 };
 
-/// What the documents of this form are called.
+/// Name of this form of documents.
 pub const VIEW_SCHEMA: &str = "view/1";
 
-/// All that a planner decides from in one epoch. What is not measured is `None`; rates are over the last period, so all of them
-/// are `None` in the first epoch.
+/// Everything that a planner decides from in one epoch. Values that are not measured are `None`; rates are over the last
+/// period, so all of them are `None` in the first epoch.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct ViewDocument<'a> {
     /// Kind and version of its form: `view/1`.
     pub schema: &'static str,
-    /// A plan carries it back: the host refuses one that is made from another.
+    /// Version that a plan returns: the host refuses a plan made from another.
     pub version: Version,
     /// The host's monotonic clock.
     pub at_ns: Ns,
     /// Time since the sample before.
     pub period_ns: Option<Ns>,
-    /// What became of the plan before; `None` before there was one.
+    /// The fate of the plan before; `None` before there was one.
     pub last: Option<&'a LastPlan>,
-    /// What the host is, as in `homenode machine --json`.
+    /// The host's machine, as in `homenode machine --json`.
     pub machine: &'a Machine,
     /// Every node, ascending.
     pub nodes: Vec<NodeDocument>,
-    /// Traffic between nodes, where counted.
+    /// Traffic between nodes, if counted.
     pub links: Vec<LinkStatus>,
     /// Every VM that runs, by id.
     pub vms: Vec<VmDocument<'a>>,
@@ -47,13 +47,13 @@ pub struct ViewDocument<'a> {
 /// One node.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct NodeDocument {
-    /// Which.
+    /// The node.
     pub node: NodeId,
-    /// CPUs that VMs may use: online, not the host's own, and of no node that is to be empty.
+    /// CPUs that VMs may use: online, not the host's own, and not on a node that is being drained.
     pub usable_cpus: CpuSet,
     /// Whether it can be a home: it has memory, and CPUs that VMs may use.
     pub can_be_home: bool,
-    /// Whether it is to be empty.
+    /// Whether it is being drained.
     pub is_drained: bool,
     /// CPUs busy.
     pub cpus_busy: Option<f64>,
@@ -61,30 +61,30 @@ pub struct NodeDocument {
     pub vcpus_waiting: Option<f64>,
     /// Memory of the node.
     pub memory_bytes: Bytes,
-    /// Of it, free or reclaimable.
+    /// Free or reclaimable part of it.
     pub memory_free_bytes: Bytes,
     /// Memory traffic.
     pub bandwidth_bytes_per_s: Option<BytesPerSec>,
-    /// What its controllers can sustain.
+    /// Rate that its controllers can sustain.
     pub bandwidth_max_bytes_per_s: Option<BytesPerSec>,
 }
 
 /// One VM.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct VmDocument<'a> {
-    /// UUID: by this plans name it.
+    /// UUID, by which plans name it.
     pub id: VmId,
     /// Name.
     pub name: &'a str,
-    /// How far decisions about it go; under `act` they are carried out.
+    /// Mode of decisions about it; under `act` they are carried out.
     pub mode: Mode,
     /// Why its vCPUs must be left alone, if they must: a plan that pins them is refused.
     pub left_alone: Option<HandsOff>,
-    /// Why its CPU quota must be, if it must.
+    /// Why its CPU quota must be left alone, if it must.
     pub quota_left_alone: Option<HandsOff>,
     /// Home nodes; `None` for a VM that is free, where the kernel puts it.
     pub home: Option<&'a NodeSet>,
-    /// What its operator said of it.
+    /// Its operator's settings.
     pub chosen: ChosenDocument<'a>,
     /// Its online vCPUs.
     pub vcpus: Vec<VcpuDocument<'a>>,
@@ -92,19 +92,19 @@ pub struct VmDocument<'a> {
     pub vcpus_by_node: Vec<NodeVcpus>,
     /// Memory that the guest may use.
     pub memory_bytes: Bytes,
-    /// Its balloon, where it has one.
+    /// Its balloon, if it has one.
     pub balloon: Option<Balloon>,
-    /// Touched pages on each node, where known.
+    /// Touched pages on each node, if known.
     pub pages_by_node: Option<Vec<NodePages>>,
     /// Memory policy in force.
     pub memory_policy: MemoryPolicy,
     /// Why its memory cannot move, if it cannot.
     pub memory_fixed: Option<String>,
-    /// The nodes that its guest sees, by number; none where it sees one.
+    /// The nodes that its guest sees, by number; none if it sees one.
     pub virtual_nodes: Vec<VirtualNodeStatus>,
     /// Nodes of devices assigned to it.
     pub device_nodes: &'a NodeSet,
-    /// Who counts LLC misses, if anybody does.
+    /// The source of LLC miss counts, if there is one.
     pub counted_by: Option<CountedBy>,
     /// CPUs' worth of time that it used.
     pub cpus_used: Option<f64>,
@@ -126,22 +126,23 @@ pub struct VmDocument<'a> {
     pub accesses_by_node: Option<Vec<NodeAccesses>>,
     /// Memory traffic, by its LLC misses.
     pub bandwidth_bytes_per_s: Option<BytesPerSec>,
-    /// Which controllers serve it, an estimate: by its accesses where they are counted, else by where its pages are.
+    /// Traffic by the node of the controllers, an estimate: by its accesses if they are counted, else by where its pages
+    /// are.
     pub traffic_by_node: Option<Vec<NodeTraffic>>,
-    /// What was seen of the use of its memory in the last complete window while it is watched.
+    /// Observed use of its memory in the last complete window, while it is watched.
     pub observed: Option<&'a Observation>,
-    /// Which nodes use which of its pages, while its memory policy has them sampled.
+    /// Use of its pages by node, while its memory policy has them sampled.
     pub page_uses: Option<Vec<PageUseDocument>>,
 }
 
-/// What an operator said of a VM. A plan that goes against it is refused.
+/// An operator's settings for a VM. A plan that goes against them is refused.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct ChosenDocument<'a> {
     /// Home nodes.
     pub home: Option<&'a NodeSet>,
-    /// Nodes that it may have for a home: where its operator lets it run, and beside whom.
+    /// Nodes that it may have for a home, by where its operator lets it run, and next to which VMs.
     pub home_allowed: NodeSet,
-    /// CPUs that it may run on; `None` where there is no limit.
+    /// CPUs that it may run on; `None` if there is no limit.
     pub cpus_allowed: Option<&'a CpuSet>,
     /// VMs with the same word here share no home node.
     pub apart: Option<&'a str>,
@@ -151,7 +152,7 @@ pub struct ChosenDocument<'a> {
     pub memory_policy: Option<MemoryPolicy>,
     /// Memory bandwidth that it is declared to need.
     pub bandwidth_bytes_per_s: Option<BytesPerSec>,
-    /// What it booked.
+    /// Its permit.
     pub permit: Option<Permit>,
     /// Memory below which it may not be held; without one none of its memory may be taken.
     pub memory_floor_bytes: Option<Bytes>,
@@ -168,15 +169,15 @@ pub struct VcpuDocument<'a> {
     pub cpu: Option<CpuId>,
     /// Node of that.
     pub node: Option<NodeId>,
-    /// CPUs it may run on: what is in force.
+    /// CPUs it may run on, as in force.
     pub affinity: &'a CpuSet,
-    /// CPU quota in force, whoever set it.
+    /// CPU quota in force, whatever set it.
     pub quota: Option<CpuQuota>,
     /// Share of the period that it ran, in [0, 1].
     pub running: Option<f64>,
-    /// Share that it waited for a CPU though nothing forbade it to run.
+    /// Share that it waited for a CPU without being throttled.
     pub waiting: Option<f64>,
-    /// Share that a CPU quota kept it from running.
+    /// Share that it was throttled by a CPU quota.
     pub throttled: Option<f64>,
     /// LLC misses over references.
     pub llc_miss_rate: Option<f64>,
@@ -185,29 +186,29 @@ pub struct VcpuDocument<'a> {
 /// Memory accesses on a node.
 #[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
 pub struct NodeAccesses {
-    /// Which node.
+    /// The node.
     pub node: NodeId,
-    /// How many.
+    /// Number of accesses.
     pub accesses: u64,
 }
 
-/// Which nodes use some pages, as memory sampling saw it.
+/// Use of some pages by node, as memory sampling saw it.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct PageUseDocument {
     /// Guest frame of the first of them.
     pub frame: u64,
-    /// How many pages.
+    /// Number of pages.
     pub pages: Pages,
-    /// Where they lie.
+    /// Node that they are on.
     pub node: NodeId,
     /// Samples of accesses to each of them from the CPUs of each node; nodes without any are missing.
     pub accesses_by_node: Vec<NodeAccesses>,
-    /// How many of a page's samples wrote.
+    /// Number of a page's samples that wrote.
     pub writes: u32,
 }
 
 impl<'a> ViewDocument<'a> {
-    /// What policies read, with how far decisions about each VM go and what became of the plan before.
+    /// Builds the document from the policies' view, the mode for each VM and the fate of the plan before.
     pub fn of(
         view: &'a View<'a>,
         last: Option<&'a LastPlan>,

@@ -48,20 +48,20 @@ fn every_lever_of_a_row_is_set_by_its_stage() {
     for set in PolicySet::ALL {
         run(&various(), config(set), Mode::Act, &mut seen);
     }
-    // Whether homes pay is no matter here: an operator may have them wherever they promise anything.
+    // Whether homes pay does not matter here: an operator may have them wherever they promise any gain.
     let mut eager = config(PolicySet::Homenode);
     (eager.arrange.mean_max, eager.arrange.mean_max_crowded) = (1.0, 1.0);
     (eager.arrange.worst_max, eager.arrange.harm_weight) = (10.0, 0.0);
     eager.arrange.moving_loss = 0.0;
     run(&crowded(), eager, Mode::Act, &mut seen);
-    // What the twin cannot do is planned all the same: limits by resctrl, and what guests are told.
+    // Plans include what the twin cannot do: limits by resctrl, and notices to guests.
     let mut by_resctrl = config(PolicySet::Homenode);
     by_resctrl.permits.enforcer = permits::Enforcer::CacheWays;
     run(&various(), by_resctrl, Mode::Observe, &mut seen);
     let rows = STAGES
         .iter()
         .flat_map(|stage| stage.levers.iter().map(|lever| (stage.policy, *lever)));
-    // Balance re-homes a VM whose home is crowded for long, as tests of its own show.
+    // Balance re-homes a VM whose home is crowded for long, as its own tests show.
     seen.insert((balance::POLICY, Lever::Home));
     let missing: Vec<_> = rows.filter(|row| !seen.contains(row)).collect();
     assert!(missing.is_empty(), "listed, and not set: {missing:?}");
@@ -98,7 +98,7 @@ fn various() -> Scenario {
     Scenario::of("various", vms)
 }
 
-/// Eight VMs on four nodes, of which most lean on memory: homes pay there.
+/// Eight VMs on four nodes, most of which depend on memory: homes pay there.
 fn crowded() -> Scenario {
     let workloads = [
         "cg.B", "soplex", "povray", "sphinx3", "lu.B", "mcf", "ep.B", "milc",
@@ -144,7 +144,7 @@ fn run(scenario: &Scenario, config: Config, mode: Mode, seen: &mut Levers) {
     }
 }
 
-/// Guests of the twin have no device that tells them. A dry run asks nothing of it.
+/// Lets guests be notified: those of the twin have no device for that, and a dry run does not use it.
 fn let_be_told(vm: &mut VmSample) {
     vm.no_topology_device = None;
     vm.virtual_nodes = vec![VirtualNode {

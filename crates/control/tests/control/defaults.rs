@@ -1,4 +1,4 @@
-//! What default settings decide, and that others which are read anew decide otherwise from then on.
+//! Decisions of the default settings, and that other settings decide otherwise from the moment they are read.
 
 use homenode_control::{Config, Control, Event, Mode, PolicySet};
 use homenode_host::{Act, Host};
@@ -11,7 +11,7 @@ fn start(scenario: &str, config: Config) -> (Twin, Control) {
     (twin, Control::new(config, Mode::Act))
 }
 
-/// What is decided in so many epochs, a line each.
+/// Returns the decisions of this many epochs, a line each.
 fn decided(twin: &mut Twin, control: &mut Control, epochs: u32) -> Vec<(Act, String)> {
     let mut found = Vec::new();
     for _ in 0..epochs {
@@ -28,7 +28,8 @@ fn decided(twin: &mut Twin, control: &mut Control, epochs: u32) -> Vec<(Act, Str
     found
 }
 
-/// A default that is another decides something else here. Where that is meant: `INSTA_UPDATE=always`, and look at the difference.
+/// A default that is another decides something else here. If that is intended: `INSTA_UPDATE=always`, and look at the
+/// difference.
 #[test]
 fn default_settings_decide_what_they_did() {
     for (scenario, policies, epochs) in [

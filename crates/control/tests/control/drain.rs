@@ -1,4 +1,4 @@
-//! Nodes that are to be empty, and a loop that is paused, on the twin.
+//! Nodes that are being drained, and a loop that is paused, on the twin.
 
 use homenode_control::{Config, Control, Epoch, Event, Mode, NotDrained, PolicySet};
 use homenode_host::{Act, Host as _, Lever, Outcome, Setting};
@@ -38,7 +38,7 @@ fn run(control: &mut Control, twin: &mut Twin, epochs: usize) -> Vec<Event> {
     (0..epochs).flat_map(|_| step(control, twin).events).collect()
 }
 
-/// Pages that VMs have on a node, and how many of their vCPUs may run there.
+/// Returns the pages that VMs have on a node, and how many of their vCPUs may run there.
 fn on(twin: &mut Twin, node: NodeId) -> (Pages, usize) {
     let sample = twin.sample().unwrap();
     let cpus = twin.machine().nodes[node].cpus.clone();

@@ -1,4 +1,4 @@
-//! Planners from outside, on the twin: what is carried out, what is refused, what is told, and what is left behind.
+//! Planners from outside, on the twin: plans carried out and refused, reports, and state left behind.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ use serde_json::Value;
 /// Views as programs get them.
 type Seen = Arc<Mutex<Vec<Value>>>;
 
-/// Answers as it is told to, and keeps what it was asked.
+/// A planner that answers with a function, and keeps the views it got.
 struct Told<F> {
     answer: F,
     seen: Seen,
@@ -35,7 +35,7 @@ impl<F: FnMut(&Value) -> Result<PlanDocument, String> + Send> Planner for Told<F
     }
 }
 
-/// A small host on which a planner decides, one node of which is to be empty.
+/// A small host on which a planner decides, with one node being drained.
 fn start_drained(
     drained: NodeSet,
     answer: impl FnMut(&Value) -> Result<PlanDocument, String> + Send + 'static,
@@ -113,14 +113,14 @@ fn decided(epoch: &Epoch) -> usize {
     epoch.events.iter().filter(is_decision).count()
 }
 
-/// What a plan may change of the twin: versions, affinities, quotas, where pages are, memory policies.
+/// State of the twin that a plan may change: versions, affinities, quotas, nodes of pages, memory policies.
 fn state(twin: &mut Twin) -> Value {
     serde_json::to_value(twin.sample().unwrap()).unwrap()
 }
 
 #[test]
 fn a_plan_is_carried_out_whole_or_refused_whole() {
-    // What is wrong comes last, so that what is before it would have been done.
+    // The bad act comes last, so that those before it would have been done.
     let wrong: [(usize, Act, &str); 6] = [
         (1, home(99), "are not a non-empty part of the host's nodes"),
         (1, pin(9999), "are not a non-empty part of the CPUs"),
@@ -296,7 +296,7 @@ fn a_planner_that_fails_leaves_nothing_in_force() {
         "a home, a pin, a quota, a memory policy: {:?}",
         epoch.events
     );
-    // It is asked no more, and nothing is done twice.
+    // It gets no more requests, and nothing is done twice.
     assert_eq!(decided(&step(&mut twin, &mut control)), 0);
     assert_eq!(seen.lock().unwrap().len(), 2);
 }
@@ -430,7 +430,7 @@ fn any_act() -> impl Strategy<Value = Act> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever is planned, the host stays whole; and where it is refused nothing at all has changed.
+    /// Whatever is planned, the host stays consistent; and a refused plan has changed nothing at all.
     #[test]
     fn whatever_is_planned_nothing_is_half_done(
         turns in prop::collection::vec(prop::collection::vec((0usize..3, any_act()), 0..4), 1..4)
@@ -456,7 +456,7 @@ proptest! {
         prop_assert_eq!(seen.lock().unwrap().len(), 4);
     }
 
-    /// What is read is bounded, and what was written reads back.
+    /// Input is bounded, and a plan that is written reads back.
     #[test]
     fn plans_read_back_and_garbage_is_refused_with_a_sentence(
         acts in prop::collection::vec(any_act(), 0..5),

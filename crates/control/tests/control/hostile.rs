@@ -1,16 +1,18 @@
-//! A tenant that wants to harm its neighbours through the agent: it changes what it does so that the agent moves VMs, reports
-//! nonsense about its memory, or pollutes in bursts between two samples.
+//! A tenant that wants to harm its neighbours through the agent: it changes its behaviour so that the agent moves VMs,
+//! reports nonsense about its memory, or pollutes in bursts between two samples.
 //!
-//! # What is held against what
-//! A tenant that pollutes harms those beside it with no agent at all, so it is held against an honest one of the same average
-//! use: a steady one, that without an agent causes as many LLC misses in the same time. A neighbour's *work* is the instructions
-//! that it made in that time, summed over seeds, since one move more or less of anybody's is luck; its *loss* is the part of
-//! the work beside the honest tenant that is missing beside the hostile one. Beside a tenant that lies of its memory it is held
-//! against one from which nothing may be taken: that is what each may keep honestly.
+//! # What is compared
 //!
-//! # Not held
-//! A tenant that is hostile from its arrival on is another VM to the agent than the honest one, and gets another arrangement, or
-//! keeps one from being found; so both are honest until homes are in force ([`BEGINS`]).
+//! A tenant that pollutes harms its neighbours without any agent, so it is compared with an honest one of the same average
+//! use: a steady one that causes as many LLC misses in the same time without an agent. A neighbour's *work* is its
+//! instructions in that time, summed over seeds, since one move more or less of any VM is luck; its *loss* is the part of
+//! its work next to the honest tenant that is missing next to the hostile one. A tenant that lies about its memory is
+//! compared with one whose memory may not be taken: that is what each may honestly keep.
+//!
+//! # Not compared
+//!
+//! A tenant that is hostile from its arrival on is another VM to the agent than the honest one, and gets another
+//! arrangement, or keeps one from being found; so both are honest until homes are in force ([`BEGINS`]).
 
 #![allow(clippy::print_stdout)] // figures, with `--nocapture`
 
@@ -20,17 +22,17 @@ use homenode_machine::Machine;
 use homenode_twin::{EventAction, Scenario, Twin, TwinReport, VmSpec};
 use homenode_units::{Bytes, Ns, VmId};
 
-/// Of two seeds one move more or less was up to three percent of a neighbour's work, of eight up to 1.4.
+/// With two seeds one move more or less was up to three percent of a neighbour's work, with eight up to 1.4.
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=24;
-/// Until then all tenants are honest, and the agent finds its arrangement; what comes after counts.
+/// Until then all tenants are honest, and the agent finds its arrangement; the time after it counts.
 const BEGINS: Ns = Ns::from_secs(60);
 const ENDS: Ns = Ns::from_secs(300);
-/// What a neighbour may lose.
+/// Largest loss allowed to a neighbour.
 const LOSS_MAX: f64 = 0.01;
 const TENANT: &str = "tenant";
 
-/// What the tenant does: a share of its program's LLC accesses, and if it is hostile, from [`BEGINS`] on, all of them for so
-/// long, a twentieth for as long, and again.
+/// Behaviour of the tenant: a share of its program's LLC accesses, and if it is hostile, from [`BEGINS`] on, in turn all of
+/// them and a twentieth, each for this long.
 #[derive(Clone, Copy, Debug)]
 struct Tenant {
     steady: f64,
@@ -61,10 +63,10 @@ fn scenario(tenant: Tenant) -> Scenario {
     })
 }
 
-/// What is made of a sample in which the tenant is this VM.
+/// Changes a sample in which the tenant is this VM.
 type Lie = dyn Fn(&mut Sample, VmId);
 
-/// A host on which what one guest says of its memory is replaced by a lie.
+/// A host on which a lie replaces what one guest reports about its memory.
 struct Lying<'a> {
     twin: Twin,
     lie: &'a Lie,
@@ -117,7 +119,7 @@ fn run(machine: &str, scenario: &Scenario, policies: PolicySet, seed: u64, lie: 
 
 fn honest_word(_: &mut Sample, _: VmId) {}
 
-/// Work of each neighbour, over seeds.
+/// Returns the work of each neighbour, over seeds.
 fn work(machine: &str, scenario: &Scenario, policies: PolicySet, lie: &Lie) -> Vec<f64> {
     let of_seed = |seed| {
         let report = run(machine, scenario, policies, seed, lie);
@@ -130,7 +132,7 @@ fn work(machine: &str, scenario: &Scenario, policies: PolicySet, lie: &Lie) -> V
         .collect()
 }
 
-/// LLC misses of the tenant without an agent.
+/// Returns the LLC misses of the tenant without an agent.
 fn misses(tenant: Tenant) -> f64 {
     let report = run("r910", &scenario(tenant), PolicySet::Default, 1, &honest_word);
     let tenant = report.vms.last().expect("it is there");
@@ -141,11 +143,11 @@ fn misses(tenant: Tenant) -> f64 {
         .sum()
 }
 
-/// Of tenants that alternate so, the one whose honest time causes as many misses as its hostile time does.
+/// Returns the tenant that alternates this way and causes as many misses in its honest time as in its hostile time.
 fn alternating(every: Ns) -> Tenant {
     let (mut low, mut high) = (0.05, 1.0);
     let alternates = Some(every);
-    // What it does before has no part in its misses.
+    // Misses before that do not count.
     let wanted = misses(Tenant {
         steady: low,
         alternates,
@@ -162,7 +164,7 @@ fn alternating(every: Ns) -> Tenant {
     Tenant { steady, alternates }
 }
 
-/// What each neighbour of a tenant that alternates so loses.
+/// Checks the loss of each neighbour of a tenant that alternates this way.
 fn check_losses(every: Ns) {
     let hostile = alternating(every);
     let honest = Tenant {
@@ -198,7 +200,7 @@ fn a_tenant_that_pollutes_in_bursts_below_the_period_costs_its_neighbours_under_
     check_losses(Ns::from_millis(450));
 }
 
-/// Has the tenant report this.
+/// Changes the tenant's report.
 fn reports(sample: &mut Sample, vm: VmId, says: impl FnOnce(&mut GuestMemory)) {
     let vm = sample.vms.iter_mut().find(|sample| sample.id == vm);
     if let Some(guest) = vm.and_then(|vm| vm.balloon.as_mut()?.guest.as_mut()) {

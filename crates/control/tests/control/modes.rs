@@ -1,4 +1,4 @@
-//! How far decisions go, what waits for the operator, and what waits for nobody, on the twin.
+//! How far decisions go, which wait for the operator, and which need no approval, on the twin.
 
 use std::collections::BTreeSet;
 
@@ -31,7 +31,7 @@ fn of(policies: PolicySet) -> Config {
     }
 }
 
-/// The same, with modes of single policies as an operator's file has them.
+/// Settings with modes of single policies as an operator's file has them.
 fn with_modes(policies: PolicySet, modes: &str) -> Config {
     Config {
         modes: serde_json::from_str(modes).unwrap(),
@@ -78,7 +78,7 @@ impl Host for Untouchable {
     }
 }
 
-/// VMs that policies want to give homes, hold to a permit, take memory from, and lay out anew.
+/// VMs that policies want to give homes, hold to a permit, take memory from, and lay out again.
 fn various() -> Twin {
     let mut all = vec![
         vm("polluter", "stream"),
@@ -114,7 +114,7 @@ fn nothing_is_changed_before_it_is_approved() {
             !told.iter().any(|event| matches!(event, Event::Decided { .. })),
             "{policies:?}"
         );
-        // An agent that dies now leaves nothing.
+        // An agent that dies now leaves nothing in force.
         drop(control);
         assert_eq!(host.sample(), untouched.sample(), "{policies:?}");
     }
@@ -229,7 +229,7 @@ fn homes_of_the_arranger_are_on_trial_from_their_approval_on_and_memory_follows(
         epochs += 1;
         assert!(epochs < 120, "nothing is recommended");
     }
-    // The arrangement stays recommended, and is never taken for a trial that failed.
+    // The arrangement stays recommended, and never counts as a trial that failed.
     run(&mut control, &mut twin, 200);
     assert_eq!(
         (control.trials().running_count(), control.trials().count()),
@@ -320,7 +320,7 @@ fn a_vm_put_to_recommend_is_not_left_throttled() {
             assert!(waiting.is_empty(), "{waiting:#?}");
             continue;
         }
-        // Approved it is held again, by leases that are renewed, until that is over: then it is let go at once.
+        // Once approved it is held again, by leases that are renewed, until that is over: then it is let go at once.
         control.approve(waiting[0].id).unwrap();
         run(&mut control, &mut twin, 30);
         assert!(quota(&mut twin, id));
@@ -451,7 +451,7 @@ fn promises_are_seen_and_a_dropped_one_is_room_at_once() {
     assert!(control.place(&machine, &wanted).is_ok());
 }
 
-/// A control that has seen an idle host of four nodes, of which node 1 has 350 free huge pages of 2 MiB and node 3 has 100.
+/// A control that has seen an idle host of four nodes; node 1 has 350 free huge pages of 2 MiB and node 3 has 100.
 fn with_huge_pages(machine: &Machine, twin: &mut Twin) -> Control {
     let mut control = Control::new(of(PolicySet::Homenode), Mode::Observe);
     for _ in 0..2 {
@@ -491,7 +491,7 @@ fn a_domain_in_huge_pages_that_the_hook_announced_goes_where_the_pool_has_room()
     };
     let nodes = |control: &mut Control, asked: Asked| control.promise(&machine, asked).nodes.to_string();
     assert_eq!(nodes(&mut control, shape.into()), "0");
-    // 300 of 350 pages; the number that `-H` gives says the same without a hook.
+    // 300 of 350 pages; the number in `-H` says it without a hook.
     control.announce(announcement(vec![huge(600)]));
     assert_eq!(nodes(&mut control, shape.into()), "1");
     // 50 are left there: 100 MiB of a VM's 600 go to node 3, whose pool has room for 200.
@@ -515,7 +515,7 @@ fn a_domain_in_huge_pages_that_the_hook_announced_goes_where_the_pool_has_room()
         "3",
         "200 MiB in huge pages and 400 in ordinary ones"
     );
-    // What is asked for in the same words by hand, and what is dropped is free again.
+    // The same request by hand, and dropped promises are free again.
     let promised: Vec<u64> = control.promises().iter().map(|promise| promise.id).collect();
     promised.iter().for_each(|id| assert!(control.drop_promise(*id)));
     assert_eq!(nodes(&mut control, asked), "1");

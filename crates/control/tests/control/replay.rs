@@ -1,4 +1,4 @@
-//! A run that is written down and repeated: the same decisions, bit for bit, and under other settings others.
+//! A recorded run is repeated: the decisions are the same, bit for bit, and under other settings they differ.
 
 use homenode_control::recommendations::State;
 use homenode_control::replay::{Compared, Replay, Settings};
@@ -15,7 +15,7 @@ const EPOCHS: u64 = 40;
 /// An epoch as text, as a recording has it.
 type Written = (String, String);
 
-/// What happens to a run beside its host: questions, settings, and a plan that is refused as somebody else was quicker.
+/// Disturbs a run from outside its host: questions, settings, and a plan that is refused since another program was quicker.
 fn disturb(control: &mut Control, twin: &mut Twin, epoch: u64) {
     let vms: Vec<VmId> = control
         .sample()
@@ -84,7 +84,7 @@ fn disturb(control: &mut Control, twin: &mut Twin, epoch: u64) {
                 };
                 judged.unwrap();
             }
-            // What there is none of changes nothing.
+            // Numbers that do not exist change nothing.
             assert!(control.approve(u64::MAX).is_err());
         }
         _ => {}
@@ -200,7 +200,7 @@ fn other_policies_decide_otherwise_and_what_both_decide_is_told_apart() {
             .all(|decided| decided.policy == "placement" || decided.policy == "working-set"),
         "{now:#?}"
     );
-    // A client asked for working sets, which are told under any policies.
+    // A client asked for working sets, which are measured under any policies.
     let idle = replayed(&machine, &written, &of(PolicySet::Default), Mode::Act);
     let mut now = idle
         .iter()

@@ -1,4 +1,4 @@
-//! What an operator may write into a configuration file, whatever it is.
+//! Anything that an operator may write into a configuration file.
 
 use std::collections::BTreeMap;
 
@@ -147,7 +147,7 @@ fn run(mut config: Config) {
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: 1024,
-        // As tests of a crate without a library have it: a case that fails is printed, and becomes a test by hand.
+        // As for tests of a crate without a library: a failing case is printed, and becomes a test by hand.
         failure_persistence: None,
         ..ProptestConfig::default()
     })]
@@ -159,7 +159,7 @@ proptest! {
             Ok(config) => run(config),
             Err(refused) => {
                 let said = refused.to_string();
-                // What cannot even be read of a choice is said of the choice, as the TOML crate has it.
+                // A choice that cannot be read is complained about under the choice's key, as the TOML crate does.
                 let names = |key: &str| said.contains(&format!("`{key}`"));
                 let is_named = file.keys().any(|key| names(key) || key.contains(".start.") && names("repatriate.start"));
                 prop_assert!(said.starts_with("homenode.toml:") && is_named, "{said}");
@@ -231,7 +231,7 @@ fn absurd_settings_are_refused_with_key_value_range_and_remedy() {
             " to ",
             "default",
         ] {
-            // What is written as 1e300 is shown in full.
+            // 1e300 is shown in full.
             assert!(
                 said.contains(part) || value == "1e300" && part == bare,
                 "{key} = {value}: no {part} in: {said}"
@@ -272,7 +272,7 @@ fn settings_that_contradict_each_other_are_refused_with_both_names() {
     }
 }
 
-/// Written by an agent of before thresholds were settings: a recording of it is repeated under these.
+/// Settings of an agent older than the settings of thresholds: its recordings are repeated under the defaults.
 #[test]
 fn settings_that_were_recorded_before_there_were_more_are_the_defaults() {
     let before: Config = serde_json::from_str(include_str!("settings-before.json")).expect("settings");

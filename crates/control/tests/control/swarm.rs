@@ -36,7 +36,7 @@ impl Dice {
         list[self.below(list.len() as u64) as usize]
     }
 
-    /// Some members of a list, at least one.
+    /// Returns some members of a list, at least one.
     fn some<T: Copy>(&mut self, list: &[T]) -> Vec<T> {
         let chosen: Vec<T> = list.iter().copied().filter(|_| self.one_in(2)).collect();
         if chosen.is_empty() {
@@ -115,7 +115,7 @@ fn vm(dice: &mut Dice, at: u64, hypervisor: &str, machine: &Machine) -> String {
     text
 }
 
-/// What goes wrong, or changes, while VMs run.
+/// Returns a fault or change while VMs run.
 fn event(dice: &mut Dice, vms: u64, machine: &Machine) -> String {
     let nodes: Vec<_> = machine.nodes.keys().collect();
     let to: homenode_units::NodeSet = dice.some(&nodes).into_iter().collect();
@@ -135,7 +135,7 @@ fn event(dice: &mut Dice, vms: u64, machine: &Machine) -> String {
                 &format!("action.phase = {{ llc_access_factor = {accesses}.5, cpi_factor = 1.{cpi} }}"),
             )
         }
-        // A VM that falls over and is started again.
+        // A VM that crashes and is started again.
         _ => entry(at, "action = \"stop\"") + &entry(at + 1 + dice.below(1500), "action = \"start\""),
     }
 }
@@ -153,11 +153,11 @@ fn scenario(dice: &mut Dice, machine: &Machine) -> String {
     text
 }
 
-/// Who acts on the host.
+/// The agent that acts on the host.
 enum Agent {
     /// An agent with its policies.
     Control(Box<Control>),
-    /// Somebody who does anything that the contract allows.
+    /// A random agent that does anything the contract allows.
     Anything(Dice),
 }
 
@@ -192,7 +192,7 @@ fn look(sample: &Sample, before: &Sample) {
     assert_eq!(touched * 4096, sample.nodes.values().map(used).sum::<u64>());
 }
 
-/// Runs one seed; gives its report as JSON, or nothing where the scenario does not fit its machine.
+/// Runs one seed; returns its report as JSON, or nothing if the scenario does not fit its machine.
 fn run(seed: u64) -> Option<String> {
     let mut dice = Dice(Chance::new(seed));
     let machine =
@@ -212,7 +212,7 @@ fn run(seed: u64) -> Option<String> {
     };
     let mut twin = match Twin::new(machine, &scenario, seed) {
         Ok(twin) => twin,
-        // VMs may be too much for a small machine; nothing else may be wrong.
+        // VMs may be too much for a small machine; no other error is allowed.
         Err(error) => {
             assert!(error.to_string().contains("the VMs need"), "{error}\n{text}");
             return None;
@@ -252,7 +252,7 @@ fn run(seed: u64) -> Option<String> {
     Some(serde_json::to_string(&report).expect("a report is JSON"))
 }
 
-/// Neither NaN nor infinite nor negative.
+/// Checks that figures are not NaN, infinite or negative.
 fn figures(report: &TwinReport) {
     let figure = |what: &str, value: f64| assert!(value.is_finite() && value >= 0.0, "{what} is {value}");
     for vm in &report.vms {

@@ -1,4 +1,4 @@
-//! The whole loop on the twin: what an operator would see.
+//! The whole loop on the twin, as an operator would see it.
 
 use homenode_control::{Config, Control, Epoch, Event, Hour, Mode, PolicySet};
 use homenode_host::{Act, CpuQuota, Host, Limit, Outcome, Plan, Setting};
@@ -66,7 +66,7 @@ fn vms_get_homes_of_their_own_and_their_memory_follows() {
 
 #[test]
 fn an_overloaded_node_lends_vcpus_and_takes_them_back() {
-    // Three VMs of four busy vCPUs each are told to live on node 0, which has eight CPUs; two of them end early.
+    // Three VMs of four busy vCPUs each have node 0 for a home, which has eight CPUs; two of them end early.
     let mut specs = vec![
         vm("long", "povray"),
         vm("short1", "povray").doing(0.12),
@@ -98,7 +98,7 @@ fn an_overloaded_node_lends_vcpus_and_takes_them_back() {
     );
 }
 
-/// Pins all vCPUs of a VM as somebody beside the agent would.
+/// Pins all vCPUs of a VM as another program would.
 fn pin_by_hand(twin: &mut Twin, vm: VmId, cpus: CpuSet) {
     let sample = twin.sample().unwrap();
     let vcpus = sample
@@ -137,7 +137,7 @@ fn what_somebody_else_changed_is_reported_and_respected() {
             .all(|vcpu| vcpu.affinity.to_string() == "30-31")
     );
     assert!(after.last().unwrap().status.vms[0].left_alone.is_some());
-    // Given back, the agent manages it again.
+    // Returned to the agent, it is managed again.
     let all = twin.machine().cpu_set();
     pin_by_hand(&mut twin, id, all);
     let after = run(&mut control, &mut twin, 2);
@@ -260,7 +260,7 @@ fn misses(twin: &mut Twin, vm: VmId) -> u64 {
     counters.map(|counters| counters.llc_misses).sum()
 }
 
-/// LLC misses per slice over so many epochs.
+/// Returns LLC misses per slice over this many epochs.
 fn misses_per_slice(control: &mut Control, twin: &mut Twin, vm: VmId, epochs: usize) -> f64 {
     let before = (misses(twin, vm), twin.now());
     run(control, twin, epochs);
@@ -378,11 +378,11 @@ fn who_asks_learns_how_much_memory_a_vm_uses() {
         (Bytes::from_mib(28), Bytes::from_mib(28))
     );
     assert_eq!(estimate.window, Ns::from_secs(5));
-    assert!(control.working_set().estimate(other).is_none(), "nobody asked");
+    assert!(control.working_set().estimate(other).is_none(), "not asked for");
     let told: Vec<String> = events(&epochs).iter().map(ToString::to_string).collect();
     let watched = [
-        "somebody waits for its working set; windows of 5s",
-        "nobody waits for its working set now",
+        "its working set is asked for; windows of 5s",
+        "its working set is not asked for now",
     ];
     for (event, expected) in told.iter().zip(watched) {
         assert_eq!(*event, format!("working-set: VM asked: {expected}"));

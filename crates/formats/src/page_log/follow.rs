@@ -1,8 +1,7 @@
-//! A log that is read while it is written, record by record.
+//! Reads a log while it is written, record by record.
 //!
-//! A log grows by whole records and never changes what it has, so a reader needs nothing of the writer but the file: on
-//! `/dev/shm` it is memory that both share. What a slow reader missed because it was given up, is counted, and reading goes on
-//! with what is kept.
+//! A log grows by whole records and never changes earlier ones, so a reader needs only the file: on `/dev/shm` it is memory
+//! that both share. Records dropped before a slow reader saw them are counted, and reading continues with those kept.
 
 use std::fs::File;
 use std::io;
@@ -12,10 +11,10 @@ use std::path::Path;
 use super::records::{Record, Records};
 use super::{Header, Kept, PageLogError, RECORD_BYTES, Window};
 
-/// How often a header is read that changes meanwhile.
+/// How often reading a concurrently changing header is tried.
 const TRIES: u32 = 100;
 
-/// What comes next in a log.
+/// The next item of a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Followed {
     /// Nothing yet.
@@ -26,7 +25,7 @@ pub enum Followed {
     End,
 }
 
-/// A reader of a log that grows.
+/// A reader of a growing log.
 #[derive(Debug)]
 pub struct Follower {
     path: String,
@@ -35,17 +34,17 @@ pub struct Follower {
     given_up: u64,
 }
 
-/// A log that has begun.
+/// The state of a log that has begun.
 #[derive(Debug)]
 struct Reading {
     header: Header,
     records: Records,
-    /// Where the next record lies.
+    /// Offset of the next record.
     at: u64,
 }
 
 impl Follower {
-    /// Begins with the first record that is kept.
+    /// Opens a log at the first kept record.
     ///
     /// # Errors
     /// A file that cannot be opened.
@@ -62,20 +61,20 @@ impl Follower {
         }
     }
 
-    /// What the log says of itself; `None` until it was begun.
+    /// Returns the log's header; `None` until the log has begun.
     pub fn header(&self) -> Option<&Header> {
         self.reading.as_ref().map(|reading| &reading.header)
     }
 
-    /// Windows that were given up before they were read.
+    /// Returns the number of windows dropped before they were read.
     pub fn given_up(&self) -> u64 {
         self.given_up
     }
 
-    /// What comes next. It does not wait.
+    /// Returns the next item, without waiting.
     ///
     /// # Errors
-    /// [`PageLogError`]: a file that is no log or is corrupt stays so.
+    /// [`PageLogError`]: permanent for a file that is not a log or is corrupt.
     pub fn advance(&mut self) -> Result<Followed, PageLogError> {
         if self.reading.is_none() {
             let Some(header) = self.read_header()? else {
@@ -94,7 +93,7 @@ impl Follower {
                 Err(error @ (PageLogError::Corrupt { .. } | PageLogError::Reordered { .. })) => error,
                 other => return other,
             };
-            // It may be gone, and what the header says of that is written before it goes.
+            // The record may be dropped by now; the header is updated before that happens.
             let kept = self.read_header()?.map_or(Kept::ALL, |header| header.kept);
             let Some(reading) = self.reading.as_mut().filter(|_| kept.number > before) else {
                 return Err(complaint);
@@ -122,7 +121,7 @@ impl Follower {
         self.file
             .read_exact_at(&mut bytes, reading.at)
             .map_err(complain)?;
-        // What is not there yet is not made room for, whatever a head says.
+        // Buffers grow only with the data present, whatever size a record claims.
         let Some(whole) = reading
             .records
             .length(place, &bytes)?
@@ -144,7 +143,7 @@ impl Follower {
         })
     }
 
-    /// The header as it is now; `None` while it is not whole.
+    /// Returns the current header; `None` while it is incomplete.
     fn read_header(&self) -> Result<Option<Header>, PageLogError> {
         let mut tries = 0;
         loop {
@@ -161,7 +160,7 @@ impl Follower {
             }
             tries += 1;
             match Header::parse(&self.path, &bytes) {
-                // Half of it may be of before, half of after.
+                // The read may have mixed old and new halves.
                 Err(PageLogError::Corrupt { .. }) if tries < TRIES => std::thread::yield_now(),
                 parsed => return parsed.map(Some),
             }
@@ -187,7 +186,7 @@ mod tests {
         file
     }
 
-    /// All that there is to read, and whether the log ended.
+    /// Reads everything available; returns windows and whether the log ended.
     fn read(follower: &mut Follower) -> (Vec<Window>, bool) {
         let mut all = Vec::new();
         loop {
@@ -198,7 +197,7 @@ mod tests {
         }
     }
 
-    /// A log of four windows of which those before one were given up, and where that lies.
+    /// A log of four windows with those before `number` dropped, and the offset of the first kept one.
     fn kept_from(number: u64) -> Vec<u8> {
         let mut log = bytes(&windows(4));
         let before: usize = windows(number).iter().map(|window| window.to_bytes().len()).sum();
@@ -278,7 +277,7 @@ mod tests {
             let windows: Vec<u8> = windows(after).iter().flat_map(Window::to_bytes).collect();
             let file = file(&[begin, windows, junk].concat());
             let mut follower = Follower::open(file.path()).expect("it is there");
-            // It ends: each window is another record.
+            // This terminates: each window is another record.
             while let Ok(Followed::Window(window)) = follower.advance() {
                 prop_assert!(window.rows.iter().all(|row| row.count <= Row::COUNT_MAX));
             }

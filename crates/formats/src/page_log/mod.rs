@@ -11,28 +11,27 @@
 //!           16  bytes of this header     64  bytes of a page              88  begun, ns of the host's monotonic clock, 64 bits
 //!           20  bytes of a record's      68  vCPUs                        96  entries of a buffer
 //!           24  bytes of a row           28  mode, tables, flags: a byte each, and 0     100  0
-//!          104  where the first record lies that is kept, 64 bits   112  its number, 64      124  CRC-32 of the above
+//!          104  offset of the first kept record, 64 bits            112  its number, 64      124  CRC-32 of the above
 //!
 //!   record   0  "WIND" or "ENDS"         16  begin, ns since begun, 64    48  walks, 64 bits       80  outside, 64 bits
 //!            4  rows                     24  end, likewise                56  logged, 64 bits      88  CRC-32 of the rows
 //!            8  number, 64 bits          32  label, 16 bytes              64  lost, 64 bits        92  CRC-32 of the above
 //!                                                                         72  full buffers, 64
-//!   row      0  frame                     4  how often it was logged, 24 bits; what was done to it ([`Marks`]), 8 bits
+//!   row      0  frame                     4  number of times it was logged, 24 bits; its uses ([`Marks`]), 8 bits
 //! ```
 //!
-//! Records are numbered from 0 on and their windows do not overlap; rows are in ascending order of frames. As \[PRL\] has the
-//! handler of full buffers count each frame (section 4.3), a row is a frame with its count: of order within a window nothing is
-//! kept. A log that was closed ends with a record `ENDS` without rows; one without it belongs to a machine that still runs or
-//! was killed.
+//! Records are numbered from 0 on and their windows do not overlap; rows are in ascending order of frames. As \[PRL\] has
+//! the handler of full buffers count each frame (section 4.3), a row is a frame with its count: the order within a window is
+//! lost. A closed log ends with a record `ENDS` without rows; without it, the machine is still running or was killed.
 //!
-//! A log may be kept from some record on only, which makes it a feed: on `/dev/shm` it is memory that the writer shares with
-//! whoever follows it ([`Follower`]). No record ever lies elsewhere; what is given up goes back to the system and reads as
-//! zeroes. Before it goes, the header says where to begin.
+//! A log may drop its oldest records, which makes it a feed: on `/dev/shm` it is memory that the writer shares with its
+//! followers ([`Follower`]). Records never move; dropped ones are returned to the system and read as zeroes. The header is
+//! updated before records are dropped.
 //!
 //! # What a reader does
 //!
-//! It takes nothing on trust. A file that ends in mid-record gives all whole records and [`Log::missing`]; anything else that
-//! is not as above is an error that names record and offset.
+//! It trusts nothing. A file that ends in mid-record yields all whole records and [`Log::missing`]; any other deviation is
+//! an error that names record and offset.
 
 mod follow;
 mod records;
@@ -45,16 +44,16 @@ use std::path::Path;
 pub use follow::{Followed, Follower};
 use records::{Record, Records};
 
-/// What was modelled; the first record's neighbourhood.
+/// Header of a log: the modelled machine, and where records begin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What was logged.
+    /// The logged events.
     pub logs: Logs,
-    /// The guest's page tables among it.
+    /// Which of the guest's page tables are logged.
     pub tables: Tables,
-    /// The rows are all frames that were used, not just those that were logged.
+    /// The rows are all used frames, not just the logged ones.
     pub exact: bool,
-    /// Frames that were only executed are among those used.
+    /// Used frames include those only executed.
     pub fetches: bool,
     /// TLBs are flushed after each window.
     pub flush: bool,
@@ -68,20 +67,20 @@ pub struct Header {
     pub vcpus: u32,
     /// Pages whose translations the TLBs of all vCPUs can hold.
     pub blind: u64,
-    /// When it was begun, nanoseconds since 1970.
+    /// When the log was begun, nanoseconds since 1970.
     pub begun_unix_ns: u64,
-    /// The same on the host's monotonic clock.
+    /// When the log was begun, on the host's monotonic clock.
     pub begun_ns: u64,
     /// Entries of a vCPU's buffer.
     pub entries: u32,
-    /// The first record that is kept.
+    /// The first kept record.
     pub kept: Kept,
 }
 
-/// Where a log begins.
+/// Where the kept part of a log begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kept {
-    /// Place in the file, bytes.
+    /// Offset in the file, bytes.
     pub at: u64,
     /// Number of the record.
     pub number: u64,
@@ -95,10 +94,10 @@ impl Kept {
     };
 }
 
-/// What was logged.
+/// The logged events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Logs {
-    /// Nothing: the log is of what was used.
+    /// Nothing: the log only has used frames.
     Nothing,
     /// First writes (PML).
     Writes,
@@ -106,21 +105,21 @@ pub enum Logs {
     Walks,
 }
 
-/// Which page tables are among it: as `homenode_tracking::paging::TablePages`.
+/// Which page tables are logged, like `homenode_tracking::paging::TablePages`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tables {
     /// None.
     Silent,
-    /// Those that had to be walked to.
+    /// Tables that had to be walked to.
     Walked,
     /// All that were read.
     Each,
 }
 
-/// What was done to a frame in a window: a set of the constants.
+/// Uses of a frame in a window: a set of the constants.
 ///
-/// The program's are accesses by addresses of the lower half, the kernel's by those of the upper one, which is what x86-64 and
-/// every 64-bit guest on it divide them by.
+/// Addresses of the lower half are the program's, those of the upper half the kernel's, as x86-64 and every 64-bit guest on
+/// it divide them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Marks(pub u8);
 
@@ -131,7 +130,7 @@ impl Marks {
     pub const WRITTEN: u8 = 2;
     /// A program executed it.
     pub const FETCHED: u8 = 4;
-    /// All of a program's.
+    /// All uses by a program.
     pub const PROGRAM: u8 = 7;
     /// The kernel read or wrote it.
     pub const KERNEL_USED: u8 = 8;
@@ -153,7 +152,7 @@ impl Marks {
         self.0 & (Marks::WRITTEN | Marks::KERNEL_WRITTEN) != 0
     }
 
-    /// Whether it is a program's page: one used it in the window; where nobody did, in the one before.
+    /// Whether it is a program's page: one used it in this window, or, if it was not used at all, in the previous one.
     pub fn program(self) -> bool {
         self.0 & Marks::PROGRAM != 0 || self.0 == Marks::BEFORE
     }
@@ -164,68 +163,68 @@ impl Marks {
 pub struct Row {
     /// Guest frame.
     pub frame: u32,
-    /// How often it was logged; the most is [`Row::COUNT_MAX`].
+    /// How often it was logged, up to [`Row::COUNT_MAX`].
     pub count: u32,
-    /// What was done to it.
+    /// Its uses.
     pub marks: Marks,
 }
 
 impl Row {
-    /// Where counting ends.
+    /// The count saturates here.
     pub const COUNT_MAX: u32 = (1 << 24) - 1;
     const BYTES: usize = 8;
 }
 
-/// What was seen between two points of time.
+/// A window: everything seen between two points in time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Window {
-    /// Its place among all.
+    /// Its number.
     pub number: u64,
     /// Begin, nanoseconds since the log was begun.
     pub begin_ns: u64,
-    /// End, likewise. The host's time: the plugin's interface has no other, and without `-icount` QEMU's virtual clock runs
-    /// with it.
+    /// End, likewise. This is host time: the plugin's interface has no other, and without `-icount` QEMU's virtual clock
+    /// runs with it.
     pub end_ns: u64,
-    /// What whoever closed the window before called this one; printable, at most [`LABEL_BYTES`].
+    /// Label given by the closer of the previous window; printable, at most [`LABEL_BYTES`].
     pub label: String,
     /// Walks.
     pub walks: u64,
-    /// Entries that came out of buffers.
+    /// Entries taken out of buffers.
     pub logged: u64,
     /// Frames that were lost to full buffers.
     pub lost: u64,
     /// Buffers filled.
     pub filled: u64,
-    /// Accesses to what is neither memory below `frames` nor a device's register; they are not modelled.
+    /// Accesses outside memory below `frames`, apart from device registers; they are not modelled.
     pub outside: u64,
     /// Frames, ascending.
     pub rows: Vec<Row>,
 }
 
-/// Most bytes of a label.
+/// Maximum bytes of a label.
 pub const LABEL_BYTES: usize = 16;
 
-/// A log as it was read.
+/// A parsed log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Log {
-    /// What was modelled.
+    /// Its header.
     pub header: Header,
     /// All windows, in order.
     pub windows: Vec<Window>,
-    /// What is not there and should be.
+    /// The missing part, if any.
     pub missing: Option<Missing>,
 }
 
-/// What a log that is not whole lacks.
+/// The missing part of an incomplete log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
-    /// The record of the end: the machine still runs, or was killed.
+    /// The end record: the machine is still running, or was killed.
     End,
     /// The rest of a record.
     Rest {
         /// Its number.
         record: u64,
-        /// Bytes that are there of it.
+        /// Bytes present.
         bytes: u64,
     },
 }
@@ -246,34 +245,34 @@ impl fmt::Display for Missing {
     }
 }
 
-/// Why a file is no log.
+/// Why a file is not a log.
 #[derive(Debug, thiserror::Error)]
 pub enum PageLogError {
     /// It cannot be read.
     #[error("{path}: {error}")]
     Io {
-        /// Which file.
+        /// Path of the file.
         path: String,
-        /// What the system says.
+        /// The system's error.
         error: io::Error,
     },
-    /// It is something else.
+    /// It has another format.
     #[error("{0}: not a log of pages: it does not begin as one; the plugin writes one with pages=FILE")]
     Magic(String),
-    /// It has not even a header.
+    /// It has no complete header.
     #[error("{path}: cut off within its header, after {bytes} bytes: nothing was recorded")]
     Short {
-        /// Which file.
+        /// Path of the file.
         path: String,
         /// Its length.
         bytes: usize,
     },
-    /// Another version's.
+    /// It has another version.
     #[error(
         "{path}: a log of version {version}, and this program reads {VERSION}: take plugin and program of one build"
     )]
     Version {
-        /// Which file.
+        /// Path of the file.
         path: String,
         /// Its version.
         version: u32,
@@ -281,31 +280,31 @@ pub enum PageLogError {
     /// A machine of the other byte order wrote it.
     #[error("{0}: written in the other byte order: read it on a machine of that order")]
     Order(String),
-    /// Somebody began it anew while it was followed.
-    #[error("{0}: begun anew while it was followed: another machine writes it now; follow that")]
+    /// Another writer restarted it while it was followed.
+    #[error("{0}: restarted while it was followed: another machine writes it now; follow that")]
     Anew(String),
     /// A checksum or a figure is wrong.
-    #[error("{path}: corrupt at byte {at}, {place}: {what}; record the log anew")]
+    #[error("{path}: corrupt at byte {at}, {place}: {what}; record the log again")]
     Corrupt {
-        /// Which file.
+        /// Path of the file.
         path: String,
-        /// Where.
+        /// Offset in the file.
         at: usize,
-        /// In what.
+        /// Part of the log.
         place: Place,
-        /// What is wrong.
+        /// The reason.
         what: &'static str,
     },
-    /// Records are not where they belong.
+    /// Records are out of order.
     #[error(
         "{path}: record {found} stands where record {expected} belongs: the log was put together in another order, or parts of it are missing"
     )]
     Reordered {
-        /// Which file.
+        /// Path of the file.
         path: String,
-        /// What belongs there.
+        /// The expected number.
         expected: u64,
-        /// What is there.
+        /// The number found.
         found: u64,
     },
 }
@@ -340,10 +339,10 @@ const RECORD_BYTES: usize = 96;
 const FRAMES_MAX: u64 = 1 << 32;
 
 impl Header {
-    /// Its size.
+    /// Size of the header.
     pub const BYTES: usize = 128;
 
-    /// As it stands in a file.
+    /// Formats the header for a file.
     pub fn to_bytes(&self) -> [u8; Header::BYTES] {
         let mut bytes = [0; Header::BYTES];
         let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
@@ -371,7 +370,7 @@ impl Header {
         bytes
     }
 
-    /// The header's bytes, if they are whole and of this version.
+    /// Returns the header's bytes, if they are complete and of this version.
     fn whole<'a>(path: &str, bytes: &'a [u8]) -> Result<&'a [u8], PageLogError> {
         let there = bytes.len().min(MAGIC.len());
         if bytes[..there] != MAGIC[..there] || bytes.is_empty() {
@@ -459,7 +458,7 @@ impl Header {
     }
 }
 
-/// What is wrong with a header.
+/// Returns the error for an invalid header.
 fn corrupt(path: &str, at: usize, what: &'static str) -> PageLogError {
     PageLogError::Corrupt {
         path: path.to_owned(),
@@ -470,7 +469,7 @@ fn corrupt(path: &str, at: usize, what: &'static str) -> PageLogError {
 }
 
 impl Window {
-    /// As it stands in a file.
+    /// Formats the record for a file.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = record(WINDOW, self);
         for row in &self.rows {
@@ -482,7 +481,7 @@ impl Window {
     }
 }
 
-/// The record that closes a log of so many windows, at a time since it was begun.
+/// Returns the record that closes a log of this many windows, at a time since it was begun.
 pub fn end(windows: u64, at_ns: u64) -> Vec<u8> {
     let last = Window {
         number: windows,
@@ -493,7 +492,7 @@ pub fn end(windows: u64, at_ns: u64) -> Vec<u8> {
     seal(record(END, &last))
 }
 
-/// A record's header, without checksums.
+/// Formats a record without checksums.
 fn record(kind: &[u8; 4], window: &Window) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(RECORD_BYTES + window.rows.len() * Row::BYTES);
     bytes.extend(kind);
@@ -515,7 +514,7 @@ fn record(kind: &[u8; 4], window: &Window) -> Vec<u8> {
     bytes
 }
 
-/// Puts the checksums into a record.
+/// Fills in a record's checksums.
 fn seal(mut bytes: Vec<u8>) -> Vec<u8> {
     let rows = crc32(&bytes[RECORD_BYTES..]);
     bytes[88..92].copy_from_slice(&rows.to_le_bytes());
@@ -525,7 +524,7 @@ fn seal(mut bytes: Vec<u8>) -> Vec<u8> {
 }
 
 impl Log {
-    /// Reads one.
+    /// Reads a log.
     ///
     /// # Errors
     /// [`PageLogError`].
@@ -536,7 +535,7 @@ impl Log {
             let mut magic = [0; MAGIC.len()];
             let count = file.read(&mut magic)?;
             bytes.extend(&magic[..count]);
-            // Whatever else a file is, it need not be read to the end.
+            // A file of another format need not be read to the end.
             if magic == *MAGIC {
                 file.read_to_end(&mut bytes)
             } else {
@@ -549,7 +548,7 @@ impl Log {
         }
     }
 
-    /// Reads one from memory; `path` is for complaints.
+    /// Parses a log in memory; `path` is for error messages.
     ///
     /// # Errors
     /// As [`Log::read`].
@@ -596,7 +595,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// A short text as it stands in a file: what is too long is cut, what cannot be printed is left out.
+/// Formats a short text for a file: truncated, without unprintable characters.
 fn text_bytes(text: &str) -> [u8; LABEL_BYTES] {
     let mut bytes = [0; LABEL_BYTES];
     let printable = text.bytes().filter(u8::is_ascii_graphic);

@@ -1,4 +1,4 @@
-//! Records, one after the other, as they stand in a log.
+//! Parses the consecutive records of a log.
 
 use super::{
     END, Header, Marks, PageLogError, Place, RECORD_BYTES, Row, WINDOW, Window, crc32, text, u32_at, u64_at,
@@ -10,19 +10,19 @@ pub(super) enum Record {
     End,
 }
 
-/// Reads one record after the other.
+/// Parses one record after the other.
 #[derive(Debug)]
 pub(super) struct Records {
     path: String,
-    /// Frames, modelled page tables among them.
+    /// Frames, including modelled page tables.
     frames: u64,
-    /// Of the record that comes next.
+    /// Number of the next record.
     pub(super) number: u64,
     last_end_ns: u64,
 }
 
 impl Records {
-    /// Begins with the first that is kept.
+    /// Begins with the first kept record.
     pub(super) fn new(path: &str, header: &Header) -> Records {
         Records {
             path: path.to_owned(),
@@ -41,7 +41,7 @@ impl Records {
         }
     }
 
-    /// How long the record is that begins with these bytes and lies at a place; `None` while its head is not whole.
+    /// Returns the length of the record that begins with these bytes at an offset; `None` if its head is incomplete.
     pub(super) fn length(&self, at: usize, bytes: &[u8]) -> Result<Option<usize>, PageLogError> {
         let Some(head) = bytes.get(..RECORD_BYTES) else {
             return Ok(None);
@@ -52,7 +52,8 @@ impl Records {
         Ok(Some(RECORD_BYTES + u32_at(head, 4) as usize * Row::BYTES))
     }
 
-    /// The record that begins with these bytes and lies at a place, and its length; `None` while it is not whole.
+    /// Parses the record that begins with these bytes at an offset, and returns it with its length; `None` if it is
+    /// incomplete.
     pub(super) fn next(&mut self, at: usize, bytes: &[u8]) -> Result<Option<(Record, usize)>, PageLogError> {
         let Some(length) = self.length(at, bytes)? else {
             return Ok(None);
@@ -88,7 +89,7 @@ impl Records {
     }
 }
 
-/// A window from its record.
+/// Parses the window of a record.
 fn window(head: &[u8], rows: &[u8], frames: u64) -> Result<Window, &'static str> {
     let mut least = 0_u64;
     let mut parsed = Vec::with_capacity(rows.len() / Row::BYTES);

@@ -67,7 +67,7 @@ fn a_log_reads_as_it_was_written() {
         (read.header, read.windows, read.missing),
         (header(), windows(3), None)
     );
-    // The check value that every description of this checksum gives.
+    // The standard check value of this checksum.
     assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
 }
 
@@ -134,7 +134,7 @@ proptest! {
         junk in prop::collection::vec(any::<u8>(), 0..400), after in 0_usize..4, resealed: bool,
     ) {
         prop_assert!(Log::parse("x", &junk).is_err());
-        // What follows good records, and a record with good checksums over bad figures.
+        // Appends to good records one with valid checksums over invalid figures.
         let mut begins = header().to_bytes().to_vec();
         windows(after as u64).iter().for_each(|window| begins.extend(window.to_bytes()));
         let mut tail = junk;

@@ -1,4 +1,4 @@
-//! What holds of every host before anything is done to a VM: samples, versions, and refusals of whole plans.
+//! Properties of every host before any action: samples, versions, and refusals of whole plans.
 
 use homenode_units::{NodeSet, Pages, VmId};
 
@@ -89,7 +89,7 @@ fn counters_are_monotone(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
             ("running", Some(a.running_ns), Some(b.running_ns)),
             ("waiting", a.waiting_ns, b.waiting_ns),
         ];
-        // What is known in one sample alone has nothing to be held against.
+        // A counter that is in only one sample has nothing to be compared with.
         for (what, old, new) in pairs.into_iter().filter_map(|(what, a, b)| Some((what, a?, b?))) {
             expect(old <= new, || {
                 format!("{what} time of vCPU {} fell from {old} to {new}", a.index)

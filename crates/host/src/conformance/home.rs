@@ -18,7 +18,7 @@ pub(super) static HOLDS: Check = Check {
     run: home_holds,
 };
 
-/// Earlier checks pinned the VM: it is free first.
+/// Earlier checks pinned the VM, so it is freed first.
 fn home_is_lifted(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
     lift_twice(host, vm, Lever::Home)?;
     let free = sample(host)?;
@@ -91,7 +91,7 @@ fn home_holds(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
             skipped = Some("the host does not know where the VM's pages lie".to_owned());
             continue;
         };
-        // A host may take home what little lies elsewhere: a hundredth, or what it moves at once.
+        // A host may move home the little that is elsewhere: a hundredth, or what it moves at once.
         expect(after.0 + before.0 / 100 + 1024 >= before.0, || {
             format!("a home alone left {after} outside of {before}")
         })?;

@@ -1,4 +1,4 @@
-//! How pages are placed and sampled.
+//! Placing and sampling of pages.
 
 use homenode_units::{MemoryPolicy, Migration, Placing, VmId};
 
@@ -39,7 +39,7 @@ fn policies_are_set(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
             })?;
             let is_blind = now.no_page_uses.is_some();
             expect(seen.migration != Migration::Carrefour || !is_blind, || {
-                format!("{seen} is in force, and nobody samples pages")
+                format!("{seen} is in force, and pages are not sampled")
             })?;
             others_set += usize::from(seen != first);
         }

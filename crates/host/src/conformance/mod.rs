@@ -1,11 +1,11 @@
-//! What every host must do, whatever it is made of: the twin runs these checks in its tests, the live host in the
-//! testbed on a real kernel. A file per lever, and one for what holds of all of them.
+//! Properties that every host must have, whatever it is made of: the twin runs these checks in its tests, the live host in
+//! the testbed on a real kernel. There is a file per lever, and one for general properties.
 //!
-//! Every [`Act`] has a check ([`of`]). Where a host cannot do an act, its check holds it to saying so and to leaving the VM as
-//! it was, and the verdict is [`Verdict::Skipped`] with the host's reason: the suite's caller shows it.
+//! Every [`Act`] has a check ([`of`]). If a host cannot do an act, its check requires that the host reports it and leaves the
+//! VM unchanged, and the verdict is [`Verdict::Skipped`] with the host's reason, for the suite's caller to show.
 //!
-//! Not verified here: that a policy's decisions are wise, and anything about timing but that a quota holds. Of a home, where
-//! emulator and I/O threads run: no sample has them.
+//! Not verified here: that a policy's decisions are wise, and timing, except that a quota holds. For a home, the placement of
+//! emulator and I/O threads is not verified: no sample has it.
 
 mod contract;
 mod home;
@@ -23,23 +23,23 @@ use homenode_units::{NodeId, NodeMap, Ns, Pages, VmId};
 
 use crate::{Act, Host, Impossible, Lever, Limit, Outcome, Plan, Refusal, Sample, VmSample};
 
-/// One check: a name, and a function that says what was expected and what was seen when it fails.
+/// One check: a name, and a function that returns what was expected and what was seen if it fails.
 #[derive(Debug)]
 pub struct Check {
-    /// Says the property.
+    /// The property.
     pub name: &'static str,
-    /// Runs it against a host on which `vm` runs, with one or more vCPUs, memory touched, and no agent beside.
+    /// Runs it against a host on which `vm` runs, with one or more vCPUs, touched memory, and no agent.
     pub run: fn(&mut dyn Host, VmId) -> Result<Verdict, String>,
 }
 
-/// What became of a check that did not fail.
+/// The result of a check that did not fail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Verdict {
-    /// The host does it, and as it should.
+    /// The host does it correctly.
     Passed,
-    /// The host cannot do it, for this reason. What it must do all the same was checked: it says so, refuses what is
-    /// impossible, and leaves the VM as it was.
+    /// The host cannot do it, for this reason. The rest was checked: the host reports that, refuses what is impossible, and
+    /// leaves the VM unchanged.
     Skipped(String),
 }
 
@@ -67,7 +67,7 @@ pub static CHECKS: &[&Check] = &[
     &settings::KEPT,
 ];
 
-/// The check of an act: one of [`CHECKS`]. There is none without.
+/// Returns the check of an act: one of [`CHECKS`]. Every act has one.
 pub fn of(act: &Act) -> &'static Check {
     match act {
         Act::PinVcpus { .. } => &vcpus::PINNED,
@@ -94,9 +94,9 @@ pub fn of(act: &Act) -> &'static Check {
     }
 }
 
-/// Time that the checks let pass between samples.
+/// Time between the checks' samples.
 const PERIOD: Ns = Ns::from_millis(500);
-/// A lease that no check outlasts.
+/// A lease longer than any check.
 const LEASE: Ns = Ns::from_secs(600);
 
 fn passed((): ()) -> Verdict {
@@ -107,7 +107,7 @@ fn sample(host: &mut dyn Host) -> Result<Sample, String> {
     host.sample().map_err(|e| e.to_string())
 }
 
-/// The VM as the host sees it now.
+/// Returns the VM as the host sees it now.
 fn sample_of(host: &mut dyn Host, vm: VmId) -> Result<VmSample, String> {
     let seen = sample(host)?.vm(vm).cloned();
     seen.ok_or_else(|| format!("VM {vm} is not in the sample"))
@@ -122,7 +122,7 @@ fn affinities(sample: &Sample, vm: VmId) -> Vec<String> {
     vcpus.iter().map(|vcpu| vcpu.affinity.to_string()).collect()
 }
 
-/// A plan for one act, made from what the host sees now.
+/// Returns a plan for one act, made from the host's present state.
 fn plan_of(host: &mut dyn Host, vm: VmId, act: Act) -> Result<Plan, String> {
     let mut plan = Plan::new(sample(host)?.version);
     plan.decide("conformance", act.on(vm), "conformance check".into());
@@ -136,7 +136,7 @@ fn commit_one(host: &mut dyn Host, vm: VmId, act: Act) -> Result<Outcome, String
     outcomes.next().ok_or_else(|| "no outcome".into())
 }
 
-/// The act is refused, and for a reason of this kind.
+/// Checks that the act is refused, for this kind of reason.
 fn refused(host: &mut dyn Host, vm: VmId, act: Act, is_why: fn(&Impossible) -> bool) -> Result<(), String> {
     let plan = plan_of(host, vm, act)?;
     match host.commit(&plan) {
@@ -145,7 +145,7 @@ fn refused(host: &mut dyn Host, vm: VmId, act: Act, is_why: fn(&Impossible) -> b
     }
 }
 
-/// Lifts a lever, and once more: twice is as good as once.
+/// Lifts a lever twice: the second time must have no effect.
 fn lift_twice(host: &mut dyn Host, vm: VmId, lever: Lever) -> Result<(), String> {
     for _ in 0..2 {
         let outcome = commit_one(host, vm, Act::Lift { lever })?;
@@ -156,7 +156,7 @@ fn lift_twice(host: &mut dyn Host, vm: VmId, lever: Lever) -> Result<(), String>
     Ok(())
 }
 
-/// The node with most of these pages, and another that can hold memory.
+/// Returns the node with most of these pages, and another that can hold memory.
 fn fullest_and_other(host: &dyn Host, pages: &NodeMap<Pages>) -> Result<(NodeId, NodeId), String> {
     let fullest = pages.iter().max_by_key(|(_, pages)| **pages);
     let (fullest, _) = fullest.ok_or("the VM has no pages")?;
@@ -165,7 +165,7 @@ fn fullest_and_other(host: &dyn Host, pages: &NodeMap<Pages>) -> Result<(NodeId,
     Ok((fullest, other.ok_or("the host has one node only")?))
 }
 
-/// A node that the host lacks.
+/// Returns a node that the host lacks.
 fn no_node(host: &dyn Host) -> NodeId {
     let last = host.machine().nodes.keys().last();
     NodeId(last.map_or(0, |node| node.0 + 1))

@@ -1,4 +1,4 @@
-//! Where pages lie: any of a VM's, those of a virtual node, and named ones.
+//! Moves of pages: any of a VM's, those of a virtual node, and named ones.
 
 use homenode_units::{MemoryPolicy, Migration, NodeId, NodeMap, NodeSet, Pages, VmId};
 
@@ -23,14 +23,14 @@ pub(super) static OF_VIRTUAL_NODE: Check = Check {
 };
 
 const UNKNOWN: &str = "the host does not know where the VM's pages lie";
-/// Where nothing is known of single pages, so many of each MiB are named.
+/// Pages named per MiB if nothing is known of single pages.
 const PROBED: Pages = Pages(16);
 const PAGES_PER_MIB: usize = 256;
-/// How many named pages are moved, and how long to wait for names.
+/// Number of named pages that are moved, and looks to wait for names.
 const NAMED_MAX: usize = 64;
 const LOOKS: usize = 10;
 
-/// The receipt of an act that moves at most `budget` pages onto `target`, compared with two samples of what moves.
+/// Checks the receipt of an act that moves at most `budget` pages onto `target` against two samples of the moved pages.
 fn moves(
     host: &mut dyn Host,
     vm: VmId,
@@ -111,7 +111,7 @@ fn frames_move(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
     impossible_frames(host, vm, from, to)?;
     let of = |vm: &VmSample| vm.pages.clone();
     let Some(uses) = page_uses(host, vm)? else {
-        // The host does not say where a page lies: some of each MiB are moved from wherever they are to where fewest are.
+        // The host does not locate single pages: some of each MiB are moved from any node to the one with fewest.
         let to = host
             .machine()
             .memory_nodes()
@@ -139,7 +139,7 @@ fn frames_move(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
     some(moves(host, vm, act, to, &of)?)
 }
 
-/// What is impossible is refused, and a frame that the guest lacks is nothing to move.
+/// Checks that impossible moves are refused, and that a frame that the guest lacks is nothing to move.
 fn impossible_frames(host: &mut dyn Host, vm: VmId, from: NodeId, to: NodeId) -> Result<(), String> {
     let act = |frame, from, to| Act::MoveFrames {
         moves: vec![FrameMove {
@@ -155,7 +155,7 @@ fn impossible_frames(host: &mut dyn Host, vm: VmId, from: NodeId, to: NodeId) ->
     let outcome = commit_one(host, vm, act(u64::MAX / 2, from, to))?;
     let is_nothing = match &outcome {
         Outcome::Moved { moved, .. } => *moved == Pages::ZERO,
-        // Where nothing moves at all, what is not there does not either.
+        // If nothing moves at all, neither does a frame that does not exist.
         Outcome::Failed(error) => matches!(error.why, Failure::MemoryFixed { .. }),
         _ => false,
     };
@@ -164,7 +164,7 @@ fn impossible_frames(host: &mut dyn Host, vm: VmId, from: NodeId, to: NodeId) ->
     })
 }
 
-/// Some pages of each MiB of a VM's memory, from each node on which it has any but this.
+/// Returns some pages of each MiB of a VM's memory, from each of its nodes except this.
 fn scattered(vm: &VmSample, pages: &NodeMap<Pages>, to: NodeId) -> Vec<FrameMove> {
     let others = pages
         .iter()
@@ -182,7 +182,7 @@ fn scattered(vm: &VmSample, pages: &NodeMap<Pages>, to: NodeId) -> Vec<FrameMove
     frames.flat_map(of_all).collect()
 }
 
-/// Pages of which the host knows where they lie, where it does: those that were sampled.
+/// Returns the pages that the host locates, if it does: those that were sampled.
 fn page_uses(host: &mut dyn Host, vm: VmId) -> Result<Option<Vec<PageUse>>, String> {
     let before = sample(host)?;
     let policy = sample_of(host, vm)?.memory_policy;

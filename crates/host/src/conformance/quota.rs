@@ -16,7 +16,7 @@ pub(super) static LEASED: Check = Check {
 };
 
 pub(super) static IMPOSSIBLE: Check = Check {
-    name: "a quota below the floor, a limit without a lease, a limit of nobody and lifting where nothing is held are refused",
+    name: "a quota below the floor, a limit without a lease, a limit of an unknown VM and lifting where nothing is held are refused",
     run: |host, vm| impossible_limits_are_refused(host, vm).map(passed),
 };
 
@@ -50,7 +50,7 @@ fn quota_holds(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     host.wait(Ns(4 * PERIOD.0));
     let to = sample(host)?;
     let elapsed = to.at.saturating_sub(from.at).as_f64();
-    // Kernels deal out time in slices, and what is left of one may be used in the next period.
+    // Kernels hand out time in slices, and the rest of one may be used in the next period.
     let allowed = 1.1 * QUOTA.share() * elapsed + 2.0 * QUOTA.period_ns.as_f64();
     let (Some(a), Some(b)) = (from.vm(vm), to.vm(vm)) else {
         return Err(format!("VM {vm} was not in both samples"));

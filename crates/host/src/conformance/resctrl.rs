@@ -38,7 +38,7 @@ fn act(limit: Limit, lease_ns: Ns) -> Act {
     Act::Limit { limit, lease_ns }
 }
 
-/// Why the host cannot, if so.
+/// Returns why the host cannot, if so.
 fn part_is_held(host: &mut dyn Host, vm: VmId, limit: Limit) -> Result<Option<String>, String> {
     let is_confined = |host: &mut dyn Host, expected: Option<Limit>| {
         let seen = sample_of(host, vm)?.confined;

@@ -1,4 +1,4 @@
-//! What an operator says of a VM.
+//! An operator's settings of a VM.
 
 use homenode_units::{Bytes, Permit, Placing, VmId};
 
@@ -37,6 +37,6 @@ fn settings_are_kept(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     })?;
     match host.set(VmId(vm.0 ^ 1), Setting::Permit(Some(permit))) {
         Err(error) if error.why == Failure::VmGone => Ok(()),
-        other => Err(format!("a permit for nobody got {other:?}")),
+        other => Err(format!("a permit for an unknown VM got {other:?}")),
     }
 }

@@ -1,4 +1,4 @@
-//! What guests are told of where they are.
+//! The topology that guests see.
 
 use homenode_units::{NodeId, VmId};
 
@@ -13,7 +13,7 @@ pub(super) static PUBLISHED: Check = Check {
 fn guest_is_told(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
     let first = sample_of(host, vm)?;
     let nodes: Vec<NodeId> = host.machine().memory_nodes().iter().take(2).collect();
-    // All of it on one node: as good as any for what is to be seen of it.
+    // All of it on one node, which is enough for what can be observed.
     let all_on = |node: NodeId, virtual_nodes: usize| GuestTopology {
         vcpus: vec![Some(node); first.vcpus.len()],
         memory: vec![Some(node); virtual_nodes],
@@ -51,7 +51,7 @@ fn guest_is_told(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
     Ok(Verdict::Passed)
 }
 
-/// A guest that has virtual nodes and cannot be told of them: the host says so, and nothing was told.
+/// A guest with virtual nodes that cannot be told of them: the host reports that, and nothing was told.
 fn cannot_be_told(
     host: &mut dyn Host,
     vm: VmId,

@@ -37,7 +37,7 @@ fn memory_is_watched(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
             continue;
         };
         let seen = observed.as_observation();
-        // Hosts are late now and then, and never early.
+        // Hosts are late now and then, but never early.
         expect(seen.interval >= window_ns, || {
             format!("a window of {window_ns} lasted {}", seen.interval)
         })?;
@@ -52,7 +52,7 @@ fn memory_is_watched(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
         ends.len() >= 2 && ends.windows(2).all(|pair| pair[0] < pair[1]),
         || format!("in four windows' time, windows ended at {ends:?}"),
     )?;
-    // What renews the lease may shorten it, as with limits.
+    // A renewal may shorten the lease, as with limits.
     commit_one(host, vm, watch(Ns(PERIOD.0 / 2)))?;
     host.wait(PERIOD);
     expect(sample_of(host, vm)?.observed.is_none(), || {
@@ -61,7 +61,7 @@ fn memory_is_watched(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
     commit_one(host, vm, watch(LEASE))?;
     lift_twice(host, vm, Lever::Watching)?;
     expect(sample_of(host, vm)?.observed.is_none(), || {
-        "nobody watches, and something is told".into()
+        "watching was lifted, and what was seen is still told".into()
     })?;
     Ok(Verdict::Passed)
 }

@@ -141,7 +141,7 @@ fn traffic_is_of_nodes_that_count_it() {
     assert_eq!((bandwidth(0), bandwidth(1)), (Some(BytesPerSec(4000)), None));
 }
 
-/// Anything that a kernel, a PMU or a guest may say.
+/// Any values that a kernel, a PMU or a guest may report.
 fn any_vcpu() -> impl Strategy<Value = VcpuSample> {
     let counters = proptest::option::of(any::<[u64; 4]>());
     (0..3u16, any::<[u64; 3]>(), counters, 0..80u32).prop_map(|(index, times, counters, cpu)| VcpuSample {

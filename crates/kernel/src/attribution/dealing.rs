@@ -1,5 +1,5 @@
-//! What a modelled PMU counted for a VM, dealt to its vCPUs as a PMU's counters would stand: the part that does not ask whose a
-//! frame is, or who says so. What the figures are is said in [`super`].
+//! Divides what a modelled PMU counted for a VM among its vCPUs, as counters of a PMU: the part that does not depend on which
+//! VM has a frame. [`super`] says what the figures mean.
 
 use std::collections::BTreeMap;
 
@@ -9,24 +9,24 @@ use homenode_units::Ns;
 
 use super::NotCounted;
 
-/// What a reference to the LLC, a miss that local memory answers and one that another node's does cost: round figures of
+/// Cost of a reference to the LLC, a miss that local memory answers and a miss that another node's answers: round figures of
 /// servers with a few sockets.
 pub const LLC_CYCLES: f64 = 40.0;
 /// See [`LLC_CYCLES`].
 pub const MEMORY_CYCLES: f64 = 200.0;
 /// See [`LLC_CYCLES`].
 pub const REMOTE_CYCLES: f64 = 300.0;
-/// Where a machine's clock is not known.
+/// The clock if the machine's is not known.
 const CLOCK_HZ: u64 = 1_000_000_000;
 
-/// Whether the model counts, and how fast the machine that it models runs.
+/// Whether the model counts, and how fast the modelled machine runs.
 #[derive(Debug)]
 pub struct Pulse {
     page: Page<'static>,
     clock_hz: u64,
-    /// Of all CPUs, at the last look, with the time for which they were busy.
+    /// Instructions of all CPUs at the last look, with their busy time.
     instructions: Option<(u64, Ns)>,
-    /// Instructions for each nanosecond for which a CPU was busy between the last two looks.
+    /// Instructions per nanosecond of busy CPU time between the last two looks.
     rate: f64,
     state: State,
 }
@@ -34,16 +34,16 @@ pub struct Pulse {
 /// Whether the model counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It was not looked at twice yet.
+    /// There were not two looks yet.
     Unknown,
-    /// It does.
+    /// The model counts.
     Counting,
-    /// No CPU has begun an instruction since the last look.
+    /// No CPU started an instruction since the last look.
     Silent,
 }
 
 impl Pulse {
-    /// Nothing is known yet. `clock_hz` is the machine's clock, where known.
+    /// Starts without knowing anything. `clock_hz` is the machine's clock, if known.
     pub fn new(page: Page<'static>, clock_hz: Option<u64>) -> Pulse {
         Pulse {
             page,
@@ -54,7 +54,7 @@ impl Pulse {
         }
     }
 
-    /// Looks; CPUs were busy for so long in all. Asks for counts, which costs the emulator most of its speed.
+    /// Looks at the counts; `busy` is all CPUs' busy time. Requests counts, which costs the emulator most of its speed.
     pub fn beat(&mut self, busy: Ns) {
         self.page.want();
         let cpus = 0..self.page.layout().cpus;
@@ -72,12 +72,12 @@ impl Pulse {
         };
     }
 
-    /// As of the last look.
+    /// State as of the last look.
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// What makes time run into instructions, for a VM of whose misses local memory answers this share.
+    /// Conversion of time into instructions, for a VM with this share of its misses answered by local memory.
     pub fn speed(&self, local: f64) -> Speed {
         Speed {
             clock_hz: self.clock_hz,
@@ -87,18 +87,18 @@ impl Pulse {
     }
 }
 
-/// What makes time run into instructions.
+/// Conversion of time into instructions.
 #[derive(Clone, Copy, Debug)]
 pub struct Speed {
     clock_hz: u64,
-    /// Instructions that the emulator makes in a nanosecond.
+    /// Instructions per nanosecond in the emulator.
     rate: f64,
     /// Share of misses that local memory answers.
     local: f64,
 }
 
 impl Speed {
-    /// Instructions of a VM that ran for so many nanoseconds in all, with so many references and misses: those that the emulator
+    /// Instructions of a VM that ran for `ran` nanoseconds in all, with these references and misses: those that the emulator
     /// made, and those that the machine would have made.
     fn instructions(self, ran: f64, references: u64, misses: u64) -> (f64, f64) {
         let miss = self.local * MEMORY_CYCLES + (1.0 - self.local) * REMOTE_CYCLES;
@@ -115,7 +115,7 @@ impl Speed {
     }
 }
 
-/// What was dealt to the vCPUs of a VM so far.
+/// What the vCPUs of a VM were assigned so far.
 #[derive(Debug, Default)]
 pub struct Dealt {
     /// The VM's counts at the last look.
@@ -123,7 +123,7 @@ pub struct Dealt {
     vcpus: BTreeMap<u16, Share>,
 }
 
-/// What was dealt to a vCPU.
+/// A vCPU's part.
 #[derive(Clone, Copy, Debug, Default)]
 struct Share {
     ran: Ns,
@@ -132,16 +132,16 @@ struct Share {
 }
 
 impl Dealt {
-    /// Does not count what comes before the next look.
+    /// Ignores what is counted before the next look.
     pub fn interrupt(&mut self) {
         self.since = None;
     }
 
-    /// Deals what a VM's counts have grown by to the vCPUs that ran meanwhile: `ran` has the time that each ran so far. What came
-    /// while none ran waits for the next.
+    /// Divides the growth of a VM's counts among the vCPUs that ran meanwhile: `ran` has the time that each ran so far. If
+    /// none ran, the growth is kept for the next call.
     ///
     /// # Errors
-    /// Counts that ran backwards.
+    /// When counts ran backwards.
     pub fn deal(
         &mut self,
         counts: Counts,
@@ -174,7 +174,7 @@ impl Dealt {
             let share = self.vcpus.entry(index).or_default();
             share.ran = now;
             let after = before + u128::from(time.0);
-            // Parts of cumulated shares: they add up.
+            // Differences of cumulated shares: they add up.
             let part = |count: u64| {
                 let upto = |time: u128| (u128::from(count) * time).checked_div(total).unwrap_or(0);
                 (upto(after) - upto(before)) as u64
@@ -202,7 +202,7 @@ impl Dealt {
     }
 }
 
-/// How many references and misses came since; `None` where they ran backwards.
+/// New references and misses; `None` if they ran backwards.
 pub fn grown(since: Counts, now: Counts) -> Option<(u64, u64)> {
     let grown = |before: u64, now: u64| {
         let grown = now.wrapping_sub(before);
@@ -214,7 +214,7 @@ pub fn grown(since: Counts, now: Counts) -> Option<(u64, u64)> {
     ))
 }
 
-/// What all CPUs did to memory of a tag.
+/// Counts of all CPUs for memory with a tag.
 pub fn of_tag(page: Page<'_>, tag: u8) -> Counts {
     let counts = (0..page.layout().cpus).filter_map(|cpu| page.counts(cpu, tag));
     counts.fold(Counts::default(), |sum, counts| Counts {

@@ -1,4 +1,4 @@
-//! Which nodes use which frames, as a modelled PMU samples it.
+//! Which nodes use which frames, as sampled by a modelled PMU.
 
 use std::collections::BTreeMap;
 
@@ -9,28 +9,28 @@ use homenode_units::{CpuId, NodeId, NodeMap};
 
 use crate::memory_blocks::MemoryBlocks;
 
-/// Of so many misses one is sampled. It is a prime, so that of a page that is read line by line each line has its turn.
+/// One in this many misses is sampled. It is a prime, so that each line of a page read line by line has its turn.
 const PERIOD: u64 = 61;
 
-/// Reads what is sampled.
+/// Reads the samples.
 #[derive(Debug)]
 pub struct Sampler {
     page: Page<'static>,
     blocks: MemoryBlocks,
     cpus: Vec<Cpu>,
     line_bytes: u64,
-    /// What controllers have moved, since this began.
+    /// Bytes moved by each node's controllers since the start.
     traffic: NodeMap<u64>,
-    /// Since the last look but one.
+    /// Samples between the last two looks.
     frames: BTreeMap<u64, FrameUse>,
     tags: BTreeMap<u8, Accesses>,
 }
 
-/// A CPU of the page.
+/// One of the page's CPUs.
 #[derive(Clone, Copy, Debug)]
 struct Cpu {
     node: Option<NodeId>,
-    /// Samples that were looked at.
+    /// Number of samples read.
     taken: u64,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct FrameUse {
 }
 
 impl Sampler {
-    /// Reads samples from now on. CPUs of the page have the numbers that the machine gives them.
+    /// Reads samples from now on. The page numbers CPUs as the machine does.
     pub fn new(page: Page<'static>, machine: &Machine, blocks: MemoryBlocks) -> Sampler {
         let layout = page.layout();
         let cpu = |number: u64| Cpu {
@@ -63,7 +63,7 @@ impl Sampler {
         }
     }
 
-    /// Reads what was sampled since the last look, and asks for more.
+    /// Reads the samples since the last look, and requests more.
     pub(super) fn look(&mut self) {
         self.page.sample_every(PERIOD);
         self.frames.clear();
@@ -73,7 +73,7 @@ impl Sampler {
                 .page
                 .take_samples(number as u64, &mut self.cpus[number].taken);
             let node = self.cpus[number].node;
-            // What was lost fell on memory as the rest did.
+            // Lost samples are taken to be distributed like the others.
             let each = |count: u64| {
                 let all = u128::from(taken.samples.len() as u64) + u128::from(taken.lost);
                 let misses = u128::from(count) * u128::from(PERIOD) * all;
@@ -124,17 +124,17 @@ impl Sampler {
         }
     }
 
-    /// What all CPUs did to a frame between the last two looks.
+    /// Uses of a frame by all CPUs between the last two looks.
     pub(super) fn frame(&self, frame: u64) -> Option<&FrameUse> {
         self.frames.get(&frame)
     }
 
-    /// Where a frame lies.
+    /// The node of a frame.
     pub(super) fn node_of(&self, frame: u64) -> Option<NodeId> {
         self.blocks.node_of(frame)
     }
 
-    /// What all CPUs did to frames of a tag between the last two looks.
+    /// Accesses of all CPUs to frames with a tag between the last two looks.
     pub(super) fn tag(&self, tag: u8) -> Option<&Accesses> {
         self.tags.get(&tag)
     }

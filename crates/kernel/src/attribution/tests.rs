@@ -1,4 +1,4 @@
-//! With a page in memory, counted into by hand as the emulator's plugin does, and handmade `pagemap` files.
+//! With a page in memory, counted into by hand like the emulator's plugin, and handmade `pagemap` files.
 
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
@@ -29,7 +29,7 @@ fn page() -> Page<'static> {
     page
 }
 
-/// Of a host of two nodes with a CPU each; frames 0 to 31 lie on node 0, 32 to 63 on node 1, and the rest nowhere.
+/// A sampler of a host of two nodes with a CPU each; frames 0 to 31 are on node 0, 32 to 63 on node 1, and the rest nowhere.
 fn sampler(page: Page<'static>) -> Result<Sampler, String> {
     let tree = Tree::new(&[
         ("sys/devices/system/memory/block_size_bytes", "20000"),
@@ -45,7 +45,7 @@ fn vm(at: u8) -> VmId {
     VmId::parse(&format!("6695eb01-f6a4-8304-79aa-97f2502e19{at:02x}")).expect("a UUID")
 }
 
-/// VMs whose memory is so many pages, with pids by their number.
+/// VMs with this many pages of memory, with pids by their number.
 struct Rig {
     tree: Tree,
     page: Page<'static>,
@@ -68,7 +68,7 @@ impl Rig {
         rig
     }
 
-    /// Time passes, in which the machine does something: two instructions a nanosecond.
+    /// Time passes, in which the machine makes two instructions per nanosecond.
     fn begin(&mut self) {
         self.at += Ns::from_secs(1000);
         self.busy += Ns(5);
@@ -106,7 +106,7 @@ impl Rig {
         self.attribution.counters(self.tree.root(), self.at, seen)
     }
 
-    /// References and misses of a VM of one vCPU that ran for so long.
+    /// References and misses of a VM whose only vCPU ran for this time.
     fn counts(&mut self, number: u8, pages: u64, ran_ms: u64) -> (u64, u64) {
         let counters = self
             .look(number, pages, &[ran_ms])
@@ -136,7 +136,7 @@ fn what_is_counted_for_a_frame_goes_to_the_vm_whose_it_is_also_after_it_moved() 
     rig.miss(1, 30, 100);
     rig.begin();
     assert_eq!((rig.counts(1, 2, 20), rig.counts(2, 2, 20)), ((7, 7), (5, 5)));
-    // A page of VM 1 moves, and VM 2 gets the frame that it left; its own pages change places.
+    // A page of VM 1 moves, and VM 2 gets the frame that it left; VM 2's own pages swap places.
     rig.own(1, &[10, 40]);
     rig.own(2, &[21, 11]);
     rig.begin();
@@ -292,7 +292,7 @@ fn a_vm_that_is_slowed_down_still_misses_as_often_for_each_instruction() {
     rig.own(1, &[10]);
     rig.begin();
     rig.counts(1, 1, 0);
-    // As above: 5 of 8 parts of two million instructions are made, and of what was counted for them.
+    // As above: 5 of 8 parts of two million instructions are made, and the same part of what was counted for them.
     rig.miss(0, 10, 5000);
     rig.begin();
     assert_eq!(rig.counts(1, 1, 1), (3125, 3125));
@@ -317,7 +317,7 @@ fn samples_go_to_the_page_whose_frame_they_name_and_say_which_nodes_used_it() {
     sample(1, 10, Use::Write);
     sample(1, 10, Use::Read);
     sample(0, 40, Use::Read);
-    sample(0, 50, Use::Read); // somebody else's
+    sample(0, 50, Use::Read); // another VM's
     sample(0, 90, Use::Read); // on no node
     rig.begin();
     rig.counts(1, 3, 0);
@@ -343,7 +343,7 @@ fn samples_go_to_the_page_whose_frame_they_name_and_say_which_nodes_used_it() {
     );
     rig.begin();
     assert_eq!(rig.attribution.page_uses(vm(1)), Some(Vec::new()), "said once");
-    // A ring of 16 of which 40 were written: what is left stands for all.
+    // A ring of 16 with 40 written samples: those that are left stand for all.
     let sample = Sampled {
         frame: 40,
         wanted: Use::Read,

@@ -47,7 +47,7 @@ fn threads_are_told_apart_by_name_where_there_are_no_groups() {
     );
 }
 
-/// Has these threads in these cgroups, as libvirt puts them there.
+/// Puts these threads into these cgroups, as libvirt does.
 fn put_in_groups(tree: &Tree, groups: &[(i32, &str)]) {
     for (tid, group) in groups {
         let text = format!("0::/machine.slice/machine-qemu.scope/libvirt/{group}\n");
@@ -63,7 +63,7 @@ fn roles_in(tree: &Tree) -> Vec<(i32, Role)> {
 #[test]
 fn a_name_never_chooses_the_thread_of_a_vcpu_where_libvirt_made_groups() {
     let tree = qemu();
-    // QEMU may name its threads as it likes; it may not leave the groups in which libvirt put them.
+    // QEMU can name its threads anything; it cannot leave the groups in which libvirt put them.
     for tid in 100..200 {
         write_thread(&tree, 40, tid, "CPU 0/KVM", "0-3");
         put_in_groups(&tree, &[(tid, "emulator")]);
@@ -100,7 +100,7 @@ fn of_the_threads_in_a_vcpus_group_the_oldest_is_the_vcpus() {
             (44, "vcpu12"),
         ],
     );
-    // What a vCPU's thread starts (a worker of io_uring, a thread under its name) is in its group, and younger.
+    // What a vCPU's thread starts (an io_uring worker, a thread with its name) is in its group, and younger.
     for (tid, start) in [(42, 90), (47, 77)] {
         write_thread(&tree, 40, tid, "CPU 0/KVM", "0-3");
         tree.write(
@@ -231,14 +231,14 @@ fn this_process_reads() {
     );
 }
 
-/// What a look finds.
+/// Result of a look.
 fn look(tasks: &mut Tasks, depth: Depth) -> Result<Vec<Thread>, ReadError> {
     let mut seen = Vec::new();
     tasks.look(depth, &mut seen)?;
     Ok(seen)
 }
 
-/// A process with two vCPUs that is looked at again and again, and is not new any more.
+/// A process with two vCPUs that is read regularly, and is not new any more.
 fn looked_at() -> (Tree, Tasks) {
     let tree = Tree::new(&[("proc/40/stat", &stat(40, "qemu", 'S', 77, 0))]);
     for (tid, comm) in [(40, "qemu-system-x86"), (43, "CPU 0/KVM"), (44, "CPU 1/KVM")] {
@@ -366,7 +366,7 @@ fn threads_are_listed_where_the_process_has_another_number_of_them_and_else_now_
         look(&mut tasks, depth).unwrap().len()
     };
     assert_eq!(looked(3, Depth::Counters), 3);
-    // One ends where another comes.
+    // One thread ends and another starts.
     std::fs::remove_dir_all(tree.root().join("proc/40/task/40")).unwrap();
     write_thread(&tree, 40, 45, "CPU 2/KVM", "0-3");
     write_thread(&tree, 40, 46, "worker", "0-3");

@@ -1,13 +1,13 @@
-//! `/proc/PID/clear_refs` and `/proc/PID/smaps`: pages of guest RAM used since somebody cleared what tells of it.
+//! `/proc/PID/clear_refs` and `/proc/PID/smaps`: pages of guest RAM used since their marks were cleared.
 //!
-//! Writing 1 clears the accessed bits of a process's page tables and the referenced flags of its pages; `Referenced` in smaps
-//! counts those set since. That is all there is to a guest that QEMU itself emulates. A guest under KVM reaches its memory
-//! through page tables of KVM's own, whose accessed bits neither file looks at: what is used there shows only when KVM has to
-//! look a page up. Writing 4 makes it do so: it is meant to begin the tracking of writes, and invalidates all that KVM has
-//! mapped, so that the next use of each page faults, is looked up, and leaves its mark.
+//! Writing 1 clears the accessed bits of a process's page tables and the referenced flags of its pages; `Referenced` in
+//! smaps counts those set since. For a guest that QEMU itself emulates that is all. A guest under KVM reaches its memory
+//! through KVM's own page tables, whose accessed bits neither file reads: what is used there shows only when KVM has to look
+//! a page up. Writing 4 makes it do so: it is meant to start tracking writes, and invalidates all that KVM has mapped, so
+//! that the next use of each page faults, is looked up, and leaves its mark.
 //!
-//! A huge page is looked up and marked as a whole. Clearing takes away what the kernel's own reclaim knows of the VM's pages: for
-//! a window they look cold to it.
+//! A huge page is looked up and marked as a whole. Clearing erases what the kernel's own reclaim knows about the VM's pages:
+//! for a window they look cold to it.
 
 use std::io::Write;
 use std::path::Path;
@@ -26,7 +26,7 @@ const SMAPS_BYTES: u64 = 128 << 20;
 pub enum Clear {
     /// Accessed bits and referenced flags (1).
     References,
-    /// What tells of writes (4), and with it every page that KVM has mapped.
+    /// Marks of writes (4), and with them every page that KVM has mapped.
     Mappings,
 }
 
@@ -51,16 +51,16 @@ pub fn clear(root: &Path, pid: i32, what: Clear) -> Result<(), TrackerError> {
     })
 }
 
-/// What of some ranges was referenced.
+/// Referenced memory of some ranges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Referenced {
-    /// In all.
+    /// Total.
     pub used: Pages,
-    /// Of it at most so much in huge pages, each of which counts as a whole.
+    /// Upper bound of the part in huge pages, each of which counts as a whole.
     pub coarse: Pages,
 }
 
-/// Reads what was referenced in these ranges; `None` where the process is gone.
+/// Reads how much was referenced in these ranges; `None` if the process is gone.
 ///
 /// # Errors
 /// When smaps is malformed or may not be read.
@@ -111,7 +111,7 @@ fn parse(path: &Path, text: &str, ranges: &[Range]) -> Result<Referenced, ReadEr
     Ok(sum)
 }
 
-/// Why the memory of these ranges has no accessed bits that smaps shows, if so.
+/// Why smaps has no accessed bits for the memory of these ranges, if so.
 pub fn unfit(ranges: &[Range]) -> Option<String> {
     let huge = ranges.iter().find(|range| range.page_bytes > Bytes(PAGE_BYTES))?;
     Some(format!(
@@ -161,7 +161,7 @@ VmFlags: rd wr
     fn what_is_referenced_of_guest_ram_is_counted_and_nothing_else() {
         let tree = Tree::new(&[("proc/7/smaps", SMAPS)]);
         let seen = referenced(tree.root(), 7, &[range()]).unwrap().unwrap();
-        // 10000 and 2048 KiB; of the second at most all that was used lies in huge pages.
+        // 10000 and 2048 KiB; of the second range at most all used memory is in huge pages.
         assert_eq!((seen.used, seen.coarse), (Pages(3012), Pages(1536)));
         assert_eq!(referenced(tree.root(), 8, &[range()]), Ok(None));
     }
@@ -188,12 +188,12 @@ VmFlags: rd wr
         assert!(unfit(&[range(), huge]).is_some_and(|why| why.contains("2MiB pages")));
     }
 
-    /// On this machine's kernel, with this process: what was touched since is referenced, and not what was not.
+    /// On this machine's kernel, with this process: memory touched since is referenced, other memory is not.
     #[test]
     fn the_kernel_tells_what_was_touched_since() {
         const PAGES: usize = 24_576;
         if !rustix::process::geteuid().is_root() || !Path::new("/proc/self/clear_refs").exists() {
-            return; // nothing to be shown
+            return; // nothing to test
         }
         let step = PAGE_BYTES as usize;
         let mut memory = vec![1_u8; PAGES * step];
@@ -208,7 +208,7 @@ VmFlags: rd wr
         memory.iter_mut().step_by(3 * step).for_each(|byte| *byte += 1);
         let seen = referenced(root, pid, &[all]).unwrap().unwrap();
         assert!(memory[3 * step] == 2);
-        // Short of it by what a TLB still held, above it by what the test's other threads used.
+        // Less what a TLB still held, plus what the test's other threads used.
         let touched = PAGES as u64 / 3;
         assert!(seen.used.0 + 2048 >= touched, "{seen:?}, {touched} touched");
         assert!(

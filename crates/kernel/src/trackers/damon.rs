@@ -1,12 +1,12 @@
 //! `/sys/kernel/mm/damon/admin`: DAMON, which samples one page of each of its regions.
 //!
-//! It is one per host, and writing `nr_kdamonds` destroys whatever contexts there are. So nothing is ever written unless it is 0,
-//! and what was made here is taken down in the order in which the kernel allows it: off, then `nr_kdamonds` to 0. Whether a
-//! context is ours is told by its target: the QEMU process that the journal names.
+//! There is one per host, and writing `nr_kdamonds` destroys all existing contexts. So nothing is ever written unless it is
+//! 0, and what was made here is taken down in the order that the kernel allows: off, then `nr_kdamonds` to 0. A context is
+//! recognised as ours by its target: the QEMU process that the journal names.
 //!
-//! The sequence, and what to beware of (as tried on 6.12): all `max` of a pattern are 0 at first, and match nothing;
-//! `tried_regions` are numbered with holes; an update may give no region where the machine is slow; when the target exits,
-//! the kdamond stops, and writes give EINVAL.
+//! The sequence has pitfalls (as tried on 6.12): all `max` of a pattern are 0 at first, and match nothing; `tried_regions`
+//! are numbered with holes; an update may return no region on a slow machine; when the target exits, the kdamond stops, and
+//! writes return EINVAL.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ pub(crate) const KDAMONDS: &str = "sys/kernel/mm/damon/admin/kdamonds";
 pub const LOOKS: u32 = 20;
 /// Least and most regions: the kernel merges and splits between them.
 const REGIONS: (&str, &str) = ("10", "1000");
-/// The kernel takes no shorter sampling than this seriously: 1 percent of a CPU.
+/// Shortest useful sampling interval: 1 percent of a CPU.
 const SAMPLE_MIN: Ns = Ns::from_millis(5);
 
 /// DAMON of the host below a root.
@@ -33,14 +33,14 @@ pub struct Damon {
 }
 
 impl Damon {
-    /// Whether present or not.
+    /// Creates it, whether DAMON is present or not.
     pub fn new(root: &Path) -> Damon {
         Damon {
             base: root.join(KDAMONDS),
         }
     }
 
-    /// Why it cannot be used now, if so.
+    /// Why it cannot be used now, if it cannot.
     pub fn why_not(&self) -> Option<String> {
         let count = match read::text_if_there(&self.base.join("nr_kdamonds"), read::SMALL_BYTES) {
             Ok(Some(text)) => text,
@@ -50,13 +50,13 @@ impl Damon {
             Err(error) => return Some(error.to_string()),
         };
         (count.trim() != "0")
-            .then(|| "DAMON is in use by another owner (nr_kdamonds is not 0), who is left alone".into())
+            .then(|| "DAMON is in use by another owner (nr_kdamonds is not 0), which is left alone".into())
     }
 
     /// Begins to watch a process's ranges, aggregating once per window.
     ///
     /// # Errors
-    /// When it is in use, or the kernel refuses; nothing is left then.
+    /// When it is in use, or the kernel refuses; then nothing is left behind.
     pub fn begin(&self, pid: i32, ranges: &[Range], window: Ns) -> Result<(), TrackerError> {
         if let Some(why) = self.why_not() {
             return Err(TrackerError::Unfit(why));
@@ -74,7 +74,7 @@ impl Damon {
         self.set("0/contexts/nr_contexts", "1")?;
         let operations = self.base.join("0/contexts/0/avail_operations");
         let available = read::text(&operations, read::SMALL_BYTES)?;
-        // With ranges of our own DAMON does not look at QEMU's other memory.
+        // With our own ranges DAMON does not look at QEMU's other memory.
         if !available.split_whitespace().any(|word| word == "fvaddr") {
             return Err(TrackerError::Unfit(
                 "this kernel's DAMON cannot watch ranges of a process (no fvaddr: CONFIG_DAMON_VADDR)".into(),
@@ -107,7 +107,7 @@ impl Damon {
             self.set(&format!("{region}/start"), &range.start.to_string())?;
             self.set(&format!("{region}/end"), &range.end.to_string())?;
         }
-        // One scheme that does nothing but say which regions there are.
+        // One scheme that only reports which regions there are.
         self.set(&context("schemes/nr_schemes"), "1")?;
         let scheme = |file: &str| context(&format!("schemes/0/{file}"));
         self.set(&scheme("action"), "stat")?;
@@ -121,11 +121,10 @@ impl Damon {
         self.set("0/state", "on")
     }
 
-    /// What it saw in the aggregation that ends next: it waits for that. Regions in guest frames, as they lie in the ranges one
-    /// after the other.
+    /// Regions of the next aggregation to end; waits for that. In guest frames, counted over the ranges one after the other.
     ///
     /// # Errors
-    /// When the target is gone, or somebody else took DAMON over.
+    /// When the target is gone, or another program took DAMON over.
     pub fn regions(&self, ranges: &[Range]) -> Result<Vec<Region>, TrackerError> {
         self.set("0/state", "update_schemes_tried_regions")?;
         let dir = self.base.join("0/contexts/0/schemes/0/tried_regions");
@@ -175,7 +174,7 @@ impl Damon {
         text.trim().parse().ok().filter(|pid| *pid > 0)
     }
 
-    /// Takes down what watches this process, if it is that; otherwise nothing happens.
+    /// Takes down the context that watches this process; does nothing if it watches another.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -183,13 +182,13 @@ impl Damon {
         if self.text("0/contexts/0/targets/0/pid_target")? != pid.to_string() {
             return Ok(());
         }
-        // Refused where its target ended before it, as the kernel thread did with that.
+        // Refused if its target ended first, and the kernel thread with it.
         let _ = self.set("0/state", "off");
         self.set("nr_kdamonds", "0")
     }
 
-    /// The same for an agent that ended while it watched, or was about to: what has no target and does not run is what it left
-    /// half set up.
+    /// As [`Damon::end`], for an agent that ended while it watched or was about to: also takes down a stopped context
+    /// without a target, which that agent left half set up.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -264,7 +263,7 @@ mod tests {
         let regions = damon.regions(&[range()]).unwrap();
         assert_eq!(regions, [region(0, 4, 20), region(4, 12, 3)]);
         damon.end(4712).unwrap();
-        assert!(read("nr_kdamonds").starts_with('1'), "it watches somebody else");
+        assert!(read("nr_kdamonds").starts_with('1'), "it watches another process");
         damon.end(4711).unwrap();
         assert!(read("nr_kdamonds").starts_with('0'));
         assert!(read("0/state").starts_with("off"));

@@ -94,7 +94,7 @@ fn cells_are_in_order_and_only_our_shmem_device_counts() {
         .map(|cell| (cell.vcpus.as_slice(), cell.memory_bytes))
         .collect();
     let gib = Bytes::from_gib;
-    // vCPUs that there are not are no vCPUs.
+    // vCPUs beyond the VM's count are ignored.
     assert_eq!(seen, [(&[0, 2][..], gib(2)), (&[1], gib(1)), (&[], gib(0))]);
     assert_eq!(domain.ram_sizes, [gib(2), gib(1)]);
     assert_eq!(domain.topology_socket.as_deref(), Some("/run/x.sock"));
@@ -265,7 +265,7 @@ fn memory_is_bound_cell_by_cell_and_dimm_by_dimm() {
         )
     };
     let is = |nodes: &str, common: &str| Some((nodes.to_owned(), common.to_owned()));
-    // As Nova and KubeVirt write it, and without `<memory>`.
+    // As written by Nova and KubeVirt, and without `<memory>`.
     assert_eq!(
         bound(&(memory("strict", "0-1") + &on_each("strict")), two, ""),
         is("0-1", "")
@@ -276,7 +276,7 @@ fn memory_is_bound_cell_by_cell_and_dimm_by_dimm() {
         is("1", "1"),
         "strict by default"
     );
-    // A cell without its own goes by `<memory>`; where none has one, all do.
+    // A cell without a `<memnode>` uses `<memory>`; if no cell has one, all do.
     assert_eq!(
         bound(&(memory("strict", "0,2") + &memnode(1, "strict", "2")), two, ""),
         is("0,2", "2")
@@ -296,7 +296,7 @@ fn memory_is_bound_cell_by_cell_and_dimm_by_dimm() {
     );
     assert_eq!(bound(&memory("interleave", "0-1"), "", ""), is("0-1", ""));
     assert_eq!(bound("", two, ""), None);
-    // DIMMs: by their own mask, else by their cell's.
+    // DIMMs: by their own mask, or else by their cell's.
     assert_eq!(bound("", two, &dimm("<nodemask>1</nodemask>", 0)), is("1", "1"));
     assert_eq!(bound(&memnode(1, "strict", "3"), two, &dimm("", 1)), is("3", "3"));
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Carrying out plans: what they rely on of the host, whether it still is so, and what acting changed.
+//! Commits plans: checks that what they rely on still holds, acts, and samples again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use homenode_host::{
     VmSample, VmSettings,
 };
 use homenode_kernel::{now, task};
-use homenode_undo::{Beat, Commit};
+use homenode_undo::{Commit, Heartbeat};
 use homenode_units::{Bytes, CpuSet, VmId};
 
 use super::KvmHost;
@@ -25,7 +25,7 @@ pub(super) type Fingerprint = BTreeMap<
 >;
 
 impl KvmHost {
-    /// Gives the version of this view: a new one where it differs from the last.
+    /// Returns the version of this view: a new one if it differs from the last.
     pub(super) fn version_of(&mut self, vms: &[VmSample]) -> Version {
         let runtime = |vm: &VmSample| self.vms.get(&vm.id).map_or(0, |known| known.run.runtime_id);
         let is_as_before = |vm: &VmSample| {
@@ -60,28 +60,28 @@ impl Commit for KvmHost {
         &self.last
     }
 
-    /// Refuses a plan whose VMs another program pinned or bounded, or gave a quota or a vCPU, since the sample.
+    /// Refuses a plan if another program pinned or bounded its VMs, or gave them a quota or a vCPU, since the sample.
     fn refuse_changed(&mut self, plan: &Plan) -> Result<(), Refusal> {
-        let usable = self.hands.machine.cpu_set();
+        let usable = self.context.machine.cpu_set();
         for id in plan.vms() {
             let Some(mut vm) = self.vms.remove(&id) else {
                 continue;
             };
             vm.look_soon();
-            // Threads that cannot be read have ended, perhaps; then acting fails and says so.
+            // Unreadable threads may have ended; then acting fails and reports that.
             let is_read = self.look_at_threads(&mut vm, now()).is_ok();
-            // What is done now is to be seen in the next sample.
+            // The next sample must see what is done now.
             vm.look_soon();
             let is_other = |vcpu: &VcpuSample| {
                 let Some(thread) = vm.vcpu_thread(vcpu.index) else {
                     return false;
                 };
-                // As with quotas that cannot be read.
+                // Unreadable quotas are treated alike.
                 let quota = vm.max_of(thread.tid).ok().flatten();
                 let same_quota = quota.is_none_or(|max| max.quota() == vcpu.quota);
                 thread.affinity.intersection(&usable) != vcpu.affinity || !same_quota
             };
-            let limit = vm.left(&self.hands).limit(&self.hands.machine);
+            let limit = vm.left(&self.context).limit(&self.context.machine);
             let sampled = is_read.then(|| self.last.vm(id)).flatten();
             let is_changed = sampled.is_some_and(|sampled| {
                 let is_new = |index: &u16| sampled.vcpus.iter().all(|vcpu| vcpu.index != *index);
@@ -101,7 +101,7 @@ impl Commit for KvmHost {
     }
 
     fn is_dry_run(&self) -> bool {
-        self.hands.journal.is_none()
+        self.context.journal.is_none()
     }
 
     fn act(&mut self, action: &Action) -> Result<Outcome, ActionError> {
@@ -114,20 +114,20 @@ impl Commit for KvmHost {
         if let Some(cause) = kept {
             return Err(failed(vm, vm.what(&action.act), cause));
         }
-        let result = vm.act(&mut self.hands, &action.act);
-        // Whatever went wrong: if the VM has ended, that is the reason.
-        match task::is_alive(&self.hands.root, vm.run.process()) {
+        let result = vm.act(&mut self.context, &action.act);
+        // If the VM has ended, that is the reason for any failure.
+        match task::is_alive(&self.context.root, vm.run.process()) {
             true => result,
             false => Err(Failure::VmGone.on(&name)),
         }
     }
 
-    fn beat(&self) -> &Beat {
-        &self.hands.beat
+    fn heartbeat(&self) -> &Heartbeat {
+        &self.context.heartbeat
     }
 
     fn look_again(&mut self, touched: &BTreeSet<VmId>) {
-        let usable = self.hands.machine.cpu_set();
+        let usable = self.context.machine.cpu_set();
         let mut has_changed = false;
         for sampled in self.last.vms.iter_mut().filter(|vm| touched.contains(&vm.id)) {
             let Some(vm) = self.vms.get(&sampled.id) else {
@@ -137,7 +137,7 @@ impl Commit for KvmHost {
                 let Some(thread) = vm.vcpu_thread(vcpu.index) else {
                     continue;
                 };
-                let Ok(Some(affinity)) = task::affinity(&self.hands.root, vm.run.pid, thread.tid) else {
+                let Ok(Some(affinity)) = task::affinity(&self.context.root, vm.run.pid, thread.tid) else {
                     continue;
                 };
                 let affinity = affinity.intersection(&usable);

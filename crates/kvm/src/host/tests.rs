@@ -1,11 +1,11 @@
-//! With libvirt's in-process test driver and a handmade `/proc`. The driver remembers pins; nobody applies them
-//! to the handmade threads, which is just what a host that does not do as asked looks like.
+//! With libvirt's in-process test driver and a handmade `/proc`. The driver remembers pins but does not apply them to the
+//! handmade threads, just like a host that does not do what is requested.
 
 use homenode_host::observation::{Observation, Tracker, Used};
 use homenode_host::{Act, Action, CpuQuota, Lever, Limit, Management, Outcome, Percent, Version, VmSettings};
 use homenode_kernel::fake::{Tree, machine};
 use homenode_kernel::fake::{stat, write_thread};
-use homenode_undo::beat::Beat;
+use homenode_undo::heartbeat::Heartbeat;
 use homenode_undo::journal::Journal;
 use homenode_units::{NodeId, NodeSet, Pages, Permit};
 
@@ -88,7 +88,7 @@ fn connect(tree: &Tree, acting: Acting) -> KvmHost {
     connect_as(tree, options)
 }
 
-/// The same with these options; all is looked at in each sample.
+/// An agent with these options that reads everything in each sample.
 fn connect_as(tree: &Tree, options: Options) -> KvmHost {
     let uri = format!("test://{}", tree.root().join("node.xml").display());
     let mut host = KvmHost::connect(&Vms::Libvirt(uri), options).unwrap();
@@ -107,13 +107,13 @@ fn plan(version: Version, action: Action) -> Plan {
     plan
 }
 
-/// What the guard does after an agent whose journal is this host's; the host's own stays as it is.
+/// Runs the guard on this host's journal after its agent; the host's own copy stays unchanged.
 fn guard_undoes(host: &mut KvmHost, tree: &Tree) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("private")).unwrap();
     std::fs::copy(tree.root().join(JOURNAL[0]), dir.path().join("private/journal")).unwrap();
     let mut journal = Journal::open(dir.path()).unwrap();
-    levers::undo(host.hands.manager.as_mut(), tree.root(), &mut journal, vm()).unwrap();
+    levers::undo(host.context.manager.as_mut(), tree.root(), &mut journal, vm()).unwrap();
     assert_eq!(journal.in_force(), []);
 }
 
@@ -125,19 +125,19 @@ fn pin(vcpus: &[u16], to: &str) -> Action {
     .on(vm())
 }
 
-/// What libvirt says of the VM.
+/// libvirt's description of the VM.
 fn parsed(libvirt: &mut dyn Manager) -> crate::domain::Domain {
     crate::domain::Domain::clone(&libvirt.describe(vm()).unwrap())
 }
 
 fn pinned_in_xml(host: &mut KvmHost) -> BTreeMap<u16, CpuSet> {
-    parsed(host.hands.manager.as_mut()).vcpu_pins
+    parsed(host.context.manager.as_mut()).vcpu_pins
 }
 
-/// An agent is no more; its libvirt, whose VMs are in this process, for the next.
+/// Ends an agent. Returns its libvirt, whose VMs are in this process, for the next.
 fn ended(mut host: KvmHost) -> Box<dyn Manager> {
-    let other = Vms::Libvirt("test:///default".to_owned()).unconnected(Path::new("/"), Beat::default());
-    std::mem::replace(&mut host.hands.manager, other)
+    let other = Vms::Libvirt("test:///default".to_owned()).unconnected(Path::new("/"), Heartbeat::default());
+    std::mem::replace(&mut host.context.manager, other)
 }
 
 #[test]
@@ -234,14 +234,18 @@ fn what_someone_else_pins_makes_plans_stale_and_is_respected() {
         other => panic!("{other:?}"),
     }
     assert_eq!(pinned_in_xml(&mut host), BTreeMap::new());
-    host.hands.manager.pin_vcpu(vm(), 1, &cpus("1")).unwrap();
+    host.context.manager.pin_vcpu(vm(), 1, &cpus("1")).unwrap();
     host.take_notices();
     let after = host.sample().unwrap();
     assert!(after.version > version);
     assert_eq!(after.vms[0].settings.pinned_vcpus, [1]);
-    assert!(host.take_notices().iter().any(|n| n.contains("by someone else")));
+    assert!(
+        host.take_notices()
+            .iter()
+            .any(|n| n.contains("by another program"))
+    );
     assert_eq!(host.take_notices(), Vec::<String>::new(), "said once");
-    host.hands.manager.pin_vcpu(vm(), 1, &cpus("0-3")).unwrap();
+    host.context.manager.pin_vcpu(vm(), 1, &cpus("0-3")).unwrap();
     write_thread(&tree, PID, 42, "CPU 1/KVM", "0-3");
     assert_eq!(
         host.sample().unwrap().vms[0].settings.pinned_vcpus,
@@ -389,7 +393,7 @@ fn a_paused_vm_keeps_its_pages_until_it_runs_again() {
     let tree = host("");
     let mut host = connect(&tree, Acting::Live);
     assert_eq!(host.sample().unwrap().vms[0].immovable, None);
-    let handle = host.hands.manager.libvirt().domain(vm()).unwrap();
+    let handle = host.context.manager.libvirt().domain(vm()).unwrap();
     handle.suspend().unwrap();
     let seen = host.sample().unwrap();
     assert_eq!(seen.vms[0].immovable, Some(homenode_host::Immovable::Paused));
@@ -438,14 +442,14 @@ fn unreadable_parts_of_a_vm_are_said_and_do_not_fail_the_sample() {
     );
 }
 
-/// The same host with a cgroup per vCPU, all with this `cpu.max`.
+/// A host with a cgroup per vCPU, all with this `cpu.max`.
 fn host_with_groups(cpu_max: &str) -> Tree {
     let tree = host("");
     add_groups(&tree, cpu_max);
     tree
 }
 
-/// Gives its vCPUs cgroups that hold them to this.
+/// Gives the VM's vCPUs cgroups with this quota.
 fn add_groups(tree: &Tree, cpu_max: &str) {
     for (index, tid) in [41, 42].into_iter().enumerate() {
         let group = format!("machine/one/vcpu{index}");
@@ -461,7 +465,7 @@ fn add_groups(tree: &Tree, cpu_max: &str) {
 /// Connects, and lets quotas reach the cgroups, as a real libvirt would.
 fn connect_with_quotas(tree: &Tree) -> KvmHost {
     let mut host = connect(tree, Acting::Live);
-    host.hands.manager.libvirt().stand_in.groups = groups(tree);
+    host.context.manager.libvirt().stand_in.groups = groups(tree);
     host
 }
 
@@ -480,7 +484,7 @@ fn cpu_max(tree: &Tree) -> [String; 2] {
     })
 }
 
-/// Both vCPUs may use this, whoever said so.
+/// Sets the quota of both vCPUs, as any program might.
 fn hold_groups(tree: &Tree, cpu_max: &str) {
     for index in 0..2 {
         tree.write(&format!("sys/fs/cgroup/machine/one/vcpu{index}/cpu.max"), cpu_max);
@@ -579,7 +583,7 @@ fn an_idle_agent_wakes_at_most_twice_a_period() {
     let before = wakes();
     assert!(host.wait(period) >= period);
     assert!(wakes() - before <= 2, "{} wakes", wakes() - before);
-    // Whoever rings does not wait for the period's end.
-    host.hands.bell.ring();
+    // Ringing ends the wait before the period does.
+    host.context.bell.ring();
     assert!(host.wait(LONG) < LONG);
 }

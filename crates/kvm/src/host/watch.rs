@@ -1,4 +1,4 @@
-//! Looking at one VM: who its threads are, what its operator did, where its memory lies, what is in force on its levers.
+//! Samples one VM: its threads, its operator's settings, where its memory is, and what is in force on its levers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,19 +13,19 @@ use homenode_undo::journal::{Entry, Helper, Run};
 use homenode_units::{CpuSet, Migration, Ns};
 
 use super::KvmHost;
+use crate::context::HostContext;
 use crate::domain::{Domain, FreePages};
-use crate::hands::Hands;
 use crate::levers::{self, Home};
 use crate::mark::{self, TakenIn};
 use crate::reach::Reach;
 use crate::vm::{Found, Memory, Pinned, Vm, vcpu_index};
 
-/// What a domain lacks whose guest keeps its free pages.
+/// What a domain lacks if its guest keeps its free pages.
 const NO_RELEASES: &str = "its guest does not report the pages that it frees; put <memballoon model='virtio' freePageReporting='on'/> \
-                           into its <devices> (virsh edit), and start it anew";
+                           into its <devices> (virsh edit), and start it again";
 
 impl KvmHost {
-    /// Looks at one domain. `None` where it has no QEMU process with vCPUs (it is just starting, or ending).
+    /// Samples one domain. `None` if it has no QEMU process with vCPUs (it is starting or ending).
     pub(crate) fn watch(&mut self, domain: Arc<Domain>, at: Ns) -> Result<Option<VmSample>, String> {
         let (id, name) = (domain.id, domain.name.clone());
         let failed = |e: ReadError| format!("VM {name} is left out: {e}");
@@ -34,21 +34,21 @@ impl KvmHost {
             (Some(vm.run.runtime_id) == domain.runtime_id && vm.tasks.is_alive(process)).then_some(vm)
         });
         let is_first = known.is_none();
-        // Where nobody says, acting will.
-        let standstill = self.hands.manager.standstill(id).unwrap_or_default();
+        // If it is unknown, acting will tell.
+        let standstill = self.context.manager.standstill(id).unwrap_or_default();
         let mut vm = match known {
             Some(vm) if Arc::ptr_eq(&vm.described, &domain) => vm,
             Some(vm) => {
-                self.hands.marks.saw(id, domain.mark.clone());
+                self.context.marks.saw(id, domain.mark.clone());
                 Vm {
                     domain: Domain::clone(&domain),
                     described: domain,
-                    // A pin that is written there is in force by now.
+                    // A pin written there is in force by now.
                     next_looks: (Ns::ZERO, Ns::ZERO),
                     ..vm
                 }
             }
-            // Nothing of it can be changed, and it is not all here yet.
+            // Nothing on it can be changed, and it has not fully arrived.
             None if standstill == Some(Immovable::Migrating) => return Ok(None),
             None => match self.first_sight(domain).map_err(failed)? {
                 Some(vm) => vm,
@@ -57,14 +57,14 @@ impl KvmHost {
         };
         vm.standstill = standstill;
         let seen = self.look(&mut vm, at, is_first).map_err(failed);
-        // Whatever could not be read of it: what is in force on it is known, and its leases end.
+        // Even if reading failed: what is in force on it is known, and its leases end.
         if !is_first || matches!(seen, Ok(Some(_))) {
             self.vms.insert(id, vm);
         }
         seen
     }
 
-    /// Looks at what a VM does; `None` where it has no vCPUs.
+    /// Samples a VM's activity; `None` if it has no vCPUs.
     fn look(&mut self, vm: &mut Vm, at: Ns, is_first: bool) -> Result<Option<VmSample>, ReadError> {
         let name = vm.run.name.clone();
         let is_whole = at >= vm.next_looks.1;
@@ -72,35 +72,35 @@ impl KvmHost {
         if vm.vcpu_tids().next().is_none() {
             return Ok(None);
         }
-        let usable = self.hands.machine.cpu_set();
-        match vm.refresh_pages(&self.hands.root, at, self.look_every.pages) {
+        let usable = self.context.machine.cpu_set();
+        match vm.refresh_pages(&self.context.root, at, self.look_every.pages) {
             Ok(Found::Memory | Found::NotLooked) => {}
-            Ok(Found::None) => self.hands.notice(format!("where the memory of VM {name} lies is unknown: no mapping of its QEMU has the size of its memory")),
+            Ok(Found::None) => self.context.notice(format!("where the memory of VM {name} lies is unknown: no mapping of its QEMU has the size of its memory")),
             Err(error) => {
                 vm.memory.parts().for_each(|part| part.pages = None);
-                self.hands
+                self.context
                     .notice(format!("where the memory of VM {name} lies is unknown: {error}"));
             }
         }
         self.find_groups(vm, is_whole)?;
         if !vm.is_migrating() {
-            vm.reconcile(&mut self.hands, is_first);
-            self.hands.keep_marked(vm);
+            vm.reconcile(&mut self.context, is_first);
+            self.context.keep_marked(vm);
             self.give_up_what_is_out_of_reach(vm);
         }
         let sample = self.vm_sample(vm, &usable)?;
         if sample.settings.management == Management::Ignored && !vm.is_migrating() {
-            for error in vm.give_back(&mut self.hands) {
-                self.hands.notice(error.to_string());
+            for error in vm.give_back(&mut self.context) {
+                self.context.notice(error.to_string());
             }
         }
         Ok(Some(sample))
     }
 
-    /// Lifts home and pins of a VM that its operator has bounded otherwise since: policies then decide within the new bounds.
+    /// Lifts home and pins of a VM whose bounds its operator changed: policies then decide within the new bounds.
     fn give_up_what_is_out_of_reach(&mut self, vm: &mut Vm) {
-        let left = vm.left(&self.hands);
-        if self.hands.journal.is_none() || !vm.is_out_of_reach(&self.hands, &left) {
+        let left = vm.left(&self.context);
+        if self.context.journal.is_none() || !vm.is_out_of_reach(&self.context, &left) {
             return;
         }
         let name = vm.run.name.clone();
@@ -108,8 +108,8 @@ impl KvmHost {
             true => left.why_nothing(),
             false => format!("it may use CPUs {} only", left.cpus),
         };
-        let done = vm.act(&mut self.hands, &levers::NO_HOME);
-        self.hands.notice(match done {
+        let done = vm.act(&mut self.context, &levers::NO_HOME);
+        self.context.notice(match done {
             Ok(_) => format!("home and pins of VM {name} are given up: its bounds were changed, and {left}"),
             Err(error) => {
                 format!("{error}; it is tried again: the bounds of VM {name} were changed, and {left}")
@@ -118,7 +118,7 @@ impl KvmHost {
         vm.look_soon();
     }
 
-    /// Looks at a VM's threads, as closely as is due.
+    /// Reads a VM's threads, in as much detail as is due.
     pub(super) fn look_at_threads(&mut self, vm: &mut Vm, at: Ns) -> Result<(), ReadError> {
         let (affinities, all) = &mut vm.next_looks;
         let depth = match () {
@@ -130,52 +130,52 @@ impl KvmHost {
         if depth >= Depth::Affinities {
             *affinities = at + self.look_every.affinities;
         }
-        // After affinities: a cpuset that became smaller in between explains an affinity that did not yet.
+        // After affinities: a cpuset that shrank in between then explains an affinity that has not shrunk yet.
         if depth >= Depth::Affinities {
             vm.reach = Reach::read(&self.cgroups, vm.run.pid, &vm.domain)?;
         }
         if depth == Depth::Whole {
             *all = at + self.look_every.all;
         }
-        self.hands.manager.roles(&vm.run, &mut vm.threads);
+        self.context.manager.roles(&vm.run, &mut vm.threads);
         Ok(())
     }
 
-    /// Gets to know a VM: its process, and what its operator wants, which later cannot be told from our own pins.
+    /// Starts to watch a VM: its process and its operator's pins, which later cannot be told from the agent's.
     fn first_sight(&mut self, mut domain: Arc<Domain>) -> Result<Option<Vm>, ReadError> {
-        let Some(run) = mark::run_of(self.hands.manager.as_mut(), &domain)? else {
+        let Some(run) = mark::run_of(self.context.manager.as_mut(), &domain)? else {
             return Ok(None);
         };
         if let Err(cause) = self.undo_former(&run) {
             let name = &domain.name;
-            self.hands.notice(format!(
+            self.context.notice(format!(
                 "VM {name} is left out until what was changed of the process that was taken for it before is undone: {cause}; tried again"
             ));
             return Ok(None);
         }
         if self.take_in(&domain, &run)
-            && let Ok(again) = self.hands.manager.describe(run.vm)
+            && let Ok(again) = self.context.manager.describe(run.vm)
         {
             domain = again;
         }
-        self.hands.marks.saw(run.vm, domain.mark.clone());
+        self.context.marks.saw(run.vm, domain.mark.clone());
         if let Err(why) = &domain.settings {
             let text = format!(
                 "VM {} is watched only: its homenode settings are wrong: {why}",
                 domain.name
             );
-            self.hands.notice(text);
+            self.context.notice(text);
         }
         let reach = Reach::read(&self.cgroups, run.pid, &domain)?;
-        let journal = self.hands.journal.as_ref();
+        let journal = self.context.journal.as_ref();
         let entry = journal.map_or_else(|| self.carried.get(&run.vm), |journal| journal.entry(run.vm));
         let entry = entry.filter(|entry| entry.run == run);
         let operator_helpers = match entry {
             Some(entry) => entry.before.operator_helpers.iter().copied().collect(),
             None => {
                 let iothreads = domain.iothread_pins.keys().map(|id| Helper::IoThread(*id));
-                // A pin to all that it may use limits nothing: an agent that gave back leaves such a one.
-                let is_pin = |cpus: &&CpuSet| !reach.is_no_limit(&self.hands.machine, cpus);
+                // A pin to everything that it may use limits nothing: an agent that restored a VM leaves such a pin.
+                let is_pin = |cpus: &&CpuSet| !reach.is_no_limit(&self.context.machine, cpus);
                 let emulator = domain.emulator_pin.as_ref().filter(is_pin);
                 let emulator = emulator.map(|_| Helper::Emulator);
                 iothreads.chain(emulator).collect()
@@ -185,7 +185,7 @@ impl KvmHost {
             pins: Pinned::of(entry),
             home: entry.and_then(Entry::get).map(|Home(nodes)| nodes),
             levers: levers::of_vm(entry, journal.is_some()),
-            tasks: Tasks::new(&self.hands.root, run.pid),
+            tasks: Tasks::new(&self.context.root, run.pid),
             next_looks: (Ns::ZERO, Ns::ZERO),
             run,
             domain: Domain::clone(&domain),
@@ -200,15 +200,15 @@ impl KvmHost {
         }))
     }
 
-    /// Undoes what is in force on another process that was taken for this VM and still runs: a service's user had given it the
-    /// name or the UUID of root's.
+    /// Undoes what is in force on another process that was mistaken for this VM and still runs: a service's user had given
+    /// it the name or the UUID of root's VM.
     fn undo_former(&mut self, run: &Run) -> Result<(), String> {
-        let Hands {
+        let HostContext {
             manager,
             journal: Some(journal),
             root,
             ..
-        } = &mut self.hands
+        } = &mut self.context
         else {
             return Ok(());
         };
@@ -225,15 +225,15 @@ impl KvmHost {
         undone.and(known.map(drop))
     }
 
-    /// Takes in what a VM's mark says; whether something was undone by that, and it is described otherwise now.
+    /// Adds what a VM's mark records to the journal. Returns whether something was undone, which changes its description.
     fn take_in(&mut self, domain: &Domain, run: &Run) -> bool {
-        let Hands {
+        let HostContext {
             manager,
             journal: Some(journal),
             marks,
             root,
             ..
-        } = &mut self.hands
+        } = &mut self.context
         else {
             return false;
         };
@@ -249,7 +249,7 @@ impl KvmHost {
             Ok(TakenIn::Carried) => match levers::undo(manager.as_mut(), root, journal, run.vm) {
                 Ok(()) => (
                     format!(
-                        "VM {name} came with what an agent had changed where it ran before; it was given back"
+                        "VM {name} came with what an agent had changed where it ran before; that was undone"
                     ),
                     true,
                 ),
@@ -262,12 +262,12 @@ impl KvmHost {
             },
             Err(cause) => (cause, false),
         };
-        self.hands.notice(said);
+        self.context.notice(said);
         is_undone
     }
 
-    /// Finds the cgroups of vCPUs that are new; of all where the first was moved since, if that is to be looked at. What
-    /// moves a VM moves its process, and all threads with it.
+    /// Finds the cgroups of new vCPUs, or of all if the first was moved and `looks_again` is set. Moving a VM moves its
+    /// process, and all threads with it.
     fn find_groups(&self, vm: &mut Vm, looks_again: bool) -> Result<(), ReadError> {
         let first = vm.vcpu_tids().next().filter(|_| looks_again);
         let known = first.and_then(|tid| Some((tid, vm.groups.get(&tid)?)));
@@ -288,10 +288,10 @@ impl KvmHost {
         Ok(())
     }
 
-    /// Fills in what a modelled PMU counts, on a host that has no other.
+    /// Fills in the counts of a modelled PMU, on a host without a real one.
     fn count_by_model(&mut self, vm: &Vm, vcpus: &mut [VcpuSample]) {
         let Some(mover) = vm.memory.mover() else { return };
-        let root = self.hands.root.clone();
+        let root = self.context.root.clone();
         let Some(modelled) = self.model() else { return };
         let seen = Seen {
             id: vm.run.vm,
@@ -307,7 +307,7 @@ impl KvmHost {
                 }
             }
             Err(why) => self
-                .hands
+                .context
                 .notice(format!("LLC misses of VM {} are not counted: {why}", vm.run.name)),
         }
     }
@@ -333,16 +333,16 @@ impl KvmHost {
         }
         vcpus.sort_by_key(|vcpu| vcpu.index);
         self.count_by_model(vm, &mut vcpus);
-        let memory_nodes = self.hands.machine.memory_nodes();
-        let left = vm.left(&self.hands);
+        let memory_nodes = self.context.machine.memory_nodes();
+        let left = vm.left(&self.context);
         let mut settings = vm.domain.settings(
-            left.limit(&self.hands.machine),
+            left.limit(&self.context.machine),
             vm.pins.operator.iter().copied().collect(),
         );
         if left.cpus.is_empty() {
             settings.management = Management::Ignored;
             let (name, why) = (&vm.domain.name, left.why_nothing());
-            self.hands.notice(format!("VM {name} is watched only: {why}"));
+            self.context.notice(format!("VM {name} is watched only: {why}"));
         }
         if let Some(home) = settings
             .home
@@ -352,9 +352,9 @@ impl KvmHost {
             settings.management = Management::Ignored;
             settings.home = None;
             let name = &vm.domain.name;
-            self.hands.notice(format!("VM {name} is watched only: its home {home} is not among this host's nodes with memory {memory_nodes}"));
+            self.context.notice(format!("VM {name} is watched only: its home {home} is not among this host's nodes with memory {memory_nodes}"));
         }
-        vm.immovable = vm.why_immovable(&self.hands.root, &memory_nodes)?;
+        vm.immovable = vm.why_immovable(&self.context.root, &memory_nodes)?;
         let mut sample = VmSample {
             vcpus,
             memory_bytes: vm.domain.memory_current_bytes,
@@ -365,11 +365,11 @@ impl KvmHost {
             immovable: vm.immovable.clone(),
             bound_to: vm.bound_to(&memory_nodes),
             no_releases: (vm.domain.free_pages == FreePages::Kept).then(|| NO_RELEASES.to_owned()),
-            device_nodes: vm.domain.device_nodes(&self.hands.root),
+            device_nodes: vm.domain.device_nodes(&self.context.root),
             settings,
             ..VmSample::new(vm.run.vm, vm.domain.name.clone())
         };
-        vm.tell(&mut self.hands, &mut sample);
+        vm.tell(&mut self.context, &mut sample);
         if sample.memory_policy.migration == Migration::Carrefour {
             sample.page_uses = self.model().and_then(|model| model.page_uses(vm.run.vm));
         }

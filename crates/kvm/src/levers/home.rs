@@ -1,4 +1,4 @@
-//! A VM's home: emulator, I/O threads and, where libvirt can change them, memory nodes. Leaving it gives vCPUs back too.
+//! A VM's home: emulator, I/O threads and, if libvirt can change them, memory nodes. Leaving it unpins vCPUs too.
 
 use std::collections::BTreeMap;
 
@@ -10,8 +10,8 @@ use homenode_units::{CpuSet, NodeSet, Pages};
 use serde::{Deserialize, Serialize};
 
 use super::vcpus::{self, read_back};
-use super::{After, Grip, Pins, Steps, failed, is_placed};
-use crate::hands::Hands;
+use super::{After, LeverState, Pins, Steps, failed, is_placed};
+use crate::context::HostContext;
 use crate::manager::CallError;
 use crate::vm::Vm;
 
@@ -31,7 +31,7 @@ impl Written for MemoryNodes {
     const KEY: &'static str = "memory-nodes";
 }
 
-/// Leaves a home, and gives vCPUs back.
+/// Leaves a home, and unpins vCPUs.
 pub const NO_HOME: Act = Act::Lift { lever: Lever::Home };
 
 const HOME: &str = "setting the home";
@@ -44,7 +44,7 @@ struct OfVm {
     pinned: Pins,
 }
 
-pub(super) fn grip(entry: Option<&Entry>) -> Box<dyn Grip> {
+pub(super) fn state(entry: Option<&Entry>) -> Box<dyn LeverState> {
     Box::new(OfVm {
         home: entry.and_then(Entry::get),
         nodes: entry.and_then(Entry::get),
@@ -52,7 +52,7 @@ pub(super) fn grip(entry: Option<&Entry>) -> Box<dyn Grip> {
     })
 }
 
-impl Grip for OfVm {
+impl LeverState for OfVm {
     fn lever(&self) -> Lever {
         Lever::Home
     }
@@ -68,44 +68,44 @@ impl Grip for OfVm {
         }
     }
 
-    fn set(&mut self, hands: &mut Hands, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
+    fn set(&mut self, context: &mut HostContext, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
         let Act::SetHome { nodes } = act else {
             return Ok(Outcome::Done);
         };
-        // Also one of which the memory nodes could not be set.
-        let was = hands.journalled::<Home>(vm);
-        hands.set(vm, HOME, &Home(nodes.clone()))?;
-        pin_helpers(hands, vm, nodes, was)?;
+        // Also a home whose memory nodes could not be set.
+        let was = context.journalled::<Home>(vm);
+        context.set(vm, HOME, &Home(nodes.clone()))?;
+        pin_helpers(context, vm, nodes, was)?;
         if let Some(set) = vm.restrictive_nodes().cloned() {
-            set_memory_nodes(hands, vm, &set.union(nodes))?;
+            set_memory_nodes(context, vm, &set.union(nodes))?;
         }
         vm.home = Some(nodes.clone());
-        narrow_if_little_is_left(hands, vm)?;
+        narrow_if_little_is_left(context, vm)?;
         Ok(Outcome::Done)
     }
 
-    /// Lets the VM run and allocate as it did before the agent's first pin; its pages stay where they are. What the agent set is
-    /// journalled until all of it is undone: whoever follows an agent that dies in between undoes it again.
-    fn lift(&mut self, hands: &mut Hands, vm: &mut Vm) -> Result<(), ActionError> {
-        let Some(entry) = hands.entry(vm).filter(|entry| is_placed(entry)).cloned() else {
+    /// Lets the VM run and allocate as it did before the agent's first pin; its pages stay where they are. The agent's
+    /// changes stay journalled until all of them are undone: if the agent dies in between, its successor undoes them again.
+    fn lift(&mut self, context: &mut HostContext, vm: &mut Vm) -> Result<(), ActionError> {
+        let Some(entry) = context.entry(vm).filter(|entry| is_placed(entry)).cloned() else {
             return Ok(());
         };
         let before = &entry.before;
-        vcpus::unpin(hands, vm, before)?;
+        vcpus::unpin(context, vm, before)?;
         if entry.has(&[Home::KEY]) {
             for (helper, cpus) in helpers_before(before) {
-                pin_helper(hands, vm, helper, &vm.reach.to_give_back(&cpus))?;
+                pin_helper(context, vm, helper, &vm.reach.to_give_back(&cpus))?;
             }
         }
         if let (Some(all), Some(before)) = (nodes_before(before, entry.get()), &before.nodes) {
-            set_memory_nodes(hands, vm, &all)?;
-            narrow_to(hands, vm, before)?;
+            set_memory_nodes(context, vm, &all)?;
+            narrow_to(context, vm, before)?;
         }
-        // What is set next in this plan is journalled from these.
-        let threads = hands.manager.threads(&vm.run);
+        // The next action of this plan journals these.
+        let threads = context.manager.threads(&vm.run);
         vm.threads = threads.map_err(|e| failed(vm, LEAVE, &e.to_string()))?;
         let keys = [Pins::KEY, Home::KEY, MemoryNodes::KEY, super::Moving::KEY];
-        hands.clear_keys(vm, &keys);
+        context.clear_keys(vm, &keys);
         vm.home = None;
         Ok(())
     }
@@ -143,21 +143,23 @@ impl Grip for OfVm {
     }
 }
 
-/// CPUs of a home for the emulator: those that are left to the VM, that the operator does not keep for the host, and that the
-/// emulator had before.
-pub(super) fn cpus_of_home(hands: &Hands, vm: &Vm, nodes: &NodeSet) -> CpuSet {
-    let cpus = hands.machine.cpus_of(nodes).intersection(&vm.left(hands).cpus);
+/// CPUs of a home for the emulator: those left to the VM, not reserved for the host, and allowed to the emulator before.
+pub(super) fn cpus_of_home(context: &HostContext, vm: &Vm, nodes: &NodeSet) -> CpuSet {
+    let cpus = context
+        .machine
+        .cpus_of(nodes)
+        .intersection(&vm.left(context).cpus);
     within_before(
-        hands,
+        context,
         vm,
         Helper::Emulator,
-        &cpus.difference(&hands.reserved_cpus),
+        &cpus.difference(&context.reserved_cpus),
     )
 }
 
-/// The part of these CPUs that a helper had before the agent: all of them where a tool placed the VM, or nothing is known.
-fn within_before(hands: &Hands, vm: &Vm, helper: Helper, cpus: &CpuSet) -> CpuSet {
-    let before = hands.entry(vm).filter(|_| !vm.domain.placed_by_advice);
+/// The part of these CPUs that a helper had before the agent: all if a tool placed the VM, or nothing is known.
+fn within_before(context: &HostContext, vm: &Vm, helper: Helper, cpus: &CpuSet) -> CpuSet {
+    let before = context.entry(vm).filter(|_| !vm.domain.placed_by_advice);
     let own = before.and_then(|entry| match helper {
         Helper::Emulator => Some(&entry.before.emulator),
         Helper::IoThread(id) => entry.before.iothreads.get(&id),
@@ -168,51 +170,56 @@ fn within_before(hands: &Hands, vm: &Vm, helper: Helper, cpus: &CpuSet) -> CpuSe
     }
 }
 
-/// Has emulator and I/O threads run at home, or all of them where they ran before. A home of memory-only nodes, or outside of
-/// what they may use, leaves them where they are. `was` is what the journal says that is in force.
+/// Pins emulator and I/O threads to the home; if one fails, all of them run where they ran before. A home of memory-only
+/// nodes, or outside of what they may use, leaves them where they are. `was` is the home that the journal lists as in force.
 fn pin_helpers(
-    hands: &mut Hands,
+    context: &mut HostContext,
     vm: &mut Vm,
     nodes: &NodeSet,
     was: Option<Home>,
 ) -> Result<(), ActionError> {
-    let cpus = cpus_of_home(hands, vm, nodes);
+    let cpus = cpus_of_home(context, vm, nodes);
     let iothreads = vm.domain.iothreads.iter().map(|id| Helper::IoThread(*id));
     let helpers: Vec<Helper> = std::iter::once(Helper::Emulator).chain(iothreads).collect();
     let mut before = Vec::with_capacity(helpers.len());
     for helper in helpers {
-        let own = within_before(hands, vm, helper, &cpus);
+        let own = within_before(context, vm, helper, &cpus);
         if own.is_empty() || vm.operator_helpers.contains(&helper) {
             continue;
         }
         let tid = thread_of(vm, helper);
-        let now = tid.and_then(|tid| task::affinity(&hands.root, vm.run.pid, tid).ok()?);
+        let now = tid.and_then(|tid| task::affinity(&context.root, vm.run.pid, tid).ok()?);
         before.push((helper, now));
-        if let Err(error) = pin_helper(hands, vm, helper, &own) {
-            roll_back(hands, vm, before, was);
+        if let Err(error) = pin_helper(context, vm, helper, &own) {
+            roll_back(context, vm, before, was);
             return Err(error);
         }
     }
     Ok(())
 }
 
-/// Takes back a home that came into force in part: helpers run as they did before. Where that fails, too, the journal goes on to
-/// name the home, and it is lifted later.
-fn roll_back(hands: &mut Hands, vm: &mut Vm, before: Vec<(Helper, Option<CpuSet>)>, was: Option<Home>) {
-    vm.reach.look_again(&hands.root, vm.run.pid);
+/// Rolls back a home that came into force in part: helpers run as they did before. If that fails too, the journal still
+/// names the home, and it is lifted later.
+fn roll_back(
+    context: &mut HostContext,
+    vm: &mut Vm,
+    before: Vec<(Helper, Option<CpuSet>)>,
+    was: Option<Home>,
+) {
+    vm.reach.look_again(&context.root, vm.run.pid);
     let mut is_as_before = true;
     for (helper, cpus) in before {
-        is_as_before &= cpus.is_some_and(|cpus| pin_helper(hands, vm, helper, &cpus).is_ok());
+        is_as_before &= cpus.is_some_and(|cpus| pin_helper(context, vm, helper, &cpus).is_ok());
     }
     match was {
         _ if !is_as_before => {}
-        // Where this cannot be written the journal names more than is in force, which harms nothing.
-        Some(home) => drop(hands.set(vm, HOME, &home)),
-        None => hands.clear::<Home>(vm),
+        // If this cannot be written the journal names more than is in force, which does no harm.
+        Some(home) => drop(context.set(vm, HOME, &home)),
+        None => context.clear::<Home>(vm),
     }
 }
 
-/// The thread of a helper; that of an I/O thread may not be known.
+/// The thread of a helper; an I/O thread may be unknown.
 fn thread_of(vm: &Vm, helper: Helper) -> Option<i32> {
     match helper {
         Helper::Emulator => Some(vm.run.pid),
@@ -223,13 +230,13 @@ fn thread_of(vm: &Vm, helper: Helper) -> Option<i32> {
     }
 }
 
-/// CPUs of the emulator before the agent, but where the operator had pinned it.
+/// CPUs of the emulator before the agent, unless the operator had pinned it.
 pub(super) fn emulator_before(before: &Before) -> Option<&CpuSet> {
     let is_operators = before.operator_helpers.contains(&Helper::Emulator);
     Some(&before.emulator).filter(|cpus| !is_operators && !cpus.is_empty())
 }
 
-/// Gives vCPUs that the emulator began at home what it had itself: the agent did not live to see and to journal them.
+/// Unpins vCPUs that the emulator started at home: the agent died before it could journal them.
 fn give_back_late_vcpus(after: &mut After<'_>, pinned: &Pins, steps: &mut Steps) {
     if !after.manager.vcpus_inherit() {
         return;
@@ -244,7 +251,7 @@ fn give_back_late_vcpus(after: &mut After<'_>, pinned: &Pins, steps: &mut Steps)
     }
 }
 
-/// CPUs to give back to emulator and I/O threads, but to those that the operator pinned.
+/// CPUs to restore for emulator and I/O threads, except those that the operator pinned.
 fn helpers_before(before: &Before) -> BTreeMap<Helper, CpuSet> {
     let iothreads = before.iothreads.iter();
     let helpers = iothreads
@@ -256,54 +263,58 @@ fn helpers_before(before: &Before) -> BTreeMap<Helper, CpuSet> {
         .collect()
 }
 
-/// Memory nodes to allow again, if they were changed: those from before and those set, as taking nodes away would move the VM's
+/// Memory nodes to allow again, if they were changed: the old ones and those set, since removing nodes would move the VM's
 /// pages all at once.
 fn nodes_before(before: &Before, set: Option<MemoryNodes>) -> Option<NodeSet> {
     let MemoryNodes(set) = set?;
     Some(before.nodes.as_ref()?.union(&set))
 }
 
-fn pin_helper(hands: &mut Hands, vm: &Vm, helper: Helper, cpus: &CpuSet) -> Result<(), ActionError> {
+fn pin_helper(context: &mut HostContext, vm: &Vm, helper: Helper, cpus: &CpuSet) -> Result<(), ActionError> {
     let (what, pinned) = match helper {
         Helper::Emulator => {
-            let pinned = hands.manager.pin_emulator(vm.run.vm, cpus);
+            let pinned = context.manager.pin_emulator(vm.run.vm, cpus);
             ("pinning the emulator".to_owned(), pinned)
         }
         Helper::IoThread(id) => {
-            let pinned = hands.manager.pin_iothread(vm.run.vm, id, cpus);
+            let pinned = context.manager.pin_iothread(vm.run.vm, id, cpus);
             (format!("pinning I/O thread {id}"), pinned)
         }
     };
     pinned.map_err(|e| failed(vm, &what, e.cause()))?;
-    thread_of(vm, helper).map_or(Ok(()), |tid| read_back(hands, vm, tid, cpus, &what))
+    thread_of(vm, helper).map_or(Ok(()), |tid| read_back(context, vm, tid, cpus, &what))
 }
 
-/// Sets the memory nodes of a `restrictive` VM. The kernel moves at once, unthrottled, whatever lies on a
-/// node that is taken away; adding nodes moves nothing.
-pub(super) fn set_memory_nodes(hands: &mut Hands, vm: &mut Vm, nodes: &NodeSet) -> Result<(), ActionError> {
+/// Sets the memory nodes of a `restrictive` VM. If a node is removed, the kernel moves everything on it at once,
+/// unthrottled; adding nodes moves nothing.
+pub(super) fn set_memory_nodes(
+    context: &mut HostContext,
+    vm: &mut Vm,
+    nodes: &NodeSet,
+) -> Result<(), ActionError> {
     if vm.restrictive_nodes() == Some(nodes) {
         return Ok(());
     }
-    hands.set(vm, MEMORY_NODES, &MemoryNodes(nodes.clone()))?;
+    context.set(vm, MEMORY_NODES, &MemoryNodes(nodes.clone()))?;
     let said = |e: CallError| failed(vm, MEMORY_NODES, e.cause());
-    hands.manager.set_memory_nodes(vm.run.vm, nodes).map_err(said)?;
+    context.manager.set_memory_nodes(vm.run.vm, nodes).map_err(said)?;
     if let Some(tune) = &mut vm.domain.numatune {
         tune.nodes = Some(nodes.clone());
     }
     Ok(())
 }
 
-/// Narrows a `restrictive` VM's memory nodes to its home once little of its memory lies outside. Until then nodes are only
+/// Narrows a `restrictive` VM's memory nodes to its home once little of its memory is outside. Until then nodes are only
 /// ever added.
 ///
-/// Narrowing moves what lies outside, so it waits where the VM's memory is to stay.
-pub(super) fn narrow_if_little_is_left(hands: &mut Hands, vm: &mut Vm) -> Result<(), ActionError> {
+/// Narrowing moves what is outside, so it waits if the VM's memory must stay.
+pub(super) fn narrow_if_little_is_left(context: &mut HostContext, vm: &mut Vm) -> Result<(), ActionError> {
     let home = vm.home.clone().filter(|_| vm.immovable.is_none());
-    home.map_or(Ok(()), |home| narrow_to(hands, vm, &home))
+    home.map_or(Ok(()), |home| narrow_to(context, vm, &home))
 }
 
-/// Narrows a `restrictive` VM's memory nodes if at most a hundredth of its memory, or one window, lies outside.
-fn narrow_to(hands: &mut Hands, vm: &mut Vm, nodes: &NodeSet) -> Result<(), ActionError> {
+/// Narrows a `restrictive` VM's memory nodes if at most a hundredth of its memory, or one window, is outside.
+fn narrow_to(context: &mut HostContext, vm: &mut Vm, nodes: &NodeSet) -> Result<(), ActionError> {
     let Some(pages) = vm.memory.pages() else {
         return Ok(());
     };
@@ -314,7 +325,7 @@ fn narrow_to(hands: &mut Hands, vm: &mut Vm, nodes: &NodeSet) -> Result<(), Acti
     let outside = pages.iter().filter(|(node, _)| !nodes.contains(*node));
     let outside: Pages = outside.map(|(_, p)| *p).sum();
     if outside.0 <= (total.0 / 100).max(WINDOW_PAGES) {
-        set_memory_nodes(hands, vm, nodes)?;
+        set_memory_nodes(context, vm, nodes)?;
     }
     Ok(())
 }

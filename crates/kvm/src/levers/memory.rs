@@ -1,9 +1,9 @@
-//! Memory of VMs, by their balloons: set through libvirt, asked of the guest's driver.
+//! Memory of VMs, by their balloons: set through libvirt, carried out by the guest's driver.
 //!
-//! A balloon follows as fast as its guest likes, so reading back tells nothing at once: [`Balloon::current`] of later samples
-//! does. libvirt does not say what was asked for last. A balloon that had come to the agent's target and is then elsewhere was
-//! set by somebody else, or deflated by its guest (which a balloon with `autodeflate='on'` does when it is out of memory). What
-//! is plugged in meanwhile makes both the agent's amount and the operator's grow.
+//! A balloon follows at its guest's own pace, so reading back at once shows nothing; [`Balloon::current`] of later samples
+//! does. libvirt does not report the last requested size. A balloon that had reached the agent's target and then left it was
+//! set by another program, or deflated by its guest (as a balloon with `autodeflate='on'` does when it is out of memory). If
+//! memory is plugged in meanwhile, both the agent's amount and the operator's grow.
 
 use homenode_host::{Act, ActionError, Balloon, GuestMemory, Lever, Limit, Outcome, VmSample};
 use homenode_kernel::now;
@@ -11,17 +11,17 @@ use homenode_undo::journal::{Entry, Written};
 use homenode_units::{Bytes, Ns};
 use serde::{Deserialize, Serialize};
 
-use super::{After, Grip, Steps, failed};
-use crate::hands::Hands;
+use super::{After, LeverState, Steps, failed};
+use crate::context::HostContext;
 use crate::manager::CallError;
 use crate::vm::Vm;
 
-/// Memory that the agent gave a VM in the place of the operator's.
+/// Memory that the agent gave a VM instead of the operator's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shrink {
-    /// The agent's.
+    /// The agent's amount.
     pub ours: Bytes,
-    /// What it had.
+    /// The amount before.
     pub before: Bytes,
 }
 
@@ -29,7 +29,7 @@ impl Written for Shrink {
     const KEY: &'static str = "memory";
 }
 
-/// The guest is asked for memory statistics, and was before.
+/// Whether the guest is asked for memory statistics, and how often it was before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatsPeriod {
     /// How often it was asked before, in seconds; 0 for never.
@@ -40,39 +40,39 @@ impl Written for StatsPeriod {
     const KEY: &'static str = "stats-period";
 }
 
-/// How often guests are asked for figures, in seconds, where the operator does not have them asked.
+/// How often guests are asked for statistics, in seconds, unless the operator set a period.
 const STATS_PERIOD_S: u32 = 2;
-/// How often that is tried where it fails.
+/// How often to retry that if it fails.
 const QUESTION_RETRY: Ns = Ns::from_secs(10);
 
 const SHRINK: &str = "setting the memory";
-const GIVE_BACK: &str = "giving back the memory";
+const GIVE_BACK: &str = "returning the memory";
 const QUESTION: &str = "setting the period of memory statistics";
 
 /// A limit that is in force.
 #[derive(Clone, Copy)]
 struct Shrunk {
     shrink: Shrink,
-    /// Whether the balloon has come to where it was asked to be.
+    /// Whether the balloon has reached its target.
     is_there: bool,
-    /// All memory that the VM had then, DIMMs included, once it was looked at.
+    /// All memory that the VM had at the last look, DIMMs included.
     memory_kib: Option<u64>,
 }
 
-/// When the guest's reports came. They are stamped by the wall clock, whose steps make old ones look fresh and fresh ones old;
-/// that a stamp is another than at the last look tells that a report came in between, and the monotonic clock tells when that
-/// was.
+/// When the guest's reports came. Their stamps are by the wall clock, whose steps make old reports look fresh and fresh ones
+/// old. A stamp that differs from the last look's shows that a report came in between, and the monotonic clock tells when
+/// that was.
 #[derive(Clone, Copy, Debug, Default)]
 struct Heard {
-    /// The last stamp, and when it was looked at last.
+    /// The last stamp, and when it was last seen.
     last: Option<(u64, Ns)>,
     /// The look before the one that first saw that stamp. The report came after it.
     before: Option<Ns>,
 }
 
 impl Heard {
-    /// How old a report of this stamp, which the look at this time found, is at most by now. `None` for the first one seen,
-    /// which may have waited for any time.
+    /// Upper bound of the age of a report with this stamp, seen at `looked`. `None` for the first report seen, which may be
+    /// arbitrarily old.
     fn age(&mut self, stamp_s: u64, looked: Ns, now: Ns) -> Option<Ns> {
         if let Some((last_s, before)) = self.last.replace((stamp_s, looked))
             && last_s != stamp_s
@@ -88,11 +88,11 @@ struct OfVm {
     heard: Heard,
     /// How often the guest was asked for statistics before an agent changed that.
     asked: Option<StatsPeriod>,
-    /// When the guest is to be asked, where that failed.
+    /// When to retry asking the guest, if that failed.
     next_question: Option<Ns>,
 }
 
-pub(super) fn grip(entry: Option<&Entry>) -> Box<dyn Grip> {
+pub(super) fn state(entry: Option<&Entry>) -> Box<dyn LeverState> {
     let shrunk = entry.and_then(Entry::get).map(|shrink| Shrunk {
         shrink,
         is_there: false,
@@ -107,7 +107,7 @@ pub(super) fn grip(entry: Option<&Entry>) -> Box<dyn Grip> {
     })
 }
 
-impl Grip for OfVm {
+impl LeverState for OfVm {
     fn lever(&self) -> Lever {
         Lever::Memory
     }
@@ -119,12 +119,12 @@ impl Grip for OfVm {
         }
     }
 
-    fn holds(&self, _hands: &Hands, _vm: &Vm, act: &Act) -> Result<bool, ActionError> {
+    fn holds(&self, _context: &HostContext, _vm: &Vm, act: &Act) -> Result<bool, ActionError> {
         let limit = self.limit();
         Ok(matches!(act, Act::Limit { limit: wanted, .. } if limit == Some(*wanted)))
     }
 
-    fn set(&mut self, hands: &mut Hands, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
+    fn set(&mut self, context: &mut HostContext, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
         let Act::Limit {
             limit: Limit::Memory(ours),
             ..
@@ -135,47 +135,50 @@ impl Grip for OfVm {
         let before = self.shrunk.map(|shrunk| shrunk.shrink.before);
         let before = before.unwrap_or(vm.domain.memory_current_bytes);
         let shrink = Shrink { ours, before };
-        hands.set(vm, SHRINK, &shrink)?;
+        context.set(vm, SHRINK, &shrink)?;
         self.shrunk = Some(Shrunk {
             shrink,
             is_there: false,
             memory_kib: Some(vm.domain.memory_kib),
         });
         let call = |e: CallError| failed(vm, SHRINK, e.cause());
-        hands.manager.set_memory(vm.run.vm, ours).map_err(call)?;
+        context.manager.set_memory(vm.run.vm, ours).map_err(call)?;
         Ok(Outcome::Done)
     }
 
-    fn lift(&mut self, hands: &mut Hands, vm: &mut Vm) -> Result<(), ActionError> {
+    fn lift(&mut self, context: &mut HostContext, vm: &mut Vm) -> Result<(), ActionError> {
         let Some(Shrunk { shrink, .. }) = self.shrunk else {
             return Ok(());
         };
         let call = |e: CallError| failed(vm, GIVE_BACK, e.cause());
-        hands.manager.set_memory(vm.run.vm, shrink.before).map_err(call)?;
+        context
+            .manager
+            .set_memory(vm.run.vm, shrink.before)
+            .map_err(call)?;
         self.shrunk = None;
-        hands.clear::<Shrink>(vm);
+        context.clear::<Shrink>(vm);
         Ok(())
     }
 
-    /// Asks the guest as often as the operator had it asked.
-    fn leave(&mut self, hands: &mut Hands, vm: &mut Vm) -> Result<(), ActionError> {
+    /// Restores the operator's period of statistics.
+    fn leave(&mut self, context: &mut HostContext, vm: &mut Vm) -> Result<(), ActionError> {
         if let Some(StatsPeriod { before_s }) = self.asked {
-            set_stats_period(hands, vm, before_s)?;
+            set_stats_period(context, vm, before_s)?;
             self.asked = None;
-            hands.clear::<StatsPeriod>(vm);
+            context.clear::<StatsPeriod>(vm);
         }
         Ok(())
     }
 
-    fn reconcile(&mut self, hands: &mut Hands, vm: &mut Vm, _is_first: bool) {
-        let taken_in = self.take_in(hands, vm);
-        let questioned = self.question(hands, vm);
+    fn reconcile(&mut self, context: &mut HostContext, vm: &mut Vm, _is_first: bool) {
+        let taken_in = self.take_in(context, vm);
+        let questioned = self.question(context, vm);
         for error in taken_in.err().into_iter().chain(questioned.err()) {
-            hands.notice(error.to_string());
+            context.notice(error.to_string());
         }
     }
 
-    fn tell(&mut self, hands: &mut Hands, vm: &mut Vm, sample: &mut VmSample) {
+    fn tell(&mut self, context: &mut HostContext, vm: &mut Vm, sample: &mut VmSample) {
         if vm.domain.balloon.is_none() {
             return;
         }
@@ -183,12 +186,12 @@ impl Grip for OfVm {
         let shrink = self.shrunk.map(|shrunk| shrunk.shrink);
         let is_asked = vm.domain.may_be_shrunk() || shrink.is_some();
         let said = match is_asked {
-            true => hands.manager.guest_memory(vm.run.vm).unwrap_or_default(),
+            true => context.manager.guest_memory(vm.run.vm).unwrap_or_default(),
             false => None,
         };
         let guest = said.map(|(stamp_s, said)| {
             let now = now();
-            // Who manages the VM may have asked some time ago.
+            // The manager may have asked some time ago.
             let looked = now.saturating_sub(said.age.unwrap_or_default());
             GuestMemory {
                 age: self.heard.age(stamp_s, looked, now),
@@ -220,9 +223,9 @@ impl Grip for OfVm {
         let mut steps = Steps::default();
         if let Some(Shrunk { shrink, .. }) = self.shrunk {
             match after.manager.memory_now(vm) {
-                // Its operator gave it more meanwhile.
+                // The operator gave it more meanwhile.
                 Ok(now) if now > shrink.before => {}
-                // As much as before may be a balloon that has not moved yet, and will.
+                // The same amount as before may be a balloon that has not moved yet, and will.
                 Ok(_) => steps.note("memory", after.manager.set_memory(vm, shrink.before)),
                 Err(error) => steps.unknown("its memory", error.cause()),
             }
@@ -236,8 +239,8 @@ impl Grip for OfVm {
 }
 
 impl OfVm {
-    /// Takes in what was plugged in since the memory was set, and what somebody else or the guest did to it.
-    fn take_in(&mut self, hands: &mut Hands, vm: &Vm) -> Result<(), ActionError> {
+    /// Takes account of memory plugged in since the limit was set, and of changes by another program or the guest.
+    fn take_in(&mut self, context: &mut HostContext, vm: &Vm) -> Result<(), ActionError> {
         let Some(shrunk) = &mut self.shrunk else {
             return Ok(());
         };
@@ -245,7 +248,7 @@ impl OfVm {
         let now_kib = vm.domain.memory_kib;
         let then_kib = shrunk.memory_kib.replace(now_kib).unwrap_or(now_kib);
         if now_kib != then_kib {
-            // QEMU leaves the balloon as large as it is: current memory and what was asked for move alike.
+            // QEMU leaves the balloon at its size: current memory and the request move by the same amount.
             let moved = |bytes: Bytes| {
                 let grown = bytes + Bytes(now_kib.saturating_mul(1024));
                 grown.saturating_sub(Bytes(then_kib.saturating_mul(1024)))
@@ -255,34 +258,34 @@ impl OfVm {
                 before: moved(shrunk.shrink.before),
             };
             shrunk.is_there = false;
-            hands.set(vm, SHRINK, &shrunk.shrink)
+            context.set(vm, SHRINK, &shrunk.shrink)
         } else if Balloon::is_near(current, ours) {
             shrunk.is_there = true;
             Ok(())
         } else if shrunk.is_there {
             let name = &vm.run.name;
-            hands.notice(format!(
-                "VM {name} now has {current}, the agent had set {ours}: somebody else changed it, or its guest took it back"
+            context.notice(format!(
+                "VM {name} now has {current}, the agent had set {ours}: another program changed it, or its guest took it back"
             ));
             self.shrunk = None;
-            hands.clear::<Shrink>(vm);
+            context.clear::<Shrink>(vm);
             Ok(())
         } else {
             Ok(())
         }
     }
 
-    /// Has the guest asked for figures; again where that failed.
-    fn have_asked(&mut self, hands: &mut Hands, vm: &Vm) -> Result<(), ActionError> {
+    /// Asks for the guest's statistics; retries later if that failed.
+    fn have_asked(&mut self, context: &mut HostContext, vm: &Vm) -> Result<(), ActionError> {
         self.next_question = Some(now() + QUESTION_RETRY);
-        set_stats_period(hands, vm, STATS_PERIOD_S)?;
+        set_stats_period(context, vm, STATS_PERIOD_S)?;
         self.next_question = None;
         Ok(())
     }
 
-    /// Has the guest asked for figures while it may be shrunk, and not otherwise.
-    fn question(&mut self, hands: &mut Hands, vm: &mut Vm) -> Result<(), ActionError> {
-        let Some(device) = vm.domain.balloon.filter(|_| hands.journal.is_some()) else {
+    /// Asks for the guest's statistics while it may be shrunk, and only then.
+    fn question(&mut self, context: &mut HostContext, vm: &mut Vm) -> Result<(), ActionError> {
+        let Some(device) = vm.domain.balloon.filter(|_| context.journal.is_some()) else {
             return Ok(());
         };
         match (vm.domain.may_be_shrunk(), self.asked) {
@@ -291,23 +294,23 @@ impl OfVm {
                     before_s: device.stats_period_s,
                 };
                 self.asked = Some(asked);
-                let begun = vm.begin(hands);
+                let begun = vm.begin(context);
                 begun.map_err(|e| failed(vm, QUESTION, &e.to_string()))?;
-                hands.set(vm, QUESTION, &asked)?;
-                self.have_asked(hands, vm)
+                context.set(vm, QUESTION, &asked)?;
+                self.have_asked(context, vm)
             }
             (true, Some(_)) if self.next_question.is_some_and(|next| next <= now()) => {
-                self.have_asked(hands, vm)
+                self.have_asked(context, vm)
             }
-            (false, Some(_)) => self.leave(hands, vm),
+            (false, Some(_)) => self.leave(context, vm),
             _ => Ok(()),
         }
     }
 }
 
-fn set_stats_period(hands: &mut Hands, vm: &Vm, seconds: u32) -> Result<(), ActionError> {
+fn set_stats_period(context: &mut HostContext, vm: &Vm, seconds: u32) -> Result<(), ActionError> {
     let call = |e: CallError| failed(vm, QUESTION, e.cause());
-    hands.manager.set_stats_period(vm.run.vm, seconds).map_err(call)
+    context.manager.set_stats_period(vm.run.vm, seconds).map_err(call)
 }
 
 #[cfg(test)]
@@ -324,7 +327,7 @@ mod tests {
         for at in [1, 2, 100] {
             assert_eq!(heard.age(5_000, s(at), s(at)), None);
         }
-        // Nor does one from the future count as new.
+        // A stamp from the future does not count as new either.
         assert_eq!(Heard::default().age(u64::MAX, s(1), s(1)), None);
     }
 
@@ -338,11 +341,11 @@ mod tests {
             "came after the look before"
         );
         assert_eq!(heard.age(5_002, s(14), s(14)), Some(s(4)), "and no other since");
-        // The wall clock is set back by an hour: the guest still speaks.
+        // The wall clock is set back by an hour: the guest still reports.
         assert_eq!(heard.age(1_400, s(16), s(16)), Some(s(2)));
-        // It falls silent: no step makes that fresh.
+        // The guest falls silent: no step makes that look fresh.
         assert_eq!(heard.age(1_400, s(116), s(116)), Some(s(102)));
-        // The clock is set forward, and it speaks again.
+        // The clock is set forward, and the guest reports again.
         assert_eq!(heard.age(90_000, s(118), s(118)), Some(s(2)));
     }
 

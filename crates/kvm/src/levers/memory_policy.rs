@@ -1,21 +1,21 @@
-//! How pages are placed and sampled. Linux places a page where it is touched first; spreading and moving are the agent's.
+//! How pages are placed and sampled. Linux places a page where it is first touched; spreading and moving are the agent's.
 
 use homenode_host::{Act, ActionError, Failure, Lever, Outcome, VmSample};
 use homenode_undo::journal::Entry;
 use homenode_units::{MemoryPolicy, Migration, Placing};
 
-use super::Grip;
-use crate::hands::Hands;
+use super::LeverState;
+use crate::context::HostContext;
 use crate::vm::Vm;
 
-/// What the agent set; it ends with the agent, as nobody else acts by it.
+/// The policy that the agent set; it ends with the agent, which alone acts by it.
 struct OfVm(MemoryPolicy);
 
-pub(super) fn grip(_entry: Option<&Entry>) -> Box<dyn Grip> {
+pub(super) fn state(_entry: Option<&Entry>) -> Box<dyn LeverState> {
     Box::new(OfVm(MemoryPolicy::default()))
 }
 
-impl Grip for OfVm {
+impl LeverState for OfVm {
     fn lever(&self) -> Lever {
         Lever::MemoryPolicy
     }
@@ -24,27 +24,27 @@ impl Grip for OfVm {
         "setting the memory policy"
     }
 
-    fn set(&mut self, hands: &mut Hands, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
+    fn set(&mut self, context: &mut HostContext, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
         if let Act::SetMemoryPolicy { policy } = act {
-            is_possible(hands, &vm.run.name, *policy)?;
+            is_possible(context, &vm.run.name, *policy)?;
             self.0 = *policy;
         }
         Ok(Outcome::Done)
     }
 
-    fn tell(&mut self, _hands: &mut Hands, _vm: &mut Vm, sample: &mut VmSample) {
+    fn tell(&mut self, _context: &mut HostContext, _vm: &mut Vm, sample: &mut VmSample) {
         sample.memory_policy = self.0;
     }
 }
 
 /// Whether this host can have a policy.
-pub fn is_possible(hands: &Hands, name: &str, policy: MemoryPolicy) -> Result<(), ActionError> {
+pub fn is_possible(context: &HostContext, name: &str, policy: MemoryPolicy) -> Result<(), ActionError> {
     let why = if policy.placing == Placing::Round1g {
         "it deals out memory when a VM is created, which on this host is the kernel's to do; use round-4k"
     } else {
         match policy.migration {
             Migration::None => return Ok(()),
-            Migration::Carrefour => match &hands.no_page_uses {
+            Migration::Carrefour => match &context.no_page_uses {
                 Some(why) => why,
                 None => return Ok(()),
             },

@@ -1,4 +1,4 @@
-//! Where pages lie: moved by `move_pages(2)`, as many as the budget allows, and looked for again.
+//! Moves pages by `move_pages(2)`, as many as the budget allows, and then looks for them again.
 
 use homenode_host::{Act, ActionError, Failure, FrameMove, Immovable, Lever, Outcome};
 use homenode_kernel::now;
@@ -8,11 +8,11 @@ use homenode_units::{NodeSet, Ns, Pages};
 use serde::{Deserialize, Serialize};
 
 use super::home::{narrow_if_little_is_left, set_memory_nodes};
-use super::{Grip, failed};
-use crate::hands::Hands;
+use super::{LeverState, failed};
+use crate::context::HostContext;
 use crate::vm::{Part, Vm, Which};
 
-/// Where pages are moving to.
+/// Where pages are moving.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moving(pub NodeSet);
 
@@ -23,14 +23,14 @@ impl Written for Moving {
 const MOVE: &str = "moving memory";
 const NO_MAPPING: &str = "no mapping of its QEMU has the size of its memory";
 
-/// Pages stay where they are, whoever moved them: nothing is in force, and nothing is undone.
+/// Pages stay where they are moved: nothing is in force, and nothing is undone.
 struct OfVm;
 
-pub(super) fn grip(_entry: Option<&Entry>) -> Box<dyn Grip> {
+pub(super) fn state(_entry: Option<&Entry>) -> Box<dyn LeverState> {
     Box::new(OfVm)
 }
 
-impl Grip for OfVm {
+impl LeverState for OfVm {
     fn lever(&self) -> Lever {
         Lever::Pages
     }
@@ -39,10 +39,10 @@ impl Grip for OfVm {
         MOVE
     }
 
-    fn set(&mut self, hands: &mut Hands, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
+    fn set(&mut self, context: &mut HostContext, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
         match act {
             Act::MovePages { from, to, pages_max } => {
-                move_pages(hands, vm, Which::Whole, from, to, *pages_max)
+                move_pages(context, vm, Which::Whole, from, to, *pages_max)
             }
             Act::MoveVirtualNode {
                 virtual_node,
@@ -50,9 +50,9 @@ impl Grip for OfVm {
                 pages_max,
             } => {
                 let to = NodeSet::one(*to);
-                let from = hands.machine.memory_nodes().difference(&to);
+                let from = context.machine.memory_nodes().difference(&to);
                 move_pages(
-                    hands,
+                    context,
                     vm,
                     Which::VirtualNode(*virtual_node),
                     &from,
@@ -60,22 +60,22 @@ impl Grip for OfVm {
                     *pages_max,
                 )
             }
-            Act::MoveFrames { moves } => move_frames(hands, vm, moves),
+            Act::MoveFrames { moves } => move_frames(context, vm, moves),
             _ => Ok(Outcome::Done),
         }
     }
 }
 
-/// Whether anything is known to keep this VM's memory from going there.
-fn check_movable(hands: &Hands, vm: &Vm, to: &NodeSet) -> Result<(), ActionError> {
+/// Checks that nothing is known to keep this VM's memory from these nodes.
+fn check_movable(context: &HostContext, vm: &Vm, to: &NodeSet) -> Result<(), ActionError> {
     match &vm.immovable {
-        // Within the nodes that it is bound to it can still move.
+        // Within the nodes it is bound to, memory can still move.
         Some(Immovable::BoundAtStart { nodes }) if to.is_subset(nodes) => {}
         Some(why) => return Err(fixed(vm, why.to_string())),
         None => {}
     }
-    // As it is now: what was read last may be newer than the sample.
-    match vm.binding(&hands.machine.memory_nodes()) {
+    // The binding now: what was read last may be newer than the sample.
+    match vm.binding(&context.machine.memory_nodes()) {
         Some(bound) if !to.is_subset(&bound.common) => Err(fixed(vm, bound.reason().to_string())),
         _ => Ok(()),
     }
@@ -86,27 +86,27 @@ fn fixed(vm: &Vm, why: String) -> ActionError {
 }
 
 fn move_pages(
-    hands: &mut Hands,
+    context: &mut HostContext,
     vm: &mut Vm,
     which: Which,
     from: &NodeSet,
     to: &NodeSet,
     budget: Pages,
 ) -> Result<Outcome, ActionError> {
-    check_movable(hands, vm, to)?;
-    look_again(hands, vm)?;
-    check_movable(hands, vm, to)?;
+    check_movable(context, vm, to)?;
+    look_again(context, vm)?;
+    check_movable(context, vm, to)?;
     if let Some(set) = vm.restrictive_nodes().filter(|set| !to.is_subset(set)) {
         let wider = set.union(to);
-        set_memory_nodes(hands, vm, &wider)?;
+        set_memory_nodes(context, vm, &wider)?;
     }
-    // Written down once per destination.
+    // Journalled once per destination.
     let moving = Moving(to.clone());
-    if hands.journalled(vm).as_ref() != Some(&moving) {
-        hands.set(vm, MOVE, &moving)?;
+    if context.journalled(vm).as_ref() != Some(&moving) {
+        context.set(vm, MOVE, &moving)?;
     }
     let process = vm.run.process();
-    let mut go_on = || hands.goes_on(process);
+    let mut go_on = || context.goes_on(process);
     let part = vm.memory.part(which).filter(|part| part.pages.is_some());
     let Some(Part {
         mover,
@@ -118,7 +118,7 @@ fn move_pages(
     };
     let result = mover.advance(&mut Linux, from, to, before, budget, &mut go_on);
     let progress = result.map_err(|error| move_error(vm, error))?;
-    look_again(hands, vm)?;
+    look_again(context, vm)?;
     let after = vm.memory.part(which).and_then(|part| part.pages.as_ref());
     let after = after.ok_or_else(|| Failure::VmGone.on(&vm.run.name))?;
     let left = after.iter().filter(|(node, _)| from.contains(*node));
@@ -129,10 +129,10 @@ fn move_pages(
         return Err(fixed(vm, why));
     }
     if left == Pages::ZERO {
-        hands.clear::<Moving>(vm);
+        context.clear::<Moving>(vm);
     }
-    narrow_if_little_is_left(hands, vm)?;
-    // Still to be looked at with the next sample: the guest goes on touching memory.
+    narrow_if_little_is_left(context, vm)?;
+    // Read again with the next sample: the guest goes on touching memory.
     vm.forget_pages();
     Ok(Outcome::Moved {
         moved: progress.moved,
@@ -142,25 +142,25 @@ fn move_pages(
 }
 
 /// Asks the kernel where its pages are.
-fn look_again(hands: &Hands, vm: &mut Vm) -> Result<(), ActionError> {
+fn look_again(context: &HostContext, vm: &mut Vm) -> Result<(), ActionError> {
     vm.forget_pages();
-    let looked = vm.refresh_pages(&hands.root, now(), Ns::ZERO);
+    let looked = vm.refresh_pages(&context.root, now(), Ns::ZERO);
     looked.map(drop).map_err(|e| failed(vm, MOVE, &e.to_string()))
 }
 
-/// Moves single pages. They are where an instruction of the guest wants them for now; nothing is written down, as nothing
-/// is to be undone.
-fn move_frames(hands: &mut Hands, vm: &mut Vm, moves: &[FrameMove]) -> Result<Outcome, ActionError> {
+/// Moves single pages to where an instruction of the guest wants them for now; not journalled, since there is nothing to
+/// undo.
+fn move_frames(context: &mut HostContext, vm: &mut Vm, moves: &[FrameMove]) -> Result<Outcome, ActionError> {
     let to: NodeSet = moves.iter().map(|each| each.to).collect();
-    check_movable(hands, vm, &to)?;
-    let looked = vm.refresh_pages(&hands.root, now(), Ns::ZERO);
+    check_movable(context, vm, &to)?;
+    let looked = vm.refresh_pages(&context.root, now(), Ns::ZERO);
     looked.map_err(|e| failed(vm, MOVE, &e.to_string()))?;
-    check_movable(hands, vm, &to)?;
+    check_movable(context, vm, &to)?;
     let Some(mover) = vm.memory.mover() else {
         return Err(failed(vm, MOVE, NO_MAPPING));
     };
     let process = vm.run.process();
-    let moved = mover.move_frames(&mut Linux, moves, &mut || hands.goes_on(process));
+    let moved = mover.move_frames(&mut Linux, moves, &mut || context.goes_on(process));
     let progress = moved.map_err(|error| move_error(vm, error))?;
     let wanted: Pages = moves.iter().map(|each| each.pages).sum();
     vm.forget_pages();

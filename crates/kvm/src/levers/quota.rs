@@ -1,8 +1,8 @@
 //! CPU quotas of vCPUs: set through libvirt, read back from the cgroups.
 //!
-//! Quotas never end by themselves. While the agent lives it ends them; when it dies the guard does. Which cgroups they were set
-//! in is written down: a VM may be moved to another one, or end before its own is removed, and whatever is there then would
-//! stay held.
+//! Quotas never expire. The agent ends them while it lives; the guard does when it dies. The journal records in which
+//! cgroups they were set: a VM may be moved to another one, or end before its own is removed, and whatever runs there next
+//! would stay throttled.
 
 use std::path::PathBuf;
 
@@ -14,22 +14,23 @@ use homenode_undo::journal::{Entry, Written};
 use homenode_units::Ns;
 use serde::{Deserialize, Serialize};
 
-use super::{After, Grip, Steps, failed};
-use crate::hands::Hands;
+use super::{After, LeverState, Steps, failed};
+use crate::context::HostContext;
 use crate::manager::CallError;
 use crate::vm::Vm;
 
-/// A CPU quota that the agent set in the place of the operator's, as a cgroup holds it: where vCPUs share one, that of all.
+/// A CPU quota that the agent set instead of the operator's, as its cgroup has it: a shared cgroup's quota is for all its
+/// vCPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quotas {
     /// The agent's.
     pub ours: CpuQuota,
-    /// The agent's last, which is in force until the new one is.
+    /// The agent's last, in force until the new one is.
     #[serde(default)]
     pub previous: Option<CpuQuota>,
     /// The operator's, if there was one.
     pub before: Option<CpuQuota>,
-    /// Directories of the cgroups in which it was set; none where an older version wrote this.
+    /// Directories of the cgroups in which it was set; empty if an older version wrote this.
     #[serde(default)]
     pub groups: Vec<PathBuf>,
 }
@@ -41,14 +42,14 @@ impl Written for Quotas {
 const HOLD: &str = "setting the CPU quota";
 const LIFT: &str = "lifting the CPU quota";
 
-/// What the vCPUs of a VM may use.
+/// CPU time that the vCPUs of a VM may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum InForce {
     /// The same for all.
     All(CpuMax),
-    /// Not the same: somebody wrote to single cgroups.
+    /// Not the same: another program wrote to single cgroups.
     Mixed,
-    /// No kernel says.
+    /// No cgroup shows it.
     Unknown,
 }
 
@@ -65,7 +66,7 @@ impl InForce {
         }
     }
 
-    /// The quota of all; `None` where there is none, or not one.
+    /// The common quota; `None` if there is none.
     fn quota(self) -> Option<CpuQuota> {
         match self {
             InForce::All(max) => max.quota(),
@@ -88,7 +89,7 @@ impl Quotas {
         ours.any(|quota| quota.run_ns == seen.run_ns) && periods.contains(&seen.period_ns)
     }
 
-    /// Whether what is in force may be the agent's; where no cgroup tells that is the likelier.
+    /// Whether what is in force may be the agent's; if no cgroup shows it, that is likelier.
     fn is_in(&self, seen: InForce) -> bool {
         match seen {
             InForce::Unknown => true,
@@ -96,12 +97,12 @@ impl Quotas {
         }
     }
 
-    /// The same after an agent died: libvirt may have died with it, and left vCPUs with different quotas.
+    /// As [`Quotas::is_in`] after an agent died: libvirt may have died with it, and left vCPUs with different quotas.
     fn is_left_in(&self, seen: InForce) -> bool {
         seen == InForce::Mixed || self.is_in(seen)
     }
 
-    /// Those of these cgroups that hold what may be the agent's.
+    /// The cgroups that hold what may be the agent's quota.
     fn held_in(&self, groups: impl IntoIterator<Item = CpuGroup>) -> Result<Vec<CpuGroup>, ReadError> {
         let mut held = Vec::new();
         for group in groups {
@@ -112,7 +113,7 @@ impl Quotas {
         Ok(held)
     }
 
-    /// Those in which it was set that still hold it, though the VM's vCPUs are in these by now.
+    /// Cgroups in which it was set that still hold it, although the VM's vCPUs are in `now`.
     fn left_behind(&self, now: &[CpuGroup]) -> Result<Vec<CpuGroup>, ReadError> {
         let is_left = |path: &&PathBuf| !now.iter().any(|group| group.path() == **path);
         let left = self.groups.iter().filter(is_left);
@@ -120,7 +121,7 @@ impl Quotas {
         self.held_in(left.into_iter().flatten())
     }
 
-    /// All that hold it: of these, in which the VM's vCPUs are, and of those in which it was set.
+    /// All cgroups that hold it: of `now`, where the VM's vCPUs are, and of those in which it was set.
     fn held_anywhere(&self, now: Vec<CpuGroup>) -> Result<Vec<CpuGroup>, ReadError> {
         let left = self.left_behind(&now)?;
         Ok([self.held_in(now)?, left].concat())
@@ -138,7 +139,7 @@ impl std::fmt::Display for InForce {
     }
 }
 
-/// The cgroups of a VM's vCPUs: for the guard, who knows nothing else of it.
+/// The cgroups of a VM's vCPUs: for the guard, which knows nothing else about it.
 fn groups_of_run(after: &mut After<'_>) -> Result<Vec<CpuGroup>, ReadError> {
     let cgroups = Hierarchy::read(after.root)?;
     let mut groups = Vec::new();
@@ -150,7 +151,7 @@ fn groups_of_run(after: &mut After<'_>) -> Result<Vec<CpuGroup>, ReadError> {
     Ok(each_once(groups))
 }
 
-/// The same groups without repetitions.
+/// The groups without repetitions.
 fn each_once(groups: impl IntoIterator<Item = CpuGroup>) -> Vec<CpuGroup> {
     let mut once: Vec<CpuGroup> = Vec::new();
     for group in groups {
@@ -183,13 +184,13 @@ impl Vm {
 
 struct OfVm {
     quotas: Option<Quotas>,
-    /// What was asked for, for each vCPU; not known of what an earlier agent set.
+    /// Quota requested for each vCPU; unknown if an earlier agent set it.
     asked: Option<CpuQuota>,
     /// How many vCPUs share a cgroup.
     sharing: u64,
 }
 
-pub(super) fn grip(entry: Option<&Entry>) -> Box<dyn Grip> {
+pub(super) fn state(entry: Option<&Entry>) -> Box<dyn LeverState> {
     let quotas = entry.and_then(Entry::get);
     Box::new(OfVm {
         quotas,
@@ -198,7 +199,7 @@ pub(super) fn grip(entry: Option<&Entry>) -> Box<dyn Grip> {
     })
 }
 
-impl Grip for OfVm {
+impl LeverState for OfVm {
     fn lever(&self) -> Lever {
         Lever::CpuQuota
     }
@@ -210,16 +211,16 @@ impl Grip for OfVm {
         }
     }
 
-    fn holds(&self, _hands: &Hands, vm: &Vm, act: &Act) -> Result<bool, ActionError> {
+    fn holds(&self, _context: &HostContext, vm: &Vm, act: &Act) -> Result<bool, ActionError> {
         let ours = self.quotas.as_ref().map(|quotas| quotas.ours);
         Ok(ours.is_some() && wanted(act) == self.asked && seen(vm, HOLD)?.quota() == ours)
     }
 
-    fn set(&mut self, hands: &mut Hands, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
+    fn set(&mut self, context: &mut HostContext, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
         let Some(asked) = wanted(act) else {
             return Ok(Outcome::Done);
         };
-        self.give_back_what_it_left(hands, vm)?;
+        self.give_back_what_it_left(context, vm)?;
         self.sharing = sharing(vm);
         let ours = CpuQuota {
             run_ns: Ns(asked.run_ns.0.saturating_mul(self.sharing)),
@@ -231,14 +232,14 @@ impl Grip for OfVm {
                 return Err(failed(vm, HOLD, cause));
             }
             (None, InForce::Mixed) => {
-                let cause = "its vCPUs have different quotas already, which could not be given back";
+                let cause = "its vCPUs have different quotas already, which could not be restored";
                 return Err(failed(vm, HOLD, cause));
             }
             (Some(quotas), _) => quotas.before,
             (None, seen) => seen.quota(),
         };
         let groups = vm.cpu_groups();
-        let can = hands.manager.check_groups(vm.run.vm, &groups);
+        let can = context.manager.check_groups(vm.run.vm, &groups);
         can.map_err(|cause| failed(vm, HOLD, &cause))?;
         let quotas = Quotas {
             ours,
@@ -246,41 +247,41 @@ impl Grip for OfVm {
             before,
             groups: groups.iter().map(|group| group.path().to_owned()).collect(),
         };
-        hands.set(vm, HOLD, &quotas)?;
+        context.set(vm, HOLD, &quotas)?;
         (self.quotas, self.asked) = (Some(quotas), Some(asked));
         let call = |e: CallError| failed(vm, HOLD, e.cause());
-        hands.manager.hold(vm.run.vm, ours, &groups).map_err(call)?;
+        context.manager.hold(vm.run.vm, ours, &groups).map_err(call)?;
         match seen(vm, HOLD)? {
             seen if seen.quota() == Some(ours) => Ok(Outcome::Done),
             seen => Err(failed(vm, HOLD, &format!("asked for {ours}, in force is {seen}"))),
         }
     }
 
-    fn lift(&mut self, hands: &mut Hands, vm: &mut Vm) -> Result<(), ActionError> {
+    fn lift(&mut self, context: &mut HostContext, vm: &mut Vm) -> Result<(), ActionError> {
         let Some(quotas) = &self.quotas else {
             return Ok(());
         };
         let unread = |e: ReadError| failed(vm, LIFT, &e.to_string());
         let held = quotas.held_anywhere(vm.cpu_groups()).map_err(unread)?;
         let call = |e: CallError| failed(vm, LIFT, e.cause());
-        hands
+        context
             .manager
             .lift(vm.run.vm, quotas.before, &held)
             .map_err(call)?;
-        // What cannot be read, or is still the agent's, stays to be lifted.
+        // An unreadable quota, or one that is still the agent's, remains to be lifted.
         let places = if held.is_empty() { vm.cpu_groups() } else { held };
         let seen = InForce::in_groups(&places).map_err(unread)?;
         if seen.quota() != quotas.before && quotas.is_left_in(seen) {
             return Err(failed(vm, LIFT, &format!("in force is {seen}")));
         }
         (self.quotas, self.asked) = (None, None);
-        hands.clear::<Quotas>(vm);
+        context.clear::<Quotas>(vm);
         Ok(())
     }
 
-    fn reconcile(&mut self, hands: &mut Hands, vm: &mut Vm, is_first: bool) {
-        if let Err(error) = self.give_back_what_it_left(hands, vm) {
-            hands.notice(error.to_string());
+    fn reconcile(&mut self, context: &mut HostContext, vm: &mut Vm, is_first: bool) {
+        if let Err(error) = self.give_back_what_it_left(context, vm) {
+            context.notice(error.to_string());
             return;
         }
         let Some(quotas) = &self.quotas else { return };
@@ -291,15 +292,15 @@ impl Grip for OfVm {
         // An agent that died between journal and libvirt leaves a quota that never came into force.
         if seen.quota() != quotas.before {
             let (name, ours) = (&vm.run.name, quotas.ours);
-            hands.notice(format!(
-                "VM {name} now has {seen}, the agent had set {ours}: somebody else changed it, it is left alone"
+            context.notice(format!(
+                "VM {name} now has {seen}, the agent had set {ours}: another program changed it, it is left alone"
             ));
         }
         (self.quotas, self.asked) = (None, None);
-        hands.clear::<Quotas>(vm);
+        context.clear::<Quotas>(vm);
     }
 
-    fn tell(&mut self, _hands: &mut Hands, vm: &mut Vm, sample: &mut VmSample) {
+    fn tell(&mut self, _context: &mut HostContext, vm: &mut Vm, sample: &mut VmSample) {
         self.sharing = sharing(vm);
         sample.settings.quota = match &self.quotas {
             Some(quotas) => quotas.before.map(|before| of_one(before, self.sharing)),
@@ -324,7 +325,7 @@ impl Grip for OfVm {
         let mut steps = Steps::default();
         let unread = |steps: &mut Steps, e: ReadError| steps.unknown("its CPU quota", &e.to_string());
         let Some(vm) = after.vm()? else {
-            // A cgroup that is not removed with its VM holds whatever comes into it.
+            // If a cgroup is not removed with its VM, its quota throttles whatever comes into it.
             match quotas.left_behind(&[]) {
                 Ok(left) => {
                     let before = quotas.before.map_or(CpuMax::Unlimited, CpuMax::Quota);
@@ -343,7 +344,7 @@ impl Grip for OfVm {
             Ok((seen, held)) if quotas.is_left_in(seen) || !held.is_empty() => {
                 steps.note("CPU quota", after.manager.lift(vm, quotas.before, &held));
             }
-            // What somebody else set meanwhile is left alone.
+            // Another program set it meanwhile; not touched.
             Ok(_) => {}
             Err(error) => unread(&mut steps, error),
         }
@@ -352,9 +353,9 @@ impl Grip for OfVm {
 }
 
 impl OfVm {
-    /// Where the VM was moved out of a cgroup that holds it to a quota of the agent's: gives that cgroup back what it had. What
-    /// its new one allows is somebody else's.
-    fn give_back_what_it_left(&mut self, hands: &mut Hands, vm: &mut Vm) -> Result<(), ActionError> {
+    /// Restores a cgroup that the VM was moved out of, if it still has the agent's quota. The quota of its new cgroup is not
+    /// the agent's.
+    fn give_back_what_it_left(&mut self, context: &mut HostContext, vm: &mut Vm) -> Result<(), ActionError> {
         let Some(quotas) = &self.quotas else {
             return Ok(());
         };
@@ -364,10 +365,10 @@ impl OfVm {
             return Ok(());
         };
         let (from, ours) = (group.path().display().to_string(), quotas.ours);
-        self.lift(hands, vm)?;
+        self.lift(context, vm)?;
         let name = &vm.run.name;
-        hands.notice(format!(
-            "VM {name} was moved out of its cgroup {from} while the agent held it to {ours} there: that is given back"
+        context.notice(format!(
+            "VM {name} was moved out of its cgroup {from} while the agent held it to {ours} there: that limit is lifted"
         ));
         Ok(())
     }
@@ -378,7 +379,7 @@ fn sharing(vm: &Vm) -> u64 {
     vm.vcpu_tids().next().map_or(1, |tid| vm.sharing(tid)) as u64
 }
 
-/// The part of one vCPU.
+/// One vCPU's share.
 fn of_one(all: CpuQuota, sharing: u64) -> CpuQuota {
     CpuMax::Quota(all).divided(sharing).quota().unwrap_or(all)
 }

@@ -1,15 +1,15 @@
-//! Parts of caches and memory bandwidth: a resctrl group per confined VM. It outlives the VM.
+//! Shares of caches and memory bandwidth: a resctrl group per confined VM. It outlives the VM.
 
 use homenode_host::{Act, ActionError, Lever, Limit, Outcome, VmSample};
 use homenode_kernel::confine::Confiner;
 use homenode_undo::journal::{Entry, Written};
 use serde::{Deserialize, Serialize};
 
-use super::{After, Grip, failed};
-use crate::hands::Hands;
+use super::{After, LeverState, failed};
+use crate::context::HostContext;
 use crate::vm::Vm;
 
-/// Part of caches or memory bandwidth that the VM has a resctrl group for.
+/// The share of caches or memory bandwidth that the VM has a resctrl group for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Confined(pub Limit);
 
@@ -24,12 +24,12 @@ struct OfVm {
     confined: Option<Confined>,
 }
 
-pub(super) fn grip(entry: Option<&Entry>) -> Box<dyn Grip> {
+pub(super) fn state(entry: Option<&Entry>) -> Box<dyn LeverState> {
     let confined = entry.and_then(Entry::get);
     Box::new(OfVm { confined })
 }
 
-impl Grip for OfVm {
+impl LeverState for OfVm {
     fn lever(&self) -> Lever {
         Lever::Resctrl
     }
@@ -41,40 +41,40 @@ impl Grip for OfVm {
         }
     }
 
-    fn holds(&self, hands: &Hands, vm: &Vm, act: &Act) -> Result<bool, ActionError> {
+    fn holds(&self, context: &HostContext, vm: &Vm, act: &Act) -> Result<bool, ActionError> {
         match act {
-            Act::Limit { limit, .. } if self.confined == Some(Confined(*limit)) => is_confined(hands, vm),
+            Act::Limit { limit, .. } if self.confined == Some(Confined(*limit)) => is_confined(context, vm),
             _ => Ok(false),
         }
     }
 
-    fn set(&mut self, hands: &mut Hands, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
+    fn set(&mut self, context: &mut HostContext, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
         let Act::Limit { limit, .. } = *act else {
             return Ok(Outcome::Done);
         };
         let confined = Confined(limit);
-        hands.set(vm, CONFINE, &confined)?;
+        context.set(vm, CONFINE, &confined)?;
         self.confined = Some(confined);
         let tids: Vec<i32> = vm.vcpu_tids().collect();
-        let done = Confiner::new(&hands.root).confine(vm.run.vm, &tids, limit);
+        let done = Confiner::new(&context.root).confine(vm.run.vm, &tids, limit);
         done.map_err(|e| failed(vm, CONFINE, &e.to_string()))?;
-        match is_confined(hands, vm)? {
+        match is_confined(context, vm)? {
             true => Ok(Outcome::Done),
             false => Err(failed(vm, CONFINE, "its vCPUs are not in the group")),
         }
     }
 
-    fn lift(&mut self, hands: &mut Hands, vm: &mut Vm) -> Result<(), ActionError> {
+    fn lift(&mut self, context: &mut HostContext, vm: &mut Vm) -> Result<(), ActionError> {
         if self.confined.is_some() {
-            let released = Confiner::new(&hands.root).release(vm.run.vm);
+            let released = Confiner::new(&context.root).release(vm.run.vm);
             released.map_err(|e| failed(vm, FREE, &e.to_string()))?;
             self.confined = None;
-            hands.clear::<Confined>(vm);
+            context.clear::<Confined>(vm);
         }
         Ok(())
     }
 
-    fn tell(&mut self, _hands: &mut Hands, _vm: &mut Vm, sample: &mut VmSample) {
+    fn tell(&mut self, _context: &mut HostContext, _vm: &mut Vm, sample: &mut VmSample) {
         sample.confined = self.limit();
     }
 
@@ -92,8 +92,8 @@ impl Grip for OfVm {
     }
 }
 
-fn is_confined(hands: &Hands, vm: &Vm) -> Result<bool, ActionError> {
+fn is_confined(context: &HostContext, vm: &Vm) -> Result<bool, ActionError> {
     let tids: Vec<i32> = vm.vcpu_tids().collect();
-    let holds = Confiner::new(&hands.root).holds(vm.run.vm, &tids);
+    let holds = Confiner::new(&context.root).holds(vm.run.vm, &tids);
     holds.map_err(|e| failed(vm, CONFINE, &e.to_string()))
 }

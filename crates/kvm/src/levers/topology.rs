@@ -1,5 +1,5 @@
-//! What guests are told of where they are, through their topology pages. A guest stays told: where it is not so any more it is as
-//! badly off as one that never learns anything, and no worse.
+//! Tells guests through their topology pages which nodes they run on. This is not undone: a guest with an outdated page is
+//! no worse off than one without a page.
 
 use homenode_host::{Act, ActionError, Failure, Lever, Outcome, Published, VmSample};
 use homenode_kernel::now;
@@ -8,25 +8,25 @@ use homenode_topology_page::{Facts, LOCAL_DISTANCE, Topology};
 use homenode_undo::journal::Entry;
 use homenode_units::NodeId;
 
-use super::{Grip, failed};
-use crate::hands::Hands;
+use super::{LeverState, failed};
+use crate::context::HostContext;
 use crate::vm::Vm;
 
 const TELL: &str = "telling its guest where it is";
-/// The distance of nodes between which the machine knows none: as far as can be said.
+/// The distance between nodes if the machine has none: the largest possible.
 const FARTHEST: u8 = 255;
 
 #[derive(Default)]
 struct OfVm {
-    /// What its guest was told last.
+    /// The last version that its guest was given.
     published: Option<Published>,
 }
 
-pub(super) fn grip(_entry: Option<&Entry>) -> Box<dyn Grip> {
+pub(super) fn state(_entry: Option<&Entry>) -> Box<dyn LeverState> {
     Box::new(OfVm::default())
 }
 
-impl Grip for OfVm {
+impl LeverState for OfVm {
     fn lever(&self) -> Lever {
         Lever::Topology
     }
@@ -36,16 +36,19 @@ impl Grip for OfVm {
     }
 
     /// Publishes a version of a guest's page.
-    fn set(&mut self, hands: &mut Hands, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
+    fn set(&mut self, context: &mut HostContext, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
         let Act::PublishTopology { topology } = act else {
             return Ok(Outcome::Done);
         };
         let no_device = |why: String| Failure::NoTopologyDevice { why }.on(&vm.run.name);
-        let server = hands.topology.server().map_err(|why| no_device(why.to_owned()))?;
+        let server = context
+            .topology
+            .server()
+            .map_err(|why| no_device(why.to_owned()))?;
         let facts = Facts {
             vcpu_pnode: topology.vcpus.clone(),
             vnode_pnode: topology.memory.clone(),
-            distances: distances(&hands.machine),
+            distances: distances(&context.machine),
         };
         let page = Topology::new(facts).map_err(|e| failed(vm, TELL, &e.to_string()))?;
         let published = server.publish(vm.run.pid, &page);
@@ -57,13 +60,13 @@ impl Grip for OfVm {
         Ok(Outcome::Done)
     }
 
-    fn tell(&mut self, hands: &mut Hands, vm: &mut Vm, sample: &mut VmSample) {
-        sample.no_topology_device = hands.topology.why_not(&vm.domain, vm.run.pid);
+    fn tell(&mut self, context: &mut HostContext, vm: &mut Vm, sample: &mut VmSample) {
+        sample.no_topology_device = context.topology.why_not(&vm.domain, vm.run.pid);
         sample.published.clone_from(&self.published);
     }
 }
 
-/// Distances by the numbers of nodes, which may have gaps; a page has none.
+/// Distances by node index: node numbers may have gaps, a page has none.
 fn distances(machine: &Machine) -> Vec<Vec<u8>> {
     let count = machine.nodes.keys().map(|node| node.0 + 1).max().unwrap_or(0);
     let between = |from: u16, to: u16| match machine.distance(NodeId(from), NodeId(to)) {

@@ -1,4 +1,4 @@
-//! Where vCPUs may run: pinned through the VM's manager, read back from the kernel, left alone where the operator pins them.
+//! Where vCPUs may run: pinned through the VM's manager, read back from the kernel, not touched if the operator pins them.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,12 @@ use homenode_units::CpuSet;
 use serde::{Deserialize, Serialize};
 
 use super::home::{cpus_of_home, emulator_before};
-use super::{After, Grip, Home, Steps, failed};
-use crate::hands::Hands;
+use super::{After, Home, LeverState, Steps, failed};
+use crate::context::HostContext;
 use crate::manager::CallError;
 use crate::vm::{Pinned, Vm, vcpu_index};
 
-/// CPUs that each vCPU may have been left pinned to, the newest first: several where an agent ended, or had no answer, while it
+/// CPUs that each vCPU may have been left pinned to, the newest first: several if an agent ended, or had no answer, while it
 /// changed them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pins(pub BTreeMap<u16, Vec<CpuSet>>);
@@ -25,7 +25,7 @@ impl Written for Pins {
 }
 
 impl Pinned {
-    /// What is known of a VM of which this is journalled.
+    /// Pins of a VM with this journal entry.
     pub fn of(entry: Option<&Entry>) -> Pinned {
         let before = entry.map(|entry| &entry.before);
         let operator = before.map(|before| before.operator_pins.iter().copied().collect());
@@ -43,19 +43,19 @@ impl Pinned {
 }
 
 const PIN: &str = "pinning vCPU";
-/// More changes in a row without an answer are not told apart.
+/// The most changes in a row without an answer that are told apart.
 const PINS_KEPT: usize = 8;
 
 struct Vcpus {
     journalled: Pins,
 }
 
-pub(super) fn grip(entry: Option<&Entry>) -> Box<dyn Grip> {
+pub(super) fn state(entry: Option<&Entry>) -> Box<dyn LeverState> {
     let journalled = entry.and_then(Entry::get).unwrap_or_default();
     Box::new(Vcpus { journalled })
 }
 
-impl Grip for Vcpus {
+impl LeverState for Vcpus {
     fn lever(&self) -> Lever {
         Lever::VcpuPlacement
     }
@@ -68,7 +68,7 @@ impl Grip for Vcpus {
         PIN
     }
 
-    fn set(&mut self, hands: &mut Hands, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
+    fn set(&mut self, context: &mut HostContext, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
         let Act::PinVcpus { vcpus, cpus } = act else {
             return Ok(Outcome::Done);
         };
@@ -76,22 +76,22 @@ impl Grip for Vcpus {
         for index in vcpus {
             add(may_be.entry(*index).or_default(), std::slice::from_ref(cpus));
         }
-        hands.set(vm, PIN, &Pins(may_be.clone()))?;
-        // Whether libvirt does it or not, it is the agent's doing.
+        context.set(vm, PIN, &Pins(may_be.clone()))?;
+        // Whether libvirt succeeds or not, this is the agent's doing.
         let was = std::mem::replace(&mut vm.pins.ours, may_be);
         let mut before = Vec::with_capacity(vcpus.len());
         for &index in vcpus {
-            let pinned = affinity_now(hands, vm, index).and_then(|now| {
-                // A pin of the agent's that was read back, or what the kernel says.
+            let pinned = affinity_now(context, vm, index).and_then(|now| {
+                // The agent's pin if it was read back, else what the kernel reports.
                 let ours = was.get(&index).and_then(|sets| match sets.as_slice() {
                     [one] => Some(one.clone()),
                     _ => None,
                 });
                 before.push((index, ours.unwrap_or(now)));
-                pin(hands, vm, index, cpus)
+                pin(context, vm, index, cpus)
             });
             if let Err(error) = pinned {
-                roll_back(hands, vm, &before, was);
+                roll_back(context, vm, &before, was);
                 return Err(error);
             }
             vm.pins.ours.insert(index, vec![cpus.clone()]);
@@ -99,16 +99,16 @@ impl Grip for Vcpus {
         Ok(Outcome::Done)
     }
 
-    fn reconcile(&mut self, hands: &mut Hands, vm: &mut Vm, is_first: bool) {
-        let usable = hands.machine.cpu_set();
-        let is_kernels = now() < hands.kernels_until;
-        let later = came_at_home(hands, vm);
-        if let Err(error) = adopt(hands, vm, &later) {
-            hands.notice(error.to_string());
+    fn reconcile(&mut self, context: &mut HostContext, vm: &mut Vm, is_first: bool) {
+        let usable = context.machine.cpu_set();
+        let is_kernels = now() < context.kernels_until;
+        let later = came_at_home(context, vm);
+        if let Err(error) = adopt(context, vm, &later) {
+            context.notice(error.to_string());
         }
         let mut others = Vec::new();
-        let shows_affinities = hands.manager.shows_affinities();
-        let pins = hands.manager.pins(&vm.domain, &vm.threads);
+        let shows_affinities = context.manager.shows_affinities();
+        let pins = context.manager.pins(&vm.domain, &vm.threads);
         for index in vm
             .vcpu_indices()
             .into_iter()
@@ -116,7 +116,8 @@ impl Grip for Vcpus {
         {
             let written = pins.get(&index);
             let limits = |cpus: &&CpuSet| {
-                !hands.manager.is_unpinned(&vm.domain, cpus) && !vm.reach.is_no_limit(&hands.machine, cpus)
+                !context.manager.is_unpinned(&vm.domain, cpus)
+                    && !vm.reach.is_no_limit(&context.machine, cpus)
             };
             let written = written.filter(limits);
             let written = written.map(|pin| pin.intersection(&usable));
@@ -129,11 +130,11 @@ impl Grip for Vcpus {
             let by_hand = |in_force: &CpuSet| {
                 let name = &run.name;
                 format!(
-                    "vCPU {index} of VM {name} was pinned to CPUs {in_force} by someone else; the agent leaves it alone"
+                    "vCPU {index} of VM {name} was pinned to CPUs {in_force} by another program; the agent leaves it alone"
                 )
             };
             if let Some(ours) = pins.ours.get_mut(&index) {
-                // Within a smaller cpuset the kernel has it run on a part of what the agent asked for.
+                // Within a smaller cpuset the kernel lets it run on a part of what the agent asked for.
                 let is_ours = reach.is_one_of(&in_force, &usable, ours);
                 let is_ours_written =
                     |set: &CpuSet| ours.contains(set) || shows_affinities && *set == in_force;
@@ -143,15 +144,15 @@ impl Grip for Vcpus {
                     }
                     continue;
                 }
-                // The kernel changed it, and the agent pins it again if it still wants to. A pin made by hand at the same time
-                // cannot be told from that.
+                // The kernel changed it, and the agent pins it again if it still wants to. A pin made by hand at the same
+                // time cannot be told from that.
                 if is_kernels {
                     continue;
                 }
                 pins.ours.remove(&index);
                 others.push(index);
                 // An agent that died, or had no answer, between journal and pin leaves a pin that never came into force.
-                let entry = hands.journal.as_ref().and_then(|journal| journal.entry(run.vm));
+                let entry = context.journal.as_ref().and_then(|journal| journal.entry(run.vm));
                 let was = entry.and_then(|entry| entry.before.vcpus.get(&index));
                 let was = was.map(|cpus| cpus.intersection(&usable));
                 if (is_first && (written.is_none() || written == restored)) || was.as_ref() == Some(&in_force)
@@ -160,22 +161,22 @@ impl Grip for Vcpus {
                 }
                 if in_force != usable {
                     pins.operator.insert(index);
-                    hands.notice(by_hand(&in_force));
+                    context.notice(by_hand(&in_force));
                 }
                 continue;
             }
             let is_pinned = written.as_ref().is_some_and(|w| *w != usable)
                 && (written != restored || pins.operator.contains(&index));
             if is_pinned && pins.operator.insert(index) && !is_first {
-                hands.notice(by_hand(&in_force));
+                context.notice(by_hand(&in_force));
             }
             if !is_pinned && pins.operator.remove(&index) {
                 let text = "is no longer pinned by hand; the agent manages it";
-                hands.notice(format!("vCPU {index} of VM {} {text}", run.name));
+                context.notice(format!("vCPU {index} of VM {} {text}", run.name));
             }
         }
-        if let Err(error) = leave_to_others(hands, vm, &others) {
-            hands.notice(error.to_string());
+        if let Err(error) = leave_to_others(context, vm, &others) {
+            context.notice(error.to_string());
         }
     }
 
@@ -201,7 +202,7 @@ impl Grip for Vcpus {
             }
         };
         for (index, ours) in &self.journalled.0 {
-            // What somebody else pinned meanwhile is left alone.
+            // Pins that another program made meanwhile are not touched.
             let is_ours = |pin: &CpuSet| {
                 ours.contains(pin) || shows_affinities && ours.iter().any(|set| reach.in_force(set) == *pin)
             };
@@ -219,14 +220,14 @@ impl Grip for Vcpus {
     }
 }
 
-/// What a vCPU ran on before the agent; one that came later was begun by the emulator.
+/// CPUs of a vCPU before the agent; the emulator started those that came later.
 pub(crate) fn before_of(before: &Before, index: u16) -> Option<&CpuSet> {
     let of_vcpu = before.vcpus.get(&index).or_else(|| emulator_before(before));
     of_vcpu.filter(|cpus| !cpus.is_empty())
 }
 
-/// vCPUs that were not there before the agent, and that it has not pinned, where the main thread of this process may run: it
-/// began them there. None where the operator had pinned the main thread. To be asked where vCPUs inherit.
+/// vCPUs that are new since the agent's first pin, that it has not pinned, and that may run where the process's main thread
+/// may: it started them there. Empty if the operator had pinned the main thread. Only for managers where vCPUs inherit.
 pub(super) fn begun_by_emulator(
     threads: &[Thread],
     (run, before): (&Run, &Before),
@@ -242,19 +243,19 @@ pub(super) fn begun_by_emulator(
     threads.iter().filter_map(came_later).collect()
 }
 
-/// vCPUs that came after the agent had given the VM a home, and begun there: QEMU begins a vCPU's thread from its main one, where
-/// that may run just then. Left alone they would keep the agent's pin for good.
-fn came_at_home(hands: &Hands, vm: &Vm) -> Vec<u16> {
-    let entry = hands
+/// vCPUs that came after the agent had given the VM a home, and started there: QEMU starts a vCPU's thread from its main
+/// thread, on the CPUs that this may use then. They would keep the agent's pin forever.
+fn came_at_home(context: &HostContext, vm: &Vm) -> Vec<u16> {
+    let entry = context
         .entry(vm)
-        .filter(|entry| hands.manager.vcpus_inherit() && entry.run == vm.run);
+        .filter(|entry| context.manager.vcpus_inherit() && entry.run == vm.run);
     let (Some(entry), Some(home)) = (entry.filter(|entry| entry.has(&[Home::KEY])), &vm.home) else {
         return Vec::new();
     };
     let of = (&vm.run, &entry.before);
     let mut later = begun_by_emulator(&vm.threads, of, &vm.pins.ours);
-    // Where the operator has pinned the emulator meanwhile, its vCPUs are his, too.
-    let given = cpus_of_home(hands, vm, home);
+    // If the operator has pinned the emulator meanwhile, its vCPUs are the operator's too.
+    let given = cpus_of_home(context, vm, home);
     later.retain(|index| {
         let is_at_home = vm
             .vcpu_thread(*index)
@@ -264,44 +265,44 @@ fn came_at_home(hands: &Hands, vm: &Vm) -> Vec<u16> {
     later
 }
 
-/// Takes these vCPUs for pinned by the agent to where they may run.
-fn adopt(hands: &mut Hands, vm: &mut Vm, later: &[u16]) -> Result<(), ActionError> {
+/// Records these vCPUs as pinned by the agent to where they may run.
+fn adopt(context: &mut HostContext, vm: &mut Vm, later: &[u16]) -> Result<(), ActionError> {
     if later.is_empty() {
         return Ok(());
     }
     let affinity = |index: &u16| Some((*index, vec![vm.vcpu_thread(*index)?.affinity.clone()]));
     let mut ours = vm.pins.ours.clone();
     ours.extend(later.iter().filter_map(affinity));
-    vm.begin(hands).map_err(|e| failed(vm, PIN, &e.to_string()))?;
-    hands.set(vm, PIN, &Pins(ours.clone()))?;
+    vm.begin(context).map_err(|e| failed(vm, PIN, &e.to_string()))?;
+    context.set(vm, PIN, &Pins(ours.clone()))?;
     vm.pins.ours = ours;
     Ok(())
 }
 
-/// Pins that an operator set meanwhile are not undone when the agent ends.
-fn leave_to_others(hands: &mut Hands, vm: &Vm, vcpus: &[u16]) -> Result<(), ActionError> {
-    let Some(Pins(mut pins)) = hands.journalled::<Pins>(vm).filter(|_| !vcpus.is_empty()) else {
+/// Removes pins from the journal that an operator made meanwhile: they stay when the agent ends.
+fn leave_to_others(context: &mut HostContext, vm: &Vm, vcpus: &[u16]) -> Result<(), ActionError> {
+    let Some(Pins(mut pins)) = context.journalled::<Pins>(vm).filter(|_| !vcpus.is_empty()) else {
         return Ok(());
     };
     pins.retain(|index, _| !vcpus.contains(index));
     if pins.is_empty() {
-        hands.clear::<Pins>(vm);
+        context.clear::<Pins>(vm);
         return Ok(());
     }
-    hands.set(vm, PIN, &Pins(pins))
+    context.set(vm, PIN, &Pins(pins))
 }
 
-/// Gives vCPUs the CPUs back that they had before the agent's first pin. Those that somebody else pinned meanwhile are not the
+/// Restores the CPUs that vCPUs had before the agent's first pin. Those that another program pinned meanwhile are not the
 /// agent's any more.
-pub(super) fn unpin(hands: &mut Hands, vm: &mut Vm, before: &Before) -> Result<(), ActionError> {
+pub(super) fn unpin(context: &mut HostContext, vm: &mut Vm, before: &Before) -> Result<(), ActionError> {
     vm.pins.restored.clone_from(&before.vcpus);
     for index in vm.pins.ours.keys().copied().collect::<Vec<_>>() {
-        let anywhere = || vm.reach.left(&hands.machine, &[]).cpus;
+        let anywhere = || vm.reach.left(&context.machine, &[]).cpus;
         let cpus = before_of(before, index).cloned().unwrap_or_else(anywhere);
         let cpus = vm.reach.to_give_back(&cpus);
         vm.pins.restored.insert(index, cpus.clone());
         if vm.vcpu_thread(index).is_some() {
-            pin(hands, vm, index, &cpus)?;
+            pin(context, vm, index, &cpus)?;
         }
         vm.pins.ours.remove(&index);
     }
@@ -309,28 +310,33 @@ pub(super) fn unpin(hands: &mut Hands, vm: &mut Vm, before: &Before) -> Result<(
 }
 
 /// Where a vCPU may run at this moment.
-fn affinity_now(hands: &Hands, vm: &Vm, index: u16) -> Result<CpuSet, ActionError> {
+fn affinity_now(context: &HostContext, vm: &Vm, index: u16) -> Result<CpuSet, ActionError> {
     let what = format!("{PIN} {index}");
     let thread = vm.vcpu_thread(index);
     let tid = thread.ok_or_else(|| failed(vm, &what, "it has no thread"))?.tid;
-    let affinity = task::affinity(&hands.root, vm.run.pid, tid);
+    let affinity = task::affinity(&context.root, vm.run.pid, tid);
     let affinity = affinity.map_err(|e| failed(vm, &what, &e.to_string()))?;
     affinity.ok_or_else(|| Failure::VmGone.on(&vm.run.name))
 }
 
-/// Adds sets that a vCPU may be pinned to by now to those that it may have been pinned to before.
+/// Adds the sets that a vCPU may be pinned to now to those from before.
 fn add(may_be: &mut Vec<CpuSet>, newer: &[CpuSet]) {
     may_be.retain(|set| !newer.contains(set));
     may_be.splice(0..0, newer.iter().cloned());
     may_be.truncate(PINS_KEPT);
 }
 
-/// Takes back a pin that came into force in part, or not at all: the vCPUs that were touched run as they did `before`. Where that
-/// fails, too, the journal goes on to name what may be in force, and it is undone with the home, or after the agent.
-fn roll_back(hands: &mut Hands, vm: &mut Vm, before: &[(u16, CpuSet)], mut ours: BTreeMap<u16, Vec<CpuSet>>) {
-    vm.reach.look_again(&hands.root, vm.run.pid);
+/// Rolls back a pin that came into force in part, or not at all: the touched vCPUs run as they did `before`. If that fails
+/// too, the journal still names what may be in force, and it is undone with the home, or after the agent.
+fn roll_back(
+    context: &mut HostContext,
+    vm: &mut Vm,
+    before: &[(u16, CpuSet)],
+    mut ours: BTreeMap<u16, Vec<CpuSet>>,
+) {
+    vm.reach.look_again(&context.root, vm.run.pid);
     for (index, cpus) in before {
-        if pin(hands, vm, *index, cpus).is_err() {
+        if pin(context, vm, *index, cpus).is_err() {
             // It may have come into force without an answer, or not.
             let tried = vm.pins.ours.get(index).map_or(&[][..], Vec::as_slice);
             add(ours.entry(*index).or_default(), tried);
@@ -340,37 +346,37 @@ fn roll_back(hands: &mut Hands, vm: &mut Vm, before: &[(u16, CpuSet)], mut ours:
     }
     vm.pins.ours = ours;
     match vm.pins.ours.is_empty() {
-        true => hands.clear::<Pins>(vm),
-        // Where this cannot be written the journal names more than is in force, which harms nothing.
-        false => drop(hands.set(vm, PIN, &Pins(vm.pins.ours.clone()))),
+        true => context.clear::<Pins>(vm),
+        // If this cannot be written the journal names more than is in force, which does no harm.
+        false => drop(context.set(vm, PIN, &Pins(vm.pins.ours.clone()))),
     }
 }
 
 /// Pins one vCPU.
-fn pin(hands: &mut Hands, vm: &Vm, index: u16, cpus: &CpuSet) -> Result<(), ActionError> {
+fn pin(context: &mut HostContext, vm: &Vm, index: u16, cpus: &CpuSet) -> Result<(), ActionError> {
     let what = format!("{PIN} {index}");
     let said = |e: CallError| failed(vm, &what, e.cause());
-    hands.manager.pin_vcpu(vm.run.vm, index, cpus).map_err(said)?;
+    context.manager.pin_vcpu(vm.run.vm, index, cpus).map_err(said)?;
     let thread = vm.vcpu_thread(index);
     let tid = thread
         .map(|t| t.tid)
         .ok_or_else(|| failed(vm, &what, "it has no thread"))?;
-    read_back(hands, vm, tid, cpus, &what)
+    read_back(context, vm, tid, cpus, &what)
 }
 
-/// Whether a thread may now run where it should.
+/// Checks that a thread may now run where it should.
 pub(super) fn read_back(
-    hands: &Hands,
+    context: &HostContext,
     vm: &Vm,
     tid: i32,
     cpus: &CpuSet,
     what: &str,
 ) -> Result<(), ActionError> {
-    let seen = task::affinity(&hands.root, vm.run.pid, tid);
+    let seen = task::affinity(&context.root, vm.run.pid, tid);
     let seen = seen.map_err(|e| failed(vm, what, &e.to_string()))?;
-    let usable = hands.machine.cpu_set();
+    let usable = context.machine.cpu_set();
     match seen.map(|seen| seen.intersection(&usable)) {
-        // What is given back may be more than its cpuset leaves it by now.
+        // The restored CPUs may be more than its cpuset now allows.
         Some(seen) if seen == vm.reach.in_force(cpus).intersection(&usable) => Ok(()),
         Some(seen) => {
             let cause = format!("asked for CPUs {cpus}, in force are {seen}");

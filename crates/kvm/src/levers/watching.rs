@@ -1,4 +1,4 @@
-//! Watches on the memory of VMs: a thread per watched VM, which looks once a window, as a scan takes long and must be on time.
+//! Watches the memory of VMs: a thread per watched VM, which looks once a window, as a scan takes long and must be on time.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,8 +15,8 @@ use homenode_units::{Ns, Pages};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use super::{After, Grip, failed};
-use crate::hands::Hands;
+use super::{After, LeverState, failed};
+use crate::context::HostContext;
 use crate::vm::Vm;
 
 /// DAMON watches the VM's memory.
@@ -40,11 +40,11 @@ struct Watching {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the thread has to tell.
+/// Results of the thread.
 #[derive(Debug, Default)]
 struct Latest {
     seen: Option<(Ns, Ns, Tracked, Ns)>,
-    /// Why it has ended by itself.
+    /// Why it ended early.
     failed: Option<TrackerError>,
 }
 
@@ -96,7 +96,7 @@ impl Watching {
             .clone()
     }
 
-    /// What the last complete window showed of a VM that has so much memory now.
+    /// What the last complete window showed of a VM with this much memory now.
     fn observed(&self, memory: Pages) -> Option<Observation> {
         let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
         let (at, interval, sight, cost) = latest.seen.as_ref()?;
@@ -104,7 +104,7 @@ impl Watching {
             Used::Amount { used, .. } => *used,
             _ => Pages::ZERO,
         };
-        // What was used and then given back within the window counts as the VM's.
+        // Memory that was used and then returned within the window counts as the VM's.
         let memory = memory.max(used);
         Some(Observation {
             tracker: self.tracker,
@@ -120,7 +120,7 @@ impl Watching {
     }
 }
 
-/// Looks once a window until nobody wants it any more.
+/// Looks once a window until it is told to stop.
 fn watch(
     mut look: Box<dyn Track>,
     window: Ns,
@@ -155,19 +155,19 @@ fn cpu_time() -> Ns {
 }
 
 struct OfVm {
-    /// Whether DAMON, which outlives agent and VM, is at work.
+    /// Whether DAMON is at work, which outlives agent and VM.
     has_damon: bool,
     watching: Option<Watching>,
 }
 
-pub(super) fn grip(entry: Option<&Entry>) -> Box<dyn Grip> {
+pub(super) fn state(entry: Option<&Entry>) -> Box<dyn LeverState> {
     Box::new(OfVm {
         has_damon: entry.and_then(Entry::get::<Watched>).is_some(),
         watching: None,
     })
 }
 
-impl Grip for OfVm {
+impl LeverState for OfVm {
     fn lever(&self) -> Lever {
         Lever::Watching
     }
@@ -176,25 +176,25 @@ impl Grip for OfVm {
         WATCH
     }
 
-    fn holds(&self, hands: &Hands, vm: &Vm, act: &Act) -> Result<bool, ActionError> {
+    fn holds(&self, context: &HostContext, vm: &Vm, act: &Act) -> Result<bool, ActionError> {
         let (Act::Watch { window_ns, .. }, Some(watching)) = (act, &self.watching) else {
             return Ok(false);
         };
-        let same = watching.window == *window_ns && watching.target == target(hands, vm)?;
+        let same = watching.window == *window_ns && watching.target == target(context, vm)?;
         Ok(same && watching.failed().is_none())
     }
 
-    fn set(&mut self, hands: &mut Hands, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
+    fn set(&mut self, context: &mut HostContext, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
         let Act::Watch { window_ns, .. } = *act else {
             return Ok(Outcome::Done);
         };
-        let target = target(hands, vm)?;
-        self.lift(hands, vm)?;
+        let target = target(context, vm)?;
+        self.lift(context, vm)?;
         let mut reasons = Vec::new();
-        for choice in trackers::choices(&hands.root, target.runs) {
+        for choice in trackers::choices(&context.root, target.runs) {
             let why = match choice.why_not {
                 Some(why) => why,
-                None => match self.look(hands, vm, choice.tracker, &target, window_ns)? {
+                None => match self.look(context, vm, choice.tracker, &target, window_ns)? {
                     Ok(look) => {
                         self.watching = Some(Watching::begin(look, target, window_ns));
                         return Ok(Outcome::Done);
@@ -208,29 +208,29 @@ impl Grip for OfVm {
         Err(Failure::NoTracker { why }.on(&vm.run.name))
     }
 
-    /// Ends a watch, also one that an agent before this left.
-    fn lift(&mut self, hands: &mut Hands, vm: &mut Vm) -> Result<(), ActionError> {
+    /// Ends a watch, including one that an earlier agent left.
+    fn lift(&mut self, context: &mut HostContext, vm: &mut Vm) -> Result<(), ActionError> {
         self.watching = None;
         if self.has_damon {
-            let ended = Damon::new(&hands.root).end(vm.run.pid);
+            let ended = Damon::new(&context.root).end(vm.run.pid);
             ended.map_err(|e| failed(vm, WATCH, &e.to_string()))?;
             self.has_damon = false;
-            hands.clear::<Watched>(vm);
+            context.clear::<Watched>(vm);
         }
         Ok(())
     }
 
-    fn tell(&mut self, hands: &mut Hands, vm: &mut Vm, sample: &mut VmSample) {
+    fn tell(&mut self, context: &mut HostContext, vm: &mut Vm, sample: &mut VmSample) {
         if let Some(error) = self.watching.as_ref().and_then(Watching::failed) {
-            let ended = self.lift(hands, vm).err();
+            let ended = self.lift(context, vm).err();
             if error != TrackerError::Gone {
                 let name = &vm.run.name;
-                hands.notice(format!(
+                context.notice(format!(
                     "the memory of VM {name} is not watched any more: {error}"
                 ));
             }
             if let Some(error) = ended {
-                hands.notice(error.to_string());
+                context.notice(error.to_string());
             }
         }
         let memory = vm.domain.memory_current_bytes.to_pages();
@@ -252,10 +252,10 @@ impl Grip for OfVm {
 }
 
 impl OfVm {
-    /// Puts a tracker to work; one that could outlive the agent is written down before.
+    /// Starts a tracker; one that could outlive the agent is journalled first.
     fn look(
         &mut self,
-        hands: &mut Hands,
+        context: &mut HostContext,
         vm: &Vm,
         tracker: Tracker,
         target: &Target,
@@ -263,25 +263,25 @@ impl OfVm {
     ) -> Result<Result<Box<dyn Track>, TrackerError>, ActionError> {
         let outlives = tracker == Tracker::Damon;
         if outlives {
-            hands.set(vm, WATCH, &Watched {})?;
+            context.set(vm, WATCH, &Watched {})?;
             self.has_damon = true;
         }
-        let look = trackers::look(&hands.root, tracker, target, window);
+        let look = trackers::look(&context.root, tracker, target, window);
         if outlives && look.is_err() {
             self.has_damon = false;
-            hands.clear::<Watched>(vm);
+            context.clear::<Watched>(vm);
         }
         Ok(look)
     }
 }
 
-/// Who is to be watched.
-fn target(hands: &Hands, vm: &Vm) -> Result<Target, ActionError> {
+/// The VM's process and memory to watch.
+fn target(context: &HostContext, vm: &Vm) -> Result<Target, ActionError> {
     let ranges = vm.memory.mover().map(|mover| mover.ranges().to_vec());
     let ranges = ranges.ok_or_else(|| failed(vm, WATCH, "where its memory lies is not known"))?;
     let is_emulated = vm
         .vcpu_tids()
-        .any(|tid| task::is_emulated(&hands.root, vm.run.pid, tid));
+        .any(|tid| task::is_emulated(&context.root, vm.run.pid, tid));
     Ok(Target {
         pid: vm.run.pid,
         ranges,

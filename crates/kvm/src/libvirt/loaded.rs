@@ -1,11 +1,11 @@
-//! libvirt's library, loaded when it is first needed: a simulation, `--version` and a host without libvirt do without it and the
-//! libraries that it brings.
+//! libvirt's library, loaded on first use: a simulation, `--version` and a host without libvirt need neither it nor the
+//! libraries that it pulls in.
 //!
-//! `virt` calls functions of libvirt by their names. Here is a function under each name that it uses, which jumps to where the
-//! library has it, by a table that [`load`] fills. As all names are found here, the linker leaves the library out. They are
-//! hidden, so that libvirt's own libraries do not find these functions in the place of theirs.
+//! `virt` calls functions of libvirt by name. This module has a function under each name that it uses, which jumps to the
+//! library's function through a table that [`load`] fills. As all names are found here, the linker leaves the library out.
+//! They are hidden, so that libvirt's own libraries do not find these functions instead of theirs.
 //!
-//! Done so for x86-64; elsewhere the program is linked to libvirt.
+//! Only on x86-64; elsewhere the program is linked to libvirt.
 
 #![allow(unsafe_code)] // a library is trusted to be what its name says, as the loader does at a program's start
 
@@ -19,7 +19,7 @@ use libloading::os::unix::Library;
 /// The library, as the loader knows it.
 const LIBRARY: &str = "libvirt.so.0";
 
-/// Loads the library, if that was not done before.
+/// Loads the library, unless it is loaded.
 ///
 /// # Errors
 /// Why it cannot be loaded; the next call tries again.
@@ -34,31 +34,34 @@ pub(super) fn load() -> Result<(), String> {
 }
 
 fn find(library: &str) -> Result<(), String> {
-    // What the loader said is the error's source; the error itself only names the call.
+    // The loader's message is the error's source; the error itself only names the call.
     let missing = |error: libloading::Error| match error.source() {
         Some(cause) => format!("its library cannot be used ({cause})"),
         None => format!("its library cannot be used ({error})"),
     };
+    // SAFETY: libvirt's library runs no code of its own when it is loaded but its constructors, which are made for that.
     let library = unsafe { Library::new(library) }.map_err(missing)?;
+    // SAFETY: the address alone is taken here; the functions that jump by it have the types of libvirt's headers.
     let find = |name: &&str| unsafe { library.get::<*mut c_void>(*name) }.map(|found| *found);
     let found: Result<Vec<*mut c_void>, _> = NAMES.iter().map(find).collect();
     for (slot, function) in slots().iter().zip(found.map_err(missing)?) {
         slot.store(function, Ordering::Release);
     }
-    // It stays: what was found is called from now on.
+    // It stays loaded: its functions are called from now on.
     let _ = library.into_raw();
     Ok(())
 }
 
-/// The table, which lies beside the functions that jump by it.
+/// The table, which is next to the functions that jump through it.
 fn slots() -> &'static [AtomicPtr<c_void>; NAMES.len()] {
     unsafe extern "C" {
         static homenode_libvirt_table: [AtomicPtr<c_void>; NAMES.len()];
     }
+    // SAFETY: the assembly above defines it, as long as the program runs, with a slot for each name.
     unsafe { &homenode_libvirt_table }
 }
 
-/// Where functions jump that were not looked for yet, which is a mistake of ours.
+/// Target of functions that were not looked up yet, which is a bug of ours.
 extern "C" fn not_loaded() -> ! {
     unreachable!("libvirt is called before its library is loaded: call `load_libvirt` first")
 }
@@ -87,7 +90,7 @@ macro_rules! functions {
     };
 }
 
-// What `virt` 0.5 and this crate use of libvirt 6.0 and later. What is missing here is linked, and then
+// What `virt` 0.5 and this crate use of libvirt 6.0 and later. A missing name is linked, and then
 // `the_program_starts_without_libvirts_library` fails.
 functions! {
     virConnectBaselineCPU virConnectClose virConnectCompareCPU virConnectDomainXMLFromNative virConnectDomainXMLToNative
@@ -181,6 +184,7 @@ mod tests {
             slots().iter().map(|slot| slot.load(Ordering::Acquire)).collect();
         assert_eq!(all.len(), NAMES.len());
         let mut version = 0;
+        // SAFETY: the version lives during the call, and the function takes null for the others.
         let status =
             unsafe { virt::sys::virGetVersion(&mut version, std::ptr::null(), std::ptr::null_mut()) };
         assert!(status == 0 && version >= 6_000_000, "{version}");

@@ -1,5 +1,5 @@
-//! What a real libvirt does and the in-process test driver does not: threads run where they are pinned, quotas reach cgroups,
-//! balloons lag, and a call may fail, be carried out late, or be carried out and never answered.
+//! What a real libvirt does and the in-process test driver does not: threads run where they are pinned, quotas reach
+//! cgroups, balloons lag, and a call may fail, be carried out late, or be carried out and never answered.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,18 +12,18 @@ use virt::error::Error;
 
 use super::{CallError, QUOTA_MAX_US, SILENT};
 
-/// See the module.
+/// Stands in for a real libvirt; see the module.
 #[derive(Default)]
 pub(crate) struct StandIn {
     /// Folder of handmade threads that run where they are pinned, and the main thread's number; vCPUs follow.
     pub threads: Option<(PathBuf, i32)>,
-    /// CPUs of the cpuset that the kernel holds those threads to.
+    /// CPUs of the cpuset that the kernel confines those threads to.
     pub cpuset: Option<CpuSet>,
     /// Cgroups of vCPUs.
     pub groups: Vec<PathBuf>,
-    /// Calls that were given up, and how many others are made before each is carried out.
+    /// Abandoned calls, and how many others are made before each is carried out.
     late: Vec<LateCall>,
-    /// What each domain's XML said of its memory the last time.
+    /// Memory in each domain's last XML.
     memory: BTreeMap<VmId, String>,
 }
 
@@ -42,7 +42,7 @@ pub(crate) enum Call<C> {
 }
 
 impl StandIn {
-    /// Has a thread run on these CPUs, as far as its cpuset has them.
+    /// Runs a thread on these CPUs, as far as its cpuset has them.
     pub fn pin(&self, thread: i32, cpus: &CpuSet) -> Result<impl FnOnce() + Send + 'static, CallError> {
         let within = self.cpuset.as_ref().map(|cpuset| cpus.intersection(cpuset));
         let cpus = within.unwrap_or_else(|| cpus.clone());
@@ -63,7 +63,7 @@ impl StandIn {
         })
     }
 
-    /// Has cgroups hold vCPUs to this, where there are any.
+    /// Sets the quota in the vCPUs' cgroups, if there are any.
     pub fn bandwidth(
         &self,
         period: Option<u64>,
@@ -77,7 +77,7 @@ impl StandIn {
         })
     }
 
-    /// A domain's XML, of which the memory may be what it was.
+    /// A domain's XML, possibly with an outdated memory size.
     pub fn lag(&mut self, vm: VmId, xml: String) -> String {
         let of = |xml: &str| {
             Some(
@@ -98,7 +98,7 @@ impl StandIn {
         lagging
     }
 
-    /// Before a call: it fails, or is made now or later.
+    /// Before a call: fails it, or has it made now or later.
     pub fn before<T, C: FnOnce(&Domain) -> Result<T, Error> + Send + 'static>(
         &mut self,
         domain: &Domain,
@@ -127,7 +127,7 @@ impl StandIn {
         }
     }
 
-    /// Carries out what is late.
+    /// Carries out late calls that are due.
     pub fn catch_up(&mut self) {
         std::mem::take(&mut self.late)
             .into_iter()
@@ -135,7 +135,7 @@ impl StandIn {
     }
 }
 
-/// As libvirt does on cgroup v2.
+/// Writes `cpu.max` like libvirt on cgroup v2.
 fn write_cpu_max(group: &Path, period: Option<u64>, quota: Option<i64>) {
     let path = group.join("cpu.max");
     let text = std::fs::read_to_string(&path).unwrap_or_else(|_| "max 100000".into());

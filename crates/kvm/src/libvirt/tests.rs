@@ -9,7 +9,7 @@ fn cpus_become_bits() {
 
 #[test]
 fn a_call_that_hangs_is_given_up_and_the_next_is_made_by_another_thread() {
-    let mut libvirt = Libvirt::open("test:///default", Path::new("/"), Beat::default()).unwrap();
+    let mut libvirt = Libvirt::open("test:///default", Path::new("/"), Heartbeat::default()).unwrap();
     let vm = libvirt.list().unwrap().remove(0);
     let (release, hangs) = channel::<()>();
     let begun = Instant::now();
@@ -21,7 +21,7 @@ fn a_call_that_hangs_is_given_up_and_the_next_is_made_by_another_thread() {
     assert_eq!(hung, Err(busy.clone()));
     assert!(begun.elapsed() < CALL_MAX + Duration::from_secs(5));
     assert!(libvirt.list().is_ok(), "other calls are made");
-    // What may still be carried out must not come after what is asked now.
+    // A call that may still be carried out must not come after this one.
     assert_eq!(libvirt.xml(vm), Err(busy));
     drop(release);
     let is_over = |libvirt: &mut Libvirt| libvirt.xml(vm).is_ok();
@@ -33,7 +33,7 @@ fn a_call_that_hangs_is_given_up_and_the_next_is_made_by_another_thread() {
 
 #[test]
 fn a_libvirt_that_does_not_answer_is_left_in_peace_for_a_while() {
-    let mut libvirt = Libvirt::unconnected("test:///default", Path::new("/"), Beat::default());
+    let mut libvirt = Libvirt::unconnected("test:///default", Path::new("/"), Heartbeat::default());
     libvirt.rest();
     assert_eq!(libvirt.list().unwrap_err(), CallError::Lost(SILENT.to_owned()));
     std::thread::sleep(REST);
@@ -47,7 +47,7 @@ fn why_libvirt_cannot_be_used_is_a_sentence_with_a_remedy() {
     let seen = Libvirt::open(
         "qemu+unix:///system?socket=/does/not/exist",
         Path::new("/"),
-        Beat::default(),
+        Heartbeat::default(),
     )
     .unwrap_err();
     assert!(matches!(seen, ConnectError::NoLibvirt { .. }), "{seen:?}");

@@ -1,14 +1,14 @@
-//! The thread that asks monitors in the loop's place, and what it was told last.
+//! The thread that asks monitors instead of the agent's loop, and their last answers.
 //!
 //! ```text
-//!   loop ── whom to ask, commands ──▶ monitors (poll over all sockets) ── sockets to open ──▶ opener (may hang)
+//!   loop ── VMs to ask, commands ──▶ monitors (poll over all sockets) ── sockets to open ──▶ opener (may hang)
 //!    ▲                                     │        ▲                                           │
-//!    └──── what was said last: Board ◀─────┘        └──────────────── connections ──────────────┘
+//!    └──── last answers: Board ◀───────────┘        └──────────────── connections ──────────────┘
 //! ```
 //!
-//! The loop reads the board and waits for nothing but its own commands, for as long as it says. A path to a socket may lead over
-//! a file system that does not answer (FUSE of QEMU's own user, NFS), so another thread opens it. Where that hangs the next takes
-//! its place, up to a limit; a VM of which one hangs is left alone until it comes back.
+//! The loop reads the board and waits only for its own commands, for a limited time. The path of a socket may cross a file
+//! system that does not answer (FUSE of QEMU's own user, NFS), so another thread opens it. If that hangs the next takes its
+//! place, up to a limit; a VM with a hanging thread is not asked until that thread returns.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -30,13 +30,13 @@ use super::visits::{CONNECTIONS_MAX, Job, Opening, Said, Target, Visits, Which};
 
 /// How long opening a socket may take before another thread opens the next.
 const OPEN_MAX: Ns = Ns(250_000_000);
-/// Threads that may hang in opening a socket.
+/// Most threads that may hang while opening a socket.
 const HUNG_MAX: usize = 8;
 
-/// How a socket is opened: [`monitor::connect`].
+/// Opens a socket: [`monitor::connect`].
 type Open = fn(&Path, i32, &str) -> Result<UnixStream, MonitorError>;
 
-/// What the thread is told.
+/// Messages to the thread.
 enum Message {
     Watch(VmId, Target),
     Forget(VmId),
@@ -47,7 +47,7 @@ enum Message {
     End,
 }
 
-/// What was said last, and by whom.
+/// Last answers, by VM.
 #[derive(Debug, Default)]
 struct Board {
     vms: BTreeMap<VmId, Arc<Said>>,
@@ -62,12 +62,12 @@ struct Shared {
 
 impl Shared {
     fn board(&self) -> MutexGuard<'_, Board> {
-        // Nothing that panics is done with it.
+        // No code that panics holds the lock.
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The way to a thread that waits in poll.
+/// Connection to a thread that waits in poll.
 #[derive(Clone, Debug)]
 struct Line {
     inbox: Sender<Message>,
@@ -76,14 +76,14 @@ struct Line {
 
 impl Line {
     fn send(&self, message: Message) {
-        // It ends when it is told to, and then nothing is said any more.
+        // The thread ends only when told to, and then there are no more messages.
         if self.inbox.send(message).is_ok() {
             let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
         }
     }
 }
 
-/// See the module. The thread begins with the first VM that has a monitor.
+/// Asks monitors; see the module. The thread starts with the first VM that has a monitor.
 #[derive(Debug)]
 pub(super) struct Asker {
     root: PathBuf,
@@ -94,7 +94,7 @@ pub(super) struct Asker {
 }
 
 impl Asker {
-    /// One for processes below a root (`/`).
+    /// An asker for processes below a root (`/`).
     pub fn new(root: &Path) -> Asker {
         Asker {
             root: root.to_owned(),
@@ -118,7 +118,7 @@ impl Asker {
         }
     }
 
-    /// Has a VM's monitors asked from now on.
+    /// Starts asking a VM's monitors.
     pub fn watch(&mut self, vm: VmId, target: Target) {
         self.watched.insert(vm);
         self.send(Message::Watch(vm, target));
@@ -128,7 +128,7 @@ impl Asker {
         }
     }
 
-    /// Forgets VMs but these.
+    /// Forgets all other VMs.
     pub fn keep_only(&mut self, is_there: impl Fn(VmId) -> bool) {
         let gone: Vec<VmId> = self.watched.iter().copied().filter(|vm| !is_there(*vm)).collect();
         for vm in gone {
@@ -137,26 +137,26 @@ impl Asker {
         }
     }
 
-    /// What is to be asked of a VM beside whether it runs.
+    /// Sets what to ask a VM in addition to whether it runs.
     pub fn want(&mut self, vm: VmId, wants: Wants) {
         self.send(Message::Want(vm, wants));
     }
 
-    /// Has a VM asked soon, unless it rests.
+    /// Asks a VM soon, unless it rests.
     pub fn ask_soon(&mut self, vm: VmId) {
         self.send(Message::AskSoon(vm));
     }
 
-    /// What the monitors of a VM that this process runs said last; `None` before the first visit has ended.
+    /// The last answers of the monitors of a VM run by this process; `None` before the first visit has ended.
     pub fn said(&self, vm: VmId, pid: i32) -> Option<Arc<Said>> {
         let board = self.shared.board();
         board.vms.get(&vm).filter(|said| said.pid == pid).cloned()
     }
 
-    /// Has commands carried out, one after the other, and waits for that no longer than this.
+    /// Carries out commands, one after the other, and waits up to this long.
     ///
     /// # Errors
-    /// Not all were carried out; what had been asked before that may have been done.
+    /// When not all were carried out; the earlier ones may have been.
     pub fn command(
         &mut self,
         vm: VmId,
@@ -180,10 +180,10 @@ impl Asker {
         )))
     }
 
-    /// Waits until each of these was visited, or has been for as long as this.
+    /// Waits until each of these was visited, up to this long.
     pub fn wait_for(&self, vms: &[VmId], most: Duration) {
         let is_missing = |board: &mut Board| vms.iter().any(|vm| !board.vms.contains_key(vm));
-        // A poisoned lock ends the wait; what is known is known.
+        // A poisoned lock ends the wait; what is known stays known.
         drop(
             self.shared
                 .changed
@@ -204,7 +204,7 @@ impl Drop for Asker {
     }
 }
 
-/// Begins the thread.
+/// Starts the thread.
 fn begin(root: &Path, open: Open, shared: &Arc<Shared>) -> Result<Line, String> {
     let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| e.to_string())?;
     let (inbox, received) = channel();
@@ -231,7 +231,7 @@ fn begin(root: &Path, open: Open, shared: &Arc<Shared>) -> Result<Line, String> 
     Ok(line)
 }
 
-/// The thread's own.
+/// The thread's own state.
 struct Asking {
     visits: Visits,
     openers: Openers,
@@ -240,7 +240,7 @@ struct Asking {
 }
 
 impl Asking {
-    /// Waits until there is something to do, and does it; whether it is to go on.
+    /// Waits until there is something to do, and does it. Returns whether to go on.
     fn go_on(&mut self) -> bool {
         self.wait();
         let mut messages = Vec::new();
@@ -292,7 +292,7 @@ impl Asking {
         true
     }
 
-    /// Waits for a message, a monitor, or the time at which something is due; goes on with the conversations that can.
+    /// Waits for a message, a monitor, or the next due time; advances the conversations that are ready.
     fn wait(&mut self) {
         let at = now();
         let next = self
@@ -314,7 +314,7 @@ impl Asking {
             of.push((vm, which));
             polled.push(PollFd::new(conversation, PollFlags::IN | out));
         }
-        // Interrupted it is as if nothing were ready.
+        // If interrupted, as if nothing were ready.
         let _ = poll(&mut polled, left.as_ref());
         let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
         let is_woken = is_ready(&polled[0]);
@@ -346,22 +346,22 @@ impl Asking {
     }
 }
 
-/// Threads that open sockets, one at a time; those that hang are left to themselves.
+/// Threads that open sockets, one at a time; hung threads are abandoned.
 struct Openers {
     root: PathBuf,
     open: Open,
     line: Line,
-    /// Where the thread that is not hung takes what is to be opened from.
+    /// Sends work to the thread that is not hung.
     idle: Option<Sender<Opening>>,
-    /// What it opens, since when.
+    /// What it is opening, and since when.
     busy: Option<(VmId, u64, Ns)>,
     hung: BTreeSet<u64>,
 }
 
-/// What became of a socket that was to be opened.
+/// Result of handing over a socket to open.
 enum Handed {
     Over,
-    /// It has to wait for another.
+    /// It has to wait for another thread.
     Back(Opening),
     Refused(Opening, String),
 }
@@ -411,7 +411,7 @@ impl Openers {
         self.busy.map(|(_, _, since)| since + OPEN_MAX)
     }
 
-    /// What hangs, if something does since now: another thread opens the next.
+    /// The opening that hangs, if one does by now: another thread opens the next.
     fn take_hung(&mut self, at: Ns) -> Option<(VmId, u64)> {
         let (vm, ticket, _) = self.busy.take_if(|(_, _, since)| *since + OPEN_MAX <= at)?;
         self.hung.insert(ticket);

@@ -1,7 +1,7 @@
-//! What a QEMU was told: its command line, and files that it read its options from (`-readconfig`, as Incus does).
+//! A QEMU's options: its command line, and files that it read options from (`-readconfig`, as Incus does).
 //!
-//! The process may have written over its own command line, so that all of this is hostile until parsed. What it says concerns its
-//! own VM alone.
+//! The process may have overwritten its own command line, so all of this is hostile until parsed. It only concerns its own
+//! VM.
 
 use homenode_kernel::binding::Binding;
 use homenode_units::{Bytes, NodeId, NodeSet};
@@ -9,7 +9,7 @@ use homenode_units::{Bytes, NodeId, NodeSet};
 use super::options::{self, QemuOption};
 use crate::domain::{BalloonDevice, Cell, FreePages, HugePages, Locked, TOPOLOGY_DEVICE};
 
-/// What QEMU gives a VM that is told nothing.
+/// QEMU's default memory.
 const MEMORY_DEFAULT: Bytes = Bytes(128 << 20);
 /// More vCPUs than any hypervisor offers.
 const VCPUS_MAX: u32 = 4096;
@@ -26,13 +26,13 @@ pub(super) struct CommandLine {
     options: Vec<QemuOption>,
 }
 
-/// What is made of them.
+/// The VM that the options describe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Told {
     pub name: Option<String>,
     pub uuid: Option<String>,
     pub memory: Bytes,
-    /// vCPUs that it starts with.
+    /// vCPUs at start.
     pub vcpus: u16,
     pub ram_sizes: Vec<Bytes>,
     pub cells: Vec<Cell>,
@@ -46,31 +46,31 @@ pub(super) struct Told {
     pub topology_socket: Option<String>,
     /// Sockets of its monitor.
     pub monitors: Vec<String>,
-    /// Whether it runs no machine at all: a QEMU that is only asked what it can do.
+    /// Whether it runs no machine: a QEMU started only to query its features.
     pub has_no_machine: bool,
 }
 
-/// How its vCPUs are arranged, at most so many of them.
+/// Arrangement of its vCPUs, and how many there may be.
 struct Topology {
     vcpus: u32,
     vcpus_max: u32,
-    /// How many vCPUs a socket has, a die, a cluster, a module and a core.
+    /// vCPUs per socket, die, cluster, module and core.
     spans: [u32; 5],
 }
 
 impl CommandLine {
-    /// Reads the words of a command line, the program's name aside.
+    /// Reads the words of a command line, without the program's name.
     pub fn of<'a>(words: impl IntoIterator<Item = &'a str>) -> CommandLine {
         let options = options::of_words(words);
         CommandLine { options }
     }
 
-    /// Puts the options of files in the places where the files are named (`-readconfig`).
+    /// Inserts the options of files where the files are named (`-readconfig`).
     ///
     /// # Errors
-    /// As `read` has it, which gets the path of a file.
+    /// The errors of `read`, which gets a file's path.
     pub fn read_files<E>(&mut self, mut read: impl FnMut(&str) -> Result<String, E>) -> Result<(), E> {
-        // Whoever may name a process may name any number of files.
+        // A process can name any number of files.
         const FILES_MAX: usize = 8;
         let mut file_count = 0;
         for option in std::mem::take(&mut self.options) {
@@ -86,17 +86,17 @@ impl CommandLine {
         Ok(())
     }
 
-    /// Whether it changes its root (`-chroot`), after it has opened the files that it was told of.
+    /// Whether it changes its root (`-chroot`), after it has opened the files in its options.
     pub fn changes_root(&self) -> bool {
         self.all("chroot").next().is_some() || self.last("run-with", "chroot").is_some()
     }
 
-    /// Whether it leaves the directory that it was started in.
+    /// Whether it leaves its initial directory.
     pub fn leaves_directory(&self) -> bool {
         self.changes_root() || self.all("daemonize").next().is_some()
     }
 
-    /// Where it writes down its process id.
+    /// Where it writes its process id.
     pub fn pid_file(&self) -> Option<&str> {
         self.all("pidfile").last().map(|option| option.word.as_str())
     }
@@ -105,12 +105,12 @@ impl CommandLine {
         self.options.iter().filter(move |option| option.name == name)
     }
 
-    /// The value of a key of an option that QEMU puts together from all of its uses: the last counts.
+    /// The value of a key of an option that QEMU merges from all its uses: the last one counts.
     fn last(&self, name: &str, key: &str) -> Option<&str> {
         self.all(name).filter_map(|option| option.get(key)).last()
     }
 
-    /// Objects whose type begins so.
+    /// Objects whose type has this prefix.
     fn objects(&self, kind: &str) -> impl Iterator<Item = &QemuOption> {
         let is_such = move |option: &&QemuOption| {
             option
@@ -120,7 +120,7 @@ impl CommandLine {
         self.all("object").filter(is_such)
     }
 
-    /// Devices whose driver begins so.
+    /// Devices whose driver has this prefix.
     fn devices(&self, driver: &str) -> impl Iterator<Item = &QemuOption> {
         let is_such = move |option: &&QemuOption| {
             option
@@ -130,7 +130,7 @@ impl CommandLine {
         self.all("device").filter(is_such)
     }
 
-    /// What a host needs to know of it.
+    /// What a host needs to know about the VM.
     pub fn told(mut self) -> Told {
         options::set(&mut self.options);
         let balloon = self.devices("virtio-balloon").last();
@@ -163,7 +163,7 @@ impl CommandLine {
         }
     }
 
-    /// The one that was said last.
+    /// The last UUID.
     fn uuid(&self) -> Option<&str> {
         let mut latest = self.options.iter().rev();
         latest.find_map(|option| match option.name.as_str() {
@@ -173,7 +173,7 @@ impl CommandLine {
         })
     }
 
-    /// Whether a memory object is the guest's RAM: not memory that it shares with others, a file of its own, or SGX's.
+    /// Whether a memory object is the guest's RAM, rather than shared memory, a file of its own, or SGX memory.
     fn is_ram(&self, backend: &QemuOption) -> bool {
         let others = ["ivshmem-", "nvdimm", "virtio-pmem"];
         let mut other_devices = others.into_iter().flat_map(|driver| self.devices(driver));
@@ -181,7 +181,7 @@ impl CommandLine {
             && !other_devices.any(|device| device.get("memdev") == backend.get("id"))
     }
 
-    /// All memory that it has, and the size of each object of it: that of the machine, and what is plugged into it.
+    /// All its memory, and the size of each memory object: the machine's, and what is plugged in.
     fn memory(&self, backends: &[&QemuOption]) -> (Bytes, Vec<Bytes>) {
         let of_machine = || options::size(self.last("machine", "memory.size")?).filter(|size| size.0 > 0);
         let given = self.last("memory", "size").and_then(options::memory_size);
@@ -221,8 +221,7 @@ impl CommandLine {
                 .is_some_and(|option| is_such(&option.word))
     }
 
-    /// Whether something keeps its memory where it is: it was asked to, or a device of the host has it pinned that no PCI address
-    /// stands for.
+    /// Whether its memory is pinned: by an option, or by a device of the host that no PCI address stands for.
     fn is_locked(&self) -> bool {
         let is_asked =
             |value: Option<&str>| value.is_some_and(|value| options::is_on(value) || value == "on-fault");
@@ -237,7 +236,7 @@ impl CommandLine {
                 .any(|netdev| netdev.get("type") == Some("vhost-vdpa"))
     }
 
-    /// What keeps its memory from the host, if anything does.
+    /// What hides its memory from the host, if anything does.
     fn encrypted(&self) -> Option<String> {
         let kinds = ["sev-", "tdx-", "s390-pv-", "pef-", "arm-rme-"];
         let object = kinds.into_iter().find_map(|kind| self.objects(kind).next());
@@ -270,7 +269,7 @@ impl CommandLine {
         let all_but_cores = product(&[product(&outer), sockets, product(&inner), threads]);
         let cores = match (self.smp("cores"), most.or(cpus)) {
             (Some(cores), _) => cores.min(VCPUS_MAX),
-            // What is left is cores, as of QEMU 6.2.
+            // The rest is cores, as of QEMU 6.2.
             (None, Some(most)) => (most / all_but_cores).max(1),
             (None, None) => 1,
         };
@@ -288,7 +287,7 @@ impl CommandLine {
         }
     }
 
-    /// vCPUs that it starts with: those of `-smp`, and those that are devices of their own, as Proxmox adds them.
+    /// vCPUs at start: those of `-smp`, and those that are separate devices, as Proxmox adds them.
     fn vcpus(&self, topology: &Topology) -> u16 {
         let is_vcpu = |device: &&QemuOption| {
             let driver = device.get("driver").unwrap_or_default();
@@ -299,7 +298,7 @@ impl CommandLine {
         topology.vcpus.saturating_add(added).min(topology.vcpus_max) as u16
     }
 
-    /// Nodes as the guest sees them, by their numbers: `-numa node,cpus=0-1,memdev=ram0`, or `mem=` of old. Their vCPUs are all
+    /// Nodes as the guest sees them, by number: `-numa node,cpus=0-1,memdev=ram0`, or the old `mem=`. Their vCPUs are all
     /// that there may ever be.
     fn cells(&self, backends: &[&QemuOption], topology: &Topology) -> Vec<Cell> {
         let nodes = self
@@ -329,7 +328,7 @@ impl CommandLine {
         nodes.iter().map(cell).collect()
     }
 
-    /// The guest's node of each vCPU. Where QEMU is told of none it goes by sockets; one that it is not told of is in the first.
+    /// The guest node of each vCPU. By socket if QEMU's options name none; a vCPU that they leave out is in the first.
     fn homes_of_vcpus(&self, nodes: &[(u32, &QemuOption)], topology: &Topology) -> Vec<Option<u32>> {
         let count = topology.vcpus_max as usize;
         let mut homes = vec![None; count];
@@ -369,7 +368,7 @@ impl CommandLine {
         self.all("chardev").find(|chardev| chardev.get("id") == Some(id))
     }
 
-    /// Sockets on which its monitor listens. Where it connects to somebody else instead there is nothing to connect to.
+    /// Sockets on which its monitor listens. A monitor that connects to another program is left out.
     fn monitors(&self) -> Vec<String> {
         let mut paths = Vec::new();
         let listens = |option: &QemuOption| {
@@ -398,7 +397,7 @@ impl CommandLine {
 }
 
 impl Topology {
-    /// Whether a vCPU is among those of `-numa cpu,socket-id=…,core-id=…`.
+    /// Whether a vCPU matches `-numa cpu,socket-id=…,core-id=…`.
     fn has(&self, option: &QemuOption, vcpu: u32) -> bool {
         let keys = ["socket-id", "die-id", "cluster-id", "module-id", "core-id"];
         let mut within = u32::MAX;
@@ -415,7 +414,7 @@ impl Topology {
     }
 }
 
-/// Nodes that its memory was bound to when it started, backend by backend.
+/// Nodes that its memory was bound to at start, backend by backend.
 fn binding(backends: &[&QemuOption]) -> Option<Binding> {
     backends.iter().fold(None, |all, backend| {
         let policy = backend.get("policy").unwrap_or("default");
@@ -426,7 +425,7 @@ fn binding(backends: &[&QemuOption]) -> Option<Binding> {
     })
 }
 
-/// The PCI address of a device of the host that a guest has.
+/// The PCI address of a host device that is assigned to the guest.
 fn assigned_address(device: &QemuOption) -> Option<String> {
     let of_path = || device.get("sysfsdev")?.rsplit('/').next();
     pci_address(device.get("host").or_else(of_path)?)
@@ -455,10 +454,10 @@ mod tests {
 
     use super::*;
 
-    /// What command lines are made of, and anything.
+    /// Words of real command lines, and arbitrary text.
     const WORD: &str = "(-(m|smp|object|device|numa|name|machine|mon|chardev|qmp|smbios)|(size|cpus|qom-type|memdev|id|host|host-nodes|policy|type|path|chardev|mode)=[a-z0-9:./-]{0,12}(,(size|cpus|id|mem|memdev|node|path)=[a-z0-9GMK-]{0,9}){0,3}|memory-backend-ram,id=a,size=[0-9]{1,22}[KMGTP]?|\\PC{0,24})";
 
-    /// As Proxmox 8 starts one (`qm showcmd 100`), shortened where nothing is read.
+    /// A command line of Proxmox 8 (`qm showcmd 100`), shortened where nothing is parsed.
     const PROXMOX: &str = "-id 100 -name web,debug-threads=on -no-shutdown \
         -chardev socket,id=qmp,path=/var/run/qemu-server/100.qmp,server=on,wait=off -mon chardev=qmp,mode=control \
         -chardev socket,id=qmp-event,path=/var/run/qmeventd.sock,reconnect=5 -mon chardev=qmp-event,mode=control \
@@ -543,7 +542,7 @@ mod tests {
         assert_eq!(line.told().binding, Binding::of("bind", &"1,3".parse().unwrap()));
     }
 
-    /// As Incus 6 starts one: nearly all of it is in a file.
+    /// As in Incus 6: nearly all options are in a file.
     #[test]
     fn what_stands_in_a_file_of_options_counts_too() {
         let line = "-S -name v1 -uuid 6695eb01-f6a4-8304-79aa-97f2502e193f -daemonize -cpu host -readconfig /run/incus/v1/qemu.conf";
@@ -591,7 +590,7 @@ mod tests {
             sizes("-machine memory-backend=m -object memory-backend-ram,id=m,size=0.0625G"),
             [64]
         );
-        // What a device shares with others, or keeps in a file, is no RAM.
+        // Memory shared by a device, or kept in a file, is not RAM.
         for device in [
             "ivshmem-plain,memdev=s",
             "nvdimm,id=n,memdev=s",
@@ -658,7 +657,7 @@ mod tests {
     }
 
     proptest! {
-        /// A process writes over its own command line as it likes.
+        /// A process can overwrite its own command line with anything.
         #[test]
         fn any_words_and_any_file_are_read(words in vec(WORD, 0..20), lines in vec("(\\[\\PC{0,12}\\]|\\PC{0,20}=\\PC{0,20}|\\PC{0,30})", 0..20)) {
             let mut line = CommandLine::of(words.iter().map(String::as_str));

@@ -1,4 +1,4 @@
-//! What the monitors of a host's QEMUs said, what is asked of them, and what they are told to do.
+//! Answers of the monitors of a host's QEMUs, and questions and commands to them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,27 +15,27 @@ use super::visits::{MONITORS_MAX, Said, Target, VISIT_MAX};
 use super::{Qemu, Vm};
 use crate::manager::CallError;
 
-/// How often it is checked that threads whose roles a monitor told are still the same ones.
+/// How often to check that the vCPU threads reported by a monitor are still the same ones.
 const CHECK_EVERY: Ns = Ns::from_secs(10);
 const NO_MONITOR: &str =
     "its monitor (none): it was started without one; start it with `-qmp unix:/run/…,server=on,wait=off`";
 
-/// What its monitor said last.
+/// Last answers of a VM's monitor.
 #[derive(Debug, Default)]
 pub(super) struct Heard {
     pub(super) said: Arc<Said>,
     /// Whether the asker knows the VM.
     pub(super) is_watched: bool,
     pub(super) wants: Wants,
-    /// Threads that run vCPUs, where they have no names of their own: by their numbers on this host.
+    /// Threads that run vCPUs and have no names of their own, by their numbers on this host.
     pub(super) vcpus: BTreeMap<i32, (VcpuThread, u16)>,
-    /// When the monitor said that, and when it is to be checked again that they are those threads.
+    /// When the monitor reported them, and when to check again that they are the same threads.
     pub(super) vcpus_at: Option<Ns>,
     pub(super) next_check: Ns,
 }
 
 impl Vm {
-    /// Why its monitor is of no use now, if so.
+    /// Why its monitor cannot be used now, if so.
     pub(super) fn no_monitor(&self) -> Option<String> {
         let said = &self.heard.said;
         match &said.trouble {
@@ -46,13 +46,13 @@ impl Vm {
         }
     }
 
-    /// What its balloon leaves it, where its monitor said that.
+    /// What its balloon leaves it, if its monitor reported that.
     pub(super) fn balloon(&self) -> Option<Bytes> {
         let said = self.heard.said.heard.balloon;
         said.filter(|bytes| bytes.0 > 0 && *bytes <= self.told.memory)
     }
 
-    /// Whether its description has what its balloon leaves it.
+    /// Whether its description has the balloon's current size.
     pub(super) fn is_as_described(&self) -> bool {
         let balloon = self.balloon();
         self.described.balloon == self.told.balloon.filter(|_| balloon.is_some())
@@ -61,7 +61,7 @@ impl Vm {
 }
 
 impl Qemu {
-    /// Has the asker know a VM.
+    /// Makes a VM known to the asker.
     pub(super) fn watch(&mut self, vm: VmId) {
         let is_asked = self.is_asking;
         let Some(known) = self.vms.get_mut(&vm).filter(|known| !known.heard.is_watched) else {
@@ -94,7 +94,7 @@ impl Qemu {
         self.asker.want(vm, wants);
     }
 
-    /// Wants more to be asked of a VM from now on.
+    /// Adds to what is asked about a VM from now on.
     pub(super) fn want(&mut self, vm: VmId, more: impl FnOnce(&mut Wants)) {
         let Some(known) = self.vms.get_mut(&vm) else {
             return;
@@ -107,8 +107,8 @@ impl Qemu {
         }
     }
 
-    /// Has a VM's monitor carry out a command. Waits no longer than is left of the time for commands, and not at all for a
-    /// monitor that gave no answer last time.
+    /// Sends a command to a VM's monitor. Waits for at most the time left for commands, and not at all for a monitor that
+    /// gave no answer last time.
     pub(super) fn command(&mut self, vm: VmId, command: Command) -> Result<Value, CallError> {
         self.vm(vm)?;
         self.watch(vm);
@@ -127,7 +127,7 @@ impl Qemu {
         }
         let most = self.time_left.min(VISIT_MAX);
         if most == Ns::ZERO {
-            // Whether it answers is known next time.
+            // The next call will know whether it answers.
             self.asker.ask_soon(vm);
             return Err(CallError::Refused(
                 "the time for monitors is used up by those of other VMs; it is tried again".to_owned(),
@@ -140,7 +140,7 @@ impl Qemu {
         Ok(answers.into_iter().next().unwrap_or(Value::Null))
     }
 
-    /// Something of a VM was just changed: it is described anew next time.
+    /// Something on a VM was just changed: describes it again next time.
     pub(super) fn look_soon(&mut self, vm: VmId) {
         if let Some(known) = self.vms.get_mut(&vm) {
             known.next_look = Ns::ZERO;
@@ -148,7 +148,7 @@ impl Qemu {
         }
     }
 
-    /// Takes in what a VM's monitor said since.
+    /// Takes over new answers of a VM's monitor.
     pub(super) fn hear(&mut self, id: VmId) {
         if let Some(vm) = self.vms.get_mut(&id)
             && let Some(said) = self.asker.said(id, vm.process.pid)
@@ -157,7 +157,7 @@ impl Qemu {
         }
     }
 
-    /// Takes in which threads run vCPUs, as a monitor says. It counts its threads as its own namespace does.
+    /// Stores which threads run vCPUs, as reported by a monitor. Its thread numbers are those of its own namespace.
     pub(super) fn take_in_vcpus(&mut self, vm: VmId, threads: &[Thread], told: &BTreeMap<i32, u16>) {
         let Some(known) = self.vms.get_mut(&vm) else {
             return;
@@ -176,7 +176,7 @@ impl Qemu {
         known.heard.vcpus = vcpus.collect();
     }
 
-    /// Forgets threads that are not those any more that a monitor or the journal told.
+    /// Forgets vCPU threads of the monitor or the journal that are not the same threads any more.
     pub(super) fn check_vcpus(&mut self, vm: VmId) {
         let at = now();
         if let Some(known) = self.vms.get_mut(&vm).filter(|vm| at >= vm.heard.next_check) {
@@ -188,7 +188,7 @@ impl Qemu {
         }
     }
 
-    /// What threads do that have no names: as the monitor says, or the journal of an agent that knew.
+    /// Sets the roles of threads without names: from the monitor, or from the journal of an agent that knew.
     pub(super) fn roles_told(&mut self, vm: VmId, threads: &[Thread]) {
         self.hear(vm);
         let Some(known) = self.vms.get(&vm) else { return };
@@ -224,7 +224,7 @@ impl Qemu {
         }
     }
 
-    /// Where its balloon is among QEMU's objects.
+    /// Path of its balloon among QEMU's objects.
     pub(super) fn balloon_path(&mut self, vm: VmId) -> Result<String, CallError> {
         self.hear(vm);
         if let Some(path) = self.vm(vm)?.heard.said.heard.balloon_path.clone() {
@@ -240,7 +240,7 @@ impl Qemu {
     }
 }
 
-/// Paths of monitors, each once, however it is written.
+/// Paths of monitors, each once, in whatever spelling.
 fn each_once(paths: &[String]) -> Vec<String> {
     let mut seen = BTreeSet::new();
     let plain = |path: &&String| {

@@ -1,7 +1,8 @@
-//! QEMU's monitor (QMP), as far as it is needed: a few commands at a time over a socket that is left at once.
+//! QEMU's monitor (QMP), as far as needed: a few commands at a time over a socket that is closed right after.
 //!
-//! A monitor has room for one client. Its owner (Proxmox' and Incus' own daemons) connects for each command, so the agent stays
-//! no longer than its questions take. Nothing here waits for a monitor: a [`Conversation`] goes on where its socket is ready.
+//! A monitor has room for one client. Its owner (Proxmox' and Incus' own daemons) connects for each command, so the agent
+//! stays only as long as its questions take. Nothing here waits for a monitor: a [`Conversation`] goes on when its socket is
+//! ready.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -13,15 +14,15 @@ use serde_json::{Value, json};
 
 use super::seen::Eyes;
 
-/// More than a monitor says to a few short questions, events of a busy VM included.
+/// More than a monitor's answers to a few short questions, with the events of a busy VM.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
-/// How much is read of one monitor before the others have their turn.
+/// How much to read from one monitor before the others have their turn.
 const TURN_BYTES: usize = 64 << 10;
 
-/// Why a monitor was of no use.
+/// Why a monitor could not be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum MonitorError {
-    /// It does not greet.
+    /// It sends no greeting.
     #[error(
         "its monitor {path} does not greet: another program is connected to it, or its QEMU stands still"
     )]
@@ -29,15 +30,15 @@ pub(super) enum MonitorError {
         /// The socket.
         path: String,
     },
-    /// It is another process's.
+    /// It belongs to another process.
     #[error("its monitor {path} is not its own: process {pid} listens there")]
     Foreign {
         /// The socket.
         path: String,
-        /// Who does.
+        /// The process that listens there.
         pid: i32,
     },
-    /// It cannot be had, or broke off.
+    /// It cannot be reached, or the connection broke.
     #[error("its monitor {path}: {cause}")]
     Broken {
         /// The socket.
@@ -45,15 +46,15 @@ pub(super) enum MonitorError {
         /// Why.
         cause: String,
     },
-    /// QEMU understood, and would not.
+    /// QEMU understood the command, and refused.
     #[error("QEMU refuses `{command}`: {cause}")]
     Refused {
-        /// What it was asked.
+        /// The command.
         command: String,
-        /// What it said.
+        /// QEMU's message.
         cause: String,
     },
-    /// No time is left to wait for it.
+    /// There is no time left to wait for it.
     #[error("{0}")]
     NoTime(&'static str),
 }
@@ -61,14 +62,14 @@ pub(super) enum MonitorError {
 /// A command with its arguments.
 pub(super) type Command = (&'static str, Value);
 
-/// What QEMU answers to a command.
+/// QEMU's answer to a command.
 pub(super) type Answer = Result<Value, MonitorError>;
 
-/// Connects to the monitor of this process, unless another process listens there. `path` is as the process sees it, which may be
-/// in a mount namespace of its own. Waits for no monitor, but for the file systems that the path leads over.
+/// Connects to the monitor of this process, unless another process listens there. `path` is as the process sees it, possibly
+/// in its own mount namespace. Does not wait for a monitor, but may wait for file systems on the path.
 ///
 /// # Errors
-/// Why not; one whose queue of clients is full is busy.
+/// Why it cannot connect; a monitor with a full queue of clients is busy.
 pub(super) fn connect(root: &Path, pid: i32, path: &str) -> Result<UnixStream, MonitorError> {
     let stream = match connect_at(root, pid, path) {
         Ok(stream) => stream,
@@ -91,7 +92,7 @@ pub(super) fn connect(root: &Path, pid: i32, path: &str) -> Result<UnixStream, M
 }
 
 fn connect_at(root: &Path, pid: i32, path: &str) -> io::Result<UnixStream> {
-    // What an open descriptor names can be connected to however long its path is.
+    // An open descriptor can be connected to however long its path is.
     let socket = Eyes::of(root, pid).open(path)?;
     let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", socket.as_raw_fd()))?;
     let stream = rustix::net::socket_with(
@@ -104,7 +105,7 @@ fn connect_at(root: &Path, pid: i32, path: &str) -> io::Result<UnixStream> {
     Ok(UnixStream::from(stream))
 }
 
-/// A monitor that cannot be had, or broke off.
+/// The error for a monitor that cannot be reached, or whose connection broke.
 pub(super) fn broken(path: &str, cause: &dyn std::fmt::Display) -> MonitorError {
     MonitorError::Broken {
         path: path.to_owned(),
@@ -112,14 +113,14 @@ pub(super) fn broken(path: &str, cause: &dyn std::fmt::Display) -> MonitorError 
     }
 }
 
-/// How far a conversation is.
+/// Progress of a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Its monitor has said nothing: the connection may wait in QEMU's queue of clients.
+    /// No byte from the monitor yet: the connection may wait in QEMU's queue of clients.
     Queued,
-    /// Its monitor has begun to greet.
+    /// The greeting has begun.
     Greeting,
-    /// A command is answered.
+    /// A command is being answered.
     Asked,
     /// All commands are answered.
     Ready,
@@ -131,21 +132,21 @@ pub(super) struct Conversation {
     path: String,
     stream: UnixStream,
     stage: Stage,
-    /// What is to be asked, and how many commands were sent.
+    /// All commands, and how many of them were sent.
     commands: Vec<Command>,
     sent_count: usize,
-    /// The number of the command that is answered next; numbers are never given twice.
+    /// Number of the command that is answered next; numbers are never reused.
     id: u64,
     answers: Vec<Answer>,
     unsent: Vec<u8>,
     read: Vec<u8>,
-    /// How much of that holds no end of a line.
+    /// How much of that was searched for the end of a line.
     searched: usize,
     total: usize,
 }
 
 impl Conversation {
-    /// One over this connection, which never blocks.
+    /// A conversation over this connection, which never blocks.
     pub fn new(path: &str, stream: UnixStream) -> Conversation {
         Conversation {
             path: path.to_owned(),
@@ -166,7 +167,7 @@ impl Conversation {
         self.stage
     }
 
-    /// What its monitor did not do in time.
+    /// The error for a monitor that did not do its next step in time.
     pub fn overdue(&self) -> MonitorError {
         match self.stage {
             Stage::Queued => MonitorError::Busy {
@@ -181,7 +182,7 @@ impl Conversation {
         !self.unsent.is_empty()
     }
 
-    /// Asks these after all else was answered.
+    /// Asks these after everything else was answered.
     pub fn ask(&mut self, commands: Vec<Command>) {
         self.answers.clear();
         self.commands = commands;
@@ -189,15 +190,15 @@ impl Conversation {
         self.send_next();
     }
 
-    /// What was answered, in the order of the commands.
+    /// The answers, in the order of the commands.
     pub fn take_answers(&mut self) -> Vec<Answer> {
         std::mem::take(&mut self.answers)
     }
 
-    /// Goes on as far as that is possible without waiting.
+    /// Goes on as far as possible without waiting.
     ///
     /// # Errors
-    /// It is over, and nothing more is answered; what was asked last may have been done.
+    /// When the conversation is over, and nothing more is answered; the last command may have been carried out.
     pub fn go_on(&mut self) -> Result<Stage, MonitorError> {
         self.write().map_err(|e| broken(&self.path, &e))?;
         let mut turn = 0;
@@ -247,7 +248,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// The next line that has come whole.
+    /// The next complete line.
     fn line(&mut self) -> io::Result<Option<Value>> {
         let end = self.read[self.searched..].iter().position(|byte| *byte == b'\n');
         let Some(end) = end.map(|end| end + self.searched) else {
@@ -259,7 +260,7 @@ impl Conversation {
         serde_json::from_slice(&line).map(Some).map_err(io::Error::other)
     }
 
-    /// Takes in a line; events are passed over.
+    /// Handles a line; skips events.
     fn hear(&mut self, line: &Value) -> Result<(), MonitorError> {
         match self.stage {
             Stage::Queued | Stage::Greeting => {
@@ -271,7 +272,7 @@ impl Conversation {
             }
             Stage::Ready => {}
             Stage::Asked if line.get("id").and_then(Value::as_u64) != Some(self.id) => {}
-            // What is answered first is the request to begin, which has no place among the commands.
+            // The first answer is to the request to begin, which is not among the commands.
             Stage::Asked if self.id == 1 => match refusal("qmp_capabilities", line) {
                 Some(error) => return Err(error),
                 None => self.send_next(),
@@ -311,7 +312,7 @@ impl AsFd for Conversation {
     }
 }
 
-/// What QEMU says against a command, if it does.
+/// QEMU's refusal of a command, if it is one.
 fn refusal(command: &str, line: &Value) -> Option<MonitorError> {
     let cause = line.get("error")?.get("desc").and_then(Value::as_str);
     Some(MonitorError::Refused {

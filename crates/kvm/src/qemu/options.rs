@@ -1,13 +1,13 @@
 //! The syntax of QEMU's options: words of a command line, files of options (`-readconfig`), JSON, sizes and numbers.
 //!
-//! All of it is read as QEMU does (its `util/qemu-option.c`, `util/cutils.c`, `qapi/opts-visitor.c`): the test
-//! `what_a_real_qemu_makes_of_its_options_is_what_is_read` holds both to the same answers.
+//! All of it is parsed as QEMU does (its `util/qemu-option.c`, `util/cutils.c`, `qapi/opts-visitor.c`): the test
+//! `what_a_real_qemu_makes_of_its_options_is_what_is_read` compares both.
 
 use homenode_units::Bytes;
 use serde_json::Value;
 
-/// Options that are read here, with the name of their group in a file of options, and the key of a first parameter that stands
-/// without one. Each takes the next word, also where that begins with a dash.
+/// Options that are parsed here, with the name of their group in a file of options, and the key of a first parameter without
+/// a key. Each takes the next word, even if that begins with a dash.
 const GROUPS: [(&str, &str, Option<&str>); 14] = [
     ("name", "name", Some("guest")),
     ("machine", "machine", Some("type")),
@@ -24,7 +24,7 @@ const GROUPS: [(&str, &str, Option<&str>); 14] = [
     ("smbios", "smbios", None),
     ("run-with", "run-with", None),
 ];
-/// Options whose word is taken as it stands, or is read by what it begins with.
+/// Options whose word is taken verbatim, or is parsed by its prefix.
 const WORDS: [&str; 11] = [
     "uuid",
     "qmp",
@@ -42,7 +42,7 @@ const WORDS: [&str; 11] = [
 const NOT_SET: [&str; 3] = ["object", "machine", "smp-opts"];
 /// More numbers than any list of CPUs or nodes has.
 const NUMBERS_MAX: usize = 4096;
-/// More options, more parameters of one, and longer keys no VM has; whoever may name a process may write any line.
+/// More options, parameters of one option, and longer keys than any VM has; a process can write any line.
 const OPTIONS_MAX: usize = 4096;
 const PARAMETERS_MAX: usize = 4096;
 const KEY_BYTES_MAX: usize = 64;
@@ -52,14 +52,14 @@ const KEY_BYTES_MAX: usize = 64;
 pub(super) struct QemuOption {
     /// The name of its group: `memory` for `-m`.
     pub name: String,
-    /// The word after it, as it stands there.
+    /// The word after it, verbatim.
     pub word: String,
-    /// In their order. A key may stand several times.
+    /// In their order. A key may occur several times.
     parameters: Vec<(String, String)>,
 }
 
 impl QemuOption {
-    /// A socket of `-qmp unix:…`, of which the path stands first.
+    /// A socket of `-qmp unix:…`, where the path comes first.
     pub fn of_socket(word: &str) -> QemuOption {
         QemuOption {
             parameters: parameters(word, Some("path")),
@@ -67,7 +67,7 @@ impl QemuOption {
         }
     }
 
-    /// The value of a key. Of several the last counts.
+    /// The value of a key. The last of several counts.
     pub fn get(&self, key: &str) -> Option<&str> {
         let mut latest = self.parameters.iter().rev();
         latest
@@ -114,7 +114,7 @@ pub(super) fn is_on(value: &str) -> bool {
     matches!(value, "on" | "yes" | "true" | "y")
 }
 
-/// The options of a command line, the program's name aside.
+/// The options of a command line, without the program's name.
 pub(super) fn of_words<'a>(words: impl IntoIterator<Item = &'a str>) -> Vec<QemuOption> {
     let mut options = Vec::new();
     let mut words = words.into_iter().peekable();
@@ -179,7 +179,7 @@ pub(super) fn of_file(text: &str) -> Vec<QemuOption> {
     options
 }
 
-/// Carries out `-set group.id.key=value` on the options before it.
+/// Applies `-set group.id.key=value` to the options before it.
 pub(super) fn set(options: &mut [QemuOption]) {
     for at in 0..options.len() {
         let (before, rest) = options.split_at_mut(at);
@@ -194,7 +194,7 @@ pub(super) fn set(options: &mut [QemuOption]) {
             continue;
         };
         let is_meant = |other: &&mut QemuOption| {
-            // One that was written in JSON has no group.
+            // An option in JSON has no group.
             other.name == group && other.get("id") == Some(id) && !other.word.starts_with('{')
         };
         if let Some(other) = before
@@ -207,8 +207,8 @@ pub(super) fn set(options: &mut [QemuOption]) {
     }
 }
 
-/// Parameters: `a,b=c`, in which `,,` is a comma of a value, or one object of JSON. One without a value is a switch, which `no`
-/// before it turns off.
+/// Parses parameters: `a,b=c`, where `,,` is a comma of a value, or one object of JSON. One without a value is a switch, and
+/// a leading `no` turns it off.
 fn parameters(word: &str, implied: Option<&str>) -> Vec<(String, String)> {
     if word.starts_with('{') {
         return of_json(word);
@@ -258,7 +258,7 @@ fn until_comma(text: &str) -> (String, &str) {
     (value, "")
 }
 
-/// The members of an object of JSON: an array has its key once for each element, an object within has its keys after a point.
+/// The members of a JSON object: an array repeats its key for each element, an inner object's keys follow a dot.
 fn of_json(text: &str) -> Vec<(String, String)> {
     fn add(key: String, value: Value, into: &mut Vec<(String, String)>) {
         if into.len() >= PARAMETERS_MAX || key.len() > KEY_BYTES_MAX {
@@ -285,7 +285,7 @@ fn of_json(text: &str) -> Vec<(String, String)> {
     parameters
 }
 
-/// JSON as everybody has it, of QEMU's, in which a string may stand in single quotes.
+/// Turns QEMU's JSON, where strings may be in single quotes, into standard JSON.
 fn double_quoted(text: &str) -> String {
     let mut written = String::with_capacity(text.len());
     let mut within: Option<char> = None;
@@ -312,7 +312,7 @@ fn double_quoted(text: &str) -> String {
     written
 }
 
-/// A number as C writes it: decimal, `0x` and hexadecimal, or `0` and octal.
+/// Parses a number as in C: decimal, `0x` and hexadecimal, or `0` and octal.
 pub(super) fn number(text: &str) -> Option<u32> {
     u32::try_from(integer(text)?).ok()
 }
@@ -327,14 +327,14 @@ fn integer(text: &str) -> Option<u64> {
     u64::from_str_radix(digits, radix).ok().filter(|_| is_plain)
 }
 
-/// `3`, or `0-3`.
+/// Parses `3` or `0-3`.
 fn range(text: &str) -> Option<std::ops::RangeInclusive<u32>> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     let (first, last) = (number(first)?, number(last)?);
     (first <= last).then_some(first..=last)
 }
 
-/// A size in bytes: `512M`, `0.5G`, `0x4000`.
+/// Parses a size in bytes: `512M`, `0.5G`, `0x4000`.
 pub(super) fn size(text: &str) -> Option<Bytes> {
     let is_hex = text.starts_with("0x") || text.starts_with("0X");
     let start = if is_hex { 2 } else { 0 };
@@ -368,7 +368,7 @@ pub(super) fn size(text: &str) -> Option<Bytes> {
         "" => 0.0,
         digits => format!("0.{digits}").parse::<f64>().ok()?,
     };
-    // There is no part of a byte.
+    // There is no fraction of a byte.
     if fraction > 0.0 && unit == 1 {
         return None;
     }
@@ -376,7 +376,7 @@ pub(super) fn size(text: &str) -> Option<Bytes> {
     whole.checked_mul(unit)?.checked_add(part).map(Bytes)
 }
 
-/// The size of `-m`, which is in MiB where it ends with a digit, and is rounded up by QEMU.
+/// Parses the size of `-m`: in MiB if it ends with a digit; QEMU rounds it up.
 pub(super) fn memory_size(text: &str) -> Option<Bytes> {
     const ROUNDED_TO: u64 = 8192;
     let size = match text.ends_with(|c: char| c.is_ascii_digit()) {
@@ -412,7 +412,7 @@ mod tests {
             of_file("[object \"m\"]\nhost-nodes.0 = \"2\"\nhost-nodes.1 = \"4\"\nhost-nodesx = \"9\"\n");
         assert_eq!(file[0].numbers("host-nodes"), [2, 4]);
         assert_eq!(file[0].get("id"), Some("m"));
-        // What is no number is left out, and nothing is too long.
+        // Invalid numbers are left out, and no list is too long.
         assert_eq!(
             first("-numa node,cpus=a,cpus=3-1,cpus=-1,cpus=2").numbers("cpus"),
             [2]

@@ -1,4 +1,4 @@
-//! Which processes of the host run VMs.
+//! Finds the host's processes that run VMs.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -15,22 +15,22 @@ use super::seen::Eyes;
 use super::{Heard, Ns, Qemu, Vm};
 use crate::manager::CallError;
 
-/// Until a process has been looked at so often, running no VM each time, it may just be starting one.
+/// A process that has been looked at fewer times, each time without a VM, may just be starting one.
 const LOOKS: u8 = 3;
-/// Afterwards it is looked at in one scan of so many: it may still become a QEMU (`exec`).
+/// After that it is looked at in one of this many scans: it may still become a QEMU (`exec`).
 const SCANS: i32 = 20;
-/// A command line of a VM with many devices has tens of kilobytes.
+/// The command line of a VM with many devices has tens of kilobytes.
 const COMMAND_LINE_MAX: u64 = 2 << 20;
 /// More processes than any host has.
 const PROCESSES_MAX: usize = 1 << 20;
 
-/// Whether what a user calls a VM is taken for one: another user could have the agent move its own memory and fill its lists.
-/// Services have users below 1000, or nobody's, which Incus takes.
+/// Whether a user's QEMU is accepted as a VM: other users could make the agent move their own memory and fill its lists.
+/// Services have users below 1000, or `nobody`, which Incus uses.
 fn may_run_vms(user: u32) -> bool {
     user < 1000 || user == 65534 || user == rustix::process::geteuid().as_raw()
 }
 
-/// A process that says that it runs a VM.
+/// A process that claims to run a VM.
 struct Claim {
     id: VmId,
     vm: Vm,
@@ -49,14 +49,14 @@ impl Vm {
     }
 }
 
-/// Who a process says that it is.
+/// The identity that a process claims.
 struct Said {
     id: VmId,
     name: String,
     pid: i32,
     user: u32,
     is_roots: bool,
-    /// Whether its VM was taken in before.
+    /// Whether its VM was accepted before.
     is_known: bool,
 }
 
@@ -72,12 +72,12 @@ impl Said {
         }
     }
 
-    /// Whether another process says that it is this VM, or has its name.
+    /// Whether another process claims to be this VM, or has its name.
     fn is_rival_of(&self, id: VmId, vm: &Vm) -> bool {
         self.pid != vm.process.pid && (self.id == id || self.name == vm.name)
     }
 
-    /// What comes of it.
+    /// Describes the dispute.
     fn dispute(&self, vm: &Vm) -> String {
         let managed = match self.is_roots || vm.is_roots() {
             true => "root's alone is managed",
@@ -96,8 +96,8 @@ impl Said {
 }
 
 impl Qemu {
-    /// Looks through all processes for VMs that are new; at those that long ran none only now and then, unless it is to be
-    /// `whole`.
+    /// Looks through all processes for new VMs; old processes without one are looked at only now and then, unless `whole` is
+    /// set.
     pub(super) fn scan(&mut self, whole: bool) -> Result<(), CallError> {
         let lost = |e: ReadError| CallError::Lost(e.to_string());
         self.look_around();
@@ -129,21 +129,21 @@ impl Qemu {
         self.settle(claims);
         for user in strangers {
             self.notices.push(format!(
-                "QEMUs of user {user} are left out: who may log in may run anything by that name. Run VMs as root or as a service's user"
+                "QEMUs of user {user} are left out: a user that may log in may run any program by that name. Run VMs as root or as a service's user"
             ));
         }
         Ok(())
     }
 
-    /// Looks up where control groups are, and which CPUs every program has.
+    /// Reads where control groups are, and which CPUs every program has.
     fn look_around(&mut self) {
         self.groups = Hierarchy::read(&self.root).ok();
         self.ordinary = task::affinity(&self.root, 1, 1).ok().flatten();
     }
 
-    /// Takes in the VMs of new processes, but none whose name or UUID another process has: a service's user can give its process
-    /// any. Root's VM has its own; of two of root's with one UUID the one that is known stays, or the older. Of others neither is
-    /// managed.
+    /// Accepts the VMs of new processes, except those whose name or UUID another process has: a service's user can give its
+    /// process any. Root's VM keeps its own; of two of root's VMs with one UUID the known one stays, or the older. Of other
+    /// users' VMs neither is managed.
     fn settle(&mut self, mut claims: Vec<Claim>) {
         if claims.is_empty() && self.vms.values().all(|vm| vm.claimed.is_none()) {
             return;
@@ -175,7 +175,7 @@ impl Qemu {
                 self.notices.extend(notices);
                 match self.vms.get(&id).filter(|first| first.is_roots()) {
                     None => {
-                        // A file of this name may have been the other's.
+                        // The settings file of this name may have been used for the other.
                         for other in self.vms.values_mut().filter(|other| other.name == vm.name) {
                             other.next_look = Ns::ZERO;
                         }
@@ -197,15 +197,15 @@ impl Qemu {
         }
     }
 
-    /// Makes a VM be the process that the journal has for it. What its command line says now is believed of it as of any other;
-    /// where it says nothing the process is pinned all the same.
+    /// Makes a VM be the process that the journal has for it. Its current command line is trusted as for any other VM; if
+    /// that says nothing the process is pinned all the same.
     pub(super) fn take_on(&mut self, run: &Run) -> Result<(), CallError> {
         let lost = |e: ReadError| CallError::Lost(e.to_string());
         let process = run.process();
         if task::process(&self.root, run.pid).map_err(lost)? != Some(process) {
             return Ok(());
         }
-        // What libvirt manages is given back through libvirt, which would not know of it otherwise.
+        // Changes on a VM of libvirt's are undone through libvirt, which would not know about it otherwise.
         let of_libvirt = homenode_units::file_name(&run.name, ".pid").ok();
         let of_libvirt = of_libvirt.map(|file| self.root.join("run/libvirt/qemu").join(file));
         let pid_in = |path: &Path| read::value_if_there::<i32>(path, "a process id");
@@ -223,7 +223,7 @@ impl Qemu {
             false => run.name.clone(),
         };
         let vm = self.vm_of((run.vm, name), (process, users), line.told());
-        // By whatever name it was known.
+        // Under whatever name it was known.
         self.vms.retain(|_, known| known.process != process);
         self.vms.insert(run.vm, vm);
         Ok(())
@@ -244,10 +244,10 @@ impl Qemu {
         }
     }
 
-    /// What a process that is a QEMU was told, files of options included; nothing where it is none.
+    /// Options of a process that is a QEMU, files of options included; empty if it is none.
     fn command_line(&self, pid: i32) -> Result<CommandLine, String> {
         let path = self.root.join(format!("proc/{pid}/cmdline"));
-        // Of a process that may not be read nothing can be changed either.
+        // If a process may not be read, nothing on it can be changed either.
         let Ok(Some(words)) = read::text_if_there(&path, COMMAND_LINE_MAX) else {
             return Ok(CommandLine::default());
         };
@@ -264,7 +264,7 @@ impl Qemu {
         let pid_file = line.pid_file().map(str::to_owned);
         let place = std::fs::read_link(self.root.join(format!("proc/{pid}/cwd")));
         let place = place.ok().filter(|_| !line.leaves_directory());
-        // As it counts processes itself.
+        // The number in its own namespace.
         let own = task::innermost_id(&self.root, pid, pid).unwrap_or(pid);
         line.read_files(|path| {
             let text = match &place {
@@ -287,19 +287,20 @@ impl Qemu {
         let Some(words) = self.words_of_qemu(pid) else {
             return Ok(None);
         };
-        // A QEMU's own child, which it made with its command line: `-daemonize`, or who frees its memory (`async-teardown`).
+        // A QEMU's own child, forked with its command line: `-daemonize`, or the process that frees its memory
+        // (`async-teardown`).
         let parent = task::parent(&self.root, pid).ok().flatten();
         if parent.and_then(|parent| self.words_of_qemu(parent)) == Some(words) {
             return Ok(None);
         }
-        // Before and after: all that is read in between is of the same process.
+        // Checked before and after: everything read in between is about the same process.
         let Some(process) = task::process(&self.root, pid).map_err(|e| e.to_string())? else {
             return Ok(None);
         };
         let Some(users) = task::users(&self.root, pid).map_err(|e| e.to_string())? else {
             return Ok(None);
         };
-        // A program with root's rights can be called anything by who starts it.
+        // The user who starts a setuid program can give it any name.
         let stranger = users.into_iter().find(|user| !may_run_vms(*user));
         if stranger.is_some() || !self.runs_qemu(pid) {
             strangers.extend(stranger);
@@ -327,7 +328,7 @@ impl Qemu {
             .uuid
             .as_deref()
             .map(|uuid| VmId::parse(uuid).ok_or_else(|| format!("its UUID `{uuid}` is none")));
-        // Without one, its name is what stays when it is started again.
+        // Without a UUID, only its name persists across restarts.
         let id = given.unwrap_or_else(|| {
             Ok(VmId(
                 uuid::Uuid::new_v5(&uuid::Uuid::NAMESPACE_OID, name.as_bytes()).as_u128(),
@@ -337,14 +338,14 @@ impl Qemu {
         Ok(Some(Claim { id, vm }))
     }
 
-    /// The command line of a process that is called as a QEMU is.
+    /// The command line of a process that has the name of a QEMU.
     fn words_of_qemu(&self, pid: i32) -> Option<String> {
         let path = self.root.join(format!("proc/{pid}/cmdline"));
         let words = read::text_if_there(&path, COMMAND_LINE_MAX).ok().flatten()?;
         words.split('\0').next().is_some_and(is_qemu).then_some(words)
     }
 
-    /// Whether a process's program is a QEMU, as far as that can be seen: an upgrade may have taken its file away.
+    /// Whether a process's program is a QEMU, as far as can be seen: an upgrade may have removed its file.
     fn runs_qemu(&self, pid: i32) -> bool {
         let Ok(program) = std::fs::read_link(self.root.join(format!("proc/{pid}/exe"))) else {
             return true;

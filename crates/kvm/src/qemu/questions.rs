@@ -1,4 +1,4 @@
-//! What a monitor is asked again and again, and what its answers say.
+//! Questions that a monitor is asked regularly, and their answers.
 
 use std::collections::BTreeMap;
 
@@ -11,25 +11,25 @@ use super::monitor::{Answer, Command, MonitorError};
 /// Where QEMU has the devices that were added to a machine.
 pub(super) const FOLDERS: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"];
 
-/// What a monitor said last of each thing.
+/// Last answers of a monitor, by subject.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Heard {
     /// When it was asked.
     pub at: Ns,
     pub standstill: Option<Immovable>,
     pub balloon: Option<Bytes>,
-    /// Where the balloon is among QEMU's objects, once it was looked for.
+    /// Path of the balloon among QEMU's objects, once it was looked for.
     pub balloon_path: Option<String>,
-    /// What the guest's driver said, and when by its own stamp.
+    /// The report of the guest's driver, and its own time stamp.
     pub guest: Option<(u64, GuestMemory)>,
-    /// The vCPU that each thread runs, by the numbers that QEMU itself knows its threads by; and when that was asked.
+    /// The vCPU that each thread runs, by the numbers that QEMU itself has for its threads; and when that was asked.
     pub vcpus: BTreeMap<i32, u16>,
     pub vcpus_at: Option<Ns>,
-    /// What QEMU refused to say last time.
+    /// What QEMU refused to answer last time.
     pub refusal: Option<MonitorError>,
 }
 
-/// What a question is about.
+/// Subject of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Topic {
     Run,
@@ -40,17 +40,17 @@ pub(super) enum Topic {
     Guest,
 }
 
-/// What is wanted of a monitor, beside whether its machine runs.
+/// What to ask a monitor, in addition to whether its machine runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wants {
     pub balloon: bool,
-    /// What the guest says of its memory.
+    /// The guest's memory statistics.
     pub guest: bool,
     /// Which threads run vCPUs.
     pub vcpus: bool,
 }
 
-/// What is to be asked now.
+/// Questions to ask now.
 pub(super) fn questions(wants: Wants, heard: &Heard) -> Vec<(Topic, Command)> {
     let mut all = vec![
         (Topic::Run, ("query-status", json!({}))),
@@ -76,7 +76,7 @@ pub(super) fn questions(wants: Wants, heard: &Heard) -> Vec<(Topic, Command)> {
 }
 
 impl Heard {
-    /// Takes in what was answered at this time to questions about these.
+    /// Stores the answers of this time to questions about these subjects.
     pub fn take_in(&mut self, at: Ns, topics: &[Topic], answers: Vec<Answer>) {
         (self.at, self.refusal) = (at, None);
         let (mut run, mut migration) = (None, None);
@@ -112,7 +112,7 @@ impl Heard {
     }
 }
 
-/// Why memory should be left where it is, by what a monitor says of run and migration.
+/// Why memory should stay where it is, by a monitor's state of run and migration.
 pub(super) fn standstill(run: Option<&str>, migration: Option<&str>) -> Option<Immovable> {
     let is_over = |status: &str| matches!(status, "none" | "completed" | "failed" | "cancelled");
     if migration.is_some_and(|status| !is_over(status)) {
@@ -125,7 +125,7 @@ pub(super) fn standstill(run: Option<&str>, migration: Option<&str>) -> Option<I
     }
 }
 
-/// The vCPU that each thread runs, as `query-cpus-fast` has it.
+/// The vCPU that each thread runs, from `query-cpus-fast`.
 pub(super) fn vcpus(said: &Value) -> BTreeMap<i32, u16> {
     let all = said.as_array().map(Vec::as_slice).unwrap_or_default();
     let vcpus = all.iter().filter_map(|cpu| {
@@ -135,7 +135,7 @@ pub(super) fn vcpus(said: &Value) -> BTreeMap<i32, u16> {
     vcpus.collect()
 }
 
-/// The balloon in a folder of QEMU's objects, as `qom-list` has it.
+/// The balloon in a folder of QEMU's objects, from `qom-list`.
 pub(super) fn balloon_in(folder: &str, said: &Value) -> Option<String> {
     let is_balloon = |entry: &&Value| {
         let kind = entry.get("type").and_then(Value::as_str);
@@ -145,10 +145,10 @@ pub(super) fn balloon_in(folder: &str, said: &Value) -> Option<String> {
     Some(format!("{folder}/{name}"))
 }
 
-/// What the guest's driver said last, and when; `None` where it never did.
+/// The last report of the guest's driver, and its time; `None` if there was none.
 fn guest_memory(said: &Value) -> Option<(u64, GuestMemory)> {
     let spoke = said.get("last-update")?.as_u64().filter(|seconds| *seconds > 0);
-    // What the guest does not say is the largest number there is.
+    // An unreported value is the largest number there is.
     let value = |name: &str| {
         said.get("stats")?
             .get(name)?

@@ -1,11 +1,10 @@
-//! Files as a QEMU sees them: below its root, in its mount namespace, and, for what is read of them, with its rights.
+//! Files as a QEMU sees them: below its root, in its mount namespace, and, if they are read, with its rights.
 //!
-//! Which paths there are to open is said by the process itself, which may say anything. So each part of the way is opened by
-//! itself and without following it (`O_PATH`): nothing that lies there is touched by that, and what was looked at cannot be
-//! exchanged afterwards. The file at the end is opened for reading only where it is a regular file that the process's users may
-//! read.
+//! The process itself names the paths to open, and may name anything. So each component of the path is opened separately and
+//! without following it (`O_PATH`): this touches nothing there, and what was checked cannot be exchanged afterwards. The
+//! file at the end is opened for reading only if it is a regular file that the process's users may read.
 //!
-//! The agent's unit has no right to take on another user (`CAP_SETUID`), so rights are read from owners and modes.
+//! The agent's unit has no right to become another user (`CAP_SETUID`), so permissions are checked by owners and modes.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -21,19 +20,20 @@ use rustix::fs::{FileType, Mode, OFlags, Stat};
 
 use homenode_kernel::read;
 
-/// Links that are followed on one way.
+/// Most links to follow on one path.
 const LINKS_MAX: usize = 40;
-/// Parts that one way may have.
+/// Most components of one path.
 const PARTS_MAX: usize = 256;
 /// A file of options of a VM with many devices has tens of kilobytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// How long a file may take to be read, which may lie on a file system of somebody else's.
+/// How long a file may take to be read: its file system may be under another user's control.
 const READ_MAX: Duration = Duration::from_millis(300);
-/// Files that may be waited for at once.
+/// Most files to wait for at once.
 const WAITING_MAX: usize = 4;
-/// Processes above a process that are looked at.
+/// Most ancestors of a process to look at.
 const PARENTS_MAX: usize = 32;
-/// File systems whose files are the kernel's: to read one may do something (proc, sysfs, debugfs, tracefs, cgroups).
+/// File systems whose files belong to the kernel: reading one may have side effects (proc, sysfs, debugfs, tracefs,
+/// cgroups).
 const OF_KERNEL: [i64; 6] = [
     0x9fa0,
     0x6265_6572,
@@ -48,18 +48,18 @@ const READ: u32 = 0o4;
 const CAP_DAC_OVERRIDE: u64 = 1 << 1;
 const CAP_DAC_READ_SEARCH: u64 = 1 << 2;
 
-/// A QEMU, and what is to be known of it to open what it sees.
+/// A QEMU, and what is needed to open files as it sees them.
 #[derive(Clone, Debug)]
 pub(super) struct Eyes {
     /// Where the host's files are.
     pub root: PathBuf,
     pub pid: i32,
-    /// Whether it has changed its root since it opened the files that it was told of (`-chroot`).
+    /// Whether it has changed its root since it opened the files in its options (`-chroot`).
     pub changes_root: bool,
 }
 
 impl Eyes {
-    /// Those of a process, whatever its command line says.
+    /// The view of a process, whatever its command line says.
     pub fn of(root: &Path, pid: i32) -> Eyes {
         let its_root = std::fs::read_link(root.join(format!("proc/{pid}/root")));
         Eyes {
@@ -73,11 +73,11 @@ impl Eyes {
         self.root.join(format!("proc/{pid}"))
     }
 
-    /// The roots below which a path of its command line may be, the likelier one first. One that changed its root opened the path
-    /// before: then it is that of a process above it which is in the same mount namespace.
+    /// The roots that a path of its command line may be below, the likelier one first. A process that changed its root
+    /// opened the path before that: then it is the root of an ancestor in the same mount namespace.
     ///
     /// # Errors
-    /// Its own is not there, and it has not changed its root.
+    /// When its own root is not there, and it has not changed its root.
     fn roots(&self) -> io::Result<Vec<OwnedFd>> {
         let open = |path: PathBuf| -> io::Result<OwnedFd> {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -112,10 +112,10 @@ impl Eyes {
         parent.trim().parse().ok().filter(|parent| *parent > 0)
     }
 
-    /// Opens something without touching it (`O_PATH`), whoever may read it. Links are followed as if its root were ours.
+    /// Opens a file without touching it (`O_PATH`), regardless of permissions. Links are followed as if its root were ours.
     ///
     /// # Errors
-    /// It is not there.
+    /// When it is not there.
     pub fn open(&self, path: &str) -> io::Result<OwnedFd> {
         self.find(path, |_| true).map(|found| found.file)
     }
@@ -138,11 +138,11 @@ impl Eyes {
         }
     }
 
-    /// The text of a file of options that it was told to read. `pid_file` is what it was told to write its number into, and `own`
-    /// the number that it knows itself by.
+    /// The text of a file of options that it was told to read. `pid_file` is the file for its process number, and `own` its
+    /// number in its own namespace.
     ///
     /// # Errors
-    /// It is not there, is no regular file, or the process's users may not read it.
+    /// When it is not there, is no regular file, or the process's users may not read it.
     pub fn text(&self, path: &str, pid_file: Option<&str>, own: i32) -> io::Result<String> {
         let rights = Rights::of(self)?;
         let found = self.find(path, |dir| rights.permit(dir, SEARCH))?;
@@ -162,10 +162,10 @@ impl Eyes {
         }
     }
 
-    /// The same, given up after a while: its file system may be one that does not answer.
+    /// As [`Eyes::text`], with a time limit: its file system may not answer.
     ///
     /// # Errors
-    /// As [`Eyes::text`]; or it took too long.
+    /// As [`Eyes::text`]; or when it took too long.
     pub fn text_in_time(&self, path: &str, pid_file: Option<&str>, own: i32) -> io::Result<String> {
         static WAITING: AtomicUsize = AtomicUsize::new(0);
         if WAITING.fetch_add(1, Ordering::AcqRel) >= WAITING_MAX {
@@ -181,7 +181,7 @@ impl Eyes {
         let started = reader.spawn(move || {
             let text = eyes.text(&path, pid_file.as_deref(), own);
             WAITING.fetch_sub(1, Ordering::AcqRel);
-            // Where it took too long nobody waits any more.
+            // After the time limit the receiver is gone.
             let _ = sender.send(text);
         });
         if let Err(error) = started {
@@ -194,7 +194,7 @@ impl Eyes {
     }
 }
 
-/// A regular file that is not the kernel's.
+/// The status of a regular file that does not belong to the kernel.
 fn checked_file(file: &OwnedFd) -> io::Result<Stat> {
     let stat = rustix::fs::fstat(file)?;
     let kind = rustix::fs::fstatfs(file)?.f_type;
@@ -209,7 +209,7 @@ fn checked_file(file: &OwnedFd) -> io::Result<Stat> {
     }
 }
 
-/// What stands in the very file that was looked at.
+/// Reads exactly the file that was checked.
 fn text_of(file: &OwnedFd) -> io::Result<String> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -219,19 +219,19 @@ fn text_of(file: &OwnedFd) -> io::Result<String> {
     Ok(text)
 }
 
-/// What stands at the end of a way.
+/// The end of a path.
 struct Found {
     file: OwnedFd,
-    /// The directory that it lies in.
+    /// The directory it is in.
     dir: OwnedFd,
-    /// Whether every directory on the way may be searched.
+    /// Whether every directory on the path may be searched.
     is_permitted: bool,
 }
 
 impl Found {
     /// Whether root put the file there for this very process, which had root's rights when it read it and gave them up since
-    /// (`-runas`, as Incus does): the file and its directory are root's alone to write, and in the same directory is the pid file
-    /// that QEMU writes before it gives them up.
+    /// (`-runas`, as Incus does): only root can write the file and its directory, and the same directory has the pid file
+    /// that QEMU writes before it gives up its rights.
     fn is_given_by_root(&self, stat: &Stat, pid_file: Option<&str>, own: i32) -> bool {
         let is_roots = |stat: &Stat| {
             let own = rustix::process::geteuid().as_raw();
@@ -256,7 +256,7 @@ impl Found {
     }
 }
 
-/// Goes the way to something below a root, a part at a time.
+/// Walks a path below a root, one component at a time.
 fn walk(root: OwnedFd, path: &str, may_search: impl Fn(&OwnedFd) -> bool) -> io::Result<Found> {
     let parts_of = |path: &OsStr| -> VecDeque<OsString> {
         let parts = path.as_bytes().split(|byte| *byte == b'/');
@@ -274,7 +274,7 @@ fn walk(root: OwnedFd, path: &str, may_search: impl Fn(&OwnedFd) -> bool) -> io:
         }
         is_permitted &= may_search(&dir);
         if part == ".." {
-            // Above its root is its root.
+            // The parent of its root is its root.
             dir = within.pop().unwrap_or(dir);
             continue;
         }
@@ -310,13 +310,13 @@ fn walk(root: OwnedFd, path: &str, may_search: impl Fn(&OwnedFd) -> bool) -> io:
     Err(rustix::io::Errno::ISDIR.into())
 }
 
-/// What a process may do with files.
+/// A process's permissions on files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Rights {
-    /// Whose rights it has or may take: all of them must be enough.
+    /// Users whose rights it has or can take: each of them must be permitted.
     users: Vec<u32>,
     groups: Vec<u32>,
-    /// Whether no mode keeps anything from it.
+    /// Whether no mode restricts it.
     is_free: bool,
 }
 
@@ -338,7 +338,7 @@ impl Rights {
         groups.extend(own_groups.get(3));
         let capabilities = line("CapEff:").and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
         let has_some = capabilities.is_some_and(|all| all & (CAP_DAC_OVERRIDE | CAP_DAC_READ_SEARCH) != 0);
-        // In a namespace of users of its own anybody has them.
+        // In its own user namespace any process has them.
         let namespace = |path: PathBuf| std::fs::read_link(path.join("ns/user")).ok();
         let is_here = || namespace(eyes.process(eyes.pid)) == namespace(eyes.process("self"));
         Ok(Rights {
@@ -348,7 +348,7 @@ impl Rights {
         })
     }
 
-    /// Whether these are enough to read a file, or to search a directory.
+    /// Whether it may read a file, or search a directory.
     fn permit(&self, file: &OwnedFd, wanted: u32) -> bool {
         let Ok(stat) = rustix::fs::fstat(file) else {
             return false;
@@ -356,7 +356,7 @@ impl Rights {
         let may = |user: u32| {
             let shift = match () {
                 () if user == stat.st_uid => 6,
-                // What a list of access rights gives or takes is not read: only the owner's rights do not depend on it.
+                // Access control lists are not read: only the owner's rights do not depend on them.
                 () if has_access_list(file) => return false,
                 () if self.groups.contains(&stat.st_gid) => 3,
                 () => 0,

@@ -1,4 +1,4 @@
-//! With real QEMUs, which emulate: what this module does to them needs no KVM.
+//! Tests with real, emulating QEMUs: what this module does to them needs no KVM.
 
 use std::process::{Child, Command as Program, Stdio};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ const VCPUS: u16 = 2;
 /// One agent acts on a host at a time, in tests too.
 static ACTS: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
-/// An agent that acts on this host, with its state in `dir`, and the right to be the one test that does. A test that failed may
+/// An agent that acts on this host, with its state in `dir`, and the lock for the only test that does. A failed test may
 /// have left a record of a state directory that is gone; the next agent would refuse to begin after it.
 fn acting(dir: &tempfile::TempDir) -> (std::sync::MutexGuard<'static, ()>, KvmHost) {
     let acts = ACTS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -38,7 +38,7 @@ fn acting(dir: &tempfile::TempDir) -> (std::sync::MutexGuard<'static, ()>, KvmHo
     (acts, host)
 }
 
-/// A QEMU that ends with the value, and where its monitor is.
+/// A QEMU that ends with this value, and the path of its monitor.
 struct Guest {
     child: Child,
     dir: tempfile::TempDir,
@@ -46,15 +46,15 @@ struct Guest {
 }
 
 impl Guest {
-    /// Starts one; `around` runs it (`unshare`, say), `name` is what `-name` is told.
+    /// Starts one; `around` wraps it (such as `unshare`), `name` is the value of `-name`.
     fn start(around: &[&str], name: &str, number: u128) -> Guest {
         Guest::start_with(around, name, number, &[])
     }
 
-    /// The same with further options.
+    /// Starts one with further options.
     fn start_with(around: &[&str], name: &str, number: u128, more: &[&str]) -> Guest {
         let dir = tempfile::tempdir().unwrap();
-        // A QEMU of another user has its monitor there, too.
+        // A QEMU of another user has its monitor there too.
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o777);
         std::fs::set_permissions(dir.path(), mode).unwrap();
         let id = VmId((0xfeed << 64) + (u128::from(std::process::id()) << 8) + number);
@@ -103,7 +103,7 @@ impl Guest {
         self.dir.path().join("qmp").display().to_string()
     }
 
-    /// The agent's view of it.
+    /// How the agent sees it.
     fn seen(&self) -> Qemu {
         let mut qemu = Qemu::new(Path::new("/"));
         assert!(qemu.list().unwrap().contains(&self.id));
@@ -113,7 +113,7 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // One that runs in a namespace of its own ends with who made that.
+        // A QEMU in its own namespace ends with the process that made that.
         if let Some(vm) = Qemu::new(Path::new("/")).found(self.id) {
             let _ = rustix::process::kill_process(Pid::from_raw(vm).unwrap(), rustix::process::Signal::KILL);
         }
@@ -160,7 +160,7 @@ fn until(mut is_so: impl FnMut() -> bool) -> bool {
     false
 }
 
-/// Has a process's monitor carry out commands, one after the other.
+/// Sends commands to a process's monitor, one after the other.
 fn ask(pid: i32, path: &str, commands: &[Command]) -> Result<Vec<Value>, MonitorError> {
     let target = Target {
         name: "it".to_owned(),
@@ -173,7 +173,7 @@ fn ask(pid: i32, path: &str, commands: &[Command]) -> Result<Vec<Value>, Monitor
     asker.command(VmId(1), commands.to_vec(), Ns::from_secs(10))
 }
 
-/// The same once nobody else is connected.
+/// As `ask`, once no other client is connected.
 fn ask_in_turn(pid: i32, path: &str, command: &Command) -> Result<Vec<Value>, MonitorError> {
     let mut asked = Ok(Vec::new());
     let is_free = until(|| {
@@ -184,7 +184,7 @@ fn ask_in_turn(pid: i32, path: &str, command: &Command) -> Result<Vec<Value>, Mo
     asked
 }
 
-/// Changes something, which may need several times on a machine that is busy.
+/// Changes something, with retries for a busy machine.
 fn done<T>(qemu: &mut Qemu, mut change: impl FnMut(&mut Qemu) -> Result<T, CallError>) -> T {
     let mut last = None;
     let is_done = until(|| {
@@ -223,9 +223,9 @@ fn a_qemu_is_found_and_its_threads_are_pinned_and_given_back() {
     qemu.pin_emulator(guest.id, &one).unwrap();
     let pinned = qemu.affinities(guest.id);
     assert_eq!((&pinned[&Role::Vcpu(1)], &pinned[&Role::Emulator]), (&one, &one));
-    assert_eq!(pinned[&Role::Vcpu(0)], all, "nobody pinned that one");
+    assert_eq!(pinned[&Role::Vcpu(0)], all, "that one is not pinned");
     let threads = qemu.threads(&run).unwrap();
-    // Where nothing limits it, all CPUs are those that it could run on at first.
+    // Without any limit, these are all CPUs that it could run on at first.
     let described = Domain {
         cpuset: Some(all.clone()),
         ..Domain::clone(&domain)
@@ -238,8 +238,8 @@ fn a_qemu_is_found_and_its_threads_are_pinned_and_given_back() {
     assert_eq!(qemu.affinities(guest.id), before);
 }
 
-/// Where nothing says what its cgroup leaves a VM, as where systemd hands no CPUs out, its pins are given back all the same; and
-/// so are those of a vCPU that came later, which QEMU begins where the agent had put the emulator.
+/// Pins are restored even if nothing shows the cgroup's CPUs, as when systemd delegates none; so are those of a vCPU that
+/// came later, which QEMU starts where the agent had put the emulator.
 #[test]
 fn pins_are_given_back_also_of_a_vcpu_that_is_plugged_in_at_home() {
     let guest = Guest::start_with(
@@ -283,7 +283,7 @@ fn pins_are_given_back_also_of_a_vcpu_that_is_plugged_in_at_home() {
     assert_eq!(qemu.affinities(guest.id)[&Role::Vcpu(1)], cpu);
     let vm = seen.iter().find(|vm| vm.id == guest.id).unwrap();
     assert_eq!(vm.settings.pinned_vcpus, [0; 0], "it was not pinned by hand");
-    // And one that the agent has not seen before its end.
+    // And one that the agent has not seen before it ends.
     plug(2);
     assert!(until(|| vcpus_of(&mut qemu, guest.id) == 3));
     assert_eq!(host.restore().failures, Vec::<String>::new());
@@ -295,11 +295,11 @@ fn pins_are_given_back_also_of_a_vcpu_that_is_plugged_in_at_home() {
     );
 }
 
-/// As a pod's: its own mounts, its own numbers of processes, and a monitor that only it can see.
+/// Like a pod: its own mounts, its own process numbers, and a monitor that only it can see.
 #[test]
 fn a_qemu_in_namespaces_of_its_own_is_found_asked_and_told_apart() {
     if !rustix::process::geteuid().is_root() {
-        return; // root alone makes namespaces, and root alone manages VMs
+        return; // only root can make namespaces, and only root manages VMs
     }
     let around = [
         "unshare",
@@ -362,7 +362,7 @@ fn what_ends_is_gone_and_says_so() {
     assert!(refused.cause().contains("ended"), "{refused:?}");
 }
 
-/// What `/proc` says of a process of some user.
+/// The `/proc` entry of a process of some user.
 fn write_process(tree: &homenode_kernel::fake::Tree, pid: i32, user: u32) {
     let stat = homenode_kernel::fake::stat(pid, "kvm", 'S', 7, 0);
     tree.write(&format!("proc/{pid}/stat"), &stat);
@@ -388,7 +388,7 @@ fn who_may_log_in_runs_no_vm_of_the_hosts() {
         tree.write(&format!("proc/{pid}/cmdline"), &line);
         write_process(&tree, pid, user);
     }
-    // A program with root's rights that a user called so, and one that is another program.
+    // A setuid program that a user gave this name, and one that is another program.
     for (pid, ids) in [(56, "4711\t0\t0\t0"), (57, "0\t0\t0\t0")] {
         let line = format!("qemu-system-x86_64\0-name\0vm-{pid}\0");
         tree.write(&format!("proc/{pid}/cmdline"), &line);
@@ -449,7 +449,7 @@ fn a_process_that_becomes_a_qemu_late_is_found_in_a_later_scan() {
     }
     let mut qemu = Qemu::new(tree.root());
     qemu.scan(false).unwrap();
-    // One that is new may just be starting one.
+    // A new process may just be starting one.
     tree.write("proc/50/cmdline", "kvm\0-name\0soon\0");
     qemu.scan(false).unwrap();
     assert_eq!(qemu.vms.len(), 1);
@@ -462,7 +462,7 @@ fn a_process_that_becomes_a_qemu_late_is_found_in_a_later_scan() {
         qemu.vms.len() == 2
     });
     assert!(scans.is_some_and(|scans| scans <= 20), "{scans:?}");
-    // The guard asks for one that must be there.
+    // The guard asks about a VM that must be there.
     let mut qemu = Qemu::new(tree.root());
     for _ in 0..5 {
         tree.write("proc/51/cmdline", "/bin/sh\0start-vm\0");

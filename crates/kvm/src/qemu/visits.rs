@@ -1,14 +1,14 @@
-//! Which monitors are asked when: each on its own, none of them waited for.
+//! Schedules when to ask which monitor: each independently, and without waiting for any.
 //!
 //! ```text
-//!   due ─▶ opening ─▶ queued ─▶ greeted ─▶ commands, then questions ─▶ left; due again in 2 s
+//!   due ─▶ opening ─▶ queued ─▶ greeted ─▶ commands, then questions ─▶ closed; due again in 2 s
 //!              │         │          │
 //!              └─────────┴──────────┴─ nothing in time ─▶ the next monitor of the VM, or none: rests 5 s, 10 s, … 320 s
 //! ```
 //!
-//! A connection that QEMU has not accepted yet is kept: it has its place in QEMU's queue of clients. To leave it and to come
-//! again would fill that queue, and then the VM's owner could not connect either. While it is kept no other is made to that
-//! monitor.
+//! A connection that QEMU has not accepted yet is kept: it has its place in QEMU's queue of clients. Closing it and
+//! connecting again would fill that queue, and then the VM's owner could not connect either. While it is kept no other
+//! connection to that monitor is made.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::unix::net::UnixStream;
@@ -21,50 +21,51 @@ use serde_json::Value;
 use super::monitor::{Command, Conversation, MonitorError, Stage, broken};
 use super::questions::{Heard, Topic, Wants, questions};
 
-/// How often a monitor that answers is asked.
+/// How often to ask a monitor that answers.
 const ASK_EVERY: Ns = Ns::from_secs(2);
-/// How often it is asked which threads run vCPUs.
+/// How often to ask it which threads run vCPUs.
 const VCPUS_EVERY: Ns = Ns::from_secs(5);
-/// How long a monitor may take to greet, and to answer to all that it is asked.
+/// How long a monitor may take to greet, and to answer all questions.
 pub(super) const VISIT_MAX: Ns = Ns(500_000_000);
-/// How long a VM whose monitors were of no use is left in peace, at first and at most: twice as long each time.
+/// Pause after a visit on which no monitor of the VM was usable, at first and at most; doubles each time.
 const REST_FIRST: Ns = Ns::from_secs(5);
 const REST_MAX: Ns = Ns::from_secs(320);
-/// So often in a row a monitor does not greet before the operator hears of it: its owner's questions are short.
+/// Failed greetings of a monitor in a row before the operator is notified: its owner's questions are short.
 const BUSY_SAID: u32 = 3;
-/// Monitors of one VM that are asked.
+/// Most monitors of one VM that are asked.
 pub(super) const MONITORS_MAX: usize = 4;
-/// Connections at the same time, each of which is a file: a third is for VMs that are visited, the rest is kept in queues.
+/// Most connections at the same time, each of which is a file: a third is for visits, the rest for connections kept in
+/// queues.
 pub(super) const CONNECTIONS_MAX: usize = 192;
 
-/// Whom to ask.
+/// A VM to ask.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     pub name: String,
     pub pid: i32,
     /// Sockets of its monitor, each once.
     pub monitors: Vec<String>,
-    /// Whether it is asked of itself, and not only where somebody commands.
+    /// Whether to ask it regularly, and not only for commands.
     pub is_asked: bool,
 }
 
-/// Commands that somebody waits for.
+/// Commands with a waiting caller.
 #[derive(Debug)]
 pub(super) struct Job {
     pub commands: Vec<Command>,
-    /// Until when.
+    /// Time limit.
     pub until: Ns,
     pub reply: SyncSender<Result<Vec<Value>, MonitorError>>,
 }
 
 impl Job {
-    /// Who waited may have gone.
+    /// The caller may have gone.
     fn end(self, result: Result<Vec<Value>, MonitorError>) {
         let _ = self.reply.try_send(result);
     }
 }
 
-/// A socket that is to be opened and connected to, which may hang on its file system.
+/// A socket to open and connect to, which may hang on its file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Opening {
     pub ticket: u64,
@@ -73,16 +74,16 @@ pub(super) struct Opening {
     pub path: String,
 }
 
-/// What is known of a VM by its monitors.
+/// What is known about a VM through its monitors.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Said {
     /// The process that runs the VM.
     pub pid: i32,
-    /// What they said last.
+    /// Their last answers.
     pub heard: Heard,
-    /// Why the last visit was of no use, if so, and until when there is no other.
+    /// Why the last visit failed, if it did, and until when there is no other.
     pub trouble: Option<(MonitorError, Ns)>,
-    /// How often a visit came to its end.
+    /// Number of completed visits.
     pub visits_count: u64,
 }
 
@@ -90,21 +91,21 @@ pub(super) struct Said {
 #[derive(Debug)]
 struct Monitor {
     path: String,
-    /// A connection in its queue.
+    /// A connection that waits in its queue.
     queued: Option<Conversation>,
 }
 
-/// A VM that is asked now.
+/// A visit in progress.
 #[derive(Debug)]
 struct Visit {
-    /// Which of its monitors, and how many were tried before.
+    /// The current monitor, and how many were tried before.
     at: usize,
     tried_count: usize,
     step: Step,
     deadline: Ns,
-    /// Whether questions are to be asked.
+    /// Whether to ask the regular questions.
     asks: bool,
-    /// Why the first that was tried is of no use.
+    /// Why the first monitor tried could not be used.
     error: Option<MonitorError>,
 }
 
@@ -131,7 +132,7 @@ struct Visited {
     first: usize,
     visit: Option<Visit>,
     jobs: VecDeque<Job>,
-    /// When it is to be asked of itself.
+    /// When the regular questions are due.
     next: Option<Ns>,
     next_vcpus: Ns,
     failures_count: u32,
@@ -140,14 +141,14 @@ struct Visited {
     said: Said,
 }
 
-/// What comes of visits, for who carries them out to take.
+/// Results of visits, for the caller to carry out.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     pub to_open: VecDeque<Opening>,
     pub said: Vec<(VmId, Arc<Said>)>,
     pub notices: Vec<String>,
     last_ticket: u64,
-    /// How many connections more may be kept in queues.
+    /// How many more connections may be kept in queues.
     queues_left: usize,
 }
 
@@ -156,12 +157,12 @@ pub(super) struct Outcome {
 pub(super) struct Visits {
     vms: BTreeMap<VmId, Visited>,
     pub outcome: Outcome,
-    /// VMs that are visited at the same time, and connections that are kept in queues.
+    /// Most VMs that are visited at the same time; the rest of the connections may be kept in queues.
     under_way_max: usize,
     queued_max: usize,
 }
 
-/// A connection: the one of the visit, or the one that is queued at a monitor.
+/// A connection: the visit's, or the one queued at a monitor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Which {
     Visit,
@@ -169,7 +170,7 @@ pub(super) enum Which {
 }
 
 impl Visits {
-    /// None yet, with so many connections at most.
+    /// No visits yet, with at most this many connections.
     pub fn new(connections_max: usize) -> Visits {
         let under_way_max = connections_max.div_ceil(3);
         Visits {
@@ -180,7 +181,7 @@ impl Visits {
         }
     }
 
-    /// Has a VM's monitors asked from now on.
+    /// Starts asking a VM's monitors.
     pub fn watch(&mut self, vm: VmId, target: Target, at: Ns) {
         let monitor = |path: &String| Monitor {
             path: path.clone(),
@@ -209,14 +210,14 @@ impl Visits {
         self.vms.remove(&vm);
     }
 
-    /// What is to be asked beside whether it runs.
+    /// Sets what to ask in addition to whether it runs.
     pub fn want(&mut self, vm: VmId, wants: Wants) {
         if let Some(visited) = self.vms.get_mut(&vm) {
             visited.wants = wants;
         }
     }
 
-    /// Has it asked now, unless it rests.
+    /// Asks it now, unless it rests.
     pub fn ask_soon(&mut self, vm: VmId, at: Ns) {
         if let Some(visited) = self.vms.get_mut(&vm)
             && visited
@@ -232,7 +233,7 @@ impl Visits {
         }
     }
 
-    /// Has commands carried out, before any question.
+    /// Adds commands, to be carried out before any question.
     pub fn command(&mut self, vm: VmId, job: Job, at: Ns) {
         let Some(visited) = self.vms.get_mut(&vm) else {
             return job.end(Err(MonitorError::NoTime("its QEMU has ended")));
@@ -241,14 +242,14 @@ impl Visits {
         visited.begin(vm, at, &mut self.outcome);
     }
 
-    /// Takes in that a socket was connected to, or why not.
+    /// Takes the result of opening a socket.
     pub fn opened(&mut self, (vm, ticket): (VmId, u64), result: Result<UnixStream, MonitorError>, at: Ns) {
         if let Some(visited) = self.vms.get_mut(&vm) {
             visited.opened(ticket, result, (vm, at), &mut self.outcome);
         }
     }
 
-    /// Takes in that opening a socket hangs.
+    /// Notes that opening a socket hangs.
     pub fn hangs(&mut self, (vm, ticket): (VmId, u64), at: Ns) {
         let Some(visited) = self.vms.get_mut(&vm) else {
             return;
@@ -261,7 +262,7 @@ impl Visits {
         }
     }
 
-    /// Takes in that a connection is ready to be read or written.
+    /// Goes on with a connection that is ready to be read or written.
     pub fn ready(&mut self, vm: VmId, which: Which, at: Ns) {
         let Some(visited) = self.vms.get_mut(&vm) else {
             return;
@@ -283,7 +284,7 @@ impl Visits {
         let under_way_count = self.vms.values().filter(|vm| vm.visit.is_some()).count();
         let due = self.vms.iter().filter(|(_, visited)| visited.visit.is_none());
         let due = due.filter_map(|(vm, visited)| Some((visited.next.filter(|next| *next <= at)?, *vm)));
-        // The one that waits for longest is the first.
+        // The longest waiting one is first.
         let due: BTreeSet<(Ns, VmId)> = due.collect();
         for (_, vm) in due
             .into_iter()
@@ -295,7 +296,7 @@ impl Visits {
         }
     }
 
-    /// When something is to be ended or begun, if nothing comes before.
+    /// When something must be ended or begun, if nothing comes before.
     pub fn next_event(&self) -> Option<Ns> {
         let is_full = self.vms.values().filter(|vm| vm.visit.is_some()).count() >= self.under_way_max;
         let of_vm = |visited: &Visited| {
@@ -344,7 +345,7 @@ impl Visited {
         }
     }
 
-    /// Goes to the next monitor of the VM, after this happened at the one before.
+    /// Goes to the next monitor of the VM after an error at the last one.
     fn go_elsewhere(&mut self, error: MonitorError, of: (VmId, Ns), outcome: &mut Outcome) {
         if let Some(visit) = &mut self.visit {
             visit.error.get_or_insert(error);
@@ -409,7 +410,7 @@ impl Visited {
         }
     }
 
-    /// Goes on with the conversation of the visit as far as that is possible.
+    /// Goes on with the visit's conversation as far as possible.
     fn go_on(&mut self, of: (VmId, Ns), outcome: &mut Outcome) {
         loop {
             let Some(visit) = &mut self.visit else { return };
@@ -435,7 +436,7 @@ impl Visited {
         }
     }
 
-    /// What was asked is answered: takes that in and asks what comes next; whether there is anything.
+    /// Stores the answers and asks what comes next. Returns whether there is anything.
     fn next_script(&mut self, at: Ns) -> bool {
         let Some(visit) = &mut self.visit else {
             return false;
@@ -481,14 +482,14 @@ impl Visited {
         true
     }
 
-    /// A connection that was queued was closed, or is its monitor's now.
+    /// Handles a queued connection that was closed, or accepted by its monitor.
     fn come_up(&mut self, monitor: usize, of: (VmId, Ns), outcome: &mut Outcome) {
         let Some(mut conversation) = self.monitors[monitor].queued.take() else {
             return;
         };
         match conversation.go_on() {
             Ok(Stage::Queued) => self.monitors[monitor].queued = Some(conversation),
-            // Another of its monitors is asked just now: one is enough.
+            // If another of its monitors is being asked, that is enough.
             Ok(_) if self.visit.is_none() => {
                 self.visit = Some(Visit {
                     at: monitor,
@@ -529,7 +530,7 @@ impl Visited {
         self.go_elsewhere(error, of, outcome);
     }
 
-    /// What is being asked has no answer.
+    /// Ends the current script without an answer.
     fn break_off(&mut self, error: &MonitorError) {
         if let Some(visit) = &mut self.visit
             && let Step::Talking(_, script) = &mut visit.step
@@ -569,7 +570,7 @@ impl Visited {
         self.failures_count = self.failures_count.saturating_add(1);
         let doublings = (self.failures_count - 1).min(16);
         let rest = match error {
-            // It is not going to be this VM's, and who listens there should not hear the agent knock.
+            // It will not become this VM's, and the process that listens there should not notice the agent.
             MonitorError::Foreign { .. } => REST_MAX,
             _ => Ns(REST_FIRST.0 << doublings).min(REST_MAX),
         };

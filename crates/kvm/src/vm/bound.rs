@@ -1,17 +1,17 @@
 //! What keeps a VM's memory where it is, and which nodes it is bound to.
 //!
 //! # Problem
-//! Pages that move are a gain only where nothing and no one wants them where they are. Devices and encryption pin pages;
-//! operators bind memory to nodes, and schedulers count on the huge pages that are left on each node.
+//! Moving pages is only a gain if nothing needs them where they are. Devices and encryption pin pages; operators bind memory
+//! to nodes, and schedulers count on the huge pages that are left on each node.
 //!
 //! # Algorithm
-//! Memory policies come from two sources: what the manager says of the VM ([`Domain::binding`](crate::domain::Domain)), and what
-//! `numa_maps` says of each mapping that is guest RAM. The second is what the kernel acts by, whoever bound the memory:
-//! libvirt, another manager, `numactl`. Both are joined ([`Binding::join`]). Where a part of a VM's memory is bound, policies
-//! move none of it.
+//! Memory policies come from two sources: the manager's description of the VM ([`Domain::binding`](crate::domain::Domain)),
+//! and `numa_maps` for each mapping that is guest RAM. The second is what the kernel acts by, whichever program bound the
+//! memory: libvirt, another manager, `numactl`. Both are joined ([`Binding::join`]). If a part of a VM's memory is bound,
+//! policies move none of it.
 //!
-//! Huge pages are of a pool of each node. A scheduler (Nova, KubeVirt) counts on the pages that are free there, so they stay
-//! unless the VM's operator says `hugepages="move"`; and even then they are not moved where they are bound.
+//! Huge pages belong to a pool of each node. A scheduler (Nova, KubeVirt) counts on the pages that are free there, so they
+//! stay unless the VM's operator sets `hugepages="move"`; and even then they are not moved if they are bound.
 //!
 //! A VM whose memory stays by its operator's will has its vCPUs where that memory is, or anywhere: see
 //! [`VmSample::bound_to`](homenode_host::VmSample).
@@ -32,17 +32,17 @@ use homenode_vm_settings::PoolPages;
 
 use super::Vm;
 
-/// A node with less of a VM's memory does not count as one that the VM's memory is on.
+/// Least share of a VM's memory on a node for the node to count.
 const LIES_THERE_PERCENT: u64 = 1;
 
 impl Vm {
-    /// Nodes that its memory is bound to by memory policies; `None` where all of it may be on each of `memory_nodes`.
+    /// Nodes that its memory is bound to by memory policies; `None` if all of it may be on each of `memory_nodes`.
     pub fn binding(&self, memory_nodes: &NodeSet) -> Option<Binding> {
         let seen = self.memory.whole.as_ref().and_then(|part| part.binding.as_ref());
         Binding::join(self.domain.binding.clone(), seen)?.on(memory_nodes)
     }
 
-    /// Memory nodes that libvirt can change while it runs. Those of a VM with bound memory are left: the kernel would bind the
+    /// Memory nodes that libvirt can change while it runs. `None` for a VM with bound memory: the kernel would bind the
     /// memory to other nodes.
     pub fn restrictive_nodes(&self) -> Option<&NodeSet> {
         let tune = self.domain.numatune.as_ref();
@@ -52,8 +52,8 @@ impl Vm {
         tune.nodes.as_ref().filter(|_| is_free)
     }
 
-    /// Nodes that its memory stays on because its operator bound it, or because it is in huge pages of a pool: those that it is
-    /// bound to, and those that the rest of it lies on. `None` where it may follow its vCPUs.
+    /// Nodes that its memory stays on because its operator bound it, or because it is in a pool's huge pages: those it is
+    /// bound to, and those that hold the rest. `None` if it may follow its vCPUs.
     pub fn bound_to(&self, memory_nodes: &NodeSet) -> Option<NodeSet> {
         let binding = self.binding(memory_nodes);
         if binding.is_none() && self.pool_that_stays().is_none() {
@@ -98,7 +98,7 @@ impl Vm {
         }
     }
 
-    /// Its binding, and its cgroup's memory nodes where libvirt cannot change them.
+    /// Its binding, and its cgroup's memory nodes if libvirt cannot change them.
     fn bounds(&self, memory_nodes: &NodeSet) -> Option<Binding> {
         let thread = self
             .threads
@@ -112,21 +112,21 @@ impl Vm {
         Binding::join(self.binding(memory_nodes), cpuset.as_ref())
     }
 
-    /// Size of the huge pages that it lies in; `None` where it lies in none of a pool.
+    /// Size of its huge pages; `None` if none are from a pool.
     fn huge_page_bytes(&self) -> Option<Bytes> {
         let ranges = self.memory.mover().into_iter().flat_map(Mover::ranges);
         let largest = ranges.map(|range| range.page_bytes).max();
         largest.filter(|bytes| bytes.0 > PAGE_BYTES)
     }
 
-    /// The same where they are to stay in their node's pool.
+    /// Size of its huge pages if they must stay in their node's pool.
     fn pool_that_stays(&self) -> Option<Bytes> {
         let settings = self.domain.settings.as_ref().ok();
         let may_move = settings.is_some_and(|said| said.pool_pages == PoolPages::Move);
         self.huge_page_bytes().filter(|_| !may_move)
     }
 
-    /// Whether some node that does not hold the whole VM has enough free huge pages for the rest of it.
+    /// Whether a node that does not hold the whole VM has enough free huge pages for the rest of it.
     fn huge_pages_fit_elsewhere(
         &self,
         root: &Path,

@@ -1,4 +1,4 @@
-//! Reading a file for someone who mends it: everything that is wrong with it at once.
+//! Reads a file and reports all its errors at once, for a user who corrects it.
 
 use std::path::Path;
 
@@ -7,15 +7,14 @@ use toml::de::{DeTable, DeValue};
 
 use super::{FileError, Problem, explain, not_toml};
 
-/// Complaints about one file; after so many it is another kind of file.
+/// Most complaints about one file; beyond this it is another kind of file.
 const COMPLAINTS_MAX: usize = 100;
 
-/// Reads the text of a file as TOML, and goes on after what is wrong: each key that is refused is taken for one that is left
-/// out. `path` is only for messages.
+/// Reads the text of a file as TOML, and continues after errors: each refused key counts as omitted. `path` is used only in
+/// messages.
 ///
 /// # Errors
-/// Everything that `T` does not allow, each with its place, at most 100; of a file that is not TOML, what keeps it from being
-/// that.
+/// Everything that `T` does not allow, each with its place, at most 100; for a file that is not TOML, its syntax errors.
 pub fn read_toml_every<T: DeserializeOwned>(path: impl AsRef<Path>, text: &str) -> Result<T, Vec<FileError>> {
     let path = path.as_ref();
     let (mut table, wrong) = DeTable::parse_recoverable(text);
@@ -45,7 +44,7 @@ fn in_order(mut complaints: Vec<FileError>) -> Vec<FileError> {
     complaints
 }
 
-/// Takes the key of a complaint out; whether it was there.
+/// Removes the key of a complaint; returns whether it existed.
 fn leave_out(root: &mut DeTable<'_>, found: &FileError) -> bool {
     if let Problem::MissingKey { .. } = &*found.problem {
         return false;
@@ -61,7 +60,7 @@ fn remove(table: &mut DeTable<'_>, key: &str) -> bool {
     {
         return remove(inner, rest);
     }
-    // What is no table where one belongs, or a list with something wrong in it, goes as a whole.
+    // A non-table in place of a table, or a list with an error, is removed as a whole.
     table.remove(name).is_some()
 }
 

@@ -1,4 +1,4 @@
-//! Places of what is found wrong only after a file was read.
+//! Finds the places of errors that appear only after a file was read.
 
 use std::path::{Path, PathBuf};
 
@@ -8,8 +8,8 @@ use toml::de::{DeTable, DeValue};
 
 use super::{FileError, Place, Problem, place};
 
-/// A file that was read, kept so that a complaint that comes up later still names its place: a name that nothing else
-/// in the file bears, a figure that is out of range.
+/// A file that was read, kept so that later complaints can still name their place: a name that is not unique in the file, a
+/// figure that is out of range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     path: PathBuf,
@@ -17,7 +17,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// The file at this path with this text.
+    /// Returns the file at this path with this text.
     pub fn new(path: impl AsRef<Path>, text: &str) -> Source {
         Source {
             path: path.as_ref().to_owned(),
@@ -25,13 +25,13 @@ impl Source {
         }
     }
 
-    /// The file.
+    /// Returns the path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// A complaint about a key, written with its tables and the entries of lists from 0: `vm[1].workload`. Where the
-    /// key is not in the file (its default is what is wrong) the place is that of the table it would be in.
+    /// Returns a complaint about a key, written with its tables and list indices from 0: `vm[1].workload`. If the key is not
+    /// in the file (its default is wrong) the place is that of the table it would be in.
     pub fn complaint(&self, key: &str, message: impl Into<String>) -> FileError {
         let segments: Vec<(&str, Vec<usize>)> = key.split('.').map(segment).collect();
         let names: Vec<&str> = segments.iter().map(|(name, _)| *name).collect();
@@ -43,7 +43,7 @@ impl Source {
         }
     }
 
-    /// A complaint about a setting that may not be what it is.
+    /// Returns a complaint about an invalid setting.
     pub fn bad_setting(&self, bad: &BadSetting) -> FileError {
         let mut found = self.complaint(&bad.key, "");
         *found.problem = Problem::Setting(bad.to_string());
@@ -69,7 +69,7 @@ impl Source {
     }
 }
 
-/// `vm[1]` as a name and the entries asked for.
+/// Splits `vm[1]` into a name and the indices.
 fn segment(text: &str) -> (&str, Vec<usize>) {
     let mut parts = text.split('[');
     let name = parts.next().unwrap_or_default();
@@ -77,7 +77,7 @@ fn segment(text: &str) -> (&str, Vec<usize>) {
     (name, entries.collect())
 }
 
-/// The value of a key, or an entry of the list that it is, and where that begins.
+/// Returns the value of a key, or an entry of its list, and where it begins.
 fn entry<'a>(
     key_start: usize,
     value: &'a Spanned<DeValue<'a>>,

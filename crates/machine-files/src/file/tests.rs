@@ -215,7 +215,7 @@ fn a_file_that_cannot_be_read_is_named() {
     assert!(read_toml_file::<Sample>(&good).is_ok());
 }
 
-/// An error about a file says which file, in one line.
+/// Checks that an error about a file names the file, in one line.
 fn is_a_sentence(error: &FileError) {
     let text = error.to_string();
     assert!(
@@ -266,7 +266,7 @@ fn what_is_found_wrong_later_has_its_place() {
         said("vm[1].action.phase.cpi"),
         "vm.toml:18:18: is wrong (key `vm.action.phase.cpi`)"
     );
-    // A key that is left out: the table in which it would be.
+    // For an omitted key, the table that would contain it.
     assert_eq!(said("vm[1].weight"), "vm.toml:14:1: is wrong (key `vm.weight`)");
     assert_eq!(said("nothing"), "vm.toml: is wrong (key `nothing`)");
 }

@@ -206,7 +206,7 @@ fn amd48_is_at_most_two_hops_wide_and_its_distances_say_how_many() {
         assert_eq!(at_hops, [1, 4, 3]);
     }
     assert_eq!(hops_total as f64 / 64.0, 1.25); // as the header of amd48.toml says
-    // "A maximum bandwidth of 6 GiB/s", and what a node sends to others is spread over its four links.
+    // "A maximum bandwidth of 6 GiB/s", and a node's traffic to others is spread over its four links.
     let most = machine.links.iter().map(|link| link.bandwidth.unwrap()).max();
     assert_eq!(most, Some(BytesPerSec(6 << 30)));
     for from in machine.nodes.keys() {

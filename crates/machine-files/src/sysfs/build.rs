@@ -1,4 +1,4 @@
-//! From what the files said to a [`Machine`]. Reads nothing.
+//! Builds a [`Machine`] from the contents of the files. Reads nothing.
 
 use homenode_units::{Bytes, CpuId, CpuSet, NodeId, NodeMap, NodeSet};
 
@@ -7,9 +7,9 @@ use super::reader::malformed;
 use super::types::{Told, ToldCpu, ToldDevice, ToldNode};
 use homenode_machine::{Cpu, Device, Distances, Llc, Machine, Node};
 
-/// Cache lines are this long where the kernel does not say: every x86, and nearly every ARM server.
+/// Length of cache lines if the kernel does not report it: that of every x86, and nearly every ARM server.
 const LINE_BYTES_DEFAULT: u32 = 64;
-/// What Linux takes for nodes whose distance firmware does not tell.
+/// Linux's default for nodes whose distance firmware does not state.
 const REMOTE_DISTANCE: u32 = 20;
 
 pub(super) fn machine(told: Told) -> Result<Machine, SysfsError> {
@@ -80,7 +80,7 @@ pub(super) fn machine(told: Told) -> Result<Machine, SysfsError> {
     })
 }
 
-/// A host whose kernel knows no nodes, as one.
+/// Returns a host whose kernel knows no nodes as one node.
 fn whole_host(told: &Told) -> ToldNode {
     ToldNode {
         id: NodeId(0),
@@ -93,7 +93,7 @@ fn whole_host(told: &Told) -> ToldNode {
     }
 }
 
-/// The node of each CPU, in the order of `told.cpus`.
+/// Returns the node of each CPU, in the order of `told.cpus`.
 fn node_of_cpus(told: &Told, nodes: &[ToldNode]) -> Result<Vec<NodeId>, SysfsError> {
     let of = |cpu: &ToldCpu| {
         let mut owners = nodes.iter().filter(|node| node.cpus.contains(cpu.id));
@@ -212,8 +212,8 @@ fn memory_allowed(told: &Told, nodes: &NodeMap<Node>, notes: &mut Vec<String>) -
     all.intersection(allowed)
 }
 
-/// Package numbers. They index nothing in the kernel and can be large (offsets into a firmware table on some ARM
-/// hosts): where one does not fit, all are counted anew in ascending order.
+/// Returns package numbers. They index nothing in the kernel and can be large (offsets into a firmware table on some ARM
+/// hosts): if one does not fit, all are renumbered in ascending order.
 fn socket_numbers(cpus: &[ToldCpu]) -> Vec<Option<u16>> {
     let mut known: Vec<u32> = cpus.iter().filter_map(|cpu| cpu.package).collect();
     known.sort_unstable();
@@ -226,7 +226,7 @@ fn socket_numbers(cpus: &[ToldCpu]) -> Vec<Option<u16>> {
     cpus.iter().map(|cpu| cpu.package.map(number)).collect()
 }
 
-/// Cores counted over the whole host, in the order of their first online CPUs.
+/// Numbers cores over the whole host, in the order of their first online CPUs.
 fn core_numbers(cpus: &[ToldCpu]) -> Result<Vec<u32>, SysfsError> {
     let mut firsts: Vec<CpuId> = Vec::new();
     let mut cores = Vec::new();
@@ -255,7 +255,7 @@ fn core_numbers(cpus: &[ToldCpu]) -> Result<Vec<u32>, SysfsError> {
     Ok(cores)
 }
 
-/// Last-level caches that usable CPUs share, and for each CPU the number of its own.
+/// Returns the last-level caches that usable CPUs share, and each CPU's cache number.
 fn caches(cpus: &[ToldCpu], usable: &CpuSet, notes: &mut Vec<String>) -> (Vec<Llc>, Vec<Option<u32>>) {
     let mut known: Vec<(u32, CpuSet)> = Vec::new();
     let mut llcs: Vec<Llc> = Vec::new();
@@ -295,7 +295,7 @@ fn caches(cpus: &[ToldCpu], usable: &CpuSet, notes: &mut Vec<String>) -> (Vec<Ll
     }
     if is_private {
         notes.push(
-            "the kernel does not tell who shares some last-level caches; each CPU is taken to have its own"
+            "the kernel does not report which CPUs share some last-level caches; each CPU is assumed to have its own"
                 .to_owned(),
         );
     }
@@ -313,7 +313,7 @@ fn distances(told: &Told, nodes: &[ToldNode], notes: &mut Vec<String>) -> Result
                 .map(|to| if *to == node.id { 10 } else { REMOTE_DISTANCE })
                 .collect());
         };
-        // One value per online node. A kernel that prints more of them prints all that it has room for.
+        // One value per online node. A kernel that prints more of them prints all possible nodes.
         let possible = told
             .nodes_possible
             .as_ref()

@@ -1,6 +1,6 @@
-//! A machine as Linux tells it, in `/sys` and `/proc`.
+//! Reads a machine from Linux, in `/sys` and `/proc`.
 //!
-//! [`read`] takes the root as an argument, so that a saved tree of another host reads as well as this one.
+//! [`read`] takes the root as an argument, so that it also reads a saved tree of another host.
 //!
 //! | what | file, below the root | where it is missing |
 //! |---|---|---|
@@ -16,8 +16,8 @@
 //! | what this process may use, for [`read_confined`] | `proc/self/status` | everything |
 //! | name | `proc/sys/kernel/hostname` | `host` |
 //!
-//! `reader` knows the files and their formats, `types` holds what they said, and `build` makes a [`Machine`] of it
-//! without looking at a file again.
+//! `reader` knows the files and their formats, `types` holds their contents, and `build` makes a [`Machine`] of them without
+//! reading a file again.
 
 mod build;
 mod reader;
@@ -28,23 +28,23 @@ use std::path::{Path, PathBuf};
 
 use homenode_machine::{Machine, MachineError};
 
-/// Why a tree gives no machine. Every error names a path.
+/// Why a tree yields no machine. Every error names a path.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SysfsError {
-    /// A file that must be there is not.
+    /// A required file is missing.
     #[error("{}: missing; {expected}", path.display())]
     Missing {
         /// The file.
         path: PathBuf,
-        /// What it should hold.
+        /// Its expected contents.
         expected: &'static str,
     },
-    /// A file is there and cannot be read.
+    /// A file exists but cannot be read.
     #[error("{}: cannot be read: {}", path.display(), crate::file::in_words(*kind))]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         kind: io::ErrorKind,
     },
     /// A file or a directory is larger than any kernel makes it.
@@ -55,14 +55,14 @@ pub enum SysfsError {
         /// The limit, with its unit.
         limit: &'static str,
     },
-    /// A file does not hold what it should.
+    /// A file has unexpected contents.
     #[error("{}: `{found}` is not {expected}", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// The beginning of what it holds.
+        /// The beginning of its contents.
         found: String,
-        /// What it should hold.
+        /// Its expected contents.
         expected: String,
     },
     /// Two files contradict each other, or a tree has no usable CPU.
@@ -70,23 +70,23 @@ pub enum SysfsError {
     Impossible {
         /// The root of the tree.
         root: PathBuf,
-        /// What cannot be.
+        /// The contradiction.
         error: MachineError,
     },
 }
 
-/// How much of a host is read.
+/// Extent of what is read from a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Extent {
     /// Everything that is online.
     WholeHost,
-    /// What cpusets and the affinity of the calling process leave it.
+    /// The part that cpusets and the affinity of the calling process allow.
     ThisProcess,
 }
 
 /// Reads the machine that the tree below `root` describes; `/` is this host.
 ///
-/// The machine is everything that is online. A cpuset or an affinity of the calling process bounds the process, not its VMs:
+/// The machine is everything that is online. A cpuset or an affinity of the calling process limits the process, not its VMs:
 /// [`read_confined`] is for programs that measure on the CPUs themselves.
 ///
 /// Links are not in the tree: [`Machine::links`] is empty and [`Machine::hardware`] is `None`.

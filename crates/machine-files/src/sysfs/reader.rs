@@ -9,13 +9,13 @@ use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, Id, IdSet, NodeId, NodeS
 use super::types::{Told, ToldCache, ToldCpu, ToldDevice, ToldNode};
 use super::{Extent, SysfsError};
 
-/// No file that is read here comes near it: the longest is `status`, whose CPU masks take 2 KiB at 8192 CPUs.
+/// Larger than any file read here: the longest is `status`, whose CPU masks take 2 KiB at 8192 CPUs.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 const FILE_LIMIT: &str = "64 KiB";
-/// Entries of a directory; `nodeN` links every one of its memory blocks, 32768 of them at 4 TiB.
+/// Most entries of a directory; `nodeN` links every one of its memory blocks, 32768 of them at 4 TiB.
 const DIR_ENTRIES_MAX: usize = 1 << 20;
 const DIR_LIMIT: &str = "1048576 entries";
-/// Caches of one CPU.
+/// Most caches of one CPU.
 const CACHES_MAX: u32 = 16;
 
 const CPU_LIST: &str = "a list of CPUs such as `0-3,8`";
@@ -27,7 +27,7 @@ const GPU_DIR: &str = "proc/driver/nvidia/gpus";
 /// Longest name of a host.
 const NAME_MAX: usize = 64;
 
-/// Reads everything below `root`, and where that is asked for also what this process may use of it.
+/// Reads everything below `root`, and if requested also which part this process may use.
 pub(super) fn read(root: &Path, extent: Extent) -> Result<Told, SysfsError> {
     let cpu_dir = root.join(CPU_DIR);
     let cpus_online: CpuSet = list(&cpu_dir.join("online"), CPU_LIST)?.ok_or_else(|| {
@@ -76,7 +76,8 @@ pub(super) fn read(root: &Path, extent: Extent) -> Result<Told, SysfsError> {
     })
 }
 
-/// CPUs that the kernel keeps free (`isolcpus=`, isolated cpuset partitions). Some kernels print an empty list as a blank line.
+/// Returns CPUs that the kernel keeps free (`isolcpus=`, isolated cpuset partitions). Some kernels print an empty list as a
+/// blank line.
 fn isolated(path: &Path) -> Result<CpuSet, SysfsError> {
     let listed = text(path)?.filter(|list| !list.trim().is_empty());
     let parsed = listed.map(|list| parse_list(path, &list, CPU_LIST));
@@ -100,7 +101,8 @@ fn name(root: &Path) -> Result<String, SysfsError> {
     }
 }
 
-/// Under `numa=fake=` every node of a socket lists all CPUs of it, and only `cpuN/nodeM` says whose a CPU is.
+/// Assigns shared CPUs: under `numa=fake=` every node of a socket lists all its CPUs, and only `cpuN/nodeM` tells a CPU's
+/// node.
 fn part(nodes: &mut [ToldNode], cpu_dir: &Path) {
     let mut seen = CpuSet::new();
     let mut shared = CpuSet::new();
@@ -121,7 +123,7 @@ fn part(nodes: &mut [ToldNode], cpu_dir: &Path) {
     }
 }
 
-/// Nodes whose memory is a device's: a GPU whose driver lends its memory to the kernel says which node that is.
+/// Returns the nodes of device memory: a GPU whose driver lends its memory to the kernel reports that node.
 fn nodes_of_devices(dir: &Path) -> Result<NodeSet, SysfsError> {
     if !dir.is_dir() {
         return Ok(NodeSet::new());
@@ -129,7 +131,7 @@ fn nodes_of_devices(dir: &Path) -> Result<NodeSet, SysfsError> {
     let mut nodes = NodeSet::new();
     for gpu in entries(dir)? {
         let status = text(&dir.join(gpu).join("numa_status"))?.unwrap_or_default();
-        // `-1` of one whose memory is not the kernel's.
+        // `-1` for a device whose memory is not lent to the kernel.
         let node = line_after(&status, "Node:").and_then(|node| node.parse().ok());
         node.map(NodeId).into_iter().for_each(|node| nodes.insert(node));
     }
@@ -164,7 +166,7 @@ fn node(dir: &Path, id: NodeId) -> Result<ToldNode, SysfsError> {
         .ok_or_else(|| missing(&file("cpulist"), "it lists the node's CPUs"))?;
     let memory = memory_total(&file("meminfo"), &format!("Node {id} MemTotal:"))?
         .ok_or_else(|| missing(&file("meminfo"), "it tells the node's memory"))?;
-    // The figures are those of the initiators which reach the memory best, and so the memory's own.
+    // The figures belong to the initiators with the fastest access, and so to the memory itself.
     let megabytes: Option<u64> = number(&file("access0/initiators/read_bandwidth"), "a bandwidth in MB/s")?;
     let bytes = |mb: u64| {
         mb.checked_mul(1_000_000).map(BytesPerSec).ok_or_else(|| {
@@ -203,12 +205,12 @@ fn cpu(dir: &Path, id: CpuId) -> Result<ToldCpu, SysfsError> {
     if !path.is_dir() {
         return Err(missing(&path, "the kernel counts the CPU as online"));
     }
-    // The older name says the same; kernels before 5.3 have only that one.
+    // The older name has the same contents; kernels before 5.3 have only that one.
     let siblings = match list(&path.join("topology/core_cpus_list"), CPU_LIST)? {
         Some(siblings) => Some(siblings),
         None => list(&path.join("topology/thread_siblings_list"), CPU_LIST)?,
     };
-    // Some kernels print -1, or that as an unsigned number, where firmware does not say.
+    // Some kernels print -1, or that as an unsigned number, if firmware does not report it.
     let package: Option<i64> = number(
         &path.join("topology/physical_package_id"),
         "a package number, or -1",
@@ -250,14 +252,14 @@ fn last_level_cache(dir: &Path, cpu: CpuId) -> Result<Option<ToldCache>, SysfsEr
             // 0 stands for "not known" and for full associativity.
             ways: number(&path.join("ways_of_associativity"), "a number of ways")?.filter(|ways| *ways > 0),
             line_bytes: number(&path.join("coherency_line_size"), "a line size in bytes")?,
-            // A list without the CPU itself, as of a cache that a hypervisor hides, says nothing.
+            // A list without the CPU itself, as for a cache that a hypervisor hides, is useless.
             shared: shared_by(&path)?.filter(|cpus| cpus.contains(cpu)),
         });
     }
     Ok(last)
 }
 
-/// CPUs that share a cache. Kernels of POWER before 5.4 print them as a mask alone.
+/// Returns the CPUs that share a cache. Kernels of POWER before 5.4 print them only as a mask.
 fn shared_by(dir: &Path) -> Result<Option<CpuSet>, SysfsError> {
     if let Some(listed) = list(&dir.join("shared_cpu_list"), CPU_LIST)? {
         return Ok(Some(listed));
@@ -328,7 +330,7 @@ fn devices(dir: &Path) -> Result<Vec<ToldDevice>, SysfsError> {
     Ok(devices)
 }
 
-/// The value of a line such as `Node 0 MemTotal:  255844 kB`.
+/// Returns the value of a line such as `Node 0 MemTotal:  255844 kB`.
 fn memory_total(path: &Path, key: &str) -> Result<Option<Bytes>, SysfsError> {
     let Some(text) = text(path)? else { return Ok(None) };
     let value = line_after(&text, key);
@@ -339,7 +341,7 @@ fn memory_total(path: &Path, key: &str) -> Result<Option<Bytes>, SysfsError> {
         .ok_or_else(|| malformed(path, value.unwrap_or(&text), &expected))
 }
 
-/// What follows `key` on the line that begins with it.
+/// Returns the rest of the line that begins with `key`.
 fn line_after<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     text.lines()
         .find_map(|line| line.strip_prefix(key))
@@ -363,7 +365,8 @@ fn parse_list<T: Id>(path: &Path, text: &str, expected: &str) -> Result<IdSet<T>
     text.parse().map_err(|_| malformed(path, text, expected))
 }
 
-/// Text of a file, `None` if there is no such file. Some kernels end a list with a NUL, which is white space here.
+/// Returns the text of a file, `None` if there is no such file. Some kernels end a list with a NUL, which counts as white
+/// space.
 fn text(path: &Path) -> Result<Option<String>, SysfsError> {
     let Some(mut bytes) = bytes(path)? else {
         return Ok(None);
@@ -377,7 +380,7 @@ fn text(path: &Path) -> Result<Option<String>, SysfsError> {
         .map_err(|error| malformed(path, &String::from_utf8_lossy(error.as_bytes()), "text"))
 }
 
-/// What a file holds, `None` if there is no such file.
+/// Returns the contents of a file, `None` if there is no such file.
 fn bytes(path: &Path) -> Result<Option<Vec<u8>>, SysfsError> {
     let unreadable = |error: io::Error| SysfsError::Unreadable {
         path: path.to_owned(),
@@ -404,7 +407,7 @@ fn bytes(path: &Path) -> Result<Option<Vec<u8>>, SysfsError> {
     };
     let mut bytes = Vec::new();
     match file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes) {
-        // The kernel says so where a file belongs to something that has just gone, such as a CPU taken offline.
+        // The kernel's error if the file's object has just disappeared, such as a CPU taken offline.
         Err(error) if error.raw_os_error() == Some(NO_SUCH_DEVICE) => return Ok(None),
         read => read.map_err(unreadable)?,
     };
@@ -420,7 +423,7 @@ fn bytes(path: &Path) -> Result<Option<Vec<u8>>, SysfsError> {
 /// `ENODEV`.
 const NO_SUCH_DEVICE: i32 = 19;
 
-/// Names in a directory, sorted, so that nothing depends on the order in which the kernel lists them.
+/// Returns the names in a directory, sorted, so that nothing depends on the kernel's order.
 fn entries(dir: &Path) -> Result<Vec<String>, SysfsError> {
     let unreadable = |error: io::Error| SysfsError::Unreadable {
         path: dir.to_owned(),
@@ -453,7 +456,7 @@ fn missing(path: &Path, expected: &'static str) -> SysfsError {
     }
 }
 
-/// An error with the beginning of what was found, on one line.
+/// Returns an error with the beginning of the contents, on one line.
 pub(super) fn malformed(path: &Path, found: &str, expected: &str) -> SysfsError {
     let plain = |c: char| if c.is_control() { ' ' } else { c };
     let mut short: String = found.trim().chars().map(plain).take(60).collect();

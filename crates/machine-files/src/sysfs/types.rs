@@ -1,16 +1,16 @@
-//! What the files said, nothing derived from it.
+//! The contents of the files, with nothing derived from them.
 
 use std::path::PathBuf;
 
 use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeSet};
 
-/// All that the tree said.
+/// The contents of a tree.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Told {
-    /// Where the nodes are described, for messages.
+    /// Location of the nodes' description, for messages.
     pub nodes_path: PathBuf,
     pub name: String,
-    /// `None` where the kernel knows no nodes.
+    /// `None` if the kernel knows no nodes.
     pub nodes: Option<Vec<ToldNode>>,
     /// Nodes whose memory belongs to a device.
     pub nodes_of_devices: NodeSet,
@@ -25,7 +25,7 @@ pub(super) struct Told {
     pub devices: Vec<ToldDevice>,
     /// CPUs that the kernel keeps free of what is not bound to them.
     pub cpus_isolated: CpuSet,
-    /// CPUs and nodes that this process may use; `None` where the machine is read as a whole.
+    /// CPUs and nodes that this process may use; `None` if the machine is read as a whole.
     pub cpus_allowed: Option<CpuSet>,
     pub nodes_allowed: Option<NodeSet>,
 }
@@ -52,9 +52,9 @@ pub(super) struct ToldCpu {
     pub path: PathBuf,
     /// Hyperthreads of the same core, this one included.
     pub siblings: Option<CpuSet>,
-    /// `None` where the file is missing or says `-1`.
+    /// `None` if the file is missing or holds `-1`.
     pub package: Option<u32>,
-    /// The cache with the highest level that holds data.
+    /// The data cache with the highest level.
     pub llc: Option<ToldCache>,
 }
 

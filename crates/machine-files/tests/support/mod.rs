@@ -1,4 +1,4 @@
-//! Saved trees: what a host's `/sys` and `/proc` said, in one text file.
+//! Saved trees: the contents of a host's `/sys` and `/proc`, in one text file.
 //!
 //! Lines `=== path` (relative to the root), each followed by that file's contents. `testbed/capture.sh` writes them.
 
@@ -32,7 +32,7 @@ pub const TREES: [&str; 19] = [
     "uneven-nodes",
 ];
 
-/// A tree unpacked into a directory that goes away with it.
+/// A tree unpacked into a temporary directory.
 pub struct Tree {
     dir: TempDir,
 }

@@ -25,7 +25,7 @@ fn acting() -> Config {
     }
 }
 
-/// Lets seconds pass; the host does what is chosen at once, and the VM is as fast as `speed` says under it.
+/// Runs seconds; the host carries out choices at once, and `speed` sets the VM's speed under them.
 fn run(
     scene: &mut Scene,
     state: &mut State,
@@ -66,7 +66,7 @@ fn a_class_gets_its_policy() {
         );
         assert_eq!(state.choice(vm_id(1)), None, "advice is given, not followed");
     }
-    // Even accesses that travel over a busy link.
+    // Even accesses over a busy link.
     let (mut travelling, mut state) = (scene(EVEN), State::default());
     travelling.links = vec![(NodeId(0), NodeId(1), 4_000_000_000)];
     travelling.vm(1).local(0.25);
@@ -79,7 +79,7 @@ fn a_class_gets_its_policy() {
         (Some(Class::Low), Some(SPREAD)),
         "{advice:?}"
     );
-    // Where nobody says who uses a page, pages are spread and stay.
+    // If page users are unknown, pages are spread and stay.
     let (mut scene, mut state) = (scene(CROWDED), State::default());
     scene.no_page_uses = Some("no sampling".into());
     run(&mut scene, &mut state, &Config::default(), 7, |_, _| {
@@ -105,7 +105,7 @@ fn where_the_kernel_balances_nothing_is_tried_with_a_vm_that_rests_or_has_compan
     assert_eq!(
         chosen(false, 0.3, 1.0).0,
         Some(SPREAD),
-        "nobody else moves its pages"
+        "the kernel does not move its pages"
     );
     for (busy, company, why) in [
         (0.3, 0.0, "rests 70 percent"),
@@ -147,7 +147,7 @@ fn what_helps_is_kept_until_the_program_is_another() {
         (state.choice(vm_id(1)), state.changes(vm_id(1))),
         (Some(SPREAD), 1)
     );
-    // A phase in which spreading is no good.
+    // A phase in which spreading does not help.
     scene.vm(1).accesses_on(&EVEN);
     let slower = |_, policy| {
         if policy == SPREAD {
@@ -177,8 +177,8 @@ fn what_does_not_help_is_given_up_and_tried_ever_more_rarely() {
         run(&mut scene, &mut state, &acting(), 600, |_, _| 1_000_000_000);
         changes.push(state.changes(vm_id(1)));
     }
-    // Each trial is two changes, after a watch; held for 60, 120, 240 … s after them: they begin at about
-    // 5, 80, 215, 470, 965 and 1940 s.
+    // Each trial is two changes, after a watch, followed by holds of 60, 120, 240 … s: trials begin at about 5, 80, 215, 470,
+    // 965 and 1940 s.
     assert_eq!(changes, [8, 10, 10, 12]);
     assert_eq!(state.choice(vm_id(1)), Some(FIRST_TOUCH));
 }
@@ -266,7 +266,7 @@ proptest! {
             };
             run(&mut scene, &mut state, &acting(), 180, speed);
         }
-        // An hour: waits of 1, 2, 4, 8, 16 and 32 minutes after what was given up.
+        // An hour: waits of 1, 2, 4, 8, 16 and 32 minutes after dropped trials.
         prop_assert!(state.changes(vm_id(1)) <= 14, "{}", state.changes(vm_id(1)));
     }
 }

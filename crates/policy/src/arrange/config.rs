@@ -1,4 +1,4 @@
-//! What an operator may set of where VMs live.
+//! Settings that decide where VMs live.
 
 use std::sync::Arc;
 
@@ -9,31 +9,31 @@ use serde::{Deserialize, Serialize};
 use crate::bounds::{PAUSE, SHARE, SPAN};
 use crate::{placement, predict, trial};
 
-/// What the operator may set. A slow-down is a VM's time over what it would take without an agent.
+/// The operator's settings. A slow-down is a VM's time over its time without an agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Whether a home may be some of a node's caches, and not whole nodes alone.
+    /// Whether a home may be some of a node's caches, and not only whole nodes.
     pub by_cache: bool,
-    /// Share of the host's cores that VMs of a crowded host want, 0 to 1000.
+    /// Share of the host's cores that its VMs must want for it to be crowded, 0 to 1000.
     pub crowded_threads: f64,
-    /// VMs per node, or threads per core, of a crowded host, 0 to 1000.
+    /// VMs per node, or threads per core, that make a host crowded, 0 to 1000.
     pub crowded_vms: f64,
-    /// Share of the host's cores below which VMs of a quiet host want, 0 to 1000; at most [`Config::crowded_threads`].
+    /// A host is quiet if its VMs want less than this share of its cores, 0 to 1000; at most [`Config::crowded_threads`].
     pub quiet_threads: f64,
-    /// Homes are given where they promise at most this mean slow-down, 0 to 10,
+    /// Highest predicted mean slow-down at which homes are assigned, 0 to 10,
     pub mean_max: f64,
-    /// on a crowded host, where they also keep what is local local, at most this,
+    /// on a crowded host, if they also keep local accesses local, at most this,
     pub mean_max_crowded: f64,
-    /// and none above this.
+    /// and for no VM above this.
     pub worst_max: f64,
-    /// The mean on a crowded host whose kernel balances, where only polluters get homes, 0 to 10.
+    /// Highest mean on a crowded host whose kernel balances, where only polluters get homes, 0 to 10.
     pub mean_max_balanced: f64,
-    /// Lines that a polluter brings into caches in a second, over the mean VM's, thread by thread, 0 to 1000: where the
-    /// kernel of a crowded host balances only polluters get homes.
+    /// Cache lines per second that a polluter fetches, relative to the mean VM, per thread, 0 to 1000. On a crowded host
+    /// whose kernel balances, only polluters get homes.
     pub polluter_min: f64,
-    /// Least share of its time that a VM must be predicted to save where its threads and its memory are brought together, 0 to 1,
-    /// and least that all VMs must save with it, in times of a VM: where the kernel of a quiet host balances.
+    /// On a quiet host whose kernel balances: least share of its time that a VM must be predicted to save when its threads
+    /// and memory are brought together, 0 to 1, and the least that all VMs must save with it, in times of one VM.
     pub together_min: f64,
     /// Least gain of a move or exchange, in slow-downs of one VM, 0 to 1000.
     pub move_gain_min: f64,
@@ -46,36 +46,36 @@ pub struct Config {
     /// Time over which a move must pay.
     #[serde(with = "homenode_units::text")]
     pub horizon: Ns,
-    /// The same where the host's kernel balances: polluters get their homes once.
+    /// Time over which a move must pay on a host whose kernel balances: polluters get their homes only once.
     #[serde(with = "homenode_units::text")]
     pub horizon_balanced: Ns,
-    /// Memory of a VM that moves in a second, as it is taken for what a move costs. 1 MiB to 1 TiB.
+    /// Assumed memory per second that one VM's move transfers, when a move is costed. 1 MiB to 1 TiB.
     #[serde(with = "homenode_units::text")]
     pub moved_per_s: Bytes,
-    /// The same of all VMs together, while many move. 1 MiB to 1 TiB.
+    /// Assumed memory per second of all VMs together, while many move. 1 MiB to 1 TiB.
     #[serde(with = "homenode_units::text")]
     pub host_moved_per_s: Bytes,
-    /// Share of its speed that a VM is taken to lack while its memory is on its way, 0 to 1.
+    /// Assumed share of its speed that a VM loses while its memory moves, 0 to 1.
     pub moving_loss: f64,
     /// Least time between two looks at the whole arrangement.
     #[serde(with = "homenode_units::text")]
     pub rest: Ns,
-    /// The same where there is no news.
+    /// Least time between two looks without news.
     #[serde(with = "homenode_units::text")]
     pub rest_idle: Ns,
-    /// Looks at the whole arrangement in an hour; as many may follow each other. 1 to 3600.
+    /// Looks at the whole arrangement per hour, which may follow each other in one burst. 1 to 3600.
     pub looks_per_hour: f64,
-    /// A speed that changed by less than this share is no news, 0 to 10.
+    /// A speed change below this share is no news, 0 to 10.
     pub news_min: f64,
-    /// Predictions after which a search improves no further, 1 to 1,000,000.
+    /// Predictions after which a search stops improving, 1 to 1,000,000.
     pub candidates_max: u32,
-    /// Most work of a search, in speeds of a VM on a node that are predicted, 1 to 10,000,000.
+    /// Most work of a search, in predicted speeds of one VM on one node, 1 to 10,000,000.
     pub work_max: u32,
 }
 
 impl Default for Config {
-    /// On drawn cases, homes gave six tenths of what was predicted. 40 VMs on 8 nodes find homes and
-    /// use up all predictions within the work; of 1000 that weighs some 20 arrangements without homes, or more of homes.
+    /// On random cases homes gained six tenths of what was predicted. 40 VMs on 8 nodes find homes and use up all
+    /// predictions within the work; for 1000 VMs this allows some 20 arrangements without homes, or more with homes.
     fn default() -> Config {
         Config {
             by_cache: true,
@@ -133,7 +133,7 @@ homenode_units::settings! {
         looks_per_hour: 1.0..=3600.0,
         news_min: 0.0..=10.0,
         candidates_max: 1..=1_000_000,
-        // A search of the most takes seconds; the loop waits for it.
+        // A search with the maximum takes seconds; the loop waits for it.
         work_max: 1..=10_000_000,
     } ordered
 }
@@ -147,7 +147,7 @@ fn ordered(config: &Config) -> Result<(), BadSetting> {
 }
 
 impl Config {
-    /// A slow-down of which as much of the gain is believed as came true so far.
+    /// Returns the slow-down with its gain discounted by the share that came true so far.
     pub(super) fn believed(&self, slow: f64) -> f64 {
         if slow < 1.0 {
             1.0 - self.belief * (1.0 - slow)
@@ -157,21 +157,21 @@ impl Config {
     }
 }
 
-/// All that the operator may set of homes that are predicted and tried.
+/// All settings for homes that are predicted and tried.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings<'a> {
-    /// Of nodes and CPUs.
+    /// For nodes and CPUs.
     pub placement: &'a placement::Config,
-    /// Of predictions.
+    /// For predictions.
     pub predict: &'a predict::Config,
-    /// Of what a change must promise.
+    /// For the promise that a change must make.
     pub arrange: &'a Config,
-    /// Of how it is judged.
+    /// For how a change is judged.
     pub trial: &'a trial::Config,
 }
 
 impl<'a> Settings<'a> {
-    /// What of it trials need.
+    /// Returns the part that trials need.
     pub(super) fn of_trials(&self) -> trial::Settings<'a> {
         trial::Settings {
             placement: self.placement,
@@ -180,7 +180,7 @@ impl<'a> Settings<'a> {
         }
     }
 
-    /// What the predictor sees of a machine.
+    /// Returns the predictor's view of the machine.
     pub(super) fn shape_of(&self, view: &View<'_>) -> Arc<predict::Shape> {
         Arc::new(predict::Shape::of(view.machine, &view.cpus, self.predict))
     }

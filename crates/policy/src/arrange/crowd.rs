@@ -1,16 +1,16 @@
-//! Whether a host is crowded for long, and not for a moment.
+//! Tells whether a host is crowded for long, not just for a moment.
 //!
-//! A home for a polluter must last for minutes ([`super::Config::horizon_balanced`]) to pay for its way there. Where VMs rest now
-//! and then, as most do, a crowd is gone in seconds, and the home it led to keeps its VM from idle cores.
+//! A polluter's home must last for minutes ([`super::Config::horizon_balanced`]) to pay for the move. Where VMs rest now and
+//! then, as most do, a crowd is gone in seconds, and the home it led to keeps its VM from idle cores.
 
 use homenode_units::{Ewma, Weight};
 
-/// Epochs over which it is told.
+/// Epochs over which the share is averaged.
 const OVER: f64 = 300.0;
-/// Share of these from which a host counts as crowded for long.
+/// Share of these epochs from which a host counts as crowded for long.
 const MOSTLY: f64 = 0.9;
 
-/// How much of the time of late a host was crowded.
+/// The share of recent time in which a host was crowded.
 #[derive(Clone, Debug, Default)]
 pub struct Crowd {
     share: Ewma,
@@ -18,7 +18,7 @@ pub struct Crowd {
 }
 
 impl Crowd {
-    /// An epoch passed: of the first [`OVER`] the mean is taken.
+    /// Records an epoch: a plain mean over the first [`OVER`].
     pub fn note(&mut self, is_crowded: bool) {
         self.epochs = (self.epochs + 1.0).min(OVER);
         self.share
@@ -63,7 +63,7 @@ mod tests {
         assert!(!run(&mut scene, &mut state, 200).is_empty(), "it lasts");
     }
 
-    /// After these epochs.
+    /// Whether a crowd lasts after these epochs.
     fn lasts(epochs: impl IntoIterator<Item = bool>) -> bool {
         let mut crowd = Crowd::default();
         epochs.into_iter().for_each(|epoch| crowd.note(epoch));

@@ -1,62 +1,64 @@
-//! Where every VM shall live: free, or at home on which nodes.
+//! Decides where every VM lives: free, or at home on which nodes.
 //!
 //! # Problem
-//! A home keeps a VM's accesses local and its neighbours few, but it has one cache and one set of controllers, while the kernel
-//! gives a free VM all of them. On a quiet host homes harm; on a crowded one, where every node is shared anyway, they
-//! gain. Which neighbours a VM gets matters more than which node.
+//! A home keeps a VM's accesses local and its neighbours few, but it has one cache and one set of controllers, while the
+//! kernel gives a free VM all of them. On a quiet host homes do harm; on a crowded one, where every node is shared anyway,
+//! they help. Which neighbours a VM gets matters more than which node.
 //!
 //! # Terms
-//! - *Place*: the caches of one node or of several on whose CPUs a VM runs, and these nodes, which hold its memory. Caches,
-//!   nodes and sockets are a hierarchy: between two caches of a node no memory moves.
-//! - *Free*: without a home; the kernel puts the VM wherever it likes, as without an agent.
+//! - *Place*: the caches of one or more nodes on whose CPUs a VM runs, and these nodes, which hold its memory. Caches, nodes
+//!   and sockets form a hierarchy: no memory moves between two caches of a node.
+//! - *Free*: without a home; the kernel places the VM, as it would without an agent.
 //! - *Active* VM: it wants at least [`predict::Config::active_min`] of a CPU.
-//! - *Crowded* host: its VMs want [`Config::crowded_threads`] of its cores, and there are [`Config::crowded_vms`] times as many
-//!   of them as nodes, or they want that many times its cores.
+//! - *Crowded* host: its VMs want [`Config::crowded_threads`] of its cores, and it has [`Config::crowded_vms`] times as many
+//!   VMs as nodes, or they want that many times its cores.
 //! - *Quiet* host: its VMs want less than [`Config::quiet_threads`] of its cores.
 //! - *Slow-down* of a VM: its predicted speed if no VM had a home, over its predicted speed ([`crate::predict`]).
-//! - *Cost* of an arrangement: mean slow-down of active VMs; what exceeds 1 counts [`Config::harm_weight`] times more, and
-//!   of a gain that a move promises [`Config::belief`] counts; moving memory costs its time on the way, through one queue for
-//!   all VMs that move, over [`Config::horizon`].
+//! - *Cost* of an arrangement: mean slow-down of active VMs. The part above 1 counts [`Config::harm_weight`] times more, and
+//!   only a [`Config::belief`] share of a predicted gain counts. Moving memory costs the time it takes, through one queue
+//!   for all VMs that move, over [`Config::horizon`].
 //!
-//! # The baseline of no agent
-//! All that is decided is a ratio to no agent, so no agent has to be known, and it must cost nothing to learn. VMs start
-//! free, and what is seen until all are known is the baseline: as long as no VM has a home, measured speed over modelled
-//! speed is averaged for each VM that never had one ([`Character::at_free`]). It holds what no model of a kernel can: that
-//! this VM's threads happen to stay on one node, or beside a polluter. Once company changes the model says what no agent
-//! would be by now, and the ratio stays. Only waiting for memory may differ from the model by its place: a VM that
-//! computes, and was slower than modelled, is so at home too. The same ratio is averaged at home
-//! ([`Character::at_home`]). So a first home is challenged for as long as it lasts, against no agent, with no experiment.
+//! # The baseline without an agent
+//! Every decision rests on a ratio to a host without an agent, so that baseline has to be known, and learning it must cost
+//! nothing. VMs start free, and what is measured until all are known is the baseline: while no VM has a home, measured over
+//! modelled speed is averaged for each VM that never had one ([`Character::at_free`]). It captures what no model of a kernel
+//! can: that this VM's threads happen to stay on one node, or next to a polluter. When its neighbours change, the model
+//! predicts the speed without an agent, and the ratio stays. Place affects only the time a VM waits for memory: a VM that
+//! computes, and was slower than modelled, will be so at home too. The same ratio is averaged at home
+//! ([`Character::at_home`]). So a first home is compared with no agent for as long as it lasts, without any experiment.
 //!
 //! # Algorithm
 //! Each epoch:
-//! 1. A VM whose operator chose a home or a memory policy, that was promised nodes when it started, or whose guest is
-//!    told where it is gets a home at once ([`crate::placement`]). All others start free.
-//! 2. Once all active VMs are known ([`Profiles::is_known`]), and there are two or more, the arrangement of least cost is
-//!    searched among homes for all ([`search`]). It is taken if it costs less than things as they are, its mean slow-down is at
-//!    most [`Config::mean_max`], on a crowded host [`Config::mean_max_crowded`], and no VM's is above [`Config::worst_max`].
+//! 1. A VM gets a home at once ([`crate::placement`]) if its operator chose a home or a memory policy, if nodes were
+//!    promised when it started, or if its guest is shown its location. All others start free.
+//! 2. Once all active VMs are known ([`Profiles::is_known`]), and there are two or more, the cheapest arrangement with a
+//!    home for every VM is searched ([`search`]). It is adopted if it costs less than the current one, its mean slow-down is
+//!    at most [`Config::mean_max`] ([`Config::mean_max_crowded`] on a crowded host), and no VM's is above
+//!    [`Config::worst_max`].
 //!
-//!    On a host whose kernel balances (AutoNUMA, as on a stock host) locality is the kernel's: it brings memory to threads and
-//!    threads to memory, and spreads a VM over more caches than a home has. What it does not see is who pollutes whose cache.
-//!    There, on a host that is crowded for long (`crowd`), homes are searched for polluters alone ([`Config::polluter_min`]),
-//!    each on caches of its own, evenly over the controllers; all others stay free, over the caches that are left to them. The
-//!    kernel is a partner: vCPUs are placed, pages follow by either hand.
+//!    On a host whose kernel balances (AutoNUMA, as on a stock host) locality is the kernel's job: it brings memory to
+//!    threads and threads to memory, and spreads a VM over more caches than a home has. It does not see which VM pollutes
+//!    whose cache. On such a host, if it is crowded for long (`crowd`), homes are searched for polluters only
+//!    ([`Config::polluter_min`]), each on its own caches, evenly over the controllers; all others stay free, over the
+//!    remaining caches. The agent places vCPUs; pages follow, moved by the agent or the kernel.
 //!
-//!    Nor does it bring together what is apart for long on a quiet host, as most are: the threads of a VM that mostly rests stay
-//!    on the nodes on which they woke, and its memory on all of these. There VMs that are far from their memory after a minute at
-//!    work get whole nodes with room for all of their vCPUs, a few at a time, where all together gain and no other VM is
-//!    predicted to be slower than without an agent ([`Config::together_min`]), if the host has a CPU for each vCPU. Who is made
-//!    slower by a home than no agent would by more than [`trial::Config::loss_max`], as learnt there, is freed at the next look.
-//! 3. While VMs live in homes and the kernel does not balance, a VM that arrives on a crowded host gets one at once, before it
-//!    touches memory, by the character of the mean VM.
-//! 4. Else the one move or exchange of homes that lowers the cost most is made, if it lowers the sum of slow-downs by
-//!    [`Config::move_gain_min`]; no VM moves twice within its hold. A node that empties is thus offered, and a home widened to
-//!    two nodes. Where freedom for all costs less than the best of these, homes are taken back.
-//! 5. Every move is a trial ([`crate::trial`]): what does not pay is undone, and the VM's hold doubles.
+//!    Nor does the kernel bring together what stays apart on a quiet host, and most hosts are quiet: the threads of a mostly
+//!    idle VM stay on the nodes on which they woke, and its memory on all of these. There, VMs that are far from their
+//!    memory after a minute of work get whole nodes with room for all their vCPUs, a few at a time, if all together gain, no
+//!    other VM is predicted to be slower than without an agent ([`Config::together_min`]), and the host has a CPU for each
+//!    vCPU. A VM whose home makes it slower than no agent would by more than [`trial::Config::loss_max`] is freed at the
+//!    next look.
+//! 3. While VMs live in homes and the kernel does not balance, a VM that arrives on a crowded host gets a home at once,
+//!    before it touches memory; it is assumed to have the mean VM's character.
+//! 4. Otherwise the one move or exchange of homes that lowers the cost most is made, if it lowers the sum of slow-downs by
+//!    [`Config::move_gain_min`]; no VM moves twice within its hold. This offers a node that empties to other VMs, and widens
+//!    homes to two nodes. If freedom for all costs less than the best of these, homes are withdrawn.
+//! 5. Every move is a trial ([`crate::trial`]): one that does not pay is undone, and the VM's hold doubles.
 //!
-//! The whole arrangement is looked at after news: VMs came, went, are known by now or may move again, or one is faster or
-//! slower than at the last look by [`Config::news_min`]; where a few were brought together, once their memory has arrived;
-//! without any of this every [`Config::rest_idle`]. Between two looks lies
-//! [`Config::rest`]; there are no more than [`Config::looks_per_hour`], after as many at once.
+//! The whole arrangement is reviewed after news: VMs came, left, became known or may move again, or one is faster or slower
+//! than at the last look by [`Config::news_min`]; after a few VMs were brought together, once their memory has arrived; and
+//! without news every [`Config::rest_idle`]. Looks are at least [`Config::rest`] apart; there are at most
+//! [`Config::looks_per_hour`] an hour, which may follow each other in one burst.
 //!
 //! # Properties
 //! - `a_vm_alone_on_the_host_is_left_free`
@@ -81,17 +83,17 @@
 //! - `homes_keep_to_the_cpus_that_operators_allow`
 //!
 //! # Roads not taken
-//! - Homes for some VMs of a crowded host: those without are pushed off the memory that they touched.
-//! - Homes for all at arrival, before anybody is known: more is gained on full hosts (cases of 100 seconds: .917 for .919 on
-//!   average), but twice as many VMs are hurt, one by half, and which ones cannot be told: there is no baseline.
-//! - The modelled speed without homes as the baseline: a host of ten VMs on eight nodes was left alone (1.00 for .94), and
-//!   hosts of few VMs had to be left alone by rule.
-//! - Homes for all where the kernel balances: 32 VMs on the twin of two EPYC 7763 in NPS4 took 6 to 8 percent longer, as a VM had
-//!   the caches of one node in the place of those of four; homes for polluters alone gained 2.4 percent. Switching the kernel's
-//!   balancing off, host-wide, in its favour: it serves processes that we do not manage, too.
-//! - Bringing VMs together on hosts with fewer CPUs than vCPUs, too, as long as they are quiet: with two vCPUs for each CPU of a
-//!   twin the mean rose from .992 to .995, the worst VM from 1.045 to 1.109.
-//! - Taking back the first home of one VM alone: it is pushed off the memory that it touched.
+//! - Homes for some VMs of a crowded host only: the others are pushed off the memory that they touched.
+//! - Homes for all at arrival, before any VM is known: this gains more on full hosts (cases of 100 seconds: .917 for .919 on
+//!   average), but hurts twice as many VMs, one by half, and without a baseline there is no telling which.
+//! - The modelled speed without homes as the baseline: a host of ten VMs on eight nodes got no homes (1.00 for .94), and
+//!   hosts of few VMs had to be excluded by a rule.
+//! - Homes for all on a host whose kernel balances: 32 VMs on the twin of two EPYC 7763 in NPS4 took 6 to 8 percent longer,
+//!   as a VM had the caches of one node instead of four; homes for polluters only gained 2.4 percent. Switching the kernel's
+//!   balancing off, host-wide, to favour homes: it serves processes that we do not manage, too.
+//! - Bringing VMs together on quiet hosts with fewer CPUs than vCPUs, too: with two vCPUs for each CPU of a twin the mean
+//!   rose from .992 to .995, the worst VM from 1.045 to 1.109.
+//! - Withdrawing the first home of a single VM: it is pushed off the memory that it touched.
 
 mod config;
 mod crowd;
@@ -122,16 +124,16 @@ pub use what_if::what_if;
 
 pub use crate::trial::POLICY;
 
-/// Epochs at work for which a VM's threads and memory are left to the kernel's balancing alone: between two of its looks at a
-/// thread's memory lies up to a minute (`numa_balancing_scan_period_max_ms`).
+/// Epochs at work for which a VM's threads and memory are left to the kernel's balancing: up to a minute passes between two
+/// of its scans of a thread's memory (`numa_balancing_scan_period_max_ms`).
 const LEFT_TO_KERNEL: u32 = 60;
 
-/// What the policy remembers between epochs.
+/// State kept between epochs.
 #[derive(Clone, Debug, Default)]
 pub struct State {
-    /// What is known of each VM.
+    /// Profiles of all VMs.
     pub profiles: Profiles,
-    /// Changes that are not judged yet, and what came of the others.
+    /// Changes that are not judged yet, and the outcomes of the others.
     pub trials: trial::State,
     room: Room,
     shape: Option<KnownShape>,
@@ -139,7 +141,7 @@ pub struct State {
     crowd: Crowd,
 }
 
-/// The host's shape, and what it was made from: CPUs may go offline, and settings be read anew.
+/// The host's shape, and its inputs: CPUs may go offline, and settings may be reloaded.
 #[derive(Clone, Debug)]
 struct KnownShape {
     shape: Arc<Shape>,
@@ -148,8 +150,8 @@ struct KnownShape {
 }
 
 impl State {
-    /// A home that was only recommended before is given in this epoch: a trial like any other, from the VM's speed now, with the
-    /// speed predicted to change by this factor.
+    /// Begins a trial of a home that was only recommended until now, from the VM's present speed; `predicted` is the factor
+    /// by which that speed should change.
     pub fn begin_trial(
         &mut self,
         view: &View<'_>,
@@ -162,7 +164,7 @@ impl State {
             .begin(view, settings.of_trials(), vm, to, &self.profiles, predicted);
     }
 
-    /// The host's shape under these settings, if it was made from them and from the CPUs that there are now.
+    /// Returns the host's cached shape if the settings and the online CPUs have not changed since it was made.
     fn shape(&self, view: &View<'_>, settings: Settings<'_>) -> Option<Arc<Shape>> {
         let known = self.shape.as_ref()?;
         let is_same = known.predict == *settings.predict && known.cpus == view.cpus;
@@ -183,7 +185,7 @@ struct Scene<'a> {
     is_balanced: bool,
 }
 
-/// Gives homes, exchanges them and takes them back.
+/// Assigns homes, exchanges them and withdraws them.
 pub fn plan(
     view: &View<'_>,
     settings: Settings<'_>,
@@ -211,7 +213,7 @@ pub fn plan(
     let undone = undone.decisions.into_iter();
     plan.decisions
         .extend(undone.filter(|decision| !placed_now.contains(&decision.action.vm)));
-    // A decision that the VM's own mode holds back comes again in every epoch; it must not stop the others.
+    // A decision that the VM's own mode holds back is repeated in every epoch; it must not block the others.
     let is_kept = |decision: &Decision| {
         let vm = view.sample.vm(decision.action.vm);
         vm.is_some_and(|vm| vm.settings.mode.is_some_and(|mode| mode != Mode::Act))
@@ -224,7 +226,7 @@ pub fn plan(
     plan
 }
 
-/// Homes that are not ours to weigh.
+/// Plans the homes that this policy may not weigh, by [`placement`].
 fn plan_places(
     view: &View<'_>,
     config: &placement::Config,
@@ -249,7 +251,7 @@ fn plan_places(
     plan
 }
 
-/// Homes that are.
+/// Plans the homes that this policy may weigh.
 fn arrange(view: &View<'_>, settings: Settings<'_>, shape: Arc<Shape>, state: &mut State) -> Plan {
     let nothing = Plan::new(view.version);
     let mut scene = Scene::of(view, settings, shape, state);
@@ -301,7 +303,7 @@ fn arrange(view: &View<'_>, settings: Settings<'_>, shape: Arc<Shape>, state: &m
     }
 }
 
-/// Whether a VM's home is not ours to weigh.
+/// Whether this policy may not weigh a VM's home.
 fn has_a_place(vm: &VmView<'_>) -> bool {
     let settings = &vm.sample.settings;
     settings.home.is_some()
@@ -310,7 +312,7 @@ fn has_a_place(vm: &VmView<'_>) -> bool {
         || (vm.sample.no_topology_device.is_none() && !vm.sample.virtual_nodes.is_empty())
 }
 
-/// Caches of a VM's home; `None` where it has none.
+/// Returns the caches of a VM's home; `None` if it has no home.
 fn place_of(view: &View<'_>, vm: &VmView<'_>, shape: &Shape) -> Option<u64> {
     let home = vm.home?;
     let all = shape.mask(home)?;
@@ -318,7 +320,7 @@ fn place_of(view: &View<'_>, vm: &VmView<'_>, shape: &Shape) -> Option<u64> {
     Some(if kept == 0 { all } else { kept })
 }
 
-/// Caches of nodes that a VM may use, and those of them of which it may use all CPUs.
+/// Returns the caches of nodes that a VM may use, and those of them all of whose CPUs it may use.
 fn allowed(view: &View<'_>, vm: &VmView<'_>, shape: &Shape) -> (u64, u64) {
     let nodes = placement::allowed_nodes(view, vm);
     let may = |id: NodeId| nodes.as_ref().is_none_or(|nodes| nodes.contains(id));
@@ -340,7 +342,7 @@ impl<'a> Scene<'a> {
         let is_known = |vm: &VmView<'_>| state.profiles.is_known(vm.sample.id, settings.predict);
         let is_balanced = view.sample.kernel.balances();
         if is_balanced {
-            // Memory is beside the threads already: what a VM is slower than modelled it would be at home, too.
+            // Memory is next to the threads already: a VM that is slower than modelled would be so at home, too.
             for (vm, character) in vms.iter().zip(&mut characters) {
                 if !state.profiles.was_moved(vm.sample.id) {
                     character.at_home = character.at_home.min(character.at_free);
@@ -365,7 +367,7 @@ impl<'a> Scene<'a> {
             .iter()
             .zip(&characters)
             .map(|(vm, character)| {
-                // What is only observed is planned around: others must not be moved for the sake of a move that is not made.
+                // A VM in observe mode is a fixed obstacle: others must not be moved to suit a move that is not made.
                 let is_observed = vm.sample.settings.mode == Some(Mode::Observe);
                 let ours = vm.managed()
                     && !is_observed
@@ -410,7 +412,8 @@ impl<'a> Scene<'a> {
         .with_threads_where_they_stay()
     }
 
-    /// Where threads wait for cores the kernel has them change places all the time: where they were says nothing.
+    /// Forgets where threads were found on a crowded host: there the kernel swaps waiting threads between cores all the
+    /// time.
     fn with_threads_where_they_stay(mut self) -> Self {
         if self.is_crowded() {
             self.characters.iter_mut().for_each(|vm| vm.found = None);
@@ -418,7 +421,7 @@ impl<'a> Scene<'a> {
         self
     }
 
-    /// Positions of VMs at work.
+    /// Returns the positions of VMs at work.
     fn active(&self) -> impl Iterator<Item = usize> + '_ {
         let least = self.settings.predict.active_min;
         (0..self.vms.len()).filter(move |at| self.characters[*at].threads >= least)
@@ -433,14 +436,14 @@ impl<'a> Scene<'a> {
         threads >= config.crowded_threads * cores && is_dense
     }
 
-    /// Whether cores idle enough for a VM to be kept on a few of them.
+    /// Whether enough cores idle for a VM to be confined to a few of them.
     fn is_quiet(&self) -> bool {
         let threads: f64 = self.characters.iter().map(|vm| vm.threads).sum();
         threads < self.settings.arrange.quiet_threads * self.shape.cores()
     }
 
-    /// Whether there is a CPU for each vCPU. Where there is not, free VMs are pushed off their memory, sooner or later, by those
-    /// that are at home beside it.
+    /// Whether there is a CPU for each vCPU. If not, free VMs are sooner or later pushed off their memory by those at home
+    /// next to it.
     fn has_cpus_for_all(&self) -> bool {
         let vcpus: f64 = self.wishes.iter().map(|wish| wish.vcpus).sum();
         vcpus <= self.shape.cpus()
@@ -454,8 +457,8 @@ impl<'a> Scene<'a> {
         (0..self.vms.len()).filter(|at| self.places[*at] == Place::Free && self.wishes[*at].movable)
     }
 
-    /// Takes in how fast VMs are where they are, beside how fast they are modelled to be: at home once their memory is
-    /// there, and free as long as no VM has a home, which is no agent.
+    /// Records measured against modelled speed for each VM in its place: at home once its memory has arrived, and free as
+    /// long as no VM has a home, which equals no agent.
     fn learn(&mut self, view: &View<'_>, state: &mut State) {
         let config = self.settings.predict;
         let lives_in_homes = self.lives_in_homes();
@@ -472,7 +475,7 @@ impl<'a> Scene<'a> {
         for (at, vm) in self.vms.iter().enumerate() {
             let id = vm.sample.id;
             let character = &mut self.characters[at];
-            // Of one that rests now and then, how fast it is while it works.
+            // For a VM that rests now and then, the speed while it works.
             let speed = match profiles.rests(vm) {
                 true => profiles.pace(id).map(|pace| pace * character.threads),
                 false => profiles.speed(id),
@@ -500,7 +503,7 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// Whether a VM seeks a home, and all that do have just come.
+    /// Whether some VM seeks a home, and all that do have just arrived.
     fn only_arrivals_seek(&self, state: &State) -> bool {
         let is_new = |at: usize| state.profiles.epochs(self.vms[at].sample.id) == 0;
         self.seekers().next().is_some() && self.seekers().all(is_new)
@@ -517,7 +520,7 @@ impl<'a> Scene<'a> {
 
     fn news(&self, profiles: &Profiles) -> News {
         let id = |at: usize| self.vms[at].sample.id;
-        // Where homes are for VMs that rest, how much these do by now is no reason to look again.
+        // If homes are for VMs that rest, their present progress is no reason to look again.
         let progress =
             |at: usize| profiles.progress(id(at), self.is_balanced && profiles.rests(self.vms[at]));
         News {
@@ -529,8 +532,8 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// Positions of VMs that are known well enough to be moved, and may be. Where the kernel of a quiet host balances they need
-    /// not be at work, but were left to it for a while.
+    /// Returns the positions of VMs that are known well enough to be moved, and may be. On a quiet host whose kernel
+    /// balances they need not be at work, but must have been left to the kernel for a while.
     fn movable<'s>(&'s self, profiles: &'s Profiles) -> impl Iterator<Item = usize> + 's {
         let is_left_to_kernel = self.is_balanced && self.is_quiet();
         (0..self.vms.len()).filter(move |at| {
@@ -558,7 +561,7 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// Homes for all that seek one; `None` where none does, or one finds none.
+    /// Finds homes for all VMs that seek one; `None` if there are none, or if one cannot be placed.
     fn homes_for_all(&self, room: &mut Room) -> Option<Vec<Place>> {
         let seekers: Vec<usize> = self.seekers().collect();
         if seekers.is_empty() {
@@ -567,8 +570,8 @@ impl<'a> Scene<'a> {
         self.search(room).homes_for(&seekers)
     }
 
-    /// Homes where the kernel balances: on a crowded host for polluters, where they pay; on a quiet one for VMs that are far from
-    /// their memory.
+    /// Finds homes on a host whose kernel balances: for polluters on a crowded host, if they pay; for VMs far from their
+    /// memory on a quiet one.
     fn homes_where_balanced(&self, state: &mut State) -> Option<Vec<Place>> {
         if let Some(freed) = self.without_lost(&mut state.room) {
             return Some(freed);
@@ -589,7 +592,8 @@ impl<'a> Scene<'a> {
         self.search(&mut state.room).homes_together(&seekers)
     }
 
-    /// Where VMs are now, but for those without their homes that these make slower than no agent would; `None` where none does.
+    /// Returns the current places without the homes that make their VM slower than no agent would; `None` if there are no
+    /// such homes.
     fn without_lost(&self, room: &mut Room) -> Option<Vec<Place>> {
         let most = 1.0 + self.settings.trial.loss_max;
         let slow = self.search(room).slow_downs(&self.places);
@@ -606,7 +610,7 @@ impl<'a> Scene<'a> {
 
     fn pays(&self, wanted: &[Place], room: &mut Room) -> bool {
         let mut search = self.search(room);
-        // What the way there costs, all at once, must come back within the horizon.
+        // The total cost of the moves must be recovered within the horizon.
         if search.cost(wanted) >= search.cost(&self.places) {
             return false;
         }
@@ -624,7 +628,7 @@ impl<'a> Scene<'a> {
         mean <= most && self.active().all(|at| slow[at] <= config.worst_max)
     }
 
-    /// The plan that makes an arrangement of this one; `lifted` is why homes are taken back, if not by prediction.
+    /// Returns the plan that leads to the wanted arrangement; `lifted` is why homes are withdrawn, if not by prediction.
     fn carry_out(
         &mut self,
         view: &View<'_>,

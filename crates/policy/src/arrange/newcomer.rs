@@ -1,14 +1,14 @@
-//! What is predicted of a VM that does not run yet, and of those that it would run beside. Nothing is decided here.
+//! Predicts the speed of a VM that does not run yet, and of its neighbours. Nothing is decided here.
 //!
 //! # Problem
-//! A scheduler of a fleet asks hosts how well a VM would do there. Room that is left says nothing of neighbours who fill a
-//! controller, or of a neighbour who would be slowed down.
+//! A fleet scheduler asks hosts how well a VM would do there. Free room says nothing about neighbours that fill a
+//! controller, or about a neighbour that would be slowed down.
 //!
 //! # Algorithm
-//! 1. The program is not known before it runs. It is taken for one that has as many threads as the VM has vCPUs, and draws the
-//!    bandwidth that is asked for, or else waits for memory for a third of its time ([`Character::newcomer`]). What VMs of its
-//!    size do on this host is not looked at: on another host they do something else, and hosts are to be compared.
-//! 2. Speeds are predicted of it alone, of the VMs as they are, and of all together.
+//! 1. The program is not known before it runs. It is assumed to have as many threads as the VM has vCPUs, and to draw the
+//!    requested bandwidth, or else to wait for memory for a third of its time ([`Character::newcomer`]). What VMs of its
+//!    size do on this host is ignored: on another host they do something else, and hosts are to be compared.
+//! 2. Speeds are predicted for the newcomer alone, for the VMs in their current places, and for all together.
 //!
 //! # Properties
 //! - `on_an_idle_host_a_newcomer_is_as_fast_as_alone`
@@ -25,12 +25,12 @@ use serde::{Deserialize, Serialize};
 use super::{Scene, Settings, State};
 use crate::predict::{AsFound, Character, Place, Room};
 
-/// Speeds, each as a share of what it is otherwise, above 0 and about 1 at most.
+/// Relative speeds, above 0 and at most about 1.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Beside {
-    /// Of the newcomer: beside those that run, over alone on this host.
+    /// The newcomer's speed next to the running VMs, over its speed alone on this host.
     pub own: f64,
-    /// Of the VM that loses most: beside the newcomer, over without it. 1 where none is at work.
+    /// Speed of the VM that loses most: with the newcomer, over without it. 1 if no VM is at work.
     pub worst_neighbour: f64,
 }
 
@@ -46,8 +46,7 @@ impl fmt::Display for Beside {
     }
 }
 
-/// What is predicted of a VM with so many vCPUs that draws this bandwidth, where vCPUs and memory are kept on `home`, or are put
-/// anywhere by the kernel.
+/// Predicts a VM of `vcpus` that draws this bandwidth, with vCPUs and memory kept on `home`, or put anywhere by the kernel.
 pub fn beside(
     view: &View<'_>,
     settings: Settings<'_>,
@@ -95,7 +94,7 @@ mod tests {
 
     const GIB: Bytes = Bytes::from_gib(1);
 
-    /// Four nodes of four CPUs; VM 1 reads all that node 1 gives, if it is there.
+    /// Four nodes of four CPUs; with a polluter, VM 1 uses all of node 1's bandwidth.
     fn host(with_polluter: bool) -> (Host, State) {
         let mut host = Host::four_nodes(4);
         if with_polluter {
@@ -143,7 +142,7 @@ mod tests {
             "{beside_it:?} {elsewhere:?}"
         );
         assert!((elsewhere.own - 1.0).abs() < 0.02, "{elsewhere:?}");
-        // Where the kernel puts it, it is sometimes there.
+        // The kernel sometimes puts it there.
         let anywhere = ask(polluted, None);
         assert!(
             anywhere.own <= elsewhere.own && anywhere.own >= beside_it.own,

@@ -1,4 +1,4 @@
-//! When the whole arrangement is looked at again: after news, and not too often.
+//! Decides when to review the whole arrangement: after news, and not too often.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,12 +6,12 @@ use homenode_units::{Ns, VmId};
 
 use super::Config;
 
-/// What a look would begin from.
+/// The state that a look starts from.
 #[derive(Clone, Debug, Default)]
 pub struct News {
-    /// Speeds of active VMs; paces of those that rest, where the kernel balances.
+    /// Speeds of active VMs; paces of resting VMs, if the kernel balances.
     pub speeds: BTreeMap<VmId, f64>,
-    /// VMs that are known, and may move.
+    /// VMs that are known and may move.
     pub movable: BTreeSet<VmId>,
 }
 
@@ -27,22 +27,22 @@ impl News {
     }
 }
 
-/// What is remembered of looks that were taken.
+/// Record of past looks.
 #[derive(Clone, Debug, Default)]
 pub struct Rest {
     until: Ns,
-    /// What the last look began from.
+    /// State that the last look started from.
     seen: News,
-    /// Whether it gave homes to a few only, and more may follow.
+    /// Whether it assigned only a few homes, and more may follow.
     has_more: bool,
-    /// Looks that may be taken, all of an hour's at first, and when they were counted.
+    /// Looks that may be taken, initially a full hour's, and when they were last counted.
     looks: Option<f64>,
     counted: Ns,
 }
 
 impl Rest {
-    /// Whether it is time for a look; `arrived` says whether no VM's memory is on its way, and `news` is asked for where it
-    /// counts.
+    /// Returns whether it is time for a look. `arrived` is whether no VM's memory is moving; `news` is called only if it
+    /// matters.
     pub fn is_over(&mut self, now: Ns, config: &Config, arrived: bool, news: impl FnOnce() -> News) -> bool {
         let hours = now.saturating_sub(self.counted).as_secs_f64() / 3600.0;
         let most = config.looks_per_hour;
@@ -57,14 +57,14 @@ impl Rest {
                 || news().differs_from(&self.seen, config.news_min))
     }
 
-    /// A look was taken.
+    /// Records a look.
     pub fn begin(&mut self, now: Ns, config: &Config, news: News) {
         self.looks = Some(self.looks.unwrap_or(config.looks_per_hour) - 1.0);
         self.until = now + config.rest;
         (self.seen, self.has_more) = (news, false);
     }
 
-    /// The look gave homes to a few only: the next one is due as soon as they live there.
+    /// Notes that the look assigned only a few homes: the next one is due as soon as their VMs live there.
     pub fn expect_more(&mut self) {
         self.has_more = true;
     }

@@ -1,17 +1,18 @@
-//! Search over arrangements: greedy homes, then moves and exchanges while they pay.
+//! Searches arrangements: greedy homes, then moves and exchanges while they pay.
 //!
 //! Every candidate is one prediction ([`Room::speeds_beside`]). Their number is bounded by
-//! [`candidates_max`](super::Config::candidates_max) and their work by [`work_max`](super::Config::work_max), so that a search
-//! ends in time on any host. One on which not even a first home for each VM is found by then stays as it is.
+//! [`candidates_max`](super::Config::candidates_max) and their work by [`work_max`](super::Config::work_max), so that a
+//! search ends in time on any host. A host on which that is too little to find a first home for each VM keeps its
+//! arrangement.
 //!
-//! A home is whole nodes, or where the operator has it so ([`by_cache`](super::Config::by_cache)) a run of caches of one node.
-//! A VM that has its home on a part of a node is kept from the CPUs beside it, so a part is given only where each of its VMs'
-//! vCPUs has a CPU: on a host with more threads than CPUs a home is whole nodes, over whose CPUs the kernel balances.
+//! A home is whole nodes, or with [`by_cache`](super::Config::by_cache) a run of caches of one node. A VM whose home is part
+//! of a node may not use the node's other CPUs, so a part is assigned only if each vCPU of its VMs has a CPU: on a host with
+//! more threads than CPUs a home is whole nodes, over whose CPUs the kernel balances.
 //!
 //! A VM with more vCPUs than a node has cores is weighed on one node, whose hyperthreads it shares, and on as many nodes as
-//! have cores for it: the prediction knows what sharing a core costs, and what distance does. Of sets of several nodes only the
-//! nearest with room are weighed (`near.rs`): a prediction that does not see the difference, of a VM that computes, must
-//! not give a set across sockets where one within a socket has room.
+//! have cores for it: the prediction knows the cost of sharing a core and of distance. Of the sets of several nodes only the
+//! nearest with room are weighed (`near.rs`): for a VM that computes the prediction sees no difference, and it must not
+//! choose a set across sockets if one within a socket has room.
 //!
 //! # Properties
 //! - `of_homes_of_several_nodes_the_nearest_with_room_are_weighed`
@@ -25,29 +26,30 @@ use super::Settings;
 use crate::near::positions;
 use crate::predict::{AsFound, CacheShape, Character, NodeShape, Place, Room, Shape};
 
-/// VMs of which it is cheaper to see whether they fit than to predict the speed of one. A measure of work, no setting.
+/// VMs whose fit can be checked for the price of predicting one speed. A measure of work, not a setting.
 const FIT_PER_WORK: usize = 32;
-/// Most VMs that are brought together with their memory at a time: all that memory is on its way at once.
+/// Most VMs that are brought together with their memory at a time: all that memory moves at once.
 const TOGETHER_MAX: usize = 4;
-/// Fewest CPUs of a node that is a home on a quiet host. On nodes of four CPUs one VM of 90 took 1.11 to 1.17 of its time,
-/// while all gained half a percent (`decisions operations --hosts small`). Why was not traced: probably the kernel evens out
-/// threads that are kept on a node by those of free VMs, which then leave their memory or share a cache.
+/// Fewest CPUs of a node that can be a home on a quiet host. On nodes of four CPUs one VM of 90 took 1.11 to 1.17 of its
+/// time, while all gained half a percent (`decisions operations --hosts small`). The cause was not traced: probably the
+/// kernel evens out threads that are kept on a node by moving those of free VMs, which then leave their memory or share a
+/// cache.
 const HOME_CPUS_MIN: f64 = 8.0;
-/// A slow-down that no prediction can tell from nothing: others may lose it to that against no agent.
+/// A slow-down too small for any prediction to resolve: other VMs may lose this much against no agent.
 const LOST_MAX: f64 = 0.005;
 
-/// What a search may do with a VM.
+/// The options of a search for one VM.
 #[derive(Clone, Debug)]
 pub struct Wish {
     /// Whether it is active and may be given another place.
     pub movable: bool,
     /// Whether it is known and may be given another place, active or not.
     pub movable_at_rest: bool,
-    /// Whether its place is one that we chose.
+    /// Whether this policy chose its place.
     pub ours: bool,
-    /// Caches of nodes that it may use, by position.
+    /// Caches of nodes that it may use, as a mask of positions.
     pub allowed: u64,
-    /// Those of them of which it may use all CPUs: a home that is a part of a node is of these.
+    /// Those of them all of whose CPUs it may use: a home on part of a node consists of these.
     pub whole: u64,
     /// Its vCPUs.
     pub vcpus: f64,
@@ -61,14 +63,14 @@ impl Wish {
         positions(nodes).map(|node| self.bytes[node]).sum()
     }
 
-    /// Bytes of its memory that would come to each of these nodes, if they were its home.
+    /// Returns the bytes of its memory that would come to each of these nodes if they were its home.
     pub fn coming(&self, nodes: u64) -> impl Iterator<Item = (usize, f64)> {
         let part = self.bytes.iter().sum::<f64>() / f64::from(nodes.count_ones());
         positions(nodes).map(move |node| (node, (part - self.bytes[node]).max(0.0)))
     }
 }
 
-/// A search from where VMs are now.
+/// A search that starts from the current places.
 #[derive(Debug)]
 pub struct Search<'a> {
     settings: Settings<'a>,
@@ -80,24 +82,24 @@ pub struct Search<'a> {
     room: &'a mut Room,
     /// Time over which a move must pay.
     horizon: Ns,
-    /// Speed of each VM if no VM had a home.
+    /// Speed of each VM if none had a home.
     none: Vec<f64>,
     speeds: Vec<f64>,
-    /// Speeds in the arrangement that a step begins from.
+    /// Speeds in the arrangement that a step starts from.
     base: Vec<f64>,
-    /// Threads that VMs want over CPUs that there are, at least 1.
+    /// Threads that VMs want over the host's CPUs, at least 1.
     excess: f64,
-    /// Arrangements that were weighed, and the work so far.
+    /// Arrangements weighed, and the work so far.
     candidates: usize,
     work: usize,
     /// Whether homes may have one node more than their VM needs.
     wide: bool,
-    /// vCPUs that a home may hold above its CPUs.
+    /// vCPUs that a home may hold beyond its CPUs.
     above: f64,
 }
 
 impl<'a> Search<'a> {
-    /// A search among these VMs, of which each is where `now` says.
+    /// Prepares a search among these VMs, with their current places in `now`.
     pub fn new(
         settings: Settings<'a>,
         shape: &'a Shape,
@@ -132,13 +134,13 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The same where homes pay for moves within this time.
+    /// Sets the time within which homes must pay for moves.
     #[must_use]
     pub fn within(self, horizon: Ns) -> Self {
         Search { horizon, ..self }
     }
 
-    /// What was done so far, as in [`work_max`](super::Config::work_max).
+    /// Returns the work done so far, in the unit of [`work_max`](super::Config::work_max).
     pub fn work(&self) -> usize {
         self.work
     }
@@ -162,14 +164,14 @@ impl<'a> Search<'a> {
             .collect()
     }
 
-    /// Sum over active VMs of slow-downs, harm and moves.
+    /// Returns the sum over active VMs of slow-downs, harm and moves.
     pub fn cost(&mut self, places: &[Place]) -> f64 {
         self.room
             .speeds(self.shape, self.vms, places, AsFound::Yes, &mut self.speeds);
         self.weigh(places)
     }
 
-    /// The same of the arrangement that a step begins from.
+    /// Returns the cost of the arrangement that a step starts from.
     fn cost_base(&mut self, places: &[Place]) -> f64 {
         self.room
             .speeds_base(self.shape, self.vms, places, &mut self.base);
@@ -177,7 +179,7 @@ impl<'a> Search<'a> {
         self.weigh(places)
     }
 
-    /// The same of one that differs from it on these nodes.
+    /// Returns the cost of an arrangement that differs from it on these nodes.
     fn cost_beside(&mut self, places: &[Place], changed: u64) -> f64 {
         self.speeds.clone_from(&self.base);
         self.room
@@ -203,13 +205,13 @@ impl<'a> Search<'a> {
                 bytes += away;
             }
         }
-        // Memory of all that move goes through the host's budget: each waits for half of it on average, and for its own.
+        // Memory of all moving VMs shares the host's budget: each waits for half of it on average, and for its own.
         let own_s = bytes / arrange.moved_per_s.as_f64();
         let queue_s = movers * bytes / (2.0 * arrange.host_moved_per_s.as_f64());
         sum + (own_s + queue_s) * arrange.moving_loss / self.horizon.as_secs_f64()
     }
 
-    /// Bytes of a VM's memory that would have to move to a place that it has not yet.
+    /// Returns the bytes of a VM's memory that would have to move to a new place.
     fn away(&self, at: usize, to: Place) -> f64 {
         let Place::Home(mask) = to else { return 0.0 };
         if to == self.now[at] {
@@ -221,13 +223,13 @@ impl<'a> Search<'a> {
         elsewhere.map(|(_, bytes)| bytes).sum()
     }
 
-    /// Whether all homes have CPUs for their VMs, as far as the host has, and memory for what moves.
+    /// Whether all homes have CPUs for their VMs, as far as the host does, and memory for what moves.
     fn fits(&mut self, places: &[Place]) -> bool {
         self.work += places.len().div_ceil(FIT_PER_WORK);
         let shape = self.shape;
         let mut held = [0.0; crate::predict::NODES_MAX];
         let mut moved = [0.0; crate::predict::NODES_MAX];
-        // Of VMs that are kept on a part of a node, by cache.
+        // vCPUs of VMs confined to part of a node, by cache.
         let mut kept = [0.0; crate::predict::NODES_MAX];
         for (at, place) in places.iter().enumerate() {
             let Place::Home(mask) = *place else { continue };
@@ -242,14 +244,14 @@ impl<'a> Search<'a> {
                 };
             }
             if shape.caches_on(nodes) != mask {
-                // One that idles now may work in a second.
+                // A VM that idles now may be at work in a second.
                 positions(mask).for_each(|cache| kept[cache] += wish.vcpus / f64::from(mask.count_ones()));
             }
             if *place != self.now[at] {
                 wish.coming(nodes).for_each(|(node, bytes)| moved[node] += bytes);
             }
         }
-        // What a VM is wider than its share of an overcommitted host rounds up to whole VMs.
+        // On an overcommitted host, what a VM needs beyond its share rounds up to whole VMs.
         let above = if self.excess > 1.0 { 4.0 } else { self.above };
         let in_node = |(node, of): (usize, &NodeShape)| {
             held[node] <= of.cpus * self.excess + above + 0.01 && moved[node] <= self.free_bytes[node]
@@ -258,8 +260,8 @@ impl<'a> Search<'a> {
         shape.nodes.iter().enumerate().all(in_node) && shape.caches.iter().enumerate().all(in_cache)
     }
 
-    /// Homes that a VM may have: parts of a node with room for it, then sets of nodes. Where nodes are not equally far from each
-    /// other those of less span come first.
+    /// Returns the homes that a VM may have: parts of a node with room for it, then sets of nodes. If distances between
+    /// nodes differ, sets of less span come first.
     fn homes(&self, at: usize) -> Vec<u64> {
         let shape = self.shape;
         let wish = &self.wishes[at];
@@ -281,8 +283,8 @@ impl<'a> Search<'a> {
         mask & !(if is_part { wish.whole } else { wish.allowed }) == 0
     }
 
-    /// Runs of a node's caches, but not all of them: as few as have a CPU for each vCPU, to as many as have a core, and one more
-    /// where homes may be wide.
+    /// Returns runs of a node's caches, but never all: from as few as have a CPU for each vCPU to as many as have a core for
+    /// each, and one more if homes may be wide.
     fn parts(&self, node: &NodeShape, vcpus: f64) -> Vec<u64> {
         let count = node.caches.count_ones();
         if count < 2 || self.excess > 1.0 || !self.settings.arrange.by_cache {
@@ -295,8 +297,8 @@ impl<'a> Search<'a> {
         sizes.flat_map(runs).collect()
     }
 
-    /// Sets of as few nodes as hold a VM, of as many as have a core for each vCPU, and of one more where they may be wide. All
-    /// nodes are no home.
+    /// Returns sets of as few nodes as hold a VM, of as many as have a core for each vCPU, and of one more if homes may be
+    /// wide. All nodes together are no home.
     fn node_sets(&self, vcpus: f64) -> Vec<u64> {
         let n = self.shape.nodes.len();
         let nodes = || self.shape.nodes.iter();
@@ -314,8 +316,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// A home for each of these, found one by one, widest first, and then improved; `None` where one finds none in time. Homes
-    /// hold more vCPUs than CPUs only where there is no other way; for those CPUs of other nodes are lent.
+    /// Finds a home for each seeker one by one, widest first, then improves them; `None` if one finds none in time. Homes
+    /// hold more vCPUs than CPUs only if there is no other way; CPUs of other nodes are lent for those.
     pub fn homes_for(&mut self, seekers: &[usize]) -> Option<Vec<Place>> {
         self.homes_within(0.0, seekers).or_else(|| {
             let vcpus = seekers.iter().map(|at| self.wishes[*at].vcpus);
@@ -364,9 +366,9 @@ impl<'a> Search<'a> {
         Some(places)
     }
 
-    /// Homes for polluters, while all others stay where they are: who brings most lines into caches first, one after the other,
-    /// where the cost is least, until one for each cache and one more have not lowered it: polluters that are alike are all the
-    /// better off the more evenly they are spread. `None` where no home lowers it.
+    /// Finds homes for polluters while all others stay in place; `None` if no home lowers the cost. The VMs that fetch most
+    /// cache lines go first, each to where the cost is least, until one for each cache and one more have not lowered it: the
+    /// more evenly polluters that are alike are spread, the better for them.
     pub fn homes_for_polluters(&mut self, seekers: &[usize]) -> Option<Vec<Place>> {
         let lines = |at: usize| {
             let vm = &self.vms[at];
@@ -414,11 +416,11 @@ impl<'a> Search<'a> {
         best
     }
 
-    /// Homes on whole nodes for free VMs that use much memory of nodes on which their threads are not, while all others stay
-    /// where they are: those first that wait most for memory of other nodes, at most `TOGETHER_MAX` at once. Each gains at least
-    /// [`together_min`](super::Config::together_min), and so do all VMs together; no other VM becomes slower than without an
-    /// agent by more than `LOST_MAX`; and a node that is a home has a CPU for each vCPU of the VMs that live there, at work or
-    /// not.
+    /// Finds homes on whole nodes for free VMs that use much memory of nodes without their threads, while all others stay in
+    /// place. Those that wait most for remote memory go first, at most `TOGETHER_MAX` at once. Each gains at least
+    /// [`together_min`](super::Config::together_min), and so do all VMs together; no other VM becomes slower than it is and than
+    /// without an agent by more than `LOST_MAX`; and a home node has a CPU for each vCPU of the VMs that live there, at work
+    /// or not.
     pub fn homes_together(&mut self, seekers: &[usize]) -> Option<Vec<Place>> {
         let least = self.settings.arrange.together_min;
         let mut order: Vec<(usize, f64)> = seekers
@@ -464,8 +466,8 @@ impl<'a> Search<'a> {
         (given > 0).then_some(places)
     }
 
-    /// Homes on whole nodes, of the fewest, that have `HOME_CPUS_MIN` and a CPU for each vCPU of a VM beside those of VMs that
-    /// live there; that with most of its memory first.
+    /// Returns homes on the fewest whole nodes with `HOME_CPUS_MIN` CPUs and a CPU for each vCPU, in addition to those of
+    /// VMs that live there; the one with most of the VM's memory first.
     fn roomy(&self, at: usize, places: &[Place]) -> Vec<u64> {
         let shape = self.shape;
         let mut booked = [0.0; crate::predict::NODES_MAX];
@@ -493,8 +495,8 @@ impl<'a> Search<'a> {
         sets.into_iter().map(|nodes| shape.caches_on(nodes)).collect()
     }
 
-    /// Homes that a VM may have on caches on which no VM has one yet, and of those that are alike the one with most of its
-    /// memory: homes on as many caches of one node, or of nodes of a kind on which no VM has a home.
+    /// Returns homes on caches that are no VM's home yet; of homes that are alike, the one with most of the VM's memory.
+    /// Homes are alike if they have as many caches of one node, or of nodes of a kind that are no VM's home.
     fn unlike(&self, at: usize, places: &[Place]) -> Vec<u64> {
         let shape = self.shape;
         let held = places.iter().fold(0, |held, place| held | place.mask());
@@ -515,10 +517,10 @@ impl<'a> Search<'a> {
         homes
     }
 
-    /// One VM after the other is moved, or exchanges its home with another, as lowers the cost most, until none does.
+    /// Moves VMs one after the other, or exchanges homes, by whichever lowers the cost most, until none does.
     fn improve(&mut self, places: &mut Vec<Place>, may_move: &[bool]) {
         let movers: Vec<usize> = (0..places.len()).filter(|at| may_move[*at]).collect();
-        // So many in a row for whom there was nothing better.
+        // VMs in a row without a better place.
         let mut content = 0;
         for at in movers.iter().cycle() {
             if content == movers.len() || self.is_over() {
@@ -535,8 +537,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The one move or exchange of homes that lowers the cost most, by [`move_gain_min`](super::Config::move_gain_min) at least,
-    /// or freedom for all.
+    /// Returns the one move or exchange of homes that lowers the cost most, by at least
+    /// [`move_gain_min`](super::Config::move_gain_min), or freedom for all.
     pub fn one_better(&mut self) -> Option<Vec<Place>> {
         let now = self.now;
         let may_move: Vec<bool> = (0..now.len())
@@ -553,7 +555,7 @@ impl<'a> Search<'a> {
         better.map(|(places, _)| places)
     }
 
-    /// Freedom for all whose homes we chose.
+    /// Returns the arrangement that frees all VMs whose homes we chose.
     pub fn all_free(&self) -> Vec<Place> {
         let places = self.now.iter().zip(self.wishes);
         places
@@ -561,7 +563,8 @@ impl<'a> Search<'a> {
             .collect()
     }
 
-    /// The move or exchange of least cost below `most`, beside the arrangement that [`Search::cost_base`] weighed last.
+    /// Returns the cheapest move or exchange below `most`, relative to the arrangement that [`Search::cost_base`] weighed
+    /// last.
     fn step(&mut self, from: &[Place], may_move: &[bool], most: f64) -> Option<(Vec<Place>, f64)> {
         let mut best: Option<(Vec<Place>, f64)> = None;
         for at in (0..from.len()).filter(|at| may_move[*at]) {
@@ -571,7 +574,7 @@ impl<'a> Search<'a> {
         best
     }
 
-    /// The same of one VM, with those behind it in order.
+    /// Returns the best step of one VM, with exchange partners after it in order only.
     fn step_of(
         &mut self,
         at: usize,
@@ -601,7 +604,7 @@ impl<'a> Search<'a> {
             }
             candidate[at] = from[other];
             candidate[other] = place;
-            // Who exchanges homes may have other CPUs than the other.
+            // VMs that exchange homes may have different CPU masks.
             let may = [at, other]
                 .iter()
                 .all(|vm| self.may_live(*vm, candidate[*vm].mask()));
@@ -622,8 +625,8 @@ impl<'a> Search<'a> {
     }
 }
 
-/// How far apart the nodes of a VM's home may be: no farther than those of the nearest set of several nodes with room, which are
-/// as many as have a core for each vCPU, or, where none of the sets has, a hyperthread.
+/// How far apart the nodes of a VM's home may be: no farther than in the nearest set of several nodes with room, with a core
+/// for each vCPU or, if no set has that, a hyperthread.
 #[derive(Clone, Copy, Debug)]
 struct Reach {
     most: Option<u32>,
@@ -632,7 +635,7 @@ struct Reach {
 }
 
 impl Reach {
-    /// Of a VM that may have one of these homes.
+    /// Prepares the reach of a VM that may have one of these homes.
     fn new(shape: &Shape, vcpus: f64, homes: &[u64]) -> Reach {
         let mut reach = Reach {
             most: None,
@@ -653,7 +656,7 @@ impl Reach {
         there >= self.vcpus
     }
 
-    /// Takes in a set with room. Sets come by span.
+    /// Records a set with room. Sets arrive in order of span.
     fn note(&mut self, shape: &Shape, mask: u64) {
         let nodes = shape.node_mask(mask);
         if nodes.count_ones() > 1 && self.is_enough(shape, nodes) {

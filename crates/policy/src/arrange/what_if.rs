@@ -1,18 +1,18 @@
-//! What predictions say of an arrangement that somebody asks about. Nothing is decided here.
+//! Predicts the effect of an arrangement that an operator asks about. Nothing is decided here.
 //!
 //! # Problem
-//! An operator wants to know what a home would do to a VM and to its neighbours, before anybody moves gigabytes.
+//! An operator wants to know what a home would do to a VM and its neighbours before moving gigabytes.
 //!
 //! # Terms
-//! - *Slow-down* of a VM: time that its work takes over the time that it would take if no VM had a home, as everywhere in
-//!   this policy. 1 is as without an agent, less is faster.
+//! - *Slow-down* of a VM: time that its work takes, over the time it would take if no VM had a home, as everywhere in this
+//!   policy. 1 equals no agent, less is faster.
 //!
 //! # Algorithm
-//! 1. The host and its VMs are what [`super::plan`] sees of them. A VM that is not known yet counts as the mean of the others,
-//!    by the time that it wants; no slow-down is given for it.
-//! 2. Slow-downs are predicted where VMs are, and again with those that were asked about where they were asked for.
-//! 3. What stands in the way of a change is said: nodes that the VM may not use, pins that the operator set by hand, memory
-//!    that cannot move or has no room.
+//! 1. The host and its VMs are as [`super::plan`] sees them. A VM that is not known yet counts as the mean of the others,
+//!    scaled by the time that it wants; no slow-down is reported for it.
+//! 2. Slow-downs are predicted for the current places, and again with the requested VMs in the requested places.
+//! 3. Obstacles to a change are reported: nodes that the VM may not use, pins that the operator set by hand, memory that
+//!    cannot move or has no room.
 //!
 //! # Properties
 //! - `what_if_of_where_all_are_changes_nothing`
@@ -30,10 +30,10 @@ use homenode_units::{Bytes, NodeId, NodeSet, VmId};
 use super::{Scene, Settings, State};
 use crate::predict::{Place, Room, Shape};
 
-/// Where each VM that is asked about shall be: its home nodes, or nowhere in particular.
+/// The requested place of each VM: its home nodes, or `None` for free.
 pub type Wanted = BTreeMap<VmId, Option<NodeSet>>;
 
-/// What is predicted of all VMs.
+/// A prediction for all VMs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Forecast {
     /// Every VM, in the order of the view.
@@ -42,27 +42,27 @@ pub struct Forecast {
     pub short: Vec<Shortage>,
 }
 
-/// What is predicted of one VM.
+/// A prediction for one VM.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VmForecast {
-    /// Which.
+    /// The VM.
     pub vm: VmId,
-    /// Its home now; `None` where the kernel puts it.
+    /// Its home now; `None` if it is free.
     pub home: Option<NodeSet>,
-    /// The home asked for; the same where nothing was asked of it.
+    /// The requested home; the present one if none was requested.
     pub home_then: Option<NodeSet>,
     /// Slow-downs, or why there are none.
     pub slow_down: Result<SlowDown, Unknown>,
-    /// What keeps it from that home, if anything does.
+    /// The obstacle to that home, if any.
     pub obstacle: Option<Obstacle>,
 }
 
 /// Time that a VM's work takes over the time that it would take without an agent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SlowDown {
-    /// Where all VMs are.
+    /// In the current places.
     pub now: f64,
-    /// Where they were asked for.
+    /// In the requested places.
     pub then: f64,
 }
 
@@ -71,14 +71,14 @@ pub struct SlowDown {
 pub enum Unknown {
     /// It does not want a CPU.
     Idle,
-    /// It was not at work for long.
+    /// It has not worked for long enough.
     New {
-        /// Periods in which it was.
+        /// Periods in which it worked.
         epochs: u32,
-        /// Periods that this takes.
+        /// Periods required.
         needed: u32,
     },
-    /// Nobody counts its LLC misses.
+    /// Its LLC misses are not counted.
     Uncounted,
 }
 
@@ -98,14 +98,14 @@ impl fmt::Display for Unknown {
     }
 }
 
-/// What keeps a VM from a home.
+/// An obstacle to a home.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Obstacle {
-    /// It may not use these of the nodes.
+    /// It may not use these nodes.
     Forbidden(NodeSet),
     /// The agent leaves its vCPUs alone.
     LeftAlone(HandsOff),
-    /// Its memory stays where it is.
+    /// Its memory cannot move.
     Fixed(String),
 }
 
@@ -122,7 +122,7 @@ impl fmt::Display for Obstacle {
 /// A node without room for the memory that would come to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortage {
-    /// Which.
+    /// The node.
     pub node: NodeId,
     /// Memory that would come.
     pub needed_bytes: Bytes,
@@ -133,28 +133,28 @@ pub struct Shortage {
 /// Why there is no forecast.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoForecast {
-    /// A home has no nodes, or nodes that are none.
+    /// A home without nodes, or with nodes that do not exist.
     #[error("node {nodes} cannot be a home on this host; these can: {usable}")]
     Nodes {
-        /// Those that cannot be.
+        /// Nodes that cannot be a home.
         nodes: NodeSet,
-        /// Those that can.
+        /// Nodes that can.
         usable: NodeSet,
     },
-    /// A VM that was asked about is not known.
+    /// A VM in the request is not known.
     #[error("VM {name} is {why}")]
     Unknown {
         /// Its name.
         name: String,
-        /// Why.
+        /// The reason.
         why: Unknown,
     },
 }
 
-/// What is predicted of all VMs if these had other homes, and the rest stayed where it is.
+/// Predicts all VMs with the requested homes, while the rest stay in place.
 ///
 /// # Errors
-/// A home that is none on this host; a VM to move that is not known yet.
+/// A home that does not exist on this host; a VM to move that is not known yet.
 pub fn what_if(
     view: &View<'_>,
     settings: Settings<'_>,
@@ -232,7 +232,7 @@ impl Scene<'_> {
         }
     }
 
-    /// Where all VMs are, but for those that are wanted elsewhere.
+    /// Returns the current places of all VMs, except for those requested elsewhere.
     fn places_of(&self, wanted: &Wanted) -> Vec<Place> {
         let place = |vm: &VmView<'_>, now: Place| match wanted.get(&vm.sample.id) {
             None => now,
@@ -261,7 +261,7 @@ impl Scene<'_> {
         Some(Obstacle::Fixed(why.to_string()))
     }
 
-    /// Nodes to which more memory would come than they have free. What leaves a node may leave too late to make room.
+    /// Returns nodes that lack free memory for what would come. Memory that leaves a node may leave too late to make room.
     fn shortages(&self, places: &[Place]) -> Vec<Shortage> {
         let mut needed = vec![0.0; self.shape.nodes.len()];
         for (at, place) in places.iter().enumerate() {
@@ -294,8 +294,8 @@ mod tests {
 
     const GIB: Bytes = Bytes::from_gib(1);
 
-    /// Four nodes of four CPUs. VM 1 reads memory at home on node 0, VM 2 reads all that a node gives on node 1, VM 3 computes
-    /// wherever the kernel puts it.
+    /// Four nodes of four CPUs. VM 1 reads memory at home on node 0, VM 2 uses all of node 1's bandwidth at home there, VM 3
+    /// computes wherever the kernel puts it.
     fn host() -> Host {
         let mut host = Host::four_nodes(4);
         let reader = host.add_vm(1, 2, GIB, 0).vcpus_busy(1.0).home(0).pages(0, 1000);
@@ -385,7 +385,7 @@ mod tests {
         );
         let unknown = ask(&mut host, &state, &[]).unwrap();
         assert!(unknown.vms.iter().all(|vm| vm.slow_down.is_err()), "{unknown:?}");
-        // Without counters time passes in vain.
+        // Without counters no amount of time helps.
         let mut host = Host::four_nodes(4);
         host.add_vm(1, 4, GIB, 0).vcpus_busy(1.0);
         let state = watched(&mut host, 10);

@@ -7,25 +7,26 @@
 //! # Terms
 //! - *Waiting* vCPUs of a node: run-queue delay of the VMs' threads there, less the time a quota throttled them, per time
 //!   (Little's law), rounded to a whole number. Measured, not guessed.
-//! - *Idle cores* of a node: physical cores of which no hyperthread that VMs may use was busy.
-//! - *Away*: a vCPU whose affinity holds no CPU of its VM's home. The affinity in force says it, so a restarted agent knows.
+//! - *Idle cores* of a node: physical cores without a busy hyperthread among those that VMs may use.
+//! - *Away*: a vCPU whose affinity holds no CPU of its VM's home. The affinity in force is the record, also for a restarted
+//!   agent.
 //! - *Epoch*: one call of [`plan`].
 //!
 //! # Algorithm
-//! 0. Return: an away vCPU goes home once a core idles there, or home is the least loaded node of all. A vCPU of a guest that is
-//!    told where it is sits on one home node at a time, at first the one of its virtual node's memory ([`VmView::seat`]): the
-//!    kernel would move it between them at will, faster than any guest can follow.
-//! 1. If no node has vCPUs waiting while another has idle cores, there is no imbalance.
-//! 2. Source is the node with most waiting vCPUs, destination the one with most idle cores; of several pairs the one whose
-//!    link carries least.
+//! 0. Return: an away vCPU goes home once a core idles there, or if home is the least loaded node. A vCPU of a guest that is
+//!    shown its location runs on one home node at a time, at first the one with its virtual node's memory ([`VmView::seat`]):
+//!    the kernel would move it between them at will, faster than any guest can follow.
+//! 1. If no node has waiting vCPUs while another has idle cores, there is no imbalance.
+//! 2. The source is the node with most waiting vCPUs, the destination the one with most idle cores; among several pairs, the
+//!    one whose link carries least traffic.
 //! 3. As many vCPUs move as the lesser of waiting vCPUs and idle cores.
-//! 4. First those whose home is the destination, then those with the least LLC miss rate. Their affinity becomes the
+//! 4. vCPUs whose home is the destination go first, then those with the least LLC miss rate. Their affinity becomes the
 //!    destination node.
-//! 5. Re-home: a VM with vCPUs away in more than 8 of the last 10 epochs ([`Config::epochs`]) is placed anew
+//! 5. Re-home: a VM with vCPUs away in more than 8 of the last 10 epochs ([`Config::epochs`]) is placed again
 //!    ([`crate::placement`]); its memory follows in budgets ([`crate::repatriate`]).
-//! 6. Relieve: where VMs fill a node's memory controllers together ([`Config::full`]) in more than 8 of the last 10 epochs, the
-//!    one with least memory is placed anew, among the nodes where it would meet less of others' traffic, by a quarter of
-//!    the bandwidth at least ([`Config::gain_min`]).
+//! 6. Relieve: if VMs together fill a node's memory controllers ([`Config::full`]) in more than 8 of the last 10 epochs, the
+//!    one with least memory is placed again, among the nodes where it would meet less traffic of others, by at least a
+//!    quarter of the bandwidth ([`Config::gain_min`]).
 //!
 //! # Properties (tests of the same name)
 //! - `no_waiting_or_no_idle_core_means_no_move`
@@ -41,11 +42,11 @@
 //! - `nobody_leaves_a_full_node_for_nothing`
 //!
 //! # Departures from the source, and why
-//! - Returning comes first, and an idle core that a returning vCPU takes is not lent again in the same epoch.
-//! - A node where only VMs wait that may not be moved is no source.
-//! - Where no LLC counters exist, the vCPU that waits most moves first.
-//! - Step 6 is ours. A VM's bandwidth is unknown when it is placed, so two that need much may share a node, and never wait:
-//!   the paper re-homes only who waits.
+//! - Returning comes first, and an idle core taken by a returning vCPU is not lent again in the same epoch.
+//! - A node on which only VMs that may not be moved wait is no source.
+//! - Without LLC counters, the vCPU that waits most moves first.
+//! - Step 6 is ours. A VM's bandwidth is unknown when it is placed, so two VMs that need much may share a node, and never
+//!   wait: the paper re-homes only VMs that wait.
 //! - A vCPU that used and wanted less than [`Config::active_min`] of the period is not active: the paper moves active vCPUs.
 
 mod crowd;
@@ -65,26 +66,27 @@ use crate::placement::{self, Home, Supply};
 /// Name of this policy in plans.
 pub const POLICY: &str = "balance";
 
-/// What the operator may set.
+/// The operator's settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// Share of the period that a vCPU must have run or waited to count as active, in (0, 1].
     pub active_min: f64,
-    /// A core whose busiest hyperthread was busy for less than this share of the period is idle: vCPUs are lent there; in (0, 1].
+    /// A core whose busiest hyperthread was busy for less than this share of the period is idle, so vCPUs are lent there; in
+    /// (0, 1].
     pub core_idle_max: f64,
-    /// Epochs that are remembered of each VM, 1 to 16.
+    /// Epochs remembered for each VM, 1 to 16.
     pub epochs: u32,
-    /// More epochs of these than this that a VM was away, or crowded, re-home it; at most as many.
+    /// A VM that was away, or crowded, in more of these epochs than this is re-homed; at most [`Config::epochs`].
     pub away_epochs_max: u32,
-    /// Share of a node's bandwidth in use from which its controllers count as full, 0 to 1.
+    /// Share of a node's bandwidth in use at which its controllers count as full, 0 to 1.
     pub full: f64,
-    /// Share of a node's bandwidth that a VM must use to be worth moving, and that it must gain by it, 0 to 1.
+    /// Least share of a node's bandwidth that a VM must use to be worth moving, and that it must gain by it, 0 to 1.
     pub gain_min: f64,
 }
 
 impl Default for Config {
-    /// Epochs are those of \[TAVO, V.D\]. Loaded latency of full controllers is half again as long.
+    /// Epochs are those of \[TAVO, V.D\]. Latency of full controllers is half again as long.
     fn default() -> Config {
         Config {
             active_min: 0.1,
@@ -113,36 +115,36 @@ fn ordered(config: &Config) -> Result<(), BadSetting> {
     BadSetting::unless_ordered(most, ("epochs", config.epochs))
 }
 
-/// All that the operator may set of vCPUs that are lent and homes that change.
+/// All settings for lending vCPUs and changing homes.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings<'a> {
-    /// Of nodes and CPUs.
+    /// For nodes and CPUs.
     pub placement: &'a placement::Config,
-    /// Of when.
+    /// For balancing.
     pub balance: &'a Config,
 }
 
-/// What the policy remembers between epochs.
+/// State kept between epochs.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     vms: BTreeMap<VmId, Epochs>,
     told: BTreeSet<VmId>,
 }
 
-/// Of a VM one bit per epoch, newest lowest: set where a vCPU was away, and where it should have left a crowded home.
+/// One bit per epoch of a VM, newest lowest: set if a vCPU was away, and if it should have left a crowded home.
 #[derive(Clone, Copy, Debug, Default)]
 struct Epochs {
     away: u16,
     crowded: u16,
 }
 
-/// Adds an epoch to those remembered, and counts those that are set.
+/// Adds an epoch to those remembered, and returns how many are set.
 fn note(epochs: &mut u16, remembered: u32, now: bool) -> u32 {
     *epochs = (*epochs << 1 | u16::from(now)) & (u16::MAX >> (u16::BITS - remembered));
     epochs.count_ones()
 }
 
-/// What nodes have to give and to take in this epoch.
+/// Supply and demand of nodes in this epoch.
 struct Loads {
     waiting: NodeMap<u32>,
     idle: NodeMap<u32>,
@@ -150,7 +152,7 @@ struct Loads {
     load: NodeMap<f64>,
 }
 
-/// Lends vCPUs of overloaded nodes to idle ones, takes them back, and re-homes VMs that stay away.
+/// Lends vCPUs of overloaded nodes to idle ones, returns them, and re-homes VMs that stay away.
 pub fn plan(
     view: &View<'_>,
     settings: Settings<'_>,
@@ -165,7 +167,7 @@ pub fn plan(
     plan
 }
 
-/// Steps 0 to 4 alone: vCPUs are lent and come back, and no home changes.
+/// Runs only steps 0 to 4: vCPUs are lent and return, and no home changes.
 pub fn plan_vcpus(view: &View<'_>, settings: Settings<'_>) -> Plan {
     let mut plan = Plan::new(view.version);
     if let Some(rates) = view.rates {
@@ -204,7 +206,7 @@ fn schedule(
     lend(view, settings, re_homed, &mut loads, &moved, plan);
 }
 
-/// VMs that the policy may act on.
+/// Returns the VMs that the policy may act on.
 fn movable<'v>(view: &'v View<'_>, re_homed: &BTreeSet<VmId>) -> impl Iterator<Item = &'v VmView<'v>> {
     let free = |vm: &&VmView<'_>| vm.managed() && vm.home.is_some() && vm.hands_off.is_none();
     view.vms
@@ -213,8 +215,8 @@ fn movable<'v>(view: &'v View<'_>, re_homed: &BTreeSet<VmId>) -> impl Iterator<I
         .filter(|vm| !re_homed.contains(&vm.sample.id))
 }
 
-/// Waiting vCPUs per node; none where no VM that the policy may move waits noticeably: a node that cannot be helped must not be
-/// the source for ever.
+/// Returns the waiting vCPUs per node; none if no VM that the policy may move waits noticeably there: a node that cannot be
+/// helped must not remain the source for ever.
 fn waiting(view: &View<'_>, rates: &Rates, config: &Config, re_homed: &BTreeSet<VmId>) -> NodeMap<u32> {
     let mut movable_waiting: NodeMap<f64> = view.machine.nodes.map(|_, _| 0.0);
     for vcpu in movable(view, re_homed).flat_map(|vm| vm.rates.iter().flat_map(|rates| &rates.vcpus)) {
@@ -228,7 +230,7 @@ fn waiting(view: &View<'_>, rates: &Rates, config: &Config, re_homed: &BTreeSet<
     })
 }
 
-/// Step 0, for vCPUs of guests that follow: those that may run on several nodes are confined to one.
+/// Step 0 for vCPUs of guests that follow: those that may run on several nodes are confined to one.
 fn take_seats(
     view: &View<'_>,
     re_homed: &BTreeSet<VmId>,
@@ -332,7 +334,7 @@ fn lend(
         })
         .filter(|(vm, vcpu)| {
             let to = target_cpus(view, vm, destination);
-            // A vCPU that may run there already gains nothing.
+            // A vCPU that may already run there gains nothing.
             let moves = !to.is_empty() && vm.sample.vcpu(vcpu.index).is_some_and(|seen| seen.affinity != to);
             let active = vcpu.running + vcpu.waited() >= settings.balance.active_min;
             vcpu.node == Some(source) && active && moves && !moved.contains(&(vm.sample.id, vcpu.index))
@@ -378,7 +380,7 @@ fn lend(
     }
 }
 
-/// Where a vCPU may run once it is moved to a node: all of its home, if that is part of it, unless its guest follows.
+/// Returns where a vCPU may run after moving to a node: all of its home, if the node is part of it, unless its guest follows.
 fn target_cpus(view: &View<'_>, vm: &VmView<'_>, node: NodeId) -> CpuSet {
     match vm.home.filter(|home| vm.layout.is_none() && home.contains(node)) {
         Some(home) => placement::cpus_at_home(view, vm, home),
@@ -439,7 +441,7 @@ fn source_and_destination(view: &View<'_>, loads: &Loads) -> Option<(NodeId, Nod
         .min_by_key(|(source, destination)| (traffic(*source, *destination), *source, *destination))
 }
 
-/// Steps 5 and 6. Gives the VMs whose home changes.
+/// Steps 5 and 6. Returns the VMs whose home changes.
 fn re_home(
     view: &View<'_>,
     rates: &Rates,
@@ -484,7 +486,7 @@ fn re_home(
             ),
             _ => continue,
         };
-        // Whatever comes of it, the next try is so many epochs away: frequent page moves are prohibited.
+        // Whatever the outcome, the next try is that many epochs away: frequent page moves are prohibited.
         *epochs = Epochs::default();
         if let Some(fixed) = vm.memory_fixed() {
             if state.told.insert(id) {
@@ -504,7 +506,7 @@ fn re_home(
         match placement::place(&supply, &demand, within.as_ref(), config) {
             Ok(found) if Some(&found.nodes) != vm.home => {
                 let reason = format!("{why}; {}", found.reasons().join("; "));
-                // VMs that were lent out together are re-homed together: each must see what the others were given.
+                // VMs that were lent out together are re-homed together: each must see where the others go.
                 placement
                     .ledger
                     .reserve(placement::reservation(view, history, vm, &found.nodes));

@@ -10,7 +10,7 @@ use crate::testing::{Scene, vm_id};
 
 const GIB: Bytes = Bytes::from_gib(1);
 
-/// Epochs that are remembered by default.
+/// Epochs remembered by default.
 const REMEMBERED: u32 = 10;
 
 fn run(scene: &mut Scene, state: &mut State) -> Plan {
@@ -75,7 +75,7 @@ fn moves_the_lesser_of_waiting_and_idle() {
         plan.decisions[0].reason
     );
 
-    // One idle core in all: one moves, to where it is.
+    // One idle core in total: one vCPU moves there.
     let mut scene = overloaded();
     scene.host_busy = vec![0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0];
     assert_eq!(
@@ -95,14 +95,14 @@ fn a_tie_between_pairs_goes_to_the_quietest_link() {
 #[test]
 fn vcpus_that_go_home_come_first_then_least_miss_rate() {
     let mut scene = overloaded();
-    // One waits in all, so one moves at a time: VM 2 misses less than VM 1.
+    // One waits in total, so one moves at a time: VM 2 misses less than VM 1.
     scene.vm(1).vcpus_waiting(0.25).miss_rate(0.9);
     scene.vm(2).vcpus_waiting(0.25).miss_rate(0.2);
     assert_eq!(
         pins(&run(&mut scene, &mut State::default())),
         [(2, 0, "2-3".into())]
     );
-    // A VM whose home is node 1 and that sits on node 0 by its affinity to both goes first, whatever it misses.
+    // A VM with home node 1 whose affinity also let it run on node 0 goes first, whatever it misses.
     let both: CpuSet = "0-3".parse().unwrap();
     scene
         .add_vm(3, 1, GIB, 0)
@@ -208,7 +208,7 @@ fn nine_epochs_of_ten_away_re_home_eight_do_not() {
         "{}",
         plan.decisions[0].reason
     );
-    // The count starts anew: not again in the next epoch.
+    // The count starts again: not re-homed in the next epoch.
     assert_eq!(run(&mut away(), &mut state).decisions, []);
 
     // Eight away and two at home, over and over, never re-homes.
@@ -241,7 +241,7 @@ fn a_home_chosen_by_the_operator_never_changes() {
 
 #[test]
 fn a_reserved_cpu_is_no_idle_core() {
-    // The only idle CPUs of node 1 and all others are reserved: nobody moves.
+    // The only idle CPUs of node 1 and all others are reserved: no vCPU moves.
     let mut scene = overloaded();
     scene.reserved_cpus = "2-7".parse().unwrap();
     let plan = scene.with_view(|view| {
@@ -324,7 +324,7 @@ fn a_node_that_cannot_be_helped_is_no_source() {
     );
 }
 
-/// Two VMs of one vCPU each on node 0, which read 8 GB/s each: all that it has.
+/// Two VMs of one vCPU each on node 0, which read 8 GB/s each: all of its bandwidth.
 fn crowded() -> Scene {
     let mut scene = Scene::four_nodes(2);
     for n in [1, 2] {
@@ -338,7 +338,7 @@ fn crowded() -> Scene {
     scene
 }
 
-/// Homes given in ten epochs.
+/// Returns the homes assigned in ten epochs.
 fn homes_given(scene: &mut Scene) -> Vec<(u128, String)> {
     homes_given_by(&Config::default(), scene)
 }
@@ -406,7 +406,7 @@ fn when_a_home_changes_is_the_operators_to_say() {
         homes_given_by(&with(|config| config.full = 0.7), &mut below),
         [(1, "1".into())]
     );
-    // Away in all of so many epochs: the next is the one that re-homes.
+    // Away in all epochs: the next after this many re-homes.
     for (most, re_homed_in) in [(8, 9), (3, 4), (15, 16)] {
         let config = with(|config| config.epochs = 16);
         let config = Config {
@@ -430,7 +430,7 @@ fn who_waits_noticeably_is_the_operators_to_say() {
         ..Config::default()
     };
     let mut scene = overloaded();
-    // Of each vCPU half the time: four wait for two on average.
+    // Each vCPU runs half the time: four wait for two on average.
     assert_ne!(pins(&run_by(&config, &mut scene, &mut State::default())), []);
     for n in [1, 2] {
         scene.vm(n).vcpus_busy(0.4).vcpus_waiting(0.5);

@@ -2,21 +2,21 @@
 //! Dashti et al., ASPLOS 2013; constants of its public code, which its README says are the paper's).
 //!
 //! # Problem
-//! Where a page was touched first says little about who uses it later. Pages that one node uses belong there; pages that all use
-//! belong wherever controllers are idle; and moving any of them is worth it only while memory is busy.
+//! The first touch of a page says little about its later users. Pages that one node uses belong there; pages that all use
+//! belong wherever controllers are idle; and moving any of them is worthwhile only while memory is busy.
 //!
 //! # Terms
-//! - *Accesses* of a node: what its controllers moved, in cache lines. A node's *share* is its part of them, among the *targets*:
-//!   the VM's home nodes, or all where it has none.
+//! - *Accesses* of a node: what its controllers moved, in cache lines. A node's *share* is its part of them, among the
+//!   *targets*: the VM's home nodes, or all if it has none.
 //! - *Imbalance*: sample standard deviation over mean of the targets' accesses.
-//! - *Local*: share of the VM's accesses that stay on their node, as counters say, or else its samples.
+//! - *Local*: share of the VM's accesses that stay on their node, from counters or else from its samples.
 //! - *Sampled page*: one that memory sampling hit since the last epoch ([`homenode_host::PageUse`]).
 //!
 //! # Algorithm
-//! Each epoch, for each VM whose memory policy says `+carrefour`:
-//! 1. Fewer accesses of all nodes than [`Config::accesses_per_us_min`]: nothing is done.
-//! 2. *Interleaving* is on where the imbalance exceeds [`Config::imbalance_max`] and not all accesses are local; *migration*
-//!    where less than [`Config::local_max`] is local; *replication* where most of memory is free and nearly all samples read.
+//! Each epoch, for each VM whose memory policy includes `+carrefour`:
+//! 1. With fewer accesses of all nodes than [`Config::accesses_per_us_min`] nothing is done.
+//! 2. *Interleaving* is on if the imbalance exceeds [`Config::imbalance_max`] and not all accesses are local; *migration* if
+//!    less than [`Config::local_max`] is local; *replication* if most of memory is free and nearly all samples are reads.
 //! 3. Sampled pages in turn, those with most samples first, while the budget lasts:
 //!    - used by several nodes, and interleaving is on: with the probability of its node's share it moves to another target, drawn
 //!      with weight 1 minus its share;
@@ -32,13 +32,13 @@
 //! - `a_seed_repeats`
 //!
 //! # Departures from the source, and why
-//! - Replication is decided and counted ([`Judgement::replicable`]), and the page is then treated as if it were off: the paper
-//!   left it out, since the hypervisor would have to keep copies in step.
-//! - Budgets, and none of a VM's at another's cost: the source trusts what it runs, a guest may alternate its pattern to have
-//!   its neighbours' links filled with copies.
+//! - Replication is decided and counted ([`Judgement::replicable`]), and the page is then treated as if it were off: the
+//!   paper omitted it, since the hypervisor would have to keep copies in step.
+//! - There are budgets, and no VM uses another's: the source trusts its workloads, but a guest may alternate its access
+//!   pattern to fill its neighbours' links with copies.
 //! - Decisions are made for each VM and its home nodes: the source has one process on the whole machine.
-//! - A target that is full gets nothing. The source finds out when it tries.
-//! - How often to sample is the host's to decide.
+//! - A full target gets nothing. The source finds out when it tries.
+//! - The host decides how often to sample.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -54,11 +54,11 @@ pub const POLICY: &str = "carrefour";
 /// Bytes of an access to memory.
 const LINE_BYTES: f64 = 64.0;
 
-/// What the operator may set. Shares lie in [0, 1]; pages are base pages of 4 KiB.
+/// The operator's settings. Shares are in [0, 1]; pages are base pages of 4 KiB.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Below so many accesses to memory per microsecond, of all nodes together, nothing is done.
+    /// Nothing is done below this many accesses to memory per microsecond, over all nodes together.
     pub accesses_per_us_min: f64,
     /// Above this imbalance shared pages are spread (may exceed 1).
     pub imbalance_max: f64,
@@ -66,7 +66,7 @@ pub struct Config {
     pub local_max: f64,
     /// Replication: at most this share of the host's memory is in use …
     pub replication_memory_max: f64,
-    /// … and at least this share of the VM's samples read.
+    /// … and at least this share of the VM's samples are reads.
     pub replication_reads_min: f64,
     /// Pages of one VM per epoch.
     pub vm_pages_per_epoch: Pages,
@@ -101,13 +101,13 @@ homenode_units::settings! {
     } budgets
 }
 
-/// What a VM may move, the host may.
+/// A VM's budget may not exceed the host's.
 fn budgets(config: &Config) -> Result<(), BadSetting> {
     let vm = ("vm_pages_per_epoch", config.vm_pages_per_epoch);
     BadSetting::unless_ordered(vm, ("host_pages_per_epoch", config.host_pages_per_epoch))
 }
 
-/// What the policy remembers between epochs.
+/// State kept between epochs.
 #[derive(Clone, Debug)]
 pub struct State {
     chance: SplitMix,
@@ -116,7 +116,7 @@ pub struct State {
 }
 
 impl State {
-    /// With draws of this seed.
+    /// Returns a state with draws from this seed.
     pub fn seeded(seed: u64) -> State {
         State {
             chance: SplitMix(seed),
@@ -125,7 +125,7 @@ impl State {
         }
     }
 
-    /// What was decided of a VM in the last epoch; `None` where nothing could be.
+    /// Returns the judgement of a VM in the last epoch; `None` if there was none.
     pub fn judgement(&self, vm: VmId) -> Option<&Judgement> {
         self.judgements.get(&vm)
     }
@@ -137,14 +137,14 @@ impl Default for State {
     }
 }
 
-/// What was measured for a VM in an epoch, and what follows.
+/// Measurements for a VM in an epoch, and the conclusions.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Judgement {
     /// Accesses to memory per microsecond, of all nodes.
     pub accesses_per_us: f64,
     /// Imbalance of the VM's target nodes.
     pub imbalance: f64,
-    /// Share of the VM's accesses that is local.
+    /// Share of the VM's accesses that are local.
     pub local: f64,
     /// Whether shared pages are spread.
     pub interleaving: bool,
@@ -152,11 +152,11 @@ pub struct Judgement {
     pub migration: bool,
     /// Whether pages that are only read would be copied to every reader, …
     pub replication: bool,
-    /// … and how many there were.
+    /// … and the number of these pages.
     pub replicable: Pages,
 }
 
-/// Moves sampled pages of the VMs whose memory policy says so, within the budgets.
+/// Moves sampled pages of VMs under Carrefour, within the budgets.
 pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
     let mut plan = Plan::new(view.version);
     state.judgements.clear();
@@ -206,7 +206,7 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
     plan
 }
 
-/// Why a VM's pages cannot follow their users, if they cannot.
+/// Returns why a VM's pages cannot follow their users, if so.
 fn obstacle(view: &View<'_>, vm: &VmView<'_>) -> Option<String> {
     if let Some(why) = vm.memory_fixed() {
         return Some(why.to_string());
@@ -222,8 +222,8 @@ fn obstacle(view: &View<'_>, vm: &VmView<'_>) -> Option<String> {
     uncounted.then(|| "the host does not count the traffic of its memory controllers".to_owned())
 }
 
-/// What the figures of the last epoch mean for a VM, and its targets with their shares of accesses. `None` where nothing was
-/// counted or sampled.
+/// Returns the judgement of a VM from the last epoch's figures, and its targets with their shares of accesses. `None` if
+/// nothing was counted or sampled.
 fn judge(
     view: &View<'_>,
     vm: &VmView<'_>,
@@ -314,16 +314,16 @@ fn imbalance(accesses: &NodeMap<f64>) -> f64 {
     (squares / (count - 1.0)).sqrt() / mean
 }
 
-/// Samples of each of these pages.
+/// Returns the number of samples of each of these pages.
 fn count(used: &PageUse) -> u32 {
     used.samples
         .values()
         .fold(0, |sum, samples| sum.saturating_add(*samples))
 }
 
-/// Pages of one VM are dealt with.
+/// Distributes the pages of one VM.
 struct Deal<'a> {
-    /// Where they may go, with each node's share of accesses.
+    /// Nodes that the VM's pages may move to, with each node's share of accesses.
     targets: &'a NodeMap<f64>,
     judgement: Judgement,
     /// Pages that may still move.
@@ -350,7 +350,7 @@ impl Deal<'_> {
         }
     }
 
-    /// Pages that several nodes use leave theirs by its share.
+    /// Moves pages that several nodes use off theirs, by its share.
     fn spread(&mut self, used: &PageUse) {
         let Some(share) = self
             .targets
@@ -377,7 +377,7 @@ impl Deal<'_> {
         }
     }
 
-    /// A target other than this with room, drawn with weight 1 minus its share.
+    /// Draws a target other than this with room, with weight 1 minus its share.
     fn draw(&mut self, from: NodeId) -> Option<NodeId> {
         let open = |(node, share): (NodeId, &f64)| {
             let room = self.room.get(node).copied().unwrap_or(0);
@@ -392,11 +392,11 @@ impl Deal<'_> {
             }
             at -= weight;
         }
-        // Rounding, or all weights are 0.
+        // Reached by rounding, or if all weights are 0.
         open.last().map(|(node, _)| *node)
     }
 
-    /// Pages that one node uses go there.
+    /// Moves pages that one node uses to that node.
     fn follow(&mut self, used: &PageUse) {
         let Some((user, samples)) = used.samples.iter().next() else {
             return;
@@ -414,7 +414,7 @@ impl Deal<'_> {
         self.note(used, user, pages);
     }
 
-    /// Takes room and budget for pages; gives for how many there is some.
+    /// Takes room and budget for pages; returns for how many there was some.
     fn take(&mut self, to: NodeId, pages: u64) -> u64 {
         let room = self.room.get(to).copied().unwrap_or(0);
         let pages = pages.min(self.left).min(room);

@@ -1,26 +1,25 @@
-//! Memory policies: how a VM's pages are laid out over its home nodes, and who decides on it.
+//! Memory policies: how a VM's pages are laid out over its home nodes, and which policy decides it.
 //!
 //! # Problem
-//! A VM on one node wants its memory there. One that needs several nodes has a choice [Policies, section 3]: each page near the
-//! CPU that touched it first, or all spread evenly, or either with pages following their users; and each is right for some
-//! program and very wrong for another. Several policies that move the same pages would undo each other's work.
+//! A VM on one node wants its memory there. One that needs several nodes has a choice [Policies, section 3]: each page near
+//! the CPU that touched it first, or all spread evenly, or either with pages following their users; each is right for some
+//! programs and very wrong for others. Several policies that move the same pages would undo each other's work.
 //!
 //! # Terms
-//! *Memory policy*: [`MemoryPolicy`], chosen by the operator for a VM, or else by [`crate::advisor`]; without a choice the host's
-//! own stays in force.
+//! *Memory policy*: [`MemoryPolicy`], chosen by the operator for a VM, or else by [`crate::advisor`]; without a choice the
+//! host's own stays in force.
 //! *Strays*: pages outside all home nodes, which [`crate::repatriate`] brings home whatever the memory policy.
 //!
 //! # Algorithm
 //! Each epoch, for each VM:
-//! 1. A policy that was chosen and that is not in force is set, unless [`objection`] has something against it, which is
-//!    said once.
+//! 1. A chosen policy that is not in force is set, unless there is an [`objection`], which is reported once.
 //! 2. A VM under round-4K that has several home nodes has its pages evened out: from each home node that holds over
-//!    [`Config::spread_excess`] more than an even part, what is too much moves to the nodes that hold less. On the twin pages
-//!    are dealt out so from the beginning; Linux places them by first touch, whence they are moved.
-//! 3. Under [`carrefour`] single pages follow their users. Round-4K's pages are evened out first, once: then they are
-//!    Carrefour's.
+//!    [`Config::spread_excess`] more than an even part, the excess moves to the nodes that hold less. On the twin pages are
+//!    dealt out evenly from the beginning; Linux places them by first touch, and the agent then moves them.
+//! 3. Under [`carrefour`] single pages follow their users. Round-4K's pages are evened out first, once: then Carrefour
+//!    manages them.
 //!
-//! Budgets are those of repatriation: what strays leave of them.
+//! Budgets are those that repatriation leaves unused.
 //!
 //! # Properties
 //! - `pages_are_evened_out_over_the_home_nodes`
@@ -31,7 +30,7 @@
 //! - `first_touch_without_releases_is_cautioned_against`
 //!
 //! # Departures
-//! - Home nodes of a VM are chosen by [`crate::placement`], not by Xen's (section 3.1), and may change.
+//! - A VM's home nodes are chosen by [`crate::placement`], not by Xen (section 3.1), and may change.
 
 pub mod carrefour;
 
@@ -47,22 +46,22 @@ use crate::{advisor, repatriate};
 /// Name of this policy in plans.
 pub const POLICY: &str = "memory";
 
-/// What the operator may set.
+/// The operator's settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// How policies are chosen where the operator chose none.
+    /// How policies are chosen if the operator chose none.
     pub advisor: advisor::Config,
     /// Thresholds and budgets of Carrefour.
     pub carrefour: carrefour::Config,
-    /// How much more than an even part a node may hold under round-4K, as a share of that part, 0 to 1.
+    /// Tolerated excess over an even part on a node under round-4K, as a share of that part, 0 to 1.
     pub spread_excess: f64,
-    /// Fewer pages than this too many on a node are not worth a move.
+    /// A node's excess below this many pages is not worth a move.
     pub spread_pages_min: Pages,
 }
 
 impl Default for Config {
-    /// A twentieth: what a busy guest touches while pages move stays within it.
+    /// A twentieth: a busy guest's touches while pages move stay within it.
     fn default() -> Self {
         Config {
             advisor: advisor::Config::default(),
@@ -77,20 +76,20 @@ homenode_units::settings! {
     Config { advisor: Section, carrefour: Section, spread_excess: SHARE, spread_pages_min: PAGES }
 }
 
-/// What the policy remembers between epochs.
+/// State kept between epochs.
 #[derive(Clone, Debug, Default)]
 pub struct State {
-    /// What is thought of VMs.
+    /// State of the advisor.
     pub advisor: advisor::State,
-    /// Carrefour's.
+    /// State of Carrefour.
     pub carrefour: carrefour::State,
-    /// Objections that were said.
+    /// Objections already reported.
     told: BTreeSet<(VmId, MemoryPolicy)>,
     /// VMs under Carrefour whose pages were evened out.
     spread: BTreeSet<VmId>,
 }
 
-/// What speaks against a memory policy for a VM, with what to do about it.
+/// Returns the objection to a memory policy for a VM, with a remedy.
 pub fn objection(
     sample: &Sample,
     vm: &VmSample,
@@ -117,7 +116,7 @@ pub fn objection(
     }
 }
 
-/// What the operator should know of a memory policy that can be had.
+/// Returns a warning about a memory policy that is possible.
 pub fn caution(vm: &VmSample, policy: MemoryPolicy) -> Option<String> {
     let why = vm
         .no_releases
@@ -128,7 +127,7 @@ pub fn caution(vm: &VmSample, policy: MemoryPolicy) -> Option<String> {
     ))
 }
 
-/// Lays out pages of VMs whose memory policy wants it, within what `earlier` plans of this epoch, those of [`repatriate`], leave
+/// Lays out pages of VMs by their memory policies, within what `earlier` plans of this epoch, those of [`repatriate`], leave
 /// of the budgets.
 pub fn plan(
     view: &View<'_>,
@@ -193,13 +192,14 @@ pub fn plan(
     plan
 }
 
-/// The VM's memory policy, after having another set where the operator chose one that can be.
+/// Returns the VM's memory policy in force, after a decision to set the operator's or the advisor's choice if that is
+/// possible.
 fn in_force(view: &View<'_>, vm: &VmView<'_>, state: &mut State, plan: &mut Plan) -> MemoryPolicy {
     let now = vm.sample.memory_policy;
     let (id, name) = (vm.sample.id, &vm.sample.name);
     let (by, chosen) = match vm.sample.settings.memory_policy {
         Some(chosen) => ("the operator", Some(chosen)),
-        // A guest that follows is told of whole virtual nodes: no policy of the agent's own choice scatters them.
+        // A guest that follows sees whole virtual nodes: no policy of the agent's own choice scatters them.
         None => (
             "the advisor",
             state.advisor.choice(id).filter(|_| vm.layout.is_none()),
@@ -226,7 +226,7 @@ fn in_force(view: &View<'_>, vm: &VmView<'_>, state: &mut State, plan: &mut Plan
     now
 }
 
-/// Evens out a VM's pages over its home nodes; gives how many may move.
+/// Evens out a VM's pages over its home nodes; returns how many may move.
 fn spread(vm: &VmView<'_>, home: &NodeSet, config: &Config, budget: Pages, plan: &mut Plan) -> Pages {
     let Some(pages) = &vm.sample.pages else {
         return Pages::ZERO;

@@ -6,7 +6,7 @@ use crate::testing::{Scene, vm_id};
 
 const ROUND: MemoryPolicy = Placing::Round4k.alone();
 
-/// One VM on nodes 0 to 2, with so many pages on each node.
+/// One VM on nodes 0 to 2, with this many pages on each node.
 fn scene(pages: [u64; 4], policy: MemoryPolicy) -> Scene {
     let mut scene = Scene::four_nodes(4);
     let vm = scene.add_vm(1, 6, Bytes::from_gib(8), 0);

@@ -1,28 +1,29 @@
-//! What `numad` 0.5 (version 20150602) does with the VMs of a host, to compare with. Not a policy to run a host by.
+//! Models `numad` 0.5 (version 20150602) for comparison. Not a policy to run a host by.
 //!
 //! # Problem
-//! A process whose threads and memory lie on different nodes is slow. numad binds each large process to as few nodes as its
+//! A process whose threads and memory are on different nodes is slow. numad binds each large process to as few nodes as its
 //! memory and its CPU time need, and moves all of its memory there.
 //!
 //! # Terms
-//! - *Process*: a VM; to the host it is one. *CPU used* is the most of its last eight looks, *memory used* what it touched.
-//!   Both are whole numbers: hundredths of a CPU, MiB.
-//! - *Free* of a node: its memory that is free or droppable cache; its CPUs' idle time since the look before. A second
+//! - *Process*: a VM, which is one process to the host. *CPU used* is the most of its last eight looks, *memory used* what it
+//!   touched. Both are whole numbers: hundredths of a CPU, MiB.
+//! - *Free* on a node: its memory that is free or droppable cache; its CPUs' idle time since the last look. A second
 //!   hyperthread is worth a fifth of a CPU.
 //! - *Request*: CPU and memory used, each over a target utilisation of .85; no more CPUs than the process has vCPUs.
 //! - *Magnitude* of a node for a request: (10 × memory needed + 4 × memory left over) × (6 × CPU needed + CPU left over).
-//! - *Bound*: given nodes by numad before.
+//! - *Bound*: assigned to nodes by numad before.
 //!
 //! # Algorithm
 //! Every 15 s, or 5 s after something moved:
 //! 1. Candidates are processes of more than 300 MiB and half a CPU. Those never bound come first, by CPU × memory, largest
-//!    first; then the others, the larger first, but of two within a fifth of each other the one that was bound longer ago.
-//! 2. For each in this order: one that was bound in the last 300 s is passed over, unless it fits one node, sits on the node with
-//!    least free, and both CPU and memory would be more even if it left that for the freest.
-//! 3. [`nodes`] chooses nodes for its request. It is left alone if it is bound to these already and at most a tenth of its
-//!    memory lies elsewhere.
-//! 4. Otherwise its vCPUs are bound to these nodes, and its memory moves whole: again and again all that lies on the
-//!    fullest other node goes to the chosen node that has least of it. Nobody else is looked at until the next time.
+//!    first; then the others, the larger first, but between two within a fifth of each other the one that was bound longer
+//!    ago.
+//! 2. In this order, a candidate bound in the last 300 s is skipped, unless it fits one node, is on the node with least free,
+//!    and both CPU and memory would be more even if it left that for the freest.
+//! 3. [`nodes`] chooses nodes for its request. Nothing changes if it is bound to these already and at most a tenth of its
+//!    memory is elsewhere.
+//! 4. Otherwise its vCPUs are bound to these nodes, and all of its memory moves: repeatedly everything on the fullest other
+//!    node goes to the chosen node that has least of it. No other process is considered until the next look.
 //!
 //! # Properties (tests of the same names)
 //! - `advice_is_that_of_the_real_numad`: 300 random hosts and requests, answered by Debian's numad on made-up `/sys` trees
@@ -42,14 +43,14 @@
 //! computes.
 //!
 //! # Departures from the source, and why
-//! - Its 300 s run from the host's boot for processes never bound, so it is deaf on a fresh host. A twin's clock begins at
-//!   0, and its host is not meant to be fresh: VMs never bound are looked at at once.
-//! - It limits the request of a process named `qemu-kvm` to its vCPUs, and takes every thread of Debian's `qemu-system-x86` for a
-//!   CPU. Here the former holds for all.
-//! - It overrides what operators pinned, where the kernel lets it. Here VMs with a home, CPUs or pins of the operator's own
-//!   are on its list of exclusions (`-x`).
-//! - It sets the CPUs of all threads of a VM and leaves the memory policy alone; [`Act::SetHome`] does the same for the
-//!   emulator's threads, and has memory that is touched later spread over the nodes instead of following the vCPU.
+//! - Its 300 s run from the host's boot for processes never bound, so it does nothing on a fresh host. A twin's clock begins
+//!   at 0, and its host is not meant to be fresh: VMs never bound are considered at once.
+//! - It limits the request of a process named `qemu-kvm` to its vCPUs, and counts every thread of Debian's `qemu-system-x86`
+//!   as a CPU. Here the former holds for all.
+//! - It overrides operators' pins, if the kernel allows it. Here VMs with an operator's home, CPUs or pins are on its list of
+//!   exclusions (`-x`).
+//! - It sets the CPUs of all threads of a VM and does not change the memory policy; [`Act::SetHome`] also sets the CPUs of
+//!   the emulator's threads, but spreads memory touched later over the nodes instead of letting it follow the vCPU.
 //! - Its process table has no order; here VMs come by id before they are sorted. Nodes without memory are left out.
 //! - Its unthrottled `migrate_pages` is a [`Act::MovePages`] for all pages of a node at once.
 
@@ -68,34 +69,34 @@ use nodes::{Node, Request, Running, whole};
 
 /// Name of this policy in plans.
 pub const POLICY: &str = "numad";
-// The program's own figures, no settings: with others it would not be numad.
+// Constants of the program, not settings: with others it would not be numad.
 /// Time between looks while something moves.
 pub const INTERVAL_MIN: Ns = Ns::from_secs(5);
-/// Time between looks while nothing does.
+/// Time between looks while nothing moves.
 pub const INTERVAL_MAX: Ns = Ns::from_secs(15);
-/// Before the first look that can act.
+/// Time before the first look that can act.
 const INTERVAL_FIRST: Ns = Ns::from_secs(2);
 /// How long a bound process is usually left alone.
 pub const BOUND_MIN: Ns = Ns::from_secs(300);
-/// CPU that a candidate uses more than, in hundredths of a CPU.
+/// A candidate uses more CPU than this, in hundredths of a CPU.
 pub const CPU_MIN: i64 = 50;
-/// Memory that a candidate uses more than, in MiB.
+/// A candidate uses more memory than this, in MiB.
 pub const MEMORY_MIN_MIB: i64 = 300;
-/// Share of what it is given that a process shall use, in percent.
+/// Target utilisation of assigned resources, in percent.
 const UTILISATION_PERCENT: i64 = 85;
-/// Share of its memory that may lie elsewhere, in percent.
+/// Share of its memory that may be elsewhere, in percent.
 const ELSEWHERE_MAX_PERCENT: i64 = 10;
-/// What a second hyperthread of a core is worth, in percent of a CPU.
+/// Worth of a core's second hyperthread, in percent of a CPU.
 const THREAD_PERCENT: i64 = 20;
-/// Looks of which the one with most CPU counts.
+/// Number of recent looks over which the highest CPU use counts.
 const LOOKS: usize = 8;
 
-/// What numad remembers: nothing of advice it gave, and of VMs only while they run.
+/// numad's memory: none of its advice, and VMs only while they run.
 #[derive(Clone, Debug, Default)]
 pub struct State {
-    /// When it looked last, and how long each CPU had been busy then.
+    /// Time of the last look, and each CPU's busy time then.
     look: Option<(Ns, BTreeMap<CpuId, Ns>)>,
-    /// When it looks again.
+    /// Time of the next look.
     next: Next,
     vms: BTreeMap<VmId, Process>,
     told: BTreeSet<VmId>,
@@ -113,15 +114,15 @@ enum Next {
     At(Ns),
 }
 
-/// A VM as numad knows it.
+/// numad's record of a VM.
 #[derive(Clone, Debug, Default)]
 struct Process {
-    /// When it was seen last with enough memory, and its CPU time then.
+    /// When it was last seen with enough memory, and its CPU time then.
     seen: Option<(Ns, Ns)>,
     looks: [i64; LOOKS],
     looked: usize,
     cpus_used: i64,
-    /// Where it was bound to, and when.
+    /// The nodes that it was bound to, and when.
     bound: Option<(NodeSet, Ns)>,
 }
 
@@ -133,7 +134,7 @@ struct Candidate<'a> {
     bound_at: Option<Ns>,
 }
 
-/// Looks at the host when it is time, and binds one VM at most.
+/// Looks at the host when it is time, and binds at most one VM.
 pub fn plan(view: &View<'_>, state: &mut State) -> Plan {
     let mut plan = Plan::new(view.version);
     state.vms.retain(|id, _| view.sample.vm(*id).is_some());
@@ -178,7 +179,7 @@ pub fn plan(view: &View<'_>, state: &mut State) -> Plan {
     plan
 }
 
-/// Reads what is free of each node with memory, and notes the time.
+/// Reads the free resources of each node with memory, and records the time.
 fn look(view: &View<'_>, state: &mut State) -> Vec<Node> {
     let busy: BTreeMap<CpuId, Ns> = view.sample.cpus.iter().map(|cpu| (cpu.id, cpu.busy_ns)).collect();
     let before = state.look.replace((view.at, busy));
@@ -229,7 +230,7 @@ fn mib(bytes: Bytes) -> i64 {
     whole(bytes.0 >> 20)
 }
 
-/// Of the first core, as numad has it.
+/// Returns the threads of the first core, as numad does.
 fn threads_per_core(machine: &Machine) -> i64 {
     let Some(first) = machine.cpus.first() else {
         return 1;
@@ -238,7 +239,7 @@ fn threads_per_core(machine: &Machine) -> i64 {
     whole(siblings.count())
 }
 
-/// Step 1: notes what each VM uses, and sorts those that use enough.
+/// Step 1: records each VM's use, and sorts those that use enough.
 fn candidates<'v>(view: &'v View<'v>, state: &mut State, nodes: &[Node]) -> Vec<Candidate<'v>> {
     let all: NodeSet = nodes.iter().map(|node| node.id).collect();
     let mut large = Vec::new();
@@ -247,7 +248,7 @@ fn candidates<'v>(view: &'v View<'v>, state: &mut State, nodes: &[Node]) -> Vec<
         let touched = vm.sample.pages_touched().map_or(0, |pages| mib(pages.to_bytes()));
         let settings = &vm.sample.settings;
         let is_excluded = !vm.managed() || vm.hands_off.is_some() || settings.home.is_some();
-        // numad would move it away from where it is bound.
+        // numad would move it away from its bound nodes.
         let is_bound = vm.sample.bound_to.is_some() || settings.cpus_allowed.is_some();
         if touched <= MEMORY_MIN_MIB || is_excluded || is_bound {
             process.seen = None;
@@ -298,7 +299,7 @@ impl Process {
     }
 }
 
-/// What is asked of nodes for a VM. Of one that fills most of a node and may grow beyond it, all that it may have counts.
+/// Returns a VM's request. If it fills most of a node and may grow beyond it, all memory that it may have counts.
 fn request(vm: &VmView<'_>, touched: i64, cpus_used: i64, nodes: &[Node]) -> Request {
     let size = vm
         .sample
@@ -321,13 +322,13 @@ impl Candidate<'_> {
         self.running.cpus_used * self.running.used_mib
     }
 
-    /// Whether it is looked at before another that was bound too.
+    /// Whether it is considered before another bound candidate.
     fn is_before(&self, other: &Self) -> bool {
         let (own, its) = (self.magnitude(), other.magnitude());
         own > its || (own >= 5 * (its - own) && self.bound_at <= other.bound_at)
     }
 
-    /// Share of its memory that lies on none of these nodes, in percent.
+    /// Returns the share of its memory on none of these nodes, in percent.
     fn elsewhere_percent(&self, nodes: &[Node], target: &NodeSet) -> i64 {
         let lies = nodes.iter().zip(&self.running.memory_mib);
         let elsewhere: i64 = lies
@@ -343,7 +344,7 @@ fn sorted(candidates: Vec<Candidate<'_>>) -> Vec<Candidate<'_>> {
         .into_iter()
         .partition(|candidate| candidate.bound_at.is_none());
     unbound.sort_by_key(|candidate| -candidate.magnitude());
-    // "Within a fifth" is no order: which comes first depends on how one looks for it.
+    // "Within a fifth" is not an order: the first depends on the search.
     for at in 0..bound.len() {
         let first = (at + 1..bound.len()).fold(at, |first, other| {
             if bound[other].is_before(&bound[first]) {
@@ -358,7 +359,7 @@ fn sorted(candidates: Vec<Candidate<'_>>) -> Vec<Candidate<'_>> {
     unbound
 }
 
-/// Step 2: a small VM on the fullest node, that would even nodes out by leaving it for the emptiest.
+/// Step 2: whether a small VM on the fullest node would even nodes out by leaving it for the emptiest.
 fn gains_by_leaving(nodes: &[Node], candidate: &Candidate<'_>) -> bool {
     let Running {
         nodes: on,
@@ -433,7 +434,7 @@ fn bind(
     }
 }
 
-/// Moves that bring all pages onto the target: from the other node with most of them to the node of the target with least.
+/// Returns moves that bring all pages onto the target: from the other node with most of them to the target node with least.
 fn steps(nodes: &[Node], target: &NodeSet, mut pages: NodeMap<Pages>) -> Vec<(NodeId, NodeId, Pages)> {
     for node in nodes {
         if pages.get(node.id).is_none() {
@@ -445,7 +446,7 @@ fn steps(nodes: &[Node], target: &NodeSet, mut pages: NodeMap<Pages>) -> Vec<(No
         let outside = pages.iter().filter(|(node, _)| !target.contains(*node));
         let most = outside.rev().max_by_key(|(_, pages)| **pages);
         let inside = pages.iter().filter(|(node, _)| target.contains(*node));
-        // Of equals the last.
+        // Among equals the last.
         let least = inside.rev().min_by_key(|(_, pages)| **pages);
         let Some(((from, &moved), (to, _))) = most.zip(least).filter(|((_, most), _)| most.0 > 0) else {
             return steps;

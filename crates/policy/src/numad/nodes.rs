@@ -1,39 +1,39 @@
-//! Which nodes numad chooses for a request: step 3 of [`super`].
+//! Chooses nodes for a request as numad does: step 3 of [`super`].
 //!
 //! # Algorithm
-//! 1. What the process itself uses counts as free where it is: of one not bound yet 17/16 of its memory on each node, and
-//!    CPU in proportion to that; of a bound one 5/4 of its memory, and on each of its nodes the mean of what these have
-//!    free and it uses.
-//! 2. As many nodes are needed as the request takes of the first node's whole memory, or of its CPUs, whichever is more. A
-//!    running process may go without a little CPU: 7.5 percent of the first node's.
+//! 1. The process's own use counts as free where it is: if it is not bound yet, 17/16 of its memory on each node, and CPU in
+//!    proportion to that; if it is, 5/4 of its memory, and on each of its nodes the mean of the CPU that is free there and
+//!    that it uses.
+//! 2. The number of nodes is the request over the first node's whole memory, or over its CPUs, whichever is more. A running
+//!    process may lack a little CPU: 7.5 percent of the first node's.
 //! 3. From each node the others are sorted by distance, then by magnitude. The start is the node from which the needed ones
 //!    have the largest sum of magnitude over squared distance.
-//! 4. In the order of the start nodes are taken until as many are taken as needed and the request is met, each but for 100 MiB;
-//!    CPU does not count where all processes together use less than the host has. A request that is never met gets all nodes.
+//! 4. In the order from the start, nodes are taken until there are enough and the request is met, each less 100 MiB; CPU does
+//!    not count if all processes together use less than the host has. A request that is never met gets all nodes.
 
 use homenode_units::{NodeId, NodeSet};
 
-/// Memory of each node that a request is not given, in MiB.
+/// Memory of each node that is never assigned, in MiB.
 const MARGIN_MIB: i64 = 100;
-/// Share of the first node's CPUs that a running process may go without, in thousandths: half of what the target
-/// utilisation leaves.
+/// Share of the first node's CPUs that a running process may lack, in thousandths: half of what the target utilisation
+/// leaves.
 const FLEX_THOUSANDTHS: i64 = 75;
 
-/// A count as numad has it: its differences may be negative. What is too large is the most there is.
+/// Returns a count as numad's signed type: differences may be negative. A count that is too large becomes the maximum.
 pub(super) fn whole(count: impl TryInto<i64>) -> i64 {
     count.try_into().unwrap_or(i64::MAX)
 }
 
-/// What a node has.
+/// A node's resources.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Which.
+    /// The node.
     pub id: NodeId,
-    /// Memory in all, in MiB.
+    /// Total memory, in MiB.
     pub memory_mib: i64,
-    /// Memory that could be given out, in MiB.
+    /// Assignable memory, in MiB.
     pub free_mib: i64,
-    /// CPUs in all, in hundredths of a CPU.
+    /// Total CPUs, in hundredths of a CPU.
     pub cpus: i64,
     /// CPUs that were idle, in hundredths of a CPU; at most [`Node::cpus`].
     pub cpus_free: i64,
@@ -41,7 +41,7 @@ pub struct Node {
     pub distances: Vec<i64>,
 }
 
-/// What nodes are chosen for.
+/// Resources for which nodes are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// In hundredths of a CPU.
@@ -50,14 +50,14 @@ pub struct Request {
     pub memory_mib: i64,
 }
 
-/// A process that runs already.
+/// A process that already runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Running {
-    /// Nodes that it is bound to; all of them before it is.
+    /// Nodes that it is bound to; before that, all of them.
     pub nodes: NodeSet,
     /// Its memory on each node, in MiB and in their order.
     pub memory_mib: Vec<i64>,
-    /// Its memory in all, in MiB; above 0.
+    /// Its total memory, in MiB; above 0.
     pub used_mib: i64,
     /// CPU that it uses, in hundredths of a CPU.
     pub cpus_used: i64,
@@ -65,7 +65,8 @@ pub struct Running {
     pub has_enough_cpus: bool,
 }
 
-/// What `numad -w` answers: nodes for a process that does not run yet. Remembers nothing, so the next one is told the same.
+/// Returns the answer of `numad -w`: nodes for a process that does not run yet. It has no memory, so the next one gets the
+/// same.
 pub fn advise(nodes: &[Node], request: Request) -> NodeSet {
     let chosen = pick(nodes, request, None);
     match nodes.first().filter(|_| chosen.is_empty()) {
@@ -74,7 +75,7 @@ pub fn advise(nodes: &[Node], request: Request) -> NodeSet {
     }
 }
 
-/// Nodes for a request; of a process that runs already with a bias to where it is. Empty only where nothing is asked for.
+/// Returns nodes for a request, for a running process with a bias to its nodes. Empty only for an empty request.
 pub fn pick(nodes: &[Node], mut request: Request, running: Option<&Running>) -> NodeSet {
     let mut chosen = NodeSet::new();
     let Some(first) = nodes.first() else { return chosen };
@@ -105,7 +106,7 @@ pub fn pick(nodes: &[Node], mut request: Request, running: Option<&Running>) -> 
     chosen
 }
 
-/// How many of the first node it takes; all nodes where that has nothing.
+/// Returns how many of the first node the request takes; all nodes if that has nothing.
 fn of_first(asked: i64, has: i64, nodes: &[Node]) -> usize {
     match has {
         ..=0 => nodes.len(),
@@ -113,7 +114,7 @@ fn of_first(asked: i64, has: i64, nodes: &[Node]) -> usize {
     }
 }
 
-/// What a node offers to a request.
+/// A node's offer to a request.
 #[derive(Clone, Copy, Debug)]
 struct Offer {
     free_mib: i64,
@@ -128,7 +129,7 @@ impl Offer {
         (10 * memory + 4 * memory_left) * (6 * cpus + cpus_left)
     }
 
-    /// What is still asked for once the node gave what it has.
+    /// Returns the rest of the request after the node's share.
     fn take(self, request: Request) -> Request {
         let memory_mib = match self.free_mib >= request.memory_mib + MARGIN_MIB {
             true => 0,
@@ -141,7 +142,7 @@ impl Offer {
     }
 }
 
-/// Step 1; and CPUs offered in all.
+/// Step 1, and the total CPUs offered.
 fn offers(nodes: &[Node], running: Option<&Running>) -> (Vec<Offer>, i64) {
     let plain = |node: &Node| Offer {
         free_mib: node.free_mib,
@@ -173,7 +174,7 @@ fn offers(nodes: &[Node], running: Option<&Running>) -> (Vec<Offer>, i64) {
     (offers.collect(), cpus_offered)
 }
 
-/// Nodes by their distance to one, then by magnitude. Sorted by exchanges, since that decides between equals.
+/// Sorts nodes by distance, then by magnitude. A selection sort, since that decides between equals.
 fn by_distance(nodes: &[Node], magnitudes: &[i64], from: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..nodes.len()).collect();
     let key = |at: usize| (nodes[at].distances[from], -magnitudes[at]);

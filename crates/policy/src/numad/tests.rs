@@ -8,7 +8,7 @@ use crate::testing::{Scene, vm_id};
 /// Pages of one MiB.
 const MIB: u64 = 256;
 
-/// A host as numad saw it, what it was asked, and what it answered.
+/// Parses a host as numad saw it, its request and its answer.
 fn recorded(line: &str) -> (Vec<Node>, Request, NodeSet) {
     let (asked, host) = line.split_once(" : ").expect("a host");
     let (request, answer) = asked.split_once(" = ").expect("an answer");
@@ -52,7 +52,7 @@ fn advice_is_that_of_the_real_numad() {
     assert_eq!(count, 300);
 }
 
-/// Nodes of 4 CPUs and 8 GiB, with so much CPU and memory free.
+/// Nodes of 4 CPUs and 8 GiB, with this much CPU and memory free.
 fn host(free: &[(i64, i64)]) -> Vec<Node> {
     let node = |(at, &(cpus_free, free_mib)): (usize, &(i64, i64))| Node {
         id: NodeId(at as u16),
@@ -73,7 +73,7 @@ fn an_impossible_request_gets_all_nodes() {
     for (cpus, memory_mib) in too_large {
         assert_eq!(advise(&nodes, Request { cpus, memory_mib }), all);
     }
-    // And one for nothing gets the first.
+    // An empty request gets the first node.
     assert_eq!(
         advise(
             &nodes,
@@ -97,7 +97,7 @@ fn advice_is_forgotten() {
     assert_eq!(answers, vec![NodeSet::one(NodeId(0)); 6]);
 }
 
-/// A scene, looked at every second; what numad did in which.
+/// A scene inspected every second; records when numad acted.
 struct Watched {
     scene: Scene,
     state: State,
@@ -113,7 +113,7 @@ impl Watched {
         }
     }
 
-    /// The decisions of the next seconds, by when they were made.
+    /// Returns the decisions of the next seconds, by second.
     fn seconds(&mut self, count: u64) -> Vec<(u64, Plan)> {
         let mut plans = Vec::new();
         for _ in 0..count {
@@ -128,7 +128,7 @@ impl Watched {
         plans
     }
 
-    /// Which VMs were bound, when and to which nodes.
+    /// Returns which VMs were bound, when and to which nodes.
     fn bound(&mut self, count: u64) -> Vec<(u64, VmId, String)> {
         let of = |(at, plan): (u64, Plan)| {
             let homes = plan
@@ -144,7 +144,7 @@ impl Watched {
     }
 }
 
-/// A VM with so much memory on each of its nodes, all vCPUs of node 0's CPUs as busy as said.
+/// A VM with this much memory on each of its nodes, all vCPUs on node 0's CPUs equally busy.
 fn add(scene: &mut Scene, n: u128, vcpus: u32, busy: f64, node: u16, mib: &[(u16, u64)]) {
     let vm = scene.add_vm(n, vcpus, Bytes::from_gib(4), node);
     vm.vcpus_busy(busy);
@@ -198,7 +198,7 @@ fn memory_moves_whole_and_at_once() {
     assert_eq!(moves, [(node(0), node(1), 1500), (node(2), node(1), 900)]);
 }
 
-/// A scene whose nodes but the first are busy.
+/// A scene in which all nodes except the first are busy.
 fn all_busy_but_the_first() -> Scene {
     let mut scene = Scene::four_nodes(4);
     scene.host_busy[4..].fill(1.0);
@@ -211,7 +211,7 @@ fn a_bound_vm_is_looked_at_again_after_300_s() {
     add(&mut scene, 1, 2, 1.0, 0, &[(0, 1000), (1, 900)]);
     let mut watched = Watched::new(scene);
     assert_eq!(watched.bound(10), [(3, vm_id(1), "0".to_owned())]);
-    // Nothing moved, as if the kernel had refused: numad does not try again until then.
+    // Nothing moved, as if the kernel had refused: numad waits for the full time before it tries again.
     let again = watched.bound(400);
     assert_eq!(again.len(), 1, "{again:?}");
     assert!((303..=318).contains(&again[0].0), "{again:?}");
@@ -228,7 +228,7 @@ fn on_the_busiest_node_it_does_not_wait() {
     // Now node 0 has all 4 CPUs busy, 2 of them with the VM, and the others none: half of that elsewhere is more even.
     watched.scene.host_busy.fill(0.0);
     watched.scene.host_busy[..4].fill(1.0);
-    // CPU times go on from where they are in this scene: what counts is the difference of two looks.
+    // CPU times continue in this scene: only the difference of two looks counts.
     let bound = watched.bound(60);
     assert!(bound.len() == 1 && bound[0].2 != "0", "{bound:?}");
 }

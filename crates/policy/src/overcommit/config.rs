@@ -1,4 +1,4 @@
-//! What an operator may set of how memory is taken and given back.
+//! Settings for taking and returning memory.
 
 use homenode_units::{Any, Bytes, Ns, PAGE_BYTES};
 use serde::{Deserialize, Serialize};
@@ -9,75 +9,75 @@ use crate::bounds::{MEMORY, PAUSE, SHARE, SOME_SHARE, SPAN};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum When {
-    /// While a node with the VM's memory lacks some; given back once it has plenty.
+    /// While a node with the VM's memory lacks some; returned once the node has plenty.
     #[default]
     Scarce,
     /// Always.
     Always,
 }
 
-/// What the operator may set. VMs take part by their floor.
+/// The operator's settings. A VM takes part if it has a floor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// When memory is taken.
     pub when: When,
-    /// Share of each node's memory that is to stay free, in [0, 1).
+    /// Share of each node's memory that should stay free, in [0, 1).
     pub headroom: f64,
-    /// What a VM keeps beyond its working set, as a share of that; twice as much where the estimate promises nothing.
+    /// What a VM keeps beyond its working set, as a share of that; twice as much if the estimate has no guarantee.
     pub reserve: f64,
-    /// And at least.
+    /// The least reserve.
     #[serde(with = "homenode_units::text")]
     pub reserve_min: Bytes,
-    /// Part of what is given that is taken at a time, in (0, 1).
+    /// Share of the given memory that one step takes, in (0, 1).
     pub step: f64,
     /// Time between two steps.
     #[serde(with = "homenode_units::text")]
     pub step_wait: Ns,
-    /// Time without a step after pressure, for the first time.
+    /// Time without a step after the first spell of pressure.
     #[serde(with = "homenode_units::text")]
     pub backoff: Ns,
-    /// The longest, after many spells of pressure; at least [`Config::backoff`].
+    /// The longest such time, after many spells of pressure; at least [`Config::backoff`].
     #[serde(with = "homenode_units::text")]
     pub backoff_max: Ns,
-    /// What a guest that reads as much from swap between two of its reports is short of.
+    /// A guest that reads this much from swap between two reports is short of memory.
     #[serde(with = "homenode_units::text")]
     pub swap_min: Bytes,
     /// Faults per second from disk at which a guest is short of memory, from 1.
     pub faults_per_s_min: f64,
-    /// Share of its memory that a guest is to have usable, 0 to 1.
+    /// Share of its memory that a guest should have usable, 0 to 1.
     pub usable_min: f64,
-    /// Share of a node's free memory that growth leaves, 0 to 1.
+    /// Share of a node's free memory that growth does not use, 0 to 1.
     pub kept_free: f64,
-    /// By less than this share of what is given nothing changes, 0 to 1.
+    /// Differences below this share of the given memory are ignored, 0 to 1.
     pub band: f64,
-    /// What growth adds under pressure, as a share of what is given, 0.01 to 10.
+    /// Growth under pressure, as a share of the given memory, 0.01 to 10.
     pub growth: f64,
-    /// What is given back at a time where memory is plentiful, as such a share, 0.001 to 1.
+    /// Memory returned at a time while it is plentiful, as such a share, 0.001 to 1.
     pub give_back: f64,
-    /// Steps are at least this, as are what a guest shall have usable and differences that count.
+    /// Least size of a step, of a guest's usable memory and of differences that count.
     #[serde(with = "homenode_units::text")]
     pub step_min: Bytes,
-    /// A report of a guest that is older counts as none.
+    /// Older reports of a guest are ignored.
     #[serde(with = "homenode_units::text")]
     pub report_age_max: Ns,
-    /// How long a guest may take for its first report.
+    /// Longest wait for a guest's first report.
     #[serde(with = "homenode_units::text")]
     pub first_report_max: Ns,
-    /// A balloon that within this time has not come a quarter of its way does not follow.
+    /// A balloon that has not moved a quarter of its way within this time is stuck.
     #[serde(with = "homenode_units::text")]
     pub follow_max: Ns,
-    /// How long a VM is left alone whose balloon is of no use.
+    /// Time for which a VM with a useless balloon is left alone.
     #[serde(with = "homenode_units::text")]
     pub left_alone: Ns,
-    /// How long a limit lasts unless it is renewed.
+    /// Time for which a limit lasts unless it is renewed.
     #[serde(with = "homenode_units::text")]
     pub lease: Ns,
 }
 
 impl Default for Config {
-    /// A tenth of each node free; a tenth and at least 64 MiB in reserve; a twentieth every 10 s; a minute. A guest is asked
-    /// every two seconds, and the first report that is found counts only once another follows: 10 s are enough for that.
+    /// A tenth of each node free; a tenth and at least 64 MiB in reserve; a twentieth every 10 s; a minute. A guest is polled
+    /// every two seconds, and the first report found counts only once another follows: 10 s are enough for that.
     fn default() -> Self {
         Config {
             when: When::Scarce,

@@ -1,37 +1,37 @@
-//! Memory overcommitment: VMs have what they use and a reserve, by their balloons, and get it back fast.
+//! Memory overcommitment: balloons keep VMs at what they use plus a reserve, and return memory fast.
 //!
 //! # Problem
-//! Owners of VMs book more memory than they use [PRL, section 1], so a host full by its bookings is half empty. Taking
-//! memory away by a balloon is easy; users of balloons complain of what comes then: guests that are shrunk while they already
-//! swap, memory that comes back too late, and nobody who says why (the paper cites Badis, which adapts each VM's memory to its
-//! working set from time to time).
+//! Owners of VMs book more memory than they use [PRL, section 1], so a host that is fully booked is half empty. Taking memory
+//! with a balloon is easy, but users of balloons complain about the effects: guests that are shrunk while they already swap,
+//! memory that returns too late, and no explanation (the paper cites Badis, which adapts each VM's memory to its working set
+//! from time to time).
 //!
 //! # Terms
-//! - *Given*: the limit in force, or without one the *maximum*, what the operator gave it.
-//! - *Floor*: what the operator allows the VM to be left with. A VM without one is never touched.
+//! - *Given*: the limit in force, or without one the *maximum*, which is the operator's setting.
+//! - *Floor*: the least memory that the operator allows for the VM. A VM without one is never touched.
 //! - *Need*: the upper end of its working set ([`Estimate::most`]) and a reserve, at least the floor, at most the maximum.
 //! - *Pressure*: its guest reads from swap ([`Config::swap_min`]), faults from disk ([`Config::faults_per_s_min`]), or
 //!   has less than [`Config::usable_min`] of its memory usable.
-//! - *Lack* of a node: what it has free less than the headroom. *Room*: what it has free but for [`Config::kept_free`] of it,
-//!   less what VMs under a limit there were given and have not touched.
+//! - *Lack* of a node: its headroom less its free memory. *Room*: its free memory without [`Config::kept_free`] of it, less
+//!   what VMs under a limit there were given and have not touched.
 //!
 //! # Algorithm
-//! Of each VM with a floor, each period:
-//! 1. A VM under pressure, or whose need exceeds what is given, gets half as much again ([`Config::growth`]), and at least its
-//!    need, at once. Then it is not shrunk for [`Config::backoff`]; that doubles with each new spell, up to
-//!    [`Config::backoff_max`], and starts over after calm.
-//! 2. Otherwise, where [`Config::when`] is [`When::Scarce`] and all of its home nodes have twice the headroom free, it gets a
-//!    tenth back at a time ([`Config::give_back`]).
-//! 3. Otherwise it may be shrunk, if its balloon has followed the last step, [`Config::step_wait`] has passed, there is a settled
-//!    estimate, and what is given exceeds the need by more than [`Config::band`]: by [`Config::step`] of what is given, not
-//!    below the need, not more than the guest says is usable; under [`When::Scarce`] only while a node with its pages
-//!    lacks memory, and by no more than relieves that, who has most to spare first.
-//! 4. Growth is dealt out of the room of the VM's home nodes, VMs in need first. What is taken is credited to the nodes that its
-//!    pages lie on, so that two VMs are not shrunk for one lack.
-//! 5. A limit is renewed in every period, and lifted where it reaches the maximum.
+//! For each VM with a floor, each period:
+//! 1. A VM under pressure, or whose need exceeds its given memory, gets half as much again ([`Config::growth`]), and at least
+//!    its need, at once. Then it is not shrunk for [`Config::backoff`], which doubles with each new spell, up to
+//!    [`Config::backoff_max`], and is reset after calm.
+//! 2. Otherwise, if [`Config::when`] is [`When::Scarce`] and all of its home nodes have twice the headroom free, a tenth is
+//!    returned to it at a time ([`Config::give_back`]).
+//! 3. Otherwise it may be shrunk, if its balloon has followed the last step, [`Config::step_wait`] has passed, there is a
+//!    settled estimate, and the given memory exceeds the need by more than [`Config::band`]: by [`Config::step`] of the given
+//!    memory, not below the need, not more than the guest reports as usable; under [`When::Scarce`] only while a node with
+//!    its pages lacks memory, and by no more than relieves that, the VM with most to spare first.
+//! 4. Growth uses the room of the VM's home nodes, VMs in need first. Memory taken is credited to the nodes that hold the
+//!    VM's pages, so that two VMs are not shrunk for one lack.
+//! 5. A limit is renewed in every period, and lifted when it reaches the maximum.
 //!
-//! A balloon that does not follow, a driver that does not answer, a limit that somebody else or the guest undid: said, the limit
-//! lifted, and the VM left alone for [`Config::left_alone`].
+//! If a balloon does not follow, a driver does not answer, or something else or the guest undid a limit, this is reported,
+//! the limit lifted, and the VM left alone for [`Config::left_alone`].
 //!
 //! # Properties (tests of the same name)
 //! - `never_below_the_floor_nor_below_working_set_and_reserve`
@@ -47,10 +47,10 @@
 //! - `memory_is_taken_only_where_a_node_lacks_it`
 //!
 //! # Departures from the source, and why
-//! - `most` and never `size`: an estimate that is too low costs its guest a disk access per page, one that is too high only
-//!   memory.
-//! - The guest's own word is heard, though the paper's systems do without: only the guest knows that it swaps,
-//!   and no tracker sees a need above what the VM has. It is believed of that guest alone, and only in its favour.
+//! - `most` and never `size`: an estimate that is too low costs its guest a disk access per page, one that is too high costs
+//!   only memory.
+//! - The guest's reports are used, although the paper's systems do without: only the guest knows that it swaps, and no
+//!   tracker sees a need above what the VM has. They count for that guest only, and only in its favour.
 //! - Per node: memory is short on a node before it is on a host, and memory taken elsewhere does not help there.
 
 mod config;
@@ -69,28 +69,28 @@ use nodes::Nodes;
 /// Name of this policy in plans.
 pub const POLICY: &str = "overcommit";
 
-/// How a VM stands, for people.
+/// A VM's situation, for people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Standing {
-    /// What it needs, where that is known.
+    /// What it needs, if known.
     pub need_bytes: Option<Bytes>,
-    /// Why it has what it has.
+    /// Why it has its present memory.
     pub why: String,
 }
 
-/// What is remembered between periods.
+/// State kept between periods.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     vms: BTreeMap<VmId, Known>,
 }
 
 impl State {
-    /// How a VM with a floor stands.
+    /// Returns the situation of a VM with a floor.
     pub fn standing(&self, vm: VmId) -> Option<&Standing> {
         self.vms.get(&vm)?.standing.as_ref()
     }
 
-    /// The limit of a VM was lifted by the agent itself: nobody else changed it.
+    /// Notes that the agent itself lifted the limit of a VM, so that it does not count as undone by others.
     pub fn was_lifted(&mut self, vm: VmId) {
         if let Some(known) = self.vms.get_mut(&vm) {
             known.lifting = true;
@@ -100,40 +100,40 @@ impl State {
 
 #[derive(Clone, Debug, Default)]
 struct Known {
-    /// The limit in the last sample, and whether a lift of it was asked for.
+    /// The limit in the last sample, and whether its removal was requested.
     limit: Option<Bytes>,
     lifting: bool,
-    /// On the way to the limit: since when, and from where.
+    /// Start of the way to the limit: time and size.
     since: Ns,
     from: Bytes,
     /// The guest's last report, and when it was seen.
     report: Option<(GuestMemory, Ns)>,
-    /// Until when a first one is waited for.
+    /// Time until which a first report is awaited.
     first_until: Option<Ns>,
-    /// Not shrunk before, and for how long that was.
+    /// Not shrunk before this time, and the length of that wait.
     wait_until: Ns,
     backoff: Ns,
     pressed: bool,
-    /// Not touched before.
+    /// Not touched before this time.
     alone_until: Ns,
     said: Option<String>,
     standing: Option<Standing>,
 }
 
-/// What a VM is to have.
+/// The memory that a VM should have.
 #[derive(Debug)]
 enum Wish {
     /// Its maximum.
     All(String),
-    /// What it has.
+    /// Its present memory.
     Same(String),
-    /// This much, as far as there is room; `urgent` before all others.
+    /// This much, as far as there is room; `urgent` goes before all others.
     More { to: Bytes, urgent: bool, why: String },
     /// Less, not below `least`.
     Less { least: Bytes, step: Bytes, why: String },
 }
 
-/// A VM with what was found out of it.
+/// A VM and what was found out about it.
 struct Case<'a, 'v> {
     vm: &'a VmView<'v>,
     given: Bytes,
@@ -141,7 +141,7 @@ struct Case<'a, 'v> {
     wish: Wish,
 }
 
-/// Asks for the working sets of the VMs of which memory may be taken. Comes before the working sets' own plan.
+/// Requests the working sets of VMs from which memory may be taken. Runs before the working sets' own plan.
 pub fn want_working_sets(view: &View<'_>, config: &Config, working_sets: &mut working_set::State) {
     let may_be_shrunk = |vm: &&VmView<'_>| {
         vm.managed() && vm.sample.settings.memory_floor.is_some() && vm.sample.balloon.is_some()
@@ -194,7 +194,7 @@ pub fn plan<'e>(
             wish,
         });
     }
-    // Growth in need first, then growth, then those who have most to spare.
+    // Growth in need first, then growth, then VMs with most to spare.
     cases.sort_by_key(|case| match case.wish {
         Wish::More { urgent: true, .. } => (0, 0),
         Wish::More { .. } => (1, 0),
@@ -233,7 +233,7 @@ pub fn plan<'e>(
     plan
 }
 
-/// What a VM needs; `None` without an estimate that can be relied on.
+/// Returns what a VM needs; `None` without a reliable estimate.
 fn need(vm: &VmView<'_>, config: &Config, estimate: Option<&Estimate>) -> Option<Bytes> {
     let estimate = estimate.filter(|estimate| estimate.settled == Settled::Yes)?;
     let floor = vm.sample.settings.memory_floor?;
@@ -245,7 +245,7 @@ fn need(vm: &VmView<'_>, config: &Config, estimate: Option<&Estimate>) -> Option
     Some(Bytes(estimate.most.0.saturating_add(reserve.0)).max(floor))
 }
 
-/// Whether an estimate still speaks of now. A VM whose figure has settled is watched again after a rest of ten windows.
+/// Whether an estimate is still current. A VM whose figure has settled is watched again after a rest of ten windows.
 fn is_fresh(estimate: &Estimate, at: Ns, config: &Config) -> bool {
     let windows = Ns(estimate.window.0.saturating_mul(20));
     at.saturating_sub(estimate.at) <= windows.max(config.report_age_max)
@@ -260,7 +260,7 @@ fn whole_pages(bytes: Bytes) -> Bytes {
 }
 
 impl Known {
-    /// What a VM is to have, and what is wrong with its balloon, if anything is.
+    /// Returns the memory that a VM should have, and any problem with its balloon.
     fn wish(
         &mut self,
         view: &View<'_>,
@@ -303,7 +303,7 @@ impl Known {
         }
         let trouble = if was_undone {
             Some(format!(
-                "the limit on the memory of VM {name} is not in force any more: somebody else changed it, or its guest took the memory back"
+                "the limit on the memory of VM {name} is not in force any more: another program changed it, or its guest took the memory back"
             ))
         } else if let Some(why) = vm.sample.immovable.as_ref().filter(|why| gives_nothing(why)) {
             Some(format!("taking memory from VM {name} would free none: {why}"))
@@ -375,7 +375,7 @@ impl Known {
         (self.less(&now, estimate.map(sentence)), None)
     }
 
-    /// Whether it is to have less, and why where that is known.
+    /// Returns the wish to shrink, or the reason not to if known.
     fn less(&self, now: &Now<'_>, why: Option<String>) -> Wish {
         let same = |why: &str| Wish::Same(why.to_owned());
         let Now {
@@ -435,7 +435,7 @@ impl Known {
         Moved::OnTheWay
     }
 
-    /// Why its guest is short of memory, if it is. Only while the agent holds memory back can that be answered.
+    /// Returns why its guest is short of memory, if so. Only while the agent holds memory back can it do something about it.
     fn pressure(
         &mut self,
         at: Ns,
@@ -468,7 +468,7 @@ impl Known {
         })
     }
 
-    /// No shrinking for a while: longer with each spell of pressure, unless the last is long ago.
+    /// Postpones shrinking: longer with each spell of pressure, unless the last was long ago.
     fn back_off(&mut self, at: Ns, config: &Config) {
         if !self.pressed {
             let is_calm = at.saturating_sub(self.wait_until) > self.backoff;
@@ -483,7 +483,7 @@ impl Known {
     }
 }
 
-/// A VM that is well, as it is looked at.
+/// The state of a VM without problems.
 #[derive(Clone, Copy, Debug)]
 struct Now<'a> {
     at: Ns,
@@ -494,7 +494,7 @@ struct Now<'a> {
     moved: Moved,
 }
 
-/// Where a balloon is.
+/// Position of a balloon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Moved {
     There,
@@ -523,7 +523,7 @@ fn gives_nothing(why: &Immovable) -> bool {
 }
 
 impl Case<'_, '_> {
-    /// What it gets, and why.
+    /// Decides on a VM's memory, with the reason.
     fn settle(
         &self,
         view: &View<'_>,

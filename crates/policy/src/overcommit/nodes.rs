@@ -1,4 +1,4 @@
-//! What nodes have free, and lack: the account that keeps what VMs are given within what there is.
+//! Free and lacking memory of nodes: the account that keeps assigned memory within what exists.
 
 use homenode_host::{View, VmView};
 use homenode_units::{Bytes, NodeId, NodeMap, NodeSet, Pages, divide_proportionally};
@@ -8,11 +8,11 @@ use super::{Config, part};
 /// One node's account, in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Account {
-    /// What can be given.
+    /// Assignable memory.
     room: u64,
-    /// What is free below the headroom.
+    /// Shortfall of free memory below the headroom.
     lack: u64,
-    /// What is free above twice the headroom, where anything is.
+    /// Free memory above twice the headroom, if any.
     plenty: u64,
 }
 
@@ -24,7 +24,7 @@ pub(super) struct Nodes {
 }
 
 impl Nodes {
-    /// As the sample has them, less what VMs under a limit were given and have not touched.
+    /// Reads the sample, less what VMs under a limit were given and have not touched.
     pub fn new(view: &View<'_>, config: &Config) -> Nodes {
         let accounts = view.sample.nodes.map(|_, node| {
             let (free, kept) = (
@@ -47,13 +47,13 @@ impl Nodes {
                 continue;
             };
             let touched = vm.sample.pages_touched().map_or(limit, Pages::to_bytes);
-            // It may have been promised more than there is: the host was full when it began.
+            // More may have been promised than exists: the host was full when it began.
             nodes.take(vm, limit.saturating_sub(touched), true);
         }
         nodes
     }
 
-    /// Nodes whose memory a VM gets: its home, else where its pages lie, else all.
+    /// Returns the nodes that supply a VM's memory: its home, else those with its pages, else all.
     fn homes(&self, vm: &VmView<'_>) -> NodeSet {
         if let Some(home) = vm.home {
             return home.intersection(&self.memory_nodes);
@@ -70,7 +70,8 @@ impl Nodes {
         }
     }
 
-    /// Takes memory for a VM out of the room of its home nodes, out of plenty only unless it is urgent; gives what there was.
+    /// Takes memory for a VM from the room of its home nodes, only from plenty unless it is urgent; returns what was
+    /// available.
     pub fn take(&mut self, vm: &VmView<'_>, wanted: Bytes, urgent: bool) -> Bytes {
         let homes: Vec<NodeId> = self.homes(vm).iter().collect();
         let has = |node: &NodeId| {
@@ -98,7 +99,7 @@ impl Nodes {
             .all(|node| self.accounts.get(node).is_some_and(|account| account.plenty > 0))
     }
 
-    /// A VM's pages by node, with what each node lacks.
+    /// Returns a VM's pages by node, with each node's lack.
     fn lacks(&self, vm: &VmView<'_>) -> Vec<(NodeId, u64, u64)> {
         let pages = vm.sample.pages.iter().flat_map(NodeMap::iter);
         pages
@@ -106,7 +107,8 @@ impl Nodes {
             .collect()
     }
 
-    /// The least that must be taken from a VM, evenly from all of its pages, for no node with some of them to lack memory.
+    /// Returns the least that must be taken from a VM, evenly from all of its pages, so that no node with some of them lacks
+    /// memory.
     pub fn useful(&self, vm: &VmView<'_>) -> Bytes {
         let lacks = self.lacks(vm);
         let all: u128 = lacks.iter().map(|(_, pages, _)| u128::from(*pages)).sum();
@@ -119,7 +121,8 @@ impl Nodes {
         )
     }
 
-    /// Credits nodes with what is taken from a VM, by where its pages lie. Gives the nodes that lacked memory, in words.
+    /// Credits nodes with memory taken from a VM, by the location of its pages. Returns the nodes that lacked memory, in
+    /// words.
     pub fn credit(&mut self, view: &View<'_>, vm: &VmView<'_>, cut: Bytes) -> String {
         let lacks = self.lacks(vm);
         let pages: Vec<u64> = lacks.iter().map(|(_, pages, _)| *pages).collect();

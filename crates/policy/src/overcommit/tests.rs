@@ -13,18 +13,18 @@ fn mib(count: u64) -> Bytes {
     Bytes(count * MIB)
 }
 
-/// How a guest behaves.
+/// Behaviour of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Manner {
-    /// Its balloon is where it was asked to be in the next epoch.
+    /// Its balloon reaches its target in the next epoch.
     Honest,
     /// It keeps its memory.
     Stubborn,
-    /// Its driver never speaks.
+    /// Its driver never reports.
     Silent,
-    /// It says that nothing is usable and that it swaps.
+    /// It reports that nothing is usable and that it swaps.
     Wails,
-    /// It says that it has endless memory to spare.
+    /// It reports endless spare memory.
     Boasts,
 }
 
@@ -34,7 +34,7 @@ struct Guest {
     maximum: Bytes,
     floor: Option<Bytes>,
     manner: Manner,
-    /// What it uses, which is also what estimates say; `None` where nobody estimates.
+    /// Its use, which is also the estimate; `None` without an estimate.
     uses: Option<Bytes>,
     current: Bytes,
     limit: Option<Bytes>,
@@ -145,7 +145,7 @@ impl World {
             .min(guest.maximum)
     }
 
-    /// One epoch: a plan is made, carried out, and guests follow it.
+    /// One epoch: a plan is made and carried out, and guests follow it.
     fn step(&mut self) {
         let mut scene = Scene::nodes(2, 2);
         scene.at = self.at;
@@ -229,7 +229,7 @@ fn when() -> impl Strategy<Value = When> {
     prop_oneof![Just(When::Scarce), Just(When::Always)]
 }
 
-/// What guests use changes now and then: which guest, to how much.
+/// Changes of guests' use now and then: the guest and its new use.
 fn changes() -> impl Strategy<Value = Vec<(usize, u64)>> {
     prop::collection::vec((0_usize..6, 32_u64..6000), 0..12)
 }
@@ -254,7 +254,7 @@ proptest! {
             for (at, guest) in world.guests.iter().enumerate().filter(|(_, guest)| guest.given() < guest.maximum) {
                 let floor = guest.floor.expect("without one there is no limit");
                 prop_assert!(guest.given() >= floor.min(guest.maximum), "{guest:?}");
-                // What was taken in this epoch leaves the need; what there was before may be less than a need that grew.
+                // Memory taken in this epoch leaves the need; the earlier amount may be below a need that grew.
                 let need = world.need(at).min(world.before[at]);
                 prop_assert!(guest.given() >= need, "{guest:?} needs {need}");
             }
@@ -270,7 +270,7 @@ proptest! {
             world.step();
             for node in 0..2_u16 {
                 let grown = world.guests.iter().zip(&world.before).filter(|(guest, _)| guest.home == node);
-                // A limit that is lifted because the balloon is of no use gives back what was never saved.
+                // Lifting a limit because of a useless balloon returns memory that was never saved.
                 let grown = grown.filter(|(guest, _)| {
                     matches!(guest.manner, Manner::Honest | Manner::Wails) && guest.limit.is_some()
                 });
@@ -285,14 +285,14 @@ proptest! {
         let mut world = World::new(vec![Guest::new(0, 4096, Some(128), Some(uses))], When::Always);
         world.steps(300);
         prop_assert!(world.guests[0].given() < mib(2048), "{:?}", world.guests);
-        // No estimate says so yet: the guest swaps.
+        // The guest swaps before any estimate shows it.
         let before = world.guests[0].given();
         world.guests[0].swapped_in += mib(more);
         world.step();
         let after = world.guests[0].given();
         prop_assert!(after >= part(before, 1.4), "{before} became {after}: {:?}", world.plan);
         prop_assert!(world.plan.decisions[0].reason.contains("back from swap"), "{:?}", world.plan);
-        // And not shrunk for a while.
+        // And it is not shrunk for a while.
         world.steps(5);
         prop_assert!(world.guests[0].given() >= after);
     }
@@ -334,7 +334,7 @@ proptest! {
         when in when(),
         liar in prop_oneof![Just(Manner::Wails), Just(Manner::Boasts)],
     ) {
-        // What a guest says of itself changes nothing of what others keep: they stay above their need.
+        // A guest's claims do not change what others keep: they stay above their need.
         let mut world = World::new(guests, when);
         world.guests.push(Guest { manner: liar, ..Guest::new(0, 8192, Some(64), Some(512)) });
         for _ in 0..60 {
@@ -372,7 +372,7 @@ fn a_headroom_beyond_all_memory_leaves_nothing_to_give_back() {
 
 #[test]
 fn memory_is_taken_only_where_a_node_lacks_it() {
-    // Node 0 has 16 GiB, and 15 of them are touched: 1 GiB free where 1.6 are to be. Node 1 has plenty.
+    // Node 0 has 16 GiB, and 15 of them are touched: 1 GiB free where 1.6 should be. Node 1 has plenty.
     let guests = vec![
         Guest::new(0, 10 << 10, Some(128), Some(1024)),
         Guest::new(0, 5 << 10, Some(128), Some(5 << 10)),
@@ -407,7 +407,7 @@ fn a_balloon_that_does_not_follow_is_said_and_let_go() {
     }
     assert_eq!(said.matches("does not follow").count(), 1, "{said}");
     assert_eq!(world.guests[0].limit, None);
-    // Ten minutes later it is tried again.
+    // Ten minutes later the balloon is tried again.
     world.guests[0].manner = Manner::Honest;
     world.steps(130);
     assert!(world.guests[0].given() < mib(4096));
@@ -433,7 +433,7 @@ fn a_limit_that_somebody_undid_is_not_set_again_at_once() {
     (world.guests[0].limit, world.guests[0].current) = (None, mib(4096));
     world.step();
     assert!(
-        world.findings().contains("somebody else changed it"),
+        world.findings().contains("another program changed it"),
         "{}",
         world.findings()
     );
@@ -484,7 +484,7 @@ fn memory_plugged_in_while_it_is_held_is_its_own() {
     let mut world = shrunk(Manner::Honest);
     let guest = &mut world.guests[0];
     let before = guest.given();
-    // The host moves limit and maximum by what was plugged in.
+    // The host raises limit and maximum by the plugged amount.
     (guest.maximum, guest.current) = (mib(5120), guest.current + mib(1024));
     guest.limit = guest.limit.map(|limit| limit + mib(1024));
     world.step();
@@ -506,7 +506,7 @@ fn pages_are_taken_from_whom_most_can_be_spared() {
         .iter()
         .map(|decision| decision.action.vm)
         .collect();
-    // The second has to give 0.4 GiB and lack is 0.6: the first gives the rest.
+    // The second can spare 0.4 GiB and the lack is 0.6: the first supplies the rest.
     assert_eq!(of, [vm_id(1), vm_id(0)]);
     assert!(
         world.plan.decisions[0].reason.contains("as node 0 has"),
@@ -515,7 +515,7 @@ fn pages_are_taken_from_whom_most_can_be_spared() {
     );
 }
 
-/// A guest with 4 GiB of which it uses 600 MiB, under these settings for so many epochs.
+/// A guest with 4 GiB, of which it uses 600 MiB, after this many epochs under these settings.
 fn used_by_halves(set: impl Fn(&mut Config), epochs: usize) -> World {
     let mut world = World::new(vec![Guest::new(0, 4096, Some(128), Some(600))], When::Always);
     set(&mut world.config);
@@ -527,7 +527,7 @@ fn used_by_halves(set: impl Fn(&mut Config), epochs: usize) -> World {
 fn how_fast_memory_goes_and_comes_is_the_operators_to_say() {
     let settled = used_by_halves(|_| {}, 300).guests[0].given();
     assert!(settled < mib(800), "{settled}");
-    // Less than half to spare is no reason to take any.
+    // Less than half to spare is too little to take any.
     let kept = used_by_halves(|config| config.band = 0.9, 300).guests[0].given();
     assert_eq!(kept, mib(4096));
     let mut world = used_by_halves(|config| config.step_min = mib(512), 0);
@@ -535,7 +535,7 @@ fn how_fast_memory_goes_and_comes_is_the_operators_to_say() {
         world.step();
     }
     assert_eq!(world.guests[0].given(), mib(3584), "the first step");
-    // A guest that swaps gets what its operator says.
+    // A guest that swaps grows by the operator's setting.
     for (growth, least, most) in [(0.1, 1.09, 1.11), (2.0, 2.99, 3.01)] {
         let mut world = used_by_halves(|config| config.growth = growth, 300);
         let before = world.guests[0].given();
@@ -547,7 +547,7 @@ fn how_fast_memory_goes_and_comes_is_the_operators_to_say() {
             "{before} {after}"
         );
     }
-    // One that reads less than that does not count as short.
+    // A guest that reads less than that does not count as short.
     let mut world = used_by_halves(|config| config.swap_min = mib(200), 300);
     let before = world.guests[0].given();
     world.guests[0].swapped_in += mib(100);

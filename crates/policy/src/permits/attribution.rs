@@ -1,12 +1,13 @@
-//! Whose misses are they? Isolation sampling [Kyoto, section 3.2.3].
+//! Attributes misses to VMs by isolation sampling [Kyoto, section 3.2.3].
 //!
 //! # Problem
-//! Counters of a VM count misses that it would not have alone: its neighbours evicted the lines. Nobody shall pay for what
-//! others pollute, so now and then a VM has its last-level cache to itself for a while, and what it misses then is its own.
+//! A VM's counters include misses that it would not have alone: its neighbours evicted the lines. No VM should pay for the
+//! pollution of others, so now and then a VM has its last-level cache to itself for a while, and its misses during that time
+//! are its own.
 //!
 //! # Terms
-//! - *Socket*: what shares a last-level cache. One [`Sampler`] watches one.
-//! - *Window*: the time for which one VM has it, in unhalted cycles of that VM.
+//! - *Socket*: the CPUs that share a last-level cache. One [`Sampler`] watches one socket.
+//! - *Window*: the time for which one VM has the socket, in unhalted cycles of that VM.
 //!
 //! # Algorithm
 //!
@@ -17,12 +18,12 @@
 //!        └──────── it vanished, or too much time went by: the others return ─┘
 //! ```
 //!
-//! 1. A VM is due when it has retired [`Config::instructions_between`] instructions since it was last attributed; of several
-//!    the one that waits longest, in instructions.
-//! 2. It is *not* isolated, and what its counters say counts as its own, if it misses less than [`Config::few_per_ms`] (it is
-//!    neither a disturber nor sensitive), if all its neighbours do (they disturb nobody), or if it has none.
-//! 3. Else the others leave the socket. Once they have, [`Config::window_cycles`] of it are counted by equation 3.1, and they
-//!    return.
+//! 1. A VM is due when it has retired [`Config::instructions_between`] instructions since it was last attributed; among
+//!    several the one that waits longest, in instructions.
+//! 2. It is *not* isolated, and its counters count as its own, if it misses less than [`Config::few_per_ms`] (it is neither a
+//!    disturber nor sensitive), if all its neighbours do (they disturb no VM), or if it has none.
+//! 3. Otherwise the others leave the socket. Once they have, [`Config::window_cycles`] of the VM are counted by equation 3.1,
+//!    and they return.
 //!
 //! # Properties (tests of the same name)
 //! - `isolation_gives_a_vms_own_pollution`
@@ -35,7 +36,7 @@
 //! # Departures from the source, and why
 //! - The paper samples every 100 million instructions for about a billion cycles, so that windows overlap: here one VM of a
 //!   socket is isolated at a time, and the others wait for their turn.
-//! - What a VM misses beside others is at least what it misses alone, so that rule 2 errs on the safe side: a VM whose neighbours
+//! - A VM's misses next to others are at least its misses alone, so that rule 2 errs on the safe side: a VM whose neighbours
 //!   make it miss is isolated, though alone it would miss little (`kyoto.isolation-skippable` shows one).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,22 +46,22 @@ use serde::{Deserialize, Serialize};
 
 use super::meter::Counted;
 
-/// What the operator may set.
+/// The operator's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Instructions of a VM between two attributions of it.
+    /// Instructions of a VM between two attributions.
     pub instructions_between: u64,
     /// Unhalted cycles for which it is alone.
     pub window_cycles: u64,
-    /// Fewer misses per unhalted millisecond than this are few.
+    /// Fewer misses per unhalted millisecond than this count as few.
     pub few_per_ms: f64,
-    /// A window that is not full after this time is given up: the VM hardly runs.
+    /// A window that is not full after this time is abandoned: the VM hardly runs.
     pub window_most: Ns,
 }
 
 impl Default for Config {
-    /// The paper's 100 million instructions and billion cycles. It leaves open what is little: here 1000 misses per unhalted
+    /// The paper's 100 million instructions and billion cycles. It does not define few: here 1000 misses per unhalted
     /// millisecond, 64 MB/s.
     fn default() -> Self {
         Config {
@@ -72,10 +73,10 @@ impl Default for Config {
     }
 }
 
-/// A VM of the socket, as a step sees it.
+/// A VM of the socket, as one step sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// Which.
+    /// The VM.
     pub vm: VmId,
     /// Instructions retired, cumulative.
     pub instructions: u64,
@@ -83,16 +84,16 @@ pub struct Seen {
     pub cycles: u64,
     /// LLC misses, cumulative.
     pub llc_misses: u64,
-    /// Whether it runs on the socket now; one that was sent away and still belongs there does not.
+    /// Whether it runs on the socket now; a VM that was sent away and still belongs there does not.
     pub here: bool,
 }
 
-/// What is to be done.
+/// An order to the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// This VM runs on another socket until it is told to return.
+    /// Runs this VM on another socket until it is ordered to return.
     Leave(VmId),
-    /// It runs where it belongs again.
+    /// Runs it on its own socket again.
     Return(VmId),
 }
 
@@ -119,7 +120,7 @@ pub struct Attributed {
 
 #[derive(Clone, Copy, Debug)]
 struct Known {
-    /// When it was last attributed, or first seen.
+    /// Its counters when it was last attributed, or first seen.
     since: Seen,
     own: Option<Attributed>,
     /// It has never been attributed: it is due at once.
@@ -134,7 +135,7 @@ enum State {
         vm: VmId,
         left: BTreeSet<VmId>,
         asked: Ns,
-        /// What it said when the others were gone.
+        /// Its counters when the others were gone.
         begun: Option<Seen>,
     },
 }
@@ -149,7 +150,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// For a socket whose unhalted cycles count at this frequency.
+    /// Returns a sampler for a socket whose unhalted cycles count at this frequency.
     pub fn new(config: Config, clock_khz: u64) -> Sampler {
         Sampler {
             config,
@@ -159,12 +160,12 @@ impl Sampler {
         }
     }
 
-    /// A VM's own pollution as last attributed.
+    /// Returns a VM's own pollution as last attributed.
     pub fn own(&self, vm: VmId) -> Option<Attributed> {
         self.known.get(&vm)?.own
     }
 
-    /// Looks at all VMs that belong to the socket, and says who leaves and who returns.
+    /// Looks at all VMs that belong to the socket, and orders VMs to leave or return.
     pub fn step(&mut self, now: Ns, socket: &[Seen]) -> Vec<Order> {
         self.known
             .retain(|vm, _| socket.iter().any(|seen| seen.vm == *vm));
@@ -175,7 +176,7 @@ impl Sampler {
                 fresh: true,
             };
             let known = self.known.entry(seen.vm).or_insert(first);
-            // Counters that ran backwards begin anew.
+            // After counters ran backwards, count from here.
             if seen.instructions < known.since.instructions || seen.cycles < known.since.cycles {
                 known.since = *seen;
             }
@@ -272,13 +273,13 @@ impl Sampler {
             vm,
             left,
             asked,
-            // Whoever comes back, or comes anew, spoils the window: it begins again.
+            // A VM that returns, or arrives, spoils the window: it starts again.
             begun: alone.then(|| begun.unwrap_or(*seen)),
         };
         orders
     }
 
-    /// What a VM missed per unhalted millisecond since it was last attributed.
+    /// Returns a VM's misses per unhalted millisecond since it was last attributed.
     fn rate(&self, seen: &Seen) -> Option<f64> {
         between(&self.known[&seen.vm].since, seen)?.equation_3_1(self.clock_khz)
     }
@@ -309,7 +310,7 @@ mod tests {
     const KHZ: u64 = 1_000_000;
     const STEP: Ns = Ns::from_millis(100);
 
-    /// VMs that run at 1 GHz and one instruction per cycle: what each misses per millisecond alone, and beside others.
+    /// VMs that run at 1 GHz and one instruction per cycle, each with its misses per millisecond alone and next to others.
     struct Socket {
         vms: Vec<(Seen, f64, f64)>,
         now: Ns,
@@ -337,7 +338,7 @@ mod tests {
             self.vms.iter().map(|(seen, ..)| *seen).collect()
         }
 
-        /// A step of 100 ms, whose orders are obeyed at once.
+        /// A step of 100 ms; its orders are obeyed at once.
         fn step(&mut self, sampler: &mut Sampler) -> Vec<Order> {
             self.now += STEP;
             let here = self.vms.iter().filter(|(seen, ..)| seen.here).count();
@@ -367,12 +368,12 @@ mod tests {
 
     #[test]
     fn isolation_gives_a_vms_own_pollution() {
-        // Alone 2000 per ms; beside the other, which misses 50000, it misses 9000.
+        // Alone 2000 per ms; next to the other, which misses 50000, it misses 9000.
         let (mut socket, mut sampler) = (
             Socket::new(&[(2_000.0, 9_000.0), (50_000.0, 50_000.0)]),
             sampler(),
         );
-        // It takes a step each to be known, to be chosen, to be alone, and ten for a billion cycles.
+        // One step each to be known, to be chosen and to be alone, and ten for a billion cycles.
         socket.run(&mut sampler, 60);
         let own = sampler.own(VmId(0)).unwrap();
         assert_eq!(own.basis, Basis::Isolated);
@@ -395,7 +396,7 @@ mod tests {
         assert_eq!(socket.run(&mut sampler, 20), []);
         let own = sampler.own(VmId(0)).unwrap();
         assert_eq!((own.basis, own.per_ms), (Basis::QuietNeighbours, 40_400.0));
-        // Nor is one that has the socket anyway.
+        // Nor is a VM that has the socket anyway.
         let (mut socket, mut sampler) = (Socket::new(&[(40_000.0, 0.0)]), self::sampler());
         assert_eq!(socket.run(&mut sampler, 20), []);
         assert_eq!(sampler.own(VmId(0)).unwrap().basis, Basis::QuietNeighbours);
@@ -423,7 +424,7 @@ mod tests {
             sampler(),
         );
         while socket.step(&mut sampler).is_empty() {}
-        // From now on nobody runs: after five seconds the other returns.
+        // From now on no VM runs: after five seconds the other returns.
         let seen = socket.seen();
         let mut orders = Vec::new();
         for _ in 0..60 {
@@ -434,7 +435,7 @@ mod tests {
     }
 
     proptest! {
-        /// VMs come and go at random: who was sent away and is still there is told to return in the end.
+        /// VMs come and go at random: every VM that was sent away and still exists is told to return in the end.
         #[test]
         fn everybody_returns_whatever_happens(gone in prop::collection::vec((0usize..200, 0u128..4), 0..6)) {
             let rates = [(2_000.0, 9_000.0), (50_000.0, 50_000.0), (3_000.0, 8_000.0), (100.0, 5_000.0)];
@@ -444,10 +445,10 @@ mod tests {
                 let leaves = |seen: &Seen| gone.contains(&(step, seen.vm.0));
                 socket.vms.retain(|(seen, ..)| !leaves(seen));
                 let away = socket.vms.iter().filter(|(seen, ..)| !seen.here).count();
-                // One at least has the socket.
+                // At least one has the socket.
                 prop_assert!(socket.vms.is_empty() || away <= socket.vms.len());
             }
-            // All stand still: whatever window was open is given up.
+            // All VMs stop: any open window is abandoned.
             let idle = socket.seen();
             let mut orders = Vec::new();
             for _ in 0..60 {

@@ -1,27 +1,28 @@
-//! The ledger: what each VM has earned by its permit, less what was measured of it.
+//! The ledger: each VM's earnings by its permit, less its measured use.
 //!
-//! Units are those of the permit: LLC misses or bytes. [`Account`] is one VM's, without a clock: a scheduler that ticks holds
-//! one per domain. [`Ledger`] holds those of a host and settles them together, period by period, on the host's clock.
+//! Units are those of the permit: LLC misses or bytes. [`Account`] belongs to one VM and has no clock: a scheduler with a
+//! tick holds one per domain. [`Ledger`] holds all accounts of a host and settles them together, period by period, on the
+//! host's clock.
 
 use homenode_units::{Ns, Permit, VmId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// An interval longer than this is not one that somebody watched: the clock jumped, or the agent was stopped.
+/// A longer interval was not observed throughout: the clock jumped, or the agent was stopped.
 pub const PERIOD_MAX: Ns = Ns::from_secs(60);
 
-/// What bounds an account. In slices' worth of the VM's permit.
+/// Bounds of an account, in slices of the VM's permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Terms {
-    /// Most that a VM can save up: what it may pollute at once after being idle.
+    /// Most that a VM can save up, and so pollute at once after being idle.
     pub burst_slices: u32,
     /// Most that a VM can owe. A debt beyond it is forgiven, so that no error of measurement stops a VM for long.
     pub debt_slices_max: u32,
 }
 
 impl Default for Terms {
-    /// One slice is saved up, as in Xen's credits, and 1000 (30 s) are owed at most.
+    /// One slice is saved up, as in Xen's credits, and at most 1000 (30 s) are owed.
     fn default() -> Self {
         Terms {
             burst_slices: 1,
@@ -49,14 +50,14 @@ pub struct Account {
     balance: i64,
     used_units: u64,
     earned_units: u64,
-    /// Earned, but not worth a unit yet: units times nanoseconds, less than a slice's nanoseconds.
+    /// Earned fraction of a unit: units times nanoseconds, less than a slice's nanoseconds.
     #[serde(skip)]
     residual: u32,
     punished_count: u32,
 }
 
 impl Account {
-    /// An account with one slice's worth on it.
+    /// Opens an account that holds one slice.
     pub fn open(permit: Permit) -> Account {
         let units_per_slice = permit.units_per_slice();
         Account {
@@ -69,13 +70,13 @@ impl Account {
         }
     }
 
-    /// The permit was changed. What was saved or is owed stays, within the new bounds.
+    /// Changes the permit. The balance stays, within the new bounds.
     pub fn change(&mut self, permit: Permit, terms: &Terms) {
         self.units_per_slice = permit.units_per_slice();
         self.bound(terms);
     }
 
-    /// Takes off what was measured.
+    /// Subtracts measured units.
     pub fn debit(&mut self, units: u64, terms: &Terms) {
         let before = self.standing();
         self.used_units = self.used_units.saturating_add(units);
@@ -86,7 +87,7 @@ impl Account {
         }
     }
 
-    /// Adds what the permit earns in this time. Of a period that was debited too, the debit comes first.
+    /// Adds the permit's earnings for this time. Within a period the debit comes first.
     pub fn earn(&mut self, time: Ns, terms: &Terms) {
         let (units, residual) = self.earned(time);
         self.residual = residual;
@@ -95,14 +96,14 @@ impl Account {
         self.bound(terms);
     }
 
-    /// Units that are earned in this time, and what is left over.
+    /// Returns the units earned in this time, and the remainder.
     fn earned(&self, time: Ns) -> (u64, u32) {
         let slice = Permit::SLICE.0;
         let exact = self.units_per_slice.checked_mul(time.0);
         if let Some(exact) = exact.and_then(|exact| exact.checked_add(self.residual.into())) {
             return (exact / slice, (exact % slice) as u32);
         }
-        // Long periods of large permits: the same, ten times as slow.
+        // Long periods of large permits: the same formula, ten times as slow.
         let exact = u128::from(self.units_per_slice) * u128::from(time.0) + u128::from(self.residual);
         let units = exact / u128::from(slice);
         let residual = exact % u128::from(slice);
@@ -115,7 +116,7 @@ impl Account {
         self.balance = self.balance.clamp(-slices(terms.debt_slices_max.max(1)), burst);
     }
 
-    /// OVER below zero, UNDER at or above.
+    /// Returns OVER below zero, UNDER at or above.
     pub fn standing(&self) -> Standing {
         if self.balance < 0 {
             Standing::Over
@@ -124,32 +125,32 @@ impl Account {
         }
     }
 
-    /// What the VM has left, in units; below zero what it owes.
+    /// Returns the VM's balance in units; below zero it is a debt.
     pub fn balance_units(&self) -> i64 {
         self.balance
     }
 
-    /// What the permit allows per slice, in units.
+    /// Returns the units that the permit allows per slice.
     pub fn units_per_slice(&self) -> u64 {
         self.units_per_slice
     }
 
-    /// All that was debited since the account was opened, in units.
+    /// Returns all units debited since the account was opened.
     pub fn used_units(&self) -> u64 {
         self.used_units
     }
 
-    /// All that was earned since the account was opened, in units, whether or not it could be saved: what was booked.
+    /// Returns all units earned since the account was opened, whether or not they could be saved: the booked amount.
     pub fn earned_units(&self) -> u64 {
         self.earned_units
     }
 
-    /// How often the VM went from UNDER to OVER.
+    /// Returns how often the VM went from UNDER to OVER.
     pub fn punished_count(&self) -> u32 {
         self.punished_count
     }
 
-    /// How long the VM will be OVER if it causes nothing more; zero if it is not.
+    /// Returns how long the VM will be OVER if it causes no more units; zero if it is not.
     pub fn over_ns(&self) -> Ns {
         let owed = u128::from(self.balance.min(0).unsigned_abs()) * u128::from(Permit::SLICE.0);
         let missing = owed.saturating_sub(u128::from(self.residual));
@@ -171,7 +172,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// A ledger without accounts.
+    /// Returns a ledger without accounts.
     pub fn new(terms: Terms) -> Ledger {
         Ledger {
             terms,
@@ -187,27 +188,27 @@ impl Ledger {
         }
     }
 
-    /// Closes the accounts of all but these VMs: the others are gone, or have no permit any more.
+    /// Closes all accounts except those of these VMs: the others left, or have no permit any more.
     pub fn retain(&mut self, mut keep: impl FnMut(VmId) -> bool) {
         self.accounts.retain(|(vm, _)| keep(*vm));
     }
 
-    /// The account of a VM, if it has a permit.
+    /// Returns the account of a VM, if it has a permit.
     pub fn account(&self, vm: VmId) -> Option<&Account> {
         self.position(vm).ok().map(|at| &self.accounts[at].1)
     }
 
-    /// All accounts, ascending by VM.
+    /// Returns all accounts, ascending by VM.
     pub fn accounts(&self) -> impl Iterator<Item = (VmId, &Account)> {
         self.accounts.iter().map(|(vm, account)| (*vm, account))
     }
 
-    /// Settles the period that ends now: every account is debited what `used` says of it (asked in ascending order of VMs) and
-    /// then earns. Where nothing was measured (`None`) it only earns: what is not measured is not punished, and a debt
-    /// passes with time.
+    /// Settles the period that ends now: every account is debited by `used` (called in ascending order of VMs) and then
+    /// earns. Without a measurement (`None`) it only earns: unmeasured pollution is not punished, and a debt passes with
+    /// time.
     ///
-    /// Gives the length of the period; `None` if there was none to judge: at the first call, and where the clock
-    /// went back or further ahead than [`PERIOD_MAX`]. Then nothing is debited or earned.
+    /// Returns the length of the period; `None` if there was none to judge: at the first call, or if the clock went back or
+    /// further ahead than [`PERIOD_MAX`]. Then nothing is debited or earned.
     pub fn settle(&mut self, now: Ns, mut used: impl FnMut(VmId) -> Option<u64>) -> Option<Ns> {
         let before = self.settled_at.replace(now)?;
         let period = now.0.checked_sub(before.0).map(Ns)?;
@@ -319,7 +320,7 @@ mod tests {
         ledger.settle(Permit::SLICE, |_| Some(9_000));
         ledger.retain(|id| id == vm(1));
         assert_eq!(ledger.accounts().count(), 1);
-        // One of the same name that comes back begins anew.
+        // A VM that returns under the same id starts again.
         ledger.book(vm(2), permit(1_000));
         assert_eq!(ledger.account(vm(2)).unwrap().standing(), Standing::Under);
     }
@@ -330,7 +331,7 @@ mod tests {
         let mut ledger = Ledger::new(TERMS);
         ledger.book(vm(1), bandwidth);
         ledger.settle(Ns::ZERO, |_| None);
-        // 400 MB/s for a second is within 500 MB/s, whatever was saved; 600 MB/s is over by what was not.
+        // 400 MB/s for a second is within 500 MB/s, and the surplus cannot all be saved; 600 MB/s is 100 MB over.
         ledger.settle(Ns::from_secs(1), |_| Some(400_000_000));
         assert_eq!(ledger.account(vm(1)).unwrap().balance_units(), 15_000_000);
         ledger.settle(Ns::from_secs(2), |_| Some(600_000_000));
@@ -347,8 +348,8 @@ mod tests {
     }
 
     proptest! {
-        /// An enforcer stops a VM that is OVER within a tick: it never causes more than it earned, what it began with, and the
-        /// one debit that took it below zero.
+        /// An enforcer stops a VM that is OVER within a tick: it never causes more than its earnings, its initial balance,
+        /// and the one debit that took it below zero.
         #[test]
         fn a_vm_that_stops_when_over_stays_within_its_permit(
             misses in 1_000u64..1_000_000,
@@ -366,7 +367,7 @@ mod tests {
             }
         }
 
-        /// However a time is cut into pieces, it earns the same.
+        /// However a time is split, it earns the same.
         #[test]
         fn earnings_do_not_depend_on_the_period(
             misses in 1_000u64..10_000_000,

@@ -1,10 +1,10 @@
-//! The meter: what a VM polluted between two readings of its counters.
+//! The meter: a VM's pollution between two readings of its counters.
 
 use homenode_host::{Counters, VcpuSample, VmSample};
 use homenode_units::Ns;
 use serde::{Deserialize, Serialize};
 
-/// What stands for a VM's pollution.
+/// Measure of a VM's pollution.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Indicator {
@@ -16,11 +16,11 @@ pub enum Indicator {
     RawMisses,
 }
 
-/// Which of a VM's vCPUs are looked at.
+/// The vCPUs that are metered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Watched {
-    /// One that stands for all (the paper's rule: vCPUs of a VM behave alike): the one that ran longest.
+    /// The one that ran longest, for all (the paper's rule: vCPUs of a VM behave alike).
     #[default]
     Representative,
     /// All.
@@ -30,18 +30,18 @@ pub enum Watched {
 /// How pollution is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Meter {
-    /// What is measured.
+    /// The measure.
     pub indicator: Indicator,
-    /// Of which vCPUs.
+    /// The vCPUs.
     pub watched: Watched,
     /// Frequency at which unhalted cycles count, in kHz.
     pub clock_khz: u64,
 }
 
-/// Of the time that a vCPU ran, its counters must have counted this share: below, what the kernel scales up is a guess. No
-/// setting: what a host's sample holds was counted all the time, and only the twin's readings may be less.
+/// Least share of a vCPU's running time that its counters must have counted: below, the kernel's scaled-up value is a guess.
+/// No setting: a host's sample was counted all the time, and only the twin's readings may be less.
 pub const COUNTED_SHARE_MIN: f64 = 0.5;
-/// A vCPU that ran for less is too short a sample to call its counters wrong: a bound of what they can tell, no setting.
+/// If a vCPU ran for less, the sample is too short to call its counters wrong: a limit of the counters, no setting.
 const JUDGED_RUN_MIN: Ns = Ns::from_millis(1);
 /// Widths at which counters of hardware and of drivers wrap.
 const COUNTER_BITS: [u32; 3] = [32, 40, 48];
@@ -49,12 +49,12 @@ const COUNTER_BITS: [u32; 3] = [32, 40, 48];
 /// Counters of one vCPU at one moment, cumulative.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
-    /// The counters, where there are any.
+    /// The counters, if there are any.
     pub counters: Option<Counters>,
     /// Time it ran.
     pub running_ns: Ns,
-    /// Time that its counters were on the hardware, the rest being scaled up: all of the time it ran, unless more
-    /// events than counters share the hardware.
+    /// Time that its counters were on the hardware, the rest being scaled up: all of the time it ran, unless more events than
+    /// counters share the hardware.
     pub counted_ns: Ns,
 }
 
@@ -68,7 +68,7 @@ impl From<&VcpuSample> for Reading {
     }
 }
 
-/// What one vCPU did between two readings.
+/// Counts of one vCPU between two readings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counted {
     /// LLC misses.
@@ -81,11 +81,11 @@ pub struct Counted {
     pub running_ns: Ns,
 }
 
-/// Why a vCPU's or VM's pollution is not known.
+/// Why a vCPU's or VM's pollution is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "why", rename_all = "kebab-case")]
 pub enum Unmetered {
-    /// The host has no counters of it.
+    /// The host has no counters for it.
     Missing,
     /// Counters ran backwards: the vCPU's thread was replaced, or they were reset.
     Backwards,
@@ -94,12 +94,12 @@ pub enum Unmetered {
         /// Width in bits.
         bits: u32,
     },
-    /// More events than hardware counters: they counted too small a share of the time.
+    /// There are more events than hardware counters: they counted too small a share of the time.
     Multiplexed {
         /// Share of the time run.
         counted_share: f64,
     },
-    /// It ran and nothing was counted: a PMU that is there in name only, as in many virtual machines.
+    /// It ran and nothing was counted: a PMU in name only, as in many virtual machines.
     AllZero,
     /// More misses than any core can cause in the time that it ran.
     Implausible {
@@ -149,7 +149,7 @@ impl std::fmt::Display for Unmetered {
 impl std::error::Error for Unmetered {}
 
 impl Counted {
-    /// What happened between two readings of one vCPU.
+    /// Returns the counts between two readings of one vCPU.
     pub fn between(prev: &Reading, cur: &Reading) -> Result<Counted, Unmetered> {
         let (Some(before), Some(now)) = (prev.counters, cur.counters) else {
             return Err(Unmetered::Missing);
@@ -173,7 +173,7 @@ impl Counted {
         if (counted.llc_misses, counted.cycles, counted.instructions) == (0, 0, 0) {
             return Err(Unmetered::AllZero);
         }
-        // One per nanosecond is 64 GB/s by one core.
+        // One miss per nanosecond is 64 GB/s by one core.
         if counted.llc_misses > ran.0 {
             return Err(Unmetered::Implausible {
                 llc_misses: counted.llc_misses,
@@ -183,8 +183,8 @@ impl Counted {
         Ok(counted)
     }
 
-    /// Equation 3.1: LLC misses × frequency in kHz / unhalted cycles, that is misses per unhalted millisecond. `None` where no
-    /// cycle was unhalted.
+    /// Equation 3.1: LLC misses × frequency in kHz / unhalted cycles, that is misses per unhalted millisecond. `None` without
+    /// unhalted cycles.
     pub fn equation_3_1(&self, clock_khz: u64) -> Option<f64> {
         (self.cycles > 0).then(|| self.llc_misses as f64 * clock_khz as f64 / self.cycles as f64)
     }
@@ -200,17 +200,17 @@ fn grown(before: u64, now: u64) -> Result<u64, Unmetered> {
     })
 }
 
-/// What a VM polluted in an interval.
+/// A VM's pollution in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pollution {
-    /// LLC misses that it is held to account for.
+    /// LLC misses charged to it.
     pub units: u64,
     /// Misses per millisecond of time run (equation 3.1, or counted misses over time run).
     pub per_running_ms: f64,
 }
 
 impl Meter {
-    /// Equation 3.1 of one representative vCPU, as in the paper.
+    /// Meters equation 3.1 of one representative vCPU, as in the paper.
     pub fn new(clock_khz: u64) -> Meter {
         Meter {
             indicator: Indicator::default(),
@@ -219,7 +219,7 @@ impl Meter {
         }
     }
 
-    /// The pollution of a VM between two samples. A vCPU that only one of them has says nothing yet.
+    /// Returns the pollution of a VM between two samples. A vCPU that is only in one of them is ignored.
     pub fn vm(&self, prev: &VmSample, cur: &VmSample) -> Result<Pollution, Unmetered> {
         let pairs = cur
             .vcpus
@@ -229,8 +229,8 @@ impl Meter {
         self.pollution(readings)
     }
 
-    /// The pollution of a VM from two readings of each of its vCPUs. A VM that did not run polluted nothing, whatever its
-    /// counters say.
+    /// Returns the pollution of a VM from two readings of each of its vCPUs. A VM that did not run polluted nothing, whatever
+    /// its counters report.
     pub fn pollution(
         &self,
         vcpus: impl IntoIterator<Item = (Reading, Reading)>,
@@ -309,7 +309,7 @@ mod tests {
         assert_eq!(vcpu.equation_3_1(GHZ_2_8), Some(3_000.0));
         let metered = Meter::new(GHZ_2_8).pollution([(start, cur)]).unwrap();
         assert_eq!((metered.units, metered.per_running_ms), (60_000, 3_000.0));
-        // Taking half of the CPU away halves what a slice holds and leaves the equation as it is.
+        // Half the CPU time halves a slice's units and leaves the equation unchanged.
         let half = Meter::new(GHZ_2_8).pollution([(start, reading(30_000, 28_000_000, 10))]);
         assert_eq!(
             half.unwrap(),
@@ -393,7 +393,7 @@ mod tests {
             counted(&start, &glitch),
             Err(Unmetered::Implausible { .. })
         ));
-        // No misses while cycles pass is a figure: it polluted nothing.
+        // No misses while cycles pass is a valid figure: it polluted nothing.
         assert_eq!(
             counted(&start, &reading(1_000, 2_000_000, 20))
                 .unwrap()

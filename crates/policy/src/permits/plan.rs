@@ -1,30 +1,30 @@
-//! Holding live VMs to their permits: each period of the agent the ledger is settled, and a CPU quota set, changed or lifted.
+//! Holds live VMs to their permits: each period the ledger is settled, and a CPU quota set, changed or lifted.
 //!
 //! # Problem
-//! The paper's scheduler looks every tick and stops a VM that is OVER. An agent looks once a second, 33 slices later: stopping
-//! and starting VMs at that pace would stall guests for seconds. So it holds a VM to the share of its CPUs with which it
-//! keeps its permit.
+//! The paper's scheduler looks every tick and stops a VM that is OVER. An agent looks once a second, 33 slices later:
+//! stopping and starting VMs at that pace would stall guests for seconds. So it limits a VM to the share of its CPUs with
+//! which it keeps its permit.
 //!
 //! # Terms
 //! - *Intensity*: pollution per time run. A quota hardly changes it (equation 3.1), so pollution follows time run.
-//! - *Demand* of a vCPU: share of the period that it ran, waited, or was kept from running by a quota.
-//! - *Budget*: CPUs' worth of time that the permit pays for: what it earns per time, plus what the account holds or less what it
-//!   owes spread over [`Config::repay`], divided by the intensity.
+//! - *Demand* of a vCPU: share of the period that it ran, waited, or was throttled by a quota.
+//! - *Budget*: CPU time that the permit pays for, in CPUs: its earnings per time, plus the account's balance or less its debt
+//!   spread over [`Config::repay`], divided by the intensity.
 //!
 //! # Algorithm
-//! Of each VM with a permit, each period:
+//! For each VM with a permit, each period:
 //! 1. Meter it, and settle its account ([`super::ledger`]).
-//! 2. Deal the budget out to its vCPUs, nobody more than his demand: the level to which the highest are cut is the share of a
-//!    CPU that each may use. A budget above all demands needs none.
-//! 3. A VM that is OVER is held to that share, by a quota over one slice, and at least to [`Config::share_min`].
-//! 4. A VM that is held stays so while it would break its permit otherwise. Once it is UNDER and its budget is a tenth
-//!    ([`Config::spare`]) above its demands for [`Config::calm_epochs`] periods, it is let go. A share that changes by
-//!    less than a twentieth ([`Config::change_min`]) is left as it is.
+//! 2. Divide the budget among its vCPUs, none above its demand: the level to which the highest demands are cut is the share
+//!    of a CPU that each may use. A budget above all demands needs no limit.
+//! 3. A VM that is OVER is limited to that share, by a quota over one slice, but never below [`Config::share_min`].
+//! 4. A limited VM stays so while it would break its permit otherwise. Once it is UNDER and its budget is a tenth
+//!    ([`Config::spare`]) above its demands for [`Config::calm_epochs`] periods, the limit is lifted. A share that changes by
+//!    less than a twentieth ([`Config::change_min`]) is not adjusted.
 //! 5. Every quota carries a lease and is renewed each period.
 //!
-//! Where the hardware has it ([`Enforcer`]), a VM that is OVER is confined to a part of the cache's ways or of memory bandwidth
-//! instead, until it is UNDER. Fewer ways do not stop it from missing: it stays confined while it breaks its permit, and harms
-//! nobody meanwhile. Less bandwidth does.
+//! If the hardware supports it ([`Enforcer`]), a VM that is OVER is instead confined to a part of the cache's ways or of
+//! memory bandwidth until it is UNDER. Fewer ways do not reduce its misses: it stays confined while it breaks its permit, and
+//! meanwhile harms no other VM. Less bandwidth does reduce them.
 //!
 //! # Properties (tests of the same name)
 //! - `a_polluter_is_held_to_its_permit_on_average`
@@ -40,8 +40,8 @@
 //! - `the_level_cuts_the_highest_demands_to_the_budget`
 //!
 //! # Departures from the source, and why
-//! - A VM that is OVER is slowed and not stopped: a guest without any processor time for seconds loses its timers and its peers.
-//! - It may run below its permit for a while before it is OVER for the first time: a period is as fast as this can see.
+//! - A VM that is OVER is slowed, not stopped: a guest without any processor time for seconds loses its timers and its peers.
+//! - It may exceed its permit for a while before it is OVER for the first time: the agent sees nothing faster than a period.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -57,53 +57,53 @@ use super::ledger::{Account, Ledger, Standing, Terms};
 use super::meter::{Indicator, Meter, Pollution, Reading, Unmetered, Watched};
 use super::{POLICY, suggest};
 
-/// Bytes that an LLC miss moves where the machine does not say: a line of all processors here, no setting.
+/// Bytes that an LLC miss moves if the machine does not say: a line of all processors here, no setting.
 const LINE_BYTES: u32 = 64;
 
-/// What a VM that is OVER is held by.
+/// The limit for a VM that is OVER.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Enforcer {
     /// A quota of CPU time: works everywhere.
     #[default]
     CpuQuota,
-    /// [`Config::confined_percent`] of the ways of last-level caches (resctrl, CAT).
+    /// [`Config::confined_percent`] of last-level cache ways (resctrl, CAT).
     CacheWays,
-    /// The same part of memory bandwidth (resctrl, MBA).
+    /// [`Config::confined_percent`] of memory bandwidth (resctrl, MBA).
     MemoryBandwidth,
 }
 
-/// What the operator may set.
+/// The operator's settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// What a VM that is OVER is held by.
+    /// The limit for a VM that is OVER.
     pub enforcer: Enforcer,
-    /// Part that it is confined to where that is not CPU time, in percent from 1 to 100.
+    /// Part of the ways or bandwidth that it may use, in percent from 1 to 100.
     pub confined_percent: Percent,
-    /// What stands for pollution.
+    /// Measure of pollution.
     pub indicator: Indicator,
-    /// Which vCPUs are metered.
+    /// The vCPUs that are metered.
     pub watched: Watched,
-    /// What bounds accounts.
+    /// Bounds of accounts.
     pub terms: Terms,
-    /// Time in which a debt is to be repaid.
+    /// Time in which a debt should be repaid.
     #[serde(with = "homenode_units::text")]
     pub repay: Ns,
     /// Least share of a CPU that a vCPU keeps, in (0, 1].
     pub share_min: f64,
-    /// How long a quota outlasts the last period in which it was wanted.
+    /// Time for which a quota outlasts the last period in which it was wanted.
     #[serde(with = "homenode_units::text")]
     pub lease: Ns,
-    /// Periods that a held VM must be well within its permit before it is let go, up to 65,536.
+    /// Periods for which a limited VM must be well within its permit before the limit is lifted, up to 65,536.
     pub calm_epochs: u32,
-    /// What it must have to spare for that, as a share of what its permit pays for, 0 to 1.
+    /// Spare budget required for that, as a share of what its permit pays for, 0 to 1.
     pub spare: f64,
-    /// What a new share of CPUs must differ by from the one in force, as a share of that, 0 to 1.
+    /// Least change of the share of CPUs that is applied, relative to the one in force, 0 to 1.
     pub change_min: f64,
-    /// Periods without a reading after which nobody is held any more, up to 65,536.
+    /// Periods without a reading after which limits are lifted, up to 65,536.
     pub blind_epochs_max: u32,
-    /// What is suggested to book.
+    /// Settings of suggested permits.
     pub suggest: suggest::Config,
 }
 
@@ -145,7 +145,7 @@ homenode_units::settings! {
     }
 }
 
-/// What a VM used of what it booked over a time.
+/// A VM's use of its permit over a time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Usage {
     /// Units measured: LLC misses, or bytes.
@@ -154,7 +154,7 @@ pub struct Usage {
     pub booked_units: u64,
     /// Time it had the permit.
     pub time_ns: Ns,
-    /// Of that, time without a reading.
+    /// Part of that time without a reading.
     pub unmetered_ns: Ns,
 }
 
@@ -167,7 +167,7 @@ impl std::ops::AddAssign for Usage {
     }
 }
 
-/// What the policy remembers between periods.
+/// State kept between periods.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     ledger: Ledger,
@@ -176,13 +176,13 @@ pub struct State {
     told: BTreeSet<(VmId, &'static str)>,
 }
 
-/// How one VM behaved.
+/// Behaviour of one VM.
 #[derive(Clone, Debug, Default)]
 pub struct Conduct {
     readings: Vec<(u16, Reading)>,
     /// Units caused per slice in the last period.
     pub units_per_slice: Option<u64>,
-    /// Why the last period could not be metered, if it could not.
+    /// Why the last period could not be metered, if so.
     pub unmetered: Option<Unmetered>,
     /// Units per millisecond run, when it last ran.
     intensity: Option<f64>,
@@ -192,7 +192,7 @@ pub struct Conduct {
 }
 
 impl State {
-    /// Nothing is known yet.
+    /// Returns the empty state.
     pub fn new(config: &Config) -> State {
         State {
             ledger: Ledger::new(config.terms),
@@ -200,29 +200,29 @@ impl State {
         }
     }
 
-    /// The account of a VM, if it has a permit.
+    /// Returns the account of a VM, if it has a permit.
     pub fn account(&self, vm: VmId) -> Option<&Account> {
         self.ledger.account(vm)
     }
 
-    /// How a VM behaved lately, with or without a permit.
+    /// Returns a VM's recent behaviour, with or without a permit.
     pub fn conduct(&self, vm: VmId) -> Option<&Conduct> {
         self.vms.get(&vm)
     }
 
-    /// What was used and booked since this was last asked.
+    /// Returns what was used and booked since the last call.
     pub fn take_usage(&mut self) -> BTreeMap<VmId, Usage> {
         std::mem::take(&mut self.usage)
     }
 }
 
 impl Conduct {
-    /// Pollution per slice, averaged over each of the last periods, as it would have been without a quota; oldest first.
+    /// Returns the mean pollution per slice in each of the last periods, as it would have been without a quota; oldest first.
     pub fn recent(&self) -> impl Iterator<Item = u64> + '_ {
         self.recent.iter().copied()
     }
 
-    /// Meters the time since the last readings, and keeps the new ones. `None` where there were none.
+    /// Meters the time since the last readings, and stores the new ones. `None` if there were none.
     fn meter(&mut self, meter: &Meter, vcpus: &[VcpuSample]) -> Option<Result<Pollution, Unmetered>> {
         let now = vcpus.iter().map(|vcpu| (vcpu.index, Reading::from(vcpu)));
         let before = std::mem::replace(&mut self.readings, now.collect());
@@ -235,7 +235,7 @@ impl Conduct {
     }
 }
 
-/// Settles all accounts and says which quotas to set, change, renew and lift.
+/// Settles all accounts and decides which quotas to set, change, renew and lift.
 pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
     let mut plan = Plan::new(view.version);
     let runs = |vm: VmId| view.sample.vm(vm).is_some();
@@ -282,8 +282,8 @@ fn hold(vm: VmId, limit: Limit, lease_ns: Ns) -> Action {
     Act::Limit { limit, lease_ns }.on(vm)
 }
 
-/// A bandwidth permit counts the misses themselves, whatever stands for pollution. Where the clock is not known equation 3.1
-/// with the cycles of the time run is just that.
+/// Returns the meter for a permit. A bandwidth permit counts the misses themselves, whatever the indicator. If the clock is
+/// unknown, equation 3.1 with the cycles of the time run amounts to the same.
 fn meter_for(permit: Option<Permit>, config: &Config, machine: &Machine) -> Meter {
     let clock_hz = machine.hardware.as_ref().map(|hardware| hardware.clock_hz);
     let counts_bytes = permit.is_some_and(|permit| permit.resource() == Resource::Bandwidth);
@@ -298,7 +298,7 @@ fn meter_for(permit: Option<Permit>, config: &Config, machine: &Machine) -> Mete
     }
 }
 
-/// Misses in the units of a permit.
+/// Returns misses in the units of a permit.
 fn units_of(permit: Option<Permit>, misses: u64, machine: &Machine) -> u64 {
     match permit.map(Permit::resource) {
         Some(Resource::Bandwidth) => {
@@ -313,7 +313,7 @@ fn slices(time: Ns) -> f64 {
     time.as_f64() / Permit::SLICE.as_f64()
 }
 
-/// Demand of each vCPU; whoever has no rates wants nothing.
+/// Returns the demand of each vCPU; none without rates.
 fn demands(vm: &VmView<'_>) -> Vec<f64> {
     let vcpus = vm.rates.iter().flat_map(|rates| &rates.vcpus);
     vcpus
@@ -321,13 +321,13 @@ fn demands(vm: &VmView<'_>) -> Vec<f64> {
         .collect()
 }
 
-/// Time that a VM ran, as a share of the period; 1.5 is one and a half CPUs.
+/// Returns the time that a VM ran, as a share of the period; 1.5 is one and a half CPUs.
 fn ran(vm: &VmView<'_>) -> f64 {
     vm.rates.map_or(0.0, |rates| rates.cpus_used)
 }
 
 impl State {
-    /// Remembers what a VM did in a period.
+    /// Records a VM's behaviour in a period.
     fn note(
         &mut self,
         vm: &VmView<'_>,
@@ -348,7 +348,7 @@ impl State {
                 conduct.intensity = Some(units as f64 / ran_ms);
             }
             let wanted_ms = demands(vm).iter().sum::<f64>() * slice_ms();
-            // It may be fewer than before.
+            // The limit may be lower than before.
             let excess = (conduct.recent.len() + 1).saturating_sub(config.suggest.slices_max as usize);
             conduct.recent.drain(..excess);
             let without_quota = conduct.intensity.unwrap_or(0.0) * wanted_ms;
@@ -366,7 +366,7 @@ impl State {
         }
     }
 
-    /// Says something of a VM once, until it is no longer so.
+    /// Reports something about a VM once, until it no longer holds.
     fn tell(
         &mut self,
         vm: &VmView<'_>,
@@ -383,7 +383,7 @@ impl State {
 const UNMETERED: &str = "unmetered";
 const FLOOR: &str = "floor";
 
-/// What is to become of a VM's quota.
+/// The decision about a VM's limit.
 enum Verdict {
     Leave,
     Lift { lever: Lever, why: String },
@@ -391,7 +391,7 @@ enum Verdict {
 }
 
 impl Verdict {
-    /// Lifts what is held.
+    /// Lifts the limit in force, if any.
     fn lift(held: Option<Limit>, why: impl FnOnce() -> String) -> Verdict {
         match held {
             Some(limit) => Verdict::Lift {
@@ -403,7 +403,7 @@ impl Verdict {
     }
 }
 
-/// Steps 2 to 5 for one VM. There is no `period` where none could be judged.
+/// Steps 2 to 5 for one VM. `period` is `None` if there was none to judge.
 fn verdict(
     vm: &VmView<'_>,
     period: Option<Ns>,
@@ -430,7 +430,7 @@ fn verdict(
         return match held {
             Some(limit) => Verdict::Hold {
                 limit,
-                why: format!("it is held to {limit} until it is measured what it does"),
+                why: format!("it is held to {limit} until its pollution is measured"),
             },
             None => Verdict::Leave,
         };
@@ -472,7 +472,7 @@ fn verdict(
     }
 }
 
-/// The verdict where caches or memory bandwidth carry the punishment: it lasts while the VM is OVER.
+/// Returns the verdict for limits on caches or memory bandwidth: they last while the VM is OVER.
 fn confine(
     permit: Permit,
     account: &Account,
@@ -485,7 +485,7 @@ fn confine(
         Enforcer::MemoryBandwidth => Limit::MemoryBandwidth(config.confined_percent),
         Enforcer::CacheWays | Enforcer::CpuQuota => Limit::CacheWays(config.confined_percent),
     };
-    // A quota that an agent of another configuration left.
+    // Left by an agent with another configuration.
     if let Some(Limit::CpuQuota(_)) = held {
         return Verdict::lift(held, || format!("it is held by {limit} now"));
     }
@@ -499,7 +499,7 @@ fn confine(
 }
 
 impl State {
-    /// Whether nothing is known of a VM's pollution, or not for too long; says so once.
+    /// Whether a VM's pollution cannot be counted, or has not been for too long; reports it once.
     fn is_blind(&mut self, vm: &VmView<'_>, permit: Permit, config: &Config, plan: &mut Plan) -> bool {
         let Some(conduct) = self.vms.get(&vm.sample.id) else {
             return false;
@@ -526,7 +526,7 @@ impl State {
         }
     }
 
-    /// Says once that even the least share of CPUs is too much, or forgets that it was said.
+    /// Reports once that even the least share of CPUs is too much, or resets that report.
     fn tell_of_floor(&mut self, vm: &VmView<'_>, is_so: bool, permit: Permit, least: f64, plan: &mut Plan) {
         if !is_so {
             self.told.remove(&(vm.sample.id, FLOOR));
@@ -547,7 +547,7 @@ fn slice_ms() -> f64 {
     Permit::SLICE.as_f64() / 1e6
 }
 
-/// Pollution or traffic in words.
+/// Returns pollution or traffic in words.
 fn per_slice(permit: Permit, units: u64) -> String {
     match permit.resource() {
         Resource::Pollution => format!("{units} LLC misses per slice"),
@@ -555,14 +555,14 @@ fn per_slice(permit: Permit, units: u64) -> String {
     }
 }
 
-/// The quota of ours that is in force: what is not the operator's.
+/// Returns our quota in force, as opposed to the operator's.
 fn in_force(vm: &VmView<'_>) -> Option<CpuQuota> {
     let quota = vm.sample.vcpus.first().and_then(|vcpu| vcpu.quota);
     quota.filter(|_| quota != vm.sample.settings.quota)
 }
 
-/// Share of a CPU for each vCPU with which a VM keeps its permit; `None` where it needs no limit, with something to spare if
-/// it is held now.
+/// Returns the share of a CPU for each vCPU with which a VM keeps its permit; `None` if it needs no limit, with a margin if
+/// it is limited now.
 fn wanted_share(
     account: &Account,
     intensity: f64,
@@ -580,8 +580,8 @@ fn wanted_share(
     level(demands, budget, (1.0 - spare) * budget)
 }
 
-/// The level to which the highest demands are cut so that all together use the budget; `None` where they use no more than
-/// `enough`.
+/// Returns the level to which the highest demands are cut so that all together use the budget; `None` if they use no more
+/// than `enough`.
 fn level(demands: &[f64], budget: f64, enough: f64) -> Option<f64> {
     if demands.iter().sum::<f64>() <= enough {
         return None;
@@ -596,7 +596,7 @@ fn level(demands: &[f64], budget: f64, enough: f64) -> Option<f64> {
         }
         left -= demand;
     }
-    // All fit, but not with enough to spare: nobody is cut yet.
+    // All fit, but without the margin: none is cut yet.
     sorted.last().copied()
 }
 

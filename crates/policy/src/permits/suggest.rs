@@ -1,4 +1,4 @@
-//! What to book: from what a VM did, or from how large it is.
+//! Suggests permits, from a VM's behaviour or its size.
 
 use homenode_machine::Machine;
 use homenode_units::{BadSetting, Bytes, Permit, PermitError};
@@ -6,15 +6,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::bounds::SOME_SHARE;
 
-/// What the operator may set. An agent sees a mean slice in each of its periods.
+/// The operator's settings. An agent sees a mean slice in each of its periods.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Share of a VM's slices that shall stay within what is suggested, in (0, 1].
+    /// Share of a VM's slices that should stay within the suggested permit, in (0, 1].
     pub percentile: f64,
-    /// Fewer slices than this say too little of a VM, 1 to 86,400.
+    /// Least number of slices for a suggestion, 1 to 86,400.
     pub slices_min: u32,
-    /// Slices that are remembered of a VM, at least so many and up to 86,400.
+    /// Slices remembered per VM, at least `slices_min` and up to 86,400.
     pub slices_max: u32,
 }
 
@@ -37,28 +37,28 @@ fn ordered(config: &Config) -> Result<(), BadSetting> {
     BadSetting::unless_ordered(least, ("slices_max", config.slices_max))
 }
 
-/// A permit that a VM would have kept in most slices, and how it was found.
+/// A permit that a VM would have kept in most slices, and its derivation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Suggestion {
-    /// What to book.
+    /// The permit to book.
     pub permit: Permit,
-    /// Share of slices that had to stay within it, in (0, 1].
+    /// Share of slices required to stay within it, in (0, 1].
     pub percentile: f64,
-    /// Slices that were looked at.
+    /// Number of slices examined.
     pub slices_count: usize,
-    /// Slices that were beyond it all the same.
+    /// Slices that exceeded it nevertheless.
     pub beyond_count: usize,
 }
 
-/// Why nothing is suggested.
+/// Why there is no suggestion.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum NoSuggestion {
     /// Too little was recorded.
     #[error("{slices_count} slices of 30 ms were recorded, {slices_min} are the least; ask again later")]
     TooShort {
-        /// Slices that were looked at.
+        /// Number of slices examined.
         slices_count: usize,
-        /// The least.
+        /// The least number.
         slices_min: u32,
     },
     /// The figure is not a permit.
@@ -66,8 +66,8 @@ pub enum NoSuggestion {
     Permit(#[from] PermitError),
 }
 
-/// The permit that a VM with this pollution per slice would have kept in a share of its slices (nearest rank), rounded
-/// up to two figures, and at least `1k`.
+/// Returns the permit that a VM with this pollution per slice would have kept in a share of its slices (nearest rank),
+/// rounded up to two figures, and at least `1k`.
 ///
 /// # Errors
 /// Too few slices.
@@ -96,9 +96,8 @@ pub fn from_behaviour(misses_per_slice: &[u64], config: &Config) -> Result<Sugge
     })
 }
 
-/// The permit of an instance type: the host's pollution divided by memory ([Kyoto, section 3.4]: proportional to the
-/// amount of memory assigned to the instance). `None` where the host's LLCs or memory are not known, or the share is
-/// no permit.
+/// Returns the permit of an instance type: the host's pollution divided by memory ([Kyoto, section 3.4]: proportional to the
+/// amount of memory assigned to the instance). `None` if the host's LLCs or memory are unknown, or if the share is no permit.
 pub fn from_memory(memory: Bytes, machine: &Machine) -> Option<Permit> {
     let host: u64 = machine.nodes.values().map(|node| node.memory_bytes.0).sum();
     if host == 0 {
@@ -108,8 +107,8 @@ pub fn from_memory(memory: Bytes, machine: &Machine) -> Option<Permit> {
     Permit::pollution(two_figures_up(u64::try_from(share).ok()?)).ok()
 }
 
-/// What a host may sell: as many misses per slice as its LLCs have lines, so that all VMs together replace each line once per
-/// slice.
+/// Returns what a host may sell: as many misses per slice as its LLCs have lines, so that all VMs together replace each line
+/// once per slice.
 pub fn host_pollution_per_slice(machine: &Machine) -> u64 {
     let lines = machine
         .llcs

@@ -1,23 +1,23 @@
-//! Which nodes a VM may have for a home: where its operator lets it run, and beside whom.
+//! Decides which nodes a VM may have as a home: by its operator's CPU mask, anti-affinity and affinity.
 //!
 //! # Terms
-//! - *Mates*: VMs whose operator named the same word for them, to be kept apart or together.
+//! - *Mates*: VMs for which the operator used the same word, to be kept apart or together.
 //! - Of two mates with homes the one with the lower id goes first: the other has to make way, or to follow.
 //!
 //! # Algorithm
-//! A VM that seeks a home may have the nodes that can be one ([`View::homes`]) and on which its operator allows it a CPU: without
-//! those of all mates that it is kept apart from, and among the home of mates that it is kept together with and which go
-//! first: all of that home, also where it has room on a part.
-//! The first of those that are kept together seeks a home with room for all that have none, or follow it.
-//! Where what it may have changes (a node is drained, its CPUs go offline, its operator says something else), a VM whose home
-//! is not among it any more seeks another. There mates that it goes before do not count: they make way. It stays where its
-//! memory cannot move: its vCPUs alone would only be slower elsewhere. Where a node is drained, or its CPUs are gone, only
-//! memory has to find room: VMs share CPUs then.
+//! A VM that seeks a home may have the nodes that can be one ([`View::homes`]) and on which its operator allows it a CPU,
+//! without those of all mates that it is kept apart from. If mates that it is kept together with go first, it must take all
+//! of their home, even if part of it has room. The first of the VMs kept together seeks a home with room for all that
+//! have none, or follow it.
+//! When these limits change (a node is drained, its CPUs go offline, the operator changes them), a VM whose home is no longer
+//! allowed seeks another. Mates that it goes before do not count then: they make way. It stays if its memory cannot move: its
+//! vCPUs would only be slower elsewhere. If a node is drained, or its CPUs are gone, only memory has to find room: VMs share
+//! CPUs then.
 //!
-//! A VM whose memory its operator bound to nodes has exactly these nodes for its home, less those that have no CPUs at all
-//! (CXL), or no home: a home of some of them would leave the memory on the others remote. It leaves every other home. So two
-//! cells that are bound to nodes 0 and 1 give home 0-1; where one of the two is drained, or may not be a home for another
-//! reason, the VM stays unplaced. What the operator names as its home goes before that.
+//! A VM whose operator bound its memory to nodes has exactly these nodes as its home, less those without any CPUs (CXL): a
+//! home on some of them would leave the memory on the others remote. It leaves every other home. So two cells that are bound
+//! to nodes 0 and 1 mean home 0-1; if one of the two is drained, or may not be a home for another reason, the VM stays
+//! unplaced. A home that the operator names has priority over the binding.
 //!
 //! # Properties
 //! - `vms_that_are_kept_apart_share_no_node`
@@ -33,26 +33,26 @@ use homenode_units::{NodeId, NodeSet, VmId};
 use super::demand_of as demand_of_one;
 use crate::demand::{Demand, History};
 
-/// Whether its operator said beside whom a VM may live.
+/// Whether the VM's operator set anti-affinity or affinity for it.
 pub fn has_company(settings: &VmSettings) -> bool {
     settings.apart.is_some() || settings.together.is_some()
 }
 
-/// What is asked of a VM's home.
+/// The question about a VM's home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asked {
-    /// Which it could take.
+    /// Which home it could take.
     New,
-    /// Which it can keep.
+    /// Which home it can keep.
     Kept,
 }
 
-/// Nodes that a VM may take for a home; `None` where those are all.
+/// Returns the nodes that a VM may take as a home; `None` for all.
 pub fn allowed_nodes(view: &View<'_>, vm: &VmView<'_>) -> Option<NodeSet> {
     allowed(view, vm, Asked::New, |_| None)
 }
 
-/// The same where some VMs were promised a home that the view does not show yet.
+/// Returns these nodes if some VMs were promised a home that the view does not show yet.
 pub(super) fn allowed<'a>(
     view: &'a View<'_>,
     vm: &VmView<'_>,
@@ -87,14 +87,14 @@ pub(super) fn allowed<'a>(
     (allowed != view.machine.home_nodes()).then_some(allowed)
 }
 
-/// The home of the first of those that are kept together with a VM and go before it.
+/// Returns the home of the first VM that is kept together with this one and goes before it.
 pub(super) fn led_to<'a>(
     view: &'a View<'_>,
     vm: &VmView<'_>,
     promised: impl Fn(VmId) -> Option<&'a NodeSet>,
 ) -> Option<&'a NodeSet> {
     let together = &vm.sample.settings.together;
-    // Most VMs have no mates, and this is asked of each in every period.
+    // Most VMs have no mates, and this runs for each VM in every period.
     together.as_ref()?;
     let homes = view.homes();
     // A mate that cannot move to another node must not hold the others.
@@ -111,12 +111,12 @@ pub(super) fn led_to<'a>(
         .find(|home| home.is_subset(&homes))
 }
 
-/// Whether a VM keeps its home, and a mate makes way or follows.
+/// Whether a VM keeps its home, so that a mate makes way or follows.
 fn goes_before(vm: &VmView<'_>, mate: &VmView<'_>) -> bool {
     vm.home.is_some() && vm.sample.id < mate.sample.id
 }
 
-/// The home of a VM whose memory is bound to nodes: those that have CPUs. `None` where its memory may follow a home.
+/// Returns the home of a VM whose memory is bound to nodes: those that have CPUs. `None` if its memory may follow a home.
 pub(super) fn bound_home(view: &View<'_>, vm: &VmView<'_>) -> Option<NodeSet> {
     let bound = vm.sample.bound_to.as_ref()?;
     let has_cpus = |node: &NodeId| {
@@ -128,7 +128,7 @@ pub(super) fn bound_home(view: &View<'_>, vm: &VmView<'_>) -> Option<NodeSet> {
     Some(bound.iter().filter(has_cpus).collect())
 }
 
-/// Whether the agent may give a VM another home.
+/// Whether the agent may assign a VM another home.
 fn may_move(vm: &VmView<'_>) -> bool {
     vm.managed() && vm.hands_off.is_none()
 }
@@ -137,7 +137,7 @@ fn is_same(own: &Option<String>, other: &Option<String>) -> bool {
     own.is_some() && own == other
 }
 
-/// Whether a VM may not have its home any more, and can leave it.
+/// Whether a VM is no longer allowed its home, and can leave it.
 pub(super) fn must_leave(view: &View<'_>, vm: &VmView<'_>, home: &NodeSet) -> bool {
     if let Some(bound) = bound_home(view, vm) {
         return vm.sample.settings.home.is_none() && bound != *home;
@@ -147,7 +147,7 @@ pub(super) fn must_leave(view: &View<'_>, vm: &VmView<'_>, home: &NodeSet) -> bo
         && allowed(view, vm, Asked::Kept, |_| None).is_some_and(|allowed| !home.is_subset(&allowed))
 }
 
-/// Whether a VM has to go from where it is though there be too few CPUs elsewhere: a node is drained, or its CPUs are gone.
+/// Whether a VM has to leave even if CPUs are short elsewhere: a node is drained, or its CPUs are gone.
 pub(super) fn is_put_out(view: &View<'_>, vm: &VmView<'_>) -> bool {
     match vm.home {
         Some(home) => !home.is_subset(&view.homes()),
@@ -155,7 +155,7 @@ pub(super) fn is_put_out(view: &View<'_>, vm: &VmView<'_>) -> bool {
     }
 }
 
-/// What a VM needs, with all that are kept together with it and have no home yet.
+/// Returns what a VM needs, with all that are kept together with it and have no home yet.
 pub(super) fn demand_of<'a>(
     view: &View<'_>,
     vm: &VmView<'_>,

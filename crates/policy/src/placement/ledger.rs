@@ -1,5 +1,5 @@
-//! Promises to VMs that have not appeared yet. Without it VMs that start together would all be told the same node:
-//! memory that nobody has touched looks free.
+//! Promises to VMs that have not appeared yet. Without it, VMs that start together would all be sent to one node, as
+//! untouched memory looks free.
 
 use homenode_host::{HugeMemory, View, VmSample};
 use homenode_units::{Bytes, BytesPerSec, NodeSet, Ns, VmId};
@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::demand::Demand;
 
-/// A promise whose VM does not appear within this time is dropped: its start failed. No setting: agent, numad and libvirt's hook
-/// share a ledger, and must agree on it where no agent runs.
+/// A promise whose VM does not appear within this time is dropped: its start failed. This is not a setting: agent, numad and
+/// libvirt's hook share a ledger, and must agree even if no agent runs.
 pub const RESERVATION_LIFE: Ns = Ns::from_secs(120);
 
-/// What libvirt tells numad of a VM: all that a promise and a VM can be matched by when nobody named the VM.
+/// What libvirt tells numad about a VM: the only match between a promise and a VM that was not named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Shape {
     /// Online vCPUs at start.
@@ -22,7 +22,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Shape of a VM with so many vCPUs and so much memory.
+    /// Returns the shape of a VM with this many vCPUs and this much memory.
     pub fn new(vcpus: u32, memory: Bytes) -> Shape {
         Shape {
             vcpus,
@@ -31,20 +31,20 @@ impl Shape {
     }
 }
 
-/// What `numad -w` is asked for.
+/// A request to `numad -w`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Asked {
     /// Online vCPUs at start.
     pub vcpus: u32,
     /// Memory in MiB, rounded up.
     pub memory_mib: u64,
-    /// Size of the huge pages that all of the memory lies in (`-H`); none where the hook tells, or where they are ordinary ones.
+    /// Size of the huge pages that hold all of the memory (`-H`); `None` for ordinary pages, or if the hook reports them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub huge_page_bytes: Option<Bytes>,
 }
 
 impl Asked {
-    /// By what a promise and a VM are matched.
+    /// Returns the shape by which promises and VMs are matched.
     pub fn shape(self) -> Shape {
         Shape {
             vcpus: self.vcpus,
@@ -63,23 +63,23 @@ impl From<Shape> for Asked {
     }
 }
 
-/// A VM that is about to start, by name: the libvirt hook tells it before libvirt asks for nodes.
+/// A VM that is about to start, by name: the libvirt hook announces it before libvirt asks for nodes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Announcement {
-    /// Which VM.
+    /// The VM.
     pub vm: VmId,
     /// Its name.
     pub name: String,
-    /// What libvirt will ask for.
+    /// The shape that libvirt will ask for.
     pub shape: Shape,
     /// Memory bandwidth that the operator declared.
     pub bandwidth: Option<BytesPerSec>,
     /// Home that the operator chose.
     pub home: Option<NodeSet>,
-    /// Nodes of devices that it is given; announcements before 0.2 have none.
+    /// Nodes of its assigned devices; announcements before 0.2 have none.
     #[serde(default, skip_serializing_if = "NodeSet::is_empty")]
     pub device_nodes: NodeSet,
-    /// What of its memory lies in huge pages, by their size; the rest lies in ordinary ones.
+    /// Its memory in huge pages, by their size; the rest is in ordinary pages.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub huge_pages: Vec<HugeMemory>,
 }
@@ -87,26 +87,26 @@ pub struct Announcement {
 /// Nodes promised to a VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reservation {
-    /// Its number in the ledger, from 1, which [`Ledger::reserve`] gives it; 0 before, and in ledgers before 0.2.
+    /// Its number in the ledger, from 1, assigned by [`Ledger::reserve`]; 0 before, and in ledgers before 0.2.
     #[serde(default)]
     pub id: u64,
-    /// Which VM, where somebody said so.
+    /// The VM, if known.
     pub vm: Option<VmId>,
-    /// Its name, where somebody said so.
+    /// Its name, if known.
     #[serde(default)]
     pub name: Option<String>,
-    /// What was asked.
+    /// The request.
     pub shape: Shape,
-    /// What is promised.
+    /// The promised resources.
     pub demand: Demand,
-    /// Where.
+    /// The promised nodes.
     pub nodes: NodeSet,
-    /// When, on the host's clock.
+    /// Time of the promise, on the host's clock.
     pub made_at: Ns,
 }
 
 impl Reservation {
-    /// When it is dropped, on the host's clock.
+    /// Returns when it is dropped, on the host's clock.
     pub fn expires_at(&self) -> Ns {
         self.made_at + RESERVATION_LIFE
     }
@@ -116,8 +116,8 @@ impl Reservation {
     }
 }
 
-/// Whether something that was written down then still holds. What is of the future was written before a reboot, after which the
-/// host's clock began anew: its age is unknown.
+/// Whether a record of this time is still valid. A time in the future was recorded before a reboot, which reset the host's
+/// clock: its age is unknown.
 fn is_young(made_at: Ns, now: Ns) -> bool {
     now.0
         .checked_sub(made_at.0)
@@ -129,25 +129,25 @@ fn is_young(made_at: Ns, now: Ns) -> bool {
 pub struct Ledger {
     announced: Vec<(Announcement, Ns)>,
     reservations: Vec<Reservation>,
-    /// The number of the last promise.
+    /// Number of the last promise.
     #[serde(default)]
     last_id: u64,
 }
 
 impl Ledger {
-    /// Notes that a VM is about to start: libvirt's hook has ended before libvirt asks for nodes.
+    /// Records a VM that is about to start: libvirt's hook has ended before libvirt asks for nodes.
     pub fn announce(&mut self, announcement: Announcement, now: Ns) {
         self.expire(now);
         self.announced.retain(|(known, _)| known.vm != announcement.vm);
         self.announced.push((announcement, now));
     }
 
-    /// Drops the promise to a VM: it could not be kept.
+    /// Drops the promise to a VM that could not be kept.
     pub fn withdraw(&mut self, vm: VmId) {
         self.reservations.retain(|r| r.vm != Some(vm));
     }
 
-    /// The VM that a request of this shape must come from: the one announced longest ago. Taken out.
+    /// Removes and returns the VM that a request of this shape must come from: the one announced longest ago.
     pub fn announced(&mut self, shape: Shape, now: Ns) -> Option<Announcement> {
         self.expire(now);
         let at = self
@@ -157,7 +157,7 @@ impl Ledger {
         Some(self.announced.remove(at).0)
     }
 
-    /// Promises nodes. A VM that already holds a promise gets the new one instead.
+    /// Records a promise of nodes. It replaces any promise that the VM already holds.
     pub fn reserve(&mut self, mut reservation: Reservation) {
         self.expire(reservation.made_at);
         self.last_id += 1;
@@ -168,15 +168,15 @@ impl Ledger {
         self.reservations.push(reservation);
     }
 
-    /// The nodes promised to a VM that now runs, by its id, else by its shape (oldest first). The promise is kept, and so
-    /// leaves the ledger: from now on the VM itself is counted.
+    /// Removes and returns the nodes promised to a VM that now runs, matched by its id, else by its shape (oldest first).
+    /// From now on the VM itself is counted.
     pub fn redeem(&mut self, vm: &VmSample, now: Ns) -> Option<NodeSet> {
         self.expire(now);
         let at = self.position_of(vm, now)?;
         Some(self.reservations.remove(at).nodes)
     }
 
-    /// Whether there are nodes that [`Ledger::redeem`] would give to a VM.
+    /// Whether [`Ledger::redeem`] would find nodes for a VM.
     pub fn is_promised(&self, vm: &VmSample, now: Ns) -> bool {
         self.position_of(vm, now).is_some()
     }
@@ -200,7 +200,7 @@ impl Ledger {
         });
     }
 
-    /// The nodes promised to a VM.
+    /// Returns the nodes promised to a VM.
     pub fn promised(&self, vm: VmId) -> Option<&NodeSet> {
         self.reservations
             .iter()
@@ -208,12 +208,12 @@ impl Ledger {
             .map(|r| &r.nodes)
     }
 
-    /// Promises that are still open at this time, the oldest first.
+    /// Returns promises that are still open at this time, the oldest first.
     pub fn open(&self, now: Ns) -> impl Iterator<Item = &Reservation> {
         self.reservations.iter().filter(move |r| r.is_open(now))
     }
 
-    /// Takes back the open promise of this number; whether there was one.
+    /// Removes the open promise with this number; returns whether it existed.
     pub fn drop_promise(&mut self, id: u64, now: Ns) -> bool {
         self.expire(now);
         let count = self.reservations.len();
@@ -221,7 +221,7 @@ impl Ledger {
         self.reservations.len() < count
     }
 
-    /// Promises that are still open, to VMs that the view does not show yet.
+    /// Returns promises that are still open, to VMs that the view does not show yet.
     pub fn pending<'a>(&'a self, view: &'a View<'_>) -> impl Iterator<Item = &'a Reservation> {
         self.reservations.iter().filter(|r| {
             let runs = r.vm.is_some_and(|id| view.sample.vm(id).is_some());

@@ -1,32 +1,32 @@
 //! Initial placement: traffic-aware hybrid bin packing, TAH [TAVO, section V.C].
 //!
 //! # Problem
-//! A new VM needs a home: the node(s) on which its vCPUs run and its memory lies. One node keeps all accesses local, but
-//! nodes have three resources, CPU, memory and memory bandwidth, and a node whose memory is used up while its bandwidth
-//! idles serves nobody.
+//! A new VM needs a home: the node(s) on which its vCPUs run and which hold its memory. One node keeps all accesses local,
+//! but nodes have three resources, CPU, memory and memory bandwidth, and a node whose memory is used up while its bandwidth
+//! idles is wasted.
 //!
 //! # Terms
-//! - *Bin*: one node, or a *hybrid bin* of several. A hybrid bin is a connected set of nodes over links that are used
-//!   below a threshold ([`Config::link_busy_max`]); a VM placed there has its memory interleaved over them.
+//! - *Bin*: one node, or a *hybrid bin* of several. A hybrid bin is a set of nodes connected by links that are used below a
+//!   threshold ([`Config::link_busy_max`]); a VM placed there has its memory interleaved over them.
 //! - *Capacity* C and *requirement* R: vectors (CPU, memory, bandwidth), each value a share of the host's total, in [0, 1].
-//!   Capacity is what is *left*: measured use, plus what is promised and not used yet ([`Ledger`], [`crate::demand`]).
-//!   Memory is ordinary memory, or, of a VM in huge pages, what is free in the pools of their size (`pools`): each node of a bin
-//!   must have an even share, in whole pages. CPU is counted in free physical cores (`crate::near`), or, where no bin has cores
-//!   enough, in free hyperthreads.
+//!   Capacity is what is *left* after measured use and after promises that are not used yet ([`Ledger`], [`crate::demand`]).
+//!   Memory is ordinary memory or, for a VM in huge pages, what is free in the pools of their size (`pools`): each node of a
+//!   bin must have an even share, in whole pages. CPU is counted in free physical cores (`crate::near`) or, if no bin has
+//!   enough cores, in free hyperthreads.
 //! - *Relative order* of a vector: which of its three values is largest, second, smallest.
-//! - *Span* of a bin: the longest distance between two of its nodes; 0 of one node.
+//! - *Span* of a bin: the longest distance between two of its nodes; 0 for one node.
 //!
 //! # Algorithm
-//! Among bins of the least span first, which are single nodes; where none of them has room, among those of the next span too,
-//! and so on: a bin across sockets is taken only where none within a socket has room. For each span:
+//! Search the bins of the least span first, which are single nodes; if none of them has room, also those of the next span,
+//! and so on: a bin across sockets is taken only if none within a socket has room. For each span:
 //! 1. Sort the bins: fewer nodes first, then smaller sum of distances, then larger sum of capacities; ties by lower node
 //!    numbers.
 //! 2. Take the first bin that (a) has room in every resource and (b) has the same relative order as the VM: a bin that has
 //!    most left of what the VM wants most stays balanced.
 //! 3. If there is none, (b) becomes: the VM's largest requirement is the bin's largest capacity.
-//! 4. If there is none, (a) alone.
+//! 4. If there is none, only (a) is required.
 //!
-//! 5. If no span has one, the same with CPU counted in hyperthreads: each vCPU then has a hyperthread, and some share a core.
+//! 5. If no span has one, repeat with CPU counted in hyperthreads: each vCPU then has a hyperthread, and some share a core.
 //! 6. If there is none, the VM is refused, and the refusal says which resource is short on which node.
 //!
 //! # Properties (tests of the same name)
@@ -42,30 +42,30 @@
 //! - `a_vm_of_unknown_bandwidth_is_not_drawn_to_busy_controllers`
 //! - `a_placement_always_fits` and `the_answer_does_not_depend_on_vm_order` (generated)
 //! - `gap_to_the_optimum`: an exact solver that sees all VMs beforehand, and may leave out large ones, packs more than TAH
-//!   does one by one: on 60 random instances of 2 nodes and 8 VMs, TAH places 11.0 percent fewer VMs on single nodes. The test
-//!   prints the figure and fails above 20.
+//!   does one by one: on 60 random instances of 2 nodes and 8 VMs, TAH places 11.0 percent fewer VMs on single nodes. The
+//!   test prints the figure and fails above 20.
 //!
 //! # Departures from the source, and why
-//! - Nearness comes before the relative order, and a single node with room before any hybrid bin: the paper's order may take a
-//!   hybrid bin where a single node has room, and takes no notice of distances. On the hosts of the paper all nodes are
-//!   equally far apart; on others the distance costs every access, and the order only keeps resources in balance.
-//! - A hyperthread is no core: the paper does not say which it counts. A VM of 12 vCPUs that compute took 43.9 s on one socket of
-//!   6 cores and 12 hyperthreads, and 27.3 s on two (on the twin). By the predictor's figures too ([`crate::predict::Config`]: a
-//!   core's second hyperthread adds a quarter of a core, a newcomer waits for memory for a third of its time) one vCPU in
-//!   four without a core costs more (19 percent) than half of all accesses to a node that is 21 away (10 percent).
-//!   The baselines count hyperthreads, as their sources do.
+//! - Nearness comes before the relative order, and a single node with room before any hybrid bin: the paper's order may take
+//!   a hybrid bin when a single node has room, and ignores distances. On the paper's hosts all nodes are equally far apart;
+//!   on others the distance slows every access, and the order only keeps resources in balance.
+//! - A hyperthread is no core: the paper does not say which it counts. A VM of 12 vCPUs that compute took 43.9 s on one
+//!   socket of 6 cores and 12 hyperthreads, and 27.3 s on two (on the twin). The predictor's figures agree
+//!   ([`crate::predict::Config`]: a core's second hyperthread adds a quarter of a core, a newcomer waits for memory for a
+//!   third of its time): one vCPU in four without a core costs more (19 percent) than half of all accesses to a node at
+//!   distance 21 (10 percent). The baselines count hyperthreads, as their sources do.
 //! - Equal values have no relative order: a tie in either vector agrees with any order. The paper does not say.
-//! - An interleaved VM fills its nodes alike, so (a) also asks that an even share fits on each node. The paper adds up
+//! - An interleaved VM fills its nodes evenly, so (a) also asks that an even share fits on each node. The paper adds up
 //!   memory and would promise pages that interleaving cannot place.
-//! - Where no bandwidth is known, of the nodes (no preset, no HMAT) or of the VM, packing is in two dimensions. Counted as
-//!   nothing, a VM's bandwidth would draw it to the node with the busiest controllers: the one that has least left of it.
-//! - A VM with an assigned device gets the device's node where that alone has room, whatever the order: its memory is pinned
-//!   once it runs, so a home that is far from the device stays far. Where devices are on several nodes, bins of these nodes come
-//!   first among those of one span. Of equal bins those with the device's nodes come first.
-//! - Load that is not homed VMs' is rounded to whole CPUs: a daemon's two percent must not push a VM off an idle node.
+//! - If the bandwidth of the nodes (no preset, no HMAT) or of the VM is unknown, packing is in two dimensions. Counted as
+//!   zero, a VM's bandwidth would draw it to the node with the busiest controllers: the one that has least left of it.
+//! - A VM with an assigned device gets the device's node if that node has room, whatever the order: its memory is pinned once
+//!   it runs, so a home that is far from the device stays far. If devices are on several nodes, bins of these nodes come
+//!   first among those of one span. Among equal bins those with the device's nodes come first.
+//! - Load other than that of homed VMs is rounded to whole CPUs: a daemon's two percent must not push a VM off an idle node.
 //! - The paper compares with measured use only; VMs started together would all get the same node. See [`Ledger`].
 //!
-//! Baselines beside TAH: [`Algorithm::FirstFit`] with pinning one vCPU to one CPU, as the paper's FF-Pin, and
+//! Baselines for comparison: [`Algorithm::FirstFit`] with pinning one vCPU to one CPU, as the paper's FF-Pin, and
 //! [`Algorithm::BestFit`].
 
 mod company;
@@ -100,7 +100,7 @@ use crate::demand::{BandwidthFrom, Demand, History};
 /// Name of this policy in plans.
 pub const POLICY: &str = "placement";
 
-/// How nodes are chosen.
+/// Placement algorithm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Algorithm {
@@ -109,26 +109,26 @@ pub enum Algorithm {
     Tah,
     /// The first node with room for CPU and memory; each vCPU pinned to one CPU.
     FirstFit,
-    /// The node with room for CPU and memory that is left with least.
+    /// Of the nodes with room for CPU and memory, the one that is left with least.
     BestFit,
 }
 
-/// What the operator may set.
+/// The operator's settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// How nodes are chosen.
+    /// The placement algorithm.
     pub algorithm: Algorithm,
     /// A link used above this share of its bandwidth joins no hybrid bin, in (0, 1].
     pub link_busy_max: f64,
     /// CPUs that no VM may use.
     pub reserved_cpus: CpuSet,
-    /// Memory of every node that no VM is promised.
+    /// Memory of every node that is never promised to a VM.
     #[serde(with = "homenode_units::text")]
     pub reserved_memory: Bytes,
-    /// A VM that comes with this share of its memory on one node stays there, if there is room, 0 to 1,
+    /// A VM that arrives with this share of its memory on one node stays there, if there is room, 0 to 1,
     pub memory_there_min: f64,
-    /// and if it has touched this share of what it may use, 0 to 1.
+    /// and if it has touched this share of the memory that it may use, 0 to 1.
     pub touched_min: f64,
 }
 
@@ -157,10 +157,10 @@ homenode_units::settings! {
 }
 
 impl Config {
-    /// Looks at what only a machine can tell.
+    /// Checks the settings against this machine.
     ///
     /// # Errors
-    /// Reserved CPUs that it does not have.
+    /// Reserved CPUs that the machine does not have.
     pub fn check_on(&self, machine: &Machine) -> Result<(), BadSetting> {
         let there = machine.cpu_set();
         let missing = self.reserved_cpus.difference(&there);
@@ -178,20 +178,20 @@ impl Config {
     }
 }
 
-/// Where a VM goes, and why.
+/// A VM's home, and the reasons for it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Placement {
     /// Home nodes.
     pub nodes: NodeSet,
     /// How the bin was found.
     pub matched: Match,
-    /// What the VM needs, as shares of the host (CPU, memory, bandwidth).
+    /// The VM's needs, as shares of the host (CPU, memory, bandwidth).
     pub requirement: [f64; 3],
-    /// What the bin has left, as shares of the host.
+    /// The bin's free resources, as shares of the host.
     pub capacity: [f64; 3],
-    /// Share of the hyperthreads free there that stay free beside it, 0 to 1.
+    /// Share of the bin's free hyperthreads that stay free with the VM there, 0 to 1.
     pub cpus_stay: f64,
-    /// How the VM's bandwidth is known.
+    /// Source of the VM's bandwidth.
     pub bandwidth_from: BandwidthFrom,
     /// Whether vCPUs share cores there: no bin has a free core for each, so hyperthreads were counted.
     pub shares_cores: bool,
@@ -210,7 +210,7 @@ pub enum Match {
 }
 
 impl Placement {
-    /// Why, as short sentences for the operator.
+    /// Returns the reasons as short sentences for the operator.
     pub fn reasons(&self) -> Vec<String> {
         let bin = if self.nodes.len() == 1 {
             "one node keeps all accesses local".to_owned()
@@ -244,10 +244,10 @@ impl Placement {
     }
 }
 
-/// Finds the home of a VM. `allowed` are the nodes that the operator leaves it.
+/// Finds the home of a VM among the nodes that the operator allows it.
 ///
 /// # Errors
-/// What is short where, if no bin has room.
+/// The shortages, if no bin has room.
 pub fn place(
     supply: &Supply,
     demand: &Demand,
@@ -264,7 +264,7 @@ pub fn place(
         .ok_or_else(|| short::shortages(threads.as_ref().unwrap_or(&supply), demand, allowed))
 }
 
-/// The same for one way to count CPUs; `None` where no bin has room.
+/// Finds a home with one way to count CPUs; `None` if no bin has room.
 fn find(supply: &Supply, demand: &Demand, allowed: Option<&NodeSet>, config: &Config) -> Option<Placement> {
     let need = supply.normalise(demand);
     let may = |bin: &Bin| allowed.is_none_or(|allowed| supply.nodes_of(bin.mask).is_subset(allowed));
@@ -280,7 +280,7 @@ fn find(supply: &Supply, demand: &Demand, allowed: Option<&NodeSet>, config: &Co
     })
 }
 
-/// The bin of those that may be it, and how well it matches.
+/// Returns the best bin among those that `may` accepts, and how well it matches.
 fn search(
     supply: &Supply,
     demand: &Demand,
@@ -317,8 +317,8 @@ fn search(
     of_room.map(|bin| (bin, Match::Room))
 }
 
-/// Steps 1 to 4 among bins of this span at most. Sizes are made only as the search gets to them; a later step looks at them all
-/// again.
+/// Runs steps 1 to 4 among bins of this span at most. Bins are built size by size as the search reaches them; a later step
+/// looks at them all again.
 fn search_tah(
     supply: &Supply,
     demand: &Demand,
@@ -332,7 +332,7 @@ fn search_tah(
     } else {
         &[CPU, MEMORY]
     };
-    // All of them together have too little: no bin can have room.
+    // All of them together have too little, so no bin can have room.
     let together = supply.bin(bins.iter().fold(0, |all, bin| all | bin.mask));
     if !has(&together, need, dimensions) {
         return None;
@@ -382,7 +382,7 @@ fn roomy(bin: &Bin, need: &Vector, dimensions: &[usize]) -> bool {
     has(bin, need, dimensions) && bin.has_rest && bin.memory_if_interleaved + ROUNDING >= need[MEMORY]
 }
 
-/// The same of sums alone.
+/// Whether the sums have room, a necessary part of (a).
 fn has(bin: &Bin, need: &Vector, dimensions: &[usize]) -> bool {
     dimensions.iter().all(|&d| bin.left[d] + ROUNDING >= need[d])
 }
@@ -405,12 +405,12 @@ fn same_largest(need: &Vector, left: &Vector, dimensions: &[usize]) -> bool {
         .any(|&d| need[d] >= most_needed && left[d] >= most_left)
 }
 
-/// What the policy remembers between epochs.
+/// State kept between epochs.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     /// Promises to VMs that have not appeared.
     pub ledger: Ledger,
-    /// VMs whose refusal was told; told again only when they get a home and lose it.
+    /// VMs whose refusal was reported; it is reported again only when they get a home and lose it.
     refused: BTreeSet<VmId>,
     /// VMs that have a home only because a node is drained.
     sheltered: BTreeSet<VmId>,
@@ -421,7 +421,7 @@ pub struct State {
 }
 
 impl State {
-    /// VMs that need no home any more: a node was drained when they got one, and none is now.
+    /// Returns the VMs that need a home no more: they got one while a node was drained, and none is now.
     pub fn released(&mut self, view: &View<'_>) -> BTreeSet<VmId> {
         let mut released = BTreeSet::new();
         if view.drained.is_empty() {
@@ -434,13 +434,13 @@ impl State {
     }
 }
 
-/// Gives a home to every managed VM that has none, or one that it may not keep: what the operator chose, else what it was
+/// Assigns a home to every managed VM that has none, or one that it may not keep: the operator's choice, else what was
 /// promised when it started, else where most of its memory is (if there is room), else what [`place`] finds.
 pub fn plan(view: &View<'_>, config: &Config, history: &History, state: &mut State) -> Plan {
     plan_for(view, config, history, state, |_| true)
 }
 
-/// The same for the VMs that seek a home; the others stay free, unless a node is drained, which would not be empty otherwise.
+/// Plans the VMs that seek a home; the others stay free, unless a node is drained, which would not become empty otherwise.
 pub fn plan_for(
     view: &View<'_>,
     config: &Config,
@@ -463,7 +463,7 @@ pub fn plan_for(
             .iter()
             .filter(|vm| vm.managed() && vm.hands_off.is_none() && seeks(vm))
     };
-    // One that was refused before stays in the account where it runs.
+    // A VM that was refused before is still counted where it runs.
     let without: Vec<VmId> = seeking()
         .map(|vm| vm.sample.id)
         .filter(|id| !state.refused.contains(id))
@@ -523,7 +523,7 @@ fn home_of(
     if let Some(nodes) = &vm.sample.settings.home {
         return Ok((nodes.clone(), "the operator chose this home".into()));
     }
-    // Who only leaves a home was promised none: another VM of its shape may have been.
+    // A VM that only leaves a home was promised none: the promise may be for another VM of its shape.
     let redeemed = match vm.home {
         None => state.ledger.redeem(vm.sample, view.at),
         Some(_) => None,
@@ -543,7 +543,7 @@ fn home_of(
     let demand = company::demand_of(view, vm, history, promised);
     if let Some(nodes) = bound {
         let is_allowed = allowed.as_ref() == Some(&nodes) || allowed.is_none() && nodes == view.homes();
-        // Its memory has its room there, whatever the measured figures say; hyperthreads do where cores are short.
+        // Its memory has its room there, whatever the measured figures say; hyperthreads suffice if cores are short.
         let there = supply.nodes.iter().filter(|node| nodes.contains(node.node));
         let cpus_left: f64 = there.map(|node| node.threads).sum();
         return match is_allowed && !nodes.is_empty() && cpus_left >= demand.cpus {
@@ -584,8 +584,8 @@ fn home_of(
     Ok((nodes, placement.reasons().join("; ")))
 }
 
-/// The node that holds nearly all of a VM's memory, if the VM has touched enough for that to mean something, or if its
-/// memory cannot move anyway.
+/// Returns the node that holds nearly all of a VM's memory, if the VM has touched enough for that to matter, or if its memory
+/// cannot move anyway.
 fn where_memory_is(view: &View<'_>, config: &Config, vm: &VmView<'_>) -> Option<NodeSet> {
     let pages = vm.sample.pages.as_ref()?;
     let touched = vm.sample.pages_touched()?;
@@ -598,7 +598,7 @@ fn where_memory_is(view: &View<'_>, config: &Config, vm: &VmView<'_>) -> Option<
     ((fixed || meaningful) && concentrated && view.homes().contains(node)).then(|| NodeSet::one(node))
 }
 
-/// What a running VM needs.
+/// Returns what a running VM needs.
 pub fn demand_of(vm: &VmView<'_>, history: &History) -> Demand {
     let vcpus = vm.sample.vcpus.len();
     let (bandwidth, bandwidth_from) =
@@ -638,18 +638,18 @@ pub(crate) fn reservation(
     }
 }
 
-/// A home: nodes, and those of their CPUs on which its vCPUs run.
+/// A home: nodes, and the CPUs of these nodes on which its vCPUs run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Home {
     /// Nodes for its memory.
     pub nodes: NodeSet,
-    /// CPUs for its vCPUs: all of the nodes', or those of some of the nodes' caches. What the VM may not use is left out
-    /// where it is settled.
+    /// CPUs for its vCPUs: all of the nodes', or those of some of the nodes' caches. CPUs that the VM may not use are dropped
+    /// by [`settle`].
     pub cpus: CpuSet,
 }
 
 impl Home {
-    /// All of these nodes.
+    /// Returns a home on all CPUs of these nodes.
     pub fn whole(view: &View<'_>, nodes: &NodeSet) -> Home {
         Home {
             nodes: nodes.clone(),
@@ -657,7 +657,7 @@ impl Home {
         }
     }
 
-    /// What it is called where the VM may use these CPUs of its nodes.
+    /// Returns the home's name for a VM that may use these CPUs of its nodes.
     fn name(&self, may: &CpuSet) -> String {
         match self.cpus == *may {
             true => format!("node {}", self.nodes),
@@ -665,7 +665,7 @@ impl Home {
         }
     }
 
-    /// Where a VM is at home now.
+    /// Returns a VM's current home.
     pub fn of(view: &View<'_>, vm: &VmView<'_>) -> Option<Home> {
         Some(Home {
             nodes: vm.home?.clone(),
@@ -674,7 +674,7 @@ impl Home {
     }
 }
 
-/// Decisions that give a VM a home: the home itself, and its vCPUs on it.
+/// Adds the decisions that settle a VM in a home: the home itself, and its vCPUs on it.
 pub fn settle(
     view: &View<'_>,
     config: &Config,

@@ -1,12 +1,12 @@
-//! Where the vCPUs of VMs run: at home.
+//! Keeps the vCPUs of VMs at home.
 
 use homenode_host::{Act, CPUS_SETTLE, Plan, VcpuSample, View, VmView};
 use homenode_units::{CpuSet, NodeSet};
 
 use super::{Algorithm, Config, Home, POLICY, State, Supply, company};
 
-/// Has the vCPUs of all VMs run at home again after a change of which CPUs they may use: the kernel changes affinities where CPUs
-/// go offline, and what is lent to a node that is drained comes back.
+/// Pins the vCPUs of all VMs at home again after their usable CPUs changed: the kernel changes affinities when CPUs go
+/// offline, and CPUs lent to a drained node return.
 pub(super) fn pin_anew(view: &View<'_>, config: &Config, state: &mut State, plan: &mut Plan) {
     let has_new_bounds = take_in_bounds(view, state);
     let changed_at = match &state.cpus {
@@ -26,10 +26,10 @@ pub(super) fn pin_anew(view: &View<'_>, config: &Config, state: &mut State, plan
         let Some(home) = vm.home.filter(|home| !company::must_leave(view, vm, home)) else {
             continue;
         };
-        // All of it, also where it was kept on some of its caches: there may be more of them now.
+        // The whole home, even if the VM was kept on some of its caches: there may be more of them now.
         let allowed = vm.sample.settings.cpus_allowed.as_ref();
         let (cpus, usable) = (Supply::cpus_for(view, home, allowed), view.cpus_for(allowed));
-        // At a seat of its guest's, or on a CPU of its own.
+        // At its place in the guest's layout, or on its own CPU.
         let may_be_narrow = vm.layout.is_some() || config.algorithm == Algorithm::FirstFit;
         let is_lent = |index: u16| vm.away_node(view.machine, index).is_some();
         let stands = |vcpu: &VcpuSample| {
@@ -48,7 +48,7 @@ pub(super) fn pin_anew(view: &View<'_>, config: &Config, state: &mut State, plan
     }
 }
 
-/// Takes in which CPUs each VM may use; whether that changed of a VM that was there before.
+/// Records which CPUs each VM may use; returns whether that changed for a VM that was already known.
 fn take_in_bounds(view: &View<'_>, state: &mut State) -> bool {
     let of = |vm: &VmView<'_>| (vm.sample.id, vm.sample.settings.cpus_allowed.clone());
     let known = |vm: &VmView<'_>| {
@@ -64,13 +64,13 @@ fn take_in_bounds(view: &View<'_>, state: &mut State) -> bool {
     has_changed
 }
 
-/// CPUs on which a VM's vCPUs are at home: those of its home nodes, or, where they are kept on some of these nodes' caches, those
-/// of these caches. What it may not use is left out.
+/// Returns the CPUs on which a VM's vCPUs are at home: those of its home nodes or, if they are kept on some of these nodes'
+/// caches, those of these caches. CPUs that it may not use are dropped.
 ///
-/// Where vCPUs are kept is read from their affinities: it is in force, whoever decided it and however long ago.
+/// The present limits are read from vCPU affinities: they are in force, whatever decided them and however long ago.
 pub fn cpus_at_home(view: &View<'_>, vm: &VmView<'_>, home: &NodeSet) -> CpuSet {
     let all = Supply::cpus_for(view, home, vm.sample.settings.cpus_allowed.as_ref());
-    // At seats of its guest's each vCPU has a place of its own.
+    // With a guest layout each vCPU has its own place.
     if vm.layout.is_some() {
         return all;
     }
@@ -88,7 +88,7 @@ pub fn cpus_at_home(view: &View<'_>, vm: &VmView<'_>, home: &NodeSet) -> CpuSet 
     if kept.is_empty() { all } else { kept }
 }
 
-/// Decisions that have all vCPUs of a VM run at home.
+/// Adds the decisions that pin all vCPUs of a VM at home.
 pub(super) fn pin(
     view: &View<'_>,
     config: &Config,
@@ -115,7 +115,7 @@ pub(super) fn pin(
         plan.decide(policy, Act::PinVcpus { vcpus, cpus }.on(id), reason);
         return;
     }
-    // FF-Pin: the lowest CPUs that no earlier decision and no running VM has to itself.
+    // FF-Pin: the lowest CPUs that no earlier decision and no running VM uses exclusively.
     let mut free = cpus.difference(&cpus_pinned_singly(view, plan));
     for vcpu in vcpus {
         let cpu = free

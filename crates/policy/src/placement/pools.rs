@@ -1,12 +1,12 @@
-//! Huge pages of nodes, by size: what is left of their pools.
+//! Free huge pages of nodes, by size.
 //!
-//! A pool is memory that the kernel set apart: it is no part of a node's free memory, a VM in huge pages takes nothing of what is
-//! free otherwise, and no other VM takes anything of the pool.
+//! A pool is memory that the kernel set apart: it is not part of a node's free memory. A VM in huge pages takes nothing from
+//! the other free memory, and no other VM takes anything from the pool.
 
 use homenode_host::{HugeMemory, HugePages, VmSample};
 use homenode_units::{Bytes, PAGE_BYTES, Pages};
 
-/// Pools of all nodes of one page size, by position.
+/// Pools of one page size on all nodes, by position.
 #[derive(Clone, Debug)]
 pub(super) struct Pool {
     pub page_bytes: Bytes,
@@ -16,7 +16,7 @@ pub(super) struct Pool {
 /// One node's pool, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PoolOfNode {
-    /// What may be given; below 0 while more is promised than there is.
+    /// Bytes that may be assigned; below 0 while more is promised than the pool holds.
     pub left: f64,
     pub total: f64,
 }
@@ -26,7 +26,7 @@ pub(super) struct PoolOfNode {
 pub(super) struct Pools(Vec<Pool>);
 
 impl Pools {
-    /// What each of `count` nodes says, by position.
+    /// Collects the pools that each of `count` nodes reports, by position.
     pub fn new<'a>(count: usize, said: impl Iterator<Item = (usize, &'a HugePages)>) -> Pools {
         let mut pools = Pools::default();
         for (at, pages) in said {
@@ -40,7 +40,7 @@ impl Pools {
         pools
     }
 
-    /// The pools of a size; `None` where no node has one.
+    /// Returns the pools of a size; `None` if no node has one.
     pub fn get(&self, page_bytes: Bytes) -> Option<&Pool> {
         self.0.iter().find(|pool| pool.page_bytes == page_bytes)
     }
@@ -57,7 +57,7 @@ impl Pools {
         &mut self.0[at]
     }
 
-    /// Takes memory off, in equal parts of these positions, each of whole pages.
+    /// Subtracts memory, split evenly over these positions in whole pages.
     pub fn charge(&mut self, part: HugeMemory, at: &[usize]) {
         let even = whole(part).div_ceil(at.len().max(1) as u64) as f64 * part.page_bytes.as_f64();
         let Some(pool) = self.0.iter_mut().find(|pool| pool.page_bytes == part.page_bytes) else {
@@ -66,7 +66,7 @@ impl Pools {
         at.iter().for_each(|at| pool.nodes[*at].left -= even);
     }
 
-    /// Gives back what a VM holds of a node's pool.
+    /// Releases a VM's share of a node's pool.
     pub fn give_back(&mut self, page_bytes: Bytes, at: usize, pages: Pages) {
         if let Some(pool) = self.0.iter_mut().find(|pool| pool.page_bytes == page_bytes) {
             pool.nodes[at].left += pages.as_f64() * PAGE_BYTES as f64;
@@ -74,12 +74,12 @@ impl Pools {
     }
 }
 
-/// Pages that some memory takes.
+/// Returns the number of pages that hold some memory.
 pub(super) fn whole(part: HugeMemory) -> u64 {
     part.memory_bytes.0.div_ceil(part.page_bytes.0.max(1))
 }
 
-/// What of a running VM's huge pages is on none of the nodes that hold `on_home` of its pages: it is promised there.
+/// Returns the part of a running VM's huge pages not among the `on_home` pages at home: it is promised there.
 pub(super) fn untouched(vm: &VmSample, page_bytes: Bytes, on_home: f64) -> HugeMemory {
     let rest = vm.memory_bytes.as_f64() - on_home * PAGE_BYTES as f64;
     HugeMemory {

@@ -1,4 +1,4 @@
-//! Why a VM fits nowhere: what is short where.
+//! Explains why a VM fits nowhere: the short resource on each node.
 
 use std::borrow::Cow;
 
@@ -12,17 +12,17 @@ use crate::demand::Demand;
 /// One resource that is short.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Shortage {
-    /// Where; all nodes together, of those whose links carry little traffic, where `None`.
+    /// The node; `None` for all nodes together that are connected by quiet links.
     pub node: Option<NodeId>,
     /// `CPU`, `memory`, `huge pages of` a size or `memory bandwidth`.
     pub resource: Cow<'static, str>,
-    /// What is left: CPUs, bytes, or bytes per second.
+    /// Amount left: CPUs, bytes, or bytes per second.
     pub left_amount: f64,
-    /// What is needed, in the same unit.
+    /// Amount needed, in the same unit.
     pub needed_amount: f64,
-    /// What is left, in words with unit.
+    /// Amount left, in words with unit.
     pub left: String,
-    /// What is needed, in words with unit.
+    /// Amount needed, in words with unit.
     pub needed: String,
 }
 
@@ -30,7 +30,7 @@ pub struct Shortage {
 #[derive(Clone, Debug, PartialEq, Serialize, thiserror::Error, JsonSchema)]
 #[error("fits nowhere: {}", shortages.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
 pub struct Unplaceable {
-    /// What is short on each node, and on all together.
+    /// The shortages on each node, and on all together.
     pub shortages: Vec<Shortage>,
 }
 
@@ -48,13 +48,13 @@ impl std::fmt::Display for Shortage {
     }
 }
 
-/// A resource of which nodes may be short, in a unit of its own.
+/// A resource that nodes may be short of, in its own unit.
 struct Resource {
     name: Cow<'static, str>,
     needed: f64,
-    /// What each node has left, and of a pool of huge pages what that has in all.
+    /// Amount left on each node and, for a pool of huge pages, its total.
     nodes: Vec<(f64, Option<f64>)>,
-    /// Size of its huge pages, where these are what is short.
+    /// Size of the huge pages, if these are short.
     page_bytes: Option<Bytes>,
     words: fn(f64) -> String,
 }
@@ -85,7 +85,7 @@ impl Resource {
     }
 }
 
-/// What a VM needs, and what nodes have left of it.
+/// Returns what a VM needs of each resource, and what nodes have left of it.
 fn resources(supply: &Supply, demand: &Demand) -> Vec<Resource> {
     let memory = |page_bytes: Option<Bytes>, needed: f64, left: Vec<f64>| {
         let total = |at: usize| page_bytes.map(|page| supply.pool_of(page, at).total);
@@ -127,7 +127,7 @@ fn resources(supply: &Supply, demand: &Demand) -> Vec<Resource> {
     all
 }
 
-/// What is short on each node that the VM may have, and on all together.
+/// Returns the shortages on each node that the VM may have, and on all together.
 pub(super) fn shortages(supply: &Supply, demand: &Demand, allowed: Option<&NodeSet>) -> Unplaceable {
     let resources = resources(supply, demand);
     let may = |at: &usize| allowed.is_none_or(|allowed| allowed.contains(supply.nodes[*at].node));

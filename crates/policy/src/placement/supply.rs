@@ -1,4 +1,4 @@
-//! What nodes have left, and the bins that a VM could go into.
+//! The resources that nodes have left, and the bins that a VM could go into.
 
 use std::borrow::Cow;
 
@@ -16,44 +16,44 @@ pub(super) const CPU: usize = 0;
 pub(super) const MEMORY: usize = 1;
 pub(super) const BANDWIDTH: usize = 2;
 
-/// A bin is a bit mask over nodes with memory; of a host with more such nodes only the first so many can be homes.
+/// A bin is a bit mask over nodes with memory; on a host with more such nodes only the first ones can be homes.
 const MASK_NODES_MAX: usize = 64;
-/// At most so many bins of one size and span are looked at. Eight nodes have 70 of one size at most; beyond about 14 fully
-/// connected nodes this bound cuts, keeping the sets of lowest node numbers. It bounds work, and is no setting.
+/// Most bins of one size and span that are looked at. Eight nodes have at most 70 of one size; beyond about 14 fully
+/// connected nodes this limit drops bins and keeps the sets of lowest node numbers. It bounds work, and is no setting.
 const BINS_OF_ONE_SIZE_MAX: usize = 4096;
 
-/// What is left on every node that can be a home.
+/// The free resources of every node that can be a home.
 #[derive(Clone, Debug)]
 pub struct Supply {
     pub(super) nodes: Vec<NodeSupply>,
-    /// Totals of the host, by which everything is normalised.
+    /// Totals of the host, used to normalise.
     pub(super) total: Vector,
-    /// CPUs of the host where each hyperthread counts.
+    /// CPUs of the host if each hyperthread counts.
     total_threads: f64,
-    /// Whether hyperthreads count as CPUs here, or cores do.
+    /// Whether each hyperthread counts as a CPU here, or each core.
     pub(super) counts_threads: bool,
-    /// Whether bandwidth is known here; where not, placement packs in two dimensions.
+    /// Whether bandwidth is known here; if not, placement packs in two dimensions.
     pub(super) bandwidth_known: bool,
-    /// For each node the others that it has a quiet link to, as a mask over positions.
+    /// For each node the others to which it has a quiet link, as a mask over positions.
     quiet: Vec<u64>,
     /// Distances between nodes, by position.
     pub(super) near: Near,
     /// Huge pages.
     pools: Pools,
-    /// What the memory of [`NodeSupply::left`] is: huge pages of this size, or ordinary memory.
+    /// Kind of memory in [`NodeSupply::left`]: huge pages of this size, or ordinary memory.
     memory_of: Option<Bytes>,
-    /// What else of memory the VM in question needs ([`Supply::counting`]).
+    /// Other kinds of memory that the VM in question needs ([`Supply::counting`]).
     pub(super) rest: Vec<Rest>,
 }
 
-/// A part of a VM's memory beside the one that is counted as [`MEMORY`].
+/// A part of a VM's memory other than the one counted as [`MEMORY`].
 #[derive(Clone, Debug)]
 pub(super) struct Rest {
-    /// Size of its huge pages; `None` of ordinary memory.
+    /// Size of its huge pages; `None` for ordinary memory.
     pub page_bytes: Option<Bytes>,
-    /// How much of it is needed.
+    /// Bytes needed.
     pub needed: f64,
-    /// What is left of it on each node, by position.
+    /// Bytes left on each node, by position.
     pub left: Vec<f64>,
 }
 
@@ -62,20 +62,20 @@ pub(super) struct Rest {
 pub(super) struct NodeSupply {
     pub node: NodeId,
     pub left: Vector,
-    /// CPUs left where each hyperthread counts.
+    /// CPUs left if each hyperthread counts.
     pub threads: f64,
 }
 
-/// What a node has left for a VM that does not run yet.
+/// A node's free resources for a VM that does not run yet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NodeLeft {
-    /// Which.
+    /// The node.
     pub node: NodeId,
     /// CPUs, each hyperthread counted.
     pub cpus: f64,
     /// Memory.
     pub memory: Bytes,
-    /// Bandwidth of its controllers; `None` where placement does not know it of every node, and so does not count it.
+    /// Bandwidth of its controllers; `None` if it is not known for every node, so that placement does not count it.
     pub bandwidth: Option<BytesPerSec>,
 }
 
@@ -85,7 +85,7 @@ pub(super) struct Bin {
     pub mask: u64,
     /// Normalised.
     pub left: Vector,
-    /// What an even share on the fullest node allows: interleaving fills all nodes alike.
+    /// Memory limit set by an even share on the fullest node: interleaving fills all nodes evenly.
     pub memory_if_interleaved: f64,
     /// Sum of the distances between its nodes ([`crate::near::Near::sum`]).
     pub distance: u32,
@@ -94,9 +94,9 @@ pub(super) struct Bin {
 }
 
 impl Supply {
-    /// What the view's host has left, after everything that is promised: to VMs with a home, and to reservations whose VM
-    /// has not appeared. VMs in `without` are left out of the account, as if they did not run, until they are promised nodes:
-    /// those whose home is being sought.
+    /// Returns what the view's host has left after everything that is promised: to VMs with a home, and to reservations whose
+    /// VM has not appeared. VMs in `without`, whose home is being sought, count as if they did not run until they are
+    /// promised nodes.
     pub fn new<'a>(
         view: &View<'a>,
         history: &History,
@@ -167,7 +167,7 @@ impl Supply {
         supply
     }
 
-    /// Charges what is promised to VMs that do not run yet.
+    /// Charges promises to VMs that do not run yet.
     fn charge_pending(&mut self, view: &View<'_>, ledger: &Ledger) {
         for reservation in ledger.pending(view) {
             let demand = &reservation.demand;
@@ -182,7 +182,7 @@ impl Supply {
         }
     }
 
-    /// The same where each hyperthread counts as a CPU.
+    /// Returns this supply with each hyperthread counted as a CPU.
     pub(super) fn by_threads(&self) -> Supply {
         let mut supply = self.clone();
         supply.counts_threads = true;
@@ -193,7 +193,7 @@ impl Supply {
         supply
     }
 
-    /// Share of these nodes' free hyperthreads that so many CPUs leave free, 0 to 1.
+    /// Returns the share of these nodes' free hyperthreads that remains with this many CPUs taken, 0 to 1.
     pub(super) fn cpus_stay(&self, mask: u64, cpus: f64) -> f64 {
         let free: f64 = positions(mask).map(|at| self.nodes[at].threads).sum();
         (1.0 - cpus / free.max(cpus).max(1.0)).clamp(0.0, 1.0)
@@ -204,7 +204,7 @@ impl Supply {
         self.total_threads > self.total[CPU]
     }
 
-    /// What each node has left, ascending: what [`super::place`] gives from.
+    /// Returns what each node has left for [`super::place`] to assign, ascending.
     pub fn left(&self) -> impl Iterator<Item = NodeLeft> {
         self.nodes.iter().map(|of| NodeLeft {
             node: of.node,
@@ -216,8 +216,8 @@ impl Supply {
         })
     }
 
-    /// Charges every VM that has a home, or was promised one, with what it needs there and the measured figures do not hold
-    /// yet. Its pages elsewhere count as room: they are on their way home.
+    /// Charges every VM that has a home, or was promised one, with what it needs there beyond the measured figures. Its pages
+    /// elsewhere count as room: they will move home.
     fn charge_vms<'a>(&mut self, view: &View<'a>, history: &History, counted: &Counted<'a>) {
         for vm in &view.vms {
             let measured = vm
@@ -253,7 +253,7 @@ impl Supply {
         }
     }
 
-    /// Takes back what the measured figures hold of a VM's memory and traffic outside `but`.
+    /// Releases a VM's measured memory and traffic outside `but`.
     fn give_back(&mut self, vm: &VmSample, but: &NodeSet, measured: BytesPerSec) {
         let touched = vm.pages_touched().unwrap_or_default().as_f64().max(1.0);
         for (node, pages) in vm
@@ -276,7 +276,7 @@ impl Supply {
         }
     }
 
-    /// Takes an amount off, in equal parts of the nodes.
+    /// Subtracts an amount, split evenly over the nodes.
     fn charge(&mut self, nodes: &NodeSet, amount: Vector) {
         let parts = nodes.len().max(1) as f64;
         for node in nodes.iter() {
@@ -302,8 +302,8 @@ impl Supply {
         self.position(id).map(|at| &mut self.nodes[at])
     }
 
-    /// The same where memory is what most of this VM's lies in, ordinary memory or huge pages of a size; its other parts are
-    /// checked beside ([`Bin::has_rest`]).
+    /// Returns this supply with [`MEMORY`] as the kind that most of the VM's memory has: ordinary memory or huge pages of one
+    /// size. Its other parts are checked separately ([`Bin::has_rest`]).
     pub(super) fn counting(&self, demand: &Demand) -> Cow<'_, Supply> {
         let Some(largest) = demand.huge_pages.iter().max_by_key(|part| part.memory_bytes) else {
             return Cow::Borrowed(self);
@@ -340,7 +340,7 @@ impl Supply {
         Cow::Owned(supply)
     }
 
-    /// What a node has of huge pages of a size, never below 0.
+    /// Returns a node's pool of huge pages of a size, never below 0.
     pub(super) fn pool_of(&self, page_bytes: Bytes, at: usize) -> pools::PoolOfNode {
         let of = self
             .pools
@@ -352,7 +352,7 @@ impl Supply {
         }
     }
 
-    /// Bytes that a demand needs of what is counted as memory here, in whole pages.
+    /// Returns the bytes that a demand needs of the memory counted here, in whole pages.
     pub(super) fn memory_needed(&self, demand: &Demand) -> f64 {
         let part = demand
             .huge_pages
@@ -364,13 +364,13 @@ impl Supply {
         }
     }
 
-    /// Size of the huge pages that are counted as memory here; `None` of ordinary memory.
+    /// Returns the size of the huge pages counted as memory here; `None` for ordinary memory.
     pub(super) fn memory_of(&self) -> Option<Bytes> {
         self.memory_of
     }
 
-    /// A demand as a share of the host's totals, each value in [0, 1] for a VM that is not larger than the host. Of what the host
-    /// has none of, any need is more than all.
+    /// Returns a demand as shares of the host's totals, each in [0, 1] for a VM that is not larger than the host. For a
+    /// resource that the host lacks, any need exceeds the total.
     pub(super) fn normalise(&self, demand: &Demand) -> Vector {
         let bandwidth = demand.bandwidth.unwrap_or(BytesPerSec(0)).as_f64();
         let memory = self.memory_needed(demand);
@@ -418,7 +418,7 @@ impl Supply {
         }
     }
 
-    /// The same for a VM that may run on these CPUs only: a node has no more for it than are its own.
+    /// Limits the supply to a VM's allowed CPUs: a node has no more for it than those.
     pub(super) fn within(mut self, view: &View<'_>, allowed: Option<&CpuSet>) -> Supply {
         if allowed.is_none() {
             return self;
@@ -435,12 +435,12 @@ impl Supply {
         self
     }
 
-    /// Every node as a bin of its own.
+    /// Returns every node as a bin.
     pub(super) fn single_bins(&self) -> Vec<Bin> {
         (0..self.nodes.len()).map(|at| self.bin(1 << at)).collect()
     }
 
-    /// Bins of one node more than those of `smaller`: sets that stay connected over quiet links, of this span at most.
+    /// Returns bins one node larger than `smaller`: sets that stay connected over quiet links, of this span at most.
     pub(super) fn grow(&self, smaller: &[Bin], span: u32) -> Vec<Bin> {
         let mut masks: Vec<u64> = Vec::new();
         for bin in smaller {
@@ -454,20 +454,20 @@ impl Supply {
         masks.into_iter().map(|mask| self.bin(mask)).collect()
     }
 
-    /// CPUs of these nodes that a VM may use.
+    /// Returns the CPUs of these nodes that a VM may use.
     pub fn cpus_for(view: &View<'_>, nodes: &NodeSet, allowed: Option<&CpuSet>) -> CpuSet {
         view.machine.cpus_of(nodes).intersection(&view.cpus_for(allowed))
     }
 }
 
-/// Which VMs are counted by what they were promised, and not by what they are measured to use.
+/// Decides which VMs count by their promises instead of their measured use.
 struct Counted<'a> {
     ledger: &'a Ledger,
     without: &'a [VmId],
 }
 
 impl<'a> Counted<'a> {
-    /// The home that a VM was promised in this very epoch, or has.
+    /// The home that a VM was promised in this epoch, or has.
     fn home(&self, vm: &VmView<'a>) -> Option<&'a NodeSet> {
         let home = || vm.home.filter(|_| !self.without.contains(&vm.sample.id));
         self.ledger.promised(vm.sample.id).or_else(home)
@@ -479,7 +479,7 @@ impl<'a> Counted<'a> {
     }
 }
 
-/// CPUs of a node that VMs without a home keep busy.
+/// Returns the CPUs of a node kept busy by VMs without a home.
 fn unplaced_running<'a>(view: &View<'a>, counted: &Counted<'a>, node: NodeId) -> f64 {
     let vms = view
         .vms
@@ -510,7 +510,7 @@ fn quiet_links(view: &View<'_>, config: &Config, nodes: &[NodeSupply]) -> Vec<u6
         .collect()
 }
 
-/// Pools of these nodes, as the view has them.
+/// Returns the view's pools of these nodes.
 fn pools_of(view: &View<'_>, nodes: &[NodeId]) -> Pools {
     let said = nodes.iter().enumerate().flat_map(|(at, node)| {
         let node = view.sample.nodes.get(*node);

@@ -25,7 +25,7 @@ fn demand(cpus: f64, gib: u64, gb_per_s: f64) -> Demand {
     }
 }
 
-/// What one look at the host tells.
+/// Returns the history after one look at the host.
 fn seen(view: &View<'_>) -> History {
     let mut history = History::default();
     history.observe(view, &Default::default());
@@ -108,8 +108,8 @@ fn the_relative_order_decides_between_bins_with_room() {
 
 #[test]
 fn a_vm_of_unknown_bandwidth_is_not_drawn_to_busy_controllers() {
-    // Node 0 has all of its 8 CPUs (.25 of the host's), 12 GiB (.188) and 1 GB/s (.016) left; the others 7 CPUs (.219), 12 GiB
-    // and 16 GB/s (.25). Of a VM without bandwidth only node 0 has the order.
+    // Node 0 has all of its 8 CPUs (.25 of the host's), 12 GiB (.188) and 1 GB/s (.016) left; the others 7 CPUs (.219), 12
+    // GiB and 16 GB/s (.25). For a VM without bandwidth only node 0 has the order.
     let mut scene = Scene::four_nodes(8);
     scene.host_busy = (0..32)
         .map(|cpu| f64::from(u8::from(cpu % 8 == 0 && cpu > 0)))
@@ -131,7 +131,7 @@ fn a_vm_of_unknown_bandwidth_is_not_drawn_to_busy_controllers() {
 
 #[test]
 fn the_order_is_relaxed_twice_then_refused() {
-    // A host of one node: 4 CPUs all left (1.0), 16 GiB of which 12 left (.75), 16 GB/s of which 8 left (.5).
+    // A host of one node: all 4 CPUs left (1.0), 12 of 16 GiB left (.75), 8 of 16 GB/s left (.5).
     let mut scene = Scene::nodes(1, 4);
     scene.traffic = [(NodeId(0), 8_000_000_000)].into_iter().collect();
     scene.add_vm(1, 0, Bytes::from_gib(4), 0).pages(0, 4 << 18);
@@ -309,10 +309,10 @@ fn a_vm_stays_where_its_memory_is_if_there_is_room() {
     let mut scene = Scene::four_nodes(4);
     scene.add_vm(1, 4, GIB, 0).pages(2, 1 << 17).pages(0, 1 << 12);
     assert_eq!(homes(&mut scene, &Config::default()), [(1, "2".into())]);
-    // Too little touched to mean anything: the first of equal nodes.
+    // Too little touched to matter: the first of equal nodes.
     scene.vm(1).pages(2, 1 << 12).pages(0, 0);
     assert_eq!(homes(&mut scene, &Config::default()), [(1, "0".into())]);
-    // As its operator says that little is enough, or that nearly all of it must be there.
+    // The operator may decide that little is enough, or that nearly all memory must be there.
     let config = Config {
         touched_min: 0.001,
         ..Config::default()
@@ -324,7 +324,7 @@ fn a_vm_stays_where_its_memory_is_if_there_is_room() {
     };
     scene.vm(1).pages(2, 1 << 17).pages(0, 1 << 12);
     assert_eq!(homes(&mut scene, &config), [(1, "0".into())]);
-    // The operator's word counts before all.
+    // The operator's choice has priority.
     scene.vm(1).settings().home = Some(set("3"));
     assert_eq!(homes(&mut scene, &Config::default()), [(1, "3".into())]);
 }
@@ -334,7 +334,7 @@ fn reserved_cpus_and_memory_are_nobodys_and_devices_attract() {
     let mut scene = Scene::four_nodes(4);
     scene.add_vm(1, 4, GIB, 0).device_on(2);
     assert_eq!(homes(&mut scene, &Config::default()), [(1, "2".into())]);
-    // With a CPU of node 2 reserved its four vCPUs no longer fit there.
+    // With a CPU of node 2 reserved, its four vCPUs no longer fit there.
     scene.reserved_cpus = "8".parse().unwrap();
     assert_eq!(homes(&mut scene, &Config::default()), [(1, "0".into())]);
     let config = Config {
@@ -347,7 +347,7 @@ fn reserved_cpus_and_memory_are_nobodys_and_devices_attract() {
 #[test]
 fn a_vm_with_a_device_gets_the_devices_node_where_that_alone_has_room() {
     let mut scene = Scene::four_nodes(4);
-    // Node 2 has least left, and of another order than the VM wants.
+    // Node 2 has least left, and in another order than the VM wants.
     scene.add_vm(9, 2, Bytes::from_gib(3), 0).home(2);
     scene.add_vm(1, 2, GIB, 0).device_on(2);
     assert_eq!(homes(&mut scene, &Config::default()), [(1, "2".into())]);
@@ -358,7 +358,7 @@ fn a_vm_with_a_device_gets_the_devices_node_where_that_alone_has_room() {
         };
         assert_eq!(homes(&mut scene, &config), [(1, "2".into())]);
     }
-    // Where it has none, any other.
+    // If that node has no allowed CPU, any other.
     scene.vm(1).allowed("0-7");
     assert_ne!(homes(&mut scene, &Config::default()), [(1, "2".into())]);
 }
@@ -502,7 +502,7 @@ proptest! {
             let Ok(found) = place(&supply, &demand, None, &config) else { return Ok(()) };
             let socket = |node: NodeId| node.0 / nodes;
             let is_within = |set: &NodeSet| set.iter().all(|node| Some(socket(node)) == set.first().map(socket));
-            // By the rule itself, node by node and set by set.
+            // Checks the rule itself, node by node and set by set.
             let has_room = |set: &NodeSet| {
                 let of = || supply.nodes.iter().filter(|of| set.contains(of.node));
                 let cpus: f64 = of().map(|of| if found.shares_cores { of.threads } else { of.left[CPU] }).sum();
@@ -524,7 +524,7 @@ proptest! {
 
     #[test]
     fn the_answer_does_not_depend_on_vm_order(nodes in prop::collection::vec(0u16..4, 2..8)) {
-        // The same VMs under other ids, so in another order.
+        // The VMs keep their shape but get other ids, and so another order.
         let ask = |order: &dyn Fn(usize) -> u128| {
             let mut scene = Scene::four_nodes(8);
             for (i, node) in nodes.iter().enumerate() {
@@ -536,7 +536,7 @@ proptest! {
     }
 }
 
-/// How many VMs at most fit on so many nodes, one node each: exact, by mixed-integer programming.
+/// Returns the most VMs that fit on this many nodes, one node each: exact, by mixed-integer programming.
 fn optimum(demands: &[Demand], nodes: usize) -> usize {
     let mut vars = variables!();
     let on: Vec<Vec<_>> = demands
@@ -564,7 +564,7 @@ fn optimum(demands: &[Demand], nodes: usize) -> usize {
     on.iter().flatten().filter(|v| solution.value(**v) > 0.5).count()
 }
 
-/// How many one by one get a single node each.
+/// Returns how many VMs get a single node when placed one by one.
 fn packed(demands: &[Demand], nodes: u16, algorithm: Algorithm) -> usize {
     let config = Config {
         algorithm,

@@ -1,47 +1,47 @@
-//! What a VM asks of a host, whatever the arrangement.
+//! A VM's needs from a host, whatever the arrangement.
 
 use homenode_units::BytesPerSec;
 
 use super::{Config, profile};
 
-/// What a VM asks of a host.
+/// A VM's needs from a host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Character {
-    /// CPUs' worth of time that it wants.
+    /// CPU time that it wants, in CPUs.
     pub threads: f64,
-    /// What it gets of a CPU that several want, by weight: share of the time it wants that it ran.
+    /// Its share of a contended CPU, by weight: the part of the time it wants that it ran.
     pub share: f64,
     /// Cycles per second of a running thread.
     pub clock: f64,
-    /// Cycles per instruction but for waiting for memory, on a core of its own.
+    /// Cycles per instruction without waiting for memory, on an unshared core.
     pub core: f64,
     /// Cycles that a miss stalls a thread per unloaded local latency.
     pub stall: f64,
     /// LLC references per instruction.
     pub references: f64,
-    /// Miss ratio where each thread has [`Character::capacity`].
+    /// Miss ratio if each thread has [`Character::capacity`].
     pub miss_ratio: f64,
-    /// Bytes; 0 where not known.
+    /// Bytes; 0 if unknown.
     pub capacity: f64,
-    /// Power by which the miss ratio falls with capacity.
+    /// Power by which the miss ratio falls with growing capacity.
     pub slope: f64,
     /// Bytes that a miss moves.
     pub bytes_per_miss: f64,
-    /// Share of its accesses that are local where the kernel puts it and its memory was never moved.
+    /// Share of its accesses that are local if the kernel places it and its memory was never moved.
     pub local_free: f64,
-    /// Share of its threads that the kernel keeps on each cache's CPUs, by position; `None` where that was not seen, and it is
-    /// taken to spread them evenly.
+    /// Share of its threads that the kernel keeps on each cache's CPUs, by position; `None` if unobserved, which counts as an
+    /// even spread.
     pub found: Option<Vec<f64>>,
-    /// Share of its memory on each node, by position, if it lies where an agent put it; else it lies where threads are.
+    /// Share of its memory on each node, by position, if an agent moved it; otherwise it is where threads are.
     pub memory: Option<Vec<f64>>,
-    /// Measured over modelled speed at home, seen while its memory is there.
+    /// Measured over modelled speed at home, once its memory is there.
     pub at_home: f64,
-    /// Measured over modelled speed while no VM had a home: where the kernel keeps it is not what a mean kernel does.
+    /// Measured over modelled speed while no VM had a home: the kernel's actual placement differs from the mean.
     pub at_free: f64,
 }
 
 impl Character {
-    /// The mean VM of several; `None` of none.
+    /// Returns the mean VM of several; `None` if there are none.
     pub fn mean(all: &[&Character]) -> Option<Character> {
         let count = all.len() as f64;
         let mean = |of: fn(&Character) -> f64| all.iter().map(|vm| of(vm)).sum::<f64>() / count;
@@ -64,8 +64,8 @@ impl Character {
         })
     }
 
-    /// A VM that has not run yet, with so many threads: one that draws this bandwidth (bytes per second, of all of them) from
-    /// memory, or else waits for memory for a third of its time.
+    /// Returns the assumed character of a VM with this many threads that has not run yet: it draws this bandwidth (bytes per
+    /// second, all threads together) from memory, or else waits for memory for a third of its time.
     pub fn newcomer(threads: f64, bandwidth: Option<BytesPerSec>, config: &Config) -> Character {
         let (core, stall, clock, bytes) = (
             profile::CORE,
@@ -73,7 +73,7 @@ impl Character {
             profile::CLOCK,
             config.bytes_per_miss,
         );
-        // Of x misses per instruction a thread draws clock * x * bytes / (core + x * stall).
+        // With x misses per instruction a thread draws clock * x * bytes / (core + x * stall).
         let misses = match bandwidth {
             None => core / (2.0 * stall),
             Some(bandwidth) => {
@@ -102,7 +102,7 @@ impl Character {
         }
     }
 
-    /// Share of its cycles that it waits for memory, on an idle host.
+    /// Returns the share of its cycles spent waiting for memory, on an idle host.
     pub fn waiting_share(&self) -> f64 {
         let waits = self.references * self.miss_ratio * self.stall;
         waits / (self.core + waits)

@@ -1,44 +1,44 @@
-//! What an operator may set of predictions: what is assumed where a host tells nothing, and how fast what it tells is learnt.
+//! Settings of predictions: assumptions for hosts without counters, and how fast counters are learnt.
 //!
-//! No settings are the laws of the model, and how unsure it is before anything is counted (constants of [`super`] and of its
-//! profiles): they hold together, and counters overrule them within seconds.
+//! The laws of the model and its uncertainty before anything is counted are not settings but constants (of [`super`] and its
+//! profiles): they depend on each other, and counters overrule them within seconds.
 
 use homenode_units::{BytesPerSec, Weight};
 use serde::{Deserialize, Serialize};
 
 use crate::bounds::{SHARE, SOME_SHARE};
 
-/// What the operator may set.
+/// The operator's settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// A VM that wants less than this is not active, in CPUs, from 0.01.
     pub active_min: f64,
-    /// Epochs at work after which a VM is known, from 1.
+    /// Epochs at work after which a VM is known, at least 1.
     pub known_epochs: u32,
-    /// Of a VM that ran for less of a CPU than this nothing is learnt, in (0, 1].
+    /// Nothing is learnt from a VM that ran for less of a CPU than this, in (0, 1].
     pub ran_min: f64,
     /// Weight of the newest epoch in averages, in (0, 1].
     pub average_weight: f64,
-    /// What is kept of older evidence from epoch to epoch, 0 to 1.
+    /// Share of older evidence kept from epoch to epoch, 0 to 1.
     pub evidence_kept: f64,
-    /// How much longer a core's own work takes beside a busy hyperthread, 1 to 4.
+    /// How many times as long a core's own work takes next to a busy hyperthread, 1 to 4.
     pub smt_stretch: f64,
-    /// Share of what firmware says of a distance that is believed, 0 to 4.
+    /// Share of the firmware's extra distance that is believed, 0 to 4.
     pub distance_real: f64,
-    /// Bandwidth that comes with a core where a node's is not known, 1 MB/s to 1 TB/s.
+    /// Assumed bandwidth per core of a node with unknown bandwidth, 1 MB/s to 1 TB/s.
     #[serde(with = "homenode_units::text")]
     pub bandwidth_per_core: BytesPerSec,
-    /// Bytes that a miss moves where traffic is not counted, 1 to 4096.
+    /// Bytes that a miss moves if traffic is not counted, 1 to 4096.
     pub bytes_per_miss: f64,
-    /// Share of its accesses that a free VM finds local, where not counted, 0 to 1.
+    /// Share of a free VM's accesses assumed local, if not counted, 0 to 1.
     pub local_unknown: f64,
 }
 
 impl Default for Config {
-    /// Throughput of two hyperthreads is 1.25 of one, as published for most workloads. Firmware prints 21 where remote accesses
+    /// Throughput of two hyperthreads is 1.25 of one, as published for most workloads. Firmware prints 21 if remote accesses
     /// take 1.5 to 1.7 times as long. Bandwidth per core is the balance of servers of many years (STREAM tables); a miss
-    /// moves a line, and a third of a line written back.
+    /// moves a line, and writes back a third of a line.
     fn default() -> Config {
         Config {
             active_min: 0.5,
@@ -56,7 +56,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Of the newest epoch in averages.
+    /// Returns the weight of the newest epoch in averages.
     pub(super) fn weight(&self) -> Weight {
         Weight(self.average_weight)
     }

@@ -1,49 +1,47 @@
-//! How fast every VM would be under another arrangement.
+//! Predicts how fast every VM would be under another arrangement.
 //!
 //! # Problem
-//! Whether a VM gains from a home depends on what it does to caches and memory, on who else is there, and on what the home
-//! leaves idle elsewhere: one node has one cache and one set of controllers, a VM that the kernel spreads has them all.
-//! Trying every arrangement would cost VMs more than the best one gains, so most must be told from counters.
+//! Whether a VM gains from a home depends on its use of caches and memory, on its neighbours, and on what the home leaves
+//! idle elsewhere: one node has one cache and one set of controllers, a VM that the kernel spreads has them all. Trying every
+//! arrangement would cost VMs more than the best one gains, so most must be predicted from counters.
 //!
 //! # Terms
-//! - *Cache*: CPUs of one node that share a last-level cache, or a node's part of one that several nodes share. A node has one
-//!   or several.
-//! - *Place* of a VM: [`Place::Free`], wherever the kernel puts it; [`Place::Home`], one cache or several, of one node or
-//!   several.
+//! - *Cache*: CPUs of one node that share a last-level cache, or a node's part of one that several nodes share. A node has
+//!   one or more.
+//! - *Place* of a VM: [`Place::Free`], wherever the kernel puts it; [`Place::Home`], one or more caches of one or more nodes.
 //! - *Arrangement*: a place for each VM.
 //! - *Speed*: instructions per second, of all vCPUs together.
-//! - *Character* of a VM ([`Character`]): what it asks of a host, whatever the arrangement. Learnt by [`Profiles`].
-//! - *Threads* of a VM: CPUs' worth of time that it wants, running or waiting.
-//! - *Capacity*: bytes of an LLC that a thread can call its own.
+//! - *Character* of a VM ([`Character`]): its needs from a host, whatever the arrangement. Learnt by [`Profiles`].
+//! - *Threads* of a VM: CPU time that it wants, running or waiting, in CPUs.
+//! - *Capacity*: bytes of an LLC that belong to one thread.
 //!
 //! # Model
-//! 1. *Threads.* Caches and nodes are a hierarchy: threads run on the CPUs of a cache, and their memory is on a node. Homes
-//!    hold their VMs' threads; threads of free VMs are where the kernel has kept them, but for those that homes leave no core:
-//!    these fill up what is least loaded, as the kernel's balancing does. More threads
-//!    than CPUs share their time; more threads than cores share cores, and then the core's own work takes
-//!    [`Config::smt_stretch`] times as long. Waiting for memory overlaps, which is what hyperthreads are for (Tullsen).
-//! 2. *Caches.* The miss ratio `m` follows a power of the capacity, `m = m0 (c / c0)^-s` (Hartstein); the power is learnt, from
-//!    about 1/3 on. Under LRU lines of all sharers live equally long without use, so that each holds what it
-//!    touches in that time, of which misses are the rate of growth (Xiang): with the power law, `1 + s` times its misses
-//!    in that time. So sharers hold parts in proportion to `(1 + s)` times their misses: a program that streams holds much
-//!    though it hits nothing. Threads of a VM divide its part. Where a VM has less than a thread on a cache's CPUs on average,
-//!    as the kernel moves them about, a thread that is there is a whole one.
+//! 1. *Threads.* Caches and nodes form a hierarchy: threads run on the CPUs of a cache, and their memory is on a node. Homes
+//!    hold their VMs' threads; threads of free VMs are where the kernel has kept them, except for those that homes leave no
+//!    core: these fill the least loaded CPUs, as the kernel's balancing does. More threads than CPUs share their time; more
+//!    threads than cores share cores, and then the core's own work takes [`Config::smt_stretch`] times as long. Waiting for
+//!    memory overlaps, which is the point of hyperthreads (Tullsen).
+//! 2. *Caches.* The miss ratio `m` follows a power of the capacity, `m = m0 (c / c0)^-s` (Hartstein); the power is learnt,
+//!    starting at about 1/3. Under LRU unused lines of all sharers live equally long, so each sharer holds what it touches in
+//!    that time, and misses are the growth rate of that (Xiang): with the power law, `1 + s` times its misses in that time.
+//!    So sharers hold parts in proportion to `(1 + s)` times their misses: a program that streams holds much although it hits
+//!    nothing. A VM's threads divide its part. If a VM averages less than one thread on a cache's CPUs, as the kernel moves
+//!    its threads about, a thread that is there counts as a whole one.
 //! 3. *Controllers.* A node's latency grows with the share `u` of its bandwidth in use as `1 + q u / (1 - u)`, an open queue
-//!    with many servers (Lazowska). Where no bandwidth is known a core is taken to come with
-//!    [`Config::bandwidth_per_core`].
-//! 4. *Distance.* An access to another node takes longer by the firmware's distance, less what that overstates
+//!    with many servers (Lazowska). If no bandwidth is known, each core is assumed to add [`Config::bandwidth_per_core`].
+//! 4. *Distance.* An access to another node takes longer by the firmware's distance, less its overstatement
 //!    ([`Config::distance_real`]).
-//! 5. `cycles per instruction = core + misses x stall x latency`, `core` and `stall` learnt from how cycles followed misses
-//!    and latency so far (Eyerman).
+//! 5. `cycles per instruction = core + misses x stall x latency`; `core` and `stall` are learnt from how cycles followed
+//!    misses and latency so far (Eyerman).
 //!
-//! Speeds depend on shares of caches and controllers, and these on speeds: a fixed point, `STEPS` damped steps. While no VM
-//! is free and no CPU is lent, nodes that no home joins have nothing to do with each other: of an arrangement that
-//! differs in a few places only those VMs are predicted that this reaches ([`Room::speeds_beside`]).
+//! Speeds depend on shares of caches and controllers, and these on speeds: a fixed point, reached in `STEPS` damped steps.
+//! While no VM is free and no CPU is lent, nodes that no home joins do not affect each other: for an arrangement that differs
+//! in a few places only the affected VMs are predicted ([`Room::speeds_beside`]).
 //!
-//! # What may be missing
-//! Without LLC counters there is no character and no prediction: the VM counts as threads that ask nothing of memory. Without
-//! accesses by node a free VM is taken to find [`Config::local_unknown`] of them local. Without traffic of nodes a miss is
-//! taken to move [`Config::bytes_per_miss`].
+//! # Missing inputs
+//! Without LLC counters there is no character and no prediction: the VM counts as threads that do not use memory. Without
+//! accesses by node a free VM is assumed to find [`Config::local_unknown`] of them local. Without traffic of nodes a miss is
+//! assumed to move [`Config::bytes_per_miss`].
 //!
 //! # Properties
 //! - `more_company_never_makes_a_vm_faster`
@@ -58,8 +56,8 @@
 //! # Sources
 //! (Tullsen) ISCA 1995. (Xiang) ASPLOS 2013, "HOTL: a higher order theory of locality". (Hartstein) CF 2006, "Cache miss
 //! behavior: is it sqrt(2)?". (Lazowska) "Quantitative System Performance", 1984. (Eyerman) TOCS 2009, "A mechanistic
-//! performance model". Nothing here is taken from the twin, which has other laws: an error of one must not hide
-//! in the other.
+//! performance model". Nothing here is taken from the twin, which follows other laws: an error of one must not hide in the
+//! other.
 
 mod character;
 mod config;
@@ -75,18 +73,19 @@ pub use shape::{CacheShape, NodeShape, Shape};
 
 use crate::near::positions;
 
-// The laws' own figures, and what a fixed point of few steps can take; no settings.
+// Constants of the laws, and limits of a fixed point with few steps; no settings.
 /// Weight of the queue in the latency of a controller.
 const QUEUE: f64 = 0.12;
-/// A controller is never taken to be busier than this.
+/// Controllers are never assumed to be busier than this.
 const BUSY_MAX: f64 = 0.95;
 /// Steps of the fixed point.
 const STEPS: usize = 12;
-/// A cache is never taken to lower a VM's miss ratio below this share of what was seen.
+/// A cache is never assumed to lower a VM's miss ratio below this share of the measured one.
 const MISS_FLOOR: f64 = 0.3;
-/// A capacity that differs from a known one by less than this share needs no power of its own.
+/// A capacity that differs from a known one by less than this share does not need its own power.
 const POWER_NEAR: f64 = 0.03;
-/// Most nodes, and most caches, that are told apart: sets of them are masks. Of a host with more caches each node counts as one.
+/// Most nodes, and most caches, that are distinguished: sets of them are masks. On a host with more caches each node counts
+/// as one.
 pub const NODES_MAX: usize = 64;
 
 /// Where a VM lives.
@@ -96,12 +95,12 @@ pub enum Place {
     Free,
     /// On these caches, by position; its memory on their nodes.
     Home(u64),
-    /// Nowhere yet: it takes nothing of the host.
+    /// Nowhere yet: it uses nothing on the host.
     Unplaced,
 }
 
 impl Place {
-    /// Caches of its home, by position; none where it has no home.
+    /// Returns the caches of its home, by position; 0 without a home.
     pub fn mask(self) -> u64 {
         match self {
             Place::Free | Place::Unplaced => 0,
@@ -110,22 +109,22 @@ impl Place {
     }
 }
 
-/// Room for predictions, kept for its memory.
+/// Scratch space for predictions, reused between them.
 #[derive(Clone, Debug, Default)]
 pub struct Room {
-    /// VMs that are predicted.
+    /// VMs to predict.
     who: Vec<usize>,
     /// Threads of each VM on each cache's CPUs, row by row.
     threads: Vec<f64>,
-    /// Where those VMs have threads.
+    /// The cells in which those VMs have threads.
     cells: Vec<Cell>,
     /// Latency factor of each node's controllers.
     load: Vec<f64>,
-    /// What more a full controller takes, so that it carries what it can and no more.
+    /// Extra latency of a full controller, which limits it to its bandwidth.
     full: Vec<f64>,
     /// Threads on each cache's CPUs,
     held: Vec<f64>,
-    /// each counted by what it gets of a CPU that several want.
+    /// each weighted by its share of a contended CPU.
     claims: Vec<f64>,
     /// Share of a free VM's threads that are where they would be if no VM had a home.
     stayed: f64,
@@ -137,17 +136,17 @@ pub struct Room {
     spread: Vec<f64>,
     /// and on each node, and so of memory that they touched first.
     scattered: Vec<f64>,
-    /// Latency that free VMs meet from each node where a thread's memory is not beside it.
+    /// Latency from each node for free VMs if a thread's memory is not next to it.
     remote: Vec<f64>,
-    /// Lines that come into each cache in a second, each sharer's `1 + s` times.
+    /// Lines fetched into each cache per second, each sharer's weighted by `1 + s`.
     lines: Vec<f64>,
     traffic: Vec<f64>,
-    /// Whether threads are only where homes are, so that nodes that no home joins have nothing to do with each other.
+    /// Whether threads are only where homes are, so that nodes that no home joins do not affect each other.
     is_apart: bool,
     base: Base,
 }
 
-/// What of an arrangement is kept for those that differ from it in a few places.
+/// The part of an arrangement kept for others that differ from it in a few places.
 #[derive(Clone, Debug, Default)]
 struct Base {
     held: Vec<f64>,
@@ -162,14 +161,13 @@ struct Cell {
     node: usize,
     memory: Memory,
     threads: f64,
-    /// How many it has there while any is, over that number: at least 1.
+    /// How many it has there while any is, over their average number: at least 1.
     whole: f64,
     /// LLC references of all threads per instruction of each.
     references: f64,
-    /// Capacity, as a multiple of [`Character::capacity`], that it would have if all accesses to the cache were its own; 0
-    /// where not known.
+    /// Capacity, as a multiple of [`Character::capacity`], if all accesses to the cache were its own; 0 if unknown.
     roomy: f64,
-    /// Cycles per second of a thread: it may wait for the CPU.
+    /// Cycles per second of a thread, which may have to wait for the CPU.
     clock: f64,
     /// Cycles per instruction of the core's own work.
     core: f64,
@@ -179,11 +177,11 @@ struct Cell {
     missed: f64,
     /// Share of the cache that it holds.
     part: f64,
-    /// One over a capacity, as such a multiple, and its miss ratio: that of one close by follows without a power.
+    /// The inverse of a capacity, as such a multiple, and its miss ratio: a ratio nearby follows without a power.
     known: (f64, f64),
 }
 
-/// Where a VM's memory lies.
+/// Location of a VM's memory.
 #[derive(Clone, Copy, Debug)]
 enum Memory {
     /// This share on each of these nodes.
@@ -195,8 +193,8 @@ enum Memory {
 }
 
 impl Room {
-    /// Speed of each VM under an arrangement. `as_found`: free VMs have their memory where it is now; otherwise as if
-    /// it had never been moved, which is what no agent means.
+    /// Predicts the speed of each VM under an arrangement. With `as_found` free VMs have their memory where it is now;
+    /// otherwise as if it had never been moved, as without an agent.
     pub fn speeds(
         &mut self,
         shape: &Shape,
@@ -221,15 +219,15 @@ impl Room {
         self.solve(shape, vms, places, as_found, out);
     }
 
-    /// The same with memory as found, and what [`Room::speeds_beside`] needs is kept.
+    /// Predicts with memory as found, and keeps what [`Room::speeds_beside`] needs.
     pub fn speeds_base(&mut self, shape: &Shape, vms: &[Character], places: &[Place], out: &mut Vec<f64>) {
         self.speeds(shape, vms, places, AsFound::Yes, out);
         self.base.held.clone_from(&self.held);
         self.base.is_apart = self.is_apart;
     }
 
-    /// The same for an arrangement that differs from the base only in VMs that have or had their homes on the caches of
-    /// `changed`. `out` holds the speeds of the base: those of VMs that the change does not reach stay.
+    /// Predicts an arrangement that differs from the base only in VMs that have or had their homes on the caches of
+    /// `changed`. `out` holds the speeds of the base; those of unaffected VMs stay.
     pub fn speeds_beside(
         &mut self,
         shape: &Shape,
@@ -253,12 +251,12 @@ impl Room {
         self.solve(shape, vms, places, AsFound::Yes, out);
     }
 
-    /// How many pairs of a VM and a cache the last prediction was of.
+    /// Returns the number of pairs of a VM and a cache in the last prediction.
     pub fn cells_count(&self) -> usize {
         self.cells.len()
     }
 
-    /// Fills in the speeds of VMs whose threads are placed.
+    /// Computes the speeds of VMs whose threads are placed.
     fn solve(
         &mut self,
         shape: &Shape,
@@ -310,8 +308,8 @@ impl Room {
         }
     }
 
-    /// Threads of free VMs stay where the kernel has them, as long as homes leave cores there; others go to the least loaded
-    /// CPUs. Gives their number.
+    /// Places threads of free VMs: they stay where the kernel has them, as long as homes leave cores there; others go to the
+    /// least loaded CPUs. Returns their number.
     fn place_free(&mut self, shape: &Shape, vms: &[Character], places: &[Place]) -> f64 {
         let n = shape.caches.len();
         let free = || (0..vms.len()).filter(|at| places[*at] == Place::Free);
@@ -346,7 +344,7 @@ impl Room {
         for (cache, share) in shape.caches.iter().zip(&self.spread) {
             self.scattered[cache.node] += share;
         }
-        // A thread that is pushed to another cache of its node still is beside its memory.
+        // A thread that is pushed to another cache of its node is still next to its memory.
         let stays = |(node, now): (&NodeShape, &f64)| {
             let wanted: f64 = positions(node.caches).map(|cache| self.wanted[cache] / all).sum();
             now.min(wanted)
@@ -355,7 +353,7 @@ impl Room {
         all
     }
 
-    /// Threads of free VMs, `all` of them together, go to the least loaded CPUs where homes leave them no core.
+    /// Moves threads of free VMs, `all` in total, to the least loaded CPUs if homes leave them no core.
     fn push_off(&mut self, shape: &Shape, vms: &[Character], places: &[Place], all: f64) {
         let n = shape.caches.len();
         let free = || (0..vms.len()).filter(|at| places[*at] == Place::Free);
@@ -400,7 +398,7 @@ impl Room {
         }
     }
 
-    /// CPUs that idle and threads above a cache's CPUs, where there are both.
+    /// Returns the idle CPUs and the threads in excess of a cache's CPUs, if there are both.
     fn lent(&self, shape: &Shape) -> Option<(f64, f64)> {
         let caches = || shape.caches.iter().zip(&self.held);
         let idle: f64 = caches().map(|(cache, held)| (cache.cpus - held).max(0.0)).sum();
@@ -408,8 +406,8 @@ impl Room {
         (over > 0.0 && idle > 0.0).then_some((idle, over))
     }
 
-    /// Threads above a cache's CPUs run on CPUs that others leave idle: vCPUs are lent ([`crate::balance`]). Gives whether any
-    /// are.
+    /// Runs excess threads of a cache on CPUs that others leave idle: vCPUs are lent ([`crate::balance`]). Returns whether
+    /// any are.
     fn lend(&mut self, shape: &Shape) -> bool {
         let Some((idle, over)) = self.lent(shape) else {
             return false;
@@ -517,11 +515,11 @@ impl Room {
         }));
         self.traffic.clear();
         self.traffic.resize(n, 0.0);
-        // Bytes per second to memory that is scattered, and not beside the thread.
+        // Bytes per second to scattered memory that is not next to the thread.
         let mut scattered = 0.0;
         for cell in &mut self.cells {
             let (vm, node) = (&vms[cell.vm], cell.node);
-            // Who holds more misses less, and so holds less: half of the way, in logarithms.
+            // A VM that holds more misses less, and so holds less: half of the way, in logarithms.
             let own = part_of(cell.lines(vm), self.lines[cell.cache], cell.whole);
             cell.part = (cell.part * own).sqrt();
             cell.missed = cell.miss_ratio(vm, cell.roomy * cell.part);
@@ -531,7 +529,7 @@ impl Room {
             let latency = match (cell.memory, &vm.memory) {
                 (Memory::Even(mask, share), _) => positions(mask).map(|to| met(share, to)).sum(),
                 (Memory::Found, Some(memory)) => (0..n).map(|to| met(memory[to], to)).sum(),
-                // First touch: a thread finds its own memory beside it, but for what is common or was left behind.
+                // First touch: a thread finds its own memory next to it, except for what is shared or was left behind.
                 _ => local * self.load[node] + (1.0 - local) * self.remote[node],
             };
             let cycles = cell.core + misses * vm.stall * latency;
@@ -564,19 +562,19 @@ impl Room {
     }
 }
 
-/// What part of all is a VM's own while its threads are there, which is `1 / whole` of the time.
+/// Returns a VM's part of the total while its threads are there, which is `1 / whole` of the time.
 fn part_of(own: f64, all: f64, whole: f64) -> f64 {
     let there = own * whole;
     there / (all - own + there).max(1e-9)
 }
 
 impl Cell {
-    /// Lines that it brings into its cache in a second, `1 + s` times.
+    /// Returns the lines that it fetches into its cache per second, times `1 + s`.
     fn lines(&self, vm: &Character) -> f64 {
         (1.0 + vm.slope) * self.references * self.speed * self.missed
     }
 
-    /// Miss ratio of its VM at this multiple of the capacity where it is known.
+    /// Returns its VM's miss ratio at this multiple of the known capacity.
     fn miss_ratio(&mut self, vm: &Character, capacity: f64) -> f64 {
         if capacity <= 0.0 {
             return vm.miss_ratio;
@@ -585,7 +583,7 @@ impl Cell {
         let (per_capacity, ratio) = self.known;
         let d = capacity * per_capacity - 1.0;
         let scaled = if d.abs() < POWER_NEAR {
-            // The power's series: what it leaves out is below a millionth.
+            // Series of the power; the omitted terms are below a millionth.
             ratio * (1.0 - s * d * (1.0 - (s + 1.0) / 2.0 * d * (1.0 - (s + 2.0) / 3.0 * d)))
         } else {
             let ratio = vm.miss_ratio * capacity.powf(-s);
@@ -596,8 +594,8 @@ impl Cell {
     }
 }
 
-/// All caches on which a change of these is felt: caches of a node share its memory, and homes join them. `None` where a VM has
-/// no home.
+/// Returns all caches affected by a change of these: caches of a node share its memory, and homes join them. `None` if a VM
+/// has no home.
 fn reached(shape: &Shape, places: &[Place], changed: u64) -> Option<u64> {
     let mut reached = shape.caches_on(shape.node_mask(changed));
     loop {
@@ -618,7 +616,7 @@ fn reached(shape: &Shape, places: &[Place], changed: u64) -> Option<u64> {
     }
 }
 
-/// Whether memory of VMs without a home lies where it is now, or as if no agent had ever moved it.
+/// Whether memory of VMs without a home is where it is now, or as if no agent had ever moved it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AsFound {
     /// Where it is now.
@@ -633,7 +631,7 @@ fn fill(shape: &Shape, mask: u64, held: &[f64], threads: f64, out: &mut Vec<f64>
     out.resize(shape.caches.len(), 0.0);
     let cpus_of = |cache: usize| shape.caches[cache].cpus;
     let level_of = |cache: usize| held[cache] / cpus_of(cache);
-    // Raise the level over the least loaded until all threads are in; those above it take none.
+    // Raise the level over the least loaded caches until all threads are in; caches above it take none.
     let mut in_it = mask;
     loop {
         let cpus: f64 = positions(in_it).map(cpus_of).sum();

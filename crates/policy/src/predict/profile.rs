@@ -1,4 +1,4 @@
-//! What each VM asks of a host, learnt from counters while it runs.
+//! Learns each VM's needs from counters while it runs.
 
 use std::collections::BTreeMap;
 
@@ -8,47 +8,47 @@ use homenode_units::{BytesPerSec, Ewma, VmId};
 use super::{BUSY_MAX, Character, Config, QUEUE, Shape, part_of};
 use crate::near::positions;
 
-// What is expected before anything is counted, how unsure that is, and what no fit may pass; no settings.
-/// Cycles that a miss stalls before anything is known: 100 ns at 2 GHz, four misses in flight.
+// Priors for values that are not counted yet, their uncertainty, and limits of fits; no settings.
+/// Cycles that a miss stalls, as the prior: 100 ns at 2 GHz, four misses in flight.
 pub(super) const STALL: f64 = 50.0;
-/// How unsure that is.
+/// Standard deviation of that.
 const STALL_SD: f64 = 50.0;
-/// Cycles per instruction but for memory, before anything is known, and how unsure that is.
+/// Cycles per instruction without memory, as the prior, and their standard deviation.
 pub(super) const CORE: f64 = 0.4;
-/// Cycles per second of a thread, before anything is known.
+/// Cycles per second of a thread, as the prior.
 pub(super) const CLOCK: f64 = 2e9;
 const CORE_SD: f64 = 0.25;
-/// Cycles that an LLC hit takes of the core, most of it hidden.
+/// Cycles of the core that an LLC hit takes, most of them hidden.
 const HIT: f64 = 6.0;
 const CORE_MIN: f64 = 0.2;
-/// What counted cycles per instruction differ from the model by, as a share.
+/// Deviation of counted cycles per instruction from the model, as a share.
 const NOISE: f64 = 0.15;
-/// Power of the miss ratio over capacity before anything is known ((Hartstein): 0.3 to 0.7), and how unsure it is.
+/// Power of the miss ratio over capacity, as the prior ((Hartstein): 0.3 to 0.7), and its standard deviation.
 pub(super) const SLOPE: f64 = 0.35;
 const SLOPE_SD: f64 = 0.3;
 const SLOPE_MAX: f64 = 1.5;
-/// What counted miss ratios differ from the power law by, in logarithms.
+/// Deviation of counted miss ratios from the power law, in logarithms.
 const MISS_NOISE: f64 = 0.1;
 
 /// A VM that wants less than this share of its CPUs rests.
 const BUSY_SHARE: f64 = 0.75;
 
-/// Everything learnt of one VM.
+/// The figures learnt about one VM.
 #[derive(Clone, Debug, Default)]
 struct Profile {
     epochs: u32,
-    /// Whether it had a home, so that its memory lies where an agent put it.
+    /// Whether it had a home, so that an agent chose where its memory is.
     was_moved: bool,
-    /// CPUs' worth of time that it wanted in the last epoch.
+    /// CPU time that it wanted in the last epoch, in CPUs.
     wanted: f64,
     threads: Ewma,
-    /// Share of the time it wanted that it ran, while it had no home.
+    /// Part of the time it wanted that it ran, while it had no home.
     share: Ewma,
     clock: Ewma,
     cycles_per_instruction: Ewma,
     references: Ewma,
-    /// Share of its accesses that were local while it never had a home. Where the kernel balances it only rises beside VMs that
-    /// have one: their pins push its threads off its memory, which no agent would.
+    /// Share of its accesses that were local while it never had a home. On a host whose kernel balances it only rises if
+    /// other VMs have one: their pins push its threads off its memory, which no agent would.
     local_free: Ewma,
     /// Share of its threads on each cache's CPUs while it had no home; empty before it ran.
     found: Vec<f64>,
@@ -60,7 +60,7 @@ struct Profile {
     at_home: Ewma,
     at_free: Ewma,
     speed: Ewma,
-    /// Instructions per second of a CPU that it wanted.
+    /// Instructions per second per CPU that it wanted.
     pace: Ewma,
 }
 
@@ -91,7 +91,7 @@ impl Line {
         self.xy += x * y;
     }
 
-    /// Means, and the power: least squares drawn towards [`SLOPE`].
+    /// Returns the means, and the power by least squares drawn towards [`SLOPE`].
     fn fit(&self) -> Option<(f64, f64, f64)> {
         if self.weight <= 0.0 {
             return None;
@@ -104,24 +104,24 @@ impl Line {
     }
 }
 
-/// What is learnt of all VMs.
+/// The figures learnt about all VMs.
 #[derive(Clone, Debug, Default)]
 pub struct Profiles {
     vms: BTreeMap<VmId, Profile>,
     bytes_per_miss: Ewma,
 }
 
-/// What a VM met in an epoch, on average over its vCPUs.
+/// A VM's conditions in an epoch, averaged over its vCPUs.
 struct Met {
     stretch: f64,
     latency: f64,
-    /// Bytes of an LLC for each thread.
+    /// LLC bytes per thread.
     capacity: f64,
 }
 
 impl Met {
-    /// What threads that are on these caches met, of whose accesses this share was local, and that brought so many lines into
-    /// caches in a second.
+    /// Returns the conditions of threads on these caches, with this share of local accesses and this many lines fetched into
+    /// caches per second.
     fn of(on: &[f64], local: f64, lines: f64, shape: &Shape, loads: &Loads) -> Met {
         let n = shape.nodes.len();
         let all: f64 = on.iter().sum::<f64>().max(1e-9);
@@ -156,7 +156,7 @@ impl Met {
 }
 
 impl Profiles {
-    /// Takes in an epoch.
+    /// Records an epoch.
     pub fn observe(&mut self, view: &View<'_>, shape: &Shape, config: &Config) {
         self.vms.retain(|id, _| view.sample.vm(*id).is_some());
         let Some(rates) = view.rates else { return };
@@ -184,34 +184,34 @@ impl Profiles {
         }
     }
 
-    /// Power by which a VM's miss ratio falls with capacity.
+    /// Returns the power by which a VM's miss ratio falls with growing capacity.
     fn slope(&self, vm: VmId) -> f64 {
         let line = self.vms.get(&vm).and_then(|profile| profile.line.fit());
         line.map_or(SLOPE, |(.., slope)| slope)
     }
 
-    /// How many epochs a VM was seen at work.
+    /// Returns how many epochs a VM was seen at work.
     pub fn epochs(&self, vm: VmId) -> u32 {
         self.vms.get(&vm).map_or(0, |profile| profile.epochs)
     }
 
-    /// Whether a VM was seen at work long enough to tell what it asks of a host.
+    /// Whether a VM was seen at work long enough to know its needs.
     pub fn is_known(&self, vm: VmId, config: &Config) -> bool {
         self.epochs(vm) >= config.known_epochs
     }
 
-    /// Instructions per second of a VM of late, on average; `None` of one that was never at work.
+    /// Returns the recent average of a VM's instructions per second; `None` if it was never at work.
     pub fn speed(&self, vm: VmId) -> Option<f64> {
         self.vms.get(&vm)?.speed.value()
     }
 
-    /// Instructions per second of CPU time that a VM wants of late, on average: how fast it is while it has work. `None` of one
-    /// that was never at work.
+    /// Returns the recent average of a VM's instructions per second of CPU time that it wants: its speed while it has work.
+    /// `None` if it was never at work.
     pub fn pace(&self, vm: VmId) -> Option<f64> {
         self.vms.get(&vm)?.pace.value()
     }
 
-    /// Whether a VM wants its CPUs for less than `BUSY_SHARE` of the time: how much it does says little of how fast it is.
+    /// Whether a VM wants its CPUs for less than `BUSY_SHARE` of the time: its work done then says little about its speed.
     pub fn rests(&self, vm: &VmView<'_>) -> bool {
         let threads = self
             .vms
@@ -220,7 +220,7 @@ impl Profiles {
         threads.is_some_and(|threads| threads < BUSY_SHARE * vm.sample.vcpus.len() as f64)
     }
 
-    /// What is compared of a VM before and after a change: its pace where it rests, else its speed.
+    /// Returns the figure compared before and after a change: pace for a VM that rests, else speed.
     pub fn progress(&self, vm: VmId, rests: bool) -> Option<f64> {
         if rests { self.pace(vm) } else { self.speed(vm) }
     }
@@ -236,21 +236,20 @@ impl Profiles {
         profile.is_some_and(|profile| profile.wanted >= config.active_min)
     }
 
-    /// What a home means to a VM, seen while its memory is there: measured over modelled speed.
-    /// Gives its average.
+    /// Records measured over modelled speed of a VM at home, once its memory is there. Returns the average.
     pub fn learn_at_home(&mut self, vm: VmId, ratio: f64, config: &Config) -> f64 {
         let average = self.vms.get_mut(&vm).map(|profile| &mut profile.at_home);
         learn(average, ratio, config)
     }
 
-    /// What no agent means to a VM that never had a home, seen while no VM has one: measured over modelled speed. Gives its
-    /// average.
+    /// Records measured over modelled speed of a VM that never had a home, while no VM has one, as without an agent. Returns
+    /// the average.
     pub fn learn_at_free(&mut self, vm: VmId, ratio: f64, config: &Config) -> f64 {
         let average = self.vms.get_mut(&vm).map(|profile| &mut profile.at_free);
         learn(average, ratio, config)
     }
 
-    /// What is known of a VM; of one that is new a character of its size that asks little.
+    /// Returns what is known about a VM; for a new one, a character of its size with few needs.
     pub fn character(&self, vm: &VmView<'_>, shape: &Shape, config: &Config) -> Character {
         let new = Profile::default();
         let profile = self.vms.get(&vm.sample.id).unwrap_or(&new);
@@ -287,7 +286,7 @@ fn learn(average: Option<&mut Ewma>, ratio: f64, config: &Config) -> f64 {
     })
 }
 
-/// Share of a VM's memory on each node.
+/// Returns the share of a VM's memory on each node.
 fn memory(vm: &VmView<'_>, shape: &Shape) -> Option<Vec<f64>> {
     let pages = vm.sample.pages.as_ref()?;
     let on: Vec<f64> = shape
@@ -299,13 +298,13 @@ fn memory(vm: &VmView<'_>, shape: &Shape) -> Option<Vec<f64>> {
     (all > 0.0).then(|| on.iter().map(|pages| pages / all).collect())
 }
 
-/// The host over an epoch; nodes and caches by position.
+/// The host's load over an epoch; nodes and caches by position.
 struct Loads {
-    /// Share of a node's threads beside a busy hyperthread.
+    /// Share of a node's threads that are next to a busy hyperthread.
     beside: Vec<f64>,
     /// Latency of a node's controllers.
     load: Vec<f64>,
-    /// Lines that come into a cache in a second, each sharer's `1 + s` times.
+    /// Lines fetched into a cache per second, each sharer's weighted by `1 + s`.
     lines: Vec<f64>,
     /// Whether VMs live in homes while the kernel balances all others.
     is_disturbed: bool,
@@ -366,7 +365,7 @@ impl Loads {
     }
 }
 
-/// Threads of a VM on the CPUs of each cache, by where its vCPUs were seen last.
+/// Returns a VM's threads on the CPUs of each cache, by where its vCPUs were seen last.
 fn threads_on(view: &View<'_>, vm: &VmRates, shape: &Shape) -> Vec<f64> {
     let mut on = vec![0.0; shape.caches.len()];
     let sample = view.sample.vm(vm.id);
@@ -377,7 +376,7 @@ fn threads_on(view: &View<'_>, vm: &VmRates, shape: &Shape) -> Vec<f64> {
         let cpu = sample.and_then(|sample| sample.vcpu(vcpu.index)?.cpu);
         let ran_on = |at: &usize| cpu.is_some_and(|cpu| shape.caches[*at].cpu_set.contains(cpu));
         let mut of_node = positions(shape.nodes[node].caches);
-        // Where it ran on a CPU that VMs may not use, any cache of the node is as good as another.
+        // If it ran on a CPU that VMs may not use, any cache of the node will do.
         let any = shape.nodes[node].caches.trailing_zeros() as usize;
         on[of_node.find(ran_on).unwrap_or(any)] += vcpu.running;
     }
@@ -451,7 +450,7 @@ impl Profile {
         }
     }
 
-    /// Takes in where its threads are.
+    /// Records where its threads are.
     fn see(&mut self, on: &[f64], weight: f64) {
         let all: f64 = on.iter().sum();
         if all <= 0.0 {
@@ -477,7 +476,7 @@ impl Profile {
         *q = *q * kept + misses * cpi / noise;
     }
 
-    /// Cycles per instruction of the core's own work, and cycles that a miss stalls.
+    /// Returns cycles per instruction of the core's own work, and cycles that a miss stalls.
     fn fit(&self) -> (f64, f64) {
         let expected = CORE + HIT * self.references.value().unwrap_or(0.0);
         let (core, stall) = (1.0 / (CORE_SD * CORE_SD), 1.0 / (STALL_SD * STALL_SD));

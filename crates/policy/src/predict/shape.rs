@@ -1,4 +1,4 @@
-//! A host, as the predictor sees it: caches in nodes.
+//! The predictor's view of a host: caches in nodes.
 
 use homenode_machine::Machine;
 use homenode_units::{BytesPerSec, CpuSet, NodeId, NodeSet};
@@ -6,43 +6,43 @@ use homenode_units::{BytesPerSec, CpuSet, NodeId, NodeSet};
 use super::{Config, NODES_MAX};
 use crate::near::{self, Near, positions};
 
-/// A node, as the predictor sees it.
+/// The predictor's view of a node.
 #[derive(Clone, Debug)]
 pub struct NodeShape {
-    /// Which.
+    /// The node.
     pub id: NodeId,
     /// Cores that VMs may use.
     pub cores: f64,
     /// CPUs that VMs may use.
     pub cpus: f64,
-    /// Bytes per second that its controllers sustain, known or by cores.
+    /// Bytes per second that its controllers sustain, measured or assumed per core.
     pub bandwidth: f64,
     /// Its caches, by position.
     pub caches: u64,
 }
 
-/// CPUs of one node that share a last-level cache, as the predictor sees them.
+/// The predictor's view of CPUs of one node that share a last-level cache.
 #[derive(Clone, Debug)]
 pub struct CacheShape {
     /// Position of its node.
     pub node: usize,
     /// CPUs that VMs may use.
     pub cpu_set: CpuSet,
-    /// How many these are,
+    /// Number of these CPUs,
     pub cpus: f64,
-    /// and of how many cores.
+    /// and of their cores.
     pub cores: f64,
-    /// Bytes of it, or of the node's part of it; 0 where not known.
+    /// Size in bytes, or of the node's part; 0 if unknown.
     pub bytes: f64,
 }
 
 impl CacheShape {
-    /// The caches of a node of which VMs may use these CPUs.
+    /// Returns the caches of a node, limited to CPUs that VMs may use.
     fn of_node(machine: &Machine, id: NodeId, node: usize, usable: &CpuSet) -> Vec<CacheShape> {
         let all = &machine.nodes[id].cpus;
         let part = |at: u32| {
             let llc = &machine.llcs[at as usize];
-            // A cache that several nodes share counts in each with its part.
+            // Each of several nodes that share a cache counts its part.
             let here = llc.cpus.intersection(all).len() as f64 / llc.cpus.len().max(1) as f64;
             (llc.cpus.intersection(usable), llc.size_bytes.as_f64() * here)
         };
@@ -66,7 +66,7 @@ impl CacheShape {
             .collect()
     }
 
-    /// All of a node's caches as one.
+    /// Merges all of a node's caches into one.
     fn merge(of_node: Vec<CacheShape>) -> Option<CacheShape> {
         of_node.into_iter().reduce(|a, b| CacheShape {
             node: a.node,
@@ -78,23 +78,23 @@ impl CacheShape {
     }
 }
 
-/// A host, as the predictor sees it.
+/// The predictor's view of a host.
 #[derive(Clone, Debug)]
 pub struct Shape {
     /// Nodes with memory and CPUs, ascending.
     pub nodes: Vec<NodeShape>,
     /// Their caches, in the order of nodes.
     pub caches: Vec<CacheShape>,
-    /// Latency of an access from a node to a node without load, local = 1, row by row.
+    /// Unloaded latency of an access from one node to another, local = 1, row by row.
     pub latency: Vec<f64>,
-    /// How much longer a core's own work takes beside a busy hyperthread.
+    /// How many times as long a core's own work takes next to a busy hyperthread.
     pub smt_stretch: f64,
-    /// Which nodes are near each other.
+    /// Distances between the nodes.
     pub(crate) near: Near,
 }
 
 impl Shape {
-    /// The shape of a machine of which VMs may use these CPUs.
+    /// Returns the shape of a machine on which VMs may use these CPUs.
     pub fn of(machine: &Machine, usable: &CpuSet, config: &Config) -> Shape {
         let homes = machine.home_nodes();
         let usable_of = |id: NodeId| machine.nodes[id].cpus.intersection(usable);
@@ -145,59 +145,59 @@ impl Shape {
         }
     }
 
-    /// Position of a node.
+    /// Returns the position of a node.
     pub fn position(&self, id: NodeId) -> Option<usize> {
         self.nodes.iter().position(|node| node.id == id)
     }
 
-    /// All caches of a set of nodes; `None` where one of them is not among these.
+    /// Returns all caches of a set of nodes; `None` if one of them is unknown.
     pub fn mask(&self, nodes: &NodeSet) -> Option<u64> {
         let caches_of = |id| Some(self.nodes[self.position(id)?].caches);
         nodes.iter().map(caches_of).sum()
     }
 
-    /// Those of these caches of which some of these CPUs are.
+    /// Returns the caches of the mask that have some of these CPUs.
     pub fn caches_of(&self, mask: u64, cpus: &CpuSet) -> u64 {
         mask & mask_of(self.caches.iter(), |cache| {
             !cache.cpu_set.intersection(cpus).is_empty()
         })
     }
 
-    /// Positions of the nodes of these caches.
+    /// Returns the positions of the nodes of these caches.
     pub fn node_mask(&self, mask: u64) -> u64 {
         positions(mask).fold(0, |nodes, at| nodes | 1 << self.caches[at].node)
     }
 
-    /// All caches of the nodes at these positions.
+    /// Returns all caches of the nodes at these positions.
     pub fn caches_on(&self, node_mask: u64) -> u64 {
         positions(node_mask).fold(0, |caches, at| caches | self.nodes[at].caches)
     }
 
-    /// Nodes of these caches.
+    /// Returns the nodes of these caches.
     pub fn nodes_of(&self, mask: u64) -> NodeSet {
         positions(self.node_mask(mask))
             .map(|at| self.nodes[at].id)
             .collect()
     }
 
-    /// CPUs of these caches.
+    /// Returns the CPUs of these caches.
     pub fn cpus_of(&self, mask: u64) -> CpuSet {
         positions(mask)
             .flat_map(|at| self.caches[at].cpu_set.iter())
             .collect()
     }
 
-    /// All caches.
+    /// Returns all caches.
     pub fn all(&self) -> u64 {
         mask_of(self.caches.iter(), |_| true)
     }
 
-    /// Cores of all nodes.
+    /// Returns the cores of all nodes.
     pub fn cores(&self) -> f64 {
         self.nodes.iter().map(|node| node.cores).sum()
     }
 
-    /// CPUs of all nodes: hyperthreads count.
+    /// Returns the CPUs of all nodes, hyperthreads included.
     pub fn cpus(&self) -> f64 {
         self.nodes.iter().map(|node| node.cpus).sum()
     }
@@ -207,7 +207,7 @@ impl Shape {
     }
 }
 
-/// Positions of those that are it.
+/// Returns the positions of matching elements as a mask.
 fn mask_of<T>(all: impl Iterator<Item = T>, is_it: impl Fn(T) -> bool) -> u64 {
     all.enumerate()
         .fold(0, |mask, (at, of)| mask | u64::from(is_it(of)) << at)

@@ -1,4 +1,4 @@
-//! Which home node holds the memory of which virtual node.
+//! Decides which home node holds which virtual node's memory.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use homenode_host::{Sample, VirtualNode};
 use homenode_units::{NodeId, NodeSet, VmId};
 
-/// Of each VM whose guest follows and that has a home: the home node that each of its virtual nodes lies on, or shall.
+/// The layout of each VM whose guest follows and that has a home: the present or intended home node of each virtual node.
 #[derive(Clone, Debug, Default)]
 pub struct Layouts {
     vms: BTreeMap<VmId, Layout>,
@@ -19,7 +19,7 @@ struct Layout {
 }
 
 impl Layouts {
-    /// Lays out VMs that are new or have another home, and forgets those that are gone or do not follow any more.
+    /// Lays out VMs that are new or have another home, and drops those that left or no longer follow.
     pub fn update(&mut self, sample: &Sample, homes: &BTreeMap<VmId, NodeSet>) {
         let mut before = std::mem::take(&mut self.vms);
         for vm in sample.vms.iter().filter(|vm| super::why_not(vm).is_none()) {
@@ -41,13 +41,13 @@ impl Layouts {
         }
     }
 
-    /// The node of each virtual node's memory; `None` for a VM whose guest is not told anything, or that has no home.
+    /// Returns the node of each virtual node's memory; `None` for a VM whose guest does not follow, or that has no home.
     pub fn of(&self, vm: VmId) -> Option<&[NodeId]> {
         self.vms.get(&vm).map(|layout| layout.nodes.as_slice())
     }
 }
 
-/// The layout of memory that is bound: each virtual node on the home node with most of its pages.
+/// Returns the layout of bound memory: each virtual node on the home node with most of its pages.
 fn as_it_lies(virtual_nodes: &[VirtualNode], home: &NodeSet) -> Vec<NodeId> {
     let most = |virtual_node: &VirtualNode| {
         let pages = |node: &NodeId| {
@@ -61,8 +61,8 @@ fn as_it_lies(virtual_nodes: &[VirtualNode], home: &NodeSet) -> Vec<NodeId> {
     virtual_nodes.iter().filter_map(most).collect()
 }
 
-/// As many virtual nodes on each home node, or one more; of the ways to do so one that moves little: who has most pages on a
-/// node stays there first.
+/// Deals virtual nodes out evenly: as many on each home node, or one more. To move little, the virtual node with most pages
+/// on a node goes first.
 fn lay_out(virtual_nodes: &[VirtualNode], home: &NodeSet) -> Vec<NodeId> {
     let mut pairs: Vec<(u64, usize, NodeId)> = Vec::new();
     for (at, virtual_node) in virtual_nodes.iter().enumerate() {

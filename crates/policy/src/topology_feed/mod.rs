@@ -1,27 +1,27 @@
-//! What a guest is told of where its vCPUs and its memory are, while that changes.
+//! Tells a guest the nodes of its vCPUs and its memory while they change.
 //!
 //! # Problem
-//! A guest believes for ever what its tables said at boot, and its host moves vCPUs and memory all the time: to be told nothing
-//! of nodes is better than to be told of old ones [XPV, section 4.1]. Telling costs, too: the guest rebuilds scheduler
-//! domains, and its programs go to other memory. A topology that flickers is worse than one that is a little late.
+//! A guest never updates its boot tables, and its host moves vCPUs and memory all the time: no node information is better
+//! than outdated information [XPV, section 4.1]. Updates cost, too: the guest rebuilds scheduler domains, and its programs
+//! use other memory. A topology that flickers is worse than one that is a little late.
 //!
 //! # Terms
 //! - *Virtual node*: a node as the guest sees it. A page of a stock guest belongs to one for ever.
 //! - *Fact*: the node of one vCPU, or of one virtual node's memory.
 //! - *Follows*: a VM whose guest can be told ([`homenode_host::VmSample::no_topology_device`]), whose operator did not opt it
 //!   out, and whose memory policy moves no single pages.
-//! - *Layout*: the home node that shall hold each virtual node's memory, whole ([`Layouts`]).
+//! - *Layout*: the home node intended for each virtual node's whole memory ([`Layouts`]).
 //!
 //! # Algorithm
-//! 1. Each VM that follows and has a home has a layout: virtual nodes are dealt out evenly over the home nodes, each where most
-//!    of it lies if there is room. It holds until the home changes. [`crate::balance`] confines each vCPU to one home node, at
-//!    first the one of its virtual node's memory; [`crate::repatriate`] moves each virtual node's memory there, and what strays
-//!    back.
+//! 1. Each VM that follows and has a home has a layout: virtual nodes are dealt out evenly over the home nodes, each to the
+//!    one with most of its memory if there is room. It holds until the home changes. [`crate::balance`] confines each vCPU to
+//!    one home node, at first the one with its virtual node's memory; [`crate::repatriate`] moves each virtual node's memory
+//!    there, and strays back.
 //! 2. The node of a vCPU is the one that its affinity is confined to, otherwise the one that it ran on last. The node of a
-//!    virtual node's memory is the one with over half of what was touched of it; without one the one told, the layout's, or the
-//!    one with most.
-//! 3. A guest that was told nothing is told all at once. Later a fact is told when it has been the same for [`Config::settle`],
-//!    and all that are due are told together, at most one version in [`Config::interval`].
+//!    virtual node's memory is the one with over half of its touched pages; without one, the published one, the layout's, or
+//!    the one with most.
+//! 3. A guest without any information is told everything at once. Later a fact is published when it has been unchanged for
+//!    [`Config::settle`]; all facts that are due go together, at most one version per [`Config::interval`].
 //!
 //! # Properties (tests of the same name)
 //! - `what_is_told_is_what_is_so_once_it_has_settled`
@@ -32,10 +32,10 @@
 //! - `a_vm_whose_pages_follow_their_users_does_not_follow_and_that_is_said_once`
 //!
 //! # Departures from the source, and why
-//! - The paper tells a guest at each context switch (section 4.3.2), as a handler of 368 cycles takes it in. A stock kernel takes
-//!   27 ms to rebuild what depends on a CPU's node, or 290 to 604 by hotplug (docs/TOPOLOGY.md): at one version in five seconds
-//!   that is half a percent of one CPU, or 12 at worst.
-//! - Memory is moved by whole virtual nodes only: a stock kernel cannot be told that a page changed its node.
+//! - The paper tells a guest at each context switch (section 4.3.2), handled in 368 cycles. A stock kernel takes 27 ms to
+//!   rebuild what depends on a CPU's node, or 290 to 604 by hotplug (docs/TOPOLOGY.md): at one version in five seconds that
+//!   is half a percent of one CPU, or 12 at worst.
+//! - Memory is moved by whole virtual nodes only: a stock kernel has no way to change a page's node.
 
 mod layout;
 #[cfg(test)]
@@ -54,14 +54,14 @@ pub use layout::Layouts;
 /// Name of this policy in plans.
 pub const POLICY: &str = "topology-feed";
 
-/// What the operator may set.
+/// The operator's settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// How long a fact must have been the same before a guest is told.
+    /// How long a fact must have been unchanged before it is published.
     #[serde(with = "homenode_units::text")]
     pub settle: Ns,
-    /// Time between two versions for one guest.
+    /// Least time between two versions for one guest.
     #[serde(with = "homenode_units::text")]
     pub interval: Ns,
 }
@@ -78,14 +78,14 @@ impl Default for Config {
 
 homenode_units::settings! { Config { settle: PAUSE, interval: SPAN } }
 
-/// What the policy remembers between epochs.
+/// State kept between epochs.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     vms: BTreeMap<VmId, Facts>,
     said: BTreeSet<VmId>,
 }
 
-/// What is so, and since when.
+/// Current facts, and the time of their last change.
 #[derive(Clone, Debug, Default)]
 struct Facts {
     vcpus: Vec<Fact>,
@@ -116,7 +116,7 @@ impl Facts {
         take_in(&mut self.memory, &seen.memory);
     }
 
-    /// What was told, with what has settled since in the place of what is not so any more.
+    /// Returns the published topology, updated with facts that have settled since.
     fn settled(&self, published: &GuestTopology, settle: Ns, now: Ns) -> GuestTopology {
         let merge = |facts: &[Fact], published: &[Option<NodeId>]| {
             let published = published.iter().copied().chain(std::iter::repeat(None));
@@ -134,7 +134,7 @@ impl Facts {
     }
 }
 
-/// Why a VM's guest is told nothing; `None` for one that follows.
+/// Returns why a VM's guest is told nothing; `None` for one that follows.
 pub fn why_not(vm: &VmSample) -> Option<String> {
     if vm.settings.management == Management::Ignored {
         return Some("its operator opted it out (manage='no' in its metadata)".to_owned());
@@ -152,12 +152,12 @@ pub fn why_not(vm: &VmSample) -> Option<String> {
     })
 }
 
-/// Whether pages of one virtual node end up on several nodes.
+/// Whether pages of one virtual node may end up on several nodes.
 fn moves_pages_singly(policy: MemoryPolicy) -> bool {
     policy.placing != Placing::FirstTouch || policy.migration != Migration::None
 }
 
-/// Tells guests what changed.
+/// Publishes changed facts to guests.
 pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
     let mut plan = Plan::new(view.version);
     state.vms.retain(|id, _| view.sample.vm(*id).is_some());
@@ -221,7 +221,7 @@ fn seen(view: &View<'_>, vm: &VmView<'_>) -> GuestTopology {
     }
 }
 
-/// The node of a virtual node's memory; `otherwise` where no node has over half of it.
+/// Returns the node of a virtual node's memory; `otherwise` if no node has over half of it.
 fn memory_node(virtual_node: &VirtualNode, otherwise: Option<NodeId>) -> Option<NodeId> {
     if virtual_node.memory_bytes.0 == 0 {
         return None;
@@ -238,7 +238,7 @@ fn memory_node(virtual_node: &VirtualNode, otherwise: Option<NodeId>) -> Option<
     }
 }
 
-/// In words: which facts differ.
+/// Returns the facts that differ, in words.
 fn what_changed(published: &GuestTopology, now: &GuestTopology) -> String {
     let differ = |what: &str, published: &[Option<NodeId>], now: &[Option<NodeId>]| {
         let published = published.iter().copied().chain(std::iter::repeat(None));

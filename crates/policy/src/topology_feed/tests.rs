@@ -43,7 +43,7 @@ fn topology(vcpus: &[u16], memory: &[u16]) -> GuestTopology {
     }
 }
 
-/// Guests that are told what is decided, epoch after epoch of a second.
+/// Guests that get every published version, epoch after epoch of a second.
 struct Run {
     scene: Scene,
     state: State,
@@ -61,7 +61,7 @@ impl Run {
         }
     }
 
-    /// One epoch; gives the plan.
+    /// One epoch; returns the plan.
     fn epoch(&mut self) -> Plan {
         self.scene.at += Ns::from_secs(1);
         update(&mut self.layouts, &mut self.scene);
@@ -113,7 +113,7 @@ fn what_is_told_is_what_is_so_once_it_has_settled() {
     let plan = run.epoch();
     assert_eq!(*run.published(), topology(&[2, 1], &[0, 1]));
     assert_eq!(plan.decisions[0].reason, "vCPU 0 is on node 2, not node 0");
-    // Memory that is half way is where it was told to be.
+    // Memory with half of its pages moved keeps its published node.
     let vm = run.scene.vm(1);
     vm.follows(&[(&[0], &[(0, 500), (3, 500)]), (&[1], &[(1, 1000)])]);
     run.epochs(10);
@@ -204,7 +204,7 @@ fn a_layout_holds_until_the_home_changes() {
     run.epoch();
     let nodes = |run: &Run| run.layouts.of(vm_id(1)).map(<[NodeId]>::to_vec);
     assert_eq!(nodes(&run), Some(vec![NodeId(0), NodeId(1)]));
-    // As pages lie now it would be the other way round.
+    // By the present pages it would be the other way round.
     run.scene
         .vm(1)
         .follows(&[(&[0], &[(1, 1000)]), (&[1], &[(0, 1000)])]);
@@ -237,7 +237,7 @@ proptest! {
         let counts: Vec<usize> = home_set.iter().map(on).collect();
         prop_assert_eq!(counts.iter().sum::<usize>(), pages.len());
         prop_assert!(counts.iter().max().unwrap() - counts.iter().min().unwrap() <= 1, "{:?}", nodes);
-        // Laid out as it lies, nothing is to be moved.
+        // If it is laid out by its pages, nothing has to move.
         let settled: Vec<Vec<(u16, u64)>> = nodes.iter().map(|node| vec![(node.0, 1)]).collect();
         let settled: Vec<SeenNode<'_>> = settled.iter().map(|on| (&[][..], on.as_slice())).collect();
         scene.vm(1).follows(&settled);

@@ -1,30 +1,29 @@
-//! Whether a change paid, and back where it did not.
+//! Judges whether a change paid, and rolls it back if not.
 //!
 //! # Problem
-//! A predicted gain is a guess. A VM that became slower on a guess must get back what it had, and the same must not be tried
-//! again soon.
+//! A predicted gain is a guess. A VM that became slower on a guess must have its old home restored, and the change must not
+//! be tried again soon.
 //!
 //! # Terms
-//! - *Baseline*: the VM's speed before its change, as measured on average ([`Profiles::speed`]). Of a VM that was free
-//!   that is no agent.
-//! - *Company*: the other VMs that run. A speed is compared with the baseline only while it is the same.
-//! - *Hold*: time in which nothing is tried with a VM: [`Config::hold`] after a trial, doubled by each one that failed, up
-//!   to [`Config::hold_max`].
+//! - *Baseline*: the VM's average measured speed before its change ([`Profiles::speed`]). For a VM that was free this is its
+//!   speed without an agent.
+//! - *Company*: the other VMs that run. Speed and baseline are compared only if it has not changed.
+//! - *Hold*: time in which nothing is tried with a VM: [`Config::hold`] after a trial, doubled by each one that failed, up to
+//!   [`Config::hold_max`].
 //!
 //! # Algorithm
 //! A change begins a trial. Once its memory is at home, or after [`Config::settle_max`], and [`Config::watch`] later, the
 //! VM's speed is compared with its baseline.
-//! 1. At most [`Config::loss_max`] slower it stays; where it only went from caches of a node to others of it, so that going back
-//!    moves no memory, at most [`Config::loss_free`].
-//! 2. Slower: it gets back the home that it had ("undone"), and of a first home on some of a node's caches all of them.
-//!    First homes are
-//!    judged together, and with them the VMs beside them that have none, since a VM that alone gives up its home is pushed off
-//!    the memory that it touched: all are taken back where they made VMs slower on average, by more than half of
-//!    [`Config::loss_max`]. Later they are challenged for as long as they last ([`crate::arrange`]).
-//! 3. Of a VM that rests much of the time its pace is compared (instructions per CPU time that it wants), over as many epochs at
-//!    work as it takes to know a VM, whatever its company: how much it does is what its clients ask for.
-//! 4. Its company changed in between: nothing can be said. It stays where the ratio is no worse than [`Config::loss_unsure`],
-//!    else it is undone as well.
+//! 1. If it is at most [`Config::loss_max`] slower, it stays; if it only changed caches within a node, so that going back
+//!    moves no memory, the limit is [`Config::loss_free`].
+//! 2. If it is slower, its old home is restored ("undone"); a first home on some of a node's caches is widened to all of
+//!    them. First homes are judged together, along with the neighbours that have none, since a single VM that gives up its
+//!    home is pushed off the memory that it touched: all are withdrawn if they made VMs slower on average, by more than half
+//!    of [`Config::loss_max`]. Later they are re-examined for as long as they last ([`crate::arrange`]).
+//! 3. For a VM that rests much of the time its pace is compared (instructions per CPU time that it wants), over as many
+//!    epochs at work as it takes to know a VM, whatever its company: its amount of work depends on its clients.
+//! 4. If its company changed in between, the comparison is unsure. It stays if the ratio is no worse than
+//!    [`Config::loss_unsure`], else it is undone as well.
 //!
 //! # Properties
 //! - `a_change_that_does_not_pay_is_undone`
@@ -54,31 +53,31 @@ pub use results::{KEPT_MAX, Past, Results};
 /// Name in plans of the policy whose changes are trials ([`crate::arrange`]).
 pub const POLICY: &str = "arrange";
 
-/// What the operator may set.
+/// The operator's settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Longest time that memory is waited for.
+    /// Longest wait for memory to move.
     #[serde(with = "homenode_units::text")]
     pub settle_max: Ns,
-    /// Pages away from home that are waited for no longer.
+    /// Pages away from home that are no longer waited for.
     pub away_pages_max: Pages,
-    /// Time over which the new speed is watched.
+    /// Time over which the new speed is measured.
     #[serde(with = "homenode_units::text")]
     pub watch: Ns,
     /// Share of its speed that a VM may lose, 0 to 1.
     pub loss_max: f64,
-    /// The same where its company changed; at least as much.
+    /// Share that it may lose if its company changed; at least as much.
     pub loss_unsure: f64,
-    /// The same where going back moves no memory, 0 to 1: between caches of one node.
+    /// Share that it may lose if going back moves no memory, 0 to 1: between caches of one node.
     pub loss_free: f64,
     /// Time between two trials of a VM.
     #[serde(with = "homenode_units::text")]
     pub hold: Ns,
-    /// The longest, after trials that failed; at least [`Config::hold`].
+    /// Longest time between two trials, after failures; at least [`Config::hold`].
     #[serde(with = "homenode_units::text")]
     pub hold_max: Ns,
-    /// How long the results of a VM that is gone are kept after the last of them.
+    /// How long the results of a VM that left are kept after the last of them.
     #[serde(with = "homenode_units::text")]
     pub results_kept: Ns,
 }
@@ -114,7 +113,7 @@ homenode_units::settings! {
 }
 
 impl Config {
-    /// What a VM may lose, in the same company or another, where going back moves memory or not.
+    /// Returns a VM's tolerated loss, by whether its company is unchanged and whether going back moves memory.
     fn loss_borne(&self, is_same: bool, moves_memory: bool) -> f64 {
         match (is_same, moves_memory) {
             (false, _) => self.loss_unsure,
@@ -130,14 +129,14 @@ fn ordered(config: &Config) -> Result<(), BadSetting> {
     BadSetting::unless_ordered(("hold", config.hold), ("hold_max", config.hold_max))
 }
 
-/// All that the operator may set of what is tried.
+/// All settings for trials.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings<'a> {
-    /// Of nodes and CPUs.
+    /// For nodes and CPUs.
     pub placement: &'a placement::Config,
-    /// Of who is at work.
+    /// For which VMs are at work.
     pub predict: &'a predict::Config,
-    /// Of trials.
+    /// For trials.
     pub trial: &'a Config,
 }
 
@@ -145,14 +144,14 @@ pub struct Settings<'a> {
 #[derive(Clone, Debug)]
 struct Trial {
     began: Ns,
-    /// When memory was found at home.
+    /// Time at which memory was found at home.
     home_at: Option<Ns>,
-    /// Most pages that were away from the new home; `None` where not known.
+    /// Most pages that were away from the new home; `None` if unknown.
     away_most: Option<Pages>,
     before: f64,
     /// Whether it rested much of the time, so that its pace is compared, whatever its company.
     rests: bool,
-    /// How many epochs it had been seen at work when its memory was found at home.
+    /// Epochs in which it had been seen at work when its memory was found at home.
     epochs: u32,
     predicted: f64,
     company: BTreeSet<VmId>,
@@ -161,8 +160,8 @@ struct Trial {
 }
 
 impl Trial {
-    /// Whether its VM, seen at work for `epochs` epochs by now, was watched long enough. A VM that rests is watched for as many
-    /// epochs at work as it takes to know a VM.
+    /// Whether its VM, seen at work for `epochs` epochs so far, was watched long enough. A VM that rests is watched for as
+    /// many epochs at work as it takes to know a VM.
     fn is_due(&self, now: Ns, settings: Settings<'_>, epochs: u32) -> bool {
         let is_watched = self.home_at.is_some_and(|at| now >= at + settings.trial.watch);
         is_watched && (!self.rests || epochs >= self.epochs + settings.predict.known_epochs)
@@ -175,8 +174,8 @@ impl Trial {
         vm.hands_off.is_none() && vm.home.filter(is_there).is_some()
     }
 
-    /// The home that its VM gets back. A first home on some of a node's caches is given up for all of them: nobody is pushed off
-    /// memory by that.
+    /// Returns the home to restore. A first home on some of a node's caches is widened to all of them: that pushes no VM off
+    /// its memory.
     fn back(&self, view: &View<'_>) -> Option<Home> {
         let whole = Home::whole(view, &self.to.nodes);
         let is_narrow = !whole.cpus.intersection(&view.cpus).is_subset(&self.to.cpus);
@@ -184,52 +183,52 @@ impl Trial {
     }
 }
 
-/// What came of a trial.
+/// Result of a trial.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Verdict {
     /// When it was judged.
     pub at: Ns,
-    /// Speed after over speed before, as predicted.
+    /// Predicted ratio of the speed after the change to the speed before.
     pub predicted: f64,
-    /// The same, as seen.
+    /// Measured ratio.
     pub seen: f64,
-    /// Whether the VM got back what it had.
+    /// Whether the VM's old home was restored.
     pub undone: bool,
-    /// Pages that came home meanwhile; `None` where not known.
+    /// Pages that came home meanwhile; `None` if unknown.
     pub pages_moved: Option<Pages>,
 }
 
-/// What is remembered between epochs.
+/// State kept between epochs.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     running: BTreeMap<VmId, Trial>,
     holds: BTreeMap<VmId, (Ns, u32)>,
-    /// What came of first homes that were given together, of those judged in the same company.
+    /// Results of first homes that were assigned together, if judged in unchanged company.
     first: Vec<f64>,
-    /// Speeds of all VMs at work when the first of them was given.
+    /// Speeds of all VMs at work when the first of them was assigned.
     first_before: BTreeMap<VmId, f64>,
     results: Results,
-    /// VMs that got back what they had when trials were judged last.
+    /// VMs whose old home was restored when trials were judged last.
     undone: BTreeSet<VmId>,
 }
 
 impl State {
-    /// Whether nothing is to be tried with a VM now.
+    /// Whether nothing may be tried with a VM now.
     pub fn holds(&self, vm: VmId, now: Ns) -> bool {
         self.running.contains_key(&vm) || self.holds.get(&vm).is_some_and(|(until, _)| now < *until)
     }
 
-    /// What came of a VM's trials, oldest first; the newest [`KEPT_MAX`].
+    /// Returns a VM's results, oldest first; the newest [`KEPT_MAX`].
     pub fn results(&self, vm: VmId) -> &[Verdict] {
         self.results.of(vm)
     }
 
-    /// What came of the trials of all VMs, of those that are gone for [`Config::results_kept`] too.
+    /// Returns the results of all VMs, including those that left, for [`Config::results_kept`].
     pub fn past(&self) -> impl Iterator<Item = (VmId, &Past)> {
         self.results.iter()
     }
 
-    /// How many changes are not judged yet.
+    /// Returns the number of changes that are not judged yet.
     pub fn running_count(&self) -> usize {
         self.running.len()
     }
@@ -239,18 +238,18 @@ impl State {
         self.running.values().all(|trial| trial.home_at.is_some())
     }
 
-    /// How many verdicts are kept.
+    /// Returns the number of verdicts kept.
     pub fn count(&self) -> usize {
         self.past().map(|(_, past)| past.verdicts.len()).sum()
     }
 
-    /// Median error of the predictions of verdicts that are kept, as a share: how far seen ratios were from predicted ones;
-    /// `None` before the first.
+    /// Returns the median relative error of the predictions of all verdicts kept: measured against predicted ratios. `None`
+    /// before the first.
     pub fn error(&self) -> Option<f64> {
         Results::error(self.past().flat_map(|(_, past)| &past.verdicts))
     }
 
-    /// A VM shall be at home there from this epoch on; its speed is predicted to change by this factor.
+    /// Begins a trial of a home from this epoch on, with the predicted factor of the VM's speed.
     pub fn begin(
         &mut self,
         view: &View<'_>,
@@ -283,17 +282,17 @@ impl State {
         self.running.insert(vm.sample.id, trial);
     }
 
-    /// A change was not carried out: there is nothing to judge, and nothing failed.
+    /// Drops the trial of a change that was not carried out: there is nothing to judge, and nothing failed.
     pub fn forget(&mut self, vm: VmId) {
         self.running.remove(&vm);
     }
 
-    /// Whether what was decided last of a VM gives it back the home that it had before a trial.
+    /// Whether the last decision about a VM restores the home that it had before a trial.
     pub fn gives_back(&self, vm: VmId) -> bool {
         self.undone.contains(&vm)
     }
 
-    /// Homes are taken back, this VM's among them.
+    /// Ends a VM's trial because homes are withdrawn.
     pub fn take_back(&mut self, vm: VmId, now: Ns, config: &Config) {
         self.running.remove(&vm);
         self.end(vm, now, config, true);
@@ -303,8 +302,8 @@ impl State {
         self.running.values().any(|trial| trial.from.is_none())
     }
 
-    /// Time that VMs take over their time before, on average, if first homes that were given together are all judged and made
-    /// VMs slower, those without a home among them.
+    /// Returns the mean ratio of VMs' times after to before, if first homes that were assigned together are all judged and
+    /// made VMs slower, including those without a home.
     pub fn first_homes_failed(&mut self, config: &Config) -> Option<f64> {
         if self.first.is_empty() || self.first_homes_run() {
             return None;
@@ -312,11 +311,11 @@ impl State {
         let slow: f64 = self.first.iter().map(|seen| 1.0 / seen).sum();
         let mean = slow / self.first.len() as f64;
         self.first.clear();
-        // What was moved stays moved: a tie is no reason to move it again.
+        // Memory that moved stays: a tie is no reason to move it again.
         (mean > 1.0 + config.loss_max / 2.0).then_some(mean)
     }
 
-    /// Once all first homes are judged: what they did to VMs that have none.
+    /// Adds the effect on VMs without a home once all first homes are judged.
     fn judge_beside(&mut self, view: &View<'_>, profiles: &Profiles, config: &predict::Config) {
         if self.first_homes_run() {
             return;
@@ -343,13 +342,13 @@ impl State {
     }
 }
 
-/// VMs at work.
+/// Returns the VMs at work.
 fn company(view: &View<'_>, profiles: &Profiles, config: &predict::Config) -> BTreeSet<VmId> {
     let ids = view.vms.iter().map(|vm| vm.sample.id);
     ids.filter(|id| profiles.is_active(*id, config)).collect()
 }
 
-/// Judges trials that have shown what they are worth, and takes back those that did not pay.
+/// Judges the trials that are due, and undoes those that did not pay.
 pub fn judge(view: &View<'_>, settings: Settings<'_>, profiles: &Profiles, state: &mut State) -> Plan {
     let config = settings.trial;
     let mut plan = Plan::new(view.version);
@@ -365,7 +364,7 @@ pub fn judge(view: &View<'_>, settings: Settings<'_>, profiles: &Profiles, state
         let Some(trial) = state.running.get_mut(&id) else {
             continue;
         };
-        // A change may fail, or only be said in a dry run: then there is nothing to judge.
+        // A change may fail, or only be reported in a dry run: then there is nothing to judge.
         let Some(home) = vm.home.filter(|_| trial.is_in_force(view, vm)) else {
             if view.at > trial.began + config.settle_max {
                 state.running.remove(&id);
@@ -394,7 +393,7 @@ pub fn judge(view: &View<'_>, settings: Settings<'_>, profiles: &Profiles, state
         let back = trial.back(view);
         let moves_memory = back.as_ref().is_none_or(|back| back.nodes != trial.to.nodes);
         let loss_max = config.loss_borne(is_same, moves_memory);
-        // A home of before may be none any more: its node is drained, say.
+        // An earlier home may no longer be allowed, for example because its node is drained.
         let allowed = placement::allowed_nodes(view, vm);
         let may = |from: &Home| {
             allowed

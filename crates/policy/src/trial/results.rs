@@ -1,4 +1,4 @@
-//! What came of trials: the newest of each VM, and of VMs that are gone for a while.
+//! Trial results: the newest of each VM, and for a while those of VMs that left.
 
 use std::collections::BTreeMap;
 
@@ -6,26 +6,26 @@ use homenode_units::{Ns, VmId};
 
 use super::{Config, Verdict};
 
-/// Most verdicts that are kept of a VM: bounds memory, and is no setting.
+/// Most verdicts kept per VM: bounds memory, and is no setting.
 pub const KEPT_MAX: usize = 64;
 
-/// What came of the trials of one VM.
+/// Results of one VM's trials.
 #[derive(Clone, Debug)]
 pub struct Past {
-    /// Its name, as it was last.
+    /// Its last known name.
     pub name: String,
     /// Verdicts, oldest first; at most [`KEPT_MAX`].
     pub verdicts: Vec<Verdict>,
 }
 
-/// What came of all trials.
+/// Results of all trials.
 #[derive(Clone, Debug, Default)]
 pub struct Results {
     vms: BTreeMap<VmId, Past>,
 }
 
 impl Results {
-    /// Keeps a verdict.
+    /// Records a verdict.
     pub fn note(&mut self, vm: VmId, name: &str, verdict: Verdict) {
         let past = self.vms.entry(vm).or_insert_with(|| Past {
             name: String::new(),
@@ -37,24 +37,24 @@ impl Results {
         past.verdicts.drain(..excess);
     }
 
-    /// Lets go of VMs that are gone and were judged last more than [`Config::results_kept`] ago.
+    /// Drops VMs that left and were last judged more than [`Config::results_kept`] ago.
     pub fn forget(&mut self, now: Ns, config: &Config, is_here: impl Fn(VmId) -> bool) {
         let is_fresh = |verdict: &Verdict| now.saturating_sub(verdict.at) <= config.results_kept;
         self.vms
             .retain(|id, past| is_here(*id) || past.verdicts.last().is_some_and(is_fresh));
     }
 
-    /// Verdicts of a VM, oldest first.
+    /// Returns the verdicts of a VM, oldest first.
     pub fn of(&self, vm: VmId) -> &[Verdict] {
         self.vms.get(&vm).map_or(&[], |past| &past.verdicts)
     }
 
-    /// All VMs that were judged, gone ones too.
+    /// Returns all VMs that were judged, including those that left.
     pub fn iter(&self) -> impl Iterator<Item = (VmId, &Past)> {
         self.vms.iter().map(|(id, past)| (*id, past))
     }
 
-    /// Median error of predictions, as a share: how far seen ratios were from predicted ones; `None` of none.
+    /// Returns the median relative error of predictions, measured against predicted ratios; `None` without verdicts.
     pub fn error<'a>(verdicts: impl IntoIterator<Item = &'a Verdict>) -> Option<f64> {
         let mut errors: Vec<f64> = verdicts
             .into_iter()

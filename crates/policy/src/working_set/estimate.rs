@@ -1,18 +1,18 @@
-//! What an estimator says, and what it does not.
+//! Estimates, and what they do not tell.
 
 use homenode_host::observation::{Tracker, UsedRef};
 use homenode_units::{Bytes, Ns, Pages};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// How large a VM's working set is.
+/// An estimate of a VM's working set.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Estimate {
-    /// Whose word it is.
+    /// The tracker that it is based on.
     pub tracker: Tracker,
-    /// When it was made: the end of the last interval in it.
+    /// When it was made: the end of its last interval.
     pub at: Ns,
-    /// Over which time memory was looked at: a longer window gives a larger working set.
+    /// Time over which memory was observed: a longer window yields a larger working set.
     pub window: Ns,
     /// The working set, the guest kernel's footprint included [PRL, equation 1].
     pub size: Bytes,
@@ -20,88 +20,88 @@ pub struct Estimate {
     pub least: Bytes,
     /// Its upper end.
     pub most: Bytes,
-    /// What the two ends mean.
+    /// Meaning of the two ends.
     pub certainty: Certainty,
     /// Memory used again and again.
     pub hot: Bytes,
-    /// Memory used, but too rarely to be called hot.
+    /// Memory used, but too rarely to count as hot.
     pub warm: Bytes,
-    /// The guest kernel's footprint (epsilon) that is part of `size`; zero where nobody said.
+    /// The guest kernel's footprint (epsilon) in `size`; zero if unknown.
     pub kernel: Bytes,
-    /// Whether more of the same would change it.
+    /// Whether more observations would change it.
     pub settled: Settled,
-    /// What less memory would cost, where the tracker knows how often pages are used.
+    /// The cost of less memory, if the tracker knows how often pages are used.
     pub curve: Option<Curve>,
-    /// Entries of the last interval that were left out: frames that the VM does not have.
+    /// Entries of the last interval that were dropped: frames that the VM does not have.
     pub outside: u64,
     /// Accesses of the last interval that the tracker lost.
     pub lost: u64,
 }
 
-/// What an interval's ends are.
+/// Meaning of an interval's ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Certainty {
-    /// The true value lies between them, if the tracker works as it says.
+    /// The true value is between them, if the tracker works as specified.
     Bounds,
-    /// It does so in 95 of 100 cases.
+    /// The true value is between them in 95 of 100 cases.
     Percent95,
-    /// They are the least and the most of recent windows, the most with what the tracker may not have seen, and promise nothing.
+    /// The least and the most of recent windows, the most including what the tracker may have missed; no guarantee.
     Spread,
 }
 
-/// Whether an estimator has come to its end.
+/// Whether an estimate has settled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Settled {
-    /// The figure still moves.
+    /// The figure still changes.
     No,
     /// The stop rule is met.
     Yes,
 }
 
-/// Why an observation was not taken in.
+/// Why an observation was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unfit {
-    /// An estimator was given what it cannot read.
+    /// The estimator cannot read this kind of observation.
     #[error("this estimator reads {reads}, and {} gives {given}: choose the estimator by the tracker", tracker.name())]
     Kind {
-        /// What it reads.
+        /// Kind that it reads.
         reads: &'static str,
-        /// Who gave something else.
+        /// The tracker of the observation.
         tracker: Tracker,
-        /// What that was.
+        /// Kind that it was.
         given: &'static str,
     },
-    /// Observations of two trackers do not add up.
+    /// Observations of two trackers cannot be combined.
     #[error("observations of {} came among those of {}: give each tracker its own estimator", now.name(), before.name())]
     Tracker {
-        /// Whose observations it had.
+        /// Tracker of the earlier observations.
         before: Tracker,
-        /// Whose came.
+        /// Tracker of this one.
         now: Tracker,
     },
-    /// Time went backwards or stood still.
+    /// Time went backwards or did not advance.
     #[error(
         "an observation ends at {at} ns, and the one before at {before} ns: observations must come in order"
     )]
     Order {
-        /// End of the last.
+        /// End of the last observation.
         before: u64,
-        /// End of this.
+        /// End of this one.
         at: u64,
     },
-    /// Something in it contradicts itself.
+    /// The observation contradicts itself.
     #[error("{what}: the observation at {at} ns cannot be right")]
     Contradiction {
-        /// What.
+        /// The contradiction.
         what: &'static str,
-        /// Its end.
+        /// End of the observation.
         at: u64,
     },
 }
 
-/// What `UsedRef` is, for messages.
+/// Returns the kind of an observation, for messages.
 pub(super) fn kind(seen: &UsedRef<'_>) -> &'static str {
     match seen {
         UsedRef::Frames(_) => "frames",
@@ -111,18 +111,19 @@ pub(super) fn kind(seen: &UsedRef<'_>) -> &'static str {
     }
 }
 
-/// What less memory would cost: uses per second that would find their page gone, if the pages used least went first.
+/// The cost of less memory: uses per second that would miss their page, if the least used pages were evicted first.
 ///
-/// It is a lower bound on what a real guest pays, which does not know its coldest pages, and an upper bound on faults, since
-/// of several uses of a page only the first would fault while it stays. A tracker that sees only TLB misses counts those.
+/// It is a lower bound on the cost to a real guest, which does not know its coldest pages, and an upper bound on faults,
+/// since among several uses of a page only the first would fault while it stays. A tracker that sees only TLB misses counts
+/// those.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Curve {
-    /// Memory left and uses per second lost, memory ascending, losses not.
+    /// Memory left and uses lost per second; memory ascending, losses descending.
     points: Vec<(Bytes, f64)>,
 }
 
 impl Curve {
-    /// From how many pages were used how often in so many seconds: `pages[n]` pages `n` times.
+    /// Builds the curve from use counts over `seconds`: `pages[n]` pages were used `n` times.
     pub(super) fn of_counts(pages: &[u64; 256], kernel: Bytes, seconds: f64) -> Curve {
         let mut held: u64 = pages[1..].iter().sum();
         let mut lost = 0.0;
@@ -136,7 +137,7 @@ impl Curve {
         Curve { points }
     }
 
-    /// Uses per second that would find their page gone with this much memory.
+    /// Returns the uses per second that would miss their page with this much memory.
     pub fn lost_per_second(&self, memory: Bytes) -> f64 {
         let after = self.points.partition_point(|(held, _)| *held < memory);
         match (
@@ -152,14 +153,14 @@ impl Curve {
         }
     }
 
-    /// Memory left and uses per second lost, memory ascending.
+    /// Returns memory left and uses lost per second, memory ascending.
     pub fn points(&self) -> &[(Bytes, f64)] {
         &self.points
     }
 }
 
 impl Estimate {
-    /// Uses per second that would be lost if this much were taken from a VM that has just its working set.
+    /// Returns the uses per second lost if this much were taken from a VM that has just its working set.
     pub fn cost_of_taking(&self, bytes: Bytes) -> Option<f64> {
         let left = self.size.saturating_sub(bytes);
         Some(self.curve.as_ref()?.lost_per_second(left))
@@ -172,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_curve_gives_up_the_coldest_pages_first() {
-        // 10 pages used once, 5 used 4 times, in 2 s: 10 pages cost 5 uses a second, all 15 cost 15.
+        // 10 pages used once, 5 used 4 times, in 2 s: taking 10 pages costs 5 uses a second, all 15 cost 15.
         let mut counts = [0; 256];
         (counts[1], counts[4]) = (10, 5);
         let curve = Curve::of_counts(&counts, Bytes::ZERO, 2.0);

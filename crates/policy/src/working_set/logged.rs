@@ -1,19 +1,20 @@
-//! The paper's algorithm on logs of guest frames, and what repairs it.
+//! The paper's algorithm on logs of guest frames, and repairs to it.
 //!
 //! # Algorithm [PRL, section 4.4]
 //! Every `mu` the number of distinct frames that were logged at least tau times is `dist[i]`. It is the working set once
-//! `dist[i] - dist[i - omega] = 0`: omega observations long nothing new became hot.
+//! `dist[i] - dist[i - omega] = 0`: nothing new became hot for omega observations.
 //!
-//! # Where that goes wrong, and the options that repair it
-//! - *Exact equality.* A stray page per interval, and the rule is never met: [`Config::tolerance`] allows a share of `dist`.
-//! - *No ageing.* What was hot once stays so, and the working set never shrinks: [`Ageing::Halve`] halves all counts after each
-//!   interval, [`Ageing::Restart`] begins anew whenever the rule is met.
-//! - *Logs are TLB misses, not uses.* A page hot enough to stay in the TLB is logged once and never again, while a scan of cold
-//!   pages is logged tau times in tau passes: [`HeatBy::Windows`] asks in how many of the last intervals a page was seen at
-//!   all, and [`Flush::EachWindow`] has the tracker flush the TLBs between two, so that each use shows once in each.
+//! # Its errors, and the options that repair them
+//! - *Exact equality.* With one stray page per interval the rule is never met: [`Config::tolerance`] allows a share of
+//!   `dist`.
+//! - *No ageing.* Hot pages stay hot, and the working set never shrinks: [`Ageing::Halve`] halves all counts after each
+//!   interval, [`Ageing::Restart`] clears them whenever the rule is met.
+//! - *Logs are TLB misses, not uses.* A page hot enough to stay in the TLB is logged once and never again, while a scan of
+//!   cold pages is logged tau times in tau passes: [`HeatBy::Windows`] counts in how many of the last intervals a page was
+//!   seen at all, and [`Flush::EachWindow`] has the tracker flush the TLBs between two, so that each use shows once in each.
 //!
-//! [`Config::published`] has none of them and the paper's figures, [`Config::repaired`] has them all.
-//! They are measured against each other in the tests here and by `homenode reproduce prl`.
+//! [`Config::published`] has none of the repairs and the paper's figures, [`Config::repaired`] has all of them. They are
+//! compared in the tests here and by `homenode reproduce prl`.
 //!
 //! # Properties (tests of the same name)
 //! - `plain_prl_ends_when_nothing_new_was_hot_for_omega_intervals`
@@ -24,8 +25,8 @@
 //! - `memory_that_is_unplugged_is_no_longer_hot`
 //!
 //! # Departures from the source
-//! - The paper says both "at least tau times" and "more than tau times"; here it is at least.
-//! - With ageing `dist` falls as well as rises; the rule is on the difference's amount.
+//! - The paper uses both "at least tau times" and "more than tau times"; here it is at least.
+//! - With ageing `dist` falls as well as rises; the rule applies to the absolute difference.
 
 use std::collections::VecDeque;
 
@@ -36,57 +37,57 @@ use super::estimate::kind;
 use super::heat::Heat;
 use super::{Certainty, Curve, Estimate, Estimator, Sequence, Settled, Unfit};
 
-/// What makes a page hot.
+/// Criterion for a hot page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeatBy {
-    /// It was logged at least so often. Counts end at 255.
+    /// It was logged at least this often. Counts end at 255.
     Logs {
-        /// How often, at least 1 (tau).
+        /// Number of times, at least 1 (tau).
         tau: u8,
-        /// What becomes of counts with time.
+        /// Ageing of the counts.
         ageing: Ageing,
     },
     /// It was seen in at least `tau` of the last `of` intervals.
     Windows {
-        /// In how many, at least 1.
+        /// Number of intervals in which it was seen, at least 1.
         tau: u32,
-        /// Of how many, at most 8.
+        /// Number of last intervals, at most 8.
         of: u32,
     },
 }
 
-/// What becomes of counts with time.
+/// Ageing of the counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ageing {
-    /// Nothing (the paper).
+    /// None (the paper).
     Never,
-    /// Each interval's end halves them.
+    /// The end of each interval halves them.
     Halve,
-    /// They begin anew when the stop rule is met.
+    /// They are cleared when the stop rule is met.
     Restart,
 }
 
-/// What the tracker is to do with the TLBs.
+/// The tracker's TLB flushes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flush {
-    /// Nothing (the paper).
+    /// None (the paper).
     Never,
-    /// Flush them at each interval's end, so that all that is used is walked to at least once in each.
+    /// A flush at the end of each interval, so that every used page is walked to at least once in each.
     EachWindow,
 }
 
-/// How to estimate.
+/// Settings of an estimator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Config {
-    /// What makes a page hot.
+    /// Criterion for a hot page.
     pub heat: HeatBy,
     /// Intervals over which nothing new may become hot (omega), at least 1.
     pub omega: u32,
-    /// The observation interval (mu). Shorter observations are put together.
+    /// The observation interval (mu). Shorter observations are combined.
     pub mu: Ns,
-    /// Share of the hot pages by which they may differ over omega intervals, at least 0.
+    /// Share of the hot pages by which `dist` may change over omega intervals, at least 0.
     pub tolerance: f64,
-    /// What the tracker is to do with the TLBs.
+    /// The tracker's TLB flushes.
     pub flush: Flush,
     /// The guest kernel's footprint (epsilon).
     pub epsilon: Bytes,
@@ -108,7 +109,7 @@ impl Config {
         }
     }
 
-    /// The paper's prototype for PML (section 3.4): every frame logged counts.
+    /// The paper's prototype for PML (section 3.4): every logged frame counts.
     pub const fn pml() -> Config {
         Config {
             heat: HeatBy::Logs {
@@ -119,8 +120,8 @@ impl Config {
         }
     }
 
-    /// With everything that repairs it: hot is a page seen in two of the last four intervals, 1 percent may come and go, and
-    /// the TLBs are flushed. Also what suits trackers that name each page once per interval.
+    /// All repairs: a page seen in two of the last four intervals is hot, 1 percent may come and go, and the TLBs are
+    /// flushed. Also suits trackers that report each page once per interval.
     pub const fn repaired() -> Config {
         Config {
             heat: HeatBy::Windows { tau: 2, of: 4 },
@@ -160,17 +161,17 @@ pub struct Logged {
     dist: VecDeque<u64>,
     /// Time since the last interval's end.
     elapsed: Ns,
-    /// Time that the counts speak of.
+    /// Time covered by the counts.
     counted: Ns,
     outside: u64,
     lost: u64,
 }
 
 impl Logged {
-    /// An estimator that has seen nothing.
+    /// Returns an estimator without observations.
     ///
     /// # Panics
-    /// Where the configuration's figures are out of their ranges.
+    /// If the configuration's figures are out of their ranges.
     pub fn new(config: Config) -> Logged {
         config.check();
         Logged {
@@ -185,17 +186,17 @@ impl Logged {
         }
     }
 
-    /// How it estimates.
+    /// Returns its settings.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Hot pages at the end of the last intervals, newest last (the paper's `dist`): omega + 1 of them at most.
+    /// Returns the hot pages at the end of the last intervals, newest last (the paper's `dist`): at most omega + 1 of them.
     pub fn dist(&self) -> impl Iterator<Item = u64> {
         self.dist.iter().copied()
     }
 
-    /// Frames that are hot by what is counted now, ascending: which to load first of a VM that is restored.
+    /// Returns the frames that are hot by the present counts, ascending: the ones to load first when a VM is restored.
     pub fn hot_frames(&self) -> impl Iterator<Item = u64> {
         let hot = self.heat.warm().filter(|(_, byte)| self.is_hot(*byte));
         hot.map(|(frame, _)| frame)
@@ -208,7 +209,7 @@ impl Logged {
         }
     }
 
-    /// Counts the frames of a log; gives how many the VM does not have.
+    /// Counts the frames of a log; returns how many the VM does not have.
     fn count(&mut self, log: &[u64]) -> u64 {
         let frames = self.heat.frames();
         let mut outside = 0;
@@ -236,7 +237,7 @@ impl Logged {
         outside
     }
 
-    /// Hot and warm pages.
+    /// Returns the hot and the warm pages.
     fn split(&self, histogram: &[u64; 256]) -> (Pages, Pages) {
         let (mut hot, mut warm) = (0, 0);
         for (byte, count) in histogram.iter().enumerate().skip(1) {
@@ -308,7 +309,7 @@ impl Logged {
         estimate
     }
 
-    /// What an interval's end does to heat.
+    /// Ages the heat at the end of an interval.
     fn age(&mut self, settled: Settled) {
         match self.config.heat {
             HeatBy::Logs {
@@ -333,7 +334,7 @@ impl Logged {
                 }
             }
             HeatBy::Windows { of, .. } => {
-                // The interval that just ended moves up, and the oldest out.
+                // The interval that just ended shifts up, and the oldest out.
                 let kept = (u32::from(u8::MAX) >> (8 - of)) as u8;
                 self.heat.each(|windows| (windows << 1) & kept);
             }
@@ -385,7 +386,7 @@ mod tests {
         }
     }
 
-    /// Estimates from one log per second.
+    /// Returns estimates from one log per second.
     fn run(config: Config, logs: &[Vec<u64>]) -> Vec<Estimate> {
         let mut estimator = Logged::new(config);
         let estimate = |(at, log): (usize, &Vec<u64>)| {
@@ -421,13 +422,13 @@ mod tests {
             (last.size, last.window, last.lost),
             (Pages(10).to_bytes(), Ns::from_secs(7), 0)
         );
-        // Without the last five hot pages: each was logged 14 times in 7 s.
+        // Without five hot pages: each was logged 14 times in 7 s.
         assert_eq!(last.cost_of_taking(Pages(5).to_bytes()), Some(10.0));
     }
 
     #[test]
     fn one_stray_page_keeps_plain_prl_from_ending_and_not_the_tolerant() {
-        // 90 hot frames, and each second another one is hot for the first and last time.
+        // 90 hot frames, and each second another frame that is hot only once.
         let logs: Vec<Vec<u64>> = (0..10)
             .map(|second| (0..90).chain([90 + second]).collect())
             .collect();
@@ -459,15 +460,15 @@ mod tests {
             ..Config::repaired()
         };
         let repaired = run(repaired, &logs);
-        // Seen last in the eighth interval: in two of the last four until the tenth.
+        // Last seen in the eighth interval: in two of the last four until the tenth.
         assert_eq!(pages(&repaired)[8..12], [80, 80, 20, 20]);
         assert_eq!(repaired[19].window, Ns::from_secs(4));
     }
 
     #[test]
     fn pages_that_stay_in_the_tlb_are_hot_only_where_it_is_flushed() {
-        // Frames 0 to 9 are always in use: without a flush they are walked to once, with it once a second. A scan of the other
-        // 90 comes by every eighth second.
+        // Frames 0 to 9 are always in use: without a flush they are walked to once, with it once a second. A scan of the
+        // other 90 runs every eighth second.
         let log = |flush: Flush, second: u64| -> Vec<u64> {
             let resident = 0..if second == 0 || flush == Flush::EachWindow {
                 10
@@ -478,7 +479,7 @@ mod tests {
             resident.chain(scan).collect()
         };
         let logs = |flush| (0..40).map(|second| log(flush, second)).collect::<Vec<_>>();
-        // tau 5: the scan came five times, what is always in use was logged once.
+        // tau 5: the scan came five times, but the resident frames were logged once.
         assert_eq!(pages(&run(plain(5), &logs(Flush::Never))).last(), Some(&90));
         let repaired = Config {
             mu: SECOND,

@@ -1,15 +1,15 @@
-//! How much memory a VM really uses [PRL, section 4.4].
+//! Estimates how much memory a VM really uses [PRL, section 4.4].
 //!
 //! # Problem
-//! Operators ask how much memory a VM needs. What is allocated says nothing, "active memory" figures are one poll of unrelated
-//! pages, and each mechanism that watches pages is blind to something. Here every figure comes with its window, an interval,
-//! what the interval means, and its tracker's blind spot.
+//! Operators ask how much memory a VM needs. Allocated memory does not tell, "active memory" figures are one poll of
+//! unrelated pages, and every mechanism that watches pages has a blind spot. Here every figure comes with its window, an
+//! interval, the interval's meaning, and its tracker's blind spot.
 //!
 //! # Terms
-//! - *Tracker*, *observation*: who saw which guest memory used, and what it saw ([`homenode_host::observation`]).
-//! - *Hot*: used again and again; *warm*: used, but less often. What that means is each estimator's to say.
+//! - *Tracker*, *observation*: a source of guest memory use, and its report ([`homenode_host::observation`]).
+//! - *Hot*: used again and again; *warm*: used, but less often. Each estimator defines both.
 //! - *Working set*: hot pages and the guest kernel's footprint *epsilon* (equation 1: `M = wss * page size + epsilon`).
-//! - *Window*: the time that the estimate speaks of. A longer one gives a larger working set.
+//! - *Window*: the time that the estimate covers. A longer one yields a larger working set.
 //!
 //! # Estimators
 //!
@@ -20,12 +20,12 @@
 //! | [`Sampling`] | a sample | of a poll of 100 pages: ESX's, with its moving averages |
 //! | [`Scanned`] | regions, an amount | found used in at least half of the looks |
 //!
-//! [`suited`] chooses one for what a tracker gives, and [`plan`] says whose memory is watched ([`watch`]). All of them refuse
-//! what they cannot read ([`Unfit`]), and leave out, and count, frames that the VM does not have.
+//! [`suited`] chooses one by the tracker's reports, and [`plan`] decides which VMs are watched ([`watch`]). All of them
+//! refuse reports that they cannot read ([`Unfit`]), and drop, and count, frames that the VM does not have.
 //!
-//! # What an estimate is not
-//! It cannot see a need for more memory than the VM has: a guest that swaps looks like one that fits. It does not say how
-//! performance falls without the memory; [`Curve`] says what would be used and not there.
+//! # Limits of an estimate
+//! It cannot see a need for more memory than the VM has: a guest that swaps looks like one that fits. It does not tell how
+//! performance falls without the memory; [`Curve`] tells which uses would miss their page.
 
 mod estimate;
 mod heat;
@@ -43,20 +43,20 @@ pub use watch::{Config, Measured, POLICY, State, Whom, observe, plan};
 
 use homenode_units::{Bytes, Ns};
 
-/// Makes estimates out of one tracker's observations of one VM.
+/// Estimates one VM's working set from one tracker's observations.
 pub trait Estimator: std::fmt::Debug {
-    /// Takes in what was seen. Gives an estimate when one is due.
+    /// Records an observation. Returns an estimate when one is due.
     ///
     /// # Errors
-    /// [`Unfit`], with nothing taken in.
+    /// [`Unfit`], with nothing recorded.
     fn observe(&mut self, seen: &ObservationRef<'_>) -> Result<Option<Estimate>, Unfit>;
 }
 
-/// The estimator for what a tracker gives; epsilon is the guest kernel's footprint, zero where it is not known, and mu the
+/// Returns the estimator for a tracker's observations. Epsilon is the guest kernel's footprint, zero if unknown, and mu the
 /// interval after which frames are judged.
 ///
-/// Frames have the paper's algorithm in its repaired form ([`logged::Config::repaired`]), but for PML, which names each once
-/// until its dirty flag is cleared.
+/// Frames use the paper's algorithm in its repaired form ([`logged::Config::repaired`]), except for PML, which reports each
+/// frame once until its dirty flag is cleared.
 pub fn suited(tracker: Tracker, seen: &UsedRef<'_>, epsilon: Bytes, mu: Ns) -> Box<dyn Estimator + Send> {
     match seen {
         UsedRef::Frames(_) if tracker == Tracker::Pml => Box::new(Logged::new(logged::Config {
@@ -74,11 +74,11 @@ pub fn suited(tracker: Tracker, seen: &UsedRef<'_>, epsilon: Bytes, mu: Ns) -> B
     }
 }
 
-/// What every estimator checks first: order, one tracker, and figures that can be.
+/// The checks that every estimator makes first: order, one tracker, and possible figures.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sequence(Option<(Tracker, Ns)>);
 
-/// Most guest frames that an estimator keeps account of: 16 TiB.
+/// Most guest frames that an estimator tracks: 16 TiB.
 pub const FRAMES_MAX: u64 = 1 << 32;
 
 impl Sequence {
@@ -180,7 +180,7 @@ mod tests {
             let refused = estimator.observe(&impossible);
             assert!(matches!(refused, Err(Unfit::Contradiction { .. })), "{refused:?}");
         }
-        // The refused ones left no trace: second 6 is still free.
+        // The refused ones left no trace: second 6 is still unused.
         assert!(estimator.observe(&observation(Tracker::Prl, 6, frames)).is_ok());
     }
 

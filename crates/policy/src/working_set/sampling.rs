@@ -1,15 +1,14 @@
 //! ESX's estimate: a poll of pages (Waldspurger, OSDI 2002, section 5.3; [PRL, section 5.1]).
 //!
 //! # Algorithm
-//! In each period (30 s of the VM's time) 100 pages drawn at random are made invalid. The share of them that faults by its end
-//! is the share of memory in use. Two moving averages smooth it, a slow and a fast one; a third adds what the running period has
-//! so far to the fast one. The largest of the three counts: a working set that grows is believed at once, one that shrinks
-//! slowly.
+//! In each period (30 s of the VM's time) 100 pages drawn at random are made invalid. The share of them that faults by its
+//! end is the share of memory in use. Two moving averages smooth it, a slow and a fast one; a third adds the running period's
+//! share so far to the fast one. The largest of the three counts: growth of the working set shows at once, shrinking slowly.
 //!
 //! # Error
 //! A share `f` of `n` pages has a standard deviation of `sqrt(f (1 - f) / n)`: at a quarter and 100 pages 4.3 points, and 8.5
 //! at 95 percent. The interval is Wilson's for the period's own sample; averaging narrows it, by how much depends on how the
-//! working set moves.
+//! working set changes.
 //!
 //! # Properties (tests of the same name)
 //! - `it_rises_at_once_and_falls_slowly`
@@ -17,8 +16,8 @@
 //! - `nineteen_of_twenty_intervals_hold_the_truth`
 //!
 //! # Departures from the source
-//! The weights of the averages are not published: 1/5 and 1/2 are ours. [`Averages::Last`] is the paper's account of the method,
-//! which has none.
+//! The weights of the averages are not published: 1/5 and 1/2 are ours. [`Averages::Last`] is the method as the paper
+//! describes it, without averages.
 
 use homenode_host::observation::{ObservationRef, UsedRef};
 use homenode_units::{Bytes, Ewma, Pages, Weight};
@@ -26,16 +25,16 @@ use homenode_units::{Bytes, Ewma, Pages, Weight};
 use super::estimate::kind;
 use super::{Certainty, Estimate, Estimator, Sequence, Settled, Unfit};
 
-/// What is made of one period's share after the other.
+/// Averaging over the shares of successive periods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Averages {
-    /// Each for itself, as \[PRL\] describes it.
+    /// Each share by itself, as \[PRL\] describes it.
     Last,
     /// The largest of a slow, a fast and a running average, as ESX does.
     Three,
 }
 
-// ESX's method as it is compared here, no settings.
+// ESX's method for comparison, no settings.
 const SLOW: Weight = Weight(0.2);
 const FAST: Weight = Weight(0.5);
 
@@ -50,8 +49,8 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// An estimator that has seen nothing. The sample is of all memory, so the kernel's part of it is in what it finds:
-    /// epsilon is what remains in use however little is found.
+    /// Returns an estimator without observations. The sample covers all memory, including the kernel's: epsilon is what
+    /// remains in use however little is found.
     pub fn new(averages: Averages, epsilon: Bytes) -> Sampling {
         Sampling {
             averages,
@@ -77,7 +76,7 @@ impl Sampling {
     }
 }
 
-/// Wilson's interval of a share at 95 percent.
+/// Returns Wilson's interval of a share at 95 percent.
 fn wilson(share: f64, drawn: f64) -> (f64, f64) {
     const Z: f64 = 1.96;
     let z2 = Z * Z / drawn;
@@ -133,7 +132,7 @@ mod tests {
     use super::super::tests::observation;
     use super::*;
 
-    /// Percent of memory, after samples of 100 pages.
+    /// Returns the percentages of memory after samples of 100 pages.
     fn percent(samples: &[(u32, bool)]) -> Vec<u64> {
         let mut sampling = Sampling::new(Averages::Three, Bytes::ZERO);
         let of = |(at, (used, complete)): (usize, &(u32, bool))| {
@@ -167,7 +166,7 @@ mod tests {
 
     #[test]
     fn nineteen_of_twenty_intervals_hold_the_truth() {
-        // All samples of 100 pages of which a quarter is used, by their binomial weight.
+        // All samples of 100 pages, a quarter of them used, by their binomial weight.
         let mut weight = 0.75_f64.powi(100);
         let mut held = 0.0;
         for used in 0..=100_u32 {

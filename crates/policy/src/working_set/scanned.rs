@@ -1,12 +1,12 @@
-//! Estimates from what does not name pages: regions that a tracker samples, or an amount alone.
+//! Estimates from observations that do not name pages: regions sampled by a tracker, or only an amount.
 //!
 //! # Algorithm
-//! Hot is a region that was found used in at least half of the interval's looks, warm one that was found used at all; the
-//! working set is both. Of an amount all is hot. The interval is what this window alone can say: a region found rarely may be
-//! one page in use among many that are not, so the least is what is hot.
+//! A region found used in at least half of the interval's looks is hot, one found used at all is warm; the working set is
+//! both. An amount is all hot. The interval covers this window only: a region found rarely may be one used page among many
+//! unused ones, so the least is what is hot.
 //!
-//! For an amount, least and most are those of the last eight windows; but of a larger page (2 MiB) that counts as a whole
-//! perhaps one page is in use, so the least counts only that, and the most includes what the tracker is blind to.
+//! For an amount, least and most are those of the last eight windows; but a larger page (2 MiB) that counts as a whole may
+//! hold only one used page, so the least counts only that, and the most includes the tracker's blind spot.
 //!
 //! Both have settled when the last three windows differ by less than an eighth.
 //!
@@ -24,8 +24,8 @@ use homenode_units::{Bytes, Pages};
 use super::estimate::kind;
 use super::{Certainty, Estimate, Estimator, Sequence, Settled, Unfit};
 
-// Rules of the estimate, no settings: by others, figures of two hosts could not be compared.
-/// Windows that an amount's spread is taken from.
+// Rules of the estimate, no settings: with other rules figures of two hosts could not be compared.
+/// Windows that determine an amount's spread.
 const RECENT: usize = 8;
 /// Windows that must be alike, and pages in a larger page (2 MiB).
 const ALIKE: usize = 3;
@@ -36,13 +36,13 @@ const PAGES_PER_LARGE: u64 = 512;
 pub struct Scanned {
     epsilon: Bytes,
     sequence: Sequence,
-    /// Of each recent window the least and the most, what the tracker is blind to left out.
+    /// The least and the most of each recent window, without the tracker's blind spot.
     recent: VecDeque<(Pages, Pages)>,
 }
 
 impl Scanned {
-    /// An estimator that has seen nothing. Trackers see the kernel's pages as others, so epsilon is only what remains in use
-    /// however little is found.
+    /// Returns an estimator without observations. Trackers see the kernel's pages like others, so epsilon is only what
+    /// remains in use however little is found.
     pub fn new(epsilon: Bytes) -> Scanned {
         Scanned {
             epsilon,
@@ -140,7 +140,7 @@ mod tests {
             pages: Pages(pages),
             found,
         };
-        // The last reaches 20 pages over the VM's 100 frames.
+        // The last extends 20 pages beyond the VM's 100 frames.
         let regions = [
             region(0, 10, 10),
             region(10, 40, 9),
@@ -195,7 +195,7 @@ mod tests {
             ..observation(Tracker::AccessedBits, 1, seen)
         };
         let estimate = Scanned::new(Bytes::ZERO).observe(&seen).unwrap().unwrap();
-        // Two large pages are two pages at least; and no more can be in use than there is.
+        // Two large pages are two pages at least; and no more can be in use than exists.
         assert_eq!(
             [estimate.least, estimate.size, estimate.most].map(|bytes| bytes.to_pages().0),
             [102, 1124, 2000]

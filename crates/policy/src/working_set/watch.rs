@@ -1,20 +1,20 @@
-//! Whose memory is watched, for how long, and what came of it.
+//! Decides which VMs' memory is watched and for how long, and keeps the results.
 //!
 //! # Problem
-//! Watching costs: the host scans, and a VM whose accessed bits are cleared walks its page tables again. A figure that nobody
-//! asked for is not worth it, and one that has settled need not be taken again at once.
+//! Watching costs: the host scans, and a VM whose accessed bits are cleared walks its page tables again. A figure that was
+//! not requested is not worth it, and one that has settled need not be measured again at once.
 //!
 //! # Terms
-//! - *Wanted*: somebody asked for a VM's figure and still waits, an operator or another policy ([`State::want`]).
-//! - *Window*: how long one look lasts; the estimate speaks of it.
-//! - *Load*: CPU time of the host that looking takes, over all watched VMs, as a share of one CPU.
+//! - *Wanted*: a VM's figure was requested and is still awaited, by an operator or another policy ([`State::want`]).
+//! - *Window*: the length of one look; the estimate covers it.
+//! - *Load*: the host's CPU time for looking, over all watched VMs, as a share of one CPU.
 //!
 //! # Algorithm
-//! 1. What hosts saw since the last plan goes to each VM's estimator, which [`suited`] chose. Another tracker, and windows of
-//!    another length, begin a new one: their figures do not add up.
-//! 2. A VM is watched while it is wanted. Under [`Whom::All`] every VM is, but one whose figure has settled and that nobody
-//!    wants rests for [`Config::rest_windows`].
-//! 3. Where the load at the windows asked for exceeds [`Config::cpu_share_max`], all windows are doubled until it does not.
+//! 1. The hosts' observations since the last plan go to each VM's estimator, which [`suited`] chose. Another tracker, or
+//!    windows of another length, start a new one: their figures cannot be combined.
+//! 2. A VM is watched while it is wanted. Under [`Whom::All`] every VM is watched, but one that is settled and not wanted
+//!    rests for [`Config::rest_windows`].
+//! 3. If the load at the requested windows exceeds [`Config::cpu_share_max`], all windows are doubled until it does not.
 //! 4. A watch is renewed when half of its lease is over, and lifted when it is not wanted any more.
 //!
 //! # Properties (tests of the same name)
@@ -41,32 +41,32 @@ use super::{Estimate, Estimator, Settled, suited};
 /// Name of this policy in plans.
 pub const POLICY: &str = "working-set";
 
-/// Whose memory is watched.
+/// The VMs whose memory is watched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Whom {
-    /// VMs that somebody asks about: an operator, or a policy that needs the figure.
+    /// VMs whose figure is requested, by an operator or a policy.
     #[default]
     Asked,
     /// Every VM.
     All,
 }
 
-/// What the operator may set.
+/// The operator's settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Whose memory is watched.
+    /// The VMs whose memory is watched.
     pub watch: Whom,
-    /// How long one look lasts.
+    /// Length of one look.
     #[serde(with = "homenode_units::text")]
     pub window: Ns,
     /// Most CPU time of the host that looking may take, as a share of one CPU; windows grow to stay within it.
     pub cpu_share_max: f64,
-    /// How long a host watches on without hearing from the agent.
+    /// How long a host keeps watching without contact from the agent.
     #[serde(with = "homenode_units::text")]
     pub lease: Ns,
-    /// Windows for which a VM rests whose figure has settled and that nobody wants.
+    /// Windows for which a settled VM that is not wanted rests.
     pub rest_windows: u32,
 }
 
@@ -92,20 +92,20 @@ homenode_units::settings! {
     }
 }
 
-/// What is known of a VM's working set.
+/// A VM's measured working set.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Measured {
-    /// How large it is.
+    /// The estimate.
     pub estimate: Estimate,
     /// Memory that the VM had.
     pub memory: Pages,
     /// Most memory that may be in use although the tracker does not see it.
     pub blind: Pages,
-    /// CPU time of the host that looking took.
+    /// The host's CPU time for looking.
     pub cost: Ns,
 }
 
-/// What this policy keeps in mind.
+/// State of this policy.
 #[derive(Debug, Default)]
 pub struct State {
     vms: BTreeMap<VmId, Watched>,
@@ -114,42 +114,42 @@ pub struct State {
 /// One VM.
 #[derive(Debug, Default)]
 struct Watched {
-    /// Until when somebody waits for it, and for windows of which length.
+    /// Time until which it is wanted, and the requested length of windows.
     wanted: Option<(Ns, Option<Ns>)>,
-    /// Until when the host watches, and in which windows.
+    /// Time until which the host watches, and the length of windows.
     in_force: Option<(Ns, Ns)>,
-    /// Why it does not, and when to try again.
+    /// Why it does not watch, and when to try again.
     why_not: Option<(String, Ns)>,
     estimator: Option<(Tracker, Ns, Box<dyn Estimator + Send>)>,
     measured: Option<Measured>,
-    /// End of the last window that was taken in.
+    /// End of the last window recorded.
     seen: Ns,
-    /// Why the last window gave nothing, if so.
+    /// Why the last window was unusable, if so.
     unfit: Option<String>,
-    /// Until when it rests.
+    /// Time until which it rests.
     rests: Ns,
 }
 
 impl State {
-    /// Somebody wants this VM's figure until then, in windows of this length where it matters to him. Of several the one who
-    /// named a length last decides on it.
+    /// Requests this VM's figure until then, in windows of this length if given. Among several requests the last length
+    /// counts.
     pub fn want(&mut self, vm: VmId, window: Option<Ns>, until: Ns) {
         let wanted = &mut self.vms.entry(vm).or_default().wanted;
         let (before, length) = wanted.unwrap_or_default();
         *wanted = Some((before.max(until), window.or(length)));
     }
 
-    /// How large the VM's working set is, as far as it was watched; [`Estimate::at`] says when that was.
+    /// Returns the VM's working set, if it was watched; [`Estimate::at`] is its time.
     pub fn estimate(&self, vm: VmId) -> Option<&Estimate> {
         self.measured(vm).map(|measured| &measured.estimate)
     }
 
-    /// The estimate with what it was made from.
+    /// Returns the estimate and its inputs.
     pub fn measured(&self, vm: VmId) -> Option<&Measured> {
         self.vms.get(&vm)?.measured.as_ref()
     }
 
-    /// Why there is no fresh figure, if something speaks against one: the host cannot watch, or saw what cannot be.
+    /// Returns why there is no fresh figure, if so: the host cannot watch, or reported the impossible.
     pub fn why_not(&self, vm: VmId) -> Option<&str> {
         let watched = self.vms.get(&vm)?;
         let why = watched.why_not.as_ref().map(|(why, _)| why);
@@ -163,7 +163,7 @@ impl State {
             .is_some_and(|watched| watched.in_force.is_some())
     }
 
-    /// What came of an action of this policy.
+    /// Records the outcome of an action of this policy.
     pub fn outcome(&mut self, action: &Action, outcome: &Outcome, at: Ns) {
         let Some(watched) = self.vms.get_mut(&action.vm) else {
             return;
@@ -189,7 +189,7 @@ impl State {
 }
 
 impl Watched {
-    /// Takes in what the host saw, if it is new.
+    /// Records the host's observation, if it is new.
     fn take_in(&mut self, observed: &Observation) {
         if observed.at <= self.seen {
             return;
@@ -231,7 +231,7 @@ impl Watched {
         }
     }
 
-    /// In windows of which length it shall be watched now, if at all.
+    /// Returns the length of the windows in which it should be watched now, if at all.
     fn due(&mut self, config: &Config, at: Ns) -> Option<Ns> {
         self.wanted = self.wanted.filter(|(until, _)| *until > at);
         if let Some((_, window)) = self.wanted {
@@ -250,7 +250,7 @@ impl Watched {
     }
 }
 
-/// Takes in what hosts saw. Comes before anything is planned for the epoch: other policies rely on the estimates.
+/// Records the hosts' observations. Runs before anything is planned for the epoch: other policies rely on the estimates.
 pub fn observe(view: &View<'_>, state: &mut State) {
     state.vms.retain(|id, _| view.sample.vm(*id).is_some());
     for vm in &view.vms {
@@ -262,21 +262,21 @@ pub fn observe(view: &View<'_>, state: &mut State) {
     }
 }
 
-/// Has the VMs watched that clients ask about, once [`observe`] has taken in this epoch.
+/// Plans watches of the VMs that are due, after [`observe`] has recorded this epoch.
 pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
     let mut plan = Plan::new(view.version);
     let mut due: Vec<(&VmSample, Ns)> = Vec::new();
     for vm in &view.vms {
         let watched = state.vms.entry(vm.sample.id).or_default();
         match watched.due(config, view.at) {
-            // Whoever opted out is not asked for in vain.
+            // An ignored VM is not watched, as nothing would come of it.
             Some(window) if vm.managed() => due.push((vm.sample, window)),
             _ if watched.in_force.is_some() => {
                 let action = Act::Lift {
                     lever: Lever::Watching,
                 }
                 .on(vm.sample.id);
-                plan.decide(POLICY, action, "nobody waits for its working set now".into());
+                plan.decide(POLICY, action, "its working set is not asked for now".into());
             }
             _ => {}
         }
@@ -297,7 +297,7 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
         }
         .on(vm.id);
         let who = match watched.wanted {
-            Some(_) => "somebody waits for its working set",
+            Some(_) => "its working set is asked for",
             None => "every VM is watched",
         };
         let longer = match factor {
@@ -312,8 +312,8 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
     plan
 }
 
-/// By how much windows must grow for looking to stay within its share of a CPU: a power of two, so that a cost which varies a
-/// little does not change windows all the time.
+/// Returns the factor by which windows must grow so that looking stays within its share of a CPU: a power of two, so that
+/// small variations of cost do not change windows all the time.
 fn stretch(due: &[(&VmSample, Ns)], config: &Config, state: &State) -> u64 {
     let load = |(vm, window): &(&VmSample, Ns)| {
         let cost = state

@@ -1,4 +1,4 @@
-//! What was written is there, whatever happens to the writer, the disk and the clock; nothing else is.
+//! What was written can be read, and nothing else, whatever happens to the writer, the disk and the clock.
 
 mod files;
 
@@ -72,7 +72,7 @@ impl Period {
     }
 }
 
-/// The period of this second, on a clock that is off by so much.
+/// Returns the period of this second, on a clock that is `off` nanoseconds off.
 fn period(second: u64, off: i64) -> Period {
     let vm =
         |id: &str| json!({"id": id, "ran_ns": second * 700_000_000, "share": 0.125 * (second % 7) as f64});
@@ -88,7 +88,7 @@ fn period(second: u64, off: i64) -> Period {
 fn record(path: &Path, periods: impl Iterator<Item = Period>) {
     let mut recorder = Recorder::begin(path, &begin(), plenty(), WhenFull::LeaveOut).unwrap();
     for period in periods {
-        // As slow as a loop is, so that none is left out.
+        // As slow as a loop, so that none is left out.
         keep(&mut recorder, period);
     }
     recorder.close();
@@ -163,7 +163,7 @@ fn every_period_comes_back_as_it_was() {
 #[test]
 fn periods_that_are_wanted_far_apart_are_the_first_after_each_gap_of_every_run() {
     let (_dir, path) = place();
-    // Blocks of a minute, and a tail that is none yet; then another run.
+    // Blocks of a minute, and a tail that is not a block yet; then another run.
     record(&path, (0..145).map(|second| period(second, 0)));
     record(&path, (150..170).map(|second| period(second, 0)));
     let archive = Archive::open(&path).unwrap();
@@ -229,7 +229,7 @@ fn a_clock_that_is_set_back_loses_no_period_and_mixes_up_none() {
     let back = frames(&path, Kind::Status);
     let at: Vec<Ns> = back.iter().map(|frame| frame.at).collect();
     assert_eq!(at, (0..200).map(Ns::from_secs).collect::<Vec<_>>());
-    // Asked by the wall clock, the hour that was there twice is told once from each time.
+    // Read by the wall clock, the hour that occurred twice is returned from both times.
     let archive = Archive::open(&path).unwrap();
     let mut seen = Vec::new();
     archive
@@ -247,7 +247,7 @@ fn a_clock_that_is_set_back_loses_no_period_and_mixes_up_none() {
     );
 }
 
-/// Plays the agent in a process of its own, which the test below starts and kills: writes until then.
+/// Acts as the agent in a process of its own, which the test below starts and kills: writes until then.
 #[test]
 fn write_until_killed() {
     let Some(path) = std::env::var_os("HOMENODE_TEST_HISTORY").map(PathBuf::from) else {
@@ -282,7 +282,7 @@ fn an_agent_that_is_killed_while_it_writes_leaves_whole_periods() {
                 0
             }
         };
-        // At another place in its work each time.
+        // At a different point of its work each time.
         while written() < first + 70 {
             assert!(writer.try_wait().unwrap().is_none(), "it ended by itself");
             std::thread::sleep(Duration::from_millis(7 + u64::from(round)));
@@ -296,7 +296,7 @@ fn an_agent_that_is_killed_while_it_writes_leaves_whole_periods() {
         assert_eq!(frames(&path, Kind::Sample).len(), back.len(), "round {round}");
         first = back.len() as u64;
     }
-    // The next run makes blocks of what the last minute left.
+    // The next run turns the periods of the last minute into blocks.
     record(&path, (first..first + 3).map(|second| period(second, 0)));
     assert_eq!(frames(&path, Kind::Status).len() as u64, first + 3);
     assert_eq!(Archive::open(&path).unwrap().runs().unwrap().len(), 6);
@@ -313,7 +313,7 @@ fn a_history_that_is_torn_anywhere_gives_what_is_whole_and_is_set_aside() {
         .chain([whole.len() - 1])
     {
         std::fs::write(&torn, &whole[..length]).unwrap();
-        // What can be read of it is true.
+        // Whatever can be read is correct.
         if let Ok(archive) = Archive::open(&torn) {
             let _ = archive.frames(Kind::Status, (i64::MIN, i64::MAX), |frame| {
                 let second = frame.at.0 / 1_000_000_000;
@@ -321,7 +321,7 @@ fn a_history_that_is_torn_anywhere_gives_what_is_whole_and_is_set_aside() {
                 true
             });
         }
-        // And the agent goes on recording, or says that this is no history.
+        // And the agent goes on recording, or reports that this is no history.
         match Recorder::begin(&torn, &begin(), plenty(), WhenFull::LeaveOut) {
             Ok(mut recorder) => {
                 keep(&mut recorder, period(500, 0));
@@ -366,7 +366,7 @@ fn a_damaged_block_takes_no_other_with_it() {
             .unwrap_err();
         assert!(matches!(error, RecordError::Damaged { .. }), "{damage}: {error}");
         assert_eq!(seen, 140, "{damage}");
-        // Going on by minutes passes it over.
+        // Moving on by minutes skips it.
         let (mut minute, mut count) = (archive.minute(Kind::Status, Which::First).unwrap(), 0);
         while let Some(here) = minute {
             count += here.frames.len();
@@ -386,7 +386,7 @@ fn a_period_that_is_no_json_costs_itself_alone_and_is_said() {
             drop(done);
             let kept = period(second, 0).put(documents);
             if second == 30 {
-                // The keys of objects are texts.
+                // JSON objects need text keys.
                 documents.put(Kind::Status, Figures::Whole, &BTreeMap::from([((1, 2), 3)]));
             }
             kept
@@ -410,7 +410,7 @@ fn going_on_ends_where_the_clock_was_set_back_in_the_last_minute() {
         let off = if second < 140 { 0 } else { -3600 * SECOND };
         keep(&mut recorder, period(second, off));
     }
-    // The writer stays, and has written all that it was given: a minute that has grown meanwhile comes again.
+    // The writer stays open, and has written everything: a minute that has grown meanwhile is returned again.
     let archive = Archive::open(&path).unwrap();
     let is_written = |at: Ns| {
         let last = archive.minute(Kind::Status, Which::Last).unwrap();
@@ -528,7 +528,7 @@ fn a_disk_that_fills_up_costs_periods_that_are_counted_and_nothing_else() {
             .is_ok_and(|s| s.success())
     };
     if !mount(&["-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs"]) {
-        return; // as the tests of the guard: mounting takes root
+        return; // like the tests of the guard: mounting requires root
     }
     let path = dir.path().join("history.sqlite");
     let filler = dir.path().join("filler");
@@ -577,7 +577,7 @@ fn a_disk_that_fills_up_costs_periods_that_are_counted_and_nothing_else() {
     );
 }
 
-/// What no compressor makes smaller.
+/// Returns data that cannot be compressed.
 fn noise(second: u64) -> Value {
     let mut state = second + 1;
     let number = |_| {
@@ -628,7 +628,7 @@ fn a_host_never_waits_for_the_disk_and_a_simulated_one_loses_nothing() {
     assert_eq!(frames(&path, Kind::Status).len(), of_host + 200);
 }
 
-/// The seconds of all periods, to the end or to the beginning.
+/// Returns the seconds of all periods, to the end or to the beginning.
 fn walk(archive: &Archive, from: Which<'_>, on: fn(&Minute) -> Which<'_>) -> Vec<u64> {
     let mut seconds = Vec::new();
     let mut now = archive.minute(Kind::Status, from).unwrap();
@@ -681,7 +681,7 @@ fn the_minute_that_is_being_written_is_the_last_and_goes_on() {
     let path = dir.path().join("history.sqlite");
     let mut recorder = Recorder::begin(&path, &begin(), plenty(), WhenFull::LeaveOut).unwrap();
     (0..70).for_each(|second| keep(&mut recorder, period(second, 0)));
-    // One more is on its way when this one is written.
+    // Another period is queued while this one is written.
     keep(&mut recorder, period(70, 0));
     let archive = Archive::open(&path).unwrap();
     let last = archive.minute(Kind::Status, Which::Last).unwrap().unwrap();

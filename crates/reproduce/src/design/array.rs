@@ -1,25 +1,25 @@
-//! Numbers and words with labels: what the expressions of an experiment compute with.
+//! Labelled arrays of numbers and words, on which the expressions of an experiment operate.
 //!
-//! An array has axes with labels (`program`: `cg.B`, `lu.B`), and a cell for each combination. Two arrays are combined label by
-//! label: an axis that only one of them has is repeated, and of an axis that both have the labels that both know are kept.
+//! An array has axes with labels (`program`: `cg.B`, `lu.B`), and a cell for each combination. Two arrays are combined label
+//! by label: an axis of only one of them is repeated, and a common axis keeps the labels that both have.
 
 use std::collections::BTreeMap;
 
 use crate::verdict::show;
 
-/// Cells that an array may have. A slip of a digit in a file is a sentence then, not a full memory.
+/// Maximum number of cells of an array, so that a typo in a file causes an error message, not a full memory.
 const CELLS_MAX: usize = 1_000_000;
 
 /// Arrays by name.
 pub type Named = BTreeMap<String, Array>;
 
-/// Columns and cells of a run: its labels, then what was counted.
+/// A row of a run: its labels, then its counts, as columns and cells.
 pub type Row = Vec<(String, serde_json::Value)>;
 
-/// What one combination of labels has.
+/// The cell for a combination of labels.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Cell {
-    /// Nothing: it was not run, or not measured.
+    /// Not run, or not measured.
     Absent,
     /// A number; true is 1, false is 0.
     Number(f64),
@@ -36,7 +36,7 @@ pub struct Axis {
     pub labels: Vec<String>,
 }
 
-/// Cells by labels; the last axis runs fastest.
+/// Cells by labels; the last axis varies fastest.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Array {
     /// The axes.
@@ -45,10 +45,10 @@ pub struct Array {
 }
 
 impl Cell {
-    /// The number, of a word that is one too.
+    /// Returns the number; a numeric word counts as one.
     ///
     /// # Errors
-    /// A word that is no number.
+    /// A word that is not a number.
     pub fn number(&self) -> Result<Option<f64>, String> {
         match self {
             Cell::Absent => Ok(None),
@@ -60,7 +60,7 @@ impl Cell {
         }
     }
 
-    /// For people.
+    /// Formats the cell for people.
     pub fn shown(&self) -> String {
         match self {
             Cell::Absent => "-".to_owned(),
@@ -77,7 +77,7 @@ impl From<Option<f64>> for Cell {
 }
 
 impl Axis {
-    /// An axis with these labels.
+    /// Creates an axis with these labels.
     pub fn new(name: &str, labels: impl IntoIterator<Item = impl Into<String>>) -> Axis {
         Axis {
             name: name.to_owned(),
@@ -91,7 +91,7 @@ impl Axis {
 }
 
 impl Array {
-    /// One cell without axes.
+    /// Creates an array of one cell without axes.
     pub fn one(cell: Cell) -> Array {
         Array {
             axes: Vec::new(),
@@ -99,7 +99,7 @@ impl Array {
         }
     }
 
-    /// An axis as an array: its labels.
+    /// Returns the labels of an axis as an array.
     pub fn of_labels(axis: &Axis) -> Array {
         Array {
             axes: vec![axis.clone()],
@@ -107,7 +107,7 @@ impl Array {
         }
     }
 
-    /// Numbers of these axes, in order; absent where there are too few.
+    /// Creates an array of numbers with these axes, in order; missing ones become absent.
     pub fn of_numbers(axes: Vec<Axis>, numbers: Vec<f64>) -> Array {
         let count = axes.iter().map(|axis| axis.labels.len()).product();
         let mut cells: Vec<Cell> = numbers.into_iter().map(Cell::Number).collect();
@@ -115,7 +115,7 @@ impl Array {
         Array { axes, cells }
     }
 
-    /// An array whose cells a function gives.
+    /// Creates an array whose cells a function computes.
     ///
     /// # Errors
     /// The function's; more than a million cells.
@@ -144,17 +144,17 @@ impl Array {
         Ok(Array { axes, cells })
     }
 
-    /// Cells in order, of these axes.
+    /// Creates an array of cells, in order, with these axes.
     pub fn of(axes: Vec<Axis>, cells: Vec<Cell>) -> Array {
         Array { axes, cells }
     }
 
-    /// All cells, in order.
+    /// Returns all cells, in order.
     pub fn cells(&self) -> &[Cell] {
         &self.cells
     }
 
-    /// The cell at a place.
+    /// Returns the cell at a place.
     pub fn at(&self, place: &[usize]) -> &Cell {
         let index = self
             .axes
@@ -164,15 +164,15 @@ impl Array {
         &self.cells[index]
     }
 
-    /// The axis of this name.
+    /// Returns the axis of this name, and its position.
     pub fn axis(&self, name: &str) -> Option<(usize, &Axis)> {
         self.axes.iter().enumerate().find(|(_, axis)| axis.name == name)
     }
 
-    /// The only cell.
+    /// Returns the only cell.
     ///
     /// # Errors
-    /// Where there are axes left.
+    /// There are axes left.
     pub fn only(&self) -> Result<&Cell, String> {
         match self.axes.as_slice() {
             [] => Ok(&self.cells[0]),
@@ -186,13 +186,13 @@ impl Array {
         }
     }
 
-    /// Labels of a place, axis by axis.
+    /// Returns the labels of a place, axis by axis.
     pub fn labels<'a>(&'a self, place: &'a [usize]) -> impl Iterator<Item = (&'a str, &'a str)> {
         let axes = self.axes.iter().zip(place);
         axes.map(|(axis, at)| (axis.name.as_str(), axis.labels[*at].as_str()))
     }
 
-    /// For each own axis that is among others: which of those it is, and where their labels are in it.
+    /// For each own axis that `others` has too: its position there, and the positions of its labels there.
     fn places(&self, others: &[Axis]) -> Vec<(usize, Vec<Option<usize>>)> {
         let of = |axis: &Axis| {
             let at = others.iter().position(|other| other.name == axis.name)?;
@@ -207,7 +207,7 @@ impl Array {
         own.map_or(&Cell::Absent, |own| self.at(&own))
     }
 
-    /// Two arrays, label by label.
+    /// Combines two arrays, label by label.
     ///
     /// # Errors
     /// The function's.
@@ -229,10 +229,10 @@ impl Array {
         })
     }
 
-    /// The part of an axis that these labels are, in their order.
+    /// Restricts an axis to these labels, in their order.
     ///
     /// # Errors
-    /// A label that it does not have.
+    /// A label that the axis does not have.
     pub fn keep(&self, name: &str, labels: &[String]) -> Result<Array, String> {
         let (at, axis) = self
             .axis(name)
@@ -247,14 +247,14 @@ impl Array {
         Array::build(axes, |place| Ok(self.through(&map, place).clone()))
     }
 
-    /// The same without an axis of one label.
+    /// Drops an axis that has one label.
     #[must_use]
     pub fn without(mut self, name: &str) -> Array {
         self.axes.retain(|axis| axis.name != name);
         self
     }
 
-    /// What it has where an axis has the label that another array names.
+    /// Picks, along an axis, the label named by another array, place by place.
     ///
     /// # Errors
     /// An axis that it does not have.
@@ -284,8 +284,8 @@ impl Array {
         })
     }
 
-    /// Several arrays become one without these axes: a function is given what lies along them, place by place; of the first
-    /// array also the labels.
+    /// Reduces several arrays to one without these axes: a function receives the cells along them, place by place, and for
+    /// the first array also the labels.
     ///
     /// # Errors
     /// An axis that the first array does not have; the function's.

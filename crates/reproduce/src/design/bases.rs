@@ -1,4 +1,4 @@
-//! What several experiments share: files that come with the program.
+//! Base files shared by several experiments, embedded in the program.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ const BASES: &[(&str, &str)] = files!(
     "xpv",
 );
 
-/// A base that comes with the program: its path and text. A file names it without its folder.
+/// Returns the path and text of an embedded base. Experiments name it without its folder.
 pub fn base(name: &str) -> Option<(PathBuf, String)> {
     let is = |path: &str| path.rsplit('/').next() == Some(name);
     let (path, text) = BASES.iter().find(|(path, _)| is(path))?;

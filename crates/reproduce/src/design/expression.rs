@@ -10,13 +10,13 @@
 //!   atom    1.5, 'a word', name, function(a, …), (a)
 //! ```
 //!
-//! A part with one label has no such axis any more. Where what stands behind `=` is an expression, that names the label, place by
-//! place. There are no variables, no loops and no own functions: what needs them is no experiment for a file.
+//! A part with one label loses that axis. An expression after `=` yields the label, place by place. There are no variables,
+//! loops or user-defined functions: an experiment that needs them is written in code.
 
-/// Words, numbers and signs that an expression may have, and how deep it may be nested: what reads and computes it is recursive.
+/// Maximum number of tokens of an expression, and of nesting levels: parsing and evaluation are recursive.
 const TOKENS_MAX: usize = 1_000;
 const DEPTH_MAX: u32 = 64;
-/// A number of 64 bits has no more digits that mean something.
+/// A 64-bit number has no more significant digits.
 const DIGITS_MAX: usize = 17;
 
 /// An expression.
@@ -30,16 +30,16 @@ pub enum Expression {
     Name(String),
     /// An operator or a function, and what it is applied to.
     Call(String, Vec<Expression>),
-    /// A part: of what, along which axis, which.
+    /// A part: the array, the axis, and its labels.
     Part(Box<Expression>, String, Which),
 }
 
 /// Which labels of an axis.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Which {
-    /// This one alone: the axis is gone.
+    /// One label only: the axis is dropped.
     One(Box<Expression>),
-    /// These.
+    /// These labels.
     Some(Vec<String>),
     /// All but these.
     But(Vec<String>),
@@ -87,7 +87,7 @@ fn tokens(text: &str) -> Result<Vec<Token>, String> {
     Ok(found)
 }
 
-/// Operators by how tightly they bind, the loosest first.
+/// Operators by precedence, the lowest first.
 const OPERATORS: [&[&str]; 5] = [
     &["or"],
     &["and"],
@@ -96,7 +96,7 @@ const OPERATORS: [&[&str]; 5] = [
     &["*", "/", "%"],
 ];
 
-/// The level at which `not` binds: looser than tests, tighter than `and`.
+/// The precedence level of `not`: below tests, above `and`.
 const NOT: usize = 2;
 
 struct Parser {
@@ -106,10 +106,10 @@ struct Parser {
 }
 
 impl Expression {
-    /// Reads one.
+    /// Parses an expression.
     ///
     /// # Errors
-    /// What is wrong with it, in a sentence.
+    /// A message about what is wrong.
     pub fn parse(text: &str) -> Result<Expression, String> {
         let wrong = |what: String| format!("{what} (in `{}`)", text.trim());
         let mut parser = Parser {
@@ -129,7 +129,7 @@ impl Expression {
         }
     }
 
-    /// Names that it refers to.
+    /// Returns the names that it refers to.
     pub fn names(&self) -> Vec<&str> {
         match self {
             Expression::Number(_) | Expression::Text(_) => Vec::new(),
@@ -289,22 +289,22 @@ impl Parser {
     }
 }
 
-/// A text with expressions in braces, in parts: `{gain} percent`.
+/// A text with expressions in braces, split into parts: `{gain} percent`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Template(Vec<Piece>);
 
 #[derive(Clone, Debug, PartialEq)]
 enum Piece {
     Plain(String),
-    /// An expression, and how many digits after the point, where that is not left to the size.
+    /// An expression, and the number of decimals, unless chosen by size.
     Of(Expression, Option<usize>),
 }
 
 impl Template {
-    /// Reads one.
+    /// Parses a template.
     ///
     /// # Errors
-    /// A brace without its partner; what is wrong between two.
+    /// An unmatched brace; an invalid expression between braces.
     pub fn parse(text: &str) -> Result<Template, String> {
         let (mut pieces, mut rest) = (Vec::new(), text);
         while let Some(open) = rest.find('{') {
@@ -327,7 +327,7 @@ impl Template {
         Ok(Template(pieces))
     }
 
-    /// The text, each expression as a function shows it.
+    /// Returns the text, with each expression formatted by a function.
     ///
     /// # Errors
     /// The function's.
@@ -342,7 +342,7 @@ impl Template {
         pieces.collect()
     }
 
-    /// Names that it refers to.
+    /// Returns the names that it refers to.
     pub fn names(&self) -> Vec<&str> {
         let names = self.0.iter().map(|piece| match piece {
             Piece::Plain(_) => Vec::new(),

@@ -1,24 +1,24 @@
-//! What operators and functions do to arrays.
+//! Evaluates operators and functions on arrays.
 //!
-//! | function | gives |
+//! | function | result |
 //! |---|---|
-//! | `sum` `mean` `min` `max` `geomean` (x, axis, …) | one number for what lies along these axes; without axes along all |
+//! | `sum` `mean` `min` `max` `geomean` (x, axis, …) | one number for the cells along these axes; without axes for all |
 //! | `count`, `rsd` (x, axis, …) | how many are not 0; the relative standard deviation in percent |
 //! | `min` `max` (a, b) | the smaller or larger of two, label by label |
-//! | `abs`(x), `ceil`(x), `floor`(x), `if`(test, a, b), `else`(x, other) | `else` is for what was not measured |
+//! | `abs`(x), `ceil`(x), `floor`(x), `if`(test, a, b), `else`(x, other) | `else` replaces unmeasured cells |
 //! | `power`(a, b) | `a` to the power of `b` |
 //! | `above`(a, b), `below`(a, b) | by how many percent `a` is above or below `b` |
-//! | `least` `greatest` (x, axis) | the label where it is so |
+//! | `least` `greatest` (x, axis) | the label of the extreme |
 //! | `ranked`(x, axis) | the labels, greatest first, along an axis `rank` from 1 |
-//! | `place`(x, axis) | which place each label has in that order |
+//! | `place`(x, axis) | the place of each label in that order |
 //! | `tau`(a, b, axis), `r_squared`(y, x, axis) | Kendall's tau; how well a straight line fits |
-//! | `regret`(a, cost, axis) | what those pay more who take the lower of two by `a`: the mean over all pairs |
+//! | `regret`(a, cost, axis) | the extra cost of choosing the lower of two by `a`: the mean over all pairs |
 //! | `zigzags`(x, low, high, axis) | how often it falls below one number and then rises above the other |
 //! | `among`(x, 'one', …) | whether it is one of these words |
-//! | `solo_s`, `work_g` (program) | by its profile: seconds alone on the run's machine; thousand millions of instructions |
+//! | `solo_s`, `work_g` (program) | by its profile: seconds alone on the run's machine; 10^9 instructions |
 //! | `footprint_mib`(program, vCPUs), `uses_disk`(program) | the memory that it uses; whether it uses a disk |
 //!
-//! What is absent is left out of reductions, and makes all else absent.
+//! Absent cells are skipped in reductions, and make the results of everything else absent.
 
 use homenode_machine_files::preset;
 use homenode_twin::workload::{self, DeviceKind};
@@ -28,21 +28,21 @@ use super::array::{Array, Axis, Cell};
 use super::expression::{Expression, Which};
 use crate::stats::{kendall_tau, mean, regret_of, rsd_percent};
 
-/// Who knows what names stand for.
+/// Resolves names in expressions.
 pub trait Names {
-    /// The array of a name.
+    /// Returns the array of a name.
     ///
     /// # Errors
-    /// A name that nothing has; what is wrong with what it stands for.
+    /// An unknown name, or an error of its value.
     fn named(&self, name: &str) -> Result<Array, String>;
 
-    /// The machine whose figures functions of programs take.
+    /// Returns the machine for functions of programs.
     fn machine(&self) -> &str;
 }
 
 const REDUCTIONS: [&str; 7] = ["sum", "mean", "min", "max", "count", "geomean", "rsd"];
 const LABELS: [&str; 4] = ["least", "greatest", "ranked", "place"];
-/// Of a series: how often it falls below one number and then rises above another.
+/// For a series: how often it falls below one number and then rises above another.
 const ZIGZAGS: &str = "zigzags";
 const PAIRS: [&str; 3] = ["tau", "r_squared", "regret"];
 const PROGRAMS: [&str; 4] = ["solo_s", "footprint_mib", "uses_disk", "work_g"];
@@ -50,10 +50,10 @@ const PLAIN: [&str; 9] = [
     "abs", "ceil", "floor", "if", "else", "above", "below", "among", "power",
 ];
 
-/// What an expression gives.
+/// Evaluates an expression.
 ///
 /// # Errors
-/// In a sentence.
+/// A message.
 pub fn evaluate(expression: &Expression, names: &dyn Names) -> Result<Array, String> {
     match expression {
         Expression::Number(number) => Ok(Array::one(Cell::Number(*number))),
@@ -176,7 +176,7 @@ fn call(function: &str, given: &[Expression], names: &dyn Names) -> Result<Array
     }
 }
 
-/// What a profile says of a program.
+/// Returns a figure of a program's profile.
 fn of_program(machine: &str, function: &str, program: &str, vcpus: f64) -> Result<Cell, String> {
     let found = workload::builtin(program).and_then(|workload| workload.program);
     let found = found.ok_or_else(|| format!("there is no profile of {program}"))?;
@@ -206,7 +206,7 @@ fn unknown(function: &str) -> String {
     }
 }
 
-/// The axes that a function is told of: names all of them; all of the array where there are none.
+/// Returns the axes named in a function's arguments; all of the array's if there are none.
 fn axes(given: &[Expression], of: &Array) -> Option<Vec<String>> {
     if given.is_empty() {
         return Some(of.axes.iter().map(|axis| axis.name.clone()).collect());
@@ -225,7 +225,7 @@ fn truth(is: bool) -> Cell {
 /// Whether a test holds.
 ///
 /// # Errors
-/// A word.
+/// The cell is a word.
 pub fn holds(cell: &Cell) -> Result<bool, String> {
     Ok(cell.number()?.is_some_and(|number| number != 0.0))
 }
@@ -267,7 +267,7 @@ fn binary(function: &str, left: &Array, right: &Array) -> Result<Array, String> 
     })
 }
 
-/// Numbers that are there.
+/// Returns the numbers that are present.
 fn numbers(cells: &[Cell]) -> Result<Vec<f64>, String> {
     cells
         .iter()
@@ -355,7 +355,7 @@ fn pairs(function: &str, first: &Array, second: &Array, axes: &[String]) -> Resu
     Ok(Array::of(left, cells))
 }
 
-/// How often a series falls below the first bound and then rises above the second.
+/// Counts how often a series falls below the first bound and then rises above the second.
 pub fn zigzags(series: &[f64], below: f64, above: f64) -> usize {
     let (mut low, mut count) = (false, 0);
     for value in series {
@@ -369,7 +369,7 @@ pub fn zigzags(series: &[f64], below: f64, above: f64) -> usize {
     count
 }
 
-/// Coefficient of determination of the straight line with the least squares.
+/// Returns the coefficient of determination of the least-squares line.
 pub fn r_squared(ys: &[f64], xs: &[f64]) -> Option<f64> {
     let (x, y) = (mean(xs)?, mean(ys)?);
     let sum = |of: &dyn Fn(f64, f64) -> f64| xs.iter().zip(ys).map(|(a, b)| of(*a, *b)).sum::<f64>();

@@ -1,4 +1,4 @@
-//! Where the numbers of an experiment come from: outcomes of runs, published tables, and models in code.
+//! Sources of an experiment's numbers: outcomes of runs, published tables, and models in code.
 
 use homenode_twin::VmReport;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use crate::claims::{TABLE_1, TABLE_4};
 use crate::models::OfRun;
 use crate::run::{Outcome, Run};
 
-/// What is counted of every run: of all of it, and of each VM (then along axis `vm`).
+/// Metrics of every run: of the whole run, and of each VM (then along axis `vm`).
 pub const METRICS: [(&str, &str); 6] = [
     ("seconds", "simulated seconds that were counted"),
     ("at_s", "simulated time at the end"),
@@ -22,16 +22,16 @@ pub const METRICS: [(&str, &str); 6] = [
     ("vms", "how many VMs there were"),
 ];
 
-/// What was counted of a run.
+/// Metrics of a run.
 pub struct Counted {
     json: Value,
     more: Named,
 }
 
-/// A run's metrics as JSON: the window's, and the VMs' reports with their counters.
+/// Returns a run's metrics as JSON: the window's, and the VMs' reports with their counters.
 ///
 /// # Errors
-/// Those of what else is counted.
+/// The errors of additional measures.
 pub fn of_run(run: &Run, outcome: &Outcome, more: Option<OfRun>) -> Result<Counted, String> {
     let mut vcpus = outcome.window.vcpus.iter();
     let vms = run.scenario.vms.iter().zip(&outcome.vms).map(|(spec, report)| {
@@ -67,7 +67,7 @@ pub fn of_run(run: &Run, outcome: &Outcome, more: Option<OfRun>) -> Result<Count
 }
 
 impl Counted {
-    /// A row for each VM, behind these cells: figures of the run, then the VM's.
+    /// Returns a row for each VM, starting with these cells: figures of the run, then the VM's.
     pub fn rows(&self, first: &Row) -> Vec<Row> {
         let mut of_run = first.clone();
         flatten(&self.json, "", &mut of_run);
@@ -83,7 +83,7 @@ impl Counted {
     }
 }
 
-/// Numbers and words of an object and of those in it, by their path; no lists.
+/// Flattens numbers and words of an object and its nested objects, by their path; skips lists.
 fn flatten(value: &Value, path: &str, row: &mut Row) {
     match value {
         Value::Object(fields) => {
@@ -101,13 +101,13 @@ fn flatten(value: &Value, path: &str, row: &mut Row) {
     }
 }
 
-/// Counters of a VM, summed over its vCPUs, while it is counted.
+/// Counters of a VM, summed over its vCPUs, while it is measured.
 const COUNTERS: [&str; 4] = ["instructions", "cycles", "llc_references", "llc_misses"];
 
-/// What a VM's report has where there is something to report.
+/// Optional keys of a VM's report.
 const SOMETIMES: [&str; 5] = ["permit", "releases", "driver_domain", "memory", "programs"];
 
-/// What a metric is in one run: cells by the labels of further axes; nothing where the run has no such thing.
+/// Returns a metric of one run: cells by the labels of further axes; empty if the run does not have it.
 pub fn metric(run: &Counted, name: &str) -> Vec<(Vec<(String, String)>, Cell)> {
     let path: Vec<&str> = name.split('.').collect();
     let mut found = Vec::new();
@@ -150,7 +150,7 @@ fn walk(
             Cell::Number(value.as_array().map_or(0, Vec::len) as f64),
         )),
         (Value::Array(list), _) => {
-            // A list is an axis of its own name.
+            // A list becomes an axis of the same name.
             for (at, value) in list.iter().enumerate() {
                 labels.push((key.to_owned(), (at + 1).to_string()));
                 walk(value, path, key, labels, found);
@@ -170,7 +170,7 @@ fn walk(
     }
 }
 
-/// Names of what a run has.
+/// Returns the names of a run's metrics.
 pub fn names() -> Vec<String> {
     let of_vm = json!(VmReport::default());
     let of_vm = of_vm
@@ -184,7 +184,7 @@ pub fn names() -> Vec<String> {
     own.map(str::to_owned).chain(of_vm).collect()
 }
 
-/// A published table's columns, along its axis.
+/// Returns a published table's columns, along its axis.
 pub(super) fn published(csv: &Csv) -> Result<Named, String> {
     let text = match csv.file.as_str() {
         "numa-policies-table1.csv" => TABLE_1,

@@ -1,8 +1,8 @@
-//! Experiments as data: a file says what is run, what is computed of it, and how it is shown; this reads it and does so.
+//! Experiments as data: a file defines the runs, the computation, and the presentation; this module executes it.
 //!
-//! `docs/EXPERIMENTS.md` explains the format, `data/experiments` has the files. An experiment is a grid of runs, a combination of
-//! labels each; what counts in a run are metrics, arrays over labels ([`array`]); values are expressions of them
-//! ([`expression`], [`functions`]); results, tests, tables and figures show values ([`report`]).
+//! `docs/EXPERIMENTS.md` explains the format, `data/experiments` has the files. An experiment is a grid of runs, one for
+//! each combination of labels; runs yield metrics, which are arrays over labels ([`array`]); values are expressions of
+//! metrics ([`expression`], [`functions`]); results, tests, tables and figures show values ([`report`]).
 //!
 //! # Properties (tests of the same names)
 //!
@@ -41,18 +41,17 @@ use settings::{Nesting, Settings, When, Words};
 struct File {
     /// The claim that it decides.
     claim: Option<String>,
-    /// What it is about, in a sentence.
+    /// The subject, in a sentence.
     title: String,
-    /// File of settings and values that several experiments share: its keys count where this one has none; its tables and
-    /// reasons come last.
+    /// File of settings and values shared by several experiments: its keys are defaults; its tables and reasons come last.
     base: Option<String>,
     set_up: Vec<String>,
     why: Vec<String>,
-    /// What all runs share.
+    /// Settings of all runs.
     run: Settings,
     /// Labels by axis.
     axes: BTreeMap<String, Labels>,
-    /// What labels set.
+    /// Settings of each label.
     labels: BTreeMap<String, Settings>,
     when: Vec<When>,
     /// Grids of runs by name.
@@ -61,17 +60,17 @@ struct File {
     csv: BTreeMap<String, Csv>,
     /// Expressions by name.
     values: BTreeMap<String, String>,
-    /// The claim's numbers, or what an experiment without a claim shows first.
+    /// The claim's numbers, or the first numbers shown by an experiment without a claim.
     results: BTreeMap<String, String>,
     /// The claim's rankings: labels, first is highest.
     orders: BTreeMap<String, String>,
-    /// What the one taken costs who goes by a ranking: names along an axis as rankings have them, and the cost.
+    /// The cost of choosing by a ranking: names along an axis as in rankings, and the cost of each.
     order_cost: Option<(String, String)>,
-    /// Code that gives further names: what no run of the twin shows.
+    /// Code that provides further names: values that no run of the twin yields.
     model: Option<String>,
-    /// Whether that measures time on the machine that it runs on.
+    /// Whether the model measures time on the machine it runs on.
     measured_here: bool,
-    /// Names of results that were put in.
+    /// Names of results that are inputs.
     inputs: Vec<String>,
     #[serde(rename = "test")]
     tests: Vec<report::Test>,
@@ -115,29 +114,29 @@ impl Label {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Grid {
-    /// The axes, in the order in which their labels' settings are laid over each other.
+    /// The axes, in the order in which the settings of their labels are layered.
     over: Vec<String>,
-    /// Settings of its runs, over those of `run` and under those of labels.
+    /// Settings of its runs, layered over those of `run` and under those of labels.
     set: Settings,
-    /// The combinations that are run; without it all.
+    /// Condition for the combinations to run; all by default.
     only: Option<String>,
-    /// What else is counted of its runs, beside the counters and reports that every run has.
+    /// Additional measure of its runs, beyond the counters and reports of every run.
     measure: Option<String>,
 }
 
-/// A table of published figures: the first column is the labels of an axis.
+/// A table of published figures: the first column has the labels of an axis.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Csv {
     /// Its file in `data/published`.
     file: String,
     axis: String,
-    /// What is written otherwise here.
+    /// Labels that are written differently here.
     #[serde(default)]
     write: BTreeMap<String, String>,
 }
 
-/// An experiment that was read and checked.
+/// A parsed and checked experiment.
 #[derive(Debug)]
 pub struct Design {
     file: File,
@@ -146,28 +145,28 @@ pub struct Design {
     csv: BTreeMap<String, BTreeMap<String, array::Array>>,
 }
 
-/// Labels of an axis, runs of a grid, and settings laid over each other for a run: a slip of a digit in a file is a sentence, not
-/// a full memory.
+/// Maximum labels of an axis, runs of a grid, and layered settings of a run, so that a typo in a file causes an error
+/// message, not a full memory.
 const LABELS_MAX: usize = 10_000;
 const RUNS_MAX: usize = 20_000;
 const LAID_MAX: u32 = 200;
 
-/// How many bases may be below each other.
+/// Maximum nesting of bases.
 const BASES_MAX: u32 = 4;
 
-/// Reads the text of a base by its name.
+/// Returns the path and text of a base by its name.
 type Bases<'a> = &'a dyn Fn(&str) -> Result<(PathBuf, String), String>;
 
 impl Design {
-    /// Reads an experiment; a base is sought beside it, and among those that come with the program.
+    /// Reads an experiment; its base is searched in the same folder, and among the embedded ones.
     ///
     /// # Errors
-    /// What does not read or cannot be, with its line.
+    /// A parse error or an impossible value, with its line.
     pub fn open(path: &Path) -> Result<Design, FileError> {
         Design::beside(path, &read_text_file(path)?)
     }
 
-    /// Reads the text of an experiment as if it were in the file `path`.
+    /// Parses the text of an experiment as if it were in the file `path`.
     ///
     /// # Errors
     /// As above.
@@ -189,7 +188,7 @@ impl Design {
         })
     }
 
-    /// One that comes with the program.
+    /// Parses an embedded experiment.
     ///
     /// # Errors
     /// As above.
@@ -198,7 +197,7 @@ impl Design {
         Design::parse(format!("data/experiments/{name}.toml"), text, &known)
     }
 
-    /// Reads the text of an experiment.
+    /// Parses the text of an experiment.
     ///
     /// # Errors
     /// As above.
@@ -229,7 +228,7 @@ impl Design {
         self.source.complaint(key, message)
     }
 
-    /// Axes and published tables, whose labels may be each other's.
+    /// Sets up axes and published tables, whose labels may refer to each other.
     fn lay_out(&mut self) -> Result<(), FileError> {
         for (name, csv) in &self.file.csv {
             let found = measures::published(csv)
@@ -278,7 +277,7 @@ impl Design {
         Ok(())
     }
 
-    /// Whether every combination is a run, and every name stands for something.
+    /// Checks that every combination is a valid run, and every name is defined.
     fn check(&self) -> Result<(), FileError> {
         for name in self.file.grid.keys() {
             for axis in &self.file.grid[name].over {
@@ -294,7 +293,7 @@ impl Design {
                 .map_err(|error| self.complaint(&format!("grid.{name}.measure"), error))?;
             self.cells(name).map_err(|error| {
                 let key = self.culprit(name, &error);
-                // The complaint says the key, with its tables.
+                // The message contains the key, with its tables.
                 let said = error
                     .rsplit_once(" (key `")
                     .map_or(error.as_str(), |(said, _)| said);
@@ -306,7 +305,7 @@ impl Design {
         report::check(self)
     }
 
-    /// The key that an error of a run is about, as far as that can be told: the one in the file that has its name.
+    /// Returns the file's key that an error of a run is about, as far as possible: the key of the same name.
     fn culprit(&self, grid: &str, error: &str) -> String {
         let key = error
             .rsplit_once("(key `")
@@ -334,7 +333,7 @@ impl Design {
         found.unwrap_or_else(|| format!("grid.{grid}"))
     }
 
-    /// The runs of a grid in the order of its axes; `None` where a combination is not run.
+    /// Returns the runs of a grid in the order of its axes; `None` for a combination that is not run.
     fn cells(&self, name: &str) -> Result<Vec<Option<Run>>, String> {
         let grid = &self.file.grid[name];
         let lengths = grid.over.iter().map(|axis| self.axes[axis].labels.len());
@@ -394,7 +393,7 @@ impl Design {
         settings.run(&words).map(Some)
     }
 
-    /// Lays settings over others, those first that they name.
+    /// Layers settings over others, after those that they refer to.
     fn lay(&self, under: &mut Settings, over: &Settings, laid: &mut u32) -> Result<(), String> {
         *laid += 1;
         if *laid > LAID_MAX {
@@ -408,14 +407,14 @@ impl Design {
         Ok(())
     }
 
-    /// The grid whose metrics need no name before them: `main`, or the only one.
+    /// Returns the default grid for metrics: `main`, or the only one.
     fn main_grid(&self) -> String {
         let grids = &self.file.grid;
         let only = grids.keys().next().filter(|_| grids.len() == 1);
         only.map_or("main", String::as_str).to_owned()
     }
 
-    /// The model, if the file names one.
+    /// Returns the model, if the file names one.
     fn model(&self) -> Result<Option<Model>, String> {
         let find = |name: &String| {
             let known = MODELS.iter().find(|model| model.name == name);
@@ -431,7 +430,7 @@ impl Design {
         self.file.model.as_ref().map(find).transpose()
     }
 
-    /// What else is counted of a grid's runs.
+    /// Returns the additional measure of a grid's runs.
     fn measure(&self, grid: &str) -> Result<Option<OfRun>, String> {
         let find = |name: &String| {
             let known = OF_RUNS.iter().find(|(own, ..)| own == name);
@@ -452,7 +451,7 @@ impl Design {
             .transpose()
     }
 
-    /// Whether a name stands for something.
+    /// Whether a name is defined.
     fn knows(&self, name: &str) -> Result<(), String> {
         let (first, rest) = name.split_once('.').unwrap_or((name, ""));
         if self.file.grid.contains_key(first) && !rest.is_empty() {
@@ -478,7 +477,7 @@ impl Design {
         ))
     }
 
-    /// A word of an axis's labels.
+    /// Returns a word defined by the settings of an axis's labels.
     fn words(&self, axis: &Axis, word: &str) -> Result<array::Array, String> {
         let of = |label: &String| {
             let word = self
@@ -498,7 +497,7 @@ impl Design {
         Ok(array::Array::of(vec![axis.clone()], cells))
     }
 
-    /// A figure of the machine's file.
+    /// Returns a figure of the machine's file.
     fn of_machine(&self, path: &str) -> Result<array::Array, String> {
         let name = self.file.run.machine.as_deref().unwrap_or_default();
         let machine = homenode_machine_files::preset(name).map_err(|error| error.to_string())?;
@@ -518,7 +517,7 @@ impl Design {
     /// Whether the file has a value of this name.
     ///
     /// # Errors
-    /// That it has none, with the nearest.
+    /// It has none; the message has the closest match.
     pub fn has_value(&self, name: &str) -> Result<(), String> {
         match self.file.values.contains_key(name) {
             true => Ok(()),
@@ -529,12 +528,12 @@ impl Design {
         }
     }
 
-    /// What it is about.
+    /// Returns the title.
     pub fn title(&self) -> &str {
         &self.file.title
     }
 
-    /// A row for each VM of each run: its grid and labels, then what was counted.
+    /// Returns a row for each VM of each run: its grid and labels, then its metrics.
     ///
     /// # Errors
     /// A run that was not made.
@@ -559,7 +558,7 @@ impl Design {
         Ok(rows)
     }
 
-    /// All its runs.
+    /// Returns all its runs.
     ///
     /// # Errors
     /// None after [`Design::parse`].
@@ -585,7 +584,7 @@ impl Decides for Design {
 }
 
 impl File {
-    /// Takes what a base has and this has not.
+    /// Fills in everything that only the base has.
     fn over(&mut self, base: File) {
         fn fill<T>(own: &mut BTreeMap<String, T>, base: BTreeMap<String, T>) {
             for (name, value) in base {

@@ -1,4 +1,4 @@
-//! Names in an experiment that become names of files: each figure is drawn in a file of its own.
+//! Checks names of figures, which become file names.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use homenode_units::file_name;
 
 use super::Design;
 
-/// Whether each figure's name is a file's, and no two figures have the same.
+/// Checks that each figure's name is valid for a file, and no two figures share a name.
 pub(super) fn check(design: &Design) -> Result<(), FileError> {
     let mut taken = BTreeSet::new();
     for (at, figure) in design.file.figures.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What an experiment shows of its values: results, tests, tables, figures, and texts with numbers in them.
+//! Presents an experiment's values: results, tests, tables, figures, and texts with numbers in them.
 
 use homenode_machine_files::file::FileError;
 use serde::Deserialize;
@@ -18,19 +18,19 @@ use crate::verdict::{Measured, Shape};
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Test {
-    /// What is tested: a text.
+    /// The subject of the test: a text.
     name: String,
-    /// Axes of which every combination of labels is a test.
+    /// Axes; every combination of their labels is a test.
     #[serde(default)]
     each: Vec<String>,
-    /// What came out: a text.
+    /// The outcome: a text.
     ours: String,
-    /// Whether it passed: an expression, which holds everywhere.
+    /// Whether it passed: an expression, true at every place.
     holds: String,
-    /// Of a number that a table publishes: the published one, and ours.
+    /// For a number of a published table: the published one, and ours.
     #[serde(default)]
     tabled: Option<(String, String)>,
-    /// Of the test of a published choice or ranking: what it costs to go by that, an expression.
+    /// For a published choice or ranking: the cost of following it, an expression.
     #[serde(default)]
     cost: Option<String>,
 }
@@ -40,18 +40,18 @@ pub struct Test {
 #[serde(deny_unknown_fields, default)]
 pub struct TableOf {
     title: String,
-    /// Axes of which every combination is a row, …
+    /// Axes; every combination is a row, …
     over: Vec<String>,
     /// … where this holds, …
     only: Option<String>,
     /// … the greatest first.
     order: Option<String>,
-    /// First cell of a row: a text; without it its labels.
+    /// First cell of a row: a text; by default its labels.
     row: Option<String>,
-    /// Heads of the first column.
+    /// Head of the first column.
     head: String,
     columns: Vec<Column>,
-    /// Rows of their own: texts that stand first, and expressions, each as many cells as it has labels.
+    /// Fixed rows: first a text, then expressions, each with as many cells as it has labels.
     rows: Vec<Vec<String>>,
 }
 
@@ -62,7 +62,7 @@ pub struct TableOf {
     expecting = "`[head, expression]`, or `{ each = axis, columns = [[head, expression], …] }`"
 )]
 pub enum Column {
-    /// Head and expression: a column for each label that a row does not fix.
+    /// Head and expression: one column for each label that a row does not fix.
     Plain(String, String),
     /// Columns for each label of an axis.
     Each {
@@ -81,15 +81,15 @@ pub struct FigureOf {
     title: String,
     x: String,
     y: String,
-    /// Axes of which every combination is a group of bars, or a point of each line.
+    /// Axes; every combination is a group of bars, or a point of each line.
     bars: Vec<String>,
     lines: Vec<String>,
-    /// The groups where this holds, the greatest first.
+    /// Restricts and orders the groups: those where this holds, the greatest first.
     only: Option<String>,
     order: Option<String>,
     /// Names of groups: a text, or a list.
     groups: Option<Groups>,
-    /// Where points of lines are, if not at the label of the only axis.
+    /// Positions of points, if not the label of the only axis.
     at: Option<String>,
     series: Vec<Series>,
 }
@@ -108,11 +108,11 @@ enum Groups {
     expecting = "`[name, expression]`, `[name, expression, axis]` for means with a whisker, or `{ name = …, points = [[x, y], …] }`"
 )]
 pub enum Series {
-    /// Name and expression: a series for each label that is no group's.
+    /// Name and expression: one series for each label that is not a group's.
     Of(String, String),
-    /// The same of means along an axis, with a whisker from the least to the greatest.
+    /// Means along an axis, with a whisker from the minimum to the maximum.
     Along(String, String, String),
-    /// Points as they are.
+    /// Constant points.
     Points {
         /// Its name.
         name: String,
@@ -121,10 +121,10 @@ pub enum Series {
     },
 }
 
-/// What a file's results, tests, tables and figures come to.
+/// Evaluates a file's results, tests, tables and figures.
 ///
 /// # Errors
-/// A run that could not be made, a value that was not measured; in a sentence.
+/// A message: a run that could not be made, a value that was not measured.
 pub fn decision(scope: &Scope<'_>) -> Result<Decision, String> {
     let file = &scope.design.file;
     let mut measured = Measured {
@@ -181,7 +181,7 @@ pub fn decision(scope: &Scope<'_>) -> Result<Decision, String> {
 }
 
 fn test(scope: &Scope<'_>, measured: &mut Measured) -> Result<(), String> {
-    // Tests of the same labels that follow each other alternate.
+    // Consecutive tests with the same labels alternate.
     for group in scope.design.file.tests.chunk_by(|a, b| a.each == b.each) {
         for labels in places(scope, &group[0].each, None, None)? {
             for test in group {
@@ -229,7 +229,7 @@ fn borrowed(labels: &Labels) -> Vec<(&str, &str)> {
         .collect()
 }
 
-/// Every combination of labels of these axes for which an expression holds, by another, the greatest first.
+/// Returns the combinations of labels of these axes for which an expression holds, ordered by another, the greatest first.
 fn places(
     scope: &Scope<'_>,
     over: &[String],
@@ -267,7 +267,7 @@ fn places(
     Ok(found.into_iter().map(|(_, labels)| labels).collect())
 }
 
-/// Combinations of an array's labels but those of some axes.
+/// Returns the combinations of an array's labels, except along some axes.
 fn spread(array: &Array, fixed: &[String]) -> Vec<Labels> {
     let free: Vec<Axis> = array
         .axes
@@ -335,7 +335,7 @@ impl TableOf {
         })
     }
 
-    /// Heads, values, and the labels that are the column's own.
+    /// Returns heads, values, and the labels that belong to the column.
     fn columns(&self, scope: &Scope<'_>) -> Result<Vec<(String, Value, Labels)>, String> {
         let mut all = Vec::new();
         let mut plain = |head: &str, value: &str, own: &Labels| -> Result<(), String> {
@@ -372,7 +372,7 @@ impl TableOf {
     }
 }
 
-/// What a cell shows: an expression's array, or a text with expressions in braces.
+/// The content of a cell: an expression's array, or a text with expressions in braces.
 #[derive(Clone)]
 enum Value {
     Array(Array),
@@ -395,7 +395,7 @@ impl Value {
     }
 }
 
-/// What a series draws, and where it is a mean the least and the greatest.
+/// The values of a series, and for means the minimum and maximum.
 struct Drawn {
     value: Array,
     range: Option<(Array, Array)>,
@@ -413,7 +413,7 @@ impl Drawn {
 }
 
 impl Series {
-    /// Its name and what it draws; none of a series that is points.
+    /// Returns its name and values; `None` for a series of constant points.
     fn values(&self, scope: &Scope<'_>) -> Result<Option<(&String, Drawn)>, String> {
         let of = |name: &str, value: &str, along: &str| scope.value(&format!("{name}({value}, {along})"));
         Ok(match self {
@@ -505,7 +505,7 @@ impl FigureOf {
     }
 }
 
-/// Whether all expressions and texts read, and what they name is there.
+/// Checks that all expressions and texts parse, and that their names are defined.
 pub fn check(design: &Design) -> Result<(), FileError> {
     let file = &design.file;
     let mut all: Vec<(String, &str, bool)> = Vec::new();

@@ -1,4 +1,4 @@
-//! What the names in an experiment's expressions stand for.
+//! Resolves the names in an experiment's expressions.
 
 use std::cell::{Cell as Flag, RefCell};
 use std::collections::BTreeMap;
@@ -14,28 +14,28 @@ use super::measures;
 use crate::claims;
 use crate::work::Outcomes;
 
-/// A grid's runs as metrics, one for each combination; `None` where it is not run.
+/// Metrics of a grid's runs, one for each combination; `None` if it is not run.
 type Measured = Rc<Vec<Option<measures::Counted>>>;
 
-/// An experiment and what came of its runs.
+/// An experiment and the outcomes of its runs.
 pub struct Scope<'a> {
     pub(super) design: &'a Design,
     outcomes: &'a Outcomes,
     measured: RefCell<BTreeMap<String, Measured>>,
     modelled: RefCell<Option<Named>>,
     known: RefCell<BTreeMap<(String, String), Array>>,
-    /// Values within values that are being computed.
+    /// Nesting depth of values being computed.
     depth: Flag<u32>,
 }
 
-/// The scope in which a name without a grid is one of this grid.
+/// A scope in which a name without a grid refers to this grid.
 struct Within<'a> {
     scope: &'a Scope<'a>,
     grid: String,
 }
 
 impl<'a> Scope<'a> {
-    /// A design and outcomes of its runs.
+    /// Creates a scope from a design and the outcomes of its runs.
     pub fn new(design: &'a Design, outcomes: &'a Outcomes) -> Scope<'a> {
         Scope {
             design,
@@ -47,10 +47,10 @@ impl<'a> Scope<'a> {
         }
     }
 
-    /// What an expression gives.
+    /// Evaluates an expression.
     ///
     /// # Errors
-    /// In a sentence.
+    /// A message.
     pub fn value(&self, text: &str) -> Result<Array, String> {
         self.evaluated(&Expression::parse(text)?)
     }
@@ -63,10 +63,10 @@ impl<'a> Scope<'a> {
         evaluate(expression, &within)
     }
 
-    /// A text with its expressions filled in, at labels: what still varies there is listed.
+    /// Returns a text with its expressions filled in, at labels; axes that still vary there are listed.
     ///
     /// # Errors
-    /// In a sentence.
+    /// A message.
     pub fn text(&self, text: &str, labels: &[(&str, &str)]) -> Result<String, String> {
         Template::parse(text)?.filled(|expression, digits| {
             let own = at(self.evaluated(expression)?, labels)?;
@@ -84,7 +84,7 @@ impl<'a> Scope<'a> {
         })
     }
 
-    /// Metrics of a grid.
+    /// Returns the metrics of a grid.
     fn measured(&self, grid: &str) -> Result<Measured, String> {
         if let Some(known) = self.measured.borrow().get(grid) {
             return Ok(known.clone());
@@ -102,7 +102,7 @@ impl<'a> Scope<'a> {
         Ok(measured)
     }
 
-    /// What the experiment's model gives, if it has this name.
+    /// Returns the array of this name from the experiment's model, if it has one.
     fn of_model(&self, name: &str) -> Result<Option<Array>, String> {
         let Some(model) = self
             .design
@@ -134,7 +134,7 @@ impl<'a> Scope<'a> {
             .iter()
             .map(|run| run.as_ref().map(|run| measures::metric(run, name)))
             .collect();
-        // Further axes and their labels, in the order in which runs have them.
+        // Further axes and their labels, in the order of the runs.
         let mut more: Vec<Axis> = Vec::new();
         for (axis, label) in found.iter().flatten().flatten().flat_map(|(labels, _)| labels) {
             match more.iter_mut().find(|known| known.name == *axis) {
@@ -166,7 +166,7 @@ impl<'a> Scope<'a> {
             let own = cells.iter().find(|(labels, _)| is(labels));
             Ok(own.map_or(Cell::Absent, |(_, cell)| cell.clone()))
         })?;
-        // Where there is one VM, an expression need not name it.
+        // With a single VM, an expression need not name it.
         let single: Vec<String> = more
             .iter()
             .filter(|axis| axis.labels.len() == 1)
@@ -261,7 +261,7 @@ impl Names for Within<'_> {
     }
 }
 
-/// An array at labels of some of its axes, and of others that it does not have.
+/// Returns an array at labels of some of its axes; labels of other axes are ignored.
 ///
 /// # Errors
 /// None for labels of the array's own axes.

@@ -1,7 +1,7 @@
-//! What a run is made of: settings that all runs share, and over them those of each label, one after the other.
+//! Settings of a run: those of all runs, with those of each label layered over them, one after the other.
 //!
-//! In any text of a setting `{word}` is replaced: by the run's label on that axis, or by a word that some setting gives. A text
-//! that begins with `=` is an expression, and becomes its number.
+//! In any text of a setting `{word}` is replaced: by the run's label on that axis, or by a word defined in a setting. A text
+//! that begins with `=` is an expression, and is replaced by its number.
 
 use std::cell::Cell as Flag;
 use std::collections::BTreeMap;
@@ -19,34 +19,34 @@ use super::functions::{Names, evaluate};
 use crate::run::Run;
 use crate::vary::Change;
 
-/// A key of VMs and events: so many of it, numbered by the word `n` from 1.
+/// Key of VMs and events: the number of copies, numbered by the word `n` from 1.
 const COUNT: &str = "count";
-/// A key of VMs and events: one for each word of a list, which is the word `it`.
+/// Key of VMs and events: one copy for each word of a list, available as the word `it`.
 const EACH: &str = "each";
-/// A VM's key: what all VMs get is not for this one.
+/// A VM's key: excludes it from the settings of every VM.
 const APART: &str = "not_every";
-/// A workload's key: the built-in one that it differs from.
+/// A workload's key: the built-in one that it is derived from.
 const LIKE: &str = "like";
 /// A workload's key: in each region above a size, a share of pages gets a share of accesses.
 const CONCENTRATE: &str = "concentrate";
-/// An event's key: how long the VM stays before it is sent away, again and again.
+/// An event's key: how long the VM stays each time before it is sent away.
 const STAYS: &str = "stays";
 
-/// What one file may ask for. A slip of a digit is a sentence then, not a full memory.
+/// Limits for one file, so that a typo causes an error message, not a full memory.
 const COPIES_MAX: i64 = 1_000;
 const PINS_MAX: usize = 10_000;
-/// Words filled in for a run, how deep they may be within each other, and how long a text may become.
+/// Limits for words filled in for a run, for their nesting, and for the length of a text.
 const FILLED_MAX: u32 = 10_000;
 const WITHIN_MAX: u32 = 20;
 const TEXT_MAX: usize = 4_096;
 
-/// Settings of runs. Later ones take the place of earlier ones, key by key; VMs are told apart by name.
+/// Settings of runs. Later ones override earlier ones, key by key; VMs are identified by name.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
-    /// Other labels whose settings it has too, before its own.
+    /// Other labels whose settings apply first.
     pub is: Vec<String>,
-    /// What texts may name in braces: numbers, and texts in which others are named.
+    /// Words for texts in braces: numbers, and texts that may refer to others.
     pub words: BTreeMap<String, Value>,
     /// Preset of the machine.
     pub machine: Option<String>,
@@ -54,25 +54,25 @@ pub struct Settings {
     pub from: Option<String>,
     /// … and when the run ends, if its programs have not ended before.
     pub until: Option<String>,
-    /// How often VMs are looked at meanwhile, for what needs that.
+    /// How often VMs are sampled meanwhile, for measures over time.
     pub watch: Option<String>,
-    /// Which policies act.
+    /// The acting policies.
     pub policies: Option<String>,
-    /// Factors of inputs of the machine and its workloads, by the name of the input.
+    /// Factors for inputs of the machine and its workloads, by the name of the input.
     pub vary: Table,
-    /// Seed of all chance; without it the label of axis `seed`, or 1.
+    /// Seed of all random draws; by default the label of axis `seed`, or 1.
     pub seed: Option<Value>,
     /// The agent's settings, as in its file.
     pub config: Table,
-    /// The scenario's keys but for VMs, events and workloads.
+    /// The scenario's keys except VMs, events and workloads.
     pub scenario: Table,
-    /// Keys of every VM, also of those that come later.
+    /// Keys of every VM, including those defined later.
     pub every_vm: Table,
-    /// VMs: a new name is a new VM, a known one is that VM with these keys.
+    /// VMs: a new name defines a VM, a known one overrides its keys.
     pub vm: Vec<Table>,
-    /// What happens to them.
+    /// Events.
     pub event: Vec<Table>,
-    /// Workloads of its own; with `like` those that come with the twin, but for the keys given.
+    /// Own workloads; with `like` a built-in one with the given keys overridden.
     pub workload: Vec<Table>,
 }
 
@@ -83,11 +83,11 @@ pub struct When {
     /// An expression of words and labels.
     #[serde(rename = "if")]
     pub test: String,
-    /// What is set where it holds.
+    /// Settings that apply if it holds.
     pub set: Settings,
 }
 
-/// Deep: tables key by key, all else whole.
+/// Merges recursively: tables key by key, other values as a whole.
 fn lay(over: &Table, under: &mut Table) {
     for (key, value) in over {
         match (value, under.get_mut(key)) {
@@ -104,7 +104,7 @@ fn text<'a>(table: &'a Table, key: &str) -> Option<&'a str> {
 }
 
 impl Settings {
-    /// Lays others over these.
+    /// Layers others over these.
     pub fn lay(&mut self, over: &Settings) {
         let words = over.words.iter().map(|(name, word)| (name.clone(), word.clone()));
         self.words.extend(words);
@@ -150,10 +150,10 @@ impl Settings {
         self.workload.extend(over.workload.iter().cloned());
     }
 
-    /// The run, its words filled in.
+    /// Returns the run, with its words filled in.
     ///
     /// # Errors
-    /// What no scenario and no agent can be, in a sentence.
+    /// A message about a setting that is invalid for the scenario or the agent.
     pub fn run(&self, words: &Words<'_>) -> Result<Run, String> {
         let one = |text: &Option<String>, otherwise: &str| words.fill(text.as_deref().unwrap_or(otherwise));
         let time = |text: &Option<String>, otherwise: &str| -> Result<Ns, String> {
@@ -226,7 +226,7 @@ impl Settings {
     }
 }
 
-/// Serde's words, with the key that they are about.
+/// Returns Serde's message, with the key it is about.
 fn in_words(what: &str, error: &toml::de::Error) -> String {
     let message = error.message();
     let unknown = message
@@ -248,7 +248,7 @@ fn in_words(what: &str, error: &toml::de::Error) -> String {
     }
 }
 
-/// Tables of which some stand for several.
+/// Expands tables with several copies.
 fn repeated(tables: &[Table], words: &Words<'_>) -> Result<Vec<Table>, String> {
     let mut all = Vec::new();
     for table in tables {
@@ -278,7 +278,7 @@ fn repeated(tables: &[Table], words: &Words<'_>) -> Result<Vec<Table>, String> {
             _ => vec![words.clone()],
         };
         for mut words in several {
-            // What runs in a VM its other keys may ask for.
+            // Other keys of a VM may use the word `workload`.
             if let Some(workload) = text(&table, "workload") {
                 words = words.with("workload", Cell::Text(words.fill(workload)?));
             }
@@ -322,7 +322,7 @@ fn filled(value: &Value, words: &Words<'_>) -> Result<Value, String> {
     }
 }
 
-/// A workload of the experiment's own.
+/// Returns a workload of the experiment's own.
 fn own_workload(table: &Table, words: &Words<'_>) -> Result<Table, String> {
     let mut own = filled_table(table, words)?;
     let Some(like) = own.remove(LIKE) else {
@@ -358,7 +358,7 @@ fn own_workload(table: &Table, words: &Words<'_>) -> Result<Table, String> {
     Table::try_from(whole).map_err(|error| error.to_string())
 }
 
-/// What [`CONCENTRATE`] says.
+/// Value of [`CONCENTRATE`].
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Concentrate {
@@ -368,7 +368,7 @@ struct Concentrate {
     accesses: f64,
 }
 
-/// Pins that send a VM to other CPUs and back: home for so long, away for a time drawn evenly, and so on.
+/// Returns pins that send a VM to other CPUs and back: home for a time, away for a uniformly drawn time, and so on.
 fn sent_away(event: &Table) -> Result<Vec<Table>, String> {
     let of = |key: &str| text(event, key).ok_or_else(|| format!("an event with `{STAYS}` has `{key}` too"));
     let time = |key: &str| -> Result<u64, String> {
@@ -400,7 +400,7 @@ fn sent_away(event: &Table) -> Result<Vec<Table>, String> {
     Ok(pins)
 }
 
-/// What names stand for while a run is made.
+/// Resolves names while a run is made.
 #[derive(Clone)]
 pub struct Words<'a> {
     machine: &'a str,
@@ -411,7 +411,7 @@ pub struct Words<'a> {
     nesting: &'a Nesting,
 }
 
-/// Words within words that are being filled in, and how many were.
+/// Nesting depth of words being filled in, and their number.
 #[derive(Default)]
 pub struct Nesting {
     depth: Flag<u32>,
@@ -419,7 +419,7 @@ pub struct Nesting {
 }
 
 impl<'a> Words<'a> {
-    /// Words of settings, labels by axis, and the machine of the run.
+    /// Creates words from settings, labels by axis, and the machine of the run.
     pub fn new(
         settings: &'a Settings,
         csv: &'a BTreeMap<String, Named>,
@@ -472,7 +472,7 @@ impl<'a> Words<'a> {
         }
         let whole = Template::parse(text)?.filled(|expression, digits| {
             match evaluate(expression, self)?.only()? {
-                // Not for people: every digit counts.
+                // Machine-readable: every digit counts.
                 Cell::Number(number) => {
                     Ok(digits.map_or(number.to_string(), |digits| format!("{number:.digits$}")))
                 }
@@ -485,7 +485,7 @@ impl<'a> Words<'a> {
         }
     }
 
-    /// Whether a condition holds; not where it names what this run has not.
+    /// Whether a condition holds; false if it names something this run does not have.
     ///
     /// # Errors
     /// An expression that cannot be evaluated.

@@ -1,4 +1,4 @@
-//! Tests of files, and of what is wrong with them.
+//! Tests of experiment files, and of their error messages.
 
 use super::array::{Array, Axis, Cell};
 use super::expression::Expression;
@@ -130,8 +130,8 @@ fn a_file_that_asks_for_too_much_is_told_so_at_once() {
         ),
         (
             "[values]\n",
-            "[grid.more]\nset = { is = [\"nobody\"] }\n[values]\n",
-            "`is` names `nobody`",
+            "[grid.more]\nset = { is = [\"absent\"] }\n[values]\n",
+            "`is` names `absent`",
         ),
     ] {
         let error = with(from, to);
@@ -171,11 +171,11 @@ fn an_experiment_without_a_claim_gives_results_tests_tables_and_figures() {
     assert_eq!(decision.tables[0].header.len(), 6);
     assert_eq!(decision.tables[0].header[1], "default, s");
     assert_eq!(decision.tables[0].rows[0][0], "povray beside nothing");
-    // povray waits for nothing: about a second under any policy.
+    // povray does not wait for anything: about a second under any policy.
     let seconds: f64 = decision.tables[0].rows[0][1].parse().unwrap();
     assert!((0.5..3.0).contains(&seconds), "{seconds}");
     let rows = design.rows(&outcomes).unwrap();
-    // A VM in half of the runs, two in the others.
+    // One VM in half of the runs, two in the others.
     assert_eq!(rows.len(), 4 * 2 / 2 + 4 * 2 / 2 * 2);
     let cell = |name: &str| {
         rows[0]
@@ -283,7 +283,7 @@ fn expressions_by_hand() {
         ("1 + 2 * 3 - -4 / 2", "9"),
         ("(1 + 2) * 3 > 8 and not 1 > 2", "1"),
         ("a * 10", "30 10 20"),
-        // Only labels that both have.
+        // Only common labels.
         ("a + b", "11 22"),
         ("a[x='two']", "1"),
         ("a[x!='two']", "3 2"),
@@ -306,7 +306,7 @@ fn expressions_by_hand() {
         ("tau(a, a * a, x)", "1"),
         ("power(a, 2)", "9 1 4"),
         ("regret(a, a, x)", "0"),
-        // Who takes the lower of two pays 1, 1 and 2 more.
+        // Taking the lower of two costs 1, 1 and 2 more.
         ("regret(0 - a, a, x)", "1.33"),
         ("mean(rsd(g, x), y)", "95.5"),
     ] {
@@ -343,7 +343,7 @@ fn a_straight_line_fits_wholly_and_a_step_does_not() {
 #[test]
 fn a_zigzag_goes_below_and_comes_back() {
     assert_eq!(zigzags(&[5.0, -1.0, -2.0, 3.0, -1.0, 4.0, -1.0], 0.0, 0.0), 2);
-    // Between the bounds nothing is decided.
+    // Between the bounds nothing changes.
     assert_eq!(zigzags(&[100.0, 50.0, 100.0, 0.0, 50.0, 100.0], 10.0, 90.0), 1);
     assert_eq!(zigzags(&[], 0.0, 0.0), 0);
 }

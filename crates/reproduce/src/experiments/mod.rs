@@ -1,4 +1,4 @@
-//! The experiments, by claim: in files, and in code what no file can say.
+//! The experiments, by claim: in files, or in code if a file cannot express them.
 
 mod parsec;
 
@@ -14,7 +14,7 @@ macro_rules! files {
     };
 }
 
-/// Experiments in files, and their text.
+/// Experiments in files, with their text.
 pub(crate) const FILES: &[(&str, &str)] = files!(
     "kyoto/private-caches",
     "kyoto/parallel-and-alternate",
@@ -74,11 +74,11 @@ pub(crate) const FILES: &[(&str, &str)] = files!(
     "flip/triggers",
 );
 
-/// All experiments, those in files first.
+/// Returns all experiments, those in files first.
 pub fn all() -> impl Iterator<Item = &'static dyn Decides> {
     static READ: LazyLock<Vec<Design>> = LazyLock::new(|| {
         let read = |(name, text): &(&str, &str)| {
-            // A test reads every one of them.
+            // A test parses every one of them.
             Design::embedded(name, text).expect("embedded experiment")
         };
         FILES.iter().map(read).collect()
@@ -87,10 +87,10 @@ pub fn all() -> impl Iterator<Item = &'static dyn Decides> {
     files.chain(CODE.iter().map(|code| -> &dyn Decides { code }))
 }
 
-/// Those in code.
+/// Experiments in code.
 const CODE: &[Experiment] = &[parsec::EXPERIMENT];
 
-/// Claims that no model here could decide, and why.
+/// Claims that no model here could decide, with the reason.
 pub const NOT_MODELLED: &[(&str, &str)] = &[
     (
         "xpv.internals",
@@ -104,7 +104,7 @@ pub const NOT_MODELLED: &[(&str, &str)] = &[
     ),
 ];
 
-/// The test of a shape: what is tested, what came out, and whether it was passed.
+/// Creates the test of a shape: its subject, its outcome, and whether it passed.
 fn shape(name: &str, ours: String, holds: bool) -> Shape {
     Shape {
         name: name.to_owned(),

@@ -2,16 +2,16 @@
 //!
 //! # Choices, made before the experiment was run
 //!
-//! - *Programs.* Debian has two of the 13, x264 and vips: they were run under the emulator's plugin ([`crate::measured`]), with
-//!   input of ours. The others are the twin's profiles. Each row says which it is.
-//! - *Accurate*: PML shows at least 95 percent of the pages used, the margin of `prl.accuracy-hpl`. It can show no page that was
-//!   not used in the same time.
-//! - *When.* PML begins anew with each interval, since an operator asks in the midst of a run. Of a program that was run, sums
-//!   over the 12 intervals of its run; what was written in the whole run is the alternative. Of a profile, one interval of 30 s,
-//!   the paper's mu, on one vCPU of the paper's machine.
-//! - *What a profile says.* How often a thread's accesses leave its core's caches, which regions they fall on, and which share
-//!   of them writes. Of a class of `N` pages that are accessed `A` times in an interval, `N (1 - exp(-A / N))` are used and
-//!   `N (1 - exp(-w A / N))` written, `w` being the write share.
+//! - *Programs.* Debian has two of the 13, x264 and vips: they were run under the emulator's plugin ([`crate::measured`]),
+//!   with our own input. The others are the twin's profiles. Each row says which applies.
+//! - *Accurate*: PML shows at least 95 percent of the pages used, the margin of `prl.accuracy-hpl`. It cannot show a page
+//!   that was not used in the same time.
+//! - *When.* PML restarts with each interval, since an operator asks in the middle of a run. For a program that was run:
+//!   sums over the 12 intervals of its run; the alternative is all pages written in the whole run. For a profile: one
+//!   interval of 30 s, the paper's mu, on one vCPU of the paper's machine.
+//! - *What a profile states.* How often a thread's accesses leave its core's caches, which regions they hit, and what share
+//!   of them writes. In a class of `N` pages with `A` accesses in an interval, `N (1 - exp(-A / N))` are used and `N (1 -
+//!   exp(-w A / N))` written, `w` being the write share.
 
 use homenode_twin::workload::{self, Program, RegionProfile};
 use homenode_twin::{Scenario, VmSpec};
@@ -76,7 +76,7 @@ impl Pages {
     }
 }
 
-/// The programs that were run.
+/// Returns the programs that were run.
 fn real() -> Result<Vec<measured::Program>, String> {
     let measured = Measured::parse(measured::PROGRAMS_FILE, measured::PROGRAMS);
     measured
@@ -94,7 +94,7 @@ fn run(program: &'static str) -> Run {
     Run::between("i7_pml", scenario, WARM_UP, Ns(WARM_UP.0 + COUNTED.0))
 }
 
-/// Pages of a region that so many accesses to the program's memory use and write.
+/// Returns the pages of a region that a number of accesses to the program's memory use and write.
 fn pages(program: &Program, region: &RegionProfile, accesses: f64) -> Pages {
     let heat = region
         .heat
@@ -114,7 +114,7 @@ fn pages(program: &Program, region: &RegionProfile, accesses: f64) -> Pages {
     Pages { used, written }
 }
 
-/// What a program's profile says, and accesses beyond the core's caches to each page used.
+/// Returns the pages by a program's profile, and accesses beyond the core's caches to each used page.
 fn of_profile(name: &'static str, outcomes: &Outcomes) -> Result<(Pages, f64), String> {
     let window = &outcomes.of(&run(name))?.window;
     let references: u64 = window.vcpus.iter().map(|vcpu| vcpu.llc_references).sum();
@@ -224,7 +224,7 @@ const WHY: [&str; 2] = [
      PARSEC the stages are one program without files between them; and the paper's interval of 30 s is longer than a stage here.",
 ];
 
-/// Megabytes, as the paper counts: of pages of 4 KiB, 256 to the megabyte.
+/// Returns megabytes, as the paper counts: 256 pages of 4 KiB each.
 fn mb(pages: u64) -> f64 {
     pages as f64 / 256.0
 }

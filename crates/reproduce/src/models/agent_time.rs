@@ -1,7 +1,7 @@
-//! What watching and deciding costs, in CPU time of this program on the machine that runs it ([TAVO, figure 8]).
+//! Measures the cost of monitoring and deciding, in CPU time of this program on the current machine ([TAVO, figure 8]).
 //!
-//! Left out: reading hardware counters and asking libvirt, which need a host with VMs; `numa_maps` of a VM's process is longer
-//! than that of this one.
+//! Left out: reading hardware counters and queries to libvirt, which need a host with VMs; `numa_maps` of a VM's process is
+//! longer than that of this one.
 
 use std::fs;
 
@@ -18,7 +18,7 @@ const MACHINE: &str = "r910";
 const PERIODS: usize = 7;
 const VCPUS: u16 = 4;
 
-/// `deciding_s` and `reading_s`: seconds of CPU time of a period with the VMs of axis `vms`.
+/// Returns `deciding_s` and `reading_s`: seconds of CPU time of a period with the VMs of axis `vms`.
 pub fn agent(value: Values<'_>) -> Result<Named, String> {
     let vms = value("vms")?;
     let mut reading = Vec::new();
@@ -36,7 +36,7 @@ pub fn agent(value: Values<'_>) -> Result<Named, String> {
     .into())
 }
 
-/// CPU time of this thread in seconds.
+/// Returns the CPU time of this thread in seconds.
 fn cpu_s() -> f64 {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
@@ -48,8 +48,8 @@ fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
     (result, cpu_s() - begin)
 }
 
-/// Reads from this kernel the files that a live host reads in each period: two for the host, one for each VM, three for each
-/// vCPU. What cannot be read costs what it costs to find out.
+/// Reads the kernel files that a live host reads in each period: two for the host, one for each VM, three for each vCPU.
+/// Unreadable files cost only the failed attempt.
 fn read_kernel(vms: usize) -> usize {
     let read = |path: &str| fs::read(path).map_or(0, |text| text.len());
     let mut bytes = read("/proc/stat") + read("/proc/meminfo");
@@ -65,7 +65,7 @@ fn read_kernel(vms: usize) -> usize {
     bytes
 }
 
-/// CPU time of one period with so many VMs: deciding, and reading. The median of some.
+/// Returns the CPU time of one period with a number of VMs: deciding, and reading. The median of some.
 fn period(vms: usize) -> Result<(f64, f64), String> {
     let machine = homenode_machine_files::preset(MACHINE).map_err(|error| error.to_string())?;
     let specs = (0..vms).map(|at| VmSpec::new(&format!("vm{at}"), VCPUS, Bytes::from_gib(2), "povray"));

@@ -1,13 +1,13 @@
-//! Remote memory of a VM whose pages a driver domain flips ([Flip], [XPV, figure 4.2]).
+//! Measures the remote memory of a VM whose pages a driver domain flips ([Flip], [XPV, figure 4.2]).
 
 use crate::design::array::{Array, Axis, Named};
 use crate::run::Outcome;
 
-/// How long BigBench is watched, minutes: a little more than it counts.
+/// How long BigBench is watched, in minutes: a little longer than it is counted.
 const MINUTES: f64 = 181.0;
 
-/// Of the second VM. `remote_pages` along axis `moment` at each `minute` of its second program; `half_pages`, the same after six
-/// minutes and at the end of each `half` hour; `start_pages`, when each of its `programs` began.
+/// Returns for the second VM: `remote_pages` along axis `moment` at each `minute` of its second program; `half_pages`, the
+/// same after six minutes and at the end of each `half` hour; `start_pages`, when each of its `programs` began.
 pub fn drift(outcome: &Outcome) -> Result<Named, String> {
     let guest = outcome.vms.get(1).ok_or("the run has no second VM")?;
     let at_s = |at_ns: u64| at_ns as f64 / 1e9;
@@ -49,7 +49,7 @@ pub fn drift(outcome: &Outcome) -> Result<Named, String> {
     .into())
 }
 
-/// The value of a line at a point, between its two neighbours.
+/// Returns the value of a line at a point, interpolated between its two neighbours.
 fn at(line: &[(f64, f64)], x: f64) -> f64 {
     let after = line.partition_point(|(here, _)| *here < x);
     match (line.get(after.wrapping_sub(1)), line.get(after)) {

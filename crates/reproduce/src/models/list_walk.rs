@@ -1,4 +1,4 @@
-//! What an array walk loses by alternating with another on one CPU, access by access: no model of the twin's.
+//! Simulates, access by access, what an array walk loses by alternating with another on one CPU; independent of the twin.
 
 use homenode_machine::Replacement;
 use homenode_tracking::cache::{Cache, Outcome as Access, Shape as CacheShape};
@@ -7,7 +7,7 @@ use homenode_tracking::stream::{Pattern, Stream};
 use crate::design::array::{Array, Cell, Named};
 use crate::models::Values;
 
-/// `by_access`: percent lost, along axis `mib` of the experiment.
+/// Returns `by_access`: percent lost, along axis `mib` of the experiment.
 pub fn by_access(value: Values<'_>) -> Result<Named, String> {
     let sizes = value("mib")?;
     let lost = Array::build(sizes.axes.clone(), |place| {
@@ -17,8 +17,8 @@ pub fn by_access(value: Values<'_>) -> Result<Named, String> {
     Ok([("by_access".to_owned(), lost)].into())
 }
 
-/// The walk over its list for a slice, the disruptor's misses for a slice, in turn. Gives the
-/// percentage of accesses that are lost to reloading.
+/// Alternates a slice of the walk over its list with a slice of the disruptor's misses. Returns the percentage of accesses
+/// that are lost to reloading.
 fn lost_by_alternating(mib: u64) -> f64 {
     /// Latencies of the machine [Kyoto, section 3.1.2.4], in cycles.
     const HIT: u64 = 45;
@@ -41,7 +41,7 @@ fn lost_by_alternating(mib: u64) -> f64 {
         }
         accesses
     };
-    // Alone: the second slice finds everything.
+    // Without the other, the second slice finds everything.
     slice(&mut cache);
     let undisturbed = slice(&mut cache);
     let mut disturbed = 0;

@@ -1,4 +1,4 @@
-//! Models of logs of pages of \[PRL\]: accesses made one by one (`homenode_tracking::paging`), and the estimators of
+//! Models of the page logs of \[PRL\]: single accesses (`homenode_tracking::paging`), and the estimators of
 //! `homenode_policy::working_set`.
 
 pub mod array;
@@ -9,7 +9,7 @@ pub mod losses;
 pub mod restore;
 pub mod shared_cache;
 
-/// Megabytes, as the paper counts: of pages of 4 KiB, 256 to the megabyte.
+/// Returns megabytes, as the paper counts: 256 pages of 4 KiB each.
 fn mb(pages: u64) -> f64 {
     pages as f64 / 256.0
 }

@@ -1,4 +1,4 @@
-//! What keeping permits costs, in CPU time of this program on the machine that runs it ([Kyoto, figure 3.11]).
+//! Measures the cost of keeping permits, in CPU time of this program on the current machine ([Kyoto, figure 3.11]).
 //!
 //! Left out: reading the counters, which needs a host whose PMU may be used: on Xen a few `rdpmc` per switch.
 
@@ -13,11 +13,12 @@ use crate::models::Values;
 
 /// Clock of e5_1603v3, kHz.
 const CLOCK_KHZ: u64 = 2_800_000;
-/// VMs that are settled for each figure, in all.
+/// Total settlements for each figure.
 const SETTLED: usize = 400_000;
 const TRIALS: usize = 5;
 
-/// `period_ns`: what a period takes with the VMs of axis `vms`, of one vCPU each; `state_bytes`: what is kept of one.
+/// Returns `period_ns`: the time of a period with the VMs of axis `vms`, of one vCPU each; and `state_bytes`: the state per
+/// VM.
 pub fn permits(value: Values<'_>) -> Result<Named, String> {
     let vms = value("vms")?;
     let periods = Array::build(vms.axes.clone(), |place| {
@@ -37,7 +38,7 @@ fn cpu_ns() -> f64 {
     now.tv_sec as f64 * 1e9 + now.tv_nsec as f64
 }
 
-/// Nanoseconds that a period takes with so many VMs: metering each, and settling all. The least of some trials.
+/// Returns the nanoseconds of a period with a number of VMs: metering each, and settling all. The minimum of some trials.
 fn period_ns(vms: usize) -> f64 {
     let permit = Permit::pollution(250_000).expect("the paper's permit");
     let mut ledger = Ledger::new(Terms::default());
@@ -68,7 +69,7 @@ fn period_ns(vms: usize) -> f64 {
         }
         least = least.min((cpu_ns() - begin) / periods as f64);
     }
-    // What was counted must have been counted.
+    // The counts must have been charged.
     assert!(ledger.accounts().any(|(_, account)| account.used_units() > 0));
     least
 }

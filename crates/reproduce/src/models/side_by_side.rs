@@ -1,10 +1,10 @@
-//! What programs cost each other access by access ([`homenode_tracking::simulator`]): a cache of the machine's ways and policy,
-//! the controller's queue, and of each program a stream of accesses drawn from its profile's miss-ratio curve (blockie:
-//! uniform, which its profile approximates) at the pace that its profile gives. Not the model of occupancies, whose own law is
-//! that who misses most takes most.
+//! Measures what programs cost each other, access by access ([`homenode_tracking::simulator`]): a cache of the machine's
+//! ways and policy, the controller's queue, and for each program a stream of accesses drawn from its profile's miss-ratio
+//! curve (blockie: uniform, which its profile approximates) at its profile's pace. It does not use the occupancy model,
+//! which assumes that the program with most misses takes most space.
 //!
-//! Cache and curves are a sixteenth of their sizes, so that caches fill soon; ways stay. The experiment has a grid `alone` of
-//! each program by itself.
+//! Cache and curves are scaled to a sixteenth, so that caches fill soon; ways are unchanged. The experiment has a grid
+//! `alone` of each program by itself.
 
 use homenode_machine::Machine;
 use homenode_tracking::cache::{Cache, Shape as CacheShape};
@@ -20,13 +20,13 @@ use crate::stats::mean;
 const MACHINE: &str = "e5_1603v3";
 /// Clock of the machine, kHz.
 const CLOCK_KHZ: f64 = 2_800_000.0;
-/// What sizes are divided by.
+/// Divisor of sizes.
 const SCALE: f64 = 16.0;
 /// Simulated time before and while accesses are counted.
 const WARM_NS: f64 = 3e6;
 const COUNTED_NS: f64 = 6e6;
 
-/// `harm`: what each program of axis `program` costs the others on average, percent of their pace.
+/// Returns `harm`: what each program of axis `program` costs the others on average, percent of their pace.
 pub fn harm(value: Values<'_>) -> Result<Named, String> {
     let machine = machine()?;
     let programs = value("program")?;
@@ -38,8 +38,8 @@ pub fn harm(value: Values<'_>) -> Result<Named, String> {
     Ok([("harm".to_owned(), harms)].into())
 }
 
-/// `beside_three`: percent that a program misses more beside three others than alone, along axis `pair`; values `victim` and
-/// `neighbour` say who.
+/// Returns `beside_three`: percent of additional misses of a program next to three others, along axis `pair`; values
+/// `victim` and `neighbour` name the programs.
 pub fn beside_three(value: Values<'_>) -> Result<Named, String> {
     let machine = machine()?;
     let (victims, others) = (value("victim")?, value("neighbour")?);
@@ -64,7 +64,7 @@ fn profile(name: &str) -> Result<Program, String> {
     program.ok_or_else(|| format!("there is no profile of {name}"))
 }
 
-/// A program as the reference runs it.
+/// A program in the form that the reference runs.
 struct Streaming {
     pattern: Pattern,
     ns_between: f64,
@@ -73,7 +73,7 @@ struct Streaming {
 }
 
 impl Streaming {
-    /// The pace is that of its run alone on the twin, less what it waited for memory there: the reference makes it wait itself.
+    /// The pace is that of its run alone on the twin, less its waits for memory there: the reference adds these itself.
     fn new(name: &str, machine: &Machine, value: Values<'_>) -> Result<Streaming, String> {
         let program = profile(name)?;
         let hardware = machine
@@ -117,12 +117,12 @@ impl Streaming {
     }
 }
 
-/// Lines of the reference's cache.
+/// Returns the number of lines of the reference's cache.
 fn lines(machine: &Machine) -> usize {
     (machine.llcs[0].size_bytes.as_f64() / 64.0 / SCALE) as usize
 }
 
-/// What each of some programs does beside the others in the time that is counted.
+/// Runs programs next to each other; returns what each does in the counted time.
 fn side_by_side(machine: &Machine, programs: &[&Streaming]) -> Result<Vec<Done>, String> {
     let hardware = machine
         .hardware
@@ -162,7 +162,7 @@ fn side_by_side(machine: &Machine, programs: &[&Streaming]) -> Result<Vec<Done>,
     Ok((0..programs.len()).map(|at| simulator.done(at).clone()).collect())
 }
 
-/// What each program costs the others on average, percent of their pace.
+/// Returns what each program costs the others on average, percent of their pace.
 fn harms(machine: &Machine, programs: &[Streaming]) -> Result<Vec<f64>, String> {
     let alone: Vec<f64> = programs
         .iter()

@@ -1,7 +1,7 @@
-//! LLC misses of a VM's first slices by tick, as [Kyoto, figure 3.2] draws them; and what became of a VM moment by moment.
+//! Measures LLC misses of a VM's first slices by tick, as in [Kyoto, figure 3.2]; and the state of a VM moment by moment.
 //!
-//! A tick is 10 ms of the VM's own running time. Slice 1 begins with its program; the next one when it runs again after another
-//! had the CPU, or after three ticks.
+//! A tick is 10 ms of the VM's own running time. Slice 1 begins with its program; the next one when it runs again after
+//! another VM had the CPU, or after three ticks.
 
 use crate::design::array::{Array, Axis, Named};
 use crate::run::{Moment, Outcome};
@@ -10,7 +10,7 @@ const SLICES: usize = 6;
 const TICKS: usize = 3;
 const TICK_NS: u64 = 10_000_000;
 
-/// `ticks`: misses of the first VM along axes `slice` and `tick`.
+/// Returns `ticks`: misses of the first VM along axes `slice` and `tick`.
 pub fn by_tick(outcome: &Outcome) -> Result<Named, String> {
     let axis = |name, count: usize| Axis::new(name, (1..=count).map(|at| at.to_string()));
     let misses = ticks(&outcome.moments)?.concat();
@@ -18,8 +18,8 @@ pub fn by_tick(outcome: &Outcome) -> Result<Named, String> {
     Ok([("ticks".to_owned(), Array::of_numbers(axes, misses))].into())
 }
 
-/// Of the second VM along axis `moment`: `balance`, what its permit's account holds, and `processor`, percent of a CPU that it
-/// used until the next moment.
+/// Returns for the second VM along axis `moment`: `balance`, the balance of its permit's account, and `processor`, percent
+/// of a CPU used until the next moment.
 pub fn by_moment(outcome: &Outcome) -> Result<Named, String> {
     let moments = &outcome.moments;
     let axis = Axis::new("moment", (0..moments.len()).map(|at| at.to_string()));
@@ -36,14 +36,14 @@ pub fn by_moment(outcome: &Outcome) -> Result<Named, String> {
     .into())
 }
 
-/// Misses of the first VM's first slices by tick, from the start of its program.
+/// Returns misses of the first VM's first slices by tick, from the start of its program.
 fn ticks(moments: &[Moment]) -> Result<[[f64; TICKS]; SLICES], String> {
     let begin = moments
         .iter()
         .rposition(|moment| moment.vms[0].llc_references == 0);
     let own = &moments[begin.ok_or("the program was not watched from its start")?..];
     let mut ticks = [[0.0; TICKS]; SLICES];
-    // Time run in the present slice, and whether it still runs.
+    // Time run in the current slice, and whether it is still running.
     let (mut slice, mut ran, mut running) = (0, 0, true);
     for pair in own.windows(2) {
         let (before, now) = (pair[0].vms[0], pair[1].vms[0]);
@@ -59,7 +59,7 @@ fn ticks(moments: &[Moment]) -> Result<[[f64; TICKS]; SLICES], String> {
         if slice == SLICES {
             break;
         }
-        // What falls across the end of a tick belongs to the tick in which it began.
+        // A count across the end of a tick belongs to the tick in which it began.
         ticks[slice][((ran / TICK_NS) as usize).min(TICKS - 1)] +=
             (now.llc_misses - before.llc_misses) as f64;
         ran += stretch;
@@ -94,7 +94,7 @@ mod tests {
             moment(25, 300, 95),
         ];
         let ticks = ticks(&moments).unwrap();
-        // 80 in the first 10 ms; then another had the CPU, and slice 2 begins.
+        // 80 in the first 10 ms; then another VM had the CPU, and slice 2 begins.
         assert_eq!(ticks[..2], [[80.0, 0.0, 0.0], [15.0, 0.0, 0.0]]);
     }
 }

@@ -1,7 +1,7 @@
-//! Pages that a program writes in a time, by its profile.
+//! Computes the pages that a program writes in a time, by its profile.
 //!
-//! A page counts as written if it is written at least once: of `n` pages with `w` writes, `n (1 - exp(-w / n))`. Writes are the
-//! profile's accesses to the last-level cache times its write share, at its solo speed; regions are its regions.
+//! A page counts as written if it is written at least once: of `n` pages with `w` writes, `n (1 - exp(-w / n))`. Writes are
+//! the profile's accesses to the last-level cache times its write share, at its solo speed; regions are its regions.
 
 use homenode_twin::workload;
 
@@ -10,7 +10,7 @@ use crate::models::Values;
 
 const MACHINE: &str = "i7_pml";
 
-/// `written_pages`: of the programs that value `profile` names, in the seconds of axis `seconds`.
+/// Returns `written_pages`: for the programs named by value `profile`, in the seconds of axis `seconds`.
 pub fn written_pages(value: Values<'_>) -> Result<Named, String> {
     let pages = value("profile")?.zip(&value("seconds")?, |profile, seconds| {
         let seconds = seconds.number()?.unwrap_or(f64::NAN);

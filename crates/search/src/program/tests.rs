@@ -1,13 +1,13 @@
-//! What is left of programs and of what they started.
+//! Tests that programs, and the processes they start, end.
 
 use std::path::{Path, PathBuf};
 
 use super::*;
 
-/// Names the directory for the process that is killed.
+/// Environment variable with the directory for the process that is killed.
 const HELD: &str = "HOMENODE_TEST_HOLDS_A_PROGRAM_IN";
 
-/// A program that starts another, both of which never end by themselves; it writes down both ids.
+/// A program that starts another; neither ends by itself. It writes down both ids.
 fn program(dir: &Path, begin: &str) -> Program {
     let script = dir.join("policy.sh");
     let ids = dir.join("ids");
@@ -20,7 +20,7 @@ fn program(dir: &Path, begin: &str) -> Program {
     format!("exec:/bin/sh {}", script.display()).parse().unwrap()
 }
 
-/// Waits for what has to come, but not for ever.
+/// Waits until `look` finds something, with a time limit.
 fn eventually<T>(what: &str, look: impl Fn() -> Option<T>) -> T {
     for _ in 0..6_000 {
         if let Some(found) = look() {
@@ -40,7 +40,7 @@ fn ids(dir: &Path) -> Vec<String> {
     ids
 }
 
-/// Whether a process runs; one that has ended may not have been waited for.
+/// Whether a process runs; a zombie counts as ended.
 fn runs(id: &str) -> bool {
     let stat = std::fs::read_to_string(PathBuf::from("/proc").join(id).join("stat"));
     let state = |stat: String| {
@@ -79,7 +79,7 @@ fn what_a_program_started_ends_though_the_program_ended_before() {
     all_end(&ids);
 }
 
-/// Holds a program until it is killed, in the process that the test below starts; elsewhere it has nothing to do.
+/// Holds a program until it is killed, in the process that the test below starts; does nothing in a normal test run.
 #[test]
 fn a_process_that_holds_a_program() {
     let Some(dir) = std::env::var_os(HELD) else { return };
@@ -101,7 +101,7 @@ fn a_program_ends_with_a_process_that_is_killed() {
         let ids = ids(dir.path());
         let id = Pid::from_raw(held.id().cast_signed()).unwrap();
         rustix::process::kill_process(id, signal).unwrap();
-        // A process may have been started that ignores this signal.
+        // A process just being started may ignore the first signal.
         std::thread::sleep(Duration::from_millis(50));
         let _ = held.kill();
         held.wait().unwrap();

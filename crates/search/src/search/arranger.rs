@@ -1,4 +1,4 @@
-//! Carries out a schedule as the agent would: one epoch after the other, within the agent's budgets.
+//! Carries out a schedule as the agent would, epoch by epoch and within the agent's budgets.
 
 use std::collections::BTreeMap;
 
@@ -15,24 +15,24 @@ use crate::run::Run;
 
 use super::schedule::{Goal, Place, Schedule};
 
-/// Name of what decides here, in plans.
+/// Policy name of these decisions in plans.
 pub const POLICY: &str = "search";
 
-/// A VM that uses less than this of a CPU does nothing.
+/// A VM that uses less than this many CPUs counts as idle.
 const ACTIVE_CPUS: f64 = 0.2;
 
-/// An agent that knows what to decide when.
+/// An agent whose decisions and their times are given in advance.
 #[derive(Clone, Debug)]
 pub struct Arranger {
     schedule: Schedule,
     config: Config,
-    /// Of each VM that runs, by id: its place in the scenario.
+    /// Place in the scenario of each running VM, by id.
     places: BTreeMap<VmId, usize>,
-    /// What was decided and carried out for each VM that runs.
+    /// The goal that was carried out for each running VM.
     done: BTreeMap<VmId, Goal>,
-    /// Nodes that its memory belongs on.
+    /// Home nodes of each VM's memory.
     homes: BTreeMap<VmId, NodeSet>,
-    /// Memory policy of each VM before the first that was decided for it.
+    /// Memory policy of each VM before the first decision about it.
     before: BTreeMap<VmId, MemoryPolicy>,
     repatriate: repatriate::State,
     memory: memory::State,
@@ -42,7 +42,7 @@ pub struct Arranger {
 }
 
 impl Arranger {
-    /// One that has decided nothing yet; `places` says which VM of the scenario has which id.
+    /// Creates one without decisions; `places` maps ids to the scenario's VMs.
     pub fn new(config: Config, places: BTreeMap<VmId, usize>) -> Arranger {
         Arranger {
             schedule: Schedule::default(),
@@ -59,14 +59,14 @@ impl Arranger {
         }
     }
 
-    /// The same with other decisions to come.
+    /// Returns the arranger with another schedule to follow.
     #[must_use]
     pub fn following(mut self, schedule: Schedule) -> Arranger {
         self.schedule = schedule;
         self
     }
 
-    /// The VMs that did something in the last epoch.
+    /// Returns the VMs that did something in the last epoch.
     pub fn active(&self) -> Vec<VmId> {
         let rates = self.last.as_ref().and_then(|(_, rates)| rates.as_ref());
         let vms = rates.map_or(&[][..], |rates| &rates.vms);
@@ -76,7 +76,7 @@ impl Arranger {
             .collect()
     }
 
-    /// One epoch: sample, decide, act.
+    /// Runs one epoch: sample, decide, act.
     ///
     /// # Errors
     /// When the host cannot be read, or refuses a plan.
@@ -102,7 +102,7 @@ impl Arranger {
         Ok(())
     }
 
-    /// What a run came to.
+    /// Returns the result of the run.
     pub fn came_to(&self, twin: &Twin) -> Run {
         Run {
             policy: POLICY.to_owned(),
@@ -119,7 +119,7 @@ impl Arranger {
         sample.vms.iter().filter_map(goal).collect()
     }
 
-    /// A memory policy that is decided reads like one that the operator chose; without one each VM keeps what it had.
+    /// Sets decided memory policies as if the operator had chosen them; without a decision each VM keeps its own.
     fn choose_memory(&mut self, sample: &mut Sample, goals: &BTreeMap<VmId, Goal>) {
         for vm in &mut sample.vms {
             let before = *self.before.entry(vm.id).or_insert(vm.memory_policy);

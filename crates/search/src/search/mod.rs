@@ -1,31 +1,30 @@
-//! The best that is known: a search for decisions, made before the run and during it, by trying them on the twin.
+//! Searches for the best known decisions, made before and during a run, by trying them on the twin.
 //!
 //! # Problem
-//! That a policy beats `default` says little as long as nobody knows what was possible. The number of schedules, which VM
-//! is where from when on, is beyond trying them all; what is found is an upper bound on the least mean ratio.
+//! That a policy beats `default` says little without knowing what was possible. There are too many schedules (which VM is
+//! where from when on) to try them all; the result is an upper bound on the least mean ratio.
 //!
 //! # Terms
-//! - *Schedule*: decisions with their times ([`Schedule`]). An empty one is `default` watched.
+//! - *Schedule*: decisions with their times ([`Schedule`]). An empty one is `default` with monitoring.
 //! - *Static*: a schedule that decides for each VM once, at the agent's first sample that has it.
-//! - *Evaluation*: a run on the twin under one schedule, from time 0 or rolled out from a point of another run: as the twin is
-//!   deterministic and can be copied, both give the same.
-//! - *Value*: mean over VMs of the ratio beside `default` with the same seed ([`crate::score`]); less is better.
+//! - *Evaluation*: a run on the twin under one schedule, from time 0 or rolled out from a point of another run: as the twin
+//!   is deterministic and can be copied, both give the same.
+//! - *Value*: mean over VMs of the ratio to `default` with the same seed ([`crate::score`]); less is better.
 //!
 //! # Algorithm
-//! 1. Starts: what the caller brings (decisions of policies that were run, what was found before), some systematic
-//!    arrangements and drawn ones, until [`STARTS_SHARE`] of the evaluations are used. All but the caller's are static.
-//! 2. Then, VM by VM in order of arrival, each place that the best schedule could give it instead, until no VM gains by another
-//!    place or [`PASSES_SHARE`] of the evaluations are used.
-//! 3. Then batches of [`BATCH`]: each candidate changes one of the [`ELITES`] best schedules (the best one every second
-//!    time), mostly at time 0 in the first half of what is left, afterwards mostly at a *point*: where VMs came, went, began or
-//!    ended their work, and now and then. A change moves a VM, frees it, swaps two, pools two, adds or takes a node,
-//!    spreads its memory, or arranges all anew; what was decided later for that VM is dropped. From a point on only the
-//!    rest of the run is simulated, and not even that where it cannot be among the best any more ([`Cut`]).
-//! 4. What was tried is not tried again; where nothing new can be drawn the search ends early: it tells how
-//!    many evaluations it made.
+//! 1. Starts: those of the caller (decisions of policies that were run, earlier results), some systematic arrangements and
+//!    drawn ones, until [`STARTS_SHARE`] of the evaluations are used. All but the caller's are static.
+//! 2. Then, VM by VM in order of arrival, try each other place in the best schedule, until no VM gains by another place or
+//!    [`PASSES_SHARE`] of the evaluations are used.
+//! 3. Then run batches of [`BATCH`]: each candidate changes one of the [`ELITES`] best schedules (the best one every second
+//!    time), mostly at time 0 in the first half of the remaining evaluations, afterwards mostly at a *point*: a time when
+//!    VMs arrived, left, began or ended their work, and some in between. A change moves a VM, frees it, swaps two, pools
+//!    two, adds or takes a node, spreads its memory, or arranges all VMs again; later decisions for that VM are dropped.
+//!    From a point on only the rest of the run is simulated, and only while it can still be among the best ([`Cut`]).
+//! 4. No schedule is tried twice; if nothing new can be drawn, the search ends early. It reports the number of evaluations.
 //!
 //! Decisions are carried out by [`arranger`]: by the policies' own `settle`, `repatriate`, `memory`, `pace` and `merge`,
-//! once per agent's epoch, with the agent's budgets of pages.
+//! once per agent epoch, within the agent's page budgets.
 //!
 //! # Properties (tests of the same names)
 //! - `never_worse_than_the_best_start`
@@ -34,8 +33,8 @@
 //! - `a_rollout_from_a_point_equals_the_run_from_the_beginning`
 //!
 //! # What it is not
-//! It knows the future of its seed, and picks the best of many runs of it: some of the gap to it is luck that no policy
-//! can have.
+//! A policy: it knows the future of its seed and picks the best of many runs, so part of the gap to it is luck that no
+//! policy can have.
 
 pub mod arranger;
 mod moves;
@@ -59,17 +58,17 @@ use crate::score::ratio;
 use homenode_twin::Setup;
 use moves::Choices;
 
-/// Candidates that run together; the same for any number of jobs.
+/// Number of candidates that run together, independent of the number of jobs.
 pub const BATCH: usize = 8;
-/// Schedules that changes start from.
+/// Number of best schedules that changes start from.
 pub const ELITES: usize = 4;
 /// Share of the evaluations for starts.
 pub const STARTS_SHARE: f64 = 0.15;
-/// Share of the evaluations after which no VM is tried everywhere any more.
+/// Share of the evaluations after which the systematic passes over VMs end.
 pub const PASSES_SHARE: f64 = 0.6;
-/// Fewer evaluations than this are no search.
+/// Minimum number of evaluations of a search.
 pub const EVALUATIONS_MIN: usize = 8;
-/// So many draws in a row that were all tried before: there is nothing new.
+/// After this many draws in a row that were all tried before, the search has run out of candidates.
 const DRAWS_MAX: usize = 200;
 
 /// How long to search.
@@ -77,24 +76,24 @@ const DRAWS_MAX: usize = 200;
 pub struct Effort {
     /// Evaluations.
     pub evaluations: usize,
-    /// How many at the same time.
+    /// Number of parallel runs.
     pub jobs: usize,
     /// Seed of the search's own draws.
     pub seed: u64,
 }
 
-/// What was found.
+/// Result of a search.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// The best schedule.
     pub schedule: Schedule,
     /// Its value.
     pub mean: f64,
-    /// What came of it.
+    /// The run under it.
     pub run: Run,
     /// Evaluations made.
     pub evaluations: usize,
-    /// Value of the best static schedule that was tried; infinite where none was.
+    /// Value of the best static schedule that was tried; infinite if none was.
     pub static_mean: f64,
 }
 
@@ -102,7 +101,7 @@ pub struct Found {
 struct Tried {
     schedule: Schedule,
     rollout: Rollout,
-    /// Points from its beginning on: those of the run that it was rolled out from, then its own.
+    /// Points from the beginning: those of the run that it was rolled out from, then its own.
     points: Vec<Point>,
 }
 
@@ -110,12 +109,11 @@ struct Tried {
 struct Candidate {
     schedule: Schedule,
     from: Point,
-    /// Points before that one.
+    /// Points before the one it differs from.
     before: Vec<Point>,
 }
 
-/// Searches for the schedule of least value. `base` is the run under `default` with the same seed, `starts` what is tried
-/// first.
+/// Searches for the schedule of least value. `base` is the run under `default` with the same seed, `starts` are tried first.
 ///
 /// # Errors
 /// A scenario that the machine cannot run.
@@ -203,7 +201,7 @@ struct State<'a> {
 }
 
 impl State<'_> {
-    /// Schedules that nobody has tried: first those that the caller brings.
+    /// Draws untried schedules: first those of the caller.
     fn draw_starts(
         &mut self,
         count: usize,
@@ -230,7 +228,7 @@ impl State<'_> {
         batch
     }
 
-    /// VMs by their first arrival, which no policy changes.
+    /// Returns VMs by their first arrival, which no policy changes.
     fn by_arrival(&self) -> Vec<usize> {
         let mut vms: Vec<usize> = (0..self.base.report.vms.len()).collect();
         vms.retain(|vm| self.base.report.vms[*vm].first_arrival_s().is_some());
@@ -241,7 +239,7 @@ impl State<'_> {
         vms
     }
 
-    /// The best schedule with one VM anywhere else from its arrival on.
+    /// Draws variants of the best schedule with one VM anywhere else from its arrival on.
     fn draw_places(&mut self, vm: usize, count: usize) -> Vec<Candidate> {
         let Some(best) = self.elites.first() else {
             return Vec::new();
@@ -259,7 +257,7 @@ impl State<'_> {
         let mut batch = Vec::new();
         for goal in goals {
             let mut schedule = best.schedule.clone();
-            // Before its arrival is at any time before; at 0 it reads as what it is.
+            // Any time before its arrival has the same effect; 0 says "from the beginning".
             schedule.decide(Ns::ZERO, vm, goal);
             if batch.len() < count && self.seen.insert(schedule.clone()) {
                 batch.push(Candidate {
@@ -272,7 +270,7 @@ impl State<'_> {
         batch
     }
 
-    /// Changes of the best schedules; `done` is the share of the evaluations for changes that were made.
+    /// Draws changes of the best schedules; `done` is the used share of the evaluations for changes.
     fn draw_changes(&mut self, count: usize, done: f64) -> Vec<Candidate> {
         let mut batch = Vec::new();
         let at_points = if done < 0.5 { 0.2 } else { 0.85 };
@@ -335,7 +333,7 @@ impl State<'_> {
             }
             let mut points = candidate.before;
             points.extend(rollout.points.iter().cloned());
-            // Of equals the first one stays.
+            // Ties keep the earlier one.
             let place = self
                 .elites
                 .partition_point(|elite| elite.rollout.mean <= rollout.mean);

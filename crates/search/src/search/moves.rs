@@ -1,4 +1,4 @@
-//! What may be tried: where a VM may be, and how one schedule becomes another.
+//! The moves of the search: where a VM may be, and how one schedule becomes another.
 
 use homenode_machine::Machine;
 use homenode_twin::Scenario;
@@ -8,20 +8,20 @@ use super::schedule::{Goal, Place, Schedule};
 
 /// Ways of spreading memory.
 const SPREADS: [&str; 3] = ["round-4k", "round-4k+carrefour", "first-touch+carrefour"];
-/// So many sets of nodes are tried for a VM that needs several.
+/// Number of node sets tried for a VM that needs several nodes.
 const SETS_MAX: usize = 6;
 
-/// What there is to choose from.
+/// The choices for each VM.
 #[derive(Clone, Debug)]
 pub struct Choices {
     machine: Machine,
     nodes: Vec<NodeId>,
-    /// Of each VM in the scenario's order: how many nodes have CPUs enough for it.
+    /// Number of nodes each VM needs for its CPUs, in the scenario's order.
     nodes_min: Vec<usize>,
 }
 
 impl Choices {
-    /// Those of a scenario on a machine.
+    /// Returns the choices of a scenario on a machine.
     pub fn new(machine: &Machine, scenario: &Scenario) -> Choices {
         let nodes: Vec<NodeId> = machine.home_nodes().iter().collect();
         let cpus = machine.cpus_of(&machine.home_nodes()).len();
@@ -34,14 +34,14 @@ impl Choices {
         }
     }
 
-    /// A schedule that decides once for each VM: the first few fill nodes in order of the VMs, with one node or as few as each
-    /// needs; later ones are drawn.
+    /// Returns a schedule with one decision per VM: the first few fill nodes in the VMs' order, with one node or as few as
+    /// each needs; later ones are random.
     pub fn start(&self, number: usize, chance: &mut Chance) -> Schedule {
         let mut schedule = Schedule::default();
         let (mut next, count) = (0, self.nodes.len());
         for (vm, least) in self.nodes_min.iter().enumerate() {
             let goal = match number {
-                // All apart, in turn over the nodes; wide ones over as many as they need.
+                // All apart, round robin over the nodes; wide ones over as many as they need.
                 0 => {
                     let homes = (0..*least).map(|offset| self.nodes[(next + offset) % count]);
                     let home = homes.collect();
@@ -50,7 +50,7 @@ impl Choices {
                 }
                 // All together on all nodes: one pool.
                 1 => Goal::home(self.nodes.iter().copied().collect()),
-                // Wide ones pooled at the front, small ones in turn behind.
+                // Wide ones pooled on the first nodes, small ones round robin on the rest.
                 2 => {
                     let widest = self.nodes_min.iter().copied().max().unwrap_or(1);
                     let behind = count.saturating_sub(widest).max(1);
@@ -60,7 +60,7 @@ impl Choices {
                         _ => Goal::home(self.nodes[..widest].iter().copied().collect()),
                     }
                 }
-                // Memory alone spread, by turns and by use.
+                // Only memory is spread: interleaved, and by use.
                 3..=5 => self.spread(SPREADS[number - 3]),
                 _ => self.goal(vm, chance),
             };
@@ -69,7 +69,7 @@ impl Choices {
         schedule
     }
 
-    /// How many starts are not drawn.
+    /// Number of starts that are not random.
     pub const STARTS: usize = 6;
 
     fn spread(&self, policy: &str) -> Goal {
@@ -79,7 +79,7 @@ impl Choices {
         }
     }
 
-    /// Somewhere that a VM may be.
+    /// Draws a place for a VM.
     fn goal(&self, vm: usize, chance: &mut Chance) -> Goal {
         let (least, count) = (self.nodes_min[vm], self.nodes.len());
         let draw = chance.unit();
@@ -106,8 +106,8 @@ impl Choices {
         }
     }
 
-    /// Everywhere that it is worth trying to put one VM while the others stay: free, on each node, or sets of as many as it
-    /// needs; where others are that have several; on all; with its memory spread.
+    /// Returns every place worth trying for one VM while the others stay: free, on each node, or sets of as many as it
+    /// needs; the homes of others that have several; all nodes; with its memory spread.
     pub fn all_for(&self, vm: usize, schedule: &Schedule, at: Ns, chance: &mut Chance) -> Vec<Goal> {
         let (least, count) = (self.nodes_min[vm], self.nodes.len());
         let mut goals = vec![Goal::default()];
@@ -129,7 +129,7 @@ impl Choices {
         goals
     }
 
-    /// So many nodes, each adjacent to one of the others where the machine has such.
+    /// Draws a set of `size` nodes, each adjacent to another of the set if the machine allows.
     fn connected(&self, size: usize, chance: &mut Chance) -> NodeSet {
         let mut home = NodeSet::one(self.nodes[chance.below(self.nodes.len() as u64) as usize]);
         while home.len() < size {
@@ -147,7 +147,7 @@ impl Choices {
         home
     }
 
-    /// Another schedule, which differs from a time on.
+    /// Returns another schedule, which differs from a time on.
     pub fn change(&self, schedule: &Schedule, at: Ns, chance: &mut Chance) -> Schedule {
         let mut changed = schedule.clone();
         let count = self.nodes_min.len() as u64;
@@ -157,12 +157,12 @@ impl Choices {
         match chance.unit() {
             // Elsewhere.
             draw if draw < 0.5 => changed.decide(at, vm, self.goal(vm, chance)),
-            // Change places.
+            // Swap places.
             draw if draw < 0.65 && vm != other => {
                 changed.decide(at, vm, others);
                 changed.decide(at, other, goal);
             }
-            // To the other one's place.
+            // To the other VM's place.
             draw if draw < 0.73 && vm != other => changed.decide(at, vm, others),
             // Pool both.
             draw if draw < 0.83 && vm != other => {
@@ -174,7 +174,7 @@ impl Choices {
                     changed.decide(at, vm, self.goal(vm, chance));
                 }
             }
-            // One node more, or one less.
+            // Add or remove a node.
             draw if draw < 0.93 => match &goal.place {
                 Place::Home(home) if home.len() < self.nodes.len() => {
                     let mut home = home.clone();
@@ -195,7 +195,7 @@ impl Choices {
                 }
                 _ => changed.decide(at, vm, self.goal(vm, chance)),
             },
-            // Everything anew, or nothing at all.
+            // Draw everything again, or free everything.
             draw => {
                 for vm in 0..self.nodes_min.len() {
                     let goal = if draw < 0.96 {

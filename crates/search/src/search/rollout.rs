@@ -12,10 +12,10 @@ use crate::run::Run;
 use crate::score::{mean, value};
 use homenode_twin::Setup;
 
-/// At most so many points of a run are kept.
+/// Maximum number of points kept of a run.
 const POINTS_MAX: usize = 24;
 
-/// A point of a run from which it can go on differently.
+/// A point of a run from which it can continue differently.
 #[derive(Clone, Debug)]
 pub struct Point {
     twin: Twin,
@@ -23,7 +23,7 @@ pub struct Point {
 }
 
 impl Point {
-    /// The beginning of a run.
+    /// Returns the beginning of a run.
     ///
     /// # Errors
     /// A scenario that the machine cannot run.
@@ -39,39 +39,39 @@ impl Point {
         })
     }
 
-    /// When it is.
+    /// Returns the time of this point.
     pub fn at(&self) -> Ns {
         self.twin.now()
     }
 }
 
-/// What came of a schedule.
+/// Result of a schedule.
 #[derive(Clone, Debug)]
 pub struct Rollout {
     /// What each VM did.
     pub run: Run,
-    /// Mean over VMs of the ratio beside the base run; infinite where there is none.
+    /// Mean over VMs of the ratio to the base run; infinite if there is none.
     pub mean: f64,
-    /// Points after the one from which it was rolled out: where VMs came, went, began or ended their work, and now and then.
+    /// Points after the one it was rolled out from: when VMs arrived, left, began or ended their work, and some in between.
     pub points: Vec<Point>,
 }
 
-/// When a rollout need not go on: when even the best that was ever seen of each VM, from now on, gives no less than a bound.
+/// When a rollout can stop early: when even the best ratio ever seen of each VM, from now on, cannot beat a bound.
 ///
-/// Of a VM that is at work the time so far is spent, and what is left of its work takes its share of the least time seen.
+/// For a VM at work, the time so far is spent, and the rest of its work takes its share of the least time seen.
 #[derive(Clone, Debug)]
 pub struct Cut {
-    /// Values from here on are of no use.
+    /// Values at or above this are of no use.
     pub bound: f64,
     /// The least ratio of each VM in any run so far, above 0.
     pub least: Vec<f64>,
 }
 
-/// How much less than the least seen a VM may still come to.
+/// Margin by which a VM may still undercut the least ratio seen.
 const SLACK: f64 = 0.97;
 /// Boot and first touches, which runtimes leave out, take less than this.
 const BOOT_S: f64 = 4.0;
-/// Epochs between two looks whether to go on.
+/// Epochs between two checks for stopping early.
 const LOOK_EPOCHS: u32 = 5;
 
 impl Cut {
@@ -79,7 +79,7 @@ impl Cut {
         let vms = base.report.vms.iter().zip(&report.vms).zip(&self.least);
         let least = |((base, vm), least): ((&VmReport, &VmReport), &f64)| {
             let least = least * SLACK;
-            // Of several starts or programs nothing is known before the end.
+            // With several starts or programs nothing is known before the end.
             let (Some(base_s), 1, [] | [_]) =
                 (base.whole_s(), base.runtimes_s().count(), vm.programs.as_slice())
             else {
@@ -95,12 +95,12 @@ impl Cut {
             let left = (1.0 - vm.instructions_g / base.instructions_g).clamp(0.0, 1.0);
             (elapsed_s / base_s + left * least).max(least)
         };
-        // Where the warm-up's instructions are not counted, nothing can be said of what is left.
+        // Without the warm-up's instructions, the remaining work cannot be estimated.
         report.measured_from_ns == Ns::ZERO && mean(vms.map(least)).is_some_and(|mean| mean > self.bound)
     }
 }
 
-/// A whole run under a schedule.
+/// Runs a whole scenario under a schedule.
 ///
 /// # Errors
 /// A scenario that the machine cannot run; when the host refuses a plan.
@@ -114,7 +114,7 @@ pub fn replay(setup: &Setup, config: &Config, schedule: &Schedule) -> anyhow::Re
     Ok(arranger.came_to(&twin))
 }
 
-/// Goes on from a point to the end of the run; `None` where it was cut.
+/// Continues from a point to the end of the run; `None` if it was cut.
 ///
 /// # Errors
 /// When the host cannot be read, or refuses a plan.
@@ -150,7 +150,7 @@ pub fn rollout(
     }
     let run = arranger.came_to(&twin);
     let all = points.len().max(1);
-    // Of too many, evenly spread ones.
+    // Thin out evenly.
     let kept = POINTS_MAX.min(all);
     let mut at = 0;
     points.retain(|_| {

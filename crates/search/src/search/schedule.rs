@@ -1,4 +1,4 @@
-//! What is decided for which VM from when on, and how that is written.
+//! Decisions for VMs over time, and their text form.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 use homenode_twin::Scenario;
 use homenode_units::{MemoryPolicy, NodeSet, Ns};
 
-/// Where a VM is to be.
+/// Where a VM should run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
     /// Where the kernel puts it.
@@ -18,17 +18,17 @@ pub enum Place {
     Memory(NodeSet),
 }
 
-/// What is wanted of a VM.
+/// The goal for a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Goal {
-    /// Where it is to be.
+    /// Where it should run.
     pub place: Place,
-    /// How its memory is to lie there; the host's own way where it is not said.
+    /// Memory policy; the host's default if absent.
     pub memory: Option<MemoryPolicy>,
 }
 
 impl Goal {
-    /// vCPUs and memory on these nodes.
+    /// Returns the goal of vCPUs and memory on these nodes.
     pub fn home(nodes: NodeSet) -> Goal {
         Goal {
             place: Place::Home(nodes),
@@ -37,24 +37,24 @@ impl Goal {
     }
 }
 
-/// What is decided for a VM at a time.
+/// A decision for a VM at a time.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Change {
-    /// From the agent's first sample at or after this time that has the VM in it.
+    /// Takes effect at the agent's first sample at or after this time that has the VM in it.
     pub at: Ns,
     /// Place of the VM in the scenario.
     pub vm: usize,
-    /// What.
+    /// The goal.
     pub goal: Goal,
 }
 
-/// All decisions of a run, by time, then VM. A VM about which nothing is said is free.
+/// All decisions of a run, by time, then VM. A VM without a decision is free.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Schedule {
     changes: Vec<Change>,
 }
 
-/// Text that is no decision.
+/// Text that is not a decision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{text}` is no decision about a VM of scenario {scenario}: {why}; write `12s NAME: free`, or `0ns NAME: home 0-1, round-4k`"
@@ -66,24 +66,24 @@ pub struct ScheduleError {
 }
 
 impl Schedule {
-    /// The decisions, by time, then VM.
+    /// Returns the decisions, by time, then VM.
     pub fn changes(&self) -> &[Change] {
         &self.changes
     }
 
-    /// Whether all is decided at the beginning.
+    /// Whether everything is decided at the beginning.
     pub fn is_static(&self) -> bool {
         self.changes.iter().all(|change| change.at == Ns::ZERO)
     }
 
-    /// What is wanted of a VM at a time.
+    /// Returns the goal for a VM at a time.
     pub fn goal(&self, vm: usize, now: Ns) -> Goal {
         let mut latest_first = self.changes.iter().rev();
         let in_force = latest_first.find(|change| change.vm == vm && change.at <= now);
         in_force.map(|change| change.goal.clone()).unwrap_or_default()
     }
 
-    /// Decides from a time on, whatever was decided later for this VM.
+    /// Sets the goal from a time on, and drops later decisions for this VM.
     pub fn decide(&mut self, at: Ns, vm: usize, goal: Goal) {
         self.changes.retain(|change| change.vm != vm || change.at < at);
         if self.goal(vm, at) != goal {
@@ -93,7 +93,7 @@ impl Schedule {
         }
     }
 
-    /// One line for each decision.
+    /// Returns one line for each decision.
     pub fn lines(&self, scenario: &Scenario) -> Vec<String> {
         let line = |change: &Change| {
             let name = scenario.vms.get(change.vm).map_or("?", |vm| &vm.name);
@@ -102,10 +102,10 @@ impl Schedule {
         self.changes.iter().map(line).collect()
     }
 
-    /// Reads what [`Schedule::lines`] has written.
+    /// Parses the lines of [`Schedule::lines`].
     ///
     /// # Errors
-    /// The first line that is no decision, and why.
+    /// The first line that is not a decision, and why.
     pub fn read(lines: &[String], scenario: &Scenario) -> Result<Schedule, ScheduleError> {
         let mut schedule = Schedule::default();
         for line in lines {
@@ -191,10 +191,10 @@ mod tests {
         assert_eq!(schedule.goal(1, at(5)), home(1));
         assert_eq!(schedule.goal(1, at(9)), Goal::default());
         assert_eq!(schedule.goal(0, at(100)), home(0));
-        // What is decided again earlier holds from then on.
+        // An earlier decision replaces later ones.
         schedule.decide(at(2), 1, home(2));
         assert_eq!(schedule.goal(1, at(9)), home(2));
-        // What holds already is no decision.
+        // Deciding what already holds adds nothing.
         schedule.decide(at(3), 1, home(2));
         assert_eq!(schedule.changes().len(), 2);
     }

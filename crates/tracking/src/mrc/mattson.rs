@@ -1,4 +1,4 @@
-//! Exact stack distances.
+//! Computes exact stack distances.
 
 use super::Curve;
 use crate::recency::Recency;
@@ -15,7 +15,7 @@ pub struct Mattson {
 }
 
 impl Mattson {
-    /// Counts distances below this many lines.
+    /// Creates a counter of distances below this many lines.
     pub fn new(lines_max: usize) -> Mattson {
         Mattson {
             recency: Recency::new(lines_max),
@@ -25,7 +25,7 @@ impl Mattson {
         }
     }
 
-    /// Takes in an access; gives its distance, `None` for the first use of a line.
+    /// Takes in an access; returns its distance, `None` for the first use of a line.
     pub fn access(&mut self, line: u64) -> Option<usize> {
         self.accesses += 1;
         let distance = reuse(&mut self.recency, &mut self.slots, line);
@@ -35,19 +35,19 @@ impl Mattson {
         distance
     }
 
-    /// Forgets the counts, not the lines: what came before was warm-up.
+    /// Resets the counts, but keeps the lines: everything before was warm-up.
     pub fn restart(&mut self) {
         self.by_distance.fill(0.0);
         self.accesses = 0;
     }
 
-    /// The curve so far, a point for each number of lines.
+    /// Returns the curve so far, with a point for each number of lines.
     pub fn curve(&self) -> Curve {
         Curve::of_distances(1.0, &self.by_distance, self.accesses as f64)
     }
 }
 
-/// Moves a line to the top; gives how deep it lay.
+/// Moves a line to the top; returns its previous depth.
 pub(super) fn reuse(recency: &mut Recency, slots: &mut Table, line: u64) -> Option<usize> {
     let known = slots.get(line);
     let distance = known.map(|slot| recency.newer(slot));

@@ -1,12 +1,12 @@
-//! Miss-ratio curves: which share of a stream's accesses misses in an LRU cache of any size, from one pass.
+//! Miss-ratio curves: the share of a stream's accesses that misses in an LRU cache of any size, from one pass.
 //!
 //! # Terms
 //!
-//! - Stack distance of an access: how many other lines were used since the line's last use. An LRU cache of `c` lines
-//!   hits exactly when it is below `c` (Mattson and others, IBM Systems Journal 9, 1970).
-//! - [`Mattson`] is exact. [`Shards`] looks only at lines whose hash falls below a threshold, a share `R` of all,
-//!   and multiplies distances by `1 / R` (Waldspurger and others, FAST 2015): `R` fixed, or lowered so that a fixed
-//!   number of lines is tracked.
+//! - Stack distance of an access: how many other lines were used since the line's last use. An LRU cache of `c` lines hits
+//!   exactly when it is below `c` (Mattson and others, IBM Systems Journal 9, 1970).
+//! - [`Mattson`] is exact. [`Shards`] samples only lines whose hash falls below a threshold, a share `R` of all, and
+//!   multiplies distances by `1 / R` (Waldspurger and others, FAST 2015): `R` fixed, or lowered so that a fixed number of
+//!   lines is tracked.
 //!
 //! # Left out
 //!
@@ -28,7 +28,7 @@ pub struct Curve {
 }
 
 impl Curve {
-    /// Miss ratio with this many lines; between points on a straight line, beyond the last as there.
+    /// Returns the miss ratio with this many lines: linear between points, constant beyond the last.
     pub fn at(&self, lines: f64) -> f64 {
         let place = (lines / self.step).max(0.0);
         let last = self.ratios.len() - 1;
@@ -38,7 +38,7 @@ impl Curve {
         self.ratios[below] + (self.ratios[above] - self.ratios[below]) * share
     }
 
-    /// The curve of accesses counted by stack distance, each weighing what it weighs, out of `total`.
+    /// Returns the curve of weighted accesses by stack distance, out of `total`.
     fn of_distances(step: f64, by_step: &[f64], total: f64) -> Curve {
         let mut hits = 0.0;
         let mut ratios = vec![1.0];

@@ -1,4 +1,4 @@
-//! Stack distances from a sample of lines.
+//! Computes stack distances from a sample of lines.
 
 use std::collections::BinaryHeap;
 
@@ -13,15 +13,15 @@ use homenode_units::mix;
 pub struct Shards {
     recency: Recency,
     slots: Table,
-    /// A line is looked at if its hash is below.
+    /// A line is sampled if its hash is below.
     threshold: u64,
-    /// The threshold does not fall below this.
+    /// Lower limit of the threshold.
     floor: u64,
-    /// Most lines to track, and their hashes, the largest on top.
+    /// Maximum number of tracked lines, and their hashes, the largest on top.
     limit: Option<(usize, BinaryHeap<(u64, u64)>)>,
     step: f64,
     by_step: Vec<f64>,
-    /// What the accesses that were looked at stand for.
+    /// Total weight of the sampled accesses.
     weight: f64,
     accesses: u64,
 }
@@ -33,18 +33,18 @@ fn threshold(rate: f64) -> u64 {
 }
 
 impl Shards {
-    /// Looks at this share of lines, in (0, 1].
+    /// Samples this share of lines, in (0, 1].
     pub fn with_rate(rate: f64, lines_max: usize) -> Shards {
         Shards::new(threshold(rate), 0, None, lines_max)
     }
 
-    /// Looks at this many lines at most, at least 1: the share of lines falls as the stream shows more of them.
+    /// Samples at most this many lines, at least 1: the share falls as the stream uses more lines.
     pub fn with_size(lines_tracked: usize, lines_max: usize) -> Shards {
         Shards::with_size_or_rate(lines_tracked, 0.0, lines_max)
     }
 
-    /// Looks at this many lines, and where that were less than this share of them, at that share: exact for a stream of few
-    /// lines, and never worse than the share.
+    /// Samples this many lines, or this share of lines if that is more: exact for a stream of few lines, and never worse
+    /// than the share.
     pub fn with_size_or_rate(lines_tracked: usize, rate: f64, lines_max: usize) -> Shards {
         let limit = (lines_tracked.max(1), BinaryHeap::new());
         Shards::new(u64::MAX, threshold(rate), Some(limit), lines_max)
@@ -69,12 +69,12 @@ impl Shards {
         }
     }
 
-    /// Lines that the stream has used, as the sample tells.
+    /// Returns the estimated number of lines that the stream has used.
     pub fn lines(&self) -> f64 {
         self.recency.len() as f64 / self.rate()
     }
 
-    /// Share of lines that is looked at now.
+    /// Returns the current share of sampled lines.
     pub fn rate(&self) -> f64 {
         self.threshold as f64 / u64::MAX as f64
     }
@@ -95,7 +95,7 @@ impl Shards {
         let distance = reuse(&mut self.recency, &mut self.slots, line);
         match distance {
             Some(distance) => {
-                // Half a sampled line: the distance lies between this and the next that the sample could show.
+                // Half a sampled line: the distance is between this and the next that the sample could show.
                 let point = ((distance as f64 + 0.5) * stands_for / self.step) as usize;
                 if let Some(weight) = self.by_step.get_mut(point) {
                     *weight += stands_for;
@@ -105,7 +105,7 @@ impl Shards {
         }
     }
 
-    /// A new line: if that makes too many, those with the largest hash go, and no line with it comes again.
+    /// A new line: if there are too many, those with the largest hash are dropped for good.
     fn limit_lines(&mut self, line: u64, hash: u64) {
         let Some((most, hashes)) = &mut self.limit else {
             return;
@@ -125,15 +125,15 @@ impl Shards {
         }
     }
 
-    /// Forgets the counts, not the lines: what came before was warm-up.
+    /// Resets the counts, but keeps the lines: everything before was warm-up.
     pub fn restart(&mut self) {
         self.by_step.fill(0.0);
         self.weight = 0.0;
         self.accesses = 0;
     }
 
-    /// The curve so far. Sampled lines may be used more or less than others; what that misses or exceeds of all accesses is
-    /// taken as reuse at the shortest distance (the paper's adjustment).
+    /// Returns the curve so far. Sampled lines may be used more or less than others; the difference to all accesses is
+    /// counted as reuse at the shortest distance (the paper's adjustment).
     pub fn curve(&self) -> Curve {
         let mut by_step = self.by_step.clone();
         by_step[0] += self.accesses as f64 - self.weight;

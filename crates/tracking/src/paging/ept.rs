@@ -1,9 +1,10 @@
-//! Nested page tables (EPT): what each entry permits, and its accessed and dirty flags.
+//! Nested page tables (EPT): the rights of each entry, and its accessed and dirty flags.
 //!
-//! Flags follow the manual (SDM 3C, 28.2.4): with the flags enabled every entry used in a translation gets its accessed flag,
-//! the leaf its dirty flag on a write; both stay until software clears them, and what a TLB caches does not notice that.
+//! Flags follow the manual (SDM 3C, 28.2.4): with the flags enabled every entry used in a translation gets its accessed
+//! flag, the leaf its dirty flag on a write; both stay until software clears them, without effect on translations cached in
+//! a TLB.
 //!
-//! An entry is a byte. Entries above 1 GiB are taken as accessed: there is one for each 512 GiB.
+//! An entry is a byte. Entries above 1 GiB count as accessed: there is one for each 512 GiB.
 
 use crate::tlb::{Access, PageSize};
 
@@ -11,7 +12,7 @@ const PRESENT: u8 = 1;
 const WRITABLE: u8 = 2;
 const ACCESSED: u8 = 4;
 const DIRTY: u8 = 8;
-/// The entry maps a page of its level, and leads to no table.
+/// The entry maps a page of its level, instead of leading to a table.
 const LEAF: u8 = 16;
 
 /// Whether the processor keeps accessed and dirty flags (bit 6 of the EPT pointer).
@@ -23,7 +24,7 @@ pub enum Flags {
     Ignored,
 }
 
-/// Why an access is refused: an EPT violation.
+/// Why an access is denied: an EPT violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denied {
     /// The page is not mapped.
@@ -32,7 +33,7 @@ pub enum Denied {
     NotWritable,
 }
 
-/// What a reference to a page would do to its entries.
+/// The effects of a reference to a page on its entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reference {
     /// The leaf's size.
@@ -41,7 +42,7 @@ pub struct Reference {
     pub updates: bool,
     /// A dirty flag goes from 0 to 1.
     pub dirties: bool,
-    /// After it, writes need no further walk.
+    /// Whether later writes need no further walk.
     pub writable: bool,
 }
 
@@ -55,7 +56,7 @@ pub struct Ept {
 }
 
 impl Ept {
-    /// Tables that map this many guest frames with pages of one size, all of which may be written.
+    /// Creates tables that map this many guest frames with writable pages of one size.
     pub fn new(frames: u64, size: PageSize, flags: Flags) -> Ept {
         let level = |level: PageSize| {
             let leaf = if level == size { LEAF } else { 0 };
@@ -68,18 +69,19 @@ impl Ept {
         }
     }
 
-    /// One past the highest guest frame.
+    /// Returns one past the highest guest frame.
     pub fn frames(&self) -> u64 {
         self.frames
     }
 
-    /// Size of the page that maps a frame.
+    /// Returns the size of the page that maps a frame.
     #[inline]
     pub fn size_of(&self, frame: u64) -> PageSize {
         self.leaf(frame).0
     }
 
-    /// Size and entry of the page that maps a frame: the lowest entry that maps a page, since tables below others do not.
+    /// Returns size and entry of the page that maps a frame: the lowest entry that maps a page, as unused tables below do
+    /// not.
     #[inline(always)]
     fn leaf(&self, frame: u64) -> (PageSize, u8) {
         let small = self.levels[0][frame as usize];
@@ -98,7 +100,7 @@ impl Ept {
         &mut self.levels[level as usize][(frame >> level.order()) as usize]
     }
 
-    /// What a reference to a frame would do; it does not do it. No frame is mapped from [`Ept::frames`] on.
+    /// Returns the effects of a reference to a frame, without applying them. Frames from [`Ept::frames`] on are not mapped.
     ///
     /// # Errors
     /// [`Denied`]: the processor exits with an EPT violation, no flag set.
@@ -126,14 +128,14 @@ impl Ept {
         let dirties = write && leaf & DIRTY == 0;
         Ok(Reference {
             size,
-            // Where a page is accessed the entries that lead to it are: all are set and cleared together.
+            // If a page is accessed, the entries that lead to it are too: all are set and cleared together.
             updates: dirties || leaf & ACCESSED == 0,
             dirties,
             writable: leaf & WRITABLE != 0 && (write || leaf & DIRTY != 0),
         })
     }
 
-    /// Sets the flags that a considered reference needs.
+    /// Sets the flags that such a reference needs.
     #[inline]
     pub fn update(&mut self, frame: u64, reference: Reference) {
         for level in &PageSize::ALL[reference.size as usize..] {
@@ -150,7 +152,7 @@ impl Ept {
         (leaf & ACCESSED != 0, leaf & DIRTY != 0)
     }
 
-    /// Clears dirty flags of all pages. TLBs are to be flushed by whoever wants to see the next write.
+    /// Clears dirty flags of all pages. To see the next write, the caller must flush TLBs.
     pub fn clear_dirty(&mut self) {
         self.each(|entry| entry & !DIRTY);
     }
@@ -182,7 +184,7 @@ impl Ept {
         self.take_from_pages(WRITABLE);
     }
 
-    /// Clears a right of all entries that map a page.
+    /// Removes a right from all entries that map a page.
     fn take_from_pages(&mut self, right: u8) {
         self.each(|entry| if entry & LEAF != 0 { entry & !right } else { entry });
     }
@@ -193,7 +195,7 @@ impl Ept {
         *self.entry(frame, size) |= PRESENT | WRITABLE;
     }
 
-    /// Splits the 2 MiB page that maps a frame into small ones, which inherit its flags; what else maps it stays.
+    /// Splits the 2 MiB page that maps a frame into small ones, which inherit its flags; other sizes stay.
     pub fn split(&mut self, frame: u64) {
         if self.size_of(frame) != PageSize::Medium {
             return;

@@ -1,18 +1,18 @@
 //! The handler of full PRL buffers, on a CPU of the privileged VM [PRL, sections 4.2 and 4.3].
 //!
 //! ```text
-//!          interrupt                        interrupt arrives           all that were full are copied
+//!          interrupt                        interrupt arrives           all full buffers are copied
 //!   idle ─────────────▶ on its way ─────────────────────────▶ at work ─────────────────────────────▶ idle
 //!                                                                ▲ └─ a buffer filled meanwhile ─┘
 //! ```
 //!
-//! One run copies every buffer that is full, whichever vCPU's interrupt began it, and interrupts are masked meanwhile; before it
-//! ends it looks again, as NAPI does. Then it resets the indices in memory and has the processors refresh theirs. Time is
-//! nanoseconds, given by the caller.
+//! One run copies every full buffer, regardless of which vCPU's interrupt began it, and interrupts are masked meanwhile;
+//! before it ends it checks again, as NAPI does. Then it resets the indices in memory and makes the processors refresh
+//! theirs. Time is in nanoseconds, supplied by the caller.
 
 use super::Vcpu;
 
-/// What a run takes, nanoseconds.
+/// Costs of a run, nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Costs {
     /// From a vCPU's interrupt to the first instruction of the handler: delivery, and the privileged VM's exit.
@@ -46,7 +46,7 @@ pub struct Handler {
 }
 
 impl Handler {
-    /// An idle handler.
+    /// Creates an idle handler.
     pub fn new(costs: Costs) -> Handler {
         Handler {
             costs,
@@ -59,12 +59,12 @@ impl Handler {
         }
     }
 
-    /// Interrupts sent, runs that they began, and nanoseconds of the privileged VM's CPU that those took.
+    /// Returns interrupts sent, runs begun by them, and nanoseconds of the privileged VM's CPU they took.
     pub fn counts(&self) -> (u64, u64, f64) {
         (self.interrupts, self.runs, self.busy_ns)
     }
 
-    /// A vCPU has sent an interrupt. One that comes while another is served is masked: the run that is on will see to it.
+    /// A vCPU sends an interrupt. While another is served it is masked: the current run will handle it.
     pub fn raise(&mut self, now_ns: f64) {
         self.interrupts += 1;
         if self.state == State::Idle {
@@ -73,7 +73,7 @@ impl Handler {
         }
     }
 
-    /// Does all that is to be done until now; frames go into the VM's larger buffer, which all its vCPUs share.
+    /// Does all due work until now; frames go into the VM's larger buffer, which all its vCPUs share.
     #[inline]
     pub fn advance(&mut self, now_ns: f64, vcpus: &mut [Vcpu], frames: &mut Vec<u64>) {
         while self.until_ns <= now_ns {
@@ -101,7 +101,7 @@ impl Handler {
         }
     }
 
-    /// Begins to copy what is full now; idle where nothing is.
+    /// Begins to copy the currently full buffers; goes idle if there are none.
     fn copy(&mut self, vcpus: &[Vcpu]) {
         let mut takes_ns = 0.0;
         self.marked.clear();

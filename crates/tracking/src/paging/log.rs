@@ -2,32 +2,32 @@
 //!
 //! # PML (SDM 3C, 28.2.5)
 //!
-//! The index counts down from the last entry. A reference that has to set an accessed *or* dirty flag while the index is out of
-//! range exits, with the flag not set and the access not made. In range, a dirty flag that goes from 0 to 1 is logged.
+//! The index counts down from the last entry. A reference that has to set an accessed *or* dirty flag while the index is out
+//! of range exits, without setting the flag or making the access. In range, a dirty flag that goes from 0 to 1 is logged.
 //!
 //! # PRL in its mode PAML [PRL, section 4.1]
 //!
-//! On each frame that comes out of a walk, whatever its flags:
+//! For each frame that results from a walk, whatever its flags:
 //!
-//! 1. index 0: the buffer is full. The index becomes negative, an interrupt goes to a CPU of the privileged VM, the frame is not
-//!    logged, and the vCPU runs on;
-//! 2. index negative: the handler is at work. The frame is lost;
+//! 1. index 0: the buffer is full. The index becomes negative, an interrupt goes to a CPU of the privileged VM, the frame is
+//!    not logged, and the vCPU continues;
+//! 2. index negative: the handler is running. The frame is lost;
 //! 3. otherwise the frame is logged and the index goes down.
 //!
-//! The handler resets the index in memory; the processor's own copy follows when it is told to ([`Buffer::refresh`]).
+//! The handler resets the index in memory; the processor's own copy follows on request ([`Buffer::refresh`]).
 //!
 //! # What the paper leaves open
 //!
 //! | option | default | |
 //! |---|---|---|
 //! | [`Options::start`] | [`Start::Last`] | as PML's: the last entry. Index 0 is the full case, entry 0 never written |
-//! | [`Options::buffers`] | [`Buffers::One`] | with two, a vCPU goes on in the second while the first is emptied |
-//! | [`Options::tables`] | [`TablePages::Silent`] | one frame per walk: the one that was asked for |
+//! | [`Options::buffers`] | [`Buffers::One`] | with two, a vCPU continues in the second while the first is emptied |
+//! | [`Options::tables`] | [`TablePages::Silent`] | one frame per walk: the requested one |
 //! | [`Options::next`] | [`NextPage::Left`] | no prefetch of the next page's translation |
 //!
-//! In PML's mode start and buffers are as the manual says.
+//! In PML's mode, start and buffers follow the manual.
 
-/// What a processor logs.
+/// The events that a processor logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Nothing.
@@ -50,9 +50,9 @@ pub enum Start {
 /// How many buffers a vCPU has for PRL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Buffers {
-    /// One: what comes while it is emptied is lost.
+    /// One: frames that arrive while it is emptied are lost.
     One,
-    /// Two, of which one is filled while the other is emptied.
+    /// Two: one is filled while the other is emptied.
     Two,
 }
 
@@ -61,13 +61,13 @@ pub enum Buffers {
 pub enum TablePages {
     /// They are not.
     Silent,
-    /// Where they had to be walked to.
+    /// If they had to be walked to.
     Walked,
-    /// Whenever they are read, even where their place was cached.
+    /// Whenever they are read, even if their location was cached.
     Each,
 }
 
-/// Whether the walker goes on to the next page.
+/// Whether the walker continues to the next page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextPage {
     /// No.
@@ -76,7 +76,7 @@ pub enum NextPage {
     Walked,
 }
 
-/// What the paper leaves open of PRL.
+/// The points that the paper leaves open for PRL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Where the index begins.
@@ -90,7 +90,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// What the paper's text says, in PML's order where it leaves that open.
+    /// The paper's text, with PML's behaviour for the points it leaves open.
     pub const PUBLISHED: Options = Options {
         start: Start::Last,
         buffers: Buffers::One,
@@ -99,10 +99,10 @@ impl Options {
     };
 }
 
-/// What became of a frame.
+/// Result of logging a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Logged {
-    /// It is in the buffer, or the mode has no use for it.
+    /// It is in the buffer, or the mode does not log it.
     Done,
     /// It is lost.
     Lost,
@@ -118,15 +118,15 @@ pub struct Buffer {
     mode: Mode,
     options: Options,
     entries: Vec<u64>,
-    /// Where it begins.
+    /// Initial index.
     first_index: i32,
-    /// As the processor has it.
+    /// The processor's index.
     index: i32,
-    /// As memory has it.
+    /// The index in memory.
     index_in_memory: i32,
     /// The full one of two.
     full: Option<Vec<u64>>,
-    /// An empty one to go on in.
+    /// An empty one to continue in.
     spare: Option<Vec<u64>>,
     lost: u64,
     logged: u64,
@@ -134,10 +134,10 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// An empty buffer of so many entries, at least 2 and below 2^15.
+    /// Creates an empty buffer of this many entries, at least 2 and below 2^15.
     ///
     /// # Panics
-    /// Where there are fewer or more.
+    /// The number of entries is out of range.
     pub fn new(mode: Mode, entries: u16, options: Options) -> Buffer {
         assert!(
             (2..1 << 15).contains(&entries),
@@ -165,22 +165,22 @@ impl Buffer {
         }
     }
 
-    /// What it logs.
+    /// Returns the logged events.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// What the paper leaves open.
+    /// Returns its options.
     pub fn options(&self) -> Options {
         self.options
     }
 
-    /// The index as the processor has it.
+    /// Returns the processor's index.
     pub fn index(&self) -> i32 {
         self.index
     }
 
-    /// Frames logged, lost, and buffers filled so far.
+    /// Returns frames logged, frames lost, and buffers filled so far.
     pub fn counts(&self) -> (u64, u64, u64) {
         (self.logged, self.lost, self.filled)
     }
@@ -191,7 +191,7 @@ impl Buffer {
         self.mode == Mode::Pml && self.index < 0
     }
 
-    /// A dirty flag went from 0 to 1. [`Buffer::must_exit`] was asked before.
+    /// Logs a dirty flag that went from 0 to 1. Check [`Buffer::must_exit`] first.
     #[inline]
     pub fn dirtied(&mut self, frame: u64) {
         if self.mode == Mode::Pml {
@@ -202,7 +202,7 @@ impl Buffer {
         }
     }
 
-    /// A walk gave a frame.
+    /// Logs the frame of a walk.
     #[inline]
     pub fn walked(&mut self, frame: u64) -> Logged {
         if self.mode != Mode::Paml {
@@ -243,13 +243,13 @@ impl Buffer {
         self.full.is_some() || self.index < 0
     }
 
-    /// What the handler finds in a full buffer, oldest first, and that is to be copied before it resets.
+    /// Returns the contents of a full buffer, oldest first, for the handler to copy before it resets.
     pub fn contents(&self) -> impl Iterator<Item = u64> {
         let (entries, index) = match &self.full {
             Some(full) => (full, -1),
             None => (&self.entries, self.index),
         };
-        // Entries above the index were written; past the last one is as far as it begins.
+        // Entries above the index were written; a `PastLast` index begins one above the last entry.
         let first = match (self.mode, self.options.start) {
             (Mode::Paml, Start::Last) => index.max(0) + 1,
             (Mode::Paml, Start::PastLast) => index.max(0),
@@ -258,8 +258,8 @@ impl Buffer {
         entries[first as usize..].iter().rev().copied()
     }
 
-    /// The handler has copied what it found: the index begins anew, in memory. Of two buffers the copied one is free again, and
-    /// if the other has filled meanwhile the vCPU goes on in the free one and the handler has another to copy.
+    /// Called when the handler has copied the contents: resets the index in memory. With two buffers the copied one becomes
+    /// free, and if the other has filled meanwhile the vCPU continues in the free one and the handler has another to copy.
     pub fn reset(&mut self) {
         self.index_in_memory = self.first_index;
         if let Some(copied) = self.full.take() {

@@ -1,7 +1,7 @@
-//! From a vCPU's access to what a hypervisor can know of it: nested page tables, their flags, and logs of pages of \[PRL\].
+//! Models what a hypervisor can learn of a vCPU's accesses: nested page tables, their flags, and the page logs of \[PRL\].
 //!
 //! ```text
-//!   Vcpu::access ──▶ tlb ──hit──▶ nothing is seen
+//!   Vcpu::access ──▶ tlb ──hit──▶ invisible
 //!                     │ miss, or first write
 //!                     ▼
 //!                    walk: guest tables (tables) through nested ones (ept), with the walker's caches
@@ -10,7 +10,7 @@
 //!                    PML: exit when full               PRL: interrupt to the privileged VM when full ──▶ handler
 //! ```
 //!
-//! Software's part is the caller's: what becomes of an exit, when flags are cleared and TLBs flushed, and what all that costs.
+//! Software is up to the caller: handling exits, clearing flags, flushing TLBs, and the cost of all that.
 //!
 //! # Properties (tests of the same names)
 //!

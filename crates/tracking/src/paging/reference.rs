@@ -1,4 +1,4 @@
-//! A vCPU written to be read: sets are lists, and nothing is remembered to save time. [`Vcpu`] must do what it does.
+//! A vCPU written for clarity: sets are lists, and nothing is cached for speed. [`Vcpu`] must behave the same.
 
 use super::tables::{Entry, LEVELS, Node};
 use super::*;
@@ -29,7 +29,7 @@ impl<T: Copy> Lists<T> {
         &mut self.sets[((number ^ above) % sets) as usize]
     }
 
-    /// Uses an entry.
+    /// Finds and uses an entry.
     fn find(&mut self, number: u64, space: u16) -> Option<&mut T> {
         let set = self.set(number);
         let at = set
@@ -46,7 +46,7 @@ impl<T: Copy> Lists<T> {
         set.truncate(ways);
     }
 
-    /// An entry, not used by this.
+    /// Finds an entry without using it.
     fn entry(&mut self, number: u64, space: u16) -> Option<&mut T> {
         let set = self.set(number).iter_mut();
         set.filter(|entry| (entry.0, entry.1) == (number, space))
@@ -61,7 +61,7 @@ impl<T: Copy> Lists<T> {
     }
 }
 
-/// A vCPU of a guest that has small pages only. TLB entries say whether they may be used for writing.
+/// A vCPU of a guest with small pages only. TLB entries say whether they may be used for writing.
 struct Plain {
     first: Lists<bool>,
     second: Lists<bool>,
@@ -158,7 +158,7 @@ impl Plain {
         Ok(writable)
     }
 
-    /// Four references that set a frame's flags; says whether it is dirty now.
+    /// Makes the four references that set a frame's flags; returns whether it is dirty now.
     fn reach(&mut self, frame: u64, write: bool) -> Result<bool, Exit> {
         self.counts.references += 4;
         let (accessed, dirty) = self.flags.get(&frame).copied().unwrap_or_default();
@@ -183,10 +183,10 @@ impl Plain {
     }
 }
 
-/// What happens to a vCPU.
+/// An event of a vCPU.
 #[derive(Clone, Copy, Debug)]
 enum Act {
-    /// So many pages in order from one on.
+    /// Accesses a number of consecutive pages.
     Access(u64, u64, Access),
     Switch(Space),
     DropPage(u64),
@@ -198,7 +198,7 @@ enum Act {
 /// 1 GiB and 512 GiB apart.
 const STRETCHES: [u64; 3] = [0, 1 << 18, 1 << 27];
 
-/// A page of the stretches, each of which ends a little after what is mapped.
+/// Draws a page of the stretches; each extends a little beyond its mapped part.
 fn page() -> impl Strategy<Value = u64> {
     (prop::sample::select(STRETCHES.to_vec()), 0_u64..4100).prop_map(|(base, page)| base + page)
 }

@@ -1,6 +1,6 @@
 //! Guest page tables: radix trees of four levels in guest memory, one for each address space.
 //!
-//! Tables lie in guest frames, which a walk reads through nested tables; so each has its frame here.
+//! Tables are in guest frames, which a walk reads through nested tables; so each table has its frame here.
 
 use crate::tlb::{PageSize, Space};
 
@@ -11,10 +11,10 @@ const LEAF: u32 = 1 << 31;
 /// Levels of a tree, the root's last.
 pub const LEVELS: usize = 4;
 
-/// Where a page lies.
+/// Location of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapped {
-    /// Guest frame of the base page asked for.
+    /// Guest frame of the requested base page.
     pub frame: u64,
     /// Size of the guest's page.
     pub size: PageSize,
@@ -24,7 +24,7 @@ pub struct Mapped {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Node(pub u32);
 
-/// What a table's entry says.
+/// Content of a table's entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entry {
     Nothing,
@@ -37,7 +37,7 @@ pub(super) enum Entry {
 pub enum Unmappable {
     /// No guest frame is left for a table.
     NoFrame,
-    /// Part of it is mapped already with pages of another size, or it is not aligned to its size.
+    /// Part of it is already mapped with pages of another size, or it is not aligned to its size.
     Occupied,
 }
 
@@ -58,14 +58,14 @@ impl std::error::Error for Unmappable {}
 #[derive(Clone, Debug)]
 pub struct Tables {
     tables: Vec<Table>,
-    /// Guest frames that tables may lie in: the first is table 0's.
+    /// Guest frames for tables, beginning with that of table 0.
     frames: std::ops::Range<u64>,
     /// Root of each space, by its number.
     roots: Vec<Node>,
 }
 
 impl Tables {
-    /// No space yet; tables take these guest frames, in order.
+    /// Creates tables without a space; they take these guest frames, in order.
     pub fn new(frames: std::ops::Range<u64>) -> Tables {
         Tables {
             tables: Vec::new(),
@@ -74,7 +74,7 @@ impl Tables {
         }
     }
 
-    /// A new address space.
+    /// Creates an address space.
     ///
     /// # Errors
     /// [`Unmappable::NoFrame`].
@@ -92,13 +92,14 @@ impl Tables {
         Ok(Node(self.tables.len() as u32 - 1))
     }
 
-    /// Maps a page of this size to the frames that begin here. Page and frame are counted in base pages, below 2^36 and 2^31.
+    /// Maps a page of this size to the frames that begin here. Page and frame are counted in base pages, below 2^36 and
+    /// 2^31.
     ///
     /// # Errors
-    /// [`Unmappable`], with the mapping as it was, but for tables made on the way.
+    /// [`Unmappable`], with the mapping unchanged, except for tables created on the way.
     ///
     /// # Panics
-    /// If there is no such space.
+    /// There is no such space.
     pub fn map(&mut self, space: Space, page: u64, frame: u64, size: PageSize) -> Result<(), Unmappable> {
         if !(page | frame).is_multiple_of(size.pages()) || page >= 1 << 36 || frame >= u64::from(LEAF) {
             return Err(Unmappable::Occupied);
@@ -123,19 +124,19 @@ impl Tables {
         Ok(())
     }
 
-    /// Root of a space.
+    /// Returns the root of a space.
     #[inline]
     pub(super) fn root(&self, space: Space) -> Node {
         self.roots[usize::from(space.0)]
     }
 
-    /// Guest frame that a table lies in.
+    /// Returns the guest frame of a table.
     #[inline]
     pub(super) fn frame_of(&self, node: Node) -> u64 {
         self.frames.start + u64::from(node.0)
     }
 
-    /// What the table of a level (0 maps small pages) says of a page.
+    /// Returns a page's entry in the table of a level (0 maps small pages).
     #[inline]
     pub(super) fn entry(&self, node: Node, level: usize, page: u64) -> Entry {
         let entry = self.tables[node.0 as usize][index(page, level)];
@@ -150,7 +151,7 @@ impl Tables {
         }
     }
 
-    /// Where a page lies, by the tables alone.
+    /// Returns the location of a page, by the tables only.
     pub fn look_up(&self, space: Space, page: u64) -> Option<Mapped> {
         let mut node = self.root(space);
         for level in (0..LEVELS).rev() {
@@ -163,7 +164,7 @@ impl Tables {
         None
     }
 
-    /// Frames that tables take.
+    /// Returns the frames that tables take.
     pub fn table_frames(&self) -> std::ops::Range<u64> {
         self.frames.start..self.frames.start + self.tables.len() as u64
     }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use Access::{Read, Write};
 
-/// A guest of 64 MiB whose pages lie in the frames of the same number; its tables take the last 256 frames.
+/// A guest of 64 MiB with pages in the frames of the same number; its tables take the last 256 frames.
 const FRAMES: u64 = 1 << 14;
 const TABLES: u64 = FRAMES - 256;
 
@@ -30,7 +30,7 @@ fn paml(entries: u16) -> Vcpu {
     vcpu(Mode::Paml, entries, Options::PUBLISHED)
 }
 
-/// Log so far, oldest first.
+/// Returns the log so far, oldest first.
 fn log(vcpu: &Vcpu) -> Vec<u64> {
     vcpu.log.contents().collect()
 }
@@ -40,7 +40,7 @@ fn a_cold_walk_makes_24_references_and_a_warm_one_5() {
     let (mut guest, mut vcpu) = (small(100), paml(512));
     assert_eq!(vcpu.access(&mut guest, 0, Read), Step::Walked);
     assert_eq!(vcpu.counts().references, 24);
-    // The next page's table is known, and where it lies: one read of it, four for the page.
+    // The next page's table and its location are cached: one read of it, four for the page.
     assert_eq!(vcpu.access(&mut guest, 1, Read), Step::Walked);
     assert_eq!(vcpu.counts().references, 24 + 5);
     assert_eq!(vcpu.access(&mut guest, 1, Read), Step::Hit);
@@ -62,7 +62,7 @@ fn pml_logs_what_was_written_and_the_tables_that_were_walked() {
         vcpu.access(&mut guest, page, access);
         vcpu.access(&mut guest, page, access);
     }
-    // Root first, then the page that asked.
+    // Root first, then the requested page.
     let tables = guest.tables.table_frames();
     let expected: Vec<u64> = tables.clone().chain((0..50).step_by(2)).collect();
     assert_eq!(log(&vcpu), expected);
@@ -95,7 +95,7 @@ fn an_accessed_flag_alone_can_exit_with_a_full_log() {
     for page in 0..4 {
         assert_eq!(vcpu.access(&mut guest, page, Write), Step::Walked);
     }
-    // What needs no flag needs no entry.
+    // An access that needs no flag needs no entry.
     guest.ept.clear_accessed();
     assert_eq!(vcpu.access(&mut guest, 3, Read), Step::Hit);
     assert_eq!(vcpu.access(&mut guest, 4, Read), full);
@@ -108,7 +108,7 @@ fn an_interrupt_owed_by_a_walk_that_exits_goes_out_with_the_next() {
         ..Options::PUBLISHED
     };
     let (mut guest, mut vcpu) = (small(100), vcpu(Mode::Paml, 4, each));
-    // Its four tables fill the log, of which three entries are used, and then it is not there.
+    // Its four tables fill the log, with three entries left, and then it is unmapped.
     assert_eq!(vcpu.access(&mut guest, 150, Read), Step::Exit(Exit::Unmapped));
     assert!(vcpu.log.is_full());
     assert_eq!(vcpu.access(&mut guest, 7, Read), Step::Raised);
@@ -179,7 +179,7 @@ fn paml_logs_reads_and_repeats_and_no_tlb_hits() {
         }
     }
     assert!(log(&vcpu).into_iter().eq((0..3000).chain(0..3000)));
-    // The first write to a page that was read is a walk as well: [PRL, 4.1] says each.
+    // The first write to a page that was read is a walk as well, and [PRL, 4.1] logs each walk.
     vcpu.access(&mut guest, 2999, Write);
     assert_eq!(log(&vcpu).last(), Some(&2999));
     assert_eq!(log(&vcpu).len(), 6001);
@@ -211,13 +211,13 @@ fn a_large_page_is_logged_once_at_the_frame_that_was_used() {
     for page in 700..1100 {
         vcpu.access(&mut guest, page, Write);
     }
-    // 700 lies in the page that begins at 512, 1024 begins the next.
+    // 700 is in the page that begins at 512, 1024 begins the next.
     assert_eq!(log(&vcpu), [700, 1024]);
     assert_eq!(
         (guest.ept.flags(512), guest.ept.flags(1536)),
         ((true, true), (false, false))
     );
-    // Split, as software does that wants to know more: flags are inherited, and each page is walked to.
+    // Split, as software does to see more detail: flags are inherited, and each page is walked to.
     guest.ept.split(700);
     assert_eq!(
         (guest.ept.size_of(700), guest.ept.flags(700)),
@@ -246,15 +246,15 @@ fn each_option_changes_what_it_says() {
     assert_eq!(run(seed), (1000, 0));
     let tables = TablePages::Walked;
     assert_eq!(run(Options { tables, ..seed }), (1000, 5));
-    // Four tables at the first page, three at the 512th, which knows that of 1 GiB stretches; one at each other.
+    // Four tables at the first page, three at the 512th, where the table of 1 GiB stretches is cached; one at each other.
     let tables = TablePages::Each;
     assert_eq!(run(Options { tables, ..seed }).1, 4 + 2 + 998);
-    // Each page but the first of a table was fetched with the one before; the fetched one's own walk does not take place.
+    // Each page but the first of a table was fetched with the previous one; its own walk does not take place.
     let next = NextPage::Walked;
     assert_eq!(run(Options { next, ..seed }), (1000, 0));
     let (mut guest, mut vcpu) = (small(10), vcpu(Mode::Paml, 512, Options { next, ..seed }));
     vcpu.access(&mut guest, 3, Read);
-    assert_eq!(log(&vcpu), [3, 4], "a page that nobody used");
+    assert_eq!(log(&vcpu), [3, 4], "a page that was not used");
 }
 
 #[test]

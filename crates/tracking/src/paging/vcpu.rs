@@ -1,10 +1,11 @@
-//! A vCPU's accesses: TLBs, then a nested walk with its caches, flags and log.
+//! Models a vCPU's accesses: TLBs, then a nested walk with its caches, flags and log.
 //!
 //! # The walk
 //!
-//! The guest's tables are read from the level that the walker's caches know. Each lies in a guest frame, whose place comes from
-//! the nested cache or a walk of nested tables; such a read counts as a write (SDM 3C, 28.2.4). Then nested tables are walked
-//! for the page itself. Cold and with small pages that is 24 references to memory: four tables of five each, and four.
+//! The guest's tables are read from the level that the walker's caches hold. Each is in a guest frame, whose location comes
+//! from the nested cache or a walk of nested tables; such a read counts as a write (SDM 3C, 28.2.4). Then nested tables are
+//! walked for the page itself. Cold and with small pages that is 24 references to memory: four tables of five each, and
+//! four.
 //!
 //! # Left out
 //!
@@ -21,14 +22,14 @@ use crate::tlb::{Access, Array, Core, Found, PageSize, Shape, Space, Tlb};
 pub struct Guest {
     /// From pages to guest frames.
     pub tables: Tables,
-    /// From guest frames to the host's, with what the hypervisor tracks.
+    /// From guest frames to the host's, with the hypervisor's tracking.
     pub ept: Ept,
-    /// Whether reads of guest tables count as writes: where flags are kept.
+    /// Whether reads of guest tables count as writes: if flags are kept.
     flags: Flags,
 }
 
 impl Guest {
-    /// A guest of so many frames, the last of which hold its page tables; nested tables have pages of one size.
+    /// Creates a guest of this many frames, with its page tables in the last ones; nested tables have pages of one size.
     pub fn new(frames: u64, table_frames: u64, size: PageSize, flags: Flags) -> Guest {
         Guest {
             tables: Tables::new(frames.saturating_sub(table_frames)..frames),
@@ -47,32 +48,32 @@ pub enum Exit {
     Violation {
         /// The guest frame.
         frame: u64,
-        /// Why.
+        /// The reason.
         denied: Denied,
     },
     /// The guest maps nothing there: a fault for its kernel.
     Unmapped,
 }
 
-/// What an access led to.
+/// Result of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// A TLB had it.
+    /// A TLB hit.
     Hit,
-    /// It was walked to.
+    /// A walk.
     Walked,
-    /// It was walked to, and an interrupt goes out to the log's handler.
+    /// A walk, with an interrupt for the log's handler.
     Raised,
-    /// It was not made.
+    /// The access was not made.
     Exit(Exit),
 }
 
-/// What a vCPU did so far. Two of one vCPU subtract.
+/// Counts of a vCPU. Two counts of one vCPU can be subtracted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Walks, prefetches aside.
+    /// Walks, without prefetches.
     pub walks: u64,
-    /// References to memory that they made: reads of guest and nested tables.
+    /// References to memory by walks: reads of guest and nested tables.
     pub references: u64,
     /// Exits.
     pub exits: u64,
@@ -84,7 +85,7 @@ struct Known {
     array: Array,
     nodes: Vec<Node>,
     shift: u32,
-    /// Key and table that were used last, if none was dropped since: using them again changes nothing.
+    /// The key and table used last, if none was dropped since: using them again changes nothing.
     newest: Option<(u64, Node)>,
 }
 
@@ -133,7 +134,7 @@ impl Known {
         self.newest = None;
     }
 
-    /// Drops the entries of the spaces of which this holds.
+    /// Drops the entries of matching spaces.
     fn drop_where(&mut self, doomed: impl Fn(Space) -> bool) {
         self.array.drop_where(|key| doomed(Space((key >> 1) as u16)));
         self.newest = None;
@@ -146,22 +147,22 @@ pub struct Vcpu {
     tlb: Tlb,
     /// Tables known by level: 0 are those that map small pages.
     known: [Known; LEVELS - 1],
-    /// Frames of guest tables whose nested translation is known; marked where they may be written.
+    /// Frames of guest tables with a cached nested translation; marked if they may be written.
     nested: Array,
     /// Its log.
     pub log: Buffer,
     options: Options,
     space: Space,
-    /// The table of small pages read last, and the pages that it maps: the newest of its caches, and reading it again changes
+    /// The table of small pages read last, and the pages it maps: the newest in its caches, so reading it again changes
     /// nothing there.
     last: Option<(u64, Node)>,
-    /// A walk that ended in an exit filled its log: the interrupt goes out with the next one that does not.
+    /// A walk that ended in an exit filled its log: the interrupt goes out with the next walk that does not exit.
     owed: bool,
     counts: Counts,
 }
 
 impl Vcpu {
-    /// A vCPU with empty caches, in the first address space.
+    /// Creates a vCPU with empty caches, in the first address space.
     pub fn new(core: &Core, log: Buffer) -> Vcpu {
         Vcpu {
             tlb: Tlb::new(core),
@@ -176,17 +177,17 @@ impl Vcpu {
         }
     }
 
-    /// What it did so far.
+    /// Returns its counts so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// Its TLBs.
+    /// Returns its TLBs.
     pub fn tlb(&self) -> &Tlb {
         &self.tlb
     }
 
-    /// Goes to another address space; entries are tagged, so nothing is dropped.
+    /// Switches to another address space; entries are tagged, so nothing is dropped.
     #[inline]
     pub fn switch(&mut self, space: Space) {
         if self.space != space {
@@ -195,7 +196,7 @@ impl Vcpu {
         }
     }
 
-    /// Drops what is cached of the address space it is in: what a switch without tags does.
+    /// Drops everything cached of the current address space, as a switch without tags does.
     pub fn drop_space(&mut self) {
         let space = self.space;
         self.last = None;
@@ -205,7 +206,7 @@ impl Vcpu {
         }
     }
 
-    /// Drops a page's translation and the entries that led to it.
+    /// Drops a page's translation and the entries that lead to it.
     pub fn drop_page(&mut self, page: u64) {
         self.last = None;
         self.tlb.drop_page(page, self.space);
@@ -214,7 +215,7 @@ impl Vcpu {
         }
     }
 
-    /// Drops all that is cached, nested translations too (`INVEPT`).
+    /// Drops everything cached, including nested translations (`INVEPT`).
     pub fn flush(&mut self) {
         self.last = None;
         self.tlb.drop_all();
@@ -233,13 +234,13 @@ impl Vcpu {
         }
     }
 
-    /// Looks a page up in its TLBs alone, which needs no guest: what an access begins with, and most end with.
+    /// Looks a page up in its TLBs only, which needs no guest: the first step of an access, and mostly the last.
     #[inline]
     pub fn look_up(&mut self, page: u64, access: Access) -> Found {
         self.tlb.look_up(page, self.space, access)
     }
 
-    /// Walks to a page; `found` is what [`Vcpu::look_up`] gave just before, neither `First` nor `Second`.
+    /// Walks to a page; `found` is the preceding result of [`Vcpu::look_up`], neither `First` nor `Second`.
     pub fn walk(&mut self, guest: &mut Guest, page: u64, access: Access, found: Found) -> Step {
         let mut raised = std::mem::take(&mut self.owed);
         match self.walk_through(guest, page, access, found, &mut raised) {
@@ -255,7 +256,7 @@ impl Vcpu {
         }
     }
 
-    /// The walk, by which an interrupt may have to go out.
+    /// Walks to a page, which may raise an interrupt.
     #[inline]
     fn walk_through(
         &mut self,
@@ -293,7 +294,7 @@ impl Vcpu {
         Ok(())
     }
 
-    /// Reads guest tables down to the page's entry; gives that one's level and table.
+    /// Reads guest tables down to the page's entry; returns its level and table.
     #[inline(never)]
     fn read_tables(
         &mut self,
@@ -321,7 +322,7 @@ impl Vcpu {
         }
     }
 
-    /// The lowest table that is known, and its level.
+    /// Returns the lowest cached table, and its level.
     #[inline]
     fn deepest(&mut self, guest: &Guest, page: u64) -> (usize, Node) {
         for (level, known) in self.known.iter_mut().enumerate() {
@@ -332,7 +333,7 @@ impl Vcpu {
         (LEVELS - 1, guest.tables.root(self.space))
     }
 
-    /// Reads a guest table; says whether an interrupt goes out.
+    /// Reads a guest table; returns whether an interrupt goes out.
     #[inline]
     fn read_table(&mut self, guest: &mut Guest, frame: u64) -> Result<bool, Exit> {
         self.counts.references += 1;
@@ -369,7 +370,7 @@ impl Vcpu {
         Ok(reference)
     }
 
-    /// Fetches the next page's translation: as a read, and never at the price of an exit.
+    /// Fetches the next page's translation: as a read, and only if it causes no exit.
     fn prefetch(&mut self, guest: &mut Guest, node: Node, page: u64) -> bool {
         if self.tlb.knows(page, self.space) {
             return false;

@@ -1,27 +1,27 @@
-//! One array of a TLB, or of a walker's caches: sets of entries, the one used least recently goes.
+//! One array of a TLB, or of a walker's caches: sets of entries with LRU replacement.
 
-/// Which set an entry goes to.
+/// How an entry's set is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hash {
     /// The low bits of its number.
     Low,
-    /// The low bits, combined by exclusive or with as many above them.
+    /// The low bits, XORed with the bits above them.
     Fold,
 }
 
 /// Shape of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Entries in all.
+    /// Total entries.
     pub entries: usize,
-    /// Ways of a set, at most 128. As many as entries: fully associative.
+    /// Ways of a set, at most 128; equal to the entries if fully associative.
     pub ways: usize,
-    /// Which set an entry goes to.
+    /// How an entry's set is chosen.
     pub hash: Hash,
 }
 
 impl Shape {
-    /// An array whose sets are chosen by low bits.
+    /// Returns the shape of an array whose sets are chosen by low bits.
     pub const fn low(entries: usize, ways: usize) -> Shape {
         Shape {
             entries,
@@ -30,34 +30,33 @@ impl Shape {
         }
     }
 
-    /// An array in which any entry can go anywhere.
+    /// Returns the shape of a fully associative array.
     pub const fn full(entries: usize) -> Shape {
         Shape::low(entries, entries)
     }
 }
 
-/// Keys by set, and the order in which each set's were used. A key's lowest bit is a mark of its entry and not part of its
-/// identity.
+/// Keys by set, and each set's order of use. A key's lowest bit is a mark of its entry and not part of its identity.
 #[derive(Clone, Debug)]
 pub(crate) struct Array {
     rows: Vec<Row>,
-    /// Rows of a set: more than one where it has more ways than a row has.
+    /// Rows of a set: more than one if it has more ways than a row.
     set_rows: usize,
     ways: usize,
     sets: usize,
-    /// How far above the bits that choose a set those are that are combined with them; beyond all where none are.
+    /// Distance between the bits that choose a set and those XORed with them; beyond all bits without folding.
     fold: u32,
-    /// By set, where one has more than one row; otherwise the rows know.
+    /// Order of use by set, if sets have more than one row; otherwise rows hold it.
     uses: Vec<Uses>,
 }
 
 /// Up to [`LANES`] ways of a set.
 #[derive(Clone, Copy, Debug)]
 struct Row {
-    /// Sixteen bits of each key's identity: most of what a lookup has to look at.
+    /// Sixteen bits of each key's identity: enough for most of a lookup.
     tags: [u16; LANES],
     keys: [u64; LANES],
-    /// Ways of a set of one row from the newest to the oldest, four bits each; of what is above the ways nothing counts.
+    /// Ways of a set of one row from the newest to the oldest, four bits each; bits above the ways are ignored.
     order: u64,
 }
 
@@ -65,11 +64,11 @@ const LANES: usize = 16;
 /// The mark of an entry, in its key.
 pub(crate) const MARK: u64 = 1;
 const EMPTY: u64 = u64::MAX;
-/// Most ways of a set.
+/// Maximum ways of a set.
 const WAYS: usize = 128;
-/// Shifts all bits of a number away that keys have room for.
+/// A shift that leaves none of the bits of a number.
 const NEVER: u32 = 63;
-/// One in each lane of four bits.
+/// A one in each four-bit lane.
 const NIBBLES: u64 = 0x1111_1111_1111_1111;
 
 /// A key's tag: the highest bits of its identity times 2^64 over the golden ratio, which depend on all of it.
@@ -79,7 +78,7 @@ fn tag_of(key: u64) -> u16 {
 }
 
 impl Row {
-    /// Nothing, and way n is the nth newest.
+    /// Returns an empty row, in which way n is the nth newest.
     fn empty() -> Row {
         Row {
             tags: [tag_of(EMPTY); LANES],
@@ -88,15 +87,15 @@ impl Row {
         }
     }
 
-    /// The lane that has a key, with or without the mark.
+    /// Returns the lane of a key, with or without the mark.
     #[inline(always)]
     fn lane(&self, key: u64, tag: u16) -> Option<usize> {
-        // Compilers make one comparison of all sixteen of it. Misses, which are most, end here.
+        // Compilers turn this into one comparison of all sixteen. Most calls are misses, which end here.
         let may_be = self.tags.iter().fold(false, |any, known| any | (*known == tag));
         if may_be { self.find(key, tag) } else { None }
     }
 
-    /// Where it is cannot be predicted, that it is there can: all are looked at before any jump.
+    /// A hit is predictable, its lane is not: all lanes are compared before any jump.
     #[inline(never)]
     fn find(&self, key: u64, tag: u16) -> Option<usize> {
         let same = |(lane, known): (usize, &u16)| u32::from(*known == tag) << lane;
@@ -122,11 +121,11 @@ impl Row {
         self.tags[lane % LANES] = tag_of(key);
     }
 
-    /// A way is used: those that were newer move up, and it goes first.
+    /// Moves a way to the front: newer ones move back by one.
     #[inline]
     fn touch(&mut self, way: usize) {
         let unlike = self.order ^ (way as u64 * NIBBLES);
-        // The highest bit of each lane that is the way's, and maybe of some above: the lowest is exact.
+        // The highest bit of each lane that equals the way, and maybe of some above: the lowest is exact.
         let found = unlike.wrapping_sub(NIBBLES) & !unlike & NIBBLES << 3;
         let below = (found & found.wrapping_neg()) >> 3;
         let moved = below.wrapping_sub(1);
@@ -134,7 +133,7 @@ impl Row {
         self.order = self.order & kept | (self.order & moved) << 4 | way as u64;
     }
 
-    /// Uses the way of so many that was used longest ago, and gives it.
+    /// Uses and returns the least recently used of this many ways.
     #[inline]
     fn take_oldest(&mut self, ways: usize) -> usize {
         let way = self.order >> (4 * (ways - 1)) & 15;
@@ -142,7 +141,7 @@ impl Row {
         way as usize
     }
 
-    /// A way of so many is the next to go.
+    /// Makes a way the next victim.
     fn forget(&mut self, way: usize, ways: usize) {
         self.touch(way);
         let last = 4 * (ways - 1);
@@ -150,23 +149,23 @@ impl Row {
     }
 }
 
-/// The order of use in a set of many ways: its latest uses one after the other, of which a way's last one counts.
+/// The order of use in a set of many ways: its latest uses in sequence, in which the last one of each way counts.
 #[derive(Clone, Debug)]
 struct Uses {
     ways: Box<[u8; USES]>,
-    /// Where each way was used last, in `ways`.
+    /// Index of each way's last use, in `ways`.
     last: [u16; WAYS],
-    /// Nothing before it counts.
+    /// Uses before this index do not count.
     from: usize,
-    /// How many there are.
+    /// End of the uses.
     until: usize,
 }
 
-/// Uses that are kept, before those that count are sorted out.
+/// Uses kept before outdated ones are removed.
 const USES: usize = 4096;
 
 impl Uses {
-    /// Each way was used once, the lowest first.
+    /// Starts with one use of each way, the lowest first.
     fn new(ways: usize) -> Uses {
         let mut uses = Uses {
             ways: Box::new([0; USES]),
@@ -188,7 +187,7 @@ impl Uses {
         self.until += 1;
     }
 
-    /// Uses the way that was used longest ago, and gives it.
+    /// Uses and returns the least recently used way.
     #[inline]
     fn take_oldest(&mut self) -> usize {
         while !self.counts(self.from) {
@@ -204,7 +203,7 @@ impl Uses {
         usize::from(self.last[usize::from(self.ways[at]) % WAYS]) == at
     }
 
-    /// All ways, from the oldest to the newest.
+    /// Returns all ways, from the oldest to the newest.
     fn in_order(&self) -> Vec<u8> {
         let counted = (self.from..self.until).filter(|at| self.counts(*at));
         counted.map(|at| self.ways[at]).collect()
@@ -220,7 +219,7 @@ impl Uses {
         self.keep(&self.in_order());
     }
 
-    /// A way is the next to go.
+    /// Makes a way the next victim.
     fn forget(&mut self, way: usize) {
         let mut order = self.in_order();
         order.retain(|known| usize::from(*known) != way);
@@ -230,10 +229,10 @@ impl Uses {
 }
 
 impl Array {
-    /// An empty array.
+    /// Creates an empty array.
     ///
     /// # Panics
-    /// Unless sets are a power of two and a set has 1 to 128 ways.
+    /// The number of sets is not a power of two, or a set does not have 1 to 128 ways.
     pub fn new(shape: Shape) -> Array {
         let Shape { entries, ways, hash } = shape;
         assert!((1..=WAYS).contains(&ways), "a set has 1 to 128 ways");
@@ -260,13 +259,13 @@ impl Array {
         }
     }
 
-    /// The set that a number goes to.
+    /// Returns the set of a number.
     #[inline]
     fn set(&self, number: u64) -> usize {
         (number ^ (number >> self.fold)) as usize & (self.sets - 1)
     }
 
-    /// The slot of a set that has a key, with or without the mark.
+    /// Returns the slot of a set that holds a key, with or without the mark.
     #[inline(always)]
     fn slot(&self, set: usize, key: u64) -> Option<usize> {
         let tag = tag_of(key);
@@ -283,7 +282,7 @@ impl Array {
         rows.find_map(|(at, row)| row.lane(key, tag).map(|lane| (first + at) * LANES + lane))
     }
 
-    /// A slot of a set is used.
+    /// Records the use of a slot.
     #[inline(always)]
     fn touch(&mut self, set: usize, slot: usize) {
         if self.set_rows == 1 {
@@ -293,7 +292,7 @@ impl Array {
         }
     }
 
-    /// Uses an entry; gives its slot, and its key with the mark.
+    /// Uses an entry; returns its slot, and its key with the mark.
     #[inline(always)]
     pub fn find(&mut self, number: u64, key: u64) -> Option<(usize, u64)> {
         let set = self.set(number);
@@ -307,10 +306,10 @@ impl Array {
         self.rows[slot / LANES].keys[slot % LANES]
     }
 
-    /// As [`Array::find`], where the entry may be in this slot; nothing where it is not, or is without a mark that it needs.
+    /// Like [`Array::find`], for an entry that may be in this slot; does nothing if it is not, or lacks a required mark.
     #[inline]
     pub fn find_at(&mut self, slot: usize, number: u64, key: u64, needs: u64) -> bool {
-        // Apart from an exact match with the mark, a read may differ in just the mark.
+        // Apart from an exact match with the mark, a read may differ only in the mark.
         let there = self.key(slot) ^ (key | MARK) <= MARK ^ needs;
         if there {
             self.touch(self.set(number), slot);
@@ -318,12 +317,12 @@ impl Array {
         there
     }
 
-    /// Whether an entry is there; it does not count as a use.
+    /// Whether an entry is present; not a use.
     pub fn holds(&self, number: u64, key: u64) -> bool {
         self.slot(self.set(number), key).is_some()
     }
 
-    /// Puts an entry in that is not there; gives its slot.
+    /// Inserts a missing entry; returns its slot.
     #[inline(always)]
     pub fn fill(&mut self, number: u64, key: u64) -> usize {
         let set = self.set(number);
@@ -343,21 +342,21 @@ impl Array {
         slot
     }
 
-    /// Adds the mark of a key to its entry, if that is there. Not a use.
+    /// Adds the mark of a key to its entry, if present. Not a use.
     pub fn mark(&mut self, number: u64, key: u64) {
         if let Some(slot) = self.slot(self.set(number), key & !MARK) {
             self.rows[slot / LANES].keys[slot % LANES] |= key & MARK;
         }
     }
 
-    /// Drops an entry if it is there.
+    /// Drops an entry if present.
     pub fn drop_one(&mut self, number: u64, key: u64) {
         if let Some(slot) = self.slot(self.set(number), key) {
             self.empty(slot);
         }
     }
 
-    /// Drops all entries of which this holds.
+    /// Drops all matching entries.
     pub fn drop_where(&mut self, doomed: impl Fn(u64) -> bool) {
         for slot in 0..self.slots() {
             if self.key(slot) != EMPTY && doomed(self.key(slot)) {
@@ -366,7 +365,7 @@ impl Array {
         }
     }
 
-    /// An empty way is the first to be used again.
+    /// An empty way is the first to be reused.
     fn empty(&mut self, slot: usize) {
         let (row, lane) = (slot / LANES, slot % LANES);
         self.rows[row].put(lane, EMPTY);
@@ -378,23 +377,23 @@ impl Array {
         }
     }
 
-    /// Entries that it holds.
+    /// Returns the number of entries it holds.
     #[cfg(test)]
     pub fn live(&self) -> usize {
         (0..self.slots()).filter(|slot| self.key(*slot) != EMPTY).count()
     }
 
-    /// Its sets, if the low bits of a number choose among them.
+    /// Returns the number of its sets, if the low bits of a number choose among them.
     pub fn sets_by_low_bits(&self) -> Option<usize> {
         (self.fold == NEVER).then_some(self.sets)
     }
 
-    /// Entries that it can hold.
+    /// Returns its capacity in entries.
     pub fn entries(&self) -> usize {
         self.ways * self.sets
     }
 
-    /// One past the highest slot: some below it are of no way.
+    /// Returns one past the highest slot; some slots below it belong to no way.
     pub fn slots(&self) -> usize {
         self.rows.len() * LANES
     }

@@ -1,9 +1,10 @@
-//! TLBs and walkers of some cores. What a source does not say is marked; sizes of walkers' caches are published for none.
+//! TLBs and walkers of some cores. Values missing from the sources are marked; sizes of walkers' caches are not published
+//! for any.
 
 use super::PageSize::{self, Large, Medium, Small};
 use super::{Hash, Shape};
 
-/// What a core translates with.
+/// The translation hardware of a core.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Core {
     /// Its name.
@@ -14,12 +15,12 @@ pub struct Core {
     pub second: &'static [(Shape, &'static [PageSize])],
     /// Caches of guest page-table entries that lead to tables of pages, of 2 MiB stretches and of 1 GiB stretches.
     pub walk: [Shape; 3],
-    /// Cache of where the guest's page tables lie: guest-physical translations that need no nested walk.
+    /// Cache of the locations of the guest's page tables: guest-physical translations that need no nested walk.
     pub nested: Shape,
 }
 
 /// Skylake's and its servers' second level: 1536 entries for 4 KiB and 2 MiB, 12 ways, sets by exclusive or (Gras et al.,
-/// TLBleed, recalled); CPUID leaf 2 of Cascade Lake (63 03 76 b5 f0 c3) gives the sizes, and 6 ways for the second level.
+/// TLBleed, recalled); CPUID leaf 2 of Cascade Lake (63 03 76 b5 f0 c3) states the sizes, and 6 ways for the second level.
 const SKYLAKE_SECOND: &[(Shape, &[PageSize])] = &[
     (
         Shape {
@@ -38,12 +39,12 @@ const SKYLAKE_FIRST: &[(Shape, &[PageSize])] = &[
 ];
 /// Estimate: about 32 for entries that lead to tables of pages, a few above.
 const INTEL_WALK: [Shape; 3] = [Shape::low(32, 4), Shape::low(4, 4), Shape::low(2, 2)];
-/// Estimate: as many as lead to tables of pages.
+/// Estimate: as many as entries that lead to tables of pages.
 const NESTED: Shape = Shape::low(32, 4);
 
-/// The cores that there are.
+/// All known cores.
 pub const CORES: [Core; 4] = [
-    // [PRL, section 3.1]: 64 entries, 4 ways. The rest as the i7-6700, for which the machine file stands.
+    // [PRL, section 3.1]: 64 entries, 4 ways. The rest is that of the i7-6700, which the machine file represents.
     Core {
         name: "i7_pml",
         first: SKYLAKE_FIRST,
@@ -58,8 +59,8 @@ pub const CORES: [Core; 4] = [
         walk: INTEL_WALK,
         nested: NESTED,
     },
-    // WikiChip: 64 fully associative for all sizes, 2048 in the second level; 16 ways by AMD's guide, recalled; 1 GiB is entered
-    // as 2 MiB. Entries that lead to tables of pages are held in the second level: taken as an array of their own.
+    // WikiChip: 64 fully associative for all sizes, 2048 in the second level; 16 ways by AMD's guide, recalled; 1 GiB is
+    // entered as 2 MiB. Entries that lead to tables of pages are held in the second level: modelled as a separate array.
     Core {
         name: "zen2",
         first: &[(Shape::full(64), &[Small, Medium])],
@@ -77,7 +78,7 @@ pub const CORES: [Core; 4] = [
     },
 ];
 
-/// The core of this name.
+/// Returns the core of this name.
 pub fn core(name: &str) -> Option<&'static Core> {
     static ALL: [Core; 4] = CORES;
     ALL.iter().find(|core| core.name == name)

@@ -1,17 +1,17 @@
-//! TLBs of a core: first level by page size, a shared second level, entries told apart by address space.
+//! TLBs of a core: first level by page size, a shared second level, entries tagged by address space.
 //!
 //! # Model
 //!
-//! An entry translates one page of 4 KiB, 2 MiB or 1 GiB of one address space (PCID and VPID together are a [`Space`]). Which
-//! arrays there are, which sizes each holds, ways and set hash are the core's ([`Core`]). A size that no array of a level holds
-//! is entered as the next smaller one, as Zen does with 1 GiB. Within a set the entry used least recently goes.
+//! An entry translates one page of 4 KiB, 2 MiB or 1 GiB of one address space (PCID and VPID together are a [`Space`]). The
+//! [`Core`] defines the arrays, the sizes each holds, ways and set hash. A size that no array of a level holds is entered as
+//! the next smaller one, as Zen does with 1 GiB. Each set has LRU replacement.
 //!
-//! An entry remembers whether the page may be written without another walk: a processor that has cached a translation with the
-//! dirty flag clear walks again for the first write.
+//! An entry remembers whether the page may be written without another walk: a processor that has cached a translation with
+//! the dirty flag clear walks again for the first write.
 //!
 //! # Left out
 //!
-//! What a processor drops of its own accord; entries for instructions.
+//! Entries that a processor drops spontaneously; entries for instructions.
 
 mod array;
 mod cores;
@@ -34,15 +34,15 @@ pub enum PageSize {
 }
 
 impl PageSize {
-    /// All of them, ascending.
+    /// All sizes, ascending.
     pub const ALL: [PageSize; 3] = [PageSize::Small, PageSize::Medium, PageSize::Large];
 
-    /// Its base pages, as a power of two.
+    /// Returns its base pages, as a power of two.
     pub const fn order(self) -> u32 {
         9 * self as u32
     }
 
-    /// Its base pages.
+    /// Returns its base pages.
     pub const fn pages(self) -> u64 {
         1 << self.order()
     }
@@ -57,11 +57,11 @@ pub enum Access {
     Write,
 }
 
-/// An address space: what a processor's tags tell apart.
+/// An address space, as in a processor's tags.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Space(pub u16);
 
-/// What a lookup found.
+/// Result of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// A translation in the first level.
@@ -78,13 +78,13 @@ const SIZE_SHIFT: u32 = 1;
 const SPACE_SHIFT: u32 = 3;
 const PAGE_SHIFT: u32 = SPACE_SHIFT + u16::BITS;
 
-/// Key of a page, without the mark of those that may be written.
+/// Returns the key of a page, without the mark of writable ones.
 #[inline]
 fn key(number: u64, size: PageSize, space: Space) -> u64 {
     number << PAGE_SHIFT | u64::from(space.0) << SPACE_SHIFT | (size as u64) << SIZE_SHIFT
 }
 
-/// What a key that was found means for an access.
+/// Returns the result of a lookup for a found key.
 #[inline]
 fn answer(found: u64, needs: u64, level: Found) -> Found {
     if found & needs == needs {
@@ -98,7 +98,7 @@ fn answer(found: u64, needs: u64, level: Found) -> Found {
 #[derive(Clone, Debug)]
 struct Level {
     arrays: Vec<Array>,
-    /// The array that holds pages of a size, and the size as which it does.
+    /// For each page size, the array that holds it, and the size as which it does.
     place: [Option<(usize, PageSize)>; 3],
 }
 
@@ -136,13 +136,13 @@ impl Level {
         })
     }
 
-    /// The array for small pages: every level has one, and it is the first.
+    /// Returns the array for small pages: every level has one, and it is the first.
     #[inline]
     fn small(&mut self) -> &mut Array {
         &mut self.arrays[0]
     }
 
-    /// Enters what is not there; gives its slot.
+    /// Enters a missing translation; returns its slot.
     #[inline]
     fn fill(&mut self, page: u64, size: PageSize, space: Space, mark: u64) -> usize {
         let Some((at, size)) = self.place[size as usize] else {
@@ -152,7 +152,7 @@ impl Level {
         self.arrays[at].fill(number, key(number, size, space) | mark)
     }
 
-    /// Marks what is there.
+    /// Marks a present translation.
     fn mark(&mut self, page: u64, size: PageSize, space: Space, mark: u64) {
         if let Some((at, size)) = self.place[size as usize] {
             let number = page >> size.order();
@@ -175,7 +175,7 @@ impl Level {
         self.arrays.iter_mut().for_each(|array| array.drop_where(&doomed));
     }
 
-    /// Pages that it can translate at once, at the largest sizes that were entered.
+    /// Returns the pages that it can translate at once, at the largest sizes that were entered.
     fn reach(&self, largest: PageSize) -> u64 {
         let of = |(at, array): (usize, &Array)| {
             let sizes = PageSize::ALL.iter().filter(|size| **size <= largest);
@@ -191,16 +191,16 @@ impl Level {
 pub struct Tlb {
     first: Level,
     second: Level,
-    /// Where in the first level a small page may be, by its low bits.
+    /// Guessed slots of small pages in the first level, by low bits.
     guesses: [u16; GUESSES],
-    /// Whether larger pages than small ones were entered since all was dropped: if not they need not be looked for.
+    /// Whether pages larger than small ones were entered since everything was dropped: if not, they need no lookup.
     larger: bool,
 }
 
 const GUESSES: usize = 256;
 
 impl Tlb {
-    /// Empty TLBs.
+    /// Creates empty TLBs.
     pub fn new(core: &Core) -> Tlb {
         Tlb {
             first: Level::new(core.first),
@@ -225,7 +225,7 @@ impl Tlb {
         self.look_around(page, space, needs)
     }
 
-    /// Where it was not where it was guessed to be.
+    /// Looks a page up after a wrong guess.
     #[inline]
     fn look_around(&mut self, page: u64, space: Space, needs: u64) -> Found {
         let small = key(page, PageSize::Small, space);
@@ -255,14 +255,14 @@ impl Tlb {
         Found::Nothing
     }
 
-    /// Whether a level has a page's translation; it does not count as a use.
+    /// Whether a level has a page's translation; not a use.
     pub(crate) fn knows(&self, page: u64, space: Space) -> bool {
         PageSize::ALL
             .into_iter()
             .any(|size| self.first.holds(page, size, space) || self.second.holds(page, size, space))
     }
 
-    /// Enters the translation of a base page that lies in a page of this size; `found` is what a lookup found just before.
+    /// Enters the translation of a base page in a page of this size; `found` is the preceding result of the lookup.
     #[inline]
     pub fn enter(&mut self, page: u64, size: PageSize, space: Space, writable: Access, found: Found) {
         let mark = u64::from(writable == Access::Write);
@@ -296,13 +296,13 @@ impl Tlb {
         self.larger |= size != PageSize::Small;
     }
 
-    /// Drops a page's translation, whatever its size (`INVLPG`, and a shootdown's part of it).
+    /// Drops a page's translation of any size (`INVLPG`, and a shootdown's part of it).
     pub fn drop_page(&mut self, page: u64, space: Space) {
         self.first.drop_page(page, space);
         self.second.drop_page(page, space);
     }
 
-    /// Drops what belongs to an address space (`MOV CR3` without PCID, `INVPCID`).
+    /// Drops everything of an address space (`MOV CR3` without PCID, `INVPCID`).
     pub fn drop_space(&mut self, space: Space) {
         let of = |key: u64| (key >> SPACE_SHIFT) as u16 == space.0;
         self.first.drop_where(of);
@@ -316,16 +316,17 @@ impl Tlb {
         self.larger = false;
     }
 
-    /// Sets of the first level's small pages, if a page's low bits choose its set; otherwise 1.
+    /// Returns the number of sets of the first level's small pages, if a page's low bits choose its set; otherwise 1.
     ///
-    /// A page that was the last of its set to be used is the youngest there: using it again changes nothing in any TLB.
+    /// The last used page of a set is the youngest there: using it again changes nothing in any TLB.
     pub fn first_sets(&self) -> usize {
         self.first.arrays[0].sets_by_low_bits().unwrap_or(1)
     }
 
-    /// Base pages that it can hold translations of at once, with pages up to this size: what logs of walks may never show.
+    /// Returns the base pages whose translations it can hold at once, with pages up to this size: logs of walks may never
+    /// show these.
     pub fn reach(&self, largest: PageSize) -> u64 {
-        // What is in the first level is mostly in the second as well; where it is not, both count.
+        // Entries of the first level are mostly in the second as well; if not, both count.
         self.second.reach(largest) + self.first.reach(largest)
     }
 }
@@ -341,7 +342,7 @@ mod tests {
         Tlb::new(core("cascade-lake").unwrap())
     }
 
-    /// Looks pages up in turn, entering what is missing; counts what was.
+    /// Looks pages up one after the other, entering missing ones; returns the number of misses.
     fn misses(tlb: &mut Tlb, pages: impl Iterator<Item = u64>, size: PageSize) -> usize {
         let mut missed = 0;
         for page in pages {
@@ -364,7 +365,7 @@ mod tests {
 
     #[test]
     fn larger_pages_reach_further() {
-        // 64 MiB, looked at a page apart: 32 pages of 2 MiB fit the first level, 16384 small ones fit nowhere.
+        // 64 MiB, accessed in steps of a page: 32 pages of 2 MiB fit the first level, 16384 small ones fit nowhere.
         let pages = || (0..2).flat_map(|_| 0..16_384);
         assert_eq!(misses(&mut cascade_lake(), pages(), PageSize::Medium), 32);
         assert_eq!(misses(&mut cascade_lake(), pages(), PageSize::Small), 2 * 16_384);

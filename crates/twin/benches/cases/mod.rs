@@ -1,4 +1,4 @@
-//! What the bench and the example `pace` measure: scenarios, and the machines that they run on.
+//! Cases measured by the bench and the example `pace`: scenarios, and the machines that they run on.
 
 use homenode_machine_files::preset;
 use homenode_twin::{Backend, Hypervisor, Scenario, Transfer, Twin, VmSpec, workload};
@@ -9,12 +9,12 @@ pub struct Case {
     pub name: &'static str,
     pub machine: &'static str,
     pub scenario: Scenario,
-    /// Whether latencies are found in every epoch, whatever has changed.
+    /// Whether latencies are solved in every epoch, whatever has changed.
     pub every_epoch: bool,
 }
 
 impl Case {
-    /// The host before its first VM arrives.
+    /// Returns the host before its first VM arrives.
     pub fn twin(&self) -> Twin {
         let machine = preset(self.machine).expect("a preset");
         let twin = Twin::new(machine, &self.scenario, 1).expect("the scenario fits");
@@ -26,7 +26,7 @@ impl Case {
     }
 }
 
-/// What is measured second by second.
+/// Returns the cases measured second by second.
 pub fn all() -> Vec<Case> {
     let case = |name, machine, scenario| Case {
         name,
@@ -73,7 +73,7 @@ fn three(programs: [&str; 3]) -> Scenario {
 }
 
 /// A hundred VMs of two vCPUs, four on each CPU of the AMD48, free to go anywhere: the programs of [`Scenario::mixed_for`]
-/// in turn, of which three in eight meet at barriers. Nothing ends while it is measured.
+/// in turn, three in eight of which meet at barriers. Nothing ends while it is measured.
 fn hundred(hypervisor: Hypervisor) -> Scenario {
     let programs = [
         "cg.B", "povray", "soplex", "sp.B", "ep.B", "milc", "lu.B", "sphinx3",

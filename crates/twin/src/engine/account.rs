@@ -1,4 +1,4 @@
-//! Accounting: what a stretch of time on a CPU did: instructions, misses, traffic, pages touched.
+//! Accounting for a stretch of time on a CPU: instructions, misses, traffic, pages touched.
 
 use homenode_units::PAGE_BYTES;
 
@@ -9,8 +9,8 @@ use crate::hypervisor::memory::Toucher;
 use crate::index::{CpuIx, ThreadIx, VmIx};
 
 impl Engine {
-    /// The same host with everything accounted up to now. A copy: were the host itself accounted whenever somebody
-    /// looks, rounding would make looking change what happens.
+    /// Returns a copy of the host with everything accounted up to now. A copy, because rounding would otherwise let each
+    /// look change what happens later.
     pub fn settled(&self) -> Engine {
         let mut settled = self.clone();
         settled.settle_all();
@@ -41,7 +41,7 @@ impl Engine {
         self.scheduler.queues.segments = segments;
     }
 
-    /// What a vCPU did in a stretch of time on a CPU.
+    /// Accounts for what a vCPU did in a stretch of time on a CPU.
     pub(super) fn apply(&mut self, vm: VmIx, thread: ThreadIx, segment: Segment) {
         let Segment { task, cpu, ns } = segment;
         let ns = ns as f64;
@@ -92,7 +92,7 @@ impl Engine {
         }
     }
 
-    /// Rounding may leave pages of a finished touch: they are touched now.
+    /// Touches the pages that rounding left over from a finished touch.
     pub(super) fn finish_touch(&mut self, cpu: CpuIx, vm: VmIx, thread: ThreadIx) {
         if let Doing::Touching { touch, .. } = self.vms[vm].threads[thread].doing {
             self.touch(vm, thread, touch.region, cpu, touch.pages);
@@ -121,7 +121,7 @@ impl Engine {
         self.hold_to_memory(vm);
     }
 
-    /// Gives a VM pages of a region, and adds them to what is `placed` already; zeroing writes each of those once.
+    /// Places `pages` of a region and adds them to `placed`; zeroing writes each placed page once.
     pub(super) fn place(&mut self, vm: VmIx, region: usize, by: Toucher, pages: u64) {
         let memory = &mut self.vms[vm].memory;
         self.memory
@@ -159,7 +159,7 @@ impl Engine {
         owner.counts.remote += misses - local;
     }
 
-    /// Bytes moved over each link.
+    /// Returns the bytes moved over each link.
     pub fn link_bytes(&self) -> Vec<f64> {
         let mut links = vec![0.0; self.topology.links.len()];
         let nodes = self.topology.nodes();

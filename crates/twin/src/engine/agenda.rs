@@ -1,4 +1,4 @@
-//! What happens at its own time: timers, in the order of time, and of several at one time in the order in which they were set.
+//! Timers, in order of time; timers for the same time fire in the order in which they were set.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -22,7 +22,7 @@ pub(super) enum Timer {
         vm: VmIx,
         by: By,
         group: usize,
-        /// Which AutoNUMA of the VM's it belongs to.
+        /// The VM's AutoNUMA that it belongs to.
         number: u32,
     },
     /// An interrupt that was sent from a CPU arrives at a halted vCPU.
@@ -35,28 +35,28 @@ pub(super) enum Timer {
     Served {
         vm: VmIx,
         thread: ThreadIx,
-        /// Which life of the VM it belongs to.
+        /// The life of the VM that it belongs to.
         life: u32,
     },
-    /// The rate at which a VM's accesses are sampled is chosen anew.
+    /// The rate at which a VM's accesses are sampled is chosen again.
     Sampling {
         vm: VmIx,
-        /// Which of the VM's samplings it belongs to.
+        /// The sampling of the VM that it belongs to.
         number: u32,
     },
-    /// Pages that a VM's guest has released are placed anew.
+    /// Pages that a VM's guest has released are placed again.
     Releases {
         vm: VmIx,
-        /// Which life of the VM it belongs to.
+        /// The life of the VM that it belongs to.
         life: u32,
     },
-    /// What a VM's program has allocated is placed.
+    /// Memory that a VM's program has allocated is placed.
     Runtime {
         vm: VmIx,
-        /// Which life of the VM it belongs to.
+        /// The life of the VM that it belongs to.
         life: u32,
     },
-    /// What passed to or from a VM's driver domain is settled.
+    /// Pages that passed to or from a VM's driver domain are settled.
     Flips {
         vm: VmIx,
     },
@@ -74,18 +74,18 @@ pub(super) struct Agenda {
 }
 
 impl Agenda {
-    /// Has a timer fire.
+    /// Sets a timer.
     pub fn set(&mut self, at: Ns, timer: Timer) {
         self.set += 1;
         self.timers.push(Reverse((at, self.set, timer)));
     }
 
-    /// When the next fires; never, where there is none.
+    /// Returns when the next timer fires; never if none is set.
     pub fn next(&self) -> Ns {
         self.timers.peek().map_or(Ns(u64::MAX), |Reverse((at, ..))| *at)
     }
 
-    /// The next, which is due.
+    /// Takes the next timer, which is due.
     pub fn take(&mut self) -> Option<Timer> {
         self.timers.pop().map(|Reverse((.., timer))| timer)
     }

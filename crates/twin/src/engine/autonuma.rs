@@ -1,4 +1,4 @@
-//! AutoNUMA: when guests' kernels and the host's scan, and what their moves cost. What they do is in
+//! AutoNUMA on the host: when the guests' kernels and the host's scan, and what their moves cost. The scans are in
 //! [`crate::guest::autonuma`].
 
 use homenode_units::{Chance, Migration, Ns, Placing};
@@ -16,11 +16,11 @@ use crate::scenario::Hypervisor;
 #[cfg(test)]
 mod measured;
 
-/// Share of its accesses that a move of a vCPU must bring home to be worth it (`SMALLIMP`, 30 of 1000).
+/// Share of a vCPU's accesses that a move must make local to be worth it (`SMALLIMP`, 30 of 1000).
 const VCPU_GAIN_LEAST: f64 = 0.03;
 
 impl Engine {
-    /// The program of a VM starts: a kernel will scan, if it does at all.
+    /// Starts a kernel's scanning as a VM's program starts, if that kernel scans at all.
     pub(super) fn start_scanning(&mut self, vm: VmIx, by: By) {
         let Some(autonuma) = self.vms[vm].autonuma_by(by) else {
             return;
@@ -37,12 +37,11 @@ impl Engine {
         }
     }
 
-    /// Has the host's kernel move a VM's pages from now on, or no longer, as its memory policy wants, or the host's setting of
-    /// all.
+    /// Turns the host kernel's balancing of a VM's pages on or off, by the VM's memory policy, else by the host's setting.
     pub(super) fn set_host_autonuma(&mut self, vm: VmIx) {
         let owner = &mut self.vms[vm];
         let policy = owner.memory_policy;
-        // Of interleaved memory the kernel looks at nothing, as of bound memory.
+        // The kernel scans neither interleaved nor bound memory.
         let is_balanced = owner.host.balanced
             && (policy.placing, policy.migration) == (Placing::FirstTouch, Migration::None);
         if policy.migration != Migration::AutoNuma && !is_balanced {
@@ -65,7 +64,7 @@ impl Engine {
         self.find_movers();
     }
 
-    /// Finds whose pages kernels move, after that may have changed.
+    /// Finds the VMs whose pages kernels move, after a change.
     pub(super) fn find_movers(&mut self) {
         let vms = self.vms.placed();
         let moved = vms.filter(|(_, vm)| vm.page_movers().next().is_some());
@@ -73,7 +72,7 @@ impl Engine {
         self.movers.extend(moved.map(|(at, _)| at));
     }
 
-    /// A group of threads may be due for a scan.
+    /// Scans for a group of threads, if it is due.
     pub(super) fn scan(&mut self, vm: VmIx, by: By, group: usize) {
         self.settle_vm(vm);
         let nodes = self.topology.nodes();
@@ -138,7 +137,7 @@ impl Engine {
                 number,
             },
         );
-        // What its threads owe now comes before what they were to do.
+        // Threads pay what they now owe before they go on.
         for thread in node_of.places() {
             let task = &self.scheduler.queues.tasks[self.vms[vm].task(thread)];
             if task.run == Run::Running {
@@ -146,15 +145,15 @@ impl Engine {
             }
         }
         if by == By::Host && self.vms[vm].host.autonuma.as_ref().is_some_and(Autonuma::prefers) {
-            // A vCPU is not drawn to where its pages were before this scan: they would change places again and again.
+            // Draws vCPUs to where pages are after this scan: otherwise pages and vCPUs would keep changing places.
             self.vms[vm].memory.weigh();
             self.draw_to_memory(vm);
         }
         self.epochs.solve_soon(self.now);
     }
 
-    /// The host's kernel moves running vCPUs to the nodes that hold most of what they use (`task_numa_migrate`): to an idle CPU
-    /// there, else in exchange for whoever has least to lose by it, if both together win.
+    /// Moves running vCPUs to the nodes that hold most of the memory they use (`task_numa_migrate`): to an idle CPU there,
+    /// else in exchange for the vCPU that loses least, if the exchange is a gain for both together.
     fn draw_to_memory(&mut self, vm: VmIx) {
         for thread in self.vms[vm].threads.places() {
             let task = self.vms[vm].task(thread);
@@ -205,8 +204,8 @@ impl Engine {
         }
     }
 
-    /// Share of a vCPU's accesses that go to a node, as far as the host's kernel knows: it knows nothing of tasks whose memory it
-    /// does not scan.
+    /// Returns the share of a vCPU's accesses that go to a node, as far as the host's kernel knows: nothing for tasks whose
+    /// memory it does not scan.
     fn use_of(&self, task: TaskIx, node: usize) -> f64 {
         match self.owners[task] {
             Owner::Vcpu { vm, thread } if self.vms[vm].host.autonuma.is_some() => {
@@ -216,7 +215,7 @@ impl Engine {
         }
     }
 
-    /// Node with memory on which a vCPU is, as a kernel knows.
+    /// Returns the node with memory that a vCPU is on, as a kernel knows it.
     pub(super) fn node_seen(&self, vm: VmIx, by: By, thread: ThreadIx) -> usize {
         let vm = &self.vms[vm];
         let real = self.topology.cpus[self.scheduler.queues.tasks[vm.task(thread)].cpu].node;

@@ -1,4 +1,4 @@
-//! What goes on by itself: the host's own daemons, and exchanges of vCPUs that a scenario asks for.
+//! Background activity: the host's own daemons, and exchanges of vCPUs that a scenario asks for.
 
 use homenode_units::Chance;
 
@@ -8,13 +8,13 @@ use crate::index::TaskIx;
 #[derive(Clone, Debug)]
 pub(super) struct Daemons {
     pub tasks: Vec<TaskIx>,
-    /// What each has still to run, in nanoseconds.
+    /// Time that each daemon has still to run, in nanoseconds.
     pub left: Vec<f64>,
     pub chance: Chance,
 }
 
 impl Daemons {
-    /// None yet.
+    /// Creates the set without daemons.
     pub fn new(seed: u64) -> Daemons {
         Daemons {
             tasks: Vec::new(),
@@ -27,13 +27,13 @@ impl Daemons {
 /// Exchanges of vCPUs, which the scenario asks for.
 #[derive(Clone, Debug)]
 pub(super) struct Exchanges {
-    /// Mean time between two; 0 where there are none.
+    /// Mean time between two exchanges; 0 if there are none.
     pub every_ns: f64,
     pub chance: Chance,
 }
 
 impl Exchanges {
-    /// So many per minute.
+    /// Creates exchanges at this rate.
     pub fn new(per_minute: f64, seed: u64) -> Exchanges {
         Exchanges {
             every_ns: if per_minute > 0.0 { 60e9 / per_minute } else { 0.0 },

@@ -1,12 +1,12 @@
-//! Memory that is taken and given back: a guest's balloon follows at once, and what the guest then has too little for goes to
-//! swap.
+//! Memory taken from a guest and returned: the guest's balloon follows at once, and what no longer fits goes to swap.
 //!
 //! # What comes back [XPV, sections 4.1.2 and 4.3.1]
 //!
-//! Under KVM a page that a balloon gave up is the host's until the guest uses it again: a first touch. Xen gives a guest its
-//! pages when the balloon gives way, from any node: here in turn from all that have some, the home's first. From then on the VM's
-//! frames are its own (`owns_frames`), and its guest takes pages from its free ones. One that is told live finds each on its
-//! node's list, and takes the nearest; any other takes them for those that it gave up, wherever they lie.
+//! Under KVM a page that a balloon gave up belongs to the host until the guest uses it again: a first touch. Xen hands a
+//! guest its pages when the balloon deflates, from any node: here in turn from all that have some, the home nodes first.
+//! From then on the VM's frames are its own (`owns_frames`), and its guest takes pages from its free ones. A guest with live
+//! virtual nodes finds each page on its node's list, and takes the nearest; any other takes them for the pages that it gave
+//! up, wherever they are.
 
 use homenode_units::{Bytes, Ns, PAGE_BYTES, Pages};
 
@@ -17,11 +17,11 @@ use crate::hypervisor::memory::Toucher;
 use crate::index::{CpuIx, ThreadIx, VmIx};
 use crate::scenario::Hypervisor;
 
-/// How long a fault waits for a page in swap: a random read of a fast disk, with the kernel's part. Not measured.
+/// How long a fault waits for a page in swap: a random read from a fast disk, plus the kernel's part. Not measured.
 const FAULT_NS: f64 = 100e3;
 
 impl Vm {
-    /// For whom its guest needs memory now.
+    /// Returns what its guest needs memory for now.
     pub fn needs(&self) -> Needs {
         match self.stage {
             Stage::Booting | Stage::Program => Needs::Program,
@@ -29,7 +29,7 @@ impl Vm {
         }
     }
 
-    /// Pages that it may still take.
+    /// Returns how many pages it may still take.
     fn room(&self) -> u64 {
         let has: u64 = self.memory.pages().iter().sum();
         self.memory_bytes.to_pages().0.saturating_sub(has)
@@ -37,7 +37,7 @@ impl Vm {
 }
 
 impl Engine {
-    /// Gives a VM this much memory until its lease is over; whether that is another limit than before.
+    /// Limits a VM to this much memory until its lease is over; returns whether the limit changed.
     pub fn set_memory(&mut self, vm: VmIx, memory: Bytes, until: Ns) -> bool {
         let owner = &mut self.vms[vm];
         let before = owner
@@ -58,7 +58,7 @@ impl Engine {
         is_new
     }
 
-    /// Gives a VM back what was taken from it: pages come when they are used.
+    /// Lifts a VM's memory limit: its pages come back as they are used.
     pub fn give_back_memory(&mut self, vm: VmIx) {
         if let Some(limit) = self.vms[vm].limits.memory.take() {
             self.resize(vm, limit.before);
@@ -66,7 +66,7 @@ impl Engine {
         }
     }
 
-    /// A VM's balloon leaves its guest this much memory.
+    /// Sets a VM's balloon to leave its guest this much memory.
     pub(super) fn resize(&mut self, vm: VmIx, memory: Bytes) {
         let owner = &mut self.vms[vm];
         let more = memory
@@ -80,7 +80,7 @@ impl Engine {
         }
     }
 
-    /// Takes from a VM under a limit what it has beyond it: what no program of its needs, then what its guest writes to swap.
+    /// Takes what a VM has beyond its limit: first what none of its programs needs, then what its guest writes to swap.
     pub(super) fn hold_to_memory(&mut self, vm: VmIx) {
         let owner = &mut self.vms[vm];
         if owner.limits.memory.is_none() {
@@ -98,12 +98,12 @@ impl Engine {
         self.memory.release(&swapped);
     }
 
-    /// What waiting for swap adds to an instruction of a thread.
+    /// Returns how much waiting for swap adds to an instruction of a thread.
     pub(super) fn swap_ns(&self, vm: VmIx, thread: ThreadIx, accesses: f64) -> f64 {
         accesses * self.vms[vm].memory.fault_share(thread) * FAULT_NS
     }
 
-    /// A thread made so many accesses: those whose page was in swap brought it back, as far as there is room.
+    /// Brings pages back from swap after `accesses` of a thread, as far as there is room.
     pub(super) fn fault(&mut self, vm: VmIx, vcpu: ThreadIx, cpu: CpuIx, accesses: f64) {
         let owner = &mut self.vms[vm];
         let faults = accesses * owner.memory.fault_share(vcpu);
@@ -135,7 +135,7 @@ impl Engine {
         }
     }
 
-    /// What a VM's guest would say of its memory.
+    /// Returns what a VM's guest would report about its memory.
     pub fn guest_memory(&self, vm: &Vm) -> homenode_host::GuestMemory {
         let of = |needs| Pages(vm.memory.resident(needs)).to_bytes();
         let usable = vm.memory_bytes.saturating_sub(of(vm.needs()));

@@ -1,4 +1,4 @@
-//! What a VM finds when it is created and boots: its memory, and the nodes that its guest is shown.
+//! What a VM gets when it is created and boots: its memory, and the nodes that its guest is shown.
 
 use homenode_units::Placing;
 
@@ -10,7 +10,7 @@ use crate::index::{TaskIx, VmIx};
 use crate::scenario::Allocation;
 
 impl Engine {
-    /// Gives a VM that is created the memory that it gets at once.
+    /// Gives a newly created VM the memory that it gets at once.
     pub(super) fn create_memory(&mut self, vm: VmIx) {
         let vm = &mut self.vms[vm];
         let pages = vm.memory_bytes.to_pages().0;
@@ -23,7 +23,7 @@ impl Engine {
         }
         let pieces = match vm.memory_policy.placing {
             Placing::FirstTouch => return,
-            // Linux has no pages of a process that nobody has touched: it deals them out when they are.
+            // Linux allocates a process's pages when they are touched, not before.
             _ if vm.memory.view == View::Truth => return,
             Placing::Round4k => Pieces::Small,
             Placing::Round1g => Pieces::Gibs,
@@ -37,7 +37,7 @@ impl Engine {
         let home = vm.memory.home.clone().filter(|home| !home.is_empty());
         let with_memory = |task: TaskIx| {
             let node = self.topology.cpus[self.scheduler.queues.tasks[task].cpu].node;
-            // An operator's nodes are all that the VM may have.
+            // An operator's nodes are the only ones that the VM may have.
             let near = &self.topology.fallback[node];
             let may = |node: &&usize| home.as_ref().is_none_or(|home| home.contains(node));
             near.iter().find(may).copied().unwrap_or(node)

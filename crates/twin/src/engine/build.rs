@@ -1,4 +1,4 @@
-//! The engine of a scenario on a machine, at time 0.
+//! Builds the engine of a scenario on a machine, at time 0.
 
 use homenode_machine::{Hardware, Machine};
 use homenode_units::{Chance, Ns};
@@ -20,7 +20,7 @@ use crate::index::{IxVec, TaskIx, VmIx, first};
 use crate::io::Plan;
 use crate::scenario::{Hypervisor, Scenario, TwinError, VmSpec};
 
-/// A scenario's VMs as they come to be on a machine, one after the other.
+/// A scenario's VMs while they are built, one after the other.
 struct Guests<'a> {
     machine: &'a Machine,
     scenario: &'a Scenario,
@@ -74,7 +74,7 @@ impl Guests<'_> {
                 workload,
             });
         }
-        // Of memory that is bound to nodes the kernel looks at nothing (`vma_policy_mof`).
+        // The kernel does not scan memory that is bound to nodes (`vma_policy_mof`).
         vm.host.balanced = balances && !is_native && spec.memory_nodes.is_none();
         vm.host.huge = scenario.huge_share();
         vm.memory.owns_frames = scenario.owns_frames(spec);
@@ -185,7 +185,8 @@ impl Engine {
     }
 }
 
-/// What caches know of a VM's vCPUs. Most lines that one thread can use: its private memory and all that is shared.
+/// Returns what caches know of a VM's vCPUs. A thread can use at most the lines of its private memory and of all that is
+/// shared.
 pub(super) fn vm_sharers(vm: &Vm, number: VmIx, line_bytes: f64, lines_max: f64) -> Vec<Sharer> {
     let regions = vm.course.program.iter().flat_map(|program| &program.regions);
     let footprint = regions.map(|region| region.size.as_f64()).sum::<f64>() / line_bytes;
@@ -200,7 +201,7 @@ pub(super) fn vm_sharers(vm: &Vm, number: VmIx, line_bytes: f64, lines_max: f64)
         .collect()
 }
 
-/// What translating addresses of a VM's program takes.
+/// Returns the cost of translating the addresses of a VM's program.
 pub(super) fn vm_paging(vm: &Vm, hardware: &Hardware, hypervisor: Hypervisor) -> Paging {
     let in_guest = hypervisor != Hypervisor::Native;
     let translate = |program| Paging::new(hardware, vm.page_size, program, in_guest);

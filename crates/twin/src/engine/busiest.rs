@@ -30,8 +30,8 @@ impl Busiest {
         now.0 - self.since.0 >= PERIOD.0
     }
 
-    /// Looks at what links have carried since the start (`links`, bytes) against their bandwidth (`caps`, bytes per
-    /// nanosecond, infinite where unknown), once it is [`Busiest::due`].
+    /// Adds the period's load once it is [`Busiest::due`]: what links have carried since the start (`links`, bytes) against
+    /// their bandwidth (`caps`, bytes per nanosecond, infinite where unknown).
     pub fn look(&mut self, now: Ns, links: Vec<f64>, caps: &[f64]) {
         let ns = (now.0 - self.since.0) as f64;
         let loads = links.iter().zip(&self.links).zip(caps);

@@ -1,5 +1,5 @@
-//! Conservation: what must add up at the end of every epoch, checked where debug assertions are on, as in tests; and what
-//! an engine that is stuck says before it stops.
+//! Conservation checks at the end of every epoch, where debug assertions are on, as in tests; and the message of a stuck
+//! engine.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use super::Engine;
 use super::totals::Totals;
 
 impl Engine {
-    /// Panics where counts do not add up: pages, time, bytes, lines, run queues.
+    /// Panics unless the counts add up: pages, time, bytes, lines, run queues.
     pub fn check(&self) {
         self.scheduler.queues.check();
         self.check_pages();
@@ -39,7 +39,7 @@ impl Engine {
         }
     }
 
-    /// Time that tasks ran is time that CPUs were busy, and no CPU was busy for longer than there was time.
+    /// Checks that the time tasks ran is the time CPUs were busy, and that no CPU was busy for longer than time passed.
     fn check_time(&self) {
         let queues = &self.scheduler.queues;
         let cpus = self.topology.cpus.places();
@@ -52,7 +52,8 @@ impl Engine {
         assert_eq!(ran, busy, "tasks ran for longer or shorter than CPUs were busy");
     }
 
-    /// Counts are counts. That links carried what controllers handled holds by construction: both are sums of the same.
+    /// Checks that byte counts are valid counts. That links carried what controllers handled holds by construction: both are
+    /// sums of the same counts.
     fn check_bytes(&self) {
         let finite = |bytes: &f64| bytes.is_finite() && *bytes >= 0.0;
         let Totals { read, written, .. } = &self.totals;
@@ -75,7 +76,7 @@ impl Engine {
         }
     }
 
-    /// No VM whose pages a kernel moves is left out where copies are asked for.
+    /// Checks that `movers` leaves out no VM whose pages a kernel moves.
     fn check_movers(&self) {
         for (at, vm) in self.vms.placed() {
             let is_moved = vm.page_movers().next().is_some();
@@ -83,7 +84,7 @@ impl Engine {
         }
     }
 
-    /// What every CPU is at, for the message of an engine that does not get on.
+    /// Describes the state of every CPU, for the message of a stuck engine.
     pub fn dump(&self) -> String {
         let mut text = format!(
             "at {} ns, epoch ends {}, scheduler {}, next timer {}",

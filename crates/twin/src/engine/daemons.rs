@@ -1,4 +1,4 @@
-//! The host's own daemons: one a node, which run a little now and then.
+//! The host's own daemons: one per node, running briefly now and then.
 
 use homenode_units::Ns;
 
@@ -33,7 +33,7 @@ impl Engine {
         self.agenda.set(Ns(self.now.0 + after), Timer::Daemon(daemon));
     }
 
-    /// A daemon runs, if it does not yet.
+    /// Wakes a daemon, unless it runs already.
     pub(super) fn wake_daemon(&mut self, daemon: usize) {
         let task = self.daemons.tasks[daemon];
         if self.scheduler.queues.tasks[task].run == Run::Sleeping {

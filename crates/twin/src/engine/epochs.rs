@@ -1,4 +1,4 @@
-//! When caches are brought up to date and latencies are found anew.
+//! When caches are brought up to date and latencies are solved again.
 
 use homenode_units::Ns;
 
@@ -16,11 +16,11 @@ pub(crate) struct Cadence {
 pub(crate) struct Epochs {
     /// The base length.
     pub length: Ns,
-    /// When the last ended, of whichever caches.
+    /// When the last epoch ended, of any cache.
     pub began: Ns,
-    /// When the next ends.
+    /// When the next epoch ends.
     pub end: Ns,
-    /// When all CPUs were accounted last.
+    /// When all CPUs were last accounted.
     pub settled: Ns,
     /// When each cache is brought up to date.
     pub cadences: Vec<Cadence>,
@@ -31,7 +31,7 @@ pub(crate) struct Epochs {
 }
 
 impl Epochs {
-    /// Of so many caches, at the start.
+    /// Creates the epochs of `caches` caches, at the start.
     pub fn new(length: Ns, caches: usize) -> Epochs {
         let cadence = Cadence {
             began: Ns::ZERO,
@@ -49,7 +49,7 @@ impl Epochs {
         }
     }
 
-    /// A CPU of a cache does something else now: the cache is looked at soon.
+    /// Notes that a CPU of a cache does something else now: the cache is brought up to date soon.
     pub fn unsettle(&mut self, llc: usize, now: Ns) {
         let soon = self.next_boundary(now);
         let cadence = &mut self.cadences[llc];
@@ -57,13 +57,13 @@ impl Epochs {
         self.end = self.end.min(soon);
     }
 
-    /// Memory is loaded otherwise now: latencies are found anew, soon.
+    /// Has latencies solved again soon, since the load on memory has changed.
     pub fn solve_soon(&mut self, now: Ns) {
         self.dirty = true;
         self.end = self.end.min(self.next_boundary(now));
     }
 
-    /// Epochs end at multiples of the base length, so that those of several caches end together.
+    /// Returns the next multiple of the base length: epochs end there, so that those of several caches end together.
     fn next_boundary(&self, now: Ns) -> Ns {
         Ns((now.0 / self.length.0 + 1) * self.length.0)
     }

@@ -1,18 +1,18 @@
-//! What a scenario says happens to VMs: starts, stops, balloons, moves of memory, pins, changes of behaviour.
+//! Events of a scenario: starts, stops, balloons, moves of memory, pins, changes of behaviour.
 //!
 //! # Model
 //!
-//! - A VM that is started again is a new one under the old name: it boots, its guest has touched nothing, pins and home
-//!   are those of the scenario; what it counted stays counted.
-//! - A balloon acts at once. Where it leaves a guest less than it has touched, the guest gives back pages drawn evenly
-//!   from those it can spare, and never what a running program needs: the balloon then stops there, and the report says so.
-//!   A balloon that grows gives nothing at once: pages come when they are touched.
-//! - Memory is moved as by a policy ([`super::moves`]), one VM after the other: at the end of each epoch what that had
-//!   time for. While a policy moves pages itself, it waits.
+//! - A VM that is started again is a new one under the old name: it boots, its guest has touched nothing, and its pins and
+//!   home are those of the scenario. Its counts go on.
+//! - A balloon acts at once. If it leaves a guest less than it has touched, the guest releases pages drawn evenly from those
+//!   it can spare, and never what a running program needs: the balloon then stops there, and the report says so. A larger
+//!   target returns nothing at once: pages come when they are touched.
+//! - Memory moves as under a policy ([`super::moves`]), one VM after the other: the end of each epoch moves what that epoch
+//!   had time for. It waits while a policy moves pages itself.
 //!
 //! # Left out
 //!
-//! The time that a guest takes to find pages for its balloon; swapping, which a balloon below the needed would cause.
+//! The time that a guest takes to find pages for its balloon; swapping, which a balloon below the needed size would cause.
 
 use homenode_units::{Bytes, Pages};
 
@@ -134,7 +134,7 @@ impl Engine {
     fn balloon(&mut self, vm: VmIx, memory: Bytes) -> (EventResult, Option<String>) {
         let owner = &mut self.vms[vm];
         let needs = owner.needs();
-        // It is the operator's now.
+        // From here on the operator sets its memory.
         owner.limits.memory = None;
         let asked = memory.to_pages().0;
         let left = asked.max(owner.memory.needed(needs));
@@ -150,7 +150,7 @@ impl Engine {
         (EventResult::Partly, Some(note))
     }
 
-    /// Moves what an epoch has time for, of the memory that events have set on its way.
+    /// Moves as many of the pages that events have set on their way as an epoch has time for.
     pub(super) fn migrate_slice(&mut self) {
         if self
             .moving
@@ -159,7 +159,7 @@ impl Engine {
         {
             return;
         }
-        // What was copied in the last epoch is there now.
+        // Pages copied in the last epoch have arrived.
         self.epochs.dirty |= self.moving.take().is_some();
         while self.script.migrations.front().is_some_and(|front| front.over) {
             self.script.migrations.pop_front();
@@ -172,7 +172,7 @@ impl Engine {
                 .filter(|node| !work.to.contains(node))
                 .collect();
             let page_ns = self.page_move_ns(work.vm, &from, &work.to);
-            // What waited for another began with the epoch.
+            // A migration that waited for another began with the epoch.
             let slice = (self.now.0 - work.since.max(self.epochs.began).0) as f64;
             work.carry += slice / page_ns;
             let budget = (work.carry as u64).min(work.left);

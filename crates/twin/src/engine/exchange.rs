@@ -1,5 +1,5 @@
-//! A balancer of which only the rate is known: at random times two running vCPUs on different nodes change places, drawn by
-//! chance ([`crate::Scenario::vcpu_exchanges_per_minute`]). Neither caches, memory nor load have a say.
+//! A balancer known only by its rate: at random times two running vCPUs on different nodes, drawn by chance, change places
+//! ([`crate::Scenario::vcpu_exchanges_per_minute`]). Caches, memory and load play no part.
 
 use homenode_units::Ns;
 
@@ -20,7 +20,7 @@ impl Engine {
         }
     }
 
-    /// Two vCPUs that may use each other's CPU change places, if there are such.
+    /// Exchanges two vCPUs that may use each other's CPU, if there are such.
     pub(super) fn exchange(&mut self) {
         self.set_exchange();
         let queues = &self.scheduler.queues;

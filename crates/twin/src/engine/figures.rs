@@ -1,27 +1,27 @@
-//! What things take on this host: figures that do not change while it runs.
+//! Fixed costs on this host: figures that do not change while it runs.
 
 use homenode_machine::Hardware;
 
 use crate::hardware::Fabric;
 use crate::scenario::{Hypervisor, Scenario};
 
-/// What things take.
+/// Costs that stay fixed while the host runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Figures {
     pub clock_ghz: f64,
     pub line_bytes: f64,
-    /// How many times as long as the machine's figures say threads wait for memory.
+    /// Factor on the time that threads wait for memory by the machine's figures.
     pub memory_waits: f64,
-    /// What an interrupt to another CPU costs under this hypervisor.
+    /// Cost of an interrupt to another CPU under this hypervisor.
     pub ipi_ns: f64,
-    /// What a vCPU that halted owes when it is woken, beside the interrupt; nothing on the bare machine.
+    /// Cost that a woken vCPU owes in addition to the interrupt; nothing on the bare machine.
     pub wake_ns: f64,
-    /// What a lock costs that changes hands: a line from another node, all alike.
+    /// Cost of a lock that changes hands: fetching a line from another node, all nodes alike.
     pub handoff_ns: f64,
 }
 
 impl Figures {
-    /// Of a scenario on a machine with so many nodes.
+    /// Returns the figures of a scenario on a machine with this many nodes.
     pub fn new(
         scenario: &Scenario,
         hardware: &Hardware,

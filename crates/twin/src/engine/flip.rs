@@ -1,4 +1,4 @@
-//! Driver domains on the host: what their VMs' I/O costs, and when pages change owners. What happens is in
+//! Driver domains on the host: what their VMs' I/O costs, and when pages change owners. The exchange itself is in
 //! [`crate::io::flip`].
 
 use homenode_units::{Bytes, Ns, PAGE_BYTES};
@@ -13,7 +13,7 @@ use crate::io::flip::{
 };
 use crate::scenario::{Scenario, Transfer, TwinError, VmSpec};
 
-/// The way of a VM's I/O to its driver domain, if it has one. Its pool may grow as far as no program runs short.
+/// Returns the channel of a VM's I/O to its driver domain, if it has one. Its pool may grow until programs would run short.
 pub(super) fn channel(scenario: &Scenario, spec: &VmSpec) -> Result<Option<Channel>, TwinError> {
     let Some(backend) = &spec.driver_domain else {
         return Ok(None);
@@ -36,7 +36,7 @@ pub(super) fn channel(scenario: &Scenario, spec: &VmSpec) -> Result<Option<Chann
 }
 
 impl Engine {
-    /// What a page of a VM costs on its way.
+    /// Returns what a page of a VM costs on its way.
     pub(super) fn page_cost(&self, vm: VmIx, driver: VmIx) -> PageCost {
         let node_of = |vm: VmIx| self.vms[vm].memory.home.as_ref().map_or(0, |home| home[0]);
         let (from, to) = (node_of(driver), node_of(vm));
@@ -55,7 +55,7 @@ impl Engine {
         }
     }
 
-    /// Sees to it that what passed is settled.
+    /// Sets the timer that settles the pages that passed.
     pub(super) fn set_settling(&mut self, vm: VmIx) {
         let now = self.now;
         let Some(channel) = &mut self.vms[vm].channel else {
@@ -67,7 +67,7 @@ impl Engine {
         }
     }
 
-    /// Exchanges the pages that passed since the last time, and lets the driver domain run what it owes.
+    /// Exchanges the pages that passed since the last time, and has the driver domain run the work it owes.
     pub(super) fn settle_channel(&mut self, vm: VmIx) {
         let used = RING_PAGES + self.pages_under_way(vm);
         let size = self.vms[vm].memory.pool_pages();
@@ -105,7 +105,7 @@ impl Engine {
         self.set_settling(vm);
     }
 
-    /// Pages of requests that are not done.
+    /// Returns the pages of unfinished requests.
     fn pages_under_way(&self, vm: VmIx) -> u64 {
         let threads = self.vms[vm].threads.iter();
         let requests = threads.flat_map(|thread| &thread.requests.list);
@@ -115,7 +115,7 @@ impl Engine {
             .sum()
     }
 
-    /// Bytes that were copied, from the pages of one to those of the other.
+    /// Counts bytes copied from the pages of one domain to those of the other.
     fn count_copied(&mut self, vm: VmIx, driver: VmIx, pages: u64) {
         let share = |on: Vec<u64>| {
             let all = on.iter().sum::<u64>().max(1) as f64;
@@ -129,7 +129,7 @@ impl Engine {
         }
     }
 
-    /// The vCPU of a VM's backend thread runs what that owes, if it has done what it ran before.
+    /// Has the vCPU of a VM's backend thread run the work that thread owes, once it has done what it ran before.
     fn run_backend(&mut self, vm: VmIx, driver: VmIx) {
         let domain = &mut self.vms[driver];
         let thread = ThreadIx(vm.0 % domain.threads.len());

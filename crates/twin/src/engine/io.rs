@@ -1,5 +1,4 @@
-//! I/O on the host: when threads ask devices, wait and go on, and what devices transfer. What devices do is in
-//! [`crate::io`].
+//! I/O on the host: when threads make requests, wait and go on, and what devices transfer. The devices are in [`crate::io`].
 
 use homenode_units::Ns;
 
@@ -11,17 +10,17 @@ use crate::index::{ThreadIx, VmIx};
 use crate::io::flip::PageCost;
 
 impl Engine {
-    /// A thread may have come to a request: it makes it, or waits until the last one is done. Says what it does next,
-    /// unless its stretch is over.
+    /// Makes a thread's request if it has come to one, or has it wait until the last one is done. Returns what the thread
+    /// does next, unless its stretch is over.
     pub(super) fn request(&mut self, vm: VmIx, thread: ThreadIx) -> Option<Next> {
-        // Asked whenever anything ends, and most threads ask no device.
+        // Called whenever anything ends, and most threads use no device.
         let state = &self.vms[vm].threads[thread];
         if state.doing != Doing::Computing || state.requests.list.is_empty() {
             return None;
         }
         let driver = self.vms[vm].channel.as_ref().map(|channel| channel.driver);
         let cost = driver.map_or_else(PageCost::default, |driver| self.page_cost(vm, driver));
-        // Devices fill the pages of whoever drives them.
+        // Devices fill the pages of the domain that drives them.
         self.vms[driver.unwrap_or(vm)]
             .memory
             .count_pages(&mut self.placed);
@@ -60,14 +59,14 @@ impl Engine {
         next
     }
 
-    /// A thread has nothing to do for so long.
+    /// Lets a thread rest for this long.
     pub(super) fn rest(&mut self, vm: VmIx, thread: ThreadIx, lasts: Ns) {
         let life = self.vms[vm].life;
         let until = Ns(self.now.0.saturating_add(lasts.0));
         self.agenda.set(until, Timer::Served { vm, thread, life });
     }
 
-    /// A device has served a request, or a rest is over: a thread that waits for it goes on as soon as it is given a CPU.
+    /// Notes that a device has served a request, or a rest is over: the waiting thread goes on once it gets a CPU.
     pub(super) fn served(&mut self, vm: VmIx, thread: ThreadIx, life: u32) {
         let owner = &mut self.vms[vm];
         if owner.life != life
@@ -76,7 +75,7 @@ impl Engine {
         {
             return;
         }
-        // What a device takes for a guest was measured in one, its wake-up included.
+        // A device's service time for a guest was measured in a guest, and includes its wake-up.
         let rested = owner.threads[thread].doing == Doing::Resting;
         owner.threads[thread].doing = Doing::Computing;
         if rested {
@@ -89,7 +88,7 @@ impl Engine {
         self.after_scheduling();
     }
 
-    /// Counts what devices have transferred in the last `ns` nanoseconds; says whether others feel a change.
+    /// Counts what devices have transferred in the last `ns` nanoseconds; returns whether that affects others.
     pub(super) fn transfer(&mut self, ns: f64) -> bool {
         let mut changed = false;
         for device in &mut self.devices {

@@ -1,21 +1,21 @@
-//! The engine: time, and who acts on whom.
+//! The engine: simulated time, and the events that drive the host.
 //!
 //! # Time
 //!
-//! Integer nanoseconds. Everything a scheduler or a guest does is an event at its own time: the end of a slice, a thread
-//! that reaches a barrier, a timer. Between events every CPU runs one task at a constant speed. Once per epoch (1 ms by
-//! default) caches take in what was missed and latencies are found anew, if anything changed; a task that is switched to
-//! in mid-epoch runs at the latencies of the last solution. While a cache is steady its epoch grows up to 64-fold, as far
+//! Time is in integer nanoseconds. Everything a scheduler or a guest does is an event at its own time: the end of a slice, a
+//! thread that reaches a barrier, a timer. Between events every CPU runs one task at a constant speed. Once per epoch (1 ms
+//! by default) caches take in what was missed, and latencies are solved again if anything changed; a task that is switched
+//! to in mid-epoch runs at the latencies of the last solution. While a cache is steady its epoch grows up to 64-fold, as far
 //! as the drift of miss ratios and occupancies allows; a switch on its CPUs, memory touched or pages on the move bring it
-//! back. What ran on it is accounted when its epoch ends. Events at equal time have a fixed order: timers in the order they
-//! were set, then CPUs by number, then the scheduler's own, then the epoch.
+//! back. What ran on its CPUs is accounted when its epoch ends. Events at equal time have a fixed order: timers in the order
+//! they were set, then CPUs by number, then the scheduler's own, then the epoch.
 //!
 //! The epoch is a resolution, not a quantum: halving or doubling it changes pinned runs by less than 2 percent, and so does
 //! solving in every epoch (tests show it).
 //!
 //! # Silence
 //!
-//! An engine that handles a million events without time moving on stops with what it was doing.
+//! An engine that handles a million events without advancing time stops and reports what it was doing.
 
 mod account;
 mod agenda;
@@ -68,17 +68,17 @@ use crate::scenario::{Attribution, Hypervisor};
 /// Events without progress of time after which the engine gives up.
 const SILENCE_MAX: u32 = 1_000_000;
 
-/// A task of the scheduler, by what it is.
+/// The owner of a task of the scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     Vcpu { vm: VmIx, thread: ThreadIx },
     Daemon(usize),
 }
 
-/// Who has pages moved.
+/// The origin of a page move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mover {
-    /// A policy, which waits for them.
+    /// A policy, which waits for the pages.
     Policy,
     /// An event of the scenario.
     Event,
@@ -110,7 +110,7 @@ pub(crate) struct Engine {
     pub permits: Option<Permits>,
     attribution: Attribution,
     hypervisor: Hypervisor,
-    /// Whether the host's kernel balances NUMA memory; `None` where it is none of Linux's.
+    /// Whether the host's kernel balances NUMA memory; `None` if it is not Linux.
     pub numa_balancing: Option<bool>,
     pub vms: IxVec<VmIx, Vm>,
     pub owners: IxVec<TaskIx, Owner>,
@@ -121,7 +121,7 @@ pub(crate) struct Engine {
     /// VMs whose pages a kernel moves, in order: every solution asks what is being copied, and most VMs have no such kernel.
     movers: Vec<VmIx>,
     pub totals: Totals,
-    /// What the scenario asks for and the machine cannot give, in sentences.
+    /// Requests of the scenario that the machine cannot meet, in sentences.
     pub notes: Vec<String>,
     pub now: Ns,
     pub version: u64,
@@ -145,7 +145,8 @@ impl Engine {
         let mut silent = 0;
         while self.now < end {
             let (cpu, work) = self.pace.first_end();
-            // A queue that grows shortens the running slice, perhaps to less than has been used of it: it is over now.
+            // A queue that grows shortens the running slice, perhaps to less than the task has already used: the slice is
+            // then over.
             let scheduling = self.scheduler.next_event().max(self.now);
             let timer = self.agenda.next();
             let next = work.min(timer).min(scheduling).min(self.epochs.end).min(end);

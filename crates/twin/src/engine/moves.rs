@@ -2,16 +2,16 @@
 //!
 //! # Model
 //!
-//! One kernel thread moves page after page: a fixed amount of kernel work each, and a copy as fast as one core's misses
-//! in flight allow at the present latencies. Copies load controllers and links. Each page's shootdown takes every
-//! running vCPU of the VM out of the guest for a moment. A huge page moves whole: one of each for 512 pages. Pages are drawn
-//! evenly from all that lie on the nodes to leave, or are of the classes that a policy names.
-//! The call returns when the pages are there: simulated time passes. Where the VM has a driver domain, that one's vCPU runs
-//! the kernel thread's work ([Flip, section IV.B]: "handled by the privVM resources").
+//! One kernel thread moves page after page: each costs a fixed amount of kernel work, and a copy as fast as one core's
+//! misses in flight allow at the present latencies. Copies load controllers and links. Each page's shootdown takes every
+//! running vCPU of the VM out of the guest for a moment. A huge page moves whole: one piece of work and one shootdown for
+//! 512 pages. Pages are drawn evenly from all on the nodes to leave, or from the classes that a policy names. The call
+//! returns when the pages are there: simulated time passes. If the VM has a driver domain, that domain's vCPU runs the
+//! kernel thread's work ([Flip, section IV.B]: "handled by the privVM resources").
 //!
 //! # Left out
 //!
-//! The CPU that the kernel thread needs elsewhere, pages that somebody holds (none is ever busy), huge pages that are split.
+//! The CPU that the kernel thread needs elsewhere, busy pages (no page ever is), huge pages that are split.
 
 use homenode_units::{Ns, PAGE_BYTES};
 
@@ -30,7 +30,7 @@ pub(crate) struct Alike {
 }
 
 impl Engine {
-    /// Moves up to `pages` pages of a VM from nodes onto others, letting the time pass that it takes. Gives what moved.
+    /// Moves up to `pages` pages of a VM from nodes onto others while simulated time passes. Returns how many moved.
     pub fn move_pages(&mut self, vm: VmIx, from: &[usize], to: &[usize], pages: u64) -> u64 {
         let page_ns = self.page_move_ns(vm, from, to);
         self.let_move(vm, pages, page_ns, |engine, budget| {
@@ -39,7 +39,7 @@ impl Engine {
         })
     }
 
-    /// Moves pages that are alike from node to node, letting the time pass that it takes. Gives how many moved.
+    /// Moves pages that are alike from node to node while simulated time passes. Returns how many moved.
     pub fn move_alike(&mut self, vm: VmIx, moves: &[Alike]) -> u64 {
         let pages: u64 = moves.iter().map(|alike| alike.pages).sum();
         let line_ns = |alike: &Alike| {
@@ -65,7 +65,7 @@ impl Engine {
                     left -= moved;
                 }
                 alike.pages -= now;
-                // What is not there, or has no room, will not be there later.
+                // A page that is missing or finds no room will not do better later.
                 if moved == now && alike.pages > 0 {
                     rest.push(alike);
                 }
@@ -78,8 +78,8 @@ impl Engine {
         moved
     }
 
-    /// Lets pages of a VM move in slices of time, until so many have or `some`, which moves up to a budget and gives (from,
-    /// to, pages), finds no more. Gives how many moved.
+    /// Moves pages of a VM in slices of time, until `pages` have moved or `some` finds no more; `some` moves up to a budget
+    /// and returns (from, to, pages). Returns how many moved.
     fn let_move(
         &mut self,
         vm: VmIx,
@@ -121,13 +121,13 @@ impl Engine {
         moved
     }
 
-    /// Share of time that the vCPUs of a VM lose while a page of it moves every `page_ns`.
+    /// Returns the share of time that a VM's vCPUs lose while one of its pages moves every `page_ns`.
     pub(super) fn move_stall(&self, vm: VmIx, page_ns: f64) -> f64 {
         let shootdown_ns = SHOOTDOWN_CYCLES / self.figures.clock_ghz * self.vms[vm].host.per_page();
         (shootdown_ns / page_ns).min(0.9)
     }
 
-    /// What one page costs to move: the kernel's work, and copying its lines as fast as one core's misses allow.
+    /// Returns the time one page takes to move: the kernel's work, and copying its lines as fast as one core's misses allow.
     pub(super) fn page_move_ns(&self, vm: VmIx, from: &[usize], to: &[usize]) -> f64 {
         let pages = self.vms[vm].memory.pages();
         let reads: Vec<f64> = from
@@ -139,12 +139,12 @@ impl Engine {
         self.page_ns(vm, reads.iter().sum::<f64>() / reads.len().max(1) as f64)
     }
 
-    /// What one page of a VM costs to move where reading a line and writing it take this long.
+    /// Returns the time one page of a VM takes to move if reading a line and writing it take this long.
     fn page_ns(&self, vm: VmIx, line_ns: f64) -> f64 {
         PAGE_MOVE_NS * self.vms[vm].host.per_page() + self.copy_ns(line_ns)
     }
 
-    /// What copying the lines of a page takes, as fast as one core's misses allow.
+    /// Returns the time to copy the lines of a page, as fast as one core's misses allow.
     pub(super) fn copy_ns(&self, line_ns: f64) -> f64 {
         let lines = PAGE_BYTES as f64 / self.figures.line_bytes;
         lines * line_ns / f64::from(self.hardware.misses_in_flight_max)
@@ -184,7 +184,7 @@ impl Engine {
     }
 }
 
-/// The traffic of moves that take some time.
+/// Returns the traffic of moves that take some time.
 pub(super) fn copying(moved: &[(usize, usize, u64)], ns: f64) -> Vec<Copying> {
     let mut copying: Vec<Copying> = Vec::new();
     for (from, to, pages) in moved {

@@ -1,4 +1,4 @@
-//! How fast CPUs' tasks go, and what that was found from.
+//! Speeds of the CPUs' tasks, and the state they were solved from.
 
 use homenode_units::Ns;
 
@@ -14,7 +14,7 @@ pub(super) struct Speed {
     pub ns_per_unit: f64,
 }
 
-/// What the present latencies were found for, on a CPU.
+/// State of a CPU from which the present latencies were solved.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Solved {
     /// The vCPU that ran, if one did.
@@ -38,22 +38,22 @@ pub(super) struct Loading {
 #[derive(Clone, Debug)]
 pub(super) struct Pace {
     pub speeds: IxVec<CpuIx, Speed>,
-    /// When the current task's work is done, by CPU: apart, since every event looks for the least.
+    /// When the current task's work is done, by CPU; kept apart, since every event looks for the earliest.
     pub ends: IxVec<CpuIx, Ns>,
-    /// What each CPU's task asked for at the last solution.
+    /// Demand of each CPU's task at the last solution.
     pub solved: IxVec<CpuIx, Solved>,
-    /// What each CPU's task could use of the cache when last looked at.
+    /// Cache that each CPU's task could use when last looked at.
     pub seen: IxVec<CpuIx, InLlc>,
     /// What caches know of each vCPU.
     pub sharers: IxVec<TaskIx, Sharer>,
-    /// What translating each VM's addresses takes.
+    /// Cost of translating each VM's addresses.
     pub paging: IxVec<VmIx, Paging>,
     /// The running vCPUs of a solution, kept for its memory.
     pub loading: Vec<Loading>,
 }
 
 impl Pace {
-    /// Of so many CPUs that run nothing yet.
+    /// Returns the pace of `cpus` CPUs that run nothing yet.
     pub fn new(cpus: usize, sharers: IxVec<TaskIx, Sharer>, paging: IxVec<VmIx, Paging>) -> Pace {
         Pace {
             speeds: IxVec::filled(Speed::default(), cpus),
@@ -66,7 +66,7 @@ impl Pace {
         }
     }
 
-    /// The CPU whose task is done first, and when; of several the first.
+    /// Returns the CPU whose task is done first, and when; on a tie the first CPU.
     pub fn first_end(&self) -> (CpuIx, Ns) {
         let mut soonest = (CpuIx(0), Ns(u64::MAX));
         for (cpu, end) in self.ends.placed() {
@@ -77,7 +77,7 @@ impl Pace {
         soonest
     }
 
-    /// Whether what a CPU ran when latencies were found, and runs now if it runs anything, accesses no cache.
+    /// Whether a CPU's demand on caches was zero when latencies were solved, and still is.
     pub fn asks_nothing(&self, cpu: CpuIx, runs: bool) -> bool {
         let now = if runs { self.speeds[cpu].cost.accesses } else { 0.0 };
         now == 0.0 && self.solved[cpu].cost.accesses == 0.0

@@ -36,7 +36,7 @@ impl Engine {
         self.set_permit_tick();
     }
 
-    /// A VM leaves the host: nothing keeps it from running when it is started again.
+    /// Forgets a VM that leaves the host, so that nothing keeps it from running when it is started again.
     pub(super) fn forget_permit(&mut self, vm: VmIx) {
         let measure = self.permits.as_mut().map(|permits| permits.forget(vm));
         self.enforce(vm, measure.unwrap_or(Measure::None));
@@ -55,7 +55,7 @@ impl Engine {
         self.after_scheduling();
     }
 
-    /// What the counters of a VM's vCPUs say, by whoever's misses count as its own.
+    /// Returns the counters of a VM's vCPUs; the misses are as the host's attribution counts them.
     fn readings(&self, vm: VmIx) -> Vec<Reading> {
         let owner = &self.vms[vm];
         let tasks = owner.tasks().map(|task| &self.scheduler.queues.tasks[task]);

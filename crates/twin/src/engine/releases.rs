@@ -1,32 +1,32 @@
-//! Pages that guests release: what telling the hypervisor costs, and where they are placed anew.
+//! Pages that guests release: what notifying the hypervisor costs, and where they are placed again.
 //!
 //! # Model [Policies, section 4.2]
 //!
-//! A program releases pages as its profile says and takes as many again. Under first-touch a hypervisor that is told of a
-//! release invalidates the page, and the next touch places it where it is touched. Calls are
+//! A program releases pages as its profile says and takes as many again. Under first-touch a hypervisor that is notified of
+//! a release invalidates the page, and the next touch places it where it is touched. Calls are
 //! - *empty*: one per release, and nothing is done, which is what the paper timed;
 //! - *each*: one per release, the page is invalidated;
 //! - *batched*: releases and allocations go to four queues by the two low bits of the frame; the thread whose entry is the
-//!   32nd sends its queue. What that invalidates is read from such queues by [`homenode_policy::page_queue`]: released frames
-//!   are drawn from the program's, allocated ones from what is free then, the queue's own releases among it.
+//!   32nd sends its queue. [`crate::page_queue`] reads such queues to find what is invalidated: released frames
+//!   are drawn from the program's, allocated ones from those free at the time, including the queue's own releases.
 //!
 //! A guest holds a lock during a call: that of its list of free pages, or that of the queue. So threads wait for each other:
-//! mean value analysis of so many customers with the program's own time between two visits, and the mean time that the lock is
-//! held (closed network, exponential times). A lock changes hands at the price of a line from another node.
+//! mean value analysis with one customer per thread, the program's own time between two visits, and the mean time that the
+//! lock is held (closed network, exponential times). A lock changes hands at the price of a line from another node.
 //!
-//! What it gives is not fitted: empty calls make the paper's wrmem on 48 CPUs 2.1 times slower here and 3 times there, and
-//! 78 percent of the time of sent queues is invalidation here, 87.5 there. The paper names no lock around the single call, and
-//! no queue's length; its published guest sends 32 entries.
+//! The result is not fitted: empty calls make the paper's wrmem on 48 CPUs 2.1 times slower here and 3 times there, and 78
+//! percent of the time of sent queues is invalidation here, 87.5 there. The paper names neither a lock around the single
+//! call nor the length of a queue; its published guest sends 32 entries.
 //!
-//! Every 10 ms what a thread has released meanwhile is drawn evenly from the pages that are its own (of all that it uses,
-//! where it has none), and lies on the thread's node afterwards as far as there is room.
+//! Every 10 ms the pages that a thread has released meanwhile are drawn evenly from its own (from all that it uses, if it
+//! has none); afterwards they are on the thread's node as far as there is room.
 //!
 //! # Left out
 //!
 //! That a queue's holder keeps others longer than exponential times say; a holder of a lock that loses its CPU; pages that
 //! another thread takes up; the guest's own work for either; other guests' use of the hypervisor's locks.
 
-use homenode_policy::page_queue::{Entry, PARTITIONS};
+use crate::page_queue::{Entry, PARTITIONS};
 use homenode_units::{Ns, Placing};
 
 use super::Engine;
@@ -40,19 +40,19 @@ use crate::scenario::ReleaseCalls;
 
 /// Bytes of a queue that the hypervisor fetches line by line from where it was written.
 const QUEUE_BYTES: f64 = (QUEUE * size_of::<Entry>()) as f64;
-/// CPU cycles of making one entry of the hypervisor's page table invalid and giving back its page: a walk in the cache, and the
+/// CPU cycles to invalidate one entry of the hypervisor's page table and return its page: a walk in the cache, and the
 /// allocator's list (estimate).
 const INVALIDATE_CYCLES: f64 = 600.0;
 /// CPU cycles of the hypervisor's fault when such a page is touched: an exit, and taking a page (estimate).
 const FAULT_CYCLES: f64 = EXIT_CYCLES + 1000.0;
 /// CPU cycles of adding an entry (estimate).
 const ENQUEUE_CYCLES: f64 = 20.0;
-/// How often released pages are placed anew.
+/// How often released pages are placed again.
 const PERIOD: Ns = Ns::from_millis(10);
 
-/// What a release costs its thread.
+/// Cost of a release for its thread.
 struct Cost {
-    /// How often it takes a lock, of how many, and for how long.
+    /// Locks taken per release, number of locks to choose from, and how long one is held.
     visits: f64,
     locks: f64,
     held_ns: f64,
@@ -60,13 +60,14 @@ struct Cost {
     apart_ns: f64,
 }
 
-/// Whether a VM's hypervisor is told of releases and places pages when they are touched.
+/// Returns a VM's releases if its hypervisor is notified of them and places pages when they are touched.
 fn active(vm: &Vm) -> Option<&Releases> {
     let first_touch = vm.memory_policy.placing == Placing::FirstTouch && vm.memory.view != View::Truth;
     vm.releases.as_ref().filter(|_| first_touch)
 }
 
-/// Mean time from asking for a lock until giving it back, where so many customers think and visit one of some locks.
+/// Returns the mean time from asking for a lock to releasing it, with `customers` that think and then visit one of `locks`
+/// locks.
 fn response_ns(customers: usize, think_ns: f64, held_ns: f64, locks: f64) -> f64 {
     let (mut there, mut response) = (0.0, held_ns);
     for customer in 1..=customers {
@@ -77,7 +78,7 @@ fn response_ns(customers: usize, think_ns: f64, held_ns: f64, locks: f64) -> f64
 }
 
 impl Engine {
-    /// What releases add to an instruction of a VM's program that takes this long without.
+    /// Returns what releases add to an instruction of a VM's program that takes `instruction_ns` without them.
     pub(super) fn release_ns(&self, vm: VmIx, instruction_ns: f64) -> f64 {
         let owner = &self.vms[vm];
         let Some(releases) = active(owner) else { return 0.0 };
@@ -102,7 +103,7 @@ impl Engine {
             ReleaseCalls::Batched => {
                 let (sending, invalidating) = self.queue_ns(releases);
                 Cost {
-                    // The release, and the allocation that follows it some time.
+                    // One visit for the release, and one for the allocation that follows it some time later.
                     visits: 2.0,
                     locks: PARTITIONS as f64,
                     held_ns: self.figures.handoff_ns
@@ -114,7 +115,7 @@ impl Engine {
         }
     }
 
-    /// Time of sending a queue, and of invalidating what it releases.
+    /// Returns the time of sending a queue, and of invalidating what it releases.
     fn queue_ns(&self, releases: &Releases) -> (f64, f64) {
         let sending = EXIT_CYCLES / self.figures.clock_ghz
             + QUEUE_BYTES / self.figures.line_bytes * self.figures.handoff_ns;
@@ -122,7 +123,7 @@ impl Engine {
         (sending, invalidating)
     }
 
-    /// The program of a VM starts: its releases are dealt with from now on.
+    /// Starts to handle releases as a VM's program starts.
     pub(super) fn start_releases(&mut self, vm: VmIx) {
         let owner = &self.vms[vm];
         if owner.releases.is_some() {

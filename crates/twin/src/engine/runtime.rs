@@ -1,22 +1,23 @@
-//! Runtime libraries [XPV, section 4.3.3]: what an allocator or a Java virtual machine makes of a program's memory while it
+//! Runtime libraries [XPV, section 4.3.3]: how an allocator or a Java virtual machine handles a program's memory while it
 //! runs.
 //!
 //! # Model
 //!
-//! A program frees and allocates memory as its profile says ([`crate::workload::RuntimeProfile`]). The library keeps what is
-//! freed and hands it out again, so the kernel's first touch decides for a page only once. What a thread is handed
-//! - by a library that knows nodes, lies on the node of the thread's vCPU, as the library knows it: as its kernel said when the
-//!   program began, or as it says now. What is handed out elsewhere than it was freed is fresh from the kernel: a first touch;
-//! - by one that does not, is of what was freed last: by the same thread, or, where the program's threads share a heap, by any of
-//!   them. Then pages of threads change places, and what first touch had put beside a thread ends beside another.
+//! A program frees and allocates memory as its profile says ([`crate::workload::RuntimeProfile`]). The library keeps freed
+//! memory and hands it out again, so the kernel's first touch decides for a page only once. Memory handed to a thread
+//! - by a library that knows nodes is on the node of the thread's vCPU, as the library knows it: as its kernel said when the
+//!   program began, or as it says now. Memory handed out on another node than it was freed on is fresh from the kernel: a
+//!   first touch;
+//! - by any other library is what was freed last: by the same thread, or, if the program's threads share a heap, by any of
+//!   them. Then pages of threads change places, and pages that first touch had put near one thread end up near another.
 //!
-//! Every 100 ms what a thread has allocated meanwhile is drawn evenly from the pages that are its own.
+//! Every 100 ms the pages that a thread has allocated meanwhile are drawn evenly from its own.
 //!
 //! # Left out
 //!
-//! Memory that several threads use (an old generation, which such libraries spread over nodes anyway); the time between freeing
-//! and allocating, and so when a collector looks at the topology: the paper's does at the end of each collection, of which there
-//! are several a second; that a library keeps threads waiting.
+//! Memory that several threads use (an old generation, which such libraries spread over nodes anyway); the time between
+//! freeing and allocating, and so when a collector looks at the topology: the paper's does at the end of each collection,
+//! several times a second; that a library keeps threads waiting.
 
 use homenode_units::{Chance, Ns, PAGE_BYTES};
 
@@ -31,11 +32,11 @@ use crate::index::{IxVec, ThreadIx, VmIx};
 use crate::scenario::RuntimeNodes;
 use crate::workload::Reuse;
 
-/// How often what was allocated is placed.
+/// How often allocated memory is placed.
 const PERIOD: Ns = Ns::from_millis(100);
 
 impl Engine {
-    /// The program of a VM starts: what it allocates is placed from now on.
+    /// Starts to place what a VM's program allocates as the program starts.
     pub(super) fn start_runtime(&mut self, vm: VmIx) {
         let threads = self.vms[vm].threads.places();
         let began_on = threads
@@ -58,7 +59,7 @@ impl Engine {
         }
     }
 
-    /// Places what a VM's program has allocated in the last period.
+    /// Places what a VM's program allocated in the last period.
     pub(super) fn place_allocated(&mut self, vm: VmIx, life: u32) {
         if self.vms[vm].life != life {
             return;
@@ -86,7 +87,7 @@ impl Engine {
                 self.vms[vm].memory.mix(&allocated, &mut runtime.chance);
                 self.epochs.solve_soon(self.now);
             }
-            // Its kernel takes what it has for where it asked for it.
+            // The guest's kernel believes that its frames are on the nodes that it asked for.
             _ if self.vms[vm].memory.owns_frames && !self.vms[vm].memory.finds_frames() => {}
             (knows, _) => {
                 for (thread, &pages) in allocated.placed() {
@@ -101,7 +102,7 @@ impl Engine {
         self.vms[vm].runtime = Some(runtime);
     }
 
-    /// Hands a thread so many pages on a node, in place of as many of its own.
+    /// Hands a thread `pages` pages on a node, in place of as many of its own.
     fn hand_out(&mut self, vm: VmIx, thread: ThreadIx, node: usize, pages: u64, chance: &mut Chance) {
         let taken = self.vms[vm].memory.invalidate(thread, node, pages, chance);
         for (region, from, pages) in taken {

@@ -1,4 +1,4 @@
-//! The events of a scenario, with positions in place of names, and what came of them.
+//! The events of a scenario, with positions in place of names, and their outcomes.
 
 use std::collections::VecDeque;
 
@@ -10,12 +10,12 @@ use crate::index::{CpuIxSet, IxVec, ThreadIx, VmIx, marked};
 use crate::report::EventReport;
 use crate::scenario::{EventAction, Scenario};
 
-/// The events of a scenario, and what came of them.
+/// The events of a scenario, and their outcomes.
 #[derive(Clone, Debug)]
 pub(crate) struct Script {
     pub(super) events: Vec<Event>,
     pub log: Vec<EventReport>,
-    /// VMs that events start, as they are before their first start, and their CPUs.
+    /// VMs that events start, in their state before the first start, and their CPUs.
     pub(super) fresh: IxVec<VmIx, Option<Fresh>>,
     pub(super) starts_left: usize,
     pub(super) migrations: VecDeque<Migration>,
@@ -29,13 +29,13 @@ pub(super) struct Event {
     pub(super) at: Ns,
     pub(super) vm: VmIx,
     pub(super) action: EventAction,
-    /// Positions of the nodes that a migration goes to.
+    /// Positions of a migration's target nodes.
     pub(super) to: Vec<usize>,
-    /// Whether each CPU is one that a pin allows.
+    /// CPUs that a pin allows.
     pub(super) allowed: CpuIxSet,
 }
 
-/// Memory on its way.
+/// A migration of memory under way.
 #[derive(Clone, Debug)]
 pub(super) struct Migration {
     /// Its entry in the log.

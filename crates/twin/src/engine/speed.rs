@@ -1,4 +1,4 @@
-//! Speeds: how fast each CPU's task goes, and the end of an epoch, when caches and latencies are brought up to date.
+//! Speed of each CPU's task, and the end of an epoch, when caches and latencies are brought up to date.
 
 use homenode_units::Ns;
 
@@ -12,10 +12,10 @@ use crate::index::{CpuIx, TaskIx, ThreadIx, VmIx};
 use crate::io::Device;
 use crate::workload::Waiting;
 
-/// Relative change of what a task asks of memory that makes a new solution necessary.
+/// Relative change of a task's demand on memory that requires a new solution.
 const CHANGE_MAX: f64 = 2e-3;
-/// Change of the part of a cache that a thread can use, as a share of the whole, that an epoch may bring where caches fill: a
-/// miss ratio that stays may fall all at once where the last line of a loop has come.
+/// Change of the part of a cache that a thread can use, as a share of the whole, that an epoch may bring while caches fill:
+/// a steady miss ratio may drop at once when the last line of a loop arrives.
 const OCCUPANCY_CHANGE_MAX: f64 = 0.02;
 /// Epochs grow up to this many times their stated length while nothing changes.
 const STRIDE_MAX: f64 = 64.0;
@@ -30,7 +30,7 @@ impl Engine {
         }
     }
 
-    /// What a vCPU can use of a CPU's LLC.
+    /// Returns the part of a CPU's LLC that a vCPU can use.
     fn in_llc(&self, cpu: CpuIx, number: TaskIx) -> InLlc {
         let sharer = &self.pace.sharers[number];
         let lines = self.llcs[self.topology.cpus[cpu].llc].usable(number.0, sharer);
@@ -70,7 +70,7 @@ impl Engine {
         self.pace.speeds[cpu].ns_per_unit = ns_per_unit;
     }
 
-    /// The same for all CPUs that run a VM, whose program has changed; everything must be settled.
+    /// Sets the speeds of all CPUs that run a VM whose program has changed; everything must be settled.
     pub(super) fn set_speeds_of(&mut self, vm: VmIx) {
         for cpu in self.topology.cpus.places() {
             if self.vcpu_on(cpu).is_some_and(|(runs, _)| runs == vm) {
@@ -80,14 +80,14 @@ impl Engine {
         }
     }
 
-    /// When a task will be done that owes some time and has some units of work left; never, if it has no end of them.
+    /// Returns when a task will be done that owes some time and has `left` units of work; never if its work has no end.
     pub(super) fn end_of(&self, owed_ns: f64, left: f64, ns_per_unit: f64) -> Ns {
         let ns = (owed_ns + left.max(0.0) * ns_per_unit) as u64;
         Ns(self.now.0.saturating_add(ns).saturating_add(1))
     }
 
-    /// Finds what the current vCPU of a CPU costs with this much of the cache, in place: what is written in parts and copied as
-    /// a whole at once makes a processor wait, and this is done for every CPU in every epoch.
+    /// Computes the cost of a CPU's current vCPU with this much of the cache, in place: a processor has to wait when a value
+    /// is written in parts and then copied as a whole, and this is done for every CPU in every epoch.
     fn set_cost(&mut self, cpu: CpuIx, vm: VmIx, thread: ThreadIx, llc: InLlc) {
         let owner = &self.vms[vm];
         let cost = match (&owner.course.program, owner.threads[thread].doing) {
@@ -103,7 +103,7 @@ impl Engine {
                 cost.waits *= self.figures.memory_waits;
                 if program.waiting == Waiting::Sleep {
                     let wakeups = program.wakeups_per_m_instructions / 1e6;
-                    // All threads do alike: who wakes others is woken as often.
+                    // All threads behave alike: each wakes others as often as it is woken.
                     let each_ns = self.figures.ipi_ns + self.figures.wake_ns;
                     cost.busy_cycles += wakeups * each_ns * self.figures.clock_ghz;
                 }
@@ -114,7 +114,7 @@ impl Engine {
         self.pace.speeds[cpu].cost = cost;
     }
 
-    /// How long a unit of a CPU's current vCPU's work takes at its cost and the present latencies.
+    /// Returns how long a unit of work of a CPU's current vCPU takes at its cost and the present latencies.
     fn ns_per_unit(&self, cpu: CpuIx, vm: VmIx, thread: ThreadIx) -> f64 {
         let (owner, cost) = (&self.vms[vm], &self.pace.speeds[cpu].cost);
         let stall = self
@@ -142,8 +142,8 @@ impl Engine {
         ns / ((1.0 - stall) * (1.0 - sampled))
     }
 
-    /// The end of an epoch of some caches: they take in what was missed. If who runs, where memory lies or how often
-    /// somebody misses has changed, latencies are found anew.
+    /// Ends an epoch of some caches, which take in what was missed. Solves latencies again if the running tasks, the
+    /// placement of memory or the miss rates have changed.
     pub(super) fn end_epoch(&mut self) {
         let lasted = (self.now.0 - self.epochs.began.0) as f64;
         if self.epochs.always_solve {
@@ -198,9 +198,9 @@ impl Engine {
         self.apply_segments();
     }
 
-    /// Lets a cache take in what was missed, finds what its CPUs' tasks cost now, and says when to do so next: when
-    /// miss ratios will have drifted by half of what makes a new solution necessary, or occupancies by half of what an
-    /// epoch may bring, at most after twice the time.
+    /// Lets a cache take in what was missed, finds what its CPUs' tasks cost now, and returns when to do so next: when miss
+    /// ratios will have drifted by half of what requires a new solution, or occupancies by half of what an epoch may bring,
+    /// at most after twice the time.
     fn step_llc(&mut self, llc: usize, unsteady: bool) {
         self.llcs[llc].step(&self.pace.sharers);
         // In units of what an epoch may bring.
@@ -241,7 +241,7 @@ impl Engine {
         cadence.due = Ns(self.now.0 + cadence.stride.0);
     }
 
-    /// The vCPU that a CPU runs.
+    /// Returns the vCPU that a CPU runs.
     fn vcpu_on(&self, cpu: CpuIx) -> Option<(VmIx, ThreadIx)> {
         match self.owners[self.scheduler.queues.current(cpu)?] {
             Owner::Vcpu { vm, thread } => Some((vm, thread)),

@@ -1,8 +1,8 @@
-//! What the host has counted since it started.
+//! Counts of the host since it started.
 
 use super::busiest::Busiest;
 
-/// What the host has counted since it started.
+/// Counts of the host since it started.
 #[derive(Clone, Debug)]
 pub(crate) struct Totals {
     nodes: usize,
@@ -34,7 +34,7 @@ impl Totals {
         self.write(to, to, bytes);
     }
 
-    /// Bytes moved by each node's controllers.
+    /// Returns the bytes moved by each node's controllers.
     pub fn controllers(&self) -> Vec<f64> {
         let mut controllers = vec![0.0; self.nodes];
         for (at, bytes) in self.read.iter().chain(&self.written).enumerate() {
@@ -43,7 +43,7 @@ impl Totals {
         controllers
     }
 
-    /// Bytes that went from a node to a node.
+    /// Returns the bytes that went from a node to a node.
     pub fn between(&self, from: usize, to: usize) -> f64 {
         self.read[to * self.nodes + from] + self.written[from * self.nodes + to]
     }

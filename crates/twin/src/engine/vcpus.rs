@@ -1,4 +1,4 @@
-//! What vCPUs do, one after the other: they boot, compute, wake each other, sleep and leave.
+//! vCPUs: they boot, compute, wake each other, sleep and leave.
 
 use homenode_units::Ns;
 
@@ -30,7 +30,7 @@ impl Engine {
         self.show_nodes(vm);
     }
 
-    /// A CPU's task has finished what it was doing.
+    /// Handles the end of what a CPU's task was doing.
     pub(super) fn cpu_event(&mut self, cpu: CpuIx) {
         self.scheduler.settle(cpu, self.now);
         self.apply_segments();
@@ -76,7 +76,7 @@ impl Engine {
             self.start_releases(vm);
             self.start_runtime(vm);
         }
-        // Wake-ups come from the CPU of the thread that released the others: while it still runs there.
+        // Wake-ups come from the CPU of the thread that released the others, so they are sent while it still runs there.
         if matches!(next, Next::Start | Next::Release | Next::End) {
             let ipi_ns = if next == Next::Release {
                 self.figures.ipi_ns
@@ -98,14 +98,14 @@ impl Engine {
         self.after_scheduling();
     }
 
-    /// A VM's program has ended: its guest begins the next, if there is one.
+    /// Begins the guest's next program after one has ended, if there is one.
     fn next_program(&mut self, vm: VmIx) -> Option<Next> {
         let next = self.vms[vm].begin_next(self.now)?;
         self.fit_program(vm);
         Some(next)
     }
 
-    /// Caches and TLBs learn of the program that a VM begins: nothing of it is in them.
+    /// Informs caches and TLBs of the program that a VM begins; they hold nothing of it yet.
     pub(super) fn fit_program(&mut self, vm: VmIx) {
         let lines_max = self.llcs.iter().map(Llc::lines).fold(1.0, f64::max);
         let sharers = vm_sharers(&self.vms[vm], vm, self.figures.line_bytes, lines_max);
@@ -116,7 +116,7 @@ impl Engine {
         }
     }
 
-    /// Accounts the vCPUs of a VM up to now: what they do is about to change.
+    /// Accounts the vCPUs of a VM up to now, before they change what they do.
     pub(super) fn settle_vm(&mut self, vm: VmIx) {
         for thread in self.vms[vm].threads.places() {
             let task = &self.scheduler.queues.tasks[self.vms[vm].task(thread)];
@@ -127,8 +127,8 @@ impl Engine {
         self.apply_segments();
     }
 
-    /// Lets the other vCPUs of a VM take up what they have to do now. Those that sleep are woken, by interrupts one after
-    /// the other that each cost the waker; those that have nothing to do any more go to sleep.
+    /// Lets the other vCPUs of a VM take up their present work. Sleeping ones are woken by interrupts, one after the other,
+    /// at a cost to the waker; those without work go to sleep.
     fn rouse(&mut self, cpu: CpuIx, vm: VmIx, rouser: ThreadIx, ipi_ns: f64) {
         let mut sent_ns = 0.0;
         for other in self.vms[vm].threads.places().filter(|other| *other != rouser) {
@@ -164,7 +164,7 @@ impl Engine {
         self.vms[vm].threads[rouser].owed_ns += sent_ns;
     }
 
-    /// A halted vCPU's kernel has something to do.
+    /// Lets a halted vCPU's kernel do some housekeeping.
     pub(super) fn housekeep(&mut self, vm: VmIx, thread: ThreadIx) {
         let owner = &mut self.vms[vm];
         owner.threads[thread].timer_set = false;
@@ -174,7 +174,7 @@ impl Engine {
         }
     }
 
-    /// Wakes a vCPU that has halted: it owes its way back into the guest.
+    /// Wakes a halted vCPU, which owes its way back into the guest.
     pub(super) fn wake(&mut self, vm: VmIx, thread: ThreadIx, waker: Option<CpuIx>) {
         self.vms[vm].threads[thread].owed_ns += self.figures.wake_ns;
         let task = self.vms[vm].task(thread);
@@ -182,7 +182,7 @@ impl Engine {
         self.after_scheduling();
     }
 
-    /// An interrupt that a CPU has sent arrives at a vCPU, which may be awake or gone by now.
+    /// Delivers an interrupt from a CPU to a vCPU, which may be awake or gone by now.
     pub(super) fn interrupt(&mut self, vm: VmIx, thread: ThreadIx, waker: CpuIx) {
         let owner = &self.vms[vm];
         let task = owner.task(thread);
@@ -192,7 +192,7 @@ impl Engine {
         }
     }
 
-    /// A halted vCPU that waits for nothing wakes now and then for its kernel's timers.
+    /// Sets the timer on which a halted vCPU that waits for nothing wakes now and then, as for its kernel's timers.
     fn set_housekeeping(&mut self, vm: VmIx, thread: ThreadIx) {
         let state = &mut self.vms[vm].threads[thread];
         if state.doing == Doing::Idle && !state.timer_set {
@@ -230,7 +230,7 @@ impl Engine {
         self.memory.release(&pages);
     }
 
-    /// Holds a VM's vCPUs to a quota from now on, or no longer; renewing one changes its lease only.
+    /// Holds a VM's vCPUs to a quota from now on, or lifts it; renewing a quota changes its lease only.
     pub fn set_quota(&mut self, vm: VmIx, lease: Option<Lease>) {
         let before = std::mem::replace(&mut self.vms[vm].limits.quota, lease);
         let quota = lease.map(|lease| lease.quota);
@@ -244,13 +244,13 @@ impl Engine {
         self.version += 1;
     }
 
-    /// After the scheduler acted: accounts what ran, and sets the speed of what runs now.
+    /// Accounts what ran and sets the speed of what runs now, after the scheduler acted.
     pub fn after_scheduling(&mut self) {
         self.apply_segments();
         let mut switched = std::mem::take(&mut self.scheduler.queues.switched);
         for cpu in switched.drain(..) {
             self.set_speed(cpu);
-            // Who asks nothing of caches and memory may come and go unnoticed, unless a sibling feels it.
+            // A task without demand on caches and memory may come and go unnoticed, unless a sibling feels it.
             let alone = self.topology.cpus[cpu].siblings.is_empty();
             if !(alone
                 && self

@@ -6,28 +6,28 @@
 //! start, and then, whenever a thread of it has run for a period, marks the next 256 MiB of its pages. A marked page
 //! faults when it is used next. The fault's node is that of the vCPU as the guest knows it ([`super::View`]).
 //!
-//! - A fault from another node than the page's moves it (*first* and *own* are faults on a page that had none yet, or
-//!   whose last was by the same thread): until the first pass with faults and in the first four passes if first
+//! - A fault from another node than the page's moves the page (*first* and *own* are faults on a page that had none yet, or
+//!   that had its last fault from the same thread): until the first pass with faults and in the first four passes if first
 //!   or own; else only if the page's last fault was
 //!   from this node as well (the two-stage filter) and it is own, or the process has one thread, or this node's CPUs fault
 //!   three times as often as those of the page's node, or its faults by CPU exceed its faults on memory in proportion
 //!   (4 to 3).
 //! - Each pass over all pages halves the counts and adapts the period. With tenths `l` of local and `p` of private
 //!   faults: if either is at least 7 the period grows by that minus 7 (at least 1) tenths of itself, `p` first; else it
-//!   shrinks by 7 minus the larger. Without a local or shared fault, or once a move has found no room, it doubles. It lies
-//!   between 1 and 60 s divided by the number of windows of 256 MiB, and not below 100 ms. A shared fault between two nodes
-//!   that the process uses much counts as local, so that a process that has settled is scanned less.
-//! - Scanning takes at most a 32nd of the scanning thread's time: the next scan waits for 32 times what the last took.
+//!   shrinks by 7 minus the larger. Without a local or shared fault, or once a move has found no room, it doubles. The
+//!   period is between 1 and 60 s divided by the number of windows of 256 MiB, and not below 100 ms. A shared fault between two
+//!   nodes that the process uses much counts as local, so that a process that has settled is scanned less.
+//! - Scanning takes at most a 32nd of the scanning thread's time: the next scan waits for 32 times the duration of the last.
 //!
-//! The host's own knows each vCPU's node as it is, and has one process for the VM, whose threads are the vCPUs; its faults are
-//! exits from the guest. Of memory in transparent huge pages it marks, faults and moves 2 MiB at a time: a fault counts for all
+//! The host's AutoNUMA knows each vCPU's real node, and has one process for the VM, whose threads are the vCPUs; its faults
+//! are exits from the guest. In transparent huge pages it marks, faults and moves 2 MiB at a time: a fault counts for all
 //! 512 pages, as in the kernel, and costs one. It moves nothing of a VM whose memory is bound to nodes. After its first pass
-//! it also moves running vCPUs to the node that holds most of what they use, at each scan (`engine/autonuma.rs`).
+//! it also moves running vCPUs, at each scan, to the node that holds most of the memory they use (`engine/autonuma.rs`).
 //!
 //! Pages of a class are a population: a pass marks pages in their order (class by class), those of a class drawn evenly;
 //! each faults with probability `1 - exp(-rate * time of a pass)`, a huge one at 512 times the rate, by a thread drawn by the
-//! threads' LLC accesses since the last scan, which is the probability of each rule above. What is expected to move moves,
-//! rounded at random.
+//! threads' LLC accesses since the last scan; each rule above gets its probability from that. The expected number of pages
+//! moves, rounded at random.
 //!
 //! A fault and a moved page cost the faulting thread time, a moved page also every other running thread (shootdown). A
 //! scan's moves happen when it marks, and load controllers and links evenly until the next.
@@ -35,7 +35,7 @@
 //! # Left out
 //!
 //! Moving a guest's threads to their memory: they keep their vCPUs. Groups of several processes, tiers, the rate limit that
-//! kernels before 5.x had. Read-only shared file pages, which Linux leaves alone. In a VM whose frames are not its own the host
+//! kernels before 5.x had. Read-only shared file pages, which Linux leaves alone. If a VM's frames are not its own, the host
 //! takes back the frame that a page left, which KVM without a balloon does not.
 
 use std::ops::Range;
@@ -49,7 +49,7 @@ use crate::hardware::fabric::Copying;
 use crate::hypervisor::PAGE_MOVE_NS;
 use crate::index::{IxVec, ThreadIx};
 
-/// When scanning begins, and its period until then (`scan_delay`).
+/// Delay until scanning begins, and its period until then (`scan_delay`).
 pub(crate) const SCAN_DELAY: Ns = Ns::from_secs(1);
 /// Bounds of the time of a pass over all pages (`scan_period_min`, `scan_period_max`), and of a period.
 const PASS_MIN_NS: f64 = 1e9;
@@ -62,28 +62,28 @@ pub(crate) const HUGE_PAGES: f64 = 512.0;
 /// Slots of a period, and the share of them from which on faults are local or private enough.
 const SLOTS: f64 = 10.0;
 const THRESHOLD: f64 = 7.0;
-/// A scan takes at most one part of so many of its thread's time.
+/// A scan takes at most one of this many parts of its thread's time.
 const OVERHEAD_PARTS: f64 = 32.0;
 /// Passes in which a first or own fault is enough.
 const EARLY_PASSES: u64 = 4;
-/// A node is active whose CPUs fault at least a third as often as the busiest node's (`ACTIVE_NODE_FRACTION`).
+/// A node is active if its CPUs fault at least a third as often as the busiest node's (`ACTIVE_NODE_FRACTION`).
 const ACTIVE_FRACTION: f64 = 3.0;
 /// CPU time of marking a page (estimate: 3 ms for 256 MiB).
 const MARK_NS: f64 = 50.0;
-/// CPU time of a hinting fault without a move, beside the exit from the guest where it is the host's (estimate).
+/// CPU time of a hinting fault without a move, in addition to the exit from the guest if the fault is the host's (estimate).
 const FAULT_NS: f64 = 1000.0;
 
 /// AutoNUMA of one VM.
 #[derive(Clone, Debug)]
 pub(crate) struct Autonuma {
-    /// Tells its timers from those of an earlier one of the VM's.
+    /// Distinguishes its timers from those of an earlier AutoNUMA of the VM.
     pub number: u32,
     pub groups: Vec<Group>,
     pub counts: Counts,
     pub chance: Chance,
 }
 
-/// What a kernel has counted of its own work, as `/proc/vmstat` has it.
+/// A kernel's counts of its own work, as in `/proc/vmstat`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
     /// Passes over all pages of a group.
@@ -120,7 +120,7 @@ pub(crate) struct Group {
     prefers: bool,
     /// Pages of the pass that have been marked.
     cursor: u64,
-    /// By class and node: share of the class's pages whose last fault was from there. What is missing to 1 had none.
+    /// By class and node: share of the class's pages with their last fault from there. The share missing to 1 had no fault.
     last: Vec<Vec<f64>>,
     /// By class: share of its pages that wait for a fault.
     waiting: Vec<f64>,
@@ -130,7 +130,7 @@ pub(crate) struct Group {
     seen: Seen,
     /// By thread: CPU time and LLC references at the last scan.
     before: Vec<(f64, f64)>,
-    /// Traffic of what the last scan moved.
+    /// Traffic of the last scan's moves.
     pub copying: Vec<Copying>,
 }
 
@@ -144,7 +144,7 @@ struct Seen {
     no_room: bool,
 }
 
-/// What a scan finds around it.
+/// Inputs of a scan.
 pub(crate) struct Scene<'a> {
     pub by: By,
     /// The VM's threads, and the node of each one's vCPU as this kernel knows it.
@@ -173,24 +173,24 @@ struct Marks<'a> {
     references: &'a [f64],
 }
 
-/// What a scan did.
+/// Result of a scan.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scan {
-    /// Pages that moved: (from, to, pages). Where the guest's frames are not its own, they are taken from the free pages of `to`,
-    /// not yet given back to `from`.
+    /// Pages that moved: (from, to, pages). If the guest's frames are not its own, they are taken from the free pages of
+    /// `to`, and not yet returned to `from`.
     pub moved: Vec<(usize, usize, u64)>,
     pub counts: Counts,
     /// When to look again, from now.
     pub after: Ns,
 }
 
-/// All of so many threads.
+/// Returns one process of all `threads` threads.
 pub(crate) fn one_process(threads: usize) -> Vec<Range<usize>> {
     std::iter::once(0..threads).collect()
 }
 
 impl Autonuma {
-    /// For a program whose processes are these ranges of threads.
+    /// Creates it for a program whose processes are these ranges of threads.
     pub fn new(processes: Vec<Range<usize>>, memory: &VmMemory, chance: Chance) -> Autonuma {
         Autonuma {
             number: 0,
@@ -207,14 +207,14 @@ impl Autonuma {
         scan
     }
 
-    /// For another program: nothing is known of it.
+    /// Starts over for another program, about which nothing is known.
     pub fn begin(&mut self, number: u32, processes: Vec<Range<usize>>, memory: &VmMemory) {
         self.number = number;
         self.groups = Group::all(processes, memory);
     }
 }
 
-/// Least and greatest period for this many pages.
+/// Returns the least and greatest period for this many pages.
 fn bounds(pages: u64) -> (f64, f64) {
     let windows = pages.div_ceil(WINDOW).max(1) as f64;
     let min = (PASS_MIN_NS / windows).max(PERIOD_MIN_NS);
@@ -305,7 +305,7 @@ impl Group {
         scan
     }
 
-    /// The longest that a thread ran since the last scan, and which did.
+    /// Returns the longest time that a thread ran since the last scan, and the thread.
     fn longest_run(&self, scene: &Scene<'_>) -> (f64, ThreadIx) {
         let run = |thread: ThreadIx| {
             let (before, _) = self.before[thread.0 - self.threads.start];
@@ -318,7 +318,8 @@ impl Group {
         )
     }
 
-    /// LLC references per nanosecond of each thread since the last scan, over a period; remembers where they stand.
+    /// Returns each thread's LLC references per nanosecond since the last scan, over a period, and remembers the present
+    /// counts.
     fn references(&mut self, scene: &Scene<'_>) -> Vec<f64> {
         let mut rates = Vec::with_capacity(self.threads.len());
         for (thread, before) in self.threads().zip(&mut self.before) {
@@ -330,7 +331,7 @@ impl Group {
         rates
     }
 
-    /// Marked pages of a class fault.
+    /// Lets marked pages of a class fault.
     fn fault(
         &mut self,
         marks: &Marks<'_>,
@@ -348,7 +349,7 @@ impl Group {
         if rate <= 0.0 {
             return;
         }
-        // By node: share of the faults, and of those that come from the same thread as the last one's, once placed.
+        // By node: share of the faults, and of those from the same thread as the last one, once placed.
         let (mut by_node, mut own) = (vec![0.0; nodes], vec![0.0; nodes]);
         for (thread, thread_rate) in self.threads().zip(&rates) {
             let share = thread_rate / rate;
@@ -359,7 +360,7 @@ impl Group {
         let per_page = rate * marks.uses.share / pages as f64;
         let used = |pages: f64| 1.0 - libm::exp(-per_page * pages * marks.pass_ns);
         let (small, huge) = ((1.0 - scene.huge) * used(1.0), scene.huge * used(HUGE_PAGES));
-        // Share of the pages that fault, and how often the kernel does for one of them what it does once for a huge page.
+        // Share of the pages that fault, and per page how often the kernel does its once-per-huge-page work.
         let faulting = small + huge;
         let per_page = (small + huge / HUGE_PAGES) / faulting;
         let fresh = marks.marked as f64 / pages as f64;
@@ -412,8 +413,8 @@ impl Group {
         }
     }
 
-    /// Probability that a fault from `to` moves a page of a class from `from`; `own` is that of the same thread as the
-    /// last one's.
+    /// Returns the probability that a fault from `to` moves a page of a class from `from`; `own` is the probability that it
+    /// comes from the same thread as the last one.
     fn chance_of_move(&self, class: usize, from: usize, to: usize, own: f64) -> f64 {
         let last = &self.last[class];
         let ever: f64 = last.iter().sum();
@@ -464,8 +465,8 @@ impl Group {
         self.passes += 1;
         self.prefers |= self.seen.local + self.seen.remote >= 1.0;
         self.period_ns = adapted(self.period_ns, self.seen, min_ns, max_ns);
-        // A pass that doubles the period forgets neither faults nor that a move failed, so one failure doubles it for good
-        // (until a fix that was proposed in August 2026).
+        // A pass that doubles the period resets neither the faults nor the note of a failed move, so one failure doubles it
+        // for good (until a fix that was proposed in August 2026).
         self.seen = match self.seen.doubles() {
             true => Seen {
                 private: 0.0,
@@ -481,7 +482,8 @@ impl Group {
 }
 
 impl Seen {
-    /// Whether the period doubles. Private faults on other nodes alone do that, too: the kernel asks for local or shared ones.
+    /// Whether the period doubles. A pass with only private faults on other nodes doubles it, too: the kernel tests for
+    /// local or shared ones.
     fn doubles(self) -> bool {
         self.local + self.shared < 1.0 || self.no_room
     }

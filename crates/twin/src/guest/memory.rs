@@ -2,24 +2,23 @@
 //!
 //! # Model
 //!
-//! A page appears on the node that guest and hypervisor give it at first touch ([`crate::hypervisor::memory`]); from
+//! A page appears on the node that guest and hypervisor choose at first touch ([`crate::hypervisor::memory`]); from
 //! then on it is one of a count. All pages of a class are alike: a thread's accesses to the class are spread over nodes
-//! as the pages are, and a move draws pages evenly, without replacement (hypergeometric), from all pages of the VM that
-//! lie on the nodes to leave.
+//! as the pages are, and a move draws pages evenly, without replacement (hypergeometric), from all pages of the VM on the
+//! nodes to leave.
 //!
 //! A class has consecutive guest frames, in the order of touch, a program's above 4 GiB if they fit there: where pages are
-//! dealt out in turn, a class of one page lies on one node, and one of nine pages on eight nodes is uneven, as on a real host.
+//! dealt out in turn, a class of one page is on one node, and one of nine pages on eight nodes is uneven, as on a real host.
 //!
-//! A VM whose memory was allocated when it was created has a *free list*: pages that are on a node and that no region has
-//! touched yet.
+//! A VM whose memory was allocated at creation has a *free list*: pages that are on a node but untouched by any region.
 //!
-//! What a balloon takes is drawn the same way from the pages that the guest can spare: all but its kernel's, and while a
-//! program runs all but that program's.
+//! A balloon draws its pages the same way from those that the guest can spare: all but its kernel's, and while a program
+//! runs all but that program's.
 //!
 //! # Left out
 //!
-//! Which page is which: a policy that picks single pages (Carrefour) picks so many of a class. Memory that a thread frees and
-//! another takes; what a program leaves the next takes.
+//! Identities of pages: a policy that picks single pages (Carrefour) picks a number of pages of a class. Memory that one
+//! thread frees and another takes; memory that one program leaves and the next takes.
 
 mod frames;
 mod hands;
@@ -35,21 +34,21 @@ use crate::hypervisor::turns::{Turns, WhenFull};
 use crate::index::{IxVec, ThreadIx, first};
 use crate::workload::{Program, RegionKind, Threads};
 
-/// Who uses a region.
+/// Users of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Users {
     /// The guest's kernel: touched at boot, hardly used later.
     Kernel,
     One(ThreadIx),
     All,
-    /// Its thread has gone over to another's.
+    /// No thread: its thread now uses another thread's region.
     Nobody,
 }
 
-/// For whom a guest needs memory.
+/// What a guest needs memory for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Needs {
-    /// Its kernel alone.
+    /// Only its kernel.
     Kernel,
     /// Its kernel and its program.
     Program,
@@ -69,7 +68,7 @@ struct Class {
 }
 
 impl Class {
-    /// A class of the next guest frames.
+    /// Creates a class of the next guest frames.
     fn new(size: Bytes, access_share: f64, frames: &mut u64, nodes: usize) -> Class {
         let first_frame = *frames;
         *frames += size.to_pages().0;
@@ -90,7 +89,7 @@ impl Class {
 #[derive(Clone, Debug)]
 struct Region {
     users: Users,
-    /// Whose own it is, or was.
+    /// Thread that owns it, or did.
     owner: Option<ThreadIx>,
     access_share: f64,
     classes: Vec<Class>,
@@ -106,7 +105,7 @@ impl Region {
     }
 }
 
-/// Who uses a class of pages, and where it lies.
+/// How a class of pages is used, and where it is.
 #[derive(Clone, Debug)]
 pub(crate) struct ClassUse {
     pub first_frame: u64,
@@ -138,10 +137,10 @@ pub(crate) struct Touch {
     pub pages: u64,
 }
 
-/// What each thread touches, in order.
+/// Regions that each thread touches, in order.
 pub(crate) type Touches = IxVec<ThreadIx, Vec<Touch>>;
 
-/// Where the memory of one VM lies.
+/// Where the memory of one VM is.
 #[derive(Clone, Debug)]
 pub(crate) struct VmMemory {
     nodes: usize,
@@ -150,18 +149,18 @@ pub(crate) struct VmMemory {
     weights: Vec<f64>,
     threads: usize,
     stale: bool,
-    /// What the guest knows of nodes.
+    /// The guest's view of nodes.
     pub view: View,
-    /// Which node is whose turn, where pages are dealt out by guest frame.
+    /// Turn of each node, if pages are dealt out by guest frame.
     pub turns: Option<Turns>,
-    /// Where the host puts a page whose node is full.
+    /// Where the host puts a page if its node is full.
     pub when_full: WhenFull,
     /// Pages that the host has given it and no region has touched, by node.
     pub free_list: Vec<u64>,
-    /// Whether it was given pages before anybody touched them, when it was created or by its balloon, and programs take theirs
-    /// from those.
+    /// Whether it was given pages before they were touched, at creation or by its balloon; programs then take theirs from
+    /// those.
     pub owns_frames: bool,
-    /// Pages that only its I/O uses, by node, where it has a pool of them.
+    /// Pages that only its I/O uses, by node, if it has a pool of them.
     pub pool: Option<Vec<u64>>,
     /// Pages in the guest's swap, of all classes.
     swapped: u64,
@@ -169,14 +168,14 @@ pub(crate) struct VmMemory {
     exchanged: u64,
     /// Home nodes, once set.
     pub home: Option<Vec<usize>>,
-    /// Where interleaving over home nodes goes on.
+    /// Home node at which interleaving goes on.
     pub next_home: usize,
-    /// What of its program's pages was touched before.
+    /// Share of its program's pages that was touched before.
     pub scattered: Scattered,
 }
 
 impl VmMemory {
-    /// The memory of a VM that has not touched any, and what each thread will touch at boot and then in its program.
+    /// Creates the memory of a VM that has not touched any, and what each thread will touch at boot and then in its program.
     pub fn new(
         nodes: usize,
         vcpus: usize,
@@ -224,7 +223,7 @@ impl VmMemory {
         (memory, boots, starts)
     }
 
-    /// Gives the guest a program, in place of the last one if that was ended: what each thread will touch in it.
+    /// Adds a program, in place of the last one if that has ended; returns what each thread will touch in it.
     pub fn add_program(&mut self, program: &Program) -> Touches {
         let (nodes, vcpus) = (self.nodes, self.threads);
         let kernel = self.regions.iter().flat_map(|region| &region.classes);
@@ -279,7 +278,8 @@ impl VmMemory {
         starts
     }
 
-    /// The program's pages are those from this frame on, if that many are there: Linux gives out memory above 4 GiB first.
+    /// Places the program's pages from this frame on, if that many frames are there: Linux allocates memory above 4 GiB
+    /// first.
     pub fn lie_from(&mut self, frame: u64, frames: u64) {
         let kernel = self.regions[0]
             .classes
@@ -299,12 +299,12 @@ impl VmMemory {
         }
     }
 
-    /// Pages that the guest has touched.
+    /// Returns the pages that the guest has touched.
     pub fn touched(&self) -> u64 {
         self.regions.iter().map(Region::touched).sum()
     }
 
-    /// How pages of a region that are touched now fall on its classes: evenly, since threads touch parts of each.
+    /// Splits pages of a region that are touched now over its classes: evenly, since threads touch parts of each.
     pub fn by_class(&self, region: usize, pages: u64) -> Vec<u64> {
         let room: Vec<u64> = self.regions[region]
             .classes
@@ -318,30 +318,30 @@ impl VmMemory {
         divide_proportionally(pages, &room)
     }
 
-    /// Guest frame that the next page of a class gets.
+    /// Returns the guest frame of the next page of a class.
     pub fn next_frame(&self, region: usize, class: usize) -> u64 {
         let class = &self.regions[region].classes[class];
         class.first_frame + class.present()
     }
 
-    /// Takes in pages of a class that were touched for the first time and came to lie on a node.
+    /// Adds pages of a class that were touched for the first time and placed on a node.
     pub fn touch(&mut self, region: usize, class: usize, node: usize, pages: u64) {
         self.regions[region].classes[class].on[node] += pages;
         self.stale = true;
     }
 
-    /// How many classes the program's regions have.
+    /// Returns the number of classes of the program's regions.
     pub fn classes(&self) -> usize {
         self.program_classes().count()
     }
 
-    /// The classes of the program, in order of guest frames, each with its region.
+    /// Returns the classes of the program, in order of guest frames, each with its region.
     fn program_classes(&self) -> impl Iterator<Item = (&Region, &Class)> {
         let of_program = self.regions.iter().filter(|region| region.users != Users::Kernel);
         of_program.flat_map(|region| region.classes.iter().map(move |class| (region, class)))
     }
 
-    /// Every class of the program as [`ClassUse`], in order of guest frames.
+    /// Returns every class of the program as [`ClassUse`], in order of guest frames.
     pub fn class_uses(&self) -> Vec<ClassUse> {
         let class_use = |(region, class): (&Region, &Class)| ClassUse {
             first_frame: class.first_frame,
@@ -352,7 +352,7 @@ impl VmMemory {
         self.program_classes().map(class_use).collect()
     }
 
-    /// A kernel moves pages of a class, by its number among the program's.
+    /// Moves pages of a class on behalf of a kernel; `class` is its number among the program's.
     pub fn move_class(&mut self, by: By, class: usize, from: usize, to: usize, pages: u64) {
         let of_program = self
             .regions
@@ -378,7 +378,7 @@ impl VmMemory {
         by == By::Guest && self.owns_frames
     }
 
-    /// Whether the guest knows on which node each of its frames lies.
+    /// Whether the guest knows the node of each of its frames.
     pub fn finds_frames(&self) -> bool {
         matches!(
             self.view,
@@ -390,8 +390,8 @@ impl VmMemory {
         )
     }
 
-    /// Whether a kernel may move pages by itself: not where it was told where they belong, nor where it takes each for where it
-    /// asked for it.
+    /// Whether a kernel may move pages by itself: not if pages are bound to where they belong, nor if it believes that each
+    /// is where it asked for it.
     pub fn movable_by(&self, by: By) -> bool {
         match by {
             By::Guest if self.owns_frames => self.turns.is_none() && self.finds_frames(),
@@ -400,7 +400,7 @@ impl VmMemory {
         }
     }
 
-    /// Pages that a kernel finds free on a node, of which the host has so many.
+    /// Returns the pages that a kernel finds free on a node; `free` is what the host has there.
     pub fn room_for(&self, by: By, node: usize, free: u64) -> u64 {
         match by {
             By::Guest if self.owns_frames => self.free_list[node],
@@ -409,14 +409,14 @@ impl VmMemory {
         }
     }
 
-    /// Pages by node, over all regions, the free list and the pool.
+    /// Returns the pages by node, over all regions, the free list and the pool.
     pub fn pages(&self) -> Vec<u64> {
         let mut sum = vec![0; self.nodes];
         self.count_pages(&mut sum);
         sum
     }
 
-    /// The same in place.
+    /// Counts the pages by node into `sum`.
     pub fn count_pages(&self, sum: &mut [u64]) {
         sum.copy_from_slice(&self.free_list);
         for (sum, pages) in sum.iter_mut().zip(self.pool.iter().flatten()) {
@@ -429,12 +429,12 @@ impl VmMemory {
         }
     }
 
-    /// Shares of a thread's memory accesses by node; even over all nodes where nothing is touched yet.
+    /// Returns the shares of a thread's memory accesses by node; even over all nodes if nothing is touched yet.
     pub fn weights(&self, thread: ThreadIx) -> &[f64] {
         &self.weights[thread.0 * self.nodes..(thread.0 + 1) * self.nodes]
     }
 
-    /// Share of a thread's accesses that go to memory used by all threads.
+    /// Returns the share of a thread's accesses that go to memory used by all threads.
     pub fn shared_share(&self, thread: ThreadIx) -> f64 {
         let mine = self
             .regions
@@ -493,9 +493,8 @@ impl VmMemory {
         }
     }
 
-    /// Moves up to `pages` pages that lie on `leave`, drawn evenly from all such pages, onto the nodes of `to`
-    /// according to `room` (free pages of each node, reduced as they are used). Gives what moved as
-    /// (from, to, pages).
+    /// Moves up to `pages` pages on the nodes `leave`, drawn evenly from all such pages, onto the nodes of `to` according to
+    /// `room` (free pages of each node, reduced as they are used). Returns what moved as (from, to, pages).
     pub fn migrate(
         &mut self,
         leave: &[usize],
@@ -531,8 +530,8 @@ impl VmMemory {
         moved
     }
 
-    /// The host moves pages of the class that a guest frame belongs to: as many as lie on `from`, up to `pages`. Gives how
-    /// many; none where nothing of the guest's has that frame.
+    /// Moves up to `pages` pages on `from` of the class that a guest frame belongs to, on behalf of the host. Returns how
+    /// many moved; none if no memory of the guest's has that frame.
     pub fn move_alike(&mut self, frame: u64, from: usize, to: usize, pages: u64) -> u64 {
         let mut classes = self.regions.iter_mut().flat_map(|region| &mut region.classes);
         let class = classes
@@ -545,7 +544,7 @@ impl VmMemory {
         moved
     }
 
-    /// Pages that the guest cannot spare, touched or still to be.
+    /// Returns the pages that the guest cannot spare, touched or still to be.
     pub fn needed(&self, needs: Needs) -> u64 {
         let needed = self.regions.iter().filter(|region| region.is_needed(needs));
         needed
@@ -554,8 +553,8 @@ impl VmMemory {
             .sum()
     }
 
-    /// Gives back up to `pages` pages: free ones first but for those that the guest will need, then such as are drawn evenly from
-    /// all that it can spare. Gives what was taken from each node.
+    /// Releases up to `pages` pages: first free ones, except those that the guest will need, then pages drawn evenly from
+    /// all that it can spare. Returns the pages taken from each node.
     pub fn give_back(&mut self, pages: u64, needs: Needs, chance: &mut Chance) -> Vec<u64> {
         let needed = self.regions.iter().filter(|region| region.is_needed(needs));
         let present: u64 = needed
@@ -565,7 +564,7 @@ impl VmMemory {
         self.take_spare(pages, self.needed(needs) - present, needs, chance)
     }
 
-    /// The same with all free ones.
+    /// Releases like [`VmMemory::give_back`], with all free ones.
     pub fn give_back_all(&mut self, pages: u64, needs: Needs, chance: &mut Chance) -> Vec<u64> {
         self.take_spare(pages, 0, needs, chance)
     }
@@ -601,8 +600,8 @@ impl VmMemory {
     }
 }
 
-/// Takes pages of one population off their nodes: its part of `draws` pages that are drawn from `rest`, both reduced by what
-/// is its.
+/// Takes pages of one population off their nodes: its part of `draws` pages that are drawn from `rest`; both are reduced by
+/// that population's part.
 fn draw_evenly(on: &mut [u64], rest: &mut u64, draws: &mut u64, taken: &mut [u64], chance: &mut Chance) {
     for (on, taken) in on.iter_mut().zip(taken) {
         let drawn = chance.hypergeometric(*rest, *on, *draws);
@@ -613,8 +612,8 @@ fn draw_evenly(on: &mut [u64], rest: &mut u64, draws: &mut u64, taken: &mut [u64
     }
 }
 
-/// Deals pages out evenly over nodes as far as each has room, which it takes; `next` remembers whose turn it is, so
-/// that single pages do not all go to the first node. Gives fewer pages than asked for only if all rooms are used up.
+/// Deals pages out evenly over nodes as far as each has room, and reduces the room; `next` remembers whose turn it is, so
+/// that single pages do not all go to the first node. Deals fewer pages than requested only if all rooms are used up.
 pub(crate) fn spread(pages: u64, nodes: &[usize], next: &mut usize, room: &mut [u64]) -> Vec<(usize, u64)> {
     let mut dealt = Vec::new();
     let mut left = pages.min(nodes.iter().map(|node| room[*node]).sum());

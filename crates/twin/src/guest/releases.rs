@@ -1,13 +1,13 @@
-//! What a VM's program releases. What comes of it is in `engine/releases.rs`.
+//! What a VM's program releases. The effects are in `engine/releases.rs`.
 
 use homenode_units::Chance;
 
-use homenode_policy::page_queue::{self, Entry, Op, Outcome, PARTITIONS, Scratch};
+use crate::page_queue::{self, Entry, Op, Outcome, PARTITIONS, Scratch};
 
 use crate::index::{IxVec, ThreadIx, VmIx};
 use crate::scenario::ReleaseCalls;
 
-/// Entries of a queue that is sent (as in the paper's published guest).
+/// Entries of a queue when it is sent (as in the paper's published guest).
 pub(crate) const QUEUE: usize = 32;
 
 /// Releases of one VM's program.
@@ -15,7 +15,7 @@ pub(crate) const QUEUE: usize = 32;
 pub(crate) struct Releases {
     pub calls: ReleaseCalls,
     pub per_instruction: f64,
-    /// Releases of each thread that have been dealt with.
+    /// Releases of each thread that have been handled.
     pub done: IxVec<ThreadIx, f64>,
     pub scratch: Scratch,
     pub chance: Chance,
@@ -24,7 +24,7 @@ pub(crate) struct Releases {
     pub counts: ReleaseCounts,
 }
 
-/// What came of releases so far.
+/// Counts of releases so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ReleaseCounts {
     pub released: u64,
@@ -48,8 +48,8 @@ impl Releases {
         }
     }
 
-    /// One queue as a guest fills it and the hypervisor reads it: of `used` frames every other entry releases one, the others
-    /// take frames that are free.
+    /// Fills one queue as a guest does, and reads it as the hypervisor does: every other entry releases one of `used`
+    /// frames, the others take frames that are free.
     pub fn queue(&mut self, used: u64, frames: u64) -> Outcome {
         let of = self.chance.below(PARTITIONS as u64);
         let per_queue = |frames: u64| (frames / PARTITIONS as u64).max(1);
@@ -88,7 +88,7 @@ mod tests {
             .map(|_| releases.queue(1 << 20, 1 << 22).invalidated)
             .sum();
         assert!(roomy > 1590, "{roomy} of 1600 releases");
-        // Where nothing else is free a guest takes up what it has just released.
+        // With nothing else free a guest takes up what it has just released.
         let full: u32 = (0..100)
             .map(|_| releases.queue(1 << 22, 1 << 22).invalidated)
             .sum();

@@ -1,4 +1,4 @@
-//! The runtime library of a VM's program. What it does is in `engine/runtime.rs`.
+//! The runtime library of a VM's program. Its behaviour is in `engine/runtime.rs`.
 
 use homenode_units::Chance;
 
@@ -12,7 +12,7 @@ pub(crate) struct Runtime {
     pub pages_per_instruction: f64,
     /// Node of each vCPU when the program began.
     pub began_on: IxVec<ThreadIx, usize>,
-    /// Instructions of each thread that have been dealt with.
+    /// Instructions of each thread that have been handled.
     pub done: Vec<f64>,
     pub chance: Chance,
 }

@@ -1,16 +1,16 @@
-//! What one vCPU's guest thread is doing, and what it has done.
+//! State and counts of the guest thread on one vCPU.
 
 use homenode_units::Ns;
 
 use super::memory::Touch;
 use crate::io::Requests;
 
-/// What a vCPU is doing, or waits to do.
+/// What a vCPU is doing, or is waiting to do.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Doing {
     /// Nothing: the vCPU is halted until a timer of its kernel.
     Idle,
-    /// A timer of its kernel; `left` counts nanoseconds.
+    /// Handling a timer of its kernel; `left` counts nanoseconds.
     Housekeeping,
     /// Touching memory for the first time; `left` counts pages.
     Touching { touch: Touch, ns_per_page: f64 },
@@ -30,17 +30,17 @@ pub(crate) enum Doing {
 #[derive(Clone, Debug)]
 pub(crate) struct Thread {
     pub doing: Doing,
-    /// What is left of it, in its unit.
+    /// Amount left of it, in its unit.
     pub left: f64,
     /// Nanoseconds that it owes before it goes on: interrupts that it sends, pages that its kernel moves.
     pub owed_ns: f64,
     /// Touched part of a page.
     pub page_carry: f64,
-    /// What it has still to touch after this, next one last.
+    /// Regions still to touch after this one, next one last.
     pub touches: Vec<Touch>,
     /// Instructions of its program after this stretch.
     pub instructions_left: f64,
-    /// What it asks devices for.
+    /// Its requests to devices.
     pub requests: Requests,
     /// When its program's last rest was over, or the program began; `None` while there is none.
     pub began: Option<Ns>,
@@ -74,7 +74,7 @@ impl Thread {
         }
     }
 
-    /// Goes on with the counts of an earlier life of its VM; a timer that is set still comes.
+    /// Carries over the counts of an earlier life of its VM; a timer that is set still fires.
     pub fn counts_on(&mut self, earlier: &Thread) {
         self.timer_set = earlier.timer_set;
         self.instructions = earlier.instructions;
@@ -98,7 +98,7 @@ impl Thread {
         )
     }
 
-    /// Goes on to the next region to touch; says whether there was one.
+    /// Goes on to the next region to touch; returns whether there was one.
     pub fn next_touch(&mut self, ns_per_page: f64) -> bool {
         while let Some(touch) = self.touches.pop() {
             if touch.pages > 0 {
@@ -111,14 +111,14 @@ impl Thread {
         false
     }
 
-    /// Whole pages that `progress` more pages of touching complete. At the end of a touch `left` is 0 and every page
-    /// has been given out.
+    /// Returns the whole pages that `progress` more pages of touching complete. At the end of a touch `left` is 0 and every
+    /// page has been handed out.
     pub fn pages_completed(&mut self, progress: f64) -> u64 {
         let Doing::Touching { touch, .. } = &mut self.doing else {
             return 0;
         };
         self.page_carry += progress;
-        // The touch's own count is what is left to give out: rounding never loses or invents a page.
+        // The touch's own count is what is left to hand out: rounding never loses or invents a page.
         let whole = (self.page_carry as u64).min(touch.pages);
         self.page_carry -= whole as f64;
         touch.pages -= whole;

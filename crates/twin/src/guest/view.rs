@@ -1,27 +1,27 @@
-//! What a guest's kernel knows of nodes, and on which of them it wants a page.
+//! What a guest's kernel knows of nodes, and the node on which it wants a page.
 //!
 //! # Model
 //!
-//! - *Blind*: a VM without virtual nodes sees one node. Where its pages lie is the hypervisor's business alone.
+//! - *Blind*: a VM without virtual nodes sees one node. Only the hypervisor decides where its pages are.
 //! - *Truth*: the kernel of the bare machine knows the node of each CPU now.
-//! - *Virtual*: at boot each vCPU belongs to a virtual node, the host node that it is on then (the nearest with memory),
-//!   and each virtual node gets memory in proportion to its vCPUs, which lies on that host node. A *static* guest's kernel
-//!   believes this for ever, also when a vCPU has moved: it then places pages beside where the vCPU was. One that is told
-//!   *live* (XPV, [XPV, section 4.3.2]) knows where each vCPU is now, at once and for nothing: the paper's interrupt handler
-//!   takes 368 cycles. A virtual node that is full sends pages to the nearest that is not.
+//! - *Virtual*: at boot each vCPU belongs to a virtual node, the host node that it is on then (the nearest with memory), and
+//!   each virtual node gets memory in proportion to its vCPUs, on that host node. A *static* guest's kernel believes this
+//!   for ever, also after a vCPU has moved: it then places pages near where the vCPU was. A *live* guest (XPV, [XPV, section
+//!   4.3.2]) is notified and knows where each vCPU is now, at once and at no cost: the paper's interrupt handler takes 368
+//!   cycles. A virtual node that is full sends pages to the nearest that is not.
 //!
 //! # Left out
 //!
-//! What a static guest believes of pages that the host moved later: its AutoNUMA sees them where they are, as a live one's does,
-//! but for those that a balloon brought back (`engine/balloon.rs`).
-//! Virtual distances that differ from the host's. A live guest that is told late or rarely.
+//! What a static guest believes of pages that the host moved later: its AutoNUMA sees them where they are, as a live guest's
+//! does, except for those that a balloon brought back (`engine/balloon.rs`). Virtual distances that differ from the host's.
+//! A live guest that is notified late or rarely.
 
 use homenode_units::divide_proportionally;
 
 use crate::index::ThreadIx;
 use crate::scenario::{Hypervisor, VmSpec, Vnuma};
 
-/// Whose kernel it is.
+/// Whether a kernel is a guest's or the host's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum By {
     Guest,
@@ -34,16 +34,16 @@ pub(crate) enum View {
     Blind,
     Truth,
     Virtual {
-        /// Whether it is told when a vCPU is on another node.
+        /// Whether it is notified when a vCPU is on another node.
         told: Told,
-        /// Virtual node of each vCPU at boot, as a node of the host; empty before.
+        /// Virtual node of each vCPU at boot, as a node of the host; empty before boot.
         of_vcpu: Vec<usize>,
         /// Pages that each virtual node has left.
         room: Vec<u64>,
     },
 }
 
-/// When a guest is told where its vCPUs are.
+/// When a guest is notified where its vCPUs are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Told {
     AtBoot,
@@ -51,7 +51,7 @@ pub(crate) enum Told {
 }
 
 impl View {
-    /// What the guest of this VM knows before it has booted.
+    /// Returns what the guest of this VM knows before it has booted.
     pub fn of(spec: &VmSpec, hypervisor: Hypervisor) -> View {
         let told = match (hypervisor, spec.vnuma) {
             (Hypervisor::Native, _) => return View::Truth,
@@ -66,7 +66,7 @@ impl View {
         }
     }
 
-    /// The guest boots: its vCPUs are on these nodes (with memory), of `nodes`, and it has `pages`.
+    /// Boots a guest with `pages`, on a host of `nodes` nodes; its vCPUs are on the nodes `on` (with memory).
     pub fn boot(&mut self, on: Vec<usize>, nodes: usize, pages: u64) {
         if let View::Virtual { of_vcpu, room, .. } = self {
             let mut vcpus = vec![0; nodes];
@@ -83,7 +83,7 @@ impl View {
         *self != View::Blind
     }
 
-    /// Node on which a vCPU's CPU is, as far as the guest knows; `real` is where it is.
+    /// Returns the node of a vCPU's CPU, as far as the guest knows; `real` is the true one.
     pub fn node_of(&self, vcpu: ThreadIx, real: usize) -> usize {
         match self {
             View::Virtual {
@@ -95,7 +95,7 @@ impl View {
         }
     }
 
-    /// Nodes that the guest knows, ascending; `all` are those of the host with memory.
+    /// Returns the nodes that the guest knows, ascending; `all` are those of the host with memory.
     pub fn nodes(&self, all: &[usize]) -> Vec<usize> {
         match self {
             View::Blind | View::Truth => all.to_vec(),
@@ -108,7 +108,7 @@ impl View {
         }
     }
 
-    /// Pages that the guest has left on a node, as far as it limits them.
+    /// Returns the pages that the guest has left on a node, as far as it limits them.
     pub fn room(&self, node: usize) -> u64 {
         match self {
             View::Blind | View::Truth => u64::MAX,
@@ -116,7 +116,7 @@ impl View {
         }
     }
 
-    /// The guest has moved pages from one of its nodes to another that had room.
+    /// Notes that the guest moved pages from one of its nodes to another that had room.
     pub fn moved(&mut self, from: usize, to: usize, pages: u64) {
         if let View::Virtual { room, .. } = self {
             room[from] += pages;
@@ -124,15 +124,15 @@ impl View {
         }
     }
 
-    /// Pages of a node are free again.
+    /// Frees pages of a node again.
     pub fn give_back(&mut self, node: usize, pages: u64) {
         if let View::Virtual { room, .. } = self {
             room[node] += pages;
         }
     }
 
-    /// Takes pages of virtual nodes; what does not fit on the node that is wanted goes to the nearest with room.
-    /// `wanted` is by node, `near` the nodes nearest to each first.
+    /// Takes pages of virtual nodes; pages that do not fit on the wanted node go to the nearest with room. `wanted` is by
+    /// node, `near` lists the nodes nearest to each first.
     pub fn take(&mut self, wanted: &mut [u64], near: &[Vec<usize>]) {
         let View::Virtual { room, .. } = self else { return };
         let mut over = vec![0; wanted.len()];
@@ -148,7 +148,7 @@ impl View {
                 wanted[*other] += part;
                 over -= part;
             }
-            // More than the VM has: regions are rounded up to pages. It stays where it was wanted.
+            // More than the VM has: regions are rounded up to pages. The rest stays where it was wanted.
             wanted[node] += over;
         }
     }

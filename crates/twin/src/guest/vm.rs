@@ -15,9 +15,9 @@
 //! `ipi`; [Policies, section 5.3.2]). Other wake-ups of a sleeping program cost an interrupt each as well
 //! ([`crate::workload::Program::wakeups_per_m_instructions`]); one that spins pays for none.
 //!
-//! Under a hypervisor who is woken pays for its way back, before it goes on: the exit of its halt, the entry, the
-//! schedulers (the machine's `wake`, where it has one). So does a vCPU that a timer wakes. Not who waited for a device:
-//! what devices take for guests was measured in guests.
+//! Under a hypervisor a vCPU that is woken pays for its way back before it goes on: the exit of its halt, the entry, the
+//! schedulers (the machine's `wake`, if it has one). So does a vCPU that a timer wakes. A vCPU that waited for a device does
+//! not: device times for guests were measured in guests.
 //!
 //! # Left out
 //!
@@ -47,7 +47,7 @@ use crate::report::ProgramReport;
 use crate::scenario::{AfterProgram, Allocation, Hypervisor, ReleaseCalls, RuntimeNodes, VmSpec};
 use crate::workload::{PhaseProfile, Program, Threads, Waiting, Workload};
 
-/// Where a VM is in its life.
+/// Stage of a VM's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     Absent,
@@ -57,18 +57,18 @@ pub(crate) enum Stage {
     Gone,
 }
 
-/// What a vCPU does after it has finished something.
+/// Next step of a vCPU that has finished something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// It goes on.
     Run,
     /// It waits: it halts, unless it spins.
     Sleep,
-    /// It halts for so long, and goes on then.
+    /// It halts for this long, and goes on then.
     Rest(Ns),
-    /// It goes on if it has something to run, and every other vCPU that has is woken: the program starts.
+    /// It goes on if it has something to run, and so does every other vCPU, which is woken: the program starts.
     Start,
-    /// The same at a barrier, where waking costs.
+    /// Like `Start`, at a barrier, where waking costs.
     Release,
     /// The program has ended.
     End,
@@ -79,7 +79,7 @@ pub(crate) enum Next {
 pub(crate) struct Prepared {
     pub workload: Workload,
     pub work_share: f64,
-    /// What each of its threads asks devices for.
+    /// Each thread's requests to devices.
     pub requests: Vec<Request>,
 }
 
@@ -103,11 +103,11 @@ pub(crate) struct MemoryLease {
 pub(crate) struct Limits {
     pub quota: Option<Lease>,
     pub memory: Option<MemoryLease>,
-    /// Memory that the scenario says it may be left with.
+    /// Memory that the scenario leaves it at least.
     pub floor: Option<Bytes>,
 }
 
-/// The guest's swap: faults on pages there, the part of one that is still to come, and pages written there.
+/// The guest's swap: faults on pages there, the fraction of a fault carried over, and pages written there.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Swap {
     pub faults: f64,
@@ -115,7 +115,7 @@ pub(crate) struct Swap {
     pub written: u64,
 }
 
-/// What was counted of a VM since it was first started.
+/// Counts of a VM since it was first started.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct VmCounts {
     /// LLC misses by the node whose memory answers.
@@ -130,7 +130,7 @@ pub(crate) struct VmCounts {
     pub requests: RequestTimes,
 }
 
-/// What the host does to find out who uses a VM's pages, as its memory policy says.
+/// What the host does to learn how a VM's pages are used, as its memory policy says.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HostCare {
     /// The host kernel's page mover, and how often it was begun.
@@ -146,13 +146,13 @@ pub(crate) struct HostCare {
 }
 
 impl HostCare {
-    /// What the kernel does once for a huge page, and once for each other page, in times per page.
+    /// Factor per page for work that the kernel does once for a huge page, and once for each other page.
     pub fn per_page(&self) -> f64 {
         1.0 - self.huge + self.huge / HUGE_PAGES
     }
 }
 
-/// What an event multiplies of a program.
+/// Factors that an event applies to a program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Factors {
     pub llc_accesses: f64,
@@ -170,7 +170,7 @@ impl Default for Factors {
     }
 }
 
-/// The program that a VM runs, and how far it has come.
+/// The program that a VM runs, and its progress.
 #[derive(Clone, Debug)]
 pub(crate) struct Course {
     pub workload: String,
@@ -182,9 +182,9 @@ pub(crate) struct Course {
     pub then: VecDeque<Prepared>,
     /// Programs that have ended before this one.
     pub ran: Vec<ProgramReport>,
-    /// Pages that the program took, and how many of them lay away from the VM's home.
+    /// Pages that the program took, and how many of them were away from the VM's home.
     pub touched: (u64, u64),
-    /// What an event has made of it: factors of LLC accesses, cycles and rests.
+    /// Factors set by an event, of LLC accesses, cycles and rests.
     pub factors: Factors,
     work_share: f64,
     starts: Touches,
@@ -193,18 +193,18 @@ pub(crate) struct Course {
     intervals_left: u64,
 }
 
-/// One start of a VM, and what came of it.
+/// One start of a VM, and its outcome.
 #[derive(Clone, Debug)]
 pub(crate) struct Life {
     pub arrived: Ns,
     /// When it left; `None` while it is there.
     pub left: Option<Ns>,
-    /// How long each program ran that was begun, in seconds; one `None` before the first.
+    /// How long each program ran that was begun, in seconds; a single `None` before the first.
     pub runtimes_s: Vec<Option<f64>>,
 }
 
 impl Course {
-    /// How long the program ran, in seconds; `None` where it has not ended.
+    /// Returns how long the program ran, in seconds; `None` if it has not ended.
     pub fn runtime_s(&self) -> Option<f64> {
         let (started, ended) = (self.started?, self.ended?);
         Some(Ns(ended.0 - started.0).as_secs_f64())
@@ -215,7 +215,7 @@ impl Course {
         self.ran.is_empty() && self.then.is_empty()
     }
 
-    /// Of a program that has not begun, and what each thread will touch in it.
+    /// Creates the course of a program that has not begun, and what each thread will touch in it.
     fn new(spec: &VmSpec, program: Option<Program>, starts: Touches) -> Course {
         Course {
             workload: spec.workload.clone(),
@@ -248,13 +248,13 @@ pub(crate) struct Vm {
     pub passthrough: bool,
     pub after: AfterProgram,
     pub stage: Stage,
-    /// How often it has been started again.
+    /// How many times it has been started again.
     pub life: u32,
     /// When it was started.
     pub arrived: Option<Ns>,
     /// When it left.
     pub left: Option<Ns>,
-    /// What came of it each time that it was started before.
+    /// Outcomes of its earlier starts.
     earlier: Vec<Life>,
     /// Number of its vCPU 0 among the vCPUs of the host.
     pub first_vcpu: TaskIx,
@@ -263,13 +263,13 @@ pub(crate) struct Vm {
     pub course: Course,
     /// Its kernel's own page mover, if it has one.
     pub autonuma: Option<Autonuma>,
-    /// What its program releases, where somebody is told.
+    /// What its program releases, if anything is notified of it.
     pub releases: Option<Releases>,
-    /// What its program's runtime library does, while it has one and runs.
+    /// Runtime library of its program, while the program has one and runs.
     pub runtime: Option<Runtime>,
-    /// What that knows of nodes.
+    /// What that library knows of nodes.
     pub runtime_nodes: RuntimeNodes,
-    /// The way of its I/O to a driver domain.
+    /// Channel of its I/O to a driver domain.
     pub channel: Option<Channel>,
     pub host: HostCare,
     pub limits: Limits,
@@ -280,7 +280,7 @@ pub(crate) struct Vm {
     chance: Chance,
 }
 
-/// The processes of a program, as ranges of threads.
+/// Returns the processes of a program, as ranges of threads.
 fn processes(program: Option<&Program>, vcpus: usize) -> Vec<Range<usize>> {
     match program.map(|program| program.threads) {
         None => Vec::new(),
@@ -365,18 +365,18 @@ impl Vm {
         }
     }
 
-    /// The task of the vCPU that runs a thread.
+    /// Returns the task of the vCPU that runs a thread.
     pub fn task(&self, thread: ThreadIx) -> TaskIx {
         TaskIx(self.first_vcpu.0 + thread.0)
     }
 
-    /// The tasks of its vCPUs, in order.
+    /// Returns the tasks of its vCPUs, in order.
     pub fn tasks(&self) -> impl ExactSizeIterator<Item = TaskIx> + Clone + use<> {
         let first = self.first_vcpu.0;
         (first..first + self.threads.len()).map(TaskIx)
     }
 
-    /// Its own kernel's page mover, or the host's.
+    /// Returns its own kernel's page mover, or the host's.
     pub fn autonuma_by(&self, by: By) -> Option<&Autonuma> {
         match by {
             By::Guest => self.autonuma.as_ref(),
@@ -384,7 +384,7 @@ impl Vm {
         }
     }
 
-    /// Its own kernel's page mover, and the host's.
+    /// Returns its own kernel's page mover, and the host's.
     pub fn page_movers(&self) -> impl Iterator<Item = &Autonuma> {
         self.autonuma.iter().chain(&self.host.autonuma)
     }
@@ -399,7 +399,7 @@ impl Vm {
         self.course.program.is_some() && self.course.ended.is_none() && self.stage != Stage::Gone
     }
 
-    /// Goes on with the counts of an earlier life of this VM, and with its chance.
+    /// Carries over the counts and the stream of chance of an earlier life of this VM.
     pub fn counts_on(&mut self, earlier: &Vm) {
         self.life = earlier.life + 1;
         self.earlier = earlier.lives().collect();
@@ -434,7 +434,7 @@ impl Vm {
         }
     }
 
-    /// A vCPU has finished what it was doing: says what it does next.
+    /// Ends what a vCPU was doing; returns what it does next.
     pub fn next(&mut self, thread: ThreadIx, now: Ns) -> Next {
         match self.threads[thread].doing {
             Doing::Touching { ns_per_page, .. } => {
@@ -491,7 +491,7 @@ impl Vm {
         self.begin(now)
     }
 
-    /// Its program begins.
+    /// Begins its program.
     fn begin(&mut self, now: Ns) -> Next {
         let Some(program) = &self.course.program else {
             return Next::Sleep;
@@ -516,7 +516,7 @@ impl Vm {
         Next::Start
     }
 
-    /// Its last program has ended: it frees that one's memory and begins the next, if there is one.
+    /// Begins its next program, if there is one, after the last has ended, and frees that one's memory.
     pub fn begin_next(&mut self, now: Ns) -> Option<Next> {
         let next = self.course.then.pop_front()?;
         self.course.ran.extend(self.program_report());
@@ -552,7 +552,7 @@ impl Vm {
         Some(self.begin(now))
     }
 
-    /// Its starts so far, the present one last.
+    /// Returns its starts so far, the present one last.
     pub fn lives(&self) -> impl Iterator<Item = Life> {
         let now = self.arrived.map(|arrived| Life {
             arrived,
@@ -569,12 +569,12 @@ impl Vm {
         self.earlier.iter().cloned().chain(now)
     }
 
-    /// The programs that it has begun since its start.
+    /// Returns the programs that it has begun since its start.
     pub fn programs(&self) -> impl Iterator<Item = ProgramReport> {
         self.course.ran.iter().cloned().chain(self.program_report())
     }
 
-    /// What came of its program so far; `None` before it began.
+    /// Reports its program so far; `None` before it began.
     fn program_report(&self) -> Option<ProgramReport> {
         let began = self.course.started?;
         Some(ProgramReport {
@@ -597,14 +597,14 @@ impl Vm {
         }
     }
 
-    /// Size of its pool when it is created.
+    /// Returns the size of its pool at creation.
     pub fn pool_at_start(&self) -> Option<u64> {
         let pool = self.channel.as_ref()?.pool.as_ref()?;
         Some(pool.config.initial.to_pages().0)
     }
 
-    /// Whether other vCPUs change what they do when this one has finished what it does: it is the last to boot, or to
-    /// arrive at a barrier.
+    /// Whether other vCPUs change what they do when this one has finished: it is the last to boot, or to arrive at a
+    /// barrier.
     pub fn is_last(&self) -> bool {
         match self.stage {
             Stage::Booting => self.booted + 1 == self.threads.len(),
@@ -661,7 +661,7 @@ impl Vm {
         Next::End
     }
 
-    /// How long a thread rests now.
+    /// Returns how long a thread rests now.
     fn rest(&mut self, thread: ThreadIx) -> Ns {
         let Some(rest) = self.course.program.as_ref().and_then(|program| program.rest) else {
             return Ns::ZERO;
@@ -675,7 +675,7 @@ impl Vm {
         }
     }
 
-    /// A thread without barriers runs to its next rest, to the end of the phase, or of the program.
+    /// Runs a thread without barriers to its next rest, to the end of the phase, or of the program.
     fn stretch(&mut self, thread: ThreadIx) {
         let share = self.phase_end(self.progress(thread)) - self.progress(thread);
         let total = self.instructions();
@@ -733,14 +733,14 @@ impl Vm {
         Next::Release
     }
 
-    /// Instructions that each thread of the program runs in all.
+    /// Returns the instructions that each thread of the program runs in all.
     fn instructions(&self) -> f64 {
         self.course.program.as_ref().map_or(0.0, |program| {
             program.instructions_g_per_thread * 1e9 * self.course.work_share
         })
     }
 
-    /// Share of the program that a thread has behind it.
+    /// Returns the share of the program that a thread has completed.
     fn progress(&self, thread: ThreadIx) -> f64 {
         if self.course.intervals > 0 {
             return 1.0
@@ -761,9 +761,9 @@ impl Vm {
         1.0
     }
 
-    /// Factors (LLC accesses, cycles) of a thread's program now: of the phase that it is in, and of events.
+    /// Returns the factors (LLC accesses, cycles) of a thread's program now: of its present phase, and of events.
     pub fn phase(&self, thread: ThreadIx) -> (f64, f64) {
-        // Most programs have no phases: what they are at need not be found.
+        // Most programs have no phases, and skip finding their progress.
         let phases = self.course.program.as_ref().map(|program| &program.phases);
         let (accesses, cycles) = match phases {
             Some(phases) if !phases.is_empty() => self.profile_phase(thread),
@@ -776,7 +776,7 @@ impl Vm {
     }
 
     fn profile_phase(&self, thread: ThreadIx) -> (f64, f64) {
-        // The running stretch is already taken off: its phase is the one that its end belongs to.
+        // The running stretch is already subtracted: its phase is that of its end.
         let total = self.instructions();
         let running = if self.course.intervals > 0 {
             0.0
@@ -788,7 +788,7 @@ impl Vm {
             .map_or((1.0, 1.0), |phase| (phase.llc_access_factor, phase.cpi_factor))
     }
 
-    /// The phase of its program after this share of the work; `None` where it has none.
+    /// Returns the phase of its program after this share of the work; `None` if it has none.
     fn phase_at(&self, progress: f64) -> Option<&PhaseProfile> {
         let phases = &self.course.program.as_ref()?.phases;
         let mut end = 0.0;

@@ -13,12 +13,12 @@
 //! Address translation adds `t * R` references to page tables per instruction: `t` TLB misses at the TLB's reach
 //! (entries times page size), `R` references per walk beyond page-walk caches, more in a guest, whose walk is
 //! two-dimensional (item 8). They depend on each other, so none overlap. A page table has 8 bytes per page that the program
-//! uses; as much of it as fits is found in L2, then in the LLC, and the rest in memory, where data lies.
+//! uses; as much of it as fits is found in L2, then in the LLC, and the rest in memory, where the data is.
 //!
 //! # Left out
 //!
 //! L1 and L2 shared by hyperthreads (`a` stays), frequency changes. Lines of page tables take no room from data in the
-//! caches. Page tables lie where the program's data do, not where their own pages were allocated.
+//! caches. Page tables are where the program's data is, not where their own pages were allocated.
 
 use homenode_machine::{Hardware, Machine};
 use homenode_units::Bytes;
@@ -28,7 +28,7 @@ use crate::workload::Program;
 /// Bytes of page table per page that it maps.
 const ENTRY_BYTES: f64 = 8.0;
 
-/// What translating a program's addresses takes.
+/// Cost of translating a program's addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Paging {
     /// References to page tables per instruction, outside of phases.
@@ -38,7 +38,7 @@ pub(crate) struct Paging {
 }
 
 impl Paging {
-    /// Translation for a program mapped in pages of this size, in a guest or on the bare machine.
+    /// Returns the cost for a program mapped in pages of this size, in a guest or on the bare machine.
     pub fn new(hw: &Hardware, page: Bytes, program: &Program, in_guest: bool) -> Paging {
         let entries = if page > Bytes(homenode_units::PAGE_BYTES) {
             hw.tlb_entries_2m
@@ -61,15 +61,15 @@ impl Paging {
     }
 }
 
-/// What a thread can use of an LLC.
+/// The part of an LLC that a thread can use.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct InLlc {
     pub bytes: f64,
-    /// Share of its accesses that miss with these.
+    /// Share of its accesses that miss with these bytes.
     pub miss_ratio: f64,
 }
 
-/// What a thread's instructions cost, where and beside whom it runs.
+/// Cost of a thread's instructions, given where it runs and next to which sibling.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct CoreCost {
     /// Cycles per instruction without waiting for memory.
@@ -78,9 +78,9 @@ pub(crate) struct CoreCost {
     pub accesses: f64,
     /// LLC misses per instruction.
     pub misses: f64,
-    /// Those of them that do not follow on another in memory.
+    /// Misses that do not follow on another in memory.
     pub scattered: f64,
-    /// Latencies of memory that an instruction waits for: misses over misses in flight.
+    /// Memory latencies that an instruction waits for: misses over misses in flight.
     pub waits: f64,
 }
 
@@ -92,7 +92,7 @@ pub(crate) enum Sibling {
 }
 
 impl CoreCost {
-    /// Cost of a program's instructions, scaled by a phase, with this much of the LLC.
+    /// Returns the cost of a program's instructions, scaled by a phase, with this much of the LLC.
     pub fn of(
         program: &Program,
         phase: (f64, f64),
@@ -126,7 +126,7 @@ impl CoreCost {
         cost
     }
 
-    /// Whether a part of it is off by more than this share of the other's.
+    /// Whether a part of it differs from the other's by more than this share.
     pub fn differs(&self, other: &CoreCost, share: f64) -> bool {
         let off = |a: f64, b: f64| (a - b).abs() > share * a;
         off(self.busy_cycles, other.busy_cycles)
@@ -146,14 +146,14 @@ impl CoreCost {
         self.waits += missed;
     }
 
-    /// Nanoseconds per instruction when a miss takes `latency_ns`.
+    /// Returns nanoseconds per instruction when a miss takes `latency_ns`.
     pub fn ns_per_instruction(&self, clock_ghz: f64, latency_ns: f64) -> f64 {
         self.busy_cycles / clock_ghz + self.waits * latency_ns
     }
 }
 
 impl Program {
-    /// How long the program runs alone on an idle machine with all of its memory local and an LLC to itself, by the
+    /// Returns how long the program runs alone on an idle machine with all of its memory local and an LLC to itself, by the
     /// equation above at unloaded latency: for sizing scenarios, not a result.
     pub fn solo_seconds(&self, machine: &Machine, hw: &Hardware) -> f64 {
         let capacity = machine
@@ -165,7 +165,7 @@ impl Program {
         self.seconds_within(capacity, hw)
     }
 
-    /// The same with so many bytes of an LLC to itself, as a partition of one is.
+    /// Returns how long it runs alone with this many bytes of an LLC, as in a partition of one.
     pub fn seconds_within(&self, llc_bytes: f64, hw: &Hardware) -> f64 {
         let paging = Paging::new(hw, Bytes(homenode_units::PAGE_BYTES), self, false);
         let llc = InLlc {

@@ -20,8 +20,8 @@
 //! Fixed point over the latencies, started at the last solution. Each step asks for each resource which `T` would be
 //! consistent if its traffic answered as `1 / T`: the strongest answer possible, so a step never overshoots and needs no
 //! damping. With `T` traded for load, that is `u g(u) = K`: increasing and convex, so Newton's method from the right
-//! finds it in three or four steps. What a bounded number of steps leaves above capacity, max-min sharing along routes
-//! takes away ([`super::share`]). Nothing is allocated but in that last case.
+//! finds it in three or four steps. Load that a bounded number of steps leaves above capacity is cut by max-min sharing
+//! along routes ([`super::share`]). Only that last case allocates.
 //!
 //! # Left out
 //!
@@ -55,7 +55,7 @@ struct Flow {
     bytes: f64,
     /// Share of missed lines that are written back.
     write_share: f64,
-    /// How much longer than a line of a stream a line of it takes a controller on average, less 1.
+    /// How much longer than a line of a stream a line of this flow takes a controller on average, less 1.
     excess: f64,
 }
 
@@ -66,13 +66,13 @@ impl Flow {
     }
 }
 
-/// Traffic that does not answer to latency: bytes per nanosecond from a node to another node's memory.
+/// Traffic that does not depend on latency: bytes per nanosecond from a node to another node's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Copying {
     pub from: usize,
     pub to: usize,
     pub rate: f64,
-    /// Whether a device sends it, not the memory of `from`.
+    /// Whether a device sends it, and not the memory of `from`.
     pub by_device: bool,
 }
 
@@ -101,7 +101,7 @@ pub(crate) struct Fabric {
     /// Threads of the present solution, and the share of each one's accesses by node.
     flows: Vec<Flow>,
     weights: Vec<f64>,
-    /// What throughput caps leave each of its speed; empty where they take nothing.
+    /// Share of its speed that throughput caps leave each; empty if they take nothing.
     granted: Vec<f64>,
     loads: Vec<f64>,
     reads: Vec<f64>,
@@ -120,7 +120,7 @@ impl Fabric {
     pub fn new(topology: &Topology, hw: &Hardware, line_bytes: f64) -> Fabric {
         let nodes = topology.nodes();
         let controller = |(cap, ns): (&f64, &f64)| Resource::new(*ns, hw.memory_curve, *cap);
-        // A hop that costs nothing could not hold back what the link cannot carry.
+        // A hop without cost could not hold back more than the link can carry.
         let hop_ns = |link: &Link| link.hop_ns.unwrap_or(hw.link.hop_ns).max(1.0);
         let link = |(link, cap): (&Link, &f64)| Resource::new(hop_ns(link), hw.link.curve, *cap);
         let resources: Vec<Resource> = topology
@@ -150,18 +150,18 @@ impl Fabric {
         fabric
     }
 
-    /// Latency of an access by a CPU of `node` whose accesses are spread over memory by `weights`.
+    /// Returns the latency of an access by a CPU of `node` whose accesses are spread over memory by `weights`.
     pub fn latency_ns(&self, node: usize, weights: &[f64]) -> f64 {
         let row = &self.latency[node * self.nodes..(node + 1) * self.nodes];
         dot(row, weights)
     }
 
-    /// Latency from a node to a node.
+    /// Returns the latency from a node to a node.
     pub fn latency_between(&self, cpu_node: usize, memory_node: usize) -> f64 {
         self.latency[cpu_node * self.nodes + memory_node]
     }
 
-    /// Links (as numbers of [`Topology::links`]) from a node to a node.
+    /// Returns the links (as numbers of [`Topology::links`]) from a node to a node.
     pub fn route(&self, from: usize, to: usize) -> impl Iterator<Item = usize> + '_ {
         self.routes[from * self.nodes + to]
             .iter()
@@ -184,7 +184,7 @@ impl Fabric {
         self.weights.clear();
     }
 
-    /// Adds a thread that runs on a CPU of `node`; gives its number in this solution.
+    /// Adds a thread that runs on a CPU of `node`; returns its number in this solution.
     pub fn add(&mut self, node: usize, cost: &CoreCost, write_share: f64, weights: &[f64]) -> usize {
         let excess = if self.scattered_excess > 0.0 && cost.misses > 0.0 {
             self.scattered_excess * cost.scattered / cost.misses
@@ -203,7 +203,7 @@ impl Fabric {
         self.flows.len() - 1
     }
 
-    /// Finds the latencies at which these threads run.
+    /// Solves for the latencies at which these threads run.
     pub fn solve(&mut self, copying: &[Copying]) {
         for _ in 0..STEPS_MAX {
             self.sum_loads(copying);
@@ -224,7 +224,7 @@ impl Fabric {
         }
     }
 
-    /// Share of its speed that throughput caps leave a thread of the solution (1 nearly always).
+    /// Returns the share of its speed that throughput caps leave a thread of the solution (1 nearly always).
     pub fn granted(&self, flow: usize) -> f64 {
         self.granted.get(flow).copied().unwrap_or(1.0)
     }

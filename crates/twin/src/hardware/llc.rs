@@ -1,4 +1,4 @@
-//! Last-level caches: who holds how many lines.
+//! Last-level caches: how many lines each sharer holds.
 //!
 //! # Model
 //!
@@ -9,21 +9,21 @@
 //!
 //! `H_ic = A_i (m_i(S_i,c-1) - m_i(S_ic))`, `S_ic = O_i0 + ... + O_ic`
 //!
-//! with `A_i` its accesses and `m_i` its miss-ratio curve: what it would miss with the younger classes alone and does not
-//! with this one (Mattson's stack property). So with `F_c` entries a second into a full class
+//! with `A_i` its accesses and `m_i` its miss-ratio curve: accesses that would miss with the younger classes only, and do
+//! not with this one (Mattson's stack property). So with `F_c` entries a second into a full class
 //!
 //! `dO_ic/dt = in_ic - (H_ic / O_ic + F_c / (C / K)) O_ic`
 //!
 //! where `in` is what the younger class pushes out, and for the youngest `M_i` and all `H_i`. For constant rates this is
-//! linear; a step takes its solution (exact for lines not in use), so that the steady state does not depend on the
-//! step. A sharer that does not run inserts and uses nothing, and its lines age and go. Nobody holds more than its
-//! footprint; what it cannot hold is room for others.
+//! linear; a step takes its solution (exact for lines not in use), so that the steady state does not depend on the step. A
+//! sharer that does not run inserts and uses nothing, and its lines age and go. No sharer holds more than its footprint;
+//! lines beyond it are room for others.
 //!
-//! `K = 1` is random replacement: shares of the cache are shares of misses, and a sleeper's lines decay as
-//! `exp(-t M / C)`. Many classes are true LRU: all sharers' lines live equally long without use (Che's characteristic
-//! time). Policies that remember use lie between, and [`CLASSES`] classes describe them all: `docs/VALIDATION.md` has
-//! the error by number of classes. How much that protects a program is a question of its rate: who uses a line less often
-//! than the cache turns over loses it under any policy.
+//! `K = 1` is random replacement: shares of the cache are shares of misses, and a sleeper's lines decay as `exp(-t M / C)`.
+//! Many classes are true LRU: all sharers' lines live equally long without use (Che's characteristic time). Policies that
+//! remember use are in between, and [`CLASSES`] classes describe them all: `docs/VALIDATION.md` has the error by number of
+//! classes. How much that protects a program depends on its rate: a program that uses a line less often than the cache turns
+//! over loses it under any policy.
 //!
 //! # Left out
 //!
@@ -37,19 +37,19 @@ use homenode_machine::Replacement;
 
 /// Age classes of a policy that remembers use.
 pub const CLASSES: usize = 4;
-/// Entries into the youngest class, in its sizes, above which a step goes half of its way: rates of use are those at its
-/// beginning, and would swing.
+/// Entries into the youngest class, in sizes of it, above which a step goes half of its way: it uses the rates at its
+/// beginning, and would oscillate.
 const TURNOVERS_MAX: f64 = 2.0;
-/// Who uses nothing and holds fewer lines than this is forgotten.
+/// A sharer that uses nothing and holds fewer lines than this is forgotten.
 const LINES_MIN: f64 = 0.5;
-/// Keeps shares of lines numbers where there are none.
+/// Keeps shares of lines finite if there are no lines.
 const LINES_LEAST: f64 = 1e-9;
 /// Points of a sharer's curve.
 const POINTS: usize = 1024;
-/// Place of a sharer that a cache knows nothing of.
+/// Place of a sharer that is unknown to a cache.
 const ABSENT: usize = usize::MAX;
 
-/// Number of age classes that describe a policy.
+/// Returns the number of age classes that describe a policy.
 pub fn classes(replacement: Replacement) -> usize {
     match replacement {
         Replacement::Random => 1,
@@ -59,7 +59,7 @@ pub fn classes(replacement: Replacement) -> usize {
     }
 }
 
-/// What a cache has to know of somebody who uses it. Cheap to clone: threads of a program share its curve.
+/// What a cache needs to know about one of its users. Cheap to clone: threads of a program share its curve.
 #[derive(Clone, Debug)]
 pub struct Sharer {
     footprint_lines: f64,
@@ -73,8 +73,8 @@ pub struct Sharer {
 }
 
 impl Sharer {
-    /// Somebody who can use this many lines and whose share `miss_ratio(lines)` of accesses misses; caches have at most
-    /// `lines_max` lines.
+    /// Creates a sharer that can use this many lines and misses the share `miss_ratio(lines)` of its accesses; caches have
+    /// at most `lines_max` lines.
     pub fn new(lines_max: f64, footprint_lines: f64, miss_ratio: impl Fn(f64) -> f64) -> Sharer {
         let steps_per_line = POINTS as f64 / lines_max;
         Sharer {
@@ -88,7 +88,7 @@ impl Sharer {
         }
     }
 
-    /// The same, with this share of its accesses to memory that all sharers of a group use.
+    /// Has this share of its accesses go to memory that all sharers of a group use.
     #[must_use]
     pub fn in_group(mut self, group: usize, common: f64) -> Sharer {
         self.group = group;
@@ -96,15 +96,15 @@ impl Sharer {
         self
     }
 
-    /// Share of its accesses that misses with this many lines.
+    /// Returns the share of its accesses that misses with this many lines.
     pub fn miss_ratio(&self, lines: f64) -> f64 {
         let place = (lines * self.steps_per_line).clamp(0.0, POINTS as f64);
-        // By way of the smallest type that holds it, which a processor converts to at once.
+        // Converts by way of the smallest type that holds it, which a processor converts directly.
         let below = usize::from(place as u16).min(POINTS - 1);
         self.curve[below] + (self.curve[below + 1] - self.curve[below]) * (place - below as f64)
     }
 
-    /// Lines that it can use of its own and of its group's.
+    /// Returns the lines that it can use of its own and of its group's.
     fn usable(&self, own: f64, groups: &[f64]) -> f64 {
         if self.common == 0.0 {
             return own;
@@ -119,7 +119,7 @@ impl Sharer {
 pub struct Llc {
     lines: f64,
     classes: usize,
-    /// Sharers that use the cache or hold lines, and the place of each sharer in this list. What follows is by place.
+    /// Sharers that use the cache or hold lines, and the place of each sharer in this list. The fields below are by place.
     present: Vec<Present>,
     places: Vec<usize>,
     /// Lines held, youngest class first, and over all classes.
@@ -130,52 +130,52 @@ pub struct Llc {
     inserted: Vec<f64>,
     /// Uses of lines of each class in this step.
     used: Vec<Vec<f64>>,
-    /// What enters the class at hand.
+    /// Lines that enter the class at hand.
     entering: Vec<f64>,
     /// Lines held by each group, by its number.
     groups: Vec<f64>,
-    /// Who used the cache since the last step, in order of places. The others, most of all where vCPUs take turns, have no uses
-    /// to count, and all their lines take the same course.
+    /// Sharers that used the cache since the last step, in order of places. The others, most of all where vCPUs take turns,
+    /// have no uses to count, and all their lines take the same course.
     users: Vec<User>,
-    /// Places and groups of those who have memory in common with others, in order of places.
+    /// Places and groups of the sharers with memory in common, in order of places.
     sharing: Vec<(usize, usize)>,
 }
 
-/// Somebody who uses the cache or holds lines.
+/// A sharer that uses the cache or holds lines.
 #[derive(Clone, Copy, Debug)]
 struct Present {
     sharer: usize,
-    /// What every step asks of it, unless it came after the last: sharers themselves lie far apart.
+    /// The facts that every step needs, unless it came after the last: sharers themselves are far apart in memory.
     facts: Option<Facts>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Facts {
     footprint_lines: f64,
-    /// Its group, if it has memory in common with it.
+    /// Its group, if it has memory in common with the group.
     group: Option<usize>,
 }
 
-/// Somebody who used the cache since the last step.
+/// A sharer that used the cache since the last step.
 #[derive(Clone, Copy, Debug)]
 struct User {
     place: usize,
-    /// Lines of the classes counted so far, and what misses with these alone.
+    /// Lines of the classes counted so far, and the miss ratio with only these.
     own: f64,
     miss_ratio: f64,
-    /// Lines of the class at hand after those entered for which there was room.
+    /// Lines of the class at hand after those entered that had room.
     filled: f64,
-    /// Where it uses its lines of the class at hand: those that it holds afterwards, and those that go to the next.
+    /// If it uses its lines of the class at hand: the lines it holds afterwards, and those that go to the next class.
     fate: Option<(f64, f64)>,
 }
 
 impl Llc {
-    /// An empty cache of this many lines for this many sharers.
+    /// Creates an empty cache of this many lines for this many sharers.
     pub fn new(lines: f64, replacement: Replacement, sharers: usize) -> Llc {
         Llc::with_classes(lines, classes(replacement), sharers)
     }
 
-    /// The same with another number of age classes.
+    /// Creates a cache with any number of age classes.
     pub fn with_classes(lines: f64, classes: usize, sharers: usize) -> Llc {
         Llc {
             lines,
@@ -194,12 +194,12 @@ impl Llc {
         }
     }
 
-    /// Lines that a sharer holds.
+    /// Returns the lines that a sharer holds.
     pub fn held(&self, sharer: usize) -> f64 {
         self.total.get(self.places[sharer]).copied().unwrap_or(0.0)
     }
 
-    /// Lines that a sharer can use: its own, and what its group brought in of the memory that it has in common with it.
+    /// Returns the lines that a sharer can use: its own, and those of their common memory that its group brought in.
     pub fn usable(&self, number: usize, sharer: &Sharer) -> f64 {
         sharer.usable(self.held(number), &self.groups)
     }
@@ -222,7 +222,7 @@ impl Llc {
         }
     }
 
-    /// Everything that is kept by place.
+    /// Returns everything that is kept by place.
     fn all(&mut self) -> impl Iterator<Item = &mut Vec<f64>> {
         let single = [
             &mut self.total,
@@ -233,7 +233,7 @@ impl Llc {
         self.held.iter_mut().chain(&mut self.used).chain(single)
     }
 
-    /// Takes in what happened since the last step. A sharer that becomes another must be forgotten before.
+    /// Takes in what happened since the last step. A sharer that becomes another must be forgotten first.
     pub fn step(&mut self, sharers: &[Sharer]) {
         self.look(sharers);
         if self.users.is_empty() {
@@ -257,7 +257,7 @@ impl Llc {
         self.inserted.fill(0.0);
     }
 
-    /// Finds who used the cache, and who shares memory.
+    /// Finds the sharers that used the cache, and those that share memory.
     fn look(&mut self, sharers: &[Sharer]) {
         self.users.clear();
         self.sharing.clear();
@@ -288,7 +288,7 @@ impl Llc {
         }
     }
 
-    /// How often lines of each class but the youngest are used; gives the sum.
+    /// Counts how often lines of each class but the youngest are used; returns the sum.
     fn count_uses(&mut self, sharers: &[Sharer]) -> f64 {
         if self.classes == 1 {
             return 0.0;
@@ -314,7 +314,7 @@ impl Llc {
         sum
     }
 
-    /// Lets lines enter, age and leave, a share of the `way` that they would go.
+    /// Lets lines enter, age and leave, a share `way` of their full course.
     fn age(&mut self, class_lines: f64, way: f64) {
         self.entering.copy_from_slice(&self.inserted);
         for used in &self.used {
@@ -323,14 +323,14 @@ impl Llc {
             }
         }
         for (held, used) in self.held.iter_mut().zip(&self.used) {
-            // A sum is a chain of additions in a fixed order: three side by side take as long as one.
+            // A sum is a chain of additions in a fixed order: three in parallel take as long as one.
             let (mut entries, mut uses, mut full) = (0.0, 0.0, 0.0);
             for ((held, used), entering) in held.iter().zip(used).zip(&self.entering) {
                 entries += entering;
                 uses += used;
                 full += held;
             }
-            // While there is room nothing is pushed out; what is over goes in this step.
+            // While there is room nothing is pushed out; what exceeds the room goes in this step.
             let growth = entries - uses;
             let filling = match class_lines - full {
                 room if room <= 1e-9 * class_lines => 0.0,
@@ -366,8 +366,8 @@ impl Llc {
                     is_used.then(|| fate(Course::in_use(used_of_held * rest + pushes), lines, entering));
                 in_use += usize::from(is_used);
             }
-            // All lines take the course of unused ones; those in use, whose course was found above, are set to it below. So this
-            // loop does not ask who uses which line.
+            // All lines take the course of unused ones; those in use, whose course was found above, are set to it below. So
+            // this loop need not check which sharer uses which line.
             if in_use < held.len() {
                 let unused = Course::of(pushes);
                 for (held, entering) in held.iter_mut().zip(&mut self.entering) {
@@ -428,12 +428,12 @@ impl Llc {
         }
     }
 
-    /// Lines held by all.
+    /// Returns the lines held by all.
     pub fn full(&self) -> f64 {
         self.total.iter().sum()
     }
 
-    /// Capacity in lines.
+    /// Returns the capacity in lines.
     pub fn lines(&self) -> f64 {
         self.lines
     }
@@ -443,7 +443,8 @@ impl Facts {
     fn of(sharer: &Sharer) -> Facts {
         Facts {
             footprint_lines: sharer.footprint_lines,
-            // Who has nothing in common with its group does not ask, nor do others of the group, who are alike.
+            // A sharer without memory in common with its group needs no group, nor do the others of its group, which are
+            // alike.
             group: (sharer.common != 0.0).then_some(sharer.group),
         }
     }
@@ -455,11 +456,11 @@ fn add_by_group(groups: &mut [f64], sharing: &[(usize, usize)], lines: &[f64]) {
     }
 }
 
-/// Solution of `dO/dt = entering - loss O` over a unit of time: `O` at its end and its mean are sums of the `O` it began
-/// with and of `entering`, with these weights.
+/// Solution of `dO/dt = entering - loss O` over a unit of time: `O` at its end and its mean are sums of the initial `O` and
+/// of `entering`, with these weights.
 #[derive(Clone, Copy, Debug)]
 struct Course {
-    /// Share of the lines held that stay; the rest of it follows.
+    /// Share of the lines held that stay; the other weights follow from it.
     stay: f64,
     /// Their mean share over the time, which is also the share of the entering ones that stay.
     mean: f64,
@@ -467,7 +468,7 @@ struct Course {
 }
 
 impl Course {
-    /// The exact one.
+    /// Returns the exact solution.
     fn of(loss: f64) -> Course {
         if loss < 1e-3 {
             let mean = 1.0 - loss * (0.5 - loss * (1.0 / 6.0 - loss * (1.0 / 24.0)));
@@ -486,7 +487,8 @@ impl Course {
         }
     }
 
-    /// The same with the exponential within 0.03, by one division: for lines in use, whose loss is an estimate anyway.
+    /// Returns the solution with the exponential within 0.03, by one division: for lines in use, whose loss is an estimate
+    /// anyway.
     #[inline]
     fn in_use(loss: f64) -> Course {
         let rise = 1.0 + loss * (0.5 + loss * (1.0 / 6.0));
@@ -498,7 +500,7 @@ impl Course {
         }
     }
 
-    /// Lines at the end, and their mean.
+    /// Returns the lines at the end, and their mean.
     #[inline]
     fn run(self, lines: f64, entering: f64) -> (f64, f64) {
         (
@@ -516,12 +518,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Sharers who can use everything and reuse nothing.
+    /// Returns sharers that can use everything and reuse nothing.
     fn streams() -> [Sharer; 2] {
         [0, 1].map(|_| Sharer::new(1000.0, 1e9, |_| 1.0))
     }
 
-    /// Drives a cache until nothing changes; each access finds what its curve says. Gives miss ratios.
+    /// Drives a cache until nothing changes; each access misses as its curve says. Returns miss ratios.
     fn steady(llc: &mut Llc, sharers: &[Sharer], accesses: &[f64]) -> Vec<f64> {
         for _ in 0..20_000 {
             for (at, accesses) in accesses.iter().enumerate() {
@@ -566,9 +568,9 @@ mod tests {
 
     #[test]
     fn use_protects_as_long_as_the_cache_turns_over_more_slowly() {
-        // Uniform use of 200 lines at rate a beside a stream at rate s, 1000 lines. By hand: random replacement keeps
-        // O = 200 x / (1 + x) with x = a T / 200, T = (1000 - O) / s; LRU keeps O = 200 (1 - exp(-x)), missing exp(-x).
-        // With a = s / 2: x = 2.1 misses 0.32 and 0.12. With a = s / 20: x = 0.24 misses 0.81 and 0.79.
+        // Uniform use of 200 lines at rate a next to a stream at rate s, 1000 lines. By hand: random replacement keeps O =
+        // 200 x / (1 + x) with x = a T / 200, T = (1000 - O) / s; LRU keeps O = 200 (1 - exp(-x)), missing exp(-x). With a =
+        // s / 2: x = 2.1 misses 0.32 and 0.12. With a = s / 20: x = 0.24 misses 0.81 and 0.79.
         let uniform = Sharer::new(1000.0, 200.0, |lines| (1.0 - lines / 200.0).max(0.0));
         let sharers = [uniform, Sharer::new(1000.0, 1e9, |_| 1.0)];
         let miss = |classes, rate| {

@@ -1,4 +1,4 @@
-//! What the machine's figures amount to while programs run on it: shared caches, cores, memory controllers, links.
+//! Effects of the machine's figures on running programs: shared caches, cores, memory controllers, links.
 //!
 //! Everything here is built from [`homenode_machine::Machine`] and its `Hardware`; no figure of any machine is in code.
 

@@ -1,17 +1,17 @@
-//! A controller or a link, and how its latency answers to load: [`super::fabric`] says why so.
+//! A controller or a link, and how its latency responds to load: [`super::fabric`] gives the reasons.
 
 use homenode_machine::LoadCurve;
 
-/// Relative change of a resource's traffic that is worth an answer: latency changes by no more, since `u g(u)` grows
-/// faster than `g(u)`. Below a fifth of its curve's capacity, that share of the fifth.
+/// Relative change of a resource's traffic that is worth a response: latency changes by no more, since `u g(u)` grows faster
+/// than `g(u)`. Below a fifth of its curve's capacity, that share of the fifth.
 const TRAFFIC_CHANGE_MIN: f64 = 3e-4;
-/// Share of the capacity in use beyond which a curve goes no further up: where it was measured last.
+/// Share of the capacity in use at which a curve ends: the last measured point.
 const FULL: f64 = 0.985;
 /// Steps of Newton's method at most.
 const STEPS_MAX: usize = 6;
 /// Relative change of a share at which it counts as found.
 const SHARE_CHANGE_MAX: f64 = 1e-4;
-/// Resources that are answered side by side.
+/// Number of resources solved in parallel.
 const LANES: usize = 8;
 
 /// A controller or a link.
@@ -21,9 +21,9 @@ pub(super) struct Resource {
     pub now_ns: f64,
     curve: LoadCurve,
     pub capacity: f64,
-    /// 1 / (idle latency times the curve's capacity); 0 where nothing fills it.
+    /// 1 / (idle latency times the curve's capacity); 0 if nothing fills it.
     per_load: f64,
-    /// Load times latency at the last step, in that unit, and the share of the curve's capacity that answers it.
+    /// Load times latency at the last step, in that unit, and the share of the curve's capacity that corresponds to it.
     traffic: f64,
     u: f64,
 }
@@ -45,7 +45,7 @@ impl Resource {
         }
     }
 
-    /// Takes in a load; says whether it is worth an answer.
+    /// Takes in a load; returns whether it is worth a response.
     fn is_moved_by(&mut self, load: f64) -> bool {
         if self.per_load == 0.0 {
             return false; // nothing fills it
@@ -59,11 +59,11 @@ impl Resource {
         true
     }
 
-    /// Moves to the latency that goes with a share of the curve's capacity; gives the relative change.
+    /// Moves to the latency for a share of the curve's capacity; returns the relative change.
     fn move_to(&mut self, u: f64, load: f64) -> f64 {
         let LoadCurve { alpha, beta } = self.curve;
         self.u = u;
-        // Beyond its end the curve holds nothing back: then the lowest latency that keeps the load within capacity does.
+        // Beyond its end the curve holds nothing back; then the lowest latency that keeps the load within capacity applies.
         let next = (self.idle_ns * (1.0 + alpha * u + beta * u * u.sqrt() / (1.0 - u)))
             .max(self.now_ns * load / self.capacity);
         let change = (next - self.now_ns).abs() / self.now_ns;
@@ -72,11 +72,11 @@ impl Resource {
     }
 }
 
-/// Moves each resource to the latency at which its load would be consistent if it answered as `1 / latency`; gives the
+/// Moves each resource to the latency at which its load would be consistent if it responded as `1 / latency`; returns the
 /// largest relative change.
 ///
-/// Newton's method is one long chain of divisions and roots, of which a core can go through several at once. Resources
-/// do not see each other before all have answered: so they are taken side by side, and each goes its way as if alone.
+/// Newton's method is one long chain of divisions and roots, and a core can run several such chains at once. Resources do
+/// not see each other before all have responded: so they are solved in parallel, each as if it were the only one.
 pub(super) fn answer(resources: &mut [Resource], loads: &[f64]) -> f64 {
     let mut change = 0.0_f64;
     let (mut moved, mut count) = ([0; LANES], 0);
@@ -100,7 +100,7 @@ pub(super) fn answer(resources: &mut [Resource], loads: &[f64]) -> f64 {
 fn shares(resources: &[Resource], moved: &[usize]) -> [f64; LANES] {
     let (mut u, mut traffic) = ([0.0; LANES], [0.0; LANES]);
     let (mut alpha, mut beta) = ([0.0; LANES], [0.0; LANES]);
-    // Lanes without a resource have nothing to find.
+    // Lanes without a resource have nothing to solve.
     let mut found = [true; LANES];
     for (lane, at) in moved.iter().enumerate() {
         let resource = &resources[*at];

@@ -19,7 +19,7 @@ pub(crate) struct Demand {
     pub uses: Vec<(usize, f64)>,
 }
 
-/// The share of its demand that each flow gets, in [0, 1].
+/// Returns the share of its demand that each flow gets, in [0, 1].
 pub(crate) fn max_min(demands: &[Demand], capacities: &[f64]) -> Vec<f64> {
     let mut granted = vec![0.0_f64; demands.len()];
     let mut growing: Vec<usize> = (0..demands.len()).filter(|at| demands[*at].rate > 0.0).collect();

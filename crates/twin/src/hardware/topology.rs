@@ -1,5 +1,5 @@
-//! The machine with dense numbers: node, CPU, cache and link numbers become positions in vectors, and routes and
-//! siblings are worked out once.
+//! The machine with dense numbers: node, CPU, cache and link numbers become positions in vectors; routes and siblings are
+//! computed once.
 
 use homenode_machine::{Hardware, Link, Machine, Node};
 use homenode_units::{NodeId, NodeSet};
@@ -31,7 +31,7 @@ pub(crate) struct Topology {
     pub controller_caps: Vec<f64>,
     /// Latency of each node's memory without load, nanoseconds.
     pub memory_ns: Vec<f64>,
-    /// Directed links: the machine's own, or all pairs where it states none.
+    /// Directed links: the machine's own, or all pairs if it states none.
     pub links: Vec<Link>,
     /// Bytes per nanosecond of each link; infinite where unknown.
     pub link_caps: Vec<f64>,
@@ -122,7 +122,7 @@ impl Topology {
         ))
     }
 
-    /// Last-level caches of these CPUs, ascending.
+    /// Returns the last-level caches of these CPUs, ascending.
     pub fn llcs_of(&self, cpus: &[CpuIx]) -> Vec<usize> {
         let mut llcs: Vec<usize> = cpus.iter().map(|cpu| self.cpus[*cpu].llc).collect();
         llcs.sort_unstable();
@@ -135,7 +135,7 @@ impl Topology {
     }
 }
 
-/// The machine with all pairs linked where it states no link (the contract's meaning of an empty list).
+/// Returns the machine with all pairs linked if it states no link (the contract's meaning of an empty list).
 fn with_links(machine: &Machine) -> Machine {
     let mut machine = machine.clone();
     if machine.links.is_empty() {

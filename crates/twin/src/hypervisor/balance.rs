@@ -9,18 +9,18 @@
 //! - The load of a CPU is what its vCPUs weigh (`task_h_load`): each its part of its VM's shares.
 //! - A group without an idle CPU pulls from the one with the most load per CPU that has a waiting task, if that exceeds its
 //!   own by the domain's threshold (110 percent inside a core, 117 inside a node, 125 across nodes) and its own is below the
-//!   domain's mean. The imbalance is what takes one of both to the mean, or a task where that is less and loads are no worse
-//!   then. Tasks are pulled from its most loaded CPU until they make up the imbalance, each of at most twice what is left
-//!   of it. There is no threshold where a CPU of the busiest group has more than another by a task (`group_imb`).
+//!   domain's mean. The imbalance is the load that takes one of both to the mean, or a task if that is less and loads are no
+//!   worse then. Tasks are pulled from its most loaded CPU until they make up the imbalance, each of at most twice what is left
+//!   of it. There is no threshold if a CPU of the busiest group has more than another by a task (`group_imb`).
 //! - An idle CPU pulls as soon as a task must wait elsewhere: half of the difference in tasks.
 //!
-//! Only waiting tasks are pulled, allowed here, not cache-hot. After more failures than the domain's patience, cache-hot
-//! tasks too, and at last to an idle CPU the running one (active balance). Turns come every millisecond per CPU of the domain
-//! (8 ms inside a node of 8, 32 ms across 32), 32 times rarer on a busy CPU. A CPU that becomes idle pulls one waiting
-//! task at once, unless its idle periods are shorter than the migration cost on average; that such a pull fails counts
-//! for nothing (commit 58b26c4c, 2.6.37). While no group has what another should pull, there are no turns.
+//! Only waiting tasks are pulled that are allowed here and not cache-hot. After more failures than the domain's patience,
+//! cache-hot tasks are pulled too, and at last the running one to an idle CPU (active balance). Turns come every millisecond
+//! per CPU of the domain (8 ms inside a node of 8, 32 ms across 32), 32 times rarer on a busy CPU. A CPU that becomes idle
+//! pulls one waiting task at once, unless its idle periods are shorter than the migration cost on average; a failure of such
+//! a pull does not count (commit 58b26c4c, 2.6.37). While no group has tasks that another should pull, there are no turns.
 //!
-//! Memory plays no part, unless the kernel balances memory (`kernel.numa_balancing`), which in the twin is a kernel of today:
+//! Memory plays no part, unless the kernel balances memory (`kernel.numa_balancing`); the twin then follows a present kernel:
 //! - A task on the node of its memory counts as cache-hot for other nodes, unless all tasks of its CPU are; one that would come
 //!   to its memory never does (`migrate_degrades_locality`).
 //! - An idle CPU leaves a difference of two tasks between nodes as it is while its node has few (`adjust_numa_imbalance`). A
@@ -30,22 +30,22 @@
 //!
 //! # Shares of VMs
 //!
-//! Equal loads on all CPUs are shares by weight. Linux goes no nearer than its thresholds and the weight of a task: loads
-//! of nodes may differ by a quarter for good, and shares of VMs by some percent with them (32 and 32 vCPUs of weights 1 and 2
-//! on 4 nodes of 8 CPUs: 2 percent). Where the imbalance is less than half of what the heavier vCPUs weigh, only
-//! lighter ones are moved back and forth, and their VM loses a tenth (24 and 32 vCPUs of equal VMs on those CPUs; 3 to 5 percent
-//! for 32 and 48).
+//! Equal loads on all CPUs mean shares by weight. Linux gets no nearer than its thresholds and the weight of a task: loads
+//! of nodes may differ by a quarter for good, and shares of VMs by some percent with them (32 and 32 vCPUs of weights 1 and
+//! 2 on 4 nodes of 8 CPUs: 2 percent). If the imbalance is less than half of the weight of the heavier vCPUs, only lighter
+//! ones are moved back and forth, and their VM loses a tenth (24 and 32 vCPUs of equal VMs on those CPUs; 3 to 5 percent for
+//! 32 and 48).
 //!
 //! # Cost
 //!
-//! Of a domain of which no group should pull anything that is known until a CPU of it is touched: its run queue, what its
-//! vCPUs weigh, or where they may go has changed (`Queues::touched`). On a host that mostly rests most domains are left out of
-//! a tick so (property `what_is_kept_of_even_domains_changes_nothing`).
+//! Once no group of a domain should pull anything, the domain is skipped until one of its CPUs is touched: its run queue,
+//! the weight of its vCPUs, or where they may go has changed (`Queues::touched`). On a mostly idle host a tick skips most
+//! domains (property `what_is_kept_of_even_domains_changes_nothing`).
 //!
 //! # Departures
 //!
 //! - Tasks are tried in the order in which they wait; the kernel keeps a list of its own.
-//! - When a busy CPU has its turn is chance, once in each interval; in the kernel it depends on all earlier turns.
+//! - The turn of a busy CPU is drawn by chance, once in each interval; in the kernel it depends on all earlier turns.
 //! - The host's own tasks have no load: the kernel compares means over ticks (`source_load`), and they run for less than that.
 //!
 //! # Left out
@@ -72,7 +72,7 @@ fn may_go(queues: &Queues, from: &[CpuIx], to: &[CpuIx]) -> bool {
 }
 
 impl Fair {
-    /// One tick: the CPUs whose turn it is balance.
+    /// Handles one tick: the CPUs whose turn it is balance.
     pub(super) fn tick(&mut self, queues: &mut Queues, now: Ns) {
         self.domains.tick += 1;
         self.domains.forget(&mut queues.touched);
@@ -120,7 +120,7 @@ impl Fair {
         all
     }
 
-    /// Loads of a domain's groups.
+    /// Finds the loads of a domain's groups.
     fn weigh_groups(&self, queues: &Queues, domain: &Domain, loads: &mut Vec<Load>) {
         loads.clear();
         loads.extend(domain.groups.iter().map(|group| self.weigh(queues, group)));
@@ -150,13 +150,13 @@ impl Fair {
         load
     }
 
-    /// What a CPU's vCPUs weigh.
+    /// Returns the weight of a CPU's vCPUs.
     fn vm_load(&self, queues: &Queues, cpu: CpuIx) -> u64 {
         let tasks = queues.waiting(cpu).iter().copied().chain(queues.current(cpu));
         tasks.map(|task| self.balanced_weight(queues, task)).sum()
     }
 
-    /// What a task weighs in balancing: the host's own run too briefly to count.
+    /// Returns the weight of a task in balancing: the host's own tasks run too briefly to count.
     fn balanced_weight(&self, queues: &Queues, task: TaskIx) -> u64 {
         queues.tasks[task].vm.map_or(0, |_| self.weight(queues, task))
     }
@@ -191,8 +191,8 @@ impl Fair {
         }
     }
 
-    /// The CPU that one should pull from on a level, and what; `None` where loads are even, or another CPU of its group does
-    /// the balancing.
+    /// Returns the CPU that one should pull from on a level, and what; `None` if loads are even, or if another CPU of its
+    /// group does the balancing.
     fn busiest_cpu(&mut self, queues: &Queues, cpu: CpuIx, level: usize) -> Option<(CpuIx, Pull)> {
         let domain = &self.domains.domains[self.domains.of_cpu[cpu][level]];
         let local = domain.groups.iter().position(|group| group.contains(&cpu))?;
@@ -208,7 +208,7 @@ impl Fair {
         self.domains.loads = loads;
         let wanted = wanted?;
         let cpus = domain.groups[wanted.group].iter().copied();
-        // A CPU of which all tasks are bound elsewhere is passed over for the next (`LBF_ALL_PINNED`).
+        // A CPU with all tasks bound elsewhere is passed over for the next (`LBF_ALL_PINNED`).
         let source = if idle.is_some() {
             cpus.filter(|from| may_go(queues, &[*from], &[cpu]))
                 .max_by_key(|from| (queues.runnable(*from), *from))
@@ -223,7 +223,7 @@ impl Fair {
         Some((source?, wanted))
     }
 
-    /// Pulls one waiting task from a CPU to another, of at most twice this weight; gives its weight.
+    /// Pulls one waiting task from a CPU to another, of at most twice this weight; returns its weight.
     fn pull(
         &mut self,
         queues: &mut Queues,
@@ -251,8 +251,8 @@ impl Fair {
         Some(weight)
     }
 
-    /// Whether a task that goes from a CPU to another leaves the node of its memory; `None` where that says nothing, as it does
-    /// not where all who are there have their memory there (`migrate_degrades_locality`).
+    /// Whether a task that goes from a CPU to another leaves the node of its memory; `None` if that is no criterion, as when
+    /// all tasks there have their memory there (`migrate_degrades_locality`).
     fn leaves_memory(queues: &Queues, task: TaskIx, from: CpuIx, to: CpuIx) -> Option<bool> {
         let node_of = &queues.places.node_of;
         let preferred = queues.tasks[task].prefers?;
@@ -283,7 +283,7 @@ impl Fair {
         self.pick(queues, from, now);
     }
 
-    /// A CPU that has become idle looks for one waiting task, in its node first.
+    /// Lets a CPU that has become idle look for one waiting task, in its node first.
     pub(super) fn idle_balance(&mut self, queues: &mut Queues, cpu: CpuIx, now: Ns) {
         if self.trees[cpu].idle_ns < MIGRATION_COST {
             return;
@@ -297,7 +297,7 @@ impl Fair {
                 .copied()
                 .filter(|from| *from != cpu && !queues.waiting(*from).is_empty())
                 .max_by_key(|from| (queues.runnable(*from), *from));
-            // Only periodic turns count failures: idle ones are too frequent to say anything of the load.
+            // Only periodic turns count failures: idle ones are too frequent to reflect the load.
             let hot_too = self.domains.failed[cpu][level] > domain.patience;
             if let Some(source) = source
                 && self.pull(queues, source, cpu, u64::MAX, hot_too, now).is_some()

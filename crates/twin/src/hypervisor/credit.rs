@@ -4,7 +4,7 @@
 //!
 //! - A queue per CPU, ordered by priority ([`Priority`]), first come first served inside one. Its head runs for a slice
 //!   of 30 ms, unless it is preempted before; never sooner than 1 ms after it began (the rate limit), except to
-//!   yield. Who yields goes behind one vCPU of lower priority.
+//!   yield. A vCPU that yields goes behind one of lower priority.
 //! - A running vCPU burns 10 credits per millisecond. Every 10 ms (a tick, on CPUs that are not idle) a running vCPU loses its
 //!   boost; one that was inactive becomes active, another moves to an idle CPU with more idle neighbours, if there is
 //!   one. The tick after an accounting sorts the queue.
@@ -15,19 +15,19 @@
 //!   accounting finds its credits at 0 or above.
 //! - A vCPU that wakes while `Under` is boosted. It waits where it ran last and tickles: that CPU if it is idle, else an idle
 //!   one that it may use (which then steals it), else that CPU if its priority is higher.
-//! - A CPU whose queue's head is `Over`, or that has none, steals a vCPU of higher priority: first for their
-//!   soft affinity's sake then for any, each time from its own node, then from the other nodes in order of their
-//!   numbers, starting behind the CPU that was last stolen from.
+//! - A CPU whose queue's head is `Over`, or that has none, steals a vCPU of higher priority: first within their soft
+//!   affinity, then any, each time from its own node, then from the other nodes in order of their numbers, starting behind
+//!   the CPU that was last stolen from.
 //!
 //! - KS4Xen [Kyoto, section 3.2.2]: a vCPU whose VM is OVER its permit ([`super::permits`]) does not run until the VM is
 //!   UNDER. It burns no credits meanwhile, and earns them as long as it is active.
 //!
-//! Nothing here knows where memory lies, except as far as soft affinity says it.
+//! Nothing here knows where memory is, except as far as soft affinity says it.
 //!
 //! # Properties (tests of the same names)
 //!
 //! - Credits burnt equal time run.
-//! - Run time follows weight times active vCPUs, as far as the whole host is contended; caps hold; nobody starves. Debts beyond
+//! - Run time follows weight times active vCPUs, as far as the whole host is contended; caps hold; no vCPU starves. Debts beyond
 //!   300 credits are forgiven, as in the source (`csched_acct`, "Lower bound on credits"), so that vCPUs of little weight
 //!   gain: 2 to 14 percent where one CPU is shared 1 to 2 to 5, by where slices begin between accountings.
 //! - No CPU is idle while a vCPU that may run there waits.
@@ -35,14 +35,14 @@
 //!
 //! # Departures
 //!
-//! - Ticks are events while any vCPU runs, though nobody waits: a tick may move a vCPU to a better CPU, and credits decide who
+//! - Ticks are events while any vCPU runs, even if none waits: a tick may move a vCPU to a better CPU, and credits decide which
 //!   is boosted later. They are not computed in closed form.
 //! - Ticks of all CPUs fall on one grid and are handled in order of CPUs; softirqs take no time.
 //! - A new vCPU starts from the allowed CPU with the fewest vCPUs that were ever started there, and picks as a migrating one
 //!   does; toolstacks have rules of their own.
 //! - The paper gives a VM that is OVER its permit the priority `Over` and says that it then cannot use the processor. In the
-//!   source that priority runs where nobody else wants to: here such a vCPU is parked.
-//! - A vCPU that must give way is moved if *it* may use an idle CPU, as before Xen 4.13; the code since asks for the other's.
+//!   source a vCPU of that priority runs when no other wants to: here it is parked.
+//! - A vCPU that must yield is moved if *it* may use an idle CPU, as before Xen 4.13; later code checks the other vCPU instead.
 //!
 //! # Left out
 //!
@@ -69,13 +69,13 @@ const DOM0_WEIGHT: u32 = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Priority {
-    /// Nobody.
+    /// An idle CPU.
     Idle,
     /// Out of credits.
     Over,
     /// Within its credits.
     Under,
-    /// Within its credits, and has just woken.
+    /// Within its credits, and just woken.
     Boost,
 }
 
@@ -91,7 +91,7 @@ struct Vcpu {
     parked: bool,
     /// Whether its VM is OVER its permit.
     over: bool,
-    /// Soft affinity; absent where it prefers nothing.
+    /// Soft affinity; absent if it prefers nothing.
     preferred: Option<CpuIxSet>,
 }
 
@@ -106,7 +106,7 @@ impl Vcpu {
 struct Domain {
     weight: u32,
     cap_percent: Option<u32>,
-    /// A cap below that which somebody set for now.
+    /// A temporary cap below that.
     cap_now_percent: Option<u32>,
     vcpus: Vec<TaskIx>,
     active: u32,
@@ -151,7 +151,7 @@ pub(crate) struct Credit {
     stolen_from: Vec<CpuIx>,
     /// Ticks up to the last that was handled.
     ticks: u64,
-    /// Whether nothing runs and nobody is active, so that ticks do nothing.
+    /// Whether nothing runs and no vCPU is active, so that ticks do nothing.
     at_rest: bool,
     accountings: u64,
     /// Kept to save allocations.
@@ -195,18 +195,18 @@ impl Credit {
         credit
     }
 
-    /// Gives a vCPU a soft affinity: CPUs that it prefers among those that it may run on.
+    /// Sets a vCPU's soft affinity: CPUs that it prefers among those that it may run on.
     #[cfg(test)]
     pub fn set_preferred(&mut self, task: TaskIx, preferred: CpuIxSet) {
         self.vcpus[task].preferred = Some(preferred);
     }
 
-    /// Caps a VM, in percent of one CPU, besides the cap that it has; or no longer.
+    /// Caps a VM, in percent of one CPU, in addition to the cap that it has; or lifts that.
     pub fn set_cap(&mut self, vm: VmIx, cap_percent: Option<u32>) {
         self.domains[vm.0 + 1].cap_now_percent = cap_percent;
     }
 
-    /// What a vCPU's VM is by its permit from now on: OVER keeps it from running.
+    /// Sets a vCPU's standing by its VM's permit: OVER keeps it from running.
     pub fn set_standing(&mut self, queues: &mut Queues, task: TaskIx, standing: Standing, now: Ns) {
         self.vcpus[task].over = standing == Standing::Over;
         match standing {
@@ -230,7 +230,7 @@ impl Credit {
             && (affinity == Affinity::Hard || preferred.is_none_or(|preferred| preferred[cpu]))
     }
 
-    /// Makes the candidates those CPUs that a vCPU may run on.
+    /// Sets the candidates to the CPUs that a vCPU may run on.
     fn set_candidates(&mut self, queues: &Queues, affinity: Affinity, task: TaskIx) {
         self.candidates.copy_from(&queues.tasks[task].allowed);
         if let (Affinity::Soft, Some(preferred)) = (affinity, &self.vcpus[task].preferred) {
@@ -238,7 +238,7 @@ impl Credit {
         }
     }
 
-    /// Puts a vCPU that is on no queue into its CPU's.
+    /// Puts a vCPU that is on no queue into its CPU's queue.
     fn insert(&mut self, queues: &mut Queues, task: TaskIx, behind_one: bool, now: Ns) {
         if std::mem::take(&mut self.at_rest) {
             self.ticks = now.0 / TICK.0;
@@ -256,7 +256,7 @@ impl Credit {
         queues.enqueue_at(task, cpu, at, now);
     }
 
-    /// A CPU decides anew who runs on it.
+    /// Lets a CPU choose again what it runs.
     pub(super) fn schedule(&mut self, queues: &mut Queues, cpu: CpuIx, yields: bool, now: Ns) {
         self.settle(queues, cpu, now);
         let before = queues.current(cpu);
@@ -274,7 +274,7 @@ impl Credit {
         }
     }
 
-    /// Starts the head of a CPU's queue, or what it can steal; gives who that is.
+    /// Starts the head of a CPU's queue, or what it can steal; returns the vCPU.
     fn choose(&mut self, queues: &mut Queues, cpu: CpuIx, before: Option<TaskIx>, now: Ns) -> Option<TaskIx> {
         let head = queues.waiting(cpu).first().copied();
         let priority = head.map_or(Priority::Idle, |task| self.vcpus[task].priority);
@@ -294,7 +294,7 @@ impl Credit {
         next
     }
 
-    /// Takes a waiting vCPU of higher priority than this from another CPU, to the head of this one's queue.
+    /// Steals a waiting vCPU of higher priority than this from another CPU, for the head of this one's queue.
     fn steal(&mut self, queues: &mut Queues, cpu: CpuIx, than: Priority, now: Ns) -> Option<TaskIx> {
         let nodes = queues.places.node_cpus.len();
         let own = queues.places.node_of[cpu];
@@ -325,7 +325,7 @@ impl Credit {
         None
     }
 
-    /// Lets the CPU decide anew that should look at a vCPU that has just been queued. `from` is where that happened.
+    /// Lets the CPU choose again that should look at a newly queued vCPU. `from` is where that happened.
     fn tickle(&mut self, queues: &mut Queues, task: TaskIx, from: CpuIx, now: Ns) {
         let cpu = queues.tasks[task].cpu;
         let Some(current) = queues.current(cpu) else {
@@ -353,7 +353,7 @@ impl Credit {
         }
     }
 
-    /// The current vCPU of a CPU goes to a better one.
+    /// Moves the current vCPU of a CPU to a better one.
     fn migrate_running(&mut self, queues: &mut Queues, cpu: CpuIx, now: Ns) {
         self.settle(queues, cpu, now);
         let Some(task) = queues.take_off(cpu) else { return };
@@ -363,8 +363,8 @@ impl Credit {
         self.tickle(queues, task, cpu, now);
     }
 
-    /// Where a vCPU is best off: its own CPU or an idle one with more idle neighbours: hyperthreads of the core inside
-    /// a node, CPUs of the node across nodes, where there must be more than twice as many.
+    /// Returns the best CPU for a vCPU: its own or an idle one with more idle neighbours: hyperthreads of the core inside a
+    /// node, CPUs of the node across nodes, where there must be more than twice as many.
     fn better_cpu(&mut self, queues: &Queues, task: TaskIx, commit: Commit) -> CpuIx {
         let (own, places) = (queues.tasks[task].cpu, &queues.places);
         let (mut best, mut through) = (own, None);
@@ -380,7 +380,7 @@ impl Credit {
                 let next = self.candidates.next_after(own);
                 next.expect("a vCPU may run somewhere")
             };
-            // Where it runs alone, it leaves an idle CPU behind.
+            // A vCPU that runs alone on its CPU leaves an idle CPU behind.
             let leaves_idle =
                 queues.waiting(own).is_empty() && queues.current(own).is_none_or(|current| current == task);
             self.candidates.keep(&queues.idle);
@@ -436,7 +436,7 @@ impl Credit {
         best
     }
 
-    /// The tick of all CPUs that are not idle.
+    /// Handles the tick of all CPUs that are not idle.
     fn tick(&mut self, queues: &mut Queues, now: Ns) {
         for cpu in first(queues.cpus()) {
             self.settle(queues, cpu, now);
@@ -477,7 +477,7 @@ impl Credit {
         self.resume(queues, task, now);
     }
 
-    /// Lets a vCPU run that nothing keeps from it any more.
+    /// Lets a vCPU run that nothing holds back any more.
     fn resume(&mut self, queues: &mut Queues, task: TaskIx, now: Ns) {
         if queues.tasks[task].run == Run::Throttled && !self.vcpus[task].kept_off() {
             queues.dequeue(task, now);
@@ -574,8 +574,8 @@ impl Discipline for Credit {
         slices.min().unwrap_or(NEVER).min(Ns((self.ticks + 1) * TICK.0))
     }
 
-    /// The tick and the accounting, then slices that are over, by CPU: in the source the end of a slice only asks for the
-    /// scheduler, which comes once all timers that are due were handled.
+    /// Handles the tick and the accounting, then ended slices, by CPU: in the source the end of a slice only asks for the
+    /// scheduler, which runs once all due timers were handled.
     fn handle_events(&mut self, queues: &mut Queues, now: Ns) {
         let is_tick = (self.ticks + 1) * TICK.0 <= now.0;
         if is_tick {

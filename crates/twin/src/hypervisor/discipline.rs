@@ -1,4 +1,4 @@
-//! What a scheduler decides, and what the host does for it.
+//! The decisions of a scheduler, and what the host does for it.
 
 use homenode_units::{Chance, Ns};
 
@@ -8,16 +8,15 @@ use crate::index::{CpuIx, TaskIx, VmIx};
 /// Time of an event that does not come.
 pub(super) const NEVER: Ns = Ns(u64::MAX);
 
-/// What a discipline decides: order, slices, where a task wakes, and balancing.
+/// The decisions of a scheduling discipline: order, slices, where a task wakes, and balancing.
 pub(super) trait Discipline {
-    /// A VM was added, with the next number: its weight (256 is usual) and the most CPU time that it gets, in percent of
-    /// one CPU.
+    /// Adds a VM with the next number: its weight (256 is usual) and the most CPU time that it gets, in percent of one CPU.
     fn add_vm(&mut self, weight: u32, cap_percent: Option<u32>);
 
-    /// A task was added, with the next number: a vCPU of this VM, or the host's own.
+    /// Adds a task with the next number: a vCPU of this VM, or the host's own.
     fn added(&mut self, vm: Option<VmIx>);
 
-    /// A task ran on a CPU for a stretch that ends now.
+    /// Charges a task for a stretch on a CPU that ends now.
     fn charge(&mut self, queues: &Queues, cpu: CpuIx, task: TaskIx, ns: u64);
 
     /// Starts a sleeping task for the first time.
@@ -26,19 +25,19 @@ pub(super) trait Discipline {
     /// Wakes a sleeping task. `waker` is the CPU of the task that wakes it, if a task does.
     fn wake(&mut self, queues: &mut Queues, task: TaskIx, waker: Option<CpuIx>, now: Ns);
 
-    /// Chooses who runs on a CPU that has no current task.
+    /// Chooses what runs on a CPU that has no current task.
     fn pick(&mut self, queues: &mut Queues, cpu: CpuIx, now: Ns);
 
-    /// A waiting task was taken off a CPU's queue.
+    /// Notes that a waiting task was taken off a CPU's queue.
     fn left(&mut self, queues: &Queues, cpu: CpuIx, now: Ns);
 
     /// Finds a CPU for a sleeping task that may no longer run where it was.
     fn rehome(&mut self, queues: &mut Queues, task: TaskIx, now: Ns);
 
-    /// A task that was taken off its queue or CPU is runnable again, on the CPU that it now names.
+    /// Makes a task runnable again, on the CPU that it now names, after it was taken off its queue or CPU.
     fn requeue(&mut self, queues: &mut Queues, task: TaskIx, now: Ns);
 
-    /// When the next event is due that can change anything.
+    /// Returns when the next event is due that can change anything.
     fn next_event(&self) -> Ns;
 
     /// Handles the events due.

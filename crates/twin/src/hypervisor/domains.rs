@@ -1,4 +1,5 @@
-//! Domains of CPUs between which load is balanced, and what one group should pull from another: [`super::balance`] says how.
+//! Domains of CPUs between which load is balanced, and what one group should pull from another: [`super::balance`] has the
+//! rules.
 
 use std::cmp::Reverse;
 
@@ -10,7 +11,7 @@ use crate::index::{CpuIx, CpuIxSet, IxVec};
 
 /// Scheduler tick: the grid on which balancing turns fall.
 pub(super) const TICK: Ns = Ns::from_millis(1);
-/// A busy CPU balances so many times more rarely (`busy_factor`).
+/// A busy CPU balances this many times more rarely (`busy_factor`).
 const BUSY_FACTOR: u64 = 32;
 /// Tasks that are pulled at once, at most (`sysctl_sched_nr_migrate`).
 const TASKS_MAX: u64 = 32;
@@ -18,9 +19,9 @@ const TASKS_MAX: u64 = 32;
 pub(super) const MIGRATION_COST: u64 = 500_000;
 /// `cpu.shares` of a VM of usual weight.
 pub(super) const SHARES_USUAL: u64 = 1024;
-/// Weights are fractions of shares: so many per share.
+/// Weight units per share.
 pub(super) const WEIGHT_UNIT: u64 = 1024;
-/// What a task of the host's own weighs.
+/// Weight of a task of the host's own.
 pub(super) const NICE_0_LOAD: u64 = SHARES_USUAL * WEIGHT_UNIT;
 
 #[derive(Clone, Debug)]
@@ -29,25 +30,25 @@ pub(super) struct Domain {
     pub groups: Vec<Vec<CpuIx>>,
     /// Ticks between two turns of an idle CPU.
     pub interval: u64,
-    /// The busiest group must have this many percent of the local one's load.
+    /// Percent of the local group's load that the busiest group must have.
     pub imbalance_pct: u64,
     /// Failed turns before cache-hot tasks are taken.
     pub patience: u32,
-    /// Number of tasks below which an idle group leaves a small imbalance as it is (`imb_numa_nr`); 0 where it never does.
+    /// Number of tasks below which an idle group leaves a small imbalance (`imb_numa_nr`); 0 if it never does.
     pub tolerated: u64,
 }
 
 /// Difference of tasks that is a small imbalance (`NUMA_IMBALANCE_MIN`).
 pub(super) const IMBALANCE_MIN: u64 = 2;
 
-/// What the CPUs of a group have to do.
+/// Load of a group's CPUs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     pub cpus: u64,
     /// Tasks that run or wait.
     pub tasks: u64,
     pub idle_cpus: u64,
-    /// What the tasks weigh in all.
+    /// Weight of the tasks in all.
     pub weight: u64,
     /// Whether one of its CPUs has more than another by as much as a task weighs, and a task waits there (`group_imb`).
     pub uneven: bool,
@@ -63,7 +64,7 @@ impl Load {
     }
 }
 
-/// What a CPU should pull from a group: at most so many tasks, which weigh so much together.
+/// Tasks that a CPU should pull from a group: at most this many, of this weight together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pull {
     pub group: usize,
@@ -72,8 +73,8 @@ pub(super) struct Pull {
 }
 
 impl Domain {
-    /// Whether a CPU balances in a tick. Those that idle are staggered by their number. When a busy one comes depends in the
-    /// kernel on all that went before; here on chance, once in each interval, lest turns keep step with slices.
+    /// Whether a CPU balances in a tick. Idle CPUs are staggered by their number. In the kernel the turn of a busy one
+    /// depends on all earlier turns; here it is drawn by chance, once in each interval, lest turns keep step with slices.
     pub fn has_turn(&self, cpu: CpuIx, level: usize, idle: bool, tick: u64) -> bool {
         if idle {
             return (tick + cpu.0 as u64).is_multiple_of(self.interval);
@@ -83,7 +84,7 @@ impl Domain {
         tick % interval == finalize(turn) % interval
     }
 
-    /// What a group's balancing CPU should pull, given the loads of all groups.
+    /// Returns what a group's balancing CPU should pull, given the loads of all groups.
     pub fn pull_to(&self, local: usize, loads: &[Load]) -> Option<Pull> {
         if loads[local].idle_cpus > 0 {
             self.pull_to_idle(local, loads)
@@ -92,7 +93,7 @@ impl Domain {
         }
     }
 
-    /// With an idle CPU, tasks count: half of the difference, or one that must wait there and could run here.
+    /// With an idle CPU, counts tasks: half of the difference, or one that must wait there and could run here.
     fn pull_to_idle(&self, local: usize, loads: &[Load]) -> Option<Pull> {
         let per_cpu = |at: usize| loads[at].tasks * 1024 / loads[at].cpus;
         let others = (0..loads.len()).filter(|at| *at != local);
@@ -116,7 +117,7 @@ impl Domain {
         })
     }
 
-    /// Without, weights count (`find_busiest_group`, `calculate_imbalance`, `fix_small_imbalance`).
+    /// Without one, counts weights (`find_busiest_group`, `calculate_imbalance`, `fix_small_imbalance`).
     fn pull_to_busy(&self, local: usize, loads: &[Load]) -> Option<Pull> {
         let crowded = |load: &Load| load.tasks > load.cpus || load.uneven;
         let others = (0..loads.len()).filter(|at| *at != local && crowded(&loads[*at]));
@@ -137,7 +138,7 @@ impl Domain {
         }
         let mut weight = (above * busiest.cpus).min(mean.saturating_sub(low) * here.cpus);
         if weight < per_task {
-            // Less than a task: one is moved nevertheless if loads are not worse then.
+            // Less than a task: one is moved nevertheless if loads are no worse then.
             let share = per_task / busiest.cpus;
             let factor = if per_task > here.per_task() { 1 } else { 2 };
             if high - low + share >= share * factor {
@@ -152,24 +153,24 @@ impl Domain {
     }
 }
 
-/// Domains of each CPU, smallest first, and how often its turns have failed there.
+/// Scheduling domains of each CPU, smallest first, and how many attempts in a row to balance load have failed in each.
 #[derive(Clone, Debug)]
 pub(super) struct Domains {
     pub domains: Vec<Domain>,
     pub of_cpu: IxVec<CpuIx, Vec<usize>>,
     pub failed: IxVec<CpuIx, Vec<u32>>,
-    /// Of which domains it is known that no group should pull anything: until a CPU of theirs is touched.
+    /// Whether no group of a domain should pull anything, as far as known; holds until one of its CPUs is touched.
     pub is_even: Vec<bool>,
     /// Ticks up to the last that was handled.
     pub tick: u64,
-    /// Whether the loads of all are, so that no tick can change anything until a queue changes.
+    /// Whether the loads of all domains are even, so that no tick can change anything until a queue changes.
     pub even: bool,
     /// Kept to save allocations.
     pub loads: Vec<Load>,
 }
 
-/// Number of tasks below which a node leaves tasks on another that has slightly more: an eighth of a node's CPUs where it has one
-/// L3, else the number of its L3s (`build_sched_domains`, since 5.18).
+/// Returns the number of tasks below which a node leaves tasks on another that has slightly more: an eighth of a node's CPUs
+/// if it has one L3, else the number of its L3s (`build_sched_domains`, since 5.18).
 fn tolerated(topology: &Topology) -> u64 {
     let nodes = topology.node_cpus.iter().filter(|cpus| !cpus.is_empty());
     let of = |cpus: &Vec<CpuIx>| match topology.llcs_of(cpus).len() {
@@ -180,7 +181,7 @@ fn tolerated(topology: &Topology) -> u64 {
 }
 
 impl Domains {
-    /// `balances`: whether the kernel leaves small imbalances between nodes as they are.
+    /// `balances`: whether the kernel leaves small imbalances between nodes.
     pub fn new(topology: &Topology, balances: bool) -> Domains {
         let mut domains = Vec::new();
         let mut of_cpu = IxVec::filled(Vec::new(), topology.cpus.len());
@@ -258,12 +259,12 @@ impl Domains {
         }
     }
 
-    /// [`Domain::tolerated`] between nodes.
+    /// Returns [`Domain::tolerated`] between nodes.
     pub fn tolerated(&self) -> u64 {
         self.domains.last().map_or(0, |nodes| nodes.tolerated)
     }
 
-    /// Loads of these CPUs may have changed: what is known of their domains is not known any more.
+    /// Discards what is known of the domains of these CPUs, whose loads may have changed.
     pub fn forget(&mut self, touched: &mut CpuIxSet) {
         while let Some(cpu) = touched.first() {
             touched.remove(cpu);
@@ -273,14 +274,14 @@ impl Domains {
         }
     }
 
-    /// A run queue has changed: loads may be uneven.
+    /// Notes that a run queue has changed: loads may be uneven.
     pub fn changed(&mut self, now: Ns) {
         if std::mem::take(&mut self.even) {
             self.tick = now.0 / TICK.0;
         }
     }
 
-    /// When the next tick is due; never, while loads are even.
+    /// Returns when the next tick is due; never, while loads are even.
     pub fn next_tick(&self) -> Ns {
         if self.even {
             NEVER

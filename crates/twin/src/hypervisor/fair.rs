@@ -11,7 +11,7 @@
 //!   the wake-up granularity ahead.
 //! - It wakes on the CPU it ran on last, or on the waker's if its own is the more loaded (`wake_affine`); from there
 //!   `select_idle_sibling` looks for an idle core, then an idle hyperthread, below the same LLC. None idle: it waits.
-//! - A new task goes to the least loaded node, LLC, core and CPU (`find_idlest_group`); of equal ones chance decides.
+//! - A new task goes to the least loaded node, LLC, core and CPU (`find_idlest_group`); chance decides among equal ones.
 //! - Hard affinity is obeyed everywhere.
 //! - A VM is a task group, as libvirt makes it: `cpu.shares` are 4 times its weight (256 is 1024), divided among its
 //!   runnable vCPUs, and virtual time passes faster for lighter tasks. A cap is a quota of the VM's, and each vCPU may
@@ -20,7 +20,7 @@
 //! Shares hold exactly among the tasks of one CPU. Between CPUs they hold as far as balancing evens out loads, see
 //! [`super::balance`].
 //!
-//! Nothing here knows where memory lies: that is the point of the `default` policy.
+//! Nothing here knows where memory is: that is the point of the `default` policy.
 //!
 //! # Left out
 //!
@@ -43,11 +43,11 @@ const SHARES_MIN: u64 = 2;
 struct Group {
     shares: u64,
     bandwidth: Option<Bandwidth>,
-    /// vCPUs that a limit keeps from running, the VM's or their own.
+    /// vCPUs that a limit holds back, the VM's or their own.
     throttled: Vec<TaskIx>,
 }
 
-/// Whose limit.
+/// Owner of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Limited {
     Vm(VmIx),
@@ -75,15 +75,15 @@ pub(crate) struct Fair {
     vms: IxVec<VmIx, Group>,
     /// Limit of each task's own.
     quotas: IxVec<TaskIx, Option<Bandwidth>>,
-    /// Whose limits there are, VMs' first, each kind in order. Every event asks when the next of them is due, and most hosts
+    /// Owners of limits, VMs first, each kind in order. Every event asks when the next of the limits is due, and most hosts
     /// limit no task.
     limited: Vec<Limited>,
     pub(super) trees: IxVec<CpuIx, Tree>,
-    /// When each CPU's slice ends; never, where nobody waits.
+    /// When each CPU's slice ends; never if no task waits.
     slice_ends: IxVec<CpuIx, Ns>,
-    /// When each CPU's task must ask its limits for more time; never, where there are none.
+    /// When each CPU's task must ask its limits for more time; never if it has none.
     grant_ends: IxVec<CpuIx, Ns>,
-    /// CPUs whose slice or grant ends at some time: those where somebody waits, or is limited.
+    /// CPUs with a slice or grant that ends: those where a task waits, or is limited.
     timed: CpuIxSet,
     pub(super) domains: Domains,
     latency: u64,
@@ -92,7 +92,7 @@ pub(crate) struct Fair {
 }
 
 impl Fair {
-    /// `balances`: whether the kernel is one of today that balances memory, and so tasks less between nodes.
+    /// `balances`: whether the kernel is a present one that balances memory, and so balances tasks less between nodes.
     pub fn new(topology: &Topology, balances: bool) -> Fair {
         let cpus = topology.cpus.len();
         // 1 + floor(log2(min(cpus, 8))): 4 from 8 CPUs up.
@@ -120,7 +120,7 @@ impl Fair {
         }
     }
 
-    /// Finds out anew when a CPU's slice ends, after its queue changed.
+    /// Finds again when a CPU's slice ends, after its queue changed.
     fn set_slice_end(&mut self, queues: &Queues, cpu: CpuIx, now: Ns) {
         self.domains.changed(now);
         self.slice_ends[cpu] = if queues.current(cpu).is_none() || queues.waiting(cpu).is_empty() {
@@ -134,30 +134,30 @@ impl Fair {
         self.timed.set(cpu, self.ends(cpu) < NEVER);
     }
 
-    /// When a CPU's slice or grant ends, whichever is first.
+    /// Returns when a CPU's slice or grant ends, whichever is first.
     fn ends(&self, cpu: CpuIx) -> Ns {
         self.slice_ends[cpu].min(self.grant_ends[cpu])
     }
 
-    /// What a task weighs: a VM's shares are divided among its runnable vCPUs.
+    /// Returns the weight of a task: a VM's shares are divided among its runnable vCPUs.
     pub(super) fn weight(&self, queues: &Queues, task: TaskIx) -> u64 {
         queues.tasks[task].vm.map_or(NICE_0_LOAD, |vm| {
             self.vms[vm].shares * WEIGHT_UNIT / queues.runnable_of_vm(vm).max(1) as u64
         })
     }
 
-    /// Weight of all tasks that run on a CPU or wait for it.
+    /// Returns the weight of all tasks that run on a CPU or wait for it.
     pub(super) fn load(&self, queues: &Queues, cpu: CpuIx) -> u64 {
         let tasks = queues.waiting(cpu).iter().copied().chain(queues.current(cpu));
         tasks.map(|task| self.weight(queues, task)).sum()
     }
 
-    /// Time as it passes for a task of this weight.
+    /// Returns time as it passes for a task of this weight.
     fn virtual_ns(ns: u64, weight: u64) -> i64 {
         (ns * NICE_0_LOAD / weight).cast_signed()
     }
 
-    /// Whose limits hold a task: its own, and its VM's.
+    /// Returns the owners of limits that hold a task: itself, and its VM.
     fn limited_by(queues: &Queues, task: TaskIx) -> impl Iterator<Item = Limited> + use<> {
         let vm = queues.tasks[task].vm.map(Limited::Vm);
         std::iter::once(Limited::Vcpu(task)).chain(vm)
@@ -183,7 +183,7 @@ impl Fair {
         Fair::limited_by(queues, task).any(used_up)
     }
 
-    /// Until when the limits of a task let it run on a CPU, asking them for time; `None` throttles it there.
+    /// Returns until when the limits of a task let it run on a CPU, taking time from them; `None` throttles it there.
     fn grant(&mut self, queues: &Queues, task: TaskIx, cpu: CpuIx, now: Ns) -> Option<Ns> {
         let mut until = NEVER;
         for of in Fair::limited_by(queues, task) {
@@ -194,7 +194,7 @@ impl Fair {
         (until > now).then_some(until)
     }
 
-    /// Holds a vCPU to so much time per period from now on, or no longer.
+    /// Holds a vCPU to a quota per period from now on, or lifts it.
     pub fn set_quota(&mut self, queues: &mut Queues, task: TaskIx, quota: Option<(Ns, Ns)>, now: Ns) {
         let cpu = queues.tasks[task].cpu;
         self.settle(queues, cpu, now);
@@ -208,7 +208,7 @@ impl Fair {
         }
     }
 
-    /// Finds whose limits there are, after one was set or lifted.
+    /// Finds the owners of limits, after one was set or lifted.
     fn find_limited(&mut self) {
         let of_vms = self.vms.places().map(Limited::Vm);
         let all = of_vms.chain(self.quotas.places().map(Limited::Vcpu));
@@ -218,7 +218,7 @@ impl Fair {
         self.limited = limited;
     }
 
-    /// A sleeping task becomes runnable on its CPU, and runs at once if it may.
+    /// Makes a sleeping task runnable on its CPU; it runs at once if it may.
     fn enter(&mut self, queues: &mut Queues, task: TaskIx, now: Ns) {
         let cpu = queues.tasks[task].cpu;
         if self.throttled(queues, task, cpu) {
@@ -229,7 +229,7 @@ impl Fair {
         }
     }
 
-    /// A task that is on no queue stays off until its limits allow it.
+    /// Throttles a task that is on no queue until its limits allow it.
     fn throttle(&mut self, queues: &mut Queues, task: TaskIx, now: Ns) {
         if let Some(vm) = queues.tasks[task].vm {
             queues.throttle(task, now);
@@ -249,7 +249,7 @@ impl Fair {
         }
     }
 
-    /// The current task of a CPU has used what it was granted: it gets more, or it is throttled here.
+    /// Ends the grant of a CPU's current task: the task gets more time, or is throttled here.
     fn grant_over(&mut self, queues: &mut Queues, cpu: CpuIx, now: Ns) {
         self.settle(queues, cpu, now);
         let Some(task) = queues.current(cpu) else { return };
@@ -264,7 +264,7 @@ impl Fair {
         self.pick(queues, cpu, now);
     }
 
-    /// A period begins, or time that was given back is dealt out.
+    /// Begins a period of a limit, or deals out its returned time.
     fn replenish(&mut self, queues: &mut Queues, of: Limited, now: Ns) {
         let Some(limit) = self.limit_mut(of) else {
             return;
@@ -279,7 +279,7 @@ impl Fair {
         }
     }
 
-    /// Throttled tasks of a VM on CPUs where they may run again wait there.
+    /// Lets throttled tasks of a VM wait on CPUs where they may run again.
     fn release(&mut self, queues: &mut Queues, vm: VmIx, now: Ns) {
         let mut at = 0;
         while at < self.vms[vm].throttled.len() {
@@ -298,14 +298,14 @@ impl Fair {
         }
     }
 
-    /// Sleepers get credit, but not without end.
+    /// Limits the credit of sleepers.
     fn limit_lag(&mut self, task: TaskIx, cpu: CpuIx) {
         let floor = self.trees[cpu].min_vruntime - (self.latency / 2).cast_signed();
         self.vruntimes[task] = self.vruntimes[task].max(floor);
     }
 
-    /// The waiting task that should run next on a CPU, and until when its limits let it. Throttles those that have used up
-    /// theirs.
+    /// Returns the waiting task that should run next on a CPU, and until when its limits let it. Throttles those that have
+    /// used up theirs.
     fn next_task(&mut self, queues: &mut Queues, cpu: CpuIx, now: Ns) -> Option<(TaskIx, Ns)> {
         loop {
             let waiting = queues.waiting(cpu).iter().copied();
@@ -317,7 +317,7 @@ impl Fair {
         }
     }
 
-    /// Gives back what a CPU has of limits of which no runnable task is left there.
+    /// Returns a CPU's unused time to limits that have no runnable task left there.
     fn give_back(&mut self, queues: &Queues, cpu: CpuIx, now: Ns) {
         let Some(last) = self.trees[cpu].last.take() else {
             return;
@@ -341,7 +341,7 @@ impl Fair {
         }
     }
 
-    /// An idle CPU below the target's LLC: the target, the previous one, an idle core, an idle hyperthread; the
+    /// Returns an idle CPU below the target's LLC: the target, the previous one, an idle core, an idle hyperthread; the
     /// target if there is none.
     fn idle_sibling(queues: &Queues, task: TaskIx, target: CpuIx, previous: CpuIx) -> CpuIx {
         let allowed = &queues.tasks[task].allowed;
@@ -362,7 +362,7 @@ impl Fair {
         if let Some(cpu) = idle_core.and_then(|cpus| cpus.iter().find(|cpu| allowed[**cpu])) {
             return *cpu;
         }
-        // Only the target's own siblings: select_idle_sibling of that age looks at whole cores otherwise.
+        // Only the target's own siblings: select_idle_sibling of that kernel otherwise looks at whole cores.
         let siblings = &places.core_cpus[places.core_of[target]];
         if let Some(cpu) = siblings.iter().find(|cpu| free(**cpu)) {
             return *cpu;
@@ -374,7 +374,7 @@ impl Fair {
         }
     }
 
-    /// The node of a new vCPU's VM, where that has few tasks and no node has many more idle CPUs.
+    /// Returns the node of a new vCPU's VM, if it has few tasks and no node has many more idle CPUs.
     fn near_first(&self, queues: &Queues, task: TaskIx) -> Option<usize> {
         let first = queues.first_vcpu(queues.tasks[task].vm?)?;
         let places = &queues.places;
@@ -395,7 +395,7 @@ impl Fair {
         self.set_slice_end(queues, cpu, now);
     }
 
-    /// Lets a task that has become runnable on a CPU run at once if the CPU is idle or its task is far ahead.
+    /// Lets a newly runnable task run at once if its CPU is idle or the current task is far ahead.
     fn preempt_by(&mut self, queues: &mut Queues, task: TaskIx, now: Ns) {
         let cpu = queues.tasks[task].cpu;
         self.settle(queues, cpu, now);
@@ -412,7 +412,7 @@ impl Fair {
         }
     }
 
-    /// The current task's slice is over: the task with the least virtual runtime goes on.
+    /// Ends the current task's slice: the task with the least virtual runtime goes on.
     fn slice_over(&mut self, queues: &mut Queues, cpu: CpuIx, now: Ns) {
         self.settle(queues, cpu, now);
         self.put_back(queues, cpu, now);
@@ -428,7 +428,7 @@ impl Fair {
         self.enqueue(queues, task, to, now);
     }
 
-    /// A task keeps its distance from the least virtual runtime when it changes queues.
+    /// Keeps a task's distance from the least virtual runtime when it changes queues.
     fn rebase(&mut self, queues: &mut Queues, task: TaskIx, from: CpuIx, to: CpuIx, now: Ns) {
         self.settle(queues, from, now);
         self.settle(queues, to, now);
@@ -476,7 +476,7 @@ impl Discipline for Fair {
     fn fork(&mut self, queues: &mut Queues, task: TaskIx, now: Ns, chance: &mut Chance) {
         let load = |cpus: &[CpuIx]| {
             let runnable: usize = cpus.iter().map(|cpu| queues.runnable(*cpu)).sum();
-            // Exact order of runnable / CPUs without fractions; groups without an allowed CPU are not there.
+            // Exact order of runnable / CPUs without fractions; groups without an allowed CPU are left out.
             let may = cpus.iter().any(|cpu| queues.tasks[task].allowed[*cpu]);
             may.then_some(runnable * 1000 / cpus.len().max(1))
         };
@@ -528,7 +528,7 @@ impl Discipline for Fair {
         self.enter(queues, task, now);
     }
 
-    /// An idle CPU looks for work elsewhere first.
+    /// Looks for work elsewhere first if the CPU is idle.
     fn pick(&mut self, queues: &mut Queues, cpu: CpuIx, now: Ns) {
         debug_assert_eq!(queues.current(cpu), None);
         queues.switched.push(cpu);
@@ -557,7 +557,7 @@ impl Discipline for Fair {
         self.set_slice_end(queues, cpu, now);
     }
 
-    /// The least loaded CPU that it may run on.
+    /// Chooses the least loaded CPU that it may run on.
     fn rehome(&mut self, queues: &mut Queues, task: TaskIx, now: Ns) {
         let allowed = queues.tasks[task].allowed.iter();
         let places = &queues.places;
@@ -585,7 +585,7 @@ impl Discipline for Fair {
             .fold(self.domains.next_tick(), Ns::min)
     }
 
-    /// Periods of limits, by VM and by vCPU, then slices that are over, by CPU, then the balancing tick.
+    /// Handles periods of limits, by VM and by vCPU, then ended slices, by CPU, then the balancing tick.
     fn handle_events(&mut self, queues: &mut Queues, now: Ns) {
         debug_assert_eq!(
             self.limited.len(),
@@ -598,7 +598,7 @@ impl Discipline for Fair {
                 self.replenish(queues, of, now);
             }
         }
-        // What ends anew meanwhile ends later.
+        // A slice or grant that is set again in this loop ends later.
         let mut next = self.timed.first();
         while let Some(cpu) = next {
             if self.grant_ends[cpu] <= now {
@@ -615,7 +615,7 @@ impl Discipline for Fair {
     }
 }
 
-/// Position of the least value; of equal ones chance decides. Positions without a value do not count.
+/// Returns the position of the least value; chance decides among equal ones. Positions without a value do not count.
 fn least(values: impl Iterator<Item = Option<usize>>, chance: &mut Chance) -> usize {
     let values: Vec<Option<usize>> = values.collect();
     let minimum = values.iter().flatten().min().copied();

@@ -1,4 +1,4 @@
-//! Physical memory of the host: which node has how many free pages, and where a VM's pages lie.
+//! Physical memory of the host: the free pages of each node, and where a VM's pages are.
 //!
 //! # Model
 //!
@@ -14,7 +14,7 @@
 //! - *Interleave in the guest* deals in the same way over the nodes that the guest knows, when pages are touched.
 //! - *With a driver domain*: a VM, and the driver domain itself, gets all of its pages when it is created, on its home while
 //!   that has room; from then on they are its own ([`crate::guest::VmMemory::touch_own`]).
-//! - *After a balloon under Xen* it is alike: what that gave back is the VM's own (`engine/balloon.rs`).
+//! - *After a balloon under Xen* it is alike: the pages that it returned are the VM's own (`engine/balloon.rs`).
 //! - *A home* (`mbind`, an operator's nodes) wins over all of these: the guest's, the turn's or the hypervisor's node counts
 //!   where it is a home node; other pages are dealt out evenly over home nodes as far as they have room, then as without.
 //!   Pages that a VM has and has not touched are exchanged for pages of the home.
@@ -36,7 +36,7 @@ use crate::index::ThreadIx;
 const GIB_PAGES: u64 = 1 << 18;
 const LARGE_PAGES: u64 = 1 << 9;
 
-/// By which pieces a VM's memory is dealt out when it is created.
+/// Pieces in which a VM's memory is dealt out at creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pieces {
     Small,
@@ -45,7 +45,7 @@ pub(crate) enum Pieces {
 }
 
 impl Pieces {
-    /// Stretches of a VM's frames, each with the pieces to try, largest first.
+    /// Returns stretches of a VM's frames, each with the pieces to try, largest first.
     fn stretches(self, pages: u64) -> Vec<(u64, &'static [u64])> {
         if self == Pieces::Small {
             return vec![(pages, &[1])];
@@ -93,14 +93,14 @@ impl HostMemory {
         }
     }
 
-    /// Nodes that have memory.
+    /// Returns the nodes with memory.
     pub fn nodes(&self) -> Vec<usize> {
         (0..self.total.len())
             .filter(|node| self.total[*node] > 0)
             .collect()
     }
 
-    /// Gives a VM that is created all of its pages in such pieces. The scenario was checked to fit.
+    /// Deals out all pages of a newly created VM in such pieces. The scenario was checked to fit.
     pub fn create(&mut self, vm: &mut VmMemory, pages: u64, pieces: Pieces) {
         let mut stretches = Vec::new();
         for (pages, turns) in pieces.stretches(pages) {
@@ -109,8 +109,8 @@ impl HostMemory {
         vm.turns = Some(Turns(stretches));
     }
 
-    /// Gives a VM `pages` more pages, as far as there are so many: in turn from all nodes that have some, its home's first. They
-    /// are its own.
+    /// Adds up to `pages` pages to a VM, as far as there are free ones: in turn from all nodes that have some, its home's
+    /// first. They are the VM's own.
     pub fn give(&mut self, vm: &mut VmMemory, pages: u64) {
         let pages = pages.min(self.free.iter().sum());
         self.deal_out(vm, pages, &[1], &mut Vec::new());
@@ -157,8 +157,8 @@ impl HostMemory {
         );
     }
 
-    /// Gives a VM that is created all of its pages on its home, and on the nearest nodes what that has no room for. The
-    /// scenario was checked to fit.
+    /// Places all pages of a newly created VM on its home, and the rest on the nearest nodes. The scenario was checked to
+    /// fit.
     pub fn own(&mut self, topology: &Topology, vm: &mut VmMemory, pages: u64) {
         let home = vm.home.clone().unwrap_or_default();
         let mut left = pages;
@@ -184,8 +184,8 @@ impl HostMemory {
         );
     }
 
-    /// Gives a VM `pages` pages of a region that are touched for the first time, and adds them to `placed` by the node
-    /// that they came to lie on. The scenario was checked to fit, so there is room somewhere.
+    /// Places `pages` pages of a region that a VM touches for the first time, and adds them to `placed` by node. The
+    /// scenario was checked to fit, so there is room somewhere.
     pub fn touch(
         &mut self,
         topology: &Topology,
@@ -200,7 +200,7 @@ impl HostMemory {
         }
     }
 
-    /// The same for pages of one class, by region and number.
+    /// Places pages of one class, by region and number.
     pub fn touch_class(
         &mut self,
         topology: &Topology,
@@ -244,7 +244,7 @@ impl HostMemory {
         }
     }
 
-    /// Places what it can on home nodes, if there are any; gives what is left.
+    /// Places what it can on home nodes, if there are any; returns what is left.
     fn place_at_home(
         &mut self,
         vm: &mut VmMemory,
@@ -275,8 +275,8 @@ impl HostMemory {
         left
     }
 
-    /// Takes pages of a node for a VM: those that it has there, and the host's, for which it gives back others that it
-    /// has elsewhere.
+    /// Takes pages of a node for a VM: those that the VM has there, and the host's, in exchange for pages that the VM has
+    /// elsewhere.
     fn exchange(&mut self, vm: &mut VmMemory, node: usize, pages: u64) {
         let own = pages.min(vm.free_list[node]);
         vm.free_list[node] -= own;
@@ -290,7 +290,7 @@ impl HostMemory {
         }
     }
 
-    /// Places pages on the nearest nodes: those that the VM has already, then the host's.
+    /// Places the VM's pages, nearest node first: in free memory that the VM already holds, then in the host's.
     fn place_near(
         &mut self,
         near: &[usize],
@@ -344,7 +344,7 @@ impl HostMemory {
     }
 }
 
-/// Places pages on those that the VM has already, the nearest first; gives what is left.
+/// Places pages on those that the VM has already, the nearest first; returns what is left.
 fn place_own(
     near: &[usize],
     vm: &mut VmMemory,

@@ -1,5 +1,5 @@
-//! What the host does: it schedules (Linux's fair scheduler or Xen's credit scheduler) gives out physical memory, and
-//! may hold VMs to permits.
+//! The host: it schedules (Linux's fair scheduler or Xen's credit scheduler), hands out physical memory, and may hold VMs to
+//! permits.
 
 mod balance;
 mod bandwidth;
@@ -24,11 +24,11 @@ pub(crate) use scheduler::Scheduler;
 
 use homenode_units::Ns;
 
-/// Kernel work per migrated page besides the copy: isolating, unmapping, remapping, the system call's share (estimate;
-/// Linux moves about 1 GB/s of 4 KiB pages per calling thread on machines of that age).
+/// Kernel work per migrated page in addition to the copy: isolating, unmapping, remapping, the system call's share
+/// (estimate; Linux moves about 1 GB/s of 4 KiB pages per calling thread on machines of that age).
 pub(crate) const PAGE_MOVE_NS: f64 = 3000.0;
-/// What one migrated page costs each running vCPU of the VM: the shootdown takes it out of the guest, about 1500
-/// cycles (`facts/simulators.md`, 3.3 item 8: 1000 to 2000).
+/// Cost of one migrated page for each running vCPU of the VM: the shootdown takes it out of the guest, about 1500 cycles
+/// (`facts/simulators.md`, 3.3 item 8: 1000 to 2000).
 pub(crate) const SHOOTDOWN_CYCLES: f64 = 1500.0;
 /// An exit from a guest and back, for a call or a fault that does nothing else (same source).
 pub(crate) const EXIT_CYCLES: f64 = 1500.0;

@@ -1,18 +1,18 @@
-//! Who uses which page: memory sampling as the processor does it (IBS).
+//! Use of pages by node: memory sampling as the processor does it (IBS).
 //!
 //! # Model
 //!
-//! While a VM's memory policy wants to know (Carrefour), every 65 528th cycle (0xFFF8) of each of its vCPUs marks an
-//! instruction; one whose access goes to memory is a sample. Of a vCPU's instructions that share misses its caches, so samples
-//! are Poisson with that mean. A sample falls on the classes of pages as the thread's accesses do, on the pages of a class
-//! evenly, and writes with the program's share of writes. A page is on the nodes of its class as the class's pages are; which
-//! page is which is not remembered from one look to the next.
+//! While a VM's memory policy needs it (Carrefour), every 65 528th cycle (0xFFF8) of each of its vCPUs marks an instruction;
+//! one whose access goes to memory is a sample. Only the share of a vCPU's instructions that misses its caches does so, so
+//! samples are Poisson with that mean. A sample falls on the classes of pages as the thread's accesses do, on the pages of a
+//! class evenly, and writes with the program's share of writes. A page is on the nodes of its class as the class's pages
+//! are; identities of pages are not kept from one look to the next.
 //!
-//! So a policy learns what it would on a real host: of a big region most pages are in no sample, and those that are in one are
-//! so once or twice a second; how many pages can be acted on is bounded by how many samples there were. A page that one thread
-//! uses shows one node, a page that all use shows as many as it has samples.
+//! So a policy learns what it would on a real host: most pages of a big region are in no sample, and the others in one or
+//! two a second; the number of samples bounds how many pages can be acted on. A page that one thread uses shows one node, a
+//! page that all use shows as many as it has samples.
 //!
-//! A sample costs its vCPU an interrupt. Where fewer than ten pages were moved in a second, the next second has a fourth of the
+//! A sample costs its vCPU an interrupt. If fewer than ten pages were moved in a second, the next second has a fourth of the
 //! samples (0x3FFE0 cycles): both periods are Carrefour's.
 //!
 //! # Left out
@@ -25,7 +25,7 @@ use crate::guest::VmMemory;
 use crate::index::{IxVec, ThreadIx, first};
 use homenode_units::Chance;
 
-/// Pages of a class that lie on one node and were sampled alike.
+/// Pages of a class on one node with equal samples.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Used {
     pub first_frame: u64,
@@ -36,13 +36,13 @@ pub(crate) struct Used {
     pub writes: u32,
 }
 
-/// Draws the samples of a look at a VM, in order of guest frames; `expected` is what [`Sampling::expected`] grew by since the
-/// look before.
+/// Draws the samples of a look at a VM, in order of guest frames; `expected` is the growth of [`Sampling::expected`] since
+/// the look before.
 pub(crate) fn draw(memory: &VmMemory, expected: &[f64], write_share: f64, chance: &mut Chance) -> Vec<Used> {
     let classes = memory.class_uses();
     let nodes = memory.pages().len();
     let threads = expected.len() / nodes;
-    // A thread's accesses fall on the classes of which anything is there.
+    // A thread's accesses fall on the classes that have pages.
     let whole = |thread: ThreadIx| -> f64 {
         let mine = classes
             .iter()
@@ -87,7 +87,7 @@ pub(crate) fn draw(memory: &VmMemory, expected: &[f64], write_share: f64, chance
     used
 }
 
-/// The node of a class's page, by its number among them.
+/// Returns the node of a class's page, by its number among them.
 fn node_of(page: u64, on: &[u64]) -> usize {
     let mut end = 0;
     on.iter()
@@ -95,7 +95,7 @@ fn node_of(page: u64, on: &[u64]) -> usize {
             end += pages;
             page < end
         })
-        .expect("the class has so many pages")
+        .expect("the class has that many pages")
 }
 
 #[cfg(test)]

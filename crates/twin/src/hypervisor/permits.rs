@@ -3,14 +3,13 @@
 //!
 //! # Algorithm
 //!
-//! Every tick of 10 ms each VM that runs is metered and its account debited. What happens to it then depends on the
-//! enforcer:
+//! Every tick of 10 ms each running VM is metered and its account debited. The effect depends on the enforcer:
 //!
 //! - *KS4Xen*: below zero the VM is OVER, and none of its vCPUs runs. Every third tick, the end of a slice, it earns what
 //!   it booked; at zero or above it is UNDER again ([`super::credit`]).
-//! - *KS4Pisces*: the same, on CPUs that the VM shares with nobody: they stand still.
-//! - *KS4Linux*: every 100 ms, the period of `cpu.max`, the VM is given the time that its account pays for in the next
-//!   ([`homenode_policy::permits::quota`]), at least 1 ms of each vCPU.
+//! - *KS4Pisces*: as KS4Xen, on CPUs that the VM shares with no other: they stand still.
+//! - *KS4Linux*: every 100 ms, the period of `cpu.max`, the VM gets the time that its account pays for in the next period
+//!   ([`homenode_policy::permits::quota`]), at least 1 ms for each vCPU.
 //!
 //! # Left out
 //!
@@ -26,19 +25,19 @@ use crate::scenario::Enforcer;
 /// How often VMs are metered: Xen's tick.
 pub(crate) const TICK: Ns = Ns::from_millis(10);
 const TICKS_PER_SLICE: u64 = 3;
-/// KS4Linux's period, and what it always leaves a vCPU of it: the kernel's default, and the least that it takes.
+/// KS4Linux's period, and the least of it that a vCPU keeps: the kernel's default, and the kernel's minimum.
 pub(crate) const PERIOD: Ns = Ns::from_millis(100);
 const TICKS_PER_PERIOD: u64 = 10;
 const LEAST: Ns = Ns::from_millis(1);
 
-/// What is done to a VM.
+/// Measure to apply to a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Measure {
     /// Nothing new.
     None,
     /// It runs or does not.
     Standing(Standing),
-    /// Each of its vCPUs may run for this long in the coming period; as long as it likes where there is none.
+    /// Each of its vCPUs may run for this long in the coming period; without limit if `None`.
     Quota(Option<Ns>),
 }
 
@@ -47,9 +46,9 @@ pub(crate) enum Measure {
 struct Booked {
     permit: Permit,
     account: Account,
-    /// What its vCPUs' counters said at the last tick.
+    /// Its vCPUs' counters at the last tick.
     readings: Vec<Reading>,
-    /// What was last done to it.
+    /// The last measures applied to it.
     standing: Standing,
     limited: bool,
     per_running_ms: f64,
@@ -68,7 +67,7 @@ pub(crate) struct Permits {
 }
 
 impl Permits {
-    /// The ledger of VMs with these permits; `None` where nobody has one.
+    /// Opens the ledger of VMs with these permits; `None` if no VM has one.
     pub fn new(
         enforcer: Enforcer,
         clock_khz: u64,
@@ -96,22 +95,22 @@ impl Permits {
         })
     }
 
-    /// What a VM booked.
+    /// Returns the permit that a VM booked.
     pub fn permit(&self, vm: VmIx) -> Option<Permit> {
         self.booked[vm].as_ref().map(|booked| booked.permit)
     }
 
-    /// A VM's account.
+    /// Returns a VM's account.
     pub fn account(&self, vm: VmIx) -> Option<&Account> {
         self.booked[vm].as_ref().map(|booked| &booked.account)
     }
 
-    /// A tick begins.
+    /// Begins a tick.
     pub fn tick(&mut self) {
         self.ticks += 1;
     }
 
-    /// A VM has left the host: what comes back under its name begins anew. Says how to let it go.
+    /// Resets the account of a VM that has left the host, for a VM that comes back under its name. Returns how to let it go.
     pub fn forget(&mut self, vm: VmIx) -> Measure {
         let Some(booked) = &mut self.booked[vm] else {
             return Measure::None;
@@ -129,7 +128,7 @@ impl Permits {
         }
     }
 
-    /// Debits a VM what its counters say since the last tick, lets it earn, and says what is to be done.
+    /// Debits a VM for its counters since the last tick, lets it earn, and returns the measure to apply.
     pub fn settle(&mut self, vm: VmIx, readings: Vec<Reading>) -> Measure {
         let Some(booked) = &mut self.booked[vm] else {
             return Measure::None;
@@ -137,7 +136,7 @@ impl Permits {
         let before = std::mem::replace(&mut booked.readings, readings);
         let now = booked.readings.iter().copied();
         let seen = self.meter.pollution(before.into_iter().zip(now));
-        // Its first tick, or counters that cannot be trusted: nothing was measured.
+        // Nothing was measured in its first tick, or with counters that cannot be trusted.
         let Pollution {
             units,
             per_running_ms,

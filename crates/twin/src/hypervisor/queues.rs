@@ -1,4 +1,4 @@
-//! What every scheduler has: tasks, a run queue per CPU, and the time that each task spent in each state.
+//! State common to all schedulers: tasks, a run queue per CPU, and the time that each task spent in each state.
 //!
 //! ```text
 //!                 start                 take_off
@@ -8,8 +8,8 @@
 //!                           throttle ▶ Throttled ───┴─────┘
 //! ```
 //!
-//! Who runs next, where and for how long is decided by a discipline ([`super::fair`], [`super::credit`]); here is only
-//! done what was decided, so that both account alike.
+//! A discipline ([`super::fair`], [`super::credit`]) decides which task runs next, where and for how long; this module
+//! carries that out, so that both account alike.
 
 use homenode_units::Ns;
 
@@ -21,7 +21,7 @@ use crate::index::{CpuIx, CpuIxSet, IxVec, TaskIx, VmIx, first};
 pub(crate) enum Run {
     Running,
     Waiting,
-    /// It could run, and a limit on its VM keeps it from it.
+    /// It could run, but a limit on its VM holds it back.
     Throttled,
     Sleeping,
 }
@@ -37,9 +37,9 @@ pub(crate) struct Task {
     /// CPUs that it may run on.
     pub allowed: CpuIxSet,
     pub running_ns: u64,
-    /// How often it began to run on another node than before.
+    /// How many times it began to run on another node than before.
     pub node_changes: u64,
-    /// Node that its memory is on, where a kernel that balances has found out (`numa_preferred_nid`).
+    /// Node of its memory, if a kernel that balances has found it (`numa_preferred_nid`).
     pub prefers: Option<usize>,
     pub(super) last_ran: Ns,
     waiting_ns: u64,
@@ -50,12 +50,12 @@ pub(crate) struct Task {
 }
 
 impl Task {
-    /// Time that it waited for a CPU, up to `now`.
+    /// Returns the time that it waited for a CPU, up to `now`.
     pub fn waiting_ns(&self, now: Ns) -> u64 {
         self.waiting_ns + self.stretch(Run::Waiting, now)
     }
 
-    /// Time that a limit kept it from running, up to `now`.
+    /// Returns the time that a limit kept it from running, up to `now`.
     pub fn throttled_ns(&self, now: Ns) -> u64 {
         self.throttled_ns + self.stretch(Run::Throttled, now)
     }
@@ -77,7 +77,7 @@ pub(crate) struct Segment {
 struct Queue {
     current: Option<TaskIx>,
     waiting: Vec<TaskIx>,
-    /// Up to when running time was accounted.
+    /// Time up to which running time was accounted.
     settled: Ns,
     busy_ns: u64,
 }
@@ -86,7 +86,7 @@ struct Queue {
 #[derive(Clone, Debug, Default)]
 struct Vcpus {
     tasks: Vec<TaskIx>,
-    /// How many of them run or wait.
+    /// Number of them that run or wait.
     runnable: usize,
 }
 
@@ -112,7 +112,7 @@ pub(crate) struct Queues {
     /// CPUs that nothing runs on or waits for.
     pub(super) idle: CpuIxSet,
     vcpus: IxVec<VmIx, Vcpus>,
-    /// CPUs of which who runs or waits there, what that weighs or where it may go has changed since a discipline last asked.
+    /// CPUs where the tasks that run or wait, their weight or their affinity has changed since a discipline last asked.
     pub(super) touched: CpuIxSet,
     /// Time that ran since the engine last asked.
     pub segments: Vec<Segment>,
@@ -159,7 +159,7 @@ impl Queues {
         }
     }
 
-    /// Adds a VM and gives its number.
+    /// Adds a VM and returns its number.
     pub fn add_vm(&mut self) -> VmIx {
         self.vcpus.push(Vcpus::default())
     }
@@ -191,17 +191,17 @@ impl Queues {
         self.queues.len()
     }
 
-    /// Task that runs on a CPU.
+    /// Returns the task that runs on a CPU.
     pub fn current(&self, cpu: CpuIx) -> Option<TaskIx> {
         self.queues[cpu].current
     }
 
-    /// Tasks that wait for a CPU, in the order in which they were put.
+    /// Returns the tasks that wait for a CPU, in queue order.
     pub fn waiting(&self, cpu: CpuIx) -> &[TaskIx] {
         &self.queues[cpu].waiting
     }
 
-    /// Tasks that run on a CPU or wait for it.
+    /// Returns the number of tasks that run on a CPU or wait for it.
     pub fn runnable(&self, cpu: CpuIx) -> usize {
         self.queues[cpu].waiting.len() + usize::from(self.queues[cpu].current.is_some())
     }
@@ -211,12 +211,12 @@ impl Queues {
         self.vcpus[vm].tasks.first().copied()
     }
 
-    /// vCPUs of a VM that run or wait, on all CPUs.
+    /// Returns the number of a VM's vCPUs that run or wait, on all CPUs.
     pub(super) fn runnable_of_vm(&self, vm: VmIx) -> usize {
         self.vcpus[vm].runnable
     }
 
-    /// A task began or ceased to run or wait: what its VM's other vCPUs weigh changes with it.
+    /// Notes that a task began or ceased to run or wait, which changes the weight of its VM's other vCPUs.
     fn count_runnable(&mut self, task: TaskIx, change: isize) {
         let Some(vm) = self.tasks[task].vm else { return };
         let vcpus = &mut self.vcpus[vm];
@@ -232,18 +232,18 @@ impl Queues {
         self.idle[cpu]
     }
 
-    /// Time that a CPU was not idle, up to `now`.
+    /// Returns the time that a CPU was not idle, up to `now`.
     pub fn busy_ns(&self, cpu: CpuIx, now: Ns) -> u64 {
         let queue = &self.queues[cpu];
         queue.busy_ns + queue.current.map_or(0, |_| now.0 - queue.settled.0)
     }
 
-    /// Time that a CPU was not idle, as far as it is accounted.
+    /// Returns the time that a CPU was not idle, as far as it is accounted.
     pub fn settled_ns(&self, cpu: CpuIx) -> u64 {
         self.queues[cpu].busy_ns
     }
 
-    /// Accounts a CPU's time up to `now`; gives the task that ran since it was last accounted, and for how long.
+    /// Accounts a CPU's time up to `now`; returns the task that ran since it was last accounted, and for how long.
     pub(super) fn settle(&mut self, cpu: CpuIx, now: Ns) -> Option<(TaskIx, u64)> {
         let queue = &mut self.queues[cpu];
         let ns = now.0 - std::mem::replace(&mut queue.settled, now).0;
@@ -258,12 +258,12 @@ impl Queues {
         Some((task, ns))
     }
 
-    /// Lets a sleeping task wait for a CPU, as the last in its queue.
+    /// Lets a sleeping task wait for a CPU, last in its queue.
     pub(super) fn enqueue(&mut self, task: TaskIx, cpu: CpuIx, now: Ns) {
         self.enqueue_at(task, cpu, self.queues[cpu].waiting.len(), now);
     }
 
-    /// The same at a place in the queue, from 0.
+    /// Lets a sleeping task wait at a place in the queue, from 0.
     pub(super) fn enqueue_at(&mut self, task: TaskIx, cpu: CpuIx, at: usize, now: Ns) {
         debug_assert_eq!(self.tasks[task].run, Run::Sleeping);
         self.tasks[task].run = Run::Waiting;
@@ -275,7 +275,7 @@ impl Queues {
         self.count_runnable(task, 1);
     }
 
-    /// Takes a waiting or throttled task off: it sleeps.
+    /// Puts a waiting or throttled task to sleep.
     pub(super) fn dequeue(&mut self, task: TaskIx, now: Ns) {
         let Task { run, since, .. } = self.tasks[task];
         if run == Run::Throttled {
@@ -287,7 +287,7 @@ impl Queues {
         self.tasks[task].run = Run::Sleeping;
     }
 
-    /// A waiting task waits no longer.
+    /// Ends the wait of a waiting task.
     fn leave_queue(&mut self, task: TaskIx, now: Ns) {
         let Task { cpu, since, .. } = self.tasks[task];
         let waiting = &mut self.queues[cpu].waiting;
@@ -298,19 +298,19 @@ impl Queues {
         self.tasks[task].waiting_ns += now.0 - since.0;
     }
 
-    /// A limit keeps a sleeping task from waiting, though it could run.
+    /// Throttles a sleeping task, which could run but for a limit.
     pub(super) fn throttle(&mut self, task: TaskIx, now: Ns) {
         debug_assert_eq!(self.tasks[task].run, Run::Sleeping);
         self.tasks[task].run = Run::Throttled;
         self.tasks[task].since = now;
     }
 
-    /// Puts those who wait for a CPU and are `last` behind the others, in the same order otherwise.
+    /// Puts the tasks that wait for a CPU and are `last` behind the others, in the same order otherwise.
     pub(super) fn sort_waiting(&mut self, cpu: CpuIx, last: impl Fn(TaskIx) -> bool) {
         self.queues[cpu].waiting.sort_by_key(|task| last(*task));
     }
 
-    /// A waiting task runs on its CPU, which has no other.
+    /// Starts a waiting task on its CPU, which has no other.
     pub(super) fn start(&mut self, task: TaskIx, now: Ns) {
         self.leave_queue(task, now);
         let chosen = &mut self.tasks[task];
@@ -325,7 +325,7 @@ impl Queues {
         self.idle.set(self.tasks[task].cpu, false);
     }
 
-    /// The task of a CPU, accounted before, runs no longer: it sleeps.
+    /// Takes off the task of a CPU, accounted before, which then sleeps.
     pub(super) fn take_off(&mut self, cpu: CpuIx) -> Option<TaskIx> {
         let task = self.queues[cpu].current.take()?;
         self.tasks[task].run = Run::Sleeping;

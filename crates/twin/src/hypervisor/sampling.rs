@@ -1,12 +1,12 @@
-//! The rate at which a VM's accesses are sampled, and what is expected of it: [`super::page_uses`] says how it is done.
+//! The rate at which a VM's accesses are sampled, and the expected samples: [`super::page_uses`] describes the sampling.
 
 use crate::index::ThreadIx;
 
 /// CPU cycles between two marked instructions of a CPU …
 const PERIOD_CYCLES: f64 = 0xFFF8 as f64;
-/// … and where few of the last second's samples had pages moved.
+/// … and after a second in which few of the samples had pages moved.
 const PERIOD_SLOW_CYCLES: f64 = 0x3_FFE0 as f64;
-/// Fewer moved pages than this in a second are few.
+/// Moved pages in a second below which they are few.
 const MOVES_FEW: u64 = 10;
 /// CPU cycles of a mark's interrupt, and of noting the page (estimate: an interrupt and a hash table's entry that is rarely
 /// in the cache; 3 percent of the CPU at the usual period).
@@ -17,7 +17,7 @@ const MARK_CYCLES: f64 = 2000.0;
 pub(crate) struct Sampling {
     nodes: usize,
     period_cycles: f64,
-    /// Pages moved in this second by what was seen.
+    /// Pages moved in this second on the evidence of samples.
     pub moved: u64,
     /// Expected samples since the beginning, by `thread * nodes + node` of its CPU.
     pub expected: Vec<f64>,
@@ -33,17 +33,17 @@ impl Sampling {
         }
     }
 
-    /// A thread ran its program for some cycles on a node; this share of its instructions went to memory.
+    /// Notes that a thread ran its program for some cycles on a node; this share of its instructions went to memory.
     pub fn ran(&mut self, thread: ThreadIx, node: usize, cycles: f64, missing: f64) {
         self.expected[thread.0 * self.nodes + node] += cycles / self.period_cycles * missing.min(1.0);
     }
 
-    /// Share of a vCPU's time that it takes.
+    /// Returns the share of a vCPU's time that sampling takes.
     pub fn share_of_time(&self) -> f64 {
         MARK_CYCLES / self.period_cycles
     }
 
-    /// A second is over.
+    /// Ends a second, and sets the period for the next.
     pub fn second(&mut self) {
         self.period_cycles = if std::mem::take(&mut self.moved) < MOVES_FEW {
             PERIOD_SLOW_CYCLES

@@ -1,12 +1,11 @@
-//! The scheduler of the host, whichever discipline it follows.
+//! The scheduler of the host, of either discipline.
 //!
 //! # Boundary
 //!
-//! The engine says what happens (a task is started, wakes, sleeps, is confined) and asks when the scheduler itself next
-//! has something to do; everything that a scheduler does of its own (slices, ticks, accounting, balancing) is an *event*
-//! of it. [`Scheduler::next_event`] is the time of the next one that can change anything, and may be far away or never;
-//! [`Scheduler::handle_events`] handles those due. What ran and which CPUs switched is left in `segments` and
-//! `switched`.
+//! The engine reports what happens (a task is started, wakes, sleeps, is confined) and asks when the scheduler itself next
+//! has something to do; everything that a scheduler does of its own (slices, ticks, accounting, balancing) is one of its
+//! *events*. [`Scheduler::next_event`] is the time of the next one that can change anything, and may be far away or never;
+//! [`Scheduler::handle_events`] handles those due. `segments` and `switched` hold what ran and which CPUs switched.
 
 use homenode_policy::permits::Standing;
 use homenode_units::{Chance, Ns, Permit};
@@ -54,7 +53,7 @@ impl Scheduler {
 }
 
 impl Scheduler {
-    /// Adds a VM and gives its number: its weight (256 is usual) and the most CPU time that its vCPUs together get, in
+    /// Adds a VM and returns its number: its weight (256 is usual) and the most CPU time that its vCPUs together get, in
     /// percent of one CPU.
     pub fn add_vm(&mut self, weight: u32, cap_percent: Option<u32>) -> VmIx {
         let (discipline, queues) = self.parts();
@@ -62,7 +61,7 @@ impl Scheduler {
         queues.add_vm()
     }
 
-    /// The current task of a CPU yields.
+    /// Has the current task of a CPU yield.
     #[cfg(test)]
     pub fn give_way(&mut self, cpu: CpuIx, now: Ns) {
         match &mut self.kind {
@@ -71,7 +70,7 @@ impl Scheduler {
         }
     }
 
-    /// Gives a vCPU a soft affinity.
+    /// Sets a vCPU's soft affinity.
     #[cfg(test)]
     pub fn set_preferred(&mut self, task: TaskIx, preferred: CpuIxSet) {
         match &mut self.kind {
@@ -106,7 +105,7 @@ impl Scheduler {
         discipline.wake(queues, task, waker, now);
     }
 
-    /// The current task of a CPU goes to sleep.
+    /// Puts the current task of a CPU to sleep.
     pub fn sleep(&mut self, cpu: CpuIx, now: Ns) {
         let (discipline, queues) = self.parts();
         discipline.settle(queues, cpu, now);
@@ -114,7 +113,7 @@ impl Scheduler {
         discipline.pick(queues, cpu, now);
     }
 
-    /// Takes a task off the host's queues, whatever it does.
+    /// Takes a task off the host's queues, whatever its state.
     pub fn stop(&mut self, task: TaskIx, now: Ns) {
         let cpu = self.queues.tasks[task].cpu;
         match self.queues.tasks[task].run {
@@ -139,7 +138,7 @@ impl Scheduler {
         discipline.requeue(queues, task, now);
     }
 
-    /// Has the running tasks of two CPUs change places; each may use the other's.
+    /// Exchanges the running tasks of two CPUs; each may use the other's.
     pub fn exchange(&mut self, a: CpuIx, b: CpuIx, now: Ns) {
         let cpus = [a, b];
         let (discipline, queues) = self.parts();
@@ -154,7 +153,7 @@ impl Scheduler {
         }
     }
 
-    /// Confines a task to CPUs; if it is elsewhere it goes to one of them.
+    /// Confines a task to CPUs; a task that is elsewhere goes to one of them.
     pub fn set_affinity(&mut self, task: TaskIx, allowed: CpuIxSet, now: Ns) {
         let cpu = self.queues.tasks[task].cpu;
         let stays = allowed[cpu];
@@ -183,8 +182,8 @@ impl Scheduler {
         }
     }
 
-    /// Holds each of a VM's vCPUs to so much time of every period from now on, or no longer. Xen has no such limit: there
-    /// all of them together are capped at their sum, in whole percent of one CPU.
+    /// Holds each of a VM's vCPUs to this much time of every period from now on, or lifts the limit. Xen has no such limit:
+    /// there all of them together are capped at their sum, in whole percent of one CPU.
     pub fn set_quota(
         &mut self,
         vcpus: impl ExactSizeIterator<Item = TaskIx>,
@@ -209,8 +208,8 @@ impl Scheduler {
         }
     }
 
-    /// What a VM is by its permit from now on: the vCPUs of one that is OVER do not run. The fair scheduler has no such
-    /// state: there it is a quota of nothing.
+    /// Sets a VM's standing by its permit: the vCPUs of a VM that is OVER do not run. The fair scheduler has no such state:
+    /// it uses a quota of zero.
     pub fn set_standing(
         &mut self,
         vcpus: impl ExactSizeIterator<Item = TaskIx>,
@@ -230,7 +229,7 @@ impl Scheduler {
         }
     }
 
-    /// When the next event is due that can change anything.
+    /// Returns when the next event is due that can change anything.
     pub fn next_event(&self) -> Ns {
         match &self.kind {
             Kind::Fair(fair) => fair.next_event(),

@@ -58,7 +58,7 @@ struct Habit {
     sleep_ns: f64,
 }
 
-/// What a vCPU does, and the CPUs that it may run on; all, where none is named.
+/// Habit of a vCPU, and the CPUs that it may run on; all if none is named.
 type Vcpu = (Habit, Vec<CpuIx>);
 
 const HOG: Habit = Habit {
@@ -80,7 +80,7 @@ struct Driver {
     waited_max: u64,
     wasted_max: u64,
     ran_ns: u64,
-    /// Whether the scheduler is to look at all CPUs each time, whatever it knows of them.
+    /// Whether the scheduler has to look at all CPUs each time, whatever it knows of them.
     is_forgetful: bool,
 }
 
@@ -89,7 +89,7 @@ impl Driver {
         Driver::on(hypervisor, topology, false, seed)
     }
 
-    /// The same on a kernel that balances memory, or does not.
+    /// Creates a driver on a kernel that balances memory, or does not.
     fn on(hypervisor: Hypervisor, topology: &Topology, balances: bool, seed: u64) -> Driver {
         Driver {
             scheduler: Scheduler::new(topology, hypervisor, balances),
@@ -107,7 +107,7 @@ impl Driver {
         }
     }
 
-    /// Adds a VM; gives its tasks. They start at once.
+    /// Adds a VM; returns its tasks, which start at once.
     fn vm(&mut self, weight: u32, cap_percent: Option<u32>, vcpus: &[Vcpu]) -> Vec<TaskIx> {
         let vm = self.scheduler.add_vm(weight, cap_percent);
         let cpus = self.scheduler.queues.cpus();
@@ -202,7 +202,7 @@ impl Driver {
         }
     }
 
-    /// Notes who waits, and checks that every task is where its state says, and only where it may be.
+    /// Notes which tasks wait, and checks that every task is where its state says, and only where it may be.
     fn look(&mut self) {
         self.drain();
         self.scheduler.queues.check();
@@ -224,7 +224,7 @@ impl Driver {
         tasks.map(|task| task.running_ns).sum()
     }
 
-    /// CPUs' worth of time that these tasks ran in the next so many milliseconds.
+    /// Returns the number of CPUs' worth of time that these tasks run in the next `ms` milliseconds.
     fn rates(&mut self, groups: &[&[TaskIx]], ms: u64) -> Vec<f64> {
         self.settle();
         let before: Vec<u64> = groups.iter().map(|tasks| self.running_ns(tasks)).collect();
@@ -256,7 +256,7 @@ fn assert_within(what: &str, got: f64, expected: f64, share: f64) {
 #[test]
 fn run_time_follows_weight() {
     for hypervisor in BOTH {
-        // Two VMs of as many vCPUs as CPUs: 1 to 2.
+        // Two VMs with one vCPU per CPU each: 1 to 2.
         let mut driver = Driver::new(hypervisor, &topology(2, 2), 1);
         let a = driver.vm(256, None, &hogs(8));
         let b = driver.vm(512, None, &hogs(8));
@@ -269,9 +269,9 @@ fn run_time_follows_weight() {
 
 #[test]
 fn run_time_follows_weight_on_one_cpu() {
-    // Where light vCPUs run though they owe credits, because all do, Xen forgives what they owe beyond 300 ("Lower bound
-    // on credits" in csched_acct): with very unequal weights they get some percent more than their share. A real one gave the
-    // lightest of these three 0.145 of a CPU (docs/XEN.md).
+    // When light vCPUs run in debt because all are, Xen forgives debts beyond 300 credits ("Lower bound on credits" in
+    // csched_acct): with very unequal weights they get some percent more than their share. A real one gave the lightest of
+    // these three 0.145 of a CPU (docs/XEN.md).
     let cases: [(Hypervisor, &[u32], f64); 3] = [
         (Hypervisor::Kvm, &[128, 256, 640], 0.01),
         (Hypervisor::Xen, &[256, 512], 0.01),
@@ -296,7 +296,7 @@ fn run_time_follows_weight_on_one_cpu() {
 
 #[test]
 fn weight_acts_whenever_slices_begin() {
-    // Slices of 30 ms and accountings every 30 ms keep their distance, also where that is none.
+    // Slices of 30 ms and accountings every 30 ms keep their distance, also if it is zero.
     for begin_us in [0, 1, 1000, 10_000, 15_000, 29_000, 29_999] {
         let mut driver = Driver::new(Hypervisor::Xen, &single(), 1);
         driver.now = Ns(begin_us * 1000);
@@ -310,7 +310,7 @@ fn weight_acts_whenever_slices_begin() {
 
 #[test]
 fn weight_does_not_act_between_vcpus_that_earn_all_they_can_burn() {
-    // Confined to one of four CPUs, whose credits are handed out to whoever is active: each gets what a whole CPU is worth.
+    // Confined to one of four CPUs; credits of all four go to the active vCPUs: each gets the worth of a whole CPU.
     let mut driver = Driver::new(Hypervisor::Xen, &topology(1, 2), 1);
     let light = driver.vm(256, None, &hogs_on(1, &[3]));
     driver.vm(768, None, &hogs_on(1, &[3]));
@@ -361,7 +361,7 @@ fn balancing_finds_shares_from_any_start() {
 fn caps_hold() {
     for hypervisor in BOTH {
         for (cap, vcpus) in [(10, 1), (50, 1), (150, 4), (250, 4), (40, 3)] {
-            // Alone, and beside others that want all CPUs: then its weight gives it more than its cap, too.
+            // Alone, and next to others that want all CPUs: then its weight gives it more than its cap, too.
             for others in [0, 4] {
                 let mut driver = Driver::new(hypervisor, &topology(2, 2), 1);
                 let capped = driver.vm(2560, Some(cap), &hogs(vcpus));
@@ -460,7 +460,7 @@ fn a_lone_task_leaves_the_scheduler_nothing_to_do() {
 
 #[test]
 fn a_sleeper_within_its_credits_runs_at_once_when_it_wakes() {
-    // It runs 1 ms every 20, beside hogs on all CPUs.
+    // It runs 1 ms every 20, next to hogs on all CPUs.
     let mut driver = Driver::new(Hypervisor::Xen, &topology(1, 1), 3);
     driver.vm(256, None, &hogs(4));
     let sleeper = Habit {
@@ -589,7 +589,7 @@ proptest! {
         let run = |is_forgetful| {
             let mut driver = Driver::on(Hypervisor::Kvm, &topology(4, 2), balances, seed);
             driver.is_forgetful = is_forgetful;
-            // Kept on nodes, so that what a vCPU weighs depends on those of other nodes.
+            // Kept on nodes, so that a vCPU's weight depends on vCPUs of other nodes.
             let on_node = |cpu: &CpuIx| first(4).map(|at: CpuIx| CpuIx(cpu.0 % 4 * 4 + at.0)).collect();
             for (weight, cap, vcpus) in vms.iter().chain(&vms) {
                 let kept = |(habit, cpus): &Vcpu| (*habit, cpus.first().map_or(Vec::new(), on_node));

@@ -1,6 +1,6 @@
-//! Nodes in turn: how pages are dealt out by guest frame, and where one goes whose node is full.
+//! Nodes in turn: how pages are dealt out by guest frame, and where a page goes if its node is full.
 
-/// Where a page goes whose node is full.
+/// Where a page goes if its node is full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum WhenFull {
     /// To the nearest node with room: Linux.
@@ -10,7 +10,7 @@ pub(crate) enum WhenFull {
     InTurn,
 }
 
-/// Which node each guest frame is dealt to: stretch after stretch, in each the nodes in turn.
+/// Nodes of guest frames: stretch after stretch, in each the nodes in turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Turns(pub Vec<Stretch>);
 
@@ -23,7 +23,7 @@ pub(crate) struct Stretch {
 }
 
 impl Turns {
-    /// Page by page over these nodes, for ever.
+    /// Deals page by page over these nodes, without end.
     pub fn even(nodes: Vec<usize>) -> Turns {
         Turns(vec![Stretch {
             pages: u64::MAX,

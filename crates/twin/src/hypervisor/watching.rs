@@ -1,17 +1,17 @@
-//! Which memory a VM uses, as a host would know it that sees everything.
+//! Memory use of a VM, as a host that sees everything would know it.
 //!
 //! # Model
 //!
-//! A window is looked at in [`LOOKS`] equal parts. The accesses of a thread that leave its core's own caches fall on the classes
-//! of pages as shares say, and on the pages of a class evenly; so of `N` pages that are accessed `A` times in a part, each is
-//! used with probability `p = 1 - exp(-A / N)`, and `N` times the binomial of `p` is how many of them are used in how many parts.
-//! What is expected is what is seen: no chance is drawn, and watching changes nothing. Pages that a program touched for the
-//! first time in the window were used in it, if only once.
+//! A window is looked at in [`LOOKS`] equal parts. The accesses of a thread that leave its core's own caches fall on the
+//! classes of pages by their shares, and on the pages of a class evenly; so of `N` pages that are accessed `A` times in a
+//! part, each is used with probability `p = 1 - exp(-A / N)`, and `N` times the binomial of `p` is how many of them are used
+//! in how many parts. The expected values are what is seen: no chance is drawn, and watching changes nothing. Pages that a
+//! program touched for the first time in the window were used in it, if only once.
 //!
 //! # Left out
 //!
-//! Accesses that a core's own caches answer (a page of which no line leaves them in a whole window is not seen), accesses of the
-//! guest's kernel (an idle guest uses nothing), and what a real tracker misses or costs.
+//! Accesses that a core's own caches answer (a page with no line leaving them in a whole window is not seen), accesses of
+//! the guest's kernel (an idle guest uses nothing), and what a real tracker misses or costs.
 
 use homenode_host::observation::{Observation, Region, Tracker, Used};
 use homenode_units::{Ns, Pages};
@@ -32,10 +32,10 @@ pub(crate) struct Watching {
     pub until: Ns,
     /// End of the running window.
     pub ends: Ns,
-    /// What the last complete one showed.
+    /// Observation of the last complete window.
     pub last: Option<Observation>,
     began: Ns,
-    /// When it began: accesses by thread and pages by class.
+    /// Accesses by thread and pages by class when it began.
     accesses: Vec<f64>,
     pages: Vec<u64>,
 }
@@ -53,7 +53,7 @@ impl Watching {
         }
     }
 
-    /// The running window is over, and the next begins.
+    /// Ends the running window, and begins the next.
     pub fn turn(&mut self, vm: &Vm, now: Ns) {
         let seen = self.observe(vm, now);
         *self = Watching {
@@ -74,7 +74,7 @@ impl Watching {
             .enumerate()
             .filter(|(_, class)| class.pages() > 0)
             .collect();
-        // A thread's accesses fall on the classes of which anything is there.
+        // A thread's accesses fall on the classes that have pages.
         let whole = |thread: ThreadIx| -> f64 {
             let mine = there.iter().filter(|(_, class)| class.used_by(thread));
             mine.map(|(_, class)| class.share).sum()
@@ -130,8 +130,8 @@ fn pages(vm: &Vm) -> Vec<u64> {
     classes.iter().map(ClassUse::pages).collect()
 }
 
-/// How many of a class's pages were used in none, one, … all parts of a window in which they were hit so often; so many of them
-/// are new. They add up to all of them.
+/// Returns how many of a class's pages were used in none, one, … all parts of a window that brought them `hits` accesses;
+/// `new` of them are new. The counts add up to all pages.
 fn found(pages: u64, hits: f64, new: u64) -> [u64; LOOKS + 1] {
     let missed = libm::exp(-hits / (LOOKS as f64 * pages.max(1) as f64));
     let used = 1.0 - missed;
@@ -143,7 +143,7 @@ fn found(pages: u64, hits: f64, new: u64) -> [u64; LOOKS + 1] {
             shares[found] = shares[found] * missed + less * used;
         }
     }
-    // Rounded so that what is left over nowhere adds to nothing.
+    // Rounds the running sum, so that rounding errors do not add up.
     let (mut sum, mut given) = (0.0, 0);
     let mut counts = shares.map(|share| {
         sum += share;

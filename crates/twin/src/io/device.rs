@@ -14,7 +14,7 @@ pub(crate) struct Device {
     pub node: usize,
     /// Bytes per nanosecond.
     bandwidth: f64,
-    /// When it has transferred all that it was asked for.
+    /// When it has transferred all that was requested.
     free_ns: f64,
     /// Bytes that it has still to transfer, by the node of their memory.
     left: Vec<f64>,
@@ -33,7 +33,7 @@ impl Device {
         }
     }
 
-    /// Takes a request for memory that lies in pages on nodes; gives the time at which it is done.
+    /// Takes a request for memory in pages on nodes; returns the time at which it is done.
     pub fn serve(&mut self, bytes: f64, latency_ns: f64, now: Ns, pages: &[u64]) -> Ns {
         self.free_ns = self.free_ns.max(now.as_f64()) + bytes / self.bandwidth;
         let all = pages.iter().sum::<u64>().max(1) as f64;
@@ -44,8 +44,8 @@ impl Device {
         Ns(done.max(now.0 + 1))
     }
 
-    /// What it has transferred by `now`, the end of a stretch of `ns`, in bytes by node; says whether its rates have
-    /// changed so much that others feel it.
+    /// Counts what it has transferred by `now`, the end of a stretch of `ns`, in bytes by node; returns whether its rates
+    /// have changed so much that others feel it.
     pub fn transfer(&mut self, now: Ns, ns: f64, mut transferred: impl FnMut(usize, f64)) -> bool {
         let all: f64 = self.left.iter().sum();
         let still = (self.bandwidth * (self.free_ns - now.as_f64())).clamp(0.0, all);
@@ -71,7 +71,7 @@ impl Device {
         changed
     }
 
-    /// Its traffic, as controllers and links see it.
+    /// Returns its traffic, as controllers and links see it.
     pub fn copying(&self) -> impl Iterator<Item = Copying> + '_ {
         let rates = self.rates.iter().copied().enumerate();
         rates.filter(|(_, rate)| *rate > 0.0).map(|(to, rate)| Copying {

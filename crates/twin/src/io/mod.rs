@@ -2,23 +2,23 @@
 //!
 //! # Model
 //!
-//! - A thread asks a device for `request` bytes each time it has run as many instructions as these stand for
+//! - A thread requests `request` bytes from a device each time it has run as many instructions as these stand for
 //!   ([`crate::workload::IoProfile`]). It goes on at once, and at its next request waits for this one if that is not
 //!   done: one request of each kind is in flight while it computes (reading ahead, or writing behind, by one). So a
-//!   program that its device can feed runs at its solo speed, at which its profile's bytes were counted, and one that it
-//!   cannot runs at the device's.
+//!   program with a fast enough device runs at its solo speed, at which its profile's bytes were counted, and any other
+//!   runs at the device's speed.
 //! - A device serves first come, first served: `start = max(now, free)`, `free = start + bytes / bandwidth`,
 //!   `done = free + latency`. A thread by itself gets `request / (request / bandwidth + latency)` at most. The latency
 //!   is the machine's for a native system, a guest that drives the device itself (`passthrough`), or a virtual device
 //!   [Policies, section 2.2.2].
-//! - DMA: what a device transfers crosses the links from its node to the nodes of the VM's memory, spread as the VM's
-//!   pages were when it was asked for, and loads the controllers there. An epoch sees the rate of the last one, once that
+//! - DMA: a device's transfers cross the links from its node to the nodes of the VM's memory, spread as the VM's
+//!   pages were at the time of the request, and load the controllers there. An epoch sees the rate of the last one, once that
 //!   has changed by a twentieth of the device's bandwidth.
 //! - Requests that a thread would make more often than about every 100 us go to the device together: as many bytes, as
 //!   long a transfer, and the latency of each, one after the other.
 //!
-//! Of several devices of a kind, the machine's first with `bandwidth` and `latency` serves. Where there is none, the
-//! program runs without that part of its I/O, and the report's notes say so.
+//! Of several devices of a kind, the machine's first with `bandwidth` and `latency` serves. Without one, the program runs
+//! without that part of its I/O, and the report's notes say so.
 //!
 //! # Left out
 //!
@@ -40,20 +40,20 @@ use crate::workload::{DeviceKind, IoProfile, Workload};
 /// Requests of a thread that would come more often than this go to the device together.
 const REQUEST_PERIOD_NS: f64 = 100_000.0;
 
-/// What a thread asks devices for.
+/// A thread's requests to devices.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Requests {
     /// One for each device that its program uses.
     pub list: Vec<Request>,
     /// Instructions of the present stretch that come after the next request.
     pub behind: f64,
-    /// Bytes asked for so far.
+    /// Bytes requested so far.
     pub bytes: f64,
     /// Instructions up to the next request or the end of the stretch.
     cut: f64,
 }
 
-/// A request that comes again and again.
+/// A recurring request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     /// Position among the engine's devices.
@@ -69,7 +69,7 @@ pub(crate) struct Request {
 }
 
 impl Requests {
-    /// Cuts a stretch of instructions at the next request: gives what comes before it.
+    /// Cuts a stretch of instructions at the next request: returns the part before it.
     pub fn cut(&mut self, instructions: f64) -> f64 {
         let next = self.list.iter().map(|request| request.left);
         self.cut = next.fold(instructions, f64::min);
@@ -77,7 +77,7 @@ impl Requests {
         self.cut
     }
 
-    /// What was cut off last has been run.
+    /// Notes that the part cut off last has been run.
     pub fn pass(&mut self) {
         for request in &mut self.list {
             request.left -= self.cut;
@@ -92,18 +92,18 @@ impl Requests {
         self.cut = 0.0;
     }
 
-    /// A request that is to be made now.
+    /// Returns a request that is to be made now.
     pub fn due(&mut self) -> Option<&mut Request> {
         self.list.iter_mut().find(|request| request.left < 1.0)
     }
 }
 
-/// The devices that a scenario's programs use, as they are found.
+/// The devices that a scenario's programs use, collected while VMs are built.
 #[derive(Debug)]
 pub(crate) struct Plan<'a> {
     machine: &'a Machine,
     pub devices: Vec<Device>,
-    /// What the machine cannot give, in sentences.
+    /// What the machine lacks, in sentences.
     pub notes: Vec<String>,
     /// Kinds of the devices.
     kinds: Vec<DeviceKind>,
@@ -119,7 +119,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// The requests of a program's threads.
+    /// Returns the requests of a program's threads.
     pub fn requests(
         &mut self,
         spec: &VmSpec,

@@ -1,6 +1,6 @@
 //! VMs whose I/O goes through a driver domain, and VMs that run one program after the other.
 
-use homenode_policy::flip_pool::{self, Sizing};
+use crate::flip_pool::{self, Sizing};
 use homenode_units::{Bytes, MemoryPolicy};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -9,21 +9,21 @@ use super::{EventAction, Hypervisor, ReleaseCalls, Scenario, TwinError, VmSpec};
 use crate::notation;
 
 /// The driver domain that a VM's I/O goes through [Flip, section II.B]. Pages change hands by Algorithm 1
-/// (`policy::flip_pool`).
+/// (`twin::flip_pool`).
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Backend {
     /// Name of the driver domain, another VM of the scenario, idle and with memory of its own.
     pub vm: String,
-    /// How data come from its pages into the VM's.
+    /// How data gets from its pages into the VM's.
     #[serde(default)]
     pub transfer: Transfer,
-    /// Pages that only I/O uses; absent where any page may be exchanged.
+    /// Pages that only I/O uses; absent if any page may be exchanged.
     #[serde(default)]
     pub pool: Option<PoolSpec>,
 }
 
-/// How data come into a VM's pages.
+/// How data gets into a VM's pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Transfer {
@@ -34,11 +34,11 @@ pub enum Transfer {
     Copy,
 }
 
-/// A pool of pages for I/O ([`flip_pool::Config`]).
+/// A pool of pages for I/O (`flip_pool::Config`).
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PoolSpec {
-    /// Whether it keeps its size: then `initial` is what calibration gave.
+    /// Whether it keeps its size: `initial` is then the result of calibration.
     pub fixed: bool,
     /// Size at the start.
     #[serde(with = "homenode_units::text")]
@@ -48,7 +48,7 @@ pub struct PoolSpec {
     pub grow_above_percent: u32,
     /// … and shrinks at one that finds less …
     pub shrink_below_percent: u32,
-    /// … by so much of its size, percent.
+    /// … by this much of its size, percent.
     pub step_percent: u32,
 }
 
@@ -66,7 +66,7 @@ impl Default for PoolSpec {
 }
 
 impl PoolSpec {
-    /// What the policy is told.
+    /// Returns the configuration for the policy.
     pub(crate) fn config(&self) -> flip_pool::Config {
         flip_pool::Config {
             sizing: if self.fixed {
@@ -94,7 +94,7 @@ pub struct NextProgram {
 }
 
 impl NextProgram {
-    /// All of a workload.
+    /// Creates a program that does all of a workload.
     pub fn new(workload: &str) -> NextProgram {
         NextProgram {
             workload: workload.to_owned(),
@@ -102,7 +102,7 @@ impl NextProgram {
         }
     }
 
-    /// The same, doing this share of its work.
+    /// Sets the share of its work to do.
     #[must_use]
     pub fn doing(mut self, work_share: f64) -> NextProgram {
         self.work_share = work_share;
@@ -111,7 +111,7 @@ impl NextProgram {
 }
 
 impl Scenario {
-    /// Whether a VM is some other's driver domain.
+    /// Whether a VM is the driver domain of another.
     pub(crate) fn drives(&self, vm: &str) -> bool {
         let others = self.vms.iter().filter(|other| other.name != vm);
         let mut backends = others.filter_map(|other| other.driver_domain.as_ref());
@@ -123,7 +123,8 @@ impl Scenario {
         vm.driver_domain.is_some() || self.drives(&vm.name)
     }
 
-    /// A VM with a driver domain lives on one node; the driver domain is there before it, and serves nobody else's programs.
+    /// Checks that a VM with a driver domain is on one node, and that the driver domain is there before it and runs no other
+    /// programs.
     pub(super) fn check_backend(&self, vm: &VmSpec) -> Result<(), (&'static str, TwinError)> {
         let refuse = |key, message| self.refuse(vm, key, message);
         let (name, drives) = (&vm.name, self.drives(&vm.name));

@@ -1,7 +1,7 @@
-//! How wrong a twin is on purpose: an agent's decisions must stand on a host that is not what the twin says.
+//! Deliberate errors of a twin: an agent's decisions must hold on a host that differs from the agent's picture of it.
 //!
-//! Waits and replacement change the simulated hardware, and nobody is told. Noise and what is hidden change what an agent
-//! is told, and nothing that is simulated.
+//! Waits and replacement change the simulated hardware, without notice. Noise and hidden figures change only what an agent
+//! sees.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,28 +14,28 @@ use serde::{Deserialize, Serialize};
 use super::Scenario;
 use crate::notation;
 
-/// How a simulated host differs from what its machine file says and from what an agent is told.
+/// How a simulated host differs from its machine file and from what an agent sees.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Disturbance {
-    /// How many times as long as the machine's figures say threads wait for memory, from 0.1 to 10.
+    /// Factor on the time that threads wait for memory by the machine's figures, from 0.1 to 10.
     pub memory_waits: f64,
-    /// How all last-level caches choose the line to evict; absent where that is as the machine's file says.
+    /// How all last-level caches choose the line to evict; absent if as in the machine's file.
     #[schemars(with = "Option<notation::Replacement>")]
     pub replacement: Option<Replacement>,
-    /// By how much every increment of a counter (instructions, cycles, LLC references and misses, accesses) is told
-    /// wrongly: standard deviation over the increment, from 0 to 0.5. Cut off at three deviations, so that counters never
-    /// run backwards.
+    /// Error in every increment of a counter (instructions, cycles, LLC references and misses, accesses) as reported:
+    /// standard deviation over the increment, from 0 to 0.5. Cut off at three deviations, so that counters never run
+    /// backwards.
     pub noise: f64,
-    /// Whether an agent is told no bandwidth of nodes and links.
+    /// Whether bandwidth of nodes and links is hidden from an agent.
     pub no_bandwidth: bool,
-    /// Whether an agent is told no counters of vCPUs and no accesses of VMs: perf counts a group of events or nothing, and
-    /// there is no group without those of the LLC.
+    /// Whether counters of vCPUs and accesses of VMs are hidden from an agent: perf counts a group of events or nothing, and
+    /// no group is without those of the LLC.
     pub no_llc_counters: bool,
 }
 
 impl Default for Disturbance {
-    /// Nothing is wrong.
+    /// No disturbance.
     fn default() -> Self {
         Disturbance {
             memory_waits: 1.0,
@@ -64,12 +64,12 @@ impl Disturbance {
         USUAL.map(|(name, _)| name)
     }
 
-    /// Whether nothing is wrong.
+    /// Whether there is no disturbance.
     pub fn is_none(&self) -> bool {
         *self == Disturbance::default()
     }
 
-    /// The machine as it really is.
+    /// Returns the machine as it really is.
     pub(crate) fn real(&self, machine: &Machine) -> Machine {
         let mut machine = machine.clone();
         if let Some(replacement) = self.replacement {
@@ -80,7 +80,7 @@ impl Disturbance {
         machine
     }
 
-    /// The machine as an agent is told of it.
+    /// Returns the machine as an agent sees it.
     pub(crate) fn told(&self, machine: &Machine) -> Machine {
         let mut machine = machine.clone();
         if self.no_bandwidth {
@@ -94,7 +94,7 @@ impl Disturbance {
         machine
     }
 
-    /// What is out of bounds, by its key.
+    /// Returns what is out of bounds, by its key.
     pub(super) fn complaint(&self) -> Option<(&'static str, String)> {
         let bounds = [
             ("memory_waits", self.memory_waits, 0.1, 10.0),
@@ -107,7 +107,7 @@ impl Disturbance {
     }
 }
 
-/// What disturbances are named does not exist.
+/// A name is not that of a disturbance.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no disturbance is named `{name}`{candidates}")]
 pub struct UnknownDisturbance {
@@ -118,7 +118,7 @@ pub struct UnknownDisturbance {
 impl FromStr for Disturbance {
     type Err = UnknownDisturbance;
 
-    /// Usual disturbances by name, with commas between them: waits twice as long, random replacement, a tenth of noise.
+    /// Parses usual disturbances by name, separated by commas: waits twice as long, random replacement, a tenth of noise.
     fn from_str(text: &str) -> Result<Disturbance, UnknownDisturbance> {
         let mut disturbance = Disturbance::default();
         for name in text.split(',').map(str::trim) {
@@ -157,7 +157,7 @@ impl fmt::Display for Disturbance {
 }
 
 impl Scenario {
-    /// The same scenario on a host that is wrong in this way.
+    /// Applies a disturbance to the scenario's host.
     #[must_use]
     pub fn disturbed(mut self, disturbance: Disturbance) -> Scenario {
         self.disturbance = disturbance;

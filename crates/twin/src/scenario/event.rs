@@ -1,4 +1,4 @@
-//! What happens to VMs during a run.
+//! Events that happen to VMs during a run.
 
 use homenode_units::{Bytes, CpuSet, NodeSet, Ns};
 use schemars::JsonSchema;
@@ -7,8 +7,8 @@ use serde::Deserialize;
 use super::Scenario;
 use crate::notation;
 
-/// Something that happens to a VM at a time, whatever policy acts. What came of it is in the report: an event that
-/// meets a VM which is not there is left out and said so.
+/// Something that happens to a VM at a time, whatever the policy does. The report has the outcome: an event for a VM that is
+/// not there is left out, and reported as such.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EventSpec {
@@ -18,11 +18,11 @@ pub struct EventSpec {
     pub at: Ns,
     /// Name of the VM.
     pub vm: String,
-    /// What.
+    /// Kind of event.
     pub action: EventAction,
 }
 
-/// What can happen to a VM.
+/// Kinds of events.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum EventAction {
@@ -31,8 +31,8 @@ pub enum EventAction {
     Start,
     /// It is stopped at once, and leaves the host.
     Stop,
-    /// Its balloon is set so that the guest has this much memory. See `guest/memory.rs` for the pages that it gives back, and
-    /// `engine/balloon.rs` for those that it gets: under Xen they lie on any node.
+    /// Its balloon is set so that the guest has this much memory. See `guest/memory.rs` for the pages that it releases, and
+    /// `engine/balloon.rs` for those that it gets: under Xen they are on any node.
     Balloon {
         /// Memory of the guest from now on.
         #[serde(with = "homenode_units::text")]
@@ -45,7 +45,7 @@ pub enum EventAction {
         #[serde(deserialize_with = "super::some_list")]
         #[schemars(with = "notation::List")]
         nodes: NodeSet,
-        /// Most to move; everything where absent.
+        /// Most to move; everything if absent.
         #[serde(default, with = "homenode_units::text::option")]
         #[schemars(with = "Option<notation::Size>")]
         memory_max: Option<Bytes>,
@@ -57,10 +57,10 @@ pub enum EventAction {
         #[schemars(with = "notation::List")]
         cpus: CpuSet,
     },
-    /// All of its program's threads use what was one thread's own memory from now on, and no longer theirs: where their accesses
-    /// go changes, and nothing else.
+    /// All of its program's threads use from now on what was one thread's own memory, and no longer their own: only the
+    /// targets of their accesses change.
     Gather {
-        /// Whose memory: the number of the thread, which is that of its vCPU, from 0.
+        /// Owner of that memory: the number of the thread, which is that of its vCPU, from 0.
         thread: u16,
     },
     /// Its program behaves differently from now on. Factors are against the profile and its phases, not against an
@@ -72,7 +72,7 @@ pub enum EventAction {
         /// Multiplies `cpi_core`.
         #[serde(default = "super::whole")]
         cpi_factor: f64,
-        /// Multiplies the mean rest, where threads rest: how busy a server is.
+        /// Multiplies the mean rest, if threads rest: how busy a server is.
         #[serde(default = "super::whole")]
         rest_factor: f64,
     },
@@ -94,7 +94,7 @@ impl EventAction {
 }
 
 impl Scenario {
-    /// Whether the first that happens to a VM is that an event starts it: it does not arrive by itself then.
+    /// Whether the first thing that happens to a VM is a start by an event: it does not arrive by itself then.
     pub(crate) fn started_by_event(&self, vm: &str) -> bool {
         let comings = self
             .events

@@ -37,25 +37,26 @@ impl Scenario {
         BUILTIN.iter().map(|(name, _)| *name)
     }
 
-    /// The scenario with this name that comes with the twin, if there is one.
+    /// Returns the built-in scenario with this name, if there is one.
     pub fn builtin(name: &str) -> Option<Scenario> {
         let text = Scenario::builtin_text(name)?;
         // A test reads every one of them.
         Some(Scenario::from_toml(&format!("data/scenarios/{name}.toml"), text).expect("embedded scenario"))
     }
 
-    /// Its file.
+    /// Returns its file's text.
     pub fn builtin_text(name: &str) -> Option<&'static str> {
         let (_, text) = BUILTIN.iter().find(|(known, _)| *known == name)?;
         Some(text)
     }
 
-    /// The default scenario: a mixed set of VMs on the quad-socket R910 of \[TAVO\].
+    /// Returns the default scenario: a mixed set of VMs on the quad-socket R910 of \[TAVO\].
     pub fn tavo_mixed() -> Scenario {
         Scenario::builtin("tavo-mixed").expect("it comes with the twin")
     }
 
-    /// One VM that runs this workload and has memory for it: one vCPU for a program of one thread, else four.
+    /// Returns a scenario of one VM that runs this workload and has memory for it: one vCPU for a program of one thread,
+    /// else four.
     pub fn alone(workload: Workload) -> Scenario {
         let threads = workload.program.as_ref().map(|program| program.threads);
         let vcpus = if threads == Some(Threads::OnePerVcpu) {
@@ -67,7 +68,7 @@ impl Scenario {
             .program
             .as_ref()
             .map_or(Bytes::ZERO, |program| program.footprint(vcpus));
-        // Half a GiB is more than its guest's kernel takes.
+        // Half a GiB is more than the guest's kernel takes.
         let gib = Bytes::from_gib(1).0;
         let memory = footprint.0.saturating_add(gib / 2).checked_next_multiple_of(gib);
         let memory = Bytes(memory.unwrap_or(u64::MAX));
@@ -77,9 +78,9 @@ impl Scenario {
         scenario.with_workload(workload)
     }
 
-    /// A mixed set of VMs sized for a machine: each has half of a node's CPUs (at most 8) and half of its memory (at
-    /// most 8 GiB), and together they have about seven eighths of the machine's CPUs. The programs take turns in the
-    /// order below as far as their memory fits, and are shortened to about 60 seconds of a solo run.
+    /// Returns a mixed set of VMs sized for a machine: each has half of a node's CPUs (at most 8) and half of its memory (at
+    /// most 8 GiB), and together they have about seven eighths of the machine's CPUs. The programs take turns in the order
+    /// below as far as their memory fits, and are shortened to about 60 seconds of a solo run.
     pub fn mixed_for(machine: &Machine, seed: u64) -> Scenario {
         const PROGRAMS: [&str; 8] = [
             "cg.B", "povray", "soplex", "sp.B", "ep.B", "milc", "lu.B", "sphinx3",

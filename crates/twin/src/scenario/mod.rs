@@ -1,8 +1,8 @@
 //! Scenarios: which VMs arrive when on which machine, what runs in them, and what happens to them.
 //!
-//! A scenario names the policies to run it under and knows nothing else of them: the same VMs, programs and events face
-//! each. Arrival order and phase come from the seed alone ([TAVO, section VI]: runs differ in nothing else), never from
-//! what a policy does.
+//! A scenario names the policies to run it under and knows nothing else of them: the VMs, programs and events are the same
+//! for each. Arrival order and phase come only from the seed ([TAVO, section VI]: runs differ in nothing else), never from a
+//! policy's actions.
 
 mod backend;
 mod check;
@@ -34,43 +34,43 @@ pub use event::{EventAction, EventSpec};
 pub struct Scenario {
     /// Name of the scenario.
     pub name: String,
-    /// What it is for.
+    /// Its purpose.
     #[serde(default)]
     pub about: String,
     /// Preset of the machine that it was written for; callers may run it on another.
     #[serde(default)]
     pub machine: Option<String>,
-    /// Who schedules vCPUs.
+    /// Scheduler of vCPUs.
     #[serde(default)]
     pub hypervisor: Hypervisor,
-    /// Seed where the caller gives none.
+    /// Seed if the caller gives none.
     #[serde(default = "first_seed")]
     pub seed: u64,
-    /// Who holds VMs to their permits, where the host does so itself.
+    /// Enforcer that holds VMs to their permits, if the host does so itself.
     #[serde(default)]
     pub enforcer: Enforcer,
-    /// Whose misses the host's enforcer counts as a VM's pollution.
+    /// Which misses the host's enforcer counts as a VM's pollution.
     #[serde(default)]
     pub attribution: Attribution,
-    /// How often a minute two running vCPUs on different nodes change places, at random: a balancer of which only the rate is
-    /// known. It comes on top of what the hypervisor's scheduler does.
+    /// How many times a minute two running vCPUs on different nodes change places, at random: a balancer known only by its
+    /// rate. It is added to what the hypervisor's scheduler does.
     #[serde(default)]
     pub vcpu_exchanges_per_minute: f64,
-    /// Whether the host's kernel moves pages and threads of all processes towards each other, as `kernel.numa_balancing` says
-    /// (AutoNUMA): of `kvm` and `native`. A file that does not say has it on, as stock hosts have. A VM whose memory is bound or
-    /// interleaved is left alone, as by the kernel.
+    /// Whether the host's kernel moves pages and threads of all processes towards each other, as `kernel.numa_balancing`
+    /// says (AutoNUMA): of `kvm` and `native`. If a file does not say, it is on, as on stock hosts. A VM whose memory is
+    /// bound or interleaved is left out, as by the kernel.
     #[serde(default)]
     pub numa_balancing: Option<bool>,
-    /// Share of VMs' memory, 0 to 1, that the host's kernel holds in transparent huge pages of 2 MiB: of `kvm` and `native`. It
-    /// marks, faults and moves those whole. Absent it is 0.9 where the kernel balances, as QEMU asks for huge pages for all of a
-    /// guest's memory and distributions grant that, and 0 elsewhere.
+    /// Share of VMs' memory, 0 to 1, that the host's kernel holds in transparent huge pages of 2 MiB: of `kvm` and `native`.
+    /// It marks, faults and moves those whole. If absent it is 0.9 with a kernel that balances, as QEMU asks for huge pages
+    /// for all of a guest's memory and distributions grant that, and 0 otherwise.
     #[serde(default)]
     pub huge_pages: Option<f64>,
-    /// How long to simulate where the caller does not say; a run may end before, when every program is done.
+    /// How long to simulate if the caller does not say; a run may end before, when every program is done.
     #[serde(default = "long_enough", with = "homenode_units::text")]
     #[schemars(with = "notation::Time")]
     pub duration: Ns,
-    /// Figures count from this time on; before it caches and memory fill. Runtimes of programs are always whole.
+    /// Time from which figures count; before it caches and memory fill. Runtimes of programs are always whole.
     #[serde(default, with = "homenode_units::text")]
     #[schemars(with = "notation::Time")]
     pub warm_up: Ns,
@@ -84,16 +84,16 @@ pub struct Scenario {
     #[serde(default, with = "homenode_units::text")]
     #[schemars(with = "notation::Time")]
     pub arrival_jitter: Ns,
-    /// How the host differs from what an agent is told of it; absent where it does not.
+    /// How the host differs from what an agent sees; absent if it does not.
     #[serde(default)]
     pub disturbance: Disturbance,
     /// The VMs.
     #[serde(rename = "vm")]
     pub vms: Vec<VmSpec>,
-    /// Workloads of this scenario's own, beside those that come with the twin.
+    /// Workloads of this scenario's own, in addition to the built-in ones.
     #[serde(default, rename = "workload")]
     pub workloads: Vec<Workload>,
-    /// What happens to VMs during the run.
+    /// Events that happen to VMs during the run.
     #[serde(default, rename = "event")]
     pub events: Vec<EventSpec>,
     /// The file that it was read from; takes no part in comparisons.
@@ -101,7 +101,7 @@ pub struct Scenario {
     pub origin: Origin,
 }
 
-/// Where a scenario was read from, so that what is found wrong later names file, line and column.
+/// Where a scenario was read from, so that later complaints name file, line and column.
 #[derive(Clone, Debug, Default)]
 pub struct Origin(Option<Arc<Source>>);
 
@@ -119,13 +119,13 @@ pub struct VmSpec {
     pub name: String,
     /// How many vCPUs it has.
     pub vcpus: u16,
-    /// How much memory it is given.
+    /// Memory that it is assigned.
     #[serde(with = "homenode_units::text")]
     #[schemars(with = "notation::Size")]
     pub memory: Bytes,
-    /// Which workload runs in it.
+    /// Workload that runs in it.
     pub workload: String,
-    /// When it is started; not given for a VM whose first event starts it.
+    /// When it is started; omitted for a VM whose first event starts it.
     #[serde(default, with = "homenode_units::text")]
     #[schemars(with = "notation::Time")]
     pub arrival: Ns,
@@ -135,33 +135,33 @@ pub struct VmSpec {
     /// Programs that its guest runs afterwards, one after the other and without a reboot.
     #[serde(default)]
     pub then: Vec<NextProgram>,
-    /// What it does when its last program has ended.
+    /// Behaviour after its last program has ended.
     #[serde(default)]
     pub after: AfterProgram,
-    /// CPUs that the operator allows it, in list format; absent where there is no limit.
+    /// CPUs that the operator allows it, in list format; absent if there is no limit.
     #[serde(default, deserialize_with = "list")]
     #[schemars(with = "Option<notation::List>")]
     pub cpus: Option<CpuSet>,
     /// Which of these each of its vCPUs may use.
     #[serde(default)]
     pub pinning: Pinning,
-    /// Nodes that the operator binds its memory to, in list format; absent where the kernel decides.
+    /// Nodes that the operator binds its memory to, in list format; absent if the kernel decides.
     #[serde(default, deserialize_with = "list")]
     #[schemars(with = "Option<notation::List>")]
     pub memory_nodes: Option<NodeSet>,
-    /// VMs that name the same word here share no home node, where the agent gives homes.
+    /// VMs with the same word here share no home node, if the agent assigns homes.
     #[serde(default)]
     pub apart: Option<String>,
-    /// VMs that name the same word here have one home, where the agent gives homes.
+    /// VMs with the same word here have one home, if the agent assigns homes.
     #[serde(default)]
     pub together: Option<String>,
-    /// Where the hypervisor places its pages, and who moves them later: `first-touch`, `round-4k` or `round-1g`, and
-    /// `+carrefour` or `+autonuma` after it.
+    /// Where the hypervisor places its pages, and what moves them later: `first-touch`, `round-4k` or `round-1g`, optionally
+    /// followed by `+carrefour` or `+autonuma`.
     #[serde(default)]
     #[schemars(with = "notation::MemoryPolicy")]
     pub memory_policy: MemoryPolicy,
-    /// Share of what its program touches that the guest has used before, and that lies on all nodes alike since; 0 of a
-    /// guest that has just booted. Of VMs whose guest sees one node and whose pages are placed by first touch.
+    /// Share of its program's memory that the guest has used before, and that is spread evenly over all nodes since; 0 for a
+    /// guest that has just booted. Only for VMs whose guest sees one node and whose pages are placed by first touch.
     #[serde(default)]
     pub memory_scattered: f64,
     /// Size of the pages by which guest and hypervisor map its memory: what the TLB holds.
@@ -170,7 +170,7 @@ pub struct VmSpec {
     /// What its guest knows of the host's nodes.
     #[serde(default)]
     pub vnuma: Vnuma,
-    /// What its program's runtime library knows of those nodes, where the program has one.
+    /// What its program's runtime library knows of those nodes, if the program has one.
     #[serde(default)]
     pub runtime_nodes: RuntimeNodes,
     /// Where its guest places pages among the nodes that it knows.
@@ -179,34 +179,34 @@ pub struct VmSpec {
     /// Whether its guest's kernel moves pages to the node that uses them (AutoNUMA); needs a guest that knows nodes.
     #[serde(default)]
     pub autonuma: bool,
-    /// How its guest tells the hypervisor of pages that it releases, so that first-touch places them anew.
+    /// How its guest notifies the hypervisor of pages that it releases, so that first-touch places them again.
     #[serde(default)]
     pub release_calls: ReleaseCalls,
     /// Scheduler weight against other VMs: Xen's scale, 256 is usual.
     #[serde(default = "usual_weight")]
     pub weight: u32,
-    /// What its threads do while they wait at a barrier; absent where that is up to the program. A guest's library may spin
-    /// in place of the kernel's sleep, and spare its interrupts [Policies, section 5.3.2].
+    /// What its threads do while they wait at a barrier; absent if the program decides. A guest's library may spin in place
+    /// of the kernel's sleep, and save its interrupts [Policies, section 5.3.2].
     #[serde(default)]
     pub waiting: Option<Waiting>,
-    /// How its program's threads rest between pieces of work, in place of what the program says; not with a program that has
-    /// barriers. So the same program is a batch job, or a server that is little used.
+    /// How its program's threads rest between pieces of work, in place of the program's own rests; not with a program that
+    /// has barriers. So the same program is a batch job, or a lightly used server.
     #[serde(default)]
     pub rest: Option<Rest>,
-    /// Most CPU time that all of its vCPUs together get, in percent of one CPU; absent where there is no limit.
+    /// Most CPU time that all of its vCPUs together get, in percent of one CPU; absent if there is no limit.
     #[serde(default)]
     pub cap_percent: Option<u32>,
-    /// Whether it drives devices itself (PCI passthrough): not with pages that are mapped when they are touched first.
+    /// Whether it drives devices itself (PCI passthrough); not possible with pages that are mapped at first touch.
     #[serde(default)]
     pub passthrough: bool,
-    /// Driver domain that its I/O goes through; absent where the host serves its devices.
+    /// Driver domain that its I/O goes through; absent if the host serves its devices.
     #[serde(default)]
     pub driver_domain: Option<Backend>,
-    /// What it booked: LLC misses per slice of 30 ms, or memory bandwidth; absent where it booked nothing.
+    /// Its permit: LLC misses per slice of 30 ms, or memory bandwidth; absent if it booked nothing.
     #[serde(default)]
     #[schemars(with = "Option<notation::Permit>")]
     pub permit: Option<Permit>,
-    /// Memory below which its balloon never takes it; absent where it keeps all.
+    /// Memory below which its balloon never takes it; absent if it keeps all.
     #[serde(default, with = "homenode_units::text::option")]
     #[schemars(with = "Option<notation::Size>")]
     pub memory_floor: Option<Bytes>,
@@ -236,7 +236,7 @@ pub enum PageSize {
 }
 
 impl PageSize {
-    /// Bytes of one.
+    /// Returns the bytes of one page.
     pub fn bytes(self) -> Bytes {
         match self {
             PageSize::Small => Bytes(4096),
@@ -252,9 +252,9 @@ pub enum Vnuma {
     /// Nothing: it sees one node.
     #[default]
     None,
-    /// Which node each vCPU was on when it booted, and which nodes its memory came from.
+    /// The node of each vCPU when it booted, and the nodes that its memory came from.
     Static,
-    /// Which node each vCPU is on now, and which nodes its memory comes from (XPV, [XPV, section 4.2]).
+    /// The node of each vCPU now, and the nodes that its memory comes from (XPV, [XPV, section 4.2]).
     Live,
 }
 
@@ -265,9 +265,9 @@ pub enum RuntimeNodes {
     /// Nothing.
     #[default]
     None,
-    /// Which node its kernel said that each vCPU was on when the program began.
+    /// The node that its kernel reported for each vCPU when the program began.
     Static,
-    /// Which node its kernel says that each vCPU is on: it looks whether that changed [XPV, section 4.3.3].
+    /// The node that its kernel reports for each vCPU now: it checks for changes [XPV, section 4.3.3].
     Live,
 }
 
@@ -282,22 +282,22 @@ pub enum Allocation {
     Interleave,
 }
 
-/// How a guest tells its hypervisor of pages that it releases [Policies, section 4.2].
+/// How a guest notifies its hypervisor of pages that it releases [Policies, section 4.2].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReleaseCalls {
     /// Not at all: a page that was touched once stays.
     #[default]
     None,
-    /// By a call per page that does nothing: what calls alone cost.
+    /// By a call per page that does nothing: the cost of calls only.
     Empty,
     /// By a call per page.
     Each,
-    /// By queues of 32 operations, of which there are four.
+    /// By four queues of 32 operations.
     Batched,
 }
 
-/// Who schedules vCPUs, and what virtualisation costs.
+/// Scheduler of vCPUs, and the costs of virtualisation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Hypervisor {
@@ -310,12 +310,12 @@ pub enum Hypervisor {
     Xen,
 }
 
-/// Who in the host holds VMs to their permits [Kyoto, sections 3.2.2 and 3.3.4]. An agent that watches the host may do it
+/// What in the host holds VMs to their permits [Kyoto, sections 3.2.2 and 3.3.4]. An agent that watches the host may do it
 /// instead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Enforcer {
-    /// Nobody: permits are metered, and an agent may enforce them.
+    /// Nothing: permits are metered, and an agent may enforce them.
     #[default]
     None,
     /// Xen's credit scheduler: a VM that is OVER does not run.
@@ -326,14 +326,14 @@ pub enum Enforcer {
     Ks4pisces,
 }
 
-/// Which misses count as a VM's pollution: it must not be punished for that of others [Kyoto, section 3.2.3].
+/// Which misses count as a VM's pollution: it must not be punished for those of others [Kyoto, section 3.2.3].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Attribution {
-    /// Those that it would have alone, from replaying its accesses on a model of the machine's cache.
+    /// Those that it would have on its own, from replaying its accesses on a model of the machine's cache.
     #[default]
     Replay,
-    /// Those that the counters of its CPUs show, whoever evicted the lines.
+    /// Those that the counters of its CPUs show, whichever VM evicted the lines.
     Counted,
 }
 
@@ -348,7 +348,7 @@ pub enum ArrivalOrder {
     BySeed,
 }
 
-/// What a VM does when its program has ended.
+/// Behaviour of a VM after its program has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum AfterProgram {
@@ -395,7 +395,7 @@ where
 }
 
 impl VmSpec {
-    /// A VM that arrives at once, runs its whole program and then idles.
+    /// Creates a VM that arrives at once, runs its whole program and then idles.
     pub fn new(name: &str, vcpus: u16, memory: Bytes, workload: &str) -> VmSpec {
         VmSpec {
             name: name.to_owned(),
@@ -430,63 +430,63 @@ impl VmSpec {
         }
     }
 
-    /// The same VM, started at another time.
+    /// Starts the VM at another time.
     #[must_use]
     pub fn arriving(mut self, at: Ns) -> VmSpec {
         self.arrival = at;
         self
     }
 
-    /// The same VM, doing this share of its program's work.
+    /// Sets the share of its program's work to do.
     #[must_use]
     pub fn doing(mut self, work_share: f64) -> VmSpec {
         self.work_share = work_share;
         self
     }
 
-    /// The same VM, its vCPUs bound to these CPUs.
+    /// Binds its vCPUs to these CPUs.
     #[must_use]
     pub fn on_cpus(mut self, cpus: CpuSet) -> VmSpec {
         self.cpus = Some(cpus);
         self
     }
 
-    /// The same VM, its memory bound to these nodes.
+    /// Binds its memory to these nodes.
     #[must_use]
     pub fn with_memory_on(mut self, nodes: NodeSet) -> VmSpec {
         self.memory_nodes = Some(nodes);
         self
     }
 
-    /// The same VM, its I/O through a driver domain.
+    /// Passes its I/O through a driver domain.
     #[must_use]
     pub fn behind(mut self, backend: Backend) -> VmSpec {
         self.driver_domain = Some(backend);
         self
     }
 
-    /// The same VM with a permit.
+    /// Gives the VM a permit.
     #[must_use]
     pub fn with_permit(mut self, permit: Permit) -> VmSpec {
         self.permit = Some(permit);
         self
     }
 
-    /// The same VM, of which memory may be taken.
+    /// Allows its memory to be taken down to this floor.
     #[must_use]
     pub fn with_memory_floor(mut self, floor: Bytes) -> VmSpec {
         self.memory_floor = Some(floor);
         self
     }
 
-    /// The same VM, each vCPU bound to one CPU.
+    /// Binds each vCPU to one CPU.
     #[must_use]
     pub fn pinned(mut self) -> VmSpec {
         self.pinning = Pinning::OneToOne;
         self
     }
 
-    /// Which CPUs a vCPU may run on, by position on a machine that the scenario was checked for.
+    /// Returns the CPUs that a vCPU may run on, by position on a machine that the scenario was checked for.
     pub(crate) fn allowed(&self, vcpu: ThreadIx, machine: &Machine) -> CpuIxSet {
         let may = |id| self.cpus.as_ref().is_none_or(|cpus| cpus.contains(id));
         let allowed: CpuIxSet = marked(machine.cpus.iter().map(|cpu| may(cpu.id)));
@@ -499,26 +499,26 @@ impl VmSpec {
 }
 
 impl Scenario {
-    /// Reads a scenario file and checks it by itself. Whether a machine can run it is checked by [`crate::Twin::new`].
+    /// Reads a scenario file and checks it by itself. [`crate::Twin::new`] checks whether a machine can run it.
     ///
     /// # Errors
-    /// Everything that does not read or cannot be, with its place.
+    /// Everything that does not parse or cannot be, with its place.
     pub fn from_toml(path: &str, text: &str) -> Result<Scenario, TwinError> {
         Scenario::from_toml_with(path, text, &|_| None)
     }
 
-    /// The same, where `named` gives the workloads that VMs may name beside those of the scenario and of the twin. A VM
-    /// then has its workload by the name that the workload gives itself.
+    /// Reads a scenario file; `named` returns workloads that VMs may name in addition to those of the scenario and of the
+    /// twin. A VM then has its workload under the name that the workload gives itself.
     ///
     /// # Errors
-    /// As above; what `named` complains of, with the place in the scenario; two different workloads of one name.
+    /// As above; complaints of `named`, with the place in the scenario; two different workloads of one name.
     pub fn from_toml_with(
         path: &str,
         text: &str,
         named: &dyn Fn(&str) -> Option<Result<Workload, String>>,
     ) -> Result<Scenario, TwinError> {
         let mut scenario: Scenario = read_toml(path, text)?;
-        // As stock hosts come.
+        // The default of stock hosts.
         let is_linux = scenario.hypervisor != Hypervisor::Xen;
         scenario.numa_balancing = scenario.numa_balancing.or(is_linux.then_some(true));
         scenario.origin = Origin(Some(Arc::new(Source::new(path, text))));
@@ -544,7 +544,7 @@ impl Scenario {
         Ok(scenario)
     }
 
-    /// A complaint about a key of the scenario (`policies[1]`), with its place where the scenario comes from a file.
+    /// Creates a complaint about a key of the scenario (`policies[1]`), with its place if the scenario comes from a file.
     pub fn complaint(&self, key: &str, message: impl Into<String>) -> TwinError {
         match &self.origin.0 {
             Some(source) => TwinError::File(source.complaint(key, message)),
@@ -556,7 +556,7 @@ impl Scenario {
         }
     }
 
-    /// A scenario of these VMs, arriving as they say.
+    /// Creates a scenario of these VMs, arriving as they say.
     pub fn of(name: &str, vms: Vec<VmSpec>) -> Scenario {
         Scenario {
             name: name.to_owned(),
@@ -582,19 +582,19 @@ impl Scenario {
         }
     }
 
-    /// The same scenario on a host whose kernel balances NUMA memory, or does not.
+    /// Sets whether the host's kernel balances NUMA memory.
     #[must_use]
     pub fn with_numa_balancing(mut self, is_on: bool) -> Scenario {
         self.numa_balancing = Some(is_on);
         self
     }
 
-    /// Whether the host's kernel balances NUMA memory; `None` where the host has no such kernel.
+    /// Whether the host's kernel balances NUMA memory; `None` if the host has no such kernel.
     pub fn balances(&self) -> Option<bool> {
         (self.hypervisor != Hypervisor::Xen).then(|| self.numa_balancing.unwrap_or(false))
     }
 
-    /// Share of VMs' memory that the host's kernel holds in huge pages.
+    /// Returns the share of VMs' memory that the host's kernel holds in huge pages.
     pub fn huge_share(&self) -> f64 {
         let stock = if self.balances() == Some(true) {
             STOCK_HUGE_PAGES
@@ -604,7 +604,7 @@ impl Scenario {
         self.huge_pages.unwrap_or(stock)
     }
 
-    /// The same scenario with something that happens to a VM.
+    /// Adds an event that happens to a VM.
     #[must_use]
     pub fn with_event(mut self, at: Ns, vm: &str, action: EventAction) -> Scenario {
         let vm = vm.to_owned();
@@ -612,20 +612,20 @@ impl Scenario {
         self
     }
 
-    /// The same scenario with a workload of its own.
+    /// Adds a workload of the scenario's own.
     #[must_use]
     pub fn with_workload(mut self, workload: Workload) -> Scenario {
         self.workloads.push(workload);
         self
     }
 
-    /// The first workload of a VM.
+    /// Returns the first workload of a VM.
     pub(crate) fn workload(&self, vm: &VmSpec) -> Result<Workload, TwinError> {
         self.workload_named(vm, &vm.workload)
     }
 
-    /// What runs in a VM under a name: the scenario's own workload of that name, or the one that comes with the twin; it waits
-    /// as the VM says, if that says so.
+    /// Returns what runs in a VM under a name: the scenario's own workload of that name, or the built-in one; it waits as
+    /// the VM says, if the VM says so.
     pub(crate) fn workload_named(&self, vm: &VmSpec, name: &str) -> Result<Workload, TwinError> {
         let own = self.workloads.iter().find(|w| w.name == name).cloned();
         let found = own.or_else(|| workload::builtin(name));
@@ -649,7 +649,7 @@ impl Scenario {
         Ok(workload)
     }
 
-    /// When each VM arrives, in the order of [`Scenario::vms`]; one that an event starts does not arrive by itself.
+    /// Returns when each VM arrives, in the order of [`Scenario::vms`]; a VM that an event starts does not arrive by itself.
     pub(crate) fn arrivals(&self, seed: u64) -> Vec<Option<Ns>> {
         let mut chance = Chance::labelled(seed, "arrivals", 0);
         let by_itself: Vec<bool> = self

@@ -6,7 +6,7 @@ use super::{Hypervisor, ReleaseCalls, VmSpec, Vnuma};
 use crate::TwinError;
 
 impl VmSpec {
-    /// Pages that were used before must be pages that stay where they were.
+    /// Checks `memory_scattered`: pages that were used before must be pages that stay where they were.
     pub(super) fn check_scattered(&self, hypervisor: Hypervisor) -> Result<(), (&'static str, TwinError)> {
         let share = self.memory_scattered;
         if !(0.0..=1.0).contains(&share) {
@@ -33,7 +33,7 @@ impl VmSpec {
             ),
             (
                 self.release_calls != ReleaseCalls::None,
-                "contradicts release_calls, after which the hypervisor places pages anew",
+                "contradicts release_calls, after which the hypervisor places pages again",
             ),
         ];
         match refused.into_iter().find(|(refused, _)| share > 0.0 && *refused) {

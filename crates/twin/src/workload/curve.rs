@@ -18,7 +18,7 @@ use crate::notation;
 
 /// Points of a table at most: a measured curve has about a hundred.
 const POINTS_MAX: usize = 1024;
-/// Of these the nearest curve of the family is fitted to about as many.
+/// Number of those, about, that the nearest curve of the family is fitted to.
 const FITTED_MAX: usize = 64;
 
 /// Share of accesses that miss, by capacity. In files `{ m_inf = 0.1, c0 = "4MiB", k = 1.0 }` or
@@ -32,7 +32,8 @@ pub struct MissRatioCurve {
     pub c0: Bytes,
     /// Steepness: below 1 a long tail, above 2 a cliff.
     pub k: f64,
-    /// Points, which then are the curve; the three numbers above are the nearest of the family, for callers that need them.
+    /// Points, which are the curve if present; the three numbers above are then the nearest of the family, for callers that
+    /// need them.
     table: Option<Vec<Point>>,
 }
 
@@ -148,7 +149,7 @@ impl JsonSchema for MissRatioCurve {
 }
 
 impl MissRatioCurve {
-    /// A curve of the family.
+    /// Creates a curve of the family.
     pub fn family(m_inf: f64, c0: Bytes, k: f64) -> MissRatioCurve {
         MissRatioCurve {
             m_inf,
@@ -158,7 +159,7 @@ impl MissRatioCurve {
         }
     }
 
-    /// A curve through points of capacity and miss ratio, in ascending order of capacity.
+    /// Creates a curve through points of capacity and miss ratio, in ascending order of capacity.
     pub fn through(points: impl IntoIterator<Item = (Bytes, f64)>) -> MissRatioCurve {
         MissRatioCurve::of_points(
             points
@@ -169,7 +170,7 @@ impl MissRatioCurve {
     }
 
     fn of_points(table: Vec<Point>) -> MissRatioCurve {
-        // Of long tables a part: a fit looks at each point some thousand times.
+        // Fits a part of a long table: a fit looks at each point some thousand times.
         let every = table.len().div_ceil(FITTED_MAX).max(1);
         let as_numbers = |Point(bytes, ratio): &Point| (bytes.as_f64(), *ratio);
         let points: Vec<(f64, f64)> = table.iter().step_by(every).map(as_numbers).collect();
@@ -183,7 +184,7 @@ impl MissRatioCurve {
         }
     }
 
-    /// The same curve for so many times the memory, to whole bytes.
+    /// Returns the curve for a program with `factor` times the memory, to whole bytes.
     #[must_use]
     pub fn stretched(&self, factor: f64) -> MissRatioCurve {
         let size = |size: Bytes| Bytes((size.as_f64() * factor).round() as u64);
@@ -195,7 +196,7 @@ impl MissRatioCurve {
         }
     }
 
-    /// Miss ratio with a capacity in bytes.
+    /// Returns the miss ratio with a capacity in bytes.
     pub fn at(&self, bytes: f64) -> f64 {
         if bytes <= 0.0 {
             return 1.0;
@@ -212,7 +213,7 @@ impl MissRatioCurve {
         self.m_inf + (1.0 - self.m_inf) * libm::exp(-exponent)
     }
 
-    /// Miss ratio that no cache goes below.
+    /// Returns the miss ratio that no cache goes below.
     pub fn floor(&self) -> f64 {
         let last = self.table.as_ref().and_then(|table| table.last());
         last.map_or(self.m_inf, |Point(_, ratio)| *ratio)
@@ -255,7 +256,7 @@ impl MissRatioCurve {
     }
 }
 
-/// Ratio at a capacity above 0.
+/// Returns the ratio at a capacity above 0.
 fn between(table: &[Point], bytes: f64) -> f64 {
     let above = table.partition_point(|point| point.0.as_f64() < bytes);
     let Some(Point(above_bytes, above_ratio)) = table.get(above) else {

@@ -1,10 +1,10 @@
-//! Puts measured or computed miss ratios into the family of curves that profiles state.
+//! Fits measured or computed miss ratios to the family of curves that profiles state.
 
 use homenode_units::Bytes;
 
 use super::MissRatioCurve;
 
-/// The curve of the family that is nearest to given miss ratios, and how far it is from them.
+/// The curve of the family nearest to given miss ratios, and its distance from them.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct FittedCurve {
     /// The curve.
@@ -17,8 +17,8 @@ pub struct FittedCurve {
 
 impl FittedCurve {
     /// Fits points of (capacity in bytes, miss ratio) by least squares: for any `c0` and `k` the best `m_inf` has a closed
-    /// form; these are looked for on a coarse grid around a first guess of `c0` (16 times up and down), then on finer ones
-    /// around the best.
+    /// form; `c0` and `k` are searched on a coarse grid around a first guess of `c0` (16 times up and down), then on finer
+    /// ones around the best.
     pub fn of(points: &[(f64, f64)], c0_guess: f64) -> FittedCurve {
         let (mut best, mut width) = ((c0_guess, 1.0), (4.0, 4.0));
         for _ in 0..10 {
@@ -47,7 +47,7 @@ impl FittedCurve {
     }
 }
 
-/// The curve with this `c0` and `k` whose `m_inf` is the best.
+/// Returns the curve with this `c0` and `k` and the best `m_inf`.
 fn curve(points: &[(f64, f64)], c0: f64, k: f64) -> MissRatioCurve {
     let mut curve = MissRatioCurve::family(0.0, Bytes(c0.max(1.0) as u64), k);
     // m = m_inf (1 - e) + e is linear in m_inf.

@@ -1,4 +1,4 @@
-//! What the tests share: machines, pinned VMs, small programs.
+//! Helpers shared by the tests: machines, pinned VMs, small programs.
 
 #![allow(dead_code)] // each test file uses its part
 

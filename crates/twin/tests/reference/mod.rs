@@ -1,4 +1,4 @@
-//! The epoch model beside the access-level reference, driven by the same generated streams.
+//! Compares the epoch model with the access-level reference, both driven by the same generated streams.
 
 #![allow(dead_code)] // the test and the document each use their part
 

@@ -60,7 +60,7 @@ pub fn shape_of(machine: &str) -> Shape {
     Shape::of_lines(LINES, ways, llc.replacement.unwrap_or_default())
 }
 
-/// What a stream misses alone, by size of a cache of this make.
+/// Returns a stream's miss ratio on its own, by size of a cache of this make.
 pub fn solo_curve(pattern: &Pattern, shape: Shape, accesses: usize) -> Curve {
     let mut ratios = vec![1.0];
     for point in 1..=POINTS {
@@ -81,13 +81,13 @@ fn drop_outcome(cache: &mut Cache, at: usize, stream: &mut Stream) {
     let _ = cache.access(at, stream.next_line());
 }
 
-/// What the twin knows of a stream. A measured curve falls to what it falls to where more lines are of no use, so no footprint
-/// has to be stated; stating it would count conflict misses of a cache of just that size.
+/// Returns what the twin knows of a stream. A measured curve levels off when more lines are of no use, so no footprint has
+/// to be stated; stating it would count conflict misses of a cache of just that size.
 pub fn sharer(curve: &Curve) -> Sharer {
     Sharer::new(LINES as f64, f64::INFINITY, |lines| curve.at(lines))
 }
 
-/// Miss ratios of two streams side by side in the reference.
+/// Returns the miss ratios of two streams side by side in the reference.
 pub fn reference(pair: [&Pattern; 2], rates: [usize; 2], shape: Shape, accesses: usize) -> [f64; 2] {
     let mut cache = Cache::new(shape, 2, 5);
     let mut streams = [Stream::new(pair[0], 0, 9), Stream::new(pair[1], 1 << 50, 10)];
@@ -104,7 +104,7 @@ pub fn reference(pair: [&Pattern; 2], rates: [usize; 2], shape: Shape, accesses:
     [0, 1].map(|at| cache.counts(at).since(&before[at]).miss_ratio())
 }
 
-/// The same in the epoch model, with this number of age classes: as many accesses to a cache that is as empty.
+/// Returns them for the epoch model, with this number of age classes: for as many accesses to an equally empty cache.
 pub fn model(
     sharers: &[Sharer; 2],
     curves: [&Curve; 2],
@@ -139,7 +139,7 @@ pub struct Errors {
     pub cases: usize,
 }
 
-/// Epoch model against reference, for all pairs among the streams that are given, at 1:1, 1:4 and 4:1.
+/// Compares the epoch model with the reference, for all pairs among the given streams, at 1:1, 1:4 and 4:1.
 pub fn compare(shape: Shape, streams: &[Named], classes: &[usize], accesses: usize) -> Vec<Errors> {
     let curves: Vec<Curve> = streams
         .iter()
@@ -196,8 +196,8 @@ pub fn compare(shape: Shape, streams: &[Named], classes: &[usize], accesses: usi
     errors
 }
 
-/// A stream runs alone, sleeps while another runs, then runs beside it. Mean over the phases' steps of the error in
-/// lines held over the cache's, by phase.
+/// Runs a stream alone, lets it sleep while another runs, then runs both. Returns by phase the mean over its steps of the
+/// error in lines held over the cache's.
 pub fn transient(shape: Shape, first: &Named, second: &Named, classes: usize) -> [f64; 3] {
     const STEP: f64 = 0.05;
     let phases: [([f64; 2], usize); 3] = [([1.0, 0.0], 100), ([0.0, 1.0], 30), ([1.0, 1.0], 60)];
@@ -232,7 +232,8 @@ pub fn transient(shape: Shape, first: &Named, second: &Named, classes: usize) ->
     })
 }
 
-/// Memory accesses per access of a program that lives in its private cache, beside streams: inclusive LLC, non-inclusive.
+/// Returns memory accesses per access of a program that lives in its private cache, next to streams: inclusive LLC,
+/// non-inclusive.
 pub fn back_invalidation(machine: &str) -> [f64; 2] {
     let whole = preset(machine).expect("a preset");
     let l2 = whole

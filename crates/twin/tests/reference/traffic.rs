@@ -1,4 +1,4 @@
-//! Controllers and links under load, and where pages lie.
+//! Controllers and links under load, and the nodes of pages.
 
 use homenode_machine::{LoadCurve, Machine};
 use homenode_machine_files::preset;
@@ -49,7 +49,7 @@ pub fn paths(machine: &Machine) -> Paths {
     }
 }
 
-/// A group of equal threads whose memory lies on one node.
+/// A group of equal threads with their memory on one node.
 #[derive(Clone, Debug)]
 pub struct Group {
     pub threads: usize,
@@ -60,14 +60,14 @@ pub struct Group {
     pub write_share: f64,
 }
 
-/// What a thread of each group gets: misses per nanosecond and their latency.
+/// Returns what a thread of each group gets: misses per nanosecond and their latency.
 pub fn reference(machine: &Machine, groups: &[Group], micros: f64) -> Vec<(f64, f64)> {
     let nodes = machine.nodes.len();
     let mut pages = Pages::new(Placement::FirstTouch, nodes);
     let mut threads = Vec::new();
     for (at, group) in groups.iter().enumerate() {
         for _ in 0..group.threads {
-            // All accesses miss: one page per thread will do, touched first from the node where it is to lie.
+            // All accesses miss: one page per thread is enough, touched first from the node that it is to be on.
             let first_line = (threads.len() as u64) << 20;
             pages.home(first_line / 64, group.memory);
             threads.push((at, first_line));
@@ -107,7 +107,7 @@ pub fn reference(machine: &Machine, groups: &[Group], micros: f64) -> Vec<(f64, 
     (0..groups.len()).map(of_group).collect()
 }
 
-/// The same in the epoch model.
+/// Returns the same figures for the epoch model.
 pub fn model(machine: &Machine, groups: &[Group]) -> Vec<(f64, f64)> {
     let load = |group: &Group| {
         let mut weights = vec![0.0; machine.nodes.len()];
@@ -136,7 +136,7 @@ pub fn model(machine: &Machine, groups: &[Group]) -> Vec<(f64, f64)> {
         .collect()
 }
 
-/// A machine whose load curves are those of the reference: fitted to one kind of thread alone on a controller, then on a
+/// Returns a machine with the load curves of the reference: fitted to one kind of thread alone on a controller, then on a
 /// link, at eight loads each, as a real machine's are measured.
 pub fn with_measured_curves(name: &str) -> Machine {
     let mut machine = preset(name).expect("a preset");
@@ -208,7 +208,8 @@ fn growth(curve: LoadCurve, load: f64) -> f64 {
     1.0 + curve.alpha * linear + curve.beta * queue
 }
 
-/// Least squares of `g - 1` over both terms, no coefficient below 0; loads beyond 97 percent are the cap's, not the curve's.
+/// Least squares of `g - 1` over both terms, no coefficient below 0; loads beyond 97 percent are limited by the cap, not the
+/// curve.
 fn fit(points: &[(f64, f64)]) -> LoadCurve {
     let (mut xx, mut xy, mut yy, mut xg, mut yg) = (0.0, 0.0, 0.0, 0.0, 0.0);
     for (load, grown) in points.iter().filter(|(load, _)| *load < 0.97) {
@@ -295,8 +296,8 @@ pub fn cases() -> Vec<(&'static str, Vec<Group>)> {
     ]
 }
 
-/// Accesses by node of 48 threads on amd48, a share of whose accesses goes to memory that thread 0 touched first, a share
-/// to memory that all touched, and the rest to their own: reference and twin.
+/// Returns accesses by node of 48 threads on amd48, in the reference and the twin: a share of the accesses goes to memory
+/// that thread 0 touched first, a share to memory that all touched, and the rest to their own.
 pub fn accesses_by_node(by_one: f64, shared: f64) -> [Vec<f64>; 2] {
     [reference_by_node(by_one, shared), twin_by_node(by_one, shared)]
 }
@@ -341,7 +342,7 @@ fn twin_by_node(by_one: f64, shared: f64) -> Vec<f64> {
         }
         format!("[[program.regions]]\nkind = \"{kind}\"\nsize = \"{mib}MiB\"\naccess_share = {share:?}\n")
     };
-    // So few misses that latency slows nobody: placement alone is compared.
+    // Too few misses for latency to slow any thread: only placement is compared.
     let text = format!(
         "name = \"spread\"\nabout = \"test\"\n[program]\nthreads = \"one-per-vcpu\"\ninstructions_g_per_thread = 4.0\n\
          cpi_core = 1.0\nllc_accesses_per_kilo_instruction = 0.1\nmisses_in_flight = 4.0\nhits_in_flight = 4.0\n\

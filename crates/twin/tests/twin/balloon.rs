@@ -1,4 +1,4 @@
-//! Memory limits on the twin: what a balloon takes first, what it costs, and that it comes back.
+//! Memory limits on the twin: what a balloon takes first, what it costs, and that the memory comes back.
 
 use crate::common::{cores, r910, scenario};
 use homenode_host::{Act, Action, Balloon, Host, Lever, Limit, Outcome, Plan};
@@ -35,7 +35,7 @@ fn held_mib(twin: &mut Twin) -> u64 {
     sample.vms[0].pages_touched().unwrap().to_bytes().0 >> 20
 }
 
-/// Instructions per second from now on, over so long.
+/// Returns instructions per second from now on, over this time.
 fn speed(twin: &mut Twin, over: Ns) -> f64 {
     let done = |twin: &Twin| twin.report().vms[0].instructions_g;
     let before = done(twin);
@@ -110,7 +110,7 @@ fn the_coldest_pages_go_first() {
     let before = speed(&mut twin, SECOND);
     let held = held_mib(&mut twin);
     limit(&mut twin, Bytes((held - 400) << 20), LONG);
-    // 400 of 922 MiB that see a thousandth of accesses: 1e-5 * 1e-3 * 0.43 faults of 0.1 ms per instruction of some 0.3 ns.
+    // 400 of 922 MiB with a thousandth of accesses: 1e-5 * 1e-3 * 0.43 faults of 0.1 ms per instruction of some 0.3 ns.
     let after = speed(&mut twin, SECOND);
     assert!(
         after < before * 0.9995 && after > before * 0.99,
@@ -170,7 +170,7 @@ fn after_a_balloon(vnuma: Vnuma, allow: fn(&mut VmSpec)) -> Twin {
     twin
 }
 
-/// Share of accesses that are local, over some time from now on.
+/// Returns the share of accesses that are local, over some time from now on.
 fn local(twin: &mut Twin, over: Ns) -> f64 {
     twin.mark();
     twin.wait(over);
@@ -180,7 +180,7 @@ fn local(twin: &mut Twin, over: Ns) -> f64 {
 #[test]
 fn what_xen_gives_back_lies_on_any_node_and_only_a_guest_that_is_told_finds_what_is_near() {
     let nobody = |_: &mut VmSpec| {};
-    // A GiB over four nodes, of which half a GiB is used; what was touched before the balloon was all near.
+    // A GiB over four nodes, with half of it in use; all that was touched before the balloon was near.
     let held = |twin: &mut Twin| {
         let sample = twin.sample().unwrap();
         let pages = sample.vms[0].pages.clone().unwrap();

@@ -69,7 +69,8 @@ fn remote_memory_and_link_contention_slow() {
     );
 }
 
-/// A hop within a package is shorter than one between packages: what is remote costs as the link between says.
+/// A hop within a package is shorter than one between packages: a remote access costs what the link between the nodes
+/// states.
 #[test]
 fn a_link_of_its_own_latency_costs_that_and_changes_no_other() {
     let usual = r910();
@@ -140,7 +141,7 @@ fn a_solo_run_takes_what_its_profile_says() {
     assert!((3.4..4.3).contains(&took), "{took} s");
 }
 
-/// Lines per second that the six threads of each of amd48's nodes get from node 0, with so many in flight each.
+/// Lines per second that the six threads of each of amd48's nodes get from node 0, with `in_flight` misses in flight each.
 fn lines_per_s_from_node_0(in_flight: f64) -> Vec<f64> {
     let machine = preset("amd48").unwrap();
     let vms = machine.nodes.iter().map(|(id, described)| {
@@ -165,7 +166,7 @@ fn lines_per_s_from_node_0(in_flight: f64) -> Vec<f64> {
 
 #[test]
 fn loads_that_need_each_other_wait_as_long_as_measured_where_48_threads_want_one_node() {
-    // [Policies, table 3], from which the machine file has what a controller sustains of such lines.
+    // [Policies, table 3], the source of the machine file's rate that a controller sustains of such lines.
     let rates = lines_per_s_from_node_0(1.0);
     let machine = preset("amd48").unwrap();
     for (to, rate) in rates.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Twins that are not what an agent is told of them.
+//! Twins that differ from what an agent sees of them.
 
 use homenode_host::{Host, Sample};
 use homenode_machine::Replacement;
@@ -17,7 +17,7 @@ fn twin(scenario: &Scenario, seed: u64) -> Twin {
     Twin::new(machine, scenario, seed).expect("a scenario that can run")
 }
 
-/// So many samples, a second apart.
+/// Takes `count` samples, a second apart.
 fn samples(twin: &mut Twin, count: usize) -> Vec<Sample> {
     let one = |_| {
         twin.wait(SECOND);
@@ -26,7 +26,7 @@ fn samples(twin: &mut Twin, count: usize) -> Vec<Sample> {
     (0..count).map(one).collect()
 }
 
-/// Its report at the end, having been looked at every second.
+/// Returns its report at the end, after a look every second.
 fn report(scenario: &Scenario) -> TwinReport {
     let mut twin = twin(scenario, 1);
     while !twin.finished() {
@@ -218,7 +218,7 @@ fn where_the_host_balances_memory_the_kernel_moves_pages_of_every_vm() {
     }
 }
 
-/// What is set for the host is no operator's choice for a VM: an agent sees it of the host, and no policy of the VM's.
+/// Settings for the host are no operator's choice for a VM: an agent sees them for the host, and no policy for the VM.
 #[test]
 fn balancing_is_the_hosts_and_spares_bound_and_interleaved_memory() {
     let wide = |name: &str| VmSpec::new(name, 12, Bytes::from_gib(20), "cassandra");

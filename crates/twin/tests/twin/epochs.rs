@@ -1,7 +1,7 @@
 //! The epoch is a resolution: no reported figure may depend on it, nor on solving only when something changed.
 //!
-//! VMs are pinned here. Where they are not, a wake-up a nanosecond earlier may take another CPU, and from there on two runs
-//! differ as two seeds do.
+//! VMs are pinned here. If they were not, a wake-up a nanosecond earlier might take another CPU, and from there on two runs
+//! would differ as two seeds do.
 
 use crate::common::r910;
 use homenode_machine::Machine;
@@ -43,7 +43,7 @@ fn same(one: &TwinReport, other: &TwinReport, what: &str) {
         let (local_a, local_b) = (a.local_access_ratio.unwrap(), b.local_access_ratio.unwrap());
         near(&name("local access ratio"), local_a, local_b, RATIO_MIN);
         assert_eq!(a.node_changes, b.node_changes);
-        // Waiting is what is left over where eight threads share eight hyperthreads: compared with the run.
+        // Waiting is the rest when eight threads share eight hyperthreads: compared with the run.
         let run = a.runtime_s.unwrap();
         near(&name("waiting"), a.waiting_s, b.waiting_s, run);
     }
@@ -81,7 +81,7 @@ fn a_loop_that_is_loaded_again_in_each_slice_is_found_whole_in_time() {
     use homenode_host::Host;
     use homenode_twin::{Hypervisor, VmSpec};
     use homenode_units::{Bytes, CpuId, CpuSet};
-    // The miss ratio of a loop stays at 1 until nearly all of it has come: nothing seems to change until then.
+    // The miss ratio of a loop stays at 1 until nearly all of it is cached: nothing seems to change until then.
     let vm = |name, program| {
         let vm = VmSpec::new(name, 1, Bytes::from_mib(200), program).doing(100.0);
         vm.on_cpus(CpuSet::one(CpuId(0)))
@@ -97,6 +97,6 @@ fn a_loop_that_is_loaded_again_in_each_slice_is_found_whole_in_time() {
         twin.report().vms[0].llc_miss_rate.unwrap()
     };
     let (coarse, fine) = (miss_ratio(1_000_000), miss_ratio(100_000));
-    // It was 0.6 against 0.23 while epochs grew as they liked.
+    // It was 0.6 against 0.23 while epochs grew without limit.
     assert!((coarse - fine).abs() < 0.05, "{coarse} and {fine}");
 }

@@ -1,4 +1,4 @@
-//! Events of a scenario: each does what it says, what cannot be done is reported, and nothing else changes.
+//! Events of a scenario: each does what it says, failures are reported, and nothing else changes.
 
 use crate::common::{bound, cores, node, r910, scenario};
 use homenode_host::{Host, Sample};
@@ -61,7 +61,7 @@ fn a_stopped_vm_leaves_nothing_behind() {
     let b: u64 = mib_on(&sample, "b").iter().sum();
     assert_eq!(free(&sample), empty - (b << 20));
     assert_eq!(outcome(&twin), (EventResult::Done, String::new()));
-    // What is not running keeps nobody waiting.
+    // A VM that does not run keeps nothing waiting.
     assert!(twin.run_to_end(at(100)));
     assert_eq!(twin.report().vms[0].runtime_s, None);
 }
@@ -144,7 +144,7 @@ fn a_balloon_takes_evenly_from_an_idle_guest_and_stops_at_what_it_needs() {
         (ends, EventResult::Done)
     );
 
-    // The same while the program runs: nothing can be spared.
+    // While the program runs nothing can be spared.
     let running = scenario(vec![spec.doing(100.0)]).with_event(at(10), "a", balloon(ends));
     let mut twin = Twin::new(r910(), &running, 1).unwrap();
     twin.wait(at(11));
@@ -257,10 +257,10 @@ fn a_request_takes_from_when_there_is_work_to_its_end() {
         alone.p50_ms <= 1.06 * alone.mean_ms && alone.p99_ms < 1.2 * alone.mean_ms,
         "{alone:?}"
     );
-    // As many seconds of work and rest as were counted.
+    // The counted seconds of work and rest.
     let counted_s = alone.count as f64 * (alone.mean_ms + 50.0) / 1e3;
     assert!((counted_s / 20.0 - 1.0).abs() < 0.1, "{counted_s} s");
-    // Who shares a CPU waits for it.
+    // A server that shares a CPU waits for it.
     let shared = requests(&servers(["0", "0"], ""), 25);
     assert!(
         shared.mean_ms > 1.2 * alone.mean_ms && shared.p99_ms > 1.5 * alone.p99_ms,
@@ -300,7 +300,7 @@ fn figures_count_from_the_end_of_the_warm_up() {
         twin.report().nodes[NodeId(0)]
     };
     let (cold, warm) = (run(cold), run(twin(&warm)));
-    // Booting and touching are left out: the program alone is busier.
+    // Booting and touching are left out: only the program is counted, and it is busier.
     assert!(warm.cpus_busy > cold.cpus_busy, "{cold:?} {warm:?}");
     assert!(
         warm.bandwidth_bytes_per_s > cold.bandwidth_bytes_per_s,

@@ -1,4 +1,4 @@
-//! Files: what comes with the twin reads and states its sources, and bad input is refused in a sentence.
+//! Files: built-in ones parse and state their sources, and bad input is refused in a sentence.
 
 use crate::common::{node, r910};
 use homenode_twin::{EventAction, Scenario, Twin, TwinError, VmSpec, WorkloadError};
@@ -166,7 +166,7 @@ fn impossible_workload_figures_are_refused_at_their_place() {
     }
 }
 
-/// A scenario file with one change, and what is said of it.
+/// Returns the complaint about a scenario file with one change.
 fn said(from: &str, to: &str) -> String {
     const GOOD: &str = "\
 name = \"x\"
@@ -400,7 +400,7 @@ fn the_schemas_are_fresh() {
     }
 }
 
-/// Every key that a file may hold is in its schema, and the files that come with the twin hold no other.
+/// Every key that a file may hold is in its schema, and the built-in files hold no other.
 #[test]
 fn the_files_that_come_with_the_twin_keep_to_their_schemas() {
     for (folder, schema) in ["scenarios", "workloads"]
@@ -415,7 +415,7 @@ fn the_files_that_come_with_the_twin_keep_to_their_schemas() {
     }
 }
 
-/// As much of JSON Schema as ours use, patterns apart.
+/// Implements the part of JSON Schema that ours use, patterns apart.
 fn keeps_to(
     root: &serde_json::Value,
     schema: &serde_json::Value,

@@ -1,4 +1,4 @@
-//! Driver domains: what page flipping does to a VM's memory, and what pools, copies and programs in turn do about it.
+//! Driver domains: the effect of page flipping on a VM's memory, and that of pools, copies and programs in turn on it.
 
 use crate::common::node;
 use homenode_host::{Act, Decision, Host, Plan};
@@ -51,7 +51,7 @@ fn twin(scenario: &Scenario) -> Twin {
 fn ended(scenario: &Scenario) -> TwinReport {
     let mut twin = twin(scenario);
     assert!(twin.run_to_end(Ns::from_secs(400)), "the program does not end");
-    // What passed last is settled within a second.
+    // The pages that passed last are settled within a second.
     let end = Ns(twin.now().0 + Ns::from_secs(2).0);
     twin.wait(Ns(end.0 - twin.now().0));
     twin.report()
@@ -65,7 +65,7 @@ fn vm(report: &TwinReport) -> &VmReport {
 fn flipping_moves_memory_as_two_urns_mix_and_copying_moves_none() {
     let flipped = ended(&scenario(Transfer::Flip, None));
     let flips = vm(&flipped).driver_domain.unwrap();
-    // Every page that the program asked for passed; a part of a page may be left.
+    // Every page that the program requested passed; a part of a page may be left.
     assert!(flips.pages_flipped.abs_diff(vm(&flipped).io_bytes / PAGE_BYTES) <= 1);
     assert_eq!(flips.pages_copied, 0);
     // All but the kernels' 64 MiB: urns of 2 GiB and 4 GiB less that.
@@ -80,7 +80,7 @@ fn flipping_moves_memory_as_two_urns_mix_and_copying_moves_none() {
     let copies = vm(&copied).driver_domain.unwrap();
     assert_eq!((copies.pages_flipped, copies.pages_away), (0, 0));
     assert!(copies.pages_copied.abs_diff(vm(&copied).io_bytes / PAGE_BYTES) <= 1);
-    // Copies cross the link from the driver domain's node, 4096 bytes each; nothing else but that node's idle kernel does.
+    // Copies cross the link from the driver domain's node, 4096 bytes each; otherwise only that node's idle kernel uses it.
     let link = |report: &TwinReport| report.links.iter().find(|link| link.to.0 == 0).unwrap().bytes as f64;
     let bytes = (copies.pages_copied * PAGE_BYTES) as f64;
     assert!(link(&copied) >= bytes && link(&copied) < 1.02 * bytes);
@@ -88,7 +88,7 @@ fn flipping_moves_memory_as_two_urns_mix_and_copying_moves_none() {
 
 #[test]
 fn pages_of_vm_driver_domain_and_host_add_up_at_any_time() {
-    // Debug assertions in every epoch say so of nodes; here of each VM, while a balloon and a migration go on too.
+    // Debug assertions check it in every epoch for nodes; this test for each VM, while a balloon and a migration go on too.
     let mut with_events = scenario(Transfer::Flip, Some(PoolSpec::default()));
     with_events.vms[1].then = vec![NextProgram::new("receiver").doing(0.1)];
     let event = |at_s, action| homenode_twin::EventSpec {
@@ -199,9 +199,9 @@ fn the_driver_domain_runs_what_its_vms_io_and_its_repatriation_take() {
     twin.commit(&plan).unwrap();
     twin.wait(Ns::from_secs(3));
     let (ran, owed) = (running(&mut twin) - ran_before, owed(&twin) - owed_before);
-    // 20000 pages of 3 us and a copy each, beside what I/O takes in the meantime.
+    // 20000 pages of 3 us and a copy each, in addition to what I/O takes in the meantime.
     assert!(owed > 0.06, "{owed}");
-    // What it owes for the last second is not run yet; its own timers take a little.
+    // Its debt for the last second is not run yet; its own timers take a little.
     assert!(ran > 0.9 * owed - 0.05 && ran < owed + 0.1, "{ran} for {owed}");
 }
 

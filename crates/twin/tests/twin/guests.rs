@@ -1,4 +1,4 @@
-//! Guests: where their pages come to lie, and what reports count.
+//! Guests: the nodes of their pages, and the counts in reports.
 
 use crate::common;
 use crate::common::{amd48, cores, meeting, node, one, program, r910, start, vm};
@@ -35,7 +35,7 @@ fn imbalance(accesses: &NodeMap<u64>) -> f64 {
     homenode_host::imbalance(&accesses).expect("memory was accessed")
 }
 
-/// Runs a VM of 8 vCPUs for some seconds after its boot, and reports on what came after the first two.
+/// Runs a VM of 8 vCPUs for some seconds after its boot, and reports all but the first two.
 fn measured(machine: &Machine, scenario: &Scenario) -> TwinReport {
     let mut twin = start(machine, scenario);
     twin.wait(Ns::from_secs(3));
@@ -70,7 +70,7 @@ fn a_round_1g_vm_has_whole_gibs_on_one_node_and_its_first_and_last_on_all() {
     // GiBs 1 to 5 are whole; 0 and 6 are dealt by 2 MiB.
     let whole = [1, 1, 1, 1, 1, 0, 0, 0];
     assert_eq!(pages(&mut twin, 0), whole.map(|whole| whole * gib + 2 * gib / 8));
-    // The program has 512 MiB above 4 GiB: all of it lies in GiB 4.
+    // The program has 512 MiB above 4 GiB: all of it is in GiB 4.
     let report = twin.report();
     let accesses: Vec<u64> = report.vms[0].accesses_by_node.values().copied().collect();
     assert!(
@@ -275,7 +275,7 @@ fn a_vm_that_gets_all_its_memory_at_creation_needs_all_of_it() {
 
 #[test]
 fn a_share_of_a_program_lies_where_its_guests_life_left_it() {
-    // 6 vCPUs on node 3 of 8. Of 0.4 of the program's 6 x 256 MiB an eighth lies on each node, the rest on node 3.
+    // 6 vCPUs on node 3 of 8. Of 0.4 of the program's 6 x 256 MiB an eighth is on each node, the rest on node 3.
     let machine = amd48();
     let mut spec = vm("stream").on_cpus(cores(&machine, 3, 0, 6));
     (spec.vcpus, spec.memory_scattered) = (6, 0.4);
@@ -311,7 +311,7 @@ fn a_share_of_a_program_lies_where_its_guests_life_left_it() {
             "node {node}: {scattered:?}, {fresh:?}"
         );
     }
-    // Not where somebody places pages anew.
+    // Not if pages are placed again.
     spec.memory_scattered = 0.4;
     spec.memory_policy = Placing::Round4k.alone();
     let refused = Twin::new(machine, &one(Hypervisor::Xen, spec, &[common::stream()]), 1).unwrap_err();
@@ -349,7 +349,7 @@ fn act(twin: &mut Twin, action: Action) {
     twin.commit(&plan).expect("a possible plan");
 }
 
-/// The same scenario whose operator pins the two vCPUs of VM `a` to the first cores of nodes, at these seconds.
+/// Has the scenario's operator pin the two vCPUs of VM `a` to the first cores of nodes, at these seconds.
 fn pinned(scenario: Scenario, to: &[(u64, u16)]) -> Scenario {
     to.iter().fold(scenario, |scenario, (at_s, node)| {
         let cpus = cores(&amd48(), *node, 0, 2);
@@ -450,7 +450,7 @@ fn autonuma_scans_within_its_bound_and_costs_what_it_moves() {
         "{scan} s of scans in {runtime} s"
     );
     assert!(report.vms[0].guest_pages_moved >= Bytes::from_mib(512).to_pages().0);
-    // The same without AutoNUMA: memory stays remote, and the program takes longer.
+    // Without AutoNUMA memory stays remote, and the program takes longer.
     let spec = VmSpec::new("a", 2, Bytes::from_gib(4), "stream").on_cpus(cores(&amd48(), 0, 0, 2));
     let scenario = one(Hypervisor::Native, spec.doing(8.0), &[common::stream()]);
     let mut without = start(&amd48(), &pinned(scenario, &[(3, 3)]));

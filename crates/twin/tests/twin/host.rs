@@ -55,7 +55,7 @@ fn the_twin_conforms_to_the_contract() {
                 Err(message) => panic!("{name}: {}: {message}", check.name),
             }
         }
-        // What the twin does not do, and says why.
+        // Acts that the twin does not perform, with the reason.
         let expected = [
             "the host names no virtual nodes of it",
             "the twin has no resctrl",
@@ -69,7 +69,7 @@ fn the_twin_conforms_to_the_contract() {
     }
 }
 
-/// A twin that says of some acts that they are done, and does nothing.
+/// A twin that reports some acts as done without doing anything.
 struct Idle(Twin, fn(&Act) -> bool);
 
 impl Host for Idle {
@@ -316,7 +316,7 @@ fn first_touch_follows_the_vcpu() {
     let mut twin = twin(&machine, vec![spec]);
     twin.wait(Ns::from_secs(3));
     let sample = twin.sample().unwrap();
-    // 2 x 256 MiB of the program and a 64th of 4 GiB of the guest's kernel.
+    // The program's 2 x 256 MiB and the 64th of 4 GiB of the guest's kernel.
     let expected = (Bytes::from_mib(2 * 256 + 64)).to_pages().0;
     assert_eq!(pages_on(&sample, 0), [0, 0, expected, 0]);
     let used = sample.nodes[NodeId(2)].memory_total_bytes.0 - sample.nodes[NodeId(2)].memory_free_bytes.0;
@@ -398,7 +398,7 @@ fn moved_pages_add_up_take_time_and_cost_the_vm() {
         rate_moving < rate_before,
         "{rate_moving} instructions per second while moving, {rate_before} before"
     );
-    // Everything home: the next move has nothing to do and takes no time.
+    // Everything is home: the next move has nothing to do and takes no time.
     gather(&mut twin, vm, to.clone(), Pages(u64::MAX));
     let at = twin.now();
     let outcome = gather(&mut twin, vm, to, Pages(u64::MAX));

@@ -1,4 +1,4 @@
-//! Devices: programs run as fast as theirs feed them, and what devices move loads the machine and adds up.
+//! Devices: programs run as fast as their devices feed them, and device transfers load the machine and add up.
 
 use crate::common::{bound, r910, stream};
 use homenode_machine::Machine;
@@ -13,14 +13,14 @@ fn amd48() -> Machine {
 
 const BANDWIDTH: f64 = 265e6;
 
-/// The same with another disk.
+/// The machine with another disk.
 fn with_disk(bandwidth: u64) -> Machine {
     let mut machine = amd48();
     machine.devices[1].bandwidth = Some(BytesPerSec(bandwidth));
     machine
 }
 
-/// The same without any figure of its disk.
+/// The machine without any figure of its disk.
 fn without_disk() -> Machine {
     let mut machine = amd48();
     machine.devices[1].bandwidth = None;
@@ -86,7 +86,7 @@ fn close(is: f64, expected: f64, tolerance: f64) {
 #[test]
 fn a_program_that_needs_more_than_its_device_gives_runs_at_the_devices_bandwidth() {
     let machine = amd48();
-    // 2 threads of 200 MB/s; twice that where barriers now and then leave the device without a request.
+    // 2 threads of 200 MB/s; twice that if barriers now and then leave the device without a request.
     for (bytes, barrier) in [(64.0, ""), (128.0, BARRIER)] {
         let scenario = one(&machine, reader(bytes, "128KiB", barrier));
         close(rate(&machine, scenario), BANDWIDTH, 0.02);
@@ -95,7 +95,7 @@ fn a_program_that_needs_more_than_its_device_gives_runs_at_the_devices_bandwidth
 
 #[test]
 fn a_device_that_feeds_a_program_costs_it_nothing() {
-    // 2 threads of 125 MB/s; of 78 MB/s where barriers make them ask at the same time again and again.
+    // 2 threads of 125 MB/s; of 78 MB/s if barriers make their requests coincide again and again.
     for (bytes, request, barrier) in [
         (40.0, "128KiB", ""),
         (40.0, "1MiB", ""),
@@ -108,7 +108,7 @@ fn a_device_that_feeds_a_program_costs_it_nothing() {
     }
 }
 
-/// 4 KiB at a time, and 200 MB/s asked for: each request takes its transfer and the latency.
+/// 4 KiB at a time, and 200 MB/s requested: each request takes its transfer and the latency.
 #[test]
 fn small_requests_of_one_thread_are_bounded_by_latency() {
     let machine = amd48();
@@ -187,14 +187,14 @@ fn data_from_a_remote_device_loads_links_and_speeds_nobody_up() {
         );
         slower += usize::from(with > 1.005 * without);
     }
-    assert!(slower > 0, "nobody feels 3 GB/s");
+    assert!(slower > 0, "no VM feels 3 GB/s");
 }
 
 #[test]
 fn every_byte_asked_for_is_moved_once() {
     let machine = amd48();
     let hops = machine.route(NodeId(6), NodeId(0)).expect("there is one").len() as f64;
-    // 10 KiB do not divide anything; 4 KiB go to the device by several.
+    // 10 KiB do not divide anything; requests of 4 KiB go to the device several at a time.
     for (request, bytes, barrier) in [
         ("10KiB", 10240.0, BARRIER),
         ("4KiB", 4096.0, ""),

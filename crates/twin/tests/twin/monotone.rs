@@ -1,4 +1,4 @@
-//! Monotone sanity: what every machine obeys, whatever runs on it. VMs are pinned, and each has its memory on one node.
+//! Monotone sanity: rules that every machine obeys, whatever runs on it. VMs are pinned, each with its memory on one node.
 
 use crate::common;
 use crate::common::{bound, node, r910, runtime, scenario};
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 const PROGRAMS: [&str; 5] = ["stream", "cached", "inert", "soplex", "cg.B"];
 
-/// What one epoch's resolution and damping may turn round.
+/// Effect that one epoch's resolution and damping may have in the other direction.
 const SLACK: f64 = 1.002;
 
 fn program() -> impl Strategy<Value = &'static str> {

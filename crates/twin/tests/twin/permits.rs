@@ -49,7 +49,7 @@ fn a_polluter_stays_within_its_permit_under_every_enforcer() {
     for enforcer in ENFORCERS {
         let report = after(&scenario(enforcer, vec![vm("a", "lbm", 0, "250k")]));
         let permit = permit(&report, 0);
-        // lbm alone causes 3 million per slice. What one tick (KS4Linux: one period) causes is at most a few slices' worth.
+        // lbm by itself causes 3 million per slice. One tick (KS4Linux: one period) causes at most a few slices' worth.
         let off = permit.used_per_slice / 250_000.0 - 1.0;
         assert!(off.abs() < 0.03, "{enforcer:?}: {permit:?}");
         assert!(permit.throttled_s > 8.0, "{enforcer:?}: {permit:?}");
@@ -59,7 +59,7 @@ fn a_polluter_stays_within_its_permit_under_every_enforcer() {
 #[test]
 fn who_stays_within_its_permit_is_never_stopped() {
     for enforcer in ENFORCERS {
-        // gcc alone causes about 16 thousand per slice.
+        // gcc by itself causes about 16 thousand per slice.
         let report = after(&scenario(enforcer, vec![vm("a", "gcc", 0, "60k")]));
         let permit = permit(&report, 0);
         assert_eq!(
@@ -78,7 +78,7 @@ fn nobody_is_punished_for_what_others_evict() {
     );
     let replayed = permit(&after(&scenario), 0);
     assert_eq!(replayed.punished_count, 0);
-    // The same VM by its counters: beside lbm it misses eight times as often, and pays for it.
+    // The same VM by its counters: next to lbm it misses eight times as often, and pays for it.
     scenario.attribution = Attribution::Counted;
     let counted = permit(&after(&scenario), 0);
     assert!(counted.punished_count > 10, "{counted:?}");

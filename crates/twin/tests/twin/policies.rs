@@ -1,4 +1,4 @@
-//! Memory policies in the hypervisor: who is seen to use a page, moving single pages, switching while a VM runs.
+//! Memory policies in the hypervisor: observed use of pages, moving single pages, switching while a VM runs.
 
 use crate::common::{cores, program};
 use homenode_host::{
@@ -23,7 +23,7 @@ fn endless(name: &str, kind: &str) -> Workload {
     workload
 }
 
-/// A VM of 8 vCPUs, on the first core of each node, whose memory one thread initialises or each thread has for itself.
+/// A VM of 8 vCPUs, on the first core of each node; one thread initialises its memory or each thread has its own.
 fn spec(kind: &str, policy: MemoryPolicy) -> VmSpec {
     let machine = amd48();
     let one_each = (0..8).map(|node| cores(&machine, node, 0, 1));
@@ -117,7 +117,7 @@ fn a_page_of_one_thread_shows_one_node_and_a_page_of_all_shows_many() {
     assert!((writes as f64 / samples(&seen) as f64 - 0.3).abs() < 0.03);
 
     let mut shared = endless("shared", "initialised-by-one");
-    // A sixteenth of a MiB: 16 pages, which everybody's samples hit often.
+    // A sixteenth of a MiB: 16 pages, which samples of all threads hit often.
     shared.program.as_mut().unwrap().regions[0].size = Bytes(1 << 16);
     let mut scenario = Scenario::of("shared", vec![spec("shared", carrefour)]);
     scenario.workloads = vec![shared];
@@ -156,7 +156,7 @@ fn samples_come_at_the_stated_rate_and_are_told_once() {
         (got - expected).abs() < 5.0 * expected.sqrt(),
         "{got} samples, {expected} expected"
     );
-    // Of 524 288 pages hardly one is hit twice: what can be acted on is what was sampled.
+    // Hardly one of 524 288 pages is hit twice: only sampled pages can be acted on.
     let pages: u64 = after.page_uses.unwrap().iter().map(|used| used.pages.0).sum();
     assert!(pages as f64 > 0.99 * got && pages as f64 <= got);
     assert_eq!(samples(&uses(&mut twin)), 0, "no time has passed");
@@ -238,7 +238,7 @@ fn pages_that_are_not_there_or_find_no_room_stay() {
         from: NodeId(from),
         to: NodeId(to),
     };
-    // A frame that the guest does not have; pages of the kernel, all of which lie where vCPU 0 was and the others were.
+    // A frame that the guest does not have; pages of the kernel, all of which are where vCPU 0 was and the others were.
     let moves = vec![step(u64::MAX, 10, 0, 1), step(1 << 40, 10, 0, 1)];
     let done = commit(&mut twin, Act::MoveFrames { moves }.on(vm));
     assert_eq!(
@@ -401,7 +401,7 @@ fn the_hosts_autonuma_brings_pages_to_a_blind_guests_threads_until_it_is_switche
     assert_eq!(off.report().vms[0].host_pages_moved, moved);
 }
 
-/// What Carrefour makes of a VM: its report over the second after so many.
+/// Returns the report of a VM under Carrefour over the second after `seconds`.
 fn under_carrefour(kind: &str, policy: MemoryPolicy, seconds: u64) -> VmReport {
     let mut twin = run(Hypervisor::Xen, spec(kind, policy), 3);
     let machine = amd48();
@@ -431,7 +431,7 @@ fn under_carrefour(kind: &str, policy: MemoryPolicy, seconds: u64) -> VmReport {
 
 #[test]
 fn carrefour_evens_out_what_one_thread_initialised_as_fast_as_pages_are_sampled() {
-    // 256 MiB on one node at first: 65 536 pages, of which thousands are sampled in a second.
+    // 256 MiB on one node at first: 65 536 pages, thousands of which are sampled in a second.
     let policy = Placing::FirstTouch.with_carrefour();
     let (soon, late) = (
         under_carrefour("initialised-by-one", policy, 2),
@@ -451,12 +451,12 @@ fn carrefour_brings_private_pages_to_their_threads_where_pages_are_sampled_twice
     let (soon, late) = (local("hot", 1), local("hot", 40));
     assert!(soon < 0.2, "{soon}");
     assert!(late > 0.7, "{late}");
-    // Of 65 536 pages hardly one is sampled twice in a second, and nothing else says where a page belongs.
+    // Hardly one of 65 536 pages is sampled twice in a second, and nothing else shows where a page belongs.
     let big = local("private", 40);
     assert!(big < 0.13, "{big}");
 }
 
-/// Runs wrmem on all CPUs of the paper's machine, its guest telling of releases so, and gives its report of a second.
+/// Runs wrmem on all CPUs of the paper's machine, its guest notifying the hypervisor this way, and reports one second.
 fn wrmem(calls: ReleaseCalls) -> VmReport {
     let mut spec = VmSpec::new("a", 48, Bytes::from_gib(64), "wrmem");
     spec.release_calls = calls;
@@ -477,8 +477,8 @@ fn a_call_per_released_page_is_dear_and_queues_are_not() {
     ]
     .map(wrmem);
     let slower = |report: &VmReport| none.instructions_g / report.instructions_g;
-    // The guest's list of free pages is locked during a call, so 48 threads get one each in the time of 48 exits of 1500 cycles
-    // and hand-overs of the lock; without calls a thread releases a page every 31 847 instructions.
+    // The guest's list of free pages is locked during a call, so 48 threads get one each in the time of 48 exits of 1500
+    // cycles and hand-overs of the lock; without calls a thread releases a page every 31 847 instructions.
     let exits_us = 48.0 * 1500.0 / 2200.0;
     let gap_us = 31_847.0 / (none.instructions_g * 1e3 / 48.0);
     let bound = exits_us / gap_us;
@@ -516,7 +516,7 @@ fn released_pages_go_to_their_threads_once_first_touch_is_told_of_them() {
     assert!(local(ReleaseCalls::Batched, first_touch) > 0.9);
     assert!(
         local(ReleaseCalls::None, first_touch) < 0.13,
-        "nobody says that pages are free"
+        "the guest does not say that pages are free"
     );
     assert!(
         local(ReleaseCalls::Batched, Placing::Round4k.with_carrefour()) < 0.13,

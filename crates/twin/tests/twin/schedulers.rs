@@ -1,4 +1,4 @@
-//! Both schedulers in whole scenarios: what a sample says of run, waiting and throttled time.
+//! Both schedulers in whole scenarios: run, waiting and throttled time in samples.
 
 use crate::common::{cores, inert, r910};
 use homenode_host::{Host, Sample};
@@ -76,7 +76,7 @@ fn vms_share_cpus_by_weight() {
             waited,
             f64::from(cpus) * 2.0 / 3.0,
         );
-        assert!(throttled == 0.0, "nobody is capped");
+        assert!(throttled == 0.0, "no VM is capped");
         assert_within_a_hundredth(
             &format!("{hypervisor:?} heavy"),
             rates(&before, &after, 1)[0],

@@ -1,4 +1,4 @@
-//! Topologies that change while guests run: vCPUs that change places, guests and runtime libraries that are told or not.
+//! Topologies that change while guests run: vCPUs that change places, guests and runtime libraries that are notified or not.
 
 use crate::common;
 use homenode_machine::Machine;
@@ -17,7 +17,7 @@ fn cpus(range: std::ops::Range<u32>) -> CpuSet {
     range.map(CpuId).collect()
 }
 
-/// A program that streams through memory which its runtime library hands out anew every few seconds.
+/// A program that streams through memory which its runtime library hands out again every few seconds.
 fn allocating(reuse: Reuse) -> Workload {
     let mut workload = common::program("allocating", 30.0, 1.0, 16.0, "private");
     let program = workload.program.as_mut().expect("it has one");

@@ -1,4 +1,4 @@
-//! What waiting costs guests: interrupts, the way back of who halted, CPU time of who spins.
+//! Cost of waiting for guests: interrupts, a halted vCPU's way back, CPU time of spinning.
 
 use crate::common::{amd48, cores, meeting, one, program, start, vm};
 use homenode_host::Host;
@@ -46,7 +46,7 @@ fn who_halted_pays_for_its_way_back_under_a_hypervisor() {
     let more = |hypervisor, workload: &Workload| {
         runtime_on(&slow, hypervisor, workload).0 - runtime(hypervisor, workload).0
     };
-    // 20 001 barriers: who is woken last sets the pace, 5 us late at each.
+    // 20 001 barriers: the vCPU woken last sets the pace, 5 us late at each.
     let meeting = meeting(Waiting::Sleep);
     let (got, expected) = (more(Hypervisor::Kvm, &meeting), 20_001.0 * 5e-6);
     assert!(

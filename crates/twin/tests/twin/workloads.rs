@@ -9,7 +9,7 @@ use homenode_twin::workload::{RegionKind, RegionProfile, Threads, builtin, names
 use homenode_twin::{Hypervisor, Program, Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, MemoryPolicy, Ns, Placing};
 
-/// Programs that the seeds' tables, figures and texts name, by the name that they have here.
+/// Programs named in the seeds' tables, figures and texts, by their names here.
 const OF_SEEDS: &str = "
     astar bzip2 gcc hmmer lbm mcf milc omnetpp povray soplex sphinx3 xalancbmk
     bt.B cg.B ep.B ft.B is.B lu.B mg.B sp.B
@@ -177,9 +177,8 @@ fn first_touch_imbalance_is_the_published_one() {
     }
 }
 
-/// Pages dealt in turn over 8 nodes: a region of `8 q + r` pages has a relative standard deviation of
-/// `sqrt(r (8 - r)) / (8 q + r)`. Where one thread's memory gets too few accesses for it (swaptions, ua.C), the
-/// published figure stays out of reach.
+/// Pages dealt in turn over 8 nodes: a region of `8 q + r` pages has a relative standard deviation of `sqrt(r (8 - r)) / (8
+/// q + r)`. If one thread's memory gets too few accesses for it (swaptions, ua.C), the published figure stays out of reach.
 #[test]
 fn round_4k_imbalance_is_the_published_one() {
     for (name, row) in table("numa-policies-table1.csv") {
@@ -237,8 +236,8 @@ fn busiest_link(name: &str, policy: MemoryPolicy) -> f64 {
     100.0 * twin.report().interconnect_load.unwrap()
 }
 
-/// The script that fits the profiles of \[Policies\] writes out the twin's equations again, and the load that it found
-/// into each file's comment: "... percent, here 42 / 16, at ...".
+/// The script that fits the profiles of \[Policies\] repeats the twin's equations, and writes the load that it found into
+/// each file's comment: "... percent, here 42 / 16, at ...".
 #[test]
 fn links_are_loaded_as_the_script_says() {
     let files = files();

@@ -4,11 +4,11 @@ use rustix::fs::FlockOperation;
 
 use super::*;
 
-/// A process that holds a lock by a descriptor that it inherited, with these arguments; killed at the end.
+/// A process with these arguments that holds a lock by an inherited descriptor; killed at the end.
 struct Other(Child);
 
 impl Other {
-    /// `cat guard -` waits for ever on a pipe, and its first argument is that of a guard.
+    /// `cat guard -` waits forever on a pipe, and its first argument is that of a guard.
     fn waits(arguments: &[&str], lock: &File) -> Other {
         let mut command = Command::new("cat");
         command.args(arguments).current_dir("/");
@@ -25,7 +25,7 @@ impl Other {
         Other(command.stdout(Stdio::null()).spawn().unwrap()).begun()
     }
 
-    /// Once it has its arguments: the kernel lets its parent go on before it has.
+    /// Waits until it has its arguments: the kernel lets its parent continue before that.
     fn begun(self) -> Other {
         let cmdline = format!("/proc/{}/cmdline", self.0.id());
         while fs::read(&cmdline).unwrap().is_empty() {
@@ -34,7 +34,7 @@ impl Other {
         self
     }
 
-    /// What a record of it says, as the guard of an agent that is dead.
+    /// Its record, as the guard of a dead agent.
     fn as_guard(&self, state: &Path) -> Holder {
         let pid = self.0.id().cast_signed();
         let process = task::process(Path::new("/"), pid).unwrap().unwrap();
@@ -62,7 +62,7 @@ impl Drop for Other {
     }
 }
 
-/// A process that is no more: another one has its number.
+/// A dead process: another process has its number.
 fn dead() -> Process {
     Process {
         pid: std::process::id().cast_signed(),
@@ -70,7 +70,7 @@ fn dead() -> Process {
     }
 }
 
-/// A file with a lock that others share who inherit it.
+/// A file with a lock that children inherit and share.
 fn locked(dir: &Path) -> File {
     let lock = File::create_new(dir.join(format!("{:?}", Instant::now()))).unwrap();
     rustix::fs::flock(&lock, FlockOperation::NonBlockingLockShared).unwrap();
@@ -117,12 +117,12 @@ fn a_silent_guard_of_a_dead_agent_is_ended_and_no_other_process() {
         assert!(guard.is_alive() && bystander.is_alive(), "{why}");
         assert_eq!((watch.ended.len(), watch.stuck), (0, None), "{why}");
     }
-    // It holds another lock, not the one that is wanted.
+    // It holds another lock than the wanted one.
     let another = locked(state);
     let mut watch = Watch::new(&another, state, Duration::ZERO);
     watch.look([genuine.clone()]);
     assert!(guard.is_alive() && watch.ended.is_empty());
-    // It is watched first, and may show that it goes on.
+    // It is watched first, and may show that it is alive.
     let mut watch = Watch::new(&lock, state, Duration::from_secs(3600));
     watch.look([genuine.clone()]);
     assert!(guard.is_alive() && watch.ended.is_empty());

@@ -1,4 +1,4 @@
-//! A line of the journal, and what two copies of it say together.
+//! One line of the journal, and how two copies are read together.
 
 use std::collections::BTreeMap;
 
@@ -8,14 +8,14 @@ use serde_json::Value;
 
 use super::{Entry, RUN, Start};
 
-/// What begins a rewritten file: nothing before it counts.
+/// Begins a rewritten file: nothing before it counts.
 const RESET: &str = "reset";
 
 /// One line of the file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Line {
-    /// Ascending, the same in both copies. A line without one follows the line before it.
+    /// Ascending, the same in both copies. A line without a number follows the line before it.
     #[serde(rename = "n", default, skip_serializing_if = "Option::is_none")]
     number: Option<u64>,
     vm: VmId,
@@ -43,7 +43,7 @@ impl Line {
         }
     }
 
-    /// Nothing is in force, as far as lines before this one say.
+    /// Strikes out everything that earlier lines say.
     pub fn reset() -> Line {
         Line::none(VmId(0), RESET)
     }
@@ -66,8 +66,8 @@ impl Line {
         let is_whole =
             sum.len() == 8 && u32::from_str_radix(sum, 16).ok()? == crc32fast::hash(json.as_bytes());
         let line: Line = serde_json::from_str(json).ok().filter(|_| is_whole)?;
-        // A run that cannot be read would make a VM of which it is the start disappear in silence; with another VM's run the
-        // guard would undo on that one.
+        // If a run could not be read, its VM would silently disappear; with another VM's run the guard would undo on that
+        // other VM.
         let is_own = |start: Start| start.run.vm == line.vm;
         let starts = |entry: &Value| line.lever != RUN || Start::deserialize(entry).is_ok_and(is_own);
         line.entry.as_ref().is_none_or(starts).then_some(line)
@@ -102,19 +102,19 @@ impl Line {
     }
 }
 
-/// What copies of a journal say.
+/// What the copies of a journal say together.
 #[derive(Debug, Default)]
 pub(super) struct Replay {
     pub entries: BTreeMap<VmId, Entry>,
-    /// Lines that do not check, of any copy.
+    /// Lines with a bad checksum, in any copy.
     pub damaged: Vec<Vec<u8>>,
-    /// How many lines no copy has.
+    /// Number of lines that no copy has.
     pub lost: u64,
     /// The number of the next line.
     pub next: u64,
 }
 
-/// What copies say together: a line counts if one of them has it whole.
+/// Merges copies of a journal: a line counts if one of them has it whole.
 pub(super) fn replay(copies: &[&[u8]]) -> Replay {
     let mut replay = Replay::default();
     let mut lines = BTreeMap::new();
@@ -123,7 +123,7 @@ pub(super) fn replay(copies: &[&[u8]]) -> Replay {
             lines.entry(number).or_insert(line);
         }
     }
-    // What an old copy has of before the last reset is not missed.
+    // Lines before the last reset may be missing.
     let reset = lines.iter().rev().find(|(_, line)| line.lever == RESET);
     let begin = reset
         .or_else(|| lines.iter().next())
@@ -140,7 +140,7 @@ pub(super) fn replay(copies: &[&[u8]]) -> Replay {
     replay
 }
 
-/// The lines of one copy with their numbers. A torn last line is what a crash leaves.
+/// Reads the lines of one copy with their numbers. A torn last line is dropped: a crash leaves one.
 fn read(bytes: &[u8], damaged: &mut Vec<Vec<u8>>) -> Vec<(u64, Line)> {
     let mut read = Vec::new();
     let mut next = 0;

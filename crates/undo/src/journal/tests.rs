@@ -6,7 +6,7 @@ use super::line::{Line, Replay, replay};
 use super::*;
 use levers::{Confined, Home, MemoryNodes, Moving, Pins, Quotas, Watched};
 
-/// What levers write down, of several shapes.
+/// Entries of levers, of several shapes.
 pub(crate) mod levers {
     use homenode_host::{CpuQuota, Limit};
 
@@ -72,7 +72,7 @@ fn file(dir: &Path) -> std::path::PathBuf {
     dir.join("private").join(COPIES[0])
 }
 
-/// There is only the first copy.
+/// Removes the second copy.
 fn lose_second(dir: &Path) {
     std::fs::remove_file(dir.join("private").join(COPIES[1])).unwrap();
 }
@@ -159,7 +159,7 @@ fn a_lifted_home_leaves_limits_and_how_the_vm_was() {
     let entry = journal.entry(VmId(1)).unwrap();
     assert!(!entry.has(&keys));
     assert_eq!((entry.get(), &entry.before), (Some(quotas()), &before()));
-    // Somebody changed it: it is journalled anew before it is touched, and the limit is still known.
+    // Another program changed it: it is journalled again before it is touched, and the limit is still known.
     let changed = Before {
         vcpus: [(0, cpus("1")), (1, cpus("0-3"))].into(),
         ..before()
@@ -175,7 +175,7 @@ fn a_lifted_home_leaves_limits_and_how_the_vm_was() {
         (&entry.before.vcpus[&0], entry.get()),
         (&cpus("1"), Some(quotas()))
     );
-    // Another run of the VM has nothing of the former's.
+    // Another run of the VM has none of the previous run's entries.
     let mut journal = Journal::open(dir.path()).unwrap();
     let next = Run {
         runtime_id: 5,
@@ -241,7 +241,7 @@ fn a_damaged_line_is_set_aside_and_loses_no_other_vm() {
     );
 }
 
-/// What an agent does after a downgrade: a newer form reads as damage, and a journal with damage is not taken for all there is.
+/// What an agent does after a downgrade: a newer form reads as damage, and a damaged journal does not count as complete.
 #[test]
 fn what_a_newer_version_wrote_is_set_aside_and_said_and_what_is_understood_counts() {
     let dir = tempfile::tempdir().unwrap();
@@ -274,7 +274,7 @@ fn what_a_witness_says_is_known_also_where_nothing_can_be_written() {
     std::fs::remove_dir_all(ours.path().join("private")).unwrap();
     journal.take_in(&seen);
     assert_eq!(journal.entry(VmId(1)), Some(&seen));
-    // But nothing is done that cannot be written down before.
+    // But an action that cannot be written down first is refused.
     assert!(journal.set(VmId(1), &Home(nodes("1"))).is_err());
     assert_eq!(journal.entry(VmId(1)), Some(&seen));
     journal.clear_all(VmId(1));
@@ -355,7 +355,7 @@ fn the_files_stay_small_however_long_the_agent_runs() {
     assert_eq!(Journal::open(dir.path()).unwrap().entries(), journal.entries());
 }
 
-/// Bytes that a file may have here; what is written beyond fails as on a full disk.
+/// Limits the size of files here; writes beyond it fail as on a full disk.
 fn limit_files_to(bytes: u64) {
     use rustix::process::{Resource, Rlimit, setrlimit};
     let limit = Rlimit {
@@ -365,7 +365,7 @@ fn limit_files_to(bytes: u64) {
     setrlimit(Resource::Fsize, limit).unwrap();
 }
 
-/// In a process of its own: the limit is the whole process's.
+/// In its own process: the limit applies to the whole process.
 #[test]
 fn where_nothing_can_be_written_nothing_is_begun_and_what_ended_is_struck_out_later() {
     const CHILD: &str = "HOMENODE_TEST_FULL_DISK";
@@ -411,7 +411,7 @@ fn where_nothing_can_be_written_nothing_is_begun_and_what_ended_is_struck_out_la
 fn a_copy_that_is_far_too_large_is_refused_at_once_and_the_other_read() {
     let dir = tempfile::tempdir().unwrap();
     let entries = filled(dir.path()).entries().clone();
-    // More than can be read into memory.
+    // More than fits into memory.
     const TOO_LARGE: u64 = 1 << 40;
     let large = File::options().write(true).open(file(dir.path())).unwrap();
     large.set_len(TOO_LARGE).unwrap();

@@ -1,10 +1,10 @@
-//! The directories above one of the agent's own. A user who can rename one of them takes away what lies below it: the next agent
-//! would find no journal, and undo nothing.
+//! Checks the directories above one of the agent's own. A user who can rename one of them can take away everything below it:
+//! the next agent would find no journal, and undo nothing.
 //!
-//! Each component of the path is opened below the one before it and checked, and a link is resolved component by component in the
-//! same way. A directory is fine if root or the agent's own user has it and no other user can write to it. One that has the
-//! sticky bit, as `/tmp` has, may be written to by others: there a user can rename and remove what is his own only, and what
-//! comes next on the path must be root's or the agent's own user's.
+//! Each component of the path is opened below the previous one and checked, and a link is resolved component by component in
+//! the same way. A directory is accepted if it belongs to root or the agent's own user and no other user can write to it. A
+//! directory with the sticky bit, such as `/tmp`, may be writable by others: users can rename and remove only their own
+//! files there, and the next component of the path must belong to root or the agent's own user.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -17,15 +17,15 @@ use rustix::io::Errno;
 
 use super::{PUBLIC_MODE, StateError, WRITABLE_BY_OTHERS, make, with_remedy};
 
-/// Links on a path; the kernel follows as many.
+/// Most links on a path, as in the kernel.
 const LINKS_MAX: usize = 40;
 const STICKY: u32 = 0o1000;
 
-/// The directory that a directory of the agent's lies in, and its name there; `None` where there is no such directory and none
-/// is to be made.
+/// Opens the parent of one of the agent's directories. Returns it and the directory's name there; `None` if there is no such
+/// parent and none is to be created.
 ///
 /// # Errors
-/// When a directory on the way can be changed by another user, or cannot be opened or made.
+/// When a directory on the way can be changed by another user, or cannot be opened or created.
 pub(crate) fn above(path: &Path, is_made: bool) -> Result<Option<(OwnedFd, OsString)>, StateError> {
     let absolute = std::path::absolute(path).map_err(|e| StateError::new("use", path, e))?;
     let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else {
@@ -42,15 +42,15 @@ pub(crate) fn above(path: &Path, is_made: bool) -> Result<Option<(OwnedFd, OsStr
     Ok(Some((walk.at, name.to_owned())))
 }
 
-/// A way down to a directory of the agent's.
+/// A walk down to one of the agent's directories.
 struct Walk<'a> {
     /// That directory, for people.
     of: &'a Path,
-    /// The directory that was reached.
+    /// The directory reached so far.
     at: OwnedFd,
     /// Its path, without links.
     path: PathBuf,
-    /// What is still to be entered.
+    /// Components still to enter.
     left: VecDeque<OsString>,
     link_count: usize,
 }
@@ -67,7 +67,7 @@ impl Walk<'_> {
         })
     }
 
-    /// Has a path come before what is left.
+    /// Puts the components of a path before those that are left.
     fn go_on_with(&mut self, path: &Path) {
         let parts = path.components().filter_map(|part| match part {
             Component::Normal(name) => Some(name.to_owned()),
@@ -79,7 +79,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Enters a directory, or goes on where a link leads; `false` where there is nothing of that name.
+    /// Enters a directory, or follows a link; `false` if there is nothing of that name.
     fn enter(&mut self, part: &OsStr, is_made: bool) -> Result<bool, StateError> {
         let path = match part.as_encoded_bytes() {
             b".." => self.path.parent().unwrap_or(Path::new("/")).to_owned(),
@@ -140,7 +140,7 @@ fn root(of: &Path) -> Result<(OwnedFd, PathBuf), StateError> {
     Ok((at, path))
 }
 
-/// Whether no other user can put something else in the place of what lies in a directory that has this.
+/// Checks that no other user can replace what is in a directory with this status.
 fn check(stat: &Stat, path: &Path, of: &Path) -> Result<(), StateError> {
     check_owner(stat, path, of)?;
     if stat.st_mode & WRITABLE_BY_OTHERS == 0 || stat.st_mode & STICKY != 0 {
@@ -177,7 +177,7 @@ mod tests {
 
     use super::*;
 
-    /// Makes a directory that others can write to; by root it belongs to another user instead.
+    /// Makes a directory that others can write to; if run by root it belongs to another user instead.
     fn theirs(path: &Path) {
         std::fs::create_dir(path).unwrap();
         if rustix::process::geteuid().is_root() {
@@ -233,7 +233,7 @@ mod tests {
             0,
             "nothing is made there"
         );
-        // As /tmp is: others cannot rename what is ours.
+        // Like /tmp: others cannot rename what is ours.
         chmod(&open, 0o1777);
         StateDir::open(&open.join("state")).unwrap();
         theirs(&open.join("theirs"));
@@ -272,7 +272,7 @@ mod tests {
                 .is_none()
         );
         if rustix::process::geteuid().is_root() {
-            // Its owner can have it lead elsewhere.
+            // Its owner can point it elsewhere.
             lchown(path("fine"), Some(12345), None).unwrap();
             let said = refusal(&path("fine/new/state"));
             assert!(said.contains("fine above it belongs to user 12345"), "{said}");

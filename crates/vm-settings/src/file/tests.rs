@@ -85,7 +85,7 @@ fn a_file_keeps_comments_rights_and_links_whatever_is_set() {
     assert_eq!(found, lines);
     assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o640);
     assert!(link.is_symlink());
-    // The first line goes, and what stands above it stays.
+    // The first line is removed, and the comment above it stays.
     assert_eq!(
         set(&tree, web(), &[Setting::Permit(None), Setting::Mode(None)]),
         Ok(true)
@@ -138,7 +138,7 @@ fn a_file_of_a_name_that_two_vms_have_applies_to_neither_and_both_are_named() {
             assert!(names_all, "{why}");
         }
     }
-    // What says which of both it means applies.
+    // The file that says which of the two VMs it means applies.
     tree.write(&path_of(WEB), "home = 1");
     assert!(read(tree.root(), one).unwrap().home.is_some());
     assert!(read(tree.root(), two).is_err());
@@ -173,7 +173,7 @@ fn two_files_of_a_vm_that_contradict_each_other_are_refused_and_two_that_agree_b
     tree.write("etc/homenode/vms/web.toml", "permit = '1k'");
     assert_eq!(set(&tree, web(), &settings), Ok(true));
     assert!(!tree.root().join("etc/homenode/vms/web.toml").exists());
-    // As other programs write UUIDs.
+    // UUIDs in other programs' notation.
     let tree = Tree::new(&[]);
     tree.write(
         &format!("etc/homenode/vms/{}.toml", WEB.to_string().to_uppercase()),
@@ -283,7 +283,7 @@ fn what_is_not_any_more_as_it_was_read_is_not_overwritten() {
     );
 }
 
-/// The condition is asked after the file was read, and before it is written.
+/// The condition is checked after the file is read, and before it is written.
 #[test]
 fn what_an_editor_saves_in_between_is_kept() {
     for saved in [path_of(WEB), "etc/homenode/vms/web.toml".to_owned()] {
@@ -295,7 +295,7 @@ fn what_an_editor_saves_in_between_is_kept() {
             let is_first = std::cell::Cell::new(true);
             let holds = |_: &VmSettings| {
                 if is_first.replace(false) {
-                    // As editors do: a new file in the place of the old one.
+                    // Like an editor: a new file replaces the old one.
                     let new = tree.write("etc/homenode/vms/web.toml~", "home = '1' # mine\n");
                     fs::rename(new, tree.root().join(&saved)).unwrap();
                 }
@@ -312,7 +312,7 @@ fn what_an_editor_saves_in_between_is_kept() {
             );
             let said = read(tree.root(), web());
             if before.is_none() && saved.ends_with("web.toml") {
-                // The editor made a second file: both are there, and it is said.
+                // The editor made a second file: both are there, and that is reported.
                 assert!(said.unwrap_err().contains("web.toml"));
                 continue;
             }
@@ -336,7 +336,7 @@ fn writers_side_by_side_lose_nothing() {
         Setting::MemoryFloor(Some(Bytes::from_gib(2))),
         Setting::MemoryPolicy(Some("round-4k".parse().unwrap())),
     ];
-    // Each opens the lock for itself, as processes do.
+    // Each opens the lock separately, like a process.
     std::thread::scope(|scope| {
         for setting in settings {
             let tree = &tree;
@@ -437,7 +437,7 @@ fn the_file_of_a_vm_that_has_another_uuid_at_each_start_keeps_its_name() {
         Some(homenode_host::Mode::Observe)
     );
     assert!(text(&tree, "etc/homenode/vms/web.toml").contains("manage = 'no' # the operator's"));
-    // The same of one that has no file yet.
+    // For a VM that has no file yet.
     let tree = Tree::new(&[]);
     set(&tree, xen, &[Setting::Mode(Some(homenode_host::Mode::Observe))]).unwrap();
     assert_eq!(

@@ -1,4 +1,4 @@
-//! What can be changed of a domain: each is written down, done, and read back.
+//! What the agent can change on a domain: each change is journalled, done, and read back.
 
 use homenode_host::{Act, CpuQuota, Failure, Lever, Limit, Outcome};
 use homenode_kernel::now;
@@ -12,10 +12,10 @@ use crate::domain::cap_of;
 use crate::error::CallError;
 use crate::features::{NO_MOVES, NO_PARTS, NO_TOPOLOGY, NO_TRACKER};
 
-/// Xenstore has memory in these.
+/// Xenstore's unit of memory.
 const KIB: u64 = 1024;
 
-/// What doing this failed of.
+/// The error of an act.
 pub fn failed(act: &Act, cause: &str) -> Failure {
     let what = match act.lever() {
         Lever::VcpuPlacement => "pinning vCPUs",
@@ -45,7 +45,7 @@ pub fn policy_is_possible(policy: MemoryPolicy) -> Result<(), Failure> {
 }
 
 impl XenHost {
-    /// Does what is asked of a domain.
+    /// Carries out an act on a domain.
     pub(super) fn pull(&mut self, vm: VmId, act: &Act) -> Result<Outcome, Failure> {
         let failing = |cause: String| failed(act, &cause);
         let cannot = |why: &str| Err(failed(act, why));
@@ -71,7 +71,7 @@ impl XenHost {
             Act::PublishTopology { .. } => Err(Failure::NoTopologyDevice {
                 why: NO_TOPOLOGY.to_owned(),
             }),
-            // Where there is no such lever nothing of the agent's is in force.
+            // Without such a lever nothing of the agent's is in force.
             Act::Lift { lever } if !is_there(*lever) => Ok(Outcome::Done),
             Act::Lift { lever } => {
                 let part = match lever {
@@ -84,7 +84,7 @@ impl XenHost {
         }
     }
 
-    /// Writes down how a domain is before it is touched: for the first time, or again where nothing of the agent's is in force;
+    /// Journals a domain's state before it is touched: for the first time, or again if nothing of the agent's is in force;
     /// and what others have set since.
     fn begin(&mut self, vm: VmId) -> Result<(), String> {
         let (Some(domain), Some(journal)) = (self.domains.get(&vm), &mut self.journal) else {
@@ -131,7 +131,7 @@ impl XenHost {
             }
             pins.0.insert(index, vec![cpus.clone()]);
         }
-        // What is in force is known: what was left before it is not the agent's any more.
+        // The state in force is known now: earlier sets are not the agent's any more.
         self.write(vm, &pins)?;
         Ok(Outcome::Done)
     }
@@ -158,7 +158,7 @@ impl XenHost {
 
     fn set_cap(&mut self, vm: VmId, quota: CpuQuota) -> Result<Outcome, String> {
         let say = |error: CallError| error.to_string();
-        // First of all: the cap that it has may be one that an earlier run of it left.
+        // First of all: its cap may be one that an earlier run of it left.
         self.begin(vm)?;
         let Some(domain) = self.domains.get(&vm) else {
             return Err("it has ended".into());
@@ -168,10 +168,10 @@ impl XenHost {
         let now = self.hypervisor.cap(domid, &pool).map_err(say)?;
         let before = match &written {
             Some(cap) if cap.ours.contains(&now) => cap.before,
-            // Somebody else's: that is what is given back.
+            // Another program's: that is the one to restore.
             _ => now,
         };
-        // A cap of the operator's that is lower than what is asked for stays in force.
+        // An operator's cap lower than the request stays in force.
         let wanted = match (cap_of(quota, domain.vcpus.len()), before) {
             (0, before) | (before, 0) => before,
             (ours, before) => ours.min(before),
@@ -197,7 +197,7 @@ impl XenHost {
         }
     }
 
-    /// Has its balloon come to so much memory, at most what its operator gave it.
+    /// Sets its balloon's target, at most to what its operator gave it.
     fn set_memory(&mut self, vm: VmId, memory: Bytes) -> Result<Outcome, String> {
         self.begin(vm)?;
         let domid = self.domid(vm);
@@ -209,7 +209,7 @@ impl XenHost {
         let written: Option<Target> = self.written(vm)?;
         let ours = written.filter(|target| target.ours.contains(&now));
         let wanted = |before: u64| (memory.0 / KIB).min(before);
-        // A target that is not the agent's is its operator's, and given back.
+        // A target that is not the agent's is its operator's, and is restored later.
         let mut target = match ours {
             Some(ours) if wanted(ours.before) == now => return Ok(Outcome::Renewed),
             Some(ours) => ours,
@@ -233,7 +233,7 @@ impl XenHost {
         self.write(vm, &Target { before, ours }).map(|()| Outcome::Done)
     }
 
-    /// Begins the lease of a limit. Where it could not be set the domain is as it was, or the lease's end tries again.
+    /// Begins the lease of a limit. If it could not be set, either the domain is unchanged or the lease's end tries again.
     fn leased(
         &mut self,
         vm: VmId,
@@ -271,7 +271,7 @@ impl XenHost {
             .map_or(u32::MAX, |domain| domain.run.runtime_id)
     }
 
-    /// Looks again where its vCPUs may run, just before something is changed: the agent may have pinned them since the last look.
+    /// Reads where its vCPUs may run, just before a change: the agent may have pinned them since the last look.
     fn look_at_pins(&mut self, vm: VmId) -> Result<(), String> {
         let Some(domain) = self.domains.get_mut(&vm) else {
             return Ok(());
@@ -283,7 +283,7 @@ impl XenHost {
         Ok(())
     }
 
-    /// What is written down of this run of a domain.
+    /// Reads a journal entry of this run of a domain.
     fn written<T: homenode_undo::journal::Written>(&self, vm: VmId) -> Result<Option<T>, String> {
         let run = self.domains.get(&vm).map(|domain| &domain.run);
         let entry = run.and_then(|run| self.entry_of(run));

@@ -1,4 +1,4 @@
-//! Moving a domain's memory: whether it can be, beginning it, and taking in the domain that arrives.
+//! Moves a domain's memory: checks whether it can, starts the move, and takes over the domain that arrives.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -19,43 +19,43 @@ use crate::moving::configuration::Kind;
 use crate::moving::{self, Ended, JOB, Job, devices, files};
 use crate::store::Asking;
 
-/// How long what was found of a domain holds: whether it can be moved is asked of files and of xenstore.
+/// How long a check of whether a domain can be moved holds: it reads files and xenstore.
 const FOUND_FOR: Ns = Ns::from_secs(60);
-/// How often is said how far a move is.
+/// How often to report the progress of a move.
 const SAY_EVERY: Ns = Ns::from_secs(10);
-/// Room that must be left on a node beside the domain.
+/// Room that must be left on a node in addition to the domain.
 const MARGIN: Bytes = Bytes::from_mib(64);
-/// What Xen needs of memory for a domain beside the domain's own: so much for each vCPU, and a share of its memory.
+/// Memory that Xen needs for a domain in addition to the domain's own: this much per vCPU, and a share of its memory.
 const FOR_VCPU: Bytes = Bytes::from_mib(1);
 const SHARE_FOR_TABLES: u64 = 64;
-/// Of xenstore: what a guest must have said to be suspended.
+/// Xenstore key that a guest must have set to be suspended.
 const SUSPENDS: &str = "control/feature-suspend";
 /// Why parts do not move.
 pub const ALL_OR_NONE: &str = "Xen moves all of a domain's memory to one node, or none";
 
-/// What is known of moves.
+/// State of moves.
 #[derive(Debug, Default)]
 pub struct Moves {
     current: Option<Move>,
-    /// Until when a domain is left alone.
+    /// Until when a domain is not moved again.
     rests: BTreeMap<VmId, Ns>,
     found: BTreeMap<VmId, Found>,
 }
 
-/// Whether a domain can be moved.
+/// Result of checking whether a domain can be moved.
 #[derive(Debug)]
 struct Found {
     domid: u32,
     at: Ns,
-    /// Whether it stands still meanwhile, or why it cannot be moved.
+    /// Whether it is paused meanwhile, or why it cannot be moved.
     is_still: Result<bool, String>,
 }
 
-/// A domain on its way.
+/// A move in progress.
 #[derive(Debug)]
 struct Move {
     job: Job,
-    /// The mover; none where another agent started it.
+    /// The mover; `None` if another agent started it.
     mover: Option<Child>,
     said_at: Ns,
 }
@@ -66,7 +66,7 @@ impl Moves {
         self.current.as_ref().map(|current| current.job.vm)
     }
 
-    /// Whether another agent began to move this one: it is neither here nor there.
+    /// Whether another agent began to move this one: it is left out meanwhile.
     pub fn is_anothers(&self, vm: VmId) -> bool {
         let anothers = self.current.as_ref().filter(|current| current.mover.is_none());
         anothers.is_some_and(|current| current.job.vm == vm)
@@ -74,7 +74,7 @@ impl Moves {
 }
 
 impl XenHost {
-    /// Takes in what an earlier agent began to move.
+    /// Takes over a move that an earlier agent began.
     pub(super) fn take_over_moves(&mut self) {
         if self.journal.is_none() {
             return;
@@ -96,7 +96,7 @@ impl XenHost {
         }
     }
 
-    /// Why a domain's memory does not move now, if so.
+    /// Why a domain's memory does not move now, if it does not.
     pub(super) fn immovable(&self, domain: &Domain) -> Option<Immovable> {
         let vm = domain.run.vm;
         if self.moves.on_its_way() == Some(vm) {
@@ -124,7 +124,7 @@ impl XenHost {
         self.moves.rests.get(&vm).is_some_and(|until| *until > now())
     }
 
-    /// Looks which domains can be moved, where that is wanted and was not done for long.
+    /// Checks which domains can be moved, if moves are allowed and the last check is too old.
     pub(super) fn look_who_moves(&mut self) {
         if self.options.local_migration.allow == Allow::Off || self.journal.is_none() {
             return;
@@ -151,7 +151,7 @@ impl XenHost {
         }
     }
 
-    /// Begins to move a domain's memory. What has moved is told once it has arrived.
+    /// Begins to move a domain's memory. The result is reported once it has arrived.
     pub(super) fn move_pages(
         &mut self,
         vm: VmId,
@@ -177,12 +177,12 @@ impl XenHost {
         }
         if leaving + there < all || pages_max.0 < leaving {
             return Err(fixed(format!(
-                "{ALL_OR_NONE}: {leaving} pages of {all} may leave, and {} of them are asked for",
+                "{ALL_OR_NONE}: {leaving} pages of {all} may leave, and {} are asked for",
                 pages_max.0
             )));
         }
         self.fits(domain, node)?;
-        // As it is now: it was looked at some time ago.
+        // Checked again now: the last check may be old.
         let still = is_still(
             (&self.hypervisor, &mut self.store),
             domain,
@@ -202,11 +202,11 @@ impl XenHost {
         Ok(nothing(leaving))
     }
 
-    /// Whether a node has room for all of a domain, as long as there are two of it.
+    /// Whether a node has room for all of a domain, while there are two of it.
     fn fits(&self, domain: &Domain, node: NodeId) -> Result<(), Failure> {
         let memory = self.hypervisor.nodes().map(|nodes| nodes.memory);
         let free = memory.ok().and_then(|memory| *memory.get(usize::from(node.0))?);
-        // What its balloon holds back it gets again first.
+        // It first gets back what its balloon holds.
         let given = self
             .sample_of(domain)
             .balloon
@@ -221,7 +221,7 @@ impl XenHost {
         }
     }
 
-    /// What is to be done, with all as its operator has it.
+    /// The job for a move, with everything as its operator set it.
     fn job(&self, domain: &Domain, to: NodeId, still: bool) -> Result<Job, String> {
         let (vm, domid) = (domain.run.vm, domain.run.runtime_id);
         let of = files::configuration(domid, vm)?;
@@ -233,7 +233,7 @@ impl XenHost {
             .node_affinity(domid)
             .map_err(|error| error.to_string())?;
         let machine = &self.options.machine;
-        // `xl` had it prefer the node that its memory was put on: that follows the memory.
+        // `xl` had it prefer the node that its memory was put on: the preference follows the memory.
         let followed = machine.cpus_of(&nodes);
         for (index, vcpu) in &domain.vcpus {
             let is_ours = ours.get(index).is_some_and(|ours| ours.contains(&vcpu.affinity));
@@ -271,7 +271,7 @@ impl XenHost {
 
     /// Starts the mover.
     fn begin_move(&mut self, job: Job) -> Result<(), String> {
-        // `xl` copies them, and keeps them: they must be the operator's.
+        // `xl` copies and keeps limits: they must be the operator's.
         for part in Part::LIMITS {
             self.lift(job.vm, part)?;
         }
@@ -282,8 +282,8 @@ impl XenHost {
         let apart = scope::apart(&self.options.root, what, &[(JOB, &text)], &own, &args);
         let (program, args) = match apart {
             Ok(apart) => apart,
-            // In the agent's unit it would end with the agent, and so would what watches the domain for `xl`; and `xl` could not
-            // write its logs.
+            // In the agent's unit it would end with the agent, and so would the process that watches the domain for `xl`;
+            // and `xl` could not write its logs.
             Err(why) if self.options.root.join("run/systemd/system").is_dir() => {
                 return Err(format!("it cannot be done in a unit of its own: {why}"));
             }
@@ -316,7 +316,7 @@ impl XenHost {
         Ok(())
     }
 
-    /// Looks whether the domain that is on its way has arrived. True where it has: then its run is another.
+    /// Checks whether the domain that is on its way has arrived. Returns true if it has: then its run is another.
     pub(super) fn look_who_arrives(&mut self) -> bool {
         let Some(current) = &mut self.moves.current else {
             return false;
@@ -351,7 +351,7 @@ impl XenHost {
             }),
             ..Ended::default()
         });
-        // Where its memory lies is asked for anew.
+        // Its memory must be counted again.
         self.page_counts.ask_again();
         self.moves
             .rests
@@ -363,7 +363,7 @@ impl XenHost {
         ended.arrived.is_some()
     }
 
-    /// The domain is another run from now on: what the agent had set of the one before is set on it.
+    /// The domain is another run from now on: sets on it what the agent had set on the one before.
     fn arrived(&mut self, job: &Job, domid: u32) {
         let Some(known) = self.domains.remove(&job.vm) else {
             return;
@@ -390,7 +390,7 @@ impl XenHost {
         let Some(entry) = entry.filter(|entry| entry.run == known.run).cloned() else {
             return;
         };
-        // The first of these writes down how the new one is, in the place of the old one.
+        // The first of these journals the new run's state, replacing the old one's.
         let mut set = Ok(());
         for (index, ours) in entry.get::<Pins>().unwrap_or_default().0 {
             if let Some(cpus) = ours.first().filter(|_| indices.contains(&index)) {
@@ -417,7 +417,7 @@ fn nothing(left: u64) -> Outcome {
     }
 }
 
-/// What came of a move, for the operator.
+/// The result of a move, for the operator.
 fn told(job: &Job, ended: &Ended) -> String {
     let (name, node) = (&job.name, job.to);
     let but = ended
@@ -437,7 +437,7 @@ fn told(job: &Job, ended: &Ended) -> String {
     }
 }
 
-/// Whether a domain stands still while it is moved.
+/// Whether a domain is paused while it is moved.
 ///
 /// # Errors
 /// Why it cannot be moved, as the end of a sentence.
@@ -461,14 +461,14 @@ fn is_still(
     }
     let of = files::configuration(domid, vm)?;
     let kind = of.movable()?;
-    // What `xl rename` would take for an option.
+    // `xl rename` would take it for an option.
     if name.starts_with('-') {
         return Err("its name begins with `-`".into());
     }
     devices::attached(store, domid, &devices::found)?;
     let path = format!("/local/domain/{domid}");
     let told = store.read(vec![format!("{path}/backend/"), format!("{path}/{SUSPENDS}")]);
-    let told = told.map_err(|why| format!("xenstored does not tell who needs it: {why}"))?;
+    let told = told.map_err(|why| format!("xenstored does not report the domains that need it: {why}"))?;
     let told = |at: usize| told.get(at).cloned().flatten().unwrap_or_default();
     if !told(0).is_empty() {
         return Err("others use what it serves".into());
@@ -476,7 +476,7 @@ fn is_still(
     if told(1) != "1" {
         return Err("its guest does not say that it can be suspended".into());
     }
-    // Xen follows what it writes by the hardware's tables.
+    // Xen tracks its writes through the hardware's tables.
     if kind == Kind::Pvh {
         return Ok(false);
     }

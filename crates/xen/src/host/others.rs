@@ -1,5 +1,5 @@
-//! What others do to domains that the agent has touched: it becomes what is given back. And what becomes of what is written down
-//! of a domain whose run is over.
+//! Changes by others to domains that the agent has touched: these become what is restored. Also settles journal entries of
+//! domains whose run has ended.
 
 use homenode_undo::journal::{Before, Journal, Run, Written};
 use homenode_units::{CpuSet, NodeSet, VmId};
@@ -9,7 +9,7 @@ use crate::changed::{self, Home, PLACING, Pins};
 use crate::domain::Domain;
 
 impl XenHost {
-    /// Settles what the journal says of runs that are over.
+    /// Settles journal entries of ended runs.
     pub(super) fn settle_ended(&mut self) -> Result<(), crate::error::CallError> {
         let Some(journal) = &mut self.journal else {
             return Ok(());
@@ -20,7 +20,7 @@ impl XenHost {
             .map(|entry| entry.run.clone())
             .collect();
         for run in runs {
-            // What is written down of one on its way is set again once it has arrived.
+            // The entry of a domain on its way is set again once it has arrived.
             if self.moves.on_its_way() == Some(run.vm) || changed::alive(&self.hypervisor, &run)?.is_some() {
                 continue;
             }
@@ -35,7 +35,7 @@ impl XenHost {
         Ok(())
     }
 
-    /// What somebody else has set since the agent placed a domain is the operator's from now on, and is what is given back.
+    /// Makes what others have set since the agent placed a domain the operator's state, to be restored later.
     pub(super) fn take_in_others(&mut self, vm: VmId) -> Result<(), String> {
         let (Some(domain), Some(journal)) = (self.domains.get(&vm), &mut self.journal) else {
             return Ok(());
@@ -63,7 +63,7 @@ impl XenHost {
             before.vcpus.insert(*index, vcpu.affinity.clone());
             let cpus = &vcpu.affinity;
             said.push(format!(
-                "vCPU {index} of domain {name} was given CPUs {cpus} by someone else; the agent keeps to them"
+                "vCPU {index} of domain {name} was given CPUs {cpus} by another program; the agent keeps to them"
             ));
         }
         let nodes = self.hypervisor.node_affinity(domain.run.runtime_id);
@@ -73,11 +73,11 @@ impl XenHost {
             let follows = nodes == self.followed(domain)?;
             if home.is_some() {
                 said.push(format!(
-                    "memory of domain {name} was told by someone else to come from nodes {nodes}; the agent keeps to them"
+                    "memory of domain {name} was set by another program to come from nodes {nodes}; the agent keeps to them"
                 ));
             }
             match follows {
-                // They came along with the agent's pins: they are given back with these.
+                // They changed together with the agent's pins: they are restored with these.
                 true if self.hypervisor.can_follow_cpus(domain.run.runtime_id) => before.nodes = None,
                 true if home.is_none() => {}
                 _ => before.nodes = Some(nodes),
@@ -92,17 +92,17 @@ impl XenHost {
         Ok(())
     }
 
-    /// How a domain is, to be written down before it is touched. Nodes that merely follow its CPUs are none of its own, as far as
-    /// that can be told, and undone.
+    /// A domain's state, to be journalled before it is touched. Nodes that only follow its CPUs are left out, as far as that
+    /// can be detected, and undone.
     pub(super) fn before(&self, domain: &Domain) -> Result<Before, String> {
         let say = |error: crate::error::CallError| error.to_string();
         let domid = domain.run.runtime_id;
         let nodes = self.hypervisor.node_affinity(domid).map_err(say)?;
         let (all, preferred) = (self.nodes_of(domain, Preferred::No)?, self.followed(domain)?);
-        // Where vCPUs prefer a part of where they may run, the toolstack chose a place, and told it the hypervisor.
+        // If vCPUs prefer a part of where they may run, the toolstack chose a place, and set that in the hypervisor.
         let follows = nodes == all && all == preferred && self.hypervisor.can_follow_cpus(domid);
         Ok(Before {
-            // Those that are offline, too: they may come online when nobody looks.
+            // Offline vCPUs too: they may come online between two looks.
             vcpus: (0..domain.listed.vcpu_count)
                 .filter_map(|index| Some((index, self.hypervisor.affinity(domid, index).ok()?)))
                 .collect(),
@@ -111,12 +111,12 @@ impl XenHost {
         })
     }
 
-    /// Nodes that the memory of a domain comes from that was told none.
+    /// Default nodes of a domain's memory when none are set.
     fn followed(&self, domain: &Domain) -> Result<NodeSet, String> {
         self.nodes_of(domain, Preferred::Yes)
     }
 
-    /// As Xen takes them: of all CPUs that vCPUs may run on, those that some prefer; all where none is.
+    /// As in Xen: of all CPUs that vCPUs may run on, those that some prefer; all if there are none.
     fn nodes_of(&self, domain: &Domain, preferred: Preferred) -> Result<NodeSet, String> {
         let (mut hard, mut soft) = (CpuSet::new(), CpuSet::new());
         for index in 0..domain.listed.vcpu_count {
@@ -141,15 +141,15 @@ impl XenHost {
     }
 }
 
-/// Whether what vCPUs prefer counts.
+/// Whether vCPUs' preferences count.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Preferred {
     Yes,
     No,
 }
 
-/// Writes down what is the agent's still, and what is given back. In this order: a crash in between leaves a pin that is not the
-/// agent's any more, and is left alone.
+/// Journals what is still the agent's, and then what is restored. In this order: a crash in between leaves a pin that is not
+/// the agent's any more, and is not touched.
 fn write(
     journal: &mut Journal,
     (vm, run): (VmId, &Run),

@@ -1,4 +1,4 @@
-//! What not every host has: a modelled PMU, and Xen's trace.
+//! Sources that not every host has: a modelled PMU, and Xen's trace.
 
 use homenode_kernel::modelled_pmu;
 use homenode_undo::notices::Notices;
@@ -11,7 +11,7 @@ use crate::modelled::Model;
 use crate::trace::Trace;
 use crate::waiting::Waiting;
 
-/// The modelled PMU of an emulated host; what is counted by whom is said.
+/// The modelled PMU of an emulated host. Adds a notice about what counts.
 pub fn model(options: &Options, notices: &mut Notices) -> Option<Model> {
     let found = match options.acting {
         Acting::Live => modelled_pmu::find(&options.root),
@@ -33,7 +33,7 @@ pub fn model(options: &Options, notices: &mut Notices) -> Option<Model> {
     page.map(|page| Model::new(page, clock))
 }
 
-/// Xen's trace, where the operator wants it read; why it is not is said.
+/// Xen's trace, if the operator wants it read; otherwise adds a notice with the reason.
 pub fn waiting(hypervisor: &Hypervisor, options: &Options, notices: &mut Notices) -> Option<Waiting> {
     let begun = match (options.trace_waiting, options.acting) {
         (true, Acting::Live) => Trace::begin(hypervisor, &options.root),
@@ -50,7 +50,7 @@ pub fn waiting(hypervisor: &Hypervisor, options: &Options, notices: &mut Notices
 }
 
 impl XenHost {
-    /// What the modelled PMU counts for each domain.
+    /// Reads the modelled PMU's counts for each domain.
     pub(super) fn count(&mut self) {
         let Some(model) = &mut self.model else {
             return;
@@ -68,7 +68,7 @@ impl XenHost {
         }
     }
 
-    /// What Xen's trace tells of how long vCPUs waited.
+    /// Reads vCPUs' waiting times from Xen's trace.
     pub(super) fn trace(&mut self) {
         if let Some(waiting) = &mut self.waiting {
             self.waited = waiting.look(&self.domains);

@@ -48,7 +48,7 @@ impl Bench {
         Journal::open(&self.dir.path().join("state")).unwrap()
     }
 
-    /// What a living agent's journal says.
+    /// The journal of a living agent.
     fn entries(&self) -> BTreeMap<VmId, Journalled> {
         peek(&self.dir.path().join("state"))
     }
@@ -61,7 +61,7 @@ impl Bench {
         self.xen.world().doms[&1].vcpus[index].hard
     }
 
-    /// The domain ends; another run of it, as `xl` makes it with the cap that it had, is there.
+    /// Ends the domain and starts another run of it, made by `xl` with the same cap.
     fn runs_again(&self, domid: u32, dom: Dom) {
         let mut world = self.xen.world();
         world.doms.clear();
@@ -83,7 +83,7 @@ fn memory_of(mib: u64, lease_ns: Ns) -> Act {
     }
 }
 
-/// One whose balloon is to come to so many MiB.
+/// A domain with this balloon target in MiB.
 fn ballooned(mib: u64) -> Dom {
     Dom {
         target: Some(mib << 10),
@@ -106,7 +106,7 @@ fn does(host: &mut XenHost, act: Act) {
     does_all(host, vec![act]);
 }
 
-/// In one plan.
+/// Commits several acts in one plan.
 fn does_all(host: &mut XenHost, acts: Vec<Act>) {
     let sample = host.sample().unwrap();
     let mut plan = Plan::new(sample.version);
@@ -140,10 +140,10 @@ fn a_cap_that_the_next_run_has_is_lifted_and_its_operators_is_in_force() {
     bench.runs_again(2, capped("web", 30));
     let sample = host.sample().unwrap();
     assert_eq!(bench.cap(2), 80);
-    // The agent takes it for its operator's from the first look on.
+    // The agent treats it as its operator's from the first look on.
     let quota = sample.vms[0].settings.quota.unwrap();
     assert!((quota.share() - 0.4).abs() < 0.01, "{quota:?}");
-    // Others than ours stay.
+    // Caps other than ours stay.
     does(&mut host, cap_of(30.0));
     bench.runs_again(3, capped("web", 55));
     host.sample().unwrap();
@@ -162,7 +162,7 @@ fn a_saved_domain_comes_back_without_the_cap_that_it_was_saved_with() {
     let entry = bench.entries()[&VM].clone();
     assert_eq!(entry.keys().collect::<Vec<_>>(), [Past::KEY]);
     assert_eq!(host.next_lease_end(), None);
-    // Nothing is in force: neither its end nor another agent with a state of its own has to do with it.
+    // Nothing is in force: neither its end nor another agent with another state directory changes it.
     assert_eq!(host.restore(), Undone::default());
     drop(host);
     let mut host = bench.agent();
@@ -223,11 +223,11 @@ fn what_an_operator_pins_again_and_again_is_given_back() {
     let pins = |cpus: u8| bench.xen.world().doms.get_mut(&1).unwrap().vcpus[0].hard = cpus;
     pins(0b0001);
     host.sample().unwrap();
-    assert_eq!(says(&mut host, "given CPUs 0 by someone else"), 1);
+    assert_eq!(says(&mut host, "given CPUs 0 by another program"), 1);
     // The second time it was not the agent's any more.
     pins(0b0110);
     host.sample().unwrap();
-    assert_eq!(says(&mut host, "given CPUs 1-2 by someone else"), 1);
+    assert_eq!(says(&mut host, "given CPUs 1-2 by another program"), 1);
     does(&mut host, pin(&[0], "2"));
     assert_eq!(bench.hard(0), 0b0100);
     assert_eq!(host.restore().failures, Vec::<String>::new());
@@ -244,7 +244,7 @@ fn what_the_agent_did_earlier_in_a_plan_is_nobody_elses() {
         let mut host = bench.agent();
         does_all(&mut host, acts);
         assert_eq!((bench.hard(0), bench.hard(1)), (0b1000, 0b1000));
-        assert_eq!(says(&mut host, "someone else"), 0);
+        assert_eq!(says(&mut host, "another program"), 0);
         assert_eq!(host.restore().failures, Vec::<String>::new());
         assert_eq!((bench.hard(0), bench.hard(1)), (0b1111, 0b1111));
         assert_eq!(bench.xen.world().doms[&1].nodes, 0b1111);
@@ -284,7 +284,7 @@ fn nodes_that_somebody_else_set_are_given_back() {
     assert_eq!(bench.xen.world().doms[&1].nodes, 0b0011);
 }
 
-/// What no version of ours writes.
+/// An entry that no version of ours writes.
 macro_rules! foreign {
     ($name:ident as $key:expr) => {
         #[derive(Serialize, Deserialize)]
@@ -321,7 +321,7 @@ fn what_cannot_be_read_is_a_failure_and_stays() {
             assert_eq!(kept.keys().collect::<Vec<_>>(), [key], "all else is undone");
         }
         assert_eq!(bench.xen.world().doms[&1].nodes, 0b1111);
-        // An agent says so, too, and leaves it; with the domain's end it goes.
+        // An agent reports it too, and leaves it; it goes when the domain ends.
         drop(journal);
         let mut host = bench.agent();
         host.sample().unwrap();
@@ -343,7 +343,7 @@ fn a_xenstore_that_does_not_answer_costs_no_domain_its_name() {
         let vms = host.sample().unwrap().vms;
         assert_eq!((vms[0].name.as_str(), vms.len()), ("web", 1));
     }
-    assert_eq!(says(&mut host, "xenstored does not tell"), 1);
+    assert_eq!(says(&mut host, "xenstored does not report the names"), 1);
     // Its levers work meanwhile.
     does(&mut host, pin(&[0], "3"));
     bench.xen.world().store_fails = None;
@@ -360,7 +360,7 @@ fn of_two_domains_with_one_uuid_none_is_touched() {
     let vms = host.sample().unwrap().vms;
     assert_eq!((vms[0].name.as_str(), vms.len()), ("other", 1));
     assert_eq!(says(&mut host, "web, copy have the same UUID"), 1);
-    // What was done to the first is still known, and undone.
+    // Changes to the first are still known, and undone.
     assert_eq!(host.restore().vms, [VM]);
     assert_eq!(bench.hard(0), 0b1111);
 }
@@ -394,7 +394,7 @@ fn a_cap_is_set_without_reading_the_weight() {
     let hypervisor = bench.hypervisor();
     let pool = hypervisor.pool(0).unwrap();
     bench.xen.world().doms.get_mut(&1).unwrap().share = (700, 0);
-    // What is not read cannot be written back over what somebody sets meanwhile.
+    // What was not read cannot overwrite another program's setting.
     bench.xen.world().failing = Some("share");
     hypervisor.set_cap(1, &pool, 40).unwrap();
     assert_eq!(bench.xen.world().doms[&1].share, (700, 40));
@@ -520,7 +520,7 @@ fn memory_is_limited_renewed_and_given_back_with_its_lease() {
     let bytes = Bytes::from_mib;
     assert_eq!((target(), seen.limit), (80, Some(bytes(80))));
     assert_eq!((seen.current, seen.maximum), (bytes(80), bytes(100)));
-    // What its operator sets meanwhile is what it has at most, and what is given back.
+    // What its operator sets meanwhile is its maximum, and is restored.
     bench.xen.world().doms.get_mut(&1).unwrap().target = Some(70 << 10);
     assert_eq!(host.sample().unwrap().vms[0].balloon.unwrap().maximum, bytes(70));
     does(&mut host, memory_of(60, Ns::from_millis(1)));
@@ -546,7 +546,7 @@ fn the_next_run_of_a_domain_has_its_operators_memory() {
     let mut host = bench.agent();
     does(&mut host, memory_of(80, Ns::from_secs(600)));
     does(&mut host, cap_of(30.0));
-    // Saved by `xl` with both; then the agent is gone, and it is restored.
+    // `xl` saved it with both; then the agent ended, and it is restored.
     bench.xen.world().doms.clear();
     host.sample().unwrap();
     assert_eq!(bench.entries()[&VM].keys().collect::<Vec<_>>(), [Past::KEY]);
@@ -563,7 +563,7 @@ fn the_next_run_of_a_domain_has_its_operators_memory() {
     assert_eq!(
         bench.cap(2),
         0,
-        "one that fails keeps no other from being given back"
+        "one that fails keeps no other from being restored"
     );
     bench.xen.world().failing = None;
     assert_eq!(undo_all(&bench.hypervisor(), &mut journal), undone(&[]));

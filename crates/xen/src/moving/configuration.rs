@@ -1,8 +1,8 @@
-//! A domain's configuration as `xl` keeps it and sends it along: JSON. What is read of it is why a domain is not moved; what is
-//! changed of it is where memory comes from (`nodemap`), and its name while there are two of it.
+//! A domain's configuration as `xl` keeps it and sends it along: JSON. It is read for reasons not to move a domain; two
+//! things are changed in it: where memory comes from (`nodemap`), and the name while there are two of the domain.
 //!
-//! It is `xl`'s own text, with names and command lines in it that others chose. Nothing is taken for known but what is named
-//! here: a domain of which it says anything else is not moved.
+//! It is `xl`'s own text, with names and command lines in it that others chose. Only what is named here is known: a domain
+//! whose configuration has anything else is not moved.
 
 use homenode_units::VmId;
 use serde_json::{Map, Value};
@@ -11,7 +11,7 @@ use super::devices;
 
 /// More than any configuration has.
 pub const BYTES_MAX: usize = 1 << 20;
-/// What it says at its top beside what it says of devices.
+/// Its top-level keys other than devices.
 const KNOWN: [&str; 5] = [
     "on_poweroff",
     "on_reboot",
@@ -23,16 +23,16 @@ const KNOWN: [&str; 5] = [
 /// How a domain is virtualised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Its page tables are the hypervisor's business.
+    /// The hypervisor handles its page tables.
     Pv,
-    /// In hardware's virtualisation, without an emulated PC.
+    /// Hardware virtualisation, without an emulated PC.
     Pvh,
 }
 
-/// See the module.
+/// A domain's configuration; see the module.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Configuration {
-    /// `c_info`: what it is.
+    /// `c_info`: its identity.
     info: Map<String, Value>,
     /// `b_info`: how it is built.
     built: Map<String, Value>,
@@ -40,7 +40,7 @@ pub struct Configuration {
 }
 
 impl Configuration {
-    /// Reads it.
+    /// Parses it.
     ///
     /// # Errors
     /// What is wrong with it, as the end of a sentence.
@@ -48,7 +48,7 @@ impl Configuration {
         if text.len() > BYTES_MAX {
             return Err(format!("it has {} bytes, more than {BYTES_MAX}", text.len()));
         }
-        // What `xl` keeps ends in a zero, as C has it.
+        // The text that `xl` keeps ends in a zero, as in C.
         let text = text.strip_suffix(&[0]).unwrap_or(text);
         let mut rest: Map<String, Value> = serde_json::from_slice(text).map_err(|error| error.to_string())?;
         if !rest.values().all(is_exact) {
@@ -65,7 +65,7 @@ impl Configuration {
         })
     }
 
-    /// As `xl` reads it.
+    /// The text in the form that `xl` reads.
     pub fn written(&self) -> Vec<u8> {
         let mut all = self.rest.clone();
         all.insert("c_info".into(), self.info.clone().into());
@@ -73,32 +73,32 @@ impl Configuration {
         serde_json::to_vec(&all).unwrap_or_default()
     }
 
-    /// Whose it is.
+    /// The domain's UUID.
     pub fn vm(&self) -> Option<VmId> {
         VmId::parse(self.info.get("uuid")?.as_str()?)
     }
 
-    /// What the domain is called.
+    /// The domain's name.
     pub fn name(&self) -> Option<&str> {
         self.info.get("name")?.as_str()
     }
 
-    /// Calls it otherwise.
+    /// Changes the name.
     pub fn rename(&mut self, name: &str) {
         self.info.insert("name".into(), name.into());
     }
 
-    /// Whether its vCPUs' soft affinity is its operator's word.
+    /// Whether its operator set its vCPUs' soft affinity.
     pub fn prefers_cpus(&self) -> bool {
         self.built.contains_key("vcpu_soft_affinity")
     }
 
-    /// Nodes that its memory is to come from, where that is its operator's word.
+    /// Nodes that its memory comes from, if its operator set them.
     pub fn nodemap(&self) -> Option<&Value> {
         self.built.get("nodemap")
     }
 
-    /// Has its memory come from these nodes, or from where `xl` or its affinities say.
+    /// Makes its memory come from these nodes, or from where `xl` or its affinities say.
     pub fn set_nodemap(&mut self, nodes: Option<Value>) {
         match nodes {
             Some(nodes) => drop(self.built.insert("nodemap".into(), nodes)),
@@ -106,7 +106,7 @@ impl Configuration {
         }
     }
 
-    /// What kind of domain it is, where it can be moved at all.
+    /// The kind of domain it is, if it can be moved at all.
     ///
     /// # Errors
     /// Why it cannot, as the end of a sentence.
@@ -154,7 +154,7 @@ impl Configuration {
     }
 }
 
-/// Whether it can be written again as it was read.
+/// Whether it can be written again exactly as it was read.
 fn is_exact(value: &Value) -> bool {
     match value {
         Value::Number(number) => number.is_i64() || number.is_u64(),
@@ -168,7 +168,7 @@ fn is_exact(value: &Value) -> bool {
 pub mod tests {
     use super::*;
 
-    /// What Xen 4.17.7 keeps of a PVH domain, with line breaks left out.
+    /// What Xen 4.17.7 keeps for a PVH domain, without line breaks.
     pub const KEPT: &str = r#"{"c_info":{"type":"pvh","name":"pvh","domid":4294967295,
         "uuid":"560f06d7-3070-4efa-981f-ca7533542446","run_hotplug_scripts":"True"},
         "b_info":{"max_vcpus":1,"avail_vcpus":[0],"vcpu_hard_affinity":[[3]],"vcpu_soft_affinity":[[3]],

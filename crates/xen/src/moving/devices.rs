@@ -1,9 +1,8 @@
-//! Disks and NICs of a domain that is moved. For a moment there are two of it, and dom0 serves both.
+//! Disks and NICs of a domain that is moved. For a moment there are two of the domain, and dom0 serves both.
 //!
-//! Xen's own script of disks knows that a domain may be migrated to where it is: a block device is handed to a second domain
-//! where that has the UUID of the first. A bridge takes both interfaces. The new domain runs only once the old one is destroyed,
-//! with all that dom0 was still to write for it. What is served in another way, or by others than dom0's kernel, keeps its
-//! domain where it is.
+//! Xen's own script for disks knows local migration: a second domain gets a block device too if it has the UUID of the
+//! first. A bridge takes both interfaces. The new domain runs only once the old one is destroyed, with everything that dom0
+//! still had to write for it. A device that is served in another way, or not by dom0's kernel, keeps its domain where it is.
 
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 
@@ -13,29 +12,29 @@ use crate::store::Asking;
 
 /// A kind of device that can be served twice.
 struct Kind {
-    /// As a configuration has it: a list of such devices.
+    /// Its name in a configuration: a list of such devices.
     configured: &'static str,
-    /// As xenstore has it, both of the domain and of who serves it.
+    /// Its name in xenstore, for the domain and for the backend.
     attached: &'static str,
-    /// What may be said of one, whatever it says.
+    /// Keys that may have any value.
     any: &'static [&'static str],
-    /// What may be said of one, if it says this.
+    /// Keys that must have one of these values.
     must: &'static [(&'static str, &'static [&'static str])],
-    /// What xenstore says of how it is served, by its name there: nothing, or one of these.
+    /// Xenstore keys of its backend: absent, or with one of these values.
     served: &'static [(&'static str, &'static [&'static str])],
-    /// Where dom0 has what a new domain's would be.
+    /// Where dom0 would find the new domain's device.
     place: Place,
-    /// What of it must still be what this one's is, by its name in xenstore.
+    /// Xenstore key of what must still be the same as the current device's.
     same: &'static str,
-    /// Which are meant, as the end of a sentence.
+    /// Describes these devices, as the end of a sentence.
     which: &'static str,
 }
 
 /// Where dom0 has a device.
 enum Place {
-    /// Under the path that xenstore has by this name.
+    /// At the path in this xenstore key.
     Told(&'static str),
-    /// Under the bridge that its port is of.
+    /// At its port's bridge.
     Port,
 }
 
@@ -94,15 +93,15 @@ const KINDS: [Kind; 2] = [
 ];
 const BRIDGE: &str = "/etc/xen/scripts/vif-bridge";
 
-/// What a configuration calls lists of devices that may be moved.
+/// Whether this is a configuration's name for devices that may be moved.
 pub fn is_known(name: &str) -> bool {
     KINDS.iter().any(|kind| kind.configured == name)
 }
 
-/// Whether what a configuration says of devices is of those that can be served twice.
+/// Checks that all devices of a configuration can be served twice.
 ///
 /// # Errors
-/// Which is not, as the end of a sentence.
+/// The device that cannot, as the end of a sentence.
 pub fn configured(of: &Map<String, Value>) -> Result<(), String> {
     for kind in &KINDS {
         let Some(devices) = of.get(kind.configured) else {
@@ -135,10 +134,10 @@ impl Kind {
     }
 }
 
-/// A device that a domain has: its kind and number, as xenstore has them.
+/// A device of a domain: its kind and number, as in xenstore.
 pub type Device = (String, String);
 
-/// What dom0 finds under a path: of a block device its number, of a link in `/sys` what it leads to.
+/// What dom0 finds at a path: the number of a block device, the target of a link in `/sys`.
 pub fn found(path: &str) -> Option<String> {
     if path.starts_with("/sys/") {
         let to = std::fs::read_link(path).ok()?;
@@ -146,7 +145,7 @@ pub fn found(path: &str) -> Option<String> {
     }
     let of = std::fs::metadata(path).ok()?;
     let number = of.file_type().is_block_device().then(|| of.rdev())?;
-    // As Xen's script writes it.
+    // In the format of Xen's script.
     Some(format!(
         "{:x}:{:x}",
         rustix::fs::major(number),
@@ -154,12 +153,12 @@ pub fn found(path: &str) -> Option<String> {
     ))
 }
 
-/// The devices of a domain beside its console, all of which can be served twice, by what xenstore says of them (a guest writes
-/// none of that) and what dom0 finds: the disk that a path leads to now is the one that the domain has, and its NIC is on the
-/// bridge that the new one's will be on.
+/// The devices of a domain other than its console, if all of them can be served twice, according to xenstore (a guest writes
+/// none of that) and to what dom0 finds: the disk that a path leads to now is the domain's, and its NIC is on the bridge
+/// that the new one's will be on.
 ///
 /// # Errors
-/// Which cannot, as the end of a sentence.
+/// The device that cannot, as the end of a sentence.
 pub fn attached(
     store: &mut Asking,
     domid: u32,
@@ -167,7 +166,7 @@ pub fn attached(
 ) -> Result<Vec<Device>, String> {
     let mut read = |paths: Vec<String>| {
         let told = store.read(paths);
-        told.map_err(|why| format!("xenstored does not tell what devices it has: {why}"))
+        told.map_err(|why| format!("xenstored does not report its devices: {why}"))
     };
     let of_all = format!("/libxl/{domid}/device");
     let mut names = |path: String| -> Result<Vec<String>, String> {
@@ -239,7 +238,7 @@ mod tests {
     use super::*;
     use crate::store::Source;
 
-    /// What xenstore has of a domain with a disk and a NIC.
+    /// Xenstore's keys for a domain with a disk and a NIC.
     const STORE: [(&str, &str); 12] = [
         ("/libxl/3/device/", "console\nvbd\nvif"),
         ("/libxl/3/device/vbd/", "51712"),
@@ -320,7 +319,7 @@ mod tests {
                 "vif-route",
             ),
             (format!("{nic}/vifname"), Some("web0"), "`vifname`"),
-            // A path that leads to another volume since, or nowhere; a NIC that was put on another bridge.
+            // A path that now leads to another volume, or nowhere; a NIC that was put on another bridge.
             (
                 format!("{disk}/physical-device"),
                 Some("fd:1b"),
@@ -329,7 +328,7 @@ mod tests {
             (format!("{disk}/params"), Some("/dev/vg/gone"), "would have ``"),
             (format!("{disk}/params"), None, "would have ``"),
             (format!("{nic}/bridge"), Some("xenbr1"), "would have `xenbr0`"),
-            // One that says no more where it is served.
+            // A device without a key for its backend.
             ("/libxl/3/device/vbd/".to_owned(), Some("51712\n51728"), "51728"),
         ] {
             let said = attached_with(&path, value).unwrap_err();

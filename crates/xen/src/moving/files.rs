@@ -1,6 +1,7 @@
-//! Files of a move: who is at it, what is to be done, how far it is; and `xl`'s own, where it keeps what it knows of a domain.
+//! Files of a move: its locks, its job, its progress; and `xl`'s own, where it keeps a domain's configuration.
 //!
-//! The former are in the host's own place, beside the lock of who acts: one move at a time, wherever an agent's state lies.
+//! The move's files are in the host's own place, next to the acting lock: one move at a time, wherever an agent's state
+//! directory is.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -16,27 +17,27 @@ use super::Job;
 use super::configuration::{BYTES_MAX, Configuration};
 use crate::xl;
 
-/// Held by who moves a domain.
+/// Held by the process that moves a domain.
 pub const MOVING: &str = "moving.lock";
-/// Held as long as a domain is being copied.
+/// Held while a domain is being copied.
 pub const COPYING: &str = "copying.lock";
 const JOB: &str = "move.job";
 const COPIED: &str = "move.copied";
-/// What `xl` said.
+/// Output of `xl`.
 const SAID: &str = "move.said";
-/// Where libxl keeps what it knows of domains.
+/// Where libxl keeps data about domains.
 const USERDATA: &str = "/var/lib/xen";
-/// What it keeps of each; others keep more there, as libvirt does.
+/// Its file for each; others keep files there too, such as libvirt.
 const KEPT: &str = "libxl-json";
 
 fn place() -> Result<StateDir, String> {
     StateDir::open(Path::new(STATE_DIR)).map_err(|error| error.to_string())
 }
 
-/// Takes one of the locks; `None` while another holds it. It is held until the file is closed.
+/// Takes one of the locks; `None` while another process holds it. It is held until the file is closed.
 ///
 /// # Errors
-/// When it cannot be had.
+/// When it cannot be opened.
 pub fn lock(name: &str) -> Result<Option<File>, String> {
     let dir = place()?;
     let file = dir.open_to_write(name).map_err(|error| error.to_string())?;
@@ -54,14 +55,14 @@ fn write(name: &str, text: &str) -> Result<(), String> {
         .map_err(|error| error.to_string())
 }
 
-/// What a file says; nothing where there is none, or it is not ours.
+/// Reads a file; `None` if there is none, or it is not ours.
 fn read(name: &str) -> Option<String> {
     let dir = StateDir::open_existing(Path::new(STATE_DIR)).ok()??;
     let bytes = dir.read(name, BYTES_MAX as u64).ok()??;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Writes down what is to be done, before it is.
+/// Writes down the job before it is started.
 ///
 /// # Errors
 /// When it cannot be written.
@@ -73,12 +74,12 @@ pub fn begin(job: &Job) -> Result<(), String> {
     )
 }
 
-/// What was being done last, where that was not brought to its end.
+/// The last job, if it was not completed.
 pub fn job() -> Option<Job> {
     serde_json::from_str(&read(JOB)?).ok()
 }
 
-/// It was brought to its end.
+/// Marks the job as completed.
 pub fn end() {
     if let Ok(dir) = place() {
         for name in [JOB, COPIED, SAID] {
@@ -87,29 +88,29 @@ pub fn end() {
     }
 }
 
-/// Says how many pages were copied.
+/// Records how many pages were copied.
 pub fn copied(pages: u64) {
     let _ = write(COPIED, &pages.to_string());
 }
 
-/// How many pages were copied.
+/// Reads how many pages were copied.
 pub fn how_many_copied() -> u64 {
     read(COPIED)
         .and_then(|text| text.trim().parse().ok())
         .unwrap_or(0)
 }
 
-/// Where what `xl` says goes.
+/// Opens the file for `xl`'s output.
 ///
 /// # Errors
-/// When it cannot be had.
+/// When it cannot be opened.
 pub fn for_what_is_said() -> Result<File, String> {
     let file = place()?.open_to_write(SAID).map_err(|error| error.to_string())?;
     file.set_len(0).map_err(|error| error.to_string())?;
     Ok(file)
 }
 
-/// What `xl` said last that tells why it failed.
+/// The last output of `xl` that tells why it failed.
 pub fn what_was_said() -> String {
     xl::reason(&read(SAID).unwrap_or_default())
 }
@@ -118,10 +119,10 @@ fn kept(domid: u32, vm: VmId, what: &str) -> PathBuf {
     Path::new(USERDATA).join(format!("userdata-d.{domid}.{vm}.{what}"))
 }
 
-/// Whose notes on a domain there are, beside libxl's own.
+/// Names of notes on a domain other than libxl's own.
 ///
 /// # Errors
-/// libxl keeps nothing of it, or its directory cannot be read.
+/// When libxl keeps nothing about it, or its directory cannot be read.
 pub fn others_notes(domid: u32, vm: VmId) -> Result<Vec<String>, String> {
     let entries = fs::read_dir(USERDATA).map_err(|error| format!("{USERDATA}: {error}"))?;
     let mine = format!("userdata-d.{domid}.{vm}.");
@@ -139,7 +140,7 @@ pub fn others_notes(domid: u32, vm: VmId) -> Result<Vec<String>, String> {
     }
 }
 
-/// What libxl keeps of a domain.
+/// Reads libxl's configuration of a domain.
 ///
 /// # Errors
 /// When it cannot be read, as the end of a sentence.
@@ -153,10 +154,10 @@ pub fn configuration(domid: u32, vm: VmId) -> Result<Configuration, String> {
     Configuration::read(&text).map_err(failed)
 }
 
-/// Changes what libxl keeps of a domain, as libxl does: under its lock, a new file in the place of the old one.
+/// Changes libxl's configuration of a domain, as libxl does: under its lock, by replacing the file.
 ///
 /// # Errors
-/// When that cannot be done; then it is as it was.
+/// When it cannot be changed; then it stays as it was.
 pub fn change(domid: u32, vm: VmId, change: impl FnOnce(&mut Configuration)) -> Result<(), String> {
     let lock = Path::new(USERDATA).join(format!("userdata-l.{domid}.{vm}.domain-userdata-lock"));
     let failed = |error: std::io::Error| format!("{}: {error}", lock.display());
@@ -168,7 +169,7 @@ pub fn change(domid: u32, vm: VmId, change: impl FnOnce(&mut Configuration)) -> 
             .open(&lock)
             .map_err(failed)?;
         rustix::fs::fcntl_lock(&file, FlockOperation::LockExclusive).map_err(|error| failed(error.into()))?;
-        // Who had it before removes the file with it.
+        // The previous holder removes the file with it.
         let is_it = fs::metadata(&lock).is_ok_and(|there| {
             file.metadata()
                 .is_ok_and(|own| (own.dev(), own.ino()) == (there.dev(), there.ino()))

@@ -1,15 +1,15 @@
-//! Moves all memory of a domain to another node, by migrating it to where it is: `xl` makes it anew beside itself, and its
-//! memory is allocated where the new one's configuration says.
+//! Moves all memory of a domain to another node by local migration: `xl` creates a second domain on the same host, whose
+//! memory is allocated where its configuration says.
 //!
 //! ```text
 //!   agent ── homenode move-domain ── xl migrate ── homenode move-stream ── xl migrate-receive       it runs meanwhile
-//!   (own unit)                  └── xl save -p ── homenode move-stream ── xl restore -p             it stands still
+//!   (own unit)                  └── xl save -p ── homenode move-stream ── xl restore -p             it is paused
 //! ```
 //!
-//! The agent starts the mover in a unit of its own and looks when it has ended: whoever kills the agent does not kill the move.
-//! The new domain arrives as its operator had the old one: the agent's pins are not part of what is copied, and the agent sets
-//! them again, or its guard gives back what is left of the old one. What is to be done is in a file until it is brought to its
-//! end ([`settle`]), by the mover, or by the next agent, guard or `homenode release` where the mover was killed.
+//! The agent starts the mover in its own unit and checks when it has ended: killing the agent does not kill the move. The
+//! new domain arrives with its operator's settings: the agent's pins are not part of what is copied, and the agent sets them
+//! again, or its guard restores what is left of the old one. The job is in a file until it is completed ([`settle`]), by the
+//! mover, or, if that was killed, by the next agent, guard or `homenode release`.
 
 pub mod configuration;
 pub mod devices;
@@ -30,37 +30,37 @@ use crate::xl;
 use configuration::Configuration;
 pub use relay::relay;
 
-/// Where the processes of a move read what is to be done.
+/// Where the processes of a move read their job.
 pub const JOB: &str = "HOMENODE_MOVE";
-/// The program that is the mover.
+/// The mover's program.
 const SELF: &str = "HOMENODE_MOVER";
 const DOMID: &str = "HOMENODE_DOMID";
-/// What `xl` calls a domain that is on its way here.
+/// `xl`'s suffix for a domain on its way here.
 pub const INCOMING: &str = "--incoming";
-/// What `xl` calls one that has left.
+/// `xl`'s suffix for a domain that has left.
 pub const LEFT: &str = "--migratedaway";
-/// How often is looked whether the domain runs.
+/// How often to check whether the domain runs.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How long a command of `xl`'s may take that copies nothing.
+/// How long a command of `xl` that copies nothing may take.
 const COMMAND_MAX: Duration = Duration::from_secs(120);
 
 /// How long `xl save` may take from its last byte until the domain is no longer suspended.
 const RESUMED_MAX: Duration = Duration::from_secs(10);
 
-/// What sends, between them ourselves, and what receives. It runs on until most was copied. The new one is paused until the old
-/// one is destroyed: dom0 has then written all that it was to write for it.
+/// The sending pipeline, with us in the middle, and the receiver. The domain runs until most of it is copied. The new one is
+/// paused until the old one is destroyed: then dom0 has finished its writes for it.
 const LIVE: &str = "\"$HOMENODE_MOVER\" move-stream | xl migrate-receive -p";
-/// It stands still from the first page on, and both are paused at the end. Not every dom0 has a `/dev/stdout`.
+/// It is paused from the first page on, and both are paused at the end. Not every dom0 has a `/dev/stdout`.
 const STILL: &str = "xl save -p \"$HOMENODE_DOMID\" /proc/self/fd/1 | \"$HOMENODE_MOVER\" move-stream | xl restore -p /proc/self/fd/0";
 
-/// `xl` takes a domain that is suspended for one that has ended, and watches it no longer.
+/// `xl` treats a suspended domain as ended, and no longer watches it.
 const UNWATCHED: &str =
     "; it was suspended meanwhile, and xl may not restart it when it reboots, as after `xl save -c`";
 
-/// How long xenstored is asked what the two are called: who does not know that must touch neither.
+/// How long to ask xenstored for the two names: without them neither may be touched.
 const NAMES_MAX: Duration = Duration::from_secs(60);
 
-/// A domain that is to be moved.
+/// A domain to be moved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Job {
     /// Its UUID.
@@ -69,42 +69,42 @@ pub struct Job {
     pub domid: u32,
     /// Its name.
     pub name: String,
-    /// Where its memory is to lie.
+    /// Node for its memory.
     pub to: NodeId,
-    /// Whether it stands still while it is copied.
+    /// Whether it is paused while it is copied.
     pub still: bool,
-    /// Where its vCPUs may run, as its operator has them.
+    /// CPUs that its vCPUs may run on, as set by its operator.
     pub hard: BTreeMap<u16, CpuSet>,
     /// CPUs that they prefer.
     pub soft: BTreeMap<u16, CpuSet>,
-    /// What its configuration says of nodes.
+    /// The nodes in its configuration.
     pub nodemap: Option<Value>,
-    /// How long it may be copied.
+    /// Time limit for the copy.
     pub time_max: Ns,
 }
 
-/// What came of it.
+/// Result of a move.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
-    /// The domain's number now, where it has arrived.
+    /// The domain's number now, if it has arrived.
     pub arrived: Option<u32>,
-    /// Why it has not, or what is not as it was.
+    /// Why it has not arrived, or what is not restored.
     pub why: Option<String>,
     /// How long all of it took.
     pub took: Ns,
-    /// How long the domain did not run, to some hundredths of a second.
+    /// How long the domain did not run, to within a few hundredths of a second.
     pub paused: Ns,
-    /// Pages that were copied; those that changed meanwhile count each time.
+    /// Pages copied; those that changed meanwhile count each time.
     pub copied: u64,
 }
 
 impl Job {
-    /// What this process was started for.
+    /// The job that this process was started for.
     ///
     /// # Errors
-    /// It was not started by the agent.
+    /// When it was not started by the agent.
     pub fn of_environment() -> Result<Job, String> {
-        let text = std::env::var(JOB).map_err(|_| "the agent starts this, and nobody else".to_owned())?;
+        let text = std::env::var(JOB).map_err(|_| "only the agent may start this".to_owned())?;
         serde_json::from_str(&text).map_err(|error| format!("{JOB}: {error}"))
     }
 
@@ -113,7 +113,7 @@ impl Job {
         format!("{}{INCOMING}", self.name)
     }
 
-    /// Whether this is its configuration.
+    /// Checks that this is its configuration.
     fn fits(&self, of: &Configuration) -> Result<(), String> {
         if of.vm() != Some(self.vm) || of.name() != Some(&self.name) {
             return Err("another domain is sent than was asked for".into());
@@ -122,7 +122,7 @@ impl Job {
     }
 }
 
-/// Whether a domain is on its way, and which.
+/// The job that is under way, if there is one.
 pub fn under_way() -> Option<Job> {
     match files::lock(files::MOVING) {
         Ok(None) => files::job(),
@@ -130,12 +130,12 @@ pub fn under_way() -> Option<Job> {
     }
 }
 
-/// Whether nobody moves a domain.
+/// Whether no process moves a domain.
 pub fn is_free() -> bool {
     matches!(files::lock(files::MOVING), Ok(Some(_)))
 }
 
-/// Brings to its end what a mover began that was killed. What there is to say of it.
+/// Completes the job of a mover that was killed. Returns a message if there is one.
 pub fn recover(hypervisor: &Hypervisor) -> Option<String> {
     let job = files::job()?;
     let locks = [files::MOVING, files::COPYING].map(|name| files::lock(name).ok().flatten());
@@ -151,13 +151,13 @@ pub fn recover(hypervisor: &Hypervisor) -> Option<String> {
     Some(format!("a move was cut off in the middle; {said}"))
 }
 
-/// The mover: does what it was started for, and says what came of it on standard output.
+/// Runs the mover: carries out its job, and prints the result on standard output.
 ///
 /// # Errors
-/// It could not begin.
+/// When it could not begin.
 pub fn carry_out() -> Result<(), String> {
     let job = Job::of_environment()?;
-    // A signal to the agent's group or terminal is not for it.
+    // Not to be reached by a signal to the agent's group or terminal.
     let _ = rustix::process::setsid();
     let lock = files::lock(files::MOVING)?.ok_or("another domain is on its way")?;
     let hypervisor = Hypervisor::open(std::path::Path::new("/")).map_err(|error| error.to_string())?;
@@ -200,7 +200,7 @@ fn carried_out(hypervisor: &Hypervisor, job: &Job) -> Ended {
     }
 }
 
-/// Has `xl` make a second one of the domain. `Ok` where the new one is whole.
+/// Has `xl` create a second one of the domain. `Ok` if the new one is complete.
 fn copy(hypervisor: &Hypervisor, job: &Job, watch: &mut Watch) -> Result<(), String> {
     let mover = std::env::current_exe().map_err(|error| error.to_string())?;
     let said = files::for_what_is_said()?;
@@ -236,7 +236,7 @@ fn nanoseconds(time: Duration) -> Ns {
     Ns(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// How long a domain does not run.
+/// Measures how long a domain does not run.
 struct Watch {
     begun: Instant,
     still_since: Option<Instant>,
@@ -254,7 +254,7 @@ impl Watch {
 
     fn look(&mut self, hypervisor: &Hypervisor, job: &Job) {
         let runs = |of: &Listed| of.vm == job.vm && of.is_vm() && !of.is_paused;
-        // The old one is asked for alone as long as it runs.
+        // Only the old one matters as long as it runs.
         let old = hypervisor.domain(job.domid).ok().flatten();
         let is_running =
             old.is_some_and(|old| runs(&old)) || hypervisor.domains().is_ok_and(|all| all.iter().any(runs));
@@ -269,14 +269,14 @@ impl Watch {
     }
 }
 
-/// The two of a domain, as far as they are there: the old one, and the new one.
+/// The old and the new domain, if they exist.
 fn both<'a>(all: &'a [Listed], job: &Job) -> (Option<&'a Listed>, Option<&'a Listed>) {
     let of_it = || all.iter().filter(|of| of.vm == job.vm && !of.is_dying);
     let is_old = |of: &&Listed| of.domid == job.domid;
     (of_it().find(is_old), of_it().find(|of| !is_old(of)))
 }
 
-/// The new one of a domain that stands still is whole: from now on it bears the name.
+/// The new one of a paused domain is complete: from now on it has the name.
 fn hand_over(hypervisor: &Hypervisor, job: &Job) -> Result<(), String> {
     let all = hypervisor.domains().map_err(|error| error.to_string())?;
     let (_, new) = both(&all, job);
@@ -285,11 +285,12 @@ fn hand_over(hypervisor: &Hypervisor, job: &Job) -> Result<(), String> {
     xl(&["rename", &new.domid.to_string(), &job.name])
 }
 
-/// Leaves one of a domain, whatever was begun with it: the one that bears its name, as its operator had it. Until the new one
-/// does that it has not run, and the old one is whole; afterwards the old one must not run again. The number of the new one.
+/// Leaves only one of a domain, however far the move got: the one with its name, with its operator's settings. Until the new
+/// one has the name it has not run, and the old one is complete; after that the old one must not run again. Returns the
+/// number of the new one.
 ///
 /// # Errors
-/// The domain is where it was, or is no more; with what is not as it was, if so.
+/// When the domain is where it was, or has ended; with what could not be restored, if anything.
 pub fn settle(hypervisor: &Hypervisor, job: &Job) -> Result<u32, String> {
     let all = hypervisor.domains().map_err(|error| error.to_string())?;
     let (old, new) = both(&all, job);
@@ -310,7 +311,7 @@ pub fn settle(hypervisor: &Hypervisor, job: &Job) -> Result<u32, String> {
             if old_is.is_some_and(|name| name.ends_with(LEFT)) {
                 failed.extend(xl(&["rename", &number, &job.name]).err());
             }
-            // `xl` lets it go on itself, unless it was killed, too.
+            // `xl` resumes it itself, unless it was killed too.
             if old.is_suspended && !goes_on(hypervisor, job.domid, RESUMED_MAX) {
                 let resumed = hypervisor.resume(job.domid);
                 failed.extend(resumed.err().map(|why| format!("it is suspended: {why}")));
@@ -335,7 +336,7 @@ pub fn settle(hypervisor: &Hypervisor, job: &Job) -> Result<u32, String> {
     }
 }
 
-/// The new one is the domain, and goes on.
+/// Keeps the new one as the domain, and lets it run.
 fn stay(hypervisor: &Hypervisor, job: &Job, new: &Listed) -> Result<u32, String> {
     let failed = as_it_was(hypervisor, job, new.domid);
     if new.is_paused {
@@ -344,7 +345,7 @@ fn stay(hypervisor: &Hypervisor, job: &Job, new: &Listed) -> Result<u32, String>
     failed.map(|()| new.domid)
 }
 
-/// What a domain is called; nothing where it has no name yet.
+/// A domain's name; `None` if it has none yet.
 fn name(hypervisor: &Hypervisor, domid: u32) -> Result<Option<String>, String> {
     let (mut store, begun) = (hypervisor.store(), Instant::now());
     loop {
@@ -360,7 +361,7 @@ fn name(hypervisor: &Hypervisor, domid: u32) -> Result<Option<String>, String> {
     }
 }
 
-/// Waits until a domain is no longer suspended. False where it is after that time.
+/// Waits until a domain is no longer suspended. Returns false if it still is after that time.
 fn goes_on(hypervisor: &Hypervisor, domid: u32, limit: Duration) -> bool {
     let begun = Instant::now();
     while begun.elapsed() < limit {
@@ -372,7 +373,7 @@ fn goes_on(hypervisor: &Hypervisor, domid: u32, limit: Duration) -> bool {
     false
 }
 
-/// Gives the new one what its operator had given the old one.
+/// Gives the new one the operator's settings of the old one.
 fn as_it_was(hypervisor: &Hypervisor, job: &Job, domid: u32) -> Result<(), String> {
     for (index, cpus) in &job.hard {
         let pinned = hypervisor.pin(domid, *index, cpus);
@@ -389,7 +390,7 @@ fn destroy(domid: u32) -> Result<(), String> {
     xl(&["destroy", &domid.to_string()])
 }
 
-/// A command of `xl`'s that copies nothing.
+/// Runs a command of `xl` that copies nothing.
 fn xl(arguments: &[&str]) -> Result<(), String> {
     xl::run(arguments, COMMAND_MAX)
 }

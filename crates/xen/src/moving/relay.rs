@@ -1,8 +1,8 @@
-//! Stands between the `xl` that sends a domain and the one that makes it anew: says in its configuration where its memory comes
-//! from, and passes on the rest.
+//! Sits between the sending `xl` and the receiving one: sets in the domain's configuration where its memory comes from, and
+//! passes on the rest.
 //!
-//! It is what bounds a move's time. Where it ends early the receiver lacks the end, gives up, and the sender's domain runs on;
-//! once all was sent it stays, whatever the time: the two then agree on which of both runs.
+//! It enforces a move's time limit. If it ends early the receiver lacks the end and gives up, and the sender's domain runs
+//! on; once everything was sent it stays, whatever the time: the two then agree on which of both runs.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -17,13 +17,13 @@ use crate::library::Store;
 use crate::store::{Asking, Source};
 
 const CHUNK_BYTES: usize = 1 << 20;
-/// How often is said how far it is.
+/// How often to report progress.
 const SAY_EVERY: Duration = Duration::from_secs(1);
 
-/// Relays what is sent, until it ends.
+/// Relays the stream until it ends.
 ///
 /// # Errors
-/// Why it cannot be: the domain then stays where it is.
+/// Why it failed: the domain then stays where it is.
 pub fn relay() -> Result<(), String> {
     let job = Job::of_environment()?;
     let _copying = files::lock(files::COPYING)?.ok_or("another domain is being copied")?;
@@ -41,7 +41,7 @@ pub fn relay() -> Result<(), String> {
     )
 }
 
-/// Ends this process when it is time, unless all was sent.
+/// Ends this process at the time limit, unless everything was sent.
 fn end_in_time(job: &Job, is_over: Arc<AtomicBool>) {
     let (name, time) = (job.name.clone(), job.time_max);
     std::thread::spawn(move || {
@@ -56,8 +56,8 @@ fn end_in_time(job: &Job, is_over: Arc<AtomicBool>) {
     });
 }
 
-/// Passes on what comes, and says now and then how many pages that were. The end is let through only where the domain still has
-/// the devices that it had: the configuration that went ahead says nothing of others.
+/// Passes on the stream, and reports its pages now and then. Lets the end through only if the domain still has the same
+/// devices: the configuration sent before has no others.
 fn copied(
     job: &Job,
     (input, output): (&mut dyn Read, &mut dyn Write),
@@ -65,8 +65,8 @@ fn copied(
     say: &mut dyn FnMut(u64),
     attached: &mut dyn FnMut() -> Result<Vec<Device>, String>,
 ) -> Result<(), String> {
-    let read = |error: std::io::Error| format!("what xl sends cannot be read: {error}");
-    let write = |error: std::io::Error| format!("who receives the domain has gone: {error}");
+    let read = |error: std::io::Error| format!("the output of xl cannot be read: {error}");
+    let write = |error: std::io::Error| format!("the receiver of the domain has gone: {error}");
     let mut head = [0; HEAD_BYTES];
     input.read_exact(&mut head).map_err(read)?;
     let mut data = vec![0; stream::configuration_bytes(&head)?];
@@ -93,7 +93,7 @@ fn copied(
             if attached()? != devices {
                 return Err("a device was attached or detached meanwhile".into());
             }
-            // Nor is it if the time was over before it.
+            // The same holds if time was up before it.
             if is_over.swap(true, Ordering::SeqCst) {
                 return Err("its time is over".into());
             }
@@ -131,7 +131,7 @@ mod tests {
         }
     }
 
-    /// All that `xl` sends of a domain.
+    /// Everything that `xl` sends for a domain.
     fn whole() -> Vec<u8> {
         let text = [KEPT.as_bytes(), &[0]].concat();
         let data = [&(text.len() as u32).to_le_bytes()[..], &text].concat();

@@ -1,5 +1,5 @@
-//! What `xl` writes when it saves or migrates a domain: a header with the domain's configuration, records of libxl, and among
-//! them those of libxc, which are its memory.
+//! The stream that `xl` writes when it saves or migrates a domain: a header with the domain's configuration, records of
+//! libxl, and among them libxc's records, which are its memory.
 //!
 //! ```text
 //!   xl       "Xen saved domain, xl format\n \0 \r"   order, flags that must be known, others, bytes   configuration
@@ -7,38 +7,38 @@
 //!   libxc      after a record of type 1: 8 bytes of 0xff, "XENF" …, domain, records … type 0: the end
 //! ```
 //!
-//! The header is read whole and written anew. What follows is only followed: to know when all of the domain was sent, and that
-//! it is what it is taken for. Anything unknown is an error, and `xl` then lets the domain run on where it is.
+//! The header is read completely and written again. The rest is only followed: to know when all of the domain was sent, and
+//! that it has the expected form. Anything unknown is an error, and `xl` then lets the domain run on where it is.
 
 use super::configuration::{BYTES_MAX, Configuration};
 
-/// What the header begins with.
+/// Start of the header.
 const MAGIC: &[u8; 32] = b"Xen saved domain, xl format\n \0 \r";
-/// Bytes of what stands before the configuration.
+/// Bytes before the configuration.
 pub const HEAD_BYTES: usize = 48;
-/// How this machine orders bytes.
+/// Marker of this machine's byte order.
 const ORDER: u32 = 0x0102_0304;
-/// The configuration is JSON, and libxl's records are those of its second version.
+/// The configuration is JSON, and libxl's records are of version 2.
 const MUST: u32 = 3;
 const LIBXL: &[u8; 16] = b"LibxlFmt\0\0\0\x02\0\0\0\0";
-/// Until its version: flags follow, which are those of the byte order.
+/// libxc's header up to its version; flags of the byte order follow.
 const LIBXC: &[u8; 16] = b"\xff\xff\xff\xff\xff\xff\xff\xffXENF\0\0\0\x03";
-/// Bytes of libxc's header, and of what it says of the domain.
+/// Bytes of libxc's header, and of its description of the domain.
 const LIBXC_BYTES: usize = 24 + 16;
 const RECORD_BYTES: usize = 8;
 const END: u32 = 0;
-/// Of libxl: libxc's follow.
+/// libxl's type: libxc's records follow.
 const MEMORY: u32 = 1;
-/// Of libxc: pages and what they hold.
+/// libxc's type: pages and their contents.
 const PAGES: u32 = 1;
 /// libxc's own limit of a record.
 const RECORD_MAX: u32 = 128 << 20;
 const PAGE_BYTES: u32 = 4096;
 
-/// Bytes of the configuration, by the first of the header.
+/// Length of the configuration in bytes, from the first part of the header.
 ///
 /// # Errors
-/// It is no such header, or of a kind that is not known.
+/// When it is no such header, or of an unknown kind.
 pub fn configuration_bytes(head: &[u8; HEAD_BYTES]) -> Result<usize, String> {
     let (magic, words) = head.split_at(MAGIC.len());
     if magic != MAGIC {
@@ -58,10 +58,10 @@ pub fn configuration_bytes(head: &[u8; HEAD_BYTES]) -> Result<usize, String> {
     }
 }
 
-/// The configuration, by what follows the first of the header.
+/// The configuration, from what follows the first part of the header.
 ///
 /// # Errors
-/// There is something else, too, or it cannot be read.
+/// When there is anything else, or it cannot be read.
 pub fn configuration(data: &[u8]) -> Result<Configuration, String> {
     let text = data.get(4..).unwrap_or_default();
     if data.len() < 4 || little(data, 0) as usize != text.len() {
@@ -89,16 +89,16 @@ fn little(bytes: &[u8], at: usize) -> u32 {
 enum Next {
     Libxl,
     Libxc,
-    /// A record of libxl, or of libxc among them.
+    /// A record of libxl, or one of libxc's among them.
     Record {
         is_memory: bool,
     },
-    /// So many more bytes of one.
+    /// The rest of a record's body, in bytes.
     Body {
         left: u64,
         is_memory: bool,
     },
-    /// What the two `xl` still have to say to each other.
+    /// The final exchange between the two `xl`.
     Talk,
 }
 
@@ -106,9 +106,9 @@ enum Next {
 #[derive(Clone, Debug)]
 pub struct Follower {
     next: Next,
-    /// The beginning of what comes next.
+    /// The beginning of the next item.
     held: Vec<u8>,
-    /// Pages that were sent; one that changed meanwhile counts each time.
+    /// Pages sent; one that changed meanwhile counts each time.
     pub pages: u64,
 }
 
@@ -128,10 +128,10 @@ impl Follower {
         self.next == Next::Talk
     }
 
-    /// Takes in what was read next.
+    /// Follows the next part of the stream.
     ///
     /// # Errors
-    /// It is not what it should be.
+    /// When it does not have the expected form.
     pub fn take(&mut self, mut bytes: &[u8]) -> Result<(), String> {
         while !bytes.is_empty() {
             let wanted = match self.next {
@@ -160,7 +160,7 @@ impl Follower {
         Ok(())
     }
 
-    /// What comes after what is held.
+    /// What comes after the held item.
     fn after(&mut self) -> Result<Next, String> {
         let begins = |with: &[u8], whose: &str| match self.held.starts_with(with) {
             true => Ok(()),
@@ -214,7 +214,7 @@ pub mod tests {
         [head, body.to_vec(), padding].concat()
     }
 
-    /// As Xen 4.17.7 sends a domain: two pages, something else, what libxl knows, and the end.
+    /// A domain as sent by Xen 4.17.7: two pages, another record, libxl's data, and the end.
     pub fn sent() -> Vec<u8> {
         let domain = [1u32, 12, 4, 17].map(u32::to_le_bytes).concat();
         let pages = vec![7; 8 + 2 * 8 + 2 * 4096];

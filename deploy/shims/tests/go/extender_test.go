@@ -1,6 +1,6 @@
-// Package shims has Kubernetes' own client of scheduler extenders ask ours, and Incus' interpreter run our scriptlet.
+// Package shims runs Kubernetes' own client of scheduler extenders against ours, and our scriptlet in Incus' interpreter.
 //
-// ../test_kubernetes.py and ../test_incus.py start what is asked, and run these tests: alone they are skipped.
+// ../test_kubernetes.py and ../test_incus.py start the servers and run these tests, which are skipped without them.
 package shims
 
 import (

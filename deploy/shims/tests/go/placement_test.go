@@ -13,7 +13,7 @@ import (
 
 const scriptlet = "../../../incus/placement.star"
 
-// The names that Incus 6.0 gives a placement scriptlet, of which those that ours uses are here.
+// The names that Incus 6.0 gives a placement scriptlet, limited to those that ours uses.
 var names = []string{
 	"log_info", "log_warn", "log_error", "set_target", "get_cluster_member_resources", "get_cluster_member_state",
 	"get_instance_resources", "get_instances", "get_cluster_members", "get_project",

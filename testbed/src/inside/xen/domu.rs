@@ -1,4 +1,4 @@
-//! DomUs: described, created by libvirt or by `xl`, looked at, destroyed.
+//! DomUs: their descriptions, creation by libvirt or `xl`, state and end.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -22,18 +22,18 @@ const READY_LIMIT: Duration = Duration::from_secs(120);
 /// How a domU is virtualised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Paravirtualised: its page tables are the hypervisor's business.
+    /// Paravirtualised: the hypervisor manages its page tables.
     Pv,
-    /// In hardware's virtualisation, without a firmware or devices of a PC.
+    /// Hardware virtualisation without firmware or a PC's devices.
     Pvh,
 }
 
-/// Who creates a domU.
+/// The creator of a domU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Toolstack {
     /// libvirt's Xen driver.
     Libvirt,
-    /// `xl`, which libvirt then does not know of.
+    /// `xl`; libvirt then does not know the domU.
     Xl,
 }
 
@@ -46,19 +46,19 @@ pub struct DomuSpec {
     pub kind: Kind,
     /// Memory. Below 128 MiB the stock kernel does not boot reliably.
     pub memory_mib: u64,
-    /// The list of CPUs on which each of its vCPUs may run. `xl` also tells the hypervisor that they are preferred: the
-    /// memory's place follows from that.
+    /// For each vCPU, the list of CPUs on which it may run. `xl` also tells the hypervisor that these are preferred, which
+    /// decides where the memory is.
     pub cpus: Vec<String>,
-    /// The device of dom0's that is its disk, and dom0's bridge that its NIC is on, with that NIC's MAC: as `xl` is told, and
-    /// where there are any.
+    /// Its disk, a device of dom0's, and its NIC on a bridge of dom0's, with that NIC's MAC: in `xl`'s notation, if it has
+    /// any.
     pub disk: Option<String>,
     /// See [`DomuSpec::disk`].
     pub nic: Option<String>,
-    /// The pool of CPUs that `xl` puts it into; the first where it is empty.
+    /// The pool of CPUs into which `xl` puts it; empty for the first pool.
     pub pool: String,
-    /// What it does.
+    /// Its orders.
     pub orders: Orders,
-    /// What becomes of it when it reboots, as `xl` calls it.
+    /// What happens when it reboots, as `xl` calls it.
     pub on_reboot: &'static str,
 }
 
@@ -79,20 +79,20 @@ impl DomuSpec {
         }
     }
 
-    /// The same with one vCPU that may run anywhere: who creates it decides where its memory is.
+    /// One vCPU that may run anywhere: its creator decides where its memory is.
     #[must_use]
     pub fn anywhere(name: &str, kind: Kind) -> Self {
         Self::new(name, kind, "")
     }
 
-    /// The same, doing this from the start.
+    /// Sets its behaviour from the start.
     #[must_use]
     pub fn doing(mut self, behaviour: Behaviour) -> Self {
         self.orders.first = behaviour;
         self
     }
 
-    /// The same, which boots again when it is told to; `xl`'s daemon sees to that.
+    /// Lets it boot again when told to reboot; `xl`'s daemon does that.
     #[must_use]
     pub fn that_reboots(mut self) -> Self {
         self.on_reboot = "restart";
@@ -108,7 +108,7 @@ impl DomuSpec {
         }
     }
 
-    /// The same of one that was moved: what it prints is kept by the name that it had meanwhile.
+    /// The console of a domU that was moved: its output is kept under the name that it had meanwhile.
     #[must_use]
     pub fn console_once_moved(&self) -> Console {
         Console {
@@ -121,7 +121,7 @@ impl DomuSpec {
         format!("console=hvc0 quiet {}", self.orders.to_cmdline())
     }
 
-    /// The domain as libvirt wants it. Only a pin of a vCPU decides where the memory is.
+    /// The domain for libvirt. Only the pin of a vCPU decides where the memory is.
     #[must_use]
     pub fn xml(&self) -> String {
         let mut pins = String::new();
@@ -150,7 +150,7 @@ impl DomuSpec {
         )
     }
 
-    /// The domain as `xl` wants it.
+    /// The domain for `xl`.
     #[must_use]
     pub fn configuration(&self) -> String {
         let kind = match self.kind {
@@ -187,11 +187,11 @@ impl DomuSpec {
 
 /// A running domU.
 pub struct Domu {
-    /// How it was described.
+    /// Its description.
     pub spec: DomuSpec,
-    /// The hypervisor's number of it.
+    /// Its number in the hypervisor.
     pub id: u32,
-    /// libvirt's handle, where libvirt made it. Becomes stale when libvirtd is restarted.
+    /// libvirt's handle, if libvirt created it. Becomes stale when libvirtd is restarted.
     pub domain: Option<Domain>,
     /// Whether it was migrated to where it is.
     was_moved: bool,
@@ -200,7 +200,7 @@ pub struct Domu {
 /// One vCPU, as `xl vcpu-list` shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Vcpu {
-    /// The CPU on which it runs or ran last; none where it does not.
+    /// The CPU on which it runs or ran last, if any.
     pub cpu: Option<u32>,
     /// CPUs on which it may run, and those that it prefers, as Xen writes lists.
     pub hard: String,
@@ -209,7 +209,7 @@ pub struct Vcpu {
 }
 
 impl Domu {
-    /// It was migrated to where it is, and has this number now.
+    /// Records that it was migrated, and its new number.
     pub fn arrived(&mut self, id: u32) {
         (self.id, self.was_moved) = (id, true);
     }
@@ -234,7 +234,7 @@ impl Domu {
         console.wait(MARKER_READY, READY_LIMIT, || self.lives()).map(drop)
     }
 
-    /// Gives it a command, and waits for the line that answers it: a new one with this text.
+    /// Sends a command, and waits for its answer: a new line with this text.
     ///
     /// # Errors
     /// When it does not answer in time.
@@ -243,7 +243,7 @@ impl Domu {
             let key = format!("/local/domain/{}/console/tty", self.id);
             let path = run("xenstore-read", &[&key])?;
             let path = path.trim();
-            // It must not become the terminal of our process.
+            // It must not become our process's controlling terminal.
             let mut options = fs::OpenOptions::new();
             options.write(true).custom_flags(libc::O_NOCTTY);
             let mut console = options
@@ -258,7 +258,7 @@ impl Domu {
         console.answer(command, answer, send, || self.lives())
     }
 
-    /// Makes it do something else, and waits until it does.
+    /// Switches it to another behaviour, and waits until that is in force.
     ///
     /// # Errors
     /// When it does not answer in time.
@@ -267,7 +267,7 @@ impl Domu {
         self.command(&order, &format!("PHASE {order}")).map(drop)
     }
 
-    /// Loops computed so far, and the steal of its vCPUs as its own kernel counts it.
+    /// Loops computed so far, and its vCPUs' steal by its own kernel's count.
     ///
     /// # Errors
     /// When it does not answer in time.
@@ -301,7 +301,7 @@ impl Domu {
         Ok(pages.values().copied().collect())
     }
 
-    /// Its weight and its cap in percent of a CPU, from now on; a cap of 0 is none.
+    /// Sets its weight and its cap in percent of a CPU; a cap of 0 means none.
     ///
     /// # Errors
     /// When the hypervisor refuses them.
@@ -325,7 +325,7 @@ impl Domu {
         cap.with_context(|| format!("xl sched-credit: no cap in {text}"))
     }
 
-    /// Where one of its vCPUs may run.
+    /// Confines one of its vCPUs to these CPUs.
     ///
     /// # Errors
     /// When the hypervisor refuses it.
@@ -344,7 +344,7 @@ impl Domu {
 
 /// Whether a domU of this name runs.
 pub(in super::super) fn lives(name: &str) -> bool {
-    // While another domain comes or goes `xl list` may fail: that says nothing of this one.
+    // While another domain comes or goes `xl list` may fail, which does not mean that this one has gone.
     domains().map_or(true, |domains| domains.iter().any(|(_, other)| other == name))
 }
 
@@ -367,7 +367,7 @@ impl Inside {
     pub fn create_domu(&self, spec: &DomuSpec, by: Toolstack) -> anyhow::Result<Domu> {
         let begin = Instant::now();
         let name = spec.name.as_str();
-        // The daemon appends, and an earlier domU may have had the name.
+        // The daemon appends, and an earlier domU may have had the same name.
         for console in [spec.console(), spec.console_once_moved()] {
             let _ = fs::remove_file(console.log);
         }
@@ -405,7 +405,7 @@ impl Inside {
         Ok(domu)
     }
 
-    /// Destroys a domU, as pulling its plug.
+    /// Destroys a domU, like pulling its plug.
     ///
     /// # Errors
     /// When the toolstack cannot.

@@ -1,4 +1,4 @@
-//! dom0 of a Xen host: its daemons, and what it can ask the hypervisor.
+//! dom0 of a Xen host: its daemons, and queries to the hypervisor.
 
 pub mod domu;
 pub mod runstates;
@@ -14,14 +14,14 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::libvirtd::{self, run};
 use super::wait::{Look, wait_until};
 
-/// Where Xen's daemons log, and where what domUs print is kept.
+/// Directory of the logs of Xen's daemons and the output of domUs.
 pub const LOG_DIR: &str = "/var/log/xen";
-/// Where the domUs' kernel and initramfs are: on dom0's own disk, as the toolstack reads them whole for each domU.
+/// Directory of the domUs' kernel and initramfs: on dom0's own disk, as the toolstack reads them whole for each domU.
 pub const IMAGE_DIR: &str = "/var/lib/homenode-testbed";
-/// The pool that all CPUs are in at first.
+/// The pool that has all CPUs at first.
 const POOL: &str = "Pool-0";
 
-/// Directories that its daemons want.
+/// Directories that its daemons need.
 const STATE_DIRS: [&str; 8] = [
     "/run/lock",
     "/run/xen",
@@ -61,7 +61,7 @@ pub fn prepare(images_from: &Path) -> anyhow::Result<()> {
         fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
     }
     if has_systemd() {
-        // Debian's script has started them; what domUs print is not kept unless that is asked for.
+        // Debian's script has started them; the output of domUs is kept only on request.
         wait_until(
             "Debian's script to have started Xen's daemons",
             ANSWER_LIMIT,
@@ -91,7 +91,7 @@ pub fn prepare(images_from: &Path) -> anyhow::Result<()> {
     run("virtlogd", &["-d"]).map(drop)
 }
 
-/// Destroys what libvirt does not know, and gives all CPUs back to the first pool.
+/// Destroys domains that libvirt does not know, and returns all CPUs to the first pool.
 ///
 /// # Errors
 /// When the toolstack does not answer.
@@ -106,7 +106,7 @@ pub fn clean_up() -> anyhow::Result<()> {
         .lines()
         .skip(1)
         .filter_map(|line| line.split_whitespace().next());
-    // `xl cpupool-numa-split` calls it otherwise.
+    // `xl cpupool-numa-split` has renamed it.
     if let Some(first) = names.next().filter(|name| *name != POOL) {
         xl(&["cpupool-rename", first, POOL])?;
     }
@@ -116,10 +116,10 @@ pub fn clean_up() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes a pool of CPUs with a credit scheduler of its own.
+/// Makes a pool of CPUs with its own credit scheduler.
 ///
 /// # Errors
-/// When the CPUs are not the first pool's, or a domain is confined to them.
+/// When the CPUs are not in the first pool, or a domain is confined to them.
 pub fn create_pool(name: &str, cpu: u32) -> anyhow::Result<()> {
     xl(&["cpupool-cpu-remove", POOL, &cpu.to_string()])?;
     let name = format!("name=\"{name}\"");
@@ -132,7 +132,7 @@ pub fn create_pool(name: &str, cpu: u32) -> anyhow::Result<()> {
     .map(drop)
 }
 
-/// Ends a pool that no domain is in any more; its CPUs go to the first pool.
+/// Removes a pool without domains; its CPUs go to the first pool.
 ///
 /// # Errors
 /// When a domain is in it.
@@ -149,10 +149,10 @@ pub fn remove_pool(name: &str) -> anyhow::Result<()> {
     xl(&["cpupool-cpu-add", POOL, &cpus]).map(drop)
 }
 
-/// What `xl` says.
+/// Runs `xl` and returns its output.
 ///
 /// # Errors
-/// When it fails; with what it complained of.
+/// When it fails; with its error message.
 pub fn xl(arguments: &[&str]) -> anyhow::Result<String> {
     run("xl", arguments)
 }
@@ -187,11 +187,11 @@ pub fn node_affinity(name: &str) -> anyhow::Result<String> {
     last.map(str::to_owned).context("xl list --numa shows no nodes")
 }
 
-/// A daemon that stands still; it goes on with this value's end.
+/// A stopped daemon; it continues when this is dropped.
 pub struct Stopped(Pid);
 
 impl Stopped {
-    /// Has xenstored stand still.
+    /// Stops xenstored.
     ///
     /// # Errors
     /// When it does not run.
@@ -202,7 +202,7 @@ impl Stopped {
         Ok(Self(pid))
     }
 
-    /// Lets it go on.
+    /// Lets it continue.
     ///
     /// # Errors
     /// When it has ended.
@@ -252,7 +252,7 @@ pub fn nodes() -> anyhow::Result<Vec<(u64, Vec<u32>)>> {
     Ok(nodes)
 }
 
-/// What the toolstack keeps of a domain on disk.
+/// The files that the toolstack keeps for a domain.
 ///
 /// # Errors
 /// When its directory cannot be read.
@@ -269,8 +269,8 @@ pub fn userdata(domain: u32) -> anyhow::Result<Vec<String>> {
 /// Pages by domain and node.
 pub type PagesByNode = BTreeMap<u32, BTreeMap<u32, u64>>;
 
-/// Pages of each domain on each node, from the hypervisor's own count of them: it is asked for by a key of its console, and
-/// answers there.
+/// Pages of each domain on each node, as counted by the hypervisor: a key on its console requests the count, which is printed
+/// there.
 ///
 /// # Errors
 /// When no answer comes.
@@ -313,7 +313,7 @@ fn placement(messages: &str) -> Option<(&str, PagesByNode)> {
     (!pages.is_empty()).then_some((stamp, pages))
 }
 
-/// Copies what Xen and its daemons said to where the outside can read it.
+/// Copies the logs of Xen and its daemons to where the outside can read them.
 ///
 /// # Errors
 /// When a file cannot be copied.

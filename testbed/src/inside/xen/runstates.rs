@@ -1,6 +1,6 @@
 //! How long vCPUs ran, waited for a CPU and slept, from the hypervisor's trace of each change.
 //!
-//! What a trace says is in `homenode_xen::runstates`, whose reader is used here; all CPUs of an emulated host count alike.
+//! `homenode_xen::runstates` documents the trace and reads it; all CPUs of an emulated host count alike.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,7 +19,7 @@ use super::info;
 pub struct Stretches {
     /// Those whose begin and end were both seen.
     by_vcpu: BTreeMap<(u32, u32), BTreeMap<State, Vec<f64>>>,
-    /// Before a vCPU's first change and after its last, from the trace's first record to its last: parts of stretches.
+    /// Incomplete stretches: before a vCPU's first change and after its last, from the trace's first record to its last.
     edges: BTreeMap<(u32, u32), BTreeMap<State, f64>>,
 }
 
@@ -33,7 +33,7 @@ impl Stretches {
             .map_or(&[], Vec::as_slice)
     }
 
-    /// Time of a vCPU in a state, parts of stretches counted.
+    /// Time of a vCPU in a state, including incomplete stretches.
     #[must_use]
     pub fn total_s(&self, domain: u32, vcpu: u32, state: State) -> f64 {
         let edges = self.edges.get(&(domain, vcpu));
@@ -43,7 +43,7 @@ impl Stretches {
             .fold(edge.unwrap_or_default(), |sum, stretch| sum + stretch)
     }
 
-    /// Time of which a vCPU's states are known.
+    /// Time for which a vCPU's state is known.
     #[must_use]
     pub fn known_s(&self, domain: u32, vcpu: u32) -> f64 {
         let states = [State::Running, State::Runnable, State::Blocked, State::Offline];
@@ -74,7 +74,7 @@ pub fn trace(dir: &Path, name: &str, time: Duration) -> anyhow::Result<Stretches
     stretches(changes(&bytes)?, mhz * 1e6)
 }
 
-/// The changes in a trace, as it has them.
+/// The changes in a trace, in its order.
 fn changes(bytes: &[u8]) -> anyhow::Result<Vec<Change>> {
     let mut records = Records::default();
     let changes = records.read(bytes);
@@ -82,7 +82,7 @@ fn changes(bytes: &[u8]) -> anyhow::Result<Vec<Change>> {
     Ok(changes)
 }
 
-/// Stretches between changes that fit together: between others, records were lost.
+/// Stretches between changes that fit together; between others, records were lost.
 fn stretches(mut changes: Vec<Change>, cycles_per_s: f64) -> anyhow::Result<Stretches> {
     ensure!(!changes.is_empty(), "a trace without a change of a vCPU's state");
     changes.sort_by_key(|change| change.cycles);
@@ -126,13 +126,13 @@ mod tests {
 
     #[test]
     fn stretches_between_changes_are_timed() -> anyhow::Result<()> {
-        // Which CPU the records after it are of; a tracing tool's own record, without a time.
+        // The CPU of the records after it; a tracing tool's own record, without a time.
         let mut bytes: Vec<u8> = [2 << 28 | 0x1f003_u32, 3, 0]
             .iter()
             .flat_map(|word| word.to_le_bytes())
             .collect();
         let base = 5 << 32;
-        // It waits a second, runs two, is parked; then records are missing; then it waits half a second.
+        // It waits a second, runs for two, is parked; then records are missing; then it waits half a second.
         for (at, from, to) in [(30, 0, 3), (0, 2, 1), (10, 1, 0), (60, 0, 1), (65, 1, 0)] {
             bytes.extend(record(base + at, from, to));
         }

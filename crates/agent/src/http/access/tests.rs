@@ -1,4 +1,4 @@
-//! Who comes in over TCP while `web.yml` and what it names change.
+//! Access over TCP while `web.yml` and the files it names change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::Permissions;
@@ -23,7 +23,7 @@ use tokio_rustls::rustls::{
 
 use super::*;
 
-/// bcrypt of `correct horse`, with the least cost.
+/// bcrypt hash of `correct horse`, with the lowest cost.
 const HASH: &str = "$2b$04$K08QjgoDisLXmecYm6C23Ol5IpNA4Oymq6Olsi34gjEulRPJlE/5G";
 const PASSWORD: &str = "correct horse";
 const TLS: &str = "tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\n";
@@ -34,7 +34,7 @@ fn users() -> String {
     format!("basic_auth_users:\n  alice: {HASH}\n  bob: {HASH}\nhomenode_roles:\n  alice: operator\n")
 }
 
-/// Takes every server's certificate: who the server is matters to no test here.
+/// Accepts every server's certificate: no test here checks the server's identity.
 #[derive(Debug)]
 struct AnyServer(Arc<CryptoProvider>);
 
@@ -83,7 +83,7 @@ impl ServerCertVerifier for AnyServer {
     }
 }
 
-/// What clients may do: how they connect, and as which role what they say of themselves is answered.
+/// What clients may do: which connections succeed, and which role each set of credentials gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct LetIn {
     connected: BTreeSet<String>,
@@ -91,7 +91,7 @@ struct LetIn {
 }
 
 impl LetIn {
-    /// Whether every request that is accepted here is accepted there.
+    /// Returns whether `other` accepts every request that this accepts.
     fn is_within(&self, other: &LetIn) -> bool {
         self.connected.is_subset(&other.connected)
             && self.roles.iter().all(|(who, role)| *role <= other.roles[who])
@@ -105,7 +105,7 @@ struct Site {
     access: Option<Access>,
     runtime: Runtime,
     clients: Vec<(String, Arc<ClientConfig>)>,
-    /// What is known of TLS and of users that were in force before: passwords are slow.
+    /// Cached results for earlier TLS configurations and users, since passwords are slow to check.
     connected: Vec<(Option<Arc<ServerConfig>>, BTreeSet<String>)>,
     roles: BTreeMap<String, BTreeMap<String, Option<Role>>>,
 }
@@ -165,7 +165,7 @@ impl Site {
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     }
 
-    /// Makes, or renews, a certificate signed by itself.
+    /// Makes, or renews, a self-signed certificate.
     fn certify(&self, name: &str) {
         self.openssl(&format!(
             "req -x509 -newkey ec -nodes -days 2 -pkeyopt ec_paramgen_curve:prime256v1 -subj /CN={name} -keyout {name}.key -out {name}.crt"
@@ -173,7 +173,7 @@ impl Site {
         std::fs::set_permissions(self.path(&format!("{name}.key")), Permissions::from_mode(0o600)).unwrap();
     }
 
-    /// Makes a client's certificate that an authority has signed.
+    /// Makes a client certificate signed by an authority.
     fn sign(&self, name: &str, authority: &str) {
         self.openssl(&format!(
             "req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN={name} -keyout {name}.key -out {name}.csr"
@@ -201,14 +201,14 @@ impl Site {
         Ok(self.let_in())
     }
 
-    /// Changes the file while it is in force, and returns what is then let in and what was said.
+    /// Changes the file while it is in force, and returns what is then let in and the notices.
     fn change(&mut self, text: &str) -> (LetIn, String) {
         self.write(text);
         let let_in = self.let_in();
         (let_in, self.feed.take_notices().join("\n"))
     }
 
-    /// Asks in every way that there is.
+    /// Tries every kind of connection and credentials.
     fn let_in(&mut self) -> LetIn {
         let access = self.access.as_ref().unwrap();
         let web = access.web.as_ref().unwrap().get();
@@ -269,7 +269,7 @@ impl Site {
         self.runtime.block_on(asker).ok().map(|asker| asker.role)
     }
 
-    /// The certificate that the server shows.
+    /// Returns the certificate that the server shows.
     fn certificate(&self) -> Vec<u8> {
         let tls = self.access.as_ref().unwrap().tls().unwrap();
         let client = |what: &str| &self.clients.iter().find(|(name, _)| name == what).unwrap().1;
@@ -281,7 +281,7 @@ fn basic_of(name: &str, password: &str) -> String {
     format!("Basic {}", BASE64_STANDARD.encode(format!("{name}:{password}")))
 }
 
-/// Whether server and client agree on a connection, in memory; the certificate that the server showed.
+/// Performs a TLS handshake in memory; returns the server's certificate if it succeeds.
 fn agree(server: &Arc<ServerConfig>, client: &Arc<ClientConfig>) -> Option<Vec<u8>> {
     let mut server = ServerConnection::new(Arc::clone(server)).unwrap();
     let mut client = ClientConnection::new(Arc::clone(client), "localhost".try_into().unwrap()).unwrap();
@@ -419,7 +419,7 @@ fn users_that_are_new_where_nobody_needed_a_password_are_viewers_until_a_restart
         (Some(Role::Viewer), Some(Role::Viewer))
     );
     assert!(said.contains("`alice` is a new operator"), "{said}");
-    // From then on a password is needed.
+    // From now on a password is required.
     let (again, said) = site.change(TLS);
     assert_eq!(again, now, "{said}");
 }
@@ -436,7 +436,7 @@ fn what_lets_fewer_in_is_in_force_at_once_and_users_of_this_run_come_back() {
         (Some(Role::Viewer), None),
         "{said}"
     );
-    // A user who goes while another is new.
+    // One user is removed and another added.
     let (now, said) = site.change(&without_bob.replace("  alice:", &format!("  mallory: {HASH}\n  alice:")));
     assert_eq!((now.roles["mallory"], now.roles["bob"]), (None, None), "{said}");
     assert_eq!(site.change(&all).0, before);
@@ -461,7 +461,7 @@ fn renewed_certificates_are_shown_at_once_also_while_something_takes_a_restart()
         let let_in = site.let_in();
         assert_ne!(site.certificate(), first, "{text}");
         assert!(!let_in.connected.contains("plain"));
-        // The authority's certificate is renewed with its key: clients that it signed still come in.
+        // The authority's certificate is renewed with the same key: clients that it signed are still let in.
         site.openssl("req -x509 -key authority.key -days 3 -subj /CN=authority -out authority.crt");
         assert_eq!(site.let_in(), let_in, "{text}");
     }
@@ -493,7 +493,7 @@ fn a_file_that_is_no_regular_file_of_the_owners_blocks_no_request_and_changes_no
                 "device" => std::os::unix::fs::symlink("/dev/zero", &path).unwrap(),
                 _ => {}
             }
-            // A request that waits for a pipe's writer would never end.
+            // A request that blocks on a pipe without a writer would never end.
             let (done, ended) = mpsc::channel();
             let thread = std::thread::spawn(move || {
                 let let_in = site.let_in();

@@ -1,14 +1,14 @@
-//! What a run of the agent may let in. Reading `web.yml` again narrows it; only a restart widens it.
+//! Limits on what a run of the agent may let in. Reading `web.yml` again can narrow access; only a restart widens it.
 //!
-//! An editor, a copy or a full disk can leave a file cut short at any byte, and what remains is often a valid file that asks for
-//! less: no TLS, no passwords, no certificates of clients. So a file that is read again is held to these bounds:
+//! An editor, a copy or a full disk can leave a file cut short at any byte, and the rest is often a valid file that requires
+//! less: no TLS, no passwords, no client certificates. So a file that is read again is held to these bounds:
 //!
 //! | the file | takes effect |
 //! |---|---|
 //! | renews a certificate, changes a password | at once |
 //! | removes some of the users, makes an operator a viewer, asks more of clients | at once |
 //! | names users again that this run has let in before, at most with the same role | at once |
-//! | has no TLS, no users, an older TLS version, a weaker `client_auth_type` | after a restart; what was in force stays |
+//! | has no TLS, no users, an older TLS version, a weaker `client_auth_type` | after a restart; the previous ones stay in force |
 //! | has a new user, an operator who was a viewer, a new authority of clients | after a restart; these are refused until then |
 
 use std::collections::BTreeMap;
@@ -22,16 +22,16 @@ use crate::role::Role;
 /// The bounds of one run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Bounds {
-    /// What TLS asks of clients, once connections have TLS.
+    /// The TLS requirements, once connections have TLS.
     tls: Option<TlsWritten>,
-    /// The authorities of clients, once clients are asked for a certificate.
+    /// The authorities of clients, once client certificates are requested.
     authorities: Vec<TrustAnchor<'static>>,
-    /// The users with their strongest role, once users are asked for a password.
+    /// The users with their strongest role, once passwords are required.
     roles: BTreeMap<String, Role>,
 }
 
 impl Bounds {
-    /// Returns the bounds after a file was read within these.
+    /// Returns the bounds that hold after reading a file within these bounds.
     pub(super) fn after(
         &self,
         tls: Option<TlsWritten>,
@@ -52,7 +52,7 @@ impl Bounds {
         }
     }
 
-    /// Narrows TLS as a file has it. `kept` gets a sentence for each thing that takes a restart.
+    /// Narrows a file's TLS settings. Adds a sentence to `kept` for each change that takes a restart.
     pub(super) fn narrow_tls(&self, tls: Option<TlsWritten>, kept: &mut Vec<String>) -> Option<TlsWritten> {
         let Some(before) = &self.tls else { return tls };
         let Some(mut tls) = tls else {
@@ -82,7 +82,7 @@ impl Bounds {
     /// Removes the authorities that this run has not accepted before.
     ///
     /// # Errors
-    /// None is left.
+    /// If none is left.
     pub(super) fn narrow_authorities(
         &self,
         roots: &mut RootCertStore,
@@ -107,7 +107,7 @@ impl Bounds {
         Ok(())
     }
 
-    /// Narrows the users that a file has; `before` are those in force.
+    /// Narrows the users of a file; `before` are those in force.
     pub(super) fn narrow_users(
         &self,
         mut users: BTreeMap<String, User>,
@@ -142,7 +142,7 @@ impl Bounds {
     }
 }
 
-/// Returns what is said when a file was read again.
+/// Returns the notice that the file was read again.
 pub(super) fn notice(path: &std::path::Path, kept: &[String]) -> String {
     let path = path.display();
     match kept.is_empty() {

@@ -11,30 +11,30 @@ use serde_json::{Value, json};
 
 use crate::common::http::Site;
 
-/// The screen that pictures are made of.
+/// The window size of pictures.
 pub const SIZE: (u32, u32) = (1280, 800);
-/// How long something may take to be on the screen.
+/// How long an element may take to appear.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a system prefers.
+/// The system's preferred colours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Colours {
     Light,
     Dark,
 }
 
-/// A browser with one tab; both it and its driver end with the value.
+/// A browser with one tab; it and its driver end when the value is dropped.
 pub struct Browser {
     driver: Child,
     pub client: Client,
-    /// Of the agent's page, without a slash at its end.
+    /// Origin of the agent's page, without a trailing slash.
     pub origin: String,
     /// When the agent's run began, in milliseconds since 1970.
     begun_ms: i64,
 }
 
 impl Browser {
-    /// Opens one for the page of this agent.
+    /// Opens a browser for the page of this agent.
     pub async fn open(site: &Site, colours: Colours) -> Browser {
         let mut driver = Command::new("chromedriver")
             .arg("--port=0")
@@ -86,7 +86,7 @@ impl Browser {
         self.client.set_window_size(width, height).await.unwrap();
     }
 
-    /// A time so long after the run began, as addresses have it.
+    /// A time this many seconds after the run began, as addresses contain it.
     pub fn at(&self, seconds: i64) -> String {
         let time = chrono::DateTime::from_timestamp_millis(self.begun_ms + 1000 * seconds).unwrap();
         time.to_rfc3339_opts(chrono::SecondsFormat::Millis, true)
@@ -98,7 +98,7 @@ impl Browser {
         format!("{}/?{screen}&from={from}&to={to}&at={at}", self.origin)
     }
 
-    /// Goes there, and waits until the screen is drawn.
+    /// Opens an address, and waits until the screen is drawn.
     pub async fn goto(&self, address: &str, view: &str) {
         self.client.goto(address).await.unwrap();
         self.see(&format!("#screen[data-drawn={view}]")).await;
@@ -116,7 +116,7 @@ impl Browser {
     }
 
     pub async fn click(&self, css: &str) {
-        // A screen that follows the agent may draw an element anew between the two.
+        // A screen that follows the agent may redraw an element between the two.
         for _ in 0..20 {
             if self.see(css).await.click().await.is_ok() {
                 return;
@@ -139,7 +139,7 @@ impl Browser {
         }
     }
 
-    /// What a script returns.
+    /// The result of a script.
     pub async fn run(&self, script: &str) -> Value {
         let ran = self.client.execute(script, Vec::new()).await;
         ran.unwrap_or_else(|error| panic!("{script:.200}: {error}"))
@@ -151,13 +151,13 @@ impl Browser {
         focus.send_keys(keys).await.unwrap();
     }
 
-    /// A part of the address, decoded; empty where it is not there.
+    /// A decoded parameter of the address; empty if absent.
     pub async fn asked(&self, name: &str) -> String {
         let script = format!("return new URLSearchParams(location.search).get('{name}') ?? ''");
         self.run(&script).await.as_str().unwrap().to_owned()
     }
 
-    /// Ends the browser; its driver ends with the value.
+    /// Ends the browser; its driver ends when the value is dropped.
     pub async fn close(self) {
         let _ = self.client.clone().close().await;
     }

@@ -1,6 +1,6 @@
 //! The page of an agent, as an operator uses it: in Chromium, by clicks and keys.
 //!
-//! No part of `cargo test`: `scripts/page-setup.sh` installs what it needs, and `make page` runs this.
+//! Not part of `cargo test`: `scripts/page-setup.sh` installs what it needs, and `make page` runs this.
 
 mod browser;
 mod picture;
@@ -14,7 +14,8 @@ use crate::common::http::Site;
 use browser::{Browser, Colours};
 use picture::Picture;
 
-/// A VM, one beside it that begins to stream after 400 s, one elsewhere that streams all the time, and one whose name is markup.
+/// A VM, a neighbour that begins to stream after 400 s, a VM elsewhere that streams all the time, and one whose name is
+/// markup.
 const SCENARIO: &str = r#"
 name = "polluted"
 machine = "r910"
@@ -55,7 +56,7 @@ vm = "batch"
 action = "start"
 "#;
 
-/// A screen, its address at second 440, and what must be there before it is looked at.
+/// A screen, its address at second 440, and the element that must be there first.
 const SCREENS: [(&str, &str, &str); 5] = [
     ("map", "view=map", ".node"),
     ("vm", "view=vm&vm=web", ".chart path"),
@@ -64,7 +65,7 @@ const SCREENS: [(&str, &str, &str); 5] = [
     ("proposals", "view=proposals", "h2"),
 ];
 
-/// An agent of which the first 600 s are over: all that is asked about.
+/// An agent whose first 600 s are over: tests ask about no later time.
 fn site() -> Site {
     let site = Site::on(tempfile::tempdir().unwrap(), SCENARIO, &["--fast"]);
     site.eventually("600 s are recorded", |site| {
@@ -93,12 +94,12 @@ async fn screen(browser: &Browser, address: &str, there: &str) {
 #[test]
 fn an_operator_finds_by_clicking_who_slowed_a_vm_down() {
     page(Colours::Light, async |browser| {
-        // The host, some minutes ago; the VM that somebody complained about.
+        // The host, some minutes ago; then the VM with the complaint.
         browser.goto(&browser.address("view=map", 470), "map").await;
         browser.click(".chip[href*='vm=web']").await;
         browser.see("#screen[data-drawn=vm] .chart path").await;
         assert_eq!(browser.asked("vm").await, "web");
-        // Where its misses go up, in the last chart but one.
+        // Click where its misses go up, in the last chart but one.
         let at = browser
             .run(
                 "const chart = document.querySelector(\"[data-key='LLC misses of references'] svg\").getBoundingClientRect(); \
@@ -126,7 +127,7 @@ fn an_operator_finds_by_clicking_who_slowed_a_vm_down() {
         ] {
             assert!(answer.contains(said), "{said}: {answer}");
         }
-        // All of it is in the address.
+        // The address holds the whole state.
         browser.client.refresh().await.unwrap();
         assert!(browser.text(".causes").await.contains("By VM batch"));
         browser.click("[data-culprit]").await;
@@ -149,7 +150,7 @@ fn an_operator_finds_by_clicking_who_slowed_a_vm_down() {
     });
 }
 
-/// Presses the mouse's button at a place of the window.
+/// Clicks at a place in the window.
 async fn click_at(browser: &Browser, x: f64, y: f64) {
     use fantoccini::actions::{InputSource as _, MouseActions, PointerAction};
     let mouse = MouseActions::new("mouse".into())
@@ -159,7 +160,7 @@ async fn click_at(browser: &Browser, x: f64, y: f64) {
     browser.client.perform_actions(mouse).await.unwrap();
 }
 
-/// Times are other ones with each run.
+/// Hides elements with times, which differ in each run.
 async fn hide(browser: &Browser, css: &str) {
     let rule = format!("{css} {{ visibility: hidden !important }}");
     let script = format!("document.styleSheets[0].insertRule({})", json!(rule));
@@ -170,7 +171,7 @@ async fn look(browser: &Browser) -> Picture {
     Picture::of(&browser.client.screenshot().await.unwrap())
 }
 
-/// `HOMENODE_WRITE_SCREENS=1 make page` writes the pictures anew; they are then looked at.
+/// `HOMENODE_WRITE_SCREENS=1 make page` writes the pictures again; then look at them.
 #[test]
 fn screens_look_as_committed_and_an_element_that_is_missing_is_found() {
     let is_written = std::env::var_os("HOMENODE_WRITE_SCREENS").is_some();
@@ -195,7 +196,7 @@ fn screens_look_as_committed_and_an_element_that_is_missing_is_found() {
                     );
                 }
             }
-            // Would it be seen?
+            // Would a missing element be noticed?
             for (address, there, missing) in [
                 ("view=map", ".node", ".chip[href*='vm=web']"),
                 ("view=map", ".node", ".link"),
@@ -254,14 +255,14 @@ fn texts_have_contrast_and_controls_have_names_in_light_and_dark() {
             check("keys").await;
             // A problem, and a VM that was not there.
             browser
-                .goto(&browser.address("view=vm&vm=nobody", 440), "problem")
+                .goto(&browser.address("view=vm&vm=absent", 440), "problem")
                 .await;
-            check("nobody").await;
+            check("absent").await;
         });
     }
 }
 
-/// What can have the focus, in the order of the document, and what has it after each Tab from the beginning.
+/// All focusable elements in document order, and the focused element after each Tab from the start.
 const TABS: &str = "const all = [...document.querySelectorAll('a[href], button, input, select, summary')] \
     .filter((one) => !one.disabled && one.getClientRects().length > 0 && getComputedStyle(one).visibility !== 'hidden'); \
     all.forEach((one, index) => { one.place = String(index); }); return all.length";
@@ -271,7 +272,7 @@ fn everything_is_reached_and_done_without_a_mouse() {
     page(Colours::Light, async |browser| {
         for (_, address, there) in SCREENS {
             screen(browser, address, there).await;
-            // The past does not change under the hands.
+            // A time in the past, so that the page does not change meanwhile.
             browser
                 .run("document.activeElement?.blur(); window.scrollTo(0, 0)")
                 .await;
@@ -291,7 +292,7 @@ fn everything_is_reached_and_done_without_a_mouse() {
             let wanted: Vec<String> = (0..count).map(|index| index.to_string()).collect();
             assert_eq!(reached, wanted, "{address}");
         }
-        // The planted cause, by keys.
+        // Find the planted cause with the keyboard.
         screen(browser, "view=map", ".node").await;
         browser.press("/").await;
         browser.press("web\u{e00c}").await;
@@ -368,7 +369,7 @@ fn everything_is_reached_and_done_without_a_mouse() {
             browser.press(key).await;
             browser.until(key, then).await;
         }
-        // A time is typed.
+        // Type a time.
         let from = browser.see("#from").await;
         from.clear().await.unwrap();
         from.send_keys("nonsense\u{e007}").await.unwrap();
@@ -489,7 +490,7 @@ fn a_stretch_is_dragged_over_while_the_page_follows_the_agent() {
             x: left + share * width,
             y: top + 40.0,
         };
-        // Charts are drawn anew each second meanwhile.
+        // Charts are redrawn each second meanwhile.
         let drag = MouseActions::new("mouse".into())
             .then(to(0.3))
             .then(PointerAction::Down { button: 0 })

@@ -1,7 +1,7 @@
-//! Pictures of screens, held to the committed ones.
+//! Compares pictures of screens with the committed ones.
 //!
-//! What is kept is the mean colour of each square of four pixels: letters that are drawn otherwise by another version of the
-//! browser change it little, and an element that is missing changes a whole patch of it.
+//! A picture keeps the mean colour of each square of four pixels. Letters that another version of the browser draws
+//! differently change it little; a missing element changes a whole patch.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 const SQUARE: usize = 4;
 /// Squares of a patch's side: 32 pixels.
 const PATCH: usize = 8;
-/// Mean difference of a patch's colours, of 255, from which on it is another.
+/// Mean difference of a patch's colours, of 255, from which on it counts as different.
 const OTHER: f64 = 5.0;
 
 /// Colours of squares, three bytes each, row by row.
@@ -21,7 +21,7 @@ pub struct Picture {
 }
 
 impl Picture {
-    /// Of a screenshot.
+    /// From a screenshot.
     pub fn of(png: &[u8]) -> Picture {
         let (width, height, pixels, channels) = decoded(png);
         let (across, down) = (width / SQUARE, height / SQUARE);
@@ -42,7 +42,7 @@ impl Picture {
         }
     }
 
-    /// The committed one of this name; `None` where there is none.
+    /// The committed picture of this name, if there is one.
     pub fn committed(name: &str) -> Option<Picture> {
         let (width, height, squares, channels) = decoded(&std::fs::read(path(name)).ok()?);
         assert_eq!(channels, 3);
@@ -53,7 +53,7 @@ impl Picture {
         })
     }
 
-    /// Keeps it under this name.
+    /// Writes it under this name.
     pub fn keep(&self, name: &str) {
         std::fs::create_dir_all(path(name).parent().unwrap()).unwrap();
         let file = std::fs::File::create(path(name)).unwrap();
@@ -64,7 +64,7 @@ impl Picture {
         writer.write_image_data(&self.squares).unwrap();
     }
 
-    /// The patches that differ: where they begin, in pixels, and by how much.
+    /// The patches that differ: their origins in pixels, and by how much.
     pub fn others(&self, than: &Picture) -> Vec<(usize, usize, f64)> {
         assert_eq!((self.width, self.height), (than.width, than.height));
         let patches = (0..self.height)
@@ -90,7 +90,7 @@ fn path(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/peers/page/screens/{name}.png"))
 }
 
-/// Width, height, bytes, and bytes of a pixel.
+/// Width, height, bytes, and bytes per pixel.
 fn decoded(bytes: &[u8]) -> (usize, usize, Vec<u8>, usize) {
     let mut reader = png::Decoder::new(std::io::Cursor::new(bytes))
         .read_info()

@@ -15,9 +15,9 @@ pub(super) fn give(kib: u64, lease_ns: Ns) -> Action {
     .on(vm())
 }
 
-/// What libvirt's driver, whose balloons follow at once, says that the VM has, in KiB.
+/// The VM's memory in KiB according to libvirt's driver, whose balloons follow at once.
 fn memory_kib(host: &mut KvmHost) -> u64 {
-    parsed(host.hands.manager.as_mut()).memory_current_bytes.0 >> 10
+    parsed(host.context.manager.as_mut()).memory_current_bytes.0 >> 10
 }
 
 /// A host whose VM has 64 MiB, of which its operator left it 48.
@@ -73,7 +73,7 @@ fn memory_comes_back_with_its_lease_by_the_guard_and_when_the_agent_stops() {
     assert_eq!(commit(&mut host, give(32 << 10, LONG)), Outcome::Done);
     guard_undoes(&mut host, &tree);
     assert_eq!(memory_kib(&mut host), 48 << 10, "as the guard does");
-    host.hands.manager.set_memory(vm(), Bytes(32 << 20)).unwrap();
+    host.context.manager.set_memory(vm(), Bytes(32 << 20)).unwrap();
     assert_eq!(host.lift_limits(), Vec::<String>::new());
     assert_eq!(memory_kib(&mut host), 48 << 10, "as an agent does that stops");
 }
@@ -84,14 +84,14 @@ fn memory_that_somebody_else_set_is_theirs_and_memory_plugged_in_is_added() {
     let mut host = connect(&tree, Acting::Live);
     assert_eq!(commit(&mut host, give(32 << 10, LONG)), Outcome::Done);
     host.sample().unwrap();
-    host.hands.manager.set_memory(vm(), Bytes(20 << 20)).unwrap();
+    host.context.manager.set_memory(vm(), Bytes(20 << 20)).unwrap();
     host.take_notices();
     let theirs = host.sample().unwrap().vms[0].balloon.unwrap();
     assert_eq!((theirs.limit, theirs.maximum), (None, Bytes(20 << 20)));
     assert!(
         host.take_notices()
             .iter()
-            .any(|notice| notice.contains("somebody else changed it"))
+            .any(|notice| notice.contains("another program changed it"))
     );
     assert_eq!(host.lift_limits(), Vec::<String>::new());
     assert_eq!(
@@ -100,7 +100,7 @@ fn memory_that_somebody_else_set_is_theirs_and_memory_plugged_in_is_added() {
         "nothing of the agent's is in force"
     );
     host.sample().unwrap();
-    // As QEMU has it before 16 MiB are plugged in.
+    // As QEMU reports it before 16 MiB are plugged in.
     host.vms.get_mut(&vm()).unwrap().domain.memory_kib -= 16 << 10;
     assert_eq!(commit(&mut host, give(16 << 10, LONG)), Outcome::Done);
     let plugged = host.sample().unwrap().vms[0].balloon.unwrap();

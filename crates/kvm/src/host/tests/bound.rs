@@ -1,4 +1,4 @@
-//! Memory that its operator bound to nodes, or that lies in a pool's huge pages, stays where it is.
+//! Memory that its operator bound to nodes, or that is in a pool's huge pages, stays where it is.
 
 use homenode_host::{FrameMove, Immovable};
 
@@ -15,7 +15,7 @@ fn numa_maps(tree: &Tree, lines: &[&str]) {
     );
 }
 
-/// Each way to move pages of the VM, whose guest sees so many nodes, to a node.
+/// Each way to move pages of the VM, whose guest sees `cells` nodes, to a node.
 fn moves(host: &KvmHost, to: u16, cells: usize) -> Vec<Action> {
     let node = NodeId(to);
     let moves = vec![FrameMove {
@@ -37,7 +37,7 @@ fn moves(host: &KvmHost, to: u16, cells: usize) -> Vec<Action> {
     of_cells.chain(others).collect()
 }
 
-/// What a host says of memory that it does not move.
+/// A host's reason not to move memory.
 fn refusal(outcome: &Outcome) -> Option<&str> {
     match outcome {
         Outcome::Failed(ActionError {
@@ -48,7 +48,7 @@ fn refusal(outcome: &Outcome) -> Option<&str> {
     }
 }
 
-/// No way to move pages to one of these nodes is taken.
+/// Checks that no way to move pages to one of these nodes is taken.
 fn assert_stays(host: &mut KvmHost, nodes: &[u16]) {
     let cells = host.sample().unwrap().vms[0].virtual_nodes.len();
     for &to in nodes {
@@ -72,7 +72,7 @@ fn cells_bound_to_a_node_each_stay_whoever_bound_them() {
         "7f0000000000 bind:1 anon=4 dirty=4 active=0 N1=4 kernelpagesize_kB=4",
         "7f0000080000 bind:0 anon=5 dirty=5 active=0 N0=5 kernelpagesize_kB=4",
     ];
-    // By libvirt, whose cells are described; by somebody of whom the kernel alone knows.
+    // By libvirt, which describes the cells; by a program that only the kernel knows about.
     for (extra, lines) in [
         (format!("{told}{CELLS}"), &[free][..]),
         (String::new(), &bound[..]),
@@ -127,7 +127,7 @@ fn which_policies_bind_is_what_the_operator_meant_by_them() {
     let tune =
         |mode: &str, nodes: &str| format!("<numatune><memory mode='{mode}' nodeset='{nodes}'/></numatune>");
     for (extra, policy, on, expected) in [
-        // `numactl --membind`, a QEMU that nobody manages, a policy that names all nodes.
+        // `numactl --membind`, a QEMU without a manager, a policy that names all nodes.
         (String::new(), "bind:1", "N1=9", one("1")),
         (String::new(), "bind=relative:0", "N0=9", one("0")),
         (String::new(), "bind:0-1", "N0=9", none.clone()),
@@ -151,7 +151,7 @@ fn which_policies_bind_is_what_the_operator_meant_by_them() {
             "N0=5 N1=4",
             parts("0-1"),
         ),
-        // A part is bound, and the rest lies elsewhere.
+        // A part is bound, and the rest is elsewhere.
         (
             String::new(),
             "bind:1",
@@ -179,7 +179,7 @@ fn memory_nodes_of_a_vm_with_bound_memory_are_left_as_they_are() {
     let tree = host(home::RESTRICTIVE);
     numa_maps(&tree, &["7f0000000000 bind:0 anon=9 N0=9 kernelpagesize_kB=4"]);
     let mut host = home::homed(&tree);
-    let nodes = parsed(host.hands.manager.as_mut()).numatune.unwrap().nodes;
+    let nodes = parsed(host.context.manager.as_mut()).numatune.unwrap().nodes;
     assert_eq!(nodes, Some(set("0")));
 }
 
@@ -229,7 +229,7 @@ fn huge_pages_of_a_pool_stay_unless_the_operator_says_move() {
             assert_stays(&mut host, &[0, 1]);
         }
     }
-    // Where it is bound it stays, whatever is said of the pool.
+    // Bound memory stays, whatever is set for the pool.
     let tree = in_huge_pages(&said("move"));
     numa_maps(
         &tree,

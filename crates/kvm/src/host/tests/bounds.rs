@@ -1,10 +1,10 @@
-//! What operators set by any means is a bound: cpusets of cgroups, `<vcpu cpuset>`, isolated and reserved CPUs, affinities.
+//! Everything that operators set is a bound: cpusets of cgroups, `<vcpu cpuset>`, isolated and reserved CPUs, affinities.
 
 use super::home::{runs_on, set_home};
 use super::*;
 use homenode_kernel::fault::{self, Point};
 
-/// Where the VM's cgroups are, of both versions.
+/// Paths of the VM's cgroups, of both versions.
 const GROUP: &str = "machine/qemu-1-one.libvirt-qemu";
 const V1: &str = "32 31 0:29 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n";
 
@@ -34,12 +34,12 @@ fn two_by_two(isolated: &str) -> Machine {
     machine.checked().unwrap()
 }
 
-/// A host as above whose VM's operator wrote this of its vCPUs.
+/// A host as above, with this `<vcpu>` element from the VM's operator.
 fn tree(vcpu: &str) -> Tree {
     tree_with("", vcpu)
 }
 
-/// The same with something else in its XML.
+/// As `tree`, with something else in its XML.
 fn tree_with(extra: &str, vcpu: &str) -> Tree {
     let tree = host(extra);
     let xml = std::fs::read_to_string(tree.root().join("node.xml")).unwrap();
@@ -49,7 +49,7 @@ fn tree_with(extra: &str, vcpu: &str) -> Tree {
     for (tid, group) in [(PID, "emulator"), (41, "vcpu0"), (42, "vcpu1")] {
         let group = format!("3:cpuset:/{GROUP}/{group}\n0::/{GROUP}/{group}\n");
         tree.write(&format!("proc/{PID}/task/{tid}/cgroup"), &group);
-        // libvirt writes its own pins there, which are no bound of the operator's.
+        // libvirt writes its own pins there, which are not a bound of the operator's.
         let name = group.rsplit('/').next().unwrap().trim();
         tree.write(
             &format!("sys/fs/cgroup/{GROUP}/{name}/cpuset.cpus.effective"),
@@ -59,7 +59,7 @@ fn tree_with(extra: &str, vcpu: &str) -> Tree {
     tree
 }
 
-/// Has the slice of all VMs have these CPUs, and the threads run on these.
+/// Gives the slice of all VMs these CPUs, and runs the threads on those.
 fn confine(tree: &Tree, slice: &str, threads: &str) {
     tree.write(
         "sys/fs/cgroup/machine/cpuset.cpus.effective",
@@ -70,7 +70,7 @@ fn confine(tree: &Tree, slice: &str, threads: &str) {
     }
 }
 
-/// A host whose kernel holds threads to these CPUs.
+/// An agent on a host whose kernel confines threads to these CPUs.
 fn agent(tree: &Tree, machine: Machine, kernel: &str) -> KvmHost {
     agent_with(tree, Options::new(machine), kernel)
 }
@@ -83,13 +83,13 @@ fn agent_with(tree: &Tree, options: Options, kernel: &str) -> KvmHost {
         ..options
     };
     let mut host = connect_as(tree, options);
-    let stand_in = &mut host.hands.manager.libvirt().stand_in;
+    let stand_in = &mut host.context.manager.libvirt().stand_in;
     stand_in.threads = Some((tree.root().join(format!("proc/{PID}/task")), PID));
     stand_in.cpuset = Some(cpus(kernel));
     host
 }
 
-/// The outcome of an action that was decided on by the last sample.
+/// The outcome of an action that was decided on the last sample.
 fn commit_as_sampled(host: &mut KvmHost, action: Action) -> Outcome {
     let version = host.last.version;
     host.commit(&plan(version, action)).unwrap().outcomes.remove(0)
@@ -104,7 +104,7 @@ fn notices(host: &mut KvmHost) -> String {
     host.take_notices().join("\n")
 }
 
-/// What is left to undo.
+/// Whether anything is left to undo.
 fn in_force(tree: &Tree) -> bool {
     let entries = journal::peek(&tree.root().join("state"));
     entries.get(&vm()).is_some_and(journal::Entry::is_in_force)
@@ -149,7 +149,7 @@ fn memory_nodes_of_the_cgroups_bound_the_home() {
 
 #[test]
 fn a_vm_to_which_no_cpu_is_left_is_left_alone_and_the_reason_is_said() {
-    // None of its CPUs is online; its slice has others; what its nodes have is isolated.
+    // None of its CPUs is online; its slice has others; its nodes' CPUs are isolated.
     for (vcpu, slice, isolated) in [
         ("<vcpu cpuset='8-9'>", "0-3", ""),
         ("<vcpu cpuset='1,3'>", "0,2", ""),
@@ -228,7 +228,7 @@ fn nothing_is_pinned_to_cpus_that_the_operator_keeps_for_the_host() {
     assert_eq!(runs_on(&tree)[0], "1");
 }
 
-/// Has the slice become this small while an action is carried out, after it was looked at.
+/// Shrinks the slice while an action is carried out, after it was read.
 fn shrink_meanwhile(tree: &Tree, slice: &'static str) {
     let file = tree.root().join("sys/fs/cgroup/machine/cpuset.cpus.effective");
     fault::plan(move |point| {
@@ -263,7 +263,7 @@ fn a_pin_or_a_home_that_comes_into_force_in_part_is_undone() {
         let seen = host.sample().unwrap();
         assert_eq!(seen.vms[0].settings.pinned_vcpus, Vec::<u16>::new());
         let said = notices(&mut host);
-        assert!(!said.contains("someone else"), "{said}");
+        assert!(!said.contains("another program"), "{said}");
     }
 }
 
@@ -292,17 +292,17 @@ fn a_pin_that_fails_leaves_the_agents_earlier_one_in_force() {
 
 #[test]
 fn a_cpuset_that_shrinks_ends_home_and_pins_outside_and_is_nobodys_pin() {
-    // What the kernel makes of CPUs 0-1, and what is left once the agent gave them up.
+    // What the kernel applies for CPUs 0-1, and what is left once the agent lifted its pins.
     for (slice, made_of_it, left) in [("1,3", "1", "1,3"), ("2-3", "2-3", "2-3")] {
         let tree = tree("<vcpu>");
         confine(&tree, "0-3", "0-3");
         let mut host = agent(&tree, two_by_two(""), slice);
-        host.hands.manager.libvirt().stand_in.cpuset = None;
+        host.context.manager.libvirt().stand_in.cpuset = None;
         for action in [pin(&[0, 1], "0-1"), set_home(0)] {
             assert_eq!(commit(&mut host, action), Outcome::Done);
         }
         let planned = host.sample().unwrap().version;
-        host.hands.manager.libvirt().stand_in.cpuset = Some(cpus(slice));
+        host.context.manager.libvirt().stand_in.cpuset = Some(cpus(slice));
         confine(&tree, slice, made_of_it);
         let refusal = host.commit(&plan(planned, pin(&[0], "0"))).unwrap_err();
         assert!(matches!(refusal, Refusal::Stale { .. }), "{refusal:?}");
@@ -315,7 +315,7 @@ fn a_cpuset_that_shrinks_ends_home_and_pins_outside_and_is_nobodys_pin() {
             said.contains("home and pins of VM one are given up: its bounds were changed"),
             "{said}"
         );
-        assert!(!said.contains("someone else") && !in_force(&tree), "{said}");
+        assert!(!said.contains("another program") && !in_force(&tree), "{said}");
         let again = host.sample().unwrap();
         assert_eq!(again.vms[0].settings.pinned_vcpus, Vec::<u16>::new());
         assert_eq!(notices(&mut host), "", "it is said once");
@@ -330,7 +330,7 @@ fn a_guard_gives_back_within_a_cpuset_that_shrank_meanwhile() {
     for action in [pin(&[0, 1], "0"), set_home(0)] {
         assert_eq!(commit(&mut host, action), Outcome::Done);
     }
-    host.hands.manager.libvirt().stand_in.cpuset = Some(cpus("2-3"));
+    host.context.manager.libvirt().stand_in.cpuset = Some(cpus("2-3"));
     confine(&tree, "2-3", "2-3");
     guard_undoes(&mut host, &tree);
     assert_eq!(runs_on(&tree), ["2-3", "2-3", "2-3"]);
@@ -339,7 +339,7 @@ fn a_guard_gives_back_within_a_cpuset_that_shrank_meanwhile() {
 #[test]
 fn what_the_kernel_refuses_is_not_tried_again_in_each_period() {
     let tree = tree("<vcpu>");
-    // Nothing says what the kernel holds it to.
+    // Nothing shows what the kernel confines it to.
     let mut host = agent(&tree, two_by_two(""), "2-3");
     let calls = std::rc::Rc::new(std::cell::Cell::new(0));
     let made = std::rc::Rc::clone(&calls);

@@ -1,5 +1,5 @@
-//! An agent that is killed at every point of its life, and a host that fails, lags, does late what it is asked and does not
-//! answer: afterwards the VM is as it was, or said not to be.
+//! An agent that is killed at every point of its life, and a host that fails, lags, acts late and does not answer:
+//! afterwards the VM is restored, or reported not to be.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -13,7 +13,7 @@ use super::balloon::{BALLOON, give};
 use super::home::{RESTRICTIVE, lift_home, runs_on, set_home};
 use super::*;
 
-/// A VM of which everything that libvirt changes can be changed.
+/// A VM on which everything that libvirt can change may be changed.
 fn everything() -> Tree {
     let tree = host(&format!(
         "<currentMemory unit='KiB'>49152</currentMemory>{BALLOON}{RESTRICTIVE}"
@@ -25,14 +25,15 @@ fn everything() -> Tree {
     tree
 }
 
-/// An agent that is about to live.
+/// An agent at the start of its life.
 fn begin(tree: &Tree) -> KvmHost {
     let mut host = connect_with_quotas(tree);
-    host.hands.manager.libvirt().stand_in.threads = Some((tree.root().join(format!("proc/{PID}/task")), PID));
+    host.context.manager.libvirt().stand_in.threads =
+        Some((tree.root().join(format!("proc/{PID}/task")), PID));
     host
 }
 
-/// All that an agent does to a VM, some of it twice, and back.
+/// Everything that an agent does to a VM, some of it twice, and back.
 fn live(host: &mut KvmHost) {
     let actions = [
         pin(&[0, 1], "1"),
@@ -57,7 +58,7 @@ fn live(host: &mut KvmHost) {
     }
 }
 
-/// Where the VM runs, what holds it, what memory it has, and whether it is marked.
+/// Where the VM runs, its quota and memory, and whether it is marked.
 fn state(tree: &Tree, libvirt: &mut dyn Manager) -> String {
     let domain = parsed(libvirt);
     let (threads, limits) = (runs_on(tree), cpu_max(tree));
@@ -69,10 +70,10 @@ fn state(tree: &Tree, libvirt: &mut dyn Manager) -> String {
 
 const BEFORE: &str = r#"["0-3", "0-3", "0-3"] ["max 100000", "max 100000"] Bytes(50331648) None"#;
 
-/// What the guard does.
+/// Undoes like the guard.
 fn guard(tree: &Tree, libvirt: &mut dyn Manager) -> Undone {
     match Journal::open(&tree.root().join("state")) {
-        Ok(mut journal) => legacy::undo_all(libvirt, tree.root(), &mut journal, &mut false),
+        Ok(mut journal) => leftovers::undo_all(libvirt, tree.root(), &mut journal, &mut false),
         Err(error) => Undone {
             failures: vec![error.to_string()],
             ..Undone::default()
@@ -82,7 +83,7 @@ fn guard(tree: &Tree, libvirt: &mut dyn Manager) -> Undone {
 
 struct Killed;
 
-/// An agent's life that ends at this point between what it does; whether it came so far.
+/// Runs an agent that is killed at this point. Returns whether it came that far.
 fn killed_at(tree: &Tree, last: u32) -> (Box<dyn Manager>, bool) {
     let mut host = begin(tree);
     let mut passed = 0;
@@ -157,9 +158,9 @@ fn an_agent_killed_anywhere_is_followed_by_one_that_knows_what_is_its_own() {
         let tree = everything();
         let (libvirt, is_killed) = killed_at(&tree, point);
         let mut next = begin(&tree);
-        let stand_in = std::mem::take(&mut next.hands.manager.libvirt().stand_in);
-        next.hands.manager = libvirt;
-        next.hands.manager.libvirt().stand_in = stand_in;
+        let stand_in = std::mem::take(&mut next.context.manager.libvirt().stand_in);
+        next.context.manager = libvirt;
+        next.context.manager.libvirt().stand_in = stand_in;
         let seen = next.sample().unwrap();
         assert_eq!(
             seen.vms[0].settings.pinned_vcpus,
@@ -169,13 +170,15 @@ fn an_agent_killed_anywhere_is_followed_by_one_that_knows_what_is_its_own() {
         assert_eq!(seen.vms[0].settings.quota, None, "point {point}");
         let notices = next.take_notices();
         assert!(
-            !notices
-                .iter()
-                .any(|n| n.contains("someone") || n.contains("somebody")),
+            !notices.iter().any(|n| n.contains("another program")),
             "point {point}: {notices:?}"
         );
         assert_eq!(next.restore().failures, Vec::<String>::new(), "point {point}");
-        assert_eq!(state(&tree, next.hands.manager.as_mut()), BEFORE, "point {point}");
+        assert_eq!(
+            state(&tree, next.context.manager.as_mut()),
+            BEFORE,
+            "point {point}"
+        );
         if !is_killed {
             break;
         }
@@ -199,7 +202,7 @@ fn a_libvirt_that_is_killed_before_or_after_any_call_is_waited_for() {
         live(&mut host);
         let undone = host.restore();
         let mut libvirt = ended(host);
-        // Neither does the guard say that all is well.
+        // The guard does not report success either.
         let guarded = guard(&tree, libvirt.as_mut());
         fault::end();
         let is_undone = state(&tree, libvirt.as_mut()) == BEFORE;
@@ -260,7 +263,7 @@ fn what_was_carried_out_without_an_answer_is_undone_though_taking_it_back_had_no
     }
 }
 
-/// A host of which one thing in so many goes wrong.
+/// Starts a host where one operation in many fails.
 fn lies(seed: u64) {
     let mut dice = SplitMix(seed);
     let mut below = move |limit| dice.bits() % limit;
@@ -279,7 +282,7 @@ fn lies(seed: u64) {
     });
 }
 
-/// A life on a host that lies, and what is said afterwards; how many times a VM was said not to be restored.
+/// Runs an agent's life on a failing host. Returns how many times a VM was reported not restored.
 fn lied_to(seed: u64) -> usize {
     let tree = everything();
     let mut host = begin(&tree);
@@ -288,7 +291,7 @@ fn lied_to(seed: u64) -> usize {
     let mut said = vec![host.restore()];
     let mut libvirt = ended(host);
     for _ in 0..3 {
-        // Told the truth for a moment: is what was said last true? Nothing may change it later.
+        // Without faults for a moment: is the last report true? Nothing may change it later.
         fault::end();
         if said.last().is_some_and(|undone| undone.failures.is_empty()) {
             libvirt.libvirt().stand_in.catch_up();

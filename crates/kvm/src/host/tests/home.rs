@@ -20,7 +20,7 @@ pub(super) fn lift_home() -> Action {
 pub(super) fn homed(tree: &Tree) -> KvmHost {
     let mut host = connect(tree, Acting::Live);
     let tasks = tree.root().join(format!("proc/{PID}/task"));
-    host.hands.manager.libvirt().stand_in.threads = Some((tasks, PID));
+    host.context.manager.libvirt().stand_in.threads = Some((tasks, PID));
     for action in [pin(&[0, 1], "1"), set_home(1)] {
         assert_eq!(commit(&mut host, action), Outcome::Done);
     }
@@ -39,9 +39,9 @@ pub(super) fn runs_on(tree: &Tree) -> [String; 3] {
     })
 }
 
-/// Ends an agent as SIGKILL does, its journal as it is on disk, and lets the next find what a real libvirt would show.
+/// Ends an agent as SIGKILL does, with its journal as it is on disk, and lets the next find what a real libvirt would show.
 fn kill(mut host: KvmHost, tree: &Tree) {
-    let xml = host.hands.manager.libvirt().xml(vm()).unwrap();
+    let xml = host.context.manager.libvirt().xml(vm()).unwrap();
     tree.write("node.xml", &format!("<node>{xml}</node>"));
 }
 
@@ -65,7 +65,10 @@ fn a_vm_whose_home_was_lifted_runs_as_before_and_nobody_takes_it_for_homed() {
     );
     assert_eq!(std::fs::read(tree.root().join(JOURNAL[0])).unwrap(), journal);
     let notices = host.take_notices();
-    assert!(!notices.iter().any(|n| n.contains("someone else")), "{notices:?}");
+    assert!(
+        !notices.iter().any(|n| n.contains("another program")),
+        "{notices:?}"
+    );
     kill(host, &tree);
     let mut successor = connect(&tree, Acting::Live);
     assert_eq!(successor.carried_over(), []);
@@ -76,7 +79,7 @@ fn a_vm_whose_home_was_lifted_runs_as_before_and_nobody_takes_it_for_homed() {
 
 #[test]
 fn memory_nodes_of_before_are_allowed_again_and_none_that_memory_lies_on_is_taken_away() {
-    // More than is moved at once lies on node 1 or nothing does.
+    // More is on node 1 than is moved at once, or nothing is.
     for (on_node_1, left) in [(600, "0-1"), (0, "0")] {
         let tree = host(RESTRICTIVE);
         let mut host = homed(&tree);
@@ -95,7 +98,7 @@ fn pins_of_somebody_else_outlast_the_agent() {
     let tree = host("");
     let mut host = homed(&tree);
     host.sample().unwrap();
-    host.hands.manager.pin_vcpu(vm(), 1, &cpus("0")).unwrap();
+    host.context.manager.pin_vcpu(vm(), 1, &cpus("0")).unwrap();
     host.sample().unwrap();
     assert_eq!(host.restore().failures, Vec::<String>::new());
     assert_eq!(runs_on(&tree)[1..], ["0-3", "0"]);
@@ -108,11 +111,11 @@ fn what_the_kernel_makes_of_pins_where_a_cpu_goes_offline_is_nobodys_doing() {
     host.sample().unwrap();
     tree.write("proc/stat", "cpu0 1 1 1 1 1 1 1 1\n");
     host.sample().unwrap();
-    host.hands.manager.pin_vcpu(vm(), 1, &cpus("0")).unwrap();
+    host.context.manager.pin_vcpu(vm(), 1, &cpus("0")).unwrap();
     let by_hand = |host: &mut KvmHost| host.sample().unwrap().vms[0].settings.pinned_vcpus.clone();
     assert_eq!(by_hand(&mut host), Vec::<u16>::new());
-    // Long after it is.
-    host.hands.kernels_until = Ns::ZERO;
+    // Long after that it is.
+    host.context.kernels_until = Ns::ZERO;
     assert_eq!(by_hand(&mut host), [1]);
 }
 
@@ -120,7 +123,7 @@ fn what_the_kernel_makes_of_pins_where_a_cpu_goes_offline_is_nobodys_doing() {
 fn pins_of_somebody_else_outlast_the_home() {
     let tree = host("");
     let mut host = homed(&tree);
-    host.hands.manager.pin_vcpu(vm(), 1, &cpus("0")).unwrap();
+    host.context.manager.pin_vcpu(vm(), 1, &cpus("0")).unwrap();
     assert_eq!(commit(&mut host, lift_home()), Outcome::Done);
     assert_eq!(runs_on(&tree), ["0-3", "0-3", "0"]);
     assert_eq!(host.sample().unwrap().vms[0].settings.pinned_vcpus, [1]);
@@ -132,14 +135,14 @@ fn what_is_set_after_a_lift_is_journalled_anew() {
     let mut host = homed(&tree);
     assert_eq!(commit(&mut host, lift_home()), Outcome::Done);
     // The operator pins the second vCPU and the emulator while the VM is free.
-    host.hands.manager.pin_vcpu(vm(), 1, &cpus("0")).unwrap();
-    host.hands.manager.pin_emulator(vm(), &cpus("0-1")).unwrap();
+    host.context.manager.pin_vcpu(vm(), 1, &cpus("0")).unwrap();
+    host.context.manager.pin_emulator(vm(), &cpus("0-1")).unwrap();
     assert_eq!(commit(&mut host, pin(&[0], "0")), Outcome::Done);
     assert_eq!(commit(&mut host, set_home(0)), Outcome::Done);
     let before = entry(&tree).before;
     assert_eq!(before.vcpus, [(0, cpus("0-3")), (1, cpus("0"))].into());
     assert_eq!((before.emulator, before.operator_pins), (cpus("0-1"), vec![1]));
-    // In one plan too: what is journalled is what the lift left, not what was sampled.
+    // In one plan too: the journal has the state after the lift, not the sampled one.
     let mut plan = Plan::new(host.sample().unwrap().version);
     for action in [lift_home(), pin(&[0], "1"), set_home(1)] {
         plan.decide("test", action, "a test".into());

@@ -1,4 +1,4 @@
-//! What VMs' own metadata says was changed: with the journal lost, after a run, and from another host.
+//! Marks in VMs' own metadata: with the journal lost, after a run, and from another host.
 
 use homenode_undo::journal::{Before, Run};
 
@@ -8,7 +8,7 @@ use crate::mark::{self, Here, Mark};
 const MACHINE_ID: &str = "0123456789abcdef0123456789abcdef\n";
 const BOOT_ID: &str = "6b6b5f30-f5a4-4c9c-8d94-5b8b1b7c0000\n";
 
-/// A host that can be told from others, with cgroups.
+/// A host with an identity and with cgroups.
 fn host_with_id() -> Tree {
     let tree = host_with_groups("max 100000");
     tree.write("etc/machine-id", MACHINE_ID);
@@ -18,15 +18,15 @@ fn host_with_id() -> Tree {
 }
 
 fn mark_of(host: &mut KvmHost) -> Option<Mark> {
-    parsed(host.hands.manager.as_mut()).mark
+    parsed(host.context.manager.as_mut()).mark
 }
 
-/// The agent dies; its state directory is lost, and what libvirt has is left to another.
+/// Kills the agent and loses its state directory; another agent gets what libvirt has.
 fn followed_without_journal(tree: &Tree, host: KvmHost) -> KvmHost {
     let libvirt = ended(host);
     std::fs::remove_dir_all(tree.root().join("state")).unwrap();
     let mut successor = connect(tree, Acting::Live);
-    successor.hands.manager = libvirt;
+    successor.context.manager = libvirt;
     successor
 }
 
@@ -40,8 +40,8 @@ fn what_is_changed_is_marked_in_the_vms_metadata_and_the_mark_goes_with_it() {
     let held = mark_of(&mut host).unwrap();
     assert_eq!(commit(&mut host, hold(6, LONG)), Outcome::Done);
     assert_ne!(mark_of(&mut host).unwrap(), held, "the quota that is in force");
-    // A mark that another program took away is written again.
-    host.hands.manager.set_mark(vm(), None).unwrap();
+    // A mark that another program removed is written again.
+    host.context.manager.set_mark(vm(), None).unwrap();
     host.sample().unwrap();
     assert!(mark_of(&mut host).is_some());
     assert_eq!(commit(&mut host, lift()), Outcome::Done);
@@ -87,8 +87,8 @@ fn without_its_journal_the_guard_undoes_what_marks_say() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal = Journal::open(dir.path()).unwrap();
     let mut must_look = false;
-    let undone = legacy::undo_all(
-        after.hands.manager.as_mut(),
+    let undone = leftovers::undo_all(
+        after.context.manager.as_mut(),
         tree.root(),
         &mut journal,
         &mut must_look,
@@ -101,22 +101,22 @@ fn without_its_journal_the_guard_undoes_what_marks_say() {
         (cpu_max(&tree)[0].as_str(), mark_of(&mut after)),
         ("max 100000", None)
     );
-    // Without libvirt nobody knows: that is said, and not forgotten with the next try, for which the files are whole again.
+    // Without libvirt marks are unknown: that is reported, and again on the next try, when the files are whole again.
     let gone = "qemu+unix:///system?socket=/does/not/exist";
-    let mut libvirt = crate::libvirt::Libvirt::unconnected(gone, tree.root(), Beat::default());
+    let mut libvirt = crate::libvirt::Libvirt::unconnected(gone, tree.root(), Heartbeat::default());
     let dir = tempfile::tempdir().unwrap();
     for _ in 0..2 {
         let mut journal = Journal::open(dir.path()).unwrap();
-        let undone = legacy::undo_all(&mut libvirt, tree.root(), &mut journal, &mut must_look);
+        let undone = leftovers::undo_all(&mut libvirt, tree.root(), &mut journal, &mut must_look);
         assert!(undone.failures[0].contains("is unknown"), "{:?}", undone.failures);
     }
-    // A journal that is whole is believed without marks.
+    // A whole journal is trusted without marks.
     let mut journal = Journal::open(dir.path()).unwrap();
-    let undone = legacy::undo_all(&mut libvirt, tree.root(), &mut journal, &mut false);
+    let undone = leftovers::undo_all(&mut libvirt, tree.root(), &mut journal, &mut false);
     assert_eq!(undone, Undone::default());
 }
 
-/// XML of a VM that an agent had pinned to CPU 0, held to 3 of 30 ms and marked, on this host and in this boot of it.
+/// XML of a VM that an agent had pinned to CPU 0, limited to 3 of 30 ms and marked, on this host and in this boot of it.
 fn marked(host: &str, boot: &str, start_ticks: u64) -> String {
     let there = Tree::new(&[("etc/machine-id", host), ("proc/sys/kernel/random/boot_id", boot)]);
     let mut journal = Journal::open(&there.root().join("state")).unwrap();
@@ -155,10 +155,10 @@ fn a_vm_that_was_saved_or_came_from_another_host_is_given_back_what_it_had() {
     let elsewhere = "ffffffffffffffffffffffffffffffff\n";
     let then = "00000000-0000-0000-0000-000000000000\n";
     for (host, boot, start, before) in [
-        // Of this host: the CPUs that it had.
+        // From this host: the CPUs that it had.
         (MACHINE_ID, then, 77, "0-63"),
         (MACHINE_ID, BOOT_ID, 7, "0-63"),
-        // Of another: all that this one has.
+        // From another host: all that this one has.
         (elsewhere, BOOT_ID, 77, "0-1"),
     ] {
         let tree = host_with_id();
@@ -207,7 +207,7 @@ fn a_mark_that_cannot_be_read_is_said_and_nothing_is_done_by_it() {
         notices.iter().any(|n| n.contains("cannot be read")),
         "{notices:?}"
     );
-    // A dry run neither believes nor ends anything.
+    // A dry run neither trusts nor ends anything.
     drop(agent);
     tree.write(
         "node.xml",
@@ -224,7 +224,7 @@ fn a_vm_that_is_opted_out_is_given_back_at_once() {
     let tree = host_with_id();
     let mut host = connect_with_quotas(&tree);
     assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
-    host.hands
+    host.context
         .manager
         .libvirt()
         .say(

@@ -40,7 +40,7 @@ fn a_quota_ends_with_its_lease_and_when_the_host_is_restored() {
     assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
     assert_eq!(host.restore().failures, Vec::<String>::new());
     assert_eq!(cpu_max(&tree)[0], "max 100000");
-    // Nor does it outlast an agent that leaves pins and homes to its successor.
+    // It does not outlast an agent that leaves pins and homes to its successor either.
     assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
     assert_eq!(host.lift_limits(), Vec::<String>::new());
     assert_eq!(cpu_max(&tree)[0], "max 100000");
@@ -98,14 +98,17 @@ fn a_quota_that_somebody_else_changed_is_theirs() {
     let seen = host.sample().unwrap();
     assert_eq!(seen.vms[0].settings.quota, Some(quota(70, 100)));
     let notices = host.take_notices();
-    assert!(notices.iter().any(|n| n.contains("somebody else")), "{notices:?}");
+    assert!(
+        notices.iter().any(|n| n.contains("another program")),
+        "{notices:?}"
+    );
     assert_eq!(host.restore().failures, Vec::<String>::new());
     assert_eq!(
         cpu_max(&tree)[0],
         "70000 100000",
         "nothing of ours is left to restore"
     );
-    // Nor does a guard lift it that finds it after the agent's death.
+    // A guard that finds it after the agent's death does not lift it either.
     assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
     theirs(&tree);
     guard_undoes(&mut host, &tree);
@@ -136,7 +139,7 @@ fn a_quota_of_an_agent_that_died_is_lifted_by_the_guard_or_taken_over_for_a_whil
 #[test]
 fn an_agent_that_died_while_it_set_or_lifted_a_quota_leaves_nobody_throttled() {
     for (before, quota_before) in [("max 100000", None), ("50000 100000", Some(quota(50, 100)))] {
-        // Journalled are 6 of 30 ms, after 3 of 30: either, or the time of one with the period of another, may be in force.
+        // The journal has 6 of 30 ms, after 3 of 30: either, or the time of one with the period of another, may be in force.
         for found in ["3000 30000", "6000 30000", "3000 100000", "6000 100000", before] {
             let tree = host_with_groups(before);
             let mut host = connect_with_quotas(&tree);
@@ -148,7 +151,7 @@ fn an_agent_that_died_while_it_set_or_lifted_a_quota_leaves_nobody_throttled() {
             guard_undoes(&mut host, &tree);
             assert_eq!(cpu_max(&tree)[0], before, "found {found}");
             drop(host);
-            // Nor does a successor take it for somebody else's.
+            // A successor does not take it for another program's either.
             hold_groups(&tree, &format!("{found}\n"));
             let mut successor = connect_with_quotas(&tree);
             successor.sample().unwrap();
@@ -156,7 +159,7 @@ fn an_agent_that_died_while_it_set_or_lifted_a_quota_leaves_nobody_throttled() {
                 !successor
                     .take_notices()
                     .iter()
-                    .any(|n| n.contains("somebody else"))
+                    .any(|n| n.contains("another program"))
             );
             assert_eq!(successor.lift_limits(), Vec::<String>::new());
             assert_eq!(cpu_max(&tree)[0], before, "found {found}");
@@ -191,14 +194,14 @@ fn a_quota_that_does_not_come_into_force_is_undone_and_said() {
         matches!(&outcome, Outcome::Failed(ActionError { why: Failure::Host { what, .. }, .. }) if what == "setting the CPU quota"),
         "{outcome:?}"
     );
-    // Nor can anybody say whether a VM without cgroups is held.
+    // A VM without cgroups has no known quota.
     let tree = self::host("");
     let outcome = commit(&mut connect(&tree, Acting::Live), hold(3, LONG));
     assert!(
         matches!(&outcome, Outcome::Failed(ActionError { why: Failure::Host { cause, .. }, .. }) if cause.contains("no cgroups")),
         "{outcome:?}"
     );
-    // A VM whose vCPUs have different quotas could not be given back what it had.
+    // If a VM's vCPUs have different quotas, these could not be restored.
     let tree = host_with_groups("max 100000");
     tree.write("sys/fs/cgroup/machine/one/vcpu1/cpu.max", "9000 10000\n");
     let outcome = commit(&mut connect_with_quotas(&tree), hold(3, LONG));
@@ -228,7 +231,7 @@ fn a_limit_that_an_earlier_agent_left_on_a_vm_not_seen_since_is_lifted_with_the_
     assert_eq!(commit(&mut first, hold(3, LONG)), Outcome::Done);
     let libvirt = ended(first);
     let mut second = connect(&tree, Acting::Live);
-    second.hands.manager = libvirt;
+    second.context.manager = libvirt;
     assert_eq!(second.lift_limits(), Vec::<String>::new());
     assert_eq!(cpu_max(&tree)[0], "max 100000");
 }
@@ -249,7 +252,7 @@ fn an_agent_whose_files_were_removed_knows_it_and_gives_back() {
     assert_eq!(cpu_max(&tree)[0], "max 100000");
 }
 
-/// Moves the VM's threads to another cgroup, as `systemd` or a script may, which has a quota of its own.
+/// Moves the VM's threads to another cgroup, as `systemd` or a script may, which has its own quota.
 fn move_to_another_group(tree: &Tree) {
     for tid in [41, 42] {
         tree.write(&format!("proc/{PID}/task/{tid}/cgroup"), "0::/machine/two\n");
@@ -270,13 +273,13 @@ fn a_vm_that_is_moved_to_another_cgroup_leaves_no_quota_in_its_old_one() {
         assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
         move_to_another_group(&tree);
         match acts {
-            // Whatever is asked of it meanwhile.
+            // Whatever is requested meanwhile.
             Some(act) => drop(commit(&mut host, act)),
             None => host.vms.get_mut(&vm()).unwrap().look_soon(),
         }
         let seen = host.sample().unwrap();
         assert_eq!(cpu_max(&tree), ["50000 100000", "50000 100000"]);
-        assert_eq!(of_the_other_group(&tree), "70000 100000\n", "somebody else's");
+        assert_eq!(of_the_other_group(&tree), "70000 100000\n", "another program's");
         assert_eq!(
             seen.vms[0].settings.quota,
             Some(quota(35, 100)),
@@ -290,7 +293,7 @@ fn a_vm_that_is_moved_to_another_cgroup_leaves_no_quota_in_its_old_one() {
         assert_eq!(of_it.count(), 1, "{notices:?}");
         assert_eq!(host.restore().failures, Vec::<String>::new());
     }
-    // Nor does the guard.
+    // The guard does not either.
     let tree = host_with_groups("max 100000");
     let mut host = connect_with_quotas(&tree);
     assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);

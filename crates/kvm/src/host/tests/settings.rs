@@ -1,4 +1,4 @@
-//! What operators choose for their VMs.
+//! Operators' settings for their VMs.
 
 use homenode_host::Mode;
 
@@ -74,20 +74,20 @@ fn a_mode_lives_in_the_metadata_and_one_that_makes_no_sense_leaves_the_vm_alone(
     assert!(notices.contains("`carefully` is no mode"), "{notices}");
 }
 
-/// What libvirt's metadata says of the VM that runs, and of its next start.
+/// Settings in libvirt's metadata of the running VM, and of its next start.
 fn stored(host: &mut KvmHost) -> [VmSettings; 2] {
-    let libvirt = host.hands.manager.libvirt();
+    let libvirt = host.context.manager.libvirt();
     [0, virt::sys::VIR_DOMAIN_XML_INACTIVE]
         .map(|flags| libvirt.said(vm(), flags).unwrap().of_vm(None, vec![]))
 }
 
-/// What an operator's editor stores in the metadata.
+/// Stores an operator's edit in the metadata.
 fn edit(host: &mut KvmHost, written: &[(&str, &str)], flags: u32) {
     let written = written
         .iter()
         .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     let said = homenode_vm_settings::OperatorSettings::of(written.collect()).unwrap();
-    host.hands.manager.libvirt().say(vm(), &said, flags).unwrap();
+    host.context.manager.libvirt().say(vm(), &said, flags).unwrap();
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Memory that is watched, and what an agent that watches leaves behind.
+//! Watched memory, and what an agent that watches leaves behind.
 
 use super::*;
 
@@ -17,7 +17,7 @@ fn observed(host: &mut KvmHost) -> Option<Observation> {
 #[test]
 fn memory_is_watched_window_after_window_until_the_lease_is_over() {
     if !rustix::process::geteuid().is_root() {
-        return; // clearing takes root, also in a handmade tree
+        return; // clearing needs root, also in a handmade tree
     }
     let tree = host("");
     let mut host = connect(&tree, Acting::Live);
@@ -45,7 +45,7 @@ fn memory_is_watched_window_after_window_until_the_lease_is_over() {
         (&Used::Amount { used, coarse }, Pages(256))
     );
     assert!(first.interval >= Ns::from_millis(100) && first.blind == Pages::ZERO);
-    // First what KVM has mapped, then the marks that its letting go leaves.
+    // First what KVM has mapped, then the marks that dropping those mappings leaves.
     assert_eq!(std::fs::read_to_string(&cleared).unwrap(), "1");
     host.wait(Ns::from_millis(300));
     assert!(observed(&mut host).is_some_and(|second| second.at > first.at));
@@ -58,7 +58,7 @@ fn memory_is_watched_window_after_window_until_the_lease_is_over() {
     assert_eq!(commit(&mut host, watch(Ns::from_millis(250))), Outcome::Done);
     host.wait(Ns::from_millis(400));
     assert_eq!(observed(&mut host), None, "the lease is over");
-    // A QEMU that ends in mid-window says nothing more; the VM is merely gone.
+    // A QEMU that ends in mid-window is no failure: the VM is gone.
     assert_eq!(commit(&mut host, watch(LONG)), Outcome::Done);
     std::fs::remove_file(tree.root().join(format!("proc/{PID}/smaps"))).unwrap();
     host.take_notices();
@@ -96,7 +96,7 @@ fn damon_is_journalled_and_taken_down_by_lift_guard_and_successor() {
     .on(vm());
     assert_eq!(commit(&mut host, end), Outcome::Done);
     assert!(!is_on() && !is_journalled(vm()));
-    // As an agent leaves it that is killed: what it wrote stays.
+    // As a killed agent leaves it: what it wrote stays.
     let left = |tree: &Tree, host: &mut KvmHost| {
         assert_eq!(commit(host, watch(LONG)), Outcome::Done);
         let files = damon_files(tree);

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::*;
 
-/// Answers as a QEMU does, to one client after the other, until nothing connects any more.
+/// Answers like a QEMU, to one client after the other, until no client connects any more.
 pub(in crate::qemu) fn serve(listener: UnixListener) {
     std::thread::spawn(move || {
         for stream in listener.incoming().map_while(Result::ok) {
@@ -31,7 +31,7 @@ fn answer(stream: &UnixStream) -> Option<()> {
             }
             _ => json!({}),
         };
-        // An event comes in between.
+        // An event in between.
         let event = json!({"event": "RESUME", "id": 1_000_000});
         let said = json!({"return": said, "id": id});
         out.write_all(format!("{event}\r\n{said}\r\n").as_bytes()).ok()?;
@@ -48,7 +48,7 @@ pub(in crate::qemu) fn target(path: &Path, is_asked: bool) -> Target {
     }
 }
 
-/// Held by a test as long as a file system does not answer.
+/// Held by a test while a file system does not answer.
 static GATE: Mutex<()> = Mutex::new(());
 
 fn open_past_gate(root: &Path, pid: i32, path: &str) -> Result<UnixStream, MonitorError> {

@@ -6,7 +6,7 @@ fn told(line: &str) -> Told {
     CommandLine::of(line.split_ascii_whitespace()).told()
 }
 
-/// As Proxmox joins ranges, with vCPUs that are plugged in at start.
+/// Ranges as joined by Proxmox, with vCPUs that are plugged in at start.
 #[test]
 fn lists_of_cpus_and_nodes_may_stand_in_pieces_and_reach_up_to_the_most_vcpus() {
     let plug = "-smp 1,sockets=2,cores=2,maxcpus=4 -device kvm64-x86_64-cpu,id=cpu2,socket-id=0,core-id=1,thread-id=0";
@@ -28,12 +28,12 @@ fn lists_of_cpus_and_nodes_may_stand_in_pieces_and_reach_up_to_the_most_vcpus() 
         told.binding,
         homenode_kernel::binding::Binding::of("bind", &"0,2-3".parse().unwrap())
     );
-    // In whichever order nodes are told of, they stand by their numbers.
+    // Nodes are ordered by their numbers, in whichever order the options name them.
     assert_eq!(
         cells("-smp 4 -numa node,nodeid=1,cpus=0-1 -numa node,nodeid=0,cpus=2-3"),
         [[2, 3], [0, 1]]
     );
-    // By their place, as Incus does, or as QEMU deals them out where it is told nothing.
+    // By position, as in Incus, or as QEMU assigns them by default.
     let nodes = "-smp 4,sockets=2,cores=2 -numa node -numa node";
     let by_place = format!("{nodes} -numa cpu,node-id=1,socket-id=0 -numa cpu,node-id=0,socket-id=1");
     assert_eq!(cells(&by_place), [[2, 3], [0, 1]]);

@@ -5,7 +5,7 @@ use homenode_kernel::fake::Tree;
 
 use super::*;
 
-/// A process that sees a tree as its root, of a user and a group.
+/// A process with a tree as its root, and with a user and a group.
 fn seen_by(user: u32, more: &str) -> (Tree, Eyes) {
     let tree = Tree::new(&[("its/etc/vm.conf", "[name]\nguest = \"x\"\n")]);
     tree.write(
@@ -99,7 +99,7 @@ fn nothing_but_a_regular_file_is_read_and_nothing_is_waited_for() {
 #[test]
 fn a_file_is_read_with_the_rights_of_the_user_that_the_process_runs_as() {
     if !is_root() {
-        return; // root alone may read what others may not
+        return; // only root can read what others may not
     }
     let (tree, eyes) = seen_by(107, "Groups:\t78\n");
     let read = || eyes.text("/etc/vm.conf", None, 50);
@@ -123,7 +123,7 @@ fn a_file_is_read_with_the_rights_of_the_user_that_the_process_runs_as() {
     assert!(read().is_ok(), "its own");
     mode(&tree, "its/etc/vm.conf", 0o044);
     refused("others may, and its owner not");
-    // A directory on the way that it may not search, also by a link.
+    // A directory on the path that it may not search, also through a link.
     mode(&tree, "its/etc/vm.conf", 0o444);
     mode(&tree, "its/etc", 0o700);
     refused("the directory is root's");
@@ -135,7 +135,7 @@ fn a_file_is_read_with_the_rights_of_the_user_that_the_process_runs_as() {
     );
     mode(&tree, "its/etc", 0o711);
     assert!(read().is_ok() && eyes.text("/link", None, 50).is_ok());
-    // Of a process that may take on several users all of them must be permitted.
+    // If a process can become several users, all of them must be permitted.
     let status = "Uid:\t107\t0\t0\t0\nGid:\t0\t0\t0\t0\nCapEff:\t000001ffffffffff\n";
     tree.write("proc/50/status", status);
     chown(0, 0);
@@ -146,7 +146,7 @@ fn a_file_is_read_with_the_rights_of_the_user_that_the_process_runs_as() {
 #[test]
 fn roots_process_reads_what_root_may_unless_it_gave_that_up() {
     if !is_root() {
-        return; // root alone may read what others may not
+        return; // only root can read what others may not
     }
     for (capabilities, may_read) in [
         ("000001ffffffffff", true),
@@ -164,11 +164,11 @@ fn roots_process_reads_what_root_may_unless_it_gave_that_up() {
     }
 }
 
-/// As of Incus, whose QEMUs give up root's rights once they have read their options.
+/// As in Incus, whose QEMUs give up root's rights once they have read their options.
 #[test]
 fn what_root_put_beside_the_pid_file_of_the_process_is_read_after_it_gave_up_its_rights() {
     if !is_root() {
-        return; // root alone may read what others may not
+        return; // only root can read what others may not
     }
     let (tree, eyes) = seen_by(65534, "");
     tree.write("its/run/v1/qemu.conf", "[name]\nguest = \"v1\"\n");
@@ -216,7 +216,7 @@ fn a_process_that_changed_its_root_opened_its_files_before() {
         eyes.text("/etc/vm.conf", None, 50).is_ok(),
         "it lies below the new root, too"
     );
-    // Its parent is in the same mount namespace and has the old root; that of the parent's parent is another.
+    // Its parent is in the same mount namespace and has the old root; its grandparent has another root.
     tree.write("proc/7/status", "PPid:\t1\n");
     link("7", "mnt:[1]", "ns/mnt");
     link("7", "../../outside", "root");

@@ -1,4 +1,4 @@
-//! What monitors say and do, those that give no answer, and what is restored without them.
+//! Monitors' answers, monitors that give none, and what is restored without them.
 
 use std::io::Read;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -8,7 +8,7 @@ use homenode_undo::journal::{Before, Journal};
 use super::super::visits::MONITORS_MAX;
 use super::*;
 use crate::levers::{Home, Pins};
-use crate::{Legacy, levers};
+use crate::{Leftovers, levers};
 
 #[test]
 fn threads_without_names_are_told_by_the_monitor() {
@@ -63,7 +63,7 @@ fn a_monitor_that_somebody_else_uses_is_busy_and_then_free() {
     let pid = guest.seen().found(guest.id).unwrap();
     let ask = || ask(pid, &guest.socket(), &[("query-status", json!({}))]);
     assert!(until(|| ask().is_ok()));
-    // As Proxmox' daemon does, for as long as its question takes.
+    // Like Proxmox' daemon, for as long as its question takes.
     let mut other = UnixStream::connect(guest.socket()).unwrap();
     let mut greeting = [0; 16];
     other.read_exact(&mut greeting).unwrap();
@@ -91,7 +91,7 @@ fn a_socket_of_another_process_is_refused_and_hears_nothing() {
     let mut text = Vec::new();
     heard.read_to_end(&mut text).unwrap();
     assert_eq!(text, [0; 0]);
-    // A file that is no socket, and none.
+    // A file that is no socket, and no file.
     for (name, text) in [("file", Some("x")), ("none", None)] {
         let path = guest.dir.path().join(name);
         if let Some(text) = text {
@@ -105,7 +105,7 @@ fn a_socket_of_another_process_is_refused_and_hears_nothing() {
     }
 }
 
-/// VMs that the test's own process is said to run, with monitors that nothing accepts.
+/// VMs supposedly run by the test's own process, with monitors that accept nothing.
 struct Silent {
     tree: homenode_kernel::fake::Tree,
     listeners: Vec<UnixListener>,
@@ -132,7 +132,7 @@ impl Silent {
         }
     }
 
-    /// As many VMs, each with as many of the monitors.
+    /// This many VMs, each with `of_each` of the monitors.
     fn seen(&self, mut qemu: Qemu, vm_count: usize, of_each: usize) -> (Qemu, Vec<VmId>) {
         let own = std::process::id().cast_signed();
         let mut ids = Vec::new();
@@ -228,7 +228,7 @@ fn all_commands_share_one_time_and_those_without_any_are_refused_at_once() {
     assert_eq!(qemu.time_left, Ns::ZERO);
     let waited = refusals.iter().filter(|cause| !cause.contains("used up")).count();
     assert_eq!(waited, 1, "{refusals:?}");
-    // Which of them answer is known the next time.
+    // The next call knows which of them answer.
     qemu.asker.wait_for(&ids, Duration::from_secs(60));
     for id in &ids {
         qemu.hear(*id);
@@ -236,7 +236,7 @@ fn all_commands_share_one_time_and_those_without_any_are_refused_at_once() {
     }
 }
 
-/// A thread of the test's own process, which stands for a vCPU without a name.
+/// A thread of the test's own process, in the role of a vCPU without a name.
 struct Nameless {
     thread: VcpuThread,
     _end: std::sync::mpsc::Sender<()>,
@@ -335,15 +335,15 @@ fn a_guard_restores_a_qemu_that_stands_still_and_gives_its_threads_no_names() {
     let receipt = host.commit(&plan).unwrap();
     assert_eq!(receipt.outcomes, [Outcome::Done, Outcome::Done]);
     assert_eq!(qemu.affinities(guest.id)[&Role::Vcpu(1)], cpu);
-    // The agent is killed, and the QEMU stands still.
+    // The agent is killed, and QEMU hangs.
     drop(host);
     let pid = Pid::from_raw(qemu.found(guest.id).unwrap()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
     let mut journal = Journal::open(&dir.path().join("state")).unwrap();
-    let undone = Legacy::new(&Vms::Qemu, Path::new("/")).undo(&mut journal);
+    let undone = Leftovers::new(&Vms::Qemu, Path::new("/")).undo(&mut journal);
     assert_eq!((undone.failures, undone.vms), (Vec::new(), vec![guest.id]));
     assert_eq!(qemu.affinities(guest.id), before);
-    // The next agent, with state of its own, is not to miss this journal.
+    // The next agent, with its own state directory, must not miss this journal.
     drop(journal);
     let (_, mut locks) = homenode_undo::acting::take_over(Path::new("/"), &dir.path().join("state")).unwrap();
     locks.set_undone();

@@ -1,8 +1,8 @@
-//! What real QEMUs make of their options.
+//! How real QEMUs interpret their options.
 
 use super::*;
 
-/// A QEMU with these options, which does not begin to run, and what its monitor answers. `None` where it refuses them.
+/// Starts a QEMU with these options, paused. Returns its monitor's answers; `None` if it refuses the options.
 fn asked(options: &[&str], questions: &[&'static str]) -> Option<(Told, Vec<Value>)> {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("asked").display().to_string();
@@ -37,7 +37,7 @@ fn asked(options: &[&str], questions: &[&'static str]) -> Option<(Told, Vec<Valu
     Some((command_line::CommandLine::of(words).told(), answers?))
 }
 
-/// The guest's node of each vCPU that may ever be, and how many are there now, as QEMU says.
+/// The guest node of each possible vCPU, and how many exist now, as reported by QEMU.
 fn vcpus_said(answer: &Value) -> (Vec<u64>, usize) {
     let all = answer.as_array().unwrap();
     let number = |vcpu: &Value, key: &str| vcpu["props"][key].as_u64().unwrap_or(0);
@@ -115,11 +115,11 @@ fn what_a_real_qemu_makes_of_its_options_is_what_is_read() {
     }
 }
 
-/// As LXD did, and as Incus does to this day.
+/// As LXD did, and as Incus still does.
 #[test]
 fn a_qemu_that_changed_its_root_or_its_user_is_found_and_asked() {
     if !rustix::process::geteuid().is_root() {
-        return; // root alone may change its root
+        return; // only root can change its root
     }
     for (at, more) in [
         &["-chroot", "DIR/empty"][..],

@@ -8,7 +8,7 @@ use super::*;
 use crate::qemu::asker::tests::{serve, target};
 use crate::qemu::monitor;
 
-/// Visits whose time passes as a test says, with real sockets.
+/// Visits with real sockets, whose time passes as the test says.
 struct Host {
     dir: tempfile::TempDir,
     visits: Visits,
@@ -43,7 +43,7 @@ impl Host {
         self.visits.opened((opening.vm, opening.ticket), result, self.at);
     }
 
-    /// Does what can be done at this time.
+    /// Does what is due at this time.
     fn step(&mut self) {
         self.visits.tick(self.at);
         while let Some(opening) = self.visits.outcome.to_open.pop_front() {
@@ -69,7 +69,7 @@ impl Host {
         self.said.extend(self.visits.outcome.said.drain(..));
     }
 
-    /// Lets time pass while nothing but what is due happens.
+    /// Lets time pass while only what is due happens.
     fn pass(&mut self, time: Ns) {
         let end = self.at + time;
         while self.at < end {
@@ -131,7 +131,7 @@ fn a_monitor_that_answers_again_is_asked_as_before() {
     host.pass(Ns::from_secs(1000));
     assert!(host.said(1).trouble.is_some());
     let before = host.said(1).visits_count;
-    // Its QEMU goes on: it takes the client that has waited.
+    // Its QEMU goes on: it accepts the client that has waited.
     listener.set_nonblocking(false).unwrap();
     serve(listener);
     host.until(|host| host.said(1).trouble.is_none());
@@ -158,14 +158,14 @@ fn a_monitor_that_drips_or_never_ends_its_answer_is_left() {
         host.step();
         for _ in 0..4 {
             host.pass(Ns(VISIT_MAX.0 / 3));
-            // It may have been left by then.
+            // It may have been closed by then.
             let _ = client.write_all(b" ");
         }
         let error = host.said(1).trouble.clone().expect("it gave no answer").0;
         assert!(matches!(error, MonitorError::Broken { .. }), "{said}: {error}");
         assert_eq!(host.visits.connections().count(), 0, "{said}: it is left");
         let mut heard = String::new();
-        // Closed with something unread the kernel says that it was reset.
+        // If it is closed with unread data, the kernel reports a reset.
         let _ = client.read_to_string(&mut heard);
         assert!(
             !heard.contains("query-status") || said.contains("return"),
@@ -202,7 +202,7 @@ fn a_monitor_that_closes_or_talks_nonsense_or_is_another_processs_is_asked_later
         },
         host.at,
     );
-    // Where it is not root's, the other's files cannot be looked at either.
+    // If it is not run by root, the other's files cannot be looked at either.
     host.pass(Ns::from_secs(900));
     assert!(host.opened[&VmId(1)] <= 9, "{:?}", host.opened);
     drop(listener);

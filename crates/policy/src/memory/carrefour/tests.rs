@@ -7,7 +7,7 @@ use crate::testing::{Scene, vm_id};
 
 const NODES: u16 = 4;
 
-/// Pages on a node, each with these samples by node, of which some wrote.
+/// Pages on a node, each with these samples by node, `writes` of them writes.
 fn used(frame: u64, pages: u64, on: u16, samples: &[(u16, u32)], writes: u32) -> PageUse {
     PageUse {
         frame,
@@ -21,7 +21,7 @@ fn used(frame: u64, pages: u64, on: u16, samples: &[(u16, u32)], writes: u32) ->
     }
 }
 
-/// A host of four nodes that do these million accesses per second, and VM 1 with the policy and this much local.
+/// Four nodes with these accesses in millions per second, and VM 1 under the policy with this share of local ones.
 fn scene(accesses_m: [u64; 4], local: f64, uses: Vec<PageUse>) -> Scene {
     let mut scene = Scene::four_nodes(4);
     for (node, accesses) in (0..NODES).zip(accesses_m) {
@@ -83,7 +83,7 @@ fn nothing_happens_below_the_thresholds() {
     // Standard deviation of 100, 100, 100 and 185: 42.5, over a mean of 121.25: 35.05 percent. Of 184: 34.7.
     assert!(judged(&mut scene([100, 100, 100, 185], 0.9, mixed())).interleaving);
     assert!(!judged(&mut scene([100, 100, 100, 184], 0.9, mixed())).interleaving);
-    // All accesses local: imbalance is nobody's fault.
+    // All accesses local: there is nothing to gain from balance.
     assert!(!judged(&mut scene([200, 0, 0, 0], 1.0, mixed())).interleaving);
 }
 
@@ -206,7 +206,7 @@ fn a_vm_without_the_policy_is_left_alone() {
     assert!(decided(&mut scene, &Config::default()).is_empty());
 }
 
-/// Whatever sampling may say of a VM's pages, from a quiet guest to one that alternates who touches what.
+/// Any samples of a VM's pages, from a quiet guest to one that alternates its access pattern.
 fn any_uses() -> impl Strategy<Value = Vec<PageUse>> {
     let samples = prop::collection::vec((0..NODES, 1u32..5), 1..4);
     let one = (0u64..1000, 1u64..3000, 0..NODES, samples, 0u32..4);
@@ -244,7 +244,7 @@ proptest! {
                 let mine: Vec<&FrameMove> =
                     moves.iter().filter(|(vm, _)| *vm == vm_id(id)).map(|(_, step)| step).collect();
                 let pages: u64 = mine.iter().map(|step| step.pages.0).sum();
-                // The other's pages take nothing of its part.
+                // The other VM's pages do not use its part.
                 prop_assert!(pages <= vm_budget.min(host_budget / 2));
                 all += pages;
                 for used in &uses {

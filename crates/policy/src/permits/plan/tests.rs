@@ -10,7 +10,7 @@ use crate::testing::{Scene, vm_id};
 const PERIOD: Ns = Ns::from_secs(1);
 const GHZ: u64 = 1_000_000_000;
 
-/// A VM on a host that does as it is told: it pollutes in proportion to the time that it runs.
+/// A VM on a host that obeys: it pollutes in proportion to the time that it runs.
 struct Host {
     machine: Machine,
     at: Ns,
@@ -25,7 +25,7 @@ struct Host {
 }
 
 impl Host {
-    /// One VM with so many busy vCPUs and a permit.
+    /// One VM with this many busy vCPUs and a permit.
     fn new(vcpus: u16, intensity: u64, permit: &str) -> Host {
         let vcpu = |index| VcpuSample {
             index,
@@ -55,7 +55,7 @@ impl Host {
         }
     }
 
-    /// Lets time pass: every vCPU runs as much as it wants and may.
+    /// Advances time: every vCPU runs as much as it wants and may.
     fn run(&mut self, time: Ns) {
         self.at += time;
         let part = |share: f64| Ns((share * time.as_f64()).round() as u64);
@@ -73,7 +73,7 @@ impl Host {
         }
     }
 
-    /// What the policy says of the host as it is.
+    /// Returns the policy's plan for the present host.
     fn look(&mut self) -> Plan {
         let sample = Sample {
             at: self.at,
@@ -100,7 +100,7 @@ impl Host {
         plan
     }
 
-    /// One period: time passes, the policy looks, and what it wants is done.
+    /// One period: time passes, the policy looks, and its plan is carried out.
     fn step(&mut self) -> Plan {
         self.run(PERIOD);
         let plan = self.look();
@@ -222,7 +222,7 @@ fn a_vm_within_its_permit_is_never_touched() {
             .iter()
             .all(|plan| plan.decisions.is_empty() && plan.findings.is_empty())
     );
-    // Nor one that has none.
+    // Nor is a VM without a permit.
     host.settings().permit = None;
     host.intensity *= 1000;
     assert!(host.steps(20).iter().all(|plan| plan.decisions.is_empty()));
@@ -249,7 +249,7 @@ fn a_vm_that_turns_quiet_is_let_go_and_not_before() {
     assert!(lifts[0].reason.contains("by itself"), "{}", lifts[0].reason);
 }
 
-/// Periods from when it turns quiet until it is let go.
+/// Returns the periods from when it turns quiet until the limit is lifted.
 fn let_go_after(set: fn(&mut Config)) -> Option<usize> {
     let mut host = Host::new(1, INTENSITY, "1M");
     set(&mut host.config);
@@ -266,7 +266,7 @@ fn how_soon_a_vm_is_let_go_is_the_operators_to_say() {
     let usual = let_go_after(|_| {}).expect("it is let go");
     let late = let_go_after(|config| config.calm_epochs = 20).expect("it is let go");
     assert_eq!(late, usual + 17);
-    // It uses a part of what its permit pays for, and would have to use nothing.
+    // It uses part of what its permit pays for, and would have to use none of it.
     assert_eq!(let_go_after(|config| config.spare = 1.0), None);
 }
 
@@ -277,7 +277,7 @@ fn for_how_long_a_vm_is_held_blindly_and_what_change_counts_are_the_operators_to
         host.config.blind_epochs_max = most;
         host.steps(20);
         for n in 0..6 {
-            // They run backwards.
+            // The counters run backwards.
             let count = (10 - n) * 1_000_000_000_000;
             host.vms[0].vcpus[0].counters = Some(Counters {
                 instructions: count,
@@ -289,7 +289,7 @@ fn for_how_long_a_vm_is_held_blindly_and_what_change_counts_are_the_operators_to
         }
         assert_eq!(host.quota().is_some(), is_held, "{most}");
     }
-    // A VM that misses a fifth more each period gets less each time, or what it got first.
+    // A VM that misses a fifth more each period gets less each time, or keeps its first share.
     for (least, changes) in [(0.05, true), (1.0, false)] {
         let mut host = Host::new(1, INTENSITY, "1M");
         host.config.change_min = least;
@@ -441,7 +441,7 @@ fn an_operators_lower_quota_is_enough() {
     host.settings().quota = Some(theirs);
     host.set(Some(theirs));
     assert!(host.steps(10).iter().all(|plan| plan.decisions.is_empty()));
-    // A higher one is gone below, and comes back.
+    // A higher operator quota is replaced by ours, and restored.
     let theirs = CpuQuota::of(0.8, Ns::from_millis(100));
     host.settings().quota = Some(theirs);
     host.set(Some(theirs));
@@ -495,10 +495,10 @@ fn usage_and_behaviour_are_remembered() {
     let usage = host.state.take_usage()[&vm_id(1)];
     assert_eq!(usage.time_ns, Ns::from_secs(10));
     assert_eq!(usage.booked_units, 333_333_333);
-    // The first look sees no past.
+    // The first look has no past.
     assert_eq!(usage.used_units, host.misses() - 100_000_000);
     assert_eq!(host.state.take_usage(), BTreeMap::new());
-    // What a suggestion is made from is what it would do unhindered.
+    // A suggestion is based on unhindered behaviour.
     let conduct = host.state.conduct(vm_id(1)).unwrap();
     assert!(conduct.recent().all(|slice| slice.abs_diff(3_000_000) < 30_000));
     host.vms[0].vcpus[0].counters = None;
@@ -517,7 +517,7 @@ fn who_is_over_is_confined_until_it_is_under() {
         host.config.enforcer = enforcer;
         host.steps(3);
         assert_eq!((host.quota(), host.vms[0].confined), (None, Some(limit)));
-        // Nothing that it does is less: it stays.
+        // Confinement does not reduce its misses: it stays confined.
         host.steps(20);
         assert_eq!(host.vms[0].confined, Some(limit));
         host.intensity /= 100;
@@ -539,7 +539,7 @@ fn the_level_cuts_the_highest_demands_to_the_budget() {
     assert_eq!(
         level(&[0.5, 0.5], 1.05, 0.945),
         Some(0.5),
-        "too little to spare: held, and nobody is cut"
+        "too little to spare: held, and no VM is cut"
     );
     assert_eq!(level(&[], 1.0, 1.0), None);
 }

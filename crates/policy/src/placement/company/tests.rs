@@ -12,7 +12,7 @@ fn set(list: &str) -> NodeSet {
     list.parse().unwrap()
 }
 
-/// Homes that an epoch gives, which VMs then have; and what there is to say.
+/// Runs an epoch whose homes the VMs then have; returns these homes and the notices.
 fn step(scene: &mut Scene, state: &mut State) -> (Vec<(u128, NodeSet)>, Vec<String>) {
     let plan = scene.with_view(|view| {
         let mut history = History::default();
@@ -51,7 +51,7 @@ fn vms_that_are_kept_apart_share_no_node() {
         [1, 2, 3, 4, 6]
     );
     assert!(said.len() == 1 && said[0].contains("`apart`"), "{said:?}");
-    // There is room once one of them may not live here any more.
+    // There is room once one of them is no longer kept apart.
     scene.vm(1).settings().apart = None;
     assert_eq!(
         step(&mut scene, &mut state)
@@ -68,7 +68,7 @@ fn vms_that_are_kept_apart_share_no_node() {
 fn a_vm_gets_a_home_only_on_nodes_where_its_bounds_leave_it_a_cpu() {
     let mut scene = Scene::four_nodes(2);
     scene.machine.isolated = "0-1,3,5".parse().unwrap();
-    // Most free on node 0, whose CPUs are all isolated; only the second VM's own bounds name them.
+    // Node 0 is freest, but all its CPUs are isolated; only the second VM's own mask names them.
     scene.add_vm(1, 1, GIB, 0);
     scene.add_vm(2, 1, GIB, 0).settings().cpus_allowed = Some("0-1".parse().unwrap());
     scene.add_vm(3, 1, GIB, 0).settings().cpus_allowed = Some("4,6".parse().unwrap());
@@ -122,10 +122,10 @@ fn vms_that_are_kept_together_have_one_home_with_room_for_all() {
             .all(|(_, nodes)| *nodes == given[0].1 && *nodes != set("0")),
         "{given:?}"
     );
-    // Who comes later joins them, and who leaves the word is free to stay.
+    // A VM that arrives later joins them; one that drops the setting may stay.
     scene.add_vm(4, 2, GIB, 0).settings().together = Some("app".into());
     assert_eq!(step(&mut scene, &mut state).0, [(4, given[0].1.clone())]);
-    // Where the first goes the others follow.
+    // When the first moves, the others follow.
     scene.drained = given[0].1.clone();
     let (first, _) = step(&mut scene, &mut state);
     let to = first[0].1.clone();
@@ -201,8 +201,8 @@ fn whose_memory_cannot_move_stays_and_so_does_whose_home_the_operator_chose() {
 #[test]
 fn a_vm_whose_memory_is_bound_has_all_nodes_of_the_binding_for_its_home_or_none() {
     let mut scene = Scene::four_nodes(4);
-    // Cells on nodes 0 and 1, most of the memory on node 0; one cell on node 3; one on a node that is drained; one that
-    // its operator lets run on node 2 alone.
+    // Cells on nodes 0 and 1, most of the memory on node 0; one cell on node 3; one on a node that is drained; one whose
+    // operator allows it CPUs of node 2 only.
     scene
         .add_vm(1, 2, GIB, 0)
         .vcpus_busy(0.2)
@@ -222,13 +222,13 @@ fn a_vm_whose_memory_is_bound_has_all_nodes_of_the_binding_for_its_home_or_none(
     assert_eq!(given, [(1, set("0-1")), (2, set("3"))]);
     assert_eq!(said.len(), 2, "{said:?}");
     assert!(said.iter().all(|said| said.contains("bound to node")), "{said:?}");
-    // What was bound later leaves a home that is another, as when a DIMM was plugged in.
+    // A VM bound later leaves a different home, as after a DIMM was plugged in.
     scene.drained = set("");
     scene.vms.truncate(2);
     scene.vm(1).bound_to("1");
     assert_eq!(step(&mut scene, &mut state).0, [(1, set("1"))]);
     assert_eq!(step(&mut scene, &mut state).0, []);
-    // Its operator's word about its home goes before that.
+    // The operator's choice of a home has priority.
     scene.vm(1).settings().home = Some(set("2"));
     assert_eq!(step(&mut scene, &mut state).0, []);
 }
@@ -360,7 +360,7 @@ fn a_node_without_memory_or_cpus_is_no_home() {
 }
 
 proptest! {
-    /// Whatever is wanted of them, VMs come to rest, and who has a home has one that it may have.
+    /// Under any settings VMs come to rest, and every VM with a home is allowed to have it.
     #[test]
     fn homes_come_to_rest_and_keep_to_what_was_said(
         words in prop::collection::vec((0..4u8, 0..2u8), 1..7),

@@ -1,10 +1,10 @@
-//! VMs in huge pages, and pools that have room for them.
+//! VMs in huge pages, and pools with room for them.
 
 use super::*;
 
 const SMALL_HUGE: Bytes = Bytes::from_mib(2);
 
-/// A VM of one vCPU that asks for so much memory in all, and for so much of it in huge pages of these sizes.
+/// A VM of one vCPU with `mib` of memory in total, and with parts of it in huge pages of these sizes.
 fn huge(mib: u64, parts: &[(Bytes, u64)]) -> Demand {
     let part = |(page_bytes, mib): &(Bytes, u64)| HugeMemory {
         page_bytes: *page_bytes,
@@ -17,7 +17,7 @@ fn huge(mib: u64, parts: &[(Bytes, u64)]) -> Demand {
     }
 }
 
-/// Where it goes, or why it goes nowhere, in words.
+/// Returns its home, or the words of the refusal.
 fn placed_or_short(scene: &mut Scene, demand: &Demand) -> Result<String, String> {
     placed(scene, demand)
         .map(|(nodes, _)| nodes)
@@ -40,7 +40,7 @@ fn a_vm_in_huge_pages_goes_where_the_pool_has_room() {
         placed_or_short(&mut scene, &huge(680, &[(SMALL_HUGE, 680)])),
         Ok("1".into())
     );
-    // 681 MiB are 341 pages: the last is not full.
+    // 681 MiB take 341 pages: the last is not full.
     assert_eq!(
         placed_or_short(&mut scene, &huge(681, &[(SMALL_HUGE, 681)])).unwrap_err(),
         "fits nowhere: node 0 is short of huge pages of 2MiB (0 of a pool of 0 left, 341 needed); node 1 is short of huge pages \
@@ -56,7 +56,7 @@ fn a_vm_in_huge_pages_goes_where_the_pool_has_room() {
     );
     scene.pool(0, GIB, (2, 1));
     assert_eq!(placed_or_short(&mut scene, &gib), Ok("0".into()));
-    // On several nodes each has an even part: 340 pages on node 1 and 20 on node 0 have no room for 360, and 180 on each have.
+    // Each of several nodes needs an even part: 340 pages on node 1 and 20 on node 0 have no room for 360; 180 on each have.
     scene.pool(0, SMALL_HUGE, (20, 20));
     assert!(placed_or_short(&mut scene, &huge(720, &[(SMALL_HUGE, 720)])).is_err());
     scene.huge_pages[NodeId(0)].pop();
@@ -78,10 +78,10 @@ fn huge_pages_and_ordinary_memory_do_not_stand_in_for_each_other() {
     scene.add_vm(9, 0, Bytes::from_gib(15), 1).pages(1, 15 << 18);
     scene.pool(0, SMALL_HUGE, (100, 100));
     scene.pool(1, SMALL_HUGE, (350, 350));
-    // 400 MiB in 200 huge pages beside 800 MiB or 1,600 MiB of ordinary memory: of these node 1 has 1,024.
+    // 400 MiB in 200 huge pages plus 800 MiB or 1,600 MiB of ordinary memory: node 1 has 1,024 MiB of the latter.
     let both = |ordinary: u64| huge(400 + ordinary, &[(SMALL_HUGE, 400)]);
     assert_eq!(placed_or_short(&mut scene, &both(800)), Ok("1".into()));
-    // On both, 100 pages and 800 MiB on each.
+    // On both nodes: 100 pages and 800 MiB each.
     assert_eq!(placed_or_short(&mut scene, &both(1600)), Ok("0-1".into()));
     let refused = placed_or_short(&mut scene, &huge(600 + 1600, &[(SMALL_HUGE, 600)])).unwrap_err();
     assert!(
@@ -89,7 +89,7 @@ fn huge_pages_and_ordinary_memory_do_not_stand_in_for_each_other() {
             && refused.contains("node 1 is short of memory (1GiB left, 1.56GiB needed)"),
         "{refused}"
     );
-    // A VM that runs in huge pages on node 0 takes nothing of its 16 GiB, and one in ordinary memory nothing of its pool.
+    // A VM in huge pages on node 0 takes nothing from its 16 GiB, and one in ordinary memory nothing from its pool.
     scene
         .add_vm(1, 1, GIB, 0)
         .in_huge_pages(SMALL_HUGE)
@@ -112,7 +112,8 @@ fn huge_pages_and_ordinary_memory_do_not_stand_in_for_each_other() {
 
 #[test]
 fn huge_pages_that_are_promised_are_not_given_twice() {
-    // Two nodes of 100 pages. VM 1 lives on node 0 and has touched 40 MiB of 120: 80 MiB are promised to it, 40 pages.
+    // Two nodes of 100 pages. VM 1 lives on node 0 and has touched 40 of 120 MiB: the other 80 MiB, 40 pages, are promised to
+    // it.
     let mut scene = Scene::nodes(2, 8);
     scene.pool(0, SMALL_HUGE, (120, 100));
     scene.pool(1, SMALL_HUGE, (100, 100));
@@ -144,7 +145,7 @@ fn huge_pages_that_are_promised_are_not_given_twice() {
         });
     }
     assert_eq!(answers, [Some("1".into()), Some("0".into()), None]);
-    // A VM that moves elsewhere gives back what it holds there.
+    // A VM that moves elsewhere releases what it holds there.
     scene.with_view(|view| {
         let without = [vm_id(1)];
         let supply = Supply::new(view, &seen(view), &Ledger::default(), &config, &without);

@@ -1,4 +1,4 @@
-//! The programs of [PRL, figure 9], 400 MB, under PRL, PML and a poll of 100 pages.
+//! Runs the programs of [PRL, figure 9], 400 MB, under PRL, PML and a poll of 100 pages.
 
 use homenode_policy::working_set::logged::{Ageing, Config, Flush, HeatBy};
 use homenode_policy::working_set::{
@@ -15,15 +15,15 @@ use crate::models::Values;
 
 pub const MU: Ns = Ns::from_secs(30);
 pub const PASSES: u64 = 17;
-/// What a page takes so that 17 passes fill an interval, nanoseconds.
+/// Time per page such that 17 passes fill an interval, nanoseconds.
 pub const GEM5_NS: f64 = 30e9 / (PASSES * ARRAY) as f64;
-/// What a page takes on the machine: 60 s for 63 G instructions of which 26 make a turn (profile `array.rrww`).
+/// Time per page on the machine: 60 s for 63 G instructions, 26 per turn (profile `array.rrww`).
 pub const NATIVE_NS: f64 = 60e9 / (63e9 / 26.0);
 /// Intervals of each half: tau is reached in the third, and the loop ends four later.
 const HALF: u64 = 8;
 const SAMPLES: u64 = 30;
 
-/// What a program does to a page, by half of its run.
+/// The accesses of a program to a page, for each half of its run.
 pub type Program = (&'static str, [&'static [Access]; 2]);
 pub const PROGRAMS: [Program; 3] = [
     ("RWRW", [&[Access::Read, Access::Write]; 2]),
@@ -31,7 +31,7 @@ pub const PROGRAMS: [Program; 3] = [
     ("WWRR", [&[Access::Write], &[Access::Read]]),
 ];
 
-/// One pass over the array.
+/// Makes one pass over the array.
 pub fn pass(model: &mut Model, operations: &[Access], page_ns: f64) {
     for page in 0..ARRAY {
         let each_ns = page_ns / operations.len() as f64;
@@ -41,7 +41,7 @@ pub fn pass(model: &mut Model, operations: &[Access], page_ns: f64) {
     }
 }
 
-/// Estimate with which the loop ends first, its interval, and hot pages by interval.
+/// The estimate with which the loop first ends, its interval, and hot pages by interval.
 struct Ended {
     estimate_mb: Option<f64>,
     dist_mb: Vec<f64>,
@@ -64,7 +64,7 @@ fn prl(program: &Program, page_ns: f64, start: Start) -> Ended {
             let estimate = model.close(&mut estimator, MU);
             let hot = mb(estimate.hot.to_pages().0);
             ended.dist_mb.push(hot);
-            // A loop that ends before anything is hot has found nothing.
+            // A loop that ends before anything is hot has no estimate.
             if estimate.settled == Settled::Yes && hot > 0.0 && ended.estimate_mb.is_none() {
                 ended.estimate_mb = Some(hot);
             }
@@ -73,12 +73,12 @@ fn prl(program: &Program, page_ns: f64, start: Start) -> Ended {
     ended
 }
 
-/// PML's estimate at the end of each half, page tables among what it logged, and how a poll of 100 pages errs: root mean
-/// square, all MB.
+/// Returns PML's estimate at the end of each half, the page tables in its log, and the root-mean-square error of a poll of
+/// 100 pages, all in MB.
 fn pml_and_poll(program: &Program) -> ([f64; 2], f64, f64) {
     let mut model = Model::new(ARRAY, Mode::Pml, 512, Options::PUBLISHED);
     let mut estimator = Logged::new(Config::pml());
-    // A page is logged once however many passes there are: one an interval.
+    // A page is logged once per interval, so one pass is enough.
     let estimates = program.1.map(|half| {
         pass(&mut model, half, GEM5_NS);
         mb(model.close(&mut estimator, MU).hot.to_pages().0)
@@ -111,13 +111,13 @@ fn pml_and_poll(program: &Program) -> ([f64; 2], f64, f64) {
     (estimates, mb(model.kernel_logged()), rms)
 }
 
-/// Programs that go beyond a constant loop, at a tenth of the size: what each repair is for.
+/// Programs beyond a constant loop, at a tenth of the size: the purpose of each repair.
 mod repairs {
     use super::*;
 
     const PAGES: u64 = ARRAY / 10;
     const INTERVALS: u64 = 16;
-    /// Passes of an interval: more than plain PRL's tau in two of them.
+    /// Passes per interval: two intervals exceed plain PRL's tau.
     const PASSES: u64 = 30;
 
     pub const PROGRAMS: [&str; 4] = [
@@ -127,7 +127,7 @@ mod repairs {
         "one new page an interval",
     ];
 
-    /// Pages of an interval's passes, and those that are truly in use at the end.
+    /// Returns the pages of an interval's passes, and those truly in use at the end.
     fn pages(program: usize, interval: u64) -> (std::ops::Range<u64>, u64) {
         match program {
             1 if interval >= 8 => (0..PAGES / 4, PAGES / 4),
@@ -138,7 +138,7 @@ mod repairs {
         }
     }
 
-    /// Error of the last estimate, MB, and in which interval the loop ended first.
+    /// Returns the error of the last estimate in MB, and the interval in which the loop first ended.
     pub fn run(program: usize, config: Config) -> (f64, f64) {
         let mut model = Model::new(PAGES + INTERVALS, Mode::Paml, 512, Options::PUBLISHED);
         let mut estimator = Logged::new(config);
@@ -148,7 +148,7 @@ mod repairs {
             for page in (0..PASSES).flat_map(|_| used.clone()) {
                 model.access(page, Access::Write, GEM5_NS);
             }
-            // The scan: all pages once, every fourth interval.
+            // The scan: all pages once, in every fourth interval.
             if program == 2 && interval % 4 == 0 {
                 (0..PAGES).for_each(|page| model.access(page, Access::Read, GEM5_NS));
             }
@@ -188,10 +188,10 @@ mod repairs {
     }
 }
 
-/// By `program` and `speed`: `prl_mb`, the estimate with which PRL's loop ends first (not a number where it never does), and
-/// `hot_mb` at each `interval` at the first speed. By program: `pml_mb` after each `half`, page tables among it, and how a poll
-/// errs. `past_mb` is PRL's for RRWW with an index that begins one past the last entry. What each `rule` makes of each `case`:
-/// `error_mb`, and in which interval it `ended`.
+/// Returns, by `program` and `speed`: `prl_mb`, the estimate with which PRL's loop first ends (NaN if it never does), and
+/// `hot_mb` at each `interval` at the first speed. By program: `pml_mb` after each `half`, page tables in it, and the error
+/// of a poll. `past_mb` is PRL's for RRWW with an index that begins one past the last entry. For each `rule` and `case`:
+/// `error_mb`, and the interval in which it `ended`.
 pub fn accuracy(_: Values<'_>) -> Result<Named, String> {
     let run = |page_ns| {
         PROGRAMS

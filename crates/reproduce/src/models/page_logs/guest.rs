@@ -1,4 +1,4 @@
-//! A guest of one vCPU on the access-level model, and what its log of pages gives to an estimator.
+//! A guest of one vCPU on the access-level model, with an estimator reading its log of pages.
 
 use homenode_policy::working_set::{Estimate, Estimator, Logged, ObservationRef, Tracker, UsedRef};
 use homenode_tracking::paging::{Buffer, Costs, Exit, Flags, Guest, Handler, Mode, Options, Step, Vcpu};
@@ -16,19 +16,19 @@ const CYCLE_NS: f64 = 1.0 / 3.4;
 pub const EXIT_NS: f64 = 2500.0 * CYCLE_NS;
 /// An interrupt to another CPU: machine file, native.
 const IPI_NS: f64 = 900.0;
-/// Copying and counting an entry: what the estimator's bench gives, rounded up.
+/// Copying and counting an entry: the figure of the estimator's bench, rounded up.
 const ENTRY_NS: f64 = 10.0;
 /// Writing and refreshing an index: a `VMWRITE` and the paper's new instruction, estimated.
 const REFRESH_NS: f64 = 100.0;
 
-/// What a run of PRL's handler takes.
+/// Costs of a run of PRL's handler.
 pub const HANDLER: Costs = Costs {
     begin_ns: IPI_NS + EXIT_NS,
     entry_ns: ENTRY_NS,
     refresh_ns: REFRESH_NS,
 };
 
-/// The guest while it runs.
+/// The running guest.
 pub struct Model {
     guest: Guest,
     vcpu: [Vcpu; 1],
@@ -40,15 +40,15 @@ pub struct Model {
     lost: u64,
 }
 
-/// Guest frame of a page: scattered, as a guest's are; each page has its own.
+/// Returns the guest frame of a page: scattered, as in a real guest, and unique.
 pub fn frame(page: u64) -> u64 {
     page.wrapping_mul(40_503) % FRAMES
 }
 
 impl Model {
-    /// A guest with so many pages in use that logs as this mode says.
+    /// Creates a guest with a number of pages in use that logs in this mode.
     pub fn new(pages: u64, mode: Mode, entries: u16, options: Options) -> Model {
-        // The guest's page tables lie beyond the frames that are told apart here: they are the guest kernel's.
+        // The guest's page tables lie beyond the frames tracked here: they belong to the guest kernel.
         let mut guest = Guest::new(2 * FRAMES, FRAMES, PageSize::Small, Flags::Kept);
         let space = guest.tables.space().expect("frames for tables");
         for page in 0..pages {
@@ -68,7 +68,7 @@ impl Model {
         }
     }
 
-    /// Accesses a page; `takes_ns` is what the program needs for it.
+    /// Accesses a page; `takes_ns` is the program's own time for it.
     #[inline]
     pub fn access(&mut self, page: u64, access: Access, takes_ns: f64) {
         self.now_ns += takes_ns;
@@ -84,7 +84,7 @@ impl Model {
         }
     }
 
-    /// The hypervisor takes what the log has and starts it anew.
+    /// The hypervisor drains and restarts the log.
     fn empty(&mut self) {
         let log = &mut self.vcpu[0].log;
         self.frames.extend(log.contents());
@@ -92,7 +92,7 @@ impl Model {
         log.refresh();
     }
 
-    /// The end of an interval of the estimator.
+    /// Ends an interval of the estimator.
     pub fn close(&mut self, estimator: &mut Logged, interval: Ns) -> Estimate {
         let tracker = match self.vcpu[0].log.mode() {
             Mode::Pml => Tracker::Pml,
@@ -102,7 +102,7 @@ impl Model {
             self.empty();
         }
         self.window_ns += interval.as_f64();
-        // Page tables are the kernel's, counted apart.
+        // Page tables belong to the kernel and are counted separately.
         let all = self.frames.len();
         self.frames.retain(|frame| *frame < FRAMES);
         self.kernel += (all - self.frames.len()) as u64;
@@ -128,28 +128,28 @@ impl Model {
         self.vcpu[0].flush();
     }
 
-    /// Frames of page tables that were logged.
+    /// Returns the logged frames of page tables.
     pub fn kernel_logged(&self) -> u64 {
         self.kernel
     }
 
-    /// Whether a frame was used so far.
+    /// Whether a frame has been used so far.
     pub fn used(&self, frame: u64) -> bool {
         self.guest.ept.flags(frame).0
     }
 
-    /// Frames logged, and full buffers.
+    /// Returns the number of logged frames, and of full buffers.
     pub fn logged(&self) -> (u64, u64) {
         let (logged, _, filled) = self.vcpu[0].log.counts();
         (logged, filled)
     }
 
-    /// Frames lost, those included that found a buffer full.
+    /// Returns the number of lost frames, including those that found a buffer full.
     pub fn lost(&self) -> u64 {
         self.vcpu[0].log.counts().1
     }
 
-    /// Nanoseconds of the privileged VM's CPU, and of the guest's run.
+    /// Returns nanoseconds of the privileged VM's CPU, and of the guest's run.
     pub fn times_ns(&self) -> (f64, f64) {
         (self.handler.counts().2, self.now_ns)
     }

@@ -1,6 +1,6 @@
-//! HPL page by page: blocked LU of the profile's matrix, 10000 by 10000 in blocks of 128 columns. Each step reads the panel for
-//! each block of columns behind it and updates that. It is filled first, and factorised over and over, as HPL's list of runs
-//! does. Its 330 G instructions at 0.5 cycles spread evenly over the pages that it visits.
+//! Simulates HPL page by page: blocked LU of the profile's matrix, 10000 by 10000 in blocks of 128 columns. Each step reads
+//! the panel for each following block of columns and updates that block. The matrix is filled first, and then factorised
+//! repeatedly, as in HPL's list of runs. The 330 G instructions at 0.5 cycles are spread evenly over the visited pages.
 
 use std::ops::ControlFlow;
 
@@ -14,8 +14,8 @@ use super::mb;
 use crate::design::array::{Array, Axis, Cell, Named};
 use crate::models::Values;
 
-/// `hot_mb` by interval, of PRL; `prl_mb`, the last of them, and `ended`, the interval with which its loop ended; `pml_mb` and
-/// `used_mb`.
+/// Returns `hot_mb` by interval for PRL; `prl_mb`, the last of them; `ended`, the interval with which its loop ended;
+/// `pml_mb` and `used_mb`.
 pub fn working_set(_: Values<'_>) -> Result<Named, String> {
     let (hot, ended) = prl();
     let one = |number: Option<f64>| Array::one(number.into());
@@ -35,14 +35,14 @@ pub fn working_set(_: Values<'_>) -> Result<Named, String> {
 const COLUMNS: u64 = 10_000;
 const BLOCK: u64 = 128;
 const STEPS: u64 = COLUMNS.div_ceil(BLOCK);
-/// Numbers of 8 bytes on a page.
+/// 8-byte numbers per page.
 const PER_PAGE: u64 = 512;
 const PAGES: u64 = (COLUMNS * COLUMNS).div_ceil(PER_PAGE);
 /// 330 G instructions at 0.5 cycles and 3.4 GHz (profile `hpl`).
 const RUN_NS: f64 = 330e9 * 0.5 / 3.4;
 const INTERVALS: usize = 12;
 
-/// Pages of a column from a row on.
+/// Returns the pages of a column from a row on.
 fn pages(column: u64, first_row: u64) -> std::ops::RangeInclusive<u64> {
     let first = column * COLUMNS;
     (first + first_row) / PER_PAGE..=(first + COLUMNS - 1) / PER_PAGE
@@ -52,7 +52,7 @@ fn columns(block: u64) -> std::ops::Range<u64> {
     block * BLOCK..((block + 1) * BLOCK).min(COLUMNS)
 }
 
-/// All pages that the first steps of a factorisation visit, in order.
+/// Calls a function with all pages that the first steps of a factorisation visit, in order.
 fn visit(steps: u64, mut page: impl FnMut(u64, Access) -> ControlFlow<()>) -> ControlFlow<()> {
     for step in 0..steps {
         let first_row = step * BLOCK;
@@ -70,7 +70,7 @@ fn visit(steps: u64, mut page: impl FnMut(u64, Access) -> ControlFlow<()>) -> Co
     ControlFlow::Continue(())
 }
 
-/// Time between two pages that a run visits, nanoseconds.
+/// Returns the time between two visited pages of a run, in nanoseconds.
 fn page_ns() -> f64 {
     let mut visits = 0_u64;
     let counted = visit(STEPS, |_, _| {
@@ -81,7 +81,7 @@ fn page_ns() -> f64 {
     RUN_NS / visits as f64
 }
 
-/// PRL's log of the first third of a run's steps.
+/// Returns PRL's log of the first third of a run's steps.
 pub fn third_of_a_run(entries: u16) -> Model {
     let each_ns = page_ns();
     let mut model = Model::new(PAGES, Mode::Paml, entries, Options::PUBLISHED);
@@ -93,7 +93,7 @@ pub fn third_of_a_run(entries: u16) -> Model {
     model
 }
 
-/// Hot pages by interval, and the interval with which the loop ended.
+/// Returns hot pages by interval, and the interval with which the loop ended.
 fn prl() -> (Vec<u64>, Option<usize>) {
     let each_ns = page_ns();
     let in_interval = (MU.as_f64() / each_ns) as u64;
@@ -124,7 +124,7 @@ fn prl() -> (Vec<u64>, Option<usize>) {
     }
 }
 
-/// PML's estimate after the matrix was filled and a run: pages.
+/// Returns PML's estimate in pages, after the matrix was filled and a run.
 fn pml() -> u64 {
     let mut model = Model::new(PAGES, Mode::Pml, 512, Options::PUBLISHED);
     (0..PAGES).for_each(|at| model.access(at, Access::Write, 1.0));

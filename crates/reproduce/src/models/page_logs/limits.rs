@@ -1,4 +1,4 @@
-//! What PML cannot see, on the array of 400 MB.
+//! Shows what PML cannot see, on the array of 400 MB.
 
 use homenode_policy::working_set::{Logged, logged};
 use homenode_tracking::paging::{Mode, Options};
@@ -17,8 +17,8 @@ const HOT: u64 = ARRAY / 4;
 const PASSES: u64 = 60;
 const INTERVAL: Ns = Ns::from_secs(30);
 
-/// Along axis `written` percent of one pass: `written_mb` and `pml_mb`. By `tracker`: `cold_mb`, what it makes of 400 MB of which
-/// `hot_mb` stay in use.
+/// Returns, along axis `written` percent of one pass: `written_mb` and `pml_mb`. By `tracker`: `cold_mb`, its estimate for
+/// 400 MB with only `hot_mb` still in use.
 pub fn limits(value: Values<'_>) -> Result<Named, String> {
     let percents = value("written")?;
     let mut estimates = Vec::new();
@@ -46,7 +46,7 @@ pub fn limits(value: Values<'_>) -> Result<Named, String> {
     .into())
 }
 
-/// What PML and PRL make of one pass.
+/// Returns the estimates of PML and PRL for one pass.
 fn one_pass(write_percent: u64) -> (f64, f64) {
     let mut chance = Chance::new(SEED);
     let mut model = Model::new(ARRAY, Mode::Pml, 512, Options::PUBLISHED);
@@ -61,7 +61,7 @@ fn one_pass(write_percent: u64) -> (f64, f64) {
     (mb(written), mb(estimate.hot.to_pages().0))
 }
 
-/// What a tracker makes of cold pages that were written once.
+/// Returns a tracker's estimate with cold pages that were written once.
 fn cold_first(mode: Mode, config: logged::Config) -> f64 {
     let mut model = Model::new(ARRAY, mode, 512, Options::PUBLISHED);
     (0..ARRAY).for_each(|page| model.access(page, Access::Write, GEM5_NS));

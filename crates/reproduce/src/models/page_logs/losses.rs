@@ -1,4 +1,4 @@
-//! What PRL loses and costs.
+//! Measures what PRL loses and costs.
 
 use homenode_tracking::paging::{Buffers, Mode, Options};
 use homenode_tracking::tlb::Access;
@@ -16,7 +16,7 @@ const SEND_NS: f64 = 100.0 / 3.4;
 /// Ageing and counting a page at an interval's end, nanoseconds.
 const PAGE_NS: f64 = 1.0;
 
-/// Full buffers, frames logged, and frames lost while the handler was at work.
+/// Full buffers, logged frames, and frames lost while the handler was running.
 struct Counted {
     events: u64,
     logged: u64,
@@ -26,7 +26,7 @@ struct Counted {
 impl Counted {
     fn of(model: &Model, buffers: Buffers) -> Counted {
         let (logged, events) = model.logged();
-        // With one buffer each event loses the frame that found it full.
+        // With one buffer each event loses the frame that found the buffer full.
         let found_full = if buffers == Buffers::One { events } else { 0 };
         Counted {
             events,
@@ -36,7 +36,7 @@ impl Counted {
     }
 }
 
-/// Passes of a program, the same number in each half.
+/// Runs passes of a program, the same number in each half.
 fn array(program: &Program, entries: u16, buffers: Buffers, page_ns: f64) -> Counted {
     let options = Options {
         buffers,
@@ -49,7 +49,8 @@ fn array(program: &Program, entries: u16, buffers: Buffers, page_ns: f64) -> Cou
     Counted::of(&model, buffers)
 }
 
-/// `full`, `logged` and `lost`: full buffers, frames, and frames lost while the handler was at work, by program and `entries`.
+/// Returns `full`, `logged` and `lost`: full buffers, frames, and frames lost while the handler was running, by program and
+/// `entries`.
 pub fn missed(_: Values<'_>) -> Result<Named, String> {
     let rrww = &PROGRAMS[1];
     let array = |buffers, page_ns| ENTRIES.map(|entries| array(rrww, entries, buffers, page_ns));
@@ -76,7 +77,8 @@ pub fn missed(_: Values<'_>) -> Result<Named, String> {
     .into())
 }
 
-/// `slowdown` of the VM and `estimator`'s share of a core, percent, by `speed` of a program that writes all of the array.
+/// Returns `slowdown` of the VM and `estimator`'s share of a core, percent, by `speed` of a program that writes the whole
+/// array.
 pub fn costs(_: Values<'_>) -> Result<Named, String> {
     let costs = |page_ns: f64| {
         let mut model = Model::new(super::guest::ARRAY, Mode::Paml, 512, Options::PUBLISHED);

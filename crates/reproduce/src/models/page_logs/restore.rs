@@ -1,9 +1,9 @@
-//! A VM of 1 GiB restored with its working set alone.
+//! Restores a VM of 1 GiB with only its working set.
 //!
-//! It was checkpointed after some intervals in which its log of walks was read; the frames that the estimator called hot are
-//! what is loaded before it starts. The rest follows in the background, in order, and what is used before it has come is fetched
-//! at once. *Whole* loads all before the start, *lazy* nothing, and fetches what is used and no more. A page that is asked for
-//! waits for the one that is being sent, and overtakes the others.
+//! It was checkpointed after some intervals of reading its log of walks; the frames that the estimator called hot are loaded
+//! before it starts. The rest follows in the background, in order, and a page used before its arrival is fetched at once.
+//! *Whole* loads everything before the start, *lazy* nothing, and fetches only used pages. A requested page waits for the
+//! one being sent, and overtakes the others.
 
 use homenode_policy::working_set::Logged;
 use homenode_policy::working_set::logged::Config;
@@ -17,7 +17,7 @@ use super::mb;
 use crate::design::array::{Array, Axis, Cell, Named};
 use crate::models::Values;
 
-/// A fault on a page that is not there.
+/// Cost of a fault on a missing page.
 const FAULT_NS: f64 = EXIT_NS + 1070.0;
 const PAGE_BITS: f64 = 8.0 * 4096.0;
 /// Intervals before the checkpoint: the estimator looks back at four.
@@ -31,7 +31,7 @@ const WORK_NS: f64 = 1e10;
 const HOT: u64 = 25_600;
 const COLD: u64 = 179_200;
 
-/// A program: what it visits, whether it works on other pages after the restore, and how many pages that takes.
+/// A program: the pages it visits, whether it uses other pages after the restore, and their number.
 struct Program {
     name: &'static str,
     pattern: Pattern,
@@ -61,7 +61,7 @@ impl Program {
         Stream::new(&self.pattern, first, 1)
     }
 
-    /// Frames that the estimator calls hot when the VM is checkpointed.
+    /// Returns the frames that the estimator calls hot at the checkpoint.
     fn working_set(&self) -> Vec<u64> {
         let mut model = Model::new(self.pages, Mode::Paml, 512, Options::PUBLISHED);
         let mut estimator = Logged::new(Config {
@@ -100,23 +100,23 @@ struct Restored {
     start: f64,
     useful: f64,
     worked: f64,
-    /// Pages loaded before the start, and pages that were waited for after it.
+    /// Pages loaded before the start, and pages waited for after it.
     loaded: u64,
     fetched: u64,
 }
 
-/// The link that frames come over, and which have come.
+/// The link that delivers frames, and which have arrived.
 struct Memory {
     has: Vec<bool>,
-    /// What is sent unasked, in order.
+    /// The frames to be sent in the background, in order.
     rest: std::vec::IntoIter<u64>,
-    /// Until when the link is busy with what was sent so far.
+    /// When the link finishes everything sent so far.
     busy_ns: f64,
     page_ns: f64,
 }
 
 impl Memory {
-    /// What has come by itself until now.
+    /// Delivers everything sent in the background until now.
     fn advance(&mut self, now_ns: f64) {
         while self.busy_ns + self.page_ns <= now_ns
             && let Some(frame) = self.next()
@@ -126,13 +126,13 @@ impl Memory {
         }
     }
 
-    /// The next to be sent that was not asked for meanwhile.
+    /// Returns the next background frame that was not requested meanwhile.
     fn next(&mut self) -> Option<u64> {
         let has = &self.has;
         self.rest.find(|frame| !has[*frame as usize])
     }
 
-    /// Waits for a frame that is not there: it is sent after what is on the way. Gives when it has come.
+    /// Waits for a missing frame, sent after those already on the way. Returns its arrival time.
     fn fetch(&mut self, frame: u64, now_ns: f64) -> f64 {
         if self.busy_ns <= now_ns
             && let Some(on_its_way) = self.next()
@@ -189,8 +189,8 @@ fn restored(program: &Program, hot: &[u64], way: Way, gbit: f64) -> Restored {
     }
 }
 
-/// By `gbit` of the link, `program` and `way`: `loaded_mb` before the start; times of the `start`, of the `useful` first 100 ms
-/// of work and of all that `worked`, nanoseconds; and how many pages were `fetched`.
+/// Returns, by `gbit` of the link, `program` and `way`: `loaded_mb` before the start; times of the `start`, of the `useful`
+/// first 100 ms of work and of all that `worked`, nanoseconds; and the number of `fetched` pages.
 pub fn restore(value: Values<'_>) -> Result<Named, String> {
     let links = value("gbit")?;
     let sets = programs().map(|program| {
@@ -237,14 +237,15 @@ mod tests {
         assert!((set.useful - loaded_ns - USEFUL_NS).abs() < 1e3, "{set:?}");
         let lazy = restored(&array(), &hot, Way::Lazy, 10.0);
         assert_eq!((lazy.start, lazy.fetched), (0.0, ARRAY));
-        // A page each, a round trip and a fault: by hand, to the rounding of sums.
+        // Each page takes a transfer, a round trip and a fault: by hand, up to rounding of sums.
         let waited = ARRAY as f64 * (page_ns + ASK_NS + FAULT_NS);
         assert!((lazy.worked - WORK_NS - waited).abs() < 1e4, "{lazy:?}");
     }
 
     #[test]
     fn what_was_not_loaded_first_comes_by_itself_or_is_asked_for() {
-        // Nothing first: in the time of a whole restore all has come, and only the last page asked for may still be waited for.
+        // Nothing first: after the time of a whole restore everything has arrived; only the last requested page may still be
+        // pending.
         let behind = restored(&array(), &[], Way::WorkingSet, 10.0);
         let whole = restored(&array(), &[], Way::Whole, 10.0);
         assert!(behind.fetched > 0 && behind.fetched < ARRAY, "{behind:?}");

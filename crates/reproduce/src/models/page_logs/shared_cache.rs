@@ -1,8 +1,8 @@
-//! A cache divided between two programs by ways.
+//! Divides a cache between two programs by ways.
 //!
-//! Two programs share the ways of machine i7_pml's cache, each with ways of its own and a core: in equal parts; in proportion
-//! to their working sets, the memory that their profiles touch; and as is best for both by their miss-ratio curves. What one
-//! loses is its time in its ways over its time in all of them, by the twin's cost of an access.
+//! Two programs share the ways of machine i7_pml's cache, each with its own ways and core: in equal parts; in proportion to
+//! their working sets, the memory that their profiles touch; and in the best way for both by their miss-ratio curves. A
+//! program's loss is its time with its ways over its time with all of them, by the twin's cost of an access.
 
 use homenode_machine_files::preset;
 use homenode_twin::workload::{self, Program};
@@ -10,8 +10,8 @@ use homenode_twin::workload::{self, Program};
 use crate::design::array::{Array, Axis, Cell, Named};
 use crate::models::Values;
 
-/// By axis `pair`, whose labels name two programs (`astar, lbm`), and `divided`: `ways` of the first, and percent `lost` by both
-/// on average.
+/// Returns, by axis `pair`, whose labels name two programs (`astar, lbm`), and `divided`: `ways` of the first, and percent
+/// `lost` by both on average.
 pub fn shared(value: Values<'_>) -> Result<Named, String> {
     let pairs = value("pair")?;
     let machine = preset("i7_pml").map_err(|error| error.to_string())?;

@@ -28,12 +28,12 @@ use crate::known::last_commit;
 use crate::scores::{print_total, runs, score, scores};
 use crate::{read, seeds, swept};
 
-/// What the policies are in: the last commit to touch it draws the held-out cases.
+/// Where the policies live: the last commit to touch it determines the held-out cases.
 const POLICY_PATH: &str = "crates/policy";
 
 #[derive(Debug, Args)]
 pub struct Held {
-    /// How many cases
+    /// Number of cases
     #[arg(long, default_value_t = 24)]
     cases: usize,
     /// Seeds of each case, as 1-3 or 7
@@ -55,13 +55,13 @@ pub struct Document {
     /// Folder of `cases`, `known` and `held-out.toml`
     #[arg(long, default_value = "data/decisions")]
     data: PathBuf,
-    /// The document; its figure is written beside it
+    /// The document; its figure is written next to it
     #[arg(long, default_value = "docs/DECISIONS.md")]
     out: PathBuf,
-    /// How many seeds, from 1 on
+    /// Number of seeds, from 1 on
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
-    /// One machine's sweep and no lone VMs: to look at, not to commit
+    /// One machine's sweep and no lone VMs: for a quick look, not to commit
     #[arg(long)]
     quick: bool,
     /// Runs at the same time [default: as many as there are CPUs]
@@ -70,7 +70,7 @@ pub struct Document {
 }
 
 pub fn held_out(args: &Held) -> anyhow::Result<()> {
-    // A list that does not read is said before the runs.
+    // An unreadable list is reported before the runs.
     HeldOut::read(&args.keep)?;
     let commit = drawn_from(args.commit.as_deref())?;
     let setup = |seed| {
@@ -95,7 +95,7 @@ pub fn held_out(args: &Held) -> anyhow::Result<()> {
     keep(&args.keep, &commit, of, policies)
 }
 
-/// The commit that cases are drawn from: the one that was named, else the last one that touched the policies.
+/// Returns the commit that cases are drawn from: the requested one, else the last one that touched the policies.
 pub fn drawn_from(named: Option<&str>) -> anyhow::Result<String> {
     match named {
         Some(commit) => Ok(commit.to_owned()),
@@ -104,7 +104,7 @@ pub fn drawn_from(named: Option<&str>) -> anyhow::Result<String> {
     }
 }
 
-/// Adds what came of a run of this many cases and seeds to the list in a file.
+/// Adds the result of a run of this many cases and seeds to the list in a file.
 pub fn keep(
     path: &Path,
     commit: &str,
@@ -124,7 +124,7 @@ pub fn keep(
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// The day, in universal time.
+/// Returns today's date in UTC.
 #[allow(
     clippy::disallowed_methods,
     reason = "the date of a run is no part of its result"
@@ -206,8 +206,8 @@ fn lone(machines: &[Machine], seeds: &[u64], jobs: usize) -> anyhow::Result<Vec<
     swept::run(cells.collect(), &[Contender::OURS], seeds, jobs)
 }
 
-/// All cases on twins that are wrong in one way, where `default`, the product and the best known are run; the load sweep with the
-/// first seed.
+/// Runs `default`, the product and the best known decisions in all cases on twins that are wrong in one way; and the load
+/// sweep there with the first seed.
 fn disturbed(
     name: &'static str,
     setups: &[Setup],
@@ -256,7 +256,7 @@ fn disturbed(
     })
 }
 
-/// The scenario files of a folder, by name.
+/// Returns the scenario files of a folder, by name.
 fn cases(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let entries =
         fs::read_dir(folder).with_context(|| format!("cannot read folder {} of cases", folder.display()))?;

@@ -1,4 +1,4 @@
-//! `decisions known`: searches, and what they found kept in files.
+//! `decisions known`: searches for the best decisions, and keeps them in files.
 
 use std::fs;
 use std::ops::RangeInclusive;
@@ -22,7 +22,7 @@ pub struct Search {
     /// Scenario files
     #[arg(required = true, value_name = "SCENARIO.toml")]
     cases: Vec<PathBuf>,
-    /// Folder of what is known, a file for each case
+    /// Folder of the best known decisions, one file per case
     #[arg(long, default_value = "data/decisions/known")]
     known: PathBuf,
     /// Runs on the twin per case and seed
@@ -74,7 +74,7 @@ pub fn search(args: &Search) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The id of the last commit that touched a path, where there is a work tree and git.
+/// Returns the id of the last commit that touched a path, if there is a work tree and git.
 pub fn last_commit(path: &str) -> Option<String> {
     let output = Command::new("git")
         .args(["log", "-1", "--format=%H", "--", path])

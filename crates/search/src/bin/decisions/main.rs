@@ -1,4 +1,4 @@
-//! Scores policies over cases, draws cases, sweeps loads, keeps what is known best, and writes docs/DECISIONS.md:
+//! Scores policies over cases, draws cases, sweeps loads, keeps the best known decisions, and writes docs/DECISIONS.md:
 //! `decisions --help`.
 
 #![allow(clippy::print_stdout, reason = "printing is what this program is for")]
@@ -20,7 +20,7 @@ use homenode_search::contender::Contender;
 use homenode_search::{generate, jobs};
 use homenode_twin::{Disturbance, Scenario, Setup, named};
 
-/// Scores policies over cases × seeds beside `default`
+/// Score policies over cases × seeds against `default`
 #[derive(Debug, Parser)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_help = "Examples:
@@ -29,7 +29,7 @@ use homenode_twin::{Disturbance, Scenario, Setup, named};
   decisions sweep --policy homenode --policy ff-pin                        one program, from one VM to a full host
   decisions lone --below 0.98                                              one VM alone
   decisions known --evaluations 300 data/decisions/cases/*.toml            what is known best
-  decisions held-out --keep data/decisions/held-out.toml                   cases that nobody has looked at
+  decisions held-out --keep data/decisions/held-out.toml                   cases not looked at before
   decisions operations --commit look --cases 8 --seeds 1 --policy homenode VMs as in operation, to look at")]
 struct Cli {
     #[command(subcommand)]
@@ -49,30 +49,30 @@ enum Command {
         #[arg(long)]
         out: PathBuf,
     },
-    /// From one VM of 4 vCPUs to a full host, all of one program, on each preset with several nodes
+    /// Run one program in VMs of 4 vCPUs, from one VM to a full host, on each preset with several nodes
     Sweep(swept::Swept),
-    /// One VM of 4 and of 8 vCPUs alone on each preset with several nodes
+    /// Run one VM of 4 and of 8 vCPUs alone on each preset with several nodes
     Lone(swept::Swept),
-    /// Search for the best of cases, and keep it in files where it is better than what they know
+    /// Search for the best decisions in cases, and keep improvements in files
     Known(known::Search),
-    /// Run cases drawn by the last commit that touched the policies, and add what came of them to a list
+    /// Run cases drawn from the last commit that touched the policies, and add the result to a list
     HeldOut(document::Held),
-    /// Score policies on VMs as in operation, on stock kernels, by class of hosts and of fullness
+    /// Score policies on VMs as in operations, on stock kernels, by class of hosts and fullness
     Operations(operations::Operations),
-    /// Write the scoreboard as a document, with its figure beside it
+    /// Write the scoreboard as a document, and its figure next to it
     Document(document::Document),
 }
 
-/// What most commands want to know.
+/// Options of most commands.
 #[derive(Debug, Args)]
 struct Common {
     /// Seeds, as 1-5 or 7
     #[arg(long, default_value = "1-3", value_parser = seeds)]
     seeds: RangeInclusive<u64>,
-    /// Policies beside default, or autonuma (again for more) [default: homenode]
+    /// Policies compared with default, or autonuma (repeatable) [default: homenode]
     #[arg(long = "policy")]
     policies: Vec<Contender>,
-    /// On a twin that is wrong: memory-waits, replacement, noise, no-bandwidth, no-llc-counters, or several with commas
+    /// Disturb the twin: memory-waits, replacement, noise, no-bandwidth, no-llc-counters, or several with commas
     #[arg(long)]
     disturb: Option<Disturbance>,
     /// Runs at the same time [default: as many as there are CPUs]
@@ -81,7 +81,7 @@ struct Common {
 }
 
 impl Common {
-    /// Without `default`, beside which all are.
+    /// Returns the requested contenders without `default`, which is the baseline.
     fn contenders(&self) -> Vec<Contender> {
         let mut named: Vec<Contender> = Vec::new();
         for contender in &self.policies {
@@ -140,7 +140,7 @@ fn write_all(folder: &Path, cases: impl Iterator<Item = (String, String)>) -> an
     Ok(())
 }
 
-/// A scenario in a file, on its own machine: a preset, or a file beside it.
+/// Reads a scenario on its own machine: a preset, or a file in the same folder.
 fn read(path: &Path) -> anyhow::Result<Setup> {
     let text = read_text_file(path)?;
     let path = path.display().to_string();

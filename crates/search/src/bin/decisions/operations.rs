@@ -1,4 +1,4 @@
-//! `decisions operations`: VMs as in operation on stock kernels, by class of hosts and of fullness.
+//! `decisions operations`: VMs as in operations on stock kernels, by class of hosts and fullness.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -19,10 +19,10 @@ use crate::{seeds, show, write_all};
 
 #[derive(Debug, Args)]
 pub struct Operations {
-    /// How many cases; of the hosts' kinds and four degrees of fullness in turn
+    /// Number of cases, in rotation over kinds of hosts and four degrees of fullness
     #[arg(long, default_value_t = 24)]
     cases: usize,
-    /// Kinds of hosts (again for more)
+    /// Kinds of hosts (repeatable)
     #[arg(long, value_enum, default_values_t = [Hosts::Today, Hosts::Old])]
     hosts: Vec<Hosts>,
     /// Seeds of each case, as 1-5 or 7
@@ -31,7 +31,7 @@ pub struct Operations {
     /// Commit to draw cases from, or any word for cases to look at [default: the last one that touched the policies]
     #[arg(long)]
     commit: Option<String>,
-    /// Policies beside the stock kernel (again for more) [default: all]
+    /// Policies compared with the stock kernel (repeatable) [default: all]
     #[arg(long = "policy")]
     policies: Vec<Contender>,
     /// Write the cases into this folder and run nothing
@@ -98,7 +98,7 @@ pub fn run(args: &Operations) -> anyhow::Result<()> {
         .map_or(Ok(()), |path| keep(path, &commit, of, policies))
 }
 
-/// Scores of the cases of each class, and of each kind of hosts.
+/// Groups the scores of cases by class, and by kind of hosts.
 fn by_class(cases: &[(Class, u64)], scores: &[CaseScore]) -> BTreeMap<String, Vec<CaseScore>> {
     let mut classes: BTreeMap<String, Vec<CaseScore>> = BTreeMap::new();
     for (((hosts, fullness), _), score) in cases.iter().zip(scores) {

@@ -1,4 +1,4 @@
-//! `decisions CASE...`: policies beside `default`, case by case, VM by VM.
+//! `decisions CASE...`: compares policies with `default`, case by case and VM by VM.
 
 use std::cmp::Reverse;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ pub struct Scores {
     verbose: bool,
 }
 
-/// Runs of cases: by case, then by policies with `default` first, then by seed.
+/// Runs cases; returns runs by case, then by policies with `default` first, then by seed.
 pub fn runs(
     setups: &[Setup],
     seeds: &[u64],
@@ -39,7 +39,7 @@ pub fn runs(
             work.extend(seeds.iter().map(|seed| (setup, contender.clone(), *seed)));
         }
     }
-    // Those of most vCPUs take longest: they go first, so that nothing long is left for the end.
+    // Cases with most vCPUs take longest and go first, so that no long run is left for the end.
     let vcpus = |setup: &Setup| -> u32 { setup.scenario.vms.iter().map(|vm| u32::from(vm.vcpus)).sum() };
     let mut order: Vec<usize> = (0..work.len()).collect();
     order.sort_by_key(|at| Reverse(vcpus(work[*at].0)));
@@ -66,7 +66,7 @@ pub fn runs(
         .collect()
 }
 
-/// Scores of cases by policies.
+/// Scores cases by policies.
 pub fn scores(
     setups: &[Setup],
     seeds: &[u64],

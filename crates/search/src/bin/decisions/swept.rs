@@ -13,18 +13,18 @@ use crate::{Common, show};
 
 #[derive(Debug, Args)]
 pub struct Swept {
-    /// Programs; a few of different kinds, or for `lone` all, without any
+    /// Programs [default: a few of different kinds, or all for `lone`]
     #[arg(long, value_delimiter = ',')]
     programs: Vec<String>,
-    /// Presets; all with several nodes without any
+    /// Presets [default: all with several nodes]
     #[arg(long, value_delimiter = ',')]
     machines: Vec<String>,
     #[command(flatten)]
     common: Common,
-    /// What a program lasts alone, in seconds; a run ends after five times as long
+    /// Duration of a program alone, in seconds; a run ends after five times as long
     #[arg(long, default_value_t = sweep::SOLO_S)]
     solo: f64,
-    /// Show cells that do less than this share of default's work only
+    /// Show only cells that do less than this share of default's work
     #[arg(long)]
     below: Option<f64>,
 }
@@ -37,7 +37,7 @@ pub fn lone(args: &Swept) -> anyhow::Result<()> {
     print(args, all_programs(), sweep::lone)
 }
 
-/// Names of all workloads with a program.
+/// Returns the names of all workloads with a program.
 pub fn all_programs() -> Vec<String> {
     generate::programs()
         .into_iter()
@@ -45,7 +45,7 @@ pub fn all_programs() -> Vec<String> {
         .collect()
 }
 
-/// Runs cells, each with what came of it.
+/// Runs cells, and pairs each with its result.
 pub fn run(
     cells: Vec<Cell>,
     contenders: &[Contender],

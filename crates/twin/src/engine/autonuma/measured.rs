@@ -1,5 +1,5 @@
-//! The kernel's balancing beside the real one: `data/measured/balancing-*.toml` has what Linux did with VMs on an emulated host.
-//! The same set-ups run here, and the table of both stands in `docs/MEMORY.md`.
+//! Compares the twin's NUMA balancing with Linux's: `data/measured/balancing-*.toml` holds what Linux did with VMs on an
+//! emulated host. The same set-ups run here, and `docs/MEMORY.md` has the table of both.
 
 use std::fmt::Write as _;
 
@@ -17,13 +17,14 @@ use crate::twin::Twin;
 /// Set to write the table into the document.
 const WRITE: &str = "HOMENODE_WRITE_BALANCING";
 
-/// How many times one may be the other.
+/// Largest allowed ratio of one to the other.
 const RATIO_MAX: f64 = 1.5;
-/// Counts of pages below this share of what VMs work on say nothing: the rest of the guests and the host have some, too.
+/// Counts of pages below this share of the VMs' working memory are not compared: the rest of the guests and the host add
+/// some.
 const SHARE_MIN: f64 = 0.1;
 /// Pages of 4 KiB in a MiB.
 const PAGES_PER_MIB: f64 = 256.0;
-/// What is further off than it may be; docs/MEMORY.md says why.
+/// Known differences beyond the limits; docs/MEMORY.md gives the reasons.
 const KNOWN: [&str; 5] = [
     "all remote, pinned: passes: real 6, twin 13",
     "all remote, pinned: pages marked: real 234180, twin 425984",
@@ -31,9 +32,9 @@ const KNOWN: [&str; 5] = [
     "all remote, pinned: local faults: real 154665, twin 393216",
     "all remote, pinned, in huge pages: passes: real 5, twin 12",
 ];
-/// When VMs are put where a set-up wants them, and the kernel begins: they have touched their memory by then.
+/// When VMs are placed as a set-up says and balancing begins; by then they have touched their memory.
 const PLACED: Ns = Ns::from_secs(10);
-/// Seeds; what comes of them is averaged.
+/// Number of seeds; results are averaged over them.
 const SEEDS: u64 = 5;
 
 #[derive(Deserialize)]
@@ -74,7 +75,7 @@ struct Vm {
     vcpu_node_changes: f64,
 }
 
-/// What both count, of all VMs of a set-up.
+/// Counts of all VMs of a set-up, from Linux or the twin.
 #[derive(Clone, Copy, Default)]
 struct Counted {
     passes: f64,
@@ -101,7 +102,7 @@ impl Counted {
         }
     }
 
-    /// What the twin counted from one report to another.
+    /// Returns what the twin counted between two reports.
     fn between(before: &[VmReport], after: &[VmReport], pages: [u64; 2]) -> Counted {
         let mut counted = Counted {
             on_first: pages[0] as f64 / (pages[0] + pages[1]) as f64,
@@ -131,7 +132,8 @@ impl Counted {
     }
 }
 
-/// The emulated host: two nodes of two CPUs, otherwise as a preset; nothing of what is compared depends on the rest.
+/// Returns a scenario on the emulated host: two nodes of two CPUs, otherwise a preset; nothing compared here depends on the
+/// rest.
 fn scenario(setup: &SetUp, measured: &Measured) -> String {
     let mut text = format!(
         "name = \"balancing\"\nmachine = \"r420\"\nduration = \"{}s\"\nhuge_pages = {}\n",
@@ -160,7 +162,7 @@ fn scenario(setup: &SetUp, measured: &Measured) -> String {
     text
 }
 
-/// What the twin counts in a set-up.
+/// Returns what the twin counts in a set-up.
 fn twin(setup: &SetUp, measured: &Measured, seed: u64) -> Counted {
     let machine = include_str!("../../../../../data/machines/r420.toml")
         .replace("cores_per_node = 6", "cores_per_node = 2")
@@ -195,14 +197,14 @@ fn twin(setup: &SetUp, measured: &Measured, seed: u64) -> Counted {
     Counted::between(&before, &after, pages)
 }
 
-/// Has the kernel balance a VM's memory, or not; gives whether it did.
+/// Turns the kernel's balancing of a VM's memory on or off; returns whether it was on.
 fn balance(twin: &mut Twin, vm: VmIx, on: bool) -> bool {
     let before = std::mem::replace(&mut twin.engine.vms[vm].host.balanced, on);
     twin.engine.set_host_autonuma(vm);
     before
 }
 
-/// Lets each vCPU run on one node, or all of them anywhere.
+/// Pins each vCPU to a node, or lets all of them run anywhere.
 fn pin(twin: &mut Twin, vm: VmIx, nodes: Option<[usize; 2]>) {
     let engine = &mut twin.engine;
     for thread in 0..2 {
@@ -215,7 +217,7 @@ fn pin(twin: &mut Twin, vm: VmIx, nodes: Option<[usize; 2]>) {
     }
 }
 
-/// Puts a VM's pages on nodes alike, at once.
+/// Spreads a VM's pages evenly over nodes, at once.
 fn put(twin: &mut Twin, vm: VmIx, nodes: &[usize]) {
     let engine = &mut twin.engine;
     let all: u64 = engine.vms[vm].memory.pages().iter().sum();
@@ -228,7 +230,7 @@ fn put(twin: &mut Twin, vm: VmIx, nodes: &[usize]) {
     engine.epochs.dirty = true;
 }
 
-/// A row of the table, and what is further off than it may be.
+/// Returns a row of the table, and adds what is out of bounds to `off`.
 fn compare(setup: &SetUp, measured: &Measured, off: &mut Vec<String>) -> String {
     let mut twins = Counted::default();
     for seed in 1..=SEEDS {
@@ -244,7 +246,7 @@ fn compare(setup: &SetUp, measured: &Measured, off: &mut Vec<String>) -> String 
     };
     let pages = SHARE_MIN * worked_on;
     let faults = if setup.is_huge() { pages / 512.0 } else { pages };
-    // QEMU has some memory beside the guest's, which the kernel goes through where the guest's is bound.
+    // QEMU has memory of its own in addition to the guest's, and the kernel scans it where the guest's is bound.
     if real.marked.max(twins.marked) > pages {
         check("passes", real.passes, twins.passes, 1.0);
     }

@@ -1,20 +1,20 @@
-//! Memory that a VM was given when it was created: its guest takes pages for its programs from its own free ones, wherever
-//! they lie by now, and exchanges pages with a driver domain ([`crate::io::flip`]).
+//! Memory that a VM was given at creation: its guest takes pages for its programs from its own free ones, wherever they are
+//! by now, and exchanges pages with a driver domain ([`crate::io::flip`]).
 
 use super::{VmMemory, draw_evenly};
 use homenode_units::Chance;
 
-/// Pages taken out of a VM's memory, and where others must take their place.
+/// Pages taken out of a VM's memory, and the places that others must fill.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lifted {
     /// Pages by population, in order.
     slots: Vec<u64>,
-    /// The same pages by node.
+    /// The lifted pages by node.
     pub on: Vec<u64>,
 }
 
 impl VmMemory {
-    /// The populations whose pages may be exchanged: the pool where there is one, else free pages and the program's.
+    /// Returns the populations whose pages may be exchanged: the pool if there is one, else free pages and the program's.
     fn spare(&mut self) -> Vec<&mut Vec<u64>> {
         match &mut self.pool {
             Some(pool) => vec![pool],
@@ -28,7 +28,7 @@ impl VmMemory {
         }
     }
 
-    /// How many pages may be exchanged.
+    /// Returns how many pages may be exchanged.
     pub fn spare_pages(&mut self) -> u64 {
         self.spare().iter().map(|on| on.iter().sum::<u64>()).sum()
     }
@@ -59,15 +59,15 @@ impl VmMemory {
             draw_evenly(&mut pages, &mut rest, &mut draws, population, chance);
         }
         self.exchanged += lifted.slots.iter().sum::<u64>();
-        // What a thread's accesses go to changes with every page by next to nothing.
+        // Every single page changes the spread of a thread's accesses by next to nothing.
         if self.exchanged > self.spare_pages() >> 10 {
             self.exchanged = 0;
             self.stale = true;
         }
     }
 
-    /// Pages of a region are touched for the first time, and come from the guest's own free ones, drawn evenly: gives how
-    /// many did not, and adds the others to `placed` by node.
+    /// Touches pages of a region for the first time, drawn evenly from the guest's own free ones. Returns how many had no
+    /// free page, and adds the others to `placed` by node.
     pub fn touch_own(&mut self, region: usize, pages: u64, placed: &mut [u64], chance: &mut Chance) -> u64 {
         let here = pages.min(self.free_list.iter().sum());
         for (class, pages) in self.by_class(region, here).into_iter().enumerate() {
@@ -83,7 +83,7 @@ impl VmMemory {
         pages - here
     }
 
-    /// Pages outside its home; 0 where it has none.
+    /// Returns the pages outside its home; 0 if it has none.
     pub fn pages_away(&self) -> u64 {
         let Some(home) = &self.home else { return 0 };
         let pages = self.pages().into_iter().enumerate();
@@ -93,12 +93,13 @@ impl VmMemory {
             .sum()
     }
 
-    /// Pages of the pool.
+    /// Returns the pages of the pool.
     pub fn pool_pages(&self) -> u64 {
         self.pool.iter().flatten().sum()
     }
 
-    /// Brings the pool to a size as far as that can be: with free pages, drawn evenly; by giving back pages that lie at home.
+    /// Brings the pool to a size, as far as possible: grows it with free pages, drawn evenly, and shrinks it by pages at
+    /// home.
     pub fn size_pool(&mut self, size: u64, chance: &mut Chance) {
         let Some(pool) = &mut self.pool else { return };
         let has: u64 = pool.iter().sum();
@@ -114,7 +115,7 @@ impl VmMemory {
         }
     }
 
-    /// The program has ended: its pages are free for the next.
+    /// Ends the program: its pages are free for the next.
     pub fn end_program(&mut self) {
         self.swapped = 0;
         for region in self.regions.drain(1..) {
@@ -204,7 +205,7 @@ mod tests {
             exchange(&mut guest, &mut driver, flips, &mut chance);
             let expected = 0.2 * (1.0 - libm::exp(-(flips as f64) * (1.0 / 40_000.0 + 1.0 / 10_000.0)));
             let ours = guest.pages()[1] as f64 / 40_000.0;
-            // A part of a 64th is exchanged at a time; beside that chance, of a few pages in a hundred.
+            // Up to a 64th is exchanged at a time; chance adds its part, of a few pages in a hundred.
             assert!(
                 (ours - expected).abs() < 0.03 * expected + 0.001,
                 "{ours} for {expected}"

@@ -6,8 +6,8 @@ use super::{Region, Users, VmMemory, draw_evenly};
 use crate::index::{IxVec, ThreadIx};
 
 impl VmMemory {
-    /// The guest has released pages of a thread, and the host takes back those that do not lie on `stay`: drawn evenly from
-    /// what is the thread's own, or from all that it uses where it has none. Gives (region, node, pages).
+    /// Releases pages of a thread; the host takes back those that are not on `stay`: drawn evenly from the thread's own, or
+    /// from all that it uses if it has none. Returns (region, node, pages).
     pub fn invalidate(
         &mut self,
         thread: ThreadIx,
@@ -54,7 +54,7 @@ impl VmMemory {
         taken
     }
 
-    /// So many pages of each thread's own change places: each is handed as many as it gave, of what all gave.
+    /// Exchanges this many of each thread's own pages: each gets as many as it put in, drawn from the pages of all.
     pub fn mix(&mut self, pages: &IxVec<ThreadIx, u64>, chance: &mut Chance) {
         let mut pool = vec![0; self.nodes];
         let mut given = Vec::new();
@@ -92,7 +92,7 @@ impl VmMemory {
         self.stale = true;
     }
 
-    /// All threads use what was one thread's own from now on, and no longer theirs.
+    /// Lets all threads use the pages that were one thread's own, in place of their own.
     pub fn gather(&mut self, thread: ThreadIx) {
         for region in &mut self.regions {
             match region.owner {

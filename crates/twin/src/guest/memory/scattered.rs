@@ -2,27 +2,27 @@
 //!
 //! # Model
 //!
-//! A page lies on the node of the vCPU that touched it first, in whatever program that was. Its guest, which sees one node,
-//! later gives it to another program's thread anywhere, and the hypervisor hears nothing of that. So a share of what a
-//! program touches was touched before, and lies on all nodes alike: the VM's vCPUs ran anywhere in its life.
+//! A page is on the node of the vCPU that touched it first, in whatever program that was. Its guest, which sees one node,
+//! later hands it to another program's thread anywhere, without the hypervisor's knowledge. So a share of the pages that a
+//! program touches was touched before, and is spread evenly over all nodes: the VM's vCPUs ran anywhere in its life.
 //!
 //! # Left out
 //!
-//! Where the vCPUs really ran; that such pages cost no page fault of the hypervisor's.
+//! Where the vCPUs really ran; that such pages cost no page fault in the hypervisor.
 
-/// How much of what a program touches lies where its VM's life left it.
+/// Share of a program's pages that are where the VM's life left them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scattered {
     /// Share of its pages, in [0, 1].
     share: f64,
     /// Part of a page that the last pages left over.
     carry: f64,
-    /// Turn of the next page among the nodes.
+    /// Node that gets the next page.
     next: usize,
 }
 
 impl Scattered {
-    /// This share of all pages that a program touches.
+    /// Creates it for this share of all pages that a program touches.
     pub fn new(share: f64) -> Scattered {
         Scattered {
             share,
@@ -30,7 +30,7 @@ impl Scattered {
         }
     }
 
-    /// Of so many pages that are touched those that were before, added to `wanted` in turn over these nodes.
+    /// Deals out the already touched part of `pages` in turn over `nodes`, into `wanted`; returns how many those are.
     pub fn deal(&mut self, pages: u64, nodes: impl FnOnce() -> Vec<usize>, wanted: &mut [u64]) -> u64 {
         if self.share == 0.0 {
             return 0;

@@ -1,4 +1,5 @@
-//! The model of [`super`] as its text has it, place by place, without regard to speed: the cache must do the same to the bit.
+//! The model of [`super`] as its documentation states it, place by place, without regard to speed: the cache must match it
+//! to the bit.
 
 use homenode_machine::Replacement;
 use proptest::prelude::*;
@@ -12,7 +13,7 @@ struct Plain {
 }
 
 impl Plain {
-    /// What sharers hold in all of these classes, and their groups together.
+    /// Returns the lines that sharers hold in all of these classes, and their groups together.
     fn sums(&self, sharers: &[Sharer], classes: usize) -> (Vec<f64>, Vec<f64>) {
         let (mut own, mut groups) = (vec![0.0; sharers.len()], vec![0.0; sharers.len()]);
         for held in &self.held[..classes] {
@@ -132,7 +133,8 @@ proptest! {
         let mut llc = Llc::new(1000.0, Replacement::ALL[policy], sharers.len());
         let held = vec![vec![0.0; sharers.len()]; llc.classes];
         let mut plain = Plain { lines: 1000.0, held };
-        // All are there from the start, in order, and use some; who pauses must not be forgotten, which the text leaves out.
+        // All sharers are there from the start, in order, and use some lines; a paused one must not be forgotten, which this
+        // model leaves out.
         for (at, step) in steps.iter().enumerate() {
             let runs = |(accesses, _, runs): &(f64, f64, bool)| if *runs || at == 0 { 1.0 + accesses } else { 0.0 };
             let accessed: Vec<f64> = step.iter().map(runs).collect();

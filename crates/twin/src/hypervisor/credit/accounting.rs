@@ -1,4 +1,4 @@
-//! Credits: what running costs, and what each accounting hands out.
+//! Credits: the cost of running, and what each accounting hands out.
 
 use homenode_units::Ns;
 
@@ -21,9 +21,9 @@ impl Credit {
         self.to_unpark.clear();
     }
 
-    /// Hands out what so many CPUs are worth to the active domains.
+    /// Hands out the credits of `cpus` CPUs to the active domains.
     pub(super) fn hand_out_all(&mut self, cpus: usize) {
-        // Converges towards 0 where it is negative.
+        // Converges towards 0 if it is negative.
         let owed = (-self.balance).max(0);
         let mut total = CREDITS_PER_SLICE * cpus.cast_signed() as i64 + owed;
         let (weight_total, mut weight_left) = (self.weight, self.weight);
@@ -51,7 +51,7 @@ impl Credit {
                     total += ceil_div((fair - peak) * weight_total, weight_left);
                 }
                 if others_took_less {
-                    // Those with more than they can take come first: so others get it next time.
+                    // A domain that can take less than its share comes first, so that others get the rest next time.
                     self.active.retain(|other| *other != number);
                     self.active.insert(0, number);
                 }
@@ -62,7 +62,7 @@ impl Credit {
         }
     }
 
-    /// Gives each active vCPU of a domain these credits, and the priority that follows.
+    /// Adds these credits to each active vCPU of a domain, and sets the priority that follows.
     fn hand_out(&mut self, domain: usize, credits: i64, cap: Option<i64>) {
         for at in 0..self.domains[domain].vcpus.len() {
             let task = self.domains[domain].vcpus[at];

@@ -31,6 +31,6 @@ fn no_more_credits_are_handed_out_than_cpus_are_worth() {
     credit.hand_out_all(8);
     let handed: i64 = credit.vcpus.iter().map(|vcpu| vcpu.credit).sum();
     assert!((2400..=2400 + 17 + 4).contains(&handed), "{handed} credits");
-    // The heavy single vCPU gets what one CPU is worth, no more.
+    // The heavy single vCPU gets the worth of one CPU, no more.
     assert_eq!(credit.vcpus[TaskIx(4)].credit, 300);
 }

@@ -1,5 +1,5 @@
-//! The credit scheduler beside the real credit1: `data/measured/xen-credit.toml` has what a real Xen did, by its own trace. The
-//! same set-ups run here, and the table of both stands in `docs/XEN.md`.
+//! Compares the credit scheduler with the real credit1: `data/measured/xen-credit.toml` has the trace of a real Xen. The
+//! same set-ups run here, and `docs/XEN.md` has the table of both.
 
 use std::fmt::Write as _;
 
@@ -11,11 +11,11 @@ use crate::documented::hold_table;
 /// Set to write the table into the document.
 const WRITE: &str = "HOMENODE_WRITE_XEN";
 
-/// How far the twin's shares may be off, of the traced time, and its median turns, of their length: the real host is emulated,
-/// and stands still for tens of milliseconds now and then.
+/// Largest error allowed in the twin's shares, of the traced time, and in its median turns, of their length: the real host
+/// is emulated, and stands still for tens of milliseconds now and then.
 const SHARE_OFF_MAX: f64 = 0.03;
 const TURN_OFF_MAX: f64 = 0.25;
-/// Turns of which a median says something: a vCPU that is hardly ever interrupted has a few long ones.
+/// Turns that a median needs: a vCPU that is hardly ever interrupted has a few long ones.
 const TURNS_MIN: usize = 20;
 
 #[derive(Deserialize)]
@@ -33,7 +33,7 @@ struct Setup {
     vcpu: Vec<Share>,
 }
 
-/// What a vCPU did, in shares of the time; turns in milliseconds.
+/// Times of a vCPU, in shares of the whole time; turns are in milliseconds.
 #[derive(Clone, Debug, Deserialize)]
 struct Share {
     weight: u32,
@@ -67,7 +67,8 @@ fn lone_cpus(nodes: usize) -> Topology {
     topology
 }
 
-/// Busy vCPUs of so many weights and caps, all on the last CPU of a pool, watched every millisecond for as long as the real ones.
+/// Runs busy vCPUs of the set-up's weights and caps, all on the last CPU of a pool, watched every millisecond for as long as
+/// the real ones.
 fn twin(setup: &Setup, traced_s: u64) -> Vec<Share> {
     let mut driver = Driver::new(Hypervisor::Xen, &lone_cpus(setup.pool_cpus), 1);
     let tasks: Vec<TaskIx> = setup
@@ -162,8 +163,8 @@ fn the_twin_shares_a_cpu_as_credit1_does() {
          |---|---|---|---|---|---|---|---|---|---|\n",
         measured.xen, measured.traced_s
     );
-    // Timers of an emulated host are late, so that its slices are longer than 30 ms. So are its accountings, and of what a cap
-    // allows there is as much less in a second.
+    // Timers of an emulated host are late, which makes its slices longer than 30 ms. Its accountings are late, too, and a
+    // cap allows that much less in a second.
     let late = measured.setup[0].vcpu[0].turn_ms_median / 30.0 - 1.0;
     assert!((0.0..0.15).contains(&late), "{late} is not how late timers are");
     let mut off = Vec::new();

@@ -1,33 +1,33 @@
-//! How an agent and its guard know of each other that they go on.
+//! The heartbeat between an agent and its guard.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What is said, either way.
+/// The byte of a heartbeat, and of its answer.
 pub(crate) const BEAT: u8 = b'.';
-/// How often an agent says that it goes on, at most.
+/// Least time between two beats of an agent.
 const BEAT_EVERY: Duration = Duration::from_secs(1);
-/// How long an agent may say nothing: twice as long as a call of libvirt's may take.
+/// How long an agent may be silent: twice as long as a libvirt call may take.
 pub const SILENCE_MAX: Duration = Duration::from_secs(20);
 
-/// How an agent says to its guard that it goes on, and to others who want to know. Whatever takes long beats in between.
+/// The agent's heartbeat, to its guard and to other listeners. Anything that takes long must beat in between.
 #[derive(Clone, Default)]
-pub struct Beat {
+pub struct Heartbeat {
     line: Arc<Mutex<Option<Line>>>,
     others: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
-impl fmt::Debug for Beat {
+impl fmt::Debug for Heartbeat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Beat")
+        f.debug_struct("Heartbeat")
             .field("line", &self.line)
             .finish_non_exhaustive()
     }
 }
 
-/// What connects an agent to its guard. Neither end ever waits.
+/// The pipes between an agent and its guard. Neither end ever blocks.
 #[derive(Debug)]
 pub(crate) struct Line {
     pub beats: OwnedFd,
@@ -36,7 +36,7 @@ pub(crate) struct Line {
     pub said: Instant,
     /// When the guard answered last.
     pub heard: Instant,
-    /// It reads no more.
+    /// Whether the guard no longer reads.
     pub is_broken: bool,
 }
 
@@ -54,16 +54,16 @@ impl Line {
     }
 }
 
-impl Beat {
-    /// One that others hear as well, with each beat: they must not wait.
-    pub fn heard_by(others: impl Fn() + Send + Sync + 'static) -> Beat {
-        Beat {
+impl Heartbeat {
+    /// A heartbeat that calls `others` with each heartbeat; they must not block.
+    pub fn heard_by(others: impl Fn() + Send + Sync + 'static) -> Heartbeat {
+        Heartbeat {
             line: Arc::default(),
             others: Some(Arc::new(others)),
         }
     }
 
-    /// The agent goes on. Costs nothing where it was said within the last second.
+    /// Beats: the agent is alive. Costs nothing if the last beat was less than a second ago.
     pub fn beat(&self) {
         if let Some(others) = &self.others {
             others();

@@ -1,24 +1,23 @@
-//! Which pages a guest has released for good: what a hypervisor makes of a guest's queue of page operations [Policies,
-//! section 4.2.4].
+//! Finds the pages that a guest has released for good, from its queue of page operations [Policies, section 4.2.4].
 //!
 //! # Problem
 //! First-touch in a hypervisor needs to know which pages a guest no longer uses: their entries are made invalid, so that the
-//! next touch places them anew. A call per page is too dear, so the guest queues what it does and sends a queue when it is full.
-//! By then it may have given a page away again; invalidating that one would lose what is in it.
+//! next touch places them again. A call per page is too expensive, so the guest queues its operations and sends a full queue.
+//! By then it may have allocated a page again; invalidating that page would lose its contents.
 //!
 //! # Terms
-//! *Entry*: an operation (allocation or release) and a guest frame, in one word that the guest writes. *Partition*: one of four
-//! queues, chosen by the two low bits of the frame, each with its own lock in the guest: all that is said of a page is in one
-//! queue.
+//! *Entry*: an operation (allocation or release) and a guest frame, in one word that the guest writes. *Partition*: one of
+//! four queues, chosen by the two low bits of the frame, each with its own lock in the guest: all operations on a page are in
+//! one queue.
 //!
 //! # Algorithm
-//! From the newest entry to the oldest: the first that is seen of a page counts, older ones are superseded. If it is a release,
-//! the page is invalid from now on. If it is an allocation the page stays where it is.
+//! From the newest entry to the oldest: the first one for a page counts, older ones are superseded. If it is a release, the
+//! page is invalid from now on. If it is an allocation the page stays.
 //!
 //! # Hostile guests
-//! Entries are a guest's word. A frame that the VM does not have or that belongs to another partition is left out and counted; a
-//! queue that is longer than agreed is refused as a whole. Nothing is allocated, and pages seen are found by a hash whose key the
-//! guest does not know: no choice of frames makes a call long.
+//! Entries are untrusted input. A frame that the VM does not have or that belongs to another partition is dropped and
+//! counted; a queue that is longer than agreed is refused as a whole. Nothing is allocated, and pages seen are found by a
+//! hash whose key the guest does not know: no choice of frames makes a call long.
 //!
 //! # Properties (tests of the same name)
 //! - `the_newest_operation_on_a_page_counts_as_a_naive_reading_says`
@@ -27,9 +26,9 @@
 //! - `a_queue_that_is_too_long_is_refused_and_nothing_is_done`
 //!
 //! # Departures from the source
-//! None in what is decided. The source's code keeps a list of visited pages.
+//! None in the decisions. The source's code keeps a list of visited pages.
 
-/// Queues of a guest.
+/// Number of queues of a guest.
 pub const PARTITIONS: usize = 4;
 /// Frames that an entry can name, and that a VM can have: 4 PiB.
 pub const FRAMES_MAX: u64 = 1 << FRAME_BITS;
@@ -37,10 +36,10 @@ pub const FRAMES_MAX: u64 = 1 << FRAME_BITS;
 const FRAME_BITS: u32 = 40;
 const RELEASE: u64 = 1 << 63;
 
-/// What a guest did with a page.
+/// A guest's operation on a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Gave it to somebody.
+    /// Allocated it.
     Allocation,
     /// Put it onto its list of free pages.
     Release,
@@ -52,13 +51,13 @@ pub enum Op {
 pub struct Entry(pub u64);
 
 impl Entry {
-    /// What a guest writes for an operation on a frame.
+    /// Returns the guest's entry for an operation on a frame.
     pub fn new(op: Op, frame: u64) -> Entry {
         let op = if op == Op::Release { RELEASE } else { 0 };
         Entry(op | frame & !RELEASE)
     }
 
-    /// The operation.
+    /// Returns the operation.
     pub fn op(self) -> Op {
         if self.0 & RELEASE > 0 {
             Op::Release
@@ -67,43 +66,43 @@ impl Entry {
         }
     }
 
-    /// The guest frame.
+    /// Returns the guest frame.
     pub fn frame(self) -> u64 {
         self.0 & !RELEASE
     }
 }
 
-/// The queue that an operation on a frame belongs to.
+/// Returns the queue for operations on a frame.
 pub fn partition(frame: u64) -> usize {
     frame as usize % PARTITIONS
 }
 
-/// What became of a queue's entries: together they are all of them.
+/// The counts of a queue's entries by result; their sum is the length of the queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Newest of their pages, releases: the pages are invalid now.
+    /// Releases that are the newest for their page: these pages are invalid now.
     pub invalidated: u32,
-    /// Newest of their pages, allocations: the pages stay.
+    /// Allocations that are the newest for their page: these pages stay.
     pub reallocated: u32,
-    /// An operation on the same page came later.
+    /// Entries followed by a later operation on their page.
     pub superseded: u32,
-    /// Left out: the VM has no such frame.
+    /// Dropped: the VM has no such frame.
     pub outside: u32,
-    /// Left out: the frame belongs to another partition, whose lock this queue was not sent under.
+    /// Dropped: the frame belongs to another partition, whose lock did not cover this queue.
     pub misplaced: u32,
 }
 
-/// A queue is longer than agreed; nothing of it was done.
+/// A queue is longer than agreed; it was not processed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a queue of {entries} page operations was sent, {most} are the most; nothing of it was done")]
 pub struct TooLong {
-    /// How long it is.
+    /// Its length.
     pub entries: usize,
-    /// How long it may be.
+    /// The agreed length.
     pub most: usize,
 }
 
-/// Memory that reconciling works in, kept by the caller from queue to queue.
+/// Working memory of reconciling, kept by the caller from queue to queue.
 #[derive(Clone, Debug)]
 pub struct Scratch {
     /// Pages seen: the generation of the call above, the frame below. Open addressing.
@@ -116,7 +115,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// For queues of at most so many entries (at least one is allowed); the key must be unknown to guests.
+    /// Returns memory for queues of at most this many entries (at least one is allowed); the key must be unknown to guests.
     pub fn new(entries_max: usize, key: u64) -> Scratch {
         let entries_max = entries_max.max(1);
         // Twice as many slots as pages: the next free one is near.
@@ -158,8 +157,8 @@ impl Scratch {
     }
 }
 
-/// Reads a queue that a guest with so many frames has sent for a partition, oldest entry first, and has every page invalidated
-/// that is free now.
+/// Reads a partition's queue from a guest with this many frames, oldest entry first, and invalidates every page that is free
+/// now.
 ///
 /// # Errors
 /// [`TooLong`], with nothing done.
@@ -205,7 +204,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Entries of a guest that mostly behaves: few frames, so that pages come up again and again.
+    /// Entries of a guest that mostly behaves: few frames, so that pages recur.
     fn queue() -> impl Strategy<Value = Vec<Entry>> {
         let frame = prop_oneof![
             8 => (0u64..40).prop_map(|n| n * 4 + 2),
@@ -234,7 +233,7 @@ mod tests {
         ) {
             let mut scratch = Scratch::new(200, key);
             for queue in queues {
-                // Oldest first: what a page's last operation was.
+                // Oldest first: the last operation on each page.
                 let mut last = BTreeMap::new();
                 for entry in queue.iter().filter(|entry| entry.frame() < frames && entry.frame() % 4 == 2) {
                     last.insert(entry.frame(), entry.op());

@@ -1,11 +1,11 @@
-//! What levers of VMs are pulled with.
+//! What VMs' levers need from their host.
 
 use std::path::PathBuf;
 
 use homenode_host::Bell;
 use homenode_kernel::task::{self, Process};
 use homenode_machine::Machine;
-use homenode_undo::beat::Beat;
+use homenode_undo::heartbeat::Heartbeat;
 use homenode_undo::journal::Journal;
 use homenode_undo::notices::Notices;
 use homenode_units::{CpuSet, Ns};
@@ -14,12 +14,12 @@ use crate::manager::Manager;
 use crate::mark::Marks;
 use crate::topology_pages::TopologyPages;
 
-/// What a lever needs of its host: all but the VMs, of which it is given its own.
-pub(crate) struct Hands {
+/// Everything that a lever needs from its host except the VM, which it gets separately.
+pub(crate) struct HostContext {
     pub manager: Box<dyn Manager>,
     /// Absent in a dry run.
     pub journal: Option<Journal>,
-    /// What VMs' own metadata says.
+    /// Changes recorded in VMs' own metadata.
     pub marks: Marks,
     /// Root of `/proc`, `/sys` and `/run`.
     pub root: PathBuf,
@@ -28,29 +28,29 @@ pub(crate) struct Hands {
     pub offline: CpuSet,
     /// CPUs that the operator keeps for the host.
     pub reserved_cpus: CpuSet,
-    /// Ends moving early.
+    /// Ends a move early.
     pub bell: Bell,
-    /// Tells the guard that the agent goes on.
-    pub beat: Beat,
-    /// Where guests are told where they are.
+    /// Tells the guard that the agent is alive.
+    pub heartbeat: Heartbeat,
+    /// Topology pages, which tell guests which nodes they run on.
     pub topology: TopologyPages,
-    /// Why nobody is known to use a page, as of the last sample.
+    /// Why it is not known which node uses a page, as of the last sample.
     pub no_page_uses: Option<String>,
     notices: Notices,
-    /// Until when another affinity is the kernel's doing: CPUs went offline, or came back.
+    /// Until when a changed affinity counts as the kernel's doing: CPUs went offline, or came back.
     pub kernels_until: Ns,
 }
 
-impl Hands {
+impl HostContext {
     pub fn new(
         manager: Box<dyn Manager>,
         journal: Option<Journal>,
         root: PathBuf,
         (machine, reserved_cpus): (Machine, CpuSet),
-        (bell, beat): (Bell, Beat),
+        (bell, heartbeat): (Bell, Heartbeat),
         topology: TopologyPages,
-    ) -> Hands {
-        Hands {
+    ) -> HostContext {
+        HostContext {
             manager,
             journal,
             marks: Marks::new(&root),
@@ -59,7 +59,7 @@ impl Hands {
             offline: CpuSet::new(),
             reserved_cpus,
             bell,
-            beat,
+            heartbeat,
             topology,
             no_page_uses: None,
             notices: Notices::default(),
@@ -67,19 +67,19 @@ impl Hands {
         }
     }
 
-    /// Tells the operator something, once. What was said long ago, and much else since, may be told again.
+    /// Adds a notice for the operator, reported once. A forgotten old notice may be reported again.
     pub fn notice(&mut self, text: String) {
         self.notices.add(text);
     }
 
-    /// What is to be told and was not yet.
+    /// Takes the notices that were not reported yet.
     pub fn take_notices(&mut self) -> Vec<String> {
         self.notices.take()
     }
 
-    /// Whether work on a VM is still worth going on with.
+    /// Whether to go on with work on a VM.
     pub fn goes_on(&self, process: Process) -> bool {
-        self.beat.beat();
+        self.heartbeat.beat();
         !self.bell.is_stopping() && task::is_alive(&self.root, process)
     }
 }

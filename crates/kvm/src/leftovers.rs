@@ -1,18 +1,18 @@
-//! What an agent that is no more left behind: undone by its guard, by `homenode release`, and by an agent that stops.
+//! What an ended agent left behind: undone by its guard, by `homenode release`, and by an agent that stops.
 
 use std::path::{Path, PathBuf};
 
 use homenode_kernel::task;
 use homenode_undo::Undone;
-use homenode_undo::beat::Beat;
+use homenode_undo::heartbeat::Heartbeat;
 use homenode_undo::journal::{Entry, Journal};
 
 use crate::connect::Vms;
 use crate::manager::{CallError, Manager};
 use crate::{levers, mark};
 
-/// Undoes everything that the journal says, or the VMs' own marks. `must_look` is set, and stays so until libvirt has shown the
-/// VMs, where the journal alone is not to be believed: it was not whole, or a VM that was touched still runs and may be marked.
+/// Undoes everything that the journal or the VMs' own marks list. `must_look` is set if the journal alone cannot be trusted
+/// (it was not whole, or a touched VM still runs and may be marked), until libvirt has shown the VMs.
 pub(crate) fn undo_all(
     manager: &mut dyn Manager,
     root: &Path,
@@ -48,25 +48,25 @@ pub(crate) fn undo_all(
     undone
 }
 
-/// What an agent that is no more left behind, for its guard to undo.
-pub struct Legacy {
+/// What an ended agent left behind, for its guard to undo.
+pub struct Leftovers {
     manager: Box<dyn Manager>,
     root: PathBuf,
-    /// Whether the journal was not whole, and VMs' marks were not looked at yet.
+    /// Whether the journal was not whole and the VMs' marks were not read yet.
     must_look: bool,
 }
 
-impl Legacy {
-    /// That of an agent that asked there for its VMs; that is connected to when it is needed.
-    pub fn new(vms: &Vms, root: &Path) -> Legacy {
-        Legacy {
-            manager: vms.unconnected(root, Beat::default()),
+impl Leftovers {
+    /// What an agent with this manager left behind; connects to it only when needed.
+    pub fn new(vms: &Vms, root: &Path) -> Leftovers {
+        Leftovers {
+            manager: vms.unconnected(root, Heartbeat::default()),
             root: root.to_owned(),
             must_look: false,
         }
     }
 
-    /// Undoes all that journal or marks say is in force. What fails is worth another try.
+    /// Undoes everything that journal or marks list as in force. Failures are worth a retry.
     pub fn undo(&mut self, journal: &mut Journal) -> Undone {
         undo_all(self.manager.as_mut(), &self.root, journal, &mut self.must_look)
     }

@@ -1,20 +1,20 @@
-//! A pool of pages that a VM's network and disk may exchange with the driver domain, so that its programs' pages stay where
-//! they are.
+//! A pool of pages that a VM's network and disk may exchange with the driver domain, so that its programs' pages stay in
+//! place.
 //!
 //! # Problem
 //! Page flipping hands a guest a page of the driver domain's node for each packet, and the guest frees it for any program to
-//! use: after hours of I/O a good part of a VM's memory is remote, and its guest does not know [Flip, section III]. A
-//! pool that nobody but the driver takes pages from or gives pages to bounds what can be remote, and keeps programs off it
-//! (section IV-A). A pool that is too small holds packets up; one that is too large is memory that programs cannot have.
+//! use: after hours of I/O a good part of a VM's memory is remote, unknown to its guest [Flip, section III]. A pool used only
+//! by the driver limits what can be remote, and keeps programs off it (section IV-A). A pool that is too small delays
+//! packets; one that is too large takes memory from programs.
 //!
 //! # Terms
-//! *Used*: pages of the pool that are on their way: posted in the ring for packets to come, or holding data that the guest
-//! has not yet copied out. *Size*: pages that the pool has.
+//! *Used*: pages of the pool that are in flight: posted in the ring for packets to come, or holding data that the guest has
+//! not yet copied out. *Size*: pages in the pool.
 //!
 //! # Algorithm
 //! *Dynamic* (Algorithm 1): at each flip, if more than [`Config::grow_above_percent`] of the pool is used, add
-//! [`Config::step_percent`] of its size; if less than [`Config::shrink_below_percent`], remove as much. *Static*: the size
-//! stays what it is at the start, the most that any program needed in a calibration ([`calibrate`]).
+//! [`Config::step_percent`] of its size; if less than [`Config::shrink_below_percent`], remove as much. *Static*: the size is
+//! constant, the most that any program needed in a calibration.
 //!
 //! # Properties
 //! - `a_pool_that_is_used_as_it_should_is_left_alone`
@@ -24,12 +24,12 @@
 //! - `a_static_pool_stays_as_it_is`
 //!
 //! # Departures
-//! - Thresholds and step are configuration, 90, 20 and 10 percent unless set. Sets with which a step leads from beyond one
-//!   threshold to beyond the other are refused: such a pool would never come to rest.
-//! - A step is a whole number of pages, at least one, and a pool never grows beyond the limit that its caller gives
-//!   ("must be lower than the total memory of the VM").
-//! - Which pages a shrinking pool gives back is not said in the source. Whoever carries this out gives back pages that are
-//!   at home only, since a remote page given back is one that a program may get: a pool of remote pages keeps them.
+//! - Thresholds and step are configuration, 90, 20 and 10 percent unless set. Settings with which a step leads from beyond
+//!   one threshold to beyond the other are refused: such a pool would never come to rest.
+//! - A step is a whole number of pages, at least one, and a pool never grows beyond its caller's limit ("must be lower than
+//!   the total memory of the VM").
+//! - The source does not tell which pages a shrinking pool releases. The implementation of a pool should release only pages
+//!   that are at home, since a program may get a released page: a pool of remote pages keeps them.
 
 use homenode_units::{Bytes, Pages};
 use serde::{Deserialize, Serialize};
@@ -45,7 +45,7 @@ pub enum Sizing {
     Dynamic,
 }
 
-/// What the operator may set.
+/// The operator's settings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
@@ -54,11 +54,11 @@ pub struct Config {
     /// Size at the start, below the memory of the VM.
     #[serde(with = "homenode_units::text")]
     pub initial: Bytes,
-    /// A pool of which more than this is used grows: percent, at most 100.
+    /// A pool with a larger used share grows: percent, at most 100.
     pub grow_above_percent: u32,
-    /// A pool of which less than this is used shrinks: percent.
+    /// A pool with a smaller used share shrinks: percent.
     pub shrink_below_percent: u32,
-    /// By how much of its size it grows or shrinks at a flip: percent, 1 to 50.
+    /// Share of its size by which it grows or shrinks at a flip: percent, 1 to 50.
     pub step_percent: u32,
 }
 
@@ -75,7 +75,7 @@ impl Default for Config {
     }
 }
 
-/// A pool that cannot be.
+/// An invalid pool configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the messages say it
 pub enum ConfigError {
@@ -100,10 +100,10 @@ pub enum ConfigError {
 }
 
 impl Config {
-    /// Refuses a pool that cannot be, for a VM of so much memory.
+    /// Refuses an invalid configuration for a VM with this much memory.
     ///
     /// # Errors
-    /// What is wrong, and what to set instead.
+    /// The problem, and a valid setting.
     pub fn check(&self, memory: Bytes) -> Result<(), ConfigError> {
         let (initial, step) = (self.initial, self.step_percent);
         let (shrink, grow) = (self.shrink_below_percent, self.grow_above_percent);
@@ -119,7 +119,7 @@ impl Config {
         if !(1..=50).contains(&step) {
             return Err(ConfigError::Step { percent: step });
         }
-        // Just above one threshold, a step on: the use must be on the right side of the other.
+        // A step from just above one threshold must keep the use on the right side of the other.
         let most = (100 * grow / (100 + step)).min(grow * (100 - step) / 100);
         if shrink > most {
             return Err(ConfigError::NoRest {
@@ -132,7 +132,7 @@ impl Config {
         Ok(())
     }
 
-    /// Size of a pool after a flip at which `used` of its `size` pages were in use; never above `most`.
+    /// Returns the size of a pool after a flip at which `used` of its `size` pages were in use; never above `most`.
     pub fn after_flip(&self, size: Pages, used: Pages, most: Pages) -> Pages {
         let step = Pages((size.0 * u64::from(self.step_percent) / 100).max(1));
         let used_of = |percent: u32| (100 * used.0).cmp(&(size.0 * u64::from(percent)));
@@ -147,7 +147,7 @@ impl Config {
         }
     }
 
-    /// The same after so many flips that all found `used` pages in use.
+    /// Returns the size after this many flips that all found `used` pages in use.
     pub fn after_flips(&self, size: Pages, used: Pages, most: Pages, flips: u64) -> Pages {
         let mut size = size;
         for _ in 0..flips {
@@ -159,11 +159,6 @@ impl Config {
         }
         size
     }
-}
-
-/// Size of a static pool: the most pages that any of the programs that were tried needed at once.
-pub fn calibrate(needed: impl IntoIterator<Item = Pages>) -> Option<Pages> {
-    needed.into_iter().max()
 }
 
 #[cfg(test)]
@@ -227,12 +222,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_static_pool_is_what_the_hungriest_program_needs() {
-        assert_eq!(calibrate([Pages(300), Pages(280), Pages(512)]), Some(Pages(512)));
-        assert_eq!(calibrate([]), None);
-    }
-
     proptest! {
         #[test]
         fn a_pool_that_is_used_as_it_should_is_left_alone(config in configs(), size in 1u64..1 << 20, share in 0.0f64..1.0) {
@@ -255,7 +244,7 @@ mod tests {
         fn a_steady_use_is_settled_between_the_thresholds(config in configs(), size in 1u64..1 << 20, used in 1u64..1 << 18) {
             let settled = config.after_flips(Pages(size), Pages(used), Pages(1 << 40), 100_000);
             prop_assert_eq!(config.after_flip(settled, Pages(used), Pages(1 << 40)), settled);
-            // Where a page is more than a step the thresholds may lie between two sizes.
+            // If a page is more than a step, the thresholds may be between two sizes.
             if used > 1000 {
                 let percent = 100.0 * used as f64 / settled.0 as f64;
                 prop_assert!(percent <= f64::from(config.grow_above_percent), "{} of {:?}", used, settled);

@@ -1,0 +1,112 @@
+//! Printing: lines and JSON on standard output, complaints on standard error, and how values are written in tables.
+
+use std::fmt;
+use std::io::{ErrorKind, Write};
+use std::process::{ExitCode, exit};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use comfy_table::{CellAlignment, Table, presets};
+use homenode_api::document::document;
+use homenode_host::CountedBy;
+use homenode_units::NodeSet;
+use serde::Serialize;
+
+use crate::printable::{self, OneLine};
+
+/// Prints one or more lines with terminal control characters escaped. Where `println!` would panic, it ends the command
+/// silently if the reader has gone (`| head`), and with a message if the disk is full.
+macro_rules! say {
+    ($($arg:tt)*) => {
+        $crate::print::print(format_args!("{}\n", $crate::printable::Lines(format_args!($($arg)*))))
+    };
+}
+
+/// Prints a complaint to standard error, like `eprintln!`, with terminal control characters escaped.
+macro_rules! complain {
+    ($($arg:tt)*) => { eprintln!("{}", $crate::printable::Sentence(&format!($($arg)*))) };
+}
+
+/// Whether a write failed for a reason other than a reader that has gone.
+static IS_CUT_SHORT: AtomicBool = AtomicBool::new(false);
+
+/// Prints text unescaped. Ends the process if it cannot.
+pub fn print(text: fmt::Arguments<'_>) {
+    if let Err(error) = std::io::stdout().write_fmt(text) {
+        unwritable(&error);
+        exit(i32::from(IS_CUT_SHORT.load(Ordering::Relaxed)));
+    }
+}
+
+/// Flushes standard output and returns the command's exit status: a failure if any output was lost.
+pub fn flushed(code: ExitCode) -> ExitCode {
+    if let Err(error) = std::io::stdout().flush() {
+        unwritable(&error);
+    }
+    match IS_CUT_SHORT.load(Ordering::Relaxed) {
+        true => ExitCode::FAILURE,
+        false => code,
+    }
+}
+
+pub fn unwritable(error: &std::io::Error) {
+    if error.kind() != ErrorKind::BrokenPipe && !IS_CUT_SHORT.swap(true, Ordering::Relaxed) {
+        // If this write fails too, the exit status still reports it.
+        let _ = writeln!(
+            std::io::stderr(),
+            "homenode: cannot write to standard output: {error}"
+        );
+    }
+}
+
+/// Prints a JSON document of this kind.
+///
+/// # Errors
+/// If the value cannot be JSON.
+pub fn print_json(kind: &str, value: &impl Serialize) -> anyhow::Result<()> {
+    let document = document(kind, serde_json::to_value(value)?);
+    let text = serde_json::to_string_pretty(&document)?;
+    print(format_args!("{}\n", printable::json(&text)));
+    Ok(())
+}
+
+/// A table in the project's style: right-aligned except for the first column. Cells are kept to one line.
+pub fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(header.to_vec());
+    for row in rows {
+        table.add_row(row.iter().map(|cell| OneLine(cell).to_string()));
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+/// Shows a value, or `-` if it is unknown.
+pub fn or_dash<T>(value: Option<T>, show: impl FnOnce(T) -> String) -> String {
+    value.map_or_else(|| "-".to_owned(), show)
+}
+
+/// Home nodes of a VM, or `free` if it has none.
+pub fn or_free(home: Option<&NodeSet>) -> String {
+    home.map_or_else(|| "free".to_owned(), ToString::to_string)
+}
+
+/// Formats a share as percent.
+pub fn percent(share: f64) -> String {
+    format!("{:.0}%", share * 100.0)
+}
+
+/// Formats a time in milliseconds.
+pub fn millis(ms: f64) -> String {
+    format!("{ms:.1}ms")
+}
+
+/// Adds to a figure that a model counted it, if one did.
+pub fn counted(figure: String, by: Option<CountedBy>) -> String {
+    match by {
+        Some(CountedBy::Model) => format!("{figure} modelled"),
+        Some(CountedBy::Hardware) | None => figure,
+    }
+}
