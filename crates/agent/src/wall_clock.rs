@@ -19,7 +19,7 @@ impl WallClock {
     pub fn start(clock: Clock) -> WallClock {
         WallClock {
             clock,
-            begun_ns: now(),
+            begun_ns: now_ns(),
         }
     }
 
@@ -36,7 +36,7 @@ impl WallClock {
     /// Returns the wall-clock time, in nanoseconds since 1970, of a sample just taken at host time `at`.
     pub fn at(&self, at: Ns) -> i64 {
         match self.clock {
-            Clock::Wall => now(),
+            Clock::Wall => now_ns(),
             Clock::Host => self.begun_ns.saturating_add_unsigned(at.0),
         }
     }
@@ -51,8 +51,8 @@ impl WallClock {
     }
 }
 
-/// Returns nanoseconds since 1970.
-fn now() -> i64 {
+/// Returns this machine's wall-clock time, in nanoseconds since 1970.
+pub fn now_ns() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }

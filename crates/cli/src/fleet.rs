@@ -19,6 +19,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use homenode_agent::wall_clock::now_ns;
 use homenode_api::document::document;
 use homenode_units::Ns;
 use ratatui::crossterm::terminal;
@@ -29,7 +30,6 @@ use crate::print::print;
 use crate::printable;
 use crate::top::{Colours, interval};
 use crate::wall::Wall;
-use crate::wall::now_ns;
 use hosts::{Address, Asker, Login};
 use summary::Summary;
 

@@ -7,6 +7,7 @@ use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use homenode_agent::wall_clock::now_ns;
 use homenode_agent::{Notice, Show};
 use homenode_api::document::document;
 use homenode_control::{Epoch, Event};
@@ -19,7 +20,6 @@ use crate::print::unwritable;
 use crate::printable::{self, Lines, OneLine};
 use crate::quiet::Quiet;
 use crate::wall;
-use crate::wall::now_ns;
 
 /// How output is formatted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

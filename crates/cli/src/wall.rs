@@ -2,9 +2,9 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use chrono::{DateTime, Local, NaiveDate, NaiveDateTime, NaiveTime, SecondsFormat, TimeDelta, TimeZone};
+use homenode_agent::wall_clock::now_ns;
 use homenode_units::Ns;
 
 use crate::bad_input;
@@ -135,12 +135,6 @@ pub fn range(from: Option<&Time>, to: Option<&Time>) -> anyhow::Result<(Option<i
         )));
     }
     Ok((from, to))
-}
-
-/// The wall clock, in nanoseconds since 1970.
-pub fn now_ns() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

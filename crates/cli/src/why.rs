@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Write as _};
 
+use homenode_agent::wall_clock::now_ns;
 use homenode_agent::why::AskError;
 use homenode_api::why::{Answer, WINDOW};
 use homenode_units::Ns;
@@ -12,7 +13,6 @@ use crate::options::ShownArgs;
 use crate::print::{print, print_json};
 use crate::printable::Lines;
 use crate::record::{HistoryArgs, open};
-use crate::wall::now_ns;
 use crate::wall::{Time, Wall};
 
 /// Options of `homenode why`.

@@ -389,7 +389,7 @@ pub(super) fn crate_table(workspace: &Workspace) -> Vec<Finding> {
     let rows: Vec<(usize, &str)> = (begin..end)
         .flat_map(|index| named_crates(lines[index]).map(move |name| (index, name)))
         .collect();
-    let short = |member: &'_ Member| -> String {
+    let short = |member: &Member| {
         let name = member.package.name.as_str();
         name.strip_prefix("homenode-").unwrap_or(name).to_owned()
     };

@@ -5,12 +5,12 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use homenode_agent::wall_clock::now_ns;
 use homenode_api::answer::Overview;
 use homenode_api::{ApiError, AskError, Request};
 
 use crate::ask::ask_agent;
 use crate::top::view::Picture;
-use crate::wall::now_ns;
 
 /// How often to ask an agent that has just started, before that is an error.
 const TRIES: u32 = 50;

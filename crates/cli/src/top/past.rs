@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use homenode_agent::past::Place;
+use homenode_agent::wall_clock::now_ns;
 use homenode_recorder::{Archive, Kind, Which};
 
 use crate::bad_input;
 use crate::record;
 use crate::top::view::Picture;
-use crate::wall::{Time, Wall, now_ns};
+use crate::wall::{Time, Wall};
 
 const MINUTE_NS: i64 = 60_000_000_000;
 
