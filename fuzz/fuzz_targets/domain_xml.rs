@@ -3,7 +3,7 @@
 #![no_main]
 
 use homenode_host::Setting;
-use homenode_kvm::domain::{Domain, NAMESPACE};
+use homenode_kvm::domain::{Domain, NAMESPACE, element};
 use homenode_units::Bytes;
 use libfuzzer_sys::fuzz_target;
 
@@ -15,10 +15,7 @@ fuzz_target!(|text: &str| {
     let _ = domain.settings(None, Vec::new());
     // What the agent writes back into the metadata reads, and says what was said before.
     let Ok(said) = &domain.settings else { return };
-    let Some(element) = said
-        .with(Setting::MemoryFloor(Some(Bytes::from_mib(64))))
-        .element()
-    else {
+    let Some(element) = element(&said.with(Setting::MemoryFloor(Some(Bytes::from_mib(64))))) else {
         panic!("an element with a floor is not empty");
     };
     let element = element.replacen("<vm", &format!("<h:vm xmlns:h='{NAMESPACE}'"), 1);

@@ -500,7 +500,7 @@ fn assigned_devices(root: &Element) -> Vec<String> {
 }
 
 /// The metadata element for these settings; `None` if none is set.
-pub(crate) fn element(settings: &OperatorSettings) -> Option<String> {
+pub fn element(settings: &OperatorSettings) -> Option<String> {
     let written =
         |(name, value): &(String, String)| format!(" {name}='{}'", quick_xml::escape::escape(value));
     let attributes: String = settings.written().iter().map(written).collect();
