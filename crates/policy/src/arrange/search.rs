@@ -36,7 +36,7 @@ const TOGETHER_MAX: usize = 4;
 /// cache.
 const HOME_CPUS_MIN: f64 = 8.0;
 /// A slow-down too small for any prediction to resolve: other VMs may lose this much against no agent.
-const LOST_MAX: f64 = 0.005;
+pub(super) const LOST_MAX: f64 = 0.005;
 
 /// The options of a search for one VM.
 #[derive(Clone, Debug)]
@@ -418,9 +418,9 @@ impl<'a> Search<'a> {
 
     /// Finds homes on whole nodes for free VMs that use much memory of nodes without their threads, while all others stay in
     /// place. Those that wait most for remote memory go first, at most `TOGETHER_MAX` at once. Each gains at least
-    /// [`together_min`](super::Config::together_min), and so do all VMs together; no other VM becomes slower than it is and than
-    /// without an agent by more than `LOST_MAX`; and a home node has a CPU for each vCPU of the VMs that live there, at work
-    /// or not.
+    /// [`together_min`](super::Config::together_min), and so do all VMs together; no other VM becomes slower than without an
+    /// agent by more than `LOST_MAX`, however many homes are given one after the other, nor slower than it is if it is
+    /// beyond that; and a home node has a CPU for each vCPU of the VMs that live there, at work or not.
     pub fn homes_together(&mut self, seekers: &[usize]) -> Option<Vec<Place>> {
         let least = self.settings.arrange.together_min;
         let mut order: Vec<(usize, f64)> = seekers
@@ -449,7 +449,7 @@ impl<'a> Search<'a> {
                 (self.candidates, self.work) = (self.candidates + 1, self.work + self.room.cells_count());
                 places[at] = before;
                 let mut others = (0..then.len()).filter(|other| *other != at);
-                let harms = others.any(|other| then[other] > slow[other].max(1.0) + LOST_MAX);
+                let harms = others.any(|other| then[other] > slow[other].max(1.0 + LOST_MAX));
                 let sum: f64 = then.iter().sum();
                 let most = best.as_ref().map_or(most, |(_, sum, _)| *sum - LOST_MAX);
                 if then[at] <= own_most && sum < most && !harms {

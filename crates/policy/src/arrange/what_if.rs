@@ -288,9 +288,11 @@ impl Scene<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arrange::tests::watched;
+    use crate::arrange::search::LOST_MAX;
+    use crate::arrange::tests::{run, watched};
     use crate::testing::{OfHomes, Scene as Host, vm_id};
-    use homenode_host::Immovable;
+    use homenode_host::{Immovable, NumaBalancing};
+    use proptest::prelude::*;
 
     const GIB: Bytes = Bytes::from_gib(1);
 
@@ -454,5 +456,27 @@ mod tests {
             (short.node, short.needed_bytes, short.free_bytes),
             (NodeId(1), Bytes::from_gib(15), Bytes::from_gib(4))
         );
+    }
+
+    proptest! {
+        #[test]
+        fn homes_given_one_after_the_other_slow_no_vm_down_by_more_than_one_may(
+            vms in prop::collection::vec((0u16..4, 0u16..4, 2u32..=10, 1u64..=12), 6..=14),
+        ) {
+            let mut host = Host::four_nodes(16);
+            host.kernel.numa_balancing = NumaBalancing::of(1);
+            for (at, (node, memory, busy, misses)) in vms.iter().enumerate() {
+                let vm = host.add_vm(at as u128 + 1, 4, GIB, *node).vcpus_busy(f64::from(*busy) / 10.0);
+                vm.pages(*memory, 100_000).local(if node == memory { 1.0 } else { 0.1 });
+                vm.instructions_per_s(140_000_000 * u64::from(*busy)).misses_per_s(300_000 * misses * u64::from(*busy));
+            }
+            let mut state = State::default();
+            run(&mut host, &mut state, 300);
+            for of in ask(&mut host, &state, &[]).unwrap().vms {
+                if let (None, Ok(slow)) = (of.home, of.slow_down) {
+                    prop_assert!(slow.now <= 1.0 + LOST_MAX, "{}: {}", of.vm, slow.now);
+                }
+            }
+        }
     }
 }
