@@ -75,15 +75,41 @@ pub enum DependencyKind {
 
 /// Asks cargo about the workspace.
 pub fn metadata() -> anyhow::Result<Metadata> {
-    let output = cargo(&["metadata", "--format-version=1", "--no-deps"])
-        .output()
-        .context("cannot start cargo")?;
+    told(&mut cargo(&["metadata", "--format-version=1", "--no-deps"]))
+}
+
+/// Runs `cargo metadata` and reads what it prints.
+fn told<T: serde::de::DeserializeOwned>(command: &mut Command) -> anyhow::Result<T> {
+    let output = command.output().context("cannot start cargo")?;
     ensure!(
         output.status.success(),
         "cargo metadata: {}",
         String::from_utf8_lossy(&output.stderr).trim_end()
     );
     serde_json::from_slice(&output.stdout).context("cannot read what cargo metadata says")
+}
+
+/// A package that the workspace is built with.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Licensed {
+    /// Its name.
+    pub name: String,
+    /// Its licence, in SPDX's terms; `None` if it says none.
+    pub license: Option<String>,
+    /// Where it comes from; `None` for a member of the workspace.
+    pub source: Option<String>,
+}
+
+/// Asks cargo about all packages from elsewhere that the workspace is built with on Linux.
+pub fn packages() -> anyhow::Result<Vec<Licensed>> {
+    #[derive(Deserialize)]
+    struct Found {
+        packages: Vec<Licensed>,
+    }
+    let platform = "--filter-platform=x86_64-unknown-linux-gnu";
+    let found: Found = told(&mut cargo(&["metadata", "--format-version=1", platform]))?;
+    let is_foreign = |package: &Licensed| package.source.is_some();
+    Ok(found.packages.into_iter().filter(is_foreign).collect())
 }
 
 /// Runs a command; its success counts as one check.

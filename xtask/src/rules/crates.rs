@@ -531,6 +531,7 @@ pub(super) mod tests {
                 SourceFile::new("crates/b/Cargo.toml", "[package]\n"),
             ],
             members: vec![member("crates/a", "a", &[]), member("crates/b", "b", &[])],
+            ..Workspace::default()
         };
         assert_eq!(places(workspace_lints(&workspace)), ["crates/b/Cargo.toml"]);
     }
@@ -542,6 +543,7 @@ pub(super) mod tests {
                 member("crates/units", "homenode-units", &[]),
                 member("testbed", "homenode-testbed", &[]),
             ],
+            ..Workspace::default()
         }
     }
 

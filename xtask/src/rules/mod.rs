@@ -9,6 +9,7 @@ mod circles;
 mod crates;
 mod duplicates;
 mod functions;
+mod licences;
 mod literals;
 mod pure;
 mod structure;
@@ -18,7 +19,7 @@ mod tree;
 mod unused;
 mod words;
 
-use crate::cargo::{metadata, root};
+use crate::cargo::{metadata, packages, root};
 use crate::tally::Tally;
 use tree::Workspace;
 
@@ -47,7 +48,7 @@ enum Limit {
     AtMost(usize),
 }
 
-const RULES: [Rule; 19] = [
+const RULES: [Rule; 20] = [
     Rule {
         name: "line-length",
         about: "lines of Rust have at most 130 columns, string contents and URLs aside",
@@ -157,6 +158,12 @@ const RULES: [Rule; 19] = [
         limit: Limit::AtMost(65),
     },
     Rule {
+        name: "licences",
+        about: "packages come from the registry, under licences that deny.toml allows",
+        check: licences::licences,
+        limit: Limit::None,
+    },
+    Rule {
         name: "unused-files",
         about: "Rust files are modules of something, and every other file is named in another one",
         check: unused::unused_files,
@@ -166,7 +173,7 @@ const RULES: [Rule; 19] = [
 
 /// Checks all rules and prints violations.
 pub fn run() -> anyhow::Result<Tally> {
-    let workspace = Workspace::read(root(), metadata()?)?;
+    let workspace = Workspace::read(root(), metadata()?, packages()?)?;
     Ok(RULES
         .iter()
         .map(|rule| report(rule, &(rule.check)(&workspace)))

@@ -135,6 +135,7 @@ mod tests {
                 member("crates/below", "homenode-below", &[]),
                 member("crates/cli", "homenode-cli", &[("homenode-policy", None)]),
             ],
+            ..Workspace::default()
         };
         places(pure_crates(&workspace))
     }
@@ -187,6 +188,7 @@ mod tests {
                 member("crates/below", "homenode-below", &[("tokio", None)]),
                 member("crates/cli", "homenode-cli", &[("tokio", None)]),
             ],
+            ..Workspace::default()
         };
         assert_eq!(places(pure_crates(&workspace)), ["crates/below/Cargo.toml:2"]);
     }

@@ -8,7 +8,7 @@ use ignore::WalkBuilder;
 
 use super::Finding;
 use super::literals::without_literals;
-use crate::cargo::{Metadata, Package};
+use crate::cargo::{Licensed, Metadata, Package};
 
 /// A text file of the workspace.
 #[derive(Debug)]
@@ -74,11 +74,13 @@ pub(super) struct Workspace {
     pub files: Vec<SourceFile>,
     /// Members in cargo's order.
     pub members: Vec<Member>,
+    /// Packages from registries that are built here.
+    pub packages: Vec<Licensed>,
 }
 
 impl Workspace {
     /// Reads the files that git tracks or would track; in an export without git, those that git would have.
-    pub fn read(root: &Path, metadata: Metadata) -> anyhow::Result<Self> {
+    pub fn read(root: &Path, metadata: Metadata, packages: Vec<Licensed>) -> anyhow::Result<Self> {
         let mut files = Vec::new();
         let walk = WalkBuilder::new(root)
             .hidden(false)
@@ -99,7 +101,11 @@ impl Workspace {
             .into_iter()
             .map(|package| member(&metadata.workspace_root, package))
             .collect();
-        Ok(Self { files, members })
+        Ok(Self {
+            files,
+            members,
+            packages,
+        })
     }
 
     /// Returns the file of this path.
@@ -139,7 +145,8 @@ mod tests {
 
     #[test]
     fn this_workspace_is_read() {
-        let workspace = Workspace::read(root(), metadata().expect("metadata")).expect("readable files");
+        let workspace =
+            Workspace::read(root(), metadata().expect("metadata"), Vec::new()).expect("readable files");
         assert!(workspace.file("xtask/src/main.rs").is_some());
         assert!(
             workspace.file(".cargo/config.toml").is_some(),

@@ -201,7 +201,11 @@ mod tests {
             .map(|(path, text)| SourceFile::new(path, text))
             .collect();
         let members = vec![member("crates/a", "homenode-a", &[])];
-        places(unused_files(&Workspace { files, members }))
+        places(unused_files(&Workspace {
+            files,
+            members,
+            ..Workspace::default()
+        }))
     }
 
     #[test]
