@@ -7,7 +7,7 @@
 
 #![allow(clippy::print_stdout, reason = "printing is what this program is for")]
 
-#[path = "../tests/common/mod.rs"]
+#[path = "../tests/guest/common.rs"]
 mod common;
 
 use std::path::{Path, PathBuf};

@@ -16,7 +16,7 @@
 //! 3. A planner that fails (it ends, hangs, or answers with no plan) gets no more requests: everything in force for it is
 //!    lifted in that epoch, and its run is over ([`crate::Control::failed_planner`]). Pages stay where they are.
 //!
-//! # Properties (`tests/external.rs`)
+//! # Properties (`tests/control/external.rs`)
 //! - `a_plan_is_carried_out_whole_or_refused_whole`
 //! - `a_planner_reads_what_became_of_its_plan`
 //! - `a_planner_that_fails_leaves_nothing_in_force`

@@ -20,7 +20,7 @@
 //!
 //! The arranger's homes of one epoch are predicted together. If one of them waits, all of them do.
 //!
-//! # Properties (`tests/modes.rs`)
+//! # Properties (`tests/control/modes.rs`)
 //! - `the_most_careful_of_run_policy_and_vm_holds_for_every_pair`
 //! - `nothing_is_changed_before_it_is_approved`
 //! - `what_is_approved_is_what_act_would_have_done`

@@ -2,8 +2,6 @@
 //!
 //! Lines `=== path` (relative to the root), each followed by that file's contents. `testbed/capture.sh` writes them.
 
-#![allow(dead_code)] // each test binary uses a part of it
-
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 

@@ -49,7 +49,7 @@ impl Page {
     }
 
     /// Publishes that each vCPU is on the node of its number, modulo the number of nodes.
-    #[allow(dead_code, reason = "not every test program wants it")]
+    #[allow(dead_code, reason = "for the benchmark")]
     pub fn put_each_vcpu_on_its_node(&mut self) {
         self.put_vcpus(|vcpu| vcpu % NODES);
     }
@@ -68,14 +68,13 @@ impl Page {
     }
 
     /// Overwrites one word, as a guest could.
-    #[allow(dead_code, reason = "not every test program scribbles")]
+    #[allow(dead_code, reason = "the benchmark does not scribble")]
     pub fn scribble(&self, word: usize, value: u64) {
         self.mapping.words()[word].store(value, std::sync::atomic::Ordering::Relaxed);
     }
 }
 
 /// Compiles a program or library of these tests.
-#[allow(dead_code, reason = "not every test program compiles")]
 pub fn compile(source: &str, name: &str, flags: &[&str]) -> PathBuf {
     let manifest = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     let built = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);

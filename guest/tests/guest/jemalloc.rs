@@ -1,14 +1,12 @@
 //! Tests that an unmodified jemalloc follows the topology page: here, without a guest, with a page in a file that moves the
 //! "vCPUs".
 
-mod common;
-
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
 
-use common::{Page, compile};
+use crate::common::{Page, compile};
 use homenode_guest::library;
 
 const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";

@@ -1,11 +1,9 @@
 //! `sysfs::read` on saved trees of awkward hosts.
 
-mod support;
-
+use crate::trees::{TREES, Tree};
 use homenode_machine::Machine;
 use homenode_machine_files::sysfs::{read, read_confined};
 use homenode_units::{Bytes, BytesPerSec, CpuId, NodeId};
-use support::{TREES, Tree};
 
 fn machine(name: &str) -> Machine {
     read(Tree::saved(name).root()).unwrap_or_else(|error| panic!("{name}: {error}"))

@@ -1,14 +1,12 @@
 //! Tests that an unmodified JVM follows the topology page: here, without a guest, with a page in a file that moves the
 //! "vCPUs".
 
-mod common;
-
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-use common::{NODES, Page, compile};
+use crate::common::{NODES, Page, compile};
 use homenode_guest::library;
 
 const JVM: &str = "/usr/lib/jvm/java-17-openjdk-amd64";

@@ -1,13 +1,11 @@
 //! `sysfs::read` on trees with missing, malformed, hostile and damaged files.
 
-mod support;
-
+use crate::trees::{TREES, Tree};
 use homenode_machine::MachineError;
 use homenode_machine_files::sysfs::{SysfsError, read, read_confined};
 use homenode_units::CpuId;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
-use support::{TREES, Tree};
 
 /// Reads a tree after a change that must make it unreadable.
 fn refused(name: &str, change: impl FnOnce(&Tree)) -> (SysfsError, String) {

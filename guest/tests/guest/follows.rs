@@ -1,13 +1,11 @@
 //! Tests that programs learn of changes through `libhomenode_topology`, and those that use libnuma through a preload.
 
-mod common;
-
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
 
-use common::{Page, compile};
+use crate::common::{Page, compile};
 use homenode_guest::library;
 
 const LIBNUMA: &str = "/usr/lib/x86_64-linux-gnu/libnuma.so.1";

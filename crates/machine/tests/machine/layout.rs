@@ -142,7 +142,7 @@ fn counts_become_nodes_cpus_caches_and_links() {
 
 #[test]
 fn the_documented_example_reads() {
-    let lines = include_str!("../src/layout.rs")
+    let lines = include_str!("../../src/layout.rs")
         .lines()
         .filter_map(|line| line.strip_prefix("//!"));
     let lines = lines.map(str::trim).skip_while(|line| *line != "```toml").skip(1);

@@ -4,7 +4,7 @@ use homenode_why::Code;
 
 #[test]
 fn causes_are_told_as_the_document_has_them() {
-    let document = include_str!("../../../docs/WHY.md");
+    let document = include_str!("../../../../docs/WHY.md");
     let all = [
         Code::Waiting,
         Code::Quota,

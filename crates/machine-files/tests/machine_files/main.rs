@@ -1,0 +1,5 @@
+//! Machines read from the files of hosts.
+
+mod sysfs;
+mod sysfs_damaged;
+mod trees;

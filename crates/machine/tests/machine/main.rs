@@ -1,0 +1,4 @@
+//! Machines as programs read and query them.
+
+mod layout;
+mod model;

@@ -1,0 +1,4 @@
+//! The topology page, written and read on both sides.
+
+mod header;
+mod page;

@@ -1,0 +1,4 @@
+//! Memory tracking against exact models.
+
+mod blind_spot;
+mod shards;

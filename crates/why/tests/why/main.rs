@@ -1,0 +1,4 @@
+//! Explanations: planted causes, and their texts.
+
+mod planted;
+mod told;

@@ -1,0 +1,6 @@
+//! Programs that follow the topology page, without a guest.
+
+mod common;
+mod follows;
+mod hotspot;
+mod jemalloc;
