@@ -155,20 +155,10 @@ pub fn run(args: &ReproductionArgs, rerun: Rerun) -> anyhow::Result<Tally> {
         record = Record::read()?;
         record.begin(NAME)?;
     }
-    let mut same = true;
-    for name in MADE {
-        let committed = root.join("docs").join(name);
-        if fs::read(made.join(name))? != fs::read(&committed).unwrap_or_default() {
-            same = false;
-            println!(
-                "{} is not what came out: {}",
-                committed.display(),
-                made.join(name).display()
-            );
-        }
-    }
     let last = log.run.last();
-    if last.is_none_or(|last| last.numbers != numbers || last.counted != counted || last.beside != beside) {
+    let is_last = |last: &Entry| last.numbers == numbers && last.counted == counted && last.beside == beside;
+    let mut same = are_committed(root, &made)?;
+    if !last.is_some_and(is_last) {
         same = false;
         println!("the last run in {LOG} has other numbers than came out now: {numbers:?}");
     }
@@ -182,6 +172,20 @@ pub fn run(args: &ReproductionArgs, rerun: Rerun) -> anyhow::Result<Tally> {
         record.write()?;
     }
     Ok(Tally::of(same))
+}
+
+/// Whether the committed documents and figures are those in this directory; prints those that are not.
+fn are_committed(root: &Path, made: &Path) -> anyhow::Result<bool> {
+    let mut same = true;
+    for name in MADE {
+        let committed = root.join("docs").join(name);
+        let made = made.join(name);
+        if fs::read(&made)? != fs::read(&committed).unwrap_or_default() {
+            same = false;
+            println!("{} is not what came out: {}", committed.display(), made.display());
+        }
+    }
+    Ok(same)
 }
 
 /// Writes documents and figures into a directory, at the lowest priority, so that other work on the machine goes first.

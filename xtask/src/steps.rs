@@ -78,19 +78,6 @@ pub enum Step {
 /// Requirements of an emulated host, and of a Xen one in addition.
 const XEN_SETUP: [&str; 2] = ["scripts/testbed-setup.sh", "scripts/xen-setup.sh"];
 
-/// Description of a step.
-struct Facts {
-    /// Its name on the command line.
-    name: &'static str,
-    /// A short description.
-    about: &'static str,
-    /// Budget in minutes on two cores, including its share of building: more than twice that is a failure. None if a person
-    /// chooses its duration.
-    budget_min: Option<u64>,
-    /// Scripts that install its requirements.
-    setup: &'static [&'static str],
-}
-
 impl Step {
     /// The steps of `cargo xtask check`: fast and often failing ones first.
     pub const CHECK: [Self; 7] = [
@@ -119,148 +106,110 @@ impl Step {
         steps
     }
 
-    fn facts(&self) -> Facts {
-        let of = |name, about, budget_min, setup| Facts {
-            name,
-            about,
-            budget_min,
-            setup,
-        };
+    /// Returns its name on the command line, and a short description.
+    fn words(&self) -> (&'static str, &'static str) {
         match self {
-            Self::Fmt => of(
-                "fmt",
-                "is everything formatted? ('cargo fmt' repairs it)",
-                Some(1),
-                &[],
-            ),
-            Self::Clippy => of(
+            Self::Fmt => ("fmt", "is everything formatted? ('cargo fmt' repairs it)"),
+            Self::Clippy => (
                 "clippy",
                 "clippy over all crates, tests, benches and fuzz targets, warnings denied",
-                Some(4),
-                &[],
             ),
-            Self::Rules => of("rules", "house rules, which clippy cannot see", Some(1), &[]),
-            Self::Test => of(
+            Self::Rules => ("rules", "house rules, which clippy cannot see"),
+            Self::Test => (
                 "test",
                 "unit, property, integration and documentation tests of all crates",
-                Some(22),
-                &[],
             ),
-            Self::Doc => of(
-                "doc",
-                "documentation of all crates, warnings denied",
-                Some(1),
-                &[],
-            ),
-            Self::Miri => of(
+            Self::Doc => ("doc", "documentation of all crates, warnings denied"),
+            Self::Miri => (
                 "miri",
                 "memory shared with guests and emulators, under other orders of threads and memory",
-                Some(3),
-                &[],
             ),
-            Self::Schema => of(
-                "schema",
-                "schemas of the files that people write, written again",
-                None,
-                &[],
-            ),
-            Self::Validate => of(
+            Self::Schema => ("schema", "schemas of the files that people write, written again"),
+            Self::Validate => (
                 "validate",
                 "the twin against the access-level reference, into docs/VALIDATION.md",
-                None,
-                &[],
             ),
-            Self::Reproduction(..) => of(
+            Self::Reproduction(..) => (
                 "reproduction",
                 "is docs/REPRODUCTION.md what `homenode reproduce` writes?",
-                Some(7),
-                &[],
             ),
-            Self::Decisions(_) => of(
+            Self::Decisions(..) => (
                 "decisions",
                 "all policies and the best known, into docs/DECISIONS.md",
-                None,
-                &[],
             ),
-            Self::Fuzz(_) => of(
+            Self::Fuzz(..) => (
                 "fuzz",
                 "everything that reads what others wrote, fuzzed (a minute for each target)",
-                None,
-                &[],
             ),
-            Self::Python => of(
+            Self::Python => (
                 "python",
                 "the Python package: tables, types, threads, and the command's numbers and sentences",
-                Some(2),
-                &["scripts/python-setup.sh"],
             ),
-            Self::Wheel => of(
+            Self::Wheel => (
                 "wheel",
                 "the Python package built as a wheel, installed and tested",
-                Some(8),
-                &["scripts/python-setup.sh"],
             ),
-            Self::Http => of(
+            Self::Http => (
                 "http",
                 "what Prometheus and schemathesis make of an agent's HTTP, and Perfetto of traces",
-                Some(1),
-                &["scripts/http-setup.sh"],
             ),
-            Self::Integrations => of(
+            Self::Integrations => (
                 "integrations",
                 "what schedulers of fleets make of agents' answers",
-                Some(1),
-                &["scripts/integrations-setup.sh"],
             ),
-            Self::Page => of(
-                "page",
-                "the page of an agent, as an operator uses it in Chromium",
-                Some(1),
-                &["scripts/page-setup.sh"],
-            ),
-            Self::Sweeps => of(
-                "sweeps",
-                "the same bytes of a sweep by Slurm as by threads",
-                Some(2),
-                &["scripts/sweeps-setup.sh"],
-            ),
-            Self::Site => of(
+            Self::Page => ("page", "the page of an agent, as an operator uses it in Chromium"),
+            Self::Sweeps => ("sweeps", "the same bytes of a sweep by Slurm as by threads"),
+            Self::Site => (
                 "site",
                 "the notebooks, the documentation as a site, and the commands that it shows",
-                Some(2),
-                &["scripts/python-setup.sh", "scripts/site-setup.sh"],
             ),
-            Self::Testbed(names, _) => of(
-                "testbed",
-                "real guests on an emulated 4-node host",
-                Some(45),
-                match names.iter().any(|name| name.starts_with("xen")) {
-                    true => &XEN_SETUP,
-                    false => &XEN_SETUP[..1],
-                },
-            ),
-            Self::Xen(_) => of(
-                "xen",
-                "domains of a real Xen on an emulated 4-node host",
-                Some(12),
-                &XEN_SETUP,
-            ),
+            Self::Testbed(..) => ("testbed", "real guests on an emulated 4-node host"),
+            Self::Xen(..) => ("xen", "domains of a real Xen on an emulated 4-node host"),
         }
     }
 
     /// Returns its name on the command line.
     pub fn name(&self) -> &'static str {
-        self.facts().name
+        self.words().0
     }
 
     /// Returns a short description.
     pub fn about(&self) -> &'static str {
-        self.facts().about
+        self.words().1
     }
 
-    /// Returns its time budget on two cores.
+    /// Returns its time budget on two cores, including its share of building: more than twice that is a failure. `None` if a
+    /// person chooses its duration.
     pub fn budget(&self) -> Option<Duration> {
-        self.facts().budget_min.map(|min| Duration::from_secs(60 * min))
+        let minutes = match self {
+            Self::Schema | Self::Validate | Self::Decisions(_) | Self::Fuzz(_) => return None,
+            Self::Fmt | Self::Rules | Self::Doc | Self::Http | Self::Integrations | Self::Page => 1,
+            Self::Python | Self::Sweeps | Self::Site => 2,
+            Self::Miri => 3,
+            Self::Clippy => 4,
+            Self::Reproduction(..) => 7,
+            Self::Wheel => 8,
+            Self::Xen(_) => 12,
+            Self::Test => 22,
+            Self::Testbed(..) => 45,
+        };
+        Some(Duration::from_secs(60 * minutes))
+    }
+
+    /// Returns the scripts that install its requirements.
+    fn setup(&self) -> &'static [&'static str] {
+        match self {
+            Self::Python | Self::Wheel => &["scripts/python-setup.sh"],
+            Self::Http => &["scripts/http-setup.sh"],
+            Self::Integrations => &["scripts/integrations-setup.sh"],
+            Self::Page => &["scripts/page-setup.sh"],
+            Self::Sweeps => &["scripts/sweeps-setup.sh"],
+            Self::Site => &["scripts/python-setup.sh", "scripts/site-setup.sh"],
+            Self::Testbed(names, _) if names.iter().any(|name| name.starts_with("xen")) => &XEN_SETUP,
+            Self::Testbed(..) => &XEN_SETUP[..1],
+            Self::Xen(_) => &XEN_SETUP,
+            _ => &[],
+        }
     }
 
     /// Installs missing requirements. That is not part of its time.
@@ -268,7 +217,7 @@ impl Step {
     /// # Errors
     /// An installation failed; the script printed why.
     pub fn set_up(&self) -> anyhow::Result<()> {
-        for script in self.facts().setup {
+        for script in self.setup() {
             let done = succeeds(&mut Command::new(root().join(script)))?;
             ensure!(
                 done.failed == 0,

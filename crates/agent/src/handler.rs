@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use homenode_api::answer::{
-    Bill, FloorSet, Happened, ModeSet, Noted, Overview, PermitSet, Permits, PolicyAdvice, PolicySet,
-    Promised, Suggestion, Vms,
+    Bill, FloorSet, Happened, ModeSet, Noted, Overview, PermitSet, Permits, Placed, PolicyAdvice, PolicySet,
+    Promised, Suggestion, Vms, WorkingSets,
 };
 use homenode_api::http::VmSettings;
 use homenode_api::{Answer, ApiError, Request, forecast, named};
@@ -142,10 +142,7 @@ impl Handler {
                     bandwidth,
                     huge_pages: huge_page_bytes.map(all).into_iter().collect(),
                 };
-                let found = control.place(machine, &ask);
-                let beside = found.as_ref().ok();
-                let beside = beside.map(|placement| control.beside(machine, &ask, &placement.nodes));
-                placed(&found, beside).into()
+                place(&control, machine, &ask).into()
             }
             Request::Vms => {
                 let vms = told(&control, machine).vms;
@@ -172,16 +169,7 @@ impl Handler {
                 vm,
                 window_ns,
                 wait_ns,
-            } => {
-                let status = control.status(machine);
-                let chosen = chosen(&status, vm.as_deref())?;
-                // Only a named VM is watched from now on.
-                for found in chosen.iter().filter(|_| vm.is_some()) {
-                    can_be_watched(&control, found).map_err(ApiError::refused)?;
-                    control.want_working_set(found.id, window_ns, wait_ns);
-                }
-                working_sets(&control, status.at_ns, &chosen).into()
-            }
+            } => watch(&mut control, machine, vm.as_deref(), (window_ns, wait_ns))?.into(),
             Request::WhatIf { homes } => forecast(&control, machine, &homes)?.into(),
             Request::Report { since_ns } => report(&control, machine, since_ns)?.into(),
             Request::Maintenance => maintenance(&control, machine).into(),
@@ -205,6 +193,29 @@ impl Handler {
             Request::PermitBill { vm } => bill(&control, machine, vm.as_deref())?.into(),
         }))
     }
+}
+
+fn place(control: &Control, machine: &Machine, ask: &Ask) -> Placed {
+    let found = control.place(machine, ask);
+    let beside = found.as_ref().ok();
+    let beside = beside.map(|placement| control.beside(machine, ask, &placement.nodes));
+    placed(&found, beside)
+}
+
+/// Returns the working sets of all VMs, or of the named one, which is watched from now on.
+fn watch(
+    control: &mut Control,
+    machine: &Machine,
+    vm: Option<&str>,
+    (window, wait): (Option<Ns>, Ns),
+) -> Result<WorkingSets, ApiError> {
+    let status = control.status(machine);
+    let chosen = chosen(&status, vm)?;
+    for found in chosen.iter().filter(|_| vm.is_some()) {
+        can_be_watched(control, found).map_err(ApiError::refused)?;
+        control.want_working_set(found.id, window, wait);
+    }
+    Ok(working_sets(control, status.at_ns, &chosen))
 }
 
 fn promised(control: &mut Control, machine: &Machine, asked: Asked) -> Promised {

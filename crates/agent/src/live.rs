@@ -148,13 +148,7 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
         .iter()
         .chain(&limits)
         .for_each(|limit| agent.notice(limit));
-    let notices = |host: &mut Box<dyn RealHost>| {
-        let lost = guard.as_mut().and_then(Watched::look);
-        if let Some(guard) = &guard {
-            host.right_mut().set_guarded(guard.guard.is_some());
-        }
-        host.take_notices().into_iter().chain(lost).collect()
-    };
+    let notices = |host: &mut Box<dyn RealHost>| notices_of(host.as_mut(), guard.as_mut());
     agent.run(&mut host, notices, |host| !host.right().owns_its_state());
     drop((server, http));
     let was_robbed = !host.right().owns_its_state();
@@ -165,6 +159,15 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
         state.display()
     );
     Ok(())
+}
+
+/// Returns the host's notices, and one if the guard was lost.
+fn notices_of(host: &mut dyn RealHost, mut guard: Option<&mut Watched<'_>>) -> Vec<String> {
+    let lost = guard.as_mut().and_then(|guard| guard.look());
+    if let Some(guard) = guard {
+        host.right_mut().set_guarded(guard.guard.is_some());
+    }
+    host.take_notices().into_iter().chain(lost).collect()
 }
 
 /// Takes over an earlier agent's homes and drained nodes. Also returns a notice if the drain could not be taken over in

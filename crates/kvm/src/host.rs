@@ -13,6 +13,7 @@ mod commit;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use homenode_host::{
     ActionError, Balloons, CPUS_SETTLE, CountedBy, CpuSample, Failure, HandsOff, Host, HostError,
@@ -83,6 +84,20 @@ const LOOK_EVERY: LookEvery = LookEvery {
     pages: Ns::from_secs(10),
 };
 
+/// Opens the PMU model of an emulated host, if it has one.
+fn open_model(root: &Path, machine: &Machine) -> Result<Option<Attribution>, read::ReadError> {
+    let clock_hz = machine.hardware.as_ref().map(|hardware| hardware.clock_hz);
+    let attribution = |page| {
+        let sampler = match memory_blocks::read(root, &machine.node_set()) {
+            Ok(Some(blocks)) => Ok(Sampler::new(page, machine, blocks)),
+            Ok(None) => Err(NO_BLOCKS.to_owned()),
+            Err(error) => Err(error.to_string()),
+        };
+        Attribution::new(page, clock_hz, sampler)
+    };
+    Ok(modelled_pmu::find(root)?.map(attribution))
+}
+
 impl KvmHost {
     /// Finds the host's VMs, and takes over the journal.
     ///
@@ -125,22 +140,13 @@ impl KvmHost {
             notices.push(format!("resctrl is not read: {error}"));
             None
         });
-        let clock_hz = machine.hardware.as_ref().map(|hardware| hardware.clock_hz);
         let modelled = match acting {
-            Acting::Live => modelled_pmu::find(&root).unwrap_or_else(|error| {
+            Acting::Live => open_model(&root, &machine).unwrap_or_else(|error| {
                 notices.push(format!("the modelled PMU is not used: {error}"));
                 None
             }),
             Acting::DryRun => None,
         };
-        let modelled = modelled.map(|page| {
-            let sampler = match memory_blocks::read(&root, &machine.node_set()) {
-                Ok(Some(blocks)) => Ok(Sampler::new(page, &machine, blocks)),
-                Ok(None) => Err(NO_BLOCKS.to_owned()),
-                Err(error) => Err(error.to_string()),
-            };
-            Attribution::new(page, clock_hz, sampler)
-        });
         let pages = TopologyPages::open(topology_socket, acting);
         notices.extend(pages.trouble(acting));
         let mut context = HostContext::new(

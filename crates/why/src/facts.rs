@@ -414,117 +414,48 @@ impl Facts {
         (was, is): (&VmSample, &VmSample),
     ) -> Option<Step> {
         let own = rates.vm(self.vm)?;
-        let sum = |of: fn(&homenode_host::VcpuRates) -> f64| own.vcpus.iter().map(of).sum::<f64>();
-        let (ran, waited, throttled) = (
-            sum(|v| v.running),
-            sum(homenode_host::VcpuRates::waited),
-            sum(|v| v.throttled),
-        );
-        if ran + waited + throttled < WANTED_MIN {
-            return None;
-        }
-        let seconds = rates.period_ns.as_secs_f64();
-        let place = Place::of(host, is, own);
         let layout = host.layout;
         let mut row = vec![0.0; layout.other(self.others.len())];
-        let mut set = |of: Of, value: f64| row[of as usize] = value;
-        set(Of::Wanted, ran + waited + throttled);
-        set(Of::Ran, ran);
-        set(Of::Waited, waited);
-        set(Of::Throttled, throttled);
+        time_of(own, &mut row)?;
         self.has_counters |= own.instructions_per_s.is_some();
-        set(Of::Instructions, own.instructions_per_s.unwrap_or(0.0));
-        set(Of::Cycles, own.cycles_per_s.unwrap_or(0.0));
-        set(Of::References, own.llc_references_per_s.unwrap_or(0.0));
-        set(Of::Misses, own.llc_misses_per_s.unwrap_or(0.0));
-        set(Of::Local, place.local);
-        let far = host.ratio.iter().zip(&place.remote);
-        set(
-            Of::Latency,
-            place.local + far.map(|(ratio, share)| ratio * share).sum::<f64>(),
-        );
-        set(Of::Faults, faults(was, is) / seconds);
-        set(Of::Moved, moved(was, is) / seconds);
-        set(Of::Memory, is.memory_bytes.as_f64());
-        let mut allowed = CpuSet::new();
-        is.vcpus
-            .iter()
-            .for_each(|vcpu| allowed = allowed.union(&vcpu.affinity));
-        set(Of::Allowed, allowed.len() as f64);
-        let beside = siblings(host.machine, is);
+        counts_of(own, &mut row);
+        let place = Place::of(host, is, own);
+        memory_of(host, &place, (was, is), rates, &mut row);
+
+        let ground = Ground::of(host.machine, is, own);
         let busy_on = |cpus: &CpuSet| {
             let on = rates.cpus_busy.iter().filter(|(id, _)| cpus.contains(*id));
             on.map(|(_, busy)| *busy).sum::<f64>()
         };
-        let beside_busy = busy_on(&beside);
-        set(Of::Siblings, beside_busy / (beside.len() as f64).max(1.0));
-        let mut host_ran = busy_on(&allowed) - ran_on(is, own, &allowed);
-        let mut host_beside = beside_busy - ran_on(is, own, &beside);
-
+        let beside_busy = busy_on(&ground.beside);
+        row[Of::Allowed as usize] = ground.allowed.len() as f64;
+        row[Of::Siblings as usize] = beside_busy / (ground.beside.len() as f64).max(1.0);
         let nodes = rates.nodes.values();
         let traffic: Vec<Option<f64>> = nodes
             .map(|node| node.bandwidth.map(BytesPerSec::as_f64))
             .collect();
         self.has_traffic |= traffic.iter().any(Option::is_some);
-        let mut outside: Vec<f64> = traffic.iter().map(|bytes| bytes.unwrap_or(0.0)).collect();
+        let traffic: Vec<f64> = traffic.iter().map(|bytes| bytes.unwrap_or(0.0)).collect();
         let own_traffic = place.traffic(host, bytes(own));
-        let llcs = llc_shares(host.machine, is, own);
-        for (at, (id, _)) in self.others.iter().enumerate() {
-            let (Some(other), Some(theirs)) = (sample.vm(*id), rates.vm(*id)) else {
-                continue;
-            };
-            if last.vm(*id).is_none() {
-                continue;
-            }
-            let begin = layout.other(at);
-            let (here, next) = (ran_on(other, theirs, &allowed), ran_on(other, theirs, &beside));
-            host_ran -= here;
-            host_beside -= next;
-            let shared: f64 = llc_shares(host.machine, other, theirs)
-                .iter()
-                .zip(&llcs)
-                .map(|(a, b)| a * b)
-                .sum();
-            let misses = theirs.llc_misses_per_s.unwrap_or(0.0);
-            row[begin + OfOther::Ran as usize] = here;
-            row[begin + OfOther::Beside as usize] = next;
-            row[begin + OfOther::References as usize] = shared * theirs.llc_references_per_s.unwrap_or(0.0);
-            row[begin + OfOther::Misses as usize] = shared * misses;
-            let traffic = Place::of(host, other, theirs).traffic(host, bytes(theirs));
-            for (left, bytes) in outside.iter_mut().zip(&traffic) {
-                *left -= bytes;
-            }
-            row[begin + OTHER_SCALARS..][..traffic.len()].copy_from_slice(&traffic);
-        }
-        for (left, bytes) in outside.iter_mut().zip(&own_traffic) {
-            *left -= bytes;
-        }
-        row[Of::HostRan as usize] = host_ran.max(0.0);
-        row[Of::HostBeside as usize] = host_beside.max(0.0);
-
-        let node_use: Vec<f64> = traffic
-            .iter()
-            .zip(&host.bandwidth)
-            .map(|(bytes, max)| bytes.unwrap_or(0.0) / max.max(1.0) * f64::from(u8::from(*max > 0.0)))
-            .collect();
-        let link_use = |link: &homenode_machine::Link| {
-            let busy = rates.link_use(host.machine, link.from, link.to);
-            busy.unwrap_or(0.0)
+        let mut rest = Rest {
+            ran: busy_on(&ground.allowed) - ran_on(is, own, &ground.allowed),
+            beside: beside_busy - ran_on(is, own, &ground.beside),
+            traffic: traffic.clone(),
         };
-        let link_use: Vec<f64> = host.machine.links.iter().map(link_use).collect();
-        let wait = place.accesses.iter().zip(&node_use);
-        row[Of::ControllerWait as usize] = wait.map(|(share, busy)| share * queue(*busy)).sum();
-        row[Of::LinkWait as usize] = host
-            .routes
-            .iter()
-            .zip(&place.remote)
-            .map(|(route, share)| share * route.iter().map(|link| queue(link_use[*link])).sum::<f64>())
-            .sum();
+        for (at, (id, _)) in self.others.iter().enumerate() {
+            if let (Some(other), Some(theirs), Some(_)) = (sample.vm(*id), rates.vm(*id), last.vm(*id)) {
+                let row = &mut row[layout.other(at)..];
+                rest.take(host, &ground, (other, theirs), row);
+            }
+        }
+        rest.take_traffic(&own_traffic);
+        row[Of::HostRan as usize] = rest.ran.max(0.0);
+        row[Of::HostBeside as usize] = rest.beside.max(0.0);
+
+        waits(host, &place, &traffic, rates, &mut row);
         let mut put = |begin: usize, values: &[f64]| row[begin..][..values.len()].copy_from_slice(values);
-        put(layout.node_use(), &node_use);
         put(layout.accesses(), &place.accesses);
-        put(layout.outside(), &outside);
-        put(layout.link_use(), &link_use);
+        put(layout.outside(), &rest.traffic);
         put(layout.own_traffic(), &own_traffic);
         Some(Step {
             at: sample.at,
@@ -533,6 +464,143 @@ impl Facts {
             layout,
             row,
         })
+    }
+}
+
+/// Writes how the VM's vCPUs spent their time; `None` if they wanted too little of it.
+fn time_of(own: &VmRates, row: &mut [f64]) -> Option<()> {
+    let sum = |of: fn(&homenode_host::VcpuRates) -> f64| own.vcpus.iter().map(of).sum::<f64>();
+    let (ran, waited, throttled) = (
+        sum(|v| v.running),
+        sum(homenode_host::VcpuRates::waited),
+        sum(|v| v.throttled),
+    );
+    if ran + waited + throttled < WANTED_MIN {
+        return None;
+    }
+    row[Of::Wanted as usize] = ran + waited + throttled;
+    row[Of::Ran as usize] = ran;
+    row[Of::Waited as usize] = waited;
+    row[Of::Throttled as usize] = throttled;
+    Some(())
+}
+
+/// Writes what hardware counted of the VM.
+fn counts_of(own: &VmRates, row: &mut [f64]) {
+    row[Of::Instructions as usize] = own.instructions_per_s.unwrap_or(0.0);
+    row[Of::Cycles as usize] = own.cycles_per_s.unwrap_or(0.0);
+    row[Of::References as usize] = own.llc_references_per_s.unwrap_or(0.0);
+    row[Of::Misses as usize] = own.llc_misses_per_s.unwrap_or(0.0);
+}
+
+/// Writes where the VM's memory is and what became of it between two samples.
+fn memory_of(
+    host: &Host<'_>,
+    place: &Place,
+    (was, is): (&VmSample, &VmSample),
+    rates: &Rates,
+    row: &mut [f64],
+) {
+    let seconds = rates.period_ns.as_secs_f64();
+    let far = host.ratio.iter().zip(&place.remote);
+    row[Of::Local as usize] = place.local;
+    row[Of::Latency as usize] = place.local + far.map(|(ratio, share)| ratio * share).sum::<f64>();
+    row[Of::Faults as usize] = faults(was, is) / seconds;
+    row[Of::Moved as usize] = moved(was, is) / seconds;
+    row[Of::Memory as usize] = is.memory_bytes.as_f64();
+}
+
+/// Writes how busy controllers and links are, and how long the VM's accesses wait for them.
+fn waits(host: &Host<'_>, place: &Place, traffic: &[f64], rates: &Rates, row: &mut [f64]) {
+    let node_use: Vec<f64> = traffic
+        .iter()
+        .zip(&host.bandwidth)
+        .map(|(bytes, max)| bytes / max.max(1.0) * f64::from(u8::from(*max > 0.0)))
+        .collect();
+    let link_use = |link: &homenode_machine::Link| {
+        let busy = rates.link_use(host.machine, link.from, link.to);
+        busy.unwrap_or(0.0)
+    };
+    let link_use: Vec<f64> = host.machine.links.iter().map(link_use).collect();
+    let wait = place.accesses.iter().zip(&node_use);
+    row[Of::ControllerWait as usize] = wait.map(|(share, busy)| share * queue(*busy)).sum();
+    row[Of::LinkWait as usize] = host
+        .routes
+        .iter()
+        .zip(&place.remote)
+        .map(|(route, share)| share * route.iter().map(|link| queue(link_use[*link])).sum::<f64>())
+        .sum();
+    row[host.layout.node_use()..][..node_use.len()].copy_from_slice(&node_use);
+    row[host.layout.link_use()..][..link_use.len()].copy_from_slice(&link_use);
+}
+
+/// The CPUs and caches that a VM uses, which other VMs may use as well.
+struct Ground {
+    /// CPUs that it may run on.
+    allowed: CpuSet,
+    /// Sibling hyperthreads of the CPUs that it ran on.
+    beside: CpuSet,
+    /// The share of its time in each LLC.
+    llcs: Vec<f64>,
+}
+
+impl Ground {
+    fn of(machine: &Machine, vm: &VmSample, rates: &VmRates) -> Ground {
+        let mut allowed = CpuSet::new();
+        vm.vcpus
+            .iter()
+            .for_each(|vcpu| allowed = allowed.union(&vcpu.affinity));
+        Ground {
+            allowed,
+            beside: siblings(machine, vm),
+            llcs: llc_shares(machine, vm, rates),
+        }
+    }
+}
+
+/// What remains of the host's use once the VMs' parts are taken from it.
+struct Rest {
+    /// CPUs used where the VM may run.
+    ran: f64,
+    /// CPUs used on its siblings.
+    beside: f64,
+    /// Each node's traffic.
+    traffic: Vec<f64>,
+}
+
+impl Rest {
+    /// Writes another VM's part into its figures, and takes it from the rest.
+    fn take(
+        &mut self,
+        host: &Host<'_>,
+        ground: &Ground,
+        (vm, rates): (&VmSample, &VmRates),
+        row: &mut [f64],
+    ) {
+        let (here, next) = (
+            ran_on(vm, rates, &ground.allowed),
+            ran_on(vm, rates, &ground.beside),
+        );
+        self.ran -= here;
+        self.beside -= next;
+        let shared: f64 = llc_shares(host.machine, vm, rates)
+            .iter()
+            .zip(&ground.llcs)
+            .map(|(a, b)| a * b)
+            .sum();
+        row[OfOther::Ran as usize] = here;
+        row[OfOther::Beside as usize] = next;
+        row[OfOther::References as usize] = shared * rates.llc_references_per_s.unwrap_or(0.0);
+        row[OfOther::Misses as usize] = shared * rates.llc_misses_per_s.unwrap_or(0.0);
+        let traffic = Place::of(host, vm, rates).traffic(host, bytes(rates));
+        self.take_traffic(&traffic);
+        row[OTHER_SCALARS..][..traffic.len()].copy_from_slice(&traffic);
+    }
+
+    fn take_traffic(&mut self, traffic: &[f64]) {
+        for (left, bytes) in self.traffic.iter_mut().zip(traffic) {
+            *left -= bytes;
+        }
     }
 }
 

@@ -143,7 +143,7 @@ const RULES: [Rule; 20] = [
         name: "long-functions",
         about: "functions over 80 lines from 'fn' to the last brace, comments counted, tests aside",
         check: functions::long_functions,
-        limit: Limit::AtMost(12),
+        limit: Limit::AtMost(4),
     },
     Rule {
         name: "duplicates",

@@ -451,7 +451,7 @@ fn re_home(
     state: &mut State,
     plan: &mut Plan,
 ) -> BTreeSet<VmId> {
-    let (config, of) = (settings.placement, settings.balance);
+    let of = settings.balance;
     let running = |id: &VmId| view.sample.vm(*id).is_some();
     state.vms.retain(|id, _| running(id));
     state.told.retain(running);
@@ -495,41 +495,53 @@ fn re_home(
             }
             continue;
         }
-        let supply = Supply::new(
+        if find_home(
             view,
+            settings.placement,
             history,
-            &placement.ledger,
-            config,
-            std::slice::from_ref(&id),
-        );
-        let demand = placement::demand_of(vm, history);
-        match placement::place(&supply, &demand, within.as_ref(), config) {
-            Ok(found) if Some(&found.nodes) != vm.home => {
-                let reason = format!("{why}; {}", found.reasons().join("; "));
-                // VMs that were lent out together are re-homed together: each must see where the others go.
-                placement
-                    .ledger
-                    .reserve(placement::reservation(view, history, vm, &found.nodes));
-                let home = Home::whole(view, &found.nodes);
-                placement::settle(view, config, vm, &home, &reason, POLICY, plan);
-                re_homed.insert(id);
-            }
-            Ok(_) => plan.find(
-                POLICY,
-                Some(id),
-                format!(
-                    "VM {} keeps its home, though {why}: it is still best",
-                    vm.sample.name
-                ),
-            ),
-            Err(unplaceable) => {
-                let message = format!(
-                    "VM {} keeps its home, though {why}: it {unplaceable}",
-                    vm.sample.name
-                );
-                plan.find(POLICY, Some(id), message);
-            }
+            placement,
+            (vm, &why, within),
+            plan,
+        ) {
+            re_homed.insert(id);
         }
     }
     re_homed
+}
+
+/// Moves a VM to the best home within these nodes, or reports that it stays. Returns whether its home changes.
+fn find_home(
+    view: &View<'_>,
+    config: &placement::Config,
+    history: &History,
+    placement: &mut placement::State,
+    (vm, why, within): (&VmView<'_>, &str, Option<NodeSet>),
+    plan: &mut Plan,
+) -> bool {
+    let id = vm.sample.id;
+    let supply = Supply::new(
+        view,
+        history,
+        &placement.ledger,
+        config,
+        std::slice::from_ref(&id),
+    );
+    let demand = placement::demand_of(vm, history);
+    let stays = match placement::place(&supply, &demand, within.as_ref(), config) {
+        Ok(found) if Some(&found.nodes) != vm.home => {
+            let reason = format!("{why}; {}", found.reasons().join("; "));
+            // VMs that were lent out together are re-homed together: each must see where the others go.
+            placement
+                .ledger
+                .reserve(placement::reservation(view, history, vm, &found.nodes));
+            let home = Home::whole(view, &found.nodes);
+            placement::settle(view, config, vm, &home, &reason, POLICY, plan);
+            return true;
+        }
+        Ok(_) => "is still best".to_owned(),
+        Err(unplaceable) => unplaceable.to_string(),
+    };
+    let message = format!("VM {} keeps its home, though {why}: it {stays}", vm.sample.name);
+    plan.find(POLICY, Some(id), message);
+    false
 }

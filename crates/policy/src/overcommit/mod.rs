@@ -69,6 +69,9 @@ use nodes::Nodes;
 /// Name of this policy in plans.
 pub const POLICY: &str = "overcommit";
 
+const UNDONE: &str =
+    "is not in force any more: another program changed it, or its guest took the memory back";
+
 /// A VM's situation, for people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Standing {
@@ -245,6 +248,17 @@ fn need(vm: &VmView<'_>, config: &Config, estimate: Option<&Estimate>) -> Option
     Some(Bytes(estimate.most.0.saturating_add(reserve.0)).max(floor))
 }
 
+/// Says what a VM needs by an estimate.
+fn needed(estimate: &Estimate, floor: Bytes, need: Option<Bytes>) -> String {
+    format!(
+        "its working set is at most {} ({} over {}), with its reserve and its floor of {floor} it needs {}",
+        estimate.most,
+        estimate.tracker.name(),
+        estimate.window,
+        need.unwrap_or(estimate.most)
+    )
+}
+
 /// Whether an estimate is still current. A VM whose figure has settled is watched again after a rest of ten windows.
 fn is_fresh(estimate: &Estimate, at: Ns, config: &Config) -> bool {
     let windows = Ns(estimate.window.0.saturating_mul(20));
@@ -282,44 +296,24 @@ impl Known {
         };
         let was_undone = self.limit.is_some() && balloon.limit.is_none() && !self.lifting;
         let moved = self.track(at, balloon, config.follow_max);
-        let report = balloon.guest.map(|guest| guest.bounded(balloon.current));
-        let is_first_awaited = report.is_none_or(|guest| guest.age.is_none());
-        let first_until = *self.first_until.get_or_insert(at + config.first_report_max);
-        if !is_first_awaited {
-            self.first_until = Some(at);
-        }
-        let report = report.filter(|guest| guest.age.is_some_and(|age| age <= config.report_age_max));
+        let (report, is_first_awaited) = self.report(at, balloon, config);
         let pressure = self.pressure(at, report, balloon, config);
         if at < self.alone_until {
             return (all("its balloon is left alone for a while"), self.said.clone());
         }
-        if vm.sample.immovable == Some(Immovable::Paused) || vm.sample.immovable == Some(Immovable::Migrating)
-        {
+        if matches!(
+            vm.sample.immovable,
+            Some(Immovable::Paused | Immovable::Migrating)
+        ) {
             self.since = at;
             return (Wish::Same("the VM stands still".into()), None);
         }
-        if is_first_awaited && at < first_until {
+        if is_first_awaited {
             return (Wish::Same("its guest has not reported yet".into()), None);
         }
-        let trouble = if was_undone {
-            Some(format!(
-                "the limit on the memory of VM {name} is not in force any more: another program changed it, or its guest took the memory back"
-            ))
-        } else if let Some(why) = vm.sample.immovable.as_ref().filter(|why| gives_nothing(why)) {
-            Some(format!("taking memory from VM {name} would free none: {why}"))
-        } else if report.is_none() {
-            Some(format!(
-                "the balloon driver of VM {name} says nothing of its memory: {}",
-                balloons.why_silent()
-            ))
-        } else if moved == Moved::Stuck {
-            let (current, limit) = (balloon.current, self.limit.unwrap_or(balloon.maximum));
-            let long = config.follow_max;
-            Some(format!(
-                "the balloon of VM {name} does not follow: its guest has {current}, and {limit} were asked for {long} ago or earlier"
-            ))
-        } else {
-            None
+        let trouble = match was_undone {
+            true => Some(format!("the limit on the memory of VM {name} {UNDONE}")),
+            false => self.trouble(view, vm, config, report.is_none(), moved),
         };
         if let Some(trouble) = trouble {
             self.alone_until = at + config.left_alone;
@@ -336,15 +330,7 @@ impl Known {
             return (Wish::More { to, urgent, why }, None);
         }
         self.pressed = false;
-        let sentence = |estimate: &Estimate| {
-            format!(
-                "its working set is at most {} ({} over {}), with its reserve and its floor of {floor} it needs {}",
-                estimate.most,
-                estimate.tracker.name(),
-                estimate.window,
-                need.unwrap_or(estimate.most)
-            )
-        };
+        let sentence = |estimate: &Estimate| needed(estimate, floor, need);
         if let (Some(need), Some(estimate)) = (short, estimate) {
             self.wait_until = self.wait_until.max(at + config.backoff);
             let to = need + part(need, 2.0 * config.band);
@@ -354,15 +340,8 @@ impl Known {
         }
         if config.when == When::Scarce && given < balloon.maximum && nodes.is_plentiful(vm) {
             let to = given + part(given, config.give_back).max(config.step_min);
-            let why = "its home has memory to spare".to_owned();
-            return (
-                Wish::More {
-                    to,
-                    urgent: false,
-                    why,
-                },
-                None,
-            );
+            let (urgent, why) = (false, "its home has memory to spare".to_owned());
+            return (Wish::More { to, urgent, why }, None);
         }
         let now = Now {
             at,
@@ -373,6 +352,45 @@ impl Known {
             moved,
         };
         (self.less(&now, estimate.map(sentence)), None)
+    }
+
+    /// Returns what the guest reported lately, and whether to wait for its first report.
+    fn report(&mut self, at: Ns, balloon: Balloon, config: &Config) -> (Option<GuestMemory>, bool) {
+        let report = balloon.guest.map(|guest| guest.bounded(balloon.current));
+        let is_first = report.is_none_or(|guest| guest.age.is_none());
+        let first_until = *self.first_until.get_or_insert(at + config.first_report_max);
+        if !is_first {
+            self.first_until = Some(at);
+        }
+        let is_new = |guest: &GuestMemory| guest.age.is_some_and(|age| age <= config.report_age_max);
+        (report.filter(is_new), is_first && at < first_until)
+    }
+
+    /// Returns why memory cannot be taken from a VM at present, if so.
+    fn trouble(
+        &self,
+        view: &View<'_>,
+        vm: &VmView<'_>,
+        config: &Config,
+        is_silent: bool,
+        moved: Moved,
+    ) -> Option<String> {
+        let name = &vm.sample.name;
+        if let Some(why) = vm.sample.immovable.as_ref().filter(|why| gives_nothing(why)) {
+            return Some(format!("taking memory from VM {name} would free none: {why}"));
+        }
+        if is_silent {
+            return Some(format!(
+                "the balloon driver of VM {name} says nothing of its memory: {}",
+                view.sample.balloons.why_silent()
+            ));
+        }
+        let balloon = vm.sample.balloon.filter(|_| moved == Moved::Stuck)?;
+        let (current, limit) = (balloon.current, self.limit.unwrap_or(balloon.maximum));
+        let long = config.follow_max;
+        Some(format!(
+            "the balloon of VM {name} does not follow: its guest has {current}, and {limit} were asked for {long} ago or earlier"
+        ))
     }
 
     /// Returns the wish to shrink, or the reason not to if known.
