@@ -118,6 +118,7 @@ impl Recording {
         };
         let events = self.open()?.events(&wanted).map_err(raised)?;
         let events = || events.iter();
+        let records = || events().map(|event| &event.record);
         Columns::default()
             .wholes(
                 "id",
@@ -129,27 +130,31 @@ impl Recording {
             .wholes(
                 "at_ns",
                 "when, by the host's clock",
-                events().map(|event| event.at_ns),
+                records().map(|record| record.at.0.cast_signed()),
             )
             .wholes("count", "how often in a row", events().map(|event| event.count))
             .words(
                 "kind",
                 "what: decided, found, refused, appeared, …",
-                events().map(|event| event.kind.clone()),
+                records().map(|record| record.kind.clone()),
             )
-            .words("vm", "the VM's name", events().map(|event| event.name.clone()))
+            .words("vm", "the VM's name", records().map(|record| record.name.clone()))
             .words(
                 "policy",
                 "policy that decided or found it",
-                events().map(|event| event.policy.clone()),
+                records().map(|record| record.policy.clone()),
             )
-            .words("action", "the action", events().map(|event| event.action.clone()))
+            .words(
+                "action",
+                "the action",
+                records().map(|record| record.action.clone()),
+            )
             .words(
                 "outcome",
                 "its outcome",
-                events().map(|event| event.outcome.clone()),
+                records().map(|record| record.outcome.clone()),
             )
-            .words("text", "for people", events().map(|event| event.text.clone()))
+            .words("text", "for people", records().map(|record| record.text.clone()))
             .words(
                 "detail",
                 "for programs, as JSON",

@@ -7,8 +7,8 @@ use homenode_api::answer::{
     Promised, Suggestion, Vms, WorkingSets,
 };
 use homenode_api::http::VmSettings;
-use homenode_api::{Answer, ApiError, Request, forecast, named};
-use homenode_control::{Control, Line, Remembered, Request as Ask, Status, VmStatus};
+use homenode_api::{Answer, ApiError, EventRecord, Request, forecast, named};
+use homenode_control::{Control, Line, Request as Ask, Status, VmStatus};
 use homenode_host::{HugeMemory, Mode, Setting};
 use homenode_machine::Machine;
 use homenode_policy::advisor;
@@ -238,15 +238,9 @@ fn told(control: &Control, machine: &Machine) -> Status {
 
 fn overview(control: &Control, machine: &Machine) -> Overview {
     let status = told(control, machine);
-    let happened = |event: &Remembered| Happened {
-        at_ns: event.at,
-        age_ns: status.at_ns.saturating_sub(event.at),
-        kind: event.kind.to_owned(),
-        vm: event.name.clone(),
-        policy: event.policy.map(str::to_owned),
-        outcome: event.outcome.map(str::to_owned),
-        count: 1,
-        text: event.text.clone(),
+    let happened = |record: &EventRecord| {
+        let age_ns = status.at_ns.saturating_sub(record.at);
+        Happened::of(record.clone(), age_ns, 1)
     };
     let events = control.recent().map(happened).collect();
     Overview { status, events }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use homenode_control::{Config, Control, Epoch, Event, Mode, Turn};
+use homenode_control::{Config, Control, Epoch, Mode, Turn};
 use homenode_host::Sample;
 use homenode_machine::Machine;
 use homenode_recorder::{Begin, Figures, Kind, Limits, Period, Recorder, WhenFull, Written};
@@ -109,10 +109,11 @@ impl History {
             if let Some((sample, turn)) = &sample {
                 documents.put(Kind::Sample, Figures::Whole, &Recorded { sample, turn });
             }
+            let events = epoch.events.iter().map(|event| (event.record(at), json!(event)));
             Period {
                 at,
                 wall_ns,
-                events: epoch.events.iter().map(row).collect(),
+                events: events.collect(),
             }
         });
     }
@@ -154,20 +155,4 @@ pub fn read_recorded(mut value: Value) -> serde_json::Result<(Sample, Option<Tur
     let turn = value.get_mut(TURN).map(Value::take);
     let turn = turn.map(serde_json::from_value).transpose()?;
     Ok((serde_json::from_value(value)?, turn))
-}
-
-/// Converts an event to a row.
-fn row(event: &Event) -> homenode_recorder::Event {
-    let detail = json!(event);
-    let text = |value: &Value| value.as_str().map(str::to_owned);
-    homenode_recorder::Event {
-        kind: text(&detail["event"]).unwrap_or_default(),
-        vm: text(&detail["vm"]),
-        name: text(&detail["name"]),
-        policy: text(&detail["policy"]),
-        action: text(&detail["action"]),
-        outcome: text(&detail["result"]["outcome"]),
-        text: event.to_string(),
-        detail,
-    }
 }

@@ -143,14 +143,9 @@ impl Place {
 
 fn happened(event: &EventRow, now_ns: i64) -> Happened {
     let age_ns = now_ns.saturating_sub(event.wall_ns).max(0);
-    Happened {
-        at_ns: Ns(event.at_ns.unsigned_abs()),
-        age_ns: Ns(age_ns.unsigned_abs()),
-        kind: event.kind.clone(),
-        vm: event.name.clone(),
-        policy: event.policy.clone(),
-        outcome: event.outcome.clone(),
-        count: event.count.unsigned_abs(),
-        text: event.text.clone(),
-    }
+    Happened::of(
+        event.record.clone(),
+        Ns(age_ns.unsigned_abs()),
+        event.count.unsigned_abs(),
+    )
 }

@@ -337,15 +337,15 @@ impl Events<'_> {
             let Some(event) = self.ready.pop_front() else {
                 return Ok(happened);
             };
-            let when = Ns(event.at_ns.unsigned_abs());
+            let when = event.record.at;
             if when > at {
                 self.ready.push_front(event);
                 return Ok(happened);
             }
             if when >= first {
                 let text = match event.count {
-                    1 => event.text,
-                    count => format!("{} ({count} times)", event.text),
+                    1 => event.record.text,
+                    count => format!("{} ({count} times)", event.record.text),
                 };
                 happened.push(Happened::read(&event.detail, &text));
             }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use homenode_api::http::WallTime;
 use homenode_api::why::{Answer, WallSpan};
-use homenode_api::{ApiError, meant};
+use homenode_api::{ApiError, EventRecord, meant};
 use homenode_host::Sample;
 use homenode_machine::Machine;
 use homenode_recorder::{Archive, EventRow, Frame, Kind, RecordError, Wanted};
@@ -106,10 +106,14 @@ pub fn ask(
         to_ns: Some(to.saturating_add(DECIDED_LATER)),
         ..Wanted::default()
     })?;
+    // That a VM came or went explains nothing.
+    let explains = |record: &EventRecord| {
+        record.vm.is_some() && !matches!(record.kind.as_str(), "appeared" | "vanished")
+    };
     let happenings: Vec<Happening> = events
         .into_iter()
-        .filter(|event| event.run == run)
-        .filter_map(happening)
+        .filter(|event| event.run == run && explains(&event.record))
+        .map(|EventRow { id, record, .. }| Happening { id, record })
         .collect();
     let host = |wall: i64| Ns(wall.saturating_sub(offset).max(0).unsigned_abs());
     let explanation = homenode_why::explain(&machine, &samples, id, (host(from), host(to)), &happenings)?;
@@ -164,22 +168,6 @@ fn find(samples: &[Sample], text: &str) -> Result<Option<VmId>, ApiError> {
         }
     }
     Ok(None)
-}
-
-/// Converts an event about a VM; that it came or went explains nothing.
-fn happening(event: EventRow) -> Option<Happening> {
-    if matches!(event.kind.as_str(), "appeared" | "vanished") {
-        return None;
-    }
-    Some(Happening {
-        id: event.id,
-        at: Ns(event.at_ns.unsigned_abs()),
-        is_decision: event.kind == "decided" && matches!(event.outcome.as_deref(), Some("done" | "moved")),
-        vm: Some(VmId::parse(&event.vm?)?),
-        policy: event.policy.unwrap_or_default(),
-        action: event.action.unwrap_or_default(),
-        text: event.text,
-    })
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Answers.
 
 use homenode_control::{Line, PermitStatus, Status, VmStatus};
-use homenode_host::CountedBy;
 use homenode_host::observation::{Sees, TrackerChoice};
+use homenode_host::{CountedBy, EventRecord};
 use homenode_policy::advisor;
 use homenode_policy::arrange::Beside;
 use homenode_policy::demand::BandwidthFrom;
@@ -324,6 +324,22 @@ pub struct Happened {
     pub count: u64,
     /// A sentence for people.
     pub text: String,
+}
+
+impl Happened {
+    /// Returns an event that occurred `count` times in a row, first `age_ns` ago.
+    pub fn of(record: EventRecord, age_ns: Ns, count: u64) -> Happened {
+        Happened {
+            at_ns: record.at,
+            age_ns,
+            kind: record.kind,
+            vm: record.name,
+            policy: record.policy,
+            outcome: record.outcome,
+            count,
+            text: record.text,
+        }
+    }
 }
 
 /// A permit was booked or given up.

@@ -21,6 +21,7 @@ pub mod why;
 pub use answer::{Answer, ApiError, Reply};
 pub use client::{AskError, ask, remedy, socket_path};
 pub use forecast::forecast;
+pub use homenode_host::EventRecord;
 pub use meant::{meant, named};
 pub use request::{Homes, Request};
 

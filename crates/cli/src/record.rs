@@ -248,18 +248,19 @@ pub struct RecordEvent {
 
 impl From<EventRow> for RecordEvent {
     fn from(row: EventRow) -> RecordEvent {
+        let record = row.record;
         RecordEvent {
             id: row.id,
             run: row.run,
             at: Wall(row.wall_ns).to_string(),
             last: Wall(row.last_wall_ns).to_string(),
             count: row.count,
-            kind: row.kind,
-            vm: row.name.or(row.vm),
-            policy: row.policy,
-            action: row.action,
-            outcome: row.outcome,
-            text: row.text,
+            kind: record.kind,
+            vm: record.name.or(record.vm.map(|vm| vm.to_string())),
+            policy: record.policy,
+            action: record.action,
+            outcome: record.outcome,
+            text: record.text,
             detail: row.detail,
         }
     }

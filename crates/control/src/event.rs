@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use homenode_host::{CpuQuota, Decision, Finding, Outcome, Refusal, Sample};
-use homenode_units::{Bytes, CpuSet, VmId};
+use homenode_host::{CpuQuota, Decision, EventRecord, Finding, Outcome, Refusal, Sample};
+use homenode_units::{Bytes, CpuSet, Ns, VmId};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -164,6 +164,54 @@ impl Event {
             finding,
         }
     }
+
+    /// Returns the event as it is kept and searched; `at` is its time by the host's clock.
+    pub fn record(&self, at: Ns) -> EventRecord {
+        let (kind, vm, name) = match self {
+            Event::Appeared { vm, name, .. } => ("appeared", Some(*vm), Some(name)),
+            Event::Vanished { vm, name } => ("vanished", Some(*vm), Some(name)),
+            Event::ChangedByOther { vm, name, .. } => ("changed-by-other", Some(*vm), Some(name)),
+            Event::GivenBack { vm, name } => ("given-back", Some(*vm), Some(name)),
+            Event::QuotaChangedByOther { vm, name, .. } => ("quota-changed-by-other", Some(*vm), Some(name)),
+            Event::QuotaGivenBack { vm, name } => ("quota-given-back", Some(*vm), Some(name)),
+            Event::Decided { name, decision, .. } => {
+                (EventRecord::DECIDED, Some(decision.action.vm), Some(name))
+            }
+            Event::Recommended { name, decision, .. } => {
+                ("recommended", Some(decision.action.vm), Some(name))
+            }
+            Event::Approved { vm, name, .. } => ("approved", Some(*vm), Some(name)),
+            Event::Rejected { vm, name, .. } => ("rejected", Some(*vm), Some(name)),
+            Event::Expired { vm, name, .. } => ("expired", Some(*vm), Some(name)),
+            Event::Found { name, finding } => ("found", finding.vm, name.as_ref()),
+            Event::Refused { .. } => ("refused", None, None),
+        };
+        let (policy, action, outcome) = match self {
+            Event::Decided { decision, result, .. } => (
+                Some(decision.policy),
+                Some(decision.action.act.kind()),
+                Some(result.kind()),
+            ),
+            Event::Recommended { decision, .. } => {
+                (Some(decision.policy), Some(decision.action.act.kind()), None)
+            }
+            Event::Approved { policy, .. }
+            | Event::Rejected { policy, .. }
+            | Event::Expired { policy, .. } => (Some(*policy), None, None),
+            Event::Found { finding, .. } => (Some(finding.policy), None, None),
+            _ => (None, None, None),
+        };
+        EventRecord {
+            at,
+            kind: kind.to_owned(),
+            vm,
+            name: name.cloned(),
+            policy: policy.map(str::to_owned),
+            action: action.map(str::to_owned),
+            outcome: outcome.map(str::to_owned),
+            text: self.to_string(),
+        }
+    }
 }
 
 fn recommended(
@@ -264,6 +312,81 @@ impl fmt::Display for Event {
             }
             Event::Found { finding, .. } => write!(f, "{}: {}", finding.policy, finding.message),
             Event::Refused { refusal } => write!(f, "plan refused: {refusal}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use homenode_host::{Act, Lever};
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_record_has_the_words_of_the_json() {
+        let (vm, name, policy) = (VmId(1), "web".to_owned(), "arrange");
+        let lever = Lever::Home;
+        let decision = Decision {
+            policy,
+            action: Act::Lift { lever }.on(vm),
+            reason: "why".into(),
+        };
+        let finding = Finding {
+            policy,
+            vm: Some(vm),
+            message: "what".into(),
+        };
+        let refusal = Refusal::UnknownVm { vm };
+        let text = "lift".to_owned();
+        let events = [
+            Event::Vanished {
+                vm,
+                name: name.clone(),
+            },
+            Event::QuotaGivenBack {
+                vm,
+                name: name.clone(),
+            },
+            Event::Approved {
+                id: 1,
+                vm,
+                name: name.clone(),
+                policy,
+                text: text.clone(),
+            },
+            Event::Recommended {
+                id: 1,
+                name: name.clone(),
+                decision: decision.clone(),
+                text,
+                gain: None,
+            },
+            Event::Decided {
+                name: name.clone(),
+                decision,
+                result: Outcome::DryRun,
+            },
+            Event::Found {
+                name: Some(name),
+                finding,
+            },
+            Event::Refused { refusal },
+        ];
+        for event in events {
+            let (record, json) = (event.record(Ns(7)), json!(event));
+            let words = [&record.name, &record.policy, &record.action, &record.outcome];
+            let there = [
+                &json["name"],
+                &json["policy"],
+                &json["action"],
+                &json["result"]["outcome"],
+            ];
+            assert_eq!(json!(words), json!(there), "{json}");
+            assert_eq!(
+                (json!(record.kind), json!(record.vm)),
+                (json["event"].clone(), json["vm"].clone())
+            );
         }
     }
 }

@@ -48,7 +48,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 pub use homenode_host::Mode;
-use homenode_host::{Rates, Sample, Setting, VmSettings};
+use homenode_host::{EventRecord, Rates, Sample, Setting, VmSettings};
 use homenode_policy::placement::{Announcement, Ledger};
 use homenode_policy::{permits, topology_feed};
 use homenode_units::{NodeSet, Ns, VmId};
@@ -63,7 +63,6 @@ use external::{External, Planner, PlannerFailed};
 use foreign_changes::ForeignChanges;
 use gate::InForce;
 use recent::Recent;
-pub use recent::Remembered;
 use recommendations::Recommendations;
 pub use recommendations::{NotThat, Recommendation};
 pub use run::{Around, Phase, run};
@@ -270,7 +269,7 @@ impl Control {
     }
 
     /// Returns recent events, the oldest first.
-    pub fn recent(&self) -> impl Iterator<Item = &Remembered> {
+    pub fn recent(&self) -> impl Iterator<Item = &EventRecord> {
         self.recent.iter()
     }
 

@@ -78,12 +78,14 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    pub(crate) const MOVED: &str = "moved";
+
     /// Returns its name in JSON.
     pub fn kind(&self) -> &'static str {
         match self {
             Outcome::Done => "done",
             Outcome::Renewed => "renewed",
-            Outcome::Moved { .. } => "moved",
+            Outcome::Moved { .. } => Outcome::MOVED,
             Outcome::DryRun => "dry-run",
             Outcome::Failed(_) => "failed",
         }

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use homenode_units::{Bytes, Ns};
+use homenode_host::EventRecord;
+use homenode_units::{Bytes, Ns, VmId};
 use rusqlite::{Connection, Row, ToSql};
 use serde::Serialize;
 use serde_json::Value;
@@ -47,35 +48,21 @@ pub struct Frame {
     pub value: Value,
 }
 
-/// An event, and how often it occurred in a row.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+/// An event of a history, and how often it occurred in a row.
+#[derive(Clone, Debug, PartialEq)]
 pub struct EventRow {
     /// Its id, which other records use.
     pub id: i64,
     /// Id of its run.
     pub run: i64,
-    /// The host's monotonic clock.
-    pub at_ns: i64,
     /// The wall clock, in nanoseconds since 1970.
     pub wall_ns: i64,
     /// The wall clock at its last occurrence.
     pub last_wall_ns: i64,
     /// Number of occurrences.
     pub count: i64,
-    /// Its kind.
-    pub kind: String,
-    /// The VM's id, if it is about one.
-    pub vm: Option<String>,
-    /// The VM's name at that time.
-    pub name: Option<String>,
-    /// The policy that decided or found it.
-    pub policy: Option<String>,
-    /// The action.
-    pub action: Option<String>,
-    /// The outcome.
-    pub outcome: Option<String>,
-    /// A sentence for people.
-    pub text: String,
+    /// The event.
+    pub record: EventRecord,
     /// The whole event, for programs.
     pub detail: Value,
 }
@@ -326,20 +313,24 @@ const EVENT: &str =
     "id, run, at_ns, wall_ns, last_wall_ns, count, kind, vm, name, policy, action, outcome, text, detail";
 
 fn event(row: &Row<'_>) -> rusqlite::Result<EventRow> {
-    Ok(EventRow {
-        id: row.get(0)?,
-        run: row.get(1)?,
-        at_ns: row.get(2)?,
-        wall_ns: row.get(3)?,
-        last_wall_ns: row.get(4)?,
-        count: row.get(5)?,
+    let vm: Option<String> = row.get(7)?;
+    let record = EventRecord {
+        at: Ns(row.get::<_, i64>(2)?.unsigned_abs()),
         kind: row.get(6)?,
-        vm: row.get(7)?,
+        vm: vm.and_then(|vm| VmId::parse(&vm)),
         name: row.get(8)?,
         policy: row.get(9)?,
         action: row.get(10)?,
         outcome: row.get(11)?,
         text: row.get(12)?,
+    };
+    Ok(EventRow {
+        id: row.get(0)?,
+        run: row.get(1)?,
+        wall_ns: row.get(3)?,
+        last_wall_ns: row.get(4)?,
+        count: row.get(5)?,
+        record,
         detail: json(row, 13)?,
     })
 }

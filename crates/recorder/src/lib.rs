@@ -31,4 +31,4 @@ pub use document::{Documents, Figures};
 pub use minute::{Minute, Which};
 pub use recorder::{Recorder, WhenFull};
 pub use schema::{Kind, RecordError};
-pub use store::{Begin, Event, Limits, Period, Written};
+pub use store::{Begin, Limits, Period, Written};

@@ -4,12 +4,13 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 
+use homenode_host::EventRecord;
 use homenode_units::Ns;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::document::Documents;
 use crate::schema::RecordError;
-use crate::store::{Begin, Event, Limits, Period, Store, Written};
+use crate::store::{Begin, Limits, Period, Store, Written};
 
 /// Most periods that may wait for the disk.
 const WAITING_MAX: usize = 64;
@@ -112,8 +113,9 @@ impl Drop for Recorder {
     }
 }
 
-fn left_out(count: u64, at: Ns) -> Event {
-    Event {
+fn left_out(count: u64, at: Ns) -> (EventRecord, Value) {
+    let record = EventRecord {
+        at,
         kind: "gap".into(),
         vm: None,
         name: None,
@@ -121,8 +123,8 @@ fn left_out(count: u64, at: Ns) -> Event {
         action: None,
         outcome: None,
         text: format!("{count} periods before this one were not recorded: the disk was too slow, or full"),
-        detail: json!({"missed_count": count, "until_ns": at}),
-    }
+    };
+    (record, json!({"missed_count": count, "until_ns": at}))
 }
 
 /// Messages of the writing thread. The run may be over and not receive them.

@@ -5,6 +5,7 @@ use std::io::{self, BufWriter};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use homenode_host::EventRecord;
 use homenode_units::{Bytes, Ns};
 use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 use rustix::fs::FlockOperation;
@@ -21,8 +22,6 @@ const BLOCK: Ns = Ns::from_secs(60);
 pub(crate) const BLOCK_COUNT_MAX: usize = 6000;
 /// Repetitions of an event within this time share one row.
 const AGAIN: Ns = Ns::from_secs(60);
-/// The kind of a decision: each has its own row.
-const DECIDED: &str = "decided";
 /// zstd's compression level. A higher one takes twice as long and does not shrink samples, which are most of the data.
 const LEVEL: i32 = 1;
 /// How much of a block's text is compressed at once.
@@ -61,43 +60,6 @@ pub struct Begin {
     pub detail: Value,
 }
 
-/// An event.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Event {
-    /// Its kind: `decided`, `found`, `refused` and so on.
-    pub kind: String,
-    /// The VM's id, if it is about one.
-    pub vm: Option<String>,
-    /// Its name.
-    pub name: Option<String>,
-    /// The policy that decided or found it.
-    pub policy: Option<String>,
-    /// The action.
-    pub action: Option<String>,
-    /// The outcome.
-    pub outcome: Option<String>,
-    /// A sentence for people.
-    pub text: String,
-    /// The whole event, for programs.
-    pub detail: Value,
-}
-
-impl Event {
-    /// Returns the record of a decision that was written to row `id`; `None` for other events.
-    fn written(&self, id: i64, wall_ns: i64) -> Option<Written> {
-        if self.kind != DECIDED {
-            return None;
-        }
-        Some(Written {
-            id,
-            wall_ns,
-            policy: self.policy.clone()?,
-            action: self.action.clone()?,
-            outcome: self.outcome.clone()?,
-        })
-    }
-}
-
 /// A decision that was written, and how to find it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
@@ -113,6 +75,22 @@ pub struct Written {
     pub outcome: String,
 }
 
+impl Written {
+    /// Describes an event that was written to row `id`; `None` if it is no decision.
+    fn of(record: &EventRecord, id: i64, wall_ns: i64) -> Option<Written> {
+        if record.kind != EventRecord::DECIDED {
+            return None;
+        }
+        Some(Written {
+            id,
+            wall_ns,
+            policy: record.policy.clone()?,
+            action: record.action.clone()?,
+            outcome: record.outcome.clone()?,
+        })
+    }
+}
+
 /// What to keep of one period in addition to its [`Documents`].
 #[derive(Clone, Debug)]
 pub struct Period {
@@ -120,8 +98,8 @@ pub struct Period {
     pub at: Ns,
     /// The wall clock, in nanoseconds since 1970.
     pub wall_ns: i64,
-    /// Its events.
-    pub events: Vec<Event>,
+    /// Its events, each also as a whole, for programs.
+    pub events: Vec<(EventRecord, Value)>,
 }
 
 /// A history, opened for writing.
@@ -270,9 +248,9 @@ impl Store {
                 write_tail(change, run, period, (kind, &packed[kind.index()]))?;
             }
             let mut decisions = Vec::new();
-            for event in &period.events {
-                let id = write_event(change, run, period, event)?;
-                decisions.extend(id.and_then(|id| event.written(id, period.wall_ns)));
+            for (record, detail) in &period.events {
+                let id = write_event(change, (run, period.wall_ns), record, detail)?;
+                decisions.extend(id.and_then(|id| Written::of(record, id, period.wall_ns)));
             }
             Ok(decisions)
         });
@@ -569,14 +547,15 @@ fn block_of(frames: &Columns) -> io::Result<Vec<u8>> {
     text.into_inner()?.finish()
 }
 
-/// Writes an event; returns the id of its row, if it has its own.
+/// Writes an event. Decisions, and events that are not repeated, have rows of their own: returns the id of the row then.
 fn write_event(
     change: &Transaction<'_>,
-    run: i64,
-    period: &Period,
-    event: &Event,
+    (run, wall_ns): (i64, i64),
+    record: &EventRecord,
+    detail: &Value,
 ) -> rusqlite::Result<Option<i64>> {
-    let Event {
+    let EventRecord {
+        at,
         kind,
         vm,
         name,
@@ -584,9 +563,9 @@ fn write_event(
         action,
         outcome,
         text,
-        detail,
-    } = event;
-    let since = period.wall_ns.saturating_sub(whole(AGAIN.0));
+    } = record;
+    let vm = vm.map(|vm| vm.to_string());
+    let since = wall_ns.saturating_sub(whole(AGAIN.0));
     let again = change
         .prepare_cached(
             "UPDATE event SET count = count + 1, last_wall_ns = ?1 WHERE id = (
@@ -595,14 +574,14 @@ fn write_event(
             ) AND kind <> ?8",
         )?
         .execute(params![
-            period.wall_ns,
+            wall_ns,
             since,
             run,
             kind,
             vm,
             policy,
             text,
-            DECIDED
+            EventRecord::DECIDED
         ])?;
     if again > 0 {
         return Ok(None);
@@ -614,9 +593,9 @@ fn write_event(
         )?
         .execute(params![
             run,
-            whole(period.at.0),
-            period.wall_ns,
-            period.wall_ns,
+            whole(at.0),
+            wall_ns,
+            wall_ns,
             kind,
             vm,
             name,

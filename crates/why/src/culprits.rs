@@ -41,12 +41,14 @@ impl Look<'_> {
 
     fn quota(&self) -> (Code, Culprit) {
         let by = self.changed(Change::Quota).unwrap_or(Culprit::Unknown);
-        let is_permit = |happening: &&Happening| {
-            happening.is_decision && happening.vm == Some(self.facts.vm) && happening.policy == "permits"
+        let is_permit = |Happening { record, .. }: &Happening| {
+            record.was_carried_out()
+                && record.vm == Some(self.facts.vm)
+                && record.policy.as_deref() == Some("permits")
+                && self.is_near(record.at)
         };
-        let by_permit = self.happenings.iter().filter(is_permit);
-        let near = by_permit.filter(|happening| self.is_near(happening.at)).count();
-        if self.facts.has_permit && (near > 0 || matches!(by, Culprit::Agent { .. })) {
+        let by_permit = self.happenings.iter().any(is_permit);
+        if self.facts.has_permit && (by_permit || matches!(by, Culprit::Agent { .. })) {
             return (Code::Permit, Culprit::Itself);
         }
         (Code::Quota, by)
@@ -80,11 +82,12 @@ impl Look<'_> {
             Change::Pages => &["move-pages", "move-virtual-node", "move-frames"],
         };
         let earliest = at.saturating_sub(Ns(DECIDED_BEFORE.0.saturating_add(self.step().0)));
-        let decided = self.happenings.iter().find(|happening| {
-            happening.is_decision
-                && happening.vm == Some(self.facts.vm)
-                && acts.contains(&happening.action.as_str())
-                && (earliest..=*at).contains(&happening.at)
+        let decided = self.happenings.iter().find(|Happening { record, .. }| {
+            let action = record.action.as_deref();
+            record.was_carried_out()
+                && record.vm == Some(self.facts.vm)
+                && action.is_some_and(|action| acts.contains(&action))
+                && (earliest..=*at).contains(&record.at)
         });
         Some(decided.map_or(Culprit::Somebody, |happening| Culprit::Agent {
             decision: happening.id,

@@ -37,7 +37,7 @@ mod culprits;
 mod facts;
 mod model;
 
-use homenode_host::Sample;
+use homenode_host::{EventRecord, Sample};
 use homenode_machine::Machine;
 use homenode_units::{Ns, VmId};
 use schemars::JsonSchema;
@@ -210,20 +210,10 @@ pub struct Explanation {
 /// A decision, finding or other event from the history.
 #[derive(Clone, Debug)]
 pub struct Happening {
-    /// Its id.
+    /// Its id in the history.
     pub id: i64,
-    /// Its time, by the host's clock.
-    pub at: Ns,
-    /// Whether it is a decision that was carried out.
-    pub is_decision: bool,
-    /// The VM it is about.
-    pub vm: Option<VmId>,
-    /// The policy.
-    pub policy: String,
-    /// The act (`limit`, `pin-vcpus` and so on).
-    pub action: String,
-    /// A sentence for people.
-    pub text: String,
+    /// The event.
+    pub record: EventRecord,
 }
 
 /// Why there is no explanation.
@@ -356,7 +346,8 @@ fn followed(happenings: &[Happening], vm: VmId, culprit: &Culprit, (from, to): (
     };
     let within = |at: Ns| at > from && at <= Ns(to.0.saturating_add(DECIDED_AFTER.0));
     let about = |happening: &&Happening| {
-        within(happening.at) && happening.vm.is_some() && (happening.vm == Some(vm) || happening.vm == other)
+        let EventRecord { at, vm: about, .. } = happening.record;
+        within(at) && about.is_some() && (about == Some(vm) || about == other)
     };
     let by = match culprit {
         Culprit::Agent { decision } => Some(*decision),
@@ -367,11 +358,11 @@ fn followed(happenings: &[Happening], vm: VmId, culprit: &Culprit, (from, to): (
         .filter(about)
         .filter(|happening| Some(happening.id) != by)
         .collect::<Vec<_>>();
-    about.sort_by_key(|happening| (!happening.is_decision, happening.at));
+    about.sort_by_key(|Happening { record, .. }| (!record.was_carried_out(), record.at));
     match about.first() {
         Some(happening) => Followed {
             id: Some(happening.id),
-            text: happening.text.clone(),
+            text: happening.record.text.clone(),
         },
         None => Followed {
             id: None,

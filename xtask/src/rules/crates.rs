@@ -176,7 +176,15 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 33] = [
         ],
     ),
     ("homenode-table", &[]),
-    ("homenode-recorder", &["homenode-table", "homenode-units"]),
+    (
+        "homenode-recorder",
+        &[
+            "homenode-table",
+            "homenode-host",
+            "homenode-machine",
+            "homenode-units",
+        ],
+    ),
     (
         "homenode-sweep",
         &[

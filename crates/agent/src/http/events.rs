@@ -10,7 +10,6 @@ use axum::response::IntoResponse;
 use axum::response::sse::{Event as Sse, KeepAlive};
 use futures_util::stream;
 use homenode_api::http::{Looked, Missed, Told, WallTime};
-use homenode_units::VmId;
 use serde_json::json;
 use tokio::sync::watch;
 
@@ -111,16 +110,15 @@ fn told(message: &Message, run: &str) -> Sse {
             ("epoch".to_owned(), json!(looked))
         }
         Some(event) => {
-            let detail = json!(event);
+            let record = event.record(at_ns);
             let told = Told {
                 time,
                 at_ns,
-                vm: detail["vm"].as_str().and_then(VmId::parse),
-                text: event.to_string(),
-                detail,
+                vm: record.vm,
+                text: record.text,
+                detail: json!(event),
             };
-            let kind = told.detail["event"].as_str().unwrap_or("told").to_owned();
-            (kind, json!(told))
+            (record.kind, json!(told))
         }
     };
     let id = format!("{run}-{}", message.number);

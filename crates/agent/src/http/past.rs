@@ -13,7 +13,7 @@ use homenode_api::http::{
     OverviewQuery, POINTS_MAX, Pictured, VmHistory, WallTime, WhyQuery,
 };
 use homenode_api::why::{Answer, WINDOW, WallSpan};
-use homenode_api::{ApiError, meant, named};
+use homenode_api::{ApiError, EventRecord, meant, named};
 use homenode_recorder::{Archive, EventRow, Kind, Pick, RecordError, Wanted};
 use homenode_units::{Bytes, BytesPerSec, Ns, PAGE_BYTES, VmId};
 use serde_json::Value;
@@ -127,7 +127,7 @@ pub(super) async fn decisions(
         to_ns: query.to.map(|time| time.0),
         vm: query.vm,
         policy: query.policy,
-        kind: Some("decided".into()),
+        kind: Some(EventRecord::DECIDED.into()),
         id: None,
         before_id,
         // The extra row shows whether there are more.
@@ -148,7 +148,7 @@ pub(super) async fn decision(
 ) -> Result<Json<DecisionRow>, Failed> {
     let Path(id) = id?;
     let wanted = Wanted {
-        kind: Some("decided".into()),
+        kind: Some(EventRecord::DECIDED.into()),
         id: Some(id),
         ..Wanted::default()
     };
@@ -182,15 +182,16 @@ pub(super) async fn why(
 }
 
 fn row(row: EventRow) -> DecisionRow {
+    let record = row.record;
     DecisionRow {
         id: row.id,
         time: WallTime(row.wall_ns),
-        vm: row.vm,
-        name: row.name,
-        policy: row.policy,
-        action: row.action,
-        outcome: row.outcome,
-        text: row.text,
+        vm: record.vm.map(|vm| vm.to_string()),
+        name: record.name,
+        policy: record.policy,
+        action: record.action,
+        outcome: record.outcome,
+        text: record.text,
         detail: row.detail,
     }
 }

@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use homenode_host::EventRecord;
 use homenode_recorder::{
-    Archive, Begin, Documents, Event, Figures, Frame, Kind, Limits, Minute, RecordError, Recorder, Wanted,
-    WhenFull, Which, prune,
+    Archive, Begin, Documents, Figures, Frame, Kind, Limits, Minute, RecordError, Recorder, Wanted, WhenFull,
+    Which, prune,
 };
-use homenode_units::{Bytes, Ns};
+use homenode_units::{Bytes, Ns, VmId};
 use serde_json::{Value, json};
 
 const SECOND: i64 = 1_000_000_000;
@@ -36,17 +37,18 @@ fn plenty() -> Limits {
     }
 }
 
-fn event(kind: &str, text: &str) -> Event {
-    Event {
+fn event(kind: &str, text: &str) -> (EventRecord, Value) {
+    let record = EventRecord {
+        at: Ns::ZERO,
         kind: kind.into(),
-        vm: Some("id-of-a".into()),
+        vm: Some(VmId(0xa)),
         name: Some("a".into()),
         policy: Some("arrange".into()),
         action: None,
         outcome: Some("done".into()),
         text: text.into(),
-        detail: json!({"n": 1}),
-    }
+    };
+    (record, json!({"n": 1}))
 }
 
 /// A period with its documents.
@@ -56,7 +58,7 @@ struct Period {
     wall_ns: i64,
     status: Value,
     sample: Option<Value>,
-    events: Vec<Event>,
+    events: Vec<(EventRecord, Value)>,
 }
 
 impl Period {
@@ -201,7 +203,7 @@ fn what_happens_again_is_one_row_and_decisions_are_each_their_own() {
     let events = archive.events(&Wanted::default()).unwrap();
     let told: Vec<(&str, i64)> = events
         .iter()
-        .map(|event| (event.kind.as_str(), event.count))
+        .map(|event| (event.record.kind.as_str(), event.count))
         .collect();
     assert_eq!(told, [("found", 5), ("decided", 1), ("decided", 1), ("found", 1)]);
     assert_eq!(events[0].last_wall_ns - events[0].wall_ns, 4 * SECOND);
@@ -487,11 +489,11 @@ fn decisions_that_are_written_are_told_by_the_numbers_of_their_rows() {
     let (_dir, path) = place();
     let mut recorder = Recorder::begin(&path, &begin(), plenty(), WhenFull::LeaveOut).unwrap();
     let decided = |second: u64| {
-        let action = Some("set-home".into());
-        let decision = event("decided", "VM a: home 1");
+        let mut decision = event("decided", "VM a: home 1");
+        decision.0.action = Some("set-home".into());
         Period {
             // The finding is the same each time, so it is one row with a count.
-            events: vec![event("found", "VM a is slow"), Event { action, ..decision }],
+            events: vec![event("found", "VM a is slow"), decision],
             ..period(second, 0)
         }
     };
@@ -509,7 +511,7 @@ fn decisions_that_are_written_are_told_by_the_numbers_of_their_rows() {
             ..Wanted::default()
         };
         let rows = archive.events(&wanted).unwrap();
-        assert_eq!((rows.len(), rows[0].kind.as_str()), (1, "decided"));
+        assert_eq!((rows.len(), rows[0].record.kind.as_str()), (1, "decided"));
         assert_eq!(written.wall_ns, NOON + second * SECOND);
         assert_eq!(rows[0].wall_ns, written.wall_ns);
         let said = [written.policy, written.action, written.outcome];

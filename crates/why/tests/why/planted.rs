@@ -6,7 +6,7 @@
 
 #![allow(clippy::print_stdout)] // cases with a wrong answer
 
-use homenode_host::{Act, Action, CpuQuota, Decision, Host as _, Limit, Plan, Sample};
+use homenode_host::{Act, Action, CpuQuota, Decision, EventRecord, Host as _, Limit, Plan, Sample};
 use homenode_machine::Machine;
 use homenode_twin::{EventAction, Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, CpuId, CpuSet, NodeId, NodeSet, Ns, Permit, SplitMix, VmId};
@@ -355,12 +355,16 @@ fn case(machine: &Machine, kind: Kind, seed: u64) -> Option<(f64, Explanation)> 
     // The history has only the agent's own decisions, not limits set by others.
     let decided = limited.filter(|_| kind == Kind::Permit).map(|at| Happening {
         id: 7,
-        at,
-        is_decision: true,
-        vm: victim,
-        policy: "permits".into(),
-        action: "limit".into(),
-        text: "held to its permit".into(),
+        record: EventRecord {
+            at,
+            kind: EventRecord::DECIDED.to_owned(),
+            vm: victim,
+            name: Some(VICTIM.to_owned()),
+            policy: Some("permits".to_owned()),
+            action: Some("limit".to_owned()),
+            outcome: Some("done".to_owned()),
+            text: "held to its permit".to_owned(),
+        },
     });
     Some((
         lost,
