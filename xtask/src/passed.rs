@@ -28,7 +28,7 @@ const HEAD: &str = "\
 pub const ALWAYS: [&str; 5] = ["boot", "libvirt", "conformance", "bring-home", "xen-boots"];
 
 /// Sources of an agent on a live host.
-const AGENT: [&str; 22] = [
+const AGENT: [&str; 23] = [
     "crates/agent",
     "crates/api",
     "crates/cli/src",
@@ -41,6 +41,7 @@ const AGENT: [&str; 22] = [
     "crates/machine-files",
     "crates/policy",
     "crates/recorder",
+    "crates/screens",
     "crates/topology-page",
     "crates/trace",
     "crates/undo",

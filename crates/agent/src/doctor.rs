@@ -1,6 +1,8 @@
 //! Examines the host: for each feature of the agent, what is present or missing, what that costs, and the remedy. Changes
 //! nothing. Only libvirt could hang, so it gets 8 s.
 
+mod text;
+
 use std::path::{Path, PathBuf};
 
 use homenode_host::KernelSettings;
@@ -18,6 +20,8 @@ use homenode_undo::peer::GroupId;
 use homenode_undo::state_dir::StateDir;
 use schemars::JsonSchema;
 use serde::Serialize;
+
+pub use text::{Detail, Paragraph};
 
 /// Bits of `CapEff` required to move pages of other processes.
 const MOVES_PAGES: [(u32, &str); 2] = [(19, "CAP_SYS_PTRACE"), (23, "CAP_SYS_NICE")];
@@ -63,7 +67,7 @@ impl Feature {
     }
 
     /// Returns whether it is a manager of VMs.
-    pub fn is_of_vms(&self) -> bool {
+    fn is_of_vms(&self) -> bool {
         matches!(self.feature, "libvirt" | "plain QEMU" | "Xen")
     }
 }

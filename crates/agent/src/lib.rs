@@ -10,9 +10,11 @@
 //! |---|---|
 //! | the caller's | [`run`]: samples, plans, commits, carries out settings, keeps the bill |
 //! | server | waits in epoll for clients and answers from the loop's state, whose lock the loop does not hold while it acts |
+//! | output | writes output to a reader that may be slow ([`backlog`]) |
 //! | http | answers programs and browsers from what the loop publishes ([`feed`]); reads the history on threads of its own |
 
 mod answers;
+pub mod backlog;
 pub mod bill_file;
 pub mod doctor;
 pub mod drain_file;
@@ -20,6 +22,7 @@ pub mod feed;
 mod handler;
 pub mod history;
 pub mod http;
+pub mod journald;
 pub mod live;
 pub mod managed;
 pub mod numad;
@@ -32,6 +35,7 @@ pub mod server;
 pub mod service;
 pub mod setting_queue;
 pub mod standalone;
+pub mod stretch;
 pub mod trace;
 pub mod twin;
 pub mod wall_clock;

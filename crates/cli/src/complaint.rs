@@ -4,10 +4,11 @@ use std::process::ExitCode;
 
 use homenode_api::document::document;
 use homenode_api::{ApiError, AskError};
+use homenode_screens::printable;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::{is_about_input, printable};
+use crate::is_about_input;
 
 /// The report of a failed command.
 #[derive(Debug, Serialize, JsonSchema)]

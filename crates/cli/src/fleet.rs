@@ -1,37 +1,25 @@
-//! `homenode fleet top`: many hosts on one page, a line each; opening a line shows the host's own page.
-//!
-//! | module | what is in it |
-//! |---|---|
-//! | `hosts` | agents, asked over HTTP, each by a thread of its own |
-//! | `summary` | what a line says of a host, from its picture alone |
-//! | `screen` | the lines |
-//! | `interactive` | keys and time on a terminal |
+//! `homenode fleet top`: options, the agents' answers over HTTP, and the page as text or JSON.
 
 mod hosts;
-mod interactive;
-mod screen;
-mod summary;
-#[cfg(test)]
-mod tests;
 
-use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use homenode_agent::wall_clock::now_ns;
 use homenode_api::document::document;
+use homenode_screens::fleet::{self, Summary};
+use homenode_screens::pictures::Host;
+use homenode_screens::table::Colours;
+use homenode_screens::wall::{self, Wall};
+use homenode_screens::{printable, terminal};
 use homenode_units::Ns;
-use ratatui::crossterm::terminal;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::options::interval;
 use crate::print::print;
-use crate::printable;
-use crate::top::{Colours, interval};
-use crate::wall::Wall;
 use hosts::{Address, Asker, Login};
-use summary::Summary;
 
 /// Commands about many hosts.
 #[derive(Debug, clap::Subcommand)]
@@ -124,14 +112,18 @@ pub fn run(command: &FleetCommand) -> anyhow::Result<ExitCode> {
             ExitCode::FAILURE
         });
     }
-    interactive::run(&asker, &args.hosts, Duration::from_nanos(args.every.0))
+    let asked = args.hosts.iter().map(|host| {
+        let (asker, address) = (asker.clone(), host.clone());
+        (host.name(), move || asker.ask(&address))
+    });
+    fleet::run(asked.collect(), Duration::from_nanos(args.every.0), wall::local)
 }
 
-fn show(args: &FleetTopArgs, all: &[hosts::Host]) -> anyhow::Result<()> {
-    let rows = screen::rows(all);
+fn show(args: &FleetTopArgs, all: &[Host]) -> anyhow::Result<()> {
+    let rows = fleet::rows(all);
     if args.json {
         let shown = rows.iter().map(|row| Shown {
-            host: row.host.address.name().to_owned(),
+            host: row.host.name.clone(),
             trouble: row.host.trouble.clone(),
             seen_at: row
                 .host
@@ -148,10 +140,9 @@ fn show(args: &FleetTopArgs, all: &[hosts::Host]) -> anyhow::Result<()> {
         print(format_args!("{}\n", printable::json(&document.to_string())));
         return Ok(());
     }
-    let width = match std::io::stdout().is_terminal() {
-        true => terminal::size().ok().map(|(width, _)| usize::from(width)),
-        false => None,
-    };
-    print(format_args!("{}", screen::plain(&rows, width, Colours::Off)));
+    print(format_args!(
+        "{}",
+        fleet::plain(&rows, terminal::width(), Colours::Off)
+    ));
     Ok(())
 }

@@ -10,7 +10,6 @@ mod print;
 
 mod args;
 mod ask;
-mod backlog;
 mod calibrate;
 mod complaint;
 mod doctor;
@@ -18,7 +17,6 @@ mod doctor;
 mod documents;
 mod experiment;
 mod fleet;
-mod journald;
 mod kernel_footprint;
 mod maintenance;
 mod memory;
@@ -28,11 +26,9 @@ mod output;
 mod page_log;
 mod permit;
 mod policy;
-mod printable;
 mod profile;
 mod progress;
 mod query;
-mod quiet;
 mod recommend;
 mod record;
 mod replay;
@@ -51,7 +47,6 @@ mod top;
 mod topology;
 mod trial;
 mod twin;
-mod wall;
 mod web;
 mod whatif;
 mod why;
@@ -64,6 +59,8 @@ use anyhow::Context as _;
 use clap::{CommandFactory, Parser};
 use homenode_api::AskError;
 use homenode_kvm::ConnectError;
+use homenode_screens::terminal::NoTerminal;
+use homenode_screens::wall::NoSuchTime;
 use homenode_twin::TwinError;
 
 use args::{Args, Command};
@@ -90,6 +87,8 @@ pub fn bad_input(error: impl std::fmt::Display) -> anyhow::Error {
 fn is_about_input(error: &anyhow::Error) -> bool {
     error.is::<BadInput>()
         || error.is::<TwinError>()
+        || error.is::<NoTerminal>()
+        || error.is::<NoSuchTime>()
         || matches!(
             error.downcast_ref(),
             Some(ConnectError::BadUri { .. } | ConnectError::Remote { .. })

@@ -7,14 +7,13 @@ use std::time::{Duration, Instant};
 use homenode_api::Request;
 use homenode_api::answer::Maintenance;
 use homenode_control::LeftBehind;
+use homenode_screens::printable::OneLine;
 use homenode_units::{Bytes, NodeSet, Ns};
 
 use crate::ask::ask_agent;
 use crate::options::AgentArgs;
-use crate::print::{or_dash, print_json, table};
-use crate::printable::OneLine;
+use crate::print::{or_dash, print_json, span, table};
 use crate::progress::progress;
-use crate::report::span;
 
 /// The end of `drain`'s help.
 pub const DRAIN_HELP: &str = "VMs that live on the node get another home, those that live nowhere get one elsewhere for as long as it lasts, their memory

@@ -3,12 +3,12 @@
 use clap::Subcommand;
 use homenode_api::Request;
 use homenode_api::answer::FloorSet;
+use homenode_screens::printable::OneLine;
 use homenode_units::Bytes;
 
 use crate::ask::{ask_agent, vms};
 use crate::options::{AgentArgs, OrNone, ShowArgs, Size};
 use crate::print::{or_dash, print_json, table};
-use crate::printable::OneLine;
 
 /// Commands about VMs' memory.
 #[derive(Debug, Subcommand)]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::builder::BoolishValueParser;
 use homenode_agent::managed::Managed;
 use homenode_twin::Scenario;
-use homenode_units::Bytes;
+use homenode_units::{Bytes, Ns};
 
 /// A host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,6 +104,16 @@ impl AgentArgs {
     /// The directory of the agent's socket.
     pub fn dir(&self) -> &Path {
         &self.state.dir
+    }
+}
+
+/// Parses the time between pictures.
+pub fn interval(text: &str) -> Result<Ns, String> {
+    let every: Ns = text.parse().map_err(|error| format!("{error}"))?;
+    let range = Ns::from_millis(100)..=Ns::from_secs(3600);
+    match range.contains(&every) {
+        true => Ok(every),
+        false => Err(format!("{every} is out of range: 100ms to 1h")),
     }
 }
 

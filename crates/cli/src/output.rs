@@ -7,19 +7,20 @@ use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use homenode_agent::backlog::{Backlog, Dropped, Entry};
+use homenode_agent::journald::Journal;
 use homenode_agent::wall_clock::now_ns;
 use homenode_agent::{Notice, Show};
 use homenode_api::document::document;
+use homenode_control::quiet::Quiet;
 use homenode_control::{Epoch, Event};
+use homenode_screens::printable::{self, Lines, OneLine};
+use homenode_screens::table::width_of;
+use homenode_screens::{terminal, top, wall};
 use homenode_units::Ns;
 use serde_json::{Value, json};
 
-use crate::backlog::{Backlog, Dropped, Entry};
-use crate::journald::Journal;
 use crate::print::unwritable;
-use crate::printable::{self, Lines, OneLine};
-use crate::quiet::Quiet;
-use crate::wall;
 
 /// How output is formatted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,8 +199,8 @@ impl Show for Output {
         };
         let picture = match self.style {
             Style::Terminal => {
-                let (width, height) = crate::top::terminal_size();
-                crate::top::screen::glance(&epoch.status, width, height)
+                let (width, height) = terminal::size();
+                top::glance(&epoch.status, width, height)
             }
             Style::Json | Style::Lines => String::new(),
         };
@@ -241,7 +242,7 @@ impl Screen {
 
     /// Returns the text that shows an entry, after a line about entries dropped before it.
     fn render(&mut self, dropped: Dropped, entry: &Entry) -> String {
-        let erase = erase(&std::mem::take(&mut self.drawn), crate::top::terminal_size().0);
+        let erase = erase(&std::mem::take(&mut self.drawn), terminal::size().0);
         let missing = match (dropped == Dropped::default(), self.style) {
             (true, _) => String::new(),
             (false, Style::Json) => object_line("notice", json!(Notice::new(&dropped.sentence()))),
@@ -250,7 +251,7 @@ impl Screen {
         match entry {
             Entry::Lines(lines) => format!("{erase}{missing}{lines}"),
             Entry::Epoch { events, picture } => {
-                self.drawn = picture.lines().map(crate::top::width_of).collect();
+                self.drawn = picture.lines().map(width_of).collect();
                 format!("{erase}{missing}{events}{picture}")
             }
         }

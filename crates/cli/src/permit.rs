@@ -6,12 +6,12 @@ use homenode_api::Request;
 use homenode_api::answer::{Bill, PermitSet, Permits, Suggestion, VmPermit};
 use homenode_host::CpuQuota;
 use homenode_policy::permits::Standing;
+use homenode_screens::printable::OneLine;
 use homenode_units::{Permit, Resource};
 
 use crate::ask::ask_agent;
 use crate::options::{AgentArgs, OrNone, ShowArgs, SuggestArgs};
 use crate::print::{counted, or_dash, percent, print_json, table};
-use crate::printable::OneLine;
 
 /// Commands about permits.
 #[derive(Debug, Subcommand)]

@@ -4,12 +4,12 @@ use clap::Subcommand;
 use homenode_api::Request;
 use homenode_api::answer::{PolicyAdvice, PolicySet};
 use homenode_control::NodePages;
+use homenode_screens::printable::OneLine;
 use homenode_units::MemoryPolicy;
 
 use crate::ask::{ask_agent, vms};
 use crate::options::{AgentArgs, OrNone, ShowArgs, SuggestArgs};
 use crate::print::{counted, or_dash, or_free, percent, print_json, table};
-use crate::printable::OneLine;
 
 /// Commands about memory policies.
 #[derive(Debug, Subcommand)]

@@ -8,22 +8,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use comfy_table::{CellAlignment, Table, presets};
 use homenode_api::document::document;
 use homenode_host::CountedBy;
-use homenode_units::NodeSet;
+pub use homenode_screens::figures::{or_free, percent, span};
+use homenode_screens::printable::{self, OneLine};
 use serde::Serialize;
-
-use crate::printable::{self, OneLine};
 
 /// Prints one or more lines with terminal control characters escaped. Where `println!` would panic, it ends the command
 /// silently if the reader has gone (`| head`), and with a message if the disk is full.
 macro_rules! say {
     ($($arg:tt)*) => {
-        $crate::print::print(format_args!("{}\n", $crate::printable::Lines(format_args!($($arg)*))))
+        $crate::print::print(format_args!("{}\n", homenode_screens::printable::Lines(format_args!($($arg)*))))
     };
 }
 
 /// Prints a complaint to standard error, like `eprintln!`, with terminal control characters escaped.
 macro_rules! complain {
-    ($($arg:tt)*) => { eprintln!("{}", $crate::printable::Sentence(&format!($($arg)*))) };
+    ($($arg:tt)*) => { eprintln!("{}", homenode_screens::printable::Sentence(&format!($($arg)*))) };
 }
 
 /// Whether a write failed for a reason other than a reader that has gone.
@@ -86,16 +85,6 @@ pub fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Ta
 /// Shows a value, or `-` if it is unknown.
 pub fn or_dash<T>(value: Option<T>, show: impl FnOnce(T) -> String) -> String {
     value.map_or_else(|| "-".to_owned(), show)
-}
-
-/// Home nodes of a VM, or `free` if it has none.
-pub fn or_free(home: Option<&NodeSet>) -> String {
-    home.map_or_else(|| "free".to_owned(), ToString::to_string)
-}
-
-/// Formats a share as percent.
-pub fn percent(share: f64) -> String {
-    format!("{:.0}%", share * 100.0)
 }
 
 /// Formats a time in milliseconds.

@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use homenode_agent::Show;
-use homenode_calibrate::profile::{self, Begin, CurveAs, Emulator, Facts, Program, emulator};
+use homenode_calibrate::profile::{
+    self, Begin, CurveAs, Emulator, Facts, Program, emulator, exit_status, notes,
+};
 use homenode_formats::profile_log::{Log, LogError};
 use homenode_machine::Machine;
 use homenode_twin::Workload;
@@ -282,14 +284,6 @@ fn terminate(child: &Child) {
     }
 }
 
-/// The program's exit status, as a shell reports it.
-fn exit_status(status: ExitStatus) -> u8 {
-    let code = status
-        .code()
-        .or_else(|| status.signal().map(|signal| 128 + signal));
-    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
-}
-
 /// Explains why there is no log, or no readable one.
 fn unwritten(error: LogError, status: ExitStatus, name: &str) -> anyhow::Error {
     match (&error, status.code()) {
@@ -298,24 +292,4 @@ fn unwritten(error: LogError, status: ExitStatus, name: &str) -> anyhow::Error {
         ),
         _ => anyhow::Error::new(error),
     }
-}
-
-/// What a reader of the profile should know.
-fn notes(log: &Log, status: ExitStatus) -> Vec<String> {
-    let mut notes = Vec::new();
-    if log.forks > 0 || log.execs > 0 {
-        notes.push(format!(
-            "it started {} other processes and asked {} times for another program to run; these were not followed: \
-             profile the program that does the work by its own name",
-            log.forks, log.execs
-        ));
-    }
-    match (status.signal(), status.code()) {
-        (Some(signal), _) => notes.push(format!(
-            "signal {signal} ended it; the profile is of what it did before"
-        )),
-        (_, Some(code)) if code != 0 => notes.push(format!("it ended with status {code}")),
-        _ => {}
-    }
-    notes
 }

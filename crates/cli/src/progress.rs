@@ -3,7 +3,7 @@
 use std::io::{IsTerminal as _, Write as _, stderr};
 use std::time::{Duration, Instant};
 
-use crate::printable::OneLine;
+use homenode_screens::printable::OneLine;
 
 /// Shows text in place of the last; the line stays until it is erased.
 pub fn progress(text: &str) {

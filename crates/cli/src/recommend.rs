@@ -8,14 +8,14 @@ use homenode_api::http::WallTime;
 use homenode_api::{Request, ask};
 use homenode_control::Mode;
 use homenode_control::recommendations::State;
+use homenode_screens::printable::OneLine;
+use homenode_screens::wall::local;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::ask::{ask_agent, vms};
 use crate::options::{AgentArgs, OrNone};
 use crate::print::{or_dash, print_json, table};
-use crate::printable::OneLine;
-use crate::wall::local;
 
 /// The end of `recommend`'s help.
 pub const HELP: &str = "In mode `recommend` (of the run, of a policy, or of a VM: `homenode mode`) each decision waits for you. An applied one is

@@ -6,8 +6,11 @@ use anyhow::Context as _;
 use clap::Subcommand;
 use homenode_agent::history::{HISTORY, beside};
 use homenode_agent::trace;
+use homenode_agent::wall_clock::now_ns;
 use homenode_recorder::table::{self, COLUMNS, Parquet};
 use homenode_recorder::{Archive, EventRow, Frame, Kind, RecordError, Wanted, prune};
+use homenode_screens::printable;
+use homenode_screens::wall::{Time, Wall};
 use homenode_table::csv_cell;
 use homenode_units::{Bytes, Ns};
 use schemars::JsonSchema;
@@ -17,8 +20,6 @@ use serde_json::{Value, json};
 use crate::bad_input;
 use crate::options::{ShownArgs, Size};
 use crate::print::{print, print_json};
-use crate::printable;
-use crate::wall::{self, Time, Wall};
 
 pub mod scenario;
 
@@ -57,6 +58,28 @@ pub struct SpanArgs {
     /// Not after this
     #[arg(long, value_name = "TIME")]
     to: Option<Time>,
+}
+
+impl SpanArgs {
+    /// The two times, in nanoseconds since 1970.
+    ///
+    /// # Errors
+    /// A time that does not exist, or two in the wrong order.
+    fn range(&self) -> anyhow::Result<(Option<i64>, Option<i64>)> {
+        let now = now_ns();
+        let of = |time: Option<Time>| time.map(|time| time.ns(now)).transpose();
+        let (from, to) = (of(self.from)?, of(self.to)?);
+        if let (Some(from), Some(to)) = (from, to)
+            && from > to
+        {
+            return Err(bad_input(format!(
+                "--from ({}) is after --to ({})",
+                Wall(from),
+                Wall(to)
+            )));
+        }
+        Ok((from, to))
+    }
 }
 
 /// Options of `record show`.
@@ -269,7 +292,7 @@ impl From<EventRow> for RecordEvent {
 fn show(args: &ShowArgs) -> anyhow::Result<()> {
     let path = args.history.place();
     let archive = open(&path)?;
-    let (from, to) = wall::range(args.span.from.as_ref(), args.span.to.as_ref())?;
+    let (from, to) = args.span.range()?;
     let wanted = Wanted {
         from_ns: from,
         to_ns: to,
@@ -330,7 +353,7 @@ fn show(args: &ShowArgs) -> anyhow::Result<()> {
 
 fn export(args: &ExportArgs) -> anyhow::Result<()> {
     let archive = open(&args.history.place())?;
-    let (from, to) = wall::range(args.span.from.as_ref(), args.span.to.as_ref())?;
+    let (from, to) = args.span.range()?;
     let span = (from.unwrap_or(i64::MIN), to.unwrap_or(i64::MAX));
     if let Some(path) = &args.form.trace {
         return export_trace(&archive, span, path);

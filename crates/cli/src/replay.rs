@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use homenode_agent::replay::{Difference, Only, ReplayError, Report, Wanted, replay};
 use homenode_control::PolicySet;
+use homenode_screens::wall::Wall;
 
 use crate::bad_input;
 use crate::options::ShownArgs;
 use crate::print::print_json;
 use crate::record::{HistoryArgs, open};
-use crate::wall::Wall;
 
 /// Most differences shown to people; programs get all.
 const SHOWN_MAX: usize = 100;

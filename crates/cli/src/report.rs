@@ -6,7 +6,7 @@ use homenode_units::{Ns, Pages};
 
 use crate::ask::ask_agent;
 use crate::options::AgentArgs;
-use crate::print::{or_dash, percent, print_json, table};
+use crate::print::{or_dash, percent, print_json, span, table};
 
 /// Options of `report`.
 #[derive(Debug, clap::Args)]
@@ -81,24 +81,4 @@ fn show(answer: &Report) {
         "predicted and seen are speeds over those before the change, above 1 faster; gain is what was kept, of all VMs the mean;"
     );
     say!("moved is memory that came home; off by is the median of how far seen is from predicted{running}");
-}
-
-/// A time span for people.
-pub fn span(time: Ns) -> String {
-    match time.as_secs_f64() {
-        s if s < 120.0 => format!("{s:.0}s"),
-        s if s < 7200.0 => format!("{:.0}min", s / 60.0),
-        s => format!("{:.1}h", s / 3600.0),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn spans_are_short() {
-        let secs = [0, 119, 120, 7199, 7200].map(|secs| span(Ns::from_secs(secs)));
-        assert_eq!(secs, ["0s", "119s", "2min", "120min", "2.0h"]);
-    }
 }

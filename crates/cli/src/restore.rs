@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use homenode_agent::managed::Managed;
 use homenode_kvm::Vms;
+use homenode_screens::printable;
 use homenode_units::Ns;
 
 use crate::options::StateArgs;
-use crate::printable;
 
 /// Options of `release`.
 #[derive(Debug, clap::Args)]

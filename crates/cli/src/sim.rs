@@ -7,7 +7,7 @@ use homenode_agent::trace::TraceFile;
 use homenode_control::{Config, Control, Epoch};
 use homenode_search::contender::Contender;
 use homenode_search::program::ANSWER_MAX;
-use homenode_search::trial::{self, Simulation, Trial, run_all};
+use homenode_search::trial::{self, Simulation, Trial, run_all, sentences};
 use homenode_twin::Setup;
 use homenode_twin::{Disturbance, EPOCH_DEFAULT, EventReport, Scenario, Twin, TwinReport};
 use homenode_units::{Ns, Pages};
@@ -20,7 +20,7 @@ use crate::output::Output;
 use crate::print::{millis, or_dash, percent, table};
 use crate::progress::Work;
 use crate::settings;
-use crate::trial::{about_input, sentences, side_by_side};
+use crate::trial::{about_input, side_by_side};
 use crate::twin;
 
 /// Options of `sim`.

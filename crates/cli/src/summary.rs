@@ -8,14 +8,14 @@ use homenode_agent::Show;
 use homenode_control::{Config, PolicySet};
 use homenode_host::Bell;
 use homenode_search::contender::Contender;
-use homenode_search::trial::{self, Trial};
+use homenode_search::trial::{self, Trial, sentences};
 use homenode_twin::Setup;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
 
 use crate::output::{Output, Style};
-use crate::trial::{about_input, sentences, side_by_side};
+use crate::trial::{about_input, side_by_side};
 
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Summary {

@@ -1,57 +1,36 @@
-//! `homenode top`: the host on one page, now or at an earlier time.
-//!
-//! | module | what is in it |
-//! |---|---|
-//! | `view` | what the page shows, and what keys change of that |
-//! | `screen`, `host`, `vms`, `vm_page` | the page as lines of styled text, from a view alone |
-//! | `table`, `limits` | columns that fit into a width; when a figure is marked |
-//! | `live`, `past` | where pictures come from: the agent, or a history |
-//! | `interactive` | keys and time on a terminal |
+//! `homenode top`: options, pictures from the agent or a history, and the page as text or JSON.
 
-mod events;
-mod host;
-mod interactive;
-pub mod limits;
-mod live;
 mod past;
-pub mod screen;
-mod table;
-#[cfg(test)]
-pub mod tests;
-mod view;
-mod vm_page;
-mod vms;
 
 use std::io::IsTerminal as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use homenode_agent::history::beside;
+use homenode_agent::wall_clock::now_ns;
 use homenode_api::answer::{Happened, Overview};
 use homenode_api::document::document;
+use homenode_api::{ApiError, AskError, Request};
 use homenode_recorder::Which;
+use homenode_screens::pictures::Picture;
+use homenode_screens::table::Colours;
+use homenode_screens::top::{self, Choice, History as _, Session, Sort, View, When};
+use homenode_screens::wall::{self, Time, Wall};
+use homenode_screens::{printable, terminal};
 use homenode_units::Ns;
-use ratatui::crossterm::terminal;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-pub use host::{gib, load};
-pub use interactive::{LOOK_EVERY, on_terminal};
-pub use screen::{draw, text_of};
-pub use table::{Align, Cell, Colours, Column, Shape, Table, UNBOUNDED, cut, wrapped};
-
-use crate::options::StateArgs;
+use crate::ask::ask_agent;
+use crate::options::{StateArgs, interval};
 use crate::print::print;
-use crate::printable;
-use crate::wall::{self, Time, Wall};
-use interactive::Session;
 use past::Past;
-pub use table::width_of;
-pub use view::{Page, Picture, View, When, Wish};
-pub use vms::Choice;
-use vms::Sort;
 
+/// How often to ask an agent that has just started, before that is an error.
+const TRIES: u32 = 50;
+const BETWEEN_TRIES: Duration = Duration::from_millis(100);
 /// Events that `--once` prints.
 const EVENTS_PRINTED: usize = 20;
 
@@ -84,16 +63,6 @@ pub struct TopArgs {
     filter: String,
     #[command(flatten)]
     state: StateArgs,
-}
-
-/// Parses the time between pictures.
-pub fn interval(text: &str) -> Result<Ns, String> {
-    let every: Ns = text.parse().map_err(|error| format!("{error}"))?;
-    let range = Ns::from_millis(100)..=Ns::from_secs(3600);
-    match range.contains(&every) {
-        true => Ok(every),
-        false => Err(format!("{every} is out of range: 100ms to 1h")),
-    }
 }
 
 /// The document of `homenode top --json`.
@@ -141,11 +110,13 @@ pub fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
         (None, true) => 1,
         (None, false) => {
             view.message = message;
-            return interactive::run(Session {
-                // A missing agent is an error at the start only; later it may come back.
-                view: first(view, args, past.is_some())?,
-                state: args.state.dir.clone(),
-                history,
+            // A missing agent is an error at the start only; later it may come back.
+            let view = first(view, args, past.is_some())?;
+            let state = args.state.dir.clone();
+            return top::run(Session {
+                view,
+                ask: Arc::new(move || ask_once(&state).map_err(|error| format!("{error:#}"))),
+                open: Box::new(move || Past::open(&history, Which::Last)),
                 every,
                 past,
             });
@@ -161,7 +132,7 @@ pub fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
 /// The view with its first picture, if the agent is asked for it.
 fn first(mut view: View, args: &TopArgs, is_past: bool) -> anyhow::Result<View> {
     if !is_past && std::io::stdout().is_terminal() {
-        view.picture = Some(live::ask_patiently(&args.state.dir)?);
+        view.picture = Some(ask_patiently(&args.state.dir)?);
     }
     Ok(view)
 }
@@ -174,11 +145,7 @@ fn print_pictures(
     count: u32,
     every: Duration,
 ) -> anyhow::Result<()> {
-    // A pipe gets every column.
-    let width = match std::io::stdout().is_terminal() {
-        true => terminal::size().ok().map(|(width, _)| usize::from(width)),
-        false => None,
-    };
+    let width = terminal::width();
     let mut last_at: Option<Ns> = None;
     for number in 0..count {
         let picture = match &mut past {
@@ -192,7 +159,7 @@ fn print_pictures(
                 if number > 0 {
                     std::thread::sleep(every);
                 }
-                live::ask_patiently(&args.state.dir)?
+                ask_patiently(&args.state.dir)?
             }
         };
         if args.json {
@@ -206,7 +173,7 @@ fn print_pictures(
         }
         let at = picture.overview.status.at_ns;
         view.picture = Some(picture.clone());
-        let text = screen::plain(&view, &picture, new_events(&picture, last_at), width);
+        let text = top::plain(&view, &picture, new_events(&picture, last_at), width);
         let between = if number > 0 { "\n" } else { "" };
         print(format_args!("{between}{text}"));
         last_at = Some(at);
@@ -227,14 +194,30 @@ fn new_events(picture: &Picture, last_at: Option<Ns>) -> &[Happened] {
     &events[from..]
 }
 
-/// Size of the terminal on standard output, or a usual size.
-pub fn terminal_size() -> (usize, usize) {
-    // A serial line does not know its size.
-    let known = terminal::size()
-        .ok()
-        .filter(|(width, height)| *width > 0 && *height > 0);
-    let (width, height) = known.unwrap_or((80, 24));
-    (usize::from(width.max(20)), usize::from(height.max(5)))
+/// Asks the agent for a picture.
+fn ask_once(state: &Path) -> anyhow::Result<Picture> {
+    let overview: Overview = ask_agent(state, &Request::Overview)?;
+    Ok(Picture {
+        wall_ns: now_ns(),
+        overview,
+    })
+}
+
+/// Asks, and repeats while the agent has not sampled its host yet.
+fn ask_patiently(state: &Path) -> anyhow::Result<Picture> {
+    let is_not_yet = |error: &anyhow::Error| {
+        matches!(
+            error.downcast_ref(),
+            Some(AskError::Agent(ApiError::NotYet { .. }))
+        )
+    };
+    for _ in 0..TRIES {
+        match ask_once(state) {
+            Err(error) if is_not_yet(&error) => std::thread::sleep(BETWEEN_TRIES),
+            asked => return asked,
+        }
+    }
+    ask_once(state)
 }
 
 /// The end of `homenode top --help`, after the options.
@@ -251,6 +234,6 @@ Examples:
   homenode top --replay web7.sqlite              a history from elsewhere
   homenode top --once --sort local | head        for scripts
   homenode top --at 03:12 --batch 60 --json      a minute, a period a line",
-        screen::help_text()
+        top::help()
     )
 }

@@ -1,12 +1,12 @@
 //! `homenode topology`: what VMs' guests were told about their nodes.
 
 use homenode_control::{NodePages, TopologyStatus, VirtualNodeStatus, VmStatus};
+use homenode_screens::printable::OneLine;
 use homenode_units::{NodeId, Pages};
 
 use crate::ask::vms;
 use crate::options::ShowArgs;
 use crate::print::{or_dash, print_json, table};
-use crate::printable::OneLine;
 
 /// Why the agent tells a VM's guest nothing, or when it last did.
 fn standing(vm: &VmStatus) -> String {

@@ -61,73 +61,12 @@ pub fn side_by_side(trials: &[Trial]) -> Table {
     table(&header.iter().map(String::as_str).collect::<Vec<_>>(), rows)
 }
 
-/// A sentence for every set of policies except the first.
-pub fn sentences(trials: &[Trial]) -> Vec<String> {
-    let Some((first, others)) = trials.split_first() else {
-        return Vec::new();
-    };
-    let of = |trial| {
-        sentence(first, trial)
-            .into_iter()
-            .chain(sentence_of_requests(first, trial))
-    };
-    others.iter().flat_map(of).collect()
-}
-
-fn sentence_of_requests(first: &Trial, trial: &Trial) -> Option<String> {
-    let change = |ratio: f64| {
-        let change = (1.0 - ratio) * 100.0;
-        format!(
-            "{:.1} percent {}",
-            change.abs(),
-            if change >= 0.0 { "less" } else { "more" }
-        )
-    };
-    Some(format!(
-        "{}: requests take {} time than under {}, the slowest of a hundred {}, on average over {} of {} VMs",
-        trial.policy,
-        change(trial.relative_request_time_mean?),
-        first.policy,
-        change(trial.relative_request_p99_mean?),
-        trial.serving_count,
-        first.report.vms.len()
-    ))
-}
-
-fn sentence(first: &Trial, trial: &Trial) -> Option<String> {
-    let (all, ended, not_ended) = (first.report.vms.len(), trial.ended_count, trial.not_ended_count);
-    let more = trial.relative_instructions_mean.map(|ratio| {
-        let change = (ratio - 1.0) * 100.0;
-        let word = if change >= 0.0 { "more" } else { "fewer" };
-        format!("{:.1} percent {word} instructions in the same time", change.abs())
-    });
-    let Some(runtime) = trial.relative_runtime_mean else {
-        return more.map(|more| {
-            format!(
-                "{}: programs execute {more} than under {}, on average over {not_ended} of {all} VMs; none ended",
-                trial.policy, first.policy
-            )
-        });
-    };
-    let change = (1.0 - runtime) * 100.0;
-    let word = if change >= 0.0 { "shorter" } else { "longer" };
-    let rest = more.map_or(String::new(), |more| {
-        format!("; {not_ended} did not end and execute {more}")
-    });
-    Some(format!(
-        "{}: programs run {:.1} percent {word} than under {}, on average over {ended} of {all} VMs{rest}",
-        trial.policy,
-        change.abs(),
-        first.policy
-    ))
-}
-
 #[cfg(test)]
 mod tests {
     use homenode_control::{Config, PolicySet};
     use homenode_machine_files::preset;
     use homenode_search::contender::Contender;
-    use homenode_search::trial::run_all;
+    use homenode_search::trial::{run_all, sentences};
     use homenode_twin::{Scenario, Setup};
 
     use super::*;

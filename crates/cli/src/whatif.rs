@@ -2,6 +2,7 @@
 
 use homenode_api::answer::Forecast;
 use homenode_api::{AskError, Homes, Request};
+use homenode_screens::printable::OneLine;
 use homenode_search::whatif::{self, WhatIfError};
 use homenode_twin::Setup;
 use homenode_units::{NodeSet, Ns};
@@ -9,7 +10,6 @@ use homenode_units::{NodeSet, Ns};
 use crate::ask::ask_agent;
 use crate::options::AgentArgs;
 use crate::print::{or_dash, or_free, percent, print_json, table};
-use crate::printable::OneLine;
 use crate::progress::Work;
 use crate::{bad_input, twin};
 

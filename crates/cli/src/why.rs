@@ -5,15 +5,15 @@ use std::fmt::{self, Write as _};
 use homenode_agent::wall_clock::now_ns;
 use homenode_agent::why::AskError;
 use homenode_api::why::{Answer, WINDOW};
+use homenode_screens::printable::Lines;
+use homenode_screens::wall::{Time, Wall};
 use homenode_units::Ns;
 use homenode_why::Cause;
 
 use crate::bad_input;
 use crate::options::ShownArgs;
 use crate::print::{print, print_json};
-use crate::printable::Lines;
 use crate::record::{HistoryArgs, open};
-use crate::wall::{Time, Wall};
 
 /// Options of `homenode why`.
 #[derive(Debug, clap::Args)]

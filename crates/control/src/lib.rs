@@ -20,6 +20,7 @@
 //! | `foreign_changes` | changes by operators and other programs |
 //! | `turn`, `replay` | the loop's inputs other than samples, and how a recorded run is repeated |
 //! | `status`, `event`, `recent`, `bill` | what the loop shows and reports |
+//! | `quiet` | a log of events in which repeats are counted |
 //!
 //! [`Control`] is a plain struct without threads or clock. [`run()`] steps it over a host, the twin or a real one, and hands each
 //! [`Epoch`] to its caller.
@@ -35,6 +36,7 @@ mod foreign_changes;
 mod gate;
 pub mod http;
 mod idle;
+pub mod quiet;
 mod recent;
 pub mod recommendations;
 pub mod record;

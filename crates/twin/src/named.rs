@@ -8,6 +8,7 @@ use homenode_machine_files::file::{FileError, read_text_file};
 use homenode_units::Candidates;
 
 use crate::scenario::{Scenario, TwinError};
+use crate::setup::Setup;
 use crate::workload::{Workload, WorkloadError};
 
 /// The machine of scenarios that name none.
@@ -88,6 +89,46 @@ fn unknown(what: &str) -> NameError {
         name: what.to_owned(),
         valid: Candidates::of(what, Scenario::names()),
     }
+}
+
+/// Returns what a name or a file describes: a scenario, or a machine with VMs that suit it. Without a name it is the usual
+/// scenario on [`MACHINE`].
+///
+/// # Errors
+/// An unknown machine, with the nearest name; a bad file.
+pub fn setup(what: Option<&str>, seed: Option<u64>) -> Result<Setup, NameError> {
+    let (machine, scenario) = match what {
+        None | Some(MACHINE) => (machine(MACHINE)?, Scenario::tavo_mixed()),
+        Some(what) if is_scenario(what)? => {
+            let scenario = scenario(what)?;
+            (machine_for(&scenario, what, None)?, scenario)
+        }
+        Some(name) => {
+            let machine = machine(name)?;
+            let scenario = Scenario::mixed_for(&machine, seed.unwrap_or(1));
+            (machine, scenario)
+        }
+    };
+    let seed = seed.unwrap_or(scenario.seed);
+    Ok(Setup::new(machine, scenario, seed))
+}
+
+/// Whether it is a file that does not describe a machine, or the name of a built-in scenario.
+fn is_scenario(what: &str) -> Result<bool, NameError> {
+    if is_file(what) {
+        return Ok(!is_machine(&read_text_file(what)?));
+    }
+    Ok(Scenario::names().any(|name| name == what))
+}
+
+/// Whether a file describes a machine, judging by its tables; if not, it is a scenario.
+fn is_machine(text: &str) -> bool {
+    let begins = |line: &str| {
+        ["[shape]", "[[node]]", "[hardware]"]
+            .iter()
+            .any(|table| line.trim().starts_with(table))
+    };
+    text.lines().any(begins)
 }
 
 /// Returns the requested machine, else the scenario's own: a preset, or a file next to the scenario's.

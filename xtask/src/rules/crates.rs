@@ -9,9 +9,9 @@ use crate::cargo::DependencyKind;
 /// Allowed dependencies of each crate within the workspace, apart from tests and benches.
 ///
 /// Dependencies point one way: units ← machine ← host ← {policy, kernel ← undo ← {kvm, xen}}; policy ← {twin, control};
-/// control ← api ← agent ← cli; and machine ← machine-files, for crates that read files or `/sys`. The testbed uses the
-/// product through its commands, and its live host through the contract that it must honour.
-const MAY_DEPEND_ON: [(&str, &[&str]); 33] = [
+/// control ← api ← {agent, screens} ← cli; and machine ← machine-files, for crates that read files or `/sys`. The testbed
+/// uses the product through its commands, and its live host through the contract that it must honour.
+const MAY_DEPEND_ON: [(&str, &[&str]); 34] = [
     ("homenode-units", &[]),
     ("homenode-topology-page", &["homenode-units"]),
     ("homenode-machine", &["homenode-units"]),
@@ -218,6 +218,18 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 33] = [
         ],
     ),
     (
+        "homenode-screens",
+        &[
+            "homenode-api",
+            "homenode-control",
+            "homenode-policy",
+            "homenode-host",
+            "homenode-machine",
+            "homenode-units",
+            "homenode-why",
+        ],
+    ),
+    (
         "homenode-trace",
         &[
             "homenode-control",
@@ -253,6 +265,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 33] = [
             "homenode-agent",
             "homenode-api",
             "homenode-recorder",
+            "homenode-screens",
             "homenode-trace",
             "homenode-reproduce",
             "homenode-search",

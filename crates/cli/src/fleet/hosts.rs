@@ -1,18 +1,17 @@
-//! Asks the agents of many hosts over HTTP, each from its own thread, so that a silent one does not delay the others.
+//! Asks the agents of many hosts over HTTP.
 
 use std::path::Path;
 use std::str::FromStr;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use homenode_api::answer::Overview;
 use homenode_api::http::{Problem, WallTime};
+use homenode_screens::pictures::{Asked, Host, Picture};
 use serde::Deserialize;
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 
 use crate::bad_input;
-use crate::top::Picture;
 
 /// The agents' default port.
 const PORT: u16 = 9464;
@@ -116,36 +115,6 @@ fn base64_of(bytes: &[u8]) -> String {
     base64::engine::general_purpose::STANDARD.encode(bytes)
 }
 
-/// A host, with its agent's last answer.
-#[derive(Clone, Debug)]
-pub struct Host {
-    /// Its address.
-    pub address: Address,
-    /// Its last picture.
-    pub picture: Option<Picture>,
-    /// Why it does not answer now, if it does not.
-    pub trouble: Option<String>,
-}
-
-impl Host {
-    /// A host that was not asked yet.
-    pub fn new(address: &Address) -> Host {
-        Host {
-            address: address.clone(),
-            picture: None,
-            trouble: None,
-        }
-    }
-
-    /// Takes an answer. Without one, the last picture stays.
-    pub fn heard(&mut self, answer: Result<Picture, String>) {
-        match answer {
-            Ok(picture) => (self.picture, self.trouble) = (Some(picture), None),
-            Err(trouble) => self.trouble = Some(trouble),
-        }
-    }
-}
-
 /// The fields of `/v1/overview` that are read.
 #[derive(Deserialize)]
 struct Seen {
@@ -182,7 +151,7 @@ impl Asker {
     }
 
     /// Asks a host's agent for its picture.
-    fn ask(&self, address: &Address) -> Result<Picture, String> {
+    pub fn ask(&self, address: &Address) -> Asked {
         let mut request = self.http.get(format!("{}/v1/overview", address.url));
         if let Some(authorization) = &self.authorization {
             request = request.header("Authorization", authorization);
@@ -214,7 +183,7 @@ pub fn ask_all(asker: &Asker, addresses: &[Address]) -> anyhow::Result<Vec<Host>
         let mut asking = Vec::new();
         for address in addresses {
             let asked = std::thread::Builder::new().spawn_scoped(scope, move || {
-                let mut host = Host::new(address);
+                let mut host = Host::new(address.name());
                 host.heard(asker.ask(address));
                 host
             });
@@ -229,54 +198,6 @@ pub fn ask_all(asker: &Asker, addresses: &[Address]) -> anyhow::Result<Vec<Host>
             })
             .collect()
     })
-}
-
-/// Hosts that are asked repeatedly, until this is dropped.
-pub struct Live {
-    answers: Receiver<(usize, Result<Picture, String>)>,
-    /// Dropping them ends the threads.
-    _stops: Vec<Sender<()>>,
-}
-
-impl Live {
-    /// Starts asking each host at this interval.
-    ///
-    /// # Errors
-    /// If a thread cannot start.
-    pub fn start(asker: &Asker, addresses: &[Address], every: Duration) -> anyhow::Result<Live> {
-        let (answer, answers) = mpsc::channel();
-        let mut stops = Vec::new();
-        for (number, address) in addresses.iter().enumerate() {
-            let (stop, is_stopped) = mpsc::channel::<()>();
-            stops.push(stop);
-            let (asker, address, answer) = (asker.clone(), address.clone(), answer.clone());
-            let asking = move || {
-                loop {
-                    let begun = Instant::now();
-                    if answer.send((number, asker.ask(&address))).is_err() {
-                        break;
-                    }
-                    let left = every.saturating_sub(begun.elapsed());
-                    if is_stopped.recv_timeout(left) != Err(RecvTimeoutError::Timeout) {
-                        break;
-                    }
-                }
-            };
-            std::thread::Builder::new()
-                .name("asker".into())
-                .spawn(asking)
-                .context("cannot start a thread for each host")?;
-        }
-        Ok(Live {
-            answers,
-            _stops: stops,
-        })
-    }
-
-    /// Answers since the last call, with the number of the host.
-    pub fn new_answers(&self) -> impl Iterator<Item = (usize, Result<Picture, String>)> + '_ {
-        self.answers.try_iter()
-    }
 }
 
 #[cfg(test)]

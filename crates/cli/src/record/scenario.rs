@@ -3,24 +3,23 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use homenode_agent::history::read_recorded;
-use homenode_agent::replay::Detail;
+use homenode_agent::stretch::{Stretch, StretchError};
 use homenode_calibrate::recorded::{About, Figures, Purpose, Recorded, RecordedError, Seen};
 use homenode_control::{Config, PolicySet};
 use homenode_machine::Machine;
 use homenode_machine_files::{Comments, preset, preset_names, to_toml};
-use homenode_recorder::{Archive, Frame, Kind, RecordError};
+use homenode_recorder::{Archive, Kind};
+use homenode_screens::wall::Wall;
 use homenode_search::run::run_watched;
 use homenode_twin::{Scenario, Setup};
 use homenode_units::Ns;
 use schemars::JsonSchema;
-use serde::{Deserialize as _, Serialize};
+use serde::Serialize;
 
 use super::{HistoryArgs, SpanArgs, open};
 use crate::options::ShownArgs;
 use crate::print::{or_dash, percent, print_json, table};
 use crate::progress::Work;
-use crate::wall::{self, Wall};
 use crate::{bad_input, trial, twin};
 
 /// Options of `record scenario`.
@@ -77,18 +76,6 @@ pub struct ScenarioVm {
     assumed: Vec<String>,
 }
 
-/// A stretch of one run.
-struct Stretch {
-    run: i64,
-    host: String,
-    machine: Machine,
-    config: Config,
-    seen: Seen,
-    /// The first and the last sample, by the wall clock.
-    span: (i64, i64),
-    notes: Vec<String>,
-}
-
 /// Runs `homenode record scenario`.
 ///
 /// # Errors
@@ -102,19 +89,25 @@ pub fn scenario(args: &ScenarioArgs) -> anyhow::Result<()> {
     }
     let path = args.history.place();
     let archive = open(&path)?;
-    let (from, to) = wall::range(args.span.from.as_ref(), args.span.to.as_ref())?;
+    let (from, to) = args.span.range()?;
     let said = |why: String| bad_input(format!("{}: {why}", path.display()));
-    let stretch = read(
-        &archive,
-        (from.unwrap_or(i64::MIN), to.unwrap_or(i64::MAX)),
-        &said,
-    )?;
+    let span = (from.unwrap_or(i64::MIN), to.unwrap_or(i64::MAX));
+    let mut seen = None;
+    let stretch = Stretch::read(&archive, span, |machine, sample| {
+        seen.get_or_insert_with(|| Seen::new(machine)).take(sample);
+    });
+    let stretch = match stretch {
+        Err(StretchError::Empty) => return Err(said(what_is_kept(&archive)?)),
+        Err(StretchError::Record(error)) => return Err(error.into()),
+        stretch => stretch.map_err(|error| said(error.to_string()))?,
+    };
+    let seen = seen.unwrap_or_else(|| Seen::new(&stretch.machine));
     let machine = args
         .machine
         .as_deref()
         .map_or_else(|| Ok(stretch.machine.clone()), twin::machine)?;
     let mut recorded =
-        Recorded::of(&machine, &stretch.seen).map_err(|error: RecordedError| said(error.to_string()))?;
+        Recorded::of(&machine, &seen).map_err(|error: RecordedError| said(error.to_string()))?;
     let (named, machine_file) = name_machine(&machine, &args.output)?;
     let about = about(&stretch, named);
     let lead = recorded.lead;
@@ -165,82 +158,6 @@ pub fn scenario(args: &ScenarioArgs) -> anyhow::Result<()> {
 
 fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
-}
-
-/// The samples of a span of time; if it covers several runs, those of the last.
-fn read(
-    archive: &Archive,
-    span: (i64, i64),
-    said: &dyn Fn(String) -> anyhow::Error,
-) -> anyhow::Result<Stretch> {
-    let (mut runs, mut damaged) = (std::collections::BTreeSet::new(), None);
-    let whole = archive.frames(Kind::Sample, span, |frame| {
-        runs.insert(frame.run);
-        true
-    });
-    match whole {
-        Err(RecordError::Damaged { what, .. }) => damaged = Some(what),
-        whole => whole?,
-    }
-    let Some(last) = runs.last().copied() else {
-        return Err(said(what_is_kept(archive)?));
-    };
-    let run = archive.runs()?.into_iter().find(|run| run.id == last);
-    let run = run.ok_or_else(|| {
-        said(format!(
-            "nothing is known of run {last}, of which samples are kept"
-        ))
-    })?;
-    let unreadable = |error| {
-        said(format!(
-            "machine and settings of run {last} cannot be read: {error}"
-        ))
-    };
-    let Detail { machine, config, .. } = Detail::deserialize(&run.detail).map_err(unreadable)?;
-    let mut stretch = Stretch {
-        run: last,
-        host: run.host,
-        seen: Seen::new(&machine),
-        machine,
-        config,
-        span: (i64::MAX, i64::MIN),
-        notes: Vec::new(),
-    };
-    let mut unreadable_count = 0_u64;
-    let whole = archive.frames_of(
-        Some(last),
-        Kind::Sample,
-        span,
-        |Frame { wall_ns, value, .. }| {
-            match read_recorded(value) {
-                Ok((sample, _)) => {
-                    stretch.span = (stretch.span.0.min(wall_ns), stretch.span.1.max(wall_ns));
-                    stretch.seen.take(sample);
-                }
-                Err(_) => unreadable_count += 1,
-            }
-            true
-        },
-    );
-    match whole {
-        Err(RecordError::Damaged { .. }) => {}
-        whole => whole?,
-    }
-    if runs.len() > 1 {
-        let others = runs.len() - 1;
-        stretch.notes.push(format!(
-            "{others} earlier runs of that time are left out: this is run {last}"
-        ));
-    }
-    if unreadable_count > 0 {
-        stretch.notes.push(format!(
-            "{unreadable_count} samples cannot be read: what came in between went on as before"
-        ));
-    }
-    stretch
-        .notes
-        .extend(damaged.map(|what| format!("{what}: what came in between went on as before")));
-    Ok(stretch)
 }
 
 /// Says what the history has, since it has no samples at that time.

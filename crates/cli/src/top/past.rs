@@ -6,11 +6,12 @@ use anyhow::Context as _;
 use homenode_agent::past::Place;
 use homenode_agent::wall_clock::now_ns;
 use homenode_recorder::{Archive, Kind, Which};
+use homenode_screens::pictures::Picture;
+use homenode_screens::top::History;
+use homenode_screens::wall::{Time, Wall};
 
 use crate::bad_input;
 use crate::record;
-use crate::top::view::Picture;
-use crate::wall::{Time, Wall};
 
 const MINUTE_NS: i64 = 60_000_000_000;
 
@@ -41,65 +42,16 @@ impl Past {
         })
     }
 
-    /// The times of the first and the last period, in nanoseconds since 1970.
-    ///
-    /// # Errors
-    /// When the history cannot be read, here and below.
-    pub fn span(&self) -> anyhow::Result<(i64, i64)> {
-        let span = self.archive.span(Kind::Status)?;
-        span.with_context(|| format!("the history {} has no period any more", self.path.display()))
-    }
-
-    /// The picture of this period.
-    ///
-    /// # Errors
-    /// A period written by another version, with something unknown to this one.
-    pub fn picture(&self) -> anyhow::Result<Picture> {
-        let wall_ns = self.place.wall_ns();
-        let overview = self.place.overview().with_context(|| {
-            format!(
-                "the period of {} in {} cannot be shown",
-                Wall(wall_ns),
-                self.path.display()
-            )
-        })?;
-        Ok(Picture { wall_ns, overview })
-    }
-
-    /// Moves by this number of periods; returns `false` if the history ends before that.
-    ///
-    /// # Errors
-    /// As [`Past::span`].
-    pub fn step(&mut self, by: isize) -> anyhow::Result<bool> {
-        Ok(self.place.step(&self.archive, by)?)
-    }
-
     /// Goes to the first period, or to the last.
-    ///
-    /// # Errors
-    /// As [`Past::span`].
-    pub fn go_to_end(&mut self, which: Which<'_>) -> anyhow::Result<()> {
+    fn go_to_end(&mut self, which: Which<'_>) -> anyhow::Result<()> {
         if let Some(place) = Place::open(&self.archive, which)? {
             self.place = place;
         }
         Ok(())
     }
 
-    /// Moves by this number of minutes, at most to the first or the last period.
-    ///
-    /// # Errors
-    /// As [`Past::span`].
-    pub fn minutes(&mut self, by: i64) -> anyhow::Result<()> {
-        let (from, to) = self.span()?;
-        let wall_ns = self.place.wall_ns().saturating_add(by.saturating_mul(MINUTE_NS));
-        self.go_to(wall_ns.clamp(from, to)).map(drop)
-    }
-
     /// Goes to the last period at or before a time; returns a message if nothing was recorded then.
-    ///
-    /// # Errors
-    /// A time outside the span; as [`Past::span`].
-    pub fn go_to(&mut self, wall_ns: i64) -> anyhow::Result<Option<String>> {
+    fn go_to(&mut self, wall_ns: i64) -> anyhow::Result<Option<String>> {
         let (from, to) = self.span()?;
         if !(from..=to).contains(&wall_ns) {
             return Err(bad_input(format!(
@@ -123,12 +75,46 @@ impl Past {
             )
         }))
     }
+}
 
-    /// Goes to a time as operators write it. A time of day that is not in the span today is the last one in it.
-    ///
-    /// # Errors
-    /// As [`Past::go_to`].
-    pub fn go_to_time(&mut self, time: &Time) -> anyhow::Result<Option<String>> {
+impl History for Past {
+    fn span(&self) -> anyhow::Result<(i64, i64)> {
+        let span = self.archive.span(Kind::Status)?;
+        span.with_context(|| format!("the history {} has no period any more", self.path.display()))
+    }
+
+    fn picture(&self) -> anyhow::Result<Picture> {
+        let wall_ns = self.place.wall_ns();
+        let overview = self.place.overview().with_context(|| {
+            format!(
+                "the period of {} in {} cannot be shown",
+                Wall(wall_ns),
+                self.path.display()
+            )
+        })?;
+        Ok(Picture { wall_ns, overview })
+    }
+
+    fn step(&mut self, by: isize) -> anyhow::Result<bool> {
+        Ok(self.place.step(&self.archive, by)?)
+    }
+
+    fn first(&mut self) -> anyhow::Result<()> {
+        self.go_to_end(Which::First)
+    }
+
+    fn last(&mut self) -> anyhow::Result<()> {
+        self.go_to_end(Which::Last)
+    }
+
+    fn minutes(&mut self, by: i64) -> anyhow::Result<()> {
+        let (from, to) = self.span()?;
+        let wall_ns = self.place.wall_ns().saturating_add(by.saturating_mul(MINUTE_NS));
+        self.go_to(wall_ns.clamp(from, to)).map(drop)
+    }
+
+    // A time of day that is not in the span today is the last one in it.
+    fn go_to_time(&mut self, time: &Time) -> anyhow::Result<Option<String>> {
         let (from, to) = self.span()?;
         let now = now_ns();
         let mut wall_ns = time.ns(now)?;

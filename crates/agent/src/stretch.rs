@@ -1,0 +1,121 @@
+//! A stretch of a recorded run: its samples, and the machine and settings that they belong to.
+
+use std::collections::BTreeSet;
+
+use homenode_control::Config;
+use homenode_host::Sample;
+use homenode_machine::Machine;
+use homenode_recorder::{Archive, Frame, Kind, RecordError};
+use serde::Deserialize as _;
+
+use crate::history::read_recorded;
+use crate::replay::Detail;
+
+/// A stretch of one run.
+#[derive(Debug)]
+pub struct Stretch {
+    /// The run in the history.
+    pub run: i64,
+    /// The host that it ran on.
+    pub host: String,
+    /// That host's machine.
+    pub machine: Machine,
+    /// The run's settings.
+    pub config: Config,
+    /// Times of the first and the last sample, in nanoseconds since 1970.
+    pub span: (i64, i64),
+    /// What is missing from it.
+    pub notes: Vec<String>,
+}
+
+/// Why there is no such stretch.
+#[derive(Debug, thiserror::Error)]
+pub enum StretchError {
+    /// No samples are kept of that time.
+    #[error("no samples are kept of that time")]
+    Empty,
+    /// The history has samples of a run, but not the run itself.
+    #[error("nothing is known of run {0}, of which samples are kept")]
+    NoRun(i64),
+    /// Another version wrote the run.
+    #[error("machine and settings of run {run} cannot be read: {error}")]
+    Unreadable {
+        /// The run in the history.
+        run: i64,
+        /// The first unreadable value.
+        error: serde_json::Error,
+    },
+    /// The history cannot be read.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+}
+
+impl Stretch {
+    /// Reads a span of time, in nanoseconds since 1970; if it covers several runs, the last of them. `take` is called with
+    /// each sample, and the machine.
+    ///
+    /// # Errors
+    /// See [`StretchError`].
+    pub fn read(
+        archive: &Archive,
+        span: (i64, i64),
+        mut take: impl FnMut(&Machine, Sample),
+    ) -> Result<Stretch, StretchError> {
+        let (mut runs, mut damaged) = (BTreeSet::new(), None);
+        let whole = archive.frames(Kind::Sample, span, |frame| {
+            runs.insert(frame.run);
+            true
+        });
+        match whole {
+            Err(RecordError::Damaged { what, .. }) => damaged = Some(what),
+            whole => whole?,
+        }
+        let last = runs.last().copied().ok_or(StretchError::Empty)?;
+        let run = archive.runs()?.into_iter().find(|run| run.id == last);
+        let run = run.ok_or(StretchError::NoRun(last))?;
+        let Detail { machine, config, .. } = Detail::deserialize(&run.detail)
+            .map_err(|error| StretchError::Unreadable { run: last, error })?;
+        let mut stretch = Stretch {
+            run: last,
+            host: run.host,
+            machine,
+            config,
+            span: (i64::MAX, i64::MIN),
+            notes: Vec::new(),
+        };
+        let mut unreadable_count = 0_u64;
+        let whole = archive.frames_of(
+            Some(last),
+            Kind::Sample,
+            span,
+            |Frame { wall_ns, value, .. }| {
+                match read_recorded(value) {
+                    Ok((sample, _)) => {
+                        stretch.span = (stretch.span.0.min(wall_ns), stretch.span.1.max(wall_ns));
+                        take(&stretch.machine, sample);
+                    }
+                    Err(_) => unreadable_count += 1,
+                }
+                true
+            },
+        );
+        match whole {
+            Err(RecordError::Damaged { .. }) => {}
+            whole => whole?,
+        }
+        if runs.len() > 1 {
+            let others = runs.len() - 1;
+            stretch.notes.push(format!(
+                "{others} earlier runs of that time are left out: this is run {last}"
+            ));
+        }
+        if unreadable_count > 0 {
+            stretch.notes.push(format!(
+                "{unreadable_count} samples cannot be read: what came in between went on as before"
+            ));
+        }
+        let damaged = damaged.map(|what| format!("{what}: what came in between went on as before"));
+        stretch.notes.extend(damaged);
+        Ok(stretch)
+    }
+}

@@ -1,0 +1,157 @@
+//! The limits beyond which figures are marked. The help text takes its figures from here.
+
+use homenode_control::{NodeStatus, VmStatus};
+
+/// How bad a figure is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Within its limits, or unknown.
+    #[default]
+    Fine,
+    /// Past the first limit.
+    Warn,
+    /// Past the second.
+    Bad,
+}
+
+/// Two limits of a share.
+#[derive(Clone, Copy, Debug)]
+pub struct Limit {
+    what: &'static str,
+    warn: f64,
+    bad: f64,
+}
+
+/// Share of a VM's accesses that are local.
+pub const LOCAL: Limit = Limit::new("local: accesses of a VM that are local", 0.8, 0.5);
+/// Waiting vCPUs over vCPUs of a VM.
+pub const VM_WAITING: Limit = Limit::new("wait: vCPUs of a VM that wait, of all its vCPUs", 0.05, 0.1);
+/// Waiting vCPUs over CPUs of a node.
+pub const NODE_WAITING: Limit = Limit::new("wait: vCPUs that wait on a node, of its CPUs", 0.05, 0.1);
+/// Free memory of a node.
+pub const FREE: Limit = Limit::new("free: memory of a node", 0.1, 0.03);
+/// Load of a controller.
+pub const CONTROLLER: Limit = Limit::new("controller: load, of what it sustains", 0.7, 0.9);
+/// Load of a link.
+pub const LINK: Limit = Limit::new("link: load, of what it sustains", 0.5, 0.8);
+
+/// All of them.
+const ALL: [Limit; 6] = [LOCAL, VM_WAITING, NODE_WAITING, FREE, CONTROLLER, LINK];
+
+impl Limit {
+    const fn new(what: &'static str, warn: f64, bad: f64) -> Limit {
+        Limit { what, warn, bad }
+    }
+
+    /// The level of a share.
+    pub fn level(self, share: f64) -> Level {
+        // If low values are bad, the worse limit is the lower one.
+        let is_past = |limit: f64| match self.bad < self.warn {
+            true => share < limit,
+            false => share > limit,
+        };
+        match (is_past(self.bad), is_past(self.warn)) {
+            (true, _) => Level::Bad,
+            (false, true) => Level::Warn,
+            (false, false) => Level::Fine,
+        }
+    }
+}
+
+/// The limits, a line each.
+pub fn sentences() -> Vec<String> {
+    let of_limit = |limit: &Limit| {
+        let side = if limit.bad < limit.warn { "below" } else { "above" };
+        let percent = |share: f64| format!("{:.0}%", share * 100.0);
+        format!(
+            "{side} {:>3}, {:>3}  {}",
+            percent(limit.warn),
+            percent(limit.bad),
+            limit.what
+        )
+    };
+    let mut lines: Vec<String> = ALL.iter().map(of_limit).collect();
+    lines.push("OVER             permit: more used than booked; red while a quota slows it".to_owned());
+    lines.push("less than needs  memory: less than the working set needs (red)".to_owned());
+    lines
+}
+
+/// Share of a VM's vCPUs that waited, if known.
+pub fn waiting_share(vm: &VmStatus) -> Option<f64> {
+    let vcpus: usize = vm.vcpus_by_node.iter().map(|on| on.vcpus).sum();
+    Some(vm.vcpus_waiting? / vcpus.max(1) as f64)
+}
+
+/// How well a VM keeps to its permit.
+pub fn permit(vm: &VmStatus) -> Level {
+    use homenode_policy::permits::Standing;
+    match (vm.permit.standing, vm.permit.quota) {
+        (Some(Standing::Over), Some(_)) => Level::Bad,
+        (Some(Standing::Over), None) | (_, Some(_)) => Level::Warn,
+        _ => Level::Fine,
+    }
+}
+
+/// Whether a VM has the memory that it needs.
+pub fn memory(vm: &VmStatus) -> Level {
+    match vm.memory.need_bytes {
+        Some(need) if vm.memory.limit_bytes.is_some() && vm.memory_bytes < need => Level::Bad,
+        _ => Level::Fine,
+    }
+}
+
+/// Sum of the levels of a VM's figures.
+pub fn trouble(vm: &VmStatus) -> usize {
+    let waiting = waiting_share(vm).map(|share| VM_WAITING.level(share));
+    let local = vm.local_access_ratio.map(|share| LOCAL.level(share));
+    let all = [
+        waiting.unwrap_or_default(),
+        local.unwrap_or_default(),
+        permit(vm),
+        memory(vm),
+    ];
+    all.iter().map(|level| *level as usize).sum()
+}
+
+/// Share of a node's memory that is free.
+pub fn free(node: &NodeStatus) -> Level {
+    let share = node.memory_free_bytes.as_f64() / node.memory_bytes.as_f64().max(1.0);
+    // A node without memory of its own lacks none.
+    if node.memory_bytes.0 == 0 {
+        Level::Fine
+    } else {
+        FREE.level(share)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_marks_the_same_figures_as_top() {
+        let page = include_str!("../../../web/limits.js");
+        for (name, limit) in ["local", "vmWaiting", "nodeWaiting", "free", "controller", "link"]
+            .iter()
+            .zip(ALL)
+        {
+            let said = format!("  {name}: {{ warn: {}, bad: {} }},", limit.warn, limit.bad);
+            assert!(page.lines().any(|line| line == said), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_limit_holds_in_its_own_direction_and_is_said_so() {
+        assert_eq!(
+            [0.8, 0.79, 0.49].map(|share| LOCAL.level(share)),
+            [Level::Fine, Level::Warn, Level::Bad]
+        );
+        assert_eq!(
+            [0.5, 0.51, 0.81].map(|share| LINK.level(share)),
+            [Level::Fine, Level::Warn, Level::Bad]
+        );
+        let said = sentences();
+        assert!(said[0].starts_with("below 80%, 50%  local"), "{said:?}");
+        assert!(said[5].starts_with("above 50%, 80%  link"), "{said:?}");
+    }
+}

@@ -1,0 +1,280 @@
+//! The table of VMs: one row each, in the chosen order.
+
+use std::cmp::Ordering;
+
+use homenode_control::{Status, VmStatus};
+use homenode_policy::permits::Standing;
+use homenode_units::Resource;
+
+use crate::figures::{or_free, percent};
+use crate::limits::{self, LOCAL, VM_WAITING};
+use crate::table::{Align, Cell, Column, Shape, Table};
+use crate::top::host::{gib, gigabytes};
+
+/// The order of VMs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sort {
+    /// Those past most limits first.
+    #[default]
+    Worst,
+    /// By name.
+    Name,
+    /// By home.
+    Home,
+    /// The busiest first.
+    Cpus,
+    /// Those that wait most first.
+    Waiting,
+    /// The least local first.
+    Local,
+    /// The highest LLC miss rate first.
+    Llc,
+    /// The most traffic to memory controllers first.
+    Traffic,
+    /// The most pollution of caches first.
+    Misses,
+    /// The largest first.
+    Memory,
+}
+
+impl Sort {
+    const ALL: [(Sort, &'static str); 10] = [
+        (Sort::Worst, "worst"),
+        (Sort::Name, "name"),
+        (Sort::Home, "home"),
+        (Sort::Cpus, "cpus"),
+        (Sort::Waiting, "wait"),
+        (Sort::Local, "local"),
+        (Sort::Llc, "llc"),
+        (Sort::Traffic, "traffic"),
+        (Sort::Misses, "used"),
+        (Sort::Memory, "memory"),
+    ];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        Sort::ALL[self.place()].1
+    }
+
+    fn place(self) -> usize {
+        Sort::ALL.iter().position(|(sort, _)| *sort == self).unwrap_or(0)
+    }
+
+    /// The order this number of places further on.
+    pub fn next(self, by: isize) -> Sort {
+        let count = Sort::ALL.len();
+        Sort::ALL[self.place().saturating_add_signed(count.cast_signed() + by) % count].0
+    }
+
+    fn compare(self, a: &VmStatus, b: &VmStatus) -> Ordering {
+        // Unknown values come last.
+        let most = |of: fn(&VmStatus) -> Option<f64>| of(b).unwrap_or(-1.0).total_cmp(&of(a).unwrap_or(-1.0));
+        let order = match self {
+            Sort::Worst => limits::trouble(b).cmp(&limits::trouble(a)),
+            Sort::Name => Ordering::Equal,
+            Sort::Home => {
+                let first = |vm: &VmStatus| {
+                    vm.home
+                        .as_ref()
+                        .map_or((true, String::new()), |home| (false, home.to_string()))
+                };
+                first(a).cmp(&first(b))
+            }
+            Sort::Cpus => most(|vm| vm.cpus_used),
+            Sort::Waiting => most(|vm| vm.vcpus_waiting),
+            Sort::Local => {
+                let share = |vm: &VmStatus| vm.local_access_ratio.unwrap_or(2.0);
+                share(a).total_cmp(&share(b))
+            }
+            Sort::Llc => most(|vm| vm.llc_miss_rate),
+            Sort::Traffic => b.bandwidth_bytes_per_s.cmp(&a.bandwidth_bytes_per_s),
+            Sort::Misses => b.permit.units_per_slice.cmp(&a.permit.units_per_slice),
+            Sort::Memory => b.memory_bytes.cmp(&a.memory_bytes),
+        };
+        order.then_with(|| a.name.cmp(&b.name))
+    }
+}
+
+impl std::str::FromStr for Sort {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Sort, String> {
+        let found = Sort::ALL.iter().find(|(_, name)| *name == text);
+        found.map(|(sort, _)| *sort).ok_or_else(|| {
+            let names: Vec<&str> = Sort::ALL.iter().map(|(_, name)| *name).collect();
+            format!("VMs are not sorted by `{text}`, but by: {}", names.join(", "))
+        })
+    }
+}
+
+/// Which VMs are shown, and their order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Choice {
+    /// The order.
+    pub sort: Sort,
+    /// Whether the order is reversed.
+    pub is_reversed: bool,
+    /// Only VMs with this text in their name, ignoring case.
+    pub filter: String,
+}
+
+impl Choice {
+    /// The chosen VMs of a status, in their order.
+    pub fn of<'a>(&self, status: &'a Status) -> Vec<&'a VmStatus> {
+        let filter = self.filter.to_lowercase();
+        let is_wanted = |vm: &&VmStatus| vm.name.to_lowercase().contains(&filter);
+        let mut vms: Vec<&VmStatus> = status.vms.iter().filter(is_wanted).collect();
+        vms.sort_by(|a, b| self.sort.compare(a, b));
+        if self.is_reversed {
+            vms.reverse();
+        }
+        vms
+    }
+}
+
+/// vCPUs by node.
+pub fn vcpus_on(vm: &VmStatus) -> String {
+    let on: Vec<String> = vm
+        .vcpus_by_node
+        .iter()
+        .map(|on| format!("{}:{}", on.node, on.vcpus))
+        .collect();
+    on.join(" ")
+}
+
+/// Shares of pages by node.
+pub fn pages_on(vm: &VmStatus) -> Option<String> {
+    let on = vm.pages_by_node.as_ref()?;
+    let total: u64 = on.iter().map(|on| on.pages.0).sum();
+    let shares = on
+        .iter()
+        .map(|on| (on.node, on.pages.0 as f64 / total.max(1) as f64));
+    // Leave out shares that would show as 0%.
+    let shares = shares.filter(|(_, share)| *share >= 0.005);
+    let shares = shares.map(|(node, share)| format!("{node}:{}", percent(share)));
+    Some(shares.collect::<Vec<String>>().join(" "))
+}
+
+/// What a VM used of the resource that its permit books, per slice of 30 ms.
+pub fn used_per_slice(vm: &VmStatus) -> Option<String> {
+    let units = vm.permit.units_per_slice?;
+    let is_bandwidth = vm
+        .permit
+        .permit
+        .is_some_and(|permit| permit.resource() == Resource::Bandwidth);
+    let unit = if is_bandwidth { "B" } else { "" };
+    Some(match units as f64 {
+        units if units >= 1e9 => format!("{:.1}G{unit}", units / 1e9),
+        units if units >= 1e6 => format!("{:.1}M{unit}", units / 1e6),
+        units if units >= 1e3 => format!("{:.0}k{unit}", units / 1e3),
+        units => format!("{units:.0}{unit}"),
+    })
+}
+
+/// A VM's permit, and how well it keeps to it.
+pub fn permit(vm: &VmStatus) -> Option<String> {
+    let booked = vm.permit.permit?;
+    Some(match vm.permit.standing {
+        Some(Standing::Over) => format!("OVER {booked}"),
+        Some(Standing::Under) | None => booked.to_string(),
+    })
+}
+
+/// The share of a CPU that a quota leaves each vCPU.
+pub fn quota(vm: &VmStatus) -> Option<f64> {
+    let quota = vm.permit.quota?;
+    Some(quota.run_ns.as_secs_f64() / quota.period_ns.as_secs_f64().max(1e-9))
+}
+
+/// The VM's memory, and how much it could have if that is more.
+pub fn memory(vm: &VmStatus) -> String {
+    let now = gib(vm.memory_bytes);
+    let most = vm
+        .memory
+        .maximum_bytes
+        .filter(|_| vm.memory.limit_bytes.is_some());
+    most.map_or_else(|| now.clone(), |most| format!("{now}/{}", gib(most)))
+}
+
+/// A column of VMs: heading, rank (the highest is left out first), alignment, whether it is shown empty, and the function for
+/// its cells.
+type VmColumn = (&'static str, u8, Align, bool, fn(&VmStatus) -> Cell);
+
+const RIGHT: Align = Align::Right;
+
+/// The columns, from left to right.
+const COLUMNS: [VmColumn; 15] = [
+    ("VM", 0, Align::Left, true, |vm| Cell::plain(&vm.name)),
+    ("home", 4, RIGHT, true, |vm| {
+        Cell::plain(or_free(vm.home.as_ref()))
+    }),
+    ("vCPUs on", 11, RIGHT, true, |vm| Cell::plain(vcpus_on(vm))),
+    ("CPUs", 3, RIGHT, true, |vm| {
+        Cell::or_dash(vm.cpus_used, |used| Cell::plain(format!("{used:.1}")))
+    }),
+    ("wait", 2, RIGHT, true, |vm| {
+        let level = limits::waiting_share(vm).map_or_else(Default::default, |share| VM_WAITING.level(share));
+        Cell::or_dash(vm.vcpus_waiting, |waiting| {
+            Cell::new(format!("{waiting:.1}"), level)
+        })
+    }),
+    ("local", 1, RIGHT, true, |vm| {
+        Cell::or_dash(vm.local_access_ratio, |share| {
+            Cell::new(percent(share), LOCAL.level(share))
+        })
+    }),
+    ("LLC", 9, RIGHT, true, |vm| {
+        Cell::or_dash(vm.llc_miss_rate, |rate| Cell::plain(percent(rate)))
+    }),
+    ("GB/s", 10, RIGHT, true, |vm| {
+        Cell::or_dash(vm.bandwidth_bytes_per_s, |rate| Cell::plain(gigabytes(rate)))
+    }),
+    ("used/slice", 12, RIGHT, false, |vm| {
+        Cell::or_dash(used_per_slice(vm), Cell::plain)
+    }),
+    ("permit", 5, RIGHT, false, |vm| {
+        Cell::or_dash(permit(vm), |text| Cell::new(text, limits::permit(vm)))
+    }),
+    ("quota", 6, RIGHT, false, |vm| {
+        Cell::or_dash(quota(vm), |share| Cell::new(percent(share), limits::permit(vm)))
+    }),
+    ("memory", 8, RIGHT, true, |vm| {
+        Cell::new(memory(vm), limits::memory(vm))
+    }),
+    ("pages on", 13, RIGHT, false, |vm| {
+        Cell::or_dash(pages_on(vm), Cell::plain)
+    }),
+    ("memory policy", 14, RIGHT, true, |vm| {
+        Cell::plain(vm.memory_policy.to_string())
+    }),
+    ("left alone", 7, Align::Left, false, |vm| {
+        Cell::plain(vm.left_alone.as_deref().unwrap_or_default())
+    }),
+];
+
+/// The order in which columns are left out, for the help.
+pub fn dropped_in_order() -> String {
+    let mut columns: Vec<&VmColumn> = COLUMNS.iter().filter(|column| column.1 > 0).collect();
+    columns.sort_by_key(|column| std::cmp::Reverse(column.1));
+    columns
+        .iter()
+        .map(|column| column.0)
+        .collect::<Vec<&str>>()
+        .join(", ")
+}
+
+/// The columns of these VMs that fit into a width.
+pub fn table(vms: &[&VmStatus], width: usize) -> Table {
+    let columns = COLUMNS
+        .iter()
+        .map(|(head, rank, align, is_shown_empty, of)| Column {
+            head: (*head).to_owned(),
+            shape: Shape {
+                rank: *rank,
+                align: *align,
+                is_shown_empty: *is_shown_empty,
+            },
+            cells: vms.iter().map(|vm| of(vm)).collect(),
+        });
+    Table::new(columns.collect(), width)
+}
