@@ -1,7 +1,7 @@
 //! Examines the host: for each feature of the agent, what is present or missing, what that costs, and the remedy. Changes
 //! nothing. Only libvirt could hang, so it gets 8 s.
 
-mod text;
+pub mod text;
 
 use std::path::{Path, PathBuf};
 
@@ -20,8 +20,6 @@ use homenode_undo::peer::GroupId;
 use homenode_undo::state_dir::StateDir;
 use schemars::JsonSchema;
 use serde::Serialize;
-
-pub use text::{Detail, Paragraph};
 
 /// Bits of `CapEff` required to move pages of other processes.
 const MOVES_PAGES: [(u32, &str); 2] = [(19, "CAP_SYS_PTRACE"), (23, "CAP_SYS_NICE")];

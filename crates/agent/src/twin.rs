@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
 use homenode_api::http::Listen;
-use homenode_control::{Config, Control, Mode};
-use homenode_host::Bell;
+use homenode_control::{Config, Control, Mode, Request as Ask};
+use homenode_host::{Bell, Host as _};
+use homenode_machine::Machine;
+use homenode_policy::placement::{Placement, Unplaceable};
 use homenode_recorder::WhenFull;
-use homenode_twin::Setup;
-use homenode_twin::Twin;
-use homenode_units::Ns;
+use homenode_twin::{Scenario, Setup, Twin, VmSpec};
+use homenode_units::{Bytes, Ns};
 
 use crate::bill_file::{BillFile, Clock};
 use crate::feed::Feed;
@@ -25,6 +26,21 @@ use crate::service::Service;
 use crate::setting_queue::SettingQueue;
 use crate::trace::Tracer;
 use crate::wall_clock::WallClock;
+
+/// Returns where a VM would go on an idle machine of the twin, as its first VM.
+///
+/// # Errors
+/// A machine that cannot be simulated.
+pub fn place(machine: Machine, ask: &Ask) -> anyhow::Result<Result<Placement, Unplaceable>> {
+    let mut idle = Scenario::of("idle", vec![VmSpec::new("none", 1, Bytes::from_gib(1), "idle")]);
+    // Its one VM arrives long after the question is answered.
+    idle.vms[0].arrival = Ns::from_secs(3600);
+    let mut twin = Twin::new(machine, &idle, 1)?;
+    let sample = twin.sample()?;
+    let mut control = Control::new(Config::default(), Mode::Observe);
+    control.begin(twin.machine(), sample);
+    Ok(control.place(twin.machine(), ask))
+}
 
 /// Options of a run.
 #[derive(Clone, Debug)]

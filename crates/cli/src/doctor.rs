@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use homenode_agent::doctor::{Detail, Examined, Paragraph, Places, examine};
+use homenode_agent::doctor::text::{Detail, Paragraph};
+use homenode_agent::doctor::{Examined, Places, examine};
 use homenode_kvm::Vms;
 use homenode_screens::table::wrapped;
 use homenode_screens::terminal;

@@ -6,13 +6,10 @@ use homenode_agent::managed::Managed;
 use homenode_agent::{placed, standalone};
 use homenode_api::answer::Placed;
 use homenode_api::{Request, ask};
-use homenode_control::{Config, Control, Mode, Request as Ask, VmStatus};
-use homenode_host::{Host, HugeMemory, Sample};
+use homenode_control::{Request as Ask, VmStatus};
+use homenode_host::HugeMemory;
 use homenode_kernel::kernel_settings;
 use homenode_kvm::Vms;
-use homenode_machine::Machine;
-use homenode_policy::placement::{Placement, Unplaceable};
-use homenode_twin::{Scenario, Twin};
 use homenode_units::{BytesPerSec, PAGE_BYTES};
 
 use crate::ask::vms;
@@ -116,7 +113,10 @@ pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
         huge_pages: huge_page_bytes.map(all).into_iter().collect(),
     };
     let answer: Placed = match &args.host {
-        Some(HostArg::Twin(what)) => placed(&place_on_twin(what.as_deref(), &asked)?, None),
+        Some(HostArg::Twin(what)) => {
+            let machine = crate::twin::spec(what.as_deref(), None)?.machine;
+            placed(&homenode_agent::twin::place(machine, &asked)?, None)
+        }
         Some(HostArg::Live(Managed::Kvm(Vms::Libvirt(uri)))) if *uri != homenode_kvm::DEFAULT_URI => {
             return Err(bad_input(format!(
                 "`place` asks about this host or a twin, not about {uri}; run it on that host"
@@ -172,32 +172,6 @@ pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
             reasons.join("; ")
         ),
     }
-}
-
-/// Places the VM on an idle machine of the twin, as its first VM.
-fn place_on_twin(what: Option<&str>, ask: &Ask) -> anyhow::Result<Result<Placement, Unplaceable>> {
-    let spec = crate::twin::spec(what, None)?;
-    let mut idle = Scenario::of(
-        "idle",
-        vec![homenode_twin::VmSpec::new(
-            "none",
-            1,
-            homenode_units::Bytes::from_gib(1),
-            "idle",
-        )],
-    );
-    // Its one VM arrives long after the question is answered.
-    idle.vms[0].arrival = homenode_units::Ns::from_secs(3600);
-    let mut twin = Twin::new(spec.machine, &idle, 1).map_err(bad_input)?;
-    let sample = twin.sample()?;
-    Ok(place_on(twin.machine(), sample, ask))
-}
-
-/// Places a VM on a host that was sampled once.
-pub fn place_on(machine: &Machine, sample: Sample, ask: &Ask) -> Result<Placement, Unplaceable> {
-    let mut control = Control::new(Config::default(), Mode::Observe);
-    control.begin(machine, sample);
-    control.place(machine, ask)
 }
 
 /// The memory a VM's guest has, of what it could have.
