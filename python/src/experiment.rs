@@ -267,12 +267,12 @@ impl Decided {
             .words(
                 "verdict",
                 "holds, partly, misses, pending or not-modelled",
-                all().map(|one| one.judgement.verdict.name().to_owned()),
+                all().map(|one| one.judgement.verdict.name()),
             )
             .words(
                 "kind",
                 "how much was put in: predicted, calibrated, …",
-                all().map(|one| one.kind.name().to_owned()),
+                all().map(|one| one.kind.name()),
             )
             .words(
                 "reason",

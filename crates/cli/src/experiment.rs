@@ -43,16 +43,14 @@ pub struct ExperimentArgs {
 #[derive(Clone, Debug)]
 pub struct Changes(Vec<End>);
 
-fn changes(text: &str) -> Result<Changes, String> {
+fn changes(text: &str) -> anyhow::Result<Changes> {
     let (input, factors) = text
         .split_once('=')
-        .ok_or("write the input, `=` and factors: `machine.controllers=0.5,2`")?;
+        .context("write the input, `=` and factors: `machine.controllers=0.5,2`")?;
     let change = |factor: &str| {
-        let factor: f64 = factor
-            .trim()
-            .parse()
-            .map_err(|_| format!("`{factor}` is no number"))?;
-        End::parse(input.trim(), factor)
+        let number = factor.trim().parse();
+        let number = number.map_err(|_| anyhow::anyhow!("`{factor}` is no number"))?;
+        End::parse(input.trim(), number)
     };
     factors
         .split(',')

@@ -106,8 +106,7 @@ pub fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
     let results = match bands {
         None => reproduce(selected, jobs, cache.as_ref(), &watch),
         Some((path, known)) => {
-            let (results, bands) =
-                reproduce_with_bands(selected, jobs, cache.as_ref(), &watch).map_err(anyhow::Error::msg)?;
+            let (results, bands) = reproduce_with_bands(selected, jobs, cache.as_ref(), &watch)?;
             let kept = known.with(bands);
             fs::write(path, kept.to_toml()?).with_context(|| format!("cannot write {}", path.display()))?;
             results
@@ -195,7 +194,7 @@ pub fn write_figures<'a>(
     figures: impl IntoIterator<Item = &'a Figure>,
 ) -> anyhow::Result<()> {
     for figure in figures {
-        let png = figure.png().map_err(anyhow::Error::msg)?;
+        let png = figure.png()?;
         for (ending, bytes) in [(".svg", figure.svg().into_bytes()), (".png", png)] {
             let path = directory.join(file_name(&figure.name, ending).map_err(bad_input)?);
             fs::write(&path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
@@ -210,8 +209,8 @@ fn picture(results: &[Reproduced]) -> String {
             one.claim.id.clone(),
             cell(&published(one)),
             cell(&ours(one)),
-            one.kind.name().to_owned(),
-            one.judgement.verdict.name().to_owned(),
+            one.kind.name(),
+            one.judgement.verdict.name(),
         ]
     });
     let table = table(&["claim", "published", "ours", "kind", "verdict"], rows);

@@ -29,18 +29,11 @@ pub struct Cache {
     written: AtomicU64,
 }
 
-#[derive(Serialize)]
-struct EntryRef<'a, T> {
-    program: &'a str,
-    run: &'a str,
-    outcome: &'a T,
-}
-
-#[derive(Deserialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry<T> {
-    program: String,
-    run: String,
+struct Entry<S, T> {
+    program: S,
+    run: S,
     outcome: T,
 }
 
@@ -100,7 +93,7 @@ impl Cache {
         if let Err(error) = file.take(FILE_BYTES_MAX).read_to_string(&mut text) {
             return unusable(&error.to_string());
         }
-        match serde_json::from_str::<Entry<T>>(&text) {
+        match serde_json::from_str::<Entry<String, T>>(&text) {
             Ok(entry) if entry.program == self.program && entry.run == description => {
                 Found::Run(Box::new(entry.outcome))
             }
@@ -114,8 +107,8 @@ impl Cache {
     /// # Errors
     /// It cannot be written. The old file then remains.
     pub fn keep<T: Serialize>(&self, description: &str, outcome: &T) -> std::io::Result<()> {
-        let entry = EntryRef {
-            program: &self.program,
+        let entry = Entry {
+            program: self.program.as_str(),
             run: description,
             outcome,
         };

@@ -2,8 +2,8 @@
 //! same form and judged by the same rules.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
+use anyhow::{Result, bail, ensure};
 use homenode_machine_files::file::{FileError, read_toml};
 use homenode_units::Candidates;
 use schemars::JsonSchema;
@@ -117,16 +117,16 @@ impl Kind {
     ];
 
     /// Returns the name used in tables and JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            Kind::Predicted => "predicted",
-            Kind::Calibrated => "calibrated",
-            Kind::ChosenAfterARun => "chosen-after-a-run",
-            Kind::ByConstruction => "by-construction",
-            Kind::Untestable => "untestable",
-            Kind::Contradictory => "contradictory",
-        }
+    pub fn name(self) -> String {
+        name(&self)
     }
+}
+
+/// Returns the name of a variant without data in tables and files.
+pub(crate) fn name(variant: &impl Serialize) -> String {
+    let name = serde_json::to_value(variant).ok();
+    name.and_then(|name| name.as_str().map(str::to_owned))
+        .unwrap_or_default()
 }
 
 /// What a value depends on most, so where to look first for the cause of a difference.
@@ -143,12 +143,8 @@ pub enum Attribution {
 
 impl Attribution {
     /// Returns the name used in tables and JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            Attribution::Machine => "machine",
-            Attribution::Profile => "profile",
-            Attribution::Mechanism => "mechanism",
-        }
+    pub fn name(self) -> String {
+        name(&self)
     }
 }
 
@@ -271,44 +267,18 @@ pub fn named(id: &str) -> Option<Claim> {
 /// Returns a published number of a claim, for figures that show it next to ours.
 pub fn published(id: &str, name: &str) -> Option<f64> {
     let claim = named(id)?;
-    let number = claim
-        .value
-        .iter()
-        .flat_map(Values::iter)
-        .find(|(known, _)| *known == name);
-    number.map(|(_, number)| number.get())
+    let mut numbers = claim.value.iter().flat_map(Values::iter);
+    numbers
+        .find(|(known, _)| *known == name)
+        .map(|(_, number)| number.get())
 }
-
-/// A word that selects no claim.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Unknown {
-    word: String,
-    candidates: Candidates,
-}
-
-impl fmt::Display for Unknown {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.candidates.near {
-            return write!(f, "no claim is named `{}`{}", self.word, self.candidates);
-        }
-        let nearest: Vec<&str> = self.candidates.names.iter().take(5).map(String::as_str).collect();
-        write!(
-            f,
-            "no claim is named `{}`; name a paper (`TAVO`), `own`, a family (`tavo`), a claim or `all`; nearest: `{}`",
-            self.word,
-            nearest.join("`, `")
-        )
-    }
-}
-
-impl std::error::Error for Unknown {}
 
 /// Returns the claims selected by words, in the file's order. A word is `all`, a paper, a family or an id, in any case.
 /// Without words all are selected.
 ///
 /// # Errors
 /// The first word that selects nothing, with the closest match.
-pub fn select(claims: Vec<Claim>, words: &[String]) -> Result<Vec<Claim>, Unknown> {
+pub fn select(claims: Vec<Claim>, words: &[String]) -> Result<Vec<Claim>> {
     let is = |claim: &Claim, word: &str| {
         let names = [claim.source.as_str(), claim.family(), &claim.id];
         word == "all" || names.iter().any(|name| name.eq_ignore_ascii_case(word))
@@ -317,18 +287,19 @@ pub fn select(claims: Vec<Claim>, words: &[String]) -> Result<Vec<Claim>, Unknow
         if !claims.iter().any(|claim| is(claim, word)) {
             let names = claims
                 .iter()
-                .flat_map(|claim| [claim.source.clone(), claim.family().to_owned(), claim.id.clone()]);
-            let names: BTreeSet<String> = names.chain(["all".to_owned()]).collect();
-            return Err(Unknown {
-                word: word.clone(),
-                candidates: Candidates::of(word, names),
-            });
+                .flat_map(|claim| [&*claim.source, claim.family(), &claim.id]);
+            let names: BTreeSet<String> = names.chain(["all"]).map(str::to_owned).collect();
+            let candidates = Candidates::of(word, names);
+            ensure!(!candidates.near, "no claim is named `{word}`{candidates}");
+            let nearest: Vec<&str> = candidates.names.iter().take(5).map(String::as_str).collect();
+            bail!(
+                "no claim is named `{word}`; name a paper (`TAVO`), `own`, a family (`tavo`), a claim or `all`; nearest: `{}`",
+                nearest.join("`, `")
+            );
         }
     }
-    Ok(claims
-        .into_iter()
-        .filter(|claim| words.is_empty() || words.iter().any(|word| is(claim, word)))
-        .collect())
+    let selected = |claim: &Claim| words.is_empty() || words.iter().any(|word| is(claim, word));
+    Ok(claims.into_iter().filter(selected).collect())
 }
 
 #[cfg(test)]
@@ -370,7 +341,7 @@ mod tests {
         );
     }
 
-    fn selected(words: &[&str]) -> Result<Vec<String>, Unknown> {
+    fn selected(words: &[&str]) -> Result<Vec<String>> {
         let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
         Ok(select(all(), &words)?.into_iter().map(|claim| claim.id).collect())
     }

@@ -1,15 +1,14 @@
 //! Finds the experiment for a claim, and decides the claim.
 
 use crate::claims::Claim;
-use crate::experiment::{
-    Decides, Decision, Reproduced, fitted_to, kind, kind_of_all, rests_on_own_paper, undecided,
-};
+use crate::design::Design;
+use crate::experiment::{Decision, Reproduced, fitted_to, kind, kind_of_all, rests_on_own_paper, undecided};
 use crate::experiments;
 use crate::verdict::{Verdict, judge, unknown_name, unmeasured};
 use crate::work::Outcomes;
 
 /// Returns the experiment that decides a claim, if there is one.
-pub fn of(claim: &Claim) -> Option<&'static dyn Decides> {
+pub fn of(claim: &Claim) -> Option<&'static Design> {
     experiments::all().find(|experiment| experiment.claim() == claim.id)
 }
 
@@ -23,12 +22,12 @@ pub fn decide(claim: Claim, outcomes: &Outcomes) -> Reproduced {
     };
     match experiment.decide(outcomes) {
         Ok(decision) => judged(claim, experiment, decision),
-        Err(missing) => undecided(claim, Verdict::Pending, missing),
+        Err(missing) => undecided(claim, Verdict::Pending, missing.to_string()),
     }
 }
 
 /// Judges a claim by an experiment's decision.
-pub fn judged(claim: Claim, experiment: &dyn Decides, mut decision: Decision) -> Reproduced {
+pub fn judged(claim: Claim, experiment: &Design, mut decision: Decision) -> Reproduced {
     if let Some(name) = unmeasured(&claim, &decision.measured) {
         let said = format!("its experiment does not measure `{name}`");
         return undecided(claim, Verdict::Pending, said);
@@ -69,7 +68,7 @@ mod tests {
     fn every_experiment_and_exclusion_names_one_claim() {
         let known: BTreeSet<String> = crate::claims::all().into_iter().map(|claim| claim.id).collect();
         let named: Vec<&str> = experiments::all()
-            .map(Decides::claim)
+            .map(Design::claim)
             .chain(experiments::NOT_MODELLED.iter().map(|(id, _)| *id))
             .collect();
         assert!(named.iter().all(|id| known.contains(*id)), "{named:?}");

@@ -3,11 +3,12 @@
 
 use std::fmt::Write as _;
 
-use crate::claims::{self, Attribution, Claim, Kind};
+use crate::claims::{self, Attribution, Claim, Kind, Values};
 use crate::experiment::{Reproduced, Table};
 use crate::history::Log;
 use crate::markdown::markdown;
 use crate::scoreboard::{Group, Scoreboard, Tally};
+use crate::stats::mean;
 use crate::verdict::{Part, Score, Verdict, show};
 
 /// Both parts, as Markdown.
@@ -65,18 +66,14 @@ pub fn ours(reproduced: &Reproduced) -> String {
 pub fn published(reproduced: &Reproduced) -> String {
     let claim = &reproduced.claim;
     let mut cells = Vec::new();
-    let named = |name: &str, text: String| {
-        if name == crate::claims::ONLY {
-            text
-        } else {
-            format!("{name} {text}")
-        }
+    let named = |name: &str, text: String| match name {
+        claims::ONLY => text,
+        _ => format!("{name} {text}"),
     };
-    let values = |values: &Option<crate::claims::Values>, before: &str| -> Vec<String> {
-        let numbers = values.iter().flat_map(crate::claims::Values::iter);
-        numbers
-            .map(|(name, number)| named(name, format!("{before}{}", show(number.get()))))
-            .collect()
+    let values = |values: &Option<Values>, before: &str| -> Vec<String> {
+        let numbers = values.iter().flat_map(Values::iter);
+        let cells = numbers.map(|(name, number)| named(name, format!("{before}{}", show(number.get()))));
+        cells.collect()
     };
     cells.extend(values(&claim.value, ""));
     cells.extend(values(&claim.at_least, "at least "));
@@ -102,18 +99,12 @@ fn summary<'a>(parts: &'a [Part], cell: impl Fn(&'a Part) -> &'a str) -> String 
 }
 
 /// Returns the verdict's name, except for claims that are measured differently on each machine.
-fn verdict(one: &Reproduced) -> &'static str {
-    if is_measured_here(one) {
-        "measured where it runs"
+fn verdict(one: &Reproduced) -> String {
+    if one.measured_here() {
+        "measured where it runs".to_owned()
     } else {
         one.judgement.verdict.name()
     }
-}
-
-fn is_measured_here(one: &Reproduced) -> bool {
-    one.decision
-        .as_ref()
-        .is_some_and(|decision| decision.measured_here)
 }
 
 /// Returns the number of claims by verdict, in a sentence for published ones and one for our own.
@@ -211,16 +202,10 @@ fn page(all: &[Reproduced], log: &Log) -> String {
     let kinds = board.by_kind.iter().map(|(kind, worth)| {
         let tally = |tally: Tally| [tally.all.to_string(), tally.held.to_string()];
         let [beyond, trivial] = [worth.beyond_null, worth.trivial].map(tally);
-        [&[kind.name().to_owned()][..], &beyond, &trivial].concat()
+        [&[kind.name()][..], &beyond, &trivial].concat()
     });
-    let header = [
-        "kind",
-        "values and tests beyond no effect",
-        "hold",
-        "trivial ones",
-        "hold",
-    ];
-    text += &markdown(&header.map(str::to_owned), kinds);
+    let header = "kind; values and tests beyond no effect; hold; trivial ones; hold".split("; ");
+    text += &markdown(header, kinds);
     text += &format!("\n{}", log.section(all));
     text += "\n## Every number\n\nThose of table 1 of [Policies], which are inputs of the profiles, stand in the details.\n\n";
     text += &numbers(all);
@@ -232,17 +217,12 @@ fn page(all: &[Reproduced], log: &Log) -> String {
     text += "\n## Where kinds come from that a claim's inputs do not say\n\n";
     for claim in all.iter().map(|one| &one.claim).filter(|claim| !claim.is_own()) {
         for stated in &claim.kinds {
-            let of = if stated.of.is_empty() {
-                String::new()
-            } else {
-                format!(" ({})", stated.of.join(", "))
+            let of = match stated.of.is_empty() {
+                true => String::new(),
+                false => format!(" ({})", stated.of.join(", ")),
             };
-            text += &format!(
-                "- `{}`{of}: {}; {}.\n",
-                claim.id,
-                stated.is.name(),
-                stated.because
-            );
+            let (id, is, because) = (&claim.id, stated.is.name(), &stated.because);
+            text += &format!("- `{id}`{of}: {is}; {because}.\n");
         }
     }
     text
@@ -252,39 +232,17 @@ fn page(all: &[Reproduced], log: &Log) -> String {
 fn groups(board: &Scoreboard) -> String {
     let of = |value: Option<f64>| value.map_or("-".to_owned(), show);
     let row = |name: String, group: &Group| {
-        let counts = [
-            group.within_1_25x,
-            group.within_2x,
-            group.within_3x,
-            group.sign_right,
-            group.held,
-        ];
         let mut row = vec![name, group.values.to_string()];
-        row.extend(counts.map(|count| count.to_string()));
+        row.extend(group.counts().map(|count| count.to_string()));
         row.extend([of(group.median_ratio), of(group.median_abs_ln)]);
-        row.extend([
-            format!("{} of {}", group.in_band.held, group.in_band.all),
-            of(group.median_band_ln),
-        ]);
+        let in_band = format!("{} of {}", group.in_band.held, group.in_band.all);
+        row.extend([in_band, of(group.median_band_ln)]);
         row
     };
-    let header = [
-        "numbers of",
-        "all",
-        "within 1.25x",
-        "2x",
-        "3x",
-        "sign right",
-        "hold",
-        "median ours/published",
-        "median |ln|",
-        "published in band",
-        "median width of bands, ln",
-    ];
-    let sources = board
-        .by_source
-        .iter()
-        .map(|(source, group)| row(format!("[{source}]"), group));
+    let header = "numbers of; all; within 1.25x; 2x; 3x; sign right; hold; median ours/published; median |ln|; \
+                  published in band; median width of bands, ln";
+    let sources = board.by_source.iter();
+    let sources = sources.map(|(source, group)| row(format!("[{source}]"), group));
     let attributions = board.by_attribution.iter();
     let attributions = attributions.map(|(attribution, group): (&Attribution, _)| {
         row(format!("depending on: {}", attribution.name()), group)
@@ -294,37 +252,18 @@ fn groups(board: &Scoreboard) -> String {
         row("of these, same paper".to_owned(), &board.same_paper),
         row("**without those**".to_owned(), &board.without_same_paper),
     ];
-    markdown(
-        &header.map(str::to_owned),
-        sources.chain(attributions).chain(whole),
-    )
+    markdown(header.split("; "), sources.chain(attributions).chain(whole))
 }
 
 /// Returns all numbers stated in the claims themselves.
 fn numbers(all: &[Reproduced]) -> String {
-    let header = [
-        "claim",
-        "value",
-        "published",
-        "ours",
-        "ours/published",
-        "ln",
-        "sign",
-        "band",
-        "no effect",
-        "depends on",
-        "kind",
-        "holds",
-    ];
+    let header =
+        "claim; value; published; ours; ours/published; ln; sign; band; no effect; depends on; kind; holds";
     let cells = |claim: &Claim, part: &Part, score: &Score| {
         let band = score.band.map_or("-".to_owned(), |band| {
             format!("{} to {}", show(band.low), show(band.high))
         });
-        let null = if part.trivial {
-            format!("{}, trivial", show(score.null))
-        } else {
-            show(score.null)
-        };
+        let null = show(score.null) + if part.trivial { ", trivial" } else { "" };
         let ratio = match score.ln_ratio {
             Some(ln) => show(libm::exp(ln)),
             None if score.published == 0.0 => "-".to_owned(),
@@ -334,7 +273,7 @@ fn numbers(all: &[Reproduced]) -> String {
         let kind = match (part.input, part.same_paper) {
             (true, _) => "input".to_owned(),
             (_, true) => format!("{}, same paper", part.kind.name()),
-            (_, false) => part.kind.name().to_owned(),
+            (_, false) => part.kind.name(),
         };
         let sign = match score.sign_right {
             _ if score.published == score.null => "-",
@@ -351,20 +290,20 @@ fn numbers(all: &[Reproduced]) -> String {
             sign.to_owned(),
             band,
             null,
-            claim.attribution.name().to_owned(),
+            claim.attribution.name(),
             kind,
             if part.holds { "yes" } else { "no" }.to_owned(),
         ]
     };
     let elsewhere = all
         .iter()
-        .filter(|one| !is_measured_here(one) && !one.claim.is_own());
+        .filter(|one| !one.measured_here() && !one.claim.is_own());
     let stated = elsewhere.filter(|one| one.claim.value.is_some());
     let rows = stated.flat_map(|one| {
         let scored = one.judgement.parts.iter();
         scored.filter_map(move |part| Some(cells(&one.claim, part, part.score.as_ref()?)))
     });
-    markdown(&header.map(str::to_owned), rows)
+    markdown(header.split("; "), rows)
 }
 
 /// Returns rankings and choices with their agreement, and the cost of following the published one.
@@ -384,48 +323,42 @@ fn rankings(all: &[Reproduced]) -> String {
                 .collect();
         }
         let held = known.iter().filter(|(part, _)| part.holds).count();
-        let mean = known.iter().map(|(_, regret)| regret).sum::<f64>() / known.len() as f64;
+        let mean = mean(known.iter().map(|(_, regret)| *regret)).unwrap_or_default();
         let ours = format!("{held} of {} within tolerance", known.len());
         vec![row(&format!("{} choices", known.len()), &ours, mean)]
     });
-    let header = [
-        "claim",
-        "ranking or choice",
-        "tau, or what agrees",
-        "cost of going by the published one",
-    ];
+    let header = "claim; ranking or choice; tau, or what agrees; cost of going by the published one";
     format!(
         "\nRankings and choices: Kendall's tau where there is one, and what it costs to go by the published one, as it was measured here: how \
          much more harm, in points, those do on average who take the lower of two by the published ranking (of programs that lose or spread \
          more: how much more those lose or spread who were taken for the calmer); of a choice, by how many percent it is behind the best on \
          average.\n\n{}",
-        markdown(&header.map(str::to_owned), rows)
+        markdown(header.split("; "), rows)
     )
 }
 
 fn details(all: &[Reproduced]) -> String {
     let (here, elsewhere): (Vec<Reproduced>, Vec<Reproduced>) =
-        all.iter().cloned().partition(is_measured_here);
+        all.iter().cloned().partition(Reproduced::measured_here);
     let (elsewhere, here) = (tally(&elsewhere), here.len());
     let mut text = format!("{DETAILS}\n{elsewhere}; {here} claims measured where it runs.\n\n");
     let rows = all.iter().map(|one| {
         let id = &one.claim.id;
-        let id = if one.decision.is_some() {
-            format!("[{id}](#{})", anchor(id))
-        } else {
-            id.clone()
+        let id = match one.decision {
+            Some(_) => format!("[{id}](#{})", anchor(id)),
+            None => id.clone(),
         };
         vec![
             id,
             format!("{} {}", one.claim.source, one.claim.at),
             published(one),
             ours(one),
-            one.kind.name().to_owned(),
-            verdict(one).to_owned(),
+            one.kind.name(),
+            verdict(one),
         ]
     });
     let header = ["claim", "where", "published", "ours", "kind", "verdict"];
-    text += &markdown(&header.map(str::to_owned), rows);
+    text += &markdown(header, rows);
     for one in all {
         section(&mut text, one);
     }
@@ -442,10 +375,9 @@ fn section(text: &mut String, one: &Reproduced) {
     let Some(decision) = &one.decision else { return };
     let (id, verdict) = (&one.claim.id, verdict(one));
     *text += &format!("\n## {id}\n\n> {}\n\n", one.claim.says);
-    let claimed = if one.claim.is_own() {
-        format!("Our own, {}", one.claim.at)
-    } else {
-        format!("[{}, {}]", one.claim.source, one.claim.at)
+    let claimed = match one.claim.is_own() {
+        true => format!("Our own, {}", one.claim.at),
+        false => format!("[{}, {}]", one.claim.source, one.claim.at),
     };
     *text += &format!("{claimed}. {}: **{verdict}**.\n", one.kind.name());
     for paragraph in &decision.set_up {
@@ -463,18 +395,15 @@ fn section(text: &mut String, one: &Reproduced) {
             (false, true) => "yes",
             (false, false) => "no",
         };
-        let kind = if part.input { "-" } else { part.kind.name() };
-        vec![
-            part.name.clone(),
-            part.published.clone(),
-            ours.to_owned(),
-            kind.to_owned(),
-            holds.to_owned(),
-        ]
+        let kind = part.kind.name();
+        let kind = if part.input { "-" } else { &kind };
+        [&part.name, &part.published, ours, kind, holds]
+            .map(str::to_owned)
+            .to_vec()
     });
     if one.judgement.parts.len() <= SECTION_ROWS_MAX {
-        let header = ["value", "published", "ours", "kind", "holds"].map(str::to_owned);
-        *text += &format!("\n{}", markdown(&header, rows));
+        let header = ["value", "published", "ours", "kind", "holds"];
+        *text += &format!("\n{}", markdown(header, rows));
     }
     if !decision.measured_here {
         for Table { title, header, rows } in &decision.tables {

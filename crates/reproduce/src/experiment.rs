@@ -1,7 +1,6 @@
-//! Experiments: each decides one claim.
+//! What an experiment yields: a decision, and with its claim a verdict.
 //!
-//! An experiment is two functions: one lists the runs it needs, the other turns their outcomes into a decision. In between,
-//! all runs of all experiments are made, identical ones once. Set-ups that the publication leaves open are chosen in the
+//! All runs of all experiments are made first, identical ones once. Set-ups that the publication leaves open are chosen in the
 //! experiment's text before any run, and its decision has a table of the results of other choices.
 
 use std::collections::BTreeSet;
@@ -10,45 +9,6 @@ use crate::claims::{self, Claim, Kind};
 use crate::figure::Figure;
 use crate::run::Run;
 use crate::verdict::{Judgement, Measured, Verdict};
-use crate::work::Outcomes;
-
-/// Decides a claim.
-pub trait Decides: Sync {
-    /// Returns the claim that it decides.
-    fn claim(&self) -> &str;
-    /// Returns the required runs.
-    fn runs(&self) -> Vec<Run>;
-    /// Turns outcomes into a decision.
-    ///
-    /// # Errors
-    /// A message about what is missing.
-    fn decide(&self, outcomes: &Outcomes) -> Result<Decision, String>;
-}
-
-/// An experiment in code, for cases that files cannot express.
-#[derive(Clone, Copy)]
-pub struct Experiment {
-    /// The claim that it decides.
-    pub claim: &'static str,
-    /// Returns the required runs.
-    pub runs: fn() -> Vec<Run>,
-    /// Turns outcomes into a decision, or says what is missing.
-    pub decide: fn(&Outcomes) -> Result<Decision, String>,
-}
-
-impl Decides for Experiment {
-    fn claim(&self) -> &str {
-        self.claim
-    }
-
-    fn runs(&self) -> Vec<Run> {
-        (self.runs)()
-    }
-
-    fn decide(&self, outcomes: &Outcomes) -> Result<Decision, String> {
-        (self.decide)(outcomes)
-    }
-}
 
 /// Result of an experiment.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -93,6 +53,15 @@ pub struct Reproduced {
     pub reason: Option<String>,
 }
 
+impl Reproduced {
+    /// Whether it was measured on the machine that ran it, so that no two runs are equal.
+    pub fn measured_here(&self) -> bool {
+        self.decision
+            .as_ref()
+            .is_some_and(|decision| decision.measured_here)
+    }
+}
+
 /// Returns an undecided claim, with the reason.
 pub(crate) fn undecided(claim: Claim, verdict: Verdict, reason: String) -> Reproduced {
     let kind = if claim.inputs.is_empty() {
@@ -123,36 +92,27 @@ pub(crate) fn kind(claim: &Claim, measured: &Measured, fitted: &BTreeSet<String>
 
 /// Returns the claims that profiles of these runs state as their calibration targets.
 pub(crate) fn fitted_to(runs: &[Run]) -> BTreeSet<String> {
-    let vms = runs.iter().flat_map(|run| {
-        let named = run.scenario.vms.iter().map(|vm| vm.workload.as_str());
-        let all = named.chain(
-            run.scenario
-                .vms
-                .iter()
-                .flat_map(|vm| vm.then.iter().map(|next| next.workload.as_str())),
-        );
-        all.map(move |name| (run, name))
-    });
-    let of = |(run, name): (&Run, &str)| {
-        let own = run
-            .scenario
-            .workloads
+    let scenarios = runs.iter().map(|run| &run.scenario);
+    let workloads = scenarios.flat_map(|scenario| {
+        let next = scenario
+            .vms
             .iter()
-            .find(|own| own.name == name)
-            .cloned();
-        let workload = own.or_else(|| homenode_twin::workload::builtin(name));
-        workload.map_or(Vec::new(), |workload| workload.calibrated_to)
-    };
-    vms.flat_map(of).collect()
+            .flat_map(|vm| vm.then.iter().map(|next| &next.workload));
+        let names = scenario.vms.iter().map(|vm| &vm.workload).chain(next);
+        names.filter_map(|name| {
+            let own = scenario.workloads.iter().find(|own| own.name == *name).cloned();
+            own.or_else(|| homenode_twin::workload::builtin(name))
+        })
+    });
+    workloads.flat_map(|workload| workload.calibrated_to).collect()
 }
 
 /// Whether a claim rests on profiles fitted to another claim of the same paper.
 pub(crate) fn rests_on_own_paper(claim: &Claim, fitted: &BTreeSet<String>) -> bool {
-    let mut others = fitted
-        .iter()
-        .filter(|id| **id != claim.id)
-        .filter_map(|id| claims::named(id));
-    others.any(|other| other.source == claim.source)
+    let others = fitted.iter().filter(|id| **id != claim.id);
+    others
+        .filter_map(|id| claims::named(id))
+        .any(|other| other.source == claim.source)
 }
 
 /// Returns the kind of a claim as a whole: the most common one of its values, and in a tie the less worthy one. If every

@@ -4,6 +4,7 @@
 //! and dashes, an empty bar has a 0, an unknown value has no bar and no 0, and a whisker spans the minimum to the maximum of
 //! several runs.
 
+use anyhow::{Error, Result};
 use kuva::backend::png::PngBackend;
 use kuva::backend::svg::SvgBackend;
 use kuva::plot::annotations::{ReferenceLine, TextAnnotation};
@@ -105,10 +106,11 @@ impl Figure {
     ///
     /// # Errors
     /// The encoding failed.
-    pub fn png(&self) -> Result<Vec<u8>, String> {
+    pub fn png(&self) -> Result<Vec<u8>> {
         PngBackend::new()
             .with_scale(PNG_SCALE)
             .render_scene(&self.scene())
+            .map_err(Error::msg)
     }
 
     fn scene(&self) -> Scene {

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use crate::experiment::Reproduced;
 use crate::markdown::markdown;
 use crate::scoreboard::{Group, Scoreboard, headline};
-use crate::verdict::{Part, Score, number, show};
+use crate::verdict::{Part, number, show};
 
 /// The log as committed.
 const LOG: &str = include_str!("../../../data/reproduction/log.toml");
@@ -131,26 +131,19 @@ impl Log {
         let rows = self.run.iter().enumerate().map(|(at, run)| {
             let now = run.today(all);
             let mut row = vec![(at + 1).to_string(), run.date.clone(), run.commit.clone()];
-            row.extend([
-                run.values.to_string(),
-                ln(run.median_abs_ln),
-                run.median_ratio.map_or("-".to_owned(), show),
-            ]);
-            row.extend(counts([
-                run.within_1_25x,
-                run.within_2x,
-                run.within_3x,
-                run.sign_right,
-                run.held,
-            ]));
+            let ratio = run.median_ratio.map_or("-".to_owned(), show);
+            row.extend([run.values.to_string(), ln(run.median_abs_ln), ratio]);
+            let Logged {
+                within_1_25x,
+                within_2x,
+                within_3x,
+                sign_right,
+                held,
+                ..
+            } = *run;
+            row.extend(counts([within_1_25x, within_2x, within_3x, sign_right, held]));
             row.extend([now.values.to_string(), ln(now.median_abs_ln)]);
-            row.extend(counts([
-                now.within_1_25x,
-                now.within_2x,
-                now.within_3x,
-                now.sign_right,
-                now.held,
-            ]));
+            row.extend(counts(now.counts()));
             row
         });
         let each = ["median |ln|", "within 1.25x", "2x", "3x", "signs", "hold"];
@@ -159,7 +152,7 @@ impl Log {
         header.insert(5, "ours/published".to_owned());
         header.push("values of today".to_owned());
         header.extend(each.map(|name| format!("{name}, today's rules")));
-        markdown(&header, rows)
+        markdown(header, rows)
     }
 
     /// Says whether the changes since the first run improved the model.
@@ -225,7 +218,7 @@ impl Log {
             let [before, after] = pair else { continue };
             let mut moved: Vec<(f64, Vec<String>)> = Vec::new();
             for (claim, part, _) in headline(all) {
-                let of = |run: &Logged| score(&number(claim, &part.name, run.ours(&claim.id, &part.name)?)?);
+                let of = |run: &Logged| number(claim, &part.name, run.ours(&claim.id, &part.name)?)?.score;
                 let (Some(old), Some(new)) = (of(before), of(after)) else {
                     continue;
                 };
@@ -255,17 +248,7 @@ impl Log {
             }
             rows.extend(moved.into_iter().take(MOVED_MOST).map(|(_, row)| row));
         }
-        let header = [
-            "runs",
-            "claim",
-            "value",
-            "published",
-            "before",
-            "after",
-            "ln before",
-            "ln after",
-            "it is",
-        ];
+        let header = "runs; claim; value; published; before; after; ln before; ln after; it is";
         let still = match &quiet[..] {
             [] => String::new(),
             some => format!(
@@ -276,7 +259,7 @@ impl Log {
         format!(
             "\n### What moved most\n\nOf today's headline, by the rules of today, the {MOVED_MOST} that moved most between two runs; without a \
              logarithm is what has another sign.{still} Runs 1 to 3 are logged to three digits, as the page had them.\n\n{}",
-            markdown(&header.map(str::to_owned), rows.into_iter())
+            markdown(header.split("; "), rows)
         )
     }
 }
@@ -303,10 +286,6 @@ impl Logged {
             .collect();
         Group::of(parts.iter().filter_map(|part| Some((part, part.score.as_ref()?))))
     }
-}
-
-fn score(part: &Part) -> Option<Score> {
-    part.score
 }
 
 fn ln(value: Option<f64>) -> String {
@@ -358,10 +337,10 @@ fn targets(all: &[Reproduced]) -> String {
             group.held >= HELD_LEAST,
         ),
     ];
-    let header = ["target", "aim", "now", ""].map(str::to_owned);
+    let header = ["target", "aim", "now", ""];
     format!(
         "\nThe targets were set before the first run, to be reached by better inputs and not by fitting:\n\n{}",
-        markdown(&header, rows.into_iter())
+        markdown(header, rows)
     )
 }
 

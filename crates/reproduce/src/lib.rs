@@ -26,11 +26,12 @@ mod markdown;
 mod models;
 mod run;
 pub mod scoreboard;
-mod stats;
+pub mod stats;
 pub mod vary;
 pub mod verdict;
 mod work;
 
+use anyhow::Result;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -40,7 +41,6 @@ pub use claims::Claim;
 pub use design::Design;
 pub use design::array::Row;
 pub use document::{Document, headline, ours, published, render, tally};
-use experiment::Decides;
 pub use experiment::{Decision, Reproduced, Table};
 pub use figure::{Figure, Shape};
 pub use history::Log;
@@ -56,7 +56,7 @@ pub fn reproduce(
     cache: Option<&Cache>,
     watch: &dyn Watch,
 ) -> Vec<Reproduced> {
-    let (mut all, _) = decided(claims, jobs, cache, watch, |_, _| Vec::new());
+    let (mut all, _) = decided(claims, jobs, cache, watch, false);
     match Bands::committed() {
         Ok(bands) => bands.join(&mut all),
         Err(error) => watch.note(&error.to_string()),
@@ -73,8 +73,8 @@ pub fn reproduce_with_bands(
     jobs: usize,
     cache: Option<&Cache>,
     watch: &dyn Watch,
-) -> Result<(Vec<Reproduced>, Bands), String> {
-    let (mut all, outcomes) = decided(claims, jobs, cache, watch, scoreboard::runs);
+) -> Result<(Vec<Reproduced>, Bands)> {
+    let (mut all, outcomes) = decided(claims, jobs, cache, watch, true);
     let bands = Bands::of(&all, &outcomes)?;
     bands.join(&mut all);
     Ok((all, bands))
@@ -85,19 +85,18 @@ fn decided(
     jobs: usize,
     cache: Option<&Cache>,
     watch: &dyn Watch,
-    more: fn(&Claim, &dyn Decides) -> Vec<run::Run>,
+    with_bands: bool,
 ) -> (Vec<Reproduced>, work::Outcomes) {
     let experiments = claims
         .iter()
         .filter_map(|claim| Some((claim, decide::of(claim)?)));
-    let runs =
-        experiments.flat_map(|(claim, experiment)| [experiment.runs(), more(claim, experiment)].concat());
+    let runs = experiments.flat_map(|(claim, experiment)| {
+        let ends = scoreboard::ends(claim).filter(|_| with_bands);
+        work::with_ends(experiment.runs(), ends)
+    });
     let outcomes = work::execute(runs.collect(), jobs, cache, watch);
-    let all = claims
-        .into_iter()
-        .map(|claim| decide::decide(claim, &outcomes))
-        .collect();
-    (all, outcomes)
+    let decided = claims.into_iter().map(|claim| decide::decide(claim, &outcomes));
+    (decided.collect(), outcomes)
 }
 
 #[derive(Serialize)]
@@ -175,8 +174,7 @@ impl OneClaim<'_> {
             order,
             unit,
         };
-        let ours = one.decision.as_ref().map(|decision| {
-            let measured = &decision.measured;
+        let ours = one.decision.as_ref().map(|Decision { measured, .. }| {
             let numbers = measured
                 .numbers
                 .iter()
@@ -189,10 +187,7 @@ impl OneClaim<'_> {
                 .shapes
                 .iter()
                 .map(|shape| (shape.name.clone(), json!(shape.ours)));
-            numbers
-                .chain(orders)
-                .chain(shapes)
-                .collect::<serde_json::Map<String, Value>>()
+            numbers.chain(orders).chain(shapes).collect()
         });
         OneClaim {
             id: &one.claim.id,
@@ -206,10 +201,7 @@ impl OneClaim<'_> {
             attribution: one.claim.attribution,
             verdict: one.judgement.verdict,
             parts: &one.judgement.parts,
-            measured_here: one
-                .decision
-                .as_ref()
-                .is_some_and(|decision| decision.measured_here),
+            measured_here: one.measured_here(),
             reason: one.reason.as_deref(),
             tables: one.decision.as_ref().map(|decision| json!(decision.tables)),
             why: one.decision.as_ref().map(|decision| json!(decision.why)),

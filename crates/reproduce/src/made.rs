@@ -1,5 +1,6 @@
 //! Executes an experiment for a researcher, with a claim or without, and again for each change of an input.
 
+use anyhow::Result;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -8,10 +9,9 @@ use crate::cache::Cache;
 use crate::decide;
 use crate::design::Design;
 use crate::design::array::Row;
-use crate::experiment::{Decides, Decision, Reproduced};
-use crate::run::Run;
+use crate::experiment::{Decision, Reproduced};
 use crate::vary::End;
-use crate::work::{self, Outcomes, Watch};
+use crate::work::{Outcomes, Watch, execute, with_ends};
 use crate::{Claim, claims};
 
 /// An experiment under one change, or under none.
@@ -37,28 +37,23 @@ pub fn experiment(
     jobs: usize,
     cache: Option<&Cache>,
     watch: &dyn Watch,
-) -> Result<Vec<Made>, String> {
+) -> Result<Vec<Made>> {
     for change in changes {
         if let End::Value(name, _) = change {
             design.has_value(name)?;
         }
     }
-    let as_said = design.runs();
-    let of_runs = changes.iter().filter_map(|change| match change {
-        End::Run(change) => Some(*change),
-        End::Value(..) => None,
-    });
-    let changed = of_runs.flat_map(|change| {
-        let changed = move |run: &Run| work::changed(run, &[change]);
-        as_said.iter().map(changed)
-    });
-    let all: Vec<Run> = as_said.iter().cloned().chain(changed).collect();
-    let outcomes = work::execute(all, jobs, cache, watch);
+    let outcomes = execute(
+        with_ends(design.runs(), changes.iter().cloned()),
+        jobs,
+        cache,
+        watch,
+    );
     let each = std::iter::once(None).chain(changes.iter().cloned().map(Some));
     each.map(|change| made(design, change, &outcomes)).collect()
 }
 
-fn made(design: &Design, change: Option<End>, outcomes: &Outcomes) -> Result<Made, String> {
+fn made(design: &Design, change: Option<End>, outcomes: &Outcomes) -> Result<Made> {
     let outcomes = change
         .as_ref()
         .map_or_else(|| outcomes.clone(), |end| outcomes.at(end));

@@ -1,15 +1,20 @@
 //! Formats Markdown tables.
 
 /// Returns a table with this header.
-pub(crate) fn markdown(header: &[String], rows: impl Iterator<Item = Vec<String>>) -> String {
-    let line = |cells: &[String]| {
-        let cells: Vec<String> = cells
-            .iter()
-            .map(|cell| cell.replace('|', "\\|").replace('\n', " "))
-            .collect();
-        format!("| {} |\n", cells.join(" | "))
+pub(crate) fn markdown(
+    header: impl IntoIterator<Item = impl Into<String>>,
+    rows: impl IntoIterator<Item = Vec<String>>,
+) -> String {
+    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+    let escaped = |row: Vec<String>| {
+        let cells = row.iter().map(|cell| cell.replace('|', "\\|").replace('\n', " "));
+        cells.collect::<Vec<String>>()
     };
-    let rule = vec!["---".to_owned(); header.len()];
-    let rows: String = rows.map(|row| line(&row)).collect();
-    format!("{}{}{rows}", line(header), line(&rule))
+    let header = escaped(header.into_iter().map(Into::into).collect());
+    let rows: String = rows.into_iter().map(|row| line(&escaped(row))).collect();
+    format!(
+        "{}{}{rows}",
+        line(&header),
+        line(&vec!["---".to_owned(); header.len()])
+    )
 }

@@ -11,75 +11,46 @@ mod side_by_side;
 mod ticks;
 mod written_pages;
 
-use crate::design::array::{Array, Named};
+use anyhow::Result;
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::design::array::{Array, Axis, Named};
 use crate::run::Outcome;
 
 /// An additional measure of a run.
-pub type OfRun = fn(&Outcome) -> Result<Named, String>;
+pub type OfRun = fn(&Outcome) -> Result<Named>;
 
 /// Evaluates an expression of the experiment.
-pub type Values<'a> = &'a dyn Fn(&str) -> Result<Array, String>;
+pub type Values<'a> = &'a dyn Fn(&str) -> Result<Array>;
 
-/// Code behind an experiment.
-#[derive(Clone, Copy, Debug)]
-pub struct Model {
-    /// Its name in files.
-    pub name: &'static str,
-    /// Names of the arrays that it provides.
-    gives: &'static [&'static str],
-    run: fn(Values<'_>) -> Result<Named, String>,
-}
-
-impl Model {
-    /// Returns the names of its arrays.
-    pub fn names(&self) -> Vec<String> {
-        self.gives.iter().map(|name| (*name).to_owned()).collect()
-    }
-
-    /// Runs the model; a function evaluates the experiment's expressions.
-    ///
-    /// # Errors
-    /// A message about what it lacks.
-    pub fn run(&self, value: Values<'_>) -> Result<Named, String> {
-        (self.run)(value)
-    }
-}
+/// Code behind an experiment: its name in files, the names of its arrays, and the code, which may evaluate the experiment's
+/// expressions.
+pub type Model = (
+    &'static str,
+    &'static [&'static str],
+    fn(Values<'_>) -> Result<Named>,
+);
 
 /// All models.
 pub const MODELS: &[Model] = &[
-    Model {
-        name: "agent-time",
-        gives: &["deciding_s", "reading_s"],
-        run: agent_time::agent,
-    },
-    Model {
-        name: "list-walk",
-        gives: &["by_access"],
-        run: list_walk::by_access,
-    },
-    Model {
-        name: "permits-time",
-        gives: &["period_ns", "state_bytes"],
-        run: permits_time::permits,
-    },
-    Model {
-        name: "harm",
-        gives: &["harm"],
-        run: side_by_side::harm,
-    },
-    Model {
-        name: "beside-three",
-        gives: &["beside_three"],
-        run: side_by_side::beside_three,
-    },
-    Model {
-        name: "written-pages",
-        gives: &["written_pages"],
-        run: written_pages::written_pages,
-    },
-    Model {
-        name: "prl-accuracy",
-        gives: &[
+    ("agent-time", &["deciding_s", "reading_s"], agent_time::agent),
+    ("list-walk", &["by_access"], list_walk::by_access),
+    (
+        "permits-time",
+        &["period_ns", "state_bytes"],
+        permits_time::permits,
+    ),
+    ("harm", &["harm"], side_by_side::harm),
+    ("beside-three", &["beside_three"], side_by_side::beside_three),
+    ("written-pages", &["written_pages"], written_pages::written_pages),
+    (
+        "parsec",
+        &["used_mb", "written_mb", "percent", "accurate", "rest"],
+        page_logs::parsec::parsec,
+    ),
+    (
+        "prl-accuracy",
+        &[
             "prl_mb",
             "hot_mb",
             "pml_mb",
@@ -90,38 +61,30 @@ pub const MODELS: &[Model] = &[
             "ended",
             "all_mb",
         ],
-        run: page_logs::array::accuracy,
-    },
-    Model {
-        name: "hpl",
-        gives: &["hot_mb", "prl_mb", "ended", "pml_mb", "used_mb"],
-        run: page_logs::hpl::working_set,
-    },
-    Model {
-        name: "pml-limits",
-        gives: &["pml_mb", "written_mb", "cold_mb", "hot_mb", "all_mb"],
-        run: page_logs::limits::limits,
-    },
-    Model {
-        name: "prl-missed",
-        gives: &["full", "logged", "lost"],
-        run: page_logs::losses::missed,
-    },
-    Model {
-        name: "prl-costs",
-        gives: &["slowdown", "estimator"],
-        run: page_logs::losses::costs,
-    },
-    Model {
-        name: "restore",
-        gives: &["loaded_mb", "start", "useful", "worked", "fetched"],
-        run: page_logs::restore::restore,
-    },
-    Model {
-        name: "shared-cache",
-        gives: &["ways", "lost"],
-        run: page_logs::shared_cache::shared,
-    },
+        page_logs::array::accuracy,
+    ),
+    (
+        "hpl",
+        &["hot_mb", "prl_mb", "ended", "pml_mb", "used_mb"],
+        page_logs::hpl::working_set,
+    ),
+    (
+        "pml-limits",
+        &["pml_mb", "written_mb", "cold_mb", "hot_mb", "all_mb"],
+        page_logs::limits::limits,
+    ),
+    (
+        "prl-missed",
+        &["full", "logged", "lost"],
+        page_logs::losses::missed,
+    ),
+    ("prl-costs", &["slowdown", "estimator"], page_logs::losses::costs),
+    (
+        "restore",
+        &["loaded_mb", "start", "useful", "worked", "fetched"],
+        page_logs::restore::restore,
+    ),
+    ("shared-cache", &["ways", "lost"], page_logs::shared_cache::shared),
 ];
 
 /// All measures of runs: their names, their arrays, and the code.
@@ -134,3 +97,19 @@ pub const OF_RUNS: &[(&str, &[&str], OfRun)] = &[
     ("moments", &["balance", "processor"], ticks::by_moment),
     ("ticks", &["ticks"], ticks::by_tick),
 ];
+
+/// Returns the CPU time of this thread in seconds.
+fn cpu_s() -> f64 {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
+}
+
+/// Returns arrays by name.
+fn named<const N: usize>(arrays: [(&str, Array); N]) -> Named {
+    arrays.map(|(name, array)| (name.to_owned(), array)).into()
+}
+
+/// Returns an axis of consecutive numbers.
+fn numbered(name: &str, numbers: std::ops::RangeInclusive<usize>) -> Axis {
+    Axis::new(name, numbers.map(|number| number.to_string()))
+}

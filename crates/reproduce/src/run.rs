@@ -3,10 +3,11 @@
 use std::ops::ControlFlow;
 use std::sync::Mutex;
 
-use homenode_control::{Around, Config, Control, Epoch, Mode, PolicySet};
+use anyhow::Result;
+use homenode_control::{Around, Config, Control, Epoch, Mode};
 use homenode_host::{Counters, Host, HostError, Sample, VmSample};
 use homenode_twin::{Scenario, Twin, TwinReport, VmReport};
-use homenode_units::{NodeId, Ns, Pages};
+use homenode_units::{NodeId, Ns};
 use serde::{Deserialize, Serialize};
 
 use crate::vary::{self, Change};
@@ -105,27 +106,26 @@ pub struct VcpuCounts {
 }
 
 impl Run {
-    /// Creates a run of a scenario under policies, to the end of its programs; `until` is only a limit for programs that do
-    /// not end.
-    pub fn to_end(machine: &str, scenario: Scenario, policies: PolicySet, seed: u64) -> Run {
+    /// Creates a run of a scenario under policies, to the end of its programs.
+    #[cfg(test)]
+    pub fn to_end(
+        machine: &str,
+        scenario: Scenario,
+        policies: homenode_control::PolicySet,
+        seed: u64,
+    ) -> Run {
         Run {
             machine: machine.to_owned(),
             changes: Vec::new(),
             scenario,
-            config: published(policies),
+            config: Config {
+                policies,
+                ..Config::default()
+            },
             seed,
             warm_up: Ns::ZERO,
             until: Ns::from_secs(4000),
             watch: None,
-        }
-    }
-
-    /// Creates a run that counts events between two times, under the hypervisor only.
-    pub fn between(machine: &str, scenario: Scenario, warm_up: Ns, until: Ns) -> Run {
-        Run {
-            warm_up,
-            until,
-            ..Run::to_end(machine, scenario, PolicySet::Default, 1)
         }
     }
 
@@ -141,12 +141,12 @@ impl Run {
     ///
     /// # Errors
     /// A message: a machine or workload that does not exist, a scenario that the machine cannot run.
-    pub fn execute(&self) -> Result<Outcome, String> {
-        let mut machine = homenode_machine_files::preset(&self.machine).map_err(|error| error.to_string())?;
+    pub fn execute(&self) -> Result<Outcome> {
+        let mut machine = homenode_machine_files::preset(&self.machine)?;
         vary::machine(&mut machine, &self.changes);
         let mut scenario = self.scenario.clone();
         vary::scenario(&mut scenario, &self.changes);
-        let mut twin = Twin::new(machine, &scenario, self.seed).map_err(|error| error.to_string())?;
+        let mut twin = Twin::new(machine, &scenario, self.seed)?;
         let control = Mutex::new(Control::new(self.config.clone(), Mode::Act));
         let mut measured = MeasuredRun {
             run: self,
@@ -175,9 +175,9 @@ struct MeasuredRun<'a> {
 }
 
 impl Around<Twin> for MeasuredRun<'_> {
-    type Error = String;
+    type Error = anyhow::Error;
 
-    fn before(&mut self, twin: &mut Twin) -> Result<ControlFlow<()>, String> {
+    fn before(&mut self, twin: &mut Twin) -> Result<ControlFlow<()>> {
         if twin.finished() || twin.now() >= self.run.until {
             return Ok(ControlFlow::Break(()));
         }
@@ -188,8 +188,8 @@ impl Around<Twin> for MeasuredRun<'_> {
         Ok(ControlFlow::Continue(()))
     }
 
-    fn after(&mut self, twin: &mut Twin, epoch: Result<Epoch, HostError>) -> Result<ControlFlow<()>, String> {
-        epoch.map_err(|error| error.to_string())?;
+    fn after(&mut self, twin: &mut Twin, epoch: Result<Epoch, HostError>) -> Result<ControlFlow<()>> {
+        epoch?;
         if let (Some(watch), Some(_)) = (self.run.watch, &self.begin) {
             let due = |last: &Moment| twin.now().0 >= last.at_ns + watch.0;
             if self.moments.last().is_none_or(due) {
@@ -215,11 +215,11 @@ impl Around<Twin> for MeasuredRun<'_> {
     }
 }
 
-fn sample(twin: &mut Twin) -> Result<Sample, String> {
-    twin.sample().map_err(|error| error.to_string())
+fn sample(twin: &mut Twin) -> Result<Sample> {
+    Ok(twin.sample()?)
 }
 
-fn moment(twin: &mut Twin) -> Result<Moment, String> {
+fn moment(twin: &mut Twin) -> Result<Moment> {
     let sample = sample(twin)?;
     let report = twin.report();
     let away = |vm: &VmSample| vm.pages_outside(vm.settings.home.as_ref()?);
@@ -286,17 +286,4 @@ fn window(twin: &Twin, report: &TwinReport, begin: Option<&Sample>, end: &Sample
             })
             .collect(),
     }
-}
-
-/// Settings for judging published claims: only policies that the publication has may act.
-fn published(policies: PolicySet) -> Config {
-    let mut config = Config {
-        policies,
-        ..Config::default()
-    };
-    config.memory.advisor.acts = false;
-    // Budgets under which the claims were first decided: a gigabyte in four seconds per VM.
-    config.repatriate.vm_pages_per_epoch = Pages(65_536);
-    config.repatriate.host_pages_per_epoch = Pages(131_072);
-    config
 }

@@ -11,20 +11,19 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::{Result, anyhow};
 use homenode_machine_files::file::{FileError, read_toml};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::claims::Kind;
-use crate::claims::{Attribution, Claim};
+use crate::claims::{Attribution, Claim, Kind};
 use crate::decide;
-use crate::experiment::{Decides, Reproduced};
+use crate::experiment::Reproduced;
 use crate::figure::{Figure, Line, Ranged, Shape};
-use crate::run::Run;
 use crate::stats::median;
 use crate::vary::{End, Open};
 use crate::verdict::{Band, Part, Score};
-use crate::work::{Outcomes, changed};
+use crate::work::Outcomes;
 
 /// Factors reported in the headline.
 const FACTORS: [f64; 3] = [1.25, 2.0, 3.0];
@@ -101,13 +100,9 @@ pub struct Group {
 
 /// Returns the measured parts of published claims, each with its claim.
 fn parts(all: &[Reproduced]) -> impl Iterator<Item = (&Claim, &Part)> {
-    let decided = all.iter().filter(|one| {
-        let elsewhere = one
-            .decision
-            .as_ref()
-            .is_some_and(|decision| !decision.measured_here);
-        elsewhere && !one.claim.is_own()
-    });
+    let decided = all
+        .iter()
+        .filter(|one| one.decision.is_some() && !one.measured_here() && !one.claim.is_own());
     decided.flat_map(|one| one.judgement.parts.iter().map(move |part| (&one.claim, part)))
 }
 
@@ -121,11 +116,8 @@ impl Scoreboard {
     /// Computes the scoreboard of some claims.
     pub fn of(all: &[Reproduced]) -> Scoreboard {
         let among = |keeps: &dyn Fn(&Claim, &Part) -> bool| {
-            Group::of(
-                headline(all)
-                    .filter(|(claim, part, _)| keeps(claim, part))
-                    .map(|(_, part, score)| (part, score)),
-            )
+            let kept = headline(all).filter(|(claim, part, _)| keeps(claim, part));
+            Group::of(kept.map(|(_, part, score)| (part, score)))
         };
         let of = |keeps: &dyn Fn(&Claim) -> bool| among(&|claim, _| keeps(claim));
         let judged = || parts(all).filter(|(_, part)| !part.input && part.score.is_some());
@@ -177,6 +169,17 @@ impl Tally {
 }
 
 impl Group {
+    /// Returns how many are within each factor, have the right sign, and hold.
+    pub(crate) fn counts(&self) -> [usize; 5] {
+        [
+            self.within_1_25x,
+            self.within_2x,
+            self.within_3x,
+            self.sign_right,
+            self.held,
+        ]
+    }
+
     pub(crate) fn of<'a>(scores: impl Iterator<Item = (&'a Part, &'a Score)>) -> Group {
         let scores: Vec<(&Part, &Score)> = scores.collect();
         let within = |factor: f64| {
@@ -251,7 +254,7 @@ pub fn figures(all: &[Reproduced]) -> Vec<Figure> {
         figure(
             "attribution",
             "what they depend on first",
-            grouped(&|claim| claim.attribution.name().to_owned()),
+            grouped(&|claim| claim.attribution.name()),
         ),
     ]
 }
@@ -312,11 +315,11 @@ impl Bands {
         self
     }
 
-    /// Computes bands around decided values, from outcomes that include the [`runs`] of these claims.
+    /// Computes bands around decided values, from outcomes that include the runs of these claims at their ends.
     ///
     /// # Errors
     /// A claim that cannot be decided, unchanged or at one of the ends, and why: a band without it would be too narrow.
-    pub fn of(all: &[Reproduced], outcomes: &Outcomes) -> Result<Bands, String> {
+    pub fn of(all: &[Reproduced], outcomes: &Outcomes) -> Result<Bands> {
         let mut bands = BTreeMap::new();
         for Reproduced {
             claim,
@@ -331,26 +334,18 @@ impl Bands {
             let at = |end: End| {
                 let decision = experiment.decide(&outcomes.at(&end));
                 let numbers = decision.map(|decision| decision.measured.numbers);
-                numbers.map_err(|why| format!("{} with {end}: {why}", claim.id))
+                numbers.map_err(|why| anyhow!("{} with {end}: {why}", claim.id))
             };
-            let ends = ends(claim).map(at).collect::<Result<Vec<_>, _>>()?;
-            let decision = decision.as_ref().ok_or_else(|| {
-                let why = reason.as_deref().unwrap_or_default();
-                format!("{}: {why}", claim.id)
-            })?;
+            let ends = ends(claim).map(at).collect::<Result<Vec<_>>>()?;
+            let why = reason.as_deref().unwrap_or_default();
+            let decision = decision.as_ref().ok_or_else(|| anyhow!("{}: {why}", claim.id))?;
             let banded = decision.measured.numbers.iter().map(|(name, ours)| {
                 let others = ends.iter().filter_map(|numbers| numbers.get(name).copied());
                 let (low, high) = others.fold((*ours, *ours), |(low, high), other| {
                     (low.min(other), high.max(other))
                 });
-                (
-                    name.clone(),
-                    Banded {
-                        ours: *ours,
-                        low,
-                        high,
-                    },
-                )
+                let ours = *ours;
+                (name.clone(), Banded { ours, low, high })
             });
             bands.insert(claim.id.clone(), banded.collect());
         }
@@ -376,10 +371,8 @@ impl Bands {
                 if let (Some(score), Some(band)) = (&mut part.score, band)
                     && (score.ours - band.ours).abs() <= 1e-9 * band.ours.abs()
                 {
-                    score.band = Some(Band {
-                        low: band.low,
-                        high: band.high,
-                    });
+                    let Banded { low, high, .. } = *band;
+                    score.band = Some(Band { low, high });
                 }
             }
         }
@@ -387,20 +380,8 @@ impl Bands {
 }
 
 /// Returns the ends of a claim's open inputs, one at a time.
-fn ends(claim: &Claim) -> impl Iterator<Item = End> {
+pub(crate) fn ends(claim: &Claim) -> impl Iterator<Item = End> {
     claim.open.iter().flat_map(Open::ends)
-}
-
-/// Returns the runs that a claim's bands need beyond its own.
-pub fn runs(claim: &Claim, experiment: &dyn Decides) -> Vec<Run> {
-    let runs = experiment.runs();
-    let of_runs = ends(claim).filter_map(|end| match end {
-        End::Run(change) => Some(change),
-        End::Value(..) => None,
-    });
-    of_runs
-        .flat_map(|change| runs.iter().map(move |run| changed(run, &[change])))
-        .collect()
 }
 
 #[cfg(test)]
@@ -437,42 +418,28 @@ pub(crate) mod tests {
     fn whoever_predicts_no_effect_anywhere_has_nothing_in_the_headline() {
         let null = |claim: &Claim, name: &str, _| claim.null.get(name).copied().unwrap_or(0.0);
         let board = Scoreboard::of(&measured(null));
-        let Group {
-            values,
-            held,
-            within_3x,
-            sign_right,
-            median_abs_ln,
-            ..
-        } = board.headline;
-        assert!(values > 40, "{values}");
-        assert_eq!((held, within_3x, sign_right, median_abs_ln), (0, 0, 0, None));
+        assert!(board.headline.values > 40, "{board:?}");
+        assert_eq!(
+            (board.headline.counts(), board.headline.median_abs_ln),
+            ([0; 5], None)
+        );
         assert!(board.trivial > 0);
     }
 
     #[test]
     fn whoever_predicts_what_is_published_has_all_of_it() {
         let board = Scoreboard::of(&measured(|_, _, published| published));
-        let Group {
-            values,
-            held,
-            within_1_25x,
-            sign_right,
-            median_abs_ln,
-            ..
-        } = board.headline;
-        assert_eq!((held, within_1_25x, sign_right), (values, values, values));
-        assert_eq!(median_abs_ln, Some(0.0));
-        let sum = board.by_source.values().map(|group| group.values).sum::<usize>();
-        assert_eq!(sum, values);
+        let values = board.headline.values;
         assert_eq!(
-            board
-                .by_attribution
-                .values()
-                .map(|group| group.values)
-                .sum::<usize>(),
+            (board.headline.counts(), board.headline.median_abs_ln),
+            ([values; 5], Some(0.0))
+        );
+        assert_eq!(
+            board.by_source.values().map(|group| group.values).sum::<usize>(),
             values
         );
+        let groups = board.by_attribution.values();
+        assert_eq!(groups.map(|group| group.values).sum::<usize>(), values);
     }
 
     proptest! {

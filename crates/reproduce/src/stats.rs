@@ -1,8 +1,10 @@
 //! Means, spreads and orders.
 
 /// Returns the arithmetic mean; `None` for no values.
-pub fn mean(values: &[f64]) -> Option<f64> {
-    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+pub fn mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let add = |(sum, count), value| (sum + value, count + 1);
+    let (sum, count) = values.into_iter().fold((0.0, 0_u32), add);
+    (count > 0).then(|| sum / f64::from(count))
 }
 
 /// Returns the middle value, or the mean of the middle two; `None` for no values, or if it is not finite.
@@ -14,11 +16,16 @@ pub fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     Some((lower + upper) / 2.0).filter(|middle| middle.is_finite())
 }
 
+/// Returns the standard deviation of a sample (n - 1); `None` for fewer than two values.
+pub fn stddev(values: &[f64]) -> Option<f64> {
+    let mean = mean(values.iter().copied()).filter(|_| values.len() > 1)?;
+    let squares: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
+    Some((squares / (values.len() - 1) as f64).sqrt())
+}
+
 /// Returns the relative standard deviation in percent, of a sample (n - 1); `None` for fewer than two values.
 pub fn rsd_percent(values: &[f64]) -> Option<f64> {
-    let mean = mean(values).filter(|_| values.len() > 1)?;
-    let squares: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
-    Some(100.0 * (squares / (values.len() - 1) as f64).sqrt() / mean)
+    Some(100.0 * stddev(values)? / mean(values.iter().copied())?)
 }
 
 /// Returns Kendall's rank correlation of two series: pairs in the same order minus pairs in the opposite, over all pairs.
@@ -70,7 +77,7 @@ fn of_ranked(costs: &[f64]) -> Option<f64> {
         let taken = costs[at + 1..].iter();
         taken.map(move |taken| (taken - left).max(0.0))
     });
-    mean(&pairs.collect::<Vec<_>>())
+    mean(pairs)
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::claims::{Claim, Kind, Number, Values};
+use crate::claims::{self, Claim, Kind, Number, Values};
 use crate::stats::kendall_tau_of_orders;
 
 /// Tolerance as a share of the published number.
@@ -54,14 +54,8 @@ pub enum Verdict {
 
 impl Verdict {
     /// Returns the name used in tables and JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            Verdict::Holds => "holds",
-            Verdict::Partly => "partly",
-            Verdict::Misses => "misses",
-            Verdict::Pending => "pending",
-            Verdict::NotModelled => "not-modelled",
-        }
+    pub fn name(self) -> String {
+        claims::name(&self)
     }
 }
 

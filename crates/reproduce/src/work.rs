@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use anyhow::{Result, anyhow, bail};
+
 use crate::cache::{Cache, Found};
 use crate::run::{Outcome, Run};
 use crate::vary::{Change, End};
@@ -11,7 +13,7 @@ use crate::vary::{Change, End};
 /// Outcomes by run.
 #[derive(Clone, Debug, Default)]
 pub struct Outcomes {
-    made: Arc<BTreeMap<String, Result<Outcome, String>>>,
+    made: Arc<BTreeMap<String, std::result::Result<Outcome, String>>>,
     /// Changes applied to every requested run.
     changes: Vec<Change>,
     /// Factors for values of an experiment's file, by name.
@@ -19,29 +21,15 @@ pub struct Outcomes {
 }
 
 impl Outcomes {
-    /// Returns the outcomes of the same runs with changed inputs, which must have been made, too: experiments then decide by
-    /// them unawares.
-    pub fn under(&self, changes: &[Change]) -> Outcomes {
-        Outcomes {
-            made: Arc::clone(&self.made),
-            changes: changes.to_vec(),
-            factors: self.factors.clone(),
-        }
-    }
-
-    /// Returns the outcomes under one change of an input of runs or of a value of the file.
+    /// Returns the outcomes under one change of an input of runs, whose changed runs must have been made, too, or of a value of
+    /// the file: experiments then decide by them unawares.
     pub fn at(&self, end: &End) -> Outcomes {
+        let mut outcomes = self.clone();
         match end {
-            End::Run(change) => self.under(&[*change]),
-            End::Value(name, factor) => self.with_value(name, *factor),
+            End::Run(change) => outcomes.changes = vec![*change],
+            End::Value(name, factor) => outcomes.factors = [(name.clone(), *factor)].into(),
         }
-    }
-
-    /// Returns the same outcomes with a value of the experiment's file multiplied; no run depends on it.
-    fn with_value(&self, name: &str, factor: f64) -> Outcomes {
-        let mut changed = self.clone();
-        changed.factors.insert(name.to_owned(), factor);
-        changed
+        outcomes
     }
 
     /// Returns the factor of the value of this name.
@@ -53,16 +41,26 @@ impl Outcomes {
     ///
     /// # Errors
     /// Why it could not be made.
-    pub fn of(&self, run: &Run) -> Result<&Outcome, String> {
+    pub fn of(&self, run: &Run) -> Result<&Outcome> {
         match self.made.get(&changed(run, &self.changes).description()) {
-            Some(outcome) => outcome.as_ref().map_err(Clone::clone),
-            None => Err(format!("scenario {} was not run", run.scenario.name)),
+            Some(outcome) => outcome.as_ref().map_err(|said| anyhow!("{said}")),
+            None => bail!("scenario {} was not run", run.scenario.name),
         }
     }
 }
 
+/// Adds to runs the same runs at each of these ends; values of an experiment's file change no run.
+pub fn with_ends(runs: Vec<Run>, ends: impl Iterator<Item = End>) -> Vec<Run> {
+    let at = |end| match end {
+        End::Run(change) => runs.iter().map(|run| changed(run, &[change])).collect(),
+        End::Value(..) => Vec::new(),
+    };
+    let others: Vec<Run> = ends.flat_map(at).collect();
+    [runs, others].concat()
+}
+
 /// Returns the run with more of its inputs changed.
-pub fn changed(run: &Run, changes: &[Change]) -> Run {
+fn changed(run: &Run, changes: &[Change]) -> Run {
     let mut run = run.clone();
     run.changes.extend(changes);
     run
@@ -89,7 +87,7 @@ pub fn execute(runs: Vec<Run>, jobs: usize, cache: Option<&Cache>, watch: &dyn W
         if watch.is_over() {
             return Err("cut short".to_owned());
         }
-        let outcome = make(run, cache, watch);
+        let outcome = make(run, cache, watch).map_err(|error| error.to_string());
         watch.progress(done.fetch_add(1, Ordering::Relaxed) + 1, list.len());
         outcome
     });
@@ -125,7 +123,7 @@ pub fn each<T: Sync, R: Send>(jobs: usize, items: &[T], work: impl Fn(&T) -> R +
         .collect()
 }
 
-fn make(run: &Run, cache: Option<&Cache>, watch: &dyn Watch) -> Result<Outcome, String> {
+fn make(run: &Run, cache: Option<&Cache>, watch: &dyn Watch) -> Result<Outcome> {
     let Some(cache) = cache else { return run.execute() };
     let description = run.description();
     match cache.find(&description) {
@@ -200,16 +198,13 @@ mod tests {
     #[test]
     fn outcomes_under_a_change_are_those_of_the_changed_runs() {
         use crate::vary::Input;
-        let slower = [Change {
-            input: Input::LlcAccesses,
-            factor: 4.0,
-        }];
+        let (input, factor) = (Input::LlcAccesses, 4.0);
+        let slower = End::Run(Change { input, factor });
         let base = runs().remove(0);
-        let both = vec![base.clone(), changed(&base, &slower)];
+        let both = with_ends(vec![base.clone()], [slower.clone()].into_iter());
         let outcomes = execute(both, 1, None, &Notes::default());
         let runtime = |outcomes: &Outcomes| outcomes.of(&base).unwrap().vms[0].runtime_s.unwrap();
-        assert!(runtime(&outcomes.under(&slower)) > 1.1 * runtime(&outcomes));
-        assert_eq!(runtime(&outcomes.under(&slower).under(&[])), runtime(&outcomes));
+        assert!(runtime(&outcomes.at(&slower)) > 1.1 * runtime(&outcomes));
     }
 
     #[test]
@@ -217,7 +212,19 @@ mod tests {
         let vm = VmSpec::new("a", 1, Bytes::from_gib(1), "povrey");
         let run = Run::to_end("r910", Scenario::of("one", vec![vm]), PolicySet::Default, 1);
         let outcomes = execute(vec![run.clone()], 1, None, &Notes::default());
-        assert!(outcomes.of(&run).unwrap_err().contains("did you mean `povray`?"));
-        assert!(Outcomes::default().of(&run).unwrap_err().contains("was not run"));
+        assert!(
+            outcomes
+                .of(&run)
+                .unwrap_err()
+                .to_string()
+                .contains("did you mean `povray`?")
+        );
+        assert!(
+            Outcomes::default()
+                .of(&run)
+                .unwrap_err()
+                .to_string()
+                .contains("was not run")
+        );
     }
 }

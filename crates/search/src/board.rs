@@ -2,11 +2,12 @@
 
 use std::fmt::Write as _;
 
+use homenode_reproduce::stats::mean;
 use homenode_reproduce::{Figure, Shape};
 
 use crate::held_out::{DrawnAs, HeldOut, HeldOutPolicy};
 use crate::known::Known;
-use crate::score::{CaseScore, HURT, MUCH_WORSE, Total, mean};
+use crate::score::{CaseScore, HURT, MUCH_WORSE, Total};
 use crate::sweep::{Cell, Work};
 
 /// The policies whose gap to the best known is shown, and whose hurt VMs are listed.

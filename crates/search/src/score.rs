@@ -16,6 +16,7 @@
 //!    executed some there and none here is infinitely slow, unless it is a server without pending requests: it finished them
 //!    before the end of the warm-up, and has rested since.
 
+use homenode_reproduce::stats::mean;
 use homenode_twin::VmReport;
 
 use crate::run::Run;
@@ -212,14 +213,6 @@ impl Total {
             moved_gib: mean(cases.iter().map(|case| case.moved_gib)).unwrap_or(0.0),
         }
     }
-}
-
-/// Returns the mean of values, if there are any.
-pub fn mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
-    let (sum, count) = values
-        .into_iter()
-        .fold((0.0, 0u32), |(sum, count), value| (sum + value, count + 1));
-    (count > 0).then(|| sum / f64::from(count))
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 
 use homenode_control::Config;
 use homenode_machine::{Hardware, Machine};
+use homenode_reproduce::stats::mean;
 use homenode_twin::workload::{self, Program};
 use homenode_twin::{Disturbance, Scenario, VmSpec};
 use homenode_units::{Bytes, Ns};
@@ -15,7 +16,7 @@ use crate::contender::Contender;
 use crate::generate::{memory_for, share_for};
 use crate::jobs::{self, Progress};
 use crate::run::Run;
-use crate::score::{CaseScore, mean};
+use crate::score::CaseScore;
 use homenode_twin::Setup;
 
 /// Default programs of the load sweep: two that stream, two that live in the LLC, one in between and one that computes.

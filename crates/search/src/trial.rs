@@ -1,6 +1,7 @@
 //! Runs a scenario to its end under sets of policies, and compares each with the first of them.
 
 use homenode_control::{Config, Control, Epoch};
+use homenode_reproduce::stats::mean;
 use homenode_twin::{Disturbance, Scenario, Setup, Twin, TwinError, TwinReport, VmReport};
 use homenode_units::Ns;
 use schemars::JsonSchema;
@@ -88,12 +89,12 @@ impl Trial {
         let compared = Compared::of(first.unwrap_or(&run.report), &run.report);
         Trial {
             policy: run.policy,
-            relative_runtime_mean: mean(&compared.runtimes),
+            relative_runtime_mean: mean(compared.runtimes.iter().copied()),
             ended_count: compared.runtimes.len(),
-            relative_instructions_mean: mean(&compared.instructions),
+            relative_instructions_mean: mean(compared.instructions.iter().copied()),
             not_ended_count: compared.instructions.len(),
-            relative_request_time_mean: mean(&compared.request_means),
-            relative_request_p99_mean: mean(&compared.request_p99s),
+            relative_request_time_mean: mean(compared.request_means.iter().copied()),
+            relative_request_p99_mean: mean(compared.request_p99s.iter().copied()),
             serving_count: compared.request_means.len(),
             decisions: run.decisions,
             report: run.report,
@@ -189,10 +190,6 @@ impl Compared {
 /// Returns 10^9 instructions per second that a VM had work.
 fn speed(vm: &VmReport) -> Option<f64> {
     (vm.instructions_g > 0.0 && vm.busy_s() > 0.0).then(|| vm.instructions_g / vm.busy_s())
-}
-
-fn mean(ratios: &[f64]) -> Option<f64> {
-    (!ratios.is_empty()).then(|| ratios.iter().sum::<f64>() / ratios.len() as f64)
 }
 
 /// Compares every set of policies except the first with the first, in sentences.

@@ -1,5 +1,7 @@
 //! Mean and 95 percent confidence interval of a sample, by Student's t.
 
+use homenode_reproduce::stats::{mean, stddev};
+
 /// Two-sided 95 percent points of Student's t for 1 to 30 degrees of freedom: table of the NIST/SEMATECH e-Handbook of
 /// Statistical Methods, section 1.3.6.7.2. A table rather than a library, for identical bits on every machine.
 const T95: [f64; 30] = [
@@ -49,17 +51,13 @@ impl Estimate {
     /// Estimates from these values, in this order, as sums of floating-point numbers depend on it.
     pub fn of(values: &[f64]) -> Estimate {
         let count = values.len();
-        let mean = homenode_search::score::mean(values.iter().copied());
-        let stddev = mean.filter(|_| count > 1).map(|mean| {
-            let squares: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
-            (squares / (count - 1) as f64).sqrt()
-        });
+        let stddev = stddev(values);
         let half = stddev
             .zip(t95(count.saturating_sub(1)))
             .map(|(stddev, t)| t * stddev / (count as f64).sqrt());
         Estimate {
             count,
-            mean,
+            mean: mean(values.iter().copied()),
             stddev,
             half,
         }

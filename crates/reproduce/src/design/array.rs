@@ -5,6 +5,9 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::{Context as _, Result, anyhow, bail};
+use homenode_units::Candidates;
+
 use crate::verdict::show;
 
 /// Maximum number of cells of an array, so that a typo in a file causes an error message, not a full memory.
@@ -49,14 +52,14 @@ impl Cell {
     ///
     /// # Errors
     /// A word that is not a number.
-    pub fn number(&self) -> Result<Option<f64>, String> {
+    pub fn number(&self) -> Result<Option<f64>> {
         match self {
             Cell::Absent => Ok(None),
             Cell::Number(number) => Ok(Some(*number)),
             Cell::Text(text) => text
                 .parse()
                 .map(Some)
-                .map_err(|_| format!("`{text}` is a word, not a number")),
+                .map_err(|_| anyhow!("`{text}` is a word, not a number")),
         }
     }
 
@@ -90,6 +93,34 @@ impl Axis {
     }
 }
 
+/// Returns the combinations of labels of these axes, as positions; the last axis varies fastest.
+pub fn places(axes: &[Axis]) -> impl Iterator<Item = Vec<usize>> {
+    let lengths: Vec<usize> = axes.iter().map(|axis| axis.labels.len()).collect();
+    let count = lengths
+        .iter()
+        .fold(1, |all: usize, length| all.saturating_mul(*length));
+    (0..count).map(move |mut rest| {
+        let mut place = lengths.clone();
+        for at in place.iter_mut().rev() {
+            (*at, rest) = (rest % *at, rest / *at);
+        }
+        place
+    })
+}
+
+/// Names and labels of axes.
+pub type Labels = Vec<(String, String)>;
+
+/// Returns the combinations of labels of these axes, in the same order.
+pub fn labels(axes: &[Axis]) -> impl Iterator<Item = Labels> {
+    places(axes).map(|place| {
+        let labels = axes.iter().zip(place);
+        labels
+            .map(|(axis, at)| (axis.name.clone(), axis.labels[at].clone()))
+            .collect()
+    })
+}
+
 impl Array {
     /// Creates an array of one cell without axes.
     pub fn one(cell: Cell) -> Array {
@@ -119,29 +150,35 @@ impl Array {
     ///
     /// # Errors
     /// The function's; more than a million cells.
-    pub fn build(
-        axes: Vec<Axis>,
-        mut of: impl FnMut(&[usize]) -> Result<Cell, String>,
-    ) -> Result<Array, String> {
+    pub fn build(axes: Vec<Axis>, mut of: impl FnMut(&[usize]) -> Result<Cell>) -> Result<Array> {
         let lengths = axes.iter().map(|axis| axis.labels.len());
         let count = lengths.clone().try_fold(1_usize, usize::checked_mul);
-        let count = count.filter(|count| *count <= CELLS_MAX).ok_or_else(|| {
+        if count.is_none_or(|count| count > CELLS_MAX) {
             let lengths: Vec<String> = lengths.map(|length| length.to_string()).collect();
-            format!(
+            bail!(
                 "{} combinations of labels are more than {CELLS_MAX}",
                 lengths.join(" x ")
-            )
-        })?;
-        let mut place = vec![0; axes.len()];
-        let mut cells = Vec::with_capacity(count);
-        for at in 0..count {
-            let mut rest = at;
-            for (index, axis) in place.iter_mut().zip(&axes).rev() {
-                (*index, rest) = (rest % axis.labels.len(), rest / axis.labels.len());
-            }
-            cells.push(of(&place)?);
+            );
         }
+        let cells = places(&axes).map(|place| of(&place)).collect::<Result<_>>()?;
         Ok(Array { axes, cells })
+    }
+
+    /// Creates an array with the same axes, whose cells a function computes from these.
+    ///
+    /// # Errors
+    /// The function's.
+    pub fn map(&self, of: impl FnMut(&Cell) -> Result<Cell>) -> Result<Array> {
+        let cells = self.cells.iter().map(of).collect::<Result<_>>()?;
+        Ok(Array::of(self.axes.clone(), cells))
+    }
+
+    /// Like [`Array::map`], from numbers; an absent cell counts as NaN.
+    ///
+    /// # Errors
+    /// The function's; a word.
+    pub fn map_numbers(&self, mut of: impl FnMut(f64) -> Result<f64>) -> Result<Array> {
+        self.map(|cell| of(cell.number()?.unwrap_or(f64::NAN)).map(Cell::Number))
     }
 
     /// Creates an array of cells, in order, with these axes.
@@ -173,23 +210,15 @@ impl Array {
     ///
     /// # Errors
     /// There are axes left.
-    pub fn only(&self) -> Result<&Cell, String> {
+    pub fn only(&self) -> Result<&Cell> {
         match self.axes.as_slice() {
             [] => Ok(&self.cells[0]),
             axes => {
                 let names: Vec<&str> = axes.iter().map(|axis| axis.name.as_str()).collect();
                 let names = names.join("` and `");
-                Err(format!(
-                    "it still varies along `{names}`: choose a label, or take the mean, max, …"
-                ))
+                bail!("it still varies along `{names}`: choose a label, or take the mean, max, …")
             }
         }
-    }
-
-    /// Returns the labels of a place, axis by axis.
-    pub fn labels<'a>(&'a self, place: &'a [usize]) -> impl Iterator<Item = (&'a str, &'a str)> {
-        let axes = self.axes.iter().zip(place);
-        axes.map(|(axis, at)| (axis.name.as_str(), axis.labels[*at].as_str()))
     }
 
     /// For each own axis that `others` has too: its position there, and the positions of its labels there.
@@ -211,11 +240,7 @@ impl Array {
     ///
     /// # Errors
     /// The function's.
-    pub fn zip(
-        &self,
-        other: &Array,
-        of: impl Fn(&Cell, &Cell) -> Result<Cell, String>,
-    ) -> Result<Array, String> {
+    pub fn zip(&self, other: &Array, of: impl Fn(&Cell, &Cell) -> Result<Cell>) -> Result<Array> {
         let mut axes = self.axes.clone();
         for axis in &other.axes {
             match axes.iter_mut().find(|own| own.name == axis.name) {
@@ -233,13 +258,13 @@ impl Array {
     ///
     /// # Errors
     /// A label that the axis does not have.
-    pub fn keep(&self, name: &str, labels: &[String]) -> Result<Array, String> {
+    pub fn keep(&self, name: &str, labels: &[String]) -> Result<Array> {
         let (at, axis) = self
             .axis(name)
-            .ok_or_else(|| format!("it has no axis `{name}`"))?;
+            .with_context(|| format!("it has no axis `{name}`"))?;
         if let Some(unknown) = labels.iter().find(|label| axis.position(label).is_none()) {
-            let known = homenode_units::Candidates::of(unknown, axis.labels.iter().cloned());
-            return Err(format!("`{name}` has no label `{unknown}`{known}"));
+            let known = Candidates::of(unknown, axis.labels.iter().cloned());
+            bail!("`{name}` has no label `{unknown}`{known}");
         }
         let mut axes = self.axes.clone();
         axes[at].labels = labels.to_vec();
@@ -258,10 +283,10 @@ impl Array {
     ///
     /// # Errors
     /// An axis that it does not have.
-    pub fn picked(&self, name: &str, which: &Array) -> Result<Array, String> {
+    pub fn picked(&self, name: &str, which: &Array) -> Result<Array> {
         let (at, axis) = self
             .axis(name)
-            .ok_or_else(|| format!("it has no axis `{name}`"))?;
+            .with_context(|| format!("it has no axis `{name}`"))?;
         let rest: Vec<Axis> = self
             .axes
             .iter()
@@ -292,13 +317,13 @@ impl Array {
     pub fn reduce<T>(
         arrays: &[&Array],
         names: &[String],
-        of: impl Fn(&[Axis], Vec<Vec<Cell>>) -> Result<T, String>,
-    ) -> Result<(Vec<Axis>, Vec<T>), String> {
+        of: impl Fn(&[Axis], Vec<Vec<Cell>>) -> Result<T>,
+    ) -> Result<(Vec<Axis>, Vec<T>)> {
         let first = arrays[0];
         if let Some(unknown) = names.iter().find(|name| first.axis(name).is_none()) {
             let own = first.axes.iter().map(|axis| axis.name.clone());
-            let known = homenode_units::Candidates::of(unknown, own);
-            return Err(format!("it has no axis `{unknown}`{known}"));
+            let known = Candidates::of(unknown, own);
+            bail!("it has no axis `{unknown}`{known}");
         }
         let (gone, left): (Vec<Axis>, Vec<Axis>) = first
             .axes
@@ -307,19 +332,17 @@ impl Array {
             .partition(|axis| names.contains(&axis.name));
         let axes = [left.as_slice(), &gone].concat();
         let maps: Vec<_> = arrays.iter().map(|array| array.places(&axes)).collect();
-        let mut found = Vec::new();
-        Array::build(left.clone(), |outer| {
+        let reduced = places(&left).map(|outer| {
             let mut all = vec![Vec::new(); arrays.len()];
-            Array::build(gone.clone(), |inner| {
-                let place = [outer, inner].concat();
+            for inner in places(&gone) {
+                let place = [&outer[..], &inner].concat();
                 for ((list, array), map) in all.iter_mut().zip(arrays).zip(&maps) {
                     list.push(array.through(map, &place).clone());
                 }
-                Ok(Cell::Absent)
-            })?;
-            found.push(of(&gone, all)?);
-            Ok(Cell::Absent)
-        })?;
-        Ok((left, found))
+            }
+            of(&gone, all)
+        });
+        let reduced = reduced.collect::<Result<_>>()?;
+        Ok((left, reduced))
     }
 }

@@ -11,7 +11,13 @@
 //! ```
 //!
 //! A part with one label loses that axis. An expression after `=` yields the label, place by place. There are no variables,
-//! loops or user-defined functions: an experiment that needs them is written in code.
+//! loops or user-defined functions: an experiment that needs them names a model in code.
+//!
+//! *Not taken:* an expression crate. Values are arrays with named axes, and evalexpr and CEL cannot apply operators to types of
+//! ours; Rhai resolves only names that outlive the experiment, divides whole numbers as integers, and reserves `if` and `'`. A
+//! parser alone (sqlparser) rejects `a[axis='label']`. Each would replace this file only, and not the arrays and functions.
+
+use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
 
 /// Maximum number of tokens of an expression, and of nesting levels: parsing and evaluation are recursive.
 const TOKENS_MAX: usize = 1_000;
@@ -45,46 +51,49 @@ pub enum Which {
     But(Vec<String>),
 }
 
-#[derive(Clone, Debug, PartialEq)]
-enum Token {
-    Number(f64),
-    Text(String),
-    Name(String),
-    Sign(&'static str),
-}
-
+/// Signs, the longer ones first.
 const SIGNS: [&str; 17] = [
     "<=", ">=", "==", "!=", "<", ">", "=", "+", "-", "*", "/", "%", "(", ")", "[", "]", ",",
 ];
 
-fn tokens(text: &str) -> Result<Vec<Token>, String> {
+/// Splits a text into numbers, words in quotes, names and signs.
+fn tokens(text: &str) -> Result<Vec<&str>> {
     let mut rest = text.trim_start();
     let mut found = Vec::new();
     while let Some(first) = rest.chars().next() {
-        let run = |rest: &str, more: fn(char) -> bool| rest.find(|c| !more(c)).unwrap_or(rest.len());
-        let length;
-        if first == '\'' {
-            let end = rest[1..].find('\'').ok_or("a word in quotes has no end")?;
-            found.push(Token::Text(rest[1..=end].to_owned()));
-            length = end + 2;
+        let run = |more: fn(char) -> bool| rest.find(|c| !more(c)).unwrap_or(rest.len());
+        let length = if first == '\'' {
+            rest[1..].find('\'').context("a word in quotes has no end")? + 2
         } else if first.is_ascii_digit() {
-            length = run(rest, |c| c.is_ascii_digit() || c == '.');
-            let number = rest[..length].parse();
-            found.push(Token::Number(
-                number.map_err(|_| format!("`{}` is no number", &rest[..length]))?,
-            ));
-        } else if first.is_alphabetic() || first == '_' {
-            length = run(rest, |c| c.is_alphanumeric() || c == '_' || c == '.');
-            found.push(Token::Name(rest[..length].to_owned()));
+            run(|c| c.is_ascii_digit() || c == '.')
+        } else if is_name(rest) {
+            run(|c| c.is_alphanumeric() || c == '_' || c == '.')
         } else {
             let sign = SIGNS.iter().find(|sign| rest.starts_with(**sign));
-            let sign = sign.ok_or_else(|| format!("`{first}` stands for nothing in an expression"))?;
-            found.push(Token::Sign(sign));
-            length = sign.len();
-        }
+            sign.with_context(|| format!("`{first}` stands for nothing in an expression"))?
+                .len()
+        };
+        found.push(&rest[..length]);
         rest = rest[length..].trim_start();
     }
     Ok(found)
+}
+
+fn is_name(token: &str) -> bool {
+    token.starts_with(|c: char| c.is_alphabetic() || c == '_')
+}
+
+fn is_number(token: &str) -> bool {
+    token.starts_with(|c: char| c.is_ascii_digit())
+}
+
+fn number(token: &str) -> Result<f64> {
+    token.parse().map_err(|_| anyhow!("`{token}` is no number"))
+}
+
+/// Returns the word of a token in quotes.
+fn quoted(token: &str) -> Option<String> {
+    Some(token.strip_prefix('\'')?.trim_end_matches('\'').to_owned())
 }
 
 /// Operators by precedence, the lowest first.
@@ -99,8 +108,8 @@ const OPERATORS: [&[&str]; 5] = [
 /// The precedence level of `not`: below tests, above `and`.
 const NOT: usize = 2;
 
-struct Parser {
-    tokens: Vec<Token>,
+struct Parser<'a> {
+    tokens: Vec<&'a str>,
     at: usize,
     depth: u32,
 }
@@ -110,22 +119,22 @@ impl Expression {
     ///
     /// # Errors
     /// A message about what is wrong.
-    pub fn parse(text: &str) -> Result<Expression, String> {
-        let wrong = |what: String| format!("{what} (in `{}`)", text.trim());
+    pub fn parse(text: &str) -> Result<Expression> {
+        let wrong = |what: Error| anyhow!("{what} (in `{}`)", text.trim());
         let mut parser = Parser {
             tokens: tokens(text).map_err(wrong)?,
             at: 0,
             depth: 0,
         };
         if parser.tokens.len() > TOKENS_MAX {
-            return Err(format!(
+            bail!(
                 "an expression has at most {TOKENS_MAX} words and signs: give parts of it names in `values`"
-            ));
+            );
         }
         let whole = parser.operation(0).map_err(wrong)?;
         match parser.tokens.get(parser.at) {
             None => Ok(whole),
-            Some(token) => Err(wrong(format!("{} is not expected here", token.shown()))),
+            Some(token) => Err(wrong(unexpected(token))),
         }
     }
 
@@ -141,40 +150,36 @@ impl Expression {
     }
 }
 
-impl Token {
-    fn shown(&self) -> String {
-        match self {
-            Token::Number(number) => format!("{number}"),
-            Token::Text(text) => format!("'{text}'"),
-            Token::Name(name) => format!("`{name}`"),
-            Token::Sign(sign) => format!("`{sign}`"),
-        }
+fn shown(token: &str) -> String {
+    match is_number(token) || token.starts_with('\'') {
+        true => token.to_owned(),
+        false => format!("`{token}`"),
     }
 }
 
-impl Parser {
+fn unexpected(token: &str) -> Error {
+    anyhow!("{} is not expected here", shown(token))
+}
+
+impl Parser<'_> {
     fn takes(&mut self, sign: &str) -> bool {
-        let is = match self.tokens.get(self.at) {
-            Some(Token::Sign(own)) => *own == sign,
-            Some(Token::Name(name)) => name == sign,
-            _ => false,
-        };
+        let is = self.tokens.get(self.at).is_some_and(|own| *own == sign);
         self.at += usize::from(is);
         is
     }
 
-    fn expects(&mut self, sign: &str) -> Result<(), String> {
-        if self.takes(sign) {
-            return Ok(());
+    fn expects(&mut self, sign: &str) -> Result<()> {
+        if !self.takes(sign) {
+            let found = self
+                .tokens
+                .get(self.at)
+                .map_or("the end".to_owned(), |token| shown(token));
+            bail!("`{sign}` is expected before {found}");
         }
-        let found = self
-            .tokens
-            .get(self.at)
-            .map_or("the end".to_owned(), Token::shown);
-        Err(format!("`{sign}` is expected before {found}"))
+        Ok(())
     }
 
-    fn operation(&mut self, level: usize) -> Result<Expression, String> {
+    fn operation(&mut self, level: usize) -> Result<Expression> {
         let Some(operators) = OPERATORS.get(level) else {
             return self.unary();
         };
@@ -190,22 +195,17 @@ impl Parser {
         Ok(left)
     }
 
-    fn deeper(
-        &mut self,
-        read: impl Fn(&mut Parser) -> Result<Expression, String>,
-    ) -> Result<Expression, String> {
+    fn deeper(&mut self, read: impl Fn(&mut Self) -> Result<Expression>) -> Result<Expression> {
         self.depth += 1;
-        if self.depth > DEPTH_MAX {
-            return Err(format!("it is nested deeper than {DEPTH_MAX}"));
-        }
+        ensure!(self.depth <= DEPTH_MAX, "it is nested deeper than {DEPTH_MAX}");
         let found = read(self);
         self.depth -= 1;
         found
     }
 
-    fn unary(&mut self) -> Result<Expression, String> {
+    fn unary(&mut self) -> Result<Expression> {
         if self.takes("-") {
-            let of = self.deeper(Parser::unary)?;
+            let of = self.deeper(Self::unary)?;
             return Ok(Expression::Call("minus".to_owned(), vec![of]));
         }
         let mut whole = self.atom()?;
@@ -221,10 +221,11 @@ impl Parser {
         Ok(whole)
     }
 
-    fn part(&mut self, of: Expression) -> Result<Expression, String> {
-        let Some(Token::Name(axis)) = self.tokens.get(self.at).cloned() else {
-            return Err("an axis is expected behind `[`: write `value[axis='label']`".to_owned());
-        };
+    fn part(&mut self, of: Expression) -> Result<Expression> {
+        let axis = self.tokens.get(self.at).filter(|token| is_name(token));
+        let axis = axis
+            .context("an axis is expected behind `[`: write `value[axis='label']`")?
+            .to_string();
         self.at += 1;
         let but = self.takes("!=");
         if !but {
@@ -246,58 +247,61 @@ impl Parser {
         Ok(Expression::Part(Box::new(of), axis, which))
     }
 
-    fn labels(&mut self) -> Result<Vec<String>, String> {
+    fn labels(&mut self) -> Result<Vec<String>> {
         let mut labels = Vec::new();
         while !self.takes("]") {
-            match self.tokens.get(self.at) {
-                Some(Token::Text(label)) => labels.push(label.clone()),
-                Some(Token::Number(number)) => labels.push(number.to_string()),
-                _ => return Err("a list has labels in quotes: `['one', 'two']`".to_owned()),
-            }
+            labels.push(match self.tokens.get(self.at) {
+                Some(token) if is_number(token) => number(token)?.to_string(),
+                token => {
+                    let label = token.and_then(|token| quoted(token));
+                    label.context("a list has labels in quotes: `['one', 'two']`")?
+                }
+            });
             self.at += 1;
             self.takes(",");
         }
         Ok(labels)
     }
 
-    fn atom(&mut self) -> Result<Expression, String> {
-        let token = self.tokens.get(self.at).cloned();
+    fn atom(&mut self) -> Result<Expression> {
+        let token = *self
+            .tokens
+            .get(self.at)
+            .context("something is missing at the end")?;
         self.at += 1;
-        match token {
-            Some(Token::Number(number)) => Ok(Expression::Number(number)),
-            Some(Token::Text(text)) => Ok(Expression::Text(text)),
-            Some(Token::Name(name)) if self.takes("(") => {
-                let mut given = Vec::new();
-                while !self.takes(")") {
-                    given.push(self.deeper(|parser| parser.operation(0))?);
-                    if !self.takes(",") {
-                        self.expects(")")?;
-                        break;
-                    }
-                }
-                Ok(Expression::Call(name, given))
-            }
-            Some(Token::Name(name)) => Ok(Expression::Name(name)),
-            Some(Token::Sign("(")) => {
-                let inner = self.deeper(|parser| parser.operation(0))?;
-                self.expects(")")?;
-                Ok(inner)
-            }
-            Some(token) => Err(format!("{} is not expected here", token.shown())),
-            None => Err("something is missing at the end".to_owned()),
+        if is_number(token) {
+            return number(token).map(Expression::Number);
         }
+        if let Some(text) = quoted(token) {
+            return Ok(Expression::Text(text));
+        }
+        if token == "(" {
+            let inner = self.deeper(|parser| parser.operation(0))?;
+            self.expects(")")?;
+            return Ok(inner);
+        }
+        ensure!(is_name(token), unexpected(token));
+        if !self.takes("(") {
+            return Ok(Expression::Name(token.to_owned()));
+        }
+        let mut given = Vec::new();
+        while !self.takes(")") {
+            given.push(self.deeper(|parser| parser.operation(0))?);
+            if !self.takes(",") {
+                self.expects(")")?;
+                break;
+            }
+        }
+        Ok(Expression::Call(token.to_owned(), given))
     }
 }
 
 /// A text with expressions in braces, split into parts: `{gain} percent`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Template(Vec<Piece>);
-
-#[derive(Clone, Debug, PartialEq)]
-enum Piece {
-    Plain(String),
-    /// An expression, and the number of decimals, unless chosen by size.
-    Of(Expression, Option<usize>),
+pub struct Template {
+    /// The text before each expression, the expression, and the number of decimals, unless chosen by size.
+    pieces: Vec<(String, Expression, Option<usize>)>,
+    rest: String,
 }
 
 impl Template {
@@ -305,26 +309,24 @@ impl Template {
     ///
     /// # Errors
     /// An unmatched brace; an invalid expression between braces.
-    pub fn parse(text: &str) -> Result<Template, String> {
+    pub fn parse(text: &str) -> Result<Template> {
         let (mut pieces, mut rest) = (Vec::new(), text);
         while let Some(open) = rest.find('{') {
-            let close = rest[open..].find('}').ok_or("`{` has no `}`")? + open;
-            let inner = &rest[open + 1..close];
-            let (inner, digits) = match inner.rsplit_once(":.") {
+            let close = rest[open..].find('}').context("`{` has no `}`")? + open;
+            let (inner, digits) = match rest[open + 1..close].rsplit_once(":.") {
                 Some((inner, digits)) => {
                     let digits: Option<usize> = digits.parse().ok().filter(|digits| *digits <= DIGITS_MAX);
                     let said =
                         || format!("`{{{inner}:.…}}` ends with how many digits: a number up to {DIGITS_MAX}");
-                    (inner, Some(digits.ok_or_else(said)?))
+                    (inner, Some(digits.with_context(said)?))
                 }
-                None => (inner, None),
+                None => (&rest[open + 1..close], None),
             };
-            pieces.push(Piece::Plain(rest[..open].to_owned()));
-            pieces.push(Piece::Of(Expression::parse(inner)?, digits));
+            pieces.push((rest[..open].to_owned(), Expression::parse(inner)?, digits));
             rest = &rest[close + 1..];
         }
-        pieces.push(Piece::Plain(rest.to_owned()));
-        Ok(Template(pieces))
+        let rest = rest.to_owned();
+        Ok(Template { pieces, rest })
     }
 
     /// Returns the text, with each expression formatted by a function.
@@ -333,21 +335,21 @@ impl Template {
     /// The function's.
     pub fn filled(
         &self,
-        mut shown: impl FnMut(&Expression, Option<usize>) -> Result<String, String>,
-    ) -> Result<String, String> {
-        let pieces = self.0.iter().map(|piece| match piece {
-            Piece::Plain(text) => Ok(text.clone()),
-            Piece::Of(expression, digits) => shown(expression, *digits),
-        });
-        pieces.collect()
+        mut shown: impl FnMut(&Expression, Option<usize>) -> Result<String>,
+    ) -> Result<String> {
+        let mut text = String::new();
+        for (before, expression, digits) in &self.pieces {
+            text += before;
+            text += &shown(expression, *digits)?;
+        }
+        Ok(text + &self.rest)
     }
 
     /// Returns the names that it refers to.
     pub fn names(&self) -> Vec<&str> {
-        let names = self.0.iter().map(|piece| match piece {
-            Piece::Plain(_) => Vec::new(),
-            Piece::Of(expression, _) => expression.names(),
-        });
-        names.flatten().collect()
+        self.pieces
+            .iter()
+            .flat_map(|(_, expression, _)| expression.names())
+            .collect()
     }
 }

@@ -20,8 +20,10 @@
 //!
 //! Absent cells are skipped in reductions, and make the results of everything else absent.
 
+use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
+use homenode_machine::{Hardware, Machine};
 use homenode_machine_files::preset;
-use homenode_twin::workload::{self, DeviceKind};
+use homenode_twin::workload::{self, DeviceKind, Program};
 use homenode_units::Candidates;
 
 use super::array::{Array, Axis, Cell};
@@ -34,7 +36,7 @@ pub trait Names {
     ///
     /// # Errors
     /// An unknown name, or an error of its value.
-    fn named(&self, name: &str) -> Result<Array, String>;
+    fn named(&self, name: &str) -> Result<Array>;
 
     /// Returns the machine for functions of programs.
     fn machine(&self) -> &str;
@@ -54,7 +56,7 @@ const PLAIN: [&str; 9] = [
 ///
 /// # Errors
 /// A message.
-pub fn evaluate(expression: &Expression, names: &dyn Names) -> Result<Array, String> {
+pub fn evaluate(expression: &Expression, names: &dyn Names) -> Result<Array> {
     match expression {
         Expression::Number(number) => Ok(Array::one(Cell::Number(*number))),
         Expression::Text(text) => Ok(Array::one(Cell::Text(text.clone()))),
@@ -64,7 +66,7 @@ pub fn evaluate(expression: &Expression, names: &dyn Names) -> Result<Array, Str
     }
 }
 
-fn part(of: &Array, axis: &str, which: &Which, names: &dyn Names) -> Result<Array, String> {
+fn part(of: &Array, axis: &str, which: &Which, names: &dyn Names) -> Result<Array> {
     match which {
         Which::Some(labels) => of.keep(axis, labels),
         Which::But(labels) => {
@@ -85,10 +87,10 @@ fn part(of: &Array, axis: &str, which: &Which, names: &dyn Names) -> Result<Arra
     }
 }
 
-fn call(function: &str, given: &[Expression], names: &dyn Names) -> Result<Array, String> {
-    let expects = |count: usize, what: &str| match given.len() {
-        some if some >= count => Ok(()),
-        _ => Err(format!("{function} is given {what}")),
+fn call(function: &str, given: &[Expression], names: &dyn Names) -> Result<Array> {
+    let expects = |count: usize, what: &str| {
+        ensure!(given.len() >= count, "{function} is given {what}");
+        Ok(())
     };
     let array = |at: usize| evaluate(&given[at], names);
     if REDUCTIONS.contains(&function) {
@@ -99,28 +101,28 @@ fn call(function: &str, given: &[Expression], names: &dyn Names) -> Result<Array
             None if given.len() == 2 && matches!(function, "min" | "max") => {
                 binary(function, &first, &array(1)?)
             }
-            None => Err(format!("{function} is given a value and axes of it")),
+            None => bail!("{function} is given a value and axes of it"),
         };
     }
     if LABELS.contains(&function) {
         expects(2, "a value and an axis")?;
         let first = array(0)?;
         let axes =
-            axes(&given[1..], &first).ok_or_else(|| format!("{function} is given an axis of its value"))?;
+            axes(&given[1..], &first).with_context(|| format!("{function} is given an axis of its value"))?;
         return labels(function, &first, &axes);
     }
     if PAIRS.contains(&function) {
         expects(3, "two values and an axis")?;
         let (first, second) = (array(0)?, array(1)?);
-        let axes =
-            axes(&given[2..], &first).ok_or_else(|| format!("{function} is given an axis of its values"))?;
+        let axes = axes(&given[2..], &first)
+            .with_context(|| format!("{function} is given an axis of its values"))?;
         return pairs(function, &first, &second, &axes);
     }
     if function == ZIGZAGS {
         expects(4, "a value, two numbers and an axis")?;
-        let number = |at: usize| Ok::<f64, String>(array(at)?.only()?.number()?.unwrap_or(f64::NAN));
+        let number = |at: usize| anyhow::Ok(array(at)?.only()?.number()?.unwrap_or(f64::NAN));
         let (first, below, above) = (array(0)?, number(1)?, number(2)?);
-        let axes = axes(&given[3..], &first).ok_or("zigzags is given an axis of its value")?;
+        let axes = axes(&given[3..], &first).context("zigzags is given an axis of its value")?;
         let (axes, cells) = Array::reduce(&[&first], &axes, |_, lists| {
             Ok(Cell::Number(zigzags(&numbers(&lists[0])?, below, above) as f64))
         })?;
@@ -132,17 +134,15 @@ fn call(function: &str, given: &[Expression], names: &dyn Names) -> Result<Array
             1 => 1.0,
             _ => array(1)?.only()?.number()?.unwrap_or(1.0),
         };
-        let of = |program: &Cell, _: &Cell| of_program(names.machine(), function, &program.shown(), vcpus);
-        return array(0)?.zip(&Array::one(Cell::Absent), of);
+        return array(0)?.map(|program| of_program(names.machine(), function, &program.shown(), vcpus));
     }
     match (function, given) {
         ("among", [what, words @ ..]) => {
             let words: Vec<Cell> = words
                 .iter()
                 .map(|word| Ok(evaluate(word, names)?.only()?.clone()))
-                .collect::<Result<_, String>>()?;
-            let is = |cell: &Cell, _: &Cell| Ok(truth(words.contains(cell)));
-            evaluate(what, names)?.zip(&Array::one(Cell::Absent), is)
+                .collect::<Result<_>>()?;
+            evaluate(what, names)?.map(|cell| Ok(truth(words.contains(cell))))
         }
         ("if", [test, yes, no]) => {
             let (test, yes, no) = (
@@ -159,51 +159,61 @@ fn call(function: &str, given: &[Expression], names: &dyn Names) -> Result<Array
             binary("else", &chosen, &other)
         }
         ("abs" | "ceil" | "floor" | "minus" | "not", [of]) => {
-            let of = evaluate(of, names)?;
             let one = |number: f64| match function {
                 "abs" => number.abs(),
                 "ceil" => number.ceil(),
                 "floor" => number.floor(),
                 "minus" => -number,
-                _ => f64::from(u8::from(number == 0.0)),
+                _ => f64::from(number == 0.0),
             };
-            of.zip(&Array::one(Cell::Absent), |cell, _| {
-                Ok(cell.number()?.map(one).into())
-            })
+            evaluate(of, names)?.map(|cell| Ok(cell.number()?.map(one).into()))
         }
         (_, [left, right]) => binary(function, &evaluate(left, names)?, &evaluate(right, names)?),
         _ => Err(unknown(function)),
     }
 }
 
+/// Returns the profile of this name.
+///
+/// # Errors
+/// There is none.
+pub fn profile(name: &str) -> Result<Program> {
+    let found = workload::builtin(name).and_then(|workload| workload.program);
+    found.with_context(|| format!("there is no profile of {name}"))
+}
+
+/// Returns a machine's timing figures.
+///
+/// # Errors
+/// It has none.
+pub fn hardware(machine: &Machine) -> Result<&Hardware> {
+    machine
+        .hardware
+        .as_ref()
+        .context("the machine has no timing figures")
+}
+
 /// Returns a figure of a program's profile.
-fn of_program(machine: &str, function: &str, program: &str, vcpus: f64) -> Result<Cell, String> {
-    let found = workload::builtin(program).and_then(|workload| workload.program);
-    let found = found.ok_or_else(|| format!("there is no profile of {program}"))?;
+fn of_program(machine: &str, function: &str, program: &str, vcpus: f64) -> Result<Cell> {
+    let found = profile(program)?;
     Ok(match function {
         "footprint_mib" => Cell::Number(found.footprint(vcpus as u16).as_f64() / f64::from(1 << 20)),
         "uses_disk" => truth(found.io.iter().any(|io| io.device == DeviceKind::Disk)),
         "work_g" => Cell::Number(found.instructions_g_per_thread),
         _ => {
-            let machine = preset(machine).map_err(|error| error.to_string())?;
-            let hardware = machine
-                .hardware
-                .as_ref()
-                .ok_or("the machine has no timing figures")?;
-            Cell::Number(found.solo_seconds(&machine, hardware))
+            let machine = preset(machine)?;
+            Cell::Number(found.solo_seconds(&machine, hardware(&machine)?))
         }
     })
 }
 
-fn unknown(function: &str) -> String {
-    let all = [&REDUCTIONS[..], &LABELS, &PAIRS, &PROGRAMS, &PLAIN, &[ZIGZAGS]].concat();
-    match PLAIN.contains(&function) {
-        true => format!("{function} is given too much or too little"),
-        false => {
-            let known = Candidates::of(function, all.into_iter().map(str::to_owned));
-            format!("there is no function `{function}`{known}")
-        }
+fn unknown(function: &str) -> Error {
+    if PLAIN.contains(&function) {
+        return anyhow!("{function} is given too much or too little");
     }
+    let all = [&REDUCTIONS[..], &LABELS, &PAIRS, &PROGRAMS, &PLAIN, &[ZIGZAGS]].concat();
+    let known = Candidates::of(function, all.into_iter().map(str::to_owned));
+    anyhow!("there is no function `{function}`{known}")
 }
 
 /// Returns the axes named in a function's arguments; all of the array's if there are none.
@@ -219,18 +229,18 @@ fn axes(given: &[Expression], of: &Array) -> Option<Vec<String>> {
 }
 
 fn truth(is: bool) -> Cell {
-    Cell::Number(f64::from(u8::from(is)))
+    Cell::Number(f64::from(is))
 }
 
 /// Whether a test holds.
 ///
 /// # Errors
 /// The cell is a word.
-pub fn holds(cell: &Cell) -> Result<bool, String> {
+pub fn holds(cell: &Cell) -> Result<bool> {
     Ok(cell.number()?.is_some_and(|number| number != 0.0))
 }
 
-fn binary(function: &str, left: &Array, right: &Array) -> Result<Array, String> {
+fn binary(function: &str, left: &Array, right: &Array) -> Result<Array> {
     left.zip(right, |a, b| {
         match (function, a, b) {
             ("else", Cell::Absent, other) => return Ok(other.clone()),
@@ -268,14 +278,14 @@ fn binary(function: &str, left: &Array, right: &Array) -> Result<Array, String> 
 }
 
 /// Returns the numbers that are present.
-fn numbers(cells: &[Cell]) -> Result<Vec<f64>, String> {
+fn numbers(cells: &[Cell]) -> Result<Vec<f64>> {
     cells
         .iter()
         .filter_map(|cell| cell.number().transpose())
         .collect()
 }
 
-fn reduced(function: &str, of: &Array, axes: &[String]) -> Result<Array, String> {
+fn reduced(function: &str, of: &Array, axes: &[String]) -> Result<Array> {
     let (axes, cells) = Array::reduce(&[of], axes, |_, lists| {
         let all = numbers(&lists[0])?;
         let folded = |start: f64, by: fn(f64, f64) -> f64| {
@@ -284,7 +294,7 @@ fn reduced(function: &str, of: &Array, axes: &[String]) -> Result<Array, String>
         let one: Option<f64> = match function {
             "count" => Some(all.iter().filter(|number| **number != 0.0).count() as f64),
             "sum" => folded(0.0, |sum, own| sum + own),
-            "mean" => mean(&all),
+            "mean" => mean(all),
             "min" => folded(f64::INFINITY, f64::min),
             "max" => folded(f64::NEG_INFINITY, f64::max),
             "rsd" => rsd_percent(&all),
@@ -297,7 +307,7 @@ fn reduced(function: &str, of: &Array, axes: &[String]) -> Result<Array, String>
     Ok(Array::of(axes, cells))
 }
 
-fn labels(function: &str, of: &Array, axes: &[String]) -> Result<Array, String> {
+fn labels(function: &str, of: &Array, axes: &[String]) -> Result<Array> {
     let (left, mut lists) = Array::reduce(&[of], axes, |gone, lists| {
         let labels = &gone[0].labels;
         let mut known: Vec<(f64, &String)> = Vec::new();
@@ -313,7 +323,7 @@ fn labels(function: &str, of: &Array, axes: &[String]) -> Result<Array, String> 
     })?;
     if function == "place" {
         let axis = of.axes.iter().find(|axis| axes.contains(&axis.name)).cloned();
-        let axis = axis.ok_or("place is given an axis")?;
+        let axis = axis.context("place is given an axis")?;
         let place = |list: &Vec<Cell>, label: &String| {
             let at = list.iter().position(|own| *own == Cell::Text(label.clone()));
             Cell::from(at.map(|at| 1.0 + at as f64))
@@ -336,7 +346,7 @@ fn labels(function: &str, of: &Array, axes: &[String]) -> Result<Array, String> 
     Ok(Array::of([left, vec![rank]].concat(), lists.concat()))
 }
 
-fn pairs(function: &str, first: &Array, second: &Array, axes: &[String]) -> Result<Array, String> {
+fn pairs(function: &str, first: &Array, second: &Array, axes: &[String]) -> Result<Array> {
     let (left, cells) = Array::reduce(&[first, second], axes, |_, lists| {
         let mut both = (Vec::new(), Vec::new());
         for (a, b) in lists[0].iter().zip(&lists[1]) {
@@ -371,7 +381,7 @@ pub fn zigzags(series: &[f64], below: f64, above: f64) -> usize {
 
 /// Returns the coefficient of determination of the least-squares line.
 pub fn r_squared(ys: &[f64], xs: &[f64]) -> Option<f64> {
-    let (x, y) = (mean(xs)?, mean(ys)?);
+    let (x, y) = (mean(xs.iter().copied())?, mean(ys.iter().copied())?);
     let sum = |of: &dyn Fn(f64, f64) -> f64| xs.iter().zip(ys).map(|(a, b)| of(*a, *b)).sum::<f64>();
     let xy = sum(&|a, b| (a - x) * (b - y));
     Some(xy * xy / (sum(&|a, _| (a - x) * (a - x)) * sum(&|_, b| (b - y) * (b - y))))

@@ -1,25 +1,23 @@
 //! Sources of an experiment's numbers: outcomes of runs, published tables, and models in code.
 
+use anyhow::{Result, bail};
 use homenode_twin::VmReport;
 use serde_json::{Value, json};
 
 use super::Csv;
-use super::array::{Array, Axis, Cell, Named, Row};
+use super::array::{Array, Axis, Cell, Labels, Named, Row, labels};
 use crate::claims::{TABLE_1, TABLE_4};
 use crate::models::OfRun;
 use crate::run::{Outcome, Run};
 
 /// Metrics of every run: of the whole run, and of each VM (then along axis `vm`).
-pub const METRICS: [(&str, &str); 6] = [
-    ("seconds", "simulated seconds that were counted"),
-    ("at_s", "simulated time at the end"),
-    ("node_bytes", "bytes that controllers moved, by node, from 1"),
-    (
-        "imbalance_percent",
-        "standard deviation over mean of accesses by node",
-    ),
-    ("interconnect_percent", "load of the busiest link"),
-    ("vms", "how many VMs there were"),
+const METRICS: [&str; 6] = [
+    "seconds",
+    "at_s",
+    "node_bytes",
+    "imbalance_percent",
+    "interconnect_percent",
+    "vms",
 ];
 
 /// Metrics of a run.
@@ -32,7 +30,7 @@ pub struct Counted {
 ///
 /// # Errors
 /// The errors of additional measures.
-pub fn of_run(run: &Run, outcome: &Outcome, more: Option<OfRun>) -> Result<Counted, String> {
+pub fn of_run(run: &Run, outcome: &Outcome, more: Option<OfRun>) -> Result<Counted> {
     let mut vcpus = outcome.window.vcpus.iter();
     let vms = run.scenario.vms.iter().zip(&outcome.vms).map(|(spec, report)| {
         let mut counted = [0; 4];
@@ -108,23 +106,15 @@ const COUNTERS: [&str; 4] = ["instructions", "cycles", "llc_references", "llc_mi
 const SOMETIMES: [&str; 5] = ["permit", "releases", "driver_domain", "memory", "programs"];
 
 /// Returns a metric of one run: cells by the labels of further axes; empty if the run does not have it.
-pub fn metric(run: &Counted, name: &str) -> Vec<(Vec<(String, String)>, Cell)> {
+pub fn metric(run: &Counted, name: &str) -> Vec<(Labels, Cell)> {
     let path: Vec<&str> = name.split('.').collect();
     let mut found = Vec::new();
-    if METRICS.iter().any(|(own, _)| *own == path[0]) {
+    if METRICS.contains(&path[0]) {
         walk(&run.json, &path, "", &mut Vec::new(), &mut found);
         return found;
     }
     if let Some(own) = run.more.get(name) {
-        let listed = Array::build(own.axes.clone(), |place| {
-            let labels = own
-                .labels(place)
-                .map(|(axis, label)| (axis.to_owned(), label.to_owned()));
-            found.push((labels.collect(), own.at(place).clone()));
-            Ok(Cell::Absent)
-        });
-        debug_assert!(listed.is_ok());
-        return found;
+        return labels(&own.axes).zip(own.cells().iter().cloned()).collect();
     }
     for vm in run.json["vms"].as_array().into_iter().flatten() {
         let label = vm["name"].as_str().unwrap_or_default().to_owned();
@@ -137,13 +127,7 @@ pub fn metric(run: &Counted, name: &str) -> Vec<(Vec<(String, String)>, Cell)> {
     found
 }
 
-fn walk(
-    value: &Value,
-    path: &[&str],
-    key: &str,
-    labels: &mut Vec<(String, String)>,
-    found: &mut Vec<(Vec<(String, String)>, Cell)>,
-) {
+fn walk(value: &Value, path: &[&str], key: &str, labels: &mut Labels, found: &mut Vec<(Labels, Cell)>) {
     match (value, path) {
         (Value::Array(_), []) if key == "vms" => found.push((
             labels.clone(),
@@ -164,7 +148,7 @@ fn walk(
         }
         (Value::Number(number), []) => found.push((labels.clone(), number.as_f64().into())),
         (Value::String(text), []) => found.push((labels.clone(), Cell::Text(text.clone()))),
-        (Value::Bool(is), []) => found.push((labels.clone(), Cell::Number(f64::from(u8::from(*is))))),
+        (Value::Bool(is), []) => found.push((labels.clone(), Cell::Number(f64::from(*is)))),
         (Value::Null, _) => found.push((labels.clone(), Cell::Absent)),
         _ => {}
     }
@@ -176,20 +160,16 @@ pub fn names() -> Vec<String> {
     let of_vm = of_vm
         .as_object()
         .map_or(Vec::new(), |fields| fields.keys().cloned().collect());
-    let own = METRICS
-        .iter()
-        .map(|(name, _)| *name)
-        .chain(COUNTERS)
-        .chain(SOMETIMES);
+    let own = METRICS.into_iter().chain(COUNTERS).chain(SOMETIMES);
     own.map(str::to_owned).chain(of_vm).collect()
 }
 
 /// Returns a published table's columns, along its axis.
-pub(super) fn published(csv: &Csv) -> Result<Named, String> {
+pub(super) fn published(csv: &Csv) -> Result<Named> {
     let text = match csv.file.as_str() {
         "numa-policies-table1.csv" => TABLE_1,
         "numa-policies-table4.csv" => TABLE_4,
-        other => return Err(format!("data/published has no table `{other}`")),
+        other => bail!("data/published has no table `{other}`"),
     };
     let written = |cell: &str| {
         csv.write

@@ -11,11 +11,9 @@
 //! - The same file gives the same runs, whatever the order of its tables.
 
 pub mod array;
-mod bases;
 mod expression;
-mod functions;
+pub mod functions;
 pub mod measures;
-mod names;
 mod report;
 mod scope;
 mod settings;
@@ -25,14 +23,17 @@ mod tests;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use homenode_machine_files::file::{FileError, Source, read_text_file, read_toml};
+use homenode_units::Candidates;
 use serde::Deserialize;
 
-use crate::experiment::{Decides, Decision};
+use crate::experiment::Decision;
+use crate::experiments::base;
 use crate::models::{MODELS, Model, OF_RUNS, OfRun};
 use crate::run::Run;
 use crate::work::Outcomes;
-use array::{Axis, Cell};
+use array::{Axis, Cell, labels};
 use settings::{Nesting, Settings, When, Words};
 
 /// An experiment in a file.
@@ -155,7 +156,26 @@ const LAID_MAX: u32 = 200;
 const BASES_MAX: u32 = 4;
 
 /// Returns the path and text of a base by its name.
-type Bases<'a> = &'a dyn Fn(&str) -> Result<(PathBuf, String), String>;
+type Bases<'a> = &'a dyn Fn(&str) -> Result<(PathBuf, String)>;
+
+/// Returns the entry of this name.
+///
+/// # Errors
+/// There is none: the message begins with `what`, and has the closest match.
+fn pick<'a, T>(what: &str, name: &str, all: impl IntoIterator<Item = (&'a str, T)>) -> Result<T> {
+    let mut known = Vec::new();
+    for (own, value) in all {
+        if own == name {
+            return Ok(value);
+        }
+        known.push(own.to_owned());
+    }
+    bail!("{what} `{name}`{}", Candidates::of(name, known))
+}
+
+fn named<T>(all: &BTreeMap<String, T>) -> impl Iterator<Item = (&str, &T)> {
+    all.iter().map(|(name, value)| (name.as_str(), value))
+}
 
 impl Design {
     /// Reads an experiment; its base is searched in the same folder, and among the embedded ones.
@@ -172,19 +192,16 @@ impl Design {
     /// As above.
     pub fn beside(path: &Path, text: &str) -> Result<Design, FileError> {
         Design::parse(path, text, &|name| {
-            let file = homenode_units::file_name(name, ".toml").map_err(|error| error.to_string())?;
+            let file = homenode_units::file_name(name, ".toml")?;
             let folders = path.ancestors().skip(1).take(2);
             let mut places = folders.map(|folder| folder.join(&file));
-            match (places.find(|place| place.is_file()), bases::base(name)) {
-                (Some(place), _) => {
-                    let text = read_text_file(&place).map_err(|error| error.to_string())?;
-                    Ok((place, text))
-                }
-                (None, Some(known)) => Ok(known),
-                (None, None) => Err(format!(
-                    "there is no `{name}.toml` beside this file, in the folder above, or in the program"
-                )),
+            if let Some(place) = places.find(|place| place.is_file()) {
+                let text = read_text_file(&place)?;
+                return Ok((place, text));
             }
+            base(name).with_context(|| {
+                format!("there is no `{name}.toml` beside this file, in the folder above, or in the program")
+            })
         })
     }
 
@@ -193,7 +210,7 @@ impl Design {
     /// # Errors
     /// As above.
     pub fn embedded(name: &str, text: &str) -> Result<Design, FileError> {
-        let known = |name: &str| bases::base(name).ok_or_else(|| format!("no base is named `{name}`"));
+        let known = |name: &str| base(name).with_context(|| format!("no base is named `{name}`"));
         Design::parse(format!("data/experiments/{name}.toml"), text, &known)
     }
 
@@ -208,7 +225,7 @@ impl Design {
         let mut next = file.base.clone();
         for _ in 0..BASES_MAX {
             let Some(name) = next else { break };
-            let (path, text) = bases(&name).map_err(|error| source.complaint("base", error))?;
+            let (path, text) = bases(&name).map_err(|error| source.complaint("base", error.to_string()))?;
             let base: File = read_toml(path, &text)?;
             next = base.base.clone();
             file.over(base);
@@ -224,8 +241,8 @@ impl Design {
         Ok(design)
     }
 
-    fn complaint(&self, key: &str, message: impl Into<String>) -> FileError {
-        self.source.complaint(key, message)
+    fn complaint(&self, key: &str, message: impl ToString) -> FileError {
+        self.source.complaint(key, message.to_string())
     }
 
     /// Sets up axes and published tables, whose labels may refer to each other.
@@ -245,11 +262,9 @@ impl Design {
                 Labels::Csv(table) => {
                     let first = self.csv.get(table).and_then(|columns| columns.values().next());
                     let first = first.ok_or_else(|| {
-                        let known = homenode_units::Candidates::of(table, self.csv.keys().cloned());
-                        self.complaint(
-                            &format!("axes.{name}"),
-                            format!("there is no table `{table}` in `csv`{known}"),
-                        )
+                        let known = Candidates::of(table, self.csv.keys().cloned());
+                        let said = format!("there is no table `{table}` in `csv`{known}");
+                        self.complaint(&format!("axes.{name}"), said)
                     })?;
                     first.axes[0].labels.clone()
                 }
@@ -260,49 +275,50 @@ impl Design {
             }
             self.axes.insert(name.clone(), Axis::new(name, labels));
         }
-        for (name, labels) in [("run", &self.file.run.is)].into_iter().chain(
-            self.file
-                .labels
-                .iter()
-                .map(|(name, label)| (name.as_str(), &label.is)),
-        ) {
-            if let Some(unknown) = labels.iter().find(|label| !self.file.labels.contains_key(*label)) {
-                let known = homenode_units::Candidates::of(unknown, self.file.labels.keys().cloned());
-                return Err(self.complaint(
-                    &format!("labels.{name}"),
-                    format!("`is` names `{unknown}`, which no `[labels.…]` describes{known}"),
-                ));
+        for (name, settings) in [("run", &self.file.run)]
+            .into_iter()
+            .chain(named(&self.file.labels))
+        {
+            for label in &settings.is {
+                self.label(label)
+                    .map_err(|error| self.complaint(&format!("labels.{name}"), error))?;
             }
         }
         Ok(())
+    }
+
+    fn label(&self, name: &str) -> Result<&Settings> {
+        self.file.labels.get(name).with_context(|| {
+            let known = Candidates::of(name, self.file.labels.keys().cloned());
+            format!("`is` names `{name}`, which no `[labels.…]` describes{known}")
+        })
     }
 
     /// Checks that every combination is a valid run, and every name is defined.
     fn check(&self) -> Result<(), FileError> {
         for name in self.file.grid.keys() {
             for axis in &self.file.grid[name].over {
-                if !self.axes.contains_key(axis) {
-                    let known = homenode_units::Candidates::of(axis, self.axes.keys().cloned());
-                    return Err(self.complaint(
-                        &format!("grid.{name}.over"),
-                        format!("there is no axis `{axis}`{known}"),
-                    ));
-                }
+                self.axis(&format!("grid.{name}.over"), axis)?;
             }
             self.measure(name)
                 .map_err(|error| self.complaint(&format!("grid.{name}.measure"), error))?;
             self.cells(name).map_err(|error| {
+                let error = error.to_string();
                 let key = self.culprit(name, &error);
                 // The message contains the key, with its tables.
-                let said = error
-                    .rsplit_once(" (key `")
-                    .map_or(error.as_str(), |(said, _)| said);
-                self.complaint(&key, said)
+                self.complaint(
+                    &key,
+                    error.rsplit_once(" (key `").map_or(&*error, |(said, _)| said),
+                )
             })?;
         }
         self.model().map_err(|error| self.complaint("model", error))?;
-        names::check(self)?;
         report::check(self)
+    }
+
+    /// Checks that an axis exists that `key` names.
+    fn axis(&self, key: &str, name: &str) -> Result<&Axis, FileError> {
+        pick("there is no axis", name, named(&self.axes)).map_err(|error| self.complaint(key, error))
     }
 
     /// Returns the file's key that an error of a run is about, as far as possible: the key of the same name.
@@ -333,52 +349,47 @@ impl Design {
         found.unwrap_or_else(|| format!("grid.{grid}"))
     }
 
-    /// Returns the runs of a grid in the order of its axes; `None` for a combination that is not run.
-    fn cells(&self, name: &str) -> Result<Vec<Option<Run>>, String> {
-        let grid = &self.file.grid[name];
-        let lengths = grid.over.iter().map(|axis| self.axes[axis].labels.len());
-        let count = lengths.fold(1_usize, usize::saturating_mul);
-        if count > RUNS_MAX {
-            return Err(format!(
-                "{count} combinations of labels are more runs than {RUNS_MAX}"
-            ));
-        }
-        let mut runs = Vec::new();
-        let axes = grid.over.iter().map(|axis| self.axes[axis].clone()).collect();
-        array::Array::build(axes, |place| {
-            let labels: Vec<(&str, &str)> = grid
-                .over
-                .iter()
-                .zip(place)
-                .map(|(axis, at)| (axis.as_str(), self.axes[axis].labels[*at].as_str()))
-                .collect();
-            let run = self.run(grid, &labels);
-            runs.push(run.map_err(|error| {
-                let labels: Vec<&str> = labels.iter().map(|(_, label)| *label).collect();
-                if labels.is_empty() {
-                    error
-                } else {
-                    format!("for {}: {error}", labels.join(", "))
-                }
-            })?);
-            Ok(Cell::Absent)
-        })?;
-        Ok(runs)
+    /// Returns a grid's axes.
+    fn axes_of(&self, grid: &str) -> Vec<Axis> {
+        let over = self.file.grid[grid].over.iter();
+        over.map(|axis| self.axes[axis].clone()).collect()
     }
 
-    fn run(&self, grid: &Grid, labels: &[(&str, &str)]) -> Result<Option<Run>, String> {
+    /// Returns the runs of a grid in the order of its axes; `None` for a combination that is not run.
+    fn cells(&self, name: &str) -> Result<Vec<Option<Run>>> {
+        let axes = self.axes_of(name);
+        let lengths = axes.iter().map(|axis| axis.labels.len());
+        let count = lengths.fold(1_usize, usize::saturating_mul);
+        ensure!(
+            count <= RUNS_MAX,
+            "{count} combinations of labels are more runs than {RUNS_MAX}"
+        );
+        let run = |labels: array::Labels| {
+            self.run(&self.file.grid[name], &labels).map_err(|error| {
+                let labels: Vec<&str> = labels.iter().map(|(_, label)| label.as_str()).collect();
+                match labels.is_empty() {
+                    true => error,
+                    false => anyhow!("for {}: {error}", labels.join(", ")),
+                }
+            })
+        };
+        labels(&axes).map(run).collect()
+    }
+
+    fn run(&self, grid: &Grid, labels: &[(String, String)]) -> Result<Option<Run>> {
         let mut settings = Settings::default();
         self.lay(&mut settings, &self.file.run, &mut 0)?;
         self.lay(&mut settings, &grid.set, &mut 0)?;
         for (_, label) in labels {
-            if let Some(own) = self.file.labels.get(*label) {
+            if let Some(own) = self.file.labels.get(label) {
                 self.lay(&mut settings, own, &mut 0)?;
             }
         }
-        let (nesting, mut cells) = (Nesting::default(), BTreeMap::new());
-        for (axis, label) in labels {
-            cells.insert((*axis).to_owned(), Cell::Text((*label).to_owned()));
-        }
+        let nesting = Nesting::default();
+        let cells = labels
+            .iter()
+            .map(|(axis, label)| (axis.clone(), Cell::Text(label.clone())));
+        let cells: BTreeMap<String, Cell> = cells.collect();
         for when in &self.file.when {
             if Words::new(&settings.clone(), &self.csv, cells.clone(), &nesting).applies(&when.test)? {
                 self.lay(&mut settings, &when.set, &mut 0)?;
@@ -394,14 +405,11 @@ impl Design {
     }
 
     /// Layers settings over others, after those that they refer to.
-    fn lay(&self, under: &mut Settings, over: &Settings, laid: &mut u32) -> Result<(), String> {
+    fn lay(&self, under: &mut Settings, over: &Settings, laid: &mut u32) -> Result<()> {
         *laid += 1;
-        if *laid > LAID_MAX {
-            return Err("labels name each other in a circle: `is`".to_owned());
-        }
+        ensure!(*laid <= LAID_MAX, "labels name each other in a circle: `is`");
         for name in &over.is {
-            let unknown = || format!("`is` names `{name}`, which no `[labels.…]` describes");
-            self.lay(under, self.file.labels.get(name).ok_or_else(unknown)?, laid)?;
+            self.lay(under, self.label(name)?, laid)?;
         }
         under.lay(over);
         Ok(())
@@ -415,44 +423,32 @@ impl Design {
     }
 
     /// Returns the model, if the file names one.
-    fn model(&self) -> Result<Option<Model>, String> {
+    fn model(&self) -> Result<Option<Model>> {
         let find = |name: &String| {
-            let known = MODELS.iter().find(|model| model.name == name);
-            let unknown = || {
-                let known = MODELS.iter().map(|model| model.name.to_owned());
-                format!(
-                    "there is no model `{name}`{}",
-                    homenode_units::Candidates::of(name, known)
-                )
-            };
-            known.copied().ok_or_else(unknown)
+            pick(
+                "there is no model",
+                name,
+                MODELS.iter().map(|model| (model.0, *model)),
+            )
         };
         self.file.model.as_ref().map(find).transpose()
     }
 
     /// Returns the additional measure of a grid's runs.
-    fn measure(&self, grid: &str) -> Result<Option<OfRun>, String> {
+    fn measure(&self, grid: &str) -> Result<Option<OfRun>> {
         let find = |name: &String| {
-            let known = OF_RUNS.iter().find(|(own, ..)| own == name);
-            let unknown = || {
-                let known = OF_RUNS.iter().map(|(name, ..)| (*name).to_owned());
-                format!(
-                    "there is no measure `{name}`{}",
-                    homenode_units::Candidates::of(name, known)
-                )
-            };
-            known.map(|(_, _, of)| *of).ok_or_else(unknown)
+            pick(
+                "there is no measure",
+                name,
+                OF_RUNS.iter().map(|(name, _, of)| (*name, *of)),
+            )
         };
-        self.file
-            .grid
-            .get(grid)
-            .and_then(|grid| grid.measure.as_ref())
-            .map(find)
-            .transpose()
+        let grid = self.file.grid.get(grid);
+        grid.and_then(|grid| grid.measure.as_ref()).map(find).transpose()
     }
 
     /// Whether a name is defined.
-    fn knows(&self, name: &str) -> Result<(), String> {
+    fn knows(&self, name: &str) -> Result<()> {
         let (first, rest) = name.split_once('.').unwrap_or((name, ""));
         if self.file.grid.contains_key(first) && !rest.is_empty() {
             return self.knows(rest);
@@ -460,7 +456,8 @@ impl Design {
         let mut known: Vec<String> = self.axes.keys().chain(self.file.values.keys()).cloned().collect();
         known.extend(self.csv.keys().cloned());
         known.extend(["published", "machine", "absent", "vm", "programs", "rank"].map(str::to_owned));
-        known.extend(self.model()?.map_or(Vec::new(), |model| model.names()));
+        let of_model = self.model()?.map_or(&[][..], |(_, gives, _)| gives);
+        known.extend(of_model.iter().map(|name| (*name).to_owned()));
         known.extend(measures::names());
         known.extend(
             OF_RUNS
@@ -471,61 +468,45 @@ impl Design {
         if known.iter().any(|own| own == first) {
             return Ok(());
         }
-        Err(format!(
-            "nothing is named `{name}`{}",
-            homenode_units::Candidates::of(first, known)
-        ))
+        bail!("nothing is named `{name}`{}", Candidates::of(first, known))
     }
 
     /// Returns a word defined by the settings of an axis's labels.
-    fn words(&self, axis: &Axis, word: &str) -> Result<array::Array, String> {
-        let of = |label: &String| {
-            let word = self
-                .file
-                .labels
-                .get(label)
-                .and_then(|label| label.words.get(word));
-            word.map_or(Cell::Absent, |word| match word {
-                toml::Value::String(text) => Cell::Text(text.clone()),
-                other => Cell::Text(other.to_string()),
-            })
+    fn words(&self, axis: &Axis, word: &str) -> Result<array::Array> {
+        let of = |label: &String| match self
+            .file
+            .labels
+            .get(label)
+            .and_then(|label| label.words.get(word))
+        {
+            None => Cell::Absent,
+            Some(toml::Value::String(text)) => Cell::Text(text.clone()),
+            Some(other) => Cell::Text(other.to_string()),
         };
         let cells: Vec<Cell> = axis.labels.iter().map(of).collect();
-        if cells.iter().all(|cell| *cell == Cell::Absent) {
-            return Err(format!("no label of axis `{}` has a word `{word}`", axis.name));
-        }
+        let known = cells.iter().any(|cell| *cell != Cell::Absent);
+        ensure!(known, "no label of axis `{}` has a word `{word}`", axis.name);
         Ok(array::Array::of(vec![axis.clone()], cells))
     }
 
     /// Returns a figure of the machine's file.
-    fn of_machine(&self, path: &str) -> Result<array::Array, String> {
+    fn of_machine(&self, path: &str) -> Result<array::Array> {
         let name = self.file.run.machine.as_deref().unwrap_or_default();
-        let machine = homenode_machine_files::preset(name).map_err(|error| error.to_string())?;
+        let machine = homenode_machine_files::preset(name)?;
         let machine = serde_json::json!(machine);
-        let found = path
-            .split('.')
-            .try_fold(&machine, |value, key| match key.parse::<usize>() {
-                Ok(at) => value.get(at),
-                Err(_) => value.get(key),
-            });
+        let found = machine.pointer(&format!("/{}", path.replace('.', "/")));
         let number = found.and_then(serde_json::Value::as_f64);
-        number
-            .map(|number| array::Array::one(Cell::Number(number)))
-            .ok_or_else(|| format!("the file of machine `{name}` has no number `{path}`"))
+        let number =
+            number.with_context(|| format!("the file of machine `{name}` has no number `{path}`"))?;
+        Ok(array::Array::one(Cell::Number(number)))
     }
 
-    /// Whether the file has a value of this name.
+    /// Checks that the file has a value of this name.
     ///
     /// # Errors
     /// It has none; the message has the closest match.
-    pub fn has_value(&self, name: &str) -> Result<(), String> {
-        match self.file.values.contains_key(name) {
-            true => Ok(()),
-            false => {
-                let known = homenode_units::Candidates::of(name, self.file.values.keys().cloned());
-                Err(format!("the file has no value `{name}`{known}"))
-            }
-        }
+    pub fn has_value(&self, name: &str) -> Result<()> {
+        pick("the file has no value", name, named(&self.file.values)).map(drop)
     }
 
     /// Returns the title.
@@ -537,23 +518,15 @@ impl Design {
     ///
     /// # Errors
     /// A run that was not made.
-    pub fn rows(&self, outcomes: &Outcomes) -> Result<Vec<array::Row>, String> {
+    pub fn rows(&self, outcomes: &Outcomes) -> Result<Vec<array::Row>> {
         let mut rows = Vec::new();
-        for (name, grid) in &self.file.grid {
-            let axes: Vec<Axis> = grid.over.iter().map(|axis| self.axes[axis].clone()).collect();
-            let mut cells = self.cells(name)?.into_iter();
-            let shape = array::Array::of(axes.clone(), Vec::new());
-            array::Array::build(axes, |place| {
-                if let Some(run) = cells.next().flatten() {
-                    let counted = measures::of_run(&run, outcomes.of(&run)?, None)?;
-                    let labels = shape
-                        .labels(place)
-                        .map(|(axis, label)| (axis.to_owned(), label.into()));
-                    let first = std::iter::once(("grid".to_owned(), name.as_str().into()));
-                    rows.extend(counted.rows(&first.chain(labels).collect()));
-                }
-                Ok(Cell::Absent)
-            })?;
+        for name in self.file.grid.keys() {
+            for (run, labels) in self.cells(name)?.iter().zip(labels(&self.axes_of(name))) {
+                let Some(run) = run else { continue };
+                let counted = measures::of_run(run, outcomes.of(run)?, None)?;
+                let first = [("grid".to_owned(), name.clone())].into_iter().chain(labels);
+                rows.extend(counted.rows(&first.map(|(column, cell)| (column, cell.into())).collect()));
+            }
         }
         Ok(rows)
     }
@@ -562,23 +535,27 @@ impl Design {
     ///
     /// # Errors
     /// None after [`Design::parse`].
-    pub fn all_runs(&self) -> Result<Vec<Run>, String> {
+    pub fn all_runs(&self) -> Result<Vec<Run>> {
         let all = self.file.grid.keys().map(|name| self.cells(name));
-        let all: Vec<Vec<Option<Run>>> = all.collect::<Result<_, _>>()?;
+        let all: Vec<Vec<Option<Run>>> = all.collect::<Result<_>>()?;
         Ok(all.into_iter().flatten().flatten().collect())
     }
-}
 
-impl Decides for Design {
-    fn claim(&self) -> &str {
+    /// Returns the claim that it decides; empty if none.
+    pub fn claim(&self) -> &str {
         self.file.claim.as_deref().unwrap_or_default()
     }
 
-    fn runs(&self) -> Vec<Run> {
+    /// Returns all its runs, which [`Design::parse`] has checked.
+    pub fn runs(&self) -> Vec<Run> {
         self.all_runs().unwrap_or_default()
     }
 
-    fn decide(&self, outcomes: &Outcomes) -> Result<Decision, String> {
+    /// Turns outcomes of its runs into a decision.
+    ///
+    /// # Errors
+    /// A message about what is missing.
+    pub fn decide(&self, outcomes: &Outcomes) -> Result<Decision> {
         report::decision(&scope::Scope::new(self, outcomes))
     }
 }

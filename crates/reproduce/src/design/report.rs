@@ -1,10 +1,14 @@
 //! Presents an experiment's values: results, tests, tables, figures, and texts with numbers in them.
 
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, Error, Result, anyhow};
 use homenode_machine_files::file::FileError;
+use homenode_units::file_name;
 use serde::Deserialize;
 
 use super::Design;
-use super::array::{Array, Axis, Cell};
+use super::array::{Array, Axis, Cell, Labels, labels};
 use super::expression::{Expression, Template};
 use super::functions::holds;
 use super::scope::{Scope, at};
@@ -125,7 +129,7 @@ pub enum Series {
 ///
 /// # Errors
 /// A message: a run that could not be made, a value that was not measured.
-pub fn decision(scope: &Scope<'_>) -> Result<Decision, String> {
+pub fn decision(scope: &Scope<'_>) -> Result<Decision> {
     let file = &scope.design.file;
     let mut measured = Measured {
         inputs: file.inputs.clone(),
@@ -136,8 +140,8 @@ pub fn decision(scope: &Scope<'_>) -> Result<Decision, String> {
         let cell = scope.value(expression).and_then(|value| value.only().cloned());
         let number = cell
             .and_then(|cell| cell.number())
-            .map_err(|error| format!("{error} (result `{name}`)"))?;
-        let number = number.ok_or_else(|| format!("`{name}` was not measured"))?;
+            .map_err(|error| anyhow!("{error} (result `{name}`)"))?;
+        let number = number.with_context(|| format!("`{name}` was not measured"))?;
         measured.numbers.insert(name.clone(), number);
     }
     for (name, expression) in &file.orders {
@@ -150,7 +154,7 @@ pub fn decision(scope: &Scope<'_>) -> Result<Decision, String> {
             let at = names.cells().iter().position(|own| own.shown() == name)?;
             costs.cells().get(at)?.number().ok().flatten()
         };
-        let published = claims::named(file.claim.as_deref().unwrap_or_default());
+        let published = claims::named(scope.design.claim());
         for (name, order) in published.iter().flat_map(|claim| &claim.order) {
             measured
                 .regrets
@@ -160,7 +164,7 @@ pub fn decision(scope: &Scope<'_>) -> Result<Decision, String> {
     let texts = |all: &[String]| {
         all.iter()
             .map(|text| scope.text(text, &[]))
-            .collect::<Result<Vec<String>, String>>()
+            .collect::<Result<Vec<String>>>()
     };
     Ok(Decision {
         measured,
@@ -170,44 +174,37 @@ pub fn decision(scope: &Scope<'_>) -> Result<Decision, String> {
             .tables
             .iter()
             .map(|table| table.filled(scope))
-            .collect::<Result<_, _>>()?,
+            .collect::<Result<_>>()?,
         figures: file
             .figures
             .iter()
             .map(|figure| figure.drawn(scope))
-            .collect::<Result<_, _>>()?,
+            .collect::<Result<_>>()?,
         measured_here: file.measured_here,
     })
 }
 
-fn test(scope: &Scope<'_>, measured: &mut Measured) -> Result<(), String> {
+fn test(scope: &Scope<'_>, measured: &mut Measured) -> Result<()> {
     // Consecutive tests with the same labels alternate.
     for group in scope.design.file.tests.chunk_by(|a, b| a.each == b.each) {
         for labels in places(scope, &group[0].each, None, None)? {
             for test in group {
-                let labels = borrowed(&labels);
-                let wrong = |error: String| format!("{error} (test `{}`)", test.name);
+                let wrong = |error: Error| anyhow!("{error} (test `{}`)", test.name);
                 let own = at(scope.value(&test.holds).map_err(wrong)?, &labels)?;
-                let passed = own
-                    .cells()
-                    .iter()
-                    .map(holds)
-                    .collect::<Result<Vec<bool>, String>>();
+                let passed = own.cells().iter().map(holds).collect::<Result<Vec<bool>>>();
                 let name = scope.text(&test.name, &labels)?;
                 if let Some((published, ours)) = &test.tabled {
                     let number = |text| at(scope.value(text)?, &labels)?.only()?.number();
                     let both = number(published).and_then(|published| Ok(published.zip(number(ours)?)));
                     let both = both
-                        .map_err(wrong)?
-                        .ok_or_else(|| wrong("it was not measured".to_owned()))?;
+                        .and_then(|both| both.context("it was not measured"))
+                        .map_err(wrong)?;
                     measured.tabled.insert(name.clone(), both);
                 }
                 if let Some(cost) = &test.cost {
-                    let cost = at(scope.value(cost).map_err(wrong)?, &labels)?
-                        .only()
-                        .and_then(Cell::number);
-                    let cost = cost.map_err(wrong)?.map(|cost| (name.clone(), cost));
-                    measured.regrets.extend(cost);
+                    let cost = at(scope.value(cost).map_err(wrong)?, &labels)?;
+                    let cost = cost.only().and_then(Cell::number).map_err(wrong)?;
+                    measured.regrets.extend(cost.map(|cost| (name.clone(), cost)));
                 }
                 measured.shapes.push(Shape {
                     name,
@@ -220,31 +217,22 @@ fn test(scope: &Scope<'_>, measured: &mut Measured) -> Result<(), String> {
     Ok(())
 }
 
-type Labels = Vec<(String, String)>;
-
-fn borrowed(labels: &Labels) -> Vec<(&str, &str)> {
-    labels
-        .iter()
-        .map(|(axis, label)| (axis.as_str(), label.as_str()))
-        .collect()
-}
-
 /// Returns the combinations of labels of these axes for which an expression holds, ordered by another, the greatest first.
 fn places(
     scope: &Scope<'_>,
     over: &[String],
     only: Option<&str>,
     order: Option<&str>,
-) -> Result<Vec<Labels>, String> {
+) -> Result<Vec<Labels>> {
     let axes: Vec<Axis> = over.iter().map(|axis| scope.design.axes[axis].clone()).collect();
     let (only, order) = (
         only.map(|only| scope.value(only)).transpose()?,
         order.map(|order| scope.value(order)).transpose()?,
     );
-    let shape = Array::build(axes.clone(), |_| Ok(Cell::Absent))?;
+    // Too many combinations are an error.
+    Array::build(axes.clone(), |_| Ok(Cell::Absent))?;
     let mut found = Vec::new();
-    Array::build(axes, |place| {
-        let labels: Vec<(&str, &str)> = shape.labels(place).collect();
+    for labels in labels(&axes) {
         let own = |array: &Option<Array>| {
             array
                 .clone()
@@ -253,46 +241,30 @@ fn places(
         };
         if own(&only)?.map_or(Ok(true), |cell| holds(&cell))? {
             let by = own(&order)?.map_or(Ok(None), |cell| cell.number())?;
-            found.push((
-                by,
-                labels
-                    .iter()
-                    .map(|(axis, label)| ((*axis).to_owned(), (*label).to_owned()))
-                    .collect(),
-            ));
+            found.push((by.unwrap_or(0.0), labels));
         }
-        Ok(Cell::Absent)
-    })?;
-    found.sort_by(|(a, _), (b, _): &(Option<f64>, Labels)| b.unwrap_or(0.0).total_cmp(&a.unwrap_or(0.0)));
+    }
+    found.sort_by(|(a, _), (b, _)| b.total_cmp(a));
     Ok(found.into_iter().map(|(_, labels)| labels).collect())
 }
 
 /// Returns the combinations of an array's labels, except along some axes.
 fn spread(array: &Array, fixed: &[String]) -> Vec<Labels> {
-    let free: Vec<Axis> = array
-        .axes
+    let free = array.axes.iter().filter(|axis| !fixed.contains(&axis.name));
+    labels(&free.cloned().collect::<Vec<_>>()).collect()
+}
+
+fn joined(labels: &Labels) -> String {
+    labels
         .iter()
-        .filter(|axis| !fixed.contains(&axis.name))
-        .cloned()
-        .collect();
-    let shape = Array::of(free.clone(), Vec::new());
-    let mut all = Vec::new();
-    let listed = Array::build(free, |place| {
-        all.push(
-            shape
-                .labels(place)
-                .map(|(axis, label)| (axis.to_owned(), label.to_owned()))
-                .collect(),
-        );
-        Ok(Cell::Absent)
-    });
-    debug_assert!(listed.is_ok());
-    all
+        .map(|(_, label)| label.as_str())
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 impl TableOf {
-    fn filled(&self, scope: &Scope<'_>) -> Result<Table, String> {
-        let wrong = |error: String| format!("{error} (table `{}`)", self.title);
+    fn filled(&self, scope: &Scope<'_>) -> Result<Table> {
+        let wrong = |error: Error| anyhow!("{error} (table `{}`)", self.title);
         let columns = self.columns(scope).map_err(wrong)?;
         let mut header = vec![self.head.clone()];
         header.extend(columns.iter().map(|(head, ..)| head.clone()));
@@ -301,19 +273,12 @@ impl TableOf {
             if self.over.is_empty() {
                 break;
             }
-            let labels = borrowed(&labels);
-            let first = match &self.row {
+            let mut row = vec![match &self.row {
                 Some(text) => scope.text(text, &labels)?,
-                None => labels
-                    .iter()
-                    .map(|(_, label)| *label)
-                    .collect::<Vec<_>>()
-                    .join(", "),
-            };
-            let mut row = vec![first];
+                None => joined(&labels),
+            }];
             for (_, value, own) in &columns {
-                let labels = [&labels[..], &borrowed(own)].concat();
-                row.push(value.shown(scope, &labels).map_err(wrong)?);
+                row.push(value.shown(scope, &[&labels[..], own].concat()).map_err(wrong)?);
             }
             rows.push(row);
         }
@@ -336,23 +301,19 @@ impl TableOf {
     }
 
     /// Returns heads, values, and the labels that belong to the column.
-    fn columns(&self, scope: &Scope<'_>) -> Result<Vec<(String, Value, Labels)>, String> {
+    fn columns(&self, scope: &Scope<'_>) -> Result<Vec<(String, Value, Labels)>> {
         let mut all = Vec::new();
-        let mut plain = |head: &str, value: &str, own: &Labels| -> Result<(), String> {
+        let mut plain = |head: &str, value: &str, own: &Labels| -> Result<()> {
             let value = Value::of(scope, value)?;
-            let fixed: Vec<String> = self
-                .over
-                .iter()
-                .cloned()
-                .chain(own.iter().map(|(axis, _)| axis.clone()))
-                .collect();
+            let fixed = self.over.iter().chain(own.iter().map(|(axis, _)| axis));
+            let fixed: Vec<String> = fixed.cloned().collect();
             let free = match &value {
                 Value::Array(array) => spread(array, &fixed),
                 Value::Text(_) => vec![Vec::new()],
             };
             for more in free {
                 let labels = [own.clone(), more].concat();
-                all.push((scope.text(head, &borrowed(&labels))?, value.clone(), labels));
+                all.push((scope.text(head, &labels)?, value.clone(), labels));
             }
             Ok(())
         };
@@ -380,14 +341,14 @@ enum Value {
 }
 
 impl Value {
-    fn of(scope: &Scope<'_>, text: &str) -> Result<Value, String> {
+    fn of(scope: &Scope<'_>, text: &str) -> Result<Value> {
         match text.contains('{') {
             true => Ok(Value::Text(text.to_owned())),
             false => scope.value(text).map(Value::Array),
         }
     }
 
-    fn shown(&self, scope: &Scope<'_>, labels: &[(&str, &str)]) -> Result<String, String> {
+    fn shown(&self, scope: &Scope<'_>, labels: &[(String, String)]) -> Result<String> {
         match self {
             Value::Array(array) => Ok(at(array.clone(), labels)?.only()?.shown()),
             Value::Text(text) => scope.text(text, labels),
@@ -402,7 +363,7 @@ struct Drawn {
 }
 
 impl Drawn {
-    fn at(&self, labels: &[(&str, &str)]) -> Result<Option<Ranged>, String> {
+    fn at(&self, labels: &[(String, String)]) -> Result<Option<Ranged>> {
         let number = |array: &Array| at(array.clone(), labels)?.only()?.number();
         let range = match &self.range {
             Some((low, high)) => number(low)?.zip(number(high)?),
@@ -414,7 +375,7 @@ impl Drawn {
 
 impl Series {
     /// Returns its name and values; `None` for a series of constant points.
-    fn values(&self, scope: &Scope<'_>) -> Result<Option<(&String, Drawn)>, String> {
+    fn values(&self, scope: &Scope<'_>) -> Result<Option<(&String, Drawn)>> {
         let of = |name: &str, value: &str, along: &str| scope.value(&format!("{name}({value}, {along})"));
         Ok(match self {
             Series::Of(name, value) => {
@@ -432,8 +393,7 @@ impl Series {
 }
 
 impl FigureOf {
-    fn drawn(&self, scope: &Scope<'_>) -> Result<Figure, String> {
-        let wrong = |error: String| format!("{error} (figure `{}`)", self.name);
+    fn drawn(&self, scope: &Scope<'_>) -> Result<Figure> {
         let shape = if self.lines.is_empty() {
             self.bars(scope)
         } else {
@@ -444,24 +404,20 @@ impl FigureOf {
             title: self.title.clone(),
             x_label: self.x.clone(),
             y_label: self.y.clone(),
-            shape: shape.map_err(wrong)?,
+            shape: shape.map_err(|error| anyhow!("{error} (figure `{}`)", self.name))?,
             marks: Vec::new(),
         })
     }
 
-    fn bars(&self, scope: &Scope<'_>) -> Result<Drawing, String> {
+    fn bars(&self, scope: &Scope<'_>) -> Result<Drawing> {
         let groups = places(scope, &self.bars, self.only.as_deref(), self.order.as_deref())?;
         let name = |labels: &Labels| match &self.groups {
-            Some(Groups::Text(text)) => scope.text(text, &borrowed(labels)),
-            _ => Ok(labels
-                .iter()
-                .map(|(_, label)| label.as_str())
-                .collect::<Vec<_>>()
-                .join(", ")),
+            Some(Groups::Text(text)) => scope.text(text, labels),
+            _ => Ok(joined(labels)),
         };
         let names = match &self.groups {
             Some(Groups::List(names)) => names.clone(),
-            _ => groups.iter().map(name).collect::<Result<_, _>>()?,
+            _ => groups.iter().map(name).collect::<Result<_>>()?,
         };
         let mut series = Vec::new();
         for own in &self.series {
@@ -469,15 +425,15 @@ impl FigureOf {
                 continue;
             };
             for more in spread(&value.value, &self.bars) {
-                let of_group = |labels: &Labels| value.at(&[borrowed(labels), borrowed(&more)].concat());
-                let bars: Vec<Option<Ranged>> = groups.iter().map(of_group).collect::<Result<_, _>>()?;
-                series.push((scope.text(name, &borrowed(&more))?, bars));
+                let of_group = |labels: &Labels| value.at(&[&labels[..], &more].concat());
+                let bars: Vec<Option<Ranged>> = groups.iter().map(of_group).collect::<Result<_>>()?;
+                series.push((scope.text(name, &more)?, bars));
             }
         }
         Ok(Drawing::Bars(names, series))
     }
 
-    fn lines(&self, scope: &Scope<'_>) -> Result<Drawing, String> {
+    fn lines(&self, scope: &Scope<'_>) -> Result<Drawing> {
         let places = places(scope, &self.lines, self.only.as_deref(), None)?;
         let at_x = scope.value(self.at.as_deref().unwrap_or(&self.lines[0]))?;
         let mut series: Vec<Line> = Vec::new();
@@ -494,31 +450,30 @@ impl FigureOf {
             for more in spread(&value.value, &self.lines) {
                 let mut points = Vec::new();
                 for labels in &places {
-                    let labels = [borrowed(labels), borrowed(&more)].concat();
+                    let labels = [&labels[..], &more].concat();
                     let x = at(at_x.clone(), &labels)?.only()?.number()?;
                     points.extend(x.zip(value.at(&labels)?));
                 }
-                series.push((scope.text(name, &borrowed(&more))?, points));
+                series.push((scope.text(name, &more)?, points));
             }
         }
         Ok(Drawing::Lines(series))
     }
 }
 
-/// Checks that all expressions and texts parse, and that their names are defined.
+/// Checks that all expressions and texts parse, that their names and axes are defined, and that figures' names are.
 pub fn check(design: &Design) -> Result<(), FileError> {
     let file = &design.file;
+    names_of_figures(design)?;
     let mut all: Vec<(String, &str, bool)> = Vec::new();
+    let mut axes: Vec<(String, &[String])> = Vec::new();
     for (table, values) in [
         ("values", &file.values),
         ("results", &file.results),
         ("orders", &file.orders),
     ] {
-        all.extend(
-            values
-                .iter()
-                .map(|(name, value)| (format!("{table}.{name}"), value.as_str(), false)),
-        );
+        let values = values.iter();
+        all.extend(values.map(|(name, value)| (format!("{table}.{name}"), value.as_str(), false)));
     }
     for (key, texts) in [("set_up", &file.set_up), ("why", &file.why)] {
         all.extend(texts.iter().map(|text| (key.to_owned(), text.as_str(), true)));
@@ -528,23 +483,20 @@ pub fn check(design: &Design) -> Result<(), FileError> {
         all.extend([
             (key("name"), test.name.as_str(), true),
             (key("ours"), &test.ours, true),
-            (key("holds"), &test.holds, false),
         ]);
+        all.push((key("holds"), &test.holds, false));
         all.extend(test.cost.iter().map(|cost| (key("cost"), cost.as_str(), false)));
+        axes.push((key("each"), &test.each));
     }
     for (at, table) in file.tables.iter().enumerate() {
-        let key = format!("table[{at}].columns");
+        let mut add = |value| all.push((format!("table[{at}].columns"), value, value.contains('{')));
         for column in &table.columns {
-            let columns = match column {
-                Column::Plain(head, value) => vec![(head, value)],
-                Column::Each { columns, .. } => columns.iter().map(|(head, value)| (head, value)).collect(),
-            };
-            all.extend(
-                columns
-                    .into_iter()
-                    .map(|(_, value)| (key.clone(), value.as_str(), value.contains('{'))),
-            );
+            match column {
+                Column::Plain(_, value) => add(value),
+                Column::Each { columns, .. } => columns.iter().for_each(|(_, value)| add(value)),
+            }
         }
+        axes.push((format!("table[{at}].over"), &table.over));
     }
     for (at, figure) in file.figures.iter().enumerate() {
         for series in &figure.series {
@@ -552,41 +504,38 @@ pub fn check(design: &Design) -> Result<(), FileError> {
                 all.push((format!("figure[{at}].series"), value, false));
             }
         }
+        axes.push((format!("figure[{at}].bars"), &figure.bars));
     }
     for (key, text, is_text) in all {
-        let names: Result<Vec<String>, String> = if is_text {
-            Template::parse(text).map(|text| text.names().into_iter().map(str::to_owned).collect())
-        } else {
-            Expression::parse(text).map(|own| own.names().into_iter().map(str::to_owned).collect())
+        let known = |names: Vec<&str>| names.into_iter().try_for_each(|name| design.knows(name));
+        let checked = match is_text {
+            true => Template::parse(text).and_then(|text| known(text.names())),
+            false => Expression::parse(text).and_then(|own| known(own.names())),
         };
-        for name in names.map_err(|error| design.complaint(&key, error))? {
-            design
-                .knows(&name)
-                .map_err(|error| design.complaint(&key, error))?;
-        }
+        checked.map_err(|error| design.complaint(&key, error))?;
     }
-    let axes = file
-        .tests
-        .iter()
-        .enumerate()
-        .map(|(at, test)| (format!("test[{at}].each"), &test.each));
-    let axes = axes.chain(
-        file.tables
-            .iter()
-            .enumerate()
-            .map(|(at, table)| (format!("table[{at}].over"), &table.over)),
-    );
-    let axes = axes.chain(
-        file.figures
-            .iter()
-            .enumerate()
-            .map(|(at, figure)| (format!("figure[{at}].bars"), &figure.bars)),
-    );
     for (key, axes) in axes {
-        if let Some(unknown) = axes.iter().find(|axis| !design.axes.contains_key(*axis)) {
-            let known = homenode_units::Candidates::of(unknown, design.axes.keys().cloned());
-            return Err(design.complaint(&key, format!("there is no axis `{unknown}`{known}")));
-        }
+        axes.iter()
+            .try_for_each(|axis| design.axis(&key, axis).map(drop))?;
+    }
+    Ok(())
+}
+
+/// Checks that each figure's name is valid for a file, and no two figures share a name.
+fn names_of_figures(design: &Design) -> Result<(), FileError> {
+    let mut taken = BTreeSet::new();
+    for (at, FigureOf { name, .. }) in design.file.figures.iter().enumerate() {
+        let valid = match file_name(name, "") {
+            Err(error) => Err(error.to_string()),
+            Ok(_) if name.starts_with('.') => Err(format!(
+                "`{name}` begins with a dot, which hides its file; rename it"
+            )),
+            Ok(_) if !taken.insert(name) => Err(format!(
+                "two figures have the name `{name}`, and one file each; rename one"
+            )),
+            Ok(_) => Ok(()),
+        };
+        valid.map_err(|said| design.complaint(&format!("figure[{at}].name"), said))?;
     }
     Ok(())
 }

@@ -4,13 +4,13 @@ use std::cell::{Cell as Flag, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use homenode_units::Candidates;
+use anyhow::{Context as _, Result, anyhow, bail};
 
-use super::Design;
 use super::array::{Array, Axis, Cell, Named};
 use super::expression::{Expression, Template};
 use super::functions::{Names, evaluate};
 use super::measures;
+use super::{Design, named, pick};
 use crate::claims;
 use crate::work::Outcomes;
 
@@ -51,11 +51,11 @@ impl<'a> Scope<'a> {
     ///
     /// # Errors
     /// A message.
-    pub fn value(&self, text: &str) -> Result<Array, String> {
+    pub fn value(&self, text: &str) -> Result<Array> {
         self.evaluated(&Expression::parse(text)?)
     }
 
-    fn evaluated(&self, expression: &Expression) -> Result<Array, String> {
+    fn evaluated(&self, expression: &Expression) -> Result<Array> {
         let within = Within {
             scope: self,
             grid: self.design.main_grid(),
@@ -67,25 +67,20 @@ impl<'a> Scope<'a> {
     ///
     /// # Errors
     /// A message.
-    pub fn text(&self, text: &str, labels: &[(&str, &str)]) -> Result<String, String> {
+    pub fn text(&self, text: &str, labels: &[(String, String)]) -> Result<String> {
         Template::parse(text)?.filled(|expression, digits| {
             let own = at(self.evaluated(expression)?, labels)?;
             let shown = |cell: &Cell| match (cell, digits) {
                 (Cell::Number(number), Some(digits)) => format!("{number:.digits$}"),
                 _ => cell.shown(),
             };
-            let all: Vec<String> = own
-                .cells()
-                .iter()
-                .filter(|cell| **cell != Cell::Absent)
-                .map(shown)
-                .collect();
-            Ok(all.join(", "))
+            let cells = own.cells().iter().filter(|cell| **cell != Cell::Absent);
+            Ok(cells.map(shown).collect::<Vec<String>>().join(", "))
         })
     }
 
     /// Returns the metrics of a grid.
-    fn measured(&self, grid: &str) -> Result<Measured, String> {
+    fn measured(&self, grid: &str) -> Result<Measured> {
         if let Some(known) = self.measured.borrow().get(grid) {
             return Ok(known.clone());
         }
@@ -95,7 +90,7 @@ impl<'a> Scope<'a> {
             None => Ok(None),
         };
         let runs = self.design.cells(grid)?.into_iter().map(of_run);
-        let measured: Measured = Rc::new(runs.collect::<Result<_, String>>()?);
+        let measured: Measured = Rc::new(runs.collect::<Result<_>>()?);
         self.measured
             .borrow_mut()
             .insert(grid.to_owned(), measured.clone());
@@ -103,37 +98,25 @@ impl<'a> Scope<'a> {
     }
 
     /// Returns the array of this name from the experiment's model, if it has one.
-    fn of_model(&self, name: &str) -> Result<Option<Array>, String> {
-        let Some(model) = self
-            .design
-            .model()?
-            .filter(|model| model.names().iter().any(|own| own == name))
-        else {
+    fn of_model(&self, name: &str) -> Result<Option<Array>> {
+        let Some((_, _, run)) = self.design.model()?.filter(|(_, gives, _)| gives.contains(&name)) else {
             return Ok(None);
         };
         if self.modelled.borrow().is_none() {
-            let found = model.run(&|text| self.value(text))?;
+            let found = run(&|text| self.value(text))?;
             *self.modelled.borrow_mut() = Some(found);
         }
-        Ok(self
-            .modelled
-            .borrow()
-            .as_ref()
-            .and_then(|found| found.get(name))
-            .cloned())
+        let modelled = self.modelled.borrow();
+        Ok(modelled.as_ref().and_then(|found| found.get(name)).cloned())
     }
 
-    fn metric(&self, grid: &str, name: &str) -> Result<Array, String> {
+    fn metric(&self, grid: &str, name: &str) -> Result<Array> {
         let measured = self.measured(grid)?;
-        let own: Vec<Axis> = self.design.file.grid[grid]
-            .over
+        let own = self.design.axes_of(grid);
+        let found = measured
             .iter()
-            .map(|axis| self.design.axes[axis].clone())
-            .collect();
-        let found: Vec<_> = measured
-            .iter()
-            .map(|run| run.as_ref().map(|run| measures::metric(run, name)))
-            .collect();
+            .map(|run| run.as_ref().map(|run| measures::metric(run, name)));
+        let found: Vec<_> = found.collect();
         // Further axes and their labels, in the order of the runs.
         let mut more: Vec<Axis> = Vec::new();
         for (axis, label) in found.iter().flatten().flatten().flat_map(|(labels, _)| labels) {
@@ -144,38 +127,26 @@ impl<'a> Scope<'a> {
             }
         }
         self.design.knows(name)?;
-        let count = own.len();
+        let (count, each) = (
+            own.len(),
+            more.iter().map(|axis| axis.labels.len()).product::<usize>(),
+        );
+        let mut runs = found.iter().flat_map(|run| std::iter::repeat_n(run, each));
         let all = Array::build([own, more.clone()].concat(), |place| {
-            let index = self.design.file.grid[grid]
-                .over
-                .iter()
-                .zip(place)
-                .fold(0, |sum, (axis, at)| {
-                    sum * self.design.axes[axis].labels.len() + at
-                });
-            let Some(cells) = &found[index] else {
-                return Ok(Cell::Absent);
-            };
             let is = |labels: &[(String, String)]| {
-                more.iter().zip(&place[count..]).all(|(axis, at)| {
-                    labels
-                        .iter()
-                        .any(|(name, label)| *name == axis.name && *label == axis.labels[*at])
-                })
+                let mut places = more.iter().zip(&place[count..]);
+                places.all(|(axis, at)| labels.contains(&(axis.name.clone(), axis.labels[*at].clone())))
             };
-            let own = cells.iter().find(|(labels, _)| is(labels));
+            let mut cells = runs.next().into_iter().flatten().flatten();
+            let own = cells.find(|(labels, _)| is(labels));
             Ok(own.map_or(Cell::Absent, |(_, cell)| cell.clone()))
         })?;
         // With a single VM, an expression need not name it.
-        let single: Vec<String> = more
-            .iter()
-            .filter(|axis| axis.labels.len() == 1)
-            .map(|axis| axis.name.clone())
-            .collect();
-        Ok(single.iter().fold(all, |all, axis| all.without(axis)))
+        let single = more.iter().filter(|axis| axis.labels.len() == 1);
+        Ok(single.fold(all, |all, axis| all.without(&axis.name)))
     }
 
-    fn named(&self, grid: &str, name: &str) -> Result<Array, String> {
+    fn named(&self, grid: &str, name: &str) -> Result<Array> {
         let key = (grid.to_owned(), name.to_owned());
         if let Some(known) = self.known.borrow().get(&key) {
             return Ok(known.clone());
@@ -183,7 +154,7 @@ impl<'a> Scope<'a> {
         self.depth.set(self.depth.get() + 1);
         let found = match self.depth.get() {
             0..50 => self.found(grid, name),
-            _ => Err(format!("value `{name}` is made of itself")),
+            _ => Err(anyhow!("value `{name}` is made of itself")),
         };
         self.depth.set(self.depth.get() - 1);
         let found = found?;
@@ -191,7 +162,7 @@ impl<'a> Scope<'a> {
         Ok(found)
     }
 
-    fn found(&self, grid: &str, name: &str) -> Result<Array, String> {
+    fn found(&self, grid: &str, name: &str) -> Result<Array> {
         let file = &self.design.file;
         if name == "absent" {
             return Ok(Array::one(Cell::Absent));
@@ -208,13 +179,10 @@ impl<'a> Scope<'a> {
                 grid: grid.to_owned(),
             };
             let found = evaluate(&Expression::parse(value)?, &within)
-                .map_err(|error| format!("{error} (value `{name}`)"))?;
+                .map_err(|error| anyhow!("{error} (value `{name}`)"))?;
             return match self.outcomes.factor(name) {
                 None => Ok(found),
-                Some(factor) => found.zip(&Array::one(Cell::Number(factor)), |own, factor| {
-                    let both = own.number()?.zip(factor.number()?);
-                    Ok(both.map(|(own, factor)| own * factor).into())
-                }),
+                Some(factor) => found.map(|own| Ok(own.number()?.map(|own| own * factor).into())),
             };
         }
         if let Some((first, rest)) = name.split_once('.') {
@@ -228,31 +196,24 @@ impl<'a> Scope<'a> {
                 return self.design.of_machine(rest);
             }
             if let Some(columns) = self.design.csv.get(first) {
-                let unknown = || {
-                    format!(
-                        "table `{first}` has no column `{rest}`{}",
-                        Candidates::of(rest, columns.keys().cloned())
-                    )
-                };
-                return columns.get(rest).cloned().ok_or_else(unknown);
+                return pick(&format!("table `{first}` has no column"), rest, named(columns)).cloned();
             }
             if first == "published" {
-                let claim = file.claim.as_deref().unwrap_or_default();
+                let claim = self.design.claim();
                 let number = claims::published(claim, rest);
-                return number
-                    .map(|number| Array::one(Cell::Number(number)))
-                    .ok_or_else(|| format!("claim `{claim}` publishes no `{rest}`"));
+                let number = number.with_context(|| format!("claim `{claim}` publishes no `{rest}`"))?;
+                return Ok(Array::one(Cell::Number(number)));
             }
         }
         if file.grid.contains_key(grid) {
             return self.metric(grid, name);
         }
-        Err(format!("nothing is named `{name}`"))
+        bail!("nothing is named `{name}`")
     }
 }
 
 impl Names for Within<'_> {
-    fn named(&self, name: &str) -> Result<Array, String> {
+    fn named(&self, name: &str) -> Result<Array> {
         self.scope.named(&self.grid, name)
     }
 
@@ -265,11 +226,11 @@ impl Names for Within<'_> {
 ///
 /// # Errors
 /// None for labels of the array's own axes.
-pub fn at(mut array: Array, labels: &[(&str, &str)]) -> Result<Array, String> {
+pub fn at(mut array: Array, labels: &[(String, String)]) -> Result<Array> {
     for (axis, label) in labels {
         if let Some((_, own)) = array.axis(axis) {
-            array = match own.labels.iter().any(|own| own == label) {
-                true => array.keep(axis, &[(*label).to_owned()])?.without(axis),
+            array = match own.labels.contains(label) {
+                true => array.keep(axis, std::slice::from_ref(label))?.without(axis),
                 false => Array::one(Cell::Absent),
             };
         }

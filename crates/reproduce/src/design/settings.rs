@@ -6,6 +6,7 @@
 use std::cell::Cell as Flag;
 use std::collections::BTreeMap;
 
+use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
 use homenode_control::Config;
 use homenode_twin::workload::{self, HeatClass};
 use homenode_twin::{Scenario, Workload};
@@ -15,7 +16,7 @@ use toml::{Table, Value};
 
 use super::array::{Array, Cell, Named};
 use super::expression::{Expression, Template};
-use super::functions::{Names, evaluate};
+use super::functions::{Names, evaluate, holds};
 use crate::run::Run;
 use crate::vary::Change;
 
@@ -154,23 +155,21 @@ impl Settings {
     ///
     /// # Errors
     /// A message about a setting that is invalid for the scenario or the agent.
-    pub fn run(&self, words: &Words<'_>) -> Result<Run, String> {
+    pub fn run(&self, words: &Words<'_>) -> Result<Run> {
         let one = |text: &Option<String>, otherwise: &str| words.fill(text.as_deref().unwrap_or(otherwise));
-        let time = |text: &Option<String>, otherwise: &str| -> Result<Ns, String> {
+        let time = |text: &Option<String>, otherwise: &str| -> Result<Ns> {
             let text = one(text, otherwise)?;
-            text.parse().map_err(|error| format!("`{text}`: {error}"))
+            text.parse().map_err(|error| anyhow!("`{text}`: {error}"))
         };
-        let machine = self
-            .machine
-            .as_ref()
-            .ok_or("no machine is named: give `machine` in `run`")?;
+        let machine = self.machine.as_ref();
+        let machine = machine.context("no machine is named: give `machine` in `run`")?;
         let mut scenario = filled_table(&self.scenario, words)?;
         scenario.insert("name".to_owned(), Value::String(String::new()));
         let workloads = self.workload.iter().map(|own| own_workload(own, words));
         for (key, list) in [
             ("vm", repeated(&self.vm, words)?),
             ("event", self.events(words)?),
-            ("workload", workloads.collect::<Result<_, String>>()?),
+            ("workload", workloads.collect::<Result<_>>()?),
         ] {
             scenario.insert(
                 key.to_owned(),
@@ -185,7 +184,7 @@ impl Settings {
         let seed = match &self.seed {
             Some(seed) => filled(seed, words)?.as_integer(),
             None => words.word("seed").map_or(Ok(Some(1)), |word| {
-                Ok::<_, String>(word?.number()?.map(|seed| seed as i64))
+                anyhow::Ok(word?.number()?.map(|seed| seed as i64))
             })?,
         };
         Ok(Run {
@@ -194,7 +193,7 @@ impl Settings {
             config,
             seed: seed
                 .and_then(|seed| u64::try_from(seed).ok())
-                .ok_or("a seed is a whole number, 0 or above")?,
+                .context("a seed is a whole number, 0 or above")?,
             warm_up: time(&self.from, "0s")?,
             until: time(&self.until, "4000s")?,
             watch: self.watch.as_ref().map(|_| time(&self.watch, "")).transpose()?,
@@ -202,18 +201,19 @@ impl Settings {
         })
     }
 
-    fn changes(&self, words: &Words<'_>) -> Result<Vec<Change>, String> {
+    fn changes(&self, words: &Words<'_>) -> Result<Vec<Change>> {
         let change = |(name, factor): (String, Value)| {
             let factor = factor
                 .as_float()
                 .or(factor.as_integer().map(|whole| whole as f64));
-            let factor = factor.ok_or_else(|| format!("`{name}` is multiplied by a number (key `vary`)"))?;
-            Change::parse(&name, factor).map_err(|error| format!("{error} (key `{name}`)"))
+            let factor =
+                factor.with_context(|| format!("`{name}` is multiplied by a number (key `vary`)"))?;
+            Change::parse(&name, factor).map_err(|error| anyhow!("{error} (key `{name}`)"))
         };
         filled_table(&self.vary, words)?.into_iter().map(change).collect()
     }
 
-    fn events(&self, words: &Words<'_>) -> Result<Vec<Table>, String> {
+    fn events(&self, words: &Words<'_>) -> Result<Vec<Table>> {
         let mut events = Vec::new();
         for event in repeated(&self.event, words)? {
             if event.contains_key(STAYS) {
@@ -227,29 +227,26 @@ impl Settings {
 }
 
 /// Returns Serde's message, with the key it is about.
-fn in_words(what: &str, error: &toml::de::Error) -> String {
+fn in_words(what: &str, error: &toml::de::Error) -> Error {
     let message = error.message();
     let unknown = message
         .strip_prefix("unknown field `")
         .and_then(|rest| rest.split_once("`, "));
     if let Some((key, valid)) = unknown {
         let known = Candidates::of(key, valid.split('`').skip(1).step_by(2).map(str::to_owned));
-        return format!("{what}: unknown key `{key}`{known} (key `{key}`)");
+        return anyhow!("{what}: unknown key `{key}`{known} (key `{key}`)");
     }
     let text = error.to_string();
-    let key = text
-        .trim_end()
-        .rsplit('\n')
-        .next()
-        .and_then(|last| last.strip_prefix("in `"));
-    match key.and_then(|key| key.strip_suffix('`')) {
-        Some(key) => format!("{what}: {message} (key `{key}`)"),
-        None => format!("{what}: {message}"),
+    let last = text.trim_end().rsplit('\n').next();
+    let key = last.and_then(|last| last.strip_prefix("in `")?.strip_suffix('`'));
+    match key {
+        Some(key) => anyhow!("{what}: {message} (key `{key}`)"),
+        None => anyhow!("{what}: {message}"),
     }
 }
 
 /// Expands tables with several copies.
-fn repeated(tables: &[Table], words: &Words<'_>) -> Result<Vec<Table>, String> {
+fn repeated(tables: &[Table], words: &Words<'_>) -> Result<Vec<Table>> {
     let mut all = Vec::new();
     for table in tables {
         let mut table = table.clone();
@@ -265,7 +262,7 @@ fn repeated(tables: &[Table], words: &Words<'_>) -> Result<Vec<Table>, String> {
                     .as_integer()
                     .filter(|count| (0..=COPIES_MAX).contains(count));
                 let count =
-                    count.ok_or_else(|| format!("`count` is a whole number from 0 to {COPIES_MAX}"))?;
+                    count.with_context(|| format!("`count` is a whole number from 0 to {COPIES_MAX}"))?;
                 (1..=count)
                     .map(|n| words.with("n", Cell::Number(n as f64)))
                     .collect()
@@ -288,27 +285,23 @@ fn repeated(tables: &[Table], words: &Words<'_>) -> Result<Vec<Table>, String> {
     Ok(all)
 }
 
-fn filled_table(table: &Table, words: &Words<'_>) -> Result<Table, String> {
+fn filled_table(table: &Table, words: &Words<'_>) -> Result<Table> {
     let filled = |(key, value): (&String, &Value)| {
-        let value = filled(value, words).map_err(|error| format!("{error} (key `{key}`)"))?;
+        let value = filled(value, words).map_err(|error| anyhow!("{error} (key `{key}`)"))?;
         Ok((words.fill(key)?, value))
     };
     table.iter().map(filled).collect()
 }
 
-fn filled(value: &Value, words: &Words<'_>) -> Result<Value, String> {
+fn filled(value: &Value, words: &Words<'_>) -> Result<Value> {
     match value {
         Value::String(text) => match text.strip_prefix('=') {
             Some(expression) => {
-                let number = evaluate(&Expression::parse(expression)?, words)?
-                    .only()?
-                    .number()?;
-                let number = number.ok_or_else(|| format!("`{text}` gives no number"))?;
-                let whole = number.fract() == 0.0 && number.abs() < 1e15;
-                Ok(if whole {
-                    Value::Integer(number as i64)
-                } else {
-                    Value::Float(number)
+                let number = words.value(expression)?.number()?;
+                let number = number.with_context(|| format!("`{text}` gives no number"))?;
+                Ok(match number.fract() == 0.0 && number.abs() < 1e15 {
+                    true => Value::Integer(number as i64),
+                    false => Value::Float(number),
                 })
             }
             None => Ok(Value::String(words.fill(text)?)),
@@ -316,14 +309,14 @@ fn filled(value: &Value, words: &Words<'_>) -> Result<Value, String> {
         Value::Table(table) => Ok(Value::Table(filled_table(table, words)?)),
         Value::Array(list) => {
             let list = list.iter().map(|value| filled(value, words));
-            Ok(Value::Array(list.collect::<Result<_, String>>()?))
+            Ok(Value::Array(list.collect::<Result<_>>()?))
         }
         other => Ok(other.clone()),
     }
 }
 
 /// Returns a workload of the experiment's own.
-fn own_workload(table: &Table, words: &Words<'_>) -> Result<Table, String> {
+fn own_workload(table: &Table, words: &Words<'_>) -> Result<Table> {
     let mut own = filled_table(table, words)?;
     let Some(like) = own.remove(LIKE) else {
         return Ok(own);
@@ -331,12 +324,9 @@ fn own_workload(table: &Table, words: &Words<'_>) -> Result<Table, String> {
     let like = like.as_str().unwrap_or_default();
     let Some(known) = workload::builtin(like) else {
         let names = workload::names().map(str::to_owned);
-        return Err(format!(
-            "there is no workload `{like}`{}",
-            Candidates::of(like, names)
-        ));
+        bail!("there is no workload `{like}`{}", Candidates::of(like, names));
     };
-    let mut whole = Table::try_from(known).map_err(|error| error.to_string())?;
+    let mut whole = Table::try_from(known)?;
     let concentrate = own.remove(CONCENTRATE);
     lay(&own, &mut whole);
     let mut whole = Workload::deserialize(whole).map_err(|error| in_words("workload", &error))?;
@@ -355,7 +345,7 @@ fn own_workload(table: &Table, words: &Words<'_>) -> Result<Table, String> {
             region.heat = vec![class(pages, accesses), class(1.0 - pages, 1.0 - accesses)];
         }
     }
-    Table::try_from(whole).map_err(|error| error.to_string())
+    Ok(Table::try_from(whole)?)
 }
 
 /// Value of [`CONCENTRATE`].
@@ -369,10 +359,10 @@ struct Concentrate {
 }
 
 /// Returns pins that send a VM to other CPUs and back: home for a time, away for a uniformly drawn time, and so on.
-fn sent_away(event: &Table) -> Result<Vec<Table>, String> {
-    let of = |key: &str| text(event, key).ok_or_else(|| format!("an event with `{STAYS}` has `{key}` too"));
-    let time = |key: &str| -> Result<u64, String> {
-        let time: Ns = of(key)?.parse().map_err(|error| format!("`{key}`: {error}"))?;
+fn sent_away(event: &Table) -> Result<Vec<Table>> {
+    let of = |key: &str| text(event, key).with_context(|| format!("an event with `{STAYS}` has `{key}` too"));
+    let time = |key: &str| -> Result<u64> {
+        let time: Ns = of(key)?.parse().map_err(|error| anyhow!("`{key}`: {error}"))?;
         Ok(time.0)
     };
     let (stays, most, until) = (time(STAYS)?, time("away_at_most")?, time("until")?);
@@ -381,11 +371,11 @@ fn sent_away(event: &Table) -> Result<Vec<Table>, String> {
         let drawn = chance.bits() % most.max(1);
         let away = at.saturating_add(stays);
         let home = away.saturating_add(drawn);
-        if pins.len() >= PINS_MAX {
-            return Err(format!(
-                "it would be pinned more than {PINS_MAX} times: let it stay longer (`{STAYS}`)"
-            ));
-        }
+        let few = pins.len() < PINS_MAX;
+        ensure!(
+            few,
+            "it would be pinned more than {PINS_MAX} times: let it stay longer (`{STAYS}`)"
+        );
         for (at, cpus) in [(away, of("away")?), (home, of("home")?)] {
             let pin = Table::from_iter([("cpus".to_owned(), Value::String(cpus.to_owned()))]);
             let action = Table::from_iter([("pin".to_owned(), Value::Table(pin))]);
@@ -441,7 +431,7 @@ impl<'a> Words<'a> {
         more
     }
 
-    fn word(&self, name: &str) -> Option<Result<Cell, String>> {
+    fn word(&self, name: &str) -> Option<Result<Cell>> {
         if let Some(cell) = self.labels.get(name) {
             return Some(Ok(cell.clone()));
         }
@@ -450,23 +440,23 @@ impl<'a> Words<'a> {
         depth.set(depth.get() + 1);
         all.set(all.get() + 1);
         let found = if depth.get() > WITHIN_MAX {
-            Err(format!("word `{name}` is made of itself"))
+            Err(anyhow!("word `{name}` is made of itself"))
         } else if all.get() > FILLED_MAX {
-            Err(format!("more than {FILLED_MAX} words are filled in for one run"))
+            Err(anyhow!("more than {FILLED_MAX} words are filled in for one run"))
         } else {
             filled(value, self).and_then(|value| match value {
                 Value::String(text) => Ok(Cell::Text(text)),
                 Value::Integer(number) => Ok(Cell::Number(number as f64)),
                 Value::Float(number) => Ok(Cell::Number(number)),
-                Value::Boolean(is) => Ok(Cell::Number(f64::from(u8::from(is)))),
-                _ => Err(format!("word `{name}` is neither a text nor a number")),
+                Value::Boolean(is) => Ok(Cell::Number(f64::from(is))),
+                _ => bail!("word `{name}` is neither a text nor a number"),
             })
         };
         depth.set(depth.get() - 1);
         Some(found)
     }
 
-    fn fill(&self, text: &str) -> Result<String, String> {
+    fn fill(&self, text: &str) -> Result<String> {
         if !text.contains('{') {
             return Ok(text.to_owned());
         }
@@ -479,17 +469,18 @@ impl<'a> Words<'a> {
                 other => Ok(other.shown()),
             }
         })?;
-        match whole.len() <= TEXT_MAX {
-            true => Ok(whole),
-            false => Err(format!("a text becomes longer than {TEXT_MAX} bytes")),
-        }
+        ensure!(
+            whole.len() <= TEXT_MAX,
+            "a text becomes longer than {TEXT_MAX} bytes"
+        );
+        Ok(whole)
     }
 
     /// Whether a condition holds; false if it names something this run does not have.
     ///
     /// # Errors
     /// An expression that cannot be evaluated.
-    pub fn applies(&self, test: &str) -> Result<bool, String> {
+    pub fn applies(&self, test: &str) -> Result<bool> {
         let names = Expression::parse(test)?;
         let known = |name: &&str| {
             let table = name.split_once('.').map_or("", |(table, _)| table);
@@ -502,13 +493,17 @@ impl<'a> Words<'a> {
     ///
     /// # Errors
     /// An expression that cannot be evaluated.
-    pub fn hold(&self, test: &str) -> Result<bool, String> {
-        super::functions::holds(evaluate(&Expression::parse(test)?, self)?.only()?)
+    pub fn hold(&self, test: &str) -> Result<bool> {
+        holds(&self.value(test)?)
+    }
+
+    fn value(&self, text: &str) -> Result<Cell> {
+        Ok(evaluate(&Expression::parse(text)?, self)?.only()?.clone())
     }
 }
 
 impl Names for Words<'_> {
-    fn named(&self, name: &str) -> Result<Array, String> {
+    fn named(&self, name: &str) -> Result<Array> {
         let column = || {
             let (table, column) = name.split_once('.')?;
             self.csv.get(table)?.get(column)
@@ -518,7 +513,7 @@ impl Names for Words<'_> {
             (None, Some(column)) => Ok(column.clone()),
             (None, None) => {
                 let known = self.labels.keys().chain(self.given.keys()).cloned();
-                Err(format!(
+                Err(anyhow!(
                     "no axis and no word is named `{name}`{}",
                     Candidates::of(name, known)
                 ))

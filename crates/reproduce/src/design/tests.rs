@@ -18,7 +18,7 @@ impl Watch for Silent {
 }
 
 fn parse(text: &str) -> Result<Design, String> {
-    let bases = |name: &str| bases::base(name).ok_or_else(|| format!("no base is named `{name}`"));
+    let bases = |name: &str| base(name).with_context(|| format!("no base is named `{name}`"));
     Design::parse("mine.toml", text, &bases).map_err(|error| error.to_string())
 }
 
@@ -36,56 +36,25 @@ fn what_is_wrong_is_said_with_its_line_and_what_to_write_instead() {
         parse(&EXAMPLE.replacen(from, to, 1)).unwrap_err()
     };
     let line = |text: &str| 1 + EXAMPLE[..EXAMPLE.find(text).unwrap()].matches('\n').count();
-    for (from, to, key, said) in [
-        (
-            "[axes]",
-            "[axis]",
-            "[axes]",
-            "unknown key `axis`; did you mean `axes`?",
-        ),
-        (
-            "vcpus = 4",
-            "vcpu = 4",
-            "vcpus = 4",
-            "unknown key `vcpu`; did you mean `vcpus`?",
-        ),
-        ("\"r910\"", "\"r911\"", "", "r911"),
-        (
-            "over = [\"program\", \"policies\"",
-            "over = [\"programs\", \"policies\"",
-            "over = [",
-            "did you mean `program`?",
-        ),
-        (
-            "max(longer)",
-            "max(longr)",
-            "most =",
-            "nothing is named `longr`; did you mean `longer`?",
-        ),
-        ("max(longer)", "maxi(longer)", "", ""),
-        (
-            "max(longer)",
-            "max(longer",
-            "most =",
-            "`)` is expected before the end",
-        ),
-        ("{longer} percent", "{longer percent", "", "`{` has no `}`"),
-        (
-            "\"= 20 / solo_s(workload)\"",
-            "\"= 20 / solo_s(work)\"",
-            "",
-            "no axis and no word is named `work`",
-        ),
-        ("name = \"vm\"\n", "name = \"vm\"\ncpus = \"zero\"\n", "", "zero"),
+    // What is written, what is written instead, the line of the message, and its end.
+    for case in [
+        "[axes] ~ [axis] ~ [axes] ~ unknown key `axis`; did you mean `axes`?",
+        "vcpus = 4 ~ vcpu = 4 ~ vcpus = 4 ~ unknown key `vcpu`; did you mean `vcpus`?",
+        "\"r910\" ~ \"r911\" ~  ~ r911",
+        "over = [\"program\", \"policies\" ~ over = [\"programs\", \"policies\" ~ over = [ ~ did you mean `program`?",
+        "max(longer) ~ max(longr) ~ most = ~ nothing is named `longr`; did you mean `longer`?",
+        "max(longer) ~ max(longer ~ most = ~ `)` is expected before the end",
+        "{longer} percent ~ {longer percent ~  ~ `{` has no `}`",
+        "\"= 20 / solo_s(workload)\" ~ \"= 20 / solo_s(work)\" ~  ~ no axis and no word is named `work`",
+        "name = \"vm\"\n ~ name = \"vm\"\ncpus = \"zero\"\n ~  ~ zero",
     ] {
-        if said.is_empty() {
-            continue;
-        }
+        let [from, to, key, said] = case.split(" ~ ").collect::<Vec<_>>()[..] else {
+            panic!("{case}")
+        };
         let error = wrong(from, to);
-        assert!(error.starts_with("mine.toml:") || key.is_empty(), "{error}");
         assert!(error.contains(said), "{error}");
         if !key.is_empty() {
-            assert!(error.contains(&format!("mine.toml:{}:", line(key))), "{error}");
+            assert!(error.starts_with(&format!("mine.toml:{}:", line(key))), "{error}");
         }
     }
 }
@@ -97,32 +66,22 @@ fn a_file_that_asks_for_too_much_is_told_so_at_once() {
         parse(&EXAMPLE.replace(from, to)).unwrap_err()
     };
     let seeds = "seed = [1, 2, 3]";
-    let vm = "name = \"vm\"\n";
+    let (vm, most) = ("name = \"vm\"\n", "most = \"max(longer)\"");
     let deep = format!("most = \"{}1{}\"", "(".repeat(100), ")".repeat(100));
     let long = format!("most = \"0{}\"", " + 1".repeat(2000));
+    let count = "`count` is a whole number from 0 to 1000";
+    let axis = "seed = { from = 0, to = 4294967295 }";
     for (from, to, said) in [
-        (
-            seeds,
-            "seed = { from = 0, to = 4294967295 }",
-            "an axis has at most 10000 labels",
-        ),
+        (seeds, axis, "an axis has at most 10000 labels"),
         (
             seeds,
             "seed = { from = 1, to = 9000 }",
             "are more runs than 20000",
         ),
-        (
-            vm,
-            "name = \"vm{n}\"\ncount = 1000000000000\n",
-            "`count` is a whole number from 0 to 1000",
-        ),
-        (
-            vm,
-            "name = \"vm{n}\"\ncount = -1\n",
-            "`count` is a whole number from 0 to 1000",
-        ),
-        ("most = \"max(longer)\"", &deep, "nested deeper than 64"),
-        ("most = \"max(longer)\"", &long, "at most 1000 words and signs"),
+        (vm, "name = \"vm{n}\"\ncount = 1000000000000\n", count),
+        (vm, "name = \"vm{n}\"\ncount = -1\n", count),
+        (most, &deep, "nested deeper than 64"),
+        (most, &long, "at most 1000 words and signs"),
         (
             "{longer} percent",
             "{longer:.999999} percent",
@@ -236,7 +195,7 @@ fn the_systems_of_the_policies_differ_in_what_the_paper_says() {
 struct Fixed;
 
 impl Names for Fixed {
-    fn named(&self, name: &str) -> Result<Array, String> {
+    fn named(&self, name: &str) -> Result<Array> {
         let x = Axis::new("x", ["one", "two", "three"]);
         let y = Axis::new("y", ["1", "2"]);
         let grid = |of: fn(f64, f64) -> f64| {
@@ -252,7 +211,7 @@ impl Names for Fixed {
             )),
             "g" => grid(|x, y| 10.0 * x + y),
             "x" => Ok(Array::of_labels(&x)),
-            _ => Err(format!("no {name}")),
+            _ => Err(anyhow!("no {name}")),
         }
     }
 
@@ -261,7 +220,7 @@ impl Names for Fixed {
     }
 }
 
-fn value(text: &str) -> Result<Array, String> {
+fn value(text: &str) -> Result<Array> {
     evaluate(&Expression::parse(text)?, &Fixed)
 }
 
@@ -366,26 +325,30 @@ fn a_value_of_the_file_can_be_multiplied_and_one_that_it_has_not_cannot() {
     let halved = as_said.at(&End::parse("values.a", 0.5).unwrap());
     assert_eq!((of(&as_said), of(&halved)), (7.0, 4.0));
     assert!(design.has_value("a").is_ok());
-    assert!(design.has_value("bb").unwrap_err().contains("did you mean `b`?"));
-    assert!(End::parse("values.a", 0.0).unwrap_err().contains("above 0"));
+    assert!(
+        design
+            .has_value("bb")
+            .unwrap_err()
+            .to_string()
+            .contains("did you mean `b`?")
+    );
+    assert!(
+        End::parse("values.a", 0.0)
+            .unwrap_err()
+            .to_string()
+            .contains("above 0")
+    );
     assert_eq!(End::parse("values.a", 2.0).unwrap().to_string(), "values.a x 2");
 }
 
 #[test]
 fn a_figures_name_is_a_file_of_the_directory_that_no_other_figure_has() {
     let named = |name: &str| parse(&EXAMPLE.replacen("name = \"example\"", &format!("name = {name}"), 1));
-    for name in [
-        "../x",
-        ".hidden",
-        "/abs",
-        "a/b",
-        ".",
-        "..",
-        "",
-        "a\\u0000b",
-        "a\\nb",
-        &"a".repeat(300),
-    ] {
+    let long = "a".repeat(300);
+    for name in "../x .hidden /abs a/b . .. a\\u0000b a\\nb"
+        .split(' ')
+        .chain(["", &long])
+    {
         let said = named(&format!("\"{name}\"")).unwrap_err();
         assert!(
             said.contains("figure[0].name") || said.contains("`figure.name`"),

@@ -5,41 +5,31 @@
 
 use std::fs;
 
+use anyhow::{Result, ensure};
 use homenode_control::{Config, Control, Mode};
 use homenode_host::Host;
 use homenode_twin::{Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, Ns};
-use rustix::time::{ClockId, clock_gettime};
 
-use crate::design::array::{Array, Cell, Named};
-use crate::models::Values;
+use crate::design::array::{Array, Named};
+use crate::models::{Values, cpu_s, named};
+use crate::stats::median;
 
 const MACHINE: &str = "r910";
 const PERIODS: usize = 7;
 const VCPUS: u16 = 4;
 
 /// Returns `deciding_s` and `reading_s`: seconds of CPU time of a period with the VMs of axis `vms`.
-pub fn agent(value: Values<'_>) -> Result<Named, String> {
+pub fn agent(value: Values<'_>) -> Result<Named> {
     let vms = value("vms")?;
     let mut reading = Vec::new();
-    let deciding = Array::build(vms.axes.clone(), |place| {
-        let count = vms.at(place).number()?.unwrap_or(1.0);
+    let deciding = vms.map_numbers(|count| {
         let (deciding_s, reading_s) = period(count as usize)?;
         reading.push(reading_s);
-        Ok(Cell::Number(deciding_s))
+        Ok(deciding_s)
     })?;
     let reading = Array::of_numbers(vms.axes.clone(), reading);
-    Ok([
-        ("deciding_s".to_owned(), deciding),
-        ("reading_s".to_owned(), reading),
-    ]
-    .into())
-}
-
-/// Returns the CPU time of this thread in seconds.
-fn cpu_s() -> f64 {
-    let now = clock_gettime(ClockId::ThreadCPUTime);
-    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
+    Ok(named([("deciding_s", deciding), ("reading_s", reading)]))
 }
 
 fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
@@ -56,39 +46,33 @@ fn read_kernel(vms: usize) -> usize {
     for _ in 0..vms {
         bytes += read("/proc/self/numa_maps");
         for _ in 0..VCPUS {
-            bytes += ["stat", "status", "schedstat"]
-                .iter()
-                .map(|file| read(&format!("/proc/thread-self/{file}")))
-                .sum::<usize>();
+            for file in ["stat", "status", "schedstat"] {
+                bytes += read(&format!("/proc/thread-self/{file}"));
+            }
         }
     }
     bytes
 }
 
 /// Returns the CPU time of one period with a number of VMs: deciding, and reading. The median of some.
-fn period(vms: usize) -> Result<(f64, f64), String> {
-    let machine = homenode_machine_files::preset(MACHINE).map_err(|error| error.to_string())?;
+fn period(vms: usize) -> Result<(f64, f64)> {
+    let machine = homenode_machine_files::preset(MACHINE)?;
     let specs = (0..vms).map(|at| VmSpec::new(&format!("vm{at}"), VCPUS, Bytes::from_gib(2), "povray"));
     let scenario = Scenario::of("overhead", specs.collect());
-    let mut twin = Twin::new(machine.clone(), &scenario, 1).map_err(|error| error.to_string())?;
+    let mut twin = Twin::new(machine.clone(), &scenario, 1)?;
     let mut control = Control::new(Config::default(), Mode::Act);
     let (mut deciding, mut reading) = (Vec::new(), Vec::new());
     for _ in 0..PERIODS {
         twin.wait(Ns::from_secs(1));
-        let sample = twin.sample().map_err(|error| error.to_string())?;
+        let sample = twin.sample()?;
         let (begun, begin_s) = timed(|| control.begin(&machine, sample));
         let answer = begun.commit(&mut twin);
         let (_, finish_s) = timed(|| control.finish(&machine, begun, answer));
         let (bytes, read_s) = timed(|| read_kernel(vms));
-        if bytes == 0 {
-            return Err("this machine's /proc cannot be read".to_owned());
-        }
+        ensure!(bytes > 0, "this machine's /proc cannot be read");
         deciding.push(begin_s + finish_s);
         reading.push(read_s);
     }
-    let median = |times: &mut Vec<f64>| {
-        times.sort_by(f64::total_cmp);
-        times[PERIODS / 2]
-    };
-    Ok((median(&mut deciding), median(&mut reading)))
+    let middle = |times: Vec<f64>| median(times.into_iter()).unwrap_or(f64::NAN);
+    Ok((middle(deciding), middle(reading)))
 }

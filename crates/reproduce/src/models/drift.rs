@@ -1,6 +1,9 @@
 //! Measures the remote memory of a VM whose pages a driver domain flips ([Flip], [XPV, figure 4.2]).
 
+use anyhow::{Context as _, Result};
+
 use crate::design::array::{Array, Axis, Named};
+use crate::models::{named, numbered};
 use crate::run::Outcome;
 
 /// How long BigBench is watched, in minutes: a little longer than it is counted.
@@ -8,8 +11,8 @@ const MINUTES: f64 = 181.0;
 
 /// Returns for the second VM: `remote_pages` along axis `moment` at each `minute` of its second program; `half_pages`, the
 /// same after six minutes and at the end of each `half` hour; `start_pages`, when each of its `programs` began.
-pub fn drift(outcome: &Outcome) -> Result<Named, String> {
-    let guest = outcome.vms.get(1).ok_or("the run has no second VM")?;
+pub fn drift(outcome: &Outcome) -> Result<Named> {
+    let guest = outcome.vms.get(1).context("the run has no second VM")?;
     let at_s = |at_ns: u64| at_ns as f64 / 1e9;
     let away = outcome.moments.iter().map(|moment| {
         let pages = moment.vms.get(1).map_or(0, |vm| vm.pages_away);
@@ -21,32 +24,20 @@ pub fn drift(outcome: &Outcome) -> Result<Named, String> {
     let line: Vec<(f64, f64)> = since
         .filter(|(minute, _)| (0.0..=MINUTES).contains(minute))
         .collect();
-    let axis = |name: &str, from: usize, count: usize| {
-        vec![Axis::new(name, (from..from + count).map(|at| at.to_string()))]
-    };
-    let moments = axis("moment", 1, line.len());
+    let along = |axis: Axis, numbers: Vec<f64>| Array::of_numbers(vec![axis], numbers);
+    let moments = numbered("moment", 1..=line.len());
     let halves = (0..=6).map(|half| at(&line, 30.0 * f64::from(half).max(0.2)));
     let starts = guest.programs.iter().map(|program| at(&all, program.began_s));
-    Ok([
-        (
-            "minute",
-            moments.clone(),
-            line.iter().map(|(minute, _)| *minute).collect(),
-        ),
-        (
-            "remote_pages",
-            moments,
-            line.iter().map(|(_, pages)| *pages).collect(),
-        ),
-        ("half_pages", axis("half", 0, 7), halves.collect::<Vec<f64>>()),
+    let (minutes, pages) = line.iter().copied().unzip();
+    Ok(named([
+        ("minute", along(moments.clone(), minutes)),
+        ("remote_pages", along(moments, pages)),
+        ("half_pages", along(numbered("half", 0..=6), halves.collect())),
         (
             "start_pages",
-            axis("programs", 1, guest.programs.len()),
-            starts.collect(),
+            along(numbered("programs", 1..=guest.programs.len()), starts.collect()),
         ),
-    ]
-    .map(|(name, axes, numbers)| (name.to_owned(), Array::of_numbers(axes, numbers)))
-    .into())
+    ]))
 }
 
 /// Returns the value of a line at a point, interpolated between its two neighbours.

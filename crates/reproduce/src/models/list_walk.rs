@@ -1,20 +1,17 @@
 //! Simulates, access by access, what an array walk loses by alternating with another on one CPU; independent of the twin.
 
+use anyhow::Result;
 use homenode_machine::Replacement;
 use homenode_tracking::cache::{Cache, Outcome as Access, Shape as CacheShape};
 use homenode_tracking::stream::{Pattern, Stream};
 
-use crate::design::array::{Array, Cell, Named};
-use crate::models::Values;
+use crate::design::array::Named;
+use crate::models::{Values, named};
 
 /// Returns `by_access`: percent lost, along axis `mib` of the experiment.
-pub fn by_access(value: Values<'_>) -> Result<Named, String> {
-    let sizes = value("mib")?;
-    let lost = Array::build(sizes.axes.clone(), |place| {
-        let mib = sizes.at(place).number()?.unwrap_or(0.0) as u64;
-        Ok(Cell::Number(lost_by_alternating(mib)))
-    })?;
-    Ok([("by_access".to_owned(), lost)].into())
+pub fn by_access(value: Values<'_>) -> Result<Named> {
+    let lost = value("mib")?.map_numbers(|mib| Ok(lost_by_alternating(mib as u64)))?;
+    Ok(named([("by_access", lost)]))
 }
 
 /// Alternates a slice of the walk over its list with a slice of the disruptor's misses. Returns the percentage of accesses

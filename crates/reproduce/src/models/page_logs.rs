@@ -6,6 +6,7 @@ mod guest;
 pub mod hpl;
 pub mod limits;
 pub mod losses;
+pub mod parsec;
 pub mod restore;
 pub mod shared_cache;
 

@@ -2,14 +2,14 @@
 //!
 //! Left out: reading the counters, which needs a host whose PMU may be used: on Xen a few `rdpmc` per switch.
 
+use anyhow::Result;
 use homenode_host::Counters;
 use homenode_policy::permits::meter::Reading;
 use homenode_policy::permits::{Account, Ledger, Meter, Permit, Terms};
 use homenode_units::{Ns, VmId};
-use rustix::time::{ClockId, clock_gettime};
 
 use crate::design::array::{Array, Cell, Named};
-use crate::models::Values;
+use crate::models::{Values, cpu_s, named};
 
 /// Clock of e5_1603v3, kHz.
 const CLOCK_KHZ: u64 = 2_800_000;
@@ -19,23 +19,10 @@ const TRIALS: usize = 5;
 
 /// Returns `period_ns`: the time of a period with the VMs of axis `vms`, of one vCPU each; and `state_bytes`: the state per
 /// VM.
-pub fn permits(value: Values<'_>) -> Result<Named, String> {
-    let vms = value("vms")?;
-    let periods = Array::build(vms.axes.clone(), |place| {
-        let count = vms.at(place).number()?.unwrap_or(1.0);
-        Ok(Cell::Number(period_ns(count as usize)))
-    })?;
+pub fn permits(value: Values<'_>) -> Result<Named> {
+    let periods = value("vms")?.map_numbers(|count| Ok(period_ns(count as usize)))?;
     let bytes = Array::one(Cell::Number(size_of::<(VmId, Account)>() as f64));
-    Ok([
-        ("period_ns".to_owned(), periods),
-        ("state_bytes".to_owned(), bytes),
-    ]
-    .into())
-}
-
-fn cpu_ns() -> f64 {
-    let now = clock_gettime(ClockId::ThreadCPUTime);
-    now.tv_sec as f64 * 1e9 + now.tv_nsec as f64
+    Ok(named([("period_ns", periods), ("state_bytes", bytes)]))
 }
 
 /// Returns the nanoseconds of a period with a number of VMs: metering each, and settling all. The minimum of some trials.
@@ -59,7 +46,7 @@ fn period_ns(vms: usize) -> f64 {
     let mut least = f64::INFINITY;
     let mut now = Ns::ZERO;
     for _ in 0..TRIALS {
-        let begin = cpu_ns();
+        let begin = cpu_s();
         for _ in 0..periods {
             now += Permit::SLICE;
             ledger.settle(now, |vm| {
@@ -67,7 +54,7 @@ fn period_ns(vms: usize) -> f64 {
                 metered.ok().map(|pollution| pollution.units)
             });
         }
-        least = least.min((cpu_ns() - begin) / periods as f64);
+        least = least.min(1e9 * (cpu_s() - begin) / periods as f64);
     }
     // The counts must have been charged.
     assert!(ledger.accounts().any(|(_, account)| account.used_units() > 0));

@@ -6,15 +6,17 @@
 //! Cache and curves are scaled to a sixteenth, so that caches fill soon; ways are unchanged. The experiment has a grid
 //! `alone` of each program by itself.
 
+use anyhow::{Context as _, Result};
 use homenode_machine::Machine;
+use homenode_machine_files::preset;
 use homenode_tracking::cache::{Cache, Shape as CacheShape};
 use homenode_tracking::placement::{Pages, Placement};
 use homenode_tracking::simulator::{Done, Paths, Server, Simulator, Thread};
 use homenode_tracking::stream::{Pattern, Stream};
-use homenode_twin::{Program, workload};
 
 use crate::design::array::{Array, Cell, Named};
-use crate::models::Values;
+use crate::design::functions::{hardware, profile};
+use crate::models::{Values, named};
 use crate::stats::mean;
 
 const MACHINE: &str = "e5_1603v3";
@@ -27,41 +29,32 @@ const WARM_NS: f64 = 3e6;
 const COUNTED_NS: f64 = 6e6;
 
 /// Returns `harm`: what each program of axis `program` costs the others on average, percent of their pace.
-pub fn harm(value: Values<'_>) -> Result<Named, String> {
-    let machine = machine()?;
+pub fn harm(value: Values<'_>) -> Result<Named> {
+    let machine = preset(MACHINE)?;
     let programs = value("program")?;
     let names = programs.axes[0].labels.iter();
     let streaming: Vec<Streaming> = names
         .map(|name| Streaming::new(name, &machine, value))
-        .collect::<Result<_, _>>()?;
+        .collect::<Result<_>>()?;
     let harms = Array::of_numbers(programs.axes.clone(), harms(&machine, &streaming)?);
-    Ok([("harm".to_owned(), harms)].into())
+    Ok(named([("harm", harms)]))
 }
 
 /// Returns `beside_three`: percent of additional misses of a program next to three others, along axis `pair`; values
 /// `victim` and `neighbour` name the programs.
-pub fn beside_three(value: Values<'_>) -> Result<Named, String> {
-    let machine = machine()?;
+pub fn beside_three(value: Values<'_>) -> Result<Named> {
+    let machine = preset(MACHINE)?;
     let (victims, others) = (value("victim")?, value("neighbour")?);
-    let more = Array::build(victims.axes.clone(), |place| {
-        let own = Streaming::new(&victims.at(place).shown(), &machine, value)?;
-        let other = Streaming::new(&others.at(place).shown(), &machine, value)?;
+    let more = victims.zip(&others, |victim, other| {
+        let own = Streaming::new(&victim.shown(), &machine, value)?;
+        let other = Streaming::new(&other.shown(), &machine, value)?;
         let alone = &side_by_side(&machine, &[&own])?[0];
         let beside = &side_by_side(&machine, &[&own, &other, &other, &other])?[0];
         Ok(Cell::Number(
             100.0 * (beside.misses as f64 / alone.misses as f64 - 1.0),
         ))
     })?;
-    Ok([("beside_three".to_owned(), more)].into())
-}
-
-fn machine() -> Result<Machine, String> {
-    homenode_machine_files::preset(MACHINE).map_err(|error| error.to_string())
-}
-
-fn profile(name: &str) -> Result<Program, String> {
-    let program = workload::builtin(name).and_then(|workload| workload.program);
-    program.ok_or_else(|| format!("there is no profile of {name}"))
+    Ok(named([("beside_three", more)]))
 }
 
 /// A program in the form that the reference runs.
@@ -74,17 +67,14 @@ struct Streaming {
 
 impl Streaming {
     /// The pace is that of its run alone on the twin, less its waits for memory there: the reference adds these itself.
-    fn new(name: &str, machine: &Machine, value: Values<'_>) -> Result<Streaming, String> {
+    fn new(name: &str, machine: &Machine, value: Values<'_>) -> Result<Streaming> {
         let program = profile(name)?;
-        let hardware = machine
-            .hardware
-            .as_ref()
-            .ok_or("the machine has no timing figures")?;
-        let counted = |what: &str| -> Result<f64, String> {
+        let hardware = hardware(machine)?;
+        let counted = |what: &str| -> Result<f64> {
             let count = value(&format!("alone.{what}[program='{name}']"))?
                 .only()?
                 .number()?;
-            count.ok_or_else(|| format!("{name} was not run alone"))
+            count.with_context(|| format!("{name} was not run alone"))
         };
         let in_flight = program
             .misses_in_flight
@@ -123,19 +113,16 @@ fn lines(machine: &Machine) -> usize {
 }
 
 /// Runs programs next to each other; returns what each does in the counted time.
-fn side_by_side(machine: &Machine, programs: &[&Streaming]) -> Result<Vec<Done>, String> {
-    let hardware = machine
-        .hardware
-        .as_ref()
-        .ok_or("the machine has no timing figures")?;
+fn side_by_side(machine: &Machine, programs: &[&Streaming]) -> Result<Vec<Done>> {
+    let hardware = hardware(machine)?;
     let bandwidth = machine
         .nodes
         .values()
         .next()
         .and_then(|node| node.memory_bandwidth);
-    let bandwidth = bandwidth.ok_or("the machine's memory bandwidth is not known")?;
+    let bandwidth = bandwidth.context("the machine's memory bandwidth is not known")?;
     let llc = &machine.llcs[0];
-    let ways = llc.ways.ok_or("the machine's ways are not known")? as usize;
+    let ways = llc.ways.context("the machine's ways are not known")? as usize;
     let shape = CacheShape::of_lines(lines(machine), ways, llc.replacement.unwrap_or_default());
     let paths = Paths {
         controllers: vec![Server {
@@ -163,11 +150,11 @@ fn side_by_side(machine: &Machine, programs: &[&Streaming]) -> Result<Vec<Done>,
 }
 
 /// Returns what each program costs the others on average, percent of their pace.
-fn harms(machine: &Machine, programs: &[Streaming]) -> Result<Vec<f64>, String> {
+fn harms(machine: &Machine, programs: &[Streaming]) -> Result<Vec<f64>> {
     let alone: Vec<f64> = programs
         .iter()
         .map(|program| Ok(side_by_side(machine, &[program])?[0].accesses as f64))
-        .collect::<Result<_, String>>()?;
+        .collect::<Result<_>>()?;
     let lost = |alone: f64, beside: &Done| 100.0 * (1.0 - beside.accesses as f64 / alone);
     let mut costs = vec![Vec::new(); programs.len()];
     for a in 0..programs.len() {
@@ -178,7 +165,7 @@ fn harms(machine: &Machine, programs: &[Streaming]) -> Result<Vec<f64>, String> 
         }
     }
     Ok(costs
-        .iter()
+        .into_iter()
         .map(|costs| mean(costs).unwrap_or(f64::NAN))
         .collect())
 }

@@ -3,7 +3,10 @@
 //! A tick is 10 ms of the VM's own running time. Slice 1 begins with its program; the next one when it runs again after
 //! another VM had the CPU, or after three ticks.
 
+use anyhow::{Context as _, Result};
+
 use crate::design::array::{Array, Axis, Named};
+use crate::models::{named, numbered};
 use crate::run::{Moment, Outcome};
 
 const SLICES: usize = 6;
@@ -11,16 +14,15 @@ const TICKS: usize = 3;
 const TICK_NS: u64 = 10_000_000;
 
 /// Returns `ticks`: misses of the first VM along axes `slice` and `tick`.
-pub fn by_tick(outcome: &Outcome) -> Result<Named, String> {
-    let axis = |name, count: usize| Axis::new(name, (1..=count).map(|at| at.to_string()));
+pub fn by_tick(outcome: &Outcome) -> Result<Named> {
     let misses = ticks(&outcome.moments)?.concat();
-    let axes = vec![axis("slice", SLICES), axis("tick", TICKS)];
-    Ok([("ticks".to_owned(), Array::of_numbers(axes, misses))].into())
+    let axes = vec![numbered("slice", 1..=SLICES), numbered("tick", 1..=TICKS)];
+    Ok(named([("ticks", Array::of_numbers(axes, misses))]))
 }
 
 /// Returns for the second VM along axis `moment`: `balance`, the balance of its permit's account, and `processor`, percent
 /// of a CPU used until the next moment.
-pub fn by_moment(outcome: &Outcome) -> Result<Named, String> {
+pub fn by_moment(outcome: &Outcome) -> Result<Named> {
     let moments = &outcome.moments;
     let axis = Axis::new("moment", (0..moments.len()).map(|at| at.to_string()));
     let used = moments.windows(2).map(|pair| {
@@ -29,19 +31,18 @@ pub fn by_moment(outcome: &Outcome) -> Result<Named, String> {
     });
     let balance = moments.iter().map(|moment| moment.vms[1].balance_units as f64);
     let along = |numbers: Vec<f64>| Array::of_numbers(vec![axis.clone()], numbers);
-    Ok([
-        ("balance".to_owned(), along(balance.collect())),
-        ("processor".to_owned(), along(used.collect())),
-    ]
-    .into())
+    Ok(named([
+        ("balance", along(balance.collect())),
+        ("processor", along(used.collect())),
+    ]))
 }
 
 /// Returns misses of the first VM's first slices by tick, from the start of its program.
-fn ticks(moments: &[Moment]) -> Result<[[f64; TICKS]; SLICES], String> {
+fn ticks(moments: &[Moment]) -> Result<[[f64; TICKS]; SLICES]> {
     let begin = moments
         .iter()
         .rposition(|moment| moment.vms[0].llc_references == 0);
-    let own = &moments[begin.ok_or("the program was not watched from its start")?..];
+    let own = &moments[begin.context("the program was not watched from its start")?..];
     let mut ticks = [[0.0; TICKS]; SLICES];
     // Time run in the current slice, and whether it is still running.
     let (mut slice, mut ran, mut running) = (0, 0, true);

@@ -3,31 +3,27 @@
 //! A page counts as written if it is written at least once: of `n` pages with `w` writes, `n (1 - exp(-w / n))`. Writes are
 //! the profile's accesses to the last-level cache times its write share, at its solo speed; regions are its regions.
 
-use homenode_twin::workload;
+use anyhow::Result;
+use homenode_machine_files::preset;
 
 use crate::design::array::{Cell, Named};
-use crate::models::Values;
+use crate::design::functions::{hardware, profile};
+use crate::models::{Values, named};
 
 const MACHINE: &str = "i7_pml";
 
 /// Returns `written_pages`: for the programs named by value `profile`, in the seconds of axis `seconds`.
-pub fn written_pages(value: Values<'_>) -> Result<Named, String> {
+pub fn written_pages(value: Values<'_>) -> Result<Named> {
     let pages = value("profile")?.zip(&value("seconds")?, |profile, seconds| {
         let seconds = seconds.number()?.unwrap_or(f64::NAN);
         written(&profile.shown(), seconds).map(Cell::Number)
     })?;
-    Ok([("written_pages".to_owned(), pages)].into())
+    Ok(named([("written_pages", pages)]))
 }
 
-fn written(profile: &str, seconds: f64) -> Result<f64, String> {
-    let machine = homenode_machine_files::preset(MACHINE).map_err(|error| error.to_string())?;
-    let hardware = machine
-        .hardware
-        .as_ref()
-        .ok_or("the machine has no timing figures")?;
-    let program = workload::builtin(profile).and_then(|workload| workload.program);
-    let program = program.ok_or_else(|| format!("there is no profile {profile}"))?;
-    let solo_s = program.solo_seconds(&machine, hardware);
+fn written(name: &str, seconds: f64) -> Result<f64> {
+    let (machine, program) = (preset(MACHINE)?, profile(name)?);
+    let solo_s = program.solo_seconds(&machine, hardware(&machine)?);
     let instructions = program.instructions_g_per_thread * 1e9;
     let per_second = instructions / solo_s * program.llc_accesses_per_kilo_instruction / 1000.0;
     let writes = per_second * program.write_share * seconds;

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 
 use homenode_control::Config;
+use homenode_reproduce::stats::mean;
 use homenode_twin::{Twin, TwinReport, VmReport};
 use homenode_units::{Ns, VmId};
 
 use super::arranger::Arranger;
 use super::schedule::Schedule;
 use crate::run::Run;
-use crate::score::{mean, value};
+use crate::score::value;
 use homenode_twin::Setup;
 
 /// Maximum number of points kept of a run.

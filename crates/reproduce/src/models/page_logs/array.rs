@@ -1,5 +1,6 @@
 //! Runs the programs of [PRL, figure 9], 400 MB, under PRL, PML and a poll of 100 pages.
 
+use anyhow::Result;
 use homenode_policy::working_set::logged::{Ageing, Config, Flush, HeatBy};
 use homenode_policy::working_set::{
     Estimator, Logged, ObservationRef, Sampling, Settled, Tracker, UsedRef, sampling,
@@ -11,7 +12,7 @@ use homenode_units::{Bytes, Chance, Ns, Pages};
 use super::guest::{ARRAY, FRAMES, Model};
 use super::mb;
 use crate::design::array::{Array, Axis, Named};
-use crate::models::Values;
+use crate::models::{Values, named, numbered};
 
 pub const MU: Ns = Ns::from_secs(30);
 pub const PASSES: u64 = 17;
@@ -192,7 +193,7 @@ mod repairs {
 /// `hot_mb` at each `interval` at the first speed. By program: `pml_mb` after each `half`, page tables in it, and the error
 /// of a poll. `past_mb` is PRL's for RRWW with an index that begins one past the last entry. For each `rule` and `case`:
 /// `error_mb`, and the interval in which it `ended`.
-pub fn accuracy(_: Values<'_>) -> Result<Named, String> {
+pub fn accuracy(_: Values<'_>) -> Result<Named> {
     let run = |page_ns| {
         PROGRAMS
             .each_ref()
@@ -208,7 +209,7 @@ pub fn accuracy(_: Values<'_>) -> Result<Named, String> {
         .flat_map(|both| [estimate(both.0), estimate(both.1)]);
     let axis = |name, labels: &[&str]| Axis::new(name, labels.iter().copied());
     let program = axis("program", &PROGRAMS.map(|(name, _)| name));
-    let intervals = Axis::new("interval", (1..=2 * HALF).map(|interval| interval.to_string()));
+    let intervals = numbered("interval", 1..=2 * HALF as usize);
     let repaired = |of: fn((f64, f64)) -> f64| {
         let rules = repairs::configs().into_iter();
         let all = rules.flat_map(|(_, config)| (0..repairs::PROGRAMS.len()).map(move |case| (case, config)));
@@ -220,29 +221,30 @@ pub fn accuracy(_: Values<'_>) -> Result<Named, String> {
         axis("case", &repairs::PROGRAMS),
     ];
     let by_program = |of: fn(&([f64; 2], f64, f64)) -> f64| others.iter().map(of).collect::<Vec<f64>>();
-    let named = [
+    let of = Array::of_numbers;
+    let hot = gem5.iter().flat_map(|ended| ended.dist_mb.clone());
+    let pml = others.iter().flat_map(|of| of.0);
+    Ok(named([
         (
             "prl_mb",
-            vec![program.clone(), axis("speed", &["slow", "fast"])],
-            both.collect(),
+            of(
+                vec![program.clone(), axis("speed", &["slow", "fast"])],
+                both.collect(),
+            ),
         ),
-        (
-            "hot_mb",
-            vec![program.clone(), intervals],
-            gem5.iter().flat_map(|ended| ended.dist_mb.clone()).collect(),
-        ),
+        ("hot_mb", of(vec![program.clone(), intervals], hot.collect())),
         (
             "pml_mb",
-            vec![program.clone(), axis("half", &["first", "second"])],
-            others.iter().flat_map(|of| of.0).collect(),
+            of(
+                vec![program.clone(), axis("half", &["first", "second"])],
+                pml.collect(),
+            ),
         ),
-        ("tables_mb", vec![program.clone()], by_program(|of| of.1)),
-        ("poll_mb", vec![program], by_program(|of| of.2)),
-        ("past_mb", Vec::new(), vec![estimate(&past)]),
-        ("error_mb", cases.clone(), repaired(|(error, _)| error)),
-        ("ended", cases, repaired(|(_, ended)| ended)),
-        ("all_mb", Vec::new(), vec![mb(ARRAY)]),
-    ];
-    let arrays = named.map(|(name, axes, numbers)| (name.to_owned(), Array::of_numbers(axes, numbers)));
-    Ok(arrays.into())
+        ("tables_mb", of(vec![program.clone()], by_program(|of| of.1))),
+        ("poll_mb", of(vec![program], by_program(|of| of.2))),
+        ("past_mb", of(Vec::new(), vec![estimate(&past)])),
+        ("error_mb", of(cases.clone(), repaired(|(error, _)| error))),
+        ("ended", of(cases, repaired(|(_, ended)| ended))),
+        ("all_mb", of(Vec::new(), vec![mb(ARRAY)])),
+    ]))
 }

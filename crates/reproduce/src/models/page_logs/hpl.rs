@@ -4,6 +4,7 @@
 
 use std::ops::ControlFlow;
 
+use anyhow::Result;
 use homenode_policy::working_set::{Logged, Settled, logged};
 use homenode_tracking::paging::{Mode, Options};
 use homenode_tracking::tlb::Access;
@@ -11,25 +12,24 @@ use homenode_tracking::tlb::Access;
 use super::array::MU;
 use super::guest::Model;
 use super::mb;
-use crate::design::array::{Array, Axis, Cell, Named};
-use crate::models::Values;
+use crate::design::array::{Array, Cell, Named};
+use crate::models::{Values, named, numbered};
 
 /// Returns `hot_mb` by interval for PRL; `prl_mb`, the last of them; `ended`, the interval with which its loop ended;
 /// `pml_mb` and `used_mb`.
-pub fn working_set(_: Values<'_>) -> Result<Named, String> {
+pub fn working_set(_: Values<'_>) -> Result<Named> {
     let (hot, ended) = prl();
     let one = |number: Option<f64>| Array::one(number.into());
-    let axis = Axis::new("interval", (1..=INTERVALS).map(|interval| interval.to_string()));
+    let axis = numbered("interval", 1..=INTERVALS);
     let hot: Vec<f64> = hot.into_iter().map(mb).collect();
     let last = hot.last().copied();
-    Ok([
-        ("hot_mb".to_owned(), Array::of_numbers(vec![axis], hot)),
-        ("prl_mb".to_owned(), one(last)),
-        ("ended".to_owned(), one(ended.map(|interval| interval as f64))),
-        ("pml_mb".to_owned(), one(Some(mb(pml())))),
-        ("used_mb".to_owned(), Array::one(Cell::Number(mb(PAGES)))),
-    ]
-    .into())
+    Ok(named([
+        ("hot_mb", Array::of_numbers(vec![axis], hot)),
+        ("prl_mb", one(last)),
+        ("ended", one(ended.map(|interval| interval as f64))),
+        ("pml_mb", one(Some(mb(pml())))),
+        ("used_mb", Array::one(Cell::Number(mb(PAGES)))),
+    ]))
 }
 
 const COLUMNS: u64 = 10_000;

@@ -1,5 +1,6 @@
 //! Shows what PML cannot see, on the array of 400 MB.
 
+use anyhow::Result;
 use homenode_policy::working_set::{Logged, logged};
 use homenode_tracking::paging::{Mode, Options};
 use homenode_tracking::tlb::Access;
@@ -9,7 +10,7 @@ use super::array::GEM5_NS;
 use super::guest::{ARRAY, Model};
 use super::mb;
 use crate::design::array::{Array, Axis, Cell, Named};
-use crate::models::Values;
+use crate::models::{Values, named};
 
 const SEED: u64 = 3;
 /// Pages that stay in use.
@@ -19,31 +20,26 @@ const INTERVAL: Ns = Ns::from_secs(30);
 
 /// Returns, along axis `written` percent of one pass: `written_mb` and `pml_mb`. By `tracker`: `cold_mb`, its estimate for
 /// 400 MB with only `hot_mb` still in use.
-pub fn limits(value: Values<'_>) -> Result<Named, String> {
+pub fn limits(value: Values<'_>) -> Result<Named> {
     let percents = value("written")?;
     let mut estimates = Vec::new();
-    let written = Array::build(percents.axes.clone(), |place| {
-        let percent = percents.at(place).number()?.unwrap_or(0.0);
+    let written = percents.map_numbers(|percent| {
         let (written, pml) = one_pass(percent as u64);
         estimates.push(pml);
-        Ok(Cell::Number(written))
+        Ok(written)
     })?;
     let cold = vec![
         cold_first(Mode::Pml, logged::Config::pml()),
         cold_first(Mode::Paml, logged::Config::published()),
     ];
     let trackers = Axis::new("tracker", ["PML", "PRL"]);
-    Ok([
-        (
-            "pml_mb".to_owned(),
-            Array::of_numbers(percents.axes.clone(), estimates),
-        ),
-        ("written_mb".to_owned(), written),
-        ("cold_mb".to_owned(), Array::of_numbers(vec![trackers], cold)),
-        ("hot_mb".to_owned(), Array::one(Cell::Number(mb(HOT)))),
-        ("all_mb".to_owned(), Array::one(Cell::Number(mb(ARRAY)))),
-    ]
-    .into())
+    Ok(named([
+        ("pml_mb", Array::of_numbers(percents.axes.clone(), estimates)),
+        ("written_mb", written),
+        ("cold_mb", Array::of_numbers(vec![trackers], cold)),
+        ("hot_mb", Array::one(Cell::Number(mb(HOT)))),
+        ("all_mb", Array::one(Cell::Number(mb(ARRAY)))),
+    ]))
 }
 
 /// Returns the estimates of PML and PRL for one pass.

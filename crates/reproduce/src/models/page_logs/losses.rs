@@ -1,5 +1,6 @@
 //! Measures what PRL loses and costs.
 
+use anyhow::Result;
 use homenode_tracking::paging::{Buffers, Mode, Options};
 use homenode_tracking::tlb::Access;
 
@@ -7,7 +8,7 @@ use super::array::{GEM5_NS, NATIVE_NS, PASSES, PROGRAMS, Program, pass};
 use super::guest::{FRAMES, Model};
 use super::hpl;
 use crate::design::array::{Array, Axis, Named};
-use crate::models::Values;
+use crate::models::{Values, named};
 
 /// Entries of a buffer.
 const ENTRIES: [u16; 2] = [512, 1024];
@@ -51,7 +52,7 @@ fn array(program: &Program, entries: u16, buffers: Buffers, page_ns: f64) -> Cou
 
 /// Returns `full`, `logged` and `lost`: full buffers, frames, and frames lost while the handler was running, by program and
 /// `entries`.
-pub fn missed(_: Values<'_>) -> Result<Named, String> {
+pub fn missed(_: Values<'_>) -> Result<Named> {
     let rrww = &PROGRAMS[1];
     let array = |buffers, page_ns| ENTRIES.map(|entries| array(rrww, entries, buffers, page_ns));
     let hpl = ENTRIES.map(|entries| Counted::of(&hpl::third_of_a_run(entries), Buffers::One));
@@ -69,17 +70,16 @@ pub fn missed(_: Values<'_>) -> Result<Named, String> {
         let counted = programs.iter().flat_map(|(_, counted)| counted);
         Array::of_numbers(axes.clone(), counted.map(|counted| of(counted) as f64).collect())
     };
-    Ok([
-        ("full".to_owned(), all(|counted| counted.events)),
-        ("logged".to_owned(), all(|counted| counted.logged)),
-        ("lost".to_owned(), all(|counted| counted.lost)),
-    ]
-    .into())
+    Ok(named([
+        ("full", all(|counted| counted.events)),
+        ("logged", all(|counted| counted.logged)),
+        ("lost", all(|counted| counted.lost)),
+    ]))
 }
 
 /// Returns `slowdown` of the VM and `estimator`'s share of a core, percent, by `speed` of a program that writes the whole
 /// array.
-pub fn costs(_: Values<'_>) -> Result<Named, String> {
+pub fn costs(_: Values<'_>) -> Result<Named> {
     let costs = |page_ns: f64| {
         let mut model = Model::new(super::guest::ARRAY, Mode::Paml, 512, Options::PUBLISHED);
         for _ in 0..2 * PASSES {
@@ -94,15 +94,9 @@ pub fn costs(_: Values<'_>) -> Result<Named, String> {
     };
     let (chosen, fast) = (costs(GEM5_NS), costs(NATIVE_NS));
     let axis = Axis::new("speed", ["17.2 us a page", "the machine's speed"]);
-    Ok([
-        (
-            "slowdown".to_owned(),
-            Array::of_numbers(vec![axis.clone()], vec![chosen.0, fast.0]),
-        ),
-        (
-            "estimator".to_owned(),
-            Array::of_numbers(vec![axis], vec![chosen.1, fast.1]),
-        ),
-    ]
-    .into())
+    let by_speed = |numbers: [f64; 2]| Array::of_numbers(vec![axis.clone()], numbers.to_vec());
+    Ok(named([
+        ("slowdown", by_speed([chosen.0, fast.0])),
+        ("estimator", by_speed([chosen.1, fast.1])),
+    ]))
 }

@@ -5,6 +5,7 @@
 //! *Whole* loads everything before the start, *lazy* nothing, and fetches only used pages. A requested page waits for the
 //! one being sent, and overtakes the others.
 
+use anyhow::Result;
 use homenode_policy::working_set::Logged;
 use homenode_policy::working_set::logged::Config;
 use homenode_tracking::paging::{Mode, Options};
@@ -14,8 +15,8 @@ use homenode_units::Ns;
 
 use super::guest::{ARRAY, EXIT_NS, FRAMES, Model, frame};
 use super::mb;
-use crate::design::array::{Array, Axis, Cell, Named};
-use crate::models::Values;
+use crate::design::array::{Array, Axis, Named, places};
+use crate::models::{Values, named};
 
 /// Cost of a fault on a missing page.
 const FAULT_NS: f64 = EXIT_NS + 1070.0;
@@ -191,7 +192,7 @@ fn restored(program: &Program, hot: &[u64], way: Way, gbit: f64) -> Restored {
 
 /// Returns, by `gbit` of the link, `program` and `way`: `loaded_mb` before the start; times of the `start`, of the `useful`
 /// first 100 ms of work and of all that `worked`, nanoseconds; and the number of `fetched` pages.
-pub fn restore(value: Values<'_>) -> Result<Named, String> {
+pub fn restore(value: Values<'_>) -> Result<Named> {
     let links = value("gbit")?;
     let sets = programs().map(|program| {
         let hot = program.working_set();
@@ -201,21 +202,19 @@ pub fn restore(value: Values<'_>) -> Result<Named, String> {
     axes.push(Axis::new("program", sets.iter().map(|(program, _)| program.name)));
     axes.push(Axis::new("way", WAYS.map(|(_, name)| name)));
     let mut all = Vec::new();
-    Array::build(axes.clone(), |place| {
+    for place in places(&axes) {
         let gbit = links.at(&place[..1]).number()?.unwrap_or(f64::NAN);
         let (program, hot) = &sets[place[1]];
         all.push(restored(program, hot, WAYS[place[2]].0, gbit));
-        Ok(Cell::Absent)
-    })?;
+    }
     let of = |of: fn(&Restored) -> f64| Array::of_numbers(axes.clone(), all.iter().map(of).collect());
-    Ok([
-        ("loaded_mb".to_owned(), of(|times| mb(times.loaded))),
-        ("start".to_owned(), of(|times| times.start)),
-        ("useful".to_owned(), of(|times| times.useful)),
-        ("worked".to_owned(), of(|times| times.worked)),
-        ("fetched".to_owned(), of(|times| times.fetched as f64)),
-    ]
-    .into())
+    Ok(named([
+        ("loaded_mb", of(|times| mb(times.loaded))),
+        ("start", of(|times| times.start)),
+        ("useful", of(|times| times.useful)),
+        ("worked", of(|times| times.worked)),
+        ("fetched", of(|times| times.fetched as f64)),
+    ]))
 }
 
 #[cfg(test)]

@@ -4,29 +4,30 @@
 //! their working sets, the memory that their profiles touch; and in the best way for both by their miss-ratio curves. A
 //! program's loss is its time with its ways over its time with all of them, by the twin's cost of an access.
 
+use anyhow::{Context as _, Result};
 use homenode_machine_files::preset;
-use homenode_twin::workload::{self, Program};
+use homenode_twin::Program;
 
-use crate::design::array::{Array, Axis, Cell, Named};
-use crate::models::Values;
+use crate::design::array::{Array, Axis, Named};
+use crate::design::functions::{hardware, profile};
+use crate::models::{Values, named};
 
 /// Returns, by axis `pair`, whose labels name two programs (`astar, lbm`), and `divided`: `ways` of the first, and percent
 /// `lost` by both on average.
-pub fn shared(value: Values<'_>) -> Result<Named, String> {
+pub fn shared(value: Values<'_>) -> Result<Named> {
     let pairs = value("pair")?;
-    let machine = preset("i7_pml").map_err(|error| error.to_string())?;
-    let hw = machine.hardware.as_ref().ok_or("the machine has no hardware")?;
-    let llc = machine.llcs.first().ok_or("the machine has no cache")?;
+    let machine = preset("i7_pml")?;
+    let hw = hardware(&machine)?;
+    let llc = machine.llcs.first().context("the machine has no cache")?;
     let ways = llc
         .ways
-        .ok_or("the machine does not say how many ways its cache has")?;
+        .context("the machine does not say how many ways its cache has")?;
     let way_bytes = llc.size_bytes.as_f64() / f64::from(ways);
     let (mut some, mut lost) = (Vec::new(), Vec::new());
-    Array::build(pairs.axes.clone(), |place| {
-        let pair = pairs.at(place).shown();
-        let (first, second) = pair
-            .split_once(", ")
-            .ok_or_else(|| format!("`{pair}` does not name two programs"))?;
+    for pair in pairs.cells() {
+        let pair = pair.shown();
+        let two = pair.split_once(", ");
+        let (first, second) = two.with_context(|| format!("`{pair}` does not name two programs"))?;
         let (first, second) = (profile(first)?, profile(second)?);
         let of = |program: &Program, some: u32| {
             let within = |ways: u32| program.seconds_within(f64::from(ways) * way_bytes, hw);
@@ -37,23 +38,16 @@ pub fn shared(value: Values<'_>) -> Result<Named, String> {
         let share = (f64::from(ways) * mine / (mine + theirs)).round() as u32;
         let by_curves = (1..ways)
             .min_by(|a, b| both(*a).total_cmp(&both(*b)))
-            .ok_or("a cache of one way cannot be divided")?;
+            .context("a cache of one way cannot be divided")?;
         for own in [ways / 2, share.clamp(1, ways - 1), by_curves] {
             some.push(f64::from(own));
             lost.push(both(own));
         }
-        Ok(Cell::Absent)
-    })?;
+    }
     let divided = Axis::new("divided", ["equal", "by working sets", "by miss-ratio curves"]);
     let axes = [pairs.axes.clone(), vec![divided]].concat();
-    Ok([
-        ("ways".to_owned(), Array::of_numbers(axes.clone(), some)),
-        ("lost".to_owned(), Array::of_numbers(axes, lost)),
-    ]
-    .into())
-}
-
-fn profile(name: &str) -> Result<Program, String> {
-    let program = workload::builtin(name).and_then(|found| found.program);
-    program.ok_or_else(|| format!("there is no profile {name}"))
+    Ok(named([
+        ("ways", Array::of_numbers(axes.clone(), some)),
+        ("lost", Array::of_numbers(axes, lost)),
+    ]))
 }

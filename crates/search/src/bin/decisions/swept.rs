@@ -4,9 +4,9 @@ use anyhow::bail;
 use clap::Args;
 use homenode_machine::Machine;
 use homenode_machine_files::preset;
+use homenode_reproduce::stats::mean;
 use homenode_search::contender::Contender;
 use homenode_search::generate;
-use homenode_search::score::mean;
 use homenode_search::sweep::{self, Cell, Work};
 
 use crate::{Common, show};

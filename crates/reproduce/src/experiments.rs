@@ -1,0 +1,69 @@
+//! The experiments that come with the program: files of `data/experiments`.
+
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+use crate::design::Design;
+
+/// Lists files of `data/experiments` by folder: their names and texts.
+macro_rules! files {
+    ($($folder:literal: $($name:literal),*;)*) => {
+        &[$($((concat!($folder, $name), include_str!(concat!("../../../data/experiments/", $folder, $name, ".toml"))),)*)*]
+    };
+}
+
+/// Bases shared by several experiments.
+const BASES: &[(&str, &str)] = files! {
+    "": "flip", "kyoto", "policies", "tavo", "xpv";
+    "kyoto/": "colocation";
+    "page-logs/": "costs";
+    "policies/": "advisor", "controllers";
+    "tavo/": "suites";
+};
+
+/// Returns the path and text of a base. Experiments name it without its folder.
+pub fn base(name: &str) -> Option<(PathBuf, String)> {
+    let is = |path: &str| path.rsplit('/').next() == Some(name);
+    let (path, text) = BASES.iter().find(|(path, _)| is(path))?;
+    Some((format!("data/experiments/{path}.toml").into(), (*text).to_owned()))
+}
+
+/// Experiments, with their text.
+pub const FILES: &[(&str, &str)] = files! {
+    "kyoto/": "private-caches", "parallel-and-alternate", "misses-per-tick", "lever", "indicator", "protect",
+        "scales", "partitioning", "migration", "isolation", "overhead";
+    "xpv/": "moves", "stale", "blackbox", "load", "ballooning", "abuse", "fights";
+    "tavo/": "four-sources", "npb", "spec", "stability", "overhead";
+    "policies/": "latencies", "imbalance", "all-useful", "class-rule", "best-table", "single-vm",
+        "consolidated", "xen-overhead", "xenplus-overhead", "remaining-overhead", "releases", "ipi",
+        "first-touch-disk", "near-best", "phases", "bounded";
+    "page-logs/": "limits", "wss", "invalidation", "migration", "guest", "checkpoint", "accuracy", "hpl",
+        "missed", "overhead", "parsec", "restore", "shared-cache";
+    "flip/": "repeated", "drift", "cost", "cured", "triggers";
+};
+
+/// Returns all experiments.
+pub fn all() -> impl Iterator<Item = &'static Design> {
+    static READ: LazyLock<Vec<Design>> = LazyLock::new(|| {
+        let read = |(name, text): &(&str, &str)| {
+            // A test parses every one of them.
+            Design::embedded(name, text).expect("embedded experiment")
+        };
+        FILES.iter().map(read).collect()
+    });
+    READ.iter()
+}
+
+/// Claims that no model here could decide, with the reason.
+pub const NOT_MODELLED: &[(&str, &str)] = &[
+    (
+        "xpv.internals",
+        "cycles of one interrupt handler on one processor; no part of the twin counts single instructions",
+    ),
+    (
+        "policies.iommu",
+        "which of two interrupts of a failed transfer comes first, the device's to the guest or the IOMMU's to the hypervisor, is a \
+         property of that hardware, and a model of it would only say what was put in. What follows from it the twin holds: it \
+         refuses passthrough under the hypervisor's first-touch, in a scenario and when a policy is changed",
+    ),
+];
