@@ -13,7 +13,7 @@ use crate::vary::{Change, End};
 /// Outcomes by run.
 #[derive(Clone, Debug, Default)]
 pub struct Outcomes {
-    made: Arc<BTreeMap<String, std::result::Result<Outcome, String>>>,
+    made: Arc<BTreeMap<String, Result<Outcome, String>>>,
     /// Changes applied to every requested run.
     changes: Vec<Change>,
     /// Factors for values of an experiment's file, by name.
