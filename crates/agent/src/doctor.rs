@@ -476,7 +476,7 @@ fn group() -> Found {
     match GroupId::of(GROUP) {
         Ok(_) => Ok(format!("members of `{GROUP}` may read")),
         Err(why) => Err(lack(
-            why,
+            why.to_string(),
             "root alone asks the agent",
             format!("groupadd --system {GROUP}; in the settings: [http] group = \"{GROUP}\""),
         )),

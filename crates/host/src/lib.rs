@@ -41,7 +41,7 @@ pub use rates::{LINE_BYTES, LinkRates, NodeRates, Rates, VcpuRates, VmRates, imb
 pub use refusal::{ActionError, Failure, Impossible, Refusal};
 pub use sample::{
     Accesses, CountedBy, Counters, CpuSample, HugeMemory, HugePages, Immovable, LinkSample, Management, Mode,
-    NodeSample, PageUse, Sample, Setting, VcpuSample, Version, VmSample, VmSettings,
+    NodeSample, PageUse, Sample, Setting, UnknownMode, VcpuSample, Version, VmSample, VmSettings,
 };
 pub use topology::{GuestTopology, Published, VirtualNode};
 pub use view::{Barred, CPUS_SETTLE, HandsOff, View, VmView};

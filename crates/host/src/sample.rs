@@ -392,15 +392,17 @@ impl std::fmt::Display for Mode {
 }
 
 impl std::str::FromStr for Mode {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Mode, String> {
+    type Err = UnknownMode;
+    fn from_str(text: &str) -> Result<Mode, UnknownMode> {
         let named = Mode::ALL.into_iter().find(|mode| mode.name() == text);
-        named.ok_or_else(|| {
-            let shown: String = text.chars().take(40).collect();
-            format!("`{shown}` is no mode; there are observe, recommend and act")
-        })
+        named.ok_or_else(|| UnknownMode(text.chars().take(40).collect()))
     }
 }
+
+/// A text that names no [`Mode`]: its first 40 characters.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no mode; there are observe, recommend and act")]
+pub struct UnknownMode(String);
 
 /// The operator's settings of a VM. They live with the VM (libvirt metadata), so they survive restarts and migration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

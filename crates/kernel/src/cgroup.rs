@@ -399,33 +399,66 @@ impl CpuMax {
     }
 }
 
+/// Why a cgroup cannot hold a VM to a quota, as the end of a sentence about the VM.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GroupError {
+    /// The kernel does not tell which processes are in it.
+    #[error(transparent)]
+    Unreadable(#[from] ReadError),
+    /// The VM's process has left it.
+    #[error("it is not in its cgroup {} any more", .group.display())]
+    Left {
+        /// The cgroup.
+        group: PathBuf,
+    },
+    /// Other processes are in it.
+    #[error(
+        "its cgroup {} is not its own: other processes are in it; start it in a scope of its own (systemd-run --scope)",
+        .group.display()
+    )]
+    Shared {
+        /// The cgroup.
+        group: PathBuf,
+    },
+    /// It has no quota.
+    #[error("its cgroup {} has no cpu.max: that takes cgroup v2 with the cpu controller", .group.display())]
+    NoQuota {
+        /// The cgroup.
+        group: PathBuf,
+    },
+    /// The kernel refused the quota.
+    #[error("{}: {cause}", .file.display())]
+    NotWritten {
+        /// The file of the quota.
+        file: PathBuf,
+        /// What the system said.
+        cause: String,
+    },
+}
+
 impl CpuGroup {
     /// Checks that this process is alone in the cgroup, which has a quota (v2). Kernel threads that work for it (KVM's and
     /// vhost's) may be there too.
     ///
     /// # Errors
     /// Why not, as the end of a sentence.
-    pub fn check_own(&self, root: &Path, pid: i32) -> Result<(), String> {
+    pub fn check_own(&self, root: &Path, pid: i32) -> Result<(), GroupError> {
         let path = self.path();
-        let name = path.display();
-        let procs = read::text_if_there(&path.join("cgroup.procs"), 1 << 20).map_err(|e| e.to_string())?;
+        let group = || path.to_owned();
+        let procs = read::text_if_there(&path.join("cgroup.procs"), 1 << 20)?;
         let procs = procs.iter().flat_map(|procs| procs.lines());
         let procs: Vec<Option<i32>> = procs.map(|other| other.trim().parse().ok()).collect();
         if !procs.contains(&Some(pid)) {
-            return Err(format!("it is not in its cgroup {name} any more"));
+            return Err(GroupError::Left { group: group() });
         }
         let is_its =
             |other: &Option<i32>| other.is_some_and(|other| other == pid || task::is_of_kernel(root, other));
         if !procs.iter().all(is_its) {
-            return Err(format!(
-                "its cgroup {name} is not its own: other processes are in it; start it in a scope of its own (systemd-run --scope)"
-            ));
+            return Err(GroupError::Shared { group: group() });
         }
         match path.join("cpu.max").exists() {
             true => Ok(()),
-            false => Err(format!(
-                "its cgroup {name} has no cpu.max: that takes cgroup v2 with the cpu controller"
-            )),
+            false => Err(GroupError::NoQuota { group: group() }),
         }
     }
 
@@ -433,7 +466,7 @@ impl CpuGroup {
     ///
     /// # Errors
     /// Why it cannot be set, as the end of a sentence.
-    pub fn set_max(&self, max: CpuMax) -> Result<(), String> {
+    pub fn set_max(&self, max: CpuMax) -> Result<(), GroupError> {
         let path = self.own.path().join("cpu.max");
         let text = match max {
             CpuMax::Unlimited => format!("max {}", PERIOD_DEFAULT.0 / 1000),
@@ -441,7 +474,10 @@ impl CpuGroup {
                 format!("{} {}", run_ns.0 / 1000, period_ns.0 / 1000)
             }
         };
-        std::fs::write(&path, text).map_err(|e| format!("{}: {e}", path.display()))
+        std::fs::write(&path, text).map_err(|cause| GroupError::NotWritten {
+            file: path,
+            cause: cause.to_string(),
+        })
     }
 
     /// CPU time that the thread's own cgroup may use; `None` if it is gone or its kernel has no quotas.

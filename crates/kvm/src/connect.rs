@@ -75,17 +75,22 @@ impl std::fmt::Display for Vms {
 }
 
 impl std::str::FromStr for Vms {
-    type Err = String;
+    type Err = UnknownManager;
 
-    fn from_str(text: &str) -> Result<Vms, String> {
+    fn from_str(text: &str) -> Result<Vms, UnknownManager> {
         match text.split_once(':') {
             None if text == "libvirt" => Ok(Vms::of_libvirt()),
             Some(("libvirt", uri)) if !uri.is_empty() => Ok(Vms::Libvirt(uri.to_owned())),
             None if text == "qemu" => Ok(Vms::Qemu),
-            _ => Err(format!("`{text}` is neither `libvirt`, `libvirt:URI` nor `qemu`")),
+            _ => Err(UnknownManager(text.to_owned())),
         }
     }
 }
+
+/// A text that names no manager of VMs.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is neither `libvirt`, `libvirt:URI` nor `qemu`")]
+pub struct UnknownManager(String);
 
 /// Why a host cannot be managed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -17,7 +17,8 @@ use homenode_host::{Management, Mode, VmSettings};
 use homenode_kernel::binding::Binding;
 use homenode_kernel::read;
 use homenode_units::{Bytes, CpuId, CpuSet, NodeId, NodeSet, VmId};
-use homenode_vm_settings::OperatorSettings;
+use homenode_vm_settings::file::FileError;
+use homenode_vm_settings::{OperatorSettings, SettingError};
 
 use crate::mark::Mark;
 use crate::xml::{self, Element, XmlError};
@@ -48,6 +49,20 @@ fn malformed(what: &'static str, found: &str) -> DomainError {
         what,
         found: found.trim().chars().take(80).collect(),
     }
+}
+
+/// Why a VM's settings are not known.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoSettings {
+    /// libvirt's metadata is wrong.
+    #[error(transparent)]
+    Metadata(#[from] SettingError),
+    /// The VM's own file is wrong.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// Another process claims the VM's name or UUID too.
+    #[error("{0}")]
+    Disputed(String),
 }
 
 /// How libvirt binds a domain's memory (`<numatune><memory>`).
@@ -109,7 +124,7 @@ pub struct Domain {
     /// PCI addresses of devices assigned through VFIO.
     pub assigned_devices: Vec<String>,
     /// Its operator's settings, or what is wrong with them.
-    pub settings: Result<OperatorSettings, String>,
+    pub settings: Result<OperatorSettings, NoSettings>,
     /// Changes that an agent recorded there.
     pub mark: Option<Mark>,
 }
@@ -229,7 +244,7 @@ impl Domain {
             ram_sizes: ram_sizes(&root, memory, &cells),
             cells,
             assigned_devices: assigned_devices(&root),
-            settings: settings(&root),
+            settings: settings(&root).map_err(NoSettings::from),
             mark: Mark::of(&root),
             name,
         })
@@ -507,7 +522,7 @@ pub fn element(settings: &OperatorSettings) -> Option<String> {
     (!attributes.is_empty()).then(|| format!("<vm{attributes}/>"))
 }
 
-fn settings(root: &Element) -> Result<OperatorSettings, String> {
+fn settings(root: &Element) -> Result<OperatorSettings, SettingError> {
     let elements = root
         .child("metadata")
         .into_iter()

@@ -37,5 +37,5 @@ pub use connect::{ConnectError, DEFAULT_URI, Vms};
 pub use host::KvmHost;
 pub use leftovers::Leftovers;
 pub use levers::{Pins, Quotas};
-pub use libvirt::load as load_libvirt;
+pub use libvirt::{LibraryError, load as load_libvirt};
 pub use qemu::{QemuVm, vms as qemu_vms};

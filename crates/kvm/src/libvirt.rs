@@ -34,11 +34,16 @@ mod stand_in;
 #[cfg(test)]
 pub(crate) use stand_in::StandIn;
 
+/// libvirt's library is missing, or lacks a function.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("its library cannot be used ({0})")]
+pub struct LibraryError(String);
+
 /// Loads libvirt's library, which the program starts without. For callers of `virt` before any host is connected.
 ///
 /// # Errors
 /// Why it cannot be loaded.
-pub fn load() -> Result<(), String> {
+pub fn load() -> Result<(), LibraryError> {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     loaded::load()?;
     Ok(())
@@ -93,7 +98,9 @@ impl Libvirt {
             });
         }
         let mut libvirt = Libvirt::unconnected(uri, root, heartbeat);
-        let connect = libvirt.connect().map_err(|cause| connect_error(uri, &cause))?;
+        let connect = libvirt
+            .connect()
+            .map_err(|error| connect_error(uri, error.cause()))?;
         libvirt.connect = Some(connect);
         Ok(libvirt)
     }
@@ -121,14 +128,14 @@ impl Libvirt {
         }
     }
 
-    fn connect(&mut self) -> Result<Connect, String> {
+    fn connect(&mut self) -> Result<Connect, CallError> {
         let uri = self.uri.clone();
         let connected = self.limited(move || {
-            load()?;
+            load().map_err(|e| CallError::Lost(e.to_string()))?;
             virt::error::clear_error_callback(); // else libvirt writes to standard error
-            Connect::open(Some(&uri)).map_err(|e| e.message().to_owned())
+            Connect::open(Some(&uri)).map_err(|e| CallError::Lost(e.message().to_owned()))
         });
-        connected.map_err(|_| self.rest())?
+        connected.map_err(|_| CallError::Lost(self.rest()))?
     }
 
     /// libvirt itself does not answer: makes no calls for a while, since many calls must not each wait for their timeout.
@@ -310,7 +317,7 @@ impl Manager for Libvirt {
         self.not_resting()?;
         let connect = match self.connect.take() {
             Some(connect) => connect,
-            None => self.connect().map_err(CallError::Lost)?,
+            None => self.connect()?,
         };
         self.connect = Some(connect.clone());
         let listed = self.limited(move || connect.list_all_domains(sys::VIR_CONNECT_LIST_DOMAINS_ACTIVE));
@@ -494,13 +501,13 @@ impl Manager for Libvirt {
         self.set_element(vm, element, (mark::PREFIX, mark::NAMESPACE), flags)
     }
 
-    fn check_groups(&self, _vm: VmId, groups: &[CpuGroup]) -> Result<(), String> {
+    fn check_groups(&self, _vm: VmId, groups: &[CpuGroup]) -> Result<(), CallError> {
         match groups.iter().find(|group| !group.is_of_vcpu()) {
             None => Ok(()),
-            Some(other) => Err(format!(
+            Some(other) => Err(CallError::Refused(format!(
                 "its vCPUs are in the cgroup {}, not in those that libvirt makes for them: another program moved them",
                 other.path().display()
-            )),
+            ))),
         }
     }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use homenode_host::{CpuQuota, GuestMemory, HostError, Immovable};
-use homenode_kernel::cgroup::CpuGroup;
+use homenode_kernel::cgroup::{CpuGroup, GroupError};
 use homenode_kernel::read::ReadError;
 use homenode_kernel::task::{Process, Thread};
 use homenode_undo::journal::{Run, VcpuThread};
@@ -16,14 +16,23 @@ use homenode_vm_settings::Change;
 use crate::domain::Domain;
 
 /// Why a call failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CallError {
     /// The manager does not answer.
+    #[error("{0}")]
     Lost(String),
     /// The manager refused; if the VM has ended, that is why.
+    #[error("{0}")]
     Refused(String),
     /// The manager's answer about the VM cannot be read.
+    #[error("{0}")]
     Unclear(String),
+}
+
+impl From<GroupError> for CallError {
+    fn from(error: GroupError) -> CallError {
+        CallError::Refused(error.to_string())
+    }
 }
 
 impl CallError {
@@ -109,7 +118,7 @@ pub(crate) trait Manager: std::fmt::Debug {
     ///
     /// # Errors
     /// Why not, as the end of a sentence.
-    fn check_groups(&self, vm: VmId, groups: &[CpuGroup]) -> Result<(), String>;
+    fn check_groups(&self, vm: VmId, groups: &[CpuGroup]) -> Result<(), CallError>;
 
     /// Sets every vCPU's quota, in these cgroups.
     fn hold(&mut self, vm: VmId, quota: CpuQuota, groups: &[CpuGroup]) -> Result<(), CallError>;

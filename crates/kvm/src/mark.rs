@@ -39,6 +39,20 @@ pub struct Here {
     boot: String,
 }
 
+/// Why a VM's mark cannot be taken in.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum MarkError {
+    /// It is none that an agent wrote for this VM.
+    #[error(
+        "VM {0} carries a mark of what an agent changed that cannot be read; compare its pins, quota and memory with its \
+         definition (virsh dumpxml --inactive)"
+    )]
+    Unreadable(String),
+    /// The VM's process cannot be looked at.
+    #[error(transparent)]
+    Process(#[from] ReadError),
+}
+
 impl Here {
     /// Reads it below `root`. Missing parts are empty, as on a host without a machine id.
     pub fn read(root: &Path) -> Here {
@@ -104,13 +118,14 @@ impl Mark {
     }
 
     /// What the mark records about the VM's current run.
-    fn said_of(&self, run: &Run, here: &Here, cpus: impl FnOnce() -> Option<CpuSet>) -> Result<Said, String> {
+    fn said_of(
+        &self,
+        run: &Run,
+        here: &Here,
+        cpus: impl FnOnce() -> Option<CpuSet>,
+    ) -> Result<Said, MarkError> {
         let Some(entry) = Entry::from_written(&self.lines).filter(|entry| entry.run.vm == run.vm) else {
-            return Err(format!(
-                "VM {} carries a mark of what an agent changed that cannot be read; compare its pins, quota and memory with its \
-                 definition (virsh dumpxml --inactive)",
-                run.name
-            ));
+            return Err(MarkError::Unreadable(run.name.clone()));
         };
         if self.by == *here && entry.run == *run {
             return Ok(Said::OfThisRun(entry));
@@ -165,13 +180,13 @@ pub(crate) enum TakenIn {
 /// Adds a VM's mark to the journal.
 ///
 /// # Errors
-/// A sentence: the mark cannot be read.
+/// The mark cannot be read.
 pub(crate) fn take_in(
     here: &Here,
     journal: &mut Journal,
     root: &Path,
     (domain, run): (&Domain, &Run),
-) -> Result<TakenIn, String> {
+) -> Result<TakenIn, MarkError> {
     let Some(mark) = &domain.mark else {
         return Ok(TakenIn::Known);
     };
@@ -212,18 +227,17 @@ pub(crate) fn take_in_all(
     let here = Here::read(root);
     let mut failures = Vec::new();
     for vm in manager.list()? {
-        let (name, taken) = match manager.describe(vm) {
-            Ok(domain) => (
-                domain.name.clone(),
-                take_in_one(manager, (&here, root), journal, &domain),
-            ),
+        let (name, why) = match manager.describe(vm) {
+            Ok(domain) => {
+                let taken = take_in_one(manager, (&here, root), journal, &domain);
+                (domain.name.clone(), taken.err().map(|e| e.to_string()))
+            }
             Err(CallError::Lost(cause)) => return Err(CallError::Lost(cause)),
             // It has ended since.
             Err(CallError::Refused(_)) if manager.is_gone(vm) => continue,
-            Err(CallError::Refused(cause) | CallError::Unclear(cause)) => (vm.to_string(), Err(cause)),
+            Err(CallError::Refused(cause) | CallError::Unclear(cause)) => (vm.to_string(), Some(cause)),
         };
-        let taken = taken.map_err(|cause| format!("VM {name} cannot be looked at for a mark: {cause}"));
-        failures.extend(taken.err());
+        failures.extend(why.map(|why| format!("VM {name} cannot be looked at for a mark: {why}")));
     }
     match failures.is_empty() {
         true => Ok(()),
@@ -236,11 +250,11 @@ fn take_in_one(
     (here, root): (&Here, &Path),
     journal: &mut Journal,
     domain: &Domain,
-) -> Result<(), String> {
+) -> Result<(), MarkError> {
     if domain.mark.is_none() {
         return Ok(());
     }
-    match run_of(manager, domain).map_err(|e| e.to_string())? {
+    match run_of(manager, domain)? {
         Some(run) => take_in(here, journal, root, (domain, &run)).map(drop),
         None => Ok(()),
     }
@@ -342,10 +356,9 @@ pub(crate) fn leave(
     root: &Path,
     vm: VmId,
     left: Option<&Entry>,
-) -> Result<(), String> {
-    let cause = |e: CallError| e.cause().to_owned();
-    let domain = manager.describe(vm).map_err(cause)?;
+) -> Result<(), CallError> {
+    let domain = manager.describe(vm)?;
     let mut marks = Marks::new(root);
     marks.saw(vm, domain.mark.clone());
-    marks.write(manager, vm, left).map_err(cause)
+    marks.write(manager, vm, left)
 }

@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use homenode_host::{CpuQuota, GuestMemory, HostError, Immovable};
-use homenode_kernel::cgroup::{CpuGroup, CpuMax, Hierarchy};
+use homenode_kernel::cgroup::{CpuGroup, CpuMax, GroupError, Hierarchy};
 use homenode_kernel::now;
 use homenode_kernel::read::ReadError;
 use homenode_kernel::task::{self, Process, Role, Tasks, Thread};
@@ -41,7 +41,7 @@ use homenode_vm_settings::file::{self, Whose};
 use rustix::process::Pid;
 use serde_json::{Value, json};
 
-use crate::domain::Domain;
+use crate::domain::{Domain, NoSettings};
 use crate::manager::{CallError, Manager};
 use crate::vm;
 use asker::Asker;
@@ -132,7 +132,7 @@ pub fn vms(root: &Path) -> Vec<QemuVm> {
         let known = qemu.vms.get(&vm)?;
         Some(QemuVm {
             name: known.name.clone(),
-            no_quota: qemu.own_group(known.process.pid).err(),
+            no_quota: qemu.own_group(known.process.pid).err().map(|e| e.to_string()),
             no_monitor: known.no_monitor(),
         })
     });
@@ -213,8 +213,11 @@ impl Qemu {
             ram_sizes: told.ram_sizes.clone(),
             assigned_devices: told.assigned_devices.clone(),
             settings: match claimed {
-                Some(why) => Err(why.to_owned()),
-                None => self.with_names(id, name, |whose| file::read(&self.root, whose)),
+                Some(why) => Err(NoSettings::Disputed(why.to_owned())),
+                None => {
+                    let read = self.with_names(id, name, |whose| file::read(&self.root, whose));
+                    read.map_err(NoSettings::from)
+                }
             },
             mark: None,
         }
@@ -291,21 +294,19 @@ impl Qemu {
     }
 
     /// Its cgroup, if it has it to itself and it can have a quota.
-    fn own_group(&self, pid: i32) -> Result<CpuGroup, String> {
-        let groups = self
-            .groups
-            .as_ref()
-            .ok_or("where cgroups are mounted is not known")?;
-        let group = groups.group_of(pid, pid).map_err(|e| e.to_string())?;
-        let group = group.ok_or_else(|| "its cgroup is not to be seen from here".to_owned())?;
+    fn own_group(&self, pid: i32) -> Result<CpuGroup, CallError> {
+        let no = |why: &str| CallError::Refused(why.to_owned());
+        let groups = self.groups.as_ref();
+        let groups = groups.ok_or_else(|| no("where cgroups are mounted is not known"))?;
+        let group = groups.group_of(pid, pid).map_err(GroupError::from)?;
+        let group = group.ok_or_else(|| no("its cgroup is not to be seen from here"))?;
         group.check_own(&self.root, pid)?;
         Ok(group)
     }
 }
 
 fn set_max(groups: &[CpuGroup], max: CpuMax) -> Result<(), CallError> {
-    let mut set = groups.iter().map(|group| group.set_max(max));
-    set.try_for_each(|result| result.map_err(CallError::Refused))
+    Ok(groups.iter().try_for_each(|group| group.set_max(max))?)
 }
 
 impl Manager for Qemu {
@@ -469,7 +470,7 @@ impl Manager for Qemu {
         let name = known.name.clone();
         self.look_soon(vm);
         self.with_names(vm, &name, |whose| file::change(&self.root, whose, change))
-            .map_err(CallError::Refused)
+            .map_err(|e| CallError::Refused(e.to_string()))
     }
 
     /// A process has no place for a mark.
@@ -477,11 +478,12 @@ impl Manager for Qemu {
         Ok(())
     }
 
-    fn check_groups(&self, vm: VmId, groups: &[CpuGroup]) -> Result<(), String> {
-        let known = self.vms.get(&vm).ok_or(ENDED)?;
-        groups
+    fn check_groups(&self, vm: VmId, groups: &[CpuGroup]) -> Result<(), CallError> {
+        let ended = || CallError::Refused(ENDED.to_owned());
+        let pid = self.vms.get(&vm).ok_or_else(ended)?.process.pid;
+        Ok(groups
             .iter()
-            .try_for_each(|group| group.check_own(&self.root, known.process.pid))
+            .try_for_each(|group| group.check_own(&self.root, pid))?)
     }
 
     fn hold(&mut self, _vm: VmId, quota: CpuQuota, groups: &[CpuGroup]) -> Result<(), CallError> {

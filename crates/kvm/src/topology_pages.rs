@@ -5,18 +5,29 @@ use std::path::{Path, PathBuf};
 use homenode_undo::Acting;
 
 use crate::domain::{Domain, TOPOLOGY_DEVICE};
-use crate::topology_server::TopologyServer;
+use crate::topology_server::{ListenError, TopologyServer};
 
 /// The server of topology pages, or why there is none.
 pub(crate) struct TopologyPages {
     socket: PathBuf,
-    server: Result<TopologyServer, String>,
+    server: Result<TopologyServer, NotServed>,
+}
+
+/// Why no guest is given a topology page.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotServed {
+    #[error("the agent runs with --dry-run and tells guests nothing")]
+    DryRun,
+    #[error("cannot make {}: {cause}", .dir.display())]
+    NoDirectory { dir: PathBuf, cause: std::io::Error },
+    #[error(transparent)]
+    NotListening(#[from] ListenError),
 }
 
 impl TopologyPages {
     pub fn open(socket: PathBuf, acting: Acting) -> TopologyPages {
         let server = match acting {
-            Acting::DryRun => Err("the agent runs with --dry-run and tells guests nothing".to_owned()),
+            Acting::DryRun => Err(NotServed::DryRun),
             Acting::Live => serve(&socket),
         };
         TopologyPages { socket, server }
@@ -29,8 +40,8 @@ impl TopologyPages {
     }
 
     /// The server, or why there is none.
-    pub fn server(&self) -> Result<&TopologyServer, &str> {
-        self.server.as_ref().map_err(String::as_str)
+    pub fn server(&self) -> Result<&TopologyServer, &NotServed> {
+        self.server.as_ref()
     }
 
     /// Takes the reason why a QEMU was last refused its page, once.
@@ -60,15 +71,18 @@ impl TopologyPages {
             ));
         }
         match &self.server {
-            Err(why) => Some(why.clone()),
+            Err(why) => Some(why.to_string()),
             Ok(server) if server.serves(pid) => None,
             Ok(_) => Some("its QEMU has no topology page of this agent's; start it again".to_owned()),
         }
     }
 }
 
-fn serve(socket: &Path) -> Result<TopologyServer, String> {
+fn serve(socket: &Path) -> Result<TopologyServer, NotServed> {
     let dir = socket.parent().unwrap_or(Path::new("/"));
-    std::fs::create_dir_all(dir).map_err(|e| format!("cannot make {}: {e}", dir.display()))?;
-    TopologyServer::listen(socket).map_err(|e| e.to_string())
+    std::fs::create_dir_all(dir).map_err(|cause| NotServed::NoDirectory {
+        dir: dir.to_owned(),
+        cause,
+    })?;
+    Ok(TopologyServer::listen(socket)?)
 }

@@ -113,7 +113,7 @@ pub fn parse(text: &str) -> Result<Element, XmlError> {
                         what: "levels",
                     });
                 }
-                let element = element(&start, namespace).map_err(malformed)?;
+                let element = element(&start, namespace, malformed)?;
                 open.push(element);
                 if is_empty && let Some(root) = close(&mut open) {
                     return Ok(root);
@@ -159,14 +159,18 @@ fn append(open: &mut [Element], text: &str) {
     }
 }
 
-fn element(start: &BytesStart<'_>, namespace: Option<String>) -> Result<Element, String> {
+fn element(
+    start: &BytesStart<'_>,
+    namespace: Option<String>,
+    malformed: impl Fn(String) -> XmlError,
+) -> Result<Element, XmlError> {
     let mut attributes = Vec::new();
     for attribute in start.attributes() {
-        let attribute = attribute.map_err(|e| e.to_string())?;
+        let attribute = attribute.map_err(|e| malformed(e.to_string()))?;
         let name: &str = attribute.key.as_ref();
         let value = attribute
             .normalized_value(XmlVersion::Implicit1_0)
-            .map_err(|e| e.to_string())?;
+            .map_err(|e| malformed(e.to_string()))?;
         attributes.push((name.to_owned(), value.into_owned()));
     }
     let name: &str = start.local_name().into_inner();

@@ -5,6 +5,17 @@ use std::os::fd::AsFd;
 
 use nix::unistd::Group;
 
+/// Why a group cannot be given a right.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoGroup {
+    /// There is none of this name.
+    #[error("there is no group `{0}` on this host: make it with `groupadd --system {0}`, or name another")]
+    Unknown(String),
+    /// The system does not tell.
+    #[error("the groups of this host cannot be read: {0}")]
+    Unreadable(nix::errno::Errno),
+}
+
 /// A group whose members have a right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupId(u32);
@@ -14,13 +25,11 @@ impl GroupId {
     ///
     /// # Errors
     /// When there is no such group; the message says what to do.
-    pub fn of(name: &str) -> Result<GroupId, String> {
+    pub fn of(name: &str) -> Result<GroupId, NoGroup> {
         match Group::from_name(name) {
             Ok(Some(group)) => Ok(GroupId(group.gid.as_raw())),
-            Ok(None) => Err(format!(
-                "there is no group `{name}` on this host: make it with `groupadd --system {name}`, or name another"
-            )),
-            Err(e) => Err(format!("the groups of this host cannot be read: {e}")),
+            Ok(None) => Err(NoGroup::Unknown(name.to_owned())),
+            Err(error) => Err(NoGroup::Unreadable(error)),
         }
     }
 
@@ -98,7 +107,7 @@ mod tests {
     #[test]
     fn a_group_that_is_not_there_is_refused_with_the_remedy() {
         assert_eq!(GroupId::of("root").unwrap().number(), 0);
-        let error = GroupId::of("no-such-group-here").unwrap_err();
+        let error = GroupId::of("no-such-group-here").unwrap_err().to_string();
         assert!(error.contains("groupadd --system no-such-group-here"), "{error}");
     }
 }

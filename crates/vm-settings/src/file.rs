@@ -17,12 +17,12 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use homenode_kernel::read;
+use homenode_kernel::read::{self, ReadError};
 use homenode_units::VmId;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use toml_edit::{DocumentMut, Item, Value};
 
-use crate::{Change, OperatorSettings};
+use crate::{Change, OperatorSettings, SettingError};
 
 /// Directory of the files.
 const DIR: &str = "etc/homenode/vms";
@@ -34,6 +34,73 @@ const LOCK_MAX: Duration = Duration::from_secs(2);
 const LOCK_AGAIN: Duration = Duration::from_millis(5);
 /// How often to restart a change if an editor saves in the middle of it.
 const TRIES: u32 = 10;
+
+/// Why a VM's settings cannot be read from its files, or written there.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FileError {
+    /// The system does not return the file.
+    #[error(transparent)]
+    Unreadable(#[from] ReadError),
+    /// The file's settings are wrong.
+    #[error("{}: {why}", .file.display())]
+    Wrong {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong.
+        why: SettingError,
+    },
+    /// The file could mean several VMs.
+    #[error(
+        "{}: the VMs {vms} are all named {name}, so this file applies to none of them; rename it to UUID.toml for the \
+         VM that it is meant for, and write another for each other VM",
+        .file.display()
+    )]
+    Ambiguous {
+        /// The file.
+        file: PathBuf,
+        /// UUIDs of the VMs.
+        vms: String,
+        /// Their name.
+        name: String,
+    },
+    /// Two files of one VM contradict each other.
+    #[error(
+        "{} and {} are both of VM {name}, and do not say the same of `{key}`: move what is right to {} and \
+         remove the other file",
+        .first.display(), .second.display(), .own.display()
+    )]
+    Contradiction {
+        /// One file.
+        first: PathBuf,
+        /// The other.
+        second: PathBuf,
+        /// The VM.
+        name: String,
+        /// The setting.
+        key: String,
+        /// The file to keep.
+        own: PathBuf,
+    },
+    /// The system does not write it.
+    #[error("{} cannot be written: {cause}", .file.display())]
+    NotWritten {
+        /// The file.
+        file: PathBuf,
+        /// What the system said.
+        cause: String,
+    },
+    /// Another program changes the settings without a pause.
+    #[error(
+        "the settings of VM {name} in {} are being changed by another program again and again; try again",
+        .dir.display()
+    )]
+    Busy {
+        /// The VM.
+        name: String,
+        /// Directory of the files.
+        dir: PathBuf,
+    },
+}
 
 /// The VM whose settings are meant.
 #[derive(Clone, Copy, Debug)]
@@ -58,17 +125,15 @@ impl Whose<'_> {
     }
 
     /// The error that a file of that name could mean several VMs.
-    fn ambiguous(&self, path: &Path) -> String {
+    fn ambiguous(&self, path: &Path) -> FileError {
         let mut all: Vec<String> = self.namesakes.iter().map(VmId::to_string).collect();
         all.push(self.vm.to_string());
         all.sort();
-        format!(
-            "{}: the VMs {} are all named {}, so this file applies to none of them; rename it to UUID.toml for the \
-             VM that it is meant for, and write another for each other VM",
-            path.display(),
-            all.join(" and "),
-            self.name
-        )
+        FileError::Ambiguous {
+            file: path.to_owned(),
+            vms: all.join(" and "),
+            name: self.name.to_owned(),
+        }
     }
 }
 
@@ -80,24 +145,30 @@ struct Read {
 }
 
 impl Read {
-    fn of(path: &Path) -> Result<Option<Read>, String> {
-        let Some(text) = read::text_if_there(path, BYTES_MAX).map_err(|e| e.to_string())? else {
+    fn of(path: &Path) -> Result<Option<Read>, FileError> {
+        let Some(text) = read::text_if_there(path, BYTES_MAX)? else {
             return Ok(None);
         };
-        let said = parse(&text).map_err(|why| format!("{}: {why}", path.display()))?;
         let path = path.to_owned();
+        let said = match parse(&text) {
+            Ok(said) => said,
+            Err(why) => return Err(FileError::Wrong { file: path, why }),
+        };
         Ok(Some(Read { path, text, said }))
     }
 }
 
 /// Parses the settings in a text.
-fn parse(text: &str) -> Result<OperatorSettings, String> {
+fn parse(text: &str) -> Result<OperatorSettings, SettingError> {
     let document: DocumentMut = text.parse().map_err(|e: toml_edit::TomlError| {
         let before = e
             .span()
             .and_then(|span| text.get(..span.start))
             .unwrap_or_default();
-        format!("line {}: {}", before.matches('\n').count() + 1, e.message())
+        SettingError::Syntax {
+            line: before.matches('\n').count() + 1,
+            why: e.message().to_owned(),
+        }
     })?;
     let written = document.iter().map(|(key, item)| match item {
         Item::Value(Value::String(text)) => Ok((key.to_owned(), text.value().clone())),
@@ -107,7 +178,7 @@ fn parse(text: &str) -> Result<OperatorSettings, String> {
             let text = if *is_on.value() { "yes" } else { "no" };
             Ok((key.to_owned(), text.to_owned()))
         }
-        _ => Err(format!("`{key}` is not a text; write it in quotes")),
+        _ => Err(SettingError::NotText(key.to_owned())),
     });
     OperatorSettings::of(written.collect::<Result<_, _>>()?)
 }
@@ -125,7 +196,7 @@ struct Stored {
 }
 
 impl Stored {
-    fn find(dir: &Path, whose: Whose<'_>) -> Result<Stored, String> {
+    fn find(dir: &Path, whose: Whose<'_>) -> Result<Stored, FileError> {
         let uuid = whose.vm.to_string();
         let own = dir.join(format!("{uuid}.toml"));
         let mut found: Vec<Read> = Vec::new();
@@ -156,14 +227,13 @@ impl Stored {
         for other in found {
             if let Some((key, _)) = other.said.written().iter().find(|pair| !says(pair)) {
                 let first = file.as_ref().map_or(&own, |file| &file.path);
-                return Err(format!(
-                    "{} and {} are both of VM {}, and do not say the same of `{key}`: move what is right to {} and \
-                     remove the other file",
-                    first.display(),
-                    other.path.display(),
-                    whose.name,
-                    own.display()
-                ));
+                return Err(FileError::Contradiction {
+                    first: first.clone(),
+                    second: other.path.clone(),
+                    name: whose.name.to_owned(),
+                    key: key.clone(),
+                    own,
+                });
             }
             others.push(other);
         }
@@ -342,18 +412,21 @@ fn lock(dir: &Path) -> io::Result<File> {
 /// Reads the settings in this VM's file; default settings if there is none.
 ///
 /// # Errors
-/// A sentence that names the file, and the line or value that is wrong.
-pub fn read(root: &Path, whose: Whose<'_>) -> Result<OperatorSettings, String> {
+/// Names the file, and the line or value that is wrong.
+pub fn read(root: &Path, whose: Whose<'_>) -> Result<OperatorSettings, FileError> {
     Stored::find(&root.join(DIR), whose).map(|stored| stored.said())
 }
 
 /// Changes the settings currently in the file. Writes nothing and returns false if the change does not apply to them.
 ///
 /// # Errors
-/// A sentence that names the file. Nothing is changed then.
-pub fn change(root: &Path, whose: Whose<'_>, change: &Change<'_>) -> Result<bool, String> {
+/// Names the file. Nothing is changed then.
+pub fn change(root: &Path, whose: Whose<'_>, change: &Change<'_>) -> Result<bool, FileError> {
     let dir = root.join(DIR);
-    let cannot = |path: &Path, error: io::Error| format!("{} cannot be written: {error}", path.display());
+    let cannot = |path: &Path, error: io::Error| FileError::NotWritten {
+        file: path.to_owned(),
+        cause: error.to_string(),
+    };
     fs::create_dir_all(&dir).map_err(|error| cannot(&dir, error))?;
     let _lock = lock(&dir).map_err(|error| cannot(&dir, error))?;
     for _ in 0..TRIES {
@@ -375,11 +448,10 @@ pub fn change(root: &Path, whose: Whose<'_>, change: &Change<'_>) -> Result<bool
                 .map_err(|e| cannot(&dir, e));
         }
     }
-    Err(format!(
-        "the settings of VM {} in {} are being changed by another program again and again; try again",
-        whose.name,
-        dir.display()
-    ))
+    Err(FileError::Busy {
+        name: whose.name.to_owned(),
+        dir,
+    })
 }
 
 #[cfg(test)]

@@ -4,4 +4,4 @@
 pub mod file;
 mod said;
 
-pub use said::{Change, OperatorSettings, PoolPages};
+pub use said::{Change, OperatorSettings, PoolPages, SettingError};

@@ -1,11 +1,73 @@
 //! An operator's settings for one VM, as names and values: attributes of libvirt's metadata element, or lines of the VM's
 //! own file.
 
+use std::fmt::Display;
+use std::str::FromStr;
+
 use homenode_host::{Management, Mode, Setting, VmSettings};
 use homenode_units::{Bytes, BytesPerSec, CpuSet, MemoryPolicy, NodeSet, Permit};
 
 /// Longest word for `apart` and `together`.
 const WORD_MAX: usize = 64;
+
+/// What is wrong with an operator's settings.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SettingError {
+    /// The text is no TOML.
+    #[error("line {line}: {why}")]
+    Syntax {
+        /// Number of the line, from 1.
+        line: usize,
+        /// The parser's message.
+        why: String,
+    },
+    /// The value is neither a text nor what may be written without quotes.
+    #[error("`{0}` is not a text; write it in quotes")]
+    NotText(String),
+    /// There is no such setting.
+    #[error(
+        "unknown attribute `{0}`; there are manage, mode, home, apart, together, bandwidth, permit, memory, floor, hugepages"
+    )]
+    Unknown(String),
+    /// The value is not one of two.
+    #[error("{name}='{found}' is neither `{}` nor `{}`", .either.0, .either.1)]
+    Neither {
+        /// The setting.
+        name: &'static str,
+        /// The value, shortened.
+        found: String,
+        /// The values that there are.
+        either: (&'static str, &'static str),
+    },
+    /// The value cannot be parsed.
+    #[error("{name}: {why}")]
+    Value {
+        /// The setting.
+        name: &'static str,
+        /// What is wrong with the value, and what to write.
+        why: String,
+    },
+    /// A home without a node.
+    #[error("home='' names no node; leave it out to let Homenode choose")]
+    NoNode,
+    /// A word that no other VM can name too.
+    #[error(
+        "{0}: a word of up to {WORD_MAX} letters, digits, `-`, `_` and `.` that other VMs name too is wanted"
+    )]
+    Word(&'static str),
+    /// A home, and VMs to share one with or to keep off.
+    #[error("home says where it lives, so apart and together have nothing to say; leave one of them out")]
+    HomeAndOthers,
+}
+
+/// Parses the value of a setting.
+fn value<T: FromStr<Err: Display>>(name: &'static str, value: &str) -> Result<T, SettingError> {
+    let why = |error: T::Err| SettingError::Value {
+        name,
+        why: error.to_string(),
+    };
+    value.parse().map_err(why)
+}
 
 /// What may happen to a VM's huge pages from its nodes' pools (hugetlbfs).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,7 +107,7 @@ pub struct OperatorSettings {
 }
 
 /// Checks a word for `apart` or `together`.
-fn word(name: &str, value: &str) -> Result<String, String> {
+fn word(name: &'static str, value: &str) -> Result<String, SettingError> {
     let is_word = !value.is_empty()
         && value.len() <= WORD_MAX
         && value
@@ -54,9 +116,7 @@ fn word(name: &str, value: &str) -> Result<String, String> {
     if is_word {
         return Ok(value.to_owned());
     }
-    Err(format!(
-        "{name}: a word of up to {WORD_MAX} letters, digits, `-`, `_` and `.` that other VMs name too is wanted"
-    ))
+    Err(SettingError::Word(name))
 }
 
 impl OperatorSettings {
@@ -71,57 +131,49 @@ impl OperatorSettings {
     /// Parses names with their values. A single invalid one makes all of it invalid: the operator's intent is unknown.
     ///
     /// # Errors
-    /// A sentence that names the invalid part.
-    pub fn of(written: Vec<(String, String)>) -> Result<OperatorSettings, String> {
+    /// The invalid setting.
+    pub fn of(written: Vec<(String, String)>) -> Result<OperatorSettings, SettingError> {
         let mut settings = OperatorSettings::default();
-        for (name, value) in &written {
-            let shown: String = value.chars().take(40).collect();
+        for (name, text) in &written {
+            let neither = |name, either| SettingError::Neither {
+                name,
+                found: text.chars().take(40).collect(),
+                either,
+            };
             match name.as_str() {
                 "manage" => {
-                    settings.management = match value.as_str() {
+                    settings.management = match text.as_str() {
                         "yes" => Management::Managed,
                         "no" => Management::Ignored,
-                        _ => return Err(format!("manage='{shown}' is neither `yes` nor `no`")),
+                        _ => return Err(neither("manage", ("yes", "no"))),
                     }
                 }
-                "mode" => settings.mode = Some(value.parse().map_err(|e| format!("mode: {e}"))?),
+                "mode" => settings.mode = Some(value("mode", text)?),
                 "home" => {
-                    let nodes: NodeSet = value.parse().map_err(|e| format!("home: {e}"))?;
+                    let nodes: NodeSet = value("home", text)?;
                     if nodes.is_empty() {
-                        return Err("home='' names no node; leave it out to let Homenode choose".into());
+                        return Err(SettingError::NoNode);
                     }
                     settings.home = Some(nodes);
                 }
-                "apart" => settings.apart = Some(word("apart", value)?),
-                "together" => settings.together = Some(word("together", value)?),
-                "bandwidth" => {
-                    settings.bandwidth = Some(value.parse().map_err(|e| format!("bandwidth: {e}"))?);
-                }
-                "permit" => settings.permit = Some(value.parse().map_err(|e| format!("permit: {e}"))?),
-                "memory" => {
-                    settings.memory_policy = Some(value.parse().map_err(|e| format!("memory: {e}"))?);
-                }
-                "floor" => settings.memory_floor = Some(value.parse().map_err(|e| format!("floor: {e}"))?),
+                "apart" => settings.apart = Some(word("apart", text)?),
+                "together" => settings.together = Some(word("together", text)?),
+                "bandwidth" => settings.bandwidth = Some(value("bandwidth", text)?),
+                "permit" => settings.permit = Some(value("permit", text)?),
+                "memory" => settings.memory_policy = Some(value("memory", text)?),
+                "floor" => settings.memory_floor = Some(value("floor", text)?),
                 "hugepages" => {
-                    settings.pool_pages = match value.as_str() {
+                    settings.pool_pages = match text.as_str() {
                         "stay" => PoolPages::Stay,
                         "move" => PoolPages::Move,
-                        _ => return Err(format!("hugepages='{shown}' is neither `stay` nor `move`")),
+                        _ => return Err(neither("hugepages", ("stay", "move"))),
                     }
                 }
-                other => {
-                    let other: String = other.chars().take(40).collect();
-                    return Err(format!(
-                        "unknown attribute `{other}`; there are manage, mode, home, apart, together, bandwidth, permit, memory, floor, hugepages"
-                    ));
-                }
+                other => return Err(SettingError::Unknown(other.chars().take(40).collect())),
             }
         }
         if settings.home.is_some() && (settings.apart.is_some() || settings.together.is_some()) {
-            return Err(
-                "home says where it lives, so apart and together have nothing to say; leave one of them out"
-                    .into(),
-            );
+            return Err(SettingError::HomeAndOthers);
         }
         settings.written = written;
         Ok(settings)

@@ -7,7 +7,7 @@ use homenode_host::{Counters, CpuQuota, VcpuSample, VmSettings};
 use homenode_undo::journal::{Entry, Run};
 use homenode_units::{CpuSet, Ns, VmId};
 use homenode_vm_settings::OperatorSettings;
-use homenode_vm_settings::file::{self, Whose};
+use homenode_vm_settings::file::{self, FileError, Whose};
 
 use crate::changed::{Cap, Pins};
 use crate::error::CallError;
@@ -46,7 +46,7 @@ pub struct Domain {
     /// Its balloon's target in KiB, if it has a balloon.
     pub target: Option<u64>,
     /// Its operator's settings.
-    pub said: Result<OperatorSettings, String>,
+    pub said: Result<OperatorSettings, FileError>,
 }
 
 impl Domain {

@@ -675,7 +675,8 @@ impl Host for XenHost {
             }
         }
         let change = Change { settings, holds };
-        file::change(&self.options.root, domain.whose(), &change).map_err(failed)
+        let changed = file::change(&self.options.root, domain.whose(), &change);
+        changed.map_err(|error| failed(error.to_string()))
     }
 }
 

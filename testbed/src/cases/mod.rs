@@ -626,12 +626,12 @@ pub fn find(name: &str) -> Option<&'static Case> {
 ///
 /// # Errors
 /// The first name that is neither.
-pub fn select(names: &[String]) -> Result<Vec<&'static Case>, String> {
+pub fn select(names: &[String]) -> Result<Vec<&'static Case>, &str> {
     if let Some(unknown) = names
         .iter()
         .find(|name| find(name).is_none() && !ALL.iter().any(|case| case.group.name() == name.as_str()))
     {
-        return Err(unknown.clone());
+        return Err(unknown);
     }
     let wanted = |case: &&Case| {
         (names.is_empty() && !case.group.is_by_name())
@@ -681,6 +681,6 @@ mod tests {
             cases.len()
         });
         assert_eq!(all.len() + by_name.iter().sum::<usize>(), ALL.len());
-        assert_eq!(select(&["bot".to_owned()]).err(), Some("bot".to_owned()));
+        assert_eq!(select(&["bot".to_owned()]).err(), Some("bot"));
     }
 }

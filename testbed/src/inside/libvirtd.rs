@@ -146,7 +146,7 @@ fn uri() -> &'static str {
 /// # Errors
 /// When there is none in time.
 pub fn connect_within(limit: Duration) -> anyhow::Result<Connect> {
-    homenode_kvm::load_libvirt().map_err(anyhow::Error::msg)?;
+    homenode_kvm::load_libvirt()?;
     wait_until("libvirt to answer", limit, || {
         match Connect::open(Some(uri())).and_then(|connection| connection.lib_version().map(|_| connection)) {
             Ok(connection) => Ok(Look::Done(connection)),

@@ -3,7 +3,7 @@
 use homenode_units::{NodeSet, Pages, VmId};
 
 use super::vcpus::pin_plan;
-use super::{Check, PERIOD, affinities, expect, passed, sample};
+use super::{Breach, Check, PERIOD, affinities, expect, passed, sample};
 use crate::{Act, Action, Host, Impossible, Refusal, Version};
 
 pub(super) static LISTS: Check = Check {
@@ -31,7 +31,7 @@ pub(super) static IMPOSSIBLE: Check = Check {
     run: |host, vm| impossible_is_refused(host, vm).map(passed),
 };
 
-fn lists_are_complete(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
+fn lists_are_complete(host: &mut dyn Host, vm: VmId) -> Result<(), Breach> {
     let seen = sample(host)?;
     let cpus: Vec<_> = seen.cpus.iter().map(|c| c.id).collect();
     let expected: Vec<_> = host.machine().cpus.iter().map(|c| c.id).collect();
@@ -66,7 +66,7 @@ fn lists_are_complete(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     Ok(())
 }
 
-fn counters_are_monotone(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
+fn counters_are_monotone(host: &mut dyn Host, vm: VmId) -> Result<(), Breach> {
     let before = sample(host)?;
     host.wait(PERIOD);
     let after = sample(host)?;
@@ -82,7 +82,7 @@ fn counters_are_monotone(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
         })?;
     }
     let (Some(a), Some(b)) = (before.vm(vm), after.vm(vm)) else {
-        return Err(format!("VM {vm} was not in both samples"));
+        return Err(format!("VM {vm} was not in both samples").into());
     };
     for (a, b) in a.vcpus.iter().zip(&b.vcpus) {
         let pairs = [
@@ -102,7 +102,7 @@ fn counters_are_monotone(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     Ok(())
 }
 
-fn version_is_stable(host: &mut dyn Host, _vm: VmId) -> Result<(), String> {
+fn version_is_stable(host: &mut dyn Host, _vm: VmId) -> Result<(), Breach> {
     let before = sample(host)?.version;
     host.wait(PERIOD);
     let after = sample(host)?.version;
@@ -114,13 +114,13 @@ fn version_is_stable(host: &mut dyn Host, _vm: VmId) -> Result<(), String> {
     })
 }
 
-fn stale_is_refused(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
+fn stale_is_refused(host: &mut dyn Host, vm: VmId) -> Result<(), Breach> {
     let before = sample(host)?;
     let stale = Version(before.version.0 + 1_000);
     let plan = pin_plan(stale, &before, host, vm, 1)?;
     match host.commit(&plan) {
         Err(Refusal::Stale { planned, .. }) if planned == stale => {}
-        other => return Err(format!("a plan of version {} got {other:?}", stale.0)),
+        other => return Err(format!("a plan of version {} got {other:?}", stale.0).into()),
     }
     let after = sample(host)?;
     expect(affinities(&before, vm) == affinities(&after, vm), || {
@@ -128,7 +128,7 @@ fn stale_is_refused(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     })
 }
 
-fn impossible_is_refused(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
+fn impossible_is_refused(host: &mut dyn Host, vm: VmId) -> Result<(), Breach> {
     let before = sample(host)?;
     let mut unknown = pin_plan(before.version, &before, host, vm, 0)?;
     let to = host.machine().memory_nodes();
@@ -140,7 +140,7 @@ fn impossible_is_refused(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     );
     match host.commit(&unknown) {
         Err(Refusal::UnknownVm { vm }) if vm == nobody => {}
-        other => return Err(format!("a plan for an unknown VM got {other:?}")),
+        other => return Err(format!("a plan for an unknown VM got {other:?}").into()),
     }
     let mut nowhere = pin_plan(before.version, &before, host, vm, 0)?;
     nowhere.decide(
@@ -156,7 +156,7 @@ fn impossible_is_refused(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
             why: Impossible::Nodes { .. },
             ..
         }) => {}
-        other => return Err(format!("a home without a node got {other:?}")),
+        other => return Err(format!("a home without a node got {other:?}").into()),
     }
     let after = sample(host)?;
     expect(affinities(&before, vm) == affinities(&after, vm), || {

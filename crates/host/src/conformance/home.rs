@@ -4,7 +4,8 @@ use homenode_units::{NodeSet, Pages, VmId};
 
 use super::vcpus::pin_plan;
 use super::{
-    Check, PERIOD, Verdict, affinities, commit_one, expect, lift_twice, no_node, refused, sample, sample_of,
+    Breach, Check, PERIOD, Verdict, affinities, commit_one, expect, lift_twice, no_node, refused, sample,
+    sample_of,
 };
 use crate::{Act, Action, Failure, Host, Impossible, Lever, Outcome, VmSample};
 
@@ -19,7 +20,7 @@ pub(super) static HOLDS: Check = Check {
 };
 
 /// Earlier checks pinned the VM, so it is freed first.
-fn home_is_lifted(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
+fn home_is_lifted(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
     lift_twice(host, vm, Lever::Home)?;
     let free = sample(host)?;
     for node_index in [1, 0] {
@@ -37,7 +38,7 @@ fn home_is_lifted(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
             Act::SetHome { nodes }.on(vm),
             "conformance check".into(),
         );
-        let receipt = host.commit(&plan).map_err(|e| e.to_string())?;
+        let receipt = host.commit(&plan)?;
         expect(
             receipt.outcomes.iter().all(|outcome| *outcome == Outcome::Done),
             || format!("pins and a home gave {:?}", receipt.outcomes),
@@ -67,7 +68,7 @@ fn home_is_lifted(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
     Ok(Verdict::Passed)
 }
 
-fn home_holds(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
+fn home_holds(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
     for nodes in [NodeSet::new(), NodeSet::one(no_node(host))] {
         refused(host, vm, Act::SetHome { nodes }, |why| {
             matches!(why, Impossible::Nodes { .. })
@@ -78,7 +79,7 @@ fn home_holds(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
     let mut skipped = None;
     for home in homes {
         let nodes = NodeSet::one(home);
-        let outside = |host: &mut dyn Host| Ok::<_, String>(sample_of(host, vm)?.pages_outside(&nodes));
+        let outside = |host: &mut dyn Host| Ok::<_, Breach>(sample_of(host, vm)?.pages_outside(&nodes));
         let before = outside(host)?;
         let act = Act::SetHome { nodes: nodes.clone() };
         let outcome = commit_one(host, vm, act)?;
@@ -102,7 +103,7 @@ fn home_holds(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
                 skipped = Some(error.to_string());
                 continue;
             }
-            other => return Err(format!("bringing its memory home gave {other:?}")),
+            other => return Err(format!("bringing its memory home gave {other:?}").into()),
         }
         let brought = outside(host)?.unwrap_or_default();
         host.wait(PERIOD);

@@ -2,7 +2,9 @@
 
 use homenode_units::{Bytes, Ns, VmId};
 
-use super::{Check, LEASE, PERIOD, Verdict, commit_one, expect, lift_twice, refused, sample, sample_of};
+use super::{
+    Breach, Check, LEASE, PERIOD, Verdict, commit_one, expect, lift_twice, refused, sample, sample_of,
+};
 use crate::{Act, Balloon, Host, Impossible, Lever, Limit, Outcome};
 
 pub(super) static LIMITED: Check = Check {
@@ -10,8 +12,8 @@ pub(super) static LIMITED: Check = Check {
     run: memory_is_limited,
 };
 
-fn memory_is_limited(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
-    let balloon = |host: &mut dyn Host| Ok::<_, String>(sample_of(host, vm)?.balloon);
+fn memory_is_limited(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
+    let balloon = |host: &mut dyn Host| Ok::<_, Breach>(sample_of(host, vm)?.balloon);
     let before = sample(host)?.version;
     let Some(first) = balloon(host)? else {
         return cannot_be_limited(host, vm);
@@ -71,7 +73,7 @@ fn is_memory(why: &Impossible) -> bool {
 }
 
 /// A VM without a balloon keeps its memory.
-fn cannot_be_limited(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
+fn cannot_be_limited(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
     refused(host, vm, limit(Bytes::from_mib(64), LEASE), is_memory)?;
     Ok(Verdict::Skipped("the VM has no balloon".into()))
 }

@@ -2,7 +2,7 @@
 
 use homenode_units::{MemoryPolicy, Migration, Placing, VmId};
 
-use super::{Check, Verdict, commit_one, expect, sample, sample_of};
+use super::{Breach, Check, Verdict, commit_one, expect, sample, sample_of};
 use crate::{Act, Failure, Host, Outcome};
 
 pub(super) static SET: Check = Check {
@@ -10,7 +10,7 @@ pub(super) static SET: Check = Check {
     run: policies_are_set,
 };
 
-fn policies_are_set(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
+fn policies_are_set(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
     let first = sample_of(host, vm)?.memory_policy;
     let placings = [Placing::FirstTouch, Placing::Round4k, Placing::Round1g];
     let migrations = [Migration::None, Migration::Carrefour, Migration::AutoNuma];
@@ -30,7 +30,7 @@ fn policies_are_set(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
                     why_not = error.to_string();
                     before
                 }
-                other => return Err(format!("{policy} gave {other:?}")),
+                other => return Err(format!("{policy} gave {other:?}").into()),
             };
             let now = sample(host)?;
             let seen = now.vm(vm).ok_or("the VM is gone")?.memory_policy;

@@ -21,7 +21,9 @@ mod watching;
 
 use homenode_units::{NodeId, NodeMap, Ns, Pages, VmId};
 
-use crate::{Act, Host, Impossible, Lever, Limit, Outcome, Plan, Refusal, Sample, VmSample};
+use crate::{
+    Act, ActionError, Host, HostError, Impossible, Lever, Limit, Outcome, Plan, Refusal, Sample, VmSample,
+};
 
 /// One check: a name, and a function that returns what was expected and what was seen if it fails.
 #[derive(Debug)]
@@ -29,7 +31,36 @@ pub struct Check {
     /// The property.
     pub name: &'static str,
     /// Runs it against a host on which `vm` runs, with one or more vCPUs, touched memory, and no agent.
-    pub run: fn(&mut dyn Host, VmId) -> Result<Verdict, String>,
+    pub run: fn(&mut dyn Host, VmId) -> Result<Verdict, Breach>,
+}
+
+/// How a host broke its contract, or the host's own error that ended a check.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Breach {
+    /// What was expected, and what was seen.
+    #[error("{0}")]
+    Seen(String),
+    /// The host could not be read.
+    #[error(transparent)]
+    Unreadable(#[from] HostError),
+    /// It refused a plan that is possible.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// It could not store a setting.
+    #[error(transparent)]
+    NotStored(#[from] ActionError),
+}
+
+impl From<String> for Breach {
+    fn from(seen: String) -> Breach {
+        Breach::Seen(seen)
+    }
+}
+
+impl From<&str> for Breach {
+    fn from(seen: &str) -> Breach {
+        Breach::Seen(seen.to_owned())
+    }
 }
 
 /// The result of a check that did not fail.
@@ -103,18 +134,18 @@ fn passed((): ()) -> Verdict {
     Verdict::Passed
 }
 
-fn sample(host: &mut dyn Host) -> Result<Sample, String> {
-    host.sample().map_err(|e| e.to_string())
+fn sample(host: &mut dyn Host) -> Result<Sample, Breach> {
+    Ok(host.sample()?)
 }
 
 /// Returns the VM as the host sees it now.
-fn sample_of(host: &mut dyn Host, vm: VmId) -> Result<VmSample, String> {
+fn sample_of(host: &mut dyn Host, vm: VmId) -> Result<VmSample, Breach> {
     let seen = sample(host)?.vm(vm).cloned();
-    seen.ok_or_else(|| format!("VM {vm} is not in the sample"))
+    seen.ok_or_else(|| format!("VM {vm} is not in the sample").into())
 }
 
-fn expect(condition: bool, message: impl FnOnce() -> String) -> Result<(), String> {
-    if condition { Ok(()) } else { Err(message()) }
+fn expect(condition: bool, message: impl FnOnce() -> String) -> Result<(), Breach> {
+    if condition { Ok(()) } else { Err(message().into()) }
 }
 
 fn affinities(sample: &Sample, vm: VmId) -> Vec<String> {
@@ -123,30 +154,30 @@ fn affinities(sample: &Sample, vm: VmId) -> Vec<String> {
 }
 
 /// Returns a plan for one act, made from the host's present state.
-fn plan_of(host: &mut dyn Host, vm: VmId, act: Act) -> Result<Plan, String> {
+fn plan_of(host: &mut dyn Host, vm: VmId, act: Act) -> Result<Plan, Breach> {
     let mut plan = Plan::new(sample(host)?.version);
     plan.decide("conformance", act.on(vm), "conformance check".into());
     Ok(plan)
 }
 
-fn commit_one(host: &mut dyn Host, vm: VmId, act: Act) -> Result<Outcome, String> {
+fn commit_one(host: &mut dyn Host, vm: VmId, act: Act) -> Result<Outcome, Breach> {
     let plan = plan_of(host, vm, act)?;
-    let receipt = host.commit(&plan).map_err(|e| e.to_string())?;
+    let receipt = host.commit(&plan)?;
     let mut outcomes = receipt.outcomes.into_iter();
     outcomes.next().ok_or_else(|| "no outcome".into())
 }
 
 /// Checks that the act is refused, for this kind of reason.
-fn refused(host: &mut dyn Host, vm: VmId, act: Act, is_why: fn(&Impossible) -> bool) -> Result<(), String> {
+fn refused(host: &mut dyn Host, vm: VmId, act: Act, is_why: fn(&Impossible) -> bool) -> Result<(), Breach> {
     let plan = plan_of(host, vm, act)?;
     match host.commit(&plan) {
         Err(Refusal::Vm { why, .. }) if is_why(&why) => Ok(()),
-        other => Err(format!("{:?} got {other:?}", plan.decisions[0].action.act)),
+        other => Err(format!("{:?} got {other:?}", plan.decisions[0].action.act).into()),
     }
 }
 
 /// Lifts a lever twice: the second time must have no effect.
-fn lift_twice(host: &mut dyn Host, vm: VmId, lever: Lever) -> Result<(), String> {
+fn lift_twice(host: &mut dyn Host, vm: VmId, lever: Lever) -> Result<(), Breach> {
     for _ in 0..2 {
         let outcome = commit_one(host, vm, Act::Lift { lever })?;
         expect(outcome == Outcome::Done, || {
@@ -157,7 +188,7 @@ fn lift_twice(host: &mut dyn Host, vm: VmId, lever: Lever) -> Result<(), String>
 }
 
 /// Returns the node with most of these pages, and another that can hold memory.
-fn fullest_and_other(host: &dyn Host, pages: &NodeMap<Pages>) -> Result<(NodeId, NodeId), String> {
+fn fullest_and_other(host: &dyn Host, pages: &NodeMap<Pages>) -> Result<(NodeId, NodeId), Breach> {
     let fullest = pages.iter().max_by_key(|(_, pages)| **pages);
     let (fullest, _) = fullest.ok_or("the VM has no pages")?;
     let nodes = host.machine().memory_nodes();

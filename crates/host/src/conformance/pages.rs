@@ -3,7 +3,8 @@
 use homenode_units::{MemoryPolicy, Migration, NodeId, NodeMap, NodeSet, Pages, VmId};
 
 use super::{
-    Check, PERIOD, Verdict, commit_one, expect, fullest_and_other, no_node, refused, sample, sample_of,
+    Breach, Check, PERIOD, Verdict, commit_one, expect, fullest_and_other, no_node, refused, sample,
+    sample_of,
 };
 use crate::{Act, Action, Failure, FrameMove, Host, Impossible, Outcome, PageUse, VmSample};
 
@@ -30,26 +31,26 @@ const PAGES_PER_MIB: usize = 256;
 const NAMED_MAX: usize = 64;
 const LOOKS: usize = 10;
 
-/// Checks the receipt of an act that moves at most `budget` pages onto `target` against two samples of the moved pages.
+/// Checks the receipt of an act that moves pages onto `target` against two samples of the moved pages.
 fn moves(
     host: &mut dyn Host,
     vm: VmId,
     act: Act,
     target: NodeId,
     of: &dyn Fn(&VmSample) -> Option<NodeMap<Pages>>,
-) -> Result<Result<Pages, String>, String> {
+) -> Result<Verdict, Breach> {
     let on_target = |host: &mut dyn Host| {
         let pages = of(&sample_of(host, vm)?).and_then(|pages| pages.get(target).copied());
-        Ok::<_, String>(pages.unwrap_or_default())
+        Ok::<_, Breach>(pages.unwrap_or_default())
     };
     let budget = act.pages_max();
     let before = on_target(host)?;
     let moved = match commit_one(host, vm, act)? {
         Outcome::Moved { moved, .. } => moved,
         Outcome::Failed(error) if matches!(error.why, Failure::MemoryFixed { .. }) => {
-            return Ok(Err(error.to_string()));
+            return Ok(Verdict::Skipped(error.to_string()));
         }
-        other => return Err(format!("moving pages gave {other:?}")),
+        other => return Err(format!("moving pages gave {other:?}").into()),
     };
     expect(moved <= budget, || {
         format!("{moved} moved under a budget of {budget}")
@@ -60,18 +61,11 @@ fn moves(
     expect((gained - moved.as_f64()).abs() <= tolerance, || {
         format!("the receipt says {moved} moved to node {target}, the sample says {gained}")
     })?;
-    Ok(Ok(moved))
+    expect(moved > Pages::ZERO, || "nothing moved".into())?;
+    Ok(Verdict::Passed)
 }
 
-fn some(moved: Result<Pages, String>) -> Result<Verdict, String> {
-    match moved {
-        Ok(Pages::ZERO) => Err("nothing moved".into()),
-        Ok(_) => Ok(Verdict::Passed),
-        Err(why) => Ok(Verdict::Skipped(why)),
-    }
-}
-
-fn pages_move(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
+fn pages_move(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
     let seen = sample_of(host, vm)?;
     let nodes = host.machine().memory_nodes();
     let elsewhere = NodeSet::one(no_node(host));
@@ -91,7 +85,7 @@ fn pages_move(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
     let outside = seen.pages_outside(&to).unwrap_or_default();
     let budget = Pages((outside.0 / 4).max(1));
     let act = Action::gather(host.machine(), vm, to, budget).act;
-    some(moves(host, vm, act, target, &|vm| vm.pages.clone())?)
+    moves(host, vm, act, target, &|vm| vm.pages.clone())
 }
 
 fn is_same(why: &Impossible) -> bool {
@@ -102,7 +96,7 @@ fn is_no_node(why: &Impossible) -> bool {
     matches!(why, Impossible::Nodes { .. })
 }
 
-fn frames_move(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
+fn frames_move(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
     let seen = sample_of(host, vm)?;
     let Some(pages) = &seen.pages else {
         return Ok(Verdict::Skipped(UNKNOWN.to_owned()));
@@ -121,7 +115,7 @@ fn frames_move(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
         let moves_all = Act::MoveFrames {
             moves: scattered(&seen, pages, to),
         };
-        return some(moves(host, vm, moves_all, to, &of)?);
+        return moves(host, vm, moves_all, to, &of);
     };
     let from = uses.first().map_or(from, |first| first.on);
     let to = host.machine().memory_nodes().iter().find(|node| *node != from);
@@ -136,11 +130,11 @@ fn frames_move(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
     let act = Act::MoveFrames {
         moves: named.collect(),
     };
-    some(moves(host, vm, act, to, &of)?)
+    moves(host, vm, act, to, &of)
 }
 
 /// Checks that impossible moves are refused, and that a frame that the guest lacks is nothing to move.
-fn impossible_frames(host: &mut dyn Host, vm: VmId, from: NodeId, to: NodeId) -> Result<(), String> {
+fn impossible_frames(host: &mut dyn Host, vm: VmId, from: NodeId, to: NodeId) -> Result<(), Breach> {
     let act = |frame, from, to| Act::MoveFrames {
         moves: vec![FrameMove {
             frame,
@@ -183,7 +177,7 @@ fn scattered(vm: &VmSample, pages: &NodeMap<Pages>, to: NodeId) -> Vec<FrameMove
 }
 
 /// Returns the pages that the host locates, if it does: those that were sampled.
-fn page_uses(host: &mut dyn Host, vm: VmId) -> Result<Option<Vec<PageUse>>, String> {
+fn page_uses(host: &mut dyn Host, vm: VmId) -> Result<Option<Vec<PageUse>>, Breach> {
     let before = sample(host)?;
     let policy = sample_of(host, vm)?.memory_policy;
     if before.no_page_uses.is_some() {
@@ -191,7 +185,7 @@ fn page_uses(host: &mut dyn Host, vm: VmId) -> Result<Option<Vec<PageUse>>, Stri
     }
     let set = |host: &mut dyn Host, policy| match commit_one(host, vm, Act::SetMemoryPolicy { policy })? {
         Outcome::Done => Ok(()),
-        other => Err(format!("sampling pages gave {other:?}")),
+        other => Err(Breach::Seen(format!("sampling pages gave {other:?}"))),
     };
     let migration = Migration::Carrefour;
     set(host, MemoryPolicy { migration, ..policy })?;
@@ -203,10 +197,10 @@ fn page_uses(host: &mut dyn Host, vm: VmId) -> Result<Option<Vec<PageUse>>, Stri
             return Ok(uses);
         }
     }
-    Err(format!("in {LOOKS} looks no page was sampled"))
+    Err(format!("in {LOOKS} looks no page was sampled").into())
 }
 
-fn virtual_node_moves(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
+fn virtual_node_moves(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
     let seen = sample_of(host, vm)?;
     let count = seen.virtual_nodes.len() as u16;
     let act = |virtual_node, to, pages_max| Act::MoveVirtualNode {
@@ -245,7 +239,7 @@ fn virtual_node_moves(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> 
     };
     let budget = Pages((elsewhere.0 / 4).max(1));
     let of = |vm: &VmSample| vm.virtual_nodes.get(usize::from(number))?.pages.clone();
-    let verdict = some(moves(host, vm, act(number, target, budget), target, &of)?)?;
+    let verdict = moves(host, vm, act(number, target, budget), target, &of)?;
     let (before, after) = (others(&seen), others(&sample_of(host, vm)?));
     expect(after.0 <= before.0 + budget.0 / 10 + 64, || {
         format!("pages of other virtual nodes went along: {before} lay there, {after} do")

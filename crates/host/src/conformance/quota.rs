@@ -2,7 +2,7 @@
 
 use homenode_units::{Ns, VmId};
 
-use super::{Check, LEASE, PERIOD, commit_one, expect, lift_twice, passed, sample};
+use super::{Breach, Check, LEASE, PERIOD, commit_one, expect, lift_twice, passed, sample};
 use crate::{Act, CpuQuota, Host, Impossible, Lever, Limit, Outcome, Plan, Refusal, Sample};
 
 pub(super) static HELD: Check = Check {
@@ -36,7 +36,7 @@ fn quotas(sample: &Sample, vm: VmId) -> Vec<Option<CpuQuota>> {
     vcpus.iter().map(|vcpu| vcpu.quota).collect()
 }
 
-fn quota_holds(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
+fn quota_holds(host: &mut dyn Host, vm: VmId) -> Result<(), Breach> {
     let before = sample(host)?;
     let outcome = commit_one(host, vm, limit_to(QUOTA, LEASE))?;
     expect(outcome == Outcome::Done, || format!("limiting gave {outcome:?}"))?;
@@ -53,7 +53,7 @@ fn quota_holds(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     // Kernels hand out time in slices, and the rest of one may be used in the next period.
     let allowed = 1.1 * QUOTA.share() * elapsed + 2.0 * QUOTA.period_ns.as_f64();
     let (Some(a), Some(b)) = (from.vm(vm), to.vm(vm)) else {
-        return Err(format!("VM {vm} was not in both samples"));
+        return Err(format!("VM {vm} was not in both samples").into());
     };
     for (a, b) in a.vcpus.iter().zip(&b.vcpus) {
         let ran = b.running_ns.saturating_sub(a.running_ns);
@@ -72,7 +72,7 @@ fn quota_holds(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     })
 }
 
-fn limit_ends_with_its_lease(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
+fn limit_ends_with_its_lease(host: &mut dyn Host, vm: VmId) -> Result<(), Breach> {
     let before = sample(host)?;
     let outcome = commit_one(host, vm, limit_to(QUOTA, Ns(PERIOD.0 / 2)))?;
     expect(outcome == Outcome::Done, || format!("limiting gave {outcome:?}"))?;
@@ -83,7 +83,7 @@ fn limit_ends_with_its_lease(host: &mut dyn Host, vm: VmId) -> Result<(), String
     })
 }
 
-fn impossible_limits_are_refused(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
+fn impossible_limits_are_refused(host: &mut dyn Host, vm: VmId) -> Result<(), Breach> {
     let before = sample(host)?;
     let too_little = CpuQuota {
         run_ns: Ns(CpuQuota::MIN.0 - 1),

@@ -2,7 +2,7 @@
 
 use homenode_units::{Ns, VmId};
 
-use super::{Check, LEASE, PERIOD, Verdict, commit_one, expect, lift_twice, refused, sample_of};
+use super::{Breach, Check, LEASE, PERIOD, Verdict, commit_one, expect, lift_twice, refused, sample_of};
 use crate::{Act, Failure, Host, Impossible, Lever, Limit, Outcome, Percent};
 
 pub(super) static CONFINED: Check = Check {
@@ -10,7 +10,7 @@ pub(super) static CONFINED: Check = Check {
     run: parts_are_held,
 };
 
-fn parts_are_held(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
+fn parts_are_held(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
     let half = Percent(50);
     let mut skipped = Vec::new();
     for limit in [Limit::CacheWays(half), Limit::MemoryBandwidth(half)] {
@@ -39,7 +39,7 @@ fn act(limit: Limit, lease_ns: Ns) -> Act {
 }
 
 /// Returns why the host cannot, if so.
-fn part_is_held(host: &mut dyn Host, vm: VmId, limit: Limit) -> Result<Option<String>, String> {
+fn part_is_held(host: &mut dyn Host, vm: VmId, limit: Limit) -> Result<Option<String>, Breach> {
     let is_confined = |host: &mut dyn Host, expected: Option<Limit>| {
         let seen = sample_of(host, vm)?.confined;
         expect(seen == expected, || {

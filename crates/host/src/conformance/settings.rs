@@ -2,7 +2,7 @@
 
 use homenode_units::{Bytes, Permit, Placing, VmId};
 
-use super::{Check, expect, passed, sample, sample_of};
+use super::{Breach, Check, expect, passed, sample, sample_of};
 use crate::{Failure, Host, Mode, Setting};
 
 pub(super) static KEPT: Check = Check {
@@ -10,10 +10,10 @@ pub(super) static KEPT: Check = Check {
     run: |host, vm| settings_are_kept(host, vm).map(passed),
 };
 
-fn settings_are_kept(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
-    let kept = |host: &mut dyn Host| Ok::<_, String>(sample_of(host, vm)?.settings);
+fn settings_are_kept(host: &mut dyn Host, vm: VmId) -> Result<(), Breach> {
+    let kept = |host: &mut dyn Host| Ok::<_, Breach>(sample_of(host, vm)?.settings);
     let first = sample(host)?.version;
-    let permit = Permit::pollution(250_000).map_err(|e| e.to_string())?;
+    let permit = Permit::pollution(250_000).expect("a permit within its bounds");
     let policy = Placing::FirstTouch.alone();
     for setting in [
         Setting::Permit(Some(permit)),
@@ -28,7 +28,7 @@ fn settings_are_kept(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     ] {
         let mut wanted = kept(host)?;
         wanted.set(setting);
-        host.set(vm, setting).map_err(|e| e.to_string())?;
+        host.set(vm, setting)?;
         let seen = kept(host)?;
         expect(seen == wanted, || format!("set {setting:?}, seen is {seen:?}"))?;
     }
@@ -37,6 +37,6 @@ fn settings_are_kept(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     })?;
     match host.set(VmId(vm.0 ^ 1), Setting::Permit(Some(permit))) {
         Err(error) if error.why == Failure::VmGone => Ok(()),
-        other => Err(format!("a permit for an unknown VM got {other:?}")),
+        other => Err(format!("a permit for an unknown VM got {other:?}").into()),
     }
 }

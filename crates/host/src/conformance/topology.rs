@@ -2,7 +2,7 @@
 
 use homenode_units::{NodeId, VmId};
 
-use super::{Check, PERIOD, Verdict, commit_one, expect, refused, sample_of};
+use super::{Breach, Check, PERIOD, Verdict, commit_one, expect, refused, sample_of};
 use crate::{Act, Failure, GuestTopology, Host, Impossible, Outcome, VmSample};
 
 pub(super) static PUBLISHED: Check = Check {
@@ -10,7 +10,7 @@ pub(super) static PUBLISHED: Check = Check {
     run: guest_is_told,
 };
 
-fn guest_is_told(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
+fn guest_is_told(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
     let first = sample_of(host, vm)?;
     let nodes: Vec<NodeId> = host.machine().memory_nodes().iter().take(2).collect();
     // All of it on one node, which is enough for what can be observed.
@@ -57,7 +57,7 @@ fn cannot_be_told(
     vm: VmId,
     first: &VmSample,
     topology: GuestTopology,
-) -> Result<(), String> {
+) -> Result<(), Breach> {
     if !first.virtual_nodes.is_empty() {
         let outcome = commit_one(host, vm, Act::PublishTopology { topology })?;
         let is_said = matches!(&outcome, Outcome::Failed(error) if matches!(error.why, Failure::NoTopologyDevice { .. }));

@@ -2,7 +2,7 @@
 
 use homenode_units::{CpuSet, VmId};
 
-use super::{Check, PERIOD, expect, passed, refused, sample};
+use super::{Breach, Check, PERIOD, expect, passed, refused, sample};
 use crate::{Act, Host, Impossible, Outcome, Plan, Sample, Version};
 
 pub(super) static PINNED: Check = Check {
@@ -16,7 +16,7 @@ pub(super) fn pin_plan(
     host: &dyn Host,
     vm: VmId,
     node_index: usize,
-) -> Result<Plan, String> {
+) -> Result<Plan, Breach> {
     let seen = now
         .vm(vm)
         .ok_or_else(|| format!("VM {vm} is not in the sample"))?;
@@ -37,7 +37,7 @@ pub(super) fn pin_plan(
     Ok(plan)
 }
 
-fn pin_is_seen(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
+fn pin_is_seen(host: &mut dyn Host, vm: VmId) -> Result<(), Breach> {
     let pin = |vcpu, cpus| Act::PinVcpus {
         vcpus: vec![vcpu],
         cpus,
@@ -52,7 +52,7 @@ fn pin_is_seen(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     for node_index in [1, 0] {
         let before = sample(host)?;
         let plan = pin_plan(before.version, &before, host, vm, node_index)?;
-        let receipt = host.commit(&plan).map_err(|e| e.to_string())?;
+        let receipt = host.commit(&plan)?;
         expect(receipt.outcomes == [Outcome::Done], || {
             format!("pinning gave {:?}", receipt.outcomes)
         })?;

@@ -2,7 +2,7 @@
 
 use homenode_units::{Ns, Pages, VmId};
 
-use super::{Check, LEASE, PERIOD, Verdict, commit_one, expect, lift_twice, sample, sample_of};
+use super::{Breach, Check, LEASE, PERIOD, Verdict, commit_one, expect, lift_twice, sample, sample_of};
 use crate::{Act, Failure, Host, Lever, Outcome};
 
 pub(super) static WATCHED: Check = Check {
@@ -10,7 +10,7 @@ pub(super) static WATCHED: Check = Check {
     run: memory_is_watched,
 };
 
-fn memory_is_watched(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
+fn memory_is_watched(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
     let window_ns = PERIOD;
     let watch = |lease_ns| Act::Watch { window_ns, lease_ns };
     let trackers = sample(host)?.trackers;

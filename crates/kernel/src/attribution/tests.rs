@@ -30,7 +30,7 @@ fn page() -> Page<'static> {
 }
 
 /// A sampler of a host of two nodes with a CPU each; frames 0 to 31 are on node 0, 32 to 63 on node 1, and the rest nowhere.
-fn sampler(page: Page<'static>) -> Result<Sampler, String> {
+fn sampler(page: Page<'static>) -> Sampler {
     let tree = Tree::new(&[
         ("sys/devices/system/memory/block_size_bytes", "20000"),
         ("sys/devices/system/node/node0/memory0/online", "1"),
@@ -38,7 +38,7 @@ fn sampler(page: Page<'static>) -> Result<Sampler, String> {
     ]);
     let nodes = "0-1".parse().expect("nodes");
     let blocks = memory_blocks::read(tree.root(), &nodes).expect("readable");
-    Ok(Sampler::new(page, &machine(&[0, 1]), blocks.expect("there")))
+    Sampler::new(page, &machine(&[0, 1]), blocks.expect("there"))
 }
 
 fn vm(at: u8) -> VmId {
@@ -60,7 +60,7 @@ impl Rig {
         let mut rig = Rig {
             tree: Tree::new(&[]),
             page,
-            attribution: Attribution::new(page, Some(2_000_000_000), sampler(page)),
+            attribution: Attribution::new(page, Some(2_000_000_000), Ok(sampler(page))),
             at: Ns::ZERO,
             busy: Ns::ZERO,
         };
@@ -254,7 +254,7 @@ fn cycles_are_time_run_and_tags_of_an_earlier_agent_are_forgotten() {
     let mut rig = Rig::new();
     rig.own(1, &[10]);
     rig.page.set_tag(50, 1);
-    rig.attribution = Attribution::new(rig.page, Some(2_000_000_000), sampler(rig.page));
+    rig.attribution = Attribution::new(rig.page, Some(2_000_000_000), Ok(sampler(rig.page)));
     assert_eq!(rig.page.tag(50), 0);
     rig.begin();
     rig.begin();

@@ -193,7 +193,7 @@ fn malformed_metadata_means_watch_only() {
     ] {
         let domain = Domain::parse(&LIVE.replace(good, bad)).unwrap();
         let why = domain.settings.clone().unwrap_err();
-        assert!(!why.is_empty());
+        assert!(!why.to_string().is_empty());
         let settings = domain.settings(None, vec![]);
         assert_eq!(
             (settings.management, settings.home),

@@ -260,7 +260,7 @@ impl KvmHost {
                     true,
                 ),
             },
-            Err(cause) => (cause, false),
+            Err(cause) => (cause.to_string(), false),
         };
         self.context.notice(said);
         is_undone

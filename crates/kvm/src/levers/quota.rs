@@ -240,7 +240,7 @@ impl LeverState for OfVm {
         };
         let groups = vm.cpu_groups();
         let can = context.manager.check_groups(vm.run.vm, &groups);
-        can.map_err(|cause| failed(vm, HOLD, &cause))?;
+        can.map_err(|cause| failed(vm, HOLD, cause.cause()))?;
         let quotas = Quotas {
             ours,
             previous: self.quotas.as_ref().map(|quotas| quotas.ours),
@@ -330,7 +330,7 @@ impl LeverState for OfVm {
                 Ok(left) => {
                     let before = quotas.before.map_or(CpuMax::Unlimited, CpuMax::Quota);
                     let given_back = left.iter().map(|group| group.set_max(before));
-                    given_back.for_each(|result| steps.note("CPU quota", result.map_err(CallError::Refused)));
+                    given_back.for_each(|result| steps.note("CPU quota", result.map_err(CallError::from)));
                 }
                 Err(error) => unread(&mut steps, error),
             }

@@ -44,7 +44,7 @@ impl LeverState for OfVm {
         let server = context
             .topology
             .server()
-            .map_err(|why| no_device(why.to_owned()))?;
+            .map_err(|why| no_device(why.to_string()))?;
         let facts = Facts {
             vcpu_pnode: topology.vcpus.clone(),
             vnode_pnode: topology.memory.clone(),

@@ -16,6 +16,8 @@ use std::sync::{Mutex, PoisonError};
 
 use libloading::os::unix::Library;
 
+use super::LibraryError;
+
 /// The library, as the loader knows it.
 const LIBRARY: &str = "libvirt.so.0";
 
@@ -23,7 +25,7 @@ const LIBRARY: &str = "libvirt.so.0";
 ///
 /// # Errors
 /// Why it cannot be loaded; the next call tries again.
-pub(super) fn load() -> Result<(), String> {
+pub(super) fn load() -> Result<(), LibraryError> {
     static IS_LOADED: Mutex<bool> = Mutex::new(false);
     let mut is_loaded = IS_LOADED.lock().unwrap_or_else(PoisonError::into_inner);
     if !*is_loaded {
@@ -33,11 +35,11 @@ pub(super) fn load() -> Result<(), String> {
     Ok(())
 }
 
-fn find(library: &str) -> Result<(), String> {
+fn find(library: &str) -> Result<(), LibraryError> {
     // The loader's message is the error's source; the error itself only names the call.
     let missing = |error: libloading::Error| match error.source() {
-        Some(cause) => format!("its library cannot be used ({cause})"),
-        None => format!("its library cannot be used ({error})"),
+        Some(cause) => LibraryError(cause.to_string()),
+        None => LibraryError(error.to_string()),
     };
     // SAFETY: libvirt's library runs no code of its own when it is loaded but its constructors, which are made for that.
     let library = unsafe { Library::new(library) }.map_err(missing)?;
@@ -170,9 +172,9 @@ mod tests {
 
     #[test]
     fn a_library_that_is_not_there_or_is_another_is_said_to_be() {
-        let error = find("libdoes-not-exist.so.0").unwrap_err();
+        let error = find("libdoes-not-exist.so.0").unwrap_err().to_string();
         assert!(error.contains("libdoes-not-exist.so.0"), "{error}");
-        let error = find("libc.so.6").unwrap_err();
+        let error = find("libc.so.6").unwrap_err().to_string();
         assert!(error.contains(NAMES[0]), "{error}");
     }
 

@@ -22,6 +22,7 @@ use homenode_kernel::files::Part;
 use homenode_kernel::now;
 use homenode_units::{Ns, VmId};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
 use serde_json::Value;
 
 use super::monitor::{self, Command, MonitorError, broken};
@@ -67,6 +68,18 @@ impl Shared {
     }
 }
 
+/// Why monitors cannot be asked.
+#[derive(Debug, thiserror::Error)]
+enum NoThread {
+    #[error("{0}")]
+    Wake(#[from] Errno),
+    #[error("no thread could be started {purpose}: {cause}")]
+    NotStarted {
+        purpose: &'static str,
+        cause: std::io::Error,
+    },
+}
+
 /// Connection to a thread that waits in poll.
 #[derive(Clone, Debug)]
 struct Line {
@@ -88,7 +101,7 @@ impl Line {
 pub(super) struct Asker {
     root: PathBuf,
     open: Open,
-    line: Option<Result<Line, String>>,
+    line: Option<Result<Line, NoThread>>,
     watched: BTreeSet<VmId>,
     shared: Arc<Shared>,
 }
@@ -105,7 +118,7 @@ impl Asker {
         }
     }
 
-    fn line(&mut self) -> Result<&Line, &String> {
+    fn line(&mut self) -> Result<&Line, &NoThread> {
         let (root, open, shared) = (&self.root, self.open, &self.shared);
         self.line
             .get_or_insert_with(|| begin(root, open, shared))
@@ -205,8 +218,8 @@ impl Drop for Asker {
 }
 
 /// Starts the thread.
-fn begin(root: &Path, open: Open, shared: &Arc<Shared>) -> Result<Line, String> {
-    let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| e.to_string())?;
+fn begin(root: &Path, open: Open, shared: &Arc<Shared>) -> Result<Line, NoThread> {
+    let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     let (inbox, received) = channel();
     let line = Line {
         inbox,
@@ -227,7 +240,10 @@ fn begin(root: &Path, open: Open, shared: &Arc<Shared>) -> Result<Line, String> 
     };
     let named = std::thread::Builder::new().name("monitors".into());
     let begun = named.spawn(move || while asking.go_on() {});
-    begun.map_err(|e| format!("no thread could be started for that: {e}"))?;
+    begun.map_err(|cause| NoThread::NotStarted {
+        purpose: "for that",
+        cause,
+    })?;
     Ok(line)
 }
 
@@ -378,7 +394,7 @@ impl Openers {
         let of = (opening.vm, opening.ticket, at);
         let idle = match self.idle.take().map_or_else(|| self.begin(), Ok) {
             Ok(idle) => idle,
-            Err(cause) => return Handed::Refused(opening, cause),
+            Err(cause) => return Handed::Refused(opening, cause.to_string()),
         };
         if let Err(unsent) = idle.send(opening) {
             return Handed::Refused(unsent.0, "the thread that opens it has ended".to_owned());
@@ -387,7 +403,7 @@ impl Openers {
         Handed::Over
     }
 
-    fn begin(&self) -> Result<Sender<Opening>, String> {
+    fn begin(&self) -> Result<Sender<Opening>, NoThread> {
         let (to_open, received) = channel::<Opening>();
         let (root, open, line) = (self.root.clone(), self.open, self.line.clone());
         let named = std::thread::Builder::new().name("monitor-open".into());
@@ -403,7 +419,10 @@ impl Openers {
                 line.send(Message::Opened(vm, ticket, result));
             }
         });
-        begun.map_err(|e| format!("no thread could be started to open it: {e}"))?;
+        begun.map_err(|cause| NoThread::NotStarted {
+            purpose: "to open it",
+            cause,
+        })?;
         Ok(to_open)
     }
 

@@ -30,6 +30,21 @@ fn may_run_vms(user: u32) -> bool {
     user < 1000 || user == 65534 || user == rustix::process::geteuid().as_raw()
 }
 
+/// Why a process that may run a VM is left out.
+#[derive(Debug, thiserror::Error)]
+enum LeftOut {
+    #[error(transparent)]
+    Unreadable(#[from] ReadError),
+    #[error("its options in {path} cannot be read: {cause}")]
+    Options { path: String, cause: std::io::Error },
+    #[error("its name (-name) cannot be a file's; start it with another")]
+    Name,
+    #[error("its UUID `{0}` is none")]
+    Uuid(String),
+    #[error("libvirt runs VM {0}, and changes it; manage it with `--host libvirt`")]
+    OfLibvirt(String),
+}
+
 /// A process that claims to run a VM.
 struct Claim {
     id: VmId,
@@ -245,7 +260,7 @@ impl Qemu {
     }
 
     /// Options of a process that is a QEMU, files of options included; empty if it is none.
-    fn command_line(&self, pid: i32) -> Result<CommandLine, String> {
+    fn command_line(&self, pid: i32) -> Result<CommandLine, LeftOut> {
         let path = self.root.join(format!("proc/{pid}/cmdline"));
         // If a process may not be read, nothing on it can be changed either.
         let Ok(Some(words)) = read::text_if_there(&path, COMMAND_LINE_MAX) else {
@@ -277,13 +292,16 @@ impl Qemu {
                     "it has left the directory that it was started in; name the file from the root",
                 )),
             };
-            text.map_err(|cause| format!("its options in {path} cannot be read: {cause}"))
+            text.map_err(|cause| LeftOut::Options {
+                path: path.to_owned(),
+                cause,
+            })
         })?;
         Ok(line)
     }
 
     /// The VM that a process runs, if it runs one. `strangers` gets the user of a process that may not run any.
-    fn look_at(&self, pid: i32, strangers: &mut BTreeSet<u32>) -> Result<Option<Claim>, String> {
+    fn look_at(&self, pid: i32, strangers: &mut BTreeSet<u32>) -> Result<Option<Claim>, LeftOut> {
         let Some(words) = self.words_of_qemu(pid) else {
             return Ok(None);
         };
@@ -294,10 +312,10 @@ impl Qemu {
             return Ok(None);
         }
         // Checked before and after: everything read in between is about the same process.
-        let Some(process) = task::process(&self.root, pid).map_err(|e| e.to_string())? else {
+        let Some(process) = task::process(&self.root, pid)? else {
             return Ok(None);
         };
-        let Some(users) = task::users(&self.root, pid).map_err(|e| e.to_string())? else {
+        let Some(users) = task::users(&self.root, pid)? else {
             return Ok(None);
         };
         // The user who starts a setuid program can give it any name.
@@ -316,18 +334,16 @@ impl Qemu {
             || name.chars().any(char::is_control)
             || name.len() > 200
         {
-            return Err("its name (-name) cannot be a file's; start it with another".to_owned());
+            return Err(LeftOut::Name);
         }
         let of_libvirt = self.root.join("run/libvirt/qemu").join(format!("{name}.pid"));
         if read::value_if_there(&of_libvirt, "a process id") == Ok(Some(pid)) {
-            return Err(format!(
-                "libvirt runs VM {name}, and changes it; manage it with `--host libvirt`"
-            ));
+            return Err(LeftOut::OfLibvirt(name));
         }
         let given = told
             .uuid
             .as_deref()
-            .map(|uuid| VmId::parse(uuid).ok_or_else(|| format!("its UUID `{uuid}` is none")));
+            .map(|uuid| VmId::parse(uuid).ok_or_else(|| LeftOut::Uuid(uuid.to_owned())));
         // Without a UUID, only its name persists across restarts.
         let id = given.unwrap_or_else(|| {
             Ok(VmId(

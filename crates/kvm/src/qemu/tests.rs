@@ -542,6 +542,7 @@ fn a_file_of_a_name_is_no_ones_from_the_moment_that_a_second_vm_has_the_name() {
     assert_eq!(all.len(), 2);
     for vm in &all {
         let why = qemu.describe(*vm).unwrap().settings.clone().unwrap_err();
+        let why = why.to_string();
         assert!(uuids.iter().all(|uuid| why.contains(uuid)), "{why}");
     }
     std::fs::remove_file(tree.root().join("etc/homenode/vms/web.toml")).unwrap();

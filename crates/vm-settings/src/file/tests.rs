@@ -21,7 +21,7 @@ fn path_of(vm: VmId) -> String {
     format!("etc/homenode/vms/{vm}.toml")
 }
 
-fn set(tree: &Tree, whose: Whose<'_>, settings: &[Setting]) -> Result<bool, String> {
+fn set(tree: &Tree, whose: Whose<'_>, settings: &[Setting]) -> Result<bool, FileError> {
     let holds = &|_: &VmSettings| true;
     change(tree.root(), whose, &Change { settings, holds })
 }
@@ -131,7 +131,7 @@ fn a_file_of_a_name_that_two_vms_have_applies_to_neither_and_both_are_named() {
             read(tree.root(), whose).unwrap_err(),
             set(&tree, whose, &[Setting::Mode(None)]).unwrap_err(),
         ];
-        for why in refusals {
+        for why in refusals.map(|error| error.to_string()) {
             let names_all = [WEB.to_string(), OTHER.to_string(), "web.toml".to_owned()]
                 .iter()
                 .all(|word| why.contains(word));
@@ -164,6 +164,7 @@ fn two_files_of_a_vm_that_contradict_each_other_are_refused_and_two_that_agree_b
         read(tree.root(), web()).unwrap_err(),
         set(&tree, web(), &settings).unwrap_err(),
     ] {
+        let why = why.to_string();
         assert!(
             why.contains("web.toml") && why.contains(&WEB.to_string()) && why.contains("manage"),
             "{why}"
@@ -241,7 +242,7 @@ fn what_is_wrong_is_said_with_the_file_and_stays_as_it_is() {
                 read(tree.root(), web()).unwrap_err(),
                 set(&tree, web(), &[Setting::Mode(None)]).unwrap_err(),
             ];
-            for why in refusals {
+            for why in refusals.map(|error| error.to_string()) {
                 let file = path.rsplit('/').next().unwrap();
                 assert!(why.contains(file) && why.contains(word), "{wrong}: {why}");
             }
@@ -313,7 +314,7 @@ fn what_an_editor_saves_in_between_is_kept() {
             let said = read(tree.root(), web());
             if before.is_none() && saved.ends_with("web.toml") {
                 // The editor made a second file: both are there, and that is reported.
-                assert!(said.unwrap_err().contains("web.toml"));
+                assert!(said.unwrap_err().to_string().contains("web.toml"));
                 continue;
             }
             let said = said.unwrap();
@@ -370,6 +371,7 @@ fn a_lock_that_another_process_keeps_refuses_the_change_and_only_its_owner_can_t
     let held = lock(&dir).unwrap();
     assert_eq!(fs::metadata(dir.join(LOCK)).unwrap().mode() & 0o7777, 0o600);
     let why = set(&tree, web(), &[Setting::Mode(Some(Mode::Act))]).unwrap_err();
+    let why = why.to_string();
     assert!(why.contains(".lock") && why.contains("another process"), "{why}");
     drop(held);
     assert_eq!(text(&tree, "etc/homenode/vms/web.toml"), "home = '1'");

@@ -103,6 +103,7 @@ fn of_two_services_processes_that_claim_a_name_neither_is_managed_and_it_is_said
                 .settings
                 .clone()
                 .unwrap_err()
+                .to_string()
                 .contains(&user)
         );
         std::fs::remove_dir_all(tree.root().join("proc/51")).unwrap();
