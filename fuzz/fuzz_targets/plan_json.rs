@@ -4,7 +4,7 @@
 
 #![no_main]
 
-use homenode_control::external::{PlanDocument, Planner, ViewDocument};
+use homenode_control::external::{PlanDocument, Planner, PlannerError, ViewDocument};
 use homenode_control::{Config, Control, Event, Mode};
 use homenode_host::{Host as _, Version};
 use homenode_machine_files::preset;
@@ -21,7 +21,7 @@ impl Planner for Lines {
         "lines"
     }
 
-    fn plan(&mut self, view: &ViewDocument<'_>) -> Result<PlanDocument, String> {
+    fn plan(&mut self, view: &ViewDocument<'_>) -> Result<PlanDocument, PlannerError> {
         serde_json::to_vec(view).expect("a view can be written");
         let line = self.0.pop().unwrap_or_default();
         let mut plan = PlanDocument::from_json(line.as_bytes())?;

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use homenode_control::external::{PlanDocument, Planner, ViewDocument};
+use homenode_control::external::{PlanDocument, Planner, PlannerError, ViewDocument};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
@@ -67,7 +67,7 @@ impl Planner for PyPolicy {
         &self.name
     }
 
-    fn plan(&mut self, view: &ViewDocument<'_>) -> Result<PlanDocument, String> {
+    fn plan(&mut self, view: &ViewDocument<'_>) -> Result<PlanDocument, PlannerError> {
         let text = Python::attach(|py| {
             self.ask(py, view).map_err(|error| {
                 let said = error.value(py).to_string();
@@ -75,6 +75,6 @@ impl Planner for PyPolicy {
                 said
             })
         })?;
-        PlanDocument::from_json(text.as_bytes())
+        Ok(PlanDocument::from_json(text.as_bytes())?)
     }
 }

@@ -67,15 +67,31 @@ impl PolicySet {
     }
 }
 
+/// A name that no policies, or no policy, have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UnknownPolicy {
+    /// It names no set of policies.
+    #[error("no policies are named `{name}`{valid}")]
+    Set {
+        /// The name.
+        name: String,
+        /// The names that there are.
+        valid: Candidates,
+    },
+    /// These name no policy that decides.
+    #[error("{}", .0.join("; "))]
+    Modes(Vec<String>),
+}
+
 impl std::str::FromStr for PolicySet {
-    type Err = String;
-    fn from_str(text: &str) -> Result<PolicySet, String> {
+    type Err = UnknownPolicy;
+    fn from_str(text: &str) -> Result<PolicySet, UnknownPolicy> {
         let named = PolicySet::ALL
             .into_iter()
             .find(|policies| policies.name() == text);
-        named.ok_or_else(|| {
-            let valid = Candidates::of(text, PolicySet::ALL.map(PolicySet::name));
-            format!("no policies are named `{text}`{valid}")
+        named.ok_or_else(|| UnknownPolicy::Set {
+            name: text.to_owned(),
+            valid: Candidates::of(text, PolicySet::ALL.map(PolicySet::name)),
         })
     }
 }
@@ -93,9 +109,9 @@ impl Modes {
 }
 
 impl TryFrom<BTreeMap<String, Mode>> for Modes {
-    type Error = String;
+    type Error = UnknownPolicy;
 
-    fn try_from(modes: BTreeMap<String, Mode>) -> Result<Modes, String> {
+    fn try_from(modes: BTreeMap<String, Mode>) -> Result<Modes, UnknownPolicy> {
         let known = stages::deciding_policies();
         let unknown = modes.keys().filter(|policy| !known.contains(&policy.as_str()));
         let said = unknown.map(|unknown| {
@@ -106,7 +122,7 @@ impl TryFrom<BTreeMap<String, Mode>> for Modes {
         let said: Vec<String> = said.collect();
         match said.is_empty() {
             true => Ok(Modes(modes)),
-            false => Err(said.join("; ")),
+            false => Err(UnknownPolicy::Modes(said)),
         }
     }
 }

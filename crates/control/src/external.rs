@@ -34,7 +34,7 @@ use homenode_units::{MemoryPolicy, VmId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use plan::{ACTIONS_MAX, PLAN_BYTES_MAX, PlanDocument, PlanSchema, PlannedAction, too_large};
+pub use plan::{ACTIONS_MAX, NoPlan, PLAN_BYTES_MAX, PlanDocument, PlanSchema, PlannedAction};
 pub use view::{
     ChosenDocument, NodeAccesses, NodeDocument, PageUseDocument, VIEW_SCHEMA, VcpuDocument, ViewDocument,
     VmDocument,
@@ -45,6 +45,9 @@ use crate::gate::InForce;
 /// Its name in decisions.
 pub const POLICY: &str = "external";
 
+/// Why a planner cannot decide, in a sentence that follows its name.
+pub type PlannerError = Box<dyn std::error::Error + Send + Sync>;
+
 /// A policy from outside.
 pub trait Planner: Send {
     /// Returns its name in errors.
@@ -53,8 +56,8 @@ pub trait Planner: Send {
     /// Decides from a view. It is called once in each epoch, in order.
     ///
     /// # Errors
-    /// Why it cannot, in a sentence that follows its name: it is not called again then. A refused plan is no error.
-    fn plan(&mut self, view: &ViewDocument<'_>) -> Result<PlanDocument, String>;
+    /// Why it cannot: it is not called again then. A refused plan is no error.
+    fn plan(&mut self, view: &ViewDocument<'_>) -> Result<PlanDocument, PlannerError>;
 }
 
 /// Why a planner is not called any more.
@@ -152,8 +155,10 @@ impl External {
         let answer = self.planner.plan(&document);
         match answer {
             Err(why) => {
-                let name = self.planner.name().to_owned();
-                self.failed = Some(PlannerFailed { name, why });
+                self.failed = Some(PlannerFailed {
+                    name: self.planner.name().to_owned(),
+                    why: why.to_string(),
+                });
                 self.last = None;
                 self.give_back(view, in_force, &mut plan);
             }

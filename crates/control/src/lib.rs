@@ -57,7 +57,7 @@ use homenode_units::{NodeSet, Ns, VmId};
 
 pub use answers::{Advice, Promise, Request};
 pub use bill::{Bill, Hour, Line};
-pub use config::{Config, Modes, PERIOD_MAX, PERIOD_MIN, PolicySet};
+pub use config::{Config, Modes, PERIOD_MAX, PERIOD_MIN, PolicySet, UnknownPolicy};
 pub use drain::{DrainStatus, LeftBehind, NotDrained};
 pub use epoch::{Begun, Epoch};
 pub use event::Event;

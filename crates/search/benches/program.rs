@@ -5,7 +5,7 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use homenode_control::external::{PlanDocument, Planner, ViewDocument};
+use homenode_control::external::{PlanDocument, Planner, PlannerError, ViewDocument};
 use homenode_control::{Config, Control, Mode};
 use homenode_host::{Host, Rates, Version};
 use homenode_search::program::Program;
@@ -20,11 +20,12 @@ impl Planner for Nothing {
         "nothing"
     }
 
-    fn plan(&mut self, view: &ViewDocument<'_>) -> Result<PlanDocument, String> {
+    fn plan(&mut self, view: &ViewDocument<'_>) -> Result<PlanDocument, PlannerError> {
         let Version(version) = view.version;
-        let text = serde_json::to_vec(view).map_err(|error| error.to_string())?;
+        let text = serde_json::to_vec(view)?;
         black_box(text);
-        PlanDocument::from_json(format!(r#"{{"version":{version},"actions":[]}}"#).as_bytes())
+        let plan = format!(r#"{{"version":{version},"actions":[]}}"#);
+        Ok(PlanDocument::from_json(plan.as_bytes())?)
     }
 }
 

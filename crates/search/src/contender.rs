@@ -4,12 +4,12 @@ use std::fmt;
 use std::str::FromStr;
 
 use anyhow::Context as _;
-use homenode_control::{Config, Control, Epoch, Event, PolicySet};
+use homenode_control::{Config, Control, Epoch, Event, PolicySet, UnknownPolicy};
 use homenode_machine::Machine;
 use homenode_twin::{Scenario, Twin};
 use homenode_units::{Candidates, CpuSet, Ns};
 
-use crate::program::{EXEC, Program};
+use crate::program::{EXEC, NoProgram, Program};
 use crate::run::{Run, run_planned, run_watched};
 use homenode_twin::Setup;
 
@@ -229,9 +229,20 @@ impl fmt::Display for Contender {
     }
 }
 
+/// A text that names nothing that decides.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoContender {
+    /// It begins as a program does.
+    #[error(transparent)]
+    Program(#[from] NoProgram),
+    /// It names no policies.
+    #[error(transparent)]
+    Policies(UnknownPolicy),
+}
+
 impl FromStr for Contender {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Contender, String> {
+    type Err = NoContender;
+    fn from_str(text: &str) -> Result<Contender, NoContender> {
         match text {
             AUTONUMA => return Ok(Contender::Balancing(true)),
             NO_AUTONUMA => return Ok(Contender::Balancing(false)),
@@ -240,12 +251,15 @@ impl FromStr for Contender {
             _ => {}
         }
         if text.starts_with(EXEC) {
-            return text.parse().map(Contender::Program);
+            return Ok(Contender::Program(text.parse()?));
         }
-        text.parse().map(Contender::PolicySet).map_err(|_: String| {
+        text.parse().map(Contender::PolicySet).map_err(|_| {
             let others = [AUTONUMA, NO_AUTONUMA, FIXED_PER_L3, ALONE];
             let known = PolicySet::ALL.map(PolicySet::name).into_iter().chain(others);
-            format!("no policies are named `{text}`{}", Candidates::of(text, known))
+            NoContender::Policies(UnknownPolicy::Set {
+                name: text.to_owned(),
+                valid: Candidates::of(text, known),
+            })
         })
     }
 }
@@ -325,10 +339,12 @@ mod tests {
             "exec: "
                 .parse::<Contender>()
                 .unwrap_err()
+                .to_string()
                 .contains("names no program")
         );
-        let error = "homenod".parse::<Contender>().unwrap_err();
+        let error = "homenod".parse::<Contender>().unwrap_err().to_string();
         assert!(error.contains("did you mean `homenode`?"), "{error}");
-        assert!("autonum".parse::<Contender>().unwrap_err().contains("autonuma"));
+        let error = "autonum".parse::<Contender>().unwrap_err().to_string();
+        assert!(error.contains("autonuma"));
     }
 }

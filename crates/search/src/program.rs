@@ -17,7 +17,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use homenode_control::external::{PLAN_BYTES_MAX, PlanDocument, Planner, ViewDocument, too_large};
+use homenode_control::external::{NoPlan, PLAN_BYTES_MAX, PlanDocument, Planner, PlannerError, ViewDocument};
 use homenode_units::Ns;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -53,18 +53,46 @@ pub struct NotStarted {
     cause: std::io::Error,
 }
 
+/// A text that names no program.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` names no program: write `exec:./mine` or `exec:python3 mine.py`")]
+pub struct NoProgram(String);
+
+/// Why a program gave no plan, in a sentence that follows its name.
+#[derive(Debug, thiserror::Error)]
+enum NoAnswer {
+    #[error("it said more than one line for a view")]
+    MoreThanALine,
+    #[error("it did not answer within {0}")]
+    TooLate(Ns),
+    #[error("it has no pipes")]
+    NoPipes,
+    #[error("it cannot be waited for: {0}")]
+    Wait(rustix::io::Errno),
+    #[error("it cannot be written to: {0}")]
+    Write(std::io::Error),
+    #[error("it cannot be read from: {0}")]
+    Read(std::io::Error),
+    #[error("it ended before it answered ({0})")]
+    Ended(std::process::ExitStatus),
+    #[error("it closed its input or output before it answered")]
+    Closed,
+    #[error("its view cannot be written: {0}")]
+    View(serde_json::Error),
+    #[error(transparent)]
+    NoPlan(#[from] NoPlan),
+}
+
 impl FromStr for Program {
-    type Err = String;
+    type Err = NoProgram;
 
     /// Parses `exec:` and words separated by spaces; the first is the program. Anything that needs quotes belongs in a
     /// script.
-    fn from_str(text: &str) -> Result<Program, String> {
+    fn from_str(text: &str) -> Result<Program, NoProgram> {
         let words = text.strip_prefix(EXEC).unwrap_or(text).split_whitespace();
         let words: Vec<String> = words.map(str::to_owned).collect();
         if words.is_empty() {
-            return Err(format!(
-                "`{text}` names no program: write `exec:./mine` or `exec:python3 mine.py`"
-            ));
+            return Err(NoProgram(text.to_owned()));
         }
         Ok(Program {
             name: format!("{EXEC}{}", words.join(" ")),
@@ -199,15 +227,13 @@ impl Planner for Running {
         &self.name
     }
 
-    fn plan(&mut self, view: &ViewDocument<'_>) -> Result<PlanDocument, String> {
-        let mut line =
-            serde_json::to_vec(view).map_err(|error| format!("its view cannot be written: {error}"))?;
+    fn plan(&mut self, view: &ViewDocument<'_>) -> Result<PlanDocument, PlannerError> {
+        let mut line = serde_json::to_vec(view).map_err(NoAnswer::View)?;
         line.push(b'\n');
-        let plan = self
-            .ask(&line)
-            .and_then(|answer| PlanDocument::from_json(&answer));
+        let answer = self.ask(&line);
+        let plan = answer.and_then(|answer| Ok(PlanDocument::from_json(&answer)?));
         self.has_failed |= plan.is_err();
-        plan
+        Ok(plan?)
     }
 }
 
@@ -217,9 +243,9 @@ impl Running {
         clippy::disallowed_methods,
         reason = "a program that hangs must not hang the run; how long an answer takes changes no result"
     )]
-    fn ask(&mut self, line: &[u8]) -> Result<Vec<u8>, String> {
+    fn ask(&mut self, line: &[u8]) -> Result<Vec<u8>, NoAnswer> {
         if !self.said.is_empty() {
-            return Err("it said more than one line for a view".to_owned());
+            return Err(NoAnswer::MoreThanALine);
         }
         let until = Instant::now() + Duration::from_nanos(self.answer_max.0);
         let (mut left, mut end) = (line, None);
@@ -232,7 +258,7 @@ impl Running {
             }
             let time_left = until.saturating_duration_since(Instant::now());
             if time_left.is_zero() {
-                return Err(format!("it did not answer within {}", self.answer_max));
+                return Err(NoAnswer::TooLate(self.answer_max));
             }
             self.wait(time_left, !left.is_empty())?;
             left = &left[self.write(left)?..];
@@ -241,27 +267,27 @@ impl Running {
             let newline = self.said[before..].iter().position(|byte| *byte == b'\n');
             end = end.or(newline.map(|at| before + at));
             if end.unwrap_or(self.said.len()) > PLAN_BYTES_MAX {
-                return Err(too_large());
+                return Err(NoPlan::TooLarge.into());
             }
         }
     }
 
     /// Waits until the pipe is readable, or writable if there is more to write.
-    fn wait(&self, at_most: Duration, has_more: bool) -> Result<(), String> {
+    fn wait(&self, at_most: Duration, has_more: bool) -> Result<(), NoAnswer> {
         let (Some(stdin), Some(stdout)) = (&self.stdin, &self.stdout) else {
-            return Err("it has no pipes".to_owned());
+            return Err(NoAnswer::NoPipes);
         };
         let mut fds = vec![PollFd::new(stdout, PollFlags::IN)];
         fds.extend(has_more.then(|| PollFd::new(stdin, PollFlags::OUT)));
         let at_most = Timespec::try_from(at_most).ok();
         match poll(&mut fds, at_most.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => Err(format!("it cannot be waited for: {error}")),
+            Err(error) => Err(NoAnswer::Wait(error)),
         }
     }
 
     /// Writes as much as fits into the pipe.
-    fn write(&mut self, left: &[u8]) -> Result<usize, String> {
+    fn write(&mut self, left: &[u8]) -> Result<usize, NoAnswer> {
         let Some(stdin) = self.stdin.as_mut().filter(|_| !left.is_empty()) else {
             return Ok(0);
         };
@@ -269,12 +295,12 @@ impl Running {
             Ok(count) => Ok(count),
             Err(error) if is_later(error.kind()) => Ok(0),
             Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(self.ended()),
-            Err(error) => Err(format!("it cannot be written to: {error}")),
+            Err(error) => Err(NoAnswer::Write(error)),
         }
     }
 
     /// Reads the available output.
-    fn read(&mut self) -> Result<(), String> {
+    fn read(&mut self) -> Result<(), NoAnswer> {
         let Some(stdout) = &mut self.stdout else {
             return Ok(());
         };
@@ -286,15 +312,15 @@ impl Running {
                 Ok(())
             }
             Err(error) if is_later(error.kind()) => Ok(()),
-            Err(error) => Err(format!("it cannot be read from: {error}")),
+            Err(error) => Err(NoAnswer::Read(error)),
         }
     }
 
-    /// Returns the error message for a program that closed its pipes.
-    fn ended(&mut self) -> String {
+    /// Returns the error for a program that closed its pipes.
+    fn ended(&mut self) -> NoAnswer {
         match self.ends_within(END_MAX) {
-            Some(status) => format!("it ended before it answered ({status})"),
-            None => "it closed its input or output before it answered".to_owned(),
+            Some(status) => NoAnswer::Ended(status),
+            None => NoAnswer::Closed,
         }
     }
 

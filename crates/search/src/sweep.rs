@@ -5,6 +5,7 @@
 //! - *Work*: what the VMs do per unit of time; relative to another run, the mean over VMs of that run's time over theirs.
 //!   Above 1 is more.
 
+use anyhow::anyhow;
 use homenode_control::Config;
 use homenode_machine::{Hardware, Machine};
 use homenode_reproduce::stats::mean;
@@ -61,7 +62,7 @@ pub struct Work {
 }
 
 /// Results of a cell, or why it cannot run.
-pub type Outcome = Result<Vec<Work>, String>;
+pub type Outcome = anyhow::Result<Vec<Work>>;
 
 /// Returns the load sweep of these programs on a machine: as many VMs as it has CPUs for.
 pub fn sweep(machine: &Machine, programs: &[String], solo_s: f64) -> Vec<Cell> {
@@ -95,6 +96,17 @@ pub fn lone(machine: &Machine, programs: &[String], solo_s: f64) -> Vec<Cell> {
     programs.iter().flat_map(of_program).filter(Cell::fits).collect()
 }
 
+/// Why a cell has no scenario.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CellError {
+    /// There is no such program.
+    #[error("no workload with a program is named `{0}`; see data/workloads/README.md")]
+    NoProgram(String),
+    /// The machine does not say how fast it is.
+    #[error("machine {0} has no timing figures; name a preset")]
+    NoTimings(String),
+}
+
 impl Cell {
     fn program(&self) -> Option<Program> {
         workload::builtin(&self.program)?.program
@@ -111,19 +123,11 @@ impl Cell {
     ///
     /// # Errors
     /// An unknown program, a machine without timing figures.
-    pub fn scenario(&self) -> Result<Scenario, String> {
-        let program = self.program().ok_or_else(|| {
-            format!(
-                "no workload with a program is named `{}`; see data/workloads/README.md",
-                self.program
-            )
-        })?;
-        let hardware: &Hardware = self.machine.hardware.as_ref().ok_or_else(|| {
-            format!(
-                "machine {} has no timing figures; name a preset",
-                self.machine.name
-            )
-        })?;
+    pub fn scenario(&self) -> Result<Scenario, CellError> {
+        let program = self.program();
+        let program = program.ok_or_else(|| CellError::NoProgram(self.program.clone()))?;
+        let hardware: Option<&Hardware> = self.machine.hardware.as_ref();
+        let hardware = hardware.ok_or_else(|| CellError::NoTimings(self.machine.name.clone()))?;
         let share = share_for(&program, self.vcpus, &self.machine, hardware, self.solo_s);
         let vm = |at: usize| {
             let memory = memory_for(&program, self.vcpus);
@@ -145,9 +149,9 @@ impl Cell {
         let run = |contender: &Contender, seed: &u64| {
             let setup = Setup::new(self.machine.clone(), scenario.clone(), *seed);
             let run = contender.run(&setup, &config, |_| (), |_| ());
-            run.map_err(|error| format!("{}: {error:#}", scenario.name))
+            run.map_err(|error| anyhow!("{}: {error:#}", scenario.name))
         };
-        let all = |contender: &Contender| -> Result<Vec<Run>, String> {
+        let all = |contender: &Contender| -> anyhow::Result<Vec<Run>> {
             seeds.iter().map(|seed| run(contender, seed)).collect()
         };
         let base = all(&Contender::DEFAULT)?;
@@ -160,7 +164,7 @@ impl Cell {
             Ok(Work {
                 contender: contender.clone(),
                 of_default: of_default
-                    .ok_or_else(|| format!("{} does nothing under default", scenario.name))?,
+                    .ok_or_else(|| anyhow!("{} does nothing under default", scenario.name))?,
                 score,
             })
         };
@@ -212,7 +216,7 @@ mod tests {
         let works = outcomes[0].as_ref().unwrap();
         assert_eq!(works[0].of_default, 1.0);
         assert_eq!(works[0].score.ratios.len(), 2);
-        let error = outcomes[1].as_ref().unwrap_err();
+        let error = outcomes[1].as_ref().unwrap_err().to_string();
         assert!(
             error.contains("no workload with a program is named `povrey`"),
             "{error}"

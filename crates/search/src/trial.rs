@@ -1,6 +1,6 @@
 //! Runs a scenario to its end under sets of policies, and compares each with the first of them.
 
-use homenode_control::{Config, Control, Epoch};
+use homenode_control::{Config, Control, Epoch, UnknownPolicy};
 use homenode_reproduce::stats::mean;
 use homenode_twin::{Disturbance, Scenario, Setup, Twin, TwinError, TwinReport, VmReport};
 use homenode_units::Ns;
@@ -112,7 +112,8 @@ pub fn contenders(scenario: &Scenario) -> Result<Vec<Contender>, TwinError> {
         return Ok(vec![Contender::DEFAULT]);
     }
     let named = scenario.policies.iter().enumerate().map(|(at, name)| {
-        let unknown = |error: String| scenario.complaint(&format!("policies[{at}]"), error);
+        let unknown =
+            |error: UnknownPolicy| scenario.complaint(&format!("policies[{at}]"), error.to_string());
         name.parse().map(Contender::PolicySet).map_err(unknown)
     });
     named.collect()

@@ -153,15 +153,24 @@ pub struct Figures {
     pub figures: Vec<Option<f64>>,
 }
 
+/// A name that no metric has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no metric is named `{name}`{valid}")]
+pub struct UnknownMetric {
+    name: String,
+    valid: Candidates,
+}
+
 impl Metric {
     /// Returns the metric of this name.
     ///
     /// # Errors
     /// An unknown name, with the closest match.
-    pub fn named(name: &str) -> Result<&'static Metric, String> {
-        METRICS.iter().find(|metric| metric.name == name).ok_or_else(|| {
-            let known = Candidates::of(name, METRICS.iter().map(|metric| metric.name));
-            format!("no metric is named `{name}`{known}")
+    pub fn named(name: &str) -> Result<&'static Metric, UnknownMetric> {
+        let found = METRICS.iter().find(|metric| metric.name == name);
+        found.ok_or_else(|| UnknownMetric {
+            name: name.to_owned(),
+            valid: Candidates::of(name, METRICS.iter().map(|metric| metric.name)),
         })
     }
 

@@ -8,6 +8,51 @@ use toml::{Table, Value};
 /// Matches every VM or workload.
 const ALL: &str = "*";
 
+/// Why a key cannot be set.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PathError {
+    /// It is not a path.
+    #[error(
+        "`{0}` is no key: write a path into the scenario such as `vm.NAME.permit`, names with dots in quotes"
+    )]
+    NoKey(String),
+    /// Options other than values choose the policies.
+    #[error("the policies are chosen with --policy (`policies` in a plan)")]
+    Policies,
+    /// Options other than values choose the seeds.
+    #[error("the seeds are chosen with --seeds (`seeds` in a plan)")]
+    Seeds,
+    /// It ends at a table.
+    #[error("`{0}` is a table, not a key: go on with a dot")]
+    Table(String),
+    /// There is no event of this number.
+    #[error("events are numbered from 0, and there are {count}; `{number}` is none of them")]
+    NoEvent {
+        /// The number, as written.
+        number: String,
+        /// How many events there are.
+        count: usize,
+    },
+    /// There is no VM or workload of this name.
+    #[error("no {what} is named `{name}`{valid}")]
+    NoName {
+        /// VM or workload.
+        what: &'static str,
+        /// The name.
+        name: String,
+        /// The names that there are.
+        valid: Candidates,
+    },
+    /// It goes on behind a value.
+    #[error("`{key}` is {kind}, not a table")]
+    NoTable {
+        /// The key of the value.
+        key: String,
+        /// The value's type.
+        kind: &'static str,
+    },
+}
+
 /// A parsed key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Path {
@@ -23,27 +68,20 @@ impl Path {
     /// Parses a path, whose parts are those of a TOML key: `vm."a.b".permit` refers to VM `a.b`.
     ///
     /// # Errors
-    /// A message: not a path, or set by another option.
-    pub fn parse(text: &str) -> Result<Path, String> {
+    /// Not a path, or set by another option.
+    pub fn parse(text: &str) -> Result<Path, PathError> {
         let every = text.replace(".*.", ".\"*\".");
-        let keys = toml_edit::Key::parse(&every).map_err(|_| {
-            format!("`{text}` is no key: write a path into the scenario such as `vm.NAME.permit`, names with dots in quotes")
-        })?;
+        let keys = toml_edit::Key::parse(&every).map_err(|_| PathError::NoKey(text.to_owned()))?;
         let parts: Vec<String> = keys.iter().map(|key| key.get().to_owned()).collect();
         let words: Vec<&str> = parts.iter().map(String::as_str).collect();
         match words[..] {
             ["machine"] => Ok(Path::Machine),
-            ["config", "policies"] => {
-                Err("the policies are chosen with --policy (`policies` in a plan)".to_owned())
-            }
-            ["seed"] => Err("the seeds are chosen with --seeds (`seeds` in a plan)".to_owned()),
-            ["config"] | ["vm"] | ["workload"] | ["event"] => {
-                Err(format!("`{text}` is a table, not a key: go on with a dot"))
+            ["config", "policies"] => Err(PathError::Policies),
+            ["seed"] => Err(PathError::Seeds),
+            ["config" | "vm" | "workload" | "event"] | ["vm" | "workload" | "event", _] => {
+                Err(PathError::Table(text.to_owned()))
             }
             ["config", ..] => Ok(Path::Config(parts[1..].to_vec())),
-            ["vm" | "workload" | "event", _] => {
-                Err(format!("`{text}` is a table, not a key: go on with a dot"))
-            }
             _ => Ok(Path::Scenario(parts)),
         }
     }
@@ -52,8 +90,8 @@ impl Path {
 /// Sets a key of a scenario or of settings.
 ///
 /// # Errors
-/// A message: an unknown VM, workload or event, with the closest match.
-pub fn set(table: &mut Table, path: &[String], value: &Value) -> Result<(), String> {
+/// An unknown VM, workload or event, with the closest match.
+pub fn set(table: &mut Table, path: &[String], value: &Value) -> Result<(), PathError> {
     match path {
         [list, name, rest @ ..] if !rest.is_empty() && matches!(&**list, "vm" | "workload" | "event") => {
             if list == "workload" {
@@ -79,7 +117,7 @@ fn own(table: &mut Table, name: &str) {
     list.extend(known.and_then(|known| Value::try_from(known).ok()));
 }
 
-fn found<'a>(table: &'a mut Table, list: &str, name: &str) -> Result<Vec<&'a mut Table>, String> {
+fn found<'a>(table: &'a mut Table, list: &str, name: &str) -> Result<Vec<&'a mut Table>, PathError> {
     let all = table.get_mut(list).and_then(Value::as_array_mut);
     let all = all.into_iter().flatten().filter_map(Value::as_table_mut);
     let mut all: Vec<&mut Table> = all.collect();
@@ -87,8 +125,9 @@ fn found<'a>(table: &'a mut Table, list: &str, name: &str) -> Result<Vec<&'a mut
         let count = all.len();
         let at: Option<usize> = name.parse().ok();
         let at = at.filter(|at| *at < count);
-        let at = at.ok_or_else(|| {
-            format!("events are numbered from 0, and there are {count}; `{name}` is none of them")
+        let at = at.ok_or_else(|| PathError::NoEvent {
+            number: name.to_owned(),
+            count,
         })?;
         return Ok(vec![all.swap_remove(at)]);
     }
@@ -107,22 +146,23 @@ fn found<'a>(table: &'a mut Table, list: &str, name: &str) -> Result<Vec<&'a mut
         let (what, names) = match list {
             "vm" => ("VM", names),
             _ => (
-                list,
+                "workload",
                 names
                     .into_iter()
                     .chain(workload::names().map(str::to_owned))
                     .collect(),
             ),
         };
-        return Err(format!(
-            "no {what} is named `{name}`{}",
-            Candidates::of(name, names)
-        ));
+        return Err(PathError::NoName {
+            what,
+            name: name.to_owned(),
+            valid: Candidates::of(name, names),
+        });
     }
     Ok(chosen)
 }
 
-fn put(table: &mut Table, path: &[String], value: &Value) -> Result<(), String> {
+fn put(table: &mut Table, path: &[String], value: &Value) -> Result<(), PathError> {
     match path {
         [] => Ok(()),
         [key] => {
@@ -131,7 +171,10 @@ fn put(table: &mut Table, path: &[String], value: &Value) -> Result<(), String> 
         }
         [key, rest @ ..] => match table.entry(key).or_insert_with(|| Value::Table(Table::new())) {
             Value::Table(inner) => put(inner, rest, value),
-            other => Err(format!("`{key}` is {}, not a table", other.type_str())),
+            other => Err(PathError::NoTable {
+                key: key.clone(),
+                kind: other.type_str(),
+            }),
         },
     }
 }

@@ -224,7 +224,7 @@ impl Plan {
             let mut values = values.map_err(|error| input(format!("{key}: {error}")))?;
             if key.ends_with("workload") {
                 for value in &mut values {
-                    inline(&mut self.scenario, &self.name, &mut value.value).map_err(input)?;
+                    inline(&mut self.scenario, &self.name, &mut value.value)?;
                 }
             }
             axes.push(Axis { key, path, values });
@@ -280,8 +280,8 @@ impl Plan {
         if names.is_empty() {
             names.push(Contender::DEFAULT.name().to_owned());
         }
-        let read: Result<Vec<Contender>, String> = names.iter().map(|name| name.parse()).collect();
-        self.policies = read.map_err(input)?;
+        let read = names.iter().map(|name| name.parse::<Contender>().map_err(input));
+        self.policies = read.collect::<Result<_, _>>()?;
         names.sort_unstable();
         match names.windows(2).find(|pair| pair[0] == pair[1]) {
             Some(pair) => Err(input(format!("policy `{}` is there twice", pair[0]))),
@@ -324,7 +324,7 @@ impl Plan {
                 };
                 if let Err(of_text) = as_text {
                     // Prefer the error about the value to the one about its type.
-                    let error = if error.contains("a text in quotes is expected") {
+                    let error = if error.to_string().contains("a text in quotes is expected") {
                         of_text
                     } else {
                         error
@@ -338,22 +338,21 @@ impl Plan {
     }
 
     /// Whether a value parses, with all other keys unchanged.
-    fn alone(&self, axis: &Axis, value: &Value) -> Result<(), String> {
+    fn alone(&self, axis: &Axis, value: &Value) -> Result<(), SweepError> {
         match &axis.path {
             Path::Machine => Ok(()),
             Path::Config(key) => {
                 let mut config = self.config.clone();
-                path::set(&mut config, key, value)?;
+                path::set(&mut config, key, value).map_err(input)?;
                 read_config(&config).map(drop)
             }
             Path::Scenario(key) => {
                 let mut scenario = self.scenario.clone();
-                path::set(&mut scenario, key, value)?;
+                path::set(&mut scenario, key, value).map_err(input)?;
                 // It may contradict a key that is set as well: that is checked with all of them.
-                let text = toml::to_string(&scenario).map_err(|error| error.to_string())?;
-                read_toml::<Scenario>(&self.name, &text)
-                    .map(drop)
-                    .map_err(|error| without_place(error).to_string())
+                let text = toml::to_string(&scenario).map_err(input)?;
+                let read = read_toml::<Scenario>(&self.name, &text);
+                read.map(drop).map_err(|error| input(without_place(error)))
             }
         }
     }
@@ -362,7 +361,7 @@ impl Plan {
     fn check(&self) -> Result<(), SweepError> {
         for point in 0..self.points() {
             let setup = self.setup(point, 0);
-            let (setup, config) = setup.map_err(|error| input(self.at(point, &error)))?;
+            let (setup, config) = setup.map_err(|error| input(self.at(point, &error.to_string())))?;
             let fits = setup.scenario.check_on(&setup.machine);
             fits.map_err(|error| input(self.at(point, &placeless(error))))?;
             let fits = config.check_on(&setup.machine);
@@ -399,24 +398,24 @@ impl Plan {
     }
 
     /// Returns the simulation of a point's runs, and the agent's settings except the policies.
-    pub(crate) fn setup(&self, point: usize, seed: u64) -> Result<(Setup, Config), String> {
+    pub(crate) fn setup(&self, point: usize, seed: u64) -> Result<(Setup, Config), SweepError> {
         let (mut scenario, mut config) = (self.scenario.clone(), self.config.clone());
         let mut machine = self.asked.machine.clone().unwrap_or_default();
         for (axis, value) in self.axes.iter().zip(self.values(point)) {
             match &axis.path {
                 Path::Machine => machine = value.text(),
-                Path::Config(key) => path::set(&mut config, key, &value.value)?,
-                Path::Scenario(key) => path::set(&mut scenario, key, &value.value)?,
+                Path::Config(key) => path::set(&mut config, key, &value.value).map_err(input)?,
+                Path::Scenario(key) => path::set(&mut scenario, key, &value.value).map_err(input)?,
             }
         }
-        let machine = self.machine(&machine).map_err(|error| error.to_string())?;
+        let machine = self.machine(&machine)?;
         let scenario = self.read_scenario(&scenario)?;
         Ok((Setup::new(machine, scenario, seed), read_config(&config)?))
     }
 
-    fn read_scenario(&self, table: &Table) -> Result<Scenario, String> {
-        let text = toml::to_string(table).map_err(|error| error.to_string())?;
-        Scenario::from_toml(&self.name, &text).map_err(placeless)
+    fn read_scenario(&self, table: &Table) -> Result<Scenario, SweepError> {
+        let text = toml::to_string(table).map_err(input)?;
+        Scenario::from_toml(&self.name, &text).map_err(|error| input(placeless(error)))
     }
 
     pub(crate) fn points(&self) -> usize {
@@ -497,9 +496,9 @@ impl Plan {
     }
 }
 
-fn read_config(table: &Table) -> Result<Config, String> {
-    let text = toml::to_string(table).map_err(|error| error.to_string())?;
-    read_toml("config", &text).map_err(|error| without_place(error).to_string())
+fn read_config(table: &Table) -> Result<Config, SweepError> {
+    let text = toml::to_string(table).map_err(input)?;
+    read_toml("config", &text).map_err(|error| input(without_place(error)))
 }
 
 /// Drops the position from an error about generated text.
@@ -555,7 +554,7 @@ fn whole_scenario(asked: Option<Value>) -> Result<(String, Table), SweepError> {
     }
     for (at, workload) in found.into_iter().enumerate() {
         let Some(mut workload) = workload else { continue };
-        inline(&mut table, &path, &mut workload).map_err(input)?;
+        inline(&mut table, &path, &mut workload)?;
         let vm = table.get_mut("vm").and_then(|vms| vms.get_mut(at));
         if let Some(Value::Table(vm)) = vm {
             vm.insert("workload".to_owned(), workload);
@@ -565,13 +564,13 @@ fn whole_scenario(asked: Option<Value>) -> Result<(String, Table), SweepError> {
 }
 
 /// Copies a workload that is referred to by its file into the scenario, and refers to it by its own name.
-fn inline(scenario: &mut Table, path: &str, named: &mut Value) -> Result<(), String> {
+fn inline(scenario: &mut Table, path: &str, named: &mut Value) -> Result<(), SweepError> {
     let Some(found) = named.as_str().and_then(|name| named::workload_beside(path, name)) else {
         return Ok(());
     };
-    let found = found?;
+    let found = found.map_err(input)?;
     let name = Value::String(found.name.clone());
-    let found = Value::try_from(found).map_err(|error| error.to_string())?;
+    let found = Value::try_from(found).map_err(input)?;
     let own = scenario
         .entry("workload")
         .or_insert_with(|| Value::Array(Vec::new()));
@@ -588,7 +587,7 @@ fn whole_config(asked: Option<Value>) -> Result<Table, SweepError> {
     match asked {
         None => Ok(Table::new()),
         Some(Value::Table(table)) => {
-            read_config(&table).map_err(input)?;
+            read_config(&table)?;
             Ok(table)
         }
         Some(Value::String(file)) => {

@@ -44,15 +44,19 @@ impl fmt::Display for Shard {
     }
 }
 
+/// A text that is no shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a shard is one part of several, such as `1/8` to `8/8`")]
+pub struct NoShard;
+
 impl FromStr for Shard {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Shard, String> {
-        let usual = "a shard is one part of several, such as `1/8` to `8/8`";
-        let (at, of) = text.split_once('/').ok_or(usual)?;
+    type Err = NoShard;
+    fn from_str(text: &str) -> Result<Shard, NoShard> {
+        let (at, of) = text.split_once('/').ok_or(NoShard)?;
         let number = |text: &str| text.trim().parse::<usize>().ok();
         match number(at).zip(number(of)) {
             Some((at, of)) if 1 <= at && at <= of => Ok(Shard { at, of }),
-            _ => Err(usual.to_owned()),
+            _ => Err(NoShard),
         }
     }
 }
@@ -154,7 +158,8 @@ fn one(plan: &Plan, open: &Open, at: usize, store: Option<&Store>) -> Result<(),
     let run = plan.runs_of(open.task).start + at;
     let place = plan.place(run);
     let failed = |error: String| SweepError::Failed(format!("{}: {error}", plan.name_of(run)));
-    let (setup, config) = plan.setup(place.point, plan.seeds[place.seed]).map_err(failed)?;
+    let setup = plan.setup(place.point, plan.seeds[place.seed]);
+    let (setup, config) = setup.map_err(|error| failed(error.to_string()))?;
     let policy = &plan.policies[place.policy];
     let came = policy
         .run(&setup, &config, |_| (), |_| ())

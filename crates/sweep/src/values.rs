@@ -92,18 +92,64 @@ fn quantity(text: &str) -> Option<Quantity> {
     of(amount as f64, unit)
 }
 
+/// Why a text gives no values.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ValuesError {
+    /// The list is no TOML.
+    #[error("`{text}`: {why}")]
+    Malformed {
+        /// The text.
+        text: String,
+        /// The parser's message.
+        why: String,
+    },
+    /// The text begins as a list does.
+    #[error("`{0}` is no list of TOML")]
+    NoList(String),
+    /// Nothing stands between two commas.
+    #[error("`{0}` has an empty value: write `a,b,c`, or a range such as `50k..3M/20`")]
+    EmptyValue(String),
+    /// The list has no value.
+    #[error("the list of values is empty")]
+    Empty,
+    /// A value is repeated.
+    #[error("value {0} is there twice")]
+    Twice(String),
+    /// A range that cannot be.
+    #[error(
+        "range `{text}`: {why}; write it as `FROM..TO/COUNT`, such as `50k..3M/20`, or `50k..3M/20/geometric`"
+    )]
+    Range {
+        /// The text.
+        text: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// Seeds that cannot be.
+    #[error("seeds `{text}`: {why}; write `1..10`, or `1,2,5`")]
+    Seeds {
+        /// The text.
+        text: String,
+        /// What is wrong.
+        why: String,
+    },
+}
+
 /// Parses values of the command line: `a,b,c`, `FROM..TO/COUNT`, `FROM..TO/COUNT/geometric`, or a TOML list.
 ///
 /// # Errors
-/// A message about text in none of these forms.
-pub fn parse(text: &str) -> Result<Vec<Setting>, String> {
+/// Text in none of these forms.
+pub fn parse(text: &str) -> Result<Vec<Setting>, ValuesError> {
     let text = text.trim();
     if text.starts_with('[') {
-        let table: toml::Table = toml::from_str(&format!("v = {text}"))
-            .map_err(|error| format!("`{text}`: {}", error.message()))?;
+        let malformed = |error: toml::de::Error| ValuesError::Malformed {
+            text: text.to_owned(),
+            why: error.message().to_owned(),
+        };
+        let table: toml::Table = toml::from_str(&format!("v = {text}")).map_err(malformed)?;
         return match table.get("v") {
             Some(Value::Array(list)) => listed(list),
-            _ => Err(format!("`{text}` is no list of TOML")),
+            _ => Err(ValuesError::NoList(text.to_owned())),
         };
     }
     let values: Vec<Setting> = match text.contains("..") {
@@ -111,9 +157,7 @@ pub fn parse(text: &str) -> Result<Vec<Setting>, String> {
         false => text.split(',').map(str::trim).map(Setting::bare).collect(),
     };
     if values.iter().any(|value| value.text().is_empty()) {
-        return Err(format!(
-            "`{text}` has an empty value: write `a,b,c`, or a range such as `50k..3M/20`"
-        ));
+        return Err(ValuesError::EmptyValue(text.to_owned()));
     }
     distinct(values)
 }
@@ -121,26 +165,28 @@ pub fn parse(text: &str) -> Result<Vec<Setting>, String> {
 /// Converts the values of a TOML list.
 ///
 /// # Errors
-/// A message: an empty list, or duplicate values.
-pub fn listed(list: &[Value]) -> Result<Vec<Setting>, String> {
+/// An empty list, or duplicate values.
+pub fn listed(list: &[Value]) -> Result<Vec<Setting>, ValuesError> {
     if list.is_empty() {
-        return Err("the list of values is empty".to_owned());
+        return Err(ValuesError::Empty);
     }
     distinct(list.iter().cloned().map(Setting::of).collect())
 }
 
-fn distinct(values: Vec<Setting>) -> Result<Vec<Setting>, String> {
+fn distinct(values: Vec<Setting>) -> Result<Vec<Setting>, ValuesError> {
     let mut seen: Vec<String> = values.iter().map(|value| value.value.to_string()).collect();
     seen.sort_unstable();
     match seen.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(pair) => Err(format!("value {} is there twice", pair[0])),
+        Some(pair) => Err(ValuesError::Twice(pair[0].clone())),
         None => Ok(values),
     }
 }
 
-fn range(text: &str) -> Result<Vec<Setting>, String> {
-    let usual = "write it as `FROM..TO/COUNT`, such as `50k..3M/20`, or `50k..3M/20/geometric`";
-    let bad = |what: &str| format!("range `{text}`: {what}; {usual}");
+fn range(text: &str) -> Result<Vec<Setting>, ValuesError> {
+    let bad = |why: &str| ValuesError::Range {
+        text: text.to_owned(),
+        why: why.to_owned(),
+    };
     let (from, rest) = text.split_once("..").ok_or_else(|| bad("it has no `..`"))?;
     let mut parts = rest.split('/').map(str::trim).collect::<Vec<_>>();
     let is_geometric = parts.len() > 1 && parts.last() == Some(&"geometric");
@@ -219,9 +265,12 @@ fn made(amount: f64, unit: Unit, is_whole: bool) -> Setting {
 /// Parses seeds: `1..10` with both ends, `1,2,5`, or `7`.
 ///
 /// # Errors
-/// A message about text that is not a list of seeds.
-pub fn seeds(text: &str) -> Result<Vec<u64>, String> {
-    let bad = |what: &str| format!("seeds `{text}`: {what}; write `1..10`, or `1,2,5`");
+/// Text that is not a list of seeds.
+pub fn seeds(text: &str) -> Result<Vec<u64>, ValuesError> {
+    let bad = |why: &str| ValuesError::Seeds {
+        text: text.to_owned(),
+        why: why.to_owned(),
+    };
     let number = |text: &str| {
         text.trim()
             .parse::<u64>()
@@ -290,7 +339,7 @@ mod tests {
             ("[1", "`[1`"),
             ("", "has an empty value"),
         ] {
-            let error = parse(text).unwrap_err();
+            let error = parse(text).unwrap_err().to_string();
             assert!(error.contains(said), "{text}: {error}");
         }
     }
@@ -305,7 +354,8 @@ mod tests {
             ("-1", "0 or above"),
             ("0..9999999", "more"),
         ] {
-            assert!(seeds(text).unwrap_err().contains(said), "{text}");
+            let error = seeds(text).unwrap_err().to_string();
+            assert!(error.contains(said), "{text}");
         }
     }
 

@@ -51,9 +51,9 @@ pub fn workload(path: &str) -> Result<Workload, NameError> {
 }
 
 /// Reads the workload file that a scenario at `path` names, next to that scenario; `None` if the name is not a file's.
-pub fn workload_beside(path: &str, named: &str) -> Option<Result<Workload, String>> {
+pub fn workload_beside(path: &str, named: &str) -> Option<Result<Workload, NameError>> {
     let path = Path::new(path).with_file_name(named).display().to_string();
-    is_file(named).then(|| workload(&path).map_err(|error| error.to_string()))
+    is_file(named).then(|| workload(&path))
 }
 
 /// Returns a scenario by name or from a file; for a workload's file, a scenario of one VM that runs it.

@@ -11,6 +11,72 @@ const PLUGIN: &str = "libhomenode_plugin.so";
 /// The oldest QEMU that the plugin was tested with.
 const VERSION_MIN: (u32, u32) = (7, 2);
 
+/// Why no emulator, or not its plugin, can be used.
+#[derive(Debug, thiserror::Error)]
+pub enum EmulatorError {
+    /// It is not installed.
+    #[error(
+        "needs {0}, QEMU's emulator of programs: install Debian's package qemu-user, or name one with --qemu"
+    )]
+    NotInstalled(String),
+    /// The file cannot be looked at.
+    #[error("{}: {cause}", .file.display())]
+    Unreadable {
+        /// The file.
+        file: PathBuf,
+        /// What the system said.
+        cause: std::io::Error,
+    },
+    /// It is a directory or a device.
+    #[error("{}: is not a file", .0.display())]
+    NoFile(PathBuf),
+    /// It does not start.
+    #[error("{}: cannot be started: {cause}", .file.display())]
+    NotStarted {
+        /// The file.
+        file: PathBuf,
+        /// What the system said.
+        cause: std::io::Error,
+    },
+    /// It is another program.
+    #[error("{} is no QEMU: asked for its version it says `{said}`", .file.display())]
+    NoQemu {
+        /// The file.
+        file: PathBuf,
+        /// The first line that it printed.
+        said: String,
+    },
+    /// Its interface of plugins lacks what the plugin calls.
+    #[error(
+        "{} is too old: needs QEMU {}.{} or newer, found {}.{}",
+        .file.display(), VERSION_MIN.0, VERSION_MIN.1, .found.0, .found.1
+    )]
+    TooOld {
+        /// The file.
+        file: PathBuf,
+        /// Its version.
+        found: (u32, u32),
+    },
+    /// It loads no plugins.
+    #[error(
+        "{} was built without plugins (as static builds are, Debian's from version 9 on): name another with --qemu",
+        .0.display()
+    )]
+    WithoutPlugins(PathBuf),
+    /// The named plugin is missing.
+    #[error("--plugin {}: there is no such file", .0.display())]
+    NoSuchPlugin(PathBuf),
+    /// Where this program is, and so its plugin, is not known.
+    #[error("this program's own file is not known: {0}")]
+    NotKnownWhere(std::io::Error),
+    /// The plugin is not installed.
+    #[error(
+        "the emulator's plugin is neither {} nor {}: 'make build' makes it, 'make install' installs it, --plugin names another",
+        .0[0].display(), .0[1].display()
+    )]
+    NoPlugin([PathBuf; 2]),
+}
+
 /// An emulator.
 pub struct Emulator {
     /// Its file.
@@ -21,64 +87,59 @@ impl Emulator {
     /// Returns the requested emulator, else the one in `PATH`.
     ///
     /// # Errors
-    /// A message that says what to install.
-    pub fn find(asked: Option<&Path>) -> Result<Emulator, String> {
+    /// If there is none.
+    pub fn find(asked: Option<&Path>) -> Result<Emulator, EmulatorError> {
         if let Some(asked) = asked {
             return Emulator::given(asked.to_owned());
         }
         let name = format!("qemu-{}", HERE.1);
-        let found = which::which(&name).map_err(|_| {
-            format!("needs {name}, QEMU's emulator of programs: install Debian's package qemu-user, or name one with --qemu")
-        })?;
-        Ok(Emulator { path: found })
+        match which::which(&name) {
+            Ok(path) => Ok(Emulator { path }),
+            Err(_) => Err(EmulatorError::NotInstalled(name)),
+        }
     }
 
     /// Returns the emulator in this file.
     ///
     /// # Errors
-    /// A message if there is no such file.
-    pub fn given(path: PathBuf) -> Result<Emulator, String> {
+    /// If there is no such file.
+    pub fn given(path: PathBuf) -> Result<Emulator, EmulatorError> {
         match path.metadata() {
             Ok(found) if found.is_file() => Ok(Emulator { path }),
-            Ok(_) => Err(format!("{}: is not a file", path.display())),
-            Err(error) => Err(format!("{}: {error}", path.display())),
+            Ok(_) => Err(EmulatorError::NoFile(path)),
+            Err(cause) => Err(EmulatorError::Unreadable { file: path, cause }),
         }
     }
 
     /// Checks its version and whether it supports plugins.
     ///
     /// # Errors
-    /// A message that says what it lacks.
-    pub fn check(self) -> Result<Emulator, String> {
-        let shown = self.path.display();
+    /// What it lacks.
+    pub fn check(self) -> Result<Emulator, EmulatorError> {
+        let file = || self.path.clone();
         let version = self.says("--version")?;
-        let found = version_of(&version).ok_or_else(|| {
-            format!(
-                "{shown} is no QEMU: asked for its version it says `{}`",
-                first_line(&version)
-            )
+        let found = version_of(&version).ok_or_else(|| EmulatorError::NoQemu {
+            file: file(),
+            said: first_line(&version).to_owned(),
         })?;
         if found < VERSION_MIN {
-            let (major, minor) = VERSION_MIN;
-            return Err(format!(
-                "{shown} is too old: needs QEMU {major}.{minor} or newer, found {}.{}",
-                found.0, found.1
-            ));
+            return Err(EmulatorError::TooOld { file: file(), found });
         }
         if !self.says("-h")?.contains("-plugin") {
-            return Err(format!(
-                "{shown} was built without plugins (as static builds are, Debian's from version 9 on): name another with --qemu"
-            ));
+            return Err(EmulatorError::WithoutPlugins(file()));
         }
         Ok(self)
     }
 
-    fn says(&self, argument: &str) -> Result<String, String> {
+    fn says(&self, argument: &str) -> Result<String, EmulatorError> {
         let output = Command::new(&self.path)
             .arg(argument)
             .stdin(Stdio::null())
             .output()
-            .map_err(|error| format!("{}: cannot be started: {error}", self.path.display()))?;
+            .map_err(|cause| EmulatorError::NotStarted {
+                file: self.path.clone(),
+                cause,
+            })?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
@@ -112,25 +173,19 @@ fn version_of(text: &str) -> Option<(u32, u32)> {
 /// Returns the requested plugin, else the one installed with this program.
 ///
 /// # Errors
-/// A message that says where it was searched.
-pub fn plugin(asked: Option<&Path>) -> Result<PathBuf, String> {
+/// If it is not there.
+pub fn plugin(asked: Option<&Path>) -> Result<PathBuf, EmulatorError> {
     if let Some(asked) = asked {
         return match asked.is_file() {
             true => Ok(asked.to_owned()),
-            false => Err(format!("--plugin {}: there is no such file", asked.display())),
+            false => Err(EmulatorError::NoSuchPlugin(asked.to_owned())),
         };
     }
-    let own =
-        std::env::current_exe().map_err(|error| format!("this program's own file is not known: {error}"))?;
+    let own = std::env::current_exe().map_err(EmulatorError::NotKnownWhere)?;
     let folder = own.parent().unwrap_or(Path::new("/"));
     let places = [folder.join(PLUGIN), folder.join("../lib/homenode").join(PLUGIN)];
-    places.iter().find(|place| place.is_file()).cloned().ok_or_else(|| {
-        format!(
-            "the emulator's plugin is neither {} nor {}: 'make build' makes it, 'make install' installs it, --plugin names another",
-            places[0].display(),
-            places[1].display()
-        )
-    })
+    let found = places.iter().find(|place| place.is_file()).cloned();
+    found.ok_or(EmulatorError::NoPlugin(places))
 }
 
 #[cfg(test)]

@@ -1,11 +1,57 @@
 //! Finds the program to profile, and checks that it can run here.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+
+/// Why a program cannot be profiled.
+#[derive(Debug, thiserror::Error)]
+pub enum ProgramError {
+    /// The file cannot be read.
+    #[error("{}: {cause}", .file.display())]
+    Unreadable {
+        /// The file.
+        file: PathBuf,
+        /// What the system said.
+        cause: std::io::Error,
+    },
+    /// It may not be executed.
+    #[error("{}: is not a program (a file that may be executed)", .0.display())]
+    NotExecutable(PathBuf),
+    /// It is not installed.
+    #[error("no program named `{}` is in PATH", .0.display())]
+    NotInPath(OsString),
+    /// It is a script.
+    #[error(
+        "{file} is a script: profile its interpreter, as in 'homenode profile -- {interpreter} {file}'",
+        file = .file.display()
+    )]
+    Script {
+        /// The file.
+        file: PathBuf,
+        /// The interpreter that it names.
+        interpreter: String,
+    },
+    /// It is for another processor.
+    #[error(
+        "{} is a {bits}-bit program for {machine}; this homenode profiles 64-bit programs for {}",
+        .file.display(), HERE.1
+    )]
+    Foreign {
+        /// The file.
+        file: PathBuf,
+        /// Bits of an address.
+        bits: u8,
+        /// The processor.
+        machine: String,
+    },
+    /// It is neither.
+    #[error("{} is neither an ELF program nor a script", .0.display())]
+    Unknown(PathBuf),
+}
 
 /// A program file.
 pub struct Program {
@@ -26,18 +72,20 @@ impl Program {
     /// Returns the file of a command, searched in `PATH` if it has no slash.
     ///
     /// # Errors
-    /// A message: no such program, or no permission.
-    pub fn find(command: &OsStr) -> Result<Program, String> {
-        let shown = command.display();
+    /// No such program, or no permission.
+    pub fn find(command: &OsStr) -> Result<Program, ProgramError> {
         let path = if command.as_bytes().contains(&b'/') {
             let path = PathBuf::from(command);
-            let found = path.metadata().map_err(|error| format!("{shown}: {error}"))?;
+            let found = match path.metadata() {
+                Ok(found) => found,
+                Err(cause) => return Err(ProgramError::Unreadable { file: path, cause }),
+            };
             if !found.is_file() || found.permissions().mode() & 0o111 == 0 {
-                return Err(format!("{shown}: is not a program (a file that may be executed)"));
+                return Err(ProgramError::NotExecutable(path));
             }
             path
         } else {
-            which::which(command).map_err(|_| format!("no program named `{shown}` is in PATH"))?
+            which::which(command).map_err(|_| ProgramError::NotInPath(command.to_owned()))?
         };
         let last = path.file_name().unwrap_or_default().to_string_lossy();
         let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
@@ -48,23 +96,19 @@ impl Program {
     /// Checks that it is a program for this machine's architecture.
     ///
     /// # Errors
-    /// A message that says what it is instead.
-    pub fn runs_here(&self) -> Result<(), String> {
-        let shown = self.path.display();
+    /// What it is instead.
+    pub fn runs_here(&self) -> Result<(), ProgramError> {
+        let file = self.path.clone();
         let mut head = [0; 256];
-        let read = File::open(&self.path)
-            .and_then(|mut file| file.read(&mut head))
-            .map_err(|error| format!("{shown}: {error}"))?;
+        let read = match File::open(&file).and_then(|mut file| file.read(&mut head)) {
+            Ok(read) => read,
+            Err(cause) => return Err(ProgramError::Unreadable { file, cause }),
+        };
         match kind(&head[..read]) {
             Kind::Here => Ok(()),
-            Kind::Script(interpreter) => Err(format!(
-                "{shown} is a script: profile its interpreter, as in 'homenode profile -- {interpreter} {shown}'"
-            )),
-            Kind::Foreign(bits, machine) => Err(format!(
-                "{shown} is a {bits}-bit program for {machine}; this homenode profiles 64-bit programs for {}",
-                HERE.1
-            )),
-            Kind::Unknown => Err(format!("{shown} is neither an ELF program nor a script")),
+            Kind::Script(interpreter) => Err(ProgramError::Script { file, interpreter }),
+            Kind::Foreign(bits, machine) => Err(ProgramError::Foreign { file, bits, machine }),
+            Kind::Unknown => Err(ProgramError::Unknown(file)),
         }
     }
 }

@@ -26,6 +26,11 @@ pub enum Begin {
     Announced,
 }
 
+/// A machine whose caches are not known.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("machine {0} says nothing of its L2 or has no LLC: take a preset, or a file of 'homenode calibrate'")]
+pub struct NoCaches(String);
+
 /// The modelled part of the machine.
 pub struct Facts {
     machine: String,
@@ -39,13 +44,10 @@ impl Facts {
     /// Returns the facts of a machine that has timing figures and an LLC.
     ///
     /// # Errors
-    /// A message if it lacks them.
-    pub fn of(machine: &Machine) -> Result<Facts, String> {
+    /// If it lacks them.
+    pub fn of(machine: &Machine) -> Result<Facts, NoCaches> {
         let (Some(hardware), Some(llc)) = (&machine.hardware, machine.llcs.first()) else {
-            return Err(format!(
-                "machine {} says nothing of its L2 or has no LLC: take a preset, or a file of 'homenode calibrate'",
-                machine.name
-            ));
+            return Err(NoCaches(machine.name.clone()));
         };
         let cores_of_llc = machine.cpus.len() / machine.threads_per_core().max(1) / machine.llcs.len();
         Ok(Facts {

@@ -56,10 +56,15 @@ impl Serialize for Kernel {
     }
 }
 
-impl FromStr for Kernel {
-    type Err = String;
+/// A text that is no kernel.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a kernel such as `uniform:1048576`, `stream:1048576` or `mix:1048576:1048576`")]
+pub struct NoKernel(String);
 
-    fn from_str(text: &str) -> Result<Kernel, String> {
+impl FromStr for Kernel {
+    type Err = NoKernel;
+
+    fn from_str(text: &str) -> Result<Kernel, NoKernel> {
         let parts: Vec<&str> = text.split(':').collect();
         // No host has memory beyond 2^40, and sums stay far from overflow.
         let bytes = |text: &str| {
@@ -73,7 +78,7 @@ impl FromStr for Kernel {
             ["mix", a, b] => bytes(a).zip(bytes(b)).map(|(a, b)| Kernel::Mix(a, b)),
             _ => None,
         };
-        kernel.ok_or_else(|| format!("`{text}` is not a kernel such as `uniform:1048576`, `stream:1048576` or `mix:1048576:1048576`"))
+        kernel.ok_or_else(|| NoKernel(text.to_owned()))
     }
 }
 

@@ -44,23 +44,34 @@ pub struct PlannedAction {
     pub why: String,
 }
 
+/// Why a text is no plan.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoPlan {
+    /// It has too many bytes.
+    #[error("its answer has more than {PLAN_BYTES_MAX} bytes")]
+    TooLarge,
+    /// It cannot be parsed; with the reason and the place in the text.
+    #[error("it is no plan: {0}")]
+    Malformed(String),
+    /// It has too many actions.
+    #[error("a plan of {0} actions; at most {ACTIONS_MAX} are read")]
+    TooMany(usize),
+}
+
 impl PlanDocument {
     /// Reads a plan.
     ///
     /// # Errors
-    /// Text that is not a plan, with the reason and the place in the text; more than [`PLAN_BYTES_MAX`] bytes or
-    /// [`ACTIONS_MAX`] actions.
-    pub fn from_json(text: &[u8]) -> Result<PlanDocument, String> {
+    /// Text that is not a plan; more than [`PLAN_BYTES_MAX`] bytes or [`ACTIONS_MAX`] actions.
+    pub fn from_json(text: &[u8]) -> Result<PlanDocument, NoPlan> {
         if text.len() > PLAN_BYTES_MAX {
-            return Err(too_large());
+            return Err(NoPlan::TooLarge);
         }
-        let plan: PlanDocument =
-            serde_json::from_slice(text).map_err(|error| format!("it is no plan: {error}"))?;
+        let plan = serde_json::from_slice(text);
+        let plan: PlanDocument = plan.map_err(|error| NoPlan::Malformed(error.to_string()))?;
         match plan.actions.len() {
             0..=ACTIONS_MAX => Ok(plan),
-            count => Err(format!(
-                "a plan of {count} actions; at most {ACTIONS_MAX} are read"
-            )),
+            count => Err(NoPlan::TooMany(count)),
         }
     }
 
@@ -84,11 +95,6 @@ impl PlanDocument {
             Some(finding) => Err(Refusal::Forbidden { why: finding.message }),
         }
     }
-}
-
-/// Returns the complaint about a text that is too large to be read.
-pub fn too_large() -> String {
-    format!("its answer has more than {PLAN_BYTES_MAX} bytes")
 }
 
 /// Refuses the first action that goes against an operator's setting for a VM or node, each in the light of those before it.

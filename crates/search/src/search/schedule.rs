@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use homenode_twin::Scenario;
-use homenode_units::{MemoryPolicy, NodeSet, Ns};
+use homenode_units::{MemoryPolicy, MemoryPolicyError, NodeSet, Ns, ParseQuantityError, ParseSetError};
 
 /// Where a VM should run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -62,7 +62,39 @@ pub struct Schedule {
 pub struct ScheduleError {
     text: String,
     scenario: String,
-    why: String,
+    why: LineError,
+}
+
+/// What is wrong with a line.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum LineError {
+    #[error("it has no time")]
+    NoTime,
+    #[error("it has no `: `")]
+    NoColon,
+    #[error(transparent)]
+    Time(#[from] ParseQuantityError),
+    #[error("there is no VM `{0}`")]
+    NoVm(String),
+    #[error(transparent)]
+    Goal(#[from] GoalError),
+}
+
+/// A text that is no goal.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GoalError {
+    /// A home or memory on no node.
+    #[error("it names no node")]
+    NoNode,
+    /// The nodes cannot be parsed.
+    #[error(transparent)]
+    Nodes(#[from] ParseSetError),
+    /// It is neither `free` nor a home nor memory.
+    #[error("`{0}` is no place")]
+    NoPlace(String),
+    /// The memory policy cannot be parsed.
+    #[error(transparent)]
+    Memory(#[from] MemoryPolicyError),
 }
 
 impl Schedule {
@@ -120,12 +152,12 @@ impl Schedule {
     }
 }
 
-fn read_line(line: &str, scenario: &Scenario) -> Result<(Ns, usize, Goal), String> {
-    let (at, rest) = line.split_once(' ').ok_or("it has no time")?;
-    let (name, goal) = rest.rsplit_once(": ").ok_or("it has no `: `")?;
-    let at: Ns = at.parse().map_err(|error| format!("{error}"))?;
+fn read_line(line: &str, scenario: &Scenario) -> Result<(Ns, usize, Goal), LineError> {
+    let (at, rest) = line.split_once(' ').ok_or(LineError::NoTime)?;
+    let (name, goal) = rest.rsplit_once(": ").ok_or(LineError::NoColon)?;
+    let at: Ns = at.parse()?;
     let known = scenario.vms.iter().position(|vm| vm.name == name);
-    let vm = known.ok_or_else(|| format!("there is no VM `{name}`"))?;
+    let vm = known.ok_or_else(|| LineError::NoVm(name.to_owned()))?;
     Ok((at, vm, goal.parse()?))
 }
 
@@ -141,25 +173,23 @@ impl fmt::Display for Goal {
 }
 
 impl FromStr for Goal {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Goal, String> {
+    type Err = GoalError;
+    fn from_str(text: &str) -> Result<Goal, GoalError> {
         let (place, memory) = match text.split_once(", ") {
             Some((place, memory)) => (place, Some(memory)),
             None => (text, None),
         };
         let nodes = |text: &str| match text.parse::<NodeSet>() {
-            Ok(nodes) if nodes.is_empty() => Err("it names no node".to_owned()),
-            Ok(nodes) => Ok(nodes),
-            Err(error) => Err(error.to_string()),
+            Ok(nodes) if nodes.is_empty() => Err(GoalError::NoNode),
+            nodes => Ok(nodes?),
         };
         let place = match place.split_once(' ') {
             None if place == "free" => Place::Free,
             Some(("home", list)) => Place::Home(nodes(list)?),
             Some(("memory", list)) => Place::Memory(nodes(list)?),
-            _ => return Err(format!("`{place}` is no place")),
+            _ => return Err(GoalError::NoPlace(place.to_owned())),
         };
-        let memory = memory.map(str::parse).transpose();
-        let memory = memory.map_err(|error: homenode_units::MemoryPolicyError| error.to_string())?;
+        let memory = memory.map(str::parse).transpose()?;
         Ok(Goal { place, memory })
     }
 }

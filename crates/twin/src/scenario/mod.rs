@@ -20,6 +20,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::index::{CpuIxSet, ThreadIx, marked};
+use crate::named::NameError;
 use crate::notation;
 use crate::workload::{self, Rest, Waiting, Workload};
 
@@ -515,7 +516,7 @@ impl Scenario {
     pub fn from_toml_with(
         path: &str,
         text: &str,
-        named: &dyn Fn(&str) -> Option<Result<Workload, String>>,
+        named: &dyn Fn(&str) -> Option<Result<Workload, NameError>>,
     ) -> Result<Scenario, TwinError> {
         let mut scenario: Scenario = read_toml(path, text)?;
         // The default of stock hosts.
@@ -527,7 +528,7 @@ impl Scenario {
                 continue;
             };
             let refused = |error: String| scenario.complaint(&format!("vm[{at}].workload"), error);
-            let found = found.map_err(refused)?;
+            let found = found.map_err(|error| refused(error.to_string()))?;
             let known = scenario.workloads.iter().find(|known| known.name == found.name);
             if known.is_some_and(|known| *known != found) {
                 let name = &found.name;

@@ -59,12 +59,19 @@ struct Written {
     table: Option<Vec<Point>>,
 }
 
-impl TryFrom<Written> for MissRatioCurve {
-    type Error = String;
+/// Why keys of a file are no curve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+enum CurveError {
+    #[error("key `{0}` is missing: a curve has `m_inf`, `c0` and `k`, or a `table`")]
+    Missing(&'static str),
+    #[error("`table` stands beside `m_inf`, `c0` or `k`: a curve has either")]
+    Both,
+}
 
-    fn try_from(written: Written) -> Result<MissRatioCurve, String> {
-        let missing =
-            |key| format!("key `{key}` is missing: a curve has `m_inf`, `c0` and `k`, or a `table`");
+impl TryFrom<Written> for MissRatioCurve {
+    type Error = CurveError;
+
+    fn try_from(written: Written) -> Result<MissRatioCurve, CurveError> {
         match written {
             Written {
                 m_inf: None,
@@ -72,13 +79,11 @@ impl TryFrom<Written> for MissRatioCurve {
                 k: None,
                 table: Some(table),
             } => Ok(MissRatioCurve::of_points(table)),
-            Written { table: Some(_), .. } => {
-                Err("`table` stands beside `m_inf`, `c0` or `k`: a curve has either".to_owned())
-            }
+            Written { table: Some(_), .. } => Err(CurveError::Both),
             Written { m_inf, c0, k, .. } => Ok(MissRatioCurve::family(
-                m_inf.ok_or_else(|| missing("m_inf"))?,
-                c0.ok_or_else(|| missing("c0"))?,
-                k.ok_or_else(|| missing("k"))?,
+                m_inf.ok_or_else(|| CurveError::Missing("m_inf"))?,
+                c0.ok_or_else(|| CurveError::Missing("c0"))?,
+                k.ok_or_else(|| CurveError::Missing("k"))?,
             )),
         }
     }

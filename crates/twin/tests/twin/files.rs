@@ -420,7 +420,7 @@ fn keeps_to(
     root: &serde_json::Value,
     schema: &serde_json::Value,
     value: &serde_json::Value,
-) -> Result<(), String> {
+) -> Result<(), Box<dyn std::error::Error>> {
     use serde_json::Value;
     if let Some(name) = schema["$ref"].as_str() {
         let inner = root.pointer(name.trim_start_matches('#')).expect("a definition");
@@ -431,11 +431,11 @@ fn keeps_to(
             let fits = options.iter().any(|option| keeps_to(root, option, value).is_ok());
             return fits
                 .then_some(())
-                .ok_or_else(|| format!("{value} is none of {options:?}"));
+                .ok_or_else(|| format!("{value} is none of {options:?}").into());
         }
     }
     if schema.get("const").is_some_and(|only| only != value) {
-        return Err(format!("{value} is not {}", schema["const"]));
+        return Err(format!("{value} is not {}", schema["const"]).into());
     }
     let kinds = match &schema["type"] {
         Value::Array(kinds) => kinds.clone(),
@@ -448,7 +448,7 @@ fn keeps_to(
         _ => false,
     };
     if !kinds.iter().any(fits) {
-        return Err(format!("{value} is no {}", schema["type"]));
+        return Err(format!("{value} is no {}", schema["type"]).into());
     }
     for (key, inner) in value.as_object().into_iter().flatten() {
         let known = schema["properties"]

@@ -13,7 +13,7 @@ use std::fs;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow, ensure};
 use clap::{Args, Parser, Subcommand};
 use homenode_machine_files::file::read_text_file;
 use homenode_search::contender::Contender;
@@ -100,16 +100,17 @@ impl Common {
     }
 }
 
-fn seeds(text: &str) -> Result<RangeInclusive<u64>, String> {
+fn seeds(text: &str) -> anyhow::Result<RangeInclusive<u64>> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     let number = |text: &str| {
         text.parse()
-            .map_err(|_| format!("`{text}` is no seed; write 1-5, or 7"))
+            .map_err(|_| anyhow!("`{text}` is no seed; write 1-5, or 7"))
     };
     let (first, last) = (number(first)?, number(last)?);
-    if first > last {
-        return Err(format!("{first}-{last} holds no seed; write the smaller first"));
-    }
+    ensure!(
+        first <= last,
+        "{first}-{last} holds no seed; write the smaller first"
+    );
     Ok(first..=last)
 }
 
@@ -164,7 +165,8 @@ mod tests {
         Cli::command().debug_assert();
         assert_eq!(seeds("1-3").unwrap(), 1..=3);
         assert_eq!(seeds("7").unwrap(), 7..=7);
-        assert!(seeds("3-1").unwrap_err().contains("the smaller first"));
-        assert!(seeds("one").unwrap_err().contains("is no seed"));
+        let said = |text: &str| seeds(text).unwrap_err().to_string();
+        assert!(said("3-1").contains("the smaller first"));
+        assert!(said("one").contains("is no seed"));
     }
 }

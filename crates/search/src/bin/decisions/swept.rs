@@ -55,7 +55,7 @@ pub fn run(
     let outcomes = sweep::run_all(&cells, contenders, seeds, jobs);
     let pairs = cells.into_iter().zip(outcomes);
     pairs
-        .map(|(cell, outcome)| Ok((cell, outcome.map_err(anyhow::Error::msg)?)))
+        .map(|(cell, outcome)| Ok((cell, outcome?)))
         .collect()
 }
 
