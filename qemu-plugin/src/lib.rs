@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use homenode_meter::profile::{Config, Profile, Vcpu};
 use homenode_tracking::filter::Use;
 
-use crate::options::{Options, What};
+use crate::options::{Complaint, Options, What};
 use crate::per_vcpu::PerVcpu;
 use crate::qemu::{Id, Info, MemInfo, Tb};
 
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn qemu_plugin_install(
     let (vcpus, version) = unsafe { ((*info).max_vcpus, (*info).version_cur) };
     let begun = match options.what {
         What::Pmu(_) | What::Pages(_) if !system => {
-            Err("a PMU or pages are modelled for a machine, and this QEMU runs a program".to_owned())
+            Err("a PMU or pages are modelled for a machine, and this QEMU runs a program".into())
         }
         What::Pmu(pmu) => pmu::begin(&pmu, options.config, version).map(|()| {
             // SAFETY: the functions have the types that the interface declares and live as long as the process.
@@ -140,7 +140,7 @@ pub unsafe extern "C" fn qemu_plugin_install(
     0
 }
 
-fn begin(mut config: Config, log: &Path, system: bool, announced: bool) -> Result<(), String> {
+fn begin(mut config: Config, log: &Path, system: bool, announced: bool) -> Result<(), Complaint> {
     COUNTING.store(!announced, Ordering::Relaxed);
     config.read = if system { machine_memory } else { program_memory };
     let run = Run {
@@ -150,8 +150,7 @@ fn begin(mut config: Config, log: &Path, system: bool, announced: bool) -> Resul
         forks: AtomicU64::new(0),
         execs: AtomicU64::new(0),
     };
-    RUN.set(run)
-        .map_err(|_| "loaded twice; once is enough".to_owned())
+    RUN.set(run).map_err(|_| "loaded twice; once is enough".into())
 }
 
 extern "C" fn vcpu_begins(_: Id, at: c_uint) {

@@ -12,6 +12,9 @@ use homenode_tracking::tlb::{CORES, core};
 
 use crate::pages::PagesOptions;
 
+/// What is wrong with the arguments, or kept the plugin from beginning: printed once, by QEMU's entry point.
+pub type Complaint = Box<dyn std::error::Error>;
+
 /// The parsed options.
 pub struct Options {
     /// The private caches, and the sampling.
@@ -73,7 +76,7 @@ impl Options {
     ///
     /// # Safety
     /// There are as many strings, each ending with a zero.
-    pub unsafe fn of(argc: c_int, argv: *const *const c_char) -> Result<Options, String> {
+    pub unsafe fn of(argc: c_int, argv: *const *const c_char) -> Result<Options, Complaint> {
         let mut said = Said {
             config: Config {
                 private_bytes: 256 << 10,
@@ -114,7 +117,7 @@ impl Options {
         for at in 0..usize::try_from(argc).unwrap_or(0) {
             // SAFETY: by this function's contract.
             let text = unsafe { CStr::from_ptr(*argv.add(at)) };
-            let text = text.to_str().map_err(|_| "an argument is not UTF-8".to_owned())?;
+            let text = text.to_str().map_err(|_| "an argument is not UTF-8")?;
             said.take(text)?;
         }
         said.settle()
@@ -122,7 +125,7 @@ impl Options {
 }
 
 impl Said {
-    fn settle(self) -> Result<Options, String> {
+    fn settle(self) -> Result<Options, Complaint> {
         let Said {
             mut config,
             log,
@@ -133,12 +136,12 @@ impl Said {
         let announced = pages.announced;
         let (private, ways, line) = (config.private_bytes, config.private_ways, config.line_bytes);
         if private < line * ways as u64 {
-            return Err(format!(
-                "private-bytes={private} holds no set of {ways} lines of {line} bytes"
-            ));
+            return Err(
+                format!("private-bytes={private} holds no set of {ways} lines of {line} bytes").into(),
+            );
         }
         if pmu.nodes.max(pmu.llcs()) > pmu.cpus || pmu.llc_bytes < line * pmu.llc_ways {
-            return Err("each node and each LLC needs a CPU, and each LLC a set".to_owned());
+            return Err("each node and each LLC needs a CPU, and each LLC a set".into());
         }
         let given = |path: &PathBuf| !path.as_os_str().is_empty();
         let what = match (given(&log), given(&pmu.file), given(&pages.file)) {
@@ -147,11 +150,11 @@ impl Said {
             (false, false, true) => {
                 pages.config.frames = pmu.frames;
                 if pages.announced && pages.control.is_none() {
-                    return Err("begin=announced needs control=FIFO, where that is announced".to_owned());
+                    return Err("begin=announced needs control=FIFO, where that is announced".into());
                 }
                 if pages.window.is_none() && pages.control.is_none() {
                     return Err(
-                        "pages=FILE needs window-ms=TIME or control=FIFO, which close windows".to_owned(),
+                        "pages=FILE needs window-ms=TIME or control=FIFO, which close windows".into(),
                     );
                 }
                 What::Pages(pages)
@@ -159,7 +162,7 @@ impl Said {
             _ => {
                 return Err(
                     "needs one of log=FILE, where to write a profile, pmu=FILE, where to count, and pages=FILE, where to log pages"
-                        .to_owned(),
+                        .into(),
                 );
             }
         };
@@ -170,13 +173,15 @@ impl Said {
         })
     }
 
-    fn take(&mut self, text: &str) -> Result<(), String> {
+    fn take(&mut self, text: &str) -> Result<(), Complaint> {
         let (key, value) = text.split_once('=').unwrap_or((text, ""));
-        let number = |least: u64, most: u64| match value.parse::<u64>() {
-            Ok(number) if (least..=most).contains(&number) => Ok(number),
-            _ => Err(format!(
-                "{key} is `{value}`; it must be a whole number from {least} to {most}"
-            )),
+        let number = |least: u64, most: u64| -> Result<u64, Complaint> {
+            match value.parse::<u64>() {
+                Ok(number) if (least..=most).contains(&number) => Ok(number),
+                _ => Err(
+                    format!("{key} is `{value}`; it must be a whole number from {least} to {most}").into(),
+                ),
+            }
         };
         match key {
             "log" => self.log = value.into(),
@@ -193,14 +198,12 @@ impl Said {
             "private-ways" => self.config.private_ways = number(1, 64)? as usize,
             "line-bytes" => match number(16, 4096)? {
                 bytes if bytes.is_power_of_two() => self.config.line_bytes = bytes,
-                bytes => return Err(format!("line-bytes is {bytes}; it must be a power of two")),
+                bytes => return Err(format!("line-bytes is {bytes}; it must be a power of two").into()),
             },
             "rate-min" => match value.parse() {
                 Ok(rate) if rate > 0.0 && rate <= 1.0 => self.config.rate_min = rate,
                 _ => {
-                    return Err(format!(
-                        "rate-min is `{value}`; it must lie above 0 and not above 1"
-                    ));
+                    return Err(format!("rate-min is `{value}`; it must lie above 0 and not above 1").into());
                 }
             },
             "pages" => self.pages.file = value.into(),
@@ -241,7 +244,7 @@ impl Said {
             _ => {
                 let known = "log, private-bytes, private-ways, line-bytes, rate-min, window, pmu, cpus, nodes, llcs, frames, llc-bytes, llc-ways, \
                      node-mib, pages, control, window-ms, keep-mib, buffer, core, logs, tables, start, flush, exact, begin";
-                return Err(format!("`{key}` is no argument: {known}"));
+                return Err(format!("`{key}` is no argument: {known}").into());
             }
         }
         Ok(())
@@ -249,10 +252,10 @@ impl Said {
 }
 
 /// Returns the choice that a word names.
-fn one_of<T: Copy>(key: &str, value: &str, choices: &[(&str, T)]) -> Result<T, String> {
+fn one_of<T: Copy>(key: &str, value: &str, choices: &[(&str, T)]) -> Result<T, Complaint> {
     let found = choices.iter().find(|(name, _)| *name == value);
     found.map(|(_, choice)| *choice).ok_or_else(|| {
         let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
-        format!("{key} is `{value}`; it must be one of {}", names.join(", "))
+        format!("{key} is `{value}`; it must be one of {}", names.join(", ")).into()
     })
 }

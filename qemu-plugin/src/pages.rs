@@ -37,6 +37,7 @@ use homenode_formats::page_log::{self, Header, Kept, Marks, Window};
 use homenode_meter::page_model::{Config, Cpu, Machine};
 use homenode_tracking::tlb::Access;
 
+use crate::options::Complaint;
 use crate::per_vcpu::PerVcpu;
 use crate::qemu::{self, Id, Insn, MemInfo, Tb};
 
@@ -99,13 +100,11 @@ struct Fetches {
     counts: Vec<AtomicU64>,
 }
 
-type Outcome<T> = Result<T, String>;
-
 /// Creates the model and the file.
 ///
 /// # Errors
 /// A message.
-pub fn begin(options: PagesOptions, vcpus: u32) -> Outcome<()> {
+pub fn begin(options: PagesOptions, vcpus: u32) -> Result<(), Complaint> {
     let complain = |error: io::Error| format!("{}: {error}", options.file.display());
     let file = File::create(&options.file).map_err(complain)?;
     let control = options.control.as_deref().map(open_control).transpose()?;
@@ -128,8 +127,7 @@ pub fn begin(options: PagesOptions, vcpus: u32) -> Outcome<()> {
         })),
         options,
     };
-    RUN.set(run)
-        .map_err(|_| "loaded twice; once is enough".to_owned())?;
+    RUN.set(run).map_err(|_| "loaded twice; once is enough")?;
     // Signals are for QEMU's own threads.
     // SAFETY: a set of signals may be all zeros.
     let mut all = unsafe { std::mem::zeroed::<libc::sigset_t>() };
@@ -142,15 +140,14 @@ pub fn begin(options: PagesOptions, vcpus: u32) -> Outcome<()> {
     let started = thread::Builder::new().spawn(move || keep_windows(control));
     // SAFETY: as above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut()) };
-    started
-        .map(drop)
-        .map_err(|error| format!("cannot start a thread: {error}"))
+    started.map_err(|error| format!("cannot start a thread: {error}"))?;
+    Ok(())
 }
 
-fn open_control(path: &Path) -> Outcome<File> {
-    let complain = |error: io::Error| format!("{}: {error}", path.display());
-    let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes())
-        .map_err(|_| "a path with a zero".to_owned())?;
+fn open_control(path: &Path) -> Result<File, Complaint> {
+    let complain = |error: io::Error| Complaint::from(format!("{}: {error}", path.display()));
+    let name =
+        std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).map_err(|_| "a path with a zero")?;
     // SAFETY: the name ends with a zero.
     if unsafe { libc::mkfifo(name.as_ptr(), 0o600) } != 0 {
         let error = io::Error::last_os_error();

@@ -29,7 +29,7 @@ use homenode_meter::pmu::{self, Cpu, Pmu};
 use homenode_meter::profile::Config;
 use homenode_tracking::cache::{Replacement, Shape};
 
-use crate::options::PmuOptions;
+use crate::options::{Complaint, PmuOptions};
 use crate::per_vcpu::PerVcpu;
 use crate::qemu::{self, Id, MemInfo, Tb};
 use crate::{translated, wanted};
@@ -56,7 +56,7 @@ const DOUBLED: c_int = 1;
 ///
 /// # Errors
 /// A message.
-pub fn begin(options: &PmuOptions, config: Config, version: c_int) -> Result<(), String> {
+pub fn begin(options: &PmuOptions, config: Config, version: c_int) -> Result<(), Complaint> {
     let layout = Layout {
         cpus: options.cpus,
         tags: TAGS_MAX,
@@ -79,8 +79,7 @@ pub fn begin(options: &PmuOptions, config: Config, version: c_int) -> Result<(),
         node_bytes: options.node_bytes,
         is_doubled: version == DOUBLED && options.nodes > 1,
     };
-    RUN.set(run)
-        .map_err(|_| "loaded twice; once is enough".to_owned())
+    RUN.set(run).map_err(|_| "loaded twice; once is enough".into())
 }
 
 /// Maps the file, for as long as the process lives.

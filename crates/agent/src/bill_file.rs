@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use anyhow::bail;
 use homenode_control::{Bill, Control, Hour, Line};
 use homenode_undo::state_dir::StateDir;
 use homenode_units::Ns;
@@ -57,7 +58,7 @@ impl BillFile {
             None | Some(Ok(None)) => Bill::default(),
             Some(Ok(Some(bill))) => bill,
             Some(Err(trouble)) => {
-                file.trouble = Some(trouble);
+                file.trouble = Some(trouble.to_string());
                 Bill::default()
             }
         };
@@ -116,8 +117,8 @@ impl BillFile {
     }
 }
 
-fn read(state: &Path) -> Result<Option<Bill>, String> {
-    let dir = StateDir::open(state).map_err(|error| error.to_string())?;
+fn read(state: &Path) -> anyhow::Result<Option<Bill>> {
+    let dir = StateDir::open(state)?;
     let path = dir.path_of(FILE);
     let parsed = match dir.read(FILE, LIMIT_BYTES) {
         Ok(None) => return Ok(None),
@@ -133,10 +134,7 @@ fn read(state: &Path) -> Result<Option<Bill>, String> {
         Ok(()) => format!("it is set aside as {}", dir.path_of(DAMAGED).display()),
         Err(error) => format!("it cannot be set aside either ({})", error.cause),
     };
-    Err(format!(
-        "{} is no bill ({why}): {moved}, a new one begins",
-        path.display()
-    ))
+    bail!("{} is no bill ({why}): {moved}, a new one begins", path.display())
 }
 
 /// Writes a new file, and replaces the old one with it.

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::anyhow;
 use homenode_undo::state_dir::StateDir;
 use homenode_units::NodeSet;
 
@@ -28,18 +29,18 @@ impl DrainFile {
     ///
     /// # Errors
     /// A sentence for the operator if the file cannot be read or understood.
-    pub fn read(&self) -> Result<NodeSet, String> {
+    pub fn read(&self) -> anyhow::Result<NodeSet> {
         let Some(dir) = &self.dir else {
             return Ok(NodeSet::new());
         };
-        let dir = StateDir::open(dir).map_err(|e| e.to_string())?;
-        let Some(bytes) = dir.read(FILE, BYTES_MAX).map_err(|e| e.to_string())? else {
+        let dir = StateDir::open(dir)?;
+        let Some(bytes) = dir.read(FILE, BYTES_MAX)? else {
             return Ok(NodeSet::new());
         };
         let text = String::from_utf8_lossy(&bytes);
         text.trim().parse().map_err(|e| {
             let path = dir.path_of(FILE);
-            format!("which nodes were drained is not known: {}: {e}", path.display())
+            anyhow!("which nodes were drained is not known: {}: {e}", path.display())
         })
     }
 
@@ -47,13 +48,13 @@ impl DrainFile {
     ///
     /// # Errors
     /// A sentence for the operator.
-    pub fn write(&self, nodes: &NodeSet) -> Result<(), String> {
+    pub fn write(&self, nodes: &NodeSet) -> anyhow::Result<()> {
         let Some(dir) = &self.dir else { return Ok(()) };
         let written = StateDir::open(dir).and_then(|dir| match nodes.is_empty() {
             true => dir.remove(FILE),
             false => dir.replace(FILE, format!("{nodes}\n").as_bytes()).map(drop),
         });
-        written.map_err(|error| format!("it ends with this agent, since it cannot be kept: {error}"))
+        written.map_err(|error| anyhow!("it ends with this agent, since it cannot be kept: {error}"))
     }
 }
 
@@ -65,15 +66,15 @@ mod tests {
     fn what_is_drained_outlasts_the_agent_and_what_is_damaged_is_said() {
         let dir = tempfile::tempdir().unwrap();
         let file = DrainFile::of(Some(dir.path()));
-        assert_eq!(file.read(), Ok(NodeSet::new()));
+        assert_eq!(file.read().unwrap(), NodeSet::new());
         for nodes in ["1,3", "", "2", ""] {
             let nodes: NodeSet = nodes.parse().unwrap();
             file.write(&nodes).unwrap();
-            assert_eq!(file.read(), Ok(nodes));
+            assert_eq!(file.read().unwrap(), nodes);
         }
         std::fs::write(dir.path().join("private/drained"), "\u{0}one").unwrap();
-        let said = file.read().unwrap_err();
+        let said = file.read().unwrap_err().to_string();
         assert!(said.contains("private/drained"), "{said}");
-        assert_eq!(DrainFile::default().read(), Ok(NodeSet::new()));
+        assert_eq!(DrainFile::default().read().unwrap(), NodeSet::new());
     }
 }

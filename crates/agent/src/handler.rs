@@ -212,7 +212,7 @@ fn watch(
     let status = control.status(machine);
     let chosen = chosen(&status, vm)?;
     for found in chosen.iter().filter(|_| vm.is_some()) {
-        can_be_watched(control, found).map_err(ApiError::refused)?;
+        can_be_watched(control, found)?;
         control.want_working_set(found.id, window, wait);
     }
     Ok(working_sets(control, status.at_ns, &chosen))

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow, bail};
 use homenode_api::http::Listen;
 use homenode_control::{Config, Control, Mode, PolicySet};
 use homenode_host::Bell;
@@ -182,14 +182,14 @@ fn take_up(host: &dyn RealHost, kept: Option<&Path>, control: &mut Control) -> (
         let there = nodes.intersection(&host.machine().node_set());
         if !there.is_empty() {
             let drained = control.drain(host.machine(), there.clone());
-            drained.map_err(|error| format!("nodes drained before are not drained now: {error}"))?;
+            drained.map_err(|error| anyhow!("nodes drained before are not drained now: {error}"))?;
         }
         match nodes.difference(&there) {
             gone if gone.is_empty() => Ok(()),
-            gone => Err(format!("node {gone} was drained, and is not there now")),
+            gone => bail!("node {gone} was drained, and is not there now"),
         }
     });
-    (drains, begun.err())
+    (drains, begun.err().map(|error| error.to_string()))
 }
 
 /// Returns what cannot be done on this host, for the operator.
@@ -291,7 +291,7 @@ fn give_back(
         Ok(left) => output.line(&format!("{cpu_time}; {left}")),
         Err(left) => {
             output.line(&cpu_time);
-            anyhow::bail!(left);
+            return Err(left);
         }
     }
     Ok(())
@@ -303,7 +303,7 @@ fn last_words(
     failures: usize,
     is_guarded: bool,
     state: &Path,
-) -> Result<&'static str, String> {
+) -> anyhow::Result<&'static str> {
     let what = match (is_kept, failures) {
         (true, 0) => return Ok("homes and pins are left as they are"),
         (false, 0) => return Ok("homes and pins are released"),
@@ -315,9 +315,7 @@ fn last_words(
         true => "the guard goes on trying, and so does",
         false => "there is no guard that goes on trying; run",
     };
-    Err(format!(
-        "{what} (see above); {who} `homenode release --state {state}`"
-    ))
+    bail!("{what} (see above); {who} `homenode release --state {state}`")
 }
 
 /// Returns the CPU time that this process has used.
@@ -472,19 +470,22 @@ mod tests {
     fn the_last_words_of_a_run_never_say_that_all_is_given_back_where_it_is_not() {
         let words =
             |is_kept, failures, is_guarded| last_words(is_kept, failures, is_guarded, Path::new("/x"));
-        assert_eq!(words(false, 0, true), Ok("homes and pins are released"));
-        assert_eq!(words(true, 0, true), Ok("homes and pins are left as they are"));
-        let said = words(false, 2, true).unwrap_err();
+        assert_eq!(words(false, 0, true).unwrap(), "homes and pins are released");
+        assert_eq!(
+            words(true, 0, true).unwrap(),
+            "homes and pins are left as they are"
+        );
+        let said = words(false, 2, true).unwrap_err().to_string();
         assert!(
             !said.contains("are released") && said.contains("guard goes on"),
             "{said}"
         );
-        let said = words(false, 1, false).unwrap_err();
+        let said = words(false, 1, false).unwrap_err().to_string();
         assert!(
             said.contains("no guard") && said.contains("homenode release --state /x"),
             "{said}"
         );
-        let said = words(true, 1, true).unwrap_err();
+        let said = words(true, 1, true).unwrap_err().to_string();
         assert!(said.contains("limit"), "{said}");
     }
 }

@@ -116,15 +116,15 @@ impl std::fmt::Display for Managed {
 }
 
 impl std::str::FromStr for Managed {
-    type Err = String;
+    type Err = anyhow::Error;
 
-    fn from_str(text: &str) -> Result<Managed, String> {
+    fn from_str(text: &str) -> anyhow::Result<Managed> {
         match text {
             "xen" => Ok(Managed::Xen),
             _ => text
                 .parse()
                 .map(Managed::Kvm)
-                .map_err(|error| format!("{error}, nor `xen`")),
+                .map_err(|error| anyhow::anyhow!("{error}, nor `xen`")),
         }
     }
 }

@@ -115,7 +115,7 @@ mod tests {
 
     use super::*;
 
-    fn reloaded(newer: Config) -> (Result<Reloaded, String>, Config) {
+    fn reloaded(newer: Config) -> (Reloaded, Config) {
         let control = Mutex::new(Control::new(Config::default(), Mode::Act));
         let reload = Reload::new(&Bell::default(), move || Ok(newer.clone()));
         let (tell, told) = std::sync::mpsc::channel();
@@ -124,7 +124,7 @@ mod tests {
         reload.carry_out(&control);
         assert!(!reload.is_wanted());
         (
-            told.recv().unwrap(),
+            told.recv().unwrap().unwrap(),
             control.into_inner().unwrap().config().clone(),
         )
     }
@@ -139,7 +139,6 @@ mod tests {
         newer.pace.slowdown_max = 0.5;
         newer.record.days = 3;
         let (done, now) = reloaded(newer);
-        let done = done.unwrap();
         assert_eq!(done.changed, ["pace.slowdown_max", "period"]);
         assert_eq!(done.at_next_start, ["policies", "record"]);
         assert_eq!((now.period, now.pace.slowdown_max), (Ns::from_secs(2), 0.5));

@@ -37,10 +37,15 @@ impl Listen {
     }
 }
 
-impl FromStr for Listen {
-    type Err = String;
+/// A text that is no address to listen at.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no address and port: write `127.0.0.1:9464` or `[::1]:9464`")]
+pub struct NoAddress(String);
 
-    fn from_str(text: &str) -> Result<Listen, String> {
+impl FromStr for Listen {
+    type Err = NoAddress;
+
+    fn from_str(text: &str) -> Result<Listen, NoAddress> {
         let resolved = match text.strip_prefix("localhost:") {
             // Not resolved by name: a resolver's answers cannot be trusted.
             Some(port) => format!("127.0.0.1:{port}").to_socket_addrs().ok(),
@@ -50,10 +55,7 @@ impl FromStr for Listen {
                 .map(|address| vec![address].into_iter()),
         };
         let address = resolved.and_then(|mut all| all.next());
-        let address = address.ok_or_else(|| {
-            format!("`{text}` is no address and port: write `127.0.0.1:9464` or `[::1]:9464`")
-        })?;
-        Ok(Listen(address))
+        address.map(Listen).ok_or_else(|| NoAddress(text.to_owned()))
     }
 }
 
@@ -519,7 +521,10 @@ mod tests {
             "localhost:x",
             "127.0.0.1:99999",
         ] {
-            assert!(listen(bad).unwrap_err().contains("no address"), "{bad}");
+            assert!(
+                listen(bad).unwrap_err().to_string().contains("no address"),
+                "{bad}"
+            );
         }
     }
 

@@ -19,14 +19,17 @@ impl fmt::Display for WallTime {
     }
 }
 
-impl FromStr for WallTime {
-    type Err = String;
+/// A text that is no time.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no time: write `2026-11-24T03:12:00Z`, and `%2B` for a `+` before a zone")]
+pub struct NoTime(String);
 
-    fn from_str(text: &str) -> Result<WallTime, String> {
+impl FromStr for WallTime {
+    type Err = NoTime;
+
+    fn from_str(text: &str) -> Result<WallTime, NoTime> {
         let time = DateTime::parse_from_rfc3339(text);
-        let time = time.map_err(|_| {
-            format!("`{text}` is no time: write `2026-11-24T03:12:00Z`, and `%2B` for a `+` before a zone")
-        })?;
+        let time = time.map_err(|_| NoTime(text.to_owned()))?;
         let beyond = if time.timestamp() < 0 { i64::MIN } else { i64::MAX };
         Ok(WallTime(time.timestamp_nanos_opt().unwrap_or(beyond)))
     }
@@ -76,7 +79,8 @@ mod tests {
             "2026-11-24T03:12:00",
             "2026-11-24T03:12:00 01:00",
         ] {
-            assert!(bad.parse::<WallTime>().unwrap_err().contains("%2B"), "{bad}");
+            let error = bad.parse::<WallTime>().unwrap_err().to_string();
+            assert!(error.contains("%2B"), "{bad}");
         }
     }
 

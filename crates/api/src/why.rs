@@ -25,20 +25,26 @@ pub const WINDOW: Window = Window {
     most: Ns::from_secs(6 * 3600),
 };
 
+/// A length that no window may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a stretch of {least} to {}h can be told, and not {length}", .most.0 / Ns::from_secs(3600).0)]
+pub struct WindowError {
+    length: Ns,
+    least: Ns,
+    most: Ns,
+}
+
 impl Window {
     /// Returns `length` if a window may be that long.
     ///
     /// # Errors
     /// Says how long it may be.
-    pub fn checked(&self, length: Ns) -> Result<Ns, String> {
+    pub fn checked(&self, length: Ns) -> Result<Ns, WindowError> {
         if (self.least..=self.most).contains(&length) {
             return Ok(length);
         }
-        let hours = self.most.0 / Ns::from_secs(3600).0;
-        Err(format!(
-            "a stretch of {} to {hours}h can be told, and not {length}",
-            self.least
-        ))
+        let Window { least, most, .. } = *self;
+        Err(WindowError { length, least, most })
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use homenode_reproduce::vary::End;
 use homenode_reproduce::{Design, Made, Row, experiment, experiment_to_json};
 use homenode_table::{Column, Kind, Parquet, csv};
@@ -49,7 +49,7 @@ fn changes(text: &str) -> anyhow::Result<Changes> {
         .context("write the input, `=` and factors: `machine.controllers=0.5,2`")?;
     let change = |factor: &str| {
         let number = factor.trim().parse();
-        let number = number.map_err(|_| anyhow::anyhow!("`{factor}` is no number"))?;
+        let number = number.map_err(|_| anyhow!("`{factor}` is no number"))?;
         End::parse(input.trim(), number)
     };
     factors

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use anyhow::bail;
 use homenode_calibrate::footprint::{Accelerator, FootprintError, Method, Options, footprint};
 use homenode_units::Ns;
 
@@ -49,14 +50,14 @@ pub struct FootprintArgs {
 pub struct Step(f64);
 
 impl std::str::FromStr for Step {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Step, String> {
+    type Err = anyhow::Error;
+    fn from_str(text: &str) -> anyhow::Result<Step> {
         let number = text
             .strip_suffix('%')
             .and_then(|number| number.trim().parse::<f64>().ok());
         match number {
             Some(percent) if (1.0..=50.0).contains(&percent) => Ok(Step(percent / 100.0)),
-            _ => Err(format!("`{text}` is not a step such as `5%`, from 1% to 50%")),
+            _ => bail!("`{text}` is not a step such as `5%`, from 1% to 50%"),
         }
     }
 }
@@ -145,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_step_is_a_part_in_percent() {
-        assert_eq!("5%".parse(), Ok(Step(0.05)));
+        assert_eq!("5%".parse::<Step>().unwrap(), Step(0.05));
         for bad in ["5", "0%", "51%", "x%", "%", "-5%"] {
             assert!(bad.parse::<Step>().is_err(), "{bad}");
         }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::{anyhow, bail};
 use clap::builder::BoolishValueParser;
 use homenode_agent::managed::Managed;
 use homenode_twin::Scenario;
@@ -17,18 +18,20 @@ pub enum HostArg {
 }
 
 impl std::str::FromStr for HostArg {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
+    type Err = anyhow::Error;
+    fn from_str(text: &str) -> anyhow::Result<Self> {
         let (kind, rest) = text
             .split_once(':')
             .map_or((text, None), |(kind, rest)| (kind, Some(rest.to_owned())));
         if rest.as_deref() == Some("") {
-            return Err(format!("nothing follows the colon in `{text}`"));
+            bail!("nothing follows the colon in `{text}`");
         }
         match kind {
             "twin" => Ok(HostArg::Twin(rest)),
             _ => text.parse().map(HostArg::Live).map_err(|_| {
-                "a host is `twin`, `twin:MACHINE`, `twin:SCENARIO.toml`, `libvirt`, `libvirt:URI`, `qemu` or `xen`".into()
+                anyhow!(
+                    "a host is `twin`, `twin:MACHINE`, `twin:SCENARIO.toml`, `libvirt`, `libvirt:URI`, `qemu` or `xen`"
+                )
             }),
         }
     }

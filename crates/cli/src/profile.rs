@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use homenode_agent::Show;
 use homenode_calibrate::profile::{
     self, Begin, CurveAs, Emulator, Facts, Program, emulator, exit_status, notes,
@@ -78,15 +78,15 @@ pub struct ProfileArgs {
 pub struct Share(f64);
 
 impl std::str::FromStr for Share {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Share, String> {
+    type Err = anyhow::Error;
+    fn from_str(text: &str) -> anyhow::Result<Share> {
         let (number, unit) = match text.strip_suffix('%') {
             Some(number) => (number, 100.0),
             None => (text, 1.0),
         };
         match number.trim().parse::<f64>().map(|number| number / unit) {
             Ok(share) if (1e-5..=1.0).contains(&share) => Ok(Share(share)),
-            _ => Err("a share lies between 0.001% and 100%".into()),
+            _ => bail!("a share lies between 0.001% and 100%"),
         }
     }
 }

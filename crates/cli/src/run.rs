@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use anyhow::ensure;
+use anyhow::{bail, ensure};
 use homenode_agent::managed::{FindError, Managed};
 use homenode_agent::run::Pace;
 use homenode_agent::{Show, live, twin};
@@ -105,13 +105,13 @@ pub struct RunArgs {
 
 /// Rejects policies that are programs: one may hang, and cannot take part in undoing its changes, so it may not act on a
 /// host's VMs.
-fn of_host(text: &str) -> Result<PolicySet, String> {
+fn of_host(text: &str) -> anyhow::Result<PolicySet> {
     match text.starts_with(EXEC) {
-        true => Err(format!(
+        true => bail!(
             "a policy that is a program decides on the twin alone: `homenode sim SCENARIO --policy '{text}'`; \
              `homenode record scenario` makes a scenario of a host's recording"
-        )),
-        false => text.parse(),
+        ),
+        false => Ok(text.parse()?),
     }
 }
 

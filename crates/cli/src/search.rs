@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use anyhow::{anyhow, bail};
 use homenode_agent::Show;
 use homenode_control::Config;
 use homenode_search::best::{Best, best};
@@ -50,20 +51,19 @@ pub struct SearchArgs {
     pub shown: ShownArgs,
 }
 
-fn evaluations(text: &str) -> Result<usize, String> {
+fn evaluations(text: &str) -> anyhow::Result<usize> {
     let least = homenode_search::search::EVALUATIONS_MIN;
     let number: Option<usize> = text.parse().ok();
     let number = number.filter(|number| *number >= least);
-    number.ok_or_else(|| format!("a search takes {least} evaluations or more; 300 is usual"))
+    number.ok_or_else(|| anyhow!("a search takes {least} evaluations or more; 300 is usual"))
 }
 
-fn program(text: &str) -> Result<Program, String> {
+fn program(text: &str) -> anyhow::Result<Program> {
     match text.starts_with(EXEC) {
-        true => text.parse(),
-        false => Err(
-            "the policies that come with the program are there already; write `exec:` before yours"
-                .to_owned(),
-        ),
+        true => Ok(text.parse()?),
+        false => {
+            bail!("the policies that come with the program are there already; write `exec:` before yours")
+        }
     }
 }
 

@@ -124,7 +124,7 @@ fn of_this_host(config: &Config, source: &Source) -> Vec<String> {
     }
     let loopback = "127.0.0.1:0".parse().ok();
     if let Err(error) = homenode_agent::http::check(loopback, &config.http) {
-        wrong.push(source.complaint("http.web_config", error).to_string());
+        wrong.push(source.complaint("http.web_config", error.to_string()).to_string());
     }
     wrong
 }

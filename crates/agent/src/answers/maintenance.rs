@@ -50,7 +50,7 @@ pub fn drain(
             },
         })?;
     Ok(Maintenance {
-        note: file.write(&after).err(),
+        note: file.write(&after).err().map(|error| error.to_string()),
         ..maintenance(control, machine)
     })
 }

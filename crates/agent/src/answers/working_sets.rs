@@ -1,6 +1,6 @@
 //! Answers about the working sets of VMs.
 
-use homenode_api::answer::{Figure, WorkingSet, WorkingSets};
+use homenode_api::answer::{ApiError, Figure, WorkingSet, WorkingSets};
 use homenode_control::{Control, Mode, VmStatus};
 use homenode_policy::working_set::{Certainty, Measured, Settled, Tracker};
 use homenode_units::Ns;
@@ -73,8 +73,9 @@ fn figure(measured: &Measured, now: Ns) -> Figure {
 ///
 /// # Errors
 /// Why it will never be, with the remedy.
-pub fn can_be_watched(control: &Control, vm: &VmStatus) -> Result<(), String> {
-    let of_vm = |why: &str| format!("the memory of VM {} cannot be watched: {why}", vm.name);
+pub fn can_be_watched(control: &Control, vm: &VmStatus) -> Result<(), ApiError> {
+    let of_vm =
+        |why: &str| ApiError::refused(format!("the memory of VM {} cannot be watched: {why}", vm.name));
     if let Some(why) = control.watching_idle() {
         return Err(of_vm(&why));
     }

@@ -88,12 +88,12 @@ impl Access {
         let web = match (bound, web_config) {
             (Some(bound), Some(path)) => Some(Current::read(path, bound, feed.clone())),
             (Some(bound), None) => {
-                Web::default().may_listen(bound).map_err(anyhow::Error::msg)?;
+                Web::default().may_listen(bound)?;
                 None
             }
             (None, _) => None,
         };
-        let web = web.transpose().map_err(anyhow::Error::msg)?;
+        let web = web.transpose()?;
         let needs_key = bound.is_some_and(|bound| bound.ip().is_loopback())
             && web.as_ref().is_none_or(|web| web.get().users.is_empty());
         Ok(Access {

@@ -160,7 +160,7 @@ impl Drop for HttpServer {
 ///
 /// # Errors
 /// Says what is wrong, with the remedy.
-pub fn check(listen_at: Option<Listen>, config: &Config) -> Result<(), String> {
+pub fn check(listen_at: Option<Listen>, config: &Config) -> anyhow::Result<()> {
     let Some(at) = listen_at else { return Ok(()) };
     let web = web_config(config).map(Web::read).transpose()?;
     web.unwrap_or_default().may_listen(at.address())

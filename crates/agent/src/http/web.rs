@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr as _;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use anyhow::anyhow;
 use bcrypt::HashParts;
 use rustix::fs::OFlags;
 use serde::de::{Error as _, MapAccess, Visitor};
@@ -184,23 +185,23 @@ impl Web {
     ///
     /// # Errors
     /// Names the file and the remedy.
-    pub(super) fn read(path: &Path) -> Result<Web, String> {
+    pub(super) fn read(path: &Path) -> anyhow::Result<Web> {
         Web::default().read_again(path, &mut Reading::default())
     }
 
     /// Reads the file and those it names, within the bounds of `self`. `reading` lists the files looked at, also after an
     /// error.
-    fn read_again(&self, path: &Path, reading: &mut Reading) -> Result<Web, String> {
-        let wrong = |what: String| format!("{}: {what}", path.display());
+    fn read_again(&self, path: &Path, reading: &mut Reading) -> anyhow::Result<Web> {
+        let wrong = |what: &dyn fmt::Display| anyhow!("{}: {what}", path.display());
         let text = text_of(path, Others::MayRead, reading)?;
-        let text = String::from_utf8(text).map_err(|_| wrong("this is not text".into()))?;
-        let written: Option<Written> = yaml_serde::from_str(&text).map_err(|e| wrong(e.to_string()))?;
+        let text = String::from_utf8(text).map_err(|_| wrong(&"this is not text"))?;
+        let written: Option<Written> = yaml_serde::from_str(&text).map_err(|e| wrong(&e))?;
         let Some(written) = written else {
             return Err(wrong(
-                "it is empty: it has tls_server_config, basic_auth_users and homenode_roles".into(),
+                &"it is empty: it has tls_server_config, basic_auth_users and homenode_roles",
             ));
         };
-        let mut users = users(&written).map_err(wrong)?;
+        let mut users = users(&written).map_err(|e| wrong(&e))?;
         let mut tls = written.tls_server_config;
         if reading.is_again {
             users = self.bounds.narrow_users(users, &self.users, &mut reading.kept);
@@ -210,7 +211,7 @@ impl Web {
         let made = tls
             .as_ref()
             .map(|tls| tls_config(tls, folder, &self.bounds, reading));
-        let (config, authorities) = made.transpose().map_err(wrong)?.unzip();
+        let (config, authorities) = made.transpose().map_err(|e| wrong(&e))?.unzip();
         Ok(Web {
             has_verified_clients: tls
                 .as_ref()
@@ -231,7 +232,7 @@ impl Web {
     ///
     /// # Errors
     /// Names what is missing.
-    pub(super) fn may_listen(&self, address: SocketAddr) -> Result<(), String> {
+    pub(super) fn may_listen(&self, address: SocketAddr) -> anyhow::Result<()> {
         if address.ip().is_loopback() || self.is_closed() {
             return Ok(());
         }
@@ -239,7 +240,7 @@ impl Web {
             None => "TLS (`tls_server_config`)",
             Some(_) => "passwords (`basic_auth_users`, or `client_auth_type: RequireAndVerifyClientCert`)",
         };
-        Err(format!(
+        Err(anyhow!(
             "{} can be reached from elsewhere, which takes TLS and passwords, and there are no {missing}: listen on \
              127.0.0.1, or name a web.yml that has both with --web-config",
             address.ip()
@@ -247,29 +248,29 @@ impl Web {
     }
 }
 
-fn users(written: &Written) -> Result<BTreeMap<String, User>, String> {
+fn users(written: &Written) -> anyhow::Result<BTreeMap<String, User>> {
     if let Some(name) = written
         .homenode_roles
         .keys()
         .find(|name| !written.basic_auth_users.contains_key(*name))
     {
-        return Err(format!(
+        return Err(anyhow!(
             "homenode_roles: `{name}` is none of basic_auth_users: add its password there, or take it out"
         ));
     }
     let user = |(name, hash): (&String, &String)| {
         let cost = HashParts::from_str(hash).ok().map(|parts| parts.get_cost());
         if name.contains(':') || name.is_empty() {
-            return Err(format!(
+            return Err(anyhow!(
                 "basic_auth_users: `{name}` is no name: it may not be empty or have a `:`"
             ));
         }
         // The message omits the hash: it may be a password, written there by mistake.
         match cost {
-            None => Err(format!(
+            None => Err(anyhow!(
                 "basic_auth_users: the value of `{name}` is no hash of bcrypt: make one with `htpasswd -nBC 10 {name}`"
             )),
-            Some(cost) if !COST.contains(&cost) => Err(format!(
+            Some(cost) if !COST.contains(&cost) => Err(anyhow!(
                 "basic_auth_users: the hash of `{name}` has cost {cost}, and may have {} to {}: make one with \
                  `htpasswd -nBC 10 {name}`",
                 COST.start(),
@@ -291,31 +292,30 @@ fn tls_config(
     folder: &Path,
     bounds: &Bounds,
     reading: &mut Reading,
-) -> Result<(ServerConfig, Vec<TrustAnchor<'static>>), String> {
+) -> anyhow::Result<(ServerConfig, Vec<TrustAnchor<'static>>)> {
     let (cert_file, key_file) = (folder.join(&tls.cert_file), folder.join(&tls.key_file));
     let certificates = certificates(&cert_file, reading)?;
     let key = text_of(&key_file, Others::MayDoNothing, reading)?;
     let key = PrivateKeyDer::from_pem_slice(&key)
-        .map_err(|e| format!("{} has no private key in PEM: {e}", key_file.display()))?;
+        .map_err(|e| anyhow!("{} has no private key in PEM: {e}", key_file.display()))?;
     let versions: &[&SupportedProtocolVersion] = match tls.min_version {
         Version::Tls12 => &[&TLS13, &TLS12],
         Version::Tls13 => &[&TLS13],
     };
     let provider = Arc::new(ring::default_provider());
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider));
-    let builder = builder
-        .with_protocol_versions(versions)
-        .map_err(|e| e.to_string())?;
+    let builder = builder.with_protocol_versions(versions)?;
     let mut accepted = Vec::new();
     let builder = match (tls.client_auth_type, &tls.client_ca_file) {
         (ClientAuth::NoClientCert, None) => builder.with_no_client_auth(),
         (ClientAuth::NoClientCert, Some(_)) => {
-            return Err("client_ca_file is for a client_auth_type that verifies: \
+            return Err(anyhow!(
+                "client_ca_file is for a client_auth_type that verifies: \
                         RequireAndVerifyClientCert or VerifyClientCertIfGiven"
-                .into());
+            ));
         }
         (kind, None) => {
-            return Err(format!(
+            return Err(anyhow!(
                 "client_auth_type {kind:?} needs client_ca_file: whose certificates to take"
             ));
         }
@@ -324,10 +324,10 @@ fn tls_config(
             let mut roots = RootCertStore::empty();
             for certificate in self::certificates(&path, reading)? {
                 let added = roots.add(certificate);
-                added.map_err(|e| format!("{} cannot be used: {e}", path.display()))?;
+                added.map_err(|e| anyhow!("{} cannot be used: {e}", path.display()))?;
             }
             let narrowed = bounds.narrow_authorities(&mut roots, &mut reading.kept);
-            narrowed.map_err(|e| format!("{}: {e}", path.display()))?;
+            narrowed.map_err(|e| anyhow!("{}: {e}", path.display()))?;
             accepted.clone_from(&roots.roots);
             let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
             let verifier = match kind {
@@ -335,11 +335,11 @@ fn tls_config(
                 _ => verifier.allow_unauthenticated(),
             };
             let verifier = verifier.build();
-            builder.with_client_cert_verifier(verifier.map_err(|e| format!("{}: {e}", path.display()))?)
+            builder.with_client_cert_verifier(verifier.map_err(|e| anyhow!("{}: {e}", path.display()))?)
         }
     };
     let mut config = builder.with_single_cert(certificates, key).map_err(|e| {
-        format!(
+        anyhow!(
             "{} and {} do not belong together, or cannot be used: {e}",
             cert_file.display(),
             key_file.display()
@@ -349,22 +349,22 @@ fn tls_config(
     Ok((config, accepted))
 }
 
-fn certificates(path: &Path, reading: &mut Reading) -> Result<Vec<CertificateDer<'static>>, String> {
+fn certificates(path: &Path, reading: &mut Reading) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let text = text_of(path, Others::MayRead, reading)?;
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
-    let all = all.map_err(|e| format!("{} has no certificate in PEM: {e}", path.display()))?;
+    let all = all.map_err(|e| anyhow!("{} has no certificate in PEM: {e}", path.display()))?;
     match all.is_empty() {
-        true => Err(format!("{} has no certificate in PEM", path.display())),
+        true => Err(anyhow!("{} has no certificate in PEM", path.display())),
         false => Ok(all),
     }
 }
 
-fn text_of(path: &Path, others: Others, reading: &mut Reading) -> Result<Vec<u8>, String> {
+fn text_of(path: &Path, others: Others, reading: &mut Reading) -> anyhow::Result<Vec<u8>> {
     let failed =
-        |e: std::io::Error| format!("cannot read {}: {e}{}", path.display(), homenode_api::remedy(&e));
+        |e: std::io::Error| anyhow!("cannot read {}: {e}{}", path.display(), homenode_api::remedy(&e));
     reading.files.push((path.to_owned(), stamp(path)));
     // Opening a device may have effects, and opening a pipe would wait for a writer.
-    let no_file = || format!("{} is not a regular file: put one in its place", path.display());
+    let no_file = || anyhow!("{} is not a regular file: put one in its place", path.display());
     if !std::fs::metadata(path).map_err(failed)?.is_file() {
         return Err(no_file());
     }
@@ -384,7 +384,7 @@ fn text_of(path: &Path, others: Others, reading: &mut Reading) -> Result<Vec<u8>
         return Err(no_file());
     }
     if mode & forbidden != 0 {
-        return Err(format!(
+        return Err(anyhow!(
             "{} may {what} by every user of this host (mode {mode:o}): run `chmod o= {}`",
             path.display(),
             path.display()
@@ -393,7 +393,7 @@ fn text_of(path: &Path, others: Others, reading: &mut Reading) -> Result<Vec<u8>
     let mut bytes = Vec::new();
     file.take(BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
     match bytes.len() as u64 > BYTES_MAX {
-        true => Err(format!("{} has more than {BYTES_MAX} bytes", path.display())),
+        true => Err(anyhow!("{} has more than {BYTES_MAX} bytes", path.display())),
         false => Ok(bytes),
     }
 }
@@ -416,7 +416,7 @@ impl Current {
     ///
     /// # Errors
     /// As [`Web::read`] and [`Web::may_listen`].
-    pub(super) fn read(path: &Path, bound: SocketAddr, feed: Feed) -> Result<Current, String> {
+    pub(super) fn read(path: &Path, bound: SocketAddr, feed: Feed) -> anyhow::Result<Current> {
         let web = Web::read(path)?;
         web.may_listen(bound)?;
         Ok(Current {

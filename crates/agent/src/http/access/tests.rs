@@ -190,12 +190,12 @@ impl Site {
     }
 
     /// Starts with this file.
-    fn start(&mut self, text: &str) -> Result<LetIn, String> {
+    fn start(&mut self, text: &str) -> anyhow::Result<LetIn> {
         self.write(text);
         let bound = SocketAddr::from((Ipv4Addr::LOCALHOST, 443));
         let path = self.path("web.yml");
         let access = Access::new(Some(bound), None, (Some(&path), &self.feed));
-        self.access = Some(access.map_err(|error| error.to_string())?);
+        self.access = Some(access?);
         self.feed.take_notices();
         self.roles.clear();
         Ok(self.let_in())
@@ -523,9 +523,9 @@ fn a_file_that_is_no_regular_file_of_the_owners_blocks_no_request_and_changes_no
 fn a_name_that_is_there_twice_is_refused() {
     let mut site = Site::new();
     let twice = format!("basic_auth_users:\n  alice: {HASH}\n  alice: {HASH}\n");
-    let said = site.start(&twice).unwrap_err();
+    let said = site.start(&twice).unwrap_err().to_string();
     assert!(said.contains("`alice` is there twice"), "{said}");
     let roles = format!("{}  alice: viewer\n", users());
-    let said = site.start(&roles).unwrap_err();
+    let said = site.start(&roles).unwrap_err().to_string();
     assert!(said.contains("`alice` is there twice"), "{said}");
 }

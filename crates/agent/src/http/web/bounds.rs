@@ -87,7 +87,7 @@ impl Bounds {
         &self,
         roots: &mut RootCertStore,
         kept: &mut Vec<String>,
-    ) -> Result<(), String> {
+    ) -> anyhow::Result<()> {
         if self.authorities.is_empty() {
             return Ok(());
         }
@@ -96,7 +96,7 @@ impl Bounds {
             .roots
             .retain(|authority| self.authorities.contains(authority));
         if roots.is_empty() {
-            return Err("all of its authorities are new, which takes a restart of the agent".into());
+            anyhow::bail!("all of its authorities are new, which takes a restart of the agent");
         }
         let new = count - roots.len();
         if new > 0 {
