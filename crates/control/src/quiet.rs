@@ -7,7 +7,6 @@
 
 use std::collections::BTreeMap;
 
-use homenode_host::{Act, Decision};
 use homenode_units::Ns;
 
 use crate::event::Event;
@@ -141,7 +140,7 @@ fn key(event: &Event) -> Option<Key> {
                 "{} {} {}",
                 decision.action.act.kind(),
                 result.kind(),
-                state(decision)
+                decision.action.act.state()
             ),
         }),
         Event::Found { name, finding } => Some(Key {
@@ -167,21 +166,6 @@ fn key(event: &Event) -> Option<Key> {
     }
 }
 
-/// The state in which a decision leaves a VM: another state makes another decision. Amounts, such as memory moved or the
-/// length of a quota, do not count.
-fn state(decision: &Decision) -> String {
-    match &decision.action.act {
-        Act::SetHome { nodes } => nodes.to_string(),
-        Act::SetMemoryPolicy { policy } => policy.to_string(),
-        Act::MovePages { to, .. } => to.to_string(),
-        Act::MoveVirtualNode { virtual_node, to, .. } => format!("{virtual_node} {to}"),
-        Act::PinVcpus { vcpus, cpus } => format!("{vcpus:?} {cpus}"),
-        Act::Limit { limit, .. } => format!("{:?}", limit.lever()),
-        Act::Lift { lever } => format!("{lever:?}"),
-        Act::MoveFrames { .. } | Act::Watch { .. } | Act::PublishTopology { .. } => String::new(),
-    }
-}
-
 /// A sentence without its words that hold digits.
 fn without_figures(text: &str) -> String {
     let is_figure = |word: &&str| word.contains(|c: char| c.is_ascii_digit());
@@ -193,7 +177,7 @@ fn without_figures(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use homenode_host::{Action, CpuQuota, Finding, Limit, Outcome};
+    use homenode_host::{Act, Action, CpuQuota, Decision, Finding, Limit, Outcome};
     use homenode_units::{NodeSet, VmId};
 
     use super::*;

@@ -39,7 +39,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use homenode_host::{Act, Decision, Lever, Limit, Mode, Outcome, Sample, View};
+use homenode_host::{Act, Decision, Lever, Mode, Outcome, Sample, View};
 use homenode_policy::arrange;
 use homenode_units::{NodeSet, Ns, VmId};
 use schemars::JsonSchema;
@@ -608,31 +608,7 @@ fn groups(waiting: Vec<Decision>) -> Vec<Vec<Decision>> {
 fn words(sample: &Sample, decision: &Decision) -> (String, String) {
     let id = decision.action.vm;
     let name = sample.vm(id).map_or_else(|| id.to_string(), |vm| vm.name.clone());
-    let text = match &decision.action.act {
-        Act::PinVcpus { vcpus, cpus } => {
-            let vcpus: Vec<String> = vcpus.iter().map(u16::to_string).collect();
-            format!("run vCPU {} of VM {name} on CPUs {cpus}", vcpus.join(", "))
-        }
-        Act::SetHome { nodes } => format!("give VM {name} a home on node {nodes}"),
-        Act::MovePages { to, .. } => format!("move memory of VM {name} to node {to}"),
-        Act::MoveVirtualNode { virtual_node, to, .. } => {
-            format!("move memory of virtual node {virtual_node} of VM {name} to node {to}")
-        }
-        Act::MoveFrames { .. } => format!("move pages of VM {name} to where they are used"),
-        Act::SetMemoryPolicy { policy } => format!("lay out the memory of VM {name} by {policy}"),
-        Act::Limit { limit, .. } => match limit {
-            Limit::CpuQuota(quota) => format!("let each vCPU of VM {name} run {quota}"),
-            Limit::CacheWays(part) => format!("leave VM {name} {} percent of the cache", part.0),
-            Limit::MemoryBandwidth(part) => {
-                format!("leave VM {name} {} percent of the memory bandwidth", part.0)
-            }
-            Limit::Memory(bytes) => format!("leave VM {name} {bytes} of memory"),
-        },
-        Act::Watch { .. } => format!("watch which memory VM {name} uses"),
-        Act::PublishTopology { .. } => format!("tell the guest of VM {name} where it is"),
-        Act::Lift { lever } => format!("take back what was set on VM {name}: {}", lever.of_vm()),
-    };
-    (text, name)
+    (decision.action.act.in_words(&name), name)
 }
 
 /// Returns how far a decision goes: the most careful mode of the run, the policy and the VM.

@@ -203,6 +203,49 @@ impl Act {
         }
     }
 
+    /// Returns what it does to the VM of this name, as an order: "move memory of VM web to node 1".
+    pub fn in_words(&self, name: &str) -> String {
+        match self {
+            Act::PinVcpus { vcpus, cpus } => {
+                let vcpus: Vec<String> = vcpus.iter().map(u16::to_string).collect();
+                format!("run vCPU {} of VM {name} on CPUs {cpus}", vcpus.join(", "))
+            }
+            Act::SetHome { nodes } => format!("give VM {name} a home on node {nodes}"),
+            Act::MovePages { to, .. } => format!("move memory of VM {name} to node {to}"),
+            Act::MoveVirtualNode { virtual_node, to, .. } => {
+                format!("move memory of virtual node {virtual_node} of VM {name} to node {to}")
+            }
+            Act::MoveFrames { .. } => format!("move pages of VM {name} to where they are used"),
+            Act::SetMemoryPolicy { policy } => format!("lay out the memory of VM {name} by {policy}"),
+            Act::Limit { limit, .. } => match limit {
+                Limit::CpuQuota(quota) => format!("let each vCPU of VM {name} run {quota}"),
+                Limit::CacheWays(part) => format!("leave VM {name} {} percent of the cache", part.0),
+                Limit::MemoryBandwidth(part) => {
+                    format!("leave VM {name} {} percent of the memory bandwidth", part.0)
+                }
+                Limit::Memory(bytes) => format!("leave VM {name} {bytes} of memory"),
+            },
+            Act::Watch { .. } => format!("watch which memory VM {name} uses"),
+            Act::PublishTopology { .. } => format!("tell the guest of VM {name} where it is"),
+            Act::Lift { lever } => format!("take back what was set on VM {name}: {}", lever.of_vm()),
+        }
+    }
+
+    /// Returns the state in which it leaves a VM: another state makes another decision. Amounts, such as memory moved or the
+    /// length of a quota, do not count.
+    pub fn state(&self) -> String {
+        match self {
+            Act::SetHome { nodes } => nodes.to_string(),
+            Act::SetMemoryPolicy { policy } => policy.to_string(),
+            Act::MovePages { to, .. } => to.to_string(),
+            Act::MoveVirtualNode { virtual_node, to, .. } => format!("{virtual_node} {to}"),
+            Act::PinVcpus { vcpus, cpus } => format!("{vcpus:?} {cpus}"),
+            Act::Limit { limit, .. } => format!("{:?}", limit.lever()),
+            Act::Lift { lever } => format!("{lever:?}"),
+            Act::MoveFrames { .. } | Act::Watch { .. } | Act::PublishTopology { .. } => String::new(),
+        }
+    }
+
     /// Returns the maximum number of pages that it moves.
     pub fn pages_max(&self) -> Pages {
         match self {

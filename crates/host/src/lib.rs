@@ -49,6 +49,9 @@ pub use view::{Barred, CPUS_SETTLE, HandsOff, View, VmView};
 use homenode_machine::Machine;
 use homenode_units::{Ns, VmId};
 
+/// Whether a VM's stored settings allow a change.
+pub type Holds<'a> = &'a dyn Fn(&VmSettings) -> bool;
+
 /// A host that runs VMs: the twin, or a real one.
 pub trait Host {
     /// Returns the host's hardware, which does not change while the host value lives.
@@ -75,23 +78,17 @@ pub trait Host {
     ///
     /// # Errors
     /// If the VM left, or the host cannot store it.
-    fn set(&mut self, vm: VmId, setting: Setting) -> Result<(), ActionError>;
+    fn set(&mut self, vm: VmId, setting: Setting) -> Result<(), ActionError> {
+        self.set_where(vm, &[setting], &|_| true).map(drop)
+    }
 
     /// Sets several settings at once if `holds` accepts the VM's stored settings, under the lock that covers the change;
-    /// otherwise returns false, and sets nothing. The default is for hosts whose settings only their caller changes: the
+    /// otherwise returns false, and sets nothing. A host whose settings only its caller changes need not ask `holds`: the
     /// caller has checked by then.
     ///
     /// # Errors
     /// As for [`Host::set`].
-    fn set_where(
-        &mut self,
-        vm: VmId,
-        settings: &[Setting],
-        _holds: &dyn Fn(&VmSettings) -> bool,
-    ) -> Result<bool, ActionError> {
-        settings.iter().try_for_each(|setting| self.set(vm, *setting))?;
-        Ok(true)
-    }
+    fn set_where(&mut self, vm: VmId, settings: &[Setting], holds: Holds<'_>) -> Result<bool, ActionError>;
 }
 
 impl<H: Host + ?Sized> Host for Box<H> {
@@ -107,15 +104,7 @@ impl<H: Host + ?Sized> Host for Box<H> {
     fn commit(&mut self, plan: &Plan) -> Result<Receipt, Refusal> {
         (**self).commit(plan)
     }
-    fn set(&mut self, vm: VmId, setting: Setting) -> Result<(), ActionError> {
-        (**self).set(vm, setting)
-    }
-    fn set_where(
-        &mut self,
-        vm: VmId,
-        settings: &[Setting],
-        holds: &dyn Fn(&VmSettings) -> bool,
-    ) -> Result<bool, ActionError> {
+    fn set_where(&mut self, vm: VmId, settings: &[Setting], holds: Holds<'_>) -> Result<bool, ActionError> {
         (**self).set_where(vm, settings, holds)
     }
 }

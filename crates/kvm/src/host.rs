@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use homenode_host::{
-    ActionError, Balloons, CPUS_SETTLE, CountedBy, CpuSample, Failure, HandsOff, Host, HostError,
-    KernelSettings, NodeSample, Plan, Receipt, Refusal, Sample, Setting, VmSettings,
+    ActionError, Balloons, CPUS_SETTLE, CountedBy, CpuSample, Failure, HandsOff, Holds, Host, HostError,
+    KernelSettings, NodeSample, Plan, Receipt, Refusal, Sample, Setting,
 };
 use homenode_kernel::attribution::{Attribution, Sampler};
 use homenode_kernel::cgroup::Hierarchy;
@@ -39,7 +39,7 @@ use crate::leftovers;
 use crate::levers::{self, Home, Moving, Pins};
 use crate::manager::CallError;
 use crate::topology_pages::TopologyPages;
-use crate::vm::Vm;
+use crate::vm::{Levers, Vm};
 use commit::Fingerprint;
 
 /// A host that runs VMs under KVM.
@@ -217,7 +217,7 @@ impl KvmHost {
                     samples.push(sample);
                 }
                 Ok(None) => {}
-                Err(text) => self.context.notice(text),
+                Err(left_out) => self.context.notice(left_out.to_string()),
             }
         }
         samples.sort_by_key(|vm| vm.id);
@@ -268,7 +268,7 @@ impl KvmHost {
             // Retried with the next sample if something that outlives the VM remains.
             match levers::undo(manager.as_mut(), root, journal, vm) {
                 Ok(()) => journal.forget(vm),
-                Err(cause) => notices.push(cause),
+                Err(cause) => notices.push(cause.to_string()),
             }
         }
         for notice in notices {
@@ -410,7 +410,7 @@ impl RealHost for KvmHost {
         let failures = self
             .vms
             .values_mut()
-            .flat_map(|vm| vm.lift_limits(&mut self.context));
+            .flat_map(|vm| Levers::lift_limits(&mut self.context, vm));
         let mut failures: Vec<String> = failures.map(|error| error.to_string()).collect();
         // Limits of an earlier agent, on VMs that this agent could not sample.
         let HostContext {
@@ -427,7 +427,8 @@ impl RealHost for KvmHost {
             .into_iter()
             .filter(|vm| !self.vms.contains_key(vm))
         {
-            failures.extend(levers::undo_limits(manager.as_mut(), root, journal, vm).err());
+            let undone = levers::undo_limits(manager.as_mut(), root, journal, vm);
+            failures.extend(undone.err().map(|error| error.to_string()));
         }
         failures
     }
@@ -440,8 +441,11 @@ impl Leases for KvmHost {
 
     fn end_leases(&mut self) {
         let at = now();
-        for vm in self.vms.values_mut().filter(|vm| vm.has_leases_over(at)) {
-            vm.end_leases(&mut self.context, at);
+        let is_over = |vm: &&mut Vm| vm.next_lease_end().is_some_and(|until| until <= at);
+        for vm in self.vms.values_mut().filter(is_over) {
+            for error in Levers::end_leases(&mut self.context, vm, at) {
+                self.context.notice(format!("{error}; tried again"));
+            }
         }
     }
 }
@@ -506,16 +510,7 @@ impl Host for KvmHost {
         homenode_undo::commit(self, plan)
     }
 
-    fn set(&mut self, vm: VmId, setting: Setting) -> Result<(), ActionError> {
-        self.set_where(vm, &[setting], &|_| true).map(drop)
-    }
-
-    fn set_where(
-        &mut self,
-        vm: VmId,
-        settings: &[Setting],
-        holds: &dyn Fn(&VmSettings) -> bool,
-    ) -> Result<bool, ActionError> {
+    fn set_where(&mut self, vm: VmId, settings: &[Setting], holds: Holds<'_>) -> Result<bool, ActionError> {
         let Some(known) = self.vms.get(&vm) else {
             return Err(Failure::VmGone.on(&vm.to_string()));
         };

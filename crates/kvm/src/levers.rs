@@ -1,16 +1,5 @@
 //! What the agent can change on a VM. Each lever has a file, with how it is set, renewed, lifted with its lease, and undone
-//! after the agent.
-//!
-//! ```text
-//!               journal, set            lease over, or Lift
-//!   operator's ────────────▶ ours … ────────────────────────▶ operator's
-//!                              │ another program changed it
-//!                              └────────────────────────────▶ theirs, not touched
-//! ```
-//!
-//! A lever of one VM is a [`LeverState`]. It is built from the journal by the agent that first sees the VM and by the guard that
-//! undoes: what an agent has in force is exactly what must be undone after it. A new lever is its file and a line of
-//! [`all`]; docs/ARCHITECTURE.md has an example.
+//! after the agent. A new lever is its file and a line of [`all`]; docs/ARCHITECTURE.md has an example.
 
 mod home;
 pub(crate) mod memory;
@@ -26,11 +15,12 @@ use std::path::Path;
 
 use homenode_host::Lever;
 use homenode_undo::journal::{Entry, Journal, Written};
+use homenode_undo::levers::LeverState;
 use homenode_units::VmId;
 
 use crate::manager::{CallError, Manager};
 use crate::mark;
-use crate::vm::{After, LeverState, Levers, failed};
+use crate::vm::{After, Kvm, Levers, Step, UndoError, failed};
 
 pub use home::{Home, MemoryNodes, NO_HOME};
 pub use memory::{Shrink, StatsPeriod};
@@ -40,7 +30,7 @@ pub use quota::Quotas;
 pub use vcpus::Pins;
 
 /// Every lever, in the order in which they are undone: first what outlives the VM.
-fn all(entry: Option<&Entry>) -> Vec<Box<dyn LeverState>> {
+fn all(entry: Option<&Entry>) -> Vec<Box<dyn LeverState<Kvm>>> {
     vec![
         watching::state(entry),
         resctrl::state(entry),
@@ -59,7 +49,7 @@ const PLACING: [&str; 3] = [Pins::KEY, Home::KEY, MemoryNodes::KEY];
 
 /// The levers of a VM, from an earlier agent's journal entry. A dry run (`acts` is false) leaves them in force.
 pub(crate) fn of_vm(entry: Option<&Entry>, acts: bool) -> Levers {
-    Levers::new(all(entry), &PLACING, acts)
+    Levers::new(all(entry), acts)
 }
 
 /// Whether pins, a home or memory nodes must be restored.
@@ -79,7 +69,7 @@ pub(crate) fn undo(
     root: &Path,
     journal: &mut Journal,
     vm: VmId,
-) -> Result<(), String> {
+) -> Result<(), UndoError> {
     undo_some(manager, root, journal, vm, |_| true)
 }
 
@@ -89,7 +79,7 @@ pub(crate) fn undo_limits(
     root: &Path,
     journal: &mut Journal,
     vm: VmId,
-) -> Result<(), String> {
+) -> Result<(), UndoError> {
     undo_some(manager, root, journal, vm, Lever::is_leased)
 }
 
@@ -99,12 +89,12 @@ fn undo_some(
     journal: &mut Journal,
     vm: VmId,
     is_meant: impl Fn(Lever) -> bool,
-) -> Result<(), String> {
+) -> Result<(), UndoError> {
     let Some(entry) = journal.entry(vm).cloned() else {
         return Ok(());
     };
     let mut after = After::new(manager, root, &entry.run, &entry.before);
-    let (mut read, mut undone, mut failures) = (Vec::new(), Vec::new(), Vec::<String>::new());
+    let (mut read, mut undone, mut failures) = (Vec::new(), Vec::new(), Vec::new());
     for state in all(Some(&entry)) {
         let keys = state.journalled();
         if keys.is_empty() {
@@ -126,13 +116,11 @@ fn undo_some(
         }
     }
     let unread = entry.to_undo().filter(|key| !read.contains(key));
-    failures.extend(unread.map(|key| {
-        format!("what the journal has under {key} cannot be read: another version of homenode wrote it, or it is damaged")
-    }));
+    failures.extend(unread.map(|key| UndoError::Unreadable { key: key.to_owned() }));
     if let Ok(Some(_)) = after.vm() {
         let left = entry.clone().only(|key| !undone.contains(&key));
         if let Err(cause) = mark::leave(after.manager, root, vm, Some(&left)) {
-            failures.push(format!("its mark: {cause}"));
+            failures.push(UndoError::Mark(cause.to_string()));
             // If its mark stays, it would be undone again later, whatever the operator has set by then.
             undone.clear();
         }
@@ -143,29 +131,31 @@ fn undo_some(
     }
     match failures.is_empty() {
         true => Ok(()),
-        false => Err(failures.join("; ")),
+        false => Err(UndoError::Several(failures)),
     }
 }
 
 /// Collects the failures of an undo with several steps.
 #[derive(Default)]
-struct Steps(Vec<String>);
+struct Steps(Vec<Step>);
 
 impl Steps {
     fn note(&mut self, what: &str, result: Result<(), CallError>) {
-        self.0
-            .extend(result.err().map(|e| format!("{what}: {}", e.cause())));
+        self.0.extend(result.err().map(|error| Step::Failed {
+            what: what.to_owned(),
+            cause: error.cause().to_owned(),
+        }));
     }
 
     /// Notes that the state cannot be read: it may be the agent's or the operator's, and is read again later.
-    fn unknown(&mut self, what: &str, cause: &str) {
-        self.0.push(format!("{what} cannot be read: {cause}"));
+    fn unknown(&mut self, what: &'static str, cause: String) {
+        self.0.push(Step::Unknown { what, cause });
     }
 
-    fn done(self) -> Result<(), String> {
+    fn done(self) -> Result<(), UndoError> {
         match self.0.is_empty() {
             true => Ok(()),
-            false => Err(self.0.join("; ")),
+            false => Err(UndoError::Steps(self.0)),
         }
     }
 }

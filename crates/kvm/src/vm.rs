@@ -23,7 +23,7 @@ use crate::reach::{Left, Reach};
 mod bound;
 mod lever_state;
 
-pub(crate) use lever_state::{After, LeverState, Levers};
+pub(crate) use lever_state::{After, Kvm, Levers, Step, UndoError};
 
 /// Reading `numa_maps` may take one part in this many of one CPU's time, per VM: the walk stops the VM's page faults.
 const PAGES_COST_SHARE: u64 = 20;

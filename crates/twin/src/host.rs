@@ -2,9 +2,9 @@
 
 use homenode_host::observation::{Tracker, TrackerChoice};
 use homenode_host::{
-    Accesses, ActionError, Balloon, Balloons, CountedBy, Counters, CpuSample, Failure, Host, HostError,
-    KernelSettings, LinkSample, NodeSample, NumaBalancing, PageUse, Plan, Receipt, Refusal, Sample, Setting,
-    VcpuSample, Version, VmSample, VmSettings,
+    Accesses, ActionError, Balloon, Balloons, CountedBy, Counters, CpuSample, Failure, Holds, Host,
+    HostError, KernelSettings, LinkSample, NodeSample, NumaBalancing, PageUse, Plan, Receipt, Refusal,
+    Sample, Setting, VcpuSample, Version, VmSample, VmSettings,
 };
 use homenode_machine::Machine;
 use homenode_units::{CpuSet, NodeMap, NodeSet, Ns, Pages, VmId};
@@ -58,12 +58,14 @@ impl Host for Twin {
         })
     }
 
-    fn set(&mut self, vm: VmId, setting: Setting) -> Result<(), ActionError> {
+    fn set_where(&mut self, vm: VmId, settings: &[Setting], _holds: Holds<'_>) -> Result<bool, ActionError> {
         let at = self.position(vm).filter(|at| self.engine.vms[*at].present());
         let at = at.ok_or_else(|| Failure::VmGone.on(&vm.to_string()))?;
-        self.settings[at].set(setting);
-        self.engine.version += 1;
-        Ok(())
+        for setting in settings {
+            self.settings[at].set(*setting);
+            self.engine.version += 1;
+        }
+        Ok(true)
     }
 }
 

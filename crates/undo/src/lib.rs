@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`host`] | what every real host has in addition to the contract; [`commit`] commits a plan on any of them |
 //! | [`acting`] | takes the right to act on a host; ends leases while the agent waits |
+//! | [`levers`] | what the levers of every host have in common: leases, backoff |
 //! | [`journal`] | what was changed and how it was before, on disk before anything is changed |
 //! | [`guard`] | the process that undoes if the agent dies or hangs |
 //! | [`heartbeat`] | heartbeat between agent and guard |
@@ -22,6 +23,7 @@ pub mod heartbeat;
 mod holder;
 pub mod host;
 pub mod journal;
+pub mod levers;
 pub mod lock;
 pub mod notices;
 pub mod peer;

@@ -1,29 +1,7 @@
-//! Memory of domains, by their balloons. A guest's target is in xenstore; `xl mem-set` changes it together with all that
-//! depends on it: the hypervisor's own bound, and, unless it is a PV domain, the pages that are populated on demand.
-//!
-//! A balloon follows at its guest's own pace, so reading the target back shows only the request: the domain's pages show the
-//! rest. A target that is not the agent's is its operator's, and is not touched.
+//! Targets of domains' balloons in xenstore.
 
-use homenode_host::Balloon;
-use homenode_undo::journal::{Entry, Written};
-use homenode_units::{Bytes, Pages};
-use serde::{Deserialize, Serialize};
-
-use crate::hypervisor::{Hypervisor, Listed};
+use crate::error::NoTarget;
 use crate::store::Asking;
-
-/// The operator's target, and targets that it may have been left with, the newest first; KiB.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Target {
-    /// The operator's.
-    pub before: u64,
-    /// The agent's.
-    pub ours: Vec<u64>,
-}
-
-impl Written for Target {
-    const KEY: &'static str = "xen-memory";
-}
 
 /// Xenstore's keys about a domain's memory, below the domain's own path.
 const KEYS: [&str; 3] = ["memory/target", "memory/static-max", "memory/videoram"];
@@ -50,38 +28,10 @@ pub fn target(values: &[Option<String>]) -> Option<u64> {
 ///
 /// # Errors
 /// When xenstore does not answer.
-pub fn target_of(store: &mut Asking, domid: u32) -> Result<Option<u64>, String> {
+pub fn target_of(store: &mut Asking, domid: u32) -> Result<Option<u64>, NoTarget> {
     let said = store.read(paths(domid).collect());
-    let said = said.map_err(|why| format!("xenstored does not tell its memory: {why}"))?;
+    let said = said.map_err(NoTarget)?;
     Ok(target(&said))
-}
-
-/// The balloon for a sample, for a domain with this target and this many pages.
-pub fn sample(target: u64, pages: u64, entry: Option<&Entry>) -> Balloon {
-    let ours = entry.and_then(Entry::get::<Target>);
-    let ours = ours.filter(|ours| ours.ours.contains(&target));
-    let bytes = |kib: u64| Bytes(kib.saturating_mul(1024));
-    Balloon {
-        current: Pages(pages).to_bytes(),
-        maximum: bytes(ours.as_ref().map_or(target, |ours| ours.before)),
-        limit: ours.map(|_| bytes(target)),
-        // Xen's balloon driver reports nothing about it.
-        guest: None,
-    }
-}
-
-impl Target {
-    /// Restores a domain's operator's target. Returns whether it had one of ours.
-    ///
-    /// # Errors
-    /// Why the target is not known, or could not be restored.
-    pub fn give_back(&self, hypervisor: &Hypervisor, of: &Listed) -> Result<bool, String> {
-        let now = target_of(&mut hypervisor.store(), of.domid)?;
-        if !now.is_some_and(|now| self.ours.contains(&now)) {
-            return Ok(false);
-        }
-        hypervisor.set_memory(of.domid, self.before).map(|()| true)
-    }
 }
 
 #[cfg(test)]

@@ -6,49 +6,19 @@
 //! and its balloon's target again. So they are lifted from any domain that has the UUID; if there is none at that moment,
 //! they are remembered until there is ([`Past`]).
 
-use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
+use homenode_host::Lever;
 use homenode_undo::Undone;
 use homenode_undo::journal::{self, Entry, Journal, Run, Written};
-use homenode_units::{CpuSet, NodeSet, VmId};
+use homenode_units::VmId;
 use serde::{Deserialize, Serialize};
 
-use crate::balloon::Target;
-use crate::error::{CallError, XenError};
+use crate::error::{CallError, LeverError, XenError};
 use crate::hypervisor::{Hypervisor, Listed};
+use crate::levers::{self, After, Cap, Target};
 use crate::trace;
-
-/// CPUs that each vCPU may have been left pinned to, the newest first: several if an agent ended while it changed them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pins(pub BTreeMap<u16, Vec<CpuSet>>);
-
-impl Written for Pins {
-    const KEY: &'static str = "xen-vcpus";
-}
-
-/// Nodes that a domain's memory may have been set to come from, the newest first. If [`journal::Before`] names no nodes, the
-/// domain's memory came from the nodes of its CPUs, and does so again.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Home(pub Vec<NodeSet>);
-
-impl Written for Home {
-    const KEY: &'static str = "xen-home";
-}
-
-/// The operator's cap, and caps that it may have been left with, the newest first; percent of a CPU, 0 for none.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cap {
-    /// The operator's.
-    pub before: u16,
-    /// The agent's.
-    pub ours: Vec<u16>,
-}
-
-impl Written for Cap {
-    const KEY: &'static str = "xen-cap";
-}
 
 /// Limits of ended runs: of a domain that was saved, or that is about to boot again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,37 +34,14 @@ impl Written for Past {
 }
 
 /// A limit that `xl` gives to a domain's next run too.
-trait Outlasting: Written {
+pub trait Outlasting: Written {
     /// Restores a domain's operator's limit. Returns whether it had one of ours.
-    fn give_back(&self, hypervisor: &Hypervisor, of: &Listed) -> Result<bool, String>;
+    ///
+    /// # Errors
+    /// Why the limit is not known, or could not be restored.
+    fn give_back(&self, hypervisor: &Hypervisor, of: &Listed) -> Result<bool, LeverError>;
+    /// Puts it among the limits of ended runs.
     fn put(self, past: &mut Past);
-}
-
-impl Outlasting for Cap {
-    fn give_back(&self, hypervisor: &Hypervisor, of: &Listed) -> Result<bool, String> {
-        let say = |error: CallError| error.to_string();
-        let pool = hypervisor.pool(of.pool).map_err(say)?;
-        // In a pool without caps: it was moved there, and lost its cap.
-        let has_ours = pool.has_caps() && self.ours.contains(&hypervisor.cap(of.domid, &pool).map_err(say)?);
-        if has_ours {
-            hypervisor.set_cap(of.domid, &pool, self.before).map_err(say)?;
-        }
-        Ok(has_ours)
-    }
-
-    fn put(self, past: &mut Past) {
-        past.cap = Some(self);
-    }
-}
-
-impl Outlasting for Target {
-    fn give_back(&self, hypervisor: &Hypervisor, of: &Listed) -> Result<bool, String> {
-        Target::give_back(self, hypervisor, of)
-    }
-
-    fn put(self, past: &mut Past) {
-        past.memory = Some(self);
-    }
 }
 
 /// Most domains that ended with a limit and are remembered.
@@ -110,36 +57,6 @@ pub fn newest<T: PartialEq>(ours: &mut Vec<T>, new: T) {
     ours.truncate(KEPT);
 }
 
-/// Keys of what places a domain: while one has an entry, the domain's former state is known.
-pub const PLACING: [&str; 2] = [Pins::KEY, Home::KEY];
-
-/// A part of the changes to undo.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
-    /// Pins and home.
-    Placing,
-    /// The cap.
-    Cap,
-    /// Its balloon's target.
-    Memory,
-}
-
-impl Part {
-    /// In the order in which they are undone.
-    const ALL: [Part; 3] = [Part::Placing, Part::Cap, Part::Memory];
-    /// Parts that must not outlast the agent.
-    pub const LIMITS: [Part; 2] = [Part::Cap, Part::Memory];
-
-    /// The journal keys of a part.
-    const fn keys(self) -> &'static [&'static str] {
-        match self {
-            Part::Placing => &PLACING,
-            Part::Cap => &[Cap::KEY],
-            Part::Memory => &[Target::KEY],
-        }
-    }
-}
-
 /// The domain of a run; `None` once that run has ended.
 ///
 /// # Errors
@@ -151,109 +68,78 @@ pub fn alive(hypervisor: &Hypervisor, run: &Run) -> Result<Option<Listed>, CallE
     Ok(found.filter(is_it))
 }
 
-/// The agent's limits that are in force.
-pub fn limits(entry: &Entry) -> impl Iterator<Item = Part> + '_ {
-    Part::LIMITS.into_iter().filter(|part| entry.has(part.keys()))
+/// Whether limits of the agent's are in force.
+pub fn has_limits(entry: &Entry) -> bool {
+    let levers = levers::all(Some(entry));
+    let mut limits = levers.iter().filter(|state| state.lever().is_leased());
+    limits.any(|state| !state.journalled().is_empty())
 }
 
 /// Reads a journal entry; an error if it is there and cannot be read.
 ///
 /// # Errors
-/// A sentence that names the key.
-pub fn read<T: Written>(entry: &Entry) -> Result<Option<T>, String> {
+/// [`LeverError::Unreadable`].
+pub fn read<T: Written>(entry: &Entry) -> Result<Option<T>, LeverError> {
     match entry.get() {
         None if entry.has(&[T::KEY]) => Err(unreadable(T::KEY)),
         read => Ok(read),
     }
 }
 
-fn unreadable(key: &str) -> String {
-    format!(
-        "what the journal has under {key} cannot be read: another version of homenode wrote it, or it is damaged"
-    )
+fn unreadable(key: &str) -> LeverError {
+    LeverError::Unreadable { key: key.to_owned() }
 }
 
-/// Undoes a part of a domain's journalled changes, and strikes it out. Also `Ok` if that run of it has ended.
+/// Undoes a domain's journalled changes on some levers, and strikes them out. Also `Ok` if that run of it has ended.
 ///
 /// # Errors
 /// What could not be undone; that stays in the journal.
-pub fn undo(hypervisor: &Hypervisor, journal: &mut Journal, vm: VmId, parts: &[Part]) -> Result<(), String> {
+pub fn undo(
+    hypervisor: &Hypervisor,
+    journal: &mut Journal,
+    vm: VmId,
+    is_meant: impl Fn(Lever) -> bool,
+) -> Result<(), LeverError> {
     let Some(entry) = journal.entry(vm).cloned() else {
         return Ok(());
     };
-    let say = |error: CallError| error.to_string();
-    let domain = alive(hypervisor, &entry.run).map_err(say)?;
+    let domain = alive(hypervisor, &entry.run)?;
     let mut failures = Vec::new();
-    for key in parts.iter().flat_map(|part| part.keys()) {
-        let done = match (*key, domain) {
-            _ if !entry.has(&[key]) => continue,
-            (Cap::KEY, _) => lift::<Cap>(hypervisor, journal, &entry),
-            (Target::KEY, _) => lift::<Target>(hypervisor, journal, &entry),
-            (_, None) => Ok(()),
-            (Pins::KEY, Some(of)) => unpin_all(hypervisor, of, &entry),
-            (_, Some(of)) => leave_home(hypervisor, of, &entry),
-        };
+    for state in levers::all(Some(&entry)) {
+        let keys = state.journalled();
+        if keys.is_empty() || !is_meant(state.lever()) {
+            continue;
+        }
+        let done = state.undo(&mut After {
+            hypervisor,
+            journal: &mut *journal,
+            entry: &entry,
+            domain,
+        });
         match done {
-            Ok(()) => journal.clear(vm, &[key]),
-            // The domain may have ended meanwhile.
-            Err(_) if PLACING.contains(key) && matches!(alive(hypervisor, &entry.run), Ok(None)) => {
-                journal.clear(vm, &[key]);
+            Ok(()) => journal.clear(vm, &keys),
+            // The domain may have ended meanwhile. Its limits outlive it.
+            Err(_) if !state.lever().is_leased() && matches!(alive(hypervisor, &entry.run), Ok(None)) => {
+                journal.clear(vm, &keys);
             }
             Err(error) => failures.push(error),
         }
     }
-    match failures.is_empty() {
-        true => Ok(()),
-        false => Err(failures.join("; ")),
-    }
-}
-
-fn unpin_all(hypervisor: &Hypervisor, domain: Listed, entry: &Entry) -> Result<(), String> {
-    // If one fails, the others are still restored.
-    let mut failed = None;
-    for (index, ours) in read::<Pins>(entry)?.unwrap_or_default().0 {
-        failed = unpin(hypervisor, domain, entry, index, &ours).err().or(failed);
-    }
-    failed.map_or(Ok(()), |error| Err(error.to_string()))
-}
-
-fn leave_home(hypervisor: &Hypervisor, domain: Listed, entry: &Entry) -> Result<(), String> {
-    let say = |error: CallError| error.to_string();
-    let ours = read::<Home>(entry)?.map_or_else(Vec::new, |home| home.0);
-    if !ours.contains(&hypervisor.node_affinity(domain.domid).map_err(say)?) {
-        return Ok(());
-    }
-    match &entry.before.nodes {
-        Some(before) => hypervisor.set_node_affinity(domain.domid, before).map_err(say),
-        None => hypervisor.follow_cpus(domain.domid).map_err(say),
-    }
-}
-
-/// Restores the CPUs that a vCPU had, unless another program pinned it since.
-fn unpin(
-    hypervisor: &Hypervisor,
-    domain: Listed,
-    entry: &Entry,
-    index: u16,
-    ours: &[CpuSet],
-) -> Result<(), CallError> {
-    if !ours.contains(&hypervisor.affinity(domain.domid, index)?) {
-        return Ok(());
-    }
-    let there = hypervisor.pool(domain.pool)?.cpus;
-    let before = entry
-        .before
-        .vcpus
-        .get(&index)
-        .filter(|before| !before.intersection(&there).is_empty());
-    hypervisor.pin(domain.domid, index, before.unwrap_or(&there))
+    LeverError::joined(failures)
 }
 
 /// Restores the operator's limit on all domains with the UUID that have one of ours. If none has the UUID at that moment, or
 /// one is on its way, the limit is remembered.
-fn lift<T: Outlasting>(hypervisor: &Hypervisor, journal: &mut Journal, entry: &Entry) -> Result<(), String> {
+///
+/// # Errors
+/// What could not be lifted.
+pub fn lift<T: Outlasting>(
+    hypervisor: &Hypervisor,
+    journal: &mut Journal,
+    entry: &Entry,
+) -> Result<(), LeverError> {
     let vm = entry.run.vm;
-    let domains = of_uuid(hypervisor, vm).map_err(|error| error.to_string())?;
+    let domains = of_uuid(hypervisor, vm)?;
     let limit = match read::<T>(entry) {
         // No domain has it any more.
         Err(_) if domains.is_empty() => None,
@@ -281,11 +167,11 @@ fn give_back<T: Outlasting>(
     domains: &[Listed],
     own: Option<u32>,
     limit: &T,
-) -> Result<bool, String> {
+) -> Result<bool, LeverError> {
     let lift = |of: &Listed| {
         let has_ours = limit.give_back(hypervisor, of)?;
         let is_built = has_ours || !of.is_paused || Some(of.domid) == own;
-        Ok::<bool, String>(is_built && !of.is_shut_down)
+        Ok::<bool, LeverError>(is_built && !of.is_shut_down)
     };
     let (mut is_settled, mut failures) = (!domains.is_empty(), Vec::new());
     for of in domains {
@@ -296,10 +182,7 @@ fn give_back<T: Outlasting>(
             Err(error) => failures.push(error),
         }
     }
-    match failures.is_empty() {
-        true => Ok(is_settled),
-        false => Err(failures.join("; ")),
-    }
+    LeverError::joined(failures).map(|()| is_settled)
 }
 
 /// Remembers the limit that a domain may come back with. If it cannot be written it is forgotten, and takes no room later.
@@ -326,7 +209,7 @@ fn remember<T: Outlasting>(journal: &mut Journal, boot: u64, vm: VmId, limit: T)
 ///
 /// # Errors
 /// What could not be undone; that stays in the journal.
-pub fn settle(hypervisor: &Hypervisor, journal: &mut Journal, vm: VmId) -> Result<(), String> {
+pub fn settle(hypervisor: &Hypervisor, journal: &mut Journal, vm: VmId) -> Result<(), LeverError> {
     let Some(entry) = journal.entry(vm).cloned() else {
         return Ok(());
     };
@@ -336,7 +219,7 @@ pub fn settle(hypervisor: &Hypervisor, journal: &mut Journal, vm: VmId) -> Resul
     ];
     all_done(done)?;
     if let Some(Past { cap, memory }) = journal.entry(vm).and_then(Entry::get) {
-        let domains = of_uuid(hypervisor, vm).map_err(|error| error.to_string())?;
+        let domains = of_uuid(hypervisor, vm)?;
         let cap = cap.map_or(Ok(true), |cap| give_back(hypervisor, &domains, None, &cap));
         let memory = memory.map_or(Ok(true), |memory| give_back(hypervisor, &domains, None, &memory));
         let is_settled = matches!((&cap, &memory), (Ok(true), Ok(true)));
@@ -352,12 +235,8 @@ pub fn settle(hypervisor: &Hypervisor, journal: &mut Journal, vm: VmId) -> Resul
 }
 
 /// Combines the results of both.
-fn all_done(done: [Result<(), String>; 2]) -> Result<(), String> {
-    let failures: Vec<String> = done.into_iter().filter_map(Result::err).collect();
-    match failures.is_empty() {
-        true => Ok(()),
-        false => Err(failures.join("; ")),
-    }
+fn all_done(done: [Result<(), LeverError>; 2]) -> Result<(), LeverError> {
+    LeverError::joined(done.into_iter().filter_map(Result::err).collect())
 }
 
 /// Undoes everything in the journal.
@@ -376,7 +255,7 @@ pub fn undo_all(hypervisor: &Hypervisor, journal: &mut Journal) -> Undone {
         let run_is_over = matches!(alive(hypervisor, &entry.run), Ok(None));
         let done = match run_is_over {
             true => settle(hypervisor, journal, vm),
-            false => undo(hypervisor, journal, vm, &Part::ALL).and_then(|()| {
+            false => undo(hypervisor, journal, vm, |_| true).and_then(|()| {
                 let key = journal
                     .entry(vm)
                     .and_then(|left| left.keys().find(|key| *key != Past::KEY));
@@ -424,9 +303,11 @@ impl Leftovers {
                     let _ = writeln!(std::io::stderr(), "{said}");
                 }
                 let mut undone = undo_all(&hypervisor, journal);
-                undone
-                    .failures
-                    .extend(trace::stop_leftover(&hypervisor, &self.root).err());
+                undone.failures.extend(
+                    trace::stop_leftover(&hypervisor, &self.root)
+                        .err()
+                        .map(|error| error.to_string()),
+                );
                 self.hypervisor = Some(hypervisor);
                 undone
             }

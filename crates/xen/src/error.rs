@@ -1,6 +1,11 @@
 //! Why Xen cannot be called, or managed.
 
-use crate::library;
+use homenode_host::Failure;
+use homenode_undo::journal::JournalError;
+use homenode_units::{CpuSet, NodeSet};
+
+use crate::library::{self, LoadError};
+use crate::xl::XlError;
 
 /// Why Xen cannot be managed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -28,13 +33,10 @@ pub enum XenError {
     },
     /// libxenctrl or libxenstore is not there.
     #[error(
-        "Xen's library cannot be used ({cause}). Install Xen's tools (Debian: `apt install xen-utils`); Homenode knows those of Xen {}",
-        library::versions()
+        "Xen's library cannot be used ({0}). Install Xen's tools (Debian: `apt install xen-utils`); Homenode knows those of Xen {versions}",
+        versions = library::versions()
     )]
-    NoLibrary {
-        /// The loader's message.
-        cause: String,
-    },
+    NoLibrary(#[from] LoadError),
     /// The hypervisor does not permit it.
     #[error("Xen's hypervisor cannot be asked: {cause}. Run as root in dom0, with xenstored running")]
     NotPermitted {
@@ -67,6 +69,120 @@ impl CallError {
         CallError {
             call,
             cause: std::io::Error::last_os_error().to_string(),
+        }
+    }
+}
+
+/// Why a domain cannot be resumed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ResumeError {
+    /// No library.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// A call failed.
+    #[error(transparent)]
+    Call(#[from] CallError),
+}
+
+/// Why xenstore was not read or written.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// It was asked, and there is no answer.
+    #[error("it does not answer")]
+    Silent,
+    /// The thread has ended.
+    #[error("the thread that asks it has ended")]
+    NotAsked,
+    /// A call failed.
+    #[error(transparent)]
+    Call(#[from] CallError),
+}
+
+/// Why the target of a balloon is not known.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("xenstored does not tell its memory: {0}")]
+pub struct NoTarget(pub StoreError);
+
+/// Why something on a domain is not set, or not restored.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LeverError {
+    /// Xen does not do it.
+    #[error("{0:?}")]
+    Refused(Failure),
+    /// A call failed.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// The journal cannot be written.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// The journal has an entry that cannot be read.
+    #[error(
+        "what the journal has under {key} cannot be read: another version of homenode wrote it, or it is damaged"
+    )]
+    Unreadable {
+        /// Its key.
+        key: String,
+    },
+    /// Its balloon's target is not known.
+    #[error(transparent)]
+    NoTarget(#[from] NoTarget),
+    /// `xl` has failed.
+    #[error(transparent)]
+    Xl(#[from] XlError),
+    /// A limit of an earlier run is not settled yet.
+    #[error("it is being built, and may be given a cap that an earlier run of it had")]
+    BeingBuilt,
+    /// The domain has ended.
+    #[error("it has ended")]
+    Ended,
+    /// The domain has no balloon.
+    #[error("it has no balloon")]
+    NoBalloon,
+    /// A pin is not in force.
+    #[error("vCPU {index} may run on CPUs {seen}, not on {wanted}")]
+    Vcpu {
+        /// The vCPU.
+        index: u16,
+        /// CPUs read back.
+        seen: CpuSet,
+        /// CPUs set.
+        wanted: CpuSet,
+    },
+    /// A home is not in force.
+    #[error("its memory is to come from nodes {seen}, not from {wanted}")]
+    Nodes {
+        /// Nodes read back.
+        seen: NodeSet,
+        /// Nodes set.
+        wanted: NodeSet,
+    },
+    /// A cap is not in force.
+    #[error("its cap is {seen} percent, not {wanted}")]
+    Cap {
+        /// The cap read back, in percent of a CPU.
+        seen: u16,
+        /// The cap set.
+        wanted: u16,
+    },
+    /// A target is not in force.
+    #[error("it is to come to {seen} KiB, not to {wanted}")]
+    Memory {
+        /// The target read back, in KiB.
+        seen: u64,
+        /// The target set.
+        wanted: u64,
+    },
+    /// Several failures.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Several(Vec<LeverError>),
+}
+
+impl LeverError {
+    /// All of these, if there are any.
+    pub fn joined(failures: Vec<LeverError>) -> Result<(), LeverError> {
+        match failures.is_empty() {
+            true => Ok(()),
+            false => Err(LeverError::Several(failures)),
         }
     }
 }

@@ -8,7 +8,6 @@
 //! A domain is identified by its UUID: its number changes with a local migration, and when it is restored. If two have one
 //! UUID, neither is touched or shown: journal entries of one would be taken for the other's.
 
-mod levers;
 mod moving;
 mod others;
 mod sources;
@@ -17,12 +16,12 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_host::{
-    Act, Action, ActionError, Balloon, Balloons, CountedBy, CpuSample, Failure, Host, HostError, NodeSample,
-    Outcome, Plan, Receipt, Refusal, Sample, Setting, VcpuSample, Version, VmSample, VmSettings,
+    Act, Action, ActionError, Balloon, Balloons, CountedBy, CpuSample, Failure, Holds, Host, HostError,
+    Lever, NodeSample, Outcome, Plan, Receipt, Refusal, Sample, Setting, VcpuSample, Version, VmSample,
 };
 use homenode_kernel::now;
 use homenode_machine::Machine;
-use homenode_undo::acting::{self, CARRIED_LEASE, Leases, RETRY, RightToAct};
+use homenode_undo::acting::{self, Leases, RightToAct};
 use homenode_undo::journal::{Entry as Journalled, Journal, Run, peek};
 use homenode_undo::notices::Notices;
 use homenode_undo::{Acting, CarriedOver, Commit, Heartbeat, Options, RealHost, Undone};
@@ -30,11 +29,12 @@ use homenode_units::{Bytes, CpuId, NodeMap, Ns, Pages, VmId};
 use homenode_vm_settings::{Change, file};
 
 use crate::busy::Busy;
-use crate::changed::{self, Home, Part, Pins};
+use crate::changed;
 use crate::domain::Domain;
 use crate::error::{CallError, XenError};
 use crate::features::{DEBUG_KEY, NO_PAGE_USES, NO_RELEASES, NO_TOPOLOGY};
 use crate::hypervisor::{Hypervisor, Listed, Pool};
+use crate::levers::{self, Home, Levers, Pins};
 use crate::modelled::{Counted, Model};
 use crate::moving::{INCOMING, LEFT};
 use crate::page_counts::PageCounts;
@@ -51,28 +51,28 @@ const ON_ITS_WAY: [&str; 2] = [INCOMING, LEFT];
 /// A host that runs domains under Xen. This system is its dom0.
 #[derive(Debug)]
 pub struct XenHost {
-    hypervisor: Hypervisor,
+    pub(crate) hypervisor: Hypervisor,
     /// Xenstore, and the last known names.
-    store: Asking,
+    pub(crate) store: Asking,
     names: BTreeMap<(u32, VmId), String>,
     /// The last known targets of balloons, in KiB.
     targets: BTreeMap<(u32, VmId), u64>,
-    options: Options,
+    pub(crate) options: Options,
     /// Absent in a dry run.
-    journal: Option<Journal>,
+    pub(crate) journal: Option<Journal>,
     /// Another agent's journal, in a dry run.
     peeked: BTreeMap<VmId, Journalled>,
     right: RightToAct,
     carried: Vec<CarriedOver>,
-    domains: BTreeMap<VmId, Domain>,
+    pub(crate) domains: BTreeMap<VmId, Domain>,
     /// A modelled PMU, if there is one, and its last counts.
     model: Option<Model>,
     counted: BTreeMap<VmId, Counted>,
     /// Xen's trace, if it is read, and vCPUs' waiting times at the last look.
     waiting: Option<Waiting>,
     waited: BTreeMap<VmId, Waits>,
-    /// When the leases of the agent's caps and targets expire.
-    leases: BTreeMap<(VmId, Part), Ns>,
+    /// Levers with a lease.
+    pub(crate) levers: BTreeMap<VmId, Levers>,
     /// Domains moving to another node.
     moves: Moves,
     /// How long vCPUs ran before their domain was moved.
@@ -140,7 +140,7 @@ impl XenHost {
             counted: BTreeMap::new(),
             waiting,
             waited: BTreeMap::new(),
-            leases: BTreeMap::new(),
+            levers: BTreeMap::new(),
             moves: Moves::default(),
             ran_before: BTreeMap::new(),
             page_counts: PageCounts::default(),
@@ -162,9 +162,8 @@ impl XenHost {
             if changed::alive(&self.hypervisor, &entry.run)?.is_none() {
                 continue;
             }
-            for part in changed::limits(&entry) {
-                self.leases.insert((vm, part), now() + CARRIED_LEASE);
-            }
+            self.levers.insert(vm, levers::of_domain(Some(&entry)));
+            self.forget_unleased(vm);
             let pins = entry.get::<Pins>().unwrap_or_default().0;
             self.carried.push(CarriedOver {
                 vm,
@@ -359,7 +358,7 @@ impl XenHost {
     }
 
     /// The journal entry of this run of a domain: this agent's, or in a dry run another's.
-    fn entry_of(&self, run: &Run) -> Option<&Journalled> {
+    pub(crate) fn entry_of(&self, run: &Run) -> Option<&Journalled> {
         let entry = match &self.journal {
             Some(journal) => journal.entry(run.vm),
             None => self.peeked.get(&run.vm),
@@ -376,7 +375,7 @@ impl XenHost {
             memory_bytes: Pages(domain.listed.pages).to_bytes(),
             balloon: domain
                 .target
-                .map(|target| balloon::sample(target, domain.listed.pages, entry)),
+                .map(|target| levers::balloon(target, domain.listed.pages, entry)),
             pages: self.page_counts.of(domain.run.runtime_id).cloned(),
             no_topology_device: Some(NO_TOPOLOGY.to_owned()),
             no_releases: Some(NO_RELEASES.to_owned()),
@@ -505,7 +504,7 @@ impl RealHost for XenHost {
     }
 
     fn restore(&mut self) -> Undone {
-        self.leases.clear();
+        self.levers.clear();
         match &mut self.journal {
             Some(journal) => {
                 let undone = changed::undo_all(&self.hypervisor, journal);
@@ -523,10 +522,11 @@ impl RealHost for XenHost {
         let limited = journal
             .entries()
             .iter()
-            .filter(|(_, entry)| changed::limits(entry).next().is_some());
+            .filter(|(_, entry)| changed::has_limits(entry));
         let limited: Vec<VmId> = limited.map(|(vm, _)| *vm).collect();
-        let lift = |vm| changed::undo(&self.hypervisor, journal, vm, &Part::LIMITS).err();
-        limited.into_iter().filter_map(lift).collect()
+        let lift = |vm| changed::undo(&self.hypervisor, journal, vm, Lever::is_leased).err();
+        let failures = limited.into_iter().filter_map(lift);
+        failures.map(|error| error.to_string()).collect()
     }
 }
 
@@ -603,25 +603,20 @@ impl Commit for XenHost {
 
 impl Leases for XenHost {
     fn next_lease_end(&self) -> Option<Ns> {
-        self.leases.values().min().copied()
+        self.levers.values().filter_map(Levers::next_lease_end).min()
     }
 
     fn end_leases(&mut self) {
         let at = now();
-        let over = self.leases.iter().filter(|(_, until)| **until <= at);
-        let over: Vec<(VmId, Part)> = over.map(|(of, _)| *of).collect();
-        for (vm, part) in over {
-            let Some(journal) = &mut self.journal else {
-                continue;
-            };
-            match changed::undo(&self.hypervisor, journal, vm, &[part]) {
-                Ok(()) => drop(self.leases.remove(&(vm, part))),
-                Err(error) => {
-                    self.notices
-                        .add(format!("a limit could not be lifted: {error}; tried again"));
-                    self.leases.insert((vm, part), at + RETRY);
-                }
+        let is_over = |levers: &Levers| levers.next_lease_end().is_some_and(|until| until <= at);
+        let over = self.levers.iter().filter(|(_, levers)| is_over(levers));
+        let over: Vec<VmId> = over.map(|(vm, _)| *vm).collect();
+        for mut vm in over {
+            for error in Levers::end_leases(self, &mut vm, at) {
+                self.notices
+                    .add(format!("a limit could not be lifted: {error}; tried again"));
             }
+            self.forget_unleased(vm);
         }
     }
 }
@@ -651,16 +646,7 @@ impl Host for XenHost {
         homenode_undo::commit(self, plan)
     }
 
-    fn set(&mut self, vm: VmId, setting: Setting) -> Result<(), ActionError> {
-        self.set_where(vm, &[setting], &|_| true).map(drop)
-    }
-
-    fn set_where(
-        &mut self,
-        vm: VmId,
-        settings: &[Setting],
-        holds: &dyn Fn(&VmSettings) -> bool,
-    ) -> Result<bool, ActionError> {
+    fn set_where(&mut self, vm: VmId, settings: &[Setting], holds: Holds<'_>) -> Result<bool, ActionError> {
         let Some(domain) = self.domains.get(&vm) else {
             return Err(Failure::VmGone.on(&vm.to_string()));
         };
@@ -671,7 +657,7 @@ impl Host for XenHost {
         }
         for setting in settings {
             if let Setting::MemoryPolicy(Some(policy)) = setting {
-                levers::policy_is_possible(*policy).map_err(|failure| failure.on(name))?;
+                levers::memory_policy_is_possible(*policy).map_err(|failure| failure.on(name))?;
             }
         }
         let change = Change { settings, holds };

@@ -11,13 +11,14 @@ use std::ptr::{NonNull, null_mut};
 
 use homenode_units::{CpuId, CpuSet, NodeId, NodeSet, Ns, VmId};
 
-use crate::error::{CallError, XenError};
+use crate::error::{CallError, ResumeError, XenError};
 use crate::library::{
     self, CREDIT, CREDIT2, Control, CpuPlace, DomainInfo, HARD, HostInfo, NodeMemory, SOFT, Share, Store,
     VcpuInfo,
 };
 use crate::runstates::State;
 use crate::store::{Asking, Source};
+use crate::xl::XlError;
 use crate::{dom0, privcmd, store, xl};
 
 /// More than any host has; a larger number is rejected.
@@ -109,7 +110,7 @@ pub struct Nodes {
 }
 
 /// Sets the balloon target of the domain of this number, in KiB.
-struct SetMemory(Box<dyn Fn(u32, u64) -> Result<(), String> + Send>);
+struct SetMemory(Box<dyn Fn(u32, u64) -> Result<(), XlError> + Send>);
 
 impl std::fmt::Debug for SetMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -152,8 +153,8 @@ impl Hypervisor {
     /// Each is a sentence with its remedy.
     pub fn open(root: &Path) -> Result<Hypervisor, XenError> {
         dom0::check(root)?;
-        let control = Control::load().map_err(|cause| XenError::NoLibrary { cause })?;
-        let store = Store::load().map_err(|cause| XenError::NoLibrary { cause })?;
+        let control = Control::load()?;
+        let store = Store::load()?;
         // SAFETY: no loggers except the library's own, which write to standard error.
         let handle = unsafe { (control.xc_interface_open)(null_mut(), null_mut(), 0) };
         let handle = NonNull::new(handle).ok_or_else(|| XenError::NotPermitted {
@@ -167,7 +168,7 @@ impl Hypervisor {
         root: &Path,
         control: Control,
         handle: NonNull<c_void>,
-        (store, memory): (Source, impl Fn(u32, u64) -> Result<(), String> + Send + 'static),
+        (store, memory): (Source, impl Fn(u32, u64) -> Result<(), XlError> + Send + 'static),
     ) -> Result<Hypervisor, XenError> {
         let size = |value: c_int, most: usize, call| match usize::try_from(value) {
             Ok(value) if (1..=most).contains(&value) => Ok(value),
@@ -546,7 +547,7 @@ impl Hypervisor {
     ///
     /// # Errors
     /// The toolstack's message.
-    pub fn set_memory(&self, domid: u32, kib: u64) -> Result<(), String> {
+    pub fn set_memory(&self, domid: u32, kib: u64) -> Result<(), XlError> {
         (self.memory.0)(domid, kib)
     }
 
@@ -555,13 +556,13 @@ impl Hypervisor {
     ///
     /// # Errors
     /// What failed.
-    pub fn resume(&self, domid: u32) -> Result<(), String> {
+    pub fn resume(&self, domid: u32) -> Result<(), ResumeError> {
         let library = library::Guest::load()?;
         // SAFETY: the handle is open, and of the same version of the library.
         if unsafe { (library.xc_domain_resume)(self.at(), domid, 1) } != 0 {
-            return Err(CallError::last("xc_domain_resume").to_string());
+            return Err(CallError::last("xc_domain_resume").into());
         }
-        store::resumed(&Store::load()?, domid)
+        Ok(store::resumed(&Store::load()?, domid)?)
     }
 
     /// Xenstore, read by a separate thread.

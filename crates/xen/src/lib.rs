@@ -16,11 +16,12 @@
 //! | `store` | xenstore, read by a separate thread |
 //! | `privcmd` | `/dev/xen/privcmd`: one hypercall that libxenctrl does not make |
 //! | `page_counts` | none of its own: when to have Xen count pages |
-//! | `balloon` | xenstore: target memory of domains |
+//! | `balloon` | xenstore: targets of balloons |
 //! | `xl` | `xl`: its short commands |
 //! | `busy` | none of its own: busy time of CPUs, from how long they were idle |
-//! | `changed` | none of its own: the agent's changes, the state before them, and how to undo them |
+//! | `changed` | none of its own: how to undo the agent's changes |
 //! | `domain` | none of its own: a domain, as the agent knows it |
+//! | `levers` | what the agent can change on a domain, a file per lever |
 //! | `host` | none of its own: the contract |
 //! | `moving` | `xl`: its stream, its notes on a domain, its local migration of a domain |
 //! | `modelled` | none of its own: a modelled PMU's counts on an emulated host, by domain |
@@ -40,6 +41,7 @@ mod error;
 mod features;
 mod host;
 mod hypervisor;
+mod levers;
 mod library;
 pub mod memory;
 mod modelled;
@@ -60,4 +62,4 @@ pub use dom0::is_dom0;
 pub use error::XenError;
 pub use features::features;
 pub use host::XenHost;
-pub use moving::{carry_out, relay};
+pub use moving::{MoveError, StreamError, carry_out, relay};

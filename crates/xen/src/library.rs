@@ -30,7 +30,7 @@ macro_rules! functions {
             ///
             /// # Errors
             /// The loader's message about the last.
-            pub fn load() -> Result<$library, String> {
+            pub fn load() -> Result<$library, LoadError> {
                 let library = first_of(&$files)?;
                 let found = $library {
                     $( $name: {
@@ -61,14 +61,23 @@ macro_rules! functions {
     };
 }
 
-fn reason(error: &libloading::Error) -> String {
-    error
-        .source()
-        .map_or_else(|| error.to_string(), ToString::to_string)
+/// A library that cannot be loaded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{cause}")]
+pub struct LoadError {
+    /// The loader's message.
+    pub cause: String,
 }
 
-fn first_of(files: &[(&str, &str)]) -> Result<Library, String> {
-    let mut why = String::new();
+fn reason(error: &libloading::Error) -> LoadError {
+    let cause = error.source();
+    LoadError {
+        cause: cause.map_or_else(|| error.to_string(), ToString::to_string),
+    }
+}
+
+fn first_of(files: &[(&str, &str)]) -> Result<Library, LoadError> {
+    let mut why = LoadError { cause: String::new() };
     for (_, file) in files {
         // SAFETY: Xen's libraries run no code when they are loaded but their constructors, which are made for that.
         match unsafe { Library::new(*file) } {

@@ -10,9 +10,11 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use crate::error::StoreError;
 use crate::hypervisor::Hypervisor;
 use crate::library::{CREDIT, Control, CpuPlace, DomainInfo, NodeMemory, PAUSED, PoolInfo, Share, VcpuInfo};
 use crate::store::Source;
+use crate::xl::XlError;
 
 const CPUS: usize = 4;
 
@@ -75,7 +77,7 @@ pub struct World {
     pub failing: Option<&'static str>,
     pub keys_pressed: u32,
     /// Why xenstore does not answer.
-    pub store_fails: Option<String>,
+    pub store_fails: Option<StoreError>,
 }
 
 /// The stand-in; see the module.
@@ -107,9 +109,10 @@ impl StandIn {
         let set = move |domid: u32, kib: u64| {
             let mut world = of_store.world();
             if world.failing == Some("set_memory") {
-                return Err("xl mem-set fails".into());
+                return Err(XlError::planned("fails"));
             }
-            let dom = world.doms.get_mut(&domid).ok_or("there is no such domain")?;
+            let dom = world.doms.get_mut(&domid);
+            let dom = dom.ok_or_else(|| XlError::planned("there is no such domain"))?;
             (dom.target, dom.pages) = (Some(kib), kib / 4);
             Ok(())
         };

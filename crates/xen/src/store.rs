@@ -8,17 +8,15 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
+use crate::error::{CallError, StoreError};
 use crate::library::Store;
 
 /// How long xenstored may take to answer one batch: it takes milliseconds, and seconds on an emulated host.
 const ANSWER_MAX: Duration = Duration::from_secs(3);
 
-/// The error meanwhile, and from then on.
-const SILENT: &str = "it does not answer";
-
 /// The values of paths, `None` for a path that does not exist, or why they are unknown. For a path that ends in `/`: the
 /// names below it, one per line.
-pub type Read = Result<Vec<Option<String>>, String>;
+pub type Read = Result<Vec<Option<String>>, StoreError>;
 
 type Reader = dyn Fn(&[String]) -> Read + Send + Sync;
 
@@ -83,19 +81,18 @@ impl Asking {
     /// # Errors
     /// Why they are unknown. While an answer is late this fails at once.
     pub fn read(&mut self, paths: Vec<String>) -> Read {
-        let gone = || "the thread that asks it has ended".to_owned();
         if self.is_late && self.answers.try_recv().is_err() {
-            return Err(SILENT.into());
+            return Err(StoreError::Silent);
         }
         self.is_late = false;
-        self.questions.send(paths).map_err(|_| gone())?;
+        self.questions.send(paths).map_err(|_| StoreError::NotAsked)?;
         match self.answers.recv_timeout(self.patience) {
             Ok(answer) => answer,
             Err(RecvTimeoutError::Timeout) => {
                 self.is_late = true;
-                Err(SILENT.into())
+                Err(StoreError::Silent)
             }
-            Err(RecvTimeoutError::Disconnected) => Err(gone()),
+            Err(RecvTimeoutError::Disconnected) => Err(StoreError::NotAsked),
         }
     }
 }
@@ -107,19 +104,22 @@ struct Connection<'a> {
 }
 
 impl Connection<'_> {
-    fn open(library: &Store) -> Result<Connection<'_>, String> {
+    fn open(library: &Store) -> Result<Connection<'_>, CallError> {
         // SAFETY: the handle is closed with the value.
         let handle = NonNull::new(unsafe { (library.xs_open)(0) });
-        let handle = handle.ok_or_else(|| format!("xs_open: {}", std::io::Error::last_os_error()))?;
+        let handle = handle.ok_or_else(|| CallError::last("xs_open"))?;
         Ok(Connection { library, handle })
     }
 
     fn read(&self, paths: &[String]) -> Read {
-        paths.iter().map(|path| self.value(path)).collect()
+        paths
+            .iter()
+            .map(|path| self.value(path).map_err(StoreError::from))
+            .collect()
     }
 
     /// The names below a path, one per line.
-    fn names(&self, path: &str) -> Result<Option<String>, String> {
+    fn names(&self, path: &str) -> Result<Option<String>, CallError> {
         let Ok(path) = CString::new(path) else {
             return Ok(None);
         };
@@ -138,7 +138,7 @@ impl Connection<'_> {
         }
     }
 
-    fn value(&self, path: &str) -> Result<Option<String>, String> {
+    fn value(&self, path: &str) -> Result<Option<String>, CallError> {
         if let Some(path) = path.strip_suffix('/') {
             return self.names(path);
         }
@@ -164,21 +164,24 @@ impl Connection<'_> {
 ///
 /// # Errors
 /// What failed.
-pub fn resumed(library: &Store, domid: u32) -> Result<(), String> {
+pub fn resumed(library: &Store, domid: u32) -> Result<(), CallError> {
     let connection = Connection::open(library)?;
     // SAFETY: the connection is open.
     match unsafe { (library.xs_resume_domain)(connection.handle.as_ptr(), domid) } {
         true => Ok(()),
-        false => Err(format!("xs_resume_domain: {}", std::io::Error::last_os_error())),
+        false => Err(CallError::last("xs_resume_domain")),
     }
 }
 
 /// `None` if nothing is there, or the error of the call.
-fn none_or(call: &str) -> Result<Option<String>, String> {
+fn none_or(call: &'static str) -> Result<Option<String>, CallError> {
     let error = std::io::Error::last_os_error();
     match error.kind() {
         std::io::ErrorKind::NotFound => Ok(None),
-        _ => Err(format!("{call}: {error}")),
+        _ => Err(CallError {
+            call,
+            cause: error.to_string(),
+        }),
     }
 }
 
@@ -200,16 +203,16 @@ mod tests {
         let (go, gate) = channel::<()>();
         let gate = Mutex::new(gate);
         let source = Source::new(move |paths| {
-            gate.lock().unwrap().recv().map_err(|e| e.to_string())?;
+            gate.lock().unwrap().recv().map_err(|_| StoreError::NotAsked)?;
             Ok(paths.iter().map(|path| Some(path.to_uppercase())).collect())
         });
         let mut asking = Asking::with(source, Duration::from_millis(50));
         let of = |path: &str| vec![path.to_owned()];
         go.send(()).unwrap();
         assert_eq!(asking.read(of("a")), Ok(vec![Some("A".into())]));
-        assert_eq!(asking.read(of("b")), Err(SILENT.into()));
+        assert_eq!(asking.read(of("b")), Err(StoreError::Silent));
         let begun = std::time::Instant::now();
-        assert_eq!(asking.read(of("c")), Err(SILENT.into()));
+        assert_eq!(asking.read(of("c")), Err(StoreError::Silent));
         assert!(begun.elapsed() < Duration::from_millis(50), "no second wait");
         // It goes on: the late answer is to the old question, and is discarded.
         go.send(()).unwrap();

@@ -19,15 +19,16 @@ use std::fs::OpenOptions;
 use std::io::{Error, Read as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use homenode_undo::state_dir::{STATE_DIR, StateDir};
+use homenode_undo::state_dir::{STATE_DIR, StateDir, StateError};
 
+use crate::error::CallError;
 use crate::hypervisor::Hypervisor;
 use crate::runstates::{CLASS, Records, Runstates};
 
@@ -55,13 +56,61 @@ pub struct Told {
     pub ended: Option<String>,
 }
 
+/// Why Xen cannot be traced, or a trace cannot be stopped.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TraceError {
+    /// Another program reads the trace.
+    #[error("another program traces Xen; end it, and start the agent again")]
+    Taken,
+    /// Trace buffers are there that no agent of this boot has made.
+    #[error(
+        "another program has made Xen's trace buffers, and may trace into them; if none does, say so with `echo {boot} > {}`",
+        mark.display()
+    )]
+    Buffers {
+        /// Identifies this boot.
+        boot: u64,
+        /// The file that marks buffers as an agent's.
+        mark: PathBuf,
+    },
+    /// The state directory cannot be used.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// A call failed.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// `xentrace` does not run.
+    #[error("xentrace cannot be started: {cause}")]
+    NotStarted {
+        /// The system's error.
+        cause: String,
+    },
+    /// Xen's device of events cannot be used.
+    #[error("{}: {cause}", path.display())]
+    Events {
+        /// The device.
+        path: PathBuf,
+        /// The system's error.
+        cause: String,
+    },
+    /// No thread.
+    #[error("{0}")]
+    System(String),
+}
+
+impl TraceError {
+    fn system(error: impl ToString) -> TraceError {
+        TraceError::System(error.to_string())
+    }
+}
+
 /// A trace that goes on until this is dropped.
 #[derive(Debug)]
 pub struct Trace {
     told: Arc<Mutex<Told>>,
     child: Child,
     reader: Option<JoinHandle<()>>,
-    root: std::path::PathBuf,
+    root: PathBuf,
 }
 
 impl Trace {
@@ -69,24 +118,22 @@ impl Trace {
     ///
     /// # Errors
     /// Why it cannot: a sentence.
-    pub fn begin(hypervisor: &Hypervisor, root: &Path) -> Result<Trace, String> {
-        let dir = StateDir::open(&place(root)).map_err(|error| error.to_string())?;
+    pub fn begin(hypervisor: &Hypervisor, root: &Path) -> Result<Trace, TraceError> {
+        let dir = StateDir::open(&place(root))?;
         if is_read(root)? {
-            return Err("another program traces Xen; end it, and start the agent again".into());
+            return Err(TraceError::Taken);
         }
         let ours = is_marked(&dir, hypervisor);
         if hypervisor.has_trace_buffers() && !ours {
-            return Err(format!(
-                "another program has made Xen's trace buffers, and may trace into them; if none does, say so with `echo {} > {}`",
-                hypervisor.boot(),
-                dir.path_of(MARK).display()
-            ));
+            return Err(TraceError::Buffers {
+                boot: hypervisor.boot(),
+                mark: dir.path_of(MARK),
+            });
         }
-        let cycles_per_s = hypervisor.cycles_per_s().map_err(|error| error.to_string())?;
+        let cycles_per_s = hypervisor.cycles_per_s()?;
         // Before there are any.
         let boot = hypervisor.boot().to_string();
-        dir.replace(MARK, boot.as_bytes())
-            .map_err(|error| error.to_string())?;
+        dir.replace(MARK, boot.as_bytes())?;
         let told = Arc::new(Mutex::new(Told {
             runstates: Runstates::new(cycles_per_s),
             ended: None,
@@ -134,12 +181,16 @@ impl Drop for Trace {
 }
 
 /// Starts `xentrace` on the thread that reads its output: Linux ends such a child with the thread that made it.
-fn start(told: Arc<Mutex<Told>>) -> Result<(Child, JoinHandle<()>), String> {
+fn start(told: Arc<Mutex<Told>>) -> Result<(Child, JoinHandle<()>), TraceError> {
     let (send, receive) = mpsc::channel();
     let read = move || {
         let mut child = match xentrace().spawn() {
             Ok(child) => child,
-            Err(error) => return drop(send.send(Err(format!("xentrace cannot be started: {error}")))),
+            Err(error) => {
+                return drop(send.send(Err(TraceError::NotStarted {
+                    cause: error.to_string(),
+                })));
+            }
         };
         let (output, complaints) = (child.stdout.take(), child.stderr.take());
         let _ = send.send(Ok(child));
@@ -153,8 +204,8 @@ fn start(told: Arc<Mutex<Told>>) -> Result<(Child, JoinHandle<()>), String> {
         told.lock().unwrap_or_else(PoisonError::into_inner).ended = Some(why);
     };
     let reader = thread::Builder::new().name("xentrace".into()).spawn(read);
-    let reader = reader.map_err(|error| error.to_string())?;
-    let child = receive.recv().map_err(|error| error.to_string())??;
+    let reader = reader.map_err(TraceError::system)?;
+    let child = receive.recv().map_err(TraceError::system)??;
     Ok((child, reader))
 }
 
@@ -204,9 +255,12 @@ fn follow(mut output: ChildStdout, told: &Mutex<Told>) -> String {
 }
 
 /// Whether a program is bound to the event of the trace's reader.
-fn is_read(root: &Path) -> Result<bool, String> {
+fn is_read(root: &Path) -> Result<bool, TraceError> {
     let path = root.join(EVENTS);
-    let failed = |error: Error| format!("{}: {error}", path.display());
+    let failed = |error: Error| TraceError::Events {
+        path: path.clone(),
+        cause: error.to_string(),
+    };
     let events = OpenOptions::new()
         .read(true)
         .write(true)
@@ -223,7 +277,7 @@ fn is_read(root: &Path) -> Result<bool, String> {
     }
 }
 
-fn place(root: &Path) -> std::path::PathBuf {
+fn place(root: &Path) -> PathBuf {
     root.join(STATE_DIR.trim_start_matches('/'))
 }
 
@@ -237,10 +291,10 @@ fn is_marked(dir: &StateDir, hypervisor: &Hypervisor) -> bool {
 ///
 /// # Errors
 /// Why that failed.
-pub fn stop_leftover(hypervisor: &Hypervisor, root: &Path) -> Result<(), String> {
-    let dir = StateDir::open_existing(&place(root)).map_err(|error| error.to_string())?;
+pub fn stop_leftover(hypervisor: &Hypervisor, root: &Path) -> Result<(), TraceError> {
+    let dir = StateDir::open_existing(&place(root))?;
     if dir.is_some_and(|dir| is_marked(&dir, hypervisor)) && !is_read(root)? {
-        hypervisor.stop_tracing().map_err(|error| error.to_string())?;
+        hypervisor.stop_tracing()?;
     }
     Ok(())
 }
@@ -252,6 +306,6 @@ mod tests {
     #[test]
     fn a_host_without_events_is_not_traced() {
         let why = is_read(Path::new("/nowhere")).unwrap_err();
-        assert!(why.contains("/nowhere/dev/xen/evtchn"), "{why}");
+        assert!(why.to_string().contains("/nowhere/dev/xen/evtchn"), "{why}");
     }
 }

@@ -15,11 +15,50 @@ const SAID_MAX: u64 = 64 << 10;
 /// How long `xl mem-set` may take.
 const SET_MAX: Duration = Duration::from_secs(8);
 
+/// A command of `xl` that failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("xl {arguments}: {why}")]
+pub struct XlError {
+    arguments: String,
+    why: XlFailure,
+}
+
+#[cfg(test)]
+impl XlError {
+    /// A failure that a test plans.
+    pub fn planned(said: &str) -> XlError {
+        XlError {
+            arguments: "mem-set".to_owned(),
+            why: XlFailure::Said(said.to_owned()),
+        }
+    }
+}
+
+/// Why a command of `xl` failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum XlFailure {
+    /// The system did not run it.
+    #[error("{0}")]
+    System(String),
+    /// It was killed.
+    #[error("it did not end within {} s", .0.as_secs())]
+    TooLong(Duration),
+    /// Its output.
+    #[error("{0}")]
+    Said(String),
+}
+
+impl From<std::io::Error> for XlFailure {
+    fn from(error: std::io::Error) -> XlFailure {
+        XlFailure::System(error.to_string())
+    }
+}
+
 /// Sets the balloon target of the domain of this number, in KiB.
 ///
 /// # Errors
 /// As [`run`].
-pub fn set_memory(domid: u32, kib: u64) -> Result<(), String> {
+pub fn set_memory(domid: u32, kib: u64) -> Result<(), XlError> {
     let (domid, kib) = (domid.to_string(), format!("{kib}k"));
     run(&["mem-set", &domid, &kib], SET_MAX)
 }
@@ -28,20 +67,23 @@ pub fn set_memory(domid: u32, kib: u64) -> Result<(), String> {
 ///
 /// # Errors
 /// When it failed, with its output, or did not end within `limit`, and was killed.
-pub fn run(arguments: &[&str], limit: Duration) -> Result<(), String> {
-    let failed = |why: String| format!("xl {}: {why}", arguments.join(" "));
+pub fn run(arguments: &[&str], limit: Duration) -> Result<(), XlError> {
+    let failed = |why: XlFailure| XlError {
+        arguments: arguments.join(" "),
+        why,
+    };
+    let io = |error: std::io::Error| failed(error.into());
     // Not a pipe: a full pipe would block the command while we wait for it.
-    let said =
-        rustix::fs::memfd_create("xl", MemfdFlags::CLOEXEC).map_err(|error| failed(error.to_string()))?;
+    let said = rustix::fs::memfd_create("xl", MemfdFlags::CLOEXEC).map_err(|error| io(error.into()))?;
     let mut said = File::from(said);
-    let shared = || said.try_clone().map_err(|error| failed(error.to_string()));
+    let shared = || said.try_clone().map_err(io);
     let mut child = Command::new("xl")
         .args(arguments)
         .stdin(Stdio::null())
         .stdout::<File>(shared()?)
         .stderr::<File>(shared()?)
         .spawn()
-        .map_err(|error| failed(error.to_string()))?;
+        .map_err(io)?;
     match ended(&mut child, limit).map_err(failed)? {
         status if status.success() => Ok(()),
         _ => {
@@ -50,22 +92,22 @@ pub fn run(arguments: &[&str], limit: Duration) -> Result<(), String> {
                 .rewind()
                 .and_then(|()| said.take(SAID_MAX).read_to_end(&mut bytes));
             let text = read.map(|_| String::from_utf8_lossy(&bytes).into_owned());
-            Err(failed(reason(&text.unwrap_or_default())))
+            Err(failed(XlFailure::Said(reason(&text.unwrap_or_default()))))
         }
     }
 }
 
-fn ended(child: &mut Child, limit: Duration) -> Result<ExitStatus, String> {
+fn ended(child: &mut Child, limit: Duration) -> Result<ExitStatus, XlFailure> {
     let begun = Instant::now();
     while begun.elapsed() < limit {
-        if let Some(status) = child.try_wait().map_err(|error| error.to_string())? {
+        if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
         std::thread::sleep(LOOK_EVERY);
     }
     let _ = child.kill();
     let _ = child.wait();
-    Err(format!("it did not end within {} s", limit.as_secs()))
+    Err(XlFailure::TooLong(limit))
 }
 
 /// The part of the output that tells why something failed: the last line of a program of ours, if one took part, and the

@@ -34,7 +34,7 @@ use homenode_agent::service::Service;
 use homenode_agent::setting_queue::SettingQueue;
 use homenode_agent::wall_clock::WallClock;
 use homenode_control::{Config, Control, Epoch, Mode};
-use homenode_host::{ActionError, Bell, Host, HostError, Plan, Receipt, Refusal, Sample, Setting};
+use homenode_host::{ActionError, Bell, Holds, Host, HostError, Plan, Receipt, Refusal, Sample, Setting};
 use homenode_kvm::{KvmHost, Vms};
 use homenode_machine::Machine;
 use homenode_undo::Options;
@@ -158,8 +158,8 @@ impl Host for Metered {
         Ok(receipt)
     }
 
-    fn set(&mut self, vm: VmId, setting: Setting) -> Result<(), ActionError> {
-        self.host.set(vm, setting)
+    fn set_where(&mut self, vm: VmId, settings: &[Setting], holds: Holds<'_>) -> Result<bool, ActionError> {
+        self.host.set_where(vm, settings, holds)
     }
 }
 

@@ -1,4 +1,4 @@
-use homenode_host::{CpuQuota, VmSample};
+use homenode_host::{CpuQuota, Limit, VmSample};
 use homenode_units::{CpuSet, Pages};
 
 use super::*;

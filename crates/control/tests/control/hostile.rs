@@ -17,7 +17,9 @@
 #![allow(clippy::print_stdout)] // figures, with `--nocapture`
 
 use homenode_control::{Config, Control, Mode, PolicySet};
-use homenode_host::{ActionError, GuestMemory, Host, HostError, Plan, Receipt, Refusal, Sample, Setting};
+use homenode_host::{
+    ActionError, GuestMemory, Holds, Host, HostError, Plan, Receipt, Refusal, Sample, Setting,
+};
 use homenode_machine::Machine;
 use homenode_twin::{EventAction, Scenario, Twin, TwinReport, VmSpec};
 use homenode_units::{Bytes, Ns, VmId};
@@ -96,8 +98,8 @@ impl Host for Lying<'_> {
         self.twin.commit(plan)
     }
 
-    fn set(&mut self, vm: VmId, setting: Setting) -> Result<(), ActionError> {
-        self.twin.set(vm, setting)
+    fn set_where(&mut self, vm: VmId, settings: &[Setting], holds: Holds<'_>) -> Result<bool, ActionError> {
+        self.twin.set_where(vm, settings, holds)
     }
 }
 

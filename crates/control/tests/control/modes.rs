@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use homenode_control::recommendations::State;
 use homenode_control::{Config, Control, Epoch, Event, Mode, PolicySet, Recommendation, Request};
 use homenode_host::{
-    Act, Action, Host, HostError, HugeMemory, HugePages, Lever, Outcome, Plan, Receipt, Refusal, Sample,
-    Setting,
+    Act, Action, Holds, Host, HostError, HugeMemory, HugePages, Lever, Outcome, Plan, Receipt, Refusal,
+    Sample, Setting,
 };
 use homenode_machine::Machine;
 use homenode_policy::placement::{Announcement, Asked, Shape};
@@ -73,8 +73,13 @@ impl Host for Untouchable {
         panic!("this is done to the host: {:#?}", plan.decisions)
     }
 
-    fn set(&mut self, vm: VmId, setting: Setting) -> Result<(), homenode_host::ActionError> {
-        self.0.set(vm, setting)
+    fn set_where(
+        &mut self,
+        vm: VmId,
+        settings: &[Setting],
+        holds: Holds<'_>,
+    ) -> Result<bool, homenode_host::ActionError> {
+        self.0.set_where(vm, settings, holds)
     }
 }
 

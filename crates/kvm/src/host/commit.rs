@@ -149,7 +149,7 @@ impl Commit for KvmHost {
                 }
             }
             if let Some(balloon) = &mut sampled.balloon {
-                let limit = vm.limits().find_map(|limit| match limit {
+                let limit = vm.levers.limits().find_map(|limit| match limit {
                     Limit::Memory(limit) => Some(limit),
                     _ => None,
                 });

@@ -18,17 +18,28 @@ use crate::domain::{Domain, FreePages};
 use crate::levers::{self, Home};
 use crate::mark::{self, TakenIn};
 use crate::reach::Reach;
-use crate::vm::{Found, Memory, Pinned, Vm, vcpu_index};
+use crate::vm::{Found, Levers, Memory, Pinned, UndoError, Vm, vcpu_index};
 
 /// What a domain lacks if its guest keeps its free pages.
 const NO_RELEASES: &str = "its guest does not report the pages that it frees; put <memballoon model='virtio' freePageReporting='on'/> \
                            into its <devices> (virsh edit), and start it again";
 
+/// Why a VM is missing in a sample.
+#[derive(Debug, thiserror::Error)]
+#[error("VM {name} is left out: {cause}")]
+pub(crate) struct LeftOut {
+    name: String,
+    cause: ReadError,
+}
+
 impl KvmHost {
     /// Samples one domain. `None` if it has no QEMU process with vCPUs (it is starting or ending).
-    pub(crate) fn watch(&mut self, domain: Arc<Domain>, at: Ns) -> Result<Option<VmSample>, String> {
+    pub(crate) fn watch(&mut self, domain: Arc<Domain>, at: Ns) -> Result<Option<VmSample>, LeftOut> {
         let (id, name) = (domain.id, domain.name.clone());
-        let failed = |e: ReadError| format!("VM {name} is left out: {e}");
+        let failed = |cause: ReadError| LeftOut {
+            name: name.clone(),
+            cause,
+        };
         let known = self.vms.remove(&id).and_then(|mut vm| {
             let process = vm.run.process();
             (Some(vm.run.runtime_id) == domain.runtime_id && vm.tasks.is_alive(process)).then_some(vm)
@@ -84,7 +95,7 @@ impl KvmHost {
         }
         self.find_groups(vm, is_whole)?;
         if !vm.is_migrating() {
-            vm.reconcile(&mut self.context, is_first);
+            Levers::reconcile(&mut self.context, vm, is_first);
             self.context.keep_marked(vm);
             self.give_up_what_is_out_of_reach(vm);
         }
@@ -202,7 +213,7 @@ impl KvmHost {
 
     /// Undoes what is in force on another process that was mistaken for this VM and still runs: a service's user had given
     /// it the name or the UUID of root's VM.
-    fn undo_former(&mut self, run: &Run) -> Result<(), String> {
+    fn undo_former(&mut self, run: &Run) -> Result<(), UndoError> {
         let HostContext {
             manager,
             journal: Some(journal),
@@ -221,7 +232,9 @@ impl KvmHost {
         }
         let undone = levers::undo(manager.as_mut(), root, journal, run.vm);
         // From here on the VM is this process again.
-        let known = manager.knows(run).map_err(|e| e.cause().to_owned());
+        let known = manager
+            .knows(run)
+            .map_err(|e| UndoError::Call(e.cause().to_owned()));
         undone.and(known.map(drop))
     }
 
@@ -369,7 +382,7 @@ impl KvmHost {
             settings,
             ..VmSample::new(vm.run.vm, vm.domain.name.clone())
         };
-        vm.tell(&mut self.context, &mut sample);
+        Levers::tell(&mut self.context, vm, &mut sample);
         if sample.memory_policy.migration == Migration::Carrefour {
             sample.page_uses = self.model().and_then(|model| model.page_uses(vm.run.vm));
         }

@@ -10,7 +10,7 @@ use homenode_units::{CpuSet, NodeSet, Pages};
 use serde::{Deserialize, Serialize};
 
 use super::vcpus::{self, read_back};
-use super::{After, LeverState, Pins, Steps, failed, is_placed};
+use super::{After, Kvm, LeverState, Pins, Steps, UndoError, failed, is_placed};
 use crate::context::HostContext;
 use crate::manager::CallError;
 use crate::vm::Vm;
@@ -44,7 +44,7 @@ struct OfVm {
     pinned: Pins,
 }
 
-pub(super) fn state(entry: Option<&Entry>) -> Box<dyn LeverState> {
+pub(super) fn state(entry: Option<&Entry>) -> Box<dyn LeverState<Kvm>> {
     Box::new(OfVm {
         home: entry.and_then(Entry::get),
         nodes: entry.and_then(Entry::get),
@@ -52,7 +52,7 @@ pub(super) fn state(entry: Option<&Entry>) -> Box<dyn LeverState> {
     })
 }
 
-impl LeverState for OfVm {
+impl LeverState<Kvm> for OfVm {
     fn lever(&self) -> Lever {
         Lever::Home
     }
@@ -116,7 +116,7 @@ impl LeverState for OfVm {
         home.into_iter().chain(nodes).collect()
     }
 
-    fn undo(&self, after: &mut After<'_>) -> Result<(), String> {
+    fn undo(&self, after: &mut After<'_>) -> Result<(), UndoError> {
         let Some(vm) = after.vm()? else {
             return Ok(());
         };

@@ -11,7 +11,7 @@ use homenode_undo::journal::{Entry, Written};
 use homenode_units::{Bytes, Ns};
 use serde::{Deserialize, Serialize};
 
-use super::{After, LeverState, Steps, failed};
+use super::{After, Kvm, LeverState, Steps, UndoError, failed};
 use crate::context::HostContext;
 use crate::manager::CallError;
 use crate::vm::Vm;
@@ -92,7 +92,7 @@ struct OfVm {
     next_question: Option<Ns>,
 }
 
-pub(super) fn state(entry: Option<&Entry>) -> Box<dyn LeverState> {
+pub(super) fn state(entry: Option<&Entry>) -> Box<dyn LeverState<Kvm>> {
     let shrunk = entry.and_then(Entry::get).map(|shrink| Shrunk {
         shrink,
         is_there: false,
@@ -107,7 +107,7 @@ pub(super) fn state(entry: Option<&Entry>) -> Box<dyn LeverState> {
     })
 }
 
-impl LeverState for OfVm {
+impl LeverState<Kvm> for OfVm {
     fn lever(&self) -> Lever {
         Lever::Memory
     }
@@ -216,7 +216,7 @@ impl LeverState for OfVm {
         shrunk.into_iter().chain(asked).collect()
     }
 
-    fn undo(&self, after: &mut After<'_>) -> Result<(), String> {
+    fn undo(&self, after: &mut After<'_>) -> Result<(), UndoError> {
         let Some(vm) = after.vm()? else {
             return Ok(());
         };
@@ -227,7 +227,7 @@ impl LeverState for OfVm {
                 Ok(now) if now > shrink.before => {}
                 // The same amount as before may be a balloon that has not moved yet, and will.
                 Ok(_) => steps.note("memory", after.manager.set_memory(vm, shrink.before)),
-                Err(error) => steps.unknown("its memory", error.cause()),
+                Err(error) => steps.unknown("its memory", error.cause().to_owned()),
             }
         }
         if let Some(StatsPeriod { before_s }) = self.asked {

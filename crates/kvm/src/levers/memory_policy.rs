@@ -4,18 +4,18 @@ use homenode_host::{Act, ActionError, Failure, Lever, Outcome, VmSample};
 use homenode_undo::journal::Entry;
 use homenode_units::{MemoryPolicy, Migration, Placing};
 
-use super::LeverState;
+use super::{Kvm, LeverState};
 use crate::context::HostContext;
 use crate::vm::Vm;
 
 /// The policy that the agent set; it ends with the agent, which alone acts by it.
 struct OfVm(MemoryPolicy);
 
-pub(super) fn state(_entry: Option<&Entry>) -> Box<dyn LeverState> {
+pub(super) fn state(_entry: Option<&Entry>) -> Box<dyn LeverState<Kvm>> {
     Box::new(OfVm(MemoryPolicy::default()))
 }
 
-impl LeverState for OfVm {
+impl LeverState<Kvm> for OfVm {
     fn lever(&self) -> Lever {
         Lever::MemoryPolicy
     }

@@ -8,7 +8,7 @@ use homenode_units::{NodeSet, Ns, Pages};
 use serde::{Deserialize, Serialize};
 
 use super::home::{narrow_if_little_is_left, set_memory_nodes};
-use super::{LeverState, failed};
+use super::{Kvm, LeverState, failed};
 use crate::context::HostContext;
 use crate::vm::{Part, Vm, Which};
 
@@ -26,11 +26,11 @@ const NO_MAPPING: &str = "no mapping of its QEMU has the size of its memory";
 /// Pages stay where they are moved: nothing is in force, and nothing is undone.
 struct OfVm;
 
-pub(super) fn state(_entry: Option<&Entry>) -> Box<dyn LeverState> {
+pub(super) fn state(_entry: Option<&Entry>) -> Box<dyn LeverState<Kvm>> {
     Box::new(OfVm)
 }
 
-impl LeverState for OfVm {
+impl LeverState<Kvm> for OfVm {
     fn lever(&self) -> Lever {
         Lever::Pages
     }

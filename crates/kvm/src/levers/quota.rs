@@ -14,7 +14,7 @@ use homenode_undo::journal::{Entry, Written};
 use homenode_units::Ns;
 use serde::{Deserialize, Serialize};
 
-use super::{After, LeverState, Steps, failed};
+use super::{After, Kvm, LeverState, Steps, UndoError, failed};
 use crate::context::HostContext;
 use crate::manager::CallError;
 use crate::vm::Vm;
@@ -190,7 +190,7 @@ struct OfVm {
     sharing: u64,
 }
 
-pub(super) fn state(entry: Option<&Entry>) -> Box<dyn LeverState> {
+pub(super) fn state(entry: Option<&Entry>) -> Box<dyn LeverState<Kvm>> {
     let quotas = entry.and_then(Entry::get);
     Box::new(OfVm {
         quotas,
@@ -199,7 +199,7 @@ pub(super) fn state(entry: Option<&Entry>) -> Box<dyn LeverState> {
     })
 }
 
-impl LeverState for OfVm {
+impl LeverState<Kvm> for OfVm {
     fn lever(&self) -> Lever {
         Lever::CpuQuota
     }
@@ -318,12 +318,12 @@ impl LeverState for OfVm {
         self.quotas.as_ref().map(|_| Quotas::KEY).into_iter().collect()
     }
 
-    fn undo(&self, after: &mut After<'_>) -> Result<(), String> {
+    fn undo(&self, after: &mut After<'_>) -> Result<(), UndoError> {
         let Some(quotas) = &self.quotas else {
             return Ok(());
         };
         let mut steps = Steps::default();
-        let unread = |steps: &mut Steps, e: ReadError| steps.unknown("its CPU quota", &e.to_string());
+        let unread = |steps: &mut Steps, e: ReadError| steps.unknown("its CPU quota", e.to_string());
         let Some(vm) = after.vm()? else {
             // If a cgroup is not removed with its VM, its quota throttles whatever comes into it.
             match quotas.left_behind(&[]) {

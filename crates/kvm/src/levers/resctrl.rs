@@ -5,7 +5,7 @@ use homenode_kernel::confine::Confiner;
 use homenode_undo::journal::{Entry, Written};
 use serde::{Deserialize, Serialize};
 
-use super::{After, LeverState, failed};
+use super::{After, Kvm, LeverState, UndoError, failed};
 use crate::context::HostContext;
 use crate::vm::Vm;
 
@@ -24,12 +24,12 @@ struct OfVm {
     confined: Option<Confined>,
 }
 
-pub(super) fn state(entry: Option<&Entry>) -> Box<dyn LeverState> {
+pub(super) fn state(entry: Option<&Entry>) -> Box<dyn LeverState<Kvm>> {
     let confined = entry.and_then(Entry::get);
     Box::new(OfVm { confined })
 }
 
-impl LeverState for OfVm {
+impl LeverState<Kvm> for OfVm {
     fn lever(&self) -> Lever {
         Lever::Resctrl
     }
@@ -86,9 +86,8 @@ impl LeverState for OfVm {
         self.confined.map(|_| Confined::KEY).into_iter().collect()
     }
 
-    fn undo(&self, after: &mut After<'_>) -> Result<(), String> {
-        let released = Confiner::new(after.root).release(after.run.vm);
-        released.map_err(|e| e.to_string())
+    fn undo(&self, after: &mut After<'_>) -> Result<(), UndoError> {
+        Ok(Confiner::new(after.root).release(after.run.vm)?)
     }
 }
 

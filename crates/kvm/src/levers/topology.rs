@@ -8,7 +8,7 @@ use homenode_topology_page::{Facts, LOCAL_DISTANCE, Topology};
 use homenode_undo::journal::Entry;
 use homenode_units::NodeId;
 
-use super::{LeverState, failed};
+use super::{Kvm, LeverState, failed};
 use crate::context::HostContext;
 use crate::vm::Vm;
 
@@ -22,11 +22,11 @@ struct OfVm {
     published: Option<Published>,
 }
 
-pub(super) fn state(_entry: Option<&Entry>) -> Box<dyn LeverState> {
+pub(super) fn state(_entry: Option<&Entry>) -> Box<dyn LeverState<Kvm>> {
     Box::new(OfVm::default())
 }
 
-impl LeverState for OfVm {
+impl LeverState<Kvm> for OfVm {
     fn lever(&self) -> Lever {
         Lever::Topology
     }

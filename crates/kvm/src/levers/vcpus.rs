@@ -10,7 +10,7 @@ use homenode_units::CpuSet;
 use serde::{Deserialize, Serialize};
 
 use super::home::{cpus_of_home, emulator_before};
-use super::{After, Home, LeverState, Steps, failed};
+use super::{After, Home, Kvm, LeverState, Steps, UndoError, failed};
 use crate::context::HostContext;
 use crate::manager::CallError;
 use crate::vm::{Pinned, Vm, vcpu_index};
@@ -50,12 +50,12 @@ struct Vcpus {
     journalled: Pins,
 }
 
-pub(super) fn state(entry: Option<&Entry>) -> Box<dyn LeverState> {
+pub(super) fn state(entry: Option<&Entry>) -> Box<dyn LeverState<Kvm>> {
     let journalled = entry.and_then(Entry::get).unwrap_or_default();
     Box::new(Vcpus { journalled })
 }
 
-impl LeverState for Vcpus {
+impl LeverState<Kvm> for Vcpus {
     fn lever(&self) -> Lever {
         Lever::VcpuPlacement
     }
@@ -185,7 +185,7 @@ impl LeverState for Vcpus {
         any.into_iter().collect()
     }
 
-    fn undo(&self, after: &mut After<'_>) -> Result<(), String> {
+    fn undo(&self, after: &mut After<'_>) -> Result<(), UndoError> {
         let Some(vm) = after.vm()? else {
             return Ok(());
         };
@@ -197,7 +197,7 @@ impl LeverState for Vcpus {
         let pins = match described.and_then(|domain| Ok(after.manager.pins(&domain, &threads?))) {
             Ok(pins) => pins,
             Err(cause) => {
-                steps.unknown("its vCPUs' pins", &cause);
+                steps.unknown("its vCPUs' pins", cause);
                 return steps.done();
             }
         };

@@ -15,7 +15,7 @@ use homenode_units::{Ns, Pages};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use super::{After, LeverState, failed};
+use super::{After, Kvm, LeverState, UndoError, failed};
 use crate::context::HostContext;
 use crate::vm::Vm;
 
@@ -160,14 +160,14 @@ struct OfVm {
     watching: Option<Watching>,
 }
 
-pub(super) fn state(entry: Option<&Entry>) -> Box<dyn LeverState> {
+pub(super) fn state(entry: Option<&Entry>) -> Box<dyn LeverState<Kvm>> {
     Box::new(OfVm {
         has_damon: entry.and_then(Entry::get::<Watched>).is_some(),
         watching: None,
     })
 }
 
-impl LeverState for OfVm {
+impl LeverState<Kvm> for OfVm {
     fn lever(&self) -> Lever {
         Lever::Watching
     }
@@ -244,10 +244,8 @@ impl LeverState for OfVm {
         self.has_damon.then_some(Watched::KEY).into_iter().collect()
     }
 
-    fn undo(&self, after: &mut After<'_>) -> Result<(), String> {
-        Damon::new(after.root)
-            .end_left(after.run.pid)
-            .map_err(|e| e.to_string())
+    fn undo(&self, after: &mut After<'_>) -> Result<(), UndoError> {
+        Ok(Damon::new(after.root).end_left(after.run.pid)?)
     }
 }
 

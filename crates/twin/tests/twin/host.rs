@@ -3,8 +3,8 @@
 use crate::common::{bound, cores, node, r910, scenario};
 use homenode_host::conformance::{CHECKS, Verdict};
 use homenode_host::{
-    Act, Action, ActionError, CpuQuota, Decision, Host, HostError, Limit, Outcome, Plan, Receipt, Refusal,
-    Sample, Setting, VcpuSample,
+    Act, Action, ActionError, CpuQuota, Decision, Holds, Host, HostError, Limit, Outcome, Plan, Receipt,
+    Refusal, Sample, Setting, VcpuSample,
 };
 use homenode_machine::Machine;
 use homenode_machine_files::{preset, preset_names};
@@ -105,8 +105,8 @@ impl Host for Idle {
         })
     }
 
-    fn set(&mut self, vm: VmId, setting: Setting) -> Result<(), ActionError> {
-        self.0.set(vm, setting)
+    fn set_where(&mut self, vm: VmId, settings: &[Setting], holds: Holds<'_>) -> Result<bool, ActionError> {
+        self.0.set_where(vm, settings, holds)
     }
 }
 

@@ -11,11 +11,12 @@ use homenode_undo::scope;
 use homenode_units::{Bytes, CpuSet, NodeId, NodeSet, Ns, Pages, VmId};
 
 use super::XenHost;
-use crate::changed::{Home, Part, Pins};
 use crate::domain::Domain;
 use crate::features::NO_MOVES;
 use crate::hypervisor::Hypervisor;
+use crate::levers::{self, ALL_OR_NONE, Home, Pins};
 use crate::moving::configuration::Kind;
+use crate::moving::error::{MoveError, Unmovable};
 use crate::moving::{self, Ended, JOB, Job, devices, files};
 use crate::store::Asking;
 
@@ -30,8 +31,6 @@ const FOR_VCPU: Bytes = Bytes::from_mib(1);
 const SHARE_FOR_TABLES: u64 = 64;
 /// Xenstore key that a guest must have set to be suspended.
 const SUSPENDS: &str = "control/feature-suspend";
-/// Why parts do not move.
-pub const ALL_OR_NONE: &str = "Xen moves all of a domain's memory to one node, or none";
 
 /// State of moves.
 #[derive(Debug, Default)]
@@ -48,7 +47,7 @@ struct Found {
     domid: u32,
     at: Ns,
     /// Whether it is paused meanwhile, or why it cannot be moved.
-    is_still: Result<bool, String>,
+    is_still: Result<bool, Unmovable>,
 }
 
 /// A move in progress.
@@ -112,7 +111,7 @@ impl XenHost {
         };
         match self.moves.found.get(&vm).map(|found| &found.is_still) {
             None => hypervisor(NO_MOVES),
-            Some(Err(why)) => hypervisor(why),
+            Some(Err(why)) => hypervisor(&why.to_string()),
             Some(Ok(_)) if self.rests(vm) => hypervisor(
                 "it was moved not long ago, and is left alone for `local_migration.interval` afterwards",
             ),
@@ -152,7 +151,7 @@ impl XenHost {
     }
 
     /// Begins to move a domain's memory. The result is reported once it has arrived.
-    pub(super) fn move_pages(
+    pub(crate) fn move_pages(
         &mut self,
         vm: VmId,
         (from, to): (&NodeSet, &NodeSet),
@@ -188,16 +187,18 @@ impl XenHost {
             domain,
             self.options.local_migration.allow,
         )
-        .map_err(fixed)?;
+        .map_err(|why| fixed(why.to_string()))?;
         if self.moves.current.is_some() || !moving::is_free() {
             return Err(fixed(
                 "another domain is on its way, and one at a time moves".into(),
             ));
         }
-        let job = self.job(domain, node, still).map_err(fixed)?;
+        let job = self
+            .job(domain, node, still)
+            .map_err(|why| fixed(why.to_string()))?;
         self.begin_move(job).map_err(|cause| Failure::Host {
             what: "moving memory".into(),
-            cause,
+            cause: cause.to_string(),
         })?;
         Ok(nothing(leaving))
     }
@@ -222,16 +223,13 @@ impl XenHost {
     }
 
     /// The job for a move, with everything as its operator set it.
-    fn job(&self, domain: &Domain, to: NodeId, still: bool) -> Result<Job, String> {
+    fn job(&self, domain: &Domain, to: NodeId, still: bool) -> Result<Job, Unmovable> {
         let (vm, domid) = (domain.run.vm, domain.run.runtime_id);
         let of = files::configuration(domid, vm)?;
         let entry = self.entry_of(&domain.run);
         let ours = entry.and_then(Entry::get::<Pins>).unwrap_or_default().0;
         let (mut hard, mut soft) = (BTreeMap::new(), BTreeMap::new());
-        let nodes = self
-            .hypervisor
-            .node_affinity(domid)
-            .map_err(|error| error.to_string())?;
+        let nodes = self.hypervisor.node_affinity(domid)?;
         let machine = &self.options.machine;
         // `xl` had it prefer the node that its memory was put on: the preference follows the memory.
         let followed = machine.cpus_of(&nodes);
@@ -241,8 +239,7 @@ impl XenHost {
                 .filter(|_| is_ours)
                 .and_then(|entry| entry.before.vcpus.get(index));
             hard.insert(*index, before.unwrap_or(&vcpu.affinity).clone());
-            let prefers = self.hypervisor.preference(domid, *index);
-            let prefers = prefers.map_err(|error| error.to_string())?;
+            let prefers = self.hypervisor.preference(domid, *index)?;
             let follows = !of.prefers_cpus() && prefers == followed;
             let new: CpuSet = if follows {
                 machine.cpus_of(&NodeSet::one(to))
@@ -270,13 +267,11 @@ impl XenHost {
     }
 
     /// Starts the mover.
-    fn begin_move(&mut self, job: Job) -> Result<(), String> {
+    fn begin_move(&mut self, job: Job) -> Result<(), MoveError> {
         // `xl` copies and keeps limits: they must be the operator's.
-        for part in Part::LIMITS {
-            self.lift(job.vm, part)?;
-        }
-        let text = serde_json::to_string(&job).map_err(|error| error.to_string())?;
-        let own = std::env::current_exe().map_err(|error| error.to_string())?;
+        self.lift_limits_of(job.vm)?;
+        let text = serde_json::to_string(&job).map_err(MoveError::system)?;
+        let own = std::env::current_exe().map_err(MoveError::system)?;
         let args = ["move-domain".into()];
         let what = ("move", "Moves a Xen domain's memory for homenode");
         let apart = scope::apart(&self.options.root, what, &[(JOB, &text)], &own, &args);
@@ -285,7 +280,7 @@ impl XenHost {
             // In the agent's unit it would end with the agent, and so would the process that watches the domain for `xl`;
             // and `xl` could not write its logs.
             Err(why) if self.options.root.join("run/systemd/system").is_dir() => {
-                return Err(format!("it cannot be done in a unit of its own: {why}"));
+                return Err(MoveError::NoUnit(why.to_string()));
             }
             Err(_) => (own, args.into()),
         };
@@ -295,7 +290,7 @@ impl XenHost {
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
-            .map_err(|error| error.to_string())?;
+            .map_err(MoveError::system)?;
         let meanwhile = if job.still {
             "it stands still meanwhile"
         } else {
@@ -394,11 +389,11 @@ impl XenHost {
         let mut set = Ok(());
         for (index, ours) in entry.get::<Pins>().unwrap_or_default().0 {
             if let Some(cpus) = ours.first().filter(|_| indices.contains(&index)) {
-                set = set.and(self.pin(job.vm, &[index], cpus).map(drop));
+                set = set.and(levers::pin(self, job.vm, &[index], cpus).map(drop));
             }
         }
         if let Some(home) = entry.get::<Home>().and_then(|home| home.0.first().cloned()) {
-            set = set.and(self.set_home(job.vm, &home).map(drop));
+            set = set.and(levers::set_home(self, job.vm, &home).map(drop));
         }
         if let Err(why) = set {
             let name = &job.name;
@@ -445,48 +440,43 @@ fn is_still(
     (hypervisor, store): (&Hypervisor, &mut Asking),
     domain: &Domain,
     allow: Allow,
-) -> Result<bool, String> {
+) -> Result<bool, Unmovable> {
     let (vm, domid, name) = (domain.run.vm, domain.run.runtime_id, &domain.run.name);
     if allow == Allow::Off {
-        return Err(NO_MOVES.into());
+        return Err(Unmovable::NotAllowed(NO_MOVES));
     }
     let notes = files::others_notes(domid, vm)?;
     if let Some(whose) = notes.first() {
-        return Err(format!(
-            "its toolstack keeps notes on it (`{whose}`), and would lose it: xl did not make it"
-        ));
+        return Err(Unmovable::Notes(whose.clone()));
     }
     if domain.listed.pool != 0 {
-        return Err("it runs in another pool of CPUs than the first, and would be put there".into());
+        return Err(Unmovable::Pool);
     }
     let of = files::configuration(domid, vm)?;
     let kind = of.movable()?;
     // `xl rename` would take it for an option.
     if name.starts_with('-') {
-        return Err("its name begins with `-`".into());
+        return Err(Unmovable::Name);
     }
     devices::attached(store, domid, &devices::found)?;
     let path = format!("/local/domain/{domid}");
     let told = store.read(vec![format!("{path}/backend/"), format!("{path}/{SUSPENDS}")]);
-    let told = told.map_err(|why| format!("xenstored does not report the domains that need it: {why}"))?;
+    let told = told.map_err(Unmovable::UsersUnknown)?;
     let told = |at: usize| told.get(at).cloned().flatten().unwrap_or_default();
     if !told(0).is_empty() {
-        return Err("others use what it serves".into());
+        return Err(Unmovable::Serves);
     }
     if told(1) != "1" {
-        return Err("its guest does not say that it can be suspended".into());
+        return Err(Unmovable::NotSuspendable);
     }
     // Xen tracks its writes through the hardware's tables.
     if kind == Kind::Pvh {
         return Ok(false);
     }
-    let runs_on = hypervisor.can_shadow().map_err(|error| error.to_string())?;
+    let runs_on = hypervisor.can_shadow()?;
     match (runs_on, allow) {
         (true, _) => Ok(false),
         (false, Allow::Paused) => Ok(true),
-        (false, _) => Err(
-            "this Xen has no shadow paging, so that a PV domain must stand still while it is copied: `local_migration.allow = \"paused\"` lets it"
-                .into(),
-        ),
+        (false, _) => Err(Unmovable::NoShadow),
     }
 }

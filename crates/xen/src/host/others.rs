@@ -1,16 +1,18 @@
 //! Changes by others to domains that the agent has touched: these become what is restored. Also settles journal entries of
 //! domains whose run has ended.
 
-use homenode_undo::journal::{Before, Journal, Run, Written};
+use homenode_undo::journal::{Before, Journal, JournalError, Run, Written};
 use homenode_units::{CpuSet, NodeSet, VmId};
 
 use super::XenHost;
-use crate::changed::{self, Home, PLACING, Pins};
+use crate::changed;
 use crate::domain::Domain;
+use crate::error::{CallError, LeverError};
+use crate::levers::{Home, PLACING, Pins};
 
 impl XenHost {
     /// Settles journal entries of ended runs.
-    pub(super) fn settle_ended(&mut self) -> Result<(), crate::error::CallError> {
+    pub(super) fn settle_ended(&mut self) -> Result<(), CallError> {
         let Some(journal) = &mut self.journal else {
             return Ok(());
         };
@@ -25,7 +27,7 @@ impl XenHost {
                 continue;
             }
             match changed::settle(&self.hypervisor, journal, run.vm) {
-                Ok(()) => self.leases.retain(|(vm, _), _| *vm != run.vm),
+                Ok(()) => drop(self.levers.remove(&run.vm)),
                 Err(cause) => self.notices.add(format!(
                     "what the agent left of an earlier run of domain {} is not undone: {cause}",
                     run.name
@@ -36,7 +38,7 @@ impl XenHost {
     }
 
     /// Makes what others have set since the agent placed a domain the operator's state, to be restored later.
-    pub(super) fn take_in_others(&mut self, vm: VmId) -> Result<(), String> {
+    pub(crate) fn take_in_others(&mut self, vm: VmId) -> Result<(), LeverError> {
         let (Some(domain), Some(journal)) = (self.domains.get(&vm), &mut self.journal) else {
             return Ok(());
         };
@@ -66,8 +68,7 @@ impl XenHost {
                 "vCPU {index} of domain {name} was given CPUs {cpus} by another program; the agent keeps to them"
             ));
         }
-        let nodes = self.hypervisor.node_affinity(domain.run.runtime_id);
-        let nodes = nodes.map_err(|error| error.to_string())?;
+        let nodes = self.hypervisor.node_affinity(domain.run.runtime_id)?;
         let is_at_home = home.as_ref().is_some_and(|home| home.0.contains(&nodes));
         if !is_at_home && before.nodes.as_ref() != Some(&nodes) {
             let follows = nodes == self.followed(domain)?;
@@ -94,10 +95,9 @@ impl XenHost {
 
     /// A domain's state, to be journalled before it is touched. Nodes that only follow its CPUs are left out, as far as that
     /// can be detected, and undone.
-    pub(super) fn before(&self, domain: &Domain) -> Result<Before, String> {
-        let say = |error: crate::error::CallError| error.to_string();
+    pub(crate) fn before(&self, domain: &Domain) -> Result<Before, CallError> {
         let domid = domain.run.runtime_id;
-        let nodes = self.hypervisor.node_affinity(domid).map_err(say)?;
+        let nodes = self.hypervisor.node_affinity(domid)?;
         let (all, preferred) = (self.nodes_of(domain, Preferred::No)?, self.followed(domain)?);
         // If vCPUs prefer a part of where they may run, the toolstack chose a place, and set that in the hypervisor.
         let follows = nodes == all && all == preferred && self.hypervisor.can_follow_cpus(domid);
@@ -112,16 +112,15 @@ impl XenHost {
     }
 
     /// Default nodes of a domain's memory when none are set.
-    fn followed(&self, domain: &Domain) -> Result<NodeSet, String> {
+    fn followed(&self, domain: &Domain) -> Result<NodeSet, CallError> {
         self.nodes_of(domain, Preferred::Yes)
     }
 
     /// As in Xen: of all CPUs that vCPUs may run on, those that some prefer; all if there are none.
-    fn nodes_of(&self, domain: &Domain, preferred: Preferred) -> Result<NodeSet, String> {
+    fn nodes_of(&self, domain: &Domain, preferred: Preferred) -> Result<NodeSet, CallError> {
         let (mut hard, mut soft) = (CpuSet::new(), CpuSet::new());
         for index in 0..domain.listed.vcpu_count {
-            let of = self.hypervisor.affinities(domain.run.runtime_id, index);
-            let (may, prefers) = of.map_err(|error| error.to_string())?;
+            let (may, prefers) = self.hypervisor.affinities(domain.run.runtime_id, index)?;
             hard = hard.union(&may);
             soft = soft.union(&prefers);
         }
@@ -156,20 +155,18 @@ fn write(
     before: Before,
     pins: &Pins,
     is_home_lost: bool,
-) -> Result<(), String> {
+) -> Result<(), JournalError> {
     let Some(entry) = journal.entry(vm) else {
         return Ok(());
     };
     let had: Option<Pins> = entry.get();
     if entry.before != before {
-        journal
-            .begin(run.clone(), before)
-            .map_err(|error| error.to_string())?;
+        journal.begin(run.clone(), before)?;
     }
     if had.is_some_and(|had| had != *pins) {
         match pins.0.is_empty() {
             true => journal.clear(vm, &[Pins::KEY]),
-            false => journal.set(vm, pins).map_err(|error| error.to_string())?,
+            false => journal.set(vm, pins)?,
         }
     }
     if is_home_lost {

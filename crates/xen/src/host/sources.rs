@@ -36,7 +36,7 @@ pub fn model(options: &Options, notices: &mut Notices) -> Option<Model> {
 /// Xen's trace, if the operator wants it read; otherwise adds a notice with the reason.
 pub fn waiting(hypervisor: &Hypervisor, options: &Options, notices: &mut Notices) -> Option<Waiting> {
     let begun = match (options.trace_waiting, options.acting) {
-        (true, Acting::Live) => Trace::begin(hypervisor, &options.root),
+        (true, Acting::Live) => Trace::begin(hypervisor, &options.root).map_err(|error| error.to_string()),
         (true, Acting::DryRun) => Err("a dry run does not trace".to_owned()),
         (false, _) => Err("Xen's trace is not read (`--trace-waiting`)".to_owned()),
     };

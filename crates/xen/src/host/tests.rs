@@ -295,7 +295,7 @@ macro_rules! foreign {
     };
 }
 foreign!(ForeignPins as Pins::KEY);
-foreign!(ForeignCap as crate::changed::Cap::KEY);
+foreign!(ForeignCap as crate::levers::Cap::KEY);
 foreign!(Unknown as "xen-of-later");
 
 #[test]
@@ -337,7 +337,7 @@ fn a_xenstore_that_does_not_answer_costs_no_domain_its_name() {
     let bench = Bench::new();
     let mut host = bench.agent();
     assert_eq!(host.sample().unwrap().vms[0].name, "web");
-    bench.xen.world().store_fails = Some("it does not answer".into());
+    bench.xen.world().store_fails = Some(crate::error::StoreError::Silent);
     bench.xen.world().doms.insert(2, Dom::new("new", 8));
     for _ in 0..3 {
         let vms = host.sample().unwrap().vms;
@@ -579,7 +579,7 @@ fn memory_is_not_given_back_while_xenstored_is_silent_and_stays_written_down() {
     let mut host = bench.agent();
     does(&mut host, memory_of(80, Ns::from_secs(600)));
     does(&mut host, pin(&[0], "3"));
-    bench.xen.world().store_fails = Some("it does not answer".into());
+    bench.xen.world().store_fails = Some(crate::error::StoreError::Silent);
     let failed = host.restore().failures;
     assert!(failed[0].contains("does not answer"), "{failed:?}");
     assert_eq!(bench.hard(0), 0b1111);

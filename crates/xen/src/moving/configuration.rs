@@ -8,6 +8,7 @@ use homenode_units::VmId;
 use serde_json::{Map, Value};
 
 use super::devices;
+use super::error::{ConfigurationError, Unmovable};
 
 /// More than any configuration has.
 pub const BYTES_MAX: usize = 1 << 20;
@@ -44,19 +45,20 @@ impl Configuration {
     ///
     /// # Errors
     /// What is wrong with it, as the end of a sentence.
-    pub fn read(text: &[u8]) -> Result<Configuration, String> {
+    pub fn read(text: &[u8]) -> Result<Configuration, ConfigurationError> {
         if text.len() > BYTES_MAX {
-            return Err(format!("it has {} bytes, more than {BYTES_MAX}", text.len()));
+            return Err(ConfigurationError::TooLong { bytes: text.len() });
         }
         // The text that `xl` keeps ends in a zero, as in C.
         let text = text.strip_suffix(&[0]).unwrap_or(text);
-        let mut rest: Map<String, Value> = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+        let mut rest: Map<String, Value> =
+            serde_json::from_slice(text).map_err(|error| ConfigurationError::NoJson(error.to_string()))?;
         if !rest.values().all(is_exact) {
-            return Err("it has a number that is no whole one of 64 bits".into());
+            return Err(ConfigurationError::Inexact);
         }
-        let mut part = |name: &str| match rest.remove(name) {
+        let mut part = |name: &'static str| match rest.remove(name) {
             Some(Value::Object(part)) => Ok(part),
-            _ => Err(format!("it has no `{name}`")),
+            _ => Err(ConfigurationError::Lacks(name)),
         };
         Ok(Configuration {
             info: part("c_info")?,
@@ -110,45 +112,42 @@ impl Configuration {
     ///
     /// # Errors
     /// Why it cannot, as the end of a sentence.
-    pub fn movable(&self) -> Result<Kind, String> {
+    pub fn movable(&self) -> Result<Kind, Unmovable> {
         let (info, built) = (&self.info, &self.built);
         let kind = match info.get("type").and_then(Value::as_str) {
             Some("pv") => Kind::Pv,
             Some("pvh") => Kind::Pvh,
-            Some("hvm") => return Err("an HVM domain's device model would have to move with it".into()),
-            _ => return Err("its configuration does not say what kind of domain it is".into()),
+            Some("hvm") => return Err(Unmovable::Hvm),
+            _ => return Err(Unmovable::UnknownKind),
         };
         let is_true = |part: &Map<String, Value>, key: &str| {
             part.get(key)
                 .is_some_and(|value| value.as_bool() == Some(true) || value.as_str() == Some("True"))
         };
         if is_true(built, "disable_migrate") {
-            return Err("its configuration says `nomigrate`".into());
+            return Err(Unmovable::NoMigrate);
         }
         if is_true(info, "driver_domain") {
-            return Err("it is a driver domain: others use what it serves".into());
+            return Err(Unmovable::DriverDomain);
         }
         if built.contains_key("vnuma_nodes") {
-            return Err("it has virtual nodes".into());
+            return Err(Unmovable::VirtualNodes);
         }
         if let Some(key) = ["irqs", "ioports", "iomem"]
-            .iter()
-            .find(|key| built.contains_key(**key))
+            .into_iter()
+            .find(|key| built.contains_key(*key))
         {
-            return Err(format!("it was given hardware (`{key}`)"));
+            return Err(Unmovable::Hardware(key));
         }
         let is_first = |key: &str, first: &[Value]| info.get(key).is_none_or(|pool| first.contains(pool));
         if !is_first("poolid", &[0.into()]) || !is_first("pool_name", &["Pool-0".into()]) {
-            return Err("its configuration puts it into another pool of CPUs than the first".into());
+            return Err(Unmovable::ConfiguredPool);
         }
         let others = self.rest.keys().map(String::as_str);
         let others = others.filter(|key| !KNOWN.contains(key) && !devices::is_known(key));
         let others: Vec<&str> = others.collect();
         if !others.is_empty() {
-            return Err(format!(
-                "its configuration has `{}`: what serves that would have to serve two of it at once, which was not tried",
-                others.join("`, `")
-            ));
+            return Err(Unmovable::Parts(others.join("`, `")));
         }
         devices::configured(&self.rest).map(|()| kind)
     }
@@ -182,7 +181,9 @@ pub mod tests {
 
     fn with(from: &str, to: &str) -> Result<Kind, String> {
         assert!(KEPT.contains(from));
-        Configuration::read(KEPT.replace(from, to).as_bytes())?.movable()
+        let read = Configuration::read(KEPT.replace(from, to).as_bytes());
+        let read = read.map_err(|error| error.to_string())?;
+        read.movable().map_err(|error| error.to_string())
     }
 
     #[test]

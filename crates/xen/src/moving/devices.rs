@@ -8,6 +8,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 
 use serde_json::{Map, Value};
 
+use super::error::Unmovable;
 use crate::store::Asking;
 
 /// A kind of device that can be served twice.
@@ -102,20 +103,22 @@ pub fn is_known(name: &str) -> bool {
 ///
 /// # Errors
 /// The device that cannot, as the end of a sentence.
-pub fn configured(of: &Map<String, Value>) -> Result<(), String> {
+pub fn configured(of: &Map<String, Value>) -> Result<(), Unmovable> {
     for kind in &KINDS {
         let Some(devices) = of.get(kind.configured) else {
             continue;
         };
-        let unclear = || format!("its configuration has `{}` that are no list", kind.configured);
+        let unclear = || Unmovable::NoList(kind.configured);
         for device in devices.as_array().ok_or_else(unclear)? {
             let said = device.as_object().ok_or_else(unclear)?;
             let other = said.iter().find(|(key, value)| !kind.may_say(key, value));
             if let Some((key, value)) = other {
-                return Err(format!(
-                    "its configuration says `{key}` = {value} of one of its `{}`: {}",
-                    kind.configured, kind.which
-                ));
+                return Err(Unmovable::Configured {
+                    devices: kind.configured,
+                    key: key.clone(),
+                    value: value.to_string(),
+                    which: kind.which,
+                });
             }
         }
     }
@@ -163,15 +166,15 @@ pub fn attached(
     store: &mut Asking,
     domid: u32,
     found: &dyn Fn(&str) -> Option<String>,
-) -> Result<Vec<Device>, String> {
+) -> Result<Vec<Device>, Unmovable> {
     let mut read = |paths: Vec<String>| {
         let told = store.read(paths);
-        told.map_err(|why| format!("xenstored does not report its devices: {why}"))
+        told.map_err(Unmovable::DevicesUnknown)
     };
     let of_all = format!("/libxl/{domid}/device");
-    let mut names = |path: String| -> Result<Vec<String>, String> {
+    let mut names = |path: String| -> Result<Vec<String>, Unmovable> {
         let told = read(vec![format!("{path}/")])?.pop().flatten();
-        let told = told.ok_or_else(|| format!("xenstore has no {path}"))?;
+        let told = told.ok_or(Unmovable::NoPath(path))?;
         Ok(told.lines().map(str::to_owned).collect())
     };
     let mut all = Vec::new();
@@ -183,9 +186,7 @@ pub fn attached(
     }
     for (name, number) in &all {
         let Some(kind) = KINDS.iter().find(|kind| kind.attached == name) else {
-            return Err(format!(
-                "it has a device `{name}`: what serves that would have to serve two of it at once, which was not tried"
-            ));
+            return Err(Unmovable::Device(name.clone()));
         };
         let served = format!("/local/domain/0/backend/{name}/{domid}/{number}");
         let is = kind.same;
@@ -200,20 +201,24 @@ pub fn attached(
         let told = read(paths)?;
         let of = |at: usize| told.get(at).and_then(Option::as_deref);
         if of(0) != Some(served.as_str()) {
-            return Err(format!(
-                "its device `{name}` {number} is served by another than dom0's kernel: {}",
-                kind.which
-            ));
+            return Err(Unmovable::ServedByAnother {
+                name: name.clone(),
+                number: number.clone(),
+                which: kind.which,
+            });
         }
         let said = told.iter().skip(2).zip(kind.served);
         let other = said
             .filter_map(|(said, (key, values))| Some((said.as_deref()?, key, values)))
             .find(|(said, _, values)| !values.contains(said));
         if let Some((said, key, _)) = other {
-            return Err(format!(
-                "its device `{name}` {number} is served with `{key}` = `{said}`: {}",
-                kind.which
-            ));
+            return Err(Unmovable::ServedWith {
+                name: name.clone(),
+                number: number.clone(),
+                key: *key,
+                value: said.to_owned(),
+                which: kind.which,
+            });
         }
         let path = match kind.place {
             Place::Told(_) => told.last().cloned().flatten(),
@@ -221,11 +226,13 @@ pub fn attached(
         };
         let now = path.as_deref().and_then(found);
         if now.is_none() || now.as_deref() != of(1) {
-            return Err(format!(
-                "its device `{name}` {number} has `{is}` = `{}`, and a new domain's would have `{}`: moving it would change that",
-                of(1).unwrap_or_default(),
-                now.unwrap_or_default()
-            ));
+            return Err(Unmovable::Changed {
+                name: name.clone(),
+                number: number.clone(),
+                key: is,
+                value: of(1).unwrap_or_default().to_owned(),
+                new: now.unwrap_or_default(),
+            });
         }
     }
     Ok(all)
@@ -263,7 +270,7 @@ mod tests {
         ),
     ];
 
-    fn attached_with(path: &str, value: Option<&str>) -> Result<Vec<Device>, String> {
+    fn attached_with(path: &str, value: Option<&str>) -> Result<Vec<Device>, Unmovable> {
         let own = |text: &str| text.to_owned();
         let mut all: BTreeMap<String, String> = STORE.map(|(path, text)| (own(path), own(text))).into();
         match value {
@@ -331,7 +338,7 @@ mod tests {
             // A device without a key for its backend.
             ("/libxl/3/device/vbd/".to_owned(), Some("51712\n51728"), "51728"),
         ] {
-            let said = attached_with(&path, value).unwrap_err();
+            let said = attached_with(&path, value).unwrap_err().to_string();
             assert!(said.contains(word), "{said}");
         }
     }
@@ -359,11 +366,11 @@ mod tests {
             (nic, "vif-bridge", "vif-openvswitch", "openvswitch"),
             (nic, "\"devid\":0", "\"ifname\":\"web0\"", "`ifname`"),
         ] {
-            let said = of(&text.replacen(from, to, 1)).unwrap_err();
+            let said = of(&text.replacen(from, to, 1)).unwrap_err().to_string();
             assert!(said.contains(word), "{said}");
         }
         for text in [r#"{"nics":{"a":[]}}"#, r#"{"disks":["a"]}"#] {
-            assert!(of(text).unwrap_err().contains("no list"), "{text}");
+            assert!(of(text).unwrap_err().to_string().contains("no list"), "{text}");
         }
     }
 }

@@ -8,13 +8,14 @@ use std::io::Read as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use homenode_undo::state_dir::{STATE_DIR, StateDir};
+use homenode_undo::state_dir::{STATE_DIR, StateDir, StateError};
 use homenode_units::VmId;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use super::Job;
 use super::configuration::{BYTES_MAX, Configuration};
+use super::error::FileError;
 use crate::xl;
 
 /// Held by the process that moves a domain.
@@ -30,29 +31,27 @@ const USERDATA: &str = "/var/lib/xen";
 /// Its file for each; others keep files there too, such as libvirt.
 const KEPT: &str = "libxl-json";
 
-fn place() -> Result<StateDir, String> {
-    StateDir::open(Path::new(STATE_DIR)).map_err(|error| error.to_string())
+fn place() -> Result<StateDir, StateError> {
+    StateDir::open(Path::new(STATE_DIR))
 }
 
 /// Takes one of the locks; `None` while another process holds it. It is held until the file is closed.
 ///
 /// # Errors
 /// When it cannot be opened.
-pub fn lock(name: &str) -> Result<Option<File>, String> {
+pub fn lock(name: &str) -> Result<Option<File>, FileError> {
     let dir = place()?;
-    let file = dir.open_to_write(name).map_err(|error| error.to_string())?;
+    let file = dir.open_to_write(name)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(Some(file)),
         Err(Errno::WOULDBLOCK) => Ok(None),
-        Err(error) => Err(format!("{}: {error}", dir.path_of(name).display())),
+        Err(error) => Err(FileError::at(&dir.path_of(name), error)),
     }
 }
 
-fn write(name: &str, text: &str) -> Result<(), String> {
-    place()?
-        .replace(name, text.as_bytes())
-        .map(drop)
-        .map_err(|error| error.to_string())
+fn write(name: &str, text: &str) -> Result<(), FileError> {
+    place()?.replace(name, text.as_bytes())?;
+    Ok(())
 }
 
 /// Reads a file; `None` if there is none, or it is not ours.
@@ -66,11 +65,11 @@ fn read(name: &str) -> Option<String> {
 ///
 /// # Errors
 /// When it cannot be written.
-pub fn begin(job: &Job) -> Result<(), String> {
+pub fn begin(job: &Job) -> Result<(), FileError> {
     write(COPIED, "0")?;
     write(
         JOB,
-        &serde_json::to_string(job).map_err(|error| error.to_string())?,
+        &serde_json::to_string(job).map_err(|error| FileError::System(error.to_string()))?,
     )
 }
 
@@ -104,9 +103,10 @@ pub fn how_many_copied() -> u64 {
 ///
 /// # Errors
 /// When it cannot be opened.
-pub fn for_what_is_said() -> Result<File, String> {
-    let file = place()?.open_to_write(SAID).map_err(|error| error.to_string())?;
-    file.set_len(0).map_err(|error| error.to_string())?;
+pub fn for_what_is_said() -> Result<File, FileError> {
+    let file = place()?.open_to_write(SAID)?;
+    file.set_len(0)
+        .map_err(|error| FileError::System(error.to_string()))?;
     Ok(file)
 }
 
@@ -123,8 +123,8 @@ fn kept(domid: u32, vm: VmId, what: &str) -> PathBuf {
 ///
 /// # Errors
 /// When libxl keeps nothing about it, or its directory cannot be read.
-pub fn others_notes(domid: u32, vm: VmId) -> Result<Vec<String>, String> {
-    let entries = fs::read_dir(USERDATA).map_err(|error| format!("{USERDATA}: {error}"))?;
+pub fn others_notes(domid: u32, vm: VmId) -> Result<Vec<String>, FileError> {
+    let entries = fs::read_dir(USERDATA).map_err(|error| FileError::at(Path::new(USERDATA), error))?;
     let mine = format!("userdata-d.{domid}.{vm}.");
     let names = entries
         .flatten()
@@ -136,7 +136,7 @@ pub fn others_notes(domid: u32, vm: VmId) -> Result<Vec<String>, String> {
     notes.retain(|note| note != KEPT);
     match before > notes.len() {
         true => Ok(notes),
-        false => Err("xl knows nothing of it".into()),
+        false => Err(FileError::NotKept),
     }
 }
 
@@ -144,23 +144,26 @@ pub fn others_notes(domid: u32, vm: VmId) -> Result<Vec<String>, String> {
 ///
 /// # Errors
 /// When it cannot be read, as the end of a sentence.
-pub fn configuration(domid: u32, vm: VmId) -> Result<Configuration, String> {
+pub fn configuration(domid: u32, vm: VmId) -> Result<Configuration, FileError> {
     let path = kept(domid, vm, KEPT);
-    let failed = |why: String| format!("{}: {why}", path.display());
+    let failed = |error: std::io::Error| FileError::at(&path, error);
     let mut text = Vec::new();
-    let file = File::open(&path).map_err(|error| failed(error.to_string()))?;
+    let file = File::open(&path).map_err(failed)?;
     let read = file.take(BYTES_MAX as u64 + 1).read_to_end(&mut text);
-    read.map_err(|error| failed(error.to_string()))?;
-    Configuration::read(&text).map_err(failed)
+    read.map_err(failed)?;
+    Configuration::read(&text).map_err(|cause| FileError::Configuration {
+        path: path.display().to_string(),
+        cause,
+    })
 }
 
 /// Changes libxl's configuration of a domain, as libxl does: under its lock, by replacing the file.
 ///
 /// # Errors
 /// When it cannot be changed; then it stays as it was.
-pub fn change(domid: u32, vm: VmId, change: impl FnOnce(&mut Configuration)) -> Result<(), String> {
+pub fn change(domid: u32, vm: VmId, change: impl FnOnce(&mut Configuration)) -> Result<(), FileError> {
     let lock = Path::new(USERDATA).join(format!("userdata-l.{domid}.{vm}.domain-userdata-lock"));
-    let failed = |error: std::io::Error| format!("{}: {error}", lock.display());
+    let failed = |error: std::io::Error| FileError::at(&lock, error);
     let held = loop {
         let mut options = File::options();
         let options = options.read(true).write(true).create(true).mode(0o600);
@@ -192,7 +195,7 @@ pub fn change(domid: u32, vm: VmId, change: impl FnOnce(&mut Configuration)) -> 
         });
         written
             .and_then(|()| fs::rename(&new, &path))
-            .map_err(|error| format!("{}: {error}", path.display()))
+            .map_err(|error| FileError::at(&path, error))
     });
     let _ = fs::remove_file(&lock);
     drop(held);

@@ -13,6 +13,7 @@
 
 pub mod configuration;
 pub mod devices;
+pub mod error;
 pub mod files;
 mod relay;
 mod stream;
@@ -26,8 +27,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::hypervisor::{Hypervisor, Listed};
-use crate::xl;
+use crate::xl::{self, XlError};
 use configuration::Configuration;
+use error::JobError;
+pub use error::{MoveError, StreamError};
 pub use relay::relay;
 
 /// Where the processes of a move read their job.
@@ -103,9 +106,12 @@ impl Job {
     ///
     /// # Errors
     /// When it was not started by the agent.
-    pub fn of_environment() -> Result<Job, String> {
-        let text = std::env::var(JOB).map_err(|_| "only the agent may start this".to_owned())?;
-        serde_json::from_str(&text).map_err(|error| format!("{JOB}: {error}"))
+    pub fn of_environment() -> Result<Job, JobError> {
+        let text = std::env::var(JOB).map_err(|_| JobError::NotStarted)?;
+        serde_json::from_str(&text).map_err(|error| JobError::Unreadable {
+            variable: JOB,
+            cause: error.to_string(),
+        })
     }
 
     /// Its name while there are two of it.
@@ -114,11 +120,12 @@ impl Job {
     }
 
     /// Checks that this is its configuration.
-    fn fits(&self, of: &Configuration) -> Result<(), String> {
+    fn fits(&self, of: &Configuration) -> Result<(), StreamError> {
         if of.vm() != Some(self.vm) || of.name() != Some(&self.name) {
-            return Err("another domain is sent than was asked for".into());
+            return Err(StreamError::AnotherDomain);
         }
-        of.movable().map(drop)
+        of.movable()?;
+        Ok(())
     }
 }
 
@@ -144,7 +151,7 @@ pub fn recover(hypervisor: &Hypervisor) -> Option<String> {
     }
     let said = match settle(hypervisor, &job) {
         Ok(domid) => format!("domain {} is at its new place as domain {domid}", job.name),
-        Err(why) if why.is_empty() => format!("domain {} is where it was, and goes on", job.name),
+        Err(why) if why.is_nothing() => format!("domain {} is where it was, and goes on", job.name),
         Err(why) => format!("domain {} is where it was: {why}", job.name),
     };
     files::end();
@@ -155,17 +162,17 @@ pub fn recover(hypervisor: &Hypervisor) -> Option<String> {
 ///
 /// # Errors
 /// When it could not begin.
-pub fn carry_out() -> Result<(), String> {
+pub fn carry_out() -> Result<(), MoveError> {
     let job = Job::of_environment()?;
     // Not to be reached by a signal to the agent's group or terminal.
     let _ = rustix::process::setsid();
-    let lock = files::lock(files::MOVING)?.ok_or("another domain is on its way")?;
-    let hypervisor = Hypervisor::open(std::path::Path::new("/")).map_err(|error| error.to_string())?;
+    let lock = files::lock(files::MOVING)?.ok_or(MoveError::Busy)?;
+    let hypervisor = Hypervisor::open(std::path::Path::new("/"))?;
     files::begin(&job)?;
     let ended = carried_out(&hypervisor, &job);
     files::end();
     drop(lock);
-    let text = serde_json::to_string(&ended).map_err(|error| error.to_string())?;
+    let text = serde_json::to_string(&ended).map_err(MoveError::system)?;
     // The agent may be gone.
     use std::io::Write as _;
     let _ = writeln!(std::io::stdout(), "{text}");
@@ -181,9 +188,9 @@ fn carried_out(hypervisor: &Hypervisor, job: &Job) -> Ended {
     };
     watch.look(hypervisor, job);
     let (arrived, mut why) = match (settled, copied) {
-        (Ok(domid), copied) => (Some(domid), copied.err()),
-        (Err(why), Ok(())) => (None, Some(why)),
-        (Err(also), Err(why)) if also.is_empty() => (None, Some(why)),
+        (Ok(domid), copied) => (Some(domid), copied.err().map(|why| why.to_string())),
+        (Err(why), Ok(())) => (None, Some(why.to_string())),
+        (Err(also), Err(why)) if also.is_nothing() => (None, Some(why.to_string())),
         (Err(also), Err(why)) => (None, Some(format!("{why}; {also}"))),
     };
     let stays =
@@ -201,15 +208,15 @@ fn carried_out(hypervisor: &Hypervisor, job: &Job) -> Ended {
 }
 
 /// Has `xl` create a second one of the domain. `Ok` if the new one is complete.
-fn copy(hypervisor: &Hypervisor, job: &Job, watch: &mut Watch) -> Result<(), String> {
-    let mover = std::env::current_exe().map_err(|error| error.to_string())?;
+fn copy(hypervisor: &Hypervisor, job: &Job, watch: &mut Watch) -> Result<(), MoveError> {
+    let mover = std::env::current_exe().map_err(MoveError::system)?;
     let said = files::for_what_is_said()?;
     let domid = job.domid.to_string();
     let (program, arguments): (_, &[&str]) = match job.still {
         true => ("sh", &["-c", STILL]),
         false => ("xl", &["migrate", "-s", "", &domid, LIVE]),
     };
-    let shared = said.try_clone().map_err(|error| error.to_string())?;
+    let shared = said.try_clone().map_err(MoveError::system)?;
     let mut command = Command::new(program);
     command
         .args(arguments)
@@ -220,14 +227,14 @@ fn copy(hypervisor: &Hypervisor, job: &Job, watch: &mut Watch) -> Result<(), Str
         .stderr(said);
     let mut child = command
         .spawn()
-        .map_err(|error| format!("xl cannot be started: {error}"))?;
+        .map_err(|error| MoveError::NotStarted(error.to_string()))?;
     loop {
         watch.look(hypervisor, job);
         match child.try_wait() {
             Ok(Some(status)) if status.success() => return Ok(()),
-            Ok(Some(_)) => return Err(files::what_was_said()),
+            Ok(Some(_)) => return Err(MoveError::Said(files::what_was_said())),
             Ok(None) => std::thread::sleep(LOOK_EVERY),
-            Err(error) => return Err(error.to_string()),
+            Err(error) => return Err(MoveError::system(error)),
         }
     }
 }
@@ -277,12 +284,12 @@ fn both<'a>(all: &'a [Listed], job: &Job) -> (Option<&'a Listed>, Option<&'a Lis
 }
 
 /// The new one of a paused domain is complete: from now on it has the name.
-fn hand_over(hypervisor: &Hypervisor, job: &Job) -> Result<(), String> {
-    let all = hypervisor.domains().map_err(|error| error.to_string())?;
+fn hand_over(hypervisor: &Hypervisor, job: &Job) -> Result<(), MoveError> {
+    let all = hypervisor.domains()?;
     let (_, new) = both(&all, job);
-    let new = new.ok_or("the new one has ended")?;
+    let new = new.ok_or(MoveError::NewEnded)?;
     xl(&["rename", &job.domid.to_string(), &format!("{}{LEFT}", job.name)])?;
-    xl(&["rename", &new.domid.to_string(), &job.name])
+    Ok(xl(&["rename", &new.domid.to_string(), &job.name])?)
 }
 
 /// Leaves only one of a domain, however far the move got: the one with its name, with its operator's settings. Until the new
@@ -291,8 +298,8 @@ fn hand_over(hypervisor: &Hypervisor, job: &Job) -> Result<(), String> {
 ///
 /// # Errors
 /// When the domain is where it was, or has ended; with what could not be restored, if anything.
-pub fn settle(hypervisor: &Hypervisor, job: &Job) -> Result<u32, String> {
-    let all = hypervisor.domains().map_err(|error| error.to_string())?;
+pub fn settle(hypervisor: &Hypervisor, job: &Job) -> Result<u32, MoveError> {
+    let all = hypervisor.domains()?;
     let (old, new) = both(&all, job);
     let named = |of: Option<&Listed>| of.map_or(Ok(None), |of| name(hypervisor, of.domid));
     let (old_is, new_is) = (named(old)?, named(new)?);
@@ -302,19 +309,19 @@ pub fn settle(hypervisor: &Hypervisor, job: &Job) -> Result<u32, String> {
             stay(hypervisor, job, new)
         }
         (Some(old), new) => {
-            let mut failed = Vec::new();
+            let mut failed: Vec<MoveError> = Vec::new();
             // One without a name was just being built.
             if let Some(new) = new.filter(|_| new_is.is_none_or(|name| name.ends_with(INCOMING))) {
-                failed.extend(destroy(new.domid).err());
+                failed.extend(destroy(new.domid).err().map(MoveError::from));
             }
             let number = old.domid.to_string();
             if old_is.is_some_and(|name| name.ends_with(LEFT)) {
-                failed.extend(xl(&["rename", &number, &job.name]).err());
+                failed.extend(xl(&["rename", &number, &job.name]).err().map(MoveError::from));
             }
             // `xl` resumes it itself, unless it was killed too.
             if old.is_suspended && !goes_on(hypervisor, job.domid, RESUMED_MAX) {
                 let resumed = hypervisor.resume(job.domid);
-                failed.extend(resumed.err().map(|why| format!("it is suspended: {why}")));
+                failed.extend(resumed.err().map(MoveError::Suspended));
             }
             let is_paused = hypervisor
                 .domain(job.domid)
@@ -322,9 +329,9 @@ pub fn settle(hypervisor: &Hypervisor, job: &Job) -> Result<u32, String> {
                 .flatten()
                 .is_some_and(|of| of.is_paused);
             if job.still && is_paused {
-                failed.extend(xl(&["unpause", &number]).err());
+                failed.extend(xl(&["unpause", &number]).err().map(MoveError::from));
             }
-            Err(failed.join("; "))
+            Err(MoveError::Stays(failed))
         }
         (None, Some(new)) => {
             if new_is.is_some_and(|name| name != job.name) {
@@ -332,12 +339,12 @@ pub fn settle(hypervisor: &Hypervisor, job: &Job) -> Result<u32, String> {
             }
             stay(hypervisor, job, new)
         }
-        (None, None) => Err("it has ended".into()),
+        (None, None) => Err(MoveError::Ended),
     }
 }
 
 /// Keeps the new one as the domain, and lets it run.
-fn stay(hypervisor: &Hypervisor, job: &Job, new: &Listed) -> Result<u32, String> {
+fn stay(hypervisor: &Hypervisor, job: &Job, new: &Listed) -> Result<u32, MoveError> {
     let failed = as_it_was(hypervisor, job, new.domid);
     if new.is_paused {
         xl(&["unpause", &new.domid.to_string()])?;
@@ -346,15 +353,13 @@ fn stay(hypervisor: &Hypervisor, job: &Job, new: &Listed) -> Result<u32, String>
 }
 
 /// A domain's name; `None` if it has none yet.
-fn name(hypervisor: &Hypervisor, domid: u32) -> Result<Option<String>, String> {
+fn name(hypervisor: &Hypervisor, domid: u32) -> Result<Option<String>, MoveError> {
     let (mut store, begun) = (hypervisor.store(), Instant::now());
     loop {
         match store.read(vec![format!("/local/domain/{domid}/name")]) {
             Ok(mut names) => return Ok(names.pop().flatten()),
             Err(why) if begun.elapsed() > NAMES_MAX => {
-                return Err(format!(
-                    "xenstored does not tell which of two domains is it ({why}): both are left as they are"
-                ));
+                return Err(MoveError::Unnamed(why));
             }
             Err(_) => std::thread::sleep(LOOK_EVERY),
         }
@@ -374,23 +379,23 @@ fn goes_on(hypervisor: &Hypervisor, domid: u32, limit: Duration) -> bool {
 }
 
 /// Gives the new one the operator's settings of the old one.
-fn as_it_was(hypervisor: &Hypervisor, job: &Job, domid: u32) -> Result<(), String> {
+fn as_it_was(hypervisor: &Hypervisor, job: &Job, domid: u32) -> Result<(), MoveError> {
     for (index, cpus) in &job.hard {
-        let pinned = hypervisor.pin(domid, *index, cpus);
-        pinned.map_err(|error| error.to_string())?;
+        hypervisor.pin(domid, *index, cpus)?;
     }
     for (index, cpus) in &job.soft {
-        let set = hypervisor.prefer(domid, *index, cpus);
-        set.map_err(|error| error.to_string())?;
+        hypervisor.prefer(domid, *index, cpus)?;
     }
-    files::change(domid, job.vm, |of| of.set_nodemap(job.nodemap.clone()))
+    Ok(files::change(domid, job.vm, |of| {
+        of.set_nodemap(job.nodemap.clone())
+    })?)
 }
 
-fn destroy(domid: u32) -> Result<(), String> {
+fn destroy(domid: u32) -> Result<(), XlError> {
     xl(&["destroy", &domid.to_string()])
 }
 
 /// Runs a command of `xl` that copies nothing.
-fn xl(arguments: &[&str]) -> Result<(), String> {
+fn xl(arguments: &[&str]) -> Result<(), XlError> {
     xl::run(arguments, COMMAND_MAX)
 }

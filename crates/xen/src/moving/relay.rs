@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::devices::{self, Device};
+use super::error::{StreamError, Unmovable};
 use super::stream::{self, Follower, HEAD_BYTES};
 use super::{Job, files};
 use crate::library::Store;
@@ -24,13 +25,15 @@ const SAY_EVERY: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// Why it failed: the domain then stays where it is.
-pub fn relay() -> Result<(), String> {
+pub fn relay() -> Result<(), StreamError> {
     let job = Job::of_environment()?;
-    let _copying = files::lock(files::COPYING)?.ok_or("another domain is being copied")?;
+    let _copying = files::lock(files::COPYING)?.ok_or(StreamError::Busy)?;
     let is_over = Arc::new(AtomicBool::new(false));
     end_in_time(&job, Arc::clone(&is_over));
-    let input = rustix::io::dup(rustix::stdio::stdin()).map_err(|error| error.to_string())?;
-    let output = rustix::io::dup(rustix::stdio::stdout()).map_err(|error| error.to_string())?;
+    let input =
+        rustix::io::dup(rustix::stdio::stdin()).map_err(|error| StreamError::System(error.to_string()))?;
+    let output =
+        rustix::io::dup(rustix::stdio::stdout()).map_err(|error| StreamError::System(error.to_string()))?;
     let mut store = Asking::start(Source::of(Store::load()?));
     copied(
         &job,
@@ -63,10 +66,10 @@ fn copied(
     (input, output): (&mut dyn Read, &mut dyn Write),
     is_over: &AtomicBool,
     say: &mut dyn FnMut(u64),
-    attached: &mut dyn FnMut() -> Result<Vec<Device>, String>,
-) -> Result<(), String> {
-    let read = |error: std::io::Error| format!("the output of xl cannot be read: {error}");
-    let write = |error: std::io::Error| format!("the receiver of the domain has gone: {error}");
+    attached: &mut dyn FnMut() -> Result<Vec<Device>, Unmovable>,
+) -> Result<(), StreamError> {
+    let read = |error: std::io::Error| StreamError::Read(error.to_string());
+    let write = |error: std::io::Error| StreamError::Write(error.to_string());
     let mut head = [0; HEAD_BYTES];
     input.read_exact(&mut head).map_err(read)?;
     let mut data = vec![0; stream::configuration_bytes(&head)?];
@@ -91,11 +94,11 @@ fn copied(
         follower.take(chunk)?;
         if follower.is_over() && !was_over {
             if attached()? != devices {
-                return Err("a device was attached or detached meanwhile".into());
+                return Err(StreamError::DevicesChanged);
             }
             // The same holds if time was up before it.
             if is_over.swap(true, Ordering::SeqCst) {
-                return Err("its time is over".into());
+                return Err(StreamError::Late);
             }
         }
         output.write_all(chunk).map_err(write)?;
@@ -106,7 +109,7 @@ fn copied(
     }
     match follower.is_over() {
         true => Ok(()),
-        false => Err("xl ended in the midst of the domain".into()),
+        false => Err(StreamError::CutOff),
     }
 }
 
@@ -138,7 +141,7 @@ mod tests {
         [head(data.len() as u32).to_vec(), data, sent(), b"talk".to_vec()].concat()
     }
 
-    fn relayed(job: &Job, input: &[u8], is_over: bool) -> (Result<(), String>, Vec<u8>, u64) {
+    fn relayed(job: &Job, input: &[u8], is_over: bool) -> (Result<(), StreamError>, Vec<u8>, u64) {
         relayed_with(job, input, is_over, &mut || Ok(Vec::new()))
     }
 
@@ -146,8 +149,8 @@ mod tests {
         job: &Job,
         input: &[u8],
         is_over: bool,
-        attached: &mut dyn FnMut() -> Result<Vec<Device>, String>,
-    ) -> (Result<(), String>, Vec<u8>, u64) {
+        attached: &mut dyn FnMut() -> Result<Vec<Device>, Unmovable>,
+    ) -> (Result<(), StreamError>, Vec<u8>, u64) {
         let (mut output, mut pages) = (Vec::new(), 0);
         let (is_over, mut say) = (AtomicBool::new(is_over), |count| pages = count);
         let result = copied(job, (&mut &*input, &mut output), &is_over, &mut say, attached);
@@ -179,7 +182,7 @@ mod tests {
         let all = whole();
         let end = sent().len() + b"talk".len();
         let (result, output, _) = relayed(&job("pvh", false), &all, true);
-        assert!(result.unwrap_err().contains("time") && output.len() <= all.len());
+        assert!(result.unwrap_err().to_string().contains("time") && output.len() <= all.len());
         assert_eq!(
             configuration_of(&output).1,
             b"",
@@ -190,7 +193,7 @@ mod tests {
             assert!(result.is_err(), "{kept}");
         }
         let (result, output, _) = relayed(&job("other", false), &all, false);
-        assert!(result.unwrap_err().contains("another domain") && output.is_empty());
+        assert!(result.unwrap_err().to_string().contains("another domain") && output.is_empty());
     }
 
     #[test]
@@ -199,15 +202,17 @@ mod tests {
         let mut attached = [vec![disk()], Vec::new()].into_iter();
         let mut attached = || Ok(attached.next().unwrap_or_default());
         let (result, output, _) = relayed_with(&job("pvh", false), &whole(), false, &mut attached);
-        assert!(result.unwrap_err().contains("detached") && configuration_of(&output).1.is_empty());
+        assert!(
+            result.unwrap_err().to_string().contains("detached") && configuration_of(&output).1.is_empty()
+        );
         let mut attached = || Ok(vec![disk()]);
         assert_eq!(
             relayed_with(&job("pvh", false), &whole(), false, &mut attached).0,
             Ok(())
         );
-        let mut refused = || Err("it has a device `vfb`".to_owned());
+        let mut refused = || Err(Unmovable::Device("vfb".to_owned()));
         let (result, output, _) = relayed_with(&job("pvh", false), &whole(), false, &mut refused);
-        assert!(result.unwrap_err().contains("vfb") && output.is_empty());
+        assert!(result.unwrap_err().to_string().contains("vfb") && output.is_empty());
     }
 
     #[test]

@@ -11,6 +11,7 @@
 //! that it has the expected form. Anything unknown is an error, and `xl` then lets the domain run on where it is.
 
 use super::configuration::{BYTES_MAX, Configuration};
+use super::error::StreamError;
 
 /// Start of the header.
 const MAGIC: &[u8; 32] = b"Xen saved domain, xl format\n \0 \r";
@@ -39,22 +40,22 @@ const PAGE_BYTES: u32 = 4096;
 ///
 /// # Errors
 /// When it is no such header, or of an unknown kind.
-pub fn configuration_bytes(head: &[u8; HEAD_BYTES]) -> Result<usize, String> {
+pub fn configuration_bytes(head: &[u8; HEAD_BYTES]) -> Result<usize, StreamError> {
     let (magic, words) = head.split_at(MAGIC.len());
     if magic != MAGIC {
-        return Err("this is not what xl writes".into());
+        return Err(StreamError::NotXl);
     }
     let word = |at: usize| little(words, 4 * at);
     if word(0) != ORDER {
-        return Err("its bytes are in another order than this machine's".into());
+        return Err(StreamError::Order);
     }
     if word(1) != MUST {
-        return Err(format!("flags {:#x} are not those of Xen 4.17", word(1)));
+        return Err(StreamError::Flags(word(1)));
     }
     let bytes = word(3) as usize;
     match (4..=BYTES_MAX).contains(&bytes) {
         true => Ok(bytes),
-        false => Err(format!("its configuration is said to have {bytes} bytes")),
+        false => Err(StreamError::ConfigurationBytes(bytes)),
     }
 }
 
@@ -62,12 +63,12 @@ pub fn configuration_bytes(head: &[u8; HEAD_BYTES]) -> Result<usize, String> {
 ///
 /// # Errors
 /// When there is anything else, or it cannot be read.
-pub fn configuration(data: &[u8]) -> Result<Configuration, String> {
+pub fn configuration(data: &[u8]) -> Result<Configuration, StreamError> {
     let text = data.get(4..).unwrap_or_default();
     if data.len() < 4 || little(data, 0) as usize != text.len() {
-        return Err("beside its configuration there is something else".into());
+        return Err(StreamError::SomethingElse);
     }
-    Configuration::read(text).map_err(|why| format!("its configuration cannot be read: {why}"))
+    Configuration::read(text).map_err(StreamError::Configuration)
 }
 
 /// The header with another configuration.
@@ -132,7 +133,7 @@ impl Follower {
     ///
     /// # Errors
     /// When it does not have the expected form.
-    pub fn take(&mut self, mut bytes: &[u8]) -> Result<(), String> {
+    pub fn take(&mut self, mut bytes: &[u8]) -> Result<(), StreamError> {
         while !bytes.is_empty() {
             let wanted = match self.next {
                 Next::Talk => return Ok(()),
@@ -161,10 +162,10 @@ impl Follower {
     }
 
     /// What comes after the held item.
-    fn after(&mut self) -> Result<Next, String> {
-        let begins = |with: &[u8], whose: &str| match self.held.starts_with(with) {
+    fn after(&mut self) -> Result<Next, StreamError> {
+        let begins = |with: &[u8], whose: &'static str| match self.held.starts_with(with) {
             true => Ok(()),
-            false => Err(format!("{whose} begins otherwise than that of Xen 4.17")),
+            false => Err(StreamError::Begins(whose)),
         };
         let is_memory = match self.next {
             Next::Libxl => {
@@ -180,7 +181,7 @@ impl Follower {
         };
         let (kind, bytes) = (little(&self.held, 0), little(&self.held, 4));
         if bytes > RECORD_MAX {
-            return Err(format!("a record is said to have {bytes} bytes"));
+            return Err(StreamError::RecordBytes(bytes));
         }
         if is_memory && kind == PAGES {
             self.pages += u64::from(bytes / PAGE_BYTES);
@@ -250,7 +251,7 @@ pub mod tests {
         let refused = |at: usize, byte: u8| {
             let mut head = head(100);
             head[at] = byte;
-            configuration_bytes(&head).unwrap_err()
+            configuration_bytes(&head).unwrap_err().to_string()
         };
         assert!(refused(5, b'x').contains("not what xl writes"));
         assert!(refused(32, 1).contains("order"));
@@ -260,6 +261,7 @@ pub mod tests {
         assert!(
             configuration(&[9, 0, 0, 0, b'{', b'}'])
                 .unwrap_err()
+                .to_string()
                 .contains("something else")
         );
         assert!(configuration(&[1]).is_err());
@@ -307,7 +309,7 @@ pub mod tests {
         let refused = |at: usize| {
             let mut all = sent();
             all[at] ^= 0xff;
-            Follower::default().take(&all).unwrap_err()
+            Follower::default().take(&all).unwrap_err().to_string()
         };
         assert!(refused(0).contains("libxl"));
         assert!(refused(LIBXL.len() + RECORD_BYTES).contains("libxc"));

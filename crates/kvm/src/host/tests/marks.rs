@@ -63,7 +63,8 @@ fn without_its_journal_an_agent_knows_by_the_mark_what_is_its_own() {
     assert_eq!(seen.vms[0].vcpus[0].quota, Some(quota(3, 30)));
     let vm = &successor.vms[&vm()];
     assert!(
-        vm.has_leases_over(now() + homenode_undo::acting::CARRIED_LEASE),
+        vm.next_lease_end()
+            .is_some_and(|until| until <= now() + homenode_undo::acting::CARRIED_LEASE),
         "it ends"
     );
     let notices = successor.take_notices();
@@ -180,7 +181,7 @@ fn a_vm_that_was_saved_or_came_from_another_host_is_given_back_what_it_had() {
         assert_eq!(pins[&1], cpus("1"), "the operator's");
         assert_eq!(seen.vms[0].settings.pinned_vcpus, [1]);
         assert_eq!(
-            (mark_of(&mut agent), agent.vms[&vm()].limits().count()),
+            (mark_of(&mut agent), agent.vms[&vm()].levers.limits().count()),
             (None, 0)
         );
         let notices = agent.take_notices();

@@ -129,8 +129,10 @@ fn a_quota_of_an_agent_that_died_is_lifted_by_the_guard_or_taken_over_for_a_whil
     );
     let carried = &second.vms[&vm()];
     assert!(
-        !carried.has_leases_over(now())
-            && carried.has_leases_over(now() + homenode_undo::acting::CARRIED_LEASE)
+        carried.next_lease_end().is_none_or(|until| until > now())
+            && carried
+                .next_lease_end()
+                .is_some_and(|until| until <= now() + homenode_undo::acting::CARRIED_LEASE)
     );
     guard_undoes(&mut second, &tree);
     assert_eq!(cpu_max(&tree)[0], "max 100000");
@@ -220,7 +222,7 @@ fn a_dry_run_ends_nothing_that_an_agent_left_in_force() {
     let mut dry = connect(&tree, Acting::DryRun);
     dry.sample().unwrap();
     let vm = &dry.vms[&vm()];
-    assert_eq!(vm.limits().count(), 1, "it is seen");
+    assert_eq!(vm.levers.limits().count(), 1, "it is seen");
     assert_eq!(vm.next_lease_end(), None, "and not ended");
 }
 
@@ -285,7 +287,7 @@ fn a_vm_that_is_moved_to_another_cgroup_leaves_no_quota_in_its_old_one() {
             Some(quota(35, 100)),
             "half of it for each of two"
         );
-        assert_eq!(host.vms[&vm()].limits().count(), 0);
+        assert_eq!(host.vms[&vm()].levers.limits().count(), 0);
         let notices = host.take_notices();
         let of_it = notices
             .iter()

@@ -1,0 +1,211 @@
+//! What the agent can change on a domain. Each lever has a file, with how it is set, lifted with its lease, and undone after
+//! the agent: each change is journalled, done, and read back. A new lever is its file and a line of [`all`]; one that Xen has
+//! not is refused ([`refusal`]), and needs nothing.
+
+mod cap;
+mod home;
+mod memory;
+mod memory_policy;
+mod pages;
+mod vcpus;
+
+use homenode_host::{Act, Failure, Lever, Outcome};
+use homenode_undo::journal::{Entry, Journal, Written};
+use homenode_undo::levers::{HostKind, LeverState};
+use homenode_units::VmId;
+
+use crate::XenHost;
+use crate::changed;
+use crate::error::LeverError;
+use crate::features::{NO_PARTS, NO_TOPOLOGY, NO_TRACKER};
+use crate::hypervisor::{Hypervisor, Listed};
+
+pub use cap::Cap;
+pub use home::{Home, set as set_home};
+pub use memory::{Target, sample as balloon};
+pub use memory_policy::is_possible as memory_policy_is_possible;
+pub use pages::ALL_OR_NONE;
+pub use vcpus::{Pins, pin};
+
+/// Xen hosts, by the types that their levers work on.
+#[derive(Debug)]
+pub enum Xen {}
+
+impl HostKind for Xen {
+    type Context = XenHost;
+    type Vm = VmId;
+    type After<'a> = After<'a>;
+    type Error = LeverError;
+    type UndoError = LeverError;
+
+    fn levers<'a>(host: &'a mut XenHost, vm: &'a mut VmId) -> &'a mut Levers {
+        host.levers.entry(*vm).or_insert_with(|| of_domain(None))
+    }
+}
+
+/// The levers of a domain.
+pub type Levers = homenode_undo::levers::Levers<Xen>;
+
+/// A domain whose agent has ended, or where an agent undoes its own changes.
+pub struct After<'a> {
+    pub hypervisor: &'a Hypervisor,
+    pub journal: &'a mut Journal,
+    pub entry: &'a Entry,
+    /// The domain; `None` once that run has ended.
+    pub domain: Option<Listed>,
+}
+
+/// Every lever, in the order in which they are undone.
+pub fn all(entry: Option<&Entry>) -> Vec<Box<dyn LeverState<Xen>>> {
+    vec![
+        vcpus::state(entry),
+        home::state(entry),
+        cap::state(entry),
+        memory::state(entry),
+        pages::state(entry),
+        memory_policy::state(entry),
+    ]
+}
+
+/// The levers of a domain, from an earlier agent's journal entry.
+pub fn of_domain(entry: Option<&Entry>) -> Levers {
+    Levers::new(all(entry), true)
+}
+
+/// Keys of what places a domain: while one has an entry, the domain's former state is known.
+pub const PLACING: [&str; 2] = [Pins::KEY, Home::KEY];
+
+/// Whether an entry has this key.
+fn has<T: Written>(entry: Option<&Entry>) -> Vec<&'static str> {
+    let has = entry.is_some_and(|entry| entry.has(&[T::KEY]));
+    has.then_some(T::KEY).into_iter().collect()
+}
+
+/// Why Xen does not carry out an act on a lever that it has not. Nothing of the agent's is in force there.
+fn refusal(act: &Act) -> Result<Outcome, Failure> {
+    match act {
+        Act::Lift { .. } => Ok(Outcome::Done),
+        Act::Watch { .. } => Err(Failure::NoTracker {
+            why: NO_TRACKER.to_owned(),
+        }),
+        Act::PublishTopology { .. } => Err(Failure::NoTopologyDevice {
+            why: NO_TOPOLOGY.to_owned(),
+        }),
+        Act::Limit { .. } => Err(failed(act, NO_PARTS)),
+        _ => Err(failed(act, "Xen has no such lever")),
+    }
+}
+
+/// The error of an act.
+pub fn failed(act: &Act, cause: &str) -> Failure {
+    let levers = all(None);
+    let lever = levers.iter().find(|state| state.lever() == act.lever());
+    Failure::Host {
+        what: lever
+            .map_or("changing something", |state| state.what(act))
+            .to_owned(),
+        cause: cause.to_owned(),
+    }
+}
+
+impl XenHost {
+    /// Carries out an act on a domain.
+    pub(crate) fn pull(&mut self, mut vm: VmId, act: &Act) -> Result<Outcome, Failure> {
+        let done = Levers::act(self, &mut vm, act);
+        self.forget_unleased(vm);
+        match done {
+            None => refusal(act),
+            Some(done) => done.map_err(|error| match error {
+                LeverError::Refused(failure) => failure,
+                error => failed(act, &error.to_string()),
+            }),
+        }
+    }
+
+    /// Forgets the levers of a domain if none has a lease: all else is in the journal.
+    pub(crate) fn forget_unleased(&mut self, vm: VmId) {
+        if self
+            .levers
+            .get(&vm)
+            .is_some_and(|levers| levers.next_lease_end().is_none())
+        {
+            self.levers.remove(&vm);
+        }
+    }
+
+    /// Lifts the limits of a domain.
+    pub(crate) fn lift_limits_of(&mut self, mut vm: VmId) -> Result<(), LeverError> {
+        let levers = all(None).into_iter().map(|state| state.lever());
+        for lever in levers.filter(|lever| lever.is_leased()) {
+            Levers::act(self, &mut vm, &Act::Lift { lever }).transpose()?;
+        }
+        self.forget_unleased(vm);
+        Ok(())
+    }
+
+    /// Undoes the changes to some of a domain's levers.
+    fn undo(&mut self, vm: VmId, is_meant: impl Fn(Lever) -> bool) -> Result<(), LeverError> {
+        match &mut self.journal {
+            Some(journal) => changed::undo(&self.hypervisor, journal, vm, is_meant),
+            None => Ok(()),
+        }
+    }
+
+    /// Journals a domain's state before it is touched: for the first time, or again if nothing of the agent's is in force;
+    /// and what others have set since.
+    fn begin(&mut self, vm: VmId) -> Result<(), LeverError> {
+        let (Some(domain), Some(journal)) = (self.domains.get(&vm), &mut self.journal) else {
+            return Ok(());
+        };
+        if journal.entry(vm).is_some_and(|entry| entry.run != domain.run) {
+            changed::settle(&self.hypervisor, journal, vm)?;
+            if journal.entry(vm).is_some() {
+                return Err(LeverError::BeingBuilt);
+            }
+        }
+        if journal.entry(vm).is_some_and(|entry| entry.has(&PLACING)) {
+            self.look_at_pins(vm)?;
+            return self.take_in_others(vm);
+        }
+        let (run, before) = (domain.run.clone(), self.before(domain)?);
+        let Some(journal) = &mut self.journal else {
+            return Ok(());
+        };
+        if journal.entry(vm).is_some_and(|entry| entry.before == before) {
+            return Ok(());
+        }
+        Ok(journal.begin(run, before)?)
+    }
+
+    fn domid(&self, vm: VmId) -> u32 {
+        // No domain has this number: a call on it fails.
+        self.domains
+            .get(&vm)
+            .map_or(u32::MAX, |domain| domain.run.runtime_id)
+    }
+
+    /// Reads where its vCPUs may run, just before a change: the agent may have pinned them since the last look.
+    fn look_at_pins(&mut self, vm: VmId) -> Result<(), LeverError> {
+        let Some(domain) = self.domains.get_mut(&vm) else {
+            return Ok(());
+        };
+        for (index, vcpu) in &mut domain.vcpus {
+            vcpu.affinity = self.hypervisor.affinity(domain.run.runtime_id, *index)?;
+        }
+        Ok(())
+    }
+
+    /// Reads a journal entry of this run of a domain.
+    fn written<T: Written>(&self, vm: VmId) -> Result<Option<T>, LeverError> {
+        let run = self.domains.get(&vm).map(|domain| &domain.run);
+        let entry = run.and_then(|run| self.entry_of(run));
+        entry.map_or(Ok(None), changed::read)
+    }
+
+    fn write<T: Written>(&mut self, vm: VmId, entry: &T) -> Result<(), LeverError> {
+        match &mut self.journal {
+            Some(journal) => Ok(journal.set(vm, entry)?),
+            None => Ok(()),
+        }
+    }
+}

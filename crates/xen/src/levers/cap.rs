@@ -1,0 +1,117 @@
+//! How long a domain may run: its cap in the credit schedulers, at most its operator's.
+
+use homenode_host::{Act, Lever, Limit, Outcome};
+use homenode_undo::journal::{Entry, Written};
+use homenode_undo::levers::LeverState;
+use homenode_units::VmId;
+use serde::{Deserialize, Serialize};
+
+use super::{After, Xen, has};
+use crate::XenHost;
+use crate::changed::{self, Outlasting, Past, newest};
+use crate::domain::cap_of;
+use crate::error::LeverError;
+use crate::hypervisor::{Hypervisor, Listed};
+
+/// The operator's cap, and caps that it may have been left with, the newest first; percent of a CPU, 0 for none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cap {
+    /// The operator's.
+    pub before: u16,
+    /// The agent's.
+    pub ours: Vec<u16>,
+}
+
+impl Written for Cap {
+    const KEY: &'static str = "xen-cap";
+}
+
+impl Outlasting for Cap {
+    fn give_back(&self, hypervisor: &Hypervisor, of: &Listed) -> Result<bool, LeverError> {
+        let pool = hypervisor.pool(of.pool)?;
+        // In a pool without caps: it was moved there, and lost its cap.
+        let has_ours = pool.has_caps() && self.ours.contains(&hypervisor.cap(of.domid, &pool)?);
+        if has_ours {
+            hypervisor.set_cap(of.domid, &pool, self.before)?;
+        }
+        Ok(has_ours)
+    }
+
+    fn put(self, past: &mut Past) {
+        past.cap = Some(self);
+    }
+}
+
+struct OfDomain(Vec<&'static str>);
+
+pub(super) fn state(entry: Option<&Entry>) -> Box<dyn LeverState<Xen>> {
+    Box::new(OfDomain(has::<Cap>(entry)))
+}
+
+impl LeverState<Xen> for OfDomain {
+    fn lever(&self) -> Lever {
+        Lever::CpuQuota
+    }
+
+    fn what(&self, _act: &Act) -> &'static str {
+        "setting the cap"
+    }
+
+    fn set(&mut self, host: &mut XenHost, vm: &mut VmId, act: &Act) -> Result<Outcome, LeverError> {
+        let Act::Limit {
+            limit: Limit::CpuQuota(quota),
+            ..
+        } = *act
+        else {
+            return Ok(Outcome::Done);
+        };
+        let vm = *vm;
+        // First of all: its cap may be one that an earlier run of it left.
+        host.begin(vm)?;
+        let domain = host.domains.get(&vm).ok_or(LeverError::Ended)?;
+        let (domid, pool) = (domain.run.runtime_id, domain.pool.clone());
+        let written: Option<Cap> = host.written(vm)?;
+        let now = host.hypervisor.cap(domid, &pool)?;
+        let before = match &written {
+            Some(cap) if cap.ours.contains(&now) => cap.before,
+            // Another program's: that is the one to restore.
+            _ => now,
+        };
+        // An operator's cap lower than the request stays in force.
+        let wanted = match (cap_of(quota, domain.vcpus.len()), before) {
+            (0, before) | (before, 0) => before,
+            (ours, before) => ours.min(before),
+        };
+        let is_ours = written.as_ref().is_some_and(|cap| cap.ours.contains(&now));
+        if now == wanted && is_ours {
+            return Ok(Outcome::Renewed);
+        }
+        let mut cap = written.unwrap_or(Cap {
+            before,
+            ours: Vec::new(),
+        });
+        cap.before = before;
+        newest(&mut cap.ours, wanted);
+        host.write(vm, &cap)?;
+        host.hypervisor.set_cap(domid, &pool, wanted)?;
+        match host.hypervisor.cap(domid, &pool)? {
+            seen if seen == wanted => {
+                let ours = vec![wanted];
+                host.write(vm, &Cap { before, ours }).map(|()| Outcome::Done)
+            }
+            seen => Err(LeverError::Cap { seen, wanted }),
+        }
+    }
+
+    fn lift(&mut self, host: &mut XenHost, vm: &mut VmId) -> Result<(), LeverError> {
+        host.undo(*vm, |lever| lever == Lever::CpuQuota)
+    }
+
+    fn journalled(&self) -> Vec<&'static str> {
+        self.0.clone()
+    }
+
+    fn undo(&self, after: &mut After<'_>) -> Result<(), LeverError> {
+        changed::lift::<Cap>(after.hypervisor, after.journal, after.entry)
+    }
+}

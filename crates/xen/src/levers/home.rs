@@ -1,0 +1,86 @@
+//! A domain's home: the nodes that its memory comes from. Leaving it unpins vCPUs too.
+
+use homenode_host::{Act, Lever, Outcome};
+use homenode_undo::journal::{Entry, Written};
+use homenode_undo::levers::LeverState;
+use homenode_units::{NodeSet, VmId};
+use serde::{Deserialize, Serialize};
+
+use super::{After, Xen, has};
+use crate::XenHost;
+use crate::changed::{newest, read};
+use crate::error::LeverError;
+
+/// Nodes that a domain's memory may have been set to come from, the newest first. If
+/// [`Before`](homenode_undo::journal::Before) names no nodes, the domain's memory came from the nodes of its CPUs, and does
+/// so again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Home(pub Vec<NodeSet>);
+
+impl Written for Home {
+    const KEY: &'static str = "xen-home";
+}
+
+struct OfDomain(Vec<&'static str>);
+
+pub(super) fn state(entry: Option<&Entry>) -> Box<dyn LeverState<Xen>> {
+    Box::new(OfDomain(has::<Home>(entry)))
+}
+
+impl LeverState<Xen> for OfDomain {
+    fn lever(&self) -> Lever {
+        Lever::Home
+    }
+
+    fn what(&self, _act: &Act) -> &'static str {
+        "setting the home"
+    }
+
+    fn set(&mut self, host: &mut XenHost, vm: &mut VmId, act: &Act) -> Result<Outcome, LeverError> {
+        match act {
+            Act::SetHome { nodes } => set(host, *vm, nodes),
+            _ => Ok(Outcome::Done),
+        }
+    }
+
+    fn lift(&mut self, host: &mut XenHost, vm: &mut VmId) -> Result<(), LeverError> {
+        host.undo(*vm, |lever| !lever.is_leased())
+    }
+
+    fn journalled(&self) -> Vec<&'static str> {
+        self.0.clone()
+    }
+
+    fn undo(&self, after: &mut After<'_>) -> Result<(), LeverError> {
+        let Some(domain) = after.domain else { return Ok(()) };
+        let ours = read::<Home>(after.entry)?.map_or_else(Vec::new, |home| home.0);
+        if !ours.contains(&after.hypervisor.node_affinity(domain.domid)?) {
+            return Ok(());
+        }
+        Ok(match &after.entry.before.nodes {
+            Some(before) => after.hypervisor.set_node_affinity(domain.domid, before),
+            None => after.hypervisor.follow_cpus(domain.domid),
+        }?)
+    }
+}
+
+/// Sets the nodes that a domain's memory comes from.
+///
+/// # Errors
+/// What failed; the journal lists what may be in force.
+pub fn set(host: &mut XenHost, vm: VmId, nodes: &NodeSet) -> Result<Outcome, LeverError> {
+    host.begin(vm)?;
+    let mut home: Home = host.written(vm)?.unwrap_or_default();
+    newest(&mut home.0, nodes.clone());
+    host.write(vm, &home)?;
+    let domid = host.domid(vm);
+    host.hypervisor.set_node_affinity(domid, nodes)?;
+    let seen = host.hypervisor.node_affinity(domid)?;
+    match seen == *nodes {
+        true => host.write(vm, &Home(vec![nodes.clone()])).map(|()| Outcome::Done),
+        false => Err(LeverError::Nodes {
+            seen,
+            wanted: nodes.clone(),
+        }),
+    }
+}
