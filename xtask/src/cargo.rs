@@ -1,5 +1,6 @@
 //! Runs cargo as a child process, and reads its metadata of the workspace.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -52,6 +53,9 @@ pub struct Package {
     pub manifest_path: PathBuf,
     /// Dependencies of all kinds.
     pub dependencies: Vec<Dependency>,
+    /// Its own features, and those that each enables.
+    #[serde(default)]
+    pub features: BTreeMap<String, Vec<String>>,
 }
 
 /// A dependency of a package.
@@ -61,6 +65,9 @@ pub struct Dependency {
     pub name: String,
     /// The kind; `None` for a normal dependency.
     pub kind: Option<DependencyKind>,
+    /// The features that are asked of it.
+    #[serde(default)]
+    pub features: Vec<String>,
 }
 
 /// Kinds of dependencies outside of the code that ships.

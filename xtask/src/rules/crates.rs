@@ -376,6 +376,38 @@ pub(super) fn crate_direction(workspace: &Workspace) -> Vec<Finding> {
     findings
 }
 
+/// Features with code for tests, which must not ship.
+const TEST_FEATURES: [&str; 1] = ["testing"];
+
+/// Finds features for tests that are asked of a crate outside of dev-dependencies, or enabled by a feature that ships.
+pub(super) fn test_features(workspace: &Workspace) -> Vec<Finding> {
+    let is_for_tests = |feature: &String| {
+        let name = feature
+            .rsplit_once('/')
+            .map_or(feature.as_str(), |(_, name)| name);
+        TEST_FEATURES.contains(&name)
+    };
+    let mut findings = Vec::new();
+    for member in &workspace.members {
+        let dependencies = member.package.dependencies.iter();
+        let shipped = dependencies.filter(|d| d.kind != Some(DependencyKind::Dev));
+        for dependency in shipped.filter(|d| d.features.iter().any(is_for_tests)) {
+            let message = format!(
+                "'{}' is asked for its feature for tests: name that under [dev-dependencies] only",
+                dependency.name
+            );
+            findings.push(in_manifest(workspace, member, &dependency.name, message));
+        }
+        let features = member.package.features.iter();
+        let enabling = features.filter(|(name, all)| !is_for_tests(name) && all.iter().any(is_for_tests));
+        for (name, _) in enabling {
+            let message = format!("the feature '{name}' ships, and enables one for tests");
+            findings.push(in_manifest(workspace, member, name, message));
+        }
+    }
+    findings
+}
+
 /// Checks that each crate has this line, without which no lints apply.
 pub(super) fn workspace_lints(workspace: &Workspace) -> Vec<Finding> {
     let lacks = |file: &&SourceFile| !file.text.contains("[lints]\nworkspace = true");
@@ -470,6 +502,8 @@ pub(super) fn in_manifest(workspace: &Workspace, member: &Member, begin: &str, m
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::cargo::{Dependency, Package};
 
@@ -483,6 +517,7 @@ pub(super) mod tests {
             .map(|&(name, kind)| Dependency {
                 name: name.to_owned(),
                 kind,
+                features: Vec::new(),
             })
             .collect();
         let manifest_path = format!("{directory}/Cargo.toml").into();
@@ -492,6 +527,7 @@ pub(super) mod tests {
                 name: name.to_owned(),
                 manifest_path,
                 dependencies,
+                features: BTreeMap::new(),
             },
         }
     }
@@ -520,6 +556,35 @@ pub(super) mod tests {
         assert_eq!(
             places(crate_direction(&workspace)),
             ["crates/host/Cargo.toml", "crates/policy/Cargo.toml"]
+        );
+    }
+
+    #[test]
+    fn test_features_finds_one_outside_of_dev_dependencies() {
+        let dev = Some(DependencyKind::Dev);
+        let asking = |directory: &str, kind| {
+            let mut member = member(directory, "homenode-kvm", &[("homenode-kernel", kind)]);
+            member.package.dependencies[0].features = vec!["testing".to_owned()];
+            member
+        };
+        let enabling = |directory: &str, name: &str| {
+            let mut member = member(directory, "homenode-undo", &[]);
+            let enabled = vec!["homenode-kernel/testing".to_owned()];
+            member.package.features.insert(name.to_owned(), enabled);
+            member
+        };
+        let workspace = Workspace {
+            members: vec![
+                asking("tests", dev),
+                asking("ships", None),
+                enabling("for-tests", "testing"),
+                enabling("by-default", "default"),
+            ],
+            ..Workspace::default()
+        };
+        assert_eq!(
+            places(test_features(&workspace)),
+            ["ships/Cargo.toml", "by-default/Cargo.toml"]
         );
     }
 

@@ -122,6 +122,12 @@ const RULES: [Rule; 20] = [
         limit: Limit::None,
     },
     Rule {
+        name: "test-features",
+        about: "cargo features with code for tests are named under dev-dependencies only",
+        check: crates::test_features,
+        limit: Limit::None,
+    },
+    Rule {
         name: "workspace-lints",
         about: "every crate takes the workspace's lints",
         check: crates::workspace_lints,

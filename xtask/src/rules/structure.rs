@@ -6,7 +6,7 @@ use super::Finding;
 use super::tree::{SourceFile, Workspace};
 
 /// Crates that carry out the policies' requests: each has one place for it.
-const HOSTS: [&str; 2] = ["crates/kvm/src/", "crates/twin/src/"];
+const HOSTS: [&str; 3] = ["crates/kvm/src/", "crates/twin/src/", "crates/xen/src/"];
 /// Where a host carries out requests for a VM.
 const LEVERS: &str = "levers";
 
