@@ -6,19 +6,59 @@
 //! and its balloon's target again. So they are lifted from any domain that has the UUID; if there is none at that moment,
 //! they are remembered until there is ([`Past`]).
 
-use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
 
-use homenode_host::Lever;
-use homenode_undo::Undone;
 use homenode_undo::journal::{self, Entry, Journal, Run, Written};
-use homenode_units::VmId;
+use homenode_units::{CpuSet, NodeSet, VmId};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{CallError, LeverError, XenError};
+use crate::balloon::target_of;
+use crate::error::{CallError, LeverError};
 use crate::hypervisor::{Hypervisor, Listed};
-use crate::levers::{self, After, Cap, Target};
-use crate::trace;
+
+/// CPUs that each vCPU may have been left pinned to, the newest first: several if an agent ended while it changed them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pins(pub BTreeMap<u16, Vec<CpuSet>>);
+
+impl Written for Pins {
+    const KEY: &'static str = "xen-vcpus";
+}
+
+/// Nodes that a domain's memory may have been set to come from, the newest first. If
+/// [`journal::Before`] names no nodes, the domain's memory came from the nodes of its CPUs, and does
+/// so again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Home(pub Vec<NodeSet>);
+
+impl Written for Home {
+    const KEY: &'static str = "xen-home";
+}
+
+/// The operator's cap, and caps that it may have been left with, the newest first; percent of a CPU, 0 for none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cap {
+    /// The operator's.
+    pub before: u16,
+    /// The agent's.
+    pub ours: Vec<u16>,
+}
+
+impl Written for Cap {
+    const KEY: &'static str = "xen-cap";
+}
+
+/// The operator's target, and targets that it may have been left with, the newest first; KiB.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Target {
+    /// The operator's.
+    pub before: u64,
+    /// The agent's.
+    pub ours: Vec<u64>,
+}
+
+impl Written for Target {
+    const KEY: &'static str = "xen-memory";
+}
 
 /// Limits of ended runs: of a domain that was saved, or that is about to boot again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,6 +82,37 @@ pub trait Outlasting: Written {
     fn give_back(&self, hypervisor: &Hypervisor, of: &Listed) -> Result<bool, LeverError>;
     /// Puts it among the limits of ended runs.
     fn put(self, past: &mut Past);
+}
+
+impl Outlasting for Cap {
+    fn give_back(&self, hypervisor: &Hypervisor, of: &Listed) -> Result<bool, LeverError> {
+        let pool = hypervisor.pool(of.pool)?;
+        // In a pool without caps: it was moved there, and lost its cap.
+        let has_ours = pool.has_caps() && self.ours.contains(&hypervisor.cap(of.domid, &pool)?);
+        if has_ours {
+            hypervisor.set_cap(of.domid, &pool, self.before)?;
+        }
+        Ok(has_ours)
+    }
+
+    fn put(self, past: &mut Past) {
+        past.cap = Some(self);
+    }
+}
+
+impl Outlasting for Target {
+    fn give_back(&self, hypervisor: &Hypervisor, of: &Listed) -> Result<bool, LeverError> {
+        let now = target_of(&mut hypervisor.store(), of.domid)?;
+        if !now.is_some_and(|now| self.ours.contains(&now)) {
+            return Ok(false);
+        }
+        hypervisor.set_memory(of.domid, self.before)?;
+        Ok(true)
+    }
+
+    fn put(self, past: &mut Past) {
+        past.memory = Some(self);
+    }
 }
 
 /// Most domains that ended with a limit and are remembered.
@@ -68,64 +139,15 @@ pub fn alive(hypervisor: &Hypervisor, run: &Run) -> Result<Option<Listed>, CallE
     Ok(found.filter(is_it))
 }
 
-/// Whether limits of the agent's are in force.
-pub fn has_limits(entry: &Entry) -> bool {
-    let levers = levers::all(Some(entry));
-    let mut limits = levers.iter().filter(|state| state.lever().is_leased());
-    limits.any(|state| !state.journalled().is_empty())
-}
-
 /// Reads a journal entry; an error if it is there and cannot be read.
 ///
 /// # Errors
 /// [`LeverError::Unreadable`].
 pub fn read<T: Written>(entry: &Entry) -> Result<Option<T>, LeverError> {
     match entry.get() {
-        None if entry.has(&[T::KEY]) => Err(unreadable(T::KEY)),
+        None if entry.has(&[T::KEY]) => Err(LeverError::unreadable(T::KEY)),
         read => Ok(read),
     }
-}
-
-fn unreadable(key: &str) -> LeverError {
-    LeverError::Unreadable { key: key.to_owned() }
-}
-
-/// Undoes a domain's journalled changes on some levers, and strikes them out. Also `Ok` if that run of it has ended.
-///
-/// # Errors
-/// What could not be undone; that stays in the journal.
-pub fn undo(
-    hypervisor: &Hypervisor,
-    journal: &mut Journal,
-    vm: VmId,
-    is_meant: impl Fn(Lever) -> bool,
-) -> Result<(), LeverError> {
-    let Some(entry) = journal.entry(vm).cloned() else {
-        return Ok(());
-    };
-    let domain = alive(hypervisor, &entry.run)?;
-    let mut failures = Vec::new();
-    for state in levers::all(Some(&entry)) {
-        let keys = state.journalled();
-        if keys.is_empty() || !is_meant(state.lever()) {
-            continue;
-        }
-        let done = state.undo(&mut After {
-            hypervisor,
-            journal: &mut *journal,
-            entry: &entry,
-            domain,
-        });
-        match done {
-            Ok(()) => journal.clear(vm, &keys),
-            // The domain may have ended meanwhile. Its limits outlive it.
-            Err(_) if !state.lever().is_leased() && matches!(alive(hypervisor, &entry.run), Ok(None)) => {
-                journal.clear(vm, &keys);
-            }
-            Err(error) => failures.push(error),
-        }
-    }
-    LeverError::joined(failures)
 }
 
 /// Restores the operator's limit on all domains with the UUID that have one of ours. If none has the UUID at that moment, or
@@ -237,86 +259,4 @@ pub fn settle(hypervisor: &Hypervisor, journal: &mut Journal, vm: VmId) -> Resul
 /// Combines the results of both.
 fn all_done(done: [Result<(), LeverError>; 2]) -> Result<(), LeverError> {
     LeverError::joined(done.into_iter().filter_map(Result::err).collect())
-}
-
-/// Undoes everything in the journal.
-pub fn undo_all(hypervisor: &Hypervisor, journal: &mut Journal) -> Undone {
-    let mut undone = Undone::default();
-    let all: Vec<(VmId, Entry)> = journal
-        .entries()
-        .iter()
-        .map(|(vm, entry)| (*vm, entry.clone()))
-        .collect();
-    for (vm, entry) in all {
-        let was_in_force = entry.is_in_force();
-        if !was_in_force && !entry.has(&[Past::KEY]) {
-            continue;
-        }
-        let run_is_over = matches!(alive(hypervisor, &entry.run), Ok(None));
-        let done = match run_is_over {
-            true => settle(hypervisor, journal, vm),
-            false => undo(hypervisor, journal, vm, |_| true).and_then(|()| {
-                let key = journal
-                    .entry(vm)
-                    .and_then(|left| left.keys().find(|key| *key != Past::KEY));
-                key.map_or(Ok(()), |key| Err(unreadable(key)))
-            }),
-        };
-        match done {
-            Ok(()) if was_in_force => undone.vms.push(vm),
-            Ok(()) => {}
-            Err(cause) => undone.failures.push(format!(
-                "domain {} could not be restored: {cause}",
-                entry.run.name
-            )),
-        }
-    }
-    undone
-}
-
-/// What an ended agent left behind, for its guard to undo.
-#[derive(Debug)]
-pub struct Leftovers {
-    root: PathBuf,
-    hypervisor: Option<Hypervisor>,
-}
-
-impl Leftovers {
-    /// What an agent of this host left behind; opens the hypervisor only when needed.
-    pub fn new(root: &Path) -> Leftovers {
-        Leftovers {
-            root: root.to_owned(),
-            hypervisor: None,
-        }
-    }
-
-    /// Undoes everything in the journal. Failures are worth a retry.
-    pub fn undo(&mut self, journal: &mut Journal) -> Undone {
-        let opened = match self.hypervisor.take() {
-            Some(hypervisor) => Ok(hypervisor),
-            None => Hypervisor::open(&self.root),
-        };
-        match opened {
-            Ok(hypervisor) => {
-                if let Some(said) = crate::moving::recover(&hypervisor) {
-                    // A guard has no other place to report it.
-                    let _ = writeln!(std::io::stderr(), "{said}");
-                }
-                let mut undone = undo_all(&hypervisor, journal);
-                undone.failures.extend(
-                    trace::stop_leftover(&hypervisor, &self.root)
-                        .err()
-                        .map(|error| error.to_string()),
-                );
-                self.hypervisor = Some(hypervisor);
-                undone
-            }
-            // Rebooted without Xen: no domain is left to restore.
-            Err(XenError::NotDom0 { .. }) => Undone::default(),
-            Err(error) => Undone {
-                vms: Vec::new(),
-                failures: vec![error.to_string()],
-            },
-        }
-    }
 }

@@ -9,9 +9,9 @@ use homenode_units::{CpuSet, Ns, VmId};
 use homenode_vm_settings::OperatorSettings;
 use homenode_vm_settings::file::{self, FileError, Whose};
 
+use crate::changed::{Cap, Pins};
 use crate::error::CallError;
 use crate::hypervisor::{Hypervisor, Listed, Pool, Vcpu};
-use crate::levers::{Cap, Pins};
 
 /// How long a vCPU waited since tracing began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -76,10 +76,8 @@ impl CallError {
 /// Why a domain cannot be resumed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResumeError {
-    /// No library.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// A call failed.
     #[error(transparent)]
     Call(#[from] CallError),
 }
@@ -87,13 +85,10 @@ pub enum ResumeError {
 /// Why xenstore was not read or written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// It was asked, and there is no answer.
     #[error("it does not answer")]
     Silent,
-    /// The thread has ended.
     #[error("the thread that asks it has ended")]
     NotAsked,
-    /// A call failed.
     #[error(transparent)]
     Call(#[from] CallError),
 }
@@ -106,78 +101,48 @@ pub struct NoTarget(pub StoreError);
 /// Why something on a domain is not set, or not restored.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LeverError {
-    /// Xen does not do it.
     #[error("{0:?}")]
     Refused(Failure),
-    /// A call failed.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// The journal cannot be written.
     #[error(transparent)]
     Journal(#[from] JournalError),
-    /// The journal has an entry that cannot be read.
     #[error(
         "what the journal has under {key} cannot be read: another version of homenode wrote it, or it is damaged"
     )]
-    Unreadable {
-        /// Its key.
-        key: String,
-    },
-    /// Its balloon's target is not known.
+    Unreadable { key: String },
     #[error(transparent)]
     NoTarget(#[from] NoTarget),
-    /// `xl` has failed.
     #[error(transparent)]
     Xl(#[from] XlError),
-    /// A limit of an earlier run is not settled yet.
     #[error("it is being built, and may be given a cap that an earlier run of it had")]
     BeingBuilt,
-    /// The domain has ended.
     #[error("it has ended")]
     Ended,
-    /// The domain has no balloon.
     #[error("it has no balloon")]
     NoBalloon,
-    /// A pin is not in force.
     #[error("vCPU {index} may run on CPUs {seen}, not on {wanted}")]
     Vcpu {
-        /// The vCPU.
         index: u16,
-        /// CPUs read back.
         seen: CpuSet,
-        /// CPUs set.
         wanted: CpuSet,
     },
-    /// A home is not in force.
     #[error("its memory is to come from nodes {seen}, not from {wanted}")]
-    Nodes {
-        /// Nodes read back.
-        seen: NodeSet,
-        /// Nodes set.
-        wanted: NodeSet,
-    },
-    /// A cap is not in force.
+    Nodes { seen: NodeSet, wanted: NodeSet },
     #[error("its cap is {seen} percent, not {wanted}")]
-    Cap {
-        /// The cap read back, in percent of a CPU.
-        seen: u16,
-        /// The cap set.
-        wanted: u16,
-    },
-    /// A target is not in force.
+    Cap { seen: u16, wanted: u16 },
     #[error("it is to come to {seen} KiB, not to {wanted}")]
-    Memory {
-        /// The target read back, in KiB.
-        seen: u64,
-        /// The target set.
-        wanted: u64,
-    },
-    /// Several failures.
+    Memory { seen: u64, wanted: u64 },
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Several(Vec<LeverError>),
 }
 
 impl LeverError {
+    /// The error of an entry with this key.
+    pub fn unreadable(key: &str) -> LeverError {
+        LeverError::Unreadable { key: key.to_owned() }
+    }
+
     /// All of these, if there are any.
     pub fn joined(failures: Vec<LeverError>) -> Result<(), LeverError> {
         match failures.is_empty() {

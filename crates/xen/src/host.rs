@@ -29,18 +29,18 @@ use homenode_units::{Bytes, CpuId, NodeMap, Ns, Pages, VmId};
 use homenode_vm_settings::{Change, file};
 
 use crate::busy::Busy;
-use crate::changed;
+use crate::changed::{self, Home, Pins};
 use crate::domain::Domain;
 use crate::error::{CallError, XenError};
 use crate::features::{DEBUG_KEY, NO_PAGE_USES, NO_RELEASES, NO_TOPOLOGY};
 use crate::hypervisor::{Hypervisor, Listed, Pool};
-use crate::levers::{self, Home, Levers, Pins};
+use crate::levers::{self, Levers};
 use crate::modelled::{Counted, Model};
 use crate::moving::{INCOMING, LEFT};
 use crate::page_counts::PageCounts;
 use crate::store::Asking;
 use crate::waiting::{Waiting, Waits};
-use crate::{balloon, memory, place};
+use crate::{balloon, leftovers, memory, place};
 use moving::Moves;
 
 /// Xen is not asked to count the pages of a larger domain: it holds a lock meanwhile.
@@ -507,7 +507,7 @@ impl RealHost for XenHost {
         self.levers.clear();
         match &mut self.journal {
             Some(journal) => {
-                let undone = changed::undo_all(&self.hypervisor, journal);
+                let undone = leftovers::undo_all(&self.hypervisor, journal);
                 self.right.note_undone(&undone);
                 undone
             }
@@ -522,9 +522,9 @@ impl RealHost for XenHost {
         let limited = journal
             .entries()
             .iter()
-            .filter(|(_, entry)| changed::has_limits(entry));
+            .filter(|(_, entry)| levers::has_limits(entry));
         let limited: Vec<VmId> = limited.map(|(vm, _)| *vm).collect();
-        let lift = |vm| changed::undo(&self.hypervisor, journal, vm, Lever::is_leased).err();
+        let lift = |vm| levers::undo(&self.hypervisor, journal, vm, Lever::is_leased).err();
         let failures = limited.into_iter().filter_map(lift);
         failures.map(|error| error.to_string()).collect()
     }

@@ -15,17 +15,16 @@ use homenode_undo::levers::{HostKind, LeverState};
 use homenode_units::VmId;
 
 use crate::XenHost;
-use crate::changed;
+use crate::changed::{self, Home, Pins};
 use crate::error::LeverError;
 use crate::features::{NO_PARTS, NO_TOPOLOGY, NO_TRACKER};
 use crate::hypervisor::{Hypervisor, Listed};
 
-pub use cap::Cap;
-pub use home::{Home, set as set_home};
-pub use memory::{Target, sample as balloon};
+pub use home::set as set_home;
+pub use memory::sample as balloon;
 pub use memory_policy::is_possible as memory_policy_is_possible;
 pub use pages::ALL_OR_NONE;
-pub use vcpus::{Pins, pin};
+pub use vcpus::pin;
 
 /// Xen hosts, by the types that their levers work on.
 #[derive(Debug)]
@@ -108,6 +107,54 @@ pub fn failed(act: &Act, cause: &str) -> Failure {
     }
 }
 
+/// Whether limits of the agent's are in force.
+pub fn has_limits(entry: &Entry) -> bool {
+    let levers = all(Some(entry));
+    let mut limits = levers.iter().filter(|state| state.lever().is_leased());
+    limits.any(|state| !state.journalled().is_empty())
+}
+
+/// Undoes a domain's journalled changes on some levers, and strikes them out. Also `Ok` if that run of it has ended.
+///
+/// # Errors
+/// What could not be undone; that stays in the journal.
+pub fn undo(
+    hypervisor: &Hypervisor,
+    journal: &mut Journal,
+    vm: VmId,
+    is_meant: impl Fn(Lever) -> bool,
+) -> Result<(), LeverError> {
+    let Some(entry) = journal.entry(vm).cloned() else {
+        return Ok(());
+    };
+    let domain = changed::alive(hypervisor, &entry.run)?;
+    let mut failures = Vec::new();
+    for state in all(Some(&entry)) {
+        let keys = state.journalled();
+        if keys.is_empty() || !is_meant(state.lever()) {
+            continue;
+        }
+        let done = state.undo(&mut After {
+            hypervisor,
+            journal: &mut *journal,
+            entry: &entry,
+            domain,
+        });
+        match done {
+            Ok(()) => journal.clear(vm, &keys),
+            // The domain may have ended meanwhile. Its limits outlive it.
+            Err(_)
+                if !state.lever().is_leased()
+                    && matches!(changed::alive(hypervisor, &entry.run), Ok(None)) =>
+            {
+                journal.clear(vm, &keys);
+            }
+            Err(error) => failures.push(error),
+        }
+    }
+    LeverError::joined(failures)
+}
+
 impl XenHost {
     /// Carries out an act on a domain.
     pub(crate) fn pull(&mut self, mut vm: VmId, act: &Act) -> Result<Outcome, Failure> {
@@ -146,7 +193,7 @@ impl XenHost {
     /// Undoes the changes to some of a domain's levers.
     fn undo(&mut self, vm: VmId, is_meant: impl Fn(Lever) -> bool) -> Result<(), LeverError> {
         match &mut self.journal {
-            Some(journal) => changed::undo(&self.hypervisor, journal, vm, is_meant),
+            Some(journal) => undo(&self.hypervisor, journal, vm, is_meant),
             None => Ok(()),
         }
     }

@@ -19,7 +19,8 @@
 //! | `balloon` | xenstore: targets of balloons |
 //! | `xl` | `xl`: its short commands |
 //! | `busy` | none of its own: busy time of CPUs, from how long they were idle |
-//! | `changed` | none of its own: how to undo the agent's changes |
+//! | `changed` | none of its own: the agent's changes, as journalled, and limits that outlast a run |
+//! | `leftovers` | none of its own: undoes what an ended agent left |
 //! | `domain` | none of its own: a domain, as the agent knows it |
 //! | `levers` | what the agent can change on a domain, a file per lever |
 //! | `host` | none of its own: the contract |
@@ -41,6 +42,7 @@ mod error;
 mod features;
 mod host;
 mod hypervisor;
+mod leftovers;
 mod levers;
 mod library;
 pub mod memory;
@@ -57,9 +59,9 @@ mod trace;
 mod waiting;
 mod xl;
 
-pub use changed::Leftovers;
 pub use dom0::is_dom0;
 pub use error::XenError;
 pub use features::features;
 pub use host::XenHost;
+pub use leftovers::Leftovers;
 pub use moving::{MoveError, StreamError, carry_out, relay};

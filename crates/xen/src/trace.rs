@@ -59,41 +59,21 @@ pub struct Told {
 /// Why Xen cannot be traced, or a trace cannot be stopped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TraceError {
-    /// Another program reads the trace.
     #[error("another program traces Xen; end it, and start the agent again")]
     Taken,
-    /// Trace buffers are there that no agent of this boot has made.
     #[error(
         "another program has made Xen's trace buffers, and may trace into them; if none does, say so with `echo {boot} > {}`",
         mark.display()
     )]
-    Buffers {
-        /// Identifies this boot.
-        boot: u64,
-        /// The file that marks buffers as an agent's.
-        mark: PathBuf,
-    },
-    /// The state directory cannot be used.
+    Buffers { boot: u64, mark: PathBuf },
     #[error(transparent)]
     State(#[from] StateError),
-    /// A call failed.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// `xentrace` does not run.
     #[error("xentrace cannot be started: {cause}")]
-    NotStarted {
-        /// The system's error.
-        cause: String,
-    },
-    /// Xen's device of events cannot be used.
+    NotStarted { cause: String },
     #[error("{}: {cause}", path.display())]
-    Events {
-        /// The device.
-        path: PathBuf,
-        /// The system's error.
-        cause: String,
-    },
-    /// No thread.
+    Events { path: PathBuf, cause: String },
     #[error("{0}")]
     System(String),
 }

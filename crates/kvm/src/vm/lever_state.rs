@@ -37,33 +37,22 @@ pub(crate) type Levers = homenode_undo::levers::Levers<Kvm>;
 /// Why something of an ended agent's could not be undone.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum UndoError {
-    /// Steps of it failed, or what is in force cannot be read.
     #[error("{}", join(.0))]
     Steps(Vec<Step>),
-    /// The manager does not know the VM.
     #[error("its QEMU runs and is not listed where VMs are asked for")]
     NotListed,
-    /// The manager did not answer.
     #[error("{0}")]
     Call(String),
-    /// DAMON could not be ended.
     #[error(transparent)]
     Tracker(#[from] TrackerError),
-    /// Its resctrl group could not be removed.
     #[error(transparent)]
     Confine(#[from] ConfineError),
-    /// The journal has an entry that cannot be read.
     #[error(
         "what the journal has under {key} cannot be read: another version of homenode wrote it, or it is damaged"
     )]
-    Unreadable {
-        /// Its key.
-        key: String,
-    },
-    /// Its mark could not be updated.
+    Unreadable { key: String },
     #[error("its mark: {0}")]
     Mark(String),
-    /// Several levers could not be undone.
     #[error("{}", join(.0))]
     Several(Vec<UndoError>),
 }
@@ -71,22 +60,10 @@ pub(crate) enum UndoError {
 /// A step of undoing a lever that failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Step {
-    /// The host refused it.
     #[error("{what}: {cause}")]
-    Failed {
-        /// What is set.
-        what: String,
-        /// The host's message.
-        cause: String,
-    },
-    /// It may be the agent's or the operator's, and is read again later.
+    Failed { what: String, cause: String },
     #[error("{what} cannot be read: {cause}")]
-    Unknown {
-        /// What is read.
-        what: &'static str,
-        /// The error.
-        cause: String,
-    },
+    Unknown { what: &'static str, cause: String },
 }
 
 fn join(all: &[impl ToString]) -> String {

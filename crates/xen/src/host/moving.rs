@@ -11,10 +11,11 @@ use homenode_undo::scope;
 use homenode_units::{Bytes, CpuSet, NodeId, NodeSet, Ns, Pages, VmId};
 
 use super::XenHost;
+use crate::changed::{Home, Pins};
 use crate::domain::Domain;
 use crate::features::NO_MOVES;
 use crate::hypervisor::Hypervisor;
-use crate::levers::{self, ALL_OR_NONE, Home, Pins};
+use crate::levers::{self, ALL_OR_NONE};
 use crate::moving::configuration::Kind;
 use crate::moving::error::{MoveError, Unmovable};
 use crate::moving::{self, Ended, JOB, Job, devices, files};

@@ -5,10 +5,10 @@ use homenode_undo::journal::{Before, Journal, JournalError, Run, Written};
 use homenode_units::{CpuSet, NodeSet, VmId};
 
 use super::XenHost;
-use crate::changed;
+use crate::changed::{self, Home, Pins};
 use crate::domain::Domain;
 use crate::error::{CallError, LeverError};
-use crate::levers::{Home, PLACING, Pins};
+use crate::levers::PLACING;
 
 impl XenHost {
     /// Settles journal entries of ended runs.

@@ -3,7 +3,8 @@ use homenode_undo::journal::Written;
 use serde::{Deserialize, Serialize};
 
 use super::*;
-use crate::changed::{Past, undo_all};
+use crate::changed::Past;
+use crate::leftovers::undo_all;
 use crate::stand_in::{Dom, StandIn};
 
 const VM: VmId = VmId(7);
@@ -295,7 +296,7 @@ macro_rules! foreign {
     };
 }
 foreign!(ForeignPins as Pins::KEY);
-foreign!(ForeignCap as crate::levers::Cap::KEY);
+foreign!(ForeignCap as crate::changed::Cap::KEY);
 foreign!(Unknown as "xen-of-later");
 
 #[test]

@@ -1,46 +1,15 @@
 //! How long a domain may run: its cap in the credit schedulers, at most its operator's.
 
 use homenode_host::{Act, Lever, Limit, Outcome};
-use homenode_undo::journal::{Entry, Written};
+use homenode_undo::journal::Entry;
 use homenode_undo::levers::LeverState;
 use homenode_units::VmId;
-use serde::{Deserialize, Serialize};
 
 use super::{After, Xen, has};
 use crate::XenHost;
-use crate::changed::{self, Outlasting, Past, newest};
+use crate::changed::{self, Cap, newest};
 use crate::domain::cap_of;
 use crate::error::LeverError;
-use crate::hypervisor::{Hypervisor, Listed};
-
-/// The operator's cap, and caps that it may have been left with, the newest first; percent of a CPU, 0 for none.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cap {
-    /// The operator's.
-    pub before: u16,
-    /// The agent's.
-    pub ours: Vec<u16>,
-}
-
-impl Written for Cap {
-    const KEY: &'static str = "xen-cap";
-}
-
-impl Outlasting for Cap {
-    fn give_back(&self, hypervisor: &Hypervisor, of: &Listed) -> Result<bool, LeverError> {
-        let pool = hypervisor.pool(of.pool)?;
-        // In a pool without caps: it was moved there, and lost its cap.
-        let has_ours = pool.has_caps() && self.ours.contains(&hypervisor.cap(of.domid, &pool)?);
-        if has_ours {
-            hypervisor.set_cap(of.domid, &pool, self.before)?;
-        }
-        Ok(has_ours)
-    }
-
-    fn put(self, past: &mut Past) {
-        past.cap = Some(self);
-    }
-}
 
 struct OfDomain(Vec<&'static str>);
 

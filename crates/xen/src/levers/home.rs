@@ -1,25 +1,14 @@
 //! A domain's home: the nodes that its memory comes from. Leaving it unpins vCPUs too.
 
 use homenode_host::{Act, Lever, Outcome};
-use homenode_undo::journal::{Entry, Written};
+use homenode_undo::journal::Entry;
 use homenode_undo::levers::LeverState;
 use homenode_units::{NodeSet, VmId};
-use serde::{Deserialize, Serialize};
 
 use super::{After, Xen, has};
 use crate::XenHost;
-use crate::changed::{newest, read};
+use crate::changed::{Home, newest, read};
 use crate::error::LeverError;
-
-/// Nodes that a domain's memory may have been set to come from, the newest first. If
-/// [`Before`](homenode_undo::journal::Before) names no nodes, the domain's memory came from the nodes of its CPUs, and does
-/// so again.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Home(pub Vec<NodeSet>);
-
-impl Written for Home {
-    const KEY: &'static str = "xen-home";
-}
 
 struct OfDomain(Vec<&'static str>);
 

@@ -5,48 +5,18 @@
 //! rest. A target that is not the agent's is its operator's, and is not touched.
 
 use homenode_host::{Act, Balloon, Lever, Limit, Outcome};
-use homenode_undo::journal::{Entry, Written};
+use homenode_undo::journal::Entry;
 use homenode_undo::levers::LeverState;
 use homenode_units::{Bytes, Pages, VmId};
-use serde::{Deserialize, Serialize};
 
 use super::{After, Xen, has};
 use crate::XenHost;
 use crate::balloon::target_of;
-use crate::changed::{self, Outlasting, Past, newest};
+use crate::changed::{self, Target, newest};
 use crate::error::LeverError;
-use crate::hypervisor::{Hypervisor, Listed};
 
 /// Xenstore's unit of memory.
 const KIB: u64 = 1024;
-
-/// The operator's target, and targets that it may have been left with, the newest first; KiB.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Target {
-    /// The operator's.
-    pub before: u64,
-    /// The agent's.
-    pub ours: Vec<u64>,
-}
-
-impl Written for Target {
-    const KEY: &'static str = "xen-memory";
-}
-
-impl Outlasting for Target {
-    fn give_back(&self, hypervisor: &Hypervisor, of: &Listed) -> Result<bool, LeverError> {
-        let now = target_of(&mut hypervisor.store(), of.domid)?;
-        if !now.is_some_and(|now| self.ours.contains(&now)) {
-            return Ok(false);
-        }
-        hypervisor.set_memory(of.domid, self.before)?;
-        Ok(true)
-    }
-
-    fn put(self, past: &mut Past) {
-        past.memory = Some(self);
-    }
-}
 
 /// The balloon for a sample, for a domain with this target and this many pages.
 pub fn sample(target: u64, pages: u64, entry: Option<&Entry>) -> Balloon {

@@ -1,25 +1,14 @@
 //! Where vCPUs may run: their hard affinity, read back from the hypervisor.
 
-use std::collections::BTreeMap;
-
 use homenode_host::{Act, Lever, Outcome};
-use homenode_undo::journal::{Entry, Written};
+use homenode_undo::journal::Entry;
 use homenode_undo::levers::LeverState;
 use homenode_units::{CpuSet, VmId};
-use serde::{Deserialize, Serialize};
 
 use super::{After, Xen, has};
 use crate::XenHost;
-use crate::changed::{newest, read};
+use crate::changed::{Pins, newest, read};
 use crate::error::{CallError, LeverError};
-
-/// CPUs that each vCPU may have been left pinned to, the newest first: several if an agent ended while it changed them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pins(pub BTreeMap<u16, Vec<CpuSet>>);
-
-impl Written for Pins {
-    const KEY: &'static str = "xen-vcpus";
-}
 
 struct OfDomain(Vec<&'static str>);
 
