@@ -36,7 +36,7 @@ pub enum XenError {
         "Xen's library cannot be used ({0}). Install Xen's tools (Debian: `apt install xen-utils`); Homenode knows those of Xen {versions}",
         versions = library::versions()
     )]
-    NoLibrary(#[from] LoadError),
+    NoLibrary(LoadError),
     /// The hypervisor does not permit it.
     #[error("Xen's hypervisor cannot be asked: {cause}. Run as root in dom0, with xenstored running")]
     NotPermitted {

@@ -153,8 +153,8 @@ impl Hypervisor {
     /// Each is a sentence with its remedy.
     pub fn open(root: &Path) -> Result<Hypervisor, XenError> {
         dom0::check(root)?;
-        let control = Control::load()?;
-        let store = Store::load()?;
+        let control = Control::load().map_err(XenError::NoLibrary)?;
+        let store = Store::load().map_err(XenError::NoLibrary)?;
         // SAFETY: no loggers except the library's own, which write to standard error.
         let handle = unsafe { (control.xc_interface_open)(null_mut(), null_mut(), 0) };
         let handle = NonNull::new(handle).ok_or_else(|| XenError::NotPermitted {

@@ -10,7 +10,7 @@ use crate::xl::XlError;
 /// Why a configuration cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigurationError {
-    #[error("it has {bytes} bytes, more than {BYTES_MAX}")]
+    #[error("it has {bytes} bytes, more than {}", BYTES_MAX)]
     TooLong { bytes: usize },
     #[error("{0}")]
     NoJson(String),
