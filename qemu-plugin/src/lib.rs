@@ -21,6 +21,7 @@
 #![allow(unsafe_code)] // a C interface; each use says why it is sound
 #![allow(clippy::print_stderr)] // QEMU's users read complaints there
 
+mod complaint;
 mod options;
 mod pages;
 mod per_vcpu;
@@ -37,7 +38,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use homenode_meter::profile::{Config, Profile, Vcpu};
 use homenode_tracking::filter::Use;
 
-use crate::options::{Complaint, Options, What};
+use crate::complaint::Complaint;
+use crate::options::{Options, What};
 use crate::per_vcpu::PerVcpu;
 use crate::qemu::{Id, Info, MemInfo, Tb};
 

@@ -10,10 +10,8 @@ use homenode_meter::profile::Config;
 use homenode_tracking::paging::{self, Mode, Start, TablePages};
 use homenode_tracking::tlb::{CORES, core};
 
+use crate::complaint::Complaint;
 use crate::pages::PagesOptions;
-
-/// What is wrong with the arguments, or kept the plugin from beginning: printed once, by QEMU's entry point.
-pub type Complaint = Box<dyn std::error::Error>;
 
 /// The parsed options.
 pub struct Options {

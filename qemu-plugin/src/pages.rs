@@ -37,7 +37,7 @@ use homenode_formats::page_log::{self, Header, Kept, Marks, Window};
 use homenode_meter::page_model::{Config, Cpu, Machine};
 use homenode_tracking::tlb::Access;
 
-use crate::options::Complaint;
+use crate::complaint::Complaint;
 use crate::per_vcpu::PerVcpu;
 use crate::qemu::{self, Id, Insn, MemInfo, Tb};
 

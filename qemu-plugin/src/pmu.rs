@@ -29,7 +29,8 @@ use homenode_meter::pmu::{self, Cpu, Pmu};
 use homenode_meter::profile::Config;
 use homenode_tracking::cache::{Replacement, Shape};
 
-use crate::options::{Complaint, PmuOptions};
+use crate::complaint::Complaint;
+use crate::options::PmuOptions;
 use crate::per_vcpu::PerVcpu;
 use crate::qemu::{self, Id, MemInfo, Tb};
 use crate::{translated, wanted};

@@ -9,7 +9,7 @@ use homenode_units::Candidates;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::vary::Open;
+use crate::vary::{Open, name};
 
 /// The published claims and the tables they refer to, as committed.
 pub const CLAIMS: &str = include_str!("../../../data/published/claims.toml");
@@ -120,13 +120,6 @@ impl Kind {
     pub fn name(self) -> String {
         name(&self)
     }
-}
-
-/// Returns the name of a variant without data in tables and files.
-pub(crate) fn name(variant: &impl Serialize) -> String {
-    let name = serde_json::to_value(variant).ok();
-    name.and_then(|name| name.as_str().map(str::to_owned))
-        .unwrap_or_default()
 }
 
 /// What a value depends on most, so where to look first for the cause of a difference.

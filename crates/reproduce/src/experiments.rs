@@ -1,6 +1,5 @@
 //! The experiments that come with the program: files of `data/experiments`.
 
-use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use crate::design::Design;
@@ -10,22 +9,6 @@ macro_rules! files {
     ($($folder:literal: $($name:literal),*;)*) => {
         &[$($((concat!($folder, $name), include_str!(concat!("../../../data/experiments/", $folder, $name, ".toml"))),)*)*]
     };
-}
-
-/// Bases shared by several experiments.
-const BASES: &[(&str, &str)] = files! {
-    "": "flip", "kyoto", "policies", "tavo", "xpv";
-    "kyoto/": "colocation";
-    "page-logs/": "costs";
-    "policies/": "advisor", "controllers";
-    "tavo/": "suites";
-};
-
-/// Returns the path and text of a base. Experiments name it without its folder.
-pub fn base(name: &str) -> Option<(PathBuf, String)> {
-    let is = |path: &str| path.rsplit('/').next() == Some(name);
-    let (path, text) = BASES.iter().find(|(path, _)| is(path))?;
-    Some((format!("data/experiments/{path}.toml").into(), (*text).to_owned()))
 }
 
 /// Experiments, with their text.

@@ -12,6 +12,7 @@
 //! - A verdict follows from the rules in `claims.toml` alone: [`verdict`] is their only implementation.
 //! - What is no finished run is left out with a note: a cache is trusted for its format only.
 
+mod bases;
 mod cache;
 pub mod claims;
 mod decide;

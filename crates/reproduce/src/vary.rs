@@ -64,8 +64,15 @@ pub enum Input {
 impl Input {
     /// Returns the input's name in files.
     pub fn name(self) -> String {
-        crate::claims::name(&self)
+        name(&self)
     }
+}
+
+/// Returns the name of a variant without data in tables and files.
+pub(crate) fn name(variant: &impl Serialize) -> String {
+    let name = serde_json::to_value(variant).ok();
+    name.and_then(|name| name.as_str().map(str::to_owned))
+        .unwrap_or_default()
 }
 
 /// An input that a publication leaves open: of runs, or a value of the experiment's file.

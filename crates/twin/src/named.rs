@@ -46,12 +46,12 @@ pub fn is_workload(text: &str) -> bool {
 ///
 /// # Errors
 /// A bad file, with the place in it.
-pub fn workload(path: &str) -> Result<Workload, NameError> {
-    Ok(Workload::from_toml(path, &read_text_file(path)?)?)
+pub fn workload(path: &str) -> Result<Workload, WorkloadError> {
+    Workload::from_toml(path, &read_text_file(path)?)
 }
 
 /// Reads the workload file that a scenario at `path` names, next to that scenario; `None` if the name is not a file's.
-pub fn workload_beside(path: &str, named: &str) -> Option<Result<Workload, NameError>> {
+pub fn workload_beside(path: &str, named: &str) -> Option<Result<Workload, WorkloadError>> {
     let path = Path::new(path).with_file_name(named).display().to_string();
     is_file(named).then(|| workload(&path))
 }

@@ -275,14 +275,14 @@ impl<K: HostKind> Levers<K> {
     /// Takes account of what others did since the last look.
     pub fn reconcile(context: &mut K::Context, vm: &mut K::Vm, is_first: bool) {
         Self::for_each(context, vm, |leased, context, vm| {
-            leased.state.reconcile(context, vm, is_first)
+            leased.state.reconcile(context, vm, is_first);
         });
     }
 
     /// Adds what is in force to a sample.
     pub fn tell(context: &mut K::Context, vm: &mut K::Vm, sample: &mut VmSample) {
         Self::for_each(context, vm, |leased, context, vm| {
-            leased.state.tell(context, vm, sample)
+            leased.state.tell(context, vm, sample);
         });
     }
 

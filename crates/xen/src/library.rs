@@ -270,6 +270,6 @@ mod tests {
     #[test]
     fn a_library_that_is_not_there_or_is_another_is_said_to_be() {
         let error = first_of(&[("1", "libdoes-not-exist.so.1")]).unwrap_err();
-        assert!(error.contains("libdoes-not-exist.so.1"), "{error}");
+        assert!(error.to_string().contains("libdoes-not-exist.so.1"), "{error}");
     }
 }

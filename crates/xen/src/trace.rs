@@ -79,6 +79,7 @@ pub enum TraceError {
 }
 
 impl TraceError {
+    #[expect(clippy::needless_pass_by_value, reason = "it stands in map_err")]
     fn system(error: impl ToString) -> TraceError {
         TraceError::System(error.to_string())
     }

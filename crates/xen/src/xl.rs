@@ -146,6 +146,6 @@ mod tests {
     fn what_does_not_end_is_ended() {
         let mut child = Command::new("sleep").arg("100").spawn().unwrap();
         let error = ended(&mut child, Duration::from_millis(60)).unwrap_err();
-        assert!(error.contains("did not end"), "{error}");
+        assert!(error.to_string().contains("did not end"), "{error}");
     }
 }

@@ -48,7 +48,7 @@ enum Limit {
     AtMost(usize),
 }
 
-const RULES: [Rule; 20] = [
+const RULES: [Rule; 21] = [
     Rule {
         name: "line-length",
         about: "lines of Rust have at most 130 columns, string contents and URLs aside",

@@ -28,8 +28,8 @@ use homenode_machine_files::file::{FileError, Source, read_text_file, read_toml}
 use homenode_units::Candidates;
 use serde::Deserialize;
 
+use crate::bases::base;
 use crate::experiment::Decision;
-use crate::experiments::base;
 use crate::models::{MODELS, Model, OF_RUNS, OfRun};
 use crate::run::Run;
 use crate::work::Outcomes;
@@ -241,6 +241,7 @@ impl Design {
         Ok(design)
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "errors are handed over")]
     fn complaint(&self, key: &str, message: impl ToString) -> FileError {
         self.source.complaint(key, message.to_string())
     }

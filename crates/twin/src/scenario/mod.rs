@@ -20,9 +20,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::index::{CpuIxSet, ThreadIx, marked};
-use crate::named::NameError;
 use crate::notation;
-use crate::workload::{self, Rest, Waiting, Workload};
+use crate::workload::{self, Rest, Waiting, Workload, WorkloadError};
 
 pub use backend::{Backend, NextProgram, PoolSpec, Transfer};
 pub use check::TwinError;
@@ -516,7 +515,7 @@ impl Scenario {
     pub fn from_toml_with(
         path: &str,
         text: &str,
-        named: &dyn Fn(&str) -> Option<Result<Workload, NameError>>,
+        named: &dyn Fn(&str) -> Option<Result<Workload, WorkloadError>>,
     ) -> Result<Scenario, TwinError> {
         let mut scenario: Scenario = read_toml(path, text)?;
         // The default of stock hosts.

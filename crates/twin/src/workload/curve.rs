@@ -81,9 +81,9 @@ impl TryFrom<Written> for MissRatioCurve {
             } => Ok(MissRatioCurve::of_points(table)),
             Written { table: Some(_), .. } => Err(CurveError::Both),
             Written { m_inf, c0, k, .. } => Ok(MissRatioCurve::family(
-                m_inf.ok_or_else(|| CurveError::Missing("m_inf"))?,
-                c0.ok_or_else(|| CurveError::Missing("c0"))?,
-                k.ok_or_else(|| CurveError::Missing("k"))?,
+                m_inf.ok_or(CurveError::Missing("m_inf"))?,
+                c0.ok_or(CurveError::Missing("c0"))?,
+                k.ok_or(CurveError::Missing("k"))?,
             )),
         }
     }

@@ -215,7 +215,7 @@ pub fn attached(
             return Err(Unmovable::ServedWith {
                 name: name.clone(),
                 number: number.clone(),
-                key: *key,
+                key,
                 value: said.to_owned(),
                 which: kind.which,
             });

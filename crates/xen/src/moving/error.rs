@@ -123,6 +123,7 @@ pub enum FileError {
 
 impl FileError {
     /// An error of the system on a path.
+    #[expect(clippy::needless_pass_by_value, reason = "it stands in map_err")]
     pub fn at(path: &std::path::Path, error: impl ToString) -> FileError {
         FileError::At {
             path: path.display().to_string(),
@@ -260,6 +261,7 @@ pub enum MoveError {
 
 impl MoveError {
     /// An error of the system.
+    #[expect(clippy::needless_pass_by_value, reason = "it stands in map_err")]
     pub fn system(error: impl ToString) -> MoveError {
         MoveError::System(error.to_string())
     }

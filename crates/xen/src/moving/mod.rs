@@ -387,7 +387,7 @@ fn as_it_was(hypervisor: &Hypervisor, job: &Job, domid: u32) -> Result<(), MoveE
         hypervisor.prefer(domid, *index, cpus)?;
     }
     Ok(files::change(domid, job.vm, |of| {
-        of.set_nodemap(job.nodemap.clone())
+        of.set_nodemap(job.nodemap.clone());
     })?)
 }
 

@@ -54,9 +54,7 @@ pub fn run(
 ) -> anyhow::Result<Vec<(Cell, Vec<Work>)>> {
     let outcomes = sweep::run_all(&cells, contenders, seeds, jobs);
     let pairs = cells.into_iter().zip(outcomes);
-    pairs
-        .map(|(cell, outcome)| Ok((cell, outcome?)))
-        .collect()
+    pairs.map(|(cell, outcome)| Ok((cell, outcome?))).collect()
 }
 
 fn print(

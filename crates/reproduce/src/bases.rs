@@ -1,0 +1,30 @@
+//! Bases shared by several experiments: files of `data/experiments`.
+
+use std::path::PathBuf;
+
+/// Lists files of `data/experiments`: their names and texts.
+macro_rules! files {
+    ($($name:literal),*) => {
+        &[$(($name, include_str!(concat!("../../../data/experiments/", $name, ".toml")))),*]
+    };
+}
+
+const BASES: &[(&str, &str)] = files![
+    "flip",
+    "kyoto",
+    "policies",
+    "tavo",
+    "xpv",
+    "kyoto/colocation",
+    "page-logs/costs",
+    "policies/advisor",
+    "policies/controllers",
+    "tavo/suites"
+];
+
+/// Returns the path and text of a base. Experiments name it without its folder.
+pub fn base(name: &str) -> Option<(PathBuf, String)> {
+    let is = |path: &str| path.rsplit('/').next() == Some(name);
+    let (path, text) = BASES.iter().find(|(path, _)| is(path))?;
+    Some((format!("data/experiments/{path}.toml").into(), (*text).to_owned()))
+}
