@@ -20,8 +20,9 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::claims::{self, Claim, Kind, Number, Values};
+use crate::claims::{Claim, Kind, Number, Values};
 use crate::stats::kendall_tau_of_orders;
+use crate::vary::name;
 
 /// Tolerance as a share of the published number.
 const NUMBER_TOLERANCE: f64 = 0.25;
@@ -55,7 +56,7 @@ pub enum Verdict {
 impl Verdict {
     /// Returns the name used in tables and JSON.
     pub fn name(self) -> String {
-        claims::name(&self)
+        name(&self)
     }
 }
 
