@@ -76,6 +76,7 @@ fuzz_target!(|bytes: &[u8]| {
     for refused in [&near, &far]
         .into_iter()
         .filter_map(|checked| checked.as_ref().err())
+        .map(|error| format!("{error:#}"))
     {
         assert!(
             !refused.is_empty() && refused.len() < 4 * bytes.len() + 1000,
