@@ -183,8 +183,8 @@ impl Step {
     pub fn budget(&self) -> Option<Duration> {
         let minutes = match self {
             Self::Schema | Self::Validate | Self::Decisions(_) | Self::Fuzz(_) => return None,
-            Self::Fmt | Self::Rules | Self::Doc | Self::Http | Self::Integrations | Self::Page => 1,
-            Self::Python | Self::Sweeps | Self::Site => 2,
+            Self::Fmt | Self::Rules | Self::Doc => 1,
+            Self::Http | Self::Integrations | Self::Page | Self::Python | Self::Sweeps | Self::Site => 2,
             Self::Miri => 3,
             Self::Clippy => 4,
             Self::Reproduction(..) => 7,
