@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{anyhow, bail};
+use anyhow::{anyhow, bail, ensure};
 use clap::builder::BoolishValueParser;
 use homenode_agent::managed::Managed;
 use homenode_twin::Scenario;
@@ -111,13 +111,11 @@ impl AgentArgs {
 }
 
 /// Parses the time between pictures.
-pub fn interval(text: &str) -> Result<Ns, String> {
-    let every: Ns = text.parse().map_err(|error| format!("{error}"))?;
+pub fn interval(text: &str) -> anyhow::Result<Ns> {
+    let every: Ns = text.parse()?;
     let range = Ns::from_millis(100)..=Ns::from_secs(3600);
-    match range.contains(&every) {
-        true => Ok(every),
-        false => Err(format!("{every} is out of range: 100ms to 1h")),
-    }
+    ensure!(range.contains(&every), "{every} is out of range: 100ms to 1h");
+    Ok(every)
 }
 
 /// A value to set, or `none` to remove it.

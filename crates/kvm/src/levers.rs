@@ -14,7 +14,7 @@ pub(crate) mod watching;
 use std::path::Path;
 
 use homenode_host::Lever;
-use homenode_undo::journal::{Entry, Journal, Written};
+use homenode_undo::journal::{Entry, Journal, Unreadable, Written};
 use homenode_undo::levers::LeverState;
 use homenode_units::VmId;
 
@@ -116,7 +116,7 @@ fn undo_some(
         }
     }
     let unread = entry.to_undo().filter(|key| !read.contains(key));
-    failures.extend(unread.map(|key| UndoError::Unreadable { key: key.to_owned() }));
+    failures.extend(unread.map(|key| UndoError::from(Unreadable(key.to_owned()))));
     if let Ok(Some(_)) = after.vm() {
         let left = entry.clone().only(|key| !undone.contains(&key));
         if let Err(cause) = mark::leave(after.manager, root, vm, Some(&left)) {

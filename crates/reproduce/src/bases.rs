@@ -2,25 +2,13 @@
 
 use std::path::PathBuf;
 
-/// Lists files of `data/experiments`: their names and texts.
-macro_rules! files {
-    ($($name:literal),*) => {
-        &[$(($name, include_str!(concat!("../../../data/experiments/", $name, ".toml")))),*]
-    };
-}
-
-const BASES: &[(&str, &str)] = files![
-    "flip",
-    "kyoto",
-    "policies",
-    "tavo",
-    "xpv",
-    "kyoto/colocation",
-    "page-logs/costs",
-    "policies/advisor",
-    "policies/controllers",
-    "tavo/suites"
-];
+const BASES: &[(&str, &str)] = files! {
+    "": "flip", "kyoto", "policies", "tavo", "xpv";
+    "kyoto/": "colocation";
+    "page-logs/": "costs";
+    "policies/": "advisor", "controllers";
+    "tavo/": "suites";
+};
 
 /// Returns the path and text of a base. Experiments name it without its folder.
 pub fn base(name: &str) -> Option<(PathBuf, String)> {

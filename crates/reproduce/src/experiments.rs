@@ -4,13 +4,6 @@ use std::sync::LazyLock;
 
 use crate::design::Design;
 
-/// Lists files of `data/experiments` by folder: their names and texts.
-macro_rules! files {
-    ($($folder:literal: $($name:literal),*;)*) => {
-        &[$($((concat!($folder, $name), include_str!(concat!("../../../data/experiments/", $folder, $name, ".toml"))),)*)*]
-    };
-}
-
 /// Experiments, with their text.
 pub const FILES: &[(&str, &str)] = files! {
     "kyoto/": "private-caches", "parallel-and-alternate", "misses-per-tick", "lever", "indicator", "protect",

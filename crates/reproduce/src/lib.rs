@@ -12,6 +12,13 @@
 //! - A verdict follows from the rules in `claims.toml` alone: [`verdict`] is their only implementation.
 //! - What is no finished run is left out with a note: a cache is trusted for its format only.
 
+/// Lists files of `data/experiments` by folder: their names and texts.
+macro_rules! files {
+    ($($folder:literal: $($name:literal),*;)*) => {
+        &[$($((concat!($folder, $name), include_str!(concat!("../../../data/experiments/", $folder, $name, ".toml"))),)*)*]
+    };
+}
+
 mod bases;
 mod cache;
 pub mod claims;

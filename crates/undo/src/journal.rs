@@ -50,6 +50,13 @@ const LIMIT_BYTES: u64 = 256 << 20;
 #[error("{0}; without a journal the agent changes nothing")]
 pub struct JournalError(#[from] pub StateError);
 
+/// What the journal has under this key is no state that a lever reads.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "what the journal has under {0} cannot be read: another version of homenode wrote it, or it is damaged"
+)]
+pub struct Unreadable(pub String);
+
 /// One run of one VM: a VM that was restarted has another start time and nothing to restore.
 #[derive(Clone, Debug, Eq, Serialize, Deserialize)]
 pub struct Run {

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use homenode_undo::journal::{self, Entry, Journal, Run, Written};
+use homenode_undo::journal::{self, Entry, Journal, Run, Unreadable, Written};
 use homenode_units::{CpuSet, NodeSet, VmId};
 use serde::{Deserialize, Serialize};
 
@@ -145,7 +145,7 @@ pub fn alive(hypervisor: &Hypervisor, run: &Run) -> Result<Option<Listed>, CallE
 /// [`LeverError::Unreadable`].
 pub fn read<T: Written>(entry: &Entry) -> Result<Option<T>, LeverError> {
     match entry.get() {
-        None if entry.has(&[T::KEY]) => Err(LeverError::unreadable(T::KEY)),
+        None if entry.has(&[T::KEY]) => Err(Unreadable(T::KEY.to_owned()).into()),
         read => Ok(read),
     }
 }

@@ -1,7 +1,7 @@
 //! Why Xen cannot be called, or managed.
 
 use homenode_host::Failure;
-use homenode_undo::journal::JournalError;
+use homenode_undo::journal::{JournalError, Unreadable};
 use homenode_units::{CpuSet, NodeSet};
 
 use crate::library::{self, LoadError};
@@ -107,10 +107,8 @@ pub enum LeverError {
     Call(#[from] CallError),
     #[error(transparent)]
     Journal(#[from] JournalError),
-    #[error(
-        "what the journal has under {key} cannot be read: another version of homenode wrote it, or it is damaged"
-    )]
-    Unreadable { key: String },
+    #[error(transparent)]
+    Unreadable(#[from] Unreadable),
     #[error(transparent)]
     NoTarget(#[from] NoTarget),
     #[error(transparent)]
@@ -138,11 +136,6 @@ pub enum LeverError {
 }
 
 impl LeverError {
-    /// The error of an entry with this key.
-    pub fn unreadable(key: &str) -> LeverError {
-        LeverError::Unreadable { key: key.to_owned() }
-    }
-
     /// All of these, if there are any.
     pub fn joined(failures: Vec<LeverError>) -> Result<(), LeverError> {
         match failures.is_empty() {

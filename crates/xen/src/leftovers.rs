@@ -4,11 +4,11 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use homenode_undo::Undone;
-use homenode_undo::journal::{Entry, Journal, Written};
+use homenode_undo::journal::{Entry, Journal, Unreadable, Written};
 use homenode_units::VmId;
 
 use crate::changed::{Past, alive, settle};
-use crate::error::{LeverError, XenError};
+use crate::error::XenError;
 use crate::hypervisor::Hypervisor;
 use crate::{levers, trace};
 
@@ -32,7 +32,7 @@ pub fn undo_all(hypervisor: &Hypervisor, journal: &mut Journal) -> Undone {
                 let key = journal
                     .entry(vm)
                     .and_then(|left| left.keys().find(|key| *key != Past::KEY));
-                key.map_or(Ok(()), |key| Err(LeverError::unreadable(key)))
+                key.map_or(Ok(()), |key| Err(Unreadable(key.to_owned()).into()))
             }),
         };
         match done {

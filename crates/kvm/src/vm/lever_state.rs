@@ -6,7 +6,7 @@ use homenode_host::{Act, ActionError, HandsOff, Outcome};
 use homenode_kernel::confine::ConfineError;
 use homenode_kernel::task;
 use homenode_kernel::trackers::TrackerError;
-use homenode_undo::journal::{Before, Entry, JournalError, Run};
+use homenode_undo::journal::{Before, Entry, JournalError, Run, Unreadable};
 use homenode_undo::levers::HostKind;
 use homenode_units::{Ns, VmId};
 
@@ -47,10 +47,8 @@ pub(crate) enum UndoError {
     Tracker(#[from] TrackerError),
     #[error(transparent)]
     Confine(#[from] ConfineError),
-    #[error(
-        "what the journal has under {key} cannot be read: another version of homenode wrote it, or it is damaged"
-    )]
-    Unreadable { key: String },
+    #[error(transparent)]
+    Unreadable(#[from] Unreadable),
     #[error("its mark: {0}")]
     Mark(String),
     #[error("{}", join(.0))]
