@@ -327,7 +327,7 @@ const SHARED_MEMORY: [(&str, &[&str], &str); 2] = [
     ),
     (
         "homenode-topology-page",
-        &["--test", "page"],
+        &["--test", "topology_page"],
         "nobody_reads_parts_of_two_versions",
     ),
 ];
@@ -429,4 +429,29 @@ fn site() -> anyhow::Result<Tally> {
         .arg(metadata.workspace_root.join("scripts/site-commands.py"))
         .arg(program);
     Ok(notebooks + pages + counts(&mut commands)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tests_that_miri_runs_exist() {
+        let packages = metadata().expect("cargo reads the workspace").packages;
+        for (package, targets, test) in SHARED_MEMORY {
+            let of_name = packages.iter().find(|found| found.name == package);
+            let manifest = &of_name.expect("is a member").manifest_path;
+            let source = match targets {
+                ["--test", target] => format!("tests/{target}"),
+                _ => "src".to_owned(),
+            };
+            let found = Command::new("grep")
+                .args(["--recursive", "--quiet", "--include=*.rs"])
+                .arg(format!("fn {test}"))
+                .arg(manifest.with_file_name(&source))
+                .status()
+                .expect("grep starts");
+            assert!(found.success(), "{package} has no test {test} in {source}");
+        }
+    }
 }
