@@ -12,6 +12,7 @@
 //! Both are least squares: the first has a closed form, the second one unknown.
 
 use homenode_machine::LoadCurve;
+use homenode_units::stats::mean;
 
 /// Loads must reach this share of the sustained bandwidth for the queueing part to be fitted.
 pub const LOAD_NEEDED: f64 = 0.75;
@@ -86,7 +87,7 @@ pub fn load_curve(points: &[(f64, f64)]) -> Option<FittedCurve> {
         let (a, b) = terms(*u);
         (1.0 + alpha * a + beta * b - y).abs() / y
     };
-    let error_mean = loaded.iter().map(error).sum::<f64>() / loaded.len() as f64;
+    let error_mean = mean(loaded.iter().map(error))?;
     Some(FittedCurve {
         curve: LoadCurve { alpha, beta },
         beta_fitted,

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
+use homenode_units::stats::mean;
 use homenode_units::{CpuId, NodeId};
 
 use crate::kernels;
@@ -150,13 +151,11 @@ impl<'scope, 'board: 'scope> Streams<'scope, 'board> {
                 .iter()
                 .zip(after)
                 .filter(|((_, ns), (_, ns_now))| ns_now > ns);
-            let rates: Vec<f64> = moved
-                .map(|((bytes, ns), (bytes_now, ns_now))| {
-                    (bytes_now - bytes) as f64 * 1e9 / (ns_now - ns) as f64
-                })
-                .collect();
-            if !rates.is_empty() {
-                return rates.iter().sum::<f64>() / rates.len() as f64 * active as f64;
+            let rates = moved.map(|((bytes, ns), (bytes_now, ns_now))| {
+                (bytes_now - bytes) as f64 * 1e9 / (ns_now - ns) as f64
+            });
+            if let Some(rate) = mean(rates) {
+                return rate * active as f64;
             }
         }
         0.0

@@ -300,6 +300,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn published_orders_have_the_published_tau() {
+        let claims = all();
+        let claim = claims.iter().find(|claim| claim.id == "kyoto.indicator").unwrap();
+        let tau = |name: &str| {
+            homenode_units::stats::kendall_tau_of_orders(&claim.order[name], &claim.order["real"]).unwrap()
+        };
+        assert!((tau("eq31") - 0.822).abs() < 1e-3, "{}", tau("eq31"));
+        assert!((tau("llcm") - 0.6).abs() < 1e-3, "{}", tau("llcm"));
+    }
+
+    #[test]
     fn the_embedded_files_have_every_claim_once() {
         let claims = all();
         assert_eq!(claims.iter().filter(|claim| !claim.is_own()).count(), 54);

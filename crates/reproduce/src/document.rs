@@ -8,8 +8,8 @@ use crate::experiment::{Reproduced, Table};
 use crate::history::Log;
 use crate::markdown::markdown;
 use crate::scoreboard::{Group, Scoreboard, Tally};
-use crate::stats::mean;
 use crate::verdict::{Part, Score, Verdict, show};
+use homenode_units::stats::mean;
 
 /// Both parts, as Markdown.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -34,7 +34,6 @@ mod markdown;
 mod models;
 mod run;
 pub mod scoreboard;
-pub mod stats;
 pub mod vary;
 pub mod verdict;
 mod work;

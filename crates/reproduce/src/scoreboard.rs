@@ -20,10 +20,10 @@ use crate::claims::{Attribution, Claim, Kind};
 use crate::decide;
 use crate::experiment::Reproduced;
 use crate::figure::{Figure, Line, Ranged, Shape};
-use crate::stats::median;
 use crate::vary::{End, Open};
 use crate::verdict::{Band, Part, Score};
 use crate::work::Outcomes;
+use homenode_units::stats::median;
 
 /// Factors reported in the headline.
 const FACTORS: [f64; 3] = [1.25, 2.0, 3.0];

@@ -21,8 +21,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::claims::{Claim, Kind, Number, Values};
-use crate::stats::kendall_tau_of_orders;
 use crate::vary::name;
+use homenode_units::stats::kendall_tau_of_orders;
 
 /// Tolerance as a share of the published number.
 const NUMBER_TOLERANCE: f64 = 0.25;

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use homenode_reproduce::stats::mean;
 use homenode_reproduce::{Figure, Shape};
+use homenode_units::stats::mean;
 
 use crate::held_out::{DrawnAs, HeldOut, HeldOutPolicy};
 use crate::known::Known;

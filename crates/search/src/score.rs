@@ -16,8 +16,8 @@
 //!    executed some there and none here is infinitely slow, unless it is a server without pending requests: it finished them
 //!    before the end of the warm-up, and has rested since.
 
-use homenode_reproduce::stats::mean;
 use homenode_twin::VmReport;
+use homenode_units::stats::mean;
 
 use crate::run::Run;
 

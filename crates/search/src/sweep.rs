@@ -8,9 +8,9 @@
 use anyhow::anyhow;
 use homenode_control::Config;
 use homenode_machine::{Hardware, Machine};
-use homenode_reproduce::stats::mean;
 use homenode_twin::workload::{self, Program};
 use homenode_twin::{Disturbance, Scenario, VmSpec};
+use homenode_units::stats::mean;
 use homenode_units::{Bytes, Ns};
 
 use crate::contender::Contender;

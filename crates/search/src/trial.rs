@@ -1,9 +1,9 @@
 //! Runs a scenario to its end under sets of policies, and compares each with the first of them.
 
 use homenode_control::{Config, Control, Epoch, UnknownPolicy};
-use homenode_reproduce::stats::mean;
 use homenode_twin::{Disturbance, Scenario, Setup, Twin, TwinError, TwinReport, VmReport};
 use homenode_units::Ns;
+use homenode_units::stats::mean;
 use schemars::JsonSchema;
 use serde::Serialize;
 

@@ -22,6 +22,7 @@ use homenode_search::contender::Contender;
 use homenode_sweep::{Plan, Program, Shard, Store, Watch, run};
 use homenode_twin::{Scenario, Setup, named};
 use homenode_units::Permit;
+use homenode_units::stats::median;
 
 const ROUNDS: usize = 9;
 /// Like `permits`, but longer: 40 runs.
@@ -63,11 +64,6 @@ fn cpu_s() -> f64 {
     ns / 1e9
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
 fn main() {
     if let Some(shard) = std::env::args().nth(1) {
         let store = std::env::args().nth(2).unwrap();
@@ -102,10 +98,10 @@ fn main() {
     }
     println!(
         "overhead {:.2} percent, {overheads:.4?}",
-        100.0 * median(overheads.clone())
+        100.0 * median(overheads.iter().copied()).unwrap()
     );
     println!(
         "throughput {:.1} percent, {throughputs:.3?}",
-        100.0 * median(throughputs.clone())
+        100.0 * median(throughputs.iter().copied()).unwrap()
     );
 }

@@ -25,7 +25,6 @@ mod plan;
 mod run;
 mod slurm;
 mod store;
-mod student;
 mod table;
 mod values;
 

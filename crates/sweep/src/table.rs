@@ -1,10 +1,10 @@
 //! Results of a sweep: for each point, policy, object and metric the mean over seeds and its confidence interval.
 
 use homenode_table::{Column, Kind, Parquet};
+use homenode_units::stats::Estimate;
 use serde_json::{Value, json};
 
 use crate::metrics::{Metric, Of, metrics};
-use crate::student::Estimate;
 use crate::{COMMIT, Plan, Rows, SweepError};
 
 /// Typed columns and rows.

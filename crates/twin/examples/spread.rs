@@ -7,6 +7,7 @@
 use homenode_machine::Machine;
 use homenode_machine_files::preset;
 use homenode_twin::{Scenario, Twin, TwinReport};
+use homenode_units::stats::{mean, rsd_percent};
 use homenode_units::{NodeSet, Ns};
 
 fn main() {
@@ -27,15 +28,13 @@ fn main() {
                 .iter()
                 .map(|report| report.vms[at].runtime_s.unwrap_or(f64::NAN))
                 .collect();
-            let mean = runtimes.iter().sum::<f64>() / runtimes.len() as f64;
-            let variance = runtimes.iter().map(|r| (r - mean) * (r - mean)).sum::<f64>()
-                / (runtimes.len() - 1).max(1) as f64;
             let first = &reports[0].vms[at];
             println!(
-                "  {:8} {} mean {mean:6.1} rsd {:5.2} %  local {:.2} changes {} waited {:.1} s  LLC miss rate {:.2}",
+                "  {:8} {} mean {:6.1} rsd {:5.2} %  local {:.2} changes {} waited {:.1} s  LLC miss rate {:.2}",
                 vm.name,
                 runtimes.iter().map(|r| format!("{r:6.1}")).collect::<String>(),
-                100.0 * variance.sqrt() / mean,
+                mean(runtimes.iter().copied()).unwrap_or(f64::NAN),
+                rsd_percent(&runtimes).unwrap_or(0.0),
                 first.local_access_ratio.unwrap_or(f64::NAN),
                 first.node_changes,
                 first.waiting_s,

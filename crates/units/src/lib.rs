@@ -14,6 +14,7 @@ mod quantity;
 mod schema;
 mod set;
 mod setting;
+pub mod stats;
 
 pub use candidates::Candidates;
 pub use chance::{Chance, SplitMix, finalize, mix};

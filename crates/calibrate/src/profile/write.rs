@@ -6,6 +6,7 @@ use homenode_formats::profile_log::{Flights, Log, Pages, Point};
 use homenode_machine::Machine;
 use homenode_twin::workload::{FittedCurve, MissRatioCurve};
 use homenode_units::Bytes;
+use homenode_units::stats::mean;
 use toml_edit::{Array, ArrayOfTables, DocumentMut, Item, Table, Value, value};
 
 use super::emulator::escaped;
@@ -251,8 +252,8 @@ fn translation_fit(log: &Log) -> Option<MissRatioCurve> {
         .collect();
     let exact = transformed(told.iter().find(|point| point.bytes == REACH_EXACT)?);
     let points: Vec<(f64, f64)> = told.into_iter().map(transformed).collect();
-    let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / points.len() as f64;
-    let (x, y) = (mean(|point| point.0), mean(|point| point.1));
+    let x = mean(points.iter().map(|point| point.0))?;
+    let y = mean(points.iter().map(|point| point.1))?;
     let above: f64 = points.iter().map(|point| (point.0 - x) * (point.1 - y)).sum();
     let below: f64 = points.iter().map(|point| (point.0 - x) * (point.0 - x)).sum();
     // A c0 below one byte could not be written.

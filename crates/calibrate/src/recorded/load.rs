@@ -3,6 +3,7 @@
 use homenode_machine::Hardware;
 use homenode_twin::workload::MissRatioCurve;
 use homenode_units::Bytes;
+use homenode_units::stats::median;
 
 use super::seen::{Counted, Life};
 
@@ -346,13 +347,8 @@ impl Load {
 /// of CPU time, such as a guest's boot.
 fn typical(pieces: &[Counted]) -> Counted {
     let rate = |piece: &Counted| piece.instructions / piece.counted_ran.max(1e-9);
-    let mut rates: Vec<f64> = pieces
-        .iter()
-        .filter(|piece| piece.instructions > 0.0)
-        .map(rate)
-        .collect();
-    rates.sort_by(f64::total_cmp);
-    let middle = rates.get(rates.len() / 2).copied().unwrap_or(0.0);
+    let computed = pieces.iter().filter(|piece| piece.instructions > 0.0);
+    let middle = median(computed.map(rate)).unwrap_or(0.0);
     let mut whole = Counted::default();
     for piece in pieces.iter().filter(|piece| piece.seconds > 0.0) {
         if middle == 0.0 || rate(piece) > 0.5 * middle || piece.instructions == 0.0 && piece.ran < 0.1 {

@@ -22,6 +22,7 @@ use homenode_host::Host;
 use homenode_machine::Machine;
 use homenode_twin::workload::FittedCurve;
 use homenode_twin::{Hypervisor, Scenario, Twin, TwinError, VmSpec, Workload};
+use homenode_units::stats::mean;
 use homenode_units::{Bytes, CpuId, NodeId, NodeSet, Ns};
 use serde::Serialize;
 
@@ -192,7 +193,7 @@ pub fn validate(
         solo,
         parameters,
         curves,
-        error_mean: errors.iter().sum::<f64>() / errors.len().max(1) as f64,
+        error_mean: mean(errors.iter().copied()).unwrap_or(0.0),
         error_max: errors.iter().copied().fold(0.0, f64::max),
         within_spread: sides.iter().filter(within).count(),
         sides: sides.len(),

@@ -28,7 +28,7 @@ use homenode_units::Candidates;
 
 use super::array::{Array, Axis, Cell};
 use super::expression::{Expression, Which};
-use crate::stats::{kendall_tau, mean, regret_of, rsd_percent};
+use homenode_units::stats::{kendall_tau, mean, regret_of, rsd_percent};
 
 /// Resolves names in expressions.
 pub trait Names {

@@ -15,8 +15,8 @@ use super::scope::{Scope, at};
 use crate::claims;
 use crate::experiment::{Decision, Table};
 use crate::figure::{Figure, Line, Ranged, Shape as Drawing};
-use crate::stats::regret;
 use crate::verdict::{Measured, Shape};
+use homenode_units::stats::regret;
 
 /// The test of a shape.
 #[derive(Clone, Debug, PartialEq, Deserialize)]

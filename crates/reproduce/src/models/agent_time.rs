@@ -13,7 +13,7 @@ use homenode_units::{Bytes, Ns};
 
 use crate::design::array::{Array, Named};
 use crate::models::{Values, cpu_s, named};
-use crate::stats::median;
+use homenode_units::stats::median;
 
 const MACHINE: &str = "r910";
 const PERIODS: usize = 7;

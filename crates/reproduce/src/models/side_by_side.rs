@@ -17,7 +17,7 @@ use homenode_tracking::stream::{Pattern, Stream};
 use crate::design::array::{Array, Cell, Named};
 use crate::design::functions::{hardware, profile};
 use crate::models::{Values, named};
-use crate::stats::mean;
+use homenode_units::stats::mean;
 
 const MACHINE: &str = "e5_1603v3";
 /// Clock of the machine, kHz.

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use homenode_control::Config;
-use homenode_reproduce::stats::mean;
 use homenode_twin::{Twin, TwinReport, VmReport};
+use homenode_units::stats::mean;
 use homenode_units::{Ns, VmId};
 
 use super::arranger::Arranger;

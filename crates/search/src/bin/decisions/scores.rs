@@ -5,13 +5,13 @@ use std::path::PathBuf;
 
 use clap::Args;
 use homenode_control::Config;
-use homenode_reproduce::stats::mean;
 use homenode_search::contender::Contender;
 use homenode_search::jobs::{self, Progress};
 use homenode_search::run::Run;
 use homenode_search::score::{CaseScore, MUCH_WORSE, Total};
 use homenode_twin::Setup;
 use homenode_twin::VmReport;
+use homenode_units::stats::mean;
 
 use crate::{Common, read, show};
 

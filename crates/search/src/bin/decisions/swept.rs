@@ -4,10 +4,10 @@ use anyhow::bail;
 use clap::Args;
 use homenode_machine::Machine;
 use homenode_machine_files::preset;
-use homenode_reproduce::stats::mean;
 use homenode_search::contender::Contender;
 use homenode_search::generate;
 use homenode_search::sweep::{self, Cell, Work};
+use homenode_units::stats::mean;
 
 use crate::{Common, show};
 

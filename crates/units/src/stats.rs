@@ -1,4 +1,8 @@
-//! Means, spreads and orders.
+//! Statistics: means, quantiles, spreads, confidence intervals and orders, for every figure of the laboratory.
+
+mod student;
+
+pub use student::Estimate;
 
 /// Returns the arithmetic mean; `None` for no values.
 pub fn mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
@@ -8,12 +12,20 @@ pub fn mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
 }
 
 /// Returns the middle value, or the mean of the middle two; `None` for no values, or if it is not finite.
-pub fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
-    let mut values: Vec<f64> = values.collect();
+pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
     let upper = *values.get(values.len() / 2)?;
     let lower = values[(values.len() - 1) / 2];
     Some((lower + upper) / 2.0).filter(|middle| middle.is_finite())
+}
+
+/// Returns the value below which a share of these ascending values lies, interpolated between two of them; `None` for no
+/// values. `share` is in [0, 1].
+pub fn quantile(ascending: &[f64], share: f64) -> Option<f64> {
+    let at = share * ascending.len().checked_sub(1)? as f64;
+    let (below, above) = (ascending[at.floor() as usize], ascending[at.ceil() as usize]);
+    Some(below + (above - below) * at.fract())
 }
 
 /// Returns the standard deviation of a sample (n - 1); `None` for fewer than two values.
@@ -95,12 +107,12 @@ mod tests {
     }
 
     #[test]
-    fn published_orders_have_the_published_tau() {
-        let claims = crate::claims::all();
-        let claim = claims.iter().find(|claim| claim.id == "kyoto.indicator").unwrap();
-        let tau = |name: &str| kendall_tau_of_orders(&claim.order[name], &claim.order["real"]).unwrap();
-        assert!((tau("eq31") - 0.822).abs() < 1e-3, "{}", tau("eq31"));
-        assert!((tau("llcm") - 0.6).abs() < 1e-3, "{}", tau("llcm"));
+    fn between_two_values_quantiles_are_interpolated() {
+        assert_eq!(
+            [0.0, 0.25, 0.5, 1.0].map(|share| quantile(&[1.0, 2.0], share)),
+            [1.0, 1.25, 1.5, 2.0].map(Some)
+        );
+        assert_eq!(quantile(&[], 0.5), None);
     }
 
     #[test]

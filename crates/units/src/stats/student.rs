@@ -1,6 +1,6 @@
 //! Mean and 95 percent confidence interval of a sample, by Student's t.
 
-use homenode_reproduce::stats::{mean, stddev};
+use super::{mean, stddev};
 
 /// Two-sided 95 percent points of Student's t for 1 to 30 degrees of freedom: table of the NIST/SEMATECH e-Handbook of
 /// Statistical Methods, section 1.3.6.7.2. A table rather than a library, for identical bits on every machine.
@@ -18,7 +18,7 @@ const T95_BEYOND: [(f64, f64); 5] = [
 ];
 
 /// Returns the two-sided 95 percent point for a number of degrees of freedom, within 0.001; `None` for zero.
-pub fn t95(degrees: usize) -> Option<f64> {
+fn t95(degrees: usize) -> Option<f64> {
     let at = degrees.checked_sub(1)?;
     if let Some(listed) = T95.get(at) {
         return Some(*listed);
