@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use homenode_control::Config;
+use homenode_reproduce::jobs::{self, Progress};
 use homenode_search::best::{Best, best};
-use homenode_search::jobs::Progress;
 use homenode_search::outcome::{OfVm, Search};
 use homenode_search::search::{EVALUATIONS_MIN, Effort};
 use homenode_search::whatif::{WhatIfError, ask};
@@ -17,7 +17,7 @@ use crate::scenario::Scenario;
 use crate::simulate::{Options, setup};
 use crate::table::{Columns, Table, duration};
 use crate::values;
-use crate::wait::{Signals, Work, apart};
+use crate::wait::{Signals, apart};
 
 /// Predicts how fast VMs would be. See `homenode.whatif`.
 #[pyfunction]
@@ -177,22 +177,6 @@ impl Searched {
     }
 }
 
-/// Progress of evaluations.
-struct Evaluations {
-    progress: Progress,
-    all: usize,
-}
-
-impl Work for Evaluations {
-    fn done(&self) -> (usize, usize) {
-        (self.progress.done(), self.all)
-    }
-
-    fn end(&self) {
-        self.progress.end();
-    }
-}
-
 /// Searches for the best decisions. See `homenode.search`.
 #[pyfunction]
 #[pyo3(signature = (scenario, evaluations, jobs, options))]
@@ -211,16 +195,13 @@ pub fn search(
     let setup = setup(scenario, &options)?;
     let effort = Effort {
         evaluations,
-        jobs: jobs.unwrap_or_else(homenode_search::jobs::available),
+        jobs: jobs.unwrap_or_else(jobs::available),
         seed: 1,
     };
-    let of = Evaluations {
-        progress: Progress::silent(),
-        all: evaluations,
-    };
+    let of = Progress::silent().of(evaluations);
     let progress = options.progress.map(Bound::unbind);
     let found = apart(py, &setup.scenario.name, progress.as_ref(), &of, || {
-        best(&setup, &Config::default(), (&[], &[]), &effort, &of.progress)
+        best(&setup, &Config::default(), (&[], &[]), &effort, &of)
     })?;
     let best = found.map_err(raised)?;
     Ok(Searched { setup, best })

@@ -1,51 +1,16 @@
 //! Experiments in files, and published claims.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use homenode_reproduce::jobs::{self, Progress};
 use homenode_reproduce::vary::End;
-use homenode_reproduce::{Claim, Design, Made, Reproduced, Row, Watch, claims, experiment_to_json, to_json};
+use homenode_reproduce::{Claim, Design, Made, Reproduced, Row, claims, experiment_to_json, to_json};
 use pyo3::prelude::*;
 
 use crate::errors::{Failed, bad_input};
 use crate::table::{Columns, Table};
 use crate::values;
-use crate::wait::{Work, apart};
-
-/// Progress of runs.
-#[derive(Debug, Default)]
-pub struct Runs {
-    done: AtomicUsize,
-    all: AtomicUsize,
-    is_over: AtomicBool,
-}
-
-impl Watch for Runs {
-    fn progress(&self, done: usize, all: usize) {
-        self.all.store(all, Ordering::Relaxed);
-        self.done.fetch_max(done, Ordering::Relaxed);
-    }
-
-    /// Notes only concern caches, and there is none here.
-    fn note(&self, _: &str) {}
-
-    fn is_over(&self) -> bool {
-        self.is_over.load(Ordering::Relaxed)
-    }
-}
-
-impl Work for Runs {
-    fn done(&self) -> (usize, usize) {
-        (
-            self.done.load(Ordering::Relaxed),
-            self.all.load(Ordering::Relaxed),
-        )
-    }
-
-    fn end(&self) {
-        self.is_over.store(true, Ordering::Relaxed);
-    }
-}
+use crate::wait::apart;
 
 /// Result of an experiment. See `homenode.experiment`.
 #[pyclass(frozen, module = "homenode._native")]
@@ -147,10 +112,6 @@ impl MadeExperiment {
     }
 }
 
-fn jobs(jobs: Option<usize>) -> usize {
-    jobs.unwrap_or_else(homenode_search::jobs::available)
-}
-
 /// Makes an experiment. See `homenode.experiment`.
 #[pyfunction]
 #[pyo3(signature = (path, text, vary, jobs, progress))]
@@ -169,7 +130,7 @@ pub fn experiment(
     let design = design.map_err(bad_input)?;
     let changes = vary.iter().map(|(input, factor)| End::parse(input, *factor));
     let changes: Vec<End> = changes.collect::<Result<_, _>>().map_err(bad_input)?;
-    let (runs, jobs) = (Runs::default(), self::jobs(jobs));
+    let (runs, jobs) = (Progress::silent(), jobs.unwrap_or_else(jobs::available));
     let all = apart(py, design.title(), progress.as_ref(), &runs, || {
         homenode_reproduce::experiment(&design, &changes, jobs, None, &runs)
     })?;
@@ -353,7 +314,7 @@ pub fn reproduce(
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Decided> {
     let claims = selected(&words)?;
-    let (runs, jobs) = (Runs::default(), self::jobs(jobs));
+    let (runs, jobs) = (Progress::silent(), jobs.unwrap_or_else(jobs::available));
     let all = apart(py, "claims", progress.as_ref(), &runs, || {
         homenode_reproduce::reproduce(claims, jobs, None, &runs)
     })?;

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use homenode_reproduce::jobs::{self, Progress};
 use homenode_sweep::{Asked, Plan, Program, Rows, Shard, Store, SweepError};
 use homenode_table::Kind;
 use pyo3::prelude::*;
@@ -10,7 +11,6 @@ use serde_json::Value;
 use toml::Value as Toml;
 
 use crate::errors::{Failed, bad_input};
-use crate::experiment::Runs;
 use crate::scenario::Scenario;
 use crate::table::{Columns, Table};
 use crate::values;
@@ -137,8 +137,8 @@ impl SweepPlan {
         });
         let store = store.transpose()?;
         let tasks = tasks.unwrap_or_else(|| Shard::ALL.tasks(&self.plan));
-        let jobs = jobs.unwrap_or_else(homenode_search::jobs::available);
-        let runs = Runs::default();
+        let jobs = jobs.unwrap_or_else(jobs::available);
+        let runs = Progress::silent();
         let rows = apart(py, "runs", progress.as_ref(), &runs, || {
             homenode_sweep::run(&self.plan, &tasks, jobs, store.as_ref(), &runs)
         })?;

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use homenode_reproduce::jobs::Progress;
 use pyo3::prelude::*;
 
 /// How long a signal may wait. Taking the lock costs a few microseconds, unless other Python threads are busy: then up to
@@ -37,14 +38,6 @@ impl Signals {
     }
 }
 
-/// Progress and cancellation of work on other threads.
-pub trait Work: Sync {
-    /// Returns the finished pieces, and their total.
-    fn done(&self) -> (usize, usize);
-    /// Cancels the rest of the work.
-    fn end(&self);
-}
-
 /// Runs work on a thread of its own, without the interpreter's lock. `progress` is regularly called with the work and its
 /// progress; an exception from it or from a signal ends the work after the pieces that have begun.
 ///
@@ -54,7 +47,7 @@ pub fn apart<T: Send>(
     py: Python<'_>,
     what: &str,
     progress: Option<&Py<PyAny>>,
-    of: &dyn Work,
+    of: &Progress,
     work: impl FnOnce() -> T + Send,
 ) -> PyResult<T> {
     py.detach(|| {

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
+use homenode_reproduce::jobs::Progress;
 use homenode_reproduce::vary::End;
 use homenode_reproduce::{Design, Made, Row, experiment, experiment_to_json};
 use homenode_table::{Column, Kind, Parquet, csv};
@@ -12,7 +13,7 @@ use serde_json::Value;
 use crate::bad_input;
 use crate::options::ShownArgs;
 use crate::print::{print, print_json, table};
-use crate::reproduce::{RunsArgs, Terminal, write_figures};
+use crate::reproduce::{RunsArgs, write_figures};
 
 /// Options of `experiment`.
 #[derive(Debug, clap::Args)]
@@ -69,10 +70,10 @@ pub fn run(args: &ExperimentArgs) -> anyhow::Result<()> {
         fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
     }
     let changes: Vec<End> = args.vary.iter().flat_map(|changes| changes.0.clone()).collect();
-    let watch = Terminal::default();
-    let cache = args.runs.cache(&watch);
-    let made = experiment(&design, &changes, args.runs.jobs(), cache.as_ref(), &watch);
-    watch.erase();
+    let progress = Progress::new("");
+    let cache = args.runs.cache(&progress);
+    let made = experiment(&design, &changes, args.runs.jobs(), cache.as_ref(), &progress);
+    drop(progress);
     let made = made.map_err(|error| anyhow::anyhow!("{}: {error}", args.file.display()))?;
     if let Some(directory) = &args.figures {
         let drawn = made.first().map_or(&[][..], |made| &made.decision.figures);

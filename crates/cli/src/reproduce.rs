@@ -1,20 +1,19 @@
 //! `homenode reproduce`: compares published claims with results of the twin.
 
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use homenode_reproduce::jobs::{self, Progress};
 use homenode_reproduce::{
-    Bands, Cache, Figure, Log, Reproduced, Watch, claims, headline, published, reproduce,
-    reproduce_with_bands, tally, to_json,
+    Bands, Cache, Figure, Log, Reproduced, claims, headline, published, reproduce, reproduce_with_bands,
+    tally, to_json,
 };
 use homenode_units::file_name;
 
 use crate::bad_input;
 use crate::options::ShownArgs;
 use crate::print::{print, print_json, table};
-use crate::progress::Work;
 
 /// Longest cell of the table for people; the document has everything.
 const CELL_CHARS_MAX: usize = 48;
@@ -63,15 +62,14 @@ pub struct RunsArgs {
 impl RunsArgs {
     /// Number of runs at a time.
     pub fn jobs(&self) -> usize {
-        let available = || std::thread::available_parallelism().map_or(1, usize::from);
-        self.jobs.map_or_else(available, usize::from)
+        self.jobs.map_or_else(jobs::available, usize::from)
     }
 
     /// The cache of finished runs, if they are kept.
-    pub fn cache(&self, watch: &Terminal) -> Option<Cache> {
+    pub fn cache(&self, progress: &Progress) -> Option<Cache> {
         match self.fresh {
             true => None,
-            false => open_cache(self.cache.as_deref(), watch),
+            false => open_cache(self.cache.as_deref(), progress),
         }
     }
 }
@@ -101,18 +99,18 @@ pub fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
         .as_ref()
         .map(|path| Ok::<_, anyhow::Error>((path, known_bands(path)?)));
     let bands = bands.transpose()?;
-    let (jobs, watch) = (args.runs.jobs(), Terminal::default());
-    let cache = args.runs.cache(&watch);
+    let (jobs, progress) = (args.runs.jobs(), Progress::new(""));
+    let cache = args.runs.cache(&progress);
     let results = match bands {
-        None => reproduce(selected, jobs, cache.as_ref(), &watch),
+        None => reproduce(selected, jobs, cache.as_ref(), &progress),
         Some((path, known)) => {
-            let (results, bands) = reproduce_with_bands(selected, jobs, cache.as_ref(), &watch)?;
+            let (results, bands) = reproduce_with_bands(selected, jobs, cache.as_ref(), &progress)?;
             let kept = known.with(bands);
             fs::write(path, kept.to_toml()?).with_context(|| format!("cannot write {}", path.display()))?;
             results
         }
     };
-    watch.erase();
+    drop(progress);
     if let Some(directory) = &args.figures {
         let decisions = results.iter().filter_map(|one| one.decision.as_ref());
         let own = decisions.flat_map(|decision| &decision.figures);
@@ -163,13 +161,13 @@ fn beside(path: &Path, more: &str) -> PathBuf {
 }
 
 /// Opens the cache, by default in the user's cache directory. Without one, runs are made all the same.
-fn open_cache(directory: Option<&Path>, watch: &Terminal) -> Option<Cache> {
+fn open_cache(directory: Option<&Path>, progress: &Progress) -> Option<Cache> {
     let directory = directory.map(Path::to_owned).or_else(cache_home)?;
     let program = std::env::current_exe().and_then(fs::read);
     match program.and_then(|program| Cache::open(&directory, &program)) {
         Ok(cache) => Some(cache),
         Err(error) => {
-            watch.note(&format!(
+            progress.note(&format!(
                 "finished runs are not kept in {}: {error}",
                 directory.display()
             ));
@@ -245,34 +243,6 @@ fn cell(text: &str) -> String {
     }
     let kept: String = text.chars().take(CELL_CHARS_MAX - 1).collect();
     format!("{kept}…")
-}
-
-/// Progress on a terminal, nothing in a pipe; notes always go to standard error.
-pub struct Terminal(Work);
-
-impl Default for Terminal {
-    fn default() -> Terminal {
-        Terminal(Work::begin())
-    }
-}
-
-impl Terminal {
-    /// Erases the progress line.
-    pub fn erase(&self) {
-        self.0.erase();
-    }
-}
-
-impl Watch for Terminal {
-    fn progress(&self, done: usize, all: usize) {
-        let share = done as f64 / all.max(1) as f64;
-        self.0.at(&format!("{done} of {all} runs"), share);
-    }
-
-    fn note(&self, text: &str) {
-        self.erase();
-        writeln!(std::io::stderr(), "homenode: {text}").ok();
-    }
 }
 
 #[cfg(test)]

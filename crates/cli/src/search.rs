@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use anyhow::{anyhow, bail};
 use homenode_agent::Show;
 use homenode_control::Config;
+use homenode_reproduce::jobs::{self, Progress};
 use homenode_search::best::{Best, best};
-use homenode_search::jobs::{self, Progress};
 use homenode_search::known::Known;
 use homenode_search::outcome::Search;
 use homenode_search::program::{EXEC, Program};
@@ -86,7 +86,7 @@ pub fn run(args: &SearchArgs) -> anyhow::Result<()> {
         jobs: args.jobs.map_or_else(jobs::available, usize::from),
         seed: 1,
     };
-    let progress = Progress::new(format!("{} seed {seed}", setup.scenario.name), args.evaluations);
+    let progress = Progress::new(format!("{} seed {seed}: ", setup.scenario.name)).of(args.evaluations);
     let before = known.schedules(&setup);
     let best = best(
         &setup,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
-use homenode_search::jobs;
+use homenode_reproduce::jobs::{self, Progress};
 use homenode_sweep::{Asked, Plan, Program, Rows, Shard, Slurm, Store, SweepError, Table};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -14,7 +14,6 @@ use serde_json::Value;
 
 use crate::bad_input;
 use crate::print::{print, print_json, table};
-use crate::reproduce::Terminal;
 
 /// The end of `--help`.
 pub const EXAMPLES: &str = "Keys are paths into the scenario's file: vm.NAME.KEY (vm.*.KEY is every VM), workload.NAME.program.KEY, event.0.KEY, a key
@@ -163,9 +162,9 @@ pub fn run(args: &SweepArgs) -> anyhow::Result<()> {
     }
     let jobs = args.jobs.map_or_else(jobs::available, usize::from);
     let shard = args.shard.unwrap_or(Shard::ALL);
-    let watch = Terminal::default();
-    let rows = homenode_sweep::run(&plan, &shard.tasks(&plan), jobs, store.as_ref(), &watch);
-    watch.erase();
+    let progress = Progress::new("");
+    let rows = homenode_sweep::run(&plan, &shard.tasks(&plan), jobs, store.as_ref(), &progress);
+    drop(progress);
     let rows = rows.map_err(told)?;
     match args.shard {
         Some(_) => Ok(()),

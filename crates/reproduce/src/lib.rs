@@ -1,7 +1,7 @@
 //! Reproduces published claims on the twin.
 //!
 //! ```text
-//!   claims.toml ─▶ claims ─▶ experiment.runs ─▶ work (threads, cache) ─▶ experiment.decide ─▶ verdict ─▶ scoreboard, table,
+//!   claims.toml ─▶ claims ─▶ experiment.runs ─▶ work (jobs, cache) ─▶ experiment.decide ─▶ verdict ─▶ scoreboard, table,
 //!                              (vary)                  twin                                             JSON, figures, document
 //! ```
 //!
@@ -29,6 +29,7 @@ mod experiment;
 mod experiments;
 mod figure;
 pub mod history;
+pub mod jobs;
 mod made;
 mod markdown;
 mod models;
@@ -43,6 +44,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use jobs::Progress;
+
 pub use cache::{Cache, Found};
 pub use claims::Claim;
 pub use design::Design;
@@ -53,7 +56,6 @@ pub use figure::{Figure, Shape};
 pub use history::Log;
 pub use made::{Experiment, Made, experiment, experiment_to_json};
 pub use scoreboard::{Bands, Scoreboard};
-pub use work::{Watch, each};
 
 /// Decides claims: makes the runs they need on `jobs` threads, then judges one claim after the other. Values have the
 /// embedded bands.
@@ -61,12 +63,12 @@ pub fn reproduce(
     claims: Vec<Claim>,
     jobs: usize,
     cache: Option<&Cache>,
-    watch: &dyn Watch,
+    progress: &Progress,
 ) -> Vec<Reproduced> {
-    let (mut all, _) = decided(claims, jobs, cache, watch, false);
+    let (mut all, _) = decided(claims, jobs, cache, progress, false);
     match Bands::committed() {
         Ok(bands) => bands.join(&mut all),
-        Err(error) => watch.note(&error.to_string()),
+        Err(error) => progress.note(&error.to_string()),
     }
     all
 }
@@ -79,9 +81,9 @@ pub fn reproduce_with_bands(
     claims: Vec<Claim>,
     jobs: usize,
     cache: Option<&Cache>,
-    watch: &dyn Watch,
+    progress: &Progress,
 ) -> Result<(Vec<Reproduced>, Bands)> {
-    let (mut all, outcomes) = decided(claims, jobs, cache, watch, true);
+    let (mut all, outcomes) = decided(claims, jobs, cache, progress, true);
     let bands = Bands::of(&all, &outcomes)?;
     bands.join(&mut all);
     Ok((all, bands))
@@ -91,7 +93,7 @@ fn decided(
     claims: Vec<Claim>,
     jobs: usize,
     cache: Option<&Cache>,
-    watch: &dyn Watch,
+    progress: &Progress,
     with_bands: bool,
 ) -> (Vec<Reproduced>, work::Outcomes) {
     let experiments = claims
@@ -101,7 +103,7 @@ fn decided(
         let ends = scoreboard::ends(claim).filter(|_| with_bands);
         work::with_ends(experiment.runs(), ends)
     });
-    let outcomes = work::execute(runs.collect(), jobs, cache, watch);
+    let outcomes = work::execute(runs.collect(), jobs, cache, progress);
     let decided = claims.into_iter().map(|claim| decide::decide(claim, &outcomes));
     (decided.collect(), outcomes)
 }

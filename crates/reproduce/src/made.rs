@@ -10,8 +10,9 @@ use crate::decide;
 use crate::design::Design;
 use crate::design::array::Row;
 use crate::experiment::{Decision, Reproduced};
+use crate::jobs::Progress;
 use crate::vary::End;
-use crate::work::{Outcomes, Watch, execute, with_ends};
+use crate::work::{Outcomes, execute, with_ends};
 use crate::{Claim, claims};
 
 /// An experiment under one change, or under none.
@@ -36,7 +37,7 @@ pub fn experiment(
     changes: &[End],
     jobs: usize,
     cache: Option<&Cache>,
-    watch: &dyn Watch,
+    progress: &Progress,
 ) -> Result<Vec<Made>> {
     for change in changes {
         if let End::Value(name, _) = change {
@@ -47,7 +48,7 @@ pub fn experiment(
         with_ends(design.runs(), changes.iter().cloned()),
         jobs,
         cache,
-        watch,
+        progress,
     );
     let each = std::iter::once(None).chain(changes.iter().cloned().map(Some));
     each.map(|change| made(design, change, &outcomes)).collect()

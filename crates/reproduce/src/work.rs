@@ -1,12 +1,12 @@
-//! Makes independent runs on plain threads.
+//! Makes runs that do not depend on each other, each once.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
 
 use crate::cache::{Cache, Found};
+use crate::jobs::{CutShort, Progress, each};
 use crate::run::{Outcome, Run};
 use crate::vary::{Change, End};
 
@@ -66,31 +66,15 @@ fn changed(run: &Run, changes: &[Change]) -> Run {
     run
 }
 
-/// Receives progress while runs are made.
-pub trait Watch: Sync {
-    /// Reports that `done` of `all` runs are finished.
-    fn progress(&self, done: usize, all: usize);
-    /// Reports something odd, in a sentence.
-    fn note(&self, text: &str);
-    /// Whether the work is cancelled: runs that have not begun then fail.
-    fn is_over(&self) -> bool {
-        false
-    }
-}
-
 /// Makes every run once, on `jobs` threads. Outcomes do not depend on the number of threads, nor on which runs were cached.
-pub fn execute(runs: Vec<Run>, jobs: usize, cache: Option<&Cache>, watch: &dyn Watch) -> Outcomes {
+pub fn execute(runs: Vec<Run>, jobs: usize, cache: Option<&Cache>, progress: &Progress) -> Outcomes {
     let runs: BTreeMap<String, Run> = runs.into_iter().map(|run| (run.description(), run)).collect();
     let list: Vec<&Run> = runs.values().collect();
-    let done = AtomicUsize::new(0);
-    let made = each(jobs, &list, |run| {
-        if watch.is_over() {
-            return Err("cut short".to_owned());
-        }
-        let outcome = make(run, cache, watch).map_err(|error| error.to_string());
-        watch.progress(done.fetch_add(1, Ordering::Relaxed) + 1, list.len());
-        outcome
+    // A run that fails does not end the others.
+    let made = each(jobs, &list, progress, |run| {
+        Ok::<_, CutShort>(make(run, cache, progress).map_err(|error| error.to_string()))
     });
+    let made = made.unwrap_or_else(|cut| vec![Err(cut.to_string()); list.len()]);
     Outcomes {
         made: Arc::new(runs.keys().cloned().zip(made).collect()),
         changes: Vec::new(),
@@ -98,42 +82,17 @@ pub fn execute(runs: Vec<Run>, jobs: usize, cache: Option<&Cache>, watch: &dyn W
     }
 }
 
-/// Processes each item on up to `jobs` threads, and returns the results in the items' order.
-pub fn each<T: Sync, R: Send>(jobs: usize, items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let next = AtomicUsize::new(0);
-    let results: Vec<Mutex<Option<R>>> = items.iter().map(|_| Mutex::new(None)).collect();
-    let worker = || {
-        loop {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            let (Some(item), Some(place)) = (items.get(at), results.get(at)) else {
-                return;
-            };
-            let result = work(item);
-            *place.lock().expect("nothing panics while it holds this") = Some(result);
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..jobs.clamp(1, items.len().max(1)) {
-            scope.spawn(worker);
-        }
-        worker();
-    });
-    let done = results.into_iter().map(|place| place.into_inner().ok().flatten());
-    done.map(|result| result.expect("every item was worked on"))
-        .collect()
-}
-
-fn make(run: &Run, cache: Option<&Cache>, watch: &dyn Watch) -> Result<Outcome> {
+fn make(run: &Run, cache: Option<&Cache>, progress: &Progress) -> Result<Outcome> {
     let Some(cache) = cache else { return run.execute() };
     let description = run.description();
     match cache.find(&description) {
         Found::Run(outcome) => return Ok(*outcome),
         Found::Nothing => {}
-        Found::Unusable(note) => watch.note(&note),
+        Found::Unusable(note) => progress.note(&note),
     }
     let outcome = run.execute()?;
     if let Err(error) = cache.keep(&description, &outcome) {
-        watch.note(&format!("a finished run cannot be kept: {error}"));
+        progress.note(&format!("a finished run cannot be kept: {error}"));
     }
     Ok(outcome)
 }
@@ -145,19 +104,6 @@ mod tests {
     use homenode_units::Bytes;
 
     use super::*;
-
-    #[derive(Default)]
-    struct Notes(Mutex<Vec<String>>, AtomicUsize);
-
-    impl Watch for Notes {
-        fn progress(&self, done: usize, all: usize) {
-            assert!(done <= all);
-            self.1.fetch_max(done, Ordering::Relaxed);
-        }
-        fn note(&self, text: &str) {
-            self.0.lock().unwrap().push(text.to_owned());
-        }
-    }
 
     fn runs() -> Vec<Run> {
         let run = |seed: u64, policies| {
@@ -179,7 +125,7 @@ mod tests {
     fn outcomes_do_not_depend_on_threads_or_cache() {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache::open(directory.path(), b"program").unwrap();
-        let notes = Notes::default();
+        let notes = Progress::silent();
         let one = execute(runs(), 1, None, &notes);
         // Half of the runs are cached first.
         execute(runs().into_iter().step_by(2).collect(), 2, Some(&cache), &notes);
@@ -191,8 +137,8 @@ mod tests {
             assert_eq!(outcome, many.of(&run).unwrap());
             assert_eq!(outcome, again.of(&run).unwrap());
         }
-        assert_eq!(notes.1.into_inner(), 6);
-        assert_eq!(notes.0.into_inner().unwrap(), [""; 0]);
+        assert_eq!(notes.done(), (6 + 3 + 6 + 6, 6 + 3 + 6 + 6));
+        assert_eq!(notes.notes(), [""; 0]);
     }
 
     #[test]
@@ -202,7 +148,7 @@ mod tests {
         let slower = End::Run(Change { input, factor });
         let base = runs().remove(0);
         let both = with_ends(vec![base.clone()], [slower.clone()].into_iter());
-        let outcomes = execute(both, 1, None, &Notes::default());
+        let outcomes = execute(both, 1, None, &Progress::silent());
         let runtime = |outcomes: &Outcomes| outcomes.of(&base).unwrap().vms[0].runtime_s.unwrap();
         assert!(runtime(&outcomes.at(&slower)) > 1.1 * runtime(&outcomes));
     }
@@ -211,7 +157,7 @@ mod tests {
     fn a_run_that_cannot_be_made_says_why() {
         let vm = VmSpec::new("a", 1, Bytes::from_gib(1), "povrey");
         let run = Run::to_end("r910", Scenario::of("one", vec![vm]), PolicySet::Default, 1);
-        let outcomes = execute(vec![run.clone()], 1, None, &Notes::default());
+        let outcomes = execute(vec![run.clone()], 1, None, &Progress::silent());
         assert!(
             outcomes
                 .of(&run)

@@ -4,11 +4,11 @@ use std::cell::Cell;
 
 use homenode_control::{Config, Event, PolicySet};
 use homenode_host::{Act, Lever, Outcome};
+use homenode_reproduce::jobs::{self, Progress};
 use homenode_twin::{Scenario, Twin};
 use homenode_units::Ns;
 
 use crate::contender::Contender;
-use crate::jobs::{self, Progress};
 use crate::program::Program;
 use crate::run::Run;
 use crate::score::value;
@@ -102,19 +102,17 @@ pub fn best(
     let mut others = Contender::all();
     others.extend(programs.iter().cloned().map(Contender::Program));
     let runs = jobs::each(effort.jobs, &others, progress, |other| {
-        progress.go_on()?;
         recorded(setup, config, other)
-    });
-    let mut policies = Vec::new();
-    for (named, done) in others.into_iter().zip(runs) {
-        let (run, schedule) = done?;
-        policies.push(PolicyRun {
-            contender: named,
+    })?;
+    let policies = others.into_iter().zip(runs);
+    let policies: Vec<PolicyRun> = policies
+        .map(|(contender, (run, schedule))| PolicyRun {
+            contender,
             mean: value(&base, &run),
             run,
             schedule,
-        });
-    }
+        })
+        .collect();
     let decided = policies.iter().map(|policy| policy.schedule.clone());
     let starts: Vec<Schedule> = before.iter().cloned().chain(decided).collect();
     let effort = Effort {

@@ -211,12 +211,12 @@ impl Known {
 mod tests {
     use homenode_control::Config;
     use homenode_machine_files::preset;
+    use homenode_reproduce::jobs::Progress;
     use homenode_twin::{Scenario, VmSpec};
     use homenode_units::Bytes;
 
     use super::*;
     use crate::best::best;
-    use crate::jobs::Progress;
     use crate::search::Effort;
 
     fn setup() -> Setup {

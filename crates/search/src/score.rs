@@ -97,7 +97,7 @@ pub struct VmScore {
 
 impl CaseScore {
     /// Scores runs of a case against the base runs with the same seeds, in the same order.
-    pub fn of(case: &str, base: &[&Run], other: &[&Run]) -> CaseScore {
+    pub fn of(case: &str, base: &[Run], other: &[Run]) -> CaseScore {
         let pairs = || base.iter().zip(other);
         let ratios = pairs().map(|(base, other)| {
             let vms = base.report.vms.iter().zip(&other.report.vms);
@@ -123,7 +123,7 @@ impl CaseScore {
             }
         });
         let pages = |run: &Run| -> u64 { run.report.vms.iter().map(|vm| vm.host_pages_moved).sum() };
-        let gib = |run: &&Run| pages(run) as f64 * homenode_units::PAGE_BYTES as f64 / f64::from(1 << 30);
+        let gib = |run: &Run| pages(run) as f64 * homenode_units::PAGE_BYTES as f64 / f64::from(1 << 30);
         CaseScore {
             case: case.to_owned(),
             ratios: ratios.collect(),
@@ -307,7 +307,7 @@ mod tests {
         let base = [run(&[10.0, 20.0], 0), run(&[20.0, 20.0], 0)];
         // Ratios 0.9 and 1.2, then 1.2 and 0.7: the first VM takes 33 s against 30, the second 38 against 40.
         let other = [run(&[9.0, 24.0], 3), run(&[24.0, 14.0], 5)];
-        let score = CaseScore::of("one", &base.each_ref(), &other.each_ref());
+        let score = CaseScore::of("one", &base, &other);
         let near = |value: Option<f64>, expected: f64| {
             assert!((value.unwrap() - expected).abs() < 1e-12, "{value:?}");
         };
@@ -319,7 +319,7 @@ mod tests {
         near(score.vms[0].base_s, 15.0);
         near(Some(score.decisions), 4.0);
         near(Some(score.moved_gib), 0.5);
-        let other = CaseScore::of("two", &base.each_ref(), &base.each_ref());
+        let other = CaseScore::of("two", &base, &base);
         let total = Total::of(&[score, other]);
         near(total.mean, 1.0);
         near(total.worst_run, 1.2);

@@ -6,7 +6,6 @@
 //!   Above 1 is more.
 
 use anyhow::anyhow;
-use homenode_control::Config;
 use homenode_machine::{Hardware, Machine};
 use homenode_twin::workload::{self, Program};
 use homenode_twin::{Disturbance, Scenario, VmSpec};
@@ -15,7 +14,7 @@ use homenode_units::{Bytes, Ns};
 
 use crate::contender::Contender;
 use crate::generate::{memory_for, share_for};
-use crate::jobs::{self, Progress};
+use crate::grid::runs;
 use crate::run::Run;
 use crate::score::CaseScore;
 use homenode_twin::Setup;
@@ -60,9 +59,6 @@ pub struct Work {
     /// The scores behind it.
     pub score: CaseScore,
 }
-
-/// Results of a cell, or why it cannot run.
-pub type Outcome = anyhow::Result<Vec<Work>>;
 
 /// Returns the load sweep of these programs on a machine: as many VMs as it has CPUs for.
 pub fn sweep(machine: &Machine, programs: &[String], solo_s: f64) -> Vec<Cell> {
@@ -142,40 +138,42 @@ impl Cell {
         scenario.disturbance = self.disturbance;
         Ok(scenario)
     }
-
-    fn run(&self, contenders: &[Contender], seeds: &[u64]) -> Outcome {
-        let scenario = self.scenario()?;
-        let config = Config::default();
-        let run = |contender: &Contender, seed: &u64| {
-            let setup = Setup::new(self.machine.clone(), scenario.clone(), *seed);
-            let run = contender.run(&setup, &config, |_| (), |_| ());
-            run.map_err(|error| anyhow!("{}: {error:#}", scenario.name))
-        };
-        let all = |contender: &Contender| -> anyhow::Result<Vec<Run>> {
-            seeds.iter().map(|seed| run(contender, seed)).collect()
-        };
-        let base = all(&Contender::DEFAULT)?;
-        let base: Vec<&Run> = base.iter().collect();
-        let work = |contender: &Contender| {
-            let other = all(contender)?;
-            let score = CaseScore::of(&scenario.name, &base, &other.iter().collect::<Vec<_>>());
-            let of_seed = |vms: &Vec<Option<f64>>| mean(vms.iter().flatten().map(|ratio| 1.0 / ratio));
-            let of_default = mean(score.ratios.iter().filter_map(of_seed));
-            Ok(Work {
-                contender: contender.clone(),
-                of_default: of_default
-                    .ok_or_else(|| anyhow!("{} does nothing under default", scenario.name))?,
-                score,
-            })
-        };
-        contenders.iter().map(work).collect()
-    }
 }
 
 /// Runs cells under contenders.
-pub fn run_all(cells: &[Cell], contenders: &[Contender], seeds: &[u64], jobs: usize) -> Vec<Outcome> {
-    let progress = Progress::new("cells", cells.len());
-    jobs::each(jobs, cells, &progress, |cell| cell.run(contenders, seeds))
+///
+/// # Errors
+/// A cell without a scenario; the first run that fails; a cell whose VMs do nothing under `default`.
+pub fn run_all(
+    cells: &[Cell],
+    contenders: &[Contender],
+    seeds: &[u64],
+    jobs: usize,
+) -> anyhow::Result<Vec<Vec<Work>>> {
+    let setups = cells
+        .iter()
+        .map(|cell| Ok(Setup::new(cell.machine.clone(), cell.scenario()?, 1)));
+    let setups: Vec<Setup> = setups.collect::<Result<_, CellError>>()?;
+    let of_cell = |(setup, runs): (&Setup, Vec<Vec<Run>>)| {
+        let works = contenders.iter().zip(&runs[1..]);
+        works
+            .map(|(contender, other)| work(setup, contender, &runs[0], other))
+            .collect()
+    };
+    let runs = runs(&setups, seeds, contenders, jobs)?;
+    setups.iter().zip(runs).map(of_cell).collect()
+}
+
+fn work(setup: &Setup, contender: &Contender, base: &[Run], other: &[Run]) -> anyhow::Result<Work> {
+    let name = &setup.scenario.name;
+    let score = CaseScore::of(name, base, other);
+    let of_seed = |vms: &Vec<Option<f64>>| mean(vms.iter().flatten().map(|ratio| 1.0 / ratio));
+    let of_default = mean(score.ratios.iter().filter_map(of_seed));
+    Ok(Work {
+        contender: contender.clone(),
+        of_default: of_default.ok_or_else(|| anyhow!("{name} does nothing under default"))?,
+        score,
+    })
 }
 
 #[cfg(test)]
@@ -212,11 +210,11 @@ mod tests {
             solo_s: 3.0,
             disturbance: Disturbance::default(),
         };
-        let outcomes = run_all(&[cell("sp.B"), cell("povrey")], &[Contender::DEFAULT], &[1, 2], 2);
-        let works = outcomes[0].as_ref().unwrap();
+        let outcome = |program| run_all(&[cell(program)], &[Contender::DEFAULT], &[1, 2], 2);
+        let works = outcome("sp.B").unwrap().remove(0);
         assert_eq!(works[0].of_default, 1.0);
         assert_eq!(works[0].score.ratios.len(), 2);
-        let error = outcomes[1].as_ref().unwrap_err().to_string();
+        let error = outcome("povrey").unwrap_err().to_string();
         assert!(
             error.contains("no workload with a program is named `povrey`"),
             "{error}"

@@ -18,8 +18,9 @@ use std::process::Command;
 use std::time::Instant;
 
 use homenode_control::Config;
+use homenode_reproduce::jobs::Progress;
 use homenode_search::contender::Contender;
-use homenode_sweep::{Plan, Program, Shard, Store, Watch, run};
+use homenode_sweep::{Plan, Program, Shard, Store, run};
 use homenode_twin::{Scenario, Setup, named};
 use homenode_units::Permit;
 use homenode_units::stats::median;
@@ -28,17 +29,19 @@ const ROUNDS: usize = 9;
 /// Like `permits`, but longer: 40 runs.
 const PLAN: &str = "scenario = \"permits\"\nseeds = \"1..10\"\n[set]\nduration = \"200s\"\n\"vm.fluid.permit\" = \"250k,500k,1M,2M\"\n";
 
-struct Silent;
-
-impl Watch for Silent {
-    fn progress(&self, _: usize, _: usize) {}
-    fn note(&self, _: &str) {}
-}
-
 fn sweep(shard: Shard, jobs: usize, store: &Path) {
     let plan = Plan::parse("plan.toml", PLAN).unwrap();
     let store = Store::open(store, Program::of(|| Ok(Vec::new())).unwrap()).unwrap();
-    black_box(run(&plan, &shard.tasks(&plan), jobs, Some(&store), &Silent).unwrap());
+    black_box(
+        run(
+            &plan,
+            &shard.tasks(&plan),
+            jobs,
+            Some(&store),
+            &Progress::silent(),
+        )
+        .unwrap(),
+    );
 }
 
 /// Makes the same runs without a sweep.

@@ -28,7 +28,6 @@ mod store;
 mod table;
 mod values;
 
-pub use homenode_reproduce::Watch;
 pub use metrics::{Metric, Of, metrics};
 pub use plan::{Asked, Plan, RUNS_MAX, RUNS_PER_TASK_MAX};
 pub use run::{Rows, Shard, run};

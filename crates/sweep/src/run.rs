@@ -1,11 +1,11 @@
-//! Runs tasks on threads.
+//! Runs tasks.
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use homenode_reproduce::{Watch, each};
+use homenode_reproduce::jobs::{CutShort, Progress, each};
 use serde::{Deserialize, Serialize};
 
 use crate::metrics::{Figures, kept};
@@ -61,6 +61,12 @@ impl FromStr for Shard {
     }
 }
 
+impl From<CutShort> for SweepError {
+    fn from(cut: CutShort) -> SweepError {
+        SweepError::Failed(cut.to_string())
+    }
+}
+
 /// The runs of one task that have finished so far.
 struct Open {
     task: usize,
@@ -78,7 +84,7 @@ pub fn run(
     tasks: &[usize],
     jobs: usize,
     store: Option<&Store>,
-    watch: &dyn Watch,
+    progress: &Progress,
 ) -> Result<Vec<Rows>, SweepError> {
     if let Some(unknown) = tasks.iter().find(|task| **task >= plan.tasks()) {
         let count = plan.tasks();
@@ -93,7 +99,7 @@ pub fn run(
         rows.push(match found {
             Some(Kept::Rows(rows)) => Some(rows),
             Some(Kept::Unusable(note)) => {
-                watch.note(&note);
+                progress.note(&note);
                 None
             }
             _ => None,
@@ -110,7 +116,7 @@ pub fn run(
             }
         })
         .collect();
-    let made = make(plan, &open, jobs, store, watch)?;
+    let made = make(plan, &open, jobs, store, progress)?;
     let mut made = made.into_iter();
     Ok(rows
         .into_iter()
@@ -123,26 +129,13 @@ fn make(
     open: &[Open],
     jobs: usize,
     store: Option<&Store>,
-    watch: &dyn Watch,
+    progress: &Progress,
 ) -> Result<Vec<Rows>, SweepError> {
     let runs = open
         .iter()
         .flat_map(|open| (0..plan.runs_of(open.task).len()).map(move |at| (open, at)));
     let runs: Vec<(&Open, usize)> = runs.collect();
-    let (done, has_failed) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let results = each(jobs, &runs, |(open, at)| {
-        if has_failed.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        if watch.is_over() {
-            return Err(SweepError::Failed("cut short".to_owned()));
-        }
-        let result = one(plan, open, *at, store);
-        has_failed.fetch_or(result.is_err(), Ordering::Relaxed);
-        watch.progress(done.fetch_add(1, Ordering::Relaxed) + 1, runs.len());
-        result
-    });
-    results.into_iter().collect::<Result<Vec<()>, SweepError>>()?;
+    each(jobs, &runs, progress, |(open, at)| one(plan, open, *at, store))?;
     Ok(open.iter().map(|open| rows(plan, open)).collect())
 }
 

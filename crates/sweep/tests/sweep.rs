@@ -2,10 +2,9 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use homenode_sweep::{Plan, Program, Rows, Shard, Store, SweepError, Table, Watch, merge, run};
+use homenode_reproduce::jobs::Progress;
+use homenode_sweep::{Plan, Program, Rows, Shard, Store, SweepError, Table, merge, run};
 use parquet::file::reader::{FileReader as _, SerializedFileReader};
 
 const PLAN: &str = r#"
@@ -19,27 +18,12 @@ duration = "2s,3s"
 warm_up = ["0s"]
 "#;
 
-#[derive(Default)]
-struct Seen {
-    notes: Mutex<Vec<String>>,
-    runs: AtomicUsize,
-}
-
-impl Watch for Seen {
-    fn progress(&self, _: usize, _: usize) {
-        self.runs.fetch_add(1, Ordering::Relaxed);
-    }
-    fn note(&self, text: &str) {
-        self.notes.lock().unwrap().push(text.to_owned());
-    }
-}
-
 fn plan(text: &str) -> Plan {
     Plan::parse("plan.toml", text).unwrap()
 }
 
-fn made(plan: &Plan, tasks: &[usize], jobs: usize, store: Option<&Store>) -> (Vec<Rows>, Seen) {
-    let seen = Seen::default();
+fn made(plan: &Plan, tasks: &[usize], jobs: usize, store: Option<&Store>) -> (Vec<Rows>, Progress) {
+    let seen = Progress::silent();
     let rows = run(plan, tasks, jobs, store, &seen).unwrap();
     (rows, seen)
 }
@@ -65,7 +49,7 @@ fn the_tables_bytes_do_not_depend_on_jobs_shards_stores_or_the_size_of_tasks() {
     let plan = plan(PLAN);
     assert_eq!((plan.runs(), plan.tasks()), (24, 5));
     let (rows, seen) = made(&plan, &all(&plan), 1, None);
-    assert_eq!(seen.runs.into_inner(), 24);
+    assert_eq!(seen.done().0, 24);
     let expected = bytes(&plan, &rows);
     let (rows, _) = made(&plan, &all(&plan), 4, None);
     assert_eq!(bytes(&plan, &rows), expected);
@@ -103,7 +87,7 @@ fn a_store_of_a_sweep_that_was_killed_is_taken_up() {
     );
     let (rows, seen) = made(&plan, &all(&plan), 2, Some(&stores[0]));
     // The runs of tasks 1, 2 and 4; the last is one run short.
-    assert_eq!(seen.runs.into_inner(), 14);
+    assert_eq!(seen.done().0, 14);
     let (fresh, _) = made(&plan, &all(&plan), 2, None);
     assert_eq!(rows, fresh);
     assert_eq!(merge(&plan, &stores).unwrap(), fresh);
@@ -130,12 +114,12 @@ fn a_damaged_file_of_a_store_is_made_anew_and_it_is_said() {
     );
     let (again, seen) = made(&plan, &all(&plan), 2, Some(&one));
     assert_eq!(again, rows);
-    let notes = seen.notes.into_inner().unwrap();
+    let notes = seen.notes();
     assert!(
         notes.len() == 1 && notes[0].contains("is no finished run"),
         "{notes:?}"
     );
-    assert!(seen.runs.into_inner() <= 5);
+    assert!(seen.done().0 <= 5);
     assert_eq!(fs::read(&files[0]).unwrap(), whole);
 }
 
@@ -147,14 +131,14 @@ fn another_plans_tasks_are_not_taken() {
     made(&first, &all(&first), 2, Some(&one));
     let second = plan(&PLAN.replace("1..3", "2..4"));
     let (_, seen) = made(&second, &all(&second), 2, Some(&one));
-    assert_eq!(seen.runs.into_inner(), 24);
+    assert_eq!(seen.done().0, 24);
 }
 
 #[test]
 fn a_program_as_policy_is_not_kept_in_a_store() {
     let folder = tempfile::tempdir().unwrap();
     let plan = plan("scenario = \"permits\"\npolicies = [\"exec:./mine\"]\n");
-    let refused = run(&plan, &[0], 1, Some(&store(folder.path())), &Seen::default()).unwrap_err();
+    let refused = run(&plan, &[0], 1, Some(&store(folder.path())), &Progress::silent()).unwrap_err();
     assert!(
         matches!(&refused, SweepError::Input(said) if said.contains("without one")),
         "{refused}"
@@ -335,5 +319,5 @@ fn rows_of_other_runs_make_no_table() {
     assert!(matches!(Table::means(&plan, &rows), Err(SweepError::Failed(_))));
     let twice: Vec<Rows> = rows.iter().chain(&rows).cloned().collect();
     assert!(Table::means(&plan, &twice).is_err());
-    assert!(run(&plan, &[99], 1, None, &Seen::default()).is_err());
+    assert!(run(&plan, &[99], 1, None, &Progress::silent()).is_err());
 }

@@ -339,21 +339,10 @@ fn the_example_beats_default_on_tavo_mixed_and_hurts_nobody_on_two_other_cases()
     let score = |name: &str| {
         let scenario = Scenario::builtin(name).unwrap();
         let machine = homenode_machine_files::preset(scenario.machine.as_deref().unwrap()).unwrap();
-        let runs = |contender: &Contender| -> Vec<_> {
-            let run = |seed| {
-                let setup = Setup::new(machine.clone(), scenario.clone(), seed);
-                contender
-                    .run(&setup, &homenode_control::Config::default(), |_| (), |_| ())
-                    .unwrap()
-            };
-            (1..=3).map(run).collect()
-        };
-        let (base, mine) = (runs(&Contender::DEFAULT), runs(&example));
-        CaseScore::of(
-            name,
-            &base.iter().collect::<Vec<_>>(),
-            &mine.iter().collect::<Vec<_>>(),
-        )
+        let setup = Setup::new(machine, scenario, 1);
+        let contenders = std::slice::from_ref(&example);
+        let runs = homenode_search::grid::runs(&[setup], &[1, 2, 3], contenders, 1).unwrap();
+        CaseScore::of(name, &runs[0][0], &runs[0][1])
     };
     let mixed = score("tavo-mixed").mean().unwrap();
     assert!(mixed < 0.995, "{mixed}");

@@ -4,18 +4,10 @@ use super::array::{Array, Axis, Cell};
 use super::expression::Expression;
 use super::functions::{Names, evaluate, r_squared, zigzags};
 use super::*;
-use crate::work::{Watch, execute};
+use crate::jobs::Progress;
+use crate::work::execute;
 
 const EXAMPLE: &str = include_str!("../../../../data/experiments/example.toml");
-
-struct Silent;
-
-impl Watch for Silent {
-    fn progress(&self, _: usize, _: usize) {}
-    fn note(&self, text: &str) {
-        panic!("{text}");
-    }
-}
 
 fn parse(text: &str) -> Result<Design, String> {
     let bases = |name: &str| base(name).with_context(|| format!("no base is named `{name}`"));
@@ -118,7 +110,7 @@ fn an_experiment_without_a_claim_gives_results_tests_tables_and_figures() {
         .replace("seed = [1, 2, 3]", "seed = [1, 2]")
         .replace("= 20 / solo_s(workload)", "= 1 / solo_s(workload)");
     let design = parse(&small).unwrap();
-    let outcomes = execute(design.runs(), 2, None, &Silent);
+    let outcomes = execute(design.runs(), 2, None, &Progress::silent());
     let decision = design.decide(&outcomes).unwrap();
     assert_eq!(
         decision.measured.numbers.keys().collect::<Vec<_>>(),
@@ -150,7 +142,7 @@ fn an_experiment_without_a_claim_gives_results_tests_tables_and_figures() {
 fn names_that_files_may_use_are_those_of_reports() {
     let design = parse(EXAMPLE).unwrap();
     let run = design.runs().remove(0);
-    let outcome = execute(vec![run.clone()], 1, None, &Silent);
+    let outcome = execute(vec![run.clone()], 1, None, &Progress::silent());
     let counted = measures::of_run(&run, outcome.of(&run).unwrap(), None).unwrap();
     for (column, _) in counted.rows(&Vec::new()).remove(0) {
         assert!(design.knows(&column).is_ok(), "{column}");

@@ -47,12 +47,12 @@ mod tests;
 use std::collections::BTreeSet;
 
 use homenode_control::Config;
+use homenode_reproduce::jobs::{self, Progress};
 use homenode_units::{Chance, Ns};
 
 pub use rollout::{Cut, Point, Rollout, replay, rollout};
 pub use schedule::Schedule;
 
-use crate::jobs::{self, Progress};
 use crate::run::Run;
 use crate::score::ratio;
 use homenode_twin::Setup;
@@ -308,7 +308,6 @@ impl State<'_> {
             least: self.least.clone(),
         });
         let rollouts = jobs::each(jobs, &batch, progress, |candidate| {
-            progress.go_on()?;
             rollout(
                 setup,
                 config,
@@ -317,10 +316,10 @@ impl State<'_> {
                 &candidate.schedule,
                 cut.as_ref(),
             )
-        });
+        })?;
         for (candidate, rollout) in batch.into_iter().zip(rollouts) {
             self.evaluations += 1;
-            let Some(rollout) = rollout? else { continue };
+            let Some(rollout) = rollout else { continue };
             for (least, (base, vm)) in self
                 .least
                 .iter_mut()

@@ -10,11 +10,12 @@ use clap::Args;
 use homenode_control::{Config, PolicySet};
 use homenode_machine::Machine;
 use homenode_machine_files::preset;
+use homenode_reproduce::jobs::{self, Progress};
 use homenode_search::board::{Board, Disturbed};
 use homenode_search::contender::Contender;
 use homenode_search::generate;
+use homenode_search::grid::runs;
 use homenode_search::held_out::{DrawnAs, HeldOut, HeldOutPolicy, HeldOutRun};
-use homenode_search::jobs::{self, Progress};
 use homenode_search::known::Known;
 use homenode_search::run::Run;
 use homenode_search::score::{CaseScore, Total};
@@ -25,7 +26,7 @@ use homenode_twin::Setup;
 use homenode_units::file_name;
 
 use crate::known::last_commit;
-use crate::scores::{print_total, runs, score, scores};
+use crate::scores::{print_total, score, scores};
 use crate::{read, seeds, swept};
 
 /// Where the policies live: the last commit to touch it determines the held-out cases.
@@ -230,21 +231,16 @@ fn disturbed(
             .iter()
             .zip(&runs[0])
             .filter(|(seed, _)| known.of_seed(**seed).is_some());
-        let (seeds, bases): (Vec<u64>, Vec<&Run>) = bases.map(|(seed, run)| (*seed, run)).unzip();
-        let again = jobs::each(jobs, &seeds, &Progress::new("best known", seeds.len()), |seed| {
+        let (seeds, bases): (Vec<u64>, Vec<Run>) = bases.map(|(seed, run)| (*seed, run.clone())).unzip();
+        let again = jobs::each(jobs, &seeds, &Progress::new("best known: "), |seed| {
             let setup = Setup {
                 seed: *seed,
                 ..setup.clone()
             };
             let schedule = known.schedules(&setup).into_iter().next().unwrap_or_default();
             replay(&setup, &Config::default(), &schedule)
-        });
-        let again: Vec<Run> = again.into_iter().collect::<anyhow::Result<_>>()?;
-        best.push(CaseScore::of(
-            &setup.scenario.name,
-            &bases,
-            &again.iter().collect::<Vec<_>>(),
-        ));
+        })?;
+        best.push(score(setup, &bases, &again));
     }
     let first = seeds.get(..1).unwrap_or_default();
     Ok(Disturbed {

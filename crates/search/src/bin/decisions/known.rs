@@ -8,8 +8,8 @@ use std::process::Command;
 use anyhow::Context as _;
 use clap::Args;
 use homenode_control::Config;
+use homenode_reproduce::jobs::{self, Progress};
 use homenode_search::best::best;
-use homenode_search::jobs::{self, Progress};
 use homenode_search::known::Known;
 use homenode_search::search::Effort;
 use homenode_twin::Setup;
@@ -54,7 +54,7 @@ pub fn search(args: &Search) -> anyhow::Result<()> {
                 jobs: args.jobs,
                 seed: args.search_seed,
             };
-            let progress = Progress::new(format!("{name} seed {seed}"), args.evaluations);
+            let progress = Progress::new(format!("{name} seed {seed}: ")).of(args.evaluations);
             let before = known.schedules(&setup);
             let best = best(&setup, &Config::default(), (&[], &before), &effort, &progress)?;
             drop(progress);

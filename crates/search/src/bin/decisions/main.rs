@@ -16,8 +16,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, anyhow, ensure};
 use clap::{Args, Parser, Subcommand};
 use homenode_machine_files::file::read_text_file;
+use homenode_reproduce::jobs;
 use homenode_search::contender::Contender;
-use homenode_search::{generate, jobs};
+use homenode_search::generate;
 use homenode_twin::{Disturbance, Scenario, Setup, named};
 
 /// Score policies over cases × seeds against `default`

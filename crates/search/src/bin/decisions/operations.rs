@@ -5,10 +5,10 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use clap::Args;
+use homenode_reproduce::jobs;
 use homenode_search::contender::Contender;
 use homenode_search::generate;
 use homenode_search::held_out::{DrawnAs, HeldOutPolicy};
-use homenode_search::jobs;
 use homenode_search::operations::{self, Class, Hosts};
 use homenode_search::score::{CaseScore, Total};
 use homenode_twin::Setup;

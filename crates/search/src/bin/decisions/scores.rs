@@ -1,12 +1,10 @@
 //! `decisions CASE...`: compares policies with `default`, case by case and VM by VM.
 
-use std::cmp::Reverse;
 use std::path::PathBuf;
 
 use clap::Args;
-use homenode_control::Config;
 use homenode_search::contender::Contender;
-use homenode_search::jobs::{self, Progress};
+use homenode_search::grid::runs;
 use homenode_search::run::Run;
 use homenode_search::score::{CaseScore, MUCH_WORSE, Total};
 use homenode_twin::Setup;
@@ -27,46 +25,6 @@ pub struct Scores {
     verbose: bool,
 }
 
-/// Runs cases; returns runs by case, then by policies with `default` first, then by seed.
-pub fn runs(
-    setups: &[Setup],
-    seeds: &[u64],
-    contenders: &[Contender],
-    jobs: usize,
-) -> anyhow::Result<Vec<Vec<Vec<Run>>>> {
-    let mut work = Vec::new();
-    for setup in setups {
-        for contender in [Contender::DEFAULT].iter().chain(contenders) {
-            work.extend(seeds.iter().map(|seed| (setup, contender.clone(), *seed)));
-        }
-    }
-    // Cases with most vCPUs take longest and go first, so that no long run is left for the end.
-    let vcpus = |setup: &Setup| -> u32 { setup.scenario.vms.iter().map(|vm| u32::from(vm.vcpus)).sum() };
-    let mut order: Vec<usize> = (0..work.len()).collect();
-    order.sort_by_key(|at| Reverse(vcpus(work[*at].0)));
-    let progress = Progress::new("runs", work.len());
-    let done = jobs::each(jobs, &order, &progress, |at| {
-        let (setup, contender, seed) = &work[*at];
-        let setup = Setup {
-            seed: *seed,
-            ..(*setup).clone()
-        };
-        contender.run(&setup, &Config::default(), |_| (), |_| ())
-    });
-    let mut done: Vec<_> = order.into_iter().zip(done).collect();
-    done.sort_by_key(|(at, _)| *at);
-    let mut done = done.into_iter().map(|(_, run)| run);
-    let mut of_seeds = || {
-        done.by_ref()
-            .take(seeds.len())
-            .collect::<anyhow::Result<Vec<Run>>>()
-    };
-    setups
-        .iter()
-        .map(|_| (0..=contenders.len()).map(|_| of_seeds()).collect())
-        .collect()
-}
-
 /// Scores cases by policies.
 pub fn scores(
     setups: &[Setup],
@@ -85,8 +43,7 @@ pub fn scores(
 }
 
 pub fn score(setup: &Setup, base: &[Run], other: &[Run]) -> CaseScore {
-    let (base, other): (Vec<&Run>, Vec<&Run>) = (base.iter().collect(), other.iter().collect());
-    CaseScore::of(&setup.scenario.name, &base, &other)
+    CaseScore::of(&setup.scenario.name, base, other)
 }
 
 pub fn print(args: &Scores) -> anyhow::Result<()> {

@@ -52,9 +52,8 @@ pub fn run(
     seeds: &[u64],
     jobs: usize,
 ) -> anyhow::Result<Vec<(Cell, Vec<Work>)>> {
-    let outcomes = sweep::run_all(&cells, contenders, seeds, jobs);
-    let pairs = cells.into_iter().zip(outcomes);
-    pairs.map(|(cell, outcome)| Ok((cell, outcome?))).collect()
+    let works = sweep::run_all(&cells, contenders, seeds, jobs)?;
+    Ok(cells.into_iter().zip(works).collect())
 }
 
 fn print(
