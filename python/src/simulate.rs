@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use homenode_control::{Config, Control, Epoch, PolicySet};
+use homenode_control::{Config, Control, Epoch, Mode, PolicySet};
+use homenode_reproduce::engine::{self, Run};
 use homenode_search::contender::Contender;
-use homenode_search::run::{Run, run_planned};
 use homenode_search::settings;
 use homenode_search::trial::{Trial, contenders};
-use homenode_twin::{EPOCH_DEFAULT, Setup, Twin, named};
+use homenode_twin::{EPOCH_DEFAULT, Setup, named};
 use homenode_units::Ns;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -160,8 +160,8 @@ impl<'a> Watched<'a> {
             (Who::Python(policy), _) => PyPolicy::name_of(policy.bind(py))?,
         };
         let mut signals = Signals::new();
-        let mut look = |twin: &Twin| -> anyhow::Result<()> {
-            let (at_s, most_s) = (twin.now().as_secs_f64(), setup.scenario.duration.as_secs_f64());
+        let mut look = |at_s: f64| -> anyhow::Result<()> {
+            let most_s = setup.scenario.duration.as_secs_f64();
             let told = |py: Python<'_>| match progress {
                 Some(progress) => progress.call1(py, (&name, at_s, most_s)).map(drop),
                 None => Ok(()),
@@ -169,15 +169,19 @@ impl<'a> Watched<'a> {
             Ok(signals.look(told)?)
         };
         let ran = py.detach(|| {
-            let watch = |epoch: &Epoch, control: &Control| self.watch(epoch, control);
+            let watch = |epoch: &Epoch, control: &Control| {
+                self.watch(epoch, control);
+                look(epoch.status.at_ns.as_secs_f64())
+            };
             match (who, planner) {
-                (Who::Contender(contender), _) => contender.run_watched(setup, config, &mut look, watch),
+                (Who::Contender(contender), _) => contender.run(setup, config, watch),
                 (Who::Python(_), Some(planner)) => {
                     let config = Config {
                         policies: PolicySet::Default,
                         ..config.clone()
                     };
-                    run_planned(setup, config, Box::new(planner), &mut look, watch)
+                    let control = Control::new(config, Mode::Act).with_planner(Box::new(planner));
+                    engine::run(setup, &name, control, watch)
                 }
                 (Who::Python(_), None) => unreachable!("a planner was made of it"),
             }

@@ -9,7 +9,7 @@ use homenode_search::contender::Contender;
 use homenode_search::program::ANSWER_MAX;
 use homenode_search::trial::{self, Simulation, Trial, run_all, sentences};
 use homenode_twin::Setup;
-use homenode_twin::{Disturbance, EPOCH_DEFAULT, EventReport, Scenario, Twin, TwinReport};
+use homenode_twin::{Disturbance, EPOCH_DEFAULT, EventReport, Scenario, TwinReport};
 use homenode_units::{Ns, Pages};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -95,7 +95,9 @@ pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
         .transpose()
         .map_err(bad_input)?;
     let mut traced = None;
+    let work = Work::begin();
     let watch = |contender: &Contender, epoch: &Epoch, control: &Control| {
+        show_progress(&work, &spec, (contender, &contenders), epoch.status.at_ns);
         let Some(trace) = &mut trace else { return };
         if traced.as_ref() != Some(contender) {
             traced = Some(contender.clone());
@@ -103,20 +105,8 @@ pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
         }
         trace.epoch(epoch, control.sample());
     };
-    let work = Work::begin();
-    let look = |contender: &Contender, twin: &Twin| {
-        let (now, most) = (twin.now(), spec.scenario.duration);
-        let text = format!(
-            "{} under {}: {now} of at most {most}",
-            spec.scenario.name,
-            contender.name()
-        );
-        // All programs may have ended early.
-        let ended = contenders.iter().position(|one| std::ptr::eq(one, contender));
-        let runs = ended.unwrap_or_default() as f64 + now.as_secs_f64() / most.as_secs_f64();
-        work.at(&text, runs / contenders.len() as f64);
-    };
-    let trials = run_all(&spec, &config, &contenders, look, watch).map_err(about_input)?;
+    let trials: anyhow::Result<Vec<Trial>> = run_all(&spec, &config, &contenders, watch).collect();
+    let trials = trials.map_err(about_input)?;
     drop(work);
     if let Some(trace) = trace {
         trace.finish()?;
@@ -126,6 +116,15 @@ pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
     let simulation = Simulation::of(&spec, &config, &trials, built);
     output.object("simulation", serde_json::json!(simulation));
     Ok(())
+}
+
+fn show_progress(work: &Work, spec: &Setup, (contender, all): (&Contender, &[Contender]), now: Ns) {
+    let (scenario, most) = (&spec.scenario.name, spec.scenario.duration);
+    let text = format!("{scenario} under {}: {now} of at most {most}", contender.name());
+    // All programs may have ended early.
+    let ended = all.iter().position(|one| std::ptr::eq(one, contender));
+    let runs = ended.unwrap_or_default() as f64 + now.as_secs_f64() / most.as_secs_f64();
+    work.at(&text, runs / all.len() as f64);
 }
 
 /// The policies on the command line, else those that the scenario names.

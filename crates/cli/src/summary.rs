@@ -8,7 +8,7 @@ use homenode_agent::Show;
 use homenode_control::{Config, PolicySet};
 use homenode_host::Bell;
 use homenode_search::contender::Contender;
-use homenode_search::trial::{self, Trial, sentences};
+use homenode_search::trial::{Trial, run_all, sentences};
 use homenode_twin::Setup;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -62,15 +62,10 @@ pub fn compare(spec: &Setup, config: &Config, output: &mut Output, bell: &Bell) 
     let (spec, config, worker) = (spec.clone(), config.clone(), bell.clone());
     let named = std::thread::Builder::new().name("comparison".into());
     let thread = named.spawn(move || {
-        let mut first = None;
-        for policies in COMPARED {
-            let contender = Contender::PolicySet(policies);
-            let trial = trial::run(&spec, &config, &contender, first.as_ref()).map_err(about_input);
-            if first.is_none() {
-                first = trial.as_ref().ok().map(|trial| trial.report.clone());
-            }
+        let contenders = COMPARED.map(Contender::PolicySet);
+        for trial in run_all(&spec, &config, &contenders, |_, _, _| ()) {
             let goes_on = trial.is_ok() && !worker.is_stopping();
-            if to_us.send(trial).is_err() || !goes_on {
+            if to_us.send(trial.map_err(about_input)).is_err() || !goes_on {
                 break;
             }
             worker.ring();

@@ -100,7 +100,9 @@ workload = "idle"
             1,
         );
         let sets = [PolicySet::Default, PolicySet::FfPin].map(Contender::PolicySet);
-        run_all(&setup, &Config::default(), &sets, |_, _| (), |_, _, _| ()).unwrap()
+        run_all(&setup, &Config::default(), &sets, |_, _, _| ())
+            .collect::<Result<_, _>>()
+            .unwrap()
     }
 
     #[test]

@@ -25,6 +25,7 @@ pub mod claims;
 mod decide;
 mod design;
 mod document;
+pub mod engine;
 mod experiment;
 mod experiments;
 mod figure;

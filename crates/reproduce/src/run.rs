@@ -1,15 +1,13 @@
 //! One run of the twin: its inputs and its recorded outcome.
 
-use std::ops::ControlFlow;
-use std::sync::Mutex;
-
 use anyhow::Result;
-use homenode_control::{Around, Config, Control, Epoch, Mode};
-use homenode_host::{Counters, Host, HostError, Sample, VmSample};
+use homenode_control::{Config, Control, Epoch, Mode};
+use homenode_host::{Counters, Host as _, Sample, VmSample};
 use homenode_twin::{Scenario, Twin, TwinReport, VmReport};
 use homenode_units::{NodeId, Ns};
 use serde::{Deserialize, Serialize};
 
+use crate::engine::{self, Probe};
 use crate::vary::{self, Change};
 
 /// All inputs that determine the outcome of a run.
@@ -146,81 +144,63 @@ impl Run {
         vary::machine(&mut machine, &self.changes);
         let mut scenario = self.scenario.clone();
         vary::scenario(&mut scenario, &self.changes);
-        let mut twin = Twin::new(machine, &scenario, self.seed)?;
-        let control = Mutex::new(Control::new(self.config.clone(), Mode::Act));
-        let mut measured = MeasuredRun {
+        let twin = Twin::new(machine, &scenario, self.seed)?;
+        let control = Control::new(self.config.clone(), Mode::Act);
+        let measured = Measured {
             run: self,
             begin: None,
             moments: Vec::new(),
         };
-        homenode_control::run(&mut twin, &control, &mut measured)?;
-        let MeasuredRun { begin, moments, .. } = measured;
-        let end = sample(&mut twin)?;
-        let report = twin.report();
+        let mut ended = engine::simulate(twin, control, self.until, measured)?;
+        let end = ended.twin.sample()?;
+        let (twin, report) = (&ended.twin, ended.twin.report());
         Ok(Outcome {
             at_s: twin.now().as_secs_f64(),
-            window: window(&twin, &report, begin.as_ref(), &end),
+            window: window(twin, &report, ended.probe.begin.as_ref(), &end),
             vms: report.vms,
-            moments,
+            moments: ended.probe.moments,
         })
     }
 }
 
-/// A run that counts events after its warm-up.
-struct MeasuredRun<'a> {
+/// Counts events after the warm-up.
+struct Measured<'a> {
     run: &'a Run,
     /// The sample at the end of the warm-up.
     begin: Option<Sample>,
     moments: Vec<Moment>,
 }
 
-impl Around<Twin> for MeasuredRun<'_> {
-    type Error = anyhow::Error;
-
-    fn before(&mut self, twin: &mut Twin) -> Result<ControlFlow<()>> {
-        if twin.finished() || twin.now() >= self.run.until {
-            return Ok(ControlFlow::Break(()));
-        }
+impl Probe for Measured<'_> {
+    fn before(&mut self, twin: &mut Twin) -> Result<()> {
         if self.begin.is_none() && twin.now() >= self.run.warm_up {
-            self.begin = Some(sample(twin)?);
+            self.begin = Some(twin.sample()?);
             twin.mark();
         }
-        Ok(ControlFlow::Continue(()))
+        Ok(())
     }
 
-    fn after(&mut self, twin: &mut Twin, epoch: Result<Epoch, HostError>) -> Result<ControlFlow<()>> {
-        epoch?;
+    fn after(&mut self, twin: &mut Twin, _: &Epoch, _: &Control) -> Result<()> {
         if let (Some(watch), Some(_)) = (self.run.watch, &self.begin) {
             let due = |last: &Moment| twin.now().0 >= last.at_ns + watch.0;
             if self.moments.last().is_none_or(due) {
                 self.moments.push(moment(twin)?);
             }
         }
-        Ok(ControlFlow::Continue(()))
+        Ok(())
     }
 
-    fn wait(&mut self, twin: &mut Twin) {
-        let Run {
-            config,
-            watch,
-            warm_up,
-            until,
-            ..
-        } = self.run;
-        let measures = self.begin.is_some();
-        let look = watch.filter(|_| measures).unwrap_or(config.period);
-        let mark = if measures { until } else { warm_up };
-        let left = Ns(mark.0.saturating_sub(twin.now().0).max(1));
-        twin.wait(config.period.min(look).min(left));
+    fn pause(&self, now: Ns, left: Ns, period: Ns) -> Ns {
+        let (left, look) = match self.begin {
+            Some(_) => (left, self.run.watch.unwrap_or(period)),
+            None => (self.run.warm_up.saturating_sub(now), period),
+        };
+        period.min(look).min(left.max(Ns(1)))
     }
-}
-
-fn sample(twin: &mut Twin) -> Result<Sample> {
-    Ok(twin.sample()?)
 }
 
 fn moment(twin: &mut Twin) -> Result<Moment> {
-    let sample = sample(twin)?;
+    let sample = twin.sample()?;
     let report = twin.report();
     let away = |vm: &VmSample| vm.pages_outside(vm.settings.home.as_ref()?);
     // Both list VMs in the scenario's order; an absent VM has zero counts.

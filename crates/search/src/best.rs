@@ -1,16 +1,14 @@
 //! Finds the best known result of a case and seed: among all policies, earlier results, and a search that starts from them.
 
-use std::cell::Cell;
-
 use homenode_control::{Config, Event, PolicySet};
 use homenode_host::{Act, Lever, Outcome};
+use homenode_reproduce::engine::Run;
 use homenode_reproduce::jobs::{self, Progress};
-use homenode_twin::{Scenario, Twin};
+use homenode_twin::Scenario;
 use homenode_units::Ns;
 
 use crate::contender::Contender;
 use crate::program::Program;
-use crate::run::Run;
 use crate::score::value;
 use crate::search::schedule::{Goal, Place};
 use crate::search::{Effort, Found, Schedule, search};
@@ -129,10 +127,12 @@ pub fn best(
 
 /// Runs policies, and records their decisions on homes and memory policies.
 fn recorded(setup: &Setup, config: &Config, contender: &Contender) -> anyhow::Result<(Run, Schedule)> {
-    let (now, mut schedule) = (Cell::new(Ns::ZERO), Schedule::default());
-    let look = |twin: &Twin| now.set(twin.now());
-    let done = contender.run(setup, config, look, |event| {
-        note(&setup.scenario, event, now.get(), &mut schedule);
+    let mut schedule = Schedule::default();
+    let done = contender.run(setup, config, |epoch, _| {
+        for event in &epoch.events {
+            note(&setup.scenario, event, epoch.status.at_ns, &mut schedule);
+        }
+        Ok(())
     })?;
     Ok((done, schedule))
 }

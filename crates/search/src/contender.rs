@@ -4,13 +4,13 @@ use std::fmt;
 use std::str::FromStr;
 
 use anyhow::Context as _;
-use homenode_control::{Config, Control, Epoch, Event, PolicySet, UnknownPolicy};
+use homenode_control::{Config, Control, Epoch, Mode, PolicySet, UnknownPolicy};
 use homenode_machine::Machine;
-use homenode_twin::{Scenario, Twin};
+use homenode_reproduce::engine::{self, Run};
+use homenode_twin::Scenario;
 use homenode_units::{Candidates, CpuSet, Ns};
 
 use crate::program::{EXEC, NoProgram, Program};
-use crate::run::{Run, run_planned, run_watched};
 use homenode_twin::Setup;
 
 /// A participant in a comparison.
@@ -89,79 +89,46 @@ impl Contender {
         }
     }
 
-    /// Runs a scenario to its end; see [`crate::run::run`]. `config` sets everything but which policies act.
+    /// Runs a scenario to its end; see [`engine::run`]. `config` sets everything but which policies act.
     ///
     /// # Errors
-    /// See [`crate::run::run`]; a program that cannot be started, or fails.
+    /// See [`engine::run`]; a program that cannot be started.
     pub fn run(
         &self,
         setup: &Setup,
         config: &Config,
-        mut look: impl FnMut(&Twin),
-        mut told: impl FnMut(&Event),
+        mut watch: impl FnMut(&Epoch, &Control) -> anyhow::Result<()>,
     ) -> anyhow::Result<Run> {
-        let look = |twin: &Twin| {
-            look(twin);
-            Ok(())
+        let policies = match self {
+            Contender::PolicySet(policies) => *policies,
+            _ => PolicySet::Default,
         };
-        self.run_watched(setup, config, look, |epoch, _| {
-            epoch.events.iter().for_each(&mut told);
-        })
-    }
-
-    /// Like [`Contender::run`], but calls `watch` with each epoch and the loop after it; an error of `look` ends the run.
-    ///
-    /// # Errors
-    /// As [`Contender::run`], and those of `look`.
-    pub fn run_watched(
-        &self,
-        setup: &Setup,
-        config: &Config,
-        mut look: impl FnMut(&Twin) -> anyhow::Result<()>,
-        mut watch: impl FnMut(&Epoch, &Control),
-    ) -> anyhow::Result<Run> {
-        let with = |policies| Config {
+        let config = Config {
             policies,
             ..config.clone()
         };
-        match self {
-            Contender::PolicySet(policies) => run_watched(setup, with(*policies), look, watch),
-            Contender::Program(program) => {
-                let planner = Box::new(program.start()?);
-                run_planned(setup, with(PolicySet::Default), planner, look, watch)
-            }
-            Contender::Balancing(_) | Contender::FixedPerL3 => {
-                let setup = Setup {
-                    scenario: self.configured(setup),
-                    ..setup.clone()
-                };
-                let run = run_watched(&setup, with(PolicySet::Default), look, watch)?;
-                Ok(Run {
-                    policy: self.name().to_owned(),
-                    ..run
-                })
-            }
-            Contender::Alone => {
-                let with = with(PolicySet::Default);
-                let vms = 0..setup.scenario.vms.len();
-                let mut runs = vms.map(|at| {
-                    let setup = Setup {
-                        scenario: alone(&setup.scenario, at),
-                        ..setup.clone()
-                    };
-                    run_watched(&setup, with.clone(), &mut look, &mut watch)
-                });
-                let first = runs.next().context("a scenario has a VM")??;
-                let mut run = Run {
-                    policy: self.name().to_owned(),
-                    ..first
-                };
-                for (at, other) in (1..).zip(runs) {
-                    run.report.vms[at] = other?.report.vms.swap_remove(at);
-                }
-                Ok(run)
-            }
+        let control = || Control::new(config.clone(), Mode::Act);
+        let setup_with = |scenario| Setup {
+            scenario,
+            ..setup.clone()
+        };
+        if !matches!(self, Contender::Alone) {
+            let control = match self {
+                Contender::Program(program) => control().with_planner(Box::new(program.start()?)),
+                _ => control(),
+            };
+            let setup = setup_with(self.configured(setup));
+            return engine::run(&setup, self.name(), control, watch);
         }
+        let mut runs = (0..setup.scenario.vms.len()).map(|at| {
+            let setup = setup_with(alone(&setup.scenario, at));
+            engine::run(&setup, self.name(), control(), &mut watch)
+        });
+        let mut run = runs.next().context("a scenario has a VM")??;
+        for (at, other) in (1..).zip(runs) {
+            run.report.vms[at] = other?.report.vms.swap_remove(at);
+        }
+        Ok(run)
     }
 
     /// Returns the scenario as an operator without an agent configures its host.
@@ -309,7 +276,7 @@ mod tests {
             scenario.duration = Ns::from_secs(20);
             let setup = Setup::new(preset("r420").unwrap(), scenario, 3);
             contender
-                .run(&setup, &Config::default(), |_| (), |_| ())
+                .run(&setup, &Config::default(), |_, _| Ok(()))
                 .expect("a run")
         };
         let (single, crowd) = (run(&Contender::DEFAULT, &["a"]), ["a", "b", "c", "d", "e", "f"]);

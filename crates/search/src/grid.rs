@@ -4,11 +4,11 @@ use std::cmp::Reverse;
 
 use anyhow::anyhow;
 use homenode_control::Config;
+use homenode_reproduce::engine::Run;
 use homenode_reproduce::jobs::{self, Progress};
 use homenode_twin::Setup;
 
 use crate::contender::Contender;
-use crate::run::Run;
 
 /// Runs each case under `default` and these contenders with each of these seeds, on `jobs` threads; returns the runs by case,
 /// then by contender with `default` first, then by seed.
@@ -37,7 +37,7 @@ pub fn runs(
             seed: *seed,
             ..(*setup).clone()
         };
-        let run = contender.run(&setup, &Config::default(), |_| (), |_| ());
+        let run = contender.run(&setup, &Config::default(), |_, _| Ok(()));
         run.map_err(|error| anyhow!("{}: {error:#}", setup.scenario.name))
     })?;
     let mut done: Vec<_> = order.into_iter().zip(done).collect();

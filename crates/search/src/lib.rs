@@ -11,7 +11,6 @@ pub mod known;
 pub mod operations;
 pub mod outcome;
 pub mod program;
-pub mod run;
 pub mod score;
 pub mod search;
 pub mod settings;

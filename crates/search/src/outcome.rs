@@ -1,11 +1,11 @@
 //! The result of a search, for machine readers.
 
+use homenode_reproduce::engine::Run;
 use homenode_twin::{Setup, VmReport};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::best::{Best, PolicyRun};
-use crate::run::Run;
 use crate::score::ratio;
 
 /// What was searched, and the result.

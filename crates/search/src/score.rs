@@ -16,10 +16,9 @@
 //!    executed some there and none here is infinitely slow, unless it is a server without pending requests: it finished them
 //!    before the end of the warm-up, and has rested since.
 
+use homenode_reproduce::engine::Run;
 use homenode_twin::VmReport;
 use homenode_units::stats::mean;
-
-use crate::run::Run;
 
 /// A VM is hurt if it takes more than this many times as long.
 pub const HURT: f64 = 1.03;

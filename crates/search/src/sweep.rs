@@ -7,6 +7,7 @@
 
 use anyhow::anyhow;
 use homenode_machine::{Hardware, Machine};
+use homenode_reproduce::engine::Run;
 use homenode_twin::workload::{self, Program};
 use homenode_twin::{Disturbance, Scenario, VmSpec};
 use homenode_units::stats::mean;
@@ -15,7 +16,6 @@ use homenode_units::{Bytes, Ns};
 use crate::contender::Contender;
 use crate::generate::{memory_for, share_for};
 use crate::grid::runs;
-use crate::run::Run;
 use crate::score::CaseScore;
 use homenode_twin::Setup;
 

@@ -1,14 +1,14 @@
 //! Runs a scenario to its end under sets of policies, and compares each with the first of them.
 
 use homenode_control::{Config, Control, Epoch, UnknownPolicy};
-use homenode_twin::{Disturbance, Scenario, Setup, Twin, TwinError, TwinReport, VmReport};
+use homenode_reproduce::engine::Run;
+use homenode_twin::{Disturbance, Scenario, Setup, TwinError, TwinReport, VmReport};
 use homenode_units::Ns;
 use homenode_units::stats::mean;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::contender::Contender;
-use crate::run::Run;
 
 /// Settings of a simulation, with every option, and its results.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -119,43 +119,27 @@ pub fn contenders(scenario: &Scenario) -> Result<Vec<Contender>, TwinError> {
     named.collect()
 }
 
-/// Runs a scenario to its end, or for its duration, under each set of policies; `look` is called before each of the agent's
-/// epochs, `watch` with each epoch of the agent's and the loop after it.
+/// Runs a scenario to its end, or for its duration, under one contender after the other, and compares each with the first;
+/// `watch` is called with each epoch of the agent's and the loop after it.
 ///
 /// # Errors
-/// When the twin cannot start.
-pub fn run_all(
-    setup: &Setup,
-    config: &Config,
-    contenders: &[Contender],
-    mut look: impl FnMut(&Contender, &Twin),
-    mut watch: impl FnMut(&Contender, &Epoch, &Control),
-) -> anyhow::Result<Vec<Trial>> {
-    let mut trials: Vec<Trial> = Vec::new();
-    for contender in contenders {
-        let look = |twin: &Twin| {
-            look(contender, twin);
+/// Each as [`Contender::run`].
+pub fn run_all<'a>(
+    setup: &'a Setup,
+    config: &'a Config,
+    contenders: &'a [Contender],
+    mut watch: impl FnMut(&Contender, &Epoch, &Control) + 'a,
+) -> impl Iterator<Item = anyhow::Result<Trial>> + 'a {
+    let mut first: Option<TwinReport> = None;
+    contenders.iter().map(move |contender| {
+        let run = contender.run(setup, config, |epoch, control| {
+            watch(contender, epoch, control);
             Ok(())
-        };
-        let watch = |epoch: &Epoch, control: &Control| watch(contender, epoch, control);
-        let run = contender.run_watched(setup, config, look, watch)?;
-        trials.push(Trial::of(run, trials.first().map(|first| &first.report)));
-    }
-    Ok(trials)
-}
-
-/// Runs a scenario under one set of policies, and compares the result with that of the `first`, if given.
-///
-/// # Errors
-/// When the twin cannot start.
-pub fn run(
-    setup: &Setup,
-    config: &Config,
-    contender: &Contender,
-    first: Option<&TwinReport>,
-) -> anyhow::Result<Trial> {
-    let run = contender.run(setup, config, |_| (), |_| ())?;
-    Ok(Trial::of(run, first))
+        })?;
+        let trial = Trial::of(run, first.as_ref());
+        first.get_or_insert_with(|| trial.report.clone());
+        Ok(trial)
+    })
 }
 
 /// Ratios of VMs under two sets of policies: each by its requests if it serves any, else by its runtime, or, if its program

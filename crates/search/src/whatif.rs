@@ -3,7 +3,7 @@
 use homenode_api::answer::{Forecast, Simulated};
 use homenode_api::{ApiError, Homes, forecast};
 use homenode_control::{Config, Control, Mode};
-use homenode_host::Host as _;
+use homenode_reproduce::engine;
 use homenode_twin::{Setup, TwinError};
 use homenode_units::Ns;
 
@@ -40,25 +40,16 @@ pub fn ask(
             "scenario {name} lasts {duration}, so there is no {at} in it; choose an earlier time with --at"
         )));
     }
-    let mut twin = setup.start()?;
-    let mut control = Control::new(Config::default(), Mode::Act);
-    loop {
-        look(twin.now())?;
-        // Moving memory takes time: an epoch may begin before the requested time and end after it.
-        let is_due = twin.now() >= at;
-        control.step(&mut twin).map_err(anyhow::Error::new)?;
-        if is_due {
-            break;
-        }
-        if twin.finished() {
-            let now = twin.now();
-            return Err(WhatIfError::Input(format!(
-                "all programs of scenario {name} ended by {now}; choose an earlier time with --at"
-            )));
-        }
-        let left = at.saturating_sub(twin.now());
-        twin.wait(left.min(control.config().period));
+    let control = Control::new(Config::default(), Mode::Act);
+    let (mut twin, mut control) =
+        engine::run_until(setup.start()?, control, at, |epoch, _| look(epoch.status.at_ns))?;
+    let now = twin.now();
+    if now < at {
+        return Err(WhatIfError::Input(format!(
+            "all programs of scenario {name} ended by {now}; choose an earlier time with --at"
+        )));
     }
+    control.step(&mut twin).map_err(anyhow::Error::new)?;
     let answer = forecast(&control, &setup.machine, homes).map_err(|complaint| match complaint {
         ApiError::NotYet { why } => anyhow::anyhow!("{why}; ask about a later time with --at").into(),
         other => WhatIfError::Refused(other),

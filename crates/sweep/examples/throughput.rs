@@ -55,7 +55,7 @@ fn bare() {
         for seed in 1..=10 {
             let setup = Setup::new(machine.clone(), scenario.clone(), seed);
             let config = Config::default();
-            black_box(Contender::DEFAULT.run(&setup, &config, |_| (), |_| ()).unwrap());
+            black_box(Contender::DEFAULT.run(&setup, &config, |_, _| Ok(())).unwrap());
         }
     }
 }

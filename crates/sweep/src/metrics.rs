@@ -1,6 +1,6 @@
 //! The recorded results of a run: every figure that a table may have, each declared once.
 
-use homenode_search::run::Run;
+use homenode_reproduce::engine::Run;
 use homenode_twin::{NodeReport, VmReport};
 use homenode_units::Candidates;
 use serde::{Deserialize, Serialize};

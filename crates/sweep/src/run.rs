@@ -155,7 +155,7 @@ fn one(plan: &Plan, open: &Open, at: usize, store: Option<&Store>) -> Result<(),
     let (setup, config) = setup.map_err(|error| failed(error.to_string()))?;
     let policy = &plan.policies[place.policy];
     let came = policy
-        .run(&setup, &config, |_| (), |_| ())
+        .run(&setup, &config, |_, _| Ok(()))
         .map_err(|error| failed(format!("{error:#}")))?;
     open.runs.lock().expect("nothing panics while it holds this")[at] = Some(kept(&came));
     if open.left.fetch_sub(1, Ordering::AcqRel) == 1

@@ -10,7 +10,7 @@ use homenode_machine::Machine;
 use homenode_machine_files::{Comments, preset, preset_names, to_toml};
 use homenode_recorder::{Archive, Kind};
 use homenode_screens::wall::Wall;
-use homenode_search::run::run_watched;
+use homenode_search::contender::Contender;
 use homenode_twin::{Scenario, Setup};
 use homenode_units::Ns;
 use schemars::JsonSchema;
@@ -215,16 +215,12 @@ fn simulate(machine: &Machine, config: &Config, scenario: Scenario, lead: Ns) ->
     let mut seen = Seen::new(machine);
     let seed = scenario.seed;
     let setup = Setup::new(machine.clone(), scenario, seed);
-    run_watched(
-        &setup,
-        config.clone(),
-        |_| Ok(()),
-        |_, control| {
-            if let Some(sample) = control.sample().filter(|sample| sample.at >= lead) {
-                seen.take(sample.clone());
-            }
-        },
-    )?;
+    Contender::PolicySet(config.policies).run(&setup, config, |_, control| {
+        if let Some(sample) = control.sample().filter(|sample| sample.at >= lead) {
+            seen.take(sample.clone());
+        }
+        Ok(())
+    })?;
     Ok(seen)
 }
 

@@ -8,10 +8,9 @@ use homenode_host::{
 };
 use homenode_machine::Machine;
 use homenode_policy::{levers, memory, pace, placement, repatriate};
+use homenode_reproduce::engine::Run;
 use homenode_twin::Twin;
 use homenode_units::{MemoryPolicy, NodeSet, VmId};
-
-use crate::run::Run;
 
 use super::schedule::{Goal, Place, Schedule};
 

@@ -47,13 +47,13 @@ mod tests;
 use std::collections::BTreeSet;
 
 use homenode_control::Config;
+use homenode_reproduce::engine::Run;
 use homenode_reproduce::jobs::{self, Progress};
 use homenode_units::{Chance, Ns};
 
-pub use rollout::{Cut, Point, Rollout, replay, rollout};
+pub use rollout::{Cut, Point, Rollout, rollout};
 pub use schedule::Schedule;
 
-use crate::run::Run;
 use crate::score::ratio;
 use homenode_twin::Setup;
 use moves::Choices;

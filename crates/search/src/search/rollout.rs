@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use homenode_control::Config;
+use homenode_reproduce::engine::Run;
 use homenode_twin::{Twin, TwinReport, VmReport};
 use homenode_units::stats::mean;
 use homenode_units::{Ns, VmId};
 
 use super::arranger::Arranger;
 use super::schedule::Schedule;
-use crate::run::Run;
 use crate::score::value;
 use homenode_twin::Setup;
 
@@ -99,20 +99,6 @@ impl Cut {
         // Without the warm-up's instructions, the remaining work cannot be estimated.
         report.measured_from_ns == Ns::ZERO && mean(vms.map(least)).is_some_and(|mean| mean > self.bound)
     }
-}
-
-/// Runs a whole scenario under a schedule.
-///
-/// # Errors
-/// A scenario that the machine cannot run; when the host refuses a plan.
-pub fn replay(setup: &Setup, config: &Config, schedule: &Schedule) -> anyhow::Result<Run> {
-    let Point { mut twin, arranger } = Point::beginning(setup, config)?;
-    let mut arranger = arranger.following(schedule.clone());
-    while !setup.is_over(&twin) {
-        arranger.step(&mut twin)?;
-        setup.wait(&mut twin, config.period);
-    }
-    Ok(arranger.came_to(&twin))
 }
 
 /// Continues from a point to the end of the run; `None` if it was cut.

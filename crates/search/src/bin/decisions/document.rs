@@ -10,6 +10,7 @@ use clap::Args;
 use homenode_control::{Config, PolicySet};
 use homenode_machine::Machine;
 use homenode_machine_files::preset;
+use homenode_reproduce::engine::Run;
 use homenode_reproduce::jobs::{self, Progress};
 use homenode_search::board::{Board, Disturbed};
 use homenode_search::contender::Contender;
@@ -17,9 +18,8 @@ use homenode_search::generate;
 use homenode_search::grid::runs;
 use homenode_search::held_out::{DrawnAs, HeldOut, HeldOutPolicy, HeldOutRun};
 use homenode_search::known::Known;
-use homenode_search::run::Run;
 use homenode_search::score::{CaseScore, Total};
-use homenode_search::search::replay;
+use homenode_search::search::{Point, rollout};
 use homenode_search::sweep::{self, Cell, Work};
 use homenode_twin::Disturbance;
 use homenode_twin::Setup;
@@ -227,19 +227,22 @@ fn disturbed(
     let ours: Vec<CaseScore> = ours.collect();
     let mut best = Vec::new();
     for ((setup, known), runs) in setups.iter().zip(known).zip(&runs) {
-        let bases = seeds
-            .iter()
-            .zip(&runs[0])
-            .filter(|(seed, _)| known.of_seed(**seed).is_some());
-        let (seeds, bases): (Vec<u64>, Vec<Run>) = bases.map(|(seed, run)| (*seed, run.clone())).unzip();
-        let again = jobs::each(jobs, &seeds, &Progress::new("best known: "), |seed| {
+        let bases = seeds.iter().zip(&runs[0]);
+        let bases: Vec<_> = bases
+            .filter(|(seed, _)| known.of_seed(**seed).is_some())
+            .collect();
+        let again = jobs::each(jobs, &bases, &Progress::new("best known: "), |(seed, base)| {
             let setup = Setup {
-                seed: *seed,
+                seed: **seed,
                 ..setup.clone()
             };
             let schedule = known.schedules(&setup).into_iter().next().unwrap_or_default();
-            replay(&setup, &Config::default(), &schedule)
+            let config = Config::default();
+            let beginning = Point::beginning(&setup, &config)?;
+            let whole = rollout(&setup, &config, base, &beginning, &schedule, None)?;
+            Ok::<_, anyhow::Error>(whole.context("a run without a bound was cut")?.run)
         })?;
+        let bases: Vec<Run> = bases.into_iter().map(|(_, base)| base.clone()).collect();
         best.push(score(setup, &bases, &again));
     }
     let first = seeds.get(..1).unwrap_or_default();

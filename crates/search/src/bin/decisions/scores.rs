@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use homenode_reproduce::engine::Run;
 use homenode_search::contender::Contender;
 use homenode_search::grid::runs;
-use homenode_search::run::Run;
 use homenode_search::score::{CaseScore, MUCH_WORSE, Total};
 use homenode_twin::Setup;
 use homenode_twin::VmReport;
