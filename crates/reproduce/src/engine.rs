@@ -54,6 +54,11 @@ pub fn run_until(
     Ok((ended.twin, ended.control))
 }
 
+/// Whether a run is over: every program has ended, or this time has come.
+pub fn is_over(twin: &Twin, until: Ns) -> bool {
+    twin.finished() || twin.now() >= until
+}
+
 /// What is looked at during a run.
 pub(crate) trait Probe {
     /// Called before an epoch.
@@ -129,7 +134,7 @@ impl<P: Probe> Around<Twin> for ToEnd<'_, P> {
     type Error = anyhow::Error;
 
     fn before(&mut self, twin: &mut Twin) -> Result<ControlFlow<()>> {
-        if twin.finished() || twin.now() >= self.until {
+        if is_over(twin, self.until) {
             return Ok(ControlFlow::Break(()));
         }
         self.probe.before(twin)?;

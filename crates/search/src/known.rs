@@ -8,7 +8,7 @@ use homenode_machine_files::file::{FileError, read_toml};
 use serde::{Deserialize, Serialize};
 
 use crate::best::Best;
-use crate::score::ratio;
+use crate::score::ratios;
 use crate::search::Schedule;
 use crate::search::schedule::ScheduleError;
 use homenode_twin::Setup;
@@ -164,7 +164,6 @@ impl Known {
 
     /// Takes in a search result unless a better one is known; returns whether it was better. Evaluations add up either way.
     pub fn add(&mut self, setup: &Setup, best: &Best, commit: &str) -> bool {
-        let pairs = best.base.report.vms.iter().zip(&best.run().report.vms);
         let rounded = |value: f64| (value * 1e4).round() / 1e4;
         let new = OfSeed {
             seed: setup.seed,
@@ -172,8 +171,8 @@ impl Known {
             found_by: best.found_by().to_owned(),
             evaluations: best.evaluations(),
             commit: commit.to_owned(),
-            vms: pairs
-                .map(|(base, vm)| ratio(base, vm).map_or(-1.0, rounded))
+            vms: ratios(&best.base, best.run())
+                .map(|ratio| ratio.map_or(-1.0, rounded))
                 .collect(),
             decisions: best.schedule().lines(&setup.scenario),
         };

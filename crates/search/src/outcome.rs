@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::best::{Best, PolicyRun};
-use crate::score::ratio;
+use crate::score::ratios;
 
 /// What was searched, and the result.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -90,12 +90,12 @@ impl<'a> Search<'a> {
 }
 
 fn of_vms(base: &Run, run: &Run) -> Vec<OfVm> {
-    let pairs = base.report.vms.iter().zip(&run.report.vms);
-    let of_vm = |(base, vm): (&VmReport, _)| OfVm {
-        name: base.name.clone(),
-        ratio: ratio(base, vm).filter(|ratio| ratio.is_finite()),
+    let vms = base.report.vms.iter().zip(ratios(base, run));
+    let of_vm = |(vm, ratio): (&VmReport, Option<f64>)| OfVm {
+        name: vm.name.clone(),
+        ratio: ratio.filter(|ratio| ratio.is_finite()),
     };
-    pairs.map(of_vm).collect()
+    vms.map(of_vm).collect()
 }
 
 fn worst(vms: &[OfVm]) -> Option<f64> {

@@ -26,20 +26,20 @@ pub const HURT: f64 = 1.03;
 pub const MUCH_WORSE: f64 = 1.10;
 
 /// Returns the ratio of a VM: at least 0, below 1 if it is faster than in the base run; `None` if it did nothing there.
-pub fn ratio(base: &VmReport, other: &VmReport) -> Option<f64> {
+fn ratio(base: &VmReport, other: &VmReport) -> Option<f64> {
     let (base_s, other_s) = times(base, other)?;
     Some(other_s / base_s)
 }
 
+/// Returns the ratio of each VM, in the scenario's order.
+pub fn ratios<'a>(base: &'a Run, other: &'a Run) -> impl Iterator<Item = Option<f64>> + 'a {
+    let pairs = base.report.vms.iter().zip(&other.report.vms);
+    pairs.map(|(base, vm)| ratio(base, vm))
+}
+
 /// Returns the value of a run: the mean ratio over VMs; infinite if there are none, or a VM did nothing.
 pub fn value(base: &Run, other: &Run) -> f64 {
-    let ratios = base
-        .report
-        .vms
-        .iter()
-        .zip(&other.report.vms)
-        .filter_map(|(base, vm)| ratio(base, vm));
-    mean(ratios)
+    mean(ratios(base, other).flatten())
         .filter(|mean| mean.is_finite())
         .unwrap_or(f64::INFINITY)
 }
@@ -98,10 +98,7 @@ impl CaseScore {
     /// Scores runs of a case against the base runs with the same seeds, in the same order.
     pub fn of(case: &str, base: &[Run], other: &[Run]) -> CaseScore {
         let pairs = || base.iter().zip(other);
-        let ratios = pairs().map(|(base, other)| {
-            let vms = base.report.vms.iter().zip(&other.report.vms);
-            vms.map(|(base, other)| ratio(base, other)).collect()
-        });
+        let ratios = pairs().map(|(base, other)| ratios(base, other).collect());
         let named = base.first().map_or(&[][..], |run| &run.report.vms);
         let vms = named.iter().enumerate().map(|(at, vm)| {
             let times =

@@ -2,7 +2,7 @@
 
 use homenode_control::{Config, Control, Epoch, UnknownPolicy};
 use homenode_reproduce::engine::Run;
-use homenode_twin::{Disturbance, Scenario, Setup, TwinError, TwinReport, VmReport};
+use homenode_twin::{Disturbance, Scenario, Setup, TwinError, TwinReport};
 use homenode_units::Ns;
 use homenode_units::stats::mean;
 use schemars::JsonSchema;
@@ -162,7 +162,7 @@ impl Compared {
                 continue;
             }
             // One that did not run, or has no program, cannot be compared.
-            match (a.runtime_s.zip(b.runtime_s), speed(a).zip(speed(b))) {
+            match (a.runtime_s.zip(b.runtime_s), a.speed().zip(b.speed())) {
                 (Some((a, b)), _) => compared.runtimes.push(b / a),
                 (None, Some((a, b))) => compared.instructions.push(b / a),
                 (None, None) => {}
@@ -170,11 +170,6 @@ impl Compared {
         }
         compared
     }
-}
-
-/// Returns 10^9 instructions per second that a VM had work.
-fn speed(vm: &VmReport) -> Option<f64> {
-    (vm.instructions_g > 0.0 && vm.busy_s() > 0.0).then(|| vm.instructions_g / vm.busy_s())
 }
 
 /// Compares every set of policies except the first with the first, in sentences.

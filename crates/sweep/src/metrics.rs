@@ -58,10 +58,7 @@ const METRICS: [Metric; 21] = [
     vm(
         "instructions_g_per_s",
         "thousand millions of instructions per second that it had work",
-        |vm| {
-            let busy_s = vm.busy_s();
-            (vm.instructions_g > 0.0 && busy_s > 0.0).then(|| vm.instructions_g / busy_s)
-        },
+        VmReport::speed,
     ),
     vm("instructions_g", "instructions, in thousand millions", |vm| {
         Some(vm.instructions_g)

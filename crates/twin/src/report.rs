@@ -195,6 +195,12 @@ impl VmReport {
         self.runtimes_s().sum()
     }
 
+    /// Returns 10^9 instructions per second that it had work; `None` if it had none, or executed nothing.
+    pub fn speed(&self) -> Option<f64> {
+        let busy_s = self.busy_s();
+        (self.instructions_g > 0.0 && busy_s > 0.0).then(|| self.instructions_g / busy_s)
+    }
+
     /// Returns the time in which [`VmReport::instructions_g`] were executed, in seconds.
     pub fn busy_s(&self) -> f64 {
         self.starts.iter().map(|start| start.busy_s).sum()

@@ -1,6 +1,5 @@
 //! A run of the twin before it begins.
 
-use homenode_host::Host as _;
 use homenode_machine::Machine;
 use homenode_units::Ns;
 
@@ -38,17 +37,6 @@ impl Setup {
     /// A scenario that the machine cannot run.
     pub fn start(&self) -> Result<Twin, TwinError> {
         Twin::with_epoch(self.machine.clone(), &self.scenario, self.seed, self.epoch)
-    }
-
-    /// Whether a run is over: every program has ended, or the scenario's time is up.
-    pub fn is_over(&self, twin: &Twin) -> bool {
-        twin.finished() || twin.now() >= self.scenario.duration
-    }
-
-    /// Lets a period pass, but not more than is left of the scenario.
-    pub fn wait(&self, twin: &mut Twin, period: Ns) {
-        let left = Ns(self.scenario.duration.0.saturating_sub(twin.now().0));
-        twin.wait(left.min(period));
     }
 
     /// Returns the same set-up with a disturbance.

@@ -73,6 +73,6 @@ fn period(vms: usize) -> Result<(f64, f64)> {
         deciding.push(begin_s + finish_s);
         reading.push(read_s);
     }
-    let middle = |times: Vec<f64>| median(times.into_iter()).unwrap_or(f64::NAN);
+    let middle = |times: Vec<f64>| median(times).unwrap_or(f64::NAN);
     Ok((middle(deciding), middle(reading)))
 }

@@ -54,7 +54,7 @@ use homenode_units::{Chance, Ns};
 pub use rollout::{Cut, Point, Rollout, rollout};
 pub use schedule::Schedule;
 
-use crate::score::ratio;
+use crate::score::ratios;
 use homenode_twin::Setup;
 use moves::Choices;
 
@@ -320,12 +320,8 @@ impl State<'_> {
         for (candidate, rollout) in batch.into_iter().zip(rollouts) {
             self.evaluations += 1;
             let Some(rollout) = rollout else { continue };
-            for (least, (base, vm)) in self
-                .least
-                .iter_mut()
-                .zip(base.report.vms.iter().zip(&rollout.run.report.vms))
-            {
-                *least = ratio(base, vm).map_or(*least, |ratio| ratio.min(*least));
+            for (least, ratio) in self.least.iter_mut().zip(ratios(base, &rollout.run)) {
+                *least = ratio.map_or(*least, |ratio| ratio.min(*least));
             }
             if candidate.schedule.is_static() {
                 self.static_mean = self.static_mean.min(rollout.mean);

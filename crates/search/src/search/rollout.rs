@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use homenode_control::Config;
-use homenode_reproduce::engine::Run;
+use homenode_host::Host as _;
+use homenode_reproduce::engine::{Run, is_over};
 use homenode_twin::{Twin, TwinReport, VmReport};
 use homenode_units::stats::mean;
 use homenode_units::{Ns, VmId};
@@ -117,8 +118,9 @@ pub fn rollout(
     let mut arranger = arranger.following(schedule.clone());
     let often = Ns(base.report.at_ns.0 / POINTS_MAX as u64);
     let (mut points, mut active, mut last) = (Vec::new(), arranger.active(), twin.now());
+    let until = setup.scenario.duration;
     for epoch in 1.. {
-        if setup.is_over(&twin) {
+        if is_over(&twin, until) {
             break;
         }
         if epoch % LOOK_EPOCHS == 0 && cut.is_some_and(|cut| cut.is_hopeless(base, &twin.report())) {
@@ -133,7 +135,7 @@ pub fn rollout(
             });
         }
         arranger.step(&mut twin)?;
-        setup.wait(&mut twin, config.period);
+        twin.wait(until.saturating_sub(twin.now()).min(config.period));
     }
     let run = arranger.came_to(&twin);
     let all = points.len().max(1);

@@ -1,5 +1,6 @@
 use homenode_host::Host as _;
 use homenode_machine_files::preset;
+use homenode_reproduce::engine::is_over;
 use homenode_twin::{Scenario, VmSpec};
 use homenode_units::{Bytes, NodeId, NodeSet};
 
@@ -124,7 +125,7 @@ fn page_budgets_hold() {
     }
     let mut arranger = Arranger::new(config.clone(), places).following(schedule);
     let (mut before, mut moved_in_all) = (vec![0; 3], 0);
-    while !setup.is_over(&twin) {
+    while !is_over(&twin, setup.scenario.duration) {
         arranger.step(&mut twin).unwrap();
         let after: Vec<u64> = twin.report().vms.iter().map(|vm| vm.host_pages_moved).collect();
         let moved: Vec<u64> = after
@@ -142,7 +143,8 @@ fn page_budgets_hold() {
         assert!(sum <= config.repatriate.host_pages_per_epoch.0, "{moved:?}");
         moved_in_all += sum;
         before = after;
-        setup.wait(&mut twin, config.period);
+        let left = setup.scenario.duration.saturating_sub(twin.now());
+        twin.wait(left.min(config.period));
     }
     assert!(moved_in_all > 0);
 }
@@ -185,9 +187,8 @@ fn a_rollout_is_cut_only_where_it_cannot_win() {
     let whole = rollout(&setup, &config, &base, &beginning, &schedule, None)
         .unwrap()
         .unwrap();
-    let ratios = base.report.vms.iter().zip(&whole.run.report.vms);
     let mut cut = Cut {
-        least: ratios.map(|(base, vm)| ratio(base, vm).unwrap()).collect(),
+        least: ratios(&base, &whole.run).map(Option::unwrap).collect(),
         bound: whole.mean,
     };
     let kept = rollout(&setup, &config, &base, &beginning, &schedule, Some(&cut)).unwrap();
