@@ -6,6 +6,7 @@ use anyhow::{anyhow, bail};
 use homenode_agent::Show;
 use homenode_control::Config;
 use homenode_reproduce::jobs::{self, Progress};
+use homenode_screens::printable::OneLine;
 use homenode_search::best::{Best, best};
 use homenode_search::known::Known;
 use homenode_search::outcome::Search;
@@ -86,7 +87,8 @@ pub fn run(args: &SearchArgs) -> anyhow::Result<()> {
         jobs: args.jobs.map_or_else(jobs::available, usize::from),
         seed: 1,
     };
-    let progress = Progress::new(format!("{} seed {seed}: ", setup.scenario.name)).of(args.evaluations);
+    let progress =
+        Progress::new(format!("{} seed {seed}: ", OneLine(&setup.scenario.name))).of(args.evaluations);
     let before = known.schedules(&setup);
     let best = best(
         &setup,

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use homenode_agent::Show;
 use homenode_agent::trace::TraceFile;
 use homenode_control::{Config, Control, Epoch};
+use homenode_reproduce::jobs::Progress;
+use homenode_screens::printable::OneLine;
 use homenode_search::contender::Contender;
 use homenode_search::program::ANSWER_MAX;
 use homenode_search::trial::{self, Simulation, Trial, run_all, sentences};
@@ -18,7 +20,6 @@ use crate::bad_input;
 use crate::options::{ShownArgs, TwinKernelArgs};
 use crate::output::Output;
 use crate::print::{millis, or_dash, percent, table};
-use crate::progress::Work;
 use crate::settings;
 use crate::trial::{about_input, side_by_side};
 use crate::twin;
@@ -95,9 +96,9 @@ pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
         .transpose()
         .map_err(bad_input)?;
     let mut traced = None;
-    let work = Work::begin();
+    let progress = Progress::new("");
     let watch = |contender: &Contender, epoch: &Epoch, control: &Control| {
-        show_progress(&work, &spec, (contender, &contenders), epoch.status.at_ns);
+        show_progress(&progress, &spec, (contender, &contenders), epoch.status.at_ns);
         let Some(trace) = &mut trace else { return };
         if traced.as_ref() != Some(contender) {
             traced = Some(contender.clone());
@@ -107,7 +108,7 @@ pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
     };
     let trials: anyhow::Result<Vec<Trial>> = run_all(&spec, &config, &contenders, watch).collect();
     let trials = trials.map_err(about_input)?;
-    drop(work);
+    drop(progress);
     if let Some(trace) = trace {
         trace.finish()?;
     }
@@ -118,13 +119,16 @@ pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn show_progress(work: &Work, spec: &Setup, (contender, all): (&Contender, &[Contender]), now: Ns) {
-    let (scenario, most) = (&spec.scenario.name, spec.scenario.duration);
-    let text = format!("{scenario} under {}: {now} of at most {most}", contender.name());
+fn show_progress(progress: &Progress, spec: &Setup, (contender, all): (&Contender, &[Contender]), now: Ns) {
+    let (scenario, most) = (OneLine(&spec.scenario.name), spec.scenario.duration);
+    let text = format!(
+        "{scenario} under {}: {now} of at most {most}",
+        OneLine(contender.name())
+    );
     // All programs may have ended early.
     let ended = all.iter().position(|one| std::ptr::eq(one, contender));
     let runs = ended.unwrap_or_default() as f64 + now.as_secs_f64() / most.as_secs_f64();
-    work.at(&text, runs / all.len() as f64);
+    progress.at(&text, runs / all.len() as f64);
 }
 
 /// The policies on the command line, else those that the scenario names.

@@ -2,6 +2,7 @@
 
 use homenode_api::answer::Forecast;
 use homenode_api::{AskError, Homes, Request};
+use homenode_reproduce::jobs::Progress;
 use homenode_screens::printable::OneLine;
 use homenode_search::whatif::{self, WhatIfError};
 use homenode_twin::Setup;
@@ -10,7 +11,6 @@ use homenode_units::{NodeSet, Ns};
 use crate::ask::ask_agent;
 use crate::options::AgentArgs;
 use crate::print::{or_dash, or_free, percent, print_json, table};
-use crate::progress::Work;
 use crate::{bad_input, twin};
 
 /// Options of `whatif`.
@@ -96,13 +96,16 @@ fn simulate(args: &WhatIfArgs, what: &str, homes: &Homes) -> anyhow::Result<Fore
     let machine = twin::machine_for(&scenario, what, None)?;
     let seed = args.seed.unwrap_or(scenario.seed);
     let setup = Setup::new(machine, scenario, seed);
-    let work = Work::begin();
+    let progress = Progress::new("");
     let answer = whatif::ask(&setup, args.at, homes, |now| {
         let done = now.as_secs_f64() / args.at.as_secs_f64();
-        work.at(&format!("{}: {now} of {}", setup.scenario.name, args.at), done);
+        progress.at(
+            &format!("{}: {now} of {}", OneLine(&setup.scenario.name), args.at),
+            done,
+        );
         Ok(())
     });
-    drop(work);
+    drop(progress);
     answer.map_err(|error| match error {
         WhatIfError::Input(_) | WhatIfError::Twin(_) => bad_input(error),
         WhatIfError::Refused(refused) => AskError::Agent(refused).into(),

@@ -144,10 +144,18 @@ impl Progress {
 
     fn one_done(&self) {
         let done = self.done.fetch_add(1, Ordering::Relaxed) + 1;
+        let all = self.all.load(Ordering::Relaxed);
+        self.at(
+            &format!("{}{done} of {all} runs", self.what),
+            done as f64 / all as f64,
+        );
+    }
+
+    /// Shows the current step and the estimated time left; `done` is the finished share, from 0 to 1.
+    pub fn at(&self, text: &str, done: f64) {
         if self.shown {
-            let (what, (_, all)) = (&self.what, self.done());
-            let left = self.begin.elapsed().as_secs_f64() / done as f64 * all.saturating_sub(done) as f64;
-            let _ = write!(stderr(), "\r\x1b[K{what}{done} of {all} runs, {} left", time(left));
+            let left = left(self.begin.elapsed().as_secs_f64(), done);
+            let _ = write!(stderr(), "\r\x1b[K{text}{left}");
         }
     }
 
@@ -164,11 +172,13 @@ impl Drop for Progress {
     }
 }
 
-fn time(seconds: f64) -> String {
-    match seconds {
-        s if s < 100.0 => format!("{s:.0} s"),
-        s if s < 6000.0 => format!("{:.0} min", s / 60.0),
-        s => format!("{:.1} h", s / 3600.0),
+/// The time left in words; empty before any work is done.
+fn left(spent_s: f64, done: f64) -> String {
+    match spent_s * (1.0 - done).max(0.0) / done {
+        _ if done <= 0.0 => String::new(),
+        s if s < 100.0 => format!(", {s:.0} s left"),
+        s if s < 6000.0 => format!(", {:.0} min left", s / 60.0),
+        s => format!(", {:.1} h left", s / 3600.0),
     }
 }
 
@@ -219,8 +229,8 @@ mod tests {
     #[test]
     fn time_left_is_short_to_read() {
         assert_eq!(
-            [time(12.3), time(600.0), time(7200.0)],
-            ["12 s", "10 min", "2.0 h"]
+            [0.0, 0.75, 0.1, 0.001, 1.1].map(|done| left(30.0, done)),
+            ["", ", 10 s left", ", 4 min left", ", 8.3 h left", ", 0 s left"]
         );
     }
 }

@@ -9,6 +9,7 @@ use homenode_control::{Config, PolicySet};
 use homenode_machine::Machine;
 use homenode_machine_files::{Comments, preset, preset_names, to_toml};
 use homenode_recorder::{Archive, Kind};
+use homenode_reproduce::jobs::Progress;
 use homenode_screens::wall::Wall;
 use homenode_search::contender::Contender;
 use homenode_twin::{Scenario, Setup};
@@ -19,7 +20,6 @@ use serde::Serialize;
 use super::{HistoryArgs, SpanArgs, open};
 use crate::options::ShownArgs;
 use crate::print::{or_dash, percent, print_json, table};
-use crate::progress::Work;
 use crate::{bad_input, trial, twin};
 
 /// Options of `record scenario`.
@@ -111,16 +111,16 @@ pub fn scenario(args: &ScenarioArgs) -> anyhow::Result<()> {
     let (named, machine_file) = name_machine(&machine, &args.output)?;
     let about = about(&stretch, named);
     let lead = recorded.lead;
-    let work = Work::begin();
+    let progress = Progress::new("");
     let simulated = recorded.fit(&machine, &about, args.rounds, |scenario, round| {
         let done = f64::from(round) / f64::from(args.rounds);
-        work.at(
+        progress.at(
             &format!("simulating, round {} of {}", round + 1, args.rounds),
             done,
         );
         simulate(&machine, &stretch.config, scenario, lead)
     });
-    drop(work);
+    drop(progress);
     let simulated = simulated.map_err(trial::about_input)?;
     let text = recorded.text(&about, Purpose::File);
     // Make sure the twin can read what is written.
