@@ -93,10 +93,10 @@ pub fn run(
             count - 1
         )));
     }
-    let mut rows: Vec<Option<Rows>> = Vec::new();
+    let mut kept: Vec<Option<Rows>> = Vec::new();
     for task in tasks {
         let found = store.map(|store| store.find(plan, *task)).transpose()?;
-        rows.push(match found {
+        kept.push(match found {
             Some(Kept::Rows(rows)) => Some(rows),
             Some(Kept::Unusable(note)) => {
                 progress.note(&note);
@@ -105,7 +105,7 @@ pub fn run(
             _ => None,
         });
     }
-    let missing = tasks.iter().zip(&rows).filter(|(_, rows)| rows.is_none());
+    let missing = tasks.iter().zip(&kept).filter(|(_, rows)| rows.is_none());
     let open: Vec<Open> = missing
         .map(|(task, _)| {
             let count = plan.runs_of(*task).len();
@@ -116,27 +116,17 @@ pub fn run(
             }
         })
         .collect();
-    let made = make(plan, &open, jobs, store, progress)?;
-    let mut made = made.into_iter();
-    Ok(rows
+    let runs_of = |open: &Open| plan.runs_of(open.task).len();
+    let runs = open
+        .iter()
+        .flat_map(|open| (0..runs_of(open)).map(move |at| (open, at)));
+    let runs: Vec<(&Open, usize)> = runs.collect();
+    each(jobs, &runs, progress, |(open, at)| one(plan, open, *at, store))?;
+    let mut made = open.iter().map(|open| rows(plan, open));
+    Ok(kept
         .into_iter()
         .filter_map(|rows| rows.or_else(|| made.next()))
         .collect())
-}
-
-fn make(
-    plan: &Plan,
-    open: &[Open],
-    jobs: usize,
-    store: Option<&Store>,
-    progress: &Progress,
-) -> Result<Vec<Rows>, SweepError> {
-    let runs = open
-        .iter()
-        .flat_map(|open| (0..plan.runs_of(open.task).len()).map(move |at| (open, at)));
-    let runs: Vec<(&Open, usize)> = runs.collect();
-    each(jobs, &runs, progress, |(open, at)| one(plan, open, *at, store))?;
-    Ok(open.iter().map(|open| rows(plan, open)).collect())
 }
 
 fn rows(plan: &Plan, open: &Open) -> Rows {

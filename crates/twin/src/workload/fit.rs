@@ -1,6 +1,7 @@
 //! Fits measured or computed miss ratios to the family of curves that profiles state.
 
 use homenode_units::Bytes;
+use homenode_units::stats::mean;
 
 use super::MissRatioCurve;
 
@@ -37,7 +38,7 @@ impl FittedCurve {
         }
         let curve = curve(points, best.0, best.1);
         let distance = |(bytes, wanted): &(f64, f64)| (curve.at(*bytes) - wanted).abs();
-        let error_mean = points.iter().map(distance).sum::<f64>() / points.len().max(1) as f64;
+        let error_mean = mean(points.iter().map(distance)).unwrap_or(0.0);
         let error_max = points.iter().map(distance).fold(0.0, f64::max);
         FittedCurve {
             curve,
