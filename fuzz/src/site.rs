@@ -20,7 +20,7 @@ use homenode_agent::service::Service;
 use homenode_agent::setting_queue::SettingQueue;
 use homenode_agent::wall_clock::WallClock;
 use homenode_control::{Config, Control, Epoch, Mode, PolicySet};
-use homenode_host::{Bell, Host as _};
+use homenode_host::{WakeSignal, Host as _};
 use homenode_machine_files::preset;
 use homenode_policy::placement::Shape;
 use homenode_twin::{Scenario, Twin, VmSpec};
@@ -98,9 +98,9 @@ impl Served {
         let mut twin =
             Twin::new(machine, &Scenario::of("fuzz", vms.to_vec()), 1).expect("a possible scenario");
         let control = Arc::new(Mutex::new(Control::new(config.clone(), Mode::Recommend)));
-        let bell = Bell::default();
-        let (settings, clock) = (SettingQueue::new(&bell), WallClock::start(Clock::Host));
-        let reload = Reload::never(&bell);
+        let wake_signal = WakeSignal::default();
+        let (settings, clock) = (SettingQueue::new(&wake_signal), WallClock::start(Clock::Host));
+        let reload = Reload::never(&wake_signal);
         let feed = Feed::new(clock);
         let path = tree.root().join("history.sqlite");
         let kept = History::begin(
@@ -121,7 +121,7 @@ impl Served {
             trace: None,
             output: &mut Dark,
             commit: "fuzz",
-            bell,
+            wake_signal,
             duration: Some(LOOKED),
             period: config.period,
             pace: Pace::Fast,

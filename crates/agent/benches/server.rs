@@ -31,7 +31,7 @@ use homenode_agent::{Handler, Show, twin};
 use homenode_api::answer::{Placed, Vms};
 use homenode_api::{Request, ask, socket_path};
 use homenode_control::{Config, Control, Epoch, Mode};
-use homenode_host::{Bell, Host};
+use homenode_host::{Host, WakeSignal};
 use homenode_twin::{Scenario, Setup, Twin};
 use homenode_units::{Bytes, Ns};
 use serde_json::Value;
@@ -55,7 +55,7 @@ fn answers(c: &mut Criterion) {
         dir.path(),
         Readers::default(),
         handler,
-        SettingQueue::new(&Bell::default()),
+        SettingQueue::new(&WakeSignal::default()),
     )
     .expect("a server");
     let answered = |_| {
@@ -145,11 +145,11 @@ fn siege(clients: &str) {
         pace: Pace::Watched,
         duration: None,
         commit: "bench",
-        reload: homenode_agent::reload::Reload::never(&Bell::default()),
+        reload: homenode_agent::reload::Reload::never(&WakeSignal::default()),
     };
-    let (bell, stop, mut epochs) = (Bell::default(), AtomicBool::new(false), Epochs::default());
+    let (wake_signal, stop, mut epochs) = (WakeSignal::default(), AtomicBool::new(false), Epochs::default());
     let mut answers: Vec<Duration> = std::thread::scope(|scope| {
-        let agent = scope.spawn(|| twin::run(&run, &config, &setup, &mut epochs, &bell));
+        let agent = scope.spawn(|| twin::run(&run, &config, &setup, &mut epochs, &wake_signal));
         while !socket_path(state).exists() {
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -169,7 +169,7 @@ fn siege(clients: &str) {
         });
         let answers = asked.collect();
         stop.store(true, Ordering::Relaxed);
-        bell.stop();
+        wake_signal.stop();
         agent.join().expect("no panic").expect("a run");
         if let Some(dripping) = dripping {
             dripping.join().expect("no panic");

@@ -2,7 +2,7 @@
 //! queue that takes operators' settings to the loop, and, on a real host, a guard that outlives it.
 //!
 //! ```text
-//!   signals ─▶ Bell            clients ─▶ server ── what is known ──▶ Control ◀── begin, finish ── run ◀──▶ Host
+//!   signals ─▶ WakeSignal      clients ─▶ server ── what is known ──▶ Control ◀── begin, finish ── run ◀──▶ Host
 //!                                            └────── settings ──────▶ setting_queue ─────────────▶ ┘
 //! ```
 //!

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use homenode_control::{Around, Config, Control, Epoch, Mode, Phase};
-use homenode_host::{Bell, Host, HostError};
+use homenode_host::{Host, HostError, WakeSignal};
 use homenode_units::Ns;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -91,7 +91,7 @@ pub struct Agent<'a> {
     /// Commit of the build, shown first so that a run can be repeated.
     pub commit: &'static str,
     /// Rung when a setting waits or the agent must stop.
-    pub bell: Bell,
+    pub wake_signal: WakeSignal,
     /// Host time after which the run stops.
     pub duration: Option<Ns>,
     /// Time between samples.
@@ -103,7 +103,7 @@ pub struct Agent<'a> {
 /// How time passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
-    /// Real time: the bell wakes the waiting loop.
+    /// Real time: the wake signal ends the loop's wait.
     Real,
     /// Simulated time, as fast as it can be computed.
     Fast,
@@ -240,7 +240,7 @@ impl<H: Host, N: FnMut(&mut H) -> Vec<String>, D: Fn(&H) -> bool> Around<H> for 
     type Error = Infallible;
 
     fn before(&mut self, _: &mut H) -> Result<ControlFlow<()>, Infallible> {
-        let over = self.agent.bell.is_stopping() || self.agent.output.is_closed();
+        let over = self.agent.wake_signal.is_stopping() || self.agent.output.is_closed();
         Ok(if over {
             ControlFlow::Break(())
         } else {
@@ -313,7 +313,7 @@ impl<H: Host, N: FnMut(&mut H) -> Vec<String>, D: Fn(&H) -> bool> Around<H> for 
 
     fn wait(&mut self, host: &mut H) {
         let mut left = self.agent.period;
-        while left > Ns::ZERO && !self.agent.bell.is_stopping() {
+        while left > Ns::ZERO && !self.agent.wake_signal.is_stopping() {
             self.agent.service.feed();
             self.agent.reload();
             let agent = &*self.agent;
@@ -326,7 +326,7 @@ impl<H: Host, N: FnMut(&mut H) -> Vec<String>, D: Fn(&H) -> bool> Around<H> for 
             };
             let waited = host.wait(part);
             if agent.pace == Pace::Watched {
-                agent.bell.wait(Duration::from_nanos(part.0));
+                agent.wake_signal.wait(Duration::from_nanos(part.0));
             }
             left = left.saturating_sub(waited);
         }

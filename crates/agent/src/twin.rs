@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use anyhow::Context;
 use homenode_api::http::Listen;
 use homenode_control::{Config, Control, Mode, Request as Ask};
-use homenode_host::{Bell, Host as _};
+use homenode_host::{Host as _, WakeSignal};
 use homenode_machine::Machine;
 use homenode_policy::placement::{Placement, Unplaceable};
 use homenode_recorder::WhenFull;
@@ -75,14 +75,14 @@ pub fn run(
     config: &Config,
     spec: &Setup,
     output: &mut dyn Show,
-    bell: &Bell,
+    wake_signal: &WakeSignal,
 ) -> anyhow::Result<()> {
     let mut twin = spec.start().context("the twin cannot start")?;
     let state = run.state.as_deref();
     let (bill_file, bill) = BillFile::open(state, Clock::Host);
     let control = Control::new(config.clone(), run.mode).with_bill(bill);
     let control = Arc::new(Mutex::new(control));
-    let settings = SettingQueue::new(bell);
+    let settings = SettingQueue::new(wake_signal);
     let clock = WallClock::start(Clock::Host);
     let handler = Handler {
         machine: Arc::new(spec.machine.clone()),
@@ -128,7 +128,7 @@ pub fn run(
         trace,
         output,
         commit: run.commit,
-        bell: bell.clone(),
+        wake_signal: wake_signal.clone(),
         duration: run.duration,
         period: config.period,
         pace: run.pace,

@@ -34,7 +34,9 @@ use homenode_agent::service::Service;
 use homenode_agent::setting_queue::SettingQueue;
 use homenode_agent::wall_clock::WallClock;
 use homenode_control::{Config, Control, Epoch, Mode};
-use homenode_host::{ActionError, Bell, Holds, Host, HostError, Plan, Receipt, Refusal, Sample, Setting};
+use homenode_host::{
+    ActionError, Holds, Host, HostError, Plan, Receipt, Refusal, Sample, Setting, WakeSignal,
+};
 use homenode_kvm::{KvmHost, Vms};
 use homenode_machine::Machine;
 use homenode_undo::Options;
@@ -187,12 +189,12 @@ impl Show for Told {
 /// Runs the agent on the host below `root` for `periods` periods.
 fn run_agent(root: &Path, state: &Path, periods: u64, period: Ns) {
     let machine = machine();
-    let bell = Bell::default();
+    let wake_signal = WakeSignal::default();
     let options = Options {
         root: root.to_owned(),
         state_dir: state.to_owned(),
         topology_socket: state.join("topology.sock"),
-        bell: bell.clone(),
+        wake_signal: wake_signal.clone(),
         ..Options::new(machine.clone())
     };
     let host = KvmHost::connect(&Vms::Qemu, options).expect("a host");
@@ -216,8 +218,8 @@ fn run_agent(root: &Path, state: &Path, periods: u64, period: Ns) {
     let mut told = Told(Rc::clone(&meter));
     let mut agent = Agent {
         control: Arc::new(Mutex::new(control)),
-        settings: SettingQueue::new(&bell),
-        reload: Reload::never(&bell),
+        settings: SettingQueue::new(&wake_signal),
+        reload: Reload::never(&wake_signal),
         service: Service::of_environment(),
         bill,
         history,
@@ -225,7 +227,7 @@ fn run_agent(root: &Path, state: &Path, periods: u64, period: Ns) {
         trace: None,
         output: &mut told,
         commit: "bench",
-        bell,
+        wake_signal,
         duration: None,
         period,
         pace: Pace::Real,

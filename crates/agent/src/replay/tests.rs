@@ -1,7 +1,7 @@
 use std::path::Path;
 
 use homenode_control::Epoch;
-use homenode_host::Bell;
+use homenode_host::WakeSignal;
 use homenode_twin::{Scenario, Setup, VmSpec};
 use homenode_units::{Bytes, Pages};
 
@@ -31,14 +31,14 @@ fn record(path: &Path, scenario: Scenario, seconds: u64, config: &Config) {
         duration: Some(Ns::from_secs(seconds)),
         listen: None,
         commit: "test",
-        reload: crate::reload::Reload::never(&Bell::default()),
+        reload: crate::reload::Reload::never(&WakeSignal::default()),
     };
     crate::twin::run(
         &run,
         config,
         &Setup::new(machine, scenario, 3),
         &mut Unseen,
-        &Bell::default(),
+        &WakeSignal::default(),
     )
     .unwrap();
 }

@@ -4,7 +4,7 @@ use crate::wall_clock::WallClock;
 use homenode_api::answer::Vms;
 use homenode_api::{AskError, ask};
 use homenode_control::{Config, Control, Mode};
-use homenode_host::{Bell, Setting};
+use homenode_host::{Setting, WakeSignal};
 use homenode_units::VmId;
 
 fn server() -> (tempfile::TempDir, Server) {
@@ -23,7 +23,7 @@ fn serving(control: Control) -> (tempfile::TempDir, Server) {
         dir.path(),
         Readers::default(),
         handler,
-        SettingQueue::new(&Bell::default()),
+        SettingQueue::new(&WakeSignal::default()),
     )
     .unwrap();
     (dir, server)
@@ -158,7 +158,7 @@ fn more_than_a_line_of_a_request_is_not_kept() {
 
 #[test]
 fn whoever_asks_for_a_setting_waits_for_the_loop_and_keeps_nobody() {
-    let settings = SettingQueue::new(&Bell::default());
+    let settings = SettingQueue::new(&WakeSignal::default());
     let poll = Poll::new().unwrap();
     let waker = Arc::new(Waker::new(poll.registry(), Token(WOKEN)).unwrap());
     let carried_out = CarriedOut::default();
