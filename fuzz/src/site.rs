@@ -19,7 +19,7 @@ use homenode_agent::run::{Agent, Pace, Show};
 use homenode_agent::service::Service;
 use homenode_agent::setting_queue::SettingQueue;
 use homenode_agent::wall_clock::WallClock;
-use homenode_control::{Config, Control, Epoch, Mode, PolicySet};
+use homenode_control::{Config, Control, Cycle, Mode, PolicySet};
 use homenode_host::{WakeSignal, Host as _};
 use homenode_machine_files::preset;
 use homenode_policy::placement::Shape;
@@ -69,7 +69,7 @@ struct Dark;
 impl Show for Dark {
     fn line(&mut self, _: &str) {}
     fn object(&mut self, _: &str, _: Value) {}
-    fn epoch(&mut self, _: &Epoch) {}
+    fn cycle(&mut self, _: &Cycle) {}
     fn is_closed(&self) -> bool {
         false
     }
@@ -215,7 +215,7 @@ async fn read(answer: Response) -> Answered {
     };
     if is_stream {
         for _ in 0..EVENTS_MAX {
-            // What does not come at once comes with the next epoch, and there is none.
+            // What does not come at once comes with the next cycle, and there is none.
             let Some(Some(part)) = parts.next().now_or_never() else {
                 break;
             };

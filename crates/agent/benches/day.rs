@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use homenode_agent::run::Pace;
 use homenode_agent::{Show, twin, why};
-use homenode_control::{Config, Epoch, Mode, PolicySet};
+use homenode_control::{Config, Cycle, Mode, PolicySet};
 use homenode_host::WakeSignal;
 use homenode_recorder::{Archive, Kind};
 use homenode_twin::{EventAction, Scenario, Setup, VmSpec};
@@ -38,7 +38,7 @@ struct Unseen;
 impl Show for Unseen {
     fn line(&mut self, _: &str) {}
     fn object(&mut self, _: &str, _: Value) {}
-    fn epoch(&mut self, _: &Epoch) {}
+    fn cycle(&mut self, _: &Cycle) {}
     fn is_closed(&self) -> bool {
         false
     }

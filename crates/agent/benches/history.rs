@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use homenode_agent::run::Pace;
 use homenode_agent::{Show, twin};
-use homenode_control::{Config, Epoch, Mode};
+use homenode_control::{Config, Cycle, Mode};
 use homenode_host::WakeSignal;
 use homenode_recorder::{Archive, Kind};
 use homenode_twin::{Scenario, Setup, VmSpec};
@@ -35,7 +35,7 @@ struct Unseen;
 impl Show for Unseen {
     fn line(&mut self, _: &str) {}
     fn object(&mut self, _: &str, _: Value) {}
-    fn epoch(&mut self, _: &Epoch) {}
+    fn cycle(&mut self, _: &Cycle) {}
     fn is_closed(&self) -> bool {
         false
     }

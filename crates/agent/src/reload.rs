@@ -1,5 +1,5 @@
 //! Reloads settings while the agent runs: on SIGHUP, or when an operator requests it over HTTP. The loop applies them
-//! between two epochs, since only the loop uses them. Invalid settings change nothing.
+//! between two cycles, since only the loop uses them. Invalid settings change nothing.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use homenode_control::{Around, Config, Control, Epoch, Mode, Phase};
+use homenode_control::{Around, Config, Control, Cycle, Mode, Phase};
 use homenode_host::{Host, HostError, WakeSignal};
 use homenode_units::Ns;
 use schemars::JsonSchema;
@@ -62,8 +62,8 @@ pub trait Show {
     fn line(&mut self, text: &str);
     /// Emits an object for programs, named by its kind.
     fn object(&mut self, kind: &str, value: Value);
-    /// Shows what an epoch saw and did.
-    fn epoch(&mut self, epoch: &Epoch);
+    /// Shows what a cycle saw and did.
+    fn cycle(&mut self, cycle: &Cycle);
     /// Returns whether the reader is gone; the run then ends in good order.
     fn is_closed(&self) -> bool;
 }
@@ -207,13 +207,13 @@ struct Shown<'a, 'b, N, D> {
     done: D,
     started: Option<Ns>,
     trouble: Option<HostError>,
-    /// When each phase of this epoch began.
+    /// When each phase of this cycle began.
     phases: Vec<(Phase, Instant)>,
 }
 
 /// What the agent does, for `systemctl status`.
-fn status_line(epoch: &Epoch) -> String {
-    let status = &epoch.status;
+fn status_line(cycle: &Cycle) -> String {
+    let status = &cycle.status;
     format!(
         "looks after {} VMs on {} nodes",
         status.vms.len(),
@@ -222,7 +222,7 @@ fn status_line(epoch: &Epoch) -> String {
 }
 
 impl<N, D> Shown<'_, '_, N, D> {
-    /// Returns how long each phase of the epoch that just ended took.
+    /// Returns how long each phase of the cycle that just ended took.
     fn took(&mut self) -> Vec<(Phase, Duration)> {
         let mut end = Instant::now();
         let begun = self.phases.drain(..).rev();
@@ -255,14 +255,14 @@ impl<H: Host, N: FnMut(&mut H) -> Vec<String>, D: Fn(&H) -> bool> Around<H> for 
     fn after(
         &mut self,
         host: &mut H,
-        epoch: Result<Epoch, HostError>,
+        cycle: Result<Cycle, HostError>,
     ) -> Result<ControlFlow<()>, Infallible> {
         let took = self.took();
         self.agent.service.feed();
-        if let (Some(feed), Err(error)) = (&self.agent.feed, &epoch) {
+        if let (Some(feed), Err(error)) = (&self.agent.feed, &cycle) {
             feed.trouble(&error.to_string());
         }
-        match epoch {
+        match cycle {
             // Reported once, not in every period that it lasts.
             Err(error) if self.trouble.as_ref() == Some(&error) => {}
             Err(error) => {
@@ -272,20 +272,20 @@ impl<H: Host, N: FnMut(&mut H) -> Vec<String>, D: Fn(&H) -> bool> Around<H> for 
                 self.agent.output.object("trouble", json!(Notice::new(&message)));
                 self.trouble = Some(error);
             }
-            Ok(epoch) => {
+            Ok(cycle) => {
                 if self.trouble.take().is_some() {
                     self.agent.output.line("the host answers again");
                 }
-                self.agent.service.goes_well(&status_line(&epoch));
+                self.agent.service.goes_well(&status_line(&cycle));
                 if let Some(feed) = &self.agent.feed {
-                    feed.publish(&epoch, &self.agent.control, &took);
+                    feed.publish(&cycle, &self.agent.control, &took);
                 }
-                self.agent.output.epoch(&epoch);
+                self.agent.output.cycle(&cycle);
                 if let Some(trace) = &mut self.agent.trace {
-                    trace.keep(&epoch, &self.agent.control);
+                    trace.keep(&cycle, &self.agent.control);
                 }
-                let at = epoch.status.at_ns;
-                self.agent.history.keep(epoch, &self.agent.control);
+                let at = cycle.status.at_ns;
+                self.agent.history.keep(cycle, &self.agent.control);
                 if let Some(trouble) = self.agent.bill.settle(at, &self.agent.control) {
                     self.agent.notice(&trouble);
                 }

@@ -38,7 +38,7 @@ fn schemas() -> Vec<(&'static str, String)> {
         // Output of `run`, one object per line.
         "listening": homenode_agent::Listening,
         "start": homenode_agent::Start<'_>,
-        "epoch": homenode_control::Epoch,
+        "cycle": homenode_control::Cycle,
         "notice": homenode_agent::Notice<'_>,
         "trouble": homenode_agent::Notice<'_>,
         "live-summary": homenode_agent::live::Summary,

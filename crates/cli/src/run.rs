@@ -172,7 +172,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             )?;
             let mut output = output.by(Clock::Wall).unwaiting()?;
             let ended = live::run(&run, &config, &mut output, &wake_signal);
-            output.end_of_epochs();
+            output.end_of_cycles();
             let is_read = output.drain(PATIENCE);
             match ended {
                 // Complaints may go to that reader too. Everything is restored, so there is nothing to wait for.
@@ -218,7 +218,7 @@ fn simulate(
         },
     )?;
     let ended = twin::run(&run, &config, &spec, output, wake_signal);
-    output.end_of_epochs();
+    output.end_of_cycles();
     ended?;
     drop(web);
     if comparison.is_stopping() {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use homenode_agent::Show;
 use homenode_agent::trace::TraceFile;
-use homenode_control::{Config, Control, Epoch};
+use homenode_control::{Config, Control, Cycle};
 use homenode_search::contender::Contender;
 use homenode_search::program::ANSWER_MAX;
 use homenode_search::trial::{self, Simulation, Trial, run_all, sentences};
@@ -95,13 +95,13 @@ pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
         .transpose()
         .map_err(bad_input)?;
     let mut traced = None;
-    let watch = |contender: &Contender, epoch: &Epoch, control: &Control| {
+    let watch = |contender: &Contender, cycle: &Cycle, control: &Control| {
         let Some(trace) = &mut trace else { return };
         if traced.as_ref() != Some(contender) {
             traced = Some(contender.clone());
             trace.run(contender.name(), &spec.machine);
         }
-        trace.epoch(epoch, control.sample());
+        trace.cycle(cycle, control.sample());
     };
     let work = Work::begin();
     let look = |contender: &Contender, twin: &Twin| {

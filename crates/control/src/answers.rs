@@ -12,7 +12,7 @@ use homenode_policy::{advisor, arrange, memory, permits, placement, trial, worki
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, Migration, NodeSet, Ns, Permit, VmId};
 use serde::Serialize;
 
-use crate::epoch::hands_off;
+use crate::cycle::hands_off;
 use crate::{Control, Input, NotThat, Recommendation};
 
 /// A question about a VM that does not run yet.
@@ -271,7 +271,7 @@ impl Control {
         self.recommendations.all()
     }
 
-    /// Approves a recommendation on behalf of the operator: it is carried out from the next epoch on.
+    /// Approves a recommendation on behalf of the operator: it is carried out from the next cycle on.
     ///
     /// # Errors
     /// There is no such recommendation, or it is not open.

@@ -11,7 +11,7 @@ use homenode_units::{Bytes, NodeId, NodeSet, Ns, VmId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::epoch::barred;
+use crate::cycle::barred;
 use crate::recommendations::most_careful;
 use crate::{Control, Input, Mode, stages};
 

@@ -11,7 +11,7 @@
 //! | `stages` | a table of which policies plan, in which order, and what each may set |
 //! | `external` | a policy from outside in their place |
 //! | `run` | the loop, and what each kind of run does around it |
-//! | `epoch` | one round of it: observe, plan, commit, remember |
+//! | `cycle` | one round of it: observe, plan, commit, remember |
 //! | `answers`, `idle` | questions to the loop: where a VM would go, what is known of it, why nothing is done |
 //! | `config` | the operator's settings |
 //! | `drain` | which nodes are being drained, what is left on them, and whether the agent is paused |
@@ -23,13 +23,13 @@
 //! | `quiet` | a log of events in which repeats are counted |
 //!
 //! [`Control`] is a plain struct without threads or clock. [`run()`] steps it over a host, the twin or a real one, and hands each
-//! [`Epoch`] to its caller.
+//! [`Cycle`] to its caller.
 
 mod answers;
 mod bill;
 mod config;
+mod cycle;
 mod drain;
-mod epoch;
 mod event;
 pub mod external;
 mod foreign_changes;
@@ -58,8 +58,8 @@ use homenode_units::{NodeSet, Ns, VmId};
 pub use answers::{Advice, Promise, Request};
 pub use bill::{Bill, Hour, Line};
 pub use config::{Config, Modes, PERIOD_MAX, PERIOD_MIN, PolicySet, UnknownPolicy};
+pub use cycle::{Begun, Cycle};
 pub use drain::{DrainStatus, LeftBehind, NotDrained};
-pub use epoch::{Begun, Epoch};
 pub use event::Event;
 use external::{External, Planner, PlannerFailed};
 use foreign_changes::ForeignChanges;
@@ -105,7 +105,7 @@ pub struct Control {
     drained: NodeSet,
     /// Until when the operator has paused all changes.
     paused_until: Option<Ns>,
-    /// Decisions already reported: one that is only reported recurs in every epoch, and is reported once.
+    /// Decisions already reported: one that is only reported recurs in every cycle, and is reported once.
     told: BTreeSet<(VmId, String)>,
     /// Recommendations that wait for the operator, and those that were approved.
     recommendations: Recommendations,
@@ -117,11 +117,11 @@ pub struct Control {
     last: Option<(Arc<Sample>, Option<Rates>)>,
     /// Settings that were carried out since the last sample: they are shown, and used for decisions once a sample has them.
     since: Vec<SetSince>,
-    /// Its inputs since the last half of an epoch.
+    /// Its inputs since the last half of a cycle.
     inputs: Inputs,
-    /// The last epoch but for its sample.
+    /// The last cycle but for its sample.
     turn: Turn,
-    /// Epochs that were begun.
+    /// Cycles that were begun.
     begun_count: u64,
     recent: Recent,
 }
@@ -253,12 +253,12 @@ impl Control {
         self.homes.extend(home.map(|home| (vm, home)));
     }
 
-    /// Returns the last epoch but for its sample, once it is finished.
+    /// Returns the last cycle but for its sample, once it is finished.
     pub fn turn(&self) -> &Turn {
         &self.turn
     }
 
-    /// Whether there was an epoch: before it nothing is known of the host.
+    /// Whether there was a cycle: before it nothing is known of the host.
     pub fn has_looked(&self) -> bool {
         self.last.is_some()
     }

@@ -1,4 +1,4 @@
-//! Inputs of an epoch other than its sample, and its decisions. Together with the samples they are enough to repeat a run
+//! Inputs of a cycle other than its sample, and its decisions. Together with the samples they are enough to repeat a run
 //! ([`crate::replay`]).
 
 use homenode_host::{Action, Decision, Outcome, Receipt, Refusal};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Config;
 
-/// Number of inputs kept between two epochs: a host may not be readable for days, and clients ask meanwhile. It bounds
+/// Number of inputs kept between two cycles: a host may not be readable for days, and clients ask meanwhile. It bounds
 /// memory, and is no setting.
 const INPUTS_MAX: usize = 4096;
 
@@ -97,13 +97,13 @@ pub struct Decided {
     pub reason: String,
 }
 
-/// An epoch but for its sample.
+/// A cycle but for its sample.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Turn {
-    /// Number of epochs of this run before it, so that a missing one shows.
+    /// Number of cycles of this run before it, so that a missing one shows.
     pub number: u64,
-    /// Inputs before it, since the epoch before.
+    /// Inputs before it, since the cycle before.
     #[serde(skip_serializing_if = "Inputs::is_empty")]
     pub before: Inputs,
     /// The plan, in the order in which it was to be carried out.

@@ -198,7 +198,7 @@ impl Advice {
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Seen {
     since: Ns,
-    epochs: u32,
+    cycles: u32,
     instructions_per_s: f64,
     local: f64,
     link_busy: f64,
@@ -219,12 +219,12 @@ impl Seen {
         }
     }
 
-    /// Records an epoch; returns whether all inputs were known.
+    /// Records a cycle; returns whether all inputs were known.
     fn take(&mut self, view: &View<'_>, rates: &VmRates, home: &NodeSet) -> bool {
         let (Some(speed), Some(on)) = (rates.instructions_per_s, rates.accesses_on.as_ref()) else {
             return false;
         };
-        self.epochs += 1;
+        self.cycles += 1;
         self.instructions_per_s += speed;
         self.local += rates.local_access_ratio.unwrap_or(1.0);
         self.link_busy = self.link_busy.max(busiest_link(view));
@@ -245,16 +245,16 @@ impl Seen {
     }
 
     fn speed(&self) -> f64 {
-        self.instructions_per_s / f64::from(self.epochs.max(1))
+        self.instructions_per_s / f64::from(self.cycles.max(1))
     }
 
     fn local(&self) -> f64 {
-        self.local / f64::from(self.epochs.max(1))
+        self.local / f64::from(self.cycles.max(1))
     }
 
     /// Returns why a trial would show nothing, if so.
     fn noise(&self) -> Option<String> {
-        let rests = self.rests / f64::from(self.epochs.max(1));
+        let rests = self.rests / f64::from(self.cycles.max(1));
         let others = self.used_by_others / self.used;
         match () {
             () if rests > NOISE_MAX => Some(format!("it rests {:.0} percent of the time", 100.0 * rests)),
@@ -346,7 +346,7 @@ impl Case {
     }
 }
 
-/// State kept between epochs.
+/// State kept between cycles.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     cases: BTreeMap<VmId, Case>,
@@ -386,7 +386,7 @@ impl State {
     }
 }
 
-/// Records an epoch and updates [`State::advice`] and [`State::choice`] of each VM.
+/// Records a cycle and updates [`State::advice`] and [`State::choice`] of each VM.
 pub fn observe(view: &View<'_>, config: &Config, state: &mut State) {
     state.cases.retain(|id, _| view.sample.vm(*id).is_some());
     for vm in &view.vms {

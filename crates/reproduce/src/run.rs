@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::Mutex;
 
 use anyhow::Result;
-use homenode_control::{Around, Config, Control, Epoch, Mode};
+use homenode_control::{Around, Config, Control, Cycle, Mode};
 use homenode_host::{Counters, Host, HostError, Sample, VmSample};
 use homenode_twin::{Scenario, Twin, TwinReport, VmReport};
 use homenode_units::{NodeId, Ns};
@@ -188,8 +188,8 @@ impl Around<Twin> for MeasuredRun<'_> {
         Ok(ControlFlow::Continue(()))
     }
 
-    fn after(&mut self, twin: &mut Twin, epoch: Result<Epoch, HostError>) -> Result<ControlFlow<()>> {
-        epoch?;
+    fn after(&mut self, twin: &mut Twin, cycle: Result<Cycle, HostError>) -> Result<ControlFlow<()>> {
+        cycle?;
         if let (Some(watch), Some(_)) = (self.run.watch, &self.begin) {
             let due = |last: &Moment| twin.now().0 >= last.at_ns + watch.0;
             if self.moments.last().is_none_or(due) {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use anyhow::Context as _;
-use homenode_control::{Config, Control, Epoch, Event, PolicySet, UnknownPolicy};
+use homenode_control::{Config, Control, Cycle, Event, PolicySet, UnknownPolicy};
 use homenode_machine::Machine;
 use homenode_twin::{Scenario, Twin};
 use homenode_units::{Candidates, CpuSet, Ns};
@@ -104,12 +104,12 @@ impl Contender {
             look(twin);
             Ok(())
         };
-        self.run_watched(setup, config, look, |epoch, _| {
-            epoch.events.iter().for_each(&mut told);
+        self.run_watched(setup, config, look, |cycle, _| {
+            cycle.events.iter().for_each(&mut told);
         })
     }
 
-    /// Like [`Contender::run`], but calls `watch` with each epoch and the loop after it; an error of `look` ends the run.
+    /// Like [`Contender::run`], but calls `watch` with each cycle and the loop after it; an error of `look` ends the run.
     ///
     /// # Errors
     /// As [`Contender::run`], and those of `look`.
@@ -118,7 +118,7 @@ impl Contender {
         setup: &Setup,
         config: &Config,
         mut look: impl FnMut(&Twin) -> anyhow::Result<()>,
-        mut watch: impl FnMut(&Epoch, &Control),
+        mut watch: impl FnMut(&Cycle, &Control),
     ) -> anyhow::Result<Run> {
         let with = |policies| Config {
             policies,

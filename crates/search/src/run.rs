@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::{Mutex, PoisonError};
 
 use homenode_control::external::Planner;
-use homenode_control::{Around, Config, Control, Epoch, Event, Mode};
+use homenode_control::{Around, Config, Control, Cycle, Event, Mode};
 use homenode_host::HostError;
 use homenode_twin::{Setup, Twin, TwinReport};
 use homenode_units::Ns;
@@ -20,7 +20,7 @@ pub struct Run {
     pub report: TwinReport,
 }
 
-/// Runs a scenario to its end, or for its duration; `look` is called before each of the agent's epochs, `told` with each
+/// Runs a scenario to its end, or for its duration; `look` is called before each of the agent's cycles, `told` with each
 /// event.
 ///
 /// # Errors
@@ -35,12 +35,12 @@ pub fn run(
         look(twin);
         Ok(())
     };
-    run_watched(setup, config, look, |epoch, _| {
-        epoch.events.iter().for_each(&mut told);
+    run_watched(setup, config, look, |cycle, _| {
+        cycle.events.iter().for_each(&mut told);
     })
 }
 
-/// Like [`run`], but calls `watch` with each epoch and the loop after it; an error of `look` ends the run.
+/// Like [`run`], but calls `watch` with each cycle and the loop after it; an error of `look` ends the run.
 ///
 /// # Errors
 /// As [`run`], and those of `look`.
@@ -48,7 +48,7 @@ pub fn run_watched(
     setup: &Setup,
     config: Config,
     look: impl FnMut(&Twin) -> anyhow::Result<()>,
-    watch: impl FnMut(&Epoch, &Control),
+    watch: impl FnMut(&Cycle, &Control),
 ) -> anyhow::Result<Run> {
     let policy = config.policies.name().to_owned();
     run_control(setup, Control::new(config, Mode::Act), policy, (look, watch))
@@ -63,7 +63,7 @@ pub fn run_planned(
     config: Config,
     planner: Box<dyn Planner>,
     look: impl FnMut(&Twin) -> anyhow::Result<()>,
-    watch: impl FnMut(&Epoch, &Control),
+    watch: impl FnMut(&Cycle, &Control),
 ) -> anyhow::Result<Run> {
     let policy = planner.name().to_owned();
     let control = Control::new(config, Mode::Act).with_planner(planner);
@@ -76,7 +76,7 @@ fn run_control(
     policy: String,
     (look, watch): (
         impl FnMut(&Twin) -> anyhow::Result<()>,
-        impl FnMut(&Epoch, &Control),
+        impl FnMut(&Cycle, &Control),
     ),
 ) -> anyhow::Result<Run> {
     let mut twin = setup.start()?;
@@ -108,7 +108,7 @@ struct ToEnd<'a, L, W> {
     decisions: usize,
 }
 
-impl<L: FnMut(&Twin) -> anyhow::Result<()>, W: FnMut(&Epoch, &Control)> Around<Twin> for ToEnd<'_, L, W> {
+impl<L: FnMut(&Twin) -> anyhow::Result<()>, W: FnMut(&Cycle, &Control)> Around<Twin> for ToEnd<'_, L, W> {
     type Error = anyhow::Error;
 
     fn before(&mut self, twin: &mut Twin) -> anyhow::Result<ControlFlow<()>> {
@@ -119,12 +119,12 @@ impl<L: FnMut(&Twin) -> anyhow::Result<()>, W: FnMut(&Epoch, &Control)> Around<T
         Ok(ControlFlow::Continue(()))
     }
 
-    fn after(&mut self, _: &mut Twin, epoch: Result<Epoch, HostError>) -> anyhow::Result<ControlFlow<()>> {
-        let epoch = epoch?;
+    fn after(&mut self, _: &mut Twin, cycle: Result<Cycle, HostError>) -> anyhow::Result<ControlFlow<()>> {
+        let cycle = cycle?;
         let decided = |event: &&Event| matches!(event, Event::Decided { .. });
-        self.decisions += epoch.events.iter().filter(decided).count();
+        self.decisions += cycle.events.iter().filter(decided).count();
         let control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
-        (self.watch)(&epoch, &control);
+        (self.watch)(&cycle, &control);
         match control.failed_planner() {
             Some(failed) => Err(failed.clone().into()),
             None => Ok(ControlFlow::Continue(())),

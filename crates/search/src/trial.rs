@@ -1,6 +1,6 @@
 //! Runs a scenario to its end under sets of policies, and compares each with the first of them.
 
-use homenode_control::{Config, Control, Epoch, UnknownPolicy};
+use homenode_control::{Config, Control, Cycle, UnknownPolicy};
 use homenode_reproduce::stats::mean;
 use homenode_twin::{Disturbance, Scenario, Setup, Twin, TwinError, TwinReport, VmReport};
 use homenode_units::Ns;
@@ -120,7 +120,7 @@ pub fn contenders(scenario: &Scenario) -> Result<Vec<Contender>, TwinError> {
 }
 
 /// Runs a scenario to its end, or for its duration, under each set of policies; `look` is called before each of the agent's
-/// epochs, `watch` with each epoch of the agent's and the loop after it.
+/// cycles, `watch` with each cycle of the agent's and the loop after it.
 ///
 /// # Errors
 /// When the twin cannot start.
@@ -129,7 +129,7 @@ pub fn run_all(
     config: &Config,
     contenders: &[Contender],
     mut look: impl FnMut(&Contender, &Twin),
-    mut watch: impl FnMut(&Contender, &Epoch, &Control),
+    mut watch: impl FnMut(&Contender, &Cycle, &Control),
 ) -> anyhow::Result<Vec<Trial>> {
     let mut trials: Vec<Trial> = Vec::new();
     for contender in contenders {
@@ -137,7 +137,7 @@ pub fn run_all(
             look(contender, twin);
             Ok(())
         };
-        let watch = |epoch: &Epoch, control: &Control| watch(contender, epoch, control);
+        let watch = |cycle: &Cycle, control: &Control| watch(contender, cycle, control);
         let run = contender.run_watched(setup, config, look, watch)?;
         trials.push(Trial::of(run, trials.first().map(|first| &first.report)));
     }

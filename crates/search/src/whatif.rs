@@ -44,7 +44,7 @@ pub fn ask(
     let mut control = Control::new(Config::default(), Mode::Act);
     loop {
         look(twin.now())?;
-        // Moving memory takes time: an epoch may begin before the requested time and end after it.
+        // Moving memory takes time: a cycle may begin before the requested time and end after it.
         let is_due = twin.now() >= at;
         control.step(&mut twin).map_err(anyhow::Error::new)?;
         if is_due {

@@ -31,7 +31,7 @@ const WINDOW: Duration = Duration::from_secs(20);
 const MINUTE: Duration = Duration::from_secs(60);
 /// Memory that the lone guest wrote once, in MiB.
 const COLD_MIB: u32 = 20;
-/// How long the agent may take to notice, try and prove: under emulation an epoch takes seconds.
+/// How long the agent may take to notice, try and prove: under emulation a cycle takes seconds.
 pub(super) const DECIDED: Duration = Duration::from_secs(420);
 /// Most misses of a polluter once parted, in percent of its misses together.
 const PARTED_PERCENT: u64 = 50;

@@ -33,7 +33,7 @@ use homenode_agent::run::{Agent, Pace};
 use homenode_agent::service::Service;
 use homenode_agent::setting_queue::SettingQueue;
 use homenode_agent::wall_clock::WallClock;
-use homenode_control::{Config, Control, Epoch, Mode};
+use homenode_control::{Config, Control, Cycle, Mode};
 use homenode_host::{
     ActionError, Holds, Host, HostError, Plan, Receipt, Refusal, Sample, Setting, WakeSignal,
 };
@@ -75,7 +75,7 @@ struct Meter {
     since: Duration,
     /// CPU time of the process and of its recorder when counting began.
     before: (Duration, Duration),
-    epochs: u64,
+    cycles: u64,
 }
 
 impl Meter {
@@ -89,10 +89,10 @@ impl Meter {
     fn is_over(&mut self, periods: u64) -> bool {
         let lap = self.lap();
         self.spent.handing_over += lap;
-        self.epochs += 1;
-        let is_over = self.epochs == WARM + periods;
+        self.cycles += 1;
+        let is_over = self.cycles == WARM + periods;
         // Reading the clocks takes a while itself.
-        if self.epochs == WARM || is_over {
+        if self.cycles == WARM || is_over {
             let now = (cpu_time(ClockId::ProcessCPUTime), cpu_time_of("recorder"));
             self.spent.all = now.0 - self.before.0;
             self.spent.recorder = now.1 - self.before.1;
@@ -165,7 +165,7 @@ impl Host for Metered {
     }
 }
 
-/// Tells the process that changes the host's files that an epoch is over.
+/// Tells the process that changes the host's files that a cycle is over.
 struct Told(Rc<RefCell<Meter>>);
 
 impl Show for Told {
@@ -173,11 +173,11 @@ impl Show for Told {
 
     fn object(&mut self, _: &str, _: Value) {}
 
-    fn epoch(&mut self, epoch: &Epoch) {
+    fn cycle(&mut self, cycle: &Cycle) {
         let mut meter = self.0.borrow_mut();
         let lap = meter.lap();
         meter.spent.deciding += lap;
-        meter.spent.events += epoch.events.len() as u64;
+        meter.spent.events += cycle.events.len() as u64;
         meter.lap();
     }
 
@@ -282,13 +282,13 @@ fn measure(vms: usize, periods: u64, period: Duration) {
         .spawn()
         .expect("an agent");
     let lines = BufReader::new(agent.stdout.take().expect("its output")).lines();
-    let (mut epochs, mut share, mut most, mut last) = (0, 0, 0, String::new());
+    let (mut cycles, mut share, mut most, mut last) = (0, 0, 0, String::new());
     for line in lines {
         let line = line.expect("a line");
         if line == "over" {
-            epochs += 1;
+            cycles += 1;
             fake.go_on();
-            if epochs % MEMORY_EVERY == 0
+            if cycles % MEMORY_EVERY == 0
                 && let Some((now, high)) = memory(agent.id())
             {
                 (share, most) = (share.max(now), most.max(high));

@@ -23,11 +23,11 @@ macro_rules! families {
 
 families! {
     BUILD: Info "homenode_build_info" ["version", "revision"] "The agent that runs.";
-    EPOCHS: Counter "homenode_epochs_total" [] "Looks at the host.";
-    FAILED: Counter "homenode_epochs_failed_total" [] "Looks at the host that failed: nothing was done then.";
+    CYCLES: Counter "homenode_cycles_total" [] "Looks at the host.";
+    FAILED: Counter "homenode_cycles_failed_total" [] "Looks at the host that failed: nothing was done then.";
     REFUSED: Counter "homenode_plans_refused_total" [] "Plans that the host refused as a whole.";
-    DURATION: Histogram "homenode_epoch_duration_seconds" ["phase"] "How long a part of an epoch took.";
-    SEEN: Gauge "homenode_last_epoch_timestamp_seconds" [] "When the host was last seen, by the clock of the run.";
+    DURATION: Histogram "homenode_cycle_duration_seconds" ["phase"] "How long a part of a cycle took.";
+    SEEN: Gauge "homenode_last_cycle_timestamp_seconds" [] "When the host was last seen, by the clock of the run.";
     PERIOD: Gauge "homenode_period_seconds" [] "Time between looks at the host.";
     PAUSED: Gauge "homenode_paused_seconds" [] "How much longer nothing is changed; 0 where the agent is not paused.";
     KERNEL: Info "homenode_kernel_info" ["numa_balancing", "transparent_huge_pages", "ksm", "zone_reclaim"] "The kernel's own memory management; unknown settings are empty.";
@@ -95,7 +95,7 @@ fn of_agent(
         &BUILD,
         [([about.version.to_owned(), about.commit.to_owned()], 1.0)],
     );
-    out.always(&EPOCHS, sums.epochs as f64);
+    out.always(&CYCLES, sums.cycles as f64);
     out.always(&FAILED, sums.failed_looks as f64);
     out.always(&REFUSED, sums.refused_plans as f64);
     out.always(&PERIOD, about.period_now(seen).0 as f64 / 1e9);

@@ -148,7 +148,7 @@ fn events(made: &mut Maker) -> Value {
     json!({
         "operationId": "events",
         "summary": "What happens, as it happens",
-        "description": "Server-sent events. `event` is `epoch` where a look at the host is over, `gap` where events are missing, \
+        "description": "Server-sent events. `event` is `cycle` where a look at the host is over, `gap` where events are missing, \
             else what happened: `decided`, `found`, `appeared` and so on. `data` is JSON.",
         "parameters": [{
             "name": "Last-Event-ID", "in": "header", "required": false,

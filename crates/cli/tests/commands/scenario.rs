@@ -6,7 +6,7 @@ use std::path::Path;
 
 use homenode_agent::run::Pace;
 use homenode_agent::{Show, twin};
-use homenode_control::{Config, Epoch, Mode, PolicySet};
+use homenode_control::{Config, Cycle, Mode, PolicySet};
 use homenode_host::WakeSignal;
 use homenode_machine_files::preset;
 use homenode_twin::{Scenario, Setup, VmSpec};
@@ -33,7 +33,7 @@ struct Unseen;
 impl Show for Unseen {
     fn line(&mut self, _: &str) {}
     fn object(&mut self, _: &str, _: Value) {}
-    fn epoch(&mut self, _: &Epoch) {}
+    fn cycle(&mut self, _: &Cycle) {}
     fn is_closed(&self) -> bool {
         false
     }

@@ -20,8 +20,8 @@ use crate::status::{
 /// Name of this form of documents.
 pub const VIEW_SCHEMA: &str = "view/1";
 
-/// Everything that a planner decides from in one epoch. Values that are not measured are `None`; rates are over the last
-/// period, so all of them are `None` in the first epoch.
+/// Everything that a planner decides from in one cycle. Values that are not measured are `None`; rates are over the last
+/// period, so all of them are `None` in the first cycle.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct ViewDocument<'a> {
     /// Kind and version of its form: `view/1`.

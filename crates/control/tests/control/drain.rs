@@ -1,6 +1,6 @@
 //! Nodes that are being drained, and a loop that is paused, on the twin.
 
-use homenode_control::{Config, Control, Epoch, Event, Mode, NotDrained, PolicySet};
+use homenode_control::{Config, Control, Cycle, Event, Mode, NotDrained, PolicySet};
 use homenode_host::{Act, Host as _, Lever, Outcome, Setting};
 use homenode_twin::{Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, NodeId, NodeSet, Ns, Pages, Permit};
@@ -29,13 +29,13 @@ fn of(policies: PolicySet) -> Control {
     Control::new(config, Mode::Act)
 }
 
-fn step(control: &mut Control, twin: &mut Twin) -> Epoch {
+fn step(control: &mut Control, twin: &mut Twin) -> Cycle {
     twin.wait(PERIOD);
     control.step(twin).unwrap()
 }
 
-fn run(control: &mut Control, twin: &mut Twin, epochs: usize) -> Vec<Event> {
-    (0..epochs).flat_map(|_| step(control, twin).events).collect()
+fn run(control: &mut Control, twin: &mut Twin, cycles: usize) -> Vec<Event> {
+    (0..cycles).flat_map(|_| step(control, twin).events).collect()
 }
 
 /// Returns the pages that VMs have on a node, and how many of their vCPUs may run there.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use homenode_control::recommendations::State;
-use homenode_control::{Config, Control, Epoch, Event, Mode, PolicySet, Recommendation, Request};
+use homenode_control::{Config, Control, Cycle, Event, Mode, PolicySet, Recommendation, Request};
 use homenode_host::{
     Act, Action, Holds, Host, HostError, HugeMemory, HugePages, Lever, Outcome, Plan, Receipt, Refusal,
     Sample, Setting,
@@ -39,13 +39,13 @@ fn with_modes(policies: PolicySet, modes: &str) -> Config {
     }
 }
 
-fn step(control: &mut Control, twin: &mut Twin) -> Epoch {
+fn step(control: &mut Control, twin: &mut Twin) -> Cycle {
     twin.wait(PERIOD);
     control.step(twin).unwrap()
 }
 
-fn run(control: &mut Control, twin: &mut Twin, epochs: usize) -> Vec<Event> {
-    (0..epochs).flat_map(|_| step(control, twin).events).collect()
+fn run(control: &mut Control, twin: &mut Twin, cycles: usize) -> Vec<Event> {
+    (0..cycles).flat_map(|_| step(control, twin).events).collect()
 }
 
 fn open(control: &Control) -> Vec<Recommendation> {
@@ -228,11 +228,11 @@ fn crowded() -> Twin {
 fn homes_of_the_arranger_are_on_trial_from_their_approval_on_and_memory_follows() {
     let mut twin = crowded();
     let mut control = Control::new(of(PolicySet::Homenode), Mode::Recommend);
-    let mut epochs = 0;
+    let mut cycles = 0;
     while open(&control).is_empty() {
         step(&mut control, &mut twin);
-        epochs += 1;
-        assert!(epochs < 120, "nothing is recommended");
+        cycles += 1;
+        assert!(cycles < 120, "nothing is recommended");
     }
     // The arrangement stays recommended, and never counts as a trial that failed.
     run(&mut control, &mut twin, 200);
@@ -306,11 +306,11 @@ fn a_vm_put_to_recommend_is_not_left_throttled() {
         let mut twin = various();
         let id = twin.vm_id("polluter").unwrap();
         let mut control = Control::new(of(PolicySet::Homenode), Mode::Act);
-        let mut epochs = 0;
+        let mut cycles = 0;
         while !quota(&mut twin, id) {
             step(&mut control, &mut twin);
-            epochs += 1;
-            assert!(epochs < 60, "it is never held to its permit");
+            cycles += 1;
+            assert!(cycles < 60, "it is never held to its permit");
         }
         twin.set(id, Setting::Mode(Some(careful))).unwrap();
         let told = step(&mut control, &mut twin).events;

@@ -28,7 +28,7 @@
 //! ([`Character::at_home`]). So a first home is compared with no agent for as long as it lasts, without any experiment.
 //!
 //! # Algorithm
-//! Each epoch:
+//! Each cycle:
 //! 1. A VM gets a home at once ([`crate::placement`]) if its operator chose a home or a memory policy, if nodes were
 //!    promised when it started, or if its guest is shown its location. All others start free.
 //! 2. Once all active VMs are known ([`Profiles::is_known`]), and there are two or more, the cheapest arrangement with a
@@ -124,11 +124,11 @@ pub use what_if::what_if;
 
 pub use crate::trial::POLICY;
 
-/// Epochs at work for which a VM's threads and memory are left to the kernel's balancing: up to a minute passes between two
+/// Cycles at work for which a VM's threads and memory are left to the kernel's balancing: up to a minute passes between two
 /// of its scans of a thread's memory (`numa_balancing_scan_period_max_ms`).
 const LEFT_TO_KERNEL: u32 = 60;
 
-/// State kept between epochs.
+/// State kept between cycles.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     /// Profiles of all VMs.
@@ -172,7 +172,7 @@ impl State {
     }
 }
 
-/// The host and its VMs in one epoch.
+/// The host and its VMs in one cycle.
 struct Scene<'a> {
     settings: Settings<'a>,
     shape: Arc<Shape>,
@@ -213,7 +213,7 @@ pub fn plan(
     let undone = undone.decisions.into_iter();
     plan.decisions
         .extend(undone.filter(|decision| !placed_now.contains(&decision.action.vm)));
-    // A decision that the VM's own mode holds back is repeated in every epoch; it must not block the others.
+    // A decision that the VM's own mode holds back is repeated in every cycle; it must not block the others.
     let is_kept = |decision: &Decision| {
         let vm = view.sample.vm(decision.action.vm);
         vm.is_some_and(|vm| vm.settings.mode.is_some_and(|mode| mode != Mode::Act))
@@ -505,7 +505,7 @@ impl<'a> Scene<'a> {
 
     /// Whether some VM seeks a home, and all that do have just arrived.
     fn only_arrivals_seek(&self, state: &State) -> bool {
-        let is_new = |at: usize| state.profiles.epochs(self.vms[at].sample.id) == 0;
+        let is_new = |at: usize| state.profiles.cycles(self.vms[at].sample.id) == 0;
         self.seekers().next().is_some() && self.seekers().all(is_new)
     }
 
@@ -539,7 +539,7 @@ impl<'a> Scene<'a> {
         (0..self.vms.len()).filter(move |at| {
             let (vm, wish) = (self.vms[*at].sample.id, &self.wishes[*at]);
             match is_left_to_kernel {
-                true => wish.movable_at_rest && profiles.epochs(vm) >= LEFT_TO_KERNEL,
+                true => wish.movable_at_rest && profiles.cycles(vm) >= LEFT_TO_KERNEL,
                 false => wish.movable && self.is_known(profiles, vm),
             }
         })

@@ -74,7 +74,7 @@ pub enum Unknown {
     /// It has not worked for long enough.
     New {
         /// Periods in which it worked.
-        epochs: u32,
+        cycles: u32,
         /// Periods required.
         needed: u32,
     },
@@ -86,9 +86,9 @@ impl fmt::Display for Unknown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Unknown::Idle => write!(f, "idle, so there is no speed to predict"),
-            Unknown::New { epochs, needed } => write!(
+            Unknown::New { cycles, needed } => write!(
                 f,
-                "not known yet: it was at work in {epochs} of the {needed} periods that this takes"
+                "not known yet: it was at work in {cycles} of the {needed} periods that this takes"
             ),
             Unknown::Uncounted => write!(
                 f,
@@ -218,9 +218,9 @@ fn check_nodes(shape: &Shape, wanted: &Wanted) -> Result<(), NoForecast> {
 
 impl Scene<'_> {
     fn why_unknown(&self, vm: &VmView<'_>, threads: f64, state: &State) -> Option<Unknown> {
-        let (epochs, needed) = (
-            state.profiles.epochs(vm.sample.id),
-            self.settings.predict.known_epochs,
+        let (cycles, needed) = (
+            state.profiles.cycles(vm.sample.id),
+            self.settings.predict.known_cycles,
         );
         match vm.rates {
             Some(_) if threads < self.settings.predict.active_min => Some(Unknown::Idle),
@@ -228,7 +228,7 @@ impl Scene<'_> {
                 Some(Unknown::Uncounted)
             }
             Some(_) if self.is_known(&state.profiles, vm.sample.id) => None,
-            _ => Some(Unknown::New { epochs, needed }),
+            _ => Some(Unknown::New { cycles, needed }),
         }
     }
 

@@ -16,7 +16,7 @@ struct Account {
     plenty: u64,
 }
 
-/// The nodes' accounts in one epoch.
+/// The nodes' accounts in one cycle.
 #[derive(Clone, Debug)]
 pub(super) struct Nodes {
     accounts: NodeMap<Account>,

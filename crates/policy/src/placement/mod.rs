@@ -405,7 +405,7 @@ fn same_largest(need: &Vector, left: &Vector, dimensions: &[usize]) -> bool {
         .any(|&d| need[d] >= most_needed && left[d] >= most_left)
 }
 
-/// State kept between epochs.
+/// State kept between cycles.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     /// Promises to VMs that have not appeared.
@@ -414,9 +414,9 @@ pub struct State {
     refused: BTreeSet<VmId>,
     /// VMs that have a home only because a node is drained.
     sheltered: BTreeSet<VmId>,
-    /// CPUs that VMs could use in the last epoch, and when that changed last.
+    /// CPUs that VMs could use in the last cycle, and when that changed last.
     cpus: Option<(CpuSet, Option<Ns>)>,
-    /// CPUs that each VM may use, as of the last epoch.
+    /// CPUs that each VM may use, as of the last cycle.
     allowed: BTreeMap<VmId, Option<CpuSet>>,
 }
 
@@ -472,7 +472,7 @@ pub fn plan_for(
         match home_of(view, config, history, state, &without, vm) {
             Ok((nodes, reason)) => {
                 state.refused.remove(&vm.sample.id);
-                // Until the next view shows its home, the promise keeps two VMs of one epoch apart.
+                // Until the next view shows its home, the promise keeps two VMs of one cycle apart.
                 state.ledger.reserve(reservation(view, history, vm, &nodes));
                 if is_free(vm) {
                     state.sheltered.insert(vm.sample.id);

@@ -467,7 +467,7 @@ struct Counted<'a> {
 }
 
 impl<'a> Counted<'a> {
-    /// The home that a VM was promised in this epoch, or has.
+    /// The home that a VM was promised in this cycle, or has.
     fn home(&self, vm: &VmView<'a>) -> Option<&'a NodeSet> {
         let home = || vm.home.filter(|_| !self.without.contains(&vm.sample.id));
         self.ledger.promised(vm.sample.id).or_else(home)

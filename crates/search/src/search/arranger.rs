@@ -1,4 +1,4 @@
-//! Carries out a schedule as the agent would, epoch by epoch and within the agent's budgets.
+//! Carries out a schedule as the agent would, cycle by cycle and within the agent's budgets.
 
 use std::collections::BTreeMap;
 
@@ -66,7 +66,7 @@ impl Arranger {
         self
     }
 
-    /// Returns the VMs that did something in the last epoch.
+    /// Returns the VMs that did something in the last cycle.
     pub fn active(&self) -> Vec<VmId> {
         let rates = self.last.as_ref().and_then(|(_, rates)| rates.as_ref());
         let vms = rates.map_or(&[][..], |rates| &rates.vms);
@@ -76,7 +76,7 @@ impl Arranger {
             .collect()
     }
 
-    /// Runs one epoch: sample, decide, act.
+    /// Runs one cycle: sample, decide, act.
     ///
     /// # Errors
     /// When the host cannot be read, or refuses a plan.

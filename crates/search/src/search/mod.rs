@@ -24,7 +24,7 @@
 //! 4. No schedule is tried twice; if nothing new can be drawn, the search ends early. It reports the number of evaluations.
 //!
 //! Decisions are carried out by [`arranger`]: by the policies' own `settle`, `repatriate`, `memory`, `pace` and `merge`,
-//! once per agent epoch, within the agent's page budgets.
+//! once per agent cycle, within the agent's page budgets.
 //!
 //! # Properties (tests of the same names)
 //! - `never_worse_than_the_best_start`

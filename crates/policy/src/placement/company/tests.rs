@@ -12,7 +12,7 @@ fn set(list: &str) -> NodeSet {
     list.parse().unwrap()
 }
 
-/// Runs an epoch whose homes the VMs then have; returns these homes and the notices.
+/// Runs a cycle whose homes the VMs then have; returns these homes and the notices.
 fn step(scene: &mut Scene, state: &mut State) -> (Vec<(u128, NodeSet)>, Vec<String>) {
     let plan = scene.with_view(|view| {
         let mut history = History::default();
