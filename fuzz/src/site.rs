@@ -1,5 +1,5 @@
 //! What answers HTTP, with a host behind it that was looked at a few times: two VMs of a twin, recommendations that wait, a
-//! promise, and a history.
+//! reservation, and a history.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -128,7 +128,7 @@ impl Served {
         }
         .run(&mut twin, |_| Vec::new(), |_| false);
         let shape = Shape::new(1, Size::from_gib(1));
-        let _ = lock(&control).promise(twin.machine(), shape);
+        let _ = lock(&control).reserve(twin.machine(), shape);
         let handler = Handler {
             machine: Arc::new(twin.machine().clone()),
             control: Arc::clone(&control),
@@ -171,9 +171,9 @@ impl Served {
             .sample()
             .map(|sample| sample.vms.iter().map(|vm| vm.id).collect::<Vec<_>>());
         let settings = vms.into_iter().flatten().map(|vm| control.settings(vm));
-        let promises = control.promises().into_iter().cloned().collect::<Vec<_>>();
+        let reservations = control.reservations().into_iter().cloned().collect::<Vec<_>>();
         let recommendations = control.recommendations().into_iter().cloned().collect::<Vec<_>>();
-        (settings.collect::<Vec<_>>(), promises, recommendations)
+        (settings.collect::<Vec<_>>(), reservations, recommendations)
     }
 
     /// Answers, and carries out meanwhile what the loop would.

@@ -330,7 +330,7 @@ mod whole {
     }
 }
 
-/// Whether and where a VM fits; nothing is promised.
+/// Whether and where a VM fits; nothing is reserved.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Evaluated {
     /// Whether it fits.

@@ -15,7 +15,7 @@ use crate::permit::PermitCommand;
 use crate::policy::PolicyCommand;
 use crate::profile::ProfileArgs;
 use crate::query::{MachineArgs, PlaceArgs, VmArgs};
-use crate::recommend::{ModeArgs, PromisesArgs, RecommendArgs};
+use crate::recommend::{ModeArgs, RecommendArgs, ReservationsArgs};
 use crate::record::RecordCommand;
 use crate::replay::ReplayArgs;
 use crate::report::ReportArgs;
@@ -183,9 +183,9 @@ Examples:
     /// Change nothing for a while
     #[command(after_help = crate::maintenance::PAUSE_HELP)]
     Pause(PauseArgs),
-    /// See nodes promised to VMs that do not run yet, and drop promises
-    #[command(after_help = crate::recommend::PROMISES_HELP)]
-    Promises(PromisesArgs),
+    /// See nodes reserved for VMs that do not run yet, and drop reservations
+    #[command(after_help = crate::recommend::RESERVATIONS_HELP, alias = "promises")]
+    Reservations(ReservationsArgs),
     /// See what VMs' guests were told about their nodes, and when
     #[command(
         after_help = "A guest with virtual nodes and a topology device is told, live, on which of the host's nodes its vCPUs and its memory

@@ -188,7 +188,7 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::Mode(args) => recommend::mode(&args)?,
         Command::Drain(args) => return maintenance::drain(&args),
         Command::Pause(args) => maintenance::pause(&args)?,
-        Command::Promises(args) => recommend::promises(&args)?,
+        Command::Reservations(args) => recommend::reservations(&args)?,
         Command::Topology(args) => topology::run(&args)?,
         Command::WhatIf(args) => whatif::run(&args)?,
         Command::Report(args) => report::run(&args)?,

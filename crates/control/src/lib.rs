@@ -55,7 +55,7 @@ use homenode_policy::placement::{Announcement, Ledger};
 use homenode_policy::{permits, topology_feed};
 use homenode_units::{NodeSet, Ns, VmId};
 
-pub use answers::{Advice, Promise, Request};
+pub use answers::{Advice, Request, Reserved};
 pub use bill::{Bill, Hour, Line};
 pub use config::{Config, Modes, PERIOD_MAX, PERIOD_MIN, PolicySet, UnknownPolicy};
 pub use cycle::{Begun, Cycle};
@@ -155,13 +155,13 @@ impl Control {
         self.external.as_ref()?.failed()
     }
 
-    /// Uses a ledger of earlier promises.
+    /// Uses a ledger of earlier reservations.
     pub fn with_ledger(mut self, ledger: Ledger) -> Control {
         self.states.placement.ledger = ledger;
         self
     }
 
-    /// Returns the promises that are still open.
+    /// Returns the reservations that are still open.
     pub fn ledger(&self) -> &Ledger {
         &self.states.placement.ledger
     }

@@ -132,8 +132,8 @@ fn take_in(control: &mut Control, machine: &Machine, inputs: &Inputs, settings: 
             Input::Adopted { vm, home } => control.adopt(vm, home),
             Input::PermitSet { vm } => control.was_set(vm, homenode_host::Setting::Permit(None)),
             Input::Announced(announcement) => control.announce(announcement),
-            Input::Promised(asked) => drop(control.promise(machine, asked)),
-            Input::PromiseDropped { id } => drop(control.drop_promise(id)),
+            Input::Reserved(asked) => drop(control.reserve(machine, asked)),
+            Input::ReservationDropped { id } => drop(control.drop_reservation(id)),
             // Under other settings there may be none with this number.
             Input::Approved { id } => drop(control.approve(id)),
             Input::Rejected { id } => drop(control.reject(id)),

@@ -61,7 +61,7 @@ pub struct NodeStatus {
     pub is_drained: bool,
 }
 
-/// Resources that a VM that does not run yet could get: those left by measured use and by promises that are not used yet.
+/// Resources that a VM that does not run yet could get: those left by measured use and by reservations that are not used yet.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Headroom {
     /// CPUs.

@@ -30,10 +30,12 @@ pub enum Input {
     },
     /// A VM is about to start ([`crate::Control::announce`]).
     Announced(Announcement),
-    /// libvirt asked for nodes ([`crate::Control::promise`]).
-    Promised(Asked),
-    /// The operator withdrew a promise ([`crate::Control::drop_promise`]).
-    PromiseDropped {
+    /// libvirt asked for nodes ([`crate::Control::reserve`]).
+    #[serde(alias = "promised")]
+    Reserved(Asked),
+    /// The operator withdrew a reservation ([`crate::Control::drop_reservation`]).
+    #[serde(alias = "promise-dropped")]
+    ReservationDropped {
         /// Its number.
         id: u64,
     },
@@ -164,6 +166,27 @@ mod tests {
     use homenode_units::{Bytes, NodeId, Pages};
 
     use super::*;
+
+    #[test]
+    fn inputs_that_were_recorded_under_their_names_up_to_0_2_0_are_read() {
+        let asked = Asked {
+            vcpus: 2,
+            memory_mib: 64,
+            huge_page_bytes: None,
+        };
+        for (text, input) in [
+            (
+                r#"{"input":"promised","vcpus":2,"memory_mib":64}"#,
+                Input::Reserved(asked),
+            ),
+            (
+                r#"{"input":"promise-dropped","id":3}"#,
+                Input::ReservationDropped { id: 3 },
+            ),
+        ] {
+            assert_eq!(serde_json::from_str::<Input>(text).unwrap(), input);
+        }
+    }
 
     #[test]
     fn each_act_that_is_decided_reads_back() {

@@ -43,7 +43,7 @@ families! {
     NODE_TRAFFIC: Counter "homenode_node_memory_traffic_bytes_total" ["node"] "Bytes that the memory controllers of a node moved.";
     NODE_BANDWIDTH_MAX: Gauge "homenode_node_memory_bandwidth_max_bytes_per_second" ["node"] "Bandwidth that a node's memory can sustain.";
     NODE_ROOM_CPUS: Gauge "homenode_node_headroom_cpus" ["node"] "CPUs of a node that a VM which does not run yet could get.";
-    NODE_ROOM_MEMORY: Gauge "homenode_node_headroom_memory_bytes" ["node"] "Memory of a node that it could get: free, and not promised to others.";
+    NODE_ROOM_MEMORY: Gauge "homenode_node_headroom_memory_bytes" ["node"] "Memory of a node that it could get: free, and not reserved for others.";
     NODE_ROOM_BANDWIDTH: Gauge "homenode_node_headroom_memory_bandwidth_bytes_per_second" ["node"] "Bandwidth of its controllers that it could get.";
     NODE_DRAINED: Gauge "homenode_node_drained" ["node"] "Whether a node is to be empty of VMs: 1 or 0.";
     LINK: Counter "homenode_link_bytes_total" ["from", "to"] "Bytes that went from node to node.";

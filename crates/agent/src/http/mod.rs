@@ -7,7 +7,7 @@
 //! ```
 //!
 //! One thread runs all of it on its own asynchronous runtime; the loop only publishes, and knows no client. The loop's own
-//! state is read only for `placements/evaluate`, `overview`, settings, maintenance, recommendations and promises, on a thread
+//! state is read only for `placements/evaluate`, `overview`, settings, maintenance, recommendations and reservations, on a thread
 //! that may wait for it.
 
 mod access;

@@ -54,7 +54,7 @@ fn a_misbehaving_client_gets_an_error_and_the_next_is_served() {
     for bad in [
         "",
         "{",
-        "{\"request\":\"promise\",\"vcpus\":-1,\"memory_mib\":1}\n",
+        "{\"request\":\"reserve\",\"vcpus\":-1,\"memory_mib\":1}\n",
         "{\"request\":\"explode\"}\n",
         "{\"request\":\"permit-set\",\"vm\":\"a\",\"permit\":\"-1\"}\n",
     ] {

@@ -45,7 +45,7 @@ fn disturb(control: &mut Control, twin: &mut Twin, cycle: u64) {
                 device_nodes: NodeSet::new(),
                 huge_pages: Vec::new(),
             });
-            control.promise(&twin.machine().clone(), shape);
+            control.reserve(&twin.machine().clone(), shape);
         }
         7 => {
             let mode = Setting::Mode([None, Some(Mode::Recommend), Some(Mode::Observe)][cycle as usize % 3]);
@@ -54,8 +54,11 @@ fn disturb(control: &mut Control, twin: &mut Twin, cycle: u64) {
             }
         }
         8 => {
-            let promise = control.promises().first().map_or(99, |promise| promise.id);
-            control.drop_promise(promise);
+            let reservation = control
+                .reservations()
+                .first()
+                .map_or(99, |reservation| reservation.id);
+            control.drop_reservation(reservation);
         }
         5 if cycle > CYCLES / 2 => {
             let mut newer = control.config().clone();

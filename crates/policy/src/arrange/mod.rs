@@ -30,7 +30,7 @@
 //! # Algorithm
 //! Each cycle:
 //! 1. A VM gets a home at once ([`crate::placement`]) if its operator chose a home or a memory policy, if nodes were
-//!    promised when it started, or if its guest is shown its location. All others start free.
+//!    reserved when it started, or if its guest is shown its location. All others start free.
 //! 2. Once all active VMs are known ([`Profiles::is_known`]), and there are two or more, the cheapest arrangement with a
 //!    home for every VM is searched ([`search`]). It is adopted if it costs less than the current one, its mean slow-down is
 //!    at most [`Config::mean_max`] ([`Config::mean_max_crowded`] on a crowded host), and no VM's is above
@@ -233,14 +233,14 @@ fn plan_places(
     history: &History,
     placed: &mut placement::State,
 ) -> Plan {
-    let promised: Vec<VmId> = view
+    let with_reservation: Vec<VmId> = view
         .vms
         .iter()
-        .filter(|vm| vm.home.is_none() && placed.ledger.is_promised(vm.sample, view.at))
+        .filter(|vm| vm.home.is_none() && placed.ledger.has_reservation(vm.sample, view.at))
         .map(|vm| vm.sample.id)
         .collect();
     let mut plan = placement::plan_for(view, config, history, placed, |vm| {
-        has_a_place(vm) || promised.contains(&vm.sample.id)
+        has_a_place(vm) || with_reservation.contains(&vm.sample.id)
     });
     let released = placed.released(view);
     let released = |vm: &&VmView<'_>| released.contains(&vm.sample.id) && !has_a_place(vm);

@@ -52,12 +52,12 @@ pub fn allowed_nodes(view: &View<'_>, vm: &VmView<'_>) -> Option<NodeSet> {
     allowed(view, vm, Asked::New, |_| None)
 }
 
-/// Returns these nodes if some VMs were promised a home that the view does not show yet.
+/// Returns these nodes if homes are reserved for some VMs that the view does not show yet.
 pub(super) fn allowed<'a>(
     view: &'a View<'_>,
     vm: &VmView<'_>,
     asked: Asked,
-    promised: impl Fn(VmId) -> Option<&'a NodeSet>,
+    reserved: impl Fn(VmId) -> Option<&'a NodeSet>,
 ) -> Option<NodeSet> {
     let settings = &vm.sample.settings;
     let homes = view.homes();
@@ -73,7 +73,7 @@ pub(super) fn allowed<'a>(
         allowed = allowed.intersection(nodes);
     }
     for mate in view.vms.iter().filter(|mate| mate.sample.id != vm.sample.id) {
-        let Some(home) = promised(mate.sample.id).or(mate.home) else {
+        let Some(home) = reserved(mate.sample.id).or(mate.home) else {
             continue;
         };
         let makes_way = asked == Asked::Kept && goes_before(vm, mate);
@@ -81,7 +81,7 @@ pub(super) fn allowed<'a>(
             allowed = allowed.difference(home);
         }
     }
-    if let Some(home) = led_to(view, vm, promised) {
+    if let Some(home) = led_to(view, vm, reserved) {
         allowed = allowed.intersection(home);
     }
     (allowed != view.machine.home_nodes()).then_some(allowed)
@@ -91,7 +91,7 @@ pub(super) fn allowed<'a>(
 pub(super) fn led_to<'a>(
     view: &'a View<'_>,
     vm: &VmView<'_>,
-    promised: impl Fn(VmId) -> Option<&'a NodeSet>,
+    reserved: impl Fn(VmId) -> Option<&'a NodeSet>,
 ) -> Option<&'a NodeSet> {
     let together = &vm.sample.settings.together;
     // Most VMs have no mates, and this runs for each VM in every period.
@@ -107,7 +107,7 @@ pub(super) fn led_to<'a>(
     view.vms
         .iter()
         .filter(leads)
-        .filter_map(|mate| promised(mate.sample.id).or(mate.home))
+        .filter_map(|mate| reserved(mate.sample.id).or(mate.home))
         .find(|home| home.is_subset(&homes))
 }
 
@@ -160,7 +160,7 @@ pub(super) fn demand_of<'a>(
     view: &View<'_>,
     vm: &VmView<'_>,
     history: &History,
-    promised: impl Fn(VmId) -> Option<&'a NodeSet>,
+    reserved: impl Fn(VmId) -> Option<&'a NodeSet>,
 ) -> Demand {
     let mut demand = demand_of_one(vm, history);
     let together = &vm.sample.settings.together;
@@ -171,7 +171,7 @@ pub(super) fn demand_of<'a>(
             && mate.memory_fixed().is_none()
     });
     for mate in mates {
-        if mate.home.is_some() && vm.home.is_none() || promised(mate.sample.id).is_some() {
+        if mate.home.is_some() && vm.home.is_none() || reserved(mate.sample.id).is_some() {
             continue;
         }
         demand.join(demand_of_one(mate, history));
