@@ -10,7 +10,7 @@ use axum::http::{HeaderMap, Request, StatusCode, header};
 use axum::response::Response;
 use futures_util::{FutureExt as _, StreamExt as _};
 use homenode_agent::Handler;
-use homenode_agent::bill_file::{BillFile, Clock};
+use homenode_agent::usage_file::{UsageFile, Clock};
 use homenode_agent::feed::Feed;
 use homenode_agent::history::History;
 use homenode_agent::http::{About, Answers, Came, Site};
@@ -115,7 +115,7 @@ impl Served {
             settings: settings.clone(),
             reload: reload.clone(),
             service: Service::of_environment(),
-            bill: BillFile::open(None, Clock::Host).0,
+            usage: UsageFile::open(None, Clock::Host).0,
             history: kept,
             feed: Some(feed.clone()),
             trace: None,

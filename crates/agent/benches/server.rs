@@ -21,11 +21,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use criterion::{BatchSize, Criterion, criterion_group};
-use homenode_agent::bill_file::Clock;
 use homenode_agent::role::Readers;
 use homenode_agent::run::Pace;
 use homenode_agent::server::Server;
 use homenode_agent::setting_queue::SettingQueue;
+use homenode_agent::usage_file::Clock;
 use homenode_agent::wall_clock::WallClock;
 use homenode_agent::{Handler, Show, twin};
 use homenode_api::answer::{Placed, Vms};

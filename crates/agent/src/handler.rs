@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use homenode_api::answer::{
-    Bill, FloorSet, Happened, ModeSet, Noted, Overview, PermitSet, Permits, Placed, PolicyAdvice, PolicySet,
-    Reserved, Suggestion, Vms, WorkingSets,
+    FloorSet, Happened, ModeSet, Noted, Overview, PermitSet, PermitUsage, Permits, Placed, PolicyAdvice,
+    PolicySet, Reserved, Suggestion, Vms, WorkingSets,
 };
 use homenode_api::http::VmSettings;
 use homenode_api::{Answer, ApiError, EventRecord, Request, forecast, named};
@@ -190,7 +190,7 @@ impl Handler {
                 reservations(control.reservations(), self.clock, now).into()
             }
             Request::ReservationDrop { id } => dropped(&mut control, id)?.into(),
-            Request::PermitBill { vm } => bill(&control, machine, vm.as_deref())?.into(),
+            Request::PermitUsage { vm } => permit_usage(&control, machine, vm.as_deref())?.into(),
         }))
     }
 }
@@ -338,17 +338,17 @@ fn suggest(control: &Control, machine: &Machine, vm: String) -> Result<Suggestio
     Ok(permits::suggestion(vm, &advice, control.config().period))
 }
 
-fn bill(control: &Control, machine: &Machine, vm: Option<&str>) -> Result<Bill, ApiError> {
+fn permit_usage(control: &Control, machine: &Machine, vm: Option<&str>) -> Result<PermitUsage, ApiError> {
     let of = |line: &Line| vm.is_none_or(|name| line.name == name || VmId::parse(name) == Some(line.vm));
-    let lines: Vec<Line> = control.bill().lines().filter(of).collect();
+    let lines: Vec<Line> = control.hourly_usage().lines().filter(of).collect();
     if let Some(name) = vm {
         match named(&control.status(machine).vms, name) {
-            // A VM that has ended is billed, too.
+            // A VM that has ended has used some, too.
             Err(ApiError::NoSuchVm { .. }) if !lines.is_empty() => {}
             running => {
                 running?;
             }
         }
     }
-    Ok(Bill { lines })
+    Ok(PermitUsage { lines })
 }

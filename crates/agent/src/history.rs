@@ -12,7 +12,7 @@ use homenode_units::Bytes;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::bill_file::Clock;
+use crate::usage_file::Clock;
 use crate::wall_clock::WallClock;
 
 /// Path of the history of a host's agent: unlike the state directory, it survives a reboot.

@@ -19,7 +19,6 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::bill_file::{BillFile, Clock};
 use crate::drain_file::DrainFile;
 use crate::feed::Feed;
 use crate::handler::Handler;
@@ -33,6 +32,7 @@ use crate::server::Server;
 use crate::service::Service;
 use crate::setting_queue::SettingQueue;
 use crate::trace::Tracer;
+use crate::usage_file::{Clock, UsageFile};
 use crate::wall_clock::WallClock;
 
 /// How long a restarted agent has to take over before the guard restores what the dead one had set.
@@ -57,7 +57,7 @@ struct LivePolicy {
 pub struct Run {
     /// What manages the VMs.
     pub vms: Managed,
-    /// Directory of journal, bill and socket.
+    /// Directory of journal, usage and socket.
     pub state: PathBuf,
     /// Path of the history; default: next to the state, and none for a dry run.
     pub history: Option<PathBuf>,
@@ -101,8 +101,8 @@ pub fn run(
     let mut host = connect((run, config), &machine, wake_signal, &heartbeat)?;
     // A dry run leaves nothing on disk.
     let kept = (!is_dry).then_some(state.as_path());
-    let (bill_file, bill) = BillFile::open(kept, Clock::Wall);
-    let mut control = Control::new(config.clone(), mode).with_bill(bill);
+    let (usage_file, usage) = UsageFile::open(kept, Clock::Wall);
+    let mut control = Control::new(config.clone(), mode).with_usage(usage);
     let (drains, drained) = take_up(host.as_ref(), kept, &mut control);
     let control = Arc::new(Mutex::new(control));
     let clock = WallClock::start(Clock::Wall);
@@ -135,7 +135,7 @@ pub fn run(
         settings,
         reload: run.reload.clone(),
         service,
-        bill: bill_file,
+        usage: usage_file,
         history,
         feed: http.as_ref().map(|http| http.feed().clone()),
         trace,

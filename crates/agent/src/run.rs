@@ -12,13 +12,13 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::bill_file::BillFile;
 use crate::feed::Feed;
 use crate::history::History;
 use crate::reload::Reload;
 use crate::service::Service;
 use crate::setting_queue::SettingQueue;
 use crate::trace::Tracer;
+use crate::usage_file::UsageFile;
 
 /// The longest simulated time between two checks for work.
 const LOOK_EVERY: Ns = Ns::from_millis(100);
@@ -78,8 +78,8 @@ pub struct Agent<'a> {
     pub reload: Reload,
     /// The service manager, if one started the agent.
     pub service: Service,
-    /// The file in which usage is billed.
-    pub bill: BillFile,
+    /// The file that keeps the usage of permits.
+    pub usage: UsageFile,
     /// The history of the run.
     pub history: History,
     /// What the loop publishes to readers, if there is a server.
@@ -134,7 +134,7 @@ impl Agent<'_> {
         for notice in of_trace.into_iter().flatten() {
             self.notice(&notice);
         }
-        if let Some(trouble) = self.bill.close(&self.control) {
+        if let Some(trouble) = self.usage.close(&self.control) {
             self.notice(&trouble);
         }
     }
@@ -286,7 +286,7 @@ impl<H: Host, N: FnMut(&mut H) -> Vec<String>, D: Fn(&H) -> bool> Around<H> for 
                 }
                 let at = cycle.status.at_ns;
                 self.agent.history.keep(cycle, &self.agent.control);
-                if let Some(trouble) = self.agent.bill.settle(at, &self.agent.control) {
+                if let Some(trouble) = self.agent.usage.settle(at, &self.agent.control) {
                     self.agent.notice(&trouble);
                 }
                 let since = at.saturating_sub(*self.started.get_or_insert(at));

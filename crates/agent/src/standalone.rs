@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::answers;
-use crate::bill_file::Clock;
+use crate::usage_file::Clock;
 use anyhow::Context;
 use homenode_api::AskError;
 use homenode_api::answer::{ReservationDropped, Reservations};

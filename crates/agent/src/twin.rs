@@ -13,7 +13,6 @@ use homenode_recorder::WhenFull;
 use homenode_twin::{Scenario, Setup, Twin, VmSpec};
 use homenode_units::{Bytes, Ns};
 
-use crate::bill_file::{BillFile, Clock};
 use crate::feed::Feed;
 use crate::handler::Handler;
 use crate::history::History;
@@ -25,6 +24,7 @@ use crate::server::Server;
 use crate::service::Service;
 use crate::setting_queue::SettingQueue;
 use crate::trace::Tracer;
+use crate::usage_file::{Clock, UsageFile};
 use crate::wall_clock::WallClock;
 
 /// Returns where a VM would go on an idle machine of the twin, as its first VM.
@@ -45,7 +45,7 @@ pub fn place(machine: Machine, ask: &Ask) -> anyhow::Result<Result<Placement, Un
 /// Options of a run.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Directory of bill and socket; `None` serves no requests: a real VM's start must not be answered from a simulation by
+    /// Directory of usage and socket; `None` serves no requests: a real VM's start must not be answered from a simulation by
     /// accident.
     pub state: Option<PathBuf>,
     /// Path of the history, if one is kept.
@@ -79,8 +79,8 @@ pub fn run(
 ) -> anyhow::Result<()> {
     let mut twin = spec.start().context("the twin cannot start")?;
     let state = run.state.as_deref();
-    let (bill_file, bill) = BillFile::open(state, Clock::Host);
-    let control = Control::new(config.clone(), run.mode).with_bill(bill);
+    let (usage_file, usage) = UsageFile::open(state, Clock::Host);
+    let control = Control::new(config.clone(), run.mode).with_usage(usage);
     let control = Arc::new(Mutex::new(control));
     let settings = SettingQueue::new(wake_signal);
     let clock = WallClock::start(Clock::Host);
@@ -122,7 +122,7 @@ pub fn run(
         settings,
         reload: run.reload.clone(),
         service: Service::of_environment(),
-        bill: bill_file,
+        usage: usage_file,
         history,
         feed: http.as_ref().map(|http| http.feed().clone()),
         trace,

@@ -197,8 +197,9 @@ answers! {
     Forecast,
     /// To [`crate::Request::Report`].
     Report,
-    /// To [`crate::Request::PermitBill`].
-    Bill,
+    /// To [`crate::Request::PermitUsage`].
+    #[serde(alias = "bill")]
+    PermitUsage,
     /// To [`crate::Request::Recommendations`].
     Recommendations,
     /// To [`crate::Request::RecommendationApply`] and [`crate::Request::RecommendationReject`].
@@ -430,7 +431,7 @@ pub struct Suggestion {
 
 /// Usage of booked permits.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct Bill {
+pub struct PermitUsage {
     /// Lines by VM and hour.
     pub lines: Vec<Line>,
 }

@@ -134,7 +134,8 @@ pub enum Request {
         span_ns: Ns,
     },
     /// List usage of booked permits.
-    PermitBill {
+    #[serde(alias = "permit-bill")]
+    PermitUsage {
         /// Only of this VM.
         vm: Option<String>,
     },
@@ -156,7 +157,7 @@ impl Request {
             | Request::Recommendations
             | Request::Reservations
             | Request::Maintenance
-            | Request::PermitBill { .. } => true,
+            | Request::PermitUsage { .. } => true,
             Request::Announce(_)
             | Request::Reserve(_)
             | Request::PermitSet { .. }

@@ -125,7 +125,7 @@ Examples:
   homenode permit set web 250k         book it; the VM's metadata keeps it, over restarts and migration
   homenode permit set web none         take it back
   homenode permit show                 permits, pollution now, VMs OVER theirs and the CPU they keep
-  homenode permit bill web --json      used against booked, per hour"
+  homenode permit usage web --json     used against booked, per hour"
     )]
     Permit(PermitCommand),
     /// Choose how VMs' memory is laid out over nodes, and see where it is

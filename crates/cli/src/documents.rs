@@ -17,7 +17,7 @@ fn schemas() -> Vec<(&'static str, String)> {
     }
     of! {
         // Answers of the agent.
-        "bill": answer::Bill,
+        "permit-usage": answer::PermitUsage,
         "floor-set": answer::FloorSet,
         "forecast": answer::Forecast,
         "maintenance": answer::Maintenance,

@@ -110,7 +110,7 @@ fn run(vms: u64, duration: Ns) -> bool {
         let begin = cpu_time();
         drop(control.finish(&machine, begun, answer));
         let took = deciding + cpu_time() - begin;
-        control.settle_bill(Hour::at(twin.now()));
+        control.settle_usage(Hour::at(twin.now()));
         twin.wait(config.period);
         took
     };

@@ -19,14 +19,13 @@
 //! | `recommendations` | decisions that wait for the operator's approval |
 //! | `foreign_changes` | changes by operators and other programs |
 //! | `turn`, `replay` | the loop's inputs other than samples, and how a recorded run is repeated |
-//! | `status`, `event`, `recent`, `bill` | what the loop shows and reports |
+//! | `status`, `event`, `recent`, `hourly_usage` | what the loop shows and reports |
 //! | `quiet` | a log of events in which repeats are counted |
 //!
 //! [`Control`] is a plain struct without threads or clock. [`run()`] steps it over a host, the twin or a real one, and hands each
 //! [`Cycle`] to its caller.
 
 mod answers;
-mod bill;
 mod config;
 mod cycle;
 mod drain;
@@ -34,6 +33,7 @@ mod event;
 pub mod external;
 mod foreign_changes;
 mod gate;
+mod hourly_usage;
 pub mod http;
 mod idle;
 pub mod quiet;
@@ -56,7 +56,6 @@ use homenode_policy::{permits, topology_feed};
 use homenode_units::{NodeSet, Ns, VmId};
 
 pub use answers::{Advice, Request, Reserved};
-pub use bill::{Bill, Hour, Line};
 pub use config::{Config, Modes, PERIOD_MAX, PERIOD_MIN, PolicySet, UnknownPolicy};
 pub use cycle::{Begun, Cycle};
 pub use drain::{DrainStatus, LeftBehind, NotDrained};
@@ -64,6 +63,7 @@ pub use event::Event;
 use external::{External, Planner, PlannerFailed};
 use foreign_changes::ForeignChanges;
 use gate::InForce;
+pub use hourly_usage::{Hour, HourlyUsage, Line};
 use recent::Recent;
 use recommendations::Recommendations;
 pub use recommendations::{NotThat, Recommendation};
@@ -95,7 +95,7 @@ pub struct Control {
     mode: Mode,
     /// State of the policies.
     states: States,
-    bill: Bill,
+    hourly_usage: HourlyUsage,
     homes: BTreeMap<VmId, NodeSet>,
     layouts: topology_feed::Layouts,
     foreign: ForeignChanges,
@@ -166,28 +166,29 @@ impl Control {
         &self.states.placement.ledger
     }
 
-    /// Uses an earlier bill.
-    pub fn with_bill(mut self, bill: Bill) -> Control {
-        self.bill = bill;
+    /// Uses what an earlier run counted.
+    pub fn with_usage(mut self, hourly_usage: HourlyUsage) -> Control {
+        self.hourly_usage = hourly_usage;
         self
     }
 
-    /// Returns what VMs used of their permits, up to the last [`Control::settle_bill`].
-    pub fn bill(&self) -> &Bill {
-        &self.bill
+    /// Returns what VMs used of their permits, up to the last [`Control::settle_usage`].
+    pub fn hourly_usage(&self) -> &HourlyUsage {
+        &self.hourly_usage
     }
 
     /// Adds the use since the last call to this hour's account.
-    pub fn settle_bill(&mut self, hour: Hour) {
+    pub fn settle_usage(&mut self, hour: Hour) {
         let Some((sample, _)) = &self.last else { return };
         for (id, usage) in self.states.permits.take_usage() {
             if let Some(vm) = sample.vm(id)
                 && let Some(permit) = vm.settings.permit
             {
-                self.bill.add(hour, id, &vm.name, permit.resource(), usage);
+                self.hourly_usage
+                    .add(hour, id, &vm.name, permit.resource(), usage);
             }
         }
-        self.bill.forget_before(hour);
+        self.hourly_usage.forget_before(hour);
     }
 
     /// Notes a setting of the operator's for a VM that the host has carried out: it is shown from now on. Setting a permit

@@ -26,12 +26,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use homenode_agent::Show;
-use homenode_agent::bill_file::{BillFile, Clock};
 use homenode_agent::history::History;
 use homenode_agent::reload::Reload;
 use homenode_agent::run::{Agent, Pace};
 use homenode_agent::service::Service;
 use homenode_agent::setting_queue::SettingQueue;
+use homenode_agent::usage_file::{Clock, UsageFile};
 use homenode_agent::wall_clock::WallClock;
 use homenode_control::{Config, Control, Cycle, Mode};
 use homenode_host::{
@@ -202,8 +202,8 @@ fn run_agent(root: &Path, state: &Path, periods: u64, period: Ns) {
         period,
         ..Config::default()
     };
-    let (bill, lines) = BillFile::open(Some(state), Clock::Wall);
-    let control = Control::new(config.clone(), Mode::Act).with_bill(lines);
+    let (usage, lines) = UsageFile::open(Some(state), Clock::Wall);
+    let control = Control::new(config.clone(), Mode::Act).with_usage(lines);
     let clock = WallClock::start(Clock::Wall);
     let named = ("a fake host".to_owned(), &machine);
     let history = History::begin(
@@ -221,7 +221,7 @@ fn run_agent(root: &Path, state: &Path, periods: u64, period: Ns) {
         settings: SettingQueue::new(&wake_signal),
         reload: Reload::never(&wake_signal),
         service: Service::of_environment(),
-        bill,
+        usage,
         history,
         feed: None,
         trace: None,

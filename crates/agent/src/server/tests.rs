@@ -1,5 +1,5 @@
 use super::*;
-use crate::bill_file::Clock;
+use crate::usage_file::Clock;
 use crate::wall_clock::WallClock;
 use homenode_api::answer::Vms;
 use homenode_api::{AskError, ask};

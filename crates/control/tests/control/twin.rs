@@ -277,7 +277,7 @@ fn limits(cycles: &[Cycle]) -> usize {
 }
 
 #[test]
-fn a_polluter_is_held_to_its_permit_and_billed_and_a_neighbour_is_not() {
+fn a_polluter_is_held_to_its_permit_and_its_usage_counted_and_a_neighbour_is_not() {
     let mut twin = twin(vec![vm("polluter", "stream"), vm("neighbour", "povray")]);
     let (polluter, neighbour) = (twin.vm_id("polluter").unwrap(), twin.vm_id("neighbour").unwrap());
     let mut control = Control::new(placing(), Mode::Act);
@@ -289,7 +289,7 @@ fn a_polluter_is_held_to_its_permit_and_billed_and_a_neighbour_is_not() {
     }
     let settling = run(&mut control, &mut twin, 30);
     assert!(limits(&settling) > 0);
-    control.settle_bill(Hour(4));
+    control.settle_usage(Hour(4));
     let held = misses_per_slice(&mut control, &mut twin, polluter, 40);
     let booked = permit.units_per_slice() as f64;
     assert!(
@@ -300,9 +300,9 @@ fn a_polluter_is_held_to_its_permit_and_billed_and_a_neighbour_is_not() {
     let of = |name: &str| &status.vms.iter().find(|vm| vm.name == name).unwrap().permit;
     assert!(of("polluter").quota.is_some() && of("polluter").punished_count > 0);
     assert_eq!((of("neighbour").quota, of("neighbour").punished_count), (None, 0));
-    control.settle_bill(Hour(5));
+    control.settle_usage(Hour(5));
     let lines: Vec<_> = control
-        .bill()
+        .hourly_usage()
         .lines()
         .filter(|line| line.vm == polluter)
         .collect();
