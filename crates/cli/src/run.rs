@@ -25,7 +25,7 @@ use crate::settings::{FILE, Wanted};
 use crate::signals::{self, Reached};
 use crate::summary::{self, Ended};
 use crate::web::Web;
-use crate::{bad_input, stand_in};
+use crate::{bad_input, twin_fallback};
 
 /// Where HTTP is answered, with what the page needs if that was asked for.
 fn web(args: &RunArgs, is_kept: bool, output: &mut Output) -> anyhow::Result<Web> {
@@ -271,13 +271,13 @@ fn choose_host(args: &RunArgs, output: &mut Output) -> anyhow::Result<HostArg> {
         Err(error @ FindError::Xen(_)) => return Err(error.into()),
         // Without libvirt on this host, the agent waits for the first QEMU. If libvirt is installed but does not answer, the
         // agent must not manage its machines in parallel.
-        Err(FindError::Kvm(_)) if stand_in::is_a_service() && homenode_kvm::load_libvirt().is_err() => {
+        Err(FindError::Kvm(_)) if twin_fallback::is_a_service() && homenode_kvm::load_libvirt().is_err() => {
             output.line("No VM runs here, and libvirt is not installed: waiting for the first QEMU.");
             return Ok(HostArg::Live(Managed::Kvm(Vms::Qemu)));
         }
         Err(FindError::Kvm(error)) => error.to_string(),
     };
-    stand_in::only_where_a_user_looks(&why)?;
+    twin_fallback::only_where_a_user_looks(&why)?;
     output.line(&format!("Running on the twin, a simulated host: {why}."));
     Ok(HostArg::Twin(None))
 }

@@ -9,13 +9,13 @@
 //! parts, the thread that records, and the total.
 //!
 //! Not included: the guard, which sleeps; VMs' monitors, which no process here serves; reading hardware counters, since the
-//! kernel refuses to open any, and carrying out plans: [`stand_in`] replaces both, so that policies have data to decide on;
+//! kernel refuses to open any, and carrying out plans: [`fakes`] replaces both, so that policies have data to decide on;
 //! and what the kernel takes longer for real files than for those of a tmpfs. Figures are in `docs/SPEED.md`.
 
 #![allow(clippy::print_stdout)] // figures
 
+mod fakes;
 mod host;
-mod stand_in;
 
 use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Write};
@@ -25,6 +25,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use fakes::Fakes;
 use homenode_agent::Show;
 use homenode_agent::history::History;
 use homenode_agent::reload::Reload;
@@ -46,7 +47,6 @@ use host::FakeHost;
 use rustix::time::ClockId;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use stand_in::StandIn;
 
 /// Periods before counting starts: VMs are found, files are made.
 const WARM: u64 = 5;
@@ -125,7 +125,7 @@ fn cpu_time_of(name: &str) -> Duration {
 /// The fake host as the agent sees it, with a meter.
 struct Metered {
     host: KvmHost,
-    stand_in: StandIn,
+    fakes: Fakes,
     meter: Rc<RefCell<Meter>>,
 }
 
@@ -145,7 +145,7 @@ impl Host for Metered {
         let lap = meter.lap();
         meter.spent.sampling += lap;
         meter.spent.vms = sample.as_ref().map_or(0, |sample| sample.vms.len());
-        sample.iter_mut().for_each(|sample| self.stand_in.add_to(sample));
+        sample.iter_mut().for_each(|sample| self.fakes.add_to(sample));
         meter.lap();
         sample
     }
@@ -155,7 +155,7 @@ impl Host for Metered {
         let lap = meter.lap();
         meter.spent.deciding += lap;
         meter.spent.decisions += plan.decisions.len() as u64;
-        let receipt = self.stand_in.carry_out(plan);
+        let receipt = self.fakes.carry_out(plan);
         meter.lap();
         Ok(receipt)
     }
@@ -242,10 +242,10 @@ fn run_agent(root: &Path, state: &Path, periods: u64, period: Ns) {
         notices
     };
     let is_over = |host: &Metered| host.meter.borrow_mut().is_over(periods);
-    let stand_in = StandIn::default();
+    let fakes = Fakes::default();
     let mut metered = Metered {
         host,
-        stand_in,
+        fakes,
         meter: Rc::clone(&meter),
     };
     agent.run(&mut metered, notices, is_over);

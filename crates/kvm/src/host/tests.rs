@@ -465,7 +465,7 @@ fn add_groups(tree: &Tree, cpu_max: &str) {
 /// Connects, and lets quotas reach the cgroups, as a real libvirt would.
 fn connect_with_quotas(tree: &Tree) -> KvmHost {
     let mut host = connect(tree, Acting::Live);
-    host.context.manager.libvirt().stand_in.groups = groups(tree);
+    host.context.manager.libvirt().fake.groups = groups(tree);
     host
 }
 

@@ -20,7 +20,7 @@ pub(super) fn lift_home() -> Action {
 pub(super) fn homed(tree: &Tree) -> KvmHost {
     let mut host = connect(tree, Acting::Live);
     let tasks = tree.root().join(format!("proc/{PID}/task"));
-    host.context.manager.libvirt().stand_in.threads = Some((tasks, PID));
+    host.context.manager.libvirt().fake.threads = Some((tasks, PID));
     for action in [pin(&[0, 1], "1"), set_home(1)] {
         assert_eq!(commit(&mut host, action), Outcome::Done);
     }
