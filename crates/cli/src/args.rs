@@ -202,11 +202,11 @@ Examples:
         name = "whatif",
         after_help = "Predicts, from what the agent has counted so far, how long the work of every VM takes if those that are named had these
 homes and all others stayed where they are. Nothing is changed. 1.00 is as without an agent, less is faster. A home is a
-node of the host (`0`), several (`0,1` or `0-2`), or none (`free`). The names of VMs may hold anything but white space.
+node of the host (`0`), several (`0,1` or `0-2`), or none (`none`). The names of VMs may hold anything but white space.
 
 Examples:
   homenode whatif                                    how all VMs are where they are now
-  homenode whatif 'web=0 db=1,2 batch=free'          three VMs elsewhere
+  homenode whatif 'web=0 db=1,2 batch=none'          three VMs elsewhere
   homenode whatif web=3 --json                       the same for programs
   homenode whatif 'cg=0 lu=1' --scenario tavo-mixed --at 20s
                                                      no agent: on a scenario that the agent has managed for 20 s"

@@ -102,7 +102,7 @@ pub struct VmStatus {
     pub name: String,
     /// UUID.
     pub id: VmId,
-    /// Home nodes; `None` for a VM that is free, where the kernel puts it.
+    /// Home nodes; `None` for an unplaced VM: the kernel decides where it runs.
     pub home: Option<NodeSet>,
     /// How many of its vCPUs last ran on each node.
     pub vcpus_by_node: Vec<NodeVcpus>,

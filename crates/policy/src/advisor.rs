@@ -77,9 +77,9 @@ pub struct Config {
     pub link_busy: f64,
     /// A watch with fewer accesses than this does not show their balance.
     pub accesses_min: u64,
-    /// A free VM crowds a node that answers more than this many times an even part of its accesses, 0 to 1000.
+    /// An unplaced VM crowds a node that answers more than this many times an even part of its accesses, 0 to 1000.
     pub crowded_min: f64,
-    /// Share of a controller's bandwidth in use at which a free VM's memory is worth spreading, 0 to 1.
+    /// Share of a controller's bandwidth in use at which an unplaced VM's memory is worth spreading, 0 to 1.
     pub controller_busy: f64,
     /// Time for which a VM is watched before and after a change.
     #[serde(with = "homenode_units::text")]
@@ -391,7 +391,7 @@ pub fn observe(view: &View<'_>, config: &Config, state: &mut State) {
     state.cases.retain(|id, _| view.sample.vm(*id).is_some());
     for vm in &view.vms {
         let id = vm.sample.id;
-        // A free VM lives on all nodes that it may use.
+        // An unplaced VM lives on all nodes that it may use.
         let home = &lives_on(view, vm);
         let case = state.cases.entry(id).or_insert_with(|| Case::new(view.at, home));
         if case.home != *home {

@@ -161,7 +161,7 @@ fn note(scenario: &Scenario, event: &Event, now: Ns, schedule: &mut Schedule) {
         Act::Lift {
             lever: Lever::Home, ..
         } => Goal {
-            place: Place::Free,
+            place: Place::Unplaced,
             ..goal
         },
         Act::SetMemoryPolicy { policy, .. } => Goal {

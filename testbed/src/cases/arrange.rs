@@ -214,8 +214,8 @@ pub fn alone_free(inside: &mut Inside) -> anyhow::Result<()> {
         .find(|line| line.contains("alone"))
         .unwrap_or_default();
     ensure!(
-        row.split_whitespace().any(|word| word == "free"),
-        "expected `homenode vm` to say that it is free, saw {row:?}"
+        row.split_whitespace().any(|word| word == "none"),
+        "expected `homenode vm` to say that it has no home, saw {row:?}"
     );
     let with = watch(inside, page, &[&guest])?;
     note(inside, "beside the agent", &[&guest], &with);

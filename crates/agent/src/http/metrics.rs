@@ -48,7 +48,7 @@ families! {
     NODE_DRAINED: Gauge "homenode_node_drained" ["node"] "Whether a node is to be empty of VMs: 1 or 0.";
     LINK: Counter "homenode_link_bytes_total" ["from", "to"] "Bytes that went from node to node.";
     LINK_BUSY: Gauge "homenode_link_busy_ratio" ["from", "to"] "Share of what a link can sustain, over the last period.";
-    VM: Info "homenode_vm_info" ["domain", "uuid", "home", "memory_policy"] "A VM; without a home it is free.";
+    VM: Info "homenode_vm_info" ["domain", "uuid", "home", "memory_policy"] "A VM; without a home it is unplaced.";
     VM_MEMORY: Gauge "homenode_vm_memory_bytes" ["domain", "node"] "Touched memory of a VM on a node.";
     VM_LOCAL: Gauge "homenode_vm_local_access_ratio" ["domain", "counted_by"] "Share of a VM's memory accesses that were local.";
     VM_MISSES: Gauge "homenode_vm_llc_miss_ratio" ["domain", "counted_by"] "LLC misses of a VM over its references.";

@@ -82,7 +82,7 @@ pub struct VmDocument<'a> {
     pub left_alone: Option<HandsOff>,
     /// Why its CPU quota must be left alone, if it must.
     pub quota_left_alone: Option<HandsOff>,
-    /// Home nodes; `None` for a VM that is free, where the kernel puts it.
+    /// Home nodes; `None` for an unplaced VM: the kernel decides where it runs.
     pub home: Option<&'a NodeSet>,
     /// Its operator's settings.
     pub chosen: ChosenDocument<'a>,

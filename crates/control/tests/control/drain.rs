@@ -96,7 +96,7 @@ fn homes_that_were_given_for_a_drain_go_with_it() {
     run(&mut control, &mut twin, 15);
     let machine = twin.machine().clone();
     let homes = |control: &Control, machine| control.status(machine).vms[0].home.clone();
-    assert_eq!(homes(&control, &machine), None, "a VM alone is left free");
+    assert_eq!(homes(&control, &machine), None, "a VM alone is left unplaced");
     control.drain(&machine, set("0,2")).unwrap();
     run(&mut control, &mut twin, 3);
     let home = homes(&control, &machine).unwrap();

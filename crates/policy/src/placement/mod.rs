@@ -440,7 +440,7 @@ pub fn plan(view: &View<'_>, config: &Config, history: &History, state: &mut Sta
     plan_for(view, config, history, state, |_| true)
 }
 
-/// Plans the VMs that seek a home; the others stay free, unless a node is drained, which would not become empty otherwise.
+/// Plans the VMs that seek a home; the others stay unplaced, unless a node is drained, which would not become empty otherwise.
 pub fn plan_for(
     view: &View<'_>,
     config: &Config,
@@ -453,7 +453,7 @@ pub fn plan_for(
     state.ledger.forget_homed(view);
     pin_anew(view, config, state, &mut plan);
     let is_drained = !view.drained.is_empty();
-    let is_free = |vm: &VmView<'_>| vm.home.is_none() && !seeks(vm);
+    let is_unplaced = |vm: &VmView<'_>| vm.home.is_none() && !seeks(vm);
     let seeks = |vm: &VmView<'_>| match vm.home {
         None => is_drained || seeks(vm),
         Some(home) => company::must_leave(view, vm, home),
@@ -474,7 +474,7 @@ pub fn plan_for(
                 state.refused.remove(&vm.sample.id);
                 // Until the next view shows its home, the reservation keeps two VMs of one cycle apart.
                 state.ledger.reserve(reservation(view, history, vm, &nodes));
-                if is_free(vm) {
+                if is_unplaced(vm) {
                     state.sheltered.insert(vm.sample.id);
                 }
                 let home = Home::whole(view, &nodes);

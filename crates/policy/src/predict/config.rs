@@ -32,7 +32,7 @@ pub struct Config {
     pub bandwidth_per_core: BytesPerSec,
     /// Bytes that a miss moves if traffic is not counted, 1 to 4096.
     pub bytes_per_miss: f64,
-    /// Share of a free VM's accesses assumed local, if not counted, 0 to 1.
+    /// Share of an unplaced VM's accesses assumed local, if not counted, 0 to 1.
     pub local_unknown: f64,
 }
 

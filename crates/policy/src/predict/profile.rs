@@ -58,7 +58,7 @@ struct Profile {
     /// Weighted sums for the line through (log capacity, log miss ratio).
     line: Line,
     at_home: Ewma,
-    at_free: Ewma,
+    when_unplaced: Ewma,
     speed: Ewma,
     /// Instructions per second per CPU that it wanted.
     pace: Ewma,
@@ -244,8 +244,8 @@ impl Profiles {
 
     /// Records measured over modelled speed of a VM that never had a home, while no VM has one, as without an agent. Returns
     /// the average.
-    pub fn learn_at_free(&mut self, vm: VmId, ratio: f64, config: &Config) -> f64 {
-        let average = self.vms.get_mut(&vm).map(|profile| &mut profile.at_free);
+    pub fn learn_when_unplaced(&mut self, vm: VmId, ratio: f64, config: &Config) -> f64 {
+        let average = self.vms.get_mut(&vm).map(|profile| &mut profile.when_unplaced);
         learn(average, ratio, config)
     }
 
@@ -275,7 +275,7 @@ impl Profiles {
             found: (profile.found.len() == shape.caches.len()).then(|| profile.found.clone()),
             memory: profile.was_moved.then(|| memory(vm, shape)).flatten(),
             at_home: profile.at_home.value().unwrap_or(1.0),
-            at_free: profile.at_free.value().unwrap_or(1.0),
+            when_unplaced: profile.when_unplaced.value().unwrap_or(1.0),
         }
     }
 }

@@ -5,7 +5,7 @@
 //! be tried again soon.
 //!
 //! # Terms
-//! - *Baseline*: the VM's average measured speed before its change ([`Profiles::speed`]). For a VM that was free this is its
+//! - *Baseline*: the VM's average measured speed before its change ([`Profiles::speed`]). For an unplaced VM this is its
 //!   speed without an agent.
 //! - *Company*: the other VMs that run. Speed and baseline are compared only if it has not changed.
 //! - *Hold*: time in which nothing is tried with a VM: [`Config::hold`] after a trial, doubled by each one that failed, up to

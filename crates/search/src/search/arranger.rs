@@ -138,7 +138,7 @@ impl Arranger {
     ) -> Plan {
         for (id, goal) in goals {
             match &goal.place {
-                Place::Free => self.homes.remove(id),
+                Place::Unplaced => self.homes.remove(id),
                 Place::Home(nodes) | Place::Memory(nodes) => self.homes.insert(*id, nodes.clone()),
             };
         }
@@ -149,7 +149,7 @@ impl Arranger {
             let (Some(goal), before) = (goals.get(&id), self.done.get(&id)) else {
                 continue;
             };
-            let was = before.map_or(Place::Free, |goal| goal.place.clone());
+            let was = before.map_or(Place::Unplaced, |goal| goal.place.clone());
             if goal.place != was {
                 decide_place(&view, &self.config, vm, &goal.place, &was, &mut places);
             }
@@ -192,11 +192,11 @@ fn decide_place(
                 plan,
             );
         }
-        Place::Free | Place::Memory(_) if matches!(was, Place::Home(_)) => {
+        Place::Unplaced | Place::Memory(_) if matches!(was, Place::Home(_)) => {
             let action = Act::Lift { lever: Lever::Home }.on(id);
             plan.decide(POLICY, action, format!("{place:?} is on the schedule"));
         }
-        Place::Free | Place::Memory(_) => {}
+        Place::Unplaced | Place::Memory(_) => {}
     }
 }
 
