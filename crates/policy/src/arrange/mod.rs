@@ -85,7 +85,7 @@
 //! # Roads not taken
 //! - Homes for some VMs of a crowded host only: the others are pushed off the memory that they touched.
 //! - Homes for all at arrival, before any VM is known: this gains more on full hosts (cases of 100 seconds: .917 for .919 on
-//!   average), but hurts twice as many VMs, one by half, and without a baseline there is no telling which.
+//!   average), but slows twice as many VMs, one by half, and without a baseline there is no telling which.
 //! - The modelled speed without homes as the baseline: a host of ten VMs on eight nodes got no homes (1.00 for .94), and
 //!   hosts of few VMs had to be excluded by a rule.
 //! - Homes for all on a host whose kernel balances: 32 VMs on the twin of two EPYC 7763 in NPS4 took 6 to 8 percent longer,
