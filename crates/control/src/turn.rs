@@ -162,7 +162,7 @@ impl Turn {
 
 #[cfg(test)]
 mod tests {
-    use homenode_host::{Act, CpuQuota, FrameMove, GuestTopology, Lever, Limit, Percent};
+    use homenode_host::{Act, CpuQuota, FrameMove, GuestTopology, Lever, Limit, Percent, VmSettings};
     use homenode_units::{Bytes, NodeId, Pages};
 
     use super::*;
@@ -186,6 +186,20 @@ mod tests {
         ] {
             assert_eq!(serde_json::from_str::<Input>(text).unwrap(), input);
         }
+    }
+
+    #[test]
+    fn settings_of_vms_that_were_recorded_up_to_0_2_0_are_read() {
+        let settings = VmSettings {
+            anti_affinity: Some("db".to_owned()),
+            affinity: Some("app".to_owned()),
+            ..VmSettings::default()
+        };
+        let now = serde_json::to_string(&settings).unwrap();
+        let before = now
+            .replace("anti_affinity", "apart")
+            .replace("affinity", "together");
+        assert_eq!(serde_json::from_str::<VmSettings>(&before).unwrap(), settings);
     }
 
     #[test]

@@ -116,7 +116,7 @@ fn homes_that_were_given_for_a_drain_go_with_it() {
 #[test]
 fn homes_that_have_another_reason_outlast_a_drain() {
     let mut specs = vms(&["povray", "povray", "povray"]);
-    (specs[0].apart, specs[1].apart) = (Some("db".into()), Some("db".into()));
+    (specs[0].anti_affinity, specs[1].anti_affinity) = (Some("db".into()), Some("db".into()));
     specs[2].memory_nodes = Some(set("3"));
     let mut twin = twin(specs);
     let mut control = of(PolicySet::Homenode);

@@ -477,7 +477,7 @@ fn re_home(
         let (why, within) = match leaves {
             _ if vm.sample.settings.home.is_some() => continue,
             // Its mates would have to follow: placement moves them together.
-            _ if vm.sample.settings.together.is_some() => continue,
+            _ if vm.sample.settings.affinity.is_some() => continue,
             _ if away > of.away_cycles_max => (
                 format!("away in {away} of {} cycles", of.cycles),
                 placement::allowed_nodes(view, vm),

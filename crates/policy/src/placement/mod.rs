@@ -493,7 +493,7 @@ pub fn plan_for(
                         None => "it runs wherever the kernel puts it".to_owned(),
                     };
                     let among = match has_company(&vm.sample.settings) {
-                        true => " among the nodes that `apart` and `together` leave it",
+                        true => " among the nodes that `anti_affinity` and `affinity` leave it",
                         false => "",
                     };
                     let name = &vm.sample.name;
