@@ -97,7 +97,7 @@ has_no_guard() { [ -z "$(scopes)" ]; }
 told() { journalctl -u homenode --no-pager -o cat | has "$1"; }
 settings() { printf '%s\n' "$@" > /etc/homenode/homenode.toml; }
 acting() {
-    settings 'mode = "act"' 'policies = "tavo"' '[http]' 'group = "homenode"' '[repatriate]' 'vm_pages_per_epoch = 256' 'host_pages_per_epoch = 512'
+    settings 'mode = "act"' 'policies = "tavo"' '[http]' 'group = "homenode"' '[repatriate]' 'vm_pages_per_cycle = 256' 'host_pages_per_cycle = 512'
 }
 # Whether systemd starts it again when it dies.
 restart() {

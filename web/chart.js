@@ -99,7 +99,7 @@ export function axis({ from, to, width }) {
       (to - from) > 600_000 ? clock(time).slice(0, 5) : clock(time))));
 }
 
-// Where the pointer went down. It is kept across redraws, which happen with each epoch of the agent.
+// Where the pointer went down. It is kept across redraws, which happen with each cycle of the agent.
 let begun = null;
 
 // Pointer handlers that all charts share: a click goes to a time, a drag shows a range.

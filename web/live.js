@@ -1,4 +1,4 @@
-// The event stream: reports each epoch of the agent, and when the agent is gone and comes back.
+// The event stream: reports each cycle of the agent, and when the agent is gone and comes back.
 
 const AGAIN = 2000;
 
@@ -17,7 +17,7 @@ export class Live {
     const stream = new EventSource("/v1/events");
     this.stream = stream;
     stream.addEventListener("open", () => this.is(true));
-    stream.addEventListener("epoch", () => this.news());
+    stream.addEventListener("cycle", () => this.news());
     stream.addEventListener("gap", () => this.news());
     stream.addEventListener("error", () => {
       this.is(false);

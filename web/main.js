@@ -83,9 +83,9 @@ class Page {
     await this.draw();
   }
 
-  // An epoch of the agent is over.
+  // A cycle of the agent is over.
   async news() {
-    // Skip epochs while a slower answer is pending.
+    // Skip cycles while a slower answer is pending.
     if (this.isDrawing) return;
     if (isLive(this.range())) await this.draw();
     else await this.learn().then(() => this.bar.draw(this.range(), { now: this.now }), () => {});

@@ -85,7 +85,7 @@ function card(page, node, vms, filter) {
 function chip(page, vm, filter) {
   const levels = ofVm(vm);
   const level = worst(...Object.values(levels));
-  const where = vm.home ? `home ${nodeList(vm.home)}` : "free";
+  const where = vm.home ? `home ${nodeList(vm.home)}` : "unplaced";
   const said = [where, `${decimals(vm.cpus_used)} CPUs`, `${decimals(vm.vcpus_waiting)} waiting`, `${percent(vm.local_access_ratio)} local`];
   const lies = shares(vm.pages_by_node).map(({ node, share }) => `node ${node}: ${percent(share)}`);
   return h("li", { "data-key": `vm-${vm.name}`, class: isWanted(vm, filter) ? null : "dim" },

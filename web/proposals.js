@@ -1,4 +1,4 @@
-// Recommendations of the agent, to apply or reject, and its promises to VMs that have not started.
+// Recommendations of the agent, to apply or reject, and its reservations for VMs that have not started.
 
 import { Gone, Problem, change, get, hasKey } from "./api.js";
 import { isSure } from "./ask.js";
@@ -12,9 +12,9 @@ const SIGNS = { open: "○", approved: "◔", applied: "✓", rejected: "✕", e
 let said = null;
 
 export async function proposals(page) {
-  const [recommended, promised] = await Promise.all([
+  const [recommended, reserved] = await Promise.all([
     orNot(get("/v1/recommendations", {}, page.signal)),
-    orNot(get("/v1/promises", {}, page.signal)),
+    orNot(get("/v1/reservations", {}, page.signal)),
   ]);
   return {
     title: "Recommendations",
@@ -24,9 +24,9 @@ export async function proposals(page) {
       said && h("p", { class: said.isGood ? "note good" : "note bad", role: "status" }, `${said.isGood ? "✓" : "✕"} ${said.text}`),
       !hasKey() && location.protocol === "http:" && hint(),
       recommended.problem ? missing(recommended.problem, "recommendations") : recommendations(page, recommended.recommendations),
-      h("div", { class: "row head" }, h("h2", {}, "Promises"),
+      h("div", { class: "row head" }, h("h2", {}, "Reservations"),
         h("p", { class: "quiet" }, "Room that is kept for VMs that are to start.")),
-      promised.problem ? missing(promised.problem, "promises") : promises(page, promised.promises),
+      reserved.problem ? missing(reserved.problem, "reservations") : reservations(page, reserved.reservations),
     ],
   };
 }
@@ -68,14 +68,14 @@ function recommendations(page, all) {
         () => change("POST", `/v1/recommendations/${one.id}/reject`), `rejected: ${one.text}`)))));
 }
 
-function promises(page, all) {
+function reservations(page, all) {
   if (all.length === 0) return h("p", { class: "quiet" }, "None.");
   const row = (one) => h("tr", { "data-key": String(one.id) },
     h("th", { scope: "row" }, one.vm ?? "no name yet"), h("td", {}, nodes(one.nodes)), h("td", { class: "right" }, String(one.vcpus)),
     h("td", { class: "right" }, bytes(one.memory_bytes)), h("td", { class: "time" }, moment(Date.parse(one.made))), h("td", { class: "time" }, moment(Date.parse(one.expires))),
     h("td", {}, act(page, "Drop", `The room on node ${nodes(one.nodes)} is no longer kept for ${one.vm ?? "it"}.`, "",
-      () => change("DELETE", `/v1/promises/${one.id}`), "dropped the promise")));
-  return h("div", { class: "scroll" }, h("table", { "data-key": "promises" },
+      () => change("DELETE", `/v1/reservations/${one.id}`), "dropped the reservation")));
+  return h("div", { class: "scroll" }, h("table", { "data-key": "reservations" },
     h("thead", {}, h("tr", {}, HEADS.map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))),
     h("tbody", {}, all.map(row))));
 }

@@ -82,7 +82,7 @@ function figures(found) {
   const level = levels(found);
   const one = (which, text) => h("span", { class: level[which] ?? "fine" }, SIGNS[level[which]] ?? "", SIGNS[level[which]] && " ", text);
   const said = [
-    h("span", {}, found.home ? `home ${nodes(found.home)}` : "free"),
+    h("span", {}, found.home ? `home ${nodes(found.home)}` : "unplaced"),
     h("span", {}, `${decimals(found.cpus_used)} CPUs used`),
     one("waiting", `${decimals(found.vcpus_waiting)} vCPUs waiting`),
     one("local", `${percent(found.local_access_ratio)} local`),

@@ -25,7 +25,7 @@ const placed = (vm) => vm.vcpus_by_node.map(({ node, vcpus }) => `${node}:${vcpu
 const COLUMNS = {
   name: { text: "VM", key: (vm) => vm.name, cell: (vm, { range }) => h("th", { scope: "row" },
     SIGNS[worst(...Object.values(ofVm(vm)))], " ", h("a", { href: href("vm", { vm: vm.name }, range) }, vm.name)) },
-  home: { text: "Home", key: (vm) => (vm.home ? nodes(vm.home) : "~"), cell: (vm) => h("td", {}, vm.home ? nodes(vm.home) : "free") },
+  home: { text: "Home", key: (vm) => (vm.home ? nodes(vm.home) : "~"), cell: (vm) => h("td", {}, vm.home ? nodes(vm.home) : "none") },
   vcpus: { text: "vCPUs on", key: placed, cell: (vm) => h("td", { class: "quiet" }, placed(vm)) },
   cpus: { text: "CPUs", isRight: true, key: (vm) => high(vm.cpus_used), cell: (vm) => marked(decimals(vm.cpus_used), "fine") },
   wait: { text: "Waiting", isRight: true, key: (vm) => high(waitingShare(vm)), cell: (vm) => marked(decimals(vm.vcpus_waiting), ofVm(vm).waiting) },

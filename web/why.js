@@ -78,7 +78,7 @@ function told(said) {
 export function panel(page, name, answer) {
   const { range, params } = page;
   const window = params.get("window") ?? "300s";
-  // Leave live mode, or each epoch of the agent would ask about another time.
+  // Leave live mode, or each cycle of the agent would ask about another time.
   const ask = () => page.go({ why: 1 }, isLive(range) ? moveTo({ ...range, last: null }, range.to) : range);
   return h("section", { class: "why", "aria-label": "Why", "data-key": "why" },
     h("h2", {}, "Why was it slow?"),

@@ -1,4 +1,4 @@
-//! Plans of a policy from outside, a line for each of four epochs of the control loop on a small twin: what is no plan is refused
+//! Plans of a policy from outside, a line for each of four cycles of the control loop on a small twin: what is no plan is refused
 //! with a sentence, what is refused has changed nothing, and whatever is carried out pages add up. A plan of version 0 stands for
 //! one of the view's.
 
@@ -12,7 +12,7 @@ use homenode_twin::{Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, Ns, Pages};
 use libfuzzer_sys::fuzz_target;
 
-const EPOCHS: usize = 4;
+const CYCLES: usize = 4;
 
 struct Lines(Vec<String>);
 
@@ -35,7 +35,7 @@ impl Planner for Lines {
 }
 
 fuzz_target!(|text: &str| {
-    let mut lines: Vec<String> = text.lines().take(EPOCHS).map(str::to_owned).collect();
+    let mut lines: Vec<String> = text.lines().take(CYCLES).map(str::to_owned).collect();
     lines.reverse();
     let machine = preset("amd48").expect("a preset");
     let vms =
@@ -43,11 +43,11 @@ fuzz_target!(|text: &str| {
     let mut twin = Twin::new(machine, &Scenario::of("fuzz", vms.to_vec()), 1).expect("a possible scenario");
     twin.wait(Ns::from_millis(10));
     let mut control = Control::new(Config::default(), Mode::Act).with_planner(Box::new(Lines(lines)));
-    for _ in 0..EPOCHS {
+    for _ in 0..CYCLES {
         let before = twin.sample().expect("a twin can be read");
-        let epoch = control.step(&mut twin).expect("a twin can be read");
+        let cycle = control.step(&mut twin).expect("a twin can be read");
         let after = twin.sample().expect("a twin can be read");
-        if epoch
+        if cycle
             .events
             .iter()
             .any(|event| matches!(event, Event::Refused { .. }))
@@ -57,7 +57,7 @@ fuzz_target!(|text: &str| {
         if let Some(failed) = control.failed_planner() {
             assert!(failed.why.len() < text.len() + 1000, "{failed}");
             assert!(
-                epoch.status.vms.iter().all(|vm| vm.home.is_none()),
+                cycle.status.vms.iter().all(|vm| vm.home.is_none()),
                 "nothing is left in force"
             );
             return;

@@ -1,5 +1,5 @@
 //! What answers HTTP, with a host behind it that was looked at a few times: two VMs of a twin, recommendations that wait, a
-//! promise, and a history.
+//! reservation, and a history.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,6 @@ use axum::http::{HeaderMap, Request, StatusCode, header};
 use axum::response::Response;
 use futures_util::{FutureExt as _, StreamExt as _};
 use homenode_agent::Handler;
-use homenode_agent::bill_file::{BillFile, Clock};
 use homenode_agent::feed::Feed;
 use homenode_agent::history::History;
 use homenode_agent::http::{About, Answers, Came, Site};
@@ -18,9 +17,10 @@ use homenode_agent::reload::Reload;
 use homenode_agent::run::{Agent, Pace, Show};
 use homenode_agent::service::Service;
 use homenode_agent::setting_queue::SettingQueue;
+use homenode_agent::usage_file::{Clock, UsageFile};
 use homenode_agent::wall_clock::WallClock;
-use homenode_control::{Config, Control, Epoch, Mode, PolicySet};
-use homenode_host::{Bell, Host as _};
+use homenode_control::{Config, Control, Cycle, Mode, PolicySet};
+use homenode_host::{Host as _, WakeSignal};
 use homenode_machine_files::preset;
 use homenode_policy::placement::Shape;
 use homenode_twin::{Scenario, Twin, VmSpec};
@@ -69,7 +69,7 @@ struct Dark;
 impl Show for Dark {
     fn line(&mut self, _: &str) {}
     fn object(&mut self, _: &str, _: Value) {}
-    fn epoch(&mut self, _: &Epoch) {}
+    fn cycle(&mut self, _: &Cycle) {}
     fn is_closed(&self) -> bool {
         false
     }
@@ -98,9 +98,9 @@ impl Served {
         let mut twin =
             Twin::new(machine, &Scenario::of("fuzz", vms.to_vec()), 1).expect("a possible scenario");
         let control = Arc::new(Mutex::new(Control::new(config.clone(), Mode::Recommend)));
-        let bell = Bell::default();
-        let (settings, clock) = (SettingQueue::new(&bell), WallClock::start(Clock::Host));
-        let reload = Reload::never(&bell);
+        let wake_signal = WakeSignal::default();
+        let (settings, clock) = (SettingQueue::new(&wake_signal), WallClock::start(Clock::Host));
+        let reload = Reload::never(&wake_signal);
         let feed = Feed::new(clock);
         let path = tree.root().join("history.sqlite");
         let kept = History::begin(
@@ -115,20 +115,20 @@ impl Served {
             settings: settings.clone(),
             reload: reload.clone(),
             service: Service::of_environment(),
-            bill: BillFile::open(None, Clock::Host).0,
+            usage: UsageFile::open(None, Clock::Host).0,
             history: kept,
             feed: Some(feed.clone()),
             trace: None,
             output: &mut Dark,
             commit: "fuzz",
-            bell,
+            wake_signal,
             duration: Some(LOOKED),
             period: config.period,
             pace: Pace::Fast,
         }
         .run(&mut twin, |_| Vec::new(), |_| false);
         let shape = Shape::new(1, Size::from_gib(1));
-        let _ = lock(&control).promise(twin.machine(), shape);
+        let _ = lock(&control).reserve(twin.machine(), shape);
         let handler = Handler {
             machine: Arc::new(twin.machine().clone()),
             control: Arc::clone(&control),
@@ -171,9 +171,9 @@ impl Served {
             .sample()
             .map(|sample| sample.vms.iter().map(|vm| vm.id).collect::<Vec<_>>());
         let settings = vms.into_iter().flatten().map(|vm| control.settings(vm));
-        let promises = control.promises().into_iter().cloned().collect::<Vec<_>>();
+        let reservations = control.reservations().into_iter().cloned().collect::<Vec<_>>();
         let recommendations = control.recommendations().into_iter().cloned().collect::<Vec<_>>();
-        (settings.collect::<Vec<_>>(), promises, recommendations)
+        (settings.collect::<Vec<_>>(), reservations, recommendations)
     }
 
     /// Answers, and carries out meanwhile what the loop would.
@@ -215,7 +215,7 @@ async fn read(answer: Response) -> Answered {
     };
     if is_stream {
         for _ in 0..EVENTS_MAX {
-            // What does not come at once comes with the next epoch, and there is none.
+            // What does not come at once comes with the next cycle, and there is none.
             let Some(Some(part)) = parts.next().now_or_never() else {
                 break;
             };

@@ -64,7 +64,7 @@ pub fn whatif<'py>(
         .words("vm", "its name", vms().map(|vm| vm.name.clone()))
         .words(
             "home",
-            "home nodes now, in list format; none where it is free",
+            "home nodes now, in list format; none if it is unplaced",
             vms().map(|vm| home(&vm.home)),
         )
         .words(

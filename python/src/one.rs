@@ -1,6 +1,6 @@
 //! A finished run, and its record over time.
 
-use homenode_control::{Control, Epoch, Event, Status};
+use homenode_control::{Control, Cycle, Event, Status};
 use homenode_host::{Rates, Sample, VmSample};
 use homenode_machine::Machine;
 use homenode_search::trial::Trial;
@@ -44,8 +44,8 @@ impl OverTime {
         }
     }
 
-    /// Takes in an epoch.
-    pub fn take(&mut self, machine: &Machine, epoch: &Epoch, control: &Control) {
+    /// Takes in a cycle.
+    pub fn take(&mut self, machine: &Machine, cycle: &Cycle, control: &Control) {
         let Some(sample) = control.sample() else { return };
         if let Some(last) = &self.last {
             if sample.at.saturating_sub(last.at) < self.every {
@@ -56,7 +56,7 @@ impl OverTime {
             };
             self.moments.push(Moment {
                 at: sample.at,
-                status: epoch.status.clone(),
+                status: cycle.status.clone(),
                 rates,
                 vms: sample.vms.clone(),
             });

@@ -46,7 +46,7 @@ pub fn vms(runs: &[&One]) -> PyResult<Table> {
         .words("vm", "its name", rows().map(|(.., vm)| vm.name.clone()))
         .words(
             "home",
-            "home nodes, in list format; none where it is free",
+            "home nodes, in list format; none if it is unplaced",
             status().map(home),
         )
         .numbers(

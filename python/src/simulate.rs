@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use homenode_control::{Config, Control, Epoch, Mode, PolicySet};
+use homenode_control::{Config, Control, Cycle, Mode, PolicySet};
 use homenode_reproduce::engine::{self, Run};
 use homenode_search::contender::Contender;
 use homenode_search::settings;
@@ -138,12 +138,12 @@ impl<'a> Watched<'a> {
         }
     }
 
-    fn watch(&mut self, epoch: &Epoch, control: &Control) {
-        let at_s = epoch.status.at_ns.as_secs_f64();
+    fn watch(&mut self, cycle: &Cycle, control: &Control) {
+        let at_s = cycle.status.at_ns.as_secs_f64();
         self.said
-            .extend(epoch.events.iter().map(|event| (at_s, event.clone())));
+            .extend(cycle.events.iter().map(|event| (at_s, event.clone())));
         if let Some(over_time) = &mut self.over_time {
-            over_time.take(&self.setup.machine, epoch, control);
+            over_time.take(&self.setup.machine, cycle, control);
         }
     }
 
@@ -169,9 +169,9 @@ impl<'a> Watched<'a> {
             Ok(signals.look(told)?)
         };
         let ran = py.detach(|| {
-            let watch = |epoch: &Epoch, control: &Control| {
-                self.watch(epoch, control);
-                look(epoch.status.at_ns.as_secs_f64())
+            let watch = |cycle: &Cycle, control: &Control| {
+                self.watch(cycle, control);
+                look(cycle.status.at_ns.as_secs_f64())
             };
             match (who, planner) {
                 (Who::Contender(contender), _) => contender.run(setup, config, watch),

@@ -49,7 +49,7 @@ def test_claims_are_those_of_the_command(command):
 
 
 def test_what_if_is_that_of_the_command(command):
-    told = command.json("whatif", "--scenario", "tavo-mixed", "--at", "20s", "cg=0", "ep=free")
+    told = command.json("whatif", "--scenario", "tavo-mixed", "--at", "20s", "cg=0", "ep=none")
     asked = homenode.whatif("tavo-mixed", {"cg": 0, "ep": None}, at=20)
     ours = asked.to_dict()
     assert {key: told[key] for key in ours} == ours

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use homenode_agent::run::Pace;
 use homenode_agent::{Show, twin, why};
-use homenode_control::{Config, Epoch, Mode, PolicySet};
-use homenode_host::Bell;
+use homenode_control::{Config, Cycle, Mode, PolicySet};
+use homenode_host::WakeSignal;
 use homenode_recorder::{Archive, Kind};
 use homenode_twin::{EventAction, Scenario, Setup, VmSpec};
 use homenode_units::{Bytes, CpuId, CpuSet, NodeId, Ns};
@@ -38,7 +38,7 @@ struct Unseen;
 impl Show for Unseen {
     fn line(&mut self, _: &str) {}
     fn object(&mut self, _: &str, _: Value) {}
-    fn epoch(&mut self, _: &Epoch) {}
+    fn cycle(&mut self, _: &Cycle) {}
     fn is_closed(&self) -> bool {
         false
     }
@@ -89,7 +89,7 @@ fn record(path: &Path) {
         pace: Pace::Fast,
         duration: Some(DAY),
         commit: "bench",
-        reload: homenode_agent::reload::Reload::never(&Bell::default()),
+        reload: homenode_agent::reload::Reload::never(&WakeSignal::default()),
     };
     let config = Config {
         policies: PolicySet::Default,
@@ -98,7 +98,7 @@ fn record(path: &Path) {
     let machine = homenode_machine_files::preset("r910").expect("a preset");
     let setup = Setup::new(machine, scenario(), 1);
     let since = Instant::now();
-    twin::run(&run, &config, &setup, &mut Unseen, &Bell::default()).expect("a run");
+    twin::run(&run, &config, &setup, &mut Unseen, &WakeSignal::default()).expect("a run");
     println!(
         "a day was simulated and recorded in {} s",
         since.elapsed().as_secs()

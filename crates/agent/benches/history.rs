@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use homenode_agent::run::Pace;
 use homenode_agent::{Show, twin};
-use homenode_control::{Config, Epoch, Mode};
-use homenode_host::Bell;
+use homenode_control::{Config, Cycle, Mode};
+use homenode_host::WakeSignal;
 use homenode_recorder::{Archive, Kind};
 use homenode_twin::{Scenario, Setup, VmSpec};
 use homenode_units::{Bytes, Ns};
@@ -35,7 +35,7 @@ struct Unseen;
 impl Show for Unseen {
     fn line(&mut self, _: &str) {}
     fn object(&mut self, _: &str, _: Value) {}
-    fn epoch(&mut self, _: &Epoch) {}
+    fn cycle(&mut self, _: &Cycle) {}
     fn is_closed(&self) -> bool {
         false
     }
@@ -59,11 +59,18 @@ fn hour(history: Option<&Path>) -> Duration {
         pace: Pace::Fast,
         duration: Some(HOUR),
         commit: "bench",
-        reload: homenode_agent::reload::Reload::never(&Bell::default()),
+        reload: homenode_agent::reload::Reload::never(&WakeSignal::default()),
     };
     let setup = Setup::new(machine, scenario, 1);
     let begin = cpu_time();
-    twin::run(&run, &Config::default(), &setup, &mut Unseen, &Bell::default()).expect("a run");
+    twin::run(
+        &run,
+        &Config::default(),
+        &setup,
+        &mut Unseen,
+        &WakeSignal::default(),
+    )
+    .expect("a run");
     cpu_time() - begin
 }
 

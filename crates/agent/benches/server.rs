@@ -2,14 +2,14 @@
 //!
 //! Then a running agent under siege: what `numad` asks must be answered within a second, and the loop must keep its period
 //! within a tenth, while a thousand clients drip requests byte by byte and reconnect when they are dropped. Measured on two
-//! CPUs of a shared EPYC server, with 200 answers and 200 epochs each:
+//! CPUs of a shared EPYC server, with 200 answers and 200 cycles each:
 //!
 //! | clients | answer, median | answer, longest | period, mean | period, longest |
 //! |---|---|---|---|---|
 //! | none | .22 ms | 8.4 ms | 102.6 ms | 131 ms |
 //! | 1000 | .49 ms | 31 ms | 103.6 ms | 141 ms |
 //!
-//! The period is 100 ms, next to three other programs that use the CPUs; the mean includes the time of an epoch of the twin.
+//! The period is 100 ms, next to three other programs that use the CPUs; the mean includes the time of a cycle of the twin.
 
 #![allow(clippy::print_stdout)] // figures
 
@@ -21,17 +21,17 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use criterion::{BatchSize, Criterion, criterion_group};
-use homenode_agent::bill_file::Clock;
 use homenode_agent::role::Readers;
 use homenode_agent::run::Pace;
 use homenode_agent::server::Server;
 use homenode_agent::setting_queue::SettingQueue;
+use homenode_agent::usage_file::Clock;
 use homenode_agent::wall_clock::WallClock;
 use homenode_agent::{Handler, Show, twin};
 use homenode_api::answer::{Placed, Vms};
 use homenode_api::{Request, ask, socket_path};
-use homenode_control::{Config, Control, Epoch, Mode};
-use homenode_host::{Bell, Host};
+use homenode_control::{Config, Control, Cycle, Mode};
+use homenode_host::{Host, WakeSignal};
 use homenode_twin::{Scenario, Setup, Twin};
 use homenode_units::{Bytes, Ns};
 use serde_json::Value;
@@ -55,7 +55,7 @@ fn answers(c: &mut Criterion) {
         dir.path(),
         Readers::default(),
         handler,
-        SettingQueue::new(&Bell::default()),
+        SettingQueue::new(&WakeSignal::default()),
     )
     .expect("a server");
     let answered = |_| {
@@ -90,14 +90,14 @@ fn silent(state: &Path) -> Vec<UnixStream> {
     (0..SILENT).map(connect).collect()
 }
 
-/// When epochs were shown.
+/// When cycles were shown.
 #[derive(Default)]
-struct Epochs(Vec<Instant>);
+struct Cycles(Vec<Instant>);
 
-impl Show for Epochs {
+impl Show for Cycles {
     fn line(&mut self, _: &str) {}
     fn object(&mut self, _: &str, _: Value) {}
-    fn epoch(&mut self, _: &Epoch) {
+    fn cycle(&mut self, _: &Cycle) {
         self.0.push(Instant::now());
     }
     fn is_closed(&self) -> bool {
@@ -145,11 +145,11 @@ fn siege(clients: &str) {
         pace: Pace::Watched,
         duration: None,
         commit: "bench",
-        reload: homenode_agent::reload::Reload::never(&Bell::default()),
+        reload: homenode_agent::reload::Reload::never(&WakeSignal::default()),
     };
-    let (bell, stop, mut epochs) = (Bell::default(), AtomicBool::new(false), Epochs::default());
+    let (wake_signal, stop, mut cycles) = (WakeSignal::default(), AtomicBool::new(false), Cycles::default());
     let mut answers: Vec<Duration> = std::thread::scope(|scope| {
-        let agent = scope.spawn(|| twin::run(&run, &config, &setup, &mut epochs, &bell));
+        let agent = scope.spawn(|| twin::run(&run, &config, &setup, &mut cycles, &wake_signal));
         while !socket_path(state).exists() {
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -169,7 +169,7 @@ fn siege(clients: &str) {
         });
         let answers = asked.collect();
         stop.store(true, Ordering::Relaxed);
-        bell.stop();
+        wake_signal.stop();
         agent.join().expect("no panic").expect("a run");
         if let Some(dripping) = dripping {
             dripping.join().expect("no panic");
@@ -177,8 +177,8 @@ fn siege(clients: &str) {
         answers
     });
     answers.sort_unstable();
-    let periods: Vec<Duration> = epochs.0.windows(2).map(|pair| pair[1] - pair[0]).collect();
-    let longest = periods.iter().max().expect("epochs");
+    let periods: Vec<Duration> = cycles.0.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let longest = periods.iter().max().expect("cycles");
     let mean = periods.iter().sum::<Duration>() / periods.len() as u32;
     println!(
         "siege by {clients}: answers in {:?}, longest {:?}; {} periods of {period}: {mean:?}, longest {longest:?}",

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! The loop on a real host must not wait for a reader: VMs wait for the loop, and the guard treats an agent that stands still
-//! as hung. So a thread writes, and entries wait here for it. When they exceed the limit, the oldest epochs are dropped,
-//! since later ones supersede them; lines and summaries are dropped only when no epoch is left. The next entry written is
+//! as hung. So a thread writes, and entries wait here for it. When they exceed the limit, the oldest cycles are dropped,
+//! since later ones supersede them; lines and summaries are dropped only when no cycle is left. The next entry written is
 //! preceded by how many were dropped.
 
 use std::collections::VecDeque;
@@ -22,8 +22,8 @@ const BYTES_MAX: usize = 16 << 20;
 pub enum Entry {
     /// Lines that readers should not miss.
     Lines(String),
-    /// An epoch's events, and the picture after it, which replaces the last.
-    Epoch {
+    /// A cycle's events, and the picture after it, which replaces the last.
+    Cycle {
         /// The events, as lines.
         events: String,
         /// Tables; empty if there is no terminal.
@@ -36,7 +36,7 @@ impl Entry {
     fn bytes(&self) -> usize {
         let text = match self {
             Entry::Lines(lines) => lines.len(),
-            Entry::Epoch { events, picture } => events.len() + picture.len(),
+            Entry::Cycle { events, picture } => events.len() + picture.len(),
         };
         size_of::<Entry>() + text
     }
@@ -45,8 +45,8 @@ impl Entry {
 /// How many entries were dropped since the last write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dropped {
-    /// Dropped epochs.
-    pub epochs: u64,
+    /// Dropped cycles.
+    pub cycles: u64,
     /// Other dropped entries.
     pub others: u64,
 }
@@ -58,8 +58,8 @@ impl Dropped {
             0 => String::new(),
             count => format!(" and {count} other lines"),
         };
-        let epochs = self.epochs;
-        format!("{epochs} epochs{others} are not shown, since the output was not read for a while")
+        let cycles = self.cycles;
+        format!("{cycles} cycles{others} are not shown, since the output was not read for a while")
     }
 }
 
@@ -181,10 +181,10 @@ impl Waiting {
         self.entries.push_back(entry);
         // The newest is kept, however long, unless only lines are left besides it: those matter more.
         while self.bytes > BYTES_MAX && self.entries.len() > 1 {
-            let is_epoch = |entry: &Entry| matches!(entry, Entry::Epoch { .. });
-            let oldest = self.entries.iter().position(is_epoch);
+            let is_cycle = |entry: &Entry| matches!(entry, Entry::Cycle { .. });
+            let oldest = self.entries.iter().position(is_cycle);
             match oldest {
-                Some(_) => self.dropped.epochs += 1,
+                Some(_) => self.dropped.cycles += 1,
                 None => self.dropped.others += 1,
             }
             let dropped = self.entries.remove(oldest.unwrap_or(0));
@@ -206,16 +206,16 @@ mod tests {
                 writeln!(writer, "{}", dropped.sentence())?;
             }
             match entry {
-                Entry::Lines(text) | Entry::Epoch { events: text, .. } => writer.write_all(text.as_bytes()),
+                Entry::Lines(text) | Entry::Cycle { events: text, .. } => writer.write_all(text.as_bytes()),
             }
         });
         (backlog.expect("a thread"), reader)
     }
 
-    fn epoch(number: u64) -> Entry {
-        let events = format!("epoch {number} {}\n", "x".repeat(1 << 20));
+    fn cycle(number: u64) -> Entry {
+        let events = format!("cycle {number} {}\n", "x".repeat(1 << 20));
         let picture = String::new();
-        Entry::Epoch { events, picture }
+        Entry::Cycle { events, picture }
     }
 
     fn line(text: &str) -> Entry {
@@ -234,7 +234,7 @@ mod tests {
         let (backlog, reader) = before_a_pipe();
         backlog.push(line("start"));
         for number in 0..100 {
-            backlog.push(epoch(number));
+            backlog.push(cycle(number));
             if number % 10 == 0 {
                 backlog.push(line(&format!("notice {number}")));
             }
@@ -248,15 +248,15 @@ mod tests {
         let shown = reading.join().expect("lines");
         let count = |what: &str| shown.iter().filter(|line| line.starts_with(what)).count();
         assert_eq!((shown[0].as_str(), count("notice")), ("start", 10));
-        assert_eq!(&shown[shown.len() - 2..], ["epoch 99", "summary"]);
+        assert_eq!(&shown[shown.len() - 2..], ["cycle 99", "summary"]);
         let missed = shown
             .iter()
-            .find_map(|line| line.split_once(" epochs are not shown"));
+            .find_map(|line| line.split_once(" cycles are not shown"));
         let missed: usize = missed.expect("some were dropped").0.parse().expect("a count");
         // The writer holds one more than fits.
-        assert_eq!(count("epoch"), 100 - missed);
+        assert_eq!(count("cycle"), 100 - missed);
         assert!(
-            (BYTES_MAX >> 20) <= count("epoch") + 1 && count("epoch") <= (BYTES_MAX >> 20) + 1,
+            (BYTES_MAX >> 20) <= count("cycle") + 1 && count("cycle") <= (BYTES_MAX >> 20) + 1,
             "{shown:?}"
         );
     }
@@ -287,7 +287,7 @@ mod tests {
         backlog.push(line("start"));
         assert!(backlog.drain(Duration::from_secs(60)));
         assert!(backlog.is_closed());
-        backlog.push(epoch(1));
+        backlog.push(cycle(1));
         assert!(!backlog.shared.lock().is_left());
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use homenode_control::{Control, Epoch, Event, Phase, Status};
+use homenode_control::{Control, Cycle, Event, Phase, Status};
 use homenode_host::{Act, FrameMove, LinkSample, Outcome};
 use homenode_recorder::Written;
 use homenode_units::{NodeId, NodeSet, Ns, VmId};
@@ -29,9 +29,9 @@ pub const DURATIONS_S: [f64; 12] = [
 pub struct Seen {
     /// Wall-clock time, in nanoseconds since 1970.
     pub wall_ns: i64,
-    /// Number of epochs so far.
-    pub epoch_count: u64,
-    /// Time between epochs.
+    /// Number of cycles so far.
+    pub cycle_count: u64,
+    /// Time between cycles.
     pub period: Ns,
     /// The agent's view of the host.
     pub status: Status,
@@ -48,10 +48,10 @@ pub struct Message {
     pub number: u64,
     /// Wall-clock and host time of the sample it belongs to.
     pub seen_ns: (i64, Ns),
-    /// What happened; `None` marks the end of an epoch.
+    /// What happened; `None` marks the end of a cycle.
     pub event: Option<Event>,
-    /// Number of epochs so far.
-    pub epoch_count: u64,
+    /// Number of cycles so far.
+    pub cycle_count: u64,
 }
 
 /// A route of moved pages: VM, its name, from, to, policy. `from` is not known for every move.
@@ -80,9 +80,9 @@ impl Durations {
 /// Sums over the run.
 #[derive(Clone, Debug, Default)]
 pub struct Sums {
-    /// Epochs.
-    pub epochs: u64,
-    /// Epochs in which the host could not be read.
+    /// Cycles.
+    pub cycles: u64,
+    /// Cycles in which the host could not be read.
     pub failed_looks: u64,
     /// Plans that the host refused.
     pub refused_plans: u64,
@@ -92,7 +92,7 @@ pub struct Sums {
     pub findings: BTreeMap<&'static str, u64>,
     /// Bytes moved, of VMs that still run.
     pub moved: BTreeMap<Route, u64>,
-    /// How long each phase of the epochs took.
+    /// How long each phase of the cycles took.
     pub phases: BTreeMap<Phase, Durations>,
 }
 
@@ -183,36 +183,36 @@ impl Feed {
         self.clock
     }
 
-    /// Publishes an epoch and how long its phases took.
-    pub(crate) fn publish(&self, epoch: &Epoch, control: &Mutex<Control>, took: &[(Phase, Duration)]) {
-        let at = epoch.status.at_ns;
+    /// Publishes a cycle and how long its phases took.
+    pub(crate) fn publish(&self, cycle: &Cycle, control: &Mutex<Control>, took: &[(Phase, Duration)]) {
+        let at = cycle.status.at_ns;
         let wall_ns = self.clock.at(at);
         let (period, links, node_traffic) = counters(control);
-        let events: Vec<Event> = epoch.events.clone();
-        let status = epoch.status.clone();
+        let events: Vec<Event> = cycle.events.clone();
+        let status = cycle.status.clone();
         let mut state = self.lock();
         // Copied only while a reader holds it.
         let sums = Arc::make_mut(&mut state.sums);
-        sums.epochs += 1;
+        sums.cycles += 1;
         for event in &events {
             sums.add(event);
         }
         for (phase, took) in took {
             sums.phases.entry(*phase).or_default().add(*took);
         }
-        let epoch_count = sums.epochs;
+        let cycle_count = sums.cycles;
         state.trouble = None;
         state.looked = Some(Instant::now());
         state.seen = Some(Arc::new(Seen {
             wall_ns,
-            epoch_count,
+            cycle_count,
             period,
             status,
             links,
             node_traffic,
         }));
         for event in events.into_iter().map(Some).chain([None]) {
-            state.keep((wall_ns, at), epoch_count, event);
+            state.keep((wall_ns, at), cycle_count, event);
         }
         let next = state.next;
         drop(state);
@@ -237,7 +237,7 @@ impl Feed {
         }));
     }
 
-    /// Updates the published status after a setting changed, so that it shows before the next epoch.
+    /// Updates the published status after a setting changed, so that it shows before the next cycle.
     pub(crate) fn refresh(&self, status: Status) {
         let mut state = self.lock();
         if let Some(seen) = &mut state.seen {
@@ -307,14 +307,14 @@ impl Feed {
 }
 
 impl State {
-    fn keep(&mut self, seen_ns: (i64, homenode_units::Ns), epoch_count: u64, event: Option<Event>) {
+    fn keep(&mut self, seen_ns: (i64, homenode_units::Ns), cycle_count: u64, event: Option<Event>) {
         let number = self.next;
         self.next += 1;
         let message = Message {
             number,
             seen_ns,
             event,
-            epoch_count,
+            cycle_count,
         };
         self.kept_weight += weight(&message);
         self.kept.push_back(Arc::new(message));

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use homenode_api::answer::{
-    Bill, FloorSet, Happened, ModeSet, Noted, Overview, PermitSet, Permits, Placed, PolicyAdvice, PolicySet,
-    Promised, Suggestion, Vms, WorkingSets,
+    FloorSet, Happened, ModeSet, Noted, Overview, PermitSet, PermitUsage, Permits, Placed, PolicyAdvice,
+    PolicySet, Reserved, Suggestion, Vms, WorkingSets,
 };
 use homenode_api::http::VmSettings;
 use homenode_api::{Answer, ApiError, EventRecord, Request, forecast, named};
@@ -16,9 +16,9 @@ use homenode_policy::placement::Asked;
 use homenode_units::{Bytes, MemoryPolicy, Ns, VmId};
 
 use crate::answers::maintenance::{drain, maintenance, pause};
-use crate::answers::promises::{dropped, promises};
 use crate::answers::recommendations::{judge, recommendations};
 use crate::answers::report::report;
+use crate::answers::reservations::{dropped, reservations};
 use crate::answers::working_sets::{can_be_watched, working_sets};
 use crate::answers::{permits, placed};
 use crate::drain_file::DrainFile;
@@ -125,7 +125,7 @@ impl Handler {
                 control.announce(announcement);
                 Noted { noted: true }.into()
             }
-            Request::Promise(asked) => promised(&mut control, machine, asked).into(),
+            Request::Reserve(asked) => reserved(&mut control, machine, asked).into(),
             Request::Place {
                 vcpus,
                 memory_bytes,
@@ -185,12 +185,12 @@ impl Handler {
                 judge(&mut control, self.clock, |control| control.reject(id))?.into()
             }
             Request::ModeSet { vm, mode } => return set_mode(&control, machine, vm, mode),
-            Request::Promises => {
+            Request::Reservations => {
                 let now = control.sample().map_or(Ns::ZERO, |sample| sample.at);
-                promises(control.promises(), self.clock, now).into()
+                reservations(control.reservations(), self.clock, now).into()
             }
-            Request::PromiseDrop { id } => dropped(&mut control, id)?.into(),
-            Request::PermitBill { vm } => bill(&control, machine, vm.as_deref())?.into(),
+            Request::ReservationDrop { id } => dropped(&mut control, id)?.into(),
+            Request::PermitUsage { vm } => permit_usage(&control, machine, vm.as_deref())?.into(),
         }))
     }
 }
@@ -218,12 +218,12 @@ fn watch(
     Ok(working_sets(control, status.at_ns, &chosen))
 }
 
-fn promised(control: &mut Control, machine: &Machine, asked: Asked) -> Promised {
-    let promise = control.promise(machine, asked);
-    Promised {
-        nodes: promise.nodes,
-        name: promise.name,
-        unplaceable: promise.unplaceable.map(|why| why.to_string()),
+fn reserved(control: &mut Control, machine: &Machine, asked: Asked) -> Reserved {
+    let reserved = control.reserve(machine, asked);
+    Reserved {
+        nodes: reserved.nodes,
+        name: reserved.name,
+        unplaceable: reserved.unplaceable.map(|why| why.to_string()),
     }
 }
 
@@ -338,17 +338,17 @@ fn suggest(control: &Control, machine: &Machine, vm: String) -> Result<Suggestio
     Ok(permits::suggestion(vm, &advice, control.config().period))
 }
 
-fn bill(control: &Control, machine: &Machine, vm: Option<&str>) -> Result<Bill, ApiError> {
+fn permit_usage(control: &Control, machine: &Machine, vm: Option<&str>) -> Result<PermitUsage, ApiError> {
     let of = |line: &Line| vm.is_none_or(|name| line.name == name || VmId::parse(name) == Some(line.vm));
-    let lines: Vec<Line> = control.bill().lines().filter(of).collect();
+    let lines: Vec<Line> = control.hourly_usage().lines().filter(of).collect();
     if let Some(name) = vm {
         match named(&control.status(machine).vms, name) {
-            // A VM that has ended is billed, too.
+            // A VM that has ended has used some, too.
             Err(ApiError::NoSuchVm { .. }) if !lines.is_empty() => {}
             running => {
                 running?;
             }
         }
     }
-    Ok(Bill { lines })
+    Ok(PermitUsage { lines })
 }

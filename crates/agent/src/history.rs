@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use homenode_control::{Config, Control, Epoch, Mode, Turn};
+use homenode_control::{Config, Control, Cycle, Mode, Turn};
 use homenode_host::Sample;
 use homenode_machine::Machine;
 use homenode_recorder::{Begin, Figures, Kind, Limits, Period, Recorder, WhenFull, Written};
@@ -12,7 +12,7 @@ use homenode_units::Bytes;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::bill_file::Clock;
+use crate::usage_file::Clock;
 use crate::wall_clock::WallClock;
 
 /// Path of the history of a host's agent: unlike the state directory, it survives a reboot.
@@ -93,23 +93,23 @@ impl History {
         self.recorder.is_some()
     }
 
-    /// Records an epoch.
-    pub(crate) fn keep(&mut self, epoch: Epoch, control: &Mutex<Control>) {
+    /// Records a cycle.
+    pub(crate) fn keep(&mut self, cycle: Cycle, control: &Mutex<Control>) {
         let (Some(recorder), Some(clock)) = (&mut self.recorder, self.clock) else {
             return;
         };
-        let at = epoch.status.at_ns;
+        let at = cycle.status.at_ns;
         let wall_ns = clock.at(at);
         let sample = self.has_samples.then_some(()).and_then(|()| {
             let control = control.lock().unwrap_or_else(PoisonError::into_inner);
             Some((control.shared_sample()?, control.turn().clone()))
         });
         recorder.keep(at, move |documents| {
-            documents.put(Kind::Status, Figures::Short, &epoch.status);
+            documents.put(Kind::Status, Figures::Short, &cycle.status);
             if let Some((sample, turn)) = &sample {
                 documents.put(Kind::Sample, Figures::Whole, &Recorded { sample, turn });
             }
-            let events = epoch.events.iter().map(|event| (event.record(at), json!(event)));
+            let events = cycle.events.iter().map(|event| (event.record(at), json!(event)));
             Period {
                 at,
                 wall_ns,
@@ -135,10 +135,10 @@ impl History {
     }
 }
 
-/// The key in a recorded sample that holds the rest of its epoch.
+/// The key in a recorded sample that holds the rest of its cycle.
 const TURN: &str = "turn";
 
-/// What an epoch was decided from, and what it decided, in the recorded form.
+/// What a cycle was decided from, and what it decided, in the recorded form.
 #[derive(Serialize)]
 struct Recorded<'a> {
     #[serde(flatten)]
@@ -147,7 +147,7 @@ struct Recorded<'a> {
     turn: &'a Turn,
 }
 
-/// Parses a recorded sample and the rest of its epoch, which is `None` if an older version wrote it.
+/// Parses a recorded sample and the rest of its cycle, which is `None` if an older version wrote it.
 ///
 /// # Errors
 /// If it is no sample.

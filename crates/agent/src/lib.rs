@@ -1,21 +1,20 @@
-//! The agent: the control loop over one host, and what makes it a service: a server that answers clients, a bill on disk, a
-//! queue that takes operators' settings to the loop, and, on a real host, a guard that outlives it.
+//! The agent: the control loop over one host, and what makes it a service: a server that answers clients, usage of permits on
+//! disk, a queue that takes operators' settings to the loop, and, on a real host, a guard that outlives it.
 //!
 //! ```text
-//!   signals ─▶ Bell            clients ─▶ server ── what is known ──▶ Control ◀── begin, finish ── run ◀──▶ Host
+//!   signals ─▶ WakeSignal      clients ─▶ server ── what is known ──▶ Control ◀── begin, finish ── run ◀──▶ Host
 //!                                            └────── settings ──────▶ setting_queue ─────────────▶ ┘
 //! ```
 //!
 //! | thread | does |
 //! |---|---|
-//! | the caller's | [`run`]: samples, plans, commits, carries out settings, keeps the bill |
+//! | the caller's | [`run`]: samples, plans, commits, carries out settings, keeps usage |
 //! | server | waits in epoll for clients and answers from the loop's state, whose lock the loop does not hold while it acts |
 //! | output | writes output to a reader that may be slow ([`backlog`]) |
 //! | http | answers programs and browsers from what the loop publishes ([`feed`]); reads the history on threads of its own |
 
 mod answers;
 pub mod backlog;
-pub mod bill_file;
 pub mod doctor;
 pub mod drain_file;
 pub mod feed;
@@ -38,6 +37,7 @@ pub mod standalone;
 pub mod stretch;
 pub mod trace;
 pub mod twin;
+pub mod usage_file;
 pub mod wall_clock;
 pub mod why;
 

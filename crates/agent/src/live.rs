@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use homenode_api::http::Listen;
 use homenode_control::{Config, Control, Mode, PolicySet};
-use homenode_host::Bell;
+use homenode_host::WakeSignal;
 use homenode_kvm::Vms;
 use homenode_machine::Machine;
 use homenode_recorder::WhenFull;
@@ -19,7 +19,6 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::bill_file::{BillFile, Clock};
 use crate::drain_file::DrainFile;
 use crate::feed::Feed;
 use crate::handler::Handler;
@@ -33,6 +32,7 @@ use crate::server::Server;
 use crate::service::Service;
 use crate::setting_queue::SettingQueue;
 use crate::trace::Tracer;
+use crate::usage_file::{Clock, UsageFile};
 use crate::wall_clock::WallClock;
 
 /// How long a restarted agent has to take over before the guard restores what the dead one had set.
@@ -57,7 +57,7 @@ struct LivePolicy {
 pub struct Run {
     /// What manages the VMs.
     pub vms: Managed,
-    /// Directory of journal, bill and socket.
+    /// Directory of journal, usage and socket.
     pub state: PathBuf,
     /// Path of the history; default: next to the state, and none for a dry run.
     pub history: Option<PathBuf>,
@@ -83,7 +83,12 @@ pub struct Run {
 ///
 /// # Errors
 /// If there is no libvirt or no permission, or another agent runs.
-pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> anyhow::Result<()> {
+pub fn run(
+    run: &Run,
+    config: &Config,
+    output: &mut dyn Show,
+    wake_signal: &WakeSignal,
+) -> anyhow::Result<()> {
     let (vms, state, mode) = (&run.vms, &run.state, run.mode);
     let is_dry = mode == Mode::Observe;
     let service = Service::of_environment();
@@ -93,11 +98,11 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
     // Before anything is changed: failing to create the file is a mistake on the command line.
     let begin = |path: &PathBuf| Tracer::begin(path, &machine.name, &machine, WhenFull::LeaveOut);
     let trace = run.trace.as_ref().map(begin).transpose()?;
-    let mut host = connect((run, config), &machine, bell, &heartbeat)?;
+    let mut host = connect((run, config), &machine, wake_signal, &heartbeat)?;
     // A dry run leaves nothing on disk.
     let kept = (!is_dry).then_some(state.as_path());
-    let (bill_file, bill) = BillFile::open(kept, Clock::Wall);
-    let mut control = Control::new(config.clone(), mode).with_bill(bill);
+    let (usage_file, usage) = UsageFile::open(kept, Clock::Wall);
+    let mut control = Control::new(config.clone(), mode).with_usage(usage);
     let (drains, drained) = take_up(host.as_ref(), kept, &mut control);
     let control = Arc::new(Mutex::new(control));
     let clock = WallClock::start(Clock::Wall);
@@ -108,7 +113,7 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
         .map(|state| Watched::start(state, vms, &heartbeat))
         .transpose()?;
     host.right_mut().set_guarded(guard.is_some());
-    let settings = SettingQueue::new(bell);
+    let settings = SettingQueue::new(wake_signal);
     let handler = Handler {
         machine: Arc::new(machine.clone()),
         control: Arc::clone(&control),
@@ -130,13 +135,13 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
         settings,
         reload: run.reload.clone(),
         service,
-        bill: bill_file,
+        usage: usage_file,
         history,
         feed: http.as_ref().map(|http| http.feed().clone()),
         trace,
         output,
         commit: run.commit,
-        bell: bell.clone(),
+        wake_signal: wake_signal.clone(),
         duration: run.duration,
         period: config.period,
         pace: Pace::Real,
@@ -215,7 +220,7 @@ fn limits_of(vms: &Managed, machine: &Machine, policies: PolicySet) -> Vec<Strin
 fn connect(
     (run, config): (&Run, &Config),
     machine: &Machine,
-    bell: &Bell,
+    wake_signal: &WakeSignal,
     heartbeat: &Heartbeat,
 ) -> anyhow::Result<Box<dyn RealHost>> {
     let options = Options {
@@ -224,7 +229,7 @@ fn connect(
             Mode::Observe => Acting::DryRun,
             Mode::Recommend | Mode::Act => Acting::Live,
         },
-        bell: bell.clone(),
+        wake_signal: wake_signal.clone(),
         heartbeat: heartbeat.clone(),
         local_migration: config.local_migration.clone(),
         trace_waiting: run.trace_waiting,

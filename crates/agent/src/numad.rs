@@ -10,7 +10,7 @@
 
 use std::path::Path;
 
-use homenode_api::answer::{Noted, Promised};
+use homenode_api::answer::{Noted, Reserved};
 use homenode_api::{Request, ask};
 use homenode_kvm::numad_hook::Starting;
 use homenode_policy::placement::{Announcement, Asked, Shape};
@@ -33,17 +33,17 @@ pub fn parse(request: &str) -> Option<Shape> {
     })
 }
 
-/// Returns nodes promised to a VM of this shape, by the agent or from a look at the host, and what went wrong.
+/// Returns nodes reserved for a VM of this shape, by the agent or from a look at the host, and what went wrong.
 ///
 /// A VM that fits nowhere gets all nodes. If it wants huge pages, the error says what is short: it will not start there.
 pub fn nodes_for(state: &Path, asked: Asked) -> (NodeSet, Option<anyhow::Error>) {
-    let promised = ask::<Promised>(state, &Request::Promise(asked)).ok().flatten();
-    match promised.filter(|promised| !promised.nodes.is_empty()) {
-        Some(promised) => {
-            let why = promised.unplaceable.filter(|_| asked.huge_page_bytes.is_some());
-            (promised.nodes, why.map(anyhow::Error::msg))
+    let reserved = ask::<Reserved>(state, &Request::Reserve(asked)).ok().flatten();
+    match reserved.filter(|reserved| !reserved.nodes.is_empty()) {
+        Some(reserved) => {
+            let why = reserved.unplaceable.filter(|_| asked.huge_page_bytes.is_some());
+            (reserved.nodes, why.map(anyhow::Error::msg))
         }
-        None => standalone::promise(state, asked),
+        None => standalone::reserve(state, asked),
     }
 }
 

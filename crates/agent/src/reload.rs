@@ -1,12 +1,12 @@
 //! Reloads settings while the agent runs: on SIGHUP, or when an operator requests it over HTTP. The loop applies them
-//! between two epochs, since only the loop uses them. Invalid settings change nothing.
+//! between two cycles, since only the loop uses them. Invalid settings change nothing.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use homenode_api::http::Reloaded;
 use homenode_control::{Config, Control};
-use homenode_host::Bell;
+use homenode_host::WakeSignal;
 use serde_json::Value;
 
 /// Reads the settings, or returns why it cannot.
@@ -17,7 +17,7 @@ type Told = Box<dyn FnOnce(Result<Reloaded, String>) + Send>;
 /// A queue of reload requests. All clones share it.
 #[derive(Clone)]
 pub struct Reload {
-    bell: Bell,
+    wake_signal: WakeSignal,
     read: Arc<Read>,
     waiting: Arc<Mutex<Vec<Told>>>,
 }
@@ -29,18 +29,23 @@ impl fmt::Debug for Reload {
 }
 
 impl Reload {
-    /// Creates a queue whose requests read the settings with `read`; `bell` wakes the loop.
-    pub fn new(bell: &Bell, read: impl Fn() -> Result<Config, String> + Send + Sync + 'static) -> Reload {
+    /// Creates a queue whose requests read the settings with `read`; `wake_signal` wakes the loop.
+    pub fn new(
+        wake_signal: &WakeSignal,
+        read: impl Fn() -> Result<Config, String> + Send + Sync + 'static,
+    ) -> Reload {
         Reload {
-            bell: bell.clone(),
+            wake_signal: wake_signal.clone(),
             read: Arc::new(read),
             waiting: Arc::default(),
         }
     }
 
     /// For a run whose settings are in no file: reloading always fails.
-    pub fn never(bell: &Bell) -> Reload {
-        Reload::new(bell, || Err("this run has its settings from no file".to_owned()))
+    pub fn never(wake_signal: &WakeSignal) -> Reload {
+        Reload::new(wake_signal, || {
+            Err("this run has its settings from no file".to_owned())
+        })
     }
 
     /// Requests a reload; the loop calls `told` with the result.
@@ -48,7 +53,7 @@ impl Reload {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.push(Box::new(told));
         drop(waiting);
-        self.bell.ring();
+        self.wake_signal.wake();
     }
 
     /// Returns whether a reload was requested.
@@ -117,7 +122,7 @@ mod tests {
 
     fn reloaded(newer: Config) -> (Reloaded, Config) {
         let control = Mutex::new(Control::new(Config::default(), Mode::Act));
-        let reload = Reload::new(&Bell::default(), move || Ok(newer.clone()));
+        let reload = Reload::new(&WakeSignal::default(), move || Ok(newer.clone()));
         let (tell, told) = std::sync::mpsc::channel();
         reload.ask(move |done| tell.send(done).unwrap());
         assert!(reload.is_wanted());
@@ -148,7 +153,7 @@ mod tests {
     #[test]
     fn settings_that_cannot_be_read_change_nothing() {
         let control = Mutex::new(Control::new(Config::default(), Mode::Act));
-        let reload = Reload::never(&Bell::default());
+        let reload = Reload::never(&WakeSignal::default());
         reload.ask(|done| assert!(done.is_err()));
         let said = reload.carry_out(&control);
         assert!(said.contains("stay as they are"), "{said}");

@@ -225,7 +225,7 @@ type Key = (Only, VmId, String, String);
 /// What is missing from a recording.
 #[derive(Debug, Default)]
 struct Flaws {
-    /// Number of the first recorded epoch if it is not the run's first, and whether the homes at that time are known.
+    /// Number of the first recorded cycle if it is not the run's first, and whether the homes at that time are known.
     begun_late: Option<(u64, bool)>,
     gaps_count: u64,
     missing_count: u64,

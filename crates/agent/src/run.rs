@@ -5,20 +5,20 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use homenode_control::{Around, Config, Control, Epoch, Mode, Phase};
-use homenode_host::{Bell, Host, HostError};
+use homenode_control::{Around, Config, Control, Cycle, Mode, Phase};
+use homenode_host::{Host, HostError, WakeSignal};
 use homenode_units::Ns;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::bill_file::BillFile;
 use crate::feed::Feed;
 use crate::history::History;
 use crate::reload::Reload;
 use crate::service::Service;
 use crate::setting_queue::SettingQueue;
 use crate::trace::Tracer;
+use crate::usage_file::UsageFile;
 
 /// The longest simulated time between two checks for work.
 const LOOK_EVERY: Ns = Ns::from_millis(100);
@@ -62,8 +62,8 @@ pub trait Show {
     fn line(&mut self, text: &str);
     /// Emits an object for programs, named by its kind.
     fn object(&mut self, kind: &str, value: Value);
-    /// Shows what an epoch saw and did.
-    fn epoch(&mut self, epoch: &Epoch);
+    /// Shows what a cycle saw and did.
+    fn cycle(&mut self, cycle: &Cycle);
     /// Returns whether the reader is gone; the run then ends in good order.
     fn is_closed(&self) -> bool;
 }
@@ -78,8 +78,8 @@ pub struct Agent<'a> {
     pub reload: Reload,
     /// The service manager, if one started the agent.
     pub service: Service,
-    /// The file in which usage is billed.
-    pub bill: BillFile,
+    /// The file that keeps the usage of permits.
+    pub usage: UsageFile,
     /// The history of the run.
     pub history: History,
     /// What the loop publishes to readers, if there is a server.
@@ -91,7 +91,7 @@ pub struct Agent<'a> {
     /// Commit of the build, shown first so that a run can be repeated.
     pub commit: &'static str,
     /// Rung when a setting waits or the agent must stop.
-    pub bell: Bell,
+    pub wake_signal: WakeSignal,
     /// Host time after which the run stops.
     pub duration: Option<Ns>,
     /// Time between samples.
@@ -103,7 +103,7 @@ pub struct Agent<'a> {
 /// How time passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
-    /// Real time: the bell wakes the waiting loop.
+    /// Real time: the wake signal ends the loop's wait.
     Real,
     /// Simulated time, as fast as it can be computed.
     Fast,
@@ -134,7 +134,7 @@ impl Agent<'_> {
         for notice in of_trace.into_iter().flatten() {
             self.notice(&notice);
         }
-        if let Some(trouble) = self.bill.close(&self.control) {
+        if let Some(trouble) = self.usage.close(&self.control) {
             self.notice(&trouble);
         }
     }
@@ -207,13 +207,13 @@ struct Shown<'a, 'b, N, D> {
     done: D,
     started: Option<Ns>,
     trouble: Option<HostError>,
-    /// When each phase of this epoch began.
+    /// When each phase of this cycle began.
     phases: Vec<(Phase, Instant)>,
 }
 
 /// What the agent does, for `systemctl status`.
-fn status_line(epoch: &Epoch) -> String {
-    let status = &epoch.status;
+fn status_line(cycle: &Cycle) -> String {
+    let status = &cycle.status;
     format!(
         "looks after {} VMs on {} nodes",
         status.vms.len(),
@@ -222,7 +222,7 @@ fn status_line(epoch: &Epoch) -> String {
 }
 
 impl<N, D> Shown<'_, '_, N, D> {
-    /// Returns how long each phase of the epoch that just ended took.
+    /// Returns how long each phase of the cycle that just ended took.
     fn took(&mut self) -> Vec<(Phase, Duration)> {
         let mut end = Instant::now();
         let begun = self.phases.drain(..).rev();
@@ -240,7 +240,7 @@ impl<H: Host, N: FnMut(&mut H) -> Vec<String>, D: Fn(&H) -> bool> Around<H> for 
     type Error = Infallible;
 
     fn before(&mut self, _: &mut H) -> Result<ControlFlow<()>, Infallible> {
-        let over = self.agent.bell.is_stopping() || self.agent.output.is_closed();
+        let over = self.agent.wake_signal.is_stopping() || self.agent.output.is_closed();
         Ok(if over {
             ControlFlow::Break(())
         } else {
@@ -255,14 +255,14 @@ impl<H: Host, N: FnMut(&mut H) -> Vec<String>, D: Fn(&H) -> bool> Around<H> for 
     fn after(
         &mut self,
         host: &mut H,
-        epoch: Result<Epoch, HostError>,
+        cycle: Result<Cycle, HostError>,
     ) -> Result<ControlFlow<()>, Infallible> {
         let took = self.took();
         self.agent.service.feed();
-        if let (Some(feed), Err(error)) = (&self.agent.feed, &epoch) {
+        if let (Some(feed), Err(error)) = (&self.agent.feed, &cycle) {
             feed.trouble(&error.to_string());
         }
-        match epoch {
+        match cycle {
             // Reported once, not in every period that it lasts.
             Err(error) if self.trouble.as_ref() == Some(&error) => {}
             Err(error) => {
@@ -272,21 +272,21 @@ impl<H: Host, N: FnMut(&mut H) -> Vec<String>, D: Fn(&H) -> bool> Around<H> for 
                 self.agent.output.object("trouble", json!(Notice::new(&message)));
                 self.trouble = Some(error);
             }
-            Ok(epoch) => {
+            Ok(cycle) => {
                 if self.trouble.take().is_some() {
                     self.agent.output.line("the host answers again");
                 }
-                self.agent.service.goes_well(&status_line(&epoch));
+                self.agent.service.goes_well(&status_line(&cycle));
                 if let Some(feed) = &self.agent.feed {
-                    feed.publish(&epoch, &self.agent.control, &took);
+                    feed.publish(&cycle, &self.agent.control, &took);
                 }
-                self.agent.output.epoch(&epoch);
+                self.agent.output.cycle(&cycle);
                 if let Some(trace) = &mut self.agent.trace {
-                    trace.keep(&epoch, &self.agent.control);
+                    trace.keep(&cycle, &self.agent.control);
                 }
-                let at = epoch.status.at_ns;
-                self.agent.history.keep(epoch, &self.agent.control);
-                if let Some(trouble) = self.agent.bill.settle(at, &self.agent.control) {
+                let at = cycle.status.at_ns;
+                self.agent.history.keep(cycle, &self.agent.control);
+                if let Some(trouble) = self.agent.usage.settle(at, &self.agent.control) {
                     self.agent.notice(&trouble);
                 }
                 let since = at.saturating_sub(*self.started.get_or_insert(at));
@@ -313,7 +313,7 @@ impl<H: Host, N: FnMut(&mut H) -> Vec<String>, D: Fn(&H) -> bool> Around<H> for 
 
     fn wait(&mut self, host: &mut H) {
         let mut left = self.agent.period;
-        while left > Ns::ZERO && !self.agent.bell.is_stopping() {
+        while left > Ns::ZERO && !self.agent.wake_signal.is_stopping() {
             self.agent.service.feed();
             self.agent.reload();
             let agent = &*self.agent;
@@ -326,7 +326,7 @@ impl<H: Host, N: FnMut(&mut H) -> Vec<String>, D: Fn(&H) -> bool> Around<H> for 
             };
             let waited = host.wait(part);
             if agent.pace == Pace::Watched {
-                agent.bell.wait(Duration::from_nanos(part.0));
+                agent.wake_signal.wait(Duration::from_nanos(part.0));
             }
             left = left.saturating_sub(waited);
         }

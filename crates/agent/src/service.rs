@@ -46,7 +46,7 @@ impl Service {
         }
     }
 
-    /// Reports a completed epoch; the first one makes the service ready.
+    /// Reports a completed cycle; the first one makes the service ready.
     pub(crate) fn goes_well(&self, status: &str) {
         self.says(status);
         let mut state = self.lock();

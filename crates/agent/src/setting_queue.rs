@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use homenode_control::Control;
-use homenode_host::{ActionError, Bell, Host, Setting, VmSettings};
+use homenode_host::{ActionError, Host, Setting, VmSettings, WakeSignal};
 use homenode_units::VmId;
 
 use crate::feed::Feed;
@@ -37,7 +37,7 @@ struct Pending {
 /// Settings that wait for the loop.
 #[derive(Clone)]
 pub struct SettingQueue {
-    bell: Bell,
+    wake_signal: WakeSignal,
     queue: Arc<Mutex<VecDeque<Pending>>>,
 }
 
@@ -48,10 +48,10 @@ impl fmt::Debug for SettingQueue {
 }
 
 impl SettingQueue {
-    /// Creates an empty queue; `bell` wakes the loop.
-    pub fn new(bell: &Bell) -> SettingQueue {
+    /// Creates an empty queue; `wake_signal` wakes the loop.
+    pub fn new(wake_signal: &WakeSignal) -> SettingQueue {
         SettingQueue {
-            bell: bell.clone(),
+            wake_signal: wake_signal.clone(),
             queue: Arc::default(),
         }
     }
@@ -76,7 +76,7 @@ impl SettingQueue {
             holds: Box::new(holds),
             told: Box::new(told),
         });
-        self.bell.ring();
+        self.wake_signal.wake();
     }
 
     /// Carries out the settings that wait now; answers and the feed show them from then on. Settings that arrive meanwhile

@@ -1,4 +1,4 @@
-//! Answers without an agent: samples the host directly, and keeps promises in a small locked file, so that VMs that start
+//! Answers without an agent: samples the host directly, and keeps reservations in a small locked file, so that VMs that start
 //! together still get different nodes.
 
 use std::fs::{File, TryLockError};
@@ -7,11 +7,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::answers;
-use crate::bill_file::Clock;
+use crate::usage_file::Clock;
 use anyhow::Context;
 use homenode_api::AskError;
-use homenode_api::answer::{PromiseDropped, Promises};
-use homenode_control::{Config, Control, Mode, Promise, Request as Ask};
+use homenode_api::answer::{ReservationDropped, Reservations};
+use homenode_control::{Config, Control, Mode, Request as Ask, Reserved};
 use homenode_host::{CpuSample, NodeSample, Sample};
 use homenode_kernel::{meminfo, now, proc_stat};
 use homenode_machine::Machine;
@@ -45,28 +45,28 @@ pub fn place(state: &Path, ask: &Ask) -> anyhow::Result<Result<Placement, Unplac
     Ok(control.place(&machine, ask))
 }
 
-/// Returns nodes for a VM that is about to start, and promises them to it in the ledger. There are always nodes, with the
+/// Returns nodes for a VM that is about to start, and reserves them for it in the ledger. There are always nodes, with the
 /// error, if any.
-pub fn promise(state: &Path, asked: Asked) -> (NodeSet, Option<anyhow::Error>) {
+pub fn reserve(state: &Path, asked: Asked) -> (NodeSet, Option<anyhow::Error>) {
     let machine = match machine_here() {
         Ok(machine) => machine,
         Err(error) => return (NodeSet::one(NodeId(0)), Some(error)),
     };
-    match try_promise(state, &machine, asked) {
-        Ok(promise) => {
-            let why = promise.unplaceable.filter(|_| asked.huge_page_bytes.is_some());
-            (promise.nodes, why.map(anyhow::Error::from))
+    match try_reserve(state, &machine, asked) {
+        Ok(reserved) => {
+            let why = reserved.unplaceable.filter(|_| asked.huge_page_bytes.is_some());
+            (reserved.nodes, why.map(anyhow::Error::from))
         }
         Err(error) => (machine.home_nodes(), Some(error.context("all nodes are advised"))),
     }
 }
 
-fn try_promise(state: &Path, machine: &Machine, asked: Asked) -> anyhow::Result<Promise> {
+fn try_reserve(state: &Path, machine: &Machine, asked: Asked) -> anyhow::Result<Reserved> {
     let (mut file, ledger) = open_ledger(state)?;
     let mut control = look(state, machine, ledger)?;
-    let promise = control.promise(machine, asked);
+    let reserved = control.reserve(machine, asked);
     save(&mut file, control.ledger())?;
-    Ok(promise)
+    Ok(reserved)
 }
 
 /// Announces a VM that is about to start.
@@ -79,36 +79,36 @@ pub fn announce(state: &Path, announcement: Announcement) -> anyhow::Result<()> 
     save(&mut file, &ledger)
 }
 
-/// Returns the open promises in the ledger.
+/// Returns the open reservations in the ledger.
 ///
 /// # Errors
 /// If it cannot be read.
-pub fn promises(state: &Path) -> anyhow::Result<Promises> {
+pub fn reservations(state: &Path) -> anyhow::Result<Reservations> {
     // Only reading must not create the directory.
     let ledger = match state.try_exists() {
         Ok(false) => Ledger::default(),
         _ => open_ledger(state)?.1,
     };
     let now = now();
-    Ok(answers::promises::promises(
+    Ok(answers::reservations::reservations(
         ledger.open(now),
         WallClock::start(Clock::Wall),
         now,
     ))
 }
 
-/// Removes a promise from the ledger.
+/// Removes a reservation from the ledger.
 ///
 /// # Errors
-/// If there is no promise with this number, or the ledger cannot be written.
-pub fn drop_promise(state: &Path, id: u64) -> anyhow::Result<PromiseDropped> {
+/// If there is no reservation with this number, or the ledger cannot be written.
+pub fn drop_reservation(state: &Path, id: u64) -> anyhow::Result<ReservationDropped> {
     let (mut file, mut ledger) = open_ledger(state)?;
-    let known = ledger.open(now()).map(|promise| promise.id).collect();
-    if !ledger.drop_promise(id, now()) {
-        return Err(AskError::Agent(answers::promises::no_such(id, known)).into());
+    let known = ledger.open(now()).map(|reservation| reservation.id).collect();
+    if !ledger.drop_reservation(id, now()) {
+        return Err(AskError::Agent(answers::reservations::no_such(id, known)).into());
     }
     save(&mut file, &ledger)?;
-    Ok(PromiseDropped { id })
+    Ok(ReservationDropped { id })
 }
 
 /// Returns a control loop that has sampled the host twice.
@@ -165,7 +165,7 @@ fn sample(root: &Path, machine: &Machine) -> anyhow::Result<Sample> {
     })
 }
 
-/// Opens the ledger's file, locked until it is dropped. A damaged ledger counts as empty: promises are short-lived.
+/// Opens the ledger's file, locked until it is dropped. A damaged ledger counts as empty: reservations are short-lived.
 fn open_ledger(state: &Path) -> anyhow::Result<(File, Ledger)> {
     let dir = StateDir::open(state)?;
     let mut file = dir.open_to_write(LEDGER)?;
@@ -234,10 +234,10 @@ mod tests {
     }
 
     #[test]
-    fn looking_for_promises_makes_no_directory() {
+    fn looking_for_reservations_makes_no_directory() {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("typo");
-        assert!(promises(&state).unwrap().promises.is_empty());
+        assert!(reservations(&state).unwrap().reservations.is_empty());
         assert!(!state.exists());
     }
 
@@ -259,7 +259,7 @@ mod tests {
             memory_mib: 128,
         };
         let begun = Instant::now();
-        let (nodes, trouble) = promise(dir.path(), shape.into());
+        let (nodes, trouble) = reserve(dir.path(), shape.into());
         assert!(begun.elapsed() < Duration::from_secs(5) && !nodes.is_empty());
         let said = format!("{:#}", trouble.unwrap());
         assert!(
@@ -267,7 +267,7 @@ mod tests {
             "{said}"
         );
         drop(held);
-        assert!(promise(dir.path(), shape.into()).1.is_none());
+        assert!(reserve(dir.path(), shape.into()).1.is_none());
     }
 
     #[test]

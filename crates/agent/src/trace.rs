@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, SendError, SyncSender, TrySendError, channel, sy
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use homenode_control::{Control, Epoch, Status};
+use homenode_control::{Control, Cycle, Status};
 use homenode_host::Sample;
 use homenode_machine::Machine;
 use homenode_recorder::{Archive, EventRow, Frame, Frames, Kind, RecordError, Run, WhenFull};
@@ -18,7 +18,7 @@ use serde::Deserialize;
 
 use crate::history::read_recorded;
 
-/// Most epochs that may wait for the disk.
+/// Most cycles that may wait for the disk.
 const WAITING_MAX: usize = 64;
 /// Events read from a history at a time.
 const EVENTS_AT_ONCE: u32 = 512;
@@ -65,7 +65,7 @@ impl TraceFile {
         })
     }
 
-    /// Begins a run; the following epochs belong to it.
+    /// Begins a run; the following cycles belong to it.
     pub fn run(&mut self, name: &str, machine: &Machine) {
         let done = match (&mut self.lanes, self.file.take()) {
             (Some(lanes), _) => lanes.next_run(name, machine),
@@ -77,12 +77,12 @@ impl TraceFile {
         self.note(done);
     }
 
-    /// Writes the next epoch of the run.
-    pub fn epoch(&mut self, epoch: &Epoch, sample: Option<&Sample>) {
-        let happened: Vec<Happened> = epoch.events.iter().map(Happened::from).collect();
+    /// Writes the next cycle of the run.
+    pub fn cycle(&mut self, cycle: &Cycle, sample: Option<&Sample>) {
+        let happened: Vec<Happened> = cycle.events.iter().map(Happened::from).collect();
         self.period(Period {
-            at: epoch.status.at_ns,
-            status: &epoch.status,
+            at: cycle.status.at_ns,
+            status: &cycle.status,
             sample,
             happened: &happened,
         });
@@ -125,7 +125,7 @@ fn failed(path: &Path, cause: &io::Error) -> TraceError {
 pub struct Tracer {
     when_full: WhenFull,
     /// `None` once nothing more is written.
-    epochs: Option<SyncSender<(Epoch, Option<Sample>)>>,
+    cycles: Option<SyncSender<(Cycle, Option<Sample>)>>,
     /// Receives the error that ended the trace, if any.
     ended: Receiver<String>,
     writer: Option<JoinHandle<()>>,
@@ -145,11 +145,11 @@ impl Tracer {
     ) -> Result<Tracer, TraceError> {
         let mut file = TraceFile::create(path)?;
         file.run(name, machine);
-        let (epochs, waiting) = sync_channel::<(Epoch, Option<Sample>)>(WAITING_MAX);
+        let (cycles, waiting) = sync_channel::<(Cycle, Option<Sample>)>(WAITING_MAX);
         let (end, ended) = channel();
         let write = move || {
-            for (epoch, sample) in waiting {
-                file.epoch(&epoch, sample.as_ref());
+            for (cycle, sample) in waiting {
+                file.cycle(&cycle, sample.as_ref());
                 if file.failed.is_some() {
                     break;
                 }
@@ -161,33 +161,33 @@ impl Tracer {
         let writer = std::thread::Builder::new().name("tracer".into()).spawn(write);
         Ok(Tracer {
             when_full,
-            epochs: Some(epochs),
+            cycles: Some(cycles),
             ended,
             writer: Some(writer.map_err(|error| failed(path, &error))?),
             missed_count: 0,
         })
     }
 
-    /// Queues an epoch to be written.
-    pub(crate) fn keep(&mut self, epoch: &Epoch, control: &Mutex<Control>) {
-        let Some(epochs) = &self.epochs else { return };
+    /// Queues a cycle to be written.
+    pub(crate) fn keep(&mut self, cycle: &Cycle, control: &Mutex<Control>) {
+        let Some(cycles) = &self.cycles else { return };
         let sample = control
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .sample()
             .cloned();
-        let epoch = (epoch.clone(), sample);
+        let cycle = (cycle.clone(), sample);
         let kept = match self.when_full {
-            WhenFull::LeaveOut => epochs.try_send(epoch),
-            WhenFull::Wait => epochs
-                .send(epoch)
-                .map_err(|SendError(epoch)| TrySendError::Disconnected(epoch)),
+            WhenFull::LeaveOut => cycles.try_send(cycle),
+            WhenFull::Wait => cycles
+                .send(cycle)
+                .map_err(|SendError(cycle)| TrySendError::Disconnected(cycle)),
         };
         match kept {
             Ok(()) => {}
             Err(TrySendError::Full(_)) => self.missed_count += 1,
             // Writing failed, and a notice says so.
-            Err(TrySendError::Disconnected(_)) => self.epochs = None,
+            Err(TrySendError::Disconnected(_)) => self.cycles = None,
         }
     }
 
@@ -198,7 +198,7 @@ impl Tracer {
 
     /// Ends the trace; returns notices for the operator.
     pub(crate) fn finish(mut self) -> Vec<String> {
-        self.epochs = None;
+        self.cycles = None;
         if let Some(writer) = self.writer.take() {
             let _ = writer.join();
         }

@@ -6,14 +6,13 @@ use std::sync::{Arc, Mutex};
 use anyhow::Context;
 use homenode_api::http::Listen;
 use homenode_control::{Config, Control, Mode, Request as Ask};
-use homenode_host::{Bell, Host as _};
+use homenode_host::{Host as _, WakeSignal};
 use homenode_machine::Machine;
 use homenode_policy::placement::{Placement, Unplaceable};
 use homenode_recorder::WhenFull;
 use homenode_twin::{Scenario, Setup, Twin, VmSpec};
 use homenode_units::{Bytes, Ns};
 
-use crate::bill_file::{BillFile, Clock};
 use crate::feed::Feed;
 use crate::handler::Handler;
 use crate::history::History;
@@ -25,6 +24,7 @@ use crate::server::Server;
 use crate::service::Service;
 use crate::setting_queue::SettingQueue;
 use crate::trace::Tracer;
+use crate::usage_file::{Clock, UsageFile};
 use crate::wall_clock::WallClock;
 
 /// Returns where a VM would go on an idle machine of the twin, as its first VM.
@@ -45,7 +45,7 @@ pub fn place(machine: Machine, ask: &Ask) -> anyhow::Result<Result<Placement, Un
 /// Options of a run.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Directory of bill and socket; `None` serves no requests: a real VM's start must not be answered from a simulation by
+    /// Directory of usage and socket; `None` serves no requests: a real VM's start must not be answered from a simulation by
     /// accident.
     pub state: Option<PathBuf>,
     /// Path of the history, if one is kept.
@@ -75,14 +75,14 @@ pub fn run(
     config: &Config,
     spec: &Setup,
     output: &mut dyn Show,
-    bell: &Bell,
+    wake_signal: &WakeSignal,
 ) -> anyhow::Result<()> {
     let mut twin = spec.start().context("the twin cannot start")?;
     let state = run.state.as_deref();
-    let (bill_file, bill) = BillFile::open(state, Clock::Host);
-    let control = Control::new(config.clone(), run.mode).with_bill(bill);
+    let (usage_file, usage) = UsageFile::open(state, Clock::Host);
+    let control = Control::new(config.clone(), run.mode).with_usage(usage);
     let control = Arc::new(Mutex::new(control));
-    let settings = SettingQueue::new(bell);
+    let settings = SettingQueue::new(wake_signal);
     let clock = WallClock::start(Clock::Host);
     let handler = Handler {
         machine: Arc::new(spec.machine.clone()),
@@ -122,13 +122,13 @@ pub fn run(
         settings,
         reload: run.reload.clone(),
         service: Service::of_environment(),
-        bill: bill_file,
+        usage: usage_file,
         history,
         feed: http.as_ref().map(|http| http.feed().clone()),
         trace,
         output,
         commit: run.commit,
-        bell: bell.clone(),
+        wake_signal: wake_signal.clone(),
         duration: run.duration,
         period: config.period,
         pace: run.pace,

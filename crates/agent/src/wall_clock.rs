@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use homenode_api::http::WallTime;
 use homenode_units::Ns;
 
-use crate::bill_file::Clock;
+use crate::usage_file::Clock;
 
 /// The wall clock of a run: this machine's, or on the twin, the start of the run plus simulated time.
 #[derive(Clone, Copy, Debug)]

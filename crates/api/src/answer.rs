@@ -11,7 +11,9 @@ use homenode_units::{Bytes, MemoryPolicy, NodeSet, Ns, Pages, Permit, VmId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use crate::approval::{ModeSet, OpenPromise, PromiseDropped, Promises, Recommendation, Recommendations};
+pub use crate::approval::{
+    ModeSet, OpenReservation, Recommendation, Recommendations, ReservationDropped, Reservations,
+};
 pub use crate::maintenance::Maintenance;
 
 /// A reply to a request.
@@ -56,7 +58,7 @@ pub enum ApiError {
     /// There is none with this number.
     #[error("there is no {what} {id}; {}", there_are(.known))]
     NoSuchId {
-        /// The kind of thing: `recommendation`, `promise`.
+        /// The kind of thing: `recommendation`, `reservation`.
         what: String,
         /// The requested number.
         id: u64,
@@ -168,8 +170,9 @@ macro_rules! answers {
 answers! {
     /// To [`crate::Request::Announce`].
     Noted,
-    /// To [`crate::Request::Promise`].
-    Promised,
+    /// To [`crate::Request::Reserve`].
+    #[serde(alias = "promised")]
+    Reserved,
     /// To [`crate::Request::Place`].
     Placed,
     /// To [`crate::Request::Vms`].
@@ -194,18 +197,21 @@ answers! {
     Forecast,
     /// To [`crate::Request::Report`].
     Report,
-    /// To [`crate::Request::PermitBill`].
-    Bill,
+    /// To [`crate::Request::PermitUsage`].
+    #[serde(alias = "bill")]
+    PermitUsage,
     /// To [`crate::Request::Recommendations`].
     Recommendations,
     /// To [`crate::Request::RecommendationApply`] and [`crate::Request::RecommendationReject`].
     Recommendation,
     /// To [`crate::Request::ModeSet`].
     ModeSet,
-    /// To [`crate::Request::Promises`].
-    Promises,
-    /// To [`crate::Request::PromiseDrop`].
-    PromiseDropped,
+    /// To [`crate::Request::Reservations`].
+    #[serde(alias = "promises")]
+    Reservations,
+    /// To [`crate::Request::ReservationDrop`].
+    #[serde(alias = "promise-dropped")]
+    ReservationDropped,
     /// To [`crate::Request::Maintenance`], [`crate::Request::Drain`] and [`crate::Request::Pause`].
     Maintenance,
 }
@@ -219,7 +225,7 @@ pub struct Noted {
 
 /// Nodes for a VM that is about to start.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct Promised {
+pub struct Reserved {
     /// The nodes; never empty.
     pub nodes: NodeSet,
     /// The VM's name, if the hook announced it.
@@ -425,7 +431,7 @@ pub struct Suggestion {
 
 /// Usage of booked permits.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct Bill {
+pub struct PermitUsage {
     /// Lines by VM and hour.
     pub lines: Vec<Line>,
 }

@@ -1,4 +1,4 @@
-//! Answers about recommendations, modes and promises.
+//! Answers about recommendations, modes and reservations.
 
 use homenode_control::recommendations::State;
 use homenode_host::{Act, Mode};
@@ -55,25 +55,26 @@ pub struct ModeSet {
     pub note: Option<String>,
 }
 
-/// Nodes promised to VMs that do not run yet.
+/// Nodes reserved for VMs that do not run yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Promises {
-    /// The promises, oldest first.
-    pub promises: Vec<OpenPromise>,
+pub struct Reservations {
+    /// The reservations, oldest first.
+    #[serde(alias = "promises")]
+    pub reservations: Vec<OpenReservation>,
 }
 
-/// Nodes promised to a VM.
+/// Nodes reserved for a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct OpenPromise {
+pub struct OpenReservation {
     /// Its number.
     pub id: u64,
     /// The VM's name, if libvirt's hook announced it.
     pub vm: Option<String>,
     /// The nodes, as a list (`0-1`).
     pub nodes: String,
-    /// Promised vCPUs.
+    /// Reserved vCPUs.
     pub vcpus: u32,
-    /// Promised memory.
+    /// Reserved memory.
     pub memory_bytes: Bytes,
     /// When it was made.
     pub made: WallTime,
@@ -81,9 +82,9 @@ pub struct OpenPromise {
     pub expires: WallTime,
 }
 
-/// A promise was dropped.
+/// A reservation was dropped.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct PromiseDropped {
+pub struct ReservationDropped {
     /// Its number.
     pub id: u64,
 }

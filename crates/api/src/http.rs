@@ -76,10 +76,10 @@ pub struct HostStatus {
     pub mode: Mode,
     /// The active policies.
     pub policies: String,
-    /// Time between epochs.
+    /// Time between cycles.
     pub period_ns: Ns,
-    /// Number of epochs so far.
-    pub epoch_count: u64,
+    /// Number of cycles so far.
+    pub cycle_count: u64,
     /// Why the host cannot be read, if so: the rest is then older.
     pub trouble: Option<String>,
     /// Nodes, links and VMs.
@@ -98,7 +98,7 @@ pub struct OverviewQuery {
 /// The host on one page, now or in the past: what `homenode top` shows.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Pictured {
-    /// When the host was in this state: the last epoch at or before the requested time.
+    /// When the host was in this state: the last cycle at or before the requested time.
     pub time: WallTime,
     /// The span that can be requested; `null` if no history is kept, or it is empty.
     pub recorded: Option<WallSpan>,
@@ -330,7 +330,7 @@ mod whole {
     }
 }
 
-/// Whether and where a VM fits; nothing is promised.
+/// Whether and where a VM fits; nothing is reserved.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Evaluated {
     /// Whether it fits.
@@ -481,15 +481,15 @@ pub struct Told {
     pub detail: Value,
 }
 
-/// An epoch is over: later answers are newer.
+/// A cycle is over: later answers are newer.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Looked {
     /// Wall-clock time.
     pub time: WallTime,
     /// The host's monotonic clock.
     pub at_ns: Ns,
-    /// Number of epochs so far.
-    pub epoch_count: u64,
+    /// Number of cycles so far.
+    pub cycle_count: u64,
 }
 
 /// Events are missing at this point of the stream.

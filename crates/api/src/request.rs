@@ -17,9 +17,10 @@ pub type Homes = BTreeMap<String, Option<NodeSet>>;
 pub enum Request {
     /// Announce a VM that is about to start, and what libvirt will request for it.
     Announce(Announcement),
-    /// Promise nodes to a VM that is about to start.
-    Promise(Asked),
-    /// Evaluate where a VM would go, and why; nothing is promised.
+    /// Reserve nodes for a VM that is about to start.
+    #[serde(alias = "promise")]
+    Reserve(Asked),
+    /// Evaluate where a VM would go, and why; nothing is reserved.
     Place {
         /// Its vCPUs.
         vcpus: u32,
@@ -109,10 +110,12 @@ pub enum Request {
         /// The mode.
         mode: Option<Mode>,
     },
-    /// List nodes promised to VMs that do not run yet.
-    Promises,
-    /// Drop such a promise.
-    PromiseDrop {
+    /// List nodes reserved for VMs that do not run yet.
+    #[serde(alias = "promises")]
+    Reservations,
+    /// Drop such a reservation.
+    #[serde(alias = "promise-drop")]
+    ReservationDrop {
         /// Its number.
         id: u64,
     },
@@ -131,7 +134,8 @@ pub enum Request {
         span_ns: Ns,
     },
     /// List usage of booked permits.
-    PermitBill {
+    #[serde(alias = "permit-bill")]
+    PermitUsage {
         /// Only of this VM.
         vm: Option<String>,
     },
@@ -151,11 +155,11 @@ impl Request {
             | Request::WhatIf { .. }
             | Request::Report { .. }
             | Request::Recommendations
-            | Request::Promises
+            | Request::Reservations
             | Request::Maintenance
-            | Request::PermitBill { .. } => true,
+            | Request::PermitUsage { .. } => true,
             Request::Announce(_)
-            | Request::Promise(_)
+            | Request::Reserve(_)
             | Request::PermitSet { .. }
             | Request::PolicySet { .. }
             | Request::FloorSet { .. }
@@ -163,7 +167,7 @@ impl Request {
             | Request::RecommendationApply { .. }
             | Request::RecommendationReject { .. }
             | Request::ModeSet { .. }
-            | Request::PromiseDrop { .. }
+            | Request::ReservationDrop { .. }
             | Request::Drain { .. }
             | Request::Pause { .. } => false,
         }

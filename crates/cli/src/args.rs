@@ -15,7 +15,7 @@ use crate::permit::PermitCommand;
 use crate::policy::PolicyCommand;
 use crate::profile::ProfileArgs;
 use crate::query::{MachineArgs, PlaceArgs, VmArgs};
-use crate::recommend::{ModeArgs, PromisesArgs, RecommendArgs};
+use crate::recommend::{ModeArgs, RecommendArgs, ReservationsArgs};
 use crate::record::RecordCommand;
 use crate::replay::ReplayArgs;
 use crate::report::ReportArgs;
@@ -125,7 +125,7 @@ Examples:
   homenode permit set web 250k         book it; the VM's metadata keeps it, over restarts and migration
   homenode permit set web none         take it back
   homenode permit show                 permits, pollution now, VMs OVER theirs and the CPU they keep
-  homenode permit bill web --json      used against booked, per hour"
+  homenode permit usage web --json     used against booked, per hour"
     )]
     Permit(PermitCommand),
     /// Choose how VMs' memory is laid out over nodes, and see where it is
@@ -183,9 +183,9 @@ Examples:
     /// Change nothing for a while
     #[command(after_help = crate::maintenance::PAUSE_HELP)]
     Pause(PauseArgs),
-    /// See nodes promised to VMs that do not run yet, and drop promises
-    #[command(after_help = crate::recommend::PROMISES_HELP)]
-    Promises(PromisesArgs),
+    /// See nodes reserved for VMs that do not run yet, and drop reservations
+    #[command(after_help = crate::recommend::RESERVATIONS_HELP, alias = "promises")]
+    Reservations(ReservationsArgs),
     /// See what VMs' guests were told about their nodes, and when
     #[command(
         after_help = "A guest with virtual nodes and a topology device is told, live, on which of the host's nodes its vCPUs and its memory
@@ -202,11 +202,11 @@ Examples:
         name = "whatif",
         after_help = "Predicts, from what the agent has counted so far, how long the work of every VM takes if those that are named had these
 homes and all others stayed where they are. Nothing is changed. 1.00 is as without an agent, less is faster. A home is a
-node of the host (`0`), several (`0,1` or `0-2`), or none (`free`). The names of VMs may hold anything but white space.
+node of the host (`0`), several (`0,1` or `0-2`), or none (`none`). The names of VMs may hold anything but white space.
 
 Examples:
   homenode whatif                                    how all VMs are where they are now
-  homenode whatif 'web=0 db=1,2 batch=free'          three VMs elsewhere
+  homenode whatif 'web=0 db=1,2 batch=none'          three VMs elsewhere
   homenode whatif web=3 --json                       the same for programs
   homenode whatif 'cg=0 lu=1' --scenario tavo-mixed --at 20s
                                                      no agent: on a scenario that the agent has managed for 20 s"

@@ -17,7 +17,7 @@ fn schemas() -> Vec<(&'static str, String)> {
     }
     of! {
         // Answers of the agent.
-        "bill": answer::Bill,
+        "permit-usage": answer::PermitUsage,
         "floor-set": answer::FloorSet,
         "forecast": answer::Forecast,
         "maintenance": answer::Maintenance,
@@ -27,8 +27,8 @@ fn schemas() -> Vec<(&'static str, String)> {
         "placed": answer::Placed,
         "policy-advice": answer::PolicyAdvice,
         "policy-set": answer::PolicySet,
-        "promises": answer::Promises,
-        "promises-dropped": crate::recommend::Dropped,
+        "reservations": answer::Reservations,
+        "reservations-dropped": crate::recommend::Dropped,
         "recommendations": answer::Recommendations,
         "report": answer::Report,
         "suggestion": answer::Suggestion,
@@ -38,7 +38,7 @@ fn schemas() -> Vec<(&'static str, String)> {
         // Output of `run`, one object per line.
         "listening": homenode_agent::Listening,
         "start": homenode_agent::Start<'_>,
-        "epoch": homenode_control::Epoch,
+        "cycle": homenode_control::Cycle,
         "notice": homenode_agent::Notice<'_>,
         "trouble": homenode_agent::Notice<'_>,
         "live-summary": homenode_agent::live::Summary,

@@ -40,13 +40,13 @@ mod search;
 mod settings;
 mod signals;
 mod sim;
-mod stand_in;
 mod summary;
 mod sweep;
 mod top;
 mod topology;
 mod trial;
 mod twin;
+mod twin_fallback;
 mod web;
 mod whatif;
 mod why;
@@ -188,7 +188,7 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::Mode(args) => recommend::mode(&args)?,
         Command::Drain(args) => return maintenance::drain(&args),
         Command::Pause(args) => maintenance::pause(&args)?,
-        Command::Promises(args) => recommend::promises(&args)?,
+        Command::Reservations(args) => recommend::reservations(&args)?,
         Command::Topology(args) => topology::run(&args)?,
         Command::WhatIf(args) => whatif::run(&args)?,
         Command::Report(args) => report::run(&args)?,

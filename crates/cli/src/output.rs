@@ -13,7 +13,7 @@ use homenode_agent::wall_clock::now_ns;
 use homenode_agent::{Notice, Show};
 use homenode_api::document::document;
 use homenode_control::quiet::Quiet;
-use homenode_control::{Epoch, Event};
+use homenode_control::{Cycle, Event};
 use homenode_screens::printable::{self, Lines, OneLine};
 use homenode_screens::table::width_of;
 use homenode_screens::{terminal, top, wall};
@@ -40,7 +40,7 @@ pub struct Output {
     /// What was printed lately, to collapse repeats.
     quiet: Quiet,
     clock: Clock,
-    /// The host's clock at the last epoch.
+    /// The host's clock at the last cycle.
     at: Ns,
     /// The journal, if it is to receive the lines.
     journal: Option<Journal>,
@@ -100,8 +100,8 @@ impl Output {
         Output { clock, ..self }
     }
 
-    /// Prints the repeats that are still only counted, after the last epoch.
-    pub fn end_of_epochs(&mut self) {
+    /// Prints the repeats that are still only counted, after the last cycle.
+    pub fn end_of_cycles(&mut self) {
         let said = self.quiet.end(self.at);
         for line in self.stamped(said) {
             self.text(format_args!("{line}"));
@@ -188,24 +188,24 @@ impl Show for Output {
         self.text(format_args!("{}", OneLine(text)));
     }
 
-    fn epoch(&mut self, epoch: &Epoch) {
-        self.at = epoch.status.at_ns;
+    fn cycle(&mut self, cycle: &Cycle) {
+        self.at = cycle.status.at_ns;
         let events = match self.style {
-            Style::Json => object_line("epoch", json!(epoch)),
+            Style::Json => object_line("cycle", json!(cycle)),
             Style::Terminal | Style::Lines => {
-                let said = self.lines_to_say(&epoch.events);
+                let said = self.lines_to_say(&cycle.events);
                 self.stamped(said).map(|line| format!("{line}\n")).collect()
             }
         };
         let picture = match self.style {
             Style::Terminal => {
                 let (width, height) = terminal::size();
-                top::glance(&epoch.status, width, height)
+                top::glance(&cycle.status, width, height)
             }
             Style::Json | Style::Lines => String::new(),
         };
         if !(events.is_empty() && picture.is_empty()) {
-            self.write(Entry::Epoch { events, picture });
+            self.write(Entry::Cycle { events, picture });
         }
     }
 
@@ -250,7 +250,7 @@ impl Screen {
         };
         match entry {
             Entry::Lines(lines) => format!("{erase}{missing}{lines}"),
-            Entry::Epoch { events, picture } => {
+            Entry::Cycle { events, picture } => {
                 self.drawn = picture.lines().map(width_of).collect();
                 format!("{erase}{missing}{events}{picture}")
             }
@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     fn drawn(events: &str) -> Entry {
-        Entry::Epoch {
+        Entry::Cycle {
             events: events.into(),
             picture: "one\ntwo\n".into(),
         }
@@ -291,12 +291,12 @@ mod tests {
     #[test]
     fn what_was_dropped_is_said_in_its_place_and_no_picture_stays_behind() {
         let none = Dropped::default();
-        let some = Dropped { epochs: 7, others: 0 };
+        let some = Dropped { cycles: 7, others: 0 };
         let mut terminal = Screen::new(Style::Terminal);
         assert_eq!(terminal.render(none, &drawn("a\n")), "a\none\ntwo\n");
         let second = terminal.render(some, &drawn("b\n"));
         let said = second
-            .strip_prefix("\x1b[2A\x1b[J7 epochs are not shown")
+            .strip_prefix("\x1b[2A\x1b[J7 cycles are not shown")
             .expect(&second);
         assert!(said.ends_with("\nb\none\ntwo\n"), "{second}");
         assert_eq!(
@@ -308,7 +308,7 @@ mod tests {
         assert!(
             notice["message"]
                 .as_str()
-                .is_some_and(|said| said.starts_with("7 epochs")),
+                .is_some_and(|said| said.starts_with("7 cycles")),
             "{json}"
         );
         assert_eq!(json.lines().last(), Some("{}"));

@@ -1,9 +1,9 @@
-//! `homenode permit`: what VMs book, how well they keep to it, what they should book, and the bill.
+//! `homenode permit`: what VMs book, how well they keep to it, what they should book, and what they used.
 
 use chrono::DateTime;
 use clap::Subcommand;
 use homenode_api::Request;
-use homenode_api::answer::{Bill, PermitSet, Permits, Suggestion, VmPermit};
+use homenode_api::answer::{PermitSet, PermitUsage, Permits, Suggestion, VmPermit};
 use homenode_host::CpuQuota;
 use homenode_policy::permits::Standing;
 use homenode_screens::printable::OneLine;
@@ -26,7 +26,8 @@ pub enum PermitCommand {
     /// Suggest a permit for a VM, from its recorded behaviour and its memory
     Suggest(SuggestArgs),
     /// Show how much of each booking was used, per VM and hour
-    Bill(BillArgs),
+    #[command(alias = "bill")]
+    Usage(UsageArgs),
 }
 
 /// Options of `permit set`.
@@ -41,9 +42,9 @@ pub struct SetArgs {
     pub agent: AgentArgs,
 }
 
-/// Options of `permit bill`.
+/// Options of `permit usage`.
 #[derive(Debug, clap::Args)]
-pub struct BillArgs {
+pub struct UsageArgs {
     /// Only this VM; it may have ended
     pub vm: Option<String>,
     #[command(flatten)]
@@ -59,7 +60,7 @@ pub fn run(command: &PermitCommand) -> anyhow::Result<()> {
         PermitCommand::Set(args) => set(args),
         PermitCommand::Show(args) => show(args),
         PermitCommand::Suggest(args) => suggest(args),
-        PermitCommand::Bill(args) => bill(args),
+        PermitCommand::Usage(args) => usage(args),
     }
 }
 
@@ -163,13 +164,13 @@ fn suggest(args: &SuggestArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn bill(args: &BillArgs) -> anyhow::Result<()> {
+fn usage(args: &UsageArgs) -> anyhow::Result<()> {
     let vm = args.vm.clone();
-    let bill: Bill = ask_agent(args.agent.dir(), &Request::PermitBill { vm })?;
+    let usage: PermitUsage = ask_agent(args.agent.dir(), &Request::PermitUsage { vm })?;
     if args.agent.json() {
-        return print_json("bill", &bill);
+        return print_json("permit-usage", &usage);
     }
-    let rows = bill.lines.iter().map(|line| {
+    let rows = usage.lines.iter().map(|line| {
         let slices = line.usage.time_ns.as_f64() / Permit::SLICE.as_f64();
         let booked = (slices > 0.0).then(|| line.usage.booked_units as f64 / slices);
         vec![

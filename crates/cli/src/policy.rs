@@ -9,7 +9,7 @@ use homenode_units::MemoryPolicy;
 
 use crate::ask::{ask_agent, vms};
 use crate::options::{AgentArgs, OrNone, ShowArgs, SuggestArgs};
-use crate::print::{counted, or_dash, or_free, percent, print_json, table};
+use crate::print::{counted, or_dash, or_none, percent, print_json, table};
 
 /// Commands about memory policies.
 #[derive(Debug, Subcommand)]
@@ -97,7 +97,7 @@ fn show(args: &ShowArgs) -> anyhow::Result<()> {
             vm.name.clone(),
             counted(vm.memory_policy.to_string(), vm.pages_sampled_by),
             or_dash(vm.memory_policy_chosen, |chosen| chosen.to_string()),
-            or_free(vm.home.as_ref()),
+            or_none(vm.home.as_ref()),
             or_dash(vm.pages_by_node.as_deref(), pages),
             or_dash(vm.local_access_ratio, percent),
         ]

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use comfy_table::{CellAlignment, Table, presets};
 use homenode_api::document::document;
 use homenode_host::CountedBy;
-pub use homenode_screens::figures::{or_free, percent, span};
+pub use homenode_screens::figures::{or_none, percent, span};
 use homenode_screens::printable::{self, OneLine};
 use serde::Serialize;
 

@@ -15,7 +15,7 @@ use homenode_units::{BytesPerSec, PAGE_BYTES};
 use crate::ask::vms;
 use crate::bad_input;
 use crate::options::{AgentArgs, HostArg, ShownArgs, Size};
-use crate::print::{counted, or_dash, or_free, percent, print_json, table};
+use crate::print::{counted, or_dash, or_none, percent, print_json, table};
 
 /// Options of `machine`.
 #[derive(Debug, clap::Args)]
@@ -196,7 +196,7 @@ pub fn vm(args: &VmArgs) -> anyhow::Result<()> {
     let rows = answer.vms.iter().map(|vm| {
         vec![
             vm.name.clone(),
-            or_free(vm.home.as_ref()),
+            or_none(vm.home.as_ref()),
             memory(vm),
             or_dash(vm.cpus_used, |used| format!("{used:.1}")),
             or_dash(vm.llc_miss_rate, |rate| counted(percent(rate), vm.counted_by)),

@@ -1,9 +1,11 @@
-//! `homenode recommend`, `mode` and `promises`: what waits for the operator, how far the agent may go, and what it has
-//! promised.
+//! `homenode recommend`, `mode` and `reservations`: what waits for the operator, how far the agent may go, and what it has
+//! reserved.
 
 use clap::Subcommand;
 use homenode_agent::standalone;
-use homenode_api::answer::{ModeSet, OpenPromise, PromiseDropped, Promises, Recommendation, Recommendations};
+use homenode_api::answer::{
+    ModeSet, OpenReservation, Recommendation, Recommendations, ReservationDropped, Reservations,
+};
 use homenode_api::http::WallTime;
 use homenode_api::{Request, ask};
 use homenode_control::Mode;
@@ -39,13 +41,13 @@ Examples:
   homenode mode web recommend          decisions on VM web wait for you; its metadata keeps that
   homenode mode web none               as far as the run and its policies go";
 
-/// The end of `promises`' help.
-pub const PROMISES_HELP: &str = "A VM that is about to start is promised nodes when libvirt asks for them (`numad`). What is promised counts as used until
-the VM runs, or for two minutes. Without a running agent the promises of the ledger are shown.
+/// The end of `reservations`' help.
+pub const RESERVATIONS_HELP: &str = "Nodes are reserved for a VM that is about to start when libvirt asks for them (`numad`). They count as used until
+the VM runs, or for two minutes. Without a running agent the reservations of the ledger are shown.
 
 Examples:
-  homenode promises                    those that are open
-  homenode promises drop 3 4           take two back: what they hold is free at once";
+  homenode reservations                those that are open
+  homenode reservations drop 3 4       cancel two: what they hold is free at once";
 
 /// Options of `recommend`.
 #[derive(Debug, clap::Args)]
@@ -71,7 +73,7 @@ pub enum RecommendCommand {
     Reject(IdArgs),
 }
 
-/// Recommendations or promises, by number.
+/// Recommendations or reservations, by number.
 #[derive(Debug, clap::Args)]
 pub struct IdArgs {
     /// Their numbers
@@ -92,21 +94,21 @@ pub struct ModeArgs {
     pub agent: AgentArgs,
 }
 
-/// Options of `promises`.
+/// Options of `reservations`.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
-pub struct PromisesArgs {
+pub struct ReservationsArgs {
     #[command(subcommand)]
-    pub command: Option<PromisesCommand>,
+    pub command: Option<ReservationsCommand>,
     #[command(flatten)]
     pub agent: AgentArgs,
 }
 
-/// Commands about promises.
+/// Commands about reservations.
 #[derive(Debug, Subcommand)]
-pub enum PromisesCommand {
-    /// Drop promises: what they hold is free at once
-    #[command(after_help = "Examples:\n  homenode promises drop 3")]
+pub enum ReservationsCommand {
+    /// Drop reservations: what they hold is free at once
+    #[command(after_help = "Examples:\n  homenode reservations drop 3")]
     Drop(IdArgs),
 }
 
@@ -227,34 +229,34 @@ fn modes(args: &ModeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `homenode promises`: those of the running agent; without one, those in the ledger.
+/// `homenode reservations`: those of the running agent; without one, those in the ledger.
 ///
 /// # Errors
-/// A ledger that cannot be used; no open promise of this number.
-pub fn promises(args: &PromisesArgs) -> anyhow::Result<()> {
-    if let Some(PromisesCommand::Drop(args)) = &args.command {
-        return drop_promises(args);
+/// A ledger that cannot be used; no open reservation of this number.
+pub fn reservations(args: &ReservationsArgs) -> anyhow::Result<()> {
+    if let Some(ReservationsCommand::Drop(args)) = &args.command {
+        return drop_reservations(args);
     }
-    let answer: Promises = match ask(args.agent.dir(), &Request::Promises)? {
+    let answer: Reservations = match ask(args.agent.dir(), &Request::Reservations)? {
         Some(answer) => answer,
-        None => standalone::promises(args.agent.dir())?,
+        None => standalone::reservations(args.agent.dir())?,
     };
     if args.agent.json() {
-        return print_json("promises", &answer);
+        return print_json("reservations", &answer);
     }
-    if answer.promises.is_empty() {
-        say!("nothing is promised");
+    if answer.reservations.is_empty() {
+        say!("nothing is reserved");
         return Ok(());
     }
-    let rows = answer.promises.iter().map(|promise: &OpenPromise| {
+    let rows = answer.reservations.iter().map(|reservation: &OpenReservation| {
         vec![
-            promise.id.to_string(),
-            promise.vm.clone().unwrap_or_else(|| "-".to_owned()),
-            promise.nodes.clone(),
-            promise.vcpus.to_string(),
-            promise.memory_bytes.to_string(),
-            until(promise.made),
-            until(promise.expires),
+            reservation.id.to_string(),
+            reservation.vm.clone().unwrap_or_else(|| "-".to_owned()),
+            reservation.nodes.clone(),
+            reservation.vcpus.to_string(),
+            reservation.memory_bytes.to_string(),
+            until(reservation.made),
+            until(reservation.expires),
         ]
     });
     say!(
@@ -264,27 +266,28 @@ pub fn promises(args: &PromisesArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Promises that were dropped.
+/// Reservations that were dropped.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Dropped {
     /// Their numbers.
     ids: Vec<u64>,
 }
 
-fn drop_promises(args: &IdArgs) -> anyhow::Result<()> {
+fn drop_reservations(args: &IdArgs) -> anyhow::Result<()> {
     let mut ids = Vec::new();
     for id in &args.ids {
-        let dropped: PromiseDropped = match ask(args.agent.dir(), &Request::PromiseDrop { id: *id })? {
+        let dropped: ReservationDropped = match ask(args.agent.dir(), &Request::ReservationDrop { id: *id })?
+        {
             Some(dropped) => dropped,
-            None => standalone::drop_promise(args.agent.dir(), *id)?,
+            None => standalone::drop_reservation(args.agent.dir(), *id)?,
         };
         if !args.agent.json() {
-            say!("promise {id} is taken back");
+            say!("reservation {id} is cancelled");
         }
         ids.push(dropped.id);
     }
     match args.agent.json() {
-        true => print_json("promises-dropped", &Dropped { ids }),
+        true => print_json("reservations-dropped", &Dropped { ids }),
         false => Ok(()),
     }
 }

@@ -11,7 +11,7 @@ use homenode_agent::run::Pace;
 use homenode_agent::{Show, live, twin};
 use homenode_api::http::Listen;
 use homenode_control::{Config, Mode, PolicySet};
-use homenode_host::Bell;
+use homenode_host::WakeSignal;
 use homenode_kvm::Vms;
 use homenode_search::program::EXEC;
 use homenode_undo::state_dir::STATE_DIR;
@@ -25,7 +25,7 @@ use crate::settings::{FILE, Wanted};
 use crate::signals::{self, Reached};
 use crate::summary::{self, Ended};
 use crate::web::Web;
-use crate::{bad_input, stand_in};
+use crate::{bad_input, twin_fallback};
 
 /// Where HTTP is answered, with what the page needs if that was asked for.
 fn web(args: &RunArgs, is_kept: bool, output: &mut Output) -> anyhow::Result<Web> {
@@ -129,7 +129,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let caught = signals::caught()?;
     let mut output = Output::new(args.shown.json);
-    let bell = Bell::default();
+    let wake_signal = WakeSignal::default();
     let host = choose_host(args, &mut output)?;
     ensure!(
         !args.trace_waiting || matches!(host, HostArg::Live(Managed::Xen)),
@@ -141,12 +141,12 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         ));
     }
     match host {
-        HostArg::Twin(what) => simulate(args, what.as_deref(), &mut output, (&bell, caught)),
+        HostArg::Twin(what) => simulate(args, what.as_deref(), &mut output, (&wake_signal, caught)),
         HostArg::Live(vms) => {
             let machine = vms.machine()?;
             let wanted = wanted(args, Some(FILE));
             let config = wanted.read(&machine)?;
-            let reload = wanted.reload(&bell, machine);
+            let reload = wanted.reload(&wake_signal, machine);
             let mode = mode(args, &config);
             let web = web(args, mode != Mode::Observe, &mut output)?;
             let run = live::Run {
@@ -165,14 +165,14 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             signals::wait_for(
                 caught,
                 Reached {
-                    run: bell.clone(),
+                    run: wake_signal.clone(),
                     comparison: None,
                     reload,
                 },
             )?;
             let mut output = output.by(Clock::Wall).unwaiting()?;
-            let ended = live::run(&run, &config, &mut output, &bell);
-            output.end_of_epochs();
+            let ended = live::run(&run, &config, &mut output, &wake_signal);
+            output.end_of_cycles();
             let is_read = output.drain(PATIENCE);
             match ended {
                 // Complaints may go to that reader too. Everything is restored, so there is nothing to wait for.
@@ -188,13 +188,13 @@ fn simulate(
     args: &RunArgs,
     what: Option<&str>,
     output: &mut Output,
-    (bell, caught): (&Bell, Signals),
+    (wake_signal, caught): (&WakeSignal, Signals),
 ) -> anyhow::Result<ExitCode> {
     let mut spec = crate::twin::spec(what, args.seed)?;
     spec.scenario = args.kernel.of(spec.scenario);
     let wanted = wanted(args, None);
     let config = wanted.read(&spec.machine)?;
-    let reload = wanted.reload(bell, spec.machine.clone());
+    let reload = wanted.reload(wake_signal, spec.machine.clone());
     let mode = mode(args, &config);
     let web = web(args, false, output)?;
     let run = twin::Run {
@@ -208,17 +208,17 @@ fn simulate(
         commit: COMMIT,
         reload: reload.clone(),
     };
-    let comparison = Bell::default();
+    let comparison = WakeSignal::default();
     signals::wait_for(
         caught,
         Reached {
-            run: bell.clone(),
+            run: wake_signal.clone(),
             comparison: Some(comparison.clone()),
             reload,
         },
     )?;
-    let ended = twin::run(&run, &config, &spec, output, bell);
-    output.end_of_epochs();
+    let ended = twin::run(&run, &config, &spec, output, wake_signal);
+    output.end_of_cycles();
     ended?;
     drop(web);
     if comparison.is_stopping() {
@@ -226,7 +226,7 @@ fn simulate(
         return Ok(ExitCode::SUCCESS);
     }
     // From now on only the comparison is left to stop.
-    bell.stop();
+    wake_signal.stop();
     Ok(match summary::compare(&spec, &config, output, &comparison)? {
         Ended::Whole => ExitCode::SUCCESS,
         Ended::CutShort => ExitCode::from(signals::status()),
@@ -271,13 +271,13 @@ fn choose_host(args: &RunArgs, output: &mut Output) -> anyhow::Result<HostArg> {
         Err(error @ FindError::Xen(_)) => return Err(error.into()),
         // Without libvirt on this host, the agent waits for the first QEMU. If libvirt is installed but does not answer, the
         // agent must not manage its machines in parallel.
-        Err(FindError::Kvm(_)) if stand_in::is_a_service() && homenode_kvm::load_libvirt().is_err() => {
+        Err(FindError::Kvm(_)) if twin_fallback::is_a_service() && homenode_kvm::load_libvirt().is_err() => {
             output.line("No VM runs here, and libvirt is not installed: waiting for the first QEMU.");
             return Ok(HostArg::Live(Managed::Kvm(Vms::Qemu)));
         }
         Err(FindError::Kvm(error)) => error.to_string(),
     };
-    stand_in::only_where_a_user_looks(&why)?;
+    twin_fallback::only_where_a_user_looks(&why)?;
     output.line(&format!("Running on the twin, a simulated host: {why}."));
     Ok(HostArg::Twin(None))
 }

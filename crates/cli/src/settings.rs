@@ -8,7 +8,7 @@ use clap::Subcommand;
 use homenode_agent::reload::Reload;
 use homenode_api::http::Listen;
 use homenode_control::{Config, Mode, PolicySet};
-use homenode_host::Bell;
+use homenode_host::WakeSignal;
 use homenode_machine::Machine;
 use homenode_machine_files::file::{Source, read_text_file, read_toml_every, read_toml_file};
 use homenode_machine_files::sysfs;
@@ -156,9 +156,9 @@ impl Wanted {
     }
 
     /// Returns how to read the settings again during the run.
-    pub fn reload(&self, bell: &Bell, machine: Machine) -> Reload {
+    pub fn reload(&self, wake_signal: &WakeSignal, machine: Machine) -> Reload {
         let wanted = self.clone();
-        Reload::new(bell, move || {
+        Reload::new(wake_signal, move || {
             if wanted.file().is_none() {
                 return Err(match &wanted.usual {
                     Some(usual) => format!("there is no {} to read", usual.display()),

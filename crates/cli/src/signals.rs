@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use homenode_agent::reload::Reload;
-use homenode_host::Bell;
+use homenode_host::WakeSignal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
@@ -28,9 +28,9 @@ static SIGNALLED: AtomicU8 = AtomicU8::new(0);
 /// What signals act on.
 pub struct Reached {
     /// The run.
-    pub run: Bell,
+    pub run: WakeSignal,
     /// The comparison after it, on the twin.
-    pub comparison: Option<Bell>,
+    pub comparison: Option<WakeSignal>,
     /// The settings.
     pub reload: Reload,
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use homenode_agent::Show;
 use homenode_agent::trace::TraceFile;
-use homenode_control::{Config, Control, Epoch};
+use homenode_control::{Config, Control, Cycle};
 use homenode_reproduce::jobs::Progress;
 use homenode_screens::printable::OneLine;
 use homenode_search::contender::Contender;
@@ -97,14 +97,14 @@ pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
         .map_err(bad_input)?;
     let mut traced = None;
     let progress = Progress::new("");
-    let watch = |contender: &Contender, epoch: &Epoch, control: &Control| {
-        show_progress(&progress, &spec, (contender, &contenders), epoch.status.at_ns);
+    let watch = |contender: &Contender, cycle: &Cycle, control: &Control| {
+        show_progress(&progress, &spec, (contender, &contenders), cycle.status.at_ns);
         let Some(trace) = &mut trace else { return };
         if traced.as_ref() != Some(contender) {
             traced = Some(contender.clone());
             trace.run(contender.name(), &spec.machine);
         }
-        trace.epoch(epoch, control.sample());
+        trace.cycle(cycle, control.sample());
     };
     let trials: anyhow::Result<Vec<Trial>> = run_all(&spec, &config, &contenders, watch).collect();
     let trials = trials.map_err(about_input)?;

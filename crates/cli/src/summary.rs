@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use homenode_agent::Show;
 use homenode_control::{Config, PolicySet};
-use homenode_host::Bell;
+use homenode_host::WakeSignal;
 use homenode_search::contender::Contender;
 use homenode_search::trial::{Trial, run_all, sentences};
 use homenode_twin::Setup;
@@ -35,7 +35,7 @@ pub enum Ended {
     CutShort,
 }
 
-/// Longest wait before checking for the next result: the bell rings at each result, and at a signal.
+/// Longest wait before checking for the next result: the wake signal is set at each result, and at a signal.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// What is compared: the host's own scheduler, two usual baselines and all of Homenode.
@@ -46,20 +46,25 @@ const COMPARED: [PolicySet; 4] = [
     PolicySet::Homenode,
 ];
 
-/// Runs the scenario to its end under each set of policies and shows the runtimes side by side. When the bell says stop, it
-/// returns at once with the results so far.
+/// Runs the scenario to its end under each set of policies and shows the runtimes side by side. When the wake signal says
+/// stop, it returns at once with the results so far.
 ///
 /// The runs have their own thread, since one step of a large twin may outlast the patience of the user who sends a signal.
 /// That thread is then left behind, and ends with the process.
 ///
 /// # Errors
 /// When the twin cannot start.
-pub fn compare(spec: &Setup, config: &Config, output: &mut Output, bell: &Bell) -> anyhow::Result<Ended> {
+pub fn compare(
+    spec: &Setup,
+    config: &Config,
+    output: &mut Output,
+    wake_signal: &WakeSignal,
+) -> anyhow::Result<Ended> {
     output.text(format_args!(
         "\nThe same VMs and seed, each program run to its end, under:"
     ));
     let (to_us, results) = mpsc::channel();
-    let (spec, config, worker) = (spec.clone(), config.clone(), bell.clone());
+    let (spec, config, worker) = (spec.clone(), config.clone(), wake_signal.clone());
     let named = std::thread::Builder::new().name("comparison".into());
     let thread = named.spawn(move || {
         let contenders = COMPARED.map(Contender::PolicySet);
@@ -68,10 +73,10 @@ pub fn compare(spec: &Setup, config: &Config, output: &mut Output, bell: &Bell) 
             if to_us.send(trial.map_err(about_input)).is_err() || !goes_on {
                 break;
             }
-            worker.ring();
+            worker.wake();
         }
         drop(to_us);
-        worker.ring();
+        worker.wake();
     });
     thread.context("cannot start the thread that compares")?;
     let mut policies: Vec<Trial> = Vec::new();
@@ -87,8 +92,8 @@ pub fn compare(spec: &Setup, config: &Config, output: &mut Output, bell: &Bell) 
         match results.try_recv() {
             Ok(trial) => policies.push(trial?),
             Err(TryRecvError::Disconnected) => break policies.len() == COMPARED.len(),
-            Err(TryRecvError::Empty) if bell.is_stopping() => break false,
-            Err(TryRecvError::Empty) => drop(bell.wait(LOOK_EVERY)),
+            Err(TryRecvError::Empty) if wake_signal.is_stopping() => break false,
+            Err(TryRecvError::Empty) => drop(wake_signal.wait(LOOK_EVERY)),
         }
     };
     if !policies.is_empty() {

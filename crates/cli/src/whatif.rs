@@ -10,13 +10,13 @@ use homenode_units::{NodeSet, Ns};
 
 use crate::ask::ask_agent;
 use crate::options::AgentArgs;
-use crate::print::{or_dash, or_free, percent, print_json, table};
+use crate::print::{or_dash, or_none, percent, print_json, table};
 use crate::{bad_input, twin};
 
 /// Options of `whatif`.
 #[derive(Debug, clap::Args)]
 pub struct WhatIfArgs {
-    /// Homes, such as `web=0 db=1,2 batch=free`; VMs that are not named keep theirs
+    /// Homes, such as `web=0 db=1,2 batch=none`; VMs that are not named keep theirs
     #[arg(value_name = "VM=NODES")]
     pub homes: Vec<String>,
     /// Ask on the twin instead of the running agent: a scenario file, or the name of a built-in scenario
@@ -39,7 +39,7 @@ pub struct WhatIfArgs {
 }
 
 /// How to write a home, for every error about one.
-const REMEDY: &str = "write `VM=0` for a node, `VM=0,1` or `VM=0-2` for several, `VM=free` for no home";
+const REMEDY: &str = "write `VM=0` for a node, `VM=0,1` or `VM=0-2` for several, `VM=none` for no home";
 
 /// `homenode whatif`.
 ///
@@ -61,7 +61,7 @@ pub fn run(args: &WhatIfArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Reads `web=0 db=1,2 batch=free`.
+/// Reads `web=0 db=1,2 batch=none`.
 fn parse(texts: &[String]) -> anyhow::Result<Homes> {
     let mut homes = Homes::new();
     for word in texts.iter().flat_map(|text| text.split_whitespace()) {
@@ -73,7 +73,8 @@ fn parse(texts: &[String]) -> anyhow::Result<Homes> {
             return Err(bad_input(format!("`{word}` names no VM; {REMEDY}")));
         }
         let nodes = match home {
-            "free" => None,
+            // `free` is its name up to 0.2.0.
+            "none" | "free" => None,
             list => match list.parse::<NodeSet>() {
                 Ok(nodes) if !nodes.is_empty() => Some(nodes),
                 _ => {
@@ -125,11 +126,11 @@ fn show(answer: &Forecast, homes: &Homes) {
     }
     let time = |slow_down: Option<f64>| or_dash(slow_down, |time| format!("{time:.2}"));
     let rows = answer.vms.iter().map(|vm| {
-        let (name, home) = (vm.name.clone(), or_free(vm.home.as_ref()));
+        let (name, home) = (vm.name.clone(), or_none(vm.home.as_ref()));
         if homes.is_empty() {
             return vec![name, home, time(vm.slow_down)];
         }
-        let then = or_free(vm.home_then.as_ref());
+        let then = or_none(vm.home_then.as_ref());
         vec![name, home, then, time(vm.slow_down), time(vm.slow_down_then)]
     });
     let header: &[&str] = if homes.is_empty() {
@@ -170,11 +171,11 @@ mod tests {
     #[test]
     fn homes_are_read_word_by_word_up_to_the_last_equals_sign() {
         let homes = read("web=0  db=1,2\tbatch=free\nké-1=a:b=0-2").unwrap();
-        let text = |home: &Option<NodeSet>| or_free(home.as_ref());
+        let text = |home: &Option<NodeSet>| or_none(home.as_ref());
         let read_back: Vec<(&str, String)> =
             homes.iter().map(|(vm, home)| (vm.as_str(), text(home))).collect();
         let expected = [
-            ("batch", "free"),
+            ("batch", "none"),
             ("db", "1-2"),
             ("ké-1=a:b", "0-2"),
             ("web", "0"),

@@ -1,4 +1,4 @@
-//! How long an epoch's decisions take, and whether the agent's memory grows, over days of the twin's time:
+//! How long a cycle's decisions take, and whether the agent's memory grows, over days of the twin's time:
 //!
 //! ```text
 //! cargo run --release -p homenode-control --example soak [32x7d] [1000x1h]
@@ -28,7 +28,7 @@ use homenode_host::Host;
 use homenode_twin::{EventAction, Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, Chance, Ns};
 
-/// Limit of a decision's time: a hundredth of the epochs may take longer.
+/// Limit of a decision's time: a hundredth of the cycles may take longer.
 const DECISION_MAX: Duration = Duration::from_millis(100);
 /// Time before both the timing and the memory count.
 const WARM_UP: Ns = Ns::from_secs(700);
@@ -101,7 +101,7 @@ fn run(vms: u64, duration: Ns) -> bool {
     let mut twin = Twin::new(machine.clone(), &scenario, 1).expect("the scenario fits");
     let config = Config::default();
     let mut control = Control::new(config.clone(), Mode::Act);
-    let epoch = |control: &mut Control, twin: &mut Twin| {
+    let cycle = |control: &mut Control, twin: &mut Twin| {
         let sample = twin.sample().expect("a twin can be read");
         let begin = cpu_time();
         let begun = control.begin(&machine, sample);
@@ -110,24 +110,24 @@ fn run(vms: u64, duration: Ns) -> bool {
         let begin = cpu_time();
         drop(control.finish(&machine, begun, answer));
         let took = deciding + cpu_time() - begin;
-        control.settle_bill(Hour::at(twin.now()));
+        control.settle_usage(Hour::at(twin.now()));
         twin.wait(config.period);
         took
     };
     for _ in 0..WARM_UP.0 / config.period.0 {
-        epoch(&mut control, &mut twin);
+        cycle(&mut control, &mut twin);
     }
-    let epochs = duration.0 / config.period.0 / 10 * 10;
+    let cycles = duration.0 / config.period.0 / 10 * 10;
     // Touches all of it now, so that it does not look like growth.
-    let mut took = vec![(Duration::MAX, u64::MAX); epochs as usize];
+    let mut took = vec![(Duration::MAX, u64::MAX); cycles as usize];
     let mut memory = [0; 10];
-    for at in 0..epochs {
-        took[at as usize] = (epoch(&mut control, &mut twin), at);
-        let tenth = (at * 10 / epochs) as usize;
-        memory[tenth] += resident().0 / (epochs / 10);
-        if (at + 1) % (epochs / 10) == 0 {
+    for at in 0..cycles {
+        took[at as usize] = (cycle(&mut control, &mut twin), at);
+        let tenth = (at * 10 / cycles) as usize;
+        memory[tenth] += resident().0 / (cycles / 10);
+        if (at + 1) % (cycles / 10) == 0 {
             println!(
-                "# {vms} VMs, {} of {epochs} epochs: {} KiB",
+                "# {vms} VMs, {} of {cycles} cycles: {} KiB",
                 at + 1,
                 memory[tenth] >> 10
             );
@@ -137,11 +137,11 @@ fn run(vms: u64, duration: Ns) -> bool {
     let at = |share: f64| milliseconds(took[((took.len() - 1) as f64 * share) as usize].0);
     let slow = took.iter().rev().take(5);
     let slow: Vec<String> = slow
-        .map(|(took, epoch)| format!("{} at {epoch} s", milliseconds(*took)))
+        .map(|(took, cycle)| format!("{} at {cycle} s", milliseconds(*took)))
         .collect();
     let growth = memory[9].saturating_sub(memory[0]);
     println!(
-        "{vms} VMs, {epochs} epochs: decisions take {} in the median, {} at p99, at most {}; memory grows by {} KiB",
+        "{vms} VMs, {cycles} cycles: decisions take {} in the median, {} at p99, at most {}; memory grows by {} KiB",
         at(0.5),
         at(0.99),
         slow.join(", "),

@@ -12,7 +12,7 @@ use homenode_policy::{advisor, arrange, memory, permits, placement, trial, worki
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, Migration, NodeSet, Ns, Permit, VmId};
 use serde::Serialize;
 
-use crate::epoch::hands_off;
+use crate::cycle::hands_off;
 use crate::{Control, Input, NotThat, Recommendation};
 
 /// A question about a VM that does not run yet.
@@ -43,7 +43,7 @@ pub struct Advice {
 
 /// The answer to a VM that is about to start.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Promise {
+pub struct Reserved {
     /// Nodes; never empty.
     pub nodes: NodeSet,
     /// The VM's name, if the hook reported it.
@@ -185,11 +185,11 @@ impl Control {
     }
 
     /// Reserves nodes for a VM that is about to start. There is always an answer: a VM that fits nowhere gets all nodes that
-    /// VMs may use, without a reservation, and [`Promise::unplaceable`] says why.
-    pub fn promise(&mut self, machine: &Machine, asked: impl Into<Asked>) -> Promise {
+    /// VMs may use, without a reservation, and [`Reserved::unplaceable`] says why.
+    pub fn reserve(&mut self, machine: &Machine, asked: impl Into<Asked>) -> Reserved {
         let asked = asked.into();
         let shape = asked.shape();
-        self.inputs.push(Input::Promised(asked));
+        self.inputs.push(Input::Reserved(asked));
         let now = self.now();
         let announced = self.states.placement.ledger.announced(shape, now);
         let vm = announced.as_ref().map(|a| a.vm);
@@ -230,13 +230,13 @@ impl Control {
                     made_at: now,
                 };
                 self.states.placement.ledger.reserve(reservation);
-                Promise {
+                Reserved {
                     nodes,
                     name,
                     unplaceable: None,
                 }
             }
-            Err(unplaceable) => Promise {
+            Err(unplaceable) => Reserved {
                 nodes: self.anywhere(machine),
                 name,
                 unplaceable: Some(unplaceable),
@@ -253,17 +253,18 @@ impl Control {
     }
 
     /// Returns the open reservations of VMs that do not run yet, the oldest first.
-    pub fn promises(&self) -> Vec<&Reservation> {
+    pub fn reservations(&self) -> Vec<&Reservation> {
         let runs = |vm: VmId| self.sample().is_some_and(|sample| sample.vm(vm).is_some());
         let open = self.states.placement.ledger.open(self.now());
-        open.filter(|promise| !promise.vm.is_some_and(runs)).collect()
+        open.filter(|reservation| !reservation.vm.is_some_and(runs))
+            .collect()
     }
 
-    /// Withdraws a promise: its resources are free from now on. Returns whether there was one of this number.
-    pub fn drop_promise(&mut self, id: u64) -> bool {
-        self.inputs.push(Input::PromiseDropped { id });
+    /// Withdraws a reservation: its resources are free from now on. Returns whether there was one of this number.
+    pub fn drop_reservation(&mut self, id: u64) -> bool {
+        self.inputs.push(Input::ReservationDropped { id });
         let now = self.now();
-        self.states.placement.ledger.drop_promise(id, now)
+        self.states.placement.ledger.drop_reservation(id, now)
     }
 
     /// Returns the recommendations of this run and their outcomes, by number.
@@ -271,7 +272,7 @@ impl Control {
         self.recommendations.all()
     }
 
-    /// Approves a recommendation on behalf of the operator: it is carried out from the next epoch on.
+    /// Approves a recommendation on behalf of the operator: it is carried out from the next cycle on.
     ///
     /// # Errors
     /// There is no such recommendation, or it is not open.

@@ -318,7 +318,7 @@ impl Config {
         if self.policies == PolicySet::FfPin {
             self.placement.algorithm = placement::Algorithm::FirstFit;
         }
-        // A limit or watch must not end before the next epoch can renew it.
+        // A limit or watch must not end before the next cycle can renew it.
         let lease_min = Ns(self.period.0.saturating_mul(LEASE_PERIODS_MIN));
         self.permits.lease = self.permits.lease.max(lease_min);
         self.working_set.lease = self.working_set.lease.max(lease_min);

@@ -1,7 +1,7 @@
 //! Operator requests for the whole host for a while: nodes without VMs, or no changes.
 //!
 //! A *drained* node is no home: [`homenode_host::View::cpus`] has none of its CPUs, so each policy sees that by itself. VMs
-//! with their home there get other homes, free ones a home elsewhere for as long as the drain lasts, and memory follows
+//! with their home there get other homes, unplaced ones a home elsewhere for as long as the drain lasts, and memory follows
 //! home.
 
 use homenode_host::{Sample, View, VmView};
@@ -11,7 +11,7 @@ use homenode_units::{Bytes, NodeId, NodeSet, Ns, VmId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::epoch::barred;
+use crate::cycle::barred;
 use crate::recommendations::most_careful;
 use crate::{Control, Input, Mode, stages};
 

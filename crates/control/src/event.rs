@@ -7,7 +7,7 @@ use homenode_units::{Bytes, CpuSet, Ns, VmId};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// Something that happened in an epoch.
+/// Something that happened in a cycle.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Event {
@@ -138,7 +138,7 @@ pub enum Event {
         #[serde(flatten)]
         finding: Finding,
     },
-    /// The host refused a whole plan; a new one is made in the next epoch.
+    /// The host refused a whole plan; a new one is made in the next cycle.
     Refused {
         /// Why.
         refusal: Refusal,

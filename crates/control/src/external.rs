@@ -1,4 +1,4 @@
-//! A policy from outside of the workspace: a planner that decides in each epoch in place of the stages.
+//! A policy from outside of the workspace: a planner that decides in each cycle in place of the stages.
 //!
 //! # Problem
 //! A student of policies wants to try one without Rust. It must be judged as the agent's own are, and must not be able to do
@@ -14,7 +14,7 @@
 //! 2. A plan is checked as a host checks it, and against operators' settings, which the agent's own policies obey by
 //!    themselves. It is carried out whole, or refused whole with the reason. The planner's next view says which.
 //! 3. A planner that fails (it ends, hangs, or answers with no plan) gets no more requests: everything in force for it is
-//!    lifted in that epoch, and its run is over ([`crate::Control::failed_planner`]). Pages stay where they are.
+//!    lifted in that cycle, and its run is over ([`crate::Control::failed_planner`]). Pages stay where they are.
 //!
 //! # Properties (`tests/control/external.rs`)
 //! - `a_plan_is_carried_out_whole_or_refused_whole`
@@ -53,7 +53,7 @@ pub trait Planner: Send {
     /// Returns its name in errors.
     fn name(&self) -> &str;
 
-    /// Decides from a view. It is called once in each epoch, in order.
+    /// Decides from a view. It is called once in each cycle, in order.
     ///
     /// # Errors
     /// Why it cannot: it is not called again then. A refused plan is no error.
@@ -106,10 +106,10 @@ impl LastPlan {
 /// A planner and what is remembered of it.
 pub(crate) struct External {
     planner: Box<dyn Planner>,
-    /// Its decisions of this epoch.
+    /// Its decisions of this cycle.
     decided: Vec<Decision>,
     last: Option<LastPlan>,
-    /// Whether its plan of this epoch was refused before any host saw it.
+    /// Whether its plan of this cycle was refused before any host saw it.
     is_refused: bool,
     /// The refusal, until it is reported.
     refused: Option<Refusal>,
@@ -216,7 +216,7 @@ impl External {
         self.failed.as_ref()
     }
 
-    /// Takes in the outcomes of an epoch's decisions, some of which are its own.
+    /// Takes in the outcomes of a cycle's decisions, some of which are its own.
     pub fn answered(&mut self, version: Version, decisions: &[Decision], answer: &Result<Receipt, Refusal>) {
         let outcomes = match answer {
             Ok(receipt) => &receipt.outcomes,

@@ -1,4 +1,4 @@
-//! Detects changes by operators and other programs. Each epoch compares the agent's settings with those in force. If they
+//! Detects changes by operators and other programs. Each cycle compares the agent's settings with those in force. If they
 //! differ, the operator (or another tool) wants something else, and the agent steps back until that change is undone.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -10,7 +10,7 @@
 //! 2. a vCPU that is lent to another node comes home;
 //! 3. a trial that did not pay is undone: the earlier home, or memory policy, is restored.
 //!
-//! Limits with a lease (quotas, parts of caches, memory, watches) are lifted in the epoch in which they may no longer stay
+//! Limits with a lease (quotas, parts of caches, memory, watches) are lifted in the cycle in which they may no longer stay
 //! in force, not at the end of the lease: a VM that is put from `act` to `recommend` is let go at once. A home stays then,
 //! and is lifted under `observe`: nothing of the agent's is in force on a VM that is only observed. A client that asks for a
 //! working set has consented to the watch that this takes.
@@ -18,7 +18,7 @@
 //! While the agent is *paused* nothing else is done at all: other decisions are only reported. Limits with a lease are
 //! lifted, homes stay, and recommendations go on waiting.
 //!
-//! The arranger's homes of one epoch are predicted together. If one of them waits, all of them do.
+//! The arranger's homes of one cycle are predicted together. If one of them waits, all of them do.
 //!
 //! # Properties (`tests/control/modes.rs`)
 //! - `the_most_careful_of_run_policy_and_vm_holds_for_every_pair`
@@ -42,7 +42,7 @@ use crate::config::Modes;
 use crate::recommendations::{Recommendations, most_careful};
 use crate::stages::States;
 
-/// The modes and approvals that decide whether a decision of an epoch is only reported, recommended, or carried out.
+/// The modes and approvals that decide whether a decision of a cycle is only reported, recommended, or carried out.
 pub(crate) struct Gate<'a> {
     pub run: Mode,
     /// Whether the operator has paused all changes.

@@ -11,7 +11,7 @@
 //! | `stages` | a table of which policies plan, in which order, and what each may set |
 //! | `external` | a policy from outside in their place |
 //! | `run` | the loop, and what each kind of run does around it |
-//! | `epoch` | one round of it: observe, plan, commit, remember |
+//! | `cycle` | one round of it: observe, plan, commit, remember |
 //! | `answers`, `idle` | questions to the loop: where a VM would go, what is known of it, why nothing is done |
 //! | `config` | the operator's settings |
 //! | `drain` | which nodes are being drained, what is left on them, and whether the agent is paused |
@@ -19,21 +19,21 @@
 //! | `recommendations` | decisions that wait for the operator's approval |
 //! | `foreign_changes` | changes by operators and other programs |
 //! | `turn`, `replay` | the loop's inputs other than samples, and how a recorded run is repeated |
-//! | `status`, `event`, `recent`, `bill` | what the loop shows and reports |
+//! | `status`, `event`, `recent`, `hourly_usage` | what the loop shows and reports |
 //! | `quiet` | a log of events in which repeats are counted |
 //!
 //! [`Control`] is a plain struct without threads or clock. [`run()`] steps it over a host, the twin or a real one, and hands each
-//! [`Epoch`] to its caller.
+//! [`Cycle`] to its caller.
 
 mod answers;
-mod bill;
 mod config;
+mod cycle;
 mod drain;
-mod epoch;
 mod event;
 pub mod external;
 mod foreign_changes;
 mod gate;
+mod hourly_usage;
 pub mod http;
 mod idle;
 pub mod quiet;
@@ -55,15 +55,15 @@ use homenode_policy::placement::{Announcement, Ledger};
 use homenode_policy::{permits, topology_feed};
 use homenode_units::{NodeSet, Ns, VmId};
 
-pub use answers::{Advice, Promise, Request};
-pub use bill::{Bill, Hour, Line};
+pub use answers::{Advice, Request, Reserved};
 pub use config::{Config, Modes, PERIOD_MAX, PERIOD_MIN, PolicySet, UnknownPolicy};
+pub use cycle::{Begun, Cycle};
 pub use drain::{DrainStatus, LeftBehind, NotDrained};
-pub use epoch::{Begun, Epoch};
 pub use event::Event;
 use external::{External, Planner, PlannerFailed};
 use foreign_changes::ForeignChanges;
 use gate::InForce;
+pub use hourly_usage::{Hour, HourlyUsage, Line};
 use recent::Recent;
 use recommendations::Recommendations;
 pub use recommendations::{NotThat, Recommendation};
@@ -95,7 +95,7 @@ pub struct Control {
     mode: Mode,
     /// State of the policies.
     states: States,
-    bill: Bill,
+    hourly_usage: HourlyUsage,
     homes: BTreeMap<VmId, NodeSet>,
     layouts: topology_feed::Layouts,
     foreign: ForeignChanges,
@@ -105,7 +105,7 @@ pub struct Control {
     drained: NodeSet,
     /// Until when the operator has paused all changes.
     paused_until: Option<Ns>,
-    /// Decisions already reported: one that is only reported recurs in every epoch, and is reported once.
+    /// Decisions already reported: one that is only reported recurs in every cycle, and is reported once.
     told: BTreeSet<(VmId, String)>,
     /// Recommendations that wait for the operator, and those that were approved.
     recommendations: Recommendations,
@@ -117,11 +117,11 @@ pub struct Control {
     last: Option<(Arc<Sample>, Option<Rates>)>,
     /// Settings that were carried out since the last sample: they are shown, and used for decisions once a sample has them.
     since: Vec<SetSince>,
-    /// Its inputs since the last half of an epoch.
+    /// Its inputs since the last half of a cycle.
     inputs: Inputs,
-    /// The last epoch but for its sample.
+    /// The last cycle but for its sample.
     turn: Turn,
-    /// Epochs that were begun.
+    /// Cycles that were begun.
     begun_count: u64,
     recent: Recent,
 }
@@ -155,39 +155,40 @@ impl Control {
         self.external.as_ref()?.failed()
     }
 
-    /// Uses a ledger of earlier promises.
+    /// Uses a ledger of earlier reservations.
     pub fn with_ledger(mut self, ledger: Ledger) -> Control {
         self.states.placement.ledger = ledger;
         self
     }
 
-    /// Returns the promises that are still open.
+    /// Returns the reservations that are still open.
     pub fn ledger(&self) -> &Ledger {
         &self.states.placement.ledger
     }
 
-    /// Uses an earlier bill.
-    pub fn with_bill(mut self, bill: Bill) -> Control {
-        self.bill = bill;
+    /// Uses what an earlier run counted.
+    pub fn with_usage(mut self, hourly_usage: HourlyUsage) -> Control {
+        self.hourly_usage = hourly_usage;
         self
     }
 
-    /// Returns what VMs used of their permits, up to the last [`Control::settle_bill`].
-    pub fn bill(&self) -> &Bill {
-        &self.bill
+    /// Returns what VMs used of their permits, up to the last [`Control::settle_usage`].
+    pub fn hourly_usage(&self) -> &HourlyUsage {
+        &self.hourly_usage
     }
 
     /// Adds the use since the last call to this hour's account.
-    pub fn settle_bill(&mut self, hour: Hour) {
+    pub fn settle_usage(&mut self, hour: Hour) {
         let Some((sample, _)) = &self.last else { return };
         for (id, usage) in self.states.permits.take_usage() {
             if let Some(vm) = sample.vm(id)
                 && let Some(permit) = vm.settings.permit
             {
-                self.bill.add(hour, id, &vm.name, permit.resource(), usage);
+                self.hourly_usage
+                    .add(hour, id, &vm.name, permit.resource(), usage);
             }
         }
-        self.bill.forget_before(hour);
+        self.hourly_usage.forget_before(hour);
     }
 
     /// Notes a setting of the operator's for a VM that the host has carried out: it is shown from now on. Setting a permit
@@ -253,12 +254,12 @@ impl Control {
         self.homes.extend(home.map(|home| (vm, home)));
     }
 
-    /// Returns the last epoch but for its sample, once it is finished.
+    /// Returns the last cycle but for its sample, once it is finished.
     pub fn turn(&self) -> &Turn {
         &self.turn
     }
 
-    /// Whether there was an epoch: before it nothing is known of the host.
+    /// Whether there was a cycle: before it nothing is known of the host.
     pub fn has_looked(&self) -> bool {
         self.last.is_some()
     }

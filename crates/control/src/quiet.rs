@@ -78,7 +78,7 @@ impl Quiet {
         said
     }
 
-    /// Sums up all remaining repeats, after the last epoch.
+    /// Sums up all remaining repeats, after the last cycle.
     pub fn end(&mut self, at: Ns) -> Vec<String> {
         self.summed_up(at, Ns::ZERO)
     }

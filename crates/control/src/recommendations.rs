@@ -7,7 +7,7 @@
 //! # Terms
 //! - *Subject*: a VM, a policy, and a lever. Each has one recommendation at a time. A home includes what follows it: where
 //!   its vCPUs run, and its pages' way there.
-//! - A policy *wants* a recommendation in each epoch in which it decides on its subject.
+//! - A policy *wants* a recommendation in each cycle in which it decides on its subject.
 //!
 //! # Algorithm
 //! ```text
@@ -19,7 +19,7 @@
 //! 1. A decision that waits becomes a recommendation, or renews the open one of its subject. A home on other nodes is
 //!    another recommendation: an operator must see what they approve. The arranger's homes are predicted together, so a new
 //!    arrangement ends the open recommendations of the one before.
-//! 2. An approved decision goes through from the next epoch on, for as long as its policy wants it: pages take many epochs, and
+//! 2. An approved decision goes through from the next cycle on, for as long as its policy wants it: pages take many cycles, and
 //!    leases are renewed. That ends after [`Config::pause_max`] without it, and after [`Config::life_max`]. A home is decided
 //!    once, so that its policy need not want it again: it is assigned as recommended, as soon as it was approved.
 //! 3. A rejected decision is not recommended again for [`Config::rejected_for`], unless its predicted gain grows by
@@ -323,7 +323,7 @@ impl Recommendations {
         self.past.drain(..self.past.len().saturating_sub(PAST_MAX));
     }
 
-    /// Takes in the decisions that wait in this epoch. `gains` predicts the gains of VMs from homes, all of them together.
+    /// Takes in the decisions that wait in this cycle. `gains` predicts the gains of VMs from homes, all of them together.
     pub fn take(
         &mut self,
         config: &Config,

@@ -7,7 +7,7 @@
 //!
 //! # Approach
 //!
-//! Each recorded epoch is stepped through [`Control::begin`] and [`Control::finish`]. A decision that was also recorded gets
+//! Each recorded cycle is stepped through [`Control::begin`] and [`Control::finish`]. A decision that was also recorded gets
 //! its recorded outcome. Any other counts as in a dry run: it was not carried out on the host, as the samples that follow
 //! show.
 //!
@@ -22,7 +22,7 @@ use homenode_host::{Action, Outcome, Receipt, Sample};
 use homenode_machine::Machine;
 use homenode_units::{NodeSet, VmId};
 
-use crate::epoch::what_is_told;
+use crate::cycle::what_is_told;
 use crate::turn::{Decided, Input, Inputs, Turn};
 use crate::{Config, Control, Mode};
 
@@ -45,7 +45,7 @@ pub enum Settings {
     Others,
 }
 
-/// Decisions of an epoch, then and now. They are matched by policy and action.
+/// Decisions of a cycle, then and now. They are matched by policy and action.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Compared {
     /// Decided both times.
@@ -58,9 +58,9 @@ pub struct Compared {
     pub other_reason_count: usize,
     /// Whether those in `same` were decided in the same order.
     pub same_order: bool,
-    /// Number of missing epochs between the one before and this one.
+    /// Number of missing cycles between the one before and this one.
     pub missing_count: u64,
-    /// Number of missing inputs before or in this epoch.
+    /// Number of missing inputs before or in this cycle.
     pub inputs_missing_count: u64,
 }
 
@@ -75,7 +75,7 @@ impl Compared {
 }
 
 impl Replay {
-    /// Starts before the first epoch.
+    /// Starts before the first cycle.
     pub fn new(machine: Machine, (config, settings): (Config, Settings), mode: Mode) -> Replay {
         Replay {
             machine,
@@ -85,7 +85,7 @@ impl Replay {
         }
     }
 
-    /// Starts with this epoch and these homes, for a run whose beginning is missing.
+    /// Starts with this cycle and these homes, for a run whose beginning is missing.
     pub fn begin_in_the_middle(&mut self, number: u64, homes: impl IntoIterator<Item = (VmId, NodeSet)>) {
         self.next = number;
         for (vm, home) in homes {
@@ -93,11 +93,11 @@ impl Replay {
         }
     }
 
-    /// Steps through the next epoch.
+    /// Steps through the next cycle.
     pub fn step(&mut self, sample: Sample, turn: Turn) -> Compared {
         let control = &mut self.control;
         if control.mode != Mode::Observe {
-            // New decisions are reported in each epoch again, as a dry run's are.
+            // New decisions are reported in each cycle again, as a dry run's are.
             control.told.clear();
         }
         take_in(control, &self.machine, &turn.before, self.settings);
@@ -132,8 +132,8 @@ fn take_in(control: &mut Control, machine: &Machine, inputs: &Inputs, settings: 
             Input::Adopted { vm, home } => control.adopt(vm, home),
             Input::PermitSet { vm } => control.was_set(vm, homenode_host::Setting::Permit(None)),
             Input::Announced(announcement) => control.announce(announcement),
-            Input::Promised(asked) => drop(control.promise(machine, asked)),
-            Input::PromiseDropped { id } => drop(control.drop_promise(id)),
+            Input::Reserved(asked) => drop(control.reserve(machine, asked)),
+            Input::ReservationDropped { id } => drop(control.drop_reservation(id)),
             // Under other settings there may be none with this number.
             Input::Approved { id } => drop(control.approve(id)),
             Input::Rejected { id } => drop(control.reject(id)),

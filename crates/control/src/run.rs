@@ -5,9 +5,9 @@ use std::sync::{Mutex, PoisonError};
 
 use homenode_host::{Host, HostError};
 
-use crate::{Control, Epoch};
+use crate::{Control, Cycle};
 
-/// A part of an epoch.
+/// A part of a cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// Reading the host.
@@ -20,7 +20,7 @@ pub enum Phase {
     Remember,
 }
 
-/// Hooks around the epochs of a run: how it is shown, how time passes, when it ends.
+/// Hooks around the cycles of a run: how it is shown, how time passes, when it ends.
 pub trait Around<H: Host> {
     /// An error that ends a run before it is over.
     type Error;
@@ -31,10 +31,10 @@ pub trait Around<H: Host> {
     /// An error that ends the run.
     fn before(&mut self, host: &mut H) -> Result<ControlFlow<()>, Self::Error>;
 
-    /// Called when a part of an epoch begins, and the one before it is over: for timing.
+    /// Called when a part of a cycle begins, and the one before it is over: for timing.
     fn begins(&mut self, _: Phase) {}
 
-    /// Called with the observations and actions of an epoch, or with the reason the host could not be read: nothing was done
+    /// Called with the observations and actions of a cycle, or with the reason the host could not be read: nothing was done
     /// then, and the next sample may succeed. May end the run.
     ///
     /// # Errors
@@ -42,14 +42,14 @@ pub trait Around<H: Host> {
     fn after(
         &mut self,
         host: &mut H,
-        epoch: Result<Epoch, HostError>,
+        cycle: Result<Cycle, HostError>,
     ) -> Result<ControlFlow<()>, Self::Error>;
 
-    /// Lets the time to the next epoch pass.
+    /// Lets the time to the next cycle pass.
     fn wait(&mut self, host: &mut H);
 }
 
-/// Runs until the hooks end it. The control loop's state is locked in two short stretches of each epoch and not while a plan
+/// Runs until the hooks end it. The control loop's state is locked in two short stretches of each cycle and not while a plan
 /// is carried out, so that others can query it meanwhile.
 ///
 /// # Errors
@@ -62,7 +62,7 @@ pub fn run<H: Host, A: Around<H>>(
     let lock = || control.lock().unwrap_or_else(PoisonError::into_inner);
     while around.before(host)?.is_continue() {
         around.begins(Phase::Sample);
-        let epoch = host.sample().map(|sample| {
+        let cycle = host.sample().map(|sample| {
             around.begins(Phase::Plan);
             let begun = lock().begin(host.machine(), sample);
             around.begins(Phase::Act);
@@ -70,7 +70,7 @@ pub fn run<H: Host, A: Around<H>>(
             around.begins(Phase::Remember);
             lock().finish(host.machine(), begun, answer)
         });
-        if around.after(host, epoch)?.is_break() {
+        if around.after(host, cycle)?.is_break() {
             break;
         }
         around.wait(host);

@@ -61,7 +61,7 @@ pub struct NodeStatus {
     pub is_drained: bool,
 }
 
-/// Resources that a VM that does not run yet could get: those left by measured use and by promises that are not used yet.
+/// Resources that a VM that does not run yet could get: those left by measured use and by reservations that are not used yet.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Headroom {
     /// CPUs.
@@ -102,7 +102,7 @@ pub struct VmStatus {
     pub name: String,
     /// UUID.
     pub id: VmId,
-    /// Home nodes; `None` for a VM that is free, where the kernel puts it.
+    /// Home nodes; `None` for an unplaced VM: the kernel decides where it runs.
     pub home: Option<NodeSet>,
     /// How many of its vCPUs last ran on each node.
     pub vcpus_by_node: Vec<NodeVcpus>,

@@ -1,4 +1,4 @@
-//! Inputs of an epoch other than its sample, and its decisions. Together with the samples they are enough to repeat a run
+//! Inputs of a cycle other than its sample, and its decisions. Together with the samples they are enough to repeat a run
 //! ([`crate::replay`]).
 
 use homenode_host::{Action, Decision, Outcome, Receipt, Refusal};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Config;
 
-/// Number of inputs kept between two epochs: a host may not be readable for days, and clients ask meanwhile. It bounds
+/// Number of inputs kept between two cycles: a host may not be readable for days, and clients ask meanwhile. It bounds
 /// memory, and is no setting.
 const INPUTS_MAX: usize = 4096;
 
@@ -30,10 +30,12 @@ pub enum Input {
     },
     /// A VM is about to start ([`crate::Control::announce`]).
     Announced(Announcement),
-    /// libvirt asked for nodes ([`crate::Control::promise`]).
-    Promised(Asked),
-    /// The operator withdrew a promise ([`crate::Control::drop_promise`]).
-    PromiseDropped {
+    /// libvirt asked for nodes ([`crate::Control::reserve`]).
+    #[serde(alias = "promised")]
+    Reserved(Asked),
+    /// The operator withdrew a reservation ([`crate::Control::drop_reservation`]).
+    #[serde(alias = "promise-dropped")]
+    ReservationDropped {
         /// Its number.
         id: u64,
     },
@@ -97,13 +99,13 @@ pub struct Decided {
     pub reason: String,
 }
 
-/// An epoch but for its sample.
+/// A cycle but for its sample.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Turn {
-    /// Number of epochs of this run before it, so that a missing one shows.
+    /// Number of cycles of this run before it, so that a missing one shows.
     pub number: u64,
-    /// Inputs before it, since the epoch before.
+    /// Inputs before it, since the cycle before.
     #[serde(skip_serializing_if = "Inputs::is_empty")]
     pub before: Inputs,
     /// The plan, in the order in which it was to be carried out.
@@ -160,10 +162,45 @@ impl Turn {
 
 #[cfg(test)]
 mod tests {
-    use homenode_host::{Act, CpuQuota, FrameMove, GuestTopology, Lever, Limit, Percent};
+    use homenode_host::{Act, CpuQuota, FrameMove, GuestTopology, Lever, Limit, Percent, VmSettings};
     use homenode_units::{Bytes, NodeId, Pages};
 
     use super::*;
+
+    #[test]
+    fn inputs_that_were_recorded_under_their_names_up_to_0_2_0_are_read() {
+        let asked = Asked {
+            vcpus: 2,
+            memory_mib: 64,
+            huge_page_bytes: None,
+        };
+        for (text, input) in [
+            (
+                r#"{"input":"promised","vcpus":2,"memory_mib":64}"#,
+                Input::Reserved(asked),
+            ),
+            (
+                r#"{"input":"promise-dropped","id":3}"#,
+                Input::ReservationDropped { id: 3 },
+            ),
+        ] {
+            assert_eq!(serde_json::from_str::<Input>(text).unwrap(), input);
+        }
+    }
+
+    #[test]
+    fn settings_of_vms_that_were_recorded_up_to_0_2_0_are_read() {
+        let settings = VmSettings {
+            anti_affinity: Some("db".to_owned()),
+            affinity: Some("app".to_owned()),
+            ..VmSettings::default()
+        };
+        let now = serde_json::to_string(&settings).unwrap();
+        let before = now
+            .replace("anti_affinity", "apart")
+            .replace("affinity", "together");
+        assert_eq!(serde_json::from_str::<VmSettings>(&before).unwrap(), settings);
+    }
 
     #[test]
     fn each_act_that_is_decided_reads_back() {

@@ -96,7 +96,7 @@ pub enum Act {
         topology: GuestTopology,
     },
     /// Lift the setting of [`Act::Limit`], [`Act::Watch`] or [`Act::SetHome`] on a lever: the operator's earlier setting is
-    /// in force again. Without a home ([`Lever::Home`]) the VM is free: vCPUs and helper threads run where they did before
+    /// in force again. Without a home ([`Lever::Home`]) the VM is unplaced: vCPUs and helper threads run where they did before
     /// the agent's first pin, memory that it touches from now on is allocated by the kernel, and pages stay in place. If no
     /// setting of the agent is in force nothing happens.
     Lift {

@@ -14,7 +14,6 @@
 
 mod action;
 mod balloon;
-mod bell;
 mod check;
 pub mod conformance;
 mod event;
@@ -28,10 +27,10 @@ mod refusal;
 mod sample;
 mod topology;
 mod view;
+mod wake_signal;
 
 pub use action::{Act, Action, FrameMove, Lever, WINDOW_MAX, WINDOW_MIN};
 pub use balloon::{Balloon, Balloons, GuestMemory};
-pub use bell::Bell;
 pub use event::EventRecord;
 pub use kernel::{KernelSettings, NumaBalancing, NumaScanning, TransparentHugePages};
 pub use limit::{CpuQuota, Limit, Percent};
@@ -45,6 +44,7 @@ pub use sample::{
 };
 pub use topology::{GuestTopology, Published, VirtualNode};
 pub use view::{Barred, CPUS_SETTLE, HandsOff, View, VmView};
+pub use wake_signal::WakeSignal;
 
 use homenode_machine::Machine;
 use homenode_units::{Ns, VmId};

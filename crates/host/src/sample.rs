@@ -413,12 +413,12 @@ pub struct VmSettings {
     pub mode: Option<Mode>,
     /// Home nodes that the operator chose; the agent keeps the VM there and never re-homes it.
     pub home: Option<NodeSet>,
-    /// VMs with the same value here share no home node (anti-affinity).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub apart: Option<String>,
+    /// VMs with the same value here share no home node.
+    #[serde(default, alias = "apart", skip_serializing_if = "Option::is_none")]
+    pub anti_affinity: Option<String>,
     /// VMs with the same value here have one home.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub together: Option<String>,
+    #[serde(default, alias = "together", skip_serializing_if = "Option::is_none")]
+    pub affinity: Option<String>,
     /// Memory bandwidth that the VM is declared to need.
     pub bandwidth: Option<BytesPerSec>,
     /// CPUs that it may use by all of its operator's settings (cpusets of its cgroups, `<vcpu cpuset>`, its affinity from

@@ -13,7 +13,7 @@ use crate::topology::VirtualNode;
 /// later, and hosts do not read affinities in every period.
 pub const CPUS_SETTLE: Ns = Ns::from_secs(30);
 
-/// A policy's input, built for each epoch from references only.
+/// A policy's input, built for each cycle from references only.
 #[derive(Clone, Debug)]
 pub struct View<'a> {
     /// Plans carry it; the host refuses a plan whose version is not current.
@@ -24,7 +24,7 @@ pub struct View<'a> {
     pub machine: &'a Machine,
     /// The host's sample.
     pub sample: &'a Sample,
-    /// Activity since the last sample; `None` in the first epoch.
+    /// Activity since the last sample; `None` in the first cycle.
     pub rates: Option<&'a Rates>,
     /// CPUs that all VMs may use: online, not reserved for the host, not isolated, and not on a drained node.
     pub cpus: CpuSet,

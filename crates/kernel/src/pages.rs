@@ -77,7 +77,7 @@ pub enum MoveError {
     },
 }
 
-/// The system call, as a trait so that tests can stand in for a host with nodes.
+/// The system call, as a trait so that tests can fake a host with nodes.
 pub trait Kernel {
     /// Nodes of the pages at these addresses, or negative error numbers.
     ///

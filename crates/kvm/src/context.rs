@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use homenode_host::Bell;
+use homenode_host::WakeSignal;
 use homenode_kernel::task::{self, Process};
 use homenode_machine::Machine;
 use homenode_undo::heartbeat::Heartbeat;
@@ -29,7 +29,7 @@ pub(crate) struct HostContext {
     /// CPUs that the operator keeps for the host.
     pub reserved_cpus: CpuSet,
     /// Ends a move early.
-    pub bell: Bell,
+    pub wake_signal: WakeSignal,
     /// Tells the guard that the agent is alive.
     pub heartbeat: Heartbeat,
     /// Topology pages, which tell guests which nodes they run on.
@@ -47,7 +47,7 @@ impl HostContext {
         journal: Option<Journal>,
         root: PathBuf,
         (machine, reserved_cpus): (Machine, CpuSet),
-        (bell, heartbeat): (Bell, Heartbeat),
+        (wake_signal, heartbeat): (WakeSignal, Heartbeat),
         topology: TopologyPages,
     ) -> HostContext {
         HostContext {
@@ -58,7 +58,7 @@ impl HostContext {
             machine,
             offline: CpuSet::new(),
             reserved_cpus,
-            bell,
+            wake_signal,
             heartbeat,
             topology,
             no_page_uses: None,
@@ -80,6 +80,6 @@ impl HostContext {
     /// Whether to go on with work on a VM.
     pub fn goes_on(&self, process: Process) -> bool {
         self.heartbeat.beat();
-        !self.bell.is_stopping() && task::is_alive(&self.root, process)
+        !self.wake_signal.is_stopping() && task::is_alive(&self.root, process)
     }
 }

@@ -111,7 +111,7 @@ impl KvmHost {
             state_dir,
             topology_socket,
             acting,
-            bell,
+            wake_signal,
             heartbeat,
             local_migration: _,
             trace_waiting: _,
@@ -154,7 +154,7 @@ impl KvmHost {
             journal,
             root,
             (machine, reserved_cpus),
-            (bell, heartbeat),
+            (wake_signal, heartbeat),
             pages,
         );
         for notice in notices {
@@ -456,8 +456,8 @@ impl Host for KvmHost {
     }
 
     fn wait(&mut self, period: Ns) -> Ns {
-        let (bell, heartbeat) = (self.context.bell.clone(), self.context.heartbeat.clone());
-        acting::wait(self, (&bell, &heartbeat), period)
+        let (wake_signal, heartbeat) = (self.context.wake_signal.clone(), self.context.heartbeat.clone());
+        acting::wait(self, (&wake_signal, &heartbeat), period)
     }
 
     fn sample(&mut self) -> Result<Sample, HostError> {

@@ -27,12 +27,12 @@ use crate::domain::{self, Domain as Description, NAMESPACE};
 use crate::manager::{CallError, Manager};
 use crate::mark;
 
+#[cfg(test)]
+mod fake;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod loaded;
 #[cfg(test)]
-mod stand_in;
-#[cfg(test)]
-pub(crate) use stand_in::StandIn;
+pub(crate) use fake::FakeLibvirt;
 
 /// libvirt's library is missing, or lacks a function.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -75,7 +75,7 @@ pub(crate) struct Libvirt {
     root: PathBuf,
     /// What a real libvirt does and the test driver does not, and late calls.
     #[cfg(test)]
-    pub stand_in: StandIn,
+    pub fake: FakeLibvirt,
 }
 
 type Call = Box<dyn FnOnce() + Send>;
@@ -124,7 +124,7 @@ impl Libvirt {
             domains: BTreeMap::new(),
             root: root.to_owned(),
             #[cfg(test)]
-            stand_in: StandIn::default(),
+            fake: FakeLibvirt::default(),
         }
     }
 
@@ -194,9 +194,9 @@ impl Libvirt {
         self.not_resting()?;
         let asked = self.domain(vm)?;
         #[cfg(test)]
-        let call = match self.stand_in.before(&asked, call)? {
-            stand_in::Call::Now(call) => call,
-            stand_in::Call::Later(is_over) => {
+        let call = match self.fake.before(&asked, call)? {
+            fake::Call::Now(call) => call,
+            fake::Call::Later(is_over) => {
                 self.under_way.insert(vm, is_over);
                 return Err(CallError::Refused(BUSY.to_owned()));
             }
@@ -233,7 +233,7 @@ impl Libvirt {
     pub fn xml(&mut self, vm: VmId) -> Result<String, CallError> {
         let xml = self.ask(vm, |domain| domain.xml_desc(0));
         #[cfg(test)]
-        let xml = xml.map(|xml| self.stand_in.lag(vm, xml));
+        let xml = xml.map(|xml| self.fake.lag(vm, xml));
         xml
     }
 
@@ -280,7 +280,7 @@ impl Libvirt {
         quota: Option<i64>,
     ) -> Result<(), CallError> {
         #[cfg(test)]
-        if let Some(set) = self.stand_in.bandwidth(period, quota) {
+        if let Some(set) = self.fake.bandwidth(period, quota) {
             return self.ask(vm, move |_| {
                 set();
                 Ok(())
@@ -459,7 +459,7 @@ impl Manager for Libvirt {
     fn pin_vcpu(&mut self, vm: VmId, index: u16, cpus: &CpuSet) -> Result<(), CallError> {
         let (map, live) = (cpu_map(cpus), self.live);
         #[cfg(test)]
-        let obey = self.stand_in.pin(1 + i32::from(index), cpus)?;
+        let obey = self.fake.pin(1 + i32::from(index), cpus)?;
         self.ask(vm, move |domain| {
             #[cfg(test)]
             obey();
@@ -470,7 +470,7 @@ impl Manager for Libvirt {
     fn pin_emulator(&mut self, vm: VmId, cpus: &CpuSet) -> Result<(), CallError> {
         let (map, live) = (cpu_map(cpus), self.live);
         #[cfg(test)]
-        let obey = self.stand_in.pin(0, cpus)?;
+        let obey = self.fake.pin(0, cpus)?;
         self.ask(vm, move |domain| {
             #[cfg(test)]
             obey();
@@ -485,7 +485,7 @@ impl Manager for Libvirt {
 
     fn set_memory_nodes(&mut self, vm: VmId, nodes: &NodeSet) -> Result<(), CallError> {
         #[cfg(test)]
-        if self.stand_in.threads.is_some() {
+        if self.fake.threads.is_some() {
             return self.ask(vm, |_| Ok(()));
         }
         let params = NUMAParameters {

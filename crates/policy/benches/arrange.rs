@@ -1,15 +1,15 @@
 //! Measures decisions of `arrange`. Targets: at 32 VMs on 8 nodes a search within 5 ms, and deciding at most .05 percent of a
-//! CPU, averaged over 10 minutes of a period of 1 s, that is 300 ms of 600 epochs, of which no more than 35 look at the whole
-//! arrangement ([`looks_per_hour`](homenode_policy::arrange::Config::looks_per_hour)). At 1000 VMs an epoch within 100 ms,
+//! CPU, averaged over 10 minutes of a period of 1 s, that is 300 ms of 600 cycles, of which no more than 35 look at the whole
+//! arrangement ([`looks_per_hour`](homenode_policy::arrange::Config::looks_per_hour)). At 1000 VMs a cycle within 100 ms,
 //! looks included.
 //!
 //! Reached on two CPUs of an EPYC server, shared with others (in brackets: before work was bounded):
 //!
-//! | epoch                     | 32 VMs           | 1000 VMs         |
+//! | cycle                     | 32 VMs           | 1000 VMs         |
 //! |---------------------------|------------------|------------------|
 //! | homes in force, no search | .018 ms (.034)   | .70 ms (1.5)     |
 //! | a look, homes in force    | 3.3 ms (35)      | 37 ms (1100)     |
-//! | a look, all free          | 4.9 ms (53)      | 46 ms (18 000)   |
+//! | a look, all unplaced      | 4.9 ms (53)      | 46 ms (18 000)   |
 //!
 //! Ten minutes of 32 VMs with as many looks as allowed take 130 ms.
 
@@ -29,10 +29,10 @@ use std::hint::black_box;
 
 const VCPUS: u16 = 4;
 
-/// Where VMs live when an epoch begins.
+/// Where VMs live when a cycle begins.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lives {
-    Free,
+    Unplaced,
     /// Each on the next node in turn.
     AtHome,
 }
@@ -61,7 +61,7 @@ impl Crowd {
         }
     }
 
-    /// Builds the view of an epoch with unchanged rates.
+    /// Builds the view of a cycle with unchanged rates.
     fn with_view<T>(&self, at: Ns, see: impl FnOnce(&View<'_>) -> T) -> T {
         let rates = Rates::between(&self.machine, &self.before, &self.now).expect("time passed");
         let vms = self.now.vms.iter().zip(&self.homes).map(|(vm, home)| VmView {
@@ -111,8 +111,8 @@ fn sample(machine: &Machine, vms: u64, seconds: u64, lives: Lives) -> Sample {
             pages: Some([(node, Pages(2000))].into_iter().collect()),
             no_topology_device: Some("it has no topology device".to_owned()),
             accesses: Some(Accesses {
-                local: if lives == Lives::Free { 1_000 } else { 9_900 } * seconds,
-                remote: if lives == Lives::Free { 9_000 } else { 100 } * seconds,
+                local: if lives == Lives::Unplaced { 1_000 } else { 9_900 } * seconds,
+                remote: if lives == Lives::Unplaced { 9_000 } else { 100 } * seconds,
                 on: Default::default(),
             }),
             ..VmSample::new(VmId(u128::from(n)), format!("vm{n}"))
@@ -145,8 +145,8 @@ fn sample(machine: &Machine, vms: u64, seconds: u64, lives: Lives) -> Sample {
     }
 }
 
-/// Runs one epoch of a policy that knows the VMs; returns the number of decisions.
-fn epoch(view: &View<'_>, history: &History, state: &mut State) -> usize {
+/// Runs one cycle of a policy that knows the VMs; returns the number of decisions.
+fn cycle(view: &View<'_>, history: &History, state: &mut State) -> usize {
     let placed = &mut placement::State::default();
     let settings = Settings {
         placement: &placement::Config::default(),
@@ -159,23 +159,23 @@ fn epoch(view: &View<'_>, history: &History, state: &mut State) -> usize {
 }
 
 fn arrange(c: &mut Criterion) {
-    let mut group = c.benchmark_group("arrange, one epoch, 8 nodes");
+    let mut group = c.benchmark_group("arrange, one cycle, 8 nodes");
     for vms in [32, 1000] {
-        for (lives, look) in [(Lives::AtHome, "at home"), (Lives::Free, "free")] {
+        for (lives, look) in [(Lives::AtHome, "at home"), (Lives::Unplaced, "unplaced")] {
             let crowd = Crowd::new(vms, lives);
             let mut state = State::default();
             let history = History::default();
             let started = Ns::from_secs(100);
             crowd.with_view(started, |view| {
-                for _ in 0..predict::Config::default().known_epochs - 1 {
-                    epoch(view, &history, &mut state);
+                for _ in 0..predict::Config::default().known_cycles - 1 {
+                    cycle(view, &history, &mut state);
                 }
             });
-            // The clock does not advance, so only the first epoch looks at the arrangement, and no VM is known then.
+            // The clock does not advance, so only the first cycle looks at the arrangement, and no VM is known then.
             if lives == Lives::AtHome {
                 crowd.with_view(started, |view| {
                     group.bench_function(format!("{vms} VMs {look}, no search"), |b| {
-                        b.iter(|| epoch(view, &history, &mut state));
+                        b.iter(|| cycle(view, &history, &mut state));
                     });
                 });
             }
@@ -185,7 +185,7 @@ fn arrange(c: &mut Criterion) {
                     |b| {
                         b.iter_batched_ref(
                             || state.clone(),
-                            |state| epoch(view, &history, state),
+                            |state| cycle(view, &history, state),
                             BatchSize::LargeInput,
                         );
                     },

@@ -77,9 +77,9 @@ pub struct Config {
     pub link_busy: f64,
     /// A watch with fewer accesses than this does not show their balance.
     pub accesses_min: u64,
-    /// A free VM crowds a node that answers more than this many times an even part of its accesses, 0 to 1000.
+    /// An unplaced VM crowds a node that answers more than this many times an even part of its accesses, 0 to 1000.
     pub crowded_min: f64,
-    /// Share of a controller's bandwidth in use at which a free VM's memory is worth spreading, 0 to 1.
+    /// Share of a controller's bandwidth in use at which an unplaced VM's memory is worth spreading, 0 to 1.
     pub controller_busy: f64,
     /// Time for which a VM is watched before and after a change.
     #[serde(with = "homenode_units::text")]
@@ -198,7 +198,7 @@ impl Advice {
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Seen {
     since: Ns,
-    epochs: u32,
+    cycles: u32,
     instructions_per_s: f64,
     local: f64,
     link_busy: f64,
@@ -219,12 +219,12 @@ impl Seen {
         }
     }
 
-    /// Records an epoch; returns whether all inputs were known.
+    /// Records a cycle; returns whether all inputs were known.
     fn take(&mut self, view: &View<'_>, rates: &VmRates, home: &NodeSet) -> bool {
         let (Some(speed), Some(on)) = (rates.instructions_per_s, rates.accesses_on.as_ref()) else {
             return false;
         };
-        self.epochs += 1;
+        self.cycles += 1;
         self.instructions_per_s += speed;
         self.local += rates.local_access_ratio.unwrap_or(1.0);
         self.link_busy = self.link_busy.max(busiest_link(view));
@@ -245,16 +245,16 @@ impl Seen {
     }
 
     fn speed(&self) -> f64 {
-        self.instructions_per_s / f64::from(self.epochs.max(1))
+        self.instructions_per_s / f64::from(self.cycles.max(1))
     }
 
     fn local(&self) -> f64 {
-        self.local / f64::from(self.epochs.max(1))
+        self.local / f64::from(self.cycles.max(1))
     }
 
     /// Returns why a trial would show nothing, if so.
     fn noise(&self) -> Option<String> {
-        let rests = self.rests / f64::from(self.epochs.max(1));
+        let rests = self.rests / f64::from(self.cycles.max(1));
         let others = self.used_by_others / self.used;
         match () {
             () if rests > NOISE_MAX => Some(format!("it rests {:.0} percent of the time", 100.0 * rests)),
@@ -346,7 +346,7 @@ impl Case {
     }
 }
 
-/// State kept between epochs.
+/// State kept between cycles.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     cases: BTreeMap<VmId, Case>,
@@ -386,12 +386,12 @@ impl State {
     }
 }
 
-/// Records an epoch and updates [`State::advice`] and [`State::choice`] of each VM.
+/// Records a cycle and updates [`State::advice`] and [`State::choice`] of each VM.
 pub fn observe(view: &View<'_>, config: &Config, state: &mut State) {
     state.cases.retain(|id, _| view.sample.vm(*id).is_some());
     for vm in &view.vms {
         let id = vm.sample.id;
-        // A free VM lives on all nodes that it may use.
+        // An unplaced VM lives on all nodes that it may use.
         let home = &lives_on(view, vm);
         let case = state.cases.entry(id).or_insert_with(|| Case::new(view.at, home));
         if case.home != *home {

@@ -38,12 +38,12 @@ pub struct Config {
     /// A VM observed running for this long counts with its measured use.
     #[serde(with = "homenode_units::text")]
     pub settle: Ns,
-    /// Weight of the newest epoch in averages, in (0, 1].
+    /// Weight of the newest cycle in averages, in (0, 1].
     pub average_weight: f64,
 }
 
 impl Default for Config {
-    /// Averages forget half of their past after about four epochs.
+    /// Averages forget half of their past after about four cycles.
     fn default() -> Config {
         Config {
             settle: Ns::from_secs(30),
@@ -141,7 +141,7 @@ struct Record {
 }
 
 impl History {
-    /// Records one epoch. Called once for each view that has rates.
+    /// Records one cycle. Called once for each view that has rates.
     pub fn observe(&mut self, view: &View<'_>, config: &Config) {
         let weight = Weight(config.average_weight);
         let Some(rates) = view.rates else { return };

@@ -6,12 +6,12 @@
 //!
 //! # Algorithm
 //! Plans come in order of precedence. Each decision is kept unless
-//! 1. it is impossible (a host refuses a plan as a whole, and one VM must not cost all others their epoch), or the operator
+//! 1. it is impossible (a host refuses a plan as a whole, and one VM must not cost all others their cycle), or the operator
 //!    forbids it: the VM is opted out, or its vCPUs are pinned by hand and the action would move them, or it would put them
 //!    outside the CPUs that the operator allows, or its CPU quota was set by something other than the agent, or the
 //!    operator's own is as low as the one that a policy wants;
 //! 2. a plan of higher precedence has already decided on the same lever of the same VM, or on its home: the policy that
-//!    re-homes a VM decides where its vCPUs and pages go in that epoch. Its quota is independent.
+//!    re-homes a VM decides where its vCPUs and pages go in that cycle. Its quota is independent.
 //!
 //! A dropped decision becomes a finding with the reason: nothing is lost silently.
 //!
@@ -31,7 +31,7 @@ pub fn merge(view: &View<'_>, plans: Vec<Plan>) -> Plan {
     for plan in plans {
         debug_assert_eq!(
             plan.version, view.version,
-            "plans of one epoch are made from one view"
+            "plans of one cycle are made from one view"
         );
         merged.findings.extend(plan.findings);
         for decision in plan.decisions {
@@ -107,7 +107,7 @@ fn objection(view: &View<'_>, owners: &[(VmId, Lever, &'static str)], decision: 
     let taken = owners.iter().find(|(vm, owned, owner)| {
         *vm == id && owner != policy && (*owned == lever || depends_on_home(*owned, lever))
     });
-    taken.map(|(_, owned, owner)| format!("VM {name}: {owner} decides on {} in this epoch", owned.of_vm()))
+    taken.map(|(_, owned, owner)| format!("VM {name}: {owner} decides on {} in this cycle", owned.of_vm()))
 }
 
 /// Whether a decision on one of two levers includes the other, because one is the home and the other follows it.

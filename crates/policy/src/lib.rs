@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | [`demand`] | what does a VM need from a node? | [TAVO, V.B] |
 //! | [`predict`] | how fast would each VM be under another arrangement? | see there |
-//! | [`arrange`] | which VMs live free, which at home, and where? | see there |
+//! | [`arrange`] | which VMs stay unplaced, which get a home, and where? | see there |
 //! | [`trial`] | did a change pay? | see there |
 //! | [`placement`] | on which node(s) should a VM live? | [TAVO, V.C] |
 //! | [`balance`] | which vCPUs run elsewhere for now, and when must a home change? | [TAVO, V.D] |

@@ -7,18 +7,18 @@
 //!
 //! # Terms
 //! - *Speed*: instructions per second that its vCPUs run, so that an idle VM does not count as slow.
-//! - *Usual speed*: its average over epochs without moves in its present home. A VM in a new home is slow because its memory
+//! - *Usual speed*: its average over cycles without moves in its present home. A VM in a new home is slow because its memory
 //!   is not there yet: moving less of it would keep it slow.
 //!
 //! # Algorithm
 //! For each VM whose pages a plan moves:
-//! 1. its *pace*, a share of the planned pages, halves after an epoch with moves in which its speed was more than
+//! 1. its *pace*, a share of the planned pages, halves after a cycle with moves in which its speed was more than
 //!    [`Config::slowdown_max`] below its usual one, down to [`Config::pace_min`]; it doubles after one with moves in which it
-//!    was not, up to 1. Without a measured speed it stays 1. To learn the usual speed, nothing moves in the first epoch in
+//!    was not, up to 1. Without a measured speed it stays 1. To learn the usual speed, nothing moves in the first cycle in
 //!    which a VM is seen, and in one after 16 with moves while its pace is below 1. Memory that moves whole or not at all is
 //!    not slowed down;
 //! 2. a move that left more than [`Config::vain_min`] of its pages in place is *in vain*. After such moves nothing is moved
-//!    for 1, 2, 4 … epochs, up to [`Config::wait_max_epochs`], which is reported once; a move that works ends that.
+//!    for 1, 2, 4 … cycles, up to [`Config::wait_max_cycles`], which is reported once; a move that works ends that.
 //!
 //! # Properties
 //! - `a_vm_that_suffers_is_moved_ever_slower_and_recovers`
@@ -38,7 +38,7 @@ use crate::bounds::{SHARE, SOME_SHARE};
 /// Name of this policy in plans.
 pub const POLICY: &str = "pace";
 
-/// While a VM's pace is below 1, it gets an epoch without moves after this many with moves.
+/// While a VM's pace is below 1, it gets a cycle without moves after this many with moves.
 const IN_A_ROW_MAX: u32 = 16;
 
 /// The operator's settings.
@@ -47,13 +47,14 @@ const IN_A_ROW_MAX: u32 = 16;
 pub struct Config {
     /// A VM that loses more than this share of its speed while its pages move suffers from it.
     pub slowdown_max: f64,
-    /// Most epochs without a try after moves in vain.
-    pub wait_max_epochs: u32,
+    /// Most cycles without a try after moves in vain.
+    #[serde(alias = "wait_max_epochs")]
+    pub wait_max_cycles: u32,
     /// Least share of the planned pages, in (0, 1].
     pub pace_min: f64,
     /// Share of a move that must be left in place for it to be in vain, 0 to 1.
     pub vain_min: f64,
-    /// Weight of the last epoch in a VM's usual speed, in (0, 1].
+    /// Weight of the last cycle in a VM's usual speed, in (0, 1].
     pub average_weight: f64,
 }
 
@@ -62,7 +63,7 @@ impl Default for Config {
     fn default() -> Self {
         Config {
             slowdown_max: 0.2,
-            wait_max_epochs: 64,
+            wait_max_cycles: 64,
             pace_min: 1.0 / 64.0,
             vain_min: 0.9,
             average_weight: 0.2,
@@ -73,7 +74,7 @@ impl Default for Config {
 homenode_units::settings! {
     Config {
         slowdown_max: SHARE,
-        wait_max_epochs: 0..=65_536,
+        wait_max_cycles: 0..=65_536,
         pace_min: SOME_SHARE,
         vain_min: SHARE,
         average_weight: SOME_SHARE,
@@ -84,14 +85,14 @@ homenode_units::settings! {
 #[derive(Clone, Debug)]
 struct Pace {
     share: f64,
-    /// Speed in epochs without moves, in its present home.
+    /// Speed in cycles without moves, in its present home.
     usual: Ewma,
     home: Option<NodeSet>,
-    /// Epochs with moves since the last one without.
+    /// Cycles with moves since the last one without.
     in_a_row: u32,
-    /// The last epoch's move: source, pages requested, and pages there before.
+    /// The last cycle's move: source, pages requested, and pages there before.
     asked: Option<(NodeSet, Pages, Pages)>,
-    /// Whether the last epoch moved anything.
+    /// Whether the last cycle moved anything.
     moved: bool,
     vain: u32,
     wait: u32,
@@ -112,7 +113,7 @@ impl Default for Pace {
     }
 }
 
-/// State kept between epochs.
+/// State kept between cycles.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     paces: BTreeMap<VmId, Pace>,
@@ -130,7 +131,7 @@ fn pages_on(vm: &VmView<'_>, nodes: &NodeSet) -> Option<Pages> {
 }
 
 impl Pace {
-    /// Records the effect of the last epoch's moves; returns whether they were in vain for the first time.
+    /// Records the effect of the last cycle's moves; returns whether they were in vain for the first time.
     fn learn(&mut self, vm: &VmView<'_>, config: &Config) -> bool {
         if self.home.as_ref() != vm.home {
             self.home = vm.home.cloned();
@@ -168,7 +169,7 @@ impl Pace {
             return false;
         }
         self.vain += 1;
-        self.wait = (1_u32 << self.vain.min(16)).min(config.wait_max_epochs);
+        self.wait = (1_u32 << self.vain.min(16)).min(config.wait_max_cycles);
         self.vain == 1
     }
 
@@ -185,7 +186,7 @@ impl Pace {
                 let (from, pages_max) = leaves(&mut decision.action.act, vm)?;
                 *pages_max = part(*pages_max);
                 let there = pages_on(vm, &from)?;
-                // Among several moves of an epoch the largest counts.
+                // Among several moves of a cycle the largest counts.
                 if self
                     .asked
                     .as_ref()
@@ -218,7 +219,7 @@ fn leaves<'a>(act: &'a mut Act, vm: &VmView<'_>) -> Option<(NodeSet, &'a mut Pag
     }
 }
 
-/// Limits the moves of an epoch's plans to what each VM tolerates. Plans nothing itself, but reports moves in vain.
+/// Limits the moves of a cycle's plans to what each VM tolerates. Plans nothing itself, but reports moves in vain.
 pub fn hold(view: &View<'_>, config: &Config, state: &mut State, plans: &mut [Plan]) -> Plan {
     state.paces.retain(|id, _| view.sample.vm(*id).is_some());
     let mut said = Plan::new(view.version);
@@ -271,12 +272,12 @@ mod tests {
         scene
     }
 
-    /// One epoch: returns the pages of repatriation's plan that may move, and the number of reports.
-    fn epoch(scene: &mut Scene, state: &mut State) -> (u64, usize) {
-        epoch_by(&Config::default(), scene, state)
+    /// One cycle: returns the pages of repatriation's plan that may move, and the number of reports.
+    fn cycle(scene: &mut Scene, state: &mut State) -> (u64, usize) {
+        cycle_by(&Config::default(), scene, state)
     }
 
-    fn epoch_by(config: &Config, scene: &mut Scene, state: &mut State) -> (u64, usize) {
+    fn cycle_by(config: &Config, scene: &mut Scene, state: &mut State) -> (u64, usize) {
         scene.at = Ns(scene.at.0 + 1_000_000_000);
         scene.with_view(|view| {
             let mut planned = repatriate::plan(
@@ -295,19 +296,19 @@ mod tests {
     fn a_vm_that_suffers_is_moved_ever_slower_and_recovers() {
         let (mut scene, mut state) = (scene(), State::default());
         scene.vm(1).pages(1, 0);
-        epoch(&mut scene, &mut state);
-        epoch(&mut scene, &mut state);
+        cycle(&mut scene, &mut state);
+        cycle(&mut scene, &mut state);
         let mut left = 1_000_000;
         scene.vm(1).pages(1, left);
         let mut paces = Vec::new();
         for at in 0..12 {
-            let (moved, _) = epoch(&mut scene, &mut state);
+            let (moved, _) = cycle(&mut scene, &mut state);
             left -= moved;
             let speed = if at < 5 { 500_000_000 } else { 950_000_000 };
             scene.vm(1).pages(1, left).instructions_per_s(speed);
             paces.push(moved);
         }
-        let full = repatriate::Config::default().vm_pages_per_epoch.0;
+        let full = repatriate::Config::default().vm_pages_per_cycle.0;
         assert_eq!(paces[..6], [1, 2, 4, 8, 16, 32].map(|part| full / part));
         assert_eq!(paces[6..11], [16, 8, 4, 2, 1].map(|part| full / part));
     }
@@ -318,14 +319,14 @@ mod tests {
         let mut left = 1_000_000;
         scene.vm(1).pages(1, 0).pages(0, left);
         for _ in 0..3 {
-            epoch(&mut scene, &mut state);
+            cycle(&mut scene, &mut state);
         }
         // All memory is remote there, and work takes three times as long.
         scene.vm(1).home(1).instructions_per_s(333_000_000);
-        let full = repatriate::Config::default().vm_pages_per_epoch.0;
+        let full = repatriate::Config::default().vm_pages_per_cycle.0;
         let mut moved = Vec::new();
         for _ in 0..6 {
-            let (pages, _) = epoch(&mut scene, &mut state);
+            let (pages, _) = cycle(&mut scene, &mut state);
             left -= pages;
             scene.vm(1).pages(0, left).pages(1, 1_000_000 - left);
             moved.push(pages);
@@ -336,14 +337,14 @@ mod tests {
     #[test]
     fn what_moves_in_vain_is_tried_ever_more_rarely_and_said_once() {
         let (mut scene, mut state) = (scene(), State::default());
-        let epochs: Vec<(u64, usize)> = (0..40).map(|_| epoch(&mut scene, &mut state)).collect();
-        let tried: Vec<usize> = (0..40).filter(|at| epochs[*at].0 > 0).collect();
+        let cycles: Vec<(u64, usize)> = (0..40).map(|_| cycle(&mut scene, &mut state)).collect();
+        let tried: Vec<usize> = (0..40).filter(|at| cycles[*at].0 > 0).collect();
         assert_eq!(tried, [1, 4, 9, 18, 35]);
-        assert_eq!(epochs.iter().map(|(_, said)| said).sum::<usize>(), 1);
-        // Then moving works, and nothing is held back: after the rest of the wait, 65,536 pages an epoch.
+        assert_eq!(cycles.iter().map(|(_, said)| said).sum::<usize>(), 1);
+        // Then moving works, and nothing is held back: after the rest of the wait, 65,536 pages a cycle.
         let mut left = 1_000_000;
         let moving = (0..40).filter(|_| {
-            let (moved, _) = epoch(&mut scene, &mut state);
+            let (moved, _) = cycle(&mut scene, &mut state);
             left -= moved;
             scene.vm(1).pages(1, left);
             moved > 0
@@ -351,7 +352,7 @@ mod tests {
         let moving: Vec<usize> = moving.collect();
         let first = moving[0];
         assert!(
-            first <= 32 && moving.iter().enumerate().all(|(at, epoch)| *epoch == first + at),
+            first <= 32 && moving.iter().enumerate().all(|(at, cycle)| *cycle == first + at),
             "{moving:?}"
         );
         assert!(moving.len() > 5);
@@ -361,14 +362,14 @@ mod tests {
     fn what_is_on_its_way_is_not_in_vain_and_what_moves_whole_is_not_slowed() {
         let (mut scene, mut state) = (scene(), State::default());
         scene.vm(1).moves_whole();
-        assert_eq!(epoch(&mut scene, &mut state), (1_000_000, 0));
+        assert_eq!(cycle(&mut scene, &mut state), (1_000_000, 0));
         scene
             .vm(1)
             .immovable(Immovable::Migrating)
             .instructions_per_s(1_000);
         for _ in 0..3 {
             // Repatriation itself reports again why it does not move: its state is new each time.
-            assert_eq!(epoch(&mut scene, &mut state), (0, 1));
+            assert_eq!(cycle(&mut scene, &mut state), (0, 1));
         }
         let pace = &state.paces[&vm_id(1)];
         assert_eq!((pace.vain, pace.wait, pace.share), (0, 0, 1.0));
@@ -382,17 +383,17 @@ mod tests {
         };
         let (mut scene, mut state) = (scene(), State::default());
         scene.vm(1).pages(1, 0);
-        epoch_by(&config, &mut scene, &mut state);
+        cycle_by(&config, &mut scene, &mut state);
         let mut left = 1_000_000;
         scene.vm(1).pages(1, left);
         let mut least = u64::MAX;
         for _ in 0..6 {
-            let (moved, _) = epoch_by(&config, &mut scene, &mut state);
+            let (moved, _) = cycle_by(&config, &mut scene, &mut state);
             left -= moved;
             scene.vm(1).pages(1, left).instructions_per_s(500_000_000);
             least = least.min(moved);
         }
-        assert_eq!(least, repatriate::Config::default().vm_pages_per_epoch.0 / 4);
+        assert_eq!(least, repatriate::Config::default().vm_pages_per_cycle.0 / 4);
         // A tenth of each move works, which counts as in vain or not.
         for (vain_min, waits) in [(0.5, true), (0.95, false)] {
             let config = Config {
@@ -401,9 +402,9 @@ mod tests {
             };
             let (mut scene, mut state, mut left) = (self::scene(), State::default(), 1_000_000);
             // Its usual speed comes first.
-            epoch_by(&config, &mut scene, &mut state);
+            cycle_by(&config, &mut scene, &mut state);
             let idle = (0..8).filter(|_| {
-                let (moved, _) = epoch_by(&config, &mut scene, &mut state);
+                let (moved, _) = cycle_by(&config, &mut scene, &mut state);
                 left -= moved / 10;
                 scene.vm(1).pages(1, left);
                 moved == 0

@@ -8,16 +8,16 @@
 //! worthwhile.
 //!
 //! # Algorithm
-//! Each epoch:
+//! Each cycle:
 //! 1. A VM with a home and more than [`Config::outside_pages_max`] pages outside starts to move by [`Config::start`]: by
 //!    amount, when more than that is outside; or periodically, when that time has passed since its last start, or since it
 //!    was first seen. It then keeps moving until no more than [`Config::outside_pages_max`] pages are outside. If a VM's
 //!    guest is shown its location, each virtual node's memory has its own home node ([`VmView::layout`]): pages elsewhere are
 //!    outside. Everything leaves a drained node at once, however little it is. A VM whose memory moves whole or not at all
-//!    ([`homenode_host::VmSample::moves_whole`]) is moved whole; the budgets, which are for pages that move within an epoch,
+//!    ([`homenode_host::VmSample::moves_whole`]) is moved whole; the budgets, which are for pages that move within a cycle,
 //!    apply to the others.
 //! 2. VMs that are moving and whose memory can move are served in order of most pages outside, each with at most
-//!    [`Config::vm_pages_per_epoch`], all together with at most [`Config::host_pages_per_epoch`].
+//!    [`Config::vm_pages_per_cycle`], all together with at most [`Config::host_pages_per_cycle`].
 //!
 //! # Properties
 //! - `budgets_hold_per_vm_and_host`
@@ -68,33 +68,35 @@ pub struct Config {
     pub outside_pages_max: Pages,
     /// When a VM's pages start to move.
     pub start: Start,
-    /// Budget of one VM per epoch.
-    pub vm_pages_per_epoch: Pages,
-    /// Budget of the host per epoch.
-    pub host_pages_per_epoch: Pages,
+    /// Budget of one VM per cycle.
+    #[serde(alias = "vm_pages_per_epoch")]
+    pub vm_pages_per_cycle: Pages,
+    /// Budget of the host per cycle.
+    #[serde(alias = "host_pages_per_epoch")]
+    pub host_pages_per_cycle: Pages,
 }
 
 impl Default for Config {
-    /// 1 MiB may stay outside; 512 MiB per VM and 1 GiB per host and epoch: a fifth of what one memory controller of the
+    /// 1 MiB may stay outside; 512 MiB per VM and 1 GiB per host and cycle: a fifth of what one memory controller of the
     /// oldest machine here moves in a second.
     fn default() -> Self {
         Config {
             outside_pages_max: Pages(256),
             start: Start::Amount(START_AMOUNT),
-            vm_pages_per_epoch: Pages(131_072),
-            host_pages_per_epoch: Pages(262_144),
+            vm_pages_per_cycle: Pages(131_072),
+            host_pages_per_cycle: Pages(262_144),
         }
     }
 }
 
 homenode_units::settings! {
-    Config { outside_pages_max: PAGES, start: Section, vm_pages_per_epoch: PAGES, host_pages_per_epoch: PAGES } budgets
+    Config { outside_pages_max: PAGES, start: Section, vm_pages_per_cycle: PAGES, host_pages_per_cycle: PAGES } budgets
 }
 
 /// A VM's budget may not exceed the host's.
 fn budgets(config: &Config) -> Result<(), BadSetting> {
-    let vm = ("vm_pages_per_epoch", config.vm_pages_per_epoch);
-    BadSetting::unless_ordered(vm, ("host_pages_per_epoch", config.host_pages_per_epoch))
+    let vm = ("vm_pages_per_cycle", config.vm_pages_per_cycle);
+    BadSetting::unless_ordered(vm, ("host_pages_per_cycle", config.host_pages_per_cycle))
 }
 
 impl Settings for Start {
@@ -106,7 +108,7 @@ impl Settings for Start {
     }
 }
 
-/// State kept between epochs.
+/// State kept between cycles.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     told: BTreeSet<VmId>,
@@ -162,7 +164,7 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
         })
         .collect();
     outside.sort_by_key(|(pages, _, _, vm)| (Reverse(*pages), vm.sample.id));
-    let mut left = config.host_pages_per_epoch;
+    let mut left = config.host_pages_per_cycle;
     for (pages, parts, home, vm) in outside {
         let id = vm.sample.id;
         if let Some(why) = vm.memory_fixed() {
@@ -181,7 +183,7 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
             plan.decide(POLICY, action, reason);
             continue;
         }
-        let mut vm_left = config.vm_pages_per_epoch;
+        let mut vm_left = config.vm_pages_per_cycle;
         for part in parts {
             let budget = part.pages.min(vm_left).min(left);
             if budget == Pages::ZERO {
@@ -244,7 +246,7 @@ impl Part {
             return (
                 gather(view, vm, home, budget),
                 format!(
-                    "{pages} lie away from its home, node {home}; {budget} of them go home in this epoch"
+                    "{pages} lie away from its home, node {home}; {budget} of them go home in this cycle"
                 ),
             );
         };
@@ -255,7 +257,7 @@ impl Part {
         }
         .on(vm);
         let what = format!("{pages} of virtual node {virtual_node} lie away from its home, node {to}");
-        (action, format!("{what}; {budget} of them go there in this epoch"))
+        (action, format!("{what}; {budget} of them go there in this cycle"))
     }
 }
 
@@ -287,8 +289,8 @@ mod tests {
         }
         let config = Config {
             outside_pages_max: Pages(256),
-            vm_pages_per_epoch: Pages(2_000),
-            host_pages_per_epoch: Pages(4_500),
+            vm_pages_per_cycle: Pages(2_000),
+            host_pages_per_cycle: Pages(4_500),
             ..Config::default()
         };
         let plan = scene.with_view(|view| plan(view, &config, &mut State::default()));
@@ -312,8 +314,8 @@ mod tests {
         }
         scene.vm(2).moves_whole();
         let config = Config {
-            vm_pages_per_epoch: Pages(1_000),
-            host_pages_per_epoch: Pages(1_000),
+            vm_pages_per_cycle: Pages(1_000),
+            host_pages_per_cycle: Pages(1_000),
             ..Config::default()
         };
         let plan = scene.with_view(|view| plan(view, &config, &mut State::default()));
@@ -335,7 +337,7 @@ mod tests {
         ]);
         vm.layout(Some(&[NodeId(0), NodeId(1)]));
         let config = Config {
-            vm_pages_per_epoch: Pages(4_500),
+            vm_pages_per_cycle: Pages(4_500),
             ..Config::default()
         };
         let plan = scene.with_view(|view| plan(view, &config, &mut State::default()));
@@ -380,7 +382,7 @@ mod tests {
         assert_eq!(scene.machine.nodes.keys().next(), Some(NodeId(0)));
     }
 
-    /// Returns the pages that go home in one epoch, with this many outside.
+    /// Returns the pages that go home in one cycle, with this many outside.
     fn going(config: &Config, state: &mut State, at_s: u64, outside: u64) -> u64 {
         let mut scene = Scene::four_nodes(4);
         scene.at = Ns::from_secs(at_s);
@@ -397,7 +399,7 @@ mod tests {
     fn by_amount_all_goes_home_once_enough_is_away() {
         let config = Config {
             start: Start::Amount(Pages(10_000).to_bytes()),
-            vm_pages_per_epoch: Pages(6_000),
+            vm_pages_per_cycle: Pages(6_000),
             ..Config::default()
         };
         let mut state = State::default();
@@ -414,7 +416,7 @@ mod tests {
     fn periodically_all_goes_home_however_little_is_away() {
         let config = Config {
             start: Start::Period(Ns::from_secs(900)),
-            vm_pages_per_epoch: Pages(6_000),
+            vm_pages_per_cycle: Pages(6_000),
             ..Config::default()
         };
         let mut state = State::default();

@@ -598,7 +598,7 @@ pub fn character(threads: f64, misses_per_kilo: f64) -> Character {
         found: None,
         memory: None,
         at_home: 1.0,
-        at_free: 1.0,
+        when_unplaced: 1.0,
     }
 }
 

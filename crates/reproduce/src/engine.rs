@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::Result;
-use homenode_control::{Around, Control, Epoch, Event};
+use homenode_control::{Around, Control, Cycle, Event};
 use homenode_host::{Host as _, HostError};
 use homenode_twin::{Setup, Twin, TwinReport};
 use homenode_units::Ns;
@@ -21,7 +21,7 @@ pub struct Run {
 }
 
 /// Runs a scenario to its end, or for its duration, under the policies of `control`, called `policy` in the result; `watch` is
-/// called with each epoch and the loop after it, and its error ends the run.
+/// called with each cycle and the loop after it, and its error ends the run.
 ///
 /// # Errors
 /// A scenario that the machine cannot run; a host that cannot be read; a planner that fails, as
@@ -30,7 +30,7 @@ pub fn run(
     setup: &Setup,
     policy: &str,
     control: Control,
-    watch: impl FnMut(&Epoch, &Control) -> Result<()>,
+    watch: impl FnMut(&Cycle, &Control) -> Result<()>,
 ) -> Result<Run> {
     let ended = simulate(setup.start()?, control, setup.scenario.duration, Watched(watch))?;
     Ok(Run {
@@ -48,7 +48,7 @@ pub fn run_until(
     twin: Twin,
     control: Control,
     at: Ns,
-    watch: impl FnMut(&Epoch, &Control) -> Result<()>,
+    watch: impl FnMut(&Cycle, &Control) -> Result<()>,
 ) -> Result<(Twin, Control)> {
     let ended = simulate(twin, control, at, Watched(watch))?;
     Ok((ended.twin, ended.control))
@@ -61,7 +61,7 @@ pub fn is_over(twin: &Twin, until: Ns) -> bool {
 
 /// What is looked at during a run.
 pub(crate) trait Probe {
-    /// Called before an epoch.
+    /// Called before a cycle.
     ///
     /// # Errors
     /// An error that ends the run.
@@ -69,24 +69,24 @@ pub(crate) trait Probe {
         Ok(())
     }
 
-    /// Called after an epoch.
+    /// Called after a cycle.
     ///
     /// # Errors
     /// An error that ends the run.
-    fn after(&mut self, twin: &mut Twin, epoch: &Epoch, control: &Control) -> Result<()>;
+    fn after(&mut self, twin: &mut Twin, cycle: &Cycle, control: &Control) -> Result<()>;
 
-    /// Returns the time to the next epoch, given what is left of the run and the policies' period.
+    /// Returns the time to the next cycle, given what is left of the run and the policies' period.
     fn pause(&self, _now: Ns, left: Ns, period: Ns) -> Ns {
         left.min(period)
     }
 }
 
-/// A probe that only watches epochs.
+/// A probe that only watches cycles.
 struct Watched<W>(W);
 
-impl<W: FnMut(&Epoch, &Control) -> Result<()>> Probe for Watched<W> {
-    fn after(&mut self, _: &mut Twin, epoch: &Epoch, control: &Control) -> Result<()> {
-        (self.0)(epoch, control)
+impl<W: FnMut(&Cycle, &Control) -> Result<()>> Probe for Watched<W> {
+    fn after(&mut self, _: &mut Twin, cycle: &Cycle, control: &Control) -> Result<()> {
+        (self.0)(cycle, control)
     }
 }
 
@@ -141,12 +141,12 @@ impl<P: Probe> Around<Twin> for ToEnd<'_, P> {
         Ok(ControlFlow::Continue(()))
     }
 
-    fn after(&mut self, twin: &mut Twin, epoch: Result<Epoch, HostError>) -> Result<ControlFlow<()>> {
-        let epoch = epoch?;
+    fn after(&mut self, twin: &mut Twin, cycle: Result<Cycle, HostError>) -> Result<ControlFlow<()>> {
+        let cycle = cycle?;
         let decided = |event: &&Event| matches!(event, Event::Decided { .. });
-        self.decisions += epoch.events.iter().filter(decided).count();
+        self.decisions += cycle.events.iter().filter(decided).count();
         let control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
-        self.probe.after(twin, &epoch, &control)?;
+        self.probe.after(twin, &cycle, &control)?;
         match control.failed_planner() {
             Some(failed) => Err(failed.clone().into()),
             None => Ok(ControlFlow::Continue(())),

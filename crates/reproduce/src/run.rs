@@ -1,7 +1,7 @@
 //! One run of the twin: its inputs and its recorded outcome.
 
 use anyhow::Result;
-use homenode_control::{Config, Control, Epoch, Mode};
+use homenode_control::{Config, Control, Cycle, Mode};
 use homenode_host::{Counters, Host as _, Sample, VmSample};
 use homenode_twin::{Scenario, Twin, TwinReport, VmReport};
 use homenode_units::{NodeId, Ns};
@@ -180,7 +180,7 @@ impl Probe for Measured<'_> {
         Ok(())
     }
 
-    fn after(&mut self, twin: &mut Twin, _: &Epoch, _: &Control) -> Result<()> {
+    fn after(&mut self, twin: &mut Twin, _: &Cycle, _: &Control) -> Result<()> {
         if let (Some(watch), Some(_)) = (self.run.watch, &self.begin) {
             let due = |last: &Moment| twin.now().0 >= last.at_ns + watch.0;
             if self.moments.last().is_none_or(due) {

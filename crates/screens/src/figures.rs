@@ -2,9 +2,9 @@
 
 use homenode_units::{NodeSet, Ns};
 
-/// Home nodes of a VM, or `free` if it has none.
-pub fn or_free(home: Option<&NodeSet>) -> String {
-    home.map_or_else(|| "free".to_owned(), ToString::to_string)
+/// Home nodes of a VM, or `none` if it is unplaced.
+pub fn or_none(home: Option<&NodeSet>) -> String {
+    home.map_or_else(|| "none".to_owned(), ToString::to_string)
 }
 
 /// Formats a share as percent.

@@ -128,9 +128,9 @@ pub fn best(
 /// Runs policies, and records their decisions on homes and memory policies.
 fn recorded(setup: &Setup, config: &Config, contender: &Contender) -> anyhow::Result<(Run, Schedule)> {
     let mut schedule = Schedule::default();
-    let done = contender.run(setup, config, |epoch, _| {
-        for event in &epoch.events {
-            note(&setup.scenario, event, epoch.status.at_ns, &mut schedule);
+    let done = contender.run(setup, config, |cycle, _| {
+        for event in &cycle.events {
+            note(&setup.scenario, event, cycle.status.at_ns, &mut schedule);
         }
         Ok(())
     })?;
@@ -159,7 +159,7 @@ fn note(scenario: &Scenario, event: &Event, now: Ns, schedule: &mut Schedule) {
         Act::Lift {
             lever: Lever::Home, ..
         } => Goal {
-            place: Place::Free,
+            place: Place::Unplaced,
             ..goal
         },
         Act::SetMemoryPolicy { policy, .. } => Goal {

@@ -7,10 +7,10 @@ use homenode_units::stats::mean;
 
 use crate::held_out::{DrawnAs, HeldOut, HeldOutPolicy};
 use crate::known::Known;
-use crate::score::{CaseScore, HURT, MUCH_WORSE, Total};
+use crate::score::{CaseScore, MUCH_WORSE, SLOWED, Total};
 use crate::sweep::{Cell, Work};
 
-/// The policies whose gap to the best known is shown, and whose hurt VMs are listed.
+/// The policies whose gap to the best known is shown, and whose slowed VMs are listed.
 const OURS: &str = "homenode";
 /// Cells of a sweep with less work than this, relative to `default`, are listed.
 const WORK_MIN: f64 = 0.98;
@@ -60,7 +60,7 @@ impl Board {
         self.head(&mut out);
         self.totals(&mut out);
         self.cases(&mut out);
-        self.hurt(&mut out);
+        self.slowed(&mut out);
         self.sweeps(&mut out);
         self.lone(&mut out);
         self.disturbed(&mut out);
@@ -82,11 +82,11 @@ Written by `cargo xtask decisions`; do not edit. Seeds {}. All figures are of th
 What is compared: the same VMs, programs, arrivals and seed, under the kernel's scheduler alone (`default`) and under sets of
 policies. *Ratio*: time that a VM's programs took over the time they took under `default` with the same seed; below 1 is faster.
 Where a program did not end in both runs, seconds per instruction. A *mean* is over a case's VMs, then seeds, then cases. A VM
-is *hurt* where its mean time over seeds is over {HURT} times default's. *Best known*: the best of all policies and of a search
+is *slowed* where its mean time over seeds is over {SLOWED} times default's. *Best known*: the best of all policies and of a search
 (`homenode search`) that tries schedules on copies of the twin, before and during the run, within the agent's budgets. It
 knows the future of its seed, which no policy does; and it is an upper bound on the best, which more searching lowers.
 
-How to read it: a policy is good where its mean is low *and* it hurts no VM; an operator who sees one VM twice as slow switches
+How to read it: a policy is good where its mean is low *and* it slows no VM; an operator who sees one VM twice as slow switches
 it off. What it does not say: anything about a real host, about cases unlike these, or how much of the gap to the best known a
 policy could close without knowing the future. `ff-pin` is first fit with a CPU for each vCPU, `autonuma` the kernel's own balancing
 without an agent, `numad` that program's algorithm, `tavo` the paper's as published, `homenode` the product.
@@ -100,7 +100,7 @@ without an agent, `numad` that program's algorithm, `tavo` the paper's as publis
             "
 ## All cases
 
-| policies | mean | worst VM | worst run | VMs hurt | runs over 1.10 | decisions per run | GiB moved per run |
+| policies | mean | worst VM | worst run | VMs slowed | runs over 1.10 | decisions per run | GiB moved per run |
 |---|---|---|---|---|---|---|---|
 | default | 1.000 | 1.000 | 1.000 | 0 | 0 | 0 | 0 |
 ",
@@ -113,8 +113,8 @@ without an agent, `numad` that program's algorithm, `tavo` the paper's as publis
                 figure(total.mean),
                 figure(total.worst_vm),
                 figure(total.worst_run),
-                total.hurt.0,
-                total.hurt.1,
+                total.slowed.0,
+                total.slowed.1,
                 total.much_worse.0,
                 total.much_worse.1,
                 total.decisions,
@@ -168,7 +168,7 @@ without an agent, `numad` that program's algorithm, `tavo` the paper's as publis
             figure(mean(best)),
             worst(&vms),
             worst(&runs),
-            over(&vms, HURT),
+            over(&vms, SLOWED),
             over(&runs, MUCH_WORSE)
         );
     }
@@ -225,21 +225,21 @@ which no policy may read (a house rule).
         }
     }
 
-    fn hurt(&self, out: &mut String) {
+    fn slowed(&self, out: &mut String) {
         for (name, scores) in self.policies.iter().filter(|(name, _)| *name == OURS) {
-            let hurt: Vec<String> = scores
+            let slowed: Vec<String> = scores
                 .iter()
                 .flat_map(|case| {
-                    case.hurt()
+                    case.slowed()
                         .map(|vm| format!("{} in {} {}", vm.name, case.case, figure(vm.ratio)))
                 })
                 .collect();
-            let list = if hurt.is_empty() {
+            let list = if slowed.is_empty() {
                 "none".to_owned()
             } else {
-                hurt.join(", ")
+                slowed.join(", ")
             };
-            let _ = writeln!(out, "\nVMs hurt by {name}: {list}.");
+            let _ = writeln!(out, "\nVMs slowed by {name}: {list}.");
         }
     }
 
@@ -342,7 +342,7 @@ default's time over theirs; above 1 is more.
 All cases again, and the load sweep with the first seed, on twins that differ from what their machine files say or from what the
 agent is told. `default` runs on the same twin; the best known is what was found on the twin as it is, carried out there.
 
-| disturbance | mean | worst VM | VMs hurt | runs over 1.10 | mean of the best known | least work of the sweep | under {WORK_MIN} |
+| disturbance | mean | worst VM | VMs slowed | runs over 1.10 | mean of the best known | least work of the sweep | under {WORK_MIN} |
 |---|---|---|---|---|---|---|---|
 "
         );
@@ -359,8 +359,8 @@ agent is told. `default` runs on the same twin; the best known is what was found
                 of.about,
                 figure(of.ours.mean),
                 figure(of.ours.worst_vm),
-                of.ours.hurt.0,
-                of.ours.hurt.1,
+                of.ours.slowed.0,
+                of.ours.slowed.1,
                 of.ours.much_worse.0,
                 of.ours.much_worse.1,
                 figure(of.best.mean),
@@ -379,7 +379,7 @@ agent is told. `default` runs on the same twin; the best known is what was found
 Cases drawn by a generator (machines × sizes × mixes × arrivals × loads) from seeds that follow from the id of the last commit
 which touched the policies, so that commit cannot have been tuned to them. Every run is listed, oldest first.
 
-| date | commit | cases × seeds | policies | mean | worst VM | VMs hurt | runs over 1.10 |
+| date | commit | cases × seeds | policies | mean | worst VM | VMs slowed | runs over 1.10 |
 |---|---|---|---|---|---|---|---|
 ",
         );
@@ -401,7 +401,7 @@ which touched the policies, so that commit cannot have been tuned to them. Every
                     run.seeds,
                     middle(of),
                     figure(of.worst_vm),
-                    of.hurt,
+                    of.slowed,
                     of.vms,
                     of.much_worse,
                     of.runs
@@ -443,7 +443,7 @@ about a quarter of a vCPU for each CPU, whatever their class. These are such run
     fn operations_of(&self, out: &mut String, drawn_as: DrawnAs) {
         out.push_str(
             "
-| date | commit | cases × seeds | hosts | policies | mean | p99 | worst VM | VMs hurt | runs over 1.10 |
+| date | commit | cases × seeds | hosts | policies | mean | p99 | worst VM | VMs slowed | runs over 1.10 |
 |---|---|---|---|---|---|---|---|---|---|
 ",
         );
@@ -561,7 +561,7 @@ mod tests {
             "| homenode | 0.900 | 1.200 | 1.200 | 1 of 2 | 2 of 4 | 7 | 0.5 |",
             "| best known | 0.800 | 1.050 | 1.050 | 1 of 2 | 0 of 2 | | |",
             "| one | 0.950 / 1.000 | 0.900 / 1.200 | 0.800 | 300 for 1 seeds | 12.5 % |",
-            "VMs hurt by homenode: vm1 in one 1.200.",
+            "VMs slowed by homenode: vm1 in one 1.200.",
             "| noise: 10 percent of noise | 1.000 | 1.200 | 1 of 2 | 2 of 4 | - | - | 0 of 0 |",
         ] {
             assert!(

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use anyhow::Context as _;
-use homenode_control::{Config, Control, Epoch, Mode, PolicySet, UnknownPolicy};
+use homenode_control::{Config, Control, Cycle, Mode, PolicySet, UnknownPolicy};
 use homenode_machine::Machine;
 use homenode_reproduce::engine::{self, Run};
 use homenode_twin::Scenario;
@@ -97,7 +97,7 @@ impl Contender {
         &self,
         setup: &Setup,
         config: &Config,
-        mut watch: impl FnMut(&Epoch, &Control) -> anyhow::Result<()>,
+        mut watch: impl FnMut(&Cycle, &Control) -> anyhow::Result<()>,
     ) -> anyhow::Result<Run> {
         let policies = match self {
             Contender::PolicySet(policies) => *policies,

@@ -73,8 +73,9 @@ pub struct HeldOutPolicy {
     /// 99th percentile of requests' times relative to the base; `None` if no VM serves any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p99: Option<f64>,
-    /// VMs hurt.
-    pub hurt: usize,
+    /// VMs that are slowed.
+    #[serde(alias = "hurt")]
+    pub slowed: usize,
     /// Total VMs.
     pub vms: usize,
     /// Runs of VMs that are much worse.
@@ -93,8 +94,8 @@ impl HeldOutPolicy {
             p99: rounded(total.p99),
             mean: rounded(total.mean),
             worst_vm: rounded(total.worst_vm),
-            hurt: total.hurt.0,
-            vms: total.hurt.1,
+            slowed: total.slowed.0,
+            vms: total.slowed.1,
             much_worse: total.much_worse.0,
             runs: total.much_worse.1,
         }
@@ -153,6 +154,10 @@ mod tests {
         }
         assert_eq!(HeldOut::read(&path).unwrap(), list);
         assert_eq!(list.runs.len(), 2);
+        // A key's name up to 0.2.0.
+        let before = fs::read_to_string(&path).unwrap().replace("slowed", "hurt");
+        fs::write(&path, before).unwrap();
+        assert_eq!(HeldOut::read(&path).unwrap(), list);
         fs::write(&path, "[[run]]\ndate = 1").unwrap();
         let error = HeldOut::read(&path).unwrap_err().to_string();
         assert!(error.contains("held-out.toml"), "{error}");

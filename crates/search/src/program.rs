@@ -1,6 +1,6 @@
 //! External policies: a program connected by two pipes, as in `exec:./mine`.
 //!
-//! The program is started once per run. In each epoch it gets a view as one line of JSON on its standard input, and answers
+//! The program is started once per run. In each cycle it gets a view as one line of JSON on its standard input, and answers
 //! with a plan as one line on its standard output; its standard error is ours. Each answer has a time limit. At the end of
 //! the run its input is closed, and a program that does not end soon after is killed and reaped.
 //!

@@ -3,7 +3,7 @@
 //! # Terms
 //! - *Ratio* of a VM: the time of its work over the time in the base run, under `default` with the same seed. Below 1 is
 //!   faster.
-//! - A VM is *hurt* if its mean time over seeds is more than [`HURT`] times that of the base runs over the same seeds.
+//! - A VM is *slowed* if its mean time over seeds is more than [`SLOWED`] times that of the base runs over the same seeds.
 //!
 //! # Method
 //! 0. If its threads rest between requests, as a server's do: the mean time of a request over that of the base. Its run
@@ -20,8 +20,8 @@ use homenode_reproduce::engine::Run;
 use homenode_twin::VmReport;
 use homenode_units::stats::mean;
 
-/// A VM is hurt if it takes more than this many times as long.
-pub const HURT: f64 = 1.03;
+/// A VM is slowed if it takes more than this many times as long.
+pub const SLOWED: f64 = 1.03;
 /// A single run of a VM counts as much worse if it takes more than this many times as long.
 pub const MUCH_WORSE: f64 = 1.10;
 
@@ -155,11 +155,11 @@ impl CaseScore {
         mean(self.vms.iter().filter_map(|vm| vm.p99))
     }
 
-    /// Returns the VMs that are hurt.
-    pub fn hurt(&self) -> impl Iterator<Item = &VmScore> {
+    /// Returns the VMs that are slowed.
+    pub fn slowed(&self) -> impl Iterator<Item = &VmScore> {
         self.vms
             .iter()
-            .filter(|vm| vm.ratio.is_some_and(|ratio| ratio > HURT))
+            .filter(|vm| vm.ratio.is_some_and(|ratio| ratio > SLOWED))
     }
 
     /// Returns the ratio of every run of every VM.
@@ -179,8 +179,8 @@ pub struct Total {
     pub worst_vm: Option<f64>,
     /// Worst run of a VM.
     pub worst_run: Option<f64>,
-    /// VMs that are hurt, and total VMs.
-    pub hurt: (usize, usize),
+    /// VMs that are slowed, and total VMs.
+    pub slowed: (usize, usize),
     /// Runs of VMs that take over [`MUCH_WORSE`] times as long, and total runs.
     pub much_worse: (usize, usize),
     /// Decisions per run, on average.
@@ -200,8 +200,8 @@ impl Total {
             p99: mean(cases.iter().filter_map(CaseScore::p99)),
             worst_vm: worst(CaseScore::worst_vm),
             worst_run: worst(CaseScore::worst_run),
-            hurt: (
-                cases.iter().map(|case| case.hurt().count()).sum(),
+            slowed: (
+                cases.iter().map(|case| case.slowed().count()).sum(),
                 vms.filter(|vm| vm.ratio.is_some()).count(),
             ),
             much_worse: (runs().filter(|ratio| *ratio > MUCH_WORSE).count(), runs().count()),
@@ -310,8 +310,8 @@ mod tests {
         near(score.mean(), (1.05 + 0.95) / 2.0);
         near(score.worst_run(), 1.2);
         near(score.worst_vm(), 33.0 / 30.0);
-        let hurt: Vec<&str> = score.hurt().map(|vm| vm.name.as_str()).collect();
-        assert_eq!(hurt, ["vm0"]);
+        let slowed: Vec<&str> = score.slowed().map(|vm| vm.name.as_str()).collect();
+        assert_eq!(slowed, ["vm0"]);
         near(score.vms[0].base_s, 15.0);
         near(Some(score.decisions), 4.0);
         near(Some(score.moved_gib), 0.5);
@@ -319,13 +319,13 @@ mod tests {
         let total = Total::of(&[score, other]);
         near(total.mean, 1.0);
         near(total.worst_run, 1.2);
-        assert_eq!((total.hurt, total.much_worse), ((1, 4), (2, 8)));
+        assert_eq!((total.slowed, total.much_worse), ((1, 4), (2, 8)));
         near(Some(total.decisions), 2.0);
     }
 
     #[test]
     fn nothing_at_all_has_no_mean() {
         let total = Total::of(&[]);
-        assert_eq!((total.mean, total.worst_vm, total.hurt), (None, None, (0, 0)));
+        assert_eq!((total.mean, total.worst_vm, total.slowed), (None, None, (0, 0)));
     }
 }

@@ -1,6 +1,6 @@
 //! Runs a scenario to its end under sets of policies, and compares each with the first of them.
 
-use homenode_control::{Config, Control, Epoch, UnknownPolicy};
+use homenode_control::{Config, Control, Cycle, UnknownPolicy};
 use homenode_reproduce::engine::Run;
 use homenode_twin::{Disturbance, Scenario, Setup, TwinError, TwinReport};
 use homenode_units::Ns;
@@ -120,7 +120,7 @@ pub fn contenders(scenario: &Scenario) -> Result<Vec<Contender>, TwinError> {
 }
 
 /// Runs a scenario to its end, or for its duration, under one contender after the other, and compares each with the first;
-/// `watch` is called with each epoch of the agent's and the loop after it.
+/// `watch` is called with each cycle of the agent's and the loop after it.
 ///
 /// # Errors
 /// Each as [`Contender::run`].
@@ -128,12 +128,12 @@ pub fn run_all<'a>(
     setup: &'a Setup,
     config: &'a Config,
     contenders: &'a [Contender],
-    mut watch: impl FnMut(&Contender, &Epoch, &Control) + 'a,
+    mut watch: impl FnMut(&Contender, &Cycle, &Control) + 'a,
 ) -> impl Iterator<Item = anyhow::Result<Trial>> + 'a {
     let mut first: Option<TwinReport> = None;
     contenders.iter().map(move |contender| {
-        let run = contender.run(setup, config, |epoch, control| {
-            watch(contender, epoch, control);
+        let run = contender.run(setup, config, |cycle, control| {
+            watch(contender, cycle, control);
             Ok(())
         })?;
         let trial = Trial::of(run, first.as_ref());

@@ -42,7 +42,7 @@ pub fn ask(
     }
     let control = Control::new(Config::default(), Mode::Act);
     let (mut twin, mut control) =
-        engine::run_until(setup.start()?, control, at, |epoch, _| look(epoch.status.at_ns))?;
+        engine::run_until(setup.start()?, control, at, |cycle, _| look(cycle.status.at_ns))?;
     let now = twin.now();
     if now < at {
         return Err(WhatIfError::Input(format!(

@@ -203,7 +203,7 @@ impl VmLanes {
                 status
                     .home
                     .as_ref()
-                    .map_or("free".to_owned(), |home| format!("node {home}")),
+                    .map_or("unplaced".to_owned(), |home| format!("node {home}")),
             ),
             Some(status.memory_policy.to_string()),
             status.permit.quota.map(|quota| quota.to_string()),

@@ -28,11 +28,11 @@ fn traced(name: &str, seconds: u64) -> Vec<u8> {
         let mut control = Control::new(config, Mode::Act);
         for _ in 0..seconds {
             twin.wait(Ns::from_secs(1));
-            let epoch = control.step(&mut twin).unwrap();
-            let happened: Vec<Happened> = epoch.events.iter().map(Happened::from).collect();
+            let cycle = control.step(&mut twin).unwrap();
+            let happened: Vec<Happened> = cycle.events.iter().map(Happened::from).collect();
             let period = Period {
-                at: epoch.status.at_ns,
-                status: &epoch.status,
+                at: cycle.status.at_ns,
+                status: &cycle.status,
                 sample: control.sample(),
                 happened: &happened,
             };

@@ -93,8 +93,8 @@ impl Twin {
             .iter()
             .map(|vm| VmSettings {
                 home: vm.memory_nodes.clone(),
-                apart: vm.apart.clone(),
-                together: vm.together.clone(),
+                anti_affinity: vm.anti_affinity.clone(),
+                affinity: vm.affinity.clone(),
                 cpus_allowed: vm.cpus.clone(),
                 // A permit is enforced by the host or by the agent, never by both.
                 permit: vm.permit.filter(|_| scenario.enforcer == Enforcer::None),

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use homenode_host::{Act, Bell, Management, VmSample};
+use homenode_host::{Act, Management, VmSample, WakeSignal};
 use homenode_kernel::now;
 use homenode_units::{Ns, VmId};
 
@@ -183,20 +183,20 @@ pub trait Leases {
     fn end_leases(&mut self);
 }
 
-/// Waits for a period, or until the bell rings; meanwhile it ends leases and beats for the guard. Returns how long it
+/// Waits for a period, or until the wake signal is set; meanwhile it ends leases and beats for the guard. Returns how long it
 /// waited.
-pub fn wait(host: &mut impl Leases, (bell, heartbeat): (&Bell, &Heartbeat), period: Ns) -> Ns {
+pub fn wait(host: &mut impl Leases, (wake_signal, heartbeat): (&WakeSignal, &Heartbeat), period: Ns) -> Ns {
     let begun = now();
     let end = Ns(begun.0.saturating_add(period.0));
     let mut at = begun;
-    while at < end && !bell.is_stopping() {
+    while at < end && !wake_signal.is_stopping() {
         let lease = host.next_lease_end();
         heartbeat.beat();
         let until = lease.map_or(end, |lease| lease.min(end)).min(at + BEAT_AT_LEAST);
-        let has_rung = bell.wait(Duration::from_nanos(until.saturating_sub(at).0));
+        let was_woken = wake_signal.wait(Duration::from_nanos(until.saturating_sub(at).0));
         host.end_leases();
         at = now();
-        if has_rung {
+        if was_woken {
             break;
         }
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use homenode_host::{
-    Action, ActionError, Bell, Host, LocalMigration, Outcome, Plan, Receipt, Refusal, Sample,
+    Action, ActionError, Host, LocalMigration, Outcome, Plan, Receipt, Refusal, Sample, WakeSignal,
 };
 use homenode_machine::Machine;
 use homenode_units::{CpuSet, NodeSet, VmId};
@@ -42,7 +42,7 @@ pub struct Options {
     /// Whether plans are carried out.
     pub acting: Acting,
     /// Ends waits and moves early: there is something to do, or a signal came.
-    pub bell: Bell,
+    pub wake_signal: WakeSignal,
     /// Tells the guard that the agent is alive.
     pub heartbeat: Heartbeat,
     /// VMs that may be migrated to the same host. Only for Xen; elsewhere pages move without it.
@@ -61,7 +61,7 @@ impl Options {
             state_dir: PathBuf::from(STATE_DIR),
             topology_socket: PathBuf::from(TOPOLOGY_SOCKET),
             acting: Acting::Live,
-            bell: Bell::default(),
+            wake_signal: WakeSignal::default(),
             heartbeat: Heartbeat::default(),
             local_migration: LocalMigration::default(),
             trace_waiting: false,

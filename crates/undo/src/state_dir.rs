@@ -4,7 +4,7 @@
 //!   /run/homenode            open to all users: the sockets are here, each with its own permissions
 //!   ├── agent.sock
 //!   ├── topology.sock        QEMU's user connects to it
-//!   └── private              0700: journal, locks, ledger, bill, each 0600
+//!   └── private              0700: journal, locks, ledger, usage, each 0600
 //! ```
 //!
 //! Everything in `private` is opened by name below a descriptor of that directory, never through a link. Only a regular file

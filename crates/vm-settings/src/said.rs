@@ -7,7 +7,7 @@ use std::str::FromStr;
 use homenode_host::{Management, Mode, Setting, VmSettings};
 use homenode_units::{Bytes, BytesPerSec, CpuSet, MemoryPolicy, NodeSet, Permit};
 
-/// Longest word for `apart` and `together`.
+/// Longest word for `anti_affinity` and `affinity`.
 const WORD_MAX: usize = 64;
 
 /// What is wrong with an operator's settings.
@@ -26,7 +26,7 @@ pub enum SettingError {
     NotText(String),
     /// There is no such setting.
     #[error(
-        "unknown attribute `{0}`; there are manage, mode, home, apart, together, bandwidth, permit, memory, floor, hugepages"
+        "unknown attribute `{0}`; there are manage, mode, home, anti_affinity, affinity, bandwidth, permit, memory, floor, hugepages"
     )]
     Unknown(String),
     /// The value is not one of two.
@@ -56,7 +56,9 @@ pub enum SettingError {
     )]
     Word(&'static str),
     /// A home, and VMs to share one with or to keep off.
-    #[error("home says where it lives, so apart and together have nothing to say; leave one of them out")]
+    #[error(
+        "home says where it lives, so anti_affinity and affinity have nothing to say; leave one of them out"
+    )]
     HomeAndOthers,
 }
 
@@ -89,9 +91,9 @@ pub struct OperatorSettings {
     /// Home nodes that the operator chose.
     pub home: Option<NodeSet>,
     /// VMs with the same word here share no home node.
-    pub apart: Option<String>,
+    pub anti_affinity: Option<String>,
     /// VMs with the same word here have one home.
-    pub together: Option<String>,
+    pub affinity: Option<String>,
     /// Memory bandwidth that it is declared to need.
     pub bandwidth: Option<BytesPerSec>,
     /// Its booked permit.
@@ -106,7 +108,7 @@ pub struct OperatorSettings {
     written: Vec<(String, String)>,
 }
 
-/// Checks a word for `apart` or `together`.
+/// Checks a word for `anti_affinity` or `affinity`.
 fn word(name: &'static str, value: &str) -> Result<String, SettingError> {
     let is_word = !value.is_empty()
         && value.len() <= WORD_MAX
@@ -156,8 +158,11 @@ impl OperatorSettings {
                     }
                     settings.home = Some(nodes);
                 }
-                "apart" => settings.apart = Some(word("apart", text)?),
-                "together" => settings.together = Some(word("together", text)?),
+                // `apart` and `together` are their names up to 0.2.0.
+                "anti_affinity" | "apart" => {
+                    settings.anti_affinity = Some(word("anti_affinity", text)?);
+                }
+                "affinity" | "together" => settings.affinity = Some(word("affinity", text)?),
                 "bandwidth" => settings.bandwidth = Some(value("bandwidth", text)?),
                 "permit" => settings.permit = Some(value("permit", text)?),
                 "memory" => settings.memory_policy = Some(value("memory", text)?),
@@ -172,7 +177,7 @@ impl OperatorSettings {
                 other => return Err(SettingError::Unknown(other.chars().take(40).collect())),
             }
         }
-        if settings.home.is_some() && (settings.apart.is_some() || settings.together.is_some()) {
+        if settings.home.is_some() && (settings.anti_affinity.is_some() || settings.affinity.is_some()) {
             return Err(SettingError::HomeAndOthers);
         }
         settings.written = written;
@@ -185,8 +190,8 @@ impl OperatorSettings {
             management: self.management,
             mode: self.mode,
             home: self.home,
-            apart: self.apart,
-            together: self.together,
+            anti_affinity: self.anti_affinity,
+            affinity: self.affinity,
             bandwidth: self.bandwidth,
             permit: self.permit,
             memory_policy: self.memory_policy,

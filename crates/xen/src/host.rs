@@ -627,8 +627,8 @@ impl Host for XenHost {
     }
 
     fn wait(&mut self, period: Ns) -> Ns {
-        let (bell, heartbeat) = (self.options.bell.clone(), self.options.heartbeat.clone());
-        acting::wait(self, (&bell, &heartbeat), period)
+        let (wake_signal, heartbeat) = (self.options.wake_signal.clone(), self.options.heartbeat.clone());
+        acting::wait(self, (&wake_signal, &heartbeat), period)
     }
 
     fn sample(&mut self) -> Result<Sample, HostError> {

@@ -39,6 +39,8 @@ mod changed;
 mod dom0;
 mod domain;
 mod error;
+#[cfg(test)]
+mod fake;
 mod features;
 mod host;
 mod hypervisor;
@@ -52,8 +54,6 @@ pub mod page_counts;
 mod place;
 mod privcmd;
 pub mod runstates;
-#[cfg(test)]
-mod stand_in;
 mod store;
 mod trace;
 mod waiting;

@@ -44,7 +44,7 @@ macro_rules! functions {
                 Ok(found)
             }
 
-            /// No functions: a stand-in fills in those that a test calls.
+            /// No functions: a fake fills in those that a test calls.
             #[cfg(test)]
             #[allow(dead_code)]
             pub fn absent() -> $library {

@@ -21,7 +21,7 @@ use crate::inside::wait::{Look, wait_until};
 pub const SOON: Duration = Duration::from_secs(150);
 /// Share of memory that must be home, in percent: QEMU may fault a few pages elsewhere at any time.
 const HOME_PERCENT: u64 = 90;
-/// 8 MiB per epoch: small enough that a move of 40 MiB takes several epochs, and so has a middle.
+/// 8 MiB per cycle: small enough that a move of 40 MiB takes several cycles, and so has a middle.
 const SMALL_BUDGET_PAGES: u32 = 2048;
 
 /// Starts an agent with its default settings, and waits for its first output.
@@ -57,7 +57,7 @@ fn slow_moves(inside: &Inside) -> anyhow::Result<String> {
     std::fs::write(
         &path,
         format!(
-            "[repatriate]\nvm_pages_per_epoch = {SMALL_BUDGET_PAGES}\nhost_pages_per_epoch = {SMALL_BUDGET_PAGES}\n"
+            "[repatriate]\nvm_pages_per_cycle = {SMALL_BUDGET_PAGES}\nhost_pages_per_cycle = {SMALL_BUDGET_PAGES}\n"
         ),
     )?;
     Ok(path.display().to_string())
@@ -167,7 +167,7 @@ pub fn bring_home(inside: &mut Inside) -> anyhow::Result<()> {
         "{} MiB came home, {rate:.0} pages per second",
         mib(moved)
     ));
-    // An epoch is a second or longer. Two more budgets: an epoch may overlap each end of the measurement.
+    // A cycle is a second or longer. Two more budgets: a cycle may overlap each end of the measurement.
     let allowed = (begin.elapsed().as_secs_f64() + 2.0) * f64::from(SMALL_BUDGET_PAGES);
     ensure!(
         (moved as f64) <= allowed,
@@ -227,7 +227,7 @@ pub fn lend_and_return(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// Away for more than 8 of 10 epochs: it gets a new home, and the memory follows.
+/// Away for more than 8 of 10 cycles: it gets a new home, and the memory follows.
 pub fn rehome(inside: &mut Inside) -> anyhow::Result<()> {
     let (agent, moved, pinned, home) = two_on_one_cpu(inside, &ordinary("moved"))?;
     // The other guest's boot keeps the CPU busy: the first may have been lent, and even re-homed, by now.
@@ -354,7 +354,7 @@ pub fn agent_killed(inside: &mut Inside) -> anyhow::Result<()> {
 pub fn output_not_read(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = inside.create(&ordinary("watched"))?;
     let (reader, writer) = std::io::pipe()?;
-    // The first epochs fill it.
+    // The first cycles fill it.
     rustix::pipe::fcntl_setpipe_size(&writer, 4096)?;
     let mut command = std::process::Command::new(inside.homenode()?);
     command.args(["run", "--host", "libvirt", "--json", "--policies", "tavo"]);

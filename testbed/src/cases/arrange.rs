@@ -31,7 +31,7 @@ const WINDOW: Duration = Duration::from_secs(20);
 const MINUTE: Duration = Duration::from_secs(60);
 /// Memory that the lone guest wrote once, in MiB.
 const COLD_MIB: u32 = 20;
-/// How long the agent may take to notice, try and prove: under emulation an epoch takes seconds.
+/// How long the agent may take to notice, try and prove: under emulation a cycle takes seconds.
 pub(super) const DECIDED: Duration = Duration::from_secs(420);
 /// Most misses of a polluter once parted, in percent of its misses together.
 const PARTED_PERCENT: u64 = 50;
@@ -214,8 +214,8 @@ pub fn alone_free(inside: &mut Inside) -> anyhow::Result<()> {
         .find(|line| line.contains("alone"))
         .unwrap_or_default();
     ensure!(
-        row.split_whitespace().any(|word| word == "free"),
-        "expected `homenode vm` to say that it is free, saw {row:?}"
+        row.split_whitespace().any(|word| word == "none"),
+        "expected `homenode vm` to say that it has no home, saw {row:?}"
     );
     let with = watch(inside, page, &[&guest])?;
     note(inside, "beside the agent", &[&guest], &with);

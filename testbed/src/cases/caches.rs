@@ -21,7 +21,7 @@ const ALL_CPUS: u8 = 0xff;
 /// Most misses of victims without polluters, in percent of their misses next to polluters.
 const PARTED_PERCENT: u64 = 70;
 /// How long the kernel's balancing, or an agent that leaves the guest to the kernel for a minute of work, may take to bring
-/// the guest's memory to it: under emulation epochs and scans are slow.
+/// the guest's memory to it: under emulation cycles and scans are slow.
 const BROUGHT: Duration = Duration::from_secs(900);
 /// How long its accesses must then stay local.
 const PEACE: Duration = Duration::from_secs(60);

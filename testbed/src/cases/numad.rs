@@ -77,17 +77,17 @@ pub fn order(inside: &mut Inside) -> anyhow::Result<()> {
              echo \"$EPOCHREALTIME hook-end $1 $2 $3 pid=$$\" >>{ORDER_LOG}\n"
         ),
     )?;
-    let stand_in = inside.dir().join("numad-stand-in");
+    let fake = inside.dir().join("fake-numad");
     write_script(
-        &stand_in,
+        &fake,
         &format!(
             "#!/bin/bash\necho \"$EPOCHREALTIME numad-begin $* pid=$$ ppid=$PPID\" >>{ORDER_LOG}\n\
              {REAL_NUMAD} \"$@\"; rc=$?\necho \"$EPOCHREALTIME numad-end $* pid=$$\" >>{ORDER_LOG}\nexit $rc\n"
         ),
     )?;
     // From /run: the exchange directory may be mounted noexec.
-    let installed = Path::new("/run/homenode-testbed/numad-stand-in");
-    fs::copy(&stand_in, installed).context("cannot copy the stand-in for numad")?;
+    let installed = Path::new("/run/homenode-testbed/fake-numad");
+    fs::copy(&fake, installed).context("cannot copy the fake numad")?;
     let _numad = NumadReplaced::with(installed)?;
     // libvirtd looks for hooks when it starts.
     inside.kill_libvirtd()?;

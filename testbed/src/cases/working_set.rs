@@ -57,7 +57,7 @@ fn figure(inside: &Inside, name: &str) -> anyhow::Result<(Value, [u64; 3])> {
     let figure = wait_until("a working set", SOON, || {
         Ok(match inside.ask("wss", &[name, "--window", WINDOW])? {
             Ok(figure) => Look::Done(figure),
-            // Before its first epoch the agent knows no VM.
+            // Before its first cycle the agent knows no VM.
             Err((_, why)) => Look::NotYet(why),
         })
     })?;

@@ -9,13 +9,13 @@
 //! parts, the thread that records, and the total.
 //!
 //! Not included: the guard, which sleeps; VMs' monitors, which no process here serves; reading hardware counters, since the
-//! kernel refuses to open any, and carrying out plans: [`stand_in`] replaces both, so that policies have data to decide on;
+//! kernel refuses to open any, and carrying out plans: [`fakes`] replaces both, so that policies have data to decide on;
 //! and what the kernel takes longer for real files than for those of a tmpfs. Figures are in `docs/SPEED.md`.
 
 #![allow(clippy::print_stdout)] // figures
 
+mod fakes;
 mod host;
-mod stand_in;
 
 use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Write};
@@ -25,16 +25,19 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use fakes::Fakes;
 use homenode_agent::Show;
-use homenode_agent::bill_file::{BillFile, Clock};
 use homenode_agent::history::History;
 use homenode_agent::reload::Reload;
 use homenode_agent::run::{Agent, Pace};
 use homenode_agent::service::Service;
 use homenode_agent::setting_queue::SettingQueue;
+use homenode_agent::usage_file::{Clock, UsageFile};
 use homenode_agent::wall_clock::WallClock;
-use homenode_control::{Config, Control, Epoch, Mode};
-use homenode_host::{ActionError, Bell, Holds, Host, HostError, Plan, Receipt, Refusal, Sample, Setting};
+use homenode_control::{Config, Control, Cycle, Mode};
+use homenode_host::{
+    ActionError, Holds, Host, HostError, Plan, Receipt, Refusal, Sample, Setting, WakeSignal,
+};
 use homenode_kvm::{KvmHost, Vms};
 use homenode_machine::Machine;
 use homenode_undo::Options;
@@ -44,7 +47,6 @@ use host::FakeHost;
 use rustix::time::ClockId;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use stand_in::StandIn;
 
 /// Periods before counting starts: VMs are found, files are made.
 const WARM: u64 = 5;
@@ -73,7 +75,7 @@ struct Meter {
     since: Duration,
     /// CPU time of the process and of its recorder when counting began.
     before: (Duration, Duration),
-    epochs: u64,
+    cycles: u64,
 }
 
 impl Meter {
@@ -87,10 +89,10 @@ impl Meter {
     fn is_over(&mut self, periods: u64) -> bool {
         let lap = self.lap();
         self.spent.handing_over += lap;
-        self.epochs += 1;
-        let is_over = self.epochs == WARM + periods;
+        self.cycles += 1;
+        let is_over = self.cycles == WARM + periods;
         // Reading the clocks takes a while itself.
-        if self.epochs == WARM || is_over {
+        if self.cycles == WARM || is_over {
             let now = (cpu_time(ClockId::ProcessCPUTime), cpu_time_of("recorder"));
             self.spent.all = now.0 - self.before.0;
             self.spent.recorder = now.1 - self.before.1;
@@ -123,7 +125,7 @@ fn cpu_time_of(name: &str) -> Duration {
 /// The fake host as the agent sees it, with a meter.
 struct Metered {
     host: KvmHost,
-    stand_in: StandIn,
+    fakes: Fakes,
     meter: Rc<RefCell<Meter>>,
 }
 
@@ -143,7 +145,7 @@ impl Host for Metered {
         let lap = meter.lap();
         meter.spent.sampling += lap;
         meter.spent.vms = sample.as_ref().map_or(0, |sample| sample.vms.len());
-        sample.iter_mut().for_each(|sample| self.stand_in.add_to(sample));
+        sample.iter_mut().for_each(|sample| self.fakes.add_to(sample));
         meter.lap();
         sample
     }
@@ -153,7 +155,7 @@ impl Host for Metered {
         let lap = meter.lap();
         meter.spent.deciding += lap;
         meter.spent.decisions += plan.decisions.len() as u64;
-        let receipt = self.stand_in.carry_out(plan);
+        let receipt = self.fakes.carry_out(plan);
         meter.lap();
         Ok(receipt)
     }
@@ -163,7 +165,7 @@ impl Host for Metered {
     }
 }
 
-/// Tells the process that changes the host's files that an epoch is over.
+/// Tells the process that changes the host's files that a cycle is over.
 struct Told(Rc<RefCell<Meter>>);
 
 impl Show for Told {
@@ -171,11 +173,11 @@ impl Show for Told {
 
     fn object(&mut self, _: &str, _: Value) {}
 
-    fn epoch(&mut self, epoch: &Epoch) {
+    fn cycle(&mut self, cycle: &Cycle) {
         let mut meter = self.0.borrow_mut();
         let lap = meter.lap();
         meter.spent.deciding += lap;
-        meter.spent.events += epoch.events.len() as u64;
+        meter.spent.events += cycle.events.len() as u64;
         meter.lap();
     }
 
@@ -187,12 +189,12 @@ impl Show for Told {
 /// Runs the agent on the host below `root` for `periods` periods.
 fn run_agent(root: &Path, state: &Path, periods: u64, period: Ns) {
     let machine = machine();
-    let bell = Bell::default();
+    let wake_signal = WakeSignal::default();
     let options = Options {
         root: root.to_owned(),
         state_dir: state.to_owned(),
         topology_socket: state.join("topology.sock"),
-        bell: bell.clone(),
+        wake_signal: wake_signal.clone(),
         ..Options::new(machine.clone())
     };
     let host = KvmHost::connect(&Vms::Qemu, options).expect("a host");
@@ -200,8 +202,8 @@ fn run_agent(root: &Path, state: &Path, periods: u64, period: Ns) {
         period,
         ..Config::default()
     };
-    let (bill, lines) = BillFile::open(Some(state), Clock::Wall);
-    let control = Control::new(config.clone(), Mode::Act).with_bill(lines);
+    let (usage, lines) = UsageFile::open(Some(state), Clock::Wall);
+    let control = Control::new(config.clone(), Mode::Act).with_usage(lines);
     let clock = WallClock::start(Clock::Wall);
     let named = ("a fake host".to_owned(), &machine);
     let history = History::begin(
@@ -216,16 +218,16 @@ fn run_agent(root: &Path, state: &Path, periods: u64, period: Ns) {
     let mut told = Told(Rc::clone(&meter));
     let mut agent = Agent {
         control: Arc::new(Mutex::new(control)),
-        settings: SettingQueue::new(&bell),
-        reload: Reload::never(&bell),
+        settings: SettingQueue::new(&wake_signal),
+        reload: Reload::never(&wake_signal),
         service: Service::of_environment(),
-        bill,
+        usage,
         history,
         feed: None,
         trace: None,
         output: &mut told,
         commit: "bench",
-        bell,
+        wake_signal,
         duration: None,
         period,
         pace: Pace::Real,
@@ -240,10 +242,10 @@ fn run_agent(root: &Path, state: &Path, periods: u64, period: Ns) {
         notices
     };
     let is_over = |host: &Metered| host.meter.borrow_mut().is_over(periods);
-    let stand_in = StandIn::default();
+    let fakes = Fakes::default();
     let mut metered = Metered {
         host,
-        stand_in,
+        fakes,
         meter: Rc::clone(&meter),
     };
     agent.run(&mut metered, notices, is_over);
@@ -280,13 +282,13 @@ fn measure(vms: usize, periods: u64, period: Duration) {
         .spawn()
         .expect("an agent");
     let lines = BufReader::new(agent.stdout.take().expect("its output")).lines();
-    let (mut epochs, mut share, mut most, mut last) = (0, 0, 0, String::new());
+    let (mut cycles, mut share, mut most, mut last) = (0, 0, 0, String::new());
     for line in lines {
         let line = line.expect("a line");
         if line == "over" {
-            epochs += 1;
+            cycles += 1;
             fake.go_on();
-            if epochs % MEMORY_EVERY == 0
+            if cycles % MEMORY_EVERY == 0
                 && let Some((now, high)) = memory(agent.id())
             {
                 (share, most) = (share.max(now), most.max(high));

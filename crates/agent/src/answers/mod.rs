@@ -2,9 +2,9 @@
 
 pub mod maintenance;
 pub mod permits;
-pub mod promises;
 pub mod recommendations;
 pub mod report;
+pub mod reservations;
 pub mod working_sets;
 
 use homenode_api::answer::{Placed, PlacedFigures};

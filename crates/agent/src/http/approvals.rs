@@ -1,4 +1,4 @@
-//! Routes for recommendations that wait for the operator, and for promises to VMs.
+//! Routes for recommendations that wait for the operator, and for reservations of VMs.
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path as InPath, State};
@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 use axum::routing::{delete, get, post};
 use axum::{Json, Router};
 use homenode_api::Request as Ask;
-use homenode_api::answer::{Answer, Promises, Recommendation, Recommendations};
+use homenode_api::answer::{Answer, Recommendation, Recommendations, Reservations};
 
 use super::Site;
 use super::problem::Failed;
@@ -16,7 +16,9 @@ use crate::handler::Answered;
 pub(super) fn reads() -> Router<Site> {
     Router::new()
         .route("/v1/recommendations", get(recommendations))
-        .route("/v1/promises", get(promises))
+        .route("/v1/reservations", get(reservations))
+        // Its name up to 0.2.0.
+        .route("/v1/promises", get(reservations))
 }
 
 /// Routes that change something: for operators.
@@ -24,7 +26,8 @@ pub(super) fn changes() -> Router<Site> {
     Router::new()
         .route("/v1/recommendations/{id}/apply", post(apply))
         .route("/v1/recommendations/{id}/reject", post(reject))
-        .route("/v1/promises/{id}", delete(drop_promise))
+        .route("/v1/reservations/{id}", delete(drop_reservation))
+        .route("/v1/promises/{id}", delete(drop_reservation))
 }
 
 /// Asks the loop's own state, on a thread that may wait for it.
@@ -43,8 +46,8 @@ async fn recommendations(State(site): State<Site>) -> Result<Json<Recommendation
     asked(&site, Ask::Recommendations).await.map(Json)
 }
 
-async fn promises(State(site): State<Site>) -> Result<Json<Promises>, Failed> {
-    asked(&site, Ask::Promises).await.map(Json)
+async fn reservations(State(site): State<Site>) -> Result<Json<Reservations>, Failed> {
+    asked(&site, Ask::Reservations).await.map(Json)
 }
 
 async fn apply(
@@ -63,11 +66,11 @@ async fn reject(
     asked(&site, Ask::RecommendationReject { id }).await.map(Json)
 }
 
-async fn drop_promise(
+async fn drop_reservation(
     State(site): State<Site>,
     id: Result<InPath<u64>, PathRejection>,
 ) -> Result<StatusCode, Failed> {
     let InPath(id) = id?;
-    let _: homenode_api::answer::PromiseDropped = asked(&site, Ask::PromiseDrop { id }).await?;
+    let _: homenode_api::answer::ReservationDropped = asked(&site, Ask::ReservationDrop { id }).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -101,13 +101,13 @@ fn told(message: &Message, run: &str) -> Sse {
     let time = WallTime(wall_ns);
     let (kind, data) = match &message.event {
         None => {
-            let epoch_count = message.epoch_count;
+            let cycle_count = message.cycle_count;
             let looked = Looked {
                 time,
                 at_ns,
-                epoch_count,
+                cycle_count,
             };
-            ("epoch".to_owned(), json!(looked))
+            ("cycle".to_owned(), json!(looked))
         }
         Some(event) => {
             let record = event.record(at_ns);

@@ -23,11 +23,11 @@ macro_rules! families {
 
 families! {
     BUILD: Info "homenode_build_info" ["version", "revision"] "The agent that runs.";
-    EPOCHS: Counter "homenode_epochs_total" [] "Looks at the host.";
-    FAILED: Counter "homenode_epochs_failed_total" [] "Looks at the host that failed: nothing was done then.";
+    CYCLES: Counter "homenode_cycles_total" [] "Looks at the host.";
+    FAILED: Counter "homenode_cycles_failed_total" [] "Looks at the host that failed: nothing was done then.";
     REFUSED: Counter "homenode_plans_refused_total" [] "Plans that the host refused as a whole.";
-    DURATION: Histogram "homenode_epoch_duration_seconds" ["phase"] "How long a part of an epoch took.";
-    SEEN: Gauge "homenode_last_epoch_timestamp_seconds" [] "When the host was last seen, by the clock of the run.";
+    DURATION: Histogram "homenode_cycle_duration_seconds" ["phase"] "How long a part of a cycle took.";
+    SEEN: Gauge "homenode_last_cycle_timestamp_seconds" [] "When the host was last seen, by the clock of the run.";
     PERIOD: Gauge "homenode_period_seconds" [] "Time between looks at the host.";
     PAUSED: Gauge "homenode_paused_seconds" [] "How much longer nothing is changed; 0 where the agent is not paused.";
     KERNEL: Info "homenode_kernel_info" ["numa_balancing", "transparent_huge_pages", "ksm", "zone_reclaim"] "The kernel's own memory management; unknown settings are empty.";
@@ -43,12 +43,12 @@ families! {
     NODE_TRAFFIC: Counter "homenode_node_memory_traffic_bytes_total" ["node"] "Bytes that the memory controllers of a node moved.";
     NODE_BANDWIDTH_MAX: Gauge "homenode_node_memory_bandwidth_max_bytes_per_second" ["node"] "Bandwidth that a node's memory can sustain.";
     NODE_ROOM_CPUS: Gauge "homenode_node_headroom_cpus" ["node"] "CPUs of a node that a VM which does not run yet could get.";
-    NODE_ROOM_MEMORY: Gauge "homenode_node_headroom_memory_bytes" ["node"] "Memory of a node that it could get: free, and not promised to others.";
+    NODE_ROOM_MEMORY: Gauge "homenode_node_headroom_memory_bytes" ["node"] "Memory of a node that it could get: free, and not reserved for others.";
     NODE_ROOM_BANDWIDTH: Gauge "homenode_node_headroom_memory_bandwidth_bytes_per_second" ["node"] "Bandwidth of its controllers that it could get.";
     NODE_DRAINED: Gauge "homenode_node_drained" ["node"] "Whether a node is to be empty of VMs: 1 or 0.";
     LINK: Counter "homenode_link_bytes_total" ["from", "to"] "Bytes that went from node to node.";
     LINK_BUSY: Gauge "homenode_link_busy_ratio" ["from", "to"] "Share of what a link can sustain, over the last period.";
-    VM: Info "homenode_vm_info" ["domain", "uuid", "home", "memory_policy"] "A VM; without a home it is free.";
+    VM: Info "homenode_vm_info" ["domain", "uuid", "home", "memory_policy"] "A VM; without a home it is unplaced.";
     VM_MEMORY: Gauge "homenode_vm_memory_bytes" ["domain", "node"] "Touched memory of a VM on a node.";
     VM_LOCAL: Gauge "homenode_vm_local_access_ratio" ["domain", "counted_by"] "Share of a VM's memory accesses that were local.";
     VM_MISSES: Gauge "homenode_vm_llc_miss_ratio" ["domain", "counted_by"] "LLC misses of a VM over its references.";
@@ -95,7 +95,7 @@ fn of_agent(
         &BUILD,
         [([about.version.to_owned(), about.commit.to_owned()], 1.0)],
     );
-    out.always(&EPOCHS, sums.epochs as f64);
+    out.always(&CYCLES, sums.cycles as f64);
     out.always(&FAILED, sums.failed_looks as f64);
     out.always(&REFUSED, sums.refused_plans as f64);
     out.always(&PERIOD, about.period_now(seen).0 as f64 / 1e9);

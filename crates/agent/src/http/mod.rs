@@ -2,12 +2,12 @@
 //! `/`.
 //!
 //! ```text
-//!   loop ── publishes each epoch ──▶ Feed ◀── looks ── routes, metrics, events ◀── TCP (loopback), http.sock (peer credentials)
+//!   loop ── publishes each cycle ──▶ Feed ◀── looks ── routes, metrics, events ◀── TCP (loopback), http.sock (peer credentials)
 //!                                 Archive ◀── asks ── past, on threads that may wait for the disk
 //! ```
 //!
 //! One thread runs all of it on its own asynchronous runtime; the loop only publishes, and knows no client. The loop's own
-//! state is read only for `placements/evaluate`, `overview`, settings, maintenance, recommendations and promises, on a thread
+//! state is read only for `placements/evaluate`, `overview`, settings, maintenance, recommendations and reservations, on a thread
 //! that may wait for it.
 
 mod access;
@@ -264,7 +264,7 @@ async fn status(State(site): State<Site>) -> Result<Json<HostStatus>, Failed> {
         mode: about.mode,
         policies: about.policies.to_owned(),
         period_ns: seen.period,
-        epoch_count: seen.epoch_count,
+        cycle_count: seen.cycle_count,
         trouble: trouble.map(|trouble| trouble.to_string()),
         status: seen.status.clone(),
     }))

@@ -272,7 +272,7 @@ mod tests {
         let document = include_str!("../../../../docs/API.md");
         let of_api = [
             ApiError::NoSuchId {
-                what: "promise".into(),
+                what: "reservation".into(),
                 id: 1,
                 known: vec![],
             },

@@ -1,7 +1,7 @@
 use std::path::Path;
 
-use homenode_control::Epoch;
-use homenode_host::Bell;
+use homenode_control::Cycle;
+use homenode_host::WakeSignal;
 use homenode_twin::{Scenario, Setup, VmSpec};
 use homenode_units::{Bytes, Pages};
 
@@ -13,7 +13,7 @@ struct Unseen;
 impl Show for Unseen {
     fn line(&mut self, _: &str) {}
     fn object(&mut self, _: &str, _: Value) {}
-    fn epoch(&mut self, _: &Epoch) {}
+    fn cycle(&mut self, _: &Cycle) {}
     fn is_closed(&self) -> bool {
         false
     }
@@ -31,14 +31,14 @@ fn record(path: &Path, scenario: Scenario, seconds: u64, config: &Config) {
         duration: Some(Ns::from_secs(seconds)),
         listen: None,
         commit: "test",
-        reload: crate::reload::Reload::never(&Bell::default()),
+        reload: crate::reload::Reload::never(&WakeSignal::default()),
     };
     crate::twin::run(
         &run,
         config,
         &Setup::new(machine, scenario, 3),
         &mut Unseen,
-        &Bell::default(),
+        &WakeSignal::default(),
     )
     .unwrap();
 }
@@ -103,7 +103,7 @@ fn a_recorded_run_is_decided_the_same_and_otherwise_under_other_settings() {
     assert_eq!((none.replayed_count, none.same_count), (0, 0));
 
     // A single setting.
-    config.repatriate.vm_pages_per_epoch = Pages(64);
+    config.repatriate.vm_pages_per_cycle = Pages(64);
     let slower = replayed(
         &path,
         &Wanted {

@@ -1,10 +1,10 @@
 use super::*;
-use crate::bill_file::Clock;
+use crate::usage_file::Clock;
 use crate::wall_clock::WallClock;
 use homenode_api::answer::Vms;
 use homenode_api::{AskError, ask};
 use homenode_control::{Config, Control, Mode};
-use homenode_host::{Bell, Setting};
+use homenode_host::{Setting, WakeSignal};
 use homenode_units::VmId;
 
 fn server() -> (tempfile::TempDir, Server) {
@@ -23,7 +23,7 @@ fn serving(control: Control) -> (tempfile::TempDir, Server) {
         dir.path(),
         Readers::default(),
         handler,
-        SettingQueue::new(&Bell::default()),
+        SettingQueue::new(&WakeSignal::default()),
     )
     .unwrap();
     (dir, server)
@@ -54,7 +54,7 @@ fn a_misbehaving_client_gets_an_error_and_the_next_is_served() {
     for bad in [
         "",
         "{",
-        "{\"request\":\"promise\",\"vcpus\":-1,\"memory_mib\":1}\n",
+        "{\"request\":\"reserve\",\"vcpus\":-1,\"memory_mib\":1}\n",
         "{\"request\":\"explode\"}\n",
         "{\"request\":\"permit-set\",\"vm\":\"a\",\"permit\":\"-1\"}\n",
     ] {
@@ -158,7 +158,7 @@ fn more_than_a_line_of_a_request_is_not_kept() {
 
 #[test]
 fn whoever_asks_for_a_setting_waits_for_the_loop_and_keeps_nobody() {
-    let settings = SettingQueue::new(&Bell::default());
+    let settings = SettingQueue::new(&WakeSignal::default());
     let poll = Poll::new().unwrap();
     let waker = Arc::new(Waker::new(poll.registry(), Token(WOKEN)).unwrap());
     let carried_out = CarriedOut::default();

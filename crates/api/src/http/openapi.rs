@@ -9,7 +9,7 @@ use super::{
     Missed, Nodes, OverviewQuery, PauseFor, Pictured, Problem, Reloaded, Told, VmHistory, VmSettings,
     WhyQuery,
 };
-use crate::answer::{Maintenance, Promises, Recommendation, Recommendations, Vms};
+use crate::answer::{Maintenance, Recommendation, Recommendations, Reservations, Vms};
 use crate::why::Answer;
 use homenode_control::VmStatus;
 
@@ -70,7 +70,7 @@ fn paths(made: &mut Maker) -> Value {
         ), "parameters", by_number.clone())),
         "/v1/history": get(made.query::<HistoryQuery, VmHistory>("history", "What a VM did", &[400, 404, 409, 503])),
         "/v1/placements/evaluate": {"post": made.posted::<Evaluate, Evaluated>(
-            "evaluate", "Whether and where a VM would fit; nothing is promised", &[400, 413, 415, 422, 503]
+            "evaluate", "Whether and where a VM would fit; nothing is reserved", &[400, 413, 415, 422, 503]
         )},
         "/v1/recommendations": get(made.operation::<Recommendations>(
             "recommendations", "Changes that policies recommend, and their outcomes", &[503]
@@ -81,10 +81,10 @@ fn paths(made: &mut Maker) -> Value {
         "/v1/recommendations/{id}/reject": {"post": with(made.operation::<Recommendation>(
             "reject", "Do not agree to a recommendation: it is not made again soon", &[400, 404, 409, 503]
         ), "parameters", by_number.clone())},
-        "/v1/promises": get(made.operation::<Promises>(
-            "promises", "Nodes that are promised to VMs which do not run yet", &[503]
+        "/v1/reservations": get(made.operation::<Reservations>(
+            "reservations", "Nodes that are reserved for VMs which do not run yet", &[503]
         )),
-        "/v1/promises/{id}": {"delete": with(made.done("drop", "Take back a promise", &[400, 404, 503]), "parameters", by_number)},
+        "/v1/reservations/{id}": {"delete": with(made.done("drop", "Cancel a reservation", &[400, 404, 503]), "parameters", by_number)},
         "/v1/maintenance": get(made.operation::<Maintenance>(
             "maintenance", "Nodes that are drained, what is left on them, and whether the agent is paused", &[503]
         )),
@@ -148,7 +148,7 @@ fn events(made: &mut Maker) -> Value {
     json!({
         "operationId": "events",
         "summary": "What happens, as it happens",
-        "description": "Server-sent events. `event` is `epoch` where a look at the host is over, `gap` where events are missing, \
+        "description": "Server-sent events. `event` is `cycle` where a look at the host is over, `gap` where events are missing, \
             else what happened: `decided`, `found`, `appeared` and so on. `data` is JSON.",
         "parameters": [{
             "name": "Last-Event-ID", "in": "header", "required": false,

@@ -51,7 +51,7 @@ impl Agent {
 }
 
 #[test]
-fn permits_are_booked_kept_suggested_and_billed_over_a_restart() {
+fn permits_are_booked_kept_suggested_and_counted_over_a_restart() {
     let agent = Agent::start(tempfile::tempdir().unwrap());
     let free = agent.eventually("the VM streams", || {
         let now = agent.permit_json(&["show", "web"])["vms"][0]["units_per_slice"].as_u64();
@@ -79,18 +79,18 @@ fn permits_are_booked_kept_suggested_and_billed_over_a_restart() {
             .is_some_and(|p| p.ends_with('k') || p.ends_with('M')),
         "{advice}"
     );
-    let bill = agent.permit_json(&["bill", "web"]);
+    let usage = agent.permit_json(&["usage", "web"]);
     assert_eq!(
         (
-            bill["lines"][0]["name"].as_str(),
-            bill["lines"][0]["resource"].as_str()
+            usage["lines"][0]["name"].as_str(),
+            usage["lines"][0]["resource"].as_str()
         ),
         (Some("web"), Some("pollution"))
     );
-    let used = bill["lines"][0]["used_units"].as_u64().unwrap();
+    let used = usage["lines"][0]["used_units"].as_u64().unwrap();
     assert!(
-        used > 0 && bill["lines"][0]["booked_units"].as_u64().unwrap() > 0,
-        "{bill}"
+        used > 0 && usage["lines"][0]["booked_units"].as_u64().unwrap() > 0,
+        "{usage}"
     );
     for (args, status, said) in [
         (&["set", "web", "0"][..], 2, "too small"),
@@ -99,7 +99,7 @@ fn permits_are_booked_kept_suggested_and_billed_over_a_restart() {
         (&["set", "absent", "250k"], 2, "there are: web"),
         (&["show", "absent"], 2, "there are: web"),
         (&["suggest", "absent"], 2, "there are: web"),
-        (&["bill", "absent"], 2, "there are: web"),
+        (&["usage", "absent"], 2, "there are: web"),
     ] {
         let (code, text) = agent.refused(args);
         assert!(code == status && text.contains(said), "{args:?}: {code} {text}");
@@ -111,12 +111,16 @@ fn permits_are_booked_kept_suggested_and_billed_over_a_restart() {
     });
     let dir = agent.end(rustix::process::Signal::TERM);
     let agent = Agent::start(dir);
-    let bill = agent.permit_json(&["bill", "web"]);
-    assert!(bill["lines"][0]["used_units"].as_u64().unwrap() >= used, "{bill}");
+    let usage = agent.permit_json(&["usage", "web"]);
+    assert!(
+        usage["lines"][0]["used_units"].as_u64().unwrap() >= used,
+        "{usage}"
+    );
     // A kill costs at most the usage of the last minute.
     let dir = agent.end(rustix::process::Signal::KILL);
     let agent = Agent::start(dir);
     assert!(
+        // Its name up to 0.2.0.
         agent.permit_json(&["bill", "web"])["lines"][0]["used_units"]
             .as_u64()
             .unwrap()
@@ -386,7 +390,7 @@ fn without_an_agent_permits_say_how_to_start_one() {
         &["permit", "show"][..],
         &["permit", "set", "web", "250k"],
         &["permit", "suggest", "web"],
-        &["permit", "bill"],
+        &["permit", "usage"],
         &["policy", "show"],
         &["policy", "set", "web", "first-touch"],
         &["memory", "show"],

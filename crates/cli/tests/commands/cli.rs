@@ -50,7 +50,7 @@ fn a_run_on_the_twin_ends_with_four_policies_and_is_the_same_every_time() {
         object["type"].to_string()
     };
     let kinds: Vec<String> = stdout(&first).lines().map(said).collect();
-    assert_eq!((kinds[0].as_str(), kinds[1].as_str()), ("\"start\"", "\"epoch\""));
+    assert_eq!((kinds[0].as_str(), kinds[1].as_str()), ("\"start\"", "\"cycle\""));
     assert_eq!(stdout(&first), stdout(&run(&args)), "same seed, same bytes");
 }
 

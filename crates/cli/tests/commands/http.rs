@@ -178,7 +178,7 @@ fn the_past_is_told_in_pages_and_in_steps() {
 
     let started = site.json("/v1/status")["started"].as_str().unwrap().to_owned();
     site.eventually("two minutes are over", |site| {
-        (site.json("/v1/status")["epoch_count"].as_u64()? > 130).then_some(())
+        (site.json("/v1/status")["cycle_count"].as_u64()? > 130).then_some(())
     });
     let from: chrono::DateTime<chrono::Utc> = started.parse().unwrap();
     let to = (from + Duration::from_secs(120)).to_rfc3339().replace('+', "%2B");
@@ -387,7 +387,7 @@ fn a_stream_goes_on_after_what_was_heard_last_and_says_what_is_missing() {
     let first = events(&site, "", 5);
     let counts: Vec<u64> = first
         .iter()
-        .filter_map(|(_, _, data)| data["epoch_count"].as_u64())
+        .filter_map(|(_, _, data)| data["cycle_count"].as_u64())
         .collect();
     assert!(counts.windows(2).all(|pair| pair[1] == pair[0] + 1), "{first:?}");
     // From the second one on: nothing twice, nothing missing.
@@ -410,7 +410,7 @@ fn a_stream_goes_on_after_what_was_heard_last_and_says_what_is_missing() {
     let begin = events(&fast, &heard("x-0"), 2)[1].0.clone();
     let run = begin.split('-').next().unwrap().to_owned();
     fast.eventually("the ring is full", |fast| {
-        (fast.json("/v1/status")["epoch_count"].as_u64()? > 6000).then_some(())
+        (fast.json("/v1/status")["cycle_count"].as_u64()? > 6000).then_some(())
     });
     let late = events(&fast, &heard(&format!("{run}-0")), 2);
     let missed = late[0].2["missed_count"].as_u64().unwrap();
@@ -472,13 +472,13 @@ fn metrics_are_there_in_both_formats_and_absent_where_nothing_is_measured() {
 }
 
 #[test]
-fn two_hundred_slow_clients_delay_no_epoch_and_no_scrape() {
+fn two_hundred_slow_clients_delay_no_cycle_and_no_scrape() {
     let site = site(&["--period", "100ms"]);
-    let epochs = || figure(&site.get("/metrics").body, "homenode_epochs_total").unwrap();
+    let cycles = || figure(&site.get("/metrics").body, "homenode_cycles_total").unwrap();
     let pace = |seconds: u64| {
-        let (begun, first) = (Instant::now(), epochs());
+        let (begun, first) = (Instant::now(), cycles());
         std::thread::sleep(Duration::from_secs(seconds));
-        (epochs() - first) / begun.elapsed().as_secs_f64()
+        (cycles() - first) / begun.elapsed().as_secs_f64()
     };
     let alone = pace(3);
     // A third send a request byte by byte, a third ask for much and read nothing, a third listen to events and read nothing.
@@ -514,7 +514,7 @@ fn two_hundred_slow_clients_delay_no_epoch_and_no_scrape() {
     });
     assert!(
         beside > 0.8 * alone,
-        "{alone:.1} epochs a second alone, {beside:.1} beside slow clients"
+        "{alone:.1} cycles a second alone, {beside:.1} beside slow clients"
     );
 }
 

@@ -538,17 +538,17 @@ fn a_web_yml_that_is_wrong_is_refused_with_the_place_and_the_remedy() {
     assert!(complaint.contains(&key.display().to_string()), "{complaint}");
 }
 
-/// Number of the agent's epochs so far.
-fn epochs(site: &Site) -> u64 {
-    site.over_socket("/v1/status").json()["epoch_count"]
+/// Number of the agent's cycles so far.
+fn cycles(site: &Site) -> u64 {
+    site.over_socket("/v1/status").json()["cycle_count"]
         .as_u64()
         .unwrap()
 }
 
 fn pace(site: &Site, duration: Duration) -> f64 {
-    let (begun, first) = (Instant::now(), epochs(site));
+    let (begun, first) = (Instant::now(), cycles(site));
     std::thread::sleep(duration);
-    (epochs(site) - first) as f64 / begun.elapsed().as_secs_f64()
+    (cycles(site) - first) as f64 / begun.elapsed().as_secs_f64()
 }
 
 #[test]
@@ -594,7 +594,7 @@ fn a_flood_of_wrong_passwords_delays_neither_known_users_nor_the_loop() {
     assert!(refused > 0, "no client was told to come again");
     assert!(
         beside > 0.8 * alone,
-        "{alone:.1} epochs a second alone, {beside:.1} beside the flood"
+        "{alone:.1} cycles a second alone, {beside:.1} beside the flood"
     );
     assert!(
         slowest < Duration::from_secs(2),

@@ -69,7 +69,7 @@ fn a_simulation_waits_for_its_reader_and_loses_nothing() {
     let vm = "[[vm]]\nname = \"web\"\nvcpus = 1\nmemory = \"1GiB\"\nworkload = \"cg.B\"\nwork_share = 9.0\n";
     std::fs::write(&path, format!("name = \"small\"\nmachine = \"r420\"\n{vm}")).expect("written");
     let host = format!("twin:{}", path.display());
-    // Each epoch takes some kilobytes: a pipe holds a few of them.
+    // Each cycle takes some kilobytes: a pipe holds a few of them.
     let args = ["run", "--host", &host, "--fast", "--json", "--duration", "200s"];
     let prompt = text(&run(&args));
     let (mut reader, writer) = std::io::pipe().expect("a pipe");
@@ -86,7 +86,7 @@ fn a_simulation_waits_for_its_reader_and_loses_nothing() {
     std::io::Read::read_to_string(&mut reader, &mut late).expect("text");
     assert!(child.wait().expect("its status").success());
     assert!(
-        late == prompt && prompt.matches("\"epoch/").count() > 100,
+        late == prompt && prompt.matches("\"cycle/").count() > 100,
         "{} of {} bytes",
         late.len(),
         prompt.len()

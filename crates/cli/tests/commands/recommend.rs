@@ -1,4 +1,4 @@
-//! Modes, recommendations and promises, as a user sees them.
+//! Modes, recommendations and reservations, as a user sees them.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -165,14 +165,14 @@ fn a_mode_of_a_vm_is_set_shown_and_taken_back() {
 }
 
 #[test]
-fn promises_are_shown_and_dropped_and_what_they_held_is_free_at_once() {
+fn reservations_are_shown_and_dropped_and_what_they_held_is_free_at_once() {
     let agent = Agent::on(tempfile::tempdir().unwrap(), SCENARIO, &["--period", "100ms"]);
     let state = agent.dir.path().join("state");
     let ask = |args: &[&str]| json(&agent.ask(&[args, &["--json"]].concat()));
     agent.eventually("the host was looked at", || {
         (ask(&["vm"])["vms"].as_array()?.len() == 2).then_some(())
     });
-    assert_eq!(text(&agent.ask(&["promises"])), "nothing is promised\n");
+    assert_eq!(text(&agent.ask(&["reservations"])), "nothing is reserved\n");
     let shape = json!({"vcpus": 4, "memory_mib": 1024});
     let announced = json!({
         "request": "announce", "vm": "00000000-0000-0000-0000-000000000007", "name": "to come", "shape": shape,
@@ -193,30 +193,35 @@ fn promises_are_shown_and_dropped_and_what_they_held_is_free_at_once() {
     for _ in 0..21 {
         asked(
             &state,
-            &json!({"request": "promise", "vcpus": 4, "memory_mib": 1024}),
+            &json!({"request": "reserve", "vcpus": 4, "memory_mib": 1024}),
         );
     }
     assert!(!place(), "an almost empty host is short of CPU");
-    let shown = ask(&["promises"]);
+    let shown = ask(&["reservations"]);
     is_as_its_schema_says(&shown);
-    let promises = shown["promises"].as_array().unwrap();
-    assert!(promises.len() > 2, "{shown}");
+    let reservations = shown["reservations"].as_array().unwrap();
+    assert!(reservations.len() > 2, "{shown}");
     assert_eq!(
-        (&promises[0]["vm"], &promises[1]["vm"]),
+        (&reservations[0]["vm"], &reservations[1]["vm"]),
         (&json!("to come"), &Value::Null)
     );
     assert_eq!(
-        (&promises[0]["vcpus"], &promises[0]["memory_bytes"]),
+        (&reservations[0]["vcpus"], &reservations[0]["memory_bytes"]),
         (&json!(4), &json!(1_u64 << 30))
     );
+    assert!(text(&agent.ask(&["reservations"])).contains("to come"));
+    // Its name up to 0.2.0.
     assert!(text(&agent.ask(&["promises"])).contains("to come"));
-    let ids: Vec<String> = promises.iter().map(|promise| promise["id"].to_string()).collect();
-    let (status, said) = refused(&agent.ask(&["promises", "drop", "99"]));
+    let ids: Vec<String> = reservations
+        .iter()
+        .map(|reservation| reservation["id"].to_string())
+        .collect();
+    let (status, said) = refused(&agent.ask(&["reservations", "drop", "99"]));
     assert!(
-        status == 2 && said.contains("no open promise 99; there are: 1, 2"),
+        status == 2 && said.contains("no open reservation 99; there are: 1, 2"),
         "{status} {said}"
     );
-    let mut args = vec!["promises", "drop"];
+    let mut args = vec!["reservations", "drop"];
     args.extend(ids.iter().map(String::as_str));
     let dropped = ask(&args);
     is_as_its_schema_says(&dropped);
@@ -225,7 +230,7 @@ fn promises_are_shown_and_dropped_and_what_they_held_is_free_at_once() {
 }
 
 #[test]
-fn without_an_agent_promises_are_those_of_the_ledger_where_numad_put_them() {
+fn without_an_agent_reservations_are_those_of_the_ledger_where_numad_put_them() {
     let dir = tempfile::tempdir().unwrap();
     let state = dir.path().display().to_string();
     let link = dir.path().join("numad");
@@ -242,23 +247,23 @@ fn without_an_agent_promises_are_those_of_the_ledger_where_numad_put_them() {
     };
     numad();
     numad();
-    let shown = json(&run(&["promises", "--json", "--state", &state]));
-    let ids: Vec<u64> = shown["promises"]
+    let shown = json(&run(&["reservations", "--json", "--state", &state]));
+    let ids: Vec<u64> = shown["reservations"]
         .as_array()
         .unwrap()
         .iter()
         .map(|one| one["id"].as_u64().unwrap())
         .collect();
     assert_eq!(ids, [1, 2], "{shown}");
-    let (status, said) = refused(&run(&["promises", "drop", "3", "--state", &state]));
+    let (status, said) = refused(&run(&["reservations", "drop", "3", "--state", &state]));
     assert!(
-        status == 2 && said.contains("no open promise 3; there are: 1, 2"),
+        status == 2 && said.contains("no open reservation 3; there are: 1, 2"),
         "{status} {said}"
     );
-    text(&run(&["promises", "drop", "1", "--state", &state]));
-    let shown = json(&run(&["promises", "--json", "--state", &state]));
-    assert_eq!(shown["promises"].as_array().unwrap().len(), 1, "{shown}");
-    assert_eq!(shown["promises"][0]["id"], 2);
+    text(&run(&["reservations", "drop", "1", "--state", &state]));
+    let shown = json(&run(&["reservations", "--json", "--state", &state]));
+    assert_eq!(shown["reservations"].as_array().unwrap().len(), 1, "{shown}");
+    assert_eq!(shown["reservations"][0]["id"], 2);
 }
 
 #[test]
@@ -275,7 +280,7 @@ fn programs_decide_over_the_socket_and_with_the_key_over_tcp() {
         "unauthorized"
     );
     assert_eq!(
-        site.ask("DELETE", "/v1/promises/1", "", "").problem(),
+        site.ask("DELETE", "/v1/reservations/1", "", "").problem(),
         "unauthorized"
     );
     let applied = site.does_over_socket("POST", &of_web("apply"));
@@ -299,20 +304,22 @@ fn programs_decide_over_the_socket_and_with_the_key_over_tcp() {
         ("POST", "/v1/recommendations/-1/apply", 400),
         ("POST", "/v1/recommendations/99999999999999999999/reject", 400),
         ("GET", "/v1/recommendations/1/apply", 405),
-        ("DELETE", "/v1/promises/99", 404),
-        ("DELETE", "/v1/promises/x", 400),
+        ("DELETE", "/v1/reservations/99", 404),
+        ("DELETE", "/v1/reservations/x", 400),
     ] {
         let answer = site.does_over_socket(method, path);
         assert_eq!(answer.status, status, "{method} {path}: {answer:?}");
         answer.problem();
     }
+    // Names up to 0.2.0: the request, and the path.
     asked(
         &site.dir.path().join("state"),
         &json!({"request": "promise", "vcpus": 1, "memory_mib": 64}),
     );
-    let promises = site.json("/v1/promises")["promises"].clone();
-    assert_eq!(promises.as_array().map(Vec::len), Some(1), "{promises}");
-    let path = format!("/v1/promises/{}", promises[0]["id"]);
+    let reservations = site.json("/v1/reservations")["reservations"].clone();
+    assert_eq!(site.json("/v1/promises")["reservations"], reservations);
+    assert_eq!(reservations.as_array().map(Vec::len), Some(1), "{reservations}");
+    let path = format!("/v1/reservations/{}", reservations[0]["id"]);
     assert_eq!(site.does_over_socket("DELETE", &path).status, 204);
     assert_eq!(site.does_over_socket("DELETE", &path).status, 404);
     // The history records it like everything else.

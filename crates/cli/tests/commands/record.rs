@@ -45,11 +45,11 @@ fn what_a_run_saw_and_decided_is_shown_exported_and_pruned() {
         "--json",
     ]);
     assert!(ran.status.success(), "{ran:?}");
-    let epochs: Vec<Value> = stdout(&ran)
+    let cycles: Vec<Value> = stdout(&ran)
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
-    let epochs: Vec<&Value> = epochs.iter().filter(|line| line["type"] == "epoch").collect();
+    let cycles: Vec<&Value> = cycles.iter().filter(|line| line["type"] == "cycle").collect();
     let record = |args: &[&str]| run(&[&["record"], args, &["--history", &history]].concat());
 
     let shown = json(&record(&["show", "--json"]));
@@ -73,20 +73,20 @@ fn what_a_run_saw_and_decided_is_shown_exported_and_pruned() {
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
-    assert_eq!(lines.len(), epochs.len());
-    for (line, epoch) in lines.iter().zip(&epochs) {
-        let (kept, told) = (&line["status"], *epoch);
+    assert_eq!(lines.len(), cycles.len());
+    for (line, cycle) in lines.iter().zip(&cycles) {
+        let (kept, told) = (&line["status"], *cycle);
         assert_eq!(kept["at_ns"], told["at_ns"]);
         assert_eq!(kept["vms"][0]["pages_by_node"], told["vms"][0]["pages_by_node"]);
         let used = |status: &Value| status["vms"][0]["cpus_used"].as_f64().unwrap_or_default();
         assert!((used(kept) - used(told)).abs() <= 0.005 * used(told).abs());
     }
     let samples = record(&["export", "--samples"]);
-    assert_eq!(stdout(&samples).lines().count(), epochs.len());
+    assert_eq!(stdout(&samples).lines().count(), cycles.len());
     let csv = stdout(&record(&["export", "--csv"])).to_owned();
-    let rows = epochs
+    let rows = cycles
         .iter()
-        .map(|epoch| epoch["vms"].as_array().unwrap().len())
+        .map(|cycle| cycle["vms"].as_array().unwrap().len())
         .sum::<usize>();
     assert_eq!(csv.lines().count(), 1 + rows);
     assert!(csv.contains("\"db, the second\""));
@@ -96,9 +96,9 @@ fn what_a_run_saw_and_decided_is_shown_exported_and_pruned() {
     let magic = std::fs::read(&parquet).unwrap();
     assert!(magic.starts_with(b"PAR1") && magic.ends_with(b"PAR1"));
     let of_web = stdout(&record(&["export", "web", "--csv"])).lines().count();
-    let with_web = epochs
+    let with_web = cycles
         .iter()
-        .filter(|epoch| !epoch["vms"].as_array().unwrap().is_empty())
+        .filter(|cycle| !cycle["vms"].as_array().unwrap().is_empty())
         .count();
     assert_eq!(of_web, 1 + with_web);
 

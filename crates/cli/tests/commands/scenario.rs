@@ -6,8 +6,8 @@ use std::path::Path;
 
 use homenode_agent::run::Pace;
 use homenode_agent::{Show, twin};
-use homenode_control::{Config, Epoch, Mode, PolicySet};
-use homenode_host::Bell;
+use homenode_control::{Config, Cycle, Mode, PolicySet};
+use homenode_host::WakeSignal;
 use homenode_machine_files::preset;
 use homenode_twin::{Scenario, Setup, VmSpec};
 use homenode_units::{Bytes, Ns};
@@ -33,7 +33,7 @@ struct Unseen;
 impl Show for Unseen {
     fn line(&mut self, _: &str) {}
     fn object(&mut self, _: &str, _: Value) {}
-    fn epoch(&mut self, _: &Epoch) {}
+    fn cycle(&mut self, _: &Cycle) {}
     fn is_closed(&self) -> bool {
         false
     }
@@ -54,9 +54,9 @@ fn record(history: &Path, setup: &Setup, seconds: u64, policies: PolicySet) {
         duration: Some(Ns::from_secs(seconds)),
         listen: None,
         commit: "test",
-        reload: homenode_agent::reload::Reload::never(&Bell::default()),
+        reload: homenode_agent::reload::Reload::never(&WakeSignal::default()),
     };
-    twin::run(&run, &config, setup, &mut Unseen, &Bell::default()).unwrap();
+    twin::run(&run, &config, setup, &mut Unseen, &WakeSignal::default()).unwrap();
 }
 
 fn made(history: &Path, file: &Path, more: &[&str]) -> Value {
@@ -303,9 +303,16 @@ fn what_cannot_be_a_scenario_is_refused_with_a_remedy() {
         duration: Some(Ns::from_secs(5)),
         listen: None,
         commit: "test",
-        reload: homenode_agent::reload::Reload::never(&Bell::default()),
+        reload: homenode_agent::reload::Reload::never(&WakeSignal::default()),
     };
-    twin::run(&run_of, &config, &scenario(one()), &mut Unseen, &Bell::default()).unwrap();
+    twin::run(
+        &run_of,
+        &config,
+        &scenario(one()),
+        &mut Unseen,
+        &WakeSignal::default(),
+    )
+    .unwrap();
     let (status, said) = refused(&without, &[]);
     assert!(status == 2 && said.contains("record.samples_hours"), "{said}");
     // From a torn file the whole part is used, or the error says that it is not a history.

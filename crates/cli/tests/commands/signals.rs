@@ -81,8 +81,8 @@ fn a_summary_that_was_cut_short_says_so_to_programs() {
     let mut out = BufReader::new(child.stdout.take().expect("piped"));
     let mut line = String::new();
     out.read_line(&mut line).expect("text");
-    while out.read_line(&mut line).expect("text") > 0 && !line.contains("epoch/") {}
-    // One epoch is over after a simulated second, so the comparison begins soon.
+    while out.read_line(&mut line).expect("text") > 0 && !line.contains("cycle/") {}
+    // One cycle is over after a simulated second, so the comparison begins soon.
     std::thread::sleep(Duration::from_secs(3));
     let (code, took) = signal(&mut child, Signal::TERM);
     let mut rest = String::new();

@@ -32,7 +32,7 @@ fn a_trace_that_cannot_be_written_is_said_at_once_and_the_run_goes_on() {
     let said: Vec<usize> = (0..lines.len())
         .filter(|at| lines[*at].contains("/dev/full"))
         .collect();
-    let last = lines.iter().rposition(|line| line.contains("\"epoch/1\""));
+    let last = lines.iter().rposition(|line| line.contains("\"cycle/1\""));
     assert_eq!(said.len(), 1, "{said:?}");
     assert!(lines[said[0]].contains("not traced"), "{}", lines[said[0]]);
     assert!(said[0] + 10 < last.unwrap(), "{said:?} {last:?}");

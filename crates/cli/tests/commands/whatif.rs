@@ -75,7 +75,7 @@ fn a_running_agent_says_what_would_be_and_what_its_changes_gained() {
         "{now}"
     );
     // All streaming VMs on one node, which has a quarter of the host's bandwidth.
-    let asked = json(&agent.ask(&["whatif", "sp0=3 sp1=3 sp2=3 sp3=3 a=b:é=0-2 lu0=free", "--json"]));
+    let asked = json(&agent.ask(&["whatif", "sp0=3 sp1=3 sp2=3 sp3=3 a=b:é=0-2 lu0=none", "--json"]));
     for name in ["sp0", "sp1", "sp2", "sp3"] {
         let vm = of(&asked, name);
         assert_eq!(vm["home_then"], serde_json::json!([3]));
@@ -152,7 +152,7 @@ fn an_agent_that_predicts_or_tries_nothing_says_so() {
 #[test]
 fn a_scenario_is_asked_at_a_time_and_answers_the_same_every_time() {
     let ask = |args: &[&str]| run(&[&["whatif", "--scenario", "tavo-mixed"], args].concat());
-    let first = ask(&["cg=1 lu=free", "--json"]);
+    let first = ask(&["cg=1 lu=none", "--json"]);
     let answer = json(&first);
     let simulated = &answer["simulated"];
     assert_eq!(

@@ -13,7 +13,7 @@ pub const PLAN_BYTES_MAX: usize = 1 << 20;
 /// Largest number of actions.
 pub const ACTIONS_MAX: usize = 4096;
 
-/// A planner's plan for one epoch.
+/// A planner's plan for one cycle.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlanDocument {

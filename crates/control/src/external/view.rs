@@ -20,8 +20,8 @@ use crate::status::{
 /// Name of this form of documents.
 pub const VIEW_SCHEMA: &str = "view/1";
 
-/// Everything that a planner decides from in one epoch. Values that are not measured are `None`; rates are over the last
-/// period, so all of them are `None` in the first epoch.
+/// Everything that a planner decides from in one cycle. Values that are not measured are `None`; rates are over the last
+/// period, so all of them are `None` in the first cycle.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct ViewDocument<'a> {
     /// Kind and version of its form: `view/1`.
@@ -82,7 +82,7 @@ pub struct VmDocument<'a> {
     pub left_alone: Option<HandsOff>,
     /// Why its CPU quota must be left alone, if it must.
     pub quota_left_alone: Option<HandsOff>,
-    /// Home nodes; `None` for a VM that is free, where the kernel puts it.
+    /// Home nodes; `None` for an unplaced VM: the kernel decides where it runs.
     pub home: Option<&'a NodeSet>,
     /// Its operator's settings.
     pub chosen: ChosenDocument<'a>,
@@ -145,9 +145,9 @@ pub struct ChosenDocument<'a> {
     /// CPUs that it may run on; `None` if there is no limit.
     pub cpus_allowed: Option<&'a CpuSet>,
     /// VMs with the same word here share no home node.
-    pub apart: Option<&'a str>,
+    pub anti_affinity: Option<&'a str>,
     /// VMs with the same word here have one home.
-    pub together: Option<&'a str>,
+    pub affinity: Option<&'a str>,
     /// Memory policy.
     pub memory_policy: Option<MemoryPolicy>,
     /// Memory bandwidth that it is declared to need.
@@ -300,8 +300,8 @@ impl<'a> ChosenDocument<'a> {
             home: settings.home.as_ref(),
             home_allowed: allowed.unwrap_or_else(|| homes.clone()),
             cpus_allowed: settings.cpus_allowed.as_ref(),
-            apart: settings.apart.as_deref(),
-            together: settings.together.as_deref(),
+            anti_affinity: settings.anti_affinity.as_deref(),
+            affinity: settings.affinity.as_deref(),
             memory_policy: settings.memory_policy,
             bandwidth_bytes_per_s: settings.bandwidth,
             permit: settings.permit,

@@ -112,9 +112,9 @@ fn run(scenario: &Scenario, config: Config, mode: Mode, seen: &mut Levers) {
     let machine = homenode_machine_files::preset("r910").expect("a preset");
     let mut twin = Twin::new(machine.clone(), scenario, 1).expect("it fits");
     let mut control = Control::new(config, mode);
-    for epoch in 0..100 {
+    for cycle in 0..100 {
         twin.wait(Ns::from_secs(1));
-        if epoch == 1 {
+        if cycle == 1 {
             let permit = Permit::pollution(10_000).expect("a permit");
             let round = Placing::Round4k.alone();
             for (name, setting) in [

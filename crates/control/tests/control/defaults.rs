@@ -11,14 +11,14 @@ fn start(scenario: &str, config: Config) -> (Twin, Control) {
     (twin, Control::new(config, Mode::Act))
 }
 
-/// Returns the decisions of this many epochs, a line each.
-fn decided(twin: &mut Twin, control: &mut Control, epochs: u32) -> Vec<(Act, String)> {
+/// Returns the decisions of this many cycles, a line each.
+fn decided(twin: &mut Twin, control: &mut Control, cycles: u32) -> Vec<(Act, String)> {
     let mut found = Vec::new();
-    for _ in 0..epochs {
+    for _ in 0..cycles {
         twin.wait(control.config().period);
-        let epoch = control.step(twin).expect("the twin always answers");
-        let seconds = epoch.status.at_ns.as_secs_f64();
-        for event in epoch.events {
+        let cycle = control.step(twin).expect("the twin always answers");
+        let seconds = cycle.status.at_ns.as_secs_f64();
+        for event in cycle.events {
             if let Event::Decided { name, decision, .. } = event {
                 let line = format!("{seconds} {name} {}: {}", decision.policy, decision.reason);
                 found.push((decision.action.act, line));
@@ -32,7 +32,7 @@ fn decided(twin: &mut Twin, control: &mut Control, epochs: u32) -> Vec<(Act, Str
 /// difference.
 #[test]
 fn default_settings_decide_what_they_did() {
-    for (scenario, policies, epochs) in [
+    for (scenario, policies, cycles) in [
         ("tavo-mixed", PolicySet::Homenode, 150),
         ("numa-policies", PolicySet::Homenode, 60),
         ("memory-overcommit", PolicySet::Tavo, 100),
@@ -42,7 +42,7 @@ fn default_settings_decide_what_they_did() {
             ..Config::default()
         };
         let (mut twin, mut control) = start(scenario, config);
-        let lines: Vec<String> = decided(&mut twin, &mut control, epochs)
+        let lines: Vec<String> = decided(&mut twin, &mut control, cycles)
             .into_iter()
             .map(|(_, line)| line)
             .collect();

@@ -1,6 +1,6 @@
 //! Nodes that are being drained, and a loop that is paused, on the twin.
 
-use homenode_control::{Config, Control, Epoch, Event, Mode, NotDrained, PolicySet};
+use homenode_control::{Config, Control, Cycle, Event, Mode, NotDrained, PolicySet};
 use homenode_host::{Act, Host as _, Lever, Outcome, Setting};
 use homenode_twin::{Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, NodeId, NodeSet, Ns, Pages, Permit};
@@ -29,13 +29,13 @@ fn of(policies: PolicySet) -> Control {
     Control::new(config, Mode::Act)
 }
 
-fn step(control: &mut Control, twin: &mut Twin) -> Epoch {
+fn step(control: &mut Control, twin: &mut Twin) -> Cycle {
     twin.wait(PERIOD);
     control.step(twin).unwrap()
 }
 
-fn run(control: &mut Control, twin: &mut Twin, epochs: usize) -> Vec<Event> {
-    (0..epochs).flat_map(|_| step(control, twin).events).collect()
+fn run(control: &mut Control, twin: &mut Twin, cycles: usize) -> Vec<Event> {
+    (0..cycles).flat_map(|_| step(control, twin).events).collect()
 }
 
 /// Returns the pages that VMs have on a node, and how many of their vCPUs may run there.
@@ -96,7 +96,7 @@ fn homes_that_were_given_for_a_drain_go_with_it() {
     run(&mut control, &mut twin, 15);
     let machine = twin.machine().clone();
     let homes = |control: &Control, machine| control.status(machine).vms[0].home.clone();
-    assert_eq!(homes(&control, &machine), None, "a VM alone is left free");
+    assert_eq!(homes(&control, &machine), None, "a VM alone is left unplaced");
     control.drain(&machine, set("0,2")).unwrap();
     run(&mut control, &mut twin, 3);
     let home = homes(&control, &machine).unwrap();
@@ -116,7 +116,7 @@ fn homes_that_were_given_for_a_drain_go_with_it() {
 #[test]
 fn homes_that_have_another_reason_outlast_a_drain() {
     let mut specs = vms(&["povray", "povray", "povray"]);
-    (specs[0].apart, specs[1].apart) = (Some("db".into()), Some("db".into()));
+    (specs[0].anti_affinity, specs[1].anti_affinity) = (Some("db".into()), Some("db".into()));
     specs[2].memory_nodes = Some(set("3"));
     let mut twin = twin(specs);
     let mut control = of(PolicySet::Homenode);

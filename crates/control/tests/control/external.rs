@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use homenode_control::external::{NoPlan, PlanDocument, PlannedAction, Planner, PlannerError, ViewDocument};
-use homenode_control::{Config, Control, Epoch, Event, Mode};
+use homenode_control::{Config, Control, Cycle, Event, Mode};
 use homenode_host::{
     Act, CpuQuota, FrameMove, GuestTopology, Host, Lever, Limit, Outcome, Percent, Refusal, Setting, Version,
 };
@@ -61,10 +61,10 @@ fn start(
     start_drained(NodeSet::new(), answer)
 }
 
-fn step(twin: &mut Twin, control: &mut Control) -> Epoch {
-    let epoch = control.step(twin).expect("the twin always answers");
+fn step(twin: &mut Twin, control: &mut Control) -> Cycle {
+    let cycle = control.step(twin).expect("the twin always answers");
     twin.wait(Ns::from_secs(1));
-    epoch
+    cycle
 }
 
 /// A plan from this view: acts on VMs by their place in it.
@@ -101,16 +101,16 @@ fn quota() -> Act {
     }
 }
 
-fn refusal(epoch: &Epoch) -> Option<&Refusal> {
-    epoch.events.iter().find_map(|event| match event {
+fn refusal(cycle: &Cycle) -> Option<&Refusal> {
+    cycle.events.iter().find_map(|event| match event {
         Event::Refused { refusal } => Some(refusal),
         _ => None,
     })
 }
 
-fn decided(epoch: &Epoch) -> usize {
+fn decided(cycle: &Cycle) -> usize {
     let is_decision = |event: &&Event| matches!(event, Event::Decided { .. });
-    epoch.events.iter().filter(is_decision).count()
+    cycle.events.iter().filter(is_decision).count()
 }
 
 /// State of the twin that a plan may change: versions, affinities, quotas, nodes of pages, memory policies.
@@ -158,17 +158,17 @@ fn a_plan_is_carried_out_whole_or_refused_whole() {
             ))
         });
         let before = state(&mut twin);
-        let epoch = control.step(&mut twin).unwrap();
-        let said = refusal(&epoch).expect("it is refused").to_string();
+        let cycle = control.step(&mut twin).unwrap();
+        let said = refusal(&cycle).expect("it is refused").to_string();
         assert!(said.contains(why), "{said}");
-        assert_eq!((state(&mut twin), decided(&epoch)), (before, 0));
+        assert_eq!((state(&mut twin), decided(&cycle)), (before, 0));
         assert!(control.failed_planner().is_none());
     }
     let (mut twin, mut control, _) =
         start(|view| Ok(plan(view, vec![(0, home(1)), (0, pin(1)), (0, quota())])));
-    let epoch = step(&mut twin, &mut control);
-    assert_eq!((refusal(&epoch), decided(&epoch)), (None, 3));
-    assert_eq!(epoch.status.vms.iter().filter(|vm| vm.home.is_some()).count(), 1);
+    let cycle = step(&mut twin, &mut control);
+    assert_eq!((refusal(&cycle), decided(&cycle)), (None, 3));
+    assert_eq!(cycle.status.vms.iter().filter(|vm| vm.home.is_some()).count(), 1);
 }
 
 #[test]
@@ -178,11 +178,11 @@ fn a_stale_plan_and_one_for_a_vm_that_is_not_there_are_refused() {
         plan.version.0 += 1;
         Ok(plan)
     });
-    let epoch = step(&mut twin, &mut control);
+    let cycle = step(&mut twin, &mut control);
     assert!(
-        matches!(refusal(&epoch), Some(Refusal::Stale { .. })),
+        matches!(refusal(&cycle), Some(Refusal::Stale { .. })),
         "{:?}",
-        epoch.events
+        cycle.events
     );
     step(&mut twin, &mut control);
     let last = seen.lock().unwrap()[1]["last"].clone();
@@ -202,8 +202,8 @@ fn a_stale_plan_and_one_for_a_vm_that_is_not_there_are_refused() {
         plan.actions[0].action.vm = VmId(77);
         Ok(plan)
     });
-    let epoch = step(&mut twin, &mut control);
-    assert_eq!(refusal(&epoch), Some(&Refusal::UnknownVm { vm: VmId(77) }));
+    let cycle = step(&mut twin, &mut control);
+    assert_eq!(refusal(&cycle), Some(&Refusal::UnknownVm { vm: VmId(77) }));
 }
 
 #[test]
@@ -283,18 +283,18 @@ fn a_planner_that_fails_leaves_nothing_in_force() {
         during.iter().zip(&before).all(|(now, then)| now != then),
         "{during:?}"
     );
-    let epoch = step(&mut twin, &mut control);
+    let cycle = step(&mut twin, &mut control);
     assert_eq!(
         control.failed_planner().unwrap().to_string(),
         "policy told: it is tired"
     );
     assert_eq!(all(&mut twin), before);
-    assert!(epoch.status.vms.iter().all(|vm| vm.home.is_none()));
+    assert!(cycle.status.vms.iter().all(|vm| vm.home.is_none()));
     assert_eq!(
-        decided(&epoch),
+        decided(&cycle),
         4,
         "a home, a pin, a quota, a memory policy: {:?}",
-        epoch.events
+        cycle.events
     );
     // It gets no more requests, and nothing is done twice.
     assert_eq!(decided(&step(&mut twin, &mut control)), 0);
@@ -337,8 +337,8 @@ fn what_operators_said_holds_for_planners_from_outside() {
         if let Some(setting) = setting {
             twin.set(vm, setting).unwrap();
         }
-        let epoch = control.step(&mut twin).unwrap();
-        let said = refusal(&epoch).map(ToString::to_string);
+        let cycle = control.step(&mut twin).unwrap();
+        let said = refusal(&cycle).map(ToString::to_string);
         assert!(
             said.as_ref().is_some_and(|said| said.contains(why)),
             "{why}: {said:?}"
@@ -347,19 +347,19 @@ fn what_operators_said_holds_for_planners_from_outside() {
     let (mut twin, mut control, _) = start(|view| Ok(plan(view, vec![(0, home(1)), (0, quota())])));
     control.pause(Ns::from_secs(100));
     let before = state(&mut twin);
-    let epoch = control.step(&mut twin).unwrap();
+    let cycle = control.step(&mut twin).unwrap();
     assert!(
-        epoch.events.iter().all(|event| match event {
+        cycle.events.iter().all(|event| match event {
             Event::Decided { result, .. } => *result == Outcome::DryRun,
             _ => true,
         }),
         "{:?}",
-        epoch.events
+        cycle.events
     );
     assert_eq!(state(&mut twin), before);
 }
 
-/// A run under a planner that does something else in each epoch.
+/// A run under a planner that does something else in each cycle.
 fn run(seed: u64) -> (Vec<Value>, Value) {
     let (mut twin, mut control, seen) = start(move |view| {
         let turn = view["at_ns"].as_u64().unwrap() / 1_000_000_000 + seed;
@@ -439,10 +439,10 @@ proptest! {
         let (mut twin, mut control, seen) = start(move |view| Ok(plan(view, left.next().unwrap_or_default())));
         for _ in 0..4 {
             let before = state(&mut twin);
-            let epoch = control.step(&mut twin).unwrap();
-            if refusal(&epoch).is_some() {
+            let cycle = control.step(&mut twin).unwrap();
+            if refusal(&cycle).is_some() {
                 prop_assert_eq!(state(&mut twin), before);
-                prop_assert_eq!(decided(&epoch), 0);
+                prop_assert_eq!(decided(&cycle), 0);
             }
             twin.wait(Ns::from_millis(50));
             let pages: BTreeMap<VmId, Pages> = twin.sample().unwrap().vms.iter()

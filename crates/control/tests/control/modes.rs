@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use homenode_control::recommendations::State;
-use homenode_control::{Config, Control, Epoch, Event, Mode, PolicySet, Recommendation, Request};
+use homenode_control::{Config, Control, Cycle, Event, Mode, PolicySet, Recommendation, Request};
 use homenode_host::{
     Act, Action, Holds, Host, HostError, HugeMemory, HugePages, Lever, Outcome, Plan, Receipt, Refusal,
     Sample, Setting,
@@ -39,13 +39,13 @@ fn with_modes(policies: PolicySet, modes: &str) -> Config {
     }
 }
 
-fn step(control: &mut Control, twin: &mut Twin) -> Epoch {
+fn step(control: &mut Control, twin: &mut Twin) -> Cycle {
     twin.wait(PERIOD);
     control.step(twin).unwrap()
 }
 
-fn run(control: &mut Control, twin: &mut Twin, epochs: usize) -> Vec<Event> {
-    (0..epochs).flat_map(|_| step(control, twin).events).collect()
+fn run(control: &mut Control, twin: &mut Twin, cycles: usize) -> Vec<Event> {
+    (0..cycles).flat_map(|_| step(control, twin).events).collect()
 }
 
 fn open(control: &Control) -> Vec<Recommendation> {
@@ -228,11 +228,11 @@ fn crowded() -> Twin {
 fn homes_of_the_arranger_are_on_trial_from_their_approval_on_and_memory_follows() {
     let mut twin = crowded();
     let mut control = Control::new(of(PolicySet::Homenode), Mode::Recommend);
-    let mut epochs = 0;
+    let mut cycles = 0;
     while open(&control).is_empty() {
         step(&mut control, &mut twin);
-        epochs += 1;
-        assert!(epochs < 120, "nothing is recommended");
+        cycles += 1;
+        assert!(cycles < 120, "nothing is recommended");
     }
     // The arrangement stays recommended, and never counts as a trial that failed.
     run(&mut control, &mut twin, 200);
@@ -306,11 +306,11 @@ fn a_vm_put_to_recommend_is_not_left_throttled() {
         let mut twin = various();
         let id = twin.vm_id("polluter").unwrap();
         let mut control = Control::new(of(PolicySet::Homenode), Mode::Act);
-        let mut epochs = 0;
+        let mut cycles = 0;
         while !quota(&mut twin, id) {
             step(&mut control, &mut twin);
-            epochs += 1;
-            assert!(epochs < 60, "it is never held to its permit");
+            cycles += 1;
+            assert!(cycles < 60, "it is never held to its permit");
         }
         twin.set(id, Setting::Mode(Some(careful))).unwrap();
         let told = step(&mut control, &mut twin).events;
@@ -421,7 +421,7 @@ fn a_home_stays_and_lent_vcpus_come_home_under_recommend() {
 }
 
 #[test]
-fn promises_are_seen_and_a_dropped_one_is_room_at_once() {
+fn reservations_are_seen_and_a_dropped_one_is_room_at_once() {
     let mut twin = twin(vec![vm("a", "povray")]);
     let mut control = Control::new(of(PolicySet::Homenode), Mode::Act);
     run(&mut control, &mut twin, 2);
@@ -434,25 +434,29 @@ fn promises_are_seen_and_a_dropped_one_is_room_at_once() {
     };
     assert!(control.place(&machine, &wanted).is_ok());
     for _ in 0..21 {
-        control.promise(&machine, Shape::new(4, Bytes::from_gib(1)));
+        control.reserve(&machine, Shape::new(4, Bytes::from_gib(1)));
     }
     let short = control.place(&machine, &wanted).unwrap_err();
     assert!(short.to_string().contains("CPU"), "{short}");
-    let ids: Vec<u64> = control.promises().iter().map(|promise| promise.id).collect();
+    let ids: Vec<u64> = control
+        .reservations()
+        .iter()
+        .map(|reservation| reservation.id)
+        .collect();
     assert!(
         ids.len() > 3 && ids.windows(2).all(|pair| pair[0] < pair[1]),
         "{ids:?}"
     );
-    assert!(!control.drop_promise(999));
-    assert!(control.drop_promise(ids[0]) && !control.drop_promise(ids[0]));
+    assert!(!control.drop_reservation(999));
+    assert!(control.drop_reservation(ids[0]) && !control.drop_reservation(ids[0]));
     assert!(
         control.place(&machine, &wanted).is_ok(),
         "one place is free again"
     );
     for id in &ids[1..] {
-        assert!(control.drop_promise(*id));
+        assert!(control.drop_reservation(*id));
     }
-    assert!(control.promises().is_empty());
+    assert!(control.reservations().is_empty());
     assert!(control.place(&machine, &wanted).is_ok());
 }
 
@@ -494,7 +498,7 @@ fn a_domain_in_huge_pages_that_the_hook_announced_goes_where_the_pool_has_room()
         device_nodes: NodeSet::new(),
         huge_pages,
     };
-    let nodes = |control: &mut Control, asked: Asked| control.promise(&machine, asked).nodes.to_string();
+    let nodes = |control: &mut Control, asked: Asked| control.reserve(&machine, asked).nodes.to_string();
     assert_eq!(nodes(&mut control, shape.into()), "0");
     // 300 of 350 pages; the number in `-H` says it without a hook.
     control.announce(announcement(vec![huge(600)]));
@@ -504,8 +508,8 @@ fn a_domain_in_huge_pages_that_the_hook_announced_goes_where_the_pool_has_room()
         huge_page_bytes: Some(Bytes::from_mib(2)),
         ..shape.into()
     };
-    let promise = control.promise(&machine, asked);
-    let why = promise
+    let reserved = control.reserve(&machine, asked);
+    let why = reserved
         .unplaceable
         .expect("no pool has 300 pages left")
         .to_string();
@@ -513,21 +517,27 @@ fn a_domain_in_huge_pages_that_the_hook_announced_goes_where_the_pool_has_room()
         why.contains("node 1 is short of huge pages of 2MiB (50 of a pool of 350 left, 300 needed)"),
         "{why}"
     );
-    assert_eq!(promise.nodes, machine.memory_nodes());
+    assert_eq!(reserved.nodes, machine.memory_nodes());
     control.announce(announcement(vec![huge(200)]));
     assert_eq!(
         nodes(&mut control, shape.into()),
         "3",
         "200 MiB in huge pages and 400 in ordinary ones"
     );
-    // The same request by hand, and dropped promises are free again.
-    let promised: Vec<u64> = control.promises().iter().map(|promise| promise.id).collect();
-    promised.iter().for_each(|id| assert!(control.drop_promise(*id)));
+    // The same request by hand, and dropped reservations are free again.
+    let reserved: Vec<u64> = control
+        .reservations()
+        .iter()
+        .map(|reservation| reservation.id)
+        .collect();
+    reserved
+        .iter()
+        .for_each(|id| assert!(control.drop_reservation(*id)));
     assert_eq!(nodes(&mut control, asked), "1");
 }
 
 #[test]
-fn a_vm_that_is_announced_with_a_device_is_promised_the_devices_node() {
+fn a_vm_that_is_announced_with_a_device_gets_a_reservation_on_the_devices_node() {
     let mut twin = twin(vec![vm("a", "povray")]);
     let mut control = Control::new(of(PolicySet::Homenode), Mode::Act);
     run(&mut control, &mut twin, 2);
@@ -543,7 +553,7 @@ fn a_vm_that_is_announced_with_a_device_is_promised_the_devices_node() {
             device_nodes: NodeSet::one(NodeId(node as u16)),
             huge_pages: Vec::new(),
         });
-        let promised = control.promise(&machine, shape).nodes;
-        assert_eq!(promised.to_string(), node.to_string());
+        let reserved = control.reserve(&machine, shape).nodes;
+        assert_eq!(reserved.to_string(), node.to_string());
     }
 }

@@ -10,23 +10,23 @@ use homenode_twin::{Scenario, Twin};
 use homenode_units::{Bytes, NodeSet, Ns, VmId};
 use proptest::prelude::*;
 
-const EPOCHS: u64 = 40;
+const CYCLES: u64 = 40;
 
-/// An epoch as text, as a recording has it.
+/// A cycle as text, as a recording has it.
 type Written = (String, String);
 
 /// Disturbs a run from outside its host: questions, settings, and a plan that is refused since another program was quicker.
-fn disturb(control: &mut Control, twin: &mut Twin, epoch: u64) {
+fn disturb(control: &mut Control, twin: &mut Twin, cycle: u64) {
     let vms: Vec<VmId> = control
         .sample()
         .into_iter()
         .flat_map(|sample| &sample.vms)
         .map(|vm| vm.id)
         .collect();
-    let Some(vm) = vms.get(epoch as usize % vms.len().max(1)).copied() else {
+    let Some(vm) = vms.get(cycle as usize % vms.len().max(1)).copied() else {
         return;
     };
-    match epoch % 11 {
+    match cycle % 11 {
         2 => control.want_working_set(vm, Some(Ns::from_secs(2)), Ns::from_secs(5)),
         4 => {
             let permit = Setting::Permit(Some("100k".parse().unwrap()));
@@ -45,27 +45,30 @@ fn disturb(control: &mut Control, twin: &mut Twin, epoch: u64) {
                 device_nodes: NodeSet::new(),
                 huge_pages: Vec::new(),
             });
-            control.promise(&twin.machine().clone(), shape);
+            control.reserve(&twin.machine().clone(), shape);
         }
         7 => {
-            let mode = Setting::Mode([None, Some(Mode::Recommend), Some(Mode::Observe)][epoch as usize % 3]);
+            let mode = Setting::Mode([None, Some(Mode::Recommend), Some(Mode::Observe)][cycle as usize % 3]);
             if twin.set(vm, mode).is_ok() {
                 control.was_set(vm, mode);
             }
         }
         8 => {
-            let promise = control.promises().first().map_or(99, |promise| promise.id);
-            control.drop_promise(promise);
+            let reservation = control
+                .reservations()
+                .first()
+                .map_or(99, |reservation| reservation.id);
+            control.drop_reservation(reservation);
         }
-        5 if epoch > EPOCHS / 2 => {
+        5 if cycle > CYCLES / 2 => {
             let mut newer = control.config().clone();
             newer.pace.slowdown_max = 0.05;
             newer.arrange.move_gain_min = 0.05;
             newer.predict.distance_real = 0.8;
             newer.predict.average_weight = 0.5;
             newer.trial.watch = Ns::from_secs(2);
-            newer.repatriate.host_pages_per_epoch = homenode_units::Pages(1024);
-            newer.repatriate.vm_pages_per_epoch = homenode_units::Pages(512);
+            newer.repatriate.host_pages_per_cycle = homenode_units::Pages(1024);
+            newer.repatriate.vm_pages_per_cycle = homenode_units::Pages(512);
             newer.record.days = 1;
             assert_eq!(control.take_over(newer), ["record"]);
         }
@@ -111,13 +114,13 @@ fn recorded(name: &str, seed: u64, config: &Config, mode: Mode) -> (Machine, Vec
     let mut twin = Twin::new(machine.clone(), &scenario, seed).unwrap();
     let mut control = Control::new(config.clone(), mode);
     let mut written = Vec::new();
-    for epoch in 0..EPOCHS {
+    for cycle in 0..CYCLES {
         twin.wait(config.period);
-        disturb(&mut control, &mut twin, epoch);
+        disturb(&mut control, &mut twin, cycle);
         let sample = twin.sample().unwrap();
         let begun = control.begin(&machine, sample.clone());
-        disturb(&mut control, &mut twin, epoch + 3);
-        if epoch % 13 == 12 {
+        disturb(&mut control, &mut twin, cycle + 3);
+        if cycle % 13 == 12 {
             pin_by_hand(&mut twin, &sample);
         }
         let answer = begun.commit(&mut twin);
@@ -167,13 +170,13 @@ fn a_run_that_is_repeated_decides_the_same_to_the_last_letter() {
     ] {
         for seed in [1, 2] {
             let (machine, written) = recorded(name, seed, &of(policies), mode);
-            for (epoch, compared) in replayed(&machine, &written, &of(policies), mode)
+            for (cycle, compared) in replayed(&machine, &written, &of(policies), mode)
                 .iter()
                 .enumerate()
             {
                 assert!(
                     compared.is_same(),
-                    "{name}, seed {seed}, epoch {epoch}: {compared:#?}"
+                    "{name}, seed {seed}, cycle {cycle}: {compared:#?}"
                 );
                 assert_eq!(compared.missing_count + compared.inputs_missing_count, 0);
                 decided += compared.same.len();
@@ -209,7 +212,7 @@ fn other_policies_decide_otherwise_and_what_both_decide_is_told_apart() {
 }
 
 #[test]
-fn an_epoch_that_is_missing_shows() {
+fn a_cycle_that_is_missing_shows() {
     let (machine, mut written) = recorded("churn", 1, &of(PolicySet::Homenode), Mode::Act);
     written.drain(10..13);
     let compared = replayed(&machine, &written, &of(PolicySet::Homenode), Mode::Act);

@@ -33,7 +33,7 @@ memory = \"2GiB\"
 workload = \"cg.B\"
 ";
 
-const EPOCHS: u32 = 6;
+const CYCLES: u32 = 6;
 
 /// A numeric setting, or one that is an amount or a duration in quotes.
 #[derive(Clone, Debug)]
@@ -130,15 +130,15 @@ fn line() -> impl Strategy<Value = (String, String)> {
         .prop_map(|(setting, number, amount)| (setting.key, if setting.is_text { amount } else { number }))
 }
 
-/// Some epochs under these settings, enough for VMs to be known if two are enough for that.
+/// Some cycles under these settings, enough for VMs to be known if two are enough for that.
 fn run(mut config: Config) {
-    config.predict.known_epochs = config.predict.known_epochs.min(2);
+    config.predict.known_cycles = config.predict.known_cycles.min(2);
     let scenario = Scenario::from_toml("settings.toml", SCENARIO).expect("a scenario");
     let machine = homenode_machine_files::preset("r420").expect("a preset");
     let mut twin = Twin::new(machine, &scenario, 1).expect("the VMs fit");
     let wait = config.period.min(Ns::from_secs(1));
     let mut control = Control::new(config, Mode::Act);
-    for _ in 0..EPOCHS {
+    for _ in 0..CYCLES {
         homenode_host::Host::wait(&mut twin, wait);
         control.step(&mut twin).expect("the twin always answers");
     }
@@ -201,13 +201,13 @@ fn absurd_settings_are_refused_with_key_value_range_and_remedy() {
         ("arrange.looks_per_hour", "0.0"),
         ("arrange.horizon", "\"0s\""),
         ("arrange.work_max", "0"),
-        ("predict.known_epochs", "0"),
+        ("predict.known_cycles", "0"),
         ("predict.average_weight", "0.0"),
         ("predict.smt_stretch", "0.5"),
         ("predict.bandwidth_per_core", "\"0B/s\""),
         ("trial.loss_max", "1.5"),
-        ("balance.epochs", "0"),
-        ("balance.epochs", "17"),
+        ("balance.cycles", "0"),
+        ("balance.cycles", "17"),
         ("pace.pace_min", "0.0"),
         ("recommendations.much_more", "nan"),
         ("memory.advisor.crowded_min", "-1.0"),
@@ -249,17 +249,17 @@ fn settings_that_contradict_each_other_are_refused_with_both_names() {
             ["imbalance_low", "imbalance_moderate"],
         ),
         (
-            "repatriate.vm_pages_per_epoch = 300000",
-            ["vm_pages_per_epoch", "host_pages_per_epoch"],
+            "repatriate.vm_pages_per_cycle = 300000",
+            ["vm_pages_per_cycle", "host_pages_per_cycle"],
         ),
         ("arrange.rest = \"10m\"", ["rest", "rest_idle"]),
-        ("balance.epochs = 7", ["away_epochs_max", "epochs"]),
+        ("balance.cycles = 7", ["away_cycles_max", "cycles"]),
         ("permits.suggest.slices_min = 700", ["slices_min", "slices_max"]),
         ("trial.hold = \"2h\"", ["hold", "hold_max"]),
         ("trial.loss_max = 0.2", ["loss_max", "loss_unsure"]),
         (
-            "memory.carrefour.host_pages_per_epoch = 5",
-            ["vm_pages_per_epoch", "host_pages_per_epoch"],
+            "memory.carrefour.host_pages_per_cycle = 5",
+            ["vm_pages_per_cycle", "host_pages_per_cycle"],
         ),
     ] {
         let said = read_toml::<Config>("homenode.toml", text)
@@ -277,6 +277,39 @@ fn settings_that_contradict_each_other_are_refused_with_both_names() {
 fn settings_that_were_recorded_before_there_were_more_are_the_defaults() {
     let before: Config = serde_json::from_str(include_str!("settings-before.json")).expect("settings");
     assert_eq!(before, Config::default());
+}
+
+/// Names in version 0.2.0, which are read for one more version.
+#[test]
+fn settings_under_their_names_in_the_last_version_are_read() {
+    for (before, now) in [
+        ("balance.epochs = 12", "balance.cycles = 12"),
+        ("balance.away_epochs_max = 5", "balance.away_cycles_max = 5"),
+        ("pace.wait_max_epochs = 9", "pace.wait_max_cycles = 9"),
+        ("permits.blind_epochs_max = 9", "permits.blind_cycles_max = 9"),
+        ("permits.calm_epochs = 9", "permits.calm_cycles = 9"),
+        ("predict.known_epochs = 9", "predict.known_cycles = 9"),
+        (
+            "repatriate.vm_pages_per_epoch = 9",
+            "repatriate.vm_pages_per_cycle = 9",
+        ),
+        (
+            "repatriate.host_pages_per_epoch = 500000",
+            "repatriate.host_pages_per_cycle = 500000",
+        ),
+        (
+            "memory.carrefour.vm_pages_per_epoch = 9",
+            "memory.carrefour.vm_pages_per_cycle = 9",
+        ),
+        (
+            "memory.carrefour.host_pages_per_epoch = 500000",
+            "memory.carrefour.host_pages_per_cycle = 500000",
+        ),
+    ] {
+        let read = |text| read_toml::<Config>("homenode.toml", text).expect(text);
+        assert_eq!(read(before), read(now));
+        assert_ne!(read(now), Config::default(), "{now}");
+    }
 }
 
 #[test]

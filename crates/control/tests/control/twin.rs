@@ -1,6 +1,6 @@
 //! The whole loop on the twin, as an operator would see it.
 
-use homenode_control::{Config, Control, Epoch, Event, Hour, Mode, PolicySet};
+use homenode_control::{Config, Control, Cycle, Event, Hour, Mode, PolicySet};
 use homenode_host::{Act, CpuQuota, Host, Limit, Outcome, Plan, Setting};
 use homenode_twin::{Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, CpuSet, NodeSet, Ns, Permit, VmId};
@@ -28,8 +28,8 @@ fn nodes(list: &str) -> NodeSet {
     list.parse().unwrap()
 }
 
-fn run(control: &mut Control, twin: &mut Twin, epochs: usize) -> Vec<Epoch> {
-    (0..epochs)
+fn run(control: &mut Control, twin: &mut Twin, cycles: usize) -> Vec<Cycle> {
+    (0..cycles)
         .map(|_| {
             twin.wait(PERIOD);
             control.step(twin).unwrap()
@@ -37,16 +37,16 @@ fn run(control: &mut Control, twin: &mut Twin, epochs: usize) -> Vec<Epoch> {
         .collect()
 }
 
-fn events(epochs: &[Epoch]) -> Vec<&Event> {
-    epochs.iter().flat_map(|epoch| &epoch.events).collect()
+fn events(cycles: &[Cycle]) -> Vec<&Event> {
+    cycles.iter().flat_map(|cycle| &cycle.events).collect()
 }
 
 #[test]
 fn vms_get_homes_of_their_own_and_their_memory_follows() {
     let mut twin = twin(vec![vm("a", "cg.B"), vm("b", "mg.B"), vm("c", "povray")]);
     let mut control = Control::new(placing(), Mode::Act);
-    let epochs = run(&mut control, &mut twin, 12);
-    let status = &epochs.last().unwrap().status;
+    let cycles = run(&mut control, &mut twin, 12);
+    let status = &cycles.last().unwrap().status;
     let homes: std::collections::BTreeSet<_> = status.vms.iter().map(|vm| vm.home.clone().unwrap()).collect();
     assert_eq!(
         homes.len(),
@@ -78,10 +78,10 @@ fn an_overloaded_node_lends_vcpus_and_takes_them_back() {
     }
     let mut twin = twin(specs);
     let mut control = Control::new(placing(), Mode::Act);
-    let epochs = run(&mut control, &mut twin, 60);
+    let cycles = run(&mut control, &mut twin, 60);
     let moves = |word: &str| {
         let said = |event: &&&Event| matches!(event, Event::Decided { decision, .. } if decision.reason.contains(word));
-        events(&epochs).iter().filter(said).count()
+        events(&cycles).iter().filter(said).count()
     };
     assert!(
         moves("moves from node 0") >= 4,
@@ -92,7 +92,7 @@ fn an_overloaded_node_lends_vcpus_and_takes_them_back() {
         "vCPUs come back when home has idle cores"
     );
     assert_eq!(
-        epochs.last().unwrap().status.vms[0].home,
+        cycles.last().unwrap().status.vms[0].home,
         Some(nodes("0")),
         "the operator's home never changes"
     );
@@ -125,7 +125,7 @@ fn what_somebody_else_changed_is_reported_and_respected() {
     assert_eq!(
         events(&after).iter().filter(changed).count(),
         4,
-        "once for each vCPU, not in each epoch"
+        "once for each vCPU, not in each cycle"
     );
     let sample = twin.sample().unwrap();
     assert!(
@@ -154,8 +154,8 @@ fn a_dry_run_tells_each_decision_once_and_does_nothing() {
     let mut twin = twin(vec![vm("a", "povray"), vm("b", "cg.B")]);
     let untouched = twin.clone();
     let mut control = Control::new(placing(), Mode::Observe);
-    let epochs = run(&mut control, &mut twin, 10);
-    let mut told: Vec<String> = events(&epochs)
+    let cycles = run(&mut control, &mut twin, 10);
+    let mut told: Vec<String> = events(&cycles)
         .iter()
         .filter_map(|event| match event {
             Event::Decided { decision, result, .. } => {
@@ -219,10 +219,10 @@ fn numad_binds_one_vm_at_a_time_and_moves_its_memory_in_one_go() {
         ..Config::default()
     };
     let mut control = Control::new(config, Mode::Act);
-    let epochs = run(&mut control, &mut twin, 40);
+    let cycles = run(&mut control, &mut twin, 40);
     let mut bound = Vec::new();
-    for epoch in &epochs {
-        let homes = epoch.events.iter().filter_map(|event| match event {
+    for cycle in &cycles {
+        let homes = cycle.events.iter().filter_map(|event| match event {
             Event::Decided { decision, .. } => match &decision.action.act {
                 Act::SetHome { nodes } => Some((decision.action.vm, nodes.clone())),
                 _ => None,
@@ -260,24 +260,24 @@ fn misses(twin: &mut Twin, vm: VmId) -> u64 {
     counters.map(|counters| counters.llc_misses).sum()
 }
 
-/// Returns LLC misses per slice over this many epochs.
-fn misses_per_slice(control: &mut Control, twin: &mut Twin, vm: VmId, epochs: usize) -> f64 {
+/// Returns LLC misses per slice over this many cycles.
+fn misses_per_slice(control: &mut Control, twin: &mut Twin, vm: VmId, cycles: usize) -> f64 {
     let before = (misses(twin, vm), twin.now());
-    run(control, twin, epochs);
+    run(control, twin, cycles);
     let slices = (twin.now().0 - before.1.0) as f64 / Permit::SLICE.as_f64();
     (misses(twin, vm) - before.0) as f64 / slices
 }
 
-fn limits(epochs: &[Epoch]) -> usize {
+fn limits(cycles: &[Cycle]) -> usize {
     let is_limit = |event: &&&Event| match event {
         Event::Decided { decision, .. } => matches!(decision.action.act, Act::Limit { .. }),
         _ => false,
     };
-    events(epochs).iter().filter(is_limit).count()
+    events(cycles).iter().filter(is_limit).count()
 }
 
 #[test]
-fn a_polluter_is_held_to_its_permit_and_billed_and_a_neighbour_is_not() {
+fn a_polluter_is_held_to_its_permit_and_its_usage_counted_and_a_neighbour_is_not() {
     let mut twin = twin(vec![vm("polluter", "stream"), vm("neighbour", "povray")]);
     let (polluter, neighbour) = (twin.vm_id("polluter").unwrap(), twin.vm_id("neighbour").unwrap());
     let mut control = Control::new(placing(), Mode::Act);
@@ -289,7 +289,7 @@ fn a_polluter_is_held_to_its_permit_and_billed_and_a_neighbour_is_not() {
     }
     let settling = run(&mut control, &mut twin, 30);
     assert!(limits(&settling) > 0);
-    control.settle_bill(Hour(4));
+    control.settle_usage(Hour(4));
     let held = misses_per_slice(&mut control, &mut twin, polluter, 40);
     let booked = permit.units_per_slice() as f64;
     assert!(
@@ -300,9 +300,9 @@ fn a_polluter_is_held_to_its_permit_and_billed_and_a_neighbour_is_not() {
     let of = |name: &str| &status.vms.iter().find(|vm| vm.name == name).unwrap().permit;
     assert!(of("polluter").quota.is_some() && of("polluter").punished_count > 0);
     assert_eq!((of("neighbour").quota, of("neighbour").punished_count), (None, 0));
-    control.settle_bill(Hour(5));
+    control.settle_usage(Hour(5));
     let lines: Vec<_> = control
-        .bill()
+        .hourly_usage()
         .lines()
         .filter(|line| line.vm == polluter)
         .collect();
@@ -325,8 +325,8 @@ fn a_quota_that_somebody_else_sets_is_theirs_until_the_permit_is_set_anew() {
     run(&mut control, &mut twin, 1);
     twin.set(id, Setting::Permit(Some(Permit::pollution(10_000).unwrap())))
         .unwrap();
-    let epochs = run(&mut control, &mut twin, 10);
-    assert!(limits(&epochs) > 0);
+    let cycles = run(&mut control, &mut twin, 10);
+    assert!(limits(&cycles) > 0);
     let mut plan = Plan::new(twin.sample().unwrap().version);
     let theirs = CpuQuota::of(0.9, Ns::from_millis(100));
     let action = Act::Limit {
@@ -336,12 +336,12 @@ fn a_quota_that_somebody_else_sets_is_theirs_until_the_permit_is_set_anew() {
     .on(id);
     plan.decide("operator", action, "by hand".into());
     assert_eq!(twin.commit(&plan).unwrap().outcomes, [Outcome::Done]);
-    let epochs = run(&mut control, &mut twin, 10);
-    let said = events(&epochs)
+    let cycles = run(&mut control, &mut twin, 10);
+    let said = events(&cycles)
         .into_iter()
         .filter(|event| matches!(event, Event::QuotaChangedByOther { found, .. } if *found == Some(theirs)));
     assert_eq!(said.count(), 1);
-    assert_eq!(limits(&epochs), 0);
+    assert_eq!(limits(&cycles), 0);
     control.was_set(id, Setting::Permit(None));
     assert!(limits(&run(&mut control, &mut twin, 5)) > 0);
 }
@@ -370,7 +370,7 @@ fn who_asks_learns_how_much_memory_a_vm_uses() {
     let mut control = Control::new(placing(), Mode::Act);
     run(&mut control, &mut twin, 4);
     control.want_working_set(asked, Some(Ns::from_secs(5)), Ns::from_secs(8));
-    let epochs = run(&mut control, &mut twin, 12);
+    let cycles = run(&mut control, &mut twin, 12);
     // Four copies of a program of 7 MiB each; the VM has 8 GiB.
     let estimate = control.working_set().estimate(asked).expect("a window is over");
     assert_eq!(
@@ -379,7 +379,7 @@ fn who_asks_learns_how_much_memory_a_vm_uses() {
     );
     assert_eq!(estimate.window, Ns::from_secs(5));
     assert!(control.working_set().estimate(other).is_none(), "not asked for");
-    let told: Vec<String> = events(&epochs).iter().map(ToString::to_string).collect();
+    let told: Vec<String> = events(&cycles).iter().map(ToString::to_string).collect();
     let watched = [
         "its working set is asked for; windows of 5s",
         "its working set is not asked for now",

@@ -19,12 +19,12 @@ pub(super) static HOLDS: Check = Check {
     run: home_holds,
 };
 
-/// Earlier checks pinned the VM, so it is freed first.
+/// Earlier checks pinned the VM, so the pins are lifted first.
 fn home_is_lifted(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
     lift_twice(host, vm, Lever::Home)?;
-    let free = sample(host)?;
+    let unplaced = sample(host)?;
     for node_index in [1, 0] {
-        let mut plan = pin_plan(free.version, &free, host, vm, node_index)?;
+        let mut plan = pin_plan(unplaced.version, &unplaced, host, vm, node_index)?;
         let Act::PinVcpus { cpus, .. } = &plan.decisions[0].action.act else {
             unreachable!()
         };
@@ -44,16 +44,16 @@ fn home_is_lifted(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
             || format!("pins and a home gave {:?}", receipt.outcomes),
         )?;
         let homed = sample(host)?;
-        expect(affinities(&homed, vm) != affinities(&free, vm), || {
+        expect(affinities(&homed, vm) != affinities(&unplaced, vm), || {
             "the VM was never pinned: is the host too small?".into()
         })?;
         lift_twice(host, vm, Lever::Home)?;
         let after = sample(host)?;
-        expect(affinities(&after, vm) == affinities(&free, vm), || {
+        expect(affinities(&after, vm) == affinities(&unplaced, vm), || {
             let seen = affinities(&after, vm);
             format!(
                 "its home was lifted, and its vCPUs run on {seen:?}, before on {:?}",
-                affinities(&free, vm)
+                affinities(&unplaced, vm)
             )
         })?;
         expect(after.version > homed.version, || {
@@ -74,7 +74,7 @@ fn home_holds(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
             matches!(why, Impossible::Nodes { .. })
         })?;
     }
-    let free = sample(host)?;
+    let unplaced = sample(host)?;
     let homes: Vec<_> = host.machine().memory_nodes().iter().take(2).collect();
     let mut skipped = None;
     for home in homes {
@@ -85,7 +85,7 @@ fn home_holds(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
         let outcome = commit_one(host, vm, act)?;
         expect(outcome == Outcome::Done, || format!("a home gave {outcome:?}"))?;
         let homed = sample(host)?;
-        expect(affinities(&homed, vm) == affinities(&free, vm), || {
+        expect(affinities(&homed, vm) == affinities(&unplaced, vm), || {
             format!("a home moved vCPUs to {:?}", affinities(&homed, vm))
         })?;
         let (Some(before), Some(after)) = (before, outside(host)?) else {

@@ -465,7 +465,7 @@ fn add_groups(tree: &Tree, cpu_max: &str) {
 /// Connects, and lets quotas reach the cgroups, as a real libvirt would.
 fn connect_with_quotas(tree: &Tree) -> KvmHost {
     let mut host = connect(tree, Acting::Live);
-    host.context.manager.libvirt().stand_in.groups = groups(tree);
+    host.context.manager.libvirt().fake.groups = groups(tree);
     host
 }
 
@@ -584,6 +584,6 @@ fn an_idle_agent_wakes_at_most_twice_a_period() {
     assert!(host.wait(period) >= period);
     assert!(wakes() - before <= 2, "{} wakes", wakes() - before);
     // Ringing ends the wait before the period does.
-    host.context.bell.ring();
+    host.context.wake_signal.wake();
     assert!(host.wait(LONG) < LONG);
 }

@@ -197,9 +197,9 @@ fn how_many_accesses_say_something_is_the_operators_to_say() {
     }
 }
 
-/// It is as wide as two nodes, free, and all of its memory is on one.
+/// It is as wide as two nodes, unplaced, and all of its memory is on one.
 #[test]
-fn when_a_free_vm_is_spread_is_the_operators_to_say() {
+fn when_an_unplaced_vm_is_spread_is_the_operators_to_say() {
     let is_advised = |set: fn(&mut Config)| {
         let (mut scene, mut state, mut config) = (Scene::four_nodes(4), State::default(), Config::default());
         set(&mut config);

@@ -5,24 +5,24 @@
 
 use homenode_units::{Ewma, Weight};
 
-/// Epochs over which the share is averaged.
+/// Cycles over which the share is averaged.
 const OVER: f64 = 300.0;
-/// Share of these epochs from which a host counts as crowded for long.
+/// Share of these cycles from which a host counts as crowded for long.
 const MOSTLY: f64 = 0.9;
 
 /// The share of recent time in which a host was crowded.
 #[derive(Clone, Debug, Default)]
 pub struct Crowd {
     share: Ewma,
-    epochs: f64,
+    cycles: f64,
 }
 
 impl Crowd {
-    /// Records an epoch: a plain mean over the first [`OVER`].
+    /// Records a cycle: a plain mean over the first [`OVER`].
     pub fn note(&mut self, is_crowded: bool) {
-        self.epochs = (self.epochs + 1.0).min(OVER);
+        self.cycles = (self.cycles + 1.0).min(OVER);
         self.share
-            .update(f64::from(u8::from(is_crowded)), Weight(1.0 / self.epochs));
+            .update(f64::from(u8::from(is_crowded)), Weight(1.0 / self.cycles));
     }
 
     /// Whether the host was crowded nearly all of the time.
@@ -63,10 +63,10 @@ mod tests {
         assert!(!run(&mut scene, &mut state, 200).is_empty(), "it lasts");
     }
 
-    /// Whether a crowd lasts after these epochs.
-    fn lasts(epochs: impl IntoIterator<Item = bool>) -> bool {
+    /// Whether a crowd lasts after these cycles.
+    fn lasts(cycles: impl IntoIterator<Item = bool>) -> bool {
         let mut crowd = Crowd::default();
-        epochs.into_iter().for_each(|epoch| crowd.note(epoch));
+        cycles.into_iter().for_each(|cycle| crowd.note(cycle));
         crowd.lasts()
     }
 
@@ -74,13 +74,13 @@ mod tests {
         #[test]
         fn who_is_crowded_now_and_then_is_not_crowded_for_long(idle in 1usize..60, busy in 1usize..120, times in 5usize..40) {
             prop_assume!(busy < 4 * idle);
-            let epochs = (0..times).flat_map(|_| (0..idle + busy).map(|at| at >= idle));
-            prop_assert!(!lasts(epochs));
+            let cycles = (0..times).flat_map(|_| (0..idle + busy).map(|at| at >= idle));
+            prop_assert!(!lasts(cycles));
         }
 
         #[test]
-        fn a_crowd_lasts_if_it_was_there_at_first_or_for_twelve_minutes(before in 0usize..3600, epochs in 1usize..50) {
-            prop_assert!(lasts((0..epochs).map(|_| true)));
+        fn a_crowd_lasts_if_it_was_there_at_first_or_for_twelve_minutes(before in 0usize..3600, cycles in 1usize..50) {
+            prop_assert!(lasts((0..cycles).map(|_| true)));
             let began = (0..before).map(|_| false).chain((0..720).map(|_| true));
             prop_assert!(lasts(began));
         }

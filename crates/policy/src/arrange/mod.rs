@@ -1,14 +1,14 @@
-//! Decides where every VM lives: free, or at home on which nodes.
+//! Decides where every VM lives: unplaced, or at home on which nodes.
 //!
 //! # Problem
 //! A home keeps a VM's accesses local and its neighbours few, but it has one cache and one set of controllers, while the
-//! kernel gives a free VM all of them. On a quiet host homes do harm; on a crowded one, where every node is shared anyway,
+//! kernel gives an unplaced VM all of them. On a quiet host homes do harm; on a crowded one, where every node is shared anyway,
 //! they help. Which neighbours a VM gets matters more than which node.
 //!
 //! # Terms
 //! - *Place*: the caches of one or more nodes on whose CPUs a VM runs, and these nodes, which hold its memory. Caches, nodes
 //!   and sockets form a hierarchy: no memory moves between two caches of a node.
-//! - *Free*: without a home; the kernel places the VM, as it would without an agent.
+//! - *Unplaced*: without a home; the kernel places the VM, as it would without an agent.
 //! - *Active* VM: it wants at least [`predict::Config::active_min`] of a CPU.
 //! - *Crowded* host: its VMs want [`Config::crowded_threads`] of its cores, and it has [`Config::crowded_vms`] times as many
 //!   VMs as nodes, or they want that many times its cores.
@@ -20,17 +20,17 @@
 //!
 //! # The baseline without an agent
 //! Every decision rests on a ratio to a host without an agent, so that baseline has to be known, and learning it must cost
-//! nothing. VMs start free, and what is measured until all are known is the baseline: while no VM has a home, measured over
-//! modelled speed is averaged for each VM that never had one ([`Character::at_free`]). It captures what no model of a kernel
-//! can: that this VM's threads happen to stay on one node, or next to a polluter. When its neighbours change, the model
+//! nothing. VMs start unplaced, and what is measured until all are known is the baseline: while no VM has a home, measured over
+//! modelled speed is averaged for each VM that never had one ([`Character::when_unplaced`]). It captures what no model of a
+//! kernel can: that this VM's threads happen to stay on one node, or next to a polluter. When its neighbours change, the model
 //! predicts the speed without an agent, and the ratio stays. Place affects only the time a VM waits for memory: a VM that
 //! computes, and was slower than modelled, will be so at home too. The same ratio is averaged at home
 //! ([`Character::at_home`]). So a first home is compared with no agent for as long as it lasts, without any experiment.
 //!
 //! # Algorithm
-//! Each epoch:
+//! Each cycle:
 //! 1. A VM gets a home at once ([`crate::placement`]) if its operator chose a home or a memory policy, if nodes were
-//!    promised when it started, or if its guest is shown its location. All others start free.
+//!    reserved when it started, or if its guest is shown its location. All others start unplaced.
 //! 2. Once all active VMs are known ([`Profiles::is_known`]), and there are two or more, the cheapest arrangement with a
 //!    home for every VM is searched ([`search`]). It is adopted if it costs less than the current one, its mean slow-down is
 //!    at most [`Config::mean_max`] ([`Config::mean_max_crowded`] on a crowded host), and no VM's is above
@@ -39,14 +39,14 @@
 //!    On a host whose kernel balances (AutoNUMA, as on a stock host) locality is the kernel's job: it brings memory to
 //!    threads and threads to memory, and spreads a VM over more caches than a home has. It does not see which VM pollutes
 //!    whose cache. On such a host, if it is crowded for long (`crowd`), homes are searched for polluters only
-//!    ([`Config::polluter_min`]), each on its own caches, evenly over the controllers; all others stay free, over the
+//!    ([`Config::polluter_min`]), each on its own caches, evenly over the controllers; all others stay unplaced, over the
 //!    remaining caches. The agent places vCPUs; pages follow, moved by the agent or the kernel.
 //!
 //!    Nor does the kernel bring together what stays apart on a quiet host, and most hosts are quiet: the threads of a mostly
 //!    idle VM stay on the nodes on which they woke, and its memory on all of these. There, VMs that are far from their
 //!    memory after a minute of work get whole nodes with room for all their vCPUs, a few at a time, if all together gain, no
 //!    other VM is predicted to be slower than without an agent ([`Config::together_min`]), and the host has a CPU for each
-//!    vCPU. A VM whose home makes it slower than no agent would by more than [`trial::Config::loss_max`] is freed at the
+//!    vCPU. A VM whose home makes it slower than no agent would by more than [`trial::Config::loss_max`] loses it at the
 //!    next look.
 //! 3. While VMs live in homes and the kernel does not balance, a VM that arrives on a crowded host gets a home at once,
 //!    before it touches memory; it is assumed to have the mean VM's character.
@@ -61,8 +61,8 @@
 //! [`Config::looks_per_hour`] an hour, which may follow each other in one burst.
 //!
 //! # Properties
-//! - `a_vm_alone_on_the_host_is_left_free`
-//! - `where_homes_promise_little_all_stay_free`
+//! - `a_vm_alone_on_the_host_is_left_unplaced`
+//! - `where_homes_promise_little_all_stay_unplaced`
 //! - `where_the_kernel_balances_only_polluters_get_homes_and_each_a_cache_of_its_own`
 //! - `where_the_kernel_balances_a_crowd_that_is_there_for_a_moment_gets_no_homes`
 //! - `where_the_kernel_balances_a_host_with_idle_cores_and_local_vms_is_left_alone`
@@ -85,7 +85,7 @@
 //! # Roads not taken
 //! - Homes for some VMs of a crowded host only: the others are pushed off the memory that they touched.
 //! - Homes for all at arrival, before any VM is known: this gains more on full hosts (cases of 100 seconds: .917 for .919 on
-//!   average), but hurts twice as many VMs, one by half, and without a baseline there is no telling which.
+//!   average), but slows twice as many VMs, one by half, and without a baseline there is no telling which.
 //! - The modelled speed without homes as the baseline: a host of ten VMs on eight nodes got no homes (1.00 for .94), and
 //!   hosts of few VMs had to be excluded by a rule.
 //! - Homes for all on a host whose kernel balances: 32 VMs on the twin of two EPYC 7763 in NPS4 took 6 to 8 percent longer,
@@ -124,11 +124,11 @@ pub use what_if::what_if;
 
 pub use crate::trial::POLICY;
 
-/// Epochs at work for which a VM's threads and memory are left to the kernel's balancing: up to a minute passes between two
+/// Cycles at work for which a VM's threads and memory are left to the kernel's balancing: up to a minute passes between two
 /// of its scans of a thread's memory (`numa_balancing_scan_period_max_ms`).
 const LEFT_TO_KERNEL: u32 = 60;
 
-/// State kept between epochs.
+/// State kept between cycles.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     /// Profiles of all VMs.
@@ -172,7 +172,7 @@ impl State {
     }
 }
 
-/// The host and its VMs in one epoch.
+/// The host and its VMs in one cycle.
 struct Scene<'a> {
     settings: Settings<'a>,
     shape: Arc<Shape>,
@@ -213,7 +213,7 @@ pub fn plan(
     let undone = undone.decisions.into_iter();
     plan.decisions
         .extend(undone.filter(|decision| !placed_now.contains(&decision.action.vm)));
-    // A decision that the VM's own mode holds back is repeated in every epoch; it must not block the others.
+    // A decision that the VM's own mode holds back is repeated in every cycle; it must not block the others.
     let is_kept = |decision: &Decision| {
         let vm = view.sample.vm(decision.action.vm);
         vm.is_some_and(|vm| vm.settings.mode.is_some_and(|mode| mode != Mode::Act))
@@ -233,14 +233,14 @@ fn plan_places(
     history: &History,
     placed: &mut placement::State,
 ) -> Plan {
-    let promised: Vec<VmId> = view
+    let with_reservation: Vec<VmId> = view
         .vms
         .iter()
-        .filter(|vm| vm.home.is_none() && placed.ledger.is_promised(vm.sample, view.at))
+        .filter(|vm| vm.home.is_none() && placed.ledger.has_reservation(vm.sample, view.at))
         .map(|vm| vm.sample.id)
         .collect();
     let mut plan = placement::plan_for(view, config, history, placed, |vm| {
-        has_a_place(vm) || promised.contains(&vm.sample.id)
+        has_a_place(vm) || with_reservation.contains(&vm.sample.id)
     });
     let released = placed.released(view);
     let released = |vm: &&VmView<'_>| released.contains(&vm.sample.id) && !has_a_place(vm);
@@ -258,10 +258,10 @@ fn arrange(view: &View<'_>, settings: Settings<'_>, shape: Arc<Shape>, state: &m
     scene.learn(view, state);
     state.crowd.note(scene.is_crowded());
     if let Some(mean) = state.trials.first_homes_failed(settings.trial) {
-        let free = scene.search(&mut state.room).all_free();
+        let unplaced = scene.search(&mut state.room).all_unplaced();
         let why =
             format!("undone: with these first homes VMs take {mean:.2} of their time before, on average");
-        return scene.carry_out(view, &free, Some(&why), state);
+        return scene.carry_out(view, &unplaced, Some(&why), state);
     }
     let lives_in_homes = scene.lives_in_homes();
     let arrivals =
@@ -345,7 +345,7 @@ impl<'a> Scene<'a> {
             // Memory is next to the threads already: a VM that is slower than modelled would be so at home, too.
             for (vm, character) in vms.iter().zip(&mut characters) {
                 if !state.profiles.was_moved(vm.sample.id) {
-                    character.at_home = character.at_home.min(character.at_free);
+                    character.at_home = character.at_home.min(character.when_unplaced);
                 }
             }
         }
@@ -361,7 +361,7 @@ impl<'a> Scene<'a> {
         }
         let places = vms
             .iter()
-            .map(|vm| place_of(view, vm, &shape).map_or(Place::Free, Place::Home))
+            .map(|vm| place_of(view, vm, &shape).map_or(Place::Unplaced, Place::Home))
             .collect();
         let wishes = vms
             .iter()
@@ -442,7 +442,7 @@ impl<'a> Scene<'a> {
         threads < self.settings.arrange.quiet_threads * self.shape.cores()
     }
 
-    /// Whether there is a CPU for each vCPU. If not, free VMs are sooner or later pushed off their memory by those at home
+    /// Whether there is a CPU for each vCPU. If not, unplaced VMs are sooner or later pushed off their memory by those at home
     /// next to it.
     fn has_cpus_for_all(&self) -> bool {
         let vcpus: f64 = self.wishes.iter().map(|wish| wish.vcpus).sum();
@@ -450,11 +450,11 @@ impl<'a> Scene<'a> {
     }
 
     fn lives_in_homes(&self) -> bool {
-        self.places.iter().any(|place| *place != Place::Free)
+        self.places.iter().any(|place| *place != Place::Unplaced)
     }
 
     fn seekers(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.vms.len()).filter(|at| self.places[*at] == Place::Free && self.wishes[*at].movable)
+        (0..self.vms.len()).filter(|at| self.places[*at] == Place::Unplaced && self.wishes[*at].movable)
     }
 
     /// Records measured against modelled speed for each VM in its place: at home once its memory has arrived, and free as
@@ -487,8 +487,9 @@ impl<'a> Scene<'a> {
             match vm.home {
                 None if !lives_in_homes && !profiles.was_moved(id) => {
                     let waits = character.waiting_share();
-                    let ratio = (seen * character.at_free).clamp(1.0 / (1.0 + waits), 1.0 / (1.0 - waits));
-                    character.at_free = profiles.learn_at_free(id, ratio, config);
+                    let ratio =
+                        (seen * character.when_unplaced).clamp(1.0 / (1.0 + waits), 1.0 / (1.0 - waits));
+                    character.when_unplaced = profiles.learn_when_unplaced(id, ratio, config);
                 }
                 Some(home)
                     if vm
@@ -505,7 +506,7 @@ impl<'a> Scene<'a> {
 
     /// Whether some VM seeks a home, and all that do have just arrived.
     fn only_arrivals_seek(&self, state: &State) -> bool {
-        let is_new = |at: usize| state.profiles.epochs(self.vms[at].sample.id) == 0;
+        let is_new = |at: usize| state.profiles.cycles(self.vms[at].sample.id) == 0;
         self.seekers().next().is_some() && self.seekers().all(is_new)
     }
 
@@ -539,7 +540,7 @@ impl<'a> Scene<'a> {
         (0..self.vms.len()).filter(move |at| {
             let (vm, wish) = (self.vms[*at].sample.id, &self.wishes[*at]);
             match is_left_to_kernel {
-                true => wish.movable_at_rest && profiles.epochs(vm) >= LEFT_TO_KERNEL,
+                true => wish.movable_at_rest && profiles.cycles(vm) >= LEFT_TO_KERNEL,
                 false => wish.movable && self.is_known(profiles, vm),
             }
         })
@@ -573,8 +574,8 @@ impl<'a> Scene<'a> {
     /// Finds homes on a host whose kernel balances: for polluters on a crowded host, if they pay; for VMs far from their
     /// memory on a quiet one.
     fn homes_where_balanced(&self, state: &mut State) -> Option<Vec<Place>> {
-        if let Some(freed) = self.without_lost(&mut state.room) {
-            return Some(freed);
+        if let Some(without) = self.without_lost(&mut state.room) {
+            return Some(without);
         }
         if self.is_crowded() {
             if !state.crowd.lasts() {
@@ -587,8 +588,8 @@ impl<'a> Scene<'a> {
         if !self.is_quiet() || !self.has_cpus_for_all() {
             return None;
         }
-        let is_free = |at: &usize| self.places[*at] == Place::Free;
-        let seekers: Vec<usize> = self.movable(&state.profiles).filter(is_free).collect();
+        let is_unplaced = |at: &usize| self.places[*at] == Place::Unplaced;
+        let seekers: Vec<usize> = self.movable(&state.profiles).filter(is_unplaced).collect();
         self.search(&mut state.room).homes_together(&seekers)
     }
 
@@ -604,7 +605,7 @@ impl<'a> Scene<'a> {
         let mut places = self.places.clone();
         (0..places.len())
             .filter(is_lost)
-            .for_each(|at| places[at] = Place::Free);
+            .for_each(|at| places[at] = Place::Unplaced);
         (places != self.places).then_some(places)
     }
 

@@ -59,7 +59,7 @@ pub fn beside(
         .unwrap_or_else(|| settings.shape_of(view));
     let place = home
         .and_then(|home| shape.mask(home))
-        .map_or(Place::Free, Place::Home);
+        .map_or(Place::Unplaced, Place::Home);
     let newcomer = Character::newcomer(f64::from(vcpus), bandwidth, settings.predict);
     let scene = Scene::of(view, settings, shape, state);
     let mut room = Room::default();

@@ -32,7 +32,7 @@ const FIT_PER_WORK: usize = 32;
 const TOGETHER_MAX: usize = 4;
 /// Fewest CPUs of a node that can be a home on a quiet host. On nodes of four CPUs one VM of 90 took 1.11 to 1.17 of its
 /// time, while all gained half a percent (`decisions operations --hosts small`). The cause was not traced: probably the
-/// kernel evens out threads that are kept on a node by moving those of free VMs, which then leave their memory or share a
+/// kernel evens out threads that are kept on a node by moving those of unplaced VMs, which then leave their memory or share a
 /// cache.
 const HOME_CPUS_MIN: f64 = 8.0;
 /// A slow-down too small for any prediction to resolve: other VMs may lose this much against no agent.
@@ -110,8 +110,8 @@ impl<'a> Search<'a> {
         room: &'a mut Room,
     ) -> Self {
         let mut none = Vec::new();
-        let free = vec![Place::Free; vms.len()];
-        room.speeds(shape, vms, &free, AsFound::No, &mut none);
+        let unplaced = vec![Place::Unplaced; vms.len()];
+        room.speeds(shape, vms, &unplaced, AsFound::No, &mut none);
         let cpus = shape.cpus();
         let wanted: f64 = vms.iter().map(|vm| vm.threads).sum();
         Search {
@@ -194,7 +194,7 @@ impl<'a> Search<'a> {
         let mut sum = 0.0;
         let (mut movers, mut bytes) = (0.0, 0.0);
         for (at, place) in places.iter().enumerate() {
-            if self.vms[at].threads < predict.active_min || *place == Place::Unplaced {
+            if self.vms[at].threads < predict.active_min || *place == Place::Absent {
                 continue;
             }
             let slow = self.none[at] / self.speeds[at];
@@ -335,7 +335,7 @@ impl<'a> Search<'a> {
                 .then(a.cmp(b))
         });
         let mut places = self.now.to_vec();
-        seekers.iter().for_each(|at| places[*at] = Place::Unplaced);
+        seekers.iter().for_each(|at| places[*at] = Place::Absent);
         for at in order {
             let mut best: Option<(Place, f64)> = None;
             let homes = self.homes(at);
@@ -356,7 +356,7 @@ impl<'a> Search<'a> {
                         best = Some((places[at], cost));
                     }
                 }
-                places[at] = Place::Unplaced;
+                places[at] = Place::Absent;
             }
             places[at] = best?.0;
         }
@@ -416,7 +416,7 @@ impl<'a> Search<'a> {
         best
     }
 
-    /// Finds homes on whole nodes for free VMs that use much memory of nodes without their threads, while all others stay in
+    /// Finds homes on whole nodes for unplaced VMs that use much memory of nodes without their threads, while all others stay in
     /// place. Those that wait most for remote memory go first, at most `TOGETHER_MAX` at once. Each gains at least
     /// [`together_min`](super::Config::together_min), and so do all VMs together; no other VM becomes slower than without an
     /// agent by more than `LOST_MAX`, however many homes are given one after the other, nor slower than it is if it is
@@ -542,24 +542,24 @@ impl<'a> Search<'a> {
     pub fn one_better(&mut self) -> Option<Vec<Place>> {
         let now = self.now;
         let may_move: Vec<bool> = (0..now.len())
-            .map(|at| self.wishes[at].movable && now[at] != Place::Free)
+            .map(|at| self.wishes[at].movable && now[at] != Place::Unplaced)
             .collect();
         self.wide = true;
         let most = self.cost_base(now) - self.settings.arrange.move_gain_min;
         let better = self.step(now, &may_move, most);
         let most = better.as_ref().map_or(most, |(_, cost)| *cost);
-        let free = self.all_free();
-        if free != now && self.cost(&free) < most {
-            return Some(free);
+        let unplaced = self.all_unplaced();
+        if unplaced != now && self.cost(&unplaced) < most {
+            return Some(unplaced);
         }
         better.map(|(places, _)| places)
     }
 
-    /// Returns the arrangement that frees all VMs whose homes we chose.
-    pub fn all_free(&self) -> Vec<Place> {
+    /// Returns the arrangement without the homes that we chose.
+    pub fn all_unplaced(&self) -> Vec<Place> {
         let places = self.now.iter().zip(self.wishes);
         places
-            .map(|(place, wish)| if wish.ours { Place::Free } else { *place })
+            .map(|(place, wish)| if wish.ours { Place::Unplaced } else { *place })
             .collect()
     }
 

@@ -30,7 +30,7 @@ use homenode_units::{Bytes, NodeId, NodeSet, VmId};
 use super::{Scene, Settings, State};
 use crate::predict::{Place, Room, Shape};
 
-/// The requested place of each VM: its home nodes, or `None` for free.
+/// The requested place of each VM: its home nodes, or `None` to leave it unplaced.
 pub type Wanted = BTreeMap<VmId, Option<NodeSet>>;
 
 /// A prediction for all VMs.
@@ -47,7 +47,7 @@ pub struct Forecast {
 pub struct VmForecast {
     /// The VM.
     pub vm: VmId,
-    /// Its home now; `None` if it is free.
+    /// Its home now; `None` if it is unplaced.
     pub home: Option<NodeSet>,
     /// The requested home; the present one if none was requested.
     pub home_then: Option<NodeSet>,
@@ -74,7 +74,7 @@ pub enum Unknown {
     /// It has not worked for long enough.
     New {
         /// Periods in which it worked.
-        epochs: u32,
+        cycles: u32,
         /// Periods required.
         needed: u32,
     },
@@ -86,9 +86,9 @@ impl fmt::Display for Unknown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Unknown::Idle => write!(f, "idle, so there is no speed to predict"),
-            Unknown::New { epochs, needed } => write!(
+            Unknown::New { cycles, needed } => write!(
                 f,
-                "not known yet: it was at work in {epochs} of the {needed} periods that this takes"
+                "not known yet: it was at work in {cycles} of the {needed} periods that this takes"
             ),
             Unknown::Uncounted => write!(
                 f,
@@ -218,9 +218,9 @@ fn check_nodes(shape: &Shape, wanted: &Wanted) -> Result<(), NoForecast> {
 
 impl Scene<'_> {
     fn why_unknown(&self, vm: &VmView<'_>, threads: f64, state: &State) -> Option<Unknown> {
-        let (epochs, needed) = (
-            state.profiles.epochs(vm.sample.id),
-            self.settings.predict.known_epochs,
+        let (cycles, needed) = (
+            state.profiles.cycles(vm.sample.id),
+            self.settings.predict.known_cycles,
         );
         match vm.rates {
             Some(_) if threads < self.settings.predict.active_min => Some(Unknown::Idle),
@@ -228,7 +228,7 @@ impl Scene<'_> {
                 Some(Unknown::Uncounted)
             }
             Some(_) if self.is_known(&state.profiles, vm.sample.id) => None,
-            _ => Some(Unknown::New { epochs, needed }),
+            _ => Some(Unknown::New { cycles, needed }),
         }
     }
 
@@ -239,7 +239,7 @@ impl Scene<'_> {
             Some(home) => home
                 .as_ref()
                 .and_then(|home| self.shape.mask(home))
-                .map_or(Place::Free, Place::Home),
+                .map_or(Place::Unplaced, Place::Home),
         };
         let vms = self.vms.iter().zip(&self.places);
         vms.map(|(vm, now)| place(vm, *now)).collect()
@@ -322,7 +322,7 @@ mod tests {
     }
 
     fn ask(host: &mut Host, state: &State, wanted: &[(u128, &str)]) -> Result<Forecast, NoForecast> {
-        let nodes = |text: &str| (text != "free").then(|| text.parse().expect("a node list"));
+        let nodes = |text: &str| (text != "unplaced").then(|| text.parse().expect("a node list"));
         let wanted = wanted
             .iter()
             .map(|(vm, home)| (vm_id(*vm), nodes(home)))
@@ -339,7 +339,7 @@ mod tests {
     fn what_if_of_where_all_are_changes_nothing() {
         let mut host = host();
         let state = watched(&mut host, 8);
-        for wanted in [&[][..], &[(1, "0"), (2, "1"), (3, "free")]] {
+        for wanted in [&[][..], &[(1, "0"), (2, "1"), (3, "unplaced")]] {
             let forecast = ask(&mut host, &state, wanted).unwrap();
             for vm in &forecast.vms {
                 let SlowDown { now, then } = vm.slow_down.unwrap();
@@ -367,13 +367,17 @@ mod tests {
     fn a_vm_that_is_not_asked_about_stays() {
         let mut host = host();
         let state = watched(&mut host, 8);
-        let forecast = ask(&mut host, &state, &[(1, "2,3"), (2, "free")]).unwrap();
+        let forecast = ask(&mut host, &state, &[(1, "2,3"), (2, "unplaced")]).unwrap();
         let homes = |home: fn(&VmForecast) -> &Option<NodeSet>| {
-            let text = |vm| home(vm).as_ref().map_or("free".to_owned(), ToString::to_string);
+            let text = |vm| {
+                home(vm)
+                    .as_ref()
+                    .map_or("unplaced".to_owned(), ToString::to_string)
+            };
             forecast.vms.iter().map(text).collect::<Vec<_>>()
         };
-        assert_eq!(homes(|vm| &vm.home), ["0", "1", "free"]);
-        assert_eq!(homes(|vm| &vm.home_then), ["2-3", "free", "free"]);
+        assert_eq!(homes(|vm| &vm.home), ["0", "1", "unplaced"]);
+        assert_eq!(homes(|vm| &vm.home_then), ["2-3", "unplaced", "unplaced"]);
     }
 
     #[test]
@@ -408,7 +412,7 @@ mod tests {
         let mut host = host();
         let state = watched(&mut host, 8);
         let first = ask(&mut host, &state, &[(1, "1")]).unwrap();
-        ask(&mut host, &state, &[(1, "2"), (2, "free"), (3, "0-3")]).unwrap();
+        ask(&mut host, &state, &[(1, "2"), (2, "unplaced"), (3, "0-3")]).unwrap();
         assert_eq!(ask(&mut host, &state, &[(1, "1")]).unwrap(), first);
     }
 

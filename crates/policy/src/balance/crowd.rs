@@ -26,7 +26,7 @@ pub(super) fn crowded(view: &View<'_>, rates: &Rates, config: &Config) -> Option
                 && vm.hands_off.is_none()
                 && vm.home == Some(&NodeSet::one(node))
                 && vm.sample.settings.home.is_none()
-                && vm.sample.settings.together.is_none()
+                && vm.sample.settings.affinity.is_none()
                 && vm.memory_fixed().is_none()
                 && uses(vm) >= config.gain_min * capacity
         };

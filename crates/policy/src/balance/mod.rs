@@ -10,7 +10,7 @@
 //! - *Idle cores* of a node: physical cores without a busy hyperthread among those that VMs may use.
 //! - *Away*: a vCPU whose affinity holds no CPU of its VM's home. The affinity in force is the record, also for a restarted
 //!   agent.
-//! - *Epoch*: one call of [`plan`].
+//! - *Cycle*: one call of [`plan`].
 //!
 //! # Algorithm
 //! 0. Return: an away vCPU goes home once a core idles there, or if home is the least loaded node. A vCPU of a guest that is
@@ -22,9 +22,9 @@
 //! 3. As many vCPUs move as the lesser of waiting vCPUs and idle cores.
 //! 4. vCPUs whose home is the destination go first, then those with the least LLC miss rate. Their affinity becomes the
 //!    destination node.
-//! 5. Re-home: a VM with vCPUs away in more than 8 of the last 10 epochs ([`Config::epochs`]) is placed again
+//! 5. Re-home: a VM with vCPUs away in more than 8 of the last 10 cycles ([`Config::cycles`]) is placed again
 //!    ([`crate::placement`]); its memory follows in budgets ([`crate::repatriate`]).
-//! 6. Relieve: if VMs together fill a node's memory controllers ([`Config::full`]) in more than 8 of the last 10 epochs, the
+//! 6. Relieve: if VMs together fill a node's memory controllers ([`Config::full`]) in more than 8 of the last 10 cycles, the
 //!    one with least memory is placed again, among the nodes where it would meet less traffic of others, by at least a
 //!    quarter of the bandwidth ([`Config::gain_min`]).
 //!
@@ -36,13 +36,13 @@
 //! - `throttled_time_is_not_waiting`
 //! - `a_vcpu_returns_when_home_has_an_idle_core`
 //! - `a_vcpu_of_a_guest_that_follows_sits_on_one_home_node_and_moves_between_them`
-//! - `nine_epochs_of_ten_away_re_home_eight_do_not`
+//! - `nine_cycles_of_ten_away_re_home_eight_do_not`
 //! - `a_home_chosen_by_the_operator_never_changes`
 //! - `of_two_vms_that_fill_a_node_one_leaves_for_an_empty_one`
 //! - `nobody_leaves_a_full_node_for_nothing`
 //!
 //! # Departures from the source, and why
-//! - Returning comes first, and an idle core taken by a returning vCPU is not lent again in the same epoch.
+//! - Returning comes first, and an idle core taken by a returning vCPU is not lent again in the same cycle.
 //! - A node on which only VMs that may not be moved wait is no source.
 //! - Without LLC counters, the vCPU that waits most moves first.
 //! - Step 6 is ours. A VM's bandwidth is unknown when it is placed, so two VMs that need much may share a node, and never
@@ -75,10 +75,12 @@ pub struct Config {
     /// A core whose busiest hyperthread was busy for less than this share of the period is idle, so vCPUs are lent there; in
     /// (0, 1].
     pub core_idle_max: f64,
-    /// Epochs remembered for each VM, 1 to 16.
-    pub epochs: u32,
-    /// A VM that was away, or crowded, in more of these epochs than this is re-homed; at most [`Config::epochs`].
-    pub away_epochs_max: u32,
+    /// Cycles remembered for each VM, 1 to 16.
+    #[serde(alias = "epochs")]
+    pub cycles: u32,
+    /// A VM that was away, or crowded, in more of these cycles than this is re-homed; at most [`Config::cycles`].
+    #[serde(alias = "away_epochs_max")]
+    pub away_cycles_max: u32,
     /// Share of a node's bandwidth in use at which its controllers count as full, 0 to 1.
     pub full: f64,
     /// Least share of a node's bandwidth that a VM must use to be worth moving, and that it must gain by it, 0 to 1.
@@ -86,13 +88,13 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// Epochs are those of \[TAVO, V.D\]. Latency of full controllers is half again as long.
+    /// Cycles are those of \[TAVO, V.D\]. Latency of full controllers is half again as long.
     fn default() -> Config {
         Config {
             active_min: 0.1,
             core_idle_max: 0.1,
-            epochs: 10,
-            away_epochs_max: 8,
+            cycles: 10,
+            away_cycles_max: 8,
             full: 0.8,
             gain_min: 0.25,
         }
@@ -103,16 +105,16 @@ homenode_units::settings! {
     Config {
         active_min: SOME_SHARE,
         core_idle_max: SOME_SHARE,
-        epochs: 1..=u16::BITS,
-        away_epochs_max: 0..=u16::BITS,
+        cycles: 1..=u16::BITS,
+        away_cycles_max: 0..=u16::BITS,
         full: SHARE,
         gain_min: SHARE,
     } ordered
 }
 
 fn ordered(config: &Config) -> Result<(), BadSetting> {
-    let most = ("away_epochs_max", config.away_epochs_max);
-    BadSetting::unless_ordered(most, ("epochs", config.epochs))
+    let most = ("away_cycles_max", config.away_cycles_max);
+    BadSetting::unless_ordered(most, ("cycles", config.cycles))
 }
 
 /// All settings for lending vCPUs and changing homes.
@@ -124,27 +126,27 @@ pub struct Settings<'a> {
     pub balance: &'a Config,
 }
 
-/// State kept between epochs.
+/// State kept between cycles.
 #[derive(Clone, Debug, Default)]
 pub struct State {
-    vms: BTreeMap<VmId, Epochs>,
+    vms: BTreeMap<VmId, Cycles>,
     told: BTreeSet<VmId>,
 }
 
-/// One bit per epoch of a VM, newest lowest: set if a vCPU was away, and if it should have left a crowded home.
+/// One bit per cycle of a VM, newest lowest: set if a vCPU was away, and if it should have left a crowded home.
 #[derive(Clone, Copy, Debug, Default)]
-struct Epochs {
+struct Cycles {
     away: u16,
     crowded: u16,
 }
 
-/// Adds an epoch to those remembered, and returns how many are set.
-fn note(epochs: &mut u16, remembered: u32, now: bool) -> u32 {
-    *epochs = (*epochs << 1 | u16::from(now)) & (u16::MAX >> (u16::BITS - remembered));
-    epochs.count_ones()
+/// Adds a cycle to those remembered, and returns how many are set.
+fn note(cycles: &mut u16, remembered: u32, now: bool) -> u32 {
+    *cycles = (*cycles << 1 | u16::from(now)) & (u16::MAX >> (u16::BITS - remembered));
+    cycles.count_ones()
 }
 
-/// Supply and demand of nodes in this epoch.
+/// Supply and demand of nodes in this cycle.
 struct Loads {
     waiting: NodeMap<u32>,
     idle: NodeMap<u32>,
@@ -469,25 +471,25 @@ fn re_home(
             .iter()
             .any(|vcpu| vm.away_node(view.machine, vcpu.index).is_some());
         let leaves = crowded.as_ref().filter(|(leaves, _)| *leaves == id);
-        let epochs = state.vms.entry(id).or_default();
-        let away = note(&mut epochs.away, of.epochs, away_now);
-        let full = note(&mut epochs.crowded, of.epochs, leaves.is_some());
+        let cycles = state.vms.entry(id).or_default();
+        let away = note(&mut cycles.away, of.cycles, away_now);
+        let full = note(&mut cycles.crowded, of.cycles, leaves.is_some());
         let (why, within) = match leaves {
             _ if vm.sample.settings.home.is_some() => continue,
             // Its mates would have to follow: placement moves them together.
-            _ if vm.sample.settings.together.is_some() => continue,
-            _ if away > of.away_epochs_max => (
-                format!("away in {away} of {} epochs", of.epochs),
+            _ if vm.sample.settings.affinity.is_some() => continue,
+            _ if away > of.away_cycles_max => (
+                format!("away in {away} of {} cycles", of.cycles),
                 placement::allowed_nodes(view, vm),
             ),
-            Some((_, nodes)) if full > of.away_epochs_max => (
-                format!("shares full memory controllers in {full} of {} epochs", of.epochs),
+            Some((_, nodes)) if full > of.away_cycles_max => (
+                format!("shares full memory controllers in {full} of {} cycles", of.cycles),
                 Some(nodes.clone()),
             ),
             _ => continue,
         };
-        // Whatever the outcome, the next try is that many epochs away: frequent page moves are prohibited.
-        *epochs = Epochs::default();
+        // Whatever the outcome, the next try is that many cycles away: frequent page moves are prohibited.
+        *cycles = Cycles::default();
         if let Some(fixed) = vm.memory_fixed() {
             if state.told.insert(id) {
                 let message = format!("VM {} keeps its home, though {why}: {fixed}", vm.sample.name);

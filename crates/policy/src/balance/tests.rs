@@ -10,7 +10,7 @@ use crate::testing::{Scene, vm_id};
 
 const GIB: Bytes = Bytes::from_gib(1);
 
-/// Epochs remembered by default.
+/// Cycles remembered by default.
 const REMEMBERED: u32 = 10;
 
 fn run(scene: &mut Scene, state: &mut State) -> Plan {
@@ -191,11 +191,11 @@ fn away() -> Scene {
 }
 
 #[test]
-fn nine_epochs_of_ten_away_re_home_eight_do_not() {
+fn nine_cycles_of_ten_away_re_home_eight_do_not() {
     let mut state = State::default();
-    for epoch in 1..=8 {
+    for cycle in 1..=8 {
         let plan = run(&mut away(), &mut state);
-        assert_eq!(plan.decisions, [], "epoch {epoch}");
+        assert_eq!(plan.decisions, [], "cycle {cycle}");
     }
     let plan = run(&mut away(), &mut state);
     let Act::SetHome { nodes } = &plan.decisions[0].action.act else {
@@ -208,14 +208,14 @@ fn nine_epochs_of_ten_away_re_home_eight_do_not() {
         "{}",
         plan.decisions[0].reason
     );
-    // The count starts again: not re-homed in the next epoch.
+    // The count starts again: not re-homed in the next cycle.
     assert_eq!(run(&mut away(), &mut state).decisions, []);
 
     // Eight away and two at home, over and over, never re-homes.
     let mut state = State::default();
-    for epoch in 0..4 * REMEMBERED {
+    for cycle in 0..4 * REMEMBERED {
         let mut scene = away();
-        if epoch % REMEMBERED >= 8 {
+        if cycle % REMEMBERED >= 8 {
             scene.vm(1).affinity(&"0-1".parse().unwrap());
         }
         let plan = run(&mut scene, &mut state);
@@ -224,7 +224,7 @@ fn nine_epochs_of_ten_away_re_home_eight_do_not() {
                 .decisions
                 .iter()
                 .any(|d| matches!(d.action.act, Act::SetHome { .. })),
-            "epoch {epoch}"
+            "cycle {cycle}"
         );
     }
 }
@@ -338,7 +338,7 @@ fn crowded() -> Scene {
     scene
 }
 
-/// Returns the homes assigned in ten epochs.
+/// Returns the homes assigned in ten cycles.
 fn homes_given(scene: &mut Scene) -> Vec<(u128, String)> {
     homes_given_by(&Config::default(), scene)
 }
@@ -396,9 +396,9 @@ fn when_a_home_changes_is_the_operators_to_say() {
     );
     assert_eq!(given(|config| config.gain_min = 0.6), [], "it uses half");
     assert_eq!(
-        given(|config| (config.epochs, config.away_epochs_max) = (12, 11)),
+        given(|config| (config.cycles, config.away_cycles_max) = (12, 11)),
         [],
-        "not in ten epochs"
+        "not in ten cycles"
     );
     let mut below = crowded();
     below.traffic.insert(NodeId(0), 12_000_000_000);
@@ -406,11 +406,11 @@ fn when_a_home_changes_is_the_operators_to_say() {
         homes_given_by(&with(|config| config.full = 0.7), &mut below),
         [(1, "1".into())]
     );
-    // Away in all epochs: the next after this many re-homes.
+    // Away in all cycles: the next after this many re-homes.
     for (most, re_homed_in) in [(8, 9), (3, 4), (15, 16)] {
-        let config = with(|config| config.epochs = 16);
+        let config = with(|config| config.cycles = 16);
         let config = Config {
-            away_epochs_max: most,
+            away_cycles_max: most,
             ..config
         };
         let mut state = State::default();

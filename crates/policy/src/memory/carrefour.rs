@@ -10,10 +10,10 @@
 //!   *targets*: the VM's home nodes, or all if it has none.
 //! - *Imbalance*: sample standard deviation over mean of the targets' accesses.
 //! - *Local*: share of the VM's accesses that stay on their node, from counters or else from its samples.
-//! - *Sampled page*: one that memory sampling hit since the last epoch ([`homenode_host::PageUse`]).
+//! - *Sampled page*: one that memory sampling hit since the last cycle ([`homenode_host::PageUse`]).
 //!
 //! # Algorithm
-//! Each epoch, for each VM whose memory policy includes `+carrefour`:
+//! Each cycle, for each VM whose memory policy includes `+carrefour`:
 //! 1. With fewer accesses of all nodes than [`Config::accesses_per_us_min`] nothing is done.
 //! 2. *Interleaving* is on if the imbalance exceeds [`Config::imbalance_max`] and not all accesses are local; *migration* if
 //!    less than [`Config::local_max`] is local; *replication* if most of memory is free and nearly all samples are reads.
@@ -68,10 +68,12 @@ pub struct Config {
     pub replication_memory_max: f64,
     /// … and at least this share of the VM's samples are reads.
     pub replication_reads_min: f64,
-    /// Pages of one VM per epoch.
-    pub vm_pages_per_epoch: Pages,
-    /// Pages of the host per epoch, divided evenly over the VMs that have the policy.
-    pub host_pages_per_epoch: Pages,
+    /// Pages of one VM per cycle.
+    #[serde(alias = "vm_pages_per_epoch")]
+    pub vm_pages_per_cycle: Pages,
+    /// Pages of the host per cycle, divided evenly over the VMs that have the policy.
+    #[serde(alias = "host_pages_per_epoch")]
+    pub host_pages_per_cycle: Pages,
 }
 
 impl Default for Config {
@@ -83,8 +85,8 @@ impl Default for Config {
             local_max: 0.8,
             replication_memory_max: 0.25,
             replication_reads_min: 0.95,
-            vm_pages_per_epoch: Pages(65_536),
-            host_pages_per_epoch: Pages(131_072),
+            vm_pages_per_cycle: Pages(65_536),
+            host_pages_per_cycle: Pages(131_072),
         }
     }
 }
@@ -96,18 +98,18 @@ homenode_units::settings! {
         local_max: SHARE,
         replication_memory_max: SHARE,
         replication_reads_min: SHARE,
-        vm_pages_per_epoch: PAGES,
-        host_pages_per_epoch: PAGES,
+        vm_pages_per_cycle: PAGES,
+        host_pages_per_cycle: PAGES,
     } budgets
 }
 
 /// A VM's budget may not exceed the host's.
 fn budgets(config: &Config) -> Result<(), BadSetting> {
-    let vm = ("vm_pages_per_epoch", config.vm_pages_per_epoch);
-    BadSetting::unless_ordered(vm, ("host_pages_per_epoch", config.host_pages_per_epoch))
+    let vm = ("vm_pages_per_cycle", config.vm_pages_per_cycle);
+    BadSetting::unless_ordered(vm, ("host_pages_per_cycle", config.host_pages_per_cycle))
 }
 
-/// State kept between epochs.
+/// State kept between cycles.
 #[derive(Clone, Debug)]
 pub struct State {
     chance: SplitMix,
@@ -125,7 +127,7 @@ impl State {
         }
     }
 
-    /// Returns the judgement of a VM in the last epoch; `None` if there was none.
+    /// Returns the judgement of a VM in the last cycle; `None` if there was none.
     pub fn judgement(&self, vm: VmId) -> Option<&Judgement> {
         self.judgements.get(&vm)
     }
@@ -137,7 +139,7 @@ impl Default for State {
     }
 }
 
-/// Measurements for a VM in an epoch, and the conclusions.
+/// Measurements for a VM in a cycle, and the conclusions.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Judgement {
     /// Accesses to memory per microsecond, of all nodes.
@@ -163,8 +165,8 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
     let wants = |vm: &&VmView<'_>| vm.managed() && vm.sample.memory_policy.migration == Migration::Carrefour;
     let vms: Vec<&VmView<'_>> = view.vms.iter().filter(wants).collect();
     state.told.retain(|id| vms.iter().any(|vm| vm.sample.id == *id));
-    let part = config.host_pages_per_epoch.0 / vms.len().max(1) as u64;
-    let budget = part.min(config.vm_pages_per_epoch.0);
+    let part = config.host_pages_per_cycle.0 / vms.len().max(1) as u64;
+    let budget = part.min(config.vm_pages_per_cycle.0);
     let mut room: NodeMap<u64> = view
         .sample
         .nodes
@@ -222,7 +224,7 @@ fn obstacle(view: &View<'_>, vm: &VmView<'_>) -> Option<String> {
     uncounted.then(|| "the host does not count the traffic of its memory controllers".to_owned())
 }
 
-/// Returns the judgement of a VM from the last epoch's figures, and its targets with their shares of accesses. `None` if
+/// Returns the judgement of a VM from the last cycle's figures, and its targets with their shares of accesses. `None` if
 /// nothing was counted or sampled.
 fn judge(
     view: &View<'_>,

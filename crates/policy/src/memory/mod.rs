@@ -11,7 +11,7 @@
 //! *Strays*: pages outside all home nodes, which [`crate::repatriate`] brings home whatever the memory policy.
 //!
 //! # Algorithm
-//! Each epoch, for each VM:
+//! Each cycle, for each VM:
 //! 1. A chosen policy that is not in force is set, unless there is an [`objection`], which is reported once.
 //! 2. A VM under round-4K that has several home nodes has its pages evened out: from each home node that holds over
 //!    [`Config::spread_excess`] more than an even part, the excess moves to the nodes that hold less. On the twin pages are
@@ -76,7 +76,7 @@ homenode_units::settings! {
     Config { advisor: Section, carrefour: Section, spread_excess: SHARE, spread_pages_min: PAGES }
 }
 
-/// State kept between epochs.
+/// State kept between cycles.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     /// State of the advisor.
@@ -127,7 +127,7 @@ pub fn caution(vm: &VmSample, policy: MemoryPolicy) -> Option<String> {
     ))
 }
 
-/// Lays out pages of VMs by their memory policies, within what `earlier` plans of this epoch, those of [`repatriate`], leave
+/// Lays out pages of VMs by their memory policies, within what `earlier` plans of this cycle, those of [`repatriate`], leave
 /// of the budgets.
 pub fn plan(
     view: &View<'_>,
@@ -148,7 +148,7 @@ pub fn plan(
         .filter(|action| action.act.lever() == Lever::Pages)
         .collect();
     let spent: Pages = strays.iter().map(|stray| stray.act.pages_max()).sum();
-    let mut host_left = budgets.host_pages_per_epoch - spent.min(budgets.host_pages_per_epoch);
+    let mut host_left = budgets.host_pages_per_cycle - spent.min(budgets.host_pages_per_cycle);
     for vm in view.vms.iter().filter(|vm| vm.managed()) {
         let id = vm.sample.id;
         let policy = in_force(view, vm, state, &mut plan);
@@ -165,7 +165,7 @@ pub fn plan(
         if !is_movable || !is_spread {
             continue;
         }
-        let budget = budgets.vm_pages_per_epoch.min(host_left);
+        let budget = budgets.vm_pages_per_cycle.min(host_left);
         let spent = spread(vm, home, config, budget, &mut plan);
         host_left -= spent;
         if spent == Pages::ZERO && policy.migration != Migration::None {
@@ -173,7 +173,7 @@ pub fn plan(
         }
     }
     let carrefour = carrefour::Config {
-        host_pages_per_epoch: config.carrefour.host_pages_per_epoch.min(host_left),
+        host_pages_per_cycle: config.carrefour.host_pages_per_cycle.min(host_left),
         ..config.carrefour.clone()
     };
     let follow = carrefour::plan(view, &carrefour, &mut state.carrefour);

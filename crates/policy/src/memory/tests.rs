@@ -89,8 +89,8 @@ fn first_touch_leaves_pages_where_they_are() {
 #[test]
 fn what_repatriation_leaves_of_the_budgets_is_used() {
     let budgets = repatriate::Config {
-        vm_pages_per_epoch: Pages(5_000),
-        host_pages_per_epoch: Pages(8_000),
+        vm_pages_per_cycle: Pages(5_000),
+        host_pages_per_cycle: Pages(8_000),
         ..repatriate::Config::default()
     };
     let mut scene = scene([30_000, 6_000, 24_000, 0], ROUND);

@@ -36,7 +36,7 @@
 //! # Properties (tests of the same name)
 //! - `never_below_the_floor_nor_below_working_set_and_reserve`
 //! - `what_is_given_on_a_node_is_never_more_than_it_has`
-//! - `pressure_is_answered_with_growth_in_the_same_epoch`
+//! - `pressure_is_answered_with_growth_in_the_same_cycle`
 //! - `a_quiet_system_comes_to_rest`
 //! - `every_limit_is_renewed_or_lifted`
 //! - `without_a_floor_or_an_estimate_nothing_is_taken`

@@ -16,7 +16,7 @@ struct Account {
     plenty: u64,
 }
 
-/// The nodes' accounts in one epoch.
+/// The nodes' accounts in one cycle.
 #[derive(Clone, Debug)]
 pub(super) struct Nodes {
     accounts: NodeMap<Account>,
@@ -47,7 +47,7 @@ impl Nodes {
                 continue;
             };
             let touched = vm.sample.pages_touched().map_or(limit, Pages::to_bytes);
-            // More may have been promised than exists: the host was full when it began.
+            // More may have been reserved than exists: the host was full when it began.
             nodes.take(vm, limit.saturating_sub(touched), true);
         }
         nodes

@@ -1,4 +1,4 @@
-//! A host of two nodes whose guests do what balloons and drivers may do, epoch by epoch.
+//! A host of two nodes whose guests do what balloons and drivers may do, cycle by cycle.
 
 use super::*;
 use crate::testing::{Scene, vm_id};
@@ -7,7 +7,7 @@ use homenode_host::Balloons;
 use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;
-const EPOCH: Ns = Ns::from_secs(5);
+const CYCLE: Ns = Ns::from_secs(5);
 
 fn mib(count: u64) -> Bytes {
     Bytes(count * MIB)
@@ -16,7 +16,7 @@ fn mib(count: u64) -> Bytes {
 /// Behaviour of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Manner {
-    /// Its balloon reaches its target in the next epoch.
+    /// Its balloon reaches its target in the next cycle.
     Honest,
     /// It keeps its memory.
     Stubborn,
@@ -145,7 +145,7 @@ impl World {
             .min(guest.maximum)
     }
 
-    /// One epoch: a plan is made and carried out, and guests follow it.
+    /// One cycle: a plan is made and carried out, and guests follow it.
     fn step(&mut self) {
         let mut scene = Scene::nodes(2, 2);
         scene.at = self.at;
@@ -189,7 +189,7 @@ impl World {
                 guest.swapped_in += mib(1);
             }
         }
-        self.at += EPOCH;
+        self.at += CYCLE;
     }
 
     fn steps(&mut self, count: usize) {
@@ -254,7 +254,7 @@ proptest! {
             for (at, guest) in world.guests.iter().enumerate().filter(|(_, guest)| guest.given() < guest.maximum) {
                 let floor = guest.floor.expect("without one there is no limit");
                 prop_assert!(guest.given() >= floor.min(guest.maximum), "{guest:?}");
-                // Memory taken in this epoch leaves the need; the earlier amount may be below a need that grew.
+                // Memory taken in this cycle leaves the need; the earlier amount may be below a need that grew.
                 let need = world.need(at).min(world.before[at]);
                 prop_assert!(guest.given() >= need, "{guest:?} needs {need}");
             }
@@ -281,7 +281,7 @@ proptest! {
     }
 
     #[test]
-    fn pressure_is_answered_with_growth_in_the_same_epoch(uses in 200_u64..900, more in 200_u64..3000) {
+    fn pressure_is_answered_with_growth_in_the_same_cycle(uses in 200_u64..900, more in 200_u64..3000) {
         let mut world = World::new(vec![Guest::new(0, 4096, Some(128), Some(uses))], When::Always);
         world.steps(300);
         prop_assert!(world.guests[0].given() < mib(2048), "{:?}", world.guests);
@@ -515,11 +515,11 @@ fn pages_are_taken_from_whom_most_can_be_spared() {
     );
 }
 
-/// A guest with 4 GiB, of which it uses 600 MiB, after this many epochs under these settings.
-fn used_by_halves(set: impl Fn(&mut Config), epochs: usize) -> World {
+/// A guest with 4 GiB, of which it uses 600 MiB, after this many cycles under these settings.
+fn used_by_halves(set: impl Fn(&mut Config), cycles: usize) -> World {
     let mut world = World::new(vec![Guest::new(0, 4096, Some(128), Some(600))], When::Always);
     set(&mut world.config);
-    world.steps(epochs);
+    world.steps(cycles);
     world
 }
 
@@ -570,7 +570,7 @@ fn how_long_a_balloon_is_waited_for_and_left_alone_is_the_operators_to_say() {
     };
     // Ten minutes: a minute of waiting, and ten of being left alone.
     let once = findings(|_| {});
-    let often = findings(|config| (config.follow_max, config.left_alone) = (EPOCH, EPOCH));
+    let often = findings(|config| (config.follow_max, config.left_alone) = (CYCLE, CYCLE));
     let never = findings(|config| config.follow_max = Ns::from_secs(3600));
     assert!(once == 1 && often > 5 && never == 0, "{once} {often} {never}");
 }

@@ -18,7 +18,7 @@
 //!    of a CPU that each may use. A budget above all demands needs no limit.
 //! 3. A VM that is OVER is limited to that share, by a quota over one slice, but never below [`Config::share_min`].
 //! 4. A limited VM stays so while it would break its permit otherwise. Once it is UNDER and its budget is a tenth
-//!    ([`Config::spare`]) above its demands for [`Config::calm_epochs`] periods, the limit is lifted. A share that changes by
+//!    ([`Config::spare`]) above its demands for [`Config::calm_cycles`] periods, the limit is lifted. A share that changes by
 //!    less than a twentieth ([`Config::change_min`]) is not adjusted.
 //! 5. Every quota carries a lease and is renewed each period.
 //!
@@ -96,13 +96,15 @@ pub struct Config {
     #[serde(with = "homenode_units::text")]
     pub lease: Ns,
     /// Periods for which a limited VM must be well within its permit before the limit is lifted, up to 65,536.
-    pub calm_epochs: u32,
+    #[serde(alias = "calm_epochs")]
+    pub calm_cycles: u32,
     /// Spare budget required for that, as a share of what its permit pays for, 0 to 1.
     pub spare: f64,
     /// Least change of the share of CPUs that is applied, relative to the one in force, 0 to 1.
     pub change_min: f64,
     /// Periods without a reading after which limits are lifted, up to 65,536.
-    pub blind_epochs_max: u32,
+    #[serde(alias = "blind_epochs_max")]
+    pub blind_cycles_max: u32,
     /// Settings of suggested permits.
     pub suggest: suggest::Config,
 }
@@ -118,10 +120,10 @@ impl Default for Config {
             repay: Ns::from_secs(3),
             share_min: 0.05,
             lease: Ns::from_secs(10),
-            calm_epochs: 3,
+            calm_cycles: 3,
             spare: 0.1,
             change_min: 0.05,
-            blind_epochs_max: 3,
+            blind_cycles_max: 3,
             suggest: suggest::Config::default(),
         }
     }
@@ -137,10 +139,10 @@ homenode_units::settings! {
         repay: SPAN,
         share_min: SOME_SHARE,
         lease: SPAN,
-        calm_epochs: 0..=65_536,
+        calm_cycles: 0..=65_536,
         spare: SHARE,
         change_min: SHARE,
-        blind_epochs_max: 0..=65_536,
+        blind_cycles_max: 0..=65_536,
         suggest: Section,
     }
 }
@@ -186,8 +188,8 @@ pub struct Conduct {
     pub unmetered: Option<Unmetered>,
     /// Units per millisecond run, when it last ran.
     intensity: Option<f64>,
-    blind_epochs: u32,
-    calm_epochs: u32,
+    blind_cycles: u32,
+    calm_cycles: u32,
     recent: VecDeque<u64>,
 }
 
@@ -342,7 +344,7 @@ impl State {
         conduct.unmetered = found.and_then(Result::err);
         conduct.units_per_slice = units.map(|units| (units as f64 / slices(period)).round() as u64);
         if let Some(units) = units {
-            conduct.blind_epochs = 0;
+            conduct.blind_cycles = 0;
             let ran_ms = ran(vm) * period.as_f64() / 1e6;
             if ran_ms > 0.0 {
                 conduct.intensity = Some(units as f64 / ran_ms);
@@ -354,7 +356,7 @@ impl State {
             let without_quota = conduct.intensity.unwrap_or(0.0) * wanted_ms;
             conduct.recent.push_back(without_quota.round() as u64);
         } else {
-            conduct.blind_epochs = conduct.blind_epochs.saturating_add(1);
+            conduct.blind_cycles = conduct.blind_cycles.saturating_add(1);
         }
         if let (Some(account), Some(before)) = (self.ledger.account(id), earned_before) {
             *self.usage.entry(id).or_default() += Usage {
@@ -441,13 +443,13 @@ fn verdict(
     let demands = demands(vm);
     let wanted = wanted_share(&account, intensity, &demands, config, held_quota);
     let is_over = account.standing() == Standing::Over;
-    conduct.calm_epochs = if wanted.is_none() && !is_over {
-        conduct.calm_epochs.saturating_add(1)
+    conduct.calm_cycles = if wanted.is_none() && !is_over {
+        conduct.calm_cycles.saturating_add(1)
     } else {
         0
     };
     let caused = per_slice(permit, conduct.units_per_slice.unwrap_or(0));
-    if conduct.calm_epochs >= config.calm_epochs {
+    if conduct.calm_cycles >= config.calm_cycles {
         return Verdict::lift(held, || {
             format!("it keeps its permit of {permit} by itself: {caused}")
         });
@@ -504,7 +506,7 @@ impl State {
         let Some(conduct) = self.vms.get(&vm.sample.id) else {
             return false;
         };
-        let (unmetered, blind_epochs) = (conduct.unmetered, conduct.blind_epochs);
+        let (unmetered, blind_cycles) = (conduct.unmetered, conduct.blind_cycles);
         let message = |why| {
             let name = &vm.sample.name;
             format!("VM {name} is not held to its permit of {permit}: {why}")
@@ -514,14 +516,14 @@ impl State {
                 self.tell(vm, UNMETERED, || message(why), plan);
                 true
             }
-            Some(why) if blind_epochs > config.blind_epochs_max => {
+            Some(why) if blind_cycles > config.blind_cycles_max => {
                 self.tell(vm, UNMETERED, || message(why), plan);
                 true
             }
             Some(_) => false,
             None => {
                 self.told.remove(&(vm.sample.id, UNMETERED));
-                blind_epochs > config.blind_epochs_max
+                blind_cycles > config.blind_cycles_max
             }
         }
     }

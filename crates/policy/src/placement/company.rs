@@ -1,7 +1,7 @@
 //! Decides which nodes a VM may have as a home: by its operator's CPU mask, anti-affinity and affinity.
 //!
 //! # Terms
-//! - *Mates*: VMs for which the operator used the same word, to be kept apart or together.
+//! - *Mates*: VMs for which the operator used the same word, for anti-affinity or for affinity.
 //! - Of two mates with homes the one with the lower id goes first: the other has to make way, or to follow.
 //!
 //! # Algorithm
@@ -20,8 +20,8 @@
 //! unplaced. A home that the operator names has priority over the binding.
 //!
 //! # Properties
-//! - `vms_that_are_kept_apart_share_no_node`
-//! - `vms_that_are_kept_together_have_one_home_with_room_for_all`
+//! - `vms_with_anti_affinity_share_no_node`
+//! - `vms_with_affinity_have_one_home_with_room_for_all`
 //! - `a_vm_leaves_a_node_that_is_drained_and_no_other_comes`
 //! - `where_a_node_is_drained_vms_share_cpus_and_memory_needs_room`
 //! - `whose_memory_cannot_move_stays_and_so_does_whose_home_the_operator_chose`
@@ -35,7 +35,7 @@ use crate::demand::{Demand, History};
 
 /// Whether the VM's operator set anti-affinity or affinity for it.
 pub fn has_company(settings: &VmSettings) -> bool {
-    settings.apart.is_some() || settings.together.is_some()
+    settings.anti_affinity.is_some() || settings.affinity.is_some()
 }
 
 /// The question about a VM's home.
@@ -52,12 +52,12 @@ pub fn allowed_nodes(view: &View<'_>, vm: &VmView<'_>) -> Option<NodeSet> {
     allowed(view, vm, Asked::New, |_| None)
 }
 
-/// Returns these nodes if some VMs were promised a home that the view does not show yet.
+/// Returns these nodes if homes are reserved for some VMs that the view does not show yet.
 pub(super) fn allowed<'a>(
     view: &'a View<'_>,
     vm: &VmView<'_>,
     asked: Asked,
-    promised: impl Fn(VmId) -> Option<&'a NodeSet>,
+    reserved: impl Fn(VmId) -> Option<&'a NodeSet>,
 ) -> Option<NodeSet> {
     let settings = &vm.sample.settings;
     let homes = view.homes();
@@ -73,15 +73,15 @@ pub(super) fn allowed<'a>(
         allowed = allowed.intersection(nodes);
     }
     for mate in view.vms.iter().filter(|mate| mate.sample.id != vm.sample.id) {
-        let Some(home) = promised(mate.sample.id).or(mate.home) else {
+        let Some(home) = reserved(mate.sample.id).or(mate.home) else {
             continue;
         };
         let makes_way = asked == Asked::Kept && goes_before(vm, mate);
-        if is_same(&settings.apart, &mate.sample.settings.apart) && !makes_way {
+        if is_same(&settings.anti_affinity, &mate.sample.settings.anti_affinity) && !makes_way {
             allowed = allowed.difference(home);
         }
     }
-    if let Some(home) = led_to(view, vm, promised) {
+    if let Some(home) = led_to(view, vm, reserved) {
         allowed = allowed.intersection(home);
     }
     (allowed != view.machine.home_nodes()).then_some(allowed)
@@ -91,23 +91,23 @@ pub(super) fn allowed<'a>(
 pub(super) fn led_to<'a>(
     view: &'a View<'_>,
     vm: &VmView<'_>,
-    promised: impl Fn(VmId) -> Option<&'a NodeSet>,
+    reserved: impl Fn(VmId) -> Option<&'a NodeSet>,
 ) -> Option<&'a NodeSet> {
-    let together = &vm.sample.settings.together;
+    let affinity = &vm.sample.settings.affinity;
     // Most VMs have no mates, and this runs for each VM in every period.
-    together.as_ref()?;
+    affinity.as_ref()?;
     let homes = view.homes();
     // A mate that cannot move to another node must not hold the others.
     let leads = |mate: &&VmView<'_>| {
         mate.sample.id != vm.sample.id
             && !goes_before(vm, mate)
-            && is_same(together, &mate.sample.settings.together)
+            && is_same(affinity, &mate.sample.settings.affinity)
             && may_move(mate)
     };
     view.vms
         .iter()
         .filter(leads)
-        .filter_map(|mate| promised(mate.sample.id).or(mate.home))
+        .filter_map(|mate| reserved(mate.sample.id).or(mate.home))
         .find(|home| home.is_subset(&homes))
 }
 
@@ -160,18 +160,18 @@ pub(super) fn demand_of<'a>(
     view: &View<'_>,
     vm: &VmView<'_>,
     history: &History,
-    promised: impl Fn(VmId) -> Option<&'a NodeSet>,
+    reserved: impl Fn(VmId) -> Option<&'a NodeSet>,
 ) -> Demand {
     let mut demand = demand_of_one(vm, history);
-    let together = &vm.sample.settings.together;
+    let affinity = &vm.sample.settings.affinity;
     let mates = view.vms.iter().filter(|mate| {
         mate.sample.id > vm.sample.id
-            && is_same(together, &mate.sample.settings.together)
+            && is_same(affinity, &mate.sample.settings.affinity)
             && may_move(mate)
             && mate.memory_fixed().is_none()
     });
     for mate in mates {
-        if mate.home.is_some() && vm.home.is_none() || promised(mate.sample.id).is_some() {
+        if mate.home.is_some() && vm.home.is_none() || reserved(mate.sample.id).is_some() {
             continue;
         }
         demand.join(demand_of_one(mate, history));

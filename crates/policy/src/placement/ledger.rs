@@ -1,4 +1,4 @@
-//! Promises to VMs that have not appeared yet. Without it, VMs that start together would all be sent to one node, as
+//! Reservations for VMs that have not appeared yet. Without them, VMs that start together would all be sent to one node, as
 //! untouched memory looks free.
 
 use homenode_host::{HugeMemory, View, VmSample};
@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::demand::Demand;
 
-/// A promise whose VM does not appear within this time is dropped: its start failed. This is not a setting: agent, numad and
+/// A reservation whose VM does not appear within this time is dropped: its start failed. This is not a setting: agent, numad and
 /// libvirt's hook share a ledger, and must agree even if no agent runs.
 pub const RESERVATION_LIFE: Ns = Ns::from_secs(120);
 
-/// What libvirt tells numad about a VM: the only match between a promise and a VM that was not named.
+/// What libvirt tells numad about a VM: the only match between a reservation and a VM that was not named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Shape {
     /// Online vCPUs at start.
@@ -44,7 +44,7 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// Returns the shape by which promises and VMs are matched.
+    /// Returns the shape by which reservations and VMs are matched.
     pub fn shape(self) -> Shape {
         Shape {
             vcpus: self.vcpus,
@@ -84,7 +84,7 @@ pub struct Announcement {
     pub huge_pages: Vec<HugeMemory>,
 }
 
-/// Nodes promised to a VM.
+/// Nodes reserved for a VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reservation {
     /// Its number in the ledger, from 1, assigned by [`Ledger::reserve`]; 0 before, and in ledgers before 0.2.
@@ -97,11 +97,11 @@ pub struct Reservation {
     pub name: Option<String>,
     /// The request.
     pub shape: Shape,
-    /// The promised resources.
+    /// The reserved resources.
     pub demand: Demand,
-    /// The promised nodes.
+    /// The reserved nodes.
     pub nodes: NodeSet,
-    /// Time of the promise, on the host's clock.
+    /// When it was made, on the host's clock.
     pub made_at: Ns,
 }
 
@@ -124,12 +124,12 @@ fn is_young(made_at: Ns, now: Ns) -> bool {
         .is_some_and(|age| age <= RESERVATION_LIFE.0)
 }
 
-/// All promises.
+/// All reservations.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ledger {
     announced: Vec<(Announcement, Ns)>,
     reservations: Vec<Reservation>,
-    /// Number of the last promise.
+    /// Number of the last reservation.
     #[serde(default)]
     last_id: u64,
 }
@@ -142,7 +142,7 @@ impl Ledger {
         self.announced.push((announcement, now));
     }
 
-    /// Drops the promise to a VM that could not be kept.
+    /// Drops the reservation of a VM that could not be kept.
     pub fn withdraw(&mut self, vm: VmId) {
         self.reservations.retain(|r| r.vm != Some(vm));
     }
@@ -157,7 +157,7 @@ impl Ledger {
         Some(self.announced.remove(at).0)
     }
 
-    /// Records a promise of nodes. It replaces any promise that the VM already holds.
+    /// Records a reservation of nodes. It replaces any reservation that the VM already holds.
     pub fn reserve(&mut self, mut reservation: Reservation) {
         self.expire(reservation.made_at);
         self.last_id += 1;
@@ -168,7 +168,7 @@ impl Ledger {
         self.reservations.push(reservation);
     }
 
-    /// Removes and returns the nodes promised to a VM that now runs, matched by its id, else by its shape (oldest first).
+    /// Removes and returns the nodes reserved for a VM that now runs, matched by its id, else by its shape (oldest first).
     /// From now on the VM itself is counted.
     pub fn redeem(&mut self, vm: &VmSample, now: Ns) -> Option<NodeSet> {
         self.expire(now);
@@ -177,7 +177,7 @@ impl Ledger {
     }
 
     /// Whether [`Ledger::redeem`] would find nodes for a VM.
-    pub fn is_promised(&self, vm: &VmSample, now: Ns) -> bool {
+    pub fn has_reservation(&self, vm: &VmSample, now: Ns) -> bool {
         self.position_of(vm, now).is_some()
     }
 
@@ -190,7 +190,7 @@ impl Ledger {
         find(&|r| r.vm == Some(vm.id)).or_else(|| find(&|r| r.vm.is_none() && r.shape == shape))
     }
 
-    /// Drops promises to VMs that the view shows with a home: from now on the VM itself is counted.
+    /// Drops reservations of VMs that the view shows with a home: from now on the VM itself is counted.
     pub fn forget_homed(&mut self, view: &View<'_>) {
         self.reservations.retain(|r| {
             !view
@@ -200,28 +200,28 @@ impl Ledger {
         });
     }
 
-    /// Returns the nodes promised to a VM.
-    pub fn promised(&self, vm: VmId) -> Option<&NodeSet> {
+    /// Returns the nodes reserved for a VM.
+    pub fn reserved(&self, vm: VmId) -> Option<&NodeSet> {
         self.reservations
             .iter()
             .find(|r| r.vm == Some(vm))
             .map(|r| &r.nodes)
     }
 
-    /// Returns promises that are still open at this time, the oldest first.
+    /// Returns reservations that are still open at this time, the oldest first.
     pub fn open(&self, now: Ns) -> impl Iterator<Item = &Reservation> {
         self.reservations.iter().filter(move |r| r.is_open(now))
     }
 
-    /// Removes the open promise with this number; returns whether it existed.
-    pub fn drop_promise(&mut self, id: u64, now: Ns) -> bool {
+    /// Removes the open reservation with this number; returns whether it existed.
+    pub fn drop_reservation(&mut self, id: u64, now: Ns) -> bool {
         self.expire(now);
         let count = self.reservations.len();
         self.reservations.retain(|r| r.id != id);
         self.reservations.len() < count
     }
 
-    /// Returns promises that are still open, to VMs that the view does not show yet.
+    /// Returns reservations that are still open, of VMs that the view does not show yet.
     pub fn pending<'a>(&'a self, view: &'a View<'_>) -> impl Iterator<Item = &'a Reservation> {
         self.reservations.iter().filter(|r| {
             let runs = r.vm.is_some_and(|id| view.sample.vm(id).is_some());

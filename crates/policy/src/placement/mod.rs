@@ -9,7 +9,7 @@
 //! - *Bin*: one node, or a *hybrid bin* of several. A hybrid bin is a set of nodes connected by links that are used below a
 //!   threshold ([`Config::link_busy_max`]); a VM placed there has its memory interleaved over them.
 //! - *Capacity* C and *requirement* R: vectors (CPU, memory, bandwidth), each value a share of the host's total, in [0, 1].
-//!   Capacity is what is *left* after measured use and after promises that are not used yet ([`Ledger`], [`crate::demand`]).
+//!   Capacity is what is *left* after measured use and after reservations that are not used yet ([`Ledger`], [`crate::demand`]).
 //!   Memory is ordinary memory or, for a VM in huge pages, what is free in the pools of their size (`pools`): each node of a
 //!   bin must have an even share, in whole pages. CPU is counted in free physical cores (`crate::near`) or, if no bin has
 //!   enough cores, in free hyperthreads.
@@ -38,7 +38,7 @@
 //! - `a_vm_in_huge_pages_goes_where_the_pool_has_room`, `huge_pages_and_ordinary_memory_do_not_stand_in_for_each_other`
 //! - `a_vcpu_gets_a_core_where_one_is_free_and_a_hyperthread_where_none_is`
 //! - `a_busy_link_splits_hybrid_bins`
-//! - `what_is_promised_is_not_given_twice`
+//! - `what_is_reserved_is_not_given_twice`
 //! - `a_vm_of_unknown_bandwidth_is_not_drawn_to_busy_controllers`
 //! - `a_placement_always_fits` and `the_answer_does_not_depend_on_vm_order` (generated)
 //! - `gap_to_the_optimum`: an exact solver that sees all VMs beforehand, and may leave out large ones, packs more than TAH
@@ -56,7 +56,7 @@
 //!   distance 21 (10 percent). The baselines count hyperthreads, as their sources do.
 //! - Equal values have no relative order: a tie in either vector agrees with any order. The paper does not say.
 //! - An interleaved VM fills its nodes evenly, so (a) also asks that an even share fits on each node. The paper adds up
-//!   memory and would promise pages that interleaving cannot place.
+//!   memory and would reserve pages that interleaving cannot place.
 //! - If the bandwidth of the nodes (no preset, no HMAT) or of the VM is unknown, packing is in two dimensions. Counted as
 //!   zero, a VM's bandwidth would draw it to the node with the busiest controllers: the one that has least left of it.
 //! - A VM with an assigned device gets the device's node if that node has room, whatever the order: its memory is pinned once
@@ -123,7 +123,7 @@ pub struct Config {
     pub link_busy_max: f64,
     /// CPUs that no VM may use.
     pub reserved_cpus: CpuSet,
-    /// Memory of every node that is never promised to a VM.
+    /// Memory of every node that no VM may use.
     #[serde(with = "homenode_units::text")]
     pub reserved_memory: Bytes,
     /// A VM that arrives with this share of its memory on one node stays there, if there is room, 0 to 1,
@@ -405,18 +405,18 @@ fn same_largest(need: &Vector, left: &Vector, dimensions: &[usize]) -> bool {
         .any(|&d| need[d] >= most_needed && left[d] >= most_left)
 }
 
-/// State kept between epochs.
+/// State kept between cycles.
 #[derive(Clone, Debug, Default)]
 pub struct State {
-    /// Promises to VMs that have not appeared.
+    /// Reservations for VMs that have not appeared.
     pub ledger: Ledger,
     /// VMs whose refusal was reported; it is reported again only when they get a home and lose it.
     refused: BTreeSet<VmId>,
     /// VMs that have a home only because a node is drained.
     sheltered: BTreeSet<VmId>,
-    /// CPUs that VMs could use in the last epoch, and when that changed last.
+    /// CPUs that VMs could use in the last cycle, and when that changed last.
     cpus: Option<(CpuSet, Option<Ns>)>,
-    /// CPUs that each VM may use, as of the last epoch.
+    /// CPUs that each VM may use, as of the last cycle.
     allowed: BTreeMap<VmId, Option<CpuSet>>,
 }
 
@@ -435,12 +435,12 @@ impl State {
 }
 
 /// Assigns a home to every managed VM that has none, or one that it may not keep: the operator's choice, else what was
-/// promised when it started, else where most of its memory is (if there is room), else what [`place`] finds.
+/// reserved when it started, else where most of its memory is (if there is room), else what [`place`] finds.
 pub fn plan(view: &View<'_>, config: &Config, history: &History, state: &mut State) -> Plan {
     plan_for(view, config, history, state, |_| true)
 }
 
-/// Plans the VMs that seek a home; the others stay free, unless a node is drained, which would not become empty otherwise.
+/// Plans the VMs that seek a home; the others stay unplaced, unless a node is drained, which would not become empty otherwise.
 pub fn plan_for(
     view: &View<'_>,
     config: &Config,
@@ -453,7 +453,7 @@ pub fn plan_for(
     state.ledger.forget_homed(view);
     pin_anew(view, config, state, &mut plan);
     let is_drained = !view.drained.is_empty();
-    let is_free = |vm: &VmView<'_>| vm.home.is_none() && !seeks(vm);
+    let is_unplaced = |vm: &VmView<'_>| vm.home.is_none() && !seeks(vm);
     let seeks = |vm: &VmView<'_>| match vm.home {
         None => is_drained || seeks(vm),
         Some(home) => company::must_leave(view, vm, home),
@@ -472,9 +472,9 @@ pub fn plan_for(
         match home_of(view, config, history, state, &without, vm) {
             Ok((nodes, reason)) => {
                 state.refused.remove(&vm.sample.id);
-                // Until the next view shows its home, the promise keeps two VMs of one epoch apart.
+                // Until the next view shows its home, the reservation keeps two VMs of one cycle apart.
                 state.ledger.reserve(reservation(view, history, vm, &nodes));
-                if is_free(vm) {
+                if is_unplaced(vm) {
                     state.sheltered.insert(vm.sample.id);
                 }
                 let home = Home::whole(view, &nodes);
@@ -493,7 +493,7 @@ pub fn plan_for(
                         None => "it runs wherever the kernel puts it".to_owned(),
                     };
                     let among = match has_company(&vm.sample.settings) {
-                        true => " among the nodes that `apart` and `together` leave it",
+                        true => " among the nodes that `anti_affinity` and `affinity` leave it",
                         false => "",
                     };
                     let name = &vm.sample.name;
@@ -523,24 +523,24 @@ fn home_of(
     if let Some(nodes) = &vm.sample.settings.home {
         return Ok((nodes.clone(), "the operator chose this home".into()));
     }
-    // A VM that only leaves a home was promised none: the promise may be for another VM of its shape.
+    // A VM that only leaves a home has no reservation: one may be for another VM of its shape.
     let redeemed = match vm.home {
         None => state.ledger.redeem(vm.sample, view.at),
         Some(_) => None,
     };
-    let promised = |mate: VmId| state.ledger.promised(mate);
-    let allowed = company::allowed(view, vm, company::Asked::New, promised);
+    let reserved = |mate: VmId| state.ledger.reserved(mate);
+    let allowed = company::allowed(view, vm, company::Asked::New, reserved);
     let may = |nodes: &NodeSet| allowed.as_ref().is_none_or(|allowed| nodes.is_subset(allowed));
     let bound = company::bound_home(view, vm);
     if let Some(nodes) = redeemed.filter(|nodes| bound.is_none() && may(nodes)) {
-        return Ok((nodes, "promised when it started".into()));
+        return Ok((nodes, "reserved when it started".into()));
     }
     let own = [vm.sample.id];
     let is_among = without.contains(&vm.sample.id);
     let without = if is_among { without } else { &own };
     let allowed_cpus = vm.sample.settings.cpus_allowed.as_ref();
     let supply = Supply::new(view, history, &state.ledger, config, without).within(view, allowed_cpus);
-    let demand = company::demand_of(view, vm, history, promised);
+    let demand = company::demand_of(view, vm, history, reserved);
     if let Some(nodes) = bound {
         let is_allowed = allowed.as_ref() == Some(&nodes) || allowed.is_none() && nodes == view.homes();
         // Its memory has its room there, whatever the measured figures say; hyperthreads suffice if cores are short.
@@ -556,7 +556,7 @@ fn home_of(
     }
     let whole = allowed
         .as_ref()
-        .filter(|_| company::led_to(view, vm, promised).is_some());
+        .filter(|_| company::led_to(view, vm, reserved).is_some());
     let fits = |nodes: &NodeSet| whole.map_or_else(|| may(nodes), |whole| whole == nodes);
     if let Some(nodes) = where_memory_is(view, config, vm).filter(fits)
         && place(&supply, &demand, Some(&nodes), config).is_ok()

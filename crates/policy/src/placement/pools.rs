@@ -16,7 +16,7 @@ pub(super) struct Pool {
 /// One node's pool, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PoolOfNode {
-    /// Bytes that may be assigned; below 0 while more is promised than the pool holds.
+    /// Bytes that may be assigned; below 0 while more is reserved than the pool holds.
     pub left: f64,
     pub total: f64,
 }
@@ -79,7 +79,7 @@ pub(super) fn whole(part: HugeMemory) -> u64 {
     part.memory_bytes.0.div_ceil(part.page_bytes.0.max(1))
 }
 
-/// Returns the part of a running VM's huge pages not among the `on_home` pages at home: it is promised there.
+/// Returns the part of a running VM's huge pages not among the `on_home` pages at home: it is reserved there.
 pub(super) fn untouched(vm: &VmSample, page_bytes: Bytes, on_home: f64) -> HugeMemory {
     let rest = vm.memory_bytes.as_f64() - on_home * PAGE_BYTES as f64;
     HugeMemory {

@@ -94,9 +94,9 @@ pub(super) struct Bin {
 }
 
 impl Supply {
-    /// Returns what the view's host has left after everything that is promised: to VMs with a home, and to reservations whose
-    /// VM has not appeared. VMs in `without`, whose home is being sought, count as if they did not run until they are
-    /// promised nodes.
+    /// Returns what the view's host has left after everything that is reserved: for VMs with a home, and for reservations whose
+    /// VM has not appeared. VMs in `without`, whose home is being sought, count as if they did not run until nodes are
+    /// reserved for them.
     pub fn new<'a>(
         view: &View<'a>,
         history: &History,
@@ -167,7 +167,7 @@ impl Supply {
         supply
     }
 
-    /// Charges promises to VMs that do not run yet.
+    /// Charges reservations for VMs that do not run yet.
     fn charge_pending(&mut self, view: &View<'_>, ledger: &Ledger) {
         for reservation in ledger.pending(view) {
             let demand = &reservation.demand;
@@ -216,7 +216,7 @@ impl Supply {
         })
     }
 
-    /// Charges every VM that has a home, or was promised one, with what it needs there beyond the measured figures. Its pages
+    /// Charges every VM that has a home, or a reservation, with what it needs there beyond the measured figures. Its pages
     /// elsewhere count as room: they will move home.
     fn charge_vms<'a>(&mut self, view: &View<'a>, history: &History, counted: &Counted<'a>) {
         for vm in &view.vms {
@@ -460,17 +460,17 @@ impl Supply {
     }
 }
 
-/// Decides which VMs count by their promises instead of their measured use.
+/// Decides which VMs count by their reservations instead of their measured use.
 struct Counted<'a> {
     ledger: &'a Ledger,
     without: &'a [VmId],
 }
 
 impl<'a> Counted<'a> {
-    /// The home that a VM was promised in this epoch, or has.
+    /// The home that is reserved for a VM in this cycle, or that it has.
     fn home(&self, vm: &VmView<'a>) -> Option<&'a NodeSet> {
         let home = || vm.home.filter(|_| !self.without.contains(&vm.sample.id));
-        self.ledger.promised(vm.sample.id).or_else(home)
+        self.ledger.reserved(vm.sample.id).or_else(home)
     }
 
     /// Whether a VM counts as not running.

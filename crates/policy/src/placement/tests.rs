@@ -178,7 +178,7 @@ fn an_even_share_must_fit_on_every_node_of_a_hybrid_bin() {
 }
 
 #[test]
-fn what_is_promised_is_not_given_twice() {
+fn what_is_reserved_is_not_given_twice() {
     let mut scene = Scene::four_nodes(4);
     let mut ledger = Ledger::default();
     let config = Config::default();
@@ -208,20 +208,20 @@ fn what_is_promised_is_not_given_twice() {
     }
     let node = |n: &str| Some(n.to_owned());
     assert_eq!(answers, [node("0"), node("1"), node("2"), node("3"), None]);
-    // A promise whose VM never comes is dropped.
+    // A reservation whose VM never comes is dropped.
     scene.at += RESERVATION_LIFE + Ns::from_secs(1);
     scene.with_view(|view| assert_eq!(ledger.pending(view).count(), 0));
 }
 
 #[test]
-fn a_promise_finds_its_vm_by_name_then_by_shape() {
+fn a_reservation_finds_its_vm_by_name_then_by_shape() {
     let mut ledger = Ledger::default();
     let shape = Shape {
         vcpus: 2,
         memory_mib: 1024,
     };
     let now = Ns::from_secs(5);
-    let promise = |vm, nodes| Reservation {
+    let reservation = |vm, nodes| Reservation {
         id: 0,
         name: None,
         vm,
@@ -242,8 +242,8 @@ fn a_promise_finds_its_vm_by_name_then_by_shape() {
     ledger.announce(announcement(9), now);
     assert_eq!(ledger.announced(shape, now).map(|a| a.vm), Some(vm_id(9)));
     assert_eq!(ledger.announced(shape, now), None);
-    ledger.reserve(promise(None, "3"));
-    ledger.reserve(promise(Some(vm_id(1)), "2"));
+    ledger.reserve(reservation(None, "3"));
+    ledger.reserve(reservation(Some(vm_id(1)), "2"));
     let mut scene = Scene::four_nodes(4);
     scene.add_vm(1, 2, GIB, 0);
     scene.add_vm(2, 2, GIB, 0);
@@ -264,7 +264,7 @@ fn homes(scene: &mut Scene, config: &Config) -> Vec<(u128, String)> {
 }
 
 #[test]
-fn a_promise_of_the_future_is_one_of_before_a_reboot_and_does_not_hold() {
+fn a_reservation_of_the_future_is_one_of_before_a_reboot_and_does_not_hold() {
     let shape = Shape::new(2, GIB);
     let announcement = Announcement {
         vm: vm_id(9),

@@ -37,7 +37,7 @@ pub struct Character {
     /// Measured over modelled speed at home, once its memory is there.
     pub at_home: f64,
     /// Measured over modelled speed while no VM had a home: the kernel's actual placement differs from the mean.
-    pub at_free: f64,
+    pub when_unplaced: f64,
 }
 
 impl Character {
@@ -60,7 +60,7 @@ impl Character {
             found: None,
             memory: None,
             at_home: 1.0,
-            at_free: 1.0,
+            when_unplaced: 1.0,
         })
     }
 
@@ -98,7 +98,7 @@ impl Character {
             found: None,
             memory: None,
             at_home: 1.0,
-            at_free: 1.0,
+            when_unplaced: 1.0,
         }
     }
 

@@ -14,13 +14,14 @@ use crate::bounds::{SHARE, SOME_SHARE};
 pub struct Config {
     /// A VM that wants less than this is not active, in CPUs, from 0.01.
     pub active_min: f64,
-    /// Epochs at work after which a VM is known, at least 1.
-    pub known_epochs: u32,
+    /// Cycles at work after which a VM is known, at least 1.
+    #[serde(alias = "known_epochs")]
+    pub known_cycles: u32,
     /// Nothing is learnt from a VM that ran for less of a CPU than this, in (0, 1].
     pub ran_min: f64,
-    /// Weight of the newest epoch in averages, in (0, 1].
+    /// Weight of the newest cycle in averages, in (0, 1].
     pub average_weight: f64,
-    /// Share of older evidence kept from epoch to epoch, 0 to 1.
+    /// Share of older evidence kept from cycle to cycle, 0 to 1.
     pub evidence_kept: f64,
     /// How many times as long a core's own work takes next to a busy hyperthread, 1 to 4.
     pub smt_stretch: f64,
@@ -31,7 +32,7 @@ pub struct Config {
     pub bandwidth_per_core: BytesPerSec,
     /// Bytes that a miss moves if traffic is not counted, 1 to 4096.
     pub bytes_per_miss: f64,
-    /// Share of a free VM's accesses assumed local, if not counted, 0 to 1.
+    /// Share of an unplaced VM's accesses assumed local, if not counted, 0 to 1.
     pub local_unknown: f64,
 }
 
@@ -42,7 +43,7 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             active_min: 0.5,
-            known_epochs: 7,
+            known_cycles: 7,
             ran_min: 0.1,
             average_weight: 0.25,
             evidence_kept: 0.92,
@@ -56,7 +57,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Returns the weight of the newest epoch in averages.
+    /// Returns the weight of the newest cycle in averages.
     pub(super) fn weight(&self) -> Weight {
         Weight(self.average_weight)
     }
@@ -65,7 +66,7 @@ impl Config {
 homenode_units::settings! {
     Config {
         active_min: 0.01..=4096.0,
-        known_epochs: 1..=65_536,
+        known_cycles: 1..=65_536,
         ran_min: SOME_SHARE,
         average_weight: SOME_SHARE,
         evidence_kept: SHARE,

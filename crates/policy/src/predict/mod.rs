@@ -8,7 +8,7 @@
 //! # Terms
 //! - *Cache*: CPUs of one node that share a last-level cache, or a node's part of one that several nodes share. A node has
 //!   one or more.
-//! - *Place* of a VM: [`Place::Free`], wherever the kernel puts it; [`Place::Home`], one or more caches of one or more nodes.
+//! - *Place* of a VM: [`Place::Unplaced`], wherever the kernel puts it; [`Place::Home`], one or more caches of one or more nodes.
 //! - *Arrangement*: a place for each VM.
 //! - *Speed*: instructions per second, of all vCPUs together.
 //! - *Character* of a VM ([`Character`]): its needs from a host, whatever the arrangement. Learnt by [`Profiles`].
@@ -17,7 +17,7 @@
 //!
 //! # Model
 //! 1. *Threads.* Caches and nodes form a hierarchy: threads run on the CPUs of a cache, and their memory is on a node. Homes
-//!    hold their VMs' threads; threads of free VMs are where the kernel has kept them, except for those that homes leave no
+//!    hold their VMs' threads; threads of unplaced VMs are where the kernel has kept them, except for those that homes leave no
 //!    core: these fill the least loaded CPUs, as the kernel's balancing does. More threads than CPUs share their time; more
 //!    threads than cores share cores, and then the core's own work takes [`Config::smt_stretch`] times as long. Waiting for
 //!    memory overlaps, which is the point of hyperthreads (Tullsen).
@@ -35,12 +35,12 @@
 //!    misses and latency so far (Eyerman).
 //!
 //! Speeds depend on shares of caches and controllers, and these on speeds: a fixed point, reached in `STEPS` damped steps.
-//! While no VM is free and no CPU is lent, nodes that no home joins do not affect each other: for an arrangement that differs
+//! While no VM is unplaced and no CPU is lent, nodes that no home joins do not affect each other: for an arrangement that differs
 //! in a few places only the affected VMs are predicted ([`Room::speeds_beside`]).
 //!
 //! # Missing inputs
 //! Without LLC counters there is no character and no prediction: the VM counts as threads that do not use memory. Without
-//! accesses by node a free VM is assumed to find [`Config::local_unknown`] of them local. Without traffic of nodes a miss is
+//! accesses by node an unplaced VM is assumed to find [`Config::local_unknown`] of them local. Without traffic of nodes a miss is
 //! assumed to move [`Config::bytes_per_miss`].
 //!
 //! # Properties
@@ -51,7 +51,7 @@
 //! - `a_vm_that_computes_gains_nothing_from_a_home`
 //! - `a_change_is_felt_where_homes_join`
 //! - `a_thread_that_is_seldom_on_a_cache_is_a_whole_one_while_it_is`
-//! - `threads_of_free_vms_stay_where_they_were_seen_as_long_as_there_is_a_core`
+//! - `threads_of_unplaced_vms_stay_where_they_were_seen_as_long_as_there_is_a_core`
 //!
 //! # Sources
 //! (Tullsen) ISCA 1995. (Xiang) ASPLOS 2013, "HOTL: a higher order theory of locality". (Hartstein) CF 2006, "Cache miss
@@ -92,18 +92,18 @@ pub const NODES_MAX: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
     /// Wherever the kernel puts it.
-    Free,
+    Unplaced,
     /// On these caches, by position; its memory on their nodes.
     Home(u64),
     /// Nowhere yet: it uses nothing on the host.
-    Unplaced,
+    Absent,
 }
 
 impl Place {
     /// Returns the caches of its home, by position; 0 without a home.
     pub fn mask(self) -> u64 {
         match self {
-            Place::Free | Place::Unplaced => 0,
+            Place::Unplaced | Place::Absent => 0,
             Place::Home(mask) => mask,
         }
     }
@@ -126,17 +126,17 @@ pub struct Room {
     held: Vec<f64>,
     /// each weighted by its share of a contended CPU.
     claims: Vec<f64>,
-    /// Share of a free VM's threads that are where they would be if no VM had a home.
+    /// Share of an unplaced VM's threads that are where they would be if no VM had a home.
     stayed: f64,
     free: Vec<f64>,
-    /// Threads of free VMs on each cache's CPUs before homes push any off, and the share of them that stays.
+    /// Threads of unplaced VMs on each cache's CPUs before homes push any off, and the share of them that stays.
     wanted: Vec<f64>,
     stay: Vec<f64>,
-    /// Share of their threads that free VMs have on each cache's CPUs,
+    /// Share of their threads that unplaced VMs have on each cache's CPUs,
     spread: Vec<f64>,
     /// and on each node, and so of memory that they touched first.
     scattered: Vec<f64>,
-    /// Latency from each node for free VMs if a thread's memory is not next to it.
+    /// Latency from each node for unplaced VMs if a thread's memory is not next to it.
     remote: Vec<f64>,
     /// Lines fetched into each cache per second, each sharer's weighted by `1 + s`.
     lines: Vec<f64>,
@@ -193,7 +193,7 @@ enum Memory {
 }
 
 impl Room {
-    /// Predicts the speed of each VM under an arrangement. With `as_found` free VMs have their memory where it is now;
+    /// Predicts the speed of each VM under an arrangement. With `as_found` unplaced VMs have their memory where it is now;
     /// otherwise as if it had never been moved, as without an agent.
     pub fn speeds(
         &mut self,
@@ -209,8 +209,8 @@ impl Room {
         self.held.resize(shape.caches.len(), 0.0);
         self.place_homes(shape, vms, places);
         let lends = self.lend(shape);
-        let free = self.place_free(shape, vms, places);
-        self.is_apart = !lends && free == 0.0;
+        let unplaced = self.place_unplaced(shape, vms, places);
+        self.is_apart = !lends && unplaced == 0.0;
         if as_found == AsFound::No {
             self.stayed = 1.0;
         }
@@ -281,8 +281,8 @@ impl Room {
         for at in &self.who {
             out[*at] *= match places[*at] {
                 Place::Home(_) => vms[*at].at_home,
-                Place::Free => vms[*at].at_free,
-                Place::Unplaced => 1.0,
+                Place::Unplaced => vms[*at].when_unplaced,
+                Place::Absent => 1.0,
             };
         }
     }
@@ -308,22 +308,22 @@ impl Room {
         }
     }
 
-    /// Places threads of free VMs: they stay where the kernel has them, as long as homes leave cores there; others go to the
+    /// Places threads of unplaced VMs: they stay where the kernel has them, as long as homes leave cores there; others go to the
     /// least loaded CPUs. Returns their number.
-    fn place_free(&mut self, shape: &Shape, vms: &[Character], places: &[Place]) -> f64 {
+    fn place_unplaced(&mut self, shape: &Shape, vms: &[Character], places: &[Place]) -> f64 {
         let n = shape.caches.len();
-        let free = || (0..vms.len()).filter(|at| places[*at] == Place::Free);
+        let unplaced = || (0..vms.len()).filter(|at| places[*at] == Place::Unplaced);
         self.stayed = 1.0;
         self.spread.clear();
         self.scattered.clear();
-        let all: f64 = free().map(|at| vms[at].threads).sum();
+        let all: f64 = unplaced().map(|at| vms[at].threads).sum();
         if all <= 0.0 {
             return all;
         }
         let cpus: f64 = shape.caches.iter().map(|cache| cache.cpus).sum();
         self.wanted.clear();
         self.wanted.resize(n, 0.0);
-        for at in free() {
+        for at in unplaced() {
             let vm = &vms[at];
             for (cache, of) in shape.caches.iter().enumerate() {
                 let share = vm.found.as_ref().map_or(of.cpus / cpus, |found| found[cache]);
@@ -333,7 +333,7 @@ impl Room {
         }
         self.push_off(shape, vms, places, all);
         self.spread.resize(n, 0.0);
-        for at in free() {
+        for at in unplaced() {
             let row = &self.threads[at * n..(at + 1) * n];
             self.spread
                 .iter_mut()
@@ -353,10 +353,10 @@ impl Room {
         all
     }
 
-    /// Moves threads of free VMs, `all` in total, to the least loaded CPUs if homes leave them no core.
+    /// Moves threads of unplaced VMs, `all` in total, to the least loaded CPUs if homes leave them no core.
     fn push_off(&mut self, shape: &Shape, vms: &[Character], places: &[Place], all: f64) {
         let n = shape.caches.len();
-        let free = || (0..vms.len()).filter(|at| places[*at] == Place::Free);
+        let unplaced = || (0..vms.len()).filter(|at| places[*at] == Place::Unplaced);
         self.stay.clear();
         for (cache, of) in shape.caches.iter().enumerate() {
             let (held, wanted) = (self.held[cache], self.wanted[cache]);
@@ -380,7 +380,7 @@ impl Room {
         }
         if pushed > 1e-9 {
             fill(shape, shape.all(), &self.held, pushed, &mut self.free);
-            for at in free() {
+            for at in unplaced() {
                 let row = &mut self.threads[at * n..(at + 1) * n];
                 let off: f64 = row
                     .iter()
@@ -453,8 +453,8 @@ impl Room {
                     let nodes = shape.node_mask(mask);
                     Memory::Even(nodes, 1.0 / f64::from(nodes.count_ones().max(1)))
                 }
-                Place::Free if as_found == AsFound::Yes && vm.memory.is_some() => Memory::Found,
-                Place::Free | Place::Unplaced => Memory::Scattered,
+                Place::Unplaced if as_found == AsFound::Yes && vm.memory.is_some() => Memory::Found,
+                Place::Unplaced | Place::Absent => Memory::Scattered,
             };
             for (cache, here) in shape.caches.iter().enumerate() {
                 let threads = self.threads[at * n + cache];
@@ -601,7 +601,7 @@ fn reached(shape: &Shape, places: &[Place], changed: u64) -> Option<u64> {
     loop {
         let mut more = reached;
         for place in places {
-            if *place == Place::Free {
+            if *place == Place::Unplaced {
                 return None;
             }
             let mask = place.mask();

@@ -36,10 +36,10 @@ const BUSY_SHARE: f64 = 0.75;
 /// The figures learnt about one VM.
 #[derive(Clone, Debug, Default)]
 struct Profile {
-    epochs: u32,
+    cycles: u32,
     /// Whether it had a home, so that an agent chose where its memory is.
     was_moved: bool,
-    /// CPU time that it wanted in the last epoch, in CPUs.
+    /// CPU time that it wanted in the last cycle, in CPUs.
     wanted: f64,
     threads: Ewma,
     /// Part of the time it wanted that it ran, while it had no home.
@@ -52,13 +52,13 @@ struct Profile {
     local_free: Ewma,
     /// Share of its threads on each cache's CPUs while it had no home; empty before it ran.
     found: Vec<f64>,
-    /// Sums over epochs of outer products of (stretch, misses x latency), and of these with cycles per instruction.
+    /// Sums over the loop's cycles of outer products of (stretch, misses x latency), and of these with cycles per instruction.
     evidence: [f64; 3],
     target: [f64; 2],
     /// Weighted sums for the line through (log capacity, log miss ratio).
     line: Line,
     at_home: Ewma,
-    at_free: Ewma,
+    when_unplaced: Ewma,
     speed: Ewma,
     /// Instructions per second per CPU that it wanted.
     pace: Ewma,
@@ -111,7 +111,7 @@ pub struct Profiles {
     bytes_per_miss: Ewma,
 }
 
-/// A VM's conditions in an epoch, averaged over its vCPUs.
+/// A VM's conditions in a cycle, averaged over its vCPUs.
 struct Met {
     stretch: f64,
     latency: f64,
@@ -156,7 +156,7 @@ impl Met {
 }
 
 impl Profiles {
-    /// Records an epoch.
+    /// Records a cycle.
     pub fn observe(&mut self, view: &View<'_>, shape: &Shape, config: &Config) {
         self.vms.retain(|id, _| view.sample.vm(*id).is_some());
         let Some(rates) = view.rates else { return };
@@ -190,14 +190,14 @@ impl Profiles {
         line.map_or(SLOPE, |(.., slope)| slope)
     }
 
-    /// Returns how many epochs a VM was seen at work.
-    pub fn epochs(&self, vm: VmId) -> u32 {
-        self.vms.get(&vm).map_or(0, |profile| profile.epochs)
+    /// Returns in how many of the loop's cycles a VM was seen at work.
+    pub fn cycles(&self, vm: VmId) -> u32 {
+        self.vms.get(&vm).map_or(0, |profile| profile.cycles)
     }
 
     /// Whether a VM was seen at work long enough to know its needs.
     pub fn is_known(&self, vm: VmId, config: &Config) -> bool {
-        self.epochs(vm) >= config.known_epochs
+        self.cycles(vm) >= config.known_cycles
     }
 
     /// Returns the recent average of a VM's instructions per second; `None` if it was never at work.
@@ -244,8 +244,8 @@ impl Profiles {
 
     /// Records measured over modelled speed of a VM that never had a home, while no VM has one, as without an agent. Returns
     /// the average.
-    pub fn learn_at_free(&mut self, vm: VmId, ratio: f64, config: &Config) -> f64 {
-        let average = self.vms.get_mut(&vm).map(|profile| &mut profile.at_free);
+    pub fn learn_when_unplaced(&mut self, vm: VmId, ratio: f64, config: &Config) -> f64 {
+        let average = self.vms.get_mut(&vm).map(|profile| &mut profile.when_unplaced);
         learn(average, ratio, config)
     }
 
@@ -275,7 +275,7 @@ impl Profiles {
             found: (profile.found.len() == shape.caches.len()).then(|| profile.found.clone()),
             memory: profile.was_moved.then(|| memory(vm, shape)).flatten(),
             at_home: profile.at_home.value().unwrap_or(1.0),
-            at_free: profile.at_free.value().unwrap_or(1.0),
+            when_unplaced: profile.when_unplaced.value().unwrap_or(1.0),
         }
     }
 }
@@ -298,7 +298,7 @@ fn memory(vm: &VmView<'_>, shape: &Shape) -> Option<Vec<f64>> {
     (all > 0.0).then(|| on.iter().map(|pages| pages / all).collect())
 }
 
-/// The host's load over an epoch; nodes and caches by position.
+/// The host's load over a cycle; nodes and caches by position.
 struct Loads {
     /// Share of a node's threads that are next to a busy hyperthread.
     beside: Vec<f64>,
@@ -411,7 +411,7 @@ impl Profile {
         if instructions < 1.0 || cycles < 1.0 {
             return;
         }
-        self.epochs += 1;
+        self.cycles += 1;
         self.speed.update(instructions, weight);
         self.pace
             .update(instructions / wanted.max(config.ran_min), weight);

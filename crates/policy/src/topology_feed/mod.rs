@@ -67,7 +67,7 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// Two seconds: a vCPU that balance lends often returns in the next epoch. Five seconds: see above.
+    /// Two seconds: a vCPU that balance lends often returns in the next cycle. Five seconds: see above.
     fn default() -> Self {
         Config {
             settle: Ns::from_secs(2),
@@ -78,7 +78,7 @@ impl Default for Config {
 
 homenode_units::settings! { Config { settle: PAUSE, interval: SPAN } }
 
-/// State kept between epochs.
+/// State kept between cycles.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     vms: BTreeMap<VmId, Facts>,

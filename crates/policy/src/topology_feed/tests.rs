@@ -43,7 +43,7 @@ fn topology(vcpus: &[u16], memory: &[u16]) -> GuestTopology {
     }
 }
 
-/// Guests that get every published version, epoch after epoch of a second.
+/// Guests that get every published version, cycle after cycle of a second.
 struct Run {
     scene: Scene,
     state: State,
@@ -61,8 +61,8 @@ impl Run {
         }
     }
 
-    /// One epoch; returns the plan.
-    fn epoch(&mut self) -> Plan {
+    /// One cycle; returns the plan.
+    fn cycle(&mut self) -> Plan {
         self.scene.at += Ns::from_secs(1);
         update(&mut self.layouts, &mut self.scene);
         let layout = self.layouts.of(vm_id(1));
@@ -87,8 +87,8 @@ impl Run {
         plan
     }
 
-    fn epochs(&mut self, count: usize) {
-        (0..count).for_each(|_| drop(self.epoch()));
+    fn cycles(&mut self, count: usize) {
+        (0..count).for_each(|_| drop(self.cycle()));
     }
 
     fn published(&self) -> &GuestTopology {
@@ -99,28 +99,28 @@ impl Run {
 #[test]
 fn what_is_told_is_what_is_so_once_it_has_settled() {
     let mut run = Run::new(scene());
-    run.epoch();
+    run.cycle();
     assert_eq!(
         *run.published(),
         topology(&[0, 1], &[0, 1]),
         "at once, as nothing was told before"
     );
-    run.epochs(10);
+    run.cycles(10);
     assert_eq!(run.versions.len(), 1, "nothing is new");
     on(&mut run.scene, &[2, 1]);
-    run.epochs(2);
+    run.cycles(2);
     assert_eq!(run.versions.len(), 1, "it is so for a second only");
-    let plan = run.epoch();
+    let plan = run.cycle();
     assert_eq!(*run.published(), topology(&[2, 1], &[0, 1]));
     assert_eq!(plan.decisions[0].reason, "vCPU 0 is on node 2, not node 0");
     // Memory with half of its pages moved keeps its published node.
     let vm = run.scene.vm(1);
     vm.follows(&[(&[0], &[(0, 500), (3, 500)]), (&[1], &[(1, 1000)])]);
-    run.epochs(10);
+    run.cycles(10);
     assert_eq!(run.versions.len(), 2);
     let vm = run.scene.vm(1);
     vm.follows(&[(&[0], &[(0, 499), (3, 501)]), (&[1], &[(1, 1000)])]);
-    run.epochs(10);
+    run.cycles(10);
     assert_eq!(*run.published(), topology(&[2, 1], &[3, 1]));
     assert_eq!(run.versions.len(), 3);
 }
@@ -128,10 +128,10 @@ fn what_is_told_is_what_is_so_once_it_has_settled() {
 #[test]
 fn a_fact_that_flickers_is_not_told_and_keeps_no_other_back() {
     let mut run = Run::new(scene());
-    run.epoch();
-    for epoch in 0..30 {
-        on(&mut run.scene, &[epoch % 2, if epoch < 10 { 1 } else { 3 }]);
-        run.epoch();
+    run.cycle();
+    for cycle in 0..30 {
+        on(&mut run.scene, &[cycle % 2, if cycle < 10 { 1 } else { 3 }]);
+        run.cycle();
     }
     assert_eq!(run.versions.len(), 2, "{:?}", run.versions);
     assert_eq!(*run.published(), topology(&[0, 3], &[0, 1]));
@@ -140,10 +140,10 @@ fn a_fact_that_flickers_is_not_told_and_keeps_no_other_back() {
 #[test]
 fn at_most_one_version_in_an_interval() {
     let mut run = Run::new(scene());
-    for epoch in 0..60_u16 {
+    for cycle in 0..60_u16 {
         // Long enough to settle, shorter than the interval.
-        on(&mut run.scene, &[epoch / 3 % 4, (epoch / 4 + 1) % 4]);
-        run.epoch();
+        on(&mut run.scene, &[cycle / 3 % 4, (cycle / 4 + 1) % 4]);
+        run.cycle();
     }
     assert!(run.versions.len() > 5, "{:?}", run.versions);
     for pair in run.versions.windows(2) {
@@ -157,7 +157,7 @@ fn a_vcpu_that_may_run_anywhere_is_where_it_ran() {
     let all: CpuSet = scene.machine.cpu_set();
     scene.vm(1).affinity(&all).vcpu(1).cpu = 9;
     let mut run = Run::new(scene);
-    run.epoch();
+    run.cycle();
     assert_eq!(*run.published(), topology(&[0, 2], &[0, 1]));
 }
 
@@ -168,14 +168,14 @@ fn a_vm_whose_pages_follow_their_users_does_not_follow_and_that_is_said_once() {
         .vm(1)
         .chosen("round-4k+carrefour".parse().expect("a policy"));
     let mut run = Run::new(scene);
-    let first = run.epoch();
+    let first = run.cycle();
     assert!(first.decisions.is_empty());
     assert!(
         first.findings[0].message.contains("choose first-touch"),
         "{:?}",
         first.findings
     );
-    assert!(run.epoch().findings.is_empty());
+    assert!(run.cycle().findings.is_empty());
     assert_eq!(run.layouts.of(vm_id(1)), None);
 }
 
@@ -201,17 +201,17 @@ fn virtual_nodes_whose_memory_is_bound_are_laid_out_where_it_lies() {
 #[test]
 fn a_layout_holds_until_the_home_changes() {
     let mut run = Run::new(scene());
-    run.epoch();
+    run.cycle();
     let nodes = |run: &Run| run.layouts.of(vm_id(1)).map(<[NodeId]>::to_vec);
     assert_eq!(nodes(&run), Some(vec![NodeId(0), NodeId(1)]));
     // By the present pages it would be the other way round.
     run.scene
         .vm(1)
         .follows(&[(&[0], &[(1, 1000)]), (&[1], &[(0, 1000)])]);
-    run.epoch();
+    run.cycle();
     assert_eq!(nodes(&run), Some(vec![NodeId(0), NodeId(1)]));
     run.scene.vm(1).homes("1-2");
-    run.epoch();
+    run.cycle();
     assert_eq!(nodes(&run), Some(vec![NodeId(1), NodeId(2)]));
 }
 

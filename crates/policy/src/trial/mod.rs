@@ -5,7 +5,7 @@
 //! be tried again soon.
 //!
 //! # Terms
-//! - *Baseline*: the VM's average measured speed before its change ([`Profiles::speed`]). For a VM that was free this is its
+//! - *Baseline*: the VM's average measured speed before its change ([`Profiles::speed`]). For an unplaced VM this is its
 //!   speed without an agent.
 //! - *Company*: the other VMs that run. Speed and baseline are compared only if it has not changed.
 //! - *Hold*: time in which nothing is tried with a VM: [`Config::hold`] after a trial, doubled by each one that failed, up to
@@ -21,7 +21,7 @@
 //!    home is pushed off the memory that it touched: all are withdrawn if they made VMs slower on average, by more than half
 //!    of [`Config::loss_max`]. Later they are re-examined for as long as they last ([`crate::arrange`]).
 //! 3. For a VM that rests much of the time its pace is compared (instructions per CPU time that it wants), over as many
-//!    epochs at work as it takes to know a VM, whatever its company: its amount of work depends on its clients.
+//!    cycles at work as it takes to know a VM, whatever its company: its amount of work depends on its clients.
 //! 4. If its company changed in between, the comparison is unsure. It stays if the ratio is no worse than
 //!    [`Config::loss_unsure`], else it is undone as well.
 //!
@@ -151,8 +151,8 @@ struct Trial {
     before: f64,
     /// Whether it rested much of the time, so that its pace is compared, whatever its company.
     rests: bool,
-    /// Epochs in which it had been seen at work when its memory was found at home.
-    epochs: u32,
+    /// Cycles in which it had been seen at work when its memory was found at home.
+    cycles: u32,
     predicted: f64,
     company: BTreeSet<VmId>,
     from: Option<Home>,
@@ -160,11 +160,11 @@ struct Trial {
 }
 
 impl Trial {
-    /// Whether its VM, seen at work for `epochs` epochs so far, was watched long enough. A VM that rests is watched for as
-    /// many epochs at work as it takes to know a VM.
-    fn is_due(&self, now: Ns, settings: Settings<'_>, epochs: u32) -> bool {
+    /// Whether its VM, seen at work for `cycles` cycles so far, was watched long enough. A VM that rests is watched for as
+    /// many cycles at work as it takes to know a VM.
+    fn is_due(&self, now: Ns, settings: Settings<'_>, cycles: u32) -> bool {
         let is_watched = self.home_at.is_some_and(|at| now >= at + settings.trial.watch);
-        is_watched && (!self.rests || epochs >= self.epochs + settings.predict.known_epochs)
+        is_watched && (!self.rests || cycles >= self.cycles + settings.predict.known_cycles)
     }
 
     fn is_in_force(&self, view: &View<'_>, vm: &VmView<'_>) -> bool {
@@ -198,7 +198,7 @@ pub struct Verdict {
     pub pages_moved: Option<Pages>,
 }
 
-/// State kept between epochs.
+/// State kept between cycles.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     running: BTreeMap<VmId, Trial>,
@@ -249,7 +249,7 @@ impl State {
         Results::error(self.past().flat_map(|(_, past)| &past.verdicts))
     }
 
-    /// Begins a trial of a home from this epoch on, with the predicted factor of the VM's speed.
+    /// Begins a trial of a home from this cycle on, with the predicted factor of the VM's speed.
     pub fn begin(
         &mut self,
         view: &View<'_>,
@@ -273,7 +273,7 @@ impl State {
             away_most: None,
             before,
             rests,
-            epochs: profiles.epochs(vm.sample.id),
+            cycles: profiles.cycles(vm.sample.id),
             predicted,
             company: company(view, profiles, settings.predict),
             from: Home::of(view, vm),
@@ -375,9 +375,9 @@ pub fn judge(view: &View<'_>, settings: Settings<'_>, profiles: &Profiles, state
         trial.away_most = trial.away_most.max(pages_away);
         let is_home = pages_away.unwrap_or_default() <= config.away_pages_max;
         if trial.home_at.is_none() && (is_home || view.at >= trial.began + config.settle_max) {
-            (trial.home_at, trial.epochs) = (Some(view.at), profiles.epochs(id));
+            (trial.home_at, trial.cycles) = (Some(view.at), profiles.cycles(id));
         }
-        if !trial.is_due(view.at, settings, profiles.epochs(id)) {
+        if !trial.is_due(view.at, settings, profiles.cycles(id)) {
             continue;
         }
         let trial = trial.clone();

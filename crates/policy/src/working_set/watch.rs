@@ -250,7 +250,7 @@ impl Watched {
     }
 }
 
-/// Records the hosts' observations. Runs before anything is planned for the epoch: other policies rely on the estimates.
+/// Records the hosts' observations. Runs before anything is planned for the cycle: other policies rely on the estimates.
 pub fn observe(view: &View<'_>, state: &mut State) {
     state.vms.retain(|id, _| view.sample.vm(*id).is_some());
     for vm in &view.vms {
@@ -262,7 +262,7 @@ pub fn observe(view: &View<'_>, state: &mut State) {
     }
 }
 
-/// Plans watches of the VMs that are due, after [`observe`] has recorded this epoch.
+/// Plans watches of the VMs that are due, after [`observe`] has recorded this cycle.
 pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
     let mut plan = Plan::new(view.version);
     let mut due: Vec<(&VmSample, Ns)> = Vec::new();

@@ -4,7 +4,7 @@ use homenode_control::VmStatus;
 use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Span};
 
-use crate::figures::{or_free, percent};
+use crate::figures::{or_none, percent};
 use crate::limits::{self, LOCAL, Level, VM_WAITING};
 use crate::pictures::Picture;
 use crate::printable::OneLine;
@@ -82,7 +82,7 @@ fn or_unknown<T>(value: Option<T>, of: impl FnOnce(T) -> String) -> String {
 
 fn place(vm: &VmStatus, all: &mut Vec<Said>) {
     all.push(("UUID", vm.id.to_string(), Level::Fine));
-    all.push(("home", or_free(vm.home.as_ref()), Level::Fine));
+    all.push(("home", or_none(vm.home.as_ref()), Level::Fine));
     all.push((
         "left alone",
         vm.left_alone.clone().unwrap_or_default(),

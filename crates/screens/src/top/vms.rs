@@ -6,7 +6,7 @@ use homenode_control::{Status, VmStatus};
 use homenode_policy::permits::Standing;
 use homenode_units::Resource;
 
-use crate::figures::{or_free, percent};
+use crate::figures::{or_none, percent};
 use crate::limits::{self, LOCAL, VM_WAITING};
 use crate::table::{Align, Cell, Column, Shape, Table};
 use crate::top::host::{gib, gigabytes};
@@ -206,7 +206,7 @@ const RIGHT: Align = Align::Right;
 const COLUMNS: [VmColumn; 15] = [
     ("VM", 0, Align::Left, true, |vm| Cell::plain(&vm.name)),
     ("home", 4, RIGHT, true, |vm| {
-        Cell::plain(or_free(vm.home.as_ref()))
+        Cell::plain(or_none(vm.home.as_ref()))
     }),
     ("vCPUs on", 11, RIGHT, true, |vm| Cell::plain(vcpus_on(vm))),
     ("CPUs", 3, RIGHT, true, |vm| {

@@ -1,4 +1,4 @@
-//! Carries out a schedule as the agent would, epoch by epoch and within the agent's budgets.
+//! Carries out a schedule as the agent would, cycle by cycle and within the agent's budgets.
 
 use std::collections::BTreeMap;
 
@@ -65,7 +65,7 @@ impl Arranger {
         self
     }
 
-    /// Returns the VMs that did something in the last epoch.
+    /// Returns the VMs that did something in the last cycle.
     pub fn active(&self) -> Vec<VmId> {
         let rates = self.last.as_ref().and_then(|(_, rates)| rates.as_ref());
         let vms = rates.map_or(&[][..], |rates| &rates.vms);
@@ -75,7 +75,7 @@ impl Arranger {
             .collect()
     }
 
-    /// Runs one epoch: sample, decide, act.
+    /// Runs one cycle: sample, decide, act.
     ///
     /// # Errors
     /// When the host cannot be read, or refuses a plan.
@@ -137,7 +137,7 @@ impl Arranger {
     ) -> Plan {
         for (id, goal) in goals {
             match &goal.place {
-                Place::Free => self.homes.remove(id),
+                Place::Unplaced => self.homes.remove(id),
                 Place::Home(nodes) | Place::Memory(nodes) => self.homes.insert(*id, nodes.clone()),
             };
         }
@@ -148,7 +148,7 @@ impl Arranger {
             let (Some(goal), before) = (goals.get(&id), self.done.get(&id)) else {
                 continue;
             };
-            let was = before.map_or(Place::Free, |goal| goal.place.clone());
+            let was = before.map_or(Place::Unplaced, |goal| goal.place.clone());
             if goal.place != was {
                 decide_place(&view, &self.config, vm, &goal.place, &was, &mut places);
             }
@@ -191,11 +191,11 @@ fn decide_place(
                 plan,
             );
         }
-        Place::Free | Place::Memory(_) if matches!(was, Place::Home(_)) => {
+        Place::Unplaced | Place::Memory(_) if matches!(was, Place::Home(_)) => {
             let action = Act::Lift { lever: Lever::Home }.on(id);
             plan.decide(POLICY, action, format!("{place:?} is on the schedule"));
         }
-        Place::Free | Place::Memory(_) => {}
+        Place::Unplaced | Place::Memory(_) => {}
     }
 }
 

@@ -18,13 +18,13 @@
 //!    [`PASSES_SHARE`] of the evaluations are used.
 //! 3. Then run batches of [`BATCH`]: each candidate changes one of the [`ELITES`] best schedules (the best one every second
 //!    time), mostly at time 0 in the first half of the remaining evaluations, afterwards mostly at a *point*: a time when
-//!    VMs arrived, left, began or ended their work, and some in between. A change moves a VM, frees it, swaps two, pools
+//!    VMs arrived, left, began or ended their work, and some in between. A change moves a VM, takes its home, swaps two, pools
 //!    two, adds or takes a node, spreads its memory, or arranges all VMs again; later decisions for that VM are dropped.
 //!    From a point on only the rest of the run is simulated, and only while it can still be among the best ([`Cut`]).
 //! 4. No schedule is tried twice; if nothing new can be drawn, the search ends early. It reports the number of evaluations.
 //!
 //! Decisions are carried out by [`arranger`]: by the policies' own `settle`, `repatriate`, `memory`, `pace` and `merge`,
-//! once per agent epoch, within the agent's page budgets.
+//! once per agent cycle, within the agent's page budgets.
 //!
 //! # Properties (tests of the same names)
 //! - `never_worse_than_the_best_start`

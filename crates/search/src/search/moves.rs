@@ -106,7 +106,7 @@ impl Choices {
         }
     }
 
-    /// Returns every place worth trying for one VM while the others stay: free, on each node, or sets of as many as it
+    /// Returns every place worth trying for one VM while the others stay: unplaced, on each node, or sets of as many as it
     /// needs; the homes of others that have several; all nodes; with its memory spread.
     pub fn all_for(&self, vm: usize, schedule: &Schedule, at: Ns, chance: &mut Chance) -> Vec<Goal> {
         let (least, count) = (self.nodes_min[vm], self.nodes.len());
@@ -195,7 +195,7 @@ impl Choices {
                 }
                 _ => changed.decide(at, vm, self.goal(vm, chance)),
             },
-            // Draw everything again, or free everything.
+            // Draw everything again, or leave everything unplaced.
             draw => {
                 for vm in 0..self.nodes_min.len() {
                     let goal = if draw < 0.96 {
@@ -235,7 +235,7 @@ mod tests {
                     Place::Home(home) if home.len() > 1 => 0,
                     Place::Home(_) => 1,
                     Place::Memory(_) => 2,
-                    Place::Free => 3,
+                    Place::Unplaced => 3,
                 };
                 kinds[kind] += 1;
             }

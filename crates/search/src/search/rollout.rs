@@ -73,8 +73,8 @@ pub struct Cut {
 const SLACK: f64 = 0.97;
 /// Boot and first touches, which runtimes leave out, take less than this.
 const BOOT_S: f64 = 4.0;
-/// Epochs between two checks for stopping early.
-const LOOK_EPOCHS: u32 = 5;
+/// Cycles between two checks for stopping early.
+const LOOK_CYCLES: u32 = 5;
 
 impl Cut {
     fn is_hopeless(&self, base: &Run, report: &TwinReport) -> bool {
@@ -119,11 +119,11 @@ pub fn rollout(
     let often = Ns(base.report.at_ns.0 / POINTS_MAX as u64);
     let (mut points, mut active, mut last) = (Vec::new(), arranger.active(), twin.now());
     let until = setup.scenario.duration;
-    for epoch in 1.. {
+    for cycle in 1.. {
         if is_over(&twin, until) {
             break;
         }
-        if epoch % LOOK_EPOCHS == 0 && cut.is_some_and(|cut| cut.is_hopeless(base, &twin.report())) {
+        if cycle % LOOK_CYCLES == 0 && cut.is_some_and(|cut| cut.is_hopeless(base, &twin.report())) {
             return Ok(None);
         }
         if active != arranger.active() || twin.now().saturating_sub(last) > often {

@@ -11,7 +11,7 @@ use homenode_units::{MemoryPolicy, MemoryPolicyError, NodeSet, Ns, ParseQuantity
 pub enum Place {
     /// Where the kernel puts it.
     #[default]
-    Free,
+    Unplaced,
     /// vCPUs and memory on these nodes.
     Home(NodeSet),
     /// Memory on these nodes, vCPUs where the kernel puts them.
@@ -48,7 +48,7 @@ pub struct Change {
     pub goal: Goal,
 }
 
-/// All decisions of a run, by time, then VM. A VM without a decision is free.
+/// All decisions of a run, by time, then VM. A VM without a decision is unplaced.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Schedule {
     changes: Vec<Change>,
@@ -57,7 +57,7 @@ pub struct Schedule {
 /// Text that is not a decision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{text}` is no decision about a VM of scenario {scenario}: {why}; write `12s NAME: free`, or `0ns NAME: home 0-1, round-4k`"
+    "`{text}` is no decision about a VM of scenario {scenario}: {why}; write `12s NAME: unplaced`, or `0ns NAME: home 0-1, round-4k`"
 )]
 pub struct ScheduleError {
     text: String,
@@ -89,7 +89,7 @@ pub enum GoalError {
     /// The nodes cannot be parsed.
     #[error(transparent)]
     Nodes(#[from] ParseSetError),
-    /// It is neither `free` nor a home nor memory.
+    /// It is neither `unplaced` nor a home nor memory.
     #[error("`{0}` is no place")]
     NoPlace(String),
     /// The memory policy cannot be parsed.
@@ -164,7 +164,7 @@ fn read_line(line: &str, scenario: &Scenario) -> Result<(Ns, usize, Goal), LineE
 impl fmt::Display for Goal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.place {
-            Place::Free => f.write_str("free")?,
+            Place::Unplaced => f.write_str("unplaced")?,
             Place::Home(nodes) => write!(f, "home {nodes}")?,
             Place::Memory(nodes) => write!(f, "memory {nodes}")?,
         }
@@ -184,7 +184,8 @@ impl FromStr for Goal {
             nodes => Ok(nodes?),
         };
         let place = match place.split_once(' ') {
-            None if place == "free" => Place::Free,
+            // `free` is its name up to 0.2.0.
+            None if ["unplaced", "free"].contains(&place) => Place::Unplaced,
             Some(("home", list)) => Place::Home(nodes(list)?),
             Some(("memory", list)) => Place::Memory(nodes(list)?),
             _ => return Err(GoalError::NoPlace(place.to_owned())),
@@ -246,18 +247,20 @@ mod tests {
             schedule,
             "{lines:?}"
         );
+        let read = |text: &str| Schedule::read(&[text.to_owned()], &scenario()).unwrap();
+        assert_eq!(read("1s a: free"), read("1s a: unplaced"));
     }
 
     #[test]
     fn a_bad_line_says_why() {
         for (line, why) in [
             ("nonsense", "it has no time"),
-            ("1s a free", "it has no `: `"),
-            ("1s x: free", "there is no VM `x`"),
+            ("1s a unplaced", "it has no `: `"),
+            ("1s x: unplaced", "there is no VM `x`"),
             ("1s a: home", "`home` is no place"),
             ("1s a: home 0-", "0-"),
             ("1s a: home 0, anywhere", "memory policy"),
-            ("soon a: free", "soon"),
+            ("soon a: unplaced", "soon"),
         ] {
             let error = Schedule::read(&[line.to_owned()], &scenario())
                 .unwrap_err()

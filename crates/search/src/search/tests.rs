@@ -136,11 +136,11 @@ fn page_budgets_hold() {
         assert!(
             moved
                 .iter()
-                .all(|pages| *pages <= config.repatriate.vm_pages_per_epoch.0),
+                .all(|pages| *pages <= config.repatriate.vm_pages_per_cycle.0),
             "{moved:?}"
         );
         let sum: u64 = moved.iter().sum();
-        assert!(sum <= config.repatriate.host_pages_per_epoch.0, "{moved:?}");
+        assert!(sum <= config.repatriate.host_pages_per_cycle.0, "{moved:?}");
         moved_in_all += sum;
         before = after;
         let left = setup.scenario.duration.saturating_sub(twin.now());

@@ -150,11 +150,11 @@ pub struct VmSpec {
     #[schemars(with = "Option<notation::List>")]
     pub memory_nodes: Option<NodeSet>,
     /// VMs with the same word here share no home node, if the agent assigns homes.
-    #[serde(default)]
-    pub apart: Option<String>,
+    #[serde(default, alias = "apart")]
+    pub anti_affinity: Option<String>,
     /// VMs with the same word here have one home, if the agent assigns homes.
-    #[serde(default)]
-    pub together: Option<String>,
+    #[serde(default, alias = "together")]
+    pub affinity: Option<String>,
     /// Where the hypervisor places its pages, and what moves them later: `first-touch`, `round-4k` or `round-1g`, optionally
     /// followed by `+carrefour` or `+autonuma`.
     #[serde(default)]
@@ -425,8 +425,8 @@ impl VmSpec {
             driver_domain: None,
             permit: None,
             memory_floor: None,
-            apart: None,
-            together: None,
+            anti_affinity: None,
+            affinity: None,
         }
     }
 

@@ -465,3 +465,17 @@ fn keeps_to(
     }
     Ok(())
 }
+
+#[test]
+fn the_names_up_to_0_2_0_of_affinity_and_anti_affinity_are_read() {
+    let read = |rules: &str| {
+        let text = format!(
+            "name = \"x\"\nmachine = \"r910\"\nduration = \"1s\"\n[[vm]]\nname = \"a\"\nvcpus = 1\nmemory = \"1GiB\"\n\
+             workload = \"idle\"\n{rules}"
+        );
+        Scenario::from_toml("x.toml", &text).unwrap_or_else(|error| panic!("{error}"))
+    };
+    let now = read("anti_affinity = \"db\"\naffinity = \"app\"\n");
+    assert_eq!(now.vms[0].anti_affinity.as_deref(), Some("db"));
+    assert_eq!(now, read("apart = \"db\"\ntogether = \"app\"\n"));
+}

@@ -59,6 +59,18 @@ fn what_is_set_is_in_the_file_of_the_uuid_beside_what_the_operator_wrote() {
 }
 
 #[test]
+fn the_names_up_to_0_2_0_of_affinity_and_anti_affinity_are_read() {
+    let settings = |text: &str| {
+        let tree = Tree::new(&[("etc/homenode/vms/web.toml", text)]);
+        let said = read(tree.root(), web()).unwrap();
+        (said.anti_affinity, said.affinity)
+    };
+    let now = settings("anti_affinity = 'db'\naffinity = 'app'\n");
+    assert_eq!(now, (Some("db".to_owned()), Some("app".to_owned())));
+    assert_eq!(settings("apart = 'db'\ntogether = 'app'\n"), now);
+}
+
+#[test]
 fn a_file_keeps_comments_rights_and_links_whatever_is_set() {
     let tree = Tree::new(&[]);
     let path = tree.write(

@@ -4,14 +4,14 @@ use serde::{Deserialize, Serialize};
 
 use super::*;
 use crate::changed::Past;
+use crate::fake::{Dom, FakeXen};
 use crate::leftovers::undo_all;
-use crate::stand_in::{Dom, StandIn};
 
 const VM: VmId = VmId(7);
 
 struct Bench {
     dir: tempfile::TempDir,
-    xen: StandIn,
+    xen: FakeXen,
 }
 
 impl Bench {
@@ -19,7 +19,7 @@ impl Bench {
     fn new() -> Bench {
         let bench = Bench {
             dir: tempfile::tempdir().unwrap(),
-            xen: StandIn::default(),
+            xen: FakeXen::default(),
         };
         bench.xen.world().doms.insert(1, Dom::new("web", 7));
         bench

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::bill_file::Clock;
+use crate::usage_file::Clock;
 use crate::wall_clock::WallClock;
 use axum::body::Body;
 use tokio::runtime::{Builder, Runtime};

@@ -69,7 +69,7 @@ const SCREENS: [(&str, &str, &str); 5] = [
 fn site() -> Site {
     let site = Site::on(tempfile::tempdir().unwrap(), SCENARIO, &["--fast"]);
     site.eventually("600 s are recorded", |site| {
-        (site.json("/v1/status")["epoch_count"].as_u64()? > 620).then_some(())
+        (site.json("/v1/status")["cycle_count"].as_u64()? > 620).then_some(())
     });
     site
 }

@@ -83,9 +83,9 @@ fn agent_with(tree: &Tree, options: Options, kernel: &str) -> KvmHost {
         ..options
     };
     let mut host = connect_as(tree, options);
-    let stand_in = &mut host.context.manager.libvirt().stand_in;
-    stand_in.threads = Some((tree.root().join(format!("proc/{PID}/task")), PID));
-    stand_in.cpuset = Some(cpus(kernel));
+    let fake = &mut host.context.manager.libvirt().fake;
+    fake.threads = Some((tree.root().join(format!("proc/{PID}/task")), PID));
+    fake.cpuset = Some(cpus(kernel));
     host
 }
 
@@ -297,12 +297,12 @@ fn a_cpuset_that_shrinks_ends_home_and_pins_outside_and_is_nobodys_pin() {
         let tree = tree("<vcpu>");
         confine(&tree, "0-3", "0-3");
         let mut host = agent(&tree, two_by_two(""), slice);
-        host.context.manager.libvirt().stand_in.cpuset = None;
+        host.context.manager.libvirt().fake.cpuset = None;
         for action in [pin(&[0, 1], "0-1"), set_home(0)] {
             assert_eq!(commit(&mut host, action), Outcome::Done);
         }
         let planned = host.sample().unwrap().version;
-        host.context.manager.libvirt().stand_in.cpuset = Some(cpus(slice));
+        host.context.manager.libvirt().fake.cpuset = Some(cpus(slice));
         confine(&tree, slice, made_of_it);
         let refusal = host.commit(&plan(planned, pin(&[0], "0"))).unwrap_err();
         assert!(matches!(refusal, Refusal::Stale { .. }), "{refusal:?}");
@@ -330,7 +330,7 @@ fn a_guard_gives_back_within_a_cpuset_that_shrank_meanwhile() {
     for action in [pin(&[0, 1], "0"), set_home(0)] {
         assert_eq!(commit(&mut host, action), Outcome::Done);
     }
-    host.context.manager.libvirt().stand_in.cpuset = Some(cpus("2-3"));
+    host.context.manager.libvirt().fake.cpuset = Some(cpus("2-3"));
     confine(&tree, "2-3", "2-3");
     guard_undoes(&mut host, &tree);
     assert_eq!(runs_on(&tree), ["2-3", "2-3", "2-3"]);

@@ -28,8 +28,7 @@ fn everything() -> Tree {
 /// An agent at the start of its life.
 fn begin(tree: &Tree) -> KvmHost {
     let mut host = connect_with_quotas(tree);
-    host.context.manager.libvirt().stand_in.threads =
-        Some((tree.root().join(format!("proc/{PID}/task")), PID));
+    host.context.manager.libvirt().fake.threads = Some((tree.root().join(format!("proc/{PID}/task")), PID));
     host
 }
 
@@ -158,9 +157,9 @@ fn an_agent_killed_anywhere_is_followed_by_one_that_knows_what_is_its_own() {
         let tree = everything();
         let (libvirt, is_killed) = killed_at(&tree, point);
         let mut next = begin(&tree);
-        let stand_in = std::mem::take(&mut next.context.manager.libvirt().stand_in);
+        let fake = std::mem::take(&mut next.context.manager.libvirt().fake);
         next.context.manager = libvirt;
-        next.context.manager.libvirt().stand_in = stand_in;
+        next.context.manager.libvirt().fake = fake;
         let seen = next.sample().unwrap();
         assert_eq!(
             seen.vms[0].settings.pinned_vcpus,
@@ -294,7 +293,7 @@ fn lied_to(seed: u64) -> usize {
         // Without faults for a moment: is the last report true? Nothing may change it later.
         fault::end();
         if said.last().is_some_and(|undone| undone.failures.is_empty()) {
-            libvirt.libvirt().stand_in.catch_up();
+            libvirt.libvirt().fake.catch_up();
             assert_eq!(
                 state(&tree, libvirt.as_mut()),
                 BEFORE,
@@ -307,7 +306,7 @@ fn lied_to(seed: u64) -> usize {
         said.push(guard(&tree, libvirt.as_mut()));
     }
     fault::end();
-    libvirt.libvirt().stand_in.catch_up();
+    libvirt.libvirt().fake.catch_up();
     let undone = guard(&tree, libvirt.as_mut());
     assert_eq!(undone.failures, Vec::<String>::new(), "seed {seed}");
     assert_eq!(state(&tree, libvirt.as_mut()), BEFORE, "seed {seed}");

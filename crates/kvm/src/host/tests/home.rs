@@ -20,7 +20,7 @@ pub(super) fn lift_home() -> Action {
 pub(super) fn homed(tree: &Tree) -> KvmHost {
     let mut host = connect(tree, Acting::Live);
     let tasks = tree.root().join(format!("proc/{PID}/task"));
-    host.context.manager.libvirt().stand_in.threads = Some((tasks, PID));
+    host.context.manager.libvirt().fake.threads = Some((tasks, PID));
     for action in [pin(&[0, 1], "1"), set_home(1)] {
         assert_eq!(commit(&mut host, action), Outcome::Done);
     }
@@ -134,7 +134,7 @@ fn what_is_set_after_a_lift_is_journalled_anew() {
     let tree = host("");
     let mut host = homed(&tree);
     assert_eq!(commit(&mut host, lift_home()), Outcome::Done);
-    // The operator pins the second vCPU and the emulator while the VM is free.
+    // The operator pins the second vCPU and the emulator while the VM is unplaced.
     host.context.manager.pin_vcpu(vm(), 1, &cpus("0")).unwrap();
     host.context.manager.pin_emulator(vm(), &cpus("0-1")).unwrap();
     assert_eq!(commit(&mut host, pin(&[0], "0")), Outcome::Done);

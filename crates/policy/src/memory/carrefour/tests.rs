@@ -225,16 +225,16 @@ fn any_uses() -> impl Strategy<Value = Vec<PageUse>> {
 proptest! {
     #[test]
     fn budgets_hold_whatever_guests_do(
-        epochs in prop::collection::vec((any_uses(), any_uses(), prop::array::uniform4(0u64..400), 0.0f64..1.0), 1..5),
+        cycles in prop::collection::vec((any_uses(), any_uses(), prop::array::uniform4(0u64..400), 0.0f64..1.0), 1..5),
         vm_budget in 0u64..5000, host_budget in 0u64..8000, seed: u64,
     ) {
         let config = Config {
-            vm_pages_per_epoch: Pages(vm_budget),
-            host_pages_per_epoch: Pages(host_budget),
+            vm_pages_per_cycle: Pages(vm_budget),
+            host_pages_per_cycle: Pages(host_budget),
             ..Config::default()
         };
         let mut state = State::seeded(seed);
-        for (one, two, accesses, local) in epochs {
+        for (one, two, accesses, local) in cycles {
             let mut scene = scene(accesses, local, one.clone());
             let policy = Placing::FirstTouch.with_carrefour();
             scene.add_vm(2, 2, Bytes::from_gib(4), 1).in_force(policy).local(local).page_uses(two.clone());

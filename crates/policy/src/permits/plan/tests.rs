@@ -264,7 +264,7 @@ fn let_go_after(set: fn(&mut Config)) -> Option<usize> {
 #[test]
 fn how_soon_a_vm_is_let_go_is_the_operators_to_say() {
     let usual = let_go_after(|_| {}).expect("it is let go");
-    let late = let_go_after(|config| config.calm_epochs = 20).expect("it is let go");
+    let late = let_go_after(|config| config.calm_cycles = 20).expect("it is let go");
     assert_eq!(late, usual + 17);
     // It uses part of what its permit pays for, and would have to use none of it.
     assert_eq!(let_go_after(|config| config.spare = 1.0), None);
@@ -274,7 +274,7 @@ fn how_soon_a_vm_is_let_go_is_the_operators_to_say() {
 fn for_how_long_a_vm_is_held_blindly_and_what_change_counts_are_the_operators_to_say() {
     for (most, is_held) in [(3, false), (10, true)] {
         let mut host = Host::new(1, INTENSITY, "1M");
-        host.config.blind_epochs_max = most;
+        host.config.blind_cycles_max = most;
         host.steps(20);
         for n in 0..6 {
             // The counters run backwards.

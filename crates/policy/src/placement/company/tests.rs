@@ -12,7 +12,7 @@ fn set(list: &str) -> NodeSet {
     list.parse().unwrap()
 }
 
-/// Runs an epoch whose homes the VMs then have; returns these homes and the notices.
+/// Runs a cycle whose homes the VMs then have; returns these homes and the notices.
 fn step(scene: &mut Scene, state: &mut State) -> (Vec<(u128, NodeSet)>, Vec<String>) {
     let plan = scene.with_view(|view| {
         let mut history = History::default();
@@ -35,12 +35,12 @@ fn step(scene: &mut Scene, state: &mut State) -> (Vec<(u128, NodeSet)>, Vec<Stri
 }
 
 #[test]
-fn vms_that_are_kept_apart_share_no_node() {
+fn vms_with_anti_affinity_share_no_node() {
     let mut scene = Scene::four_nodes(8);
     for n in 1..=5 {
-        scene.add_vm(n, 2, GIB, 0).settings().apart = Some("db".into());
+        scene.add_vm(n, 2, GIB, 0).settings().anti_affinity = Some("db".into());
     }
-    scene.add_vm(6, 2, GIB, 0).settings().apart = Some("web".into());
+    scene.add_vm(6, 2, GIB, 0).settings().anti_affinity = Some("web".into());
     let mut state = State::default();
     let (given, said) = step(&mut scene, &mut state);
     let mut nodes: Vec<String> = given[..4].iter().map(|(_, nodes)| nodes.to_string()).collect();
@@ -50,9 +50,9 @@ fn vms_that_are_kept_apart_share_no_node() {
         given.iter().map(|(vm, _)| *vm).collect::<Vec<_>>(),
         [1, 2, 3, 4, 6]
     );
-    assert!(said.len() == 1 && said[0].contains("`apart`"), "{said:?}");
-    // There is room once one of them is no longer kept apart.
-    scene.vm(1).settings().apart = None;
+    assert!(said.len() == 1 && said[0].contains("`anti_affinity`"), "{said:?}");
+    // There is room once one of them has no anti-affinity.
+    scene.vm(1).settings().anti_affinity = None;
     assert_eq!(
         step(&mut scene, &mut state)
             .0
@@ -90,10 +90,10 @@ fn a_vm_gets_a_home_only_on_nodes_where_its_bounds_leave_it_a_cpu() {
 }
 
 #[test]
-fn of_two_that_shall_be_apart_now_the_later_one_goes() {
+fn of_two_that_get_anti_affinity_the_later_one_goes() {
     let mut scene = Scene::four_nodes(8);
     for n in [1, 2] {
-        scene.add_vm(n, 2, GIB, 3).home(3).settings().apart = Some("db".into());
+        scene.add_vm(n, 2, GIB, 3).home(3).settings().anti_affinity = Some("db".into());
     }
     let mut state = State::default();
     let (given, _) = step(&mut scene, &mut state);
@@ -105,12 +105,12 @@ fn of_two_that_shall_be_apart_now_the_later_one_goes() {
 }
 
 #[test]
-fn vms_that_are_kept_together_have_one_home_with_room_for_all() {
+fn vms_with_affinity_have_one_home_with_room_for_all() {
     let mut scene = Scene::four_nodes(8);
     // Node 0 has room for one of them.
     scene.add_vm(9, 5, GIB, 0).vcpus_busy(1.0).home(0);
     for n in 1..=3 {
-        scene.add_vm(n, 2, GIB, 0).settings().together = Some("app".into());
+        scene.add_vm(n, 2, GIB, 0).settings().affinity = Some("app".into());
     }
     let mut state = State::default();
     let (given, said) = step(&mut scene, &mut state);
@@ -123,7 +123,7 @@ fn vms_that_are_kept_together_have_one_home_with_room_for_all() {
         "{given:?}"
     );
     // A VM that arrives later joins them; one that drops the setting may stay.
-    scene.add_vm(4, 2, GIB, 0).settings().together = Some("app".into());
+    scene.add_vm(4, 2, GIB, 0).settings().affinity = Some("app".into());
     assert_eq!(step(&mut scene, &mut state).0, [(4, given[0].1.clone())]);
     // When the first moves, the others follow.
     scene.drained = given[0].1.clone();
@@ -266,7 +266,7 @@ fn a_vm_whose_memory_is_bound_takes_no_home_short_of_cpus_and_gives_back_one_tha
 fn mates_who_need_two_nodes_together_all_have_both() {
     let mut scene = Scene::four_nodes(4);
     for n in 1..=5 {
-        scene.add_vm(n, 1, GIB, 0).settings().together = Some("app".into());
+        scene.add_vm(n, 1, GIB, 0).settings().affinity = Some("app".into());
     }
     let mut state = State::default();
     for drained in ["", "0"] {
@@ -288,7 +288,7 @@ fn mates_who_need_two_nodes_together_all_have_both() {
 fn a_mate_that_cannot_move_holds_no_other() {
     let mut scene = Scene::four_nodes(8);
     for n in 1..=3 {
-        scene.add_vm(n, 2, GIB, 1).home(1).settings().together = Some("app".into());
+        scene.add_vm(n, 2, GIB, 1).home(1).settings().affinity = Some("app".into());
     }
     scene.vm(1).immovable(Immovable::Paused);
     scene.drained = set("1");
@@ -371,8 +371,8 @@ proptest! {
             let settings = scene.add_vm(n as u128 + 1, 1, GIB, 0).settings();
             let word = Some(format!("w{word}"));
             match kind {
-                0 => settings.apart = word,
-                1 => settings.together = word,
+                0 => settings.anti_affinity = word,
+                1 => settings.affinity = word,
                 _ => {}
             }
         }
@@ -395,10 +395,10 @@ proptest! {
             let is_said = said.iter().any(|said| said.contains(&format!("VM vm{} ", at + 1)));
             prop_assert!(home.intersection(&drained).is_empty() || is_said, "{:?}", said);
             for (other, theirs) in homes[at + 1..].iter().filter_map(|(s, home)| Some((s, home.as_ref()?))) {
-                if settings.apart.is_some() && settings.apart == other.apart {
+                if settings.anti_affinity.is_some() && settings.anti_affinity == other.anti_affinity {
                     prop_assert!(home.intersection(theirs).is_empty());
                 }
-                if settings.together.is_some() && settings.together == other.together {
+                if settings.affinity.is_some() && settings.affinity == other.affinity {
                     prop_assert_eq!(home, theirs);
                 }
             }

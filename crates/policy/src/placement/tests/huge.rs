@@ -98,8 +98,8 @@ fn huge_pages_and_ordinary_memory_do_not_stand_in_for_each_other() {
 }
 
 #[test]
-fn huge_pages_that_are_promised_are_not_given_twice() {
-    // Two nodes of 100 pages. VM 1 lives on node 0 and has touched 40 of 120 MiB: the other 80 MiB, 40 pages, are promised to
+fn huge_pages_that_are_reserved_are_not_given_twice() {
+    // Two nodes of 100 pages. VM 1 lives on node 0 and has touched 40 of 120 MiB: the other 80 MiB, 40 pages, are reserved for
     // it.
     let mut scene = Scene::nodes(2, 8);
     scene.pool(0, SMALL_HUGE, (120, 100));

@@ -34,7 +34,7 @@ fn observed_and_planned(view: &View<'_>, config: &Config, state: &mut State) -> 
     plan(view, config, state)
 }
 
-/// One epoch: the plan is carried out by a host that always can.
+/// One cycle: the plan is carried out by a host that always can.
 fn step(scene: &mut Scene, config: &Config, state: &mut State) -> Vec<Action> {
     let (at, plan) = scene.with_view(|view| (view.at, observed_and_planned(view, config, state)));
     let actions = plan.decisions.into_iter().map(|Decision { action, .. }| action);

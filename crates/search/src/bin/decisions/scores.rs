@@ -109,23 +109,23 @@ fn print_vms(score: &CaseScore, base: &[Run], other: &[Run]) {
 
 pub fn print_total(scores: &[CaseScore]) {
     let total = Total::of(scores);
-    let hurt: Vec<String> = scores
+    let slowed: Vec<String> = scores
         .iter()
         .flat_map(|case| {
-            case.hurt()
+            case.slowed()
                 .map(|vm| format!("{}/{} {}", case.case, vm.name, show(vm.ratio)))
         })
         .collect();
     println!(
-        "mean of cases {}; p99 {}; worst VM {}; hurt {}/{}: {}; runs over {MUCH_WORSE:.2}: {}/{}",
+        "mean of cases {}; p99 {}; worst VM {}; slowed {}/{}: {}; runs over {MUCH_WORSE:.2}: {}/{}",
         total
             .mean
             .map_or_else(|| "-".to_owned(), |mean| format!("{mean:.4}")),
         show(total.p99),
         show(total.worst_vm),
-        total.hurt.0,
-        total.hurt.1,
-        hurt.join(", "),
+        total.slowed.0,
+        total.slowed.1,
+        slowed.join(", "),
         total.much_worse.0,
         total.much_worse.1
     );

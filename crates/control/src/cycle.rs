@@ -1,4 +1,4 @@
-//! One epoch: observe, plan, carry out, remember.
+//! One cycle: observe, plan, carry out, remember.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -27,15 +27,15 @@ use crate::{
 
 /// Observations and actions of one step.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct Epoch {
-    /// The host before any action of this epoch; homes as they are after it.
+pub struct Cycle {
+    /// The host before any action of this cycle; homes as they are after it.
     #[serde(flatten)]
     pub status: Status,
     /// Changes, decisions and actions, in order.
     pub events: Vec<Event>,
 }
 
-/// An epoch whose plan is made, but not yet carried out.
+/// A cycle whose plan is made, but not yet carried out.
 #[derive(Clone, Debug)]
 pub struct Begun {
     sample: Arc<Sample>,
@@ -76,18 +76,18 @@ impl Begun {
 }
 
 impl Control {
-    /// Runs one epoch: sample, derive, plan, commit.
+    /// Runs one cycle: sample, derive, plan, commit.
     ///
     /// # Errors
     /// The host cannot be read. Nothing was done then, and the next step may succeed.
-    pub fn step<H: Host + ?Sized>(&mut self, host: &mut H) -> Result<Epoch, HostError> {
+    pub fn step<H: Host + ?Sized>(&mut self, host: &mut H) -> Result<Cycle, HostError> {
         let sample = host.sample()?;
         let begun = self.begin(host.machine(), sample);
         let answer = begun.commit(host);
         Ok(self.finish(host.machine(), begun, answer))
     }
 
-    /// Runs the first half of an epoch: everything but acting. Between [`Control::begin`] and [`Control::finish`] the loop
+    /// Runs the first half of a cycle: everything but acting. Between [`Control::begin`] and [`Control::finish`] the loop
     /// may be shared: moving pages takes long, and a VM that starts meanwhile needs an answer.
     pub fn begin(&mut self, machine: &Machine, sample: Sample) -> Begun {
         self.let_go_of_opted_out(&sample);
@@ -138,8 +138,8 @@ impl Control {
         }
     }
 
-    /// Runs the second half of an epoch: remembers what was done.
-    pub fn finish(&mut self, machine: &Machine, begun: Begun, answer: Result<Receipt, Refusal>) -> Epoch {
+    /// Runs the second half of a cycle: remembers what was done.
+    pub fn finish(&mut self, machine: &Machine, begun: Begun, answer: Result<Receipt, Refusal>) -> Cycle {
         let Begun {
             sample,
             rates,
@@ -183,7 +183,7 @@ impl Control {
         }
         events.extend(self.recommendations.take_events());
         self.recent.extend(sample.at, &events);
-        Epoch {
+        Cycle {
             status: self.status_of(machine, &sample, rates.as_ref()),
             events,
         }
@@ -327,7 +327,7 @@ impl Control {
         view(machine, sample, rates, barred, homes, layouts, &self.foreign)
     }
 
-    /// Calls `look` with the policies' view of the last sample, an empty one before the first epoch.
+    /// Calls `look` with the policies' view of the last sample, an empty one before the first cycle.
     pub(crate) fn look<T>(&self, machine: &Machine, look: impl FnOnce(&View<'_>) -> T) -> T {
         let empty = Sample::default();
         let last = self.last.as_ref();
@@ -335,7 +335,7 @@ impl Control {
         look(&self.view(machine, sample, rates))
     }
 
-    /// Returns the host as last seen, with settings made since; empty before the first epoch.
+    /// Returns the host as last seen, with settings made since; empty before the first cycle.
     pub fn status(&self, machine: &Machine) -> Status {
         let last = self.last.as_ref();
         last.map_or_else(Status::default, |(sample, rates)| {

@@ -1,16 +1,18 @@
-//! The bill on disk, next to the journal: it survives the agent, and `kill -9` loses a minute at most.
+//! VMs' use of their permits on disk, next to the journal: it survives the agent, and `kill -9` loses a minute at most.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::bail;
-use homenode_control::{Bill, Control, Hour, Line};
+use homenode_control::{Control, Hour, HourlyUsage, Line};
 use homenode_undo::state_dir::StateDir;
 use homenode_units::Ns;
 use serde::{Deserialize, Serialize};
 
-const FILE: &str = "bill.json";
-const DAMAGED: &str = "bill.json.damaged";
+const FILE: &str = "usage.json";
+const DAMAGED: &str = "usage.json.damaged";
+/// Its name up to 0.2.0.
+const FILE_BEFORE: &str = "bill.json";
 /// 10,000 VMs for a month fit.
 const LIMIT_BYTES: u64 = 4 << 30;
 /// How often it is written.
@@ -26,7 +28,7 @@ struct Saved {
 
 const VERSION: u32 = 1;
 
-/// The clock that bills use.
+/// The clock whose hours are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
     /// The wall clock: hours since 1970.
@@ -35,9 +37,9 @@ pub enum Clock {
     Host,
 }
 
-/// Keeps the bill on disk.
+/// Keeps the usage on disk.
 #[derive(Debug)]
-pub struct BillFile {
+pub struct UsageFile {
     /// `None` if there is nowhere to keep it: it then ends with the agent.
     dir: Option<PathBuf>,
     clock: Clock,
@@ -45,27 +47,27 @@ pub struct BillFile {
     trouble: Option<String>,
 }
 
-impl BillFile {
-    /// Opens the file in a directory, and returns the bill in it. A file that cannot be parsed is set aside, with a notice.
-    pub fn open(dir: Option<&Path>, clock: Clock) -> (BillFile, Bill) {
-        let mut file = BillFile {
+impl UsageFile {
+    /// Opens the file in a directory, and returns the usage in it. A file that cannot be parsed is set aside, with a notice.
+    pub fn open(dir: Option<&Path>, clock: Clock) -> (UsageFile, HourlyUsage) {
+        let mut file = UsageFile {
             dir: dir.map(Path::to_owned),
             clock,
             written_at: None,
             trouble: None,
         };
-        let bill = match dir.map(read) {
-            None | Some(Ok(None)) => Bill::default(),
-            Some(Ok(Some(bill))) => bill,
+        let hourly_usage = match dir.map(read) {
+            None | Some(Ok(None)) => HourlyUsage::default(),
+            Some(Ok(Some(hourly_usage))) => hourly_usage,
             Some(Err(trouble)) => {
                 file.trouble = Some(trouble.to_string());
-                Bill::default()
+                HourlyUsage::default()
             }
         };
-        (file, bill)
+        (file, hourly_usage)
     }
 
-    /// Settles the bill up to now, and writes it if due. Returns a new error, if any.
+    /// Settles the usage up to now, and writes it if due. Returns a new error, if any.
     pub fn settle(&mut self, at: Ns, control: &Mutex<Control>) -> Option<String> {
         let is_due = self
             .written_at
@@ -73,24 +75,24 @@ impl BillFile {
         let hour = self.hour(at);
         let due = {
             let mut control = control.lock().unwrap_or_else(PoisonError::into_inner);
-            control.settle_bill(hour);
-            is_due.then(|| control.bill().clone())
+            control.settle_usage(hour);
+            is_due.then(|| control.hourly_usage().clone())
         };
-        if let Some(bill) = due {
+        if let Some(hourly_usage) = due {
             self.written_at = Some(at);
-            self.write(&bill);
+            self.write(&hourly_usage);
         }
         self.trouble.take()
     }
 
-    /// Writes the bill for the last time. Returns the error, if any.
+    /// Writes the usage for the last time. Returns the error, if any.
     pub fn close(&mut self, control: &Mutex<Control>) -> Option<String> {
-        let bill = control
+        let hourly_usage = control
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .bill()
+            .hourly_usage()
             .clone();
-        self.write(&bill);
+        self.write(&hourly_usage);
         self.trouble.take()
     }
 
@@ -105,21 +107,24 @@ impl BillFile {
     }
 
     /// Takes a copy: a disk may take seconds, and clients of the agent would wait for the lock meanwhile.
-    fn write(&mut self, bill: &Bill) {
+    fn write(&mut self, hourly_usage: &HourlyUsage) {
         if let Some(dir) = &self.dir
-            && let Err(error) = replace(dir, bill)
+            && let Err(error) = replace(dir, hourly_usage)
         {
             self.trouble = Some(format!(
-                "the bill in {} cannot be written: {error:#}; usage is kept in memory",
+                "the usage in {} cannot be written: {error:#}; it is kept in memory",
                 dir.display()
             ));
         }
     }
 }
 
-fn read(state: &Path) -> anyhow::Result<Option<Bill>> {
+fn read(state: &Path) -> anyhow::Result<Option<HourlyUsage>> {
     let dir = StateDir::open(state)?;
     let path = dir.path_of(FILE);
+    if !path.exists() && dir.path_of(FILE_BEFORE).exists() {
+        dir.rename(FILE_BEFORE, FILE)?;
+    }
     let parsed = match dir.read(FILE, LIMIT_BYTES) {
         Ok(None) => return Ok(None),
         Ok(Some(bytes)) => serde_json::from_slice::<Saved>(&bytes).map_err(|error| error.to_string()),
@@ -134,14 +139,17 @@ fn read(state: &Path) -> anyhow::Result<Option<Bill>> {
         Ok(()) => format!("it is set aside as {}", dir.path_of(DAMAGED).display()),
         Err(error) => format!("it cannot be set aside either ({})", error.cause),
     };
-    bail!("{} is no bill ({why}): {moved}, a new one begins", path.display())
+    bail!(
+        "{} is no usage file ({why}): {moved}, a new one begins",
+        path.display()
+    )
 }
 
 /// Writes a new file, and replaces the old one with it.
-fn replace(state: &Path, bill: &Bill) -> anyhow::Result<()> {
+fn replace(state: &Path, hourly_usage: &HourlyUsage) -> anyhow::Result<()> {
     let saved = Saved {
         version: VERSION,
-        lines: bill.lines().collect(),
+        lines: hourly_usage.lines().collect(),
     };
     StateDir::open(state)?.replace(FILE, &serde_json::to_vec(&saved)?)?;
     Ok(())
@@ -154,34 +162,39 @@ mod tests {
     use homenode_policy::permits::Usage;
     use homenode_units::{Resource, VmId};
 
-    fn bill() -> Bill {
+    fn example() -> HourlyUsage {
         let usage = Usage {
             used_units: 7,
             booked_units: 9,
             time_ns: Ns::from_secs(1),
             unmetered_ns: Ns::ZERO,
         };
-        let mut bill = Bill::default();
-        bill.add(Hour(3), VmId(1), "one", Resource::Pollution, usage);
-        bill
+        let mut hourly_usage = HourlyUsage::default();
+        hourly_usage.add(Hour(3), VmId(1), "one", Resource::Pollution, usage);
+        hourly_usage
     }
 
     #[test]
-    fn a_bill_survives_the_agent() {
+    fn usage_survives_the_agent() {
         let dir = tempfile::tempdir().unwrap();
-        let (mut file, empty) = BillFile::open(Some(dir.path()), Clock::Host);
-        assert_eq!(empty, Bill::default());
-        let control = Mutex::new(Control::new(Config::default(), Mode::Act).with_bill(bill()));
+        let (mut file, empty) = UsageFile::open(Some(dir.path()), Clock::Host);
+        assert_eq!(empty, HourlyUsage::default());
+        let control = Mutex::new(Control::new(Config::default(), Mode::Act).with_usage(example()));
         assert_eq!(file.close(&control), None);
-        let (_, again) = BillFile::open(Some(dir.path()), Clock::Host);
-        assert_eq!(again, bill());
+        let (_, again) = UsageFile::open(Some(dir.path()), Clock::Host);
+        assert_eq!(again, example());
+        // Its name up to 0.2.0.
+        let named = |name| dir.path().join("private").join(name);
+        std::fs::rename(named(FILE), named(FILE_BEFORE)).unwrap();
+        assert_eq!(UsageFile::open(Some(dir.path()), Clock::Host).1, example());
+        assert!(named(FILE).exists() && !named(FILE_BEFORE).exists());
         // A crash while writing leaves the old file.
-        std::fs::write(dir.path().join("private/bill.json.new"), "{\"ver").unwrap();
-        assert_eq!(BillFile::open(Some(dir.path()), Clock::Host).1, bill());
+        std::fs::write(dir.path().join("private/usage.json.new"), "{\"ver").unwrap();
+        assert_eq!(UsageFile::open(Some(dir.path()), Clock::Host).1, example());
     }
 
     #[test]
-    fn what_is_no_bill_is_set_aside_and_said_once() {
+    fn what_is_no_usage_file_is_set_aside_and_said_once() {
         for bad in [
             "",
             "{\"version\":1}",
@@ -192,8 +205,8 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             std::fs::create_dir(dir.path().join("private")).unwrap();
             std::fs::write(dir.path().join("private").join(FILE), bad).unwrap();
-            let (mut file, empty) = BillFile::open(Some(dir.path()), Clock::Host);
-            assert_eq!(empty, Bill::default());
+            let (mut file, empty) = UsageFile::open(Some(dir.path()), Clock::Host);
+            assert_eq!(empty, HourlyUsage::default());
             let control = Mutex::new(Control::new(Config::default(), Mode::Act));
             let said = file.settle(Ns::from_secs(1), &control).unwrap();
             assert!(said.contains("set aside"), "{said}");
@@ -204,11 +217,11 @@ mod tests {
     }
 
     #[test]
-    fn a_bill_that_cannot_be_written_is_said() {
+    fn usage_that_cannot_be_written_is_said() {
         let dir = tempfile::tempdir().unwrap();
         let gone = dir.path().join("gone");
         std::fs::write(&gone, "a file in the place of the directory").unwrap();
-        let (mut file, _) = BillFile::open(Some(&gone), Clock::Host);
+        let (mut file, _) = UsageFile::open(Some(&gone), Clock::Host);
         let control = Mutex::new(Control::new(Config::default(), Mode::Act));
         let said = file.close(&control).unwrap();
         assert!(said.contains("gone") && said.contains("kept in memory"), "{said}");

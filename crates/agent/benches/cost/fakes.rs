@@ -8,7 +8,7 @@ use homenode_units::{CpuSet, NodeId, NodeMap, Pages, VmId};
 
 /// What is in force on the host, as far as samples show it.
 #[derive(Default)]
-pub struct StandIn {
+pub struct Fakes {
     affinities: BTreeMap<(VmId, u16), CpuSet>,
     /// Where a VM's pages were moved.
     pages: BTreeMap<VmId, NodeId>,
@@ -30,7 +30,7 @@ fn counters(vm: VmId, vcpu: &VcpuSample) -> Counters {
     }
 }
 
-impl StandIn {
+impl Fakes {
     /// Adds counters and the effect of earlier plans to a real sample.
     pub fn add_to(&self, sample: &mut Sample) {
         for vm in &mut sample.vms {

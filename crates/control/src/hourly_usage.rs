@@ -7,11 +7,11 @@ use homenode_units::{Ns, Permit, Resource, VmId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Hours that are kept: a month and a day, whatever the month. A bound of the bill's file, no setting.
+/// Hours that are kept: a month and a day, whatever the month. A bound of the usage's file, no setting.
 const HOURS_MAX: u64 = 32 * 24;
 const HOUR: Ns = Ns::from_secs(3600);
 
-/// An hour: its number since the start of the billing clock (1970 on a real host, the run on the twin).
+/// An hour: its number since the start of the usage's clock (1970 on a real host, the run on the twin).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Hour(pub u64);
@@ -54,11 +54,11 @@ impl Line {
 
 /// All lines of the last month.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Bill {
+pub struct HourlyUsage {
     lines: BTreeMap<(VmId, Hour, Resource), (String, Usage)>,
 }
 
-impl Bill {
+impl HourlyUsage {
     /// Adds what a VM used to an hour's line. An hour that comes twice, because a clock was set back, is one line.
     pub fn add(&mut self, hour: Hour, vm: VmId, name: &str, resource: Resource, usage: Usage) {
         let (known, sum) = self.lines.entry((vm, hour, resource)).or_default();
@@ -88,13 +88,13 @@ impl Bill {
     }
 }
 
-impl FromIterator<Line> for Bill {
-    fn from_iter<T: IntoIterator<Item = Line>>(lines: T) -> Bill {
-        let mut bill = Bill::default();
+impl FromIterator<Line> for HourlyUsage {
+    fn from_iter<T: IntoIterator<Item = Line>>(lines: T) -> HourlyUsage {
+        let mut hourly_usage = HourlyUsage::default();
         for line in lines {
-            bill.add(line.hour, line.vm, &line.name, line.resource, line.usage);
+            hourly_usage.add(line.hour, line.vm, &line.name, line.resource, line.usage);
         }
-        bill
+        hourly_usage
     }
 }
 
@@ -113,33 +113,36 @@ mod tests {
 
     #[test]
     fn an_hour_adds_up_and_a_month_is_kept() {
-        let mut bill = Bill::default();
-        let add = |bill: &mut Bill, hour: u64, used| {
-            bill.add(Hour(hour), VmId(1), "one", Resource::Pollution, usage(used));
+        let mut hourly_usage = HourlyUsage::default();
+        let add = |hourly_usage: &mut HourlyUsage, hour: u64, used| {
+            hourly_usage.add(Hour(hour), VmId(1), "one", Resource::Pollution, usage(used));
         };
-        add(&mut bill, 5, 100);
-        add(&mut bill, 6, 7);
+        add(&mut hourly_usage, 5, 100);
+        add(&mut hourly_usage, 6, 7);
         // The clock is set back.
-        add(&mut bill, 5, 1100);
-        bill.add(Hour(5), VmId(1), "renamed", Resource::Bandwidth, usage(1));
-        let lines: Vec<Line> = bill.lines().collect();
+        add(&mut hourly_usage, 5, 1100);
+        hourly_usage.add(Hour(5), VmId(1), "renamed", Resource::Bandwidth, usage(1));
+        let lines: Vec<Line> = hourly_usage.lines().collect();
         assert_eq!(lines.len(), 3);
         assert_eq!(
             (lines[0].usage.used_units, lines[0].used_share()),
             (1200, Some(0.6))
         );
         assert_eq!(lines[0].used_per_slice(), Some(6.0));
-        let read: Bill = lines.into_iter().collect();
-        assert_eq!(read, bill);
-        bill.forget_before(Hour(5 + HOURS_MAX));
-        assert_eq!(bill.lines().count(), 3);
-        bill.forget_before(Hour(6 + HOURS_MAX));
-        assert_eq!(bill.lines().map(|line| line.hour).collect::<Vec<_>>(), [Hour(6)]);
+        let read: HourlyUsage = lines.into_iter().collect();
+        assert_eq!(read, hourly_usage);
+        hourly_usage.forget_before(Hour(5 + HOURS_MAX));
+        assert_eq!(hourly_usage.lines().count(), 3);
+        hourly_usage.forget_before(Hour(6 + HOURS_MAX));
+        assert_eq!(
+            hourly_usage.lines().map(|line| line.hour).collect::<Vec<_>>(),
+            [Hour(6)]
+        );
     }
 
     #[test]
     fn sums_do_not_overflow() {
-        let mut bill = Bill::default();
+        let mut hourly_usage = HourlyUsage::default();
         let all = Usage {
             used_units: u64::MAX,
             booked_units: u64::MAX,
@@ -147,8 +150,8 @@ mod tests {
             unmetered_ns: Ns(u64::MAX),
         };
         for _ in 0..2 {
-            bill.add(Hour::at(Ns(u64::MAX)), VmId(1), "one", Resource::Pollution, all);
+            hourly_usage.add(Hour::at(Ns(u64::MAX)), VmId(1), "one", Resource::Pollution, all);
         }
-        assert_eq!(bill.lines().next().unwrap().usage, all);
+        assert_eq!(hourly_usage.lines().next().unwrap().usage, all);
     }
 }

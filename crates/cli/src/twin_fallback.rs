@@ -1,4 +1,4 @@
-//! Decides when the twin may stand in for a host that cannot be managed: only for a user who tries the program at a terminal
+//! Decides when the twin may replace a host that cannot be managed: only for a user who tries the program at a terminal
 //! and sees that it is a twin.
 
 use std::ffi::OsString;

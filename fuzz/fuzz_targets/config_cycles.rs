@@ -1,4 +1,4 @@
-//! Settings of the agent, each followed by four epochs of the control loop on a small twin: whatever the operator sets, pages add
+//! Settings of the agent, each followed by four cycles of the control loop on a small twin: whatever the operator sets, pages add
 //! up and no plan is impossible.
 
 #![no_main]
@@ -10,7 +10,7 @@ use homenode_twin::{Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, Ns, Pages};
 use libfuzzer_sys::fuzz_target;
 
-const EPOCHS: usize = 4;
+const CYCLES: usize = 4;
 
 fuzz_target!(|text: &str| {
     let Ok(mut config) = read_toml::<Config>("homenode.toml", text) else {
@@ -20,12 +20,12 @@ fuzz_target!(|text: &str| {
     let vms =
         ["cg.B", "povray", "soplex"].map(|program| VmSpec::new(program, 2, Bytes::from_gib(2), program));
     let mut twin = Twin::new(machine, &Scenario::of("fuzz", vms.to_vec()), 1).expect("a possible scenario");
-    // Known in so few epochs, so that homes are sought in them.
-    config.predict.known_epochs = config.predict.known_epochs.min(2);
+    // Known in so few cycles, so that homes are sought in them.
+    config.predict.known_cycles = config.predict.known_cycles.min(2);
     // Longer periods are the same work many times.
     let period = config.period.clamp(Ns::from_millis(1), Ns::from_millis(200));
     let mut control = Control::new(config, Mode::Act);
-    for _ in 0..EPOCHS {
+    for _ in 0..CYCLES {
         control.step(&mut twin).expect("a twin can be read");
         twin.wait(period);
         for vm in &twin.sample().expect("a twin can be read").vms {

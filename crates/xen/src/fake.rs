@@ -1,4 +1,4 @@
-//! Stands in for a hypervisor in tests: four nodes with a CPU each, and its domains, behind the functions of libxenctrl that
+//! A fake hypervisor for tests: four nodes with a CPU each, and its domains, behind the functions of libxenctrl that
 //! are called. The testbed's cases run the same on a real one.
 
 // Functions that are called like C functions, with pointers of the calls that this crate makes.
@@ -80,11 +80,11 @@ pub struct World {
     pub store_fails: Option<StoreError>,
 }
 
-/// The stand-in; see the module.
+/// The fake hypervisor; see the module.
 #[derive(Clone, Debug, Default)]
-pub struct StandIn(Arc<Mutex<World>>);
+pub struct FakeXen(Arc<Mutex<World>>);
 
-impl StandIn {
+impl FakeXen {
     pub fn world(&self) -> MutexGuard<'_, World> {
         self.0.lock().unwrap()
     }

@@ -12,9 +12,9 @@ use virt::error::Error;
 
 use super::{CallError, QUOTA_MAX_US, SILENT};
 
-/// Stands in for a real libvirt; see the module.
+/// The fake libvirt; see the module.
 #[derive(Default)]
-pub(crate) struct StandIn {
+pub(crate) struct FakeLibvirt {
     /// Folder of handmade threads that run where they are pinned, and the main thread's number; vCPUs follow.
     pub threads: Option<(PathBuf, i32)>,
     /// CPUs of the cpuset that the kernel confines those threads to.
@@ -27,7 +27,7 @@ pub(crate) struct StandIn {
     memory: BTreeMap<VmId, String>,
 }
 
-impl std::fmt::Debug for StandIn {
+impl std::fmt::Debug for FakeLibvirt {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:?} {:?} {} late", self.threads, self.groups, self.late.len())
     }
@@ -41,7 +41,7 @@ pub(crate) enum Call<C> {
     Later(Receiver<()>),
 }
 
-impl StandIn {
+impl FakeLibvirt {
     /// Runs a thread on these CPUs, as far as its cpuset has them.
     pub fn pin(&self, thread: i32, cpus: &CpuSet) -> Result<impl FnOnce() + Send + 'static, CallError> {
         let within = self.cpuset.as_ref().map(|cpuset| cpus.intersection(cpuset));
