@@ -23,6 +23,26 @@ pub enum Colours {
     Dark,
 }
 
+/// Starts a driver, and returns it with its port; `None` if it ended at once. It takes a free port of IPv4, then the same one of
+/// IPv6, which the driver of another test may hold.
+fn start_driver() -> Option<(Child, u16)> {
+    let mut driver = Command::new("chromedriver")
+        .arg("--port=0")
+        .env("TZ", "UTC")
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("chromedriver can be started: scripts/page-setup.sh installs it");
+    let said = BufReader::new(driver.stdout.take()?).lines();
+    let port = said.map_while(Result::ok).find_map(|line| {
+        let (_, port) = line.split_once("started successfully on port ")?;
+        port.trim_end_matches('.').parse().ok()
+    });
+    if port.is_none() {
+        driver.wait().expect("a driver that closed its output ends");
+    }
+    Some((driver, port?))
+}
+
 /// A browser with one tab; it and its driver end when the value is dropped.
 pub struct Browser {
     driver: Child,
@@ -36,19 +56,9 @@ pub struct Browser {
 impl Browser {
     /// Opens a browser for the page of this agent.
     pub async fn open(site: &Site, colours: Colours) -> Browser {
-        let mut driver = Command::new("chromedriver")
-            .arg("--port=0")
-            .env("TZ", "UTC")
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("chromedriver can be started: scripts/page-setup.sh installs it");
-        let said = BufReader::new(driver.stdout.take().unwrap()).lines();
-        let mut ports = said.filter_map(|line| {
-            let line = line.ok()?;
-            let (_, port) = line.split_once("started successfully on port ")?;
-            port.trim_end_matches('.').parse::<u16>().ok()
-        });
-        let port = ports.next().expect("chromedriver says its port");
+        let (driver, port) = (0..5)
+            .find_map(|_| start_driver())
+            .expect("chromedriver says its port in one of five starts");
         let mut args = vec![
             "--headless=new".to_owned(),
             "--no-sandbox".into(),
