@@ -1,6 +1,6 @@
 //! Median and spread of repeated measurements.
 
-use homenode_units::stats::{median, quantile};
+use homenode_units::stats::quantile;
 use serde::Serialize;
 
 /// Spread beyond which a figure is called noisy: quartile range over median.
@@ -32,7 +32,7 @@ impl Spread {
             count: sorted.len(),
             min: quantile(&sorted, 0.0)?,
             q1: quantile(&sorted, 0.25)?,
-            median: median(sorted.iter().copied())?,
+            median: quantile(&sorted, 0.5)?,
             q3: quantile(&sorted, 0.75)?,
             max: quantile(&sorted, 1.0)?,
         })
@@ -83,6 +83,12 @@ mod tests {
         let all = (spread.min, spread.q1, spread.median, spread.q3, spread.max);
         assert_eq!((spread.count, all), (5, (1.0, 2.0, 3.0, 4.0, 5.0)));
         assert!((spread.relative() - 2.0 / 3.0).abs() < 1e-12 && spread.noisy());
+    }
+
+    #[test]
+    fn between_two_values_quantiles_are_interpolated() {
+        let spread = Spread::of(&[1.0, 2.0]).unwrap();
+        assert_eq!((spread.q1, spread.median, spread.q3), (1.25, 1.5, 1.75));
     }
 
     #[test]

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use homenode_api::Request;
 use homenode_api::answer::Maintenance;
 use homenode_control::LeftBehind;
+use homenode_reproduce::jobs::Progress;
 use homenode_screens::printable::OneLine;
 use homenode_units::{Bytes, NodeSet, Ns};
 
 use crate::ask::ask_agent;
 use crate::options::AgentArgs;
 use crate::print::{or_dash, print_json, span, table};
-use crate::progress::progress;
 
 /// The end of `drain`'s help.
 pub const DRAIN_HELP: &str = "VMs that live on the node get another home, those that live nowhere get one elsewhere for as long as it lasts, their memory
@@ -116,13 +116,13 @@ pub fn drain(args: &DrainArgs) -> anyhow::Result<ExitCode> {
 fn wait(args: &DrainArgs, nodes: &NodeSet, begun: Maintenance) -> anyhow::Result<Maintenance> {
     let (started, at_first) = (Instant::now(), memory(&begun, nodes));
     let of = |drains: &Maintenance| (left(drains, nodes).count(), memory(drains, nodes));
+    let progress = Progress::new("");
     let mut least = of(&begun);
     let (mut last, mut changed, mut looks) = (begun, started, 0);
     loop {
         let vms = left(&last, nodes).count();
         let is_over = last.drains.iter().all(|drain| !nodes.contains(drain.node));
         if vms == 0 || is_over || changed.elapsed() >= PATIENCE && looks >= PATIENCE_LOOKS {
-            progress("");
             return Ok(last);
         }
         let (now, spent) = (memory(&last, nodes), started.elapsed().as_secs_f64());
@@ -131,7 +131,7 @@ fn wait(args: &DrainArgs, nodes: &NodeSet, begun: Maintenance) -> anyhow::Result
             true => format!(", about {}", span(Ns((now.as_f64() / rate * 1e9) as u64))),
             false => String::new(),
         };
-        progress(&format!("node {nodes}: {now} of {vms} VMs left{rest}"));
+        progress.show(&format!("node {nodes}: {now} of {vms} VMs left{rest}"));
         sleep(LOOK);
         let next: Maintenance = ask_agent(args.agent.dir(), &Request::Maintenance)?;
         looks += u32::from(next.at_ns != last.at_ns);

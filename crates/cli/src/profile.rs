@@ -20,6 +20,8 @@ use homenode_calibrate::profile::{
 };
 use homenode_formats::profile_log::{Log, LogError};
 use homenode_machine::Machine;
+use homenode_reproduce::jobs::Progress;
+use homenode_screens::printable::OneLine;
 use homenode_twin::Workload;
 use homenode_twin::workload::FittedCurve;
 use schemars::JsonSchema;
@@ -30,7 +32,6 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use crate::bad_input;
 use crate::options::ShownArgs;
 use crate::output::Output;
-use crate::progress::progress;
 use crate::twin;
 
 /// Options of `profile`.
@@ -255,12 +256,11 @@ fn watch(command: &mut Command, name: &str, args: &ProfileArgs) -> std::io::Resu
     signal_hook::flag::register(SIGINT, interrupted)?;
     signal_hook::flag::register(SIGTERM, Arc::clone(&terminated))?;
     let mut child = command.spawn()?;
-    let started = Instant::now();
+    let (started, progress) = (Instant::now(), Progress::new(""));
     // Progress must not overwrite the program's output on a shared terminal.
     let alone = args.shown.json || args.stdout.is_some() || !std::io::stdout().is_terminal();
     loop {
         if let Some(status) = child.try_wait()? {
-            progress("");
             return Ok(status);
         }
         if terminated.swap(false, Ordering::Relaxed) {
@@ -268,7 +268,7 @@ fn watch(command: &mut Command, name: &str, args: &ProfileArgs) -> std::io::Resu
         }
         if alone {
             let seconds = started.elapsed().as_secs();
-            progress(&format!("{name} under emulation: {seconds}s"));
+            progress.show(&format!("{} under emulation: {seconds}s", OneLine(name)));
         }
         std::thread::sleep(Duration::from_millis(20));
     }

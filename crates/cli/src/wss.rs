@@ -8,6 +8,8 @@ use homenode_api::Request;
 use homenode_api::answer::{Figure, WorkingSet, WorkingSets};
 use homenode_host::observation::TrackerChoice;
 use homenode_host::{WINDOW_MAX, WINDOW_MIN};
+use homenode_reproduce::jobs::Progress;
+use homenode_screens::printable::OneLine;
 use homenode_units::{Bytes, Ns};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -16,7 +18,6 @@ use crate::ask::ask_agent;
 use crate::options::AgentArgs;
 use crate::page_log::LogArgs;
 use crate::print::{or_dash, percent, print_json, table};
-use crate::progress::progress;
 use crate::{bad_input, page_log};
 
 /// Options of `wss`.
@@ -118,7 +119,7 @@ fn all(args: &WssArgs) -> anyhow::Result<()> {
 
 /// Waits for the VM's next figure.
 fn one(args: &WssArgs, name: &str) -> anyhow::Result<()> {
-    let begun = Instant::now();
+    let (begun, progress) = (Instant::now(), Progress::new(""));
     let mut asked_at = None;
     let mut told = String::new();
     loop {
@@ -131,6 +132,7 @@ fn one(args: &WssArgs, name: &str) -> anyhow::Result<()> {
         // A window already running for another client may be shorter than the one requested.
         let is_fresh = |figure: &&Figure| figure.at_ns > asked_at && 3 * figure.window_ns.0 >= 2 * wanted.0;
         if let Some(figure) = vm.working_set.as_ref().filter(is_fresh) {
+            drop(progress);
             return show(args, &vm, figure, &answer.trackers);
         }
         if let Some(why) = &vm.why_not {
@@ -141,9 +143,13 @@ fn one(args: &WssArgs, name: &str) -> anyhow::Result<()> {
                 "the agent does not get to watching VM {name}: it may be busy moving pages, or its plans are refused, which it says in its log"
             );
         }
-        let text = format!("watching VM {name}: {:.0} s", begun.elapsed().as_secs_f64());
+        let text = format!(
+            "watching VM {}: {:.0} s",
+            OneLine(name),
+            begun.elapsed().as_secs_f64()
+        );
         if text != told {
-            progress(&text);
+            progress.show(&text);
             told = text;
         }
         std::thread::sleep(POLL);

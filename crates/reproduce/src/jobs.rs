@@ -63,7 +63,7 @@ pub struct Progress {
     all: AtomicUsize,
     done: AtomicUsize,
     begin: Instant,
-    /// Whether notes are printed; else they are only kept.
+    /// Whether notes are only kept; else they are printed, too.
     is_silent: bool,
     shown: bool,
     notes: Mutex<Vec<String>>,
@@ -153,16 +153,19 @@ impl Progress {
 
     /// Shows the current step and the estimated time left; `done` is the finished share, from 0 to 1.
     pub fn at(&self, text: &str, done: f64) {
+        let left = left(self.begin.elapsed().as_secs_f64(), done);
+        self.show(&format!("{text}{left}"));
+    }
+
+    /// Shows text in place of the last.
+    pub fn show(&self, text: &str) {
         if self.shown {
-            let left = left(self.begin.elapsed().as_secs_f64(), done);
-            let _ = write!(stderr(), "\r\x1b[K{text}{left}");
+            let _ = write!(stderr(), "\r\x1b[K{text}");
         }
     }
 
     fn erase(&self) {
-        if self.shown {
-            let _ = write!(stderr(), "\r\x1b[K");
-        }
+        self.show("");
     }
 }
 
