@@ -5,6 +5,6 @@ set -eu
 program=$1
 [ "$program" -nt "$program.debug" ] || exit 0
 objcopy --only-keep-debug "$program" "$program.debug"
-strip --strip-debug "$program"
+strip "$program"
 objcopy --remove-section=.gnu_debuglink --add-gnu-debuglink="$program.debug" "$program"
 touch "$program.debug"

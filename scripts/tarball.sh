@@ -4,20 +4,20 @@ set -eu
 
 target=$1
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
-version=$("$target/release/homenode" --version | sed 's/homenode \([^ ]*\).*/\1/')
+version=$("$target/dist/homenode" --version | sed 's/homenode \([^ ]*\).*/\1/')
 name=homenode-$version-$(uname -m)
 place=$target/tarball/$name
 prefix=/usr/local
 
 rm -rf "$target/tarball"
-install -D -t "$place/bin" "$target/release/homenode"
+install -D -t "$place/bin" "$target/dist/homenode"
 ln -s homenode "$place/bin/numad"
-install -D -m 644 -t "$place/lib/homenode" "$target/release/libhomenode_plugin.so"
-"$target/release/homenode" man --to "$place/share/man/man1"
+install -D -m 644 -t "$place/lib/homenode" "$target/dist/libhomenode_plugin.so"
+"$target/dist/homenode" man --to "$place/share/man/man1"
 mkdir -p "$place/share/bash-completion/completions" "$place/share/zsh/site-functions" "$place/share/fish/vendor_completions.d"
-"$target/release/homenode" completions bash > "$place/share/bash-completion/completions/homenode"
-"$target/release/homenode" completions zsh > "$place/share/zsh/site-functions/_homenode"
-"$target/release/homenode" completions fish > "$place/share/fish/vendor_completions.d/homenode.fish"
+"$target/dist/homenode" completions bash > "$place/share/bash-completion/completions/homenode"
+"$target/dist/homenode" completions zsh > "$place/share/zsh/site-functions/_homenode"
+"$target/dist/homenode" completions fish > "$place/share/fish/vendor_completions.d/homenode.fish"
 mkdir -p "$place/lib/systemd/system" "$place/share/homenode/etc"
 sed "s,/usr/bin/homenode,$prefix/bin/homenode," "$root/deploy/systemd/homenode.service" > "$place/lib/systemd/system/homenode.service"
 install -m 644 "$root/debian/homenode.toml" "$root/debian/homenode.sysusers" "$place/share/homenode/etc/"

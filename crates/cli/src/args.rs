@@ -1,12 +1,15 @@
 //! The command line.
 
-use clap::{Parser, Subcommand};
+use std::fmt::Write as _;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::calibrate::{CalibrateArgs, KernelArgs};
 use crate::doctor::DoctorArgs;
 use crate::experiment::ExperimentArgs;
 use crate::fleet::FleetCommand;
 use crate::kernel_footprint::FootprintArgs;
+use crate::list::ListArgs;
 use crate::maintenance::{DrainArgs, PauseArgs};
 use crate::memory::MemoryCommand;
 use crate::numad::HookArgs;
@@ -25,6 +28,7 @@ use crate::run::RunArgs;
 use crate::search::SearchArgs;
 use crate::settings::ConfigCommand;
 use crate::sim::SimArgs;
+use crate::status::StatusArgs;
 use crate::sweep::{self, SweepArgs};
 use crate::top::TopArgs;
 use crate::whatif::WhatIfArgs;
@@ -47,12 +51,110 @@ pub struct Args {
     pub command: Command,
 }
 
+/// The commands by purpose, as the program's help lists them.
+const GROUPS: [(&str, &[&str]); 5] = [
+    (
+        "See",
+        &[
+            "status", "top", "why", "vm", "report", "wss", "topology", "machine", "fleet", "doctor",
+        ],
+    ),
+    (
+        "Decide",
+        &[
+            "recommend",
+            "mode",
+            "pause",
+            "drain",
+            "place",
+            "whatif",
+            "reservations",
+        ],
+    ),
+    ("Hold", &["permit", "memory", "memory-policy"]),
+    (
+        "Simulate",
+        &[
+            "sim",
+            "list",
+            "sweep",
+            "search",
+            "experiment",
+            "reproduce",
+            "replay",
+            "profile",
+            "calibrate",
+            "kernel-footprint",
+        ],
+    ),
+    (
+        "Service",
+        &["run", "config", "record", "release", "hook", "completions", "man"],
+    ),
+];
+
+impl Args {
+    /// Parses the process's command line.
+    ///
+    /// # Errors
+    /// A bad command line, or a request for help or the version.
+    pub fn of_process() -> Result<Args, clap::Error> {
+        Args::from_arg_matches(&Args::described().try_get_matches()?)
+    }
+
+    /// Returns the command line, with a help that lists commands by purpose and is wrapped only once.
+    pub fn described() -> clap::Command {
+        let all = with_whole_paragraphs(Args::command());
+        let mut list = String::new();
+        for (purpose, names) in GROUPS {
+            let _ = writeln!(list, "{purpose}:");
+            for name in names {
+                let about = all.find_subcommand(name).and_then(clap::Command::get_about);
+                let about = about.map(ToString::to_string).unwrap_or_default();
+                let _ = writeln!(list, "  {name:17} {about}");
+            }
+            list.push('\n');
+        }
+        all.help_template(format!(
+            "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{list}Options:\n{{options}}{{after-help}}"
+        ))
+    }
+}
+
+/// Joins the lines of each paragraph below the options: clap wraps them to the terminal's width.
+fn with_whole_paragraphs(command: clap::Command) -> clap::Command {
+    let text = command
+        .get_after_help()
+        .map(|text| whole_paragraphs(&text.to_string()));
+    let command = command.mut_subcommands(with_whole_paragraphs);
+    match text {
+        Some(text) => command.after_help(text),
+        None => command,
+    }
+}
+
+/// Joins consecutive lines, except for those that are indented, as examples are.
+fn whole_paragraphs(text: &str) -> String {
+    let mut joined = String::new();
+    for line in text.lines() {
+        let starts = line.is_empty() || line.starts_with(' ') || joined.is_empty();
+        let follows_text = !joined.ends_with(['\n', ':']);
+        joined.push_str(match (starts, follows_text) {
+            _ if joined.is_empty() => "",
+            (false, true) => " ",
+            _ => "\n",
+        });
+        joined.push_str(line);
+    }
+    joined
+}
+
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run the agent: watch VMs, place them, schedule them and bring them home
+    /// Run the agent: watch VMs, place them, bring their memory home
     Run(RunArgs),
-    /// Simulate a scenario to its end and show the results
+    /// Simulate a scenario and show the results
     #[command(after_help = "Examples:
   homenode sim --list                          the scenarios that come with the program
   homenode sim tavo-mixed                      one of them, under the policies that it names
@@ -62,10 +164,10 @@ pub enum Command {
   homenode sim my.toml --machine amd48         the same VMs on another machine
   homenode sim gzip.toml                       a workload (`homenode profile` writes one), alone in a VM")]
     Sim(SimArgs),
-    /// Search for the best possible decisions in a scenario, and show how far policies are from them
+    /// Search for the best decisions in a scenario
     #[command(
-        after_help = "Runs the scenario under all policies, then tries schedules on copies of the twin: which VM is where from when on, acted
-on from the agent's first sample, within its budgets of pages. It knows the future; no policy does, so some of the gap is luck.
+        after_help = "Runs the scenario under all policies, then tries schedules on copies of the twin: which VM has which home from when on,
+within the agent's budgets for moving pages. A search knows the future, which no policy does, so some of the gap is luck.
 
 Examples:
   homenode search tavo-mixed                                 300 evaluations, some minutes on one core
@@ -75,28 +177,32 @@ Examples:
   homenode search my.toml --known my-known.toml              go on from what was found before, and keep what is better"
     )]
     Search(SearchArgs),
+    /// List machines, workloads, scenarios or policies
+    List(ListArgs),
     /// Show a host: nodes, CPUs, caches, distances, devices
     Machine(MachineArgs),
-    /// Measure this host and write it as a machine file for the twin
+    /// Measure this host and write it as a machine file
     Calibrate(CalibrateArgs),
     /// Started by `calibrate --validate`: loads memory in a given pattern
     #[command(hide = true)]
     CalibrateKernel(KernelArgs),
-    /// Run a program under emulation and write what it does to caches as a workload for the twin
+    /// Run a program under emulation and write it as a workload
     #[command(after_help = "Examples:
   homenode profile -- gzip -9 -c FILE > FILE.gz       writes gzip.toml
   homenode sim gzip.toml --machine r420               runs it in a VM of the twin
   homenode profile --machine amd48 --rate 10% --output mine.toml -- ./server --once
   homenode profile --system -- qemu-system-x86_64 -nographic -kernel vmlinuz ...
 
-The exit status is the program's. It is 1 or 2 where there is a complaint, 128 and its number where a signal ended the program.")]
+The exit status is the program's own. It is 1 or 2 if `homenode` itself fails, and 128 plus the signal's number if a signal
+ended the program.")]
     Profile(ProfileArgs),
-    /// Find out how much memory a guest kernel takes for itself
+    /// Measure how much memory a guest kernel needs for itself
     #[command(
         name = "kernel-footprint",
         alias = "epsilon",
-        after_help = "A guest with this kernel and one small program boots with ever less memory until it does not. What it needs at least is
-the kernel's footprint, epsilon, which a working set of programs is added to. Guests run one at a time, and end with this command.
+        after_help = "Boots a guest with this kernel and one small program with less and less memory, until it no longer boots. The least that it
+needs is the kernel's footprint (epsilon), to which the working set of programs is added. Guests run one at a time, and end
+with this command.
 
 Examples:
   homenode kernel-footprint --kernel /boot/vmlinuz-6.1.0-56-amd64
@@ -104,17 +210,20 @@ Examples:
   homenode kernel-footprint --kernel vmlinuz --as-published --step 5%      the paper's procedure, some sixty guests"
     )]
     KernelFootprint(FootprintArgs),
-    /// Show nodes, links and VMs on one page, now or at an earlier time
+    /// Show what the agent does, what is in force, what is wrong
+    #[command(after_help = crate::status::HELP)]
+    Status(StatusArgs),
+    /// Show nodes, links and VMs on one screen, now or earlier
     #[command(after_help = crate::top::help())]
     Top(TopArgs),
-    /// Show many hosts on one page
+    /// Show many hosts on one screen
     #[command(subcommand)]
     Fleet(FleetCommand),
-    /// Ask where a VM would go, and why
+    /// Show where a new VM would go, and why
     Place(PlaceArgs),
-    /// Show the VMs that the running agent manages
+    /// List the VMs that the agent manages
     Vm(VmArgs),
-    /// Book how much a VM may pollute the caches, and see how well it keeps to that
+    /// Book how much a VM may pollute the caches
     #[command(
         subcommand,
         after_help = "A permit is booked in LLC misses per slice of 30 ms of wall-clock time (`250k` is 250,000), or in memory
@@ -122,92 +231,92 @@ bandwidth (`500MB/s`). A VM that causes more loses processor time until it is ba
 
 Examples:
   homenode permit suggest web          a permit for VM web, from its behaviour and from its size
-  homenode permit set web 250k         book it; the VM's metadata keeps it, over restarts and migration
+  homenode permit set web 250k         book it; it is stored with the VM and survives restarts and migration
   homenode permit set web none         take it back
   homenode permit show                 permits, pollution now, VMs OVER theirs and the CPU they keep
   homenode permit usage web --json     used against booked, per hour"
     )]
     Permit(PermitCommand),
-    /// Choose how VMs' memory is laid out over nodes, and see where it is
+    /// Choose how a VM's memory is laid out over nodes
     #[command(
         name = "memory-policy",
         alias = "policy",
         subcommand,
-        after_help = "A memory policy says where pages of a VM go, over its home nodes: `first-touch`, near the CPU that touches a page
-first; `round-4k`, spread evenly; and `+carrefour` after either, where hot pages follow their users. A VM with one home node
-has its memory there whatever its policy.
+        after_help = "A memory policy says how a VM's pages are spread over its home nodes. `first-touch` puts a page near the CPU that touches it
+first; `round-4k` spreads pages evenly. Adding `+carrefour` to either also moves hot pages to the nodes that use them. A VM
+with one home node has all of its memory there, whatever its policy.
 
 Examples:
   homenode memory-policy show                         policy in force and pages per node, of all VMs
-  homenode memory-policy set web round-4k             choose; the VM's metadata keeps it, over restarts and migration
+  homenode memory-policy set web round-4k             choose; it is stored with the VM and survives restarts and migration
   homenode memory-policy set web first-touch+carrefour
   homenode memory-policy set web none                 leave the choice to the agent
   homenode memory-policy advise web                   which one suits it, from its behaviour"
     )]
     MemoryPolicy(PolicyCommand),
-    /// Ask how much memory a VM really uses
+    /// Show how much memory a VM really uses
     #[command(
-        after_help = "The working set is what a VM used within a window of time; a longer window gives a larger one. The agent watches the
-VM's memory only on request, by the best means that the host has (docs/WORKING_SET.md).
+        after_help = "The working set is the memory that a VM used within a window of time; a longer window gives a larger one. The agent watches
+a VM's memory only on request, with the best tracker that the host has (docs/WORKING_SET.md).
 
 Examples:
-  homenode wss web                      watch VM web for a window, and say what it used, how sure that is, and what it is not
+  homenode wss web                      watch VM web for a window; show what it used, and how certain that is
   homenode wss web --window 5min        what it uses within five minutes
-  homenode wss web --json               the same for programs
+  homenode wss web --json               the same, as JSON
   homenode wss                          all VMs, with their last figures
   homenode wss --log guest.pages        no agent: from a log that the emulator's plugin wrote of a guest"
     )]
     Wss(WssArgs),
-    /// Let the agent take memory that VMs do not use, and see how much each has
+    /// Let the agent take memory that VMs do not use
     #[command(
         subcommand,
-        after_help = "A VM with a memory floor has, by its balloon, what its working set needs and a reserve, never less than the floor,
-and gets memory back at once when its guest is short of it. Memory is taken while a node lacks some. All of it comes back
-when the floor is removed or the agent stops or dies.
+        after_help = "The agent sets the balloon of a VM with a memory floor so that the VM keeps its working set and a reserve, and never less
+than the floor. Memory is taken only while a node is short of it, and is returned at once when the guest needs it. All of it
+is returned when the floor is removed, or when the agent stops or dies.
 
 Examples:
-  homenode memory set web 2GiB         memory may be taken from VM web down to 2 GiB; its metadata keeps that
+  homenode memory set web 2GiB         memory may be taken from VM web down to 2 GiB; that is stored with the VM
   homenode memory set web none         it keeps all of its memory
   homenode memory show                 what each VM has and needs, and why"
     )]
     Memory(MemoryCommand),
-    /// See the changes that the agent recommends, and approve or reject them
+    /// List what the agent recommends; approve or reject it
     #[command(after_help = crate::recommend::HELP)]
     Recommend(RecommendArgs),
-    /// Set how far the agent may go with a VM: observe, recommend or act
+    /// Set how far the agent may go with a VM
     #[command(after_help = crate::recommend::MODE_HELP)]
     Mode(ModeArgs),
     /// Empty nodes of VMs, and keep them empty
     #[command(after_help = crate::maintenance::DRAIN_HELP)]
     Drain(DrainArgs),
-    /// Change nothing for a while
+    /// Pause all changes for a while
     #[command(after_help = crate::maintenance::PAUSE_HELP)]
     Pause(PauseArgs),
-    /// See nodes reserved for VMs that do not run yet, and drop reservations
+    /// List or drop nodes reserved for VMs that do not run yet
     #[command(after_help = crate::recommend::RESERVATIONS_HELP, alias = "promises")]
     Reservations(ReservationsArgs),
-    /// See what VMs' guests were told about their nodes, and when
+    /// Show what guests were told about their nodes
     #[command(
-        after_help = "A guest with virtual nodes and a topology device is told, live, on which of the host's nodes its vCPUs and its memory
-are, and follows (docs/TOPOLOGY.md says what it needs).
+        after_help = "The agent tells a guest with virtual nodes and a topology device, live, on which of the host's nodes its vCPUs and memory
+are (docs/TOPOLOGY.md says what a guest needs).
 
 Examples:
   homenode topology                    all VMs, in a line each
-  homenode topology web                what the guest of VM web is told, since when, and what it concludes
-  homenode topology web --json         the same for programs"
+  homenode topology web                what the guest of VM web was told, and when
+  homenode topology web --json         the same, as JSON"
     )]
     Topology(ShowArgs),
-    /// Ask how fast VMs would be with other homes
+    /// Predict how fast VMs would be with other homes
     #[command(
         name = "whatif",
-        after_help = "Predicts, from what the agent has counted so far, how long the work of every VM takes if those that are named had these
-homes and all others stayed where they are. Nothing is changed. 1.00 is as without an agent, less is faster. A home is a
-node of the host (`0`), several (`0,1` or `0-2`), or none (`none`). The names of VMs may hold anything but white space.
+        after_help = "Predicts, from what the agent has counted so far, how long each VM's work would take if the named VMs had these homes and
+all others stayed where they are. Nothing is changed. 1.00 means as fast as without an agent; lower is faster. A home is a
+node of the host (`0`), several (`0,1` or `0-2`), or none (`none`). The name of a VM may contain anything but white space.
 
 Examples:
-  homenode whatif                                    how all VMs are where they are now
+  homenode whatif                                    how fast all VMs are in their current homes
   homenode whatif 'web=0 db=1,2 batch=none'          three VMs elsewhere
-  homenode whatif web=3 --json                       the same for programs
+  homenode whatif web=3 --json                       the same, as JSON
   homenode whatif 'cg=0 lu=1' --scenario tavo-mixed --at 20s
                                                      no agent: on a scenario that the agent has managed for 20 s"
     )]
@@ -215,20 +324,19 @@ Examples:
     /// Show what the agent's changes gained and cost each VM
     #[command(
         after_help = "A change of home is a trial: some seconds later the VM's speed is compared with its speed before, and a change that did not
-pay is undone. The newest 64 trials of each VM are remembered, of a VM that is gone for an hour, and none over a restart of
-the agent.
+pay is undone. The newest 64 trials of each VM are kept, for an hour after the VM is gone. A restart of the agent drops them.
 
 Examples:
-  homenode report                      all trials that are remembered, and their sums
+  homenode report                      all trials that are kept, and their sums
   homenode report --since 10min        those judged within the last ten minutes of the host's clock
-  homenode report --json               the same for programs"
+  homenode report --json               the same, as JSON"
     )]
     Report(ReportArgs),
-    /// Show, export and prune the history that the agent keeps on disk
+    /// Show, export and prune the agent's history
     #[command(subcommand)]
     #[command(
-        after_help = "A running agent writes every period, decision and finding to a history, an SQLite database that other programs open as well
-(docs/HISTORY.md). The settings `[record]` say how much is kept.
+        after_help = "A running agent writes every period's measurements, every decision and every finding to a history, an SQLite database that
+other programs can read, too (docs/HISTORY.md). The settings `[record]` say how much is kept.
 
 Examples:
   homenode record show                          the last decisions and findings
@@ -237,14 +345,14 @@ Examples:
   homenode record export --csv --from 1h > vms.csv
   homenode record export --parquet vms.parquet  the same rows, typed
   homenode record export --trace night.pftrace  lanes for Perfetto's viewer
-  homenode record prune --older 7               drop what is older than a week"
+  homenode record prune --older 7               delete what is older than 7 days"
     )]
     Record(RecordCommand),
-    /// Replay the decisions of a recorded run, and see where other settings decide differently
+    /// Replay recorded decisions, also under other settings
     #[command(
-        after_help = "Samples of the host are in the history for a day (docs/HISTORY.md). They are put through the agent's loop again: under the
-same settings the decisions are the same to the last letter, and gaps in the recording are reported. Under other settings
-differences are shown; later decisions are made on the host as it was recorded, not as it would have become.
+        after_help = "The history keeps samples of the host for a day (docs/HISTORY.md). A replay passes them through the agent's loop again. With
+the same settings it makes exactly the same decisions; gaps in the recording are reported. With other settings it shows the
+differences, but decides on the host as it was recorded, not as it would have become.
 
 Examples:
   homenode replay                                     the last run in this host's history
@@ -252,11 +360,11 @@ Examples:
   homenode replay history.sqlite --config new.toml --json"
     )]
     Replay(ReplayArgs),
-    /// Explain why a VM was slow: what changed, by how much, and what changed it
+    /// Explain why a VM was slow
     #[command(
-        after_help = "The stretch around --at is compared with four times as long before it, from samples in the history, which are kept
-for a day (docs/HISTORY.md). The lost speed is divided among causes, the largest first, each with figures, with the VM or
-program responsible, and with the agent's decisions at the time. Conditions that held before as well are not blamed.
+        after_help = "Compares the time around --at with the four times longer time before it, using samples that the history keeps for a day
+(docs/HISTORY.md). Divides the lost speed among causes, the largest first, each with figures, the responsible VM or program,
+and the agent's decisions at the time. A condition that was already present before is not counted as a cause.
 
 Examples:
   homenode why web                            the last five minutes
@@ -264,18 +372,18 @@ Examples:
   homenode why web --at 20m --window 10m --json"
     )]
     Why(WhyArgs),
-    /// Compare published results, and claims of our own, with results of the twin
+    /// Compare published results with those of the twin
     #[command(after_help = "Examples:
   homenode reproduce                        every claim; finished runs are kept, so it can be interrupted
   homenode reproduce tavo policies.imbalance --figures figures
   homenode reproduce TAVO --json --jobs 1")]
     Reproduce(ReproduceArgs),
-    /// Run an experiment that a file describes: runs of the twin, computed results, tests, tables, figures
+    /// Run an experiment that a file describes
     #[command(
-        after_help = "A file says what is run (a grid of labels, each with its settings), what is computed of it, and how
-that is shown. docs/EXPERIMENTS.md explains the format, and data/experiments/example.toml is one to
-start from. Finished runs are kept, so it can be interrupted. With --vary it is made once more for
-each factor, and the results stand side by side.
+        after_help = "A file says what is run (a grid of labels, each with its settings), what is computed from the runs, and how the
+results are shown. docs/EXPERIMENTS.md explains the format, and data/experiments/example.toml is one to start from.
+Finished runs are kept, so you can interrupt an experiment and continue it later. With --vary the whole experiment is
+repeated for each factor, and the results are shown side by side.
 
 Examples:
   homenode experiment mine.toml --jobs 4
@@ -284,17 +392,17 @@ Examples:
   homenode experiment mine.toml --json --figures figures"
     )]
     Experiment(ExperimentArgs),
-    /// Run a scenario over values of its keys, seeds and policies, and show means with confidence intervals
+    /// Run a scenario over ranges of values, seeds and policies
     #[command(after_help = sweep::EXAMPLES)]
     Sweep(Box<SweepArgs>),
-    /// Check this host for everything the agent can do, and say how to get what is missing
+    /// Check what the agent can do on this host
     Doctor(DoctorArgs),
     /// Check a settings file, or show all settings
     #[command(subcommand)]
     Config(ConfigCommand),
-    /// Undo what a stopped agent left in force (pins, memory nodes)
+    /// Undo what a stopped agent left in force
     Release(ReleaseArgs),
-    /// libvirt's hook: tells the agent which VM is about to start
+    /// libvirt's hook: announces a VM that is about to start
     #[command(after_help = "Install it with one line:\n  \
         printf '#!/bin/sh\\nexec homenode hook \"$@\"\\n' > /etc/libvirt/hooks/qemu.d/homenode && chmod +x /etc/libvirt/hooks/qemu.d/homenode")]
     Hook(HookArgs),
@@ -312,7 +420,7 @@ Examples:
         /// Shell to print them for
         shell: clap_complete::Shell,
     },
-    /// Print the manual page of the program, or of one of its commands
+    /// Print the manual page of the program or of a command
     Man {
         /// A command, as in `homenode man run`
         command: Option<String>,
@@ -320,4 +428,33 @@ Examples:
         #[arg(long, value_name = "DIR", conflicts_with = "command")]
         to: Option<std::path::PathBuf>,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn paragraphs_are_joined_and_examples_are_not() {
+        let text = "One\ntwo.\n\nExamples:\n  a   b\n  c   d\n\nThree\nfour.";
+        assert_eq!(
+            whole_paragraphs(text),
+            "One two.\n\nExamples:\n  a   b\n  c   d\n\nThree four."
+        );
+    }
+
+    #[test]
+    fn the_help_lists_each_command_once_on_a_line_of_80_columns() {
+        let all = Args::command();
+        let shown = all.get_subcommands().filter(|command| !command.is_hide_set());
+        let shown: BTreeSet<&str> = shown.map(clap::Command::get_name).collect();
+        let grouped: Vec<&str> = GROUPS.iter().flat_map(|(_, names)| *names).copied().collect();
+        assert_eq!(grouped.iter().copied().collect::<BTreeSet<_>>(), shown);
+        assert_eq!(grouped.len(), shown.len());
+        let help = Args::described().render_help().to_string();
+        let wide: Vec<&str> = help.lines().filter(|line| line.chars().count() > 80).collect();
+        assert!(wide.is_empty(), "{wide:?}");
+    }
 }

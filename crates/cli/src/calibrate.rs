@@ -17,7 +17,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::bad_input;
-use crate::options::ShownArgs;
+use crate::options::{ShownArgs, writable};
 use crate::print::{or_dash, percent, print_json, table};
 use crate::progress::by_step;
 
@@ -77,7 +77,7 @@ pub struct Calibrated<'a> {
 /// A node that cannot be measured, a file that cannot be written, a host without two CPUs for the comparison.
 pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.output {
-        writable(path)?;
+        writable("--output", path)?;
     }
     // Confined to this process's CPUs: the measuring threads run on them.
     let machine = sysfs::read_confined(Path::new("/"))?;
@@ -127,20 +127,6 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Checks the path before a minute of measuring, not after it.
-fn writable(path: &Path) -> anyhow::Result<()> {
-    let parent = path
-        .parent()
-        .filter(|parent| !parent.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
-    let why = match (path.is_dir(), parent.is_dir()) {
-        (true, _) => "it is a directory; name a file",
-        (_, false) => "its directory does not exist; create it first",
-        _ => return Ok(()),
-    };
-    Err(bad_input(format!("--output {}: {why}", path.display())))
 }
 
 fn hold_against(file: &MachineFile, quick: bool) -> anyhow::Result<Validation> {

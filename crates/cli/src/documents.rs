@@ -54,6 +54,8 @@ fn schemas() -> Vec<(&'static str, String)> {
         "log-estimates": homenode_calibrate::page_log::Report,
         "machine": homenode_machine::Machine,
         "profile": crate::profile::Profiled<'_>,
+        "list": crate::list::Listed,
+        "status": crate::status::Shown,
         "scenarios": crate::sim::Scenarios,
         "search": homenode_search::outcome::Search<'_>,
         "simulation": homenode_search::trial::Simulation<'_>,

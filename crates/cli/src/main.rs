@@ -18,6 +18,7 @@ mod documents;
 mod experiment;
 mod fleet;
 mod kernel_footprint;
+mod list;
 mod maintenance;
 mod memory;
 mod numad;
@@ -40,6 +41,7 @@ mod search;
 mod settings;
 mod signals;
 mod sim;
+mod status;
 mod summary;
 mod sweep;
 mod top;
@@ -56,7 +58,6 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use clap::{CommandFactory, Parser};
 use homenode_api::AskError;
 use homenode_kvm::ConnectError;
 use homenode_screens::terminal::NoTerminal;
@@ -108,7 +109,7 @@ fn main() -> ExitCode {
     let json = std::env::args_os()
         .take_while(|arg| arg != "--")
         .any(|arg| arg == "--json");
-    let args = match Args::try_parse() {
+    let args = match Args::of_process() {
         Ok(args) => args,
         Err(error) if json && error.use_stderr() => {
             let message = error.render().to_string();
@@ -124,7 +125,7 @@ fn main() -> ExitCode {
 
 /// Prints the manual page of the program or of one of its commands, or writes them all.
 fn manual(name: Option<&str>, to: Option<&std::path::Path>) -> anyhow::Result<()> {
-    let mut all = Args::command();
+    let mut all = Args::described();
     // Names the commands' pages and copies the global options into each command.
     all.build();
     let known: Vec<_> = all
@@ -171,11 +172,13 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::Run(args) => return run::run(&args),
         Command::Sim(args) => sim::sim(&args)?,
         Command::Search(args) => search::run(&args)?,
+        Command::List(args) => list::run(&args)?,
         Command::Machine(args) => query::machine(&args)?,
         Command::Calibrate(args) => calibrate::run(&args)?,
         Command::CalibrateKernel(args) => calibrate::kernel(&args)?,
         Command::Profile(args) => return profile::run(&args),
         Command::KernelFootprint(args) => kernel_footprint::run(&args)?,
+        Command::Status(args) => status::run(&args)?,
         Command::Top(args) => return top::run(&args),
         Command::Fleet(command) => return fleet::run(&command),
         Command::Place(args) => query::place(&args)?,
@@ -207,7 +210,7 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::MoveStream => homenode_agent::managed::move_stream()?,
         Command::Completions { shell } => {
             let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Args::command(), "homenode", &mut script);
+            clap_complete::generate(shell, &mut Args::described(), "homenode", &mut script);
             print::print(format_args!("{}", String::from_utf8(script)?));
         }
         Command::Man { command, to } => manual(command.as_deref(), to.as_deref())?,

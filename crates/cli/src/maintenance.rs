@@ -16,25 +16,25 @@ use crate::options::AgentArgs;
 use crate::print::{or_dash, print_json, span, table};
 
 /// The end of `drain`'s help.
-pub const DRAIN_HELP: &str = "VMs that live on the node get another home, those that live nowhere get one elsewhere for as long as it lasts, their memory
-follows, and no other VM comes. That holds until it is ended, also over a restart of the agent, and not over one of the host.
-Memory that cannot move, and VMs whose operator chose that node, stay; the command says which and why, and then ends with status 1.
-Interrupting it only ends the waiting.
+pub const DRAIN_HELP: &str = "VMs that have their home on the node get another; unplaced VMs get a home elsewhere as long as the drain lasts. Their memory
+follows, and no VM gets a home on the node. A drain lasts until you end it or the host restarts; it survives a restart of the
+agent. Memory that cannot move, and VMs whose operator chose that node, stay; the command lists them with the reasons, and its
+exit status is 1. Interrupting the command ends only the waiting.
 
 Examples:
   homenode drain 1                     empty node 1, and wait until it is
   homenode drain 1-2 --no-wait         begin, and look later
-  homenode drain                       what is being emptied, and what is left there
+  homenode drain                       nodes that are being emptied, and what is left on them
   homenode drain 1 --end               VMs may live there again";
 
 /// The end of `pause`'s help.
-pub const PAUSE_HELP: &str = "Nothing new is done to any VM, not even what was approved: homes stay, limits and taken memory are released at once.
-A change that proves to cost a VM is undone, and vCPUs that were lent come home where there is room. The agent goes on watching and
-telling what it would do. A pause ends by itself, and with the agent.
+pub const PAUSE_HELP: &str = "While paused, the agent makes no change to any VM, not even an approved one. Homes stay; limits are lifted and memory is
+returned at once. A change that proves to cost a VM speed is still undone, and lent vCPUs return home if there is room. The
+agent goes on observing, and reports what it would do. A pause ends after its time, or when the agent stops.
 
 Examples:
-  homenode pause                       for ten minutes
-  homenode pause --for 2h              for longer; said again it counts from now
+  homenode pause                       whether the agent is paused, and for how long
+  homenode pause --for 10min           pause it; repeated, the time counts from now
   homenode pause --end                 go on";
 
 /// Time between polls of what is left.
@@ -61,9 +61,9 @@ pub struct DrainArgs {
 /// Options of `pause`.
 #[derive(Debug, clap::Args)]
 pub struct PauseArgs {
-    /// How long
-    #[arg(long = "for", value_name = "TIME", default_value = "10min")]
-    pub span: Ns,
+    /// Pause for this long; without it, show whether the agent is paused
+    #[arg(long = "for", value_name = "TIME")]
+    pub span: Option<Ns>,
     /// Resume now
     #[arg(long, conflicts_with = "span")]
     pub end: bool,
@@ -195,12 +195,14 @@ fn show(args: &DrainArgs, now: &Maintenance) -> anyhow::Result<()> {
 /// # Errors
 /// No agent.
 pub fn pause(args: &PauseArgs) -> anyhow::Result<()> {
-    let span_ns = if args.end { Ns::ZERO } else { args.span };
-    let now: Maintenance = ask_agent(args.agent.dir(), &Request::Pause { span_ns })?;
+    let span_ns = if args.end { Some(Ns::ZERO) } else { args.span };
+    let request = span_ns.map_or(Request::Maintenance, |span_ns| Request::Pause { span_ns });
+    let now: Maintenance = ask_agent(args.agent.dir(), &request)?;
     match (args.agent.json(), now.paused_for_ns) {
         (true, _) => print_json("maintenance", &now)?,
-        (false, Some(left)) => say!("nothing is changed for {}", span(left)),
-        (false, None) => say!("the agent goes on"),
+        (false, Some(left)) => say!("the agent is paused for another {}", span(left)),
+        (false, None) if args.end => say!("the agent goes on"),
+        (false, None) => say!("the agent is not paused; `homenode pause --for 10min` pauses it"),
     }
     Ok(())
 }

@@ -7,6 +7,9 @@ use clap::builder::BoolishValueParser;
 use homenode_agent::managed::Managed;
 use homenode_twin::Scenario;
 use homenode_units::{Bytes, Ns};
+use rustix::fs::{Access, access};
+
+use crate::bad_input;
 
 /// A host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,7 +70,7 @@ pub struct ShownArgs {
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct TwinKernelArgs {
     /// Turn NUMA balancing of the twin's kernel (`kernel.numa_balancing`) on or off, overriding the scenario
-    #[arg(long, value_name = "on|off", value_parser = BoolishValueParser::new())]
+    #[arg(long, value_name = "on|off", value_parser = BoolishValueParser::new(), hide_possible_values = true)]
     pub numa_balancing: Option<bool>,
 }
 
@@ -116,6 +119,26 @@ pub fn interval(text: &str) -> anyhow::Result<Ns> {
     let range = Ns::from_millis(100)..=Ns::from_secs(3600);
     ensure!(range.contains(&every), "{every} is out of range: 100ms to 1h");
     Ok(every)
+}
+
+/// Checks that a file can be written at this path, before the work whose result it is for; `option` names the path's option.
+///
+/// # Errors
+/// A directory, a directory that does not exist, or one in which the user may not write.
+pub fn writable(option: &str, path: &Path) -> anyhow::Result<()> {
+    let parent = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    let may_write = |path: &Path| access(path, Access::WRITE_OK).is_ok();
+    let why = match (path.is_dir(), parent.is_dir()) {
+        (true, _) => "it is a directory; name a file",
+        (_, false) => "its directory does not exist; create it first",
+        _ if path.exists() && !may_write(path) => "you may not write to this file; name another",
+        _ if !path.exists() && !may_write(parent) => "you may not write into its directory; name another",
+        _ => return Ok(()),
+    };
+    Err(bad_input(format!("{option} {}: {why}", path.display())))
 }
 
 /// A value to set, or `none` to remove it.

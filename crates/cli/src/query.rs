@@ -17,6 +17,9 @@ use crate::bad_input;
 use crate::options::{AgentArgs, HostArg, ShownArgs, Size};
 use crate::print::{counted, or_dash, or_none, percent, print_json, table};
 
+/// The machine file to start one's own from: two nodes, and nothing unusual.
+const TEMPLATE: &str = "r420";
+
 /// Options of `machine`.
 #[derive(Debug, clap::Args)]
 pub struct MachineArgs {
@@ -29,6 +32,9 @@ pub struct MachineArgs {
     /// Show a machine that comes with the program instead (a published experiment's host)
     #[arg(long, value_name = "NAME")]
     pub preset: Option<String>,
+    /// Print a machine file to start your own from: that of `--preset`, or of a host with two nodes
+    #[arg(long, conflicts_with_all = ["file", "sysfs", "json"])]
+    pub template: bool,
     #[command(flatten)]
     pub shown: ShownArgs,
 }
@@ -45,13 +51,13 @@ pub struct PlaceArgs {
     /// The memory bandwidth that it needs, such as `2GB/s`
     #[arg(long)]
     pub bandwidth: Option<BytesPerSec>,
-    /// Its memory is all in huge pages of this size, such as `2MiB` or `1GiB`: only free ones count; a bare number is MiB
+    /// All of its memory is in huge pages of this size, such as `2MiB` or `1GiB`: only free huge pages count; a bare number is MiB
     #[arg(long, value_name = "SIZE")]
     pub huge_pages: Option<Size>,
-    /// Print two lines for xl's file of the VM, `cpus` and `cpus_soft`: together they decide where Xen allocates its memory
+    /// Print two lines, `cpus` and `cpus_soft`, for the VM's xl configuration file: they decide where Xen allocates its memory
     #[arg(long, conflicts_with = "json")]
     pub xl: bool,
-    /// Ask about another host: `twin:MACHINE` is the idle machine of that name; default: the running agent, else this host
+    /// Ask about another host: `twin:MACHINE` is the idle machine of that name [default: this host, as the running agent knows it]
     #[arg(long, value_name = "HOST")]
     pub host: Option<HostArg>,
     #[command(flatten)]
@@ -72,6 +78,13 @@ pub struct VmArgs {
 /// # Errors
 /// An unknown preset, or a tree that cannot be read.
 pub fn machine(args: &MachineArgs) -> anyhow::Result<()> {
+    if args.template {
+        let name = args.preset.as_deref().unwrap_or(TEMPLATE);
+        homenode_machine_files::preset(name).map_err(bad_input)?;
+        let text = homenode_machine_files::preset_text(name).unwrap_or_default();
+        crate::print::print(format_args!("{text}"));
+        return Ok(());
+    }
     let machine = match (&args.file, &args.preset) {
         (Some(path), _) => homenode_machine_files::from_toml_file(path).map_err(bad_input)?,
         (None, Some(name)) => homenode_machine_files::preset(name).map_err(bad_input)?,

@@ -20,34 +20,34 @@ use crate::options::{AgentArgs, OrNone};
 use crate::print::{or_dash, print_json, table};
 
 /// The end of `recommend`'s help.
-pub const HELP: &str = "In mode `recommend` (of the run, of a policy, or of a VM: `homenode mode`) each decision waits for you. An applied one is
-carried out for as long as its policy wants it, for an hour at most; a rejected one is not proposed again for a day. A change
-that protects a VM, or restores what it had, needs no approval.
+pub const HELP: &str = "In mode `recommend` (of the run, of a policy, or of a VM: `homenode mode`) each decision waits for you. An approved decision is
+carried out as long as its policy wants it, at most for an hour; a rejected one is not proposed again for a day. A change that
+protects a VM, or restores its earlier settings, needs no approval.
 
 Examples:
-  homenode recommend                   those that are open
-  homenode recommend --all             those that are over, too
-  homenode recommend apply 7 8         say yes to two
-  homenode recommend reject 7          say no
-  homenode recommend --json            the same for programs";
+  homenode recommend                   open recommendations
+  homenode recommend --all             closed ones, too
+  homenode recommend apply 7 8         approve two
+  homenode recommend reject 7          reject one
+  homenode recommend --json            the same, as JSON";
 
 /// The end of `mode`'s help.
-pub const MODE_HELP: &str = "The most careful mode of the run (`homenode run --mode`), its policies (settings `[modes]`) and the VM is in force. A mode that
-only observes or recommends never prevents a VM from being restored: limits are lifted at once, and under `observe` the home
-too.
+pub const MODE_HELP: &str = "There is a mode of the run (`homenode run --mode`), of each policy (settings `[modes]`) and of each VM; the most careful of
+the three is in force. In modes `observe` and `recommend` a VM is still restored: limits are lifted at once, and under
+`observe` the home, too.
 
 Examples:
   homenode mode                        how far the agent goes with each VM
-  homenode mode web recommend          decisions on VM web wait for you; its metadata keeps that
+  homenode mode web recommend          decisions on VM web wait for you; that is stored with the VM
   homenode mode web none               as far as the run and its policies go";
 
 /// The end of `reservations`' help.
-pub const RESERVATIONS_HELP: &str = "Nodes are reserved for a VM that is about to start when libvirt asks for them (`numad`). They count as used until
-the VM runs, or for two minutes. Without a running agent the reservations of the ledger are shown.
+pub const RESERVATIONS_HELP: &str = "When libvirt asks for nodes for a VM that is about to start (`numad`), these nodes are reserved for it. They count as used
+until the VM runs, at most for two minutes. Without a running agent this shows the reservations in the ledger file.
 
 Examples:
-  homenode reservations                those that are open
-  homenode reservations drop 3 4       cancel two: what they hold is free at once";
+  homenode reservations                open reservations
+  homenode reservations drop 3 4       cancel two; their nodes are free at once";
 
 /// Options of `recommend`.
 #[derive(Debug, clap::Args)]

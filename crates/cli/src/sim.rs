@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use anyhow::ensure;
 use homenode_agent::Show;
 use homenode_agent::trace::TraceFile;
 use homenode_control::{Config, Control, Cycle};
@@ -36,22 +37,22 @@ pub struct SimArgs {
     /// A machine other than the scenario's: a preset's name, or a machine file
     #[arg(long, value_name = "NAME|FILE")]
     pub machine: Option<String>,
-    /// Run it under these policies (`default` is none) instead of the scenario's; `exec:PROGRAM ARG...` is a program that
-    /// reads views and answers with plans (docs/POLICIES.md). May be given several times
+    /// Run it under these policies (`default` means no policy) instead of the scenario's; `exec:PROGRAM ARG...` is a program
+    /// that reads views and answers with plans (docs/POLICIES.md). May be given several times
     #[arg(long = "policy", value_name = "POLICY")]
     pub policies: Vec<Contender>,
     /// Time limit for each answer of a policy that is a program
     #[arg(long, value_name = "DURATION", default_value_t = ANSWER_MAX)]
     pub answer_within: Ns,
-    /// Let the host differ from what policies see of it: any of memory-waits, replacement, noise, no-bandwidth and
-    /// no-llc-counters, separated by commas; a scenario's `[disturbance]` does the same with figures
+    /// Make what policies see differ from the simulated host, in any of these ways, separated by commas: memory-waits,
+    /// replacement, noise, no-bandwidth, no-llc-counters. A scenario's `[disturbance]` also sets the amounts
     #[arg(long, value_name = "NAMES")]
     pub disturb: Option<Disturbance>,
     #[command(flatten)]
     pub kernel: TwinKernelArgs,
-    /// Resolution of the simulation, such as `1ms`
-    #[arg(long, value_name = "DURATION")]
-    pub epoch: Option<Ns>,
+    /// Resolution of the simulation, from 10us to 10ms
+    #[arg(long, value_name = "DURATION", value_parser = epoch, default_value_t = EPOCH_DEFAULT)]
+    pub epoch: Ns,
     /// Configuration file (TOML) for the policies; `--policy` selects them
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -63,6 +64,13 @@ pub struct SimArgs {
     /// List the built-in scenarios
     #[arg(long, conflicts_with = "scenario")]
     pub list: bool,
+}
+
+fn epoch(text: &str) -> anyhow::Result<Ns> {
+    let epoch: Ns = text.parse()?;
+    let range = Ns(10_000)..=Ns::from_millis(10);
+    ensure!(range.contains(&epoch), "{epoch} is out of range: 10us to 10ms");
+    Ok(epoch)
 }
 
 /// Runs a scenario under its policies, or lists the built-in scenarios.
@@ -81,7 +89,7 @@ pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
     let spec = Setup {
         machine: twin::machine_for(&scenario, what, args.machine.as_deref())?,
         seed: args.seed.unwrap_or(scenario.seed),
-        epoch: args.epoch.unwrap_or(EPOCH_DEFAULT),
+        epoch: args.epoch,
         scenario,
     };
     let config = match &args.config {

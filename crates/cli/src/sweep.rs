@@ -13,6 +13,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::bad_input;
+use crate::options::writable;
 use crate::print::{print, print_json, table};
 
 /// The end of `--help`.
@@ -159,6 +160,9 @@ pub fn run(args: &SweepArgs) -> anyhow::Result<()> {
         .map_err(told)?;
     if args.slurm {
         return slurm(args, &plan, &kept.unwrap_or_default());
+    }
+    if let Some(path) = &args.result.parquet {
+        writable("--parquet", path)?;
     }
     let jobs = args.jobs.map_or_else(jobs::available, usize::from);
     let shard = args.shard.unwrap_or(Shard::ALL);

@@ -54,6 +54,18 @@ impl PolicySet {
         PolicySet::Homenode,
     ];
 
+    /// Returns what it does, in a line.
+    pub fn about(self) -> &'static str {
+        match self {
+            PolicySet::Default => "none: the host's own scheduler, only observed",
+            PolicySet::FfPin => "first fit: each vCPU pinned to a CPU, memory bound to its node",
+            PolicySet::Numad => "numad's algorithm, for comparison",
+            PolicySet::Memory => "only memory policies and repatriation; operators choose homes",
+            PolicySet::Tavo => "TAVO as published: a home at arrival, balancing, repatriation",
+            PolicySet::Homenode => "homes predicted from counters and proven by trials (the default)",
+        }
+    }
+
     /// Returns its name in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {

@@ -75,6 +75,12 @@ pub fn preset_names() -> impl Iterator<Item = &'static str> {
     PRESETS.iter().map(|(name, ..)| *name)
 }
 
+/// Returns the file of a machine that comes with the program, if there is one of this name.
+pub fn preset_text(name: &str) -> Option<&'static str> {
+    let (.., text) = PRESETS.iter().find(|(known, ..)| *known == name)?;
+    Some(text)
+}
+
 /// Returns a machine that comes with the program: hosts of the published experiments, and hosts of today.
 ///
 /// # Errors

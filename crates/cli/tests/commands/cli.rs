@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 
 use crate::common;
-use crate::common::{homenode, run, stderr, stdout};
+use crate::common::{homenode, is_as_its_schema_says, run, stderr, stdout};
 
 /// Exit status and message of a command that must fail.
 fn refused(args: &[&str]) -> (i32, String) {
@@ -285,12 +285,49 @@ fn a_bad_simulation_is_refused_with_its_line_or_the_nearest_name() {
         (&["sim", "churn", "--disturb", "nois"], "did you mean `noise`?"),
         (&["sim"], "SCENARIO"),
         (&["sim", "/nonexistent/x.toml"], "cannot be read"),
+        (&["sim", "churn", "--epoch", "0s"], "out of range: 10us to 10ms"),
+        (&["sim", "churn", "--epoch", "1ns"], "out of range"),
+        (&["sim", "churn", "--epoch", "1h"], "out of range"),
     ] {
         let (status, said) = refused(args);
         assert_eq!((status, said.contains(complaint)), (2, true), "{said}");
     }
     let list = stdout(&run(&["sim", "--list"]));
     assert!(list.contains("tavo-mixed") && list.contains("churn"), "{list}");
+}
+
+#[test]
+fn what_comes_with_the_program_is_listed() {
+    let kinds = [
+        ("machines", "epyc7763-nps4"),
+        ("workloads", "povray"),
+        ("scenarios", "tavo-mixed"),
+        ("policies", "homenode"),
+    ];
+    for (kind, known) in kinds {
+        assert!(stdout(&run(&["list", kind])).contains(known), "{kind}");
+        let list = json(&["list", kind, "--json"]);
+        is_as_its_schema_says(&list);
+        let entries = list["entries"].as_array().unwrap();
+        let has = |entry: &Value| entry["about"].as_str().is_some_and(|about| !about.is_empty());
+        assert!(entries.len() > 4 && entries.iter().all(has), "{list}");
+    }
+    assert_eq!(refused(&["list", "machine"]).0, 2);
+}
+
+#[test]
+fn a_template_is_a_machine_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("mine.toml");
+    for args in [
+        &["machine", "--template"][..],
+        &["machine", "--template", "--preset", "epyc7763-nps4"],
+    ] {
+        std::fs::write(&path, stdout(&run(args))).unwrap();
+        let path = path.display().to_string();
+        assert!(run(&["machine", &path]).status.success());
+    }
+    assert_eq!(refused(&["machine", "--template", "--preset", "r42"]).0, 2);
 }
 
 #[test]

@@ -258,7 +258,11 @@ fn members_of_the_group_read_on_the_sockets_and_change_nothing() {
         let (is_told, said) = member(reads);
         assert!(is_told, "{reads:?}: {said}");
     }
-    for changes in [&["permit", "set", "web", "250k"][..], &["pause"], &["wss", "web"]] {
+    for changes in [
+        &["permit", "set", "web", "250k"][..],
+        &["pause", "--for", "10min"],
+        &["wss", "web"],
+    ] {
         let (is_done, said) = member(changes);
         assert!(
             !is_done && said.contains("only an operator may change anything"),

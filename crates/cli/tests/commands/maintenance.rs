@@ -105,10 +105,15 @@ fn what_stays_on_a_node_is_said_with_the_reason_and_status_1() {
 fn a_pause_is_begun_shown_and_ended() {
     let agent = agent(&[]);
     let ask = |args: &[&str]| json(&agent.ask(&[args, &["--json"]].concat()));
+    assert!(text(&agent.ask(&["pause"])).starts_with("the agent is not paused"));
     assert_eq!(
-        text(&agent.ask(&["pause", "--for", "2h"])),
-        "nothing is changed for 2.0h\n"
+        ask(&["drain"])["paused_for_ns"],
+        Value::Null,
+        "asking pauses nothing"
     );
+    let paused = "the agent is paused for another 2.0h\n";
+    assert_eq!(text(&agent.ask(&["pause", "--for", "2h"])), paused);
+    assert_eq!(text(&agent.ask(&["pause"])), paused);
     let now = ask(&["drain"]);
     is_as_its_schema_says(&now);
     assert!(
@@ -116,6 +121,7 @@ fn a_pause_is_begun_shown_and_ended() {
         "{now}"
     );
     assert!(text(&agent.ask(&["drain"])).contains("the agent is paused for another"));
+    assert!(text(&agent.ask(&["status"])).contains("paused for another 2.0h"));
     assert_eq!(text(&agent.ask(&["pause", "--end"])), "the agent goes on\n");
     assert_eq!(ask(&["drain"])["paused_for_ns"], Value::Null);
     assert_eq!(refused(&agent.ask(&["pause", "--for", "soon"])).0, 2);

@@ -56,6 +56,12 @@ fn what_is_recommended_waits_is_applied_and_rejected() {
     let ask = |args: &[&str]| json(&agent.ask(&[args, &["--json"]].concat()));
     let both = agent.eventually("both VMs are recommended a home", || open(&ask(&["recommend"])));
     is_as_its_schema_says(&ask(&["recommend"]));
+    let status = ask(&["status"]);
+    is_as_its_schema_says(&status);
+    assert_eq!(status["modes"][0]["what"], "recommends for");
+    assert_eq!(status["waiting"].as_array().unwrap().len(), 2, "{status}");
+    assert_eq!(status["in_force"], json!([]));
+    assert!(text(&agent.ask(&["status"])).lines().count() <= 10);
     let (web, db) = (of(&both, "web"), of(&both, "db"));
     assert_eq!(
         (&web["policy"], &web["action"]["action"]),

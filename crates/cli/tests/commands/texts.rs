@@ -22,10 +22,17 @@ memory = \"2GiB\"
 workload = \"povray\"
 ";
 
-/// Names of the commands in a help text.
+/// Names of the commands in a help text, or of those in all groups of the program's own.
 fn commands(help: &str) -> Vec<String> {
-    let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1);
-    let listed = listed.take_while(|line| !line.is_empty());
+    const HEADS: [&str; 6] = ["Commands:", "See:", "Decide:", "Hold:", "Simulate:", "Service:"];
+    let paragraphs = help
+        .split("\n\n")
+        .map(|paragraph| paragraph.trim_start_matches('\n'));
+    let listed = paragraphs.filter_map(|paragraph| {
+        let (head, list) = paragraph.split_once('\n')?;
+        HEADS.contains(&head).then_some(list)
+    });
+    let listed = listed.flat_map(str::lines);
     // Continuation lines of a description are indented further.
     let names = listed.filter_map(|line| line.strip_prefix("  ").filter(|line| !line.starts_with(' ')));
     let names = names.filter_map(|line| line.split_whitespace().next());
